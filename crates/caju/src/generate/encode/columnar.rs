@@ -1,0 +1,129 @@
+//! Parquet, Arrow IPC, CSV and JSON lines, by the Arrow family's own writers over a growing buffer.
+
+use std::sync::Arc;
+
+use arrow::csv::WriterBuilder;
+use arrow::ipc::writer::FileWriter;
+use arrow::json::LineDelimitedWriter;
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use caju_types::{Error, Result};
+use parquet::arrow::ArrowWriter;
+use parquet::basic::Compression;
+use parquet::file::properties::WriterProperties;
+
+use super::{Encoder, Made, kept};
+use crate::generate::Kind;
+
+fn refused(format: &str, e: impl std::fmt::Display) -> Error {
+    Error::internal(format!("{format} writer: {e}"))
+}
+
+/// The rows without the columns that the format leaves out.
+fn project(rows: &RecordBatch, columns: &[usize]) -> Result<RecordBatch> {
+    rows.project(columns).map_err(|e| Error::internal(format!("sample rows: {e}")))
+}
+
+pub(super) struct Parquet {
+    columns: Vec<usize>,
+    writer: ArrowWriter<Vec<u8>>,
+}
+
+impl Parquet {
+    pub(super) fn new(kind: Kind, schema: &SchemaRef) -> Result<Self> {
+        let columns = kept(kind, schema);
+        let schema = Arc::new(schema.project(&columns).map_err(|e| refused("Parquet", e))?);
+        let props = WriterProperties::builder();
+        let props = match kind {
+            // JPEG does not shrink, and a reader wants few images at a time.
+            Kind::Images => props
+                .set_max_row_group_row_count(Some(64))
+                .set_dictionary_enabled(false)
+                .set_compression(Compression::UNCOMPRESSED),
+            Kind::Table | Kind::Text => {
+                props.set_max_row_group_row_count(Some(16_384)).set_compression(Compression::SNAPPY)
+            }
+        };
+        let writer =
+            ArrowWriter::try_new(Vec::new(), schema, Some(props.build())).map_err(|e| refused("Parquet", e))?;
+        Ok(Self { columns, writer })
+    }
+
+    /// Hands over what is written so far: the writer counts its position itself.
+    fn drain(&mut self, made: &mut Made) {
+        made.bytes.append(self.writer.inner_mut());
+    }
+}
+
+impl Encoder for Parquet {
+    fn push(&mut self, rows: &RecordBatch, made: &mut Made) -> Result<()> {
+        self.writer.write(&project(rows, &self.columns)?).map_err(|e| refused("Parquet", e))?;
+        self.drain(made);
+        Ok(())
+    }
+
+    fn finish(&mut self, made: &mut Made) -> Result<()> {
+        self.writer.finish().map_err(|e| refused("Parquet", e))?;
+        self.drain(made);
+        Ok(())
+    }
+}
+
+pub(super) struct ArrowFile {
+    columns: Vec<usize>,
+    writer: FileWriter<Vec<u8>>,
+}
+
+impl ArrowFile {
+    pub(super) fn new(kind: Kind, schema: &SchemaRef) -> Result<Self> {
+        let columns = kept(kind, schema);
+        let schema = schema.project(&columns).map_err(|e| refused("Arrow", e))?;
+        let writer = FileWriter::try_new(Vec::new(), &schema).map_err(|e| refused("Arrow", e))?;
+        Ok(Self { columns, writer })
+    }
+}
+
+impl Encoder for ArrowFile {
+    fn push(&mut self, rows: &RecordBatch, made: &mut Made) -> Result<()> {
+        self.writer.write(&project(rows, &self.columns)?).map_err(|e| refused("Arrow", e))?;
+        made.bytes.append(self.writer.get_mut());
+        Ok(())
+    }
+
+    fn finish(&mut self, made: &mut Made) -> Result<()> {
+        self.writer.finish().map_err(|e| refused("Arrow", e))?;
+        made.bytes.append(self.writer.get_mut());
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Csv {
+    headed: bool,
+}
+
+impl Encoder for Csv {
+    fn push(&mut self, rows: &RecordBatch, made: &mut Made) -> Result<()> {
+        let mut writer = WriterBuilder::new().with_header(!self.headed).build(&mut made.bytes);
+        writer.write(rows).map_err(|e| refused("CSV", e))?;
+        self.headed = true;
+        Ok(())
+    }
+
+    fn finish(&mut self, _: &mut Made) -> Result<()> {
+        Ok(())
+    }
+}
+
+pub(super) struct Json;
+
+impl Encoder for Json {
+    fn push(&mut self, rows: &RecordBatch, made: &mut Made) -> Result<()> {
+        let mut writer = LineDelimitedWriter::new(&mut made.bytes);
+        writer.write(rows).and_then(|()| writer.finish()).map_err(|e| refused("JSON", e))
+    }
+
+    fn finish(&mut self, _: &mut Made) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,509 @@
+//! What is in a picture: a background, and shapes before it at several scales.
+
+#![allow(clippy::cast_possible_truncation, reason = "pixel coordinates and counts are small by construction")]
+
+use caju_types::mix64;
+
+use super::noise::{PAD, Texture, ridge};
+use super::shape::{Form, Paint, Rgb, Row, Shape};
+use crate::generate::rng::Rng;
+
+/// A composed picture, painted row by row.
+#[derive(Debug)]
+pub(crate) struct Scene {
+    background: Background,
+    shapes: Vec<Shape>,
+}
+
+#[derive(Debug)]
+enum Background {
+    Outdoor(Box<Outdoor>),
+    /// Out of focus: large soft blotches between two colours.
+    Blurred { from: Rgb, to: Rgb },
+    /// A wall, and a floor of planks below `floor`.
+    Indoor { wall: Paint, boards: Paint, floor: f32, plank: f32 },
+}
+
+#[derive(Debug)]
+struct Outdoor {
+    horizon: f32,
+    sky: [Rgb; 2],
+    /// How much of the sky is cloud: noise above minus this is white.
+    clear: f32,
+    cloud: Rgb,
+    /// Far to near: the top of each column, and its look.
+    ridges: Vec<(Vec<f32>, Paint)>,
+    ground: [Rgb; 2],
+    /// Weight of each band of texture on the ground nearest to the eye.
+    grain: [f32; 3],
+}
+
+/// The size of a picture and where its light comes from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Frame {
+    pub(crate) width: f32,
+    pub(crate) height: f32,
+    light: f32,
+}
+
+impl Scene {
+    /// The scene of one picture. Pictures with one label are alike in kind and colours.
+    pub(crate) fn compose(rng: &Rng, label: u64, width: usize, height: usize) -> Self {
+        let light = if rng.chance(0.5) { 1.0 } else { -1.0 };
+        let frame = Frame { width: width as f32, height: height as f32, light };
+        let style = Rng::new(label, 0x57_59_4C_45, 0);
+        match label % 5 {
+            0 => Self::landscape(rng, &style, frame),
+            1 => Self::meadow(rng, &style, frame),
+            2 => Self::street(rng, &style, frame),
+            3 => Self::close_up(rng, &style, frame),
+            _ => Self::still_life(rng, &style, frame),
+        }
+    }
+
+    /// Paints row `y`; `texture` must have been sought to it.
+    pub(crate) fn paint(&self, row: &mut Row, texture: &Texture, y: usize) {
+        self.background.paint(row, texture, y);
+        for shape in &self.shapes {
+            shape.paint(row, texture, y);
+        }
+    }
+
+    fn landscape(rng: &Rng, style: &Rng, frame: Frame) -> Self {
+        let mut outdoor = Outdoor::new(rng, style, frame, rng.range(0.42, 0.66));
+        let haze = outdoor.sky[1];
+        let layers = 2 + rng.below(3) as usize;
+        for i in 0..layers {
+            let near = (i as f32 + 1.0) / layers as f32;
+            let reach = frame.height * rng.range(0.08, 0.26) * (1.2 - 0.8 * near);
+            let base = outdoor.horizon - frame.height * 0.10 * (1.0 - near);
+            let rough = rng.range(0.42, 0.62);
+            let heights = ridge(rng.bits(), frame.width as usize, (frame.width * rng.range(0.2, 0.6)) as usize, rough);
+            let colour = mix(haze, shade(earth(style), rng.range(0.5, 0.9)), 0.25 + 0.7 * near);
+            let mut paint = textured(rng, colour, [0.16 * near, 0.22 * near, 0.26 * near]);
+            paint.slope = [0.0, -0.3 / frame.height];
+            paint.centre = [0.0, base];
+            outdoor.ridges.push((heights.iter().map(|h| base - reach * (0.35 + 0.5 * h)).collect(), paint));
+        }
+        let mut shapes = Vec::new();
+        let trees = rng.below(7);
+        for _ in 0..trees {
+            let depth = rng.range(0.0, 1.0);
+            let foot = outdoor.horizon + (frame.height - outdoor.horizon) * (0.05 + 0.75 * depth);
+            tree(&mut shapes, rng, style, frame, foot, frame.height * (0.08 + 0.34 * depth));
+        }
+        rocks(&mut shapes, rng, style, frame, outdoor.horizon);
+        Self { background: Background::Outdoor(Box::new(outdoor)), shapes }
+    }
+
+    fn meadow(rng: &Rng, style: &Rng, frame: Frame) -> Self {
+        let mut outdoor = Outdoor::new(rng, style, frame, rng.range(0.22, 0.45));
+        outdoor.ground = [[96.0, 128.0, 58.0], [64.0, 96.0, 34.0]].map(|c| jitter(c, rng, 22.0));
+        outdoor.grain = [0.16, 0.26, 0.42];
+        let hedge = ridge(rng.bits(), frame.width as usize, 48, 0.7);
+        let paint = textured(rng, jitter([52.0, 76.0, 42.0], style, 14.0), [0.2, 0.4, 0.45]);
+        let base = outdoor.horizon;
+        outdoor.ridges.push((hedge.iter().map(|h| base - frame.height * 0.05 * (0.8 + 0.7 * h)).collect(), paint));
+        let mut shapes = Vec::new();
+        for _ in 0..2 + rng.below(4) {
+            let foot = base + frame.height * rng.range(0.0, 0.12);
+            tree(&mut shapes, rng, style, frame, foot, frame.height * rng.range(0.15, 0.5));
+        }
+        for _ in 0..rng.below(4) {
+            animal(&mut shapes, rng, style, frame, base);
+        }
+        // Flowers: many small, bright discs.
+        let petal = vivid(style);
+        for _ in 0..rng.below(90) {
+            let depth = rng.range(0.0, 1.0);
+            let at = [rng.range(0.0, frame.width), base + (frame.height - base) * depth];
+            let size = 1.0 + 4.5 * depth * rng.range(0.5, 1.0);
+            let form = Form::Ellipse { centre: at, half: [size, size * 0.8] };
+            shapes.push(Shape::new(form, textured(rng, jitter(petal, rng, 25.0), [0.0, 0.1, 0.2]), 0.95));
+        }
+        Self { background: Background::Outdoor(Box::new(outdoor)), shapes }
+    }
+
+    fn street(rng: &Rng, style: &Rng, frame: Frame) -> Self {
+        let mut outdoor = Outdoor::new(rng, style, frame, rng.range(0.58, 0.78));
+        outdoor.ground = [[118.0, 114.0, 110.0], [92.0, 90.0, 90.0]].map(|c| jitter(c, rng, 16.0));
+        outdoor.grain = [0.08, 0.12, 0.24];
+        let mut shapes = Vec::new();
+        let mut x = -frame.width * rng.range(0.0, 0.15);
+        while x < frame.width {
+            let wide = frame.width * rng.range(0.12, 0.34);
+            let tall = frame.height * rng.range(0.28, 0.72);
+            building(&mut shapes, rng, style, frame, [x, outdoor.horizon + 4.0], [wide, tall]);
+            x += wide * rng.range(0.92, 1.15);
+        }
+        for _ in 0..1 + rng.below(4) {
+            car(&mut shapes, rng, style, frame, outdoor.horizon);
+        }
+        if rng.chance(0.5) {
+            tree(&mut shapes, rng, style, frame, outdoor.horizon + 20.0, frame.height * rng.range(0.3, 0.6));
+        }
+        Self { background: Background::Outdoor(Box::new(outdoor)), shapes }
+    }
+
+    fn close_up(rng: &Rng, style: &Rng, frame: Frame) -> Self {
+        let from = jitter(earth(style), rng, 25.0);
+        let background = Background::Blurred { from, to: jitter(shade(vivid(style), 0.7), rng, 30.0) };
+        let mut shapes = Vec::new();
+        for _ in 0..4 + rng.below(10) {
+            let r = frame.width * rng.range(0.03, 0.12);
+            let at = [rng.range(0.0, frame.width), rng.range(0.0, frame.height)];
+            let paint = Paint::flat(jitter(vivid(style), rng, 50.0));
+            shapes.push(Shape::new(Form::Ellipse { centre: at, half: [r, r] }, paint, rng.range(0.08, 0.25)));
+        }
+        // The subject: a body of overlapping, strongly textured parts.
+        let centre = [frame.width * rng.range(0.35, 0.65), frame.height * rng.range(0.45, 0.65)];
+        let size = frame.width.min(frame.height) * rng.range(0.26, 0.42);
+        let coat = jitter(earth(style), rng, 30.0);
+        let fur = [rng.range(0.1, 0.25), rng.range(0.2, 0.4), rng.range(0.3, 0.6)];
+        for i in 0..5 + rng.below(5) {
+            let spread = if i == 0 { 0.0 } else { 0.8 };
+            let at = [
+                centre[0] + size * spread * rng.range(-1.0, 1.0),
+                centre[1] + size * spread * rng.range(-0.6, 1.0),
+            ];
+            let half = [size * rng.range(0.35, 0.9), size * rng.range(0.35, 0.9)];
+            let mut paint = textured(rng, shade(jitter(coat, rng, 18.0), rng.range(0.7, 1.2)), fur);
+            lit(&mut paint, frame, at, half);
+            shapes.push(Shape::new(Form::Ellipse { centre: at, half }, paint, 1.0));
+        }
+        for side in [-1.0, 1.0] {
+            let at = [centre[0] + side * size * 0.28, centre[1] - size * 0.2];
+            for (r, colour) in [(0.11, [235.0, 228.0, 210.0]), (0.07, [22.0, 18.0, 16.0]), (0.02, [250.0; 3])] {
+                let half = [size * r, size * r];
+                shapes.push(Shape::new(Form::Ellipse { centre: at, half }, Paint::flat(colour), 1.0));
+            }
+        }
+        Self { background, shapes }
+    }
+
+    fn still_life(rng: &Rng, style: &Rng, frame: Frame) -> Self {
+        let floor = frame.height * rng.range(0.5, 0.75);
+        let mut wall = textured(rng, jitter(shade(vivid(style), 0.85), rng, 20.0), [0.05, 0.04, 0.08]);
+        wall.slope = [frame.light * rng.range(0.2, 0.7) / frame.width, -0.2 / frame.height];
+        wall.centre = [frame.width / 2.0, frame.height / 2.0];
+        let mut boards = textured(rng, jitter([150.0, 108.0, 70.0], style, 30.0), [0.08, 0.16, 0.3]);
+        boards.slope = [0.0, 0.5 / frame.height];
+        boards.centre = [0.0, frame.height];
+        let background = Background::Indoor { wall, boards, floor, plank: frame.height * rng.range(0.05, 0.12) };
+        let mut shapes = Vec::new();
+        picture_frames(&mut shapes, rng, style, frame, floor);
+        for _ in 0..4 + rng.below(9) {
+            let size = frame.height * rng.range(0.05, 0.2);
+            let at = [rng.range(0.0, frame.width), floor + frame.height * rng.range(-0.04, 0.2)];
+            shadow(&mut shapes, frame, [at[0], at[1] + size * 0.9], [size * 1.1, size * 0.25]);
+            let colour = jitter(vivid(style), rng, 45.0);
+            let grain = [0.05, rng.range(0.02, 0.25), rng.range(0.05, 0.4)];
+            let mut paint = textured(rng, colour, grain);
+            let half = [size * rng.range(0.6, 1.0), size];
+            lit(&mut paint, frame, at, half);
+            let round = rng.chance(0.6);
+            let form = if round {
+                Form::Ellipse { centre: at, half }
+            } else {
+                Form::rectangle(at, half, turn(rng, 0.35))
+            };
+            shapes.push(Shape::new(form, paint, 1.0));
+            if round {
+                let spot = [at[0] + frame.light * half[0] * 0.35, at[1] - half[1] * 0.4];
+                let half = [half[0] * 0.16, half[1] * 0.12];
+                shapes.push(Shape::new(Form::Ellipse { centre: spot, half }, Paint::flat([252.0; 3]), 0.7));
+            }
+        }
+        Self { background, shapes }
+    }
+}
+
+impl Outdoor {
+    fn new(rng: &Rng, style: &Rng, frame: Frame, horizon: f32) -> Self {
+        let dusk = style.range(0.0, 1.0);
+        let top = mix([62.0, 108.0, 178.0], [70.0, 70.0, 120.0], dusk);
+        let low = mix([188.0, 212.0, 232.0], [244.0, 186.0, 140.0], dusk);
+        let soil = earth(style);
+        Self {
+            horizon: frame.height * horizon,
+            sky: [jitter(top, rng, 22.0), jitter(low, rng, 14.0)],
+            clear: rng.range(-0.25, 0.7),
+            cloud: jitter([236.0, 234.0, 236.0], rng, 14.0),
+            ridges: Vec::new(),
+            ground: [jitter(soil, rng, 16.0), shade(jitter(soil, rng, 20.0), 0.7)],
+            grain: [rng.range(0.1, 0.25), rng.range(0.12, 0.3), rng.range(0.15, 0.5)],
+        }
+    }
+
+    fn paint(&self, row: &mut Row, texture: &Texture, y: usize) {
+        let width = row.width();
+        let at = y as f32;
+        if at < self.horizon + 1.0 {
+            let t = (at / self.horizon).clamp(0.0, 1.0);
+            let sky = mix(self.sky[0], self.sky[1], t * t);
+            let coarse = &texture.rows[0];
+            for x in 0..width {
+                let c = ((coarse[x] - self.clear) * 1.9).clamp(0.0, 0.92) * (1.0 - 0.45 * t);
+                for (plane, (s, w)) in row.planes.iter_mut().zip(sky.iter().zip(&self.cloud)) {
+                    plane[x] = s + (w - s) * c;
+                }
+            }
+        }
+        for (tops, paint) in &self.ridges {
+            fill_below(paint, tops, row, texture, y);
+        }
+        if at >= self.horizon {
+            let t = (at - self.horizon) / (self.horizon * 0.6 + 60.0);
+            let t = t.min(1.0);
+            let mut paint = Paint::flat(mix(self.ground[0], self.ground[1], t));
+            // Far ground shows only fine grain; near ground shows large tufts too.
+            paint.texture = [self.grain[0] * t, self.grain[1] * (0.3 + 0.7 * t), self.grain[2] * (0.5 + 0.5 * t)];
+            paint.offset = 40;
+            paint.fill(row, texture, y, 0, width, 1.0);
+        }
+    }
+}
+
+/// Paints the columns whose top lies above row `y`, run by run.
+fn fill_below(paint: &Paint, tops: &[f32], row: &mut Row, texture: &Texture, y: usize) {
+    let at = y as f32 + 1.0;
+    let width = row.width();
+    let mut x = 0;
+    while x < width {
+        let cover = at - tops[x];
+        if cover <= 0.0 {
+            x += 1;
+            continue;
+        }
+        let start = x;
+        if cover < 1.0 {
+            paint.fill(row, texture, y, x, x + 1, cover);
+            x += 1;
+            continue;
+        }
+        while x < width && at - tops[x] >= 1.0 {
+            x += 1;
+        }
+        paint.fill(row, texture, y, start, x, 1.0);
+    }
+}
+
+impl Background {
+    fn paint(&self, row: &mut Row, texture: &Texture, y: usize) {
+        let width = row.width();
+        match self {
+            Background::Outdoor(outdoor) => outdoor.paint(row, texture, y),
+            Background::Blurred { from, to } => {
+                let coarse = &texture.rows[0];
+                for x in 0..width {
+                    let t = (0.5 + 0.75 * coarse[x]).clamp(0.0, 1.0);
+                    for (plane, (a, b)) in row.planes.iter_mut().zip(from.iter().zip(to)) {
+                        plane[x] = a + (b - a) * t;
+                    }
+                }
+            }
+            Background::Indoor { wall, boards, floor, plank } => {
+                let at = y as f32;
+                if at < *floor {
+                    wall.fill(row, texture, y, 0, width, 1.0);
+                    return;
+                }
+                // Planks are further apart towards the eye; each has its own shade, with a dark joint.
+                let depth = (at - floor) / plank;
+                let (index, inside) = (depth.floor(), depth.fract());
+                let mut board = boards.clone();
+                let shadow = if inside < 0.06 { 0.45 } else { 0.88 + 0.05 * (index % 4.0) };
+                board.colour = shade(board.colour, shadow);
+                board.offset = (index as usize * 37) % PAD;
+                board.fill(row, texture, y, 0, width, 1.0);
+            }
+        }
+    }
+}
+
+fn building(shapes: &mut Vec<Shape>, rng: &Rng, style: &Rng, frame: Frame, foot: [f32; 2], size: [f32; 2]) {
+    let [wide, tall] = size;
+    let centre = [foot[0] + wide / 2.0, foot[1] - tall / 2.0];
+    let grain = [0.06, rng.range(0.05, 0.14), rng.range(0.1, 0.35)];
+    let mut wall = textured(rng, jitter(earth(style), rng, 40.0), grain);
+    wall.colour = mix(wall.colour, [200.0, 192.0, 180.0], 0.4);
+    wall.slope = [frame.light * 0.25 / wide, 0.0];
+    wall.centre = centre;
+    shapes.push(Shape::new(Form::rectangle(centre, [wide / 2.0, tall / 2.0], [1.0, 0.0]), wall, 1.0));
+    let columns = 2 + rng.below(5);
+    let floors = 2 + (tall / (frame.height * 0.11)) as u64;
+    let pane = jitter([56.0, 66.0, 82.0], rng, 20.0);
+    let lintel = jitter([210.0, 204.0, 196.0], rng, 20.0);
+    for i in 0..columns {
+        for j in 0..floors {
+            let at = [
+                foot[0] + wide * (i as f32 + 0.5) / columns as f32,
+                foot[1] - tall + tall * (j as f32 + 0.55) / floors as f32,
+            ];
+            let half = [wide / columns as f32 * 0.26, tall / floors as f32 * 0.3];
+            let sill = Form::rectangle(at, [half[0] * 1.2, half[1] * 1.15], [1.0, 0.0]);
+            shapes.push(Shape::new(sill, Paint::flat(lintel), 0.8));
+            let mut glass = textured(rng, shade(pane, rng.range(0.6, 1.6)), [0.3, 0.05, 0.05]);
+            glass.slope = [0.0, -0.4 / half[1].max(1.0)];
+            glass.centre = at;
+            shapes.push(Shape::new(Form::rectangle(at, half, [1.0, 0.0]), glass, 1.0));
+        }
+    }
+}
+
+fn car(shapes: &mut Vec<Shape>, rng: &Rng, style: &Rng, frame: Frame, horizon: f32) {
+    let depth = rng.range(0.15, 0.9);
+    let long = frame.width * (0.06 + 0.14 * depth);
+    let at = [rng.range(0.0, frame.width), horizon + (frame.height - horizon) * depth * 0.8];
+    shadow(shapes, frame, [at[0], at[1] + long * 0.24], [long * 1.1, long * 0.1]);
+    let mut body = textured(rng, jitter(vivid(style), rng, 50.0), [0.15, 0.04, 0.06]);
+    lit(&mut body, frame, at, [long, long * 0.3]);
+    let roof = [at[0], at[1] - long * 0.22];
+    shapes.push(Shape::new(Form::Ellipse { centre: roof, half: [long * 0.6, long * 0.3] }, body.clone(), 1.0));
+    let glass = Form::Ellipse { centre: roof, half: [long * 0.5, long * 0.2] };
+    shapes.push(Shape::new(glass, Paint::flat([48.0, 56.0, 66.0]), 0.9));
+    shapes.push(Shape::new(Form::rectangle(at, [long, long * 0.2], [1.0, 0.0]), body, 1.0));
+    for side in [-0.6, 0.6] {
+        let centre = [at[0] + side * long, at[1] + long * 0.2];
+        for (r, c) in [(0.16, [26.0; 3]), (0.08, [150.0; 3])] {
+            let half = [long * r, long * r];
+            shapes.push(Shape::new(Form::Ellipse { centre, half }, Paint::flat(c), 1.0));
+        }
+    }
+}
+
+fn tree(shapes: &mut Vec<Shape>, rng: &Rng, style: &Rng, frame: Frame, foot: f32, tall: f32) {
+    let x = rng.range(-0.05, 1.05) * frame.width;
+    shadow(shapes, frame, [x - frame.light * tall * 0.2, foot], [tall * 0.42, tall * 0.05]);
+    let bark = textured(rng, jitter([92.0, 72.0, 54.0], rng, 16.0), [0.1, 0.3, 0.5]);
+    let trunk = Form::rectangle([x, foot - tall * 0.25], [tall * 0.045, tall * 0.28], [1.0, 0.0]);
+    shapes.push(Shape::new(trunk, bark, 1.0));
+    let leaf = jitter([70.0, 98.0, 44.0], style, 26.0);
+    let clumps = 10 + rng.below(16);
+    for i in 0..clumps {
+        let up = i as f32 / clumps as f32;
+        let at = [
+            x + tall * 0.3 * rng.range(-1.0, 1.0) * (1.15 - up),
+            foot - tall * (0.4 + 0.55 * up) + tall * rng.range(-0.06, 0.06),
+        ];
+        let r = tall * rng.range(0.08, 0.18);
+        let grain = [0.15, rng.range(0.3, 0.5), rng.range(0.35, 0.6)];
+        let mut paint = textured(rng, shade(leaf, 0.6 + 0.6 * up + rng.range(-0.15, 0.15)), grain);
+        lit(&mut paint, frame, at, [r, r]);
+        shapes.push(Shape::new(Form::Ellipse { centre: at, half: [r, r * 0.85] }, paint, 0.95));
+    }
+}
+
+fn animal(shapes: &mut Vec<Shape>, rng: &Rng, style: &Rng, frame: Frame, horizon: f32) {
+    let depth = rng.range(0.1, 0.8);
+    let size = frame.height * (0.04 + 0.12 * depth);
+    let at = [rng.range(0.1, 0.9) * frame.width, horizon + (frame.height - horizon) * depth * 0.8];
+    let coat = textured(rng, jitter(earth(style), rng, 40.0), [0.15, 0.2, 0.35]);
+    shadow(shapes, frame, [at[0], at[1] + size * 0.95], [size * 1.1, size * 0.15]);
+    for dx in [-0.7, -0.5, 0.5, 0.7] {
+        let leg = Form::rectangle([at[0] + dx * size, at[1] + size * 0.6], [size * 0.07, size * 0.4], [1.0, 0.0]);
+        shapes.push(Shape::new(leg, coat.clone(), 1.0));
+    }
+    let head = [at[0] + frame.light * size * 1.05, at[1] - size * 0.45];
+    for (centre, half) in [(at, [size, size * 0.5]), (head, [size * 0.32, size * 0.28])] {
+        let mut paint = coat.clone();
+        lit(&mut paint, frame, centre, half);
+        shapes.push(Shape::new(Form::Ellipse { centre, half }, paint, 1.0));
+    }
+}
+
+fn rocks(shapes: &mut Vec<Shape>, rng: &Rng, style: &Rng, frame: Frame, horizon: f32) {
+    for _ in 0..rng.below(14) {
+        let depth = rng.range(0.05, 1.0);
+        let size = frame.height * 0.1 * depth * rng.range(0.3, 1.0) + 2.0;
+        let at = [rng.range(0.0, frame.width), horizon + (frame.height - horizon) * depth];
+        shadow(shapes, frame, [at[0], at[1] + size * 0.5], [size * 1.3, size * 0.3]);
+        let colour = mix(earth(style), [140.0, 136.0, 130.0], 0.6);
+        let mut paint = textured(rng, jitter(colour, rng, 20.0), [0.15, 0.3, 0.35]);
+        lit(&mut paint, frame, at, [size, size]);
+        let form = Form::Polygon(vec![
+            [at[0] - size * 1.2, at[1] + size * 0.5],
+            [at[0] - size * rng.range(0.6, 0.9), at[1] - size * rng.range(0.2, 0.5)],
+            [at[0] + size * rng.range(-0.2, 0.3), at[1] - size * rng.range(0.6, 0.9)],
+            [at[0] + size * rng.range(0.7, 1.0), at[1] - size * rng.range(0.0, 0.4)],
+            [at[0] + size * 1.3, at[1] + size * 0.5],
+        ]);
+        shapes.push(Shape::new(form, paint, 1.0));
+    }
+}
+
+fn picture_frames(shapes: &mut Vec<Shape>, rng: &Rng, style: &Rng, frame: Frame, floor: f32) {
+    for _ in 0..rng.below(4) {
+        let half = [frame.width * rng.range(0.05, 0.13), floor * rng.range(0.12, 0.28)];
+        let at = [rng.range(0.1, 0.9) * frame.width, floor * rng.range(0.3, 0.6)];
+        let outer = Form::rectangle(at, [half[0] + 6.0, half[1] + 6.0], [1.0, 0.0]);
+        shapes.push(Shape::new(outer, Paint::flat(jitter([60.0, 44.0, 32.0], rng, 20.0)), 1.0));
+        let canvas = textured(rng, jitter(vivid(style), rng, 50.0), [0.5, 0.4, 0.25]);
+        shapes.push(Shape::new(Form::rectangle(at, half, [1.0, 0.0]), canvas, 1.0));
+    }
+}
+
+fn shadow(shapes: &mut Vec<Shape>, frame: Frame, at: [f32; 2], half: [f32; 2]) {
+    for grow in [1.0, 0.75] {
+        let centre = [at[0] - frame.light * half[0] * 0.2, at[1]];
+        let form = Form::Ellipse { centre, half: [half[0] * grow, half[1] * grow] };
+        shapes.push(Shape::new(form, Paint::flat([24.0, 22.0, 26.0]), 0.28));
+    }
+}
+
+/// Light from above and one side.
+fn lit(paint: &mut Paint, frame: Frame, centre: [f32; 2], half: [f32; 2]) {
+    paint.centre = centre;
+    paint.slope = [frame.light * 0.3 / half[0].max(1.0), -0.28 / half[1].max(1.0)];
+}
+
+fn textured(rng: &Rng, colour: Rgb, texture: [f32; 3]) -> Paint {
+    Paint { texture, offset: rng.below(PAD as u64) as usize, ..Paint::flat(colour) }
+}
+
+/// A direction at most about `most` radians from level, as (cosine, sine).
+fn turn(rng: &Rng, most: f32) -> [f32; 2] {
+    let slope = rng.range(-most, most);
+    let norm = (1.0 + slope * slope).sqrt();
+    [1.0 / norm, slope / norm]
+}
+
+fn mix(a: Rgb, b: Rgb, t: f32) -> Rgb {
+    std::array::from_fn(|i| a[i] + (b[i] - a[i]) * t)
+}
+
+fn shade(c: Rgb, light: f32) -> Rgb {
+    c.map(|v| v * light)
+}
+
+fn jitter(c: Rgb, rng: &Rng, by: f32) -> Rgb {
+    c.map(|v| (v + rng.range(-by, by)).clamp(4.0, 252.0))
+}
+
+/// Browns, greens and greys.
+fn earth(style: &Rng) -> Rgb {
+    const TONES: [Rgb; 6] = [
+        [146.0, 116.0, 82.0],
+        [104.0, 110.0, 70.0],
+        [128.0, 120.0, 108.0],
+        [166.0, 146.0, 112.0],
+        [92.0, 84.0, 76.0],
+        [120.0, 96.0, 72.0],
+    ];
+    TONES[(mix64(style.bits(), 1) % 6) as usize]
+}
+
+/// Paint, fruit and flowers.
+fn vivid(style: &Rng) -> Rgb {
+    const TONES: [Rgb; 8] = [
+        [198.0, 52.0, 44.0],
+        [226.0, 158.0, 44.0],
+        [212.0, 196.0, 92.0],
+        [82.0, 142.0, 84.0],
+        [60.0, 106.0, 168.0],
+        [128.0, 84.0, 146.0],
+        [214.0, 210.0, 202.0],
+        [222.0, 132.0, 150.0],
+    ];
+    TONES[(style.bits() % 8) as usize]
+}

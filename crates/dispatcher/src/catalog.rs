@@ -1,0 +1,63 @@
+//! What the dispatcher needs from the engine: to bind definitions and to list their splits.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow_schema::SchemaRef;
+use async_trait::async_trait;
+use caju_types::{Fingerprint, Result};
+use futures::stream::BoxStream;
+use serde_json::Value;
+
+/// Makes sense of definitions. The engine's is behind it in a running dispatcher; tests have one without files.
+#[async_trait]
+pub trait Catalog: Send + Sync + 'static {
+    /// Validates a definition and opens its source. `source_schema` given: trust it, do not look.
+    ///
+    /// # Errors
+    /// What is wrong with the definition or its source, naming the place.
+    async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound>;
+}
+
+/// Makes a stream of splits, each as JSON, in canonical order; found lazily while it is polled.
+pub type ListSplits = Arc<dyn Fn() -> BoxStream<'static, Result<String>> + Send + Sync>;
+
+/// A definition with its source found.
+#[derive(Clone)]
+pub struct Bound {
+    /// The name in the definition, for people.
+    pub name: Option<String>,
+    /// The name of what it computes.
+    pub fingerprint: Fingerprint,
+    /// The name of everything that the definition says, paths included.
+    pub identity: Fingerprint,
+    /// The schema of its elements' rows.
+    pub schema: SchemaRef,
+    /// The schema of its source.
+    pub source_schema: SchemaRef,
+    /// The seed that the definition gives.
+    pub seed: Option<u64>,
+    /// Whether one task at a time must see all splits in canonical order.
+    pub single_task: bool,
+    /// Whether the definition promises an order.
+    pub deterministic: bool,
+    /// Whether the order of splits is permuted each epoch.
+    pub shuffle: Option<SplitShuffle>,
+    /// Rows that an epoch may drop under `on_error: skip`; none if rows may not be dropped.
+    pub skip_limit: Option<u64>,
+    /// Its splits.
+    pub splits: ListSplits,
+}
+
+/// The order of splits is permuted each epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SplitShuffle {
+    /// The stage's own seed; the job's if absent.
+    pub seed: Option<u64>,
+}
+
+impl fmt::Debug for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bound").field("fingerprint", &self.fingerprint).finish_non_exhaustive()
+    }
+}

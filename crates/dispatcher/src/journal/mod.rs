@@ -1,0 +1,45 @@
+//! The journal: updates, durable before anybody is told of what they changed.
+//!
+//! A journal holds *groups*: the updates of one decision, all of them or none. It is expendable (the truth
+//! about snapshots is in object storage), so what cannot be read is set aside, never repaired and never a
+//! reason not to start.
+
+mod codec;
+mod memory;
+mod sled;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use caju_types::Result;
+
+pub use codec::SCHEMA;
+pub use memory::MemoryJournal;
+pub use sled::{SledJournal, open_state_dir};
+pub(crate) use writer::JournalWriter;
+
+use crate::state::Update;
+
+/// Where updates are kept.
+pub trait Journal: Send {
+    /// Every group ever appended, or since the last [`Journal::replace`], in order.
+    ///
+    /// # Errors
+    /// `DataLoss` if what is stored is not what was written.
+    fn replay(&mut self) -> Result<Vec<Vec<Update>>>;
+
+    /// Adds groups; they are durable when this returns.
+    ///
+    /// # Errors
+    /// If they cannot be made durable. Then some of them may be stored and others not, in order.
+    fn append(&mut self, groups: &[Vec<Update>]) -> Result<()>;
+
+    /// Puts one group in the place of everything stored, all at once.
+    ///
+    /// # Errors
+    /// If it cannot be made durable; then the old content stands.
+    fn replace(&mut self, group: &[Update]) -> Result<()>;
+
+    /// What it is and where, for people.
+    fn describe(&self) -> String;
+}

@@ -1,0 +1,83 @@
+//! What is read, and under which name.
+
+use caju_types::{DatasetId, Fingerprint, JobName, RowRanges};
+use serde::{Deserialize, Serialize};
+
+use super::Mode;
+
+/// A registered definition, with what binding it has found out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dataset {
+    /// Chosen by the user, or the fingerprint.
+    pub id: DatasetId,
+    /// The name of what it computes.
+    pub fingerprint: Fingerprint,
+    /// The name of everything it says, and of the source's schema: equal for the same dataset only.
+    pub identity: Fingerprint,
+    /// The name in the definition, for people.
+    pub name: Option<String>,
+    /// The definition.
+    pub definition_json: String,
+    /// The schema of its elements' rows, as an Arrow IPC stream.
+    #[serde(with = "hex")]
+    pub schema_ipc: Vec<u8>,
+    /// The schema of its source, as an Arrow IPC stream.
+    #[serde(with = "hex")]
+    pub source_schema_ipc: Vec<u8>,
+    /// The seed that the definition gives.
+    pub seed: Option<u64>,
+    /// Whether one task at a time must see all splits in canonical order.
+    pub single_task: bool,
+    /// Whether the definition promises an order.
+    pub deterministic: bool,
+    /// Rows that an epoch may drop under `on_error: skip`; none if rows may not be dropped.
+    #[serde(default)]
+    pub skip_limit: Option<u64>,
+}
+
+/// A named use of a dataset.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// Its name.
+    pub name: JobName,
+    /// What it reads.
+    pub dataset: DatasetId,
+    /// Its seed.
+    pub seed: u64,
+    /// How splits are handed out.
+    pub mode: Mode,
+    /// Whether it was made for one client.
+    pub anonymous: bool,
+    /// Epochs that were read to their end and forgotten since.
+    pub finished: RowRanges,
+    /// Epochs that were left by all their clients before their end.
+    pub abandoned: RowRanges,
+}
+
+/// Bytes as hexadecimal text, so that a journal stays readable.
+mod hex {
+    use std::fmt::Write as _;
+
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], out: S) -> Result<S::Ok, S::Error> {
+        let mut text = String::with_capacity(bytes.len() * 2);
+        for b in bytes {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "{b:02x}");
+        }
+        out.serialize_str(&text)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<u8>, D::Error> {
+        let text = String::deserialize(input)?;
+        let digit = |b: u8| char::from(b).to_digit(16).and_then(|d| u8::try_from(d).ok());
+        let byte = |pair: &[u8]| match pair {
+            [hi, lo] => Some((digit(*hi)? << 4) | digit(*lo)?),
+            _ => None,
+        };
+        let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(byte).collect();
+        bytes.ok_or_else(|| D::Error::custom("not hexadecimal text"))
+    }
+}

@@ -1,0 +1,87 @@
+//! The books of one row of splits: what was issued, and what came back.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use caju_types::{RowRanges, hash128, mix64};
+use serde::{Deserialize, Serialize};
+
+use super::SplitRecord;
+
+/// Which row of splits of an iteration: one for all workers under `dynamic`, one per worker slot under `off`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct FeedId(pub u32);
+
+/// Bits of a lease's index that count splits; the feed's number is above them.
+const INDEX_BITS: u32 = 40;
+
+impl FeedId {
+    /// The one feed of an iteration under `dynamic`.
+    pub const SHARED: FeedId = FeedId(0);
+
+    /// The index of the split at `position` of this feed's canonical order; unique in the iteration.
+    pub fn index(self, position: u64) -> u64 {
+        (u64::from(self.0) << INDEX_BITS) | (position & ((1 << INDEX_BITS) - 1))
+    }
+
+    /// The feed that a split's index belongs to.
+    pub fn of_index(index: u64) -> FeedId {
+        FeedId(u32::try_from(index >> INDEX_BITS).unwrap_or(u32::MAX))
+    }
+}
+
+impl fmt::Display for FeedId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "feed-{}", self.0)
+    }
+}
+
+/// One row of splits, seen from the books. What is still to be listed is the provider's business.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Feed {
+    /// Splits ever leased for the first time: after a restart the provider skips so many.
+    pub issued: u64,
+    /// A rolling hash of them in the order of issue: after a restart a fresh listing must agree with it.
+    pub digest: u64,
+    /// The provider has no further split.
+    pub exhausted: bool,
+    /// The one task that sees this feed ended without needing the rest (`take`).
+    pub closed: bool,
+    /// Splits that came back from lost tasks.
+    pub pending: BTreeMap<u64, Lease>,
+}
+
+impl Feed {
+    /// Whether some split may still have to be leased.
+    pub fn has_work(&self) -> bool {
+        !self.closed && (!self.exhausted || !self.pending.is_empty())
+    }
+
+    pub(super) fn issue(&mut self, record: &SplitRecord) {
+        self.issued += 1;
+        self.digest = next_digest(self.digest, &record.split);
+    }
+}
+
+/// The rolling hash of issued splits after one more.
+pub fn next_digest(digest: u64, split: &str) -> u64 {
+    let hash = hash128(split.as_bytes());
+    #[expect(clippy::cast_possible_truncation, reason = "the halves of a hash")]
+    let (hi, lo) = ((hash >> 64) as u64, hash as u64);
+    mix64(mix64(digest, hi), lo)
+}
+
+/// A split that is with a task, or waits for one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// The engine's description of it, in JSON.
+    pub split: Arc<str>,
+    /// Rows of its split-local output that clients already have, from earlier attempts.
+    #[serde(default, skip_serializing_if = "RowRanges::is_empty")]
+    pub done: RowRanges,
+    /// How often it was lost.
+    #[serde(default)]
+    pub lost: u32,
+}

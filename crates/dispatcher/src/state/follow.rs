@@ -1,0 +1,130 @@
+//! What must follow from a change, whatever the change was: the desired tasks, and the end of what is hopeless.
+
+use std::collections::BTreeMap;
+
+use caju_types::{Error, IterationId, TaskId, WorkerId};
+
+use super::{FeedId, Iteration, Mode, State, Task, TaskState, Update, Worker};
+
+/// Lost connections after which an iteration prefers other workers.
+const STRIKES_TO_AVOID: u32 = 3;
+/// Lost connections to every worker after which an iteration fails.
+const STRIKES_TO_FAIL: u32 = 10;
+/// How often a split may be lost with its task before it is held to be the cause.
+const LOSSES_TO_FAIL: u32 = 10;
+
+/// The updates that bring an iteration to what it should be; none if it is there. Applying them and asking
+/// again gives none: the caller need not loop.
+pub fn follow_ups(state: &State, id: IterationId) -> Vec<Update> {
+    let Some(iteration) = state.iterations.get(&id) else { return Vec::new() };
+    if iteration.members.is_empty() || !iteration.is_running() {
+        return Vec::new();
+    }
+    let eligible = eligible_workers(state, iteration);
+    if let Some(error) = hopeless(iteration, &eligible) {
+        return vec![Update::IterationFailed { iteration: id, failure: (&error).into() }];
+    }
+    let wanted = match (iteration.mode, iteration.exclusive) {
+        (Mode::Off, _) => off_tasks(state, iteration, &eligible),
+        (Mode::Dynamic, true) => exclusive_task(state, iteration, FeedId::SHARED, &eligible, None),
+        (Mode::Dynamic, false) => shared_tasks(iteration, &eligible),
+    };
+    let created = |(k, (worker, feed)): (u64, (WorkerId, FeedId))| Update::TaskCreated {
+        task: TaskId(state.next_id + k),
+        iteration: id,
+        worker,
+        feed,
+    };
+    (0..).zip(wanted).map(created).collect()
+}
+
+/// Active workers that somebody would read from.
+fn eligible_workers<'a>(state: &'a State, iteration: &Iteration) -> Vec<&'a Worker> {
+    let own = iteration.own_members().next().is_some();
+    let by_flight = |w: &Worker| iteration.members.values().any(|m| m.flight == Some(w.id));
+    state.active_workers().filter(|w| own || by_flight(w)).collect()
+}
+
+fn hopeless(iteration: &Iteration, eligible: &[&Worker]) -> Option<Error> {
+    let strikes = |w: &&Worker| iteration.strikes.get(&w.id).copied().unwrap_or(0);
+    let place = iteration.describe();
+    let loss = iteration.last_loss.as_deref().unwrap_or("no reason was given");
+    if !eligible.is_empty() && eligible.iter().all(|w| strikes(w) >= STRIKES_TO_FAIL) {
+        let workers: Vec<String> = eligible.iter().map(|w| w.describe()).collect();
+        return Some(Error::unavailable(format!(
+            "{place}: clients cannot read from {}: {loss}; check that clients reach the workers' addresses",
+            workers.join(", ")
+        )));
+    }
+    let mut pending = iteration.feeds.values().flat_map(|f| f.pending.values());
+    let worst = pending.find(|l| l.lost >= LOSSES_TO_FAIL)?;
+    Some(Error::unavailable(format!(
+        "{place}: a split was lost with its worker {LOSSES_TO_FAIL} times: {}; the last time: {loss}; see the \
+         workers' logs (out of memory?)",
+        worst.split
+    )))
+}
+
+/// Every worker draws from one feed; a worker whose task was told the end gets another for what came back.
+fn shared_tasks(iteration: &Iteration, eligible: &[&Worker]) -> Vec<(WorkerId, FeedId)> {
+    let feed = iteration.feeds.get(&FeedId::SHARED);
+    if feed.is_some_and(|f| !f.has_work()) {
+        return Vec::new();
+    }
+    let open = |w: &&&Worker| iteration.tasks.values().any(|t| t.worker == w.id && t.is_open());
+    let open_tasks = iteration.tasks.values().filter(|t| t.is_open()).count();
+    let room = match feed {
+        Some(f) if f.exhausted => f.pending.len().saturating_sub(open_tasks),
+        _ => usize::MAX,
+    };
+    let idle = preferred(iteration, eligible).into_iter().filter(|w| !open(&w));
+    idle.take(room).map(|w| (w.id, FeedId::SHARED)).collect()
+}
+
+/// One task at a time sees the whole feed.
+fn exclusive_task(
+    state: &State,
+    iteration: &Iteration,
+    feed: FeedId,
+    eligible: &[&Worker],
+    slot: Option<u32>,
+) -> Vec<(WorkerId, FeedId)> {
+    let unfinished = |t: &Task| {
+        t.feed == feed && matches!(t.state, TaskState::Active | TaskState::Lost { .. })
+    };
+    if iteration.feeds.get(&feed).is_some_and(|f| !f.has_work()) || iteration.tasks.values().any(unfinished) {
+        return Vec::new();
+    }
+    let load = load(state);
+    let busy = |w: &Worker| load.get(&w.id).copied().unwrap_or(0);
+    let best = preferred(iteration, eligible).into_iter().min_by_key(|w| (slot != Some(w.slot), busy(w), w.slot));
+    best.map(|w| (w.id, feed)).into_iter().collect()
+}
+
+/// Every worker has a feed of its own, by slot; that of a lost worker moves to another.
+fn off_tasks(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Vec<(WorkerId, FeedId)> {
+    let new = eligible.iter().filter(|w| !iteration.feeds.contains_key(&FeedId(w.slot)));
+    let mut wanted: Vec<_> = new.map(|w| (w.id, FeedId(w.slot))).collect();
+    for feed in iteration.feeds.keys() {
+        wanted.extend(exclusive_task(state, iteration, *feed, eligible, Some(feed.0)));
+    }
+    wanted
+}
+
+/// Workers that clients can read from; all, if there are none such.
+fn preferred<'a>(iteration: &Iteration, eligible: &[&'a Worker]) -> Vec<&'a Worker> {
+    let good = |w: &&&Worker| iteration.strikes.get(&w.id).copied().unwrap_or(0) < STRIKES_TO_AVOID;
+    let good: Vec<&Worker> = eligible.iter().filter(good).copied().collect();
+    if good.is_empty() { eligible.to_vec() } else { good }
+}
+
+/// Unfinished tasks per worker.
+fn load(state: &State) -> BTreeMap<WorkerId, usize> {
+    let mut load = BTreeMap::new();
+    for task in state.iterations.values().flat_map(|i| i.tasks.values()) {
+        if task.state == TaskState::Active {
+            *load.entry(task.worker).or_default() += 1;
+        }
+    }
+    load
+}

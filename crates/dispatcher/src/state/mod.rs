@@ -1,0 +1,274 @@
+//! The state of the control plane, pure: no clock, no I/O, no randomness.
+//!
+//! It changes only through [`State::apply`]. What an event *means* is decided elsewhere (the `control` rooms,
+//! and [`follow_ups`] for what must follow from any change); what was decided is an [`Update`], and the
+//! updates are the journal: applying them again, in order, gives the same state.
+
+mod dataset;
+mod feed;
+mod follow;
+mod iteration;
+mod task;
+mod update;
+mod worker;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, TaskId, WorkerId};
+use serde::{Deserialize, Serialize};
+
+pub use dataset::{Dataset, Job};
+pub use feed::{Feed, FeedId, Lease, next_digest};
+pub use follow::follow_ups;
+pub use iteration::{Iteration, Member};
+pub use task::{Task, TaskState};
+pub use update::{Failure, Mode, SplitRecord, Update};
+pub use worker::{Worker, WorkerState};
+
+/// Everything that the dispatcher must not forget.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// The next identifier for tasks, clients and iterations.
+    pub next_id: u64,
+    /// The next identifier for workers; small, since people type them.
+    pub next_worker: u64,
+    /// Registered datasets.
+    pub datasets: BTreeMap<DatasetId, Dataset>,
+    /// Jobs.
+    pub jobs: BTreeMap<JobName, Job>,
+    /// Iterations that somebody reads, or read lately.
+    pub iterations: BTreeMap<IterationId, Iteration>,
+    /// Workers.
+    pub workers: BTreeMap<WorkerId, Worker>,
+    /// Where each task of [`State::iterations`] is found.
+    pub task_index: BTreeMap<TaskId, IterationId>,
+    /// Iterations changed since somebody last took this set; not part of the state proper.
+    #[serde(skip)]
+    touched: Touched,
+}
+
+/// Bookkeeping that two equal states may differ in.
+#[derive(Debug, Clone, Default)]
+struct Touched(BTreeSet<IterationId>);
+
+impl PartialEq for Touched {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Touched {}
+
+impl State {
+    /// Applies one change. Changes of unknown things do nothing: a journal cannot make this fail.
+    pub fn apply(&mut self, update: &Update) {
+        match update {
+            Update::Founded { base_id } => {
+                self.next_id = self.next_id.max(*base_id).max(1);
+                self.next_worker = self.next_worker.max(1);
+            }
+            Update::Snapshot { state } => {
+                let touched = std::mem::take(&mut self.touched);
+                *self = (**state).clone();
+                self.touched = touched;
+            }
+            Update::WorkerRegistered { .. }
+            | Update::WorkerDraining { .. }
+            | Update::WorkerLost { .. }
+            | Update::WorkerForgotten { .. } => self.apply_worker(update),
+            Update::DatasetRegistered { dataset } => {
+                self.datasets.insert(dataset.id.clone(), dataset.clone());
+            }
+            Update::JobCreated { job, dataset, seed, mode, anonymous } => {
+                let job = Job {
+                    name: job.clone(),
+                    dataset: dataset.clone(),
+                    seed: *seed,
+                    mode: *mode,
+                    anonymous: *anonymous,
+                    finished: RowRanges::default(),
+                    abandoned: RowRanges::default(),
+                };
+                self.jobs.insert(job.name.clone(), job);
+            }
+            Update::IterationOpened { iteration, job, epoch, at_ms } => {
+                self.open(*iteration, job, *epoch, *at_ms);
+            }
+            Update::IterationDropped { iteration } => self.drop_iteration(*iteration),
+            _ => self.apply_iteration(update),
+        }
+    }
+
+    fn apply_worker(&mut self, update: &Update) {
+        match update {
+            Update::WorkerRegistered { worker, address, slot, tags, cores, version } => {
+                self.next_worker = self.next_worker.max(worker.0 + 1);
+                let before = self.workers.get(worker).map_or(0, |w| w.incarnation);
+                self.lose_worker(*worker, &format!("{worker} at {address} started anew"));
+                let registered = Worker {
+                    id: *worker,
+                    address: address.clone(),
+                    incarnation: before + 1,
+                    slot: *slot,
+                    tags: tags.clone(),
+                    cores: *cores,
+                    version: version.clone(),
+                    state: WorkerState::Active,
+                };
+                self.workers.insert(*worker, registered);
+            }
+            Update::WorkerDraining { worker } => {
+                if let Some(w) = self.workers.get_mut(worker).filter(|w| w.is_active()) {
+                    w.state = WorkerState::Draining;
+                }
+            }
+            Update::WorkerLost { worker, reason, at_ms } => {
+                if let Some(w) = self.workers.get_mut(worker) {
+                    w.state = WorkerState::Lost { at_ms: *at_ms };
+                }
+                self.lose_worker(*worker, reason);
+            }
+            Update::WorkerForgotten { worker } => {
+                self.lose_worker(*worker, "the worker is gone");
+                self.workers.remove(worker);
+            }
+            _ => {}
+        }
+        // Who is there decides who gets tasks, everywhere.
+        self.touched.0.extend(self.iterations.keys().copied());
+    }
+
+    fn lose_worker(&mut self, worker: WorkerId, reason: &str) {
+        for iteration in self.iterations.values_mut() {
+            iteration.worker_lost(worker, reason);
+        }
+    }
+
+    fn open(&mut self, id: IterationId, job: &JobName, epoch: u64, opened_ms: u64) {
+        let Some(dataset) = self.jobs.get(job).map(|j| (j.dataset.clone(), j.mode)) else { return };
+        self.next_id = self.next_id.max(id.0 + 1);
+        let (dataset, mode) = dataset;
+        let exclusive =
+            mode == Mode::Off || self.datasets.get(&dataset).is_some_and(|d| d.single_task);
+        let iteration = Iteration {
+            id,
+            job: job.clone(),
+            epoch,
+            dataset,
+            mode,
+            exclusive,
+            version: 1,
+            opened_ms,
+            members: BTreeMap::new(),
+            tasks: BTreeMap::new(),
+            feeds: BTreeMap::new(),
+            strikes: BTreeMap::new(),
+            last_loss: None,
+            rows_skipped: 0,
+            failure: None,
+        };
+        self.iterations.insert(id, iteration);
+        self.touched.0.insert(id);
+    }
+
+    fn drop_iteration(&mut self, id: IterationId) {
+        let Some(iteration) = self.iterations.remove(&id) else { return };
+        self.task_index.retain(|_, i| *i != id);
+        self.touched.0.insert(id);
+        let Some(job) = self.jobs.get_mut(&iteration.job) else { return };
+        if job.anonymous && !self.iterations.values().any(|i| i.job == iteration.job) {
+            self.jobs.remove(&iteration.job);
+        } else if iteration.is_finished() {
+            job.finished.insert(iteration.epoch, iteration.epoch + 1);
+        } else if iteration.failure.is_none() {
+            job.abandoned.insert(iteration.epoch, iteration.epoch + 1);
+        }
+    }
+
+    fn apply_iteration(&mut self, update: &Update) {
+        let Some(id) = self.iteration_of(update) else { return };
+        if let Update::ClientJoined { client, .. } = update {
+            self.next_id = self.next_id.max(client.0 + 1);
+        }
+        if let Update::TaskCreated { task, .. } = update {
+            self.next_id = self.next_id.max(task.0 + 1);
+        }
+        let Some(iteration) = self.iterations.get_mut(&id) else { return };
+        self.touched.0.insert(id);
+        match update {
+            Update::ClientJoined { client, flight, .. } => iteration.join(*client, *flight),
+            Update::TaskCreated { task, worker, feed, .. } => {
+                iteration.create_task(*task, *worker, *feed);
+                self.task_index.insert(*task, id);
+            }
+            Update::Leased { task, request_no, fresh, requeued, end } => {
+                iteration.lease(*task, *request_no, fresh, requeued, *end);
+            }
+            Update::FeedExhausted { feed, .. } => iteration.exhaust(*feed),
+            Update::TaskEnded { task, rows_skipped } => iteration.task_ended(*task, *rows_skipped),
+            Update::ClientEnded { client, task } => iteration.client_ended(*client, *task),
+            Update::ClientLost { client, task, received, reason } => {
+                iteration.client_lost(*client, *task, received, reason);
+            }
+            Update::ClientGone { client, received, .. } => iteration.client_gone(*client, received),
+            Update::IterationFailed { failure, .. } => iteration.fail(failure.clone()),
+            _ => {}
+        }
+    }
+
+    fn iteration_of(&self, update: &Update) -> Option<IterationId> {
+        match update {
+            Update::ClientJoined { iteration, .. }
+            | Update::TaskCreated { iteration, .. }
+            | Update::FeedExhausted { iteration, .. }
+            | Update::ClientGone { iteration, .. }
+            | Update::IterationFailed { iteration, .. } => Some(*iteration),
+            Update::Leased { task, .. }
+            | Update::TaskEnded { task, .. }
+            | Update::ClientEnded { task, .. }
+            | Update::ClientLost { task, .. } => self.task_index.get(task).copied(),
+            _ => None,
+        }
+    }
+
+    /// Takes the identifiers of the iterations that changed, or were dropped, since the last call.
+    pub fn take_touched(&mut self) -> BTreeSet<IterationId> {
+        std::mem::take(&mut self.touched.0)
+    }
+
+    /// A task, with its iteration.
+    pub fn task(&self, id: TaskId) -> Option<(&Iteration, &Task)> {
+        let iteration = self.iterations.get(self.task_index.get(&id)?)?;
+        Some((iteration, iteration.tasks.get(&id)?))
+    }
+
+    /// The iteration of a job and epoch.
+    pub fn find_iteration(&self, job: &JobName, epoch: u64) -> Option<&Iteration> {
+        self.iterations.values().find(|i| i.job == *job && i.epoch == epoch)
+    }
+
+    /// The worker that registered under an address.
+    pub fn worker_at(&self, address: &str) -> Option<&Worker> {
+        self.workers.values().find(|w| w.address == address)
+    }
+
+    /// Workers that get new tasks.
+    pub fn active_workers(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.values().filter(|w| w.is_active())
+    }
+
+    /// The smallest slot that no worker holds that is not lost; `wanted` if it is free.
+    pub fn free_slot(&self, wanted: Option<u32>, but: WorkerId) -> u32 {
+        let taken: BTreeSet<u32> =
+            self.workers.values().filter(|w| w.id != but && !w.is_lost()).map(|w| w.slot).collect();
+        match wanted.filter(|s| !taken.contains(s)) {
+            Some(slot) => slot,
+            None => (0..).find(|s| !taken.contains(s)).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Whether a client reads an iteration.
+    pub fn is_member(&self, client: ClientId, iteration: IterationId) -> bool {
+        self.iterations.get(&iteration).is_some_and(|i| i.members.contains_key(&client))
+    }
+}

@@ -1,0 +1,98 @@
+//! A task: an iteration's work on one worker.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use caju_types::{ClientId, RowRanges, TaskId, WorkerId};
+use serde::{Deserialize, Serialize};
+
+use super::{FeedId, Lease};
+
+/// An iteration's work on one worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Task {
+    /// Its identifier.
+    pub id: TaskId,
+    /// Where it runs.
+    pub worker: WorkerId,
+    /// Where its splits come from.
+    pub feed: FeedId,
+    /// How far it is.
+    pub state: TaskState,
+    /// It was told that nothing more will come: new work needs a new task.
+    pub told_end: bool,
+    /// The last request for splits that got an answer worth remembering.
+    pub last_request: u64,
+    /// That answer.
+    pub last_answer: Vec<u64>,
+    /// Its splits.
+    pub leases: BTreeMap<u64, Lease>,
+    /// Clients that have read it to its end.
+    pub read_by: BTreeSet<ClientId>,
+    /// What clients reported to have received from it, per split.
+    pub received: BTreeMap<u64, RowRanges>,
+}
+
+/// How far a task is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TaskState {
+    /// It runs, or waits for its first reader.
+    Active,
+    /// It has emitted everything; some client may still have to read.
+    Ended,
+    /// Every client has read it to its end: its splits cannot be lost any more.
+    Done,
+    /// Its rows will not come: its splits go elsewhere once these clients have said what they received.
+    Lost {
+        /// The clients that have not reported yet.
+        awaiting: BTreeSet<ClientId>,
+    },
+}
+
+impl Task {
+    pub(super) fn new(id: TaskId, worker: WorkerId, feed: FeedId) -> Self {
+        Self {
+            id,
+            worker,
+            feed,
+            state: TaskState::Active,
+            told_end: false,
+            last_request: 0,
+            last_answer: Vec::new(),
+            leases: BTreeMap::new(),
+            read_by: BTreeSet::new(),
+            received: BTreeMap::new(),
+        }
+    }
+
+    /// Whether it can take further splits.
+    pub fn is_open(&self) -> bool {
+        self.state == TaskState::Active && !self.told_end
+    }
+
+    /// Whether its rows will not come.
+    pub fn is_lost(&self) -> bool {
+        matches!(self.state, TaskState::Lost { .. })
+    }
+
+    /// Whether all its rows were emitted.
+    pub fn is_over(&self) -> bool {
+        matches!(self.state, TaskState::Ended | TaskState::Done)
+    }
+
+    pub(super) fn receive(&mut self, received: &[(u64, RowRanges)]) {
+        for (split, rows) in received {
+            if self.leases.contains_key(split) {
+                self.received.entry(*split).or_default().extend(rows);
+            }
+        }
+    }
+
+    pub(super) fn finish(&mut self) {
+        self.state = TaskState::Done;
+        self.leases.clear();
+        self.received.clear();
+        self.read_by.clear();
+        self.last_answer.clear();
+    }
+}

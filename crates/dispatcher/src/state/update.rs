@@ -1,0 +1,241 @@
+//! The updates: everything that ever changes the state, and the journal's only content.
+
+use std::fmt;
+use std::sync::Arc;
+
+use caju_proto::v1;
+use caju_types::{ClientId, DatasetId, Error, ErrorKind, IterationId, JobName, RowRanges, TaskId, WorkerId};
+use serde::{Deserialize, Serialize};
+
+use super::{Dataset, FeedId, State};
+
+/// One change of the state. Times and identifiers travel inside, so that a replay is exact.
+///
+/// Variants and fields are a stored format (`caju.journal/v1`): add optional ones, never rename or remove.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Update {
+    /// The first update of a journal. Identifiers start at `base_id`, which grows from one journal to the
+    /// next, so that an identifier of a lost journal is never given out again.
+    Founded {
+        /// The first identifier for tasks, clients and iterations.
+        base_id: u64,
+    },
+    /// A worker came, or came back under its address; then whatever it ran before is lost.
+    WorkerRegistered {
+        /// Its identifier; the same each time for one address.
+        worker: WorkerId,
+        /// `host:port` that clients dial.
+        address: String,
+        /// Enters the seed under `off`; unique among the workers that are not lost.
+        slot: u32,
+        /// Labels for people.
+        tags: Vec<String>,
+        /// CPU cores.
+        cores: u32,
+        /// The version of caju that runs there.
+        version: String,
+    },
+    /// No new tasks for this worker.
+    WorkerDraining {
+        /// Which.
+        worker: WorkerId,
+    },
+    /// A worker is silent, or left: its tasks are lost with it.
+    WorkerLost {
+        /// Which.
+        worker: WorkerId,
+        /// Why, for the messages of its tasks.
+        reason: String,
+        /// When, in milliseconds since the Unix epoch.
+        at_ms: u64,
+    },
+    /// A worker that was lost long ago is removed from the books.
+    WorkerForgotten {
+        /// Which.
+        worker: WorkerId,
+    },
+    /// A dataset is known from now on.
+    DatasetRegistered {
+        /// The dataset.
+        dataset: Dataset,
+    },
+    /// A job is known from now on.
+    JobCreated {
+        /// Its name.
+        job: JobName,
+        /// What it reads.
+        dataset: DatasetId,
+        /// Its seed.
+        seed: u64,
+        /// How its splits are handed out.
+        mode: Mode,
+        /// Whether it was made for one client and dies with it.
+        anonymous: bool,
+    },
+    /// An epoch of a job begins.
+    IterationOpened {
+        /// Its identifier.
+        iteration: IterationId,
+        /// The job.
+        job: JobName,
+        /// The epoch.
+        epoch: u64,
+        /// When, in milliseconds since the Unix epoch.
+        at_ms: u64,
+    },
+    /// A reader joins an iteration.
+    ClientJoined {
+        /// The reader.
+        client: ClientId,
+        /// What it reads.
+        iteration: IterationId,
+        /// For a Flight reader: the worker whose task it reads.
+        flight: Option<WorkerId>,
+    },
+    /// An iteration gets a task on a worker.
+    TaskCreated {
+        /// Its identifier.
+        task: TaskId,
+        /// The iteration.
+        iteration: IterationId,
+        /// Where it runs.
+        worker: WorkerId,
+        /// The row of splits that it draws from.
+        feed: FeedId,
+    },
+    /// A task's request for splits was answered.
+    Leased {
+        /// The task.
+        task: TaskId,
+        /// The number of the request, for retries.
+        request_no: u64,
+        /// Splits that were never leased before, in the order of the provider.
+        fresh: Vec<SplitRecord>,
+        /// Splits that came back from lost tasks, by index.
+        requeued: Vec<u64>,
+        /// Whether the task was told that nothing more will come.
+        end: bool,
+    },
+    /// The provider of a feed has no further split.
+    FeedExhausted {
+        /// The iteration.
+        iteration: IterationId,
+        /// The feed.
+        feed: FeedId,
+    },
+    /// By its worker's word a task has emitted everything.
+    TaskEnded {
+        /// The task.
+        task: TaskId,
+        /// Rows dropped under `on_error: skip`.
+        rows_skipped: u64,
+    },
+    /// A client has read a task to its end.
+    ClientEnded {
+        /// The client.
+        client: ClientId,
+        /// The task.
+        task: TaskId,
+    },
+    /// A client lost its connection to a task, or was told that the task is lost.
+    ClientLost {
+        /// The client.
+        client: ClientId,
+        /// The task.
+        task: TaskId,
+        /// Everything that the client has received from it, per split.
+        received: Vec<(u64, RowRanges)>,
+        /// What the client saw.
+        reason: String,
+    },
+    /// A client left an iteration, or fell silent.
+    ClientGone {
+        /// The client.
+        client: ClientId,
+        /// What it read.
+        iteration: IterationId,
+        /// What it has received of tasks that are not over, if it said so.
+        received: Vec<(TaskId, Vec<(u64, RowRanges)>)>,
+    },
+    /// An iteration failed, for all its clients.
+    IterationFailed {
+        /// Which.
+        iteration: IterationId,
+        /// Why.
+        failure: Failure,
+    },
+    /// An iteration that nobody reads is removed from the books; its job remembers how it went.
+    IterationDropped {
+        /// Which.
+        iteration: IterationId,
+    },
+    /// The whole state, at the head of a compacted journal.
+    Snapshot {
+        /// The state.
+        state: Box<State>,
+    },
+}
+
+/// A split as it was listed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SplitRecord {
+    /// Its position in the canonical order of its feed; the feed's number is in the upper bits.
+    pub index: u64,
+    /// The engine's description of it, in JSON.
+    pub split: Arc<str>,
+}
+
+/// How the splits of an iteration reach its tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Each split goes to one task.
+    Dynamic,
+    /// Each worker runs the whole pipeline.
+    Off,
+}
+
+impl Mode {
+    /// The mode's name in flags and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Mode::Dynamic => "dynamic",
+            Mode::Off => "off",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// An error as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The stable name of its [`ErrorKind`].
+    pub kind: String,
+    /// Its message.
+    pub message: String,
+}
+
+impl From<&Error> for Failure {
+    fn from(e: &Error) -> Self {
+        Self { kind: e.kind().as_str().to_string(), message: e.message().to_string() }
+    }
+}
+
+impl From<&Failure> for Error {
+    fn from(f: &Failure) -> Self {
+        let kind = ErrorKind::ALL.into_iter().find(|k| k.as_str() == f.kind);
+        Error::new(kind.unwrap_or(ErrorKind::Internal), f.message.clone())
+    }
+}
+
+impl From<&Failure> for v1::Failure {
+    fn from(f: &Failure) -> Self {
+        Self { kind: f.kind.clone(), message: f.message.clone() }
+    }
+}

@@ -1,0 +1,68 @@
+//! Workers, as they should be; what they report is elsewhere.
+
+use caju_types::WorkerId;
+use serde::{Deserialize, Serialize};
+
+/// A registered worker process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Worker {
+    /// Its identifier; stays with the address.
+    pub id: WorkerId,
+    /// `host:port` that clients dial.
+    pub address: String,
+    /// How often it has come, beginning with 1.
+    pub incarnation: u32,
+    /// Enters the seed under `off`.
+    pub slot: u32,
+    /// Labels for people.
+    pub tags: Vec<String>,
+    /// CPU cores.
+    pub cores: u32,
+    /// The version of caju that runs there.
+    pub version: String,
+    /// Whether it gets tasks.
+    pub state: WorkerState,
+}
+
+/// Whether a worker gets tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkerState {
+    /// It does.
+    Active,
+    /// It finishes those that it has, then leaves.
+    Draining,
+    /// It is silent.
+    Lost {
+        /// Since when, in milliseconds since the Unix epoch.
+        at_ms: u64,
+    },
+}
+
+impl WorkerState {
+    /// The state's name for people.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            WorkerState::Active => "active",
+            WorkerState::Draining => "draining",
+            WorkerState::Lost { .. } => "lost",
+        }
+    }
+}
+
+impl Worker {
+    /// Whether it gets new tasks.
+    pub fn is_active(&self) -> bool {
+        self.state == WorkerState::Active
+    }
+
+    /// Whether it is silent.
+    pub fn is_lost(&self) -> bool {
+        matches!(self.state, WorkerState::Lost { .. })
+    }
+
+    /// The name for messages: the identifier and the address.
+    pub fn describe(&self) -> String {
+        format!("{} at {}", self.id, self.address)
+    }
+}

@@ -1,0 +1,259 @@
+//! From a definition to something that runs: schemas found, expressions planned, splits plannable.
+
+mod plan;
+mod steps;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use arrow_schema::{Schema, SchemaRef};
+use caju_kernels::Registry;
+use caju_pipeline::{DatasetDef, SourceDef, StageOp};
+use caju_types::{Error, Fingerprint, Result};
+use futures::stream::BoxStream;
+
+pub(crate) use steps::Step;
+
+use crate::source::{Source, SourceContext, Split, open_source};
+
+/// A definition bound to its data: everything a task needs, shared by all tasks of the dataset.
+pub struct BoundPipeline {
+    def: DatasetDef,
+    fingerprint: Fingerprint,
+    pub(crate) root: Branch,
+    plan: plan::SplitPlan,
+    stats_names: Vec<String>,
+}
+
+/// A source with the stages that follow it; the children of a combinator are branches of their own.
+pub(crate) struct Branch {
+    pub(crate) source: Arc<dyn Source>,
+    pub(crate) kind: BranchKind,
+    /// Source columns to read; all if absent. Only for leaves.
+    pub(crate) projection: Option<Vec<usize>>,
+    pub(crate) children: Vec<Branch>,
+    pub(crate) steps: Vec<Step>,
+    /// The schema after each stage of the definition, hints included; the source's first.
+    pub(crate) schemas: Vec<SchemaRef>,
+}
+
+/// What kind of source a branch starts from.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum BranchKind {
+    Leaf,
+    Concatenate,
+    Sample { weights: Vec<f64>, seed: Option<u64> },
+    Zip,
+}
+
+impl std::fmt::Debug for BoundPipeline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BoundPipeline").field("fingerprint", &self.fingerprint).finish_non_exhaustive()
+    }
+}
+
+/// Binds a definition: opens its source, finds every stage's schema and plans every expression.
+///
+/// `source_schema`: what [`BoundPipeline::source_schema`] was where somebody bound the definition before;
+/// it spares looking into the files.
+///
+/// # Errors
+/// `InvalidArgument` naming the stage for everything that is wrong with the definition, and the source's own
+/// errors (a missing file, an empty glob).
+pub async fn bind(
+    def: &DatasetDef,
+    registry: &Registry,
+    ctx: &SourceContext,
+    source_schema: Option<SchemaRef>,
+) -> Result<BoundPipeline> {
+    caju_pipeline::validate(def)?;
+    let fingerprint = Fingerprint(caju_types::hash128(def.to_json().to_string().as_bytes()));
+    let source = open_source(&def.source, ctx, source_schema).await?;
+    let root = bind_branch(def, registry, source, String::new(), 0)?;
+    let plan = plan::SplitPlan::of(def);
+    let mut root = root;
+    plan.finish_steps(&mut root.steps);
+    let stats_names = std::iter::once("source".to_string())
+        .chain(def.stages.iter().enumerate().map(|(i, s)| format!("{i}.{}", s.op.name())))
+        .chain(std::iter::once("output".to_string()))
+        .collect();
+    Ok(BoundPipeline { def: def.clone(), fingerprint, root, plan, stats_names })
+}
+
+fn bind_branch(
+    def: &DatasetDef,
+    registry: &Registry,
+    source: Arc<dyn Source>,
+    place: String,
+    depth: u32,
+) -> Result<Branch> {
+    let (kind, child_defs): (BranchKind, &[DatasetDef]) = match &def.source {
+        SourceDef::Concatenate(c) => (BranchKind::Concatenate, c),
+        SourceDef::Sample { datasets, weights, seed } => {
+            (BranchKind::Sample { weights: weights.clone(), seed: *seed }, datasets)
+        }
+        SourceDef::Zip(c) => (BranchKind::Zip, c),
+        _ => (BranchKind::Leaf, &[]),
+    };
+    let children = child_defs
+        .iter()
+        .zip(source.children())
+        .enumerate()
+        .map(|(i, (d, s))| {
+            bind_branch(d, registry, Arc::clone(s), format!("{place}source.datasets[{i}]."), depth + 1)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let input = match kind {
+        BranchKind::Leaf => source.schema(),
+        BranchKind::Zip => zipped_schema(&children, &place)?,
+        _ => common_schema(&children, &place)?,
+    };
+    let (first, _) = steps::bind_stages(def, registry, &input, &place, depth)?;
+    let needed = if kind == BranchKind::Leaf { needed_columns(def, &input, &first) } else { None };
+    let Some(needed) = needed else {
+        let (steps, schemas) = steps::bind_stages(def, registry, &input, &place, depth)?;
+        return Ok(Branch { source, kind, projection: None, children, steps, schemas });
+    };
+    let needed: Vec<usize> = needed.into_iter().collect();
+    let projected = Arc::new(input.project(&needed).map_err(|e| Error::internal(e.to_string()))?);
+    let (steps, schemas) = steps::bind_stages(def, registry, &projected, &place, depth)?;
+    Ok(Branch { source, kind, projection: Some(needed), children, steps, schemas })
+}
+
+/// The source columns that anybody reads, if some stage makes rows of named columns only; `None`: all.
+fn needed_columns(def: &DatasetDef, input: &Schema, steps: &[Step]) -> Option<BTreeSet<usize>> {
+    let width = input.fields().len();
+    let mut needed = BTreeSet::new();
+    let mut rows = steps.iter().filter_map(|s| match s {
+        Step::Rows(r) => Some(r),
+        _ => None,
+    });
+    for stage in &def.stages {
+        match &stage.op {
+            StageOp::Autocache { .. } | StageOp::Sleep(_) | StageOp::Burn(_) => continue,
+            StageOp::BucketByLength { .. } | StageOp::PaddedBatch { .. } => return None,
+            StageOp::Unnest { .. } | StageOp::FlatMap { .. } => return None,
+            op if !op.is_split_local() => continue,
+            _ => {}
+        }
+        let bound = rows.next()?;
+        let closes = matches!(stage.op, StageOp::Map(_) | StageOp::Select(_) | StageOp::ParseExample { .. });
+        // Columns that an earlier stage added are not the source's.
+        needed.extend(bound.reads().into_iter().filter(|&i| i < width));
+        if closes {
+            // Rows without columns have no length that every format keeps.
+            if needed.is_empty() {
+                needed.insert(0);
+            }
+            return (needed.len() < width).then_some(needed);
+        }
+    }
+    None
+}
+
+fn common_schema(children: &[Branch], place: &str) -> Result<SchemaRef> {
+    let first =
+        children.first().ok_or_else(|| Error::invalid(format!("{place}source: no datasets")))?.output();
+    for (i, child) in children.iter().enumerate().skip(1) {
+        let other = child.output();
+        for f in first.fields() {
+            match other.field_with_name(f.name()) {
+                Ok(g) if g.data_type() == f.data_type() => {}
+                Ok(g) => {
+                    return Err(Error::invalid(format!(
+                        "{place}source: datasets must have the same columns: `{}` is {} in dataset 0 and {} in dataset {i}; cast one of them",
+                        f.name(),
+                        f.data_type(),
+                        g.data_type()
+                    )));
+                }
+                Err(_) => {
+                    return Err(Error::invalid(format!(
+                        "{place}source: datasets must have the same columns: `{}` of dataset 0 is missing in dataset {i}; use `select` or `map` in both",
+                        f.name()
+                    )));
+                }
+            }
+        }
+        if other.fields().len() != first.fields().len()
+            || first.fields().iter().zip(other.fields()).any(|(a, b)| a.name() != b.name())
+        {
+            return Err(Error::invalid(format!(
+                "{place}source: datasets must have the same columns in the same order; dataset {i} has others than dataset 0: use `select` in both"
+            )));
+        }
+    }
+    Ok(first)
+}
+
+fn zipped_schema(children: &[Branch], place: &str) -> Result<SchemaRef> {
+    let mut fields = Vec::new();
+    let mut names = BTreeSet::new();
+    for child in children {
+        for f in child.output().fields() {
+            if !names.insert(f.name().clone()) {
+                return Err(Error::invalid(format!(
+                    "{place}source.zip: two datasets have a column `{}`; rename one with `map`",
+                    f.name()
+                )));
+            }
+            fields.push(Arc::clone(f));
+        }
+    }
+    Ok(Arc::new(Schema::new(fields)))
+}
+
+impl Branch {
+    /// The rows that leave the branch.
+    pub(crate) fn output(&self) -> SchemaRef {
+        Arc::clone(&self.schemas[self.schemas.len() - 1])
+    }
+}
+
+impl BoundPipeline {
+    /// The definition.
+    pub fn def(&self) -> &DatasetDef {
+        &self.def
+    }
+
+    /// The name of what the definition computes.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
+    /// The columns of the rows of elements.
+    pub fn schema(&self) -> SchemaRef {
+        self.root.output()
+    }
+
+    /// The source's columns, for binding the definition again elsewhere; `None` for combinators, whose
+    /// datasets each have their own.
+    pub fn source_schema(&self) -> Option<SchemaRef> {
+        (self.root.kind == BranchKind::Leaf).then(|| self.root.source.schema())
+    }
+
+    /// The columns after the source and after each stage, hints included.
+    pub fn stage_schemas(&self) -> &[SchemaRef] {
+        &self.root.schemas
+    }
+
+    /// All splits of an iteration in canonical order, repetitions one after another, found while polled.
+    pub fn splits(&self) -> BoxStream<'static, Result<Split>> {
+        self.plan.splits(&self.root.source)
+    }
+
+    /// Whether one task at a time must run everything in canonical order, because elements have to be
+    /// counted (`take` or `skip` where the counts are not known beforehand).
+    pub fn single_task(&self) -> bool {
+        self.plan.single_task()
+    }
+
+    /// Whether a `shuffle` asks for a new order of splits each epoch.
+    pub fn shuffles_splits(&self) -> bool {
+        self.def.stages.iter().any(|s| matches!(s.op, StageOp::Shuffle { .. }))
+    }
+
+    pub(crate) fn stats_names(&self) -> &[String] {
+        &self.stats_names
+    }
+}

@@ -1,0 +1,172 @@
+//! Which splits an iteration has, and in which order: repetitions, and `take` and `skip` where they can be
+//! planned away.
+
+use std::sync::Arc;
+
+use caju_pipeline::{DatasetDef, FileFormat, OnError, SourceDef, StageOp};
+use caju_types::Result;
+use futures::stream::{self, BoxStream, StreamExt};
+use parking_lot::Mutex;
+
+use super::steps::Step;
+use crate::source::{Source, Split};
+
+/// The planned part of `take`, `skip` and `repeat`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SplitPlan {
+    /// `take`s and `skip`s over source rows, in order, cut from the splits themselves.
+    trims: Vec<Trim>,
+    /// `None`: for ever.
+    repetitions: Option<u64>,
+    /// Whether counting has to happen while running.
+    counts: bool,
+    /// How many of the definition's `take` and `skip` stages are planned away: the first ones.
+    planned: usize,
+}
+
+/// A planned `take` or `skip`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trim {
+    Take(u64),
+    Skip(u64),
+}
+
+/// Whether the number of rows of every split is known without reading it.
+fn rows_known(source: &SourceDef) -> bool {
+    match source {
+        SourceDef::Files(f) => {
+            matches!(f.format, FileFormat::Parquet { .. } | FileFormat::Arrow { .. } | FileFormat::Images)
+        }
+        SourceDef::Range { .. } | SourceDef::Memory { .. } => true,
+        SourceDef::Concatenate(children) => {
+            children.iter().all(|c| rows_known(&c.source) && c.stages.iter().all(|s| keeps_rows(&s.op)))
+        }
+        SourceDef::Sample { .. } | SourceDef::Zip(_) => false,
+    }
+}
+
+/// Whether every row that goes in comes out once, in its place.
+fn keeps_rows(op: &StageOp) -> bool {
+    op.is_split_local()
+        && !matches!(op, StageOp::Filter(_) | StageOp::Unnest { .. } | StageOp::FlatMap { .. })
+}
+
+impl SplitPlan {
+    pub(crate) fn of(def: &DatasetDef) -> Self {
+        let mut plan = Self { trims: Vec::new(), repetitions: Some(1), counts: false, planned: 0 };
+        let mut plannable = rows_known(&def.source) && matches!(def.options.on_error, OnError::Fail);
+        for stage in &def.stages {
+            match &stage.op {
+                StageOp::Take(n) if plannable => plan.trims.push(Trim::Take(*n)),
+                StageOp::Skip(n) if plannable => plan.trims.push(Trim::Skip(*n)),
+                StageOp::Take(_) | StageOp::Skip(_) => plan.counts = true,
+                StageOp::Repeat(n) => {
+                    plan.repetitions = match (plan.repetitions, n) {
+                        (Some(a), Some(b)) => Some(a.saturating_mul(*b)),
+                        _ => None,
+                    };
+                    plannable = false;
+                }
+                op => plannable &= keeps_rows(op) || matches!(op, StageOp::Prefetch(_)),
+            }
+        }
+        plan.planned = plan.trims.len();
+        plan
+    }
+
+    pub(crate) fn single_task(&self) -> bool {
+        self.counts
+    }
+
+    /// Takes out the steps that are planned away, and says how short batches end.
+    pub(crate) fn finish_steps(&self, steps: &mut Vec<Step>) {
+        let mut left = self.planned;
+        steps.retain(|s| {
+            let planned = left > 0 && matches!(s, Step::Take(_) | Step::Skip(_));
+            left -= usize::from(planned);
+            !planned
+        });
+        let last_unbatch = steps.iter().rposition(|s| matches!(s, Step::Unbatch));
+        for (i, step) in steps.iter_mut().enumerate() {
+            if let Step::Batch(b) = step {
+                b.merge = !self.counts && last_unbatch.is_none_or(|u| u < i);
+            }
+        }
+    }
+
+    /// The iteration's splits. The source is listed once; later repetitions replay what was listed.
+    pub(crate) fn splits(&self, source: &Arc<dyn Source>) -> BoxStream<'static, Result<Split>> {
+        if self.repetitions == Some(0) {
+            return stream::empty().boxed();
+        }
+        let once = trimmed(source.splits(), self.trims.clone());
+        if self.repetitions == Some(1) {
+            return once;
+        }
+        let listed: Arc<Mutex<Vec<Split>>> = Arc::default();
+        let record = Arc::clone(&listed);
+        let first = once.inspect(move |s| {
+            if let Ok(s) = s {
+                record.lock().push(s.clone());
+            }
+        });
+        let last = self.repetitions;
+        let rest = stream::unfold((1u32, 0usize), move |(mut repetition, mut at)| {
+            let listed = Arc::clone(&listed);
+            async move {
+                let listed = listed.lock();
+                if at >= listed.len() {
+                    (repetition, at) = (repetition.checked_add(1)?, 0);
+                }
+                if listed.is_empty() || last.is_some_and(|n| u64::from(repetition) >= n) {
+                    return None;
+                }
+                let split = Split { repetition, ..listed[at].clone() };
+                Some((Ok(split), (repetition, at + 1)))
+            }
+        });
+        first.chain(rest).boxed()
+    }
+}
+
+/// Applies takes and skips over rows to a canonical stream of splits whose row counts are known.
+fn trimmed(splits: BoxStream<'static, Result<Split>>, trims: Vec<Trim>) -> BoxStream<'static, Result<Split>> {
+    if trims.is_empty() {
+        return splits;
+    }
+    // The window of source rows that is left, `from..to`.
+    let (mut from, mut to) = (0u64, u64::MAX);
+    for t in trims {
+        match t {
+            Trim::Skip(n) => from = from.saturating_add(n).min(to),
+            Trim::Take(n) => to = to.min(from.saturating_add(n)),
+        }
+    }
+    let mut at = 0u64;
+    splits
+        .take_while(move |s| {
+            let start = at;
+            if let Ok(s) = s {
+                at += s.rows.unwrap_or(0);
+            }
+            let go_on = start < to || s.is_err();
+            async move { go_on }
+        })
+        .scan(0u64, move |at, s| {
+            let out = s.map(|mut s| {
+                let (start, rows) = (*at, s.rows.unwrap_or(0));
+                *at += rows;
+                let (a, b) = (from.max(start), to.min(start + rows));
+                if a >= b {
+                    return None;
+                }
+                if (a, b) != (start, start + rows) {
+                    s.trim = Some((a - start, b - a));
+                }
+                Some(s)
+            });
+            async move { Some(out.transpose()) }
+        })
+        .filter_map(|s| async move { s })
+        .boxed()
+}

@@ -1,0 +1,282 @@
+//! Binding the stages of one branch, one after another.
+
+use std::sync::Arc;
+
+use arrow_schema::{Field, Fields, Schema, SchemaRef};
+use caju_kernels::{BoundExprs, Registry};
+use caju_pipeline::{Cost, DatasetDef, StageOp};
+use caju_types::{Error, Result, did_you_mean};
+
+use crate::row::example_fields;
+use crate::row::{OutColumn, RowOp, RowStage, inflated_field, unnested_schema};
+use crate::stream::Padding;
+
+/// What is left to do of a stage once its schema is known. Hints leave no step.
+#[derive(Clone)]
+pub(crate) enum Step {
+    Rows(Arc<RowStage>),
+    Cost {
+        cost: Cost,
+        burn: bool,
+        stats: usize,
+    },
+    Shuffle {
+        place: String,
+        buffer: usize,
+        max_bytes: usize,
+        seed: Option<u64>,
+        position: u32,
+    },
+    Repeat,
+    Take(u64),
+    Skip(u64),
+    Batch(BatchDef),
+    Bucket {
+        place: String,
+        length: Arc<BoundExprs>,
+        boundaries: Vec<i64>,
+        sizes: Vec<usize>,
+        drop_remainder: bool,
+        padding: Option<Padding>,
+    },
+    Unbatch,
+}
+
+/// A `batch` or `padded_batch`.
+#[derive(Clone)]
+pub(crate) struct BatchDef {
+    pub(crate) size: usize,
+    pub(crate) drop_remainder: bool,
+    pub(crate) padding: Option<Padding>,
+    /// Whether the short batch at a task's end is merged by the reader with those of other tasks.
+    pub(crate) merge: bool,
+}
+
+/// Distance between the random positions of a definition and those of the datasets nested in it.
+const NESTED_POSITIONS: u32 = 1 << 16;
+
+fn count(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+/// The steps of a definition's stages, and the schema before the first and after each of them.
+pub(crate) fn bind_stages(
+    def: &DatasetDef,
+    registry: &Registry,
+    input: &SchemaRef,
+    place: &str,
+    depth: u32,
+) -> Result<(Vec<Step>, Vec<SchemaRef>)> {
+    let mut schemas = vec![Arc::clone(input)];
+    let mut steps = Vec::new();
+    let mut streaming = false;
+    for (i, stage) in def.stages.iter().enumerate() {
+        let schema = Arc::clone(&schemas[schemas.len() - 1]);
+        let place = format!("{place}steps[{i}].{}", stage.op.name());
+        let position =
+            u32::try_from(def.stage_position_without_hints(i)).unwrap_or(u32::MAX) + depth * NESTED_POSITIONS;
+        let at = Place { place, position, stats: if depth == 0 { i + 1 } else { 0 } };
+        if streaming && matches!(stage.op, StageOp::Unnest { .. } | StageOp::FlatMap { .. }) {
+            return Err(Error::invalid(format!(
+                "{}: rows cannot be multiplied below a stream stage; put it above the first shuffle, batch, take, skip or repeat",
+                at.place
+            )));
+        }
+        streaming |= !stage.op.is_split_local();
+        let step = bind_stage(&stage.op, registry, &schema, at)?;
+        schemas.push(match &step {
+            Some(Step::Rows(r)) => Arc::clone(&r.schema),
+            _ => schema,
+        });
+        steps.extend(step);
+    }
+    Ok((steps, schemas))
+}
+
+struct Place {
+    place: String,
+    position: u32,
+    stats: usize,
+}
+
+impl Place {
+    fn rows(self, op: RowOp, schema: SchemaRef) -> Step {
+        Step::Rows(Arc::new(RowStage {
+            op,
+            place: self.place,
+            position: self.position,
+            schema,
+            stats: self.stats,
+        }))
+    }
+
+    fn wrap(&self, e: Error) -> Error {
+        e.context(&self.place)
+    }
+
+    fn column(&self, schema: &Schema, name: &str) -> Result<usize> {
+        schema.index_of(name).map_err(|_| {
+            let known: Vec<&str> = schema.fields().iter().map(|f| f.name().as_str()).collect();
+            Error::invalid(format!(
+                "{}: unknown column `{name}`{}; the row has: {}",
+                self.place,
+                did_you_mean(name, &known),
+                known.join(", ")
+            ))
+        })
+    }
+}
+
+fn bind_stage(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: Place) -> Result<Option<Step>> {
+    Ok(Some(match op {
+        StageOp::Autocache { .. } | StageOp::Prefetch(_) => return Ok(None),
+        StageOp::ParseExample { column, features } => {
+            let column = at.column(schema, column)?;
+            let fields = example_fields(features);
+            at.rows(RowOp::Parse { column, features: features.clone() }, Arc::new(Schema::new(fields)))
+        }
+        StageOp::Map(exprs) => {
+            let bound = registry.bind(&at.place, exprs, schema)?;
+            let out = (0..exprs.len()).map(OutColumn::Expr).collect();
+            let fields = bound.fields().clone();
+            project(at, Some(bound), out, fields)
+        }
+        StageOp::WithColumns(exprs) => bind_with_columns(exprs, registry, schema, at)?,
+        StageOp::Select(names) => {
+            let columns = names.iter().map(|n| at.column(schema, n)).collect::<Result<Vec<_>>>()?;
+            let fields: Fields = columns.iter().map(|&i| Arc::clone(&schema.fields()[i])).collect();
+            project(at, None, columns.into_iter().map(OutColumn::Input).collect(), fields)
+        }
+        StageOp::Filter(sql) => {
+            let bound = registry.bind_predicate(&at.place, sql, schema)?;
+            at.rows(RowOp::Filter(bound), Arc::clone(schema))
+        }
+        StageOp::Unnest { column } => {
+            let i = at.column(schema, column)?;
+            let (out, index) =
+                unnested_schema(schema, column, schema.field(i).data_type()).map_err(|e| at.wrap(e))?;
+            at.rows(RowOp::Unnest { list: OutColumn::Input(i), exprs: None, at: index }, out)
+        }
+        StageOp::FlatMap { name, expr } => {
+            let bound = registry.bind(&at.place, &[(name.clone(), expr.clone())], schema)?;
+            let list = bound.fields()[0].data_type().clone();
+            let (out, index) = unnested_schema(schema, name, &list).map_err(|e| at.wrap(e))?;
+            at.rows(RowOp::Unnest { list: OutColumn::Expr(0), exprs: Some(bound), at: index }, out)
+        }
+        StageOp::Inflate { column, factor } => {
+            let i = at.column(schema, column)?;
+            let mut fields: Vec<_> = schema.fields().iter().cloned().collect();
+            fields[i] = Arc::new(inflated_field(&fields[i], *factor).map_err(|e| at.wrap(e))?);
+            at.rows(RowOp::Inflate { column: i, factor: *factor }, Arc::new(Schema::new(fields)))
+        }
+        StageOp::Sleep(cost) => Step::Cost { cost: *cost, burn: false, stats: at.stats },
+        StageOp::Burn(cost) => Step::Cost { cost: *cost, burn: true, stats: at.stats },
+        StageOp::Shuffle { buffer, seed, max_bytes } => Step::Shuffle {
+            place: at.place,
+            buffer: count(*buffer),
+            max_bytes: count(*max_bytes),
+            seed: *seed,
+            position: at.position,
+        },
+        StageOp::Repeat(_) => Step::Repeat,
+        StageOp::Take(n) => Step::Take(*n),
+        StageOp::Skip(n) => Step::Skip(*n),
+        StageOp::Batch { size, drop_remainder } => Step::Batch(BatchDef {
+            size: count(*size),
+            drop_remainder: *drop_remainder,
+            padding: None,
+            merge: false,
+        }),
+        StageOp::PaddedBatch { size, drop_remainder, lengths, values } => {
+            for name in lengths.keys().chain(values.keys()) {
+                at.column(schema, name)?;
+            }
+            let padding = Padding { lengths: lengths.clone(), values: values.clone() };
+            Step::Batch(BatchDef {
+                size: count(*size),
+                drop_remainder: *drop_remainder,
+                padding: Some(padding),
+                merge: false,
+            })
+        }
+        StageOp::BucketByLength { length, boundaries, batch_sizes, drop_remainder, pad } => {
+            let bound = registry.bind(&at.place, &[("length".to_string(), length.clone())], schema)?;
+            let dtype = bound.fields()[0].data_type();
+            if !dtype.is_integer() {
+                return Err(Error::invalid(format!(
+                    "{}: `length` is {dtype}, not an integer: {length}",
+                    at.place
+                )));
+            }
+            if bound.is_random() {
+                return Err(Error::invalid(format!("{}: `length` may not be random: {length}", at.place)));
+            }
+            Step::Bucket {
+                place: at.place,
+                length: Arc::new(bound),
+                boundaries: boundaries.clone(),
+                sizes: batch_sizes.iter().map(|&n| count(n)).collect(),
+                drop_remainder: *drop_remainder,
+                padding: pad.then(Padding::default),
+            }
+        }
+        StageOp::Unbatch => Step::Unbatch,
+    }))
+}
+
+fn project(at: Place, exprs: Option<BoundExprs>, out: Vec<OutColumn>, fields: Fields) -> Step {
+    at.rows(RowOp::Project { exprs, out }, Arc::new(Schema::new(fields)))
+}
+
+/// Existing columns keep their place, new ones go to the end in the order given.
+fn bind_with_columns(
+    exprs: &[(String, String)],
+    registry: &Registry,
+    schema: &SchemaRef,
+    at: Place,
+) -> Result<Step> {
+    let bound = registry.bind(&at.place, exprs, schema)?;
+    let mut out: Vec<OutColumn> = (0..schema.fields().len()).map(OutColumn::Input).collect();
+    let mut fields: Vec<Arc<Field>> = schema.fields().iter().cloned().collect();
+    for (i, field) in bound.fields().iter().enumerate() {
+        match schema.index_of(field.name()) {
+            Ok(old) => {
+                out[old] = OutColumn::Expr(i);
+                fields[old] = Arc::clone(field);
+            }
+            Err(_) => {
+                out.push(OutColumn::Expr(i));
+                fields.push(Arc::clone(field));
+            }
+        }
+    }
+    Ok(project(at, Some(bound), out, fields.into()))
+}
+
+impl RowStage {
+    /// Indices of the input columns that the stage needs for what it computes or passes on by name.
+    pub(crate) fn reads(&self) -> Vec<usize> {
+        match &self.op {
+            RowOp::Parse { column, .. } | RowOp::Inflate { column, .. } => vec![*column],
+            RowOp::Project { exprs, out } => {
+                let mut columns = exprs.as_ref().map(|e| e.columns().to_vec()).unwrap_or_default();
+                // `with_columns` passes everything on; only `select` names what it passes.
+                if exprs.is_none() {
+                    columns.extend(out.iter().filter_map(|c| match c {
+                        OutColumn::Input(i) => Some(*i),
+                        OutColumn::Expr(_) => None,
+                    }));
+                }
+                columns
+            }
+            RowOp::Filter(e) => e.columns().to_vec(),
+            RowOp::Unnest { list, exprs, .. } => {
+                let mut columns = exprs.as_ref().map(|e| e.columns().to_vec()).unwrap_or_default();
+                if let OutColumn::Input(i) = list {
+                    columns.push(*i);
+                }
+                columns
+            }
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! What moves through the engine: rows, where they came from, and which of them belong together.
+
+use arrow::compute::concat_batches;
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use caju_types::{Error, Result};
+
+/// Consecutive rows of one split's split-local output.
+///
+/// The ordinal counts the rows that the split-local stages put out for the split; it does not depend on
+/// batch sizes, workers or failures, so a set of runs says exactly which rows were delivered (I3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The split's index in the iteration.
+    pub split: u64,
+    /// Ordinal of the first row.
+    pub start: u64,
+    /// Number of rows.
+    pub len: u64,
+}
+
+/// How the rows of a chunk form elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Elements {
+    /// Every row is one element (above `batch`).
+    Rows,
+    /// Consecutive rows form elements of these lengths, in rows (below `batch`).
+    Lengths(Vec<u32>),
+}
+
+/// Rows on their way, with their provenance.
+#[derive(Clone, Debug)]
+pub struct Chunk {
+    /// The rows in order; several pieces when a batch was put together without copying. Never empty; all of
+    /// one schema.
+    pub pieces: Vec<RecordBatch>,
+    /// Where the rows came from: covers exactly the rows of `pieces`, in the same order. Empty where
+    /// provenance was given up on purpose (rows made by the reader).
+    pub runs: Vec<Run>,
+    /// Which rows form elements.
+    pub elements: Elements,
+    /// Whether this is the short batch at the end of a task, which the reader merges with those of others.
+    pub remainder: bool,
+}
+
+impl Chunk {
+    /// A chunk of rows that are elements by themselves.
+    pub fn rows_of(batch: RecordBatch, runs: Vec<Run>) -> Self {
+        Self { pieces: vec![batch], runs, elements: Elements::Rows, remainder: false }
+    }
+
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        self.pieces.iter().map(RecordBatch::num_rows).sum()
+    }
+
+    /// The number of elements.
+    pub fn num_elements(&self) -> usize {
+        match &self.elements {
+            Elements::Rows => self.rows(),
+            Elements::Lengths(l) => l.len(),
+        }
+    }
+
+    /// Bytes that the rows hold on to, as far as slices let it be known: the sum of the sliced sizes.
+    pub fn bytes(&self) -> usize {
+        self.pieces.iter().map(batch_bytes).sum()
+    }
+
+    /// The schema of the rows.
+    pub fn schema(&self) -> SchemaRef {
+        self.pieces[0].schema()
+    }
+
+    /// The rows as one batch; copies only if there are several pieces.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if the rows do not fit one Arrow array (offset overflow).
+    pub fn concat(&self) -> Result<RecordBatch> {
+        if let [one] = self.pieces.as_slice() {
+            return Ok(one.clone());
+        }
+        concat_batches(&self.schema(), &self.pieces).map_err(|e| {
+            Error::exhausted(format!(
+                "a batch of {} rows does not fit one Arrow array: {e}; use a smaller `batch`",
+                self.rows()
+            ))
+        })
+    }
+
+    /// Rows `offset..offset + len` without copying. Elements must not be cut: the caller slices chunks of
+    /// rows, or at element borders.
+    #[must_use]
+    pub fn slice_rows(&self, offset: usize, len: usize) -> Self {
+        let mut pieces = Vec::new();
+        let (mut at, end) = (0, offset + len);
+        for p in &self.pieces {
+            let (s, e) = (offset.max(at), end.min(at + p.num_rows()));
+            if s < e {
+                pieces.push(p.slice(s - at, e - s));
+            }
+            at += p.num_rows();
+        }
+        if pieces.is_empty() {
+            pieces.push(self.pieces[0].slice(0, 0));
+        }
+        Self {
+            pieces,
+            runs: slice_runs(&self.runs, offset, len),
+            elements: Elements::Rows,
+            remainder: self.remainder,
+        }
+    }
+}
+
+/// The runs of rows `offset..offset + len`.
+pub fn slice_runs(runs: &[Run], offset: usize, len: usize) -> Vec<Run> {
+    let (offset, end) = (offset as u64, (offset + len) as u64);
+    let mut out = Vec::new();
+    let mut at = 0u64;
+    for r in runs {
+        let (s, e) = (offset.max(at), end.min(at + r.len));
+        if s < e {
+            push_run(&mut out, Run { split: r.split, start: r.start + (s - at), len: e - s });
+        }
+        at += r.len;
+        if at >= end {
+            break;
+        }
+    }
+    out
+}
+
+/// Appends a run, melting it with the last one where it continues it.
+pub fn push_run(runs: &mut Vec<Run>, run: Run) {
+    if run.len == 0 {
+        return;
+    }
+    if let Some(last) = runs.last_mut()
+        && last.split == run.split
+        && last.start + last.len == run.start
+    {
+        last.len += run.len;
+        return;
+    }
+    runs.push(run);
+}
+
+/// The bytes of a batch's rows, counting slices by their own length.
+pub fn batch_bytes(batch: &RecordBatch) -> usize {
+    batch.columns().iter().map(|c| array_bytes(&c.to_data())).sum()
+}
+
+fn array_bytes(data: &arrow::array::ArrayData) -> usize {
+    data.get_slice_memory_size().unwrap_or_else(|_| data.get_array_memory_size())
+}

@@ -1,0 +1,20 @@
+//! Runs a dataset definition over splits: sources, stages, provenance and profiling taps.
+//!
+//! [`bind`] turns a definition into a [`BoundPipeline`]; [`run_task`] runs it over the splits that a
+//! [`SplitFeed`] leases, and yields [`Chunk`]s of rows that know where they came from.
+
+mod bind;
+pub mod chunk;
+mod context;
+mod row;
+pub mod source;
+mod stats;
+mod stream;
+mod task;
+pub mod wire;
+
+pub use bind::{BoundPipeline, bind};
+pub use chunk::{Chunk, Elements, Run};
+pub use stats::TaskStats;
+pub use stream::{Padding, pad_batch};
+pub use task::{LeasedSplit, SplitFeed, TaskOptions, TaskRun, run_task};

@@ -1,0 +1,308 @@
+//! Row stages: operators that look at rows one by one, run over whole batches.
+//!
+//! A row stage is bound once and run by many threads. It never reorders rows: it keeps, drops or repeats
+//! them, and says which ([`Kept`]), so that the caller can carry provenance along.
+
+mod cost;
+mod inflate;
+mod nested;
+
+use std::sync::Arc;
+
+use arrow::compute::{filter_record_batch, prep_null_mask_filter};
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, BooleanArray, RecordBatch, UInt32Array};
+use arrow_schema::SchemaRef;
+use caju_kernels::{BoundExprs, RowError};
+use caju_pipeline::Feature;
+use caju_types::{Error, Result};
+
+pub(crate) use cost::pay;
+pub(crate) use inflate::{inflate, inflated_field};
+pub(crate) use nested::{unnest, unnested_schema};
+
+use crate::chunk::{Run, push_run};
+use crate::context::TaskContext;
+
+/// A bound row stage.
+pub(crate) struct RowStage {
+    pub(crate) op: RowOp,
+    /// Where it stands in the definition, for messages: `steps[3].map`.
+    pub(crate) place: String,
+    /// Its position not counting hints, which enters the keys of random functions.
+    pub(crate) position: u32,
+    /// The rows that it puts out.
+    pub(crate) schema: SchemaRef,
+    /// Index of its counters.
+    pub(crate) stats: usize,
+}
+
+/// One column of a projection's output.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum OutColumn {
+    /// An input column, as it is.
+    Input(usize),
+    /// The n-th expression.
+    Expr(usize),
+}
+
+pub(crate) enum RowOp {
+    /// tf.train.Example records to columns.
+    Parse { column: usize, features: Vec<(String, Feature)> },
+    /// `map`, `with_columns`, `select`.
+    Project { exprs: Option<BoundExprs>, out: Vec<OutColumn> },
+    /// Keeps the rows for which the first expression is true.
+    Filter(BoundExprs),
+    /// `unnest` (the list is an input column) and `flat_map` (the list is an expression).
+    Unnest { list: OutColumn, exprs: Option<BoundExprs>, at: usize },
+    /// Makes values longer.
+    Inflate { column: usize, factor: f64 },
+}
+
+/// Which input rows are in the output.
+#[derive(Debug, Clone)]
+pub(crate) enum Kept {
+    /// All, once each.
+    All,
+    /// These, in order.
+    Mask(BooleanArray),
+    /// These input rows, in order, possibly repeated.
+    Rows(UInt32Array),
+}
+
+impl RowStage {
+    /// Whether the stage draws random numbers.
+    pub(crate) fn is_random(&self) -> bool {
+        match &self.op {
+            RowOp::Project { exprs, .. } | RowOp::Unnest { exprs, .. } => {
+                exprs.as_ref().is_some_and(BoundExprs::is_random)
+            }
+            RowOp::Filter(e) => e.is_random(),
+            _ => false,
+        }
+    }
+
+    /// Whether rows may be dropped or repeated (so that ordinals below differ from those above).
+    pub(crate) fn renumbers(&self) -> bool {
+        matches!(self.op, RowOp::Filter(_) | RowOp::Unnest { .. })
+    }
+
+    /// Runs the stage over rows whose provenance is `runs`.
+    pub(crate) fn run(
+        &self,
+        ctx: &TaskContext,
+        batch: &RecordBatch,
+        runs: &[Run],
+    ) -> Result<(RecordBatch, Kept)> {
+        let counters = ctx.stats.stage(self.stats);
+        let result = counters.timed(|| self.run_or_skip(ctx, batch, runs));
+        if let Ok((out, _)) = &result {
+            counters.moved(batch.num_rows(), out.num_rows(), crate::chunk::batch_bytes(out));
+        }
+        result
+    }
+
+    fn run_or_skip(
+        &self,
+        ctx: &TaskContext,
+        batch: &RecordBatch,
+        runs: &[Run],
+    ) -> Result<(RecordBatch, Kept)> {
+        match self.apply(ctx, batch, runs) {
+            Ok(done) => Ok(done),
+            Err(e) => {
+                let located = self.locate(ctx, runs, &e);
+                if e.row.is_none() || !ctx.skips() || !located.is_data_error() {
+                    return Err(located);
+                }
+                self.run_row_by_row(ctx, batch, runs)
+            }
+        }
+    }
+
+    /// The slow path of `on_error: skip`: finds the bad rows by running each row alone.
+    fn run_row_by_row(
+        &self,
+        ctx: &TaskContext,
+        batch: &RecordBatch,
+        runs: &[Run],
+    ) -> Result<(RecordBatch, Kept)> {
+        let mut pieces = Vec::with_capacity(batch.num_rows());
+        let mut kept = Vec::with_capacity(batch.num_rows());
+        for row in 0..batch.num_rows() {
+            let run = crate::chunk::slice_runs(runs, row, 1);
+            match self.apply(ctx, &batch.slice(row, 1), &run) {
+                Ok((out, _)) => {
+                    let index =
+                        u32::try_from(row).map_err(|_| Error::internal("a batch has more than 2^32 rows"))?;
+                    kept.extend(std::iter::repeat_n(index, out.num_rows()));
+                    pieces.push(out);
+                }
+                Err(e) => {
+                    let located = self.locate(ctx, &run, &e);
+                    if e.row.is_none() || !located.is_data_error() {
+                        return Err(located);
+                    }
+                    ctx.skip(&located)?;
+                }
+            }
+        }
+        let out = arrow::compute::concat_batches(&self.schema, &pieces)
+            .map_err(|e| Error::internal(format!("{}: {e}", self.place)))?;
+        Ok((out, Kept::Rows(kept.into())))
+    }
+
+    fn locate(&self, ctx: &TaskContext, runs: &[Run], e: &RowError) -> Error {
+        let mut row = e.row.unwrap_or(0) as u64;
+        for run in runs {
+            if row < run.len && e.row.is_some() {
+                return e.error.clone().context(format!(
+                    "{}: {}",
+                    self.place,
+                    ctx.place(run.split, run.start + row)
+                ));
+            }
+            row = row.saturating_sub(run.len);
+        }
+        e.error.clone().context(&self.place)
+    }
+
+    fn apply(
+        &self,
+        ctx: &TaskContext,
+        batch: &RecordBatch,
+        runs: &[Run],
+    ) -> Result<(RecordBatch, Kept), RowError> {
+        match &self.op {
+            RowOp::Parse { column, features } => {
+                let records = batch.column(*column);
+                let records = records.as_binary_opt::<i32>().ok_or_else(|| {
+                    whole(Error::invalid(format!(
+                        "parse_example needs binary records, the column is {}",
+                        records.data_type()
+                    )))
+                })?;
+                let columns = parse_example(records, features)
+                    .map_err(|(row, error)| RowError { row: Some(row), error })?;
+                Ok((self.batch(columns, batch.num_rows())?, Kept::All))
+            }
+            RowOp::Project { exprs, out } => {
+                let values = self.evaluate(ctx, exprs.as_ref(), batch, runs)?;
+                let columns = out.iter().map(|c| pick(*c, batch, &values)).collect();
+                Ok((self.batch(columns, batch.num_rows())?, Kept::All))
+            }
+            RowOp::Filter(predicate) => {
+                let values = self.evaluate(ctx, Some(predicate), batch, runs)?;
+                let mask = values[0]
+                    .as_boolean_opt()
+                    .ok_or_else(|| whole(Error::internal("a filter is not boolean")))?;
+                let mask = if mask.null_count() > 0 { prep_null_mask_filter(mask) } else { mask.clone() };
+                if mask.true_count() == mask.len() {
+                    return Ok((batch.clone(), Kept::All));
+                }
+                let out =
+                    filter_record_batch(batch, &mask).map_err(|e| whole(Error::internal(e.to_string())))?;
+                Ok((out, Kept::Mask(mask)))
+            }
+            RowOp::Unnest { list, exprs, at } => {
+                let values = self.evaluate(ctx, exprs.as_ref(), batch, runs)?;
+                let list = pick(*list, batch, &values);
+                let (out, rows) = unnest(batch, &list, *at, &self.schema).map_err(whole)?;
+                Ok((out, Kept::Rows(rows)))
+            }
+            RowOp::Inflate { column, factor } => {
+                let mut columns = batch.columns().to_vec();
+                columns[*column] =
+                    inflate(&columns[*column], *factor, self.schema.field(*column)).map_err(whole)?;
+                Ok((self.batch(columns, batch.num_rows())?, Kept::All))
+            }
+        }
+    }
+
+    fn evaluate(
+        &self,
+        ctx: &TaskContext,
+        exprs: Option<&BoundExprs>,
+        batch: &RecordBatch,
+        runs: &[Run],
+    ) -> Result<Vec<ArrayRef>, RowError> {
+        let Some(exprs) = exprs else { return Ok(Vec::new()) };
+        let keys = exprs.is_random().then(|| ctx.keys(self.position, runs));
+        exprs.evaluate(batch, keys.as_ref())
+    }
+
+    fn batch(&self, columns: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch, RowError> {
+        let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(rows));
+        RecordBatch::try_new_with_options(Arc::clone(&self.schema), columns, &options)
+            .map_err(|e| whole(Error::internal(format!("{}: {e}", self.place))))
+    }
+}
+
+fn whole(error: Error) -> RowError {
+    RowError { row: None, error }
+}
+
+fn pick(column: OutColumn, batch: &RecordBatch, values: &[ArrayRef]) -> ArrayRef {
+    match column {
+        OutColumn::Input(i) => Arc::clone(batch.column(i)),
+        OutColumn::Expr(i) => Arc::clone(&values[i]),
+    }
+}
+
+impl Kept {
+    /// Provenance of the kept rows: each keeps the ordinal that it had.
+    pub(crate) fn runs(&self, runs: &[Run]) -> Vec<Run> {
+        match self {
+            Kept::All => runs.to_vec(),
+            Kept::Mask(mask) => {
+                let mut out = Vec::new();
+                let mut at = 0usize;
+                for run in runs {
+                    let len = usize::try_from(run.len).unwrap_or(0);
+                    let part = mask.slice(at, len);
+                    for (s, e) in part.values().set_slices() {
+                        push_run(
+                            &mut out,
+                            Run { split: run.split, start: run.start + s as u64, len: (e - s) as u64 },
+                        );
+                    }
+                    at += len;
+                }
+                out
+            }
+            Kept::Rows(rows) => {
+                let mut out = Vec::new();
+                let mut index = runs.iter().scan(0u64, |at, r| {
+                    let start = *at;
+                    *at += r.len;
+                    Some((start, *r))
+                });
+                let mut current = index.next();
+                for &row in rows.values() {
+                    let row = u64::from(row);
+                    while let Some((start, run)) = current {
+                        if row < start + run.len {
+                            push_run(
+                                &mut out,
+                                Run { split: run.split, start: run.start + row - start, len: 1 },
+                            );
+                            break;
+                        }
+                        current = index.next();
+                    }
+                }
+                out
+            }
+        }
+    }
+}
+
+pub(crate) fn parse_example(
+    _r: &arrow_array::BinaryArray,
+    _f: &[(String, Feature)],
+) -> Result<Vec<ArrayRef>, (usize, Error)> {
+    Err((0, Error::unimplemented("x")))
+}
+pub(crate) fn example_fields(_f: &[(String, Feature)]) -> Vec<arrow_schema::Field> {
+    vec![]
+}

@@ -1,0 +1,354 @@
+//! Reading a file at the version that was listed, or not at all.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use caju_runtime::stores::{CountingStore, Listed, Location, local_version, store_error};
+use caju_runtime::IoCounters;
+use caju_types::{Error, Result};
+use futures::stream::{self, BoxStream, StreamExt};
+use object_store::{GetOptions, ObjectStore, coalesce_ranges};
+use parking_lot::Mutex;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{FileRef, FileVersion, SourceContext};
+
+/// Ranges of one local request that lie this close are read in one go.
+const LOCAL_COALESCE: u64 = 16 << 10;
+/// The same for remote stores.
+const REMOTE_COALESCE: u64 = 512 << 10;
+/// Blocks that are read ahead of the consumer.
+const LOCAL_AHEAD: usize = 1;
+const REMOTE_AHEAD: usize = 3;
+
+/// The reference of a file that a listing found.
+pub(super) fn file_ref(listed: &Listed) -> FileRef {
+    let version = FileVersion {
+        size: listed.size,
+        etag: listed.etag.clone(),
+        mtime_ns: listed.mtime_ns,
+        ctime_ns: listed.ctime_ns,
+        content_hash: None,
+    };
+    FileRef { url: listed.url.to_string(), version }
+}
+
+fn changed(url: &str, how: &str) -> Error {
+    Error::failed_precondition(format!(
+        "{url}: the file changed while it was read ({how}); start again, and keep source files unchanged \
+         during a run"
+    ))
+}
+
+/// A file that is read at one version only. Shared by reference counting; reads may run side by side.
+#[derive(Debug)]
+pub(super) struct SourceFile {
+    /// The file as it was listed.
+    pub(super) file: FileRef,
+    at: Location,
+    store: CountingStore,
+    io: Arc<IoCounters>,
+    block_bytes: u64,
+    local: Mutex<Option<Arc<Mutex<File>>>>,
+    /// The version to ask for; differs from the listed one only under `version: content`.
+    version: Mutex<FileVersion>,
+}
+
+impl SourceFile {
+    /// Names the file; nothing is read yet.
+    pub(super) fn new(ctx: &SourceContext, file: &FileRef) -> Result<Arc<Self>> {
+        let at = ctx.stores.resolve(&file.url)?;
+        Ok(Arc::new(Self {
+            file: file.clone(),
+            store: CountingStore::new(Arc::clone(&at.store), Arc::clone(&ctx.io)),
+            at,
+            io: Arc::clone(&ctx.io),
+            block_bytes: ctx.limits.block_bytes.max(4096),
+            local: Mutex::new(None),
+            version: Mutex::new(file.version.clone()),
+        }))
+    }
+
+    /// Size in bytes.
+    pub(super) fn size(&self) -> u64 {
+        self.file.version.size
+    }
+
+    /// Whether requests are cheap: a file of this machine.
+    pub(super) fn is_local(&self) -> bool {
+        self.at.local.is_some()
+    }
+
+    /// The bytes of a range; the range must lie within the file.
+    pub(super) async fn read(self: &Arc<Self>, range: Range<u64>) -> Result<Bytes> {
+        let mut all = self.read_ranges(vec![range]).await?;
+        all.pop().ok_or_else(|| Error::internal("no range"))
+    }
+
+    /// The bytes of several ranges, near ones in one request.
+    pub(super) async fn read_ranges(self: &Arc<Self>, ranges: Vec<Range<u64>>) -> Result<Vec<Bytes>> {
+        if self.is_local() {
+            return self.with_local(move |f| f.ranges(&ranges)).await;
+        }
+        coalesce_ranges(&ranges, |range| self.get(range), REMOTE_COALESCE).await
+    }
+
+    /// A range as consecutive blocks, read ahead of the consumer within a bound.
+    pub(super) fn blocks(self: &Arc<Self>, range: Range<u64>) -> BoxStream<'static, Result<Bytes>> {
+        let (step, end) = (self.block_bytes, range.end);
+        let file = Arc::clone(self);
+        let ahead = if self.is_local() { LOCAL_AHEAD } else { REMOTE_AHEAD };
+        // The first block is small: the first rows should not wait for a large read.
+        let first = range.start..end.min(range.start + step.min(512 << 10));
+        let mut at = first.end;
+        let rest = std::iter::from_fn(move || {
+            let next = at..end.min(at + step);
+            at = next.end;
+            (next.start < next.end).then_some(next)
+        });
+        stream::iter((!first.is_empty()).then_some(first).into_iter().chain(rest))
+            .map(move |range| {
+                let file = Arc::clone(&file);
+                async move { file.read(range).await }
+            })
+            .buffered(1 + ahead)
+            .boxed()
+    }
+
+    /// Runs a closure that may read the local file many times, on a thread where that is allowed.
+    pub(super) async fn with_local<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&mut LocalReads) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let me = Arc::clone(self);
+        let run = move || {
+            let handle = me.open_local()?;
+            let mut reads = LocalReads { me: &me, file: &mut handle.lock(), bytes: 0, requests: 0 };
+            let result = work(&mut reads);
+            // A read is good only if the file was the same all the while.
+            let after = me.check_local(reads.file);
+            reads.count();
+            after.and(result)
+        };
+        match tokio::task::spawn_blocking(run).await {
+            Ok(result) => result,
+            Err(e) => Err(Error::cancelled(format!("{}: the read was stopped: {e}", self.file.url))),
+        }
+    }
+
+    fn open_local(&self) -> Result<Arc<Mutex<File>>> {
+        let mut local = self.local.lock();
+        if let Some(handle) = &*local {
+            return Ok(Arc::clone(handle));
+        }
+        let path = self.at.local.as_deref().ok_or_else(|| Error::internal("not a local file"))?;
+        let mut file = File::open(path).map_err(|e| self.io_error(&e))?;
+        if let Err(e) = self.check_local(&file) {
+            self.adopt_local(&mut file, e)?;
+        }
+        let handle = Arc::new(Mutex::new(file));
+        *local = Some(Arc::clone(&handle));
+        Ok(handle)
+    }
+
+    fn check_local(&self, file: &File) -> Result<()> {
+        let (size, mtime, ctime) = local_version(&file.metadata().map_err(|e| self.io_error(&e))?);
+        let want = self.version.lock();
+        let how = if want.size != size {
+            format!("it had {} bytes and has {size}", want.size)
+        } else if want.mtime_ns != Some(mtime) {
+            "its modification time is another one".to_string()
+        } else if want.ctime_ns != Some(ctime) {
+            "its change time is another one".to_string()
+        } else {
+            return Ok(());
+        };
+        Err(changed(&self.file.url, &how))
+    }
+
+    /// Under `version: content` a file with other times is the same file if its content is.
+    fn adopt_local(&self, file: &mut File, otherwise: Error) -> Result<()> {
+        let Some(want) = &self.file.version.content_hash else { return Err(otherwise) };
+        let (size, mtime, ctime) = local_version(&file.metadata().map_err(|e| self.io_error(&e))?);
+        let mut hash = Xxh3::new();
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            let n = file.read(&mut buffer).map_err(|e| self.io_error(&e))?;
+            if n == 0 {
+                break;
+            }
+            self.io.add_read(n as u64);
+            hash.update(&buffer[..n]);
+        }
+        if &hex(hash.digest128()) != want {
+            return Err(otherwise);
+        }
+        let mut version = self.version.lock();
+        (version.size, version.mtime_ns, version.ctime_ns) = (size, Some(mtime), Some(ctime));
+        Ok(())
+    }
+
+    fn io_error(&self, error: &std::io::Error) -> Error {
+        let url = &self.file.url;
+        match error.kind() {
+            std::io::ErrorKind::NotFound => Error::not_found(format!("{url}: the file was listed and is gone")),
+            std::io::ErrorKind::PermissionDenied => {
+                Error::permission_denied(format!("{url}: permission denied; let the user that runs caju read it"))
+            }
+            std::io::ErrorKind::UnexpectedEof => changed(url, "it became shorter"),
+            _ => Error::unavailable(format!("{url}: {error}")),
+        }
+    }
+
+    async fn get(self: &Arc<Self>, range: Range<u64>) -> Result<Bytes> {
+        match self.get_once(range.clone()).await {
+            Err(e) if self.file.version.content_hash.is_some() && is_changed(&e) => {
+                self.adopt_remote(e).await?;
+                self.get_once(range).await
+            }
+            result => result,
+        }
+    }
+
+    async fn get_once(&self, range: Range<u64>) -> Result<Bytes> {
+        if range.is_empty() {
+            return Ok(Bytes::new());
+        }
+        let url = &self.file.url;
+        let want = self.version.lock().clone();
+        let options =
+            GetOptions { if_match: want.etag.clone(), range: Some(range.clone().into()), ..GetOptions::default() };
+        let error = |e: object_store::Error| match e {
+            object_store::Error::NotFound { .. } => {
+                Error::not_found(format!("{url}: the object was listed and is gone"))
+            }
+            e => store_error(url, e),
+        };
+        let result = self.store.get_opts(&self.at.path, options).await.map_err(error)?;
+        // Some stores ignore If-Match: the answer tells which version it is of.
+        let meta = &result.meta;
+        if let (Some(a), Some(b)) = (&want.etag, &meta.e_tag) {
+            if a != b {
+                return Err(changed(url, "its e-tag is another one"));
+            }
+        } else if meta.last_modified.timestamp_nanos_opt() != want.mtime_ns && want.mtime_ns.is_some() {
+            return Err(changed(url, "its modification time is another one"));
+        }
+        if meta.size != want.size {
+            return Err(changed(url, &format!("it had {} bytes and has {}", want.size, meta.size)));
+        }
+        let bytes = result.bytes().await.map_err(error)?;
+        if bytes.len() as u64 != range.end - range.start {
+            return Err(Error::unavailable(format!(
+                "{url}: the store answered {} bytes instead of {}",
+                bytes.len(),
+                range.end - range.start
+            )));
+        }
+        Ok(bytes)
+    }
+
+    async fn adopt_remote(self: &Arc<Self>, otherwise: Error) -> Result<()> {
+        let now = file_ref(&self.stores_head().await?);
+        *self.version.lock() = now.version;
+        if Some(self.content_hash().await?) == self.file.version.content_hash {
+            return Ok(());
+        }
+        Err(otherwise)
+    }
+
+    async fn stores_head(&self) -> Result<Listed> {
+        let options = GetOptions { head: true, ..GetOptions::default() };
+        let meta = self.store.get_opts(&self.at.path, options).await.map_err(|e| store_error(&self.file.url, e))?.meta;
+        Ok(Listed {
+            url: self.at.url.clone(),
+            size: meta.size,
+            etag: meta.e_tag,
+            mtime_ns: meta.last_modified.timestamp_nanos_opt(),
+            ctime_ns: None,
+        })
+    }
+
+    /// xxh3-128 of the whole content, in hexadecimal.
+    pub(super) async fn content_hash(self: &Arc<Self>) -> Result<String> {
+        let mut hash = Xxh3::new();
+        let size = self.version.lock().size;
+        let mut at = 0;
+        while at < size {
+            let end = size.min(at + self.block_bytes);
+            let block = if self.is_local() { self.read(at..end).await? } else { self.get_once(at..end).await? };
+            hash.update(&block);
+            at = end;
+        }
+        Ok(hex(hash.digest128()))
+    }
+}
+
+fn hex(hash: u128) -> String {
+    format!("{hash:032x}")
+}
+
+fn is_changed(e: &Error) -> bool {
+    e.kind() == caju_types::ErrorKind::FailedPrecondition
+}
+
+/// Reads of a local file on a thread that may block.
+pub(super) struct LocalReads<'a> {
+    me: &'a SourceFile,
+    file: &'a mut File,
+    bytes: u64,
+    requests: u64,
+}
+
+impl LocalReads<'_> {
+    /// The bytes of a range.
+    pub(super) fn read(&mut self, range: Range<u64>) -> Result<Vec<u8>> {
+        let len = usize::try_from(range.end - range.start).map_err(|e| Error::internal(e.to_string()))?;
+        let mut out = Vec::with_capacity(len);
+        self.file.seek(SeekFrom::Start(range.start)).map_err(|e| self.me.io_error(&e))?;
+        let n = (&mut *self.file).take(len as u64).read_to_end(&mut out).map_err(|e| self.me.io_error(&e))?;
+        if n < len {
+            return Err(changed(&self.me.file.url, "it became shorter"));
+        }
+        self.bytes += len as u64;
+        self.requests += 1;
+        Ok(out)
+    }
+
+    fn ranges(&mut self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        if let [range] = ranges {
+            return Ok(vec![self.read(range.clone())?.into()]);
+        }
+        let mut order: Vec<usize> = (0..ranges.len()).collect();
+        order.sort_unstable_by_key(|&i| ranges[i].start);
+        let mut out = vec![Bytes::new(); ranges.len()];
+        let mut i = 0;
+        while i < order.len() {
+            let start = ranges[order[i]].start;
+            let mut end = ranges[order[i]].end;
+            let mut j = i + 1;
+            while j < order.len() && ranges[order[j]].start <= end + LOCAL_COALESCE {
+                end = end.max(ranges[order[j]].end);
+                j += 1;
+            }
+            let bytes = Bytes::from(self.read(start..end)?);
+            for &k in &order[i..j] {
+                let (a, b) = (ranges[k].start - start, ranges[k].end - start);
+                #[expect(clippy::cast_possible_truncation, reason = "within a buffer in memory")]
+                let part = bytes.slice(a as usize..b as usize);
+                out[k] = part;
+            }
+            i = j;
+        }
+        Ok(out)
+    }
+
+    fn count(&self) {
+        for i in 0..self.requests {
+            self.me.io.add_read(if i == 0 { self.bytes } else { 0 });
+        }
+    }
+}

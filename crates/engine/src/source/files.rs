@@ -1,0 +1,156 @@
+//! Sources made of files: listing, versions, cutting, and the formats behind one trait.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use caju_pipeline::{FileFormat, FileSource, VersionRule};
+use caju_types::{Error, Result};
+use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
+
+use super::file::{SourceFile, file_ref};
+use super::split::split_key;
+use super::trim::trimmed;
+use super::{FileRef, ReadOptions, Source, SourceContext, Split, SplitRange};
+
+/// Files whose footers are read, or whose contents are hashed, ahead of the one that is asked for.
+const FILES_AHEAD: usize = 8;
+
+/// One format of files.
+pub(super) trait Format: Send + Sync + 'static {
+    /// The schema of the rows.
+    fn schema(&self) -> SchemaRef;
+
+    /// The splits of one file, in order.
+    fn cut(&self, ctx: &SourceContext, file: FileRef, split_bytes: u64) -> BoxFuture<'static, Result<Vec<Split>>>;
+
+    /// The rows of one split of a file, columns picked, before `split.trim`.
+    fn read(
+        &self,
+        ctx: &SourceContext,
+        file: Arc<SourceFile>,
+        split: &Split,
+        options: &ReadOptions,
+    ) -> BoxStream<'static, Result<RecordBatch>>;
+
+    /// Whether [`Format::read`] drops the rows outside `split.trim` itself.
+    fn trims(&self) -> bool {
+        false
+    }
+}
+
+/// The extensions that name a format's files in a folder.
+pub(super) fn extensions(format: &FileFormat) -> &'static [&'static str] {
+    match format {
+        FileFormat::TfRecord { .. } => &[
+            "tfrecord", "tfrecords", "tfrec", "tfrecord.gz", "tfrecords.gz", "tfrecord.zst", "tfrecords.zst",
+        ],
+        FileFormat::Parquet { .. } => &["parquet", "pq"],
+        FileFormat::Arrow { .. } => &["arrow", "feather", "ipc"],
+        FileFormat::WebDataset { .. } => &["tar", "tar.gz", "tgz", "tar.zst"],
+        FileFormat::Csv { .. } => &["csv", "tsv", "csv.gz", "tsv.gz", "csv.zst", "tsv.zst"],
+        FileFormat::Json { .. } => &["json", "jsonl", "ndjson", "json.gz", "jsonl.gz", "ndjson.gz", "jsonl.zst"],
+        FileFormat::Images => &["jpg", "jpeg", "png", "webp"],
+    }
+}
+
+/// The files of a source in canonical order: as the paths are given, sorted by key within each. A file that
+/// several paths match is read once, at its first place.
+pub(super) fn list_files(ctx: &SourceContext, def: &FileSource) -> BoxStream<'static, Result<FileRef>> {
+    let (stores, io, extensions) = (Arc::clone(&ctx.stores), Arc::clone(&ctx.io), extensions(&def.format));
+    let mut seen = (def.paths.len() > 1).then(HashSet::new);
+    let hashed = def.version == VersionRule::Content;
+    let context = ctx.clone();
+    let listed = stream::iter(def.paths.clone())
+        .flat_map(move |path| stores.list(&path, extensions, &io))
+        .map_ok(|listed| file_ref(&listed))
+        .try_filter(move |file| std::future::ready(seen.as_mut().is_none_or(|s| s.insert(file.url.clone()))));
+    if !hashed {
+        return listed.boxed();
+    }
+    listed
+        .map(move |file| {
+            let context = context.clone();
+            async move {
+                let mut file = file?;
+                file.version.content_hash = Some(SourceFile::new(&context, &file)?.content_hash().await?);
+                Ok(file)
+            }
+        })
+        .buffered(FILES_AHEAD)
+        .boxed()
+}
+
+/// A split of a file.
+pub(super) fn file_split(file: &FileRef, range: SplitRange, rows: Option<u64>) -> Split {
+    let key = split_key(Some(file), &range);
+    Split { child: Vec::new(), repetition: 0, key, file: Some(file.clone()), range, rows, trim: None }
+}
+
+/// Cuts a file into byte ranges of about `split_bytes` (the last one has half to one and a half of it);
+/// none: the file cannot be cut. An empty file has no split.
+pub(super) fn byte_splits(file: &FileRef, split_bytes: Option<u64>) -> Vec<Split> {
+    let size = file.version.size;
+    if size == 0 {
+        return Vec::new();
+    }
+    let step = split_bytes.unwrap_or(size).max(1);
+    let pieces = ((size + step / 2) / step).max(1);
+    if pieces == 1 {
+        return vec![file_split(file, SplitRange::Whole, None)];
+    }
+    (0..pieces)
+        .map(|i| {
+            let end = if i + 1 == pieces { size } else { (i + 1) * step };
+            file_split(file, SplitRange::Bytes { start: i * step, end }, None)
+        })
+        .collect()
+}
+
+/// A source of files of one format.
+pub(super) struct FilesSource<F> {
+    format: Arc<F>,
+    def: FileSource,
+    ctx: SourceContext,
+}
+
+impl<F: Format> FilesSource<F> {
+    pub(super) fn new(format: F, def: &FileSource, ctx: &SourceContext) -> Self {
+        Self { format: Arc::new(format), def: def.clone(), ctx: ctx.clone() }
+    }
+}
+
+impl<F: Format> Source for FilesSource<F> {
+    fn schema(&self) -> SchemaRef {
+        self.format.schema()
+    }
+
+    fn splits(&self) -> BoxStream<'static, Result<Split>> {
+        let (format, ctx, split_bytes) = (Arc::clone(&self.format), self.ctx.clone(), self.def.split_bytes);
+        list_files(&self.ctx, &self.def)
+            .map(move |file| {
+                let cut = file.map(|file| format.cut(&ctx, file, split_bytes));
+                async move { cut?.await }
+            })
+            .buffered(FILES_AHEAD)
+            .map_ok(|splits| stream::iter(splits.into_iter().map(Ok)))
+            .try_flatten()
+            .boxed()
+    }
+
+    fn read(&self, split: &Split, options: &ReadOptions) -> BoxStream<'static, Result<RecordBatch>> {
+        let file = match &split.file {
+            Some(file) => SourceFile::new(&self.ctx, file),
+            None => Err(Error::internal(format!("{}: the split names no file", split.describe()))),
+        };
+        match file {
+            Ok(file) => {
+                let rows = self.format.read(&self.ctx, file, split, options);
+                if self.format.trims() { rows } else { trimmed(rows, split.trim) }
+            }
+            Err(e) => stream::once(async move { Err(e) }).boxed(),
+        }
+    }
+}

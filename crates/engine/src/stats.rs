@@ -1,0 +1,102 @@
+//! Profiling taps: what each stage of a task did, counted without locks.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use caju_proto::v1::StageStats;
+use caju_runtime::thread_cpu_time;
+
+/// Counters of one stage.
+#[derive(Debug, Default)]
+pub struct StageCounters {
+    name: String,
+    rows_in: AtomicU64,
+    rows_out: AtomicU64,
+    bytes_out: AtomicU64,
+    cpu_ns: AtomicU64,
+    busy_ns: AtomicU64,
+    wait_in_ns: AtomicU64,
+    wait_out_ns: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, d: Duration) {
+    counter.fetch_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+}
+
+fn seconds(counter: &AtomicU64) -> f64 {
+    Duration::from_nanos(counter.load(Ordering::Relaxed)).as_secs_f64()
+}
+
+impl StageCounters {
+    /// Runs a piece of the stage's work on this thread and counts its time.
+    pub(crate) fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
+        let (wall, cpu) = (Instant::now(), thread_cpu_time());
+        let out = work();
+        add(&self.cpu_ns, thread_cpu_time().saturating_sub(cpu));
+        add(&self.busy_ns, wall.elapsed());
+        out
+    }
+
+    pub(crate) fn moved(&self, rows_in: usize, rows_out: usize, bytes_out: usize) {
+        self.rows_in.fetch_add(rows_in as u64, Ordering::Relaxed);
+        self.rows_out.fetch_add(rows_out as u64, Ordering::Relaxed);
+        self.bytes_out.fetch_add(bytes_out as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn busy(&self, d: Duration) {
+        add(&self.busy_ns, d);
+    }
+
+    pub(crate) fn waited_in(&self, d: Duration) {
+        add(&self.wait_in_ns, d);
+    }
+
+    /// Time that the task waited for room behind this stage.
+    pub fn waited_out(&self, d: Duration) {
+        add(&self.wait_out_ns, d);
+    }
+
+    fn snapshot(&self) -> StageStats {
+        StageStats {
+            name: self.name.clone(),
+            rows_in: self.rows_in.load(Ordering::Relaxed),
+            rows_out: self.rows_out.load(Ordering::Relaxed),
+            bytes_out: self.bytes_out.load(Ordering::Relaxed),
+            cpu_s: seconds(&self.cpu_ns),
+            busy_s: seconds(&self.busy_ns),
+            wait_in_s: seconds(&self.wait_in_ns),
+            wait_out_s: seconds(&self.wait_out_ns),
+        }
+    }
+}
+
+/// Counters of all stages of a task: the source first, the output last.
+#[derive(Debug)]
+pub struct TaskStats {
+    stages: Vec<StageCounters>,
+}
+
+impl TaskStats {
+    pub(crate) fn new(names: impl IntoIterator<Item = String>) -> Self {
+        Self { stages: names.into_iter().map(|name| StageCounters { name, ..Default::default() }).collect() }
+    }
+
+    pub(crate) fn stage(&self, index: usize) -> &StageCounters {
+        &self.stages[index]
+    }
+
+    /// The source's counters.
+    pub(crate) fn source(&self) -> &StageCounters {
+        &self.stages[0]
+    }
+
+    /// The output's counters: `wait_out` is time that the reader was the bottleneck.
+    pub fn output(&self) -> &StageCounters {
+        &self.stages[self.stages.len() - 1]
+    }
+
+    /// What was counted so far.
+    pub fn snapshot(&self) -> Vec<StageStats> {
+        self.stages.iter().map(StageCounters::snapshot).collect()
+    }
+}

@@ -1,0 +1,117 @@
+//! `bucket_by_length`: rows of like length share a batch.
+
+use arrow::compute::{cast, take_record_batch};
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
+use arrow_array::{Array, UInt32Array};
+use arrow_schema::DataType;
+use caju_kernels::BoundExprs;
+use caju_types::{Error, Result};
+
+use super::batch::Pending;
+use super::{Flow, Padding, StreamStage, pad_batch};
+use crate::chunk::{Chunk, Run, push_run};
+
+/// Collects rows by length class; each full class becomes a batch.
+pub(crate) struct Bucket {
+    pub(crate) length: BoundExprs,
+    pub(crate) place: String,
+    /// Upper bounds (exclusive) of all classes but the last, ascending.
+    pub(crate) boundaries: Vec<i64>,
+    pub(crate) sizes: Vec<usize>,
+    pub(crate) drop_remainder: bool,
+    pub(crate) padding: Option<Padding>,
+    pending: Vec<Pending>,
+}
+
+impl Bucket {
+    pub(crate) fn new(
+        length: BoundExprs,
+        place: String,
+        boundaries: Vec<i64>,
+        sizes: Vec<usize>,
+        drop_remainder: bool,
+        padding: Option<Padding>,
+    ) -> Self {
+        let pending = sizes.iter().map(|_| Pending::default()).collect();
+        Self { length, place, boundaries, sizes, drop_remainder, padding, pending }
+    }
+
+    fn emit(&self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<()> {
+        out.push(match &self.padding {
+            Some(p) => pad_batch(&chunk, p)?,
+            None => chunk,
+        });
+        Ok(())
+    }
+
+    /// The class of every row; a null length belongs to the first.
+    fn classes(&self, chunk: &Chunk) -> Result<Vec<usize>> {
+        let mut classes = Vec::with_capacity(chunk.rows());
+        for piece in &chunk.pieces {
+            let values = self.length.evaluate(piece, None).map_err(|e| e.error.context(&self.place))?;
+            let lengths = cast(&values[0], &DataType::Int64)
+                .map_err(|e| Error::invalid(format!("{}: length: {e}", self.place)))?;
+            let lengths = lengths.as_primitive::<Int64Type>();
+            for i in 0..lengths.len() {
+                let n = if lengths.is_valid(i) { lengths.value(i) } else { 0 };
+                classes.push(self.boundaries.partition_point(|&b| b <= n));
+            }
+        }
+        Ok(classes)
+    }
+}
+
+/// The given rows of a chunk, in order.
+fn pick(chunk: &Chunk, rows: &[u32]) -> Result<Chunk> {
+    let batch = chunk.concat()?;
+    let out = take_record_batch(&batch, &UInt32Array::from(rows.to_vec()))
+        .map_err(|e| Error::internal(format!("bucket: {e}")))?;
+    let mut runs = Vec::new();
+    let (mut at, mut k) = (0u64, 0usize);
+    for run in &chunk.runs {
+        while k < rows.len() && u64::from(rows[k]) < at + run.len {
+            push_run(&mut runs, Run { split: run.split, start: run.start + u64::from(rows[k]) - at, len: 1 });
+            k += 1;
+        }
+        at += run.len;
+    }
+    Ok(Chunk::rows_of(out, runs))
+}
+
+impl StreamStage for Bucket {
+    fn push(&mut self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<Flow> {
+        let classes = self.classes(&chunk)?;
+        for class in 0..self.sizes.len() {
+            let rows: Vec<u32> =
+                (0u32..).zip(&classes).filter(|(_, c)| **c == class).map(|(i, _)| i).collect();
+            if rows.is_empty() {
+                continue;
+            }
+            let picked = pick(&chunk, &rows)?;
+            let mut at = 0;
+            while at < rows.len() {
+                let n = (self.sizes[class] - self.pending[class].rows()).min(rows.len() - at);
+                self.pending[class].add(picked.slice_rows(at, n));
+                at += n;
+                if self.pending[class].rows() == self.sizes[class]
+                    && let Some(full) = self.pending[class].finish()
+                {
+                    self.emit(full, out)?;
+                }
+            }
+        }
+        Ok(Flow::More)
+    }
+
+    fn flush(&mut self, out: &mut Vec<Chunk>) -> Result<()> {
+        for class in 0..self.sizes.len() {
+            if let Some(rest) = self.pending[class].finish()
+                && !self.drop_remainder
+            {
+                self.emit(rest, out)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,185 @@
+//! `sample`: rows of several datasets, drawn by weight.
+
+use std::collections::VecDeque;
+
+use caju_types::Result;
+
+use super::{Draws, Flow, StreamStage};
+use crate::chunk::{Chunk, push_run};
+
+/// Waiting rows beyond which a dataset that has none ready is not waited for any more.
+const MAX_BYTES: usize = 64 << 20;
+/// Rows of one chunk that leaves.
+const CHUNK_ROWS: usize = 4096;
+
+/// Draws the dataset of every next row by weight, among those that have rows.
+///
+/// While every dataset has rows waiting the draws follow the weights exactly. A dataset whose rows are late
+/// is waited for until the others hold [`MAX_BYTES`]; one that is used up simply drops out.
+pub(crate) struct Mix {
+    weights: Vec<f64>,
+    draws: Draws,
+    waiting: Vec<Waiting>,
+    /// Which dataset a split belongs to.
+    child_of: Box<dyn Fn(u64) -> usize + Send>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    chunks: VecDeque<Chunk>,
+    /// Rows of the first chunk that have left.
+    taken: usize,
+    bytes: usize,
+}
+
+impl Mix {
+    pub(crate) fn new(
+        weights: Vec<f64>,
+        seed: u64,
+        child_of: impl Fn(u64) -> usize + Send + 'static,
+    ) -> Self {
+        let waiting = weights.iter().map(|_| Waiting::default()).collect();
+        Self { weights, draws: Draws::new(seed), waiting, child_of: Box::new(child_of) }
+    }
+
+    fn draw(&mut self) -> Option<usize> {
+        let ready = |w: &Waiting| !w.chunks.is_empty();
+        let total: f64 =
+            self.waiting.iter().zip(&self.weights).filter(|(w, _)| ready(w)).map(|(_, x)| x).sum();
+        let mut at = self.draws.unit() * total;
+        let mut last = None;
+        for (i, (w, x)) in self.waiting.iter().zip(&self.weights).enumerate() {
+            if ready(w) {
+                last = Some(i);
+                if at < *x {
+                    break;
+                }
+                at -= x;
+            }
+        }
+        last
+    }
+
+    /// Draws rows while `go_on` says so.
+    fn emit(&mut self, out: &mut Vec<Chunk>, go_on: impl Fn(&[Waiting]) -> bool) -> Result<()> {
+        let mut picked: Vec<Chunk> = Vec::new();
+        let mut rows = 0;
+        // Consecutive draws from one dataset leave as one slice.
+        let mut run: Option<(usize, usize, usize)> = None;
+        while go_on(&self.waiting) {
+            let Some(i) = self.draw() else { break };
+            match &mut run {
+                Some((child, _, len)) if *child == i => *len += 1,
+                _ => {
+                    self.slice(run.take(), &mut picked);
+                    run = Some((i, self.waiting[i].taken, 1));
+                }
+            }
+            let w = &mut self.waiting[i];
+            w.taken += 1;
+            rows += 1;
+            if w.chunks.front().is_some_and(|c| c.rows() == w.taken) {
+                self.slice(run.take(), &mut picked);
+                let w = &mut self.waiting[i];
+                w.taken = 0;
+                w.bytes -= w.chunks.pop_front().map_or(0, |c| c.bytes());
+            }
+            if rows >= CHUNK_ROWS {
+                self.slice(run.take(), &mut picked);
+                join(std::mem::take(&mut picked), out)?;
+                rows = 0;
+            }
+        }
+        self.slice(run.take(), &mut picked);
+        join(picked, out)
+    }
+
+    fn slice(&self, run: Option<(usize, usize, usize)>, picked: &mut Vec<Chunk>) {
+        if let Some((i, start, len)) = run
+            && let Some(chunk) = self.waiting[i].chunks.front()
+        {
+            picked.push(chunk.slice_rows(start, len));
+        }
+    }
+}
+
+fn join(picked: Vec<Chunk>, out: &mut Vec<Chunk>) -> Result<()> {
+    let Some(first) = picked.first() else { return Ok(()) };
+    let mut all = Chunk::rows_of(first.pieces[0].slice(0, 0), Vec::new());
+    all.pieces.clear();
+    for c in picked {
+        c.runs.iter().for_each(|r| push_run(&mut all.runs, *r));
+        all.pieces.extend(c.pieces);
+    }
+    let batch = all.concat()?;
+    out.push(Chunk::rows_of(batch, all.runs));
+    Ok(())
+}
+
+impl StreamStage for Mix {
+    fn push(&mut self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<Flow> {
+        let child = chunk
+            .runs
+            .first()
+            .map_or(0, |r| (self.child_of)(r.split))
+            .min(self.waiting.len().saturating_sub(1));
+        if let Some(w) = self.waiting.get_mut(child) {
+            w.bytes += chunk.bytes();
+            w.chunks.push_back(chunk);
+        }
+        self.emit(out, |waiting| {
+            let all_ready = waiting.iter().all(|w| !w.chunks.is_empty());
+            all_ready || waiting.iter().map(|w| w.bytes).sum::<usize>() > MAX_BYTES
+        })?;
+        Ok(Flow::More)
+    }
+
+    fn flush(&mut self, out: &mut Vec<Chunk>) -> Result<()> {
+        self.emit(out, |waiting| waiting.iter().any(|w| !w.chunks.is_empty()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::cast::AsArray;
+    use arrow_array::types::Int64Type;
+    use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+
+    use super::*;
+    use crate::chunk::Run;
+
+    fn chunk(split: u64, range: std::ops::Range<i64>) -> Chunk {
+        let run =
+            Run { split, start: range.start.cast_unsigned(), len: (range.end - range.start).cast_unsigned() };
+        let child = i64::try_from(split).unwrap();
+        let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(range.map(|i| child * 10_000 + i)));
+        Chunk::rows_of(RecordBatch::try_from_iter([("id", ids)]).unwrap(), vec![run])
+    }
+
+    #[test]
+    fn draws_follow_the_weights_and_lose_nothing() {
+        let mut mix = Mix::new(vec![0.6, 0.3, 0.1], 5, |s| usize::try_from(s).unwrap());
+        let mut out = Vec::new();
+        for i in 0..10 {
+            for s in 0..3 {
+                mix.push(chunk(s, i * 100..(i + 1) * 100), &mut out).unwrap();
+            }
+        }
+        mix.flush(&mut out).unwrap();
+        let ids: Vec<i64> = out
+            .iter()
+            .flat_map(|c| c.concat().unwrap().column(0).as_primitive::<Int64Type>().values().to_vec())
+            .collect();
+        let of = |s: i64, n: usize| ids[..n].iter().filter(|&&i| i / 10_000 == s).count();
+        assert!(of(0, 1000) > of(1, 1000) && of(1, 1000) > of(2, 1000));
+        assert!((550..650).contains(&of(0, 1000)), "{}", of(0, 1000));
+        let mut sorted = ids.clone();
+        sorted.sort_unstable();
+        let want: Vec<i64> = (0..3).flat_map(|s| (0..1000).map(move |i| s * 10_000 + i)).collect();
+        assert_eq!(sorted, want);
+        let runs: u64 = out.iter().flat_map(|c| &c.runs).map(|r| r.len).sum();
+        assert_eq!(runs, 3000);
+    }
+}

@@ -1,0 +1,42 @@
+//! Stream stages: operators that see the rows of many splits as one stream.
+//!
+//! Each is a state machine without clocks or locks: rows go in, rows come out, and at the end of a
+//! repetition what was held back comes out too.
+
+mod batch;
+mod bucket;
+mod draws;
+mod mix;
+mod pad;
+mod shuffle;
+mod take;
+
+pub(crate) use batch::{Batch, BatchEnd, Unbatch};
+pub(crate) use bucket::Bucket;
+pub(crate) use draws::Draws;
+pub(crate) use mix::Mix;
+pub use pad::{Padding, pad_batch};
+pub(crate) use shuffle::Shuffle;
+pub(crate) use take::{Skip, Take};
+
+use caju_types::Result;
+
+use crate::chunk::Chunk;
+
+/// Whether a stage wants more input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flow {
+    /// Go on.
+    More,
+    /// Nothing that comes after can reach the output: the task may stop reading.
+    Done,
+}
+
+/// A stage over the stream of chunks.
+pub(crate) trait StreamStage: Send {
+    /// Takes a chunk and puts out what can go on.
+    fn push(&mut self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<Flow>;
+
+    /// Puts out what was held back: the input (or this repetition of it) is at its end.
+    fn flush(&mut self, out: &mut Vec<Chunk>) -> Result<()>;
+}

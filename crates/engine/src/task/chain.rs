@@ -1,0 +1,270 @@
+//! Chaining the steps of a pipeline into one stream.
+
+use std::sync::Arc;
+
+use caju_pipeline::Cost;
+use caju_types::Result;
+use futures::stream::{self, StreamExt};
+
+use super::{Item, Items};
+use crate::bind::{BoundPipeline, BranchKind, Step};
+use crate::chunk::{Chunk, Run};
+use crate::context::TaskContext;
+use crate::row::{Kept, RowStage, pay};
+use crate::stream::{Batch, BatchEnd, Bucket, Flow, Mix, Shuffle, Skip, StreamStage, Take, Unbatch};
+
+/// The random position of a sampling source, apart from those of stages.
+const SAMPLE_POSITION: u32 = u32::MAX;
+
+/// Strings the steps together behind the source.
+pub(super) fn build(pipeline: &Arc<BoundPipeline>, source: Items, ctx: &Arc<TaskContext>) -> Items {
+    let steps = &pipeline.root.steps;
+    let first_stream = steps.iter().position(is_stream).unwrap_or(steps.len());
+    let (local, streaming) = steps.split_at(first_stream);
+    let items = local_part(local, source, ctx);
+    // Rows that readers already have are dropped where splits end, unless elements are counted below:
+    // then they must be counted too.
+    let last_count = streaming.iter().rposition(|s| matches!(s, Step::Take(_) | Step::Skip(_)));
+    let mut items = if last_count.is_none() { drop_done(items, ctx) } else { items };
+    if let BranchKind::Sample { weights, seed } = &pipeline.root.kind {
+        let of = Arc::clone(ctx);
+        let mix = Mix::new(weights.clone(), ctx.stream_seed(SAMPLE_POSITION, *seed), move |s| of.child_of(s));
+        let repeats = streaming.iter().any(|s| matches!(s, Step::Repeat));
+        items = run_stream_stage(Box::new(mix), items, repeats);
+    }
+    // Stages above the last `repeat` start afresh with every repetition.
+    let mut repeats = streaming.iter().filter(|s| matches!(s, Step::Repeat)).count();
+    let mut run: Vec<Arc<RowStage>> = Vec::new();
+    for (i, step) in streaming.iter().enumerate() {
+        if let Step::Rows(r) = step {
+            run.push(Arc::clone(r));
+            continue;
+        }
+        items = rows(std::mem::take(&mut run), items, ctx);
+        match step {
+            Step::Repeat => {
+                repeats -= 1;
+                if repeats == 0 {
+                    items =
+                        items.filter(|i| std::future::ready(!matches!(i, Ok(Item::EndOfRepetition)))).boxed();
+                }
+            }
+            Step::Cost { cost, burn, stats } => items = pay_for(items, ctx, *cost, *burn, *stats),
+            other => {
+                if let Some(stage) = stream_stage(other, ctx) {
+                    items = run_stream_stage(stage, items, repeats > 0);
+                }
+            }
+        }
+        if last_count == Some(i) {
+            items = drop_done(items, ctx);
+        }
+    }
+    rows(run, items, ctx)
+}
+
+fn is_stream(step: &Step) -> bool {
+    !matches!(step, Step::Rows(_) | Step::Cost { .. })
+}
+
+/// Split-local stages. Where ordinals change above a random stage, the chunks pass one by one, in order, to
+/// be numbered again; everything between such places runs in parallel.
+fn local_part(steps: &[Step], mut items: Items, ctx: &Arc<TaskContext>) -> Items {
+    let mut segment: Vec<Arc<RowStage>> = Vec::new();
+    let mut dirty = false;
+    for step in steps {
+        match step {
+            Step::Rows(stage) => {
+                if stage.is_random() && dirty {
+                    items = renumber(rows(std::mem::take(&mut segment), items, ctx));
+                    dirty = false;
+                }
+                dirty |= stage.renumbers() || ctx.skips();
+                segment.push(Arc::clone(stage));
+            }
+            Step::Cost { cost, burn, stats } => {
+                items = rows(std::mem::take(&mut segment), items, ctx);
+                items = pay_for(items, ctx, *cost, *burn, *stats);
+            }
+            _ => {}
+        }
+    }
+    items = rows(segment, items, ctx);
+    if dirty { renumber(items) } else { items }
+}
+
+/// Runs row stages over chunks on the CPU pool, several chunks at a time, keeping their order.
+fn rows(stages: Vec<Arc<RowStage>>, items: Items, ctx: &Arc<TaskContext>) -> Items {
+    if stages.is_empty() {
+        return items;
+    }
+    let stages = Arc::new(stages);
+    let ctx = Arc::clone(ctx);
+    let depth = ctx.pool.threads() + 1;
+    items
+        .map(move |item| {
+            let (stages, ctx) = (Arc::clone(&stages), Arc::clone(&ctx));
+            async move {
+                match item? {
+                    Item::EndOfRepetition => Ok(Item::EndOfRepetition),
+                    Item::Chunk(chunk) => {
+                        let pool = ctx.pool.clone();
+                        pool.run(move || run_rows(&stages, &ctx, chunk)).await?.map(Item::Chunk)
+                    }
+                }
+            }
+        })
+        .buffered(depth)
+        .filter(|item| std::future::ready(!matches!(item, Ok(Item::Chunk(c)) if c.rows() == 0)))
+        .boxed()
+}
+
+fn run_rows(stages: &[Arc<RowStage>], ctx: &TaskContext, mut chunk: Chunk) -> Result<Chunk> {
+    for stage in stages {
+        let mut pieces = Vec::with_capacity(chunk.pieces.len());
+        let mut runs: Vec<Run> = Vec::with_capacity(chunk.runs.len());
+        let mut at = 0;
+        for piece in &chunk.pieces {
+            let here = if chunk.pieces.len() == 1 {
+                chunk.runs.clone()
+            } else {
+                crate::chunk::slice_runs(&chunk.runs, at, piece.num_rows())
+            };
+            at += piece.num_rows();
+            let (out, kept) = stage.run(ctx, piece, &here)?;
+            match kept {
+                Kept::All => here.into_iter().for_each(|r| crate::chunk::push_run(&mut runs, r)),
+                kept => kept.runs(&here).into_iter().for_each(|r| runs.push(r)),
+            }
+            pieces.push(out);
+        }
+        chunk.pieces = pieces;
+        chunk.runs = runs;
+    }
+    Ok(chunk)
+}
+
+/// Gives the rows of every split consecutive ordinals again.
+fn renumber(items: Items) -> Items {
+    let mut next: std::collections::HashMap<u64, u64> = std::collections::HashMap::new();
+    items
+        .map(move |item| {
+            let mut item = item?;
+            if let Item::Chunk(chunk) = &mut item {
+                let rows = chunk.rows() as u64;
+                if let Some(first) = chunk.runs.first() {
+                    let start = next.entry(first.split).or_insert(0);
+                    chunk.runs = vec![Run { split: first.split, start: *start, len: rows }];
+                    *start += rows;
+                }
+            }
+            Ok(item)
+        })
+        .boxed()
+}
+
+/// Drops rows that readers already have, by the lease's word.
+fn drop_done(items: Items, ctx: &Arc<TaskContext>) -> Items {
+    let ctx = Arc::clone(ctx);
+    items
+        .flat_map(move |item| {
+            let out = match item {
+                Ok(Item::Chunk(chunk)) => {
+                    ctx.without_done(chunk).into_iter().map(|c| Ok(Item::Chunk(c))).collect()
+                }
+                other => vec![other],
+            };
+            stream::iter(out)
+        })
+        .boxed()
+}
+
+fn pay_for(items: Items, ctx: &Arc<TaskContext>, cost: Cost, burn: bool, stats: usize) -> Items {
+    let ctx = Arc::clone(ctx);
+    items
+        .then(move |item| {
+            let ctx = Arc::clone(&ctx);
+            async move {
+                let item = item?;
+                if let Item::Chunk(chunk) = &item {
+                    let units = match &chunk.elements {
+                        crate::chunk::Elements::Rows => 1,
+                        crate::chunk::Elements::Lengths(l) => l.len(),
+                    };
+                    pay(&ctx, cost, burn, chunk.rows(), units, stats).await?;
+                    ctx.stats.stage(stats).moved(chunk.rows(), chunk.rows(), chunk.bytes());
+                }
+                Ok(item)
+            }
+        })
+        .boxed()
+}
+
+fn stream_stage(step: &Step, ctx: &TaskContext) -> Option<Box<dyn StreamStage>> {
+    Some(match step {
+        Step::Shuffle { place, buffer, max_bytes, seed, position } => {
+            Box::new(Shuffle::new(place.clone(), *buffer, *max_bytes, ctx.stream_seed(*position, *seed)))
+        }
+        Step::Take(n) => Box::new(Take { left: *n }),
+        Step::Skip(n) => Box::new(Skip { left: *n }),
+        Step::Batch(b) => {
+            let end = match (b.merge, b.drop_remainder) {
+                (true, _) => BatchEnd::Merge,
+                (false, true) => BatchEnd::Drop,
+                (false, false) => BatchEnd::Keep,
+            };
+            Box::new(Batch::new(b.size, end, b.padding.clone()))
+        }
+        Step::Bucket { place, length, boundaries, sizes, drop_remainder, padding } => Box::new(Bucket::new(
+            (**length).clone(),
+            place.clone(),
+            boundaries.clone(),
+            sizes.clone(),
+            *drop_remainder,
+            padding.clone(),
+        )),
+        Step::Unbatch => Box::new(Unbatch),
+        Step::Rows(_) | Step::Cost { .. } | Step::Repeat => return None,
+    })
+}
+
+struct Running {
+    items: Items,
+    stage: Box<dyn StreamStage>,
+    /// Whether the end of a repetition empties the stage.
+    restarts: bool,
+    ready: std::collections::VecDeque<Item>,
+    over: bool,
+}
+
+fn run_stream_stage(stage: Box<dyn StreamStage>, items: Items, restarts: bool) -> Items {
+    let running = Running { items, stage, restarts, ready: std::collections::VecDeque::new(), over: false };
+    stream::try_unfold(running, |mut r| async move {
+        let mut out = Vec::new();
+        loop {
+            if let Some(item) = r.ready.pop_front() {
+                return Ok(Some((item, r)));
+            }
+            if r.over {
+                return Ok(None);
+            }
+            let mut end = None;
+            match r.items.next().await.transpose()? {
+                Some(Item::Chunk(chunk)) => r.over = r.stage.push(chunk, &mut out)? == Flow::Done,
+                Some(Item::EndOfRepetition) => {
+                    if r.restarts {
+                        r.stage.flush(&mut out)?;
+                    }
+                    end = Some(Item::EndOfRepetition);
+                }
+                None => {
+                    r.stage.flush(&mut out)?;
+                    r.over = true;
+                }
+            }
+            r.ready.extend(out.drain(..).filter(|c| c.rows() > 0).map(Item::Chunk));
+            r.ready.extend(end);
+        }
+    })
+    .boxed()
+}

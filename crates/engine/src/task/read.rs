@@ -1,0 +1,314 @@
+//! Reading leased splits: several at a time, in order or as they come.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use arrow_array::RecordBatch;
+use caju_types::{Error, Result};
+use futures::stream::{self, BoxStream, StreamExt};
+use tokio::sync::mpsc;
+
+use super::{Item, Items, LeasedSplit, SplitFeed};
+use crate::bind::{BoundPipeline, Branch, BranchKind, Step};
+use crate::chunk::{Chunk, Run, batch_bytes};
+use crate::context::TaskContext;
+use crate::source::{ReadOptions, Split, SplitRange, child_split};
+use caju_runtime::Tasks;
+
+/// How splits are read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reading {
+    pub(super) batch_rows: usize,
+    pub(super) batch_bytes: usize,
+    pub(super) readers: usize,
+    /// Keep the order of leases; else rows of different splits come as they are read.
+    pub(super) ordered: bool,
+}
+
+/// Batches that one reader may have ready.
+const READY: usize = 2;
+
+struct Reader {
+    pipeline: Arc<BoundPipeline>,
+    ctx: Arc<TaskContext>,
+    reading: Reading,
+}
+
+/// The rows of all leased splits, as chunks of one run each, with the end of every repetition marked.
+pub(super) fn read_splits(
+    pipeline: Arc<BoundPipeline>,
+    feed: Box<dyn SplitFeed>,
+    reading: Reading,
+    ctx: Arc<TaskContext>,
+    tasks: Tasks,
+) -> Items {
+    let reader = Arc::new(Reader { pipeline, ctx, reading });
+    // One queue of queues: in order there is one per split, else one per repetition that all its readers share.
+    let (queues, mut queue) = mpsc::channel::<mpsc::Receiver<Result<Item>>>(reading.readers);
+    let lead = Arc::clone(&reader);
+    drop(tasks.clone().spawn(lead.distribute(feed, queues, tasks.clone())));
+    let stream = stream::poll_fn(move |cx| queue.poll_recv(cx));
+    let items = stream.map(|mut rx| stream::poll_fn(move |cx| rx.poll_recv(cx))).flatten();
+    items.boxed()
+}
+
+impl Reader {
+    /// Leases splits and starts their readers, never more than `readers` at once.
+    async fn distribute(
+        self: Arc<Self>,
+        mut feed: Box<dyn SplitFeed>,
+        queues: mpsc::Sender<mpsc::Receiver<Result<Item>>>,
+        tasks: Tasks,
+    ) {
+        let room = Arc::new(tokio::sync::Semaphore::new(self.reading.readers));
+        let mut leases: VecDeque<LeasedSplit> = VecDeque::new();
+        let mut repetition: Option<u32> = None;
+        let mut shared: Option<mpsc::Sender<Result<Item>>> = None;
+        loop {
+            let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+            if leases.is_empty() {
+                match feed.next(1).await {
+                    Ok(Some(more)) => leases.extend(more),
+                    Ok(None) => break,
+                    Err(e) => {
+                        drop(shared.take());
+                        let (tx, rx) = mpsc::channel(1);
+                        drop(tx.send(Err(e)).await);
+                        drop(queues.send(rx).await);
+                        return;
+                    }
+                }
+            }
+            let Some(lease) = leases.pop_front() else {
+                continue;
+            };
+            if repetition.is_some_and(|r| r != lease.split.repetition) {
+                shared = None;
+                if mark_end(&queues).await.is_err() {
+                    return;
+                }
+            }
+            repetition = Some(lease.split.repetition);
+            self.ctx.register(lease.index, &lease.split, &lease.done);
+            let out = match &shared {
+                Some(tx) => tx.clone(),
+                None => {
+                    let depth = if self.reading.ordered { READY } else { self.reading.readers * READY };
+                    let (tx, rx) = mpsc::channel(depth);
+                    if queues.send(rx).await.is_err() {
+                        return;
+                    }
+                    if !self.reading.ordered {
+                        shared = Some(tx.clone());
+                    }
+                    tx
+                }
+            };
+            let me = Arc::clone(&self);
+            drop(tasks.spawn(async move {
+                me.read_one(lease, &out).await;
+                drop(permit);
+            }));
+        }
+        drop(shared.take());
+        if repetition.is_some() {
+            drop(mark_end(&queues).await);
+        }
+    }
+
+    /// Sends the rows of one split; an error ends the stream.
+    async fn read_one(&self, lease: LeasedSplit, out: &mpsc::Sender<Result<Item>>) {
+        let counters = self.ctx.stats.source();
+        let mut rows = self.open(&self.pipeline.root, &lease.split);
+        let mut ordinal = lease.split.trim.map_or(0, |t| t.0);
+        loop {
+            let start = Instant::now();
+            let next = rows.next().await;
+            counters.busy(start.elapsed());
+            let item = match next {
+                None => return,
+                Some(Err(e)) => Err(e),
+                Some(Ok(batch)) if batch.num_rows() == 0 => continue,
+                Some(Ok(batch)) => {
+                    let len = batch.num_rows() as u64;
+                    counters.moved(batch.num_rows(), batch.num_rows(), batch_bytes(&batch));
+                    let run = Run { split: lease.index, start: ordinal, len };
+                    ordinal += len;
+                    Ok(Item::Chunk(Chunk::rows_of(batch, vec![run])))
+                }
+            };
+            let failed = item.is_err();
+            let wait = Instant::now();
+            if out.send(item).await.is_err() || failed {
+                return;
+            }
+            counters.waited_out(wait.elapsed());
+        }
+    }
+
+    /// The rows of a split of a branch, after the stages of the datasets nested in it.
+    fn open(&self, branch: &Branch, split: &Split) -> BoxStream<'static, Result<RecordBatch>> {
+        match branch.kind {
+            BranchKind::Leaf => {
+                let skip = self.ctx.skips().then(|| {
+                    let ctx = Arc::clone(&self.ctx);
+                    let f: crate::source::SkipFn = Arc::new(move |e| ctx.count_skip(&e));
+                    f
+                });
+                let options = ReadOptions {
+                    projection: branch.projection.clone(),
+                    batch_rows: self.reading.batch_rows,
+                    batch_bytes: self.reading.batch_bytes,
+                    skip,
+                    keep_dictionaries: Vec::new(),
+                };
+                let ctx = Arc::clone(&self.ctx);
+                let batches = branch.source.read(split, &options);
+                batches.map(move |b| b.and_then(|b| ctx.check_skips().map(|()| b))).boxed()
+            }
+            BranchKind::Concatenate | BranchKind::Sample { .. } => self.open_child(branch, split),
+            BranchKind::Zip => self.open_zip(branch, split),
+        }
+    }
+
+    fn open_child(&self, branch: &Branch, split: &Split) -> BoxStream<'static, Result<RecordBatch>> {
+        let Some((i, inner)) = child_split(split) else {
+            return failed("a split of a combinator names no dataset");
+        };
+        let Some(child) = branch.children.get(i) else {
+            return failed("a split names a dataset that is not there");
+        };
+        let schema = branch.schemas[0].clone();
+        let rows = self.open(child, &inner);
+        let rows = self.nested_stages(child, split, rows);
+        // Children agree in names and types; metadata and nullability are the first one's.
+        rows.map(move |b| b.and_then(|b| with_schema(b, &schema))).boxed()
+    }
+
+    /// Runs a nested dataset's row stages over one split, in order.
+    fn nested_stages(
+        &self,
+        child: &Branch,
+        split: &Split,
+        rows: BoxStream<'static, Result<RecordBatch>>,
+    ) -> BoxStream<'static, Result<RecordBatch>> {
+        let stages: Vec<_> = child
+            .steps
+            .iter()
+            .filter_map(|s| match s {
+                Step::Rows(r) => Some(Arc::clone(r)),
+                _ => None,
+            })
+            .collect();
+        if stages.is_empty() {
+            return rows;
+        }
+        // Keys come from the split's own key: an index of its own, apart from those of leases.
+        let index = u64::MAX ^ split.key.0 as u64 ^ u64::from(split.repetition).rotate_left(40);
+        self.ctx.register(index, split, &caju_types::RowRanges::default());
+        let ctx = Arc::clone(&self.ctx);
+        let first = split.trim.map_or(0, |t| t.0);
+        let stages = Arc::new(stages);
+        let ordinals = vec![first; stages.len()];
+        rows.scan(ordinals, move |ordinals, batch| {
+            let result = batch.and_then(|mut batch| {
+                for (stage, next) in stages.iter().zip(ordinals.iter_mut()) {
+                    let len = batch.num_rows() as u64;
+                    let run = Run { split: index, start: *next, len };
+                    *next += len;
+                    batch = stage.run(&ctx, &batch, &[run])?.0;
+                }
+                Ok(batch)
+            });
+            async move { Some(result) }
+        })
+        .boxed()
+    }
+
+    fn open_zip(&self, branch: &Branch, split: &Split) -> BoxStream<'static, Result<RecordBatch>> {
+        let SplitRange::Zipped(parts) = &split.range else { return failed("a split of zip has no parts") };
+        let sides: Vec<_> = branch
+            .children
+            .iter()
+            .zip(parts)
+            .map(|(child, splits)| {
+                let streams: Vec<_> =
+                    splits.iter().map(|s| self.nested_stages(child, s, self.open(child, s))).collect();
+                Side { rows: stream::iter(streams).flatten().boxed(), ready: None }
+            })
+            .collect();
+        let schema = branch.schemas[0].clone();
+        stream::try_unfold(sides, move |mut sides| {
+            let schema = schema.clone();
+            async move {
+                for side in &mut sides {
+                    side.fill().await?;
+                }
+                let rows = sides
+                    .iter()
+                    .map(|s| s.ready.as_ref().map_or(0, RecordBatch::num_rows))
+                    .min()
+                    .unwrap_or(0);
+                if rows == 0 {
+                    let uneven = sides.iter().any(|s| s.ready.is_some());
+                    return if uneven {
+                        Err(Error::invalid(
+                            "zip: the datasets do not have the same number of rows in this split",
+                        ))
+                    } else {
+                        Ok(None)
+                    };
+                }
+                let columns = sides.iter_mut().flat_map(|s| s.take(rows)).collect();
+                let batch = RecordBatch::try_new(schema, columns)
+                    .map_err(|e| Error::internal(format!("zip: {e}")))?;
+                Ok(Some((batch, sides)))
+            }
+        })
+        .boxed()
+    }
+}
+
+/// One side of a zip.
+struct Side {
+    rows: BoxStream<'static, Result<RecordBatch>>,
+    ready: Option<RecordBatch>,
+}
+
+impl Side {
+    async fn fill(&mut self) -> Result<()> {
+        while self.ready.as_ref().is_none_or(|b| b.num_rows() == 0) {
+            match self.rows.next().await {
+                Some(batch) => self.ready = Some(batch?),
+                None => {
+                    self.ready = None;
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, rows: usize) -> Vec<arrow_array::ArrayRef> {
+        let Some(batch) = self.ready.take() else { return Vec::new() };
+        let columns = batch.slice(0, rows).columns().to_vec();
+        self.ready = Some(batch.slice(rows, batch.num_rows() - rows));
+        columns
+    }
+}
+
+fn with_schema(batch: RecordBatch, schema: &arrow_schema::SchemaRef) -> Result<RecordBatch> {
+    RecordBatch::try_new(Arc::clone(schema), batch.columns().to_vec())
+        .map_err(|e| Error::invalid(format!("the datasets of a combinator disagree: {e}")))
+}
+
+fn failed(message: &'static str) -> BoxStream<'static, Result<RecordBatch>> {
+    stream::once(async move { Err(Error::internal(message)) }).boxed()
+}
+
+async fn mark_end(queues: &mpsc::Sender<mpsc::Receiver<Result<Item>>>) -> Result<(), ()> {
+    let (tx, rx) = mpsc::channel(1);
+    tx.send(Ok(Item::EndOfRepetition)).await.map_err(drop)?;
+    queues.send(rx).await.map_err(drop)
+}

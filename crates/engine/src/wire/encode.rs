@@ -1,0 +1,276 @@
+//! A chunk as a frame, without copying its columns.
+//!
+//! The body is a list of pieces of the arrays' own buffers, written with one vectored write. An element that
+//! was put together from several batches goes out as one: the pieces of a fixed-width column simply follow
+//! each other. Columns with offsets or nulls are concatenated first; what they cost is in their values, which
+//! decoding dwarfs.
+
+use arrow::array::{Array, ArrayData, ArrayRef, AsArray, make_array};
+use arrow::compute::concat;
+use arrow_buffer::{ArrowNativeType, Buffer, ScalarBuffer};
+use arrow_schema::DataType;
+use caju_types::{Error, Result};
+
+use super::frame::{self, ALIGN, Kind, RowsHeader};
+use crate::{Chunk, Elements};
+
+/// A frame that is ready to be written: its headers, and the slices of memory that make up its body.
+#[derive(Debug)]
+pub struct OutFrame {
+    /// Fixed and protobuf header.
+    pub head: Vec<u8>,
+    /// The body, in order, padding included.
+    pub body: Vec<Segment>,
+    /// Bytes of the body.
+    pub body_len: u64,
+}
+
+/// A part of a body.
+#[derive(Debug)]
+pub enum Segment {
+    /// Bytes of an array.
+    Data(Buffer),
+    /// This many zeros, fewer than [`ALIGN`].
+    Zeros(usize),
+}
+
+static ZEROS: [u8; ALIGN] = [0; ALIGN];
+
+impl Segment {
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        match self {
+            Segment::Data(b) => b.as_slice(),
+            Segment::Zeros(n) => &ZEROS[..(*n).min(ALIGN)],
+        }
+    }
+}
+
+impl OutFrame {
+    /// The bytes of the whole frame, headers included.
+    pub fn len(&self) -> u64 {
+        self.head.len() as u64 + self.body_len
+    }
+
+    /// Never: a frame has a header.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+/// A chunk as a frame.
+///
+/// # Errors
+/// `Unimplemented` for types that cannot travel (the schema frame names the column before), `ResourceExhausted`
+/// if a column in several pieces does not fit one Arrow array.
+pub fn encode_chunk(chunk: &Chunk) -> Result<OutFrame> {
+    let mut out = Encoder { header: header_of(chunk), body: Vec::new(), body_len: 0 };
+    let columns = chunk.pieces[0].num_columns();
+    for c in 0..columns {
+        let parts: Vec<ArrayData> = chunk
+            .pieces
+            .iter()
+            .filter(|p| p.num_rows() > 0 || chunk.pieces.len() == 1)
+            .map(|p| p.column(c).to_data())
+            .collect();
+        let parts = if parts.is_empty() { vec![chunk.pieces[0].column(c).to_data()] } else { parts };
+        out.array(parts)?;
+    }
+    let head = frame::head(Kind::Rows, &out.header, out.body_len)?;
+    Ok(OutFrame { head, body: out.body, body_len: out.body_len })
+}
+
+fn header_of(chunk: &Chunk) -> RowsHeader {
+    let (rows_are_elements, lengths) = match &chunk.elements {
+        Elements::Rows => (true, Vec::new()),
+        Elements::Lengths(l) => (false, l.clone()),
+    };
+    RowsHeader {
+        rows: chunk.rows() as u64,
+        run_split: chunk.runs.iter().map(|r| r.split).collect(),
+        run_start: chunk.runs.iter().map(|r| r.start).collect(),
+        run_len: chunk.runs.iter().map(|r| r.len).collect(),
+        rows_are_elements,
+        lengths,
+        remainder: chunk.remainder,
+        ..RowsHeader::default()
+    }
+}
+
+struct Encoder {
+    header: RowsHeader,
+    body: Vec<Segment>,
+    body_len: u64,
+}
+
+impl Encoder {
+    /// One array, given as parts that follow each other.
+    fn array(&mut self, parts: Vec<ArrayData>) -> Result<()> {
+        let rows: usize = parts.iter().map(ArrayData::len).sum();
+        let has_nulls = parts.iter().any(|p| p.null_count() > 0);
+        let data_type = parts[0].data_type().clone();
+        if parts.len() > 1 && (has_nulls || !gathers(&data_type)) {
+            return self.array(vec![concatenated(&parts)?]);
+        }
+        self.header.node_rows.push(rows as u64);
+        if !matches!(data_type, DataType::Null) {
+            match parts[0].nulls().filter(|_| has_nulls) {
+                Some(nulls) => self.buffer([nulls.inner().sliced()]),
+                None => self.buffer([]),
+            }
+        }
+        match &data_type {
+            DataType::Null => {}
+            DataType::Struct(fields) => {
+                for i in 0..fields.len() {
+                    self.array(parts.iter().map(|p| p.child_data()[i].slice(p.offset(), p.len())).collect())?;
+                }
+            }
+            DataType::FixedSizeList(_, size) => {
+                let size = usize::try_from(*size).unwrap_or(0);
+                let children =
+                    parts.iter().map(|p| p.child_data()[0].slice(p.offset() * size, p.len() * size));
+                self.array(children.collect())?;
+            }
+            DataType::Boolean => self.buffer([parts[0].buffers()[0].bit_slice(parts[0].offset(), rows)]),
+            DataType::Utf8 | DataType::Binary => self.bytes::<i32>(&parts[0])?,
+            DataType::LargeUtf8 | DataType::LargeBinary => self.bytes::<i64>(&parts[0])?,
+            DataType::Utf8View | DataType::BinaryView => self.views(&parts[0])?,
+            DataType::List(_) | DataType::Map(..) => self.list::<i32>(&parts[0])?,
+            DataType::LargeList(_) => self.list::<i64>(&parts[0])?,
+            DataType::Dictionary(key, _) => {
+                self.fixed(&parts, key.primitive_width().unwrap_or(0))?;
+                self.array(vec![parts[0].child_data()[0].clone()])?;
+            }
+            DataType::FixedSizeBinary(n) => self.fixed(&parts, usize::try_from(*n).unwrap_or(0))?,
+            other => match other.primitive_width() {
+                Some(width) => self.fixed(&parts, width)?,
+                None => {
+                    return Err(Error::unimplemented(format!(
+                        "columns of type {other} cannot be sent to a reader"
+                    )));
+                }
+            },
+        }
+        Ok(())
+    }
+
+    /// One logical buffer, given as slices that follow each other, padded to the alignment.
+    fn buffer(&mut self, slices: impl IntoIterator<Item = Buffer>) {
+        let mut len = 0u64;
+        for s in slices {
+            if !s.is_empty() {
+                len += s.len() as u64;
+                self.body.push(Segment::Data(s));
+            }
+        }
+        self.header.buffers.push(len);
+        let pad = (len.next_multiple_of(ALIGN as u64) - len) as usize;
+        if pad > 0 {
+            self.body.push(Segment::Zeros(pad));
+        }
+        self.body_len += len + pad as u64;
+    }
+
+    fn fixed(&mut self, parts: &[ArrayData], width: usize) -> Result<()> {
+        let slices: Vec<Buffer> = parts
+            .iter()
+            .map(|p| cut(&p.buffers()[0], p.offset() * width, p.len() * width))
+            .collect::<Result<_>>()?;
+        self.buffer(slices);
+        Ok(())
+    }
+
+    /// Offsets from zero, and where the values that they span begin and end.
+    fn offsets<O: ArrowNativeType + std::ops::Sub<Output = O>>(
+        &mut self,
+        data: &ArrayData,
+    ) -> Result<(usize, usize)> {
+        if data.is_empty() {
+            self.buffer([Buffer::from_slice_ref([O::default()])]);
+            return Ok((0, 0));
+        }
+        let width = size_of::<O>();
+        let raw = cut(&data.buffers()[0], data.offset() * width, (data.len() + 1) * width)?;
+        let offsets = ScalarBuffer::<O>::new(raw.clone(), 0, data.len() + 1);
+        let (first, last) = (offsets[0], offsets[data.len()]);
+        if first.as_usize() == 0 {
+            self.buffer([raw]);
+        } else {
+            let rebased: Vec<O> = offsets.iter().map(|o| *o - first).collect();
+            self.buffer([Buffer::from_vec(rebased)]);
+        }
+        Ok((first.as_usize(), last.as_usize()))
+    }
+
+    fn bytes<O: ArrowNativeType + std::ops::Sub<Output = O>>(&mut self, data: &ArrayData) -> Result<()> {
+        let (first, last) = self.offsets::<O>(data)?;
+        let values = cut(&data.buffers()[1], first, last - first)?;
+        self.buffer([values]);
+        Ok(())
+    }
+
+    fn list<O: ArrowNativeType + std::ops::Sub<Output = O>>(&mut self, data: &ArrayData) -> Result<()> {
+        let (first, last) = self.offsets::<O>(data)?;
+        self.array(vec![data.child_data()[0].slice(first, last - first)])
+    }
+
+    fn views(&mut self, data: &ArrayData) -> Result<()> {
+        let data = compact_views(data);
+        self.fixed(std::slice::from_ref(&data), 16)?;
+        let buffers = &data.buffers()[1..];
+        self.header.variadic.push(u32::try_from(buffers.len()).unwrap_or(u32::MAX));
+        for b in buffers {
+            self.buffer([b.clone()]);
+        }
+        Ok(())
+    }
+}
+
+/// Whether an array's parts can be sent one after another when none of them has nulls.
+fn gathers(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::FixedSizeList(..) | DataType::Struct(_) | DataType::FixedSizeBinary(_) | DataType::Null => {
+            true
+        }
+        DataType::Dictionary(..) => false,
+        other => other.primitive_width().is_some(),
+    }
+}
+
+fn concatenated(parts: &[ArrayData]) -> Result<ArrayData> {
+    let arrays: Vec<ArrayRef> = parts.iter().cloned().map(make_array).collect();
+    let refs: Vec<&dyn Array> = arrays.iter().map(AsRef::as_ref).collect();
+    let one = concat(&refs).map_err(|e| {
+        Error::exhausted(format!(
+            "the rows of a batch do not fit one Arrow array: {e}; use a smaller `batch`"
+        ))
+    })?;
+    Ok(one.to_data())
+}
+
+/// A view array whose buffers hold little that no view looks at.
+fn compact_views(data: &ArrayData) -> ArrayData {
+    let held: usize = data.buffers()[1..].iter().map(Buffer::len).sum();
+    let array = make_array(data.clone());
+    match data.data_type() {
+        DataType::Utf8View => {
+            let a = array.as_string_view();
+            if held > 2 * a.total_buffer_bytes_used() { a.gc().into_data() } else { data.clone() }
+        }
+        _ => {
+            let a = array.as_binary_view();
+            if held > 2 * a.total_buffer_bytes_used() { a.gc().into_data() } else { data.clone() }
+        }
+    }
+}
+
+fn cut(buffer: &Buffer, offset: usize, len: usize) -> Result<Buffer> {
+    if offset.checked_add(len).is_none_or(|end| end > buffer.len()) {
+        return Err(Error::internal(format!(
+            "an array's buffer of {} bytes is shorter than its rows need ({offset} + {len})",
+            buffer.len()
+        )));
+    }
+    Ok(buffer.slice_with_length(offset, len))
+}

@@ -1,0 +1,254 @@
+//! The frame: a fixed header, a small protobuf header and a body.
+//!
+//! ```text
+//! offset  bytes
+//!      0      4  "CAJU"
+//!      4      2  protocol version, little endian (as all numbers)
+//!      6      2  kind
+//!      8      4  length of the protobuf header
+//!     12      4  CRC-32C of the protobuf header
+//!     16      8  length of the body
+//!     24         protobuf header, then body
+//! ```
+
+use caju_types::{Error, ErrorKind, Result};
+use prost::Message;
+
+/// The first four bytes of every frame, and so of every framed connection. HTTP/2 begins with `PRI `.
+pub const MAGIC: [u8; 4] = *b"CAJU";
+/// The version of the framed protocol that this build speaks.
+pub const VERSION: u16 = 1;
+/// Bytes of the fixed header.
+pub const FIXED_LEN: usize = 24;
+/// The longest protobuf header that is accepted; a frame describes at most some millions of runs.
+pub const MAX_HEADER_BYTES: usize = 256 << 20;
+/// The longest body that is accepted unless a reader is told otherwise.
+pub const DEFAULT_MAX_BODY_BYTES: u64 = 8 << 30;
+/// Alignment of every buffer within a body.
+pub const ALIGN: usize = 64;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Reader to worker, first: which task is wanted.
+    Open,
+    /// Reader to worker: more bytes may be sent.
+    Credit,
+    /// Reader to worker: everything up to the end was received.
+    Ack,
+    /// Worker to reader: the schema of the rows that follow.
+    Schema,
+    /// Worker to reader: a chunk.
+    Rows,
+    /// Worker to reader: nothing now, but the worker is alive.
+    Ping,
+    /// Worker to reader, last: everything was sent.
+    End,
+    /// Worker to reader, last: the task failed.
+    Error,
+}
+
+impl Kind {
+    const ALL: [Kind; 8] =
+        [Kind::Open, Kind::Credit, Kind::Ack, Kind::Schema, Kind::Rows, Kind::Ping, Kind::End, Kind::Error];
+
+    fn code(self) -> u16 {
+        match self {
+            Kind::Open => 1,
+            Kind::Credit => 2,
+            Kind::Ack => 3,
+            Kind::Schema => 4,
+            Kind::Rows => 5,
+            Kind::Ping => 6,
+            Kind::End => 7,
+            Kind::Error => 8,
+        }
+    }
+}
+
+/// The fixed header of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fixed {
+    /// What the frame is.
+    pub kind: Kind,
+    /// Length of the protobuf header.
+    pub header_len: usize,
+    /// CRC-32C of the protobuf header.
+    pub header_crc: u32,
+    /// Length of the body.
+    pub body_len: u64,
+}
+
+impl Fixed {
+    /// Reads a fixed header.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if the peer speaks another version, `DataLoss` if it is not a frame.
+    pub fn parse(bytes: &[u8; FIXED_LEN], max_body: u64) -> Result<Self> {
+        let [m0, m1, m2, m3, v0, v1, k0, k1, h0, h1, h2, h3, c0, c1, c2, c3, body @ ..] = *bytes;
+        if [m0, m1, m2, m3] != MAGIC {
+            return Err(damaged("a frame does not begin with `CAJU`"));
+        }
+        let version = u16::from_le_bytes([v0, v1]);
+        if version != VERSION {
+            return Err(Error::failed_precondition(format!(
+                "the peer speaks version {version} of the framed stream, this caju speaks version {VERSION}; \
+                 run the same version of caju on both sides"
+            )));
+        }
+        let code = u16::from_le_bytes([k0, k1]);
+        let kind = Kind::ALL
+            .into_iter()
+            .find(|k| k.code() == code)
+            .ok_or_else(|| damaged(format!("unknown kind of frame {code}")))?;
+        let header_len = usize::try_from(u32::from_le_bytes([h0, h1, h2, h3])).unwrap_or(usize::MAX);
+        let body_len = u64::from_le_bytes(body);
+        if header_len > MAX_HEADER_BYTES {
+            return Err(damaged(format!("a frame's header claims {header_len} bytes")));
+        }
+        if body_len > max_body {
+            return Err(Error::exhausted(format!(
+                "a frame's body claims {body_len} bytes, more than the bound of {max_body} bytes; use a smaller `batch`"
+            )));
+        }
+        Ok(Self { kind, header_len, header_crc: u32::from_le_bytes([c0, c1, c2, c3]), body_len })
+    }
+
+    /// Whether the protobuf header is the one that was sent.
+    ///
+    /// # Errors
+    /// `DataLoss` if its checksum differs.
+    pub fn check(&self, header: &[u8]) -> Result<()> {
+        if crc32c::crc32c(header) == self.header_crc {
+            return Ok(());
+        }
+        Err(damaged("a frame's header does not match its checksum"))
+    }
+}
+
+/// The fixed header and the protobuf header of a frame, in one piece.
+///
+/// # Errors
+/// `ResourceExhausted` if the header is too long to be sent.
+pub fn head<M: Message>(kind: Kind, header: &M, body_len: u64) -> Result<Vec<u8>> {
+    let len = header.encoded_len();
+    let wire_len = u32::try_from(len)
+        .ok()
+        .filter(|_| len <= MAX_HEADER_BYTES)
+        .ok_or_else(|| Error::exhausted(format!("a frame's header of {len} bytes is too long")))?;
+    let mut out = Vec::with_capacity(FIXED_LEN + len);
+    out.extend_from_slice(&MAGIC);
+    out.extend_from_slice(&VERSION.to_le_bytes());
+    out.extend_from_slice(&kind.code().to_le_bytes());
+    out.extend_from_slice(&wire_len.to_le_bytes());
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(&body_len.to_le_bytes());
+    header.encode(&mut out).map_err(|e| Error::internal(format!("cannot encode a frame's header: {e}")))?;
+    let crc = crc32c::crc32c(&out[FIXED_LEN..]);
+    out[12..16].copy_from_slice(&crc.to_le_bytes());
+    Ok(out)
+}
+
+pub(super) fn damaged(what: impl std::fmt::Display) -> Error {
+    Error::data_loss(format!("the framed stream is damaged: {what}"))
+}
+
+/// Header of [`Kind::Open`].
+#[derive(Clone, PartialEq, Message)]
+pub struct OpenHeader {
+    /// The task to read.
+    #[prost(uint64, tag = "1")]
+    pub task_id: u64,
+    /// Who reads.
+    #[prost(uint64, tag = "2")]
+    pub client_id: u64,
+    /// Bytes that may be sent before the first credit. At least one chunk may always be on its way.
+    #[prost(uint64, tag = "3")]
+    pub window_bytes: u64,
+}
+
+/// Header of [`Kind::Credit`].
+#[derive(Clone, PartialEq, Message)]
+pub struct CreditHeader {
+    /// Bytes of bodies that the reader has done with.
+    #[prost(uint64, tag = "1")]
+    pub bytes: u64,
+    /// Bytes by which the window shrinks from now on (more tasks share the reader's memory).
+    #[prost(uint64, tag = "2")]
+    pub shrink_bytes: u64,
+}
+
+/// Header of frames that say all by their kind.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct EmptyHeader {}
+
+/// Header of [`Kind::Schema`].
+#[derive(Clone, PartialEq, Message)]
+pub struct SchemaHeader {
+    /// The Arrow schema, as JSON.
+    #[prost(string, tag = "1")]
+    pub schema_json: String,
+}
+
+/// Header of [`Kind::Rows`]: where the rows came from, how they form elements, and what is in the body.
+///
+/// Arrays are described depth first, as Arrow IPC does it: one entry of `node_rows` per array, one entry of
+/// `buffers` per buffer (a validity buffer of length 0: no nulls). Dictionary values follow their keys.
+/// Every buffer begins at a multiple of [`ALIGN`] within the body.
+#[derive(Clone, PartialEq, Message)]
+pub struct RowsHeader {
+    /// Number of rows.
+    #[prost(uint64, tag = "1")]
+    pub rows: u64,
+    /// Splits of the runs.
+    #[prost(uint64, repeated, tag = "2")]
+    pub run_split: Vec<u64>,
+    /// First ordinals of the runs.
+    #[prost(uint64, repeated, tag = "3")]
+    pub run_start: Vec<u64>,
+    /// Lengths of the runs.
+    #[prost(uint64, repeated, tag = "4")]
+    pub run_len: Vec<u64>,
+    /// Whether every row is an element; else `lengths` says which rows are.
+    #[prost(bool, tag = "5")]
+    pub rows_are_elements: bool,
+    /// Rows of each element.
+    #[prost(uint32, repeated, tag = "6")]
+    pub lengths: Vec<u32>,
+    /// Whether this is the short batch at a task's end.
+    #[prost(bool, tag = "7")]
+    pub remainder: bool,
+    /// Rows of each array.
+    #[prost(uint64, repeated, tag = "8")]
+    pub node_rows: Vec<u64>,
+    /// Bytes of each buffer.
+    #[prost(uint64, repeated, tag = "9")]
+    pub buffers: Vec<u64>,
+    /// Data buffers of each array of a view type.
+    #[prost(uint32, repeated, tag = "10")]
+    pub variadic: Vec<u32>,
+}
+
+/// Header of [`Kind::Error`].
+#[derive(Clone, PartialEq, Message)]
+pub struct ErrorHeader {
+    /// Name of the kind.
+    #[prost(string, tag = "1")]
+    pub kind: String,
+    /// The message.
+    #[prost(string, tag = "2")]
+    pub message: String,
+}
+
+impl From<&Error> for ErrorHeader {
+    fn from(e: &Error) -> Self {
+        Self { kind: e.kind().as_str().to_string(), message: e.message().to_string() }
+    }
+}
+
+impl From<ErrorHeader> for Error {
+    fn from(h: ErrorHeader) -> Self {
+        let kind = ErrorKind::ALL.into_iter().find(|k| k.as_str() == h.kind).unwrap_or(ErrorKind::Internal);
+        Error::new(kind, h.message)
+    }
+}

@@ -1,0 +1,60 @@
+//! The data plane within one process: chunks change hands without a socket.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use caju_types::{ClientId, Result, TaskId};
+use parking_lot::Mutex;
+
+use crate::Chunk;
+
+/// A worker in this process, as readers see it.
+#[async_trait]
+pub trait LocalWorker: Send + Sync + std::fmt::Debug {
+    /// Opens a task for reading, starting it if this worker has not yet.
+    ///
+    /// # Errors
+    /// Whatever keeps the task from being started.
+    async fn open(&self, task: TaskId, client: ClientId) -> Result<Box<dyn LocalTask>>;
+}
+
+/// A task of a worker in this process. Dropping it says that this reader wants no more.
+#[async_trait]
+pub trait LocalTask: Send {
+    /// The next chunk; `None` when the task has emitted everything. Whoever gets a chunk has received it.
+    ///
+    /// # Errors
+    /// The task's failure.
+    async fn next(&mut self) -> Result<Option<Chunk>>;
+}
+
+/// The workers of this process by the address that the dispatcher knows them under. Clones share the list.
+///
+/// It is handed to workers, which enter themselves, and to clients, which look here before they dial.
+#[derive(Clone, Debug, Default)]
+pub struct LocalWorkers {
+    by_address: Arc<Mutex<HashMap<String, Arc<dyn LocalWorker>>>>,
+}
+
+impl LocalWorkers {
+    /// An empty list.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Enters a worker, replacing one of the same address.
+    pub fn insert(&self, address: impl Into<String>, worker: Arc<dyn LocalWorker>) {
+        self.by_address.lock().insert(address.into(), worker);
+    }
+
+    /// Strikes a worker off.
+    pub fn remove(&self, address: &str) {
+        self.by_address.lock().remove(address);
+    }
+
+    /// The worker at an address, if it lives in this process.
+    pub fn get(&self, address: &str) -> Option<Arc<dyn LocalWorker>> {
+        self.by_address.lock().get(address).cloned()
+    }
+}

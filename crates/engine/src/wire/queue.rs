@@ -1,0 +1,249 @@
+//! A queue bounded in bytes (I7).
+
+use std::collections::VecDeque;
+
+use caju_types::{Error, Result};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// A first-in, first-out queue bounded in bytes, for any number of producers and consumers.
+///
+/// An item enters when fewer bytes than the bound are queued, so the queue holds at most the bound and one
+/// item more, and an item larger than the bound still passes. Producers of large items wait for
+/// [`ByteQueue::room`] before they make the next one.
+#[derive(Debug)]
+pub struct ByteQueue<T> {
+    state: Mutex<State<T>>,
+    readable: Notify,
+    writable: Notify,
+    bound: usize,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    items: VecDeque<(T, usize)>,
+    bytes: usize,
+    end: Option<Result<()>>,
+}
+
+impl<T> ByteQueue<T> {
+    /// An empty queue.
+    pub fn new(bound_bytes: usize) -> Self {
+        Self {
+            state: Mutex::new(State { items: VecDeque::new(), bytes: 0, end: None }),
+            readable: Notify::new(),
+            writable: Notify::new(),
+            bound: bound_bytes.max(1),
+        }
+    }
+
+    /// Bytes that are queued.
+    pub fn bytes(&self) -> usize {
+        self.state.lock().bytes
+    }
+
+    /// Items that are queued.
+    pub fn len(&self) -> usize {
+        self.state.lock().items.len()
+    }
+
+    /// Whether nothing is queued.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether the end was set, with items possibly still queued.
+    pub fn is_closed(&self) -> bool {
+        self.state.lock().end.is_some()
+    }
+
+    /// Waits until an item may enter; false if the queue was closed.
+    pub async fn room(&self) -> bool {
+        loop {
+            let waiting = self.writable.notified();
+            tokio::pin!(waiting);
+            waiting.as_mut().enable();
+            {
+                let state = self.state.lock();
+                if state.end.is_some() {
+                    return false;
+                }
+                if state.bytes < self.bound {
+                    drop(state);
+                    // The wake-up may have been meant for several: pass it on.
+                    self.writable.notify_one();
+                    return true;
+                }
+            }
+            waiting.await;
+        }
+    }
+
+    /// Appends an item, waiting for room; gives the item back if the queue was closed.
+    ///
+    /// # Errors
+    /// The item, if the queue is closed.
+    pub async fn push(&self, item: T, bytes: usize) -> Result<(), T> {
+        if !self.room().await {
+            return Err(item);
+        }
+        self.push_now(item, bytes)
+    }
+
+    /// Appends an item without waiting, for producers that are bounded by other means.
+    ///
+    /// # Errors
+    /// The item, if the queue is closed.
+    pub fn push_now(&self, item: T, bytes: usize) -> Result<(), T> {
+        let mut state = self.state.lock();
+        if state.end.is_some() {
+            return Err(item);
+        }
+        state.items.push_back((item, bytes));
+        state.bytes += bytes;
+        drop(state);
+        self.readable.notify_one();
+        Ok(())
+    }
+
+    /// The next item, if there is one now.
+    pub fn try_pop(&self) -> Option<T> {
+        self.try_pop_if(|_, _| true)
+    }
+
+    /// The next item, if there is one now and it is wanted.
+    pub fn try_pop_if(&self, wanted: impl FnOnce(&T, usize) -> bool) -> Option<T> {
+        let mut state = self.state.lock();
+        match state.items.front() {
+            Some((item, bytes)) if wanted(item, *bytes) => {}
+            _ => return None,
+        }
+        let (item, bytes) = state.items.pop_front()?;
+        state.bytes -= bytes;
+        let more = !state.items.is_empty();
+        drop(state);
+        self.writable.notify_one();
+        if more {
+            self.readable.notify_one();
+        }
+        Some(item)
+    }
+
+    /// The next item, waiting for it; `None` at a good end. Cancelling the wait loses nothing.
+    ///
+    /// # Errors
+    /// The error that the queue was closed with, after the items that came before it.
+    pub async fn pop(&self) -> Result<Option<T>> {
+        loop {
+            let waiting = self.readable.notified();
+            tokio::pin!(waiting);
+            waiting.as_mut().enable();
+            if let Some(item) = self.try_pop() {
+                return Ok(Some(item));
+            }
+            {
+                let state = self.state.lock();
+                if state.items.is_empty()
+                    && let Some(end) = &state.end
+                {
+                    let end = end.clone();
+                    drop(state);
+                    self.readable.notify_waiters();
+                    return end.map(|()| None);
+                }
+            }
+            waiting.await;
+        }
+    }
+
+    /// Ends the queue after what is in it; the first end counts.
+    pub fn close(&self, end: Result<()>) {
+        {
+            let mut state = self.state.lock();
+            if state.end.is_none() {
+                state.end = Some(end);
+            }
+        }
+        self.wake_all();
+    }
+
+    /// Drops what is queued and ends the queue with an error.
+    pub fn abort(&self, error: Error) {
+        let dropped = {
+            let mut state = self.state.lock();
+            state.end = Some(Err(error));
+            state.bytes = 0;
+            std::mem::take(&mut state.items)
+        };
+        drop(dropped);
+        self.wake_all();
+    }
+
+    fn wake_all(&self) {
+        self.readable.notify_waiters();
+        self.readable.notify_one();
+        self.writable.notify_waiters();
+        self.writable.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn bounded_in_bytes_and_ends() {
+        let q = Arc::new(ByteQueue::new(10));
+        q.push(1, 100).await.unwrap();
+        assert!(tokio::time::timeout(std::time::Duration::from_millis(5), q.room()).await.is_err());
+        let waiter = {
+            let q = Arc::clone(&q);
+            async move { q.push(2, 1).await }
+        };
+        let (pushed, popped) = tokio::join!(waiter, q.pop());
+        pushed.unwrap();
+        assert_eq!(popped.unwrap(), Some(1));
+        q.close(Ok(()));
+        assert_eq!(q.push(3, 1).await, Err(3));
+        assert_eq!(q.pop().await.unwrap(), Some(2));
+        assert_eq!(q.pop().await.unwrap(), None);
+        assert_eq!(q.pop().await.unwrap(), None);
+        let q = ByteQueue::<u8>::new(1);
+        q.push(1, 1).await.unwrap();
+        q.abort(Error::cancelled("gone"));
+        assert_eq!(q.bytes(), 0);
+        assert!(q.pop().await.is_err());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn many_producers_and_consumers_lose_nothing() {
+        let q = Arc::new(ByteQueue::new(7));
+        let mut producers = tokio::task::JoinSet::new();
+        for p in 0..4u64 {
+            let q = Arc::clone(&q);
+            producers.spawn(async move {
+                for i in 0..500u64 {
+                    q.push(p * 500 + i, 3).await.unwrap();
+                }
+            });
+        }
+        let mut consumers = tokio::task::JoinSet::new();
+        for _ in 0..3 {
+            let q = Arc::clone(&q);
+            consumers.spawn(async move {
+                let mut got = Vec::new();
+                while let Some(x) = q.pop().await.unwrap() {
+                    got.push(x);
+                }
+                got
+            });
+        }
+        producers.join_all().await;
+        q.close(Ok(()));
+        let mut all: Vec<u64> = consumers.join_all().await.into_iter().flatten().collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..2000).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,82 @@
+//! Schemas on the wire, and which types may travel.
+
+use std::sync::Arc;
+
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use caju_types::{Error, Result};
+
+use super::frame::{SchemaHeader, damaged};
+
+/// Types nested deeper than this are refused.
+const MAX_DEPTH: usize = 32;
+
+/// The header of a schema frame.
+///
+/// # Errors
+/// `Unimplemented` naming the column whose type cannot travel.
+pub fn encode_schema(schema: &Schema) -> Result<SchemaHeader> {
+    check_schema(schema)?;
+    let schema_json = serde_json::to_string(schema)
+        .map_err(|e| Error::internal(format!("cannot write the schema of the rows: {e}")))?;
+    Ok(SchemaHeader { schema_json })
+}
+
+/// The schema in a schema frame.
+///
+/// # Errors
+/// `DataLoss` if it is not a schema, `Unimplemented` if it has a type that cannot travel.
+pub fn decode_schema(header: &SchemaHeader) -> Result<SchemaRef> {
+    let schema: Schema = serde_json::from_str(&header.schema_json)
+        .map_err(|e| damaged(format!("a schema cannot be read: {e}")))?;
+    check_schema(&schema)?;
+    Ok(Arc::new(schema))
+}
+
+fn check_schema(schema: &Schema) -> Result<()> {
+    schema.fields().iter().try_for_each(|f| {
+        check_field(f, 0).map_err(|why| {
+            Error::unimplemented(format!(
+                "column `{}` of type {} cannot be sent to a reader: {why}; convert it in a `map`",
+                f.name(),
+                f.data_type()
+            ))
+        })
+    })
+}
+
+fn check_field(field: &Field, depth: usize) -> Result<(), String> {
+    check_type(field.data_type(), depth)
+}
+
+fn check_type(data_type: &DataType, depth: usize) -> Result<(), String> {
+    if depth > MAX_DEPTH {
+        return Err(format!("types may be nested {MAX_DEPTH} deep at most"));
+    }
+    match data_type {
+        DataType::Union(..)
+        | DataType::RunEndEncoded(..)
+        | DataType::ListView(_)
+        | DataType::LargeListView(_) => {
+            Err("unions, run-end encoding and list views are not supported".to_string())
+        }
+        DataType::FixedSizeBinary(n) if *n < 0 => Err("its size is negative".to_string()),
+        DataType::FixedSizeList(_, n) if *n < 0 => Err("its size is negative".to_string()),
+        DataType::FixedSizeList(f, _) | DataType::List(f) | DataType::LargeList(f) => {
+            check_field(f, depth + 1)
+        }
+        DataType::Map(f, _) => match f.data_type() {
+            DataType::Struct(kv) if kv.len() == 2 && !kv[0].is_nullable() && !f.is_nullable() => {
+                check_field(f, depth + 1)
+            }
+            _ => Err("its entries are not pairs with a non-null key".to_string()),
+        },
+        DataType::Struct(fields) => fields.iter().try_for_each(|f| check_field(f, depth + 1)),
+        DataType::Dictionary(k, v) => {
+            if !k.is_dictionary_key_type() {
+                return Err("its keys are not integers".to_string());
+            }
+            check_type(v, depth + 1)
+        }
+        _ => Ok(()),
+    }
+}

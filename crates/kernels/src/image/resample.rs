@@ -1,0 +1,239 @@
+//! Antialiased bilinear resampling: rows first, then columns, each with weights computed once.
+//!
+//! The geometry is Pillow's: output pixel `i` has its centre at `origin + (i + 0.5) * scale`, and a triangle
+//! filter whose half width is `max(scale, 1)`, cut off at the borders of the window and renormalised. The
+//! arithmetic is ours: weights of a pixel are integers that sum to exactly 2^14, so that a flat area stays
+//! what it is, sums fit 32 bits, and vector and portable code agree bit for bit. The intermediate image is
+//! uint8, as Pillow's.
+
+use super::resample_simd as simd;
+
+/// Weights of one output pixel sum to `1 << BITS`.
+pub(super) const BITS: u32 = 14;
+
+/// One axis of the source: the part of it that is stretched over the whole output axis, and the samples
+/// that exist.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Axis {
+    /// Where the window begins, in source samples.
+    pub(super) origin: f64,
+    /// How many source samples the window covers.
+    pub(super) length: f64,
+    /// The samples that may be read: `lo..hi`.
+    pub(super) lo: usize,
+    pub(super) hi: usize,
+    /// Added to every sample's index afterwards.
+    pub(super) offset: usize,
+    /// Samples of the whole output axis.
+    pub(super) out: usize,
+    /// The part of the output axis that is wanted.
+    pub(super) first: usize,
+    pub(super) count: usize,
+    /// Whether the wanted part is delivered backwards.
+    pub(super) reverse: bool,
+}
+
+/// The samples and weights of the wanted output pixels of one axis.
+#[derive(Debug, Default)]
+pub(super) struct Taps {
+    /// First source sample of each output pixel, counted from `min`.
+    pub(super) start: Vec<u32>,
+    /// Number of source samples of each output pixel.
+    pub(super) len: Vec<u32>,
+    /// `stride` weights per output pixel, the unused ones 0.
+    pub(super) weights: Vec<i16>,
+    /// The same as real numbers, for float images.
+    pub(super) real: Vec<f32>,
+    /// Weights per output pixel: the longest one's, rounded up to a multiple of four.
+    pub(super) stride: usize,
+    /// The source samples that any output pixel reads: `min..max`.
+    pub(super) min: usize,
+    pub(super) max: usize,
+}
+
+impl Taps {
+    /// Computes the weights of an axis, into buffers that are used again.
+    pub(super) fn compute(&mut self, a: &Axis) {
+        let scale = a.length / a.out as f64;
+        let support = scale.max(1.0);
+        let inverse = 1.0 / support;
+        let (lo, hi) = (a.lo as f64, a.hi as f64);
+        let longest = (2.0 * support).ceil() as usize + 1;
+        self.stride = longest.min(a.hi - a.lo).next_multiple_of(4);
+        self.start.clear();
+        self.len.clear();
+        self.weights.clear();
+        self.weights.resize(self.stride * a.count, 0);
+        self.real.clear();
+        self.real.resize(self.stride * a.count, 0.0);
+        (self.min, self.max) = (usize::MAX, 0);
+        for i in 0..a.count {
+            let index = a.first + if a.reverse { a.count - 1 - i } else { i };
+            let center = a.origin + (index as f64 + 0.5) * scale;
+            // Truncation after adding one half, as Pillow; the values are not negative after the clamp.
+            let from = (center - support + 0.5).clamp(lo, hi - 1.0) as usize;
+            let to = ((center + support + 0.5).clamp(lo, hi) as usize).clamp(from + 1, from + self.stride);
+            let real = &mut self.real[i * self.stride..][..to - from];
+            let mut sum = 0.0f64;
+            for (k, r) in real.iter_mut().enumerate() {
+                let w = (1.0 - (((from + k) as f64 - center + 0.5) * inverse).abs()).max(0.0);
+                *r = w as f32;
+                sum += w;
+            }
+            if sum <= 0.0 {
+                real[0] = 1.0;
+                sum = 1.0;
+            }
+            let fixed = &mut self.weights[i * self.stride..][..to - from];
+            // The running sum is rounded, not each weight: the weights then sum to exactly 2^14.
+            let (mut run, mut given) = (0.0f64, 0i32);
+            for (r, f) in real.iter_mut().zip(fixed.iter_mut()) {
+                let w = f64::from(*r) / sum;
+                *r = w as f32;
+                run += w;
+                let upto = ((run * f64::from(1i32 << BITS) + 0.5) as i32).min(1 << BITS);
+                *f = (upto - given) as i16;
+                given = upto;
+            }
+            if let Some(last) = fixed.last_mut() {
+                *last += ((1i32 << BITS) - given) as i16;
+            }
+            self.start.push((from + a.offset) as u32);
+            self.len.push((to - from) as u32);
+            self.min = self.min.min(from + a.offset);
+            self.max = self.max.max(to + a.offset);
+        }
+        if a.count == 0 {
+            (self.min, self.max) = (0, 0);
+        }
+        for s in &mut self.start {
+            *s -= self.min as u32;
+        }
+    }
+
+    pub(super) fn weights_of(&self, i: usize) -> &[i16] {
+        &self.weights[i * self.stride..][..self.len[i] as usize]
+    }
+
+    fn real_of(&self, i: usize) -> &[f32] {
+        &self.real[i * self.stride..][..self.len[i] as usize]
+    }
+}
+
+/// Both axes and the intermediate image.
+#[derive(Debug, Default)]
+pub(super) struct Resampler {
+    pub(super) rows: Taps,
+    pub(super) cols: Taps,
+    middle: Vec<u8>,
+    middle_f32: Vec<f32>,
+}
+
+impl Resampler {
+    /// Computes the weights; afterwards `rows` and `cols` say which source samples are needed.
+    pub(super) fn prepare(&mut self, rows: &Axis, cols: &Axis) {
+        self.rows.compute(rows);
+        self.cols.compute(cols);
+    }
+
+    /// Rows and columns of the source that are needed: `(rows, columns)`.
+    pub(super) fn needed(&self) -> (usize, usize) {
+        (self.rows.max - self.rows.min, self.cols.max - self.cols.min)
+    }
+
+    /// Resamples along the rows. `src` begins at the needed part's first pixel; `stride` is in bytes.
+    pub(super) fn horizontal(&mut self, src: &[u8], stride: usize) {
+        let (height, width) = self.needed();
+        let out = self.cols.start.len() * 3;
+        self.middle.resize(height * out, 0);
+        if out == 0 {
+            return;
+        }
+        for (y, to) in self.middle.chunks_exact_mut(out).enumerate() {
+            simd::horizontal(&src[y * stride..][..width * 3], &self.cols, to);
+        }
+    }
+
+    /// Output row `i` from the rows resampled before.
+    pub(super) fn row(&self, i: usize, out: &mut [u8]) {
+        let stride = self.cols.start.len() * 3;
+        simd::vertical(&self.middle[self.rows.start[i] as usize * stride..], stride, self.rows.weights_of(i), out);
+    }
+
+    /// The same two steps for float images.
+    pub(super) fn float(&mut self, src: &[f32], stride: usize, out: &mut [f32]) {
+        let (height, _) = self.needed();
+        let n = self.cols.start.len() * 3;
+        self.middle_f32.resize(height * n, 0.0);
+        if n == 0 {
+            return;
+        }
+        for (y, to) in self.middle_f32.chunks_exact_mut(n).enumerate() {
+            for (i, pixel) in to.chunks_exact_mut(3).enumerate() {
+                let at = y * stride + self.cols.start[i] as usize * 3;
+                let mut sum = [0.0f32; 3];
+                for (p, w) in src[at..].chunks_exact(3).zip(self.cols.real_of(i)) {
+                    for c in 0..3 {
+                        sum[c] += p[c] * w;
+                    }
+                }
+                pixel.copy_from_slice(&sum);
+            }
+        }
+        for (i, to) in out.chunks_exact_mut(n).enumerate().take(self.rows.start.len()) {
+            to.fill(0.0);
+            let first = self.rows.start[i] as usize * n;
+            for (row, w) in self.middle_f32[first..].chunks_exact(n).zip(self.rows.real_of(i)) {
+                for (o, v) in to.iter_mut().zip(row) {
+                    *o += v * w;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn axis(len: usize, out: usize) -> Axis {
+        let (origin, length) = (0.0, len as f64);
+        Axis { origin, length, lo: 0, hi: len, offset: 0, out, first: 0, count: out, reverse: false }
+    }
+
+    #[test]
+    fn weights_sum_to_one_and_stay_inside() {
+        for len in 1..40 {
+            for out in 1..60 {
+                let mut t = Taps::default();
+                t.compute(&axis(len, out));
+                for i in 0..out {
+                    let w = t.weights_of(i);
+                    assert_eq!(w.iter().map(|&x| i32::from(x)).sum::<i32>(), 1 << BITS, "{len} -> {out}");
+                    assert!(w.iter().all(|&x| x >= 0));
+                    assert!(t.min + t.start[i] as usize + w.len() <= len);
+                }
+                if len == out {
+                    assert!((0..out).all(|i| t.weights_of(i)[0] == 1 << BITS));
+                }
+            }
+        }
+    }
+
+    /// A window of the output needs what the whole output would have used there, and has equal weights.
+    #[test]
+    fn windows_are_parts_of_the_whole() {
+        let (mut all, mut part) = (Taps::default(), Taps::default());
+        all.compute(&axis(100, 37));
+        part.compute(&Axis { first: 5, count: 9, ..axis(100, 37) });
+        for i in 0..9 {
+            assert_eq!(part.weights_of(i), all.weights_of(5 + i));
+            assert_eq!(part.min + part.start[i] as usize, all.min + all.start[5 + i] as usize);
+        }
+        let mut back = Taps::default();
+        back.compute(&Axis { first: 5, count: 9, reverse: true, ..axis(100, 37) });
+        for i in 0..9 {
+            assert_eq!(back.weights_of(i), part.weights_of(8 - i));
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Encoded images: what format, how large, and the pixels of a window.
+
+use std::io::Cursor;
+
+use caju_types::{Error, Result};
+use image::ImageDecoder;
+
+use super::geometry::{Rect, Size};
+use super::jpeg;
+use super::orientation::{self, Orientation};
+
+/// The formats that `decode_image` reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Jpeg,
+    Png,
+    WebP,
+}
+
+/// An encoded image whose header was read and accepted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Encoded<'a> {
+    bytes: &'a [u8],
+    format: Format,
+    raw: Size,
+    orientation: Orientation,
+}
+
+/// Buffers for decoding.
+#[derive(Debug, Default)]
+pub(super) struct DecodeScratch {
+    /// The whole raw image, for codecs that cannot decode a window.
+    full: Vec<u8>,
+    /// Samples as a codec delivers them, before they become RGB uint8.
+    samples: Vec<u8>,
+    /// A raw window, before it is turned upright.
+    raw: Vec<u8>,
+    pub(super) jpeg: jpeg::Scratch,
+}
+
+impl DecodeScratch {
+    /// Frees buffers of more than `keep` bytes.
+    pub(super) fn trim(&mut self, keep: usize) {
+        for v in [&mut self.full, &mut self.samples, &mut self.raw] {
+            super::state::trim(v, keep);
+        }
+        self.jpeg.trim(keep);
+    }
+}
+
+/// Height and width of the decoded image (its EXIF orientation applied), from its header alone.
+///
+/// # Errors
+/// `DataLoss` if the bytes are not a JPEG, PNG or WebP header.
+pub fn image_size(bytes: &[u8]) -> Result<(u32, u32)> {
+    let e = Encoded::open(bytes, u64::MAX)?;
+    let s = e.size();
+    Ok((s.h as u32, s.w as u32))
+}
+
+impl<'a> Encoded<'a> {
+    /// Reads the header; refuses what is no image or has more than `max_pixels` pixels.
+    pub(super) fn open(bytes: &'a [u8], max_pixels: u64) -> Result<Self> {
+        let format = sniff(bytes)?;
+        let (raw, orientation) = match format {
+            Format::Jpeg => {
+                let (h, w, exif) = jpeg::header::parse_size(bytes)?;
+                let tag = exif.and_then(orientation::from_tiff).unwrap_or(1);
+                (Size { h, w }, Orientation::from_exif(tag))
+            }
+            Format::Png => png_size(bytes)?,
+            Format::WebP => {
+                let mut d = image::codecs::webp::WebPDecoder::new(Cursor::new(bytes))
+                    .map_err(|e| codec_error("WebP", bytes, &e))?;
+                let o = d.orientation().map_or(1, |o| u16::from(o.to_exif()));
+                let (w, h) = d.dimensions();
+                (Size { h: h as usize, w: w as usize }, Orientation::from_exif(o))
+            }
+        };
+        let pixels = raw.h as u64 * raw.w as u64;
+        if pixels > max_pixels {
+            return Err(Error::invalid(format!(
+                "the image is {} x {} (height x width), {} pixels: more than the limit of {}; set \
+                 `max_pixels` of decode_image higher if such images are meant to be here",
+                raw.h,
+                raw.w,
+                caju_types::format_count(pixels),
+                caju_types::format_count(max_pixels),
+            )));
+        }
+        Ok(Self { bytes, format, raw, orientation })
+    }
+
+    /// The size of the upright image.
+    pub(super) fn size(&self) -> Size {
+        self.orientation.apply(self.raw)
+    }
+
+    /// Whether the codec can decode at 1/2, 1/4 and 1/8.
+    pub(super) fn can_scale(&self) -> bool {
+        self.format == Format::Jpeg && jpeg::can_scale(self.bytes)
+    }
+
+    /// The size of the upright image decoded at 1/`scale`.
+    pub(super) fn scaled_size(&self, scale: usize) -> Size {
+        let s = self.size();
+        Size { h: s.h.div_ceil(scale), w: s.w.div_ceil(scale) }
+    }
+
+    /// Where the upright image's origin lies on the pixel grid of the image decoded at 1/`scale`: an axis
+    /// that runs backwards begins with the part of a pixel that the rounding up of the size added.
+    pub(super) fn scaled_origin(&self, scale: usize) -> (f64, f64) {
+        let (s, scaled) = (self.size(), self.scaled_size(scale));
+        let (y, x) = self.orientation.mirrored();
+        let rest = |on: bool, n: usize, m: usize| if on { m as f64 - n as f64 / scale as f64 } else { 0.0 };
+        (rest(y, s.h, scaled.h), rest(x, s.w, scaled.w))
+    }
+
+    /// Decodes a window of the upright image at 1/`scale` (1, 2, 4 or 8; more than 1 only if
+    /// [`Self::can_scale`]) into `out`, which holds exactly its pixels.
+    pub(super) fn decode(
+        &self,
+        window: Rect,
+        scale: usize,
+        scratch: &mut DecodeScratch,
+        out: &mut [u8],
+    ) -> Result<()> {
+        if self.orientation.is_upright() {
+            return self.decode_raw(window, scale, scratch, out);
+        }
+        let raw = self.orientation.apply(self.scaled_size(scale));
+        let r = self.orientation.raw_rect(window, raw);
+        let mut buffer = std::mem::take(&mut scratch.raw);
+        buffer.resize(r.h * r.w * 3, 0);
+        let done = self.decode_raw(r, scale, scratch, &mut buffer);
+        if done.is_ok() {
+            self.orientation.turn(&buffer, r.size(), out);
+        }
+        scratch.raw = buffer;
+        done
+    }
+
+    fn decode_raw(&self, r: Rect, scale: usize, scratch: &mut DecodeScratch, out: &mut [u8]) -> Result<()> {
+        if self.format == Format::Jpeg {
+            let region = jpeg::Region { y: r.y, x: r.x, h: r.h, w: r.w };
+            return jpeg::decode(self.bytes, region, scale, &mut scratch.jpeg, out);
+        }
+        scratch.full.resize(self.raw.h * self.raw.w * 3, 0);
+        if self.format == Format::Png {
+            let d = open_png(self.bytes)?;
+            read_samples(d, "PNG", self, &mut scratch.samples, &mut scratch.full)?;
+        } else {
+            let d = image::codecs::webp::WebPDecoder::new(Cursor::new(self.bytes))
+                .map_err(|e| codec_error("WebP", self.bytes, &e))?;
+            read_samples(d, "WebP", self, &mut scratch.samples, &mut scratch.full)?;
+        }
+        copy_window(&scratch.full, self.raw, r, out);
+        Ok(())
+    }
+}
+
+/// Copies a window of an RGB image.
+pub(super) fn copy_window(src: &[u8], size: Size, r: Rect, out: &mut [u8]) {
+    if r.w == 0 {
+        return;
+    }
+    for (y, row) in out.chunks_exact_mut(r.w * 3).enumerate().take(r.h) {
+        let at = ((r.y + y) * size.w + r.x) * 3;
+        row.copy_from_slice(&src[at..at + r.w * 3]);
+    }
+}
+
+fn open_png(bytes: &[u8]) -> Result<image::codecs::png::PngDecoder<Cursor<&[u8]>>> {
+    image::codecs::png::PngDecoder::new(Cursor::new(bytes)).map_err(|e| codec_error("PNG", bytes, &e))
+}
+
+/// From IHDR alone, so that a bomb is refused before the codec sees it.
+fn png_size(bytes: &[u8]) -> Result<(Size, Orientation)> {
+    let word = |at: usize| -> Option<usize> {
+        let b = bytes.get(at..at + 4)?;
+        Some(u32::from_be_bytes([b[0], b[1], b[2], b[3]]) as usize)
+    };
+    let (Some(w), Some(h), true) = (word(16), word(20), bytes.get(12..16) == Some(b"IHDR")) else {
+        return Err(Error::data_loss(format!(
+            "PNG data ends early: {} bytes end inside its header; the file was cut off",
+            bytes.len()
+        )));
+    };
+    if w == 0 || h == 0 {
+        return Err(Error::data_loss(format!("damaged PNG: its header says {h} x {w} pixels")));
+    }
+    Ok((Size { h, w }, Orientation::from_exif(png_orientation(bytes).unwrap_or(1))))
+}
+
+/// The orientation of an eXIf chunk before the pixels.
+fn png_orientation(bytes: &[u8]) -> Option<u16> {
+    let mut at = 8usize;
+    loop {
+        let head = bytes.get(at..at.checked_add(8)?)?;
+        let length = u32::from_be_bytes([head[0], head[1], head[2], head[3]]) as usize;
+        match &head[4..8] {
+            b"IDAT" => return None,
+            b"eXIf" => return orientation::from_tiff(bytes.get(at + 8..(at + 8).checked_add(length)?)?),
+            _ => at = at.checked_add(12)?.checked_add(length)?,
+        }
+    }
+}
+
+/// Lets the codec decode everything and brings its samples to RGB uint8.
+fn read_samples<D: ImageDecoder>(
+    decoder: D,
+    name: &str,
+    of: &Encoded<'_>,
+    samples: &mut Vec<u8>,
+    out: &mut [u8],
+) -> Result<()> {
+    use image::ColorType as C;
+    let color = decoder.color_type();
+    let (w, h) = decoder.dimensions();
+    if (h as usize, w as usize) != (of.raw.h, of.raw.w) {
+        return Err(Error::data_loss(format!("damaged {name}: two headers disagree about its size")));
+    }
+    if color == C::Rgb8 {
+        return decoder.read_image(out).map_err(|e| codec_error(name, of.bytes, &e));
+    }
+    samples.resize(of.raw.h * of.raw.w * usize::from(color.bytes_per_pixel()), 0);
+    decoder.read_image(samples).map_err(|e| codec_error(name, of.bytes, &e))?;
+    // 16-bit samples arrive in the machine's byte order; their high byte is kept.
+    let high = usize::from(cfg!(target_endian = "little"));
+    let (step, channels) = match color {
+        C::L8 => (1, [0, 0, 0]),
+        C::La8 => (2, [0, 0, 0]),
+        C::Rgba8 => (4, [0, 1, 2]),
+        C::L16 => (2, [high; 3]),
+        C::La16 => (4, [high; 3]),
+        C::Rgb16 => (6, [high, 2 + high, 4 + high]),
+        C::Rgba16 => (8, [high, 2 + high, 4 + high]),
+        other => return Err(Error::data_loss(format!("{name} image with samples of type {other:?}"))),
+    };
+    for (to, from) in out.chunks_exact_mut(3).zip(samples.chunks_exact(step)) {
+        to.copy_from_slice(&[from[channels[0]], from[channels[1]], from[channels[2]]]);
+    }
+    Ok(())
+}
+
+fn codec_error(name: &str, bytes: &[u8], e: &image::ImageError) -> Error {
+    let text = e.to_string();
+    if matches!(e, image::ImageError::IoError(_)) || text.to_ascii_lowercase().contains("unexpected e") {
+        return Error::data_loss(format!("{name} data ends early: {} bytes; the file was cut off", bytes.len()));
+    }
+    Error::data_loss(format!("damaged {name}: {text}"))
+}
+
+fn sniff(bytes: &[u8]) -> Result<Format> {
+    if bytes.starts_with(&[0xFF, 0xD8]) {
+        return Ok(Format::Jpeg);
+    }
+    if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
+        return Ok(Format::Png);
+    }
+    if bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP") {
+        return Ok(Format::WebP);
+    }
+    if bytes.is_empty() {
+        return Err(Error::data_loss("not an image: the value is empty"));
+    }
+    let known = match bytes {
+        [b'G', b'I', b'F', b'8', ..] => " (a GIF)",
+        [b'B', b'M', _, _, _, _, 0, 0, 0, 0, ..] => " (a BMP)",
+        [b'I', b'I', 42, 0, ..] | [b'M', b'M', 0, 42, ..] => " (a TIFF)",
+        [_, _, _, _, b'f', b't', b'y', b'p', ..] => " (an AVIF, HEIC or MP4 file)",
+        _ => "",
+    };
+    Err(Error::data_loss(format!(
+        "not an image: the {} bytes start with `{}`{known}, not JPEG, PNG or WebP",
+        bytes.len(),
+        first_bytes(bytes)
+    )))
+}
+
+/// The first bytes as a person reads them: text if they are text, else hexadecimal.
+fn first_bytes(bytes: &[u8]) -> String {
+    let text = bytes.trim_ascii_start();
+    let head = &text[..text.len().min(24)];
+    let line = head.split(|&b| b == b'\n' || b == b'\r').next().unwrap_or_default();
+    if !line.is_empty() && line.iter().all(|b| (0x20..0x7F).contains(b)) {
+        // Up to the end of the first tag or word, so that `<html lang="en">` reads `<html`.
+        let end = line.iter().skip(1).position(|&b| b == b' ' || b == b'>').map_or(line.len(), |i| i + 1);
+        return String::from_utf8_lossy(&line[..end]).into_owned();
+    }
+    let hex: Vec<String> = bytes.iter().take(8).map(|b| format!("{b:02x}")).collect();
+    hex.join(" ")
+}

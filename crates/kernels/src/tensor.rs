@@ -1,0 +1,248 @@
+//! Tensors and images in Arrow arrays: the canonical extension types, and reading rows from them.
+//!
+//! A tensor of one shape is `arrow.fixed_shape_tensor` over a fixed-size list; an image of varying size is
+//! `arrow.variable_shape_tensor` over `struct<data: list<T>, shape: fixed_size_list<int32>[3]>`.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, BinaryViewArray, LargeBinaryArray};
+use arrow::buffer::ScalarBuffer;
+use arrow::datatypes::{ArrowPrimitiveType, DataType, Field, Fields, Float32Type, Int32Type, UInt8Type};
+use caju_types::Error;
+
+use crate::image::{Dtype, InputKind, RowInput};
+use crate::udf::{Fault, internal, plain_type};
+
+const NAME: &str = "ARROW:extension:name";
+const METADATA: &str = "ARROW:extension:metadata";
+const FIXED: &str = "arrow.fixed_shape_tensor";
+const VARIABLE: &str = "arrow.variable_shape_tensor";
+
+/// The channels of an image.
+pub(crate) const CHANNELS: usize = 3;
+
+/// `field`, a fixed-size list, as `arrow.fixed_shape_tensor` of this shape.
+pub(crate) fn with_fixed_shape(field: Field, shape: &[u32]) -> Field {
+    let shape: Vec<String> = shape.iter().map(u32::to_string).collect();
+    extension(field, FIXED, format!("{{\"shape\":[{}]}}", shape.join(",")))
+}
+
+fn extension(field: Field, name: &str, metadata: String) -> Field {
+    let pairs = [(NAME.to_owned(), name.to_owned()), (METADATA.to_owned(), metadata)];
+    field.with_metadata(pairs.into_iter().collect())
+}
+
+/// The shape of an `arrow.fixed_shape_tensor`, outermost dimension first. None if it is not one, or has
+/// its dimensions permuted.
+pub fn fixed_shape(field: &Field) -> Option<Vec<u32>> {
+    if field.metadata().get(NAME)? != FIXED {
+        return None;
+    }
+    let metadata: serde_json::Value = serde_json::from_str(field.metadata().get(METADATA)?).ok()?;
+    let ordered = |p: &serde_json::Value| {
+        p.as_array().is_some_and(|p| p.iter().enumerate().all(|(i, v)| v.as_u64() == Some(i as u64)))
+    };
+    if metadata.get("permutation").is_some_and(|p| !p.is_null() && !ordered(p)) {
+        return None;
+    }
+    let dims = metadata.get("shape")?.as_array()?;
+    dims.iter().map(|d| u32::try_from(d.as_u64()?).ok()).collect()
+}
+
+fn sample(dtype: Dtype) -> DataType {
+    match dtype {
+        Dtype::U8 => DataType::UInt8,
+        Dtype::F32 => DataType::Float32,
+    }
+}
+
+fn dtype_of(t: &DataType) -> Option<Dtype> {
+    match t {
+        DataType::UInt8 => Some(Dtype::U8),
+        DataType::Float32 => Some(Dtype::F32),
+        _ => None,
+    }
+}
+
+/// What the images of a column have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ImageType {
+    pub(crate) dtype: Dtype,
+    /// Height and width, where all images have the same.
+    pub(crate) size: Option<(u32, u32)>,
+}
+
+impl ImageType {
+    /// The images of a column; None if it has none.
+    pub(crate) fn of(field: &Field) -> Option<Self> {
+        match field.data_type() {
+            DataType::FixedSizeList(item, n) => {
+                let shape = fixed_shape(field)?;
+                let [height, width, channels] = shape[..] else { return None };
+                let samples = u64::from(height) * u64::from(width) * CHANNELS as u64;
+                if channels as usize != CHANNELS || u64::try_from(*n) != Ok(samples) {
+                    return None;
+                }
+                Some(Self { dtype: dtype_of(item.data_type())?, size: Some((height, width)) })
+            }
+            DataType::Struct(fields) => Some(Self { dtype: variable_dtype(fields)?, size: None }),
+            _ => None,
+        }
+    }
+
+    /// The field of a column of such images.
+    pub(crate) fn field(self, name: &str, nullable: bool) -> Result<Field, String> {
+        match self.size {
+            Some((height, width)) => {
+                let samples = u64::from(height) * u64::from(width) * CHANNELS as u64;
+                let n = i32::try_from(samples).map_err(|_| format!("gives images of {height} x {width}: too large"))?;
+                let list = DataType::FixedSizeList(item(self.dtype), n);
+                Ok(with_fixed_shape(Field::new(name, list, nullable), &[height, width, CHANNELS as u32]))
+            }
+            None => {
+                let t = DataType::Struct(variable_fields(self.dtype));
+                Ok(extension(Field::new(name, t, nullable), VARIABLE, "{\"uniform_shape\":[null,null,3]}".into()))
+            }
+        }
+    }
+
+    /// What a chain of image operations reads from such a column.
+    pub(crate) fn input(self) -> InputKind {
+        match self.dtype {
+            Dtype::U8 => InputKind::U8,
+            Dtype::F32 => InputKind::F32,
+        }
+    }
+}
+
+/// The field of an image's samples.
+pub(crate) fn item(dtype: Dtype) -> Arc<Field> {
+    Arc::new(Field::new("item", sample(dtype), false))
+}
+
+/// The fields below an `arrow.variable_shape_tensor` of images.
+pub(crate) fn variable_fields(dtype: Dtype) -> Fields {
+    let dim = Arc::new(Field::new("item", DataType::Int32, false));
+    let shape = DataType::FixedSizeList(dim, 3);
+    Fields::from(vec![
+        Field::new("data", DataType::List(item(dtype)), false),
+        Field::new("shape", shape, false),
+    ])
+}
+
+fn variable_dtype(fields: &Fields) -> Option<Dtype> {
+    let [data, shape] = &fields[..] else { return None };
+    let DataType::FixedSizeList(dim, 3) = shape.data_type() else { return None };
+    if data.name() != "data" || shape.name() != "shape" || dim.data_type() != &DataType::Int32 {
+        return None;
+    }
+    match data.data_type() {
+        DataType::List(item) => dtype_of(item.data_type()),
+        _ => None,
+    }
+}
+
+/// The samples of all images of a column.
+enum Samples {
+    U8(ScalarBuffer<u8>),
+    F32(ScalarBuffer<f32>),
+}
+
+/// The images of a column, row by row.
+pub(crate) struct ImageRows {
+    samples: Samples,
+    place: Place,
+}
+
+/// Where each image is among the samples.
+enum Place {
+    Fixed { height: u32, width: u32 },
+    Variable { offsets: ScalarBuffer<i32>, shapes: ScalarBuffer<i32> },
+}
+
+impl ImageRows {
+    pub(crate) fn new(array: &ArrayRef, kind: ImageType) -> Result<Self, Fault> {
+        if let Some((height, width)) = kind.size {
+            let list = array.as_fixed_size_list_opt().ok_or_else(|| internal("an image column of another type"))?;
+            return Ok(Self { samples: samples(list.values(), kind.dtype)?, place: Place::Fixed { height, width } });
+        }
+        let wrong = || internal("an image column of another type");
+        let fields = array.as_struct_opt().ok_or_else(wrong)?;
+        let data = fields.column(0).as_list_opt::<i32>().ok_or_else(wrong)?;
+        let shapes = fields.column(1).as_fixed_size_list_opt().ok_or_else(wrong)?;
+        let shapes = shapes.values().as_primitive_opt::<Int32Type>().ok_or_else(wrong)?.values().clone();
+        let place = Place::Variable { offsets: data.offsets().inner().clone(), shapes };
+        Ok(Self { samples: samples(data.values(), kind.dtype)?, place })
+    }
+
+    /// Height and width of image `i`.
+    pub(crate) fn size(&self, i: usize) -> Result<(u32, u32), Error> {
+        let (offsets, shapes) = match &self.place {
+            Place::Fixed { height, width } => return Ok((*height, *width)),
+            Place::Variable { offsets, shapes } => (offsets, shapes),
+        };
+        let shape = &shapes[3 * i..3 * i + 3];
+        let len = i64::from(offsets[i + 1]) - i64::from(offsets[i]);
+        let product = shape.iter().try_fold(1i64, |a, d| a.checked_mul(i64::from(*d)));
+        match (u32::try_from(shape[0]), u32::try_from(shape[1])) {
+            (Ok(h), Ok(w)) if shape[2] == 3 && product == Some(len) => Ok((h, w)),
+            _ => Err(Error::data_loss(format!("an image of shape {shape:?} has {len} samples; it should be RGB"))),
+        }
+    }
+
+    /// Image `i`.
+    pub(crate) fn get(&self, i: usize) -> Result<RowInput<'_>, Error> {
+        let (height, width) = self.size(i)?;
+        let len = height as usize * width as usize * CHANNELS;
+        let start = match &self.place {
+            Place::Fixed { .. } => i * len,
+            Place::Variable { offsets, .. } => usize::try_from(offsets[i]).unwrap_or(0),
+        };
+        Ok(match &self.samples {
+            Samples::U8(s) => RowInput::Pixels { data: &s[start..start + len], height, width },
+            Samples::F32(s) => RowInput::FloatPixels { data: &s[start..start + len], height, width },
+        })
+    }
+}
+
+fn samples(values: &ArrayRef, dtype: Dtype) -> Result<Samples, Fault> {
+    fn of<T: ArrowPrimitiveType>(values: &ArrayRef) -> Option<ScalarBuffer<T::Native>> {
+        Some(values.as_primitive_opt::<T>()?.values().clone())
+    }
+    match dtype {
+        Dtype::U8 => of::<UInt8Type>(values).map(Samples::U8),
+        Dtype::F32 => of::<Float32Type>(values).map(Samples::F32),
+    }
+    .ok_or_else(|| internal("an image column of another type"))
+}
+
+/// A column of bytes, row by row.
+pub(crate) enum ByteRows<'a> {
+    Small(&'a BinaryArray),
+    Large(&'a LargeBinaryArray),
+    View(&'a BinaryViewArray),
+}
+
+impl<'a> ByteRows<'a> {
+    /// Whether a column is one of bytes.
+    pub(crate) fn accepts(field: &Field) -> bool {
+        matches!(plain_type(field), DataType::Binary | DataType::LargeBinary | DataType::BinaryView)
+    }
+
+    pub(crate) fn new(array: &'a ArrayRef) -> Result<Self, Fault> {
+        match array.data_type() {
+            DataType::Binary => Ok(Self::Small(array.as_binary())),
+            DataType::LargeBinary => Ok(Self::Large(array.as_binary())),
+            DataType::BinaryView => Ok(Self::View(array.as_binary_view())),
+            other => Err(internal(format!("bytes of type {other}"))),
+        }
+    }
+
+    pub(crate) fn get(&self, i: usize) -> &'a [u8] {
+        match self {
+            Self::Small(a) => a.value(i),
+            Self::Large(a) => a.value(i),
+            Self::View(a) => a.value(i),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! `pad`: lists to one length.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, FixedSizeListArray, MutableArrayData, make_array};
+use arrow::datatypes::{DataType, Field, FieldRef};
+use caju_types::{Error, Result};
+use datafusion::common::ScalarValue;
+
+use super::{Fault, Inputs, Kernel, any_null, internal, plain_type};
+use crate::sql::Const;
+use crate::tensor;
+
+/// See the table of functions.
+#[derive(Debug)]
+pub(crate) struct Pad {
+    n: u32,
+    value: Const,
+}
+
+impl Pad {
+    pub(crate) fn new(n: u32, value: &Const) -> Result<Self> {
+        if i32::try_from(n).is_err() {
+            return Err(Error::invalid(format!("`n` is {n}; that is too long")));
+        }
+        Ok(Self { n, value: value.clone() })
+    }
+
+    /// The padding as a value of the list's type.
+    fn filling(&self, to: &DataType) -> Result<ScalarValue, String> {
+        let cannot = || format!("pads with {} a list of {to}", self.value);
+        if let Const::Null = self.value {
+            return match to {
+                DataType::Binary | DataType::LargeBinary | DataType::BinaryView => {
+                    ScalarValue::Binary(Some(Vec::new())).cast_to(to)
+                }
+                DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => ScalarValue::from("").cast_to(to),
+                _ => ScalarValue::new_default(to),
+            }
+            .map_err(|_| format!("cannot pad a list of {to} without a `value`"));
+        }
+        let value = self.value.to_scalar().ok_or_else(cannot)?;
+        let is_text = matches!(value, ScalarValue::Utf8(_));
+        let wants_text = matches!(
+            to,
+            DataType::Utf8
+                | DataType::LargeUtf8
+                | DataType::Utf8View
+                | DataType::Binary
+                | DataType::LargeBinary
+                | DataType::BinaryView
+        );
+        if is_text != wants_text {
+            return Err(cannot());
+        }
+        let cast = value.cast_to(to).map_err(|_| cannot())?;
+        if cast.is_null() { Err(cannot()) } else { Ok(cast) }
+    }
+}
+
+/// The field of a list's values.
+pub(super) fn item(t: &DataType) -> Option<&FieldRef> {
+    match t {
+        DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => Some(item),
+        _ => None,
+    }
+}
+
+/// Row `i` of a list array as a range of its values.
+pub(super) fn range(array: &ArrayRef, i: usize) -> (usize, usize) {
+    match array.data_type() {
+        DataType::List(_) => {
+            let o = array.as_list::<i32>().value_offsets();
+            (o[i] as usize, o[i + 1] as usize)
+        }
+        DataType::LargeList(_) => {
+            let o = array.as_list::<i64>().value_offsets();
+            (o[i] as usize, o[i + 1] as usize)
+        }
+        _ => {
+            let n = array.as_fixed_size_list().value_length() as usize;
+            (i * n, (i + 1) * n)
+        }
+    }
+}
+
+/// The values of a list array.
+pub(super) fn values(array: &ArrayRef) -> &ArrayRef {
+    match array.data_type() {
+        DataType::List(_) => array.as_list::<i32>().values(),
+        DataType::LargeList(_) => array.as_list::<i64>().values(),
+        _ => array.as_fixed_size_list().values(),
+    }
+}
+
+impl Kernel for Pad {
+    fn output(&self, inputs: &[FieldRef]) -> Result<Field, String> {
+        let t = plain_type(&inputs[0]);
+        let item = item(t).ok_or_else(|| format!("takes a list, not {t}"))?;
+        self.filling(item.data_type())?;
+        let field = Field::new("item", item.data_type().clone(), item.is_nullable());
+        #[expect(clippy::cast_possible_wrap, reason = "checked by new")]
+        let list = DataType::FixedSizeList(Arc::new(field), self.n as i32);
+        let out = Field::new("pad", list, any_null(inputs));
+        Ok(if item.data_type().is_numeric() { tensor::with_fixed_shape(out, &[self.n]) } else { out })
+    }
+
+    fn run(&self, inputs: &Inputs<'_>, output: &Field) -> Result<ArrayRef, Fault> {
+        let input = inputs.array(0)?;
+        let DataType::FixedSizeList(item, size) = output.data_type() else {
+            return Err(internal("pad gives fixed-size lists"));
+        };
+        let n = self.n as usize;
+        let filling = self.filling(item.data_type()).map_err(internal)?.to_array_of_size(n).map_err(internal)?;
+        let (from, fill) = (values(&input).to_data(), filling.to_data());
+        let mut out = MutableArrayData::new(vec![&from, &fill], false, input.len() * n);
+        for i in 0..input.len() {
+            let (start, end) = if input.is_null(i) { (0, 0) } else { range(&input, i) };
+            if end - start > n {
+                let what = format!("a list of {} values cannot be padded to {n}; truncate(list, {n}) first", end - start);
+                return Err(Fault::at(i, Error::invalid(what)));
+            }
+            out.try_extend(0, start, end).map_err(internal)?;
+            out.try_extend(1, 0, n - (end - start)).map_err(internal)?;
+        }
+        let values = make_array(out.freeze());
+        let nulls = input.logical_nulls();
+        let list = FixedSizeListArray::try_new_with_length(Arc::clone(item), *size, values, nulls, input.len());
+        Ok(Arc::new(list.map_err(internal)?))
+    }
+}

@@ -1,0 +1,90 @@
+//! `uniform`, `normal`, `random_int`: random numbers per row, keyed as the random image functions are.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, Float64Array, Int64Array};
+use arrow::buffer::NullBuffer;
+use arrow::datatypes::{DataType, Field, FieldRef, Float64Type, Int64Type};
+use caju_types::Error;
+
+use super::{Fault, Inputs, Kernel, any_null};
+use crate::rng::RowRng;
+
+/// See the table of functions.
+#[derive(Debug)]
+pub(crate) struct Draw {
+    site: u64,
+    what: What,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    Uniform,
+    Normal,
+    Int,
+}
+
+impl Draw {
+    pub(crate) fn uniform(site: u64) -> Self {
+        Self { site, what: What::Uniform }
+    }
+
+    pub(crate) fn normal(site: u64) -> Self {
+        Self { site, what: What::Normal }
+    }
+
+    pub(crate) fn int(site: u64) -> Self {
+        Self { site, what: What::Int }
+    }
+
+    fn floats(&self, inputs: &Inputs<'_>) -> Result<ArrayRef, Fault> {
+        let (a, b) = (inputs.cast(0, &DataType::Float64)?, inputs.cast(1, &DataType::Float64)?);
+        let nulls = NullBuffer::union(a.nulls(), b.nulls());
+        let (a, b) = (a.as_primitive::<Float64Type>().values(), b.as_primitive::<Float64Type>().values());
+        let values = inputs.keys.iter().zip(a.iter().zip(b.iter())).map(|(key, (a, b))| {
+            let mut rng = RowRng::new(*key, self.site);
+            if self.what == What::Uniform { rng.uniform_in(*a, *b) } else { a + b * rng.normal() }
+        });
+        Ok(Arc::new(Float64Array::new(values.collect::<Vec<_>>().into(), nulls)))
+    }
+
+    fn ints(&self, inputs: &Inputs<'_>) -> Result<ArrayRef, Fault> {
+        let (a, b) = (inputs.cast(0, &DataType::Int64)?, inputs.cast(1, &DataType::Int64)?);
+        let nulls = NullBuffer::union(a.nulls(), b.nulls());
+        let (a, b) = (a.as_primitive::<Int64Type>().values(), b.as_primitive::<Int64Type>().values());
+        let mut out = Vec::with_capacity(inputs.rows);
+        for (i, key) in inputs.keys.iter().enumerate() {
+            if nulls.as_ref().is_some_and(|n| n.is_null(i)) {
+                out.push(0);
+                continue;
+            }
+            if a[i] >= b[i] {
+                let what = format!("there is no integer from {} to below {}", a[i], b[i]);
+                return Err(Fault::at(i, Error::invalid(what)));
+            }
+            let draw = RowRng::new(*key, self.site).below(b[i].wrapping_sub(a[i]).cast_unsigned());
+            out.push(a[i].wrapping_add(draw.cast_signed()));
+        }
+        Ok(Arc::new(Int64Array::new(out.into(), nulls)))
+    }
+}
+
+impl Kernel for Draw {
+    fn output(&self, inputs: &[FieldRef]) -> Result<Field, String> {
+        for f in inputs {
+            let t = f.data_type();
+            if self.what == What::Int && !t.is_integer() {
+                return Err(format!("takes integers, not {t}"));
+            }
+            if !t.is_numeric() {
+                return Err(format!("takes numbers, not {t}"));
+            }
+        }
+        let t = if self.what == What::Int { DataType::Int64 } else { DataType::Float64 };
+        Ok(Field::new("draw", t, any_null(inputs)))
+    }
+
+    fn run(&self, inputs: &Inputs<'_>, _: &Field) -> Result<ArrayRef, Fault> {
+        if self.what == What::Int { self.ints(inputs) } else { self.floats(inputs) }
+    }
+}

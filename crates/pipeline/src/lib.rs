@@ -1,0 +1,34 @@
+//! Definitions of datasets: what they are, how they are read and written, what is refused, and the
+//! fingerprints that name them.
+//!
+//! A [`DatasetDef`] is plain data, read from YAML or JSON with messages that name the place and the way out
+//! ([`DatasetDef::from_yaml`], [`DatasetDef::from_json`]), written back without loss
+//! ([`DatasetDef::to_json`]), checked without looking at data ([`validate`]) and named by fingerprints that
+//! are the same on every machine ([`fingerprint`], [`prefix_fingerprints`]). Expressions stay text here:
+//! what must be known about them comes through [`Functions`], which `caju-kernels` implements.
+
+mod base64;
+mod def;
+mod describe;
+mod fingerprint;
+mod functions;
+mod path;
+mod read;
+mod shape;
+mod validate;
+mod words;
+mod write;
+
+pub use def::{
+    ColumnType, Compression, Cost, DEFAULT_SHUFFLE_BYTES, DEFAULT_SKIP_LIMIT, DEFAULT_SPLIT_BYTES,
+    DatasetDef, Feature, FeatureShape, FileFormat, FileSource, OnError, Options, SourceDef, StageDef,
+    StageOp, VersionRule,
+};
+pub use describe::describe;
+pub use fingerprint::{
+    PrefixFingerprint, SCHEMA as FINGERPRINT_SCHEMA, canonical_text, fingerprint, identity,
+    prefix_fingerprints, prefix_json,
+};
+pub use functions::Functions;
+pub use shape::Hint;
+pub use validate::{MAX_DEPTH, validate};

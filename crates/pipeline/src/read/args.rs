@@ -1,0 +1,252 @@
+//! A small reader of arguments: every value knows its path, and every map knows which keys were asked for,
+//! so that a misspelt one is an error and not silently a default.
+
+use std::time::Duration;
+
+use caju_types::{Error, Result, did_you_mean, parse_bytes, parse_duration};
+use serde_json::{Map, Value};
+
+use crate::words::Words;
+
+/// A value and where it stands, as in `steps[3].shuffle.buffer`.
+#[derive(Clone)]
+pub(crate) struct At<'a> {
+    pub(crate) path: String,
+    pub(crate) value: &'a Value,
+}
+
+/// The path of a key below `path`.
+pub(crate) fn join(path: &str, key: &str) -> String {
+    let plain = !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
+    match (path.is_empty(), plain) {
+        (true, true) => key.to_owned(),
+        (true, false) => format!("{key:?}"),
+        (false, true) => format!("{path}.{key}"),
+        (false, false) => format!("{path}.{key:?}"),
+    }
+}
+
+/// A value as messages show it: short, and never a whole tree.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "nothing".to_owned(),
+        Value::Object(_) => "a map".to_owned(),
+        Value::Array(_) => "a list".to_owned(),
+        Value::String(s) if s.chars().count() > 60 => {
+            format!("{:?}..", s.chars().take(60).collect::<String>())
+        }
+        other => other.to_string(),
+    }
+}
+
+/// Whole numbers below this are exact as 64-bit floats, and so safe to take from `1e6` or `256.0`.
+const EXACT: f64 = 9_007_199_254_740_992.0;
+
+impl<'a> At<'a> {
+    /// The error that this place holds the wrong thing.
+    pub(crate) fn wrong(&self, expected: &str) -> Error {
+        self.error(format!("expected {expected}, found {}", shown(self.value)))
+    }
+
+    /// An error at this place.
+    pub(crate) fn error(&self, message: impl std::fmt::Display) -> Error {
+        let place = if self.path.is_empty() { "the definition" } else { &self.path };
+        Error::invalid(format!("{place}: {message}"))
+    }
+
+    pub(crate) fn str(&self, expected: &str) -> Result<&'a str> {
+        self.value.as_str().ok_or_else(|| self.wrong(expected))
+    }
+
+    pub(crate) fn text(&self, expected: &str) -> Result<String> {
+        self.str(expected).map(str::to_owned)
+    }
+
+    pub(crate) fn bool(&self) -> Result<bool> {
+        self.value.as_bool().ok_or_else(|| self.wrong("true or false"))
+    }
+
+    pub(crate) fn u64(&self, expected: &str) -> Result<u64> {
+        if let Some(n) = self.value.as_u64() {
+            return Ok(n);
+        }
+        match self.value.as_f64() {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole and in range")]
+            Some(x) if x.fract() == 0.0 && (0.0..EXACT).contains(&x) => Ok(x as u64),
+            _ => Err(self.wrong(expected)),
+        }
+    }
+
+    /// A count of at least one.
+    pub(crate) fn positive(&self) -> Result<u64> {
+        let expected = "a positive integer";
+        match self.u64(expected)? {
+            0 => Err(self.wrong(expected)),
+            n => Ok(n),
+        }
+    }
+
+    /// A count, or zero.
+    pub(crate) fn count(&self) -> Result<u64> {
+        self.u64("an integer of at least 0")
+    }
+
+    pub(crate) fn u32(&self, expected: &str) -> Result<u32> {
+        u32::try_from(self.u64(expected)?).map_err(|_| self.wrong(expected))
+    }
+
+    pub(crate) fn i64(&self) -> Result<i64> {
+        if let Some(n) = self.value.as_i64() {
+            return Ok(n);
+        }
+        match self.value.as_f64() {
+            #[expect(clippy::cast_possible_truncation, reason = "whole and in range")]
+            Some(x) if x.fract() == 0.0 && x.abs() < EXACT => Ok(x as i64),
+            _ => Err(self.wrong("an integer of 64 bits")),
+        }
+    }
+
+    pub(crate) fn f64(&self, expected: &str) -> Result<f64> {
+        self.value.as_f64().ok_or_else(|| self.wrong(expected))
+    }
+
+    /// A size in bytes: a number, or text with a unit.
+    pub(crate) fn size(&self) -> Result<u64> {
+        match self.value {
+            Value::String(s) => parse_bytes(s).map_err(|e| self.error(e.message())),
+            _ => self.u64("a size such as 64MiB"),
+        }
+    }
+
+    /// A duration: text with a unit.
+    pub(crate) fn duration(&self) -> Result<Duration> {
+        let text = self.str("a duration with a unit such as 8us or 200ms")?;
+        parse_duration(text).map_err(|e| self.error(e.message()))
+    }
+
+    /// An expression: text; a bare number or truth value stands for itself.
+    pub(crate) fn expression(&self) -> Result<String> {
+        match self.value {
+            Value::String(s) => Ok(s.clone()),
+            Value::Number(n) => Ok(n.to_string()),
+            Value::Bool(b) => Ok(b.to_string()),
+            _ => Err(self.wrong("an expression in quotes")),
+        }
+    }
+
+    /// One word of several.
+    pub(crate) fn word<T: Copy>(&self, words: &Words<T>) -> Result<T> {
+        let list = words.iter().map(|(w, _)| format!("`{w}`")).collect::<Vec<_>>().join(", ");
+        let expected = format!("one of {list}");
+        let text = self.str(&expected)?;
+        match words.iter().find(|(w, _)| *w == text) {
+            Some((_, value)) => Ok(*value),
+            None => {
+                let hint = did_you_mean(text, words.iter().map(|(w, _)| *w));
+                Err(self.error(format!("expected {expected}, found {}{hint}", shown(self.value))))
+            }
+        }
+    }
+
+    /// The items of a list.
+    pub(crate) fn list(&self, expected: &str) -> Result<Vec<At<'a>>> {
+        let items = self.value.as_array().ok_or_else(|| self.wrong(expected))?;
+        Ok(items
+            .iter()
+            .enumerate()
+            .map(|(i, value)| At { path: format!("{}[{i}]", self.path), value })
+            .collect())
+    }
+
+    /// A list of texts; a single text is a list of one.
+    pub(crate) fn texts(&self, expected: &str) -> Result<Vec<String>> {
+        match self.value {
+            Value::String(s) => Ok(vec![s.clone()]),
+            _ => self.list(expected)?.iter().map(|item| item.text("text")).collect(),
+        }
+    }
+
+    /// The entries of a map whose keys are the user's own names, in their order.
+    pub(crate) fn entries(&self, expected: &str) -> Result<Vec<(String, At<'a>)>> {
+        let map = self.value.as_object().ok_or_else(|| self.wrong(expected))?;
+        Ok(map.iter().map(|(k, value)| (k.clone(), At { path: join(&self.path, k), value })).collect())
+    }
+
+    /// The one entry of a map such as `{ shuffle: .. }`.
+    pub(crate) fn single(&self) -> Option<(&'a str, At<'a>)> {
+        let map = self.value.as_object()?;
+        match (map.len(), map.iter().next()) {
+            (1, Some((k, value))) => Some((k, At { path: join(&self.path, k), value })),
+            _ => None,
+        }
+    }
+}
+
+/// The arguments of a stage or a source, or the keys of a definition.
+pub(crate) struct Args<'a> {
+    at: At<'a>,
+    map: Option<&'a Map<String, Value>>,
+    /// The argument that a bare value stands for, as in `batch: 256`.
+    short: Option<&'static str>,
+    example: &'static str,
+    asked: Vec<&'static str>,
+}
+
+impl<'a> Args<'a> {
+    /// Reads a map of arguments; with `short`, a bare value stands for that argument.
+    pub(crate) fn new(at: At<'a>, short: Option<&'static str>, example: &'static str) -> Result<Self> {
+        match (at.value, short) {
+            (Value::Object(map), _) => {
+                Ok(Self { map: Some(map), at, short: None, example, asked: Vec::new() })
+            }
+            (Value::Null, _) => Ok(Self { map: None, at, short: None, example, asked: Vec::new() }),
+            (_, Some(_)) => Ok(Self { map: None, at, short, example, asked: Vec::new() }),
+            (_, None) => Err(at.wrong(&format!("arguments as in `{example}`"))),
+        }
+    }
+
+    /// Where the arguments stand.
+    pub(crate) fn at(&self) -> &At<'a> {
+        &self.at
+    }
+
+    /// An argument that may be left out; an empty value counts as left out.
+    pub(crate) fn get(&mut self, key: &'static str) -> Option<At<'a>> {
+        self.asked.push(key);
+        if self.short == Some(key) {
+            return Some(self.at.clone());
+        }
+        let value = self.map?.get(key).filter(|v| !v.is_null())?;
+        Some(At { path: join(&self.at.path, key), value })
+    }
+
+    /// An argument that must be there.
+    pub(crate) fn need(&mut self, key: &'static str) -> Result<At<'a>> {
+        self.get(key).ok_or_else(|| {
+            self.at.error(format!("`{key}` is missing; write, for example, `{}`", self.example))
+        })
+    }
+
+    /// A truth value, false if left out.
+    pub(crate) fn flag(&mut self, key: &'static str) -> Result<bool> {
+        self.get(key).map_or(Ok(false), |at| at.bool())
+    }
+
+    /// Ends the reading.
+    ///
+    /// # Errors
+    /// A key that nobody asked for.
+    pub(crate) fn finish(self, what: &str) -> Result<()> {
+        let Some(map) = self.map else { return Ok(()) };
+        let Some(unknown) = map.keys().find(|k| !self.asked.contains(&k.as_str())) else { return Ok(()) };
+        let mut hint = did_you_mean(unknown, &self.asked);
+        if hint.is_empty() {
+            let known: Vec<_> = self.asked.iter().map(|k| format!("`{k}`")).collect();
+            hint = match known.is_empty() {
+                true => "; it takes none".to_owned(),
+                false => format!("; known are {}", known.join(", ")),
+            };
+        }
+        Err(self.at.error(format!("unknown {what} `{unknown}`{hint}")))
+    }
+}

@@ -1,0 +1,158 @@
+//! Questions about a definition's shape that the engine, the planner and the command line ask.
+
+use caju_types::{Error, Result, did_you_mean};
+
+use crate::def::{DatasetDef, SourceDef, StageOp};
+use crate::functions::Functions;
+use crate::read::join;
+
+/// A hint and the place where it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hint {
+    /// Its name, unique in the definition.
+    pub name: String,
+    /// Its index in [`DatasetDef::stages`]; the stages above it are the prefix that it marks.
+    pub stage_index: usize,
+}
+
+impl DatasetDef {
+    /// The hints, from the source down.
+    pub fn hints(&self) -> Vec<Hint> {
+        let named = |(stage_index, op): (usize, &StageOp)| match op {
+            StageOp::Autocache { name } => Some(Hint { name: name.clone(), stage_index }),
+            _ => None,
+        };
+        self.ops().enumerate().filter_map(named).collect()
+    }
+
+    /// The hint of that name.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that lists the hints there are.
+    pub fn hint(&self, name: &str) -> Result<Hint> {
+        let mut hints = self.hints();
+        if let Some(at) = hints.iter().position(|h| h.name == name) {
+            return Ok(hints.swap_remove(at));
+        }
+        let mut known = did_you_mean(name, hints.iter().map(|h| &h.name));
+        if known.is_empty() {
+            let names: Vec<_> = hints.iter().map(|h| format!("`{}`", h.name)).collect();
+            known = match names.is_empty() {
+                true => "; the definition has no `autocache` step".to_owned(),
+                false => format!("; its hints are {}", names.join(", ")),
+            };
+        }
+        Err(Error::invalid(format!("the dataset has no hint `{name}`{known}")))
+    }
+
+    /// The number of stages above stage `i` that are not hints: the stage's position for randomness (I2), so
+    /// that adding or removing a hint changes no draw.
+    pub fn stage_position_without_hints(&self, i: usize) -> usize {
+        self.ops().take(i).filter(|op| !matches!(op, StageOp::Autocache { .. })).count()
+    }
+
+    /// The number of stages that see one split at a time: the index of the first stream stage, or the number
+    /// of stages. A hint at or above this index is stored split by split, one below it as a whole set.
+    pub fn split_local_len(&self) -> usize {
+        self.ops().position(|op| !op.is_split_local()).unwrap_or(self.stages.len())
+    }
+
+    /// Whether an epoch has no end: an endless `repeat` that no `take` cuts.
+    pub fn is_endless(&self) -> bool {
+        self.ops().fold(false, |endless, op| match op {
+            StageOp::Repeat(None) => true,
+            StageOp::Take(_) => false,
+            _ => endless,
+        })
+    }
+
+    /// The stage whose elements are batches at the end of the pipeline, if there is one.
+    pub fn batched_by(&self) -> Option<usize> {
+        self.ops().enumerate().fold(None, |at, (i, op)| match op {
+            StageOp::Unbatch => None,
+            op if op.makes_batches() => Some(i),
+            _ => at,
+        })
+    }
+
+    /// Whether a new epoch gives other rows or another order of them: a function that draws, a `shuffle`, or
+    /// a `sample`, with a seed of their own or without.
+    ///
+    /// # Errors
+    /// An expression that does not parse, with its place.
+    pub fn is_random(&self, functions: &dyn Functions) -> Result<bool> {
+        let mut random = matches!(self.source, SourceDef::Sample { .. });
+        for child in self.source.children() {
+            random |= child.is_random(functions)?;
+        }
+        for (i, op) in self.ops().enumerate() {
+            random |= matches!(op, StageOp::Shuffle { .. });
+            for (place, sql) in op.expressions() {
+                let at = |e: Error| e.context(format!("steps[{i}].{place}"));
+                random |= functions.is_random(sql).map_err(at)?;
+            }
+        }
+        Ok(random)
+    }
+
+    /// The definition with another seed, as when a job brings its own.
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.options.seed = Some(seed);
+        self
+    }
+
+    /// The operators of the stages.
+    pub(crate) fn ops(&self) -> impl Iterator<Item = &StageOp> {
+        self.stages.iter().map(|s| &s.op)
+    }
+}
+
+impl SourceDef {
+    /// The datasets inside a combinator; empty for other sources.
+    pub fn children(&self) -> &[DatasetDef] {
+        match self {
+            SourceDef::Concatenate(list) | SourceDef::Zip(list) => list,
+            SourceDef::Sample { datasets, .. } => datasets,
+            SourceDef::Files(_) | SourceDef::Range { .. } | SourceDef::Memory { .. } => &[],
+        }
+    }
+
+    pub(crate) fn children_mut(&mut self) -> &mut [DatasetDef] {
+        match self {
+            SourceDef::Concatenate(list) | SourceDef::Zip(list) => list,
+            SourceDef::Sample { datasets, .. } => datasets,
+            SourceDef::Files(_) | SourceDef::Range { .. } | SourceDef::Memory { .. } => &mut [],
+        }
+    }
+}
+
+impl StageOp {
+    /// Whether the stage turns rows into batches: `batch`, `padded_batch`, `bucket_by_length`.
+    pub fn makes_batches(&self) -> bool {
+        matches!(self, StageOp::Batch { .. } | StageOp::PaddedBatch { .. } | StageOp::BucketByLength { .. })
+    }
+
+    /// The stage's expressions, each with its place for messages: `with_columns.image`, `filter`.
+    pub fn expressions(&self) -> Vec<(String, &str)> {
+        let own = self.name();
+        match self {
+            StageOp::Map(list) | StageOp::WithColumns(list) => {
+                list.iter().map(|(name, sql)| (join(own, name), sql.as_str())).collect()
+            }
+            StageOp::Filter(sql) => vec![(own.to_owned(), sql)],
+            StageOp::FlatMap { expr, .. } => vec![(join(own, "expr"), expr)],
+            StageOp::BucketByLength { length, .. } => vec![(join(own, "length"), length)],
+            _ => Vec::new(),
+        }
+    }
+
+    pub(crate) fn expressions_mut(&mut self) -> Vec<&mut String> {
+        match self {
+            StageOp::Map(list) | StageOp::WithColumns(list) => list.iter_mut().map(|(_, sql)| sql).collect(),
+            StageOp::Filter(sql) | StageOp::FlatMap { expr: sql, .. } => vec![sql],
+            StageOp::BucketByLength { length, .. } => vec![length],
+            _ => Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! What a definition may say, checked without looking at any data: numbers in their ranges, names unique,
+//! stages in an order that means something.
+
+mod source;
+mod stage;
+
+use std::collections::BTreeSet;
+
+use caju_types::{Error, Result};
+
+use crate::def::{DatasetDef, Options, StageOp};
+use crate::read::join;
+
+/// How deep datasets may be nested in combinators.
+pub const MAX_DEPTH: usize = 8;
+
+/// Columns whose names begin so are caju's own.
+const RESERVED_PREFIX: &str = "__caju";
+
+/// Checks a definition's structure. Columns, types and functions are checked when it is bound to data.
+///
+/// Definitions that were read are checked already; this is for those made in code.
+///
+/// # Errors
+/// `InvalidArgument` that names the place, as in `steps[3].shuffle.buffer`, and the way out.
+///
+/// ```
+/// # use caju_pipeline::{DatasetDef, StageDef, StageOp, validate};
+/// let mut def = DatasetDef::from_yaml("source: { range: 10 }", None)?;
+/// def.stages.push(StageDef { op: StageOp::Unbatch });
+/// assert!(validate(&def).unwrap_err().to_string().starts_with("steps[0].unbatch: there is no batch above"));
+/// # Ok::<(), caju_types::Error>(())
+/// ```
+pub fn validate(def: &DatasetDef) -> Result<()> {
+    source::check(&def.source, "source", 0)?;
+    let mut hints = BTreeSet::new();
+    for (i, op) in def.ops().enumerate() {
+        let path = format!("steps[{i}].{}", op.name());
+        stage::check(op, &path)?;
+        if let StageOp::Autocache { name } = op
+            && !hints.insert(name)
+        {
+            return Err(bad(
+                &path,
+                format!("a hint named `{name}` stands above already; give each its own name"),
+            ));
+        }
+    }
+    order(def)
+}
+
+/// Checks a dataset inside a combinator: its stages see one split at a time.
+fn child(def: &DatasetDef, combinator: &str, path: &str, depth: usize) -> Result<()> {
+    if depth > MAX_DEPTH {
+        return Err(bad(path, format!("datasets are nested more than {MAX_DEPTH} deep")));
+    }
+    if def.options != Options::default() {
+        return Err(bad(
+            path,
+            "`seed`, `on_error` and `deterministic` hold for the whole definition; put them at the top",
+        ));
+    }
+    source::check(&def.source, &join(path, "source"), depth)?;
+    for (i, op) in def.ops().enumerate() {
+        let at = format!("{path}.steps[{i}].{}", op.name());
+        if matches!(op, StageOp::Autocache { .. }) || !op.is_split_local() {
+            return Err(bad(
+                &at,
+                format!(
+                    "a dataset inside `{combinator}` may hold only stages that see one row at a time; put \
+                     `{}` after the `{combinator}`, into the outermost `steps`",
+                    op.name()
+                ),
+            ));
+        }
+        stage::check(op, &at)?;
+    }
+    Ok(())
+}
+
+/// Checks which stage stands above which.
+fn order(def: &DatasetDef) -> Result<()> {
+    let mut batched: Option<(usize, &str)> = None;
+    let mut endless: Option<usize> = None;
+    for (i, op) in def.ops().enumerate() {
+        let name = op.name();
+        let path = format!("steps[{i}].{name}");
+        match op {
+            op if op.makes_batches() => {
+                if let Some((at, above)) = batched {
+                    return Err(bad(
+                        &path,
+                        format!(
+                            "the elements are batches already, made by `{above}` at steps[{at}]; put `unbatch` \
+                             between the two or remove one"
+                        ),
+                    ));
+                }
+                batched = Some((i, name));
+            }
+            StageOp::Unbatch if batched.is_none() => {
+                return Err(bad(&path, "there is no batch above it whose rows it could give; remove it"));
+            }
+            StageOp::Unbatch => batched = None,
+            StageOp::Filter(_)
+            | StageOp::FlatMap { .. }
+            | StageOp::Unnest { .. }
+            | StageOp::ParseExample { .. } => {
+                if let Some((at, above)) = batched {
+                    return Err(bad(
+                        &path,
+                        format!(
+                            "`{name}` works on single rows, but `{above}` at steps[{at}] has made batches of \
+                             them; put it above `{above}`, or `unbatch` first"
+                        ),
+                    ));
+                }
+            }
+            StageOp::Autocache { .. } | StageOp::Repeat(_) => {
+                if let Some(at) = endless {
+                    return Err(bad(&path, never_reached(name, at)));
+                }
+                if matches!(op, StageOp::Repeat(None)) {
+                    endless = Some(i);
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn never_reached(name: &str, at: usize) -> String {
+    match name {
+        "autocache" => format!(
+            "the `repeat` at steps[{at}] never ends, so what is stored below it would never be whole; put the \
+             hint above it, or give `repeat` a count"
+        ),
+        _ => format!(
+            "the `repeat` at steps[{at}] never ends, so this one is never reached; remove one of them"
+        ),
+    }
+}
+
+fn bad(path: &str, message: impl std::fmt::Display) -> Error {
+    Error::invalid(format!("{path}: {message}"))
+}
+
+/// A number outside its range.
+fn range(path: &str, expected: &str, found: impl std::fmt::Display) -> Error {
+    bad(path, format!("expected {expected}, found {found}"))
+}
+
+/// Checks names of columns: given, unique, not ours.
+fn columns<'a>(path: &str, what: &str, names: impl IntoIterator<Item = &'a String>) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    for name in names {
+        column(path, name)?;
+        if !seen.insert(name) {
+            return Err(bad(path, format!("the column `{name}` is given twice")));
+        }
+    }
+    match seen.is_empty() {
+        true => Err(bad(path, format!("it names no {what}; give at least one"))),
+        false => Ok(()),
+    }
+}
+
+fn column(path: &str, name: &str) -> Result<()> {
+    if name.trim().is_empty() {
+        return Err(bad(path, "a column's name is empty"));
+    }
+    if name.starts_with(RESERVED_PREFIX) {
+        return Err(bad(path, format!("`{name}`: names that begin with `{RESERVED_PREFIX}` are reserved")));
+    }
+    Ok(())
+}

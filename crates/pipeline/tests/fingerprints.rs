@@ -1,0 +1,244 @@
+//! Fingerprints: what they see, what they do not, and that they never change by accident.
+
+mod common;
+
+use std::path::Path;
+
+use caju_pipeline::*;
+use common::FakeFunctions;
+
+fn read(text: &str) -> DatasetDef {
+    DatasetDef::from_yaml(text, Some(Path::new("/base"))).unwrap()
+}
+
+fn imagenet() -> String {
+    include_str!("imagenet.yaml").to_owned()
+}
+
+fn of(text: &str) -> Vec<String> {
+    let f = FakeFunctions::default();
+    let def = read(text);
+    let mut out: Vec<_> =
+        prefix_fingerprints(&def, &f).unwrap().into_iter().map(|p| p.fingerprint.to_string()).collect();
+    out.push(fingerprint(&def, &f).unwrap().to_string());
+    out
+}
+
+/// If these change, every snapshot ever stored is lost to its users: give `SCHEMA` a new version on purpose
+/// or find out why.
+#[test]
+fn golden() {
+    let f = FakeFunctions::default();
+    let def = read(&imagenet());
+    assert_eq!(canonical_text(&def, 5, &f).unwrap(), GOLDEN_TEXT);
+    let prefixes = prefix_fingerprints(&def, &f).unwrap();
+    assert_eq!(
+        prefixes.iter().map(|p| (p.hint.as_str(), p.stage_index, p.random)).collect::<Vec<_>>(),
+        [("source", 2, false), ("resized", 5, false)]
+    );
+    assert_eq!(of(&imagenet()), GOLDEN);
+    assert_eq!(identity(&def, &f).unwrap().to_string(), GOLDEN_IDENTITY);
+    assert_eq!(of(EVERYTHING), GOLDEN_EVERYTHING);
+}
+
+const GOLDEN_TEXT: &str = concat!("",);
+const GOLDEN: [&str; 3] = ["", "", ""];
+const GOLDEN_IDENTITY: &str = "";
+const GOLDEN_EVERYTHING: [&str; 3] = ["", "", ""];
+
+/// Every kind of stage, and a source of sources.
+const EVERYTHING: &str = r#"
+source:
+  sample:
+    weights: [1, 2.5]
+    datasets:
+      - source: { concatenate: [ { source: { parquet: { path: /a, columns: [x, n] } } },
+                                 { source: { csv: { path: /b, header: false, schema: { x: int64, n: float32 } } } },
+                                 { source: { json: { path: /c, compression: zstd } } } ] }
+        steps: [ filter: "x > 1" ]
+      - source: { zip: [ { source: { range: { start: 5, end: 0, step: -1 } } }, { source: { memory: Zm9v } },
+                         { source: { arrow: /d } }, { source: { webdataset: /e } }, { source: { images: /f } } ] }
+steps:
+  - map: { x: "random_flip(x)", y: "upper(y)" }
+  - select: [x, y]
+  - unnest: y
+  - flat_map: { name: z, expr: "tokenize(y)" }
+  - sleep: { per_row: 8us }
+  - burn: { per_batch: 2ms }
+  - inflate: { column: y, factor: 2.5 }
+  - autocache: rows
+  - shuffle: { buffer: 10 }
+  - take: 100
+  - skip: 3
+  - batch: { size: 4, drop_remainder: true }
+  - unbatch
+  - padded_batch: { size: 4, lengths: { z: 9 }, values: { z: "-", w: 0.5 } }
+  - unbatch
+  - bucket_by_length: { length: "length(z)", boundaries: [4, 8], batch_sizes: [3, 2, 1] }
+  - prefetch: 2
+  - autocache: batches
+  - repeat: 2
+seed: 18446744073709551615
+on_error: { skip: { limit: 5 } }
+deterministic: true
+"#;
+
+#[test]
+fn what_does_not_matter() {
+    let base = imagenet();
+    let rearranged = r#"
+deterministic: true
+on_error: fail
+seed: 99
+steps:
+  - parse_example: { features: { "image/class/label": { shape: scalar, dtype: int64 }, "image/encoded": bytes }, column: record }
+  - map:
+      label: '"image/class/label"'   # a comment
+      image: '"image/encoded"'
+  - with_columns: { image: "resize_shorter( decode_image(image),256 )" }
+  - autocache: between
+  - filter: "label>=0"
+  - autocache
+  - autocache: twice
+  - batch: 7
+source: { tfrecord: { split: 1MiB, path: ["/elsewhere/a", "s3://b/c"], version: content } }
+name: other
+"#;
+    let (a, b) = (of(&base), of(rearranged));
+    assert_eq!(a[1], b[1]);
+    assert_eq!(a[1], b[2]);
+    assert_ne!(a[0], b[0]);
+    assert_ne!(a.last(), b.last());
+}
+
+#[test]
+fn what_matters() {
+    let base = imagenet();
+    let first = of(&base);
+    for (from, to, changed) in [
+        ("{ path: ", "{ compression: gzip, path: ", 3),
+        ("bytes,", "'bytes[]',", 3),
+        ("'\"image/encoded\"'", "'\"image/class/label\"'", 3),
+        ("name: imagenet-train", "on_error: skip", 3),
+        ("256)\" }", "255)\" }", 2),
+        ("label >= 0", "label > 0", 2),
+        ("- filter: \"label >= 0\"", "- select: [image, label]", 2),
+        ("224, 224", "224, 225", 1),
+        ("buffer: 2000", "buffer: 2001", 1),
+        ("seed: 7 }", "seed: 8 }", 1),
+        ("size: 256", "size: 255", 1),
+        ("name: imagenet-train", "seed: 8", 1),
+        ("name: imagenet-train", "deterministic: true", 1),
+        ("seed: 7 }", "seed: 7, max_bytes: 1MiB }", 0),
+        ("name: imagenet-train", "seed: 0", 0),
+    ] {
+        assert!(base.contains(from), "{from}");
+        let now = of(&base.replace(from, to));
+        let differ = first.iter().zip(&now).filter(|(a, b)| a != b).count();
+        assert_eq!(differ, changed, "{from} -> {to}");
+        assert!(first.iter().zip(&now).skip(3 - changed).all(|(a, b)| a != b), "{from} -> {to}");
+    }
+    // Skipping is part of what is stored; how much may be skipped is not.
+    let skip = |limit: u32| {
+        of(&base.replace("name: imagenet-train", &format!("on_error: {{ skip: {{ limit: {limit} }} }}")))
+    };
+    assert_eq!(skip(1), skip(2));
+}
+
+#[test]
+fn versions_of_what_is_used() {
+    let def = read(&imagenet());
+    let f = FakeFunctions::default();
+    let prints = |f: &FakeFunctions| -> Vec<_> {
+        prefix_fingerprints(&def, f).unwrap().into_iter().map(|p| p.fingerprint).collect()
+    };
+    let base = prints(&f);
+    let with = |engine: &str| {
+        let mut f = f.clone();
+        f.engines.insert(engine.into(), "next".into());
+        let now = prints(&f);
+        (now[0] != base[0], now[1] != base[1])
+    };
+    assert_eq!(with("datafusion"), (true, true));
+    assert_eq!(with("zune-jpeg"), (false, true));
+    assert_eq!(with("parquet"), (false, false));
+    assert_eq!(with("unheard-of"), (false, false));
+    let newer = prints(&FakeFunctions { version: 2, ..f.clone() });
+    // The first prefix calls no function.
+    assert_eq!((newer[0] != base[0], newer[1] != base[1]), (false, true));
+}
+
+#[test]
+fn the_seed_counts_where_something_draws_from_it() {
+    let f = FakeFunctions::default();
+    for (steps, random, seeded) in [
+        ("map: { x: id }", false, false),
+        ("map: { x: 'random_flip(id)' }", true, true),
+        ("shuffle: 10", true, true),
+        ("shuffle: { buffer: 10, seed: 1 }", true, false),
+        ("take: 10", false, false),
+    ] {
+        let text = format!("source: {{ range: 10 }}\nsteps: [ {steps}, autocache ]");
+        let def = read(&text);
+        let p = &prefix_fingerprints(&def, &f).unwrap()[0];
+        assert_eq!(p.random, random, "{steps}");
+        assert_eq!(def.is_random(&f).unwrap(), random, "{steps}");
+        let other = &prefix_fingerprints(&def.clone().with_seed(5), &f).unwrap()[0];
+        assert_eq!(other.fingerprint != p.fingerprint, seeded, "{steps}");
+    }
+    let sample = |seed: &str| {
+        read(&format!(
+            "source: {{ sample: {{ datasets: [ {{ source: {{ range: 1 }} }} ], weights: [1]{seed} }} }}"
+        ))
+    };
+    for (seed, seeded) in [("", true), (", seed: 3", false)] {
+        let def = sample(seed);
+        assert!(def.is_random(&f).unwrap());
+        assert_eq!(
+            fingerprint(&def, &f).unwrap() != fingerprint(&def.clone().with_seed(5), &f).unwrap(),
+            seeded
+        );
+    }
+}
+
+#[test]
+fn the_identity_sees_paths_hints_and_the_order_of_columns() {
+    let f = FakeFunctions::default();
+    let base = imagenet();
+    let id = |text: &str| identity(&read(text), &f).unwrap();
+    for (from, to, same) in [
+        ("name: imagenet-train", "name: another", true),
+        ("label >= 0", "label  >=  0", true),
+        ("data/tfrecord", "data/other", false),
+        ("autocache: source", "autocache: sauce", false),
+        ("name: imagenet-train", "seed: 0", false),
+        (
+            r#"image: '"image/encoded"', label: '"image/class/label"'"#,
+            r#"label: '"image/class/label"', image: '"image/encoded"'"#,
+            false,
+        ),
+    ] {
+        assert!(base.contains(from), "{from}");
+        assert_eq!(id(&base) == id(&base.replace(from, to)), same, "{from} -> {to}");
+    }
+}
+
+#[test]
+fn errors_of_expressions_carry_their_place() {
+    let f = FakeFunctions::default();
+    let def = read("source: { zip: [ { source: { range: 1 }, steps: [ map: { a: 'nope(id)' } ] } ] }");
+    let e = fingerprint(&def, &f).unwrap_err();
+    assert_eq!(e.message(), "source.zip[0].steps[0].map.a: unknown function `nope`");
+}
+
+#[test]
+fn the_readable_prefix() {
+    let def = read(&imagenet());
+    let json = prefix_json(&def, "resized").unwrap();
+    let prefix = DatasetDef::from_json(&json).unwrap();
+    let names: Vec<_> = prefix.stages.iter().map(|s| s.op.name()).collect();
+    assert_eq!(names, ["parse_example", "map", "with_columns", "filter"]);
+    assert!(
+        prefix_json(&def, "nothing").unwrap_err().message().contains("its hints are `source`, `resized`")
+    );
+}

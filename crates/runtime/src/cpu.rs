@@ -1,0 +1,119 @@
+//! A pool of threads for work that computes, apart from the threads that wait (design habit 13).
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use caju_types::{Error, Result};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use tokio::sync::oneshot;
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// A fixed number of threads that run closures in the order of submission. Clones share the threads.
+#[derive(Clone, Debug)]
+pub struct CpuPool {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    sender: Option<Sender<Work>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Submissions that may wait before a submitter has to.
+const QUEUE: usize = 4096;
+
+impl CpuPool {
+    /// A pool of `threads` threads (at least one).
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if the system gives no thread.
+    pub fn new(threads: usize) -> Result<Self> {
+        let (sender, receiver): (Sender<Work>, Receiver<Work>) = bounded(QUEUE);
+        let threads = (0..threads.max(1))
+            .map(|i| {
+                let receiver = receiver.clone();
+                std::thread::Builder::new()
+                    .name(format!("caju-cpu-{i}"))
+                    .spawn(move || {
+                        for work in receiver {
+                            work();
+                        }
+                    })
+                    .map_err(|e| {
+                        Error::exhausted(format!("cannot start CPU thread {i}: {e}; lower --cpu-threads"))
+                    })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Self { inner: Arc::new(Inner { sender: Some(sender), threads }) })
+    }
+
+    /// The number of threads.
+    pub fn threads(&self) -> usize {
+        self.inner.threads.len()
+    }
+
+    /// Runs a closure on the pool. A panic in it becomes an `Internal` error. Dropping the future lets the
+    /// closure run to its end unheard.
+    pub fn run<T, F>(&self, work: F) -> impl Future<Output = Result<T>> + Send + use<T, F>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> T + Send + 'static,
+    {
+        let (tx, rx) = oneshot::channel();
+        let job: Work = Box::new(move || {
+            let result = catch_unwind(AssertUnwindSafe(work));
+            // The receiver may be gone: its task was cancelled.
+            drop(tx.send(result));
+        });
+        let accepted = self.inner.sender.as_ref().is_some_and(|s| s.send(job).is_ok());
+        async move {
+            if !accepted {
+                return Err(Error::cancelled("the CPU pool has stopped"));
+            }
+            match rx.await {
+                Ok(Ok(value)) => Ok(value),
+                Ok(Err(panic)) => {
+                    Err(Error::internal(format!("panic in a CPU task: {}", panic_text(&*panic))))
+                }
+                Err(_) => Err(Error::cancelled("the CPU pool stopped before the task ran")),
+            }
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("(no message)")
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.sender = None;
+        for thread in self.threads.drain(..) {
+            // The last handle may be dropped on a pool thread: it cannot join itself.
+            if thread.thread().id() != std::thread::current().id() {
+                drop(thread.join());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn runs_and_survives_panics() {
+        let pool = CpuPool::new(2).unwrap();
+        assert_eq!(pool.run(|| 6 * 7).await.unwrap(), 42);
+        let e = pool.run(|| -> u32 { panic!("boom") }).await.unwrap_err();
+        assert!(e.message().contains("boom"));
+        assert_eq!(pool.run(|| 1).await.unwrap(), 1);
+    }
+}

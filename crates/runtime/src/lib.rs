@@ -1,0 +1,16 @@
+//! Everything ambient, in one place: time, tasks, threads, the process and object stores.
+//!
+//! Other rooms get these handed in. A lint (`clippy.toml`) bans reading the clock, spawning tasks and
+//! opening unbounded queues anywhere else, so that tests can be exact and shutdown complete.
+
+mod clock;
+mod cpu;
+mod process;
+pub mod stores;
+mod tasks;
+
+pub use clock::{Clock, SystemClock};
+pub use cpu::CpuPool;
+pub use process::{cpu_time, peak_rss_bytes, rss_bytes, thread_cpu_time};
+pub use stores::{CountingStore, IoCounters, IoSnapshot, Stores};
+pub use tasks::Tasks;

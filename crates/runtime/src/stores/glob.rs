@@ -1,0 +1,69 @@
+//! Patterns over keys.
+
+use caju_types::{Error, Result};
+use globset::{GlobBuilder, GlobMatcher};
+
+/// The characters that make a path a pattern.
+const META: [char; 4] = ['*', '?', '[', '{'];
+
+/// Whether a path holds a glob.
+pub(super) fn is_glob(path: &str) -> bool {
+    path.contains(META)
+}
+
+/// A pattern over keys: `*` and `?` stay within one segment, `**` crosses, `{a,b}` and `[a-z]` choose.
+#[derive(Debug)]
+pub(super) struct Pattern {
+    /// The folder in front of the first segment with a glob; everything that matches lies below it.
+    pub(super) base: String,
+    matcher: GlobMatcher,
+    /// One matcher per segment below `base`, where the pattern has no segment that can cross folders.
+    segments: Option<Vec<GlobMatcher>>,
+}
+
+fn compile(glob: &str) -> Result<GlobMatcher> {
+    GlobBuilder::new(glob)
+        .literal_separator(true)
+        .build()
+        .map(|g| g.compile_matcher())
+        .map_err(|e| Error::invalid(format!("`{glob}` is not a valid pattern: {}", e.kind())))
+}
+
+impl Pattern {
+    pub(super) fn new(pattern: &str) -> Result<Self> {
+        let meta = pattern.find(META).unwrap_or(pattern.len());
+        let base_end = pattern[..meta].rfind('/');
+        let base = base_end.map_or("", |i| &pattern[..i]).to_string();
+        let rest = base_end.map_or(pattern, |i| &pattern[i + 1..]);
+        let braces_cross = {
+            let mut depth = 0i32;
+            rest.chars().any(|c| {
+                match c {
+                    '{' => depth += 1,
+                    '}' => depth -= 1,
+                    _ => {}
+                }
+                c == '/' && depth > 0
+            })
+        };
+        let segments = if rest.contains("**") || braces_cross {
+            None
+        } else {
+            Some(rest.split('/').map(compile).collect::<Result<Vec<_>>>()?)
+        };
+        Ok(Self { base, matcher: compile(pattern)?, segments })
+    }
+
+    /// Whether a whole key matches.
+    pub(super) fn matches(&self, key: &str) -> bool {
+        self.matcher.is_match(key)
+    }
+
+    /// Whether anything below this folder (so many levels below `base`, with this name) can match.
+    pub(super) fn may_enter(&self, level: usize, name: &str) -> bool {
+        match &self.segments {
+            Some(s) => level + 1 < s.len() && s[level].is_match(name),
+            None => true,
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Turning paths, folders and patterns into files, in canonical order, without waiting for all of them.
+
+use std::sync::Arc;
+
+use caju_types::{Error, Result, did_you_mean};
+use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
+
+use super::error::{io_error, store_error};
+use super::glob::{Pattern, is_glob};
+use super::{CountingStore, IoCounters, Location, StoreUrl, Stores, local};
+
+/// A file that was found, with what tells its version from others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its URL.
+    pub url: StoreUrl,
+    /// Size in bytes.
+    pub size: u64,
+    /// The store's e-tag; none for local files.
+    pub etag: Option<String>,
+    /// Time of the last modification in nanoseconds since 1970.
+    pub mtime_ns: Option<i64>,
+    /// Time of the last change of the inode in nanoseconds since 1970; local files only.
+    pub ctime_ns: Option<i64>,
+}
+
+/// Which keys are wanted.
+#[derive(Debug)]
+pub(super) struct Filter {
+    pub(super) pattern: Option<Pattern>,
+    /// Without the dot; any if empty. Only for folders, where nothing else says what is wanted.
+    pub(super) extensions: Vec<String>,
+}
+
+impl Filter {
+    pub(super) fn accepts(&self, key: &str) -> bool {
+        if let Some(p) = &self.pattern {
+            return p.matches(key);
+        }
+        let name = key.rsplit('/').next().unwrap_or(key);
+        if name.starts_with('.') || name.starts_with('_') {
+            return false;
+        }
+        let lower = name.to_ascii_lowercase();
+        self.extensions.is_empty()
+            || self.extensions.iter().any(|e| {
+                lower.strip_suffix(e.as_str()).is_some_and(|stem| stem.len() > 1 && stem.ends_with('.'))
+            })
+    }
+}
+
+impl Stores {
+    /// The files that `path` names, sorted by key, found while the stream is polled.
+    ///
+    /// `path` is a file, a folder (then: all files below it with one of the `extensions`, given without the
+    /// dot; names that start with `.` or `_` are passed over), or a pattern with `*`, `?`, `[a-z]`, `{a,b}`
+    /// and `**`. Only the folder in front of the first glob is listed. Stores that list in the order of
+    /// their keys are passed on as they answer; the others (Azure, HTTP) are collected first.
+    ///
+    /// # Errors
+    /// The stream's only item is `NotFound` if nothing matches; it names the pattern and what is there.
+    pub fn list(
+        self: &Arc<Self>,
+        path: &str,
+        extensions: &[&str],
+        io: &Arc<IoCounters>,
+    ) -> BoxStream<'static, Result<Listed>> {
+        let extensions = extensions.iter().map(|e| e.to_ascii_lowercase()).collect();
+        let (stores, path, io) = (Arc::clone(self), path.to_string(), Arc::clone(io));
+        stream::once(async move { stores.start_list(&path, extensions, io).await }).try_flatten().boxed()
+    }
+
+    /// One file's listing.
+    ///
+    /// # Errors
+    /// `NotFound`, and what the store says.
+    pub async fn head(&self, url: &str, io: &Arc<IoCounters>) -> Result<Listed> {
+        head(&self.resolve(url)?, io).await
+    }
+
+    async fn start_list(
+        self: Arc<Self>,
+        path: &str,
+        extensions: Vec<String>,
+        io: Arc<IoCounters>,
+    ) -> Result<BoxStream<'static, Result<Listed>>> {
+        let url = StoreUrl::parse(path)?;
+        if !is_glob(&url.key) {
+            let at = self.resolve(path)?;
+            let missing = match head(&at, &io).await {
+                Ok(file) => return Ok(stream::once(async move { Ok(file) }).boxed()),
+                Err(e) if e.kind() == caju_types::ErrorKind::NotFound => e,
+                Err(e) if e.message().ends_with(IS_FOLDER) => e,
+                Err(e) => return Err(e),
+            };
+            drop(missing);
+            let filter = Filter { pattern: None, extensions };
+            let files = below(&at, filter, &io)?;
+            return Ok(or_nothing(files, at, url, io).await);
+        }
+        let pattern = Pattern::new(&url.key)?;
+        let at = self.resolve(&url.with_key(pattern.base.clone()).to_string())?;
+        let files = below(&at, Filter { pattern: Some(pattern), extensions }, &io)?;
+        Ok(or_nothing(files, at, url, io).await)
+    }
+}
+
+/// How the message about a folder in a file's place ends.
+const IS_FOLDER: &str = "is a folder, not a file";
+
+async fn head(at: &Location, io: &Arc<IoCounters>) -> Result<Listed> {
+    if let Some(path) = at.local.clone() {
+        io.add_read(0);
+        let m = tokio::task::spawn_blocking(move || std::fs::metadata(path))
+            .await
+            .map_err(|e| Error::internal(e.to_string()))?
+            .map_err(|e| io_error(&at.url, &e))?;
+        if !m.is_file() {
+            return Err(Error::invalid(format!("{}: {IS_FOLDER}", at.url)));
+        }
+        return Ok(local::listed(at.url.clone(), &m));
+    }
+    if at.path.is_root() {
+        return Err(Error::not_found(format!("{}: names no object", at.url)));
+    }
+    let store = CountingStore::new(Arc::clone(&at.store), Arc::clone(io));
+    let meta = store.head(&at.path).await.map_err(|e| store_error(&at.url, e))?;
+    Ok(from_meta(&at.url, meta))
+}
+
+fn from_meta(root: &StoreUrl, meta: ObjectMeta) -> Listed {
+    Listed {
+        url: root.with_key(meta.location.as_ref()),
+        size: meta.size,
+        etag: meta.e_tag,
+        mtime_ns: meta.last_modified.timestamp_nanos_opt(),
+        ctime_ns: None,
+    }
+}
+
+/// Whether a store lists in the order of its keys.
+fn lists_in_order(scheme: &str) -> bool {
+    matches!(scheme, "s3" | "gs" | "memory")
+}
+
+fn below(at: &Location, filter: Filter, io: &Arc<IoCounters>) -> Result<BoxStream<'static, Result<Listed>>> {
+    let filter = Arc::new(filter);
+    if at.local.is_some() {
+        return Ok(local::walk(&at.url, filter, Arc::clone(io)));
+    }
+    let root = at.url.clone();
+    let store = CountingStore::new(Arc::clone(&at.store), Arc::clone(io));
+    let prefix = (!at.path.is_root()).then(|| at.path.clone());
+    let url = root.clone();
+    let found = store
+        .list(prefix.as_ref())
+        .map_err(move |e| store_error(&url, e))
+        .try_filter(move |m| std::future::ready(filter.accepts(m.location.as_ref())));
+    if !lists_in_order(&root.scheme) {
+        let all = async move {
+            let mut all: Vec<_> = found.try_collect::<Vec<_>>().await?;
+            all.sort_unstable_by(|a, b| a.location.as_ref().cmp(b.location.as_ref()));
+            Ok::<_, Error>(stream::iter(all.into_iter().map(move |m| Ok(from_meta(&root, m)))))
+        };
+        return Ok(stream::once(all).try_flatten().boxed());
+    }
+    let mut last: Option<object_store::path::Path> = None;
+    let in_order = found.and_then(move |m| {
+        let ordered = last.as_ref().is_none_or(|l| l.as_ref() < m.location.as_ref());
+        let result = if ordered {
+            last = Some(m.location.clone());
+            Ok(from_meta(&root, m))
+        } else {
+            Err(Error::unimplemented(format!(
+                "{root}: the store does not list its objects in the order of their keys (a directory bucket?); \
+                 name the files one by one in `path`"
+            )))
+        };
+        std::future::ready(result)
+    });
+    Ok(in_order.boxed())
+}
+
+/// The files, or the error that says that there are none.
+async fn or_nothing(
+    files: BoxStream<'static, Result<Listed>>,
+    folder: Location,
+    wanted: StoreUrl,
+    io: Arc<IoCounters>,
+) -> BoxStream<'static, Result<Listed>> {
+    let mut files = files.peekable();
+    if std::pin::Pin::new(&mut files).peek().await.is_some() {
+        return files.boxed();
+    }
+    let error = nothing(&folder, &wanted, &io).await;
+    stream::once(async move { Err(error) }).boxed()
+}
+
+async fn nothing(at: &Location, wanted: &StoreUrl, io: &Arc<IoCounters>) -> Error {
+    let glob = is_glob(&wanted.key);
+    // For a plain path the folder to show is the one above it, unless it is itself a folder.
+    let mut shown = at.url.clone();
+    let mut names = peek(at, io).await;
+    if !glob && names.as_ref().is_none_or(Vec::is_empty) {
+        shown = at.url.with_key(at.url.key.rsplit_once('/').map_or("", |(folder, _)| folder));
+        names = match object_store::path::Path::parse(&shown.key) {
+            Ok(path) => {
+                let local = at.local.is_some().then(|| shown.local_path());
+                peek(&Location { url: shown.clone(), store: Arc::clone(&at.store), path, local }, io).await
+            }
+            Err(_) => None,
+        };
+    }
+    let what = if glob {
+        format!("no file matches {wanted}")
+    } else if shown.key == wanted.key {
+        format!("{wanted}: the folder holds no file of this format")
+    } else {
+        format!("{wanted}: no such file or folder")
+    };
+    let Some(names) = names else {
+        return Error::not_found(format!("{what}; the folder {shown} does not exist"));
+    };
+    if names.is_empty() {
+        return Error::not_found(format!("{what}; the folder {shown} is empty"));
+    }
+    let near = if glob {
+        String::new()
+    } else {
+        let name = wanted.key.rsplit('/').next().unwrap_or_default();
+        did_you_mean(name, &names)
+    };
+    let first = names.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+    let more = names.len().saturating_sub(5);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    Error::not_found(format!("{what}; the folder {shown} holds {first}{more}{near}"))
+}
+
+/// Some names in a folder, for messages: all of a local one, the first hundred objects of a remote one.
+async fn peek(at: &Location, io: &Arc<IoCounters>) -> Option<Vec<String>> {
+    io.add_list();
+    if let Some(path) = at.local.clone() {
+        return tokio::task::spawn_blocking(move || local::peek(path)).await.ok().flatten();
+    }
+    let prefix = (!at.path.is_root()).then(|| at.path.clone());
+    let found: Vec<ObjectMeta> = at.store.list(prefix.as_ref()).take(100).try_collect().await.ok()?;
+    let mut names: Vec<String> = Vec::new();
+    for meta in &found {
+        let rest = meta.location.as_ref().strip_prefix(at.path.as_ref())?.trim_start_matches('/');
+        let name = rest.split_once('/').map_or_else(|| rest.to_string(), |(folder, _)| format!("{folder}/"));
+        if names.last() != Some(&name) {
+            names.push(name);
+        }
+    }
+    (!names.is_empty()).then_some(names)
+}

@@ -1,0 +1,179 @@
+//! Walking local folders in the order of whole keys, with the metadata that tells versions apart.
+
+use std::fs::Metadata;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use caju_types::{Error, Result};
+use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
+
+use super::IoCounters;
+use super::error::io_error;
+use super::glob::Pattern;
+use super::list::{Filter, Listed};
+use super::url::StoreUrl;
+
+/// How many files one blocking call looks at.
+const STAT_BATCH: usize = 256;
+
+/// Folders below folders beyond this are taken for a loop of symbolic links.
+const MAX_DEPTH: usize = 64;
+
+/// Size, modification time and change time of a local file, in bytes and nanoseconds since 1970.
+pub fn local_version(metadata: &Metadata) -> (u64, i64, i64) {
+    use std::os::unix::fs::MetadataExt;
+    let ns = |s: i64, n: i64| s.saturating_mul(1_000_000_000).saturating_add(n);
+    (metadata.len(), ns(metadata.mtime(), metadata.mtime_nsec()), ns(metadata.ctime(), metadata.ctime_nsec()))
+}
+
+pub(super) fn listed(url: StoreUrl, metadata: &Metadata) -> Listed {
+    let (size, mtime, ctime) = local_version(metadata);
+    Listed { url, size, etag: None, mtime_ns: Some(mtime), ctime_ns: Some(ctime) }
+}
+
+/// One thing that is still to be visited.
+#[derive(Debug)]
+struct Entry {
+    /// The name; folders end with `/`, so that sorting names sorts whole keys.
+    name: String,
+}
+
+#[derive(Debug)]
+struct Folder {
+    key: String,
+    level: usize,
+    /// In reverse order: the next one is at the end.
+    entries: Vec<Entry>,
+}
+
+/// A walk in progress: the open folders, innermost last.
+struct Walk {
+    root: StoreUrl,
+    filter: Arc<Filter>,
+    io: Arc<IoCounters>,
+    stack: Vec<Folder>,
+}
+
+/// The files below `base` that pass the filter, in the order of their keys. A missing folder is empty.
+pub(super) fn walk(
+    base: &StoreUrl,
+    filter: Arc<Filter>,
+    io: Arc<IoCounters>,
+) -> BoxStream<'static, Result<Listed>> {
+    let walk = Walk { root: base.clone(), filter, io, stack: Vec::new() };
+    let start = Some(base.key.clone());
+    stream::try_unfold((walk, start), |(mut walk, start)| async move {
+        let step = move || {
+            if let Some(key) = start {
+                walk.enter(key, 0)?;
+            }
+            walk.step()
+        };
+        let (files, walk) = blocking(step).await?;
+        Ok::<_, Error>(files.map(|f| (stream::iter(f.into_iter().map(Ok)), (walk, None))))
+    })
+    .try_flatten()
+    .boxed()
+}
+
+async fn blocking<T: Send + 'static>(f: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    match tokio::task::spawn_blocking(f).await {
+        Ok(r) => r,
+        Err(e) => Err(Error::internal(format!("listing a folder: {e}"))),
+    }
+}
+
+impl Walk {
+    fn enter(&mut self, key: String, level: usize) -> Result<()> {
+        let url = self.root.with_key(key.clone());
+        if level > MAX_DEPTH {
+            return Err(Error::invalid(format!(
+                "{url}: more than {MAX_DEPTH} folders deep; is there a loop of symbolic links?"
+            )));
+        }
+        self.io.add_list();
+        let mut entries = match read_folder(&url.local_path()) {
+            Ok(entries) => entries,
+            // Nothing there, or not a folder: then nothing lies below it.
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                Vec::new()
+            }
+            Err(e) => return Err(io_error(&url, &e)),
+        };
+        entries.sort_unstable_by(|a, b| b.name.cmp(&a.name));
+        self.stack.push(Folder { key, level, entries });
+        Ok(())
+    }
+
+    /// The next files, at most a batch; none at the end.
+    fn step(mut self) -> Result<(Option<Vec<Listed>>, Walk)> {
+        let mut found = Vec::new();
+        let mut looked = 0;
+        while looked < STAT_BATCH {
+            let Some(folder) = self.stack.last_mut() else { break };
+            let (level, Some(entry)) = (folder.level, folder.entries.pop()) else {
+                self.stack.pop();
+                continue;
+            };
+            looked += 1;
+            let name = entry.name.trim_end_matches('/');
+            let key = if folder.key.is_empty() { name.to_string() } else { format!("{}/{name}", folder.key) };
+            if entry.name.ends_with('/') {
+                if self.filter.may_enter(level, name) {
+                    self.enter(key, level + 1)?;
+                }
+            } else if self.filter.accepts(&key) {
+                let url = self.root.with_key(key);
+                match std::fs::metadata(url.local_path()) {
+                    Ok(m) if m.is_file() => found.push(listed(url, &m)),
+                    Ok(_) => {}
+                    // Deleted since the folder was read.
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                    Err(e) => return Err(io_error(&url, &e)),
+                }
+            }
+        }
+        let end = found.is_empty() && self.stack.is_empty();
+        Ok((if end { None } else { Some(found) }, self))
+    }
+}
+
+fn read_folder(path: &Path) -> io::Result<Vec<Entry>> {
+    let mut out = Vec::new();
+    for entry in std::fs::read_dir(path)? {
+        let entry = entry?;
+        let Ok(mut name) = entry.file_name().into_string() else {
+            // A name that is not UTF-8 has no URL.
+            continue;
+        };
+        if is_staging(&name) {
+            continue;
+        }
+        let kind = entry.file_type()?;
+        let is_folder = kind.is_dir() || (kind.is_symlink() && entry.path().is_dir());
+        if is_folder {
+            name.push('/');
+        }
+        out.push(Entry { name });
+    }
+    Ok(out)
+}
+
+/// Whether the name is that of a file that object_store's local store is still writing (`name#123`).
+fn is_staging(name: &str) -> bool {
+    name.rsplit_once('#').is_some_and(|(_, n)| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+}
+
+/// The first names in a folder, sorted, for messages; folders end with `/`. None if it does not exist.
+pub(super) fn peek(folder: PathBuf) -> Option<Vec<String>> {
+    let mut names: Vec<String> = read_folder(&folder).ok()?.into_iter().map(|e| e.name).collect();
+    names.sort_unstable();
+    Some(names)
+}
+
+impl Filter {
+    fn may_enter(&self, level: usize, name: &str) -> bool {
+        self.pattern.as_ref().is_none_or(|p: &Pattern| p.may_enter(level, name))
+    }
+}

@@ -1,0 +1,282 @@
+//! Resolving, listing, counting; what each request costs and what the messages say.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use caju_types::ErrorKind;
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt, TryStreamExt};
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStoreExt,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult,
+};
+
+use super::*;
+
+fn stores() -> Arc<Stores> {
+    Arc::new(Stores::default())
+}
+
+async fn keys(stores: &Arc<Stores>, path: &str, ext: &[&str]) -> Result<Vec<String>> {
+    let io = Arc::new(IoCounters::new());
+    stores.list(path, ext, &io).map_ok(|l| l.url.key).try_collect().await
+}
+
+async fn put(stores: &Stores, url: &str, data: &'static str) {
+    let at = stores.resolve(url).unwrap();
+    at.store.put(&at.path, data.into()).await.unwrap();
+}
+
+#[test]
+fn urls_are_canonical() {
+    for (text, want) in [
+        ("/a//b/./c/../d", "file:///a/b/d"),
+        ("file:///a/*.csv", "file:///a/*.csv"),
+        ("s3a://bucket/k?y#1", "s3://bucket/k?y#1"),
+        ("memory:///x", "memory:///x"),
+        ("abfss://c@acc.dfs.core.windows.net/k", "az://c@acc.dfs.core.windows.net/k"),
+        ("gs://b", "gs://b/"),
+    ] {
+        assert_eq!(StoreUrl::parse(text).unwrap().to_string(), want, "{text}");
+    }
+    for bad in ["data/x.csv", "s3:///key", "s3://b/../c", "file://host/x"] {
+        assert_eq!(StoreUrl::parse(bad).unwrap_err().kind(), ErrorKind::InvalidArgument, "{bad}");
+    }
+    let e = stores().resolve("s4://bucket/key").unwrap_err();
+    assert!(e.message().contains("did you mean `s3`"), "{e}");
+}
+
+#[test]
+fn options_are_checked_and_secrets_hidden() {
+    let options = |k: &str| [(k.to_string(), "hush".to_string())].into_iter().collect();
+    let e = Stores::new(options("aws_acces_key_id"), None).unwrap_err();
+    assert_eq!(e.message(), "unknown store option `aws_acces_key_id`; did you mean `aws_access_key_id`?");
+    let s = Stores::new(options("AWS_SECRET_ACCESS_KEY"), None).unwrap();
+    assert!(!format!("{s:?}").contains("hush"));
+}
+
+#[test]
+fn allow_is_a_fence() {
+    let s = Stores::new(BTreeMap::new(), Some(vec!["/data".into(), "s3://b/p/".into()])).unwrap();
+    assert!(s.resolve("/data/x").is_ok());
+    for bad in ["/database/x", "/data/../etc/passwd", "/", "memory://x/y", "s3://b/q"] {
+        let e = s.resolve(bad).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::PermissionDenied, "{bad}");
+        assert!(e.message().contains("--allow (file:///data, s3://b/p)"), "{e}");
+    }
+}
+
+#[tokio::test]
+async fn memory_is_shared_by_name() {
+    put(&stores(), "memory://shared-by-name/a", "x").await;
+    assert_eq!(keys(&stores(), "memory://shared-by-name/a", &[]).await.unwrap(), ["a"]);
+    assert!(keys(&stores(), "memory://another-name/a", &[]).await.is_err());
+}
+
+#[tokio::test]
+async fn globs_are_the_same_everywhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = dir.path().to_str().unwrap().trim_start_matches('/').to_string();
+    let s = stores();
+    let files =
+        ["a/1.csv", "a/10.csv", "a/2.csv", "a-b/1.csv", "a/x/3.csv", "a/x/4.json", "b.csv", "a/_SUCCESS"];
+    for f in files {
+        put(&s, &format!("file:///{local}/{f}"), "x").await;
+        put(&s, &format!("memory://globs/{local}/{f}"), "x").await;
+    }
+    std::fs::write(dir.path().join("a/1.csv#7"), "half written").unwrap();
+    for (pattern, want) in [
+        ("a/*.csv", &["a/1.csv", "a/10.csv", "a/2.csv"] as &[&str]),
+        ("a*/1.csv", &["a-b/1.csv", "a/1.csv"]),
+        ("**/*.csv", &["a-b/1.csv", "a/1.csv", "a/10.csv", "a/2.csv", "a/x/3.csv", "b.csv"]),
+        ("{a/x,a-b}/*", &["a-b/1.csv", "a/x/3.csv", "a/x/4.json"]),
+        ("a/[0-1].csv", &["a/1.csv"]),
+        ("a/?.csv", &["a/1.csv", "a/2.csv"]),
+        ("a", &["a/1.csv", "a/10.csv", "a/2.csv", "a/x/3.csv"]),
+        ("b.csv", &["b.csv"]),
+    ] {
+        for root in ["file:///", "memory://globs/"] {
+            let got = keys(&s, &format!("{root}{local}/{pattern}"), &["csv"]).await.unwrap();
+            let got: Vec<_> = got.iter().map(|k| k.strip_prefix(&format!("{local}/")).unwrap()).collect();
+            assert_eq!(got, want, "{root} {pattern}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn nothing_found_says_what_is_there() {
+    let s = stores();
+    put(&s, "memory://nothing/data/train-0.csv", "x").await;
+    put(&s, "memory://nothing/data/sub/y.csv", "x").await;
+    for (path, want) in [
+        (
+            "memory://nothing/data/*.parquet",
+            "no file matches memory://nothing/data/*.parquet; the folder memory://nothing/data holds sub/, train-0.csv",
+        ),
+        (
+            "memory://nothing/data/train-1.csv",
+            "memory://nothing/data/train-1.csv: no such file or folder; the folder memory://nothing/data holds \
+             sub/, train-0.csv; did you mean `train-0.csv`?",
+        ),
+        (
+            "memory://nothing/none/*.csv",
+            "no file matches memory://nothing/none/*.csv; the folder memory://nothing/none does not exist",
+        ),
+    ] {
+        let e = keys(&s, path, &["csv"]).await.unwrap_err();
+        assert_eq!((e.kind(), e.message()), (ErrorKind::NotFound, want));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let e = keys(&s, &format!("{}/*.csv", dir.path().display()), &[]).await.unwrap_err();
+    assert!(e.message().ends_with("is empty"), "{e}");
+}
+
+/// A store of 100,000 objects that answers listings a page at a time.
+#[derive(Debug, Default)]
+struct Pages {
+    pages: AtomicU64,
+}
+
+impl fmt::Display for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pages")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Pages {
+    async fn put_opts(&self, _: &Path, _: PutPayload, _: PutOptions) -> object_store::Result<PutResult> {
+        unimplemented!()
+    }
+    async fn put_multipart_opts(
+        &self,
+        _: &Path,
+        _: PutMultipartOptions,
+    ) -> object_store::Result<Box<dyn MultipartUpload>> {
+        unimplemented!()
+    }
+    async fn get_opts(&self, _: &Path, _: GetOptions) -> object_store::Result<GetResult> {
+        unimplemented!()
+    }
+    fn delete_stream(
+        &self,
+        _: BoxStream<'static, object_store::Result<Path>>,
+    ) -> BoxStream<'static, object_store::Result<Path>> {
+        unimplemented!()
+    }
+    fn list(&self, _: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
+        unimplemented!()
+    }
+    async fn list_with_delimiter(&self, _: Option<&Path>) -> object_store::Result<ListResult> {
+        unimplemented!()
+    }
+    async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> object_store::Result<()> {
+        unimplemented!()
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Shared(Arc<Pages>);
+
+impl fmt::Display for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Shared")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Shared {
+    async fn put_opts(&self, a: &Path, b: PutPayload, c: PutOptions) -> object_store::Result<PutResult> {
+        self.0.put_opts(a, b, c).await
+    }
+    async fn put_multipart_opts(
+        &self,
+        a: &Path,
+        b: PutMultipartOptions,
+    ) -> object_store::Result<Box<dyn MultipartUpload>> {
+        self.0.put_multipart_opts(a, b).await
+    }
+    async fn get_opts(&self, a: &Path, b: GetOptions) -> object_store::Result<GetResult> {
+        self.0.get_opts(a, b).await
+    }
+    fn delete_stream(
+        &self,
+        a: BoxStream<'static, object_store::Result<Path>>,
+    ) -> BoxStream<'static, object_store::Result<Path>> {
+        self.0.delete_stream(a)
+    }
+    fn list(&self, _: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
+        let me = Arc::clone(&self.0);
+        stream::iter(0..100u64)
+            .then(move |page| {
+                me.pages.fetch_add(1, Ordering::Relaxed);
+                async move {
+                    stream::iter((0..1000).map(move |i| {
+                        Ok(ObjectMeta {
+                            location: format!("d/{:06}.parquet", page * 1000 + i).into(),
+                            last_modified: Default::default(),
+                            size: 1,
+                            e_tag: Some("e".into()),
+                            version: None,
+                        })
+                    }))
+                }
+            })
+            .flatten()
+            .boxed()
+    }
+    async fn list_with_delimiter(&self, a: Option<&Path>) -> object_store::Result<ListResult> {
+        self.0.list_with_delimiter(a).await
+    }
+    async fn copy_opts(&self, a: &Path, b: &Path, c: CopyOptions) -> object_store::Result<()> {
+        self.0.copy_opts(a, b, c).await
+    }
+}
+
+#[tokio::test]
+async fn the_first_of_100_000_objects_costs_one_page() {
+    let s = stores();
+    let pages = Arc::new(Pages::default());
+    s.register("s3://many", Arc::new(Shared(Arc::clone(&pages)))).unwrap();
+    let io = Arc::new(IoCounters::new());
+    let mut list = s.list("s3://many/d/*.parquet", &[], &io);
+    assert_eq!(list.next().await.unwrap().unwrap().url.key, "d/000000.parquet");
+    assert_eq!(pages.pages.load(Ordering::Relaxed), 1);
+    assert_eq!(list.count().await, 99_999);
+    assert_eq!((pages.pages.load(Ordering::Relaxed), io.snapshot().lists), (100, 1));
+}
+
+#[tokio::test]
+async fn a_large_local_folder_is_read_once_and_looked_at_in_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    for i in 0..1000 {
+        std::fs::write(dir.path().join(format!("{i:04}.csv")), "").unwrap();
+    }
+    let io = Arc::new(IoCounters::new());
+    let mut list = stores().list(dir.path().to_str().unwrap(), &["csv"], &io);
+    let first = list.next().await.unwrap().unwrap();
+    assert!(first.url.key.ends_with("/0000.csv") && first.ctime_ns.is_some() && first.etag.is_none());
+    assert_eq!(io.snapshot().lists, 1);
+    assert_eq!(list.count().await, 999);
+}
+
+#[tokio::test]
+async fn requests_and_bytes_are_counted() {
+    let io = Arc::new(IoCounters::new());
+    let store = CountingStore::new(Arc::new(InMemory::new()), Arc::clone(&io));
+    let path = Path::from("a");
+    store.put(&path, "hello".into()).await.unwrap();
+    store.get(&path).await.unwrap().bytes().await.unwrap();
+    store.get_range(&path, 1..3).await.unwrap();
+    store.get_ranges(&path, &[0..1, 2..5]).await.unwrap();
+    store.head(&path).await.unwrap();
+    store.list(None).count().await;
+    let mut upload = store.put_multipart(&Path::from("b")).await.unwrap();
+    upload.put_part("xyz".into()).await.unwrap();
+    upload.complete().await.unwrap();
+    store.copy(&path, &Path::from("c")).await.unwrap();
+    store.delete(&path).await.unwrap();
+    let want = IoSnapshot { reads: 4, lists: 1, writes: 5, deletes: 1, bytes_read: 11, bytes_written: 8 };
+    assert_eq!(io.snapshot(), want);
+}

@@ -1,0 +1,175 @@
+//! One error for everything that leaves a room.
+//!
+//! Rooms have rich errors of their own. What crosses a room's border is an [`Error`]: a kind that tells
+//! the caller what to do, and a message that names the thing, the place and the way out. The kind survives
+//! gRPC and becomes the exit code of the binary and the exception class of the Python package.
+
+use std::fmt;
+
+/// The result of everything that can fail across a room's border.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What the caller has to do about an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// The request is wrong: fix the pipeline, the argument or the expression.
+    InvalidArgument,
+    /// A named thing does not exist: a file, a dataset, a job.
+    NotFound,
+    /// A named thing exists already and differs.
+    AlreadyExists,
+    /// The system is not in the state that the call needs (a file changed while it was read, say).
+    FailedPrecondition,
+    /// Stored or received bytes are damaged, or rows cannot be delivered exactly once any more.
+    DataLoss,
+    /// A peer or a store cannot be reached now: try again.
+    Unavailable,
+    /// A wait ended at its deadline.
+    DeadlineExceeded,
+    /// The caller, or a shutdown, stopped the work.
+    Cancelled,
+    /// Understood, but not offered by this version.
+    Unimplemented,
+    /// A memory, disk or count bound was reached; the message names the setting.
+    ResourceExhausted,
+    /// Credentials are missing, or a path lies outside what the server may touch.
+    PermissionDenied,
+    /// A defect of caju itself.
+    Internal,
+}
+
+impl ErrorKind {
+    /// Every kind, in the order of declaration.
+    pub const ALL: [ErrorKind; 12] = [
+        ErrorKind::InvalidArgument,
+        ErrorKind::NotFound,
+        ErrorKind::AlreadyExists,
+        ErrorKind::FailedPrecondition,
+        ErrorKind::DataLoss,
+        ErrorKind::Unavailable,
+        ErrorKind::DeadlineExceeded,
+        ErrorKind::Cancelled,
+        ErrorKind::Unimplemented,
+        ErrorKind::ResourceExhausted,
+        ErrorKind::PermissionDenied,
+        ErrorKind::Internal,
+    ];
+
+    /// The kind's stable name, as it appears in JSON and in messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ErrorKind::InvalidArgument => "invalid argument",
+            ErrorKind::NotFound => "not found",
+            ErrorKind::AlreadyExists => "already exists",
+            ErrorKind::FailedPrecondition => "failed precondition",
+            ErrorKind::DataLoss => "data loss",
+            ErrorKind::Unavailable => "unavailable",
+            ErrorKind::DeadlineExceeded => "deadline exceeded",
+            ErrorKind::Cancelled => "cancelled",
+            ErrorKind::Unimplemented => "unimplemented",
+            ErrorKind::ResourceExhausted => "resource exhausted",
+            ErrorKind::PermissionDenied => "permission denied",
+            ErrorKind::Internal => "internal error",
+        }
+    }
+
+    /// The exit code of the `caju` binary: 2 the user's input, 3 the environment, 1 our fault.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            ErrorKind::InvalidArgument
+            | ErrorKind::NotFound
+            | ErrorKind::AlreadyExists
+            | ErrorKind::DataLoss
+            | ErrorKind::Unimplemented => 2,
+            ErrorKind::FailedPrecondition
+            | ErrorKind::Unavailable
+            | ErrorKind::DeadlineExceeded
+            | ErrorKind::Cancelled
+            | ErrorKind::ResourceExhausted
+            | ErrorKind::PermissionDenied => 3,
+            ErrorKind::Internal => 1,
+        }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// An error that crosses a room's border.
+///
+/// ```
+/// use caju_types::{Error, ErrorKind};
+/// let e = Error::not_found("file:///data/a.parquet: no such file; check `path` of the source");
+/// assert_eq!(e.kind(), ErrorKind::NotFound);
+/// assert_eq!(e.context("source parquet").to_string(),
+///            "source parquet: file:///data/a.parquet: no such file; check `path` of the source");
+/// ```
+#[derive(Debug, Clone)]
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+}
+
+macro_rules! constructors {
+    ($($name:ident => $kind:ident, $doc:literal;)*) => {$(
+        #[doc = $doc]
+        pub fn $name(message: impl Into<String>) -> Self {
+            Self::new(ErrorKind::$kind, message)
+        }
+    )*};
+}
+
+impl Error {
+    /// An error of the given kind.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    constructors! {
+        invalid => InvalidArgument, "The request is wrong.";
+        not_found => NotFound, "A named thing does not exist.";
+        already_exists => AlreadyExists, "A named thing exists already and differs.";
+        failed_precondition => FailedPrecondition, "The system is not in the state that the call needs.";
+        data_loss => DataLoss, "Bytes are damaged.";
+        unavailable => Unavailable, "A peer or a store cannot be reached now.";
+        deadline => DeadlineExceeded, "A wait ended at its deadline.";
+        cancelled => Cancelled, "The caller, or a shutdown, stopped the work.";
+        unimplemented => Unimplemented, "Understood, but not offered by this version.";
+        exhausted => ResourceExhausted, "A bound was reached.";
+        permission_denied => PermissionDenied, "Credentials are missing, or a path is not allowed.";
+        internal => Internal, "A defect of caju itself.";
+    }
+
+    /// What the caller has to do.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// The message without the kind.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Puts the place in front of the message: `place: message`.
+    #[must_use]
+    pub fn context(mut self, place: impl fmt::Display) -> Self {
+        self.message = format!("{place}: {}", self.message);
+        self
+    }
+
+    /// True for errors in the data itself, which `on_error: skip` may pass over; never for I/O errors.
+    pub fn is_data_error(&self) -> bool {
+        matches!(self.kind, ErrorKind::DataLoss | ErrorKind::InvalidArgument)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}

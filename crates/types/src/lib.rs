@@ -1,0 +1,18 @@
+//! The words that every room of caju shares: identifiers, error kinds, units, row ranges and hashes.
+//!
+//! This crate depends on nothing else in the project, does no I/O and holds no policy. A type belongs
+//! here only if at least two rooms must agree on it exactly.
+
+mod error;
+mod hash;
+mod id;
+mod ranges;
+mod suggest;
+mod units;
+
+pub use error::{Error, ErrorKind, Result};
+pub use hash::{Fingerprint, SplitKey, hash128, mix64};
+pub use id::{ClientId, DatasetId, IterationId, JobName, TaskId, WorkerId};
+pub use ranges::RowRanges;
+pub use suggest::did_you_mean;
+pub use units::{format_bytes, format_count, format_duration, parse_bytes, parse_duration};

@@ -1,0 +1,146 @@
+//! Sets of row numbers, kept as sorted, disjoint, half-open ranges.
+
+use serde::{Deserialize, Serialize};
+
+/// A set of row ordinals of one split. Acknowledgements and reader states are made of these (I3).
+///
+/// ```
+/// let mut r = caju_types::RowRanges::default();
+/// r.insert(0, 4);
+/// r.insert(6, 8);
+/// r.insert(4, 6);
+/// assert_eq!(r.iter().collect::<Vec<_>>(), vec![(0, 8)]);
+/// assert_eq!(r.len(), 8);
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RowRanges {
+    ranges: Vec<(u64, u64)>,
+}
+
+impl RowRanges {
+    /// Adds `start..end`; overlapping and touching ranges melt together.
+    pub fn insert(&mut self, start: u64, end: u64) {
+        if start >= end {
+            return;
+        }
+        // Fast path: rows of a split mostly arrive in order.
+        if let Some(last) = self.ranges.last_mut() {
+            if last.1 == start {
+                last.1 = end;
+                return;
+            }
+            if last.1 < start {
+                self.ranges.push((start, end));
+                return;
+            }
+        } else {
+            self.ranges.push((start, end));
+            return;
+        }
+        let lo = self.ranges.partition_point(|r| r.1 < start);
+        let hi = self.ranges.partition_point(|r| r.0 <= end);
+        let (mut s, mut e) = (start, end);
+        if lo < hi {
+            s = s.min(self.ranges[lo].0);
+            e = e.max(self.ranges[hi - 1].1);
+        }
+        self.ranges.splice(lo..hi, [(s, e)]);
+    }
+
+    /// Adds every row of another set.
+    pub fn extend(&mut self, other: &RowRanges) {
+        for (s, e) in other.iter() {
+            self.insert(s, e);
+        }
+    }
+
+    /// Whether the row is in the set.
+    pub fn contains(&self, row: u64) -> bool {
+        let i = self.ranges.partition_point(|r| r.1 <= row);
+        self.ranges.get(i).is_some_and(|r| r.0 <= row)
+    }
+
+    /// Whether any row of `start..end` is in the set.
+    pub fn intersects(&self, start: u64, end: u64) -> bool {
+        let i = self.ranges.partition_point(|r| r.1 <= start);
+        start < end && self.ranges.get(i).is_some_and(|r| r.0 < end)
+    }
+
+    /// The parts of `start..end` that are not in the set, in order.
+    pub fn missing_in(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let mut out = Vec::new();
+        let mut at = start;
+        let first = self.ranges.partition_point(|r| r.1 <= start);
+        for &(s, e) in &self.ranges[first..] {
+            if s >= end || at >= end {
+                break;
+            }
+            if s > at {
+                out.push((at, s));
+            }
+            at = at.max(e);
+        }
+        if at < end {
+            out.push((at, end));
+        }
+        out
+    }
+
+    /// The number of rows in the set.
+    pub fn len(&self) -> u64 {
+        self.ranges.iter().map(|r| r.1 - r.0).sum()
+    }
+
+    /// Whether the set has no rows.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// The ranges, sorted and disjoint, as `(start, end)` with `end` excluded.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.ranges.iter().copied()
+    }
+}
+
+impl FromIterator<(u64, u64)> for RowRanges {
+    fn from_iter<I: IntoIterator<Item = (u64, u64)>>(iter: I) -> Self {
+        let mut out = Self::default();
+        for (s, e) in iter {
+            out.insert(s, e);
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn behaves_like_a_set(ops in prop::collection::vec((0u64..60, 0u64..12), 0..40), q in (0u64..60, 0u64..20)) {
+            let mut set = BTreeSet::new();
+            let mut ranges = RowRanges::default();
+            for (s, n) in ops {
+                ranges.insert(s, s + n);
+                set.extend(s..s + n);
+            }
+            prop_assert_eq!(ranges.len(), set.len() as u64);
+            for i in 0..80 {
+                prop_assert_eq!(ranges.contains(i), set.contains(&i));
+            }
+            let all: Vec<_> = ranges.iter().collect();
+            prop_assert!(all.windows(2).all(|w| w[0].1 < w[1].0));
+            let (s, n) = q;
+            let missing: BTreeSet<u64> = ranges.missing_in(s, s + n).into_iter().flat_map(|(a, b)| a..b).collect();
+            let want: BTreeSet<u64> = (s..s + n).filter(|i| !set.contains(i)).collect();
+            prop_assert_eq!(missing, want);
+            prop_assert_eq!(ranges.intersects(s, s + n), (s..s + n).any(|i| set.contains(&i)));
+        }
+    }
+}

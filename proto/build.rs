@@ -1,0 +1,8 @@
+//! Compiles `caju/v1/caju.proto` with protox, so that no `protoc` has to be installed.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=caju/v1/caju.proto");
+    let files = protox::compile(["caju/v1/caju.proto"], ["."])?;
+    tonic_prost_build::configure().bytes(".").compile_fds(files)?;
+    Ok(())
+}

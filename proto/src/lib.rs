@@ -1,0 +1,97 @@
+//! The control plane's wire: generated messages and services of `caju.v1`, and how errors cross it.
+//!
+//! An [`Error`] travels as a gRPC status: its kind as the status code and, because two kinds may share a
+//! code, by name in the metadata `caju-error-kind`; its message as the status message.
+
+use caju_types::{Error, ErrorKind};
+use tonic::{Code, Status, metadata::MetadataValue};
+
+/// Generated from `caju/v1/caju.proto`.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
+pub mod v1 {
+    tonic::include_proto!("caju.v1");
+}
+
+const KIND_KEY: &str = "caju-error-kind";
+
+fn code_of(kind: ErrorKind) -> Code {
+    match kind {
+        ErrorKind::InvalidArgument => Code::InvalidArgument,
+        ErrorKind::NotFound => Code::NotFound,
+        ErrorKind::AlreadyExists => Code::AlreadyExists,
+        ErrorKind::FailedPrecondition => Code::FailedPrecondition,
+        ErrorKind::DataLoss => Code::DataLoss,
+        ErrorKind::Unavailable => Code::Unavailable,
+        ErrorKind::DeadlineExceeded => Code::DeadlineExceeded,
+        ErrorKind::Cancelled => Code::Cancelled,
+        ErrorKind::Unimplemented => Code::Unimplemented,
+        ErrorKind::ResourceExhausted => Code::ResourceExhausted,
+        ErrorKind::PermissionDenied => Code::PermissionDenied,
+        ErrorKind::Internal => Code::Internal,
+    }
+}
+
+fn kind_of(code: Code) -> ErrorKind {
+    match code {
+        Code::InvalidArgument | Code::OutOfRange => ErrorKind::InvalidArgument,
+        Code::NotFound => ErrorKind::NotFound,
+        Code::AlreadyExists => ErrorKind::AlreadyExists,
+        Code::FailedPrecondition => ErrorKind::FailedPrecondition,
+        Code::DataLoss => ErrorKind::DataLoss,
+        Code::Unavailable | Code::Aborted => ErrorKind::Unavailable,
+        Code::DeadlineExceeded => ErrorKind::DeadlineExceeded,
+        Code::Cancelled => ErrorKind::Cancelled,
+        Code::Unimplemented => ErrorKind::Unimplemented,
+        Code::ResourceExhausted => ErrorKind::ResourceExhausted,
+        Code::PermissionDenied | Code::Unauthenticated => ErrorKind::PermissionDenied,
+        Code::Ok | Code::Unknown | Code::Internal => ErrorKind::Internal,
+    }
+}
+
+/// The status that carries an error over gRPC.
+pub fn to_status(error: &Error) -> Status {
+    let mut status = Status::new(code_of(error.kind()), error.message());
+    let kind = error.kind().as_str().replace(' ', "-");
+    if let Ok(value) = MetadataValue::try_from(kind.as_str()) {
+        status.metadata_mut().insert(KIND_KEY, value);
+    }
+    status
+}
+
+/// The error that a status carries; statuses of other origin are read by their code.
+pub fn from_status(status: &Status) -> Error {
+    let named = status.metadata().get(KIND_KEY).and_then(|v| v.to_str().ok()).and_then(kind_from_name);
+    Error::new(named.unwrap_or_else(|| kind_of(status.code())), status.message())
+}
+
+fn kind_from_name(name: &str) -> Option<ErrorKind> {
+    ErrorKind::ALL.into_iter().find(|k| k.as_str().replace(' ', "-") == name.replace(' ', "-"))
+}
+
+impl From<&Error> for v1::Failure {
+    fn from(e: &Error) -> Self {
+        Self { kind: e.kind().as_str().to_string(), message: e.message().to_string() }
+    }
+}
+
+impl From<&v1::Failure> for Error {
+    fn from(f: &v1::Failure) -> Self {
+        Error::new(kind_from_name(&f.kind).unwrap_or(ErrorKind::Internal), f.message.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_survives_the_wire() {
+        for kind in ErrorKind::ALL {
+            let e = Error::new(kind, "file:///a: it is so; do this");
+            let back = from_status(&to_status(&e));
+            assert_eq!((back.kind(), back.message()), (kind, e.message()));
+            let back = Error::from(&v1::Failure::from(&e));
+            assert_eq!((back.kind(), back.message()), (kind, e.message()));
+        }
+    }
+}
