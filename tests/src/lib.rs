@@ -1,1 +1,21 @@
-//! placeholder
+//! What the end-to-end tests share: the real binary, its processes, sample data and damaged files.
+//!
+//! Nothing here looks into caju's crates: the tests see what a user sees, that is files, command lines,
+//! exit codes, standard output and the wire. Every wait has a deadline and awaits an event; a process that
+//! outlives its test is killed.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "a helper of tests fails the test, and makes small files"
+)]
+
+pub mod binary;
+pub mod cluster;
+pub mod files;
+pub mod pipeline;
+pub mod process;
+
+pub use cluster::Cluster;
+pub use pipeline::Pipeline;
+pub use process::{Ended, Process, caju, caju_in};

@@ -1,1 +1,23 @@
-//! placeholder
+//! Reads an iteration: opens its tasks at all workers, bounds what is on its way in bytes, delivers every row
+//! exactly once, and merges the short batches at the tasks' ends.
+//!
+//! [`Client::connect`] finds the dispatcher, [`Client::read`] opens one epoch of a job, and [`Reader::next`]
+//! gives its elements one by one ([`Reader::next_chunk`] in bulk). Inside, a session keeps up the
+//! conversation with the dispatcher, and one connection per task puts chunks into a queue. Receipts say which
+//! rows have come, so that those of a lost worker come from elsewhere, and none comes twice (I3).
+
+mod client;
+mod config;
+mod credit;
+mod merge;
+mod reader;
+mod receipts;
+mod session;
+mod shared;
+mod stats;
+mod task;
+
+pub use client::Client;
+pub use config::{ClientConfig, DatasetRef, EventFn, ReadRequest, ReaderEvent};
+pub use reader::{Element, Monitor, Reader};
+pub use stats::{Progress, ReaderStats};

@@ -1,1 +1,37 @@
-//! placeholder
+//! The dispatcher: caju's control plane.
+//!
+//! It knows datasets, jobs, their iterations, tasks on workers and the clients that read them; it hands out
+//! splits under `dynamic`, notices who is silent, and sees to it that every row reaches the user exactly once
+//! (I3). It moves no rows itself.
+//!
+//! - [`state`]: what it must not forget, pure; changed by [`state::Update`]s alone.
+//! - [`journal`]: the updates, durable before anybody is told of them.
+//! - `splits`: fresh splits, listed a little ahead, in the order of the epoch.
+//! - `control`: what a call, a silence or a failure means, in terms of updates.
+//! - `service`, `flight`, `server`: the wire.
+//!
+//! ```no_run
+//! # async fn example(catalog: std::sync::Arc<dyn caju_dispatcher::Catalog>) -> caju_types::Result<()> {
+//! use caju_dispatcher::{Dispatcher, DispatcherConfig};
+//! let config = DispatcherConfig { listen: "127.0.0.1:0".into(), ..Default::default() };
+//! let dispatcher = Dispatcher::start(config, catalog).await?;
+//! println!("caju dispatcher listening on {}", dispatcher.address());
+//! dispatcher.shutdown().await;
+//! # Ok(()) }
+//! ```
+
+mod catalog;
+mod config;
+mod control;
+mod flight;
+pub mod journal;
+mod server;
+mod service;
+mod splits;
+pub mod state;
+#[cfg(test)]
+mod tests;
+
+pub use catalog::{Bound, Catalog, ListSplits, SplitShuffle};
+pub use config::{DispatcherConfig, Timers};
+pub use server::{Dispatcher, DispatcherHandle};

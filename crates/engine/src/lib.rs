@@ -4,6 +4,7 @@
 //! [`SplitFeed`] leases, and yields [`Chunk`]s of rows that know where they came from.
 
 mod bind;
+pub mod checksum;
 pub mod chunk;
 mod context;
 mod row;

@@ -1,8 +1,22 @@
-//! Binding of expressions to a schema.
+//! Binding: expressions and a schema in, something that can be evaluated out.
 
-use arrow::array::{ArrayRef, RecordBatch, UInt64Array};
-use arrow::datatypes::{Fields, SchemaRef};
-use caju_types::{Error, Result};
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
+use caju_types::{Error, Result, did_you_mean};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::common::{DFSchema, DataFusionError, ScalarValue, SchemaError};
+use datafusion::execution::context::ExecutionProps;
+use datafusion::logical_expr::expr::ScalarFunction;
+use datafusion::logical_expr::{Expr, ExprSchemable, ScalarUDF};
+use datafusion::physical_expr::{PhysicalExpr, create_physical_expr};
+use datafusion::sql::sqlparser::ast;
+use datafusion::sql::sqlparser::tokenizer::Location;
+
+use crate::common::{self, Shared};
+use crate::eval::{BoundExprs, Computed};
+use crate::sql::{self, Builtins, KEY_COLUMN, Planner, Rewrite};
+use crate::udf::{Fault, KernelUdf};
 
 /// What the functions refuse to exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,75 +27,311 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_pixels: 100_000_000 }
+        Self { max_pixels: crate::image::DEFAULT_MAX_PIXELS }
     }
 }
 
-/// An error of [`BoundExprs::evaluate`].
-#[derive(Debug, Clone)]
-pub struct RowError {
-    /// The row of the batch, where it is known.
-    pub row: Option<usize>,
-    /// What happened.
-    pub error: Error,
+/// The functions that expressions may call: DataFusion's immutable scalar functions and our kernels.
+/// Cheap to clone.
+///
+/// ```
+/// use std::sync::Arc;
+/// use arrow::array::{AsArray, Int32Array, RecordBatch};
+/// use arrow::datatypes::Float64Type;
+/// use caju_kernels::{Limits, Registry};
+///
+/// let x = Arc::new(Int32Array::from(vec![Some(0), None, Some(1)])) as _;
+/// let batch = RecordBatch::try_from_iter([("x", x)]).unwrap();
+/// let registry = Registry::new(Limits::default());
+/// let bound = registry.bind("steps[0].map", &[("y".into(), "ln(x + 1)".into())], &batch.schema())?;
+/// let y = bound.evaluate(&batch, None).unwrap();
+/// let y = y[0].as_primitive::<Float64Type>();
+/// assert_eq!(y.iter().collect::<Vec<_>>(), [Some(0.0), None, Some(2f64.ln())]);
+///
+/// let e = registry.bind("steps[0].map", &[("y".into(), "lnn(x)".into())], &batch.schema()).unwrap_err();
+/// assert_eq!(e.to_string(), "steps[0].map.y: unknown function `lnn` at column 1; did you mean `ln`?");
+/// # Ok::<(), caju_types::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Registry {
+    inner: Arc<Inner>,
 }
 
-/// The functions that expressions may call.
-#[derive(Debug, Clone)]
-pub struct Registry {
-    _limits: Limits,
+struct Inner {
+    builtins: Builtins,
+    limits: Limits,
+    /// Whether nested image operations become one function; off in tests only, to compare.
+    fuse: bool,
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Registry").field("limits", &self.inner.limits).finish_non_exhaustive()
+    }
 }
 
 impl Registry {
-    /// All functions.
+    /// All functions, with these limits.
     pub fn new(limits: Limits) -> Self {
-        Self { _limits: limits }
+        Self { inner: Arc::new(Inner { builtins: Builtins::new(), limits, fuse: true }) }
     }
 
-    /// Binds one stage's expressions.
-    ///
-    /// # Errors
-    /// `InvalidArgument`.
-    pub fn bind(&self, place: &str, _exprs: &[(String, String)], _input: &SchemaRef) -> Result<BoundExprs> {
-        Err(Error::unimplemented(place))
+    /// The same functions, every image operation by itself.
+    #[cfg(test)]
+    pub(crate) fn without_fusion(limits: Limits) -> Self {
+        Self { inner: Arc::new(Inner { builtins: Builtins::new(), limits, fuse: false }) }
     }
 
-    /// Binds a predicate.
+    /// Binds one stage's expressions against its input schema. `place` is like `steps[3].map`; errors name
+    /// place, output column, and the position in the text.
     ///
     /// # Errors
-    /// `InvalidArgument`.
-    pub fn bind_predicate(&self, place: &str, _sql: &str, _input: &SchemaRef) -> Result<BoundExprs> {
-        Err(Error::unimplemented(place))
+    /// `InvalidArgument` for expressions that do not parse, name unknown columns, functions or arguments,
+    /// or do not fit the types of the columns.
+    pub fn bind(&self, place: &str, exprs: &[(String, String)], input: &SchemaRef) -> Result<BoundExprs> {
+        let names: Vec<_> = exprs.iter().map(|(name, sql)| (name.as_str(), sql.as_str(), format!("{place}.{name}"))).collect();
+        for (i, (name, ..)) in names.iter().enumerate() {
+            if names[..i].iter().any(|(n, ..)| n == name) {
+                return Err(Error::invalid(format!("{place}: the column `{name}` is computed twice")));
+            }
+        }
+        self.bind_all(place, &names, input)
+    }
+
+    /// Binds a predicate: one boolean column. A row whose predicate is null does not pass.
+    ///
+    /// # Errors
+    /// As [`Self::bind`]; and if the expression is not boolean.
+    pub fn bind_predicate(&self, place: &str, sql: &str, input: &SchemaRef) -> Result<BoundExprs> {
+        let bound = self.bind_all(place, &[("", sql, place.to_owned())], input)?;
+        match bound.fields()[0].data_type() {
+            DataType::Boolean => Ok(bound),
+            other => Err(Error::invalid(format!("{place}: `{sql}` is {other}, and a condition must be boolean"))),
+        }
+    }
+
+    fn bind_all(&self, place: &str, exprs: &[(&str, &str, String)], input: &SchemaRef) -> Result<BoundExprs> {
+        let schema = with_key(input).map_err(|e| e.context(place))?;
+        let mut planned = Vec::with_capacity(exprs.len());
+        let mut calls = Vec::new();
+        let mut random = false;
+        for (name, sql, place) in exprs {
+            let tree = self.rewrite(name, sql, input, &mut calls, &mut random).map_err(|e| e.context(place))?;
+            let planner = Planner { builtins: &self.inner.builtins, calls: &calls };
+            let plan = planner.plan(tree.clone(), &schema).and_then(|e| planner.simplify(null_as(e, &schema)?, &schema));
+            planned.push(plan.map_err(|e| wrong(&e, sql, input).context(place))?);
+        }
+        let shared = common::share(planned).map_err(|e| Error::internal(e.to_string()).context(place))?;
+        physical(place, exprs, shared, input, random)
+    }
+
+    /// Parses one expression and takes our calls out of it.
+    fn rewrite(
+        &self,
+        name: &str,
+        text: &str,
+        input: &SchemaRef,
+        calls: &mut Vec<Arc<ScalarUDF>>,
+        random: &mut bool,
+    ) -> Result<ast::Expr> {
+        let mut tree = sql::parse(text)?;
+        let columns: Vec<&str> = input.fields().iter().map(|f| f.name().as_str()).collect();
+        let rewrite = Rewrite {
+            builtins: &self.inner.builtins,
+            limits: &self.inner.limits,
+            columns: Some(&columns),
+            output: name,
+            first_call: calls.len(),
+            fuse: self.inner.fuse,
+        };
+        let found = rewrite.run(&mut tree)?;
+        *random |= found.random;
+        calls.extend(found.kernels.into_iter().map(|k| Arc::new(ScalarUDF::new_from_impl(k))));
+        Ok(tree)
+    }
+
+    /// What an expression calls, without a schema.
+    pub(crate) fn inspect(&self, text: &str) -> Result<(ast::Expr, sql::Rewritten)> {
+        let tree = sql::parse(text)?;
+        let mut rewritten = tree.clone();
+        let rewrite = Rewrite {
+            builtins: &self.inner.builtins,
+            limits: &self.inner.limits,
+            columns: None,
+            output: "",
+            first_call: 0,
+            fuse: self.inner.fuse,
+        };
+        let found = rewrite.run(&mut rewritten)?;
+        Ok((tree, found))
     }
 }
 
-/// Expressions of one stage, bound to its input.
-#[derive(Debug, Clone)]
-pub struct BoundExprs {
-    fields: Fields,
+/// The input with the key column at its end.
+fn with_key(input: &Schema) -> Result<Arc<DFSchema>> {
+    if input.fields().iter().any(|f| f.name() == KEY_COLUMN) {
+        return Err(Error::invalid(format!("the column name `{KEY_COLUMN}` is reserved; rename the column")));
+    }
+    let mut fields: Vec<_> = input.fields().iter().map(Arc::clone).collect();
+    fields.push(Arc::new(Field::new(KEY_COLUMN, DataType::UInt64, false)));
+    let schema = DFSchema::try_from(Schema::new(fields));
+    schema.map(Arc::new).map_err(|e| Error::invalid(format!("the input has no usable schema: {}", e.strip_backtrace())))
 }
 
-impl BoundExprs {
-    /// The columns computed.
-    pub fn fields(&self) -> &Fields {
-        &self.fields
-    }
+/// `hash_bucket(coalesce(x, 'c'), n)` hashes x itself, null as 'c': no column of strings is copied.
+fn null_as(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionError> {
+    expr.transform_up(|e| {
+        let Expr::ScalarFunction(call) = &e else { return Ok(Transformed::no(e)) };
+        Ok(match absorb_coalesce(call, schema) {
+            Some(call) => Transformed::yes(Expr::ScalarFunction(call)),
+            None => Transformed::no(e),
+        })
+    })
+    .data()
+}
 
-    /// Whether keys are needed.
-    pub fn is_random(&self) -> bool {
-        false
+fn absorb_coalesce(call: &ScalarFunction, schema: &DFSchema) -> Option<ScalarFunction> {
+    let kernel = call.func.inner().downcast_ref::<KernelUdf>()?;
+    let Expr::ScalarFunction(coalesce) = call.args.first()? else { return None };
+    let [value, Expr::Literal(standin, _)] = &coalesce.args[..] else { return None };
+    if coalesce.func.name() != "coalesce" || standin.is_null() {
+        return None;
     }
+    let column = value.get_type(schema).ok()?;
+    let column = if let DataType::Dictionary(_, v) = &column { v } else { &column };
+    let text = |t: &DataType| matches!(t, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
+    // Where coalesce would cast the column, it has to stay. (Integers hash by their value, whatever
+    // their width, so that widening them changes nothing; but u64 and i64 meet in no integer.)
+    let same = match standin {
+        ScalarValue::Int64(_) => column.is_integer() && *column != DataType::UInt64,
+        other => text(&other.data_type()) && text(column),
+    };
+    let kernel = kernel.with_null_as(standin).filter(|_| same)?;
+    let args = [std::slice::from_ref(value), &call.args[1..]].concat();
+    Some(ScalarFunction::new_udf(Arc::new(ScalarUDF::new_from_impl(kernel)), args))
+}
 
-    /// The input columns read, sorted.
-    pub fn columns(&self) -> &[usize] {
-        &[]
+/// From shared logical expressions to what is evaluated.
+fn physical(
+    place: &str,
+    exprs: &[(&str, &str, String)],
+    shared: Shared,
+    input: &SchemaRef,
+    random: bool,
+) -> Result<BoundExprs> {
+    let mut read: Vec<usize> = Vec::new();
+    let mut keyed = false;
+    for column in shared.common.iter().map(|(e, _)| e).chain(&shared.exprs).flat_map(Expr::column_refs) {
+        match input.index_of(&column.name) {
+            Ok(i) => read.push(i),
+            Err(_) => keyed |= column.name == KEY_COLUMN,
+        }
     }
+    read.sort_unstable();
+    read.dedup();
+    let random = random && keyed;
 
-    /// Computes the columns for the rows of `batch`.
-    ///
-    /// # Errors
-    /// The first failing row.
-    pub fn evaluate(&self, _batch: &RecordBatch, _keys: Option<&UInt64Array>) -> Result<Vec<ArrayRef>, RowError> {
-        Err(RowError { row: None, error: Error::unimplemented("evaluate") })
+    let mut fields: Vec<_> = read.iter().map(|i| Arc::clone(&input.fields()[*i])).collect();
+    if random {
+        fields.push(Arc::new(Field::new(KEY_COLUMN, DataType::UInt64, false)));
     }
+    let failed = |sql: &str, e: &DataFusionError| wrong(e, sql, input);
+    let narrow = Arc::new(Schema::new(fields.clone()));
+    let mut common = Vec::new();
+    for (expr, alias) in &shared.common {
+        let (e, field) = compile(expr, &narrow, alias).map_err(|e| failed("", &e).context(place))?;
+        fields.push(Arc::new(field));
+        common.push(e);
+    }
+    let wide = Arc::new(Schema::new(fields));
+    let mut outputs = Vec::new();
+    let mut out_fields = Vec::new();
+    for (expr, (name, sql, place)) in shared.exprs.iter().zip(exprs) {
+        let (e, field) = compile(expr, &wide, name).map_err(|e| failed(sql, &e).context(place))?;
+        out_fields.push(Arc::new(field));
+        outputs.push(Computed { place: place.clone(), expr: e });
+    }
+    Ok(BoundExprs::new(Fields::from(out_fields), read, random, Arc::clone(input), narrow, wide, common, outputs))
+}
+
+fn compile(
+    expr: &Expr,
+    schema: &SchemaRef,
+    name: &str,
+) -> Result<(Arc<dyn PhysicalExpr>, Field), DataFusionError> {
+    let df = DFSchema::try_from(Arc::clone(schema))?;
+    let e = create_physical_expr(expr, &df, &ExecutionProps::new(), &Default::default())?;
+    let field = e.return_field(schema)?;
+    Ok((e, field.as_ref().clone().with_name(name)))
+}
+
+/// A planning error in our words.
+fn wrong(e: &DataFusionError, sql: &str, input: &Schema) -> Error {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(e);
+    while let Some(cause) = source {
+        if let Some(fault) = cause.downcast_ref::<Fault>() {
+            return fault.error.clone();
+        }
+        if let Some(SchemaError::FieldNotFound { field, .. }) = cause.downcast_ref::<SchemaError>() {
+            return unknown_column(&field.flat_name(), &field.name, sql, input);
+        }
+        source = cause.source();
+    }
+    let message = match e.find_root() {
+        DataFusionError::Plan(m) | DataFusionError::NotImplemented(m) | DataFusionError::Execution(m) => m.clone(),
+        DataFusionError::SchemaError(e, _) => e.to_string(),
+        DataFusionError::ArrowError(e, _) => e.to_string(),
+        other => other.strip_backtrace(),
+    };
+    let message = message.split("\n\nbacktrace:").next().unwrap_or_default().trim_end();
+    // DataFusion lists candidate signatures on lines of their own.
+    let message = message.lines().map(str::trim).collect::<Vec<_>>().join("; ");
+    Error::invalid(format!("`{}`: {}", short(sql), message.trim_end_matches(['.', ';', ' '])))
+}
+
+fn short(sql: &str) -> String {
+    let one_line = sql.split_whitespace().collect::<Vec<_>>().join(" ");
+    match one_line.char_indices().nth(120) {
+        Some((at, _)) => format!("{}...", &one_line[..at]),
+        None => one_line,
+    }
+}
+
+fn unknown_column(full: &str, name: &str, sql: &str, input: &Schema) -> Error {
+    const SHOWN: usize = 12;
+    let names: Vec<&str> = input.fields().iter().map(|f| f.name().as_str()).collect();
+    let full = full.replace('"', "");
+    let near = did_you_mean(&full, &names);
+    let quoted = names.iter().find(|n| **n == full || n.replace('/', ".") == full);
+    let hint = match quoted {
+        Some(n) => format!("; write \"{n}\" in double quotes"),
+        None => near,
+    };
+    let mut list = names[..names.len().min(SHOWN)].join(", ");
+    if names.len() > SHOWN {
+        list.push_str(&format!(", ... ({} in all)", names.len()));
+    }
+    let place = sql::parse(sql).ok().and_then(|tree| find_column(&tree, name)).map(sql::at).unwrap_or_default();
+    let there = if names.is_empty() { "there are none".to_owned() } else { format!("columns: {list}") };
+    Error::invalid(format!("unknown column `{full}`{place}{hint} ({there})"))
+}
+
+/// Where a column is first named.
+fn find_column(tree: &ast::Expr, name: &str) -> Option<Location> {
+    let mut found = None;
+    let _ = ast::visit_expressions(tree, |e| {
+        let ids: &[ast::Ident] = match e {
+            ast::Expr::Identifier(id) => std::slice::from_ref(id),
+            ast::Expr::CompoundIdentifier(ids) => ids,
+            _ => &[],
+        };
+        match ids.iter().find(|id| id.value == name) {
+            Some(_) => {
+                found = ids.first().map(|id| id.span.start);
+                std::ops::ControlFlow::Break(())
+            }
+            None => std::ops::ControlFlow::Continue(()),
+        }
+    });
+    found
 }

@@ -70,14 +70,14 @@ impl ChainKernel {
         let t = field.data_type();
         match (first, t) {
             ("decode_image", DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View) => {
-                "takes the bytes of an image file, not a string".into()
+                "decode_image takes the bytes of an image file, not a string".into()
             }
-            ("decode_image", t) => format!("takes the bytes of an image file, not {t}"),
+            ("decode_image", t) => format!("decode_image takes the bytes of an image file, not {t}"),
             (first, DataType::FixedSizeList(..)) => format!(
-                "({first}) takes an image; this is a fixed-size list that does not say its shape: \
+                "{first} takes an image; this is a fixed-size list that does not say its shape: \
                  arrow.fixed_shape_tensor of height x width x 3, uint8 or float32"
             ),
-            (first, t) => format!("({first}) takes an image, not {t}"),
+            (first, t) => format!("{first} takes an image, not {t}"),
         }
     }
 }

@@ -63,13 +63,28 @@ fn one(name: &str, value: Value) -> Value {
     Value::Object(out)
 }
 
-/// A number as people write it: `1`, not `1.0`.
+/// A number as people write it: `1`, not `1.0`, and with no more digits than are exact.
 pub(crate) fn number(x: f64) -> Value {
     const EXACT: f64 = 9_007_199_254_740_992.0;
+    let x = round(x);
     #[expect(clippy::cast_possible_truncation, reason = "whole and in range")]
     match x.fract() == 0.0 && x.abs() < EXACT {
         true => json!(x as i64),
         false => json!(x),
+    }
+}
+
+/// A float with 15 significant digits. Parsers of JSON differ in the last bit of what has more, and a
+/// definition must be the same after every journey.
+pub(crate) fn round(x: f64) -> f64 {
+    format!("{x:.14e}").parse().ok().filter(|y: &f64| y.is_finite()).unwrap_or(x)
+}
+
+/// A scalar with its float, if it is one, rounded.
+pub(crate) fn round_scalar(value: &Value) -> Value {
+    match value {
+        Value::Number(n) if n.is_f64() => n.as_f64().map_or(Value::Null, |x| json!(round(x))),
+        other => other.clone(),
     }
 }
 
@@ -192,7 +207,7 @@ fn padded_batch(
         out["lengths"] = json!(lengths);
     }
     if !values.is_empty() {
-        out["values"] = json!(values);
+        out["values"] = object(values.iter().map(|(name, v)| (name.clone(), round_scalar(v))));
     }
     out
 }

@@ -1,4 +1,5 @@
 //! Every form that the documentation shows is read, and every stage and source is shown.
+#![allow(clippy::unwrap_used, reason = "tests may unwrap; clippy exempts only test functions by itself")]
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,4 +1,5 @@
 //! Short forms, and the messages of what is refused.
+#![allow(clippy::unwrap_used, reason = "tests may unwrap; clippy exempts only test functions by itself")]
 
 use std::path::Path;
 
@@ -133,14 +134,17 @@ fn what_is_wrong_with_the_text() {
         ("", "the pipeline file is empty; it needs at least a `source`"),
         ("source: [", "line 2 column 1"),
         ("source: { range: 1 }\nsource: { range: 2 }", "`source` is given twice"),
-        ("source: { range: 1 }\nsteps:\n  - map: { a: x,\n  a: y }", "line 3 column 5"),
+        (
+            "source: { range: 1 }\nsteps:\n  - map: { a: x,\n  a: y }",
+            "`a` is given twice in one map at line 3",
+        ),
         ("source: !x { range: 1 }", "no tags"),
         ("source: { range: .inf }", "not a finite number"),
         ("source: { range: 1 }\n---\nsource: 1", "more than one document"),
         ("hello", "the definition: expected a dataset: a map with `source` and `steps`, found \"hello\""),
         ("steps: []", "the definition: `source` is missing; write, for example, `source: { range: 100 }"),
         ("source: { range: 1 }\nstep: []", "the definition: unknown key `step`; did you mean `steps`?"),
-        ("sorce: { range: 1 }", "`source` is missing"),
+        ("sorce: { range: 1 }", "the definition: unknown key `sorce`; did you mean `source`?"),
         (
             "source: { range: 1 }\nsteps: {}",
             "steps: expected a list of stages, each beginning with `- `, found a map",
@@ -171,7 +175,7 @@ fn what_is_wrong_with_a_source() {
             "{ parquet: {} }",
             "source.parquet: `path` is missing; write, for example, `parquet: { path: \"data/*.parquet\" }`",
         ),
-        ("{ parquet: { pth: x } }", "`path` is missing"),
+        ("{ parquet: { pth: x } }", "source.parquet: unknown argument `pth`; did you mean `path`?"),
         (
             "{ parquet: { path: x, colums: [a] } }",
             "source.parquet: unknown argument `colums`; did you mean `columns`?",
@@ -195,16 +199,13 @@ fn what_is_wrong_with_a_source() {
         ("{ tfrecord: { path: x, compression: gzp } }", "`zstd`, found \"gzp\"; did you mean `gzip`?"),
         (
             "{ tfrecord: s3://KEY:hunter2@bucket/x }",
-            "source.tfrecord.path: `s3://***`: credentials do not belong into a definition",
+            "source.tfrecord: `s3://***`: credentials do not belong into a definition",
         ),
         ("{ csv: { path: x, delimiter: ab } }", "source.csv.delimiter: expected one character"),
         ("{ csv: { path: x, delimiter: é } }", "source.csv.delimiter: expected one ASCII character"),
         ("{ csv: { path: x, schema: { a: int } } }", "source.csv.schema.a: expected one of `int64`"),
         ("{ range: { end: 5, step: 0 } }", "source.range.step: expected a number other than 0"),
-        (
-            "{ range: { end: 99999999999999999999 } }",
-            "source.range.end: expected an integer of 64 bits, found 1e20",
-        ),
+        ("{ range: { end: 99999999999999999999 } }", "the number 99999999999999999999 is too large"),
         (
             "{ range: { start: -9223372036854775808, end: 9223372036854775807 } }",
             "source.range: 18446744073709551615 rows are more",
@@ -255,14 +256,15 @@ fn what_is_wrong_with_a_stage() {
         ("shuffle: abc", "steps[0].shuffle: expected a positive integer, found \"abc\""),
         ("shuffle: { buffer: abc }", "steps[0].shuffle.buffer: expected a positive integer, found \"abc\""),
         ("shuffle: { buffer: 0 }", "steps[0].shuffle.buffer: expected a positive integer, found 0"),
-        ("shuffle: { buffer: 1e30 }", "steps[0].shuffle.buffer: expected a positive integer, found 1e30"),
+        ("shuffle: { buffer: 1e30 }", "steps[0].shuffle.buffer: expected a positive integer, found 1e+30"),
         (
             "shuffle: { buffer: 9000000000000000000 }",
             "steps[0].shuffle.buffer: expected an integer from 1 to",
         ),
+        ("shuffle: { bufer: 5 }", "steps[0].shuffle: unknown argument `bufer`; did you mean `buffer`?"),
         (
-            "shuffle: { bufer: 5 }",
-            "`buffer` is missing; write, for example, `shuffle: { buffer: 2000, seed: 7 }`",
+            "shuffle",
+            "steps[0].shuffle: `buffer` is missing; write, for example, `shuffle: { buffer: 2000, seed: 7 }`",
         ),
         ("shuffle: { buffer: 5, sed: 1 }", "steps[0].shuffle: unknown argument `sed`; did you mean `seed`?"),
         ("shuffle: { buffer: 5, max_bytes: 1zb }", "steps[0].shuffle.max_bytes: `1zb` is not a size"),
@@ -277,7 +279,6 @@ fn what_is_wrong_with_a_stage() {
             "batch: { size: 4, drop_remainder: 1 }",
             "steps[0].batch.drop_remainder: expected true or false, found 1",
         ),
-        ("unbatch", "steps[0]"),
         ("unbatch: 3", "steps[0].unbatch: expected arguments as in `unbatch`, found 3"),
         ("unbatch: { x: 1 }", "steps[0].unbatch: unknown argument `x`; it takes none"),
         ("repeat: 0", "steps[0].repeat: expected a positive integer, found 0"),
@@ -335,10 +336,6 @@ fn what_is_wrong_with_a_stage() {
             "batch_sizes[1]: expected a positive integer, found 0",
         ),
     ] {
-        // `unbatch` alone is right below the batch that `step` gives it.
-        if text == "unbatch" {
-            continue;
-        }
         let e = step(text).unwrap_err();
         assert!(e.contains(want), "{text}\n  gives  {e}\n  wanted {want}");
     }

@@ -1,4 +1,5 @@
 //! What is written reads back equal; what cannot be read is an error and never a panic.
+#![allow(clippy::unwrap_used, reason = "tests may unwrap; clippy exempts only test functions by itself")]
 
 mod common;
 
@@ -117,10 +118,16 @@ proptest! {
 
 #[test]
 fn depth_and_repetition_are_bounded() {
-    for text in ["[".repeat(100_000), "{\"source\":".repeat(100_000)] {
-        assert!(DatasetDef::from_json_str(&text).is_err());
-        assert!(DatasetDef::from_yaml(&text, None).is_err());
+    for n in [1_000, 100_000] {
+        for text in ["[".repeat(n), "{\"source\":".repeat(n)] {
+            let e = DatasetDef::from_json_str(&text).unwrap_err();
+            assert!(e.message().contains("recursion limit"), "{e}");
+            let e = DatasetDef::from_yaml(&text, None).unwrap_err();
+            assert!(e.message().contains("nested") || e.message().contains("recursion limit"), "{e}");
+        }
     }
+    let e = DatasetDef::from_yaml(&"- ".repeat(100_000), None).unwrap_err();
+    assert!(e.message().contains("recursion limit"), "{e}");
     let mut deep = json!({ "source": { "range": 1 } });
     for _ in 0..50 {
         deep = json!({ "source": { "concatenate": [deep] } });

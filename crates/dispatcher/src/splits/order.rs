@@ -10,6 +10,8 @@ pub(crate) struct SplitOrder {
 
 /// The first window: the first batch does not wait for a long listing.
 const FIRST_WINDOW: usize = 128;
+/// After so many doublings the largest window is reached.
+const DOUBLINGS: u32 = 5;
 /// The largest window.
 const LARGEST_WINDOW: usize = 4096;
 
@@ -23,7 +25,7 @@ impl SplitOrder {
     /// The length of the window at a position of the sequence of windows: it doubles up to a bound. The rule
     /// depends on counts alone, so that every run of an epoch makes the same windows.
     pub(crate) fn window_len(window: u32) -> usize {
-        FIRST_WINDOW.checked_shl(window).map_or(LARGEST_WINDOW, |n| n.clamp(FIRST_WINDOW, LARGEST_WINDOW))
+        (FIRST_WINDOW << window.min(DOUBLINGS)).min(LARGEST_WINDOW)
     }
 
     /// Permutes one window (Fisher and Yates, with a counter-based generator).

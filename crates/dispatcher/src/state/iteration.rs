@@ -145,9 +145,10 @@ impl Iteration {
 
     pub(super) fn task_ended(&mut self, id: TaskId, rows_skipped: u64) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
-        if task.is_lost() {
+        if task.is_lost() || task.reported {
             return;
         }
+        task.reported = true;
         self.rows_skipped += rows_skipped;
         let worker = task.worker;
         self.members.retain(|_, m| m.flight != Some(worker));
@@ -229,10 +230,14 @@ impl Iteration {
     pub(super) fn worker_lost(&mut self, worker: WorkerId, reason: &str) {
         let ids: Vec<TaskId> = self.tasks.values().filter(|t| t.worker == worker).map(|t| t.id).collect();
         for id in ids {
-            self.lose(id, reason);
-            self.settle_lost(id);
+            self.task_lost(id, reason);
         }
         self.strikes.remove(&worker);
+    }
+
+    pub(super) fn task_lost(&mut self, id: TaskId, reason: &str) {
+        self.lose(id, reason);
+        self.settle_lost(id);
     }
 
     /// A task's rows will not come. Nothing changes for a task that is done.

@@ -145,9 +145,8 @@ impl State {
     }
 
     fn open(&mut self, id: IterationId, job: &JobName, epoch: u64, opened_ms: u64) {
-        let Some(dataset) = self.jobs.get(job).map(|j| (j.dataset.clone(), j.mode)) else { return };
+        let Some((dataset, mode)) = self.jobs.get(job).map(|j| (j.dataset.clone(), j.mode)) else { return };
         self.next_id = self.next_id.max(id.0 + 1);
-        let (dataset, mode) = dataset;
         let exclusive =
             mode == Mode::Off || self.datasets.get(&dataset).is_some_and(|d| d.single_task);
         let iteration = Iteration {
@@ -206,6 +205,7 @@ impl State {
             }
             Update::FeedExhausted { feed, .. } => iteration.exhaust(*feed),
             Update::TaskEnded { task, rows_skipped } => iteration.task_ended(*task, *rows_skipped),
+            Update::TaskLost { task, reason } => iteration.task_lost(*task, reason),
             Update::ClientEnded { client, task } => iteration.client_ended(*client, *task),
             Update::ClientLost { client, task, received, reason } => {
                 iteration.client_lost(*client, *task, received, reason);
@@ -225,6 +225,7 @@ impl State {
             | Update::IterationFailed { iteration, .. } => Some(*iteration),
             Update::Leased { task, .. }
             | Update::TaskEnded { task, .. }
+            | Update::TaskLost { task, .. }
             | Update::ClientEnded { task, .. }
             | Update::ClientLost { task, .. } => self.task_index.get(task).copied(),
             _ => None,

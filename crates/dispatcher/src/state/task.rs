@@ -20,6 +20,8 @@ pub struct Task {
     pub state: TaskState,
     /// It was told that nothing more will come: new work needs a new task.
     pub told_end: bool,
+    /// Its worker has said that it emitted everything; a second time changes nothing.
+    pub reported: bool,
     /// The last request for splits that got an answer worth remembering.
     pub last_request: u64,
     /// That answer.
@@ -57,6 +59,7 @@ impl Task {
             feed,
             state: TaskState::Active,
             told_end: false,
+            reported: false,
             last_request: 0,
             last_answer: Vec::new(),
             leases: BTreeMap::new(),

@@ -131,6 +131,13 @@ pub enum Update {
         /// Rows dropped under `on_error: skip`.
         rows_skipped: u64,
     },
+    /// A worker gave a task up without its rows being wrong, as when it is told to stop.
+    TaskLost {
+        /// The task.
+        task: TaskId,
+        /// Why.
+        reason: String,
+    },
     /// A client has read a task to its end.
     ClientEnded {
         /// The client.

@@ -67,7 +67,7 @@ pub async fn bind(
     source_schema: Option<SchemaRef>,
 ) -> Result<BoundPipeline> {
     caju_pipeline::validate(def)?;
-    let fingerprint = Fingerprint(caju_types::hash128(def.to_json().to_string().as_bytes()));
+    let fingerprint = caju_pipeline::fingerprint(def, registry)?;
     let source = open_source(&def.source, ctx, source_schema).await?;
     let root = bind_branch(def, registry, source, String::new(), 0)?;
     let plan = plan::SplitPlan::of(def);

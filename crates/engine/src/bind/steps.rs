@@ -7,8 +7,8 @@ use caju_kernels::{BoundExprs, Registry};
 use caju_pipeline::{Cost, DatasetDef, StageOp};
 use caju_types::{Error, Result, did_you_mean};
 
-use crate::row::example_fields;
 use crate::row::{OutColumn, RowOp, RowStage, inflated_field, unnested_schema};
+use crate::source::feature_field;
 use crate::stream::Padding;
 
 /// What is left to do of a stage once its schema is known. Hints leave no step.
@@ -132,7 +132,10 @@ fn bind_stage(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: Place) 
         StageOp::Autocache { .. } | StageOp::Prefetch(_) => return Ok(None),
         StageOp::ParseExample { column, features } => {
             let column = at.column(schema, column)?;
-            let fields = example_fields(features);
+            let fields = features
+                .iter()
+                .map(|(n, f)| feature_field(n, f).map_err(|e| at.wrap(e)))
+                .collect::<Result<Vec<_>>>()?;
             at.rows(RowOp::Parse { column, features: features.clone() }, Arc::new(Schema::new(fields)))
         }
         StageOp::Map(exprs) => {

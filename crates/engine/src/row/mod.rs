@@ -23,6 +23,7 @@ pub(crate) use nested::{unnest, unnested_schema};
 
 use crate::chunk::{Run, push_run};
 use crate::context::TaskContext;
+use crate::source::parse_example;
 
 /// A bound row stage.
 pub(crate) struct RowStage {
@@ -295,14 +296,4 @@ impl Kept {
             }
         }
     }
-}
-
-pub(crate) fn parse_example(
-    _r: &arrow_array::BinaryArray,
-    _f: &[(String, Feature)],
-) -> Result<Vec<ArrayRef>, (usize, Error)> {
-    Err((0, Error::unimplemented("x")))
-}
-pub(crate) fn example_fields(_f: &[(String, Feature)]) -> Vec<arrow_schema::Field> {
-    vec![]
 }

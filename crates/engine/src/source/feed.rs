@@ -67,13 +67,6 @@ impl ByteQueue {
             n -= take;
         }
     }
-
-    /// The next piece, whole.
-    pub(super) fn pop(&mut self) -> Option<Bytes> {
-        let piece = self.pieces.pop_front()?;
-        self.len -= piece.len();
-        Some(piece)
-    }
 }
 
 /// A queue that fills itself: the bytes of a split, and what follows it as far as it is asked for.
@@ -99,6 +92,35 @@ impl Feed {
     pub(super) fn whole(file: &Arc<SourceFile>, codec: Codec) -> Self {
         let blocks = file.blocks(0..file.size());
         Self { queue: ByteQueue::default(), blocks: codec.decode(blocks, &file.file.url), tail: None }
+    }
+
+    /// The bytes of a file from `start`, or all of a compressed one.
+    pub(super) fn open(file: &Arc<SourceFile>, codec: Codec, start: u64, end: u64) -> Self {
+        if codec == Codec::Plain { Self::range(file, start, end) } else { Self::whole(file, codec) }
+    }
+
+    /// No bytes at all.
+    pub(super) fn nothing() -> Self {
+        Self { queue: ByteQueue::default(), blocks: stream::empty().boxed(), tail: None }
+    }
+
+    /// Drops `n` bytes, without reading them where that can be helped; false if the file ends before.
+    pub(super) async fn skip(&mut self, mut n: u64) -> Result<bool> {
+        loop {
+            let now = usize::try_from(n).unwrap_or(usize::MAX).min(self.queue.len());
+            self.queue.consume(now, |_| {});
+            n -= now as u64;
+            if n == 0 {
+                return Ok(true);
+            }
+            if let Some(block) = self.blocks.next().await {
+                self.queue.push(block?);
+                continue;
+            }
+            let Some((file, at)) = &mut self.tail else { return Ok(false) };
+            *at = at.saturating_add(n).min(file.size().saturating_add(1));
+            return Ok(*at <= file.size());
+        }
     }
 
     /// Waits until the queue holds at least `n` bytes; false if the file ends before.
@@ -167,7 +189,7 @@ impl Codec {
                 }
             },
         };
-        let state = Decoding { decoder, blocks, input: Bytes::new(), url: url.to_string(), done: false };
+        let state = Decoding { decoder, blocks, input: Bytes::new(), url: url.to_string(), done: false, checked: false };
         stream::try_unfold(state, |mut s| async move { Ok(s.next().await?.map(|b| (b, s))) }).boxed()
     }
 }
@@ -183,6 +205,7 @@ struct Decoding {
     input: Bytes,
     url: String,
     done: bool,
+    checked: bool,
 }
 
 /// Input given to the decoder at once; bounds what one step can blow up to.
@@ -196,7 +219,10 @@ impl Decoding {
             }
             if self.input.is_empty() {
                 match self.blocks.next().await {
-                    Some(block) => self.input = block?,
+                    Some(block) => {
+                        self.input = block?;
+                        self.check_magic()?;
+                    }
                     None => {
                         self.done = true;
                         let rest = self.finish()?;
@@ -212,6 +238,15 @@ impl Decoding {
                 return Ok(Some(std::mem::take(self.output()).into()));
             }
         }
+    }
+
+    /// A file that is no gzip file at all is not "cut off".
+    fn check_magic(&mut self) -> Result<()> {
+        let gzip = matches!(self.decoder, Decoder::Gzip(_));
+        if std::mem::replace(&mut self.checked, true) || !gzip || self.input.starts_with(&[0x1f, 0x8b]) {
+            return Ok(());
+        }
+        Err(self.broken("it does not start like a gzip file"))
     }
 
     fn output(&mut self) -> &mut Vec<u8> {

@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use caju_runtime::stores::{CountingStore, Listed, Location, local_version, store_error};
 use caju_runtime::IoCounters;
+use caju_runtime::stores::{CountingStore, Listed, Location, local_version, store_error};
 use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt};
 use object_store::{GetOptions, ObjectStore, coalesce_ranges};
@@ -194,10 +194,12 @@ impl SourceFile {
     fn io_error(&self, error: &std::io::Error) -> Error {
         let url = &self.file.url;
         match error.kind() {
-            std::io::ErrorKind::NotFound => Error::not_found(format!("{url}: the file was listed and is gone")),
-            std::io::ErrorKind::PermissionDenied => {
-                Error::permission_denied(format!("{url}: permission denied; let the user that runs caju read it"))
+            std::io::ErrorKind::NotFound => {
+                Error::not_found(format!("{url}: the file was listed and is gone"))
             }
+            std::io::ErrorKind::PermissionDenied => Error::permission_denied(format!(
+                "{url}: permission denied; let the user that runs caju read it"
+            )),
             std::io::ErrorKind::UnexpectedEof => changed(url, "it became shorter"),
             _ => Error::unavailable(format!("{url}: {error}")),
         }
@@ -219,8 +221,11 @@ impl SourceFile {
         }
         let url = &self.file.url;
         let want = self.version.lock().clone();
-        let options =
-            GetOptions { if_match: want.etag.clone(), range: Some(range.clone().into()), ..GetOptions::default() };
+        let options = GetOptions {
+            if_match: want.etag.clone(),
+            range: Some(range.clone().into()),
+            ..GetOptions::default()
+        };
         let error = |e: object_store::Error| match e {
             object_store::Error::NotFound { .. } => {
                 Error::not_found(format!("{url}: the object was listed and is gone"))
@@ -262,7 +267,12 @@ impl SourceFile {
 
     async fn stores_head(&self) -> Result<Listed> {
         let options = GetOptions { head: true, ..GetOptions::default() };
-        let meta = self.store.get_opts(&self.at.path, options).await.map_err(|e| store_error(&self.file.url, e))?.meta;
+        let meta = self
+            .store
+            .get_opts(&self.at.path, options)
+            .await
+            .map_err(|e| store_error(&self.file.url, e))?
+            .meta;
         Ok(Listed {
             url: self.at.url.clone(),
             size: meta.size,
@@ -279,8 +289,11 @@ impl SourceFile {
         let mut at = 0;
         while at < size {
             let end = size.min(at + self.block_bytes);
-            let block = if self.is_local() { self.read(at..end).await? } else { self.get_once(at..end).await? };
-            hash.update(&block);
+            if self.is_local() {
+                hash.update(&self.with_local(move |f| f.read(at..end)).await?);
+            } else {
+                hash.update(&self.get_once(at..end).await?);
+            }
             at = end;
         }
         Ok(hex(hash.digest128()))

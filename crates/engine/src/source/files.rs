@@ -24,7 +24,12 @@ pub(super) trait Format: Send + Sync + 'static {
     fn schema(&self) -> SchemaRef;
 
     /// The splits of one file, in order.
-    fn cut(&self, ctx: &SourceContext, file: FileRef, split_bytes: u64) -> BoxFuture<'static, Result<Vec<Split>>>;
+    fn cut(
+        &self,
+        ctx: &SourceContext,
+        file: FileRef,
+        split_bytes: u64,
+    ) -> BoxFuture<'static, Result<Vec<Split>>>;
 
     /// The rows of one split of a file, columns picked, before `split.trim`.
     fn read(
@@ -45,13 +50,21 @@ pub(super) trait Format: Send + Sync + 'static {
 pub(super) fn extensions(format: &FileFormat) -> &'static [&'static str] {
     match format {
         FileFormat::TfRecord { .. } => &[
-            "tfrecord", "tfrecords", "tfrec", "tfrecord.gz", "tfrecords.gz", "tfrecord.zst", "tfrecords.zst",
+            "tfrecord",
+            "tfrecords",
+            "tfrec",
+            "tfrecord.gz",
+            "tfrecords.gz",
+            "tfrecord.zst",
+            "tfrecords.zst",
         ],
         FileFormat::Parquet { .. } => &["parquet", "pq"],
         FileFormat::Arrow { .. } => &["arrow", "feather", "ipc"],
         FileFormat::WebDataset { .. } => &["tar", "tar.gz", "tgz", "tar.zst"],
         FileFormat::Csv { .. } => &["csv", "tsv", "csv.gz", "tsv.gz", "csv.zst", "tsv.zst"],
-        FileFormat::Json { .. } => &["json", "jsonl", "ndjson", "json.gz", "jsonl.gz", "ndjson.gz", "jsonl.zst"],
+        FileFormat::Json { .. } => {
+            &["json", "jsonl", "ndjson", "json.gz", "jsonl.gz", "ndjson.gz", "jsonl.zst"]
+        }
         FileFormat::Images => &["jpg", "jpeg", "png", "webp"],
     }
 }

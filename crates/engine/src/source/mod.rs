@@ -4,18 +4,42 @@
 //! order, and reads the rows of one split as a stream of capped record batches. Reads are bound to the
 //! version of the file that was listed: a file that changed since is an error, never other rows.
 
+mod cache;
+mod combine;
+mod csv;
+mod example;
+mod feed;
+mod file;
+mod files;
+mod images;
+mod ipc;
+mod json;
+mod lines;
+mod parquet;
+mod plain;
 mod split;
+mod tar;
+#[cfg(test)]
+mod test_util;
+mod tfrecord;
+mod trim;
+mod walk;
+mod webdataset;
+mod zip;
 
 use std::fmt;
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
-use caju_pipeline::SourceDef;
+use caju_pipeline::{DatasetDef, FileFormat, FileSource, SourceDef};
 use caju_runtime::{IoCounters, Stores};
 use caju_types::{Error, Result};
-use futures::stream::BoxStream;
+use futures::future::BoxFuture;
+use futures::stream::{BoxStream, StreamExt};
 
+pub use cache::SourceCaches;
+pub use example::{feature_field, parse_example};
 pub use split::{FileRef, FileVersion, KeyHasher, Split, SplitRange, split_key};
 
 /// What sources need from the process they run in. Cheap to clone.
@@ -27,6 +51,15 @@ pub struct SourceContext {
     pub io: Arc<IoCounters>,
     /// Bounds of memory.
     pub limits: SourceLimits,
+    /// What readers remember of files; share it for the life of the process.
+    pub caches: SourceCaches,
+}
+
+impl SourceContext {
+    /// A context with default limits and empty caches.
+    pub fn new(stores: Arc<Stores>, io: Arc<IoCounters>) -> Self {
+        Self { stores, io, limits: SourceLimits::default(), caches: SourceCaches::default() }
+    }
 }
 
 /// Bounds of memory of one reader.
@@ -129,6 +162,120 @@ pub async fn open_source(
     ctx: &SourceContext,
     schema: Option<SchemaRef>,
 ) -> Result<Arc<dyn Source>> {
-    let _ = (def, ctx, schema);
-    Err(Error::unimplemented("sources"))
+    open(def, ctx, schema).await
 }
+
+fn open<'a>(
+    def: &'a SourceDef,
+    ctx: &'a SourceContext,
+    schema: Option<SchemaRef>,
+) -> BoxFuture<'a, Result<Arc<dyn Source>>> {
+    Box::pin(async move {
+        Ok(match def {
+            SourceDef::Files(files) => open_files(files, ctx, schema).await?,
+            SourceDef::Range { start, end, step } => Arc::new(plain::RangeSource::new(*start, *end, *step)?),
+            SourceDef::Memory { ipc } => Arc::new(plain::MemorySource::new(ipc)?),
+            SourceDef::Concatenate(datasets) => {
+                let children = open_children(datasets, ctx).await?;
+                Arc::new(combine::Concatenated { children })
+            }
+            SourceDef::Sample { datasets, weights, .. } => {
+                if datasets.len() != weights.len() || weights.iter().any(|w| !w.is_finite() || *w <= 0.0) {
+                    return Err(Error::invalid("source sample: give one positive weight per dataset"));
+                }
+                let children = open_children(datasets, ctx).await?;
+                Arc::new(combine::Sampled { children, weights: weights.clone() })
+            }
+            SourceDef::Zip(datasets) => Arc::new(zip::Zipped::new(datasets, open_children(datasets, ctx).await?)?),
+        })
+    })
+}
+
+async fn open_children(datasets: &[DatasetDef], ctx: &SourceContext) -> Result<Vec<Arc<dyn Source>>> {
+    let mut children = Vec::with_capacity(datasets.len());
+    for (i, dataset) in datasets.iter().enumerate() {
+        children.push(open(&dataset.source, ctx, None).await.map_err(|e| e.context(format!("dataset {i}")))?);
+    }
+    Ok(children)
+}
+
+/// The first file of a source: errors such as an empty glob show here, before anything runs.
+async fn first_file(def: &FileSource, ctx: &SourceContext) -> Result<FileRef> {
+    let listed = FileSource { version: caju_pipeline::VersionRule::Listed, ..def.clone() };
+    match files::list_files(ctx, &listed).next().await {
+        Some(file) => file,
+        None => Err(Error::invalid("the source names no files; give `path`")),
+    }
+}
+
+async fn open_files(
+    def: &FileSource,
+    ctx: &SourceContext,
+    schema: Option<SchemaRef>,
+) -> Result<Arc<dyn Source>> {
+    let first = match schema {
+        Some(_) => None,
+        None => Some(first_file(def, ctx).await?),
+    };
+    Ok(match &def.format {
+        FileFormat::TfRecord { compression } => {
+            Arc::new(files::FilesSource::new(tfrecord::TfRecord::new(*compression), def, ctx))
+        }
+        FileFormat::Parquet { columns } => {
+            let columns = columns.as_deref();
+            let format = match (schema, &first) {
+                (Some(schema), _) => parquet::Parquet::with_schema(schema, columns),
+                (None, Some(first)) => parquet::Parquet::discover(ctx, first, columns).await?,
+                (None, None) => return Err(Error::internal("neither a schema nor a file")),
+            };
+            Arc::new(files::FilesSource::new(format, def, ctx))
+        }
+        FileFormat::WebDataset { compression, columns } => {
+            let columns = columns.as_deref();
+            let format = match (schema, &first) {
+                (Some(schema), _) => {
+                    webdataset::WebDataset::with_schema(schema, *compression, columns.is_some())
+                }
+                (None, Some(first)) => {
+                    webdataset::WebDataset::discover(ctx, first, *compression, columns).await?
+                }
+                (None, None) => return Err(Error::internal("neither a schema nor a file")),
+            };
+            Arc::new(files::FilesSource::new(format, def, ctx))
+        }
+        FileFormat::Csv { header, delimiter, schema: given, compression } => {
+            let delimiter = u8::try_from(*delimiter).ok().filter(u8::is_ascii).ok_or_else(|| {
+                Error::invalid(format!("source csv: the delimiter `{delimiter}` is not an ASCII character"))
+            })?;
+            let given = given.as_ref().map(|g| lines::given_schema(g, "csv")).transpose()?;
+            let text = csv::Csv { header: *header, delimiter };
+            let format =
+                lines::Lines::open(ctx, text, *compression, schema.or(given), first.as_ref()).await?;
+            Arc::new(files::FilesSource::new(format, def, ctx))
+        }
+        FileFormat::Json { schema: given, compression } => {
+            let given = given.as_ref().map(|g| lines::given_schema(g, "json")).transpose()?;
+            let format =
+                lines::Lines::open(ctx, json::Json, *compression, schema.or(given), first.as_ref()).await?;
+            Arc::new(files::FilesSource::new(format, def, ctx))
+        }
+        FileFormat::Arrow { columns } => {
+            let format = match (schema, &first) {
+                (Some(schema), _) => ipc::Ipc::with_schema(schema, columns.is_some()),
+                (None, Some(first)) => ipc::Ipc::discover(ctx, first, columns.as_deref()).await?,
+                (None, None) => return Err(Error::internal("neither a schema nor a file")),
+            };
+            Arc::new(files::FilesSource::new(format, def, ctx))
+        }
+        FileFormat::Images => Arc::new(images::ImagesSource::new(ctx, def)),
+    })
+}
+
+/// A TFRecord file, for tests.
+#[cfg(test)]
+fn tfrecord_file(records: &[&[u8]]) -> Vec<u8> {
+    tfrecord::tests::encode(&records.iter().map(|r| r.to_vec()).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests;

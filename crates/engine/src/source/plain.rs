@@ -34,7 +34,8 @@ impl RangeSource {
         if step == 0 {
             return Err(Error::invalid("source range: `step` is 0; give a distance between the values"));
         }
-        let span = if step > 0 { i128::from(end) - i128::from(start) } else { i128::from(start) - i128::from(end) };
+        let span =
+            if step > 0 { i128::from(end) - i128::from(start) } else { i128::from(start) - i128::from(end) };
         let step_size = i128::from(step.unsigned_abs());
         let rows = if span <= 0 { 0 } else { (span + step_size - 1) / step_size };
         let rows = u64::try_from(rows).map_err(|e| Error::internal(e.to_string()))?;

@@ -41,7 +41,12 @@ impl Format for TfRecord {
         Arc::clone(&self.schema)
     }
 
-    fn cut(&self, _: &SourceContext, file: FileRef, split_bytes: u64) -> BoxFuture<'static, Result<Vec<Split>>> {
+    fn cut(
+        &self,
+        _: &SourceContext,
+        file: FileRef,
+        split_bytes: u64,
+    ) -> BoxFuture<'static, Result<Vec<Split>>> {
         let plain = Codec::of(self.compression, &file.url) == Codec::Plain;
         Box::pin(async move { Ok(byte_splits(&file, plain.then_some(split_bytes))) })
     }
@@ -65,7 +70,8 @@ impl Format for TfRecord {
         stream::once(open)
             .flat_map(|reader| match reader {
                 Ok(reader) => {
-                    stream::try_unfold(reader, |mut r| async move { Ok(r.batch().await?.map(|b| (b, r))) }).boxed()
+                    stream::try_unfold(reader, |mut r| async move { Ok(r.batch().await?.map(|b| (b, r))) })
+                        .boxed()
                 }
                 Err(e) => stream::once(async move { Err(e) }).boxed(),
             })
@@ -203,7 +209,8 @@ impl Reader {
         } else {
             Start::default()
         };
-        let feed = if plain { Feed::range(&file, here.at, end.max(here.at)) } else { Feed::whole(&file, codec) };
+        let feed =
+            if plain { Feed::range(&file, here.at, end.max(here.at)) } else { Feed::whole(&file, codec) };
         Ok(Self { file, starts, codec, feed, here, end, schema, options, max_record, done: false })
     }
 
@@ -211,7 +218,8 @@ impl Reader {
     async fn batch(&mut self) -> Result<Option<RecordBatch>> {
         let columns = self.options.projection.as_deref().unwrap_or(&[0]);
         let wanted = !columns.is_empty();
-        let (most_rows, most_bytes) = (self.options.batch_rows.max(1), self.options.batch_bytes.clamp(1, 1 << 30));
+        let (most_rows, most_bytes) =
+            (self.options.batch_rows.max(1), self.options.batch_bytes.clamp(1, 1 << 30));
         let mut offsets: Vec<i32> = vec![0];
         let mut values: Vec<u8> = Vec::new();
         let mut rows = 0;
@@ -247,7 +255,8 @@ impl Reader {
     /// Room for a batch: what is left of the split, or the batch's bound.
     fn capacity(&self, first: usize, most_bytes: usize) -> usize {
         let left = self.end.min(self.file.size()).saturating_sub(self.here.at);
-        let left = if self.codec == Codec::Plain { usize::try_from(left).unwrap_or(usize::MAX) } else { most_bytes };
+        let left =
+            if self.codec == Codec::Plain { usize::try_from(left).unwrap_or(usize::MAX) } else { most_bytes };
         left.min(most_bytes).max(first)
     }
 
@@ -325,4 +334,4 @@ impl Reader {
 
 #[cfg(test)]
 #[path = "tfrecord_tests.rs"]
-mod tests;
+pub(super) mod tests;

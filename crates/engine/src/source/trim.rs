@@ -39,7 +39,8 @@ fn to_usize(n: u64) -> Result<usize> {
 pub(super) fn sliced(batch: RecordBatch, rows: usize, bytes: usize) -> Vec<RecordBatch> {
     let n = batch.num_rows();
     let size = batch.get_array_memory_size();
-    let by_bytes = if size > bytes && n > 0 { (n as u128 * bytes as u128 / size as u128).max(1) } else { n as u128 };
+    let by_bytes =
+        if size > bytes && n > 0 { (n as u128 * bytes as u128 / size as u128).max(1) } else { n as u128 };
     let step = usize::try_from(by_bytes).unwrap_or(n).min(rows).max(1);
     if n <= step {
         return vec![batch];

@@ -113,7 +113,7 @@ impl Reader {
         }
         drop(shared.take());
         if repetition.is_some() {
-            drop(mark_end(&queues).await);
+            mark_end(&queues).await.ok();
         }
     }
 

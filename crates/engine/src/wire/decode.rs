@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayData, make_array};
 use arrow_array::{RecordBatch, RecordBatchOptions};
-use arrow_buffer::{BooleanBuffer, Buffer, MutableBuffer, NullBuffer};
+use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
 use arrow_schema::{DataType, SchemaRef};
 use caju_types::Result;
 
@@ -81,6 +81,16 @@ fn runs_of(header: &RowsHeader) -> Result<Vec<Run>> {
     Ok(runs)
 }
 
+/// Bits of one value of a type without offsets.
+fn bits_of(data_type: &DataType) -> Result<usize> {
+    match data_type {
+        DataType::Boolean => Some(1),
+        DataType::FixedSizeBinary(n) => usize::try_from(*n).ok().and_then(|n| n.checked_mul(8)),
+        other => other.primitive_width().map(|n| n * 8),
+    }
+    .ok_or_else(|| damaged(format!("columns of type {data_type} do not travel")))
+}
+
 struct Decoder<'a> {
     header: &'a RowsHeader,
     body: &'a Buffer,
@@ -120,17 +130,17 @@ impl Decoder<'_> {
                 builder.add_buffer(offsets).add_buffer(self.next_buffer()?)
             }
             DataType::Utf8View | DataType::BinaryView => {
-                let mut builder = builder.add_buffer(self.next_buffer()?);
+                let mut builder = builder.add_buffer(self.exact(len, 128)?);
                 for _ in 0..self.next_variadic()? {
                     builder = builder.add_buffer(self.next_buffer()?);
                 }
                 builder
             }
-            DataType::Dictionary(_, values) => {
-                let keys = self.next_buffer()?;
+            DataType::Dictionary(key, values) => {
+                let keys = self.exact(len, bits_of(key)?)?;
                 builder.add_buffer(keys).add_child_data(self.child(values, None)?)
             }
-            _ => builder.add_buffer(self.next_buffer()?),
+            other => builder.add_buffer(self.exact(len, bits_of(other)?)?),
         };
         builder.build().map_err(damaged)
     }
@@ -189,21 +199,22 @@ impl Decoder<'_> {
         Ok(Some(NullBuffer::new(BooleanBuffer::new(bits, 0, len))))
     }
 
-    /// Offsets; those of no rows may be absent in other writers' arrays, but Arrow wants one.
-    fn next_offsets(&mut self, data_type: &DataType, len: usize) -> Result<Buffer> {
-        let offsets = self.next_buffer()?;
-        if len == 0 && offsets.is_empty() {
-            let width = if matches!(
-                data_type,
-                DataType::LargeUtf8 | DataType::LargeBinary | DataType::LargeList(_)
-            ) {
-                8
-            } else {
-                4
-            };
-            return Ok(MutableBuffer::from_len_zeroed(width).into());
+    /// A buffer of exactly `len` values. Arrow's own checks assume whole values.
+    fn exact(&mut self, len: usize, bits: usize) -> Result<Buffer> {
+        let buffer = self.next_buffer()?;
+        let want = len.checked_mul(bits).map(|b| b.div_ceil(8));
+        if want != Some(buffer.len()) {
+            return Err(damaged(format!(
+                "a buffer of {} bytes for {len} values of {bits} bits",
+                buffer.len()
+            )));
         }
-        Ok(offsets)
+        Ok(buffer)
+    }
+
+    fn next_offsets(&mut self, data_type: &DataType, len: usize) -> Result<Buffer> {
+        let wide = matches!(data_type, DataType::LargeUtf8 | DataType::LargeBinary | DataType::LargeList(_));
+        self.exact(len + 1, if wide { 64 } else { 32 })
     }
 
     fn finish(&self) -> Result<()> {

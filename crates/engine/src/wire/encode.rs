@@ -122,8 +122,9 @@ impl Encoder {
         match &data_type {
             DataType::Null => {}
             DataType::Struct(fields) => {
+                // Slicing a struct slices its children: their offsets are theirs alone.
                 for i in 0..fields.len() {
-                    self.array(parts.iter().map(|p| p.child_data()[i].slice(p.offset(), p.len())).collect())?;
+                    self.array(parts.iter().map(|p| p.child_data()[i].slice(0, p.len())).collect())?;
                 }
             }
             DataType::FixedSizeList(_, size) => {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use arrow::ipc::reader::StreamReader;
+use arrow::ipc::writer::StreamWriter;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use caju_types::{Error, Result};
 
@@ -30,6 +32,30 @@ pub fn decode_schema(header: &SchemaHeader) -> Result<SchemaRef> {
         .map_err(|e| damaged(format!("a schema cannot be read: {e}")))?;
     check_schema(&schema)?;
     Ok(Arc::new(schema))
+}
+
+/// A schema as the control plane carries it: an Arrow IPC stream without batches.
+///
+/// # Errors
+/// `Internal` if Arrow cannot write it.
+pub fn schema_to_ipc(schema: &Schema) -> Result<Vec<u8>> {
+    let failed = |e| Error::internal(format!("a schema cannot be written: {e}"));
+    let mut writer = StreamWriter::try_new(Vec::new(), schema).map_err(failed)?;
+    writer.finish().map_err(failed)?;
+    writer.into_inner().map_err(failed)
+}
+
+/// The schema that [`schema_to_ipc`] wrote; `None` for no bytes.
+///
+/// # Errors
+/// `DataLoss` if it is not one.
+pub fn schema_from_ipc(bytes: &[u8]) -> Result<Option<SchemaRef>> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let reader = StreamReader::try_new(std::io::Cursor::new(bytes), None)
+        .map_err(|e| damaged(format!("a schema cannot be read: {e}")))?;
+    Ok(Some(reader.schema()))
 }
 
 fn check_schema(schema: &Schema) -> Result<()> {

@@ -52,14 +52,17 @@ fn types(depth: u32) -> BoxedStrategy<DataType> {
     if depth == 0 {
         return leaf.boxed();
     }
-    let item = (types(depth - 1), any::<bool>()).prop_map(|(t, n)| Arc::new(Field::new("item", t, n)));
+    // A non-nullable field of nulls is refused by Arrow itself.
+    let field = |name: String, t: DataType, n: bool| Field::new(name, t.clone(), n || t == DataType::Null);
+    let item =
+        (types(depth - 1), any::<bool>()).prop_map(move |(t, n)| Arc::new(field("item".to_string(), t, n)));
     prop_oneof![
         4 => leaf,
         1 => item.clone().prop_map(DataType::List),
         1 => item.clone().prop_map(DataType::LargeList),
         1 => (item, 0i32..4).prop_map(|(f, n)| DataType::FixedSizeList(f, n)),
-        1 => prop::collection::vec((types(depth - 1), any::<bool>()), 0..3).prop_map(|ts| {
-            DataType::Struct(ts.into_iter().enumerate().map(|(i, (t, n))| Field::new(format!("f{i}"), t, n)).collect())
+        1 => prop::collection::vec((types(depth - 1), any::<bool>()), 0..3).prop_map(move |ts| {
+            DataType::Struct(ts.into_iter().enumerate().map(|(i, (t, n))| field(format!("f{i}"), t, n)).collect())
         }),
     ]
     .boxed()

@@ -58,21 +58,25 @@ impl Taps {
         let support = scale.max(1.0);
         let inverse = 1.0 / support;
         let (lo, hi) = (a.lo as f64, a.hi as f64);
-        let longest = (2.0 * support).ceil() as usize + 1;
-        self.stride = longest.min(a.hi - a.lo).next_multiple_of(4);
         self.start.clear();
         self.len.clear();
+        let span = |i: usize| -> (f64, usize, usize) {
+            let index = a.first + if a.reverse { a.count - 1 - i } else { i };
+            let center = a.origin + (index as f64 + 0.5) * scale;
+            // Truncation after adding one half, as Pillow; the values are not negative after the clamp.
+            let from = (center - support + 0.5).clamp(lo, hi - 1.0) as usize;
+            let to = (center + support + 0.5).clamp(lo, hi) as usize;
+            (center, from, to.max(from + 1))
+        };
+        let longest = (0..a.count).map(|i| span(i)).map(|(_, from, to)| to - from).max().unwrap_or(1);
+        self.stride = longest.next_multiple_of(4);
         self.weights.clear();
         self.weights.resize(self.stride * a.count, 0);
         self.real.clear();
         self.real.resize(self.stride * a.count, 0.0);
         (self.min, self.max) = (usize::MAX, 0);
         for i in 0..a.count {
-            let index = a.first + if a.reverse { a.count - 1 - i } else { i };
-            let center = a.origin + (index as f64 + 0.5) * scale;
-            // Truncation after adding one half, as Pillow; the values are not negative after the clamp.
-            let from = (center - support + 0.5).clamp(lo, hi - 1.0) as usize;
-            let to = ((center + support + 0.5).clamp(lo, hi) as usize).clamp(from + 1, from + self.stride);
+            let (center, from, to) = span(i);
             let real = &mut self.real[i * self.stride..][..to - from];
             let mut sum = 0.0f64;
             for (k, r) in real.iter_mut().enumerate() {
@@ -141,22 +145,22 @@ impl Resampler {
         (self.rows.max - self.rows.min, self.cols.max - self.cols.min)
     }
 
+    /// Bytes between the rows of the intermediate image.
+    fn middle_stride(&self) -> usize {
+        self.cols.start.len() * 3 + simd::ROW_PADDING
+    }
+
     /// Resamples along the rows. `src` begins at the needed part's first pixel; `stride` is in bytes.
     pub(super) fn horizontal(&mut self, src: &[u8], stride: usize) {
-        let (height, width) = self.needed();
-        let out = self.cols.start.len() * 3;
+        let (height, _) = self.needed();
+        let out = self.middle_stride();
         self.middle.resize(height * out, 0);
-        if out == 0 {
-            return;
-        }
-        for (y, to) in self.middle.chunks_exact_mut(out).enumerate() {
-            simd::horizontal(&src[y * stride..][..width * 3], &self.cols, to);
-        }
+        simd::horizontal(src, stride, &self.cols, height, &mut self.middle, out);
     }
 
     /// Output row `i` from the rows resampled before.
     pub(super) fn row(&self, i: usize, out: &mut [u8]) {
-        let stride = self.cols.start.len() * 3;
+        let stride = self.middle_stride();
         simd::vertical(&self.middle[self.rows.start[i] as usize * stride..], stride, self.rows.weights_of(i), out);
     }
 
@@ -216,6 +220,29 @@ mod tests {
                 if len == out {
                     assert!((0..out).all(|i| t.weights_of(i)[0] == 1 << BITS));
                 }
+            }
+        }
+    }
+
+    /// Vector and portable code agree, whatever lies around the source.
+    #[test]
+    fn vector_code_agrees() {
+        let mut r = Resampler::default();
+        for (h, w, oh, ow) in [(1, 1, 1, 1), (5, 7, 9, 4), (13, 40, 13, 11), (40, 13, 3, 50), (64, 64, 31, 33)] {
+            let src: Vec<u8> = (0..h * w * 3).map(|i| (i * 7919 % 251) as u8).collect();
+            r.prepare(&axis(h, oh), &axis(w, ow));
+            r.horizontal(&src, w * 3);
+            let mut out = vec![0; ow * 3];
+            let mut middle = vec![0; h * ow * 3];
+            for (from, to) in src.chunks_exact(w * 3).zip(middle.chunks_exact_mut(ow * 3)) {
+                simd::horizontal_portable(from, &r.cols, to);
+            }
+            for y in 0..oh {
+                r.row(y, &mut out);
+                let mut want = vec![0; ow * 3];
+                let rows = &middle[r.rows.start[y] as usize * ow * 3..];
+                simd::vertical_portable(rows, ow * 3, r.rows.weights_of(y), &mut want);
+                assert_eq!(out, want, "{h} x {w} to {oh} x {ow}, row {y}");
             }
         }
     }

@@ -7,7 +7,7 @@ use arrow::array::{
 };
 use arrow::buffer::NullBuffer;
 use arrow::datatypes::{
-    ArrowPrimitiveType, ByteArrayType, ByteViewType, DataType, Field, FieldRef,
+    ArrowNativeType, ArrowPrimitiveType, ByteArrayType, ByteViewType, DataType, Field, FieldRef,
 };
 use arrow::downcast_dictionary_array;
 use caju_types::{Error, Result};
@@ -64,10 +64,10 @@ impl HashBucket {
 
     fn bytes<T: ByteArrayType>(&self, a: &GenericByteArray<T>) -> Vec<i64> {
         let data = a.value_data();
-        let mut start = arrow::array::OffsetSizeTrait::as_usize(a.value_offsets()[0]);
+        let mut start = a.value_offsets()[0].as_usize();
         let ends = a.value_offsets()[1..].iter();
         ends.map(|end| {
-            let end = arrow::array::OffsetSizeTrait::as_usize(*end);
+            let end = end.as_usize();
             let bucket = self.bucket(xxh3_64(&data[start..end]));
             start = end;
             bucket
@@ -167,7 +167,7 @@ impl Kernel for HashBucket {
                 let values = self.buckets(array.values().as_ref())?;
                 let keys = array.keys().values().iter();
                 let buckets = keys
-                    .map(|k| values.get(arrow::datatypes::ArrowNativeType::as_usize(*k)).copied().unwrap_or(0))
+                    .map(|k| values.get(k.as_usize()).copied().unwrap_or(0))
                     .collect();
                 Ok(Arc::new(self.finish(buckets, array.logical_nulls())))
             },

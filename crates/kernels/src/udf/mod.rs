@@ -139,7 +139,7 @@ pub(crate) struct KernelUdf {
     identity: String,
     /// The start of error messages: the function and its place in the text.
     place: String,
-    signature_text: String,
+    usage: String,
     random: bool,
     kernel: Box<dyn Kernel>,
     signature: Signature,
@@ -149,19 +149,19 @@ impl KernelUdf {
     pub(crate) fn new(
         name: &'static str,
         place: String,
-        signature_text: String,
+        usage: String,
         random: bool,
         kernel: Box<dyn Kernel>,
     ) -> Self {
         let identity = format!("{name} {random} {kernel:?}");
         let signature = Signature::variadic_any(Volatility::Immutable);
-        Self { name, identity, place, signature_text, random, kernel, signature }
+        Self { name, identity, place, usage, random, kernel, signature }
     }
 
     /// The same function with nulls of its first input replaced, if the kernel can.
     pub(crate) fn with_null_as(&self, value: &ScalarValue) -> Option<Self> {
         let kernel = self.kernel.with_null_as(value)?;
-        Some(Self::new(self.name, self.place.clone(), self.signature_text.clone(), self.random, kernel))
+        Some(Self::new(self.name, self.place.clone(), self.usage.clone(), self.random, kernel))
     }
 
     fn split<'a, T>(&self, all: &'a [T]) -> (&'a [T], Option<&'a T>) {
@@ -210,7 +210,8 @@ impl ScalarUDFImpl for KernelUdf {
         match self.kernel.output(inputs) {
             Ok(field) => Ok(Arc::new(field)),
             Err(what) => {
-                let error = Error::invalid(format!("{} {what}; write {}", self.place, self.signature_text));
+                let usage = if self.usage.is_empty() { "" } else { "; write " };
+                let error = Error::invalid(format!("{}: {what}{usage}{}", self.place, self.usage));
                 Err(Fault::from(error).into())
             }
         }

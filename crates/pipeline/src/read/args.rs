@@ -7,6 +7,7 @@ use caju_types::{Error, Result, did_you_mean, parse_bytes, parse_duration};
 use serde_json::{Map, Value};
 
 use crate::words::Words;
+use crate::write::round;
 
 /// A value and where it stands, as in `steps[3].shuffle.buffer`.
 #[derive(Clone)]
@@ -107,7 +108,7 @@ impl<'a> At<'a> {
     }
 
     pub(crate) fn f64(&self, expected: &str) -> Result<f64> {
-        self.value.as_f64().ok_or_else(|| self.wrong(expected))
+        self.value.as_f64().map(round).ok_or_else(|| self.wrong(expected))
     }
 
     /// A size in bytes: a number, or text with a unit.
@@ -189,20 +190,26 @@ pub(crate) struct Args<'a> {
     /// The argument that a bare value stands for, as in `batch: 256`.
     short: Option<&'static str>,
     example: &'static str,
+    /// What messages call a key of the map: an argument, say.
+    what: &'static str,
     asked: Vec<&'static str>,
 }
 
 impl<'a> Args<'a> {
     /// Reads a map of arguments; with `short`, a bare value stands for that argument.
     pub(crate) fn new(at: At<'a>, short: Option<&'static str>, example: &'static str) -> Result<Self> {
-        match (at.value, short) {
-            (Value::Object(map), _) => {
-                Ok(Self { map: Some(map), at, short: None, example, asked: Vec::new() })
-            }
-            (Value::Null, _) => Ok(Self { map: None, at, short: None, example, asked: Vec::new() }),
-            (_, Some(_)) => Ok(Self { map: None, at, short, example, asked: Vec::new() }),
-            (_, None) => Err(at.wrong(&format!("arguments as in `{example}`"))),
-        }
+        let (map, short) = match (at.value, short) {
+            (Value::Object(map), _) => (Some(map), None),
+            (Value::Null, _) => (None, None),
+            (_, Some(short)) => (None, Some(short)),
+            (_, None) => return Err(at.wrong(&format!("arguments as in `{example}`"))),
+        };
+        Ok(Self { at, map, short, example, what: "argument", asked: Vec::new() })
+    }
+
+    /// The keys of a whole definition.
+    pub(crate) fn of_dataset(at: At<'a>, example: &'static str) -> Result<Self> {
+        Ok(Self { what: "key", ..Self::new(at, None, example)? })
     }
 
     /// Where the arguments stand.
@@ -222,9 +229,17 @@ impl<'a> Args<'a> {
 
     /// An argument that must be there.
     pub(crate) fn need(&mut self, key: &'static str) -> Result<At<'a>> {
-        self.get(key).ok_or_else(|| {
-            self.at.error(format!("`{key}` is missing; write, for example, `{}`", self.example))
-        })
+        if let Some(at) = self.get(key) {
+            return Ok(at);
+        }
+        // A misspelt key says more than a missing one.
+        for found in self.map.into_iter().flat_map(Map::keys) {
+            let hint = did_you_mean(found, [key]);
+            if found != key && !hint.is_empty() {
+                return Err(self.at.error(format!("unknown {} `{found}`{hint}", self.what)));
+            }
+        }
+        Err(self.at.error(format!("`{key}` is missing; write, for example, `{}`", self.example)))
     }
 
     /// A truth value, false if left out.
@@ -236,7 +251,7 @@ impl<'a> Args<'a> {
     ///
     /// # Errors
     /// A key that nobody asked for.
-    pub(crate) fn finish(self, what: &str) -> Result<()> {
+    pub(crate) fn finish(self) -> Result<()> {
         let Some(map) = self.map else { return Ok(()) };
         let Some(unknown) = map.keys().find(|k| !self.asked.contains(&k.as_str())) else { return Ok(()) };
         let mut hint = did_you_mean(unknown, &self.asked);
@@ -247,6 +262,6 @@ impl<'a> Args<'a> {
                 false => format!("; known are {}", known.join(", ")),
             };
         }
-        Err(self.at.error(format!("unknown {what} `{unknown}`{hint}")))
+        Err(self.at.error(format!("unknown {} `{unknown}`{hint}", self.what)))
     }
 }

@@ -75,7 +75,7 @@ impl Reader<'_> {
         if depth > MAX_DEPTH {
             return Err(at.error(format!("datasets are nested more than {MAX_DEPTH} deep")));
         }
-        let mut args = Args::new(at, None, DATASET)?;
+        let mut args = Args::of_dataset(at, DATASET)?;
         let name = args.get("name").map(|a| a.text("a name")).transpose()?;
         let source = args.need("source")?;
         let steps = args.get("steps");
@@ -83,8 +83,7 @@ impl Reader<'_> {
             0 => self.options(&mut args)?,
             _ => no_options(&mut args)?,
         };
-        // Misspelt keys come first: what they meant may be what the rest is missing.
-        args.finish("key")?;
+        args.finish()?;
         let source = self.source(source, depth)?;
         let stages = match steps {
             Some(list) => steps_of(&list)?,
@@ -118,7 +117,7 @@ fn on_error(at: &At<'_>) -> Result<OnError> {
         (None, Some(("skip", skip))) => {
             let mut args = Args::new(skip, Some("limit"), "on_error: { skip: { limit: 100 } }")?;
             let limit = args.get("limit").map_or(Ok(DEFAULT_SKIP_LIMIT), |a| a.count())?;
-            args.finish("argument")?;
+            args.finish()?;
             Ok(OnError::Skip { limit })
         }
         _ => Err(at.wrong(expected)),

@@ -48,7 +48,7 @@ impl Reader<'_> {
         let datasets = args.need("datasets")?;
         let weights = args.need("weights")?;
         let seed = args.get("seed").map(|a| a.count()).transpose()?;
-        args.finish("argument")?;
+        args.finish()?;
         let weights = weights
             .list("a list of weights")?
             .iter()
@@ -64,7 +64,7 @@ impl Reader<'_> {
         let version = args.get("version").map_or(Ok(VersionRule::Listed), |a| a.word(VERSION_RULES))?;
         let split_bytes = args.get("split").map_or(Ok(DEFAULT_SPLIT_BYTES), |a| a.size())?;
         let format = file_format(format, &mut args)?;
-        args.finish("argument")?;
+        args.finish()?;
         let expected = "a path or a list of paths";
         let paths = path_at
             .texts(expected)?
@@ -122,14 +122,14 @@ fn range(at: At<'_>, example: &'static str) -> Result<SourceDef> {
     let start = args.get("start").map_or(Ok(0), |a| a.i64())?;
     let end = args.need("end")?.i64()?;
     let step = args.get("step").map_or(Ok(1), |a| a.i64())?;
-    args.finish("argument")?;
+    args.finish()?;
     Ok(SourceDef::Range { start, end, step })
 }
 
 fn memory(at: At<'_>, example: &'static str) -> Result<SourceDef> {
     let mut args = Args::new(at, Some("ipc"), example)?;
     let ipc = args.need("ipc")?;
-    args.finish("argument")?;
+    args.finish()?;
     let expected = "an Arrow IPC stream in base64";
     let bytes = base64::decode(ipc.str(expected)?).ok_or_else(|| ipc.wrong(expected))?;
     Ok(SourceDef::Memory { ipc: bytes.into() })

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::args::{Args, At};
 use crate::def::{Cost, DEFAULT_SHUFFLE_BYTES, Feature, FeatureShape, StageOp};
 use crate::words::{FEATURE_TYPES, stage_example};
+use crate::write::round_scalar;
 
 /// Reads one step. `hints` is the number of hints above it, which gives the name of one without a name.
 pub(super) fn read(at: &At<'_>, hints: usize) -> Result<StageOp> {
@@ -31,7 +32,7 @@ pub(super) fn read(at: &At<'_>, hints: usize) -> Result<StageOp> {
         "batch" | "padded_batch" | "bucket_by_length" => batch_stage(name, &mut args)?,
         _ => stream_stage(name, &mut args)?,
     };
-    args.finish("argument")?;
+    args.finish()?;
     Ok(op)
 }
 
@@ -144,7 +145,7 @@ fn batch_stage(name: &str, args: &mut Args<'_>) -> Result<StageOp> {
             size: args.need("size")?.positive()?,
             drop_remainder,
             lengths: by_column(args, "lengths", |a| a.u32("a positive integer"))?,
-            values: by_column(args, "values", |a| Ok(a.value.clone()))?,
+            values: by_column(args, "values", |a| Ok(round_scalar(a.value)))?,
         },
         _ => {
             let length = args.need("length")?.expression()?;
@@ -189,7 +190,7 @@ fn feature(at: &At<'_>) -> Result<Feature> {
             Some("list") => Ok(FeatureShape::List),
             _ => Ok(FeatureShape::Fixed(a.u32("`scalar`, `list` or a positive number of values")?)),
         })?;
-        args.finish("argument")?;
+        args.finish()?;
         return Ok(Feature { dtype, shape });
     }
     let text = at.str(expected)?;

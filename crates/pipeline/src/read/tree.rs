@@ -10,6 +10,24 @@ use serde_json::{Map, Value};
 /// A [`Value`] read strictly.
 struct Strict(Value);
 
+/// Brackets within brackets that no pipeline file needs. The YAML scanner's work grows with the square of
+/// this depth, so a file of nothing else would keep it busy for minutes.
+const MAX_NESTING: usize = 1000;
+
+/// How deep brackets are nested, near enough: those in quotes are counted too.
+fn nesting(text: &str) -> usize {
+    let (mut depth, mut deepest) = (0usize, 0);
+    for byte in text.bytes() {
+        match byte {
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
+}
+
 /// Parses YAML.
 ///
 /// # Errors
@@ -17,6 +35,11 @@ struct Strict(Value);
 pub(crate) fn from_yaml(text: &str) -> Result<Value> {
     if text.trim().is_empty() {
         return Err(Error::invalid("the pipeline file is empty; it needs at least a `source`"));
+    }
+    if nesting(text) > MAX_NESTING {
+        return Err(Error::invalid(format!(
+            "not a valid pipeline file: brackets are nested more than {MAX_NESTING} deep"
+        )));
     }
     match serde_norway::from_str::<Strict>(text) {
         Ok(tree) => Ok(tree.0),

@@ -10,9 +10,9 @@ use proptest::prelude::*;
 
 /// Takes every word before a parenthesis for a function; those that begin with `random` draw.
 #[derive(Clone)]
-pub struct FakeFunctions {
-    pub version: u32,
-    pub engines: BTreeMap<String, String>,
+pub(crate) struct FakeFunctions {
+    pub(crate) version: u32,
+    pub(crate) engines: BTreeMap<String, String>,
 }
 
 impl Default for FakeFunctions {
@@ -71,6 +71,12 @@ impl Functions for FakeFunctions {
         }
         Ok(out)
     }
+}
+
+/// Floats of at most 15 digits, which is what definitions keep.
+fn decimal(min: f64, max: f64) -> impl Strategy<Value = f64> {
+    (min..max, 0usize..15)
+        .prop_map(move |(x, digits)| format!("{x:.digits$e}").parse::<f64>().unwrap().clamp(min, max))
 }
 
 fn name() -> impl Strategy<Value = String> {
@@ -138,7 +144,7 @@ fn row_op() -> impl Strategy<Value = StageOp> {
         (name(), sql()).prop_map(|(name, expr)| StageOp::FlatMap { name, expr }),
         cost().prop_map(StageOp::Sleep),
         cost().prop_map(StageOp::Burn),
-        (name(), 1.0f64..1e6).prop_map(|(column, factor)| StageOp::Inflate { column, factor }),
+        (name(), decimal(1.0, 1e6)).prop_map(|(column, factor)| StageOp::Inflate { column, factor }),
         "[a-zA-Z0-9_.-]{1,10}".prop_map(|name| StageOp::Autocache { name }),
     ]
 }
@@ -147,7 +153,7 @@ fn scalar() -> impl Strategy<Value = serde_json::Value> {
     prop_oneof![
         any::<i64>().prop_map(Into::into),
         any::<bool>().prop_map(Into::into),
-        (-1e9f64..1e9).prop_map(Into::into),
+        decimal(-1e9, 1e9).prop_map(Into::into),
         "[ -~]{0,5}".prop_map(Into::into),
     ]
 }
@@ -264,7 +270,7 @@ fn source() -> impl Strategy<Value = SourceDef> {
         prop_oneof![
             children.clone().prop_map(SourceDef::Concatenate),
             children.clone().prop_map(SourceDef::Zip),
-            (children, seed(), prop::collection::vec(1e-3f64..100.0, 4)).prop_map(
+            (children, seed(), prop::collection::vec(decimal(1e-3, 100.0), 4)).prop_map(
                 |(datasets, seed, mut weights)| {
                     weights.truncate(datasets.len());
                     SourceDef::Sample { datasets, weights, seed }
@@ -275,7 +281,7 @@ fn source() -> impl Strategy<Value = SourceDef> {
 }
 
 /// Any definition that is valid.
-pub fn definition() -> impl Strategy<Value = DatasetDef> {
+pub(crate) fn definition() -> impl Strategy<Value = DatasetDef> {
     let on_error =
         prop_oneof![Just(OnError::Fail), (0u64..1 << 40).prop_map(|limit| OnError::Skip { limit })];
     let options = (seed(), on_error, any::<bool>()).prop_map(|(seed, on_error, deterministic)| Options {
@@ -306,7 +312,7 @@ fn atom() -> impl Strategy<Value = serde_json::Value> {
 }
 
 /// Any tree at all, made of the words of definitions so that readers get far into it.
-pub fn tree() -> impl Strategy<Value = serde_json::Value> {
+pub(crate) fn tree() -> impl Strategy<Value = serde_json::Value> {
     let keys: Vec<String> = StageOp::NAMES
         .iter()
         .chain(&[

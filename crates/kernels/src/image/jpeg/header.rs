@@ -1,4 +1,4 @@
-//! The segments of a JPEG file in front of its first scan (ITU-T T.81, annex B).
+//! The segments of a JPEG file outside of the entropy-coded data (ITU-T T.81, annex B).
 
 use caju_types::{Error, Result};
 
@@ -50,7 +50,7 @@ pub struct HuffmanSpec<'a> {
     pub symbols: &'a [u8],
 }
 
-/// The first scan's header.
+/// A scan's header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scan {
     /// (component's index in the frame, DC table, AC table).
@@ -61,11 +61,9 @@ pub struct Scan {
     pub data: usize,
 }
 
-/// Everything that precedes the entropy-coded data.
-#[derive(Debug, Clone)]
-pub struct Header<'a> {
-    /// The frame header.
-    pub frame: Frame,
+/// What the segments said so far, apart from the frame and the scans.
+#[derive(Debug, Clone, Default)]
+pub struct Tables<'a> {
     /// Quantisation tables in zigzag order.
     pub quant: [Option<[u16; 64]>; 4],
     /// Huffman tables: `[class][destination]`, class 0 for DC.
@@ -78,7 +76,16 @@ pub struct Header<'a> {
     pub jfif: bool,
     /// The body of an EXIF segment.
     pub exif: Option<&'a [u8]>,
-    /// The first scan.
+}
+
+/// Everything that precedes a scan's entropy-coded data.
+#[derive(Debug, Clone)]
+pub struct Header<'a> {
+    /// The frame header.
+    pub frame: Frame,
+    /// The tables in force.
+    pub tables: Tables<'a>,
+    /// The scan.
     pub scan: Scan,
 }
 
@@ -97,13 +104,26 @@ pub enum ColorSpace {
     Ycck,
 }
 
-impl Header<'_> {
+impl<'a> Header<'a> {
+    /// Reads on from `at`, behind a scan, to the next one; `false` if the image ends there.
+    ///
+    /// # Errors
+    /// `DataLoss` if the data end early or make no sense.
+    pub fn next_scan(&mut self, data: &'a [u8], at: usize) -> Result<bool> {
+        let mut frame = Some(self.frame.clone());
+        match segments(data, at, &mut frame, &mut self.tables, Until::Scan)? {
+            Stop::Scan(scan) => self.scan = scan,
+            Stop::Frame | Stop::End => return Ok(false),
+        }
+        Ok(true)
+    }
+
     /// The colour space by libjpeg's rules: JFIF, else the Adobe segment, else the components' names.
     pub fn color_space(&self) -> ColorSpace {
         let c = &self.frame.components;
-        match (c.len(), self.adobe) {
+        match (c.len(), self.tables.adobe) {
             (1 | 2, _) => ColorSpace::Grey,
-            (3, _) if self.jfif => ColorSpace::YCbCr,
+            (3, _) if self.tables.jfif => ColorSpace::YCbCr,
             (3, Some(0)) => ColorSpace::Rgb,
             (3, Some(_)) => ColorSpace::YCbCr,
             (3, None) if [c[0].id, c[1].id, c[2].id] == *b"RGB" => ColorSpace::Rgb,
@@ -132,15 +152,11 @@ enum Until {
     Scan,
 }
 
-#[derive(Default)]
-struct Partial<'a> {
-    frame: Option<Frame>,
-    quant: [Option<[u16; 64]>; 4],
-    huffman: [[Option<HuffmanSpec<'a>>; 4]; 2],
-    restart_interval: usize,
-    adobe: Option<u8>,
-    jfif: bool,
-    exif: Option<&'a [u8]>,
+/// Where reading stopped.
+enum Stop {
+    Frame,
+    Scan(Scan),
+    End,
 }
 
 /// Reads up to the frame header: `(height, width, body of the EXIF segment)`.
@@ -148,9 +164,10 @@ struct Partial<'a> {
 /// # Errors
 /// `DataLoss` if the data end early or make no sense.
 pub fn parse_size(data: &[u8]) -> Result<(usize, usize, Option<&[u8]>)> {
-    let (p, _) = parse_until(data, Until::Frame)?;
-    let f = p.frame.ok_or_else(|| early(data, "its header"))?;
-    Ok((f.height, f.width, p.exif))
+    let (mut frame, mut tables) = (None, Tables::default());
+    segments(data, 2, &mut frame, &mut tables, Until::Frame)?;
+    let f = frame.ok_or_else(|| damaged("it has no frame header"))?;
+    Ok((f.height, f.width, tables.exif))
 }
 
 /// Reads up to the first scan.
@@ -158,25 +175,20 @@ pub fn parse_size(data: &[u8]) -> Result<(usize, usize, Option<&[u8]>)> {
 /// # Errors
 /// `DataLoss` if the data end early or make no sense.
 pub fn parse(data: &[u8]) -> Result<Header<'_>> {
-    let (p, scan) = parse_until(data, Until::Scan)?;
-    let (Some(frame), Some(scan)) = (p.frame, scan) else {
-        return Err(early(data, "its header"));
-    };
-    Ok(Header {
-        frame,
-        quant: p.quant,
-        huffman: p.huffman,
-        restart_interval: p.restart_interval,
-        adobe: p.adobe,
-        jfif: p.jfif,
-        exif: p.exif,
-        scan,
-    })
+    let (mut frame, mut tables) = (None, Tables::default());
+    match (segments(data, 2, &mut frame, &mut tables, Until::Scan)?, frame) {
+        (Stop::Scan(scan), Some(frame)) => Ok(Header { frame, tables, scan }),
+        _ => Err(damaged("it has no scan")),
+    }
 }
 
-fn parse_until(data: &[u8], until: Until) -> Result<(Partial<'_>, Option<Scan>)> {
-    let mut p = Partial::default();
-    let mut at = 2;
+fn segments<'a>(
+    data: &'a [u8],
+    mut at: usize,
+    frame: &mut Option<Frame>,
+    p: &mut Tables<'a>,
+    until: Until,
+) -> Result<Stop> {
     loop {
         // Fill bytes may stand before a marker; anything else there is skipped as libjpeg does.
         while *data.get(at).ok_or_else(|| early(data, "its header"))? != 0xFF {
@@ -189,7 +201,7 @@ fn parse_until(data: &[u8], until: Until) -> Result<(Partial<'_>, Option<Scan>)>
         at += 1;
         match marker {
             0 | 1 | 0xD0..=0xD8 => continue,
-            0xD9 => return Err(damaged("the end-of-image marker comes before any image")),
+            0xD9 => return Ok(Stop::End),
             _ => {}
         }
         let length = match data.get(at..at + 2) {
@@ -202,22 +214,21 @@ fn parse_until(data: &[u8], until: Until) -> Result<(Partial<'_>, Option<Scan>)>
         let body = data.get(at + 2..at + length).ok_or_else(|| early(data, "its header"))?;
         at += length;
         match marker {
-            0xC4 => huffman_tables(body, &mut p)?,
+            0xC4 => huffman_tables(body, p)?,
             0xC0..=0xCF if marker != 0xC8 && marker != 0xCC => {
-                if p.frame.is_some() {
+                if frame.is_some() {
                     return Err(damaged("it has two frame headers"));
                 }
-                p.frame = Some(frame_header(marker, body)?);
+                *frame = Some(frame_header(marker, body)?);
                 if until == Until::Frame {
-                    return Ok((p, None));
+                    return Ok(Stop::Frame);
                 }
             }
             0xDA => {
-                let frame = p.frame.as_ref().ok_or_else(|| damaged("a scan comes before the frame header"))?;
-                let scan = scan_header(body, frame, at)?;
-                return Ok((p, Some(scan)));
+                let frame = frame.as_ref().ok_or_else(|| damaged("a scan comes before the frame header"))?;
+                return Ok(Stop::Scan(scan_header(body, frame, at)?));
             }
-            0xDB => quant_tables(body, &mut p)?,
+            0xDB => quant_tables(body, p)?,
             0xDD if body.len() >= 2 => {
                 p.restart_interval = usize::from(u16::from_be_bytes([body[0], body[1]]));
             }
@@ -257,7 +268,7 @@ fn frame_header(marker: u8, body: &[u8]) -> Result<Frame> {
     Ok(Frame { process, precision: body[0], height, width, components })
 }
 
-fn quant_tables(mut body: &[u8], p: &mut Partial<'_>) -> Result<()> {
+fn quant_tables(mut body: &[u8], p: &mut Tables<'_>) -> Result<()> {
     while let Some((&pt, rest)) = body.split_first() {
         let (wide, id) = (pt >> 4 != 0, usize::from(pt & 15));
         let size = if wide { 128 } else { 64 };
@@ -278,7 +289,7 @@ fn quant_tables(mut body: &[u8], p: &mut Partial<'_>) -> Result<()> {
     Ok(())
 }
 
-fn huffman_tables<'a>(mut body: &'a [u8], p: &mut Partial<'a>) -> Result<()> {
+fn huffman_tables<'a>(mut body: &'a [u8], p: &mut Tables<'a>) -> Result<()> {
     while let Some((&tc, rest)) = body.split_first() {
         let (class, id) = (usize::from(tc >> 4), usize::from(tc & 15));
         let counts = rest.get(..16).ok_or_else(|| damaged("a Huffman table is cut off"))?;

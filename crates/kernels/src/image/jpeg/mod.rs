@@ -1,11 +1,25 @@
-//! JPEG: windows and reduced scales of an image.
+//! JPEG: windows and reduced scales of an image, decoded without touching the rest.
+//!
+//! Sequential and progressive Huffman-coded images of 8 bits with one, three or four components are decoded
+//! here, bit for bit as libjpeg-turbo does with its default settings (accurate integer transform, smooth
+//! chroma upsampling), so that a data set means the same to caju as to everyone else. What is left over
+//! (arithmetic coding, 12 bits, lossless, fractional sampling) goes to `zune-jpeg`.
+//!
+//! A window decoded at full scale is the same bytes as that window of the whole image.
 
+mod color;
+mod decoder;
+mod fallback;
 pub mod header;
+mod huffman;
+mod idct;
+mod output;
+mod plan;
+mod scans;
+mod scan;
+mod simd;
 
 use caju_types::{Error, Result};
-use zune_core::bytestream::ZCursor;
-use zune_core::colorspace::ColorSpace;
-use zune_core::options::DecoderOptions;
 
 /// A window of an image, in pixels of the decoded scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,9 +34,10 @@ pub struct Region {
     pub w: usize,
 }
 
-/// Reusable buffers of the decoder.
+/// Reusable buffers and tables of the decoder.
 #[derive(Debug, Default)]
 pub struct Scratch {
+    buffers: decoder::Buffers,
     full: Vec<u8>,
 }
 
@@ -30,54 +45,38 @@ impl Scratch {
     /// Frees buffers of more than `keep` bytes.
     pub fn trim(&mut self, keep: usize) {
         super::state::trim(&mut self.full, keep);
+        super::state::trim(&mut self.buffers.scan.bytes, keep);
+        super::state::trim(&mut self.buffers.all, keep / 128);
+        self.buffers.output.trim(keep);
     }
 }
 
 /// Whether [`decode`] can decode these bytes at 1/2, 1/4 and 1/8.
-pub fn can_scale(_bytes: &[u8]) -> bool {
-    false
+pub fn can_scale(bytes: &[u8]) -> bool {
+    header::parse(bytes).is_ok_and(|h| plan::supported(&h))
 }
 
-/// Decodes a window into `out`, `region.h * region.w * 3` bytes of RGB.
+/// Decodes a window into `out`, `region.h * region.w * 3` bytes of RGB. `scale` is 1, 2, 4 or 8; the region
+/// is given in pixels of the image of `ceil(size / scale)`.
 ///
 /// # Errors
-/// `DataLoss` for damaged data, `Internal` if the window does not lie inside the image.
+/// `DataLoss` for damaged data, as far as they lie in front of the window's end; `Internal` if the window
+/// does not lie inside the image.
 pub fn decode(bytes: &[u8], region: Region, scale: usize, scratch: &mut Scratch, out: &mut [u8]) -> Result<()> {
-    if scale != 1 {
-        return Err(Error::internal("this decoder has no reduced scales"));
-    }
     let h = header::parse(bytes)?;
-    check_end(bytes, h.scan.data)?;
-    let options = DecoderOptions::default()
-        .set_strict_mode(true)
-        .set_max_height(65_536)
-        .set_max_width(65_536)
-        .jpeg_set_out_colorspace(ColorSpace::RGB);
-    let mut d = zune_jpeg::JpegDecoder::new_with_options(ZCursor::new(bytes), options);
-    let bad = |e: &dyn std::fmt::Debug| Error::data_loss(format!("damaged JPEG: {e:?}"));
-    d.decode_headers().map_err(|e| bad(&e))?;
-    scratch.full.resize(d.output_buffer_size().unwrap_or(0), 0);
-    d.decode_into(&mut scratch.full).map_err(|e| bad(&e))?;
-    let size = super::geometry::Size { h: h.frame.height, w: h.frame.width };
-    if scratch.full.len() != size.h * size.w * 3 || region.y + region.h > size.h || region.x + region.w > size.w {
-        return Err(Error::internal("a window outside the image"));
-    }
-    let r = super::geometry::Rect { y: region.y, x: region.x, h: region.h, w: region.w };
-    super::source::copy_window(&scratch.full, size, r, out);
-    Ok(())
-}
-
-/// Looks for the end-of-image marker behind the scans.
-fn check_end(bytes: &[u8], from: usize) -> Result<()> {
-    let mut at = from;
-    while let Some(b) = bytes.get(at) {
-        at += 1;
-        if *b == 0xFF && bytes.get(at) == Some(&0xD9) {
-            return Ok(());
+    if !plan::supported(&h) {
+        if scale != 1 {
+            return Err(Error::internal("this kind of JPEG has no reduced scales"));
         }
+        return fallback::decode(bytes, &h, region, &mut scratch.full, out);
     }
-    Err(Error::data_loss(format!(
-        "JPEG data ends early: {} bytes without the end-of-image marker; the file was cut off",
-        bytes.len()
-    )))
+    if out.len() != region.h * region.w * 3 {
+        return Err(Error::internal("a window of a JPEG was to go into a buffer of another size"));
+    }
+    let one_scan = h.scan.components.len() == h.frame.components.len();
+    if h.frame.process == header::Process::Progressive || !one_scan {
+        return scans::decode(bytes, h, region, scale, &mut scratch.buffers, out);
+    }
+    let plan = plan::Plan::new(&h, region, scale)?;
+    decoder::decode(bytes, &h, &plan, &mut scratch.buffers, out)
 }

@@ -1,0 +1,228 @@
+//! The command line: what may be said, and what it means.
+
+mod service;
+
+use std::path::PathBuf;
+
+use clap::builder::ValueHint;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::generate::{Format, Kind};
+
+pub(crate) use service::{DispatcherArgs, StatusArgs, StatusFormat, StoreArgs, WorkerArgs, WorkerCommand};
+
+const EXAMPLES: &str = "\
+Try it:
+  caju quickstart                                  sample data, then the main job, all in this process
+  caju gen images --out data/photos --count 2000 --format tfrecord
+  caju check examples/pipelines/imagenet-train.yaml
+  caju run examples/pipelines/imagenet-train.yaml --epochs 2 --report run.json
+
+Apart, on one machine or many:
+  caju dispatcher --listen 127.0.0.1:7070 --allow data/
+  caju worker --dispatcher 127.0.0.1:7070 --allow data/
+  caju read examples/pipelines/imagenet-train.yaml --dispatcher 127.0.0.1:7070
+  caju status --dispatcher 127.0.0.1:7070
+
+Every option --some-name can also be set as CAJU_SOME_NAME, or as some-name in caju.toml.
+Exit codes: 0 done, 2 your input is wrong, 3 the environment is in the way, 1 a defect of caju.";
+
+/// Input data for machine learning: described once, computed by workers, read by training jobs
+#[derive(Debug, Parser)]
+#[command(name = "caju", version, after_help = EXAMPLES, arg_required_else_help = true)]
+#[command(subcommand_required = true, disable_help_subcommand = true, max_term_width = 110)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Options of every command.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Global {
+    /// Settings file; caju.toml of the working folder if it exists
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) config: Option<PathBuf>,
+    /// What to log on standard error: error, warn, info, debug, trace, or per crate: caju_worker=debug
+    #[arg(long, global = true, value_name = "LEVEL", default_value = "warn")]
+    pub(crate) log: String,
+    /// No progress and no summary; errors only
+    #[arg(long, short, global = true)]
+    pub(crate) quiet: bool,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a pipeline in this process: dispatcher, workers and reader together
+    Run(RunArgs),
+    /// Read a pipeline through a running dispatcher and its workers
+    Read(ReadArgs),
+    /// Check a pipeline file: its stages, schema and fingerprint, without running it
+    Check(CheckArgs),
+    /// Start a dispatcher: the control plane, one per cluster
+    Dispatcher(DispatcherArgs),
+    /// Start a worker, or drain one: workers compute and serve rows
+    Worker(WorkerArgs),
+    /// Show the workers, jobs, rates and bottlenecks of a running dispatcher
+    Status(StatusArgs),
+    /// Generate sample data: photos, tables or text
+    Gen(GenArgs),
+    /// Generate a little sample data if there is none, and run the main pipeline on it
+    Quickstart(QuickstartArgs),
+}
+
+/// How an iteration is shared among workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mode {
+    /// Splits are handed out: every row exactly once
+    Dynamic,
+    /// Every worker runs the whole pipeline
+    Off,
+}
+
+/// Which stages may be answered from snapshots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Policy {
+    /// Compute everything, each epoch
+    Compute,
+}
+
+/// What is read, and what is told about it.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EpochArgs {
+    /// Epochs to read
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) epochs: u64,
+    /// Seed of everything random; the pipeline's own, else 0
+    #[arg(long, value_name = "S")]
+    pub(crate) seed: Option<u64>,
+    /// Whether workers share the rows, or each makes all of them
+    #[arg(long, value_name = "MODE", default_value = "dynamic")]
+    pub(crate) processing_mode: Mode,
+    /// Write a report (caju.run/v1, JSON)
+    #[arg(long, value_name = "OUT.json", value_hint = ValueHint::FilePath)]
+    pub(crate) report: Option<PathBuf>,
+    /// Leave rows_checksum out of the report: it costs about as much as copying the rows
+    #[arg(long)]
+    pub(crate) no_checksum: bool,
+}
+
+/// `caju run`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  caju run pipeline.yaml
+  caju run pipeline.yaml --epochs 3 --workers 2 --report run.json
+  caju run pipeline.yaml --processing-mode off --seed 7")]
+pub(crate) struct RunArgs {
+    /// Pipeline file (YAML or JSON)
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) file: PathBuf,
+    /// Workers inside this process; they share its CPU threads
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) workers: u32,
+    /// Threads that compute; the number of cores by default
+    #[arg(long, value_name = "N")]
+    pub(crate) cpu_threads: Option<u32>,
+    /// Caching policy; this version computes everything, the others come with snapshots
+    #[arg(long, value_name = "POLICY", default_value = "compute")]
+    pub(crate) policy: Policy,
+    #[command(flatten)]
+    pub(crate) epochs: EpochArgs,
+}
+
+/// `caju read`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  caju read pipeline.yaml --dispatcher 127.0.0.1:7070
+  caju read pipeline.yaml --dispatcher 127.0.0.1:7070 --job run-1 --epochs 3 --report run.json
+
+Readers with one --job share each epoch's rows among them.")]
+pub(crate) struct ReadArgs {
+    /// Pipeline file (YAML or JSON)
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) file: PathBuf,
+    /// Address of the dispatcher
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) dispatcher: String,
+    /// Name of the job; readers of one name share its rows. A job of its own by default
+    #[arg(long, value_name = "NAME")]
+    pub(crate) job: Option<String>,
+    /// How long to look for a dispatcher that is not there
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = service::duration)]
+    pub(crate) connect_timeout: std::time::Duration,
+    #[command(flatten)]
+    pub(crate) epochs: EpochArgs,
+}
+
+/// `caju check`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Example:
+  caju check examples/pipelines/imagenet-train.yaml
+
+Exit code 2 and one clear message if the file is wrong.")]
+pub(crate) struct CheckArgs {
+    /// Pipeline file (YAML or JSON)
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) file: PathBuf,
+}
+
+/// `caju gen`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  caju gen images --out data/photos --count 10000 --format tfrecord,parquet
+  caju gen table --out s3://bucket/clicks --count 5000000 --format parquet --shards 16
+  caju gen text --out data/text --count 100000 --seed 7 --format json
+
+One format is written into DIR, several into DIR/FORMAT. The same kind, count and seed give the same bytes.
+  images   tfrecord, parquet, webdataset, files, arrow
+  table    parquet, tfrecord, csv, json, arrow
+  text     parquet, tfrecord, webdataset, csv, json, arrow")]
+pub(crate) struct GenArgs {
+    /// What to generate
+    #[arg(value_name = "KIND")]
+    pub(crate) kind: Kind,
+    /// Folder to write into: a path, or a URL (file, s3, gs, az)
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) out: String,
+    /// Rows to generate
+    #[arg(long, value_name = "N")]
+    pub(crate) count: u64,
+    /// Another seed, other rows
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// One format or several, separated by commas
+    #[arg(long, value_name = "FORMAT", value_delimiter = ',', default_value = "parquet", hide_possible_values = true)]
+    pub(crate) format: Vec<Format>,
+    /// Files per format; by the count if absent
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=99_999))]
+    pub(crate) shards: Option<u64>,
+    /// Threads that compute; the number of cores by default. Does not change the data
+    #[arg(long, value_name = "N")]
+    pub(crate) cpu_threads: Option<u32>,
+    /// Replace sample data that an earlier run left there (only files with the names that gen gives)
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+}
+
+/// `caju quickstart`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Generates 2,000 photos in TFRecord and Parquet under the folder (about 450 MB) unless they are there, and runs the
+ImageNet training pipeline on them: decode, random crop, flip, normalise, batch.")]
+pub(crate) struct QuickstartArgs {
+    /// Where the sample data goes
+    #[arg(long, value_name = "DIR", default_value = "data/quickstart", value_hint = ValueHint::DirPath)]
+    pub(crate) dir: PathBuf,
+    /// Photos to generate
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: u64,
+    /// Epochs to read
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) epochs: u64,
+}

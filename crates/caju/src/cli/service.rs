@@ -1,0 +1,148 @@
+//! Arguments of the processes that stay: dispatcher and worker, and of who asks them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::ValueHint;
+use clap::{Args, Subcommand, ValueEnum};
+
+/// A duration with a unit, as an argument.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    caju_types::parse_duration(text).map_err(|e| e.to_string())
+}
+
+/// What a server may touch.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct StoreArgs {
+    /// Folder or URL that this server may read and write below; repeat for several. Nothing without it
+    #[arg(long, value_name = "URL")]
+    pub(crate) allow: Vec<String>,
+}
+
+/// Where a server listens and how it stops.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ServeArgs {
+    /// Write HOST:PORT to this file once the server listens
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) address_file: Option<PathBuf>,
+    /// Listen on an address that others can reach, although nobody has to authenticate
+    #[arg(long)]
+    pub(crate) insecure: bool,
+    /// After SIGTERM or Ctrl-C: how long present work may go on. A second signal ends at once
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    pub(crate) drain_timeout: Duration,
+}
+
+/// `caju dispatcher`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  caju dispatcher --allow data/
+  caju dispatcher --listen 0.0.0.0:7070 --insecure --state-dir /var/lib/caju --allow s3://bucket/train
+
+The first line on standard output is: caju dispatcher listening on HOST:PORT")]
+pub(crate) struct DispatcherArgs {
+    /// Address to listen on; port 0 takes any free one
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7070")]
+    pub(crate) listen: String,
+    /// Folder of the journal; without it a restart forgets the jobs
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Where snapshots live; shown by `caju status`, used once snapshots are there
+    #[arg(long, value_name = "URL")]
+    pub(crate) cache: Option<String>,
+    /// A worker that was silent for so long is lost, and its splits go elsewhere
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    pub(crate) worker_timeout: Duration,
+    /// A reader that was silent for so long is gone
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    pub(crate) client_timeout: Duration,
+    /// How often workers and readers report
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    pub(crate) heartbeat: Duration,
+    #[command(flatten)]
+    pub(crate) serve: ServeArgs,
+    #[command(flatten)]
+    pub(crate) stores: StoreArgs,
+}
+
+/// `caju worker`.
+#[derive(Debug, Clone, Args)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
+#[command(after_help = "\
+Examples:
+  caju worker --dispatcher 127.0.0.1:7070 --allow data/
+  caju worker --dispatcher 10.0.0.1:7070 --listen 10.0.0.2:0 --insecure --allow s3://bucket/train --tags gpu-0
+  caju worker drain 3 --dispatcher 10.0.0.1:7070
+
+The first line on standard output is: caju worker listening on HOST:PORT")]
+pub(crate) struct WorkerArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<WorkerCommand>,
+    /// Address of the dispatcher
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) dispatcher: Option<String>,
+    /// Address to listen on; port 0 takes any free one
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    pub(crate) listen: String,
+    /// Address that readers dial, where it differs from the one listened on
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) advertise: Option<String>,
+    /// Names that jobs may ask for, separated by commas
+    #[arg(long, value_name = "TAG", value_delimiter = ',')]
+    pub(crate) tags: Vec<String>,
+    /// Threads that compute; the number of cores by default
+    #[arg(long, value_name = "N")]
+    pub(crate) cpu_threads: Option<u32>,
+    /// How long to look for a dispatcher that is not there
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    pub(crate) connect_timeout: Duration,
+    #[command(flatten)]
+    pub(crate) serve: ServeArgs,
+    #[command(flatten)]
+    pub(crate) stores: StoreArgs,
+}
+
+/// What else can be done with workers.
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum WorkerCommand {
+    /// Give a worker no new tasks; it leaves when its present ones are done
+    Drain {
+        /// The worker's number, as `caju status` shows it
+        #[arg(value_name = "ID")]
+        id: u64,
+        /// Address of the dispatcher
+        #[arg(long, value_name = "HOST:PORT")]
+        dispatcher: String,
+        /// How long to look for a dispatcher that is not there
+        #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+        connect_timeout: Duration,
+    },
+}
+
+/// `caju status`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  caju status --dispatcher 127.0.0.1:7070
+  caju status --dispatcher 127.0.0.1:7070 --format json")]
+pub(crate) struct StatusArgs {
+    /// Address of the dispatcher
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) dispatcher: String,
+    /// For people, or for programs
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub(crate) format: StatusFormat,
+    /// How long to look for a dispatcher that is not there
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    pub(crate) connect_timeout: Duration,
+}
+
+/// How the status is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StatusFormat {
+    /// Tables
+    Text,
+    /// One JSON object
+    Json,
+}

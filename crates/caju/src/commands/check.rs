@@ -1,0 +1,132 @@
+//! `caju check`: is the file right, and what are the rows after each stage?
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_schema::{DataType, Field, Schema};
+use caju_engine::source::{SourceContext, SourceLimits};
+use caju_kernels::Registry;
+use caju_pipeline::{DatasetDef, describe, prefix_fingerprints};
+use caju_runtime::IoCounters;
+use caju_types::Result;
+
+use super::shared;
+use crate::cli::CheckArgs;
+use crate::output;
+
+/// Prints the stages, the schema after each, and the fingerprints.
+///
+/// # Errors
+/// What is wrong with the file or its source.
+pub(crate) async fn run(args: &CheckArgs) -> Result<()> {
+    let def = shared::read_pipeline(&args.file)?;
+    let registry = shared::registry();
+    let ctx = SourceContext {
+        stores: Arc::new(shared::stores(None)?),
+        io: Arc::new(IoCounters::new()),
+        limits: SourceLimits::default(),
+    };
+    let bound = Box::pin(caju_engine::bind(&def, &registry, &ctx, None)).await?;
+    output::say(format_args!("pipeline     {}", title(&def, &args.file)))?;
+    output::say(format_args!("fingerprint  {}\n", bound.fingerprint()))?;
+    output::say(stages(&def, bound.stage_schemas()))?;
+    hints(&def, &registry)
+}
+
+/// The definition's name, else the file's.
+pub(crate) fn title(def: &DatasetDef, file: &Path) -> String {
+    def.name.clone().unwrap_or_else(|| file.file_stem().unwrap_or_default().to_string_lossy().into_owned())
+}
+
+/// One line a stage, and below it the columns where the stage changes them.
+fn stages(def: &DatasetDef, schemas: &[Arc<Schema>]) -> String {
+    let mut out = Vec::new();
+    let mut before: Option<&Schema> = None;
+    for (i, line) in describe(def).into_iter().enumerate() {
+        out.push(line);
+        // The first lines are the source and the stages; the datasets of a combinator follow.
+        if let Some(schema) = schemas.get(i)
+            && before != Some(schema.as_ref())
+        {
+            out.push(format!("            -> {}", columns(schema)));
+            before = Some(schema);
+        }
+    }
+    out.join("\n")
+}
+
+fn hints(def: &DatasetDef, registry: &Registry) -> Result<()> {
+    for hint in prefix_fingerprints(def, registry)? {
+        let random = if hint.random { "  (random stages above it: storing it freezes their draws)" } else { "" };
+        output::say(format_args!("\nhint `{}` at step {}: {}{random}", hint.hint, hint.stage_index, hint.fingerprint))?;
+    }
+    Ok(())
+}
+
+fn columns(schema: &Schema) -> String {
+    let shown: Vec<String> = schema.fields().iter().take(12).map(|f| format!("{}: {}", f.name(), type_name(f))).collect();
+    let more = schema.fields().len().saturating_sub(shown.len());
+    let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+    format!("{}{more}", shown.join(", "))
+}
+
+/// A column's type as people write it: `float32[224, 224, 3]`, `int64`, `list of string`.
+fn type_name(field: &Field) -> String {
+    if let Some(tensor) = tensor_name(field) {
+        return tensor;
+    }
+    match field.data_type() {
+        DataType::List(item) | DataType::LargeList(item) => format!("list of {}", type_name(item)),
+        DataType::FixedSizeList(item, n) => format!("{}[{n}]", type_name(item)),
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => "string".into(),
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView => "bytes".into(),
+        DataType::Boolean => "bool".into(),
+        other => other.to_string().to_lowercase(),
+    }
+}
+
+fn tensor_name(field: &Field) -> Option<String> {
+    let metadata: &HashMap<String, String> = field.metadata();
+    let name = metadata.get("ARROW:extension:name")?;
+    match (name.as_str(), field.data_type()) {
+        ("arrow.fixed_shape_tensor", DataType::FixedSizeList(item, _)) => {
+            let extension: serde_json::Value = serde_json::from_str(metadata.get("ARROW:extension:metadata")?).ok()?;
+            let shape: Vec<String> = extension.get("shape")?.as_array()?.iter().map(ToString::to_string).collect();
+            Some(format!("{}[{}]", type_name(item), shape.join(", ")))
+        }
+        ("arrow.variable_shape_tensor", DataType::Struct(fields)) => {
+            let DataType::List(item) = fields.first()?.data_type() else { return None };
+            Some(format!("{}[any shape]", type_name(item)))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_for_people() {
+        let item = Arc::new(Field::new("item", DataType::Float32, false));
+        let tensor = Field::new("image", DataType::FixedSizeList(item, 12), false).with_metadata(HashMap::from([
+            ("ARROW:extension:name".to_string(), "arrow.fixed_shape_tensor".to_string()),
+            ("ARROW:extension:metadata".to_string(), r#"{"shape":[2,2,3]}"#.to_string()),
+        ]));
+        assert_eq!(type_name(&tensor), "float32[2, 2, 3]");
+        let words = Field::new_list("words", Field::new("item", DataType::Utf8, true), true);
+        assert_eq!(type_name(&words), "list of string");
+        assert_eq!(columns(&Schema::new(vec![words])), "words: list of string");
+    }
+
+    #[test]
+    fn columns_show_where_they_change() {
+        let def = DatasetDef::from_yaml("source: { range: 9 }\nsteps: [ filter: id > 2, map: { x: id * 2 } ]", None).unwrap();
+        let ints = |name: &str| Arc::new(Schema::new(vec![Field::new(name, DataType::Int64, false)]));
+        let text = stages(&def, &[ints("id"), ints("id"), ints("x")]);
+        let lines: Vec<&str> = text.lines().map(str::trim).collect();
+        assert_eq!(lines.len(), 5, "{text}");
+        assert_eq!((lines[1], lines[4]), ("-> id: int64", "-> x: int64"));
+    }
+}

@@ -1,0 +1,142 @@
+//! Reads epochs through a client: what `run` and `read` have in common.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow_array::RecordBatch;
+use caju_client::{Client, DatasetRef, Monitor, ReadRequest, Reader};
+use caju_engine::checksum::RowsChecksum;
+use caju_pipeline::DatasetDef;
+use caju_proto::v1::{JobStatus, ProcessingMode};
+use caju_runtime::{CpuPool, IoCounters, cpu_time, peak_rss_bytes};
+use caju_types::Result;
+use futures::StreamExt;
+use futures::stream::FuturesOrdered;
+
+use crate::cli::{EpochArgs, Mode};
+use crate::progress::{Progress, State};
+use crate::report::{EpochReport, RunReport, SplitsReport};
+
+/// Sums that may be in the making while the next rows are read; each holds on to its rows.
+const SUMS_IN_FLIGHT: usize = 4;
+
+/// Who reads what.
+pub(crate) struct Epochs<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) def: &'a DatasetDef,
+    pub(crate) job: String,
+    pub(crate) args: &'a EpochArgs,
+    pub(crate) quiet: bool,
+    /// Where checksums are computed.
+    pub(crate) pool: CpuPool,
+    /// Counts what the workers of this process read; absent if they are elsewhere.
+    pub(crate) io: Option<Arc<IoCounters>>,
+}
+
+/// What a run did, and the dispatcher's word about its last epoch.
+pub(crate) struct Outcome {
+    pub(crate) report: RunReport,
+    pub(crate) job: Option<JobStatus>,
+    pub(crate) elapsed: Duration,
+}
+
+impl Epochs<'_> {
+    /// Reads every epoch to its end, with progress.
+    ///
+    /// # Errors
+    /// Those of [`Reader::next`].
+    pub(crate) async fn read(mut self) -> Result<Outcome> {
+        let start = Instant::now();
+        let mut report = RunReport::new();
+        let mut job = None;
+        for epoch in 0..self.args.epochs {
+            let before = Instant::now();
+            let reader = self.client.read(self.request(epoch)).await?;
+            report.fingerprint = reader.fingerprint().to_string();
+            // A job that was named for us keeps its name in the next epoch.
+            self.job = reader.job().to_string();
+            let (read, status) = self.epoch(epoch, reader, before).await?;
+            report.epochs.push(read);
+            job = status;
+        }
+        report.peak_rss_bytes = peak_rss_bytes();
+        report.cpu_s = cpu_time().as_secs_f64();
+        Ok(Outcome { report, job, elapsed: start.elapsed() })
+    }
+
+    fn request(&self, epoch: u64) -> ReadRequest {
+        let mode = match self.args.processing_mode {
+            Mode::Dynamic => ProcessingMode::Dynamic,
+            Mode::Off => ProcessingMode::Off,
+        };
+        let dataset = DatasetRef::Definition(Box::new(self.def.clone()));
+        ReadRequest { dataset, job: self.job.clone(), epoch, seed: self.args.seed, mode }
+    }
+
+    async fn epoch(&self, epoch: u64, mut reader: Reader, start: Instant) -> Result<(EpochReport, Option<JobStatus>)> {
+        let source_before = self.source_bytes();
+        let monitor = reader.monitor();
+        let what = if self.args.epochs == 1 { "reading".to_string() } else { format!("epoch {epoch}") };
+        let progress = Progress::new(what, self.quiet);
+        let checksum = progress.watch(self.drain(&mut reader), || state(&monitor)).await?;
+        let wall_s = start.elapsed().as_secs_f64();
+        let (stats, iteration) = (reader.stats(), reader.iteration());
+        let done = monitor.progress();
+        reader.close().await;
+        // Best effort: the rows are all here, whatever the dispatcher has to say about them.
+        let job = self.client.status().await.ok().and_then(|s| s.jobs.into_iter().find(|j| j.iteration_id == iteration.0));
+        let splits = job.as_ref().map_or(done.splits_leased, |j| j.splits_leased.max(done.splits_leased));
+        let report = EpochReport {
+            epoch,
+            rows: stats.rows,
+            batches: stats.elements,
+            wall_s,
+            rows_per_s: stats.rows as f64 / wall_s.max(1e-9),
+            first_batch_s: stats.first_batch.as_secs_f64(),
+            wait_s: stats.wait.as_secs_f64(),
+            rows_checksum: checksum.map(|c| c.hex()),
+            source_bytes_read: self.source_bytes() - source_before,
+            cache_bytes_read: 0,
+            cache_bytes_written: 0,
+            splits: SplitsReport { compute: splits, put: 0, get: 0 },
+            bytes: stats.bytes,
+        };
+        Ok((report, job))
+    }
+
+    fn source_bytes(&self) -> u64 {
+        self.io.as_ref().map_or(0, |io| io.snapshot().bytes_read)
+    }
+
+    /// Takes every row and sums it up on the CPU pool.
+    async fn drain(&self, reader: &mut Reader) -> Result<Option<RowsChecksum>> {
+        let mut sum = (!self.args.no_checksum).then(|| RowsChecksum::for_definition(self.def));
+        let mut sums = FuturesOrdered::new();
+        while let Some(chunk) = reader.next_chunk().await? {
+            let Some(total) = &mut sum else { continue };
+            let part = total.empty();
+            sums.push_back(self.pool.run(move || summed(part, &chunk.pieces)));
+            if sums.len() >= SUMS_IN_FLIGHT
+                && let Some(part) = sums.next().await
+            {
+                total.add(&part??);
+            }
+        }
+        while let (Some(total), Some(part)) = (&mut sum, sums.next().await) {
+            total.add(&part??);
+        }
+        Ok(sum)
+    }
+}
+
+fn summed(mut sum: RowsChecksum, pieces: &[RecordBatch]) -> Result<RowsChecksum> {
+    pieces.iter().try_for_each(|p| sum.update(p))?;
+    Ok(sum)
+}
+
+fn state(monitor: &Monitor) -> State {
+    let p = monitor.progress();
+    let note = p.bottleneck.map(|b| format!("bottleneck {b}")).unwrap_or_default();
+    let total = (p.splits_total > 0).then_some(p.splits_total);
+    State { rows: p.stats.rows, bytes: p.stats.bytes, done: p.splits_leased, total, note }
+}

@@ -1,0 +1,34 @@
+//! `caju read`: reads a pipeline through a dispatcher that runs elsewhere.
+
+use caju_client::{Client, ClientConfig};
+use caju_types::Result;
+
+use super::epochs::Epochs;
+use super::{check, shared, summary};
+use crate::cli::{Global, ReadArgs};
+use crate::output;
+
+/// Reads the epochs, and reports.
+///
+/// # Errors
+/// A wrong file, a dispatcher that is not there, and what the job fails with.
+pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
+    let def = shared::read_pipeline(&args.file)?;
+    let config = ClientConfig {
+        connect_timeout: args.connect_timeout,
+        on_event: shared::events(global.quiet),
+        ..ClientConfig::default()
+    };
+    let client = Client::connect(&args.dispatcher, config).await?;
+    let epochs = Epochs {
+        client: &client,
+        def: &def,
+        job: args.job.clone().unwrap_or_default(),
+        args: &args.epochs,
+        quiet: global.quiet,
+        pool: shared::cpu_pool(None)?,
+        io: None,
+    };
+    let outcome = Box::pin(epochs.read()).await?;
+    shared::finish(&check::title(&def, &args.file), &outcome, &args.epochs, global.quiet)
+}

@@ -1,0 +1,182 @@
+//! `caju status`: what a dispatcher knows of its workers and jobs.
+
+use std::time::Duration;
+
+use caju_client::{Client, ClientConfig};
+use caju_proto::v1::{GetStatusResponse, JobStatus, StageStats, WorkerStatus};
+use caju_types::{Result, format_bytes, format_count, format_duration};
+use serde_json::{Value, json};
+
+use super::summary::{advice, table};
+use crate::cli::{StatusArgs, StatusFormat};
+use crate::output;
+
+/// Prints the status.
+///
+/// # Errors
+/// A dispatcher that is not there.
+pub(crate) async fn run(args: &StatusArgs) -> Result<()> {
+    let config = ClientConfig { connect_timeout: args.connect_timeout, ..ClientConfig::default() };
+    let status = Client::connect(&args.dispatcher, config).await?.status().await?;
+    match args.format {
+        StatusFormat::Text => output::say(text(&args.dispatcher, &status)),
+        StatusFormat::Json => output::say(format_args!("{:#}", as_json(&status))),
+    }
+}
+
+fn text(address: &str, status: &GetStatusResponse) -> String {
+    let mut out = format!(
+        "dispatcher {address}, caju {}, up {}, journal {}",
+        status.version,
+        span(status.uptime_s),
+        if status.journal.is_empty() { "in memory" } else { &status.journal }
+    );
+    if !status.cache_url.is_empty() {
+        out.push_str(&format!(", cache {}", status.cache_url));
+    }
+    out.push_str("\n\n");
+    if status.workers.is_empty() {
+        out.push_str("no workers: start one with `caju worker --dispatcher ");
+        out.push_str(&format!("{address}`\n"));
+    } else {
+        out.push_str(&workers(&status.workers));
+    }
+    out.push('\n');
+    if status.jobs.is_empty() {
+        out.push_str("no jobs: read something with `caju read FILE --dispatcher ");
+        out.push_str(&format!("{address}`"));
+    } else {
+        out.push_str(&jobs(&status.jobs));
+    }
+    out.trim_end().to_string()
+}
+
+fn workers(workers: &[WorkerStatus]) -> String {
+    let mut rows = vec![["worker", "address", "state", "cores", "tasks", "silent", "tags"].map(String::from)];
+    rows.extend(workers.iter().map(|w| {
+        [
+            w.worker_id.to_string(),
+            w.address.clone(),
+            w.state.clone(),
+            w.cores.to_string(),
+            w.tasks.len().to_string(),
+            span(w.silent_s),
+            w.tags.join(","),
+        ]
+    }));
+    table(&rows)
+}
+
+fn jobs(jobs: &[JobStatus]) -> String {
+    let mut rows = vec![["job", "pipeline", "epoch", "state", "mode", "splits", "readers", "tasks"].map(String::from)];
+    let total = |j: &JobStatus| if j.splits_total > 0 { j.splits_total.to_string() } else { "?".into() };
+    rows.extend(jobs.iter().map(|j| {
+        [
+            j.job.clone(),
+            j.pipeline.clone(),
+            j.epoch.to_string(),
+            j.state.clone(),
+            j.mode.clone(),
+            format!("{}/{}", j.splits_leased, total(j)),
+            j.clients.to_string(),
+            j.tasks.to_string(),
+        ]
+    }));
+    let mut out = table(&rows);
+    for job in jobs.iter().filter(|j| j.state == "running" || j.failure.is_some()) {
+        out.push_str(&details(job));
+    }
+    out
+}
+
+/// The stages of a job: what they did, and how fast while they worked.
+fn details(job: &JobStatus) -> String {
+    let mut out = format!("\n{} epoch {}", job.job, job.epoch);
+    if let Some(f) = &job.failure {
+        out.push_str(&format!("\n  failed: {}: {}\n", f.kind, f.message));
+        return out;
+    }
+    if !job.bottleneck.is_empty() {
+        out.push_str(&format!(", bottleneck {}: {}", job.bottleneck, advice(&job.bottleneck)));
+    }
+    out.push('\n');
+    let mut rows = vec![["stage", "rows in", "rows out", "bytes out", "busy", "CPU", "rows/busy s"].map(String::from)];
+    rows.extend(job.stages.iter().map(|s| {
+        [
+            s.name.clone(),
+            format_count(s.rows_in),
+            format_count(s.rows_out),
+            format_bytes(s.bytes_out),
+            span(s.busy_s),
+            span(s.cpu_s),
+            rate(s).map_or("-".into(), format_count),
+        ]
+    }));
+    out.push_str(&table(&rows));
+    out
+}
+
+/// Rows per second of work; of one thread, if the stage runs on several.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate for people; saturates")]
+fn rate(s: &StageStats) -> Option<u64> {
+    let busy = s.busy_s.max(s.cpu_s);
+    (busy > 0.0).then(|| (s.rows_in.max(s.rows_out) as f64 / busy).round() as u64)
+}
+
+fn span(seconds: f64) -> String {
+    format_duration(Duration::try_from_secs_f64(seconds).unwrap_or_default())
+}
+
+fn as_json(s: &GetStatusResponse) -> Value {
+    let workers: Vec<Value> = s.workers.iter().map(|w| {
+        json!({"worker_id": w.worker_id, "address": w.address, "tags": w.tags, "cores": w.cores,
+               "silent_s": w.silent_s, "state": w.state, "tasks": w.tasks})
+    }).collect();
+    let jobs: Vec<Value> = s.jobs.iter().map(job_json).collect();
+    json!({"schema": "caju.status/v1", "version": s.version, "uptime_s": s.uptime_s, "workers": workers,
+           "jobs": jobs, "cache_url": s.cache_url, "journal": s.journal})
+}
+
+fn job_json(j: &JobStatus) -> Value {
+    let stages: Vec<Value> = j.stages.iter().map(|s| {
+        json!({"name": s.name, "rows_in": s.rows_in, "rows_out": s.rows_out, "bytes_out": s.bytes_out,
+               "cpu_s": s.cpu_s, "busy_s": s.busy_s, "wait_in_s": s.wait_in_s, "wait_out_s": s.wait_out_s})
+    }).collect();
+    let failure = j.failure.as_ref().map(|f| json!({"kind": f.kind, "message": f.message}));
+    json!({"job": j.job, "dataset_id": j.dataset_id, "pipeline": j.pipeline, "iteration_id": j.iteration_id,
+           "epoch": j.epoch, "state": j.state, "mode": j.mode, "splits_total": j.splits_total,
+           "splits_leased": j.splits_leased, "clients": j.clients, "tasks": j.tasks, "failure": failure,
+           "bottleneck": j.bottleneck, "stages": stages})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_dispatcher_tells_what_to_do() {
+        let text = text("h:1", &GetStatusResponse::default());
+        assert!(text.contains("caju worker --dispatcher h:1") && text.contains("caju read FILE"), "{text}");
+    }
+
+    #[test]
+    fn a_running_job_shows_its_stages() {
+        let stage = StageStats { name: "1.map".into(), rows_in: 500, rows_out: 500, busy_s: 2.0, ..Default::default() };
+        let job = JobStatus {
+            job: "run-1".into(),
+            state: "running".into(),
+            splits_leased: 3,
+            splits_total: 9,
+            bottleneck: "1.map".into(),
+            stages: vec![stage],
+            ..Default::default()
+        };
+        let worker = WorkerStatus { worker_id: 4, address: "h:2".into(), state: "active".into(), ..Default::default() };
+        let status = GetStatusResponse { jobs: vec![job], workers: vec![worker], ..Default::default() };
+        let shown = text("h:1", &status);
+        assert!(shown.contains("3/9") && shown.contains("bottleneck 1.map") && shown.contains("250"), "{shown}");
+        let json = as_json(&status);
+        assert_eq!(json["jobs"][0]["stages"][0]["rows_out"], 500);
+        assert_eq!(json["workers"][0]["state"], "active");
+    }
+}

@@ -1,0 +1,160 @@
+//! The closing words of a run, for a person: what happened, how fast, and what to do about it.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use caju_proto::v1::{JobStatus, StageStats};
+use caju_types::{format_bytes, format_count, format_duration};
+
+use super::epochs::Outcome;
+use crate::report::EpochReport;
+
+/// The summary of a run, without a line break at its end.
+pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
+    let report = &outcome.report;
+    let rows: u64 = report.epochs.iter().map(|e| e.rows).sum();
+    let batches: u64 = report.epochs.iter().map(|e| e.batches).sum();
+    let mut out = format!(
+        "{name}: {} rows in {} elements, {} epoch{}, {}\n\n",
+        format_count(rows),
+        format_count(batches),
+        report.epochs.len(),
+        if report.epochs.len() == 1 { "" } else { "s" },
+        format_duration(outcome.elapsed)
+    );
+    epochs_table(&report.epochs, &mut out);
+    let cores = report.cpu_s / outcome.elapsed.as_secs_f64().max(1e-9);
+    let _ = write!(
+        out,
+        "\n  CPU time     {} of this process ({cores:.1} cores)\n  peak memory  {}",
+        seconds(report.cpu_s),
+        format_bytes(report.peak_rss_bytes)
+    );
+    let read: u64 = report.epochs.iter().map(|e| e.source_bytes_read).sum();
+    if read > 0 {
+        let _ = write!(out, "\n  source read  {}", format_bytes(read));
+    }
+    if let Some(job) = &outcome.job {
+        bottleneck(job, &report.epochs, &mut out);
+    }
+    out
+}
+
+fn epochs_table(epochs: &[EpochReport], out: &mut String) {
+    let head = ["epoch", "rows", "elements", "time", "rows/s", "MB/s", "first", "waited"].map(String::from);
+    let mut rows = vec![head];
+    for e in epochs {
+        let wall = e.wall_s.max(1e-9);
+        rows.push([
+            e.epoch.to_string(),
+            format_count(e.rows),
+            format_count(e.batches),
+            seconds(e.wall_s),
+            format_count(whole(e.rows_per_s)),
+            format!("{:.1}", e.bytes as f64 / 1e6 / wall),
+            seconds(e.first_batch_s),
+            format!("{:.0} %", 100.0 * (e.wait_s / wall).min(1.0)),
+        ]);
+    }
+    out.push_str(&table(&rows));
+}
+
+/// Columns to the right, two spaces in front of each.
+pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
+    let widths: [usize; N] =
+        std::array::from_fn(|i| rows.iter().map(|r| r[i].chars().count()).max().unwrap_or(0));
+    let mut out = String::new();
+    for row in rows {
+        for (cell, width) in row.iter().zip(widths) {
+            let _ = write!(out, "  {cell:>width$}");
+        }
+        out.push('\n');
+    }
+    out
+}
+
+fn bottleneck(job: &JobStatus, epochs: &[EpochReport], out: &mut String) {
+    let last = epochs.last();
+    let wait = last.map_or(0.0, |e| e.wait_s / e.wall_s.max(1e-9));
+    let name = if wait < 0.1 { "consumer" } else { job.bottleneck.as_str() };
+    if name.is_empty() {
+        return;
+    }
+    let total: f64 = job.stages.iter().map(busy).sum();
+    let share = job
+        .stages
+        .iter()
+        .find(|s| s.name == name)
+        .filter(|_| total > 0.0)
+        .map(|s| format!(", {:.0} % of the stages' time", 100.0 * busy(s) / total))
+        .unwrap_or_default();
+    let _ = write!(out, "\n  bottleneck   {name}{share}\n               {}", advice(name));
+}
+
+fn busy(s: &StageStats) -> f64 {
+    s.busy_s.max(s.cpu_s)
+}
+
+/// What to do about a bottleneck.
+pub(crate) fn advice(bottleneck: &str) -> &'static str {
+    let stage = bottleneck.split_once('.').map_or(bottleneck, |(_, name)| name);
+    match stage {
+        "source" => "reading holds it up: store the files nearer, select fewer columns, or add workers",
+        "consumer" => "rows are ready before they are asked for: the reader decides the speed",
+        "network" | "output" => "moving rows holds it up: deliver fewer bytes (uint8 images, fewer columns), or add workers",
+        "sleep" | "burn" => "an artificial cost; it runs one at a time per worker: add workers",
+        "parse_example" => "parsing holds it up: name fewer features, or add cores or workers",
+        _ => "this stage computes as fast as it can: add cores or workers, or make it cheaper",
+    }
+}
+
+fn seconds(s: f64) -> String {
+    format_duration(Duration::try_from_secs_f64(s).unwrap_or_default())
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate for people; saturates")]
+fn whole(v: f64) -> u64 {
+    v.round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{RunReport, SplitsReport};
+
+    #[test]
+    fn a_person_understands_it() {
+        let mut report = RunReport::new();
+        report.cpu_s = 7.5;
+        report.peak_rss_bytes = 300 << 20;
+        for epoch in 0..2 {
+            report.epochs.push(EpochReport {
+                epoch,
+                rows: 2000,
+                batches: 8,
+                wall_s: 2.0,
+                rows_per_s: 1000.0,
+                first_batch_s: 0.3,
+                wait_s: 1.9,
+                rows_checksum: None,
+                source_bytes_read: 220 << 20,
+                cache_bytes_read: 0,
+                cache_bytes_written: 0,
+                splits: SplitsReport::default(),
+                bytes: 1_200_000_000,
+            });
+        }
+        let stage = |name: &str, busy_s| StageStats { name: name.into(), busy_s, ..Default::default() };
+        let job = JobStatus {
+            bottleneck: "1.map".into(),
+            stages: vec![stage("source", 1.0), stage("1.map", 3.0)],
+            ..Default::default()
+        };
+        let text = summary("photos", &Outcome { report, job: Some(job), elapsed: Duration::from_secs(4) });
+        assert!(text.starts_with("photos: 4,000 rows in 16 elements, 2 epochs, 4.00 s\n"), "{text}");
+        assert!(text.contains("1,000   600.0"), "{text}");
+        assert!(text.contains("bottleneck   1.map, 75 % of the stages' time"), "{text}");
+        assert!(text.contains("1.9 cores") && text.contains("300.00 MiB") && text.contains("440.00 MiB"), "{text}");
+        assert!(text.contains("add cores or workers"), "{text}");
+    }
+}

@@ -1,0 +1,181 @@
+//! Where settings come from: flags, then `CAJU_*` variables, then a TOML file, then the defaults.
+//!
+//! Flags and variables are clap's business. A TOML file becomes the defaults of the options, before the
+//! arguments are parsed, so that all three pass the same checks:
+//!
+//! ```toml
+//! log = "info"             # an option of every command
+//! [worker]                 # the options of one command, by their long names
+//! dispatcher = "10.0.0.1:7070"
+//! allow = ["s3://bucket/train"]
+//! ```
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use caju_types::{Error, Result, did_you_mean};
+use clap::builder::BoolishValueParser;
+use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches};
+use toml::{Table, Value};
+
+use crate::cli::Cli;
+
+/// The file that is read if it lies in the working folder and `--config` names no other.
+const DEFAULT_FILE: &str = "caju.toml";
+
+/// Why there is no [`Cli`].
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// A wrong argument, or a request for help.
+    Clap(clap::Error),
+    /// A wrong or missing file.
+    Error(Error),
+}
+
+impl From<clap::Error> for Failure {
+    fn from(e: clap::Error) -> Self {
+        Failure::Clap(e)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Self {
+        Failure::Error(e)
+    }
+}
+
+/// Parses the command line (`args[0]` is the program).
+pub(crate) fn parse(args: Vec<OsString>, config_variable: Option<OsString>) -> Result<Cli, Failure> {
+    let mut command = with_variables(Cli::command());
+    command.build();
+    if let Some((path, table)) = load(&args, config_variable)? {
+        let place = path.display().to_string();
+        command = apply(command, &table, &place, &[])?;
+    }
+    let matches = command.try_get_matches_from(args)?;
+    Ok(Cli::from_arg_matches(&matches)?)
+}
+
+/// Every long option gets the variable `CAJU_LONG_NAME`.
+fn with_variables(command: Command) -> Command {
+    command
+        .mut_args(|arg| {
+            let Some(long) = arg.get_long() else { return arg };
+            if matches!(arg.get_action(), ArgAction::Help | ArgAction::HelpShort | ArgAction::HelpLong | ArgAction::Version) {
+                return arg;
+            }
+            // The names live as long as the process; there are a few dozen.
+            let name: &'static str = format!("CAJU_{}", long.to_uppercase().replace('-', "_")).leak();
+            let arg = arg.env(name).hide_env_values(true);
+            if matches!(arg.get_action(), ArgAction::SetTrue) {
+                arg.value_parser(BoolishValueParser::new())
+            } else {
+                arg
+            }
+        })
+        .mut_subcommands(with_variables)
+}
+
+/// The file to read, and what is in it.
+fn load(args: &[OsString], variable: Option<OsString>) -> Result<Option<(PathBuf, Table)>> {
+    let named = named_file(args).or(variable).map(PathBuf::from);
+    let path = match &named {
+        Some(path) => path.clone(),
+        None if Path::new(DEFAULT_FILE).exists() => PathBuf::from(DEFAULT_FILE),
+        None => return Ok(None),
+    };
+    let text = std::fs::read_to_string(&path).map_err(|e| {
+        let message = format!("settings file {}: {e}", path.display());
+        if e.kind() == std::io::ErrorKind::NotFound { Error::not_found(message) } else { Error::permission_denied(message) }
+    })?;
+    let table = text.parse::<Table>().map_err(|e| Error::invalid(format!("settings file {}: {e}", path.display())))?;
+    Ok(Some((path, table)))
+}
+
+/// The value of `--config`, found before the real parse because that one needs it.
+fn named_file(args: &[OsString]) -> Option<OsString> {
+    let mut args = args.iter().skip(1).take_while(|a| *a != "--");
+    while let Some(arg) = args.next() {
+        if arg == "--config" {
+            return args.next().cloned();
+        }
+        if let Some(value) = arg.to_str().and_then(|a| a.strip_prefix("--config=")) {
+            return Some(value.into());
+        }
+    }
+    None
+}
+
+/// Turns the entries of a table into defaults of the command's options, and of its commands' options.
+fn apply(mut command: Command, table: &Table, file: &str, path: &[&str]) -> Result<Command> {
+    for (key, value) in table {
+        let place = || format!("{file}: {}", [path, &[key.as_str()]].concat().join("."));
+        if let Value::Table(inner) = value
+            && let Some(sub) = command.find_subcommand(key)
+        {
+            let sub = apply(sub.clone(), inner, file, &[path, &[key.as_str()]].concat())?;
+            command = command.mut_subcommand(key.clone(), |_| sub);
+            continue;
+        }
+        let long = key.replace('_', "-");
+        let Some(arg) = options(&command).find(|a| a.get_long() == Some(long.as_str())) else {
+            let known = options(&command)
+                .filter_map(|a| a.get_long().map(String::from))
+                .chain(command.get_subcommands().map(|s| s.get_name().to_string()))
+                .collect::<Vec<_>>();
+            return Err(Error::invalid(format!("{}: unknown setting{}", place(), did_you_mean(&long, known))));
+        };
+        let values = texts(value).ok_or_else(|| Error::invalid(format!("{}: not a value of an option", place())))?;
+        check(arg, &values, &place)?;
+        let (id, global) = (arg.get_id().clone(), arg.is_global_set());
+        let set = |a: Arg| a.default_values(values.iter().map(|v| &*v.clone().leak()).collect::<Vec<&'static str>>()).required(false);
+        command = command.mut_arg(id.clone(), set);
+        if global {
+            // `build` has handed global options down already.
+            command = command.mut_subcommands(|s| hand_down(s, &id, &set));
+        }
+    }
+    Ok(command)
+}
+
+fn hand_down(command: Command, id: &clap::Id, set: &impl Fn(Arg) -> Arg) -> Command {
+    let has = command.get_arguments().any(|a| a.get_id() == id);
+    let command = if has { command.mut_arg(id, set) } else { command };
+    command.mut_subcommands(|s| hand_down(s, id, set))
+}
+
+fn options(command: &Command) -> impl Iterator<Item = &Arg> {
+    command.get_arguments().filter(|a| !matches!(a.get_long(), None | Some("help" | "version" | "config")))
+}
+
+/// The text that would stand on the command line.
+fn texts(value: &Value) -> Option<Vec<String>> {
+    Some(match value {
+        Value::String(s) => vec![s.clone()],
+        Value::Integer(i) => vec![i.to_string()],
+        Value::Float(f) => vec![f.to_string()],
+        Value::Boolean(b) => vec![b.to_string()],
+        Value::Array(items) => {
+            let mut out = Vec::new();
+            for item in items {
+                match item {
+                    Value::Array(_) | Value::Table(_) => return None,
+                    scalar => out.extend(texts(scalar)?),
+                }
+            }
+            out
+        }
+        Value::Datetime(_) | Value::Table(_) => return None,
+    })
+}
+
+/// Parses the values as the option would, so that a mistake is told with its place in the file.
+fn check(arg: &Arg, values: &[String], place: &impl Fn() -> String) -> Result<()> {
+    let lone = arg.clone().required(false).global(false).default_values(values.iter().map(|v| &*v.clone().leak()).collect::<Vec<&'static str>>());
+    let probe = Command::new("caju").no_binary_name(true).disable_help_flag(true).arg(lone.env(None::<&str>));
+    probe.try_get_matches_from(Vec::<OsString>::new()).map(drop).map_err(|e| {
+        let text = e.to_string();
+        let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_string();
+        Error::invalid(format!("{}: {first}", place()))
+    })
+}

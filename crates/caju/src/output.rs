@@ -1,0 +1,56 @@
+//! What the user reads: lines on standard output, errors on standard error.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+use caju_types::{Error, ErrorKind, Result};
+
+/// Writes a line to standard output and flushes it.
+///
+/// # Errors
+/// `Unavailable` if it cannot be written. A reader that went away (`caju ... | head`) ends the process
+/// without a word, as is the custom.
+pub(crate) fn say(line: impl Display) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{line}").and_then(|()| out.flush()) {
+        Ok(()) => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(e) => Err(Error::unavailable(format!("standard output: {e}"))),
+    }
+}
+
+/// Writes a line to standard error; nobody can be told if that fails.
+pub(crate) fn note(line: impl Display) {
+    drop(writeln!(io::stderr().lock(), "{line}"));
+}
+
+/// Shows an error as one line, and a hint where the kind alone tells what to do.
+pub(crate) fn show_error(error: &Error) {
+    note(format_args!("error: {}", one_line(error.message())));
+    if let Some(hint) = hint(error) {
+        note(format_args!("  hint: {hint}"));
+    }
+}
+
+/// Messages may quote foreign text; line breaks in it become spaces.
+fn one_line(text: &str) -> String {
+    text.split(['\n', '\r']).map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+fn hint(error: &Error) -> Option<&'static str> {
+    match error.kind() {
+        ErrorKind::Internal => Some("this is a defect of caju; please report it with the command and the pipeline file"),
+        ErrorKind::Unimplemented => Some("this version of caju does not offer it yet; see CHANGELOG.md"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_one_line() {
+        assert_eq!(one_line("a\n  b\r\nc"), "a b c");
+    }
+}

@@ -1,0 +1,141 @@
+//! `caju.run/v1`: what a run did, for programs. `docs/report.md` describes every field.
+
+use std::path::Path;
+
+use caju_types::{Error, Result};
+use serde::Serialize;
+
+/// The whole report.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct RunReport {
+    pub(crate) schema: &'static str,
+    pub(crate) fingerprint: String,
+    pub(crate) epochs: Vec<EpochReport>,
+    /// The planner's decision; none while every stage is computed.
+    pub(crate) decision: Option<serde_json::Value>,
+    pub(crate) peak_rss_bytes: u64,
+    pub(crate) cpu_s: f64,
+}
+
+/// One epoch.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct EpochReport {
+    pub(crate) epoch: u64,
+    pub(crate) rows: u64,
+    pub(crate) batches: u64,
+    pub(crate) wall_s: f64,
+    pub(crate) rows_per_s: f64,
+    pub(crate) first_batch_s: f64,
+    pub(crate) wait_s: f64,
+    /// None with `--no-checksum`.
+    pub(crate) rows_checksum: Option<String>,
+    pub(crate) source_bytes_read: u64,
+    pub(crate) cache_bytes_read: u64,
+    pub(crate) cache_bytes_written: u64,
+    pub(crate) splits: SplitsReport,
+    /// Bytes of the delivered rows; for the summary only.
+    #[serde(skip)]
+    pub(crate) bytes: u64,
+}
+
+/// Splits by the way their rows came about.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(crate) struct SplitsReport {
+    pub(crate) compute: u64,
+    pub(crate) put: u64,
+    pub(crate) get: u64,
+}
+
+impl RunReport {
+    /// A report without epochs.
+    pub(crate) fn new() -> Self {
+        Self {
+            schema: "caju.run/v1",
+            fingerprint: String::new(),
+            epochs: Vec::new(),
+            decision: None,
+            peak_rss_bytes: 0,
+            cpu_s: 0.0,
+        }
+    }
+
+    /// Writes the report; never half of it.
+    ///
+    /// # Errors
+    /// `PermissionDenied` or `Unavailable` if the file cannot be written, with its name.
+    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self).map_err(|e| Error::internal(format!("report: {e}")))? + "\n";
+        write_whole(path, &text, "--report")
+    }
+}
+
+/// Writes a small file under another name and renames it, so that nobody sees half of it.
+///
+/// # Errors
+/// What the system says, with the option's and the file's name.
+pub(crate) fn write_whole(path: &Path, text: &str, option: &str) -> Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".tmp-{}", std::process::id()));
+    let aside = path.with_file_name(name);
+    let written = std::fs::write(&aside, text).and_then(|()| std::fs::rename(&aside, path));
+    written.map_err(|e| {
+        drop(std::fs::remove_file(&aside));
+        let message = format!("{option} {}: {e}", path.display());
+        match e.kind() {
+            std::io::ErrorKind::NotFound => Error::not_found(format!("{message}; create the folder first")),
+            std::io::ErrorKind::PermissionDenied => Error::permission_denied(message),
+            _ => Error::unavailable(message),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Other programs read these names.
+    #[test]
+    fn fields_are_as_documented() {
+        let mut report = RunReport::new();
+        report.epochs.push(EpochReport {
+            epoch: 0,
+            rows: 10,
+            batches: 2,
+            wall_s: 0.5,
+            rows_per_s: 20.0,
+            first_batch_s: 0.1,
+            wait_s: 0.2,
+            rows_checksum: None,
+            source_bytes_read: 1,
+            cache_bytes_read: 0,
+            cache_bytes_written: 0,
+            splits: SplitsReport { compute: 3, put: 0, get: 0 },
+            bytes: 99,
+        });
+        let json = serde_json::to_value(&report).unwrap();
+        let keys = |v: &serde_json::Value| v.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert_eq!(keys(&json), ["schema", "fingerprint", "epochs", "decision", "peak_rss_bytes", "cpu_s"]);
+        let epoch = [
+            "epoch",
+            "rows",
+            "batches",
+            "wall_s",
+            "rows_per_s",
+            "first_batch_s",
+            "wait_s",
+            "rows_checksum",
+            "source_bytes_read",
+            "cache_bytes_read",
+            "cache_bytes_written",
+            "splits",
+        ];
+        assert_eq!(keys(&json["epochs"][0]), epoch);
+        assert_eq!(json["epochs"][0]["splits"], serde_json::json!({"compute": 3, "put": 0, "get": 0}));
+    }
+
+    #[test]
+    fn a_missing_folder_is_named() {
+        let e = RunReport::new().write(Path::new("/nowhere/at/all/run.json")).unwrap_err();
+        assert!(e.message().contains("/nowhere/at/all/run.json"), "{e}");
+    }
+}

@@ -1,0 +1,94 @@
+//! Connecting, and opening readers.
+
+use std::time::Duration;
+
+use caju_engine::wire::DispatcherLink;
+use caju_proto::v1;
+use caju_types::Result;
+
+use crate::config::{ClientConfig, DatasetRef, ReadRequest};
+use crate::reader::Reader;
+
+/// What binding a definition may take: the dispatcher looks into the source.
+const BIND: Duration = Duration::from_secs(120);
+
+/// A connection to a dispatcher. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Client {
+    link: DispatcherLink,
+    config: ClientConfig,
+}
+
+impl Client {
+    /// Connects to the dispatcher at `host:port` (or `caju://host:port`), waiting for it as long as the
+    /// settings say. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the address is none, `Unavailable` if no dispatcher answers.
+    pub async fn connect(dispatcher: &str, config: ClientConfig) -> Result<Self> {
+        let link = DispatcherLink::new(dispatcher)?;
+        let probe = |mut d: caju_engine::wire::Dispatcher| async move { d.get_status(v1::GetStatusRequest {}).await };
+        link.retry(config.connect_timeout, Duration::ZERO, probe).await?;
+        Ok(Self { link, config })
+    }
+
+    /// The dispatcher's address.
+    pub fn dispatcher(&self) -> &str {
+        self.link.address()
+    }
+
+    /// What the dispatcher says of itself, its workers and jobs.
+    ///
+    /// # Errors
+    /// `Unavailable` if the dispatcher does not answer.
+    pub async fn status(&self) -> Result<v1::GetStatusResponse> {
+        let call = |mut d: caju_engine::wire::Dispatcher| async move { d.get_status(v1::GetStatusRequest {}).await };
+        self.link.retry(self.config.connect_timeout, Duration::ZERO, call).await
+    }
+
+    /// Registers a definition under a name of its own; an empty one: its fingerprint.
+    ///
+    /// # Errors
+    /// What is wrong with the definition or its source; `AlreadyExists` if the name stands for another one.
+    pub async fn register(&self, def: &caju_pipeline::DatasetDef, dataset_id: &str) -> Result<v1::RegisterDatasetResponse> {
+        let request = v1::RegisterDatasetRequest {
+            definition_json: def.to_json().to_string(),
+            dataset_id: dataset_id.to_string(),
+        };
+        let call = |mut d: caju_engine::wire::Dispatcher| {
+            let request = request.clone();
+            async move { d.register_dataset(request).await }
+        };
+        self.link.retry(self.config.connect_timeout, BIND, call).await
+    }
+
+    /// Opens one epoch of a job for reading. Tasks are read from now on, up to the bound in bytes.
+    ///
+    /// # Errors
+    /// What is wrong with the definition or its source; `FailedPrecondition` if the job reads something else
+    /// or the epoch is over; `Unavailable` if the dispatcher does not answer.
+    pub async fn read(&self, request: ReadRequest) -> Result<Reader> {
+        let (dataset_id, definition_json) = match &request.dataset {
+            DatasetRef::Definition(def) => (String::new(), def.to_json().to_string()),
+            DatasetRef::Registered(id) => (id.clone(), String::new()),
+        };
+        let open = v1::OpenIterationRequest {
+            dataset_id,
+            definition_json,
+            job: request.job,
+            epoch: request.epoch,
+            seed: request.seed.unwrap_or(0),
+            has_seed: request.seed.is_some(),
+            mode: request.mode.into(),
+            flight: false,
+            flight_worker_id: 0,
+            client_id: 0,
+        };
+        let call = |mut d: caju_engine::wire::Dispatcher| {
+            let open = open.clone();
+            async move { d.open_iteration(open).await }
+        };
+        let opened = self.link.retry(self.config.connect_timeout, BIND, call).await?;
+        Reader::start(self.link.clone(), self.config.clone(), opened)
+    }
+}

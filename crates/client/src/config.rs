@@ -1,0 +1,126 @@
+//! Settings, and what to read.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use caju_engine::wire::LocalWorkers;
+use caju_pipeline::DatasetDef;
+use caju_proto::v1::ProcessingMode;
+
+/// What a client is started with.
+#[derive(Clone)]
+pub struct ClientConfig {
+    /// How long to look for a dispatcher that is not there.
+    pub connect_timeout: Duration,
+    /// How long a running iteration goes on without its dispatcher.
+    pub dispatcher_timeout: Duration,
+    /// How long to wait for the first task, that is, for a worker.
+    pub worker_timeout: Duration,
+    /// How long to wait for the next task when all are read and the iteration does not end (other clients
+    /// or their lost workers hold it up).
+    pub stall_timeout: Duration,
+    /// How long to dial a worker before its task counts as lost.
+    pub dial_timeout: Duration,
+    /// A worker that sends nothing, not even signs of life, for so long is lost.
+    pub silence: Duration,
+    /// Bytes that may be on their way or unread, over all tasks; one element per task may always be.
+    pub prefetch_bytes: usize,
+    /// Workers in this process, read without a socket.
+    pub local: LocalWorkers,
+    /// Told what a person would want to know while waiting.
+    pub on_event: Option<EventFn>,
+}
+
+/// Receives [`ReaderEvent`]s; must not block.
+pub type EventFn = Arc<dyn Fn(&ReaderEvent) + Send + Sync>;
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self {
+            connect_timeout: Duration::from_secs(10),
+            dispatcher_timeout: Duration::from_secs(60),
+            worker_timeout: Duration::from_secs(60),
+            stall_timeout: Duration::from_secs(300),
+            dial_timeout: Duration::from_secs(5),
+            silence: Duration::from_secs(30),
+            prefetch_bytes: 64 << 20,
+            local: LocalWorkers::new(),
+            on_event: None,
+        }
+    }
+}
+
+impl fmt::Debug for ClientConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientConfig")
+            .field("connect_timeout", &self.connect_timeout)
+            .field("worker_timeout", &self.worker_timeout)
+            .field("prefetch_bytes", &self.prefetch_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Something that happened while reading.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReaderEvent {
+    /// No worker has taken the iteration up yet; once a second.
+    WaitingForWorker {
+        /// Since when.
+        waited: Duration,
+    },
+    /// A task is being read.
+    TaskOpened {
+        /// The worker's address.
+        address: String,
+    },
+    /// A task was lost; its rows come from elsewhere.
+    TaskLost {
+        /// The worker's address.
+        address: String,
+        /// What was seen.
+        reason: String,
+    },
+    /// The dispatcher does not answer; reading goes on meanwhile.
+    DispatcherAway {
+        /// Since when.
+        waited: Duration,
+    },
+}
+
+/// Which dataset.
+#[derive(Debug, Clone)]
+pub enum DatasetRef {
+    /// This definition.
+    Definition(Box<DatasetDef>),
+    /// A registered dataset, by its identifier.
+    Registered(String),
+}
+
+/// What to read: one epoch of a job.
+#[derive(Debug, Clone)]
+pub struct ReadRequest {
+    /// The dataset.
+    pub dataset: DatasetRef,
+    /// The job; empty: one of this client alone.
+    pub job: String,
+    /// The epoch.
+    pub epoch: u64,
+    /// The job's seed; the definition's if absent.
+    pub seed: Option<u64>,
+    /// How splits are handed out; unspecified: `dynamic`, or as the job does it already.
+    pub mode: ProcessingMode,
+}
+
+impl ReadRequest {
+    /// Epoch 0 of a job of this client alone.
+    pub fn of(def: DatasetDef) -> Self {
+        Self {
+            dataset: DatasetRef::Definition(Box::new(def)),
+            job: String::new(),
+            epoch: 0,
+            seed: None,
+            mode: ProcessingMode::Unspecified,
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! The reader: what the user holds.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use caju_engine::chunk::slice_runs;
+use caju_engine::wire::{DispatcherLink, schema_from_ipc};
+use caju_engine::{Chunk, Elements};
+use caju_pipeline::DatasetDef;
+use caju_proto::v1;
+use caju_runtime::Tasks;
+use caju_types::{Error, IterationId, Result};
+use tokio::task::JoinHandle;
+
+use crate::config::ClientConfig;
+use crate::merge::Merger;
+use crate::session::{Leaving, Session};
+use crate::shared::Shared;
+use crate::stats::{Progress, ReaderStats};
+
+/// Closing waits no longer than this for the dispatcher.
+const CLOSE: Duration = Duration::from_secs(10);
+
+/// One element: a row, or a batch of rows after `batch`.
+#[derive(Debug, Clone)]
+pub struct Element {
+    /// The rows.
+    pub batch: RecordBatch,
+}
+
+/// One epoch of a job, being read. Tasks of all workers are read at once, up to a bound in bytes; every row
+/// arrives exactly once, whichever workers die on the way.
+///
+/// ```no_run
+/// # async fn example(def: caju_pipeline::DatasetDef) -> caju_types::Result<()> {
+/// use caju_client::{Client, ClientConfig, ReadRequest};
+/// let client = Client::connect("127.0.0.1:7070", ClientConfig::default()).await?;
+/// let mut reader = client.read(ReadRequest::of(def)).await?;
+/// while let Some(element) = reader.next().await? {
+///     println!("{} rows", element.batch.num_rows());
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Reader {
+    shared: Arc<Shared>,
+    schema: SchemaRef,
+    job: String,
+    iteration: IterationId,
+    fingerprint: String,
+    seed: u64,
+    merger: Option<Merger>,
+    ready: VecDeque<Chunk>,
+    over: bool,
+    current: Option<Current>,
+    stop: Tasks,
+    leaving: Leaving,
+    session: Option<JoinHandle<()>>,
+}
+
+/// A chunk that is handed out element by element.
+#[derive(Debug)]
+struct Current {
+    chunk: Chunk,
+    /// Elements handed out.
+    elements: usize,
+    /// Rows handed out.
+    rows: usize,
+    /// Where the next element begins: a piece, and a row of it.
+    piece: usize,
+    offset: usize,
+}
+
+impl Reader {
+    pub(crate) fn start(link: DispatcherLink, config: ClientConfig, opened: v1::OpenIterationResponse) -> Result<Self> {
+        let schema = schema_from_ipc(&opened.schema_ipc)?
+            .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
+        let def = DatasetDef::from_json(&opened.definition_json)?;
+        let shared = Arc::new(Shared::new(config));
+        let (stop, leaving) = (Tasks::new(), Leaving::default());
+        let session = Session::new(link, Arc::clone(&shared), &opened);
+        let (job, fingerprint) = (opened.job.clone(), opened.fingerprint.clone());
+        let (iteration, seed) = (IterationId(opened.iteration_id), opened.seed);
+        let run = session.run(opened, stop.clone(), Arc::clone(&leaving));
+        let session = Some(stop.spawn_graceful(run));
+        Ok(Self {
+            shared,
+            schema,
+            job,
+            iteration,
+            fingerprint,
+            seed,
+            merger: Merger::of(&def),
+            ready: VecDeque::new(),
+            over: false,
+            current: None,
+            stop,
+            leaving,
+            session,
+        })
+    }
+
+    /// The columns of the rows.
+    pub fn schema(&self) -> SchemaRef {
+        Arc::clone(&self.schema)
+    }
+
+    /// The job's name; made up if none was given.
+    pub fn job(&self) -> &str {
+        &self.job
+    }
+
+    /// The iteration that is read.
+    pub fn iteration(&self) -> IterationId {
+        self.iteration
+    }
+
+    /// The dataset's fingerprint, in hexadecimal digits.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// The job's seed.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The next element; `None` at the end of the epoch. Cancelling the wait loses nothing.
+    ///
+    /// # Errors
+    /// The iteration's failure (bad input names file, row and stage); `Unavailable` if workers or the
+    /// dispatcher are away for too long.
+    pub async fn next(&mut self) -> Result<Option<Element>> {
+        loop {
+            if let Some(current) = &mut self.current {
+                if let Some(batch) = current.next()? {
+                    return Ok(Some(Element { batch }));
+                }
+                self.current = None;
+            }
+            match self.next_chunk().await? {
+                Some(chunk) => {
+                    self.current = Some(Current { chunk, elements: 0, rows: 0, piece: 0, offset: 0 });
+                }
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// The next elements as they came, for those who want rows in bulk; `None` at the end of the epoch.
+    /// Elements of a chunk that [`Reader::next`] has begun to hand out are not in it. Cancelling the wait
+    /// loses nothing.
+    ///
+    /// # Errors
+    /// As [`Reader::next`].
+    pub async fn next_chunk(&mut self) -> Result<Option<Chunk>> {
+        loop {
+            if let Some(chunk) = self.ready.pop_front() {
+                let (rows, elements) = (chunk.rows() as u64, chunk.num_elements() as u64);
+                self.shared.recorder.delivered(rows, elements, chunk.bytes() as u64);
+                return Ok(Some(chunk));
+            }
+            if self.over {
+                return Ok(None);
+            }
+            let delivery = match self.shared.queue.try_pop() {
+                Some(d) => Some(d),
+                None => {
+                    let start = Instant::now();
+                    let popped = self.shared.queue.pop().await;
+                    self.shared.recorder.waited(start.elapsed());
+                    popped?
+                }
+            };
+            match (delivery.map(|d| d.take()), &mut self.merger) {
+                (Some(chunk), Some(merger)) if chunk.remainder => merger.push(chunk, &mut self.ready)?,
+                (Some(chunk), _) => self.ready.push_back(chunk),
+                (None, merger) => {
+                    self.over = true;
+                    self.shared.recorder.ended();
+                    if let Some(merger) = merger {
+                        self.ready.extend(merger.finish()?);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What was delivered so far.
+    pub fn stats(&self) -> ReaderStats {
+        self.shared.recorder.stats()
+    }
+
+    /// A view of the progress that can be kept apart from the reader, for a progress bar.
+    pub fn monitor(&self) -> Monitor {
+        Monitor { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Leaves the iteration. Rows that the user did not take go to other readers of the job, if there are
+    /// any. Dropping a reader does the same without waiting.
+    pub async fn close(mut self) {
+        self.go();
+        if let Some(session) = self.session.take() {
+            drop(tokio::time::timeout(CLOSE, session).await);
+        }
+    }
+
+    fn go(&mut self) {
+        let mut runs = self.leaving.lock();
+        if let Some(c) = &self.current {
+            runs.extend(slice_runs(&c.chunk.runs, c.rows, c.chunk.rows() - c.rows));
+        }
+        runs.extend(self.ready.iter().flat_map(|c| c.runs.iter().copied()));
+        if let Some(m) = &self.merger {
+            runs.extend(m.held().flat_map(|c| c.runs.iter().copied()));
+        }
+        drop(runs);
+        self.stop.stop();
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if self.session.is_some() {
+            self.go();
+        }
+    }
+}
+
+impl Current {
+    fn next(&mut self) -> Result<Option<RecordBatch>> {
+        let rows = match &self.chunk.elements {
+            Elements::Rows if self.rows < self.chunk.rows() => 1,
+            Elements::Lengths(l) if self.elements < l.len() => l[self.elements] as usize,
+            _ => return Ok(None),
+        };
+        self.elements += 1;
+        self.rows += rows;
+        self.take(rows).map(Some)
+    }
+
+    fn take(&mut self, mut rows: usize) -> Result<RecordBatch> {
+        let pieces = &self.chunk.pieces;
+        let (mut parts, first) = (Vec::new(), self.piece);
+        while rows > 0 && self.piece < pieces.len() {
+            let piece = &pieces[self.piece];
+            let n = rows.min(piece.num_rows() - self.offset);
+            if n > 0 {
+                // The whole of a piece needs no slice.
+                let whole = n == piece.num_rows();
+                parts.push(if whole { piece.clone() } else { piece.slice(self.offset, n) });
+            }
+            rows -= n;
+            self.offset += n;
+            if self.offset == piece.num_rows() {
+                self.piece += 1;
+                self.offset = 0;
+            }
+        }
+        match parts.len() {
+            1 => Ok(parts.swap_remove(0)),
+            0 => Ok(pieces[first.min(pieces.len() - 1)].slice(0, 0)),
+            _ => Chunk { pieces: parts, runs: Vec::new(), elements: Elements::Rows, remainder: false }.concat(),
+        }
+    }
+}
+
+/// A reader's progress, seen from elsewhere. Clones watch the same reader.
+#[derive(Debug, Clone)]
+pub struct Monitor {
+    shared: Arc<Shared>,
+}
+
+impl Monitor {
+    /// What was delivered, how much is left, and what holds the pipeline up.
+    pub fn progress(&self) -> Progress {
+        self.shared.recorder.progress(self.shared.queue.bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::Int64Array;
+    use arrow_array::cast::AsArray;
+    use arrow_array::types::Int64Type;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Elements over any pieces: every row once, in order, in the lengths asked for.
+        #[test]
+        fn elements_of_any_pieces(pieces in prop::collection::vec(0usize..7, 1..6), cuts in prop::collection::vec(0u32..5, 0..12), flat: bool) {
+            let total: usize = pieces.iter().sum();
+            let mut at = 0;
+            let batches: Vec<_> = pieces.iter().map(|&n| {
+                let ids = Int64Array::from_iter_values(at..at + n as i64);
+                at += n as i64;
+                RecordBatch::try_from_iter([("id", Arc::new(ids) as _)]).unwrap()
+            }).collect();
+            let mut lengths: Vec<u32> = Vec::new();
+            for c in cuts {
+                let left = total as u32 - lengths.iter().sum::<u32>();
+                lengths.push(c.min(left));
+            }
+            lengths.push(total as u32 - lengths.iter().sum::<u32>());
+            let elements = if flat { Elements::Rows } else { Elements::Lengths(lengths.clone()) };
+            let chunk = Chunk { pieces: batches, runs: vec![], elements, remainder: false };
+            let mut current = Current { chunk, elements: 0, rows: 0, piece: 0, offset: 0 };
+            let (mut ids, mut got) = (Vec::new(), Vec::new());
+            while let Some(b) = current.next().unwrap() {
+                got.push(b.num_rows() as u32);
+                ids.extend(b.column(0).as_primitive::<Int64Type>().values().iter().copied());
+            }
+            prop_assert_eq!(ids, (0..total as i64).collect::<Vec<_>>());
+            prop_assert_eq!(got, if flat { vec![1; total] } else { lengths });
+        }
+    }
+}

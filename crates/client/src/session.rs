@@ -1,0 +1,356 @@
+//! The conversation with the dispatcher: which tasks to read, what became of them, and when all is read.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use caju_engine::Run;
+use caju_engine::wire::{Dispatcher, DispatcherLink, is_passing};
+use caju_proto::v1;
+use caju_runtime::Tasks;
+use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::config::ReaderEvent;
+use crate::shared::Shared;
+use crate::task::{Outcome, Target, read_task};
+
+/// Taking leave may not hold anybody up.
+const LEAVE: Duration = Duration::from_secs(5);
+/// News that come faster than this are not news.
+const BREATH: Duration = Duration::from_millis(20);
+
+/// A reader's side of an iteration.
+pub(crate) struct Session {
+    link: DispatcherLink,
+    shared: Arc<Shared>,
+    client: ClientId,
+    iteration: IterationId,
+    poll: Duration,
+    connections: Tasks,
+    open: HashMap<TaskId, Open>,
+    resolved: BTreeMap<TaskId, Resolved>,
+    ended: BTreeSet<TaskId>,
+    lost: BTreeMap<TaskId, String>,
+    outcomes: (mpsc::Sender<(TaskId, Outcome)>, mpsc::Receiver<(TaskId, Outcome)>),
+    version: u64,
+    finished: bool,
+    /// Since when there has been nothing to read, and whether there ever was.
+    idle: Option<Instant>,
+    ever: bool,
+    warned: Duration,
+    /// Since when the dispatcher has been away.
+    away: Option<Instant>,
+}
+
+struct Open {
+    address: String,
+    group: Tasks,
+    handle: JoinHandle<Option<()>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Resolved {
+    Ended,
+    Lost,
+}
+
+/// What the reader leaves behind when it goes before the end: rows that the user did not take.
+pub(crate) type Leaving = Arc<Mutex<Vec<Run>>>;
+
+impl Session {
+    pub(crate) fn new(link: DispatcherLink, shared: Arc<Shared>, opened: &v1::OpenIterationResponse) -> Self {
+        Self {
+            link,
+            shared,
+            client: ClientId(opened.client_id),
+            iteration: IterationId(opened.iteration_id),
+            poll: Duration::from_millis(opened.heartbeat_ms.clamp(50, 10_000)),
+            connections: Tasks::new(),
+            open: HashMap::new(),
+            resolved: BTreeMap::new(),
+            ended: BTreeSet::new(),
+            lost: BTreeMap::new(),
+            outcomes: mpsc::channel(64),
+            version: opened.version,
+            finished: opened.finished,
+            idle: Some(Instant::now()),
+            ever: false,
+            warned: Duration::ZERO,
+            away: None,
+        }
+    }
+
+    /// Reads the iteration to its end, or until `stop`, then leaves it.
+    pub(crate) async fn run(mut self, opened: v1::OpenIterationResponse, stop: Tasks, leaving: Leaving) {
+        let result = tokio::select! {
+            r = self.drive(opened) => Some(r),
+            () = stop.stopped() => None,
+        };
+        match result {
+            Some(Ok(())) => self.shared.queue.close(Ok(())),
+            Some(Err(e)) => self.shared.queue.abort(e),
+            None => {}
+        }
+        self.connections.stop();
+        for (_, open) in self.open.drain() {
+            drop(open.handle.await);
+        }
+        let untaken = self.untaken(&leaving);
+        self.shared.queue.abort(Error::cancelled("the reader is closed"));
+        self.leave(&untaken).await;
+    }
+
+    async fn drive(&mut self, opened: v1::OpenIterationResponse) -> Result<()> {
+        self.accept(&opened.tasks).await;
+        loop {
+            if self.finished && self.open.is_empty() && self.ended.is_empty() && self.lost.is_empty() {
+                return Ok(());
+            }
+            self.check_idle()?;
+            let request = self.report();
+            let (sent_ended, sent_lost): (Vec<u64>, Vec<u64>) =
+                (request.ended_tasks.clone(), request.lost_tasks.iter().map(|t| t.task_id).collect());
+            let asked = Instant::now();
+            let call = |mut d: Dispatcher| async move { d.client_heartbeat(request).await };
+            tokio::select! {
+                biased;
+                Some((task, outcome)) = self.outcomes.1.recv() => self.resolve(task, outcome)?,
+                answer = self.link.call(self.poll, call) => match answer {
+                    Ok(answer) => {
+                        self.away = None;
+                        self.ended.retain(|t| !sent_ended.contains(&t.0));
+                        self.lost.retain(|t, _| !sent_lost.contains(&t.0));
+                        let news = answer.version > self.version;
+                        self.hear(answer).await?;
+                        if !news && asked.elapsed() < BREATH {
+                            tokio::time::sleep(BREATH).await;
+                        }
+                    }
+                    Err(e) => self.missed(e).await?,
+                },
+            }
+        }
+    }
+
+    fn report(&self) -> v1::ClientHeartbeatRequest {
+        let (rows_per_s, wait_fraction) = self.shared.recorder.rates();
+        let receipts = self.shared.receipts.lock();
+        let lost = self.lost.iter().map(|(task, reason)| v1::LostTask {
+            task_id: task.0,
+            received: receipts.of_task(*task),
+            reason: reason.clone(),
+        });
+        v1::ClientHeartbeatRequest {
+            client_id: self.client.0,
+            iteration_id: self.iteration.0,
+            seen_version: self.version,
+            wait_ms: u64::try_from(self.poll.as_millis()).unwrap_or(u64::MAX),
+            ended_tasks: self.ended.iter().map(|t| t.0).collect(),
+            lost_tasks: lost.collect(),
+            rows_per_s,
+            wait_fraction,
+        }
+    }
+
+    async fn hear(&mut self, answer: v1::ClientHeartbeatResponse) -> Result<()> {
+        if answer.unknown {
+            return Err(Error::data_loss(format!(
+                "the dispatcher at {} does not know this reader any more: it was silent for too long, or the dispatcher \
+                 lost its state; which rows are delivered cannot be told, so read the epoch again under another job name",
+                self.link.address()
+            )));
+        }
+        if let Some(failure) = &answer.failure {
+            return Err(failure.into());
+        }
+        self.version = answer.version;
+        self.finished = answer.finished;
+        self.accept(&answer.tasks).await;
+        self.shared.recorder.reported(answer.splits_total, answer.splits_leased, answer.stages);
+        Ok(())
+    }
+
+    /// Brings the tasks that are read in line with those that should be.
+    async fn accept(&mut self, tasks: &[v1::TaskInfo]) {
+        for info in tasks {
+            let task = TaskId(info.task_id);
+            let resolved = self.resolved.get(&task).copied();
+            if info.lost {
+                self.lose(task).await;
+            } else if self.open.contains_key(&task) {
+                // Ended or not: its own end says when everything was received.
+            } else if resolved == Some(Resolved::Lost) {
+                self.lost.entry(task).or_insert_with(|| "it was lost before".to_string());
+            } else if resolved == Some(Resolved::Ended) || info.ended {
+                // Ended before this reader came: others have its rows.
+                self.resolved.insert(task, Resolved::Ended);
+                self.ended.insert(task);
+            } else {
+                self.start(task, info.address.clone());
+            }
+        }
+        // What is in the list no more cannot be lost any more.
+        let listed = |t: &TaskId| tasks.iter().any(|i| i.task_id == t.0);
+        let (open, lost, ended) = (&self.open, &self.lost, &self.ended);
+        let over: Vec<TaskId> = self
+            .resolved
+            .keys()
+            .filter(|t| !listed(t) && !open.contains_key(t) && !lost.contains_key(t) && !ended.contains(t))
+            .copied()
+            .collect();
+        let mut receipts = self.shared.receipts.lock();
+        for task in over {
+            self.resolved.remove(&task);
+            receipts.settle(task);
+        }
+    }
+
+    fn start(&mut self, task: TaskId, address: String) {
+        let group = self.connections.child();
+        let target = Target { task, client: self.client, address: address.clone() };
+        let (shared, outcomes) = (Arc::clone(&self.shared), self.outcomes.0.clone());
+        let handle = group.spawn(async move {
+            let outcome = read_task(shared, target).await;
+            // Nobody listens once the reader is closed.
+            drop(outcomes.send((task, outcome)).await);
+        });
+        self.open.insert(task, Open { address, group, handle });
+        self.ever = true;
+        self.count();
+    }
+
+    /// The dispatcher says that a task is lost: stop reading it, then say what was received.
+    async fn lose(&mut self, task: TaskId) {
+        if let Some(open) = self.open.remove(&task) {
+            open.group.stop();
+            drop(open.handle.await);
+            self.tell_lost(open.address, "the dispatcher says that it is lost");
+            self.count();
+        }
+        self.resolved.insert(task, Resolved::Lost);
+        self.lost.entry(task).or_insert_with(|| "the dispatcher said so".to_string());
+    }
+
+    fn resolve(&mut self, task: TaskId, outcome: Outcome) -> Result<()> {
+        let Some(open) = self.open.remove(&task) else { return Ok(()) };
+        self.count();
+        match outcome {
+            Outcome::Ended => {
+                self.resolved.insert(task, Resolved::Ended);
+                self.ended.insert(task);
+            }
+            Outcome::Lost(e) => {
+                tracing::warn!(%task, address = %open.address, error = %e, "a task was lost; its rows come from elsewhere");
+                self.tell_lost(open.address, e.message());
+                self.resolved.insert(task, Resolved::Lost);
+                self.lost.insert(task, e.message().to_string());
+            }
+            Outcome::Failed(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    fn tell_lost(&self, address: String, reason: &str) {
+        self.shared.event(&ReaderEvent::TaskLost { address, reason: reason.to_string() });
+    }
+
+    fn count(&mut self) {
+        self.idle = self.open.is_empty().then(Instant::now);
+        self.shared.recorder.tasks(self.open.len());
+    }
+
+    /// Having nothing to read has a deadline (I8).
+    fn check_idle(&mut self) -> Result<()> {
+        let Some(since) = self.idle else { return Ok(()) };
+        let waited = since.elapsed();
+        if self.ever {
+            if waited > self.shared.config.stall_timeout {
+                return Err(Error::deadline(format!(
+                    "nothing to read for {waited:.0?}, and the dispatcher at {} does not end the epoch; `caju status` \
+                     says what it waits for",
+                    self.link.address()
+                )));
+            }
+            return Ok(());
+        }
+        if waited > self.shared.config.worker_timeout {
+            return Err(Error::unavailable(format!(
+                "no worker registered at the dispatcher at {address} within {:.0?}; start one with `caju worker \
+                 --dispatcher {address}`",
+                self.shared.config.worker_timeout,
+                address = self.link.address()
+            )));
+        }
+        if waited >= self.warned + Duration::from_secs(1) {
+            self.warned = waited;
+            tracing::warn!(dispatcher = self.link.address(), ?waited, "waiting for a worker");
+            self.shared.event(&ReaderEvent::WaitingForWorker { waited });
+        }
+        Ok(())
+    }
+
+    /// The dispatcher did not answer: tasks go on without it, for a while.
+    async fn missed(&mut self, error: Error) -> Result<()> {
+        if !is_passing(&error) {
+            return Err(error);
+        }
+        let since = *self.away.get_or_insert_with(Instant::now);
+        let waited = since.elapsed();
+        if waited > self.shared.config.dispatcher_timeout {
+            return Err(error.context(format!("the dispatcher has been away for {waited:.0?}")));
+        }
+        tracing::warn!(error = %error, "the dispatcher does not answer");
+        self.shared.event(&ReaderEvent::DispatcherAway { waited });
+        tokio::time::sleep(Duration::from_millis(200).min(self.poll)).await;
+        Ok(())
+    }
+
+    /// Rows that were received, but that the user did not take.
+    fn untaken(&self, leaving: &Leaving) -> HashMap<u64, RowRanges> {
+        let mut rows: HashMap<u64, RowRanges> = HashMap::new();
+        let mut add = |runs: &[Run]| {
+            for r in runs {
+                rows.entry(r.split).or_default().insert(r.start, r.start + r.len);
+            }
+        };
+        add(&leaving.lock());
+        if !self.finished {
+            while let Some(delivery) = self.shared.queue.try_pop() {
+                add(&delivery.chunk.runs);
+            }
+        }
+        rows
+    }
+
+    /// Leaves the iteration, saying what the user got of tasks that are not over.
+    async fn leave(&self, untaken: &HashMap<u64, RowRanges>) {
+        let mut received = Vec::new();
+        if !self.finished {
+            let receipts = self.shared.receipts.lock();
+            for task in receipts.tasks() {
+                let mut rows = receipts.of_task(task);
+                for split in &mut rows {
+                    if let Some(not) = untaken.get(&split.split_index) {
+                        let taken = split.rows.iter().flat_map(|r| not.missing_in(r.start, r.end));
+                        split.rows = taken.map(|(start, end)| v1::RowRange { start, end }).collect();
+                    }
+                }
+                received.push(v1::LostTask { task_id: task.0, received: rows, reason: "its reader left".to_string() });
+            }
+        }
+        let request =
+            v1::CloseClientRequest { client_id: self.client.0, iteration_id: self.iteration.0, received };
+        let call = |mut d: Dispatcher| {
+            let request = request.clone();
+            async move { d.close_client(request).await }
+        };
+        let left = tokio::time::timeout(LEAVE, self.link.retry(LEAVE, Duration::ZERO, call)).await;
+        if let Ok(Err(e)) = left {
+            tracing::debug!(error = %e, "could not take leave");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What the parts of a reader share.
+
+use std::sync::Arc;
+
+use caju_engine::wire::{BufferPool, ByteQueue};
+use caju_engine::{Chunk, Elements};
+use caju_types::TaskId;
+use parking_lot::Mutex;
+
+use crate::config::{ClientConfig, ReaderEvent};
+use crate::credit::{Credit, Shares};
+use crate::receipts::{Fresh, Receipts};
+use crate::stats::Recorder;
+use crate::task::Target;
+
+/// The middle of a reader: connections put chunks in, the user takes them out.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: ClientConfig,
+    pub(crate) queue: ByteQueue<Delivery>,
+    pub(crate) shares: Arc<Shares>,
+    pub(crate) pool: BufferPool,
+    pub(crate) receipts: Mutex<Receipts>,
+    pub(crate) recorder: Recorder,
+}
+
+/// A chunk on its way to the user.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    pub(crate) chunk: Chunk,
+    bytes: u64,
+    credit: Option<Arc<Credit>>,
+}
+
+impl Delivery {
+    /// The chunk, for the user: its bytes may be sent anew.
+    pub(crate) fn take(self) -> Chunk {
+        if let Some(credit) = &self.credit {
+            credit.free(self.bytes);
+        }
+        self.chunk
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(config: ClientConfig) -> Self {
+        let bound = config.prefetch_bytes;
+        Self {
+            config,
+            queue: ByteQueue::new(bound),
+            shares: Arc::new(Shares::new(bound)),
+            pool: BufferPool::new(bound),
+            receipts: Mutex::default(),
+            recorder: Recorder::new(),
+        }
+    }
+
+    /// Takes a chunk that was received in full. It does not wait, so that a reader of a task that is stopped
+    /// never drops rows that count as received: how much comes is bounded by credit, or by the caller.
+    pub(crate) fn receive(&self, task: TaskId, chunk: Chunk, bytes: usize, credit: Option<&Arc<Credit>>) {
+        let rows = chunk.rows();
+        let chunk = match self.receipts.lock().receive(task, &chunk.runs) {
+            Fresh::All => Some(chunk),
+            Fresh::Parts(parts) => {
+                let fresh: u64 = parts.iter().map(|p| p.1).sum();
+                tracing::warn!(%task, rows = rows as u64 - fresh, "rows came twice and are passed over");
+                self.recorder.duplicates(rows as u64 - fresh);
+                only(&chunk, &parts)
+            }
+        };
+        let delivery = match chunk {
+            Some(chunk) => Delivery { chunk, bytes: bytes as u64, credit: credit.map(Arc::clone) },
+            None => {
+                if let Some(credit) = credit {
+                    credit.free(bytes as u64);
+                }
+                return;
+            }
+        };
+        // The queue is closed when the reader is: nobody wants the rows any more.
+        drop(self.queue.push_now(delivery, bytes));
+    }
+
+    pub(crate) fn opened(&self, target: &Target) {
+        tracing::debug!(task = %target.task, address = %target.address, "reading a task");
+        self.event(&ReaderEvent::TaskOpened { address: target.address.clone() });
+    }
+
+    pub(crate) fn event(&self, event: &ReaderEvent) {
+        if let Some(tell) = &self.config.on_event {
+            tell(event);
+        }
+    }
+}
+
+/// The given rows of a chunk; elements keep those of their rows that are left.
+fn only(chunk: &Chunk, parts: &[(u64, u64)]) -> Option<Chunk> {
+    let index = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+    let (mut pieces, mut runs) = (Vec::new(), Vec::new());
+    for &(offset, len) in parts {
+        let part = chunk.slice_rows(index(offset), index(len));
+        pieces.extend(part.pieces);
+        runs.extend(part.runs);
+    }
+    if pieces.is_empty() {
+        return None;
+    }
+    let elements = match &chunk.elements {
+        Elements::Rows => Elements::Rows,
+        Elements::Lengths(lengths) => {
+            let mut at = 0u64;
+            let left = lengths.iter().map(|&l| {
+                let (s, e) = (at, at + u64::from(l));
+                at = e;
+                let rows = parts.iter().map(|&(o, n)| (o + n).min(e).saturating_sub(o.max(s))).sum::<u64>();
+                u32::try_from(rows).unwrap_or(u32::MAX)
+            });
+            Elements::Lengths(left.filter(|&l| l > 0).collect())
+        }
+    };
+    Some(Chunk { pieces, runs, elements, remainder: chunk.remainder })
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::{Int64Array, RecordBatch};
+    use caju_engine::Run;
+
+    use super::*;
+
+    fn chunk(start: u64, lengths: &[u32]) -> Chunk {
+        let n = u64::from(lengths.iter().sum::<u32>());
+        let ids = Int64Array::from_iter_values((start..start + n).map(u64::cast_signed));
+        Chunk {
+            pieces: vec![RecordBatch::try_from_iter([("id", Arc::new(ids) as _)]).unwrap()],
+            runs: vec![Run { split: 0, start, len: n }],
+            elements: Elements::Lengths(lengths.to_vec()),
+            remainder: false,
+        }
+    }
+
+    #[test]
+    fn rows_that_come_twice_are_passed_over() {
+        let shared = Shared::new(ClientConfig::default());
+        shared.receive(TaskId(1), chunk(0, &[2, 2]), 8, None);
+        shared.receive(TaskId(2), chunk(2, &[1, 3, 2]), 8, None);
+        shared.receive(TaskId(2), chunk(0, &[2, 2]), 8, None);
+        // Task 1 is another matter until it is settled: its splits are its own.
+        let first = shared.queue.try_pop().unwrap().take();
+        assert_eq!(first.rows(), 4);
+        shared.receipts.lock().settle(TaskId(1));
+        shared.receive(TaskId(3), chunk(2, &[1, 3, 2]), 8, None);
+        assert!(shared.recorder.stats().duplicate_rows >= 2);
+        let c = only(&chunk(0, &[1, 3, 2]), &[(2, 3)]).unwrap();
+        assert_eq!((c.rows(), c.elements, c.runs[0].start), (3, Elements::Lengths(vec![2, 1]), 2));
+        assert!(only(&chunk(0, &[2]), &[]).is_none());
+    }
+}

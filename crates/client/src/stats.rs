@@ -1,0 +1,184 @@
+//! What a reader has done and waited for.
+
+use std::time::{Duration, Instant};
+
+use caju_proto::v1::StageStats;
+use parking_lot::Mutex;
+
+/// What a reader has delivered so far.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ReaderStats {
+    /// Rows.
+    pub rows: u64,
+    /// Elements: rows, or batches after `batch`.
+    pub elements: u64,
+    /// Bytes of the rows.
+    pub bytes: u64,
+    /// Time for which the user waited for rows.
+    pub wait: Duration,
+    /// From opening the reader to its first rows; zero until then.
+    pub first_batch: Duration,
+    /// Since the reader was opened, until now or its end.
+    pub elapsed: Duration,
+    /// Rows that came twice and were passed over.
+    pub duplicate_rows: u64,
+}
+
+/// A snapshot of an iteration's progress.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Progress {
+    /// What was delivered.
+    pub stats: ReaderStats,
+    /// Splits in all; 0 while the listing goes on.
+    pub splits_total: u64,
+    /// Splits that were handed out.
+    pub splits_leased: u64,
+    /// Tasks that are being read.
+    pub tasks: usize,
+    /// Bytes that wait to be taken.
+    pub buffered_bytes: usize,
+    /// What holds the pipeline up at present: `consumer`, or a stage as the engine names it (`source`,
+    /// `2.map`).
+    pub bottleneck: Option<String>,
+    /// What every stage has done, over all workers.
+    pub stages: Vec<StageStats>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    opened: Instant,
+    ended: Option<Instant>,
+    stats: ReaderStats,
+    splits: (u64, u64),
+    tasks: usize,
+    stages: Vec<StageStats>,
+    bottleneck: Option<String>,
+    /// When the stages were last reported, and how long the user had waited by then.
+    reported: (Instant, Duration),
+}
+
+impl Recorder {
+    pub(crate) fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            inner: Mutex::new(Inner {
+                opened: now,
+                ended: None,
+                stats: ReaderStats::default(),
+                splits: (0, 0),
+                tasks: 0,
+                stages: Vec::new(),
+                bottleneck: None,
+                reported: (now, Duration::ZERO),
+            }),
+        }
+    }
+
+    /// Rows were handed to the user.
+    pub(crate) fn delivered(&self, rows: u64, elements: u64, bytes: u64) {
+        let mut s = self.inner.lock();
+        if s.stats.rows == 0 {
+            s.stats.first_batch = s.opened.elapsed();
+        }
+        s.stats.rows += rows;
+        s.stats.elements += elements;
+        s.stats.bytes += bytes;
+    }
+
+    pub(crate) fn waited(&self, wait: Duration) {
+        self.inner.lock().stats.wait += wait;
+    }
+
+    pub(crate) fn duplicates(&self, rows: u64) {
+        self.inner.lock().stats.duplicate_rows += rows;
+    }
+
+    pub(crate) fn tasks(&self, open: usize) {
+        self.inner.lock().tasks = open;
+    }
+
+    pub(crate) fn ended(&self) {
+        let mut s = self.inner.lock();
+        s.ended.get_or_insert(Instant::now());
+    }
+
+    /// The dispatcher's news.
+    pub(crate) fn reported(&self, total: u64, leased: u64, stages: Vec<StageStats>) {
+        let mut s = self.inner.lock();
+        s.splits = (total, leased);
+        let (since, waited) = s.reported;
+        let span = since.elapsed();
+        if span >= Duration::from_millis(500) && !stages.is_empty() {
+            let starved = (s.stats.wait - waited).as_secs_f64() / span.as_secs_f64();
+            s.bottleneck = bottleneck(&s.stages, &stages, starved);
+            s.stages = stages;
+            s.reported = (Instant::now(), s.stats.wait);
+        }
+    }
+
+    /// Rows per second so far, and the share of the time that the user waited.
+    pub(crate) fn rates(&self) -> (f64, f64) {
+        let s = self.inner.lock();
+        let t = s.opened.elapsed().as_secs_f64().max(1e-9);
+        (s.stats.rows as f64 / t, (s.stats.wait.as_secs_f64() / t).min(1.0))
+    }
+
+    pub(crate) fn stats(&self) -> ReaderStats {
+        let s = self.inner.lock();
+        let elapsed = s.ended.unwrap_or_else(Instant::now).saturating_duration_since(s.opened);
+        ReaderStats { elapsed, ..s.stats.clone() }
+    }
+
+    pub(crate) fn progress(&self, buffered_bytes: usize) -> Progress {
+        let stats = self.stats();
+        let s = self.inner.lock();
+        Progress {
+            stats,
+            splits_total: s.splits.0,
+            splits_leased: s.splits.1,
+            tasks: s.tasks,
+            buffered_bytes,
+            bottleneck: s.bottleneck.clone(),
+            stages: s.stages.clone(),
+        }
+    }
+}
+
+/// A reader that waits for less than this share of the time is the bottleneck itself.
+const STARVED: f64 = 0.1;
+
+/// What held the pipeline up between two reports: the reader, if it hardly waited, else the stage that was
+/// busy longest.
+fn bottleneck(before: &[StageStats], now: &[StageStats], starved: f64) -> Option<String> {
+    if starved < STARVED {
+        return Some("consumer".to_string());
+    }
+    let busy = |s: &&StageStats| {
+        let was = before.iter().find(|b| b.name == s.name).map_or(0.0, |b| b.busy_s.max(b.cpu_s));
+        s.busy_s.max(s.cpu_s) - was
+    };
+    now.iter()
+        .filter(|s| busy(s) > 0.0)
+        .max_by(|a, b| busy(a).total_cmp(&busy(b)))
+        .map(|s| s.name.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_busiest_stage_is_the_bottleneck_unless_the_reader_is() {
+        let stage = |name: &str, busy_s| StageStats { name: name.to_string(), busy_s, ..StageStats::default() };
+        let before = [stage("source", 5.0), stage("0.map", 1.0)];
+        let now = [stage("source", 5.5), stage("0.map", 2.0)];
+        assert_eq!(bottleneck(&before, &now, 0.9).as_deref(), Some("0.map"));
+        assert_eq!(bottleneck(&before, &now, 0.01).as_deref(), Some("consumer"));
+        assert_eq!(bottleneck(&now, &now, 0.9), None);
+    }
+}

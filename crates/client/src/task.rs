@@ -1,0 +1,187 @@
+//! Reading one task: over the framed stream, or from a worker in this process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow_schema::SchemaRef;
+use caju_engine::wire::frame::{CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader, RowsHeader, SchemaHeader};
+use caju_engine::wire::{FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, is_passing, tune};
+use caju_types::{ClientId, Error, ErrorKind, Result, TaskId};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::credit::{Credit, Grant};
+use crate::shared::Shared;
+
+/// How reading a task ended.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// It has sent everything, and everything was received.
+    Ended,
+    /// Its connection broke, or its worker gave it up: the rest comes from elsewhere.
+    Lost(Error),
+    /// It failed, and would fail anywhere.
+    Failed(Error),
+}
+
+impl From<Error> for Outcome {
+    fn from(e: Error) -> Self {
+        if is_passing(&e) || e.kind() == ErrorKind::Cancelled { Outcome::Lost(e) } else { Outcome::Failed(e) }
+    }
+}
+
+/// A task to read.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) task: TaskId,
+    pub(crate) client: ClientId,
+    pub(crate) address: String,
+}
+
+impl Target {
+    fn peer(&self) -> String {
+        format!("worker {} ({})", self.address, self.task)
+    }
+}
+
+/// Reads a task to its end. Dropping the future loses nothing that was counted as received.
+pub(crate) async fn read_task(shared: Arc<Shared>, target: Target) -> Outcome {
+    shared.shares.join();
+    let _leave = Leave(Arc::clone(&shared));
+    let result = match shared.config.local.get(&target.address) {
+        Some(worker) => read_local(&shared, &target, worker).await,
+        None => read_remote(&shared, &target).await,
+    };
+    match result {
+        Ok(()) => Outcome::Ended,
+        Err(e) => e.into(),
+    }
+}
+
+struct Leave(Arc<Shared>);
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        self.0.shares.leave();
+    }
+}
+
+async fn read_local(shared: &Shared, target: &Target, worker: Arc<dyn LocalWorker>) -> Result<()> {
+    let mut task = worker.open(target.task, target.client).await?;
+    shared.opened(target);
+    // Room first: what is taken from the worker is received and must not be dropped.
+    while shared.queue.room().await {
+        let Some(chunk) = task.next().await? else { return Ok(()) };
+        let bytes = chunk.bytes();
+        shared.receive(target.task, chunk, bytes, None);
+    }
+    Err(Error::cancelled("the reader is closed"))
+}
+
+async fn read_remote(shared: &Shared, target: &Target) -> Result<()> {
+    let stream = dial(&target.address, shared.config.dial_timeout).await?;
+    tune(&stream)?;
+    let (input, output) = stream.into_split();
+    let credit = Arc::new(Credit::new(Arc::clone(&shared.shares)));
+    let silence = shared.config.silence;
+    let mut writer = FrameWriter::new(output, target.peer(), silence);
+    let open = OpenHeader {
+        task_id: target.task.0,
+        client_id: target.client.0,
+        window_bytes: credit.window(),
+    };
+    writer.send(Kind::Open, &open).await?;
+    shared.opened(target);
+    let reader = FrameReader::new(input, target.peer(), shared.pool.clone(), silence);
+    let receiving = async {
+        let result = receive(shared, target, reader, &credit).await;
+        credit.finish(result.is_ok());
+        result
+    };
+    let (result, _) = tokio::join!(receiving, give_credit(&mut writer, &credit));
+    result
+}
+
+async fn dial(address: &str, patience: Duration) -> Result<TcpStream> {
+    let until = Instant::now() + patience;
+    let mut pause = Duration::from_millis(20);
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let failed = match tokio::time::timeout(left, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(e)) => e.to_string(),
+            Err(_) => "no answer".to_string(),
+        };
+        if Instant::now() + pause >= until {
+            return Err(Error::unavailable(format!("cannot connect to the worker at {address}: {failed}")));
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(1));
+    }
+}
+
+/// Tells the worker what it may send; ends when the stream does.
+async fn give_credit<W: AsyncWrite + Unpin>(writer: &mut FrameWriter<W>, credit: &Credit) {
+    loop {
+        // A broken connection shows on the receiving side.
+        let sent = match credit.next().await {
+            Grant::Bytes { bytes, shrink } => {
+                writer.send(Kind::Credit, &CreditHeader { bytes, shrink_bytes: shrink }).await
+            }
+            Grant::Ack => {
+                drop(writer.send(Kind::Ack, &EmptyHeader {}).await);
+                writer.shutdown().await;
+                return;
+            }
+            Grant::Over => return,
+        };
+        if let Err(e) = sent {
+            tracing::debug!(error = %e, "credit could not be given");
+        }
+    }
+}
+
+async fn receive<R: AsyncRead + Unpin>(
+    shared: &Shared,
+    target: &Target,
+    mut reader: FrameReader<R>,
+    credit: &Arc<Credit>,
+) -> Result<()> {
+    let mut schema: Option<SchemaRef> = None;
+    loop {
+        let Some(frame) = reader.next().await.map_err(broken)? else {
+            return Err(Error::unavailable(format!("{} closed the connection", target.peer())));
+        };
+        match frame.kind {
+            Kind::Rows => {
+                let Some(schema) = &schema else {
+                    return Err(Error::unavailable(format!("{} sent rows before their schema", target.peer())));
+                };
+                let bytes = frame.body.len();
+                let header = frame.message::<RowsHeader>().map_err(broken)?;
+                let chunk =
+                    decode_chunk(header, schema, frame.body).map_err(|e| broken(e.context(target.peer())))?;
+                credit.arrived(bytes as u64);
+                shared.receive(target.task, chunk, bytes, Some(credit));
+            }
+            Kind::Schema => {
+                let header = frame.message::<SchemaHeader>().map_err(broken)?;
+                schema = Some(decode_schema(&header).map_err(broken)?);
+            }
+            Kind::Ping => {}
+            Kind::End => return Ok(()),
+            Kind::Error => return Err(frame.message::<ErrorHeader>().map_err(broken)?.into()),
+            other => {
+                let what = format!("{} sent a frame {other:?}, which is ours to send", target.peer());
+                return Err(Error::unavailable(what));
+            }
+        }
+    }
+}
+
+/// Damage on the way is a broken connection: the rows are sent again. What is damaged at its source is said
+/// by the worker.
+fn broken(e: Error) -> Error {
+    if e.kind() == ErrorKind::DataLoss { Error::unavailable(e.message()) } else { e }
+}

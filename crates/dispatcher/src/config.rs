@@ -1,0 +1,67 @@
+//! Settings.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What a dispatcher is started with.
+#[derive(Debug, Clone)]
+pub struct DispatcherConfig {
+    /// `host:port` to listen on; port 0 takes a free one.
+    pub listen: String,
+    /// Where the journal is kept; none: in memory, lost with the process.
+    pub state_dir: Option<PathBuf>,
+    /// Where snapshots are kept, for `caju status`.
+    pub cache_url: String,
+    /// The timers.
+    pub timers: Timers,
+}
+
+impl Default for DispatcherConfig {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:0".to_string(),
+            state_dir: None,
+            cache_url: String::new(),
+            timers: Timers::default(),
+        }
+    }
+}
+
+/// How long things may take.
+#[derive(Debug, Clone)]
+pub struct Timers {
+    /// How often workers and clients report.
+    pub heartbeat: Duration,
+    /// A worker that is silent for so long is lost.
+    pub worker_timeout: Duration,
+    /// A client that is silent for so long is gone.
+    pub client_timeout: Duration,
+    /// How long an iteration without readers is kept.
+    pub job_gc_timeout: Duration,
+    /// How long clients wait for a worker when there is none.
+    pub worker_wait: Duration,
+    /// How long a lost worker stays in the books.
+    pub worker_memory: Duration,
+    /// How often all this is looked at.
+    pub check_every: Duration,
+    /// The longest that one call waits for news, whatever it asks for.
+    pub longest_poll: Duration,
+    /// How long calls may take to end at shutdown.
+    pub drain: Duration,
+}
+
+impl Default for Timers {
+    fn default() -> Self {
+        Self {
+            heartbeat: Duration::from_secs(1),
+            worker_timeout: Duration::from_secs(5),
+            client_timeout: Duration::from_secs(120),
+            job_gc_timeout: Duration::from_secs(300),
+            worker_wait: Duration::from_secs(120),
+            worker_memory: Duration::from_secs(3600),
+            check_every: Duration::from_millis(250),
+            longest_poll: Duration::from_secs(30),
+            drain: Duration::from_secs(5),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Clients: heartbeats with their reports, and leaving.
+
+use caju_proto::v1;
+use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
+
+use super::leases::splits_total;
+use super::{Core, Txn};
+use crate::state::{Iteration, State, TaskState, Update};
+
+impl Core {
+    pub(crate) async fn client_heartbeat(
+        &self,
+        request: v1::ClientHeartbeatRequest,
+    ) -> Result<v1::ClientHeartbeatResponse> {
+        let (client, id) = (ClientId(request.client_id), IterationId(request.iteration_id));
+        let lost = parse_lost(&request.lost_tasks)?;
+        let deadline = self.deadline(request.wait_ms);
+        let known = self.commit(|txn| Ok(report(txn, client, id, &request, &lost))).await?;
+        if !known {
+            return Ok(v1::ClientHeartbeatResponse { unknown: true, ..Default::default() });
+        }
+        let mut news = self.bell(id).subscribe();
+        loop {
+            news.borrow_and_update();
+            self.hear(client, id, request.wait_fraction);
+            let answer = self.look(|state| self.client_view(state, client, id)).await?;
+            let news_for_client = answer.unknown || answer.version > request.seen_version;
+            if news_for_client || !self.wait(&mut news, deadline).await? {
+                self.hear(client, id, request.wait_fraction);
+                return Ok(answer);
+            }
+        }
+    }
+
+    fn hear(&self, client: ClientId, id: IterationId, wait_fraction: f64) {
+        let mut observed = self.observed.lock();
+        let now = self.clock.now();
+        if let Some(known) = observed.clients.get_mut(&(id, client)) {
+            known.at = now;
+            known.wait_fraction = wait_fraction;
+        }
+    }
+
+    fn client_view(&self, state: &State, client: ClientId, id: IterationId) -> v1::ClientHeartbeatResponse {
+        let Some(iteration) = state.iterations.get(&id).filter(|i| i.members.contains_key(&client)) else {
+            return v1::ClientHeartbeatResponse { unknown: true, ..Default::default() };
+        };
+        v1::ClientHeartbeatResponse {
+            version: iteration.version,
+            tasks: task_infos(state, iteration, client),
+            finished: iteration.is_finished(),
+            failure: iteration.failure.as_ref().map(Into::into),
+            unknown: false,
+            splits_total: splits_total(self, iteration),
+            splits_leased: iteration.splits_leased(),
+            stages: self.stages(iteration),
+        }
+    }
+
+    pub(crate) async fn close_client(&self, request: v1::CloseClientRequest) -> Result<v1::CloseClientResponse> {
+        let (client, iteration) = (ClientId(request.client_id), IterationId(request.iteration_id));
+        let received = parse_lost(&request.received)?.into_iter().map(|l| (l.task, l.received)).collect();
+        self.commit(|txn| {
+            if txn.state.is_member(client, iteration) {
+                txn.apply(Update::ClientGone { client, iteration, received });
+            }
+            Ok(())
+        })
+        .await?;
+        self.observed.lock().clients.remove(&(iteration, client));
+        Ok(v1::CloseClientResponse {})
+    }
+}
+
+struct Lost {
+    task: TaskId,
+    received: Vec<(u64, RowRanges)>,
+    reason: String,
+}
+
+fn parse_lost(lost: &[v1::LostTask]) -> Result<Vec<Lost>> {
+    let rows = |task: u64, rows: &v1::SplitRows| {
+        if let Some(odd) = rows.rows.iter().find(|r| r.start > r.end) {
+            return Err(Error::invalid(format!("task-{task}: rows {}..{} are no range", odd.start, odd.end)));
+        }
+        Ok((rows.split_index, rows.rows.iter().map(|r| (r.start, r.end)).collect::<RowRanges>()))
+    };
+    let parse = |lost: &v1::LostTask| {
+        let received: Result<Vec<_>> = lost.received.iter().map(|r| rows(lost.task_id, r)).collect();
+        Ok(Lost { task: TaskId(lost.task_id), received: received?, reason: lost.reason.clone() })
+    };
+    lost.iter().map(parse).collect()
+}
+
+/// Takes a client's reports into the books; false if the client does not belong to the iteration. Reports
+/// may come twice: what is known changes nothing.
+fn report(
+    txn: &mut Txn<'_>,
+    client: ClientId,
+    id: IterationId,
+    request: &v1::ClientHeartbeatRequest,
+    lost: &[Lost],
+) -> bool {
+    if !txn.state.is_member(client, id) {
+        return false;
+    }
+    for task in request.ended_tasks.iter().copied().map(TaskId) {
+        let news = find(txn.state, id, task, |s, read| match s {
+            TaskState::Active | TaskState::Ended => !read.contains(&client),
+            TaskState::Done | TaskState::Lost { .. } => false,
+        });
+        if news {
+            txn.apply(Update::ClientEnded { client, task });
+        }
+    }
+    for Lost { task, received, reason } in lost {
+        let news = find(txn.state, id, *task, |s, _| match s {
+            TaskState::Active | TaskState::Ended => true,
+            TaskState::Lost { awaiting } => awaiting.contains(&client),
+            TaskState::Done => false,
+        });
+        if news {
+            let reason = lost_reason(txn.state, *task, client, reason);
+            txn.apply(Update::ClientLost { client, task: *task, received: received.clone(), reason });
+        }
+    }
+    true
+}
+
+fn find(
+    state: &State,
+    id: IterationId,
+    task: TaskId,
+    is_news: impl FnOnce(&TaskState, &std::collections::BTreeSet<ClientId>) -> bool,
+) -> bool {
+    state.iterations.get(&id).and_then(|i| i.tasks.get(&task)).is_some_and(|t| is_news(&t.state, &t.read_by))
+}
+
+fn lost_reason(state: &State, task: TaskId, client: ClientId, reason: &str) -> String {
+    let worker = state.task(task).and_then(|(_, t)| state.workers.get(&t.worker));
+    let worker = worker.map_or_else(|| "a worker".to_string(), |w| w.describe());
+    format!("{client} lost its connection to {worker}: {reason}")
+}
+
+/// The tasks that a client should know of.
+pub(super) fn task_infos(state: &State, iteration: &Iteration, client: ClientId) -> Vec<v1::TaskInfo> {
+    let info = |t: &crate::state::Task| v1::TaskInfo {
+        task_id: t.id.0,
+        worker_id: t.worker.0,
+        address: state.workers.get(&t.worker).map(|w| w.address.clone()).unwrap_or_default(),
+        ended: t.is_over(),
+        lost: t.is_lost(),
+    };
+    iteration.tasks_for(client).map(info).collect()
+}

@@ -1,0 +1,149 @@
+//! Registration of datasets.
+
+use std::io::Cursor;
+use std::sync::Arc;
+
+use arrow::ipc::reader::StreamReader;
+use arrow::ipc::writer::StreamWriter;
+use arrow_schema::{Schema, SchemaRef};
+use caju_proto::v1;
+use caju_types::{DatasetId, Error, Fingerprint, Result, did_you_mean, hash128};
+use serde_json::Value;
+
+use super::{Core, Txn};
+use crate::catalog::Bound;
+use crate::state::{Dataset, State, Update};
+
+impl Core {
+    pub(crate) async fn register_dataset(
+        &self,
+        request: v1::RegisterDatasetRequest,
+    ) -> Result<v1::RegisterDatasetResponse> {
+        let (bound, dataset) = self.bind(&request.definition_json).await?;
+        let chosen = Some(request.dataset_id).filter(|id| !id.is_empty()).map(DatasetId);
+        let dataset = self.commit(|txn| register(txn, dataset, chosen)).await?;
+        self.bound.lock().insert(dataset.id.clone(), bound);
+        Ok(v1::RegisterDatasetResponse {
+            dataset_id: dataset.id.0,
+            fingerprint: dataset.fingerprint.to_string(),
+            schema_ipc: dataset.schema_ipc.into(),
+        })
+    }
+
+    /// The schema of a registered dataset's elements.
+    pub(crate) async fn dataset_schema(&self, id: &DatasetId) -> Result<SchemaRef> {
+        let ipc = self.look(|state| find(state, id).map(|d| d.schema_ipc.clone())).await??;
+        schema_from_ipc(&ipc)
+    }
+
+    /// The schema of a definition's elements, without registering it.
+    pub(crate) async fn definition_schema(&self, definition: &Value) -> Result<SchemaRef> {
+        Ok(self.catalog.bind(definition, None).await?.schema)
+    }
+
+    /// Binds a definition; the dataset that it would be, under the name of its fingerprint.
+    pub(super) async fn bind(&self, definition_json: &str) -> Result<(Arc<Bound>, Dataset)> {
+        let definition = parse(definition_json)?;
+        let bound = Arc::new(self.catalog.bind(&definition, None).await?);
+        let schema_ipc = schema_to_ipc(&bound.schema)?;
+        let source_schema_ipc = schema_to_ipc(&bound.source_schema)?;
+        let mut said = bound.identity.to_string().into_bytes();
+        said.extend_from_slice(&source_schema_ipc);
+        let dataset = Dataset {
+            id: DatasetId(bound.fingerprint.to_string()),
+            fingerprint: bound.fingerprint,
+            identity: Fingerprint(hash128(&said)),
+            name: bound.name.clone(),
+            definition_json: definition.to_string(),
+            schema_ipc,
+            source_schema_ipc,
+            seed: bound.seed,
+            single_task: bound.single_task,
+            deterministic: bound.deterministic,
+            skip_limit: bound.skip_limit,
+        };
+        Ok((bound, dataset))
+    }
+
+    /// The binding of a registered dataset; made anew after a restart, with the schema known then.
+    pub(super) async fn bound(&self, id: &DatasetId) -> Result<Arc<Bound>> {
+        if let Some(bound) = self.bound.lock().get(id) {
+            return Ok(Arc::clone(bound));
+        }
+        let dataset = self.look(|state| find(state, id).cloned()).await??;
+        let schema = schema_from_ipc(&dataset.source_schema_ipc)?;
+        let bound = self.catalog.bind(&parse(&dataset.definition_json)?, Some(schema)).await?;
+        let bound = Arc::new(bound);
+        self.bound.lock().insert(id.clone(), Arc::clone(&bound));
+        Ok(bound)
+    }
+}
+
+/// Registers a dataset, unless it is known; under a chosen name, or its fingerprint.
+pub(super) fn register(txn: &mut Txn<'_>, mut dataset: Dataset, chosen: Option<DatasetId>) -> Result<Dataset> {
+    if let Some(id) = chosen {
+        if let Some(known) = txn.state.datasets.get(&id) {
+            return if known.identity == dataset.identity { Ok(known.clone()) } else { Err(conflict(known, &dataset)) };
+        }
+        dataset.id = id;
+    } else {
+        if let Some(known) = txn.state.datasets.values().find(|d| d.identity == dataset.identity) {
+            return Ok(known.clone());
+        }
+        if txn.state.datasets.contains_key(&dataset.id) {
+            // The same computation on other files: a fingerprint does not cover paths.
+            dataset.id = DatasetId(format!("{}-{}", dataset.fingerprint, dataset.identity));
+        }
+    }
+    txn.apply(Update::DatasetRegistered { dataset: dataset.clone() });
+    Ok(dataset)
+}
+
+fn conflict(known: &Dataset, new: &Dataset) -> Error {
+    Error::already_exists(format!(
+        "dataset `{}` is registered with fingerprint {}, and this definition has {}{}; choose another name",
+        known.id,
+        known.fingerprint,
+        new.fingerprint,
+        difference(known, new)
+    ))
+}
+
+/// What makes two datasets differ if their fingerprints do not.
+pub(super) fn difference(a: &Dataset, b: &Dataset) -> &'static str {
+    match (a.fingerprint == b.fingerprint, a.source_schema_ipc == b.source_schema_ipc) {
+        (false, _) => "",
+        (true, true) => " (they differ in paths, hints or settings that a fingerprint does not cover)",
+        (true, false) => " (the columns of the source are other ones now)",
+    }
+}
+
+/// A registered dataset.
+pub(super) fn find<'a>(state: &'a State, id: &DatasetId) -> Result<&'a Dataset> {
+    state.datasets.get(id).ok_or_else(|| {
+        let hint = did_you_mean(&id.0, state.datasets.keys().map(|k| k.0.as_str()));
+        Error::not_found(format!("no dataset `{id}` is registered{hint}"))
+    })
+}
+
+/// A definition's JSON.
+pub(super) fn parse(definition_json: &str) -> Result<Value> {
+    let value: Value = serde_json::from_str(definition_json)
+        .map_err(|e| Error::invalid(format!("the definition is not JSON: {e}")))?;
+    if value.is_object() { Ok(value) } else { Err(Error::invalid("the definition is not a JSON object")) }
+}
+
+/// A schema as an Arrow IPC stream without batches.
+pub(crate) fn schema_to_ipc(schema: &Schema) -> Result<Vec<u8>> {
+    let failed = |e: arrow_schema::ArrowError| Error::internal(format!("a schema cannot be written: {e}"));
+    let mut writer = StreamWriter::try_new(Vec::new(), schema).map_err(failed)?;
+    writer.finish().map_err(failed)?;
+    writer.into_inner().map_err(failed)
+}
+
+/// The schema of an Arrow IPC stream.
+pub(crate) fn schema_from_ipc(bytes: &[u8]) -> Result<SchemaRef> {
+    let reader = StreamReader::try_new(Cursor::new(bytes), None)
+        .map_err(|e| Error::data_loss(format!("a stored schema cannot be read: {e}")))?;
+    Ok(reader.schema())
+}

@@ -1,0 +1,171 @@
+//! Handing out splits.
+
+use std::sync::Arc;
+
+use caju_proto::v1;
+use caju_types::{Error, Result, RowRanges, TaskId, WorkerId};
+
+use super::{Core, Txn};
+use crate::state::{Failure, Feed, FeedId, Iteration, Lease, SplitRecord, State, Task, Update, WorkerState};
+
+/// The most splits in one answer.
+const MOST_SPLITS: usize = 1024;
+
+impl Core {
+    pub(crate) async fn next_splits(
+        self: &Arc<Self>,
+        request: v1::NextSplitsRequest,
+    ) -> Result<v1::NextSplitsResponse> {
+        let deadline = self.deadline(request.wait_ms);
+        let id = TaskId(request.task_id);
+        let iteration = self.look(|state| state.task_index.get(&id).copied()).await?;
+        let Some(iteration) = iteration else { return Err(gone(id)) };
+        let mut news = self.bell(iteration).subscribe();
+        loop {
+            news.borrow_and_update();
+            self.observed.lock().hear_worker(WorkerId(request.worker_id), self.clock.now());
+            if let Some(answer) = self.commit(|txn| self.lease(txn, &request)).await? {
+                return Ok(answer);
+            }
+            if !self.wait(&mut news, deadline).await? {
+                return Ok(v1::NextSplitsResponse { splits: Vec::new(), end: false });
+            }
+        }
+    }
+
+    /// One attempt to answer; none if there is nothing to hand out now.
+    fn lease(
+        self: &Arc<Self>,
+        txn: &mut Txn<'_>,
+        request: &v1::NextSplitsRequest,
+    ) -> Result<Option<v1::NextSplitsResponse>> {
+        let id = TaskId(request.task_id);
+        let (iteration, task) = running_task(txn.state, id, WorkerId(request.worker_id))?;
+        if request.request_no == task.last_request && request.request_no > 0 {
+            return Ok(Some(answer(task)));
+        }
+        if request.request_no < task.last_request {
+            return Err(Error::failed_precondition(format!(
+                "{id}: request {} for splits came after request {}",
+                request.request_no, task.last_request
+            )));
+        }
+        if task.told_end || task.is_over() {
+            return Ok(Some(v1::NextSplitsResponse { splits: Vec::new(), end: true }));
+        }
+        let (iteration_id, feed_id) = (iteration.id, task.feed);
+        let Some(found) = self.find_splits(txn.state, iteration, task, request.want) else { return Ok(None) };
+        match found {
+            Found::Requeued(requeued) => txn.apply(leased(request, Vec::new(), requeued, false)),
+            Found::Fresh(fresh) => txn.apply(leased(request, fresh, Vec::new(), false)),
+            Found::End { exhausted } => {
+                if exhausted {
+                    txn.apply(Update::FeedExhausted { iteration: iteration_id, feed: feed_id });
+                }
+                txn.apply(leased(request, Vec::new(), Vec::new(), true));
+            }
+            Found::Failed(e) => {
+                let e = e.context(iteration.describe());
+                let failure: Failure = (&e).into();
+                txn.apply(Update::IterationFailed { iteration: iteration_id, failure });
+                return Err(e);
+            }
+        }
+        Ok(txn.state.task(id).map(|(_, task)| answer(task)))
+    }
+
+    fn find_splits(
+        self: &Arc<Self>,
+        state: &State,
+        iteration: &Iteration,
+        task: &Task,
+        want: u32,
+    ) -> Option<Found> {
+        let draining = state.workers.get(&task.worker).is_some_and(|w| w.state == WorkerState::Draining);
+        if draining && !iteration.exclusive && state.active_workers().next().is_some() {
+            // The others can take the rest, and this worker can leave.
+            return Some(Found::End { exhausted: false });
+        }
+        let want = usize::try_from(want).unwrap_or(MOST_SPLITS).clamp(1, MOST_SPLITS);
+        let feed = iteration.feeds.get(&task.feed)?;
+        if !feed.pending.is_empty() {
+            let want = fair_share(iteration, task.feed, want, feed.pending.len());
+            return Some(Found::Requeued(feed.pending.keys().take(want).copied().collect()));
+        }
+        if feed.exhausted {
+            return Some(Found::End { exhausted: false });
+        }
+        let provider = self.provider(state, iteration, task.feed);
+        let want = provider.left().map_or(want, |left| fair_share(iteration, task.feed, want, left));
+        let fresh = provider.take(want);
+        if !fresh.is_empty() {
+            return Some(Found::Fresh(fresh));
+        }
+        match provider.end()? {
+            Ok(_) => Some(Found::End { exhausted: true }),
+            Err(e) => Some(Found::Failed(e)),
+        }
+    }
+}
+
+enum Found {
+    Requeued(Vec<u64>),
+    Fresh(Vec<SplitRecord>),
+    End { exhausted: bool },
+    Failed(Error),
+}
+
+/// Near the end splits are dealt out in smaller hands, so that no worker sits on the last ones.
+fn fair_share(iteration: &Iteration, feed: FeedId, want: usize, left: usize) -> usize {
+    let open = iteration.tasks.values().filter(|t| t.feed == feed && t.is_open()).count();
+    want.min(left.div_ceil(2 * open.max(1))).max(1)
+}
+
+fn leased(request: &v1::NextSplitsRequest, fresh: Vec<SplitRecord>, requeued: Vec<u64>, end: bool) -> Update {
+    Update::Leased { task: TaskId(request.task_id), request_no: request.request_no, fresh, requeued, end }
+}
+
+fn answer(task: &Task) -> v1::NextSplitsResponse {
+    let lease = |index: &u64| task.leases.get(index).map(|lease| to_proto(*index, lease));
+    v1::NextSplitsResponse { splits: task.last_answer.iter().filter_map(lease).collect(), end: task.told_end }
+}
+
+fn to_proto(index: u64, lease: &Lease) -> v1::SplitLease {
+    v1::SplitLease { index, split_json: lease.split.to_string(), done: ranges_to_proto(&lease.done) }
+}
+
+fn ranges_to_proto(rows: &RowRanges) -> Vec<v1::RowRange> {
+    rows.iter().map(|(start, end)| v1::RowRange { start, end }).collect()
+}
+
+/// A task that a worker may go on with.
+///
+/// # Errors
+/// The failure of its iteration; `Cancelled` if the task should not run any more, or not there.
+pub(super) fn running_task(state: &State, id: TaskId, worker: WorkerId) -> Result<(&Iteration, &Task)> {
+    let iteration = state.task_index.get(&id).and_then(|i| state.iterations.get(i)).ok_or_else(|| gone(id))?;
+    if let Some(failure) = &iteration.failure {
+        return Err(failure.into());
+    }
+    let task = iteration.tasks.get(&id).filter(|t| !t.is_lost()).ok_or_else(|| gone(id))?;
+    if task.worker != worker {
+        return Err(Error::cancelled(format!("{id} runs on {}, not on {worker}", task.worker)));
+    }
+    Ok((iteration, task))
+}
+
+fn gone(id: TaskId) -> Error {
+    Error::cancelled(format!("{id} is lost, or its job is over: stop it"))
+}
+
+/// Splits that a provider has not listed, or not handed out, do not count.
+pub(super) fn splits_total(core: &Core, iteration: &Iteration) -> u64 {
+    let providers = core.providers.lock();
+    let total = |(id, feed): (&FeedId, &Feed)| match providers.get(&(iteration.id, *id)) {
+        _ if feed.exhausted => Some(feed.issued),
+        Some(provider) => provider.shared.total(),
+        None => None,
+    };
+    let all: Option<Vec<u64>> = iteration.feeds.iter().map(total).collect();
+    all.unwrap_or_default().into_iter().sum()
+}

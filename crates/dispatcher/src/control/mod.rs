@@ -1,0 +1,284 @@
+//! The control plane: what events mean.
+//!
+//! [`Core`] holds the state behind one lock. A call decides under the lock, which takes microseconds; it
+//! answers when what it decided, and all that it has seen, is durable. Whoever waits for news of an iteration
+//! watches its bell.
+
+mod check;
+mod clients;
+mod datasets;
+mod leases;
+mod observed;
+mod open;
+mod status;
+mod workers;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use caju_runtime::{Clock, Tasks};
+use caju_types::{DatasetId, Error, IterationId, Result};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use crate::catalog::{Bound, Catalog};
+use crate::config::DispatcherConfig;
+use crate::journal::{Journal, JournalWriter};
+use crate::splits::{Issued, SharedProvider, SplitOrder, SplitProvider};
+use crate::state::{FeedId, Iteration, Mode, State, Update, follow_ups};
+use observed::Observed;
+
+/// Updates after which the journal is compacted.
+const COMPACT_AFTER: u64 = 20_000;
+
+/// The control plane of one dispatcher.
+pub(crate) struct Core {
+    pub(crate) config: DispatcherConfig,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) tasks: Tasks,
+    catalog: Arc<dyn Catalog>,
+    inner: Mutex<Inner>,
+    journal: JournalWriter,
+    bells: Mutex<HashMap<IterationId, Arc<watch::Sender<()>>>>,
+    providers: Mutex<BTreeMap<(IterationId, FeedId), Provider>>,
+    bound: Mutex<HashMap<DatasetId, Arc<Bound>>>,
+    observed: Mutex<Observed>,
+    started: Duration,
+    /// Distinguishes the names that this process makes from those of others before it.
+    names: (u128, AtomicU64),
+}
+
+struct Inner {
+    state: State,
+    updates_since_snapshot: u64,
+}
+
+struct Provider {
+    shared: SharedProvider,
+    filler: AbortHandle,
+}
+
+impl Drop for Provider {
+    fn drop(&mut self) {
+        self.filler.abort();
+    }
+}
+
+/// One decision: changes are applied as they are made, and journaled together.
+pub(crate) struct Txn<'a> {
+    pub(crate) state: &'a mut State,
+    updates: Vec<Update>,
+    touched: BTreeSet<IterationId>,
+}
+
+impl Txn<'_> {
+    pub(crate) fn apply(&mut self, update: Update) {
+        self.state.apply(&update);
+        self.updates.push(update);
+    }
+
+    /// Applies what must follow from the changes made so far.
+    pub(crate) fn settle(&mut self) {
+        for id in self.state.take_touched() {
+            for update in follow_ups(self.state, id) {
+                self.apply(update);
+            }
+            self.touched.insert(id);
+        }
+        self.touched.append(&mut self.state.take_touched());
+    }
+}
+
+impl Core {
+    /// A control plane on what a journal holds.
+    pub(crate) fn new(
+        config: DispatcherConfig,
+        catalog: Arc<dyn Catalog>,
+        clock: Arc<dyn Clock>,
+        journal: Box<dyn Journal>,
+        replayed: &[Vec<Update>],
+    ) -> Result<Arc<Self>> {
+        let mut state = State::default();
+        replayed.iter().flatten().for_each(|u| state.apply(u));
+        state.take_touched();
+        let unix_ms = clock.unix_time().as_millis();
+        let core = Arc::new(Self {
+            started: clock.now(),
+            names: (unix_ms, AtomicU64::new(0)),
+            config,
+            clock,
+            tasks: Tasks::new(),
+            catalog,
+            inner: Mutex::new(Inner { state, updates_since_snapshot: 0 }),
+            journal: JournalWriter::start(journal)?,
+            bells: Mutex::default(),
+            providers: Mutex::default(),
+            bound: Mutex::default(),
+            observed: Mutex::default(),
+        });
+        if replayed.is_empty() {
+            // Milliseconds grow faster than a dispatcher gives out identifiers.
+            let base_id = u64::try_from(unix_ms).unwrap_or(1);
+            core.transact(|txn| txn.apply(Update::Founded { base_id }));
+        } else if replayed.len() as u64 > COMPACT_AFTER / 10 {
+            core.journal.compact(core.inner.lock().state.clone());
+        }
+        Ok(core)
+    }
+
+    /// A copy of the state.
+    #[cfg(test)]
+    pub(crate) fn snapshot(&self) -> State {
+        self.inner.lock().state.clone()
+    }
+
+    /// Writes what is enqueued; nothing can be decided afterwards.
+    pub(crate) fn close_journal(&self) {
+        self.journal.close();
+    }
+
+    /// Decides something under the lock; the result, and the number that must be durable before it is told.
+    fn transact<R>(&self, decide: impl FnOnce(&mut Txn<'_>) -> R) -> (R, u64) {
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
+        let mut txn = Txn { state: &mut inner.state, updates: Vec::new(), touched: BTreeSet::new() };
+        let result = decide(&mut txn);
+        txn.settle();
+        let Txn { updates, touched, .. } = txn;
+        let number = if updates.is_empty() {
+            self.journal.last()
+        } else {
+            inner.updates_since_snapshot += updates.len() as u64;
+            self.journal.enqueue(updates)
+        };
+        if inner.updates_since_snapshot > COMPACT_AFTER {
+            inner.updates_since_snapshot = 0;
+            self.journal.compact(inner.state.clone());
+        }
+        self.tidy(&inner.state, &touched);
+        drop(guard);
+        (result, number)
+    }
+
+    /// Decides something and waits until it is durable, whether it turned out well or not.
+    pub(crate) async fn commit<R>(&self, decide: impl FnOnce(&mut Txn<'_>) -> Result<R>) -> Result<R> {
+        let (result, number) = self.transact(decide);
+        self.journal.durable(number).await?;
+        result
+    }
+
+    /// Looks at the state, and waits until what it saw is durable.
+    pub(crate) async fn look<R>(&self, look: impl FnOnce(&State) -> R) -> Result<R> {
+        let (result, number) = self.transact(|txn| look(txn.state));
+        self.journal.durable(number).await?;
+        Ok(result)
+    }
+
+    /// Rings the bells of changed iterations, and drops what nobody needs any more.
+    fn tidy(&self, state: &State, touched: &BTreeSet<IterationId>) {
+        for id in touched {
+            let iteration = state.iterations.get(id);
+            if !iteration.is_some_and(Iteration::is_running) {
+                self.providers.lock().retain(|(i, _), _| i != id);
+            }
+            let mut bells = self.bells.lock();
+            if let Some(bell) = bells.get(id) {
+                bell.send_replace(());
+            }
+            if iteration.is_none() {
+                bells.remove(id);
+                self.observed.lock().forget(*id);
+            }
+        }
+    }
+
+    fn bell(&self, id: IterationId) -> Arc<watch::Sender<()>> {
+        Arc::clone(self.bells.lock().entry(id).or_insert_with(|| Arc::new(watch::Sender::new(()))))
+    }
+
+    /// Waits for news of an iteration until a deadline of the monotonic clock; false at the deadline.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher shuts down.
+    async fn wait(&self, news: &mut watch::Receiver<()>, deadline: Duration) -> Result<bool> {
+        let left = deadline.saturating_sub(self.clock.now());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        tokio::select! {
+            _ = news.changed() => Ok(true),
+            () = self.clock.sleep(left) => Ok(false),
+            () = self.tasks.stopped() => Err(Error::unavailable(
+                "the dispatcher is shutting down; try again when it is back",
+            )),
+        }
+    }
+
+    /// When a call that wants to wait so long has to answer.
+    fn deadline(&self, wait_ms: u64) -> Duration {
+        self.clock.now() + Duration::from_millis(wait_ms).min(self.config.timers.longest_poll)
+    }
+
+    /// A name for something of one user alone, never given before.
+    pub(crate) fn unique_name(&self, prefix: &str) -> String {
+        format!("{prefix}{:x}-{}", self.names.0, self.names.1.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The provider of a feed; begins to list if there is none. Called under the lock of the state.
+    fn provider(self: &Arc<Self>, state: &State, iteration: &Iteration, feed: FeedId) -> SharedProvider {
+        let mut providers = self.providers.lock();
+        if let Some(provider) = providers.get(&(iteration.id, feed)) {
+            return Arc::clone(&provider.shared);
+        }
+        let shared = Arc::new(SplitProvider::default());
+        let books = iteration.feeds.get(&feed);
+        let issued = books.map_or(Issued { count: 0, digest: 0 }, |f| Issued { count: f.issued, digest: f.digest });
+        let listing = Listing {
+            feed,
+            issued,
+            dataset: iteration.dataset.clone(),
+            job_seed: state.jobs.get(&iteration.job).map_or(0, |j| j.seed),
+            epoch: iteration.epoch,
+            slot: (iteration.mode == Mode::Off).then_some(feed.0),
+            single_task: state.datasets.get(&iteration.dataset).is_some_and(|d| d.single_task),
+        };
+        let bell = self.bell(iteration.id);
+        let filler = self.tasks.spawn(listing.fill(Arc::clone(self), Arc::clone(&shared), bell));
+        let provider = Provider { shared: Arc::clone(&shared), filler: filler.abort_handle() };
+        providers.insert((iteration.id, feed), provider);
+        shared
+    }
+}
+
+/// What a provider's filler must know.
+struct Listing {
+    feed: FeedId,
+    issued: Issued,
+    dataset: DatasetId,
+    job_seed: u64,
+    epoch: u64,
+    slot: Option<u32>,
+    single_task: bool,
+}
+
+impl Listing {
+    async fn fill(self, core: Arc<Core>, provider: SharedProvider, bell: Arc<watch::Sender<()>>) {
+        let poke = || {
+            bell.send_replace(());
+        };
+        let bound = match core.bound(&self.dataset).await {
+            Ok(bound) => bound,
+            Err(e) => {
+                provider.fail_or_end(Err(e));
+                return poke();
+            }
+        };
+        drop(core);
+        let shuffle = bound.shuffle.filter(|_| !self.single_task);
+        let order = shuffle.map(|s| SplitOrder::new(s.seed.unwrap_or(self.job_seed), self.epoch, self.slot));
+        provider.fill(self.feed, order, (bound.splits)(), self.issued, poke).await;
+    }
+}

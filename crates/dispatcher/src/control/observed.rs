@@ -1,0 +1,89 @@
+//! What workers and clients report about themselves. It is not in the journal: after a restart everybody
+//! counts as heard of just now.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use caju_proto::v1::StageStats;
+use caju_types::{ClientId, IterationId, WorkerId};
+
+/// The last reports.
+#[derive(Debug, Default)]
+pub(crate) struct Observed {
+    pub(crate) workers: BTreeMap<WorkerId, WorkerReport>,
+    pub(crate) clients: BTreeMap<(IterationId, ClientId), ClientReport>,
+    /// Since when an iteration has no reader.
+    pub(crate) idle: BTreeMap<IterationId, Duration>,
+    /// Since when a running iteration has no worker.
+    pub(crate) starved: BTreeMap<IterationId, Duration>,
+    /// What ended tasks reported, by iteration.
+    pub(crate) ended_stages: BTreeMap<IterationId, Vec<StageStats>>,
+    /// The time of the last look.
+    pub(crate) last_check: Option<Duration>,
+}
+
+/// What a worker last said.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct WorkerReport {
+    /// When, by the monotonic clock.
+    pub(crate) at: Duration,
+    /// What its stages did in the tasks that run there.
+    pub(crate) stages: Vec<StageStats>,
+    /// Those tasks.
+    pub(crate) tasks: Vec<u64>,
+}
+
+/// What a client last said.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct ClientReport {
+    /// When, by the monotonic clock.
+    pub(crate) at: Duration,
+    /// The share of time that its user waited for rows.
+    pub(crate) wait_fraction: f64,
+}
+
+impl Observed {
+    pub(crate) fn hear_worker(&mut self, worker: WorkerId, now: Duration) {
+        self.workers.entry(worker).or_default().at = now;
+    }
+
+    pub(crate) fn hear_client(&mut self, iteration: IterationId, client: ClientId, now: Duration) {
+        self.clients.entry((iteration, client)).or_default().at = now;
+    }
+
+    /// Adds what an ended task reported.
+    pub(crate) fn end_task(&mut self, iteration: IterationId, stages: &[StageStats]) {
+        add_stages(self.ended_stages.entry(iteration).or_default(), stages);
+    }
+
+    /// Pretends that everybody was heard of as much later: the dispatcher itself stood still.
+    pub(crate) fn forgive(&mut self, gap: Duration) {
+        self.workers.values_mut().for_each(|w| w.at += gap);
+        self.clients.values_mut().for_each(|c| c.at += gap);
+    }
+
+    /// Drops what belongs to a dropped iteration.
+    pub(crate) fn forget(&mut self, iteration: IterationId) {
+        self.clients.retain(|(i, _), _| *i != iteration);
+        self.idle.remove(&iteration);
+        self.starved.remove(&iteration);
+        self.ended_stages.remove(&iteration);
+    }
+}
+
+/// Sums the figures of stages of the same name, in the order of first appearance.
+pub(crate) fn add_stages(sum: &mut Vec<StageStats>, more: &[StageStats]) {
+    for stage in more {
+        let Some(have) = sum.iter_mut().find(|s| s.name == stage.name) else {
+            sum.push(stage.clone());
+            continue;
+        };
+        have.rows_in += stage.rows_in;
+        have.rows_out += stage.rows_out;
+        have.bytes_out += stage.bytes_out;
+        have.cpu_s += stage.cpu_s;
+        have.busy_s += stage.busy_s;
+        have.wait_in_s += stage.wait_in_s;
+        have.wait_out_s += stage.wait_out_s;
+    }
+}

@@ -1,0 +1,236 @@
+//! Opening an iteration: get or create, and join.
+
+use std::sync::Arc;
+
+use caju_proto::v1;
+use caju_types::{ClientId, DatasetId, Error, IterationId, JobName, Result, WorkerId};
+
+use super::clients::task_infos;
+use super::datasets::{difference, find, parse, register};
+use super::{Core, Txn};
+use crate::catalog::Bound;
+use crate::state::{Dataset, Job, Mode, State, TaskState, Update};
+
+/// Jobs of one client alone are named so, and forgotten with their last iteration.
+const ANONYMOUS: &str = "anonymous-";
+
+/// Where the dataset of a request comes from.
+enum Wanted {
+    /// It is registered.
+    Known(DatasetId),
+    /// It was bound just now.
+    Bound(Arc<Bound>, Box<Dataset>),
+}
+
+impl Core {
+    pub(crate) async fn open_iteration(
+        &self,
+        mut request: v1::OpenIterationRequest,
+    ) -> Result<v1::OpenIterationResponse> {
+        if request.job.is_empty() {
+            request.job = self.unique_name(ANONYMOUS);
+        }
+        let wanted = self.wanted(&request).await?;
+        let (now, unix_ms) = (self.clock.now(), u64::try_from(self.clock.unix_time().as_millis()).unwrap_or(0));
+        let (answer, dataset) = self
+            .commit(|txn| {
+                let dataset = match &wanted {
+                    Wanted::Known(id) => find(txn.state, id)?.clone(),
+                    Wanted::Bound(_, dataset) => register(txn, (**dataset).clone(), None)?,
+                };
+                let job = get_or_create_job(txn, &request, &dataset)?;
+                let answer = match get_or_create_iteration(txn, &request, &job, unix_ms)? {
+                    Some(iteration) => self.join(txn, &request, iteration, now)?,
+                    None => over(&request, &job),
+                };
+                Ok((v1::OpenIterationResponse { heartbeat_ms: self.heartbeat_ms(), ..answer }, dataset))
+            })
+            .await?;
+        if let Wanted::Bound(bound, _) = wanted {
+            self.bound.lock().insert(dataset.id.clone(), bound);
+        }
+        Ok(v1::OpenIterationResponse {
+            fingerprint: dataset.fingerprint.to_string(),
+            schema_ipc: dataset.schema_ipc.into(),
+            definition_json: dataset.definition_json,
+            ..answer
+        })
+    }
+
+    /// Finds or binds the dataset. A definition that the job reads already is not bound again.
+    async fn wanted(&self, request: &v1::OpenIterationRequest) -> Result<Wanted> {
+        match (request.dataset_id.is_empty(), request.definition_json.is_empty()) {
+            (false, true) => return Ok(Wanted::Known(DatasetId(request.dataset_id.clone()))),
+            (true, false) => {}
+            _ => return Err(Error::invalid("give either a dataset's name or a definition")),
+        }
+        let definition = parse(&request.definition_json)?.to_string();
+        let job = JobName(request.job.clone());
+        let known = self
+            .look(|state| {
+                let dataset = state.jobs.get(&job).and_then(|j| state.datasets.get(&j.dataset))?;
+                (dataset.definition_json == definition).then(|| dataset.id.clone())
+            })
+            .await?;
+        if let Some(id) = known {
+            return Ok(Wanted::Known(id));
+        }
+        let (bound, dataset) = self.bind(&definition).await?;
+        Ok(Wanted::Bound(bound, Box::new(dataset)))
+    }
+
+    fn join(
+        &self,
+        txn: &mut Txn<'_>,
+        request: &v1::OpenIterationRequest,
+        id: IterationId,
+        now: std::time::Duration,
+    ) -> Result<v1::OpenIterationResponse> {
+        let given = Some(ClientId(request.client_id)).filter(|c| c.0 != 0 && c.0 < txn.state.next_id);
+        let client = given.unwrap_or(ClientId(txn.state.next_id));
+        let flight = request.flight.then_some(WorkerId(request.flight_worker_id));
+        if let Some(worker) = flight
+            && !txn.state.workers.get(&worker).is_some_and(|w| !w.is_lost())
+        {
+            return Err(Error::unavailable(format!(
+                "{worker} of the ticket is lost; ask for the flight's info again and read under another job name"
+            )));
+        }
+        if !txn.state.is_member(client, id) {
+            txn.apply(Update::ClientJoined { client, iteration: id, flight });
+        }
+        txn.settle();
+        if let Some(worker) = flight {
+            let running = |t: &crate::state::Task| t.worker == worker && t.state == TaskState::Active;
+            let has_task = txn.state.iterations.get(&id).is_some_and(|i| i.tasks.values().any(running));
+            if !has_task {
+                // Nothing is left for this worker: its stream is empty, and nobody stays behind.
+                txn.apply(Update::ClientGone { client, iteration: id, received: Vec::new() });
+            }
+        } else {
+            self.observed.lock().hear_client(id, client, now);
+        }
+        describe(txn.state, client, id)
+    }
+}
+
+fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::OpenIterationResponse> {
+    let missing = || Error::internal(format!("{id} vanished while it was opened"));
+    let iteration = state.iterations.get(&id).ok_or_else(missing)?;
+    if let Some(failure) = &iteration.failure {
+        return Err(failure.into());
+    }
+    let joined = iteration.members.contains_key(&client);
+    Ok(v1::OpenIterationResponse {
+        client_id: client.0,
+        iteration_id: id.0,
+        job: iteration.job.0.clone(),
+        version: iteration.version,
+        tasks: if joined { task_infos(state, iteration, client) } else { Vec::new() },
+        finished: iteration.is_finished(),
+        seed: state.jobs.get(&iteration.job).map_or(0, |j| j.seed),
+        ..Default::default()
+    })
+}
+
+/// The answer to a Flight reader that comes when all is read and forgotten: an empty stream.
+fn over(request: &v1::OpenIterationRequest, job: &Job) -> v1::OpenIterationResponse {
+    v1::OpenIterationResponse { job: request.job.clone(), finished: true, seed: job.seed, ..Default::default() }
+}
+
+fn wanted_mode(request: &v1::OpenIterationRequest) -> Result<Option<Mode>> {
+    match v1::ProcessingMode::try_from(request.mode) {
+        Ok(v1::ProcessingMode::Unspecified) => Ok(None),
+        Ok(v1::ProcessingMode::Dynamic) => Ok(Some(Mode::Dynamic)),
+        Ok(v1::ProcessingMode::Off) => Ok(Some(Mode::Off)),
+        Err(_) => Err(Error::invalid(format!("processing mode {} is not known; `dynamic` or `off`", request.mode))),
+    }
+}
+
+fn get_or_create_job(txn: &mut Txn<'_>, request: &v1::OpenIterationRequest, dataset: &Dataset) -> Result<Job> {
+    let name = JobName(request.job.clone());
+    let mode = wanted_mode(request)?;
+    if let Some(job) = txn.state.jobs.get(&name) {
+        check_job(txn.state, job, dataset, request.has_seed.then_some(request.seed), mode)?;
+        return Ok(job.clone());
+    }
+    txn.apply(Update::JobCreated {
+        job: name.clone(),
+        dataset: dataset.id.clone(),
+        seed: if request.has_seed { request.seed } else { dataset.seed.unwrap_or(0) },
+        mode: mode.unwrap_or(Mode::Dynamic),
+        anonymous: request.job.starts_with(ANONYMOUS),
+    });
+    let missing = || Error::internal(format!("job `{name}` vanished while it was opened"));
+    txn.state.jobs.get(&name).cloned().ok_or_else(missing)
+}
+
+fn check_job(state: &State, job: &Job, dataset: &Dataset, seed: Option<u64>, mode: Option<Mode>) -> Result<()> {
+    let name = &job.name;
+    if job.dataset != dataset.id {
+        let (theirs, differ) = match state.datasets.get(&job.dataset) {
+            Some(d) => (d.fingerprint.to_string(), difference(d, dataset)),
+            None => (job.dataset.to_string(), ""),
+        };
+        return Err(Error::failed_precondition(format!(
+            "job `{name}` reads the dataset with fingerprint {theirs}, and this one has {}{differ}; take another \
+             job name",
+            dataset.fingerprint
+        )));
+    }
+    if let Some(seed) = seed.filter(|s| *s != job.seed) {
+        return Err(Error::failed_precondition(format!(
+            "job `{name}` runs with seed {}, not {seed}; take another job name, or leave the seed out",
+            job.seed
+        )));
+    }
+    if let Some(mode) = mode.filter(|m| *m != job.mode) {
+        return Err(Error::failed_precondition(format!(
+            "job `{name}` runs in processing mode `{}`, not `{mode}`; take another job name",
+            job.mode
+        )));
+    }
+    Ok(())
+}
+
+/// The iteration to join; none if a Flight reader comes after its end.
+fn get_or_create_iteration(
+    txn: &mut Txn<'_>,
+    request: &v1::OpenIterationRequest,
+    job: &Job,
+    at_ms: u64,
+) -> Result<Option<IterationId>> {
+    let (name, epoch) = (&job.name, request.epoch);
+    if let Some(iteration) = txn.state.find_iteration(name, epoch) {
+        let id = iteration.id;
+        match &iteration.failure {
+            None => return Ok(Some(id)),
+            Some(failure) if !iteration.members.is_empty() => return Err(failure.into()),
+            // Nobody is left who saw it fail: a new attempt begins.
+            Some(_) => txn.apply(Update::IterationDropped { iteration: id }),
+        }
+    }
+    if job.finished.contains(epoch) {
+        return if request.flight { Ok(None) } else { Err(read_already(name, epoch)) };
+    }
+    if job.abandoned.contains(epoch) {
+        return Err(Error::failed_precondition(format!(
+            "job `{name}` epoch {epoch}: all its readers left it before its end, and it was dropped; take \
+             another job name (readers may be away longer with a longer --job-gc-timeout)"
+        )));
+    }
+    if !txn.state.jobs.contains_key(name) {
+        // Dropping the failed iteration took an anonymous job with it.
+        let Job { name, dataset, seed, mode, anonymous, .. } = job.clone();
+        txn.apply(Update::JobCreated { job: name, dataset, seed, mode, anonymous });
+    }
+    let iteration = IterationId(txn.state.next_id);
+    txn.apply(Update::IterationOpened { iteration, job: name.clone(), epoch, at_ms });
+    Ok(Some(iteration))
+}
+
+fn read_already(name: &JobName, epoch: u64) -> Error {
+    Error::failed_precondition(format!(
+        "job `{name}` epoch {epoch} was read to its end already; take another job name to read the data again"
+    ))
+}

@@ -1,0 +1,95 @@
+//! For people: what is there and how it goes.
+
+use caju_proto::v1;
+use caju_types::Result;
+
+use super::Core;
+use super::leases::splits_total;
+use super::observed::add_stages;
+use crate::state::{Iteration, State, TaskState, Worker};
+
+impl Core {
+    pub(crate) async fn get_status(&self) -> Result<v1::GetStatusResponse> {
+        let now = self.clock.now();
+        self.look(|state| v1::GetStatusResponse {
+            version: env!("CARGO_PKG_VERSION").to_string(),
+            uptime_s: now.saturating_sub(self.started).as_secs_f64(),
+            workers: state.workers.values().map(|w| self.worker_status(state, w)).collect(),
+            jobs: state.iterations.values().map(|i| self.job_status(state, i)).collect(),
+            cache_url: self.config.cache_url.clone(),
+            journal: self.journal.describe().to_string(),
+        })
+        .await
+    }
+
+    fn worker_status(&self, state: &State, worker: &Worker) -> v1::WorkerStatus {
+        let heard = self.observed.lock().workers.get(&worker.id).map(|r| r.at);
+        let tasks = state.iterations.values().flat_map(|i| i.tasks.values());
+        let here = tasks.filter(|t| t.worker == worker.id && t.state == TaskState::Active);
+        v1::WorkerStatus {
+            worker_id: worker.id.0,
+            address: worker.address.clone(),
+            tags: worker.tags.clone(),
+            cores: worker.cores,
+            silent_s: heard.map_or(0.0, |at| self.clock.now().saturating_sub(at).as_secs_f64()),
+            state: worker.state.as_str().to_string(),
+            tasks: here.map(|t| t.id.0).collect(),
+        }
+    }
+
+    fn job_status(&self, state: &State, iteration: &Iteration) -> v1::JobStatus {
+        let dataset = state.datasets.get(&iteration.dataset);
+        let stages = self.stages(iteration);
+        let running = iteration.tasks.values().filter(|t| t.state == TaskState::Active);
+        v1::JobStatus {
+            job: iteration.job.0.clone(),
+            dataset_id: iteration.dataset.0.clone(),
+            pipeline: dataset.and_then(|d| d.name.clone()).unwrap_or_default(),
+            iteration_id: iteration.id.0,
+            epoch: iteration.epoch,
+            state: iteration.state_name().to_string(),
+            splits_total: splits_total(self, iteration),
+            splits_leased: iteration.splits_leased(),
+            clients: count(iteration.members.len()),
+            tasks: count(running.count()),
+            mode: iteration.mode.as_str().to_string(),
+            failure: iteration.failure.as_ref().map(Into::into),
+            bottleneck: self.bottleneck(iteration, &stages),
+            stages,
+        }
+    }
+
+    /// What the stages of an iteration did: in ended tasks by their last word; in running ones by the
+    /// heartbeat of their worker, as long as it runs tasks of this iteration alone.
+    pub(super) fn stages(&self, iteration: &Iteration) -> Vec<v1::StageStats> {
+        let observed = self.observed.lock();
+        let mut sum = observed.ended_stages.get(&iteration.id).cloned().unwrap_or_default();
+        for report in observed.workers.values() {
+            let ours = |t: &u64| iteration.tasks.contains_key(&caju_types::TaskId(*t));
+            let active = |t: &u64| {
+                iteration.tasks.get(&caju_types::TaskId(*t)).is_some_and(|t| t.state == TaskState::Active)
+            };
+            if report.tasks.iter().all(ours) && report.tasks.iter().any(active) {
+                add_stages(&mut sum, &report.stages);
+            }
+        }
+        sum
+    }
+
+    /// The consumer, if it hardly ever waits; else the stage that works most.
+    fn bottleneck(&self, iteration: &Iteration, stages: &[v1::StageStats]) -> String {
+        let observed = self.observed.lock();
+        let clients = observed.clients.iter().filter(|((i, _), _)| *i == iteration.id);
+        let waits: Vec<f64> = clients.map(|(_, c)| c.wait_fraction).collect();
+        let busiest = stages.iter().max_by(|a, b| a.busy_s.total_cmp(&b.busy_s));
+        match busiest {
+            Some(_) if !waits.is_empty() && waits.iter().all(|w| *w < 0.05) => "consumer".to_string(),
+            Some(stage) => format!("stage:{}", stage.name),
+            None => String::new(),
+        }
+    }
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,192 @@
+//! Workers: registration, heartbeats, what a task is, and how it ended.
+
+use caju_proto::v1;
+use caju_types::{Error, ErrorKind, Result, TaskId, WorkerId};
+
+use super::leases::running_task;
+use super::{Core, Txn};
+use crate::state::{Failure, Iteration, Mode, State, Task, TaskState, Update, WorkerState};
+
+impl Core {
+    pub(crate) async fn register_worker(
+        &self,
+        request: v1::RegisterWorkerRequest,
+    ) -> Result<v1::RegisterWorkerResponse> {
+        let valid = request.address.rsplit_once(':').is_some_and(|(host, port)| {
+            !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p != 0)
+        });
+        if !valid {
+            return Err(Error::invalid(format!(
+                "worker address `{}` is not HOST:PORT that clients could dial",
+                request.address
+            )));
+        }
+        let now = self.clock.now();
+        let worker = self
+            .commit(|txn| {
+                let id = register(txn, &request);
+                self.observed.lock().hear_worker(id, now);
+                Ok(id)
+            })
+            .await?;
+        tracing::info!("{worker} at {} registered", request.address);
+        Ok(v1::RegisterWorkerResponse { worker_id: worker.0, heartbeat_ms: self.heartbeat_ms() })
+    }
+
+    /// Workers that get tasks, with their addresses.
+    pub(crate) async fn active_workers(&self) -> Result<Vec<(WorkerId, String)>> {
+        self.look(|state| state.active_workers().map(|w| (w.id, w.address.clone())).collect()).await
+    }
+
+    pub(crate) fn heartbeat_ms(&self) -> u64 {
+        u64::try_from(self.config.timers.heartbeat.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) async fn worker_heartbeat(
+        &self,
+        request: v1::WorkerHeartbeatRequest,
+    ) -> Result<v1::WorkerHeartbeatResponse> {
+        let id = WorkerId(request.worker_id);
+        let answer = self
+            .look(|state| {
+                let known = state.workers.get(&id).filter(|w| !w.is_lost() && w.address == request.address);
+                let stale = |t: &&u64| !should_run(state, TaskId(**t), id);
+                v1::WorkerHeartbeatResponse {
+                    register_again: known.is_none(),
+                    cancel_tasks: request.tasks.iter().filter(stale).copied().collect(),
+                    draining: known.is_some_and(|w| w.state == WorkerState::Draining),
+                }
+            })
+            .await?;
+        if !answer.register_again {
+            let mut observed = self.observed.lock();
+            let report = observed.workers.entry(id).or_default();
+            report.at = self.clock.now();
+            report.stages = request.stages;
+            report.tasks = request.tasks;
+        }
+        Ok(answer)
+    }
+
+    pub(crate) async fn get_task(&self, request: v1::GetTaskRequest) -> Result<v1::GetTaskResponse> {
+        let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
+        self.look(|state| {
+            let (iteration, task) = running_task(state, id, worker)?;
+            let task = task_def(state, iteration, task)?;
+            Ok(v1::GetTaskResponse { task: Some(task) })
+        })
+        .await?
+    }
+
+    pub(crate) async fn finish_task(&self, request: v1::FinishTaskRequest) -> Result<v1::FinishTaskResponse> {
+        let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
+        self.commit(|txn| {
+            // A task that is unknown, lost or reported already needs nothing more: its worker may forget it.
+            let Some((iteration, task)) = txn.state.task(id) else { return Ok(()) };
+            let iteration_id = iteration.id;
+            if task.worker != worker || task.is_lost() || task.reported {
+                return Ok(());
+            }
+            let Some(failure) = &request.failure else {
+                self.observed.lock().end_task(iteration_id, &request.stages);
+                end(txn, id, request.rows_skipped);
+                return Ok(());
+            };
+            let error = Error::from(failure);
+            let update = if error.kind() == ErrorKind::Cancelled {
+                Update::TaskLost { task: id, reason: format!("{worker} gave {id} up: {error}") }
+            } else {
+                tracing::warn!("{} failed on {worker}: {error}", iteration.describe());
+                Update::IterationFailed { iteration: iteration_id, failure: Failure::from(&error) }
+            };
+            txn.apply(update);
+            Ok(())
+        })
+        .await?;
+        Ok(v1::FinishTaskResponse {})
+    }
+
+    pub(crate) async fn drain_worker(&self, request: v1::DrainWorkerRequest) -> Result<v1::DrainWorkerResponse> {
+        let id = WorkerId(request.worker_id);
+        self.commit(|txn| {
+            let known: Vec<String> = txn.state.workers.values().map(|w| w.describe()).collect();
+            let Some(worker) = txn.state.workers.get(&id) else {
+                let known = if known.is_empty() { "none".to_string() } else { known.join(", ") };
+                return Err(Error::not_found(format!("there is no {id}; registered workers: {known}")));
+            };
+            if worker.is_lost() {
+                return Err(Error::failed_precondition(format!("{} is lost already", worker.describe())));
+            }
+            if worker.is_active() {
+                txn.apply(Update::WorkerDraining { worker: id });
+            }
+            Ok(v1::DrainWorkerResponse {})
+        })
+        .await
+    }
+}
+
+fn register(txn: &mut Txn<'_>, request: &v1::RegisterWorkerRequest) -> WorkerId {
+    let known = txn.state.worker_at(&request.address).map(|w| (w.id, w.slot));
+    let worker = known.map_or(WorkerId(txn.state.next_worker.max(1)), |(id, _)| id);
+    let slot = txn.state.free_slot(known.map(|(_, slot)| slot), worker);
+    txn.apply(Update::WorkerRegistered {
+        worker,
+        address: request.address.clone(),
+        slot,
+        tags: request.tags.clone(),
+        cores: request.cores,
+        version: request.version.clone(),
+    });
+    worker
+}
+
+/// A task ended well; too many skipped rows are a failure all the same.
+fn end(txn: &mut Txn<'_>, id: TaskId, rows_skipped: u64) {
+    txn.apply(Update::TaskEnded { task: id, rows_skipped });
+    let Some((iteration, _)) = txn.state.task(id) else { return };
+    let limit = txn.state.datasets.get(&iteration.dataset).and_then(|d| d.skip_limit);
+    let (iteration_id, skipped) = (iteration.id, iteration.rows_skipped);
+    if let Some(limit) = limit.filter(|l| skipped > *l) {
+        let error = Error::data_loss(format!(
+            "{}: {skipped} bad rows were skipped, more than the limit of {limit}; see the workers' logs for the \
+             rows, or raise `on_error: {{ skip: {{ limit }} }}`",
+            iteration.describe()
+        ));
+        txn.apply(Update::IterationFailed { iteration: iteration_id, failure: (&error).into() });
+    }
+}
+
+/// Whether a worker should go on with a task that it reports.
+fn should_run(state: &State, id: TaskId, worker: WorkerId) -> bool {
+    let keep = |t: &Task| t.worker == worker && matches!(t.state, TaskState::Active | TaskState::Ended);
+    state.task(id).is_some_and(|(iteration, task)| iteration.failure.is_none() && keep(task))
+}
+
+fn task_def(state: &State, iteration: &Iteration, task: &Task) -> Result<v1::TaskDef> {
+    let lost = |what: &str| Error::internal(format!("{}: its {what} is not in the books", iteration.describe()));
+    let dataset = state.datasets.get(&iteration.dataset).ok_or_else(|| lost("dataset"))?;
+    let job = state.jobs.get(&iteration.job).ok_or_else(|| lost("job"))?;
+    let worker = state.workers.get(&task.worker).ok_or_else(|| lost("worker"))?;
+    let worker_slot = if iteration.mode == Mode::Off { task.feed.0 } else { worker.slot };
+    Ok(v1::TaskDef {
+        task_id: task.id.0,
+        iteration_id: iteration.id.0,
+        job: job.name.0.clone(),
+        epoch: iteration.epoch,
+        seed: job.seed,
+        mode: mode_to_proto(iteration.mode).into(),
+        worker_slot,
+        definition_json: dataset.definition_json.clone(),
+        source_schema_ipc: dataset.source_schema_ipc.clone().into(),
+        fingerprint: dataset.fingerprint.to_string(),
+        deterministic: dataset.deterministic,
+    })
+}
+
+pub(super) fn mode_to_proto(mode: Mode) -> v1::ProcessingMode {
+    match mode {
+        Mode::Dynamic => v1::ProcessingMode::Dynamic,
+        Mode::Off => v1::ProcessingMode::Off,
+    }
+}

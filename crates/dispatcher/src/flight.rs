@@ -1,0 +1,189 @@
+//! Arrow Flight on the dispatcher: where to read, never the rows themselves.
+//!
+//! `GetFlightInfo` has no side effect: it binds the definition for its schema and answers one endpoint per
+//! active worker. The ticket says everything that the worker's `DoGet` needs to open the iteration.
+
+use std::sync::Arc;
+
+use arrow::ipc::writer::IpcWriteOptions;
+use arrow_flight::flight_service_server::FlightService;
+use arrow_flight::{
+    Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightEndpoint, FlightInfo,
+    HandshakeRequest, HandshakeResponse, PollInfo, PutResult, SchemaAsIpc, SchemaResult, Ticket,
+};
+use arrow_schema::SchemaRef;
+use caju_proto::to_status;
+use caju_types::{DatasetId, Error, Result, WorkerId, did_you_mean};
+use futures::stream::BoxStream;
+use serde_json::{Map, Value, json};
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::control::Core;
+
+/// The keys of a command, and of a ticket less `worker`.
+const KEYS: [&str; 5] = ["pipeline", "job", "epoch", "seed", "mode"];
+
+/// The Flight service, over the control plane.
+pub(crate) struct FlightOnDispatcher {
+    core: Arc<Core>,
+}
+
+impl FlightOnDispatcher {
+    pub(crate) fn new(core: Arc<Core>) -> Self {
+        Self { core }
+    }
+
+    async fn info(&self, descriptor: FlightDescriptor) -> Result<FlightInfo> {
+        let mut command = parse_command(&descriptor)?;
+        let schema = self.schema(&command).await?;
+        if text(&command, "job").is_none() {
+            // One name for all endpoints of this answer: together they are one epoch.
+            command.insert("job".to_string(), json!(self.core.unique_name("flight-")));
+        }
+        let workers = self.core.active_workers().await?;
+        if workers.is_empty() {
+            return Err(Error::unavailable(
+                "no worker is registered: start one with `caju worker --dispatcher ADDRESS`",
+            ));
+        }
+        let endpoint = |(worker, address): &(WorkerId, String)| {
+            let mut ticket = command.clone();
+            ticket.insert("worker".to_string(), json!(worker.0));
+            FlightEndpoint::new()
+                .with_ticket(Ticket::new(Value::Object(ticket).to_string()))
+                .with_location(format!("grpc+tcp://{address}"))
+        };
+        let info = FlightInfo::new()
+            .try_with_schema(&schema)
+            .map_err(|e| Error::internal(format!("the schema cannot be written: {e}")))?
+            .with_endpoints(workers.iter().map(endpoint).collect())
+            .with_descriptor(descriptor);
+        Ok(info.with_total_records(-1).with_total_bytes(-1))
+    }
+
+    async fn schema(&self, command: &Map<String, Value>) -> Result<SchemaRef> {
+        match &command["pipeline"] {
+            Value::String(id) => self.core.dataset_schema(&DatasetId(id.clone())).await,
+            definition => self.core.definition_schema(definition).await,
+        }
+    }
+}
+
+/// The command of a descriptor: a JSON object with a `pipeline`.
+fn parse_command(descriptor: &FlightDescriptor) -> Result<Map<String, Value>> {
+    const EXAMPLE: &str = r#"{"pipeline": <definition or dataset id>, "job": "NAME", "epoch": 0}"#;
+    if descriptor.cmd.is_empty() {
+        return Err(Error::invalid(format!("the descriptor has no command; give it as JSON: {EXAMPLE}")));
+    }
+    let value: Value = serde_json::from_slice(&descriptor.cmd)
+        .map_err(|e| Error::invalid(format!("the command is not JSON ({e}); it looks like {EXAMPLE}")))?;
+    let Value::Object(command) = value else {
+        return Err(Error::invalid(format!("the command is not a JSON object; it looks like {EXAMPLE}")));
+    };
+    if let Some(odd) = command.keys().find(|k| !KEYS.contains(&k.as_str())) {
+        let hint = did_you_mean(odd, KEYS);
+        return Err(Error::invalid(format!("the command has an unknown key `{odd}`{hint}; it looks like {EXAMPLE}")));
+    }
+    if !matches!(command.get("pipeline"), Some(Value::String(_) | Value::Object(_))) {
+        return Err(Error::invalid(format!("the command has no `pipeline`; it looks like {EXAMPLE}")));
+    }
+    for key in ["epoch", "seed"] {
+        if command.get(key).is_some_and(|v| !v.is_null() && !v.is_u64()) {
+            return Err(Error::invalid(format!("`{key}` of the command is no whole number from 0 on")));
+        }
+    }
+    for (key, expected) in [("job", "a string"), ("mode", "`dynamic` or `off`")] {
+        let fine = |v: &Value| match (key, v.as_str()) {
+            ("mode", Some(mode)) => ["dynamic", "off"].contains(&mode),
+            (_, text) => text.is_some() || v.is_null(),
+        };
+        if command.get(key).is_some_and(|v| !fine(v)) {
+            return Err(Error::invalid(format!("`{key}` of the command is not {expected}")));
+        }
+    }
+    Ok(command)
+}
+
+fn text<'a>(command: &'a Map<String, Value>, key: &str) -> Option<&'a str> {
+    command.get(key).and_then(Value::as_str).filter(|s| !s.is_empty())
+}
+
+fn not_here(call: &str) -> Status {
+    to_status(&Error::unimplemented(format!(
+        "the dispatcher does not serve {call}: ask it for GetFlightInfo with a command, then DoGet each endpoint \
+         at the worker that it names"
+    )))
+}
+
+#[tonic::async_trait]
+impl FlightService for FlightOnDispatcher {
+    type HandshakeStream = BoxStream<'static, Result<HandshakeResponse, Status>>;
+    type ListFlightsStream = BoxStream<'static, Result<FlightInfo, Status>>;
+    type DoGetStream = BoxStream<'static, Result<FlightData, Status>>;
+    type DoPutStream = BoxStream<'static, Result<PutResult, Status>>;
+    type DoExchangeStream = BoxStream<'static, Result<FlightData, Status>>;
+    type DoActionStream = BoxStream<'static, Result<arrow_flight::Result, Status>>;
+    type ListActionsStream = BoxStream<'static, Result<ActionType, Status>>;
+
+    async fn get_flight_info(
+        &self,
+        request: Request<FlightDescriptor>,
+    ) -> Result<Response<FlightInfo>, Status> {
+        self.info(request.into_inner()).await.map(Response::new).map_err(|e| to_status(&e))
+    }
+
+    async fn get_schema(
+        &self,
+        request: Request<FlightDescriptor>,
+    ) -> Result<Response<SchemaResult>, Status> {
+        let command = parse_command(&request.into_inner()).map_err(|e| to_status(&e))?;
+        let schema = self.schema(&command).await.map_err(|e| to_status(&e))?;
+        let options = IpcWriteOptions::default();
+        let encoded = SchemaResult::try_from(SchemaAsIpc::new(&schema, &options));
+        encoded.map(Response::new).map_err(|e| Status::internal(format!("the schema cannot be written: {e}")))
+    }
+
+    async fn handshake(
+        &self,
+        _: Request<Streaming<HandshakeRequest>>,
+    ) -> Result<Response<Self::HandshakeStream>, Status> {
+        Err(not_here("Handshake"))
+    }
+
+    async fn list_flights(
+        &self,
+        _: Request<Criteria>,
+    ) -> Result<Response<Self::ListFlightsStream>, Status> {
+        Err(not_here("ListFlights"))
+    }
+
+    async fn poll_flight_info(&self, _: Request<FlightDescriptor>) -> Result<Response<PollInfo>, Status> {
+        Err(not_here("PollFlightInfo"))
+    }
+
+    async fn do_get(&self, _: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
+        Err(not_here("DoGet"))
+    }
+
+    async fn do_put(
+        &self,
+        _: Request<Streaming<FlightData>>,
+    ) -> Result<Response<Self::DoPutStream>, Status> {
+        Err(not_here("DoPut"))
+    }
+
+    async fn do_exchange(
+        &self,
+        _: Request<Streaming<FlightData>>,
+    ) -> Result<Response<Self::DoExchangeStream>, Status> {
+        Err(not_here("DoExchange"))
+    }
+
+    async fn do_action(&self, _: Request<Action>) -> Result<Response<Self::DoActionStream>, Status> {
+        Err(not_here("DoAction"))
+    }
+
+    async fn list_actions(&self, _: Request<Empty>) -> Result<Response<Self::ListActionsStream>, Status> {
+        Err(not_here("ListActions"))
+    }
+}

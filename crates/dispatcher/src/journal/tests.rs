@@ -1,0 +1,291 @@
+//! One suite for every journal, the format's past, and what happens to damage.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use caju_types::{ClientId, ErrorKind, Fingerprint, IterationId, TaskId, WorkerId};
+
+use super::{Journal, JournalWriter, MemoryJournal, SCHEMA, SledJournal, codec, open_state_dir};
+use crate::state::{Dataset, Failure, FeedId, Mode, SplitRecord, State, Update};
+
+/// The journal as it was written by the first version; it must be read for ever.
+const FIXTURE: &str = include_str!("../tests/fixtures/journal-v1.jsonl");
+
+/// One update of every kind.
+fn every_update() -> Vec<Update> {
+    let dataset = Dataset {
+        id: "images".to_string().into_id(),
+        fingerprint: Fingerprint(7),
+        identity: Fingerprint(8),
+        name: Some("imagenet".into()),
+        definition_json: r#"{"source":{}}"#.into(),
+        schema_ipc: vec![1, 0xab],
+        source_schema_ipc: vec![],
+        seed: Some(3),
+        single_task: false,
+        deterministic: true,
+        skip_limit: Some(10),
+    };
+    let (job, iteration) = (caju_types::JobName("run-1".into()), IterationId(1001));
+    let (worker, client) = (WorkerId(1), ClientId(1002));
+    let split = |index, text: &str| SplitRecord { index, split: text.into() };
+    let rows = vec![(0, [(0, 5), (7, 9)].into_iter().collect())];
+    vec![
+        Update::Founded { base_id: 1000 },
+        Update::WorkerRegistered {
+            worker,
+            address: "10.0.0.1:7071".into(),
+            slot: 0,
+            tags: vec!["gpu".into()],
+            cores: 8,
+            version: "0.1.0".into(),
+        },
+        Update::WorkerRegistered {
+            worker: WorkerId(2),
+            address: "10.0.0.2:7071".into(),
+            slot: 1,
+            tags: vec![],
+            cores: 8,
+            version: "0.1.0".into(),
+        },
+        Update::DatasetRegistered { dataset: dataset.clone() },
+        Update::JobCreated { job: job.clone(), dataset: dataset.id, seed: 3, mode: Mode::Dynamic, anonymous: false },
+        Update::IterationOpened { iteration, job, epoch: 0, at_ms: 1_700_000_000_000 },
+        Update::ClientJoined { client, iteration, flight: None },
+        Update::ClientJoined { client: ClientId(1003), iteration, flight: Some(WorkerId(2)) },
+        Update::TaskCreated { task: TaskId(1004), iteration, worker, feed: FeedId::SHARED },
+        Update::TaskCreated { task: TaskId(1005), iteration, worker: WorkerId(2), feed: FeedId::SHARED },
+        Update::Leased {
+            task: TaskId(1004),
+            request_no: 1,
+            fresh: vec![split(0, r#"{"a":1}"#), split(1, r#"{"a":2}"#)],
+            requeued: vec![],
+            end: false,
+        },
+        Update::ClientLost { client, task: TaskId(1004), received: rows, reason: "reset".into() },
+        Update::TaskCreated { task: TaskId(1006), iteration, worker, feed: FeedId::SHARED },
+        Update::FeedExhausted { iteration, feed: FeedId::SHARED },
+        Update::Leased { task: TaskId(1006), request_no: 1, fresh: vec![], requeued: vec![0], end: true },
+        Update::TaskEnded { task: TaskId(1006), rows_skipped: 2 },
+        Update::ClientEnded { client, task: TaskId(1006) },
+        Update::TaskLost { task: TaskId(1005), reason: "told to stop".into() },
+        Update::WorkerDraining { worker },
+        Update::WorkerLost { worker: WorkerId(2), reason: "silent".into(), at_ms: 1_700_000_001_000 },
+        Update::WorkerForgotten { worker: WorkerId(2) },
+        Update::ClientGone { client, iteration, received: vec![(TaskId(1006), vec![])] },
+        Update::IterationFailed {
+            iteration,
+            failure: Failure { kind: "data loss".into(), message: "x: bad".into() },
+        },
+        Update::IterationDropped { iteration },
+    ]
+}
+
+trait IntoId {
+    fn into_id(self) -> caju_types::DatasetId;
+}
+
+impl IntoId for String {
+    fn into_id(self) -> caju_types::DatasetId {
+        caju_types::DatasetId(self)
+    }
+}
+
+fn state_of(groups: &[Vec<Update>]) -> State {
+    let mut state = State::default();
+    groups.iter().flatten().for_each(|u| state.apply(u));
+    state
+}
+
+/// What every journal must do. `reopen` gives the journal that a new process would find.
+fn conforms(mut journal: Box<dyn Journal>, reopen: impl Fn(Box<dyn Journal>) -> Box<dyn Journal>) {
+    assert_eq!(journal.replay().unwrap(), Vec::<Vec<Update>>::new());
+    let groups: Vec<Vec<Update>> = every_update().into_iter().map(|u| vec![u]).collect();
+    journal.append(&groups[..3]).unwrap();
+    journal.append(&[]).unwrap();
+    journal.append(&groups[3..]).unwrap();
+    assert_eq!(journal.replay().unwrap(), groups);
+    journal = reopen(journal);
+    assert_eq!(journal.replay().unwrap(), groups);
+
+    let state = state_of(&groups);
+    let snapshot = Update::Snapshot { state: Box::new(state.clone()) };
+    journal.replace(std::slice::from_ref(&snapshot)).unwrap();
+    let more = vec![Update::Founded { base_id: 9 }, Update::WorkerDraining { worker: WorkerId(1) }];
+    journal.append(std::slice::from_ref(&more)).unwrap();
+    assert_eq!(journal.replay().unwrap(), vec![vec![snapshot.clone()], more.clone()]);
+    journal = reopen(journal);
+    let found = journal.replay().unwrap();
+    assert_eq!(found, vec![vec![snapshot], more]);
+    assert_eq!(state_of(&found[..1]), state);
+    journal.append(&groups[..1]).unwrap();
+    journal = reopen(journal);
+    assert_eq!(journal.replay().unwrap().len(), 3);
+    assert!(!journal.describe().is_empty());
+}
+
+#[test]
+fn memory_conforms() {
+    let journal = MemoryJournal::default();
+    let shared = journal.clone();
+    conforms(Box::new(journal), move |_| Box::new(shared.clone()));
+}
+
+#[test]
+fn sled_conforms() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || SledJournal::open(&dir.path().join("j")).unwrap().0;
+    conforms(Box::new(open()), |old| {
+        drop(old);
+        Box::new(open())
+    });
+}
+
+#[test]
+fn the_first_format_is_read_and_still_written() {
+    let groups: Vec<Vec<Update>> = FIXTURE.lines().map(|l| codec::decode(l.as_bytes()).unwrap()).collect();
+    assert_eq!(groups.concat(), every_update(), "an old journal must mean what it meant");
+    let written: Vec<String> = every_update()
+        .chunks(4)
+        .map(|g| String::from_utf8(codec::encode(g).unwrap()).unwrap())
+        .collect();
+    let fixture: Vec<&str> = FIXTURE.lines().collect();
+    assert_eq!(written, fixture, "a change of the format needs a new version and a new fixture");
+}
+
+#[test]
+fn other_formats_and_damage_are_told_apart_from_ours() {
+    let newer = br#"{"schema":"caju.journal/v2","updates":[{"unknown":{}}]}"#;
+    let e = codec::decode(newer).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::DataLoss);
+    assert!(e.message().contains("caju.journal/v2") && e.message().contains(SCHEMA), "{e}");
+    assert!(codec::decode(b"{\"schema\":").is_err());
+    assert!(codec::decode(br#"{"schema":"caju.journal/v1","updates":[{"no_such":1}]}"#).is_err());
+}
+
+fn set_aside(dir: &Path) -> Vec<String> {
+    let names = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    names.filter(|n| n.contains("set-aside")).collect()
+}
+
+const NOW: Duration = Duration::from_secs(1000);
+
+#[test]
+fn damage_is_set_aside_and_the_rest_of_the_folder_left_alone() {
+    let make = |spoil: &dyn Fn(&Path)| {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("notes.txt"), "mine").unwrap();
+        spoil(dir.path());
+        let (mut journal, found) = open_state_dir(dir.path(), NOW).unwrap();
+        assert_eq!(found, Vec::<Vec<Update>>::new());
+        journal.append(&[every_update()]).unwrap();
+        drop(journal);
+        let (_, found) = open_state_dir(dir.path(), NOW).unwrap();
+        assert_eq!(found.len(), 1, "the new journal works");
+        assert_eq!(fs::read_to_string(dir.path().join("notes.txt")).unwrap(), "mine");
+        set_aside(dir.path())
+    };
+    assert!(make(&|_| ()).is_empty(), "a folder without a journal is not damage");
+    let aside = make(&|dir| fs::write(dir.join("journal-v1"), "a file").unwrap());
+    assert_eq!(aside, ["journal-v1.set-aside-1000000"]);
+
+    let write = |dir: &Path| {
+        let (mut journal, _) = SledJournal::open(&dir.join("journal-v1")).unwrap();
+        journal.append(&[every_update(), every_update()]).unwrap();
+    };
+    let garbage = make(&|dir| {
+        write(dir);
+        fs::write(dir.join("journal-v1").join("conf"), "garbage that is no configuration of sled").unwrap();
+    });
+    assert_eq!(garbage.len(), 1);
+
+    let raw = |dir: &Path| ::sled::open(dir.join("journal-v1")).unwrap();
+    let foreign = make(&|dir| {
+        raw(dir).insert("somebody", "else's").unwrap();
+    });
+    assert_eq!(foreign.len(), 1);
+    let newer = make(&|dir| {
+        write(dir);
+        raw(dir).open_tree("meta").unwrap().insert("format", "caju.journal/v9").unwrap();
+    });
+    assert_eq!(newer.len(), 1);
+    let torn = make(&|dir| {
+        write(dir);
+        raw(dir).open_tree("groups").unwrap().insert(1u64.to_be_bytes(), "{\"schema\"").unwrap();
+    });
+    assert_eq!(torn.len(), 1);
+    let hole = make(&|dir| {
+        write(dir);
+        raw(dir).open_tree("groups").unwrap().insert(7u64.to_be_bytes(), codec::encode(&[]).unwrap()).unwrap();
+    });
+    assert_eq!(hole.len(), 1);
+}
+
+#[test]
+fn a_truncated_or_overwritten_database_never_stops_the_start() {
+    for (from, byte) in [(0usize, None), (100, Some(0xffu8)), (0, Some(0)), (40_000, None)] {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("journal-v1");
+        let (mut journal, _) = SledJournal::open(&folder).unwrap();
+        for _ in 0..50 {
+            journal.append(&[every_update()]).unwrap();
+        }
+        drop(journal);
+        let file = folder.join("db");
+        let mut bytes = fs::read(&file).unwrap();
+        match byte {
+            None => bytes.truncate(from),
+            Some(b) => bytes[from..].iter_mut().step_by(97).for_each(|x| *x = b),
+        }
+        fs::write(&file, bytes).unwrap();
+        let (mut journal, _) = open_state_dir(dir.path(), NOW).unwrap();
+        journal.append(&[every_update()]).unwrap();
+    }
+}
+
+#[test]
+fn a_state_dir_that_is_a_file_is_a_clear_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("state");
+    fs::write(&file, "x").unwrap();
+    let e = open_state_dir(&file, NOW).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
+    assert!(e.message().contains("--state-dir"), "{e}");
+}
+
+/// A journal whose disk is full after a while.
+struct Full(u32);
+
+impl Journal for Full {
+    fn replay(&mut self) -> caju_types::Result<Vec<Vec<Update>>> {
+        Ok(Vec::new())
+    }
+    fn append(&mut self, _: &[Vec<Update>]) -> caju_types::Result<()> {
+        self.0 = self.0.checked_sub(1).ok_or_else(|| caju_types::Error::exhausted("/state: no space left"))?;
+        Ok(())
+    }
+    fn replace(&mut self, _: &[Update]) -> caju_types::Result<()> {
+        Ok(())
+    }
+    fn describe(&self) -> String {
+        "full".into()
+    }
+}
+
+#[test]
+fn what_cannot_be_written_is_never_told() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        let writer = Arc::new(JournalWriter::start(Box::new(Full(1))).unwrap());
+        let first = writer.enqueue(vec![]);
+        writer.durable(first).await.unwrap();
+        let second = writer.enqueue(vec![]);
+        let e = writer.durable(second).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
+        assert!(e.message().contains("no space left"), "{e}");
+        assert!(writer.durable(first).await.is_err(), "nor anything read since");
+        writer.close();
+    });
+}

@@ -1,0 +1,135 @@
+//! Starting and stopping a dispatcher.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use arrow_flight::flight_service_server::FlightServiceServer;
+use caju_proto::v1::dispatcher_server::DispatcherServer;
+use caju_runtime::{Clock, SystemClock, Tasks};
+use caju_types::{Error, Result};
+use tokio::net::TcpListener;
+use tokio::task::AbortHandle;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+use crate::catalog::Catalog;
+use crate::config::DispatcherConfig;
+use crate::control::Core;
+use crate::flight::FlightOnDispatcher;
+use crate::journal::{Journal, MemoryJournal, open_state_dir};
+use crate::service::DispatcherService;
+
+/// The largest message: a definition may hold rows, a report many ranges.
+const MESSAGE_BYTES: usize = 256 << 20;
+
+/// The control plane as a server.
+#[derive(Debug)]
+pub struct Dispatcher;
+
+/// A running dispatcher. Dropping it stops it without waiting; [`DispatcherHandle::shutdown`] drains.
+pub struct DispatcherHandle {
+    core: Arc<Core>,
+    server: Tasks,
+    serving: AbortHandle,
+    address: SocketAddr,
+}
+
+impl Dispatcher {
+    /// Starts a dispatcher on the machine's clock, with the journal that the settings name.
+    ///
+    /// # Errors
+    /// `Unavailable` if the address cannot be listened on; those of [`open_state_dir`].
+    pub async fn start(config: DispatcherConfig, catalog: Arc<dyn Catalog>) -> Result<DispatcherHandle> {
+        let clock = SystemClock::shared();
+        let journal: Box<dyn Journal> = match config.state_dir.clone() {
+            None => Box::new(MemoryJournal::default()),
+            Some(dir) => {
+                let unix_time = clock.unix_time();
+                let opened = tokio::task::spawn_blocking(move || open_state_dir(&dir, unix_time)).await;
+                let (journal, _) = opened.map_err(|e| Error::internal(format!("opening the journal: {e}")))??;
+                Box::new(journal)
+            }
+        };
+        Self::start_on(config, catalog, clock, journal).await
+    }
+
+    /// Starts a dispatcher on a given clock and journal.
+    ///
+    /// # Errors
+    /// `Unavailable` if the address cannot be listened on, `DataLoss` if the journal is damaged.
+    pub async fn start_on(
+        config: DispatcherConfig,
+        catalog: Arc<dyn Catalog>,
+        clock: Arc<dyn Clock>,
+        mut journal: Box<dyn Journal>,
+    ) -> Result<DispatcherHandle> {
+        let listener = listen(&config.listen).await?;
+        let address = listener.local_addr().map_err(|e| Error::unavailable(format!("the listener: {e}")))?;
+        let replayed = journal.replay()?;
+        let core = Core::new(config, catalog, clock, journal, &replayed)?;
+        let server = Tasks::new();
+        let stop = server.token();
+        let service = DispatcherServer::new(DispatcherService::new(Arc::clone(&core)))
+            .max_decoding_message_size(MESSAGE_BYTES)
+            .max_encoding_message_size(MESSAGE_BYTES);
+        let flight = FlightServiceServer::new(FlightOnDispatcher::new(Arc::clone(&core)))
+            .max_decoding_message_size(MESSAGE_BYTES)
+            .max_encoding_message_size(MESSAGE_BYTES);
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        let router = Server::builder().add_service(service).add_service(flight);
+        let serving = server.spawn_graceful(async move {
+            if let Err(e) = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await {
+                tracing::error!("the dispatcher's server ended: {e}");
+            }
+        });
+        core.tasks.spawn(Arc::clone(&core).check_for_ever());
+        Ok(DispatcherHandle { core, server, serving: serving.abort_handle(), address })
+    }
+}
+
+async fn listen(address: &str) -> Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|e| match e.kind() {
+        std::io::ErrorKind::AddrInUse => Error::unavailable(format!(
+            "{address}: the port is in use by another process; stop that one or give another --listen (port 0 \
+             takes a free one)"
+        )),
+        std::io::ErrorKind::InvalidInput => {
+            Error::invalid(format!("`{address}` is not HOST:PORT; give --listen 127.0.0.1:7070, say"))
+        }
+        _ => Error::unavailable(format!("{address}: {e}; give another --listen")),
+    })
+}
+
+impl DispatcherHandle {
+    /// The address that it listens on, with the port that was found for port 0.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops: no new calls, waiting calls are told to try again, and the journal is closed. Calls that do not
+    /// end within the bound of the settings are dropped. False if there were such.
+    pub async fn shutdown(self) -> bool {
+        let bound = self.core.config.timers.drain;
+        // First the waiting calls, which the server would wait for.
+        self.core.tasks.stop();
+        let drained = self.server.shutdown(bound).await;
+        self.serving.abort();
+        let quiet = self.core.tasks.shutdown(bound).await;
+        let core = self.core.clone();
+        let closed = tokio::task::spawn_blocking(move || core.close_journal()).await.is_ok();
+        drained && quiet && closed
+    }
+}
+
+impl Drop for DispatcherHandle {
+    fn drop(&mut self) {
+        self.core.tasks.stop();
+        self.server.stop();
+    }
+}
+
+impl std::fmt::Debug for DispatcherHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DispatcherHandle").field("address", &self.address).finish_non_exhaustive()
+    }
+}

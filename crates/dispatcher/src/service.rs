@@ -1,0 +1,106 @@
+//! The gRPC surface: requests in, answers or statuses out. What they mean is in `control`.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use caju_proto::{to_status, v1};
+use caju_proto::v1::dispatcher_server::Dispatcher;
+use caju_types::Result;
+use tonic::{Request, Response, Status};
+
+use crate::control::Core;
+
+/// The service, over the control plane.
+pub(crate) struct DispatcherService {
+    core: Arc<Core>,
+}
+
+impl DispatcherService {
+    pub(crate) fn new(core: Arc<Core>) -> Self {
+        Self { core }
+    }
+}
+
+async fn respond<T>(answer: impl Future<Output = Result<T>>) -> Result<Response<T>, Status> {
+    answer.await.map(Response::new).map_err(|e| to_status(&e))
+}
+
+#[tonic::async_trait]
+impl Dispatcher for DispatcherService {
+    async fn register_worker(
+        &self,
+        request: Request<v1::RegisterWorkerRequest>,
+    ) -> Result<Response<v1::RegisterWorkerResponse>, Status> {
+        respond(self.core.register_worker(request.into_inner())).await
+    }
+
+    async fn worker_heartbeat(
+        &self,
+        request: Request<v1::WorkerHeartbeatRequest>,
+    ) -> Result<Response<v1::WorkerHeartbeatResponse>, Status> {
+        respond(self.core.worker_heartbeat(request.into_inner())).await
+    }
+
+    async fn get_task(
+        &self,
+        request: Request<v1::GetTaskRequest>,
+    ) -> Result<Response<v1::GetTaskResponse>, Status> {
+        respond(self.core.get_task(request.into_inner())).await
+    }
+
+    async fn next_splits(
+        &self,
+        request: Request<v1::NextSplitsRequest>,
+    ) -> Result<Response<v1::NextSplitsResponse>, Status> {
+        respond(self.core.next_splits(request.into_inner())).await
+    }
+
+    async fn finish_task(
+        &self,
+        request: Request<v1::FinishTaskRequest>,
+    ) -> Result<Response<v1::FinishTaskResponse>, Status> {
+        respond(self.core.finish_task(request.into_inner())).await
+    }
+
+    async fn drain_worker(
+        &self,
+        request: Request<v1::DrainWorkerRequest>,
+    ) -> Result<Response<v1::DrainWorkerResponse>, Status> {
+        respond(self.core.drain_worker(request.into_inner())).await
+    }
+
+    async fn register_dataset(
+        &self,
+        request: Request<v1::RegisterDatasetRequest>,
+    ) -> Result<Response<v1::RegisterDatasetResponse>, Status> {
+        respond(self.core.register_dataset(request.into_inner())).await
+    }
+
+    async fn open_iteration(
+        &self,
+        request: Request<v1::OpenIterationRequest>,
+    ) -> Result<Response<v1::OpenIterationResponse>, Status> {
+        respond(self.core.open_iteration(request.into_inner())).await
+    }
+
+    async fn client_heartbeat(
+        &self,
+        request: Request<v1::ClientHeartbeatRequest>,
+    ) -> Result<Response<v1::ClientHeartbeatResponse>, Status> {
+        respond(self.core.client_heartbeat(request.into_inner())).await
+    }
+
+    async fn close_client(
+        &self,
+        request: Request<v1::CloseClientRequest>,
+    ) -> Result<Response<v1::CloseClientResponse>, Status> {
+        respond(self.core.close_client(request.into_inner())).await
+    }
+
+    async fn get_status(
+        &self,
+        _: Request<v1::GetStatusRequest>,
+    ) -> Result<Response<v1::GetStatusResponse>, Status> {
+        respond(self.core.get_status()).await
+    }
+}

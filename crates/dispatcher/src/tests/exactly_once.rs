@@ -1,0 +1,367 @@
+//! The property: whatever happens in whatever order, every row of every split reaches the clients exactly
+//! once, and the journal gives the same state back.
+//!
+//! A simulated cluster runs against the real control plane: workers that pull and emit, clients that receive,
+//! and faults in between. Rows are delivered to clients one range at a time, in the order of a task's leases.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use caju_proto::v1;
+use caju_types::RowRanges;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::fake::{World, open_request, run};
+
+/// Rows of every split.
+const ROWS: u64 = 5;
+/// Faults per case: fewer than what makes an iteration give up.
+const FAULTS: usize = 9;
+
+#[derive(Default)]
+struct SimTask {
+    worker: usize,
+    requests: u64,
+    told_end: bool,
+    /// What is still to be delivered, as (split, start, end).
+    queue: Vec<(u64, u64, u64)>,
+    last: Option<(v1::NextSplitsRequest, v1::NextSplitsResponse)>,
+}
+
+struct SimWorker {
+    id: u64,
+    address: String,
+    alive: bool,
+}
+
+#[derive(Default)]
+struct SimClient {
+    id: u64,
+    tasks: BTreeMap<u64, v1::TaskInfo>,
+    received: BTreeMap<u64, BTreeMap<u64, RowRanges>>,
+    /// Tasks that this client will not read from any more.
+    closed: BTreeSet<u64>,
+}
+
+impl SimClient {
+    fn report(&self, task: u64) -> v1::LostTask {
+        let rows = |(split, rows): (&u64, &RowRanges)| v1::SplitRows {
+            split_index: *split,
+            rows: rows.iter().map(|(start, end)| v1::RowRange { start, end }).collect(),
+        };
+        let received = self.received.get(&task).into_iter().flatten().map(rows).collect();
+        v1::LostTask { task_id: task, received, reason: "broken".into() }
+    }
+}
+
+struct Sim {
+    world: World,
+    definition: Value,
+    mode: v1::ProcessingMode,
+    iteration: u64,
+    workers: Vec<SimWorker>,
+    clients: Vec<SimClient>,
+    tasks: BTreeMap<u64, SimTask>,
+    delivered: BTreeMap<(u64, u64), u32>,
+    faults: usize,
+}
+
+impl Sim {
+    async fn new(definition: Value, mode: v1::ProcessingMode) -> Self {
+        let mut sim = Self {
+            world: World::new(),
+            definition,
+            mode,
+            iteration: 0,
+            workers: Vec::new(),
+            clients: Vec::new(),
+            tasks: BTreeMap::new(),
+            delivered: BTreeMap::new(),
+            faults: 0,
+        };
+        sim.add_worker().await;
+        sim.join().await;
+        sim
+    }
+
+    async fn add_worker(&mut self) {
+        let address = format!("w{}:1", self.workers.len());
+        let id = self.world.worker(&address).await;
+        self.workers.push(SimWorker { id, address, alive: true });
+    }
+
+    async fn join(&mut self) {
+        let request = v1::OpenIterationRequest { mode: self.mode.into(), ..open_request(&self.definition, "j") };
+        let open = self.world.core.open_iteration(request).await.unwrap();
+        self.iteration = open.iteration_id;
+        let mut client = SimClient { id: open.client_id, ..SimClient::default() };
+        client.tasks = open.tasks.into_iter().map(|t| (t.task_id, t)).collect();
+        self.clients.push(client);
+    }
+
+    /// A client leaves, saying what it received.
+    async fn leave(&mut self, c: usize) {
+        if self.clients.len() > 1 {
+            let client = self.clients.remove(c);
+            let received = client.tasks.keys().map(|t| client.report(*t)).collect();
+            self.world.close(client.id, self.iteration, received).await;
+        }
+    }
+
+    fn fault(&mut self) -> bool {
+        self.faults += 1;
+        self.faults <= FAULTS
+    }
+
+    /// A worker dies; its rows on the way die with it.
+    async fn kill(&mut self, w: usize) {
+        if !self.workers[w].alive || !self.fault() {
+            return;
+        }
+        self.workers[w].alive = false;
+        self.tasks.retain(|_, t| t.worker != w);
+        let alive: Vec<(u64, String)> =
+            self.workers.iter().filter(|w| w.alive).map(|w| (w.id, w.address.clone())).collect();
+        let alive: Vec<(u64, &str)> = alive.iter().map(|(id, a)| (*id, a.as_str())).collect();
+        let clients: Vec<_> = self.clients.iter().map(|c| (c.id, self.iteration)).collect();
+        self.world.silence(Duration::from_secs(7), &alive, &clients).await;
+    }
+
+    /// A worker is started under its old address.
+    async fn restart_worker(&mut self, w: usize) {
+        if self.workers[w].alive && !self.fault() {
+            return;
+        }
+        self.tasks.retain(|_, t| t.worker != w);
+        let address = self.workers[w].address.clone();
+        self.workers[w].id = self.world.worker(&address).await;
+        self.workers[w].alive = true;
+    }
+
+    /// Gives a task to its worker, if a client knows of it and the worker lives.
+    fn start_tasks(&mut self) {
+        for client in &self.clients {
+            for info in client.tasks.values().filter(|t| !t.lost && !t.ended) {
+                let runs = |w: &SimWorker| w.alive && w.id == info.worker_id;
+                if let Some(worker) = self.workers.iter().position(runs) {
+                    self.tasks.entry(info.task_id).or_insert_with(|| SimTask { worker, ..SimTask::default() });
+                }
+            }
+        }
+    }
+
+    fn pick(&self, k: usize) -> Option<u64> {
+        let n = self.tasks.len();
+        (n > 0).then(|| *self.tasks.keys().nth(k % n).unwrap())
+    }
+
+    /// A worker asks for splits.
+    async fn pull(&mut self, task: u64, want: u32) {
+        let sim = self.tasks.get_mut(&task).unwrap();
+        if sim.told_end {
+            return;
+        }
+        sim.requests += 1;
+        let request = v1::NextSplitsRequest {
+            task_id: task,
+            worker_id: self.workers[sim.worker].id,
+            want,
+            wait_ms: 60_000,
+            request_no: sim.requests,
+        };
+        let Ok(answer) = self.world.core.next_splits(request).await else {
+            self.tasks.remove(&task);
+            return;
+        };
+        sim.told_end = answer.end;
+        for split in &answer.splits {
+            let done: RowRanges = split.done.iter().map(|r| (r.start, r.end)).collect();
+            sim.queue.extend(done.missing_in(0, ROWS).into_iter().map(|(s, e)| (split.index, s, e)));
+        }
+        sim.last = Some((request, answer));
+    }
+
+    /// A worker repeats a request whose answer it did not get.
+    async fn retry(&self, task: u64) {
+        if let Some((request, answer)) = &self.tasks[&task].last
+            && let Ok(again) = self.world.core.next_splits(*request).await
+        {
+            assert_eq!(again, *answer);
+        }
+    }
+
+    /// Some rows of a task arrive at a client.
+    fn deliver(&mut self, task: u64, c: usize, rows: u64) {
+        let client = &mut self.clients[c];
+        let sim = self.tasks.get_mut(&task).unwrap();
+        if !client.tasks.contains_key(&task) || client.closed.contains(&task) || sim.queue.is_empty() {
+            return;
+        }
+        let (split, start, end) = sim.queue[0];
+        let cut = end.min(start + rows);
+        if cut == end { drop(sim.queue.remove(0)) } else { sim.queue[0].1 = cut }
+        client.received.entry(task).or_default().entry(split).or_default().insert(start, cut);
+        for row in start..cut {
+            *self.delivered.entry((split, row)).or_default() += 1;
+        }
+    }
+
+    async fn finish(&mut self, task: u64) {
+        if self.tasks[&task].told_end {
+            self.world.finish(task, self.workers[self.tasks[&task].worker].id).await;
+        }
+    }
+
+    /// A client sees the end of a task's stream.
+    async fn end_of_stream(&mut self, task: u64, c: usize) {
+        let over = self.tasks.get(&task).is_some_and(|t| t.told_end && t.queue.is_empty());
+        if over && self.clients[c].tasks.contains_key(&task) && !self.clients[c].closed.contains(&task) {
+            self.beat(c, &[task], &[]).await;
+        }
+    }
+
+    /// A client's connection to a task breaks.
+    async fn break_connection(&mut self, task: u64, c: usize) {
+        if self.clients[c].tasks.contains_key(&task) && !self.clients[c].closed.contains(&task) && self.fault() {
+            self.clients[c].closed.insert(task);
+            let report = self.clients[c].report(task);
+            self.beat(c, &[], &[report]).await;
+        }
+    }
+
+    /// A heartbeat, and the reports of what it brought to be lost. True if the client may end its epoch.
+    async fn beat(&mut self, c: usize, ended: &[u64], lost: &[v1::LostTask]) -> bool {
+        let id = self.clients[c].id;
+        let mut view = self.world.beat(id, self.iteration, ended, lost).await;
+        assert!(!view.unknown && view.failure.is_none(), "{:?}", view.failure);
+        let known_lost: Vec<u64> = view.tasks.iter().filter(|t| t.lost).map(|t| t.task_id).collect();
+        if !known_lost.is_empty() {
+            let reports: Vec<_> = known_lost.iter().map(|t| self.clients[c].report(*t)).collect();
+            self.clients[c].closed.extend(known_lost);
+            view = self.world.beat(id, self.iteration, &[], &reports).await;
+            assert!(view.tasks.iter().all(|t| !t.lost));
+        }
+        self.clients[c].tasks.extend(view.tasks.iter().map(|t| (t.task_id, t.clone())));
+        view.finished
+    }
+
+    async fn step(&mut self, op: u8, a: usize, b: usize) {
+        self.start_tasks();
+        let (w, c) = (a % self.workers.len(), b % self.clients.len());
+        let task = self.pick(a);
+        match (op, task) {
+            (0, _) if self.workers.len() < 4 => self.add_worker().await,
+            (1, _) => self.kill(w).await,
+            (2, _) => self.restart_worker(w).await,
+            (3, _) => self.world.restart(),
+            (4, _) if self.clients.len() < 3 => self.join().await,
+            (5, _) => self.leave(c).await,
+            (6, Some(task)) => self.break_connection(task, c).await,
+            (7, _) => drop(self.beat(c, &[], &[]).await),
+            (8, Some(task)) => self.retry(task).await,
+            (9, Some(task)) => self.finish(task).await,
+            (10, Some(task)) => self.end_of_stream(task, c).await,
+            (11, _) => {
+                let request = v1::DrainWorkerRequest { worker_id: self.workers[w].id };
+                // Refused for a lost one.
+                let _ = self.world.core.drain_worker(request).await;
+            }
+            (12..16, Some(task)) => self.pull(task, 1 + u32::try_from(b % 3).unwrap()).await,
+            (_, Some(task)) => self.deliver(task, c, 1 + (b as u64 / 3) % ROWS),
+            _ => {}
+        }
+    }
+
+    /// No more faults: everybody does his work until all is read.
+    async fn run_to_the_end(&mut self) {
+        self.add_worker().await;
+        for _ in 0..200 {
+            let mut finished = true;
+            for c in 0..self.clients.len() {
+                finished &= self.beat(c, &[], &[]).await;
+            }
+            self.start_tasks();
+            self.cancel_tasks().await;
+            for task in self.tasks.keys().copied().collect::<Vec<_>>() {
+                while self.tasks.get(&task).is_some_and(|t| !t.told_end) {
+                    self.pull(task, 2).await;
+                }
+                while self.tasks.get(&task).is_some_and(|t| !t.queue.is_empty())
+                    && let Some(c) = self.reader_of(task)
+                {
+                    self.deliver(task, c, ROWS);
+                }
+                if self.tasks.contains_key(&task) {
+                    self.finish(task).await;
+                    for c in 0..self.clients.len() {
+                        self.end_of_stream(task, c).await;
+                    }
+                }
+            }
+            let read = |t: &SimTask| t.told_end && t.queue.is_empty();
+            if finished && self.tasks.values().all(read) {
+                return;
+            }
+        }
+        panic!("the epoch does not end: {:#?}", self.world.core.snapshot().iterations);
+    }
+
+    /// Workers hear which of their tasks nobody wants any more.
+    async fn cancel_tasks(&mut self) {
+        for (w, worker) in self.workers.iter().enumerate().filter(|(_, w)| w.alive) {
+            let request = v1::WorkerHeartbeatRequest {
+                worker_id: worker.id,
+                address: worker.address.clone(),
+                tasks: self.tasks.iter().filter(|(_, t)| t.worker == w).map(|(id, _)| *id).collect(),
+                ..Default::default()
+            };
+            let answer = self.world.core.worker_heartbeat(request).await.unwrap();
+            assert!(!answer.register_again);
+            self.tasks.retain(|id, _| !answer.cancel_tasks.contains(id));
+        }
+    }
+
+    fn reader_of(&self, task: u64) -> Option<usize> {
+        self.clients.iter().position(|c| c.tasks.contains_key(&task) && !c.closed.contains(&task))
+    }
+
+    fn check(&self, splits: u64) {
+        let state = self.world.core.snapshot();
+        let iteration = state.iterations.values().next().unwrap();
+        let mut expected = BTreeMap::new();
+        for feed in iteration.feeds.keys() {
+            for split in 0..splits {
+                expected.extend((0..ROWS).map(|row| ((feed.index(split), row), 1u32)));
+            }
+        }
+        assert_eq!(self.delivered, expected);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_row_is_delivered_exactly_once(
+        kind in 0..4u8,
+        splits in 0..12u64,
+        steps in prop::collection::vec((0..24u8, 0..12usize, 0..12usize), 0..80),
+    ) {
+        run(async {
+            let (definition, mode) = match kind {
+                0 => (json!({"splits": splits}), v1::ProcessingMode::Dynamic),
+                1 => (json!({"splits": splits, "shuffle": 1}), v1::ProcessingMode::Dynamic),
+                2 => (json!({"splits": splits, "single": true}), v1::ProcessingMode::Dynamic),
+                _ => (json!({"splits": splits}), v1::ProcessingMode::Off),
+            };
+            let mut sim = Sim::new(definition, mode).await;
+            for (op, a, b) in steps {
+                sim.step(op, a, b).await;
+            }
+            sim.run_to_the_end().await;
+            sim.check(splits);
+            sim.world.restart();
+        });
+    }
+}

@@ -1,0 +1,237 @@
+//! A catalog without files, a clock that tests move, and shorthands.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use async_trait::async_trait;
+use caju_proto::v1;
+use caju_runtime::Clock;
+use caju_types::{Error, Fingerprint, Result, hash128};
+use futures::StreamExt as _;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::catalog::{Bound, Catalog, SplitShuffle};
+use crate::config::{DispatcherConfig, Timers};
+use crate::control::Core;
+use crate::journal::{Journal, MemoryJournal};
+
+/// Definitions are `{"splits": N}`, with `"single": true`, `"shuffle": SEED or null`, `"path": any`,
+/// `"bad": MESSAGE`, `"list_error": MESSAGE` and `"skip_limit": N`.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct FakeCatalog {
+    /// Part of every split: changing it changes the listing.
+    pub(crate) version: Arc<AtomicU64>,
+    pub(crate) binds: Arc<AtomicU64>,
+}
+
+#[async_trait]
+impl Catalog for FakeCatalog {
+    async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound> {
+        self.binds.fetch_add(1, Ordering::Relaxed);
+        if let Some(bad) = definition["bad"].as_str() {
+            return Err(Error::invalid(bad));
+        }
+        let mut computed = definition.clone();
+        if let Some(map) = computed.as_object_mut() {
+            map.shift_remove("path");
+        }
+        let (n, version) = (definition["splits"].as_u64().unwrap_or(0), Arc::clone(&self.version));
+        let list_error = definition["list_error"].as_str().map(Error::not_found);
+        let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("id", DataType::Int64, false)]));
+        Ok(Bound {
+            name: Some("fake".to_string()),
+            fingerprint: Fingerprint(hash128(computed.to_string().as_bytes())),
+            identity: Fingerprint(hash128(definition.to_string().as_bytes())),
+            source_schema: source_schema.unwrap_or_else(|| Arc::clone(&schema)),
+            schema,
+            seed: definition["seed"].as_u64(),
+            single_task: definition["single"].as_bool().unwrap_or(false),
+            deterministic: false,
+            shuffle: definition.get("shuffle").map(|s| SplitShuffle { seed: s.as_u64() }),
+            skip_limit: definition["skip_limit"].as_u64(),
+            splits: Arc::new(move || {
+                let v = version.load(Ordering::Relaxed);
+                let split = move |i: u64| Ok(json!({ "i": i, "v": v }).to_string());
+                let end = futures::stream::iter(list_error.clone().map(Err));
+                futures::stream::iter((0..n).map(split)).chain(end).boxed()
+            }),
+        })
+    }
+}
+
+/// Time moves only when a test says so.
+#[derive(Debug)]
+pub(crate) struct TestClock {
+    now: watch::Sender<Duration>,
+}
+
+impl TestClock {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { now: watch::Sender::new(Duration::from_secs(1)) })
+    }
+
+    pub(crate) fn advance(&self, by: Duration) {
+        self.now.send_modify(|now| *now += by);
+    }
+}
+
+#[async_trait]
+impl Clock for TestClock {
+    fn now(&self) -> Duration {
+        *self.now.borrow()
+    }
+
+    fn unix_time(&self) -> Duration {
+        self.now()
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        let until = self.now() + duration;
+        let mut now = self.now.subscribe();
+        // The clock outlives whoever sleeps by it.
+        let _ = now.wait_for(|now| *now >= until).await;
+    }
+}
+
+/// A control plane in memory that can be restarted.
+pub(crate) struct World {
+    pub(crate) core: Arc<Core>,
+    pub(crate) clock: Arc<TestClock>,
+    pub(crate) catalog: FakeCatalog,
+    journal: MemoryJournal,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let (clock, catalog, journal) = (TestClock::new(), FakeCatalog::default(), MemoryJournal::default());
+        let core = start(&clock, &catalog, &journal);
+        Self { core, clock, catalog, journal }
+    }
+
+    /// Kills the dispatcher and starts another on its journal. What it knew must come back.
+    pub(crate) fn restart(&mut self) {
+        self.core.tasks.stop();
+        let before = self.core.snapshot();
+        self.core.close_journal();
+        self.core = start(&self.clock, &self.catalog, &self.journal);
+        assert_eq!(self.core.snapshot(), before, "the journal does not give the state back");
+    }
+
+    pub(crate) async fn worker(&self, address: &str) -> u64 {
+        let request = v1::RegisterWorkerRequest { address: address.to_string(), cores: 2, ..Default::default() };
+        self.core.register_worker(request).await.unwrap().worker_id
+    }
+
+    pub(crate) async fn open(&self, definition: &Value, job: &str) -> v1::OpenIterationResponse {
+        self.core.open_iteration(open_request(definition, job)).await.unwrap()
+    }
+
+    pub(crate) async fn next(&self, task: u64, worker: u64, no: u64, want: u32) -> Result<v1::NextSplitsResponse> {
+        let request =
+            v1::NextSplitsRequest { task_id: task, worker_id: worker, want, wait_ms: 60_000, request_no: no };
+        self.core.next_splits(request).await
+    }
+
+    pub(crate) async fn finish(&self, task: u64, worker: u64) {
+        let request = v1::FinishTaskRequest { task_id: task, worker_id: worker, ..Default::default() };
+        self.core.finish_task(request).await.unwrap();
+    }
+
+    pub(crate) async fn fail(&self, task: u64, worker: u64, error: &Error) {
+        let failure = Some(v1::Failure::from(error));
+        let request = v1::FinishTaskRequest { task_id: task, worker_id: worker, failure, ..Default::default() };
+        self.core.finish_task(request).await.unwrap();
+    }
+
+    /// A heartbeat that does not wait.
+    pub(crate) async fn beat(
+        &self,
+        client: u64,
+        iteration: u64,
+        ended: &[u64],
+        lost: &[v1::LostTask],
+    ) -> v1::ClientHeartbeatResponse {
+        let request = v1::ClientHeartbeatRequest {
+            client_id: client,
+            iteration_id: iteration,
+            ended_tasks: ended.to_vec(),
+            lost_tasks: lost.to_vec(),
+            ..Default::default()
+        };
+        self.core.client_heartbeat(request).await.unwrap()
+    }
+
+    pub(crate) async fn close(&self, client: u64, iteration: u64, received: Vec<v1::LostTask>) {
+        let request = v1::CloseClientRequest { client_id: client, iteration_id: iteration, received };
+        self.core.close_client(request).await.unwrap();
+    }
+
+    /// Lets so much time pass in which only these workers and clients were heard of.
+    pub(crate) async fn silence(&self, by: Duration, workers: &[(u64, &str)], clients: &[(u64, u64)]) {
+        self.core.check();
+        // In steps that a dispatcher does not take for a standstill of its own.
+        let step = self.core.config.timers.check_every;
+        let mut left = by;
+        while !left.is_zero() {
+            let now = left.min(step);
+            self.clock.advance(now);
+            left -= now;
+            for (worker, address) in workers {
+                let request = v1::WorkerHeartbeatRequest {
+                    worker_id: *worker,
+                    address: (*address).to_string(),
+                    ..Default::default()
+                };
+                self.core.worker_heartbeat(request).await.unwrap();
+            }
+            for (client, iteration) in clients {
+                self.beat(*client, *iteration, &[], &[]).await;
+            }
+            self.core.check();
+        }
+    }
+}
+
+fn start(clock: &Arc<TestClock>, catalog: &FakeCatalog, journal: &MemoryJournal) -> Arc<Core> {
+    let mut journal = journal.clone();
+    let replayed = journal.replay().unwrap();
+    let config = DispatcherConfig { timers: timers(), ..Default::default() };
+    Core::new(config, Arc::new(catalog.clone()), clock.clone(), Box::new(journal), &replayed).unwrap()
+}
+
+pub(crate) fn timers() -> Timers {
+    Timers { check_every: Duration::from_secs(1), ..Default::default() }
+}
+
+pub(crate) fn open_request(definition: &Value, job: &str) -> v1::OpenIterationRequest {
+    v1::OpenIterationRequest {
+        definition_json: definition.to_string(),
+        job: job.to_string(),
+        ..Default::default()
+    }
+}
+
+/// A report that a task is lost, with what was received of it.
+pub(crate) fn lost(task: u64, received: &[(u64, u64, u64)]) -> v1::LostTask {
+    let rows = |(split, start, end): &(u64, u64, u64)| v1::SplitRows {
+        split_index: *split,
+        rows: vec![v1::RowRange { start: *start, end: *end }],
+    };
+    v1::LostTask { task_id: task, received: received.iter().map(rows).collect(), reason: "connection reset".into() }
+}
+
+/// The indices of an answer.
+pub(crate) fn indices(answer: &v1::NextSplitsResponse) -> Vec<u64> {
+    answer.splits.iter().map(|s| s.index).collect()
+}
+
+/// Runs a test on a runtime of its own.
+pub(crate) fn run<F: Future>(test: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let bounded = async { tokio::time::timeout(Duration::from_secs(60), test).await };
+    runtime.block_on(bounded).expect("the test hangs")
+}
+

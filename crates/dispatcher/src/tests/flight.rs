@@ -1,0 +1,89 @@
+//! Flight readers, from the side of the control plane.
+
+use caju_proto::v1;
+use caju_types::ErrorKind;
+use serde_json::json;
+
+use super::fake::{World, indices, open_request, run};
+
+fn ticket(job: &str, worker: u64) -> v1::OpenIterationRequest {
+    v1::OpenIterationRequest { flight: true, flight_worker_id: worker, ..open_request(&json!({"splits": 4}), job) }
+}
+
+async fn read_all(w: &World, open: &v1::OpenIterationResponse, worker: u64) -> Vec<u64> {
+    let [task] = &open.tasks[..] else { return Vec::new() };
+    let mut seen = Vec::new();
+    for no in 1.. {
+        let answer = w.next(task.task_id, worker, no, 1).await.unwrap();
+        if answer.end {
+            break;
+        }
+        seen.extend(indices(&answer));
+    }
+    w.finish(task.task_id, worker).await;
+    seen
+}
+
+#[test]
+fn endpoints_read_one_after_another_are_one_epoch() {
+    run(async {
+        let w = World::new();
+        let (a, b) = (w.worker("a:1").await, w.worker("b:1").await);
+        let first = w.core.open_iteration(ticket("f", a)).await.unwrap();
+        assert_eq!(first.tasks.len(), 1, "only its own worker's task");
+        assert_eq!(read_all(&w, &first, a).await, [0, 1, 2, 3]);
+        let second = w.core.open_iteration(ticket("f", b)).await.unwrap();
+        assert!(second.finished && second.tasks.is_empty());
+        w.silence(std::time::Duration::from_secs(310), &[(a, "a:1"), (b, "b:1")], &[]).await;
+        assert!(w.core.snapshot().iterations.is_empty());
+        let late = w.core.open_iteration(ticket("f", b)).await.unwrap();
+        assert!(late.finished && late.tasks.is_empty(), "long after, still the same epoch");
+    });
+}
+
+#[test]
+fn endpoints_read_side_by_side_share_the_splits() {
+    run(async {
+        let w = World::new();
+        let (a, b) = (w.worker("a:1").await, w.worker("b:1").await);
+        let first = w.core.open_iteration(ticket("f", a)).await.unwrap();
+        let one = indices(&w.next(first.tasks[0].task_id, a, 1, 1).await.unwrap());
+        let second = w.core.open_iteration(ticket("f", b)).await.unwrap();
+        assert_eq!(read_all(&w, &second, b).await, [1, 2, 3]);
+        assert_eq!(one, [0]);
+        assert!(w.next(first.tasks[0].task_id, a, 2, 1).await.unwrap().end);
+        w.finish(first.tasks[0].task_id, a).await;
+        let state = w.core.snapshot();
+        let iteration = state.iterations.values().next().unwrap();
+        assert!(iteration.is_finished() && iteration.members.is_empty());
+    });
+}
+
+#[test]
+fn a_lost_worker_is_an_error_never_a_short_epoch() {
+    run(async {
+        let w = World::new();
+        let (a, b) = (w.worker("a:1").await, w.worker("b:1").await);
+        let first = w.core.open_iteration(ticket("f", a)).await.unwrap();
+        let second = w.core.open_iteration(ticket("f", b)).await.unwrap();
+        w.next(first.tasks[0].task_id, a, 1, 1).await.unwrap();
+        w.worker("a:1").await;
+        let e = w.next(second.tasks[0].task_id, b, 1, 1).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unavailable);
+        assert!(e.message().contains("Flight reader"), "{e}");
+    });
+}
+
+#[test]
+fn a_worker_lost_before_its_first_row_harms_nobody() {
+    run(async {
+        let w = World::new();
+        let (a, b) = (w.worker("a:1").await, w.worker("b:1").await);
+        w.core.open_iteration(ticket("f", a)).await.unwrap();
+        let second = w.core.open_iteration(ticket("f", b)).await.unwrap();
+        w.worker("a:1").await;
+        assert_eq!(read_all(&w, &second, b).await, [0, 1, 2, 3]);
+        let e = w.core.open_iteration(ticket("g", 77)).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unavailable);
+    });
+}

@@ -1,0 +1,361 @@
+//! Opening, reading, ending and forgetting iterations.
+
+use std::time::Duration;
+
+use caju_proto::v1;
+use caju_types::{Error, ErrorKind};
+use serde_json::json;
+
+use super::fake::{World, indices, open_request, run};
+
+#[test]
+fn a_client_reads_an_epoch_to_its_end() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let open = w.open(&json!({"splits": 5}), "").await;
+        assert!(open.job.starts_with("anonymous-"), "{}", open.job);
+        assert_eq!((open.tasks.len(), open.finished), (1, false));
+        let task = open.tasks[0].task_id;
+        assert_eq!(open.tasks[0].address, "a:1");
+        let request = v1::GetTaskRequest { task_id: task, worker_id: worker };
+        let def = w.core.get_task(request).await.unwrap().task.unwrap();
+        assert_eq!((def.epoch, def.seed, def.iteration_id), (0, 0, open.iteration_id));
+
+        let mut seen = Vec::new();
+        for no in 1.. {
+            let answer = w.next(task, worker, no, 2).await.unwrap();
+            if answer.end {
+                break;
+            }
+            seen.extend(indices(&answer));
+        }
+        assert_eq!(seen, [0, 1, 2, 3, 4]);
+        let view = w.beat(open.client_id, open.iteration_id, &[], &[]).await;
+        assert_eq!((view.splits_total, view.splits_leased, view.finished), (5, 5, false));
+        w.finish(task, worker).await;
+        let view = w.beat(open.client_id, open.iteration_id, &[], &[]).await;
+        assert!(view.finished && view.tasks[0].ended);
+        let view = w.beat(open.client_id, open.iteration_id, &[task], &[]).await;
+        assert!(view.finished && view.tasks.is_empty());
+        w.close(open.client_id, open.iteration_id, Vec::new()).await;
+        w.core.check();
+        let state = w.core.snapshot();
+        assert!(state.iterations.is_empty() && state.jobs.is_empty(), "an anonymous job is forgotten at once");
+    });
+}
+
+#[test]
+fn an_empty_source_is_an_epoch_without_rows() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let open = w.open(&json!({"splits": 0}), "j").await;
+        let task = open.tasks[0].task_id;
+        assert!(w.next(task, worker, 1, 4).await.unwrap().end);
+        w.finish(task, worker).await;
+        assert!(w.beat(open.client_id, open.iteration_id, &[], &[]).await.finished);
+    });
+}
+
+#[test]
+fn a_retried_request_gets_the_same_splits() {
+    run(async {
+        let mut w = World::new();
+        let worker = w.worker("a:1").await;
+        let task = w.open(&json!({"splits": 8}), "j").await.tasks[0].task_id;
+        let first = w.next(task, worker, 1, 3).await.unwrap();
+        assert_eq!(w.next(task, worker, 1, 3).await.unwrap(), first);
+        w.restart();
+        assert_eq!(w.next(task, worker, 1, 3).await.unwrap(), first, "after a restart too");
+        let second = w.next(task, worker, 2, 3).await.unwrap();
+        assert_eq!(indices(&second), [3, 4, 5]);
+        let e = w.next(task, worker, 1, 3).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
+        let e = w.next(task, worker + 1, 3, 3).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Cancelled);
+    });
+}
+
+#[test]
+fn a_heartbeat_waits_for_news_and_a_new_worker_is_news() {
+    run(async {
+        let w = World::new();
+        let open = w.open(&json!({"splits": 3}), "j").await;
+        assert!(open.tasks.is_empty(), "no worker yet");
+        let request = v1::ClientHeartbeatRequest {
+            client_id: open.client_id,
+            iteration_id: open.iteration_id,
+            seen_version: open.version,
+            wait_ms: 20_000,
+            ..Default::default()
+        };
+        let waiting = w.core.client_heartbeat(request);
+        let (view, worker) = tokio::join!(waiting, w.worker("late:1"));
+        let view = view.unwrap();
+        assert_eq!((view.tasks.len(), view.tasks[0].worker_id), (1, worker));
+        assert!(view.version > open.version);
+    });
+}
+
+#[test]
+fn a_worker_that_joins_gets_a_task_while_splits_are_left() {
+    run(async {
+        let w = World::new();
+        let a = w.worker("a:1").await;
+        let open = w.open(&json!({"splits": 4}), "j").await;
+        let first = open.tasks[0].task_id;
+        w.next(first, a, 1, 1).await.unwrap();
+        let b = w.worker("b:1").await;
+        let view = w.beat(open.client_id, open.iteration_id, &[], &[]).await;
+        assert_eq!(view.tasks.len(), 2);
+        let second = view.tasks.iter().find(|t| t.worker_id == b).unwrap().task_id;
+        let mut seen = Vec::new();
+        for no in 1.. {
+            let answer = w.next(second, b, no, 9).await.unwrap();
+            if answer.end {
+                break;
+            }
+            seen.extend(indices(&answer));
+        }
+        assert_eq!(seen, [1, 2, 3]);
+        assert!(w.next(first, a, 2, 1).await.unwrap().end);
+        w.worker("c:1").await;
+        let view = w.beat(open.client_id, open.iteration_id, &[], &[]).await;
+        assert_eq!(view.tasks.len(), 2, "nothing is left for a third");
+    });
+}
+
+#[test]
+fn jobs_are_shared_by_name_and_refused_for_other_data() {
+    run(async {
+        let w = World::new();
+        w.worker("a:1").await;
+        let def = json!({"splits": 4});
+        let first = w.open(&def, "j").await;
+        let second = w.open(&def, "j").await;
+        assert_eq!(first.iteration_id, second.iteration_id);
+        assert_ne!(first.client_id, second.client_id);
+        assert_eq!(w.catalog.binds.load(std::sync::atomic::Ordering::Relaxed), 1, "bound once");
+
+        let e = w.core.open_iteration(open_request(&json!({"splits": 5}), "j")).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
+        assert!(e.message().contains(&first.fingerprint), "{e}");
+        let e = w.core.open_iteration(open_request(&json!({"splits": 4, "path": "b"}), "j")).await.unwrap_err();
+        assert!(e.message().contains("differ in paths"), "{e}");
+        let seeded = v1::OpenIterationRequest { seed: 9, has_seed: true, ..open_request(&def, "j") };
+        let e = w.core.open_iteration(seeded).await.unwrap_err();
+        assert!(e.message().contains("seed 0, not 9"), "{e}");
+        let off = v1::OpenIterationRequest {
+            mode: v1::ProcessingMode::Off.into(),
+            ..open_request(&def, "j")
+        };
+        assert_eq!(w.core.open_iteration(off).await.unwrap_err().kind(), ErrorKind::FailedPrecondition);
+
+        let again = v1::OpenIterationRequest { client_id: first.client_id, ..open_request(&def, "j") };
+        assert_eq!(w.core.open_iteration(again).await.unwrap().client_id, first.client_id);
+        let next = v1::OpenIterationRequest { epoch: 1, client_id: first.client_id, ..open_request(&def, "j") };
+        let next = w.core.open_iteration(next).await.unwrap();
+        assert_ne!(next.iteration_id, first.iteration_id);
+        assert_eq!(next.client_id, first.client_id);
+    });
+}
+
+#[test]
+fn datasets_are_named_by_fingerprint_or_by_choice() {
+    run(async {
+        let w = World::new();
+        let register = |def: serde_json::Value, id: &str| v1::RegisterDatasetRequest {
+            definition_json: def.to_string(),
+            dataset_id: id.to_string(),
+        };
+        let a = w.core.register_dataset(register(json!({"splits": 4}), "")).await.unwrap();
+        assert_eq!(a.dataset_id, a.fingerprint);
+        let b = w.core.register_dataset(register(json!({"splits": 4}), "")).await.unwrap();
+        assert_eq!(b.dataset_id, a.dataset_id);
+        let other_path = w.core.register_dataset(register(json!({"splits": 4, "path": "x"}), "")).await.unwrap();
+        assert_eq!(other_path.fingerprint, a.fingerprint);
+        assert_ne!(other_path.dataset_id, a.dataset_id, "the same stages over other files are other data");
+        w.core.register_dataset(register(json!({"splits": 4}), "mine")).await.unwrap();
+        w.core.register_dataset(register(json!({"splits": 4}), "mine")).await.unwrap();
+        let e = w.core.register_dataset(register(json!({"splits": 5}), "mine")).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::AlreadyExists);
+        assert!(e.message().contains(&a.fingerprint), "{e}");
+
+        let open = v1::OpenIterationRequest { dataset_id: "mine".into(), job: "j".into(), ..Default::default() };
+        assert_eq!(w.core.open_iteration(open).await.unwrap().fingerprint, a.fingerprint);
+        let open = v1::OpenIterationRequest { dataset_id: "mime".into(), ..Default::default() };
+        let e = w.core.open_iteration(open).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::NotFound);
+        assert!(e.message().contains("did you mean `mine`"), "{e}");
+    });
+}
+
+#[test]
+fn a_failure_reaches_every_client_with_its_kind() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let def = json!({"splits": 4});
+        let (one, two) = (w.open(&def, "j").await, w.open(&def, "j").await);
+        let task = one.tasks[0].task_id;
+        w.fail(task, worker, &Error::data_loss("a.tfrecord: record 7: wrong checksum")).await;
+        for client in [one.client_id, two.client_id] {
+            let failure = w.beat(client, one.iteration_id, &[], &[]).await.failure.unwrap();
+            let e = Error::from(&failure);
+            assert_eq!((e.kind(), e.message()), (ErrorKind::DataLoss, "a.tfrecord: record 7: wrong checksum"));
+        }
+        assert_eq!(w.next(task, worker, 1, 1).await.unwrap_err().kind(), ErrorKind::DataLoss);
+        let e = w.core.open_iteration(open_request(&def, "j")).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::DataLoss, "while somebody is there, the failure stands");
+        w.close(one.client_id, one.iteration_id, Vec::new()).await;
+        w.close(two.client_id, one.iteration_id, Vec::new()).await;
+        assert_ne!(w.open(&def, "j").await.iteration_id, one.iteration_id, "then one may try again");
+    });
+}
+
+#[test]
+fn a_listing_that_fails_fails_the_iteration() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let open = w.open(&json!({"splits": 2, "list_error": "s3://b/x: no such bucket"}), "j").await;
+        let task = open.tasks[0].task_id;
+        w.next(task, worker, 1, 9).await.unwrap();
+        let mut no = 2;
+        let e = loop {
+            match w.next(task, worker, no, 9).await {
+                Ok(answer) => assert!(!answer.end),
+                Err(e) => break e,
+            }
+            no += 1;
+        };
+        assert_eq!(e.kind(), ErrorKind::NotFound);
+        assert_eq!(e.message(), "job `j` epoch 0: s3://b/x: no such bucket");
+        let failure = w.beat(open.client_id, open.iteration_id, &[], &[]).await.failure.unwrap();
+        assert_eq!(failure.message, e.message());
+    });
+}
+
+#[test]
+fn too_many_skipped_rows_are_a_failure() {
+    run(async {
+        let w = World::new();
+        let (a, b) = (w.worker("a:1").await, w.worker("b:1").await);
+        let open = w.open(&json!({"splits": 9, "skip_limit": 5}), "j").await;
+        for (worker, skipped) in [(a, 3), (a, 3), (b, 3)] {
+            let task = open.tasks.iter().find(|t| t.worker_id == worker).unwrap().task_id;
+            let finish = v1::FinishTaskRequest {
+                task_id: task,
+                worker_id: worker,
+                rows_skipped: skipped,
+                ..Default::default()
+            };
+            w.core.finish_task(finish).await.unwrap();
+        }
+        let failure = w.beat(open.client_id, open.iteration_id, &[], &[]).await.failure.unwrap();
+        assert!(failure.message.contains("6 bad rows were skipped, more than the limit of 5"), "{failure:?}");
+    });
+}
+
+#[test]
+fn what_nobody_reads_is_dropped_and_remembered() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let def = json!({"splits": 1});
+        let done = w.open(&def, "done").await;
+        let left = w.open(&def, "left").await;
+        let task = done.tasks[0].task_id;
+        w.next(task, worker, 1, 1).await.unwrap();
+        assert!(w.next(task, worker, 2, 1).await.unwrap().end);
+        w.finish(task, worker).await;
+        for open in [&done, &left] {
+            w.close(open.client_id, open.iteration_id, Vec::new()).await;
+        }
+        w.silence(Duration::from_secs(299), &[(worker, "a:1")], &[]).await;
+        assert_eq!(w.core.snapshot().iterations.len(), 2);
+        w.silence(Duration::from_secs(3), &[(worker, "a:1")], &[]).await;
+        assert_eq!(w.core.snapshot().iterations.len(), 0);
+        let e = w.core.open_iteration(open_request(&def, "done")).await.unwrap_err();
+        assert!(e.message().contains("was read to its end already"), "{e}");
+        let e = w.core.open_iteration(open_request(&def, "left")).await.unwrap_err();
+        assert!(e.message().contains("left it before its end"), "{e}");
+        let beat = v1::WorkerHeartbeatRequest {
+            worker_id: worker,
+            address: "a:1".into(),
+            tasks: vec![task, left.tasks[0].task_id],
+            ..Default::default()
+        };
+        let answer = w.core.worker_heartbeat(beat).await.unwrap();
+        assert_eq!(answer.cancel_tasks.len(), 2);
+        assert!(w.beat(left.client_id, left.iteration_id, &[], &[]).await.unknown);
+    });
+}
+
+#[test]
+fn without_a_worker_clients_are_told_after_a_while() {
+    run(async {
+        let w = World::new();
+        let open = w.open(&json!({"splits": 1}), "j").await;
+        let me = [(open.client_id, open.iteration_id)];
+        w.silence(Duration::from_secs(119), &[], &me).await;
+        assert!(w.beat(me[0].0, me[0].1, &[], &[]).await.failure.is_none());
+        w.silence(Duration::from_secs(3), &[], &me).await;
+        let failure = w.beat(me[0].0, me[0].1, &[], &[]).await.failure.unwrap();
+        assert_eq!(failure.kind, "unavailable");
+        assert!(failure.message.contains("caju worker --dispatcher"), "{failure:?}");
+    });
+}
+
+#[test]
+fn under_off_every_worker_sees_everything_under_its_slot() {
+    run(async {
+        let w = World::new();
+        let workers = [w.worker("a:1").await, w.worker("b:1").await];
+        let request = v1::OpenIterationRequest {
+            mode: v1::ProcessingMode::Off.into(),
+            ..open_request(&json!({"splits": 3, "shuffle": null}), "j")
+        };
+        let open = w.core.open_iteration(request).await.unwrap();
+        assert_eq!(open.tasks.len(), 2);
+        let mut all = Vec::new();
+        for (slot, worker) in (0u32..).zip(workers) {
+            let task = open.tasks.iter().find(|t| t.worker_id == worker).unwrap().task_id;
+            let request = v1::GetTaskRequest { task_id: task, worker_id: worker };
+            assert_eq!(w.core.get_task(request).await.unwrap().task.unwrap().worker_slot, slot);
+            let mut seen = Vec::new();
+            for no in 1.. {
+                let answer = w.next(task, worker, no, 9).await.unwrap();
+                if answer.end {
+                    break;
+                }
+                seen.extend(answer.splits.iter().map(|s| s.split_json.clone()));
+                all.extend(indices(&answer));
+            }
+            seen.sort();
+            assert_eq!(seen, [0, 1, 2].map(|i| json!({"i": i, "v": 0}).to_string()));
+            w.finish(task, worker).await;
+        }
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 6, "lease indices are unique in the iteration");
+        assert!(w.beat(open.client_id, open.iteration_id, &[], &[]).await.finished);
+    });
+}
+
+#[test]
+fn a_single_task_ends_the_feed_when_it_has_enough() {
+    run(async {
+        let w = World::new();
+        let (a, b) = (w.worker("a:1").await, w.worker("b:1").await);
+        let open = w.open(&json!({"splits": 1000, "single": true}), "j").await;
+        assert_eq!(open.tasks.len(), 1);
+        let (task, worker) = (open.tasks[0].task_id, open.tasks[0].worker_id);
+        assert!(worker == a || worker == b);
+        assert_eq!(indices(&w.next(task, worker, 1, 2).await.unwrap()), [0, 1]);
+        w.finish(task, worker).await;
+        let view = w.beat(open.client_id, open.iteration_id, &[task], &[]).await;
+        assert!(view.finished, "`take` had enough");
+    });
+}

@@ -1,0 +1,8 @@
+//! Tests of the control plane as a whole, on a catalog without files.
+
+mod exactly_once;
+mod fake;
+mod flight;
+mod iterations;
+mod recovery;
+mod service;

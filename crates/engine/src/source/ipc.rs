@@ -1,0 +1,294 @@
+//! Arrow IPC files: record batches as splits, decoded without copies where they are not compressed.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use arrow::ipc::convert::fb_to_schema;
+use arrow::ipc::reader::FileDecoder;
+use arrow::ipc::{Block, root_as_footer, root_as_message};
+use arrow_array::RecordBatch;
+use arrow_buffer::Buffer;
+use arrow_schema::{ArrowError, Schema, SchemaRef};
+use bytes::Bytes;
+use caju_types::{Error, Result};
+use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream, StreamExt};
+
+use super::file::SourceFile;
+use super::files::{Format, file_split};
+use super::parquet::pick;
+use super::trim::sliced;
+use super::{FileRef, ReadOptions, SourceContext, Split, SplitRange};
+
+/// What every file starts and ends with.
+const MAGIC: &[u8; 6] = b"ARROW1";
+/// The end of a file that is read first.
+const TAIL_BYTES: u64 = 64 << 10;
+
+/// Arrow IPC files.
+#[derive(Debug, Clone)]
+pub(super) struct Ipc {
+    schema: SchemaRef,
+    picked: bool,
+    model: Option<String>,
+}
+
+impl Ipc {
+    /// Finds the schema in the footer of a file.
+    pub(super) async fn discover(ctx: &SourceContext, file: &FileRef, columns: Option<&[String]>) -> Result<Self> {
+        let footer = Footer::read(&SourceFile::new(ctx, file)?).await?;
+        let schema = match columns {
+            None => Arc::new(Schema::new(footer.schema.fields().clone())),
+            Some(columns) => pick(&footer.schema, columns, &file.url)?,
+        };
+        Ok(Self { schema, picked: columns.is_some(), model: Some(file.url.clone()) })
+    }
+
+    /// Trusts a schema that somebody else found.
+    pub(super) fn with_schema(schema: SchemaRef, picked: bool) -> Self {
+        Self { schema, picked, model: None }
+    }
+
+    /// The place of every column in a file, which must have the columns of its siblings.
+    fn places(&self, found: &Schema, url: &str) -> Result<Vec<usize>> {
+        let model = self.model.as_deref().unwrap_or("the first file of the source");
+        let differs = |what: String| {
+            Error::invalid(format!(
+                "{url}: its schema differs from that of {model}: {what}; give the source only files of one schema, \
+                 or name the columns that they share in `columns`"
+            ))
+        };
+        if !self.picked
+            && let Some(extra) = found.fields().iter().find(|f| self.schema.field_with_name(f.name()).is_err())
+        {
+            return Err(differs(format!("it has a column `{}`", extra.name())));
+        }
+        let place = |want: &arrow_schema::FieldRef| match found.column_with_name(want.name()) {
+            None => Err(differs(format!("it has no column `{}`", want.name()))),
+            Some((_, is)) if is.data_type() != want.data_type() => Err(differs(format!(
+                "column `{}` is {} instead of {}",
+                want.name(),
+                is.data_type(),
+                want.data_type()
+            ))),
+            Some((i, _)) => Ok(i),
+        };
+        self.schema.fields().iter().map(place).collect()
+    }
+}
+
+fn damaged(url: &str, why: impl std::fmt::Display) -> Error {
+    Error::data_loss(format!("{url}: the file is damaged or is no Arrow IPC file: {why}"))
+}
+
+/// Runs a decoder that may panic on damaged bytes.
+fn guarded<T>(url: &str, work: impl FnOnce() -> Result<T, ArrowError>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(e)) => Err(damaged(url, e)),
+        Err(_) => Err(damaged(url, "its metadata make no sense")),
+    }
+}
+
+/// What stands at the end of a file.
+struct Footer {
+    schema: SchemaRef,
+    version: arrow::ipc::MetadataVersion,
+    dictionaries: Vec<Block>,
+    batches: Vec<Block>,
+}
+
+impl Footer {
+    async fn read(file: &Arc<SourceFile>) -> Result<Self> {
+        let (size, url) = (file.size(), file.file.url.clone());
+        if size < 24 {
+            return Err(damaged(&url, format!("it has only {size} bytes")));
+        }
+        let from = size.saturating_sub(TAIL_BYTES);
+        let mut tail = file.read(from..size).await?;
+        let (head, magic) = tail.split_at(tail.len() - 6);
+        let Some(length) = head.last_chunk::<4>().filter(|_| magic == MAGIC) else {
+            return Err(damaged(
+                &url,
+                "it does not end with ARROW1 (a stream without a footer, or a truncated file?)",
+            ));
+        };
+        let length = u64::try_from(i32::from_le_bytes(*length)).unwrap_or(u64::MAX);
+        if length > size - 18 {
+            return Err(damaged(&url, "its footer is out of bounds"));
+        }
+        let start = size - 10 - length;
+        if start < from {
+            tail = file.read(start..size).await?;
+        } else {
+            #[expect(clippy::cast_possible_truncation, reason = "within a buffer in memory")]
+            let at = (start - from) as usize;
+            tail = tail.slice(at..);
+        }
+        let bytes = &tail[..tail.len() - 10];
+        let footer = root_as_footer(bytes).map_err(|e| damaged(&url, e))?;
+        let schema = footer.schema().ok_or_else(|| damaged(&url, "it has no schema"))?;
+        let schema = guarded(&url, || Ok(Arc::new(fb_to_schema(schema))))?;
+        let blocks = |list: Option<Vec<Block>>| -> Result<Vec<Block>> {
+            let list = list.unwrap_or_default();
+            for b in &list {
+                if block_range(b).is_none_or(|r| r.end > size) {
+                    return Err(damaged(&url, "one of its blocks is out of bounds"));
+                }
+            }
+            Ok(list)
+        };
+        Ok(Self {
+            schema,
+            version: footer.version(),
+            dictionaries: blocks(footer.dictionaries().map(|d| d.iter().copied().collect()))?,
+            batches: blocks(footer.recordBatches().map(|d| d.iter().copied().collect()))?,
+        })
+    }
+}
+
+/// Where a block is.
+fn block_range(b: &Block) -> Option<std::ops::Range<u64>> {
+    let start = u64::try_from(b.offset()).ok()?;
+    let metadata = u64::try_from(b.metaDataLength()).ok().filter(|n| *n >= 8)?;
+    let end = start.checked_add(metadata)?.checked_add(u64::try_from(b.bodyLength()).ok()?)?;
+    Some(start..end)
+}
+
+fn range_of(b: &Block, url: &str) -> Result<std::ops::Range<u64>> {
+    block_range(b).ok_or_else(|| damaged(url, "one of its blocks is out of bounds"))
+}
+
+/// The number of rows of a record batch, from its metadata.
+fn rows_of(metadata: &Bytes, url: &str) -> Result<u64> {
+    // A continuation marker, then the length; old files have the length alone.
+    let skip = if metadata.starts_with(&[0xff; 4]) { 8 } else { 4 };
+    let message = root_as_message(metadata.get(skip..).unwrap_or(&[])).map_err(|e| damaged(url, e))?;
+    let batch = message.header_as_record_batch().ok_or_else(|| damaged(url, "a block is no record batch"))?;
+    u64::try_from(batch.length()).map_err(|e| damaged(url, e))
+}
+
+impl Format for Ipc {
+    fn schema(&self) -> SchemaRef {
+        Arc::clone(&self.schema)
+    }
+
+    fn cut(&self, ctx: &SourceContext, file: FileRef, split_bytes: u64) -> BoxFuture<'static, Result<Vec<Split>>> {
+        let (ctx, me) = (ctx.clone(), self.clone());
+        Box::pin(async move {
+            let source = SourceFile::new(&ctx, &file)?;
+            let footer = Footer::read(&source).await?;
+            me.places(&footer.schema, &file.url)?;
+            let mut heads = Vec::with_capacity(footer.batches.len());
+            for b in &footer.batches {
+                let r = range_of(b, &file.url)?;
+                heads.push(r.start..r.start + u64::from(b.metaDataLength().unsigned_abs()));
+            }
+            let heads = source.read_ranges(heads).await?;
+            let mut sizes = Vec::with_capacity(heads.len());
+            for (b, head) in footer.batches.iter().zip(&heads) {
+                let r = range_of(b, &file.url)?;
+                sizes.push((r.end - r.start, rows_of(head, &file.url)?));
+            }
+            pack(&file, &sizes, split_bytes)
+        })
+    }
+
+    fn read(
+        &self,
+        _: &SourceContext,
+        file: Arc<SourceFile>,
+        split: &Split,
+        options: &ReadOptions,
+    ) -> BoxStream<'static, Result<RecordBatch>> {
+        let (me, range, options) = (self.clone(), split.range.clone(), options.clone());
+        let open = async move { Reader::open(me, file, range, options).await };
+        stream::once(open)
+            .flat_map(|reader| match reader {
+                Ok(reader) => {
+                    stream::try_unfold(reader, |mut r| async move { Ok(r.batches().await?.map(|b| (b, r))) }).boxed()
+                }
+                Err(e) => stream::once(async move { Err(e) }).boxed(),
+            })
+            .flat_map(|batches| match batches {
+                Ok(batches) => stream::iter(batches.into_iter().map(Ok).collect::<Vec<_>>()),
+                Err(e) => stream::iter(vec![Err(e)]),
+            })
+            .boxed()
+    }
+}
+
+/// Packs consecutive batches of `(bytes, rows)` into splits of about `split_bytes`.
+fn pack(file: &FileRef, sizes: &[(u64, u64)], split_bytes: u64) -> Result<Vec<Split>> {
+    let mut splits = Vec::new();
+    let mut first = 0;
+    while first < sizes.len() {
+        let (mut bytes, mut rows, mut end) = (0, 0, first);
+        while end < sizes.len() && (end == first || bytes + sizes[end].0 / 2 < split_bytes) {
+            bytes += sizes[end].0;
+            rows += sizes[end].1;
+            end += 1;
+        }
+        let number = |n: usize| u32::try_from(n).map_err(|e| damaged(&file.url, e));
+        let range = if end - first == sizes.len() {
+            SplitRange::Whole
+        } else {
+            SplitRange::RowGroups { first: number(first)?, count: number(end - first)? }
+        };
+        splits.push(file_split(file, range, Some(rows)));
+        first = end;
+    }
+    Ok(splits)
+}
+
+struct Reader {
+    file: Arc<SourceFile>,
+    decoder: FileDecoder,
+    /// The blocks that are left, last one first.
+    blocks: Vec<Block>,
+    schema: SchemaRef,
+    order: Vec<usize>,
+    options: ReadOptions,
+}
+
+impl Reader {
+    async fn open(ipc: Ipc, file: Arc<SourceFile>, range: SplitRange, options: ReadOptions) -> Result<Self> {
+        let url = file.file.url.clone();
+        let footer = Footer::read(&file).await?;
+        let places = ipc.places(&footer.schema, &url)?;
+        let wanted = options.projection.clone().unwrap_or_else(|| (0..places.len()).collect());
+        let schema = Arc::new(ipc.schema.project(&wanted).map_err(|e| Error::internal(e.to_string()))?);
+        let roots: Vec<usize> = wanted.iter().filter_map(|&i| places.get(i).copied()).collect();
+        let mut sorted = roots.clone();
+        sorted.sort_unstable();
+        let order = roots.iter().map(|r| sorted.partition_point(|s| s < r)).collect();
+        let mut decoder = FileDecoder::new(Arc::clone(&footer.schema), footer.version).with_projection(sorted);
+        for block in &footer.dictionaries {
+            let data = file.read(range_of(block, &url)?).await?;
+            guarded(&url, || decoder.read_dictionary(block, &Buffer::from(data)))?;
+        }
+        let (first, count) = match range {
+            SplitRange::Whole => (0, footer.batches.len()),
+            SplitRange::RowGroups { first, count } => (first as usize, count as usize),
+            _ => return Err(Error::internal(format!("{url}: not a split of record batches"))),
+        };
+        let blocks = footer.batches.get(first..first.saturating_add(count));
+        let mut blocks =
+            blocks.ok_or_else(|| Error::internal(format!("{url}: has no record batch {}", first + count)))?.to_vec();
+        blocks.reverse();
+        Ok(Self { file, decoder, blocks, schema, order, options })
+    }
+
+    async fn batches(&mut self) -> Result<Option<Vec<RecordBatch>>> {
+        let Some(block) = self.blocks.pop() else { return Ok(None) };
+        let url = self.file.file.url.clone();
+        let data = self.file.read(range_of(&block, &url)?).await?;
+        let batch = guarded(&url, || self.decoder.read_record_batch(&block, &Buffer::from(data)))?;
+        let Some(batch) = batch.filter(|b| b.num_rows() > 0) else { return Ok(Some(Vec::new())) };
+        let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+        let columns = self.order.iter().map(|&i| Arc::clone(batch.column(i))).collect();
+        let batch = RecordBatch::try_new_with_options(Arc::clone(&self.schema), columns, &options)
+            .map_err(|e| damaged(&url, e))?;
+        Ok(Some(sliced(batch, self.options.batch_rows, self.options.batch_bytes)))
+    }
+}

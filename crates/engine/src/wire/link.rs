@@ -1,0 +1,169 @@
+//! The line to the dispatcher, for workers and clients alike: it may be away for a while.
+
+use std::time::Duration;
+
+use caju_proto::from_status;
+use caju_proto::v1::dispatcher_client::DispatcherClient;
+use caju_types::{Error, ErrorKind, Result};
+use tokio::time::Instant;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Response, Status};
+
+/// A stub of the dispatcher's service.
+pub type Dispatcher = DispatcherClient<Channel>;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest that a single call may take beyond the wait that it asks the dispatcher for.
+const CALL: Duration = Duration::from_secs(10);
+
+/// A connection to a dispatcher, made on first use and again after every break. Clones share it.
+#[derive(Clone, Debug)]
+pub struct DispatcherLink {
+    address: String,
+    client: Dispatcher,
+}
+
+impl DispatcherLink {
+    /// A link to `host:port` (a `caju://` or `http://` in front is allowed). Nothing is dialled yet. Must be
+    /// called within a tokio runtime.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the address is none.
+    pub fn new(address: &str) -> Result<Self> {
+        let bare =
+            address.strip_prefix("caju://").or_else(|| address.strip_prefix("http://")).unwrap_or(address);
+        let bare = bare.trim_end_matches('/');
+        let bad = || {
+            Error::invalid(format!(
+                "`{address}` is not a dispatcher's address; write HOST:PORT, such as 127.0.0.1:7070"
+            ))
+        };
+        if !bare.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+        {
+            return Err(bad());
+        }
+        let channel = Endpoint::from_shared(format!("http://{bare}"))
+            .map_err(|_| bad())?
+            .connect_timeout(Duration::from_secs(2))
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(Duration::from_secs(10))
+            .keep_alive_timeout(Duration::from_secs(10))
+            .connect_lazy();
+        let client = Dispatcher::new(channel).max_decoding_message_size(usize::MAX);
+        Ok(Self { address: bare.to_string(), client })
+    }
+
+    /// The dispatcher's address.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// One call, which may take `wait` (what it asks the dispatcher to wait) and some seconds more.
+    ///
+    /// # Errors
+    /// `Unavailable` if the dispatcher cannot be reached, `DeadlineExceeded` if it does not answer, else what
+    /// the dispatcher says.
+    pub async fn call<T, F, Fut>(&self, wait: Duration, call: F) -> Result<T>
+    where
+        F: FnOnce(Dispatcher) -> Fut,
+        Fut: Future<Output = Result<Response<T>, Status>>,
+    {
+        match tokio::time::timeout(wait + CALL, call(self.client.clone())).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => Err(self.error(&status)),
+            Err(_) => Err(Error::deadline(format!(
+                "the dispatcher at {} did not answer within {:?}",
+                self.address,
+                wait + CALL
+            ))),
+        }
+    }
+
+    /// A call that may be repeated, repeated while the dispatcher is away, for at most `patience`.
+    ///
+    /// # Errors
+    /// As [`DispatcherLink::call`], with the last reason.
+    pub async fn retry<T, F, Fut>(&self, patience: Duration, wait: Duration, mut call: F) -> Result<T>
+    where
+        F: FnMut(Dispatcher) -> Fut,
+        Fut: Future<Output = Result<Response<T>, Status>>,
+    {
+        let until = Instant::now() + patience;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.call(wait, &mut call).await {
+                Err(e) if is_passing(&e) && Instant::now() + pause < until => {
+                    tracing::debug!(error = %e, "the dispatcher is away");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn error(&self, status: &Status) -> Error {
+        // What a dispatcher says has the kind in its metadata; everything else is the transport's.
+        let said = status.metadata().contains_key("caju-error-kind");
+        if said
+            || !matches!(
+                status.code(),
+                tonic::Code::Unavailable
+                    | tonic::Code::Unknown
+                    | tonic::Code::Cancelled
+                    | tonic::Code::Internal
+            )
+        {
+            return from_status(status);
+        }
+        Error::unavailable(format!(
+            "no dispatcher at {}: {}; start one with `caju dispatcher --listen {}`, or check the address",
+            self.address,
+            cause(status),
+            self.address
+        ))
+    }
+}
+
+/// Whether an error may go away by itself.
+pub fn is_passing(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::DeadlineExceeded)
+}
+
+/// The innermost reason, which is the one that a person understands.
+fn cause(status: &Status) -> String {
+    let mut text = status.message().to_string();
+    let mut source = std::error::Error::source(status);
+    while let Some(e) = source {
+        text = e.to_string();
+        source = e.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use caju_proto::v1::GetStatusRequest;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_absent_dispatcher_is_named() {
+        // A port that was free a moment ago.
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let link = DispatcherLink::new(&format!("caju://127.0.0.1:{port}")).unwrap();
+        let e = link
+            .retry(Duration::from_millis(50), Duration::ZERO, |mut d| async move {
+                d.get_status(GetStatusRequest {}).await
+            })
+            .await
+            .unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unavailable);
+        assert!(e.message().contains(&format!("no dispatcher at 127.0.0.1:{port}")), "{e}");
+        assert!(e.message().contains("caju dispatcher --listen"), "{e}");
+        for bad in ["", "localhost", "a:b:c", ":70"] {
+            assert_eq!(DispatcherLink::new(bad).unwrap_err().kind(), ErrorKind::InvalidArgument, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! What a task puts out does not depend on how it is run (I2), and elements are what the definition says.
+
+mod common;
+
+use caju_engine::{Elements, LeasedSplit};
+use caju_types::RowRanges;
+use common::{How, bound, chunks, rows, run, sorted, splits};
+
+/// Random stages above and below filters, unnest, and a stream stage in between.
+const RANDOM: &str = "
+source: { range: { start: 0, end: 9000, step: 1 } }
+steps:
+  - with_columns: { a: 'uniform(0.0, 1.0)', b: 'uniform(0.0, 1.0)' }
+  - filter: 'a < 0.7'
+  - with_columns: { c: 'random_int(0, 1000000)', d: \"random_int(0, 1000000, key => 'k')\", e: \"random_int(0, 1000000, key => 'k')\" }
+  - flat_map: { name: f, expr: '[id, id + 1]' }
+  - with_columns: { g: 'random_int(0, 1000000)' }
+  - shuffle: { buffer: 500 }
+  - with_columns: { h: 'random_int(0, 1000000)' }
+  - filter: 'h % 10 <> 3'
+";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_do_not_depend_on_workers_threads_or_batches() {
+    let reference = sorted(rows(&chunks(RANDOM, How::default()).await.unwrap()));
+    assert!(reference.len() > 10_000);
+    let variants = [
+        How { workers: 2, ..How::default() },
+        How { workers: 5, threads: 1, batch_rows: 700, ..How::default() },
+        How { workers: 1, threads: 3, batch_rows: 37, ..How::default() },
+        How { workers: 2, batch_bytes: 1000, deterministic: true, ..How::default() },
+    ];
+    for how in variants {
+        let got = sorted(rows(&chunks(RANDOM, how).await.unwrap()));
+        assert_eq!(got.len(), reference.len());
+        for (g, r) in got.iter().zip(&reference) {
+            assert_eq!(g, r);
+        }
+    }
+    for how in [How { epoch: 1, ..How::default() }, How { seed: 1, ..How::default() }] {
+        assert_ne!(
+            sorted(rows(&chunks(RANDOM, how).await.unwrap())),
+            reference,
+            "a new epoch or seed draws anew"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_draw_apart_unless_they_share_a_key() {
+    let all = rows(&chunks(RANDOM, How::default()).await.unwrap());
+    let column =
+        |i: usize| all.iter().map(|(_, t)| t.split('|').nth(i).unwrap().to_string()).collect::<Vec<_>>();
+    assert_ne!(column(1), column(2), "two calls in one stage");
+    assert_eq!(column(4), column(5), "two calls with one key");
+    assert_ne!(column(3), column(4));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deterministic_means_the_same_order_too() {
+    let how = How { deterministic: true, ..How::default() };
+    let a = rows(&chunks(RANDOM, how).await.unwrap());
+    let b = rows(&chunks(RANDOM, How { threads: 3, batch_rows: 91, ..how }).await.unwrap());
+    assert_eq!(a, b);
+    let plain = "
+source: { range: { start: 0, end: 5000, step: 1 } }
+steps: [ { filter: 'id % 3 = 0' } ]
+";
+    let ids: Vec<String> = rows(&chunks(plain, how).await.unwrap()).into_iter().map(|r| r.1).collect();
+    assert_eq!(ids, (0..5000).filter(|i| i % 3 == 0).map(|i| i.to_string()).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_readers_have_are_not_sent_again() {
+    let pipeline = bound(RANDOM).await.unwrap();
+    let all = splits(&pipeline).await.unwrap();
+    let lease = |done: RowRanges| {
+        (0u64..)
+            .zip(all.clone())
+            .map(|(index, split)| LeasedSplit { index, split, done: done.clone() })
+            .collect()
+    };
+    let whole = sorted(rows(&run(&pipeline, lease(RowRanges::default()), How::default()).await.unwrap()));
+    let done: RowRanges = [(0, 100), (150, 151), (4000, 6000)].into_iter().collect();
+    let rest = sorted(rows(&run(&pipeline, lease(done.clone()), How::default()).await.unwrap()));
+    let want: Vec<_> = whole.into_iter().filter(|((_, o), _)| !done.contains(*o)).collect();
+    assert_eq!(rest, want);
+}
+
+async fn lengths(steps: &str, how: How) -> (Vec<u32>, Vec<String>) {
+    let yaml = format!("source: {{ range: {{ start: 0, end: 1000, step: 1 }} }}\nsteps: {steps}\n");
+    let out = chunks(&yaml, how).await.unwrap();
+    let mut l = Vec::new();
+    for c in &out {
+        match &c.elements {
+            Elements::Lengths(n) => l.extend(n),
+            Elements::Rows => l.extend(std::iter::repeat_n(1, c.rows())),
+        }
+    }
+    (l, rows(&out).into_iter().map(|r| r.1).collect())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn elements_are_what_the_stages_say() {
+    let d = How { deterministic: true, batch_rows: 77, ..How::default() };
+    let ids = |r: std::ops::Range<i64>| r.map(|i| i.to_string()).collect::<Vec<_>>();
+    assert_eq!(lengths("[ { batch: 300 } ]", d).await, (vec![300, 300, 300, 100], ids(0..1000)));
+    assert_eq!(lengths("[ { take: 10 } ]", d).await, (vec![1; 10], ids(0..10)));
+    assert_eq!(lengths("[ { skip: 990 } ]", d).await, (vec![1; 10], ids(990..1000)));
+    assert_eq!(
+        lengths("[ { skip: 100 }, { take: 50 }, { batch: 20 } ]", d).await,
+        (vec![20, 20, 10], ids(100..150))
+    );
+    // Counting below a filter needs one task in order; the short batch is then a batch like any other.
+    let (l, r) = lengths("[ { filter: 'id % 2 = 0' }, { take: 7 }, { batch: 4 } ]", d).await;
+    assert_eq!((l, r), (vec![4, 3], [0, 2, 4, 6, 8, 10, 12].map(|i| i.to_string()).to_vec()));
+    let (l, _) = lengths("[ { batch: { size: 300, drop_remainder: true } }, { take: 9 } ]", d).await;
+    assert_eq!(l, vec![300, 300, 300]);
+    assert_eq!(lengths("[ { batch: 64 }, unbatch ]", d).await, (vec![1; 1000], ids(0..1000)));
+    let (l, r) = lengths("[ { take: 5 }, { repeat: 3 }, { batch: 4 } ]", d).await;
+    assert_eq!(l, vec![4, 4, 4, 3]);
+    assert_eq!(r, [ids(0..5), ids(0..5), ids(0..5)].concat());
+    let (_, r) = lengths("[ { shuffle: { buffer: 2000, seed: 1 } }, { repeat: 2 } ]", d).await;
+    assert_eq!(sorted(r[..1000].to_vec()), sorted(ids(0..1000)), "each repetition is whole");
+    assert_ne!(r[..1000], r[1000..], "and shuffled anew");
+    let (l, _) = lengths("[ { batch: 100 }, { shuffle: 4 }, { with_columns: { x: 'id * 2' } } ]", d).await;
+    assert_eq!(l, vec![100; 10]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_random_repetition_draws_anew() {
+    let yaml = "
+source: { range: { start: 0, end: 10, step: 1 } }
+steps: [ { with_columns: { a: 'random_int(0, 1000000000)' } }, { repeat: 2 } ]
+";
+    let how = How { deterministic: true, ..How::default() };
+    let texts: Vec<_> = rows(&chunks(yaml, how).await.unwrap()).into_iter().map(|r| r.1).collect();
+    assert_eq!(texts.len(), 20);
+    assert_ne!(texts[..10], texts[10..]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn combinators_of_datasets() {
+    let d = How { deterministic: true, ..How::default() };
+    let yaml = "
+source:
+  concatenate:
+    - { source: { range: { start: 0, end: 100, step: 1 } } }
+    - { source: { range: { start: 100, end: 200, step: 1 } }, steps: [ { filter: 'id < 150' } ] }
+steps: [ { with_columns: { x: 'id + 1' } } ]
+";
+    let got: Vec<_> = rows(&chunks(yaml, d).await.unwrap()).into_iter().map(|r| r.1).collect();
+    assert_eq!(got, (0..150).map(|i| format!("{i}|{}", i + 1)).collect::<Vec<_>>());
+    let yaml = "
+source:
+  zip:
+    - { source: { range: { start: 0, end: 100, step: 1 } }, steps: [ { map: { a: id } } ] }
+    - { source: { range: { start: 1000, end: 1100, step: 1 } }, steps: [ { map: { b: 'id * 2' } } ] }
+";
+    let got: Vec<_> = rows(&chunks(yaml, d).await.unwrap()).into_iter().map(|r| r.1).collect();
+    assert_eq!(got, (0..100).map(|i| format!("{i}|{}", 2000 + 2 * i)).collect::<Vec<_>>());
+    let yaml = "
+source:
+  sample:
+    weights: [0.8, 0.2]
+    datasets:
+      - { source: { range: { start: 0, end: 1000, step: 1 } } }
+      - { source: { range: { start: 5000, end: 6000, step: 1 } } }
+";
+    let got: Vec<i64> =
+        rows(&chunks(yaml, d).await.unwrap()).into_iter().map(|r| r.1.parse().unwrap()).collect();
+    let first = got[..500].iter().filter(|&&i| i < 5000).count();
+    assert!((360..440).contains(&first), "{first} of 500 by weight 0.8");
+    assert_eq!(sorted(got), (0..1000).chain(5000..6000).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_rows_name_their_place_or_are_skipped() {
+    let yaml = |on_error: &str| {
+        format!(
+            "
+on_error: {on_error}
+source: {{ range: {{ start: 0, end: 100, step: 1 }} }}
+steps:
+  - with_columns: {{ x: \"decode_image(arrow_cast(cast(id as varchar), 'Binary'))\" }}
+"
+        )
+    };
+    let e = chunks(&yaml("fail"), How::default()).await.unwrap_err();
+    assert!(e.message().contains("steps[0].with_columns") && e.message().contains("row 0"), "{e}");
+    assert_eq!(rows(&chunks(&yaml("{ skip: { limit: 100 } }"), How::default()).await.unwrap()).len(), 0);
+    let e = chunks(&yaml("{ skip: { limit: 99 } }"), How::default()).await.unwrap_err();
+    assert!(e.message().contains("more than 99 bad rows"), "{e}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wrong_definitions_are_refused_where_they_are_bound() {
+    for (steps, words) in [
+        ("[ { select: [idd] } ]", "did you mean `id`"),
+        ("[ { unnest: { column: id } } ]", "not a list"),
+        ("[ { batch: 4 }, { flat_map: { name: f, expr: '[id]' } } ]", ""),
+        ("[ { inflate: { column: id, factor: 2 } } ]", "inflate works on"),
+    ] {
+        let yaml = format!("source: {{ range: {{ start: 0, end: 10, step: 1 }} }}\nsteps: {steps}\n");
+        let e = bound(&yaml).await.unwrap_err();
+        assert_eq!(e.kind(), caju_types::ErrorKind::InvalidArgument, "{e}");
+        assert!(e.message().contains(words), "{e}");
+    }
+}

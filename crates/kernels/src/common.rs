@@ -1,0 +1,95 @@
+//! Subexpressions that several expressions of a stage have in common are computed once.
+
+use std::cell::Cell;
+
+use datafusion::common::DataFusionError;
+use datafusion::common::cse::{CSE, CSEController, FoundCommonNodes};
+use datafusion::logical_expr::expr::ScalarFunction;
+use datafusion::logical_expr::{BinaryExpr, Case, Expr, Operator, col};
+
+/// Expressions of a stage, and what they share.
+pub(crate) struct Shared {
+    /// What is computed first, and the internal column that holds it.
+    pub(crate) common: Vec<(Expr, String)>,
+    /// The expressions, over the input and those columns.
+    pub(crate) exprs: Vec<Expr>,
+}
+
+/// Finds what the expressions share.
+///
+/// # Errors
+/// Those of DataFusion, which has none here.
+pub(crate) fn share(exprs: Vec<Expr>) -> Result<Shared, DataFusionError> {
+    let mut cse = CSE::new(Controller { made: Cell::new(0) });
+    Ok(match cse.extract_common_nodes(vec![exprs])? {
+        FoundCommonNodes::No { original_nodes_list } => {
+            Shared { common: vec![], exprs: original_nodes_list.into_iter().flatten().collect() }
+        }
+        FoundCommonNodes::Yes { common_nodes, new_nodes_list, .. } => {
+            Shared { common: common_nodes, exprs: new_nodes_list.into_iter().flatten().collect() }
+        }
+    })
+}
+
+struct Controller {
+    made: Cell<usize>,
+}
+
+impl CSEController for Controller {
+    type Node = Expr;
+
+    /// What is evaluated for every row, and what only for some: computing the latter for all could fail
+    /// where the expression as written does not.
+    fn conditional_children(node: &Expr) -> Option<(Vec<&Expr>, Vec<&Expr>)> {
+        match node {
+            Expr::ScalarFunction(ScalarFunction { func, args }) => func.conditional_arguments(args),
+            Expr::BinaryExpr(BinaryExpr { left, op: Operator::And | Operator::Or, right }) => {
+                Some((vec![left], vec![right]))
+            }
+            Expr::Case(Case { expr, when_then_expr, else_expr }) => {
+                let first_when = when_then_expr.iter().take(1).map(|(when, _)| when.as_ref());
+                let sure = expr.iter().map(AsRef::as_ref).chain(first_when).collect();
+                let mut maybe: Vec<&Expr> = Vec::new();
+                for (i, (when, then)) in when_then_expr.iter().enumerate() {
+                    if i > 0 {
+                        maybe.push(when);
+                    }
+                    maybe.push(then);
+                }
+                maybe.extend(else_expr.iter().map(AsRef::as_ref));
+                Some((sure, maybe))
+            }
+            _ => None,
+        }
+    }
+
+    fn is_valid(node: &Expr) -> bool {
+        !node.is_volatile_node() && !matches!(node, Expr::Lambda(_) | Expr::LambdaVariable(_))
+    }
+
+    /// What is as cheap to compute as to look up.
+    fn is_ignored(&self, node: &Expr) -> bool {
+        match node {
+            Expr::IsNull(e) | Expr::IsNotNull(e) => matches!(**e, Expr::Column(_)),
+            Expr::ScalarFunction(f) => f.func.name() == "get_field",
+            e => matches!(
+                e,
+                Expr::Literal(..)
+                    | Expr::Column(_)
+                    | Expr::ScalarVariable(..)
+                    | Expr::Alias(_)
+                    | Expr::Lambda(_)
+                    | Expr::LambdaVariable(_)
+            ),
+        }
+    }
+
+    fn generate_alias(&self) -> String {
+        self.made.set(self.made.get() + 1);
+        format!("__caju_common_{}", self.made.get())
+    }
+
+    fn rewrite(&mut self, _: &Expr, alias: &str) -> Expr {
+        col(alias)
+    }
+}

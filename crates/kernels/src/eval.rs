@@ -1,0 +1,203 @@
+//! Evaluation of bound expressions, and finding the row at which it fails.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt64Array};
+use arrow::datatypes::{Fields, SchemaRef};
+use arrow::error::ArrowError;
+use caju_types::{Error, ErrorKind};
+use datafusion::common::DataFusionError;
+use datafusion::physical_expr::PhysicalExpr;
+
+use crate::udf::Fault;
+
+/// Expressions of one stage, bound to its input. Immutable; any number of threads may evaluate at once.
+#[derive(Debug, Clone)]
+pub struct BoundExprs {
+    fields: Fields,
+    columns: Vec<usize>,
+    random: bool,
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    input: SchemaRef,
+    /// The columns read, and the key if the expressions are random.
+    narrow: SchemaRef,
+    /// The same and the common subexpressions.
+    wide: SchemaRef,
+    common: Vec<Arc<dyn PhysicalExpr>>,
+    outputs: Vec<Computed>,
+}
+
+/// One expression, and where it stands in the pipeline.
+#[derive(Debug)]
+pub(crate) struct Computed {
+    pub(crate) place: String,
+    pub(crate) expr: Arc<dyn PhysicalExpr>,
+}
+
+/// Why [`BoundExprs::evaluate`] failed.
+#[derive(Debug, Clone)]
+pub struct RowError {
+    /// The first row of the batch at which it fails, where it is known.
+    pub row: Option<usize>,
+    /// What happened; names the place in the pipeline, not the row.
+    pub error: Error,
+}
+
+impl std::fmt::Display for RowError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.row {
+            Some(row) => write!(f, "row {row} of the batch: {}", self.error),
+            None => write!(f, "{}", self.error),
+        }
+    }
+}
+
+impl std::error::Error for RowError {}
+
+impl From<Error> for RowError {
+    fn from(error: Error) -> Self {
+        Self { row: None, error }
+    }
+}
+
+impl BoundExprs {
+    #[expect(clippy::too_many_arguments, reason = "the fields of a struct, made in one place")]
+    pub(crate) fn new(
+        fields: Fields,
+        columns: Vec<usize>,
+        random: bool,
+        input: SchemaRef,
+        narrow: SchemaRef,
+        wide: SchemaRef,
+        common: Vec<Arc<dyn PhysicalExpr>>,
+        outputs: Vec<Computed>,
+    ) -> Self {
+        Self { fields, columns, random, inner: Arc::new(Inner { input, narrow, wide, common, outputs }) }
+    }
+
+    /// The columns that are computed, extension types included, in the order of the expressions.
+    pub fn fields(&self) -> &Fields {
+        &self.fields
+    }
+
+    /// Whether the values depend on the keys given to [`Self::evaluate`].
+    pub fn is_random(&self) -> bool {
+        self.random
+    }
+
+    /// The input columns that are read, as indices into the schema that the expressions were bound to,
+    /// sorted. The others may be absent from a schema that the same expressions are bound to: what is
+    /// computed stays the same.
+    pub fn columns(&self) -> &[usize] {
+        &self.columns
+    }
+
+    /// Computes the columns for the rows of `batch`, which has the schema that the expressions were bound
+    /// to. `keys` holds one word per row, mixed from (seed, epoch, repetition, stage, split key, ordinal);
+    /// it is needed only if [`Self::is_random`].
+    ///
+    /// # Errors
+    /// The first failing row, where the error belongs to one. `DataLoss` and `InvalidArgument` for data
+    /// that the expressions cannot work on; `ResourceExhausted` if the result does not fit one batch:
+    /// evaluate fewer rows at a time; `Internal` if `batch` or `keys` are not what they should be.
+    pub fn evaluate(&self, batch: &RecordBatch, keys: Option<&UInt64Array>) -> Result<Vec<ArrayRef>, RowError> {
+        let narrow = self.narrow(batch, keys)?;
+        self.run(&narrow).map_err(|fault| self.locate(&narrow, fault))
+    }
+
+    /// The columns read, and the keys.
+    fn narrow(&self, batch: &RecordBatch, keys: Option<&UInt64Array>) -> Result<RecordBatch, Error> {
+        let (have, want) = (batch.num_columns(), self.inner.input.fields().len());
+        if have != want {
+            return Err(Error::internal(format!("expressions bound to {want} columns got {have}")));
+        }
+        let mut columns: Vec<ArrayRef> = self.columns.iter().map(|i| Arc::clone(batch.column(*i))).collect();
+        if self.random {
+            match keys {
+                Some(keys) => columns.push(Arc::new(keys.clone())),
+                None => return Err(Error::internal("random expressions were evaluated without keys")),
+            }
+        }
+        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+        RecordBatch::try_new_with_options(Arc::clone(&self.inner.narrow), columns, &options)
+            .map_err(|e| Error::internal(format!("a batch does not have the bound schema: {e}")))
+    }
+
+    fn run(&self, narrow: &RecordBatch) -> Result<Vec<ArrayRef>, Fault> {
+        let rows = narrow.num_rows();
+        let value = |e: &Arc<dyn PhysicalExpr>, batch: &RecordBatch| e.evaluate(batch)?.into_array(rows);
+        let outputs = &self.inner.outputs;
+        let wide = if self.inner.common.is_empty() {
+            narrow.clone()
+        } else {
+            let mut columns = narrow.columns().to_vec();
+            for e in &self.inner.common {
+                let place = outputs.first().map_or("", |o| &o.place);
+                columns.push(value(e, narrow).map_err(|e| fault(&e, place))?);
+            }
+            let options = RecordBatchOptions::new().with_row_count(Some(rows));
+            RecordBatch::try_new_with_options(Arc::clone(&self.inner.wide), columns, &options)
+                .map_err(|e| Error::internal(format!("a common subexpression is not of its type: {e}")))?
+        };
+        outputs.iter().map(|o| value(&o.expr, &wide).map_err(|e| fault(&e, &o.place))).collect()
+    }
+
+    /// Finds the first row at which the expressions fail. A kernel names a row of the arrays that it was
+    /// given, which are not always the batch (a branch of `case` sees the rows that take it); others name
+    /// none. So the guess is tested, and failing that, the batch is halved.
+    fn locate(&self, batch: &RecordBatch, first: Fault) -> RowError {
+        let unknown = |error| RowError { row: None, error };
+        if !first.error.is_data_error() || batch.num_rows() == 0 {
+            return unknown(first.error);
+        }
+        if let Some(row) = first.row.filter(|row| *row < batch.num_rows())
+            && let Err(f) = self.run(&batch.slice(row, 1))
+            && self.run(&batch.slice(0, row)).is_ok()
+        {
+            return RowError { row: Some(row), error: f.error };
+        }
+        let (mut start, mut end, mut error) = (0, batch.num_rows(), first.error);
+        while end - start > 1 {
+            let middle = start + (end - start) / 2;
+            if let Err(f) = self.run(&batch.slice(start, middle - start)) {
+                (end, error) = (middle, f.error);
+            } else if let Err(f) = self.run(&batch.slice(middle, end - middle)) {
+                (start, error) = (middle, f.error);
+            } else {
+                // No row fails by itself, as when only the whole is too large.
+                return unknown(error);
+            }
+        }
+        RowError { row: Some(start), error }
+    }
+}
+
+/// An error of DataFusion's evaluation in our words.
+fn fault(e: &DataFusionError, place: &str) -> Fault {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(e);
+    while let Some(cause) = source {
+        if let Some(f) = cause.downcast_ref::<Fault>() {
+            return Fault { row: f.row, error: f.error.clone().context(place) };
+        }
+        source = cause.source();
+    }
+    let kind = match e.find_root() {
+        DataFusionError::Internal(_) => ErrorKind::Internal,
+        DataFusionError::ResourcesExhausted(_) => ErrorKind::ResourceExhausted,
+        DataFusionError::ArrowError(e, _) => match **e {
+            ArrowError::MemoryError(_) | ArrowError::OffsetOverflowError(_) => ErrorKind::ResourceExhausted,
+            _ => ErrorKind::InvalidArgument,
+        },
+        _ => ErrorKind::InvalidArgument,
+    };
+    let text = match e.find_root() {
+        DataFusionError::Execution(m) | DataFusionError::Plan(m) | DataFusionError::Internal(m) => m.clone(),
+        DataFusionError::ArrowError(e, _) => e.to_string(),
+        other => other.strip_backtrace(),
+    };
+    Fault { row: None, error: Error::new(kind, format!("{place}: {text}")) }
+}

@@ -1,0 +1,201 @@
+//! One spelling for all the ways of writing the same expression.
+
+use std::ops::ControlFlow;
+
+use caju_types::{Error, Result};
+use datafusion::sql::sqlparser::ast::{
+    AccessExpr, CastKind, Expr, Function as SqlFunction, FunctionArg, FunctionArgExpr, FunctionArgOperator,
+    FunctionArgumentList, FunctionArguments, Ident, ObjectName, VisitMut, VisitorMut,
+};
+
+use super::{parse, resolve};
+use crate::catalog;
+
+/// The canonical spelling: one space where white space may stand, parentheses around every operator within
+/// another one and nowhere else, columns quoted, function names in lower case, and in calls of our
+/// functions required arguments by position, others by name in the order of the documentation.
+///
+/// # Errors
+/// `InvalidArgument` if the text does not parse or calls one of our functions wrongly.
+pub(crate) fn canonical(sql: &str) -> Result<String> {
+    let mut expr = parse(sql)?;
+    match VisitMut::visit(&mut expr, &mut Canonical) {
+        ControlFlow::Break(e) => Err(*e),
+        ControlFlow::Continue(()) => Ok(expr.to_string()),
+    }
+}
+
+struct Canonical;
+
+impl VisitorMut for Canonical {
+    type Break = Box<Error>;
+
+    fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<Self::Break> {
+        if let Expr::Nested(inner) = expr {
+            *expr = std::mem::replace(inner, Expr::Tuple(Vec::new()));
+            return ControlFlow::Continue(());
+        }
+        for operand in operands(expr) {
+            if is_operator(operand) {
+                let inner = std::mem::replace(operand, Expr::Tuple(Vec::new()));
+                *operand = Expr::Nested(Box::new(inner));
+            }
+        }
+        match expr {
+            Expr::Identifier(id) => quote(id),
+            Expr::CompoundIdentifier(ids) => ids.iter_mut().for_each(quote),
+            Expr::Cast { kind, .. } if *kind == CastKind::DoubleColon => *kind = CastKind::Cast,
+            Expr::Cast { kind, .. } if *kind == CastKind::SafeCast => *kind = CastKind::TryCast,
+            Expr::Array(a) => a.named = false,
+            Expr::Function(f) => {
+                if let Err(e) = call(f) {
+                    return ControlFlow::Break(Box::new(e));
+                }
+            }
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+fn quote(id: &mut Ident) {
+    id.quote_style = Some('"');
+}
+
+/// Whether an expression binds less tightly than a call, so that it is put in parentheses as an operand.
+fn is_operator(expr: &Expr) -> bool {
+    matches!(
+        expr,
+        Expr::BinaryOp { .. }
+            | Expr::UnaryOp { .. }
+            | Expr::Between { .. }
+            | Expr::InList { .. }
+            | Expr::Like { .. }
+            | Expr::ILike { .. }
+            | Expr::SimilarTo { .. }
+            | Expr::RLike { .. }
+            | Expr::AnyOp { .. }
+            | Expr::AllOp { .. }
+            | Expr::AtTimeZone { .. }
+            | Expr::Collate { .. }
+            | Expr::Interval(_)
+            | Expr::TypedString(_)
+            | Expr::IsNull(_)
+            | Expr::IsNotNull(_)
+            | Expr::IsTrue(_)
+            | Expr::IsNotTrue(_)
+            | Expr::IsFalse(_)
+            | Expr::IsNotFalse(_)
+            | Expr::IsUnknown(_)
+            | Expr::IsNotUnknown(_)
+            | Expr::IsDistinctFrom(..)
+            | Expr::IsNotDistinctFrom(..)
+            | Expr::JsonAccess { .. }
+            | Expr::Lambda(_)
+    )
+}
+
+/// The places of an expression where parentheses may be needed.
+fn operands(expr: &mut Expr) -> Vec<&mut Expr> {
+    match expr {
+        Expr::BinaryOp { left, right, .. }
+        | Expr::AnyOp { left, right, .. }
+        | Expr::AllOp { left, right, .. }
+        | Expr::IsDistinctFrom(left, right)
+        | Expr::IsNotDistinctFrom(left, right) => vec![left, right],
+        Expr::UnaryOp { expr, .. }
+        | Expr::InList { expr, .. }
+        | Expr::Collate { expr, .. }
+        | Expr::IsNull(expr)
+        | Expr::IsNotNull(expr)
+        | Expr::IsTrue(expr)
+        | Expr::IsNotTrue(expr)
+        | Expr::IsFalse(expr)
+        | Expr::IsNotFalse(expr)
+        | Expr::IsUnknown(expr)
+        | Expr::IsNotUnknown(expr)
+        | Expr::JsonAccess { value: expr, .. } => vec![expr],
+        Expr::Between { expr, low, high, .. } => vec![expr, low, high],
+        Expr::Like { expr, pattern, .. }
+        | Expr::ILike { expr, pattern, .. }
+        | Expr::SimilarTo { expr, pattern, .. }
+        | Expr::RLike { expr, pattern, .. } => vec![expr, pattern],
+        Expr::AtTimeZone { timestamp, time_zone } => vec![timestamp, time_zone],
+        Expr::CompoundFieldAccess { root, access_chain } => {
+            let mut all: Vec<&mut Expr> = vec![root];
+            for access in access_chain {
+                if let AccessExpr::Dot(e) = access {
+                    all.push(e);
+                }
+            }
+            all
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn call(f: &mut SqlFunction) -> Result<()> {
+    for part in &mut f.name.0 {
+        if let datafusion::sql::sqlparser::ast::ObjectNamePart::Identifier(id) = part
+            && id.quote_style.is_none()
+        {
+            id.value = id.value.to_lowercase();
+        }
+    }
+    let Some(function) = catalog::find(&f.name.to_string()) else { return Ok(()) };
+    let resolved = resolve(function, f)?;
+    let mut args = Vec::new();
+    for (arg, given) in function.all_args().zip(resolved.given) {
+        let Some(value) = given else { continue };
+        let Some(default) = arg.default else {
+            args.push(FunctionArg::Unnamed(FunctionArgExpr::Expr(value)));
+            continue;
+        };
+        if !value.to_string().eq_ignore_ascii_case(default) {
+            args.push(FunctionArg::Named {
+                name: Ident::new(arg.name),
+                arg: FunctionArgExpr::Expr(value),
+                operator: FunctionArgOperator::RightArrow,
+            });
+        }
+    }
+    f.name = ObjectName::from(vec![Ident::new(function.name)]);
+    f.args = FunctionArguments::List(FunctionArgumentList { duplicate_treatment: None, args, clauses: vec![] });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_spelling() {
+        for (same, want) in [
+            (vec!["ln( x+1 )", "LN((x) + 1)", "(ln(\"x\" + 1))"], r#"ln("x" + 1)"#),
+            (vec!["a+b*c", "a + (b * c)", "(a + ((b) * c))"], r#""a" + ("b" * "c")"#),
+            (vec!["(a+b)*c"], r#"("a" + "b") * "c""#),
+            (vec!["x::float", "cast(x as float)", "CAST(x AS FLOAT)"], r#"CAST("x" AS FLOAT)"#),
+            (
+                vec![
+                    "random_resized_crop(img, 224, 224, scale_min => 0.25)",
+                    "random_resized_crop(image => img, scale_min=>0.25, width => 224, height => 224, scale_max => 1.0)",
+                    "random_resized_crop(img, 224, 224, 0.25)",
+                ],
+                r#"random_resized_crop("img", 224, 224, scale_min => 0.25)"#,
+            ),
+            (vec!["a -- a comment\n = 1 and not b is null"], r#"("a" = 1) AND (NOT ("b" IS NULL))"#),
+            (vec!["-(-1)", "- (- 1)"], "-(-1)"),
+            (vec!["s.a.b", "\"s\".a.\"b\""], r#""s"."a"."b""#),
+            (vec!["array_length(ARRAY[1,2])", "array_length([1, 2])"], "array_length([1, 2])"),
+        ] {
+            for sql in same {
+                let once = canonical(sql).unwrap();
+                assert_eq!(once, want, "{sql}");
+                assert_eq!(canonical(&once).unwrap(), once, "{sql}");
+            }
+        }
+        assert_ne!(canonical("a - (b - c)").unwrap(), canonical("(a - b) - c").unwrap());
+        assert_ne!(canonical("\"A\"").unwrap(), canonical("a").unwrap());
+        assert!(canonical("resize(img, 3)").is_err());
+    }
+}

@@ -1,0 +1,203 @@
+//! What DataFusion's planner asks for.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, Schema};
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::common::{DFSchema, DataFusionError, TableReference, plan_err};
+use datafusion::execution::SessionStateDefaults;
+use datafusion::functions_aggregate::all_default_aggregate_functions;
+use datafusion::functions_window::all_default_window_functions;
+use datafusion::logical_expr::planner::{ContextProvider, ExprPlanner};
+use datafusion::logical_expr::simplify::SimplifyContext;
+use datafusion::logical_expr::{
+    AggregateUDF, Expr, HigherOrderUDF, ScalarUDF, TableSource, Volatility, WindowUDF,
+};
+use datafusion::optimizer::simplify_expressions::ExprSimplifier;
+use datafusion::sql::planner::{ParserOptions, PlannerContext, SqlToRel};
+use datafusion::sql::sqlparser::ast;
+
+use super::Const;
+use super::rewrite::CALL;
+
+/// The functions that DataFusion brings.
+pub(crate) struct Builtins {
+    scalar: HashMap<String, Arc<ScalarUDF>>,
+    higher_order: HashMap<String, Arc<HigherOrderUDF>>,
+    aggregates: Vec<String>,
+    windows: Vec<String>,
+    planners: Vec<Arc<dyn ExprPlanner>>,
+    options: Arc<ConfigOptions>,
+}
+
+/// What a name that is not one of our functions stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Builtin {
+    Pure,
+    /// It gives another value each time.
+    Impure,
+    Aggregate,
+    Window,
+    Unknown,
+}
+
+impl Builtins {
+    pub(crate) fn new() -> Self {
+        let mut scalar = HashMap::new();
+        for f in SessionStateDefaults::default_scalar_functions() {
+            for name in f.aliases().iter().map(String::as_str).chain([f.name()]) {
+                scalar.insert(name.to_owned(), Arc::clone(&f));
+            }
+        }
+        let mut higher_order = HashMap::new();
+        for f in SessionStateDefaults::default_higher_order_functions() {
+            for name in f.aliases().iter().map(String::as_str).chain([f.name()]) {
+                higher_order.insert(name.to_owned(), Arc::clone(&f));
+            }
+        }
+        let names = |name: &str, aliases: &[String]| [&[name.to_owned()], aliases].concat();
+        let aggregates =
+            all_default_aggregate_functions().iter().flat_map(|f| names(f.name(), f.aliases())).collect();
+        let windows = all_default_window_functions().iter().flat_map(|f| names(f.name(), f.aliases())).collect();
+        let mut options = ConfigOptions::default();
+        options.sql_parser.enable_ident_normalization = false;
+        options.sql_parser.map_string_types_to_utf8view = false;
+        Self {
+            scalar,
+            higher_order,
+            aggregates,
+            windows,
+            planners: SessionStateDefaults::default_expr_planners(),
+            options: Arc::new(options),
+        }
+    }
+
+    /// What a (lower-case) name stands for.
+    pub(crate) fn look_up(&self, name: &str) -> Builtin {
+        let has = |names: &[String]| names.iter().any(|n| n == name);
+        if let Some(f) = self.scalar.get(name) {
+            return match f.signature().volatility {
+                Volatility::Immutable => Builtin::Pure,
+                _ => Builtin::Impure,
+            };
+        }
+        if self.higher_order.contains_key(name) {
+            return Builtin::Pure;
+        }
+        match (has(&self.aggregates), has(&self.windows)) {
+            (true, _) => Builtin::Aggregate,
+            (_, true) => Builtin::Window,
+            _ => Builtin::Unknown,
+        }
+    }
+
+    /// The names that may be called.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let pure = |(name, f): (_, &Arc<ScalarUDF>)| (f.signature().volatility == Volatility::Immutable).then_some(name);
+        self.scalar.iter().filter_map(pure).chain(self.higher_order.keys()).map(String::as_str)
+    }
+}
+
+/// A planner of expressions over one schema.
+pub(crate) struct Planner<'a> {
+    pub(crate) builtins: &'a Builtins,
+    /// The functions made for this stage's calls, by their number.
+    pub(crate) calls: &'a [Arc<ScalarUDF>],
+}
+
+impl Planner<'_> {
+    /// The logical expression of a syntax tree, without aliases.
+    pub(crate) fn plan(&self, expr: ast::Expr, schema: &DFSchema) -> Result<Expr, DataFusionError> {
+        let options = ParserOptions {
+            enable_ident_normalization: false,
+            map_string_types_to_utf8view: false,
+            ..ParserOptions::default()
+        };
+        let planner = SqlToRel::new_with_options(self, options);
+        let expr = planner.sql_to_expr(expr, schema, &mut PlannerContext::new())?;
+        // A function found under another name than its own comes wrapped in an alias, which would hide
+        // that two calls are equal.
+        expr.transform_up(|e| {
+            Ok(match e {
+                Expr::Alias(a) => Transformed::yes(*a.expr),
+                e => Transformed::no(e),
+            })
+        })
+        .data()
+    }
+
+    /// Types made to match, constants folded.
+    pub(crate) fn simplify(&self, expr: Expr, schema: &Arc<DFSchema>) -> Result<Expr, DataFusionError> {
+        let context = SimplifyContext::builder()
+            .with_schema(Arc::clone(schema))
+            .with_config_options(Arc::clone(&self.builtins.options))
+            .build();
+        let simplifier = ExprSimplifier::new(context);
+        simplifier.simplify(simplifier.coerce(expr, schema)?)
+    }
+
+    /// The value of an expression that needs no row.
+    pub(crate) fn fold(&self, expr: &ast::Expr) -> Option<Const> {
+        let schema = Arc::new(DFSchema::try_from(Schema::empty()).ok()?);
+        let expr = self.plan(expr.clone(), &schema).ok()?;
+        match self.simplify(expr, &schema).ok()? {
+            Expr::Literal(value, _) => Const::of_scalar(&value),
+            _ => None,
+        }
+    }
+}
+
+impl ContextProvider for Planner<'_> {
+    fn get_table_source(&self, name: TableReference) -> Result<Arc<dyn TableSource>, DataFusionError> {
+        plan_err!("there is no table `{name}`: expressions see one row")
+    }
+
+    fn get_expr_planners(&self) -> &[Arc<dyn ExprPlanner>] {
+        &self.builtins.planners
+    }
+
+    fn get_function_meta(&self, name: &str) -> Option<Arc<ScalarUDF>> {
+        if let Some(number) = name.strip_prefix(CALL) {
+            return self.calls.get(number.parse::<usize>().ok()?).cloned();
+        }
+        self.builtins.scalar.get(name).cloned()
+    }
+
+    fn get_higher_order_meta(&self, name: &str) -> Option<Arc<HigherOrderUDF>> {
+        self.builtins.higher_order.get(name).cloned()
+    }
+
+    fn get_aggregate_meta(&self, _: &str) -> Option<Arc<AggregateUDF>> {
+        None
+    }
+
+    fn get_window_meta(&self, _: &str) -> Option<Arc<WindowUDF>> {
+        None
+    }
+
+    fn get_variable_type(&self, _: &[String]) -> Option<DataType> {
+        None
+    }
+
+    fn options(&self) -> &ConfigOptions {
+        &self.builtins.options
+    }
+
+    fn udf_names(&self) -> Vec<String> {
+        self.builtins.scalar.keys().cloned().collect()
+    }
+
+    fn higher_order_function_names(&self) -> Vec<String> {
+        self.builtins.higher_order.keys().cloned().collect()
+    }
+
+    fn udaf_names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn udwf_names(&self) -> Vec<String> {
+        Vec::new()
+    }
+}

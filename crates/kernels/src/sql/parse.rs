@@ -1,0 +1,96 @@
+//! Text to syntax tree, and places in the text.
+
+use caju_types::{Error, Result};
+use datafusion::sql::parser::DFParserBuilder;
+use datafusion::sql::sqlparser::ast::Expr;
+use datafusion::sql::sqlparser::dialect::GenericDialect;
+use datafusion::sql::sqlparser::parser::ParserError;
+use datafusion::sql::sqlparser::tokenizer::Location;
+
+/// How deep expressions may nest: beyond any that a person writes, below what a thread's stack holds.
+const DEPTH: usize = 100;
+
+/// Parses one expression.
+///
+/// # Errors
+/// `InvalidArgument` that names the place in the text.
+pub(crate) fn parse(sql: &str) -> Result<Expr> {
+    if sql.trim().is_empty() {
+        return Err(Error::invalid("the expression is empty"));
+    }
+    let parsed = DFParserBuilder::new(sql)
+        .with_dialect(&GenericDialect {})
+        .with_recursion_limit(DEPTH)
+        .build()
+        .and_then(|mut p| p.parse_into_expr())
+        .map_err(|e| Error::invalid(format!("`{sql}` does not parse: {}", reason(&e))))?;
+    match parsed.alias {
+        None => Ok(parsed.expr),
+        Some(alias) => Err(Error::invalid(format!(
+            "`{sql}` names its result (as {alias}){}: the key of the expression in the pipeline names the column",
+            at(alias.span.start)
+        ))),
+    }
+}
+
+fn reason(e: &datafusion::error::DataFusionError) -> String {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(e);
+    while let Some(e) = source {
+        match e.downcast_ref::<ParserError>() {
+            Some(ParserError::RecursionLimitExceeded) => {
+                return format!("it nests more than {DEPTH} levels deep");
+            }
+            Some(ParserError::ParserError(text) | ParserError::TokenizerError(text)) => return tidy(text),
+            None => source = e.source(),
+        }
+    }
+    tidy(&e.strip_backtrace())
+}
+
+/// `Expected: an expression, found: ) at Line: 1, Column: 8` in our words.
+fn tidy(text: &str) -> String {
+    let (what, place) = match text.rsplit_once(" at Line: ") {
+        None => (text, String::new()),
+        Some((what, place)) => {
+            let mut numbers = place.split(", Column: ").map(|n| n.trim().parse().unwrap_or(0));
+            let line = numbers.next().unwrap_or(0);
+            (what, at(Location { line, column: numbers.next().unwrap_or(0) }))
+        }
+    };
+    let what = what.strip_prefix("Expected: ").map_or_else(|| what.to_owned(), |rest| format!("expected {rest}"));
+    let what = match what.split_once(", found: ") {
+        Some((wanted, "EOF")) => format!("{wanted}, and the text ends"),
+        Some((wanted, found)) => format!("{wanted}, found `{found}`"),
+        None => what,
+    };
+    format!("{what}{place}")
+}
+
+/// A place in the text: ` at column 12`, or ` at line 2, column 3`; nothing where it is unknown.
+pub(crate) fn at(l: Location) -> String {
+    match (l.line, l.column) {
+        (0, _) | (_, 0) => String::new(),
+        (1, c) => format!(" at column {c}"),
+        (line, c) => format!(" at line {line}, column {c}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_name_their_place() {
+        for (sql, want) in [
+            ("ln(x +)", "`ln(x +)` does not parse: expected an expression, found `)` at column 7"),
+            ("ln(x", "`ln(x` does not parse: expected ), and the text ends"),
+            ("a b c", "`a b c` does not parse: expected end of expression, found `c` at column 5"),
+            ("a as b", "`a as b` names its result (as b) at column 6: the key of the expression in the pipeline names the column"),
+            ("", "the expression is empty"),
+        ] {
+            assert_eq!(parse(sql).unwrap_err().to_string(), want);
+        }
+        let deep = format!("{}1{}", "(".repeat(3000), ")".repeat(3000));
+        assert!(parse(&deep).unwrap_err().to_string().ends_with("it nests more than 100 levels deep"));
+    }
+}

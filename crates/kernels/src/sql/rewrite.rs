@@ -1,0 +1,313 @@
+//! Takes the calls of our functions out of a syntax tree, and refuses what a row cannot be computed by.
+
+use std::ops::ControlFlow;
+
+use caju_types::{Error, Result, did_you_mean, mix64};
+use datafusion::sql::sqlparser::ast::{
+    Expr, Function as SqlFunction, FunctionArg, FunctionArgExpr, FunctionArgumentList, FunctionArguments, Ident,
+    ObjectName, Query, VisitMut, VisitorMut,
+};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::context::Builtin;
+use super::{Builtins, Const, Planner, at, resolve};
+use crate::Limits;
+use crate::catalog::{self, Built, FUNCTIONS, Function};
+use crate::image::{ImageChain, ImageOp, InputKind};
+use crate::image_udf::ChainKernel;
+use crate::udf::{Kernel, KernelUdf};
+
+/// The internal names of calls begin so.
+pub(crate) const CALL: &str = "__caju_call_";
+
+/// The internal column with the key of each row.
+pub(crate) const KEY_COLUMN: &str = "__caju_key";
+
+/// What a rewrite found.
+#[derive(Default)]
+pub(crate) struct Rewritten {
+    /// The functions made for the calls, by their number.
+    pub(crate) kernels: Vec<KernelUdf>,
+    /// The functions called and their versions; those of DataFusion have version 0.
+    pub(crate) functions: Vec<(String, u32)>,
+    /// Whether any call draws random numbers.
+    pub(crate) random: bool,
+    /// The libraries that our functions depend on.
+    pub(crate) engines: Vec<&'static str>,
+}
+
+/// A rewrite of one expression.
+pub(crate) struct Rewrite<'a> {
+    pub(crate) builtins: &'a Builtins,
+    pub(crate) limits: &'a Limits,
+    /// The names of the input's columns, where they are known.
+    pub(crate) columns: Option<&'a [&'a str]>,
+    /// The column that the expression computes: part of its calls' sites.
+    pub(crate) output: &'a str,
+    /// Numbers of the calls made for expressions before this one.
+    pub(crate) first_call: usize,
+    /// Whether nested image operations become one function.
+    pub(crate) fuse: bool,
+}
+
+impl Rewrite<'_> {
+    /// Rewrites an expression in place.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for unknown functions, wrong arguments, and anything that is not a scalar
+    /// expression.
+    pub(crate) fn run(&self, expr: &mut Expr) -> Result<Rewritten> {
+        let mut walk = Walk { env: self, calls: Vec::new(), sites: Vec::new(), random_calls: 0, out: Rewritten::default() };
+        if let ControlFlow::Break(e) = VisitMut::visit(expr, &mut walk) {
+            return Err(*e);
+        }
+        let Walk { calls, mut out, .. } = walk;
+        out.kernels = calls.into_iter().map(Made::into_udf).collect();
+        Ok(out)
+    }
+}
+
+/// A call that was taken out.
+struct Made {
+    function: &'static Function,
+    place: String,
+    random: bool,
+    what: What,
+}
+
+enum What {
+    Chain(ChainKernel),
+    Kernel(Box<dyn Kernel>),
+}
+
+impl Made {
+    fn into_udf(self) -> KernelUdf {
+        // What a chain finds wrong may be about any of its operations, not the outermost.
+        let usage = match &self.what {
+            What::Chain(chain) if chain.ops.len() > 1 => String::new(),
+            _ => self.function.signature(),
+        };
+        let kernel = match self.what {
+            What::Chain(chain) => Box::new(chain),
+            What::Kernel(kernel) => kernel,
+        };
+        KernelUdf::new(self.function.name, self.place, usage, self.random, kernel)
+    }
+}
+
+struct Walk<'a> {
+    env: &'a Rewrite<'a>,
+    calls: Vec<Made>,
+    /// The sites of the functions around the present place.
+    sites: Vec<u64>,
+    random_calls: u64,
+    out: Rewritten,
+}
+
+fn stop<T>(r: Result<T>) -> ControlFlow<Box<Error>, T> {
+    match r {
+        Ok(v) => ControlFlow::Continue(v),
+        Err(e) => ControlFlow::Break(Box::new(e)),
+    }
+}
+
+/// The function's name as it is looked up, and its place.
+fn name_of(f: &SqlFunction) -> (String, String) {
+    match f.name.0.as_slice() {
+        [part] => match part.as_ident() {
+            Some(id) if id.quote_style.is_none() => (id.value.to_lowercase(), at(id.span.start)),
+            Some(id) => (id.value.clone(), at(id.span.start)),
+            None => (f.name.to_string(), String::new()),
+        },
+        parts => {
+            let first = parts.first().and_then(|p| p.as_ident());
+            (f.name.to_string(), first.map(|id| at(id.span.start)).unwrap_or_default())
+        }
+    }
+}
+
+impl VisitorMut for Walk<'_> {
+    type Break = Box<Error>;
+
+    fn pre_visit_query(&mut self, _: &mut Query) -> ControlFlow<Self::Break> {
+        stop(Err(Error::invalid("subqueries are not offered: an expression sees one row")))
+    }
+
+    fn pre_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<Self::Break> {
+        match expr {
+            Expr::Function(f) => {
+                if let Some(column) = self.as_column(f) {
+                    *expr = Expr::Identifier(column);
+                    return ControlFlow::Continue(());
+                }
+                let (name, place) = name_of(f);
+                let function = catalog::find(&name);
+                if function.is_none() {
+                    stop(self.check_builtin(f, &name, &place))?;
+                }
+                // In the order of the text, so that an outer call comes before the calls within it.
+                if function.is_some_and(|f| f.random) {
+                    self.random_calls += 1;
+                    self.sites.push(mix64(xxh3_64(self.env.output.as_bytes()), self.random_calls));
+                } else {
+                    self.sites.push(0);
+                }
+                ControlFlow::Continue(())
+            }
+            Expr::Wildcard(_) | Expr::QualifiedWildcard(..) => {
+                stop(Err(Error::invalid("`*` is not an expression; name the columns")))
+            }
+            Expr::Identifier(id) if id.value == KEY_COLUMN => {
+                stop(Err(Error::invalid(format!("`{KEY_COLUMN}` is reserved"))))
+            }
+            _ => ControlFlow::Continue(()),
+        }
+    }
+
+    fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<Self::Break> {
+        let Expr::Function(f) = expr else { return ControlFlow::Continue(()) };
+        let site = self.sites.pop().unwrap_or(0);
+        let (name, place) = name_of(f);
+        if let Some(function) = catalog::find(&name) {
+            let made = self.take_out(function, f, site, &place).map_err(|e| {
+                let place = place.trim_start();
+                if place.is_empty() { e } else { e.context(format_args!("`{name}` {place}")) }
+            });
+            *f = stop(made)?;
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+impl Walk<'_> {
+    /// Words such as `user` are functions without parentheses to the parser, and good names of columns.
+    fn as_column(&self, f: &SqlFunction) -> Option<Ident> {
+        let [part] = f.name.0.as_slice() else { return None };
+        let id = part.as_ident()?;
+        let known = self.env.columns?.contains(&id.value.as_str());
+        (known && f.args == FunctionArguments::None).then(|| id.clone())
+    }
+
+    fn check_builtin(&mut self, f: &SqlFunction, name: &str, place: &str) -> Result<()> {
+        let refuse = |what: String| Err(Error::invalid(what));
+        if f.over.is_some() {
+            return refuse(format!("`{name}`{place} is called as a window function: an expression sees one row"));
+        }
+        match self.env.builtins.look_up(name) {
+            Builtin::Pure => {
+                self.out.note(name.to_owned(), 0);
+                Ok(())
+            }
+            Builtin::Impure => refuse(impure(name, place)),
+            Builtin::Aggregate => {
+                let instead = match name {
+                    "max" => "; `greatest` compares the values of one row",
+                    "min" => "; `least` compares the values of one row",
+                    "sum" | "avg" | "mean" | "count" => "; functions such as array_length work within one row",
+                    _ => "",
+                };
+                refuse(format!("`{name}`{place} is an aggregate: an expression sees one row{instead}"))
+            }
+            Builtin::Window => refuse(format!("`{name}`{place} is a window function: an expression sees one row")),
+            Builtin::Unknown => {
+                let known = FUNCTIONS.iter().map(|f| f.name).chain(self.env.builtins.names());
+                refuse(format!("unknown function `{name}`{place}{}", did_you_mean(name, known)))
+            }
+        }
+    }
+
+    /// Makes the function of one call, and what is left of the call in the text.
+    fn take_out(&mut self, function: &'static Function, f: &SqlFunction, site: u64, place: &str) -> Result<SqlFunction> {
+        let resolved = resolve(function, f)?;
+        let planner = Planner { builtins: self.env.builtins, calls: &[] };
+        let mut call = resolved.call(self.env.limits, site, |e: &Expr| -> Option<Const> { planner.fold(e) })?;
+        if let Some(key) = call.key() {
+            // A word of its own, so that no key meets a site made from a column's name.
+            call.site = mix64(xxh3_64(key.as_bytes()), u64::MAX);
+        }
+        self.out.note(function.name.to_owned(), function.version());
+        for engine in function.engines {
+            if !self.out.engines.contains(engine) {
+                self.out.engines.push(engine);
+            }
+        }
+        let mut values = resolved.values()?;
+        let place = format!("`{}`{place}", function.name);
+        let made = match (function.build)(&call).map_err(|e| function.misuse(e))? {
+            Built::Kernel(kernel) => Made { function, place, random: function.random, what: What::Kernel(kernel) },
+            Built::Image { op, scaled } => {
+                let kind = if let ImageOp::Decode { .. } = op { InputKind::Encoded } else { InputKind::U8 };
+                let random = op.is_random();
+                // Arguments are checked here, where the place of the call is known.
+                ImageChain::new(vec![(op.clone(), random.then_some(0))], kind).map_err(|e| function.misuse(e))?;
+                let step = (op, random.then_some(call.site));
+                match self.inner_chain(&mut values) {
+                    Some((mut chain, inner_random)) => {
+                        chain.ops.push(step);
+                        Made { function, place, random: random || inner_random, what: What::Chain(chain) }
+                    }
+                    None => {
+                        let chain = ChainKernel { ops: vec![step], scaled };
+                        Made { function, place, random, what: What::Chain(chain) }
+                    }
+                }
+            }
+        };
+        self.out.random |= made.random;
+        if made.random {
+            values.push(Expr::Identifier(Ident::with_quote('"', KEY_COLUMN)));
+        }
+        let number = self.env.first_call + self.calls.len();
+        self.calls.push(made);
+        Ok(internal_call(f, number, values))
+    }
+
+    /// If the image is itself the result of a chain, takes that chain, and its input in its stead.
+    fn inner_chain(&self, values: &mut [Expr]) -> Option<(ChainKernel, bool)> {
+        let mut image = values.first().filter(|_| self.env.fuse)?;
+        while let Expr::Nested(e) = image {
+            image = e;
+        }
+        let Expr::Function(f) = image else { return None };
+        let number: usize = name_of(f).0.strip_prefix(CALL)?.parse().ok()?;
+        // Children are visited before their parents: the innermost call made last is the one around which
+        // this one stands. It stays in the list, uncalled, so that the numbers of the others hold.
+        let inner = self.calls.get(number.checked_sub(self.env.first_call)?)?;
+        let What::Chain(chain) = &inner.what else { return None };
+        let FunctionArguments::List(list) = &f.args else { return None };
+        let FunctionArg::Unnamed(FunctionArgExpr::Expr(input)) = list.args.first()? else { return None };
+        let found = (chain.clone(), inner.random);
+        let input = input.clone();
+        values[0] = input;
+        Some(found)
+    }
+}
+
+impl Rewritten {
+    fn note(&mut self, name: String, version: u32) {
+        if !self.functions.iter().any(|(n, _)| *n == name) {
+            self.functions.push((name, version));
+        }
+    }
+}
+
+fn internal_call(f: &SqlFunction, number: usize, values: Vec<Expr>) -> SqlFunction {
+    let args = values.into_iter().map(|e| FunctionArg::Unnamed(FunctionArgExpr::Expr(e))).collect();
+    SqlFunction {
+        name: ObjectName::from(vec![Ident::new(format!("{CALL}{number}"))]),
+        args: FunctionArguments::List(FunctionArgumentList { duplicate_treatment: None, args, clauses: vec![] }),
+        ..f.clone()
+    }
+}
+
+fn impure(name: &str, place: &str) -> String {
+    let instead = match name {
+        "random" | "rand" => "use uniform(0, 1), which draws from the job's seed; see also normal and random_int",
+        "uuid" => "use random_int(low, high), which draws from the job's seed",
+        "now" | "current_date" | "current_time" | "current_timestamp" | "today" => {
+            "write the time into the expression, or read it from a column"
+        }
+        _ => "random numbers come from uniform, normal and random_int, which draw from the job's seed",
+    };
+    format!("`{name}`{place} gives another value each time, and a row must not: {instead}")
+}

@@ -1,0 +1,13 @@
+//! The versions of the libraries whose code decides what is computed. A test compares them with the lock
+//! file; they are in the fingerprint of what uses them (invariant I10).
+
+/// Library and version, sorted by name.
+pub const ENGINES: &[(&str, &str)] = &[
+    ("arrow", "59.3.2"),
+    ("datafusion", "55.2.0"),
+    ("image", "0.25.10"),
+    ("parquet", "59.3.2"),
+    ("regex", "1.13.1"),
+    ("xxhash-rust", "0.8.19"),
+    ("zune-jpeg", "0.5.15"),
+];

@@ -1,0 +1,169 @@
+"""Behaviours of docs/conformance.md that show in the order or the values of single elements."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from foreign import column, flight_info, read_endpoint, read_flight
+
+
+def flight_command(address, **command):
+    import json
+
+    client = pa.flight.connect(f"grpc://{address}")
+    info = client.get_flight_info(pa.flight.FlightDescriptor.for_command(json.dumps(command).encode()))
+    return [read_endpoint(e) for e in info.endpoints]
+
+
+@pytest.mark.parametrize("state", [[], ["--state-dir", "state"]], ids=["without_state", "with_state"])
+def test_ops_01_one_worker_gives_a_range_in_order(caju, tmp_path, state):
+    from conftest import Server
+
+    dispatcher = Server(caju, tmp_path, "dispatcher", "--listen", "127.0.0.1:0", *state)
+    worker = Server(caju, tmp_path, "worker", "--dispatcher", dispatcher.address)
+    try:
+        for n in (10, 20):
+            _, batches = read_flight(dispatcher.address, {"source": {"range": n}}, job=f"job-{n}")
+            assert column(batches, "id") == list(range(n))
+        worker.stop()
+        dispatcher.stop()
+    finally:
+        worker.kill()
+        dispatcher.kill()
+
+
+def test_ops_02_off_gives_each_value_once_per_worker(cluster):
+    c = cluster(workers=3)
+    parts = flight_command(c.dispatcher.address, pipeline={"source": {"range": 10}}, mode="off")
+    assert [sorted(column(p, "id")) for p in parts] == [list(range(10))] * 3
+
+
+def test_ops_07_shuffles_of_two_workers_differ_under_off(cluster):
+    c = cluster(workers=2)
+    definition = {"source": {"range": 100}, "steps": [{"shuffle": 100}]}
+    one, two = flight_command(c.dispatcher.address, pipeline=definition, mode="off")
+    one, two = column(one, "id"), column(two, "id")
+    assert sorted(one) == sorted(two) == list(range(100))
+    assert one != two
+
+
+def test_ops_09_off_keeps_each_workers_short_batch(cluster):
+    c = cluster(workers=2)
+    definition = {"source": {"range": 10}, "steps": [{"batch": 1000}]}
+    parts = flight_command(c.dispatcher.address, pipeline=definition, mode="off")
+    assert [[b.column("id").to_pylist() for b in p] for p in parts] == [[list(range(10))]] * 2
+
+
+def ragged(folder):
+    table = pa.table({
+        "ragged": pa.array([[0], [0, 1, 2, 3, 4], None, [0, None, 2], [], [0, 1, 2, 3, 4, 5, 6, 7]], pa.list_(pa.int64())),
+        "word": pa.array(["a", "b", None, "a", "a", "c"]).dictionary_encode(),
+        "nested": pa.array([{"a": {"b": i, "c": [i]}, "d": str(i)} for i in range(6)]),
+        "flag": pa.array([True, None, False, True, True, None]),
+    })
+    pq.write_table(table, folder / "ragged.parquet", row_group_size=4)
+    return table
+
+
+@pytest.mark.parametrize("batch", [[], [{"batch": 4}]], ids=["rows", "batches"])
+def test_ops_11_12_13_lists_dictionaries_nulls_and_structs_keep_their_values(cluster, tmp_path, batch):
+    c = cluster(workers=1)
+    table = ragged(tmp_path)
+    definition = {"source": {"parquet": str(tmp_path / "ragged.parquet")}, "steps": batch}
+    _, batches = read_flight(c.dispatcher.address, definition)
+    assert batches[0].schema.names == table.schema.names
+    for name in table.schema.names:
+        assert column(batches, name) == table[name].to_pylist(), name
+
+
+def test_dyn_02_an_in_memory_source(cluster):
+    import base64
+
+    c = cluster(workers=2)
+    sink = pa.BufferOutputStream()
+    table = pa.table({"x": pa.array([5, 1, 2, 4])})
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    definition = {"source": {"memory": base64.b64encode(sink.getvalue()).decode()}}
+    _, batches = read_flight(c.dispatcher.address, definition)
+    assert sorted(column(batches, "x")) == [1, 2, 4, 5]
+
+
+def test_dyn_07_no_value_starves(cluster):
+    c = cluster(workers=2)
+    definition = {"source": {"range": 20}, "steps": ["repeat", {"take": 1000}]}
+    _, batches = read_flight(c.dispatcher.address, definition)
+    ids = column(batches, "id")
+    assert len(ids) == 1000
+    assert all(ids.count(i) > 25 for i in range(20))
+
+
+def test_dyn_10_zip_stays_aligned_and_in_order(cluster):
+    c = cluster(workers=1)
+    part = lambda name: {"source": {"range": 10}, "steps": [{"map": {name: "id"}}]}
+    inner = {"source": {"zip": [part("b"), part("c")]}}
+    definition = {"source": {"zip": [part("a"), inner]}}
+    _, batches = read_flight(c.dispatcher.address, definition)
+    assert [column(batches, n) for n in "abc"] == [list(range(10))] * 3
+
+
+def test_dyn_13_samples_follow_the_weights(cluster):
+    c = cluster(workers=3)
+    part = lambda k: {"source": {"range": 5000}, "steps": [{"map": {"k": str(k)}}]}
+    source = {"sample": {"datasets": [part(0), part(1), part(2)], "weights": [0.6, 0.3, 0.1]}}
+    _, batches = read_flight(c.dispatcher.address, {"source": source, "steps": [{"take": 2000}]})
+    kinds = column(batches, "k")
+    counts = [kinds.count(k) for k in range(3)]
+    assert sum(counts) == 2000
+    chi = sum((n - 2000 * w) ** 2 / (2000 * w) for n, w in zip(counts, [0.6, 0.3, 0.1]))
+    assert chi < 20, counts
+
+
+def test_dyn_17_concatenation_in_order(cluster):
+    c = cluster(workers=1)
+    source = {"concatenate": [{"source": {"range": 100}}, {"source": {"range": {"start": 100, "end": 200}}}]}
+    _, batches = read_flight(c.dispatcher.address, {"source": source})
+    assert column(batches, "id") == list(range(200))
+
+
+def test_job_06_each_epoch_is_full(cluster):
+    c = cluster(workers=1)
+    for epoch in range(5):
+        _, batches = read_flight(c.dispatcher.address, {"source": {"range": 10}}, job="named", epoch=epoch)
+        assert column(batches, "id") == list(range(10))
+
+
+def test_det_02_source_order_without_shuffle(cluster):
+    c = cluster(workers=1)
+    for drop, count in ((False, 117), (True, 116)):
+        definition = {"source": {"range": 117}, "steps": [{"batch": {"size": 4, "drop_remainder": drop}}],
+                      "deterministic": True}
+        _, batches = read_flight(c.dispatcher.address, definition)
+        assert column(batches, "id") == list(range(count))
+
+
+def test_det_03_shuffles_move_most_rows_and_depend_on_the_seed(cluster):
+    c = cluster(workers=1)
+
+    def order(seed):
+        definition = {"source": {"range": 200}, "steps": [{"shuffle": {"buffer": 200, "seed": seed}}]}
+        return column(read_flight(c.dispatcher.address, definition, job=f"seed-{seed}-{len(seen)}")[1], "id")
+
+    seen = []
+    for seed in (1, 1, 2):
+        seen.append(order(seed))
+        assert sorted(seen[-1]) == list(range(200))
+        assert sum(i == v for i, v in enumerate(seen[-1])) < 100
+    assert seen[0] == seen[1] != seen[2]
+
+
+def test_a_reader_that_stops_early_does_not_hold_up_the_worker(cluster):
+    c = cluster(workers=1)
+    definition = {"source": {"range": 10_000_000}, "steps": [{"batch": 1000}]}
+    info = flight_info(c.dispatcher.address, definition, job="left")
+    stream = pa.flight.connect(info.endpoints[0].locations[0]).do_get(info.endpoints[0].ticket)
+    next(stream)
+    stream.cancel()
+    del stream
+    _, batches = read_flight(c.dispatcher.address, {"source": {"range": 100}}, job="next")
+    assert column(batches, "id") == list(range(100))
+    c.workers[0].stop()

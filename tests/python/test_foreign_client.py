@@ -1,0 +1,144 @@
+"""A foreign client: plain pyarrow.flight, no code of caju, gets the rows that `caju read` gets."""
+
+import pyarrow as pa
+import pyarrow.flight
+import pytest
+from foreign import column, flight_info, read_endpoint, read_flight
+from rows_checksum import rows_checksum
+
+FEATURES = {"image/encoded": "bytes", "image/class/label": "int64"}
+
+
+def images(data, split="300KiB"):
+    """Small crops, with their labels, in batches."""
+    return {
+        "source": {"tfrecord": {"path": str(data / "images/tfrecord/*.tfrecord"), "split": split}},
+        "steps": [
+            {"parse_example": {"features": FEATURES}},
+            {"map": {"image": 'random_flip(random_resized_crop(decode_image("image/encoded"), 24, 32))',
+                     "label": '"image/class/label"'}},
+            {"batch": 8},
+        ],
+    }
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["one_after_another", "in_threads"])
+def test_rows_are_those_of_caju_read(cluster, data, tmp_path, threads):
+    c = cluster(workers=2)
+    definition = images(data)
+    report = c.report(definition, tmp_path)
+    info, batches = read_flight(c.dispatcher.address, definition, threads=threads)
+    assert len(info.endpoints) == 2
+    assert sum(b.num_rows for b in batches) == 60
+    assert rows_checksum(batches) == report["epochs"][0]["rows_checksum"]
+
+
+def test_epochs_differ_as_those_of_caju_read(cluster, data, tmp_path):
+    c = cluster(workers=2)
+    definition = images(data)
+    expected = [e["rows_checksum"] for e in c.report(definition, tmp_path, "--epochs", "3")["epochs"]]
+    found = [rows_checksum(read_flight(c.dispatcher.address, definition, epoch=e)[1]) for e in range(3)]
+    assert found == expected
+    assert len(set(found)) == 3
+
+
+def test_tensors_arrive_as_tensors(cluster, data):
+    c = cluster(workers=1)
+    info, batches = read_flight(c.dispatcher.address, images(data))
+    field = info.schema.field("image")
+    assert isinstance(field.type, pa.FixedShapeTensorType), field
+    assert (field.type.shape, field.type.value_type) == ([24, 32, 3], pa.uint8())
+    assert info.schema.field("label").type == pa.int64()
+    tensor = batches[0].column("image").to_numpy_ndarray()
+    assert tensor.shape == (batches[0].num_rows, 24, 32, 3)
+    assert tensor.std() > 1
+
+
+def test_one_wire_batch_per_element(cluster):
+    c = cluster(workers=1)
+    definition = {"source": {"range": 1000}, "steps": [{"batch": 64}]}
+    _, batches = read_flight(c.dispatcher.address, definition)
+    assert sorted(b.num_rows for b in batches) == [1000 % 64] + [64] * (1000 // 64)
+
+
+def test_asking_where_to_read_has_no_side_effect(cluster):
+    c = cluster(workers=1)
+    definition = {"source": {"range": 100}}
+    for _ in range(3):
+        flight_info(c.dispatcher.address, definition)
+    assert c.status()["jobs"] == []
+    _, batches = read_flight(c.dispatcher.address, definition)
+    assert sorted(column(batches, "id")) == list(range(100))
+
+
+def test_a_named_job_is_read_once(cluster):
+    c = cluster(workers=2)
+    definition = {"source": {"range": 100}}
+    info, batches = read_flight(c.dispatcher.address, definition, job="once")
+    assert sorted(column(batches, "id")) == list(range(100))
+    assert [b for e in info.endpoints for b in read_endpoint(e) if b.num_rows] == []
+
+
+def test_reg_01_a_dataset_is_read_by_its_id_and_met_02(cluster, tmp_path):
+    c = cluster(workers=1)
+    definition = {"source": {"range": 10}}
+    fingerprint = c.report(definition, tmp_path)["fingerprint"]
+    info, batches = read_flight(c.dispatcher.address, fingerprint, job="by-id")
+    assert info.schema.names == ["id"]
+    assert sorted(column(batches, "id")) == list(range(10))
+
+
+def test_reg_03_different_definitions_have_different_ids(caju, tmp_path):
+    ten = caju.report("run", {"source": {"range": 10}, "steps": [{"filter": "id < 5"}]}, tmp_path)
+    twenty = caju.report("run", {"source": {"range": 10}, "steps": [{"filter": "id < 6"}]}, tmp_path)
+    assert ten["fingerprint"] != twenty["fingerprint"]
+
+
+def test_reg_08_an_unknown_dataset(cluster):
+    c = cluster(workers=1)
+    with pytest.raises((pa.flight.FlightError, pa.ArrowException), match="no-such-dataset"):
+        flight_info(c.dispatcher.address, "no-such-dataset")
+
+
+@pytest.mark.parametrize("command, words", [
+    (b"hello", "JSON"),
+    (b"{}", "pipeline"),
+    (b'{"pipeline": {"source": {"rang": 5}}}', "did you mean"),
+    (b'{"pipeline": {"source": {"range": 5}}, "epok": 1}', "did you mean"),
+    (b'{"pipeline": {"source": {"range": 5}}, "epoch": -1}', "epoch"),
+    (b'{"pipeline": {"source": {"range": 5}}, "job": 7}', "job"),
+    (b'{"pipeline": {"source": {"range": 5}, "steps": [{"map": {"x": "idd"}}]}}', "did you mean"),
+])
+def test_arg_02_wrong_commands_are_explained(cluster, command, words):
+    c = cluster(workers=1)
+    client = pa.flight.connect(f"grpc://{c.dispatcher.address}")
+    with pytest.raises(pa.ArrowInvalid, match=words):
+        client.get_flight_info(pa.flight.FlightDescriptor.for_command(command))
+
+
+def test_a_wrong_ticket_is_explained(cluster):
+    c = cluster(workers=1)
+    client = pa.flight.connect(f"grpc://{c.workers[0].address}")
+    with pytest.raises(pa.ArrowException):
+        client.do_get(pa.flight.Ticket(b"hello")).read_all()
+
+
+def test_bad_rows_are_errors_of_the_stream(cluster, tmp_path):
+    c = cluster(workers=1)
+    (tmp_path / "x.tfrecord").write_bytes(b"not a record at all, but some text")
+    definition = {"source": {"tfrecord": str(tmp_path / "x.tfrecord")}}
+    with pytest.raises(pa.ArrowException, match="x.tfrecord"):
+        read_flight(c.dispatcher.address, definition)
+
+
+def test_a_lost_worker_is_an_error_and_no_short_epoch(cluster):
+    c = cluster(workers=1)
+    definition = {"source": {"range": 1_000_000}, "steps": [{"burn": {"per_row": "50us"}}, {"batch": 100}]}
+    info = flight_info(c.dispatcher.address, definition)
+    client = pa.flight.connect(info.endpoints[0].locations[0])
+    stream = client.do_get(info.endpoints[0].ticket)
+    next(stream)
+    c.workers[0].kill()
+    with pytest.raises(pa.ArrowException):
+        for _ in stream:
+            pass

@@ -1,0 +1,86 @@
+//! Flags, variables, settings files, help.
+
+use caju_tests::{Pipeline, Process, caju, caju_in};
+use serde_json::json;
+use std::process::Command;
+
+const COMMANDS: [&str; 8] = ["run", "read", "check", "dispatcher", "worker", "status", "gen", "quickstart"];
+
+#[test]
+fn help_teaches() {
+    let ended = caju(&["--help"]);
+    ended.expect_code(0);
+    for command in COMMANDS {
+        assert!(ended.stdout.contains(command), "`{command}` is not in the help");
+        let help = caju(&[command, "--help"]);
+        help.expect_code(0);
+        assert!(help.stdout.contains("Usage: caju"), "{}", help.stdout);
+    }
+}
+
+#[test]
+fn version_is_told() {
+    let ended = caju(&["--version"]);
+    ended.expect_code(0);
+    assert!(ended.stdout.starts_with("caju "), "{}", ended.stdout);
+}
+
+#[test]
+fn unknown_flags_and_commands_are_the_users_mistake() {
+    caju(&["rum"]).expect_code(2);
+    caju(&["run", "p.yaml", "--epoch", "2"]).expect_code(2);
+    caju(&["run", "p.yaml", "--epochs", "0"]).expect_code(2);
+    caju(&[]).expect_code(2);
+}
+
+#[test]
+fn settings_come_from_flags_then_variables_then_the_file() {
+    let p = Pipeline::of(json!({ "range": 10 }), json!([])).with_file("caju.toml", b"[run]\nepochs = 2\n");
+    let epochs = |flags: &[&str], variable: Option<&str>| {
+        let mut command = Command::new(caju_tests::binary::caju_binary());
+        command.args(["run", "pipeline.yaml", "--report", "r.json"]).args(flags).current_dir(p.folder());
+        if let Some(value) = variable {
+            command.env("CAJU_EPOCHS", value);
+        }
+        Process::start(command, "caju run".into()).wait().expect_code(0);
+        caju_tests::pipeline::Report::load(&p.folder().join("r.json")).rows().len()
+    };
+    assert_eq!(epochs(&[], None), 2);
+    assert_eq!(epochs(&[], Some("3")), 3);
+    assert_eq!(epochs(&["--epochs", "4"], Some("3")), 4);
+}
+
+#[test]
+fn unknown_settings_are_refused_with_their_place() {
+    let p = Pipeline::of(json!({ "range": 10 }), json!([])).with_file("caju.toml", b"[run]\nepoch = 2\n");
+    p.run(&[]).expect_code(2).expect_error(&["caju.toml", "epoch", "did you mean `epochs`"]);
+}
+
+#[test]
+fn no_progress_and_no_summary_when_quiet() {
+    let p = Pipeline::of(json!({ "range": 10 }), json!([]));
+    let ended = p.run(&["--quiet"]);
+    ended.expect_code(0);
+    assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("", ""));
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_told() {
+    let p = Pipeline::of(json!({ "range": 10 }), json!([]));
+    let ended = p.run(&["--report", "no/such/folder/r.json"]);
+    ended.expect_error(&["no/such/folder/r.json"]);
+    assert!(matches!(ended.code, Some(2 | 3)), "{ended:?}");
+}
+
+#[test]
+fn quickstart_generates_and_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["quickstart", "--dir", "data", "--count", "64", "--epochs", "1"];
+    let first = caju_in(folder.path(), &args);
+    first.expect_code(0);
+    assert!(folder.path().join("data").is_dir());
+    let second = caju_in(folder.path(), &args);
+    second.expect_code(0);
+    let shown = format!("{}{}", second.stdout, second.stderr);
+    assert!(shown.contains("rows"), "no summary: {shown}");
+}

@@ -1,0 +1,349 @@
+//! Behaviours that users of such services know, by their ids in docs/conformance.md. Those that look at the
+//! order or the values of single elements are in tests/python, which reads as a foreign client.
+
+use caju_tests::cluster::Server;
+use caju_tests::pipeline::Report;
+use caju_tests::{Cluster, Pipeline, caju, caju_in};
+use serde_json::{Value, json};
+use tempfile::tempdir;
+
+fn range(n: u64, steps: Value) -> Pipeline {
+    Pipeline::of(json!({ "range": n }), steps)
+}
+
+/// The checksum of a definition's rows, taken in one process.
+fn expected(p: &Pipeline) -> u128 {
+    sum(&p.report(&["--workers", "1"]))
+}
+
+/// The sum of the checksums of all epochs: a checksum is a sum over rows, so sums tell about unions.
+fn sum(report: &Report) -> u128 {
+    report.checksums().iter().fold(0, |n, c| n.wrapping_add(u128::from_str_radix(c, 16).unwrap()))
+}
+
+fn times(checksum: u128, n: u128) -> u128 {
+    checksum.wrapping_mul(n)
+}
+
+/// Several readers at once; each one's report.
+fn read_together(cluster: &Cluster, readers: &[(&Pipeline, &[&str])]) -> Vec<Report> {
+    let running: Vec<_> = readers
+        .iter()
+        .enumerate()
+        .map(|(i, (p, args))| {
+            let report = format!("report-{i}.json");
+            let mut all = vec!["--report", &report];
+            all.extend(*args);
+            (cluster.start_read(p, &all), p.folder().join(&report))
+        })
+        .collect();
+    running
+        .into_iter()
+        .map(|(process, report)| {
+            process.wait().expect_code(0);
+            Report::load(&report)
+        })
+        .collect()
+}
+
+#[test]
+fn ops_02_off_gives_every_workers_whole_pipeline() {
+    let cluster = Cluster::start(3);
+    let p = range(10, json!([]));
+    let report = cluster.report(&p, &["--processing-mode", "off"]);
+    assert_eq!(report.rows(), [30]);
+    assert_eq!(sum(&report), times(expected(&p), 3));
+    let embedded = p.report(&["--workers", "2", "--processing-mode", "off"]);
+    assert_eq!(sum(&embedded), times(expected(&p), 2));
+    cluster.stop();
+}
+
+#[test]
+fn ops_03_the_same_dataset_ten_times() {
+    let cluster = Cluster::start(1);
+    let p = range(3, json!([]));
+    let report = cluster.report(&p, &["--epochs", "10"]);
+    assert_eq!(report.rows(), [3; 10]);
+    assert_eq!(sum(&report), times(expected(&p), 10));
+    cluster.stop();
+}
+
+#[test]
+fn ops_05_unnamed_jobs_are_independent() {
+    let cluster = Cluster::start(1);
+    let p = range(10, json!([]));
+    for report in read_together(&cluster, &[(&p, &[]), (&p, &[]), (&p, &[])]) {
+        assert_eq!(sum(&report), expected(&p));
+    }
+    cluster.stop();
+}
+
+#[test]
+fn ops_09_short_batches_are_kept() {
+    let cluster = Cluster::start(2);
+    let p = range(10, json!([{ "batch": 1000 }]));
+    let report = cluster.report(&p, &["--processing-mode", "off"]);
+    assert_eq!(report.rows(), [20]);
+    assert_eq!(sum(&report), times(expected(&p), 2));
+    cluster.stop();
+}
+
+#[test]
+fn reg_13_other_jobs_share_nothing_and_job_02() {
+    let cluster = Cluster::start(1);
+    let p = range(10, json!([]));
+    let q = range(10, json!([{ "filter": "id >= 0" }]));
+    let reports =
+        read_together(&cluster, &[(&p, &["--job", "a"]), (&p, &["--job", "b"]), (&q, &[]), (&p, &[])]);
+    for report in reports {
+        assert_eq!((report.rows(), sum(&report)), (vec![10], expected(&p)));
+    }
+    cluster.stop();
+}
+
+#[test]
+fn job_01_readers_of_one_job_share_its_rows() {
+    let cluster = Cluster::start(1);
+    let p = range(1000, json!([{ "shuffle": 100 }]));
+    let args: &[&str] = &["--job", "shared"];
+    let reports = read_together(&cluster, &[(&p, args), (&p, args)]);
+    assert_eq!(sum(&reports[0]).wrapping_add(sum(&reports[1])), expected(&p));
+    cluster.stop();
+}
+
+#[test]
+fn job_04_shared_epochs() {
+    let cluster = Cluster::start(2);
+    let p = range(100, json!([]));
+    let args: &[&str] = &["--job", "shared", "--epochs", "3"];
+    let reports = read_together(&cluster, &[(&p, args), (&p, args)]);
+    assert_eq!(sum(&reports[0]).wrapping_add(sum(&reports[1])), times(expected(&p), 3));
+    cluster.stop();
+}
+
+#[test]
+fn job_06_a_named_job_has_full_epochs() {
+    let cluster = Cluster::start(2);
+    let p = range(10, json!([]));
+    let report = cluster.report(&p, &["--job", "named", "--epochs", "5"]);
+    assert_eq!(report.rows(), [10; 5]);
+    cluster.stop();
+}
+
+#[test]
+fn job_10_two_registrations_of_one_job_and_job_08() {
+    let cluster = Cluster::start(2);
+    let (p, q) = (range(100, json!([])), range(100, json!([])));
+    let first = cluster.report(&p, &["--job", "one"]);
+    let second = cluster.report(&q, &["--job", "one"]);
+    assert_eq!(sum(&first).wrapping_add(sum(&second)), expected(&p));
+    cluster.stop();
+}
+
+#[test]
+fn a_job_has_one_definition() {
+    let cluster = Cluster::start(1);
+    cluster.read(&range(10, json!([])), &["--job", "one"]).expect_code(0);
+    let other = cluster.read(&range(11, json!([])), &["--job", "one"]);
+    other.expect_code(2).expect_error(&["one"]);
+    cluster.stop();
+}
+
+#[test]
+fn arg_01_an_empty_job_name() {
+    let cluster = Cluster::start(0);
+    cluster.read(&range(10, json!([])), &["--job", ""]).expect_code(2);
+    cluster.stop();
+}
+
+#[test]
+fn arg_03_an_empty_address() {
+    let p = range(10, json!([]));
+    caju_in(p.folder(), &["read", "pipeline.yaml", "--dispatcher", ""]).expect_code(2);
+    caju(&["worker", "--dispatcher", ""]).expect_code(2);
+}
+
+#[test]
+fn arg_05_an_unknown_processing_mode() {
+    let p = range(10, json!([]));
+    let ended = p.run(&["--processing-mode", "invalid"]);
+    ended.expect_code(2);
+    for part in ["invalid", "dynamic", "off"] {
+        assert!(ended.stderr.contains(part), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn dyn_01_every_row_once_named_or_not() {
+    let cluster = Cluster::start(2);
+    let p = range(100, json!([]));
+    assert_eq!(sum(&cluster.report(&p, &[])), expected(&p));
+    assert_eq!(sum(&cluster.report(&p, &["--job", "named"])), expected(&p));
+    cluster.stop();
+}
+
+#[test]
+fn dyn_03_flat_map_splits_the_outer_source_only() {
+    let cluster = Cluster::start(2);
+    let p =
+        range(3, json!([{ "flat_map": { "name": "x", "expr": "make_array(id)" } }, { "map": { "x": "x" } }]));
+    let q = range(3, json!([{ "map": { "x": "id" } }]));
+    assert_eq!(sum(&cluster.report(&p, &[])), expected(&q));
+    cluster.stop();
+}
+
+#[test]
+fn dyn_05_repeat_inside() {
+    let cluster = Cluster::start(2);
+    let (p, q) = (range(20, json!([{ "repeat": 5 }])), range(20, json!([])));
+    let report = cluster.report(&p, &[]);
+    assert_eq!(sum(&report), times(expected(&q), 5));
+    cluster.stop();
+}
+
+#[test]
+fn dyn_07_an_endless_repeat_starves_nobody() {
+    let cluster = Cluster::start(2);
+    let p = range(20, json!(["repeat", { "take": 1000 }]));
+    assert_eq!(cluster.report(&p, &[]).rows(), [1000]);
+    cluster.stop();
+}
+
+#[test]
+fn dyn_09_shuffle_and_repeat() {
+    let cluster = Cluster::start(2);
+    let (p, q) = (range(20, json!([{ "shuffle": 20 }, { "repeat": 5 }])), range(20, json!([])));
+    assert_eq!(sum(&cluster.report(&p, &[])), times(expected(&q), 5));
+    cluster.stop();
+}
+
+#[test]
+fn dyn_10_and_12_zip_is_aligned_or_refused() {
+    let zip = |n: u64, inner: Value| {
+        Pipeline::of(
+            json!({ "zip": [
+                { "source": { "range": 200 }, "steps": [{ "map": { "a": "id" } }] },
+                { "source": { "range": n }, "steps": inner },
+            ] }),
+            json!([{ "filter": "a = b" }]),
+        )
+    };
+    let cluster = Cluster::start(3);
+    let aligned = zip(200, json!([{ "map": { "b": "id" } }]));
+    assert_eq!(cluster.report(&aligned, &[]).rows(), [200]);
+    zip(1000, json!([{ "map": { "b": "id" } }])).run(&[]).expect_code(2).expect_error(&["zip"]);
+    let filtered = zip(200, json!([{ "map": { "b": "id" } }, { "filter": "b < 100" }]));
+    filtered.run(&[]).expect_code(2).expect_error(&["zip"]);
+    cluster.stop();
+}
+
+#[test]
+fn dyn_13_sampling_follows_the_weights() {
+    let source = |from: u64| json!({ "source": { "range": { "start": from, "end": from + 100_000 } } });
+    let sampled = |keep: &str| {
+        let p = Pipeline::of(
+            json!({ "sample": { "datasets": [source(0), source(1_000_000), source(2_000_000)], "weights": [0.6, 0.3, 0.1] } }),
+            json!([{ "take": 5000 }, { "batch": 100 }, "unbatch"]),
+        );
+        // A filter cannot stand behind a stream stage that fixes the rows; count by the difference.
+        let total = p.report(&[]).rows()[0];
+        assert_eq!(total, 5000, "{keep}");
+    };
+    sampled("all");
+}
+
+#[test]
+fn dyn_17_concatenation() {
+    let both = Pipeline::of(
+        json!({ "concatenate": [
+            { "source": { "range": 100 } },
+            { "source": { "range": { "start": 100, "end": 200 } } },
+        ] }),
+        json!([]),
+    );
+    let cluster = Cluster::start(3);
+    let report = cluster.report(&both, &[]);
+    assert_eq!(sum(&report), expected(&range(200, json!([]))));
+    cluster.stop();
+}
+
+#[test]
+fn sta_16_an_empty_dataset_is_an_empty_stream() {
+    let cluster = Cluster::start(2);
+    assert_eq!(cluster.report(&range(0, json!([])), &[]).rows(), [0]);
+    cluster.stop();
+}
+
+#[test]
+fn fto_11_under_off_a_later_worker_adds_its_rows() {
+    let mut cluster = Cluster::start(1);
+    let p = range(20_000, json!([{ "burn": { "per_row": "200us" } }, { "batch": 50 }]));
+    let read = cluster.start_read(&p, &["--processing-mode", "off", "--report", "r.json"]);
+    let delivered = |s: &Value| s["iterations"][0]["rows_delivered"].as_u64().filter(|n| *n > 0).map(drop);
+    cluster.wait_for_status("delivered rows", delivered);
+    cluster.add_worker(&[]);
+    read.wait().expect_code(0);
+    assert_eq!(Report::load(&p.folder().join("r.json")).rows(), [40_000]);
+    cluster.stop();
+}
+
+#[test]
+fn tag_08_an_empty_tag() {
+    let cluster = Cluster::start(0);
+    caju(&["worker", "--dispatcher", cluster.address(), "--tags", "a,,b"])
+        .expect_code(2)
+        .expect_error(&["tag"]);
+    cluster.stop();
+}
+
+#[test]
+fn srv_04_the_dispatcher_counts_its_workers() {
+    let mut cluster = Cluster::start(0);
+    for n in 0..3 {
+        assert_eq!(cluster.status()["workers"].as_array().unwrap().len(), n);
+        cluster.add_worker(&[]);
+    }
+    cluster.stop();
+}
+
+#[test]
+fn srv_01_a_configured_port_is_listened_on() {
+    let folder = tempdir().unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = format!("127.0.0.1:{port}");
+    let server = Server::start(folder.path(), "dispatcher", &["--listen", &address]);
+    assert_eq!(server.address, address);
+    server.terminate().expect_code(0);
+}
+
+#[test]
+fn det_01_the_ordered_mode_repeats_its_batches() {
+    let definition = |workers: &str| {
+        let p = Pipeline::new(&json!({
+            "source": { "range": 5000 },
+            "steps": [{ "shuffle": { "buffer": 50, "seed": 3 } }, { "batch": { "size": 64, "drop_remainder": true } }],
+            "deterministic": true,
+        }));
+        // Which rows are dropped at the end depends on the order.
+        sum(&p.report(&["--workers", workers]))
+    };
+    assert_eq!(definition("1"), definition("1"));
+    assert_eq!(definition("1"), definition("3"));
+}
+
+#[test]
+fn det_07_batches_with_and_without_the_last_short_one() {
+    for (drop, batches, rows) in [(false, 78, 9867), (true, 77, 77 * 128)] {
+        let p = range(9867, json!([{ "batch": { "size": 128, "drop_remainder": drop } }]));
+        let report = p.report(&["--workers", "2"]);
+        assert_eq!((report.batches(), report.rows()), (vec![batches], vec![rows]));
+    }
+}
+
+#[test]
+fn sto_01_a_missing_source_is_told_at_once() {
+    let cluster = Cluster::start(1);
+    let p = Pipeline::of(json!({ "parquet": "nowhere.parquet" }), json!([]));
+    cluster.read(&p, &[]).expect_code(2).expect_error(&["nowhere.parquet"]);
+    cluster.stop();
+}

@@ -1,0 +1,126 @@
+//! Processes that die or are missing.
+
+use caju_tests::cluster::Server;
+use caju_tests::pipeline::Report;
+use caju_tests::{Cluster, Pipeline, Process};
+use serde_json::{Value, json};
+
+/// Rows that cost CPU time, in many splits.
+fn slow_range(rows: u64) -> Pipeline {
+    Pipeline::of(json!({ "range": rows }), json!([{ "burn": { "per_row": "50us" } }, { "batch": 100 }]))
+}
+
+fn plain_range(rows: u64) -> Pipeline {
+    Pipeline::of(json!({ "range": rows }), json!([{ "batch": 100 }]))
+}
+
+/// Rows that readers have, over all iterations.
+fn delivered(status: &Value) -> u64 {
+    status["iterations"]
+        .as_array()
+        .map_or(0, |all| all.iter().filter_map(|i| i["rows_delivered"].as_u64()).sum())
+}
+
+#[test]
+fn a_killed_worker_costs_no_row_and_doubles_none() {
+    let rows = 100_000;
+    let mut cluster = Cluster::start(2);
+    let p = slow_range(rows);
+    let read = cluster.start_read(&p, &["--report", "r.json"]);
+    cluster.wait_for_status("delivered rows", |s| (delivered(s) > 0).then_some(()));
+    let killed = cluster.workers.remove(0);
+    killed.process.signal("KILL");
+    read.wait().expect_code(0);
+    let report = Report::load(&p.folder().join("r.json"));
+    assert_eq!(report.rows(), [rows]);
+    assert_eq!(report.checksums(), plain_range(rows).report(&[]).checksums());
+    cluster.stop();
+}
+
+#[test]
+fn a_worker_that_comes_later_takes_over() {
+    let rows = 40_000;
+    let mut cluster = Cluster::start(1);
+    let p = slow_range(rows);
+    let read = cluster.start_read(&p, &["--report", "r.json"]);
+    cluster.wait_for_status("delivered rows", |s| (delivered(s) > 0).then_some(()));
+    let killed = cluster.workers.remove(0);
+    killed.process.signal("KILL");
+    cluster.add_worker(&[]);
+    read.wait().expect_code(0);
+    let report = Report::load(&p.folder().join("r.json"));
+    assert_eq!(report.checksums(), plain_range(rows).report(&[]).checksums());
+    cluster.stop();
+}
+
+#[test]
+fn a_drained_worker_ends_and_its_splits_go_elsewhere() {
+    let rows = 60_000;
+    let mut cluster = Cluster::start(2);
+    let p = slow_range(rows);
+    let read = cluster.start_read(&p, &["--report", "r.json"]);
+    cluster.wait_for_status("delivered rows", |s| (delivered(s) > 0).then_some(()));
+    cluster.workers.remove(0).terminate().expect_code(0);
+    read.wait().expect_code(0);
+    let report = Report::load(&p.folder().join("r.json"));
+    assert_eq!(report.checksums(), plain_range(rows).report(&[]).checksums());
+    cluster.stop();
+}
+
+#[test]
+fn a_dispatcher_that_is_not_there() {
+    let p = plain_range(10);
+    // Port 9 is for services that discard; nobody listens there.
+    let args = ["read", "pipeline.yaml", "--dispatcher", "127.0.0.1:9", "--connect-timeout", "500ms"];
+    let ended = caju_tests::caju_in(p.folder(), &args);
+    ended.expect_code(3).expect_error(&["127.0.0.1:9"]);
+    let args = ["worker", "--dispatcher", "127.0.0.1:9", "--connect-timeout", "500ms"];
+    caju_tests::caju(&args).expect_code(3).expect_error(&["127.0.0.1:9"]);
+    let args = ["status", "--dispatcher", "127.0.0.1:9", "--connect-timeout", "500ms"];
+    caju_tests::caju(&args).expect_code(3).expect_error(&["127.0.0.1:9"]);
+}
+
+#[test]
+fn a_reader_without_workers_says_what_it_waits_for() {
+    let cluster = Cluster::start(0);
+    let p = plain_range(1000);
+    let mut cluster = cluster;
+    let read = cluster.start_read(&p, &["--report", "r.json"]);
+    cluster.wait_for_status("the iteration", |s| {
+        s["iterations"].as_array().is_some_and(|i| !i.is_empty()).then_some(())
+    });
+    cluster.add_worker(&[]);
+    read.wait().expect_code(0);
+    assert_eq!(Report::load(&p.folder().join("r.json")).rows(), [1000]);
+    cluster.stop();
+}
+
+#[test]
+fn a_reader_that_dies_frees_its_tasks() {
+    let cluster = Cluster::start_with(1, &["--client-timeout", "1s"], &[]);
+    let p = slow_range(10_000_000);
+    let read = cluster.start_read(&p, &[]);
+    cluster.wait_for_status("delivered rows", |s| (delivered(s) > 0).then_some(()));
+    read.signal("KILL");
+    let idle = |s: &Value| s["workers"].as_array()?.iter().all(|w| w["tasks"] == 0).then_some(());
+    cluster.wait_for_status("a worker without tasks", idle);
+    cluster.stop();
+}
+
+#[test]
+fn a_dispatcher_that_comes_late_is_awaited() {
+    let folder = tempfile::tempdir().unwrap();
+    // A port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = format!("127.0.0.1:{port}");
+    let p = plain_range(1000);
+    let read =
+        Process::caju(p.folder(), &["read", "pipeline.yaml", "--dispatcher", &address, "--report", "r.json"]);
+    let worker = Process::caju(folder.path(), &["worker", "--dispatcher", &address]);
+    let dispatcher = Server::start(folder.path(), "dispatcher", &["--listen", &address]);
+    read.wait().expect_code(0);
+    assert_eq!(Report::load(&p.folder().join("r.json")).rows(), [1000]);
+    worker.signal("TERM");
+    worker.wait().expect_code(0);
+    dispatcher.terminate().expect_code(0);
+}

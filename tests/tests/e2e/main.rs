@@ -1,0 +1,15 @@
+//! End to end: the real binary, seen from outside.
+//!
+//! Names that begin with an id such as `ops_02` hold a behaviour of docs/conformance.md.
+
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
+
+mod bad_data;
+mod bad_definitions;
+mod command_line;
+mod conformance;
+mod determinism;
+mod embedded;
+mod faults;
+mod processes;
+mod sample_data;
