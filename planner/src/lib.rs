@@ -1,1 +1,43 @@
-//! placeholder
+//! The planner: a measured [`Profile`] in, a [`Decision`] and its explanation out.
+//!
+//! At every `autocache` hint a pipeline may be cut: its output there is stored once and read in every later
+//! epoch. The planner predicts the rate of every such option and of computing, adds up the horizon that is
+//! left, and takes at most one. It is a pure function: no clock, randomness, environment, logging or I/O, so
+//! that a recorded profile gives the same decision, byte for byte, whenever it is replayed.
+//!
+//! # The model
+//! A pipeline is overlapped, so an option's rate is the smallest of its ceilings: the cores over the CPU
+//! that is still needed, each remaining stage's parallelism over its service time, the bandwidths of the
+//! two stores and of the network over their bytes, and the consumer's own demand. A horizon is one writing
+//! epoch (none for a snapshot that exists) and steady epochs after it. A byte budget that holds only a share
+//! of the rows gives an option in which that share is read and the rest computed. The shortest horizon
+//! wins; within 2 % ([`TIE`]) the option that stores least.
+//!
+//! ```
+//! use caju_planner::{Choice, Profile, plan, policy_by_name};
+//!
+//! let profile = Profile::from_json(include_str!("../golden/design-example.profile.json"))?;
+//! let decision = plan(&profile, policy_by_name("auto")?.as_ref())?;
+//! assert!(matches!(&decision.choice, Choice::Materialize { hint, .. } if hint == "source"));
+//! println!("{}", decision.to_text());
+//! println!("{}", decision.to_json());
+//! # Ok::<(), caju_types::Error>(())
+//! ```
+
+mod decision;
+mod explain;
+mod model;
+mod plan;
+mod policy;
+mod profile;
+mod text;
+mod words;
+
+pub use decision::{Choice, DECISION_SCHEMA, Decision, PlanOption};
+pub use model::{Candidate, Limit, Model, Obstacle, Pace, Stored};
+pub use plan::plan;
+pub use policy::{POLICIES, Pick, Policy, TIE, gluster_read_ms, policy_by_name};
+pub use profile::{
+    Budget, CacheStore, Cluster, Consumer, DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Existing, Hint, Horizon,
+    PROFILE_SCHEMA, Profile, Schema, Source, SourceStore, Stage,
+};

@@ -22,7 +22,7 @@ IMAGES, ROWS, SHARDS = 60, 4000, 3
 def find_binary():
     if "CAJU_BIN" in os.environ:
         return pathlib.Path(os.environ["CAJU_BIN"])
-    subprocess.run(["cargo", "build", "--quiet", "-p", "caju"], cwd=ROOT, check=True)
+    subprocess.run(["cargo", "build", "--quiet", "--workspace", "--bins"], cwd=ROOT, check=True)
     return pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "caju"
 
 

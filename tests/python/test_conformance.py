@@ -156,7 +156,7 @@ def test_det_03_shuffles_move_most_rows_and_depend_on_the_seed(cluster):
     assert seen[0] == seen[1] != seen[2]
 
 
-def test_a_reader_that_stops_early_does_not_hold_up_the_worker(cluster):
+def test_cli_06_a_reader_that_stops_early_does_not_hold_up_the_worker(cluster):
     c = cluster(workers=1)
     definition = {"source": {"range": 10_000_000}, "steps": [{"batch": 1000}]}
     info = flight_info(c.dispatcher.address, definition, job="left")

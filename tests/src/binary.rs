@@ -26,7 +26,8 @@ fn profile_folder() -> PathBuf {
 fn build() -> PathBuf {
     let folder = profile_folder();
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "-p", "caju", "--target-dir"]).arg(folder.parent().unwrap());
+    // The whole workspace decides on features together; alone, the binary would build its dependencies anew.
+    cargo.args(["build", "--quiet", "--workspace", "--bins", "--target-dir"]).arg(folder.parent().unwrap());
     if folder.ends_with("release") {
         cargo.arg("--release");
     }

@@ -47,7 +47,6 @@ impl From<Error> for Failure {
 /// Parses the command line (`args[0]` is the program).
 pub(crate) fn parse(args: Vec<OsString>, config_variable: Option<OsString>) -> Result<Cli, Failure> {
     let mut command = with_variables(Cli::command());
-    command.build();
     if let Some((path, table)) = load(&args, config_variable)? {
         let place = path.display().to_string();
         command = apply(command, &table, &place, &[])?;
@@ -61,12 +60,15 @@ fn with_variables(command: Command) -> Command {
     command
         .mut_args(|arg| {
             let Some(long) = arg.get_long() else { return arg };
-            if matches!(arg.get_action(), ArgAction::Help | ArgAction::HelpShort | ArgAction::HelpLong | ArgAction::Version) {
+            if matches!(
+                arg.get_action(),
+                ArgAction::Help | ArgAction::HelpShort | ArgAction::HelpLong | ArgAction::Version
+            ) {
                 return arg;
             }
             // The names live as long as the process; there are a few dozen.
             let name: &'static str = format!("CAJU_{}", long.to_uppercase().replace('-', "_")).leak();
-            let arg = arg.env(name).hide_env_values(true);
+            let arg = arg.env(name).hide_env(true);
             if matches!(arg.get_action(), ArgAction::SetTrue) {
                 arg.value_parser(BoolishValueParser::new())
             } else {
@@ -86,9 +88,15 @@ fn load(args: &[OsString], variable: Option<OsString>) -> Result<Option<(PathBuf
     };
     let text = std::fs::read_to_string(&path).map_err(|e| {
         let message = format!("settings file {}: {e}", path.display());
-        if e.kind() == std::io::ErrorKind::NotFound { Error::not_found(message) } else { Error::permission_denied(message) }
+        if e.kind() == std::io::ErrorKind::NotFound {
+            Error::not_found(message)
+        } else {
+            Error::permission_denied(message)
+        }
     })?;
-    let table = text.parse::<Table>().map_err(|e| Error::invalid(format!("settings file {}: {e}", path.display())))?;
+    let table = text
+        .parse::<Table>()
+        .map_err(|e| Error::invalid(format!("settings file {}: {e}", path.display())))?;
     Ok(Some((path, table)))
 }
 
@@ -123,25 +131,24 @@ fn apply(mut command: Command, table: &Table, file: &str, path: &[&str]) -> Resu
                 .filter_map(|a| a.get_long().map(String::from))
                 .chain(command.get_subcommands().map(|s| s.get_name().to_string()))
                 .collect::<Vec<_>>();
-            return Err(Error::invalid(format!("{}: unknown setting{}", place(), did_you_mean(&long, known))));
+            return Err(Error::invalid(format!(
+                "{}: unknown setting{}",
+                place(),
+                did_you_mean(&long, known)
+            )));
         };
-        let values = texts(value).ok_or_else(|| Error::invalid(format!("{}: not a value of an option", place())))?;
+        let values =
+            texts(value).ok_or_else(|| Error::invalid(format!("{}: not a value of an option", place())))?;
         check(arg, &values, &place)?;
-        let (id, global) = (arg.get_id().clone(), arg.is_global_set());
-        let set = |a: Arg| a.default_values(values.iter().map(|v| &*v.clone().leak()).collect::<Vec<&'static str>>()).required(false);
-        command = command.mut_arg(id.clone(), set);
-        if global {
-            // `build` has handed global options down already.
-            command = command.mut_subcommands(|s| hand_down(s, &id, &set));
-        }
+        let id = arg.get_id().clone();
+        command = command.mut_arg(id, |a| a.default_values(lasting(&values)).required(false));
     }
     Ok(command)
 }
 
-fn hand_down(command: Command, id: &clap::Id, set: &impl Fn(Arg) -> Arg) -> Command {
-    let has = command.get_arguments().any(|a| a.get_id() == id);
-    let command = if has { command.mut_arg(id, set) } else { command };
-    command.mut_subcommands(|s| hand_down(s, id, set))
+/// Defaults live as long as the process; there are a few dozen.
+fn lasting(values: &[String]) -> Vec<&'static str> {
+    values.iter().map(|v| &*v.clone().leak()).collect()
 }
 
 fn options(command: &Command) -> impl Iterator<Item = &Arg> {
@@ -171,8 +178,8 @@ fn texts(value: &Value) -> Option<Vec<String>> {
 
 /// Parses the values as the option would, so that a mistake is told with its place in the file.
 fn check(arg: &Arg, values: &[String], place: &impl Fn() -> String) -> Result<()> {
-    let lone = arg.clone().required(false).global(false).default_values(values.iter().map(|v| &*v.clone().leak()).collect::<Vec<&'static str>>());
-    let probe = Command::new("caju").no_binary_name(true).disable_help_flag(true).arg(lone.env(None::<&str>));
+    let lone = arg.clone().required(false).global(false).default_values(lasting(values)).env(None::<&str>);
+    let probe = Command::new("caju").no_binary_name(true).disable_help_flag(true).arg(lone);
     probe.try_get_matches_from(Vec::<OsString>::new()).map(drop).map_err(|e| {
         let text = e.to_string();
         let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_string();

@@ -7,6 +7,7 @@ mod generate;
 mod output;
 mod process;
 mod progress;
+mod report;
 
 use std::process::ExitCode;
 

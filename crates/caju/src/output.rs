@@ -39,7 +39,9 @@ fn one_line(text: &str) -> String {
 
 fn hint(error: &Error) -> Option<&'static str> {
     match error.kind() {
-        ErrorKind::Internal => Some("this is a defect of caju; please report it with the command and the pipeline file"),
+        ErrorKind::Internal => {
+            Some("this is a defect of caju; please report it with the command and the pipeline file")
+        }
         ErrorKind::Unimplemented => Some("this version of caju does not offer it yet; see CHANGELOG.md"),
         _ => None,
     }

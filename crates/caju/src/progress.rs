@@ -88,11 +88,16 @@ impl Progress {
         match &self.how {
             How::Quiet => {}
             How::Lines => {
-                let share = state.total.filter(|t| *t > 0).map(|t| {
-                    format!("{:.0} % ", 100.0 * (state.done.min(t) as f64) / (t as f64))
-                });
+                let share = state
+                    .total
+                    .filter(|t| *t > 0)
+                    .map(|t| format!("{:.0} % ", 100.0 * (state.done.min(t) as f64) / (t as f64)));
                 let time = format_duration(self.started.elapsed());
-                output::note(format_args!("{}: {}after {time}: {text}", self.what, share.unwrap_or_default()));
+                output::note(format_args!(
+                    "{}: {}after {time}: {text}",
+                    self.what,
+                    share.unwrap_or_default()
+                ));
             }
             How::Bar(bar) => {
                 let template = match state.total {
@@ -140,7 +145,11 @@ impl Progress {
 
 /// `12,345 rows/s, 120.3 MB/s`.
 pub(crate) fn rates_text(rows_per_s: f64, bytes_per_s: f64) -> String {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rates are not negative; float to int saturates")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "rates are not negative; float to int saturates"
+    )]
     let rows = rows_per_s.round() as u64;
     format!("{} rows/s, {:.1} MB/s", format_count(rows), bytes_per_s / 1e6)
 }
@@ -170,6 +179,9 @@ mod tests {
     #[test]
     fn texts() {
         assert_eq!(rates_text(12345.4, 2.5e6), "12,345 rows/s, 2.5 MB/s");
-        assert_eq!(done_text(10, 1024, Duration::from_secs(2)), "10 rows, 1.00 KiB in 2.00 s (5 rows/s, 0.0 MB/s)");
+        assert_eq!(
+            done_text(10, 1024, Duration::from_secs(2)),
+            "10 rows, 1.00 KiB in 2.00 s (5 rows/s, 0.0 MB/s)"
+        );
     }
 }

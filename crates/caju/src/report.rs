@@ -64,7 +64,8 @@ impl RunReport {
     /// # Errors
     /// `PermissionDenied` or `Unavailable` if the file cannot be written, with its name.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self).map_err(|e| Error::internal(format!("report: {e}")))? + "\n";
+        let text =
+            serde_json::to_string_pretty(self).map_err(|e| Error::internal(format!("report: {e}")))? + "\n";
         write_whole(path, &text, "--report")
     }
 }

@@ -27,7 +27,8 @@ impl Client {
     /// `InvalidArgument` if the address is none, `Unavailable` if no dispatcher answers.
     pub async fn connect(dispatcher: &str, config: ClientConfig) -> Result<Self> {
         let link = DispatcherLink::new(dispatcher)?;
-        let probe = |mut d: caju_engine::wire::Dispatcher| async move { d.get_status(v1::GetStatusRequest {}).await };
+        let probe =
+            |mut d: caju_engine::wire::Dispatcher| async move { d.get_status(v1::GetStatusRequest {}).await };
         link.retry(config.connect_timeout, Duration::ZERO, probe).await?;
         Ok(Self { link, config })
     }
@@ -42,7 +43,8 @@ impl Client {
     /// # Errors
     /// `Unavailable` if the dispatcher does not answer.
     pub async fn status(&self) -> Result<v1::GetStatusResponse> {
-        let call = |mut d: caju_engine::wire::Dispatcher| async move { d.get_status(v1::GetStatusRequest {}).await };
+        let call =
+            |mut d: caju_engine::wire::Dispatcher| async move { d.get_status(v1::GetStatusRequest {}).await };
         self.link.retry(self.config.connect_timeout, Duration::ZERO, call).await
     }
 
@@ -50,7 +52,11 @@ impl Client {
     ///
     /// # Errors
     /// What is wrong with the definition or its source; `AlreadyExists` if the name stands for another one.
-    pub async fn register(&self, def: &caju_pipeline::DatasetDef, dataset_id: &str) -> Result<v1::RegisterDatasetResponse> {
+    pub async fn register(
+        &self,
+        def: &caju_pipeline::DatasetDef,
+        dataset_id: &str,
+    ) -> Result<v1::RegisterDatasetResponse> {
         let request = v1::RegisterDatasetRequest {
             definition_json: def.to_json().to_string(),
             dataset_id: dataset_id.to_string(),

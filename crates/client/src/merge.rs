@@ -22,9 +22,11 @@ impl Merger {
     pub(crate) fn of(def: &DatasetDef) -> Option<Self> {
         let last = def.stages.iter().rev().find_map(|s| match &s.op {
             StageOp::Batch { size, drop_remainder } => Some((*size, *drop_remainder, None)),
-            StageOp::PaddedBatch { size, drop_remainder, lengths, values } => {
-                Some((*size, *drop_remainder, Some(Padding { lengths: lengths.clone(), values: values.clone() })))
-            }
+            StageOp::PaddedBatch { size, drop_remainder, lengths, values } => Some((
+                *size,
+                *drop_remainder,
+                Some(Padding { lengths: lengths.clone(), values: values.clone() }),
+            )),
             _ => None,
         });
         let (size, drop_remainder, padding) = last?;
@@ -88,6 +90,7 @@ impl Merger {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small numbers")]
 mod tests {
     use std::sync::Arc;
 
@@ -115,7 +118,7 @@ mod tests {
             prop_assert!(out.iter().all(|c| c.rows() == size && !c.remainder && c.num_elements() == 1));
             prop_assert_eq!(full, at as usize / size);
             out.extend(merger.finish().unwrap());
-            let short = usize::from(!drop_remainder && at as usize % size > 0);
+            let short = usize::from(!drop_remainder && !(at as usize).is_multiple_of(size));
             prop_assert_eq!(out.len(), full + short);
             if !drop_remainder {
                 let mut rows: Vec<u64> = out.iter().flat_map(|c| c.runs.iter().flat_map(|r| r.start..r.start + r.len)).collect();

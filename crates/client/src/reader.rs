@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
-use caju_engine::chunk::slice_runs;
-use caju_engine::wire::{DispatcherLink, schema_from_ipc};
-use caju_engine::{Chunk, Elements};
+use caju_engine::Chunk;
+use caju_engine::wire::{DispatcherLink, ElementCursor, schema_from_ipc};
 use caju_pipeline::DatasetDef;
 use caju_proto::v1;
 use caju_runtime::Tasks;
@@ -56,30 +55,21 @@ pub struct Reader {
     merger: Option<Merger>,
     ready: VecDeque<Chunk>,
     over: bool,
-    current: Option<Current>,
+    current: Option<ElementCursor>,
     stop: Tasks,
     leaving: Leaving,
     session: Option<JoinHandle<()>>,
 }
 
-/// A chunk that is handed out element by element.
-#[derive(Debug)]
-struct Current {
-    chunk: Chunk,
-    /// Elements handed out.
-    elements: usize,
-    /// Rows handed out.
-    rows: usize,
-    /// Where the next element begins: a piece, and a row of it.
-    piece: usize,
-    offset: usize,
-}
-
 impl Reader {
-    pub(crate) fn start(link: DispatcherLink, config: ClientConfig, opened: v1::OpenIterationResponse) -> Result<Self> {
+    pub(crate) fn start(
+        link: DispatcherLink,
+        config: ClientConfig,
+        opened: v1::OpenIterationResponse,
+    ) -> Result<Self> {
         let schema = schema_from_ipc(&opened.schema_ipc)?
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
-        let def = DatasetDef::from_json(&opened.definition_json)?;
+        let def = DatasetDef::from_json_str(&opened.definition_json)?;
         let shared = Arc::new(Shared::new(config));
         let (stop, leaving) = (Tasks::new(), Leaving::default());
         let session = Session::new(link, Arc::clone(&shared), &opened);
@@ -144,7 +134,7 @@ impl Reader {
             }
             match self.next_chunk().await? {
                 Some(chunk) => {
-                    self.current = Some(Current { chunk, elements: 0, rows: 0, piece: 0, offset: 0 });
+                    self.current = Some(ElementCursor::new(chunk));
                 }
                 None => return Ok(None),
             }
@@ -212,7 +202,7 @@ impl Reader {
     fn go(&mut self) {
         let mut runs = self.leaving.lock();
         if let Some(c) = &self.current {
-            runs.extend(slice_runs(&c.chunk.runs, c.rows, c.chunk.rows() - c.rows));
+            runs.extend(c.rest());
         }
         runs.extend(self.ready.iter().flat_map(|c| c.runs.iter().copied()));
         if let Some(m) = &self.merger {
@@ -231,44 +221,6 @@ impl Drop for Reader {
     }
 }
 
-impl Current {
-    fn next(&mut self) -> Result<Option<RecordBatch>> {
-        let rows = match &self.chunk.elements {
-            Elements::Rows if self.rows < self.chunk.rows() => 1,
-            Elements::Lengths(l) if self.elements < l.len() => l[self.elements] as usize,
-            _ => return Ok(None),
-        };
-        self.elements += 1;
-        self.rows += rows;
-        self.take(rows).map(Some)
-    }
-
-    fn take(&mut self, mut rows: usize) -> Result<RecordBatch> {
-        let pieces = &self.chunk.pieces;
-        let (mut parts, first) = (Vec::new(), self.piece);
-        while rows > 0 && self.piece < pieces.len() {
-            let piece = &pieces[self.piece];
-            let n = rows.min(piece.num_rows() - self.offset);
-            if n > 0 {
-                // The whole of a piece needs no slice.
-                let whole = n == piece.num_rows();
-                parts.push(if whole { piece.clone() } else { piece.slice(self.offset, n) });
-            }
-            rows -= n;
-            self.offset += n;
-            if self.offset == piece.num_rows() {
-                self.piece += 1;
-                self.offset = 0;
-            }
-        }
-        match parts.len() {
-            1 => Ok(parts.swap_remove(0)),
-            0 => Ok(pieces[first.min(pieces.len() - 1)].slice(0, 0)),
-            _ => Chunk { pieces: parts, runs: Vec::new(), elements: Elements::Rows, remainder: false }.concat(),
-        }
-    }
-}
-
 /// A reader's progress, seen from elsewhere. Clones watch the same reader.
 #[derive(Debug, Clone)]
 pub struct Monitor {
@@ -279,45 +231,5 @@ impl Monitor {
     /// What was delivered, how much is left, and what holds the pipeline up.
     pub fn progress(&self) -> Progress {
         self.shared.recorder.progress(self.shared.queue.bytes())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use arrow_array::Int64Array;
-    use arrow_array::cast::AsArray;
-    use arrow_array::types::Int64Type;
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        /// Elements over any pieces: every row once, in order, in the lengths asked for.
-        #[test]
-        fn elements_of_any_pieces(pieces in prop::collection::vec(0usize..7, 1..6), cuts in prop::collection::vec(0u32..5, 0..12), flat: bool) {
-            let total: usize = pieces.iter().sum();
-            let mut at = 0;
-            let batches: Vec<_> = pieces.iter().map(|&n| {
-                let ids = Int64Array::from_iter_values(at..at + n as i64);
-                at += n as i64;
-                RecordBatch::try_from_iter([("id", Arc::new(ids) as _)]).unwrap()
-            }).collect();
-            let mut lengths: Vec<u32> = Vec::new();
-            for c in cuts {
-                let left = total as u32 - lengths.iter().sum::<u32>();
-                lengths.push(c.min(left));
-            }
-            lengths.push(total as u32 - lengths.iter().sum::<u32>());
-            let elements = if flat { Elements::Rows } else { Elements::Lengths(lengths.clone()) };
-            let chunk = Chunk { pieces: batches, runs: vec![], elements, remainder: false };
-            let mut current = Current { chunk, elements: 0, rows: 0, piece: 0, offset: 0 };
-            let (mut ids, mut got) = (Vec::new(), Vec::new());
-            while let Some(b) = current.next().unwrap() {
-                got.push(b.num_rows() as u32);
-                ids.extend(b.column(0).as_primitive::<Int64Type>().values().iter().copied());
-            }
-            prop_assert_eq!(ids, (0..total as i64).collect::<Vec<_>>());
-            prop_assert_eq!(got, if flat { vec![1; total] } else { lengths });
-        }
     }
 }

@@ -170,7 +170,8 @@ impl Receipts {
     /// What was received from a task.
     pub(crate) fn of_task(&self, task: TaskId) -> Vec<v1::SplitRows> {
         let Some(splits) = self.tasks.get(&task) else { return Vec::new() };
-        let rows = |set: &RowSet| set.ranges().iter().map(|(start, end)| v1::RowRange { start, end }).collect();
+        let rows =
+            |set: &RowSet| set.ranges().iter().map(|(start, end)| v1::RowRange { start, end }).collect();
         let mut out: Vec<_> =
             splits.iter().map(|(&split_index, set)| v1::SplitRows { split_index, rows: rows(set) }).collect();
         out.sort_by_key(|s| s.split_index);
@@ -193,6 +194,7 @@ impl Receipts {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small numbers")]
 mod tests {
     use std::collections::BTreeSet;
 

@@ -35,7 +35,7 @@ pub(crate) struct Session {
     resolved: BTreeMap<TaskId, Resolved>,
     ended: BTreeSet<TaskId>,
     lost: BTreeMap<TaskId, String>,
-    outcomes: (mpsc::Sender<(TaskId, Outcome)>, mpsc::Receiver<(TaskId, Outcome)>),
+    outcomes: Outcomes,
     version: u64,
     finished: bool,
     /// Since when there has been nothing to read, and whether there ever was.
@@ -45,6 +45,8 @@ pub(crate) struct Session {
     /// Since when the dispatcher has been away.
     away: Option<Instant>,
 }
+
+type Outcomes = (mpsc::Sender<(TaskId, Outcome)>, mpsc::Receiver<(TaskId, Outcome)>);
 
 struct Open {
     address: String,
@@ -90,18 +92,23 @@ impl Session {
             r = self.drive(opened) => Some(r),
             () = stop.stopped() => None,
         };
-        match result {
-            Some(Ok(())) => self.shared.queue.close(Ok(())),
-            Some(Err(e)) => self.shared.queue.abort(e),
-            None => {}
-        }
         self.connections.stop();
-        for (_, open) in self.open.drain() {
+        let mut cut = BTreeSet::new();
+        for (task, open) in self.open.drain() {
             drop(open.handle.await);
+            cut.insert(task);
         }
-        let untaken = self.untaken(&leaving);
-        self.shared.queue.abort(Error::cancelled("the reader is closed"));
-        self.leave(&untaken).await;
+        if let Some(Ok(())) = result {
+            self.shared.queue.close(Ok(()));
+            self.leave(Vec::new(), &cut).await;
+            return;
+        }
+        let received = self.received(&leaving, &mut cut);
+        self.shared.queue.abort(match result {
+            Some(Err(e)) => e,
+            _ => Error::cancelled("the reader is closed"),
+        });
+        self.leave(received, &cut).await;
     }
 
     async fn drive(&mut self, opened: v1::OpenIterationResponse) -> Result<()> {
@@ -309,47 +316,68 @@ impl Session {
         Ok(())
     }
 
-    /// Rows that were received, but that the user did not take.
-    fn untaken(&self, leaving: &Leaving) -> HashMap<u64, RowRanges> {
-        let mut rows: HashMap<u64, RowRanges> = HashMap::new();
+    /// What the user got of tasks that are not over. Tasks of which rows were received that the user did not
+    /// take join those that were `cut` off in the middle.
+    fn received(&self, leaving: &Leaving, cut: &mut BTreeSet<TaskId>) -> Vec<v1::LostTask> {
+        let mut untaken: HashMap<u64, RowRanges> = HashMap::new();
         let mut add = |runs: &[Run]| {
             for r in runs {
-                rows.entry(r.split).or_default().insert(r.start, r.start + r.len);
+                untaken.entry(r.split).or_default().insert(r.start, r.start + r.len);
             }
         };
         add(&leaving.lock());
-        if !self.finished {
-            while let Some(delivery) = self.shared.queue.try_pop() {
-                add(&delivery.chunk.runs);
-            }
+        while let Some(delivery) = self.shared.queue.try_pop() {
+            add(&delivery.chunk.runs);
         }
-        rows
+        let receipts = self.shared.receipts.lock();
+        let mut out = Vec::new();
+        for task in receipts.tasks() {
+            let mut rows = receipts.of_task(task);
+            for split in &mut rows {
+                if let Some(not) = untaken.get(&split.split_index) {
+                    cut.insert(task);
+                    let taken = split.rows.iter().flat_map(|r| not.missing_in(r.start, r.end));
+                    split.rows = taken.map(|(start, end)| v1::RowRange { start, end }).collect();
+                }
+            }
+            out.push(v1::LostTask { task_id: task.0, received: rows, reason: "its reader left".to_string() });
+        }
+        out
     }
 
-    /// Leaves the iteration, saying what the user got of tasks that are not over.
-    async fn leave(&self, untaken: &HashMap<u64, RowRanges>) {
-        let mut received = Vec::new();
-        if !self.finished {
-            let receipts = self.shared.receipts.lock();
-            for task in receipts.tasks() {
-                let mut rows = receipts.of_task(task);
-                for split in &mut rows {
-                    if let Some(not) = untaken.get(&split.split_index) {
-                        let taken = split.rows.iter().flat_map(|r| not.missing_in(r.start, r.end));
-                        split.rows = taken.map(|(start, end)| v1::RowRange { start, end }).collect();
-                    }
-                }
-                received.push(v1::LostTask { task_id: task.0, received: rows, reason: "its reader left".to_string() });
+    /// Leaves the iteration, saying what the user got of tasks that are not over. The rest of those that were
+    /// cut off has to go to others.
+    async fn leave(&self, received: Vec<v1::LostTask>, cut: &BTreeSet<TaskId>) {
+        let mut lost_tasks: Vec<_> =
+            received.iter().filter(|t| cut.contains(&TaskId(t.task_id))).cloned().collect();
+        for task in cut {
+            if !lost_tasks.iter().any(|t| t.task_id == task.0) {
+                let reason = "its reader left".to_string();
+                lost_tasks.push(v1::LostTask { task_id: task.0, received: Vec::new(), reason });
             }
         }
-        let request =
-            v1::CloseClientRequest { client_id: self.client.0, iteration_id: self.iteration.0, received };
-        let call = |mut d: Dispatcher| {
-            let request = request.clone();
-            async move { d.close_client(request).await }
+        let (client_id, iteration_id) = (self.client.0, self.iteration.0);
+        let take_leave = async {
+            if !lost_tasks.is_empty() {
+                let call = |mut d: Dispatcher| {
+                    let lost_tasks = lost_tasks.clone();
+                    let report = v1::ClientHeartbeatRequest {
+                        client_id,
+                        iteration_id,
+                        lost_tasks,
+                        ..Default::default()
+                    };
+                    async move { d.client_heartbeat(report).await }
+                };
+                self.link.retry(LEAVE, Duration::ZERO, call).await?;
+            }
+            let call = |mut d: Dispatcher| {
+                let request = v1::CloseClientRequest { client_id, iteration_id, received: received.clone() };
+                async move { d.close_client(request).await }
+            };
+            self.link.retry(LEAVE, Duration::ZERO, call).await
         };
-        let left = tokio::time::timeout(LEAVE, self.link.retry(LEAVE, Duration::ZERO, call)).await;
-        if let Ok(Err(e)) = left {
+        if let Ok(Err(e)) = tokio::time::timeout(LEAVE, take_leave).await {
             tracing::debug!(error = %e, "could not take leave");
         }
     }

@@ -122,6 +122,7 @@ fn only(chunk: &Chunk, parts: &[(u64, u64)]) -> Option<Chunk> {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small numbers")]
 mod tests {
     use arrow_array::{Int64Array, RecordBatch};
     use caju_engine::Run;

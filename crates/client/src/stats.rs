@@ -162,10 +162,7 @@ fn bottleneck(before: &[StageStats], now: &[StageStats], starved: f64) -> Option
         let was = before.iter().find(|b| b.name == s.name).map_or(0.0, |b| b.busy_s.max(b.cpu_s));
         s.busy_s.max(s.cpu_s) - was
     };
-    now.iter()
-        .filter(|s| busy(s) > 0.0)
-        .max_by(|a, b| busy(a).total_cmp(&busy(b)))
-        .map(|s| s.name.clone())
+    now.iter().filter(|s| busy(s) > 0.0).max_by(|a, b| busy(a).total_cmp(&busy(b))).map(|s| s.name.clone())
 }
 
 #[cfg(test)]
@@ -174,7 +171,8 @@ mod tests {
 
     #[test]
     fn the_busiest_stage_is_the_bottleneck_unless_the_reader_is() {
-        let stage = |name: &str, busy_s| StageStats { name: name.to_string(), busy_s, ..StageStats::default() };
+        let stage =
+            |name: &str, busy_s| StageStats { name: name.to_string(), busy_s, ..StageStats::default() };
         let before = [stage("source", 5.0), stage("0.map", 1.0)];
         let now = [stage("source", 5.5), stage("0.map", 2.0)];
         assert_eq!(bottleneck(&before, &now, 0.9).as_deref(), Some("0.map"));

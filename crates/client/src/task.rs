@@ -4,8 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_schema::SchemaRef;
-use caju_engine::wire::frame::{CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader, RowsHeader, SchemaHeader};
-use caju_engine::wire::{FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, is_passing, tune};
+use caju_engine::wire::frame::{
+    CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader, RowsHeader, SchemaHeader,
+};
+use caju_engine::wire::{
+    FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, is_passing, tune,
+};
 use caju_types::{ClientId, Error, ErrorKind, Result, TaskId};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -86,11 +90,8 @@ async fn read_remote(shared: &Shared, target: &Target) -> Result<()> {
     let credit = Arc::new(Credit::new(Arc::clone(&shared.shares)));
     let silence = shared.config.silence;
     let mut writer = FrameWriter::new(output, target.peer(), silence);
-    let open = OpenHeader {
-        task_id: target.task.0,
-        client_id: target.client.0,
-        window_bytes: credit.window(),
-    };
+    let open =
+        OpenHeader { task_id: target.task.0, client_id: target.client.0, window_bytes: credit.window() };
     writer.send(Kind::Open, &open).await?;
     shared.opened(target);
     let reader = FrameReader::new(input, target.peer(), shared.pool.clone(), silence);
@@ -156,7 +157,10 @@ async fn receive<R: AsyncRead + Unpin>(
         match frame.kind {
             Kind::Rows => {
                 let Some(schema) = &schema else {
-                    return Err(Error::unavailable(format!("{} sent rows before their schema", target.peer())));
+                    return Err(Error::unavailable(format!(
+                        "{} sent rows before their schema",
+                        target.peer()
+                    )));
                 };
                 let bytes = frame.body.len();
                 let header = frame.message::<RowsHeader>().map_err(broken)?;

@@ -33,8 +33,8 @@ pub struct Bound {
     pub identity: Fingerprint,
     /// The schema of its elements' rows.
     pub schema: SchemaRef,
-    /// The schema of its source.
-    pub source_schema: SchemaRef,
+    /// The schema of its source; none if it has several.
+    pub source_schema: Option<SchemaRef>,
     /// The seed that the definition gives.
     pub seed: Option<u64>,
     /// Whether one task at a time must see all splits in canonical order.

@@ -82,7 +82,9 @@ fn parse_command(descriptor: &FlightDescriptor) -> Result<Map<String, Value>> {
     };
     if let Some(odd) = command.keys().find(|k| !KEYS.contains(&k.as_str())) {
         let hint = did_you_mean(odd, KEYS);
-        return Err(Error::invalid(format!("the command has an unknown key `{odd}`{hint}; it looks like {EXAMPLE}")));
+        return Err(Error::invalid(format!(
+            "the command has an unknown key `{odd}`{hint}; it looks like {EXAMPLE}"
+        )));
     }
     if !matches!(command.get("pipeline"), Some(Value::String(_) | Value::Object(_))) {
         return Err(Error::invalid(format!("the command has no `pipeline`; it looks like {EXAMPLE}")));
@@ -132,10 +134,7 @@ impl FlightService for FlightOnDispatcher {
         self.info(request.into_inner()).await.map(Response::new).map_err(|e| to_status(&e))
     }
 
-    async fn get_schema(
-        &self,
-        request: Request<FlightDescriptor>,
-    ) -> Result<Response<SchemaResult>, Status> {
+    async fn get_schema(&self, request: Request<FlightDescriptor>) -> Result<Response<SchemaResult>, Status> {
         let command = parse_command(&request.into_inner()).map_err(|e| to_status(&e))?;
         let schema = self.schema(&command).await.map_err(|e| to_status(&e))?;
         let options = IpcWriteOptions::default();
@@ -150,10 +149,7 @@ impl FlightService for FlightOnDispatcher {
         Err(not_here("Handshake"))
     }
 
-    async fn list_flights(
-        &self,
-        _: Request<Criteria>,
-    ) -> Result<Response<Self::ListFlightsStream>, Status> {
+    async fn list_flights(&self, _: Request<Criteria>) -> Result<Response<Self::ListFlightsStream>, Status> {
         Err(not_here("ListFlights"))
     }
 
@@ -165,10 +161,7 @@ impl FlightService for FlightOnDispatcher {
         Err(not_here("DoGet"))
     }
 
-    async fn do_put(
-        &self,
-        _: Request<Streaming<FlightData>>,
-    ) -> Result<Response<Self::DoPutStream>, Status> {
+    async fn do_put(&self, _: Request<Streaming<FlightData>>) -> Result<Response<Self::DoPutStream>, Status> {
         Err(not_here("DoPut"))
     }
 

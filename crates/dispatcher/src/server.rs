@@ -46,7 +46,8 @@ impl Dispatcher {
             Some(dir) => {
                 let unix_time = clock.unix_time();
                 let opened = tokio::task::spawn_blocking(move || open_state_dir(&dir, unix_time)).await;
-                let (journal, _) = opened.map_err(|e| Error::internal(format!("opening the journal: {e}")))??;
+                let (journal, _) =
+                    opened.map_err(|e| Error::internal(format!("opening the journal: {e}")))??;
                 Box::new(journal)
             }
         };

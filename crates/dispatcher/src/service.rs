@@ -3,8 +3,8 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use caju_proto::{to_status, v1};
 use caju_proto::v1::dispatcher_server::Dispatcher;
+use caju_proto::{to_status, v1};
 use caju_types::Result;
 use tonic::{Request, Response, Status};
 

@@ -89,7 +89,10 @@ impl Registry {
     /// `InvalidArgument` for expressions that do not parse, name unknown columns, functions or arguments,
     /// or do not fit the types of the columns.
     pub fn bind(&self, place: &str, exprs: &[(String, String)], input: &SchemaRef) -> Result<BoundExprs> {
-        let names: Vec<_> = exprs.iter().map(|(name, sql)| (name.as_str(), sql.as_str(), format!("{place}.{name}"))).collect();
+        let names: Vec<_> = exprs
+            .iter()
+            .map(|(name, sql)| (name.as_str(), sql.as_str(), format!("{place}.{name}")))
+            .collect();
         for (i, (name, ..)) in names.iter().enumerate() {
             if names[..i].iter().any(|(n, ..)| n == name) {
                 return Err(Error::invalid(format!("{place}: the column `{name}` is computed twice")));
@@ -106,19 +109,33 @@ impl Registry {
         let bound = self.bind_all(place, &[("", sql, place.to_owned())], input)?;
         match bound.fields()[0].data_type() {
             DataType::Boolean => Ok(bound),
-            other => Err(Error::invalid(format!("{place}: `{sql}` is {other}, and a condition must be boolean"))),
+            other => {
+                Err(Error::invalid(format!("{place}: `{sql}` is {other}, and a condition must be boolean")))
+            }
         }
     }
 
     fn bind_all(&self, place: &str, exprs: &[(&str, &str, String)], input: &SchemaRef) -> Result<BoundExprs> {
+        sql::roomy(|| self.bind_here(place, exprs, input))
+    }
+
+    fn bind_here(
+        &self,
+        place: &str,
+        exprs: &[(&str, &str, String)],
+        input: &SchemaRef,
+    ) -> Result<BoundExprs> {
         let schema = with_key(input).map_err(|e| e.context(place))?;
         let mut planned = Vec::with_capacity(exprs.len());
         let mut calls = Vec::new();
         let mut random = false;
         for (name, sql, place) in exprs {
-            let tree = self.rewrite(name, sql, input, &mut calls, &mut random).map_err(|e| e.context(place))?;
+            let tree =
+                self.rewrite(name, sql, input, &mut calls, &mut random).map_err(|e| e.context(place))?;
             let planner = Planner { builtins: &self.inner.builtins, calls: &calls };
-            let plan = planner.plan(tree.clone(), &schema).and_then(|e| planner.simplify(null_as(e, &schema)?, &schema));
+            let plan = planner
+                .plan(tree.clone(), &schema)
+                .and_then(|e| planner.simplify(null_as(e, &schema)?, &schema));
             planned.push(plan.map_err(|e| wrong(&e, sql, input).context(place))?);
         }
         let shared = common::share(planned).map_err(|e| Error::internal(e.to_string()).context(place))?;
@@ -152,6 +169,10 @@ impl Registry {
 
     /// What an expression calls, without a schema.
     pub(crate) fn inspect(&self, text: &str) -> Result<(ast::Expr, sql::Rewritten)> {
+        sql::roomy(|| self.inspect_here(text))
+    }
+
+    fn inspect_here(&self, text: &str) -> Result<(ast::Expr, sql::Rewritten)> {
         let tree = sql::parse(text)?;
         let mut rewritten = tree.clone();
         let rewrite = Rewrite {
@@ -175,7 +196,9 @@ fn with_key(input: &Schema) -> Result<Arc<DFSchema>> {
     let mut fields: Vec<_> = input.fields().iter().map(Arc::clone).collect();
     fields.push(Arc::new(Field::new(KEY_COLUMN, DataType::UInt64, false)));
     let schema = DFSchema::try_from(Schema::new(fields));
-    schema.map(Arc::new).map_err(|e| Error::invalid(format!("the input has no usable schema: {}", e.strip_backtrace())))
+    schema
+        .map(Arc::new)
+        .map_err(|e| Error::invalid(format!("the input has no usable schema: {}", e.strip_backtrace())))
 }
 
 /// `hash_bucket(coalesce(x, 'c'), n)` hashes x itself, null as 'c': no column of strings is copied.
@@ -251,7 +274,16 @@ fn physical(
         out_fields.push(Arc::new(field));
         outputs.push(Computed { place: place.clone(), expr: e });
     }
-    Ok(BoundExprs::new(Fields::from(out_fields), read, random, Arc::clone(input), narrow, wide, common, outputs))
+    Ok(BoundExprs::new(
+        Fields::from(out_fields),
+        read,
+        random,
+        Arc::clone(input),
+        narrow,
+        wide,
+        common,
+        outputs,
+    ))
 }
 
 fn compile(
@@ -278,15 +310,17 @@ fn wrong(e: &DataFusionError, sql: &str, input: &Schema) -> Error {
         source = cause.source();
     }
     let message = match e.find_root() {
-        DataFusionError::Plan(m) | DataFusionError::NotImplemented(m) | DataFusionError::Execution(m) => m.clone(),
+        DataFusionError::Plan(m) | DataFusionError::NotImplemented(m) | DataFusionError::Execution(m) => {
+            m.clone()
+        }
         DataFusionError::SchemaError(e, _) => e.to_string(),
         DataFusionError::ArrowError(e, _) => e.to_string(),
         other => other.strip_backtrace(),
     };
     let message = message.split("\n\nbacktrace:").next().unwrap_or_default().trim_end();
     // DataFusion lists candidate signatures on lines of their own.
-    let message = message.lines().map(str::trim).collect::<Vec<_>>().join("; ");
-    Error::invalid(format!("`{}`: {}", short(sql), message.trim_end_matches(['.', ';', ' '])))
+    let lines = message.lines().map(|l| l.trim().trim_end_matches(['.', ';'])).filter(|l| !l.is_empty());
+    Error::invalid(format!("`{}`: {}", short(sql), lines.collect::<Vec<_>>().join("; ")))
 }
 
 fn short(sql: &str) -> String {
@@ -302,16 +336,19 @@ fn unknown_column(full: &str, name: &str, sql: &str, input: &Schema) -> Error {
     let names: Vec<&str> = input.fields().iter().map(|f| f.name().as_str()).collect();
     let full = full.replace('"', "");
     let near = did_you_mean(&full, &names);
-    let quoted = names.iter().find(|n| **n == full || n.replace('/', ".") == full);
-    let hint = match quoted {
-        Some(n) => format!("; write \"{n}\" in double quotes"),
+    // `image/encoded` without quotes is a division, and `a.b` a field of `a`.
+    let part_of =
+        |n: &&str| n.replace(['/', '-'], ".") == full || n.split(['/', '-', '.']).any(|part| part == full);
+    let hint = match names.iter().copied().find(part_of) {
+        Some(n) => format!("; for the column `{n}` write \"{n}\" in double quotes"),
         None => near,
     };
     let mut list = names[..names.len().min(SHOWN)].join(", ");
     if names.len() > SHOWN {
         list.push_str(&format!(", ... ({} in all)", names.len()));
     }
-    let place = sql::parse(sql).ok().and_then(|tree| find_column(&tree, name)).map(sql::at).unwrap_or_default();
+    let place =
+        sql::parse(sql).ok().and_then(|tree| find_column(&tree, name)).map(sql::at).unwrap_or_default();
     let there = if names.is_empty() { "there are none".to_owned() } else { format!("columns: {list}") };
     Error::invalid(format!("unknown column `{full}`{place}{hint} ({there})"))
 }

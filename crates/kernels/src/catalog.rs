@@ -300,7 +300,12 @@ pub(crate) static FUNCTIONS: &[Function] = &[
         args: &[
             arg("value", Kind::Value, "a string, bytes or an integer"),
             arg("n", Kind::Int, "the number of buckets"),
-            opt("null_as", Kind::Literal, "null", "the value that stands for null; without it null stays null"),
+            opt(
+                "null_as",
+                Kind::Literal,
+                "null",
+                "the value that stands for null; without it null stays null",
+            ),
         ],
         returns: "int64 from 0 to n - 1",
         doc: "`floor(h * n / 2^64)`, where `h` is the xxh3-64 (seed 0) of the value's bytes: UTF-8 of a string, \
@@ -313,10 +318,7 @@ pub(crate) static FUNCTIONS: &[Function] = &[
         name: "tokenize",
         version: Some(1),
         group: "Tables and text",
-        args: &[
-            arg("text", Kind::Value, "a string"),
-            arg("regex", Kind::Text, "what a token is"),
-        ],
+        args: &[arg("text", Kind::Value, "a string"), arg("regex", Kind::Text, "what a token is")],
         returns: "list of string",
         doc: "All matches of the regular expression, from left to right, without overlap.",
         random: false,
@@ -458,7 +460,13 @@ pub fn reference_markdown() -> String {
             out.push_str(&format!("\n## {group}\n"));
         }
         let random = if f.random { " Random." } else { "" };
-        out.push_str(&format!("\n### `{}`\n\n{}{random} Gives: {}. Version {}.\n\n", f.signature(), f.doc, f.returns, f.version()));
+        out.push_str(&format!(
+            "\n### `{}`\n\n{}{random} Gives: {}. Version {}.\n\n",
+            f.signature(),
+            f.doc,
+            f.returns,
+            f.version()
+        ));
         out.push_str("| argument | what | default |\n|---|---|---|\n");
         for a in f.all_args() {
             let default = a.default.map_or("(required)".to_owned(), |d| format!("`{d}`"));

@@ -104,7 +104,11 @@ impl BoundExprs {
     /// The first failing row, where the error belongs to one. `DataLoss` and `InvalidArgument` for data
     /// that the expressions cannot work on; `ResourceExhausted` if the result does not fit one batch:
     /// evaluate fewer rows at a time; `Internal` if `batch` or `keys` are not what they should be.
-    pub fn evaluate(&self, batch: &RecordBatch, keys: Option<&UInt64Array>) -> Result<Vec<ArrayRef>, RowError> {
+    pub fn evaluate(
+        &self,
+        batch: &RecordBatch,
+        keys: Option<&UInt64Array>,
+    ) -> Result<Vec<ArrayRef>, RowError> {
         let narrow = self.narrow(batch, keys)?;
         self.run(&narrow).map_err(|fault| self.locate(&narrow, fault))
     }

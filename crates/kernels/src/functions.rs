@@ -23,7 +23,7 @@ impl Functions for Registry {
     }
 
     fn canonical(&self, sql: &str) -> Result<String> {
-        sql::canonical(sql)
+        sql::roomy(|| sql::canonical(sql))
     }
 
     fn engine_versions(&self) -> BTreeMap<String, String> {

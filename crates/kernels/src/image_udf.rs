@@ -3,7 +3,10 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, ArrowPrimitiveType, FixedSizeListArray, Int32Array, ListArray, PrimitiveArray, StructArray};
+use arrow::array::{
+    Array, ArrayRef, ArrowPrimitiveType, FixedSizeListArray, Int32Array, ListArray, PrimitiveArray,
+    StructArray,
+};
 use arrow::buffer::NullBuffer;
 use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, UInt8Type};
 use caju_types::{Error, Result};
@@ -54,7 +57,8 @@ impl ChainKernel {
             None if ByteRows::accepts(field) => InputKind::Encoded,
             None => return Err(self.refusal(field)),
         };
-        let chain = ImageChain::new(self.ops.clone(), kind).map_err(|e| e.to_string())?.allow_scaled(self.scaled);
+        let chain =
+            ImageChain::new(self.ops.clone(), kind).map_err(|e| e.to_string())?.allow_scaled(self.scaled);
         let output = match chain.output() {
             OutputKind::Fixed { height, width, dtype } => ImageType { dtype, size: Some((height, width)) },
             OutputKind::Variable { dtype } => {
@@ -109,7 +113,8 @@ impl Kernel for ChainKernel {
             None => Rows::Bytes(ByteRows::new(&array)?),
             Some(kind) => Rows::Images(ImageRows::new(&array, kind)?),
         };
-        let job = Job { plan: &plan, rows, nulls: array.logical_nulls(), len: array.len(), keys: inputs.keys };
+        let job =
+            Job { plan: &plan, rows, nulls: array.logical_nulls(), len: array.len(), keys: inputs.keys };
         SCRATCH.with(|s| match s.try_borrow_mut() {
             Ok(mut s) => job.run(&mut s),
             Err(_) => job.run(&mut Scratch::default()),
@@ -170,7 +175,8 @@ impl Job<'_> {
         let values = PrimitiveArray::<T>::new(values.into(), None);
         let size = i32::try_from(n).map_err(internal)?;
         let item = tensor::item(self.plan.output.dtype);
-        let list = FixedSizeListArray::try_new_with_length(item, size, Arc::new(values), self.nulls, self.len);
+        let list =
+            FixedSizeListArray::try_new_with_length(item, size, Arc::new(values), self.nulls, self.len);
         Ok(Arc::new(list.map_err(internal)?))
     }
 
@@ -191,17 +197,26 @@ impl Job<'_> {
                 }
             }
             ends.push(values.len());
-            let side = |n: u32| i32::try_from(n).map_err(|_| Fault::at(i, Error::invalid("an image side above 2^31")));
+            let side = |n: u32| {
+                i32::try_from(n).map_err(|_| Fault::at(i, Error::invalid("an image side above 2^31")))
+            };
             shapes.extend([side(size.0)?, side(size.1)?, 3]);
         }
         let dtype = self.plan.output.dtype;
         let fields = tensor::variable_fields(dtype);
         let values = Arc::new(PrimitiveArray::<T>::new(values.into(), None));
-        let data = ListArray::try_new(tensor::item(dtype), offsets(&ends)?, values, None).map_err(internal)?;
+        let data =
+            ListArray::try_new(tensor::item(dtype), offsets(&ends)?, values, None).map_err(internal)?;
         let dim = Arc::new(Field::new("item", DataType::Int32, false));
         let shapes = Arc::new(Int32Array::new(shapes.into(), None));
-        let shape = FixedSizeListArray::try_new_with_length(dim, 3, shapes, None, self.len).map_err(internal)?;
-        let image = StructArray::try_new_with_length(fields, vec![Arc::new(data), Arc::new(shape)], self.nulls, self.len);
+        let shape =
+            FixedSizeListArray::try_new_with_length(dim, 3, shapes, None, self.len).map_err(internal)?;
+        let image = StructArray::try_new_with_length(
+            fields,
+            vec![Arc::new(data), Arc::new(shape)],
+            self.nulls,
+            self.len,
+        );
         Ok(Arc::new(image.map_err(internal)?))
     }
 }

@@ -95,13 +95,18 @@ impl ImageType {
         match self.size {
             Some((height, width)) => {
                 let samples = u64::from(height) * u64::from(width) * CHANNELS as u64;
-                let n = i32::try_from(samples).map_err(|_| format!("gives images of {height} x {width}: too large"))?;
+                let n = i32::try_from(samples)
+                    .map_err(|_| format!("gives images of {height} x {width}: too large"))?;
                 let list = DataType::FixedSizeList(item(self.dtype), n);
                 Ok(with_fixed_shape(Field::new(name, list, nullable), &[height, width, CHANNELS as u32]))
             }
             None => {
                 let t = DataType::Struct(variable_fields(self.dtype));
-                Ok(extension(Field::new(name, t, nullable), VARIABLE, "{\"uniform_shape\":[null,null,3]}".into()))
+                Ok(extension(
+                    Field::new(name, t, nullable),
+                    VARIABLE,
+                    "{\"uniform_shape\":[null,null,3]}".into(),
+                ))
             }
         }
     }
@@ -163,8 +168,12 @@ enum Place {
 impl ImageRows {
     pub(crate) fn new(array: &ArrayRef, kind: ImageType) -> Result<Self, Fault> {
         if let Some((height, width)) = kind.size {
-            let list = array.as_fixed_size_list_opt().ok_or_else(|| internal("an image column of another type"))?;
-            return Ok(Self { samples: samples(list.values(), kind.dtype)?, place: Place::Fixed { height, width } });
+            let list =
+                array.as_fixed_size_list_opt().ok_or_else(|| internal("an image column of another type"))?;
+            return Ok(Self {
+                samples: samples(list.values(), kind.dtype)?,
+                place: Place::Fixed { height, width },
+            });
         }
         let wrong = || internal("an image column of another type");
         let fields = array.as_struct_opt().ok_or_else(wrong)?;
@@ -186,7 +195,9 @@ impl ImageRows {
         let product = shape.iter().try_fold(1i64, |a, d| a.checked_mul(i64::from(*d)));
         match (u32::try_from(shape[0]), u32::try_from(shape[1])) {
             (Ok(h), Ok(w)) if shape[2] == 3 && product == Some(len) => Ok((h, w)),
-            _ => Err(Error::data_loss(format!("an image of shape {shape:?} has {len} samples; it should be RGB"))),
+            _ => Err(Error::data_loss(format!(
+                "an image of shape {shape:?} has {len} samples; it should be RGB"
+            ))),
         }
     }
 

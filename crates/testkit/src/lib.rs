@@ -1,1 +1,3 @@
-//! placeholder
+//! Fixtures of tests: servers in process, faulty stores, clocks that are turned by hand.
+
+pub mod s3;

@@ -1,1 +1,33 @@
-//! placeholder
+//! Runs tasks, and serves their elements.
+//!
+//! A worker registers with the dispatcher and reports to it. A task starts when its first reader comes: the
+//! worker asks the dispatcher what the task is, binds its pipeline, leases splits and runs it; the output
+//! waits in a queue bounded in bytes, which all readers of the task share. One port serves two protocols: the
+//! framed stream of our own client (`caju_engine::wire`), and Arrow Flight for everybody else. Readers in the
+//! same process get chunks without a socket, through [`caju_engine::wire::LocalWorkers`].
+//!
+//! ```no_run
+//! # async fn example() -> caju_types::Result<()> {
+//! use std::sync::Arc;
+//! use caju_worker::{Worker, WorkerConfig};
+//! let config = WorkerConfig::new("127.0.0.1:7070", Arc::new(caju_runtime::Stores::default()));
+//! let worker = Worker::start(config).await?;
+//! println!("caju worker listening on {}", worker.address());
+//! worker.drain(std::time::Duration::from_secs(30)).await;
+//! # Ok(())
+//! # }
+//! ```
+
+mod config;
+mod feed;
+mod flight;
+mod framed;
+mod identity;
+mod manager;
+mod pipelines;
+mod running;
+mod server;
+mod worker;
+
+pub use config::WorkerConfig;
+pub use worker::{Worker, WorkerHandle};

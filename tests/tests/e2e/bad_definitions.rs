@@ -87,7 +87,7 @@ fn stages_in_a_wrong_order() {
 }
 
 #[test]
-fn unknown_scheme() {
+fn sto_12_unknown_scheme() {
     refused(json!({ "parquet": "ftp://host/a.parquet" }), json!([]), &["ftp"]);
 }
 

@@ -10,6 +10,7 @@ mod command_line;
 mod conformance;
 mod determinism;
 mod embedded;
+mod examples;
 mod faults;
 mod processes;
 mod sample_data;

@@ -70,7 +70,7 @@ fn photos_have_the_size_of_photos() {
 }
 
 #[test]
-fn what_is_there_is_not_overwritten_unasked() {
+fn sto_16_what_is_there_is_not_overwritten_unasked() {
     let folder = tempdir().unwrap();
     let out = folder.path().join("t");
     generate("table", &out, &["--count", "10"]).expect_code(0);

@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::generate::{Format, Kind};
 
-pub(crate) use service::{DispatcherArgs, StatusArgs, StatusFormat, StoreArgs, WorkerArgs, WorkerCommand};
+pub(crate) use service::{DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, WorkerArgs, WorkerCommand};
 
 const EXAMPLES: &str = "\
 Try it:
@@ -197,7 +197,13 @@ pub(crate) struct GenArgs {
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
     /// One format or several, separated by commas
-    #[arg(long, value_name = "FORMAT", value_delimiter = ',', default_value = "parquet", hide_possible_values = true)]
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        value_delimiter = ',',
+        default_value = "parquet",
+        hide_possible_values = true
+    )]
     pub(crate) format: Vec<Format>,
     /// Files per format; by the count if absent
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=99_999))]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Schema};
-use caju_engine::source::{SourceContext, SourceLimits};
+use caju_engine::source::SourceContext;
 use caju_kernels::Registry;
 use caju_pipeline::{DatasetDef, describe, prefix_fingerprints};
 use caju_runtime::IoCounters;
@@ -22,11 +22,7 @@ use crate::output;
 pub(crate) async fn run(args: &CheckArgs) -> Result<()> {
     let def = shared::read_pipeline(&args.file)?;
     let registry = shared::registry();
-    let ctx = SourceContext {
-        stores: Arc::new(shared::stores(None)?),
-        io: Arc::new(IoCounters::new()),
-        limits: SourceLimits::default(),
-    };
+    let ctx = SourceContext::new(Arc::new(shared::stores(None)?), Arc::new(IoCounters::new()));
     let bound = Box::pin(caju_engine::bind(&def, &registry, &ctx, None)).await?;
     output::say(format_args!("pipeline     {}", title(&def, &args.file)))?;
     output::say(format_args!("fingerprint  {}\n", bound.fingerprint()))?;
@@ -58,14 +54,19 @@ fn stages(def: &DatasetDef, schemas: &[Arc<Schema>]) -> String {
 
 fn hints(def: &DatasetDef, registry: &Registry) -> Result<()> {
     for hint in prefix_fingerprints(def, registry)? {
-        let random = if hint.random { "  (random stages above it: storing it freezes their draws)" } else { "" };
-        output::say(format_args!("\nhint `{}` at step {}: {}{random}", hint.hint, hint.stage_index, hint.fingerprint))?;
+        let random =
+            if hint.random { "  (random stages above it: storing it freezes their draws)" } else { "" };
+        output::say(format_args!(
+            "\nhint `{}` at step {}: {}{random}",
+            hint.hint, hint.stage_index, hint.fingerprint
+        ))?;
     }
     Ok(())
 }
 
 fn columns(schema: &Schema) -> String {
-    let shown: Vec<String> = schema.fields().iter().take(12).map(|f| format!("{}: {}", f.name(), type_name(f))).collect();
+    let shown: Vec<String> =
+        schema.fields().iter().take(12).map(|f| format!("{}: {}", f.name(), type_name(f))).collect();
     let more = schema.fields().len().saturating_sub(shown.len());
     let more = if more > 0 { format!(", and {more} more") } else { String::new() };
     format!("{}{more}", shown.join(", "))
@@ -91,8 +92,10 @@ fn tensor_name(field: &Field) -> Option<String> {
     let name = metadata.get("ARROW:extension:name")?;
     match (name.as_str(), field.data_type()) {
         ("arrow.fixed_shape_tensor", DataType::FixedSizeList(item, _)) => {
-            let extension: serde_json::Value = serde_json::from_str(metadata.get("ARROW:extension:metadata")?).ok()?;
-            let shape: Vec<String> = extension.get("shape")?.as_array()?.iter().map(ToString::to_string).collect();
+            let extension: serde_json::Value =
+                serde_json::from_str(metadata.get("ARROW:extension:metadata")?).ok()?;
+            let shape: Vec<String> =
+                extension.get("shape")?.as_array()?.iter().map(ToString::to_string).collect();
             Some(format!("{}[{}]", type_name(item), shape.join(", ")))
         }
         ("arrow.variable_shape_tensor", DataType::Struct(fields)) => {
@@ -110,10 +113,11 @@ mod tests {
     #[test]
     fn types_for_people() {
         let item = Arc::new(Field::new("item", DataType::Float32, false));
-        let tensor = Field::new("image", DataType::FixedSizeList(item, 12), false).with_metadata(HashMap::from([
-            ("ARROW:extension:name".to_string(), "arrow.fixed_shape_tensor".to_string()),
-            ("ARROW:extension:metadata".to_string(), r#"{"shape":[2,2,3]}"#.to_string()),
-        ]));
+        let tensor =
+            Field::new("image", DataType::FixedSizeList(item, 12), false).with_metadata(HashMap::from([
+                ("ARROW:extension:name".to_string(), "arrow.fixed_shape_tensor".to_string()),
+                ("ARROW:extension:metadata".to_string(), r#"{"shape":[2,2,3]}"#.to_string()),
+            ]));
         assert_eq!(type_name(&tensor), "float32[2, 2, 3]");
         let words = Field::new_list("words", Field::new("item", DataType::Utf8, true), true);
         assert_eq!(type_name(&words), "list of string");
@@ -122,7 +126,11 @@ mod tests {
 
     #[test]
     fn columns_show_where_they_change() {
-        let def = DatasetDef::from_yaml("source: { range: 9 }\nsteps: [ filter: id > 2, map: { x: id * 2 } ]", None).unwrap();
+        let def = DatasetDef::from_yaml(
+            "source: { range: 9 }\nsteps: [ filter: id > 2, map: { x: id * 2 } ]",
+            None,
+        )
+        .unwrap();
         let ints = |name: &str| Arc::new(Schema::new(vec![Field::new(name, DataType::Int64, false)]));
         let text = stages(&def, &[ints("id"), ints("id"), ints("x")]);
         let lines: Vec<&str> = text.lines().map(str::trim).collect();

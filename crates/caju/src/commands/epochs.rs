@@ -73,7 +73,12 @@ impl Epochs<'_> {
         ReadRequest { dataset, job: self.job.clone(), epoch, seed: self.args.seed, mode }
     }
 
-    async fn epoch(&self, epoch: u64, mut reader: Reader, start: Instant) -> Result<(EpochReport, Option<JobStatus>)> {
+    async fn epoch(
+        &self,
+        epoch: u64,
+        mut reader: Reader,
+        start: Instant,
+    ) -> Result<(EpochReport, Option<JobStatus>)> {
         let source_before = self.source_bytes();
         let monitor = reader.monitor();
         let what = if self.args.epochs == 1 { "reading".to_string() } else { format!("epoch {epoch}") };
@@ -84,7 +89,18 @@ impl Epochs<'_> {
         let done = monitor.progress();
         reader.close().await;
         // Best effort: the rows are all here, whatever the dispatcher has to say about them.
-        let job = self.client.status().await.ok().and_then(|s| s.jobs.into_iter().find(|j| j.iteration_id == iteration.0));
+        let job = self
+            .client
+            .status()
+            .await
+            .ok()
+            .and_then(|s| s.jobs.into_iter().find(|j| j.iteration_id == iteration.0));
+        let io = job.as_ref().and_then(|j| j.io).unwrap_or_default();
+        // Workers of this process share one counter, which knows of every byte; others report at their tasks' ends.
+        let source_bytes_read = match &self.io {
+            Some(_) => self.source_bytes() - source_before,
+            None => io.source_bytes_read,
+        };
         let splits = job.as_ref().map_or(done.splits_leased, |j| j.splits_leased.max(done.splits_leased));
         let report = EpochReport {
             epoch,
@@ -95,9 +111,9 @@ impl Epochs<'_> {
             first_batch_s: stats.first_batch.as_secs_f64(),
             wait_s: stats.wait.as_secs_f64(),
             rows_checksum: checksum.map(|c| c.hex()),
-            source_bytes_read: self.source_bytes() - source_before,
-            cache_bytes_read: 0,
-            cache_bytes_written: 0,
+            source_bytes_read,
+            cache_bytes_read: io.cache_bytes_read,
+            cache_bytes_written: io.cache_bytes_written,
             splits: SplitsReport { compute: splits, put: 0, get: 0 },
             bytes: stats.bytes,
         };

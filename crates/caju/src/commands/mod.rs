@@ -1,9 +1,20 @@
 //! What each command does.
 
+mod catalog;
+mod check;
+mod dispatcher;
+mod epochs;
 mod r#gen;
+mod quickstart;
+mod read;
+mod run;
+mod serve;
 mod shared;
+mod status;
+mod summary;
+mod worker;
 
-use caju_types::{Error, Result};
+use caju_types::Result;
 
 use crate::cli::{Cli, Command};
 
@@ -15,6 +26,12 @@ pub(crate) async fn run(cli: Cli) -> Result<()> {
     let Cli { global, command } = cli;
     match command {
         Command::Gen(args) => Box::pin(r#gen::run(&global, &args)).await,
-        _ => Err(Error::unimplemented("this command")),
+        Command::Check(args) => Box::pin(check::run(&args)).await,
+        Command::Read(args) => Box::pin(read::run(&global, &args)).await,
+        Command::Status(args) => Box::pin(status::run(&args)).await,
+        Command::Run(args) => Box::pin(run::run(&global, &args)).await,
+        Command::Quickstart(args) => Box::pin(quickstart::run(&global, &args)).await,
+        Command::Dispatcher(args) => Box::pin(dispatcher::run(&args)).await,
+        Command::Worker(args) => Box::pin(worker::run(&args)).await,
     }
 }

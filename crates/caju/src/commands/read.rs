@@ -4,9 +4,8 @@ use caju_client::{Client, ClientConfig};
 use caju_types::Result;
 
 use super::epochs::Epochs;
-use super::{check, shared, summary};
+use super::{check, shared};
 use crate::cli::{Global, ReadArgs};
-use crate::output;
 
 /// Reads the epochs, and reports.
 ///

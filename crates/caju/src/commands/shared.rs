@@ -1,9 +1,20 @@
 //! What several commands need: stores, threads and paths as the user wrote them.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
+use caju_client::{EventFn, ReaderEvent};
+use caju_kernels::{Limits, Registry};
+use caju_pipeline::DatasetDef;
 use caju_runtime::{CpuPool, Stores};
-use caju_types::{Error, Result};
+use caju_types::{Error, Result, format_duration};
+
+use super::epochs::Outcome;
+use super::summary::summary;
+use crate::cli::EpochArgs;
+use crate::output;
 
 /// Stores with the options that the environment holds (`AWS_*`, `GOOGLE_*`, `AZURE_*`, ...).
 ///
@@ -13,7 +24,9 @@ pub(crate) fn stores(allow: Option<Vec<String>>) -> Result<Stores> {
     let options: BTreeMap<String, String> = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?.to_lowercase(), v.into_string().ok()?)))
         // Proxies and the like are for every program; only names that a cloud owns are taken.
-        .filter(|(k, _)| ["aws_", "google_", "azure_"].iter().any(|p| k.starts_with(p)) && Stores::known_option(k))
+        .filter(|(k, _)| {
+            ["aws_", "google_", "azure_"].iter().any(|p| k.starts_with(p)) && Stores::known_option(k)
+        })
         .collect();
     Stores::new(options, allow)
 }
@@ -32,6 +45,14 @@ pub(crate) fn absolute_url(text: &str) -> Result<String> {
         .ok_or_else(|| Error::invalid(format!("`{text}`: the path is not UTF-8; rename the folder")))
 }
 
+/// What a server may touch, as URLs or absolute paths.
+///
+/// # Errors
+/// As [`absolute_url`].
+pub(crate) fn allowed(allow: &[String]) -> Result<Vec<String>> {
+    allow.iter().map(|a| absolute_url(a)).collect()
+}
+
 /// Threads that compute: as many as asked for, else as many as cores.
 ///
 /// # Errors
@@ -43,4 +64,66 @@ pub(crate) fn cpu_pool(threads: Option<u32>) -> Result<CpuPool> {
 /// Cores that this process may use.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// The functions that expressions may call, within the default limits.
+pub(crate) fn registry() -> Registry {
+    Registry::new(Limits::default())
+}
+
+/// Reads a pipeline file; relative paths in it are put below its folder.
+///
+/// # Errors
+/// `NotFound` for a missing file; `InvalidArgument` that names the place in the file.
+pub(crate) fn read_pipeline(file: &Path) -> Result<DatasetDef> {
+    let shown = file.display();
+    let text = std::fs::read_to_string(file).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => {
+            Error::not_found(format!("{shown}: no such pipeline file; check the path"))
+        }
+        std::io::ErrorKind::InvalidData => {
+            Error::invalid(format!("{shown}: not a text file; a pipeline file is YAML"))
+        }
+        std::io::ErrorKind::IsADirectory => {
+            Error::invalid(format!("{shown}: is a folder; name the pipeline file in it"))
+        }
+        _ => Error::permission_denied(format!("{shown}: {e}")),
+    })?;
+    let whole = std::path::absolute(file).map_err(|e| Error::failed_precondition(format!("{shown}: {e}")))?;
+    DatasetDef::from_yaml(&text, whole.parent()).map_err(|e| e.context(shown))
+}
+
+/// Tells the person at the terminal why nothing comes, at most every few seconds.
+pub(crate) fn events(quiet: bool) -> Option<EventFn> {
+    if quiet {
+        return None;
+    }
+    let every = |waited: &Duration| waited.as_secs() % 5 == 2;
+    Some(Arc::new(move |event: &ReaderEvent| match event {
+        ReaderEvent::WaitingForWorker { waited } if every(waited) => output::note(format_args!(
+            "waiting for a worker since {}; start one with `caju worker --dispatcher HOST:PORT`",
+            format_duration(*waited)
+        )),
+        ReaderEvent::TaskLost { address, reason } => {
+            output::note(format_args!("worker {address} was lost ({reason}); its rows come from others"));
+        }
+        ReaderEvent::DispatcherAway { waited } if every(waited) => {
+            output::note(format_args!("the dispatcher does not answer since {}", format_duration(*waited)));
+        }
+        _ => {}
+    }))
+}
+
+/// The end of `run` and `read`: the report, and the summary for a person.
+///
+/// # Errors
+/// A report that cannot be written.
+pub(crate) fn finish(name: &str, outcome: &Outcome, args: &EpochArgs, quiet: bool) -> Result<()> {
+    if !quiet {
+        output::say(summary(name, outcome))?;
+    }
+    match &args.report {
+        Some(path) => outcome.report.write(path),
+        None => Ok(()),
+    }
 }

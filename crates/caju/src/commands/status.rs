@@ -68,7 +68,8 @@ fn workers(workers: &[WorkerStatus]) -> String {
 }
 
 fn jobs(jobs: &[JobStatus]) -> String {
-    let mut rows = vec![["job", "pipeline", "epoch", "state", "mode", "splits", "readers", "tasks"].map(String::from)];
+    let mut rows =
+        vec![["job", "pipeline", "epoch", "state", "mode", "splits", "readers", "tasks"].map(String::from)];
     let total = |j: &JobStatus| if j.splits_total > 0 { j.splits_total.to_string() } else { "?".into() };
     rows.extend(jobs.iter().map(|j| {
         [
@@ -100,7 +101,8 @@ fn details(job: &JobStatus) -> String {
         out.push_str(&format!(", bottleneck {}: {}", job.bottleneck, advice(&job.bottleneck)));
     }
     out.push('\n');
-    let mut rows = vec![["stage", "rows in", "rows out", "bytes out", "busy", "CPU", "rows/busy s"].map(String::from)];
+    let mut rows =
+        vec![["stage", "rows in", "rows out", "bytes out", "busy", "CPU", "rows/busy s"].map(String::from)];
     rows.extend(job.stages.iter().map(|s| {
         [
             s.name.clone(),
@@ -128,20 +130,28 @@ fn span(seconds: f64) -> String {
 }
 
 fn as_json(s: &GetStatusResponse) -> Value {
-    let workers: Vec<Value> = s.workers.iter().map(|w| {
-        json!({"worker_id": w.worker_id, "address": w.address, "tags": w.tags, "cores": w.cores,
+    let workers: Vec<Value> = s
+        .workers
+        .iter()
+        .map(|w| {
+            json!({"worker_id": w.worker_id, "address": w.address, "tags": w.tags, "cores": w.cores,
                "silent_s": w.silent_s, "state": w.state, "tasks": w.tasks})
-    }).collect();
+        })
+        .collect();
     let jobs: Vec<Value> = s.jobs.iter().map(job_json).collect();
     json!({"schema": "caju.status/v1", "version": s.version, "uptime_s": s.uptime_s, "workers": workers,
            "jobs": jobs, "cache_url": s.cache_url, "journal": s.journal})
 }
 
 fn job_json(j: &JobStatus) -> Value {
-    let stages: Vec<Value> = j.stages.iter().map(|s| {
-        json!({"name": s.name, "rows_in": s.rows_in, "rows_out": s.rows_out, "bytes_out": s.bytes_out,
+    let stages: Vec<Value> = j
+        .stages
+        .iter()
+        .map(|s| {
+            json!({"name": s.name, "rows_in": s.rows_in, "rows_out": s.rows_out, "bytes_out": s.bytes_out,
                "cpu_s": s.cpu_s, "busy_s": s.busy_s, "wait_in_s": s.wait_in_s, "wait_out_s": s.wait_out_s})
-    }).collect();
+        })
+        .collect();
     let failure = j.failure.as_ref().map(|f| json!({"kind": f.kind, "message": f.message}));
     json!({"job": j.job, "dataset_id": j.dataset_id, "pipeline": j.pipeline, "iteration_id": j.iteration_id,
            "epoch": j.epoch, "state": j.state, "mode": j.mode, "splits_total": j.splits_total,
@@ -161,7 +171,13 @@ mod tests {
 
     #[test]
     fn a_running_job_shows_its_stages() {
-        let stage = StageStats { name: "1.map".into(), rows_in: 500, rows_out: 500, busy_s: 2.0, ..Default::default() };
+        let stage = StageStats {
+            name: "1.map".into(),
+            rows_in: 500,
+            rows_out: 500,
+            busy_s: 2.0,
+            ..Default::default()
+        };
         let job = JobStatus {
             job: "run-1".into(),
             state: "running".into(),
@@ -171,10 +187,18 @@ mod tests {
             stages: vec![stage],
             ..Default::default()
         };
-        let worker = WorkerStatus { worker_id: 4, address: "h:2".into(), state: "active".into(), ..Default::default() };
+        let worker = WorkerStatus {
+            worker_id: 4,
+            address: "h:2".into(),
+            state: "active".into(),
+            ..Default::default()
+        };
         let status = GetStatusResponse { jobs: vec![job], workers: vec![worker], ..Default::default() };
         let shown = text("h:1", &status);
-        assert!(shown.contains("3/9") && shown.contains("bottleneck 1.map") && shown.contains("250"), "{shown}");
+        assert!(
+            shown.contains("3/9") && shown.contains("bottleneck 1.map") && shown.contains("250"),
+            "{shown}"
+        );
         let json = as_json(&status);
         assert_eq!(json["jobs"][0]["stages"][0]["rows_out"], 500);
         assert_eq!(json["workers"][0]["state"], "active");

@@ -76,7 +76,8 @@ pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
 fn bottleneck(job: &JobStatus, epochs: &[EpochReport], out: &mut String) {
     let last = epochs.last();
     let wait = last.map_or(0.0, |e| e.wait_s / e.wall_s.max(1e-9));
-    let name = if wait < 0.1 { "consumer" } else { job.bottleneck.as_str() };
+    let told = job.bottleneck.strip_prefix("stage:").unwrap_or(&job.bottleneck);
+    let name = if wait < 0.1 { "consumer" } else { told };
     if name.is_empty() {
         return;
     }
@@ -97,11 +98,14 @@ fn busy(s: &StageStats) -> f64 {
 
 /// What to do about a bottleneck.
 pub(crate) fn advice(bottleneck: &str) -> &'static str {
+    let bottleneck = bottleneck.strip_prefix("stage:").unwrap_or(bottleneck);
     let stage = bottleneck.split_once('.').map_or(bottleneck, |(_, name)| name);
     match stage {
         "source" => "reading holds it up: store the files nearer, select fewer columns, or add workers",
         "consumer" => "rows are ready before they are asked for: the reader decides the speed",
-        "network" | "output" => "moving rows holds it up: deliver fewer bytes (uint8 images, fewer columns), or add workers",
+        "network" | "output" => {
+            "moving rows holds it up: deliver fewer bytes (uint8 images, fewer columns), or add workers"
+        }
         "sleep" | "burn" => "an artificial cost; it runs one at a time per worker: add workers",
         "parse_example" => "parsing holds it up: name fewer features, or add cores or workers",
         _ => "this stage computes as fast as it can: add cores or workers, or make it cheaper",
@@ -146,7 +150,7 @@ mod tests {
         }
         let stage = |name: &str, busy_s| StageStats { name: name.into(), busy_s, ..Default::default() };
         let job = JobStatus {
-            bottleneck: "1.map".into(),
+            bottleneck: "stage:1.map".into(),
             stages: vec![stage("source", 1.0), stage("1.map", 3.0)],
             ..Default::default()
         };
@@ -154,7 +158,10 @@ mod tests {
         assert!(text.starts_with("photos: 4,000 rows in 16 elements, 2 epochs, 4.00 s\n"), "{text}");
         assert!(text.contains("1,000   600.0"), "{text}");
         assert!(text.contains("bottleneck   1.map, 75 % of the stages' time"), "{text}");
-        assert!(text.contains("1.9 cores") && text.contains("300.00 MiB") && text.contains("440.00 MiB"), "{text}");
+        assert!(
+            text.contains("1.9 cores") && text.contains("300.00 MiB") && text.contains("440.00 MiB"),
+            "{text}"
+        );
         assert!(text.contains("add cores or workers"), "{text}");
     }
 }

@@ -22,7 +22,7 @@ impl Rng {
     pub(crate) fn bits(&self) -> u64 {
         let mut z = self.state.get().wrapping_add(0x9E37_79B9_7F4A_7C15);
         self.state.set(z);
-        
+
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ (z >> 31)

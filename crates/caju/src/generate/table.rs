@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrow_array::builder::{Int32Builder, StringBuilder};
-use arrow_array::{ArrayRef, Int32Array, RecordBatch};
+use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use caju_types::{Error, Result, mix64};
 
@@ -58,9 +58,9 @@ const CATEGORIES: [(u64, f64); 26] = [
     (142_572, 0.44),
 ];
 
-/// `label, I1..I13` (int32, nulls) and `C1..C26` (eight hexadecimal digits, nulls).
+/// `label` (int64), `I1..I13` (int32, nulls) and `C1..C26` (eight hexadecimal digits, nulls).
 pub(crate) fn schema() -> SchemaRef {
-    let mut fields = vec![Field::new("label", DataType::Int32, false)];
+    let mut fields = vec![Field::new("label", DataType::Int64, false)];
     fields.extend((1..=COUNTS.len()).map(|i| Field::new(format!("I{i}"), DataType::Int32, true)));
     fields.extend((1..=CATEGORIES.len()).map(|i| Field::new(format!("C{i}"), DataType::Utf8, true)));
     Arc::new(Schema::new(fields))
@@ -98,9 +98,9 @@ pub(crate) fn rows(seed: u64, start: u64, len: usize) -> Result<RecordBatch> {
             lean += ((value >> 40) & 0xFF) as f64 / 1024.0 - 0.125;
             push_hex(out, value);
         }
-        labels.push(i32::from(rng.unit() < 1.0 / (1.0 + (-lean).exp())));
+        labels.push(i64::from(rng.unit() < 1.0 / (1.0 + (-lean).exp())));
     }
-    let mut columns: Vec<ArrayRef> = vec![Arc::new(Int32Array::from(labels))];
+    let mut columns: Vec<ArrayRef> = vec![Arc::new(Int64Array::from(labels))];
     columns.extend(counts.iter_mut().map(|b| Arc::new(b.finish()) as ArrayRef));
     columns.extend(categories.iter_mut().map(|b| Arc::new(b.finish()) as ArrayRef));
     RecordBatch::try_new(schema(), columns).map_err(|e| Error::internal(format!("table rows: {e}")))
@@ -128,7 +128,7 @@ fn push_hex(out: &mut StringBuilder, value: u64) {
 #[cfg(test)]
 mod tests {
     use arrow_array::cast::AsArray;
-    use arrow_array::{Array, types::Int32Type};
+    use arrow_array::{Array, types::Int64Type};
 
     use super::*;
 
@@ -139,8 +139,8 @@ mod tests {
         assert_ne!(a, rows(2, 0, 2000).unwrap());
         let i1 = a.column_by_name("I1").unwrap();
         assert!((700..1100).contains(&i1.null_count()), "{}", i1.null_count());
-        let labels = a.column(0).as_primitive::<Int32Type>();
-        let clicks: i32 = labels.values().iter().sum();
+        let labels = a.column(0).as_primitive::<Int64Type>();
+        let clicks: i64 = labels.values().iter().sum();
         assert!((300..800).contains(&clicks), "{clicks}");
         let c3 = a.column_by_name("C3").unwrap().as_string::<i32>();
         let mut seen = std::collections::HashMap::<&str, u32>::new();

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 
 use super::encode::{Encoder, Made, encoder};
-use super::{Counters, Format, Kind, Plan};
+use super::{Counters, Format, Plan};
 
 /// Written last; says what the folder holds.
 const MARKER: &str = "_caju_gen.json";
@@ -177,7 +177,8 @@ fn open(job: Job<'_>, format: Format, shard: u64, encoder: Box<dyn Encoder>) -> 
     let folder = if job.plan.formats.len() > 1 { format!("{}/", format.name()) } else { String::new() };
     let name = format!("{folder}part-{shard:05}-of-{:05}.{}", job.plan.shards(), format.extension());
     let file = (format != Format::Files).then(|| {
-        BufWriter::with_capacity(Arc::clone(&job.at.store), below(job.at, &name), 8 << 20).with_max_concurrency(4)
+        BufWriter::with_capacity(Arc::clone(&job.at.store), below(job.at, &name), 8 << 20)
+            .with_max_concurrency(4)
     });
     Out { folder, encoder, file }
 }
@@ -205,7 +206,9 @@ async fn encode(job: Job<'_>, out: &mut Out, rows: Option<Arc<arrow_array::Recor
     }
     let folder = &out.folder;
     stream::iter(made.objects)
-        .map(|(name, bytes)| async move { put(job.at, &format!("{folder}{name}"), bytes, job.counters).await })
+        .map(
+            |(name, bytes)| async move { put(job.at, &format!("{folder}{name}"), bytes, job.counters).await },
+        )
         .buffer_unordered(PUTS)
         .try_collect::<Vec<()>>()
         .await?;

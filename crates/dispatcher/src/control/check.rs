@@ -40,7 +40,9 @@ fn apply(txn: &mut Txn<'_>, updates: Vec<Update>) {
     for update in updates {
         match &update {
             Update::WorkerLost { reason, .. } => tracing::warn!("{reason}"),
-            Update::ClientGone { client, iteration, .. } => tracing::warn!("{client} of {iteration} is silent"),
+            Update::ClientGone { client, iteration, .. } => {
+                tracing::warn!("{client} of {iteration} is silent")
+            }
             _ => {}
         }
         txn.apply(update);
@@ -122,9 +124,8 @@ fn idle_iterations(state: &State, observed: &mut Observed, timers: &Timers, now:
 
 /// Iterations whose clients wait for a worker and there is none.
 fn starved_iterations(state: &State, observed: &mut Observed, timers: &Timers, now: Duration) -> Vec<Update> {
-    let hungry = |id: &IterationId| {
-        state.iterations.get(id).is_some_and(|i| i.is_running() && !i.members.is_empty())
-    };
+    let hungry =
+        |id: &IterationId| state.iterations.get(id).is_some_and(|i| i.is_running() && !i.members.is_empty());
     let any_worker = state.workers.values().any(|w| !w.is_lost());
     observed.starved.retain(|id, _| !any_worker && hungry(id));
     if any_worker {

@@ -57,7 +57,10 @@ impl Core {
         }
     }
 
-    pub(crate) async fn close_client(&self, request: v1::CloseClientRequest) -> Result<v1::CloseClientResponse> {
+    pub(crate) async fn close_client(
+        &self,
+        request: v1::CloseClientRequest,
+    ) -> Result<v1::CloseClientResponse> {
         let (client, iteration) = (ClientId(request.client_id), IterationId(request.iteration_id));
         let received = parse_lost(&request.received)?.into_iter().map(|l| (l.task, l.received)).collect();
         self.commit(|txn| {

@@ -46,8 +46,9 @@ impl Core {
         let definition = parse(definition_json)?;
         let bound = Arc::new(self.catalog.bind(&definition, None).await?);
         let schema_ipc = schema_to_ipc(&bound.schema)?;
-        let source_schema_ipc = schema_to_ipc(&bound.source_schema)?;
+        let source_schema_ipc = bound.source_schema.as_ref().map_or(Ok(Vec::new()), |s| schema_to_ipc(s))?;
         let mut said = bound.identity.to_string().into_bytes();
+        said.extend_from_slice(&schema_ipc);
         said.extend_from_slice(&source_schema_ipc);
         let dataset = Dataset {
             id: DatasetId(bound.fingerprint.to_string()),
@@ -71,8 +72,9 @@ impl Core {
             return Ok(Arc::clone(bound));
         }
         let dataset = self.look(|state| find(state, id).cloned()).await??;
-        let schema = schema_from_ipc(&dataset.source_schema_ipc)?;
-        let bound = self.catalog.bind(&parse(&dataset.definition_json)?, Some(schema)).await?;
+        let known = Some(&dataset.source_schema_ipc).filter(|ipc| !ipc.is_empty());
+        let schema = known.map(|ipc| schema_from_ipc(ipc)).transpose()?;
+        let bound = self.catalog.bind(&parse(&dataset.definition_json)?, schema).await?;
         let bound = Arc::new(bound);
         self.bound.lock().insert(id.clone(), Arc::clone(&bound));
         Ok(bound)
@@ -80,10 +82,18 @@ impl Core {
 }
 
 /// Registers a dataset, unless it is known; under a chosen name, or its fingerprint.
-pub(super) fn register(txn: &mut Txn<'_>, mut dataset: Dataset, chosen: Option<DatasetId>) -> Result<Dataset> {
+pub(super) fn register(
+    txn: &mut Txn<'_>,
+    mut dataset: Dataset,
+    chosen: Option<DatasetId>,
+) -> Result<Dataset> {
     if let Some(id) = chosen {
         if let Some(known) = txn.state.datasets.get(&id) {
-            return if known.identity == dataset.identity { Ok(known.clone()) } else { Err(conflict(known, &dataset)) };
+            return if known.identity == dataset.identity {
+                Ok(known.clone())
+            } else {
+                Err(conflict(known, &dataset))
+            };
         }
         dataset.id = id;
     } else {

@@ -143,7 +143,8 @@ fn ranges_to_proto(rows: &RowRanges) -> Vec<v1::RowRange> {
 /// # Errors
 /// The failure of its iteration; `Cancelled` if the task should not run any more, or not there.
 pub(super) fn running_task(state: &State, id: TaskId, worker: WorkerId) -> Result<(&Iteration, &Task)> {
-    let iteration = state.task_index.get(&id).and_then(|i| state.iterations.get(i)).ok_or_else(|| gone(id))?;
+    let iteration =
+        state.task_index.get(&id).and_then(|i| state.iterations.get(i)).ok_or_else(|| gone(id))?;
     if let Some(failure) = &iteration.failure {
         return Err(failure.into());
     }

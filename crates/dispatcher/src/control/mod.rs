@@ -235,7 +235,8 @@ impl Core {
         }
         let shared = Arc::new(SplitProvider::default());
         let books = iteration.feeds.get(&feed);
-        let issued = books.map_or(Issued { count: 0, digest: 0 }, |f| Issued { count: f.issued, digest: f.digest });
+        let issued =
+            books.map_or(Issued { count: 0, digest: 0 }, |f| Issued { count: f.issued, digest: f.digest });
         let listing = Listing {
             feed,
             issued,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use caju_proto::v1::StageStats;
+use caju_proto::v1::{IoStats, StageStats};
 use caju_types::{ClientId, IterationId, WorkerId};
 
 /// The last reports.
@@ -18,6 +18,8 @@ pub(crate) struct Observed {
     pub(crate) starved: BTreeMap<IterationId, Duration>,
     /// What ended tasks reported, by iteration.
     pub(crate) ended_stages: BTreeMap<IterationId, Vec<StageStats>>,
+    /// What ended tasks moved to and from stores, by iteration.
+    pub(crate) ended_io: BTreeMap<IterationId, IoStats>,
     /// The time of the last look.
     pub(crate) last_check: Option<Duration>,
 }
@@ -52,8 +54,13 @@ impl Observed {
     }
 
     /// Adds what an ended task reported.
-    pub(crate) fn end_task(&mut self, iteration: IterationId, stages: &[StageStats]) {
+    pub(crate) fn end_task(&mut self, iteration: IterationId, stages: &[StageStats], io: Option<IoStats>) {
         add_stages(self.ended_stages.entry(iteration).or_default(), stages);
+        let (sum, io) = (self.ended_io.entry(iteration).or_default(), io.unwrap_or_default());
+        sum.source_bytes_read += io.source_bytes_read;
+        sum.cache_bytes_read += io.cache_bytes_read;
+        sum.cache_bytes_written += io.cache_bytes_written;
+        sum.source_requests += io.source_requests;
     }
 
     /// Pretends that everybody was heard of as much later: the dispatcher itself stood still.
@@ -68,6 +75,7 @@ impl Observed {
         self.idle.remove(&iteration);
         self.starved.remove(&iteration);
         self.ended_stages.remove(&iteration);
+        self.ended_io.remove(&iteration);
     }
 }
 

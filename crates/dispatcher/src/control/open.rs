@@ -31,7 +31,8 @@ impl Core {
             request.job = self.unique_name(ANONYMOUS);
         }
         let wanted = self.wanted(&request).await?;
-        let (now, unix_ms) = (self.clock.now(), u64::try_from(self.clock.unix_time().as_millis()).unwrap_or(0));
+        let (now, unix_ms) =
+            (self.clock.now(), u64::try_from(self.clock.unix_time().as_millis()).unwrap_or(0));
         let (answer, dataset) = self
             .commit(|txn| {
                 let dataset = match &wanted {
@@ -135,7 +136,12 @@ fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::Open
 
 /// The answer to a Flight reader that comes when all is read and forgotten: an empty stream.
 fn over(request: &v1::OpenIterationRequest, job: &Job) -> v1::OpenIterationResponse {
-    v1::OpenIterationResponse { job: request.job.clone(), finished: true, seed: job.seed, ..Default::default() }
+    v1::OpenIterationResponse {
+        job: request.job.clone(),
+        finished: true,
+        seed: job.seed,
+        ..Default::default()
+    }
 }
 
 fn wanted_mode(request: &v1::OpenIterationRequest) -> Result<Option<Mode>> {
@@ -143,11 +149,17 @@ fn wanted_mode(request: &v1::OpenIterationRequest) -> Result<Option<Mode>> {
         Ok(v1::ProcessingMode::Unspecified) => Ok(None),
         Ok(v1::ProcessingMode::Dynamic) => Ok(Some(Mode::Dynamic)),
         Ok(v1::ProcessingMode::Off) => Ok(Some(Mode::Off)),
-        Err(_) => Err(Error::invalid(format!("processing mode {} is not known; `dynamic` or `off`", request.mode))),
+        Err(_) => {
+            Err(Error::invalid(format!("processing mode {} is not known; `dynamic` or `off`", request.mode)))
+        }
     }
 }
 
-fn get_or_create_job(txn: &mut Txn<'_>, request: &v1::OpenIterationRequest, dataset: &Dataset) -> Result<Job> {
+fn get_or_create_job(
+    txn: &mut Txn<'_>,
+    request: &v1::OpenIterationRequest,
+    dataset: &Dataset,
+) -> Result<Job> {
     let name = JobName(request.job.clone());
     let mode = wanted_mode(request)?;
     if let Some(job) = txn.state.jobs.get(&name) {
@@ -165,7 +177,13 @@ fn get_or_create_job(txn: &mut Txn<'_>, request: &v1::OpenIterationRequest, data
     txn.state.jobs.get(&name).cloned().ok_or_else(missing)
 }
 
-fn check_job(state: &State, job: &Job, dataset: &Dataset, seed: Option<u64>, mode: Option<Mode>) -> Result<()> {
+fn check_job(
+    state: &State,
+    job: &Job,
+    dataset: &Dataset,
+    seed: Option<u64>,
+    mode: Option<Mode>,
+) -> Result<()> {
     let name = &job.name;
     if job.dataset != dataset.id {
         let (theirs, differ) = match state.datasets.get(&job.dataset) {

@@ -56,6 +56,7 @@ impl Core {
             failure: iteration.failure.as_ref().map(Into::into),
             bottleneck: self.bottleneck(iteration, &stages),
             stages,
+            io: self.observed.lock().ended_io.get(&iteration.id).copied(),
         }
     }
 

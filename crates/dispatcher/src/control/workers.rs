@@ -12,9 +12,10 @@ impl Core {
         &self,
         request: v1::RegisterWorkerRequest,
     ) -> Result<v1::RegisterWorkerResponse> {
-        let valid = request.address.rsplit_once(':').is_some_and(|(host, port)| {
-            !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p != 0)
-        });
+        let valid = request
+            .address
+            .rsplit_once(':')
+            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p != 0));
         if !valid {
             return Err(Error::invalid(format!(
                 "worker address `{}` is not HOST:PORT that clients could dial",
@@ -88,7 +89,7 @@ impl Core {
                 return Ok(());
             }
             let Some(failure) = &request.failure else {
-                self.observed.lock().end_task(iteration_id, &request.stages);
+                self.observed.lock().end_task(iteration_id, &request.stages, request.io);
                 end(txn, id, request.rows_skipped);
                 return Ok(());
             };
@@ -106,7 +107,10 @@ impl Core {
         Ok(v1::FinishTaskResponse {})
     }
 
-    pub(crate) async fn drain_worker(&self, request: v1::DrainWorkerRequest) -> Result<v1::DrainWorkerResponse> {
+    pub(crate) async fn drain_worker(
+        &self,
+        request: v1::DrainWorkerRequest,
+    ) -> Result<v1::DrainWorkerResponse> {
         let id = WorkerId(request.worker_id);
         self.commit(|txn| {
             let known: Vec<String> = txn.state.workers.values().map(|w| w.describe()).collect();
@@ -164,7 +168,8 @@ fn should_run(state: &State, id: TaskId, worker: WorkerId) -> bool {
 }
 
 fn task_def(state: &State, iteration: &Iteration, task: &Task) -> Result<v1::TaskDef> {
-    let lost = |what: &str| Error::internal(format!("{}: its {what} is not in the books", iteration.describe()));
+    let lost =
+        |what: &str| Error::internal(format!("{}: its {what} is not in the books", iteration.describe()));
     let dataset = state.datasets.get(&iteration.dataset).ok_or_else(|| lost("dataset"))?;
     let job = state.jobs.get(&iteration.job).ok_or_else(|| lost("job"))?;
     let worker = state.workers.get(&task.worker).ok_or_else(|| lost("worker"))?;

@@ -26,7 +26,8 @@ struct Read {
 
 pub(super) fn encode(updates: &[Update]) -> Result<Vec<u8>> {
     let group = Written { schema: SCHEMA, updates };
-    serde_json::to_vec(&group).map_err(|e| Error::internal(format!("journal: an update cannot be written: {e}")))
+    serde_json::to_vec(&group)
+        .map_err(|e| Error::internal(format!("journal: an update cannot be written: {e}")))
 }
 
 pub(super) fn decode(bytes: &[u8]) -> Result<Vec<Update>> {

@@ -138,10 +138,12 @@ fn classify(folder: &Path, e: ::sled::Error) -> Error {
 fn io_error(path: &Path, e: &io::Error) -> Error {
     let place = path.display();
     match e.kind() {
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Error::permission_denied(format!(
-            "{place}: {e}; give a --state-dir that the dispatcher may write"
-        )),
-        io::ErrorKind::StorageFull => Error::exhausted(format!("{place}: {e}; make room or give another --state-dir")),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Error::permission_denied(
+            format!("{place}: {e}; give a --state-dir that the dispatcher may write"),
+        ),
+        io::ErrorKind::StorageFull => {
+            Error::exhausted(format!("{place}: {e}; make room or give another --state-dir"))
+        }
         // What sled makes of bytes that it does not understand.
         io::ErrorKind::InvalidData
         | io::ErrorKind::InvalidInput

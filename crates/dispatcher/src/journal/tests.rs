@@ -51,7 +51,13 @@ fn every_update() -> Vec<Update> {
             version: "0.1.0".into(),
         },
         Update::DatasetRegistered { dataset: dataset.clone() },
-        Update::JobCreated { job: job.clone(), dataset: dataset.id, seed: 3, mode: Mode::Dynamic, anonymous: false },
+        Update::JobCreated {
+            job: job.clone(),
+            dataset: dataset.id,
+            seed: 3,
+            mode: Mode::Dynamic,
+            anonymous: false,
+        },
         Update::IterationOpened { iteration, job, epoch: 0, at_ms: 1_700_000_000_000 },
         Update::ClientJoined { client, iteration, flight: None },
         Update::ClientJoined { client: ClientId(1003), iteration, flight: Some(WorkerId(2)) },
@@ -147,10 +153,8 @@ fn sled_conforms() {
 fn the_first_format_is_read_and_still_written() {
     let groups: Vec<Vec<Update>> = FIXTURE.lines().map(|l| codec::decode(l.as_bytes()).unwrap()).collect();
     assert_eq!(groups.concat(), every_update(), "an old journal must mean what it meant");
-    let written: Vec<String> = every_update()
-        .chunks(4)
-        .map(|g| String::from_utf8(codec::encode(g).unwrap()).unwrap())
-        .collect();
+    let written: Vec<String> =
+        every_update().chunks(4).map(|g| String::from_utf8(codec::encode(g).unwrap()).unwrap()).collect();
     let fixture: Vec<&str> = FIXTURE.lines().collect();
     assert_eq!(written, fixture, "a change of the format needs a new version and a new fixture");
 }
@@ -218,7 +222,11 @@ fn damage_is_set_aside_and_the_rest_of_the_folder_left_alone() {
     assert_eq!(torn.len(), 1);
     let hole = make(&|dir| {
         write(dir);
-        raw(dir).open_tree("groups").unwrap().insert(7u64.to_be_bytes(), codec::encode(&[]).unwrap()).unwrap();
+        raw(dir)
+            .open_tree("groups")
+            .unwrap()
+            .insert(7u64.to_be_bytes(), codec::encode(&[]).unwrap())
+            .unwrap();
     });
     assert_eq!(hole.len(), 1);
 }
@@ -263,7 +271,8 @@ impl Journal for Full {
         Ok(Vec::new())
     }
     fn append(&mut self, _: &[Vec<Update>]) -> caju_types::Result<()> {
-        self.0 = self.0.checked_sub(1).ok_or_else(|| caju_types::Error::exhausted("/state: no space left"))?;
+        self.0 =
+            self.0.checked_sub(1).ok_or_else(|| caju_types::Error::exhausted("/state: no space left"))?;
         Ok(())
     }
     fn replace(&mut self, _: &[Update]) -> caju_types::Result<()> {

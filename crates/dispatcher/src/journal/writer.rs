@@ -1,7 +1,7 @@
 //! Group commit: one thread makes durable whatever has gathered since its last write.
 
-use std::thread::JoinHandle;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use caju_types::{Error, Result};
 use parking_lot::{Condvar, Mutex};
@@ -138,7 +138,9 @@ fn write_all(mut journal: Box<dyn Journal>, shared: &Shared, durable: &watch::Se
             (std::mem::take(&mut queue.entries), queue.enqueued)
         };
         if let Err(e) = write(journal.as_mut(), entries) {
-            let e = e.context("the journal cannot be written; the dispatcher serves nothing until it is started again");
+            let e = e.context(
+                "the journal cannot be written; the dispatcher serves nothing until it is started again",
+            );
             tracing::error!("{e}");
             durable.send_replace(Durable::Failed(e));
             return;

@@ -10,7 +10,12 @@ use super::{Issued, SplitOrder, SplitProvider};
 use crate::state::{FeedId, next_digest};
 
 /// Takes everything, `step` at a time, yielding in between; what was listed at most ahead.
-async fn drain(n: u64, order: Option<SplitOrder>, issued: Issued, step: usize) -> (Vec<u64>, Arc<SplitProvider>, usize) {
+async fn drain(
+    n: u64,
+    order: Option<SplitOrder>,
+    issued: Issued,
+    step: usize,
+) -> (Vec<u64>, Arc<SplitProvider>, usize) {
     let listed = Arc::new(AtomicUsize::new(0));
     let theirs = Arc::clone(&listed);
     let splits = futures::stream::iter(0..n).map(move |i| {

@@ -12,7 +12,7 @@ pub struct Dataset {
     pub id: DatasetId,
     /// The name of what it computes.
     pub fingerprint: Fingerprint,
-    /// The name of everything it says, and of the source's schema: equal for the same dataset only.
+    /// The name of everything it says, and of the columns found: equal for the same dataset only.
     pub identity: Fingerprint,
     /// The name in the definition, for people.
     pub name: Option<String>,
@@ -21,7 +21,7 @@ pub struct Dataset {
     /// The schema of its elements' rows, as an Arrow IPC stream.
     #[serde(with = "hex")]
     pub schema_ipc: Vec<u8>,
-    /// The schema of its source, as an Arrow IPC stream.
+    /// The schema of its source, as an Arrow IPC stream; empty if it has several sources.
     #[serde(with = "hex")]
     pub source_schema_ipc: Vec<u8>,
     /// The seed that the definition gives.

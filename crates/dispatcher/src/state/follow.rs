@@ -89,15 +89,15 @@ fn exclusive_task(
     eligible: &[&Worker],
     slot: Option<u32>,
 ) -> Vec<(WorkerId, FeedId)> {
-    let unfinished = |t: &Task| {
-        t.feed == feed && matches!(t.state, TaskState::Active | TaskState::Lost { .. })
-    };
+    let unfinished =
+        |t: &Task| t.feed == feed && matches!(t.state, TaskState::Active | TaskState::Lost { .. });
     if iteration.feeds.get(&feed).is_some_and(|f| !f.has_work()) || iteration.tasks.values().any(unfinished) {
         return Vec::new();
     }
     let load = load(state);
     let busy = |w: &Worker| load.get(&w.id).copied().unwrap_or(0);
-    let best = preferred(iteration, eligible).into_iter().min_by_key(|w| (slot != Some(w.slot), busy(w), w.slot));
+    let best =
+        preferred(iteration, eligible).into_iter().min_by_key(|w| (slot != Some(w.slot), busy(w), w.slot));
     best.map(|w| (w.id, feed)).into_iter().collect()
 }
 

@@ -168,7 +168,9 @@ impl Iteration {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         if task.state == TaskState::Active {
             task.state = TaskState::Ended;
-            if self.exclusive && let Some(feed) = self.feeds.get_mut(&task.feed) {
+            if self.exclusive
+                && let Some(feed) = self.feeds.get_mut(&task.feed)
+            {
                 feed.closed = true;
             }
         }

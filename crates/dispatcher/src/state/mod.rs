@@ -147,8 +147,7 @@ impl State {
     fn open(&mut self, id: IterationId, job: &JobName, epoch: u64, opened_ms: u64) {
         let Some((dataset, mode)) = self.jobs.get(job).map(|j| (j.dataset.clone(), j.mode)) else { return };
         self.next_id = self.next_id.max(id.0 + 1);
-        let exclusive =
-            mode == Mode::Off || self.datasets.get(&dataset).is_some_and(|d| d.single_task);
+        let exclusive = mode == Mode::Off || self.datasets.get(&dataset).is_some_and(|d| d.single_task);
         let iteration = Iteration {
             id,
             job: job.clone(),

@@ -92,7 +92,8 @@ impl Sim {
     }
 
     async fn join(&mut self) {
-        let request = v1::OpenIterationRequest { mode: self.mode.into(), ..open_request(&self.definition, "j") };
+        let request =
+            v1::OpenIterationRequest { mode: self.mode.into(), ..open_request(&self.definition, "j") };
         let open = self.world.core.open_iteration(request).await.unwrap();
         self.iteration = open.iteration_id;
         let mut client = SimClient { id: open.client_id, ..SimClient::default() };
@@ -145,7 +146,9 @@ impl Sim {
             for info in client.tasks.values().filter(|t| !t.lost && !t.ended) {
                 let runs = |w: &SimWorker| w.alive && w.id == info.worker_id;
                 if let Some(worker) = self.workers.iter().position(runs) {
-                    self.tasks.entry(info.task_id).or_insert_with(|| SimTask { worker, ..SimTask::default() });
+                    self.tasks
+                        .entry(info.task_id)
+                        .or_insert_with(|| SimTask { worker, ..SimTask::default() });
                 }
             }
         }
@@ -200,7 +203,11 @@ impl Sim {
         }
         let (split, start, end) = sim.queue[0];
         let cut = end.min(start + rows);
-        if cut == end { drop(sim.queue.remove(0)) } else { sim.queue[0].1 = cut }
+        if cut == end {
+            drop(sim.queue.remove(0))
+        } else {
+            sim.queue[0].1 = cut
+        }
         client.received.entry(task).or_default().entry(split).or_default().insert(start, cut);
         for row in start..cut {
             *self.delivered.entry((split, row)).or_default() += 1;
@@ -223,7 +230,10 @@ impl Sim {
 
     /// A client's connection to a task breaks.
     async fn break_connection(&mut self, task: u64, c: usize) {
-        if self.clients[c].tasks.contains_key(&task) && !self.clients[c].closed.contains(&task) && self.fault() {
+        if self.clients[c].tasks.contains_key(&task)
+            && !self.clients[c].closed.contains(&task)
+            && self.fault()
+        {
             self.clients[c].closed.insert(task);
             let report = self.clients[c].report(task);
             self.beat(c, &[], &[report]).await;
@@ -267,7 +277,7 @@ impl Sim {
                 // Refused for a lost one.
                 let _ = self.world.core.drain_worker(request).await;
             }
-            (12..16, Some(task)) => self.pull(task, 1 + u32::try_from(b % 3).unwrap()).await,
+            (12..16, Some(task)) => self.pull(task, 1 + u32::try_from(b % 6).unwrap()).await,
             (_, Some(task)) => self.deliver(task, c, 1 + (b as u64 / 3) % ROWS),
             _ => {}
         }
@@ -345,8 +355,8 @@ proptest! {
     #[test]
     fn every_row_is_delivered_exactly_once(
         kind in 0..4u8,
-        splits in 0..12u64,
-        steps in prop::collection::vec((0..24u8, 0..12usize, 0..12usize), 0..80),
+        splits in 0..8u64,
+        steps in prop::collection::vec((0..24u8, 0..12usize, 0..12usize), 0..120),
     ) {
         run(async {
             let (definition, mode) = match kind {

@@ -45,7 +45,7 @@ impl Catalog for FakeCatalog {
             name: Some("fake".to_string()),
             fingerprint: Fingerprint(hash128(computed.to_string().as_bytes())),
             identity: Fingerprint(hash128(definition.to_string().as_bytes())),
-            source_schema: source_schema.unwrap_or_else(|| Arc::clone(&schema)),
+            source_schema: source_schema.or_else(|| Some(Arc::clone(&schema))),
             schema,
             seed: definition["seed"].as_u64(),
             single_task: definition["single"].as_bool().unwrap_or(false),
@@ -121,7 +121,8 @@ impl World {
     }
 
     pub(crate) async fn worker(&self, address: &str) -> u64 {
-        let request = v1::RegisterWorkerRequest { address: address.to_string(), cores: 2, ..Default::default() };
+        let request =
+            v1::RegisterWorkerRequest { address: address.to_string(), cores: 2, ..Default::default() };
         self.core.register_worker(request).await.unwrap().worker_id
     }
 
@@ -129,7 +130,13 @@ impl World {
         self.core.open_iteration(open_request(definition, job)).await.unwrap()
     }
 
-    pub(crate) async fn next(&self, task: u64, worker: u64, no: u64, want: u32) -> Result<v1::NextSplitsResponse> {
+    pub(crate) async fn next(
+        &self,
+        task: u64,
+        worker: u64,
+        no: u64,
+        want: u32,
+    ) -> Result<v1::NextSplitsResponse> {
         let request =
             v1::NextSplitsRequest { task_id: task, worker_id: worker, want, wait_ms: 60_000, request_no: no };
         self.core.next_splits(request).await
@@ -142,7 +149,8 @@ impl World {
 
     pub(crate) async fn fail(&self, task: u64, worker: u64, error: &Error) {
         let failure = Some(v1::Failure::from(error));
-        let request = v1::FinishTaskRequest { task_id: task, worker_id: worker, failure, ..Default::default() };
+        let request =
+            v1::FinishTaskRequest { task_id: task, worker_id: worker, failure, ..Default::default() };
         self.core.finish_task(request).await.unwrap();
     }
 
@@ -220,7 +228,11 @@ pub(crate) fn lost(task: u64, received: &[(u64, u64, u64)]) -> v1::LostTask {
         split_index: *split,
         rows: vec![v1::RowRange { start: *start, end: *end }],
     };
-    v1::LostTask { task_id: task, received: received.iter().map(rows).collect(), reason: "connection reset".into() }
+    v1::LostTask {
+        task_id: task,
+        received: received.iter().map(rows).collect(),
+        reason: "connection reset".into(),
+    }
 }
 
 /// The indices of an answer.
@@ -234,4 +246,3 @@ pub(crate) fn run<F: Future>(test: F) -> F::Output {
     let bounded = async { tokio::time::timeout(Duration::from_secs(60), test).await };
     runtime.block_on(bounded).expect("the test hangs")
 }
-

@@ -7,7 +7,11 @@ use serde_json::json;
 use super::fake::{World, indices, open_request, run};
 
 fn ticket(job: &str, worker: u64) -> v1::OpenIterationRequest {
-    v1::OpenIterationRequest { flight: true, flight_worker_id: worker, ..open_request(&json!({"splits": 4}), job) }
+    v1::OpenIterationRequest {
+        flight: true,
+        flight_worker_id: worker,
+        ..open_request(&json!({"splits": 4}), job)
+    }
 }
 
 async fn read_all(w: &World, open: &v1::OpenIterationResponse, worker: u64) -> Vec<u64> {

@@ -41,7 +41,10 @@ fn a_client_reads_an_epoch_to_its_end() {
         w.close(open.client_id, open.iteration_id, Vec::new()).await;
         w.core.check();
         let state = w.core.snapshot();
-        assert!(state.iterations.is_empty() && state.jobs.is_empty(), "an anonymous job is forgotten at once");
+        assert!(
+            state.iterations.is_empty() && state.jobs.is_empty(),
+            "an anonymous job is forgotten at once"
+        );
     });
 }
 
@@ -141,20 +144,20 @@ fn jobs_are_shared_by_name_and_refused_for_other_data() {
         let e = w.core.open_iteration(open_request(&json!({"splits": 5}), "j")).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
         assert!(e.message().contains(&first.fingerprint), "{e}");
-        let e = w.core.open_iteration(open_request(&json!({"splits": 4, "path": "b"}), "j")).await.unwrap_err();
+        let e =
+            w.core.open_iteration(open_request(&json!({"splits": 4, "path": "b"}), "j")).await.unwrap_err();
         assert!(e.message().contains("differ in paths"), "{e}");
         let seeded = v1::OpenIterationRequest { seed: 9, has_seed: true, ..open_request(&def, "j") };
         let e = w.core.open_iteration(seeded).await.unwrap_err();
         assert!(e.message().contains("seed 0, not 9"), "{e}");
-        let off = v1::OpenIterationRequest {
-            mode: v1::ProcessingMode::Off.into(),
-            ..open_request(&def, "j")
-        };
+        let off =
+            v1::OpenIterationRequest { mode: v1::ProcessingMode::Off.into(), ..open_request(&def, "j") };
         assert_eq!(w.core.open_iteration(off).await.unwrap_err().kind(), ErrorKind::FailedPrecondition);
 
         let again = v1::OpenIterationRequest { client_id: first.client_id, ..open_request(&def, "j") };
         assert_eq!(w.core.open_iteration(again).await.unwrap().client_id, first.client_id);
-        let next = v1::OpenIterationRequest { epoch: 1, client_id: first.client_id, ..open_request(&def, "j") };
+        let next =
+            v1::OpenIterationRequest { epoch: 1, client_id: first.client_id, ..open_request(&def, "j") };
         let next = w.core.open_iteration(next).await.unwrap();
         assert_ne!(next.iteration_id, first.iteration_id);
         assert_eq!(next.client_id, first.client_id);
@@ -173,7 +176,8 @@ fn datasets_are_named_by_fingerprint_or_by_choice() {
         assert_eq!(a.dataset_id, a.fingerprint);
         let b = w.core.register_dataset(register(json!({"splits": 4}), "")).await.unwrap();
         assert_eq!(b.dataset_id, a.dataset_id);
-        let other_path = w.core.register_dataset(register(json!({"splits": 4, "path": "x"}), "")).await.unwrap();
+        let other_path =
+            w.core.register_dataset(register(json!({"splits": 4, "path": "x"}), "")).await.unwrap();
         assert_eq!(other_path.fingerprint, a.fingerprint);
         assert_ne!(other_path.dataset_id, a.dataset_id, "the same stages over other files are other data");
         w.core.register_dataset(register(json!({"splits": 4}), "mine")).await.unwrap();
@@ -182,7 +186,8 @@ fn datasets_are_named_by_fingerprint_or_by_choice() {
         assert_eq!(e.kind(), ErrorKind::AlreadyExists);
         assert!(e.message().contains(&a.fingerprint), "{e}");
 
-        let open = v1::OpenIterationRequest { dataset_id: "mine".into(), job: "j".into(), ..Default::default() };
+        let open =
+            v1::OpenIterationRequest { dataset_id: "mine".into(), job: "j".into(), ..Default::default() };
         assert_eq!(w.core.open_iteration(open).await.unwrap().fingerprint, a.fingerprint);
         let open = v1::OpenIterationRequest { dataset_id: "mime".into(), ..Default::default() };
         let e = w.core.open_iteration(open).await.unwrap_err();
@@ -203,7 +208,10 @@ fn a_failure_reaches_every_client_with_its_kind() {
         for client in [one.client_id, two.client_id] {
             let failure = w.beat(client, one.iteration_id, &[], &[]).await.failure.unwrap();
             let e = Error::from(&failure);
-            assert_eq!((e.kind(), e.message()), (ErrorKind::DataLoss, "a.tfrecord: record 7: wrong checksum"));
+            assert_eq!(
+                (e.kind(), e.message()),
+                (ErrorKind::DataLoss, "a.tfrecord: record 7: wrong checksum")
+            );
         }
         assert_eq!(w.next(task, worker, 1, 1).await.unwrap_err().kind(), ErrorKind::DataLoss);
         let e = w.core.open_iteration(open_request(&def, "j")).await.unwrap_err();

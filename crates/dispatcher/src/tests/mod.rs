@@ -1,5 +1,6 @@
 //! Tests of the control plane as a whole, on a catalog without files.
 
+mod engine;
 mod exactly_once;
 mod fake;
 mod flight;

@@ -81,13 +81,23 @@ fn every_client_must_speak_or_leave_before_splits_go_back() {
         let task = clients[0].tasks[0].task_id;
         w.next(task, worker, 1, 1).await.unwrap();
         w.finish(task, worker).await;
-        let pending = || w.core.snapshot().iterations.values().map(|i| i.feeds.values().map(|f| f.pending.len()).sum::<usize>()).sum::<usize>();
+        let pending = || {
+            w.core
+                .snapshot()
+                .iterations
+                .values()
+                .map(|i| i.feeds.values().map(|f| f.pending.len()).sum::<usize>())
+                .sum::<usize>()
+        };
         w.beat(clients[0].client_id, iteration, &[task], &[]).await;
         let view = w.beat(clients[1].client_id, iteration, &[], &[lost(task, &[(0, 3, 6)])]).await;
         assert!(!view.finished, "ended by its worker's word, and lost all the same");
         assert_eq!(pending(), 0);
         let view = w.beat(clients[0].client_id, iteration, &[], &[]).await;
-        assert!(view.tasks.iter().any(|t| t.task_id == task && t.lost), "asked again, though it read to the end");
+        assert!(
+            view.tasks.iter().any(|t| t.task_id == task && t.lost),
+            "asked again, though it read to the end"
+        );
         w.beat(clients[0].client_id, iteration, &[], &[lost(task, &[(0, 0, 3)])]).await;
         assert_eq!(pending(), 0);
         w.close(clients[2].client_id, iteration, vec![lost(task, &[(0, 8, 9)])]).await;
@@ -174,6 +184,27 @@ fn a_draining_worker_finishes_and_gets_nothing_new() {
         assert!(view.tasks.iter().all(|t| t.worker_id == b) && !view.finished);
         let e = w.core.drain_worker(v1::DrainWorkerRequest { worker_id: 99 }).await.unwrap_err();
         assert!(e.message().contains("worker-1 at a:1"), "{e}");
+    });
+}
+
+#[test]
+fn a_single_task_that_is_lost_after_its_end_is_run_again_from_the_start() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let open = w.open(&json!({"splits": 9, "single": true}), "j").await;
+        let me = (open.client_id, open.iteration_id);
+        let task = open.tasks[0].task_id;
+        w.next(task, worker, 1, 3).await.unwrap();
+        w.finish(task, worker).await;
+        assert!(w.beat(me.0, me.1, &[], &[]).await.finished);
+        let view = w.beat(me.0, me.1, &[], &[lost(task, &[(0, 0, 4), (1, 0, 2)])]).await;
+        assert!(!view.finished);
+        let again = view.tasks[0].task_id;
+        let answer = w.next(again, worker, 1, 9).await.unwrap();
+        assert_eq!(indices(&answer), [0, 1, 2]);
+        assert_eq!(answer.splits[1].done, vec![v1::RowRange { start: 0, end: 2 }]);
+        assert_eq!(indices(&w.next(again, worker, 2, 2).await.unwrap()), [3, 4], "and further if it wants");
     });
 }
 
@@ -267,7 +298,8 @@ fn a_lost_journal_makes_old_identifiers_unknown() {
         assert!(later.beat(open.client_id, open.iteration_id, &[], &[]).await.unknown);
         let e = later.next(open.tasks[0].task_id, 1, 1, 1).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Cancelled);
-        let e = later.core.open_iteration(open_request(&json!({"bad": "no such stage"}), "j")).await.unwrap_err();
+        let e =
+            later.core.open_iteration(open_request(&json!({"bad": "no such stage"}), "j")).await.unwrap_err();
         assert_eq!(e.message(), "no such stage");
     });
 }

@@ -171,7 +171,8 @@ fn flight_info_names_the_endpoints_and_leaves_no_trace() {
         assert_eq!(tickets[0]["job"], tickets[1]["job"]);
         assert!(tickets[0]["job"].as_str().unwrap().starts_with("flight-"));
         let again = flight.get_flight_info(command(ask.clone())).await.unwrap().into_inner();
-        let other: Value = serde_json::from_slice(&again.endpoint[0].ticket.as_ref().unwrap().ticket).unwrap();
+        let other: Value =
+            serde_json::from_slice(&again.endpoint[0].ticket.as_ref().unwrap().ticket).unwrap();
         assert_ne!(other["job"], tickets[0]["job"], "another answer, another epoch");
         assert_eq!(info.try_decode_schema().unwrap().field(0).name(), "id");
         let schema = flight.get_schema(command(ask)).await.unwrap().into_inner();

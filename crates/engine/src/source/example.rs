@@ -283,7 +283,7 @@ struct Items {
 fn column<'a>(
     name: &str,
     feature: &Feature,
-    cells: impl Iterator<Item = Cell<'a>> + ExactSizeIterator + Clone,
+    cells: impl ExactSizeIterator<Item = Cell<'a>> + Clone,
 ) -> Result<ArrayRef, (usize, Error)> {
     let (kind, kind_name) = kind_of(feature.dtype);
     let mut slices: Vec<&'a [u8]> = Vec::new();
@@ -436,5 +436,6 @@ fn wrong_count(name: &str, count: usize, want: usize) -> Error {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "test data")]
 #[path = "example_tests.rs"]
 mod tests;

@@ -189,7 +189,14 @@ impl Codec {
                 }
             },
         };
-        let state = Decoding { decoder, blocks, input: Bytes::new(), url: url.to_string(), done: false, checked: false };
+        let state = Decoding {
+            decoder,
+            blocks,
+            input: Bytes::new(),
+            url: url.to_string(),
+            done: false,
+            checked: false,
+        };
         stream::try_unfold(state, |mut s| async move { Ok(s.next().await?.map(|b| (b, s))) }).boxed()
     }
 }

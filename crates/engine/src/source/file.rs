@@ -239,8 +239,15 @@ impl SourceFile {
             if a != b {
                 return Err(changed(url, "its e-tag is another one"));
             }
-        } else if meta.last_modified.timestamp_nanos_opt() != want.mtime_ns && want.mtime_ns.is_some() {
+        } else if want
+            .mtime_ns
+            .is_some_and(|ns| ns.div_euclid(1_000_000_000) != meta.last_modified.timestamp())
+        {
+            // Headers have whole seconds where listings have fractions.
             return Err(changed(url, "its modification time is another one"));
+        } else if want.etag.is_none() {
+            // The listing had no e-tag: from now on it is this one.
+            self.version.lock().etag = meta.e_tag.clone();
         }
         if meta.size != want.size {
             return Err(changed(url, &format!("it had {} bytes and has {}", want.size, meta.size)));

@@ -17,7 +17,7 @@ use super::trim::trimmed;
 use super::{FileRef, ReadOptions, Source, SourceContext, Split, SplitRange};
 
 /// The most files of a split, so that its description stays small.
-const MOST_FILES: usize = 1024;
+const MOST_FILES: usize = 512;
 /// Files that are read side by side.
 const FILES_AHEAD: usize = 8;
 
@@ -114,7 +114,8 @@ impl Source for ImagesSource {
             options: options.clone(),
         };
         let batches =
-            stream::try_unfold(batching, |mut b| async move { Ok(b.next().await?.map(|batch| (batch, b))) }).boxed();
+            stream::try_unfold(batching, |mut b| async move { Ok(b.next().await?.map(|batch| (batch, b))) })
+                .boxed();
         trimmed(batches, split.trim)
     }
 }

@@ -35,7 +35,11 @@ pub(super) struct Ipc {
 
 impl Ipc {
     /// Finds the schema in the footer of a file.
-    pub(super) async fn discover(ctx: &SourceContext, file: &FileRef, columns: Option<&[String]>) -> Result<Self> {
+    pub(super) async fn discover(
+        ctx: &SourceContext,
+        file: &FileRef,
+        columns: Option<&[String]>,
+    ) -> Result<Self> {
         let footer = Footer::read(&SourceFile::new(ctx, file)?).await?;
         let schema = match columns {
             None => Arc::new(Schema::new(footer.schema.fields().clone())),
@@ -59,7 +63,8 @@ impl Ipc {
             ))
         };
         if !self.picked
-            && let Some(extra) = found.fields().iter().find(|f| self.schema.field_with_name(f.name()).is_err())
+            && let Some(extra) =
+                found.fields().iter().find(|f| self.schema.field_with_name(f.name()).is_err())
         {
             return Err(differs(format!("it has a column `{}`", extra.name())));
         }
@@ -173,7 +178,12 @@ impl Format for Ipc {
         Arc::clone(&self.schema)
     }
 
-    fn cut(&self, ctx: &SourceContext, file: FileRef, split_bytes: u64) -> BoxFuture<'static, Result<Vec<Split>>> {
+    fn cut(
+        &self,
+        ctx: &SourceContext,
+        file: FileRef,
+        split_bytes: u64,
+    ) -> BoxFuture<'static, Result<Vec<Split>>> {
         let (ctx, me) = (ctx.clone(), self.clone());
         Box::pin(async move {
             let source = SourceFile::new(&ctx, &file)?;
@@ -206,7 +216,8 @@ impl Format for Ipc {
         stream::once(open)
             .flat_map(|reader| match reader {
                 Ok(reader) => {
-                    stream::try_unfold(reader, |mut r| async move { Ok(r.batches().await?.map(|b| (b, r))) }).boxed()
+                    stream::try_unfold(reader, |mut r| async move { Ok(r.batches().await?.map(|b| (b, r))) })
+                        .boxed()
                 }
                 Err(e) => stream::once(async move { Err(e) }).boxed(),
             })
@@ -262,7 +273,8 @@ impl Reader {
         let mut sorted = roots.clone();
         sorted.sort_unstable();
         let order = roots.iter().map(|r| sorted.partition_point(|s| s < r)).collect();
-        let mut decoder = FileDecoder::new(Arc::clone(&footer.schema), footer.version).with_projection(sorted);
+        let mut decoder =
+            FileDecoder::new(Arc::clone(&footer.schema), footer.version).with_projection(sorted);
         for block in &footer.dictionaries {
             let data = file.read(range_of(block, &url)?).await?;
             guarded(&url, || decoder.read_dictionary(block, &Buffer::from(data)))?;
@@ -273,8 +285,9 @@ impl Reader {
             _ => return Err(Error::internal(format!("{url}: not a split of record batches"))),
         };
         let blocks = footer.batches.get(first..first.saturating_add(count));
-        let mut blocks =
-            blocks.ok_or_else(|| Error::internal(format!("{url}: has no record batch {}", first + count)))?.to_vec();
+        let mut blocks = blocks
+            .ok_or_else(|| Error::internal(format!("{url}: has no record batch {}", first + count)))?
+            .to_vec();
         blocks.reverse();
         Ok(Self { file, decoder, blocks, schema, order, options })
     }

@@ -68,7 +68,12 @@ proptest! {
     }
 }
 
-async fn read(text: &str, format: FileFormat, options: &ReadOptions, split_bytes: u64) -> (String, Result<Option<RecordBatch>>) {
+async fn read(
+    text: &str,
+    format: FileFormat,
+    options: &ReadOptions,
+    split_bytes: u64,
+) -> (String, Result<Option<RecordBatch>>) {
     let ctx = context();
     let url = format!("{}/x.txt", fresh());
     put(&ctx, &url, text.as_bytes().to_vec()).await;
@@ -82,8 +87,10 @@ async fn schemas_are_found() {
     let text = "\u{feff}a,b,c,d\n1,2.5,x,2020-01-01\n,3,,\n";
     let (_, all) = read(text, csv(None), &ReadOptions::default(), 1 << 20).await;
     let all = all.unwrap().unwrap();
-    let types: Vec<_> = all.schema().fields().iter().map(|f| (f.name().clone(), f.data_type().clone())).collect();
-    let want = [("a", DataType::Int64), ("b", DataType::Float64), ("c", DataType::Utf8), ("d", DataType::Utf8)];
+    let types: Vec<_> =
+        all.schema().fields().iter().map(|f| (f.name().clone(), f.data_type().clone())).collect();
+    let want =
+        [("a", DataType::Int64), ("b", DataType::Float64), ("c", DataType::Utf8), ("d", DataType::Utf8)];
     assert_eq!(types, want.map(|(n, t)| (n.to_string(), t)));
     assert!(all.column(0).is_null(1) && all.column(2).is_null(1));
     let text = "{\"a\": 1, \"b\": [1.5], \"c\": null}\n\n{\"a\": null, \"b\": [], \"c\": \"x\"}";
@@ -179,11 +186,15 @@ async fn a_broken_gzip_is_named() {
     gz.write_all(format!("n,s\n{}", "1,a\n".repeat(10_000)).as_bytes()).unwrap();
     let data = gz.finish().unwrap();
     put(&ctx, &url, data.clone()).await;
-    assert_eq!(two_of(all_rows(&ctx, &def(csv(None), &url), &ReadOptions::default()).await.unwrap()).len(), 10_000);
+    assert_eq!(
+        two_of(all_rows(&ctx, &def(csv(None), &url), &ReadOptions::default()).await.unwrap()).len(),
+        10_000
+    );
     put(&ctx, &url, data[..data.len() / 2].to_vec()).await;
     let e = all_rows(&ctx, &def(csv(Some(&TWO)), &url), &ReadOptions::default()).await.unwrap_err();
-    let want =
-        format!("{url}: the compressed data end in the middle: the file is truncated or is still being written");
+    let want = format!(
+        "{url}: the compressed data end in the middle: the file is truncated or is still being written"
+    );
     assert_eq!((e.kind(), e.message()), (ErrorKind::DataLoss, want.as_str()));
     put(&ctx, &url, "n,s\n1,a\n").await;
     let e = all_rows(&ctx, &def(csv(Some(&TWO)), &url), &ReadOptions::default()).await.unwrap_err();

@@ -186,7 +186,9 @@ fn open<'a>(
                 let children = open_children(datasets, ctx).await?;
                 Arc::new(combine::Sampled { children, weights: weights.clone() })
             }
-            SourceDef::Zip(datasets) => Arc::new(zip::Zipped::new(datasets, open_children(datasets, ctx).await?)?),
+            SourceDef::Zip(datasets) => {
+                Arc::new(zip::Zipped::new(datasets, open_children(datasets, ctx).await?)?)
+            }
         })
     })
 }
@@ -278,4 +280,7 @@ fn tfrecord_file(records: &[&[u8]]) -> Vec<u8> {
 }
 
 #[cfg(test)]
+mod s3_tests;
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "test data")]
 mod tests;

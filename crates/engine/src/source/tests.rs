@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use ::parquet::arrow::ArrowWriter;
+use ::parquet::file::properties::WriterProperties;
 use arrow::ipc::writer::{FileWriter, StreamWriter};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int32Type, Int64Type};
@@ -11,8 +13,6 @@ use caju_pipeline::{DatasetDef, FileFormat, Options, SourceDef, StageDef, StageO
 use caju_types::ErrorKind;
 use futures::{StreamExt, TryStreamExt};
 use proptest::prelude::*;
-use ::parquet::arrow::ArrowWriter;
-use ::parquet::file::properties::WriterProperties;
 
 use super::test_util::*;
 use super::{ReadOptions, Split, open_source};
@@ -122,7 +122,8 @@ async fn a_large_range_feeds_many_workers_and_its_splits_are_stable() {
 async fn parquet_reads_only_the_columns_asked_for() {
     let ctx = context();
     let url = format!("{}/a.parquet", fresh());
-    let wide: ArrayRef = Arc::new((0..10_000).map(|i| Some(format!("{i}").repeat(50))).collect::<StringArray>());
+    let wide: ArrayRef =
+        Arc::new((0..10_000).map(|i| Some(format!("{i}").repeat(50))).collect::<StringArray>());
     let thin: ArrayRef = Arc::new(Int64Array::from_iter_values(0..10_000));
     let batch = RecordBatch::try_from_iter([("wide", wide), ("thin", thin)]).unwrap();
     put(&ctx, &url, to_parquet(&batch, 1_000_000)).await;
@@ -168,10 +169,8 @@ async fn siblings_of_another_schema_are_refused() {
     ])
     .unwrap();
     let lacks = ids(Arc::new(Int64Array::from(vec![1])));
-    for (other, what) in [
-        (texts, "column `id` is Utf8 instead of Int64"),
-        (lacks, "it has no column `name`"),
-    ] {
+    for (other, what) in [(texts, "column `id` is Utf8 instead of Int64"), (lacks, "it has no column `name`")]
+    {
         type Write = fn(&RecordBatch, usize) -> Vec<u8>;
         for (format, extension, write) in
             [(parquet_format(), "parquet", to_parquet as Write), (arrow_format(), "arrow", to_ipc as Write)]
@@ -195,7 +194,8 @@ async fn siblings_of_another_schema_are_refused() {
     assert_eq!(all_rows(&ctx, &def, &ReadOptions::default()).await.unwrap().unwrap().num_rows(), 20);
     def.format = FileFormat::Parquet { columns: Some(vec!["idd".into()]) };
     let e = all_rows(&ctx, &def, &ReadOptions::default()).await.unwrap_err();
-    let want = format!("{folder}/a.parquet: has no column `idd`; did you mean `id`?; its columns are id, name");
+    let want =
+        format!("{folder}/a.parquet: has no column `idd`; did you mean `id`?; its columns are id, name");
     assert_eq!(e.message(), want);
 }
 
@@ -203,7 +203,8 @@ async fn siblings_of_another_schema_are_refused() {
 async fn damaged_columnar_files_are_errors() {
     let ctx = context();
     let batch = table(0..1000);
-    for (format, good) in [(parquet_format(), to_parquet(&batch, 100)), (arrow_format(), to_ipc(&batch, 100))] {
+    for (format, good) in [(parquet_format(), to_parquet(&batch, 100)), (arrow_format(), to_ipc(&batch, 100))]
+    {
         let url = format!("{}/x", fresh());
         let mut cases = vec![Vec::from(&b"short"[..]), vec![b'x'; 500], good[..good.len() / 2].to_vec()];
         // Any byte of the end turned around.
@@ -238,7 +239,10 @@ async fn missing_files_and_empty_globs_show_when_a_source_is_opened() {
                  `train.parquet`?"
             ),
         ),
-        (format!("{folder}/*.pq"), format!("no file matches {folder}/*.pq; the folder {folder} holds train.parquet")),
+        (
+            format!("{folder}/*.pq"),
+            format!("no file matches {folder}/*.pq; the folder {folder} holds train.parquet"),
+        ),
     ] {
         let Err(e) = open(&ctx, &def(parquet_format(), &path)).await else { panic!("{path}") };
         assert_eq!((e.kind(), e.message()), (ErrorKind::NotFound, want.as_str()));
@@ -255,7 +259,8 @@ async fn files_matched_twice_are_read_once() {
     let mut def = def(parquet_format(), &format!("{folder}/2.parquet"));
     def.paths.push(format!("{folder}/*.parquet"));
     let all = all_rows(&ctx, &def, &ReadOptions::default()).await.unwrap().unwrap();
-    let firsts: Vec<i64> = all.column(0).as_primitive::<Int64Type>().values().iter().step_by(10).copied().collect();
+    let firsts: Vec<i64> =
+        all.column(0).as_primitive::<Int64Type>().values().iter().step_by(10).copied().collect();
     assert_eq!(firsts, [20, 0, 10]);
 }
 
@@ -263,7 +268,9 @@ async fn files_matched_twice_are_read_once() {
 async fn images_are_grouped() {
     let ctx = context();
     let folder = fresh();
-    for (name, size) in [("cat/1.jpg", 300), ("cat/2.JPG", 300), ("cat/notes.txt", 9), ("dog/1.png", 5000), ("dog/2.png", 10)] {
+    for (name, size) in
+        [("cat/1.jpg", 300), ("cat/2.JPG", 300), ("cat/notes.txt", 9), ("dog/1.png", 5000), ("dog/2.png", 10)]
+    {
         put(&ctx, &format!("{folder}/{name}"), vec![size as u8; size]).await;
     }
     let mut def = def(FileFormat::Images, &folder);
@@ -322,7 +329,11 @@ async fn concatenated_and_sampled_datasets_keep_their_splits_apart() {
     let all = source_rows(&source, &ReadOptions::default()).await.unwrap().unwrap();
     assert_eq!(ids(&all), (0..10).chain(10..20).chain(0..10).chain(0..10).collect::<Vec<_>>());
 
-    let def = SourceDef::Sample { datasets: vec![range(0, 8192), range(0, 3072)], weights: vec![3.0, 1.0], seed: None };
+    let def = SourceDef::Sample {
+        datasets: vec![range(0, 8192), range(0, 3072)],
+        weights: vec![3.0, 1.0],
+        seed: None,
+    };
     let source = open_source(&def, &ctx, None).await.unwrap();
     let turns: Vec<u32> = splits(&source).await.unwrap().into_iter().map(|s| s.child[0]).collect();
     assert_eq!(turns, [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1]);
@@ -340,7 +351,11 @@ async fn zipped_rows_are_aligned_or_refused() {
     let parquet = || dataset(SourceDef::Files(files.clone()), vec![]);
     let renamed = |rows| {
         let b = table(rows);
-        let fields = ["x", "y"].iter().zip(b.schema().fields()).map(|(n, f)| f.as_ref().clone().with_name(*n)).collect::<Vec<_>>();
+        let fields = ["x", "y"]
+            .iter()
+            .zip(b.schema().fields())
+            .map(|(n, f)| f.as_ref().clone().with_name(*n))
+            .collect::<Vec<_>>();
         memory(&RecordBatch::try_new(Arc::new(Schema::new(fields)), b.columns().to_vec()).unwrap())
     };
     for first in [parquet(), renamed(0..3000)] {
@@ -359,7 +374,12 @@ async fn zipped_rows_are_aligned_or_refused() {
     let csv = format!("{}/a.csv", fresh());
     put(&ctx, &csv, "a\n1\n").await;
     let csv = def(
-        FileFormat::Csv { header: true, delimiter: ',', schema: None, compression: caju_pipeline::Compression::Auto },
+        FileFormat::Csv {
+            header: true,
+            delimiter: ',',
+            schema: None,
+            compression: caju_pipeline::Compression::Auto,
+        },
         &csv,
     );
     let filtered = dataset(range(0, 10).source, vec![StageOp::Filter("id > 1".into())]);
@@ -386,7 +406,10 @@ async fn listing_many_files_does_not_hold_up_the_first_split() {
     for i in 0..3000 {
         put(&ctx, &format!("{folder}/{i:05}.tfrecord"), data.clone()).await;
     }
-    let def = def(FileFormat::TfRecord { compression: caju_pipeline::Compression::Auto }, &format!("{folder}/*.tfrecord"));
+    let def = def(
+        FileFormat::TfRecord { compression: caju_pipeline::Compression::Auto },
+        &format!("{folder}/*.tfrecord"),
+    );
     let source = open(&ctx, &def).await.unwrap();
     let before = ctx.io.snapshot();
     let mut splits = source.splits();

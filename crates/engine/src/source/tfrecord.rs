@@ -280,12 +280,14 @@ impl Reader {
         }
         let header = self.feed.queue.peek::<HEADER>();
         let len = length(header).ok_or_else(|| self.place().bad_length())?;
+        let left = self.file.size().saturating_sub(self.here.at);
+        let all = len.saturating_add((HEADER + FOOTER) as u64);
+        if self.codec == Codec::Plain && all > left {
+            // Known without reading what is left.
+            self.done = true;
+            return self.fail(self.place().truncated(all, left)).map(|()| None);
+        }
         if len > self.max_record.min(i32::MAX as u64 - 1) {
-            let left = self.file.size().saturating_sub(self.here.at);
-            if self.codec == Codec::Plain && len > left {
-                self.done = true;
-                return self.fail(self.place().truncated(len + 16, left)).map(|()| None);
-            }
             return Err(self.place().too_long(len, self.max_record));
         }
         usize::try_from(len).map(Some).map_err(|e| Error::internal(e.to_string()))

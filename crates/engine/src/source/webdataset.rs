@@ -438,5 +438,6 @@ fn column(samples: &[Sample], column: usize) -> ArrayRef {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "test data")]
 #[path = "webdataset_tests.rs"]
 mod tests;

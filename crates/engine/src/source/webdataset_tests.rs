@@ -72,13 +72,17 @@ fn format(columns: Option<&[&str]>) -> FileFormat {
     FileFormat::WebDataset { compression: Compression::Auto, columns }
 }
 
-fn samples_of(batch: &RecordBatch) -> Vec<(String, Option<Vec<u8>>, Option<Vec<u8>>)> {
+type Row = (String, Option<Vec<u8>>, Option<Vec<u8>>);
+
+fn samples_of(batch: &RecordBatch) -> Vec<Row> {
     let keys = batch.column(0).as_string::<i32>();
     let column = |name: &str, row| {
         let a = batch.column_by_name(name)?.as_binary::<i32>();
         a.is_valid(row).then(|| a.value(row).to_vec())
     };
-    (0..batch.num_rows()).map(|r| (keys.value(r).to_string(), column("jpg", r), column("seg.png", r))).collect()
+    (0..batch.num_rows())
+        .map(|r| (keys.value(r).to_string(), column("jpg", r), column("seg.png", r)))
+        .collect()
 }
 
 proptest! {
@@ -117,7 +121,8 @@ async fn columns_are_found_and_strangers_refused() {
     let ctx = context();
     let url = format!("{}/a.tar", fresh());
     let one = |k: &str, e: &str| (format!("{k}.{e}"), vec![1, 2]);
-    let mut samples: Vec<Members> = (0..200).map(|i| vec![one(&format!("{i}"), "jpg"), one(&format!("{i}"), "cls")]).collect();
+    let mut samples: Vec<Members> =
+        (0..200).map(|i| vec![one(&format!("{i}"), "jpg"), one(&format!("{i}"), "cls")]).collect();
     put(&ctx, &url, archive(&samples, 0)).await;
     let source = open(&ctx, &def(format(None), &url)).await.unwrap();
     let names: Vec<_> = source.schema().fields().iter().map(|f| f.name().clone()).collect();

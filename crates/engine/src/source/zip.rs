@@ -34,7 +34,8 @@ impl Zipped {
             }
         }
         // Only of use for children without stages; names may then collide, which the engine refuses.
-        let fields: Vec<_> = children.iter().flat_map(|c| c.schema().fields().iter().cloned().collect::<Vec<_>>()).collect();
+        let fields: Vec<_> =
+            children.iter().flat_map(|c| c.schema().fields().iter().cloned().collect::<Vec<_>>()).collect();
         Ok(Self { children, schema: Arc::new(Schema::new(fields)) })
     }
 }
@@ -182,8 +183,8 @@ impl Source for Zipped {
                         *ready = Some(batch.slice(rows, batch.num_rows() - rows));
                     }
                 }
-                let mut batch =
-                    RecordBatch::try_new(schema, columns).map_err(|e| Error::invalid(format!("source zip: {e}")))?;
+                let mut batch = RecordBatch::try_new(schema, columns)
+                    .map_err(|e| Error::invalid(format!("source zip: {e}")))?;
                 if let Some(p) = &projection {
                     batch = batch.project(p).map_err(|e| Error::internal(e.to_string()))?;
                 }

@@ -158,19 +158,19 @@ impl Encoder {
 
     /// One logical buffer, given as slices that follow each other, padded to the alignment.
     fn buffer(&mut self, slices: impl IntoIterator<Item = Buffer>) {
-        let mut len = 0u64;
+        let mut len = 0;
         for s in slices {
             if !s.is_empty() {
-                len += s.len() as u64;
+                len += s.len();
                 self.body.push(Segment::Data(s));
             }
         }
-        self.header.buffers.push(len);
-        let pad = (len.next_multiple_of(ALIGN as u64) - len) as usize;
+        self.header.buffers.push(len as u64);
+        let pad = len.next_multiple_of(ALIGN) - len;
         if pad > 0 {
             self.body.push(Segment::Zeros(pad));
         }
-        self.body_len += len + pad as u64;
+        self.body_len += (len + pad) as u64;
     }
 
     fn fixed(&mut self, parts: &[ArrayData], width: usize) -> Result<()> {

@@ -84,7 +84,7 @@ impl Fixed {
     ///
     /// # Errors
     /// `FailedPrecondition` if the peer speaks another version, `DataLoss` if it is not a frame.
-    pub fn parse(bytes: &[u8; FIXED_LEN], max_body: u64) -> Result<Self> {
+    pub fn parse(bytes: &[u8; FIXED_LEN], max_header: usize, max_body: u64) -> Result<Self> {
         let [m0, m1, m2, m3, v0, v1, k0, k1, h0, h1, h2, h3, c0, c1, c2, c3, body @ ..] = *bytes;
         if [m0, m1, m2, m3] != MAGIC {
             return Err(damaged("a frame does not begin with `CAJU`"));
@@ -103,7 +103,7 @@ impl Fixed {
             .ok_or_else(|| damaged(format!("unknown kind of frame {code}")))?;
         let header_len = usize::try_from(u32::from_le_bytes([h0, h1, h2, h3])).unwrap_or(usize::MAX);
         let body_len = u64::from_le_bytes(body);
-        if header_len > MAX_HEADER_BYTES {
+        if header_len > max_header {
             return Err(damaged(format!("a frame's header claims {header_len} bytes")));
         }
         if body_len > max_body {

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
 use super::encode::OutFrame;
-use super::frame::{self, DEFAULT_MAX_BODY_BYTES, FIXED_LEN, Fixed, Kind, damaged};
+use super::frame::{self, DEFAULT_MAX_BODY_BYTES, FIXED_LEN, Fixed, Kind, MAX_HEADER_BYTES, damaged};
 use super::pool::BufferPool;
 
 /// Slices handed to one vectored write; the system takes 1024 at most, and more than this gains nothing.
@@ -66,6 +66,7 @@ pub struct FrameReader<R> {
     peer: String,
     pool: BufferPool,
     silence: Duration,
+    max_header: usize,
     max_body: u64,
 }
 
@@ -73,13 +74,15 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// A reader whose bodies come from `pool`. A peer that sends nothing for `silence` is given up.
     pub fn new(inner: R, peer: impl Into<String>, pool: BufferPool, silence: Duration) -> Self {
         let inner = BufReader::with_capacity(READ_AHEAD, inner);
-        Self { inner, peer: peer.into(), pool, silence, max_body: DEFAULT_MAX_BODY_BYTES }
+        let (max_header, max_body) = (MAX_HEADER_BYTES, DEFAULT_MAX_BODY_BYTES);
+        Self { inner, peer: peer.into(), pool, silence, max_header, max_body }
     }
 
-    /// Bounds the bodies that are accepted.
+    /// Bounds the headers and bodies that are accepted.
     #[must_use]
-    pub fn with_max_body(mut self, bytes: u64) -> Self {
-        self.max_body = bytes;
+    pub fn with_limits(mut self, header_bytes: usize, body_bytes: u64) -> Self {
+        self.max_header = header_bytes;
+        self.max_body = body_bytes;
         self
     }
 
@@ -93,7 +96,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         if !self.fill(&mut fixed, true).await? {
             return Ok(None);
         }
-        let fixed = Fixed::parse(&fixed, self.max_body).map_err(|e| e.context(&self.peer))?;
+        let fixed = Fixed::parse(&fixed, self.max_header, self.max_body).map_err(|e| e.context(&self.peer))?;
         let header = self.header(fixed.header_len).await?;
         fixed.check(&header).map_err(|e| e.context(&self.peer))?;
         let len =

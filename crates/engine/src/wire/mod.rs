@@ -23,6 +23,7 @@
 
 mod coalesce;
 mod decode;
+mod elements;
 mod encode;
 pub mod frame;
 mod io;
@@ -36,6 +37,7 @@ mod tests;
 
 pub use coalesce::coalesce;
 pub use decode::decode_chunk;
+pub use elements::ElementCursor;
 pub use encode::{OutFrame, Segment, encode_chunk};
 pub use io::{FrameReader, FrameWriter, InFrame, looks_framed, tune};
 pub use link::{Dispatcher, DispatcherLink, is_passing};

@@ -1,3 +1,5 @@
+#![allow(clippy::cast_possible_truncation, reason = "made-up values of every width")]
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +31,7 @@ impl Values {
         (0..n).map(|_| ['a', 'é', '日', '🥜', 'z'][self.below(5)]).collect()
     }
     fn null(&mut self, nullable: bool) -> bool {
-        nullable && self.next() % 4 == 0
+        nullable && self.next().is_multiple_of(4)
     }
 }
 
@@ -87,7 +89,9 @@ fn array(v: &mut Values, t: &DataType, rows: usize, nullable: bool) -> ArrayRef 
             (0..rows).map(|_| (!v.null(nullable)).then(|| v.next() as f32)).collect::<Float32Array>(),
         ),
         DataType::Boolean => Arc::new(
-            (0..rows).map(|_| (!v.null(nullable)).then(|| v.next() % 2 == 0)).collect::<BooleanArray>(),
+            (0..rows)
+                .map(|_| (!v.null(nullable)).then(|| v.next().is_multiple_of(2)))
+                .collect::<BooleanArray>(),
         ),
         DataType::Decimal128(..) => Arc::new(
             (0..rows)
@@ -210,7 +214,7 @@ fn bytes_of(frame: &OutFrame) -> Vec<u8> {
 }
 
 fn reader(bytes: &[u8]) -> FrameReader<&[u8]> {
-    FrameReader::new(bytes, "peer", BufferPool::new(1 << 20), Duration::from_secs(5)).with_max_body(64 << 20)
+    FrameReader::new(bytes, "peer", BufferPool::new(1 << 20), Duration::from_secs(5)).with_limits(1 << 20, 64 << 20)
 }
 
 fn receive(bytes: &[u8], schema: &arrow_schema::SchemaRef) -> caju_types::Result<Chunk> {

@@ -93,12 +93,15 @@ impl ImageChain {
             check_arguments(&op).map_err(|e| e.context(name))?;
             if (input == InputKind::Encoded && i == 0) != matches!(op, ImageOp::Decode { .. }) {
                 return Err(Error::invalid(if i == 0 && input == InputKind::Encoded {
-                    format!("{name} needs an image, and its input is encoded bytes: write {name}(decode_image(...))")
+                    format!(
+                        "{name} needs an image, and its input is encoded bytes: write {name}(decode_image(...))"
+                    )
                 } else {
                     format!("{name} needs encoded bytes, and its input is an image already")
                 }));
             }
-            let uint8 = matches!(op, ImageOp::ColorJitter { .. } | ImageOp::Grayscale | ImageOp::GaussianBlur { .. });
+            let uint8 =
+                matches!(op, ImageOp::ColorJitter { .. } | ImageOp::Grayscale | ImageOp::GaussianBlur { .. });
             if uint8 && dtype == Dtype::F32 {
                 return Err(Error::invalid(format!(
                     "{name} works on uint8 images; put it before normalize or to_float"
@@ -156,8 +159,15 @@ impl ImageChain {
     /// `DataLoss` for damaged or foreign bytes, `InvalidArgument` for images that do not fit the operations;
     /// `Internal` if `out` has the wrong length or the chain another type. After an error the contents of
     /// `out` are unspecified.
-    pub fn run_fixed_u8(&self, input: RowInput<'_>, row_key: u64, s: &mut Scratch, out: &mut [u8]) -> Result<()> {
-        let size = self.run(input, row_key, s, Dtype::U8, |n| check_len(n, out.len()).map(|()| Target::U8(out)))?;
+    pub fn run_fixed_u8(
+        &self,
+        input: RowInput<'_>,
+        row_key: u64,
+        s: &mut Scratch,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let size =
+            self.run(input, row_key, s, Dtype::U8, |n| check_len(n, out.len()).map(|()| Target::U8(out)))?;
         self.check_size(size)
     }
 
@@ -165,8 +175,15 @@ impl ImageChain {
     ///
     /// # Errors
     /// As [`Self::run_fixed_u8`].
-    pub fn run_fixed_f32(&self, input: RowInput<'_>, row_key: u64, s: &mut Scratch, out: &mut [f32]) -> Result<()> {
-        let size = self.run(input, row_key, s, Dtype::F32, |n| check_len(n, out.len()).map(|()| Target::F32(out)))?;
+    pub fn run_fixed_f32(
+        &self,
+        input: RowInput<'_>,
+        row_key: u64,
+        s: &mut Scratch,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let size =
+            self.run(input, row_key, s, Dtype::F32, |n| check_len(n, out.len()).map(|()| Target::F32(out)))?;
         self.check_size(size)
     }
 
@@ -267,12 +284,18 @@ fn check_arguments(op: &ImageOp) -> Result<()> {
             let ok = scale.0 > 0.0 && scale.0 <= scale.1 && scale.1 <= 1.0;
             check(ok, format!("scale is ({}, {}); it must satisfy 0 < low <= high <= 1", scale.0, scale.1))?;
             let ok = ratio.0 >= 0.01 && ratio.0 <= ratio.1 && ratio.1 <= 100.0;
-            check(ok, format!("ratio is ({}, {}); it must satisfy 0.01 <= low <= high <= 100", ratio.0, ratio.1))
+            check(
+                ok,
+                format!("ratio is ({}, {}); it must satisfy 0.01 <= low <= high <= 100", ratio.0, ratio.1),
+            )
         }
         ImageOp::ResizeShorter { size } => side("size", size),
-        ImageOp::RandomFlip { p } => check((0.0..=1.0).contains(&p), format!("p is {p}; it must be from 0 to 1")),
+        ImageOp::RandomFlip { p } => {
+            check((0.0..=1.0).contains(&p), format!("p is {p}; it must be from 0 to 1"))
+        }
         ImageOp::ColorJitter { brightness, contrast, saturation, hue } => {
-            for (what, x) in [("brightness", brightness), ("contrast", contrast), ("saturation", saturation)] {
+            for (what, x) in [("brightness", brightness), ("contrast", contrast), ("saturation", saturation)]
+            {
                 check((0.0..=1e6).contains(&x), format!("{what} is {x}; it must not be negative"))?;
             }
             check((0.0..=0.5).contains(&hue), format!("hue is {hue}; it must be from 0 to 0.5"))

@@ -41,7 +41,9 @@ impl Pointwise {
     #[inline(always)]
     fn row_here(&self, src: &[u8], reverse: bool, out: &mut [f32]) {
         match *self {
-            Self::Affine { scale, bias } => map_row(src, reverse, out, |c, v| f32::from(v) * scale[c] + bias[c]),
+            Self::Affine { scale, bias } => {
+                map_row(src, reverse, out, |c, v| f32::from(v) * scale[c] + bias[c])
+            }
             Self::Unit => map_row(src, reverse, out, |_, v| f32::from(v) / 255.0),
             Self::Standardise { mean, std } => {
                 map_row(src, reverse, out, |c, v| (f32::from(v) - mean[c]) / std[c]);

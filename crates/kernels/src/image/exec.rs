@@ -11,6 +11,7 @@ use super::color::{self, Jitter, Pointwise};
 use super::geometry::{self, Rect, Size};
 use super::resample::{Axis, Resampler};
 use super::source::{self, Encoded};
+use super::state::grow;
 use super::{ImageChain, ImageOp, InputKind, RowInput, Scratch, blur};
 use crate::rng::RowRng;
 
@@ -78,7 +79,15 @@ impl<'a> Run<'a> {
             }
             _ => return Err(Error::internal("an image chain was given another kind of input than its own")),
         };
-        Ok(Self { chain, source, size, crop: Rect::whole(size), resize: None, flip: false, pointwise: Vec::new() })
+        Ok(Self {
+            chain,
+            source,
+            size,
+            crop: Rect::whole(size),
+            resize: None,
+            flip: false,
+            pointwise: Vec::new(),
+        })
     }
 
     /// Runs the operations and writes the result; gives its height and width. `target` hands over the place
@@ -264,17 +273,17 @@ impl<'a> Run<'a> {
         }
         if let Some(resize) = self.resize {
             self.resample(resize, s)?;
-            s.row.resize(width, 0);
+            let row = grow(&mut s.row, width);
             for (i, to) in out.chunks_exact_mut(width).enumerate() {
-                s.resampler.row(i, &mut s.row);
-                first.row(&s.row, false, to);
+                s.resampler.row(i, row);
+                first.row(row, false, to);
             }
         } else {
             let (data, size, crop): (&[u8], Size, Rect) = match self.source {
                 Source::Encoded(e) => {
-                    s.window.resize(self.crop.h * width, 0);
-                    e.decode(self.crop, 1, &mut s.decode, &mut s.window)?;
-                    (&s.window, self.crop.size(), Rect::whole(self.crop.size()))
+                    let pixels = grow(&mut s.window, self.crop.h * width);
+                    e.decode(self.crop, 1, &mut s.decode, pixels)?;
+                    (pixels, self.crop.size(), Rect::whole(self.crop.size()))
                 }
                 Source::U8(data) => (data, self.size, self.crop),
                 _ => (&s.current, self.size, self.crop),
@@ -310,7 +319,9 @@ impl<'a> Run<'a> {
             let at = ((c.y + y) * self.size.w + c.x) * 3;
             let from = &data[at..at + width];
             if self.flip {
-                row.chunks_exact_mut(3).zip(from.chunks_exact(3).rev()).for_each(|(o, p)| o.copy_from_slice(p));
+                row.chunks_exact_mut(3)
+                    .zip(from.chunks_exact(3).rev())
+                    .for_each(|(o, p)| o.copy_from_slice(p));
             } else {
                 row.copy_from_slice(from);
             }
@@ -365,9 +376,9 @@ impl<'a> Run<'a> {
         s.resampler.prepare(&rows, &cols);
         let (h, w) = s.resampler.needed();
         let window = Rect { y: s.resampler.rows.min, x: s.resampler.cols.min, h, w };
-        s.window.resize(h * w * 3, 0);
-        e.decode(window, scale, &mut s.decode, &mut s.window)?;
-        s.resampler.horizontal(&s.window, w * 3);
+        let pixels = grow(&mut s.window, h * w * 3);
+        e.decode(window, scale, &mut s.decode, pixels)?;
+        s.resampler.horizontal(pixels, w * 3);
         Ok(())
     }
 

@@ -9,6 +9,9 @@
 //! Whether a chain runs fused or operation by operation never changes a byte of its result, with one
 //! exception that the caller asks for: [`ImageChain::allow_scaled`].
 //!
+//! Damage is found where it is read: a crop that leaves out the lower part of a JPEG does not see damage
+//! there. A file that was cut off is refused in any case.
+//!
 //! Every result is a pure function of the input bytes, the arguments, and for random operations of
 //! `(row key, call site)`; it does not depend on the CPU, because the vector paths compute the same
 //! integers (or the same IEEE operations in the same order) as the portable ones.

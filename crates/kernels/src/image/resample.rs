@@ -7,6 +7,7 @@
 //! uint8, as Pillow's.
 
 use super::resample_simd as simd;
+use super::state::grow;
 
 /// Weights of one output pixel sum to `1 << BITS`.
 pub(super) const BITS: u32 = 14;
@@ -68,7 +69,7 @@ impl Taps {
             let to = (center + support + 0.5).clamp(lo, hi) as usize;
             (center, from, to.max(from + 1))
         };
-        let longest = (0..a.count).map(|i| span(i)).map(|(_, from, to)| to - from).max().unwrap_or(1);
+        let longest = (0..a.count).map(span).map(|(_, from, to)| to - from).max().unwrap_or(1);
         self.stride = longest.next_multiple_of(4);
         self.weights.clear();
         self.weights.resize(self.stride * a.count, 0);
@@ -154,14 +155,18 @@ impl Resampler {
     pub(super) fn horizontal(&mut self, src: &[u8], stride: usize) {
         let (height, _) = self.needed();
         let out = self.middle_stride();
-        self.middle.resize(height * out, 0);
-        simd::horizontal(src, stride, &self.cols, height, &mut self.middle, out);
+        simd::horizontal(src, stride, &self.cols, height, grow(&mut self.middle, height * out), out);
     }
 
     /// Output row `i` from the rows resampled before.
     pub(super) fn row(&self, i: usize, out: &mut [u8]) {
         let stride = self.middle_stride();
-        simd::vertical(&self.middle[self.rows.start[i] as usize * stride..], stride, self.rows.weights_of(i), out);
+        simd::vertical(
+            &self.middle[self.rows.start[i] as usize * stride..],
+            stride,
+            self.rows.weights_of(i),
+            out,
+        );
     }
 
     /// The same two steps for float images.
@@ -228,7 +233,9 @@ mod tests {
     #[test]
     fn vector_code_agrees() {
         let mut r = Resampler::default();
-        for (h, w, oh, ow) in [(1, 1, 1, 1), (5, 7, 9, 4), (13, 40, 13, 11), (40, 13, 3, 50), (64, 64, 31, 33)] {
+        for (h, w, oh, ow) in
+            [(1, 1, 1, 1), (5, 7, 9, 4), (13, 40, 13, 11), (40, 13, 3, 50), (64, 64, 31, 33)]
+        {
             let src: Vec<u8> = (0..h * w * 3).map(|i| (i * 7919 % 251) as u8).collect();
             r.prepare(&axis(h, oh), &axis(w, ow));
             r.horizontal(&src, w * 3);

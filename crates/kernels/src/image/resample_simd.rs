@@ -10,7 +10,14 @@ pub(super) const ROW_PADDING: usize = 4;
 
 /// Rows of RGB pixels resampled along their length: `rows` of them, from `src` (rows `stride` bytes apart)
 /// to `out` (rows `out_stride` apart, of which at least [`ROW_PADDING`] bytes are spare).
-pub(super) fn horizontal(src: &[u8], stride: usize, taps: &Taps, rows: usize, out: &mut [u8], out_stride: usize) {
+pub(super) fn horizontal(
+    src: &[u8],
+    stride: usize,
+    taps: &Taps,
+    rows: usize,
+    out: &mut [u8],
+    out_stride: usize,
+) {
     let mut done = 0;
     #[cfg(target_arch = "x86_64")]
     if avx2() && rows > 0 {
@@ -18,8 +25,14 @@ pub(super) fn horizontal(src: &[u8], stride: usize, taps: &Taps, rows: usize, ou
         let furthest = taps.start.iter().max().map_or(0, |&s| s as usize);
         // What four rows read at most behind the first one's beginning.
         let reach = 3 * stride + (furthest + taps.stride) * 3 + 4;
-        assert!(out_stride >= pixels * 3 + ROW_PADDING && out.len() >= rows * out_stride, "room for the rows");
-        assert!(taps.weights.len() >= pixels * taps.stride && taps.stride % 4 == 0, "weights by fours");
+        assert!(
+            out_stride >= pixels * 3 + ROW_PADDING && out.len() >= rows * out_stride,
+            "room for the rows"
+        );
+        assert!(
+            taps.weights.len() >= pixels * taps.stride && taps.stride.is_multiple_of(4),
+            "weights by fours"
+        );
         while done + 4 <= rows && done * stride + reach <= src.len() {
             // SAFETY: AVX2 is present; the four rows of the source end inside `src` with all that the
             // weights can reach, the rows of the result with their padding inside `out`.
@@ -112,14 +125,20 @@ mod x86 {
     /// readable at `src + row * stride + 3 * start[i]` for rows 0 to 3, and `3 * pixels + 1` bytes writable
     /// at `out + row * out_stride`.
     #[target_feature(enable = "avx2")]
-    pub(super) unsafe fn horizontal4(src: *const u8, stride: usize, taps: &Taps, out: *mut u8, out_stride: usize) {
+    pub(super) unsafe fn horizontal4(
+        src: *const u8,
+        stride: usize,
+        taps: &Taps,
+        out: *mut u8,
+        out_stride: usize,
+    ) {
         let z = -1;
         // Two pixels per lane as 16-bit pairs (r r g g b b . .).
         let spread = _mm256_setr_epi8(
             0, z, 3, z, 1, z, 4, z, 2, z, 5, z, z, z, z, z, 6, z, 9, z, 7, z, 10, z, 8, z, 11, z, z, z, z, z,
         );
         let lanes = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
-        let half = _mm_set1_epi32(HALF);
+        let half = _mm256_set1_epi32(HALF);
         for (i, (&start, weights)) in
             taps.start.iter().zip(taps.weights.chunks_exact(taps.stride)).enumerate()
         {
@@ -136,18 +155,24 @@ mod x86 {
                     }
                 }
             }
-            let done = sum.map(|s| {
-                let s = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256::<1>(s));
-                _mm_srai_epi32::<{ BITS as i32 }>(_mm_add_epi32(s, half))
-            });
-            let four = _mm_packus_epi16(_mm_packs_epi32(done[0], done[1]), _mm_packs_epi32(done[2], done[3]));
+            // The two lanes of each row are added: row 0 low and row 1 high, then rows 2 and 3.
+            let both = |a, b| {
+                let s = _mm256_add_epi32(
+                    _mm256_permute2x128_si256::<0x20>(a, b),
+                    _mm256_permute2x128_si256::<0x31>(a, b),
+                );
+                _mm256_srai_epi32::<{ BITS as i32 }>(_mm256_add_epi32(s, half))
+            };
+            let words = _mm256_packs_epi32(both(sum[0], sum[1]), both(sum[2], sum[3]));
+            let bytes = _mm256_packus_epi16(words, words);
+            let (even, odd) = (_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes));
             // SAFETY: the caller vouches for the pixel and one byte behind it.
             unsafe {
                 let to = out.add(i * 3);
-                to.cast::<i32>().write_unaligned(_mm_extract_epi32::<0>(four));
-                to.add(out_stride).cast::<i32>().write_unaligned(_mm_extract_epi32::<1>(four));
-                to.add(2 * out_stride).cast::<i32>().write_unaligned(_mm_extract_epi32::<2>(four));
-                to.add(3 * out_stride).cast::<i32>().write_unaligned(_mm_extract_epi32::<3>(four));
+                to.cast::<i32>().write_unaligned(_mm_cvtsi128_si32(even));
+                to.add(out_stride).cast::<i32>().write_unaligned(_mm_cvtsi128_si32(odd));
+                to.add(2 * out_stride).cast::<i32>().write_unaligned(_mm_extract_epi32::<1>(even));
+                to.add(3 * out_stride).cast::<i32>().write_unaligned(_mm_extract_epi32::<1>(odd));
             }
         }
     }

@@ -8,6 +8,7 @@ use image::ImageDecoder;
 use super::geometry::{Rect, Size};
 use super::jpeg;
 use super::orientation::{self, Orientation};
+use super::state::grow;
 
 /// The formats that `decode_image` reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,8 +132,7 @@ impl<'a> Encoded<'a> {
         let raw = self.orientation.apply(self.scaled_size(scale));
         let r = self.orientation.raw_rect(window, raw);
         let mut buffer = std::mem::take(&mut scratch.raw);
-        buffer.resize(r.h * r.w * 3, 0);
-        let done = self.decode_raw(r, scale, scratch, &mut buffer);
+        let done = self.decode_raw(r, scale, scratch, grow(&mut buffer, r.h * r.w * 3));
         if done.is_ok() {
             self.orientation.turn(&buffer, r.size(), out);
         }
@@ -246,7 +246,10 @@ fn read_samples<D: ImageDecoder>(
 fn codec_error(name: &str, bytes: &[u8], e: &image::ImageError) -> Error {
     let text = e.to_string();
     if matches!(e, image::ImageError::IoError(_)) || text.to_ascii_lowercase().contains("unexpected e") {
-        return Error::data_loss(format!("{name} data ends early: {} bytes; the file was cut off", bytes.len()));
+        return Error::data_loss(format!(
+            "{name} data ends early: {} bytes; the file was cut off",
+            bytes.len()
+        ));
     }
     Error::data_loss(format!("damaged {name}: {text}"))
 }

@@ -44,3 +44,11 @@ pub(super) fn trim<T>(v: &mut Vec<T>, keep: usize) {
         *v = Vec::new();
     }
 }
+
+/// The first `n` elements of a buffer that grows as needed; what they hold is left over.
+pub(super) fn grow<T: Copy + Default>(v: &mut Vec<T>, n: usize) -> &mut [T] {
+    if v.len() < n {
+        v.resize(n, T::default());
+    }
+    &mut v[..n]
+}

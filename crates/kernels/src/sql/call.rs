@@ -41,7 +41,9 @@ pub(crate) fn resolve(function: &'static Function, call: &SqlFunction) -> Result
                 position += 1;
                 if position > function.args.len() {
                     let most = function.args.len();
-                    return Err(function.misuse(format!("{} takes {most} arguments by position", function.name)));
+                    return Err(
+                        function.misuse(format!("{} takes {most} arguments by position", function.name))
+                    );
                 }
                 (position - 1, value)
             }
@@ -76,8 +78,11 @@ fn list<'a>(function: &Function, call: &'a SqlFunction) -> Result<&'a [FunctionA
         && call.within_group.is_empty()
         && call.parameters == FunctionArguments::None;
     match &call.args {
-        FunctionArguments::List(l) if plain && l.duplicate_treatment.is_none() && l.clauses.is_empty() => Ok(&l.args),
-        _ => Err(function.misuse(format!("{} is called with arguments in parentheses, and nothing else", function.name))),
+        FunctionArguments::List(l) if plain && l.duplicate_treatment.is_none() && l.clauses.is_empty() => {
+            Ok(&l.args)
+        }
+        _ => Err(function
+            .misuse(format!("{} is called with arguments in parentheses, and nothing else", function.name))),
     }
 }
 
@@ -130,7 +135,9 @@ impl Resolved {
             if !fits(&value, arg.kind) && !(value == Const::Null && arg.default == Some("null")) {
                 let what = arg.kind.describe();
                 let name = self.function.name;
-                return Err(self.function.misuse(format!("`{}` of {name} must be {what}, not {value}", arg.name)));
+                return Err(self
+                    .function
+                    .misuse(format!("`{}` of {name} must be {what}, not {value}", arg.name)));
             }
             consts.push((arg.name, value));
         }
@@ -148,7 +155,9 @@ fn fits(value: &Const, kind: Kind) -> bool {
         Kind::Float => matches!(value, Const::Int(_) | Const::Float(_)),
         Kind::Text => matches!(value, Const::Text(_)),
         Kind::Bool => matches!(value, Const::Bool(_)),
-        Kind::Floats3 => matches!(value, Const::List(l) if l.len() == 3 && l.iter().all(|v| fits(v, Kind::Float))),
+        Kind::Floats3 => {
+            matches!(value, Const::List(l) if l.len() == 3 && l.iter().all(|v| fits(v, Kind::Float)))
+        }
         Kind::Literal => !matches!(value, Const::List(_)),
         Kind::Value => true,
     }

@@ -160,7 +160,8 @@ fn call(f: &mut SqlFunction) -> Result<()> {
         }
     }
     f.name = ObjectName::from(vec![Ident::new(function.name)]);
-    f.args = FunctionArguments::List(FunctionArgumentList { duplicate_treatment: None, args, clauses: vec![] });
+    f.args =
+        FunctionArguments::List(FunctionArgumentList { duplicate_treatment: None, args, clauses: vec![] });
     Ok(())
 }
 

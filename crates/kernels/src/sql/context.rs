@@ -60,7 +60,8 @@ impl Builtins {
         let names = |name: &str, aliases: &[String]| [&[name.to_owned()], aliases].concat();
         let aggregates =
             all_default_aggregate_functions().iter().flat_map(|f| names(f.name(), f.aliases())).collect();
-        let windows = all_default_window_functions().iter().flat_map(|f| names(f.name(), f.aliases())).collect();
+        let windows =
+            all_default_window_functions().iter().flat_map(|f| names(f.name(), f.aliases())).collect();
         let mut options = ConfigOptions::default();
         options.sql_parser.enable_ident_normalization = false;
         options.sql_parser.map_string_types_to_utf8view = false;
@@ -95,7 +96,9 @@ impl Builtins {
 
     /// The names that may be called.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        let pure = |(name, f): (_, &Arc<ScalarUDF>)| (f.signature().volatility == Volatility::Immutable).then_some(name);
+        let pure = |(name, f): (_, &Arc<ScalarUDF>)| {
+            (f.signature().volatility == Volatility::Immutable).then_some(name)
+        };
         self.scalar.iter().filter_map(pure).chain(self.higher_order.keys()).map(String::as_str)
     }
 }

@@ -12,6 +12,7 @@ mod constant;
 mod context;
 mod parse;
 mod rewrite;
+mod stack;
 
 pub(crate) use call::{Call, resolve};
 pub(crate) use canonical::canonical;
@@ -19,3 +20,4 @@ pub(crate) use constant::Const;
 pub(crate) use context::{Builtins, Planner};
 pub(crate) use parse::{at, parse};
 pub(crate) use rewrite::{KEY_COLUMN, Rewrite, Rewritten};
+pub(crate) use stack::roomy;

@@ -1,14 +1,23 @@
 //! Text to syntax tree, and places in the text.
 
+use std::ops::ControlFlow;
+
 use caju_types::{Error, Result};
 use datafusion::sql::parser::DFParserBuilder;
-use datafusion::sql::sqlparser::ast::Expr;
+use datafusion::sql::sqlparser::ast::{Expr, Visit, Visitor};
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::parser::ParserError;
-use datafusion::sql::sqlparser::tokenizer::Location;
+use datafusion::sql::sqlparser::tokenizer::{Location, Token, Tokenizer};
 
-/// How deep expressions may nest: beyond any that a person writes, below what a thread's stack holds.
-const DEPTH: usize = 100;
+/// How deep calls and parentheses may nest: beyond what a person writes, below what a thread's stack holds.
+const NESTING: usize = 50;
+
+/// How deep the tree may be. A long sum is a deep tree too, and every pass over it is recursive.
+const DEPTH: usize = 150;
+
+/// The most words and signs of one expression, for the same reason: the tree must be small enough to be
+/// freed.
+const TOKENS: usize = 4000;
 
 /// Parses one expression.
 ///
@@ -18,12 +27,23 @@ pub(crate) fn parse(sql: &str) -> Result<Expr> {
     if sql.trim().is_empty() {
         return Err(Error::invalid("the expression is empty"));
     }
+    if count_tokens(sql) > TOKENS {
+        return Err(Error::invalid(format!(
+            "the expression has more than {TOKENS} words and signs; split it into steps"
+        )));
+    }
     let parsed = DFParserBuilder::new(sql)
         .with_dialect(&GenericDialect {})
-        .with_recursion_limit(DEPTH)
+        .with_recursion_limit(NESTING)
         .build()
         .and_then(|mut p| p.parse_into_expr())
         .map_err(|e| Error::invalid(format!("`{sql}` does not parse: {}", reason(&e))))?;
+    if parsed.expr.visit(&mut Depth(0)).is_break() {
+        return Err(Error::invalid(format!(
+            "the expression is a chain of more than {DEPTH} operators; split it into steps, or use parentheses to \
+             make it balanced"
+        )));
+    }
     match parsed.alias {
         None => Ok(parsed.expr),
         Some(alias) => Err(Error::invalid(format!(
@@ -33,12 +53,34 @@ pub(crate) fn parse(sql: &str) -> Result<Expr> {
     }
 }
 
+fn count_tokens(sql: &str) -> usize {
+    let tokens = Tokenizer::new(&GenericDialect {}, sql).tokenize().unwrap_or_default();
+    tokens.iter().filter(|t| !matches!(t, Token::Whitespace(_))).count()
+}
+
+/// Stops below the permitted depth.
+struct Depth(usize);
+
+impl Visitor for Depth {
+    type Break = ();
+
+    fn pre_visit_expr(&mut self, _: &Expr) -> ControlFlow<()> {
+        self.0 += 1;
+        if self.0 > DEPTH { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    fn post_visit_expr(&mut self, _: &Expr) -> ControlFlow<()> {
+        self.0 -= 1;
+        ControlFlow::Continue(())
+    }
+}
+
 fn reason(e: &datafusion::error::DataFusionError) -> String {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(e);
     while let Some(e) = source {
         match e.downcast_ref::<ParserError>() {
             Some(ParserError::RecursionLimitExceeded) => {
-                return format!("it nests more than {DEPTH} levels deep");
+                return format!("it nests more than {NESTING} levels deep");
             }
             Some(ParserError::ParserError(text) | ParserError::TokenizerError(text)) => return tidy(text),
             None => source = e.source(),
@@ -57,7 +99,8 @@ fn tidy(text: &str) -> String {
             (what, at(Location { line, column: numbers.next().unwrap_or(0) }))
         }
     };
-    let what = what.strip_prefix("Expected: ").map_or_else(|| what.to_owned(), |rest| format!("expected {rest}"));
+    let what =
+        what.strip_prefix("Expected: ").map_or_else(|| what.to_owned(), |rest| format!("expected {rest}"));
     let what = match what.split_once(", found: ") {
         Some((wanted, "EOF")) => format!("{wanted}, and the text ends"),
         Some((wanted, found)) => format!("{wanted}, found `{found}`"),
@@ -84,13 +127,21 @@ mod tests {
         for (sql, want) in [
             ("ln(x +)", "`ln(x +)` does not parse: expected an expression, found `)` at column 7"),
             ("ln(x", "`ln(x` does not parse: expected ), and the text ends"),
-            ("a b c", "`a b c` does not parse: expected end of expression, found `c` at column 5"),
-            ("a as b", "`a as b` names its result (as b) at column 6: the key of the expression in the pipeline names the column"),
+            ("a b c", "`a b c` does not parse: expected end of expression, found `b` at column 3"),
+            (
+                "a as b",
+                "`a as b` names its result (as b) at column 6: the key of the expression in the pipeline names the column",
+            ),
             ("", "the expression is empty"),
         ] {
             assert_eq!(parse(sql).unwrap_err().to_string(), want);
         }
         let deep = format!("{}1{}", "(".repeat(3000), ")".repeat(3000));
-        assert!(parse(&deep).unwrap_err().to_string().ends_with("it nests more than 100 levels deep"));
+        assert!(
+            super::super::roomy(|| parse(&deep))
+                .unwrap_err()
+                .to_string()
+                .ends_with("it nests more than 50 levels deep")
+        );
     }
 }

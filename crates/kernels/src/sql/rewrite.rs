@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 
 use caju_types::{Error, Result, did_you_mean, mix64};
 use datafusion::sql::sqlparser::ast::{
-    Expr, Function as SqlFunction, FunctionArg, FunctionArgExpr, FunctionArgumentList, FunctionArguments, Ident,
-    ObjectName, Query, VisitMut, VisitorMut,
+    Expr, Function as SqlFunction, FunctionArg, FunctionArgExpr, FunctionArgumentList, FunctionArguments,
+    Ident, ObjectName, Query, VisitMut, VisitorMut,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -57,7 +57,13 @@ impl Rewrite<'_> {
     /// `InvalidArgument` for unknown functions, wrong arguments, and anything that is not a scalar
     /// expression.
     pub(crate) fn run(&self, expr: &mut Expr) -> Result<Rewritten> {
-        let mut walk = Walk { env: self, calls: Vec::new(), sites: Vec::new(), random_calls: 0, out: Rewritten::default() };
+        let mut walk = Walk {
+            env: self,
+            calls: Vec::new(),
+            sites: Vec::new(),
+            random_calls: 0,
+            out: Rewritten::default(),
+        };
         if let ControlFlow::Break(e) = VisitMut::visit(expr, &mut walk) {
             return Err(*e);
         }
@@ -191,7 +197,9 @@ impl Walk<'_> {
     fn check_builtin(&mut self, f: &SqlFunction, name: &str, place: &str) -> Result<()> {
         let refuse = |what: String| Err(Error::invalid(what));
         if f.over.is_some() {
-            return refuse(format!("`{name}`{place} is called as a window function: an expression sees one row"));
+            return refuse(format!(
+                "`{name}`{place} is called as a window function: an expression sees one row"
+            ));
         }
         match self.env.builtins.look_up(name) {
             Builtin::Pure => {
@@ -203,12 +211,16 @@ impl Walk<'_> {
                 let instead = match name {
                     "max" => "; `greatest` compares the values of one row",
                     "min" => "; `least` compares the values of one row",
-                    "sum" | "avg" | "mean" | "count" => "; functions such as array_length work within one row",
+                    "sum" | "avg" | "mean" | "count" => {
+                        "; functions such as array_length work within one row"
+                    }
                     _ => "",
                 };
                 refuse(format!("`{name}`{place} is an aggregate: an expression sees one row{instead}"))
             }
-            Builtin::Window => refuse(format!("`{name}`{place} is a window function: an expression sees one row")),
+            Builtin::Window => {
+                refuse(format!("`{name}`{place} is a window function: an expression sees one row"))
+            }
             Builtin::Unknown => {
                 let known = FUNCTIONS.iter().map(|f| f.name).chain(self.env.builtins.names());
                 refuse(format!("unknown function `{name}`{place}{}", did_you_mean(name, known)))
@@ -217,10 +229,17 @@ impl Walk<'_> {
     }
 
     /// Makes the function of one call, and what is left of the call in the text.
-    fn take_out(&mut self, function: &'static Function, f: &SqlFunction, site: u64, place: &str) -> Result<SqlFunction> {
+    fn take_out(
+        &mut self,
+        function: &'static Function,
+        f: &SqlFunction,
+        site: u64,
+        place: &str,
+    ) -> Result<SqlFunction> {
         let resolved = resolve(function, f)?;
         let planner = Planner { builtins: self.env.builtins, calls: &[] };
-        let mut call = resolved.call(self.env.limits, site, |e: &Expr| -> Option<Const> { planner.fold(e) })?;
+        let mut call =
+            resolved.call(self.env.limits, site, |e: &Expr| -> Option<Const> { planner.fold(e) })?;
         if let Some(key) = call.key() {
             // A word of its own, so that no key meets a site made from a column's name.
             call.site = mix64(xxh3_64(key.as_bytes()), u64::MAX);
@@ -234,12 +253,15 @@ impl Walk<'_> {
         let mut values = resolved.values()?;
         let place = format!("`{}`{place}", function.name);
         let made = match (function.build)(&call).map_err(|e| function.misuse(e))? {
-            Built::Kernel(kernel) => Made { function, place, random: function.random, what: What::Kernel(kernel) },
+            Built::Kernel(kernel) => {
+                Made { function, place, random: function.random, what: What::Kernel(kernel) }
+            }
             Built::Image { op, scaled } => {
                 let kind = if let ImageOp::Decode { .. } = op { InputKind::Encoded } else { InputKind::U8 };
                 let random = op.is_random();
                 // Arguments are checked here, where the place of the call is known.
-                ImageChain::new(vec![(op.clone(), random.then_some(0))], kind).map_err(|e| function.misuse(e))?;
+                ImageChain::new(vec![(op.clone(), random.then_some(0))], kind)
+                    .map_err(|e| function.misuse(e))?;
                 let step = (op, random.then_some(call.site));
                 match self.inner_chain(&mut values) {
                     Some((mut chain, inner_random)) => {
@@ -295,14 +317,20 @@ fn internal_call(f: &SqlFunction, number: usize, values: Vec<Expr>) -> SqlFuncti
     let args = values.into_iter().map(|e| FunctionArg::Unnamed(FunctionArgExpr::Expr(e))).collect();
     SqlFunction {
         name: ObjectName::from(vec![Ident::new(format!("{CALL}{number}"))]),
-        args: FunctionArguments::List(FunctionArgumentList { duplicate_treatment: None, args, clauses: vec![] }),
+        args: FunctionArguments::List(FunctionArgumentList {
+            duplicate_treatment: None,
+            args,
+            clauses: vec![],
+        }),
         ..f.clone()
     }
 }
 
 fn impure(name: &str, place: &str) -> String {
     let instead = match name {
-        "random" | "rand" => "use uniform(0, 1), which draws from the job's seed; see also normal and random_int",
+        "random" | "rand" => {
+            "use uniform(0, 1), which draws from the job's seed; see also normal and random_int"
+        }
         "uuid" => "use random_int(low, high), which draws from the job's seed",
         "now" | "current_date" | "current_time" | "current_timestamp" | "today" => {
             "write the time into the expression, or read it from a column"

@@ -23,8 +23,14 @@ fn check(cases: &[(&str, &str)]) {
 #[test]
 fn unknown_names() {
     check(&[
-        ("resize(  decode_imag(image), 4, 4)", "unknown function `decode_imag` at column 10; did you mean `decode_image`?"),
-        ("\n lower(\n  lowerr(text))", "unknown function `lowerr` at line 3, column 3; did you mean `lower`?"),
+        (
+            "resize(  decode_imag(image), 4, 4)",
+            "unknown function `decode_imag` at column 10; did you mean `decode_image`?",
+        ),
+        (
+            "\n lower(\n  lowerr(text))",
+            "unknown function `lowerr` at line 3, column 3; did you mean `lower`?",
+        ),
         ("qqqqqqq(1)", "unknown function `qqqqqqq` at column 1"),
         (
             "1 + labl",
@@ -35,8 +41,8 @@ fn unknown_names() {
             "unknown column `Label` at column 1; did you mean `label`? (columns: image, label, text, image/encoded)",
         ),
         (
-            "decode_image(image.encoded)",
-            "unknown column `image.encoded` at column 14; write \"image/encoded\" in double quotes (columns: image, label, text, image/encoded)",
+            "decode_image(image/encoded)",
+            "unknown column `encoded` at column 20; for the column `image/encoded` write \"image/encoded\" in double quotes (columns: image, label, text, image/encoded)",
         ),
         (
             "random_flip(decode_image(image), probability => 0.5)",
@@ -90,7 +96,10 @@ fn wrong_arguments() {
             "tokenize(text, '(')",
             "`tokenize` at column 1: `(` is not a regular expression: unclosed group; write tokenize(text, regex)",
         ),
-        ("hash_bucket(text, 0)", "`hash_bucket` at column 1: `n` must be at least 1; write hash_bucket(value, n, null_as => null)"),
+        (
+            "hash_bucket(text, 0)",
+            "`hash_bucket` at column 1: `n` must be at least 1; write hash_bucket(value, n, null_as => null)",
+        ),
     ]);
 }
 
@@ -101,7 +110,10 @@ fn wrong_types() {
             "resize(image, 4, 4)",
             "`resize` at column 1: resize needs an image, and its input is encoded bytes: write resize(decode_image(...)); write resize(image, height, width)",
         ),
-        ("resize(label, 4, 4)", "`resize` at column 1: resize takes an image, not Int64; write resize(image, height, width)"),
+        (
+            "resize(label, 4, 4)",
+            "`resize` at column 1: resize takes an image, not Int64; write resize(image, height, width)",
+        ),
         (
             "decode_image(text)",
             "`decode_image` at column 1: decode_image takes the bytes of an image file, not a string; write decode_image(bytes, scaled => false)",
@@ -125,7 +137,10 @@ fn wrong_types() {
     ]);
     let b = table();
     let e = bind_error(&b, "label + image");
-    assert!(e.starts_with("steps[0].map.y: `label + image`: Cannot coerce arithmetic expression Int64 + Binary"), "{e}");
+    assert!(
+        e.starts_with("steps[0].map.y: `label + image`: Cannot coerce arithmetic expression Int64 + Binary"),
+        "{e}"
+    );
     let e = bind_error(&b, "ln(text, text, text)");
     assert!(e.starts_with("steps[0].map.y: `ln(text, text, text)`: ") && !e.contains('\n'), "{e}");
 }
@@ -149,17 +164,46 @@ fn what_a_row_cannot_be_computed_by() {
             "current_date",
             "`current_date` at column 1 gives another value each time, and a row must not: write the time into the expression, or read it from a column",
         ),
-        ("sum(label)", "`sum` at column 1 is an aggregate: an expression sees one row; functions such as array_length work within one row"),
-        ("max(label)", "`max` at column 1 is an aggregate: an expression sees one row; `greatest` compares the values of one row"),
+        (
+            "sum(label)",
+            "`sum` at column 1 is an aggregate: an expression sees one row; functions such as array_length work within one row",
+        ),
+        (
+            "max(label)",
+            "`max` at column 1 is an aggregate: an expression sees one row; `greatest` compares the values of one row",
+        ),
         ("row_number()", "`row_number` at column 1 is a window function: an expression sees one row"),
-        ("lower(text) over ()", "`lower` at column 1 is called as a window function: an expression sees one row"),
+        (
+            "lower(text) over ()",
+            "`lower` at column 1 is called as a window function: an expression sees one row",
+        ),
         ("label in (select 1)", "subqueries are not offered: an expression sees one row"),
         ("(select 1)", "subqueries are not offered: an expression sees one row"),
-        ("count(*)", "`count` at column 1 is an aggregate: an expression sees one row; functions such as array_length work within one row"),
+        (
+            "count(*)",
+            "`count` at column 1 is an aggregate: an expression sees one row; functions such as array_length work within one row",
+        ),
         ("*", "`*` does not parse: expected an expression, found `*` at column 1"),
         ("ln(label", "`ln(label` does not parse: expected ), and the text ends"),
     ]);
     let twice = [("a".to_owned(), "1".to_owned()), ("a".to_owned(), "2".to_owned())];
     let e = registry().bind("steps[2].map", &twice, &table().schema()).unwrap_err();
     assert_eq!(e.to_string(), "steps[2].map: the column `a` is computed twice");
+}
+
+/// No text overflows the stack: too deep is an error, and what is not too deep is computed.
+#[test]
+fn deep_expressions() {
+    let b = table();
+    let nested = |n: usize| format!("{}label{}", "abs(".repeat(n), ")".repeat(n));
+    assert_eq!(eval(&b, &nested(22)).len(), 1);
+    assert!(bind_error(&b, &nested(500)).contains("nests more than 50 levels deep"));
+    let images = |n: usize| format!("{}decode_image(image){}", "random_flip(".repeat(n), ")".repeat(n));
+    bind(&b, &images(20)).unwrap();
+    let sum = |n: usize| vec!["label"; n].join(" + ");
+    assert_eq!(eval(&b, &sum(140)).len(), 1);
+    assert!(bind_error(&b, &sum(300)).contains("a chain of more than 150 operators"));
+    assert!(bind_error(&b, &sum(100_000)).contains("more than 4000 words and signs"));
+    let cases = |n: usize| format!("case {} else 0 end", "when label = 3 then 4 ".repeat(n));
+    assert_eq!(eval(&b, &cases(200)).len(), 1);
 }

@@ -16,7 +16,10 @@ fn versions_and_engines() {
     assert!(r.is_random("gaussian_blur(x, 3)").unwrap());
     assert_eq!(r.version("ln(x + 1) + ln(y)").unwrap(), [("ln".into(), 0)]);
     assert_eq!(r.engines_used("ln(x + 1)").unwrap(), ["arrow", "datafusion"]);
-    assert_eq!(r.engines_used("hash_bucket(coalesce(a, ''), 10)").unwrap(), ["arrow", "datafusion", "xxhash-rust"]);
+    assert_eq!(
+        r.engines_used("hash_bucket(coalesce(a, ''), 10)").unwrap(),
+        ["arrow", "datafusion", "xxhash-rust"]
+    );
     assert_eq!(r.engines_used("hash_bucket(a, 10, null_as => '')").unwrap(), ["xxhash-rust"]);
     assert!(r.engines_used("\"image/encoded\"").unwrap().is_empty());
     assert_eq!(r.canonical("LN( x+1 )").unwrap(), r#"ln("x" + 1)"#);
@@ -57,7 +60,10 @@ const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/functio
 #[test]
 fn reference_is_up_to_date() {
     let written = std::fs::read_to_string(REFERENCE).unwrap();
-    assert!(written == crate::reference_markdown(), "docs/functions.md is old; its first lines say how to write it");
+    assert!(
+        written == crate::reference_markdown(),
+        "docs/functions.md is old; its first lines say how to write it"
+    );
 }
 
 #[test]

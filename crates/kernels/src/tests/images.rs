@@ -20,7 +20,12 @@ const CALLS: [&str; 11] = [
     "normalize($)",
 ];
 
-fn evaluate(registry: &Registry, sql: &str, batch: &RecordBatch, keys: &UInt64Array) -> Result<ArrayRef, RowError> {
+fn evaluate(
+    registry: &Registry,
+    sql: &str,
+    batch: &RecordBatch,
+    keys: &UInt64Array,
+) -> Result<ArrayRef, RowError> {
     let bound = registry.bind("s", &[("y".into(), sql.into())], &batch.schema())?;
     Ok(bound.evaluate(batch, Some(keys))?.remove(0))
 }
@@ -64,10 +69,13 @@ fn types_are_tensors() {
     let images = pictures(6);
     let bound = bind(&images, "normalize(resize(decode_image(image), 4, 6))").unwrap();
     let field = &bound.fields()[0];
-    let metadata: Vec<_> = ["ARROW:extension:name", "ARROW:extension:metadata"].map(|k| field.metadata()[k].as_str()).into();
+    let metadata: Vec<_> =
+        ["ARROW:extension:name", "ARROW:extension:metadata"].map(|k| field.metadata()[k].as_str()).into();
     assert_eq!(metadata, ["arrow.fixed_shape_tensor", r#"{"shape":[4,6,3]}"#]);
     assert_eq!(crate::fixed_shape(field), Some(vec![4, 6, 3]));
-    assert!(matches!(field.data_type(), DataType::FixedSizeList(f, 72) if f.data_type() == &DataType::Float32));
+    assert!(
+        matches!(field.data_type(), DataType::FixedSizeList(f, 72) if f.data_type() == &DataType::Float32)
+    );
     let bound = bind(&images, "random_flip(decode_image(image))").unwrap();
     let field = &bound.fields()[0];
     assert_eq!(field.metadata()["ARROW:extension:name"], "arrow.variable_shape_tensor");
@@ -92,7 +100,8 @@ fn stages_pass_images_on() {
     let at_once = step(&images, "normalize(random_flip(resize(decode_image(image), 8, 10), key => 'f'))");
     assert_eq!(last, at_once);
     // From the middle of a batch, too.
-    let tail = bind(&flipped, "to_float(image)").unwrap().evaluate(&flipped.slice(3, 4), Some(&keys(4))).unwrap();
+    let tail =
+        bind(&flipped, "to_float(image)").unwrap().evaluate(&flipped.slice(3, 4), Some(&keys(4))).unwrap();
     assert_eq!(tail[0].as_ref(), eval(&flipped, "to_float(image)").slice(3, 4).as_ref());
 }
 
@@ -106,7 +115,10 @@ fn sizes_without_and_with_pixels() {
     let want: Vec<_> = (0..8).map(|i| (i % 7 != 5).then(|| 40 + i * 13 % 37)).collect();
     assert_eq!(ints("image_height(image)"), want);
     assert_eq!(ints("image_height(decode_image(image))"), want);
-    assert_eq!(ints("image_height(resize(decode_image(image), 5, 6))"), want.iter().map(|w| w.map(|_| 5)).collect::<Vec<_>>());
+    assert_eq!(
+        ints("image_height(resize(decode_image(image), 5, 6))"),
+        want.iter().map(|w| w.map(|_| 5)).collect::<Vec<_>>()
+    );
 }
 
 /// An image and its mask: one key, one window.

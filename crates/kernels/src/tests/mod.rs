@@ -57,7 +57,11 @@ fn jpeg(height: u16, width: u16, seed: u32) -> Vec<u8> {
         for x in 0..w {
             let edge = if (x / 7 + y / 5 + seed) % 3 == 0 { 60 } else { 0 };
             let clamp = |v: u32| u8::try_from(v.min(255)).unwrap();
-            pixels.extend([clamp(x * 200 / w + edge), clamp(y * 180 / h + seed % 50), clamp((x + y) * 90 / (w + h) + edge)]);
+            pixels.extend([
+                clamp(x * 200 / w + edge),
+                clamp(y * 180 / h + seed % 50),
+                clamp((x + y) * 90 / (w + h) + edge),
+            ]);
         }
     }
     let mut out = Vec::new();

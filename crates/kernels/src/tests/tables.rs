@@ -80,7 +80,8 @@ fn hash_bucket_of_integers() {
     let values: ArrayRef = Arc::new(Int64Array::from(vec![Some(5), None, Some(-3)]));
     for t in [DataType::Int64, DataType::Int32, DataType::Int8] {
         let b = batch([("c", cast(&values, &t).unwrap())]);
-        let want = [Some(bucket(&5i64.to_le_bytes(), 1000)), None, Some(bucket(&(-3i64).to_le_bytes(), 1000))];
+        let want =
+            [Some(bucket(&5i64.to_le_bytes(), 1000)), None, Some(bucket(&(-3i64).to_le_bytes(), 1000))];
         assert_eq!(ints(&eval(&b, "hash_bucket(c, 1000)")), want);
         let zero = Some(bucket(&0i64.to_le_bytes(), 1000));
         assert_eq!(ints(&eval(&b, "hash_bucket(coalesce(c, 0), 1000)")), [want[0], zero, want[2]]);
@@ -93,7 +94,8 @@ fn hash_bucket_of_integers() {
 
 #[test]
 fn tokens() {
-    let text: ArrayRef = Arc::new(StringArray::from(vec![Some("Das Reh, das  springt!"), None, Some(""), Some("é1 ü2")]));
+    let text: ArrayRef =
+        Arc::new(StringArray::from(vec![Some("Das Reh, das  springt!"), None, Some(""), Some("é1 ü2")]));
     for t in [DataType::Utf8, DataType::LargeUtf8, DataType::Utf8View] {
         let b = batch([("t", cast(&text, &t).unwrap())]);
         let y = eval(&b, r"tokenize(t, '\w+')");
@@ -109,7 +111,10 @@ fn tokens() {
     assert_eq!(y.value(3).as_string::<i32>().iter().flatten().collect::<Vec<_>>(), ["é1", "ü2", ""]);
     let e = try_eval(&b, r"pad(tokenize(t, '\w+'), 2)").unwrap_err();
     assert_eq!(e.row, Some(0));
-    assert_eq!(e.error.to_string(), "steps[0].map.y: pad: a list of 4 values cannot be padded to 2; truncate(list, 2) first");
+    assert_eq!(
+        e.error.to_string(),
+        "steps[0].map.y: pad: a list of 4 values cannot be padded to 2; truncate(list, 2) first"
+    );
 }
 
 #[test]
@@ -139,7 +144,10 @@ fn classes_as_vectors() {
     let y = eval(&b, "one_hot(c, 3, dtype => 'uint8')");
     assert_eq!(y.as_fixed_size_list().value(2).as_primitive::<UInt8Type>().values(), &[1, 0, 0]);
     let e = try_eval(&b, "one_hot(c, 2)").unwrap_err();
-    assert_eq!((e.row, e.error.to_string().as_str()), (Some(0), "steps[0].map.y: one_hot: 2 is not a class from 0 to 1"));
+    assert_eq!(
+        (e.row, e.error.to_string().as_str()),
+        (Some(0), "steps[0].map.y: one_hot: 2 is not a class from 0 to 1")
+    );
     assert!(bind_error(&b, "one_hot(c, 2, 'f16')").contains("must be 'float32' or 'uint8'"));
 }
 
@@ -172,7 +180,10 @@ fn random_numbers() {
     assert!(i.iter().enumerate().all(|(r, x)| *x >= 0 && *x <= r as i64 % 5));
     assert!(i.contains(&4));
     let e = try_eval(&b, "random_int(hi, 3)").unwrap_err();
-    assert_eq!((e.row, e.error.to_string().as_str()), (Some(2), "steps[0].map.y: random_int: there is no integer from 3 to below 3"));
+    assert_eq!(
+        (e.row, e.error.to_string().as_str()),
+        (Some(2), "steps[0].map.y: random_int: there is no integer from 3 to below 3")
+    );
     // Two calls draw for themselves, within an expression and between columns; one key unites them.
     for (sql, equal) in [
         ("uniform() = uniform()", false),

@@ -91,7 +91,11 @@ impl HashBucket {
             .collect()
     }
 
-    fn ints<T: ArrowPrimitiveType>(&self, a: &PrimitiveArray<T>, le: impl Fn(T::Native) -> [u8; 8]) -> Vec<i64> {
+    fn ints<T: ArrowPrimitiveType>(
+        &self,
+        a: &PrimitiveArray<T>,
+        le: impl Fn(T::Native) -> [u8; 8],
+    ) -> Vec<i64> {
         a.values().iter().map(|v| self.bucket(xxh3_64(&le(*v)))).collect()
     }
 

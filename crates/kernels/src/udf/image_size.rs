@@ -8,7 +8,7 @@ use caju_types::Error;
 
 use super::{Fault, Inputs, Kernel, any_null};
 use crate::image::image_size;
-use crate::tensor::{ByteRows, ImageType, ImageRows};
+use crate::tensor::{ByteRows, ImageRows, ImageType};
 
 /// See the table of functions.
 #[derive(Debug)]

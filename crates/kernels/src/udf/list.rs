@@ -34,7 +34,9 @@ impl Pad {
                 DataType::Binary | DataType::LargeBinary | DataType::BinaryView => {
                     ScalarValue::Binary(Some(Vec::new())).cast_to(to)
                 }
-                DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => ScalarValue::from("").cast_to(to),
+                DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => {
+                    ScalarValue::from("").cast_to(to)
+                }
                 _ => ScalarValue::new_default(to),
             }
             .map_err(|_| format!("cannot pad a list of {to} without a `value`"));
@@ -111,13 +113,17 @@ impl Kernel for Pad {
             return Err(internal("pad gives fixed-size lists"));
         };
         let n = self.n as usize;
-        let filling = self.filling(item.data_type()).map_err(internal)?.to_array_of_size(n).map_err(internal)?;
+        let filling =
+            self.filling(item.data_type()).map_err(internal)?.to_array_of_size(n).map_err(internal)?;
         let (from, fill) = (values(&input).to_data(), filling.to_data());
         let mut out = MutableArrayData::new(vec![&from, &fill], false, input.len() * n);
         for i in 0..input.len() {
             let (start, end) = if input.is_null(i) { (0, 0) } else { range(&input, i) };
             if end - start > n {
-                let what = format!("a list of {} values cannot be padded to {n}; truncate(list, {n}) first", end - start);
+                let what = format!(
+                    "a list of {} values cannot be padded to {n}; truncate(list, {n}) first",
+                    end - start
+                );
                 return Err(Fault::at(i, Error::invalid(what)));
             }
             out.try_extend(0, start, end).map_err(internal)?;
@@ -125,7 +131,8 @@ impl Kernel for Pad {
         }
         let values = make_array(out.freeze());
         let nulls = input.logical_nulls();
-        let list = FixedSizeListArray::try_new_with_length(Arc::clone(item), *size, values, nulls, input.len());
+        let list =
+            FixedSizeListArray::try_new_with_length(Arc::clone(item), *size, values, nulls, input.len());
         Ok(Arc::new(list.map_err(internal)?))
     }
 }

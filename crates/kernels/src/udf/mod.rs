@@ -75,9 +75,7 @@ impl Inputs<'_> {
     pub(crate) fn array(&self, i: usize) -> Result<ArrayRef, Fault> {
         let array = self.values[i].to_array(self.rows).map_err(internal)?;
         Ok(match array.data_type() {
-            DataType::Dictionary(_, v) => {
-                arrow::compute::cast(&array, v).map_err(internal)?
-            }
+            DataType::Dictionary(_, v) => arrow::compute::cast(&array, v).map_err(internal)?,
             _ => array,
         })
     }
@@ -96,7 +94,6 @@ impl Inputs<'_> {
     pub(crate) fn field(&self, i: usize) -> &Field {
         &self.fields[i]
     }
-
 }
 
 /// An error that can only be a defect of ours.

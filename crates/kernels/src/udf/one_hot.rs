@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, ArrowPrimitiveType, AsArray, FixedSizeListArray, Int64Array, PrimitiveArray};
+use arrow::array::{
+    Array, ArrayRef, ArrowPrimitiveType, AsArray, FixedSizeListArray, Int64Array, PrimitiveArray,
+};
 use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, Int64Type, UInt8Type};
 use caju_types::{Error, Result};
 
@@ -24,7 +26,9 @@ impl OneHot {
         let float = match dtype {
             "float32" => true,
             "uint8" => false,
-            other => return Err(Error::invalid(format!("`dtype` is '{other}'; it must be 'float32' or 'uint8'"))),
+            other => {
+                return Err(Error::invalid(format!("`dtype` is '{other}'; it must be 'float32' or 'uint8'")));
+            }
         };
         Ok(Self { n, float })
     }
@@ -36,7 +40,12 @@ impl OneHot {
             let Some(v) = v else { continue };
             match usize::try_from(v) {
                 Ok(at) if at < n => out[i * n + at] = one,
-                _ => return Err(Fault::at(i, Error::invalid(format!("{v} is not a class from 0 to {}", n - 1)))),
+                _ => {
+                    return Err(Fault::at(
+                        i,
+                        Error::invalid(format!("{v} is not a class from 0 to {}", n - 1)),
+                    ));
+                }
             }
         }
         Ok(Arc::new(PrimitiveArray::<T>::new(out.into(), None)))
@@ -58,8 +67,11 @@ impl Kernel for OneHot {
     fn run(&self, inputs: &Inputs<'_>, output: &Field) -> Result<ArrayRef, Fault> {
         let input = inputs.cast(0, &DataType::Int64)?;
         let input = input.as_primitive::<Int64Type>();
-        let values =
-            if self.float { self.fill::<Float32Type>(input, 1.0)? } else { self.fill::<UInt8Type>(input, 1)? };
+        let values = if self.float {
+            self.fill::<Float32Type>(input, 1.0)?
+        } else {
+            self.fill::<UInt8Type>(input, 1)?
+        };
         let DataType::FixedSizeList(item, size) = output.data_type() else {
             return Err(internal("one_hot gives fixed-size lists"));
         };

@@ -95,9 +95,15 @@ impl Tokens {
 /// Offsets of an array; more than 2^31 of them or of their bytes do not fit one batch.
 pub(crate) fn offsets(ends: &[usize]) -> Result<OffsetBuffer<i32>, Fault> {
     if ends.last().is_some_and(|last| i32::try_from(*last).is_err()) {
-        return Err(Error::exhausted("a batch's result is above 2 GiB; make the engine's batches smaller").into());
+        return Err(
+            Error::exhausted("a batch's result is above 2 GiB; make the engine's batches smaller").into()
+        );
     }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "the last one is the largest")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        reason = "the last one is the largest"
+    )]
     let ends: ScalarBuffer<i32> = ends.iter().map(|e| *e as i32).collect();
     Ok(OffsetBuffer::new(ends))
 }

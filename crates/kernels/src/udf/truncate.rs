@@ -43,7 +43,8 @@ impl Truncate {
     /// The values of all rows, cut, and their lengths.
     fn cut(&self, input: &ArrayRef) -> Result<(ArrayRef, Vec<usize>), Fault> {
         let from = values(input).to_data();
-        let mut out = MutableArrayData::new(vec![&from], false, from.len().min(input.len() * self.n as usize));
+        let mut out =
+            MutableArrayData::new(vec![&from], false, from.len().min(input.len() * self.n as usize));
         let mut lengths = Vec::with_capacity(input.len());
         for i in 0..input.len() {
             let (start, end) = if input.is_null(i) { (0, 0) } else { range(input, i) };
@@ -71,7 +72,8 @@ impl Kernel for Truncate {
         use DataType::{Binary, BinaryView, LargeBinary, LargeList, LargeUtf8, List, Utf8, Utf8View};
         let nullable = any_null(inputs);
         match plain_type(&inputs[0]) {
-            t @ (Utf8 | LargeUtf8 | Utf8View | Binary | LargeBinary | BinaryView | List(_) | LargeList(_)) => {
+            t
+            @ (Utf8 | LargeUtf8 | Utf8View | Binary | LargeBinary | BinaryView | List(_) | LargeList(_)) => {
                 Ok(Field::new("truncate", t.clone(), nullable))
             }
             DataType::FixedSizeList(item, size) => {
@@ -122,7 +124,8 @@ impl Truncate {
         }
         let values = make_array(out.freeze());
         let nulls = input.logical_nulls();
-        let list = FixedSizeListArray::try_new_with_length(Arc::clone(item), *size, values, nulls, input.len());
+        let list =
+            FixedSizeListArray::try_new_with_length(Arc::clone(item), *size, values, nulls, input.len());
         Ok(Arc::new(list.map_err(internal)?))
     }
 }

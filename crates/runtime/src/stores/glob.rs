@@ -16,6 +16,8 @@ pub(super) fn is_glob(path: &str) -> bool {
 pub(super) struct Pattern {
     /// The folder in front of the first segment with a glob; everything that matches lies below it.
     pub(super) base: String,
+    /// The text in front of the first glob; every key that matches starts with it.
+    pub(super) literal: String,
     matcher: GlobMatcher,
     /// One matcher per segment below `base`, where the pattern has no segment that can cross folders.
     segments: Option<Vec<GlobMatcher>>,
@@ -24,6 +26,7 @@ pub(super) struct Pattern {
 fn compile(glob: &str) -> Result<GlobMatcher> {
     GlobBuilder::new(glob)
         .literal_separator(true)
+        .empty_alternates(true)
         .build()
         .map(|g| g.compile_matcher())
         .map_err(|e| Error::invalid(format!("`{glob}` is not a valid pattern: {}", e.kind())))
@@ -51,7 +54,7 @@ impl Pattern {
         } else {
             Some(rest.split('/').map(compile).collect::<Result<Vec<_>>>()?)
         };
-        Ok(Self { base, matcher: compile(pattern)?, segments })
+        Ok(Self { base, literal: pattern[..meta].to_string(), matcher: compile(pattern)?, segments })
     }
 
     /// Whether a whole key matches.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use caju_types::{Error, Result, did_you_mean};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 
 use super::error::{io_error, store_error};
@@ -153,11 +154,23 @@ fn below(at: &Location, filter: Filter, io: &Arc<IoCounters>) -> Result<BoxStrea
     let store = CountingStore::new(Arc::clone(&at.store), Arc::clone(io));
     let prefix = (!at.path.is_root()).then(|| at.path.clone());
     let url = root.clone();
-    let found = store
-        .list(prefix.as_ref())
+    let ordered = lists_in_order(&root.scheme);
+    // Keys in front of the pattern's literal text need not be listed, nor those behind it.
+    let literal = filter.pattern.as_ref().filter(|_| ordered).map(|p| p.literal.clone()).unwrap_or_default();
+    let offset = literal.char_indices().next_back().map(|(i, _)| &literal[..i]);
+    let offset = offset.filter(|o| o.len() > at.path.as_ref().len()).and_then(|o| Path::parse(o).ok());
+    let listed = match offset {
+        Some(offset) => store.list_with_offset(prefix.as_ref(), &offset),
+        None => store.list(prefix.as_ref()),
+    };
+    let found = listed
+        .try_take_while(move |m| {
+            let key = m.location.as_ref();
+            std::future::ready(Ok(key < literal.as_str() || key.starts_with(&literal)))
+        })
         .map_err(move |e| store_error(&url, e))
         .try_filter(move |m| std::future::ready(filter.accepts(m.location.as_ref())));
-    if !lists_in_order(&root.scheme) {
+    if !ordered {
         let all = async move {
             let mut all: Vec<_> = found.try_collect::<Vec<_>>().await?;
             all.sort_unstable_by(|a, b| a.location.as_ref().cmp(b.location.as_ref()));
@@ -165,7 +178,7 @@ fn below(at: &Location, filter: Filter, io: &Arc<IoCounters>) -> Result<BoxStrea
         };
         return Ok(stream::once(all).try_flatten().boxed());
     }
-    let mut last: Option<object_store::path::Path> = None;
+    let mut last: Option<Path> = None;
     let in_order = found.and_then(move |m| {
         let ordered = last.as_ref().is_none_or(|l| l.as_ref() < m.location.as_ref());
         let result = if ordered {
@@ -204,7 +217,7 @@ async fn nothing(at: &Location, wanted: &StoreUrl, io: &Arc<IoCounters>) -> Erro
     let mut names = peek(at, io).await;
     if !glob && names.as_ref().is_none_or(Vec::is_empty) {
         shown = at.url.with_key(at.url.key.rsplit_once('/').map_or("", |(folder, _)| folder));
-        names = match object_store::path::Path::parse(&shown.key) {
+        names = match Path::parse(&shown.key) {
             Ok(path) => {
                 let local = at.local.is_some().then(|| shown.local_path());
                 peek(&Location { url: shown.clone(), store: Arc::clone(&at.store), path, local }, io).await

@@ -93,6 +93,8 @@ async fn globs_are_the_same_everywhere() {
         ("{a/x,a-b}/*", &["a-b/1.csv", "a/x/3.csv", "a/x/4.json"]),
         ("a/[0-1].csv", &["a/1.csv"]),
         ("a/?.csv", &["a/1.csv", "a/2.csv"]),
+        ("a/1*.csv", &["a/1.csv", "a/10.csv"]),
+        ("a/2{,0}.csv", &["a/2.csv"]),
         ("a", &["a/1.csv", "a/10.csv", "a/2.csv", "a/x/3.csv"]),
         ("b.csv", &["b.csv"]),
     ] {
@@ -245,6 +247,9 @@ async fn the_first_of_100_000_objects_costs_one_page() {
     assert_eq!(pages.pages.load(Ordering::Relaxed), 1);
     assert_eq!(list.count().await, 99_999);
     assert_eq!((pages.pages.load(Ordering::Relaxed), io.snapshot().lists), (100, 1));
+    // Nothing behind the last possible match is listed.
+    assert_eq!(s.list("s3://many/d/0001*.parquet", &[], &io).count().await, 100);
+    assert_eq!(pages.pages.load(Ordering::Relaxed), 101);
 }
 
 #[tokio::test]

@@ -44,8 +44,8 @@ impl Parquet {
                 props.set_max_row_group_row_count(Some(16_384)).set_compression(Compression::SNAPPY)
             }
         };
-        let writer =
-            ArrowWriter::try_new(Vec::new(), schema, Some(props.build())).map_err(|e| refused("Parquet", e))?;
+        let writer = ArrowWriter::try_new(Vec::new(), schema, Some(props.build()))
+            .map_err(|e| refused("Parquet", e))?;
         Ok(Self { columns, writer })
     }
 

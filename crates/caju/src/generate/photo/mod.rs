@@ -52,7 +52,11 @@ pub(crate) fn photo(seed: u64, index: u64) -> Result<Photo> {
 }
 
 /// About 500x375, one in four upright.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to a few hundred pixels")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "clamped to a few hundred pixels"
+)]
 fn size(rng: &Rng) -> (u16, u16) {
     let long = (500.0 + 24.0 * rng.normal()).clamp(320.0, 640.0) as u16;
     let short = (375.0 + 24.0 * rng.normal()).clamp(240.0, 480.0) as u16;

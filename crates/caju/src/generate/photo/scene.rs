@@ -19,9 +19,17 @@ pub(crate) struct Scene {
 enum Background {
     Outdoor(Box<Outdoor>),
     /// Out of focus: large soft blotches between two colours.
-    Blurred { from: Rgb, to: Rgb },
+    Blurred {
+        from: Rgb,
+        to: Rgb,
+    },
     /// A wall, and a floor of planks below `floor`.
-    Indoor { wall: Paint, boards: Paint, floor: f32, plank: f32 },
+    Indoor {
+        wall: Paint,
+        boards: Paint,
+        floor: f32,
+        plank: f32,
+    },
 }
 
 #[derive(Debug)]
@@ -78,7 +86,8 @@ impl Scene {
             let reach = frame.height * rng.range(0.08, 0.26) * (1.2 - 0.8 * near);
             let base = outdoor.horizon - frame.height * 0.10 * (1.0 - near);
             let rough = rng.range(0.42, 0.62);
-            let heights = ridge(rng.bits(), frame.width as usize, (frame.width * rng.range(0.2, 0.6)) as usize, rough);
+            let heights =
+                ridge(rng.bits(), frame.width as usize, (frame.width * rng.range(0.2, 0.6)) as usize, rough);
             let colour = mix(haze, shade(earth(style), rng.range(0.5, 0.9)), 0.25 + 0.7 * near);
             let mut paint = textured(rng, colour, [0.16 * near, 0.22 * near, 0.26 * near]);
             paint.slope = [0.0, -0.3 / frame.height];
@@ -103,7 +112,9 @@ impl Scene {
         let hedge = ridge(rng.bits(), frame.width as usize, 48, 0.7);
         let paint = textured(rng, jitter([52.0, 76.0, 42.0], style, 14.0), [0.2, 0.4, 0.45]);
         let base = outdoor.horizon;
-        outdoor.ridges.push((hedge.iter().map(|h| base - frame.height * 0.05 * (0.8 + 0.7 * h)).collect(), paint));
+        outdoor
+            .ridges
+            .push((hedge.iter().map(|h| base - frame.height * 0.05 * (0.8 + 0.7 * h)).collect(), paint));
         let mut shapes = Vec::new();
         for _ in 0..2 + rng.below(4) {
             let foot = base + frame.height * rng.range(0.0, 0.12);
@@ -173,7 +184,8 @@ impl Scene {
         }
         for side in [-1.0, 1.0] {
             let at = [centre[0] + side * size * 0.28, centre[1] - size * 0.2];
-            for (r, colour) in [(0.11, [235.0, 228.0, 210.0]), (0.07, [22.0, 18.0, 16.0]), (0.02, [250.0; 3])] {
+            for (r, colour) in [(0.11, [235.0, 228.0, 210.0]), (0.07, [22.0, 18.0, 16.0]), (0.02, [250.0; 3])]
+            {
                 let half = [size * r, size * r];
                 shapes.push(Shape::new(Form::Ellipse { centre: at, half }, Paint::flat(colour), 1.0));
             }
@@ -189,7 +201,8 @@ impl Scene {
         let mut boards = textured(rng, jitter([150.0, 108.0, 70.0], style, 30.0), [0.08, 0.16, 0.3]);
         boards.slope = [0.0, 0.5 / frame.height];
         boards.centre = [0.0, frame.height];
-        let background = Background::Indoor { wall, boards, floor, plank: frame.height * rng.range(0.05, 0.12) };
+        let background =
+            Background::Indoor { wall, boards, floor, plank: frame.height * rng.range(0.05, 0.12) };
         let mut shapes = Vec::new();
         picture_frames(&mut shapes, rng, style, frame, floor);
         for _ in 0..4 + rng.below(9) {
@@ -257,7 +270,8 @@ impl Outdoor {
             let t = t.min(1.0);
             let mut paint = Paint::flat(mix(self.ground[0], self.ground[1], t));
             // Far ground shows only fine grain; near ground shows large tufts too.
-            paint.texture = [self.grain[0] * t, self.grain[1] * (0.3 + 0.7 * t), self.grain[2] * (0.5 + 0.5 * t)];
+            paint.texture =
+                [self.grain[0] * t, self.grain[1] * (0.3 + 0.7 * t), self.grain[2] * (0.5 + 0.5 * t)];
             paint.offset = 40;
             paint.fill(row, texture, y, 0, width, 1.0);
         }
@@ -359,7 +373,11 @@ fn car(shapes: &mut Vec<Shape>, rng: &Rng, style: &Rng, frame: Frame, horizon: f
     let mut body = textured(rng, jitter(vivid(style), rng, 50.0), [0.15, 0.04, 0.06]);
     lit(&mut body, frame, at, [long, long * 0.3]);
     let roof = [at[0], at[1] - long * 0.22];
-    shapes.push(Shape::new(Form::Ellipse { centre: roof, half: [long * 0.6, long * 0.3] }, body.clone(), 1.0));
+    shapes.push(Shape::new(
+        Form::Ellipse { centre: roof, half: [long * 0.6, long * 0.3] },
+        body.clone(),
+        1.0,
+    ));
     let glass = Form::Ellipse { centre: roof, half: [long * 0.5, long * 0.2] };
     shapes.push(Shape::new(glass, Paint::flat([48.0, 56.0, 66.0]), 0.9));
     shapes.push(Shape::new(Form::rectangle(at, [long, long * 0.2], [1.0, 0.0]), body, 1.0));
@@ -401,7 +419,8 @@ fn animal(shapes: &mut Vec<Shape>, rng: &Rng, style: &Rng, frame: Frame, horizon
     let coat = textured(rng, jitter(earth(style), rng, 40.0), [0.15, 0.2, 0.35]);
     shadow(shapes, frame, [at[0], at[1] + size * 0.95], [size * 1.1, size * 0.15]);
     for dx in [-0.7, -0.5, 0.5, 0.7] {
-        let leg = Form::rectangle([at[0] + dx * size, at[1] + size * 0.6], [size * 0.07, size * 0.4], [1.0, 0.0]);
+        let leg =
+            Form::rectangle([at[0] + dx * size, at[1] + size * 0.6], [size * 0.07, size * 0.4], [1.0, 0.0]);
         shapes.push(Shape::new(leg, coat.clone(), 1.0));
     }
     let head = [at[0] + frame.light * size * 1.05, at[1] - size * 0.45];

@@ -42,7 +42,15 @@ impl Paint {
     }
 
     /// Paints the columns `from..to` with a constant opacity.
-    pub(crate) fn fill(&self, row: &mut Row, texture: &Texture, y: usize, from: usize, to: usize, opacity: f32) {
+    pub(crate) fn fill(
+        &self,
+        row: &mut Row,
+        texture: &Texture,
+        y: usize,
+        from: usize,
+        to: usize,
+        opacity: f32,
+    ) {
         if from >= to {
             return;
         }

@@ -92,7 +92,13 @@ struct Step<'t> {
 }
 
 /// Decodes a single interleaved sequential scan.
-pub(super) fn decode(bytes: &[u8], h: &Header<'_>, plan: &Plan, b: &mut Buffers, out: &mut [u8]) -> Result<()> {
+pub(super) fn decode(
+    bytes: &[u8],
+    h: &Header<'_>,
+    plan: &Plan,
+    b: &mut Buffers,
+    out: &mut [u8],
+) -> Result<()> {
     read_scan(bytes, h, &mut b.scan)?;
     b.tidy();
     let mut tables = Vec::with_capacity(4);

@@ -11,7 +11,13 @@ use super::header::Header;
 use crate::image::geometry::{Rect, Size};
 use crate::image::source::copy_window;
 
-pub(super) fn decode(bytes: &[u8], h: &Header<'_>, region: Region, full: &mut Vec<u8>, out: &mut [u8]) -> Result<()> {
+pub(super) fn decode(
+    bytes: &[u8],
+    h: &Header<'_>,
+    region: Region,
+    full: &mut Vec<u8>,
+    out: &mut [u8],
+) -> Result<()> {
     // Without this check the codec would paint what is missing grey.
     if !bytes[h.scan.data.min(bytes.len())..].windows(2).any(|w| w == [0xFF, 0xD9]) {
         return Err(cut_off(bytes.len()));

@@ -261,7 +261,10 @@ fn frame_header(marker: u8, body: &[u8]) -> Result<Frame> {
     for c in body[6..6 + 3 * n].chunks_exact(3) {
         let c = Component { id: c[0], h: c[1] >> 4, v: c[1] & 15, tq: c[2] };
         if !(1..=4).contains(&c.h) || !(1..=4).contains(&c.v) || c.tq > 3 {
-            return Err(damaged(format!("component {} has sampling {} x {}, table {}", c.id, c.h, c.v, c.tq)));
+            return Err(damaged(format!(
+                "component {} has sampling {} x {}, table {}",
+                c.id, c.h, c.v, c.tq
+            )));
         }
         components.push(c);
     }
@@ -277,11 +280,7 @@ fn quant_tables(mut body: &[u8], p: &mut Tables<'_>) -> Result<()> {
         }
         let mut table = [0u16; 64];
         for (i, q) in table.iter_mut().enumerate() {
-            *q = if wide {
-                u16::from_be_bytes([rest[2 * i], rest[2 * i + 1]])
-            } else {
-                u16::from(rest[i])
-            };
+            *q = if wide { u16::from_be_bytes([rest[2 * i], rest[2 * i + 1]]) } else { u16::from(rest[i]) };
         }
         p.quant[id] = Some(table);
         body = &rest[size..];

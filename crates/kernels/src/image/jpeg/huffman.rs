@@ -20,9 +20,9 @@ const END: usize = 128;
 /// The order of coefficients in the file; positions behind the last one map to it, for damaged data.
 pub(super) static ZIGZAG: [u8; 320] = {
     const ORDER: [u8; 64] = [
-        0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7,
-        14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39,
-        46, 53, 60, 61, 54, 47, 55, 62, 63,
+        0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13,
+        6, 7, 14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38,
+        31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
     ];
     let mut t = [63u8; 320];
     let mut i = 0;
@@ -47,7 +47,8 @@ struct Canonical {
 
 impl Canonical {
     fn new(spec: &HuffmanSpec<'_>) -> Result<Self> {
-        let mut c = Self { limit: [0; 17], offset: [0; 17], symbols: spec.symbols.to_vec(), quick: [(0, 0); 512] };
+        let mut c =
+            Self { limit: [0; 17], offset: [0; 17], symbols: spec.symbols.to_vec(), quick: [(0, 0); 512] };
         let (mut code, mut index) = (0u32, 0i32);
         for l in 1..=16usize {
             let n = u32::from(*spec.counts.get(l - 1).unwrap_or(&0));
@@ -64,10 +65,10 @@ impl Canonical {
             return Err(Error::data_loss("damaged JPEG: a Huffman table has missing symbols"));
         }
         for i in 0..512u32 {
-            if let Some((l, s)) = c.find(i << 7) {
-                if l <= 9 {
-                    c.quick[i as usize] = (l as u8, s);
-                }
+            if let Some((l, s)) = c.find(i << 7)
+                && l <= 9
+            {
+                c.quick[i as usize] = (l as u8, s);
             }
         }
         Ok(c)
@@ -101,10 +102,10 @@ impl DcTable {
         }
         let mut fast = [0; 1 << DC_BITS];
         for (i, f) in fast.iter_mut().enumerate() {
-            if let Some((l, s)) = canonical.find((i as u32) << (16 - DC_BITS)) {
-                if l <= DC_BITS {
-                    *f = (l as u16 + u16::from(s)) | (u16::from(s) << 8);
-                }
+            if let Some((l, s)) = canonical.find((i as u32) << (16 - DC_BITS))
+                && l <= DC_BITS
+            {
+                *f = (l as u16 + u16::from(s)) | (u16::from(s) << 8);
             }
         }
         Ok(Self { fast, canonical })
@@ -117,9 +118,9 @@ impl DcTable {
 struct Entry {
     /// Bits of everything; 0 if the look-up does not hold this code, which then moves 255 places.
     total: u8,
-    /// Bits in front of the second value, and its own.
+    /// Bits in front of the second value, and 63 less its own.
     front: u8,
-    size: u8,
+    shift: u8,
     /// How far the position moves.
     advance: u8,
     /// Places of the first and of the second value, from the position.
@@ -165,7 +166,7 @@ fn advance(symbol: u8) -> u32 {
 fn entry(index: u32, single: &[(u32, u8)]) -> Entry {
     let (l1, s1) = single[index as usize];
     if l1 == 0 {
-        return Entry { advance: u8::MAX, ..Entry::default() };
+        return Entry { advance: u8::MAX, shift: 63, ..Entry::default() };
     }
     let size1 = u32::from(s1 & 15);
     let (run1, total1) = (u32::from(s1 >> 4), l1 + size1);
@@ -181,7 +182,7 @@ fn entry(index: u32, single: &[(u32, u8)]) -> Entry {
             return Entry {
                 total: (total1 + l2) as u8 + (s2 & 15),
                 front: (total1 + l2) as u8,
-                size: s2 & 15,
+                shift: 63 - (s2 & 15),
                 advance: (run1 + 1 + advance(s2)) as u8,
                 place1: run1 as u8,
                 place2: (run1 + 1 + skipped) as u8,
@@ -193,7 +194,7 @@ fn entry(index: u32, single: &[(u32, u8)]) -> Entry {
     Entry {
         total: total1 as u8,
         front: l1 as u8,
-        size: s1 & 15,
+        shift: 63 - (s1 & 15),
         advance: advance(s1) as u8,
         place1: place,
         place2: place,
@@ -272,7 +273,7 @@ impl<'a> Bits<'a> {
         if self.count < size {
             self.refill();
         }
-        let value = extend(self.buffer, size);
+        let value = extend(self.buffer, 63 - size);
         self.consume(size);
         value
     }
@@ -283,13 +284,14 @@ impl<'a> Bits<'a> {
     }
 }
 
-/// The value of `size` bits at the top of `bits` as JPEG stores signed numbers: a number whose first bit is
-/// 0 is the complement of its magnitude.
+/// The value of the top `63 - shift` bits as JPEG stores signed numbers: a number whose first bit is 0 is
+/// meant to be smaller by the largest number of that many bits.
 #[inline(always)]
-fn extend(bits: u64, size: u32) -> i32 {
-    let negative = !((bits as i64) >> 63) as u64;
-    let magnitude = ((bits ^ negative) >> 1).wrapping_shr(!size);
-    (magnitude ^ negative).wrapping_sub(negative) as i32
+fn extend(bits: u64, shift: u32) -> i32 {
+    let value = (bits >> 1).wrapping_shr(shift) as i32;
+    let largest = (u64::MAX >> 1).wrapping_shr(shift) as i32;
+    let positive = (bits as i64 >> 63) as i32;
+    value - largest + (largest & positive)
 }
 
 fn no_code() -> Error {
@@ -318,7 +320,7 @@ pub(super) fn dc_difference(r: &mut Bits<'_>, table: &DcTable) -> Result<i32> {
         let (l, s) = table.canonical.find(r.next16()).ok_or_else(no_code)?;
         (l + u32::from(s), u32::from(s))
     };
-    let value = extend(r.buffer << (total - size), size);
+    let value = extend(r.buffer << (total - size), 63 - size);
     r.consume(total);
     Ok(value)
 }
@@ -368,7 +370,7 @@ pub(super) fn ac_block<const STORE: bool>(
 #[inline(always)]
 fn apply<const STORE: bool>(r: &mut Bits<'_>, e: &Entry, k: usize, block: &mut [i16; 64]) -> usize {
     if STORE {
-        let value = extend(r.buffer.wrapping_shl(u32::from(e.front)), u32::from(e.size));
+        let value = extend(r.buffer.wrapping_shl(u32::from(e.front)), u32::from(e.shift));
         block[usize::from(ZIGZAG[k + usize::from(e.place1)] & 63)] = e.value;
         block[usize::from(ZIGZAG[k + usize::from(e.place2)] & 63)] = value as i16;
     }
@@ -403,7 +405,7 @@ fn ac_step<'a, const STORE: bool>(
     if place > 63 {
         return Err(Error::data_loss("damaged JPEG: a block has more than 64 coefficients"));
     }
-    let value = extend(r.buffer, size);
+    let value = extend(r.buffer, 63 - size);
     r.consume(size);
     if STORE {
         block[usize::from(ZIGZAG[place] & 63)] = value as i16;
@@ -427,7 +429,11 @@ impl<T> Cache<T> {
     const KEEP: usize = 8;
 
     /// The index of a table, built if it is not here.
-    pub(super) fn index(&mut self, spec: &HuffmanSpec<'_>, build: impl FnOnce() -> Result<T>) -> Result<usize> {
+    pub(super) fn index(
+        &mut self,
+        spec: &HuffmanSpec<'_>,
+        build: impl FnOnce() -> Result<T>,
+    ) -> Result<usize> {
         let same = |key: &[u8]| key.strip_prefix(spec.counts) == Some(spec.symbols);
         if let Some(i) = self.entries.iter().position(|(key, _)| same(key)) {
             return Ok(i);

@@ -15,8 +15,8 @@ mod huffman;
 mod idct;
 mod output;
 mod plan;
-mod scans;
 mod scan;
+mod scans;
 mod simd;
 
 use caju_types::{Error, Result};
@@ -62,7 +62,13 @@ pub fn can_scale(bytes: &[u8]) -> bool {
 /// # Errors
 /// `DataLoss` for damaged data, as far as they lie in front of the window's end; `Internal` if the window
 /// does not lie inside the image.
-pub fn decode(bytes: &[u8], region: Region, scale: usize, scratch: &mut Scratch, out: &mut [u8]) -> Result<()> {
+pub fn decode(
+    bytes: &[u8],
+    region: Region,
+    scale: usize,
+    scratch: &mut Scratch,
+    out: &mut [u8],
+) -> Result<()> {
     let h = header::parse(bytes)?;
     if !plan::supported(&h) {
         if scale != 1 {

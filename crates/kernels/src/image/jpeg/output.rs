@@ -60,7 +60,8 @@ impl Output {
             starts[i] = match c.up {
                 Up::Full => Some(row_at(c, y) + x - c.x.0 * c.size),
                 _ => {
-                    let skip = upsample(c, &self.rings, y, x, w, &mut self.rows[i], &mut self.sums, &mut self.line);
+                    let skip =
+                        upsample(c, &self.rings, y, x, w, &mut self.rows[i], &mut self.sums, &mut self.line);
                     self.rows[i].copy_within(skip..skip + w, 0);
                     None
                 }

@@ -94,7 +94,8 @@ impl Plan {
     /// Plans the decode of a region of the image at 1/`scale`.
     pub(super) fn new(h: &Header<'_>, region: Region, scale: usize) -> Result<Self> {
         let f = &h.frame;
-        let inside = |at: usize, len: usize, of: usize| at.checked_add(len).is_some_and(|end| len > 0 && end <= of);
+        let inside =
+            |at: usize, len: usize, of: usize| at.checked_add(len).is_some_and(|end| len > 0 && end <= of);
         let (height, width) = (f.height.div_ceil(scale), f.width.div_ceil(scale));
         if !inside(region.y, region.h, height) || !inside(region.x, region.w, width) {
             return Err(Error::internal(format!("{region:?} is no part of a JPEG of {height} x {width}")));
@@ -121,14 +122,22 @@ impl Plan {
         Ok(plan)
     }
 
-    fn component(&self, h: &Header<'_>, i: usize, scale: usize, (hmax, vmax): (usize, usize)) -> Result<Comp> {
+    fn component(
+        &self,
+        h: &Header<'_>,
+        i: usize,
+        scale: usize,
+        (hmax, vmax): (usize, usize),
+    ) -> Result<Comp> {
         let f = &h.frame;
         let c = f.components[i];
         let (ch, cv) = if f.components.len() == 1 { (1, 1) } else { (usize::from(c.h), usize::from(c.v)) };
         // libjpeg's rule: a subsampled component is shrunk less, as long as it does not outgrow the others.
         let smallest = 8 / scale;
         let mut size = smallest;
-        while size < 8 && (hmax * smallest).is_multiple_of(ch * size * 2) && (vmax * smallest).is_multiple_of(cv * size * 2)
+        while size < 8
+            && (hmax * smallest).is_multiple_of(ch * size * 2)
+            && (vmax * smallest).is_multiple_of(cv * size * 2)
         {
             size *= 2;
         }

@@ -126,7 +126,9 @@ fn scan(
     let (start, end) = if sequential { (0, 63) } else { (usize::from(start), usize::from(end)) };
     let sound = start <= end && end < 64 && low < 14 && (start > 0 || end == 0);
     if !sequential && (!sound || (start > 0 && h.scan.components.len() > 1)) {
-        return Err(Error::data_loss(format!("damaged JPEG: a progressive scan codes {start} to {end}, bit {low}")));
+        return Err(Error::data_loss(format!(
+            "damaged JPEG: a progressive scan codes {start} to {end}, bit {low}"
+        )));
     }
     let after = read_scan(bytes, h, &mut b.scan)?;
     b.tidy();
@@ -177,7 +179,13 @@ fn scan(
 }
 
 impl Coding<'_> {
-    fn block(&self, r: &mut Bits<'_>, block: &mut [i16; 64], prediction: &mut i32, run: &mut u32) -> Result<()> {
+    fn block(
+        &self,
+        r: &mut Bits<'_>,
+        block: &mut [i16; 64],
+        prediction: &mut i32,
+        run: &mut u32,
+    ) -> Result<()> {
         if self.spectral.0 == 0 {
             if self.refine {
                 block[0] |= (r.take(1) << self.low) as i16;

@@ -1,0 +1,47 @@
+//! `caju dispatcher`.
+
+use std::sync::Arc;
+
+use caju_dispatcher::{Dispatcher, DispatcherConfig, Timers};
+use caju_engine::source::SourceContext;
+use caju_runtime::IoCounters;
+use caju_types::{Error, Result};
+
+use super::catalog::EngineCatalog;
+use super::serve::{Signals, announce, check_listen, drain};
+use super::shared;
+use crate::cli::DispatcherArgs;
+
+/// Serves until a signal comes.
+///
+/// # Errors
+/// A wrong setting, a port in use, a state folder that cannot be used.
+pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
+    check_listen(&args.listen, args.serve.insecure).await?;
+    if args.heartbeat * 2 > args.worker_timeout {
+        return Err(Error::invalid(
+            "--worker-timeout must be at least twice --heartbeat, or a worker is lost between two of them",
+        ));
+    }
+    let mut signals = Signals::new()?;
+    let timers = Timers {
+        heartbeat: args.heartbeat,
+        worker_timeout: args.worker_timeout,
+        client_timeout: args.client_timeout,
+        drain: args.serve.drain_timeout,
+        ..Timers::default()
+    };
+    let config = DispatcherConfig {
+        listen: args.listen.clone(),
+        state_dir: args.state_dir.clone(),
+        cache_url: args.cache.as_deref().map(shared::absolute_url).transpose()?.unwrap_or_default(),
+        timers,
+    };
+    let stores = shared::stores(Some(shared::allowed(&args.stores.allow)?))?;
+    let ctx = SourceContext::new(Arc::new(stores), Arc::new(IoCounters::new()));
+    let catalog = Arc::new(EngineCatalog::new(shared::registry(), ctx));
+    let dispatcher = Dispatcher::start(config, catalog).await?;
+    announce("dispatcher", &dispatcher.address().to_string(), &args.serve)?;
+    signals.next().await;
+    drain(&mut signals, "dispatcher", &args.serve, dispatcher.shutdown()).await
+}

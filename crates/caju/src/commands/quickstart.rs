@@ -1,0 +1,94 @@
+//! `caju quickstart`: sample data if there is none, and the main job on it.
+
+use std::sync::Arc;
+
+use caju_pipeline::{DatasetDef, SourceDef};
+use caju_types::{Error, Result};
+
+use super::r#gen::generate;
+use super::run::{Job, embedded};
+use super::shared;
+use crate::cli::{EpochArgs, Global, Mode, QuickstartArgs};
+use crate::generate::{Format, Kind, Plan, is_complete};
+use crate::output;
+
+/// The pipeline that it runs; the same file can be run and changed by hand.
+const PIPELINE: &str = include_str!("../../../../examples/pipelines/quickstart.yaml");
+
+/// Generates and runs.
+///
+/// # Errors
+/// Those of `caju gen` and `caju run`.
+pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<()> {
+    let stores = Arc::new(shared::stores(None)?);
+    let pool = shared::cpu_pool(None)?;
+    let out = shared::absolute_url(&args.dir.to_string_lossy())?;
+    let plan = Plan {
+        kind: Kind::Images,
+        out: out.clone(),
+        count: args.count,
+        seed: 0,
+        formats: vec![Format::Tfrecord, Format::Parquet],
+        shards: None,
+        overwrite: false,
+    };
+    if is_complete(&plan, &stores).await? {
+        say(global, &format!("sample data: {out} is there already\n"))?;
+    } else {
+        say(global, &format!("sample data: {} photos into {out}", args.count))?;
+        // What an interrupted run left there are our own files; everything else stays an error.
+        generate(&Plan { overwrite: is_ours_alone(&plan), ..plan }, &stores, &pool, global.quiet).await?;
+        say(global, "")?;
+    }
+    let def = pipeline(&out)?;
+    say(global, "pipeline (examples/pipelines/quickstart.yaml):")?;
+    for line in caju_pipeline::describe(&def) {
+        say(global, &format!("  {line}"))?;
+    }
+    say(global, "")?;
+    let epochs = EpochArgs {
+        epochs: args.epochs,
+        seed: None,
+        processing_mode: Mode::Dynamic,
+        report: None,
+        no_checksum: true,
+    };
+    let job = Job { def: &def, workers: 1, epochs: &epochs, quiet: global.quiet };
+    let outcome = Box::pin(embedded(job, stores, pool)).await?;
+    shared::finish("quickstart", &outcome, &epochs, global.quiet)?;
+    say(global, "\nnext: change examples/pipelines/quickstart.yaml, then `caju check` and `caju run` it")
+}
+
+fn say(global: &Global, line: &str) -> Result<()> {
+    if global.quiet { Ok(()) } else { output::say(line) }
+}
+
+/// Whether a half-written folder may be replaced: only where the user left the folder to us.
+fn is_ours_alone(plan: &Plan) -> bool {
+    plan.out.ends_with("data/quickstart")
+}
+
+/// The example pipeline over the generated files.
+fn pipeline(out: &str) -> Result<DatasetDef> {
+    let mut def = DatasetDef::from_yaml(PIPELINE, Some(std::path::Path::new("/")))?;
+    match &mut def.source {
+        SourceDef::Files(files) => {
+            files.paths = vec![format!("{}/tfrecord/*.tfrecord", out.trim_end_matches('/'))]
+        }
+        _ => return Err(Error::internal("the quickstart pipeline does not read files")),
+    }
+    Ok(def)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_reads_the_generated_files() {
+        let def = pipeline("/tmp/x/").unwrap();
+        let SourceDef::Files(files) = &def.source else { panic!("{def:?}") };
+        assert_eq!(files.paths, ["/tmp/x/tfrecord/*.tfrecord"]);
+        assert_eq!(def.name.as_deref(), Some("quickstart"));
+    }
+}

@@ -1,0 +1,68 @@
+//! `caju worker` and `caju worker drain`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use caju_engine::wire::{Dispatcher, DispatcherLink};
+use caju_proto::v1;
+use caju_types::{Error, Result};
+use caju_worker::{Worker, WorkerConfig};
+
+use super::serve::{Signals, announce, check_listen, drain};
+use super::shared;
+use crate::cli::{WorkerArgs, WorkerCommand};
+use crate::output;
+
+/// Serves until a signal comes or the dispatcher wants the worker to leave; or asks it to.
+///
+/// # Errors
+/// A wrong setting, a port in use, a dispatcher that is not there.
+pub(crate) async fn run(args: &WorkerArgs) -> Result<()> {
+    match &args.command {
+        Some(WorkerCommand::Drain { id, dispatcher, connect_timeout }) => {
+            ask_to_leave(*id, dispatcher, *connect_timeout).await
+        }
+        None => Box::pin(serve(args)).await,
+    }
+}
+
+async fn serve(args: &WorkerArgs) -> Result<()> {
+    let Some(dispatcher) = &args.dispatcher else {
+        return Err(Error::invalid(
+            "caju worker needs --dispatcher HOST:PORT, or CAJU_DISPATCHER; `caju dispatcher` prints its address when it starts",
+        ));
+    };
+    check_listen(&args.listen, args.serve.insecure).await?;
+    let mut signals = Signals::new()?;
+    let stores = Arc::new(shared::stores(Some(shared::allowed(&args.stores.allow)?))?);
+    let config = WorkerConfig {
+        listen: args.listen.clone(),
+        advertise: args.advertise.clone(),
+        tags: args.tags.clone(),
+        cpu_threads: args.cpu_threads.map_or(0, |n| n as usize),
+        connect_timeout: args.connect_timeout,
+        registry: shared::registry(),
+        ..WorkerConfig::new(dispatcher, stores)
+    };
+    let worker = Worker::start(config).await?;
+    announce("worker", worker.address(), &args.serve)?;
+    tokio::select! {
+        _ = signals.next() => {
+            let bound = args.serve.drain_timeout;
+            drain(&mut signals, "worker", &args.serve, worker.drain(bound)).await
+        }
+        () = worker.drained() => {
+            output::note("worker: drained, leaving");
+            worker.shutdown().await;
+            Ok(())
+        }
+    }
+}
+
+async fn ask_to_leave(id: u64, dispatcher: &str, patience: Duration) -> Result<()> {
+    let link = DispatcherLink::new(dispatcher)?;
+    let request = v1::DrainWorkerRequest { worker_id: id };
+    let call = |mut d: Dispatcher| async move { d.drain_worker(request).await };
+    link.retry(patience, Duration::ZERO, call).await?;
+    output::say(format_args!("worker {id} gets no new tasks, and leaves when its present ones are done"))
+}

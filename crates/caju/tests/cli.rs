@@ -1,0 +1,130 @@
+//! Arguments, settings files, exit codes and messages.
+
+mod common;
+
+use common::{caju, fails, ok, stderr};
+
+/// What `gen` wrote, by its own word.
+fn marker(dir: &std::path::Path, out: &str) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(dir.join(out).join("_caju_gen.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn help_teaches() {
+    let dir = tempfile::tempdir().unwrap();
+    let help = ok(dir.path(), &["--help"]);
+    for word in ["caju quickstart", "caju.toml", "Exit codes", "dispatcher", "status"] {
+        assert!(help.contains(word), "{word}: {help}");
+    }
+    for command in ["run", "read", "check", "dispatcher", "worker", "status", "gen", "quickstart"] {
+        let help = ok(dir.path(), &[command, "--help"]);
+        assert!(
+            help.contains("Usage: caju") && help.contains("Example") || command == "quickstart",
+            "{help}"
+        );
+    }
+    assert!(ok(dir.path(), &["--version"]).starts_with("caju 0."));
+}
+
+#[test]
+fn mistakes_in_arguments_are_the_users() {
+    let dir = tempfile::tempdir().unwrap();
+    for args in [
+        &["runn"][..],
+        &["run"],
+        &["run", "x.yaml", "--epochs", "0"],
+        &["run", "x.yaml", "--policy", "auto"],
+        &["gen", "images", "--count", "many", "--out", "x"],
+        &["gen", "pictures", "--count", "1", "--out", "x"],
+        &["dispatcher", "--worker-timeout", "5"],
+        &["worker", "drain", "x"],
+        &[],
+    ] {
+        let output = common::run(dir.path(), args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));
+    }
+    let text = fails(dir.path(), &["run", "x.yaml", "--epoks", "2"], 2);
+    assert!(text.contains("--epochs"), "{text}");
+    let text = fails(dir.path(), &["worker"], 2);
+    assert!(text.contains("--dispatcher"), "{text}");
+    let text = fails(dir.path(), &["run", "no/such/file.yaml"], 2);
+    assert!(text.contains("error: no/such/file.yaml: no such pipeline file"), "{text}");
+}
+
+/// Flags, then variables, then the file, then the defaults.
+#[test]
+fn precedence() {
+    let dir = tempfile::tempdir().unwrap();
+    let toml = "quiet = true\n[gen]\ncount = 5\nseed = 40\nformat = [\"csv\", \"json\"]\n";
+    std::fs::write(dir.path().join("caju.toml"), toml).unwrap();
+    let out = ok(dir.path(), &["gen", "text", "--out", "file"]);
+    assert_eq!(out, "", "quiet comes from the file");
+    let m = marker(dir.path(), "file");
+    assert_eq!(
+        (&m["count"], &m["seed"], &m["formats"]),
+        (&5.into(), &40.into(), &serde_json::json!(["csv", "json"]))
+    );
+
+    let with_variable = |out: &str, args: &[&str]| {
+        let output = caju(dir.path())
+            .env("CAJU_COUNT", "6")
+            .env("CAJU_FORMAT", "json")
+            .env("CAJU_QUIET", "false")
+            .args(["gen", "text", "--out", out])
+            .args(args)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(!output.stdout.is_empty(), "the variable beats the file's `quiet`");
+        marker(dir.path(), out)
+    };
+    let m = with_variable("variable", &[]);
+    assert_eq!(
+        (&m["count"], &m["seed"], &m["formats"]),
+        (&6.into(), &40.into(), &serde_json::json!(["json"]))
+    );
+    let m = with_variable("flag", &["--count", "7", "--seed=1"]);
+    assert_eq!(
+        (&m["count"], &m["seed"], &m["formats"]),
+        (&7.into(), &1.into(), &serde_json::json!(["json"]))
+    );
+}
+
+#[test]
+fn another_settings_file() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("caju.toml"), "[gen]\ncount = 5\n").unwrap();
+    std::fs::write(dir.path().join("other.toml"), "[gen]\ncount = 9\n").unwrap();
+    ok(dir.path(), &["gen", "text", "--out", "a", "--config", "other.toml"]);
+    assert_eq!(marker(dir.path(), "a")["count"], 9);
+    ok(dir.path(), &["--config=other.toml", "gen", "text", "--out", "b"]);
+    assert_eq!(marker(dir.path(), "b")["count"], 9);
+    let text = fails(dir.path(), &["gen", "text", "--out", "c", "--config", "none.toml"], 2);
+    assert!(text.contains("none.toml"), "{text}");
+}
+
+#[test]
+fn mistakes_in_settings_files_name_the_place() {
+    let dir = tempfile::tempdir().unwrap();
+    for (toml, words) in [
+        ("[gen]\ncuont = 5\n", &["gen.cuont", "did you mean `count`"][..]),
+        ("[gne]\ncount = 5\n", &["gne", "did you mean `gen`"]),
+        ("[gen]\ncount = \"lots\"\n", &["gen.count", "lots"]),
+        ("[worker.drain]\nid = 5\n", &["worker.drain.id"]),
+        ("[gen\n", &["caju.toml", "line 1"]),
+        ("log = { a = 1 }\n", &["log"]),
+    ] {
+        std::fs::write(dir.path().join("caju.toml"), toml).unwrap();
+        let text = fails(dir.path(), &["gen", "text", "--out", "x", "--count", "1"], 2);
+        for word in words {
+            assert!(text.contains(word), "{toml}: {text}");
+        }
+    }
+}
+
+#[test]
+fn bad_log_filters_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = fails(dir.path(), &["gen", "text", "--out", "x", "--count", "1", "--log", "caju=loud"], 2);
+    assert!(text.contains("--log"), "{text}");
+}

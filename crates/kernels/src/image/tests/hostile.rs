@@ -1,0 +1,164 @@
+//! Damaged, foreign and hostile bytes: always one clear error or an image, never a panic or a hang.
+
+use caju_types::ErrorKind;
+use proptest::prelude::*;
+
+use super::*;
+
+fn message(bytes: &[u8]) -> String {
+    let e = decode(bytes).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::DataLoss, "{e}");
+    e.to_string()
+}
+
+#[test]
+fn foreign_bytes_are_shown() {
+    assert_eq!(message(b""), "not an image: the value is empty");
+    assert_eq!(
+        message(b"<html lang=\"en\">\n<head>404"),
+        "not an image: the 26 bytes start with `<html`, not JPEG, PNG or WebP"
+    );
+    assert!(message(b"GIF89a\x01\0\x01\0").contains("(a GIF), not JPEG, PNG or WebP"));
+    assert!(message(&[0, 1, 2, 0xFE]).contains("start with `00 01 02 fe`, not JPEG"));
+    assert!(image_size(b"nothing").is_err());
+}
+
+/// A cut-off JPEG is an error wherever it is cut, not an image with a grey end.
+#[test]
+fn cut_off_files_are_errors() {
+    for name in ["420.jpg", "progressive.jpg", "restart.jpg", "cmyk.jpg", "grey.jpg"] {
+        let bytes = fixture(name);
+        for n in 2..bytes.len() - 1 {
+            let text = message(&bytes[..n]);
+            assert!(text.contains("JPEG data ends early"), "{name} cut at {n}: {text}");
+        }
+    }
+    for name in ["rgb.png", "grey.png", "lossless.webp"] {
+        let bytes = fixture(name);
+        for n in [20, 30, 60, bytes.len() / 2, bytes.len() * 9 / 10] {
+            assert!(decode(&bytes[..n]).is_err(), "{name} cut at {n}");
+        }
+    }
+}
+
+/// A region is refused for a cut-off file too, although its own part may be there.
+#[test]
+fn cut_off_files_are_errors_for_regions() {
+    let bytes = fixture("420.jpg");
+    let c = chain(vec![ImageOp::DECODE, ImageOp::CenterCrop { height: 4, width: 4 }], InputKind::Encoded);
+    assert!(run(&c, RowInput::Encoded(&bytes), 0).is_ok());
+    let e = run(&c, RowInput::Encoded(&bytes[..bytes.len() - 40]), 0).unwrap_err();
+    assert!(e.to_string().contains("ends early"), "{e}");
+}
+
+/// Data that end early but carry the end-of-image marker.
+#[test]
+fn short_scans_are_errors() {
+    let bytes = fixture("420.jpg");
+    let mut cut = bytes[..bytes.len() * 3 / 4].to_vec();
+    cut.extend([0xFF, 0xD9]);
+    let e = decode(&cut).unwrap_err().to_string();
+    assert!(e.contains("ends early"), "{e}");
+}
+
+/// Bombs are refused from their headers, before anything is allocated.
+#[test]
+fn bombs_are_refused() {
+    let mut jpeg = fixture("420.jpg");
+    let sof = jpeg.windows(2).position(|w| w == [0xFF, 0xC0]).unwrap();
+    jpeg[sof + 5..sof + 9].copy_from_slice(&[0x75, 0x30, 0x75, 0x30]);
+    let mut png = fixture("rgb.png");
+    png[16..24].copy_from_slice(&[0, 0, 0x75, 0x30, 0, 0, 0x75, 0x30]);
+    for bytes in [jpeg, png] {
+        let e = decode(&bytes).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidArgument);
+        assert!(e.is_data_error());
+        assert_eq!(
+            e.to_string(),
+            "the image is 30000 x 30000 (height x width), 900,000,000 pixels: more than the limit of \
+             100,000,000; set `max_pixels` of decode_image higher if such images are meant to be here"
+        );
+        assert_eq!(image_size(&bytes).unwrap(), (30_000, 30_000));
+    }
+    let small = chain(vec![ImageOp::Decode { max_pixels: 100 }], InputKind::Encoded);
+    let e = run(&small, RowInput::Encoded(&fixture("rgb.png")), 0).unwrap_err();
+    assert!(e.to_string().contains("more than the limit of 100;"), "{e}");
+}
+
+#[test]
+fn pixel_inputs_are_checked() {
+    let c = chain(vec![ImageOp::Grayscale], InputKind::U8);
+    let e = run(&c, RowInput::Pixels { data: &[0; 10], height: 2, width: 2 }, 0).unwrap_err();
+    assert_eq!(e.to_string(), "an image of 2 x 2 x 3 has 10 samples");
+    let blur = chain(vec![ImageOp::GaussianBlur { kernel: 9, sigma: (1.0, 1.0) }], InputKind::U8);
+    let e = run(&blur, RowInput::Pixels { data: &[0; 12], height: 2, width: 2 }, 0).unwrap_err();
+    assert!(e.to_string().contains("needs an image larger than 4 pixels in both directions"), "{e}");
+}
+
+const FILES: [&str; 14] = [
+    "420.jpg",
+    "422.jpg",
+    "440.jpg",
+    "411.jpg",
+    "high.jpg",
+    "low.jpg",
+    "restart.jpg",
+    "progressive.jpg",
+    "progressive444.jpg",
+    "grey_progressive.jpg",
+    "cmyk.jpg",
+    "exif6.jpg",
+    "rgb.png",
+    "lossless.webp",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    /// Flipped, inserted, removed and cut bytes. What is checked is that it ends, without a panic; a scratch
+    /// that saw damage afterwards decodes a sound file as ever.
+    #[test]
+    fn mutations_never_panic(
+        file in 0..FILES.len(),
+        edits in prop::collection::vec((any::<u16>(), any::<u8>(), 0u8..4), 1..12),
+        cut in prop::option::of(any::<u16>()),
+        key: u64,
+    ) {
+        let mut bytes = fixture(FILES[file]);
+        for (at, value, kind) in edits {
+            let at = usize::from(at) % bytes.len().max(1);
+            match kind {
+                0 => bytes[at] = value,
+                1 => bytes[at] ^= 1 << (value & 7),
+                2 => bytes.insert(at, value),
+                _ => drop(bytes.remove(at)),
+            }
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(usize::from(cut) % bytes.len().max(1));
+        }
+        let mut s = Scratch::default();
+        let mut out = Vec::new();
+        let limit = ImageOp::Decode { max_pixels: 200_000 };
+        let crop = ImageOp::RandomResizedCrop { height: 9, width: 8, scale: (0.1, 1.0), ratio: (0.5, 2.0) };
+        for (ops, scaled) in [(vec![limit.clone()], false), (vec![limit.clone(), crop.clone()], false), (vec![limit, crop], true)] {
+            let c = chain(ops, InputKind::Encoded).allow_scaled(scaled);
+            if let Err(e) = c.run_variable_u8(RowInput::Encoded(&bytes), key, &mut s, &mut out) {
+                prop_assert!(e.is_data_error(), "{}", e);
+            }
+        }
+        let sound = chain(vec![ImageOp::DECODE], InputKind::Encoded);
+        let name = FILES[file];
+        out.clear();
+        sound.run_variable_u8(RowInput::Encoded(&fixture(name)), key, &mut s, &mut out).unwrap();
+        prop_assert_eq!(out, decode(&fixture(name)).unwrap().data);
+    }
+
+    #[test]
+    fn noise_never_panics(mut bytes in prop::collection::vec(any::<u8>(), 0..300), jpeg: bool) {
+        if jpeg {
+            bytes.splice(0..0, [0xFF, 0xD8, 0xFF]);
+        }
+        prop_assert!(decode(&bytes).is_err());
+    }
+}

@@ -1,0 +1,93 @@
+//! Settings.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use caju_engine::wire::LocalWorkers;
+use caju_kernels::{Limits, Registry};
+use caju_runtime::{Clock, CpuPool, IoCounters, Stores, SystemClock};
+
+/// What a worker is started with.
+#[derive(Clone)]
+pub struct WorkerConfig {
+    /// The dispatcher's `host:port`.
+    pub dispatcher: String,
+    /// `host:port` to listen on; port 0 takes a free one.
+    pub listen: String,
+    /// The `host:port` that clients dial, if it is another than the one listened on.
+    pub advertise: Option<String>,
+    /// Labels for people.
+    pub tags: Vec<String>,
+    /// Threads that compute; 0: one per core. Not used if `pool` is given.
+    pub cpu_threads: usize,
+    /// Threads shared with others in this process.
+    pub pool: Option<CpuPool>,
+    /// Bytes of finished elements that a task may hold until readers take them; one element always may be.
+    pub buffer_bytes: usize,
+    /// How long to look for a dispatcher that is not there.
+    pub connect_timeout: Duration,
+    /// How long tasks go on without the dispatcher.
+    pub dispatcher_timeout: Duration,
+    /// How long a task is kept when nobody reads it.
+    pub linger: Duration,
+    /// A reader that takes nothing for so long is gone.
+    pub silence: Duration,
+    /// How often readers that wait are told that the worker lives.
+    pub ping: Duration,
+    /// The most connections at once.
+    pub connections: usize,
+    /// Where sources are read from.
+    pub stores: Arc<Stores>,
+    /// Counts what is read.
+    pub io: Arc<IoCounters>,
+    /// The functions of expressions.
+    pub registry: Registry,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// The workers of this process: this one enters itself.
+    pub local: LocalWorkers,
+    /// The most rows of a batch of the engine; the engine's default if absent.
+    pub batch_rows: Option<usize>,
+    /// The version of caju, for people.
+    pub version: String,
+}
+
+impl WorkerConfig {
+    /// The defaults for a dispatcher: a free port on the local address, one thread per core.
+    pub fn new(dispatcher: impl Into<String>, stores: Arc<Stores>) -> Self {
+        Self {
+            dispatcher: dispatcher.into(),
+            listen: "127.0.0.1:0".to_string(),
+            advertise: None,
+            tags: Vec::new(),
+            cpu_threads: 0,
+            pool: None,
+            buffer_bytes: 64 << 20,
+            connect_timeout: Duration::from_secs(10),
+            dispatcher_timeout: Duration::from_secs(60),
+            linger: Duration::from_secs(30),
+            silence: Duration::from_secs(30),
+            ping: Duration::from_secs(5),
+            connections: 1024,
+            stores,
+            io: Arc::new(IoCounters::new()),
+            registry: Registry::new(Limits::default()),
+            clock: SystemClock::shared(),
+            local: LocalWorkers::new(),
+            batch_rows: None,
+            version: env!("CARGO_PKG_VERSION").to_string(),
+        }
+    }
+}
+
+impl fmt::Debug for WorkerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkerConfig")
+            .field("dispatcher", &self.dispatcher)
+            .field("listen", &self.listen)
+            .field("tags", &self.tags)
+            .field("buffer_bytes", &self.buffer_bytes)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,91 @@
+//! Splits on lease from the dispatcher.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use caju_engine::source::Split;
+use caju_engine::wire::Dispatcher;
+use caju_engine::{LeasedSplit, SplitFeed};
+use caju_proto::v1;
+use caju_types::{Error, Result, TaskId};
+use tokio::time::Instant;
+
+use crate::identity::Identity;
+
+/// How long one request waits at the dispatcher for splits to be listed.
+const POLL: Duration = Duration::from_secs(5);
+/// Splits that are used up faster than this are asked for in larger hands.
+const FAST: Duration = Duration::from_millis(50);
+/// The most splits asked for at once.
+const MOST: u32 = 64;
+
+/// The leases of one task. Requests are numbered, so that a repeated one gets the same splits again.
+pub(crate) struct DispatcherFeed {
+    identity: Arc<Identity>,
+    task: TaskId,
+    patience: Duration,
+    request_no: u64,
+    want: u32,
+    asked: Instant,
+    held: VecDeque<LeasedSplit>,
+    over: bool,
+}
+
+impl DispatcherFeed {
+    pub(crate) fn new(identity: Arc<Identity>, task: TaskId, patience: Duration) -> Self {
+        Self {
+            identity,
+            task,
+            patience,
+            request_no: 0,
+            want: 1,
+            asked: Instant::now(),
+            held: VecDeque::new(),
+            over: false,
+        }
+    }
+
+    async fn ask(&mut self, want: u32) -> Result<()> {
+        let request = v1::NextSplitsRequest {
+            task_id: self.task.0,
+            worker_id: self.identity.id().0,
+            want: want.max(self.want),
+            wait_ms: u64::try_from(POLL.as_millis()).unwrap_or(u64::MAX),
+            request_no: self.request_no + 1,
+        };
+        let call = |mut d: Dispatcher| async move { d.next_splits(request).await };
+        let answer = self.identity.link.retry(self.patience, POLL, call).await?;
+        self.request_no += 1;
+        self.over = answer.end;
+        for lease in answer.splits {
+            self.held.push_back(leased(lease)?);
+        }
+        Ok(())
+    }
+}
+
+fn leased(lease: v1::SplitLease) -> Result<LeasedSplit> {
+    let split: Split = serde_json::from_str(&lease.split_json).map_err(|e| {
+        Error::internal(format!("a split of the dispatcher cannot be read: {e}: {}", lease.split_json))
+    })?;
+    let done = lease.done.iter().map(|r| (r.start, r.end)).collect();
+    Ok(LeasedSplit { index: lease.index, split, done })
+}
+
+#[async_trait]
+impl SplitFeed for DispatcherFeed {
+    async fn next(&mut self, want: usize) -> Result<Option<Vec<LeasedSplit>>> {
+        let want = u32::try_from(want.max(1)).unwrap_or(MOST);
+        while self.held.is_empty() && !self.over {
+            // Small splits (a file each, say) would cost a round trip each.
+            self.want =
+                if self.asked.elapsed() < FAST { (self.want * 2).min(MOST) } else { (self.want / 2).max(1) };
+            self.asked = Instant::now();
+            self.ask(want).await?;
+        }
+        let n = self.held.len().min(want as usize);
+        Ok(if n == 0 { None } else { Some(self.held.drain(..n).collect()) })
+    }
+}

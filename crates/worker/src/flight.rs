@@ -1,0 +1,205 @@
+//! Serving any Arrow Flight client: one record batch on the wire per element.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow_array::RecordBatch;
+use arrow_flight::encode::FlightDataEncoderBuilder;
+use arrow_flight::error::FlightError;
+use arrow_flight::flight_service_server::FlightService;
+use arrow_flight::{
+    Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest,
+    HandshakeResponse, PollInfo, PutResult, SchemaResult, Ticket,
+};
+use arrow_schema::SchemaRef;
+use caju_engine::wire::{Dispatcher, ElementCursor, schema_from_ipc};
+use caju_proto::{to_status, v1};
+use caju_types::{Error, Result, TaskId, WorkerId};
+use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use serde_json::Value;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::manager::{Found, Manager};
+use crate::running::Attachment;
+
+/// What binding a definition may take at the dispatcher.
+const BIND: Duration = Duration::from_secs(120);
+
+/// The Flight service, over the tasks of this worker.
+pub(crate) struct FlightOnWorker {
+    manager: Arc<Manager>,
+}
+
+impl FlightOnWorker {
+    pub(crate) fn new(manager: Arc<Manager>) -> Self {
+        Self { manager }
+    }
+
+    async fn get(&self, ticket: &Ticket) -> Result<BoxStream<'static, Result<FlightData, Status>>> {
+        let request = self.request(ticket)?;
+        let me = WorkerId(request.flight_worker_id);
+        let call = |mut d: Dispatcher| {
+            let request = request.clone();
+            async move { d.open_iteration(request).await }
+        };
+        let link = &self.manager.identity.link;
+        let opened = link.retry(self.manager.config.connect_timeout, BIND, call).await?;
+        let schema = schema_from_ipc(&opened.schema_ipc)?
+            .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
+        let task = opened.tasks.iter().find(|t| t.worker_id == me.0 && !t.ended && !t.lost);
+        let found = match task {
+            Some(task) => self.manager.open(TaskId(task.task_id)).await?,
+            // Nothing is left for this worker.
+            None => Found::Over,
+        };
+        Ok(encode(schema, elements(found)))
+    }
+
+    /// The dispatcher's side of a ticket.
+    fn request(&self, ticket: &Ticket) -> Result<v1::OpenIterationRequest> {
+        let bad = |why: &str| {
+            Error::invalid(format!(
+                "the ticket {why}; tickets come from the dispatcher's GetFlightInfo and are used as they are"
+            ))
+        };
+        let value: Value = serde_json::from_slice(&ticket.ticket).map_err(|_| bad("is not JSON"))?;
+        let worker = value.get("worker").and_then(Value::as_u64).ok_or_else(|| bad("names no worker"))?;
+        let me = self.manager.identity.id();
+        if worker != me.0 {
+            return Err(Error::unavailable(format!(
+                "the ticket is for {}, and this is {me}; ask the dispatcher for the flight's info again",
+                WorkerId(worker)
+            )));
+        }
+        let (dataset_id, definition_json) = match value.get("pipeline") {
+            Some(Value::String(id)) => (id.clone(), String::new()),
+            Some(definition @ Value::Object(_)) => (String::new(), definition.to_string()),
+            _ => return Err(bad("names no pipeline")),
+        };
+        let mode = match value.get("mode").and_then(Value::as_str) {
+            Some("off") => v1::ProcessingMode::Off,
+            Some("dynamic") => v1::ProcessingMode::Dynamic,
+            _ => v1::ProcessingMode::Unspecified,
+        };
+        let seed = value.get("seed").and_then(Value::as_u64);
+        Ok(v1::OpenIterationRequest {
+            dataset_id,
+            definition_json,
+            job: value.get("job").and_then(Value::as_str).unwrap_or_default().to_string(),
+            epoch: value.get("epoch").and_then(Value::as_u64).unwrap_or(0),
+            seed: seed.unwrap_or(0),
+            has_seed: seed.is_some(),
+            mode: mode.into(),
+            flight: true,
+            flight_worker_id: me.0,
+            client_id: 0,
+        })
+    }
+}
+
+/// A stream of record batches, one per element.
+fn elements(found: Found) -> BoxStream<'static, Result<RecordBatch>> {
+    let Found::Running(attachment) = found else { return stream::empty().boxed() };
+    // Nobody else can read what a Flight reader leaves behind: no one knows what it has.
+    let start = (attachment.only(), None::<ElementCursor>);
+    stream::try_unfold(
+        start,
+        |(mut attachment, mut cursor): (Attachment, Option<ElementCursor>)| async move {
+            loop {
+                if let Some(c) = &mut cursor
+                    && let Some(batch) = c.next()?
+                {
+                    return Ok(Some((batch, (attachment, cursor))));
+                }
+                match attachment.next().await? {
+                    Some(chunk) => cursor = Some(ElementCursor::new(chunk)),
+                    None => {
+                        attachment.received();
+                        return Ok(None);
+                    }
+                }
+            }
+        },
+    )
+    .boxed()
+}
+
+/// The schema, then a message per element, whatever its size.
+fn encode(
+    schema: SchemaRef,
+    batches: BoxStream<'static, Result<RecordBatch>>,
+) -> BoxStream<'static, Result<FlightData, Status>> {
+    let batches = batches.map_err(|e| FlightError::Tonic(Box::new(to_status(&e))));
+    FlightDataEncoderBuilder::new()
+        .with_schema(schema)
+        .with_max_flight_data_size(usize::MAX)
+        .build(batches)
+        .map_err(|e| match e {
+            FlightError::Tonic(status) => *status,
+            other => to_status(&Error::internal(format!("an element cannot be written: {other}"))),
+        })
+        .boxed()
+}
+
+fn not_here(call: &str) -> Status {
+    to_status(&Error::unimplemented(format!(
+        "a worker does not serve {call}: ask the dispatcher for GetFlightInfo, then DoGet each endpoint here"
+    )))
+}
+
+#[tonic::async_trait]
+impl FlightService for FlightOnWorker {
+    type HandshakeStream = BoxStream<'static, Result<HandshakeResponse, Status>>;
+    type ListFlightsStream = BoxStream<'static, Result<FlightInfo, Status>>;
+    type DoGetStream = BoxStream<'static, Result<FlightData, Status>>;
+    type DoPutStream = BoxStream<'static, Result<PutResult, Status>>;
+    type DoExchangeStream = BoxStream<'static, Result<FlightData, Status>>;
+    type DoActionStream = BoxStream<'static, Result<arrow_flight::Result, Status>>;
+    type ListActionsStream = BoxStream<'static, Result<ActionType, Status>>;
+
+    async fn do_get(&self, request: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
+        self.get(&request.into_inner()).await.map(Response::new).map_err(|e| to_status(&e))
+    }
+
+    async fn handshake(
+        &self,
+        _: Request<Streaming<HandshakeRequest>>,
+    ) -> Result<Response<Self::HandshakeStream>, Status> {
+        Err(not_here("Handshake"))
+    }
+
+    async fn list_flights(&self, _: Request<Criteria>) -> Result<Response<Self::ListFlightsStream>, Status> {
+        Ok(Response::new(stream::empty().boxed()))
+    }
+
+    async fn get_flight_info(&self, _: Request<FlightDescriptor>) -> Result<Response<FlightInfo>, Status> {
+        Err(not_here("GetFlightInfo"))
+    }
+
+    async fn poll_flight_info(&self, _: Request<FlightDescriptor>) -> Result<Response<PollInfo>, Status> {
+        Err(not_here("PollFlightInfo"))
+    }
+
+    async fn get_schema(&self, _: Request<FlightDescriptor>) -> Result<Response<SchemaResult>, Status> {
+        Err(not_here("GetSchema"))
+    }
+
+    async fn do_put(&self, _: Request<Streaming<FlightData>>) -> Result<Response<Self::DoPutStream>, Status> {
+        Err(not_here("DoPut"))
+    }
+
+    async fn do_exchange(
+        &self,
+        _: Request<Streaming<FlightData>>,
+    ) -> Result<Response<Self::DoExchangeStream>, Status> {
+        Err(not_here("DoExchange"))
+    }
+
+    async fn do_action(&self, _: Request<Action>) -> Result<Response<Self::DoActionStream>, Status> {
+        Err(not_here("DoAction"))
+    }
+
+    async fn list_actions(&self, _: Request<Empty>) -> Result<Response<Self::ListActionsStream>, Status> {
+        Ok(Response::new(stream::empty().boxed()))
+    }
+}

@@ -1,0 +1,216 @@
+//! Serving our own client: chunks as they are, within the reader's credit.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arrow_schema::SchemaRef;
+use caju_engine::Chunk;
+use caju_engine::wire::frame::{CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader};
+use caju_engine::wire::{BufferPool, FrameReader, FrameWriter, coalesce, encode_chunk, encode_schema};
+use caju_types::{Error, Result, TaskId};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+
+use crate::manager::{Found, Manager};
+use crate::running::Attachment;
+
+/// A connection must say what it wants within this time.
+const OPEN: Duration = Duration::from_secs(10);
+/// A reader that has everything says so within this time.
+const ACK: Duration = Duration::from_secs(10);
+/// Between credits a reader may be silent for as long as its user thinks; a dead peer shows by keep-alive.
+const PATIENCE: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Chunks below this size go out together, as far as they are ready.
+const SMALL: usize = 64 << 10;
+/// The size up to which small chunks are collected.
+const COLLECTED: usize = 256 << 10;
+/// Control frames are small, and have no bodies.
+const CONTROL: (usize, u64) = (4096, 0);
+
+/// Serves one connection.
+///
+/// # Errors
+/// What ended the connection before its time; the reader was told, if it could be.
+pub(crate) async fn serve(stream: TcpStream, manager: Arc<Manager>) -> Result<()> {
+    let peer = stream.peer_addr().map_or_else(|_| "a reader".to_string(), |a| format!("reader {a}"));
+    let silence = manager.config.silence;
+    let (input, output) = stream.into_split();
+    let mut reader =
+        FrameReader::new(input, peer.clone(), BufferPool::new(0), PATIENCE).with_limits(CONTROL.0, CONTROL.1);
+    let mut writer = FrameWriter::new(output, peer.clone(), silence);
+    let first = tokio::time::timeout(OPEN, reader.next()).await;
+    let open = match first {
+        Ok(Ok(Some(frame))) if frame.kind == Kind::Open => frame.message::<OpenHeader>()?,
+        Ok(Ok(None)) => return Ok(()),
+        Ok(Ok(Some(_))) => return Err(Error::data_loss(format!("{peer}: the first frame is not `open`"))),
+        Ok(Err(e)) => {
+            // Another version of the protocol, say: the peer should know.
+            drop(writer.send(Kind::Error, &ErrorHeader::from(&e)).await);
+            return Err(e);
+        }
+        Err(_) => return Err(Error::deadline(format!("{peer}: nothing was asked for within {OPEN:?}"))),
+    };
+    let flow = Flow::new(open.window_bytes);
+    let ended = {
+        let listening = listen(&mut reader, &flow);
+        tokio::pin!(listening);
+        tokio::select! {
+            biased;
+            r = send(&manager, TaskId(open.task_id), &mut writer, &flow) => match r {
+                Ok(None) => Ok(()),
+                Ok(Some(attachment)) => confirmed(attachment, tokio::time::timeout(ACK, listening).await, &peer),
+                Err(e) => Err(e),
+            },
+            gone = &mut listening => match gone {
+                Ok(_) => Err(Error::cancelled(format!("{peer} left"))),
+                Err(e) => Err(e),
+            },
+        }
+    };
+    if let Err(e) = &ended {
+        drop(writer.send(Kind::Error, &ErrorHeader::from(e)).await);
+    }
+    writer.shutdown().await;
+    ended
+}
+
+type Listened = Result<Result<bool>, tokio::time::error::Elapsed>;
+
+fn confirmed(mut attachment: Attachment, listened: Listened, peer: &str) -> Result<()> {
+    match listened {
+        Ok(Ok(true)) => {
+            attachment.received();
+            Ok(())
+        }
+        Ok(Ok(false)) => Err(Error::unavailable(format!("{peer} left before it had everything"))),
+        Ok(Err(e)) => Err(e),
+        Err(_) => Err(Error::deadline(format!("{peer} did not say within {ACK:?} that it had everything"))),
+    }
+}
+
+/// What may be sent.
+struct Flow {
+    window: AtomicU64,
+    outstanding: AtomicU64,
+    credit: Notify,
+}
+
+impl Flow {
+    fn new(window: u64) -> Self {
+        Self { window: AtomicU64::new(window.max(1)), outstanding: AtomicU64::new(0), credit: Notify::new() }
+    }
+
+    fn may_send(&self) -> bool {
+        let outstanding = self.outstanding.load(Ordering::Acquire);
+        outstanding == 0 || outstanding < self.window.load(Ordering::Acquire)
+    }
+
+    fn give(&self, header: &CreditHeader) {
+        let less = |a: &AtomicU64, n: u64| {
+            // A peer that gives back more than it has is at zero.
+            a.fetch_update(Ordering::AcqRel, Ordering::Acquire, |v| Some(v.saturating_sub(n))).ok();
+        };
+        less(&self.outstanding, header.bytes);
+        less(&self.window, header.shrink_bytes);
+        self.credit.notify_one();
+    }
+}
+
+/// Takes credits until the reader acknowledges the end (true) or goes away (false).
+async fn listen<R: AsyncRead + Unpin>(reader: &mut FrameReader<R>, flow: &Flow) -> Result<bool> {
+    loop {
+        match reader.next().await? {
+            None => return Ok(false),
+            Some(frame) => match frame.kind {
+                Kind::Credit => flow.give(&frame.message::<CreditHeader>()?),
+                Kind::Ack => return Ok(true),
+                other => {
+                    return Err(Error::data_loss(format!(
+                        "a reader sent a frame {other:?}, which is ours to send"
+                    )));
+                }
+            },
+        }
+    }
+}
+
+/// Sends a task to its end; `None` if all of it was received before. Whoever gets the attachment says
+/// whether the reader has everything.
+async fn send<W: AsyncWrite + Unpin>(
+    manager: &Arc<Manager>,
+    task: TaskId,
+    writer: &mut FrameWriter<W>,
+    flow: &Flow,
+) -> Result<Option<Attachment>> {
+    let ping = manager.config.ping;
+    let found = pinging(writer, ping, manager.open(task)).await??;
+    let Found::Running(mut attachment) = found else {
+        writer.send(Kind::End, &EmptyHeader {}).await?;
+        return Ok(None);
+    };
+    let mut schema = Arc::clone(&attachment.task.schema);
+    writer.send(Kind::Schema, &encode_schema(&schema)?).await?;
+    loop {
+        let credit = async {
+            while !flow.may_send() {
+                flow.credit.notified().await;
+            }
+        };
+        pinging(writer, ping, credit).await?;
+        let Some(mut chunk) = pinging(writer, ping, attachment.next()).await?? else { break };
+        let odd = collect(&mut attachment, &mut chunk);
+        for chunk in std::iter::once(chunk).chain(odd) {
+            write(writer, flow, &mut schema, &chunk).await?;
+        }
+    }
+    writer.send(Kind::End, &EmptyHeader {}).await?;
+    Ok(Some(attachment))
+}
+
+/// Adds small chunks that are ready; gives one that turned out not to fit.
+fn collect(attachment: &mut Attachment, chunk: &mut Chunk) -> Option<Chunk> {
+    let mut bytes = chunk.bytes();
+    while bytes < COLLECTED {
+        let next = attachment.next_if(|_, n| {
+            bytes += n;
+            n < SMALL
+        })?;
+        if let Err(odd) = coalesce(chunk, next) {
+            return Some(odd);
+        }
+    }
+    None
+}
+
+async fn write<W: AsyncWrite + Unpin>(
+    writer: &mut FrameWriter<W>,
+    flow: &Flow,
+    schema: &mut SchemaRef,
+    chunk: &Chunk,
+) -> Result<()> {
+    let now = chunk.schema();
+    if !Arc::ptr_eq(&now, schema) && now != *schema {
+        writer.send(Kind::Schema, &encode_schema(&now)?).await?;
+        *schema = now;
+    }
+    let frame = encode_chunk(chunk)?;
+    flow.outstanding.fetch_add(frame.body_len, Ordering::AcqRel);
+    writer.write(&frame).await
+}
+
+/// Waits for something, telling the reader meanwhile that this worker lives.
+async fn pinging<W: AsyncWrite + Unpin, T>(
+    writer: &mut FrameWriter<W>,
+    every: Duration,
+    wait: impl Future<Output = T>,
+) -> Result<T> {
+    tokio::pin!(wait);
+    loop {
+        match tokio::time::timeout(every, &mut wait).await {
+            Ok(value) => return Ok(value),
+            Err(_) => writer.send(Kind::Ping, &EmptyHeader {}).await?,
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Who this worker is, to the dispatcher.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use caju_engine::wire::{Dispatcher, DispatcherLink};
+use caju_proto::v1;
+use caju_types::{Result, WorkerId};
+
+/// A worker's line to the dispatcher and its present identifier there.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    pub(crate) link: DispatcherLink,
+    pub(crate) address: String,
+    tags: Vec<String>,
+    cores: u32,
+    version: String,
+    id: AtomicU64,
+    heartbeat_ms: AtomicU64,
+    draining: AtomicBool,
+}
+
+impl Identity {
+    pub(crate) fn new(
+        link: DispatcherLink,
+        address: String,
+        tags: Vec<String>,
+        cores: usize,
+        version: String,
+    ) -> Self {
+        Self {
+            link,
+            address,
+            tags,
+            cores: u32::try_from(cores).unwrap_or(u32::MAX),
+            version,
+            id: AtomicU64::new(0),
+            heartbeat_ms: AtomicU64::new(1000),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// The identifier that the dispatcher gave.
+    pub(crate) fn id(&self) -> WorkerId {
+        WorkerId(self.id.load(Ordering::Acquire))
+    }
+
+    /// How often to report.
+    pub(crate) fn heartbeat(&self) -> Duration {
+        Duration::from_millis(self.heartbeat_ms.load(Ordering::Relaxed).clamp(20, 60_000))
+    }
+
+    /// Whether no new tasks are taken.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Registers, looking for the dispatcher for some time.
+    pub(crate) async fn register(&self, patience: Duration) -> Result<()> {
+        let request = v1::RegisterWorkerRequest {
+            address: self.address.clone(),
+            tags: self.tags.clone(),
+            cores: self.cores,
+            version: self.version.clone(),
+        };
+        let call = |mut d: Dispatcher| {
+            let request = request.clone();
+            async move { d.register_worker(request).await }
+        };
+        let answer = self.link.retry(patience, Duration::ZERO, call).await?;
+        self.heartbeat_ms.store(answer.heartbeat_ms, Ordering::Relaxed);
+        self.id.store(answer.worker_id, Ordering::Release);
+        Ok(())
+    }
+}

@@ -1,0 +1,338 @@
+//! The tasks of this worker: started when somebody asks for them, reported when they end.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use caju_engine::wire::{Dispatcher, LocalTask, LocalWorker};
+use caju_engine::{TaskOptions, run_task};
+use caju_proto::v1;
+use caju_runtime::{CpuPool, Tasks};
+use caju_types::{ClientId, Error, ErrorKind, IterationId, Result, TaskId};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, OnceCell};
+
+use crate::config::WorkerConfig;
+use crate::feed::DispatcherFeed;
+use crate::identity::Identity;
+use crate::pipelines::Pipelines;
+use crate::running::{Attachment, Finished, RunningTask};
+
+/// Ended tasks that are remembered, for readers that come late.
+const REMEMBERED: usize = 4096;
+/// How long to try to report a failure before readers are told.
+const REPORT: Duration = Duration::from_secs(5);
+
+/// All tasks of a worker.
+pub(crate) struct Manager {
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) config: WorkerConfig,
+    pipelines: Pipelines,
+    pool: CpuPool,
+    /// Held by artificial stages, which run one at a time per worker.
+    one_at_a_time: Arc<tokio::sync::Mutex<()>>,
+    tasks: Mutex<HashMap<TaskId, Arc<Slot>>>,
+    past: Mutex<VecDeque<(TaskId, Result<()>)>>,
+    reported_io: Mutex<(u64, u64)>,
+    group: Tasks,
+    changed: Notify,
+}
+
+/// A task that runs, or is being started.
+#[derive(Default)]
+struct Slot {
+    running: OnceCell<Arc<RunningTask>>,
+}
+
+/// Removes the slot of a task that did not start, because it could not or because the reader went away.
+struct Starting<'a> {
+    manager: &'a Manager,
+    id: TaskId,
+    slot: Arc<Slot>,
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        let mut tasks = self.manager.tasks.lock();
+        // The list and this reader hold it; whoever else does is starting it now.
+        if self.slot.running.get().is_none() && Arc::strong_count(&self.slot) <= 2 {
+            tasks.remove(&self.id);
+            self.manager.changed.notify_waiters();
+        }
+    }
+}
+
+/// What a reader finds.
+pub(crate) enum Found {
+    /// The task runs.
+    Running(Attachment),
+    /// It has ended, and everything was received.
+    Over,
+}
+
+impl std::fmt::Debug for Manager {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Manager").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+impl Manager {
+    pub(crate) fn new(
+        identity: Arc<Identity>,
+        config: WorkerConfig,
+        pipelines: Pipelines,
+        pool: CpuPool,
+        group: Tasks,
+    ) -> Self {
+        Self {
+            identity,
+            config,
+            pipelines,
+            pool,
+            one_at_a_time: Arc::default(),
+            tasks: Mutex::default(),
+            past: Mutex::default(),
+            reported_io: Mutex::default(),
+            group,
+            changed: Notify::new(),
+        }
+    }
+
+    /// Attaches a reader to a task, starting the task if need be.
+    ///
+    /// # Errors
+    /// `Cancelled` if the dispatcher does not want the task here, `Unavailable` if this worker is leaving, and
+    /// everything that binding the pipeline may find.
+    pub(crate) async fn open(self: &Arc<Self>, id: TaskId) -> Result<Found> {
+        if let Some((_, result)) = self.past.lock().iter().rev().find(|(t, _)| *t == id) {
+            return result.clone().map(|()| Found::Over);
+        }
+        let slot = {
+            let mut tasks = self.tasks.lock();
+            match tasks.get(&id) {
+                Some(slot) => Arc::clone(slot),
+                None if self.group.is_stopped() => return Err(self.leaving()),
+                None => {
+                    let slot = Arc::new(Slot::default());
+                    tasks.insert(id, Arc::clone(&slot));
+                    slot
+                }
+            }
+        };
+        let starting = Starting { manager: self, id, slot };
+        let running = starting.slot.running.get_or_try_init(|| self.start(id)).await?;
+        Ok(Found::Running(running.attach()))
+    }
+
+    fn leaving(&self) -> Error {
+        Error::unavailable(format!("the worker at {} is leaving", self.identity.address))
+    }
+
+    async fn start(self: &Arc<Self>, id: TaskId) -> Result<Arc<RunningTask>> {
+        let call = |mut d: Dispatcher| {
+            let request = v1::GetTaskRequest { task_id: id.0, worker_id: self.identity.id().0 };
+            async move { d.get_task(request).await }
+        };
+        let answer = self.identity.link.retry(self.config.dispatcher_timeout, Duration::ZERO, call).await?;
+        let def = answer
+            .task
+            .ok_or_else(|| Error::internal(format!("the dispatcher gave no definition of {id}")))?;
+        let pipeline = match self.pipelines.get(&def).await {
+            Ok(pipeline) => pipeline,
+            Err(e) => {
+                // It would fail anywhere: let the dispatcher end the iteration.
+                let failed = Finished { result: Err(e.clone()), stages: Vec::new(), rows_skipped: 0 };
+                self.report(id, &failed, REPORT).await;
+                return Err(e);
+            }
+        };
+        let feed = DispatcherFeed::new(Arc::clone(&self.identity), id, self.config.dispatcher_timeout);
+        let group = self.group.child();
+        let schema = pipeline.schema();
+        let run = run_task(&pipeline, Box::new(feed), self.options(&def));
+        let bytes = self.config.buffer_bytes;
+        let iteration = IterationId(def.iteration_id);
+        let running = Arc::new(RunningTask::new(id, iteration, schema, &run, bytes, group.clone()));
+        tracing::info!(task = %id, job = %def.job, epoch = def.epoch, "task started");
+        let (me, task) = (Arc::clone(self), Arc::clone(&running));
+        drop(group.spawn(async move {
+            let finished = task.pump(run, me.config.linger).await;
+            me.finish(&task, finished).await;
+        }));
+        Ok(running)
+    }
+
+    fn options(&self, def: &v1::TaskDef) -> TaskOptions {
+        let mut options = TaskOptions::new(self.pool.clone(), Arc::clone(&self.config.clock));
+        options.seed = def.seed;
+        options.epoch = def.epoch;
+        options.slot = (def.mode() == v1::ProcessingMode::Off).then_some(def.worker_slot);
+        options.deterministic = def.deterministic;
+        options.one_at_a_time = Arc::clone(&self.one_at_a_time);
+        if let Some(rows) = self.config.batch_rows {
+            options.batch_rows = rows;
+        }
+        options
+    }
+
+    async fn finish(&self, task: &RunningTask, finished: Finished) {
+        match &finished.result {
+            Ok(()) => tracing::info!(task = %task.id, "task ended"),
+            Err(e) if e.kind() == ErrorKind::Cancelled => {
+                tracing::info!(task = %task.id, reason = %e, "task given up")
+            }
+            Err(e) => tracing::error!(task = %task.id, error = %e, "task failed"),
+        }
+        // The dispatcher hears of a failure before readers do: they ask it what to do.
+        let patience = if finished.result.is_ok() { self.config.dispatcher_timeout } else { REPORT };
+        self.report(task.id, &finished, patience).await;
+        if let Err(e) = &finished.result {
+            task.fail(e.clone());
+        }
+        self.forget(task.id, finished.result);
+    }
+
+    async fn report(&self, id: TaskId, finished: &Finished, patience: Duration) {
+        let request = v1::FinishTaskRequest {
+            task_id: id.0,
+            worker_id: self.identity.id().0,
+            failure: finished.result.as_ref().err().map(Into::into),
+            stages: finished.stages.clone(),
+            io: Some(self.io_since()),
+            rows_skipped: finished.rows_skipped,
+        };
+        let call = |mut d: Dispatcher| {
+            let request = request.clone();
+            async move { d.finish_task(request).await }
+        };
+        if let Err(e) = self.identity.link.retry(patience, Duration::ZERO, call).await {
+            tracing::warn!(task = %id, error = %e, "the end of a task could not be reported");
+        }
+    }
+
+    /// What was read since the last report: tasks run side by side, and only their sum can be counted.
+    fn io_since(&self) -> v1::IoStats {
+        let now = self.config.io.snapshot();
+        let mut last = self.reported_io.lock();
+        let (bytes, requests) = (now.bytes_read, now.reads + now.lists);
+        let stats = v1::IoStats {
+            source_bytes_read: bytes.saturating_sub(last.0),
+            source_requests: requests.saturating_sub(last.1),
+            ..Default::default()
+        };
+        *last = (bytes, requests);
+        stats
+    }
+
+    fn forget(&self, id: TaskId, result: Result<()>) {
+        let mut past = self.past.lock();
+        past.push_back((id, result));
+        if past.len() > REMEMBERED {
+            past.pop_front();
+        }
+        drop(past);
+        self.tasks.lock().remove(&id);
+        self.changed.notify_waiters();
+    }
+
+    /// Stops a task that the dispatcher does not want here any more; its readers get the error. A task whose
+    /// readers have everything ends by itself, with its report.
+    pub(crate) fn unwanted(&self, id: TaskId) {
+        let slot = self.tasks.lock().get(&id).cloned();
+        if let Some(running) = slot.as_ref().and_then(|s| s.running.get())
+            && !running.is_delivered()
+        {
+            self.cancel(
+                running,
+                Error::cancelled(format!("the dispatcher does not want {id} here any more")),
+            );
+        }
+    }
+
+    fn cancel(&self, running: &RunningTask, error: Error) {
+        running.abort(error.clone());
+        self.forget(running.id, Err(error));
+    }
+
+    /// The tasks that run, with their counters.
+    pub(crate) fn running(&self) -> Vec<Arc<RunningTask>> {
+        let tasks = self.tasks.lock();
+        let mut running: Vec<_> = tasks.values().filter_map(|s| s.running.get().cloned()).collect();
+        running.sort_by_key(|t| t.id);
+        running
+    }
+
+    /// Takes no new tasks from now on.
+    pub(crate) fn drain(&self) {
+        self.identity.drain();
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until no new tasks are taken.
+    pub(crate) async fn draining(&self) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if self.identity.is_draining() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Waits until no task is left.
+    pub(crate) async fn idle(&self) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if self.tasks.lock().is_empty() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Gives every task up, telling the dispatcher, so that others go on with them at once.
+    pub(crate) async fn give_up(&self, reason: &str) {
+        let error = Error::cancelled(reason);
+        for task in self.running() {
+            self.cancel(&task, error.clone());
+            let finished = Finished { result: Err(error.clone()), stages: task.stages(), rows_skipped: 0 };
+            self.report(task.id, &finished, Duration::from_millis(500)).await;
+        }
+    }
+
+    /// Drops every task without a word.
+    pub(crate) fn abandon(&self) {
+        for task in self.running() {
+            self.cancel(&task, self.leaving());
+        }
+    }
+}
+
+/// This worker, for readers in the same process.
+#[derive(Debug)]
+pub(crate) struct Here(pub(crate) Arc<Manager>);
+
+#[async_trait]
+impl LocalWorker for Here {
+    async fn open(&self, task: TaskId, _client: ClientId) -> Result<Box<dyn LocalTask>> {
+        Ok(match self.0.open(task).await? {
+            Found::Running(attachment) => Box::new(attachment),
+            Found::Over => Box::new(Over),
+        })
+    }
+}
+
+/// A task whose rows are all received.
+struct Over;
+
+#[async_trait]
+impl LocalTask for Over {
+    async fn next(&mut self) -> Result<Option<caju_engine::Chunk>> {
+        Ok(None)
+    }
+}

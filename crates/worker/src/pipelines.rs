@@ -1,0 +1,68 @@
+//! Bound pipelines, kept for the next task of the same dataset.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use caju_engine::source::SourceContext;
+use caju_engine::wire::schema_from_ipc;
+use caju_engine::{BoundPipeline, bind};
+use caju_kernels::Registry;
+use caju_pipeline::DatasetDef;
+use caju_proto::v1::TaskDef;
+use caju_types::{Error, Result, hash128};
+use parking_lot::Mutex;
+
+/// Epochs of a few jobs alternate; more than this is not worth its memory.
+const KEPT: usize = 16;
+
+/// Binds definitions, and remembers the last ones.
+pub(crate) struct Pipelines {
+    registry: Registry,
+    ctx: SourceContext,
+    kept: Mutex<VecDeque<(u128, Arc<BoundPipeline>)>>,
+}
+
+impl Pipelines {
+    pub(crate) fn new(registry: Registry, ctx: SourceContext) -> Self {
+        Self { registry, ctx, kept: Mutex::default() }
+    }
+
+    /// The bound pipeline of a task.
+    ///
+    /// # Errors
+    /// Those of binding, and `FailedPrecondition` if this worker computes something else than the dispatcher
+    /// means (another version of caju).
+    pub(crate) async fn get(&self, task: &TaskDef) -> Result<Arc<BoundPipeline>> {
+        // A fingerprint leaves out where the data is, so it does not tell two datasets apart.
+        let key = hash128(task.definition_json.as_bytes()) ^ hash128(&task.source_schema_ipc).rotate_left(64);
+        if let Some(found) = self.find(key) {
+            return Ok(found);
+        }
+        let def = DatasetDef::from_json_str(&task.definition_json)?;
+        let schema = schema_from_ipc(&task.source_schema_ipc)?.filter(|s| !s.fields().is_empty());
+        let bound = Arc::new(bind(&def, &self.registry, &self.ctx, schema).await?);
+        let ours = bound.fingerprint().to_string();
+        if !task.fingerprint.is_empty() && ours != task.fingerprint {
+            return Err(Error::failed_precondition(format!(
+                "this worker computes fingerprint {ours} where the dispatcher means {}; run the same version of caju on \
+                 both",
+                task.fingerprint
+            )));
+        }
+        let mut kept = self.kept.lock();
+        kept.push_back((key, Arc::clone(&bound)));
+        if kept.len() > KEPT {
+            kept.pop_front();
+        }
+        Ok(bound)
+    }
+
+    fn find(&self, key: u128) -> Option<Arc<BoundPipeline>> {
+        let mut kept = self.kept.lock();
+        let at = kept.iter().position(|(k, _)| *k == key)?;
+        let found = kept.remove(at)?;
+        let pipeline = Arc::clone(&found.1);
+        kept.push_back(found);
+        Some(pipeline)
+    }
+}

@@ -1,0 +1,257 @@
+//! A task that runs here, and those who read it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use arrow_schema::SchemaRef;
+use async_trait::async_trait;
+use caju_engine::wire::{ByteQueue, LocalTask};
+use caju_engine::{Chunk, TaskRun, TaskStats};
+use caju_proto::v1::{StageStats, TaskStatus};
+use caju_runtime::Tasks;
+use caju_types::{Error, IterationId, Result, TaskId};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// A running task: its output waits in one queue, which all its readers share, first come, first served.
+#[derive(Debug)]
+pub(crate) struct RunningTask {
+    pub(crate) id: TaskId,
+    pub(crate) iteration: IterationId,
+    pub(crate) schema: SchemaRef,
+    queue: ByteQueue<Chunk>,
+    counters: Arc<TaskStats>,
+    group: Tasks,
+    readers: AtomicUsize,
+    /// A reader left with rows that it may not have received.
+    broken: AtomicBool,
+    /// A reader left for good, and nobody else can take its place.
+    abandoned: AtomicBool,
+    changed: Notify,
+    rows_out: AtomicU64,
+    bytes_out: AtomicU64,
+}
+
+/// How a task ended.
+#[derive(Debug, Clone)]
+pub(crate) struct Finished {
+    pub(crate) result: Result<()>,
+    pub(crate) stages: Vec<StageStats>,
+    pub(crate) rows_skipped: u64,
+}
+
+impl RunningTask {
+    pub(crate) fn new(
+        id: TaskId,
+        iteration: IterationId,
+        schema: SchemaRef,
+        run: &TaskRun,
+        buffer_bytes: usize,
+        group: Tasks,
+    ) -> Self {
+        Self {
+            id,
+            iteration,
+            schema,
+            queue: ByteQueue::new(buffer_bytes),
+            counters: run.counters(),
+            group,
+            readers: AtomicUsize::new(0),
+            broken: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
+            changed: Notify::new(),
+            rows_out: AtomicU64::new(0),
+            bytes_out: AtomicU64::new(0),
+        }
+    }
+
+    /// Moves the task's output into the queue until its end, then waits until readers have it.
+    pub(crate) async fn pump(&self, mut run: TaskRun, linger: Duration) -> Finished {
+        let result = tokio::select! {
+            r = self.emit(&mut run) => r,
+            () = self.deserted(linger) => Err(Error::cancelled(format!("nobody has read {} for {linger:?}", self.id))),
+        };
+        let result = match result {
+            Ok(()) => {
+                self.queue.close(Ok(()));
+                self.delivered(linger).await
+            }
+            Err(e) => Err(e),
+        };
+        Finished { result, stages: run.stats(), rows_skipped: run.rows_skipped() }
+    }
+
+    async fn emit(&self, run: &mut TaskRun) -> Result<()> {
+        loop {
+            let start = std::time::Instant::now();
+            // Room first: what waits for room is memory too.
+            if !self.queue.room().await {
+                return Err(Error::cancelled(format!("{} was stopped", self.id)));
+            }
+            self.counters.output().waited_out(start.elapsed());
+            let Some(chunk) = run.next().await.transpose()? else { return Ok(()) };
+            let bytes = chunk.bytes();
+            self.rows_out.fetch_add(chunk.rows() as u64, Ordering::Relaxed);
+            self.bytes_out.fetch_add(bytes as u64, Ordering::Relaxed);
+            if self.queue.push_now(chunk, bytes).is_err() {
+                return Err(Error::cancelled(format!("{} was stopped", self.id)));
+            }
+        }
+    }
+
+    /// Waits until nobody has read the task for so long, or its only reader has left for good.
+    async fn deserted(&self, linger: Duration) {
+        loop {
+            self.until(|| self.readers.load(Ordering::Acquire) == 0).await;
+            if self.abandoned.load(Ordering::Acquire) {
+                return;
+            }
+            let back = self
+                .until(|| self.readers.load(Ordering::Acquire) > 0 || self.abandoned.load(Ordering::Acquire));
+            if tokio::time::timeout(linger, back).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Everything is emitted: waits until readers have received it.
+    async fn delivered(&self, linger: Duration) -> Result<()> {
+        let idle = || self.readers.load(Ordering::Acquire) == 0;
+        let abandoned = || self.abandoned.load(Ordering::Acquire);
+        let mut until = Instant::now() + linger;
+        loop {
+            self.until(idle).await;
+            if abandoned() {
+                return Err(Error::cancelled(format!("the reader of {} left before its end", self.id)));
+            }
+            if self.queue.is_empty() && !self.broken.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            // Rows wait for a reader to come (back), or the dispatcher finds out what a broken one received.
+            let back = self.until(|| !idle() || abandoned());
+            if tokio::time::timeout_at(until, back).await.is_err() {
+                return if self.queue.is_empty() {
+                    // The reader is gone with the rows that it had; nobody asked for them again.
+                    Ok(())
+                } else {
+                    Err(Error::cancelled(format!("nobody has read {} for {linger:?}", self.id)))
+                };
+            }
+            until = Instant::now() + linger;
+        }
+    }
+
+    async fn until(&self, condition: impl Fn() -> bool) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if condition() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Stops the task; its readers get the error.
+    pub(crate) fn abort(&self, error: Error) {
+        self.queue.abort(error);
+        self.group.stop();
+    }
+
+    /// Whether everything was emitted and no reader is known to have lost any of it.
+    pub(crate) fn is_delivered(&self) -> bool {
+        self.queue.is_closed() && self.queue.is_empty() && !self.broken.load(Ordering::Acquire)
+    }
+
+    /// Lets the readers know how the task failed.
+    pub(crate) fn fail(&self, error: Error) {
+        self.queue.abort(error);
+    }
+
+    pub(crate) fn stages(&self) -> Vec<StageStats> {
+        self.counters.snapshot()
+    }
+
+    pub(crate) fn buffered_bytes(&self) -> usize {
+        self.queue.bytes()
+    }
+
+    pub(crate) fn status(&self) -> TaskStatus {
+        TaskStatus {
+            task_id: self.id.0,
+            iteration_id: self.iteration.0,
+            rows_out: self.rows_out.load(Ordering::Relaxed),
+            bytes_out: self.bytes_out.load(Ordering::Relaxed),
+            buffered_bytes: self.queue.bytes() as u64,
+            stages: self.stages(),
+        }
+    }
+
+    /// Attaches a reader.
+    pub(crate) fn attach(self: &Arc<Self>) -> Attachment {
+        self.readers.fetch_add(1, Ordering::AcqRel);
+        self.changed.notify_waiters();
+        Attachment { task: Arc::clone(self), took: false, received: false, only: false }
+    }
+}
+
+/// One reader of a task. Dropping it before [`Attachment::received`] says that rows may be lost with it.
+#[derive(Debug)]
+pub(crate) struct Attachment {
+    pub(crate) task: Arc<RunningTask>,
+    took: bool,
+    received: bool,
+    only: bool,
+}
+
+impl Attachment {
+    /// This reader is the only one that there can be: the task ends with it.
+    pub(crate) fn only(mut self) -> Self {
+        self.only = true;
+        self
+    }
+
+    /// The next chunk; `None` at the end. Cancelling the wait loses nothing.
+    pub(crate) async fn next(&mut self) -> Result<Option<Chunk>> {
+        let chunk = self.task.queue.pop().await?;
+        self.took |= chunk.is_some();
+        Ok(chunk)
+    }
+
+    /// The next chunk, if there is one now and it is wanted.
+    pub(crate) fn next_if(&mut self, wanted: impl FnOnce(&Chunk, usize) -> bool) -> Option<Chunk> {
+        let chunk = self.task.queue.try_pop_if(wanted);
+        self.took |= chunk.is_some();
+        chunk
+    }
+
+    /// The reader has everything that it took.
+    pub(crate) fn received(&mut self) {
+        self.received = true;
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        if !self.received && self.took {
+            self.task.broken.store(true, Ordering::Release);
+        }
+        if !self.received && self.only {
+            self.task.abandoned.store(true, Ordering::Release);
+        }
+        self.task.readers.fetch_sub(1, Ordering::AcqRel);
+        self.task.changed.notify_waiters();
+    }
+}
+
+/// A reader in this process: what it gets, it has.
+#[async_trait]
+impl LocalTask for Attachment {
+    async fn next(&mut self) -> Result<Option<Chunk>> {
+        let chunk = Attachment::next(self).await?;
+        self.received |= chunk.is_none();
+        Ok(chunk)
+    }
+}

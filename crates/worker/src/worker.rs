@@ -1,0 +1,220 @@
+//! Starting and stopping a worker.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use caju_engine::source::SourceContext;
+use caju_engine::wire::{Dispatcher, DispatcherLink, LocalWorkers, is_passing};
+use caju_proto::v1;
+use caju_runtime::{CpuPool, Tasks};
+use caju_types::{Error, Result, TaskId, WorkerId};
+use tokio::net::UdpSocket;
+use tokio::time::Instant;
+
+use crate::config::WorkerConfig;
+use crate::identity::Identity;
+use crate::manager::{Here, Manager};
+use crate::pipelines::Pipelines;
+use crate::server;
+
+/// A worker: runs tasks and serves their elements.
+#[derive(Debug)]
+pub struct Worker;
+
+/// A running worker. Dropping it stops it without a word; [`WorkerHandle::drain`] and
+/// [`WorkerHandle::shutdown`] take leave.
+#[derive(Debug)]
+pub struct WorkerHandle {
+    manager: Arc<Manager>,
+    local: LocalWorkers,
+    group: Tasks,
+}
+
+impl Worker {
+    /// Listens, registers with the dispatcher (waiting for it as long as the settings say), and serves.
+    ///
+    /// # Errors
+    /// `Unavailable` if the port is taken or no dispatcher answers, `InvalidArgument` for an address that is
+    /// none, and what the dispatcher has against this worker.
+    pub async fn start(config: WorkerConfig) -> Result<WorkerHandle> {
+        let link = DispatcherLink::new(&config.dispatcher)?;
+        let listener = server::listen(&config.listen).await?;
+        let bound = listener.local_addr().map_err(|e| Error::unavailable(format!("the listener: {e}")))?;
+        let address = advertised(&config, bound).await;
+        let pool = match &config.pool {
+            Some(pool) => pool.clone(),
+            None => CpuPool::new(cores(config.cpu_threads))?,
+        };
+        let identity =
+            Identity::new(link, address.clone(), config.tags.clone(), pool.threads(), config.version.clone());
+        let identity = Arc::new(identity);
+        let ctx = SourceContext::new(Arc::clone(&config.stores), Arc::clone(&config.io));
+        let pipelines = Pipelines::new(config.registry.clone(), ctx);
+        let (group, local) = (Tasks::new(), config.local.clone());
+        let (patience, beats) = (config.connect_timeout, config.dispatcher_timeout);
+        let manager = Arc::new(Manager::new(Arc::clone(&identity), config, pipelines, pool, group.child()));
+        // Readers may come as soon as the dispatcher knows the address.
+        server::serve(listener, &manager, &group);
+        local.insert(address.clone(), Arc::new(Here(Arc::clone(&manager))));
+        let handle = WorkerHandle { manager, local, group };
+        identity.register(patience).await?;
+        tracing::info!(%address, worker = %identity.id(), "worker registered");
+        drop(handle.group.spawn(heartbeats(Arc::clone(&handle.manager), beats)));
+        Ok(handle)
+    }
+}
+
+fn cores(threads: usize) -> usize {
+    if threads > 0 { threads } else { std::thread::available_parallelism().map_or(1, std::num::NonZero::get) }
+}
+
+/// The address that clients dial. `0.0.0.0` is none to dial: then it is the one from which this machine
+/// reaches the dispatcher.
+async fn advertised(config: &WorkerConfig, bound: SocketAddr) -> String {
+    if let Some(address) = &config.advertise {
+        return address.clone();
+    }
+    if !bound.ip().is_unspecified() {
+        return bound.to_string();
+    }
+    let towards = async {
+        let from = if bound.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
+        let socket = UdpSocket::bind(from).await.ok()?;
+        // Connecting a datagram socket sends nothing: it only looks up the route.
+        socket.connect(config.dispatcher.trim_start_matches("caju://")).await.ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    match towards.await {
+        Some(ip) => SocketAddr::new(ip, bound.port()).to_string(),
+        None => format!("127.0.0.1:{}", bound.port()),
+    }
+}
+
+/// Reports what runs here, and does what the dispatcher answers.
+async fn heartbeats(manager: Arc<Manager>, patience: Duration) {
+    let identity = Arc::clone(&manager.identity);
+    let mut due = Instant::now();
+    loop {
+        let running = manager.running();
+        let mut stages = Vec::new();
+        running.iter().for_each(|t| add_stages(&mut stages, t.stages()));
+        let request = v1::WorkerHeartbeatRequest {
+            worker_id: identity.id().0,
+            address: identity.address.clone(),
+            tasks: running.iter().map(|t| t.id.0).collect(),
+            stages,
+        };
+        let call = |mut d: Dispatcher| async move { d.worker_heartbeat(request).await };
+        match identity.link.call(Duration::ZERO, call).await {
+            Ok(answer) => {
+                for task in answer.cancel_tasks {
+                    manager.unwanted(TaskId(task));
+                }
+                if answer.draining {
+                    manager.drain();
+                }
+                if answer.register_again {
+                    match identity.register(patience).await {
+                        Ok(()) => tracing::info!(worker = %identity.id(), "worker registered again"),
+                        Err(e) => tracing::warn!(error = %e, "the worker could not register again"),
+                    }
+                }
+            }
+            Err(e) if is_passing(&e) => tracing::debug!(error = %e, "the dispatcher is away"),
+            Err(e) => tracing::warn!(error = %e, "the dispatcher refuses the heartbeat"),
+        }
+        due = (due + identity.heartbeat()).max(Instant::now());
+        tokio::time::sleep_until(due).await;
+    }
+}
+
+/// Sums the counters of stages of the same name.
+fn add_stages(sum: &mut Vec<v1::StageStats>, more: Vec<v1::StageStats>) {
+    for s in more {
+        match sum.iter_mut().find(|have| have.name == s.name) {
+            None => sum.push(s),
+            Some(have) => {
+                have.rows_in += s.rows_in;
+                have.rows_out += s.rows_out;
+                have.bytes_out += s.bytes_out;
+                have.cpu_s += s.cpu_s;
+                have.busy_s += s.busy_s;
+                have.wait_in_s += s.wait_in_s;
+                have.wait_out_s += s.wait_out_s;
+            }
+        }
+    }
+}
+
+impl WorkerHandle {
+    /// The `host:port` that clients dial.
+    pub fn address(&self) -> &str {
+        &self.manager.identity.address
+    }
+
+    /// The identifier that the dispatcher gave.
+    pub fn worker_id(&self) -> WorkerId {
+        self.manager.identity.id()
+    }
+
+    /// Tasks that run here now.
+    pub fn tasks(&self) -> Vec<TaskId> {
+        self.manager.running().iter().map(|t| t.id).collect()
+    }
+
+    /// Bytes of finished elements that wait for readers here.
+    pub fn buffered_bytes(&self) -> usize {
+        self.manager.running().iter().map(|t| t.buffered_bytes()).sum()
+    }
+
+    /// Waits until no task runs here.
+    pub async fn idle(&self) {
+        self.manager.idle().await;
+    }
+
+    /// Waits until the dispatcher wants this worker to leave (`caju worker drain`) and its tasks are done.
+    pub async fn drained(&self) {
+        self.manager.draining().await;
+        self.manager.idle().await;
+    }
+
+    /// Takes no new tasks, and waits until the present ones are done. Tasks that are not done within the
+    /// bound go to other workers; false if there were such. Then stops.
+    pub async fn drain(self, bound: Duration) -> bool {
+        self.manager.drain();
+        let identity = &self.manager.identity;
+        let until = Instant::now() + bound;
+        let request = v1::DrainWorkerRequest { worker_id: identity.id().0 };
+        let call = |mut d: Dispatcher| async move { d.drain_worker(request).await };
+        let told = tokio::time::timeout(bound, identity.link.call(Duration::ZERO, call)).await;
+        if let Ok(Err(e)) = told {
+            tracing::warn!(error = %e, "the dispatcher could not be told that this worker leaves");
+        }
+        let done = tokio::time::timeout_at(until, self.manager.idle()).await.is_ok();
+        self.shutdown().await;
+        done
+    }
+
+    /// Gives its tasks up, telling the dispatcher, so that other workers go on with them at once; then stops.
+    pub async fn shutdown(self) {
+        const BOUND: Duration = Duration::from_secs(5);
+        let reason = format!("the worker at {} is leaving", self.address());
+        drop(tokio::time::timeout(BOUND, self.manager.give_up(&reason)).await);
+        self.local.remove(self.address());
+        self.group.shutdown(BOUND).await;
+    }
+
+    /// Stops as if the process were killed: nobody is told, connections break.
+    pub fn kill(self) {
+        drop(self);
+    }
+}
+
+impl Drop for WorkerHandle {
+    fn drop(&mut self) {
+        self.local.remove(self.address());
+        self.manager.abandon();
+        self.group.stop();
+    }
+}

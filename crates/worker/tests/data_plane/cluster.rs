@@ -1,0 +1,170 @@
+//! A dispatcher, workers and clients in one process, over real sockets.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
+use arrow_array::{Array, RecordBatch};
+use arrow_schema::SchemaRef;
+use async_trait::async_trait;
+use caju_client::{Client, ClientConfig, DatasetRef, ReadRequest, Reader};
+use caju_dispatcher::{Bound, Catalog, Dispatcher, DispatcherConfig, DispatcherHandle, SplitShuffle, Timers};
+use caju_engine::source::SourceContext;
+use caju_engine::wire::LocalWorkers;
+use caju_kernels::{Limits, Registry};
+use caju_pipeline::{DatasetDef, OnError};
+use caju_proto::v1::ProcessingMode;
+use caju_runtime::{CpuPool, IoCounters, Stores};
+use caju_types::Result;
+use caju_worker::{Worker, WorkerConfig, WorkerHandle};
+use futures::StreamExt;
+use serde_json::{Value, json};
+
+/// Long enough for a loaded machine; nothing waits for it to pass.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Definitions bound by the engine.
+struct EngineCatalog {
+    registry: Registry,
+    ctx: SourceContext,
+}
+
+#[async_trait]
+impl Catalog for EngineCatalog {
+    async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound> {
+        let def = DatasetDef::from_json(definition)?;
+        let p = Arc::new(caju_engine::bind(&def, &self.registry, &self.ctx, source_schema).await?);
+        let skip_limit = match def.options.on_error {
+            OnError::Fail => None,
+            OnError::Skip { limit } => Some(limit),
+        };
+        Ok(Bound {
+            name: def.name.clone(),
+            fingerprint: p.fingerprint(),
+            identity: caju_types::Fingerprint(caju_types::hash128(definition.to_string().as_bytes())),
+            schema: p.schema(),
+            source_schema: p.source_schema(),
+            seed: def.options.seed,
+            single_task: p.single_task(),
+            deterministic: def.options.deterministic,
+            shuffle: p.shuffles_splits().then_some(SplitShuffle { seed: None }),
+            skip_limit,
+            splits: Arc::new(move || {
+                p.splits().map(|s| s.map(|s| serde_json::to_string(&s).unwrap())).boxed()
+            }),
+        })
+    }
+}
+
+pub(crate) struct Cluster {
+    pub(crate) dispatcher: DispatcherHandle,
+    pub(crate) workers: Vec<WorkerHandle>,
+    pub(crate) local: LocalWorkers,
+    pub(crate) stores: Arc<Stores>,
+    pub(crate) pool: CpuPool,
+}
+
+impl Cluster {
+    pub(crate) async fn start(workers: usize) -> Self {
+        let stores = Arc::new(Stores::default());
+        let ctx = SourceContext::new(Arc::clone(&stores), Arc::new(IoCounters::new()));
+        let catalog = EngineCatalog { registry: Registry::new(Limits::default()), ctx };
+        let timers = Timers {
+            heartbeat: Duration::from_millis(50),
+            worker_timeout: Duration::from_millis(800),
+            check_every: Duration::from_millis(20),
+            ..Timers::default()
+        };
+        let config = DispatcherConfig { timers, ..DispatcherConfig::default() };
+        let dispatcher = Dispatcher::start(config, Arc::new(catalog)).await.unwrap();
+        let pool = CpuPool::new(2).unwrap();
+        let mut cluster = Self { dispatcher, workers: Vec::new(), local: LocalWorkers::new(), stores, pool };
+        for _ in 0..workers {
+            cluster.add(|_| {}).await;
+        }
+        cluster
+    }
+
+    pub(crate) fn address(&self) -> String {
+        self.dispatcher.address().to_string()
+    }
+
+    pub(crate) async fn add(&mut self, change: impl FnOnce(&mut WorkerConfig)) {
+        let mut config = WorkerConfig::new(self.address(), Arc::clone(&self.stores));
+        config.pool = Some(self.pool.clone());
+        config.linger = Duration::from_secs(20);
+        config.buffer_bytes = 64 << 10;
+        config.batch_rows = Some(256);
+        change(&mut config);
+        self.workers.push(Worker::start(config).await.unwrap());
+    }
+
+    pub(crate) async fn client(&self) -> Client {
+        self.client_with(|_| {}).await
+    }
+
+    pub(crate) async fn client_with(&self, change: impl FnOnce(&mut ClientConfig)) -> Client {
+        let mut config = ClientConfig { prefetch_bytes: 32 << 10, ..ClientConfig::default() };
+        change(&mut config);
+        Client::connect(&self.address(), config).await.unwrap()
+    }
+
+    /// Bytes that wait in the workers' tasks.
+    pub(crate) fn buffered(&self) -> usize {
+        self.workers.iter().map(WorkerHandle::buffered_bytes).sum()
+    }
+
+    pub(crate) async fn read(&self, def: &Value) -> Reader {
+        self.client().await.read(request(def, "")).await.unwrap()
+    }
+}
+
+pub(crate) fn range(rows: u64, steps: &[Value]) -> Value {
+    json!({"source": {"range": {"start": 0, "end": rows, "step": 1}}, "steps": steps})
+}
+
+pub(crate) fn request(def: &Value, job: &str) -> ReadRequest {
+    ReadRequest {
+        dataset: DatasetRef::Definition(Box::new(DatasetDef::from_json(def).unwrap())),
+        job: job.to_string(),
+        epoch: 0,
+        seed: None,
+        mode: ProcessingMode::Unspecified,
+    }
+}
+
+pub(crate) fn ids(batch: &RecordBatch) -> Vec<i64> {
+    let column = batch.column_by_name("id").unwrap();
+    assert_eq!(column.null_count(), 0);
+    column.as_primitive::<Int64Type>().values().to_vec()
+}
+
+/// Reads to the end: the ids of every element.
+pub(crate) async fn drain(reader: &mut Reader) -> Result<Vec<Vec<i64>>> {
+    let all = async {
+        let mut out = Vec::new();
+        while let Some(e) = reader.next().await? {
+            out.push(ids(&e.batch));
+        }
+        Ok(out)
+    };
+    tokio::time::timeout(PATIENCE, all).await.expect("the epoch must end")
+}
+
+#[track_caller]
+pub(crate) fn assert_once(elements: impl IntoIterator<Item = Vec<i64>>, rows: i64) {
+    let mut all: Vec<i64> = elements.into_iter().flatten().collect();
+    all.sort_unstable();
+    let n = all.len();
+    all.dedup();
+    assert_eq!(n, all.len(), "rows came twice");
+    let missing: Vec<i64> = (0..rows).filter(|i| all.binary_search(i).is_err()).collect();
+    assert!(
+        missing.is_empty(),
+        "{} rows are missing: {:?}...",
+        missing.len(),
+        &missing[..missing.len().min(10)]
+    );
+    assert_eq!(all.len() as i64, rows, "foreign rows");
+}

@@ -1,0 +1,8 @@
+//! The data plane end to end: dispatcher, workers and clients over real sockets in one process.
+
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "tests")]
+
+mod cluster;
+mod flight;
+mod reading;
+mod trouble;

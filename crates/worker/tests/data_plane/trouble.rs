@@ -1,0 +1,214 @@
+//! Workers that die, readers that leave, and bad input.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use caju_client::{Client, ClientConfig, ReaderEvent};
+use caju_types::ErrorKind;
+use caju_worker::{Worker, WorkerConfig};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::cluster::{Cluster, PATIENCE, assert_once, drain, ids, range, request};
+
+const ROWS: i64 = 30_000;
+
+fn slow(size: u64) -> serde_json::Value {
+    // Slow enough that there is a middle of the epoch.
+    range(
+        ROWS as u64,
+        &[json!({"sleep": {"per_row": "20us"}}), json!({"batch": {"size": size, "drop_remainder": false}})],
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_workers_cost_no_row_and_double_none() {
+    let mut cluster = Cluster::start(3).await;
+    let losses = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&losses);
+    let client = cluster
+        .client_with(|c| {
+            c.dial_timeout = Duration::from_millis(200);
+            c.on_event = Some(Arc::new(move |e| {
+                if matches!(e, ReaderEvent::TaskLost { .. }) {
+                    counter.fetch_add(1, Ordering::Relaxed);
+                }
+            }));
+        })
+        .await;
+    let mut reader = client.read(request(&slow(48), "")).await.unwrap();
+    let mut elements = Vec::new();
+    for kill_at in [3_000, 9_000] {
+        let mut have = elements.iter().map(Vec::len).sum::<usize>();
+        while have < kill_at {
+            let e = tokio::time::timeout(PATIENCE, reader.next()).await.unwrap().unwrap().unwrap();
+            have += e.batch.num_rows();
+            elements.push(ids(&e.batch));
+        }
+        cluster.workers.remove(0).kill();
+    }
+    elements.extend(drain(&mut reader).await.unwrap());
+    assert!(losses.load(Ordering::Relaxed) >= 1, "a task was lost on the way");
+    let short = elements.iter().filter(|e| e.len() != 48).count();
+    assert_eq!(short, 0, "30,000 = 625 full batches, whoever died");
+    assert_once(elements, ROWS);
+    assert_eq!(reader.stats().duplicate_rows, 0, "nothing was even sent twice");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_leaves_hands_its_work_over() {
+    let mut cluster = Cluster::start(2).await;
+    let mut reader = cluster.read(&slow(10)).await;
+    let mut elements = Vec::new();
+    for _ in 0..100 {
+        elements.push(ids(&reader.next().await.unwrap().unwrap().batch));
+    }
+    let leaving = cluster.workers.remove(0);
+    let (_, rest) = tokio::join!(leaving.drain(Duration::from_millis(50)), drain(&mut reader));
+    elements.extend(rest.unwrap());
+    assert_once(elements, ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_leaving_reader_did_not_take_goes_to_the_others() {
+    let cluster = Cluster::start(2).await;
+    let client = cluster.client().await;
+    let def = slow(25);
+    let mut a = client.read(request(&def, "job")).await.unwrap();
+    let mut b = client.read(request(&def, "job")).await.unwrap();
+    let mut elements = Vec::new();
+    for _ in 0..40 {
+        elements.push(ids(&a.next().await.unwrap().unwrap().batch));
+    }
+    a.close().await;
+    elements.extend(drain(&mut b).await.unwrap());
+    assert_once(elements, ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_input_is_one_clear_error() {
+    let cluster = Cluster::start(2).await;
+    let steps = [json!({"map": {"id": "cast(concat('x', cast(id as varchar)) as bigint)"}})];
+    let mut reader = cluster.read(&range(5000, &steps)).await;
+    let e = drain(&mut reader).await.unwrap_err();
+    assert!(matches!(e.kind(), ErrorKind::InvalidArgument | ErrorKind::DataLoss), "{:?}: {e}", e.kind());
+    assert!(e.message().contains("map"), "the stage is named: {e}");
+    let again = drain(&mut reader).await.unwrap_err();
+    assert_eq!(again.message(), e.message(), "it stays failed");
+    let unknown = range(10, &[json!({"map": {"y": "nosuch"}})]);
+    let e = cluster.client().await.read(request(&unknown, "")).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::InvalidArgument);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn absent_dispatchers_and_workers_are_named() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let config = ClientConfig { connect_timeout: Duration::from_millis(100), ..ClientConfig::default() };
+    let e = Client::connect(&port.to_string(), config).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unavailable);
+    assert!(e.message().contains(&format!("no dispatcher at {port}")), "{e}");
+
+    let cluster = Cluster::start(0).await;
+    let mut config = WorkerConfig::new(port.to_string(), Arc::clone(&cluster.stores));
+    config.connect_timeout = Duration::from_millis(100);
+    let e = Worker::start(config).await.unwrap_err();
+    assert!(e.message().contains("no dispatcher at"), "{e}");
+
+    let client = cluster.client_with(|c| c.worker_timeout = Duration::from_millis(150)).await;
+    let mut reader = client.read(request(&range(10, &[]), "")).await.unwrap();
+    let e = drain(&mut reader).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unavailable);
+    assert!(e.message().contains("no worker registered") && e.message().contains("caju worker"), "{e}");
+
+    let mut config = WorkerConfig::new(cluster.address(), Arc::clone(&cluster.stores));
+    config.listen = cluster.address();
+    let e = Worker::start(config).await.unwrap_err();
+    assert!(e.message().contains("in use"), "{e}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_on_the_port_harm_nobody() {
+    let cluster = Cluster::start(1).await;
+    let address = cluster.workers[0].address().to_string();
+    for bytes in [
+        &b"CAJU garbage that is no frame at all............"[..],
+        b"C",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01",
+    ] {
+        let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+        stream.write_all(bytes).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut answer = Vec::new();
+        drop(tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.unwrap());
+    }
+    let mut reader = cluster.read(&range(2000, &[])).await;
+    assert_once(drain(&mut reader).await.unwrap(), 2000);
+}
+
+/// Forwards connections to `target`; the first ones are cut after so many bytes from there.
+async fn flaky_proxy(target: String, cuts: Vec<u64>) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let mut tasks = tokio::task::JoinSet::new();
+    let forward = async move {
+        let mut cuts = cuts.into_iter();
+        loop {
+            let (client, _) = listener.accept().await.unwrap();
+            let worker = tokio::net::TcpStream::connect(&target).await.unwrap();
+            let limit = cuts.next().unwrap_or(u64::MAX);
+            tasks.spawn(async move {
+                let (mut up, mut to_client) = client.into_split();
+                let (from_worker, mut to_worker) = worker.into_split();
+                let mut from_worker = from_worker.take(limit);
+                tokio::select! {
+                    _ = tokio::io::copy(&mut up, &mut to_worker) => {}
+                    _ = tokio::io::copy(&mut from_worker, &mut to_client) => {}
+                }
+            });
+        }
+    };
+    let all = caju_runtime::Tasks::new();
+    drop(all.spawn(forward));
+    address
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_break_within_a_frame_cost_no_row() {
+    let mut cluster = Cluster::start(0).await;
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let proxy = flaky_proxy(port.clone(), vec![10, 700, 5_000, 40_001]).await;
+    cluster
+        .add(|c| {
+            c.listen = port;
+            c.advertise = Some(proxy);
+        })
+        .await;
+    let def = range(ROWS as u64, &[json!({"batch": {"size": 100, "drop_remainder": true}})]);
+    let mut reader = cluster.read(&def).await;
+    let elements = drain(&mut reader).await.unwrap();
+    assert!(elements.iter().all(|e| e.len() == 100));
+    assert_once(elements, ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dispatcher_that_stays_away_is_an_error_in_time() {
+    let mut cluster = Cluster::start(0).await;
+    cluster.add(|c| c.dispatcher_timeout = Duration::from_millis(300)).await;
+    let client = cluster.client_with(|c| c.dispatcher_timeout = Duration::from_millis(300)).await;
+    let mut reader = client.read(request(&slow(100), "")).await.unwrap();
+    let mut rows = reader.next().await.unwrap().unwrap().batch.num_rows();
+    let Cluster { dispatcher, workers, .. } = cluster;
+    dispatcher.shutdown().await;
+    let e = loop {
+        match tokio::time::timeout(PATIENCE, reader.next()).await.unwrap() {
+            Ok(Some(e)) => rows += e.batch.num_rows(),
+            Ok(None) => panic!("a silent end after {rows} rows"),
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
+    assert!(e.message().contains("dispatcher"), "{e}");
+    drop(workers);
+}

@@ -1,0 +1,234 @@
+//! The options and the choice in sentences.
+
+use std::cmp::Ordering;
+
+use crate::model::{Candidate, Limit, Model, Obstacle, Stored};
+use crate::policy::TIE;
+use crate::profile::{DEFAULT_JOBS, Encoding, Hint};
+use crate::words;
+
+/// What limits an option, for a person.
+fn limited_by(model: &Model, limit: Limit) -> String {
+    let profile = model.profile();
+    match limit {
+        Limit::Cores => "the workers' cores".into(),
+        Limit::Stage(i) => match profile.stages.get(i) {
+            Some(s) => {
+                let most = s.max_parallelism.unwrap_or(1.0);
+                format!("stage `{}` ({most} at a time on a worker)", s.name)
+            }
+            None => "a stage".into(),
+        },
+        Limit::SourceStore => "the source store's bandwidth".into(),
+        Limit::CacheStore => "the cache store's bandwidth".into(),
+        Limit::Network => "the network to the clients".into(),
+        Limit::Consumer => "the consumer, which takes no more".into(),
+    }
+}
+
+fn at<'a>(model: &Model<'a>, stored: Stored) -> (&'a Hint, &'a Encoding) {
+    let hint = &model.profile().hints[stored.hint];
+    (hint, &hint.encodings[stored.encoding])
+}
+
+/// `` `resized` (arrow/none) ``, with its share if it is not whole.
+fn named(model: &Model, stored: Stored) -> String {
+    let (hint, e) = at(model, stored);
+    let share = if stored.fraction < 1.0 {
+        format!(", {} of the rows", words::percent(stored.fraction))
+    } else {
+        String::new()
+    };
+    format!("`{}` ({}/{}{share})", hint.name, e.format, e.compression)
+}
+
+/// The random stages that a snapshot would freeze, if there are any.
+fn frozen(model: &Model, stored: Stored) -> Option<String> {
+    let mut names = model.random_above(stored.hint);
+    let first = names.next()?;
+    let more = names.len();
+    let and = if more > 0 { format!(" and {}", words::count(more as u64, "more random stage")) } else { String::new() };
+    Some(format!("the random draws of `{first}`{and} are frozen, the same in every epoch"))
+}
+
+/// The option in a sentence.
+///
+/// `chosen` is the option that was taken, `break_even` the epoch from which this one is ahead of computing,
+/// and `auto` whether the choice was free.
+pub(crate) fn why(model: &Model, i: usize, chosen: usize, break_even: Option<u64>, auto: bool) -> String {
+    let c = &model.candidates()[i];
+    let verdict = verdict(model, i, chosen, auto);
+    let Some(stored) = c.stored else {
+        return format!("runs every stage; limited by {}; {verdict}", limited_by(model, c.steady.limit));
+    };
+    let (hint, e) = at(model, stored);
+    if let Some(obstacle) = c.obstacle {
+        return obstructed(model, hint, e, c, obstacle);
+    }
+    let skipped = words::count(model.above(stored.hint) as u64, "stage");
+    let share = if stored.fraction < 1.0 {
+        format!(" for {} of the rows", words::percent(stored.fraction))
+    } else {
+        String::new()
+    };
+    let mut out = format!(
+        "reads {}/{} at `{}` instead of running {skipped}{share}; limited by {}; ",
+        e.format,
+        e.compression,
+        hint.name,
+        limited_by(model, c.steady.limit)
+    );
+    out += &writing(model, c, stored);
+    match break_even {
+        Some(n) => out += &format!("ahead of computing from epoch {n} on; "),
+        None if model.rows() * model.epochs() > 0.0 => out += "never ahead of computing; ",
+        None => {}
+    }
+    if let Some(frozen) = frozen(model, stored) {
+        out += &format!("{frozen}; ");
+    }
+    out + &verdict
+}
+
+fn writing(model: &Model, c: &Candidate, stored: Stored) -> String {
+    if stored.fraction <= stored.existing {
+        return "stored already, so nothing is written; ".into();
+    }
+    format!(
+        "the epoch that writes it takes {} (limited by {}); ",
+        words::time(c.first.s_per_row * model.rows()),
+        limited_by(model, c.first.limit)
+    )
+}
+
+fn obstructed(model: &Model, hint: &Hint, e: &Encoding, c: &Candidate, obstacle: Obstacle) -> String {
+    let needed = words::size(c.snapshot_bytes);
+    let budget = words::size(model.profile().budget.snapshot_bytes.unwrap_or(f64::MAX));
+    let what = format!("{}/{} at `{}`", e.format, e.compression, hint.name);
+    match obstacle {
+        Obstacle::NoBudget => {
+            format!("{what} needs {needed}; the byte budget of {budget} holds less than a millionth of it")
+        }
+        Obstacle::NotWhole => {
+            format!("{what} needs {needed} and must be stored whole; the byte budget is {budget}")
+        }
+    }
+}
+
+/// How an option stands to the choice.
+fn verdict(model: &Model, i: usize, chosen: usize, auto: bool) -> String {
+    let all = model.candidates();
+    if i == chosen {
+        return "chosen".into();
+    }
+    let ratio = all[i].horizon_s / all[chosen].horizon_s;
+    let stores_more = all[i].snapshot_bytes > all[chosen].snapshot_bytes;
+    if ratio > 1.0005 {
+        return format!("{} slower over the horizon than the choice", words::percent(ratio - 1.0));
+    }
+    let faster = if ratio < 0.9995 {
+        format!("{} faster over the horizon than the choice", words::percent(1.0 - ratio))
+    } else {
+        "as fast as the choice".into()
+    };
+    match (auto, stores_more) {
+        (false, _) => format!("{faster}, but the policy does not take it"),
+        (true, true) => format!("{faster}, which is a tie, but stores more"),
+        (true, false) => format!("{faster}, which is a tie"),
+    }
+}
+
+/// `90 epochs`, `90 epochs of 4 jobs`, `10 epochs (assumed)`.
+fn horizon(model: &Model) -> String {
+    let h = &model.profile().horizon;
+    let assumed = if h.epochs.is_none() { " (assumed)" } else { "" };
+    let epochs = words::count(h.epochs.unwrap_or(crate::profile::DEFAULT_EPOCHS), "epoch");
+    match h.jobs.unwrap_or(DEFAULT_JOBS) {
+        1 => format!("{epochs}{assumed}"),
+        jobs => format!("{epochs}{assumed} of {}", words::count(jobs, "job")),
+    }
+}
+
+/// Why the free choice fell as it did.
+pub(crate) fn reason(model: &Model, chosen: usize) -> String {
+    match model.candidates()[chosen].stored {
+        Some(stored) => reason_to_store(model, chosen, stored),
+        None => reason_to_compute(model),
+    }
+}
+
+fn reason_to_store(model: &Model, chosen: usize, stored: Stored) -> String {
+    let (compute, c) = (&model.candidates()[0], &model.candidates()[chosen]);
+    let rates = format!(
+        "Reading {} gives {} rows/s, limited by {}, against {} by computing, limited by {}",
+        named(model, stored),
+        words::rate(1.0 / c.steady.s_per_row),
+        limited_by(model, c.steady.limit),
+        words::rate(1.0 / compute.steady.s_per_row),
+        limited_by(model, compute.steady.limit)
+    );
+    let whole = format!(
+        "{} instead of {} over {}",
+        words::time(c.horizon_s),
+        words::time(compute.horizon_s),
+        horizon(model)
+    );
+    let size = words::size(c.snapshot_bytes);
+    let cost = if stored.fraction <= stored.existing {
+        format!("with {size} that are stored already")
+    } else if stored.existing > 0.0 {
+        format!("for {size}, of which {} is stored already", words::percent(stored.existing / stored.fraction))
+    } else {
+        format!("for {size} of storage")
+    };
+    let frozen = frozen(model, stored).map(|f| format!("; {f}")).unwrap_or_default();
+    format!("{rates}: {whole}, {cost}{frozen}.")
+}
+
+fn reason_to_compute(model: &Model) -> String {
+    let all = model.candidates();
+    let compute = &all[0];
+    let limit = limited_by(model, compute.steady.limit);
+    if model.rows() * model.epochs() <= 0.0 {
+        return "Nothing is left to run, so nothing is stored.".into();
+    }
+    let rate = words::rate(1.0 / compute.steady.s_per_row);
+    if all.len() == 1 {
+        return format!("There is no hint with a measured encoding; computing gives {rate} rows/s, limited by {limit}.");
+    }
+    let best = all[1..].iter().filter(|c| c.obstacle.is_none()).min_by(|a, b| by_horizon(a, b));
+    let Some(best) = best else {
+        return format!(
+            "No snapshot fits the byte budget of {}; computing gives {rate} rows/s, limited by {limit}.",
+            words::size(model.profile().budget.snapshot_bytes.unwrap_or(0.0))
+        );
+    };
+    let name = best.stored.map(|s| named(model, s)).unwrap_or_default();
+    if model.epochs() <= 1.0 && best.stored.is_some_and(|s| s.fraction > s.existing) {
+        return format!(
+            "Only one epoch is left, so a snapshot would be written and never read; computing gives {rate} rows/s, \
+             limited by {limit}."
+        );
+    }
+    let gain = 1.0 - best.horizon_s / compute.horizon_s;
+    let other = if gain > 0.0005 {
+        format!(
+            "is only {} faster, within the {} that count as a tie, for {} of storage",
+            words::percent(gain),
+            words::percent(TIE),
+            words::size(best.snapshot_bytes)
+        )
+    } else if gain < -0.0005 {
+        format!("would take {} longer, limited by {}", words::percent(-gain), limited_by(model, best.steady.limit))
+    } else {
+        format!("would be no faster, for {} of storage", words::size(best.snapshot_bytes))
+    };
+    format!(
+        "Computing gives {rate} rows/s, limited by {limit}; over {} the best snapshot, {name}, {other}.",
+        horizon(model)
+    )
+}
+
+fn by_horizon(a: &&Candidate, b: &&Candidate) -> Ordering {
+    a.horizon_s.total_cmp(&b.horizon_s).then(a.snapshot_bytes.total_cmp(&b.snapshot_bytes))
+}

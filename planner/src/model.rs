@@ -1,0 +1,383 @@
+//! The model: how fast each option would run, and what its horizon costs.
+//!
+//! A pipeline is overlapped, so its pace is that of its slowest resource, not a sum. Everything is counted
+//! in *seconds per source row*: the demand of a row on a resource divided by that resource's capacity. The
+//! largest of them is the pace, and the resource it belongs to is the bottleneck.
+
+use std::collections::HashMap;
+
+use crate::profile::{DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Hint, Profile, Stage};
+
+/// What limits an option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// The CPU of the workers.
+    Cores,
+    /// The parallelism of the stage with this position in [`Profile::stages`].
+    Stage(usize),
+    /// The bandwidth of the source's store.
+    SourceStore,
+    /// The bandwidth of the snapshots' store, reading or writing.
+    CacheStore,
+    /// The bandwidth from the workers to their clients.
+    Network,
+    /// The consumer takes no more.
+    Consumer,
+}
+
+/// How long one source row takes, and why.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pace {
+    /// Seconds per source row.
+    pub s_per_row: f64,
+    /// The bottleneck.
+    pub limit: Limit,
+}
+
+/// Why an option cannot be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Obstacle {
+    /// The byte budget holds none of it.
+    NoBudget,
+    /// It must be stored whole, and the byte budget holds only a part.
+    NotWhole,
+}
+
+/// A hint in one encoding, as far as an option uses it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stored {
+    /// Position in [`Profile::hints`].
+    pub hint: usize,
+    /// Position in the hint's encodings.
+    pub encoding: usize,
+    /// Share of the rows that is read from the snapshot once it is written.
+    pub fraction: f64,
+    /// Share of the rows that is stored already.
+    pub existing: f64,
+}
+
+/// One way to run the pipeline: computing, or a snapshot at one hint in one encoding.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// The snapshot; `None` is computing.
+    pub stored: Option<Stored>,
+    /// The pace of every epoch but the first.
+    pub steady: Pace,
+    /// The pace of the first epoch, in which what is missing is written.
+    pub first: Pace,
+    /// Seconds for the whole horizon.
+    pub horizon_s: f64,
+    /// Bytes of the snapshot; of an infeasible one the bytes that it would need.
+    pub snapshot_bytes: f64,
+    /// Why it cannot be taken, if so.
+    pub obstacle: Option<Obstacle>,
+}
+
+/// Sums and maxima over a run of stages.
+#[derive(Debug, Clone, Copy, Default)]
+struct Span {
+    cpu_s: f64,
+    io_bytes: f64,
+    /// The largest service time over parallelism, and whose it is.
+    stall_s: f64,
+    stall_stage: usize,
+    /// The stages' times one after the other, for the policy that adds them up.
+    summed_s: f64,
+}
+
+impl Span {
+    fn and(self, i: usize, s: &Stage, cluster: (f64, f64)) -> Self {
+        let (workers, cores) = cluster;
+        let stall = s.max_parallelism.map_or(0.0, |p| s.service_s_per_row / (workers * p));
+        let (stall_s, stall_stage) =
+            if stall > self.stall_s { (stall, i) } else { (self.stall_s, self.stall_stage) };
+        Self {
+            cpu_s: self.cpu_s + s.cpu_s_per_row,
+            io_bytes: self.io_bytes + s.io_bytes_per_row,
+            stall_s,
+            stall_stage,
+            summed_s: self.summed_s + s.service_s_per_row / s.max_parallelism.map_or(cores, |p| p.min(cores)),
+        }
+    }
+}
+
+/// What the rows of one epoch do, as shares of all rows.
+#[derive(Debug, Clone, Copy)]
+struct Mix {
+    /// Run the stages above the hint.
+    computed: f64,
+    /// Are read from the snapshot.
+    read: f64,
+    /// Are written to the snapshot.
+    written: f64,
+}
+
+/// Paces outside are as good as instantaneous or endless; within, nothing over- or underflows.
+const PACE_RANGE: (f64, f64) = (1e-12, 1e100);
+
+/// Every option of a profile, evaluated.
+///
+/// Prefix sums over the stages make an option a constant amount of work, whatever the pipeline's length.
+///
+/// ```
+/// # let text = include_str!("../golden/design-example.profile.json");
+/// use caju_planner::{Limit, Model, Profile};
+/// let profile = Profile::from_json(text)?;
+/// let model = Model::new(&profile);
+/// let compute = &model.candidates()[0];
+/// assert_eq!(compute.stored, None);
+/// assert_eq!(compute.steady.limit, Limit::SourceStore);
+/// # Ok::<(), caju_types::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Model<'a> {
+    profile: &'a Profile,
+    /// Of the first `i` stages, and of all from the `i`-th on.
+    prefix: Vec<Span>,
+    suffix: Vec<Span>,
+    /// Rows after the first `i` stages, per source row.
+    multiplicity: Vec<f64>,
+    /// Stages above each hint, by its position in the profile.
+    above: Vec<usize>,
+    /// Positions of the hints in the order of the pipeline.
+    hints: Vec<usize>,
+    /// Positions of the random stages.
+    random: Vec<usize>,
+    candidates: Vec<Candidate>,
+    visits: u64,
+}
+
+impl<'a> Model<'a> {
+    /// Evaluates every option. The profile must be valid (see [`Profile::validate`]); of an invalid one the
+    /// numbers mean nothing.
+    pub fn new(profile: &'a Profile) -> Self {
+        let n = profile.stages.len();
+        let above = stages_above(profile);
+        let mut hints: Vec<usize> = (0..above.len()).collect();
+        hints.sort_by_key(|&h| above[h]);
+        let mut model = Self {
+            profile,
+            prefix: vec![Span::default(); n + 1],
+            suffix: vec![Span::default(); n + 1],
+            multiplicity: vec![1.0; n + 1],
+            above,
+            hints,
+            random: (0..n).filter(|&i| profile.stages[i].random).collect(),
+            candidates: Vec::new(),
+            visits: 0,
+        };
+        model.sum_up();
+        model.evaluate();
+        model
+    }
+
+    /// The options: computing first, then by hint in the order of the pipeline, then by encoding. Of a
+    /// partly stored snapshot the option that only reads it comes before the one that completes it.
+    pub fn candidates(&self) -> &[Candidate] {
+        &self.candidates
+    }
+
+    /// The profile.
+    pub fn profile(&self) -> &'a Profile {
+        self.profile
+    }
+
+    /// Positions of the hints in [`Profile::hints`], in the order of the pipeline.
+    pub fn hints(&self) -> impl DoubleEndedIterator<Item = usize> + '_ {
+        self.hints.iter().copied()
+    }
+
+    /// Epochs left in the whole horizon: epochs times jobs.
+    #[expect(clippy::cast_precision_loss, reason = "counts of epochs are far below 2^53")]
+    pub fn epochs(&self) -> f64 {
+        let h = &self.profile.horizon;
+        h.epochs.unwrap_or(DEFAULT_EPOCHS) as f64 * h.jobs.unwrap_or(DEFAULT_JOBS) as f64
+    }
+
+    /// Source rows of one epoch.
+    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+    pub fn rows(&self) -> f64 {
+        self.profile.source.rows as f64
+    }
+
+    /// The names of the random stages above a hint, whose draws a snapshot would freeze.
+    pub fn random_above(&self, hint: usize) -> impl ExactSizeIterator<Item = &'a str> + '_ {
+        let above = self.above(hint);
+        let random = &self.random[..self.random.partition_point(|&i| i < above)];
+        random.iter().map(|&i| self.profile.stages[i].name.as_str())
+    }
+
+    /// How many stages stand above a hint.
+    pub fn above(&self, hint: usize) -> usize {
+        self.above.get(hint).copied().unwrap_or(0)
+    }
+
+    /// How many stages and options were looked at, to hold the work against the size of the profile.
+    pub fn visits(&self) -> u64 {
+        self.visits
+    }
+
+    /// Per source row, the times of the stages below a hint one after the other (all of them for `None`),
+    /// each at its own parallelism. A sum where a pipeline overlaps: only the policy `cachew` wants it.
+    pub fn summed_s_below(&self, hint: Option<usize>) -> f64 {
+        self.suffix[hint.map_or(0, |h| self.above(h))].summed_s
+    }
+
+    /// The size of one element at a hint, and how many there are per source row.
+    pub fn element_at(&self, hint: usize) -> (f64, f64) {
+        let above = self.above(hint);
+        let rows = self.multiplicity[above];
+        let bytes = above.checked_sub(1).map_or(0.0, |i| self.profile.stages[i].out_bytes_per_row);
+        (if rows > 0.0 { bytes / rows } else { 0.0 }, rows)
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "counts of workers are far below 2^53")]
+    fn workers(&self) -> f64 {
+        self.profile.cluster.workers as f64
+    }
+
+    fn sum_up(&mut self) {
+        let cluster = (self.workers(), self.profile.cluster.cores_per_worker);
+        let stages = &self.profile.stages;
+        for (i, s) in stages.iter().enumerate() {
+            self.prefix[i + 1] = self.prefix[i].and(i, s, cluster);
+            self.multiplicity[i + 1] = (self.multiplicity[i] * s.out_rows_per_row).clamp(0.0, 1e30);
+        }
+        for (i, s) in stages.iter().enumerate().rev() {
+            self.suffix[i] = self.suffix[i + 1].and(i, s, cluster);
+        }
+        self.visits += 2 * stages.len() as u64;
+    }
+
+    fn evaluate(&mut self) {
+        let compute = self.pace(0, None, Mix { computed: 1.0, read: 0.0, written: 0.0 });
+        self.push(None, compute, compute, 0.0, None);
+        let existing: HashMap<(&str, &str, &str), f64> = (self.profile.existing.iter())
+            .map(|x| ((x.hint.as_str(), x.format.as_str(), x.compression.as_str()), x.fraction))
+            .collect();
+        for hint in self.hints.clone() {
+            let above = self.above(hint);
+            let h = &self.profile.hints[hint];
+            for (i, e) in h.encodings.iter().enumerate() {
+                let key = (h.name.as_str(), e.format.as_str(), e.compression.as_str());
+                let stored = existing.get(&key).copied().unwrap_or(0.0);
+                self.evaluate_encoding((hint, i, above), h, e, stored);
+            }
+        }
+    }
+
+    /// The options of one encoding: read what is stored, and store all that the budget holds.
+    fn evaluate_encoding(&mut self, at: (usize, usize, usize), h: &Hint, e: &Encoding, existing: f64) {
+        let (hint, encoding, above) = at;
+        let whole = e.bytes_per_row * self.rows();
+        let fits = fraction_that_fits(whole, self.profile.budget.snapshot_bytes);
+        let option = |fraction, existing| Some(Stored { hint, encoding, fraction, existing });
+        if fits <= 0.0 || (fits < 1.0 && !h.split_local) {
+            let obstacle = if fits <= 0.0 { Obstacle::NoBudget } else { Obstacle::NotWhole };
+            let steady = self.pace(above, Some(e), Mix { computed: 0.0, read: 1.0, written: 0.0 });
+            return self.push(option(1.0, existing), steady, steady, whole, Some(obstacle));
+        }
+        // A part of a set that must be whole is of no use. What the budget does not hold is evicted, so
+        // that nobody can count on it.
+        let existing = if h.split_local || existing >= 1.0 { existing.min(fits) } else { 0.0 };
+        if existing > 0.0 {
+            let mix = Mix { computed: 1.0 - existing, read: existing, written: 0.0 };
+            let steady = self.pace(above, Some(e), mix);
+            self.push(option(existing, existing), steady, steady, existing * whole, None);
+        }
+        if fits > existing {
+            let missing = fits - existing;
+            let steady = self.pace(above, Some(e), Mix { computed: 1.0 - fits, read: fits, written: 0.0 });
+            let mix = Mix { computed: 1.0 - existing, read: existing, written: missing };
+            let first = self.pace(above, Some(e), mix);
+            self.push(option(fits, existing), steady, first, fits * whole, None);
+        }
+    }
+
+    fn push(&mut self, stored: Option<Stored>, steady: Pace, first: Pace, bytes: f64, bar: Option<Obstacle>) {
+        let epochs = self.epochs();
+        let per_row =
+            if epochs < 1.0 { 0.0 } else { first.s_per_row + (epochs - 1.0) * steady.s_per_row };
+        let horizon_s = self.rows() * per_row;
+        self.visits += 1;
+        self.candidates.push(Candidate {
+            stored,
+            steady,
+            first,
+            horizon_s,
+            snapshot_bytes: bytes,
+            obstacle: bar,
+        });
+    }
+
+    /// The largest demand over capacity when the stages from `above` on run for every row, those above it
+    /// only for the computed share.
+    fn pace(&self, above: usize, encoding: Option<&Encoding>, mix: Mix) -> Pace {
+        let p = self.profile;
+        let (up, down) = (&self.prefix[above], &self.suffix[above]);
+        let per = |demand: f64, capacity: Option<f64>| capacity.map_or(0.0, |c| demand / c);
+        let (bytes, encode, decode) =
+            encoding.map_or((0.0, 0.0, 0.0), |e| (e.bytes_per_row, e.encode_cpu_s_per_row, e.decode_cpu_s_per_row));
+
+        let cpu = mix.computed * up.cpu_s + down.cpu_s + mix.read * decode + mix.written * encode;
+        let stall = if mix.computed * up.stall_s > down.stall_s {
+            (mix.computed * up.stall_s, up.stall_stage)
+        } else {
+            (down.stall_s, down.stall_stage)
+        };
+        let io = mix.computed * up.io_bytes + down.io_bytes;
+        let cache = per(mix.read * bytes, p.cache_store.read_bytes_per_s)
+            .max(per(mix.written * bytes, p.cache_store.write_bytes_per_s));
+        let delivered = p.stages.last().map_or(0.0, |s| s.out_bytes_per_row);
+        let network = p.cluster.network_bytes_per_s_per_worker.map(|b| b * self.workers());
+        let rows = self.multiplicity[p.stages.len()];
+
+        let mut pace =
+            Pace { s_per_row: cpu / (self.workers() * p.cluster.cores_per_worker), limit: Limit::Cores };
+        for (s_per_row, limit) in [
+            (stall.0, Limit::Stage(stall.1)),
+            (per(io, p.source_store.read_bytes_per_s), Limit::SourceStore),
+            (cache, Limit::CacheStore),
+            (per(delivered, network), Limit::Network),
+            (per(rows, p.consumer.rows_per_s), Limit::Consumer),
+            // Where nothing was measured to limit it, the consumer will.
+            (PACE_RANGE.0, Limit::Consumer),
+        ] {
+            if s_per_row > pace.s_per_row {
+                pace = Pace { s_per_row, limit };
+            }
+        }
+        pace.s_per_row = pace.s_per_row.min(PACE_RANGE.1);
+        pace
+    }
+}
+
+impl Limit {
+    /// Its name in a decision: `cores`, `stage:NAME`, `source_store`, `cache_store`, `network`, `consumer`.
+    pub fn name(self, profile: &Profile) -> String {
+        match self {
+            Limit::Cores => "cores".into(),
+            Limit::Stage(i) => format!("stage:{}", profile.stages.get(i).map_or("", |s| s.name.as_str())),
+            Limit::SourceStore => "source_store".into(),
+            Limit::CacheStore => "cache_store".into(),
+            Limit::Network => "network".into(),
+            Limit::Consumer => "consumer".into(),
+        }
+    }
+}
+
+/// Stages above each hint.
+fn stages_above(profile: &Profile) -> Vec<usize> {
+    let stages: HashMap<&str, usize> =
+        profile.stages.iter().enumerate().map(|(i, s)| (s.name.as_str(), i)).collect();
+    profile.hints.iter().map(|h| stages.get(h.after_stage.as_str()).map_or(0, |i| i + 1)).collect()
+}
+
+/// The share of a snapshot that a budget holds, rounded down to millionths: a share is an estimate, the
+/// budget is not.
+fn fraction_that_fits(whole_bytes: f64, budget: Option<f64>) -> f64 {
+    match budget {
+        Some(b) if whole_bytes > b => (b / whole_bytes * 1e6).floor() / 1e6,
+        _ => 1.0,
+    }
+}

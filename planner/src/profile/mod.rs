@@ -1,0 +1,226 @@
+//! What was measured: the planner's only input.
+
+mod read;
+mod rules;
+mod syntax;
+
+use caju_types::Result;
+use serde::Serialize;
+
+pub(crate) use rules::is_name;
+
+/// The schema that this version reads and writes.
+pub const PROFILE_SCHEMA: &str = "caju.profile/v1";
+
+/// Epochs assumed when a profile does not say how many are left.
+pub const DEFAULT_EPOCHS: u64 = 10;
+
+/// Jobs expected to read the same data when a profile does not say.
+pub const DEFAULT_JOBS: u64 = 1;
+
+/// A measured pipeline on a measured cluster (`caju.profile/v1`).
+///
+/// *Per row* means per row of the **source**, at every stage and hint, so that costs add up however many
+/// rows a stage drops or makes; only [`Stage::out_rows_per_row`] is relative to the stage's own input. Store
+/// bandwidths are the whole cluster's; network bandwidth and `max_parallelism` are per worker. `None`
+/// means unlimited, and in [`Horizon`] the stated default.
+///
+/// ```
+/// use caju_planner::Profile;
+/// let profile = Profile::from_json(r#"{
+///   "schema": "caju.profile/v1",
+///   "cluster": {"workers": 2, "cores_per_worker": 8},
+///   "source": {"rows": 1000},
+///   "stages": [{"name": "read", "io_bytes_per_row": 100, "cpu_s_per_row": 1e-5, "service_s_per_row": 1e-5,
+///               "out_rows_per_row": 1, "out_bytes_per_row": 100}]
+/// }"#)?;
+/// assert_eq!(profile.stages[0].name, "read");
+/// assert_eq!(profile.source_store.read_bytes_per_s, None);
+/// assert_eq!(Profile::from_json(&profile.to_json())?, profile);
+/// # Ok::<(), caju_types::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Profile {
+    /// Always [`PROFILE_SCHEMA`].
+    pub schema: Schema,
+    /// The machines that run the pipeline.
+    pub cluster: Cluster,
+    /// Where the source is read from.
+    pub source_store: SourceStore,
+    /// Where snapshots are written to and read from.
+    pub cache_store: CacheStore,
+    /// Who takes the rows.
+    pub consumer: Consumer,
+    /// How often the rows are still wanted.
+    pub horizon: Horizon,
+    /// What snapshots may take.
+    pub budget: Budget,
+    /// The data itself.
+    pub source: Source,
+    /// Snapshots stored already, by this or by other jobs.
+    pub existing: Vec<Existing>,
+    /// The stages in the order of the pipeline.
+    pub stages: Vec<Stage>,
+    /// The points at which reuse is acceptable, in any order.
+    pub hints: Vec<Hint>,
+}
+
+/// The name and version of the profile's schema; the only value is [`PROFILE_SCHEMA`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub enum Schema {
+    /// `caju.profile/v1`.
+    #[default]
+    #[serde(rename = "caju.profile/v1")]
+    V1,
+}
+
+/// The machines that run the pipeline.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Cluster {
+    /// Number of workers, at least 1.
+    pub workers: u64,
+    /// Cores that one worker really has for the pipeline.
+    pub cores_per_worker: f64,
+    /// Bandwidth from one worker to its clients, bytes per second.
+    pub network_bytes_per_s_per_worker: Option<f64>,
+}
+
+/// The store of the source.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct SourceStore {
+    /// Bytes per second that the whole cluster can read.
+    pub read_bytes_per_s: Option<f64>,
+}
+
+/// The store of the snapshots.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct CacheStore {
+    /// Bytes per second that the whole cluster can read.
+    pub read_bytes_per_s: Option<f64>,
+    /// Bytes per second that the whole cluster can write.
+    pub write_bytes_per_s: Option<f64>,
+}
+
+/// The consumer's own demand.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct Consumer {
+    /// *Delivered* rows per second that the clients take when they are always ready.
+    pub rows_per_s: Option<f64>,
+}
+
+/// How often the rows are still wanted.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct Horizon {
+    /// Epochs left of a job; [`DEFAULT_EPOCHS`] if unknown.
+    pub epochs: Option<u64>,
+    /// Jobs expected to read the data; [`DEFAULT_JOBS`] if unknown.
+    pub jobs: Option<u64>,
+}
+
+/// What snapshots may take.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct Budget {
+    /// Bytes that the snapshot of this pipeline may occupy.
+    pub snapshot_bytes: Option<f64>,
+}
+
+/// The data itself.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Source {
+    /// Rows of one epoch at the source.
+    pub rows: u64,
+}
+
+/// A snapshot that is stored already.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Existing {
+    /// The hint whose prefix it holds.
+    pub hint: String,
+    /// Format of its parts; with `compression` it must be one of the hint's encodings.
+    pub format: String,
+    /// Compression of its parts.
+    pub compression: String,
+    /// Share of the rows that it holds, 0 to 1.
+    pub fraction: f64,
+}
+
+/// One operator, as measured.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Stage {
+    /// Its name, unique in the profile.
+    pub name: String,
+    /// Bytes that it reads from the source store.
+    pub io_bytes_per_row: f64,
+    /// CPU seconds that it takes.
+    pub cpu_s_per_row: f64,
+    /// Seconds for which it is busy, waiting for I/O or a sleep included.
+    pub service_s_per_row: f64,
+    /// How many of it can run at once on a worker.
+    pub max_parallelism: Option<f64>,
+    /// Rows out per row *into this stage*.
+    pub out_rows_per_row: f64,
+    /// Bytes out.
+    pub out_bytes_per_row: f64,
+    /// Whether its output differs from epoch to epoch.
+    pub random: bool,
+}
+
+/// A point at which reuse is acceptable.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Hint {
+    /// Its name, unique in the profile.
+    pub name: String,
+    /// The stage whose output would be stored.
+    pub after_stage: String,
+    /// Whether it is stored split by split. A hint below a stream stage is not: its snapshot is whole or of
+    /// no use, so a budget cannot cut it to a fraction. True if absent.
+    pub split_local: bool,
+    /// The candidate encodings that were probed; without one the hint is no option.
+    pub encodings: Vec<Encoding>,
+}
+
+/// One way to store a hint's rows, as probed. Names are opaque to the planner.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Encoding {
+    /// `arrow`, `parquet`, ...
+    pub format: String,
+    /// `none`, `zstd`, ...
+    pub compression: String,
+    /// Stored bytes.
+    pub bytes_per_row: f64,
+    /// CPU seconds to encode and compress.
+    pub encode_cpu_s_per_row: f64,
+    /// CPU seconds to read back, decompress and decode.
+    pub decode_cpu_s_per_row: f64,
+}
+
+impl Profile {
+    /// Reads a profile. Unknown fields are ignored.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: one line that names the field and says what was expected and what was found.
+    ///
+    /// ```
+    /// let e = caju_planner::Profile::from_json(r#"{"schema": "caju.profile/v9"}"#).unwrap_err();
+    /// assert_eq!(e.to_string(), "schema: expected \"caju.profile/v1\", found \"caju.profile/v9\"");
+    /// ```
+    pub fn from_json(text: &str) -> Result<Self> {
+        let value = serde_json::from_str(text).map_err(|e| syntax::error(text, &e))?;
+        let profile = read::profile(&value)?;
+        profile.validate()?;
+        Ok(profile)
+    }
+
+    /// Checks every number and every name, as [`Profile::from_json`] does; for profiles built in memory.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that names the first wrong field.
+    pub fn validate(&self) -> Result<()> {
+        rules::check(self)
+    }
+
+    /// The profile as indented JSON; the same bytes for the same profile.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("strings, numbers and lists always serialise")
+    }
+}

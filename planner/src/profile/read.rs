@@ -1,0 +1,208 @@
+//! From JSON values to a [`Profile`], with a path for every complaint.
+//!
+//! Only shapes are checked here; `rules` then checks every number and name, also of profiles that were
+//! never JSON.
+
+use caju_types::{Error, Result};
+use serde_json::{Map, Value};
+
+use super::rules::Rule;
+use super::{
+    Budget, CacheStore, Cluster, Consumer, Encoding, Existing, Hint, Horizon, PROFILE_SCHEMA, Profile, Schema,
+    Source, SourceStore, Stage,
+};
+
+/// An object and the way to it; the path is written out only when something is wrong.
+struct Object<'a> {
+    fields: Option<&'a Map<String, Value>>,
+    at: &'a dyn Fn() -> String,
+}
+
+fn found(value: Option<&Value>) -> String {
+    match value {
+        None => "nothing".into(),
+        Some(Value::Null) => "null".into(),
+        Some(Value::Array(_)) => "a list".into(),
+        Some(Value::Object(_)) => "an object".into(),
+        Some(Value::String(s)) if s.chars().count() > 40 => {
+            format!("{:?}...", s.chars().take(40).collect::<String>())
+        }
+        Some(Value::String(s)) => format!("{s:?}"),
+        Some(v) => v.to_string(),
+    }
+}
+
+fn wrong(path: &str, expected: &str, value: Option<&Value>) -> Error {
+    Error::invalid(format!("{path}: expected {expected}, found {}", found(value)))
+}
+
+impl<'a> Object<'a> {
+    fn get(&self, field: &str) -> Option<&'a Value> {
+        self.fields.and_then(|f| f.get(field))
+    }
+
+    fn present(&self, field: &str) -> Option<&'a Value> {
+        self.get(field).filter(|v| !v.is_null())
+    }
+
+    fn path(&self, field: &str) -> String {
+        format!("{}{field}", (self.at)())
+    }
+
+    fn wrong(&self, field: &str, expected: &str) -> Error {
+        wrong(&self.path(field), expected, self.get(field))
+    }
+
+    fn number(&self, field: &str, rule: Rule) -> Result<f64> {
+        self.get(field).and_then(Value::as_f64).ok_or_else(|| self.wrong(field, rule.expected()))
+    }
+
+    fn number_or_null(&self, field: &str, rule: Rule) -> Result<Option<f64>> {
+        self.present(field).map(|_| self.number(field, rule)).transpose()
+    }
+
+    /// A whole number, also when it is written as `1e6` or `8.0`.
+    fn count(&self, field: &str, rule: Rule) -> Result<u64> {
+        let v = self.get(field);
+        let whole = v.and_then(Value::as_u64).or_else(|| v.and_then(Value::as_f64).and_then(whole));
+        whole.ok_or_else(|| self.wrong(field, rule.expected()))
+    }
+
+    fn count_or_null(&self, field: &str, rule: Rule) -> Result<Option<u64>> {
+        self.present(field).map(|_| self.count(field, rule)).transpose()
+    }
+
+    fn text(&self, field: &str) -> Result<String> {
+        let v = self.get(field).and_then(Value::as_str);
+        v.map(str::to_owned).ok_or_else(|| self.wrong(field, "a string"))
+    }
+
+    fn flag(&self, field: &str, default: bool) -> Result<bool> {
+        match self.present(field) {
+            None => Ok(default),
+            Some(v) => v.as_bool().ok_or_else(|| self.wrong(field, "true or false")),
+        }
+    }
+
+    /// An object of settings at the top; absent or null means that all of them are.
+    fn section<T>(&self, field: &str, read: impl FnOnce(&Object) -> Result<T>) -> Result<T> {
+        let fields = match self.present(field) {
+            None => None,
+            Some(v) => Some(v.as_object().ok_or_else(|| self.wrong(field, "an object"))?),
+        };
+        read(&Object { fields, at: &|| format!("{}{field}.", (self.at)()) })
+    }
+
+    /// A list of objects; absent or null means empty unless it is needed.
+    fn list<T>(&self, field: &str, needed: bool, read: impl Fn(&Object) -> Result<T>) -> Result<Vec<T>> {
+        let items = match self.present(field) {
+            None if !needed => return Ok(Vec::new()),
+            v => v.and_then(Value::as_array).ok_or_else(|| self.wrong(field, "a list"))?,
+        };
+        let mut out = Vec::with_capacity(items.len());
+        for (i, item) in items.iter().enumerate() {
+            let Some(fields) = item.as_object() else {
+                return Err(wrong(&format!("{}[{i}]", self.path(field)), "an object", Some(item)));
+            };
+            let at = || format!("{}[{i}].", self.path(field));
+            out.push(read(&Object { fields: Some(fields), at: &at })?);
+        }
+        Ok(out)
+    }
+}
+
+fn whole(v: f64) -> Option<u64> {
+    if v.fract() != 0.0 || !(0.0..=9e15).contains(&v) {
+        return None;
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole and in range")]
+    Some(v as u64)
+}
+
+pub(super) fn profile(value: &Value) -> Result<Profile> {
+    let Some(fields) = value.as_object() else {
+        return Err(wrong("profile", "an object", Some(value)));
+    };
+    let top = Object { fields: Some(fields), at: &String::new };
+    if top.get("schema").and_then(Value::as_str) != Some(PROFILE_SCHEMA) {
+        return Err(top.wrong("schema", &format!("{PROFILE_SCHEMA:?}")));
+    }
+    Ok(Profile {
+        schema: Schema::V1,
+        cluster: top.section("cluster", cluster)?,
+        source_store: top.section("source_store", |o| {
+            Ok(SourceStore { read_bytes_per_s: o.number_or_null("read_bytes_per_s", Rule::Rate)? })
+        })?,
+        cache_store: top.section("cache_store", |o| {
+            Ok(CacheStore {
+                read_bytes_per_s: o.number_or_null("read_bytes_per_s", Rule::Rate)?,
+                write_bytes_per_s: o.number_or_null("write_bytes_per_s", Rule::Rate)?,
+            })
+        })?,
+        consumer: top.section("consumer", |o| {
+            Ok(Consumer { rows_per_s: o.number_or_null("rows_per_s", Rule::Rate)? })
+        })?,
+        horizon: top.section("horizon", |o| {
+            Ok(Horizon {
+                epochs: o.count_or_null("epochs", Rule::Count)?,
+                jobs: o.count_or_null("jobs", Rule::Count)?,
+            })
+        })?,
+        budget: top.section("budget", |o| {
+            Ok(Budget { snapshot_bytes: o.number_or_null("snapshot_bytes", Rule::Cost)? })
+        })?,
+        source: top.section("source", |o| Ok(Source { rows: o.count("rows", Rule::Count)? }))?,
+        existing: top.list("existing", false, existing)?,
+        stages: top.list("stages", true, stage)?,
+        hints: top.list("hints", false, hint)?,
+    })
+}
+
+fn cluster(o: &Object) -> Result<Cluster> {
+    Ok(Cluster {
+        workers: o.count("workers", Rule::Positive)?,
+        cores_per_worker: o.number("cores_per_worker", Rule::Rate)?,
+        network_bytes_per_s_per_worker: o.number_or_null("network_bytes_per_s_per_worker", Rule::Rate)?,
+    })
+}
+
+fn existing(o: &Object) -> Result<Existing> {
+    Ok(Existing {
+        hint: o.text("hint")?,
+        format: o.text("format")?,
+        compression: o.text("compression")?,
+        fraction: o.number("fraction", Rule::Fraction)?,
+    })
+}
+
+fn stage(o: &Object) -> Result<Stage> {
+    Ok(Stage {
+        name: o.text("name")?,
+        io_bytes_per_row: o.number("io_bytes_per_row", Rule::Cost)?,
+        cpu_s_per_row: o.number("cpu_s_per_row", Rule::Cost)?,
+        service_s_per_row: o.number("service_s_per_row", Rule::Cost)?,
+        max_parallelism: o.number_or_null("max_parallelism", Rule::Parallelism)?,
+        out_rows_per_row: o.number("out_rows_per_row", Rule::Cost)?,
+        out_bytes_per_row: o.number("out_bytes_per_row", Rule::Cost)?,
+        random: o.flag("random", false)?,
+    })
+}
+
+fn hint(o: &Object) -> Result<Hint> {
+    Ok(Hint {
+        name: o.text("name")?,
+        after_stage: o.text("after_stage")?,
+        split_local: o.flag("split_local", true)?,
+        encodings: o.list("encodings", true, encoding)?,
+    })
+}
+
+fn encoding(o: &Object) -> Result<Encoding> {
+    Ok(Encoding {
+        format: o.text("format")?,
+        compression: o.text("compression")?,
+        bytes_per_row: o.number("bytes_per_row", Rule::Cost)?,
+        encode_cpu_s_per_row: o.number("encode_cpu_s_per_row", Rule::Cost)?,
+        decode_cpu_s_per_row: o.number("decode_cpu_s_per_row", Rule::Cost)?,
+    })
+}
