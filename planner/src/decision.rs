@@ -89,8 +89,8 @@ impl Decision {
     /// # Errors
     /// `InvalidArgument` if it is not one, or of another version.
     pub fn from_json(text: &str) -> Result<Self> {
-        let decision: Self =
-            serde_json::from_str(text).map_err(|e| Error::invalid(format!("not a {DECISION_SCHEMA}: {e}")))?;
+        let decision: Self = serde_json::from_str(text)
+            .map_err(|e| Error::invalid(format!("not a {DECISION_SCHEMA}: {e}")))?;
         if decision.schema != DECISION_SCHEMA {
             let found = decision.schema.escape_debug();
             return Err(Error::invalid(format!("schema: expected {DECISION_SCHEMA:?}, found \"{found}\"")));
@@ -168,7 +168,8 @@ mod tests {
         for text in ["", "{}", "[1]", r#"{"schema": "caju.decision/v1"}"#] {
             assert!(Decision::from_json(text).unwrap_err().to_string().starts_with("not a caju.decision/v1"));
         }
-        let other = r#"{"schema": "x", "policy": "", "choice": {"kind": "compute"}, "options": [], "reason": ""}"#;
+        let other =
+            r#"{"schema": "x", "policy": "", "choice": {"kind": "compute"}, "options": [], "reason": ""}"#;
         assert!(Decision::from_json(other).unwrap_err().to_string().starts_with("schema: expected"));
     }
 }

@@ -47,7 +47,11 @@ fn frozen(model: &Model, stored: Stored) -> Option<String> {
     let mut names = model.random_above(stored.hint);
     let first = names.next()?;
     let more = names.len();
-    let and = if more > 0 { format!(" and {}", words::count(more as u64, "more random stage")) } else { String::new() };
+    let and = if more > 0 {
+        format!(" and {}", words::count(more as u64, "more random stage"))
+    } else {
+        String::new()
+    };
     Some(format!("the random draws of `{first}`{and} are frozen, the same in every epoch"))
 }
 
@@ -177,7 +181,10 @@ fn reason_to_store(model: &Model, chosen: usize, stored: Stored) -> String {
     let cost = if stored.fraction <= stored.existing {
         format!("with {size} that are stored already")
     } else if stored.existing > 0.0 {
-        format!("for {size}, of which {} is stored already", words::percent(stored.existing / stored.fraction))
+        format!(
+            "for {size}, of which {} is stored already",
+            words::percent(stored.existing / stored.fraction)
+        )
     } else {
         format!("for {size} of storage")
     };
@@ -194,7 +201,9 @@ fn reason_to_compute(model: &Model) -> String {
     }
     let rate = words::rate(1.0 / compute.steady.s_per_row);
     if all.len() == 1 {
-        return format!("There is no hint with a measured encoding; computing gives {rate} rows/s, limited by {limit}.");
+        return format!(
+            "There is no hint with a measured encoding; computing gives {rate} rows/s, limited by {limit}."
+        );
     }
     let best = all[1..].iter().filter(|c| c.obstacle.is_none()).min_by(|a, b| by_horizon(a, b));
     let Some(best) = best else {
@@ -219,7 +228,11 @@ fn reason_to_compute(model: &Model) -> String {
             words::size(best.snapshot_bytes)
         )
     } else if gain < -0.0005 {
-        format!("would take {} longer, limited by {}", words::percent(-gain), limited_by(model, best.steady.limit))
+        format!(
+            "would take {} longer, limited by {}",
+            words::percent(-gain),
+            limited_by(model, best.steady.limit)
+        )
     } else {
         format!("would be no faster, for {} of storage", words::size(best.snapshot_bytes))
     };

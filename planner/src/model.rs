@@ -296,8 +296,7 @@ impl<'a> Model<'a> {
 
     fn push(&mut self, stored: Option<Stored>, steady: Pace, first: Pace, bytes: f64, bar: Option<Obstacle>) {
         let epochs = self.epochs();
-        let per_row =
-            if epochs < 1.0 { 0.0 } else { first.s_per_row + (epochs - 1.0) * steady.s_per_row };
+        let per_row = if epochs < 1.0 { 0.0 } else { first.s_per_row + (epochs - 1.0) * steady.s_per_row };
         let horizon_s = self.rows() * per_row;
         self.visits += 1;
         self.candidates.push(Candidate {
@@ -316,8 +315,8 @@ impl<'a> Model<'a> {
         let p = self.profile;
         let (up, down) = (&self.prefix[above], &self.suffix[above]);
         let per = |demand: f64, capacity: Option<f64>| capacity.map_or(0.0, |c| demand / c);
-        let (bytes, encode, decode) =
-            encoding.map_or((0.0, 0.0, 0.0), |e| (e.bytes_per_row, e.encode_cpu_s_per_row, e.decode_cpu_s_per_row));
+        let (bytes, encode, decode) = encoding
+            .map_or((0.0, 0.0, 0.0), |e| (e.bytes_per_row, e.encode_cpu_s_per_row, e.decode_cpu_s_per_row));
 
         let cpu = mix.computed * up.cpu_s + down.cpu_s + mix.read * decode + mix.written * encode;
         let stall = if mix.computed * up.stall_s > down.stall_s {

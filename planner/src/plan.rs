@@ -10,7 +10,8 @@ use crate::{explain, words};
 
 /// Decides: evaluates every option of the profile, lets the policy take one, and explains.
 ///
-/// The same profile and policy give the same decision, byte for byte.
+/// The same profile and policy give the same decision, byte for byte, also when the profile was written with
+/// [`Profile::to_json`] and read again in between.
 ///
 /// # Errors
 /// `InvalidArgument` if a field of the profile is wrong or the policy names a hint that it does not have.
@@ -27,7 +28,8 @@ use crate::{explain, words};
 /// ```
 pub fn plan(profile: &Profile, policy: &dyn Policy) -> Result<Decision> {
     profile.validate()?;
-    let model = Model::new(profile);
+    let profile = profile.clone().canonical();
+    let model = Model::new(&profile);
     let pick = policy.pick(&model)?;
     let name = policy.name();
     if model.candidates().get(pick.candidate).is_none_or(|c| c.obstacle.is_some()) {

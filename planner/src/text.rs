@@ -25,8 +25,9 @@ impl Decision {
     /// # Ok::<(), caju_types::Error>(())
     /// ```
     pub fn to_text(&self) -> String {
-        let rows: Vec<[String; 8]> =
-            std::iter::once(HEAD.map(str::to_owned)).chain(self.options.iter().map(|o| self.row(o))).collect();
+        let rows: Vec<[String; 8]> = std::iter::once(HEAD.map(str::to_owned))
+            .chain(self.options.iter().map(|o| self.row(o)))
+            .collect();
         let width = |i: usize| rows.iter().map(|r| r[i].chars().count()).max().unwrap_or(0);
         let widths: [usize; 8] = std::array::from_fn(width);
         let chosen = self.chosen().map(std::ptr::from_ref);
@@ -49,7 +50,7 @@ impl Decision {
         let ahead = match (self.break_even_epoch(o), &o.choice) {
             (_, Choice::Compute) => "-".into(),
             (Some(n), _) => format!("epoch {n}"),
-            (None, _) if o.feasible => "never".into(),
+            (None, _) if o.horizon_s > Some(0.0) => "never".into(),
             (None, _) => "-".into(),
         };
         [

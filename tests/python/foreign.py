@@ -8,9 +8,10 @@ import pyarrow as pa
 import pyarrow.flight
 
 
-def flight_info(address, definition, job="foreign", epoch=0):
+def flight_info(address, definition, **command):
+    """Where to read; `command` may hold job, epoch, seed and mode. Without a job it is one for this answer."""
     client = pa.flight.connect(f"grpc://{address}")
-    command = json.dumps({"pipeline": definition, "job": job, "epoch": epoch}).encode()
+    command = json.dumps({"pipeline": definition, **command}).encode()
     return client.get_flight_info(pa.flight.FlightDescriptor.for_command(command))
 
 
@@ -19,15 +20,18 @@ def read_endpoint(endpoint):
     return [chunk.data for chunk in client.do_get(endpoint.ticket)]
 
 
-def read_flight(address, definition, job="foreign", epoch=0, threads=False):
-    """Every wire batch of an epoch, endpoint by endpoint; all at once with `threads`."""
-    info = flight_info(address, definition, job, epoch)
+def read_parts(info, threads=False):
+    """The wire batches of each endpoint, one endpoint after another, or all at once with `threads`."""
     if threads:
         with concurrent.futures.ThreadPoolExecutor(len(info.endpoints)) as pool:
-            parts = list(pool.map(read_endpoint, info.endpoints))
-    else:
-        parts = [read_endpoint(e) for e in info.endpoints]
-    return info, [batch for part in parts for batch in part]
+            return list(pool.map(read_endpoint, info.endpoints))
+    return [read_endpoint(e) for e in info.endpoints]
+
+
+def read_flight(address, definition, threads=False, **command):
+    """Every wire batch of an epoch."""
+    info = flight_info(address, definition, **command)
+    return info, [batch for part in read_parts(info, threads) for batch in part]
 
 
 def column(batches, name):

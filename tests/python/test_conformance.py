@@ -3,15 +3,15 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from foreign import column, flight_info, read_endpoint, read_flight
+from foreign import column, flight_info, read_flight, read_parts
 
 
-def flight_command(address, **command):
-    import json
+THREADS = pytest.mark.parametrize("threads", [False, True], ids=["one_after_another", "in_threads"])
 
-    client = pa.flight.connect(f"grpc://{address}")
-    info = client.get_flight_info(pa.flight.FlightDescriptor.for_command(json.dumps(command).encode()))
-    return [read_endpoint(e) for e in info.endpoints]
+
+def off_parts(address, definition, threads):
+    """Under `off`: what each worker gives."""
+    return read_parts(flight_info(address, definition, mode="off"), threads)
 
 
 @pytest.mark.parametrize("state", [[], ["--state-dir", "state"]], ids=["without_state", "with_state"])
@@ -31,25 +31,28 @@ def test_ops_01_one_worker_gives_a_range_in_order(caju, tmp_path, state):
         dispatcher.kill()
 
 
-def test_ops_02_off_gives_each_value_once_per_worker(cluster):
+@THREADS
+def test_ops_02_off_gives_each_value_once_per_worker(cluster, threads):
     c = cluster(workers=3)
-    parts = flight_command(c.dispatcher.address, pipeline={"source": {"range": 10}}, mode="off")
+    parts = off_parts(c.dispatcher.address, {"source": {"range": 10}}, threads)
     assert [sorted(column(p, "id")) for p in parts] == [list(range(10))] * 3
 
 
-def test_ops_07_shuffles_of_two_workers_differ_under_off(cluster):
+@THREADS
+def test_ops_07_shuffles_of_two_workers_differ_under_off(cluster, threads):
     c = cluster(workers=2)
     definition = {"source": {"range": 100}, "steps": [{"shuffle": 100}]}
-    one, two = flight_command(c.dispatcher.address, pipeline=definition, mode="off")
+    one, two = off_parts(c.dispatcher.address, definition, threads)
     one, two = column(one, "id"), column(two, "id")
     assert sorted(one) == sorted(two) == list(range(100))
     assert one != two
 
 
-def test_ops_09_off_keeps_each_workers_short_batch(cluster):
+@THREADS
+def test_ops_09_off_keeps_each_workers_short_batch(cluster, threads):
     c = cluster(workers=2)
     definition = {"source": {"range": 10}, "steps": [{"batch": 1000}]}
-    parts = flight_command(c.dispatcher.address, pipeline=definition, mode="off")
+    parts = off_parts(c.dispatcher.address, definition, threads)
     assert [[b.column("id").to_pylist() for b in p] for p in parts] == [[list(range(10))]] * 2
 
 
@@ -121,7 +124,7 @@ def test_dyn_13_samples_follow_the_weights(cluster):
 def test_dyn_17_concatenation_in_order(cluster):
     c = cluster(workers=1)
     source = {"concatenate": [{"source": {"range": 100}}, {"source": {"range": {"start": 100, "end": 200}}}]}
-    _, batches = read_flight(c.dispatcher.address, {"source": source})
+    _, batches = read_flight(c.dispatcher.address, {"source": source, "deterministic": True})
     assert column(batches, "id") == list(range(200))
 
 
@@ -146,7 +149,7 @@ def test_det_03_shuffles_move_most_rows_and_depend_on_the_seed(cluster):
 
     def order(seed):
         definition = {"source": {"range": 200}, "steps": [{"shuffle": {"buffer": 200, "seed": seed}}]}
-        return column(read_flight(c.dispatcher.address, definition, job=f"seed-{seed}-{len(seen)}")[1], "id")
+        return column(read_flight(c.dispatcher.address, definition)[1], "id")
 
     seen = []
     for seed in (1, 1, 2):

@@ -127,23 +127,23 @@ def test_rotated_jpegs_stand_upright(cluster, tmp_path, orientation):
     assert np.abs(found - upright).max() <= 6
 
 
-def test_the_evaluation_chain_is_that_of_pillow(cluster, data):
-    definition = {
-        "source": {"parquet": str(data / "images/parquet/*.parquet")},
-        "steps": [{"filter": "id < 8"},
-                  {"map": {"id": "id", "image": "center_crop(resize_shorter(decode_image(image), 64), 56, 56)"}}],
-    }
+@pytest.mark.parametrize("short, crop", [(256, 224), (64, 56)])
+def test_the_evaluation_chain_is_that_of_torchvision_on_pillow(cluster, data, short, crop):
+    chain = f"center_crop(resize_shorter(decode_image(image), {short}), {crop}, {crop})"
+    definition = {"source": {"parquet": str(data / "images/parquet/*.parquet")},
+                  "steps": [{"filter": "id < 8"}, {"map": {"id": "id", "image": chain}}]}
     batches = read_rows(cluster, definition)
     found = {i: x for b in batches for i, x in zip(b.column("id").to_pylist(), b.column("image").to_numpy_ndarray())}
     table = pa.concat_tables(pq.read_table(f) for f in sorted((data / "images/parquet").glob("*.parquet")))
     assert sorted(found) == list(range(8))
     for i, blob in zip(table["id"].to_pylist()[:8], table["image"].to_pylist()[:8]):
         im = Image.open(io.BytesIO(blob)).convert("RGB")
-        s = 64 / min(im.size)
-        im = im.resize((round(im.width * s), round(im.height * s)), Image.BILINEAR)
-        x, y = (im.width - 56) // 2, (im.height - 56) // 2
-        expected = np.asarray(im.crop((x, y, x + 56, y + 56))).astype(int)
-        assert np.abs(found[i].astype(int) - expected).mean() < 3, i
+        least = min(im.size)
+        # torchvision cuts the longer side to a whole number, and rounds the crop's corner half to even.
+        im = im.resize((short * im.width // least, short * im.height // least), Image.BILINEAR)
+        x, y = round((im.width - crop) / 2), round((im.height - crop) / 2)
+        expected = np.asarray(im.crop((x, y, x + crop, y + crop))).astype(int)
+        assert np.abs(found[i].astype(int) - expected).max() <= 2, i
 
 
 def test_normalised_floats_are_those_of_numpy(cluster, tmp_path):

@@ -199,3 +199,31 @@ fn wrong_pipelines_are_the_users() {
         }
     }
 }
+
+/// The files that the documentation points at say what is true: every stage binds to what `gen` makes.
+#[test]
+fn examples_are_right() {
+    let dir = tempfile::tempdir().unwrap();
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/pipelines");
+    let here = dir.path().join("examples/pipelines");
+    std::fs::create_dir_all(&here).unwrap();
+    for (kind, out, format) in [
+        ("images", "data/photos", "tfrecord"),
+        ("images", "data/photos-parquet", "parquet"),
+        ("images", "data/quickstart", "tfrecord,parquet"),
+        ("table", "data/clicks", "parquet"),
+        ("text", "data/text", "parquet"),
+    ] {
+        ok(dir.path(), &["gen", kind, "--out", out, "--count", "2", "--format", format]);
+    }
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(examples).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_string();
+        std::fs::copy(&path, here.join(&name)).unwrap();
+        let out = ok(dir.path(), &["check", &format!("examples/pipelines/{name}")]);
+        assert!(out.contains(name.trim_end_matches(".yaml")), "{out}");
+        names.push(name);
+    }
+    assert!(names.len() >= 5, "{names:?}");
+}

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
@@ -160,9 +160,9 @@ impl Reader {
             let delivery = match self.shared.queue.try_pop() {
                 Some(d) => Some(d),
                 None => {
-                    let start = Instant::now();
+                    let waiting = self.shared.recorder.wait();
                     let popped = self.shared.queue.pop().await;
-                    self.shared.recorder.waited(start.elapsed());
+                    drop(waiting);
                     popped?
                 }
             };

@@ -60,6 +60,27 @@ struct Inner {
     bottleneck: Option<String>,
     /// When the stages were last reported, and how long the user had waited by then.
     reported: (Instant, Duration),
+    /// Since when the user waits, if at present.
+    waiting: Option<Instant>,
+}
+
+impl Inner {
+    /// The wait so far, the present one included.
+    fn wait(&self) -> Duration {
+        self.stats.wait + self.waiting.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+}
+
+/// The user waits for rows as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Waiting<'a>(&'a Recorder);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut s = self.0.inner.lock();
+        s.stats.wait = s.wait();
+        s.waiting = None;
+    }
 }
 
 impl Recorder {
@@ -75,6 +96,7 @@ impl Recorder {
                 stages: Vec::new(),
                 bottleneck: None,
                 reported: (now, Duration::ZERO),
+                waiting: None,
             }),
         }
     }
@@ -90,8 +112,10 @@ impl Recorder {
         s.stats.bytes += bytes;
     }
 
-    pub(crate) fn waited(&self, wait: Duration) {
-        self.inner.lock().stats.wait += wait;
+    /// The user waits from now on, until the answer is dropped.
+    pub(crate) fn wait(&self) -> Waiting<'_> {
+        self.inner.lock().waiting = Some(Instant::now());
+        Waiting(self)
     }
 
     pub(crate) fn duplicates(&self, rows: u64) {
@@ -114,10 +138,10 @@ impl Recorder {
         let (since, waited) = s.reported;
         let span = since.elapsed();
         if span >= Duration::from_millis(500) && !stages.is_empty() {
-            let starved = (s.stats.wait - waited).as_secs_f64() / span.as_secs_f64();
+            let starved = (s.wait() - waited).as_secs_f64() / span.as_secs_f64();
             s.bottleneck = bottleneck(&s.stages, &stages, starved);
             s.stages = stages;
-            s.reported = (Instant::now(), s.stats.wait);
+            s.reported = (Instant::now(), s.wait());
         }
     }
 
@@ -125,13 +149,13 @@ impl Recorder {
     pub(crate) fn rates(&self) -> (f64, f64) {
         let s = self.inner.lock();
         let t = s.opened.elapsed().as_secs_f64().max(1e-9);
-        (s.stats.rows as f64 / t, (s.stats.wait.as_secs_f64() / t).min(1.0))
+        (s.stats.rows as f64 / t, (s.wait().as_secs_f64() / t).min(1.0))
     }
 
     pub(crate) fn stats(&self) -> ReaderStats {
         let s = self.inner.lock();
         let elapsed = s.ended.unwrap_or_else(Instant::now).saturating_duration_since(s.opened);
-        ReaderStats { elapsed, ..s.stats.clone() }
+        ReaderStats { elapsed, wait: s.wait(), ..s.stats.clone() }
     }
 
     pub(crate) fn progress(&self, buffered_bytes: usize) -> Progress {

@@ -12,7 +12,7 @@ use serde_json::Value;
 /// Makes sense of definitions. The engine's is behind it in a running dispatcher; tests have one without files.
 #[async_trait]
 pub trait Catalog: Send + Sync + 'static {
-    /// Validates a definition and opens its source. `source_schema` given: trust it, do not look.
+    /// Validates a definition and opens its source. `source_schema` given, with fields: trust it, do not look.
     ///
     /// # Errors
     /// What is wrong with the definition or its source, naming the place.
@@ -33,8 +33,8 @@ pub struct Bound {
     pub identity: Fingerprint,
     /// The schema of its elements' rows.
     pub schema: SchemaRef,
-    /// The schema of its source; none if it has several.
-    pub source_schema: Option<SchemaRef>,
+    /// The schema of its source; without fields if it has several sources.
+    pub source_schema: SchemaRef,
     /// The seed that the definition gives.
     pub seed: Option<u64>,
     /// Whether one task at a time must see all splits in canonical order.

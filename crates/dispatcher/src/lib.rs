@@ -23,7 +23,6 @@
 mod catalog;
 mod config;
 mod control;
-mod engine;
 mod flight;
 pub mod journal;
 mod server;
@@ -35,5 +34,4 @@ mod tests;
 
 pub use catalog::{Bound, Catalog, ListSplits, SplitShuffle};
 pub use config::{DispatcherConfig, Timers};
-pub use engine::EngineCatalog;
 pub use server::{Dispatcher, DispatcherHandle};

@@ -116,7 +116,7 @@ impl DispatcherHandle {
         let drained = self.server.shutdown(bound).await;
         self.serving.abort();
         let quiet = self.core.tasks.shutdown(bound).await;
-        let core = self.core.clone();
+        let core = Arc::clone(&self.core);
         let closed = tokio::task::spawn_blocking(move || core.close_journal()).await.is_ok();
         drained && quiet && closed
     }

@@ -272,7 +272,8 @@ fn physical(
     for (expr, (name, sql, place)) in shared.exprs.iter().zip(exprs) {
         let (e, field) = compile(expr, &wide, name).map_err(|e| failed(sql, &e).context(place))?;
         out_fields.push(Arc::new(field));
-        outputs.push(Computed { place: place.clone(), expr: e });
+        let label = if name.is_empty() { String::new() } else { format!("column `{name}`") };
+        outputs.push(Computed { label, expr: e });
     }
     Ok(BoundExprs::new(
         Fields::from(out_fields),

@@ -31,19 +31,20 @@ struct Inner {
     outputs: Vec<Computed>,
 }
 
-/// One expression, and where it stands in the pipeline.
+/// One expression.
 #[derive(Debug)]
 pub(crate) struct Computed {
-    pub(crate) place: String,
+    /// What errors call it: the column, nothing for a predicate.
+    pub(crate) label: String,
     pub(crate) expr: Arc<dyn PhysicalExpr>,
 }
 
 /// Why [`BoundExprs::evaluate`] failed.
 #[derive(Debug, Clone)]
 pub struct RowError {
-    /// The first row of the batch at which it fails, where it is known.
+    /// A row of the batch at which it fails, where the error belongs to one.
     pub row: Option<usize>,
-    /// What happened; names the place in the pipeline, not the row.
+    /// What happened; names the column and the function. The caller knows the stage and the row's origin.
     pub error: Error,
 }
 
@@ -101,7 +102,7 @@ impl BoundExprs {
     /// it is needed only if [`Self::is_random`].
     ///
     /// # Errors
-    /// The first failing row, where the error belongs to one. `DataLoss` and `InvalidArgument` for data
+    /// A failing row, where the error belongs to one. `DataLoss` and `InvalidArgument` for data
     /// that the expressions cannot work on; `ResourceExhausted` if the result does not fit one batch:
     /// evaluate fewer rows at a time; `Internal` if `batch` or `keys` are not what they should be.
     pub fn evaluate(
@@ -140,17 +141,16 @@ impl BoundExprs {
         } else {
             let mut columns = narrow.columns().to_vec();
             for e in &self.inner.common {
-                let place = outputs.first().map_or("", |o| &o.place);
-                columns.push(value(e, narrow).map_err(|e| fault(&e, place))?);
+                columns.push(value(e, narrow).map_err(|e| fault(&e, ""))?);
             }
             let options = RecordBatchOptions::new().with_row_count(Some(rows));
             RecordBatch::try_new_with_options(Arc::clone(&self.inner.wide), columns, &options)
                 .map_err(|e| Error::internal(format!("a common subexpression is not of its type: {e}")))?
         };
-        outputs.iter().map(|o| value(&o.expr, &wide).map_err(|e| fault(&e, &o.place))).collect()
+        outputs.iter().map(|o| value(&o.expr, &wide).map_err(|e| fault(&e, &o.label))).collect()
     }
 
-    /// Finds the first row at which the expressions fail. A kernel names a row of the arrays that it was
+    /// Finds a row at which the expressions fail. A kernel names a row of the arrays that it was
     /// given, which are not always the batch (a branch of `case` sees the rows that take it); others name
     /// none. So the guess is tested, and failing that, the batch is halved.
     fn locate(&self, batch: &RecordBatch, first: Fault) -> RowError {
@@ -158,9 +158,11 @@ impl BoundExprs {
         if !first.error.is_data_error() || batch.num_rows() == 0 {
             return unknown(first.error);
         }
+        if batch.num_rows() == 1 {
+            return RowError { row: Some(0), error: first.error };
+        }
         if let Some(row) = first.row.filter(|row| *row < batch.num_rows())
             && let Err(f) = self.run(&batch.slice(row, 1))
-            && self.run(&batch.slice(0, row)).is_ok()
         {
             return RowError { row: Some(row), error: f.error };
         }
@@ -181,11 +183,12 @@ impl BoundExprs {
 }
 
 /// An error of DataFusion's evaluation in our words.
-fn fault(e: &DataFusionError, place: &str) -> Fault {
+fn fault(e: &DataFusionError, label: &str) -> Fault {
+    let named = |error: Error| if label.is_empty() { error } else { error.context(label) };
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(e);
     while let Some(cause) = source {
         if let Some(f) = cause.downcast_ref::<Fault>() {
-            return Fault { row: f.row, error: f.error.clone().context(place) };
+            return Fault { row: f.row, error: named(f.error.clone()) };
         }
         source = cause.source();
     }
@@ -203,5 +206,5 @@ fn fault(e: &DataFusionError, place: &str) -> Fault {
         DataFusionError::ArrowError(e, _) => e.to_string(),
         other => other.strip_backtrace(),
     };
-    Fault { row: None, error: Error::new(kind, format!("{place}: {text}")) }
+    Fault { row: None, error: named(Error::new(kind, text)) }
 }

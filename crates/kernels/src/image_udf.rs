@@ -9,7 +9,7 @@ use arrow::array::{
 };
 use arrow::buffer::NullBuffer;
 use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, UInt8Type};
-use caju_types::{Error, Result};
+use caju_types::{Error, ErrorKind, Result};
 
 use crate::image::{Dtype, ImageChain, ImageOp, InputKind, OutputKind, RowInput, Scratch};
 use crate::tensor::{self, ByteRows, CHANNELS, ImageRows, ImageType};
@@ -101,7 +101,16 @@ impl Rows<'_> {
     }
 }
 
+/// Operations name themselves in their errors; damage is found by the decoder.
+fn failed(row: usize, e: Error) -> Fault {
+    Fault::at(row, if e.kind() == ErrorKind::DataLoss { e.context("decode_image") } else { e })
+}
+
 impl Kernel for ChainKernel {
+    fn names_itself(&self) -> bool {
+        true
+    }
+
     fn output(&self, inputs: &[FieldRef]) -> Result<Field, String> {
         self.plan(&inputs[0])?.output.field("image", any_null(inputs))
     }
@@ -169,7 +178,7 @@ impl Job<'_> {
         for (i, out) in values.chunks_exact_mut(n).enumerate() {
             if !self.is_null(i) {
                 let row = self.rows.get(i).map_err(|e| Fault::at(i, e))?;
-                run(row, self.key(i), out).map_err(|e| Fault::at(i, e))?;
+                run(row, self.key(i), out).map_err(|e| failed(i, e))?;
             }
         }
         let values = PrimitiveArray::<T>::new(values.into(), None);
@@ -190,7 +199,7 @@ impl Job<'_> {
             let mut size = (0, 0);
             if !self.is_null(i) {
                 let row = self.rows.get(i).map_err(|e| Fault::at(i, e))?;
-                size = run(row, self.key(i), &mut values).map_err(|e| Fault::at(i, e))?;
+                size = run(row, self.key(i), &mut values).map_err(|e| failed(i, e))?;
                 if i == 0 {
                     // Images of one file are of similar size; growing by doubling would copy gigabytes.
                     values.reserve_exact(values.len().saturating_mul(self.len - 1).min(RESERVE));

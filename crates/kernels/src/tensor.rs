@@ -98,7 +98,7 @@ impl ImageType {
                 let n = i32::try_from(samples)
                     .map_err(|_| format!("gives images of {height} x {width}: too large"))?;
                 let list = DataType::FixedSizeList(item(self.dtype), n);
-                Ok(with_fixed_shape(Field::new(name, list, nullable), &[height, width, CHANNELS as u32]))
+                Ok(with_fixed_shape(Field::new(name, list, nullable), &[height, width, 3]))
             }
             None => {
                 let t = DataType::Struct(variable_fields(self.dtype));

@@ -11,15 +11,8 @@ use super::{Pick, Policy};
 use crate::model::Model;
 
 /// Size of an element in bytes, and milliseconds to read one.
-const GLUSTER: [(f64, f64); 7] = [
-    (1e5, 0.0038),
-    (1e6, 0.255),
-    (5e6, 5.63),
-    (1e7, 11.9),
-    (5e7, 75.1),
-    (1e8, 155.0),
-    (4e8, 625.0),
-];
+const GLUSTER: [(f64, f64); 7] =
+    [(1e5, 0.0038), (1e6, 0.255), (5e6, 5.63), (1e7, 11.9), (5e7, 75.1), (1e8, 155.0), (4e8, 625.0)];
 
 /// What the table says about reading an element of this many bytes, in milliseconds.
 ///
@@ -73,7 +66,9 @@ impl Policy for Cachew {
         };
         let name = &model.profile().hints[hint].name;
         Ok(match its_option(model, hint) {
-            Some(candidate) => Pick { candidate, reason: format!("Policy `cachew` stores `{name}`: {sums}.") },
+            Some(candidate) => {
+                Pick { candidate, reason: format!("Policy `cachew` stores `{name}`: {sums}.") }
+            }
             None => Pick {
                 candidate: 0,
                 reason: format!("Policy `cachew` would store `{name}` ({sums}), but cannot, so it computes."),

@@ -75,7 +75,8 @@ impl Policy for HintNamed {
 
 /// The best encoding of one hint, whatever computing would give.
 fn forced(model: &Model<'_>, policy: &str, which: &str, hint: Option<usize>) -> Pick {
-    let compute = |why: &str| Pick { candidate: 0, reason: format!("Policy `{policy}` computes, because {why}.") };
+    let compute =
+        |why: &str| Pick { candidate: 0, reason: format!("Policy `{policy}` computes, because {why}.") };
     let Some(hint) = hint else { return compute("the pipeline has no hint") };
     let name = &model.profile().hints[hint].name;
     let of_hint = |i: usize| model.candidates()[i].stored.is_some_and(|s| s.hint == hint);

@@ -223,4 +223,42 @@ impl Profile {
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("strings, numbers and lists always serialise")
     }
+
+    /// The profile with every number at fourteen significant digits, in which all decisions are made.
+    ///
+    /// Reading a number back from JSON may move its last digits; at fourteen they are the same again, so that
+    /// a decision replayed from a recorded profile is the same, byte for byte.
+    #[must_use]
+    pub(crate) fn canonical(mut self) -> Self {
+        let opt = |v: &mut Option<f64>| v.iter_mut().for_each(round);
+        round(&mut self.cluster.cores_per_worker);
+        opt(&mut self.cluster.network_bytes_per_s_per_worker);
+        opt(&mut self.source_store.read_bytes_per_s);
+        opt(&mut self.cache_store.read_bytes_per_s);
+        opt(&mut self.cache_store.write_bytes_per_s);
+        opt(&mut self.consumer.rows_per_s);
+        opt(&mut self.budget.snapshot_bytes);
+        self.existing.iter_mut().for_each(|x| round(&mut x.fraction));
+        for s in &mut self.stages {
+            round(&mut s.io_bytes_per_row);
+            round(&mut s.cpu_s_per_row);
+            round(&mut s.service_s_per_row);
+            opt(&mut s.max_parallelism);
+            round(&mut s.out_rows_per_row);
+            round(&mut s.out_bytes_per_row);
+        }
+        for e in self.hints.iter_mut().flat_map(|h| &mut h.encodings) {
+            round(&mut e.bytes_per_row);
+            round(&mut e.encode_cpu_s_per_row);
+            round(&mut e.decode_cpu_s_per_row);
+        }
+        self
+    }
+}
+
+fn round(v: &mut f64) {
+    // Whole numbers of this size are exact in JSON, and by far the most common.
+    if v.fract() != 0.0 || v.abs() >= 1e15 {
+        *v = format!("{v:.13e}").parse().unwrap_or(*v);
+    }
 }

@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 
 use super::rules::Rule;
 use super::{
-    Budget, CacheStore, Cluster, Consumer, Encoding, Existing, Hint, Horizon, PROFILE_SCHEMA, Profile, Schema,
-    Source, SourceStore, Stage,
+    Budget, CacheStore, Cluster, Consumer, Encoding, Existing, Hint, Horizon, PROFILE_SCHEMA, Profile,
+    Schema, Source, SourceStore, Stage,
 };
 
 /// An object and the way to it; the path is written out only when something is wrong.

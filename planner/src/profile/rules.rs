@@ -80,7 +80,9 @@ fn unique<'a>(names: impl Iterator<Item = &'a str>, list: &str) -> Result<()> {
     for (i, n) in names.enumerate() {
         name(n, || format!("{list}[{i}].name"))?;
         if let Some(first) = seen.insert(n, i) {
-            return Err(Error::invalid(format!("{list}[{i}].name: `{n}` is the name of {list}[{first}] already")));
+            return Err(Error::invalid(format!(
+                "{list}[{i}].name: `{n}` is the name of {list}[{first}] already"
+            )));
         }
     }
     Ok(())

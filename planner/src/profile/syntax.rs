@@ -12,7 +12,10 @@ pub(super) fn error(text: &str, e: &serde_json::Error) -> Error {
     let offset = offset_of(text, e.line(), e.column());
     let path = path_at(&text.as_bytes()[..offset]);
     let token = token_at(text.as_bytes(), offset);
-    if matches!(token.trim_start_matches(['-', '+']).to_ascii_lowercase().as_str(), "nan" | "inf" | "infinity") {
+    if matches!(
+        token.trim_start_matches(['-', '+']).to_ascii_lowercase().as_str(),
+        "nan" | "inf" | "infinity"
+    ) {
         return Error::invalid(format!("{path}: expected a number, found {token}, which is not JSON"));
     }
     Error::invalid(format!("{path}: not valid JSON: {e}"))
@@ -109,9 +112,16 @@ mod tests {
         let nan = r#"{"schema": "caju.profile/v1", "stages": [{"name": "a]{"}, {"cpu_s_per_row": NaN}]}"#;
         assert_eq!(message(nan), "stages[1].cpu_s_per_row: expected a number, found NaN, which is not JSON");
         let inf = "{\n \"cluster\": {\n  \"cores_per_worker\": -Infinity}}";
-        assert_eq!(message(inf), "cluster.cores_per_worker: expected a number, found -Infinity, which is not JSON");
+        assert_eq!(
+            message(inf),
+            "cluster.cores_per_worker: expected a number, found -Infinity, which is not JSON"
+        );
         let cut = r#"{"hints": [{"name": "x", "encodings": [{"format": "#;
-        assert!(message(cut).starts_with("hints[0].encodings[0].format: not valid JSON: EOF"), "{}", message(cut));
+        assert!(
+            message(cut).starts_with("hints[0].encodings[0].format: not valid JSON: EOF"),
+            "{}",
+            message(cut)
+        );
         assert!(message("").starts_with("profile: not valid JSON"));
         assert!(message(r#"{"source": {"rows": 1e999}}"#).starts_with("source.rows: not valid JSON"));
         assert!(message(&"[".repeat(100_000)).starts_with("[0]"));

@@ -29,6 +29,8 @@ pub(crate) struct Epochs<'a> {
     pub(crate) quiet: bool,
     /// Where checksums are computed.
     pub(crate) pool: CpuPool,
+    /// CPU time of this process that belongs to something else.
+    pub(crate) cpu_before: Duration,
     /// Counts what the workers of this process read; absent if they are elsewhere.
     pub(crate) io: Option<Arc<IoCounters>>,
 }
@@ -55,12 +57,13 @@ impl Epochs<'_> {
             report.fingerprint = reader.fingerprint().to_string();
             // A job that was named for us keeps its name in the next epoch.
             self.job = reader.job().to_string();
-            let (read, status) = self.epoch(epoch, reader, before).await?;
+            let (read, status) =
+                self.epoch(epoch, reader, before, report.epochs.last().map(|e| e.rows)).await?;
             report.epochs.push(read);
             job = status;
         }
         report.peak_rss_bytes = peak_rss_bytes();
-        report.cpu_s = cpu_time().as_secs_f64();
+        report.cpu_s = cpu_time().saturating_sub(self.cpu_before).as_secs_f64();
         Ok(Outcome { report, job, elapsed: start.elapsed() })
     }
 
@@ -78,12 +81,13 @@ impl Epochs<'_> {
         epoch: u64,
         mut reader: Reader,
         start: Instant,
+        expected: Option<u64>,
     ) -> Result<(EpochReport, Option<JobStatus>)> {
         let source_before = self.source_bytes();
         let monitor = reader.monitor();
         let what = if self.args.epochs == 1 { "reading".to_string() } else { format!("epoch {epoch}") };
         let progress = Progress::new(what, self.quiet);
-        let checksum = progress.watch(self.drain(&mut reader), || state(&monitor)).await?;
+        let checksum = progress.watch(self.drain(&mut reader), || state(&monitor, expected)).await?;
         let wall_s = start.elapsed().as_secs_f64();
         let (stats, iteration) = (reader.stats(), reader.iteration());
         let done = monitor.progress();
@@ -150,9 +154,32 @@ fn summed(mut sum: RowsChecksum, pieces: &[RecordBatch]) -> Result<RowsChecksum>
     Ok(sum)
 }
 
-fn state(monitor: &Monitor) -> State {
+/// `expected`: the rows of the epoch before; without it, splits tell how far the epoch is.
+fn state(monitor: &Monitor, expected: Option<u64>) -> State {
     let p = monitor.progress();
-    let note = p.bottleneck.map(|b| format!("bottleneck {b}")).unwrap_or_default();
-    let total = (p.splits_total > 0).then_some(p.splits_total);
-    State { rows: p.stats.rows, bytes: p.stats.bytes, done: p.splits_leased, total, note }
+    let note = p.bottleneck.as_ref().map(|b| format!("bottleneck {b}")).unwrap_or_default();
+    let (done, total) = match expected.filter(|n| *n > 0) {
+        Some(rows) => (p.stats.rows, Some(rows)),
+        None if p.splits_total == 0 => (0, None),
+        None => (permille(&p), Some(1000)),
+    };
+    State { rows: p.stats.rows, bytes: p.stats.bytes, done, total, note }
+}
+
+/// How far an epoch is whose rows nobody has counted: the share of splits that were handed out, less what the
+/// stages have not passed on yet.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 1000")]
+fn permille(p: &caju_client::Progress) -> u64 {
+    let mut share = p.splits_leased as f64 / p.splits_total as f64;
+    for pair in p.stages.windows(2) {
+        if pair[0].rows_out > 0 && pair[1].rows_in > 0 {
+            share *= (pair[1].rows_in as f64 / pair[0].rows_out as f64).min(1.0);
+        }
+    }
+    if let Some(last) = p.stages.last().filter(|s| s.rows_out > 0) {
+        share *= (p.stats.rows as f64 / last.rows_out as f64).min(1.0);
+    } else if p.stats.rows == 0 {
+        share = 0.0;
+    }
+    (share.clamp(0.0, 1.0) * 1000.0) as u64
 }

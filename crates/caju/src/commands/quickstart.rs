@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use caju_pipeline::{DatasetDef, SourceDef};
+use caju_runtime::cpu_time;
 use caju_types::{Error, Result};
 
 use super::r#gen::generate;
@@ -53,7 +54,7 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<()> {
         report: None,
         no_checksum: true,
     };
-    let job = Job { def: &def, workers: 1, epochs: &epochs, quiet: global.quiet };
+    let job = Job { def: &def, workers: 1, epochs: &epochs, quiet: global.quiet, cpu_before: cpu_time() };
     let outcome = Box::pin(embedded(job, stores, pool)).await?;
     shared::finish("quickstart", &outcome, &epochs, global.quiet)?;
     say(global, "\nnext: change examples/pipelines/quickstart.yaml, then `caju check` and `caju run` it")

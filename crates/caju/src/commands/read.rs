@@ -26,6 +26,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
         args: &args.epochs,
         quiet: global.quiet,
         pool: shared::cpu_pool(None)?,
+        cpu_before: std::time::Duration::ZERO,
         io: None,
     };
     let outcome = Box::pin(epochs.read()).await?;

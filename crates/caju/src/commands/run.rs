@@ -15,7 +15,7 @@ use caju_worker::{Worker, WorkerConfig, WorkerHandle};
 use super::catalog::EngineCatalog;
 use super::epochs::{Epochs, Outcome};
 use super::{check, shared};
-use crate::cli::{EpochArgs, Global, Policy, RunArgs};
+use crate::cli::{EpochArgs, Global, RunArgs};
 
 /// Within one process silence means a busy machine, not a lost worker.
 const SILENCE: Duration = Duration::from_secs(120);
@@ -27,11 +27,16 @@ const HEARTBEAT: Duration = Duration::from_millis(500);
 /// # Errors
 /// A wrong file, and what the job fails with.
 pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
-    let Policy::Compute = args.policy;
     let def = shared::read_pipeline(&args.file)?;
     let pool = shared::cpu_pool(args.cpu_threads)?;
     let stores = Arc::new(shared::stores(None)?);
-    let job = Job { def: &def, workers: args.workers, epochs: &args.epochs, quiet: global.quiet };
+    let job = Job {
+        def: &def,
+        workers: args.workers,
+        epochs: &args.epochs,
+        quiet: global.quiet,
+        cpu_before: Duration::ZERO,
+    };
     let outcome = Box::pin(embedded(job, stores, pool)).await?;
     shared::finish(&check::title(&def, &args.file), &outcome, &args.epochs, global.quiet)
 }
@@ -42,6 +47,8 @@ pub(crate) struct Job<'a> {
     pub(crate) workers: u32,
     pub(crate) epochs: &'a EpochArgs,
     pub(crate) quiet: bool,
+    /// CPU time of this process that belongs to something else.
+    pub(crate) cpu_before: Duration,
 }
 
 /// Starts a cluster of this process alone, reads the epochs, and stops it.
@@ -61,6 +68,7 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
             args: job.epochs,
             quiet: job.quiet,
             pool,
+            cpu_before: job.cpu_before,
             io: Some(io),
         };
         Box::pin(epochs.read()).await

@@ -156,7 +156,7 @@ mod tests {
         };
         let text = summary("photos", &Outcome { report, job: Some(job), elapsed: Duration::from_secs(4) });
         assert!(text.starts_with("photos: 4,000 rows in 16 elements, 2 epochs, 4.00 s\n"), "{text}");
-        assert!(text.contains("1,000   600.0"), "{text}");
+        assert!(text.contains("1,000  600.0"), "{text}");
         assert!(text.contains("bottleneck   1.map, 75 % of the stages' time"), "{text}");
         assert!(
             text.contains("1.9 cores") && text.contains("300.00 MiB") && text.contains("440.00 MiB"),

@@ -8,10 +8,10 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 /// The longest that any process of a test may take.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The binary in a folder of its own, without settings from outside.
-pub fn caju(dir: &Path) -> Command {
+pub(crate) fn caju(dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_caju"));
     command.current_dir(dir).stdin(Stdio::null());
     for (name, _) in std::env::vars_os() {
@@ -23,21 +23,21 @@ pub fn caju(dir: &Path) -> Command {
 }
 
 /// Runs with these arguments to the end.
-pub fn run(dir: &Path, args: &[&str]) -> Output {
+pub(crate) fn run(dir: &Path, args: &[&str]) -> Output {
     caju(dir).args(args).output().unwrap()
 }
 
-pub fn stdout(output: &Output) -> String {
+pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-pub fn stderr(output: &Output) -> String {
+pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
 /// Runs, and checks that it went well.
 #[track_caller]
-pub fn ok(dir: &Path, args: &[&str]) -> String {
+pub(crate) fn ok(dir: &Path, args: &[&str]) -> String {
     let output = run(dir, args);
     assert!(output.status.success(), "{args:?}: {}\n{}", output.status, stderr(&output));
     stdout(&output)
@@ -45,7 +45,7 @@ pub fn ok(dir: &Path, args: &[&str]) -> String {
 
 /// Runs, and checks the exit code; gives what standard error said.
 #[track_caller]
-pub fn fails(dir: &Path, args: &[&str], code: i32) -> String {
+pub(crate) fn fails(dir: &Path, args: &[&str], code: i32) -> String {
     let output = run(dir, args);
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(code), "{args:?}\n{}\n{text}", stdout(&output));
@@ -54,17 +54,17 @@ pub fn fails(dir: &Path, args: &[&str], code: i32) -> String {
 }
 
 /// A server process; killed when dropped.
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
     /// Where it listens.
-    pub address: String,
+    pub(crate) address: String,
     lines: mpsc::Receiver<String>,
 }
 
 impl Server {
     /// Starts `caju dispatcher` or `caju worker` and waits for its first line.
     #[track_caller]
-    pub fn start(dir: &Path, what: &str, args: &[&str]) -> Self {
+    pub(crate) fn start(dir: &Path, what: &str, args: &[&str]) -> Self {
         let mut child = caju(dir).arg(what).args(args).stdout(Stdio::piped()).spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
         let (tx, lines) = mpsc::sync_channel(64);
@@ -84,13 +84,13 @@ impl Server {
     }
 
     /// Sends a signal by number.
-    pub fn signal(&self, signal: &str) {
+    pub(crate) fn signal(&self, signal: &str) {
         let id = self.child.id().to_string();
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
     }
 
     /// Waits for the end.
-    pub fn wait(mut self) -> ExitStatus {
+    pub(crate) fn wait(mut self) -> ExitStatus {
         // Standard output ends when the process does.
         while self.lines.recv_timeout(PATIENCE).is_ok() {}
         self.child.wait().unwrap()

@@ -136,8 +136,7 @@ fn starved_iterations(state: &State, observed: &mut Observed, timers: &Timers, n
         let since = *observed.starved.entry(iteration.id).or_insert(now);
         if now.saturating_sub(since) > timers.worker_wait {
             let error = Error::unavailable(format!(
-                "{}: no worker has been there for {}; start one with `caju worker --dispatcher ADDRESS`, or wait \
-                 longer with --worker-wait",
+                "{}: no worker has been there for {}; start one with `caju worker --dispatcher ADDRESS`",
                 iteration.describe(),
                 caju_types::format_duration(timers.worker_wait)
             ));

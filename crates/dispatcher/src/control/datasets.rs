@@ -46,7 +46,7 @@ impl Core {
         let definition = parse(definition_json)?;
         let bound = Arc::new(self.catalog.bind(&definition, None).await?);
         let schema_ipc = schema_to_ipc(&bound.schema)?;
-        let source_schema_ipc = bound.source_schema.as_ref().map_or(Ok(Vec::new()), |s| schema_to_ipc(s))?;
+        let source_schema_ipc = schema_to_ipc(&bound.source_schema)?;
         let mut said = bound.identity.to_string().into_bytes();
         said.extend_from_slice(&schema_ipc);
         said.extend_from_slice(&source_schema_ipc);
@@ -66,15 +66,15 @@ impl Core {
         Ok((bound, dataset))
     }
 
-    /// The binding of a registered dataset; made anew after a restart, with the schema known then.
+    /// The binding of a registered dataset; made anew after a restart, with the schema known then (one without
+    /// fields if it has several sources, which the catalog takes as unknown).
     pub(super) async fn bound(&self, id: &DatasetId) -> Result<Arc<Bound>> {
         if let Some(bound) = self.bound.lock().get(id) {
             return Ok(Arc::clone(bound));
         }
         let dataset = self.look(|state| find(state, id).cloned()).await??;
-        let known = Some(&dataset.source_schema_ipc).filter(|ipc| !ipc.is_empty());
-        let schema = known.map(|ipc| schema_from_ipc(ipc)).transpose()?;
-        let bound = self.catalog.bind(&parse(&dataset.definition_json)?, schema).await?;
+        let schema = schema_from_ipc(&dataset.source_schema_ipc)?;
+        let bound = self.catalog.bind(&parse(&dataset.definition_json)?, Some(schema)).await?;
         let bound = Arc::new(bound);
         self.bound.lock().insert(id.clone(), Arc::clone(&bound));
         Ok(bound)

@@ -118,7 +118,7 @@ enum Found {
 /// Near the end splits are dealt out in smaller hands, so that no worker sits on the last ones.
 fn fair_share(iteration: &Iteration, feed: FeedId, want: usize, left: usize) -> usize {
     let open = iteration.tasks.values().filter(|t| t.feed == feed && t.is_open()).count();
-    want.min(left.div_ceil(2 * open.max(1))).max(1)
+    if open < 2 { want } else { want.min(left.div_ceil(2 * open)).max(1) }
 }
 
 fn leased(request: &v1::NextSplitsRequest, fresh: Vec<SplitRecord>, requeued: Vec<u64>, end: bool) -> Update {

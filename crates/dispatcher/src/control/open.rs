@@ -9,7 +9,7 @@ use super::clients::task_infos;
 use super::datasets::{difference, find, parse, register};
 use super::{Core, Txn};
 use crate::catalog::Bound;
-use crate::state::{Dataset, Job, Mode, State, TaskState, Update};
+use crate::state::{Dataset, Job, Mode, State, Task, TaskState, Update, Worker};
 
 /// Jobs of one client alone are named so, and forgotten with their last iteration.
 const ANONYMOUS: &str = "anonymous-";
@@ -91,7 +91,7 @@ impl Core {
         let client = given.unwrap_or(ClientId(txn.state.next_id));
         let flight = request.flight.then_some(WorkerId(request.flight_worker_id));
         if let Some(worker) = flight
-            && !txn.state.workers.get(&worker).is_some_and(|w| !w.is_lost())
+            && txn.state.workers.get(&worker).is_none_or(Worker::is_lost)
         {
             return Err(Error::unavailable(format!(
                 "{worker} of the ticket is lost; ask for the flight's info again and read under another job name"
@@ -102,7 +102,7 @@ impl Core {
         }
         txn.settle();
         if let Some(worker) = flight {
-            let running = |t: &crate::state::Task| t.worker == worker && t.state == TaskState::Active;
+            let running = |t: &Task| t.worker == worker && t.state == TaskState::Active;
             let has_task = txn.state.iterations.get(&id).is_some_and(|i| i.tasks.values().any(running));
             if !has_task {
                 // Nothing is left for this worker: its stream is empty, and nobody stays behind.
@@ -234,7 +234,7 @@ fn get_or_create_iteration(
     if job.abandoned.contains(epoch) {
         return Err(Error::failed_precondition(format!(
             "job `{name}` epoch {epoch}: all its readers left it before its end, and it was dropped; take \
-             another job name (readers may be away longer with a longer --job-gc-timeout)"
+             another job name"
         )));
     }
     if !txn.state.jobs.contains_key(name) {

@@ -13,8 +13,17 @@ use crate::state::{Dataset, Failure, FeedId, Mode, SplitRecord, State, Update};
 /// The journal as it was written by the first version; it must be read for ever.
 const FIXTURE: &str = include_str!("../tests/fixtures/journal-v1.jsonl");
 
-/// One update of every kind.
+/// One update of every kind; a snapshot of the state in the middle of them is the last.
 fn every_update() -> Vec<Update> {
+    let mut updates = plain_updates();
+    let mut state = State::default();
+    updates[..18].iter().for_each(|u| state.apply(u));
+    state.take_touched();
+    updates.push(Update::Snapshot { state: Box::new(state) });
+    updates
+}
+
+fn plain_updates() -> Vec<Update> {
     let dataset = Dataset {
         id: "images".to_string().into_id(),
         fingerprint: Fingerprint(7),

@@ -99,16 +99,33 @@ impl SplitProvider {
     ) -> Result<u64> {
         let mut skip = Skip { issued, count: 0, digest: 0 };
         let mut position = 0;
+        // The first split of the next repetition: repetitions follow one another, whatever the order in each.
+        let mut held: Option<(u32, SplitRecord)> = None;
         for window in 0u32.. {
             let len = order.map_or(1, |_| SplitOrder::window_len(window));
             let mut records = Vec::with_capacity(len);
-            while records.len() < len
-                && let Some(split) = splits.next().await
-            {
-                records.push(SplitRecord { index: feed.index(position), split: split?.into() });
-                position += 1;
+            let mut repetition = None;
+            if let Some((r, record)) = held.take() {
+                repetition = Some(r);
+                records.push(record);
             }
-            let last = records.len() < len;
+            let mut last = false;
+            while records.len() < len {
+                let Some(split) = splits.next().await else {
+                    last = true;
+                    break;
+                };
+                let split = split?;
+                let next = if order.is_some() { repetition_of(&split) } else { 0 };
+                let record = SplitRecord { index: feed.index(position), split: split.into() };
+                position += 1;
+                if repetition.is_some_and(|r| r != next) {
+                    held = Some((next, record));
+                    break;
+                }
+                repetition = Some(next);
+                records.push(record);
+            }
             if let Some(order) = order {
                 order.permute(window, &mut records);
             }
@@ -132,6 +149,16 @@ impl SplitProvider {
         self.ready.lock().queue.extend(records);
         poke();
     }
+}
+
+/// The repetition that a split, as the engine describes it, belongs to.
+fn repetition_of(split: &str) -> u32 {
+    #[derive(serde::Deserialize)]
+    struct Repeated {
+        #[serde(default)]
+        repetition: u32,
+    }
+    serde_json::from_str::<Repeated>(split).map_or(0, |r| r.repetition)
 }
 
 /// Passes over what was issued before a restart, and sees to it that the listing still begins with it.

@@ -21,7 +21,7 @@ pub struct Dataset {
     /// The schema of its elements' rows, as an Arrow IPC stream.
     #[serde(with = "hex")]
     pub schema_ipc: Vec<u8>,
-    /// The schema of its source, as an Arrow IPC stream; empty if it has several sources.
+    /// The schema of its source, as an Arrow IPC stream; without fields if it has several.
     #[serde(with = "hex")]
     pub source_schema_ipc: Vec<u8>,
     /// The seed that the definition gives.

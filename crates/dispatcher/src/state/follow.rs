@@ -11,7 +11,7 @@ const STRIKES_TO_AVOID: u32 = 3;
 /// Lost connections to every worker after which an iteration fails.
 const STRIKES_TO_FAIL: u32 = 10;
 /// How often a split may be lost with its task before it is held to be the cause.
-const LOSSES_TO_FAIL: u32 = 10;
+const LOSSES_TO_FAIL: u32 = 20;
 
 /// The updates that bring an iteration to what it should be; none if it is there. Applying them and asking
 /// again gives none: the caller need not loop.
@@ -46,10 +46,9 @@ fn eligible_workers<'a>(state: &'a State, iteration: &Iteration) -> Vec<&'a Work
 }
 
 fn hopeless(iteration: &Iteration, eligible: &[&Worker]) -> Option<Error> {
-    let strikes = |w: &&Worker| iteration.strikes.get(&w.id).copied().unwrap_or(0);
     let place = iteration.describe();
     let loss = iteration.last_loss.as_deref().unwrap_or("no reason was given");
-    if !eligible.is_empty() && eligible.iter().all(|w| strikes(w) >= STRIKES_TO_FAIL) {
+    if !eligible.is_empty() && eligible.iter().all(|w| iteration.strikes_of(w.id) >= STRIKES_TO_FAIL) {
         let workers: Vec<String> = eligible.iter().map(|w| w.describe()).collect();
         return Some(Error::unavailable(format!(
             "{place}: clients cannot read from {}: {loss}; check that clients reach the workers' addresses",
@@ -113,7 +112,7 @@ fn off_tasks(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Vec<
 
 /// Workers that clients can read from; all, if there are none such.
 fn preferred<'a>(iteration: &Iteration, eligible: &[&'a Worker]) -> Vec<&'a Worker> {
-    let good = |w: &&&Worker| iteration.strikes.get(&w.id).copied().unwrap_or(0) < STRIKES_TO_AVOID;
+    let good = |w: &&&Worker| iteration.strikes_of(w.id) < STRIKES_TO_AVOID;
     let good: Vec<&Worker> = eligible.iter().filter(good).copied().collect();
     if good.is_empty() { eligible.to_vec() } else { good }
 }

@@ -5,6 +5,7 @@
 //! it received, then goes back to its feed with those rows marked as done, and to another task.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use caju_types::{ClientId, DatasetId, Error, IterationId, JobName, RowRanges, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
@@ -36,8 +37,9 @@ pub struct Iteration {
     pub tasks: BTreeMap<TaskId, Task>,
     /// Its rows of splits.
     pub feeds: BTreeMap<FeedId, Feed>,
-    /// How often clients lost their connection to a worker that seemed to live.
-    pub strikes: BTreeMap<WorkerId, u32>,
+    /// How often each client lost its connection to a worker that seemed to live. A client that left does not
+    /// count: it may have broken its connections itself.
+    pub strikes: BTreeMap<WorkerId, BTreeMap<ClientId, u32>>,
     /// What was said about the last lost task.
     pub last_loss: Option<String>,
     /// Rows dropped under `on_error: skip`.
@@ -86,6 +88,11 @@ impl Iteration {
         self.feeds.values().map(|f| f.issued.saturating_sub(f.pending.len() as u64)).sum()
     }
 
+    /// How often present clients lost their connection to a worker.
+    pub fn strikes_of(&self, worker: WorkerId) -> u32 {
+        self.strikes.get(&worker).map_or(0, |by_client| by_client.values().sum())
+    }
+
     /// The tasks that a client should know of.
     pub fn tasks_for(&self, client: ClientId) -> impl Iterator<Item = &Task> + '_ {
         let flight = self.members.get(&client).and_then(|m| m.flight);
@@ -132,7 +139,7 @@ impl Iteration {
         }
         for record in fresh {
             feed.issue(record);
-            let lease = Lease { split: record.split.clone(), done: RowRanges::default(), lost: 0 };
+            let lease = Lease { split: Arc::clone(&record.split), done: RowRanges::default(), lost: 0 };
             task.leases.insert(record.index, lease);
             task.last_answer.push(record.index);
         }
@@ -198,7 +205,7 @@ impl Iteration {
     ) {
         let Some(task) = self.tasks.get(&id) else { return };
         if !task.is_lost() && task.state != TaskState::Done {
-            *self.strikes.entry(task.worker).or_default() += 1;
+            *self.strikes.entry(task.worker).or_default().entry(client).or_default() += 1;
             self.lose(id, reason);
         }
         let Some(task) = self.tasks.get_mut(&id) else { return };
@@ -212,6 +219,9 @@ impl Iteration {
     pub(super) fn client_gone(&mut self, client: ClientId, received: &[(TaskId, Vec<(u64, RowRanges)>)]) {
         if self.members.remove(&client).is_none() {
             return;
+        }
+        for by_client in self.strikes.values_mut() {
+            by_client.remove(&client);
         }
         for (id, rows) in received {
             if let Some(task) = self.tasks.get_mut(id) {

@@ -204,7 +204,7 @@ impl Sim {
         let (split, start, end) = sim.queue[0];
         let cut = end.min(start + rows);
         if cut == end {
-            drop(sim.queue.remove(0))
+            sim.queue.remove(0);
         } else {
             sim.queue[0].1 = cut
         }

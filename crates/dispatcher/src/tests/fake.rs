@@ -45,7 +45,7 @@ impl Catalog for FakeCatalog {
             name: Some("fake".to_string()),
             fingerprint: Fingerprint(hash128(computed.to_string().as_bytes())),
             identity: Fingerprint(hash128(definition.to_string().as_bytes())),
-            source_schema: source_schema.or_else(|| Some(Arc::clone(&schema))),
+            source_schema: source_schema.unwrap_or_else(|| Arc::clone(&schema)),
             schema,
             seed: definition["seed"].as_u64(),
             single_task: definition["single"].as_bool().unwrap_or(false),
@@ -207,7 +207,8 @@ fn start(clock: &Arc<TestClock>, catalog: &FakeCatalog, journal: &MemoryJournal)
     let mut journal = journal.clone();
     let replayed = journal.replay().unwrap();
     let config = DispatcherConfig { timers: timers(), ..Default::default() };
-    Core::new(config, Arc::new(catalog.clone()), clock.clone(), Box::new(journal), &replayed).unwrap()
+    Core::new(config, Arc::new(catalog.clone()), Arc::<TestClock>::clone(clock), Box::new(journal), &replayed)
+        .unwrap()
 }
 
 pub(crate) fn timers() -> Timers {

@@ -271,6 +271,24 @@ fn a_worker_that_clients_cannot_reach_does_not_loop_for_ever() {
 }
 
 #[test]
+fn readers_that_leave_early_do_not_discredit_a_worker() {
+    run(async {
+        let w = World::new();
+        w.worker("a:1").await;
+        let def = json!({"splits": 3});
+        let stays = w.open(&def, "j").await;
+        for _ in 0..15 {
+            let open = w.open(&def, "j").await;
+            let task = open.tasks.iter().find(|t| !t.lost).unwrap().task_id;
+            w.beat(open.client_id, open.iteration_id, &[], &[lost(task, &[])]).await;
+            w.close(open.client_id, open.iteration_id, Vec::new()).await;
+            let view = w.beat(stays.client_id, stays.iteration_id, &[], &[lost(task, &[])]).await;
+            assert!(view.failure.is_none() && view.tasks.len() == 1);
+        }
+    });
+}
+
+#[test]
 fn after_three_broken_connections_another_worker_is_preferred() {
     run(async {
         let w = World::new();

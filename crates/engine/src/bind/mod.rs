@@ -1,6 +1,7 @@
 //! From a definition to something that runs: schemas found, expressions planned, splits plannable.
 
 mod plan;
+mod pushdown;
 mod steps;
 
 use std::collections::BTreeSet;
@@ -14,7 +15,7 @@ use futures::stream::BoxStream;
 
 pub(crate) use steps::Step;
 
-use crate::source::{Source, SourceContext, Split, open_source};
+use crate::source::{RowPredicate, Source, SourceContext, Split, open_source};
 
 /// A definition bound to its data: everything a task needs, shared by all tasks of the dataset.
 pub struct BoundPipeline {
@@ -31,6 +32,8 @@ pub(crate) struct Branch {
     pub(crate) kind: BranchKind,
     /// Source columns to read; all if absent. Only for leaves.
     pub(crate) projection: Option<Vec<usize>>,
+    /// Filters that the source applies while it reads, instead of steps.
+    pub(crate) predicates: Vec<RowPredicate>,
     pub(crate) children: Vec<Branch>,
     pub(crate) steps: Vec<Step>,
     /// The schema after each stage of the definition, hints included; the source's first.
@@ -111,13 +114,15 @@ fn bind_branch(
     let (first, _) = steps::bind_stages(def, registry, &input, &place, depth)?;
     let needed = if kind == BranchKind::Leaf { needed_columns(def, &input, &first) } else { None };
     let Some(needed) = needed else {
-        let (steps, schemas) = steps::bind_stages(def, registry, &input, &place, depth)?;
-        return Ok(Branch { source, kind, projection: None, children, steps, schemas });
+        let (mut steps, schemas) = steps::bind_stages(def, registry, &input, &place, depth)?;
+        let predicates = pushdown::predicates(def, registry, &source, &mut steps, &place)?;
+        return Ok(Branch { source, kind, projection: None, predicates, children, steps, schemas });
     };
     let needed: Vec<usize> = needed.into_iter().collect();
     let projected = Arc::new(input.project(&needed).map_err(|e| Error::internal(e.to_string()))?);
-    let (steps, schemas) = steps::bind_stages(def, registry, &projected, &place, depth)?;
-    Ok(Branch { source, kind, projection: Some(needed), children, steps, schemas })
+    let (mut steps, schemas) = steps::bind_stages(def, registry, &projected, &place, depth)?;
+    let predicates = pushdown::predicates(def, registry, &source, &mut steps, &place)?;
+    Ok(Branch { source, kind, projection: Some(needed), predicates, children, steps, schemas })
 }
 
 /// The source columns that anybody reads, if some stage makes rows of named columns only; `None`: all.

@@ -44,6 +44,11 @@ pub(super) trait Format: Send + Sync + 'static {
     fn trims(&self) -> bool {
         false
     }
+
+    /// Whether [`Format::read`] honours the predicates of its options.
+    fn filters(&self) -> bool {
+        false
+    }
 }
 
 /// The extensions that name a format's files in a folder.
@@ -136,6 +141,10 @@ impl<F: Format> FilesSource<F> {
 }
 
 impl<F: Format> Source for FilesSource<F> {
+    fn filters(&self) -> bool {
+        self.format.filters()
+    }
+
     fn schema(&self) -> SchemaRef {
         self.format.schema()
     }

@@ -30,7 +30,7 @@ mod zip;
 use std::fmt;
 use std::sync::Arc;
 
-use arrow_array::RecordBatch;
+use arrow_array::{BooleanArray, RecordBatch};
 use arrow_schema::SchemaRef;
 use caju_pipeline::{DatasetDef, FileFormat, FileSource, SourceDef};
 use caju_runtime::{IoCounters, Stores};
@@ -80,6 +80,15 @@ impl Default for SourceLimits {
 /// Called for every row that is passed over under `on_error: skip`, with the error.
 pub type SkipFn = Arc<dyn Fn(Error) + Send + Sync>;
 
+/// Decides which rows are wanted, from the columns that it names.
+#[derive(Clone)]
+pub struct RowPredicate {
+    /// Indices of the columns of [`Source::schema`] that it looks at, ascending.
+    pub columns: Vec<usize>,
+    /// One boolean per row of a batch of exactly these columns, in this order; null is false.
+    pub test: Arc<dyn Fn(&RecordBatch) -> Result<BooleanArray> + Send + Sync>,
+}
+
 /// How to read a split.
 #[derive(Clone)]
 pub struct ReadOptions {
@@ -95,6 +104,9 @@ pub struct ReadOptions {
     /// Columns (indices of [`Source::schema`]) for which the reader may keep a dictionary
     /// (`Dictionary(Int32, Utf8)` instead of `Utf8`) where the file has one. Empty by default.
     pub keep_dictionaries: Vec<usize>,
+    /// Only the rows that pass all of these are wanted. Sources for which
+    /// [`Source::filters`] is false take no notice.
+    pub predicates: Vec<RowPredicate>,
 }
 
 impl Default for ReadOptions {
@@ -105,6 +117,7 @@ impl Default for ReadOptions {
             batch_bytes: 8 << 20,
             skip: None,
             keep_dictionaries: Vec::new(),
+            predicates: Vec::new(),
         }
     }
 }
@@ -117,6 +130,7 @@ impl fmt::Debug for ReadOptions {
             .field("batch_bytes", &self.batch_bytes)
             .field("skip", &self.skip.is_some())
             .field("keep_dictionaries", &self.keep_dictionaries)
+            .field("predicates", &self.predicates.len())
             .finish()
     }
 }
@@ -134,6 +148,11 @@ pub trait Source: Send + Sync {
 
     /// The rows of one split, in order, without rows outside `split.trim`.
     fn read(&self, split: &Split, options: &ReadOptions) -> BoxStream<'static, Result<RecordBatch>>;
+
+    /// Whether [`Source::read`] honours [`ReadOptions::predicates`], and spares work by it.
+    fn filters(&self) -> bool {
+        false
+    }
 
     /// The opened sources of a combinator's datasets, in the order of the definition; empty for others.
     ///

@@ -3,22 +3,26 @@
 use std::sync::Arc;
 
 use arrow_array::{RecordBatch, RecordBatchOptions};
-use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef};
+use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef};
 use caju_types::{Error, Result, did_you_mean};
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, StreamExt};
+use parking_lot::Mutex;
 use parquet::DecodeResult;
-use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
+use parquet::arrow::arrow_reader::{
+    ArrowPredicate, ArrowPredicateFn, ArrowReaderMetadata, ArrowReaderOptions, RowFilter,
+};
 use parquet::arrow::push_decoder::{ParquetPushDecoder, ParquetPushDecoderBuilder};
 use parquet::arrow::{ProjectionMask, parquet_to_arrow_schema};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{
     PageIndexPolicy, ParquetMetaData, ParquetMetaDataPushDecoder, RowGroupMetaData,
 };
+use parquet::schema::types::SchemaDescriptor;
 
 use super::file::SourceFile;
 use super::files::{Format, file_split};
-use super::{FileRef, ReadOptions, SourceContext, Split, SplitRange};
+use super::{FileRef, ReadOptions, RowPredicate, SourceContext, Split, SplitRange};
 
 /// The end of a file that is read first; holds most footers.
 const TAIL_BYTES: u64 = 64 << 10;
@@ -264,6 +268,46 @@ impl Format for Parquet {
     fn trims(&self) -> bool {
         true
     }
+
+    fn filters(&self) -> bool {
+        true
+    }
+}
+
+/// What went wrong inside a predicate; the decoder keeps no more than the text of it.
+type PredicateError = Arc<Mutex<Option<Error>>>;
+
+/// The predicate as the decoder runs it: over the file's columns, in the order of the file.
+fn row_predicate(
+    predicate: &RowPredicate,
+    parquet: &Parquet,
+    places: &[usize],
+    descr: &SchemaDescriptor,
+    failed: &PredicateError,
+) -> Result<Box<dyn ArrowPredicate>> {
+    let lost = || Error::internal("a predicate looks at a column that the source does not have");
+    let roots: Vec<usize> =
+        predicate.columns.iter().map(|&c| places.get(c).copied().ok_or_else(lost)).collect::<Result<_>>()?;
+    let schema = parquet.schema.project(&predicate.columns).map_err(|_| lost())?;
+    let (schema, order) = (Arc::new(schema), file_order(&roots));
+    let (test, failed) = (Arc::clone(&predicate.test), Arc::clone(failed));
+    let mask = ProjectionMask::roots(descr, roots);
+    Ok(Box::new(ArrowPredicateFn::new(mask, move |batch: RecordBatch| {
+        let columns = order.iter().map(|&i| Arc::clone(batch.column(i))).collect();
+        let batch = RecordBatch::try_new(Arc::clone(&schema), columns)?;
+        test(&batch).map_err(|e| {
+            let text = e.to_string();
+            *failed.lock() = Some(e);
+            ArrowError::ComputeError(text)
+        })
+    })))
+}
+
+/// Where each of the given columns is among them in the order of the file.
+fn file_order(roots: &[usize]) -> Vec<usize> {
+    let mut sorted = roots.to_vec();
+    sorted.sort_unstable();
+    roots.iter().map(|r| sorted.partition_point(|s| s < r)).collect()
 }
 
 struct Reader {
@@ -273,6 +317,7 @@ struct Reader {
     schema: SchemaRef,
     /// Where each column of `schema` is in the decoder's batches.
     order: Vec<usize>,
+    failed: PredicateError,
 }
 
 impl Reader {
@@ -324,6 +369,12 @@ impl Reader {
         if groups.last().is_some_and(|&g| g >= footer.num_row_groups()) {
             return Err(Error::internal(format!("{url}: has no row group {}", groups[groups.len() - 1])));
         }
+        let failed = PredicateError::default();
+        let predicates = options
+            .predicates
+            .iter()
+            .map(|p| row_predicate(p, parquet, &places, metadata.parquet_schema(), &failed))
+            .collect::<Result<Vec<_>>>()?;
         let mask = ProjectionMask::roots(metadata.parquet_schema(), roots.iter().copied());
         let rows = batch_rows(groups.iter().map(|&g| footer.row_group(g)), &mask, options);
         let mut builder = ParquetPushDecoderBuilder::new_with_metadata(metadata)
@@ -334,21 +385,26 @@ impl Reader {
             let size = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
             builder = builder.with_offset(size(skip)).with_limit(size(take));
         }
+        if !predicates.is_empty() {
+            builder = builder.with_row_filter(RowFilter::new(predicates));
+        }
         // The decoder gives the columns in the order of the file.
-        let mut sorted = roots.clone();
-        sorted.sort_unstable();
-        let order = roots.iter().map(|r| sorted.partition_point(|s| s < r)).collect();
+        let order = file_order(&roots);
         Ok(Self {
             decoder: builder.build().map_err(bad)?,
             file,
             schema: Arc::new(Schema::new(fields)),
             order,
+            failed,
         })
     }
 
     async fn batch(&mut self) -> Result<Option<RecordBatch>> {
         loop {
-            let step = self.decoder.try_decode().map_err(|e| damaged(&self.file.file.url, &e))?;
+            let step = self.decoder.try_decode().map_err(|e| match self.failed.lock().take() {
+                Some(error) => error.context(&self.file.file.url),
+                None => damaged(&self.file.file.url, &e),
+            })?;
             match step {
                 DecodeResult::Finished => return Ok(None),
                 DecodeResult::NeedsData(ranges) => {

@@ -162,6 +162,7 @@ impl Reader {
                     batch_bytes: self.reading.batch_bytes,
                     skip,
                     keep_dictionaries: Vec::new(),
+                    predicates: branch.predicates.clone(),
                 };
                 let ctx = Arc::clone(&self.ctx);
                 let batches = branch.source.read(split, &options);

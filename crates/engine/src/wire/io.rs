@@ -96,7 +96,8 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         if !self.fill(&mut fixed, true).await? {
             return Ok(None);
         }
-        let fixed = Fixed::parse(&fixed, self.max_header, self.max_body).map_err(|e| e.context(&self.peer))?;
+        let fixed =
+            Fixed::parse(&fixed, self.max_header, self.max_body).map_err(|e| e.context(&self.peer))?;
         let header = self.header(fixed.header_len).await?;
         fixed.check(&header).map_err(|e| e.context(&self.peer))?;
         let len =

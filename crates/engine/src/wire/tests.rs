@@ -214,7 +214,8 @@ fn bytes_of(frame: &OutFrame) -> Vec<u8> {
 }
 
 fn reader(bytes: &[u8]) -> FrameReader<&[u8]> {
-    FrameReader::new(bytes, "peer", BufferPool::new(1 << 20), Duration::from_secs(5)).with_limits(1 << 20, 64 << 20)
+    FrameReader::new(bytes, "peer", BufferPool::new(1 << 20), Duration::from_secs(5))
+        .with_limits(1 << 20, 64 << 20)
 }
 
 fn receive(bytes: &[u8], schema: &arrow_schema::SchemaRef) -> caju_types::Result<Chunk> {

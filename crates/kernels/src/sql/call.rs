@@ -132,7 +132,8 @@ impl Resolved {
                     arg.kind.describe()
                 ))
             })?;
-            if !fits(&value, arg.kind) && !(value == Const::Null && arg.default == Some("null")) {
+            let absent = value == Const::Null && arg.default == Some("null");
+            if !absent && !fits(&value, arg.kind) {
                 let what = arg.kind.describe();
                 let name = self.function.name;
                 return Err(self

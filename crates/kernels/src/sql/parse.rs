@@ -136,7 +136,7 @@ mod tests {
         ] {
             assert_eq!(parse(sql).unwrap_err().to_string(), want);
         }
-        let deep = format!("{}1{}", "(".repeat(3000), ")".repeat(3000));
+        let deep = format!("{}1{}", "(".repeat(1000), ")".repeat(1000));
         assert!(
             super::super::roomy(|| parse(&deep))
                 .unwrap_err()

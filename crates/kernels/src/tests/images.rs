@@ -150,7 +150,7 @@ fn damaged_rows_are_named() {
     let e = try_eval(&b, "resize(decode_image(image), 4, 4)").unwrap_err();
     assert_eq!(e.row, Some(4));
     assert!(e.error.is_data_error());
-    assert!(e.error.to_string().starts_with("steps[0].map.y: resize: "), "{e}");
+    assert!(e.error.to_string().starts_with("column `y`: decode_image: "), "{e}");
     let e = try_eval(&b, "image_width(image)").unwrap_err();
     assert_eq!(e.row, Some(4));
     rows[4] = jpeg(10, 40, 4);

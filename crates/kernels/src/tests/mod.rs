@@ -55,7 +55,7 @@ fn jpeg(height: u16, width: u16, seed: u32) -> Vec<u8> {
     let mut pixels = Vec::new();
     for y in 0..h {
         for x in 0..w {
-            let edge = if (x / 7 + y / 5 + seed) % 3 == 0 { 60 } else { 0 };
+            let edge = if (x / 7 + y / 5 + seed).is_multiple_of(3) { 60 } else { 0 };
             let clamp = |v: u32| u8::try_from(v.min(255)).unwrap();
             pixels.extend([
                 clamp(x * 200 / w + edge),

@@ -113,7 +113,7 @@ fn tokens() {
     assert_eq!(e.row, Some(0));
     assert_eq!(
         e.error.to_string(),
-        "steps[0].map.y: pad: a list of 4 values cannot be padded to 2; truncate(list, 2) first"
+        "column `y`: pad: a list of 4 values cannot be padded to 2; truncate(list, 2) first"
     );
 }
 
@@ -146,7 +146,7 @@ fn classes_as_vectors() {
     let e = try_eval(&b, "one_hot(c, 2)").unwrap_err();
     assert_eq!(
         (e.row, e.error.to_string().as_str()),
-        (Some(0), "steps[0].map.y: one_hot: 2 is not a class from 0 to 1")
+        (Some(0), "column `y`: one_hot: 2 is not a class from 0 to 1")
     );
     assert!(bind_error(&b, "one_hot(c, 2, 'f16')").contains("must be 'float32' or 'uint8'"));
 }
@@ -182,7 +182,7 @@ fn random_numbers() {
     let e = try_eval(&b, "random_int(hi, 3)").unwrap_err();
     assert_eq!(
         (e.row, e.error.to_string().as_str()),
-        (Some(2), "steps[0].map.y: random_int: there is no integer from 3 to below 3")
+        (Some(2), "column `y`: random_int: there is no integer from 3 to below 3")
     );
     // Two calls draw for themselves, within an expression and between columns; one key unites them.
     for (sql, equal) in [
@@ -198,7 +198,7 @@ fn random_numbers() {
         let exprs = [("a".to_owned(), a.to_owned()), ("b".to_owned(), b_.to_owned())];
         let bound = registry().bind("s", &exprs, &b.schema()).unwrap();
         let y = bound.evaluate(&b, Some(&keys(4000))).unwrap();
-        &y[0] == &y[1]
+        y[0].as_ref() == y[1].as_ref()
     };
     assert!(!two("uniform()", "uniform()"));
     assert!(two("uniform(key => 'k')", "uniform(key => 'k')"));

@@ -57,9 +57,8 @@ impl HashBucket {
     #[inline]
     fn bucket(&self, hash: u64) -> i64 {
         let wide = u128::from(hash) * u128::from(self.n);
-        #[expect(clippy::cast_possible_truncation, reason = "the high word is below n, which fits an i64")]
-        let bucket = (wide >> 64) as i64;
-        bucket
+        // The high word is below n, which fits an i64.
+        (wide >> 64) as i64
     }
 
     fn bytes<T: ByteArrayType>(&self, a: &GenericByteArray<T>) -> Vec<i64> {

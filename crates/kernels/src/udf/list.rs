@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, FixedSizeListArray, MutableArrayData, make_array};
-use arrow::datatypes::{DataType, Field, FieldRef};
+use arrow::datatypes::{ArrowNativeType, DataType, Field, FieldRef};
 use caju_types::{Error, Result};
 use datafusion::common::ScalarValue;
 
@@ -77,7 +77,7 @@ pub(super) fn range(array: &ArrayRef, i: usize) -> (usize, usize) {
         }
         DataType::LargeList(_) => {
             let o = array.as_list::<i64>().value_offsets();
-            (o[i] as usize, o[i + 1] as usize)
+            (o[i].as_usize(), o[i + 1].as_usize())
         }
         _ => {
             let n = array.as_fixed_size_list().value_length() as usize;

@@ -109,8 +109,13 @@ pub(crate) trait Kernel: Debug + Send + Sync {
     /// Computes the result. Null in, null out.
     fn run(&self, inputs: &Inputs<'_>, output: &Field) -> Result<ArrayRef, Fault>;
 
-    /// The input that a null value of the first argument is replaced by, where the kernel knows how to
-    /// do that itself; see [`crate::sql`] on `coalesce`.
+    /// Whether its errors name the function already.
+    fn names_itself(&self) -> bool {
+        false
+    }
+
+    /// The same function with nulls of its first input replaced by a value, where the kernel knows how to do
+    /// that without a copy of the column.
     fn with_null_as(&self, _value: &ScalarValue) -> Option<Box<dyn Kernel>> {
         None
     }
@@ -228,6 +233,7 @@ impl ScalarUDFImpl for KernelUdf {
         let inputs = Inputs { values, fields, rows: args.number_rows, keys };
         match self.kernel.run(&inputs, &args.return_field) {
             Ok(array) => Ok(ColumnarValue::Array(array)),
+            Err(fault) if self.kernel.names_itself() => Err(fault.into()),
             Err(fault) => Err(Fault { row: fault.row, error: fault.error.context(self.name) }.into()),
         }
     }

@@ -66,12 +66,38 @@ impl Octave {
             }
             return;
         }
-        for (i, pixels) in out.chunks_mut(self.cell).enumerate() {
-            let (left, step) = (self.mixed[i], self.mixed[i + 1] - self.mixed[i]);
-            for (o, w) in pixels.iter_mut().zip(&self.weights) {
-                *o += left + step * w;
+        // Short cells take most of the time: with their length known the loop over one is unrolled.
+        match self.cell {
+            2 => spread::<2>(&self.mixed, &self.weights, out),
+            4 => spread::<4>(&self.mixed, &self.weights, out),
+            6 => spread::<6>(&self.mixed, &self.weights, out),
+            12 => spread::<12>(&self.mixed, &self.weights, out),
+            cell => {
+                for (i, pixels) in out.chunks_mut(cell).enumerate() {
+                    blend(self.mixed[i], self.mixed[i + 1], &self.weights, pixels);
+                }
             }
         }
+    }
+}
+
+/// Adds a lattice row to an image row, `N` pixels a cell.
+fn spread<const N: usize>(lattice: &[f32], weights: &[f32], out: &mut [f32]) {
+    let (cells, rest) = out.as_chunks_mut::<N>();
+    let Ok(weights) = <&[f32; N]>::try_from(weights) else { return };
+    for (pixels, ends) in cells.iter_mut().zip(lattice.windows(2)) {
+        blend(ends[0], ends[1], weights, pixels);
+    }
+    if let [left, right, ..] = lattice[cells.len()..] {
+        blend(left, right, weights, rest);
+    }
+}
+
+#[inline]
+fn blend(left: f32, right: f32, weights: &[f32], pixels: &mut [f32]) {
+    let step = right - left;
+    for (o, w) in pixels.iter_mut().zip(weights) {
+        *o += left + step * w;
     }
 }
 

@@ -20,6 +20,23 @@ fn decoding_equals_pillow() {
     }
 }
 
+/// What earlier images left in a scratch (tables, samples, sizes) has no influence.
+#[test]
+fn a_used_scratch_changes_nothing() {
+    let mut s = Scratch::default();
+    let c = chain(vec![ImageOp::DECODE], InputKind::Encoded);
+    let mut all = decoded_fixtures();
+    for _ in 0..3 {
+        for (name, _, _, crc) in &all {
+            let mut out = Vec::new();
+            c.run_variable_u8(RowInput::Encoded(&fixture(name)), 0, &mut s, &mut out).unwrap();
+            assert_eq!(crc32(&out), *crc, "{name}");
+        }
+        all.rotate_left(7);
+        all.reverse();
+    }
+}
+
 /// Reduced scales are libjpeg-turbo's to the bit.
 #[test]
 fn scaled_decoding_equals_libjpeg_turbo() {

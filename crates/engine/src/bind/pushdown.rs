@@ -1,0 +1,59 @@
+//! Filters that stand right behind a source which can apply them itself.
+
+use std::sync::Arc;
+
+use arrow::compute::prep_null_mask_filter;
+use arrow_array::Array;
+use arrow_array::cast::AsArray;
+use caju_kernels::Registry;
+use caju_pipeline::{DatasetDef, OnError, StageOp};
+use caju_types::{Error, Result};
+
+use super::steps::Step;
+use crate::row::RowOp;
+use crate::source::{RowPredicate, Source};
+
+/// Takes the leading filters out of `steps` and gives them as predicates of the source.
+///
+/// Only filters above everything else qualify: then no ordinal and no random draw is seen above them, and
+/// rows below are numbered as they leave the filter either way. A hint in front of a filter wants all rows;
+/// `take` and `skip` count rows in front of or behind it; under `on_error: skip` a row at which the
+/// predicate fails must be seen by the stage. These keep the filter where it is.
+pub(super) fn predicates(
+    def: &DatasetDef,
+    registry: &Registry,
+    source: &Arc<dyn Source>,
+    steps: &mut Vec<Step>,
+    place: &str,
+) -> Result<Vec<RowPredicate>> {
+    let counts = def.stages.iter().any(|s| matches!(s.op, StageOp::Take(_) | StageOp::Skip(_)));
+    if !source.filters() || counts || !matches!(def.options.on_error, OnError::Fail) {
+        return Ok(Vec::new());
+    }
+    let schema = source.schema();
+    let mut predicates = Vec::new();
+    for (i, stage) in def.stages.iter().enumerate() {
+        let (StageOp::Filter(sql), Some(Step::Rows(bound))) = (&stage.op, steps.first()) else { break };
+        let RowOp::Filter(old) = &bound.op else { break };
+        if old.is_random() {
+            break;
+        }
+        // Which of the source's columns it reads, by binding it against all of them.
+        let place = format!("{place}steps[{i}].filter");
+        let columns = registry.bind_predicate(&place, sql, &schema)?.columns().to_vec();
+        if columns.is_empty() {
+            break;
+        }
+        let narrow = schema.project(&columns).map_err(|e| Error::internal(e.to_string()))?;
+        let test = registry.bind_predicate(&place, sql, &Arc::new(narrow))?;
+        let test = move |batch: &arrow_array::RecordBatch| {
+            let values = test.evaluate(batch, None).map_err(|e| e.error.context(&place))?;
+            let mask =
+                values[0].as_boolean_opt().ok_or_else(|| Error::internal("a filter is not boolean"))?;
+            Ok(if mask.null_count() > 0 { prep_null_mask_filter(mask) } else { mask.clone() })
+        };
+        predicates.push(RowPredicate { columns, test: Arc::new(test) });
+        steps.remove(0);
+    }
+    Ok(predicates)
+}

@@ -1,0 +1,62 @@
+//! Filters that the source applies give the rows, the order and the draws of filters that are stages.
+
+mod common;
+
+use std::fs::File;
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use common::{How, chunks, rows};
+use parquet::arrow::ArrowWriter;
+use parquet::file::properties::WriterProperties;
+
+fn write(dir: &std::path::Path) -> String {
+    let path = dir.join("t.parquet");
+    let id: ArrayRef = Arc::new(Int64Array::from_iter_values(0..3000));
+    let x: ArrayRef = Arc::new(Int64Array::from_iter((0..3000).map(|i| (i % 7 != 0).then_some(i % 50))));
+    let s: ArrayRef = Arc::new(StringArray::from_iter_values((0..3000).map(|i| format!("s{i}"))));
+    let batch = RecordBatch::try_from_iter([("s", s), ("id", id), ("x", x)]).unwrap();
+    let props = WriterProperties::builder().set_max_row_group_row_count(Some(500)).build();
+    let mut w = ArrowWriter::try_new(File::create(&path).unwrap(), batch.schema(), Some(props)).unwrap();
+    w.write(&batch).unwrap();
+    w.close().unwrap();
+    path.display().to_string()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pushed_filters_change_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = write(dir.path());
+    let yaml = |first: &str| {
+        format!(
+            "
+source: {{ parquet: {{ path: '{path}', split: 4KiB }} }}
+steps:
+{first}  - filter: 'x < 20'
+  - filter: 'id % 3 <> 1'
+  - map: {{ id: id, r: 'random_int(0, 1000000)' }}
+"
+        )
+    };
+    let how = How { deterministic: true, batch_rows: 100, ..How::default() };
+    let pushed = rows(&chunks(&yaml(""), how).await.unwrap());
+    // A hint in front keeps the filters where they are.
+    let staged = rows(&chunks(&yaml("  - autocache: raw\n"), how).await.unwrap());
+    let want = (0..3000).filter(|i| i % 7 != 0 && i % 50 < 20 && i % 3 != 1).count();
+    assert_eq!(staged.len(), want);
+    assert_eq!(pushed, staged);
+    let split = rows(&chunks(&yaml(""), How { workers: 3, ..how }).await.unwrap());
+    assert_eq!(common::sorted(split), common::sorted(staged));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failing_predicate_keeps_its_own_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = write(dir.path());
+    let yaml = format!("source: {{ parquet: '{path}' }}\nsteps: [ {{ filter: '10 / (id - id) > 1' }} ]\n");
+    let e = chunks(&yaml, How::default()).await.unwrap_err();
+    assert!(
+        e.message().contains("steps[0].filter") && e.message().to_lowercase().contains("divide by zero"),
+        "{e}"
+    );
+}

@@ -1,0 +1,17 @@
+//! Rewrites the golden decisions from their profiles, after a change that is meant: read the diff.
+//!
+//! `cargo run -p caju-planner --example bless`
+
+#[path = "../golden/cases.rs"]
+mod cases;
+
+fn main() -> std::io::Result<()> {
+    for case in cases::cases() {
+        let new = case.decide();
+        if std::fs::read_to_string(&case.decision).ok().as_deref() != Some(new.as_str()) {
+            std::fs::write(&case.decision, new)?;
+            println!("wrote {}", case.decision.display());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,12 @@
+//! The planner from outside: golden plans, properties, malformed input, Figure 7, the size of the work.
+
+#[path = "../../golden/cases.rs"]
+mod cases;
+mod figure7;
+mod golden;
+mod large;
+mod malformed;
+mod naive;
+mod policies;
+mod properties;
+mod strategies;

@@ -1,0 +1,129 @@
+//! Policies and the model by hand-made numbers.
+
+use caju_planner::{Choice, Decision, Existing, POLICIES, Profile, gluster_read_ms, plan, policy_by_name};
+
+fn example() -> Profile {
+    Profile::from_json(include_str!("../../golden/design-example.profile.json")).unwrap()
+}
+
+fn decide(p: &Profile, policy: &str) -> Decision {
+    plan(p, policy_by_name(policy).unwrap().as_ref()).unwrap()
+}
+
+fn near(a: Option<f64>, b: f64) {
+    let a = a.unwrap();
+    assert!((a / b - 1.0).abs() < 1e-8, "{a} for {b}");
+}
+
+/// The example of the design with paper and pencil.
+#[test]
+fn design_example() {
+    let d = decide(&example(), "auto");
+    let (compute, source) = (&d.options[0], &d.options[1]);
+    near(compute.rows_per_s, 4e8 / 110_000.0);
+    near(compute.epoch_s, 500_400.0 * 110_000.0 / 4e8);
+    near(compute.horizon_s, 90.0 * 500_400.0 * 110_000.0 / 4e8);
+    assert_eq!(compute.bottleneck, "source_store");
+    near(source.rows_per_s, 5.7e8 / 110_100.0);
+    let (write, read) = (500_400.0 * 110_100.0 / 4e8, 500_400.0 * 110_100.0 / 5.7e8);
+    near(source.horizon_s, write + 89.0 * read);
+    assert_eq!((source.bottleneck.as_str(), source.snapshot_bytes), ("cache_store", 55_094_040_000));
+    assert_eq!(d.break_even_epoch(source), Some(2));
+    assert_eq!(d.break_even_epoch(compute), None);
+    assert_eq!(d.chosen(), Some(source));
+}
+
+/// `existing` takes the writing epoch away, and a partly stored snapshot is two options.
+#[test]
+fn existing_snapshots() {
+    let mut p = example();
+    let snapshot = |fraction| Existing {
+        hint: "source".into(),
+        format: "arrow".into(),
+        compression: "none".into(),
+        fraction,
+    };
+    p.existing = vec![snapshot(1.0)];
+    let d = decide(&p, "auto");
+    assert_eq!(d.options.len(), 2);
+    near(d.options[1].horizon_s, 90.0 * 500_400.0 * 110_100.0 / 5.7e8);
+    assert_eq!(d.break_even_epoch(&d.options[1]), Some(1));
+
+    p.existing = vec![snapshot(0.5)];
+    let d = decide(&p, "auto");
+    assert_eq!(d.options.len(), 3);
+    // Half from each store, and they work at the same time: the source store is the slower half.
+    let half = 500_400.0 * 110_000.0 * 0.5 / 4e8;
+    near(d.options[1].horizon_s, 90.0 * half);
+    assert_eq!(d.options[1].bottleneck, "source_store");
+    assert!(d.options[1].why.contains("stored already"), "{}", d.options[1].why);
+    // Both stores at once beat either alone.
+    assert_eq!(d.choice, d.options[1].choice);
+}
+
+#[test]
+fn without_hints_everything_computes() {
+    let mut p = example();
+    p.hints.clear();
+    for policy in ["compute", "source", "full", "cachew", "auto"] {
+        let d = decide(&p, policy);
+        assert_eq!((d.choice, d.policy.as_str(), d.options.len()), (Choice::Compute, policy, 1));
+    }
+}
+
+#[test]
+fn unknown_policies() {
+    let message = |name: &str| policy_by_name(name).unwrap_err().to_string();
+    for name in ["ful", "hint:", "Auto", "", "oracle\n"] {
+        assert!(POLICIES.iter().all(|p| message(name).contains(p)), "{}", message(name));
+    }
+    assert!(message("ful").ends_with("did you mean `full`?"));
+    assert!(message("comptue").ends_with("did you mean `compute`?"));
+    let e = plan(&example(), policy_by_name("hint:sourc").unwrap().as_ref()).unwrap_err().to_string();
+    assert_eq!(
+        e,
+        "policy `hint:sourc`: the profile has no hint of that name; its hints are `source`; did you mean `source`?"
+    );
+}
+
+/// The static table: its points, a line between them, and the lines go on at both ends.
+#[test]
+fn cachew_table() {
+    for (bytes, ms) in
+        [(1e5, 0.0038), (1e6, 0.255), (5e6, 5.63), (1e7, 11.9), (5e7, 75.1), (1e8, 155.0), (4e8, 625.0)]
+    {
+        assert!((gluster_read_ms(bytes) - ms).abs() < 1e-12, "{bytes}");
+    }
+    assert!((gluster_read_ms(7.5e6) - (5.63 + 11.9) / 2.0).abs() < 1e-12);
+    assert!((gluster_read_ms(7e8) - (2.0 * 625.0 - 155.0)).abs() < 1e-9);
+    assert!(gluster_read_ms(87_000.0) > 0.0 && gluster_read_ms(86_000.0) < 0.0);
+    assert!((gluster_read_ms(0.0) - -0.024111111).abs() < 1e-6);
+}
+
+/// The negative line makes Cachew store whatever is small, however fast computing is.
+#[test]
+fn cachew_is_faithful() {
+    let mut p = example();
+    p.stages[0].out_bytes_per_row = 50_000.0;
+    (p.stages[0].cpu_s_per_row, p.stages[0].service_s_per_row) = (0.0, 0.0);
+    p.source_store.read_bytes_per_s = None;
+    let d = decide(&p, "cachew");
+    assert!(matches!(d.choice, Choice::Materialize { .. }), "{}", d.reason);
+    assert_eq!(decide(&p, "auto").choice, Choice::Compute);
+
+    // Above the table's zero a read of 0.0038 ms is held against the stage's 0.02 ms over 8 cores.
+    let mut p = example();
+    p.stages[0].out_bytes_per_row = 100_000.0;
+    p.stages[0].service_s_per_row = 8.0 * 0.0037e-3;
+    assert_eq!(decide(&p, "cachew").choice, Choice::Compute);
+    p.stages[0].service_s_per_row = 8.0 * 0.0039e-3;
+    assert_ne!(decide(&p, "cachew").choice, Choice::Compute);
+
+    // It knows neither horizon nor budget; what cannot be stored at all is computed.
+    p.horizon.epochs = Some(1);
+    assert_ne!(decide(&p, "cachew").choice, Choice::Compute);
+    p.budget.snapshot_bytes = Some(0.0);
+    let d = decide(&p, "cachew");
+    assert_eq!(d.choice, Choice::Compute);
+    assert!(d.reason.contains("but cannot"), "{}", d.reason);
+}

@@ -1,0 +1,230 @@
+//! What must hold for every profile.
+
+use caju_planner::{Choice, Decision, Model, PlanOption, Profile, TIE, plan, policy_by_name};
+use proptest::prelude::*;
+
+use crate::naive::{self, Shares};
+use crate::strategies;
+
+fn decide(p: &Profile, policy: &str) -> Decision {
+    plan(p, policy_by_name(policy).unwrap().as_ref()).unwrap()
+}
+
+fn close(a: f64, b: f64) -> bool {
+    a == b || (a - b).abs() <= 1e-6 * a.abs().max(b.abs())
+}
+
+fn hint_of(o: &PlanOption) -> Option<&str> {
+    match &o.choice {
+        Choice::Compute => None,
+        Choice::Materialize { hint, .. } => Some(hint),
+    }
+}
+
+/// `auto`'s rule, read off a decision: the shortest horizon, within the tie the fewest bytes, then
+/// computing, then the shorter horizon.
+fn by_rule<'a>(d: &'a Decision, admit: impl Fn(&PlanOption) -> bool) -> Option<&'a PlanOption> {
+    let open: Vec<_> = d.options.iter().filter(|o| o.feasible && admit(o)).collect();
+    let best = open.iter().map(|o| o.horizon_s.unwrap()).min_by(f64::total_cmp)?;
+    open.into_iter().filter(|o| o.horizon_s.unwrap() <= best * (1.0 + TIE)).min_by(|a, b| {
+        (a.snapshot_bytes.cmp(&b.snapshot_bytes))
+            .then(hint_of(a).is_some().cmp(&hint_of(b).is_some()))
+            .then(a.horizon_s.unwrap().total_cmp(&b.horizon_s.unwrap()))
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn round_trips_and_repeats(p in strategies::profile()) {
+        let recorded = Profile::from_json(&p.to_json()).unwrap();
+        for policy in ["compute", "source", "full", "cachew", "auto"] {
+            let d = decide(&p, policy);
+            prop_assert_eq!(d.to_json(), decide(&p, policy).to_json());
+            prop_assert_eq!(d.to_json(), decide(&recorded, policy).to_json());
+            prop_assert_eq!(Decision::from_json(&d.to_json()).unwrap().choice == Choice::Compute, d.choice == Choice::Compute);
+            prop_assert!(d.chosen().is_some(), "the choice is one of the feasible options");
+            prop_assert!(!d.to_text().contains("NaN") && !d.to_text().contains("inf "), "{}", d.to_text());
+            prop_assert_eq!(d.reason.lines().count(), 1);
+            prop_assert!(d.options.iter().all(|o| !o.why.is_empty() && o.why.lines().count() == 1));
+        }
+    }
+
+    #[test]
+    fn agrees_with_the_naive_model(p in strategies::profile()) {
+        let model = Model::new(&p);
+        let whole = Shares { computed: 1.0, read: 0.0, written: 0.0 };
+        for c in model.candidates() {
+            let Some(s) = c.stored else {
+                prop_assert!(close(1.0 / c.steady.s_per_row, naive::rate(&p, 0, None, whole)));
+                continue;
+            };
+            let e = &p.hints[s.hint].encodings[s.encoding];
+            let above = 1 + p.stages.iter().position(|x| x.name == p.hints[s.hint].after_stage).unwrap();
+            let steady = Shares { computed: 1.0 - s.fraction, read: s.fraction, written: 0.0 };
+            let want = naive::rate(&p, above, Some(e), steady);
+            prop_assert!(close(1.0 / c.steady.s_per_row, want), "{:?} wants {want}", c);
+            if c.obstacle.is_some() {
+                continue;
+            }
+            let first = Shares { computed: 1.0 - s.existing, read: s.existing, written: s.fraction - s.existing };
+            prop_assert!(close(1.0 / c.first.s_per_row, naive::rate(&p, above, Some(e), first)));
+            let n = model.epochs();
+            let horizon = if n == 0.0 { 0.0 } else { model.rows() * (c.first.s_per_row + (n - 1.0) * c.steady.s_per_row) };
+            prop_assert!(close(c.horizon_s, horizon));
+            prop_assert!((0.0..=1.0).contains(&s.fraction) && s.fraction > 0.0);
+            if let Some(b) = p.budget.snapshot_bytes {
+                prop_assert!(c.snapshot_bytes <= b * (1.0 + 1e-12), "{:?} over {b}", c);
+            } else if s.fraction < 1.0 {
+                prop_assert_eq!(s.fraction, s.existing);
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_are_consistent(p in strategies::profile()) {
+        let d = decide(&p, "auto");
+        let names = ["cores", "source_store", "cache_store", "network", "consumer"];
+        for o in &d.options {
+            let stage = o.bottleneck.strip_prefix("stage:");
+            prop_assert!(names.contains(&o.bottleneck.as_str()) || p.stages.iter().any(|s| stage == Some(&s.name)));
+            prop_assert_eq!(o.feasible, o.rows_per_s.is_some());
+            prop_assert_eq!(o.freezes_random.is_some(), hint_of(o).is_some());
+            if let (Some(rate), Some(epoch)) = (o.rows_per_s, o.epoch_s) {
+                prop_assert!(close(rate * epoch, p.source.rows as f64));
+            }
+            if let (Some(hint), Some(frozen)) = (hint_of(o), o.freezes_random) {
+                let after = &p.hints.iter().find(|h| h.name == hint).unwrap().after_stage;
+                let above = 1 + p.stages.iter().position(|s| s.name == *after).unwrap();
+                prop_assert_eq!(frozen, p.stages[..above].iter().any(|s| s.random));
+            }
+        }
+        prop_assert_eq!(&d.options[0].choice, &Choice::Compute);
+        prop_assert_eq!(d.options[0].snapshot_bytes, 0);
+    }
+
+    #[test]
+    fn policies_keep_their_word(p in strategies::profile()) {
+        let auto = decide(&p, "auto");
+        prop_assert_eq!(Some(&auto.choice), by_rule(&auto, |_| true).map(|o| &o.choice));
+        prop_assert_eq!(decide(&p, "compute").choice, Choice::Compute);
+
+        let place = |h: &str| p.stages.iter().position(|s| s.name == h).unwrap();
+        let mut order: Vec<_> = p.hints.iter().collect();
+        order.sort_by_key(|h| place(&h.after_stage));
+        for (policy, hint) in [("source", order.first()), ("full", order.last())] {
+            let d = decide(&p, policy);
+            let want = hint.and_then(|h| by_rule(&d, |o| hint_of(o) == Some(h.name.as_str())));
+            prop_assert_eq!(&d.choice, want.map_or(&Choice::Compute, |o| &o.choice));
+            prop_assert_eq!(&d.options.len(), &auto.options.len());
+        }
+        for h in &p.hints {
+            let d = decide(&p, &format!("hint:{}", h.name));
+            let want = by_rule(&d, |o| hint_of(o) == Some(h.name.as_str()));
+            prop_assert_eq!(&d.choice, want.map_or(&Choice::Compute, |o| &o.choice));
+        }
+        if let Choice::Materialize { hint, .. } = decide(&p, "cachew").choice {
+            prop_assert!([order.first(), order.last()].iter().any(|h| h.unwrap().name == hint));
+        }
+    }
+
+    /// A longer horizon can only make storing worth more.
+    #[test]
+    fn more_epochs_never_give_up_storing(mut p in strategies::profile(), more in 1u64..1000) {
+        p.horizon.epochs = Some(p.horizon.epochs.unwrap_or(10).max(1));
+        p.horizon.jobs = Some(1);
+        let before = decide(&p, "auto").choice;
+        p.horizon.epochs = p.horizon.epochs.map(|n| n + more);
+        let after = decide(&p, "auto").choice;
+        prop_assert!(before == Choice::Compute || after != Choice::Compute);
+    }
+
+    /// Nothing that gets faster makes any option slower.
+    #[test]
+    fn faster_resources_never_hurt(p in strategies::profile(), which in 0usize..8, factor in 1.0..10.0f64) {
+        let mut fast = p.clone();
+        let up = |v: &mut Option<f64>| *v = v.map(|v| v * factor);
+        match which {
+            0 => up(&mut fast.cache_store.read_bytes_per_s),
+            1 => up(&mut fast.cache_store.write_bytes_per_s),
+            2 => up(&mut fast.source_store.read_bytes_per_s),
+            3 => up(&mut fast.cluster.network_bytes_per_s_per_worker),
+            4 => up(&mut fast.consumer.rows_per_s),
+            5 => fast.cluster.cores_per_worker *= factor,
+            6 => fast.cluster.workers += 1,
+            _ => fast.stages.iter_mut().for_each(|s| s.cpu_s_per_row /= factor),
+        }
+        let (slow, fast) = (decide(&p, "auto"), decide(&fast, "auto"));
+        for (a, b) in slow.options.iter().zip(&fast.options) {
+            prop_assert_eq!(&a.choice, &b.choice);
+            if let (Some(a), Some(b)) = (a.rows_per_s.zip(a.horizon_s), b.rows_per_s.zip(b.horizon_s)) {
+                prop_assert!(b.0 >= a.0 * (1.0 - 1e-8) && b.1 <= a.1 * (1.0 + 1e-8), "{a:?} {b:?}");
+            }
+        }
+    }
+
+    /// Only ratios matter: another unit of time, or of bytes, gives the same choice.
+    #[test]
+    fn units_do_not_matter(p in strategies::profile(), exponent in -6i32..6) {
+        // Powers of two, so that not even the last digit moves.
+        let k = 2f64.powi(exponent);
+        let scale = |v: &mut Option<f64>, k: f64| *v = v.map(|v| v * k);
+        let mut bytes = p.clone();
+        scale(&mut bytes.cluster.network_bytes_per_s_per_worker, k);
+        scale(&mut bytes.source_store.read_bytes_per_s, k);
+        scale(&mut bytes.cache_store.read_bytes_per_s, k);
+        scale(&mut bytes.cache_store.write_bytes_per_s, k);
+        scale(&mut bytes.budget.snapshot_bytes, k);
+        for s in &mut bytes.stages {
+            s.io_bytes_per_row *= k;
+            s.out_bytes_per_row *= k;
+        }
+        bytes.hints.iter_mut().flat_map(|h| &mut h.encodings).for_each(|e| e.bytes_per_row *= k);
+        prop_assert_eq!(decide(&p, "auto").choice, decide(&bytes, "auto").choice);
+
+        let mut time = p.clone();
+        for v in [
+            &mut time.cluster.network_bytes_per_s_per_worker,
+            &mut time.source_store.read_bytes_per_s,
+            &mut time.cache_store.read_bytes_per_s,
+            &mut time.cache_store.write_bytes_per_s,
+            &mut time.consumer.rows_per_s,
+        ] {
+            scale(v, 1.0 / k);
+        }
+        for s in &mut time.stages {
+            s.cpu_s_per_row *= k;
+            s.service_s_per_row *= k;
+        }
+        for e in time.hints.iter_mut().flat_map(|h| &mut h.encodings) {
+            e.encode_cpu_s_per_row *= k;
+            e.decode_cpu_s_per_row *= k;
+        }
+        let (one, other) = (Model::new(&p), Model::new(&time));
+        // A pipeline without any cost is as fast in every unit.
+        prop_assume!(one.candidates().iter().all(|c| c.steady.s_per_row > 1e-12));
+        for (a, b) in one.candidates().iter().zip(other.candidates()) {
+            prop_assert!(close(a.horizon_s * k, b.horizon_s));
+        }
+        prop_assert_eq!(decide(&p, "auto").choice, decide(&time, "auto").choice);
+    }
+
+    /// The epoch from which an option is ahead is the first at whose end it has taken no longer.
+    #[test]
+    fn break_even_is_the_first_epoch_ahead(p in strategies::profile()) {
+        let d = decide(&p, "auto");
+        let model = Model::new(&p);
+        let compute = model.candidates()[0].steady.s_per_row;
+        for (c, o) in model.candidates().iter().zip(&d.options) {
+            let Some(n) = d.break_even_epoch(o) else { continue };
+            let behind = |n: f64| (c.first.s_per_row + (n - 1.0) * c.steady.s_per_row) / (n * compute) - 1.0;
+            let n = n as f64;
+            // Options that gain next to nothing are beyond the nine digits of a decision.
+            if c.steady.s_per_row < compute * (1.0 - 1e-4) {
+                prop_assert!(behind(n) <= 1e-6, "epoch {n}: {}", behind(n));
+                prop_assert!(n == 1.0 || behind(n - 1.0) >= -1e-6, "epoch {} is ahead already", n - 1.0);
+            }
+        }
+    }
+}
