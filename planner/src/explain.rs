@@ -2,6 +2,8 @@
 
 use std::cmp::Ordering;
 
+use caju_types::format_bytes;
+
 use crate::model::{Candidate, Limit, Model, Obstacle, Stored};
 use crate::policy::TIE;
 use crate::profile::{DEFAULT_JOBS, Encoding, Hint};
@@ -99,19 +101,19 @@ fn writing(model: &Model, c: &Candidate, stored: Stored) -> String {
         return "stored already, so nothing is written; ".into();
     }
     format!(
-        "the epoch that writes it takes {} (limited by {}); ",
+        "the epoch that writes it takes {}, limited by {}; ",
         words::time(c.first.s_per_row * model.rows()),
         limited_by(model, c.first.limit)
     )
 }
 
 fn obstructed(model: &Model, hint: &Hint, e: &Encoding, c: &Candidate, obstacle: Obstacle) -> String {
-    let needed = words::size(c.snapshot_bytes);
+    let needed = format_bytes(c.snapshot_bytes);
     let budget = words::size(model.profile().budget.snapshot_bytes.unwrap_or(f64::MAX));
     let what = format!("{}/{} at `{}`", e.format, e.compression, hint.name);
     match obstacle {
         Obstacle::NoBudget => {
-            format!("{what} needs {needed}; the byte budget of {budget} holds less than a millionth of it")
+            format!("{what} needs {needed}; the byte budget of {budget} holds next to nothing of it")
         }
         Obstacle::NotWhole => {
             format!("{what} needs {needed} and must be stored whole; the byte budget is {budget}")
@@ -177,7 +179,7 @@ fn reason_to_store(model: &Model, chosen: usize, stored: Stored) -> String {
         words::time(compute.horizon_s),
         horizon(model)
     );
-    let size = words::size(c.snapshot_bytes);
+    let size = format_bytes(c.snapshot_bytes);
     let cost = if stored.fraction <= stored.existing {
         format!("with {size} that are stored already")
     } else if stored.existing > 0.0 {
@@ -205,7 +207,7 @@ fn reason_to_compute(model: &Model) -> String {
             "There is no hint with a measured encoding; computing gives {rate} rows/s, limited by {limit}."
         );
     }
-    let best = all[1..].iter().filter(|c| c.obstacle.is_none()).min_by(|a, b| by_horizon(a, b));
+    let best = all[1..].iter().filter(|c| c.obstacle.is_none()).min_by(by_horizon);
     let Some(best) = best else {
         return format!(
             "No snapshot fits the byte budget of {}; computing gives {rate} rows/s, limited by {limit}.",
@@ -225,7 +227,7 @@ fn reason_to_compute(model: &Model) -> String {
             "is only {} faster, within the {} that count as a tie, for {} of storage",
             words::percent(gain),
             words::percent(TIE),
-            words::size(best.snapshot_bytes)
+            format_bytes(best.snapshot_bytes)
         )
     } else if gain < -0.0005 {
         format!(
@@ -234,7 +236,7 @@ fn reason_to_compute(model: &Model) -> String {
             limited_by(model, best.steady.limit)
         )
     } else {
-        format!("would be no faster, for {} of storage", words::size(best.snapshot_bytes))
+        format!("would be no faster, for {} of storage", format_bytes(best.snapshot_bytes))
     };
     format!(
         "Computing gives {rate} rows/s, limited by {limit}; over {} the best snapshot, {name}, {other}.",
@@ -243,5 +245,5 @@ fn reason_to_compute(model: &Model) -> String {
 }
 
 fn by_horizon(a: &&Candidate, b: &&Candidate) -> Ordering {
-    a.horizon_s.total_cmp(&b.horizon_s).then(a.snapshot_bytes.total_cmp(&b.snapshot_bytes))
+    a.horizon_s.total_cmp(&b.horizon_s).then(a.snapshot_bytes.cmp(&b.snapshot_bytes))
 }

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 
 use crate::profile::{DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Hint, Profile, Stage};
+use crate::words;
 
 /// What limits an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,10 +66,10 @@ pub struct Candidate {
     pub steady: Pace,
     /// The pace of the first epoch, in which what is missing is written.
     pub first: Pace,
-    /// Seconds for the whole horizon.
+    /// Seconds for the whole horizon, at nine significant digits, as decisions show them.
     pub horizon_s: f64,
     /// Bytes of the snapshot; of an infeasible one the bytes that it would need.
-    pub snapshot_bytes: f64,
+    pub snapshot_bytes: u64,
     /// Why it cannot be taken, if so.
     pub obstacle: Option<Obstacle>,
 }
@@ -297,14 +298,14 @@ impl<'a> Model<'a> {
     fn push(&mut self, stored: Option<Stored>, steady: Pace, first: Pace, bytes: f64, bar: Option<Obstacle>) {
         let epochs = self.epochs();
         let per_row = if epochs < 1.0 { 0.0 } else { first.s_per_row + (epochs - 1.0) * steady.s_per_row };
-        let horizon_s = self.rows() * per_row;
+        let horizon_s = words::nine_digits(self.rows() * per_row);
         self.visits += 1;
         self.candidates.push(Candidate {
             stored,
             steady,
             first,
             horizon_s,
-            snapshot_bytes: bytes,
+            snapshot_bytes: words::to_u64(bytes),
             obstacle: bar,
         });
     }
@@ -372,11 +373,11 @@ fn stages_above(profile: &Profile) -> Vec<usize> {
     profile.hints.iter().map(|h| stages.get(h.after_stage.as_str()).map_or(0, |i| i + 1)).collect()
 }
 
-/// The share of a snapshot that a budget holds, rounded down to millionths: a share is an estimate, the
-/// budget is not.
+/// The share of a snapshot that a budget holds, rounded down to billionths, so that its bytes stay
+/// within the budget.
 fn fraction_that_fits(whole_bytes: f64, budget: Option<f64>) -> f64 {
     match budget {
-        Some(b) if whole_bytes > b => (b / whole_bytes * 1e6).floor() / 1e6,
+        Some(b) if whole_bytes > b => (b / whole_bytes * 1e9).floor() / 1e9,
         _ => 1.0,
     }
 }

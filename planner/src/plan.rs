@@ -69,8 +69,8 @@ fn option(model: &Model, c: &Candidate) -> PlanOption {
         rows_per_s: number(1.0 / c.steady.s_per_row),
         bottleneck: c.steady.limit.name(model.profile()),
         epoch_s: number(c.steady.s_per_row * model.rows()),
-        horizon_s: number(c.horizon_s),
-        snapshot_bytes: words::to_u64(c.snapshot_bytes),
+        horizon_s: feasible.then_some(c.horizon_s),
+        snapshot_bytes: c.snapshot_bytes,
         feasible,
         why: String::new(),
     }

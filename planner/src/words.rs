@@ -55,6 +55,11 @@ pub(crate) fn nine_digits(v: f64) -> f64 {
     format!("{v:.8e}").parse().unwrap_or(v)
 }
 
+/// Six significant digits.
+pub(crate) fn six_digits(v: f64) -> f64 {
+    format!("{v:.5e}").parse().unwrap_or(v)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,7 +7,14 @@ use caju_types::{Error, ErrorKind};
 use tonic::{Code, Status, metadata::MetadataValue};
 
 /// Generated from `caju/v1/caju.proto`.
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::clone_on_ref_ptr, reason = "generated code")]
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    clippy::pedantic,
+    clippy::clone_on_ref_ptr,
+    reason = "generated code"
+)]
 pub mod v1 {
     tonic::include_proto!("caju.v1");
 }

@@ -1,5 +1,7 @@
 //! Arguments, settings files, exit codes and messages.
 
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
+
 mod common;
 
 use common::{caju, fails, ok, stderr};

@@ -1,5 +1,7 @@
 //! Sample data, read back by readers that share no code with the writers.
 
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
+
 mod common;
 
 use std::collections::BTreeMap;

@@ -1,10 +1,12 @@
 //! The processes: alone and together.
 
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
+
 mod common;
 
 use std::path::Path;
 
-use common::{Server, fails, ok, run, stderr};
+use common::{Server, caju, fails, ok, run, stderr};
 use serde_json::Value;
 
 const RANGE: &str = "name: counting\nsource: { range: { start: 0, end: 5000 } }\nsteps: [ { map: { x: id * 2 } }, { batch: 64 } ]\n";
@@ -226,4 +228,31 @@ fn examples_are_right() {
         names.push(name);
     }
     assert!(names.len() >= 5, "{names:?}");
+}
+
+/// A worker in the middle of a task waits for it; a second signal does not.
+#[test]
+fn a_second_signal_ends_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let f = file(
+        dir.path(),
+        "p.yaml",
+        "source: { range: 1000000 }\nsteps: [ { sleep: { per_row: 100ms } }, { batch: 1 } ]\n",
+    );
+    let dispatcher = Server::start(dir.path(), "dispatcher", &["--listen", "127.0.0.1:0"]);
+    let worker = Server::start(dir.path(), "worker", &["--dispatcher", &dispatcher.address]);
+    let mut reader =
+        caju(dir.path()).args(["read", &f, "--dispatcher", &dispatcher.address, "--quiet"]).spawn().unwrap();
+    loop {
+        let status = ok(dir.path(), &["status", "--dispatcher", &dispatcher.address, "--format", "json"]);
+        let status: Value = serde_json::from_str(&status).unwrap();
+        if status["workers"][0]["tasks"].as_array().is_some_and(|t| !t.is_empty()) {
+            break;
+        }
+    }
+    worker.signal("-TERM");
+    worker.signal("-INT");
+    assert_eq!(worker.wait().code(), Some(3));
+    reader.kill().unwrap();
+    reader.wait().unwrap();
 }

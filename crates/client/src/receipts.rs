@@ -1,6 +1,6 @@
 //! Which rows were received, so that none is delivered twice and none is lost (I3).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use caju_engine::Run;
 use caju_proto::v1;
@@ -96,13 +96,14 @@ impl RowSet {
 
     fn extend(&mut self, other: &RowSet) {
         for (s, e) in other.ranges().iter() {
-            for (a, b) in self.ranges_missing(s, e) {
+            for (a, b) in self.missing_in(s, e) {
                 self.insert(a, b);
             }
         }
     }
 
-    fn ranges_missing(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+    /// The parts of `start..end` that are not in the set.
+    fn missing_in(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         if self.intersects(start, end) { self.ranges().missing_in(start, end) } else { vec![(start, end)] }
     }
 }
@@ -123,43 +124,51 @@ pub(crate) enum Fresh {
     Parts(Vec<(u64, u64)>),
 }
 
-/// Everything that was received: by task while the task may still be lost, and in all.
+/// Everything that was received, by split, and by task while the task may still be lost.
 #[derive(Debug, Default)]
 pub(crate) struct Receipts {
-    tasks: HashMap<TaskId, HashMap<u64, RowSet>>,
-    /// Rows of tasks that are over, or lost.
-    settled: HashMap<u64, RowSet>,
+    splits: HashMap<u64, Vec<Share>>,
+}
+
+/// The rows of one split that came from one task; from any that is over, if no task is named. A split is with
+/// one task at a time, so there are few.
+#[derive(Debug)]
+struct Share {
+    task: Option<TaskId>,
+    rows: RowSet,
 }
 
 impl Receipts {
     /// Enters the rows of a chunk and says which of them were not received before.
     pub(crate) fn receive(&mut self, task: TaskId, runs: &[Run]) -> Fresh {
-        let own = self.tasks.entry(task).or_default();
-        let known = |own: &HashMap<u64, RowSet>, settled: &HashMap<u64, RowSet>, r: &Run| {
-            let end = r.start.saturating_add(r.len);
-            let hit = |m: &HashMap<u64, RowSet>| m.get(&r.split).is_some_and(|s| s.intersects(r.start, end));
-            hit(own) || hit(settled)
-        };
         let mut parts: Option<Vec<(u64, u64)>> = None;
         let mut at = 0;
         for run in runs {
             let end = run.start.saturating_add(run.len);
-            if !known(own, &self.settled, run) {
-                own.entry(run.split).or_default().insert(run.start, end);
-                if let Some(parts) = &mut parts {
-                    parts.push((at, run.len));
+            let shares = self.splits.entry(run.split).or_default();
+            let known = shares.iter().any(|s| s.rows.intersects(run.start, end));
+            let own = match shares.iter().position(|s| s.task == Some(task)) {
+                Some(own) => own,
+                None => {
+                    shares.push(Share { task: Some(task), rows: RowSet::default() });
+                    shares.len() - 1
                 }
-            } else {
+            };
+            if known {
                 // All before this run was new.
                 let parts = parts.get_or_insert_with(|| if at > 0 { vec![(0, at)] } else { Vec::new() });
-                let set = own.entry(run.split).or_default();
-                let mut missing = set.ranges_missing(run.start, end);
-                if let Some(settled) = self.settled.get(&run.split) {
-                    missing = missing.into_iter().flat_map(|(s, e)| settled.ranges_missing(s, e)).collect();
+                let mut missing = vec![(run.start, end)];
+                for share in shares.iter() {
+                    missing = missing.into_iter().flat_map(|(s, e)| share.rows.missing_in(s, e)).collect();
                 }
                 for (s, e) in missing {
-                    set.insert(s, e);
+                    shares[own].rows.insert(s, e);
                     parts.push((at + (s - run.start), e - s));
+                }
+            } else {
+                shares[own].rows.insert(run.start, end);
+                if let Some(parts) = &mut parts {
+                    parts.push((at, run.len));
                 }
             }
             at += run.len;
@@ -169,26 +178,32 @@ impl Receipts {
 
     /// What was received from a task.
     pub(crate) fn of_task(&self, task: TaskId) -> Vec<v1::SplitRows> {
-        let Some(splits) = self.tasks.get(&task) else { return Vec::new() };
         let rows =
             |set: &RowSet| set.ranges().iter().map(|(start, end)| v1::RowRange { start, end }).collect();
-        let mut out: Vec<_> =
-            splits.iter().map(|(&split_index, set)| v1::SplitRows { split_index, rows: rows(set) }).collect();
+        let own = |shares: &Vec<Share>| shares.iter().find(|s| s.task == Some(task)).map(|s| rows(&s.rows));
+        let mut out: Vec<_> = self
+            .splits
+            .iter()
+            .filter_map(|(&split_index, shares)| Some(v1::SplitRows { split_index, rows: own(shares)? }))
+            .collect();
         out.sort_by_key(|s| s.split_index);
         out
     }
 
     /// Tasks that may still be lost.
-    pub(crate) fn tasks(&self) -> Vec<TaskId> {
-        let mut tasks: Vec<_> = self.tasks.keys().copied().collect();
-        tasks.sort_unstable();
-        tasks
+    pub(crate) fn tasks(&self) -> BTreeSet<TaskId> {
+        self.splits.values().flatten().filter_map(|s| s.task).collect()
     }
 
     /// A task is over, or its loss is reported: its rows count as received for good.
     pub(crate) fn settle(&mut self, task: TaskId) {
-        for (split, set) in self.tasks.remove(&task).unwrap_or_default() {
-            self.settled.entry(split).and_modify(|s| s.extend(&set)).or_insert(set);
+        for shares in self.splits.values_mut() {
+            let Some(own) = shares.iter().position(|s| s.task == Some(task)) else { continue };
+            let share = shares.swap_remove(own);
+            match shares.iter_mut().find(|s| s.task.is_none()) {
+                Some(settled) => settled.rows.extend(&share.rows),
+                None => shares.push(Share { task: None, rows: share.rows }),
+            }
         }
     }
 }
@@ -196,8 +211,6 @@ impl Receipts {
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small numbers")]
 mod tests {
-    use std::collections::BTreeSet;
-
     use proptest::prelude::*;
 
     use super::*;
@@ -208,7 +221,7 @@ mod tests {
             let (mut set, mut model) = (RowSet::default(), BTreeSet::new());
             for (s, n) in ops {
                 // Callers insert what is missing only.
-                for (a, b) in set.ranges_missing(s, s + n) {
+                for (a, b) in set.missing_in(s, s + n) {
                     set.insert(a, b);
                 }
                 model.extend(s..s + n);

@@ -71,12 +71,10 @@ impl TaskContext {
 
     /// Makes a split known before its first row moves.
     pub(crate) fn register(&self, index: u64, split: &Split, done: &RowRanges) {
-        #[expect(clippy::cast_possible_truncation, reason = "the two halves of the key are folded")]
-        let folded = (split.key.0 as u64) ^ ((split.key.0 >> 64) as u64).rotate_left(32);
         let epoch = mix64(mix64(self.seed, self.epoch), u64::from(split.repetition));
         let child = split.child.first().map_or(0, |&c| c as usize);
         let info = SplitInfo {
-            key: mix64(epoch, folded),
+            key: mix64(epoch, split.key.folded()),
             place: split.describe().into(),
             child,
             done: done.clone(),

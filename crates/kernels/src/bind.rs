@@ -16,7 +16,7 @@ use datafusion::sql::sqlparser::tokenizer::Location;
 use crate::common::{self, Shared};
 use crate::eval::{BoundExprs, Computed};
 use crate::sql::{self, Builtins, KEY_COLUMN, Planner, Rewrite};
-use crate::udf::{Fault, KernelUdf};
+use crate::udf::{Fault, KernelUdf, with_constant};
 
 /// What the functions refuse to exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,8 @@ pub struct Registry {
 struct Inner {
     builtins: Builtins,
     limits: Limits,
-    /// Whether nested image operations become one function; off in tests only, to compare.
+    /// Whether nested image operations become one function, and some calls of DataFusion's functions ours;
+    /// off in tests only, to compare.
     fuse: bool,
 }
 
@@ -76,7 +77,7 @@ impl Registry {
         Self { inner: Arc::new(Inner { builtins: Builtins::new(), limits, fuse: true }) }
     }
 
-    /// The same functions, every image operation by itself.
+    /// The same functions, each as it is written.
     #[cfg(test)]
     pub(crate) fn without_fusion(limits: Limits) -> Self {
         Self { inner: Arc::new(Inner { builtins: Builtins::new(), limits, fuse: false }) }
@@ -133,9 +134,11 @@ impl Registry {
             let tree =
                 self.rewrite(name, sql, input, &mut calls, &mut random).map_err(|e| e.context(place))?;
             let planner = Planner { builtins: &self.inner.builtins, calls: &calls };
-            let plan = planner
-                .plan(tree.clone(), &schema)
-                .and_then(|e| planner.simplify(null_as(e, &schema)?, &schema));
+            let plan = planner.plan(tree.clone(), &schema).and_then(|e| {
+                let e = if self.inner.fuse { null_as(e, &schema)? } else { e };
+                let e = planner.coerce(e, &schema)?;
+                planner.simplify(if self.inner.fuse { fast(e, &schema)? } else { e }, &schema)
+            });
             planned.push(plan.map_err(|e| wrong(&e, sql, input).context(place))?);
         }
         let shared = common::share(planned).map_err(|e| Error::internal(e.to_string()).context(place))?;
@@ -207,6 +210,18 @@ fn null_as(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionError> {
         let Expr::ScalarFunction(call) = &e else { return Ok(Transformed::no(e)) };
         Ok(match absorb_coalesce(call, schema) {
             Some(call) => Transformed::yes(Expr::ScalarFunction(call)),
+            None => Transformed::no(e),
+        })
+    })
+    .data()
+}
+
+/// Calls of DataFusion's functions as those of ours that compute the same in one pass.
+fn fast(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionError> {
+    expr.transform_up(|e| {
+        let Expr::ScalarFunction(call) = &e else { return Ok(Transformed::no(e)) };
+        Ok(match with_constant(call, schema) {
+            Some(ours) => Transformed::yes(ours),
             None => Transformed::no(e),
         })
     })

@@ -4,7 +4,7 @@
 use caju_types::{Error, Result};
 
 use crate::image::{self, ImageOp};
-use crate::sql::Call;
+use crate::sql::{Call, Const};
 use crate::udf::{self, Kernel};
 
 /// What an argument may be.
@@ -125,6 +125,13 @@ pub(crate) static FUNCTIONS: &[Function] = &[
             &[
                 arg("bytes", Kind::Value, "a JPEG, PNG or WebP file"),
                 opt(
+                    "max_pixels",
+                    Kind::Int,
+                    "null",
+                    "larger images are refused from their header; null is the limit of the process, 100,000,000 \
+                     unless told otherwise",
+                ),
+                opt(
                     "scaled",
                     Kind::Bool,
                     "false",
@@ -133,14 +140,14 @@ pub(crate) static FUNCTIONS: &[Function] = &[
                 ),
             ],
             "image of variable size",
-            "RGB uint8; the EXIF orientation is applied, grey and CMYK become RGB, alpha is dropped. Images \
-             above the pixel limit are refused from their header.",
+            "RGB uint8; the EXIF orientation is applied, grey and CMYK become RGB, alpha is dropped.",
             false,
             |c| {
-                Ok(Built::Image {
-                    op: ImageOp::Decode { max_pixels: c.limits.max_pixels },
-                    scaled: c.bool("scaled")?,
-                })
+                let max_pixels = match c.literal("max_pixels") {
+                    Const::Null => c.limits.max_pixels,
+                    _ => c.u64("max_pixels")?,
+                };
+                Ok(Built::Image { op: ImageOp::Decode { max_pixels }, scaled: c.bool("scaled")? })
             },
         )
     },

@@ -68,6 +68,18 @@ hex128! {
     SplitKey
 }
 
+impl SplitKey {
+    /// The key in one word: its two halves folded, for deriving the keys of rows.
+    pub fn folded(self) -> u64 {
+        let [a, b] = [self.0, self.0 >> 64].map(|half| {
+            #[expect(clippy::cast_possible_truncation, reason = "one half each time")]
+            let word = half as u64;
+            word
+        });
+        a ^ b.rotate_left(32)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,6 +5,7 @@ use caju_types::Result;
 use super::{Pick, Policy};
 use crate::explain;
 use crate::model::{Candidate, Model};
+use crate::words;
 
 /// Options whose horizons are within this share of the best are a tie.
 pub const TIE: f64 = 0.02;
@@ -34,8 +35,15 @@ pub(super) fn best(model: &Model<'_>, admit: impl Fn(usize) -> bool) -> Option<u
 
 /// Fewer bytes first, computing before a snapshot without bytes, then the shorter horizon.
 fn cheaper(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
-    a.snapshot_bytes
-        .total_cmp(&b.snapshot_bytes)
+    bytes(a)
+        .total_cmp(&bytes(b))
         .then(a.stored.is_some().cmp(&b.stored.is_some()))
         .then(a.horizon_s.total_cmp(&b.horizon_s))
+}
+
+/// At six digits: snapshots that fill the same budget differ by the rounding of their shares, which must not
+/// decide.
+fn bytes(c: &Candidate) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "rounded anyway")]
+    words::six_digits(c.snapshot_bytes as f64)
 }

@@ -44,7 +44,7 @@ pub struct Pick {
 ///
 ///     fn pick(&self, model: &Model<'_>) -> caju_types::Result<Pick> {
 ///         let feasible = model.candidates().iter().enumerate().filter(|(_, c)| c.obstacle.is_none());
-///         let most = feasible.max_by(|a, b| a.1.snapshot_bytes.total_cmp(&b.1.snapshot_bytes));
+///         let most = feasible.max_by_key(|(_, c)| c.snapshot_bytes);
 ///         Ok(Pick { candidate: most.map_or(0, |(i, _)| i), reason: "More is more.".into() })
 ///     }
 /// }

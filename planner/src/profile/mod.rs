@@ -1,5 +1,6 @@
 //! What was measured: the planner's only input.
 
+mod node;
 mod read;
 mod rules;
 mod syntax;
@@ -219,9 +220,11 @@ impl Profile {
         rules::check(self)
     }
 
-    /// The profile as indented JSON; the same bytes for the same profile.
+    /// The profile as indented JSON, numbers at fourteen significant digits, as decisions see them; the same
+    /// bytes for the same profile.
     pub fn to_json(&self) -> String {
-        serde_json::to_string_pretty(self).expect("strings, numbers and lists always serialise")
+        serde_json::to_string_pretty(&self.clone().canonical())
+            .expect("strings, numbers and lists always serialise")
     }
 
     /// The profile with every number at fourteen significant digits, in which all decisions are made.

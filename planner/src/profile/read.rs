@@ -4,8 +4,8 @@
 //! never JSON.
 
 use caju_types::{Error, Result};
-use serde_json::{Map, Value};
 
+use super::node::{Fields, Node};
 use super::rules::Rule;
 use super::{
     Budget, CacheStore, Cluster, Consumer, Encoding, Existing, Hint, Horizon, PROFILE_SCHEMA, Profile,
@@ -14,35 +14,22 @@ use super::{
 
 /// An object and the way to it; the path is written out only when something is wrong.
 struct Object<'a> {
-    fields: Option<&'a Map<String, Value>>,
+    fields: Option<&'a Fields<'a>>,
     at: &'a dyn Fn() -> String,
 }
 
-fn found(value: Option<&Value>) -> String {
-    match value {
-        None => "nothing".into(),
-        Some(Value::Null) => "null".into(),
-        Some(Value::Array(_)) => "a list".into(),
-        Some(Value::Object(_)) => "an object".into(),
-        Some(Value::String(s)) if s.chars().count() > 40 => {
-            format!("{:?}...", s.chars().take(40).collect::<String>())
-        }
-        Some(Value::String(s)) => format!("{s:?}"),
-        Some(v) => v.to_string(),
-    }
-}
-
-fn wrong(path: &str, expected: &str, value: Option<&Value>) -> Error {
-    Error::invalid(format!("{path}: expected {expected}, found {}", found(value)))
+fn wrong(path: &str, expected: &str, value: Option<&Node>) -> Error {
+    let found = value.map_or_else(|| "nothing".to_owned(), Node::to_string);
+    Error::invalid(format!("{path}: expected {expected}, found {found}"))
 }
 
 impl<'a> Object<'a> {
-    fn get(&self, field: &str) -> Option<&'a Value> {
+    fn get(&self, field: &str) -> Option<&'a Node<'a>> {
         self.fields.and_then(|f| f.get(field))
     }
 
-    fn present(&self, field: &str) -> Option<&'a Value> {
-        self.get(field).filter(|v| !v.is_null())
+    fn present(&self, field: &str) -> Option<&'a Node<'a>> {
+        self.get(field).filter(|v| !matches!(v, Node::Null))
     }
 
     fn path(&self, field: &str) -> String {
@@ -54,18 +41,15 @@ impl<'a> Object<'a> {
     }
 
     fn number(&self, field: &str, rule: Rule) -> Result<f64> {
-        self.get(field).and_then(Value::as_f64).ok_or_else(|| self.wrong(field, rule.expected()))
+        self.get(field).and_then(Node::as_number).ok_or_else(|| self.wrong(field, rule.expected()))
     }
 
     fn number_or_null(&self, field: &str, rule: Rule) -> Result<Option<f64>> {
         self.present(field).map(|_| self.number(field, rule)).transpose()
     }
 
-    /// A whole number, also when it is written as `1e6` or `8.0`.
     fn count(&self, field: &str, rule: Rule) -> Result<u64> {
-        let v = self.get(field);
-        let whole = v.and_then(Value::as_u64).or_else(|| v.and_then(Value::as_f64).and_then(whole));
-        whole.ok_or_else(|| self.wrong(field, rule.expected()))
+        self.get(field).and_then(Node::as_count).ok_or_else(|| self.wrong(field, rule.expected()))
     }
 
     fn count_or_null(&self, field: &str, rule: Rule) -> Result<Option<u64>> {
@@ -73,7 +57,7 @@ impl<'a> Object<'a> {
     }
 
     fn text(&self, field: &str) -> Result<String> {
-        let v = self.get(field).and_then(Value::as_str);
+        let v = self.get(field).and_then(Node::as_text);
         v.map(str::to_owned).ok_or_else(|| self.wrong(field, "a string"))
     }
 
@@ -97,7 +81,7 @@ impl<'a> Object<'a> {
     fn list<T>(&self, field: &str, needed: bool, read: impl Fn(&Object) -> Result<T>) -> Result<Vec<T>> {
         let items = match self.present(field) {
             None if !needed => return Ok(Vec::new()),
-            v => v.and_then(Value::as_array).ok_or_else(|| self.wrong(field, "a list"))?,
+            v => v.and_then(Node::as_list).ok_or_else(|| self.wrong(field, "a list"))?,
         };
         let mut out = Vec::with_capacity(items.len());
         for (i, item) in items.iter().enumerate() {
@@ -111,20 +95,12 @@ impl<'a> Object<'a> {
     }
 }
 
-fn whole(v: f64) -> Option<u64> {
-    if v.fract() != 0.0 || !(0.0..=9e15).contains(&v) {
-        return None;
-    }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole and in range")]
-    Some(v as u64)
-}
-
-pub(super) fn profile(value: &Value) -> Result<Profile> {
+pub(super) fn profile(value: &Node) -> Result<Profile> {
     let Some(fields) = value.as_object() else {
         return Err(wrong("profile", "an object", Some(value)));
     };
     let top = Object { fields: Some(fields), at: &String::new };
-    if top.get("schema").and_then(Value::as_str) != Some(PROFILE_SCHEMA) {
+    if top.get("schema").and_then(Node::as_text) != Some(PROFILE_SCHEMA) {
         return Err(top.wrong("schema", &format!("{PROFILE_SCHEMA:?}")));
     }
     Ok(Profile {

@@ -47,7 +47,7 @@ fn golden_choices() {
         ("presto-imagenet-hdd", "resized arrow/none 1"),
         ("presto-imagenet-ssd", "resized arrow/none 1"),
         ("compressed-encoding-wins", "resized arrow/zstd 1"),
-        ("fraction-under-budget", "resized arrow/none 0.497554"),
+        ("fraction-under-budget", "resized arrow/none 0.497554338"),
         ("whole-or-nothing", "compute"),
         ("no-budget", "compute"),
         ("consumer-bound", "compute"),

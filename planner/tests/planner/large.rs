@@ -12,7 +12,7 @@ pub(crate) fn profile(stages: u32, hints: u32, encodings: u32) -> Profile {
         io_bytes_per_row: if i == 0 { 1e5 } else { 0.0 },
         cpu_s_per_row: 1e-7 * f64::from(1 + i % 7),
         service_s_per_row: 1e-7 * f64::from(1 + i % 11),
-        max_parallelism: (i % 3 > 0).then(|| f64::from(i % 8 + 1)),
+        max_parallelism: (!i.is_multiple_of(3)).then(|| f64::from(i % 8 + 1)),
         out_rows_per_row: 1.0,
         out_bytes_per_row: 1e5 + f64::from(i),
         random: i % 97 == 96,

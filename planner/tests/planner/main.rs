@@ -1,5 +1,7 @@
 //! The planner from outside: golden plans, properties, malformed input, Figure 7, the size of the work.
 
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails")]
+
 #[path = "../../golden/cases.rs"]
 mod cases;
 mod figure7;

@@ -21,16 +21,30 @@ fn hint_of(o: &PlanOption) -> Option<&str> {
     }
 }
 
+fn six_digits(o: &PlanOption) -> f64 {
+    format!("{:.5e}", o.snapshot_bytes as f64).parse().unwrap()
+}
+
 /// `auto`'s rule, read off a decision: the shortest horizon, within the tie the fewest bytes, then
 /// computing, then the shorter horizon.
-fn by_rule<'a>(d: &'a Decision, admit: impl Fn(&PlanOption) -> bool) -> Option<&'a PlanOption> {
+fn by_rule(d: &Decision, admit: impl Fn(&PlanOption) -> bool) -> Option<&PlanOption> {
     let open: Vec<_> = d.options.iter().filter(|o| o.feasible && admit(o)).collect();
     let best = open.iter().map(|o| o.horizon_s.unwrap()).min_by(f64::total_cmp)?;
     open.into_iter().filter(|o| o.horizon_s.unwrap() <= best * (1.0 + TIE)).min_by(|a, b| {
-        (a.snapshot_bytes.cmp(&b.snapshot_bytes))
+        (six_digits(a).total_cmp(&six_digits(b)))
             .then(hint_of(a).is_some().cmp(&hint_of(b).is_some()))
             .then(a.horizon_s.unwrap().total_cmp(&b.horizon_s.unwrap()))
     })
+}
+
+/// The same option, or one that only the rounding to whole bytes and nine digits tells from it.
+fn same_choice(a: &Decision, b: &Decision) -> bool {
+    let at = |d: &Decision| d.options.iter().position(|o| d.chosen() == Some(o)).unwrap();
+    let (x, y) = (&a.options[at(a)], &a.options[at(b)]);
+    let numbers = |o: &PlanOption| (o.horizon_s.unwrap(), o.snapshot_bytes as f64);
+    let ((time_x, bytes_x), (time_y, bytes_y)) = (numbers(x), numbers(y));
+    let tie = time_x.max(time_y) <= time_x.min(time_y) * (1.0 + TIE) * (1.0 + 1e-6);
+    at(a) == at(b) || tie && (bytes_x - bytes_y).abs() <= 1e-4 * bytes_x.max(bytes_y) + 128.0
 }
 
 proptest! {
@@ -75,7 +89,7 @@ proptest! {
             prop_assert!(close(c.horizon_s, horizon));
             prop_assert!((0.0..=1.0).contains(&s.fraction) && s.fraction > 0.0);
             if let Some(b) = p.budget.snapshot_bytes {
-                prop_assert!(c.snapshot_bytes <= b * (1.0 + 1e-12), "{:?} over {b}", c);
+                prop_assert!(c.snapshot_bytes as f64 <= b + 0.5, "{:?} over {b}", c);
             } else if s.fraction < 1.0 {
                 prop_assert_eq!(s.fraction, s.existing);
             }
@@ -181,7 +195,7 @@ proptest! {
             s.out_bytes_per_row *= k;
         }
         bytes.hints.iter_mut().flat_map(|h| &mut h.encodings).for_each(|e| e.bytes_per_row *= k);
-        prop_assert_eq!(decide(&p, "auto").choice, decide(&bytes, "auto").choice);
+        prop_assert!(same_choice(&decide(&p, "auto"), &decide(&bytes, "auto")));
 
         let mut time = p.clone();
         for v in [
@@ -207,7 +221,7 @@ proptest! {
         for (a, b) in one.candidates().iter().zip(other.candidates()) {
             prop_assert!(close(a.horizon_s * k, b.horizon_s));
         }
-        prop_assert_eq!(decide(&p, "auto").choice, decide(&time, "auto").choice);
+        prop_assert!(same_choice(&decide(&p, "auto"), &decide(&time, "auto")));
     }
 
     /// The epoch from which an option is ahead is the first at whose end it has taken no longer.

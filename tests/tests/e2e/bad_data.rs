@@ -60,7 +60,7 @@ fn truncated_tfrecord() {
     bytes.truncate(bytes.len() - 5);
     let p =
         Pipeline::of(json!({ "tfrecord": "data.tfrecord" }), json!([])).with_file("data.tfrecord", &bytes);
-    p.run(&[]).expect_code(2).expect_error(&["data.tfrecord", "cut off"]);
+    p.run(&[]).expect_code(2).expect_error(&["data.tfrecord", "record 2", "truncated"]);
 }
 
 #[test]
@@ -108,7 +108,8 @@ fn jpeg_that_is_html() {
         "data.tfrecord",
         "row 1",
         "steps[1].map",
-        "HTML",
+        "not an image",
+        "<!DOCTYPE",
     ]);
 }
 
@@ -187,13 +188,23 @@ fn skipping_a_record_with_a_wrong_checksum() {
 }
 
 #[test]
-fn example_without_a_feature() {
+fn feature_of_another_type() {
     let p = Pipeline::of(
         json!({ "tfrecord": "data.tfrecord" }),
-        json!([{ "parse_example": { "features": { "picture": "bytes" } } }]),
+        json!([{ "parse_example": { "features": { "image": "float32" } } }]),
     )
     .with_file("data.tfrecord", &tfrecord([example(b"x", 1)]));
-    p.run(&[]).expect_code(2).expect_error(&["data.tfrecord", "row 0", "picture"]);
+    p.run(&[]).expect_code(2).expect_error(&["data.tfrecord", "row 0", "image", "float"]);
+}
+
+#[test]
+fn record_that_is_no_example() {
+    let p = Pipeline::of(
+        json!({ "tfrecord": "data.tfrecord" }),
+        json!([{ "parse_example": { "features": { "image": "bytes" } } }]),
+    )
+    .with_file("data.tfrecord", &tfrecord([&example(b"x", 1)[..], b"\xff\xff\xff\xff\xff no protobuf"]));
+    p.run(&[]).expect_code(2).expect_error(&["data.tfrecord", "row 1", "steps[0].parse_example"]);
 }
 
 #[test]

@@ -44,7 +44,11 @@ fn unknown_argument() {
         json!([{ "shuffle": { "bufer": 10 } }]),
         &["steps[0].shuffle", "bufer", "did you mean `buffer`"],
     );
-    refused(json!({ "range": { "stop": 10 } }), json!([]), &["source.range", "stop"]);
+    refused(
+        json!({ "range": { "end": 10, "stap": 2 } }),
+        json!([]),
+        &["source.range", "stap", "did you mean `step`"],
+    );
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use caju_tests::Pipeline;
 use caju_tests::binary::{IMAGES, ROWS, sample_images, sample_table};
-use caju_tests::files::{ints, parquet};
+use caju_tests::files::{ints, parquet, strings};
 use serde_json::{Value, json};
 
 #[track_caller]
@@ -131,13 +131,18 @@ fn the_report_is_as_designed() {
 
 #[test]
 fn only_columns_that_somebody_reads_are_read() {
-    let path = sample_table().join("parquet/*.parquet");
-    let bytes = |steps: Value| {
-        let report = Pipeline::of(json!({ "parquet": path }), steps).report(&[]);
-        report.epochs("source_bytes_read")[0].as_u64().unwrap()
+    let p = |steps: Value| {
+        let p = Pipeline::of(json!({ "parquet": "a.parquet" }), steps);
+        // Every value differs, so that nothing is saved by a dictionary.
+        let texts: Vec<String> = (0..2000).map(|i| format!("{i:04}").repeat(500)).collect();
+        let column = strings(texts.iter().map(String::as_str));
+        parquet(&p.folder().join("a.parquet"), vec![("id", ints(0..2000)), ("text", column)]);
+        p.report(&[]).epochs("source_bytes_read")[0].as_u64().unwrap()
     };
-    let (all, one) = (bytes(json!([])), bytes(json!([{ "select": ["label"] }])));
-    assert!(one * 4 < all, "{one} of {all} bytes for one column of 40");
+    let (all, one) = (p(json!([])), p(json!([{ "select": ["id"] }])));
+    assert!(all > 2000 * 2000, "{all} bytes");
+    assert!(one * 10 < all, "{one} of {all} bytes for the smaller column");
+    assert_eq!(p(json!([{ "filter": "id >= 0" }, { "map": { "x": "id + 1" } }])), one);
 }
 
 #[test]

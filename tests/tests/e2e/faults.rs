@@ -89,9 +89,8 @@ fn a_reader_without_workers_says_what_it_waits_for() {
     let mut cluster = Cluster::start(0);
     let p = plain_range(1000);
     let read = cluster.start_read(&p, &["--report", "r.json"]);
-    cluster.wait_for_status("the iteration", |s| {
-        s["iterations"].as_array().is_some_and(|i| !i.is_empty()).then_some(())
-    });
+    cluster.wait_for_status("the job", |s| (!s["jobs"].as_array()?.is_empty()).then_some(()));
+    read.wait_for_error_line("waiting for a worker");
     cluster.add_worker(&[]);
     read.wait().expect_code(0);
     assert_eq!(Report::load(&p.folder().join("r.json")).rows(), [1000]);

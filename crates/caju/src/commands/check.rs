@@ -40,7 +40,7 @@ fn stages(def: &DatasetDef, schemas: &[Arc<Schema>]) -> String {
     let mut out = Vec::new();
     let mut before: Option<&Schema> = None;
     for (i, line) in describe(def).into_iter().enumerate() {
-        out.push(line);
+        out.push(shortened(line));
         // The first lines are the source and the stages; the datasets of a combinator follow.
         if let Some(schema) = schemas.get(i)
             && before != Some(schema.as_ref())
@@ -50,6 +50,16 @@ fn stages(def: &DatasetDef, schemas: &[Arc<Schema>]) -> String {
         }
     }
     out.join("\n")
+}
+
+/// A stage of many expressions takes one line all the same; the file itself has the rest.
+fn shortened(mut line: String) -> String {
+    const MOST: usize = 180;
+    if let Some((cut, _)) = line.char_indices().nth(MOST) {
+        line.truncate(cut);
+        line.push_str(" ...");
+    }
+    line
 }
 
 fn hints(def: &DatasetDef, registry: &Registry) -> Result<()> {

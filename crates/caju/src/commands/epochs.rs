@@ -9,7 +9,7 @@ use caju_engine::checksum::RowsChecksum;
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::{JobStatus, ProcessingMode};
 use caju_runtime::{CpuPool, IoCounters, cpu_time, peak_rss_bytes};
-use caju_types::Result;
+use caju_types::{IterationId, Result};
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 
@@ -20,10 +20,14 @@ use crate::report::{EpochReport, RunReport, SplitsReport};
 /// Sums that may be in the making while the next rows are read; each holds on to its rows.
 const SUMS_IN_FLIGHT: usize = 4;
 
+/// How long to wait for the workers' reports after the last row.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
 /// Who reads what.
 pub(crate) struct Epochs<'a> {
     pub(crate) client: &'a Client,
     pub(crate) def: &'a DatasetDef,
+    /// Not empty: the dispatcher forgets nameless jobs with their last reader.
     pub(crate) job: String,
     pub(crate) args: &'a EpochArgs,
     pub(crate) quiet: bool,
@@ -47,7 +51,7 @@ impl Epochs<'_> {
     ///
     /// # Errors
     /// Those of [`Reader::next`].
-    pub(crate) async fn read(mut self) -> Result<Outcome> {
+    pub(crate) async fn read(self) -> Result<Outcome> {
         let start = Instant::now();
         let mut report = RunReport::new();
         let mut job = None;
@@ -55,8 +59,6 @@ impl Epochs<'_> {
             let before = Instant::now();
             let reader = self.client.read(self.request(epoch)).await?;
             report.fingerprint = reader.fingerprint().to_string();
-            // A job that was named for us keeps its name in the next epoch.
-            self.job = reader.job().to_string();
             let (read, status) =
                 self.epoch(epoch, reader, before, report.epochs.last().map(|e| e.rows)).await?;
             report.epochs.push(read);
@@ -92,13 +94,7 @@ impl Epochs<'_> {
         let (stats, iteration) = (reader.stats(), reader.iteration());
         let done = monitor.progress();
         reader.close().await;
-        // Best effort: the rows are all here, whatever the dispatcher has to say about them.
-        let job = self
-            .client
-            .status()
-            .await
-            .ok()
-            .and_then(|s| s.jobs.into_iter().find(|j| j.iteration_id == iteration.0));
+        let job = self.last_word(iteration).await;
         let io = job.as_ref().and_then(|j| j.io).unwrap_or_default();
         // Workers of this process share one counter, which knows of every byte; others report at their tasks' ends.
         let source_bytes_read = match &self.io {
@@ -122,6 +118,22 @@ impl Epochs<'_> {
             bytes: stats.bytes,
         };
         Ok((report, job))
+    }
+
+    /// What the dispatcher knows of the epoch once its workers have reported. Best effort: the rows are all here,
+    /// whatever becomes of the figures.
+    async fn last_word(&self, iteration: IterationId) -> Option<JobStatus> {
+        let until = Instant::now() + LAST_WORD;
+        loop {
+            let status = self.client.status().await.ok()?;
+            let job = status.jobs.into_iter().find(|j| j.iteration_id == iteration.0)?;
+            // With other readers in the job its tasks may go on.
+            let over = job.state != "running" && !job.stages.is_empty();
+            if over || job.clients > 0 || Instant::now() > until {
+                return Some(job);
+            }
+            tokio::time::sleep(LAST_WORD / 50).await;
+        }
     }
 
     fn source_bytes(&self) -> u64 {

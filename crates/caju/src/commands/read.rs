@@ -1,6 +1,7 @@
 //! `caju read`: reads a pipeline through a dispatcher that runs elsewhere.
 
 use caju_client::{Client, ClientConfig};
+use caju_runtime::SystemClock;
 use caju_types::Result;
 
 use super::epochs::Epochs;
@@ -22,7 +23,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
     let epochs = Epochs {
         client: &client,
         def: &def,
-        job: args.job.clone().unwrap_or_default(),
+        job: args.job.clone().unwrap_or_else(own_name),
         args: &args.epochs,
         quiet: global.quiet,
         pool: shared::cpu_pool(None)?,
@@ -31,4 +32,10 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
     };
     let outcome = Box::pin(epochs.read()).await?;
     shared::finish(&check::title(&def, &args.file), &outcome, &args.epochs, global.quiet)
+}
+
+/// A name for a job of this process alone. A job without one would be forgotten at its end, and with it what the
+/// workers reported.
+fn own_name() -> String {
+    format!("read-{}-{}", SystemClock::shared().unix_time().as_secs(), std::process::id())
 }

@@ -64,7 +64,7 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
         let epochs = Epochs {
             client: &client,
             def: job.def,
-            job: String::new(),
+            job: "run".to_string(),
             args: job.epochs,
             quiet: job.quiet,
             pool,

@@ -1,5 +1,6 @@
 //! Runs the real binary.
 #![allow(dead_code, reason = "each test file uses its share")]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

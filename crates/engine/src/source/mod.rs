@@ -80,13 +80,16 @@ impl Default for SourceLimits {
 /// Called for every row that is passed over under `on_error: skip`, with the error.
 pub type SkipFn = Arc<dyn Fn(Error) + Send + Sync>;
 
+/// One boolean per row of a batch.
+pub type RowTest = Arc<dyn Fn(&RecordBatch) -> Result<BooleanArray> + Send + Sync>;
+
 /// Decides which rows are wanted, from the columns that it names.
 #[derive(Clone)]
 pub struct RowPredicate {
     /// Indices of the columns of [`Source::schema`] that it looks at, ascending.
     pub columns: Vec<usize>,
     /// One boolean per row of a batch of exactly these columns, in this order; null is false.
-    pub test: Arc<dyn Fn(&RecordBatch) -> Result<BooleanArray> + Send + Sync>,
+    pub test: RowTest,
 }
 
 /// How to read a split.

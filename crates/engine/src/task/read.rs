@@ -180,7 +180,7 @@ impl Reader {
         let Some(child) = branch.children.get(i) else {
             return failed("a split names a dataset that is not there");
         };
-        let schema = branch.schemas[0].clone();
+        let schema = Arc::clone(&branch.schemas[0]);
         let rows = self.open(child, &inner);
         let rows = self.nested_stages(child, split, rows);
         // Children agree in names and types; metadata and nullability are the first one's.
@@ -206,7 +206,7 @@ impl Reader {
             return rows;
         }
         // Keys come from the split's own key: an index of its own, apart from those of leases.
-        let index = u64::MAX ^ split.key.0 as u64 ^ u64::from(split.repetition).rotate_left(40);
+        let index = u64::MAX ^ split.key.folded() ^ u64::from(split.repetition).rotate_left(40);
         self.ctx.register(index, split, &caju_types::RowRanges::default());
         let ctx = Arc::clone(&self.ctx);
         let first = split.trim.map_or(0, |t| t.0);
@@ -239,9 +239,9 @@ impl Reader {
                 Side { rows: stream::iter(streams).flatten().boxed(), ready: None }
             })
             .collect();
-        let schema = branch.schemas[0].clone();
+        let schema = Arc::clone(&branch.schemas[0]);
         stream::try_unfold(sides, move |mut sides| {
-            let schema = schema.clone();
+            let schema = Arc::clone(&schema);
             async move {
                 for side in &mut sides {
                     side.fill().await?;

@@ -131,21 +131,29 @@ impl Planner<'_> {
         .data()
     }
 
-    /// Types made to match, constants folded.
-    pub(crate) fn simplify(&self, expr: Expr, schema: &Arc<DFSchema>) -> Result<Expr, DataFusionError> {
+    fn simplifier(&self, schema: &Arc<DFSchema>) -> ExprSimplifier {
         let context = SimplifyContext::builder()
             .with_schema(Arc::clone(schema))
             .with_config_options(Arc::clone(&self.builtins.options))
             .build();
-        let simplifier = ExprSimplifier::new(context);
-        simplifier.simplify(simplifier.coerce(expr, schema)?)
+        ExprSimplifier::new(context)
+    }
+
+    /// Types made to match.
+    pub(crate) fn coerce(&self, expr: Expr, schema: &Arc<DFSchema>) -> Result<Expr, DataFusionError> {
+        self.simplifier(schema).coerce(expr, schema)
+    }
+
+    /// Constants folded, and what DataFusion spells out (`coalesce` as `case`) spelt out.
+    pub(crate) fn simplify(&self, expr: Expr, schema: &Arc<DFSchema>) -> Result<Expr, DataFusionError> {
+        self.simplifier(schema).simplify(expr)
     }
 
     /// The value of an expression that needs no row.
     pub(crate) fn fold(&self, expr: &ast::Expr) -> Option<Const> {
         let schema = Arc::new(DFSchema::try_from(Schema::empty()).ok()?);
         let expr = self.plan(expr.clone(), &schema).ok()?;
-        match self.simplify(expr, &schema).ok()? {
+        match self.simplify(self.coerce(expr, &schema).ok()?, &schema).ok()? {
             Expr::Literal(value, _) => Const::of_scalar(&value),
             _ => None,
         }

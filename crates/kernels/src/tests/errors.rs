@@ -116,7 +116,7 @@ fn wrong_types() {
         ),
         (
             "decode_image(text)",
-            "`decode_image` at column 1: decode_image takes the bytes of an image file, not a string; write decode_image(bytes, scaled => false)",
+            "`decode_image` at column 1: decode_image takes the bytes of an image file, not a string; write decode_image(bytes, max_pixels => null, scaled => false)",
         ),
         (
             "grayscale(normalize(decode_image(image)))",

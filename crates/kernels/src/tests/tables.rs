@@ -49,6 +49,30 @@ proptest! {
         }
     }
 
+    /// Where a function of ours stands in for DataFusion's, the values are DataFusion's.
+    #[test]
+    fn stand_ins_compute_the_same(
+        rows in prop::collection::vec(prop::option::of(-4i32..5), 1..40),
+        floats in prop::collection::vec(prop::option::of(prop::num::f64::ANY), 40),
+    ) {
+        let n = rows.len();
+        let b = batch([
+            ("x", Arc::new(Int32Array::from(rows)) as ArrayRef),
+            ("f", Arc::new(Float64Array::from(floats).slice(0, n))),
+        ]).slice(n / 4, n - n / 4);
+        for sql in [
+            "coalesce(x, 0)", "greatest(x, 1)", "least(1, x)", "greatest(f, 0)", "least(-0.0, f)", "coalesce(f, 1)",
+            "cast(ln(greatest(coalesce(x, 0), 0) + 1) as real)", "greatest(x, null)", "coalesce(x, f)",
+            "greatest(x, 1, f)", "coalesce(null, x, 3)", "coalesce(x, 1.5)", "least(cast(f as real), 3)",
+            "coalesce(cast(x as smallint), 7)", "coalesce(1, x)",
+        ] {
+            let theirs = Registry::without_fusion(Limits::default());
+            let bound = theirs.bind("s", &[("y".into(), sql.into())], &b.schema()).unwrap();
+            let theirs = bound.evaluate(&b, None).unwrap();
+            prop_assert_eq!(&theirs[0].to_data(), &eval(&b, sql).to_data(), "{}", sql);
+        }
+    }
+
     #[test]
     fn truncate_and_pad_are_slices(
         rows in prop::collection::vec(prop::option::of(prop::collection::vec(prop::option::of(-9i32..9), 0..9)), 1..30),

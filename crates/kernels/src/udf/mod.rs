@@ -1,5 +1,6 @@
 //! The kernels as functions of DataFusion.
 
+mod fast;
 mod hash;
 mod image_size;
 mod list;
@@ -20,6 +21,7 @@ use datafusion::logical_expr::{
     ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDFImpl, Signature, Volatility,
 };
 
+pub(crate) use fast::with_constant;
 pub(crate) use hash::HashBucket;
 pub(crate) use image_size::ImageSide;
 pub(crate) use list::Pad;

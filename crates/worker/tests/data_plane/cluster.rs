@@ -6,7 +6,7 @@ use std::time::Duration;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Array, RecordBatch};
-use arrow_schema::SchemaRef;
+use arrow_schema::{Schema, SchemaRef};
 use async_trait::async_trait;
 use caju_client::{Client, ClientConfig, DatasetRef, ReadRequest, Reader};
 use caju_dispatcher::{Bound, Catalog, Dispatcher, DispatcherConfig, DispatcherHandle, SplitShuffle, Timers};
@@ -34,7 +34,8 @@ struct EngineCatalog {
 impl Catalog for EngineCatalog {
     async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound> {
         let def = DatasetDef::from_json(definition)?;
-        let p = Arc::new(caju_engine::bind(&def, &self.registry, &self.ctx, source_schema).await?);
+        let schema = source_schema.filter(|s| !s.fields().is_empty());
+        let p = Arc::new(caju_engine::bind(&def, &self.registry, &self.ctx, schema).await?);
         let skip_limit = match def.options.on_error {
             OnError::Fail => None,
             OnError::Skip { limit } => Some(limit),
@@ -44,7 +45,7 @@ impl Catalog for EngineCatalog {
             fingerprint: p.fingerprint(),
             identity: caju_types::Fingerprint(caju_types::hash128(definition.to_string().as_bytes())),
             schema: p.schema(),
-            source_schema: p.source_schema(),
+            source_schema: p.source_schema().unwrap_or_else(|| Arc::new(Schema::empty())),
             seed: def.options.seed,
             single_task: p.single_task(),
             deterministic: def.options.deterministic,
