@@ -1,14 +1,16 @@
 """caju beside its peers: the same work on the same data in one run, alternating.
 
-usage: python3 benches/peers/run.py --peers DIR --python PY --data DATA [--caju BIN] [--reps 3] [--only WORK,...]
+usage: python3 benches/peers/run.py --peers DIR --python PY --data DATA [--bin BIN] [--reps 3] [--only WORK,...]
                                     [--out results.jsonl] [--markdown RESULTS.md]
 
 DIR holds the peer scripts (peer_*.py), PY is a Python that has their packages, DATA is what their gen.py made.
-BIN is a release build: `cargo build --release -p caju`.
+BIN is a folder with release builds: `cargo build --release -p caju -p caju-benches`.
 
 Accounting is the peers' own: user + system seconds of every process from /proc over the timed window, servers
-included, after one untimed epoch; peak memory is the sum of each process's own peak. For caju the window runs
-from the start of the reader process to its end, so its start-up counts too; the wall time is the report's.
+included, after one untimed epoch; peak memory is the sum of each process's own peak. caju's client is
+`touch-each`, which takes one element after another and reads a little of each. Its window runs from the start
+of the client process to its end, so its start-up counts too; the wall time is from asking for the epoch,
+connecting included, to its end.
 """
 
 import argparse
@@ -52,9 +54,9 @@ RANGE_ROWS, TINY_ROWS, BIG_BATCHES, BIG_ROWS = 10_000_000, 2_000_000, 100, 16
 
 # ---------------------------------------------------------------- caju's processes
 class Server:
-    def __init__(self, binary, role, *args):
-        self.p = subprocess.Popen([binary, role, "--listen", "127.0.0.1:0", "--allow", "/", *args],
-                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    def __init__(self, role, *more):
+        self.p = subprocess.Popen([args.bin / "caju", role, "--listen", "127.0.0.1:0", "--allow", "/", *more],
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         line = self.p.stdout.readline()
         if " listening on " not in line:
             sys.exit(f"error: the {role} did not start")
@@ -74,49 +76,45 @@ class Server:
         self.p.wait(60)
 
 
-def read(binary, address, file, folder, *args):
-    """One `caju read` to its end: its report, user and system seconds, peak bytes, seconds."""
-    report = folder / "report.json"
-    t0 = time.perf_counter()
-    command = [binary, "read", file, "--dispatcher", address, "--report", report, "--no-checksum", "--quiet", *args]
-    p = subprocess.Popen([str(c) for c in command], stdin=subprocess.DEVNULL)
+def read(address, file, epochs=1):
+    """One client process to its end: its report, and what it used."""
+    command = [str(args.bin / "touch-each"), str(file), address, str(epochs)]
+    p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    text = p.stdout.read()
     _, status, usage = os.wait4(p.pid, 0)
     p.returncode = os.waitstatus_to_exitcode(status)
     if p.returncode != 0:
-        sys.exit(f"error: `{' '.join(map(str, command))}` ended with {p.returncode}")
-    return json.loads(report.read_text()), usage, time.perf_counter() - t0
+        sys.exit(f"error: `{' '.join(command)}` ended with {p.returncode}")
+    return json.loads(text), usage
 
 
-def caju_run(binary, work, file, folder, epochs=1, bytes_per_row=None):
+def caju_run(work, file, epochs=1, bytes_per_row=None):
     """Dispatcher, worker and reader apart, over the loopback; one untimed epoch first."""
-    dispatcher = Server(binary, "dispatcher")
-    worker = Server(binary, "worker", "--dispatcher", dispatcher.address)
+    dispatcher = Server("dispatcher")
+    worker = Server("worker", "--dispatcher", dispatcher.address)
     servers = (dispatcher, worker)
     try:
         if work == "T2":
-            report, _, process_s = read(binary, dispatcher.address, file, folder)
-            first = report["epochs"][0]["first_batch_s"]
-            return [dict(work=work, who="caju", variant="fresh worker", first_batch_s=first)] + [
-                dict(work=work, who="caju", variant="used worker",
-                     first_batch_s=read(binary, dispatcher.address, file, folder)[0]["epochs"][0]["first_batch_s"])]
-        read(binary, dispatcher.address, file, folder)
+            first = lambda: read(dispatcher.address, file)[0]["epochs"][0]["first_batch_s"]
+            return [dict(work=work, who="caju", variant=v, first_batch_s=first()) for v in ("fresh worker", "used worker")]
+        read(dispatcher.address, file)
         before = [s.cpu() for s in servers]
-        report, usage, process_s = read(binary, dispatcher.address, file, folder, "--epochs", str(epochs))
+        report, usage = read(dispatcher.address, file, epochs)
         after = [s.cpu() for s in servers]
         user = usage.ru_utime + sum(a[0] - b[0] for a, b in zip(after, before))
         system = usage.ru_stime + sum(a[1] - b[1] for a, b in zip(after, before))
         peak = sum(s.peak_bytes() for s in servers) + usage.ru_maxrss * 1024
-        return [result(work, "caju", "dispatcher, worker, reader", report, user, system, peak, bytes_per_row)]
+        return [result(work, "caju", "dispatcher, worker, client", report, user, system, peak, bytes_per_row)]
     finally:
         worker.stop()
         dispatcher.stop()
 
 
-def caju_embedded(binary, work, file, folder, epochs=1):
+def caju_embedded(work, file, folder, epochs=1):
     """`caju run`: everything in one process. The untimed epoch's share is taken off by a run of its own."""
     def once(n):
         report = folder / "report.json"
-        p = subprocess.Popen([binary, "run", file, "--epochs", str(n), "--report", report, "--no-checksum", "--quiet"],
+        p = subprocess.Popen([args.bin / "caju", "run", file, "--epochs", str(n), "--report", report, "--no-checksum", "--quiet"],
                              stdin=subprocess.DEVNULL)
         _, status, usage = os.wait4(p.pid, 0)
         p.returncode = os.waitstatus_to_exitcode(status)
@@ -166,8 +164,7 @@ def pipeline(name, folder, **values):
 
 def caju_works(folder):
     """work: what runs it."""
-    binary = str(args.caju)
-    apart = lambda work, file, **kw: lambda: caju_run(binary, work, file, folder, **kw)
+    apart = lambda work, file, **kw: lambda: caju_run(work, file, **kw)
     big = BIG_BATCHES * 256 // BIG_ROWS
     works = {
         "P1 f32": [apart("P1 f32", pipeline("p1_f32.yaml", folder), bytes_per_row=4 * ROW_BYTES)],
@@ -178,7 +175,7 @@ def caju_works(folder):
         "T2": [apart("T2", pipeline("p1_f32.yaml", folder))],
         "range": [apart("range", pipeline("range.yaml", folder, ROWS=RANGE_ROWS), bytes_per_row=8, epochs=3)],
     }
-    works["P4"].append(lambda: caju_embedded(binary, "P4", folder / "p4.yaml", folder, epochs=2))
+    works["P4"].append(lambda: caju_embedded("P4", folder / "p4.yaml", folder, epochs=2))
     if "T1big" in chosen:
         file = pipeline("t1_big.yaml", folder, IPC=ready_rows(), REPEAT=big)
         works["T1big"] = [apart("T1big", file, bytes_per_row=ROW_BYTES)]
@@ -301,7 +298,7 @@ if __name__ == "__main__":
     p.add_argument("--peers", type=pathlib.Path, required=True, help="folder of the peer scripts")
     p.add_argument("--python", default=sys.executable, help="a Python with the peers' packages")
     p.add_argument("--data", type=pathlib.Path, required=True, help="folder written by the peers' gen.py")
-    p.add_argument("--caju", type=pathlib.Path, default=ROOT / "target" / "release" / "caju")
+    p.add_argument("--bin", type=pathlib.Path, default=ROOT / "target" / "release", help="folder of the release builds")
     p.add_argument("--reps", type=int, default=3)
     p.add_argument("--only", default=",".join(PEERS), help="works, separated by commas")
     p.add_argument("--no-peers", action="store_true", help="caju alone")
@@ -311,6 +308,7 @@ if __name__ == "__main__":
     chosen = args.only.split(",")
     if odd := [w for w in chosen if w not in PEERS]:
         sys.exit(f"error: unknown work {odd}; there are {list(PEERS)}")
-    if not args.caju.exists():
-        sys.exit(f"error: {args.caju} is not there; build it with `cargo build --release -p caju`")
+    for name in ("caju", "touch-each"):
+        if not (args.bin / name).exists():
+            sys.exit(f"error: {args.bin / name} is not there; build it with `cargo build --release -p caju -p caju-benches`")
     main()

@@ -1,5 +1,7 @@
 //! Filters that the source applies give the rows, the order and the draws of filters that are stages.
 
+#![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
+
 mod common;
 
 use std::fs::File;

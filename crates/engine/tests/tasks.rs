@@ -1,5 +1,7 @@
 //! What a task puts out does not depend on how it is run (I2), and elements are what the definition says.
 
+#![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
+
 mod common;
 
 use caju_engine::{Elements, LeasedSplit};

@@ -101,6 +101,7 @@ impl Plan {
     }
 
     /// The rows of a shard: shards differ by at most one row.
+    #[expect(clippy::cast_possible_truncation, reason = "at most the count")]
     fn shard(&self, shard: u64) -> std::ops::Range<u64> {
         let at = |i: u64| (u128::from(self.count) * u128::from(i) / u128::from(self.shards())) as u64;
         at(shard)..at(shard + 1)

@@ -173,6 +173,8 @@ fn padding_does_not_show() {
     assert_ne!(a, padded(list(vec![Some(vec![1, 9, 2]), Some(vec![3, 0]), None])));
 }
 
+type Row = (Option<i32>, Option<String>, Vec<Option<u8>>);
+
 proptest! {
     /// Order, batching and slicing never show.
     #[test]
@@ -180,7 +182,7 @@ proptest! {
         rows in prop::collection::vec((any::<Option<i32>>(), any::<Option<String>>(), prop::collection::vec(any::<Option<u8>>(), 0..5)), 1..40),
         cut in 0usize..40,
     ) {
-        let make = |rows: &[(Option<i32>, Option<String>, Vec<Option<u8>>)]| batch(vec![
+        let make = |rows: &[Row]| batch(vec![
             Arc::new(Int32Array::from_iter(rows.iter().map(|r| r.0))),
             Arc::new(StringArray::from_iter(rows.iter().map(|r| r.1.as_deref()))),
             Arc::new(ListArray::from_iter_primitive::<arrow_array::types::UInt8Type, _, _>(rows.iter().map(|r| Some(r.2.clone())))),

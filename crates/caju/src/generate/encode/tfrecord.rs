@@ -92,6 +92,7 @@ fn field(number: u8, content: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(content);
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "seven bits at a time")]
 fn varint(mut value: u64, out: &mut Vec<u8>) {
     while value >= 0x80 {
         out.push((value & 0x7F) as u8 | 0x80);

@@ -6,6 +6,7 @@
 //! additions and multiplications only, so that the bytes are the same on every machine.
 
 mod noise;
+mod parts;
 mod scene;
 mod shape;
 
@@ -134,10 +135,10 @@ mod tests {
     #[test]
     fn pictures_are_deterministic_and_of_the_right_size() {
         let n = 24;
-        let photos: Vec<Photo> = (0..n).map(|i| photo(7, i).unwrap()).collect();
+        let photos: Vec<Photo> = (0..n as u64).map(|i| photo(7, i).unwrap()).collect();
         assert_eq!(photo(7, 3).unwrap().jpeg, photos[3].jpeg);
         assert_ne!(photo(8, 3).unwrap().jpeg, photos[3].jpeg);
-        let mean = photos.iter().map(|p| p.jpeg.len()).sum::<usize>() / n as usize;
+        let mean = photos.iter().map(|p| p.jpeg.len()).sum::<usize>() / n;
         assert!((85_000..135_000).contains(&mean), "mean {mean}");
         assert!(photos.iter().any(|p| p.height > p.width));
         for p in &photos {

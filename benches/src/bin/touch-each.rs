@@ -1,0 +1,84 @@
+//! A training job as far as input goes: takes one element after another from a running cluster, and reads a
+//! little of each, as the peers' clients do. Prints one JSON object.
+//!
+//! usage: touch-each FILE DISPATCHER EPOCHS
+
+use std::path::Path;
+use std::time::Instant;
+
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use caju_client::{Client, ClientConfig, DatasetRef, ReadRequest};
+use caju_pipeline::DatasetDef;
+use caju_types::{Error, Result};
+use serde_json::{Value, json};
+
+/// As in the binary.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> std::process::ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let done = tokio::runtime::Runtime::new()
+        .map_err(|e| Error::exhausted(format!("cannot start threads: {e}")))
+        .and_then(|runtime| runtime.block_on(run(&args)));
+    match done {
+        Ok(report) => {
+            println!("{report}");
+            std::process::ExitCode::SUCCESS
+        }
+        Err(e) => {
+            eprintln!("error: {e}");
+            std::process::ExitCode::from(e.kind().exit_code())
+        }
+    }
+}
+
+async fn run(args: &[String]) -> Result<Value> {
+    let [file, dispatcher, epochs] = args else {
+        return Err(Error::invalid("usage: touch-each FILE DISPATCHER EPOCHS"));
+    };
+    let epochs: u64 = epochs.parse().map_err(|e| Error::invalid(format!("`{epochs}`: {e}")))?;
+    let text = std::fs::read_to_string(file).map_err(|e| Error::not_found(format!("{file}: {e}")))?;
+    let def = DatasetDef::from_yaml(&text, Path::new(file).parent())?;
+    let mut done = Vec::new();
+    for epoch in 0..epochs {
+        // Everything counts that a job waits for: also finding the dispatcher.
+        let start = Instant::now();
+        let client = Client::connect(dispatcher, ClientConfig::default()).await?;
+        let mut reader = client
+            .read(ReadRequest {
+                dataset: DatasetRef::Definition(Box::new(def.clone())),
+                epoch,
+                ..ReadRequest::of(def.clone())
+            })
+            .await?;
+        let (mut rows, mut elements, mut seen, mut first) = (0, 0u64, 0u64, None);
+        while let Some(element) = reader.next().await? {
+            first.get_or_insert_with(|| start.elapsed());
+            rows += element.batch.num_rows() as u64;
+            elements += 1;
+            seen = seen.wrapping_add(touch(&element.batch));
+        }
+        let wall_s = start.elapsed().as_secs_f64();
+        reader.close().await;
+        let first_batch_s = first.unwrap_or_default().as_secs_f64();
+        done.push(json!({ "epoch": epoch, "rows": rows, "batches": elements, "wall_s": wall_s,
+                          "first_batch_s": first_batch_s, "touched": seen }));
+    }
+    Ok(json!({ "epochs": done }))
+}
+
+/// The sum of the first bytes of the first column's values.
+fn touch(batch: &RecordBatch) -> u64 {
+    fn innermost(array: &ArrayRef) -> Option<Vec<u8>> {
+        let data = array.to_data();
+        let mut data = &data;
+        while let Some(child) = data.child_data().first() {
+            data = child;
+        }
+        let bytes = data.buffers().last()?;
+        Some(bytes.iter().take(256).copied().collect())
+    }
+    let first = batch.columns().first().and_then(innermost).unwrap_or_default();
+    first.iter().map(|b| u64::from(*b)).sum()
+}
