@@ -36,6 +36,9 @@ pub(crate) struct EpochReport {
     /// Bytes of the delivered rows; for the summary only.
     #[serde(skip)]
     pub(crate) bytes: u64,
+    /// Rows passed over under `on_error: skip`; for the summary.
+    #[serde(skip)]
+    pub(crate) rows_skipped: u64,
 }
 
 /// Splits by the way their rows came about.
@@ -99,6 +102,7 @@ mod tests {
     fn fields_are_as_documented() {
         let mut report = RunReport::new();
         report.epochs.push(EpochReport {
+            rows_skipped: 0,
             epoch: 0,
             rows: 10,
             batches: 2,

@@ -4,6 +4,7 @@ mod service;
 
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -153,7 +154,7 @@ pub(crate) struct ReadArgs {
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) dispatcher: String,
     /// Name of the job; readers of one name share its rows. A job of its own by default
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) job: Option<String>,
     /// How long to look for a dispatcher that is not there
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = service::duration)]

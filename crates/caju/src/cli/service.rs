@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
 use clap::{Args, Subcommand, ValueEnum};
 
@@ -89,7 +90,7 @@ pub(crate) struct WorkerArgs {
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) advertise: Option<String>,
     /// Names that jobs may ask for, separated by commas
-    #[arg(long, value_name = "TAG", value_delimiter = ',')]
+    #[arg(long, value_name = "TAG", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub(crate) tags: Vec<String>,
     /// Threads that compute; the number of cores by default
     #[arg(long, value_name = "N")]

@@ -116,6 +116,7 @@ impl Epochs<'_> {
             cache_bytes_written: io.cache_bytes_written,
             splits: SplitsReport { compute: splits, put: 0, get: 0 },
             bytes: stats.bytes,
+            rows_skipped: job.as_ref().map_or(0, |j| j.rows_skipped),
         };
         Ok((report, job))
     }

@@ -34,6 +34,11 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
     if read > 0 {
         let _ = write!(out, "\n  source read  {}", format_bytes(read));
     }
+    let skipped: u64 = report.epochs.iter().map(|e| e.rows_skipped).sum();
+    if skipped > 0 {
+        let rows = if skipped == 1 { "row" } else { "rows" };
+        let _ = write!(out, "\n  on_error     {} {rows} skipped", format_count(skipped));
+    }
     if let Some(job) = &outcome.job {
         bottleneck(job, &report.epochs, &mut out);
     }
@@ -133,6 +138,7 @@ mod tests {
         report.peak_rss_bytes = 300 << 20;
         for epoch in 0..2 {
             report.epochs.push(EpochReport {
+                rows_skipped: 0,
                 epoch,
                 rows: 2000,
                 batches: 8,

@@ -190,20 +190,20 @@ fn check_job(
             Some(d) => (d.fingerprint.to_string(), difference(d, dataset)),
             None => (job.dataset.to_string(), ""),
         };
-        return Err(Error::failed_precondition(format!(
+        return Err(Error::already_exists(format!(
             "job `{name}` reads the dataset with fingerprint {theirs}, and this one has {}{differ}; take another \
              job name",
             dataset.fingerprint
         )));
     }
     if let Some(seed) = seed.filter(|s| *s != job.seed) {
-        return Err(Error::failed_precondition(format!(
+        return Err(Error::already_exists(format!(
             "job `{name}` runs with seed {}, not {seed}; take another job name, or leave the seed out",
             job.seed
         )));
     }
     if let Some(mode) = mode.filter(|m| *m != job.mode) {
-        return Err(Error::failed_precondition(format!(
+        return Err(Error::already_exists(format!(
             "job `{name}` runs in processing mode `{}`, not `{mode}`; take another job name",
             job.mode
         )));

@@ -42,6 +42,7 @@ impl Core {
         let stages = self.stages(iteration);
         let running = iteration.tasks.values().filter(|t| t.state == TaskState::Active);
         v1::JobStatus {
+            rows_skipped: iteration.rows_skipped,
             job: iteration.job.0.clone(),
             dataset_id: iteration.dataset.0.clone(),
             pipeline: dataset.and_then(|d| d.name.clone()).unwrap_or_default(),

@@ -142,7 +142,7 @@ fn jobs_are_shared_by_name_and_refused_for_other_data() {
         assert_eq!(w.catalog.binds.load(std::sync::atomic::Ordering::Relaxed), 1, "bound once");
 
         let e = w.core.open_iteration(open_request(&json!({"splits": 5}), "j")).await.unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
+        assert_eq!(e.kind(), ErrorKind::AlreadyExists);
         assert!(e.message().contains(&first.fingerprint), "{e}");
         let e =
             w.core.open_iteration(open_request(&json!({"splits": 4, "path": "b"}), "j")).await.unwrap_err();
@@ -152,7 +152,7 @@ fn jobs_are_shared_by_name_and_refused_for_other_data() {
         assert!(e.message().contains("seed 0, not 9"), "{e}");
         let off =
             v1::OpenIterationRequest { mode: v1::ProcessingMode::Off.into(), ..open_request(&def, "j") };
-        assert_eq!(w.core.open_iteration(off).await.unwrap_err().kind(), ErrorKind::FailedPrecondition);
+        assert_eq!(w.core.open_iteration(off).await.unwrap_err().kind(), ErrorKind::AlreadyExists);
 
         let again = v1::OpenIterationRequest { client_id: first.client_id, ..open_request(&def, "j") };
         assert_eq!(w.core.open_iteration(again).await.unwrap().client_id, first.client_id);

@@ -247,8 +247,9 @@ impl BoundPipeline {
         self.plan.splits(&self.root.source)
     }
 
-    /// Whether one task at a time must run everything in canonical order, because elements have to be
-    /// counted (`take` or `skip` where the counts are not known beforehand).
+    /// Whether one task at a time must run everything in order: because elements have to be counted (`take`
+    /// or `skip` where the counts are not known beforehand), or because the order is promised
+    /// (`deterministic`).
     pub fn single_task(&self) -> bool {
         self.plan.single_task()
     }

@@ -53,7 +53,9 @@ fn keeps_rows(op: &StageOp) -> bool {
 
 impl SplitPlan {
     pub(crate) fn of(def: &DatasetDef) -> Self {
-        let mut plan = Self { trims: Vec::new(), repetitions: Some(1), counts: false, planned: 0 };
+        // A promised order and make-up of batches needs one stream of rows.
+        let ordered = def.options.deterministic;
+        let mut plan = Self { trims: Vec::new(), repetitions: Some(1), counts: ordered, planned: 0 };
         let mut plannable = rows_known(&def.source) && matches!(def.options.on_error, OnError::Fail);
         for stage in &def.stages {
             match &stage.op {
