@@ -1,1 +1,252 @@
-//! placeholder
+//! Snapshots: the stored output of a dataset's prefix, shared by every job that has the prefix.
+//!
+//! A [`Cache`] is one process's handle on a cache root in an object store. A [`Snapshot`] is one prefix's
+//! share of it, and has at most one part per split. A part counts only when its commit record exists, which
+//! is created only if absent; before that nobody sees it, and after that it never changes. What is read is
+//! checked block by block before it is decoded. So a part is whole or absent (I4), and at most one part per
+//! split is ever served (I5), whatever processes die or pause. See design §7 for the layout.
+//!
+//! On a store that ignores conditional puts (found out when the root is opened) names are unique per attempt
+//! and the oldest record wins. There, two writers of one split may both see themselves win for a moment;
+//! readers agree as soon as both records are listed.
+//!
+//! Errors of a cache never have to fail a job: `DataLoss` and `NotFound` of a part mean "compute this
+//! split", everything else means "go on without the cache for now".
+
+mod admin;
+mod encoding;
+mod layout;
+mod lease;
+mod manifest;
+mod mmap;
+mod options;
+mod read;
+mod record;
+mod retry;
+mod scan;
+mod schema;
+mod snapshot;
+mod space;
+mod store;
+mod tier;
+mod write;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use caju_runtime::{Clock, IoCounters, Stores, Tasks};
+use caju_types::{Error, Fingerprint, Result};
+use parking_lot::Mutex;
+
+pub use admin::{Collected, Collection, Damage, Inspection, PartLine, SnapshotInfo, Usage, VerifyReport};
+pub use encoding::{Compression, Encoding, Format};
+pub use manifest::SnapshotDescription;
+pub use options::CacheOptions;
+pub use read::{PartReader, ReadOptions};
+pub use record::{Block, PartFacts, PartMeta};
+pub use schema::schema_hash;
+pub use snapshot::{PartIndex, PutOutcome, Snapshot};
+pub use write::{Committed, PartWriter};
+
+use lease::{Hold, Leases};
+use read::blocks::FileVersion;
+use snapshot::SnapshotState;
+use space::Space;
+use store::Root;
+use tier::{DiskTier, MemoryTier};
+
+/// What the keys of our own entries in the files' metadata start with.
+const TAGS: &str = "caju.";
+const TAG_VERSION: &str = "caju.format";
+const TAG_FINGERPRINT: &str = "caju.fingerprint";
+const TAG_SPLIT: &str = "caju.split";
+const TAG_ATTEMPT: &str = "caju.attempt";
+/// The schema with its dictionaries, where the file's own lacks them.
+const TAG_SCHEMA: &str = "caju.schema";
+
+/// Files whose checked blocks are remembered.
+const CHECKED_FILES: u64 = 4096;
+
+type Checked = moka::sync::Cache<FileVersion, Arc<Vec<std::sync::atomic::AtomicBool>>>;
+
+/// One process's handle on one cache root.
+#[derive(Debug)]
+pub struct Cache {
+    me: Weak<Cache>,
+    root: Arc<Root>,
+    options: CacheOptions,
+    tasks: Tasks,
+    leases: Arc<Leases>,
+    states: Mutex<HashMap<Fingerprint, Arc<SnapshotState>>>,
+    memory: Option<MemoryTier>,
+    disk: Option<Arc<DiskTier>>,
+    checked: Checked,
+    space: Space,
+}
+
+impl Cache {
+    /// Opens a cache root and finds out whether its store honours conditional puts (two small writes).
+    ///
+    /// `writer_id` names this process in leases and records; it must be unique among living *and* dead
+    /// processes, so make it of the host, the process id and the start time.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a bad URL or id, `PermissionDenied` and so on if the root cannot be written.
+    pub async fn open(
+        stores: &Stores,
+        url: &str,
+        options: CacheOptions,
+        clock: Arc<dyn Clock>,
+        writer_id: String,
+    ) -> Result<Arc<Cache>> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if writer_id.is_empty() || writer_id.starts_with('.') || !writer_id.chars().all(plain) {
+            return Err(Error::invalid(format!(
+                "`{writer_id}` cannot name a writer; use letters, digits, `-`, `_` and `.`"
+            )));
+        }
+        let at = stores.resolve(url).map_err(|e| e.context("cache root"))?;
+        if let Some(folder) = &at.local {
+            std::fs::create_dir_all(folder).map_err(|e| {
+                Error::unavailable(format!("the cache root {} cannot be made: {e}", folder.display()))
+            })?;
+        }
+        let root = Arc::new(Root::open(at, &options, clock, &writer_id).await?);
+        let disk = match options.disk_tier.clone() {
+            None => None,
+            Some((folder, most)) => Some(Arc::new(open_disk_tier(folder, most).await?)),
+        };
+        let leases = Arc::new(Leases::new(Arc::clone(&root), writer_id, options.lease_ttl));
+        let cache = Arc::new_cyclic(|me| Cache {
+            me: Weak::clone(me),
+            root,
+            tasks: Tasks::new(),
+            leases,
+            states: Mutex::default(),
+            memory: MemoryTier::new(options.memory_tier_bytes),
+            disk,
+            checked: moka::sync::Cache::new(CHECKED_FILES),
+            space: Space::new(options.budget_bytes, options.usage_refresh),
+            options,
+        });
+        cache.keep_uses();
+        Ok(cache)
+    }
+
+    /// The handle on the snapshot of a prefix, whether it exists or not. Cheap.
+    ///
+    /// # Panics
+    /// Never: a cache exists only inside the `Arc` that [`Cache::open`] gave.
+    pub fn snapshot(self: &Arc<Self>, prefix: &Fingerprint) -> Snapshot {
+        Snapshot::new(Arc::clone(self), *prefix)
+    }
+
+    /// Requests and bytes at the store, so far. Reading from the memory or disk tier does not count.
+    pub fn counters(&self) -> Arc<IoCounters> {
+        Arc::clone(&self.root.io)
+    }
+
+    /// The root's URL.
+    pub fn url(&self) -> &str {
+        self.root.url()
+    }
+
+    /// The id of this process in leases and records.
+    pub fn writer_id(&self) -> &str {
+        self.leases.id()
+    }
+
+    /// The settings.
+    pub fn options(&self) -> &CacheOptions {
+        &self.options
+    }
+
+    /// Bytes held by the memory tier and by the disk tier.
+    pub fn tier_bytes(&self) -> (u64, u64) {
+        (self.memory.as_ref().map_or(0, MemoryTier::bytes), self.disk.as_ref().map_or(0, |d| d.bytes()))
+    }
+
+    /// Ends this handle's work: folds commit records into manifests, writes what was read, gives the lease
+    /// back and stops the tasks, all within `bound`. Without it others wait for the lease to expire.
+    ///
+    /// # Errors
+    /// The first thing that failed; nothing is lost then.
+    pub async fn close(&self, bound: Duration) -> Result<()> {
+        let work = async {
+            let states: Vec<_> = self.states.lock().values().cloned().collect();
+            let mut result = Ok(());
+            for state in states {
+                result = result.and(state.fold(self).await);
+                result = result.and(state.flush_uses(self).await);
+            }
+            result
+        };
+        let result = tokio::select! {
+            result = work => result,
+            () = self.root.clock.sleep(bound) => Err(Error::deadline(format!(
+                "{}: the cache was not closed in time", self.root.url()
+            ))),
+        };
+        self.tasks.shutdown(bound).await;
+        result.and(self.leases.end().await)
+    }
+
+    fn state(&self, of: Fingerprint) -> Arc<SnapshotState> {
+        let mut states = self.states.lock();
+        Arc::clone(states.entry(of).or_insert_with(|| Arc::new(SnapshotState::new(of))))
+    }
+
+    /// Marks a snapshot as being read. The lease object is written in the background: a reader does not
+    /// wait for it.
+    fn hold_for_reading(&self, of: Fingerprint) -> Hold {
+        let (hold, first) = self.leases.hold(of);
+        if first {
+            let (leases, tasks) = (Arc::clone(&self.leases), self.tasks.clone());
+            drop(self.tasks.spawn(async move {
+                let said = async {
+                    leases.start(&tasks).await?;
+                    leases.renew().await
+                };
+                if let Err(error) = said.await {
+                    tracing::debug!(%error, "the cache was not told that a snapshot is being read");
+                }
+            }));
+        }
+        hold
+    }
+
+    /// Writes what was read from snapshots now and then.
+    fn keep_uses(self: &Arc<Self>) {
+        let (me, clock, every) =
+            (Weak::clone(&self.me), Arc::clone(&self.root.clock), self.options.lease_ttl);
+        drop(self.tasks.spawn(async move {
+            loop {
+                clock.sleep(every).await;
+                let Some(cache) = me.upgrade() else { return };
+                let states: Vec<_> = cache.states.lock().values().cloned().collect();
+                for state in states {
+                    if let Err(error) = state.flush_uses(&cache).await {
+                        tracing::debug!(%error, "the use of a snapshot was not recorded");
+                    }
+                }
+            }
+        }));
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        self.tasks.stop();
+    }
+}
+
+async fn open_disk_tier(folder: std::path::PathBuf, most: u64) -> Result<DiskTier> {
+    let name = folder.display().to_string();
+    let opened = tokio::task::spawn_blocking(move || DiskTier::open(folder, most)).await;
+    match opened {
+        Ok(Ok(tier)) => Ok(tier),
+        Ok(Err(e)) => Err(Error::unavailable(format!("the disk tier {name} cannot be used: {e}"))),
+        Err(e) => Err(Error::internal(format!("the disk tier {name}: {e}"))),
+    }
+}

@@ -1,13 +1,4 @@
-//! The `caju` binary: the only room that reads flags, files and the environment.
-
-mod cli;
-mod commands;
-mod config;
-mod generate;
-mod output;
-mod process;
-mod progress;
-mod report;
+//! The `caju` binary.
 
 use std::process::ExitCode;
 
@@ -16,5 +7,5 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    process::main()
+    ExitCode::from(caju_command::run(std::env::args_os().collect()))
 }

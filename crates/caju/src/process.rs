@@ -1,48 +1,48 @@
 //! The frame around every command: arguments, logging, the runtime, panics and the exit code.
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::ExitCode;
 
 use caju_types::{Error, Result};
 use tracing_subscriber::EnvFilter;
 
-use crate::cli::{Cli, Global};
+use crate::cli::{Cli, Command, Global};
 use crate::{commands, config, output};
 
-/// Runs the process to its exit code: 0, 1 our fault, 2 the user's input, 3 the environment.
-pub(crate) fn main() -> ExitCode {
+/// Runs the command that the arguments say, the program's name first, to its exit code: 0, 1 our fault, 2 the
+/// user's input, 3 the environment.
+///
+/// For a process's `main`: it takes over logging, the hook for panics and, in servers, SIGTERM and Ctrl-C.
+pub fn run(args: Vec<OsString>) -> u8 {
     install_panic_hook();
     // Panics in tasks and on the pool are errors there; this catches those of the main thread.
-    match catch_unwind(AssertUnwindSafe(start)) {
-        Ok(code) => code,
-        Err(_) => ExitCode::from(1),
-    }
+    catch_unwind(AssertUnwindSafe(|| start(args))).unwrap_or(1)
 }
 
-fn start() -> ExitCode {
-    let cli = match config::parse(std::env::args_os().collect(), std::env::var_os("CAJU_CONFIG")) {
+fn start(args: Vec<OsString>) -> u8 {
+    let cli = match config::parse(args, std::env::var_os("CAJU_CONFIG")) {
         Ok(cli) => cli,
         Err(config::Failure::Clap(e)) => {
             // `--help` and `--version` arrive here too, with exit code 0.
             drop(e.print());
-            return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2));
+            return u8::try_from(e.exit_code()).unwrap_or(2);
         }
         Err(config::Failure::Error(e)) => return failed(&e),
     };
-    match run(cli) {
-        Ok(()) => ExitCode::SUCCESS,
+    match execute(cli) {
+        Ok(()) => 0,
         Err(e) => failed(&e),
     }
 }
 
-fn failed(error: &Error) -> ExitCode {
+fn failed(error: &Error) -> u8 {
     output::show_error(error);
-    ExitCode::from(error.kind().exit_code())
+    error.kind().exit_code()
 }
 
-fn run(cli: Cli) -> Result<()> {
-    init_log(&cli.global)?;
+fn execute(cli: Cli) -> Result<()> {
+    init_log(&cli.global, &cli.command)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("caju-io")
@@ -54,9 +54,14 @@ fn run(cli: Cli) -> Result<()> {
     result
 }
 
-fn init_log(global: &Global) -> Result<()> {
+/// Of one process: what its workers and dispatcher say of a failure is the error that the command ends with.
+const EMBEDDED_LOG: &str = "warn,caju_worker::manager=off,caju_dispatcher::control=off";
+
+fn init_log(global: &Global, command: &Command) -> Result<()> {
+    let embedded = matches!(command, Command::Run(_) | Command::Quickstart(_));
+    let level = if embedded && global.log == "warn" { EMBEDDED_LOG } else { &global.log };
     let filter = EnvFilter::builder()
-        .parse(&global.log)
+        .parse(level)
         .map_err(|e| Error::invalid(format!("--log `{}`: {e}; try warn, info or caju=debug", global.log)))?;
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -78,10 +78,18 @@ impl RunReport {
 /// # Errors
 /// What the system says, with the option's and the file's name.
 pub(crate) fn write_whole(path: &Path, text: &str, option: &str) -> Result<()> {
+    write_bytes(path, text.as_bytes(), option)
+}
+
+/// As [`write_whole`], for a file that is not text.
+///
+/// # Errors
+/// As [`write_whole`].
+pub(crate) fn write_bytes(path: &Path, bytes: &[u8], option: &str) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".tmp-{}", std::process::id()));
     let aside = path.with_file_name(name);
-    let written = std::fs::write(&aside, text).and_then(|()| std::fs::rename(&aside, path));
+    let written = std::fs::write(&aside, bytes).and_then(|()| std::fs::rename(&aside, path));
     written.map_err(|e| {
         drop(std::fs::remove_file(&aside));
         let message = format!("{option} {}: {e}", path.display());

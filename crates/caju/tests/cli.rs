@@ -18,7 +18,7 @@ fn help_teaches() {
     for word in ["caju quickstart", "caju.toml", "Exit codes", "dispatcher", "status"] {
         assert!(help.contains(word), "{word}: {help}");
     }
-    for command in ["run", "read", "check", "dispatcher", "worker", "status", "gen", "quickstart"] {
+    for command in ["run", "read", "check", "dispatcher", "worker", "status", "plan", "gen", "quickstart"] {
         let help = ok(dir.path(), &[command, "--help"]);
         assert!(
             help.contains("Usage: caju") && help.contains("Example") || command == "quickstart",

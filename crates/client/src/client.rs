@@ -89,6 +89,8 @@ impl Client {
             flight: false,
             flight_worker_id: 0,
             client_id: 0,
+            policy: request.policy,
+            encoding: request.encoding,
         };
         let call = |mut d: caju_engine::wire::Dispatcher| {
             let open = open.clone();

@@ -110,6 +110,11 @@ pub struct ReadRequest {
     pub seed: Option<u64>,
     /// How splits are handed out; unspecified: `dynamic`, or as the job does it already.
     pub mode: ProcessingMode,
+    /// Who decides what is stored: `compute`, `source`, `full`, `hint:NAME`, `cachew` or `auto`; empty: the job
+    /// as it is, else `auto` where there is a cache.
+    pub policy: String,
+    /// How new parts are written, as `arrow/none`; empty: the policy chooses.
+    pub encoding: String,
 }
 
 impl ReadRequest {
@@ -121,6 +126,8 @@ impl ReadRequest {
             epoch: 0,
             seed: None,
             mode: ProcessingMode::Unspecified,
+            policy: String::new(),
+            encoding: String::new(),
         }
     }
 }

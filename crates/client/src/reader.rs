@@ -141,6 +141,20 @@ impl Reader {
         }
     }
 
+    /// The next element if it is at hand, without waiting; `None` says nothing about the end of the epoch. For
+    /// readers of many small elements, which would rather not pay for a future each.
+    ///
+    /// # Errors
+    /// As [`Reader::next`].
+    pub fn try_next(&mut self) -> Result<Option<Element>> {
+        let Some(current) = &mut self.current else { return Ok(None) };
+        let batch = current.next()?;
+        if batch.is_none() {
+            self.current = None;
+        }
+        Ok(batch.map(|batch| Element { batch }))
+    }
+
     /// The next elements as they came, for those who want rows in bulk; `None` at the end of the epoch.
     /// Elements of a chunk that [`Reader::next`] has begun to hand out are not in it. Cancelling the wait
     /// loses nothing.

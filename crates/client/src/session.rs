@@ -100,15 +100,19 @@ impl Session {
         }
         if let Some(Ok(())) = result {
             self.shared.queue.close(Ok(()));
-            self.leave(Vec::new(), &cut).await;
+            // Other readers of the job may still lose tasks: what came of those must not come to them again.
+            let unsettled = self.unsettled();
+            self.leave(unsettled, &cut, "it has read the epoch to its end").await;
             return;
         }
         let received = self.received(&leaving, &mut cut);
-        self.shared.queue.abort(match result {
+        let error = match result {
             Some(Err(e)) => e,
             _ => Error::cancelled("the reader is closed"),
-        });
-        self.leave(received, &cut).await;
+        };
+        let reason = error.message().to_string();
+        self.shared.queue.abort(error);
+        self.leave(received, &cut, &reason).await;
     }
 
     async fn drive(&mut self, opened: v1::OpenIterationResponse) -> Result<()> {
@@ -305,12 +309,15 @@ impl Session {
         if !is_passing(&error) {
             return Err(error);
         }
+        if self.away.is_none() {
+            tracing::warn!(error = %error, "the dispatcher does not answer");
+        }
         let since = *self.away.get_or_insert_with(Instant::now);
         let waited = since.elapsed();
         if waited > self.shared.config.dispatcher_timeout {
             return Err(error.context(format!("the dispatcher has been away for {waited:.0?}")));
         }
-        tracing::warn!(error = %error, "the dispatcher does not answer");
+        tracing::debug!(error = %error, ?waited, "the dispatcher is still away");
         self.shared.event(&ReaderEvent::DispatcherAway { waited });
         tokio::time::sleep(Duration::from_millis(200).min(self.poll)).await;
         Ok(())
@@ -329,55 +336,45 @@ impl Session {
         while let Some(delivery) = self.shared.queue.try_pop() {
             add(&delivery.chunk.runs);
         }
-        let receipts = self.shared.receipts.lock();
-        let mut out = Vec::new();
-        for task in receipts.tasks() {
-            let mut rows = receipts.of_task(task);
-            for split in &mut rows {
+        let mut out = self.unsettled();
+        for task in &mut out {
+            for split in &mut task.received {
                 if let Some(not) = untaken.get(&split.split_index) {
-                    cut.insert(task);
+                    cut.insert(TaskId(task.task_id));
                     let taken = split.rows.iter().flat_map(|r| not.missing_in(r.start, r.end));
                     split.rows = taken.map(|(start, end)| v1::RowRange { start, end }).collect();
                 }
             }
-            out.push(v1::LostTask { task_id: task.0, received: rows, reason: "its reader left".to_string() });
         }
         out
     }
 
+    /// What was received of tasks that may still be lost.
+    fn unsettled(&self) -> Vec<v1::LostTask> {
+        let receipts = self.shared.receipts.lock();
+        let received = |task: TaskId| v1::LostTask {
+            task_id: task.0,
+            received: receipts.of_task(task),
+            ..Default::default()
+        };
+        receipts.tasks().into_iter().map(received).collect()
+    }
+
     /// Leaves the iteration, saying what the user got of tasks that are not over. The rest of those that were
     /// cut off has to go to others.
-    async fn leave(&self, received: Vec<v1::LostTask>, cut: &BTreeSet<TaskId>) {
-        let mut lost_tasks: Vec<_> =
-            received.iter().filter(|t| cut.contains(&TaskId(t.task_id))).cloned().collect();
-        for task in cut {
-            if !lost_tasks.iter().any(|t| t.task_id == task.0) {
-                let reason = "its reader left".to_string();
-                lost_tasks.push(v1::LostTask { task_id: task.0, received: Vec::new(), reason });
-            }
-        }
-        let (client_id, iteration_id) = (self.client.0, self.iteration.0);
-        let take_leave = async {
-            if !lost_tasks.is_empty() {
-                let call = |mut d: Dispatcher| {
-                    let lost_tasks = lost_tasks.clone();
-                    let report = v1::ClientHeartbeatRequest {
-                        client_id,
-                        iteration_id,
-                        lost_tasks,
-                        ..Default::default()
-                    };
-                    async move { d.client_heartbeat(report).await }
-                };
-                self.link.retry(LEAVE, Duration::ZERO, call).await?;
-            }
-            let call = |mut d: Dispatcher| {
-                let request = v1::CloseClientRequest { client_id, iteration_id, received: received.clone() };
-                async move { d.close_client(request).await }
-            };
-            self.link.retry(LEAVE, Duration::ZERO, call).await
+    async fn leave(&self, received: Vec<v1::LostTask>, cut: &BTreeSet<TaskId>, reason: &str) {
+        let request = v1::CloseClientRequest {
+            client_id: self.client.0,
+            iteration_id: self.iteration.0,
+            received,
+            broken_off: cut.iter().map(|t| t.0).collect(),
+            reason: reason.to_string(),
         };
-        if let Ok(Err(e)) = tokio::time::timeout(LEAVE, take_leave).await {
+        let call = |mut d: Dispatcher| {
+            let request = request.clone();
+            async move { d.close_client(request).await }
+        };
+        if let Ok(Err(e)) = tokio::time::timeout(LEAVE, self.link.retry(LEAVE, Duration::ZERO, call)).await {
             tracing::debug!(error = %e, "could not take leave");
         }
     }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use caju_engine::Chunk;
 use caju_engine::wire::{BufferPool, ByteQueue};
-use caju_engine::{Chunk, Elements};
 use caju_types::TaskId;
 use parking_lot::Mutex;
 
@@ -96,36 +96,14 @@ impl Shared {
 /// The given rows of a chunk; elements keep those of their rows that are left.
 fn only(chunk: &Chunk, parts: &[(u64, u64)]) -> Option<Chunk> {
     let index = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-    let (mut pieces, mut runs) = (Vec::new(), Vec::new());
-    for &(offset, len) in parts {
-        let part = chunk.slice_rows(index(offset), index(len));
-        pieces.extend(part.pieces);
-        runs.extend(part.runs);
-    }
-    if pieces.is_empty() {
-        return None;
-    }
-    let elements = match &chunk.elements {
-        Elements::Rows => Elements::Rows,
-        Elements::Lengths(lengths) => {
-            let mut at = 0u64;
-            let left = lengths.iter().map(|&l| {
-                let (s, e) = (at, at + u64::from(l));
-                at = e;
-                let rows = parts.iter().map(|&(o, n)| (o + n).min(e).saturating_sub(o.max(s))).sum::<u64>();
-                u32::try_from(rows).unwrap_or(u32::MAX)
-            });
-            Elements::Lengths(left.filter(|&l| l > 0).collect())
-        }
-    };
-    Some(Chunk { pieces, runs, elements, remainder: chunk.remainder })
+    chunk.only_rows(&parts.iter().map(|&(o, n)| (index(o), index(n))).collect::<Vec<_>>())
 }
 
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small numbers")]
 mod tests {
     use arrow_array::{Int64Array, RecordBatch};
-    use caju_engine::Run;
+    use caju_engine::{Elements, Run};
 
     use super::*;
 

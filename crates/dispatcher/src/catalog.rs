@@ -9,6 +9,8 @@ use caju_types::{Fingerprint, Result};
 use futures::stream::BoxStream;
 use serde_json::Value;
 
+use crate::state::Hint;
+
 /// Makes sense of definitions. The engine's is behind it in a running dispatcher; tests have one without files.
 #[async_trait]
 pub trait Catalog: Send + Sync + 'static {
@@ -37,14 +39,16 @@ pub struct Bound {
     pub source_schema: SchemaRef,
     /// The seed that the definition gives.
     pub seed: Option<u64>,
-    /// Whether one task at a time must see all splits in canonical order.
+    /// Whether one task at a time must see all splits in their order.
     pub single_task: bool,
     /// Whether the definition promises an order.
     pub deterministic: bool,
-    /// Whether the order of splits is permuted each epoch.
+    /// Whether the order of splits is permuted each epoch; else it is the canonical one.
     pub shuffle: Option<SplitShuffle>,
     /// Rows that an epoch may drop under `on_error: skip`; none if rows may not be dropped.
     pub skip_limit: Option<u64>,
+    /// Its hints, from the source down.
+    pub hints: Vec<Hint>,
     /// Its splits.
     pub splits: ListSplits,
 }

@@ -11,8 +11,11 @@
 //! - `service`, `flight`, `server`: the wire.
 //!
 //! ```no_run
-//! # async fn example(catalog: std::sync::Arc<dyn caju_dispatcher::Catalog>) -> caju_types::Result<()> {
-//! use caju_dispatcher::{Dispatcher, DispatcherConfig};
+//! # async fn example(registry: caju_kernels::Registry, ctx: caju_engine::source::SourceContext)
+//! # -> caju_types::Result<()> {
+//! use std::sync::Arc;
+//! use caju_dispatcher::{Dispatcher, DispatcherConfig, EngineCatalog};
+//! let catalog = Arc::new(EngineCatalog::new(registry, ctx));
 //! let config = DispatcherConfig { listen: "127.0.0.1:0".into(), ..Default::default() };
 //! let dispatcher = Dispatcher::start(config, catalog).await?;
 //! println!("caju dispatcher listening on {}", dispatcher.address());
@@ -23,6 +26,7 @@
 mod catalog;
 mod config;
 mod control;
+mod engine;
 mod flight;
 pub mod journal;
 mod server;
@@ -34,4 +38,5 @@ mod tests;
 
 pub use catalog::{Bound, Catalog, ListSplits, SplitShuffle};
 pub use config::{DispatcherConfig, Timers};
+pub use engine::EngineCatalog;
 pub use server::{Dispatcher, DispatcherHandle};

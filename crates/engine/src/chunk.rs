@@ -111,6 +111,36 @@ impl Chunk {
             remainder: self.remainder,
         }
     }
+
+    /// The given rows, as (offset, length) in ascending order; elements keep those of their rows that are left,
+    /// and none that has none.
+    #[must_use]
+    pub fn only_rows(&self, parts: &[(usize, usize)]) -> Option<Self> {
+        let (mut pieces, mut runs) = (Vec::new(), Vec::new());
+        for &(offset, len) in parts.iter().filter(|p| p.1 > 0) {
+            let part = self.slice_rows(offset, len);
+            pieces.extend(part.pieces);
+            runs.extend(part.runs);
+        }
+        if pieces.is_empty() {
+            return None;
+        }
+        let elements = match &self.elements {
+            Elements::Rows => Elements::Rows,
+            Elements::Lengths(lengths) => {
+                let mut at = 0usize;
+                let left = lengths.iter().map(|&l| {
+                    let (s, e) = (at, at + l as usize);
+                    at = e;
+                    let rows =
+                        parts.iter().map(|&(o, n)| (o + n).min(e).saturating_sub(o.max(s))).sum::<usize>();
+                    u32::try_from(rows).unwrap_or(u32::MAX)
+                });
+                Elements::Lengths(left.filter(|&l| l > 0).collect())
+            }
+        };
+        Some(Self { pieces, runs, elements, remainder: self.remainder })
+    }
 }
 
 /// The runs of rows `offset..offset + len`.

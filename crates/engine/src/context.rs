@@ -10,7 +10,7 @@ use caju_runtime::{Clock, CpuPool};
 use caju_types::{Error, Result, RowRanges, mix64};
 use parking_lot::RwLock;
 
-use crate::chunk::{Chunk, Run};
+use crate::chunk::{Chunk, Elements, Run};
 use crate::source::Split;
 use crate::stats::TaskStats;
 
@@ -115,16 +115,22 @@ impl TaskContext {
         if !chunk.runs.iter().any(done) {
             return vec![chunk];
         }
-        let (mut out, mut at) = (Vec::new(), 0usize);
+        let (mut left, mut at) = (Vec::new(), 0usize);
         for run in &chunk.runs {
-            let Some(info) = splits.get(&run.split) else { continue };
-            for (s, e) in info.done.missing_in(run.start, run.start + run.len) {
+            let missing = match splits.get(&run.split) {
+                Some(info) => info.done.missing_in(run.start, run.start + run.len),
+                None => vec![(run.start, run.start + run.len)],
+            };
+            for (s, e) in missing {
                 let offset = at + usize::try_from(s - run.start).unwrap_or(0);
-                out.push(chunk.slice_rows(offset, usize::try_from(e - s).unwrap_or(0)));
+                left.push((offset, usize::try_from(e - s).unwrap_or(0)));
             }
             at += usize::try_from(run.len).unwrap_or(0);
         }
-        out
+        if chunk.elements == Elements::Rows {
+            return left.into_iter().map(|(offset, len)| chunk.slice_rows(offset, len)).collect();
+        }
+        chunk.only_rows(&left).into_iter().collect()
     }
 
     /// The seed of a stream stage's own draws.

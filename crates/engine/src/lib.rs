@@ -4,6 +4,7 @@
 //! [`SplitFeed`] leases, and yields [`Chunk`]s of rows that know where they came from.
 
 mod bind;
+mod caching;
 pub mod checksum;
 pub mod chunk;
 mod context;
@@ -14,7 +15,8 @@ mod stream;
 mod task;
 pub mod wire;
 
-pub use bind::{BoundPipeline, bind};
+pub use bind::{BoundPipeline, Hints, bind, bind_with};
+pub use caching::{CachePlan, SplitModes};
 pub use chunk::{Chunk, Elements, Run};
 pub use stats::TaskStats;
 pub use stream::{Padding, pad_batch};

@@ -12,5 +12,5 @@ mod tasks;
 pub use clock::{Clock, SystemClock};
 pub use cpu::CpuPool;
 pub use process::{cpu_time, peak_rss_bytes, rss_bytes, thread_cpu_time};
-pub use stores::{CountingStore, IoCounters, IoSnapshot, Stores};
+pub use stores::{CountingStore, IoCounters, IoSnapshot, Location, Stores};
 pub use tasks::Tasks;

@@ -1,3 +1,4 @@
 //! Fixtures of tests: servers in process, faulty stores, clocks that are turned by hand.
 
+pub mod faulty;
 pub mod s3;

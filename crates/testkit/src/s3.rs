@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use caju_runtime::Tasks;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
 use s3s::auth::SimpleAuth;
@@ -13,6 +15,7 @@ use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s_fs::FileSystem;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
+use tokio::sync::Mutex;
 
 const KEY: &str = "caju-test";
 const SECRET: &str = "caju-test-secret";
@@ -76,11 +79,23 @@ impl Drop for S3Server {
 }
 
 async fn serve(listener: TcpListener, service: S3Service, tasks: Tasks) {
+    // The file system behind the server looks whether an object exists, then writes it: one conditional
+    // write at a time makes that atomic, as it is in S3.
+    let turn = Arc::new(Mutex::new(()));
     while let Ok((socket, _)) = listener.accept().await {
-        let service = service.clone();
+        let (service, turn) = (service.clone(), Arc::clone(&turn));
+        let one = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+            let (service, turn) = (service.clone(), Arc::clone(&turn));
+            async move {
+                let conditional = request.headers().contains_key("if-none-match");
+                let write = request.method() == hyper::Method::PUT;
+                let _turn = if conditional && write { Some(turn.lock().await) } else { None };
+                Service::call(&service, request).await
+            }
+        });
         // A connection that breaks is the client's business.
         drop(tasks.spawn(async move {
-            drop(Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(socket), service).await);
+            drop(Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(socket), one).await);
         }));
     }
 }

@@ -4,9 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use caju_cache::CacheOptions;
 use caju_engine::wire::LocalWorkers;
 use caju_kernels::{Limits, Registry};
 use caju_runtime::{Clock, CpuPool, IoCounters, Stores, SystemClock};
+
+use crate::caches::Caches;
 
 /// What a worker is started with.
 #[derive(Clone)]
@@ -41,6 +44,10 @@ pub struct WorkerConfig {
     pub stores: Arc<Stores>,
     /// Counts what is read.
     pub io: Arc<IoCounters>,
+    /// Where snapshots are kept open; shared with the other workers of the process, or this one's own.
+    pub caches: Option<Arc<Caches>>,
+    /// The settings of caches of this worker's own.
+    pub cache: CacheOptions,
     /// The functions of expressions.
     pub registry: Registry,
     /// Time.
@@ -72,6 +79,8 @@ impl WorkerConfig {
             connections: 1024,
             stores,
             io: Arc::new(IoCounters::new()),
+            caches: None,
+            cache: CacheOptions::default(),
             registry: Registry::new(Limits::default()),
             clock: SystemClock::shared(),
             local: LocalWorkers::new(),

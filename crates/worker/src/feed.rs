@@ -71,7 +71,13 @@ fn leased(lease: v1::SplitLease) -> Result<LeasedSplit> {
         Error::internal(format!("a split of the dispatcher cannot be read: {e}: {}", lease.split_json))
     })?;
     let done = lease.done.iter().map(|r| (r.start, r.end)).collect();
-    Ok(LeasedSplit { index: lease.index, split, done })
+    let cache = match lease.cache.as_str() {
+        "" => None,
+        text => Some(Arc::new(serde_json::from_str(text).map_err(|e| {
+            Error::internal(format!("a caching plan of the dispatcher cannot be read: {e}: {text}"))
+        })?)),
+    };
+    Ok(LeasedSplit { index: lease.index, split, done, cache })
 }
 
 #[async_trait]

@@ -82,6 +82,7 @@ impl FlightOnWorker {
             _ => v1::ProcessingMode::Unspecified,
         };
         let seed = value.get("seed").and_then(Value::as_u64);
+        let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_string();
         Ok(v1::OpenIterationRequest {
             dataset_id,
             definition_json,
@@ -93,6 +94,8 @@ impl FlightOnWorker {
             flight: true,
             flight_worker_id: me.0,
             client_id: 0,
+            policy: text("policy"),
+            encoding: text("encoding"),
         })
     }
 }

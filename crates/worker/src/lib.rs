@@ -18,6 +18,7 @@
 //! # }
 //! ```
 
+mod caches;
 mod config;
 mod feed;
 mod flight;
@@ -29,5 +30,6 @@ mod running;
 mod server;
 mod worker;
 
+pub use caches::Caches;
 pub use config::WorkerConfig;
 pub use worker::{Worker, WorkerHandle};

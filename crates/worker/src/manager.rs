@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use caju_cache::Cache;
 use caju_engine::wire::{Dispatcher, LocalTask, LocalWorker};
-use caju_engine::{TaskOptions, run_task};
+use caju_engine::{SplitModes, TaskOptions, run_task};
 use caju_proto::v1;
 use caju_runtime::{CpuPool, Tasks};
 use caju_types::{ClientId, Error, ErrorKind, IterationId, Result, TaskId};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OnceCell};
 
+use crate::caches::Caches;
 use crate::config::WorkerConfig;
 use crate::feed::DispatcherFeed;
 use crate::identity::Identity;
@@ -29,12 +31,13 @@ pub(crate) struct Manager {
     pub(crate) identity: Arc<Identity>,
     pub(crate) config: WorkerConfig,
     pipelines: Pipelines,
+    caches: Arc<Caches>,
     pool: CpuPool,
     /// Held by artificial stages, which run one at a time per worker.
     one_at_a_time: Arc<tokio::sync::Mutex<()>>,
     tasks: Mutex<HashMap<TaskId, Arc<Slot>>>,
     past: Mutex<VecDeque<(TaskId, Result<()>)>>,
-    reported_io: Mutex<(u64, u64)>,
+    reported_io: Mutex<v1::IoStats>,
     group: Tasks,
     changed: Notify,
 }
@@ -85,8 +88,12 @@ impl Manager {
         pool: CpuPool,
         group: Tasks,
     ) -> Self {
+        let caches = config.caches.clone().unwrap_or_else(|| {
+            Caches::new(Arc::clone(&config.stores), config.cache.clone(), Arc::clone(&config.clock))
+        });
         Self {
             identity,
+            caches,
             config,
             pipelines,
             pool,
@@ -142,7 +149,12 @@ impl Manager {
             Ok(pipeline) => pipeline,
             Err(e) => {
                 // It would fail anywhere: let the dispatcher end the iteration.
-                let failed = Finished { result: Err(e.clone()), stages: Vec::new(), rows_skipped: 0 };
+                let failed = Finished {
+                    result: Err(e.clone()),
+                    stages: Vec::new(),
+                    rows_skipped: 0,
+                    modes: SplitModes::default(),
+                };
                 self.report(id, &failed, REPORT).await;
                 return Err(e);
             }
@@ -150,7 +162,9 @@ impl Manager {
         let feed = DispatcherFeed::new(Arc::clone(&self.identity), id, self.config.dispatcher_timeout);
         let group = self.group.child();
         let schema = pipeline.schema();
-        let run = run_task(&pipeline, Box::new(feed), self.options(&def));
+        let mut options = self.options(&def);
+        options.cache = self.cache(&def).await;
+        let run = run_task(&pipeline, Box::new(feed), options);
         let bytes = self.config.buffer_bytes;
         let iteration = IterationId(def.iteration_id);
         let running = Arc::new(RunningTask::new(id, iteration, schema, &run, bytes, group.clone()));
@@ -174,6 +188,27 @@ impl Manager {
             options.batch_rows = rows;
         }
         options
+    }
+
+    /// The cache of a task; without it everything is computed.
+    async fn cache(&self, def: &v1::TaskDef) -> Option<Arc<Cache>> {
+        if !def.caching {
+            return None;
+        }
+        match self.caches.get(&def.cache_url).await {
+            Ok(cache) => Some(cache),
+            Err(error) => {
+                tracing::warn!(root = def.cache_url, %error, "the cache cannot be used here; rows are computed");
+                None
+            }
+        }
+    }
+
+    /// Gives the caches back that are this worker's own.
+    pub(crate) async fn close_caches(&self, bound: Duration) {
+        if self.config.caches.is_none() {
+            self.caches.close(bound).await;
+        }
     }
 
     async fn finish(&self, task: &RunningTask, finished: Finished) {
@@ -201,6 +236,11 @@ impl Manager {
             stages: finished.stages.clone(),
             io: Some(self.io_since()),
             rows_skipped: finished.rows_skipped,
+            modes: Some(v1::SplitModes {
+                compute: finished.modes.compute,
+                put: finished.modes.put,
+                get: finished.modes.get,
+            }),
         };
         let call = |mut d: Dispatcher| {
             let request = request.clone();
@@ -213,16 +253,20 @@ impl Manager {
 
     /// What was read since the last report: tasks run side by side, and only their sum can be counted.
     fn io_since(&self) -> v1::IoStats {
-        let now = self.config.io.snapshot();
-        let mut last = self.reported_io.lock();
-        let (bytes, requests) = (now.bytes_read, now.reads + now.lists);
-        let stats = v1::IoStats {
-            source_bytes_read: bytes.saturating_sub(last.0),
-            source_requests: requests.saturating_sub(last.1),
-            ..Default::default()
+        let (source, cache) = (self.config.io.snapshot(), self.caches.io());
+        let now = v1::IoStats {
+            source_bytes_read: source.bytes_read,
+            source_requests: source.reads + source.lists,
+            cache_bytes_read: cache.bytes_read,
+            cache_bytes_written: cache.bytes_written,
         };
-        *last = (bytes, requests);
-        stats
+        let last = std::mem::replace(&mut *self.reported_io.lock(), now);
+        v1::IoStats {
+            source_bytes_read: now.source_bytes_read.saturating_sub(last.source_bytes_read),
+            source_requests: now.source_requests.saturating_sub(last.source_requests),
+            cache_bytes_read: now.cache_bytes_read.saturating_sub(last.cache_bytes_read),
+            cache_bytes_written: now.cache_bytes_written.saturating_sub(last.cache_bytes_written),
+        }
     }
 
     fn forget(&self, id: TaskId, result: Result<()>) {
@@ -300,7 +344,12 @@ impl Manager {
         let error = Error::cancelled(reason);
         for task in self.running() {
             self.cancel(&task, error.clone());
-            let finished = Finished { result: Err(error.clone()), stages: task.stages(), rows_skipped: 0 };
+            let finished = Finished {
+                result: Err(error.clone()),
+                stages: task.stages(),
+                rows_skipped: 0,
+                modes: SplitModes::default(),
+            };
             self.report(task.id, &finished, Duration::from_millis(500)).await;
         }
     }

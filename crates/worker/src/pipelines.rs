@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use caju_engine::source::SourceContext;
 use caju_engine::wire::schema_from_ipc;
-use caju_engine::{BoundPipeline, bind};
+use caju_engine::{BoundPipeline, Hints, bind_with};
 use caju_kernels::Registry;
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::TaskDef;
@@ -35,12 +35,14 @@ impl Pipelines {
     pub(crate) async fn get(&self, task: &TaskDef) -> Result<Arc<BoundPipeline>> {
         // A fingerprint leaves out where the data is, so it does not tell two datasets apart.
         let key = hash128(task.definition_json.as_bytes()) ^ hash128(&task.source_schema_ipc).rotate_left(64);
+        let key = key ^ u128::from(task.caching);
         if let Some(found) = self.find(key) {
             return Ok(found);
         }
         let def = DatasetDef::from_json_str(&task.definition_json)?;
         let schema = schema_from_ipc(&task.source_schema_ipc)?.filter(|s| !s.fields().is_empty());
-        let bound = Arc::new(bind(&def, &self.registry, &self.ctx, schema).await?);
+        let hints = if task.caching { Hints::Kept } else { Hints::Ignored };
+        let bound = Arc::new(bind_with(&def, &self.registry, &self.ctx, schema, hints).await?);
         let ours = bound.fingerprint().to_string();
         if !task.fingerprint.is_empty() && ours != task.fingerprint {
             return Err(Error::failed_precondition(format!(

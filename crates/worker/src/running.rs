@@ -7,7 +7,7 @@ use std::time::Duration;
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
 use caju_engine::wire::{ByteQueue, LocalTask};
-use caju_engine::{Chunk, TaskRun, TaskStats};
+use caju_engine::{Chunk, SplitModes, TaskRun, TaskStats};
 use caju_proto::v1::{StageStats, TaskStatus};
 use caju_runtime::Tasks;
 use caju_types::{Error, IterationId, Result, TaskId};
@@ -39,6 +39,7 @@ pub(crate) struct Finished {
     pub(crate) result: Result<()>,
     pub(crate) stages: Vec<StageStats>,
     pub(crate) rows_skipped: u64,
+    pub(crate) modes: SplitModes,
 }
 
 impl RunningTask {
@@ -79,7 +80,7 @@ impl RunningTask {
             }
             Err(e) => Err(e),
         };
-        Finished { result, stages: run.stats(), rows_skipped: run.rows_skipped() }
+        Finished { result, stages: run.stats(), rows_skipped: run.rows_skipped(), modes: run.modes() }
     }
 
     async fn emit(&self, run: &mut TaskRun) -> Result<()> {

@@ -203,6 +203,7 @@ impl WorkerHandle {
         drop(tokio::time::timeout(BOUND, self.manager.give_up(&reason)).await);
         self.local.remove(self.address());
         self.group.shutdown(BOUND).await;
+        self.manager.close_caches(BOUND).await;
     }
 
     /// Stops as if the process were killed: nobody is told, connections break.

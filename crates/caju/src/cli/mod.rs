@@ -1,5 +1,6 @@
 //! The command line: what may be said, and what it means.
 
+mod plan;
 mod service;
 
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::generate::{Format, Kind};
 
+pub(crate) use plan::{PlanArgs, PlanFormat};
 pub(crate) use service::{DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, WorkerArgs, WorkerCommand};
 
 const EXAMPLES: &str = "\
@@ -68,6 +70,8 @@ pub(crate) enum Command {
     Worker(WorkerArgs),
     /// Show the workers, jobs, rates and bottlenecks of a running dispatcher
     Status(StatusArgs),
+    /// Decide by a measured profile what is worth storing, and explain it
+    Plan(PlanArgs),
     /// Generate sample data: photos, tables or text
     Gen(GenArgs),
     /// Generate a little sample data if there is none, and run the main pipeline on it
@@ -83,15 +87,12 @@ pub(crate) enum Mode {
     Off,
 }
 
-/// The one policy that there is; the others are named so that nobody looks for a typing error.
 fn policy(text: &str) -> Result<String, String> {
-    match text {
-        "compute" => Ok(text.to_string()),
-        _ => {
-            Err("this version computes everything: `compute`; caching policies come with snapshots"
-                .to_string())
-        }
-    }
+    text.parse::<caju_dispatcher::state::Policy>().map(|p| p.to_string()).map_err(|e| e.message().to_string())
+}
+
+fn encoding(text: &str) -> Result<String, String> {
+    text.parse::<caju_cache::Encoding>().map(|e| e.to_string()).map_err(|e| e.message().to_string())
 }
 
 /// What is read, and what is told about it.
@@ -106,6 +107,14 @@ pub(crate) struct EpochArgs {
     /// Whether workers share the rows, or each makes all of them
     #[arg(long, value_name = "MODE", default_value = "dynamic")]
     pub(crate) processing_mode: Mode,
+    /// Who decides at which autocache() rows are stored: auto, compute, source, full, hint:NAME or cachew; auto where
+    /// there is a cache
+    #[arg(long, value_name = "POLICY", value_parser = policy)]
+    pub(crate) policy: Option<String>,
+    /// How new parts are written: arrow/none, arrow/lz4, arrow/zstd, parquet/none, parquet/snappy, parquet/lz4 or
+    /// parquet/zstd; the policy chooses by default
+    #[arg(long, value_name = "FORMAT/CODEC", value_parser = encoding)]
+    pub(crate) encoding: Option<String>,
     /// Write a report (caju.run/v1, JSON)
     #[arg(long, value_name = "OUT.json", value_hint = ValueHint::FilePath)]
     pub(crate) report: Option<PathBuf>,
@@ -131,9 +140,9 @@ pub(crate) struct RunArgs {
     /// Threads that compute; the number of cores by default
     #[arg(long, value_name = "N")]
     pub(crate) cpu_threads: Option<u32>,
-    /// Caching policy; this version computes everything, the others come with snapshots
-    #[arg(long, value_name = "POLICY", default_value = "compute", value_parser = policy)]
-    pub(crate) policy: String,
+    /// Where rows are stored for later epochs and jobs: a folder or URL. A private folder for this run by default
+    #[arg(long, value_name = "URL")]
+    pub(crate) cache: Option<String>,
     #[command(flatten)]
     pub(crate) epochs: EpochArgs,
 }

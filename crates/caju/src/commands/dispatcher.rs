@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use caju_dispatcher::{Dispatcher, DispatcherConfig, Timers};
+use caju_dispatcher::{Dispatcher, DispatcherConfig, EngineCatalog, Timers};
 use caju_engine::source::SourceContext;
 use caju_runtime::IoCounters;
 use caju_types::{Error, Result};
 
-use super::catalog::EngineCatalog;
 use super::serve::{Signals, announce, check_listen, drain};
 use super::shared;
 use crate::cli::DispatcherArgs;

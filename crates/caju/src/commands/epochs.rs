@@ -7,9 +7,10 @@ use arrow_array::RecordBatch;
 use caju_client::{Client, DatasetRef, Monitor, ReadRequest, Reader};
 use caju_engine::checksum::RowsChecksum;
 use caju_pipeline::DatasetDef;
-use caju_proto::v1::{JobStatus, ProcessingMode};
+use caju_proto::v1::{IoStats, JobStatus, ProcessingMode};
 use caju_runtime::{CpuPool, IoCounters, cpu_time, peak_rss_bytes};
 use caju_types::{IterationId, Result};
+use caju_worker::Caches;
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 
@@ -36,7 +37,26 @@ pub(crate) struct Epochs<'a> {
     /// CPU time of this process that belongs to something else.
     pub(crate) cpu_before: Duration,
     /// Counts what the workers of this process read; absent if they are elsewhere.
-    pub(crate) io: Option<Arc<IoCounters>>,
+    pub(crate) io: Option<Meters>,
+}
+
+/// What the workers of this process read and write, counted at the stores.
+#[derive(Clone)]
+pub(crate) struct Meters {
+    pub(crate) source: Arc<IoCounters>,
+    pub(crate) caches: Arc<Caches>,
+}
+
+impl Meters {
+    fn now(&self) -> IoStats {
+        let (source, cache) = (self.source.snapshot(), self.caches.io());
+        IoStats {
+            source_bytes_read: source.bytes_read,
+            source_requests: source.reads + source.lists,
+            cache_bytes_read: cache.bytes_read,
+            cache_bytes_written: cache.bytes_written,
+        }
+    }
 }
 
 /// What a run did, and the dispatcher's word about its last epoch.
@@ -75,7 +95,15 @@ impl Epochs<'_> {
             Mode::Off => ProcessingMode::Off,
         };
         let dataset = DatasetRef::Definition(Box::new(self.def.clone()));
-        ReadRequest { dataset, job: self.job.clone(), epoch, seed: self.args.seed, mode }
+        ReadRequest {
+            dataset,
+            job: self.job.clone(),
+            epoch,
+            seed: self.args.seed,
+            mode,
+            policy: self.args.policy.clone().unwrap_or_default(),
+            encoding: self.args.encoding.clone().unwrap_or_default(),
+        }
     }
 
     async fn epoch(
@@ -85,7 +113,7 @@ impl Epochs<'_> {
         start: Instant,
         expected: Option<u64>,
     ) -> Result<(EpochReport, Option<JobStatus>)> {
-        let source_before = self.source_bytes();
+        let before = self.io.as_ref().map(Meters::now);
         let monitor = reader.monitor();
         let what = if self.args.epochs == 1 { "reading".to_string() } else { format!("epoch {epoch}") };
         let progress = Progress::new(what, self.quiet);
@@ -95,13 +123,12 @@ impl Epochs<'_> {
         let done = monitor.progress();
         reader.close().await;
         let job = self.last_word(iteration).await;
-        let io = job.as_ref().and_then(|j| j.io).unwrap_or_default();
-        // Workers of this process share one counter, which knows of every byte; others report at their tasks' ends.
-        let source_bytes_read = match &self.io {
-            Some(_) => self.source_bytes() - source_before,
-            None => io.source_bytes_read,
+        // Workers of this process share their counters, which know of every byte; others report at their tasks' ends.
+        let io = match (&self.io, before) {
+            (Some(meters), Some(before)) => since(meters.now(), before),
+            _ => job.as_ref().and_then(|j| j.io).unwrap_or_default(),
         };
-        let splits = job.as_ref().map_or(done.splits_leased, |j| j.splits_leased.max(done.splits_leased));
+        let leased = job.as_ref().map_or(done.splits_leased, |j| j.splits_leased.max(done.splits_leased));
         let report = EpochReport {
             epoch,
             rows: stats.rows,
@@ -111,10 +138,10 @@ impl Epochs<'_> {
             first_batch_s: stats.first_batch.as_secs_f64(),
             wait_s: stats.wait.as_secs_f64(),
             rows_checksum: checksum.map(|c| c.hex()),
-            source_bytes_read,
+            source_bytes_read: io.source_bytes_read,
             cache_bytes_read: io.cache_bytes_read,
             cache_bytes_written: io.cache_bytes_written,
-            splits: SplitsReport { compute: splits, put: 0, get: 0 },
+            splits: splits(job.as_ref(), leased),
             bytes: stats.bytes,
             rows_skipped: job.as_ref().map_or(0, |j| j.rows_skipped),
         };
@@ -137,10 +164,6 @@ impl Epochs<'_> {
         }
     }
 
-    fn source_bytes(&self) -> u64 {
-        self.io.as_ref().map_or(0, |io| io.snapshot().bytes_read)
-    }
-
     /// Takes every row and sums it up on the CPU pool.
     async fn drain(&self, reader: &mut Reader) -> Result<Option<RowsChecksum>> {
         let mut sum = (!self.args.no_checksum).then(|| RowsChecksum::for_definition(self.def));
@@ -160,6 +183,22 @@ impl Epochs<'_> {
         }
         Ok(sum)
     }
+}
+
+fn since(now: IoStats, before: IoStats) -> IoStats {
+    IoStats {
+        source_bytes_read: now.source_bytes_read - before.source_bytes_read,
+        source_requests: now.source_requests - before.source_requests,
+        cache_bytes_read: now.cache_bytes_read - before.cache_bytes_read,
+        cache_bytes_written: now.cache_bytes_written - before.cache_bytes_written,
+    }
+}
+
+/// How the splits were run, by the word of the tasks that ended; those of others count as computed.
+fn splits(job: Option<&JobStatus>, leased: u64) -> SplitsReport {
+    let modes = job.and_then(|j| j.modes).unwrap_or_default();
+    let compute = leased.saturating_sub(modes.put + modes.get);
+    SplitsReport { compute, put: modes.put, get: modes.get }
 }
 
 fn summed(mut sum: RowsChecksum, pieces: &[RecordBatch]) -> Result<RowsChecksum> {

@@ -1,10 +1,10 @@
 //! What each command does.
 
-mod catalog;
 mod check;
 mod dispatcher;
 mod epochs;
 mod r#gen;
+mod plan;
 mod quickstart;
 mod read;
 mod run;
@@ -27,6 +27,7 @@ pub(crate) async fn run(cli: Cli) -> Result<()> {
     match command {
         Command::Gen(args) => Box::pin(r#gen::run(&global, &args)).await,
         Command::Check(args) => Box::pin(check::run(&args)).await,
+        Command::Plan(args) => plan::run(&args),
         Command::Read(args) => Box::pin(read::run(&global, &args)).await,
         Command::Status(args) => Box::pin(status::run(&args)).await,
         Command::Run(args) => Box::pin(run::run(&global, &args)).await,

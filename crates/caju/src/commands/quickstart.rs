@@ -53,8 +53,17 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<()> {
         processing_mode: Mode::Dynamic,
         report: None,
         no_checksum: true,
+        policy: None,
+        encoding: None,
     };
-    let job = Job { def: &def, workers: 1, epochs: &epochs, quiet: global.quiet, cpu_before: cpu_time() };
+    let job = Job {
+        def: &def,
+        cache: None,
+        workers: 1,
+        epochs: &epochs,
+        quiet: global.quiet,
+        cpu_before: cpu_time(),
+    };
     let outcome = Box::pin(embedded(job, stores, pool)).await?;
     shared::finish("quickstart", &outcome, &epochs, global.quiet)?;
     say(global, "\nnext: change examples/pipelines/quickstart.yaml, then `caju check` and `caju run` it")

@@ -3,24 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_client::{Client, ClientConfig};
-use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, Timers};
-use caju_engine::source::SourceContext;
-use caju_engine::wire::LocalWorkers;
+use caju_client::ClientConfig;
+use caju_embedded::{Cluster, ClusterConfig};
 use caju_pipeline::DatasetDef;
 use caju_runtime::{CpuPool, IoCounters, Stores};
-use caju_types::Result;
-use caju_worker::{Worker, WorkerConfig, WorkerHandle};
+use caju_types::{Error, Result};
 
-use super::catalog::EngineCatalog;
-use super::epochs::{Epochs, Outcome};
+use super::epochs::{Epochs, Meters, Outcome};
 use super::{check, shared};
 use crate::cli::{EpochArgs, Global, RunArgs};
-
-/// Within one process silence means a busy machine, not a lost worker.
-const SILENCE: Duration = Duration::from_secs(120);
-/// Often enough for a lively progress bar.
-const HEARTBEAT: Duration = Duration::from_millis(500);
 
 /// Runs a pipeline file.
 ///
@@ -33,6 +24,7 @@ pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
     let job = Job {
         def: &def,
         workers: args.workers,
+        cache: args.cache.as_deref().map(shared::absolute_url).transpose()?,
         epochs: &args.epochs,
         quiet: global.quiet,
         cpu_before: Duration::ZERO,
@@ -45,6 +37,8 @@ pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
 pub(crate) struct Job<'a> {
     pub(crate) def: &'a DatasetDef,
     pub(crate) workers: u32,
+    /// Where snapshots are; a private folder for this run if absent.
+    pub(crate) cache: Option<String>,
     pub(crate) epochs: &'a EpochArgs,
     pub(crate) quiet: bool,
     /// CPU time of this process that belongs to something else.
@@ -57,10 +51,21 @@ pub(crate) struct Job<'a> {
 /// What the job fails with.
 pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -> Result<Outcome> {
     let io = Arc::new(IoCounters::new());
-    let cluster = Cluster::start(job.workers, stores, &pool, &io).await?;
-    let config = ClientConfig { local: cluster.local.clone(), ..ClientConfig::default() };
+    let private = match job.cache {
+        None if !job.def.hints().is_empty() => Some(private_folder()?),
+        _ => None,
+    };
+    let cache_url = job.cache.or_else(|| private.as_ref().map(|f| f.path().display().to_string()));
+    let config = ClusterConfig {
+        workers: job.workers,
+        io: Arc::clone(&io),
+        cache_url,
+        registry: shared::registry(),
+        ..ClusterConfig::new(stores, pool.clone())
+    };
+    let cluster = Cluster::start(config).await?;
     let outcome = async {
-        let client = Client::connect(&cluster.dispatcher.address().to_string(), config).await?;
+        let client = cluster.client(ClientConfig::default()).await?;
         let epochs = Epochs {
             client: &client,
             def: job.def,
@@ -69,7 +74,7 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
             quiet: job.quiet,
             pool,
             cpu_before: job.cpu_before,
-            io: Some(io),
+            io: Some(Meters { source: io, caches: cluster.caches() }),
         };
         Box::pin(epochs.read()).await
     }
@@ -78,46 +83,14 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
     outcome
 }
 
-/// A dispatcher and its workers, all here.
-struct Cluster {
-    dispatcher: DispatcherHandle,
-    workers: Vec<WorkerHandle>,
-    local: LocalWorkers,
-}
-
-impl Cluster {
-    async fn start(workers: u32, stores: Arc<Stores>, pool: &CpuPool, io: &Arc<IoCounters>) -> Result<Self> {
-        let registry = shared::registry();
-        let ctx = SourceContext::new(Arc::clone(&stores), Arc::clone(io));
-        let timers = Timers {
-            heartbeat: HEARTBEAT,
-            worker_timeout: SILENCE,
-            client_timeout: SILENCE,
-            drain: Duration::from_secs(2),
-            ..Timers::default()
-        };
-        let catalog = Arc::new(EngineCatalog::new(registry.clone(), ctx));
-        let dispatcher =
-            Dispatcher::start(DispatcherConfig { timers, ..DispatcherConfig::default() }, catalog).await?;
-        let local = LocalWorkers::new();
-        let mut cluster = Self { dispatcher, workers: Vec::new(), local };
-        for _ in 0..workers {
-            let config = WorkerConfig {
-                pool: Some(pool.clone()),
-                io: Arc::clone(io),
-                registry: registry.clone(),
-                local: cluster.local.clone(),
-                ..WorkerConfig::new(cluster.dispatcher.address().to_string(), Arc::clone(&stores))
-            };
-            cluster.workers.push(Worker::start(config).await?);
-        }
-        Ok(cluster)
-    }
-
-    async fn stop(self) {
-        for worker in self.workers {
-            worker.shutdown().await;
-        }
-        self.dispatcher.shutdown().await;
-    }
+/// A folder for the snapshots of one run, removed with it.
+fn private_folder() -> Result<tempfile::TempDir> {
+    let made = tempfile::Builder::new().prefix("caju-cache-").tempdir();
+    made.map_err(|e| {
+        let at = std::env::temp_dir();
+        Error::unavailable(format!(
+            "no private cache folder can be made in {}: {e}; give one with --cache, or set TMPDIR",
+            at.display()
+        ))
+    })
 }

@@ -97,7 +97,7 @@ fn silent_clients(state: &State, observed: &mut Observed, timers: &Timers, now: 
                 report.at = now;
             }
             if now.saturating_sub(report.at) > timers.client_timeout {
-                out.push(Update::ClientGone { client, iteration: iteration.id, received: Vec::new() });
+                out.push(Update::client_gone(client, iteration.id));
             }
         }
     }

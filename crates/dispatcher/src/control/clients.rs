@@ -4,6 +4,7 @@ use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 
 use super::leases::splits_total;
+use super::workers::modes_to_proto;
 use super::{Core, Txn};
 use crate::state::{Iteration, State, TaskState, Update};
 
@@ -54,6 +55,8 @@ impl Core {
             splits_total: splits_total(self, iteration),
             splits_leased: iteration.splits_leased(),
             stages: self.stages(iteration),
+            modes: Some(modes_to_proto(iteration.modes)),
+            decision_json: String::new(),
         }
     }
 
@@ -63,9 +66,11 @@ impl Core {
     ) -> Result<v1::CloseClientResponse> {
         let (client, iteration) = (ClientId(request.client_id), IterationId(request.iteration_id));
         let received = parse_lost(&request.received)?.into_iter().map(|l| (l.task, l.received)).collect();
+        let broken_off = request.broken_off.into_iter().map(TaskId).collect();
+        let reason = request.reason;
         self.commit(|txn| {
             if txn.state.is_member(client, iteration) {
-                txn.apply(Update::ClientGone { client, iteration, received });
+                txn.apply(Update::ClientGone { client, iteration, received, broken_off, reason });
             }
             Ok(())
         })

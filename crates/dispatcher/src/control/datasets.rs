@@ -62,6 +62,7 @@ impl Core {
             single_task: bound.single_task,
             deterministic: bound.deterministic,
             skip_limit: bound.skip_limit,
+            hints: bound.hints.clone(),
         };
         Ok((bound, dataset))
     }

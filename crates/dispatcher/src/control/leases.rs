@@ -42,7 +42,7 @@ impl Core {
         let id = TaskId(request.task_id);
         let (iteration, task) = running_task(txn.state, id, WorkerId(request.worker_id))?;
         if request.request_no == task.last_request && request.request_no > 0 {
-            return Ok(Some(answer(task)));
+            return Ok(Some(answer(iteration, task)));
         }
         if request.request_no < task.last_request {
             return Err(Error::failed_precondition(format!(
@@ -71,7 +71,7 @@ impl Core {
                 return Err(e);
             }
         }
-        Ok(txn.state.task(id).map(|(_, task)| answer(task)))
+        Ok(txn.state.task(id).map(|(iteration, task)| answer(iteration, task)))
     }
 
     fn find_splits(
@@ -125,13 +125,19 @@ fn leased(request: &v1::NextSplitsRequest, fresh: Vec<SplitRecord>, requeued: Ve
     Update::Leased { task: TaskId(request.task_id), request_no: request.request_no, fresh, requeued, end }
 }
 
-fn answer(task: &Task) -> v1::NextSplitsResponse {
-    let lease = |index: &u64| task.leases.get(index).map(|lease| to_proto(*index, lease));
+fn answer(iteration: &Iteration, task: &Task) -> v1::NextSplitsResponse {
+    let cache = iteration.plan.as_deref().unwrap_or_default();
+    let lease = |index: &u64| task.leases.get(index).map(|lease| to_proto(*index, lease, cache));
     v1::NextSplitsResponse { splits: task.last_answer.iter().filter_map(lease).collect(), end: task.told_end }
 }
 
-fn to_proto(index: u64, lease: &Lease) -> v1::SplitLease {
-    v1::SplitLease { index, split_json: lease.split.to_string(), done: ranges_to_proto(&lease.done) }
+fn to_proto(index: u64, lease: &Lease, cache: &str) -> v1::SplitLease {
+    v1::SplitLease {
+        index,
+        split_json: lease.split.to_string(),
+        done: ranges_to_proto(&lease.done),
+        cache: cache.to_string(),
+    }
 }
 
 fn ranges_to_proto(rows: &RowRanges) -> Vec<v1::RowRange> {

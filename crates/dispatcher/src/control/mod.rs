@@ -4,6 +4,7 @@
 //! answers when what it decided, and all that it has seen, is durable. Whoever waits for news of an iteration
 //! watches its bell.
 
+mod caching;
 mod check;
 mod clients;
 mod datasets;
@@ -24,7 +25,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::catalog::{Bound, Catalog};
+use crate::catalog::{Bound, Catalog, SplitShuffle};
 use crate::config::DispatcherConfig;
 use crate::journal::{Journal, JournalWriter};
 use crate::splits::{Issued, SharedProvider, SplitOrder, SplitProvider};
@@ -244,7 +245,6 @@ impl Core {
             job_seed: state.jobs.get(&iteration.job).map_or(0, |j| j.seed),
             epoch: iteration.epoch,
             slot: (iteration.mode == Mode::Off).then_some(feed.0),
-            single_task: state.datasets.get(&iteration.dataset).is_some_and(|d| d.single_task),
         };
         let bell = self.bell(iteration.id);
         let filler = self.tasks.spawn(listing.fill(Arc::clone(self), Arc::clone(&shared), bell));
@@ -262,7 +262,6 @@ struct Listing {
     job_seed: u64,
     epoch: u64,
     slot: Option<u32>,
-    single_task: bool,
 }
 
 impl Listing {
@@ -278,8 +277,8 @@ impl Listing {
             }
         };
         drop(core);
-        let shuffle = bound.shuffle.filter(|_| !self.single_task);
-        let order = shuffle.map(|s| SplitOrder::new(s.seed.unwrap_or(self.job_seed), self.epoch, self.slot));
+        let seed = |s: SplitShuffle| s.seed.unwrap_or(self.job_seed);
+        let order = bound.shuffle.map(|s| SplitOrder::new(seed(s), self.epoch, self.slot));
         provider.fill(self.feed, order, (bound.splits)(), self.issued, poke).await;
     }
 }

@@ -9,7 +9,7 @@ use super::clients::task_infos;
 use super::datasets::{difference, find, parse, register};
 use super::{Core, Txn};
 use crate::catalog::Bound;
-use crate::state::{Dataset, Job, Mode, State, Task, TaskState, Update, Worker};
+use crate::state::{Dataset, Job, Mode, Policy, State, Task, TaskState, Update, Worker, owed_tasks};
 
 /// Jobs of one client alone are named so, and forgotten with their last iteration.
 const ANONYMOUS: &str = "anonymous-";
@@ -39,8 +39,8 @@ impl Core {
                     Wanted::Known(id) => find(txn.state, id)?.clone(),
                     Wanted::Bound(_, dataset) => register(txn, (**dataset).clone(), None)?,
                 };
-                let job = get_or_create_job(txn, &request, &dataset)?;
-                let answer = match get_or_create_iteration(txn, &request, &job, unix_ms)? {
+                let job = get_or_create_job(self, txn, &request, &dataset)?;
+                let answer = match get_or_create_iteration(self, txn, &request, &job, unix_ms)? {
                     Some(iteration) => self.join(txn, &request, iteration, now)?,
                     None => over(&request, &job),
                 };
@@ -99,6 +99,9 @@ impl Core {
         }
         if !txn.state.is_member(client, id) {
             txn.apply(Update::ClientJoined { client, iteration: id, flight });
+            for update in owed_tasks(txn.state, id, flight) {
+                txn.apply(update);
+            }
         }
         txn.settle();
         if let Some(worker) = flight {
@@ -106,7 +109,7 @@ impl Core {
             let has_task = txn.state.iterations.get(&id).is_some_and(|i| i.tasks.values().any(running));
             if !has_task {
                 // Nothing is left for this worker: its stream is empty, and nobody stays behind.
-                txn.apply(Update::ClientGone { client, iteration: id, received: Vec::new() });
+                txn.apply(Update::client_gone(client, id));
             }
         } else {
             self.observed.lock().hear_client(id, client, now);
@@ -156,14 +159,17 @@ fn wanted_mode(request: &v1::OpenIterationRequest) -> Result<Option<Mode>> {
 }
 
 fn get_or_create_job(
+    core: &Core,
     txn: &mut Txn<'_>,
     request: &v1::OpenIterationRequest,
     dataset: &Dataset,
 ) -> Result<Job> {
     let name = JobName(request.job.clone());
     let mode = wanted_mode(request)?;
+    let caching = core.wanted_caching(request, dataset)?;
     if let Some(job) = txn.state.jobs.get(&name) {
         check_job(txn.state, job, dataset, request.has_seed.then_some(request.seed), mode)?;
+        check_policy(job, caching.policy.as_ref())?;
         return Ok(job.clone());
     }
     txn.apply(Update::JobCreated {
@@ -172,6 +178,8 @@ fn get_or_create_job(
         seed: if request.has_seed { request.seed } else { dataset.seed.unwrap_or(0) },
         mode: mode.unwrap_or(Mode::Dynamic),
         anonymous: request.job.starts_with(ANONYMOUS),
+        policy: caching.policy.unwrap_or_else(|| core.default_policy()),
+        encoding: caching.encoding,
     });
     let missing = || Error::internal(format!("job `{name}` vanished while it was opened"));
     txn.state.jobs.get(&name).cloned().ok_or_else(missing)
@@ -211,8 +219,19 @@ fn check_job(
     Ok(())
 }
 
+fn check_policy(job: &Job, policy: Option<&Policy>) -> Result<()> {
+    match policy.filter(|p| **p != job.policy) {
+        Some(policy) => Err(Error::already_exists(format!(
+            "job `{}` runs with policy `{}`, not `{policy}`; take another job name, or leave the policy out",
+            job.name, job.policy
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// The iteration to join; none if a Flight reader comes after its end.
 fn get_or_create_iteration(
+    core: &Core,
     txn: &mut Txn<'_>,
     request: &v1::OpenIterationRequest,
     job: &Job,
@@ -229,7 +248,10 @@ fn get_or_create_iteration(
         }
     }
     if job.finished.contains(epoch) {
-        return if request.flight { Ok(None) } else { Err(read_already(name, epoch)) };
+        // Under `dynamic` the other endpoints had all rows; under `off` this one's are its own, and which
+        // endpoints were read is forgotten.
+        let over = request.flight && job.mode == Mode::Dynamic;
+        return if over { Ok(None) } else { Err(read_already(name, epoch)) };
     }
     if job.abandoned.contains(epoch) {
         return Err(Error::failed_precondition(format!(
@@ -239,11 +261,18 @@ fn get_or_create_iteration(
     }
     if !txn.state.jobs.contains_key(name) {
         // Dropping the failed iteration took an anonymous job with it.
-        let Job { name, dataset, seed, mode, anonymous, .. } = job.clone();
-        txn.apply(Update::JobCreated { job: name, dataset, seed, mode, anonymous });
+        let Job { name, dataset, seed, mode, anonymous, policy, encoding, .. } = job.clone();
+        txn.apply(Update::JobCreated { job: name, dataset, seed, mode, anonymous, policy, encoding });
     }
     let iteration = IterationId(txn.state.next_id);
     txn.apply(Update::IterationOpened { iteration, job: name.clone(), epoch, at_ms });
+    let plan = match txn.state.datasets.get(&job.dataset) {
+        Some(dataset) => core.first_plan(job, dataset)?,
+        None => None,
+    };
+    if plan.is_some() {
+        txn.apply(Update::Planned { iteration, plan });
+    }
     Ok(Some(iteration))
 }
 

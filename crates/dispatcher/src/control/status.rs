@@ -6,6 +6,7 @@ use caju_types::Result;
 use super::Core;
 use super::leases::splits_total;
 use super::observed::add_stages;
+use super::workers::modes_to_proto;
 use crate::state::{Iteration, State, TaskState, Worker};
 
 impl Core {
@@ -57,6 +58,9 @@ impl Core {
             failure: iteration.failure.as_ref().map(Into::into),
             bottleneck: self.bottleneck(iteration, &stages),
             stages,
+            policy: state.jobs.get(&iteration.job).map(|j| j.policy.to_string()).unwrap_or_default(),
+            modes: Some(modes_to_proto(iteration.modes)),
+            caching: iteration.plan.as_deref().map(super::caching::describe).unwrap_or_default(),
             io: self.observed.lock().ended_io.get(&iteration.id).copied(),
         }
     }

@@ -5,7 +5,7 @@ use caju_types::{Error, ErrorKind, Result, TaskId, WorkerId};
 
 use super::leases::running_task;
 use super::{Core, Txn};
-use crate::state::{Failure, Iteration, Mode, State, Task, TaskState, Update, WorkerState};
+use crate::state::{Failure, Iteration, Mode, Modes, State, Task, TaskState, Update, WorkerState};
 
 impl Core {
     pub(crate) async fn register_worker(
@@ -73,7 +73,7 @@ impl Core {
         let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
         self.look(|state| {
             let (iteration, task) = running_task(state, id, worker)?;
-            let task = task_def(state, iteration, task)?;
+            let task = task_def(&self.config.cache_url, state, iteration, task)?;
             Ok(v1::GetTaskResponse { task: Some(task) })
         })
         .await?
@@ -90,7 +90,8 @@ impl Core {
             }
             let Some(failure) = &request.failure else {
                 self.observed.lock().end_task(iteration_id, &request.stages, request.io);
-                end(txn, id, request.rows_skipped);
+                let modes = request.modes.map(modes_from_proto).unwrap_or_default();
+                end(txn, id, request.rows_skipped, modes);
                 return Ok(());
             };
             let error = Error::from(failure);
@@ -146,8 +147,8 @@ fn register(txn: &mut Txn<'_>, request: &v1::RegisterWorkerRequest) -> WorkerId 
 }
 
 /// A task ended well; too many skipped rows are a failure all the same.
-fn end(txn: &mut Txn<'_>, id: TaskId, rows_skipped: u64) {
-    txn.apply(Update::TaskEnded { task: id, rows_skipped });
+fn end(txn: &mut Txn<'_>, id: TaskId, rows_skipped: u64, modes: Modes) {
+    txn.apply(Update::TaskEnded { task: id, rows_skipped, modes });
     let Some((iteration, _)) = txn.state.task(id) else { return };
     let limit = txn.state.datasets.get(&iteration.dataset).and_then(|d| d.skip_limit);
     let (iteration_id, skipped) = (iteration.id, iteration.rows_skipped);
@@ -167,7 +168,7 @@ fn should_run(state: &State, id: TaskId, worker: WorkerId) -> bool {
     state.task(id).is_some_and(|(iteration, task)| iteration.failure.is_none() && keep(task))
 }
 
-fn task_def(state: &State, iteration: &Iteration, task: &Task) -> Result<v1::TaskDef> {
+fn task_def(cache_url: &str, state: &State, iteration: &Iteration, task: &Task) -> Result<v1::TaskDef> {
     let lost =
         |what: &str| Error::internal(format!("{}: its {what} is not in the books", iteration.describe()));
     let dataset = state.datasets.get(&iteration.dataset).ok_or_else(|| lost("dataset"))?;
@@ -186,7 +187,17 @@ fn task_def(state: &State, iteration: &Iteration, task: &Task) -> Result<v1::Tas
         source_schema_ipc: dataset.source_schema_ipc.clone().into(),
         fingerprint: dataset.fingerprint.to_string(),
         deterministic: dataset.deterministic,
+        caching: iteration.caching,
+        cache_url: if iteration.caching { cache_url.to_string() } else { String::new() },
     })
+}
+
+fn modes_from_proto(m: v1::SplitModes) -> Modes {
+    Modes { compute: m.compute, put: m.put, get: m.get }
+}
+
+pub(super) fn modes_to_proto(m: Modes) -> v1::SplitModes {
+    v1::SplitModes { compute: m.compute, put: m.put, get: m.get }
 }
 
 pub(super) fn mode_to_proto(mode: Mode) -> v1::ProcessingMode {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use caju_types::{ClientId, ErrorKind, Fingerprint, IterationId, TaskId, WorkerId};
 
 use super::{Journal, JournalWriter, MemoryJournal, SCHEMA, SledJournal, codec, open_state_dir};
-use crate::state::{Dataset, Failure, FeedId, Mode, SplitRecord, State, Update};
+use crate::state::{Dataset, Failure, FeedId, Mode, Modes, Policy, SplitRecord, State, Update};
 
 /// The journal as it was written by the first version; it must be read for ever.
 const FIXTURE: &str = include_str!("../tests/fixtures/journal-v1.jsonl");
@@ -36,6 +36,7 @@ fn plain_updates() -> Vec<Update> {
         single_task: false,
         deterministic: true,
         skip_limit: Some(10),
+        hints: vec![],
     };
     let (job, iteration) = (caju_types::JobName("run-1".into()), IterationId(1001));
     let (worker, client) = (WorkerId(1), ClientId(1002));
@@ -66,6 +67,8 @@ fn plain_updates() -> Vec<Update> {
             seed: 3,
             mode: Mode::Dynamic,
             anonymous: false,
+            policy: Policy::Hint("a".into()),
+            encoding: None,
         },
         Update::IterationOpened { iteration, job, epoch: 0, at_ms: 1_700_000_000_000 },
         Update::ClientJoined { client, iteration, flight: None },
@@ -83,13 +86,24 @@ fn plain_updates() -> Vec<Update> {
         Update::TaskCreated { task: TaskId(1006), iteration, worker, feed: FeedId::SHARED },
         Update::FeedExhausted { iteration, feed: FeedId::SHARED },
         Update::Leased { task: TaskId(1006), request_no: 1, fresh: vec![], requeued: vec![0], end: true },
-        Update::TaskEnded { task: TaskId(1006), rows_skipped: 2 },
+        Update::Planned { iteration, plan: Some("{}".into()) },
+        Update::TaskEnded {
+            task: TaskId(1006),
+            rows_skipped: 2,
+            modes: Modes { compute: 1, put: 2, get: 3 },
+        },
         Update::ClientEnded { client, task: TaskId(1006) },
         Update::TaskLost { task: TaskId(1005), reason: "told to stop".into() },
         Update::WorkerDraining { worker },
         Update::WorkerLost { worker: WorkerId(2), reason: "silent".into(), at_ms: 1_700_000_001_000 },
         Update::WorkerForgotten { worker: WorkerId(2) },
-        Update::ClientGone { client, iteration, received: vec![(TaskId(1006), vec![])] },
+        Update::ClientGone {
+            client,
+            iteration,
+            received: vec![(TaskId(1006), vec![])],
+            broken_off: vec![],
+            reason: String::new(),
+        },
         Update::IterationFailed {
             iteration,
             failure: Failure { kind: "data loss".into(), message: "x: bad".into() },

@@ -3,22 +3,20 @@
 mod order;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use caju_types::{Error, Result};
-use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 pub(crate) use order::SplitOrder;
+use windows::Windows;
 
 use crate::state::{FeedId, SplitRecord, next_digest};
-
-/// Splits listed ahead of their lease when their order is the canonical one.
-const LOOK_AHEAD: usize = 256;
 
 /// The splits of one feed that were listed and not leased yet.
 ///
@@ -93,47 +91,21 @@ impl SplitProvider {
         &self,
         feed: FeedId,
         order: Option<SplitOrder>,
-        mut splits: BoxStream<'static, Result<String>>,
+        splits: BoxStream<'static, Result<String>>,
         issued: Issued,
         poke: &impl Fn(),
     ) -> Result<u64> {
+        let mut windows = Windows::new(splits, order);
         let mut skip = Skip { issued, count: 0, digest: 0 };
         let mut position = 0;
-        // The first split of the next repetition: repetitions follow one another, whatever the order in each.
-        let mut held: Option<(u32, SplitRecord)> = None;
-        for window in 0u32.. {
-            let len = order.map_or(1, |_| SplitOrder::window_len(window));
-            let mut records = Vec::with_capacity(len);
-            let mut repetition = None;
-            if let Some((r, record)) = held.take() {
-                repetition = Some(r);
-                records.push(record);
-            }
-            let mut last = false;
-            while records.len() < len {
-                let Some(split) = splits.next().await else {
-                    last = true;
-                    break;
-                };
-                let split = split?;
-                let next = if order.is_some() { repetition_of(&split) } else { 0 };
-                let record = SplitRecord { index: feed.index(position), split: split.into() };
-                position += 1;
-                if repetition.is_some_and(|r| r != next) {
-                    held = Some((next, record));
-                    break;
-                }
-                repetition = Some(next);
-                records.push(record);
-            }
-            if let Some(order) = order {
-                order.permute(window, &mut records);
-            }
-            let fresh = skip.pass(records)?;
-            self.push(fresh, if order.is_some() { len } else { LOOK_AHEAD }, poke).await;
-            if last {
-                break;
-            }
+        while let Some(window) = windows.next().await? {
+            // Positions are those of the epoch's order: what comes back from a lost task goes out in it again.
+            let record =
+                |(at, split): (u64, String)| SplitRecord { index: feed.index(at), split: split.into() };
+            let (ahead, start) = (windows.look_ahead(), position);
+            position += window.len() as u64;
+            let records = (start..).zip(window).map(record).collect();
+            self.push(skip.pass(records)?, ahead, poke).await;
         }
         skip.finish()?;
         Ok(position)
@@ -149,16 +121,6 @@ impl SplitProvider {
         self.ready.lock().queue.extend(records);
         poke();
     }
-}
-
-/// The repetition that a split, as the engine describes it, belongs to.
-fn repetition_of(split: &str) -> u32 {
-    #[derive(serde::Deserialize)]
-    struct Repeated {
-        #[serde(default)]
-        repetition: u32,
-    }
-    serde_json::from_str::<Repeated>(split).map_or(0, |r| r.repetition)
 }
 
 /// Passes over what was issued before a restart, and sees to it that the listing still begins with it.

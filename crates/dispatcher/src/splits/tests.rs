@@ -7,7 +7,7 @@ use caju_types::ErrorKind;
 use futures::StreamExt as _;
 
 use super::{Issued, SplitOrder, SplitProvider};
-use crate::state::{FeedId, next_digest};
+use crate::state::{FeedId, SplitRecord, next_digest};
 
 /// Takes everything, `step` at a time, yielding in between; what was listed at most ahead.
 async fn drain(
@@ -30,7 +30,12 @@ async fn drain(
         while provider.end().is_none() {
             let taken = provider.take(step);
             ahead = ahead.max(listed.load(Ordering::Relaxed) - seen.len());
-            seen.extend(taken.iter().map(|r| r.index));
+            let position = |(at, r): (usize, &SplitRecord)| {
+                assert_eq!(r.index, issued.count + at as u64, "positions are those of the order");
+                r.split.strip_prefix("split ").unwrap().parse::<u64>().unwrap()
+            };
+            let before = seen.len();
+            seen.extend(taken.iter().enumerate().map(|(i, r)| position((before + i, r))));
             tokio::task::yield_now().await;
         }
     };

@@ -3,7 +3,7 @@
 use caju_types::{DatasetId, Fingerprint, JobName, RowRanges};
 use serde::{Deserialize, Serialize};
 
-use super::Mode;
+use super::{Hint, Mode, Policy};
 
 /// A registered definition, with what binding it has found out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,13 +26,16 @@ pub struct Dataset {
     pub source_schema_ipc: Vec<u8>,
     /// The seed that the definition gives.
     pub seed: Option<u64>,
-    /// Whether one task at a time must see all splits in canonical order.
+    /// Whether one task at a time must see all splits in their order.
     pub single_task: bool,
     /// Whether the definition promises an order.
     pub deterministic: bool,
     /// Rows that an epoch may drop under `on_error: skip`; none if rows may not be dropped.
     #[serde(default)]
     pub skip_limit: Option<u64>,
+    /// Its hints, from the source down.
+    #[serde(default)]
+    pub hints: Vec<Hint>,
 }
 
 /// A named use of a dataset.
@@ -46,6 +49,12 @@ pub struct Job {
     pub seed: u64,
     /// How splits are handed out.
     pub mode: Mode,
+    /// Who decides what is stored.
+    #[serde(default)]
+    pub policy: Policy,
+    /// How parts are written, where the user said so; else the policy chooses.
+    #[serde(default)]
+    pub encoding: Option<String>,
     /// Whether it was made for one client.
     pub anonymous: bool,
     /// Epochs that were read to their end and forgotten since.

@@ -21,7 +21,7 @@ impl FeedId {
     /// The one feed of an iteration under `dynamic`.
     pub const SHARED: FeedId = FeedId(0);
 
-    /// The index of the split at `position` of this feed's canonical order; unique in the iteration.
+    /// The index of the split at `position` of this feed's order; unique in the iteration.
     pub fn index(self, position: u64) -> u64 {
         (u64::from(self.0) << INDEX_BITS) | (position & ((1 << INDEX_BITS) - 1))
     }

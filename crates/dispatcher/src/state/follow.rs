@@ -110,6 +110,25 @@ fn off_tasks(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Vec<
     wanted
 }
 
+/// Under `off`: tasks for workers that a reader who comes now wants and that were never given one. Each worker
+/// owes the job its whole pipeline, whoever has read the others': that those are over does not end the epoch.
+/// Later [`follow_ups`] see these tasks as any other.
+pub fn owed_tasks(state: &State, id: IterationId, flight: Option<WorkerId>) -> Vec<Update> {
+    let Some(iteration) = state.iterations.get(&id) else { return Vec::new() };
+    if iteration.mode != Mode::Off || iteration.failure.is_some() {
+        return Vec::new();
+    }
+    let wanted = state.active_workers().filter(|w| flight.is_none_or(|f| f == w.id));
+    let owed = wanted.filter(|w| !iteration.feeds.contains_key(&FeedId(w.slot)));
+    let created = |(k, w): (u64, &Worker)| Update::TaskCreated {
+        task: TaskId(state.next_id + k),
+        iteration: id,
+        worker: w.id,
+        feed: FeedId(w.slot),
+    };
+    (0..).zip(owed).map(created).collect()
+}
+
 /// Workers that clients can read from; all, if there are none such.
 fn preferred<'a>(iteration: &Iteration, eligible: &[&'a Worker]) -> Vec<&'a Worker> {
     let good = |w: &&&Worker| iteration.strikes_of(w.id) < STRIKES_TO_AVOID;

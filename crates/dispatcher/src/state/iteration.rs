@@ -10,7 +10,7 @@ use std::sync::Arc;
 use caju_types::{ClientId, DatasetId, Error, IterationId, JobName, RowRanges, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{Failure, Feed, FeedId, Lease, Mode, SplitRecord, Task, TaskState};
+use super::{Failure, Feed, FeedId, Lease, Mode, Modes, SplitRecord, Task, TaskState};
 
 /// One epoch of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +44,15 @@ pub struct Iteration {
     pub last_loss: Option<String>,
     /// Rows dropped under `on_error: skip`.
     pub rows_skipped: u64,
+    /// Whether hints may be used: else tasks leave them out, which reads less where nothing is stored.
+    #[serde(default)]
+    pub caching: bool,
+    /// What is stored and read now, as the engine's plan in JSON.
+    #[serde(default)]
+    pub plan: Option<Arc<str>>,
+    /// How the splits of ended tasks were run.
+    #[serde(default)]
+    pub modes: Modes,
     /// It failed.
     pub failure: Option<Failure>,
 }
@@ -150,13 +159,14 @@ impl Iteration {
         self.version += 1;
     }
 
-    pub(super) fn task_ended(&mut self, id: TaskId, rows_skipped: u64) {
+    pub(super) fn task_ended(&mut self, id: TaskId, rows_skipped: u64, modes: Modes) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         if task.is_lost() || task.reported {
             return;
         }
         task.reported = true;
         self.rows_skipped += rows_skipped;
+        self.modes += modes;
         let worker = task.worker;
         self.members.retain(|_, m| m.flight != Some(worker));
         self.end(id);
@@ -216,7 +226,14 @@ impl Iteration {
         self.settle_lost(id);
     }
 
-    pub(super) fn client_gone(&mut self, client: ClientId, received: &[(TaskId, Vec<(u64, RowRanges)>)]) {
+    /// A client left. Tasks that it broke off are lost, for its rows of them may be: that is nobody's fault.
+    pub(super) fn client_gone(
+        &mut self,
+        client: ClientId,
+        received: &[(TaskId, Vec<(u64, RowRanges)>)],
+        broken_off: &[TaskId],
+        reason: &str,
+    ) {
         if self.members.remove(&client).is_none() {
             return;
         }
@@ -226,6 +243,12 @@ impl Iteration {
         for (id, rows) in received {
             if let Some(task) = self.tasks.get_mut(id) {
                 task.receive(rows);
+            }
+        }
+        for id in broken_off {
+            let news = self.lose(*id, &format!("{client} left: {reason}"));
+            if let Some(task) = self.tasks.get_mut(id).filter(|_| news) {
+                task.blameless = true;
             }
         }
         let ids: Vec<TaskId> = self.tasks.keys().copied().collect();
@@ -252,12 +275,13 @@ impl Iteration {
         self.settle_lost(id);
     }
 
-    /// A task's rows will not come. Nothing changes for a task that is done.
-    fn lose(&mut self, id: TaskId, reason: &str) {
+    /// A task's rows will not come. Nothing changes, and the answer is false, if that is known or the task is
+    /// done.
+    fn lose(&mut self, id: TaskId, reason: &str) -> bool {
         let awaiting: BTreeSet<ClientId> = self.own_members().collect();
-        let Some(task) = self.tasks.get_mut(&id) else { return };
+        let Some(task) = self.tasks.get_mut(&id) else { return false };
         if task.is_lost() || task.state == TaskState::Done {
-            return;
+            return false;
         }
         self.version += 1;
         let worker = task.worker;
@@ -271,6 +295,7 @@ impl Iteration {
         } else {
             self.members.retain(|_, m| m.flight != Some(worker));
         }
+        true
     }
 
     /// A lost task's splits go back once every client has said what it received of them.
@@ -286,7 +311,7 @@ impl Iteration {
             if let Some(rows) = task.received.get(&index) {
                 lease.done.extend(rows);
             }
-            lease.lost += 1;
+            lease.lost += u32::from(!task.blameless);
             feed.pending.insert(index, lease);
         }
         self.version += 1;

@@ -4,6 +4,7 @@
 //! and [`follow_ups`] for what must follow from any change); what was decided is an [`Update`], and the
 //! updates are the journal: applying them again, in order, gives the same state.
 
+mod caching;
 mod dataset;
 mod feed;
 mod follow;
@@ -17,12 +18,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
+pub use caching::{Hint, Policy};
 pub use dataset::{Dataset, Job};
 pub use feed::{Feed, FeedId, Lease, next_digest};
-pub use follow::follow_ups;
+pub use follow::{follow_ups, owed_tasks};
 pub use iteration::{Iteration, Member};
 pub use task::{Task, TaskState};
-pub use update::{Failure, Mode, SplitRecord, Update};
+pub use update::{Failure, Mode, Modes, SplitRecord, Update};
 pub use worker::{Worker, WorkerState};
 
 /// Everything that the dispatcher must not forget.
@@ -79,12 +81,14 @@ impl State {
             Update::DatasetRegistered { dataset } => {
                 self.datasets.insert(dataset.id.clone(), dataset.clone());
             }
-            Update::JobCreated { job, dataset, seed, mode, anonymous } => {
+            Update::JobCreated { job, dataset, seed, mode, anonymous, policy, encoding } => {
                 let job = Job {
                     name: job.clone(),
                     dataset: dataset.clone(),
                     seed: *seed,
                     mode: *mode,
+                    policy: policy.clone(),
+                    encoding: encoding.clone(),
                     anonymous: *anonymous,
                     finished: RowRanges::default(),
                     abandoned: RowRanges::default(),
@@ -145,7 +149,13 @@ impl State {
     }
 
     fn open(&mut self, id: IterationId, job: &JobName, epoch: u64, opened_ms: u64) {
-        let Some((dataset, mode)) = self.jobs.get(job).map(|j| (j.dataset.clone(), j.mode)) else { return };
+        let Some((dataset, mode, policy)) =
+            self.jobs.get(job).map(|j| (j.dataset.clone(), j.mode, j.policy.clone()))
+        else {
+            return;
+        };
+        let caching = policy != Policy::Compute
+            && self.datasets.get(&dataset).is_some_and(|d| d.hints.iter().any(|h| h.behind.is_none()));
         self.next_id = self.next_id.max(id.0 + 1);
         let exclusive = mode == Mode::Off || self.datasets.get(&dataset).is_some_and(|d| d.single_task);
         let iteration = Iteration {
@@ -163,6 +173,9 @@ impl State {
             strikes: BTreeMap::new(),
             last_loss: None,
             rows_skipped: 0,
+            caching,
+            plan: None,
+            modes: Modes::default(),
             failure: None,
         };
         self.iterations.insert(id, iteration);
@@ -203,13 +216,18 @@ impl State {
                 iteration.lease(*task, *request_no, fresh, requeued, *end);
             }
             Update::FeedExhausted { feed, .. } => iteration.exhaust(*feed),
-            Update::TaskEnded { task, rows_skipped } => iteration.task_ended(*task, *rows_skipped),
+            Update::TaskEnded { task, rows_skipped, modes } => {
+                iteration.task_ended(*task, *rows_skipped, *modes);
+            }
+            Update::Planned { plan, .. } => iteration.plan.clone_from(plan),
             Update::TaskLost { task, reason } => iteration.task_lost(*task, reason),
             Update::ClientEnded { client, task } => iteration.client_ended(*client, *task),
             Update::ClientLost { client, task, received, reason } => {
                 iteration.client_lost(*client, *task, received, reason);
             }
-            Update::ClientGone { client, received, .. } => iteration.client_gone(*client, received),
+            Update::ClientGone { client, received, broken_off, reason, .. } => {
+                iteration.client_gone(*client, received, broken_off, reason);
+            }
             Update::IterationFailed { failure, .. } => iteration.fail(failure.clone()),
             _ => {}
         }
@@ -219,6 +237,7 @@ impl State {
         match update {
             Update::ClientJoined { iteration, .. }
             | Update::TaskCreated { iteration, .. }
+            | Update::Planned { iteration, .. }
             | Update::FeedExhausted { iteration, .. }
             | Update::ClientGone { iteration, .. }
             | Update::IterationFailed { iteration, .. } => Some(*iteration),

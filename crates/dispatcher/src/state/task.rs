@@ -32,6 +32,9 @@ pub struct Task {
     pub read_by: BTreeSet<ClientId>,
     /// What clients reported to have received from it, per split.
     pub received: BTreeMap<u64, RowRanges>,
+    /// It is lost because a reader left: its splits are not suspected of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub blameless: bool,
 }
 
 /// How far a task is.
@@ -65,6 +68,7 @@ impl Task {
             leases: BTreeMap::new(),
             read_by: BTreeSet::new(),
             received: BTreeMap::new(),
+            blameless: false,
         }
     }
 

@@ -7,7 +7,7 @@ use caju_proto::v1;
 use caju_types::{ClientId, DatasetId, Error, ErrorKind, IterationId, JobName, RowRanges, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{Dataset, FeedId, State};
+use super::{Dataset, FeedId, Policy, State};
 
 /// One change of the state. Times and identifiers travel inside, so that a replay is exact.
 ///
@@ -72,6 +72,12 @@ pub enum Update {
         mode: Mode,
         /// Whether it was made for one client and dies with it.
         anonymous: bool,
+        /// Who decides what is stored.
+        #[serde(default)]
+        policy: Policy,
+        /// How parts are written, where the user said so.
+        #[serde(default)]
+        encoding: Option<String>,
     },
     /// An epoch of a job begins.
     IterationOpened {
@@ -83,6 +89,13 @@ pub enum Update {
         epoch: u64,
         /// When, in milliseconds since the Unix epoch.
         at_ms: u64,
+    },
+    /// From now on the splits of an iteration are stored and read so.
+    Planned {
+        /// Which.
+        iteration: IterationId,
+        /// The engine's plan, in JSON; none: compute.
+        plan: Option<Arc<str>>,
     },
     /// A reader joins an iteration.
     ClientJoined {
@@ -130,6 +143,9 @@ pub enum Update {
         task: TaskId,
         /// Rows dropped under `on_error: skip`.
         rows_skipped: u64,
+        /// How its splits were run.
+        #[serde(default)]
+        modes: Modes,
     },
     /// A worker gave a task up without its rows being wrong, as when it is told to stop.
     TaskLost {
@@ -164,6 +180,12 @@ pub enum Update {
         iteration: IterationId,
         /// What it has received of tasks that are not over, if it said so.
         received: Vec<(TaskId, Vec<(u64, RowRanges)>)>,
+        /// Tasks that it broke off: what it has not received of them goes to others, and counts against nobody.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        broken_off: Vec<TaskId>,
+        /// Why it left, if it said so.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        reason: String,
     },
     /// An iteration failed, for all its clients.
     IterationFailed {
@@ -184,10 +206,37 @@ pub enum Update {
     },
 }
 
+impl Update {
+    /// A client left without saying anything.
+    pub(crate) fn client_gone(client: ClientId, iteration: IterationId) -> Self {
+        let (received, broken_off, reason) = (Vec::new(), Vec::new(), String::new());
+        Update::ClientGone { client, iteration, received, broken_off, reason }
+    }
+}
+
+/// How splits were run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Modes {
+    /// Computed.
+    pub compute: u64,
+    /// Computed and stored.
+    pub put: u64,
+    /// Read from a snapshot.
+    pub get: u64,
+}
+
+impl std::ops::AddAssign for Modes {
+    fn add_assign(&mut self, other: Self) {
+        self.compute += other.compute;
+        self.put += other.put;
+        self.get += other.get;
+    }
+}
+
 /// A split as it was listed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SplitRecord {
-    /// Its position in the canonical order of its feed; the feed's number is in the upper bits.
+    /// Its position in the order of its feed, which is that of the epoch; the feed's number is in the upper bits.
     pub index: u64,
     /// The engine's description of it, in JSON.
     pub split: Arc<str>,

@@ -106,7 +106,19 @@ impl Sim {
         if self.clients.len() > 1 {
             let client = self.clients.remove(c);
             let received = client.tasks.keys().map(|t| client.report(*t)).collect();
-            self.world.close(client.id, self.iteration, received).await;
+            // Every other one breaks its streams off: what it did not get of them goes to others.
+            let broken_off: Vec<u64> = match client.id % 2 {
+                0 => Vec::new(),
+                _ => client.tasks.keys().copied().filter(|t| !client.closed.contains(t)).collect(),
+            };
+            let request = v1::CloseClientRequest {
+                client_id: client.id,
+                iteration_id: self.iteration,
+                received,
+                broken_off,
+                reason: "enough".into(),
+            };
+            self.world.core.close_client(request).await.unwrap();
         }
     }
 

@@ -52,6 +52,7 @@ impl Catalog for FakeCatalog {
             deterministic: false,
             shuffle: definition.get("shuffle").map(|s| SplitShuffle { seed: s.as_u64() }),
             skip_limit: definition["skip_limit"].as_u64(),
+            hints: Vec::new(),
             splits: Arc::new(move || {
                 let v = version.load(Ordering::Relaxed);
                 let split = move |i: u64| Ok(json!({ "i": i, "v": v }).to_string());
@@ -173,7 +174,12 @@ impl World {
     }
 
     pub(crate) async fn close(&self, client: u64, iteration: u64, received: Vec<v1::LostTask>) {
-        let request = v1::CloseClientRequest { client_id: client, iteration_id: iteration, received };
+        let request = v1::CloseClientRequest {
+            client_id: client,
+            iteration_id: iteration,
+            received,
+            ..Default::default()
+        };
         self.core.close_client(request).await.unwrap();
     }
 

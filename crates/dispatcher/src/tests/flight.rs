@@ -91,3 +91,42 @@ fn a_worker_lost_before_its_first_row_harms_nobody() {
         assert_eq!(e.kind(), ErrorKind::Unavailable);
     });
 }
+
+fn off(job: &str, worker: u64) -> v1::OpenIterationRequest {
+    v1::OpenIterationRequest { mode: v1::ProcessingMode::Off.into(), ..ticket(job, worker) }
+}
+
+#[test]
+fn under_off_each_endpoint_has_everything_also_one_after_another() {
+    run(async {
+        let w = World::new();
+        let workers = [w.worker("a:1").await, w.worker("b:1").await, w.worker("c:1").await];
+        for worker in workers {
+            let open = w.core.open_iteration(off("f", worker)).await.unwrap();
+            assert_eq!(read_all(&w, &open, worker).await.len(), 4, "worker-{worker}");
+            let again = w.core.open_iteration(off("f", worker)).await.unwrap();
+            assert!(again.tasks.is_empty(), "an endpoint is read once");
+        }
+        let late = w.worker("d:1").await;
+        let open = w.core.open_iteration(off("f", late)).await.unwrap();
+        assert_eq!(read_all(&w, &open, late).await.len(), 4, "a worker that came later has it too");
+        let alive = [(1, "a:1"), (2, "b:1"), (3, "c:1"), (4, "d:1")];
+        w.silence(std::time::Duration::from_secs(310), &alive, &[]).await;
+        let e = w.core.open_iteration(off("f", workers[1])).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::FailedPrecondition, "which endpoints were read is forgotten: {e}");
+    });
+}
+
+#[test]
+fn under_off_our_own_client_gets_what_flight_readers_left() {
+    run(async {
+        let w = World::new();
+        let (a, b) = (w.worker("a:1").await, w.worker("b:1").await);
+        let open = w.core.open_iteration(off("f", a)).await.unwrap();
+        assert_eq!(read_all(&w, &open, a).await.len(), 4);
+        let own = v1::OpenIterationRequest { flight: false, flight_worker_id: 0, ..off("f", 0) };
+        let own = w.core.open_iteration(own).await.unwrap();
+        let workers: Vec<u64> = own.tasks.iter().filter(|t| !t.ended).map(|t| t.worker_id).collect();
+        assert_eq!((workers, own.finished), (vec![b], false));
+    });
+}

@@ -367,3 +367,82 @@ fn a_single_task_ends_the_feed_when_it_has_enough() {
         assert!(view.finished, "`take` had enough");
     });
 }
+
+/// What a task is given, as the numbers of the splits.
+async fn split_order(definition: &serde_json::Value, workers: usize, losses: u64) -> Vec<u64> {
+    let w = World::new();
+    let mut ids = Vec::new();
+    for i in 0..workers {
+        ids.push(w.worker(&format!("w{i}:1")).await);
+    }
+    let open = w.open(definition, "j").await;
+    let (mut seen, mut tasks) = (Vec::new(), open.tasks);
+    for loss in 0..=losses {
+        assert_eq!(tasks.len(), 1);
+        let (task, worker) = (tasks[0].task_id, tasks[0].worker_id);
+        seen.clear();
+        for no in 1.. {
+            let answer = w.next(task, worker, no, 7).await.unwrap();
+            if answer.end || (loss < losses && no > 4) {
+                break;
+            }
+            let number = |s: &v1::SplitLease| {
+                serde_json::from_str::<serde_json::Value>(&s.split_json).unwrap()["i"].as_u64().unwrap()
+            };
+            seen.extend(answer.splits.iter().map(number));
+        }
+        if loss < losses {
+            let lost = super::fake::lost(task, &[]);
+            tasks = w.beat(open.client_id, open.iteration_id, &[], &[lost]).await.tasks;
+        }
+    }
+    seen
+}
+
+#[test]
+fn a_single_task_sees_a_new_order_each_epoch_that_is_the_same_everywhere() {
+    run(async {
+        let definition = json!({"splits": 300, "single": true, "shuffle": 5});
+        let order = split_order(&definition, 1, 0).await;
+        assert!(!order.is_sorted(), "permuted though one task sees them all");
+        assert_eq!(split_order(&definition, 4, 0).await, order, "for every number of workers");
+        assert_eq!(split_order(&definition, 2, 3).await, order, "after losses too");
+        assert_ne!(split_order(&json!({"splits": 300, "single": true, "shuffle": 6}), 1, 0).await, order);
+        let mut sorted = order;
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..300).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn readers_that_leave_early_are_no_strike_against_a_split() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let stays = w.open(&json!({"splits": 3}), "j").await;
+        let mut tasks = stays.tasks.clone();
+        // Far more often than a split may be lost before it is held to be the cause.
+        for _ in 0..30 {
+            let goes = w.open(&json!({"splits": 3}), "j").await;
+            let task = tasks[0].task_id;
+            assert_eq!(indices(&w.next(task, worker, 1, 9).await.unwrap()), [0, 1, 2]);
+            let request = v1::CloseClientRequest {
+                client_id: goes.client_id,
+                iteration_id: goes.iteration_id,
+                received: vec![super::fake::lost(task, &[(1, 0, 4)])],
+                broken_off: vec![task],
+                reason: "enough".into(),
+            };
+            w.core.close_client(request).await.unwrap();
+            let lost = super::fake::lost(task, &[(0, 0, 2)]);
+            tasks = w.beat(stays.client_id, stays.iteration_id, &[], &[lost]).await.tasks;
+        }
+        let state = w.core.snapshot();
+        let iteration = state.iterations.values().next().unwrap();
+        assert!(iteration.failure.is_none() && iteration.strikes.is_empty());
+        let answer = w.next(tasks[0].task_id, worker, 1, 9).await.unwrap();
+        assert_eq!(indices(&answer), [0, 1, 2]);
+        assert_eq!(answer.splits[0].done, vec![v1::RowRange { start: 0, end: 2 }]);
+        assert_eq!(answer.splits[1].done, vec![v1::RowRange { start: 0, end: 4 }]);
+    });
+}

@@ -225,7 +225,12 @@ fn a_restarted_dispatcher_goes_on_where_it_was() {
                 if answer.end {
                     break;
                 }
-                seen.extend(indices(&answer));
+                let number = |s: &v1::SplitLease| {
+                    let split: serde_json::Value = serde_json::from_str(&s.split_json).unwrap();
+                    split["i"].as_u64().unwrap()
+                };
+                assert!(indices(&answer).is_sorted(), "leased in the order of the epoch");
+                seen.extend(answer.splits.iter().map(number));
             }
             let in_order = seen.is_sorted();
             assert_eq!(in_order, def.get("shuffle").is_none());

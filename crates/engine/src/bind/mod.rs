@@ -13,8 +13,10 @@ use caju_pipeline::{DatasetDef, SourceDef, StageOp};
 use caju_types::{Error, Fingerprint, Result};
 use futures::stream::BoxStream;
 
+use steps::Level;
 pub(crate) use steps::Step;
 
+use crate::caching::BoundHint;
 use crate::source::{RowPredicate, Source, SourceContext, Split, open_source};
 
 /// A definition bound to its data: everything a task needs, shared by all tasks of the dataset.
@@ -24,6 +26,7 @@ pub struct BoundPipeline {
     pub(crate) root: Branch,
     plan: plan::SplitPlan,
     stats_names: Vec<String>,
+    hints: Vec<BoundHint>,
 }
 
 /// A source with the stages that follow it; the children of a combinator are branches of their own.
@@ -69,10 +72,35 @@ pub async fn bind(
     ctx: &SourceContext,
     source_schema: Option<SchemaRef>,
 ) -> Result<BoundPipeline> {
+    bind_with(def, registry, ctx, source_schema, Hints::Ignored).await
+}
+
+/// Whether a bound pipeline can store and read at its hints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hints {
+    /// Hints do nothing, and columns and filters are pushed into the source across them.
+    Ignored,
+    /// Everything that stands above a hint is computed as the hint's prefix says: all its columns, all its
+    /// rows, so that other pipelines with the prefix find what they need.
+    Kept,
+}
+
+/// [`bind`], with hints kept if they are of use.
+///
+/// # Errors
+/// As [`bind`].
+pub async fn bind_with(
+    def: &DatasetDef,
+    registry: &Registry,
+    ctx: &SourceContext,
+    source_schema: Option<SchemaRef>,
+    hints: Hints,
+) -> Result<BoundPipeline> {
     caju_pipeline::validate(def)?;
     let fingerprint = caju_pipeline::fingerprint(def, registry)?;
     let source = open_source(&def.source, ctx, source_schema).await?;
-    let root = bind_branch(def, registry, source, String::new(), 0)?;
+    let level = Level { depth: 0, keep_hints: hints == Hints::Kept };
+    let root = bind_branch(def, registry, source, String::new(), level)?;
     let plan = plan::SplitPlan::of(def);
     let mut root = root;
     plan.finish_steps(&mut root.steps);
@@ -80,7 +108,20 @@ pub async fn bind(
         .chain(def.stages.iter().enumerate().map(|(i, s)| format!("{i}.{}", s.op.name())))
         .chain(std::iter::once("output".to_string()))
         .collect();
-    Ok(BoundPipeline { def: def.clone(), fingerprint, root, plan, stats_names })
+    let hints = if level.keep_hints { bound_hints(def, &root)? } else { Vec::new() };
+    Ok(BoundPipeline { def: def.clone(), fingerprint, root, plan, stats_names, hints })
+}
+
+/// The hints that have a step: those with split-local stages alone above them.
+fn bound_hints(def: &DatasetDef, root: &Branch) -> Result<Vec<BoundHint>> {
+    let local = root.steps.iter().filter(|s| matches!(s, Step::Hint(_))).count();
+    let bound = |hint: caju_pipeline::Hint| {
+        let definition = caju_pipeline::prefix_json(def, &hint.name)?;
+        let prefix = caju_pipeline::describe(&DatasetDef::from_json(&definition)?).join(" | ");
+        let schema = Arc::clone(&root.schemas[hint.stage_index]);
+        Ok(BoundHint { name: hint.name, schema, stage: hint.stage_index, definition, prefix })
+    };
+    def.hints().into_iter().take(local).map(bound).collect()
 }
 
 fn bind_branch(
@@ -88,7 +129,7 @@ fn bind_branch(
     registry: &Registry,
     source: Arc<dyn Source>,
     place: String,
-    depth: u32,
+    level: Level,
 ) -> Result<Branch> {
     let (kind, child_defs): (BranchKind, &[DatasetDef]) = match &def.source {
         SourceDef::Concatenate(c) => (BranchKind::Concatenate, c),
@@ -98,12 +139,13 @@ fn bind_branch(
         SourceDef::Zip(c) => (BranchKind::Zip, c),
         _ => (BranchKind::Leaf, &[]),
     };
+    let below = Level { depth: level.depth + 1, ..level };
     let children = child_defs
         .iter()
         .zip(source.children())
         .enumerate()
         .map(|(i, (d, s))| {
-            bind_branch(d, registry, Arc::clone(s), format!("{place}source.datasets[{i}]."), depth + 1)
+            bind_branch(d, registry, Arc::clone(s), format!("{place}source.datasets[{i}]."), below)
         })
         .collect::<Result<Vec<_>>>()?;
     let input = match kind {
@@ -111,22 +153,28 @@ fn bind_branch(
         BranchKind::Zip => zipped_schema(&children, &place)?,
         _ => common_schema(&children, &place)?,
     };
-    let (first, _) = steps::bind_stages(def, registry, &input, &place, depth)?;
-    let needed = if kind == BranchKind::Leaf { needed_columns(def, &input, &first) } else { None };
+    let (first, _) = steps::bind_stages(def, registry, &input, &place, level)?;
+    let needed =
+        if kind == BranchKind::Leaf { needed_columns(def, &input, &first, level.keep_hints) } else { None };
     let Some(needed) = needed else {
-        let (mut steps, schemas) = steps::bind_stages(def, registry, &input, &place, depth)?;
+        let (mut steps, schemas) = steps::bind_stages(def, registry, &input, &place, level)?;
         let predicates = pushdown::predicates(def, registry, &source, &mut steps, &place)?;
         return Ok(Branch { source, kind, projection: None, predicates, children, steps, schemas });
     };
     let needed: Vec<usize> = needed.into_iter().collect();
     let projected = Arc::new(input.project(&needed).map_err(|e| Error::internal(e.to_string()))?);
-    let (mut steps, schemas) = steps::bind_stages(def, registry, &projected, &place, depth)?;
+    let (mut steps, schemas) = steps::bind_stages(def, registry, &projected, &place, level)?;
     let predicates = pushdown::predicates(def, registry, &source, &mut steps, &place)?;
     Ok(Branch { source, kind, projection: Some(needed), predicates, children, steps, schemas })
 }
 
 /// The source columns that anybody reads, if some stage makes rows of named columns only; `None`: all.
-fn needed_columns(def: &DatasetDef, input: &Schema, steps: &[Step]) -> Option<BTreeSet<usize>> {
+fn needed_columns(
+    def: &DatasetDef,
+    input: &Schema,
+    steps: &[Step],
+    keep_hints: bool,
+) -> Option<BTreeSet<usize>> {
     let width = input.fields().len();
     let mut needed = BTreeSet::new();
     let mut rows = steps.iter().filter_map(|s| match s {
@@ -135,6 +183,7 @@ fn needed_columns(def: &DatasetDef, input: &Schema, steps: &[Step]) -> Option<BT
     });
     for stage in &def.stages {
         match &stage.op {
+            StageOp::Autocache { .. } if keep_hints => return None,
             StageOp::Autocache { .. } | StageOp::Sleep(_) | StageOp::Burn(_) => continue,
             StageOp::BucketByLength { .. } | StageOp::PaddedBatch { .. } => return None,
             StageOp::Unnest { .. } | StageOp::FlatMap { .. } => return None,
@@ -254,9 +303,16 @@ impl BoundPipeline {
         self.plan.single_task()
     }
 
-    /// Whether a `shuffle` asks for a new order of splits each epoch.
+    /// Whether a `shuffle` asks for a new order of splits each epoch. It does not if rows are counted above it
+    /// (`take` or `skip` where the counts are not known beforehand): which ones those are is a matter of the
+    /// canonical order.
     pub fn shuffles_splits(&self) -> bool {
-        self.def.stages.iter().any(|s| matches!(s.op, StageOp::Shuffle { .. }))
+        self.plan.permutes()
+    }
+
+    /// The hints at which something can be stored and read.
+    pub(crate) fn hints(&self) -> &[BoundHint] {
+        &self.hints
     }
 
     pub(crate) fn stats_names(&self) -> &[String] {

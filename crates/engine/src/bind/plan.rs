@@ -22,6 +22,8 @@ pub(crate) struct SplitPlan {
     counts: bool,
     /// How many of the definition's `take` and `skip` stages are planned away: the first ones.
     planned: usize,
+    /// Whether a `shuffle` may have the splits in another order: no rows are counted above the first one.
+    permutes: bool,
 }
 
 /// A planned `take` or `skip`.
@@ -55,13 +57,23 @@ impl SplitPlan {
     pub(crate) fn of(def: &DatasetDef) -> Self {
         // A promised order and make-up of batches needs one stream of rows.
         let ordered = def.options.deterministic;
-        let mut plan = Self { trims: Vec::new(), repetitions: Some(1), counts: ordered, planned: 0 };
+        let mut plan =
+            Self { trims: Vec::new(), repetitions: Some(1), counts: ordered, planned: 0, permutes: false };
+        let (mut shuffled, mut counted) = (false, false);
         let mut plannable = rows_known(&def.source) && matches!(def.options.on_error, OnError::Fail);
         for stage in &def.stages {
             match &stage.op {
                 StageOp::Take(n) if plannable => plan.trims.push(Trim::Take(*n)),
                 StageOp::Skip(n) if plannable => plan.trims.push(Trim::Skip(*n)),
-                StageOp::Take(_) | StageOp::Skip(_) => plan.counts = true,
+                StageOp::Take(_) | StageOp::Skip(_) => {
+                    plan.counts = true;
+                    counted = true;
+                }
+                StageOp::Shuffle { .. } if !shuffled => {
+                    shuffled = true;
+                    plan.permutes = !counted;
+                    plannable = false;
+                }
                 StageOp::Repeat(n) => {
                     plan.repetitions = match (plan.repetitions, n) {
                         (Some(a), Some(b)) => Some(a.saturating_mul(*b)),
@@ -78,6 +90,10 @@ impl SplitPlan {
 
     pub(crate) fn single_task(&self) -> bool {
         self.counts
+    }
+
+    pub(crate) fn permutes(&self) -> bool {
+        self.permutes
     }
 
     /// Takes out the steps that are planned away, and says how short batches end.

@@ -11,10 +11,12 @@ use crate::row::{OutColumn, RowOp, RowStage, inflated_field, unnested_schema};
 use crate::source::feature_field;
 use crate::stream::Padding;
 
-/// What is left to do of a stage once its schema is known. Hints leave no step.
+/// What is left to do of a stage once its schema is known.
 #[derive(Clone)]
 pub(crate) enum Step {
     Rows(Arc<RowStage>),
+    /// Rows may be stored here, or come from what was stored: the index among the pipeline's hints.
+    Hint(usize),
     Cost {
         cost: Cost,
         burn: bool,
@@ -65,8 +67,10 @@ pub(crate) fn bind_stages(
     registry: &Registry,
     input: &SchemaRef,
     place: &str,
-    depth: u32,
+    at: Level,
 ) -> Result<(Vec<Step>, Vec<SchemaRef>)> {
+    let Level { depth, keep_hints } = at;
+    let mut hints = 0;
     let mut schemas = vec![Arc::clone(input)];
     let mut steps = Vec::new();
     let mut streaming = false;
@@ -83,7 +87,13 @@ pub(crate) fn bind_stages(
             )));
         }
         streaming |= !stage.op.is_split_local();
-        let step = bind_stage(&stage.op, registry, &schema, at)?;
+        let step = match stage.op {
+            StageOp::Autocache { .. } if keep_hints && depth == 0 && !streaming => {
+                hints += 1;
+                Some(Step::Hint(hints - 1))
+            }
+            _ => bind_stage(&stage.op, registry, &schema, at)?,
+        };
         schemas.push(match &step {
             Some(Step::Rows(r)) => Arc::clone(&r.schema),
             _ => schema,
@@ -91,6 +101,13 @@ pub(crate) fn bind_stages(
         steps.extend(step);
     }
     Ok((steps, schemas))
+}
+
+/// Where a definition stands: nested in others or not, and whether its hints are of use.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Level {
+    pub(crate) depth: u32,
+    pub(crate) keep_hints: bool,
 }
 
 struct Place {

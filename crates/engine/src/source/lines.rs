@@ -10,7 +10,7 @@ use arrow_array::RecordBatch;
 use arrow_schema::{Schema, SchemaRef};
 use bytes::Bytes;
 use caju_pipeline::{ColumnType, Compression};
-use caju_types::{Error, Result};
+use caju_types::{Error, Result, format_bytes};
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, StreamExt};
 
@@ -106,6 +106,12 @@ impl<T: Text> Lines<T> {
                 "{url}: the columns cannot be found from the first rows: {why}; give `schema`"
             ))
         };
+        if !whole && head.is_empty() {
+            return Err(bad(format!(
+                "the first one is longer than the {} that are looked at",
+                format_bytes(INFER_BYTES as u64)
+            )));
+        }
         let schema = text.infer(strip_bom(&head)).map_err(bad)?;
         if schema.fields().is_empty() {
             return Err(bad("there are none".to_string()));

@@ -101,6 +101,16 @@ async fn schemas_are_found() {
 }
 
 #[tokio::test]
+async fn a_first_line_that_is_too_long_is_told() {
+    let text = format!("{{\"a\": \"{}\"}}\n{{\"a\": \"x\"}}\n", "x".repeat(2 << 20));
+    let ctx = context();
+    let url = format!("{}/long.json", fresh());
+    put(&ctx, &url, text.clone()).await;
+    let e = open(&ctx, &def(json(), &url)).await.map(drop).unwrap_err();
+    assert!(e.message().contains("the first one is longer than the 1.00 MiB"), "{e}");
+}
+
+#[tokio::test]
 async fn columns_can_be_picked() {
     let text = "n,s\n1,x\n2,y\n";
     for projection in [vec![], vec![1], vec![0, 1]] {

@@ -213,13 +213,15 @@ impl Members {
         Ok(out)
     }
 
-    /// A missing padding at the very end of a file harms nobody.
+    /// A file that ends within a padding was cut off there: whoever writes content pads it, and what came after
+    /// is missing.
     async fn padding(&mut self, at: u64, size: u64) -> Result<()> {
         let all = padded(size).ok_or_else(|| self.damaged(at, "its size is out of bounds"))?;
         #[expect(clippy::cast_possible_truncation, reason = "less than a block")]
         let n = (all - size) as usize;
-        self.feed.fill(n).await?;
-        let n = n.min(self.feed.queue.len());
+        if !self.feed.fill(n).await? {
+            return Err(self.truncated(at));
+        }
         self.consume(n);
         Ok(())
     }

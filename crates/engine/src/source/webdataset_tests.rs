@@ -164,6 +164,11 @@ async fn compressed_and_damaged_archives() {
         "{url}: the member at byte 7168: the file ends inside it; it is truncated or is still being written"
     );
     assert_eq!((e.kind(), e.message()), (ErrorKind::DataLoss, want.as_str()));
+    // Within the padding of a member: its content is whole, but what came after it is missing.
+    put(&ctx, &url, data[..1536 * 2 + 512 + 512 + 190].to_vec()).await;
+    let e = all_rows(&ctx, &def(format(None), &url), &ReadOptions::default()).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::DataLoss, "{e}");
+    assert!(e.message().contains("the file ends inside it"), "{e}");
     let mut bad = data.clone();
     bad[1536 * 2 + 512 + 3] ^= 1;
     put(&ctx, &url, bad).await;

@@ -6,8 +6,10 @@ use caju_pipeline::Cost;
 use caju_types::Result;
 use futures::stream::{self, StreamExt};
 
+use super::hint::{Numbering, at_hint, without_marks};
 use super::{Item, Items};
 use crate::bind::{BoundPipeline, BranchKind, Step};
+use crate::caching::TaskCache;
 use crate::chunk::{Chunk, Run};
 use crate::context::TaskContext;
 use crate::row::{Kept, RowStage, pay};
@@ -17,14 +19,21 @@ use crate::stream::{Batch, BatchEnd, Bucket, Flow, Mix, Shuffle, Skip, StreamSta
 const SAMPLE_POSITION: u32 = u32::MAX;
 
 /// Strings the steps together behind the source.
-pub(super) fn build(pipeline: &Arc<BoundPipeline>, source: Items, ctx: &Arc<TaskContext>) -> Items {
+pub(super) fn build(
+    pipeline: &Arc<BoundPipeline>,
+    source: Items,
+    ctx: &Arc<TaskContext>,
+    cache: &Arc<TaskCache>,
+) -> Items {
     let steps = &pipeline.root.steps;
     let first_stream = steps.iter().position(is_stream).unwrap_or(steps.len());
     let (local, streaming) = steps.split_at(first_stream);
-    let items = local_part(local, source, ctx);
-    // Rows that readers already have are dropped where splits end, unless elements are counted below:
-    // then they must be counted too.
-    let last_count = streaming.iter().rposition(|s| matches!(s, Step::Take(_) | Step::Skip(_)));
+    let items = local_part(local, source, ctx, cache);
+    // Rows that readers already have are dropped where splits end, unless elements are counted below: then
+    // they must be counted too. A promised order is that of all rows: there they pass every stream stage.
+    let promised = pipeline.def().options.deterministic;
+    let counts = |s: &Step| matches!(s, Step::Take(_) | Step::Skip(_)) || promised && is_stream(s);
+    let last_count = streaming.iter().rposition(counts);
     let mut items = if last_count.is_none() { drop_done(items, ctx) } else { items };
     if let BranchKind::Sample { weights, seed } = &pipeline.root.kind {
         let of = Arc::clone(ctx);
@@ -64,12 +73,12 @@ pub(super) fn build(pipeline: &Arc<BoundPipeline>, source: Items, ctx: &Arc<Task
 }
 
 fn is_stream(step: &Step) -> bool {
-    !matches!(step, Step::Rows(_) | Step::Cost { .. })
+    !matches!(step, Step::Rows(_) | Step::Cost { .. } | Step::Hint(_))
 }
 
 /// Split-local stages. Where ordinals change above a random stage, the chunks pass one by one, in order, to
 /// be numbered again; everything between such places runs in parallel.
-fn local_part(steps: &[Step], mut items: Items, ctx: &Arc<TaskContext>) -> Items {
+fn local_part(steps: &[Step], mut items: Items, ctx: &Arc<TaskContext>, cache: &Arc<TaskCache>) -> Items {
     let mut segment: Vec<Arc<RowStage>> = Vec::new();
     let mut dirty = false;
     for step in steps {
@@ -86,8 +95,16 @@ fn local_part(steps: &[Step], mut items: Items, ctx: &Arc<TaskContext>) -> Items
                 items = rows(std::mem::take(&mut segment), items, ctx);
                 items = pay_for(items, ctx, *cost, *burn, *stats);
             }
+            Step::Hint(hint) => {
+                items = rows(std::mem::take(&mut segment), items, ctx);
+                items = at_hint(*hint, dirty, items, cache);
+                dirty = false;
+            }
             _ => {}
         }
+    }
+    if steps.iter().any(|s| matches!(s, Step::Hint(_))) {
+        items = without_marks(items);
     }
     items = rows(segment, items, ctx);
     if dirty { renumber(items) } else { items }
@@ -106,11 +123,11 @@ fn rows(stages: Vec<Arc<RowStage>>, items: Items, ctx: &Arc<TaskContext>) -> Ite
             let (stages, ctx) = (Arc::clone(&stages), Arc::clone(&ctx));
             async move {
                 match item? {
-                    Item::EndOfRepetition => Ok(Item::EndOfRepetition),
                     Item::Chunk(chunk) => {
                         let pool = ctx.pool.clone();
                         pool.run(move || run_rows(&stages, &ctx, chunk)).await?.map(Item::Chunk)
                     }
+                    other => Ok(other),
                 }
             }
         })
@@ -146,17 +163,12 @@ fn run_rows(stages: &[Arc<RowStage>], ctx: &TaskContext, mut chunk: Chunk) -> Re
 
 /// Gives the rows of every split consecutive ordinals again.
 fn renumber(items: Items) -> Items {
-    let mut next: std::collections::HashMap<u64, u64> = std::collections::HashMap::new();
+    let mut numbering = Numbering::default();
     items
         .map(move |item| {
             let mut item = item?;
             if let Item::Chunk(chunk) = &mut item {
-                let rows = chunk.rows() as u64;
-                if let Some(first) = chunk.runs.first() {
-                    let start = next.entry(first.split).or_insert(0);
-                    chunk.runs = vec![Run { split: first.split, start: *start, len: rows }];
-                    *start += rows;
-                }
+                numbering.renumber(chunk);
             }
             Ok(item)
         })
@@ -224,7 +236,7 @@ fn stream_stage(step: &Step, ctx: &TaskContext) -> Option<Box<dyn StreamStage>> 
             padding.clone(),
         )),
         Step::Unbatch => Box::new(Unbatch),
-        Step::Rows(_) | Step::Cost { .. } | Step::Repeat => return None,
+        Step::Rows(_) | Step::Hint(_) | Step::Cost { .. } | Step::Repeat => return None,
     })
 }
 
@@ -257,6 +269,7 @@ fn run_stream_stage(stage: Box<dyn StreamStage>, items: Items, restarts: bool) -
                     }
                     end = Some(Item::EndOfRepetition);
                 }
+                Some(Item::Entry { .. } | Item::EndOfSplit(_)) => {}
                 None => {
                     r.stage.flush(&mut out)?;
                     r.over = true;

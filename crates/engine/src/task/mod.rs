@@ -2,12 +2,14 @@
 //! in the order of the stream, and what comes out is bounded at every step.
 
 mod chain;
+mod hint;
 mod read;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
+use caju_cache::Cache;
 use caju_proto::v1::StageStats;
 use caju_runtime::{Clock, CpuPool, Tasks};
 use caju_types::{Result, RowRanges};
@@ -15,6 +17,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 
 use crate::bind::BoundPipeline;
+use crate::caching::{CachePlan, SplitModes, TaskCache};
 use crate::chunk::Chunk;
 use crate::context::TaskContext;
 use crate::source::Split;
@@ -29,6 +32,8 @@ pub struct LeasedSplit {
     pub split: Split,
     /// Rows of its split-local output that readers have already.
     pub done: RowRanges,
+    /// What to store and to read; none: compute.
+    pub cache: Option<Arc<CachePlan>>,
 }
 
 /// Where a task's splits come from.
@@ -64,6 +69,8 @@ pub struct TaskOptions {
     pub readers: usize,
     /// Held by artificial stages; one per worker.
     pub one_at_a_time: Arc<tokio::sync::Mutex<()>>,
+    /// Where snapshots are, if there are any.
+    pub cache: Option<Arc<Cache>>,
 }
 
 impl TaskOptions {
@@ -81,6 +88,7 @@ impl TaskOptions {
             batch_bytes: 2 << 20,
             readers,
             one_at_a_time: Arc::default(),
+            cache: None,
         }
     }
 }
@@ -88,6 +96,13 @@ impl TaskOptions {
 /// What flows between steps.
 pub(crate) enum Item {
     Chunk(Chunk),
+    /// Rows of a part, on their way to the hint at which they enter.
+    Entry {
+        hint: usize,
+        chunk: Chunk,
+    },
+    /// A split that is being stored has no further rows.
+    EndOfSplit(u64),
     /// Everything of the present repetition has passed.
     EndOfRepetition,
 }
@@ -98,6 +113,7 @@ pub(crate) type Items = BoxStream<'static, Result<Item>>;
 pub struct TaskRun {
     items: Items,
     ctx: Arc<TaskContext>,
+    cache: Arc<TaskCache>,
     tasks: Tasks,
 }
 
@@ -124,9 +140,13 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
         readers: options.readers.max(1),
         ordered: deterministic,
     };
-    let source = read::read_splits(Arc::clone(pipeline), feed, reading, Arc::clone(&ctx), tasks.clone());
-    let items = chain::build(pipeline, source, &ctx);
-    TaskRun { items, ctx, tasks }
+    let name = def.name.clone().unwrap_or_default();
+    let cache =
+        Arc::new(TaskCache::new(options.cache, pipeline.hints().to_vec(), name, Arc::clone(&ctx.stats)));
+    let reader = read::Reader::new(Arc::clone(pipeline), Arc::clone(&ctx), Arc::clone(&cache), reading);
+    let source = read::read_splits(reader, feed, tasks.clone());
+    let items = chain::build(pipeline, source, &ctx, &cache);
+    TaskRun { items, ctx, cache, tasks }
 }
 
 impl TaskRun {
@@ -138,8 +158,13 @@ impl TaskRun {
     pub async fn next(&mut self) -> Option<Result<Chunk>> {
         let start = Instant::now();
         loop {
-            return match self.items.next().await? {
-                Ok(Item::EndOfRepetition) => continue,
+            let Some(item) = self.items.next().await else {
+                // What was stored counts before the task's end is told.
+                self.cache.settled().await;
+                return None;
+            };
+            return match item {
+                Ok(Item::EndOfRepetition | Item::EndOfSplit(_) | Item::Entry { .. }) => continue,
                 Ok(Item::Chunk(chunk)) => {
                     let output = self.ctx.stats.output();
                     output.waited_in(start.elapsed());
@@ -164,6 +189,11 @@ impl TaskRun {
         self.ctx.stats.snapshot()
     }
 
+    /// How the splits were run so far.
+    pub fn modes(&self) -> SplitModes {
+        self.cache.modes()
+    }
+
     /// Rows passed over under `on_error: skip`.
     pub fn rows_skipped(&self) -> u64 {
         self.ctx.skipped()
@@ -172,6 +202,7 @@ impl TaskRun {
 
 impl Drop for TaskRun {
     fn drop(&mut self) {
+        self.cache.stop();
         self.tasks.stop();
     }
 }

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use super::{Item, Items, LeasedSplit, SplitFeed};
 use crate::bind::{BoundPipeline, Branch, BranchKind, Step};
+use crate::caching::{Entry, OpenPart, TaskCache};
 use crate::chunk::{Chunk, Run, batch_bytes};
 use crate::context::TaskContext;
 use crate::source::{ReadOptions, Split, SplitRange, child_split};
@@ -29,21 +30,18 @@ pub(super) struct Reading {
 /// Batches that one reader may have ready.
 const READY: usize = 2;
 
-struct Reader {
+/// Reads the splits of a task.
+pub(super) struct Reader {
     pipeline: Arc<BoundPipeline>,
     ctx: Arc<TaskContext>,
+    cache: Arc<TaskCache>,
     reading: Reading,
 }
 
 /// The rows of all leased splits, as chunks of one run each, with the end of every repetition marked.
-pub(super) fn read_splits(
-    pipeline: Arc<BoundPipeline>,
-    feed: Box<dyn SplitFeed>,
-    reading: Reading,
-    ctx: Arc<TaskContext>,
-    tasks: Tasks,
-) -> Items {
-    let reader = Arc::new(Reader { pipeline, ctx, reading });
+pub(super) fn read_splits(reader: Reader, feed: Box<dyn SplitFeed>, tasks: Tasks) -> Items {
+    let reading = reader.reading;
+    let reader = Arc::new(reader);
     // One queue of queues: in order there is one per split, else one per repetition that all its readers share.
     let (queues, mut queue) = mpsc::channel::<mpsc::Receiver<Result<Item>>>(reading.readers);
     let lead = Arc::clone(&reader);
@@ -54,6 +52,15 @@ pub(super) fn read_splits(
 }
 
 impl Reader {
+    pub(super) fn new(
+        pipeline: Arc<BoundPipeline>,
+        ctx: Arc<TaskContext>,
+        cache: Arc<TaskCache>,
+        reading: Reading,
+    ) -> Self {
+        Self { pipeline, ctx, cache, reading }
+    }
+
     /// Leases splits and starts their readers, never more than `readers` at once.
     async fn distribute(
         self: Arc<Self>,
@@ -119,6 +126,52 @@ impl Reader {
 
     /// Sends the rows of one split; an error ends the stream.
     async fn read_one(&self, lease: LeasedSplit, out: &mpsc::Sender<Result<Item>>) {
+        // Half of a split is no part, and rows of a part are counted from its beginning.
+        let plan = lease.cache.as_deref().filter(|_| lease.split.trim.is_none());
+        match self.cache.enter(lease.index, lease.split.key, plan).await {
+            Entry::Compute => {
+                self.compute(&lease, out).await;
+            }
+            Entry::Put => {
+                if self.compute(&lease, out).await {
+                    out.send(Ok(Item::EndOfSplit(lease.index))).await.ok();
+                }
+            }
+            Entry::Get { hint, part } => {
+                if let Some(rows) = self.get(hint, part, &lease, out).await {
+                    self.cache.resume(lease.index, hint, rows);
+                    self.compute(&lease, out).await;
+                }
+            }
+        }
+    }
+
+    /// Sends the rows of a part; the number of those sent if the part turns out to be damaged.
+    async fn get(
+        &self,
+        hint: usize,
+        mut part: OpenPart,
+        lease: &LeasedSplit,
+        out: &mpsc::Sender<Result<Item>>,
+    ) -> Option<u64> {
+        let mut ordinal = 0;
+        while let Some(batch) = part.next().await {
+            let Ok(batch) = batch else { return Some(ordinal) };
+            for batch in pieces(&batch, self.reading) {
+                let len = batch.num_rows() as u64;
+                let run = Run { split: lease.index, start: ordinal, len };
+                ordinal += len;
+                let item = Item::Entry { hint, chunk: Chunk::rows_of(batch, vec![run]) };
+                if out.send(Ok(item)).await.is_err() {
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
+    /// Sends the rows of a split from its source; false if the stream ended before the split.
+    async fn compute(&self, lease: &LeasedSplit, out: &mpsc::Sender<Result<Item>>) -> bool {
         let counters = self.ctx.stats.source();
         let mut rows = self.open(&self.pipeline.root, &lease.split);
         let mut ordinal = lease.split.trim.map_or(0, |t| t.0);
@@ -127,7 +180,7 @@ impl Reader {
             let next = rows.next().await;
             counters.busy(start.elapsed());
             let item = match next {
-                None => return,
+                None => return true,
                 Some(Err(e)) => Err(e),
                 Some(Ok(batch)) if batch.num_rows() == 0 => continue,
                 Some(Ok(batch)) => {
@@ -141,7 +194,7 @@ impl Reader {
             let failed = item.is_err();
             let wait = Instant::now();
             if out.send(item).await.is_err() || failed {
-                return;
+                return false;
             }
             counters.waited_out(wait.elapsed());
         }
@@ -269,6 +322,15 @@ impl Reader {
         })
         .boxed()
     }
+}
+
+/// A batch of a part in the sizes of the engine's batches, without copying: the stages below may make much
+/// of every row.
+fn pieces(batch: &RecordBatch, reading: Reading) -> Vec<RecordBatch> {
+    let rows = batch.num_rows();
+    let by_bytes = (rows * reading.batch_bytes).checked_div(batch_bytes(batch)).unwrap_or(rows);
+    let step = reading.batch_rows.min(by_bytes).max(1);
+    (0..rows).step_by(step).map(|at| batch.slice(at, step.min(rows - at))).collect()
 }
 
 /// One side of a zip.

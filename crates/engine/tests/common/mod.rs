@@ -77,7 +77,7 @@ pub async fn chunks(yaml: &str, how: How) -> Result<Vec<Chunk>> {
             .zip(all.clone())
             .skip(w)
             .step_by(workers)
-            .map(|(index, split)| LeasedSplit { index, split, done: RowRanges::default() })
+            .map(|(index, split)| LeasedSplit { index, split, done: RowRanges::default(), cache: None })
             .collect();
         out.extend(run(&pipeline, mine, how).await?);
     }

@@ -6,57 +6,20 @@ use std::time::Duration;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Array, RecordBatch};
-use arrow_schema::{Schema, SchemaRef};
-use async_trait::async_trait;
 use caju_client::{Client, ClientConfig, DatasetRef, ReadRequest, Reader};
-use caju_dispatcher::{Bound, Catalog, Dispatcher, DispatcherConfig, DispatcherHandle, SplitShuffle, Timers};
+use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers};
 use caju_engine::source::SourceContext;
 use caju_engine::wire::LocalWorkers;
 use caju_kernels::{Limits, Registry};
-use caju_pipeline::{DatasetDef, OnError};
+use caju_pipeline::DatasetDef;
 use caju_proto::v1::ProcessingMode;
 use caju_runtime::{CpuPool, IoCounters, Stores};
 use caju_types::Result;
 use caju_worker::{Worker, WorkerConfig, WorkerHandle};
-use futures::StreamExt;
 use serde_json::{Value, json};
 
 /// Long enough for a loaded machine; nothing waits for it to pass.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Definitions bound by the engine.
-struct EngineCatalog {
-    registry: Registry,
-    ctx: SourceContext,
-}
-
-#[async_trait]
-impl Catalog for EngineCatalog {
-    async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound> {
-        let def = DatasetDef::from_json(definition)?;
-        let schema = source_schema.filter(|s| !s.fields().is_empty());
-        let p = Arc::new(caju_engine::bind(&def, &self.registry, &self.ctx, schema).await?);
-        let skip_limit = match def.options.on_error {
-            OnError::Fail => None,
-            OnError::Skip { limit } => Some(limit),
-        };
-        Ok(Bound {
-            name: def.name.clone(),
-            fingerprint: p.fingerprint(),
-            identity: caju_types::Fingerprint(caju_types::hash128(definition.to_string().as_bytes())),
-            schema: p.schema(),
-            source_schema: p.source_schema().unwrap_or_else(|| Arc::new(Schema::empty())),
-            seed: def.options.seed,
-            single_task: p.single_task(),
-            deterministic: def.options.deterministic,
-            shuffle: p.shuffles_splits().then_some(SplitShuffle { seed: None }),
-            skip_limit,
-            splits: Arc::new(move || {
-                p.splits().map(|s| s.map(|s| serde_json::to_string(&s).unwrap())).boxed()
-            }),
-        })
-    }
-}
 
 pub(crate) struct Cluster {
     pub(crate) dispatcher: DispatcherHandle,
@@ -70,7 +33,7 @@ impl Cluster {
     pub(crate) async fn start(workers: usize) -> Self {
         let stores = Arc::new(Stores::default());
         let ctx = SourceContext::new(Arc::clone(&stores), Arc::new(IoCounters::new()));
-        let catalog = EngineCatalog { registry: Registry::new(Limits::default()), ctx };
+        let catalog = EngineCatalog::new(Registry::new(Limits::default()), ctx);
         let timers = Timers {
             heartbeat: Duration::from_millis(50),
             worker_timeout: Duration::from_millis(800),
@@ -127,6 +90,8 @@ pub(crate) fn range(rows: u64, steps: &[Value]) -> Value {
 
 pub(crate) fn request(def: &Value, job: &str) -> ReadRequest {
     ReadRequest {
+        policy: String::new(),
+        encoding: String::new(),
         dataset: DatasetRef::Definition(Box::new(DatasetDef::from_json(def).unwrap())),
         job: job.to_string(),
         epoch: 0,

@@ -56,6 +56,50 @@ async fn killed_workers_cost_no_row_and_double_none() {
     assert_eq!(reader.stats().duplicate_rows, 0, "nothing was even sent twice");
 }
 
+/// Every element of a definition, in order; the worker that runs its one task is killed so often meanwhile.
+async fn in_order(def: &serde_json::Value, workers: usize, kills: usize) -> Vec<Vec<i64>> {
+    let mut cluster = Cluster::start(workers).await;
+    let client = cluster.client_with(|c| c.dial_timeout = Duration::from_millis(200)).await;
+    let mut reader = client.read(request(def, "")).await.unwrap();
+    let mut elements = Vec::new();
+    for _ in 0..kills {
+        for _ in 0..30 {
+            let e = tokio::time::timeout(PATIENCE, reader.next()).await.unwrap().unwrap().unwrap();
+            elements.push(ids(&e.batch));
+        }
+        let busy = cluster.workers.iter().position(|w| !w.tasks().is_empty()).expect("a task runs");
+        cluster.workers.remove(busy).kill();
+    }
+    elements.extend(drain(&mut reader).await.unwrap());
+    elements
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_deterministic_order_and_batches_are_the_same_whoever_dies() {
+    let shuffled = |seed: u64| {
+        let steps = json!([
+            {"sleep": {"per_row": "20us"}}, {"shuffle": {"buffer": 500, "seed": seed}}, {"batch": {"size": 48}},
+        ]);
+        json!({"source": {"range": {"start": 0, "end": ROWS, "step": 1}}, "steps": steps, "deterministic": true})
+    };
+    let whole = in_order(&shuffled(7), 1, 0).await;
+    assert!(whole.iter().all(|e| e.len() == 48), "30,000 = 625 full batches");
+    assert_eq!(in_order(&shuffled(7), 3, 2).await, whole, "after two kills");
+    assert_ne!(in_order(&shuffled(8), 2, 0).await, whole);
+    assert_once(whole, ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_that_are_counted_stay_whole_whoever_dies() {
+    let def = range(
+        ROWS as u64,
+        &[json!({"sleep": {"per_row": "20us"}}), json!({"batch": 7}), json!({"take": 900})],
+    );
+    let whole = in_order(&def, 1, 0).await;
+    assert_eq!(whole.concat(), (0..6300).collect::<Vec<i64>>());
+    assert_eq!(in_order(&def, 2, 1).await, whole);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_leaves_hands_its_work_over() {
     let mut cluster = Cluster::start(2).await;

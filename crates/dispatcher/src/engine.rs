@@ -4,24 +4,26 @@ use std::sync::Arc;
 
 use arrow_schema::{Schema, SchemaRef};
 use async_trait::async_trait;
-use caju_dispatcher::{Bound, Catalog, ListSplits, SplitShuffle};
 use caju_engine::source::SourceContext;
 use caju_engine::{BoundPipeline, bind};
 use caju_kernels::Registry;
-use caju_pipeline::{DatasetDef, OnError, StageOp, identity};
+use caju_pipeline::{DatasetDef, OnError, StageOp, identity, prefix_fingerprints};
 use caju_types::{Error, Result};
 use futures::{StreamExt, TryStreamExt};
 use serde_json::Value;
 
-/// Binds definitions with the engine.
-pub(crate) struct EngineCatalog {
+use crate::catalog::{Bound, Catalog, ListSplits, SplitShuffle};
+use crate::state::Hint;
+
+/// Binds definitions with the engine: what a running dispatcher is started with.
+pub struct EngineCatalog {
     registry: Registry,
     ctx: SourceContext,
 }
 
 impl EngineCatalog {
     /// A catalog that looks at sources through `ctx`.
-    pub(crate) fn new(registry: Registry, ctx: SourceContext) -> Self {
+    pub fn new(registry: Registry, ctx: SourceContext) -> Self {
         Self { registry, ctx }
     }
 }
@@ -38,6 +40,7 @@ impl Catalog for EngineCatalog {
             StageOp::Shuffle { seed, .. } => Some(SplitShuffle { seed: *seed }),
             _ => None,
         });
+        let shuffle = shuffle.filter(|_| bound.shuffles_splits());
         Ok(Bound {
             name: def.name.clone(),
             fingerprint: bound.fingerprint(),
@@ -52,8 +55,24 @@ impl Catalog for EngineCatalog {
                 OnError::Fail => None,
                 OnError::Skip { limit } => Some(limit),
             },
+            hints: hints(&def, &self.registry)?,
             splits: list(bound),
         })
+    }
+}
+
+fn hints(def: &DatasetDef, registry: &Registry) -> Result<Vec<Hint>> {
+    let stream = def.stages.iter().position(|s| !s.op.is_split_local());
+    let hints = prefix_fingerprints(def, registry)?.into_iter().map(|p| {
+        let behind = stream.filter(|s| *s < p.stage_index).map(|s| def.stages[s].op.name().to_string());
+        Hint { name: p.hint, prefix: p.fingerprint, random: p.random, behind }
+    });
+    Ok(hints.collect())
+}
+
+impl std::fmt::Debug for EngineCatalog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineCatalog").finish_non_exhaustive()
     }
 }
 

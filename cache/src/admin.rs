@@ -1,0 +1,204 @@
+//! What `caju cache` shows and does: list, inspect, verify, collect, remove, pin.
+
+mod collect;
+mod report;
+mod verify;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use caju_types::{Error, Fingerprint, Result};
+
+use crate::Cache;
+use crate::lease::Lease;
+use crate::record::unseal;
+use crate::scan::Scan;
+use crate::store::Listed;
+
+pub use collect::{Collected, Collection};
+pub use report::{Inspection, PartLine, SnapshotInfo, Usage};
+pub use verify::{Damage, VerifyReport};
+
+#[derive(serde::Deserialize, Default)]
+struct UseRecord {
+    #[serde(default)]
+    jobs: Vec<String>,
+    #[serde(default)]
+    rows: u64,
+    #[serde(default)]
+    saved_cpu_s: f64,
+}
+
+impl Cache {
+    /// Every snapshot of the root, as `cache ls` shows them, by fingerprint.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn list(self: &Arc<Self>) -> Result<Vec<SnapshotInfo>> {
+        let scans = self.scan_all().await?;
+        let mut out = Vec::with_capacity(scans.len());
+        for (of, scan) in scans {
+            out.push(self.info(of, &scan).await?);
+        }
+        Ok(out)
+    }
+
+    async fn scan_all(&self) -> Result<std::collections::BTreeMap<Fingerprint, Scan>> {
+        Ok(Scan::all(&self.root.layout, self.root.list(&self.root.layout.base()).await?))
+    }
+
+    async fn info(self: &Arc<Self>, of: Fingerprint, scan: &Scan) -> Result<SnapshotInfo> {
+        let index = self.snapshot(&of).index().await?;
+        let description = index.description().map(|d| d.as_ref().clone()).unwrap_or_default();
+        let mut jobs = std::collections::BTreeSet::new();
+        let (mut rows_read, mut saved) = (0, 0.0);
+        for object in &scan.uses {
+            let Some(bytes) = self.root.get(&object.path).await? else { continue };
+            let uses: UseRecord = unseal(&bytes).unwrap_or_default();
+            jobs.extend(uses.jobs);
+            rows_read += uses.rows;
+            saved += uses.saved_cpu_s;
+        }
+        let mut encodings: Vec<_> = index.iter().map(|(_, p)| p.encoding).collect();
+        encodings.sort_unstable();
+        encodings.dedup();
+        Ok(SnapshotInfo {
+            fingerprint: of,
+            name: description.name,
+            prefix: description.prefix,
+            encodings,
+            rows: index.rows(),
+            bytes: index.bytes(),
+            stored_bytes: scan.bytes,
+            splits: index.len() as u64,
+            splits_total: description.splits,
+            skipped: index.iter().map(|(_, p)| p.skipped).sum(),
+            compute_cpu_s: index.iter().map(|(_, p)| p.compute_cpu_s()).sum(),
+            last_use_unix_s: scan.last_use_ms().map(|ms| ms as f64 / 1000.0),
+            jobs: jobs.into_iter().collect(),
+            rows_read,
+            saved_cpu_s: saved,
+            pinned: scan.pinned,
+        })
+    }
+
+    /// Everything about one snapshot.
+    ///
+    /// # Errors
+    /// `NotFound` if the root has nothing of that fingerprint, and what the store says.
+    pub async fn inspect(self: &Arc<Self>, of: &Fingerprint) -> Result<Inspection> {
+        let scan = self.existing(*of).await?;
+        let snapshot = self.snapshot(of);
+        let index = snapshot.index().await?;
+        let mut parts: Vec<_> = index.iter().map(|(_, p)| PartLine::of(p)).collect();
+        parts.sort_by_key(|p| p.split);
+        let info = self.info(*of, &scan).await?;
+        let description = index.description().map(|d| d.as_ref().clone()).unwrap_or_default();
+        Ok(Inspection { info, description, parts })
+    }
+
+    /// What the root holds, and its bounds.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn usage(&self) -> Result<Usage> {
+        let objects = self.root.list(&self.root.layout.base()).await?;
+        let bytes = objects.iter().map(|o| o.bytes).sum();
+        let count = objects.len() as u64;
+        let snapshots = Scan::all(&self.root.layout, objects).len() as u64;
+        Ok(Usage { snapshots, objects: count, bytes, budget_bytes: self.options.budget_bytes })
+    }
+
+    /// Removes a snapshot; gives the bytes freed. Readers of it fall back to computing.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none, `FailedPrecondition` if it is pinned, or in use and not `force`d.
+    pub async fn remove(self: &Arc<Self>, of: &Fingerprint, force: bool) -> Result<u64> {
+        let scan = self.existing(*of).await?;
+        if scan.pinned {
+            return Err(Error::failed_precondition(format!("snapshot {of} is pinned; unpin it first")));
+        }
+        if !force && crate::space::in_use(self).await?.contains(of) {
+            return Err(Error::failed_precondition(format!(
+                "snapshot {of} is being read or written; wait, or remove it with --force"
+            )));
+        }
+        let freed = scan.bytes;
+        collect::remove_snapshot(self, *of, scan).await?;
+        self.space.refund(freed);
+        Ok(freed)
+    }
+
+    /// Keeps a snapshot from being evicted, expired or removed.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none, and what the store says.
+    pub async fn pin(&self, of: &Fingerprint) -> Result<()> {
+        self.existing(*of).await?;
+        self.root.put(&self.root.layout.pin(*of), Bytes::from_static(b"{}")).await
+    }
+
+    /// Ends a pin.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such snapshot, and what the store says.
+    pub async fn unpin(&self, of: &Fingerprint) -> Result<()> {
+        self.existing(*of).await?;
+        self.root.delete(&self.root.layout.pin(*of)).await
+    }
+
+    async fn existing(&self, of: Fingerprint) -> Result<Scan> {
+        let objects = self.root.list(&self.root.layout.folder(of)).await?;
+        if objects.is_empty() {
+            return Err(Error::not_found(format!(
+                "{} has no snapshot {of}; `caju cache ls` shows what there is",
+                self.root.url()
+            )));
+        }
+        Ok(Scan::of(&self.root.layout, of, objects))
+    }
+
+    /// The one snapshot whose fingerprint starts with these digits.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none, `InvalidArgument` if there are several.
+    pub async fn find(&self, digits: &str) -> Result<Fingerprint> {
+        let found: Vec<_> =
+            self.scan_all().await?.into_keys().filter(|f| f.to_string().starts_with(digits)).collect();
+        match found.as_slice() {
+            [one] => Ok(*one),
+            [] => Err(Error::not_found(format!("{} has no snapshot {digits}", self.root.url()))),
+            many => Err(Error::invalid(format!(
+                "{} snapshots start with {digits}; write more digits",
+                many.len()
+            ))),
+        }
+    }
+}
+
+/// The leases of processes that may be alive: those whose object changed within the grace, by the store's
+/// own clock (the newest time in the root stands for now, after this call has written something).
+pub(crate) async fn live_leases(cache: &Cache) -> Result<Vec<(Lease, Listed)>> {
+    let now = store_now_ms(cache).await?;
+    let grace = cache.options.lease_ttl.max(cache.options.orphan_grace);
+    let grace = i64::try_from(grace.as_millis()).unwrap_or(i64::MAX);
+    let mut out = Vec::new();
+    for (lease, object) in cache.leases.all().await? {
+        let Some(lease) = lease else { continue };
+        if now.saturating_sub(object.modified_ms) < grace {
+            out.push((lease, object));
+        }
+    }
+    Ok(out)
+}
+
+/// The time by the store's clock: that of an object written just now.
+pub(crate) async fn store_now_ms(cache: &Cache) -> Result<i64> {
+    let path = cache.root.layout.probe(&cache.root.unique("time"));
+    cache.root.put(&path, Bytes::from_static(b"{}")).await?;
+    let now = cache.root.head(&path).await?.map(|o| o.modified_ms);
+    cache.root.delete(&path).await?;
+    now.ok_or_else(|| {
+        Error::unavailable(format!("{}: an object just written is not there", cache.root.url()))
+    })
+}

@@ -1,0 +1,207 @@
+//! `cache gc`: what is expired, orphaned or over the budget goes.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use caju_types::{Fingerprint, Result, format_bytes};
+use object_store::path::Path;
+use serde::{Deserialize, Serialize};
+
+use super::{live_leases, store_now_ms};
+use crate::Cache;
+use crate::record::{Claim, Commit, unseal};
+use crate::scan::Scan;
+use crate::store::Listed;
+
+/// Why something was collected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Collected {
+    /// A snapshot that nobody used for the time to live.
+    Expired,
+    /// A part that no commit record names.
+    OrphanedPart,
+    /// An old manifest, or the record of a writer that lost on a store without conditional puts.
+    Superseded,
+    /// A claim or lease of a process that is gone.
+    DeadClaim,
+    /// A part that had to go for the budget.
+    Evicted,
+}
+
+impl Collected {
+    fn as_str(self) -> &'static str {
+        match self {
+            Collected::Expired => "expired",
+            Collected::OrphanedPart => "orphaned part",
+            Collected::Superseded => "superseded",
+            Collected::DeadClaim => "dead claim",
+            Collected::Evicted => "evicted",
+        }
+    }
+}
+
+/// What a collection deleted, or would delete.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Collection {
+    /// Whether nothing was deleted.
+    pub dry_run: bool,
+    /// Every object, below `ROOT/v1`, with its reason and its bytes.
+    pub objects: Vec<(String, Collected, u64)>,
+    /// All bytes together.
+    pub bytes: u64,
+}
+
+impl fmt::Display for Collection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (object, why, bytes) in &self.objects {
+            writeln!(f, "{object}  {}  {}", why.as_str(), format_bytes(*bytes))?;
+        }
+        let verb = if self.dry_run { "would be deleted" } else { "deleted" };
+        write!(f, "{} objects, {} {verb}", self.objects.len(), format_bytes(self.bytes))
+    }
+}
+
+/// What is to go, in an order in which a stop half-way leaves nothing dangling.
+#[derive(Default)]
+struct Plan {
+    first: Vec<Path>,
+    then: Vec<Path>,
+    report: Collection,
+}
+
+impl Plan {
+    fn add(&mut self, cache: &Cache, object: &Listed, why: Collected) {
+        let is_record = object.path.as_ref().ends_with(".commit");
+        if is_record { &mut self.first } else { &mut self.then }.push(object.path.clone());
+        let name = cache.root.layout.relative(&object.path).unwrap_or_default().to_string();
+        self.report.objects.push((name, why, object.bytes));
+        self.report.bytes += object.bytes;
+    }
+}
+
+impl Cache {
+    /// Collects what is expired, orphaned or superseded and older than the grace, by the store's own clock;
+    /// then evicts down to the budget. With `dry_run` it only tells (evictions apart).
+    ///
+    /// # Errors
+    /// What the store says; what was deleted before stays deleted.
+    pub async fn gc(&self, dry_run: bool) -> Result<Collection> {
+        let now = store_now_ms(self).await?;
+        let live = live_leases(self).await?;
+        let used: HashSet<Fingerprint> = live.iter().flat_map(|(l, _)| l.uses.iter().copied()).collect();
+        let alive: HashSet<&str> = live.iter().map(|(l, _)| l.writer.as_str()).collect();
+        let objects = self.root.list(&self.root.layout.base()).await?;
+        let mut plan = Plan::default();
+        let ms = |d: std::time::Duration| i64::try_from(d.as_millis()).unwrap_or(i64::MAX);
+        let grace = ms(self.options.orphan_grace);
+        let old = |o: &Listed| now.saturating_sub(o.modified_ms) >= grace;
+        for (_, object) in self.leases.all().await? {
+            if !live.iter().any(|(_, o)| o.path == object.path) && old(&object) {
+                plan.add(self, &object, Collected::DeadClaim);
+            }
+        }
+        let probes = self.root.layout.base().join("probes");
+        for object in objects.iter().filter(|o| o.path.prefix_matches(&probes) && old(o)) {
+            plan.add(self, object, Collected::DeadClaim);
+        }
+        for (of, scan) in Scan::all(&self.root.layout, objects) {
+            let idle = now.saturating_sub(scan.last_change_ms());
+            let expired = self.options.ttl.is_some_and(|ttl| idle >= ms(ttl));
+            if expired && !scan.pinned && !used.contains(&of) {
+                for object in everything(&scan) {
+                    plan.add(self, object, Collected::Expired);
+                }
+                continue;
+            }
+            self.orphans(of, &scan, &alive, &old, &mut plan).await?;
+        }
+        let Plan { first, then, mut report } = plan;
+        report.dry_run = dry_run;
+        if !dry_run {
+            self.root.delete_all(first).await?;
+            self.root.delete_all(then).await?;
+            self.space.refund(report.bytes);
+            for state in self.states.lock().values() {
+                state.forget();
+            }
+            if self.options.budget_bytes.is_some() {
+                // Over the budget by what others wrote: room is made here rather than in a job.
+                self.space.check(self).await?;
+            }
+        }
+        Ok(report)
+    }
+
+    async fn orphans(
+        &self,
+        of: Fingerprint,
+        scan: &Scan,
+        alive: &HashSet<&str>,
+        old: &impl Fn(&Listed) -> bool,
+        plan: &mut Plan,
+    ) -> Result<()> {
+        let mut claimed = HashSet::new();
+        for (split, claims) in &scan.claims {
+            for claim in claims {
+                let writer = match self.root.get(&claim.path).await? {
+                    Some(bytes) => unseal::<Claim>(&bytes).ok().map(|c| c.writer),
+                    None => continue,
+                };
+                if writer.is_some_and(|w| alive.contains(w.as_str())) || !old(claim) {
+                    claimed.insert(*split);
+                } else {
+                    plan.add(self, claim, Collected::DeadClaim);
+                }
+            }
+        }
+        let winners = scan.winners();
+        let mut referenced = HashSet::new();
+        for (key, object) in winners.values() {
+            if let Some(Some(Commit::Part(meta))) =
+                crate::manifest::load_commit(&self.root, of, object).await?
+            {
+                referenced.insert((key.0, meta.attempt));
+            }
+        }
+        for (key, object) in &scan.parts {
+            if !referenced.contains(key) && !claimed.contains(&key.0) && old(object) {
+                plan.add(self, object, Collected::OrphanedPart);
+            }
+        }
+        for (key, object) in &scan.commits {
+            // Lower generations stay: their places must not be taken again, and they cost nothing.
+            let loser = winners.get(&key.0).is_some_and(|(k, _)| k.1 == key.1 && *k != key);
+            if loser && old(object) {
+                plan.add(self, object, Collected::Superseded);
+            }
+        }
+        let keep = scan.manifests.keys().rev().nth(1).copied().unwrap_or(0);
+        for (_, object) in scan.manifests.range(..keep) {
+            if old(object) {
+                plan.add(self, object, Collected::Superseded);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn everything(scan: &Scan) -> impl Iterator<Item = &Listed> {
+    scan.commits
+        .values()
+        .chain(scan.parts.values())
+        .chain(scan.manifests.values())
+        .chain(scan.claims.values().flatten())
+        .chain(scan.uses.iter())
+}
+
+/// Deletes a snapshot: records first, then everything else.
+pub(super) async fn remove_snapshot(cache: &Cache, of: Fingerprint, scan: Scan) -> Result<()> {
+    let records = scan.commits.values().map(|o| o.path.clone()).collect();
+    cache.root.delete_all(records).await?;
+    let folder = cache.root.layout.folder(of);
+    let rest = cache.root.list(&folder).await?.into_iter().map(|o| o.path).collect();
+    cache.root.delete_all(rest).await?;
+    cache.state(of).forget();
+    Ok(())
+}

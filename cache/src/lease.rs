@@ -1,0 +1,181 @@
+//! Leases: who is alive, found out without comparing the clocks of two machines.
+//!
+//! Every process that writes or reads snapshots has one object, `ROOT/v1/writers/ID.json`, that it rewrites
+//! every third of the lease's life with a higher count. An observer that has seen the object unchanged for
+//! the whole life, on its own monotonic clock, takes the process for dead. An object that is gone belongs to
+//! a process that has left.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use caju_runtime::Tasks;
+use caju_types::{Fingerprint, Result, hash128};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::record::{seal, unseal};
+use crate::store::Root;
+
+/// The content of a lease object.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Lease {
+    pub(crate) writer: String,
+    /// Counts up with every write.
+    pub(crate) beat: u64,
+    /// Snapshots that the process reads or writes now: not to be evicted.
+    pub(crate) uses: Vec<Fingerprint>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    content: u128,
+    since: Duration,
+    looked: Duration,
+}
+
+/// The lease of this process, and what it has seen of others'.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    root: Arc<Root>,
+    id: String,
+    ttl: Duration,
+    beat: AtomicU64,
+    uses: Mutex<BTreeMap<Fingerprint, usize>>,
+    started: tokio::sync::Mutex<bool>,
+    writing: tokio::sync::Mutex<()>,
+    seen: Mutex<HashMap<String, Seen>>,
+}
+
+impl Leases {
+    pub(crate) fn new(root: Arc<Root>, id: String, ttl: Duration) -> Self {
+        Self {
+            root,
+            id,
+            ttl,
+            beat: AtomicU64::new(0),
+            uses: Mutex::default(),
+            started: tokio::sync::Mutex::new(false),
+            writing: tokio::sync::Mutex::new(()),
+            seen: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Writes the lease object once and keeps it fresh from then on.
+    pub(crate) async fn start(self: &Arc<Self>, tasks: &Tasks) -> Result<()> {
+        let mut started = self.started.lock().await;
+        if *started {
+            return Ok(());
+        }
+        self.renew().await?;
+        *started = true;
+        let me = Arc::clone(self);
+        drop(tasks.spawn(async move {
+            loop {
+                me.root.clock.sleep(me.ttl / 3).await;
+                if let Err(error) = me.renew().await {
+                    tracing::warn!(%error, "the lease on the cache could not be renewed");
+                }
+            }
+        }));
+        Ok(())
+    }
+
+    /// Writes the lease object now.
+    pub(crate) async fn renew(&self) -> Result<()> {
+        // One at a time: a slow older write must not land on a newer one.
+        let _turn = self.writing.lock().await;
+        let lease = Lease {
+            writer: self.id.clone(),
+            beat: self.beat.fetch_add(1, Ordering::Relaxed),
+            uses: self.uses.lock().keys().copied().collect(),
+        };
+        self.root.put(&self.root.layout.writer(&self.id), seal(&lease)?.into()).await
+    }
+
+    /// Says that a snapshot is in use until the guard is dropped; true if it was not before.
+    pub(crate) fn hold(self: &Arc<Self>, of: Fingerprint) -> (Hold, bool) {
+        let mut uses = self.uses.lock();
+        let count = uses.entry(of).or_insert(0);
+        *count += 1;
+        (Hold { leases: Arc::clone(self), of }, *count == 1)
+    }
+
+    /// Whether this process uses a snapshot now.
+    pub(crate) fn holds(&self, of: Fingerprint) -> bool {
+        self.uses.lock().contains_key(&of)
+    }
+
+    /// Whether a process is alive, as far as can be told.
+    ///
+    /// # Errors
+    /// What the store says; then nothing is known.
+    pub(crate) async fn alive(&self, writer: &str) -> Result<bool> {
+        if writer == self.id {
+            return Ok(true);
+        }
+        let now = self.root.clock.now();
+        if let Some(seen) = self.seen.lock().get(writer)
+            && now.saturating_sub(seen.looked) < self.ttl / 8
+        {
+            return Ok(now.saturating_sub(seen.since) < self.ttl);
+        }
+        let content = self.root.get(&self.root.layout.writer(writer)).await?;
+        let now = self.root.clock.now();
+        let mut seen = self.seen.lock();
+        let Some(content) = content else {
+            seen.remove(writer);
+            return Ok(false);
+        };
+        let content = hash128(&content);
+        let entry = seen.entry(writer.to_string()).or_insert(Seen { content, since: now, looked: now });
+        entry.looked = now;
+        if entry.content != content {
+            *entry = Seen { content, since: now, looked: now };
+        }
+        Ok(now.saturating_sub(entry.since) < self.ttl)
+    }
+
+    /// The leases of all processes, as they stand in the store, with the time of their last renewal by the
+    /// store's clock.
+    pub(crate) async fn all(&self) -> Result<Vec<(Option<Lease>, crate::store::Listed)>> {
+        let mut out = Vec::new();
+        for object in self.root.list(&self.root.layout.writers()).await? {
+            let Some(bytes) = self.root.get(&object.path).await? else { continue };
+            out.push((unseal::<Lease>(&bytes).ok(), object));
+        }
+        Ok(out)
+    }
+
+    /// Gives the lease back: others need not wait for it to expire.
+    pub(crate) async fn end(&self) -> Result<()> {
+        if *self.started.lock().await {
+            self.root.delete(&self.root.layout.writer(&self.id)).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Keeps a snapshot in this process's lease.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    leases: Arc<Leases>,
+    of: Fingerprint,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let mut uses = self.leases.uses.lock();
+        if let Some(count) = uses.get_mut(&self.of) {
+            *count -= 1;
+            if *count == 0 {
+                uses.remove(&self.of);
+            }
+        }
+    }
+}

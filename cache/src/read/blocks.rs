@@ -1,0 +1,246 @@
+//! Blocks of a part, checked before anybody sees them.
+
+use std::fs::File;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use caju_runtime::stores::local_version;
+use caju_types::{Error, ErrorKind, Result};
+use object_store::path::Path;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::Cache;
+use crate::mmap::Map;
+use crate::record::PartMeta;
+use crate::tier::BlockKey;
+
+/// The blocks of one part.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    cache: Arc<Cache>,
+    pub(crate) meta: Arc<PartMeta>,
+    path: Path,
+    /// Where every block starts, and the end of the last one.
+    starts: Vec<u64>,
+    mapped: Option<Mapped>,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    bytes: Bytes,
+    /// Blocks that this process has checked, also for other readers of the same file.
+    checked: Arc<Vec<AtomicBool>>,
+}
+
+/// A file as it was when blocks of it were checked: path, length, modification and change time.
+pub(crate) type FileVersion = (String, u64, i64, i64);
+
+pub(crate) fn damaged(meta: &PartMeta, why: impl std::fmt::Display) -> Error {
+    Error::data_loss(format!("part {} is damaged: {why}; it will be computed and written again", meta.path))
+}
+
+impl Blocks {
+    /// Finds the file of a part. Mapped files are checked for their length here; in other stores the
+    /// first answer tells it.
+    pub(crate) async fn open(cache: &Arc<Cache>, meta: &Arc<PartMeta>) -> Result<Self> {
+        if !crate::manifest::consistent(meta) {
+            return Err(damaged(meta, "its record contradicts itself"));
+        }
+        let mut starts = Vec::with_capacity(meta.blocks.len() + 1);
+        let mut at = 0;
+        for block in &meta.blocks {
+            starts.push(at);
+            at += block.bytes;
+        }
+        starts.push(at);
+        let path = cache.root.layout.absolute(&meta.path);
+        let mapped = match cache.root.local_path(&path).filter(|_| cache.options.mmap) {
+            Some(file) => map(cache, meta, file).await?,
+            None => None,
+        };
+        Ok(Self { cache: Arc::clone(cache), meta: Arc::clone(meta), path, starts, mapped })
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.meta.blocks.len()
+    }
+
+    /// Where a block starts in the file.
+    pub(crate) fn start(&self, block: usize) -> u64 {
+        self.starts.get(block).copied().unwrap_or(self.meta.bytes)
+    }
+
+    /// The blocks that a range of bytes touches.
+    pub(crate) fn touching(&self, range: &Range<u64>) -> Range<usize> {
+        let first = self.starts.partition_point(|s| *s <= range.start).saturating_sub(1);
+        let end = self.starts.partition_point(|s| *s < range.end).min(self.count());
+        first..end.max(first)
+    }
+
+    /// Groups consecutive blocks into requests of about the configured size.
+    pub(crate) fn groups(&self, blocks: Range<usize>) -> Vec<Range<usize>> {
+        let most = self.cache.options.read_bytes.max(1);
+        let mut out = Vec::new();
+        let mut first = blocks.start;
+        while first < blocks.end {
+            let mut end = first + 1;
+            while end < blocks.end && self.start(end + 1) - self.start(first) <= most {
+                end += 1;
+            }
+            out.push(first..end);
+            first = end;
+        }
+        out
+    }
+
+    /// Consecutive blocks, checked. At most one request, if they are one group.
+    pub(crate) async fn get(&self, blocks: Range<usize>) -> Result<Vec<Bytes>> {
+        if let Some(mapped) = &self.mapped {
+            return blocks.map(|n| self.mapped_block(mapped, n)).collect();
+        }
+        let mut out: Vec<Option<Bytes>> = Vec::with_capacity(blocks.len());
+        for n in blocks.clone() {
+            out.push(self.near(n).await?);
+        }
+        let mut n = blocks.start;
+        while n < blocks.end {
+            let at = n - blocks.start;
+            let missing = out[at..].iter().take_while(|b| b.is_none()).count();
+            if missing > 0 {
+                for (i, block) in self.fetch(n..n + missing).await?.into_iter().enumerate() {
+                    out[at + i] = Some(block);
+                }
+            }
+            n += missing.max(1);
+        }
+        Ok(out.into_iter().flatten().collect())
+    }
+
+    fn mapped_block(&self, mapped: &Mapped, n: usize) -> Result<Bytes> {
+        let bytes = usize::try_from(self.start(n)).ok().zip(usize::try_from(self.start(n + 1)).ok());
+        let Some((start, end)) = bytes else { return Err(damaged(&self.meta, "it is too large")) };
+        let block = mapped.bytes.slice(start..end);
+        self.cache.root.io.add_read(block.len() as u64);
+        let checked = mapped.checked.get(n);
+        if !checked.is_some_and(|c| c.load(Ordering::Relaxed)) {
+            self.check(n, &block)?;
+            if let Some(checked) = checked {
+                checked.store(true, Ordering::Relaxed);
+            }
+        }
+        Ok(block)
+    }
+
+    fn check(&self, n: usize, block: &Bytes) -> Result<()> {
+        let want = self.meta.blocks.get(n);
+        if want.is_some_and(|b| b.bytes == block.len() as u64 && b.checksum == xxh3_64(block)) {
+            return Ok(());
+        }
+        let start = self.start(n);
+        Err(damaged(
+            &self.meta,
+            format!("bytes {start} to {} do not match their checksum", self.start(n + 1)),
+        ))
+    }
+
+    fn key(&self, n: usize) -> BlockKey {
+        BlockKey::new(self.cache.root.url(), &self.meta.path, n)
+    }
+
+    /// A block from memory or the local disk.
+    async fn near(&self, n: usize) -> Result<Option<Bytes>> {
+        let key = self.key(n);
+        if let Some(block) = self.cache.memory.as_ref().and_then(|m| m.get(&key)) {
+            return Ok(Some(block));
+        }
+        let Some(disk) = self.cache.disk.clone() else { return Ok(None) };
+        let near = tokio::task::spawn_blocking(move || disk.get(&key).map(|block| (block, disk))).await;
+        let Ok(Some((block, disk))) = near else { return Ok(None) };
+        if self.check(n, &block).is_err() {
+            drop(tokio::task::spawn_blocking(move || disk.remove(&key)).await);
+            return Ok(None);
+        }
+        if let Some(memory) = &self.cache.memory {
+            memory.insert(key, &block);
+        }
+        Ok(Some(block))
+    }
+
+    /// Blocks from the store: one request. A mismatch is looked at twice before it is believed.
+    async fn fetch(&self, blocks: Range<usize>) -> Result<Vec<Bytes>> {
+        match self.fetch_once(blocks.clone()).await {
+            Err(e) if e.kind() == ErrorKind::DataLoss => self.fetch_once(blocks).await,
+            other => other,
+        }
+    }
+
+    async fn fetch_once(&self, blocks: Range<usize>) -> Result<Vec<Bytes>> {
+        let range = self.start(blocks.start)..self.start(blocks.end);
+        let fetched = self.cache.root.get_range(&self.path, range.clone()).await?;
+        if fetched.object_bytes != self.meta.bytes {
+            let is = fetched.object_bytes;
+            return Err(damaged(&self.meta, format!("it has {is} bytes instead of {}", self.meta.bytes)));
+        }
+        let mut out = Vec::with_capacity(blocks.len());
+        for n in blocks {
+            let cut =
+                |at: u64| usize::try_from(at - range.start).unwrap_or(usize::MAX).min(fetched.bytes.len());
+            let block = fetched.bytes.slice(cut(self.start(n))..cut(self.start(n + 1)));
+            self.check(n, &block)?;
+            out.push(block);
+        }
+        self.keep(range, &out).await;
+        Ok(out)
+    }
+
+    async fn keep(&self, range: Range<u64>, blocks: &[Bytes]) {
+        let first = self.touching(&range).start;
+        if let Some(memory) = &self.cache.memory {
+            for (i, block) in blocks.iter().enumerate() {
+                // A block of its own: a slice would keep its neighbours in memory unseen.
+                let own = if blocks.len() == 1 { block.clone() } else { copied(block) };
+                memory.insert(self.key(first + i), &own);
+            }
+        }
+        if let Some(disk) = self.cache.disk.clone() {
+            let kept: Vec<_> =
+                blocks.iter().enumerate().map(|(i, b)| (self.key(first + i), b.clone())).collect();
+            let keep = move || kept.iter().for_each(|(key, block)| disk.insert(*key, block));
+            drop(tokio::task::spawn_blocking(keep).await);
+        }
+    }
+}
+
+fn copied(block: &Bytes) -> Bytes {
+    let mut own = arrow_buffer::MutableBuffer::with_capacity(block.len());
+    own.extend_from_slice(block);
+    crate::store::aligned_bytes(own)
+}
+
+/// Maps the file of a part; none where mapping is not possible.
+async fn map(cache: &Arc<Cache>, meta: &Arc<PartMeta>, path: std::path::PathBuf) -> Result<Option<Mapped>> {
+    let meta = Arc::clone(meta);
+    let known = cache.checked.clone();
+    let work = move || {
+        let io = |e: std::io::Error| match e.kind() {
+            std::io::ErrorKind::NotFound => {
+                Error::not_found(format!("part {} is gone: it was evicted or removed", meta.path))
+            }
+            _ => Error::unavailable(format!("part {}: {e}", meta.path)),
+        };
+        let file = File::open(&path).map_err(io)?;
+        let (bytes, mtime, ctime) = local_version(&file.metadata().map_err(io)?);
+        if bytes != meta.bytes {
+            return Err(damaged(&meta, format!("it has {bytes} bytes instead of {}", meta.bytes)));
+        }
+        let Ok(length) = usize::try_from(bytes) else { return Ok(None) };
+        let Ok(map) = Map::new(&file, length) else { return Ok(None) };
+        let version: FileVersion = (meta.path.clone(), bytes, mtime, ctime);
+        let checked = known
+            .get_with(version, || Arc::new(meta.blocks.iter().map(|_| AtomicBool::new(false)).collect()));
+        Ok(Some(Mapped { bytes: Bytes::from_owner(map), checked }))
+    };
+    tokio::task::spawn_blocking(work).await.map_err(|e| Error::internal(format!("mapping a part: {e}")))?
+}

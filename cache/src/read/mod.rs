@@ -1,0 +1,148 @@
+//! Reading a part: checked blocks, decoded as a stream of record batches.
+
+mod arrow;
+pub(crate) mod blocks;
+mod parquet;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use arrow_array::RecordBatch;
+use arrow_schema::{Schema, SchemaRef};
+use caju_types::{Error, ErrorKind, Result};
+use futures::Stream;
+use futures::stream::BoxStream;
+
+use crate::Cache;
+use crate::encoding::Format;
+use crate::lease::Hold;
+use crate::record::PartMeta;
+use blocks::{Blocks, damaged};
+
+/// How a part is read.
+#[derive(Debug, Clone)]
+pub struct ReadOptions {
+    /// The columns wanted, by their places, in this order; all if absent.
+    pub projection: Option<Vec<usize>>,
+    /// Requests in flight; one reader holds about this many requests' bytes.
+    pub prefetch: usize,
+}
+
+impl Default for ReadOptions {
+    fn default() -> Self {
+        Self { projection: None, prefetch: 2 }
+    }
+}
+
+/// The rows of one part, as a stream of record batches in the order in which they were written.
+///
+/// Every block is checked before anything in it is decoded, so that a row that comes out is a row that was
+/// written. At the end the rows are counted: a stream that ends without an error was the whole part.
+pub struct PartReader {
+    meta: Arc<PartMeta>,
+    schema: SchemaRef,
+    batches: BoxStream<'static, Result<RecordBatch>>,
+    rows: u64,
+    ended: bool,
+    /// Keeps the snapshot from being evicted while it is read.
+    _hold: Hold,
+}
+
+impl std::fmt::Debug for PartReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PartReader")
+            .field("path", &self.meta.path)
+            .field("rows", &self.rows)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PartReader {
+    pub(crate) async fn open(cache: &Arc<Cache>, meta: &PartMeta, options: ReadOptions) -> Result<Self> {
+        let meta = Arc::new(meta.clone());
+        let hold = cache.hold_for_reading(meta.fingerprint);
+        let blocks = Arc::new(Blocks::open(cache, &meta).await.map_err(|e| gone(&meta, e))?);
+        let opened = match meta.encoding.format {
+            Format::Arrow => arrow::open(blocks, options).await,
+            Format::Parquet => parquet::open(blocks, options).await,
+        };
+        let (schema, batches) = opened.map_err(|e| gone(&meta, e))?;
+        Ok(Self { meta, schema, batches, rows: 0, ended: false, _hold: hold })
+    }
+
+    /// The schema of the batches.
+    pub fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    /// The part.
+    pub fn meta(&self) -> &Arc<PartMeta> {
+        &self.meta
+    }
+}
+
+impl Stream for PartReader {
+    type Item = Result<RecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let next = std::task::ready!(self.batches.as_mut().poll_next(cx));
+        let item = match next {
+            Some(Ok(batch)) => {
+                self.rows += batch.num_rows() as u64;
+                if self.rows <= self.meta.rows {
+                    return Poll::Ready(Some(Ok(batch)));
+                }
+                Some(Err(damaged(&self.meta, "it has more rows than its record says")))
+            }
+            Some(Err(e)) => Some(Err(gone(&self.meta, e))),
+            None if self.rows == self.meta.rows => None,
+            None => Some(Err(damaged(
+                &self.meta,
+                format!("it has {} rows, its record says {}", self.rows, self.meta.rows),
+            ))),
+        };
+        self.ended = true;
+        Poll::Ready(item)
+    }
+}
+
+fn gone(meta: &PartMeta, error: Error) -> Error {
+    if error.kind() == ErrorKind::NotFound {
+        return Error::not_found(format!("part {} is gone: it was evicted or removed", meta.path));
+    }
+    error
+}
+
+/// Whether a file says that it is the part that its record says.
+fn check_tags<'a>(meta: &PartMeta, tag: impl Fn(&str) -> Option<&'a str>) -> Result<()> {
+    let want = [
+        (crate::TAG_VERSION, crate::layout::VERSION.to_string()),
+        (crate::TAG_FINGERPRINT, meta.fingerprint.to_string()),
+        (crate::TAG_SPLIT, meta.split.to_string()),
+        (crate::TAG_ATTEMPT, meta.attempt.clone()),
+    ];
+    for (key, want) in want {
+        let is = tag(key);
+        if is != Some(want.as_str()) {
+            let is = is.unwrap_or("nothing");
+            return Err(damaged(meta, format!("it is another file: its {key} is {is} instead of {want}")));
+        }
+    }
+    Ok(())
+}
+
+/// The schema as the writer was given it: the file's own, or, where that lacks dictionaries, the tagged one.
+fn original_schema(meta: &PartMeta, found: &SchemaRef, tagged: Option<&str>) -> Result<SchemaRef> {
+    let schema = match tagged {
+        None => Arc::clone(found),
+        Some(text) => Arc::new(serde_json::from_str::<Schema>(text).map_err(|e| damaged(meta, e))?),
+    };
+    if crate::schema::schema_hash(&schema) != meta.schema_hash {
+        return Err(damaged(meta, "its schema is not the one that its record names"));
+    }
+    Ok(schema)
+}

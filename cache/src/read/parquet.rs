@@ -1,0 +1,198 @@
+//! Parquet parts: the parquet crate's decoder over checked blocks.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow_array::RecordBatch;
+use arrow_schema::{Schema, SchemaRef};
+use bytes::{Bytes, BytesMut};
+use caju_types::{Error, Result};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use futures::stream::{BoxStream, StreamExt, TryStreamExt};
+use parking_lot::Mutex;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
+use parquet::arrow::async_reader::{AsyncFileReader, ParquetRecordBatchStreamBuilder};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
+
+use super::blocks::{Blocks, damaged};
+use super::{ReadOptions, check_tags, original_schema};
+
+/// A batch is cut at about this size.
+const BATCH_BYTES: u64 = 4 << 20;
+/// And at this many rows.
+const BATCH_ROWS: u64 = 8192;
+
+/// Reads ranges through checked blocks; errors are kept, because the parquet crate would flatten them.
+struct Reader {
+    blocks: Arc<Blocks>,
+    metadata: Arc<ParquetMetaData>,
+    prefetch: usize,
+    error: Arc<Mutex<Option<Error>>>,
+}
+
+impl Reader {
+    async fn ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        let mut wanted: Vec<usize> = ranges.iter().flat_map(|r| self.blocks.touching(r)).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let mut groups = Vec::new();
+        for run in wanted.chunk_by(|a, b| a + 1 == *b) {
+            if let (Some(first), Some(last)) = (run.first(), run.last()) {
+                groups.extend(self.blocks.groups(*first..*last + 1));
+            }
+        }
+        let fetched = futures::stream::iter(groups)
+            .map(|group| async move { Ok::<_, Error>((group.start, self.blocks.get(group).await?)) })
+            .buffered(self.prefetch.max(1))
+            .try_collect::<Vec<_>>()
+            .await?;
+        let mut have = BTreeMap::new();
+        for (start, blocks) in fetched {
+            have.extend(blocks.into_iter().enumerate().map(|(i, block)| (start + i, block)));
+        }
+        ranges.iter().map(|range| self.cut(range, &have)).collect()
+    }
+
+    fn cut(&self, range: &Range<u64>, have: &BTreeMap<usize, Bytes>) -> Result<Bytes> {
+        let bad = || damaged(&self.blocks.meta, "one of its pages is out of bounds");
+        let touching = self.blocks.touching(range);
+        let mut out = BytesMut::new();
+        for n in touching.clone() {
+            let block = have.get(&n).ok_or_else(bad)?;
+            let start = self.blocks.start(n);
+            let from = usize::try_from(range.start.saturating_sub(start)).map_err(|_| bad())?;
+            let to = usize::try_from(range.end - start).map_err(|_| bad())?.min(block.len());
+            let piece = from.le(&to).then(|| block.slice(from..to)).ok_or_else(bad)?;
+            if touching.len() == 1 {
+                return Ok(piece);
+            }
+            out.extend_from_slice(&piece);
+        }
+        Ok(out.freeze())
+    }
+
+    fn keep(&self, error: Error) -> ParquetError {
+        let text = error.to_string();
+        self.error.lock().get_or_insert(error);
+        ParquetError::General(text)
+    }
+}
+
+impl AsyncFileReader for Reader {
+    fn get_bytes(&mut self, range: Range<u64>) -> BoxFuture<'_, parquet::errors::Result<Bytes>> {
+        async move {
+            let got = self.ranges(std::slice::from_ref(&range)).await.map_err(|e| self.keep(e))?;
+            got.into_iter().next().ok_or_else(|| ParquetError::General("nothing was read".into()))
+        }
+        .boxed()
+    }
+
+    fn get_byte_ranges(
+        &mut self,
+        ranges: Vec<Range<u64>>,
+    ) -> BoxFuture<'_, parquet::errors::Result<Vec<Bytes>>> {
+        async move { self.ranges(&ranges).await.map_err(|e| self.keep(e)) }.boxed()
+    }
+
+    fn get_metadata<'a>(
+        &'a mut self,
+        _: Option<&'a ArrowReaderOptions>,
+    ) -> BoxFuture<'a, parquet::errors::Result<Arc<ParquetMetaData>>> {
+        let metadata = Arc::clone(&self.metadata);
+        async move { Ok(metadata) }.boxed()
+    }
+}
+
+/// Opens a part: its schema after projection, and its batches.
+pub(super) async fn open(
+    blocks: Arc<Blocks>,
+    options: ReadOptions,
+) -> Result<(SchemaRef, BoxStream<'static, Result<RecordBatch>>)> {
+    let meta = Arc::clone(&blocks.meta);
+    let metadata = Arc::new(footer(&blocks).await?);
+    let pairs = metadata.file_metadata().key_value_metadata().cloned().unwrap_or_default();
+    let tag = |key: &str| pairs.iter().find(|kv| kv.key == key).and_then(|kv| kv.value.as_deref());
+    check_tags(&meta, tag)?;
+    let bad = |e: ParquetError| damaged(&meta, e);
+    let arrow =
+        ArrowReaderMetadata::try_new(Arc::clone(&metadata), ArrowReaderOptions::new()).map_err(bad)?;
+    let found = Arc::new(Schema::new_with_metadata(
+        arrow.schema().fields().clone(),
+        arrow
+            .schema()
+            .metadata()
+            .iter()
+            .filter(|(k, _)| !k.starts_with(crate::TAGS))
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect(),
+    ));
+    let whole = original_schema(&meta, &found, tag(crate::TAG_SCHEMA))?;
+
+    let error = Arc::new(Mutex::new(None));
+    let reader = Reader {
+        blocks: Arc::clone(&blocks),
+        metadata: Arc::clone(&metadata),
+        prefetch: options.prefetch,
+        error: Arc::clone(&error),
+    };
+    let mut builder = ParquetRecordBatchStreamBuilder::new_with_metadata(reader, arrow)
+        .with_batch_size(batch_rows(&metadata));
+    let mut order = None;
+    let mut schema = Arc::clone(&whole);
+    if let Some(wanted) = &options.projection {
+        let mask = ProjectionMask::roots(builder.parquet_schema(), wanted.iter().copied());
+        builder = builder.with_projection(mask);
+        let mut sorted = wanted.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        order = Some(wanted.iter().map(|w| sorted.partition_point(|s| s < w)).collect::<Vec<_>>());
+        schema = Arc::new(whole.project(wanted).map_err(|e| Error::internal(e.to_string()))?);
+    }
+    let target = Arc::clone(&schema);
+    let stream = builder.build().map_err(bad)?;
+    let batches = stream
+        .map(move |batch| {
+            let batch = batch.map_err(|e| match error.lock().take() {
+                Some(e) => e,
+                None => damaged(&meta, e),
+            })?;
+            let batch = match &order {
+                Some(order) => batch.project(order).map_err(|e| damaged(&meta, e))?,
+                None => batch,
+            };
+            crate::schema::with_schema(&batch, &target)
+        })
+        .boxed();
+    Ok((schema, batches))
+}
+
+/// The footer: the last block of the part.
+async fn footer(blocks: &Arc<Blocks>) -> Result<ParquetMetaData> {
+    let meta = &blocks.meta;
+    let last = blocks.count() - 1;
+    // A small part is one request: the memory tier or the mapping has the rest when it is asked for.
+    let from = if blocks.groups(0..last + 1).len() == 1 { 0 } else { last };
+    let tail = blocks.get(from..last + 1).await?.pop().unwrap_or_default();
+    let end = tail.len().checked_sub(8).ok_or_else(|| damaged(meta, "its footer is cut"))?;
+    let (head, end_mark) = tail.split_at(end);
+    let length = end_mark.first_chunk::<4>().map_or(u32::MAX, |n| u32::from_le_bytes(*n));
+    let start = usize::try_from(length).ok().and_then(|n| end.checked_sub(n));
+    match start {
+        Some(start) if end_mark.ends_with(b"PAR1") => {
+            ParquetMetaDataReader::decode_metadata(&head[start..]).map_err(|e| damaged(meta, e))
+        }
+        _ => Err(damaged(meta, "it does not end like a Parquet file")),
+    }
+}
+
+/// Rows per batch, so that a batch of wide rows stays small.
+fn batch_rows(metadata: &ParquetMetaData) -> usize {
+    let bytes: i64 = metadata.row_groups().iter().map(|g| g.total_byte_size()).sum();
+    let rows: i64 = metadata.row_groups().iter().map(|g| g.num_rows()).sum();
+    let per_row = u64::try_from(bytes / rows.max(1)).unwrap_or(0).max(1);
+    usize::try_from((BATCH_BYTES / per_row).clamp(1, BATCH_ROWS)).unwrap_or(1)
+}

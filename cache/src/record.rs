@@ -1,0 +1,180 @@
+//! What is written about parts: commit records, and the envelope that shows whether a record is whole.
+
+use caju_types::{Error, Fingerprint, Result, SplitKey, hash128};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::encoding::Encoding;
+use crate::layout::Generation;
+
+/// One piece of a part's file that is checked as a whole before anything in it is decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "(u64, String)", try_from = "(u64, String)")]
+pub struct Block {
+    /// Its length in bytes; blocks follow one another without gaps.
+    pub bytes: u64,
+    /// xxh3-64 of its bytes.
+    pub checksum: u64,
+}
+
+impl From<Block> for (u64, String) {
+    fn from(b: Block) -> Self {
+        (b.bytes, format!("{:016x}", b.checksum))
+    }
+}
+
+impl TryFrom<(u64, String)> for Block {
+    type Error = String;
+
+    fn try_from((bytes, checksum): (u64, String)) -> Result<Self, String> {
+        let checksum = u64::from_str_radix(&checksum, 16).map_err(|e| format!("`{checksum}`: {e}"))?;
+        Ok(Self { bytes, checksum })
+    }
+}
+
+/// A committed part: everything that is needed to find it, to read it and to tell whether it is whole.
+///
+/// It travels as JSON: in commit records, in manifests, and to workers in their leases.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PartMeta {
+    /// The prefix whose output it is.
+    pub fingerprint: Fingerprint,
+    /// The split whose output it is.
+    pub split: SplitKey,
+    /// Its place below `ROOT/v1`.
+    pub path: String,
+    /// The attempt that wrote it: unique.
+    pub attempt: String,
+    /// Which commit of the split this is; the highest wins.
+    pub generation: u32,
+    /// The process that wrote it.
+    pub writer: String,
+    /// Format and compression.
+    pub encoding: Encoding,
+    /// Rows in it.
+    pub rows: u64,
+    /// Length of the file.
+    pub bytes: u64,
+    /// xxh3-128 of the file, in hexadecimal digits.
+    pub checksum: String,
+    /// The pieces of the file, in order.
+    pub blocks: Vec<Block>,
+    /// Hash of the schema, as [`schema_hash`](crate::schema_hash) makes it.
+    pub schema_hash: String,
+    /// Rows that `on_error: skip` left out.
+    #[serde(default)]
+    pub skipped: u64,
+    /// Bytes of the source that were read for it.
+    #[serde(default)]
+    pub source_bytes: u64,
+    /// CPU time that computing it took, in microseconds: what reading it saves.
+    #[serde(default)]
+    pub compute_cpu_us: u64,
+    /// When it was committed, in milliseconds since 1970 by its writer's clock; for people only.
+    #[serde(default)]
+    pub created_unix_ms: u64,
+}
+
+impl PartMeta {
+    /// CPU time that computing it took, in seconds.
+    pub fn compute_cpu_s(&self) -> f64 {
+        self.compute_cpu_us as f64 / 1e6
+    }
+}
+
+/// Seconds as whole microseconds; what is no duration is 0.
+pub(crate) fn microseconds(seconds: f64) -> u64 {
+    let duration = std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// A time as whole milliseconds.
+pub(crate) fn milliseconds(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What a writer knows about a part when its last row is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct PartFacts {
+    /// Rows that were written; the writer has counted them too, and a difference is an error.
+    pub rows: u64,
+    /// Rows that `on_error: skip` left out.
+    pub skipped: u64,
+    /// Bytes of the source that were read.
+    pub source_bytes: u64,
+    /// CPU time of computing the rows, in seconds.
+    pub compute_cpu_s: f64,
+}
+
+/// The content of a commit record.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub(crate) enum Commit {
+    /// The split has a part.
+    Part(PartMeta),
+    /// The split's part was found bad: it has none until the next generation.
+    Void { split: SplitKey, generation: Generation, attempt: String, why: String },
+}
+
+impl Commit {
+    pub(crate) fn generation(&self) -> Generation {
+        match self {
+            Commit::Part(m) => m.generation,
+            Commit::Void { generation, .. } => *generation,
+        }
+    }
+
+    pub(crate) fn split(&self) -> SplitKey {
+        match self {
+            Commit::Part(m) => m.split,
+            Commit::Void { split, .. } => *split,
+        }
+    }
+}
+
+/// The content of a claim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Claim {
+    pub(crate) writer: String,
+    pub(crate) attempt: String,
+}
+
+const HEAD: &str = "{\"seal\":\"";
+const DIGITS: usize = 32;
+
+/// JSON of a record, whose first member, `seal`, is the xxh3-128 of the text after it.
+pub(crate) fn seal<T: Serialize>(record: &T) -> Result<Vec<u8>> {
+    let body = serde_json::to_string(record).map_err(|e| Error::internal(format!("a record: {e}")))?;
+    let rest = body.strip_prefix('{').ok_or_else(|| Error::internal("a record is no JSON object"))?;
+    Ok(format!("{HEAD}{:032x}\",{rest}", hash128(rest.as_bytes())).into_bytes())
+}
+
+/// Reads a sealed record; an error says what is wrong with it.
+pub(crate) fn unseal<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    let text = std::str::from_utf8(bytes).map_err(|e| e.to_string())?;
+    let digits = text.strip_prefix(HEAD).and_then(|t| t.get(..DIGITS)).ok_or("it has no seal")?;
+    let rest = text.get(HEAD.len() + DIGITS..).and_then(|t| t.strip_prefix("\",")).ok_or("it is cut")?;
+    if u128::from_str_radix(digits, 16).ok() != Some(hash128(rest.as_bytes())) {
+        return Err("its seal does not match".into());
+    }
+    serde_json::from_str(text).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_record_is_found_out() {
+        let claim = Claim { writer: "w".into(), attempt: "a".into() };
+        let sealed = seal(&claim).unwrap();
+        assert_eq!(unseal::<Claim>(&sealed).unwrap(), claim);
+        serde_json::from_slice::<serde_json::Value>(&sealed).unwrap();
+        for at in 0..sealed.len() {
+            let mut bad = sealed.clone();
+            bad[at] ^= 4;
+            assert!(unseal::<Claim>(&bad).is_err(), "byte {at}");
+            assert!(unseal::<Claim>(&sealed[..at]).is_err(), "cut at {at}");
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! The object store under a cache: counted, retried, and with the one primitive that commits rest on.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arrow_buffer::MutableBuffer;
+use bytes::Bytes;
+use caju_runtime::stores::store_error;
+use caju_runtime::{Clock, CountingStore, IoCounters, Location};
+use caju_types::{Error, ErrorKind, Result, hash128};
+use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path;
+use object_store::{
+    GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    PutPayload,
+};
+
+use crate::layout::Layout;
+use crate::options::CacheOptions;
+use crate::retry::Retry;
+
+/// What happened to an object that was to be created.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Created {
+    /// It is ours.
+    Yes,
+    /// Somebody was faster: this is theirs.
+    Taken(Bytes),
+}
+
+/// An object as a listing shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub(crate) path: Path,
+    pub(crate) bytes: u64,
+    /// By the store's own clock.
+    pub(crate) modified_ms: i64,
+    pub(crate) etag: Option<String>,
+}
+
+impl From<ObjectMeta> for Listed {
+    fn from(m: ObjectMeta) -> Self {
+        Self {
+            bytes: m.size,
+            modified_ms: m.last_modified.timestamp_millis(),
+            etag: m.e_tag,
+            path: m.location,
+        }
+    }
+}
+
+/// Bytes with a 64-byte aligned start, and the size of the whole object.
+#[derive(Debug)]
+pub(crate) struct Fetched {
+    pub(crate) bytes: Bytes,
+    pub(crate) object_bytes: u64,
+}
+
+/// The store of one cache root.
+#[derive(Debug)]
+pub(crate) struct Root {
+    url: String,
+    store: Arc<dyn ObjectStore>,
+    local: Option<PathBuf>,
+    pub(crate) layout: Layout,
+    pub(crate) io: Arc<IoCounters>,
+    pub(crate) retry: Retry,
+    pub(crate) clock: Arc<dyn Clock>,
+    conditional: bool,
+    names: AtomicU64,
+    seed: u64,
+}
+
+impl Root {
+    /// Opens the root and finds out whether its store honours conditional puts.
+    pub(crate) async fn open(
+        at: Location,
+        options: &CacheOptions,
+        clock: Arc<dyn Clock>,
+        writer: &str,
+    ) -> Result<Self> {
+        let io = Arc::new(IoCounters::new());
+        #[expect(clippy::cast_possible_truncation, reason = "any 64 bits do")]
+        let seed = hash128(format!("{writer} {}", clock.unix_time().as_nanos()).as_bytes()) as u64;
+        let retry = Retry::new(
+            Arc::clone(&clock),
+            options.attempts,
+            options.retry_base,
+            options.request_timeout,
+            seed,
+        );
+        let mut root = Self {
+            url: at.url.to_string(),
+            store: Arc::new(CountingStore::new(at.store, Arc::clone(&io))),
+            layout: Layout::new(&at.path),
+            local: at.local.map(|_| PathBuf::from("/")),
+            io,
+            retry,
+            clock,
+            conditional: true,
+            names: AtomicU64::new(0),
+            seed,
+        };
+        root.conditional = root.probe().await?;
+        Ok(root)
+    }
+
+    /// Creates an object twice: a store that honours conditions refuses the second time.
+    async fn probe(&self) -> Result<bool> {
+        let path = self.layout.probe(&self.unique("probe"));
+        let first = self.put_once(&path, Bytes::from_static(b"1"), PutMode::Create).await;
+        let honoured = match first {
+            Ok(()) => match self.put_once(&path, Bytes::from_static(b"2"), PutMode::Create).await {
+                Ok(()) => false,
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => true,
+                Err(e) => return Err(e.context("the cache root cannot be probed")),
+            },
+            Err(e) if e.kind() == ErrorKind::Unimplemented => false,
+            Err(e) => {
+                return Err(Error::new(
+                    e.kind(),
+                    format!("the cache root {} cannot be written: {}", self.url, e.message()),
+                ));
+            }
+        };
+        if let Err(error) = self.delete(&path).await {
+            tracing::debug!(%error, "a probe object was left behind");
+        }
+        if !honoured {
+            tracing::warn!(
+                root = self.url,
+                "the cache store does not honour conditional puts: commits rest on unique names"
+            );
+        }
+        Ok(honoured)
+    }
+
+    /// Whether [`Root::create`] is atomic. If not, names that must not collide carry the attempt.
+    pub(crate) fn conditional(&self) -> bool {
+        self.conditional
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// A name that no other process and no earlier call has made.
+    pub(crate) fn unique(&self, purpose: &str) -> String {
+        let n = self.names.fetch_add(1, Ordering::Relaxed);
+        let now = self.clock.unix_time().as_nanos();
+        let hash = hash128(format!("{purpose} {} {now} {n}", self.seed).as_bytes());
+        format!("{:016x}", (hash >> 64) ^ (hash & u128::from(u64::MAX)))
+    }
+
+    pub(crate) fn name<'a>(&'a self, path: &'a Path) -> Name<'a> {
+        Name { root: self, path }
+    }
+
+    /// Where an object lies in the local file system, if it does.
+    pub(crate) fn local_path(&self, path: &Path) -> Option<PathBuf> {
+        self.local.as_ref().map(|root| root.join(path.as_ref()))
+    }
+
+    async fn put_once(&self, path: &Path, body: Bytes, mode: PutMode) -> Result<()> {
+        let options = PutOptions { mode, ..PutOptions::default() };
+        let put = async {
+            let put = self.store.put_opts(path, PutPayload::from(body), options).await;
+            put.map(drop).map_err(|e| store_error(self.name(path), e))
+        };
+        self.retry.within(self.name(path), put).await
+    }
+
+    /// Writes an object, whatever was there.
+    pub(crate) async fn put(&self, path: &Path, body: Bytes) -> Result<()> {
+        self.retry.run(self.name(path), || self.put_once(path, body.clone(), PutMode::Overwrite)).await
+    }
+
+    /// Writes several pieces as one object, whatever was there.
+    pub(crate) async fn put_pieces(&self, path: &Path, pieces: &[Bytes]) -> Result<()> {
+        self.retry
+            .run(self.name(path), || async {
+                let payload: PutPayload = pieces.iter().cloned().collect();
+                let put = self.store.put_opts(path, payload, PutOptions::default()).await;
+                put.map(drop).map_err(|e| store_error(self.name(path), e))
+            })
+            .await
+    }
+
+    /// Creates an object unless it exists. A creation whose answer was lost is recognised by its content,
+    /// which therefore has to be unique to the caller.
+    pub(crate) async fn create(&self, path: &Path, body: Bytes) -> Result<Created> {
+        if !self.conditional {
+            return match self.get(path).await? {
+                Some(there) if there == body => Ok(Created::Yes),
+                Some(there) => Ok(Created::Taken(there)),
+                None => self.put(path, body).await.map(|()| Created::Yes),
+            };
+        }
+        // The object may be deleted between the refusal and the look: then it is free again.
+        for _ in 0..16 {
+            let put = || self.put_once(path, body.clone(), PutMode::Create);
+            match self.retry.run(self.name(path), put).await {
+                Ok(()) => return Ok(Created::Yes),
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+                // What some stores answer to two creations at once.
+                Err(e) if e.kind() == ErrorKind::FailedPrecondition => {}
+                Err(e) => return Err(e),
+            }
+            match self.get(path).await? {
+                Some(there) if there == body => return Ok(Created::Yes),
+                Some(there) => return Ok(Created::Taken(there)),
+                None => {}
+            }
+        }
+        Err(Error::unavailable(format!("{}: it keeps being created and deleted by others", self.name(path))))
+    }
+
+    /// A whole small object; none if it does not exist.
+    pub(crate) async fn get(&self, path: &Path) -> Result<Option<Bytes>> {
+        let get = || async {
+            let result = self.store.get(path).await.map_err(|e| store_error(self.name(path), e))?;
+            result.bytes().await.map_err(|e| store_error(self.name(path), e))
+        };
+        optional(self.retry.run(self.name(path), get).await)
+    }
+
+    /// The size of an object and so on; none if it does not exist.
+    pub(crate) async fn head(&self, path: &Path) -> Result<Option<Listed>> {
+        let head = || async { self.store.head(path).await.map_err(|e| store_error(self.name(path), e)) };
+        Ok(optional(self.retry.run(self.name(path), head).await)?.map(Listed::from))
+    }
+
+    /// A range of an object in one request, into memory that is aligned for Arrow.
+    pub(crate) async fn get_range(&self, path: &Path, range: std::ops::Range<u64>) -> Result<Fetched> {
+        self.retry.run(self.name(path), || self.get_range_once(path, range.clone())).await
+    }
+
+    async fn get_range_once(&self, path: &Path, range: std::ops::Range<u64>) -> Result<Fetched> {
+        let length = usize::try_from(range.end - range.start).map_err(|_| {
+            Error::exhausted(format!("{}: a block of it does not fit memory", self.name(path)))
+        })?;
+        let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
+        let result = match self.store.get_opts(path, options).await {
+            Ok(result) => result,
+            Err(e) => return Err(self.range_error(path, e)),
+        };
+        let object_bytes = result.meta.size;
+        let mut buffer = MutableBuffer::with_capacity(length);
+        let mut body = result.into_stream();
+        while let Some(chunk) = body.next().await {
+            let chunk = chunk.map_err(|e| store_error(self.name(path), e))?;
+            if buffer.len() + chunk.len() > length {
+                return Err(self.cut(path, "longer"));
+            }
+            buffer.extend_from_slice(&chunk);
+        }
+        if buffer.len() < length {
+            // Whether the object or the answer is short, its reader finds out from the size.
+            let short_object = object_bytes < length as u64;
+            if !short_object {
+                return Err(self.cut(path, "shorter"));
+            }
+        }
+        Ok(Fetched { bytes: aligned_bytes(buffer), object_bytes })
+    }
+
+    fn cut(&self, path: &Path, how: &str) -> Error {
+        Error::unavailable(format!("{}: the store's answer was {how} than asked for", self.name(path)))
+    }
+
+    /// A range that lies behind the end of the object is a sign of a truncated object, not of a bad store.
+    fn range_error(&self, path: &Path, error: object_store::Error) -> Error {
+        let text = error.to_string();
+        let beyond = ["416", "range", "Range"].iter().any(|t| text.contains(t));
+        let error = store_error(self.name(path), error);
+        if beyond && error.kind() == ErrorKind::Unavailable {
+            return Error::data_loss(format!("{}: it is shorter than its record says", self.name(path)));
+        }
+        error
+    }
+
+    /// Starts an upload in pieces.
+    pub(crate) async fn upload(&self, path: &Path) -> Result<Box<dyn MultipartUpload>> {
+        let start =
+            || async { self.store.put_multipart(path).await.map_err(|e| store_error(self.name(path), e)) };
+        self.retry.run(self.name(path), start).await
+    }
+
+    /// Everything below a folder, in no particular order.
+    pub(crate) async fn list(&self, folder: &Path) -> Result<Vec<Listed>> {
+        let list = || async {
+            let all = self.store.list(Some(folder)).map_ok(Listed::from).try_collect::<Vec<_>>().await;
+            match all {
+                Ok(all) => Ok(all),
+                // A local folder that vanishes under the walk, or was never made.
+                Err(object_store::Error::NotFound { .. }) => Ok(Vec::new()),
+                Err(e) => Err(store_error(self.name(folder), e)),
+            }
+        };
+        self.retry.run(self.name(folder), list).await
+    }
+
+    /// Deletes an object; one that does not exist is fine.
+    pub(crate) async fn delete(&self, path: &Path) -> Result<()> {
+        let delete = || async { self.store.delete(path).await.map_err(|e| store_error(self.name(path), e)) };
+        optional(self.retry.run(self.name(path), delete).await).map(drop)
+    }
+
+    /// Deletes many objects with few requests; those that do not exist are fine.
+    pub(crate) async fn delete_all(&self, paths: Vec<Path>) -> Result<()> {
+        let all = futures::stream::iter(paths.into_iter().map(Ok)).boxed();
+        let mut deleted = self.store.delete_stream(all);
+        while let Some(next) = deleted.next().await {
+            match next {
+                Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(e) => return Err(store_error(&self.url, e)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A missing object is an answer.
+fn optional<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Gives a buffer away as `Bytes`, without a copy and with its alignment.
+pub(crate) fn aligned_bytes(buffer: MutableBuffer) -> Bytes {
+    struct Owner(arrow_buffer::Buffer);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            self.0.as_slice()
+        }
+    }
+    Bytes::from_owner(Owner(buffer.into()))
+}
+
+/// An object's name for messages.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Name<'a> {
+    root: &'a Root,
+    path: &'a Path,
+}
+
+impl fmt::Display for Name<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let root = self.root.url.as_str();
+        match self.root.layout.relative(self.path) {
+            Some(rest) => write!(f, "{}/{}/{rest}", root.trim_end_matches('/'), crate::layout::VERSION),
+            None => write!(f, "{root}"),
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Where blocks are kept near: verified ones in memory, others on a local disk.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use caju_types::hash128;
+use parking_lot::Mutex;
+
+/// Names a block: hash of its part's path under its root, and its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct BlockKey {
+    part: u128,
+    number: u32,
+}
+
+impl BlockKey {
+    pub(crate) fn new(root: &str, path: &str, number: usize) -> Self {
+        let part = hash128(format!("{root} {path}").as_bytes());
+        Self { part, number: u32::try_from(number).unwrap_or(u32::MAX) }
+    }
+}
+
+/// Verified blocks in memory, weighed in bytes.
+#[derive(Debug)]
+pub(crate) struct MemoryTier {
+    blocks: moka::sync::Cache<BlockKey, Bytes>,
+    most: u64,
+}
+
+impl MemoryTier {
+    /// A tier of at most so many bytes; none for 0.
+    pub(crate) fn new(bytes: u64) -> Option<Self> {
+        (bytes > 0).then(|| {
+            let blocks = moka::sync::Cache::builder()
+                .max_capacity(bytes)
+                .weigher(|_, block: &Bytes| u32::try_from(block.len()).unwrap_or(u32::MAX))
+                .build();
+            Self { blocks, most: bytes }
+        })
+    }
+
+    pub(crate) fn get(&self, key: &BlockKey) -> Option<Bytes> {
+        self.blocks.get(key)
+    }
+
+    pub(crate) fn insert(&self, key: BlockKey, block: &Bytes) {
+        // One block must not push out everything else.
+        if block.len() as u64 <= self.most / 4 {
+            self.blocks.insert(key, block.clone());
+            // Evictions happen here and now: the bound holds.
+            self.blocks.run_pending_tasks();
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.blocks.weighted_size()
+    }
+}
+
+/// Blocks as files of a local folder, least recently used out first. What is read from it is verified like
+/// what comes from the store, so that nothing in the folder has to be trusted.
+#[derive(Debug)]
+pub(crate) struct DiskTier {
+    folder: PathBuf,
+    most: u64,
+    state: Arc<Mutex<DiskState>>,
+}
+
+#[derive(Debug, Default)]
+struct DiskState {
+    bytes: u64,
+    turn: u64,
+    files: HashMap<BlockKey, (u64, u64)>,
+    order: BTreeMap<u64, BlockKey>,
+}
+
+impl DiskState {
+    fn touch(&mut self, key: BlockKey, bytes: u64) {
+        self.remove(&key);
+        self.turn += 1;
+        self.files.insert(key, (self.turn, bytes));
+        self.order.insert(self.turn, key);
+        self.bytes += bytes;
+    }
+
+    fn remove(&mut self, key: &BlockKey) -> bool {
+        let Some((turn, bytes)) = self.files.remove(key) else { return false };
+        self.order.remove(&turn);
+        self.bytes -= bytes;
+        true
+    }
+}
+
+impl DiskTier {
+    /// Opens a folder, creating it if need be; blocks that are there already are used again. Blocking.
+    pub(crate) fn open(folder: PathBuf, most: u64) -> std::io::Result<Self> {
+        std::fs::create_dir_all(&folder)?;
+        let mut state = DiskState::default();
+        for entry in std::fs::read_dir(&folder)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            match name.to_str().and_then(parse) {
+                Some(key) => state.touch(key, entry.metadata()?.len()),
+                // A block that was being written when its process ended.
+                None if name.to_str().is_some_and(|n| n.ends_with(".new")) => {
+                    std::fs::remove_file(entry.path())?
+                }
+                None => {}
+            }
+        }
+        let tier = Self { folder, most, state: Arc::new(Mutex::new(state)) };
+        tier.shrink();
+        Ok(tier)
+    }
+
+    /// A block, unverified. Blocking.
+    pub(crate) fn get(&self, key: &BlockKey) -> Option<Bytes> {
+        let bytes = self.state.lock().files.get(key)?.1;
+        match std::fs::read(self.file(key)) {
+            Ok(block) => {
+                self.state.lock().touch(*key, bytes);
+                Some(block.into())
+            }
+            Err(_) => {
+                self.state.lock().remove(key);
+                None
+            }
+        }
+    }
+
+    /// Keeps a block. Blocking. A disk that is full or broken is no error: the tier only makes faster.
+    pub(crate) fn insert(&self, key: BlockKey, block: &Bytes) {
+        let bytes = block.len() as u64;
+        if bytes > self.most / 4 || self.state.lock().files.contains_key(&key) {
+            return;
+        }
+        let (file, new) = (self.file(&key), self.folder.join(format!("{}.new", name(&key))));
+        let written = std::fs::write(&new, block).and_then(|()| std::fs::rename(&new, &file));
+        if let Err(error) = written {
+            tracing::debug!(%error, file = %file.display(), "a block was not kept on the local disk");
+            drop(std::fs::remove_file(&new));
+            return;
+        }
+        self.state.lock().touch(key, bytes);
+        self.shrink();
+    }
+
+    /// Forgets a block that turned out bad. Blocking.
+    pub(crate) fn remove(&self, key: &BlockKey) {
+        if self.state.lock().remove(key) {
+            drop(std::fs::remove_file(self.file(key)));
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.state.lock().bytes
+    }
+
+    fn shrink(&self) {
+        loop {
+            let oldest = {
+                let mut state = self.state.lock();
+                if state.bytes <= self.most {
+                    return;
+                }
+                let Some(key) = state.order.first_key_value().map(|(_, k)| *k) else { return };
+                state.remove(&key);
+                key
+            };
+            drop(std::fs::remove_file(self.file(&oldest)));
+        }
+    }
+
+    fn file(&self, key: &BlockKey) -> PathBuf {
+        self.folder.join(name(key))
+    }
+}
+
+fn name(key: &BlockKey) -> String {
+    format!("{:032x}-{}.block", key.part, key.number)
+}
+
+fn parse(name: &str) -> Option<BlockKey> {
+    let (part, number) = name.strip_suffix(".block")?.split_once('-')?;
+    Some(BlockKey { part: u128::from_str_radix(part, 16).ok()?, number: number.parse().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: usize) -> BlockKey {
+        BlockKey::new("memory://x", "part", n)
+    }
+
+    #[test]
+    fn memory_stays_inside_its_bound() {
+        assert!(MemoryTier::new(0).is_none());
+        let tier = MemoryTier::new(1000).unwrap();
+        for n in 0..100 {
+            tier.insert(key(n), &Bytes::from(vec![0; 100]));
+            assert!(tier.bytes() <= 1000, "{}", tier.bytes());
+        }
+        tier.insert(key(1000), &Bytes::from(vec![0; 300]));
+        assert!(tier.get(&key(1000)).is_none(), "too large a share");
+    }
+
+    #[test]
+    fn disk_keeps_the_recent_and_survives_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let tier = DiskTier::open(folder.path().join("a/b"), 1000).unwrap();
+        for n in 0..10 {
+            tier.insert(key(n), &Bytes::from(vec![1; 100]));
+        }
+        assert!(tier.get(&key(0)).is_some());
+        tier.insert(key(10), &Bytes::from(vec![1; 100]));
+        assert_eq!(tier.bytes(), 1000);
+        assert!(tier.get(&key(0)).is_some() && tier.get(&key(1)).is_none());
+        std::fs::write(folder.path().join("a/b/x.new"), "junk").unwrap();
+        let tier = DiskTier::open(folder.path().join("a/b"), 500).unwrap();
+        assert_eq!(tier.bytes(), 500);
+        assert_eq!(std::fs::read_dir(folder.path().join("a/b")).unwrap().count(), 5);
+        std::fs::remove_dir_all(folder.path().join("a/b")).unwrap();
+        for n in 0..11 {
+            assert!(tier.get(&key(n)).is_none());
+        }
+        assert_eq!(tier.bytes(), 0);
+    }
+}

@@ -1,0 +1,230 @@
+//! Encoders: record batches to the bytes of an Arrow IPC or a Parquet file.
+
+use arrow::ipc::CompressionType;
+use arrow::ipc::writer::{FileWriter, IpcWriteOptions};
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use bytes::Bytes;
+use caju_types::{Error, Result};
+use parquet::arrow::{ArrowSchemaConverter, ArrowWriter};
+use parquet::basic::{Compression as Codec, ZstdLevel};
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
+
+use super::sink::Sink;
+use crate::encoding::{Compression, Encoding, Format};
+use crate::record::Block;
+use crate::schema::{is_bulky, plain, with_schema};
+
+/// Batches smaller than this are gathered before they are written.
+const SMALL: usize = 256 << 10;
+/// Batches larger than this are cut, so that blocks stay small.
+const LARGE: usize = 8 << 20;
+/// A Parquet row group is closed at about this size: what a reader holds at once.
+const ROW_GROUP: usize = 8 << 20;
+/// Gathered rows of small batches.
+const GATHERED_ROWS: usize = 8192;
+
+enum Inner {
+    Arrow(Box<FileWriter<Sink>>),
+    Parquet(Box<ArrowWriter<Sink>>),
+}
+
+/// Encodes the batches of one part. All of it is CPU work.
+pub(super) struct Encoder {
+    inner: Inner,
+    /// What the file holds: the rows' schema without dictionaries.
+    plain: SchemaRef,
+    pending: Vec<RecordBatch>,
+    pending_bytes: usize,
+    row_groups: usize,
+}
+
+/// What is left when everything is encoded.
+pub(super) struct Encoded {
+    pub(super) ready: Vec<Bytes>,
+    pub(super) blocks: Vec<Block>,
+    pub(super) checksum: u128,
+}
+
+fn failed(e: impl std::fmt::Display) -> Error {
+    Error::internal(format!("encoding a part: {e}"))
+}
+
+impl Encoder {
+    /// An encoder whose file carries `tags`, so that the file itself says what it is.
+    pub(super) fn new(
+        schema: &SchemaRef,
+        encoding: Encoding,
+        block_bytes: usize,
+        mut tags: Vec<(String, String)>,
+    ) -> Result<Self> {
+        let plain = plain(schema);
+        if &plain != schema {
+            tags.push((crate::TAG_SCHEMA.into(), serde_json::to_string(schema.as_ref()).map_err(failed)?));
+        }
+        let inner = match encoding.format {
+            Format::Arrow => {
+                let compression = match encoding.compression {
+                    Compression::Lz4 => Some(CompressionType::LZ4_FRAME),
+                    Compression::Zstd => Some(CompressionType::ZSTD),
+                    Compression::None | Compression::Snappy => None,
+                };
+                let options = IpcWriteOptions::default().try_with_compression(compression).map_err(failed)?;
+                let sink = Sink::new(block_bytes, false);
+                let mut writer = FileWriter::try_new_with_options(sink, &plain, options)
+                    .map_err(|e| unsupported(encoding, &e))?;
+                for (key, value) in tags {
+                    writer.write_metadata(key, value);
+                }
+                Inner::Arrow(Box::new(writer))
+            }
+            Format::Parquet => {
+                if plain.fields().is_empty() {
+                    return Err(unsupported(encoding, &"there are no columns"));
+                }
+                let properties = properties(&plain, encoding, tags)?;
+                let sink = Sink::new(block_bytes, true);
+                let writer = ArrowWriter::try_new(sink, std::sync::Arc::clone(&plain), Some(properties))
+                    .map_err(|e| unsupported(encoding, &e))?;
+                Inner::Parquet(Box::new(writer))
+            }
+        };
+        Ok(Self { inner, plain, pending: Vec::new(), pending_bytes: 0, row_groups: 0 })
+    }
+
+    /// Encodes a batch; gives the blocks that are complete.
+    pub(super) fn write(&mut self, batch: &RecordBatch) -> Result<Vec<Bytes>> {
+        let batch = with_schema(batch, &self.plain)?;
+        let bytes = batch_bytes(&batch);
+        if batch.num_rows() > 0 {
+            if bytes >= SMALL && self.pending.is_empty() {
+                self.write_sized(&batch, bytes)?;
+            } else {
+                self.pending_bytes += bytes;
+                self.pending.push(batch);
+                let rows: usize = self.pending.iter().map(RecordBatch::num_rows).sum();
+                if self.pending_bytes >= SMALL || rows >= GATHERED_ROWS {
+                    self.flush_pending()?;
+                }
+            }
+        }
+        Ok(self.sink().take_ready())
+    }
+
+    fn flush_pending(&mut self) -> Result<()> {
+        let batches = std::mem::take(&mut self.pending);
+        let bytes = std::mem::take(&mut self.pending_bytes);
+        match batches.as_slice() {
+            [] => Ok(()),
+            [one] => self.write_sized(one, bytes),
+            many => {
+                let joined = arrow::compute::concat_batches(&self.plain, many).map_err(failed)?;
+                self.write_sized(&joined, bytes)
+            }
+        }
+    }
+
+    fn write_sized(&mut self, batch: &RecordBatch, bytes: usize) -> Result<()> {
+        let pieces = bytes.div_ceil(LARGE).clamp(1, batch.num_rows().max(1));
+        let step = batch.num_rows().div_ceil(pieces).max(1);
+        let mut at = 0;
+        while at < batch.num_rows() {
+            let n = step.min(batch.num_rows() - at);
+            self.write_piece(&batch.slice(at, n), bytes / pieces)?;
+            at += n;
+        }
+        Ok(())
+    }
+
+    fn write_piece(&mut self, batch: &RecordBatch, bytes: usize) -> Result<()> {
+        match &mut self.inner {
+            Inner::Arrow(w) => {
+                w.get_mut().reserve(bytes + 4096);
+                w.write(batch).map_err(failed)?;
+                w.get_mut().may_cut();
+            }
+            Inner::Parquet(w) => {
+                w.write(batch).map_err(failed)?;
+                if w.flushed_row_groups().len() > self.row_groups {
+                    self.row_groups = w.flushed_row_groups().len();
+                    // A row group's last block ends with it: nobody reads a block twice.
+                    w.sync().map_err(failed)?;
+                    w.inner_mut().cut();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sink(&mut self) -> &mut Sink {
+        match &mut self.inner {
+            Inner::Arrow(w) => w.get_mut(),
+            Inner::Parquet(w) => w.inner_mut(),
+        }
+    }
+
+    /// Writes the footer, which gets a block of its own.
+    pub(super) fn finish(mut self) -> Result<Encoded> {
+        self.flush_pending()?;
+        match &mut self.inner {
+            Inner::Arrow(w) => {
+                w.get_mut().last_block();
+                w.finish().map_err(failed)?;
+            }
+            Inner::Parquet(w) => {
+                w.flush().map_err(failed)?;
+                w.sync().map_err(failed)?;
+                w.inner_mut().last_block();
+                w.finish().map_err(failed)?;
+            }
+        }
+        let sink = self.sink();
+        sink.cut();
+        let (blocks, checksum) = sink.totals();
+        Ok(Encoded { ready: sink.take_ready(), blocks, checksum })
+    }
+}
+
+fn unsupported(encoding: Encoding, why: &dyn std::fmt::Display) -> Error {
+    Error::invalid(format!("these columns cannot be stored as {encoding}: {why}; use arrow/none"))
+}
+
+fn properties(
+    schema: &SchemaRef,
+    encoding: Encoding,
+    tags: Vec<(String, String)>,
+) -> Result<WriterProperties> {
+    let codec = match encoding.compression {
+        Compression::None => Codec::UNCOMPRESSED,
+        Compression::Snappy => Codec::SNAPPY,
+        Compression::Lz4 => Codec::LZ4_RAW,
+        Compression::Zstd => Codec::ZSTD(ZstdLevel::try_new(1).map_err(failed)?),
+    };
+    let tags = tags.into_iter().map(|(k, v)| KeyValue::new(k, v)).collect();
+    let mut builder = WriterProperties::builder()
+        .set_compression(codec)
+        .set_key_value_metadata(Some(tags))
+        .set_max_row_group_bytes(Some(ROW_GROUP))
+        .set_statistics_enabled(EnabledStatistics::Chunk)
+        .set_offset_index_disabled(true);
+    let leaves = ArrowSchemaConverter::new().convert(schema).map_err(|e| unsupported(encoding, &e))?;
+    for leaf in leaves.columns() {
+        let root = leaf.path().parts().first().and_then(|name| schema.field_with_name(name).ok());
+        if root.is_some_and(is_bulky) {
+            builder = builder
+                .set_column_dictionary_enabled(leaf.path().clone(), false)
+                .set_column_statistics_enabled(leaf.path().clone(), EnabledStatistics::None);
+        }
+    }
+    Ok(builder.build())
+}
+
+/// The bytes of the rows themselves, also where the batch is a slice of larger buffers.
+fn batch_bytes(batch: &RecordBatch) -> usize {
+    batch
+        .columns()
+        .iter()
+        .map(|c| c.to_data().get_slice_memory_size().unwrap_or_else(|_| c.get_array_memory_size()))
+        .sum()
+}

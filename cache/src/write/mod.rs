@@ -1,0 +1,253 @@
+//! Writing a part: encode, upload while encoding, commit.
+
+mod encode;
+mod sink;
+mod upload;
+
+use std::sync::Arc;
+
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use bytes::Bytes;
+use caju_types::{Error, Fingerprint, Result, SplitKey};
+
+use crate::Cache;
+use crate::encoding::{Compression, Encoding, Format};
+use crate::layout::Generation;
+use crate::record::{PartFacts, PartMeta, microseconds, milliseconds};
+use crate::schema::schema_hash;
+use crate::snapshot::{Held, SnapshotState};
+use encode::Encoder;
+use upload::Upload;
+
+/// Batches from this size on are compressed on a thread that may block.
+const OFFLOAD: usize = 64 << 10;
+
+/// What came of finishing a part.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Committed {
+    /// The part counts from now on.
+    Ours(Arc<PartMeta>),
+    /// Somebody else's part of the same split counts already; our bytes were deleted.
+    Lost(Arc<PartMeta>),
+}
+
+impl Committed {
+    /// The part that counts.
+    pub fn meta(&self) -> &Arc<PartMeta> {
+        match self {
+            Committed::Ours(m) | Committed::Lost(m) => m,
+        }
+    }
+}
+
+/// Writes one part. It counts only after [`PartWriter::finish`]; dropped before, it leaves nothing.
+///
+/// About three upload requests' worth of bytes are held in memory, whatever the part's size.
+pub struct PartWriter {
+    open: Option<Open>,
+    schema: SchemaRef,
+    encoding: Encoding,
+    rows: u64,
+    bytes: u64,
+}
+
+/// Everything that has to be given back when the writer ends.
+struct Open {
+    cache: Arc<Cache>,
+    state: Arc<SnapshotState>,
+    held: Held,
+    generation: Generation,
+    encoder: Option<Encoder>,
+    upload: Upload,
+    path: String,
+}
+
+impl std::fmt::Debug for PartWriter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PartWriter")
+            .field("encoding", &self.encoding)
+            .field("rows", &self.rows)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PartWriter {
+    pub(crate) fn new(
+        cache: Arc<Cache>,
+        state: Arc<SnapshotState>,
+        held: Held,
+        generation: Generation,
+        schema: SchemaRef,
+        encoding: Encoding,
+    ) -> Result<Self> {
+        let (of, split) = (state.of, held.split());
+        let tags = tags(of, split, held.attempt());
+        let encoder = Encoder::new(&schema, encoding, cache.options.block_bytes, tags)?;
+        let path = cache.root.layout.part(of, split, held.attempt(), encoding.format);
+        let relative = cache.root.layout.relative(&path).unwrap_or_default().to_string();
+        let root = Arc::clone(&cache.root);
+        let upload = Upload::new(root, cache.tasks.clone(), path, cache.options.part_buffer_bytes);
+        let open = Open { cache, state, held, generation, encoder: Some(encoder), upload, path: relative };
+        Ok(Self { open: Some(open), schema, encoding, rows: 0, bytes: 0 })
+    }
+
+    /// Adds rows.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for rows of another schema, `ResourceExhausted` over the budget or on a full disk,
+    /// and what the store says. After an error only [`PartWriter::abort`] is of use.
+    pub async fn write(&mut self, batch: &RecordBatch) -> Result<()> {
+        if batch.schema_ref().fields() != self.schema.fields() {
+            return Err(Error::invalid(format!(
+                "a batch of {} was given to a part of {}",
+                batch.schema_ref(),
+                self.schema
+            )));
+        }
+        let Some(open) = &mut self.open else { return Err(ended()) };
+        let mut encoder = open.encoder.take().ok_or_else(ended)?;
+        let compute =
+            self.encoding.format == Format::Parquet || self.encoding.compression != Compression::None;
+        let ready = if compute && batch.get_array_memory_size() >= OFFLOAD {
+            let batch = batch.clone();
+            let work = move || {
+                let ready = encoder.write(&batch);
+                (encoder, ready)
+            };
+            let (back, ready) = blocking(work).await?;
+            encoder = back;
+            ready?
+        } else {
+            encoder.write(batch)?
+        };
+        open.encoder = Some(encoder);
+        self.rows += batch.num_rows() as u64;
+        self.push(ready).await
+    }
+
+    async fn push(&mut self, ready: Vec<Bytes>) -> Result<()> {
+        let Some(open) = &mut self.open else { return Err(ended()) };
+        for block in ready {
+            self.bytes += block.len() as u64;
+            open.cache.space.charge(&open.cache, block.len() as u64).await?;
+            open.upload.push(block).await?;
+        }
+        Ok(())
+    }
+
+    /// Rows so far.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Encoded bytes so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Completes the part and makes it count, unless another one does already.
+    ///
+    /// # Errors
+    /// As [`PartWriter::write`]; `Internal` if `facts` counts other rows than were written. Then nothing
+    /// is left behind.
+    pub async fn finish(mut self, facts: PartFacts) -> Result<Committed> {
+        let result = self.complete(facts).await;
+        match result {
+            Ok(committed) => {
+                if let Some(open) = self.open.take() {
+                    open.held.release(&open.cache).await;
+                }
+                Ok(committed)
+            }
+            Err(e) => {
+                self.abort().await;
+                Err(e)
+            }
+        }
+    }
+
+    async fn complete(&mut self, facts: PartFacts) -> Result<Committed> {
+        if facts.rows != self.rows {
+            return Err(Error::internal(format!(
+                "a part was finished as {} rows, but {} were written",
+                facts.rows, self.rows
+            )));
+        }
+        let encoder = self.open.as_mut().and_then(|o| o.encoder.take()).ok_or_else(ended)?;
+        let encoded = blocking(move || encoder.finish()).await??;
+        self.push(encoded.ready).await?;
+        let Some(open) = &mut self.open else { return Err(ended()) };
+        open.upload.finish().await?;
+        let root = &open.cache.root;
+        let meta = PartMeta {
+            fingerprint: open.state.of,
+            split: open.held.split(),
+            path: open.path.clone(),
+            attempt: open.held.attempt().to_string(),
+            generation: open.generation,
+            writer: open.cache.leases.id().to_string(),
+            encoding: self.encoding,
+            rows: self.rows,
+            bytes: self.bytes,
+            checksum: format!("{:032x}", encoded.checksum),
+            blocks: encoded.blocks,
+            schema_hash: schema_hash(&self.schema),
+            skipped: facts.skipped,
+            source_bytes: facts.source_bytes,
+            compute_cpu_us: microseconds(facts.compute_cpu_s),
+            created_unix_ms: milliseconds(root.clock.unix_time()),
+        };
+        let committed = open.state.commit(&open.cache, meta).await?;
+        if let Committed::Lost(winner) = &committed {
+            tracing::debug!(split = %winner.split, winner = winner.writer, "another part was faster");
+            open.upload.abort().await;
+            open.cache.space.refund(self.bytes);
+        }
+        Ok(committed)
+    }
+
+    /// Gives the part up: nothing of it stays.
+    pub async fn abort(mut self) {
+        if let Some(open) = self.open.take() {
+            give_up(open, self.bytes).await;
+        }
+    }
+}
+
+impl Drop for PartWriter {
+    fn drop(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        // Without a runtime the collection finds what is left.
+        if tokio::runtime::Handle::try_current().is_ok() {
+            let (tasks, bytes) = (open.cache.tasks.clone(), self.bytes);
+            drop(tasks.spawn(give_up(open, bytes)));
+        }
+    }
+}
+
+async fn give_up(mut open: Open, bytes: u64) {
+    open.upload.abort().await;
+    open.cache.space.refund(bytes);
+    open.held.release(&open.cache).await;
+}
+
+fn ended() -> Error {
+    Error::internal("a part was written to after it had ended or failed")
+}
+
+/// What a part's file says about itself.
+fn tags(of: Fingerprint, split: SplitKey, attempt: &str) -> Vec<(String, String)> {
+    vec![
+        (crate::TAG_VERSION.into(), crate::layout::VERSION.into()),
+        (crate::TAG_FINGERPRINT.into(), of.to_string()),
+        (crate::TAG_SPLIT.into(), split.to_string()),
+        (crate::TAG_ATTEMPT.into(), attempt.into()),
+    ]
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|e| Error::internal(format!("encoding a part: {e}")))
+}

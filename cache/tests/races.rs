@@ -1,0 +1,261 @@
+//! At most one part per split, whoever writes, dies, pauses and comes back.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use caju_cache::*;
+use caju_runtime::{Stores, SystemClock};
+use caju_testkit::faulty::{Fault, Faults, Op, Rule};
+use caju_testkit::s3::S3Server;
+use common::*;
+
+const TTL: Duration = Duration::from_secs(20);
+
+enum How {
+    Plain(String),
+    S3(S3Server),
+    Unconditional(String, Faults),
+}
+
+impl How {
+    async fn open(&self, options: CacheOptions) -> Arc<Cache> {
+        let clock = SystemClock::shared();
+        match self {
+            How::Plain(root) => open_with(root, options).await,
+            How::S3(server) => {
+                let stores = Stores::new(server.options(), None).unwrap();
+                Cache::open(&stores, "s3://bucket/cache", options, clock, writer_id()).await.unwrap()
+            }
+            How::Unconditional(root, faults) => open_faulty(root, faults, options, clock).await.unwrap(),
+        }
+    }
+}
+
+async fn each() -> (Vec<How>, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let faults = Faults::new();
+    faults.ignore_conditions();
+    let how = vec![
+        How::Plain(memory_root()),
+        How::Plain(format!("file://{}", folder.path().display())),
+        How::S3(S3Server::start(&["bucket"]).await.unwrap()),
+        How::Unconditional(memory_root(), faults),
+    ];
+    (how, folder)
+}
+
+/// Nobody respects claims here (they expire at once): all write, one commit counts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn eight_writers_of_one_split_commit_one_part() {
+    let (stores, _folder) = each().await;
+    for how in &stores {
+        let options = CacheOptions { lease_ttl: Duration::ZERO, ..hasty() };
+        let options = CacheOptions { lease_ttl: Duration::from_nanos(3), ..options };
+        let mut running = tokio::task::JoinSet::new();
+        let gate = Arc::new(tokio::sync::Barrier::new(8));
+        for i in 0..8i64 {
+            let cache = how.open(options.clone()).await;
+            let gate = Arc::clone(&gate);
+            running.spawn(async move {
+                let batch = numbers(i * 100..i * 100 + 50);
+                let snapshot = cache.snapshot(&fp(1));
+                let mut part = writer(&snapshot, split(1), &batch.schema(), Encoding::default()).await;
+                part.write(&batch).await.unwrap();
+                gate.wait().await;
+                (i, part.finish(facts(50)).await.unwrap(), cache)
+            });
+        }
+        let done = running.join_all().await;
+        let ours: Vec<_> = done.iter().filter(|d| matches!(d.1, Committed::Ours(_))).collect();
+        let conditional = !matches!(how, How::Unconditional(..));
+        if conditional {
+            assert_eq!(ours.len(), 1);
+        }
+        let reader = how.open(CacheOptions::default()).await;
+        let snapshot = reader.snapshot(&fp(1));
+        let index = snapshot.index().await.unwrap();
+        let winner = index.get(&split(1)).unwrap();
+        for (_, outcome, _) in done.iter().filter(|_| conditional) {
+            assert_eq!(outcome.meta(), winner);
+        }
+        let i = done.iter().find(|d| d.2.writer_id() == winner.writer).unwrap().0;
+        assert_same(&read(&snapshot, winner).await.unwrap(), &numbers(i * 100..i * 100 + 50));
+        // The losers' bytes are gone.
+        if conditional {
+            let scan = reader.inspect(&fp(1)).await.unwrap();
+            assert!(scan.info.stored_bytes < 3 * winner.bytes, "{}", scan.info.stored_bytes);
+        }
+        for (_, _, cache) in done {
+            cache.close(TTL).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_let_one_of_eight_write() {
+    let (stores, _folder) = each().await;
+    for how in &stores {
+        let mut running = tokio::task::JoinSet::new();
+        for _ in 0..8 {
+            let cache = how.open(hasty()).await;
+            running.spawn(async move {
+                let snapshot = cache.snapshot(&fp(1));
+                let schema = numbers(0..1).schema();
+                let outcome = snapshot.put(split(1), &describe(), schema, Encoding::default()).await.unwrap();
+                (matches!(outcome, PutOutcome::Writer(_)), outcome, cache)
+            });
+        }
+        let done = running.join_all().await;
+        let writers = done.iter().filter(|d| d.0).count();
+        assert!(writers == 1 || matches!(how, How::Unconditional(..)) && writers >= 1, "{writers}");
+        // A writer that gives up leaves nothing, and the next one may write.
+        for (_, outcome, cache) in done {
+            if let PutOutcome::Writer(w) = outcome {
+                w.abort().await;
+            }
+            cache.close(TTL).await.unwrap();
+        }
+        let next = how.open(hasty()).await;
+        let snapshot = next.snapshot(&fp(1));
+        assert!(snapshot.index().await.unwrap().is_empty());
+        put(&snapshot, split(1), &[numbers(0..10)], Encoding::default()).await;
+        let outcome = snapshot.put(split(1), &describe(), numbers(0..1).schema(), Encoding::default()).await;
+        assert!(matches!(outcome.unwrap(), PutOutcome::Exists(_)));
+    }
+}
+
+async fn outcome(cache: &Arc<Cache>) -> PutOutcome {
+    let schema = numbers(0..1).schema();
+    cache.snapshot(&fp(1)).put(split(1), &describe(), schema, Encoding::default()).await.unwrap()
+}
+
+async fn open_at(root: &str, clock: &Arc<ManualClock>) -> Arc<Cache> {
+    let clock = Arc::clone(clock) as Arc<dyn caju_runtime::Clock>;
+    let options = CacheOptions { lease_ttl: TTL, request_timeout: Duration::from_secs(1 << 30), ..hasty() };
+    Cache::open(&Stores::default(), root, options, clock, writer_id()).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_paused_writer_is_passed_over_and_loses() {
+    let root = memory_root();
+    let (frozen, clock) = (Arc::new(ManualClock::default()), Arc::new(ManualClock::default()));
+    // The clocks of two machines need not agree.
+    frozen.advance(Duration::from_secs(1_000_000));
+    let paused = open_at(&root, &frozen).await;
+    let other = open_at(&root, &clock).await;
+    let PutOutcome::Writer(mut part) = outcome(&paused).await else { panic!() };
+    part.write(&numbers(0..10)).await.unwrap();
+    let PutOutcome::Busy { writer } = outcome(&other).await else { panic!() };
+    assert_eq!(writer, paused.writer_id());
+    clock.advance(TTL - Duration::from_secs(1));
+    assert!(matches!(outcome(&other).await, PutOutcome::Busy { .. }));
+    clock.advance(Duration::from_secs(4));
+    let PutOutcome::Writer(mut mine) = outcome(&other).await else { panic!() };
+    mine.write(&numbers(0..10)).await.unwrap();
+    let committed = mine.finish(facts(10)).await.unwrap();
+    let Committed::Ours(meta) = committed else { panic!() };
+    assert_eq!(part.finish(facts(10)).await.unwrap(), Committed::Lost(Arc::clone(&meta)));
+    let parts: Vec<_> = objects(&root).await.into_iter().filter(|o| o.ends_with(".arrow")).collect();
+    assert_eq!(parts, [format!("v1/{}", meta.path)]);
+    assert!(matches!(outcome(&paused).await, PutOutcome::Exists(m) if m == meta));
+}
+
+#[tokio::test]
+async fn a_living_writer_keeps_its_claim() {
+    let root = memory_root();
+    let clock = Arc::new(ManualClock::default());
+    let (writer, other) = (open_at(&root, &clock).await, open_at(&root, &clock).await);
+    let PutOutcome::Writer(part) = outcome(&writer).await else { panic!() };
+    for _ in 0..20 {
+        settle().await;
+        clock.advance(TTL / 3 + Duration::from_millis(1));
+        settle().await;
+        assert!(matches!(outcome(&other).await, PutOutcome::Busy { .. }));
+    }
+    // It ends in order: nobody waits for its lease.
+    part.abort().await;
+    let PutOutcome::Writer(_) = outcome(&other).await else { panic!() };
+}
+
+#[tokio::test]
+async fn a_process_that_left_is_not_waited_for() {
+    let root = memory_root();
+    let clock = Arc::new(ManualClock::default());
+    let (leaving, other) = (open_at(&root, &clock).await, open_at(&root, &clock).await);
+    let PutOutcome::Writer(part) = outcome(&leaving).await else { panic!() };
+    std::mem::forget(part);
+    leaving.close(TTL).await.unwrap();
+    assert!(matches!(outcome(&other).await, PutOutcome::Writer(_)));
+}
+
+/// Kills a writer at its n-th request, for many n, and lets another process go on.
+#[tokio::test]
+async fn writers_killed_at_random_moments() {
+    let mut killed = 0;
+    for seed in 0..200u64 {
+        let root = memory_root();
+        let faults = Faults::new();
+        let clock = Arc::new(ManualClock::default());
+        let options = CacheOptions {
+            lease_ttl: TTL,
+            request_timeout: Duration::from_secs(1 << 30),
+            fold_after: 2,
+            block_bytes: 1000,
+            ..hasty()
+        };
+        let victim = open_faulty(&root, &faults, options, Arc::clone(&clock) as _).await.unwrap();
+        let n = caju_types::mix64(seed, 1) % 40;
+        // Half of the kills come after the store has done the request.
+        let fault = if seed % 2 == 0 { Fault::Silence } else { Fault::LostAnswer };
+        faults.add(Rule::new(Op::Any, fault).skip(n));
+        faults.add(Rule::new(Op::Any, Fault::Silence).skip(if seed % 2 == 0 { 0 } else { n }).always());
+        let snapshot = victim.snapshot(&fp(1));
+        let write = async {
+            for i in 0..5 {
+                put(
+                    &snapshot,
+                    split(i),
+                    &[numbers(0..500), numbers(500..1000)],
+                    Encoding::ALL[seed as usize % 7],
+                )
+                .await;
+            }
+        };
+        tokio::select! {
+            () = write => {}
+            () = faults.wait_fired(if seed % 2 == 0 { 1 } else { 2 }) => killed += 1,
+        }
+        drop(snapshot);
+        drop(victim);
+
+        let heir = open_at(&root, &clock).await;
+        let snapshot = heir.snapshot(&fp(1));
+        for i in 0..5 {
+            for round in 0..2 {
+                let schema = numbers(0..1).schema();
+                match snapshot.put(split(i), &describe(), schema, Encoding::default()).await.unwrap() {
+                    PutOutcome::Exists(_) => break,
+                    PutOutcome::Busy { .. } => {
+                        assert_eq!(round, 0, "seed {seed}");
+                        clock.advance(TTL * 2);
+                        settle().await;
+                    }
+                    PutOutcome::Writer(mut w) => {
+                        w.write(&numbers(0..1000)).await.unwrap();
+                        assert!(matches!(w.finish(facts(1000)).await.unwrap(), Committed::Ours(_)));
+                        break;
+                    }
+                }
+            }
+        }
+        let index = snapshot.index().await.unwrap();
+        assert_eq!(index.len(), 5, "seed {seed}");
+        for (_, meta) in index.iter() {
+            assert_same(&read(&snapshot, meta).await.unwrap(), &numbers(0..1000));
+        }
+        assert!(heir.verify(None).await.unwrap().is_clean(), "seed {seed}");
+    }
+    assert!(killed > 150, "{killed}");
+}

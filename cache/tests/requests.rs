@@ -1,0 +1,145 @@
+//! Requests, not only bytes: no storm of small reads, one listing per look.
+
+mod common;
+
+use std::time::Duration;
+
+use caju_cache::*;
+use caju_runtime::{IoSnapshot, Stores, SystemClock};
+use caju_testkit::s3::S3Server;
+use common::*;
+use futures::StreamExt;
+
+fn since(cache: &Cache, before: IoSnapshot) -> IoSnapshot {
+    let now = cache.counters().snapshot();
+    IoSnapshot {
+        reads: now.reads - before.reads,
+        lists: now.lists - before.lists,
+        writes: now.writes - before.writes,
+        deletes: now.deletes - before.deletes,
+        bytes_read: now.bytes_read - before.bytes_read,
+        bytes_written: now.bytes_written - before.bytes_written,
+    }
+}
+
+fn no_tiers() -> CacheOptions {
+    CacheOptions { memory_tier_bytes: 0, ..CacheOptions::default() }
+}
+
+#[tokio::test]
+async fn a_small_part_is_one_request() {
+    for encoding in Encoding::ALL {
+        let root = memory_root();
+        let cache = open(&root).await;
+        let snapshot = cache.snapshot(&fp(1));
+        let first = put(&snapshot, split(0), &[rich(1000, 1)], encoding).await;
+        let before = cache.counters().snapshot();
+        put(&snapshot, split(1), &[rich(1000, 1)], encoding).await;
+        let io = since(&cache, before);
+        // A claim, a part, a record; one look for a record that might be there.
+        assert_eq!((io.writes, io.reads, io.lists, io.deletes), (3, 1, 0, 1), "{encoding}");
+
+        let reader = open_with(&root, no_tiers()).await;
+        let snapshot = reader.snapshot(&fp(1));
+        let before = reader.counters().snapshot();
+        read(&snapshot, &first).await.unwrap();
+        let io = since(&reader, before);
+        assert_eq!((io.reads, io.bytes_read), (1, first.bytes), "{encoding}");
+        // From memory: none.
+        read(&cache.snapshot(&fp(1)), &first).await.unwrap();
+        let before = cache.counters().snapshot();
+        read(&cache.snapshot(&fp(1)), &first).await.unwrap();
+        assert_eq!(since(&cache, before).reads, 0, "{encoding}");
+    }
+}
+
+#[tokio::test]
+async fn a_large_part_is_few_large_requests() {
+    let server = S3Server::start(&["bucket"]).await.unwrap();
+    let stores = Stores::new(server.options(), None).unwrap();
+    let url = "s3://bucket/cache";
+    let cache = Cache::open(&stores, url, no_tiers(), SystemClock::shared(), writer_id()).await.unwrap();
+    let snapshot = cache.snapshot(&fp(1));
+    let batches: Vec<_> = (0..20).map(|i| wide(32, 64 << 10, i)).collect();
+    for encoding in [encoding("arrow/none"), encoding("parquet/none")] {
+        let key = split(encoding.format as u128);
+        let before = cache.counters().snapshot();
+        let meta = put(&snapshot, key, &batches, encoding).await;
+        let io = since(&cache, before);
+        let least = meta.bytes.div_ceil(8 << 20);
+        assert!(io.writes <= least + 5, "{encoding}: {io:?}");
+        let before = cache.counters().snapshot();
+        assert_eq!(read(&snapshot, &meta).await.unwrap().num_rows(), 640);
+        let io = since(&cache, before);
+        assert_eq!(io.bytes_read, meta.bytes, "{encoding}: every byte once");
+        assert!(io.reads <= 2 * least + 2, "{encoding}: {io:?} for {}", meta.bytes);
+    }
+    cache.close(Duration::from_secs(10)).await.unwrap();
+}
+
+#[tokio::test]
+async fn looking_again_is_one_listing() {
+    let root = memory_root();
+    let cache = open(&root).await;
+    let snapshot = cache.snapshot(&fp(1));
+    for i in 0..70 {
+        put(&snapshot, split(i), &[numbers(0..10)], Encoding::default()).await;
+    }
+    snapshot.index().await.unwrap();
+    let before = cache.counters().snapshot();
+    assert_eq!(snapshot.index().await.unwrap().len(), 70);
+    let io = since(&cache, before);
+    assert_eq!((io.lists, io.reads), (1, 0));
+
+    // Another process: a manifest covers the first 64 commits, the rest are read one by one.
+    let other = open(&root).await;
+    let before = other.counters().snapshot();
+    assert_eq!(other.snapshot(&fp(1)).index().await.unwrap().len(), 70);
+    let io = since(&other, before);
+    assert!(io.lists == 1 && io.reads <= 1 + 6, "{io:?}");
+    cache.close(Duration::from_secs(10)).await.unwrap();
+    let third = open(&root).await;
+    let before = third.counters().snapshot();
+    assert_eq!(third.snapshot(&fp(1)).index().await.unwrap().len(), 70);
+    let io = since(&third, before);
+    assert_eq!((io.lists, io.reads), (1, 1), "all folded");
+    // New commits cost one read each.
+    put(&other.snapshot(&fp(1)), split(100), &[numbers(0..10)], Encoding::default()).await;
+    let before = third.counters().snapshot();
+    assert_eq!(third.snapshot(&fp(1)).index().await.unwrap().len(), 71);
+    let io = since(&third, before);
+    assert_eq!((io.lists, io.reads), (1, 1));
+}
+
+/// A part ten times the size of all buffers is written and read inside them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_is_bounded_whatever_the_part() {
+    let folder = tempfile::tempdir().unwrap();
+    for (mmap, encoding) in [(false, "arrow/none"), (true, "arrow/none"), (false, "parquet/none")] {
+        let options = CacheOptions { mmap, memory_tier_bytes: 0, ..CacheOptions::default() };
+        let root = format!("file://{}/{mmap}-{encoding}", folder.path().display());
+        let cache = open_with(&root, options).await;
+        let snapshot = cache.snapshot(&fp(1));
+        let batch = wide(16, 64 << 10, 1);
+        let mut part = writer(&snapshot, split(0), &batch.schema(), common::encoding(encoding)).await;
+        let before = caju_runtime::rss_bytes();
+        let mut most = 0;
+        for _ in 0..400 {
+            part.write(&batch).await.unwrap();
+            most = most.max(caju_runtime::rss_bytes().saturating_sub(before));
+        }
+        let meta = part.finish(facts(400 * 16)).await.unwrap().meta().clone();
+        assert!(meta.bytes > 400 << 20);
+        assert!(most < 96 << 20, "writing {encoding}: {} MiB", most >> 20);
+        let mut reader = snapshot.open_part(&meta, ReadOptions::default()).await.unwrap();
+        let before = caju_runtime::rss_bytes();
+        let (mut most, mut rows) = (0, 0);
+        while let Some(batch) = reader.next().await {
+            rows += batch.unwrap().num_rows();
+            most = most.max(caju_runtime::rss_bytes().saturating_sub(before));
+        }
+        assert_eq!(rows, 400 * 16);
+        // Mapped pages are the system's and count as resident.
+        assert!(mmap || most < 96 << 20, "reading {encoding}: {} MiB", most >> 20);
+    }
+}

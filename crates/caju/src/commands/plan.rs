@@ -1,0 +1,97 @@
+//! `caju plan`: what is worth storing, by a measured profile.
+
+use std::io::{ErrorKind, IsTerminal, Read};
+use std::path::Path;
+
+use caju_planner::{Decision, PlanOption, Profile, format_rate, plan, policy_by_name};
+use caju_types::{Error, Result, format_bytes};
+
+use crate::cli::{PlanArgs, PlanFormat};
+use crate::plot::{self, Bar, Chart, Picture};
+use crate::{output, report};
+
+/// Profiles of ten thousand stages have a few million bytes; beyond this it is some other file.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// Prints the decision, and draws it if asked to.
+///
+/// # Errors
+/// An unknown policy, a file that is no profile, or a plot that cannot be written.
+pub(crate) fn run(args: &PlanArgs) -> Result<()> {
+    let policy = policy_by_name(&args.policy)?;
+    let picture = args.plot.as_deref().map(Picture::of).transpose()?;
+    let profile = read_profile(&args.profile)?;
+    let decision = plan(&profile, policy.as_ref())?;
+    if let (Some(path), Some(picture)) = (&args.plot, picture) {
+        report::write_bytes(path, &plot::draw(&chart(&profile, &decision), picture)?, "--plot")?;
+    }
+    let by_itself = if std::io::stdout().is_terminal() { PlanFormat::Text } else { PlanFormat::Json };
+    match args.format.unwrap_or(by_itself) {
+        PlanFormat::Json => output::say(decision.to_json()),
+        PlanFormat::Text => output::say(decision.to_text().trim_end()),
+    }
+}
+
+/// The profile of a file, or of standard input for `-`.
+///
+/// # Errors
+/// One line with the file's name and the field.
+fn read_profile(path: &Path) -> Result<Profile> {
+    let shown = if path == Path::new("-") { "standard input".into() } else { path.display().to_string() };
+    let bytes = if path == Path::new("-") {
+        bounded(std::io::stdin().lock())
+    } else {
+        std::fs::File::open(path).and_then(bounded)
+    };
+    let bytes = bytes.map_err(|e| match e.kind() {
+        ErrorKind::NotFound => Error::not_found("no such profile; check the path"),
+        ErrorKind::PermissionDenied => Error::permission_denied(e.to_string()),
+        ErrorKind::IsADirectory => Error::invalid("a folder, not a profile"),
+        _ => Error::unavailable(e.to_string()),
+    });
+    let text = bytes.and_then(|bytes| {
+        if bytes.len() as u64 > MOST_BYTES {
+            return Err(Error::invalid(format!("more than {}: not a profile", format_bytes(MOST_BYTES))));
+        }
+        String::from_utf8(bytes).map_err(|e| {
+            let at = e.utf8_error().valid_up_to();
+            Error::invalid(format!("byte {at} is not UTF-8; a profile is JSON"))
+        })
+    });
+    text.and_then(|text| Profile::from_json(&text)).map_err(|e| e.context(shown))
+}
+
+/// One byte beyond the bound tells that there is more.
+fn bounded(input: impl Read) -> std::io::Result<Vec<u8>> {
+    let mut out = Vec::new();
+    input.take(MOST_BYTES + 1).read_to_end(&mut out)?;
+    Ok(out)
+}
+
+fn chart(profile: &Profile, decision: &Decision) -> Chart {
+    let measured = !profile.measured.is_empty();
+    let what = if measured { "Predicted and measured rate" } else { "Predicted rate" };
+    Chart {
+        title: format!("{what} of each option, policy {}", decision.policy),
+        caption: decision.reason.clone(),
+        unit: "source rows per second in a steady epoch".into(),
+        bars: decision.options.iter().map(|o| bar(profile, decision, o)).collect(),
+    }
+}
+
+fn bar(profile: &Profile, decision: &Decision, option: &PlanOption) -> Bar {
+    let chosen = decision.chosen() == Some(option);
+    let mark = if chosen { ": chosen" } else { "" };
+    let note = match option.rows_per_s {
+        Some(rate) => format!("{} rows/s, limited by {}{mark}", format_rate(rate), option.bottleneck),
+        None => format!("does not fit: {}", format_bytes(option.snapshot_bytes)),
+    };
+    let measured = profile.measured_rate(&option.choice).filter(|_| option.feasible);
+    Bar {
+        label: option.choice.to_string(),
+        predicted: option.rows_per_s,
+        note,
+        measured: measured.map(|rate| (rate, format!("{} measured", format_rate(rate)))),
+        chosen,
+    }
+}

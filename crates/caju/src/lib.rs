@@ -1,0 +1,15 @@
+//! The `caju` command: the only room that reads flags, files and the environment.
+//!
+//! A library with one door, so that the Python package can bring the command without a second copy of the engine.
+
+mod cli;
+mod commands;
+mod config;
+mod generate;
+mod output;
+mod plot;
+mod process;
+mod progress;
+mod report;
+
+pub use process::run;

@@ -1,0 +1,84 @@
+//! A listing, window by window, in the order of the epoch.
+
+use caju_types::Result;
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
+
+use super::SplitOrder;
+
+/// Splits listed ahead of their lease when their order is the canonical one.
+const LOOK_AHEAD: usize = 256;
+
+/// Cuts a listing into windows and permutes each. Without an order every split is a window of its own.
+pub(super) struct Windows {
+    splits: BoxStream<'static, Result<String>>,
+    order: Option<SplitOrder>,
+    /// How many windows were cut.
+    count: u32,
+    /// The first split of the next repetition: repetitions follow one another, whatever the order in each.
+    held: Option<(u32, String)>,
+    over: bool,
+}
+
+impl Windows {
+    pub(super) fn new(splits: BoxStream<'static, Result<String>>, order: Option<SplitOrder>) -> Self {
+        Self { splits, order, count: 0, held: None, over: false }
+    }
+
+    /// How many splits may wait before the window after the last one is listed.
+    pub(super) fn look_ahead(&self) -> usize {
+        self.order.map_or(LOOK_AHEAD, |_| SplitOrder::window_len(self.count.saturating_sub(1)))
+    }
+
+    /// The splits of the next window, perhaps none; `None` at the end of the listing.
+    ///
+    /// # Errors
+    /// Those of the listing.
+    pub(super) async fn next(&mut self) -> Result<Option<Vec<String>>> {
+        if self.over {
+            return Ok(None);
+        }
+        let Some(order) = self.order else {
+            return self.splits.next().await.map(|s| Ok(vec![s?])).transpose();
+        };
+        let mut window = self.list(SplitOrder::window_len(self.count)).await?;
+        order.permute(self.count, &mut window);
+        self.count = self.count.saturating_add(1);
+        Ok(Some(window))
+    }
+
+    /// Lists at most so many splits of one repetition.
+    async fn list(&mut self, len: usize) -> Result<Vec<String>> {
+        let mut window = Vec::with_capacity(len);
+        let mut repetition = None;
+        if let Some((held, split)) = self.held.take() {
+            repetition = Some(held);
+            window.push(split);
+        }
+        while window.len() < len {
+            let Some(split) = self.splits.next().await else {
+                self.over = true;
+                break;
+            };
+            let split = split?;
+            let found = repetition_of(&split);
+            if repetition.is_some_and(|r| r != found) {
+                self.held = Some((found, split));
+                break;
+            }
+            repetition = Some(found);
+            window.push(split);
+        }
+        Ok(window)
+    }
+}
+
+/// The repetition that a split, as the engine describes it, belongs to.
+fn repetition_of(split: &str) -> u32 {
+    #[derive(serde::Deserialize)]
+    struct Repeated {
+        #[serde(default)]
+        repetition: u32,
+    }
+    serde_json::from_str::<Repeated>(split).map_or(0, |r| r.repetition)
+}

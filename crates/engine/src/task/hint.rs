@@ -1,0 +1,79 @@
+//! What happens to the stream of rows at a hint.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use caju_types::Result;
+use futures::stream::StreamExt;
+
+use super::{Item, Items};
+use crate::caching::TaskCache;
+use crate::chunk::{Chunk, Run};
+
+/// Gives the rows of every split consecutive ordinals again.
+#[derive(Debug, Default)]
+pub(super) struct Numbering {
+    next: HashMap<u64, u64>,
+}
+
+impl Numbering {
+    pub(super) fn renumber(&mut self, chunk: &mut Chunk) {
+        let rows = chunk.rows() as u64;
+        if let Some(first) = chunk.runs.first() {
+            let start = self.next.entry(first.split).or_insert(0);
+            chunk.runs = vec![Run { split: first.split, start: *start, len: rows }];
+            *start += rows;
+        }
+    }
+}
+
+/// Splits that come from a part enter here, and rows of those that are to be stored go to their writers too.
+/// `dirty`: stages above changed the counting.
+pub(super) fn at_hint(hint: usize, dirty: bool, items: Items, cache: &Arc<TaskCache>) -> Items {
+    let cache = Arc::clone(cache);
+    let numbering = dirty.then(Numbering::default);
+    futures::stream::unfold((items, numbering), move |(mut items, mut numbering)| {
+        let cache = Arc::clone(&cache);
+        async move {
+            loop {
+                let item = match items.next().await? {
+                    Ok(Item::Chunk(chunk)) => match pass(hint, chunk, numbering.as_mut(), &cache).await {
+                        Some(chunk) => Ok(Item::Chunk(chunk)),
+                        None => continue,
+                    },
+                    Ok(Item::Entry { hint: h, chunk }) if h == hint => Ok(Item::Chunk(chunk)),
+                    Ok(Item::EndOfSplit(split)) => {
+                        cache.end(hint, split).await;
+                        Ok(Item::EndOfSplit(split))
+                    }
+                    other => other,
+                };
+                return Some((item, (items, numbering)));
+            }
+        }
+    })
+    .boxed()
+}
+
+async fn pass(
+    hint: usize,
+    mut chunk: Chunk,
+    numbering: Option<&mut Numbering>,
+    cache: &TaskCache,
+) -> Option<Chunk> {
+    if let Some(numbering) = numbering {
+        numbering.renumber(&mut chunk);
+    }
+    let run = *chunk.runs.first()?;
+    let skip = cache.pass(hint, run.split, &chunk.pieces).await;
+    if run.start >= skip {
+        return Some(chunk);
+    }
+    let (drop, rows) = (usize::try_from(skip - run.start).unwrap_or(usize::MAX), chunk.rows());
+    (drop < rows).then(|| chunk.slice_rows(drop, rows - drop))
+}
+
+/// Takes the marks out that only hints read.
+pub(super) fn without_marks(items: Items) -> Items {
+    items.filter(|i: &Result<Item>| std::future::ready(!matches!(i, Ok(Item::EndOfSplit(_))))).boxed()
+}
