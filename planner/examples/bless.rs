@@ -2,8 +2,10 @@
 //!
 //! `cargo run -p caju-planner --example bless`
 
-#[path = "../golden/cases.rs"]
+#[path = "../tests/planner/cases.rs"]
 mod cases;
+#[path = "../tests/planner/regret.rs"]
+mod regret;
 
 fn main() -> std::io::Result<()> {
     for case in cases::cases() {
@@ -12,6 +14,11 @@ fn main() -> std::io::Result<()> {
             std::fs::write(&case.decision, new)?;
             println!("wrote {}", case.decision.display());
         }
+    }
+    let table = regret::table();
+    if std::fs::read_to_string(regret::file()).ok().as_deref() != Some(table.as_str()) {
+        std::fs::write(regret::file(), &table)?;
+        println!("wrote {}", regret::file().display());
     }
     Ok(())
 }

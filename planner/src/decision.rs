@@ -1,7 +1,11 @@
 //! What the planner chose, and why.
 
+use std::fmt;
+
 use caju_types::{Error, Result};
 use serde::{Deserialize, Serialize};
+
+use crate::words;
 
 /// The schema of a serialised [`Decision`].
 pub const DECISION_SCHEMA: &str = "caju.decision/v1";
@@ -23,6 +27,33 @@ pub enum Choice {
         /// Share of the rows that is stored, 0 to 1.
         fraction: f64,
     },
+}
+
+impl Choice {
+    /// How far apart the shares of two choices are, if they are the same but for that.
+    pub(crate) fn apart(&self, other: &Choice) -> Option<f64> {
+        match (self, other) {
+            (Choice::Compute, Choice::Compute) => Some(0.0),
+            (
+                Choice::Materialize { hint: a, format: b, compression: c, fraction },
+                Choice::Materialize { hint: x, format: y, compression: z, fraction: share },
+            ) if (a, b, c) == (x, y, z) => Some((fraction - share).abs()),
+            _ => None,
+        }
+    }
+}
+
+/// `compute`, `resized arrow/none`, `resized arrow/none 35 %`.
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Choice::Compute => f.write_str("compute"),
+            Choice::Materialize { hint, format, compression, fraction } => {
+                write!(f, "{hint} {format}/{compression}")?;
+                if *fraction < 1.0 { write!(f, " {}", words::percent(*fraction)) } else { Ok(()) }
+            }
+        }
+    }
 }
 
 /// One option and what it would give.
@@ -57,7 +88,7 @@ pub struct PlanOption {
 /// A choice with every option that it was made from (`caju.decision/v1`).
 ///
 /// ```
-/// # let text = include_str!("../golden/design-example.profile.json");
+/// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");
 /// use caju_planner::{Choice, Decision, Profile, plan, policy_by_name};
 /// let decision = plan(&Profile::from_json(text)?, policy_by_name("auto")?.as_ref())?;
 /// assert!(matches!(&decision.choice, Choice::Materialize { hint, .. } if hint == "source"));

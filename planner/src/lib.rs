@@ -16,7 +16,7 @@
 //! ```
 //! use caju_planner::{Choice, Profile, plan, policy_by_name};
 //!
-//! let profile = Profile::from_json(include_str!("../golden/design-example.profile.json"))?;
+//! let profile = Profile::from_json(include_str!("../../tests/golden_plans/design-example.profile.json"))?;
 //! let decision = plan(&profile, policy_by_name("auto")?.as_ref())?;
 //! assert!(matches!(&decision.choice, Choice::Materialize { hint, .. } if hint == "source"));
 //! println!("{}", decision.to_text());
@@ -39,5 +39,6 @@ pub use plan::plan;
 pub use policy::{POLICIES, Pick, Policy, TIE, gluster_read_ms, policy_by_name};
 pub use profile::{
     Budget, CacheStore, Cluster, Consumer, DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Existing, Hint, Horizon,
-    PROFILE_SCHEMA, Profile, Schema, Source, SourceStore, Stage,
+    Measured, PROFILE_SCHEMA, Profile, Schema, Source, SourceStore, Stage,
 };
+pub use words::rate as format_rate;

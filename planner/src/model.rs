@@ -33,6 +33,11 @@ pub struct Pace {
     pub s_per_row: f64,
     /// The bottleneck.
     pub limit: Limit,
+    /// What would limit it next.
+    pub next: Limit,
+    /// Seconds per source row that the next limit alone allows; 0 if nothing else was measured. Close to
+    /// `s_per_row` the two limits get into each other's way, and the real pace is somewhat slower.
+    pub next_s_per_row: f64,
 }
 
 /// Why an option cannot be taken.
@@ -121,7 +126,7 @@ const PACE_RANGE: (f64, f64) = (1e-12, 1e100);
 /// Prefix sums over the stages make an option a constant amount of work, whatever the pipeline's length.
 ///
 /// ```
-/// # let text = include_str!("../golden/design-example.profile.json");
+/// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");
 /// use caju_planner::{Limit, Model, Profile};
 /// let profile = Profile::from_json(text)?;
 /// let model = Model::new(&profile);
@@ -332,8 +337,12 @@ impl<'a> Model<'a> {
         let network = p.cluster.network_bytes_per_s_per_worker.map(|b| b * self.workers());
         let rows = self.multiplicity[p.stages.len()];
 
-        let mut pace =
-            Pace { s_per_row: cpu / (self.workers() * p.cluster.cores_per_worker), limit: Limit::Cores };
+        let mut pace = Pace {
+            s_per_row: cpu / (self.workers() * p.cluster.cores_per_worker),
+            limit: Limit::Cores,
+            next: Limit::Consumer,
+            next_s_per_row: 0.0,
+        };
         for (s_per_row, limit) in [
             (stall.0, Limit::Stage(stall.1)),
             (per(io, p.source_store.read_bytes_per_s), Limit::SourceStore),
@@ -344,7 +353,9 @@ impl<'a> Model<'a> {
             (PACE_RANGE.0, Limit::Consumer),
         ] {
             if s_per_row > pace.s_per_row {
-                pace = Pace { s_per_row, limit };
+                pace = Pace { s_per_row, limit, next: pace.limit, next_s_per_row: pace.s_per_row };
+            } else if s_per_row > pace.next_s_per_row {
+                (pace.next, pace.next_s_per_row) = (limit, s_per_row);
             }
         }
         pace.s_per_row = pace.s_per_row.min(PACE_RANGE.1);

@@ -17,7 +17,7 @@ use crate::{explain, words};
 /// `InvalidArgument` if a field of the profile is wrong or the policy names a hint that it does not have.
 ///
 /// ```
-/// # let text = include_str!("../golden/design-example.profile.json");
+/// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");
 /// use caju_planner::{Choice, Profile, plan, policy_by_name};
 /// let profile = Profile::from_json(text)?;
 /// let forced = plan(&profile, policy_by_name("compute")?.as_ref())?;

@@ -10,13 +10,14 @@ const HEAD: [&str; 8] =
 const LEFT: [bool; 8] = [true, false, false, false, true, false, false, true];
 
 impl Decision {
-    /// The decision as text: a row per option, the chosen one marked with `*`, and the reason.
+    /// The decision as text: a row per option, the chosen one marked with `*`; a sentence per option; and the
+    /// reason.
     ///
     /// Rates are source rows per second of a steady epoch; `ahead from` is the epoch at whose end the
     /// option has overtaken computing.
     ///
     /// ```
-    /// # let text = include_str!("../golden/design-example.profile.json");
+    /// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");
     /// use caju_planner::{Profile, plan, policy_by_name};
     /// let decision = plan(&Profile::from_json(text)?, policy_by_name("auto")?.as_ref())?;
     /// let text = decision.to_text();
@@ -42,6 +43,10 @@ impl Decision {
             out += line.trim_end();
             out.push('\n');
         }
+        out.push('\n');
+        for o in &self.options {
+            out += &format!("{}: {}.\n", o.choice, o.why);
+        }
         out + &format!("\n{}\n", self.reason)
     }
 
@@ -54,7 +59,7 @@ impl Decision {
             (None, _) => "-".into(),
         };
         [
-            label(&o.choice),
+            o.choice.to_string(),
             or_dash(o.rows_per_s, words::rate),
             or_dash(o.epoch_s, words::time),
             or_dash(o.horizon_s, words::time),
@@ -63,17 +68,5 @@ impl Decision {
             ahead,
             if o.feasible { "yes" } else { "no" }.into(),
         ]
-    }
-}
-
-/// `resized arrow/none 35 %`.
-fn label(choice: &Choice) -> String {
-    match choice {
-        Choice::Compute => "compute".into(),
-        Choice::Materialize { hint, format, compression, fraction } => {
-            let share =
-                if *fraction < 1.0 { format!(" {}", words::percent(*fraction)) } else { String::new() };
-            format!("{hint} {format}/{compression}{share}")
-        }
     }
 }

@@ -4,8 +4,12 @@ use std::time::Duration;
 
 use caju_types::{format_bytes, format_count, format_duration};
 
-/// `3,636`, `12.5`, `0.034`.
-pub(crate) fn rate(rows_per_s: f64) -> String {
+/// A rate as people read it: `3,636`, `12.5`, `0.034`.
+///
+/// ```
+/// assert_eq!(caju_planner::format_rate(3636.4), "3,636");
+/// ```
+pub fn rate(rows_per_s: f64) -> String {
     match rows_per_s {
         r if r >= 1e12 => format!("{r:.1e}"),
         r if r >= 99.95 => format_count(to_u64(r)),

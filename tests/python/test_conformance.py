@@ -6,12 +6,7 @@ import pytest
 from foreign import column, flight_info, read_flight, read_parts
 
 
-# Under `off` a Flight reader that opens its endpoints one after another finds only the first one's rows: the
-# iteration counts as finished with it. The mark is strict, so that a cure shows.
-ONE_AFTER_ANOTHER = pytest.param(
-    False, id="one_after_another", marks=pytest.mark.xfail(strict=True, reason="off needs its endpoints open at once")
-)
-THREADS = pytest.mark.parametrize("threads", [ONE_AFTER_ANOTHER, pytest.param(True, id="in_threads")])
+THREADS = pytest.mark.parametrize("threads", [False, True], ids=["one_after_another", "in_threads"])
 
 
 def off_parts(address, definition, threads):

@@ -49,7 +49,7 @@ pub struct Pick {
 ///     }
 /// }
 ///
-/// # let text = include_str!("../../golden/design-example.profile.json");
+/// # let text = include_str!("../../../tests/golden_plans/design-example.profile.json");
 /// assert_eq!(plan(&Profile::from_json(text)?, &Greedy)?.policy, "greedy");
 /// # Ok::<(), caju_types::Error>(())
 /// ```

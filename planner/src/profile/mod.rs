@@ -8,6 +8,8 @@ mod syntax;
 use caju_types::Result;
 use serde::Serialize;
 
+use crate::decision::Choice;
+
 pub(crate) use rules::is_name;
 
 /// The schema that this version reads and writes.
@@ -64,6 +66,9 @@ pub struct Profile {
     pub stages: Vec<Stage>,
     /// The points at which reuse is acceptable, in any order.
     pub hints: Vec<Hint>,
+    /// Rates that options really had, where they are known; shown beside the predicted ones, never decided
+    /// on, because a decision must be the same before and after it was tried.
+    pub measured: Vec<Measured>,
 }
 
 /// The name and version of the profile's schema; the only value is [`PROFILE_SCHEMA`].
@@ -143,6 +148,16 @@ pub struct Existing {
     pub compression: String,
     /// Share of the rows that it holds, 0 to 1.
     pub fraction: f64,
+}
+
+/// The rate that an option had when it ran.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Measured {
+    /// The option.
+    #[serde(flatten)]
+    pub choice: Choice,
+    /// Source rows per second of a steady epoch.
+    pub rows_per_s: f64,
 }
 
 /// One operator, as measured.
@@ -227,6 +242,20 @@ impl Profile {
             .expect("strings, numbers and lists always serialise")
     }
 
+    /// The rate that an option really had, if it is known: of its hint and encoding, at the nearest share.
+    ///
+    /// ```
+    /// # let text = include_str!("../../../tests/golden_plans/figure7-400.profile.json");
+    /// use caju_planner::{Choice, Profile};
+    /// let profile = Profile::from_json(text)?;
+    /// assert_eq!(profile.measured_rate(&Choice::Compute).map(f64::round), Some(2220.0));
+    /// # Ok::<(), caju_types::Error>(())
+    /// ```
+    pub fn measured_rate(&self, choice: &Choice) -> Option<f64> {
+        let of_choice = self.measured.iter().filter_map(|m| Some((m.choice.apart(choice)?, m.rows_per_s)));
+        of_choice.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, rate)| rate)
+    }
+
     /// The profile with every number at fourteen significant digits, in which all decisions are made.
     ///
     /// Reading a number back from JSON may move its last digits; at fourteen they are the same again, so that
@@ -242,6 +271,12 @@ impl Profile {
         opt(&mut self.consumer.rows_per_s);
         opt(&mut self.budget.snapshot_bytes);
         self.existing.iter_mut().for_each(|x| round(&mut x.fraction));
+        for m in &mut self.measured {
+            round(&mut m.rows_per_s);
+            if let Choice::Materialize { fraction, .. } = &mut m.choice {
+                round(fraction);
+            }
+        }
         for s in &mut self.stages {
             round(&mut s.io_bytes_per_row);
             round(&mut s.cpu_s_per_row);

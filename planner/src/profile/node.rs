@@ -26,9 +26,11 @@ pub(super) struct Fields<'a>(Vec<(Key<'a>, Node<'a>)>);
 struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
 
 impl<'a> Fields<'a> {
-    /// The field of a name; of several the last one. Objects have a handful of fields, so a scan it is.
-    pub(super) fn get(&self, name: &str) -> Option<&Node<'a>> {
-        self.0.iter().rfind(|(key, _)| key.0 == name).map(|(_, node)| node)
+    /// The field of a name, and whether the name is there once more. Objects have a handful of fields, so a
+    /// scan it is.
+    pub(super) fn get(&self, name: &str) -> (Option<&Node<'a>>, bool) {
+        let mut found = self.0.iter().filter(|(key, _)| key.0 == name).map(|(_, node)| node);
+        (found.next(), found.next().is_some())
     }
 }
 

@@ -8,9 +8,10 @@ use caju_types::{Error, Result};
 use super::node::{Fields, Node};
 use super::rules::Rule;
 use super::{
-    Budget, CacheStore, Cluster, Consumer, Encoding, Existing, Hint, Horizon, PROFILE_SCHEMA, Profile,
-    Schema, Source, SourceStore, Stage,
+    Budget, CacheStore, Cluster, Consumer, Encoding, Existing, Hint, Horizon, Measured, PROFILE_SCHEMA,
+    Profile, Schema, Source, SourceStore, Stage,
 };
+use crate::decision::Choice;
 
 /// An object and the way to it; the path is written out only when something is wrong.
 struct Object<'a> {
@@ -24,64 +25,72 @@ fn wrong(path: &str, expected: &str, value: Option<&Node>) -> Error {
 }
 
 impl<'a> Object<'a> {
-    fn get(&self, field: &str) -> Option<&'a Node<'a>> {
-        self.fields.and_then(|f| f.get(field))
+    /// The field's value. Two of them are refused: which one counts is a guess that readers make differently.
+    fn get(&self, field: &str) -> Result<Option<&'a Node<'a>>> {
+        match self.fields.map(|f| f.get(field)) {
+            Some((_, true)) => Err(Error::invalid(format!("{}: given twice", self.path(field)))),
+            Some((value, false)) => Ok(value),
+            None => Ok(None),
+        }
     }
 
-    fn present(&self, field: &str) -> Option<&'a Node<'a>> {
-        self.get(field).filter(|v| !matches!(v, Node::Null))
+    fn present(&self, field: &str) -> Result<Option<&'a Node<'a>>> {
+        Ok(self.get(field)?.filter(|v| !matches!(v, Node::Null)))
     }
 
     fn path(&self, field: &str) -> String {
         format!("{}{field}", (self.at)())
     }
 
-    fn wrong(&self, field: &str, expected: &str) -> Error {
-        wrong(&self.path(field), expected, self.get(field))
+    /// The field as `read` understands it.
+    fn value<T>(
+        &self,
+        field: &str,
+        expected: &str,
+        read: impl FnOnce(&'a Node<'a>) -> Option<T>,
+    ) -> Result<T> {
+        let found = self.get(field)?;
+        found.and_then(read).ok_or_else(|| wrong(&self.path(field), expected, found))
     }
 
     fn number(&self, field: &str, rule: Rule) -> Result<f64> {
-        self.get(field).and_then(Node::as_number).ok_or_else(|| self.wrong(field, rule.expected()))
+        self.value(field, rule.expected(), Node::as_number)
     }
 
     fn number_or_null(&self, field: &str, rule: Rule) -> Result<Option<f64>> {
-        self.present(field).map(|_| self.number(field, rule)).transpose()
+        self.present(field)?.map(|_| self.number(field, rule)).transpose()
     }
 
     fn count(&self, field: &str, rule: Rule) -> Result<u64> {
-        self.get(field).and_then(Node::as_count).ok_or_else(|| self.wrong(field, rule.expected()))
+        self.value(field, rule.expected(), Node::as_count)
     }
 
     fn count_or_null(&self, field: &str, rule: Rule) -> Result<Option<u64>> {
-        self.present(field).map(|_| self.count(field, rule)).transpose()
+        self.present(field)?.map(|_| self.count(field, rule)).transpose()
     }
 
     fn text(&self, field: &str) -> Result<String> {
-        let v = self.get(field).and_then(Node::as_text);
-        v.map(str::to_owned).ok_or_else(|| self.wrong(field, "a string"))
+        self.value(field, "a string", Node::as_text).map(str::to_owned)
     }
 
     fn flag(&self, field: &str, default: bool) -> Result<bool> {
-        match self.present(field) {
-            None => Ok(default),
-            Some(v) => v.as_bool().ok_or_else(|| self.wrong(field, "true or false")),
-        }
+        self.present(field)?.map_or(Ok(default), |_| self.value(field, "true or false", Node::as_bool))
     }
 
     /// An object of settings at the top; absent or null means that all of them are.
     fn section<T>(&self, field: &str, read: impl FnOnce(&Object) -> Result<T>) -> Result<T> {
-        let fields = match self.present(field) {
+        let fields = match self.present(field)? {
             None => None,
-            Some(v) => Some(v.as_object().ok_or_else(|| self.wrong(field, "an object"))?),
+            Some(_) => Some(self.value(field, "an object", Node::as_object)?),
         };
         read(&Object { fields, at: &|| format!("{}{field}.", (self.at)()) })
     }
 
     /// A list of objects; absent or null means empty unless it is needed.
     fn list<T>(&self, field: &str, needed: bool, read: impl Fn(&Object) -> Result<T>) -> Result<Vec<T>> {
-        let items = match self.present(field) {
+        let items = match self.present(field)? {
             None if !needed => return Ok(Vec::new()),
-            v => v.and_then(Node::as_list).ok_or_else(|| self.wrong(field, "a list"))?,
+            _ => self.value(field, "a list", Node::as_list)?,
         };
         let mut out = Vec::with_capacity(items.len());
         for (i, item) in items.iter().enumerate() {
@@ -100,9 +109,9 @@ pub(super) fn profile(value: &Node) -> Result<Profile> {
         return Err(wrong("profile", "an object", Some(value)));
     };
     let top = Object { fields: Some(fields), at: &String::new };
-    if top.get("schema").and_then(Node::as_text) != Some(PROFILE_SCHEMA) {
-        return Err(top.wrong("schema", &format!("{PROFILE_SCHEMA:?}")));
-    }
+    top.value("schema", &format!("{PROFILE_SCHEMA:?}"), |v| {
+        v.as_text().filter(|schema| *schema == PROFILE_SCHEMA)
+    })?;
     Ok(Profile {
         schema: Schema::V1,
         cluster: top.section("cluster", cluster)?,
@@ -131,6 +140,7 @@ pub(super) fn profile(value: &Node) -> Result<Profile> {
         existing: top.list("existing", false, existing)?,
         stages: top.list("stages", true, stage)?,
         hints: top.list("hints", false, hint)?,
+        measured: top.list("measured", false, measured)?,
     })
 }
 
@@ -149,6 +159,20 @@ fn existing(o: &Object) -> Result<Existing> {
         compression: o.text("compression")?,
         fraction: o.number("fraction", Rule::Fraction)?,
     })
+}
+
+fn measured(o: &Object) -> Result<Measured> {
+    let kind = o.value("kind", "\"compute\" or \"materialize\"", |v| {
+        v.as_text().filter(|kind| ["compute", "materialize"].contains(kind))
+    })?;
+    let choice = if kind == "compute" {
+        Choice::Compute
+    } else {
+        let fraction = o.number_or_null("fraction", Rule::Fraction)?.unwrap_or(1.0);
+        let (hint, format, compression) = (o.text("hint")?, o.text("format")?, o.text("compression")?);
+        Choice::Materialize { hint, format, compression, fraction }
+    };
+    Ok(Measured { choice, rows_per_s: o.number("rows_per_s", Rule::Rate)? })
 }
 
 fn stage(o: &Object) -> Result<Stage> {

@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet};
 
 use caju_types::{Error, Result, did_you_mean};
 
-use super::{Encoding, Existing, Hint, Profile, Stage};
+use super::{Encoding, Existing, Hint, Measured, Profile, Stage};
+use crate::decision::Choice;
 
 /// Numbers beyond this are typing errors, and would overflow when they are multiplied.
 const LARGEST: f64 = 1e18;
@@ -102,7 +103,8 @@ pub(super) fn check(p: &Profile) -> Result<()> {
     for (i, h) in p.hints.iter().enumerate() {
         hint(i, h, &stages)?;
     }
-    existing(p)
+    existing(p)?;
+    measured(p)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "only compared with bounds")]
@@ -196,6 +198,29 @@ fn existing(p: &Profile) -> Result<()> {
         if !seen.insert((hint, format, compression)) {
             return Err(Error::invalid(format!(
                 "existing[{i}]: the snapshot of `{hint}` in {format}/{compression} is listed twice"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn measured(p: &Profile) -> Result<()> {
+    let known: HashSet<(&str, &str, &str)> = (p.hints.iter())
+        .flat_map(|h| {
+            h.encodings.iter().map(|e| (h.name.as_str(), e.format.as_str(), e.compression.as_str()))
+        })
+        .collect();
+    for (i, Measured { choice, rows_per_s }) in p.measured.iter().enumerate() {
+        Rule::Rate.check(*rows_per_s, || format!("measured[{i}].rows_per_s"))?;
+        let Choice::Materialize { hint, format, compression, fraction } = choice else { continue };
+        Rule::Fraction.check(*fraction, || format!("measured[{i}].fraction"))?;
+        if !known.contains(&(hint.as_str(), format.as_str(), compression.as_str())) {
+            return Err(Error::invalid(format!(
+                "measured[{i}]: no hint `{}` with the encoding {}/{}{}",
+                hint.escape_debug(),
+                format.escape_debug(),
+                compression.escape_debug(),
+                did_you_mean(hint, p.hints.iter().map(|h| h.name.as_str()))
             )));
         }
     }

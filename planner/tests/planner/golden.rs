@@ -118,7 +118,7 @@ fn text_is_a_table() {
         let decision = Decision::from_json(&case.decide()).unwrap();
         let text = decision.to_text();
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), decision.options.len() + 5, "{text}");
+        assert_eq!(lines.len(), 2 * decision.options.len() + 6, "{text}");
         assert_eq!(lines.iter().filter(|l| l.starts_with("* ")).count(), 1, "{text}");
         println!("{}\n{text}", case.profile.file_name().unwrap().display());
     }

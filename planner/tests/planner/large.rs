@@ -42,5 +42,6 @@ pub(crate) fn profile(stages: u32, hints: u32, encodings: u32) -> Profile {
         existing: Vec::new(),
         stages: (0..stages).map(stage).collect(),
         hints: (0..hints).map(hint).collect(),
+        measured: Vec::new(),
     }
 }

@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing fails")]
 
-#[path = "../../golden/cases.rs"]
 mod cases;
+mod corpus;
 mod figure7;
 mod golden;
 mod large;
@@ -11,4 +11,5 @@ mod malformed;
 mod naive;
 mod policies;
 mod properties;
+mod regret;
 mod strategies;

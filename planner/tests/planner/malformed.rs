@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::strategies;
 
-const GOOD: &str = include_str!("../../golden/filter-and-flat-map.profile.json");
+const GOOD: &str = include_str!("../../../tests/golden_plans/filter-and-flat-map.profile.json");
 
 fn error(value: &Value) -> String {
     let e = Profile::from_json(&value.to_string()).unwrap_err();
@@ -204,7 +204,7 @@ fn step(value: &mut Value, n: &mut usize, new: &Value) {
 }
 
 /// Reading either fails with one line, or gives a profile that every policy can decide on.
-fn survives(text: &str) -> Result<(), TestCaseError> {
+pub(crate) fn survives(text: &str) -> Result<(), TestCaseError> {
     match Profile::from_json(text) {
         Err(e) => {
             prop_assert_eq!(e.kind(), ErrorKind::InvalidArgument);

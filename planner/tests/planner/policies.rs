@@ -3,7 +3,7 @@
 use caju_planner::{Choice, Decision, Existing, POLICIES, Profile, gluster_read_ms, plan, policy_by_name};
 
 fn example() -> Profile {
-    Profile::from_json(include_str!("../../golden/design-example.profile.json")).unwrap()
+    Profile::from_json(include_str!("../../../tests/golden_plans/design-example.profile.json")).unwrap()
 }
 
 fn decide(p: &Profile, policy: &str) -> Decision {

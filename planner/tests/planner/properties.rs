@@ -96,6 +96,35 @@ proptest! {
         }
     }
 
+    /// What a decision shows, option by option, against the naive evaluator: which options there are, in what
+    /// order, and every number of theirs.
+    #[test]
+    fn decisions_are_the_naive_ones(p in strategies::profile()) {
+        let (d, want) = (decide(&p, "auto"), naive::options(&p));
+        prop_assert_eq!(d.options.len(), want.len());
+        for (o, w) in d.options.iter().zip(&want) {
+            let stored = match &o.choice {
+                Choice::Compute => None,
+                Choice::Materialize { hint, format, compression, fraction } => {
+                    prop_assert!((fraction - w.fraction).abs() < 1e-9, "{o:?} {w:?}");
+                    Some((hint.clone(), format.clone(), compression.clone()))
+                }
+            };
+            prop_assert_eq!(&stored, &w.stored);
+            prop_assert_eq!(o.feasible, w.feasible, "{:?} {:?}", o, w);
+            prop_assert!(w.bottlenecks.contains(&o.bottleneck), "{o:?} {w:?}");
+            prop_assert_eq!(o.freezes_random, w.stored.is_some().then_some(w.freezes_random));
+            prop_assert!(close(o.snapshot_bytes as f64, w.bytes) || (o.snapshot_bytes as f64 - w.bytes).abs() <= 0.5);
+            match (o.rows_per_s, o.epoch_s, o.horizon_s) {
+                (Some(rate), Some(epoch), Some(horizon)) => {
+                    prop_assert!(w.feasible && close(rate, w.rate) && close(horizon, w.horizon_s), "{o:?} {w:?}");
+                    prop_assert!(close(epoch, p.source.rows as f64 / w.rate), "{o:?} {w:?}");
+                }
+                numbers => prop_assert!(!w.feasible && numbers == (None, None, None), "{o:?} {w:?}"),
+            }
+        }
+    }
+
     #[test]
     fn numbers_are_consistent(p in strategies::profile()) {
         let d = decide(&p, "auto");

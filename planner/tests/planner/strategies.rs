@@ -99,6 +99,7 @@ prop_compose! {
             existing,
             stages,
             hints: out,
+            measured: Vec::new(),
         }
     }
 }

@@ -74,6 +74,37 @@ fn wrong_crc() {
 }
 
 #[test]
+fn a_bad_row_is_told_once() {
+    let p = Pipeline::of(json!({ "range": 5 }), json!([{ "map": { "x": "id / 0" } }]));
+    let ended = p.run(&["--quiet"]);
+    ended.expect_code(2).expect_error(&["steps[0].map", "column `x`", "Divide by zero"]);
+    assert_eq!(ended.stderr.trim().lines().count(), 1, "one error, one line: {}", ended.stderr);
+}
+
+#[test]
+fn a_tar_that_is_cut_off_within_a_padding() {
+    let member = |name: &str| {
+        let mut h = vec![0u8; 512];
+        h[..name.len()].copy_from_slice(name.as_bytes());
+        h[124..136].copy_from_slice(b"00000000001\0");
+        h[156] = b'0';
+        h[148..156].copy_from_slice(b"        ");
+        let sum: u32 = h.iter().map(|b| u32::from(*b)).sum();
+        h[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        h.push(b'x');
+        h.resize(1024, 0);
+        h
+    };
+    let whole = [member("a.txt"), member("b.txt"), vec![0; 1024]].concat();
+    let cut = |n: usize| {
+        Pipeline::of(json!({ "webdataset": "data.tar" }), json!([])).with_file("data.tar", &whole[..n])
+    };
+    cut(1700).run(&[]).expect_code(2).expect_error(&["data.tar", "byte 1024", "the file ends inside it"]);
+    assert_eq!(cut(whole.len()).report(&[]).rows(), [2]);
+    assert_eq!(cut(2048).report(&[]).rows(), [2], "archives without an end mark are common");
+}
+
+#[test]
 fn not_a_tfrecord() {
     let p = Pipeline::of(json!({ "tfrecord": "data.tfrecord" }), json!([]))
         .with_file("data.tfrecord", b"<html><body>404 not found, and some more text</body></html>");

@@ -4,7 +4,8 @@ use caju_tests::{Pipeline, Process, caju, caju_in};
 use serde_json::json;
 use std::process::Command;
 
-const COMMANDS: [&str; 8] = ["run", "read", "check", "dispatcher", "worker", "status", "gen", "quickstart"];
+const COMMANDS: [&str; 9] =
+    ["run", "read", "check", "dispatcher", "worker", "status", "plan", "gen", "quickstart"];
 
 #[test]
 fn help_teaches() {

@@ -12,5 +12,6 @@ mod determinism;
 mod embedded;
 mod examples;
 mod faults;
+mod plan;
 mod processes;
 mod sample_data;

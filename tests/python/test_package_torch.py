@@ -1,0 +1,117 @@
+"""Datasets for PyTorch. Left out where torch is not installed: its ordinary wheel brings several GB of GPU libraries."""
+
+import itertools
+import pathlib
+import runpy
+import warnings
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.utils.data import DataLoader  # noqa: E402
+
+import caju as cj  # noqa: E402
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+
+
+def ids(batches):
+    return sorted(int(i) for b in batches for i in b["id"])
+
+
+def test_batches_are_tensors():
+    rows = cj.range(10).map(id="id", f="CAST(id AS float)", b="id > 5", s="concat('n', id)").batch(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first, *_, last = list(rows.torch())
+    assert first["id"].dtype == torch.int64 and first["f"].dtype == torch.float32 and first["b"].dtype == torch.bool
+    assert first["s"] == ["n0", "n1", "n2", "n3"] and last["id"].tolist() == [8, 9]
+    first["id"] += 1                                          # a copy, which may be written to
+
+
+def test_without_a_copy_they_are_views():
+    dataset = cj.from_numpy({"id": np.arange(8), "x": np.zeros((8, 2, 3), "f4")})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        [batch] = dataset.batch(8).torch(copy=False)
+    assert batch["x"].shape == (8, 2, 3) and batch["id"].sum() == 28
+    again = batch["id"]
+    del batch
+    assert again.sum() == 28
+
+
+def test_ragged_columns_are_lists_of_tensors():
+    import pyarrow as pa
+
+    [batch] = cj.from_arrow(pa.table({"t": [[1, 2], [3]]})).batch(2).torch()
+    assert [t.tolist() for t in batch["t"]] == [[1, 2], [3]]
+
+
+def test_nulls_have_no_place():
+    import pyarrow as pa
+
+    with pytest.raises(cj.InvalidPipeline, match="coalesce"):
+        list(cj.from_arrow(pa.table({"a": [1, None]})).batch(2).torch())
+
+
+def test_it_is_an_iterable_dataset_of_a_loader():
+    data = cj.range(100).batch(8).torch()
+    assert isinstance(data, torch.utils.data.IterableDataset) and len(data) == 13
+    loader = DataLoader(data, batch_size=None, num_workers=0)
+    assert ids(loader) == list(range(100)) == ids(loader)
+
+
+def test_rows_can_be_batched_by_the_loader():
+    loader = DataLoader(cj.range(10).torch(), batch_size=4)
+    assert [b["id"].tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_loader_without_a_service(method):
+    loader = DataLoader(cj.range(60).batch(8).torch(), batch_size=None, num_workers=2, multiprocessing_context=method)
+    assert ids(loader) == list(range(60))
+    assert ids(loader) == list(range(60))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_of_a_loader_share_the_rows_of_a_service(cluster, persistent):
+    service = f"caju://{cluster(workers=2).dispatcher.address}"
+    data = cj.range(400).shuffle(50).batch(4).distribute(service).torch()
+    loader = DataLoader(data, batch_size=None, num_workers=2, persistent_workers=persistent,
+                        multiprocessing_context="spawn")
+    epochs = [[int(i) for b in loader for i in b["id"]] for _ in range(2)]
+    for seen in epochs:
+        assert sorted(seen) == list(range(400))
+
+
+def test_a_fork_beside_running_threads_is_explained():
+    dataset = cj.range(60).batch(8)
+    list(dataset)
+    loader = DataLoader(dataset.torch(), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(Exception, match="spawn"):
+        list(loader)
+
+
+def test_ranks_need_a_job_in_common():
+    with pytest.raises(cj.InvalidPipeline, match="job_name"):
+        cj.range(10).torch(rank=0, world_size=2)
+    with cj.LocalCluster() as cluster:
+        ranks = [cj.range(100).batch(5).distribute(cluster, job_name="r").torch(rank=r, world_size=2) for r in range(2)]
+        streams = [iter(r) for r in ranks]
+        seen = [b for pair in itertools.zip_longest(*streams) for b in pair if b is not None]
+        assert ids(seen) == list(range(100))
+
+
+def test_epochs_can_be_set():
+    data = cj.range(50).shuffle(50).batch(50).torch()
+    [first], [second] = list(data), list(data)
+    data.set_epoch(0)
+    [again] = list(data)
+    assert first["id"].tolist() == again["id"].tolist() != second["id"].tolist()
+
+
+def test_the_example_learns(caju, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = runpy.run_path(str(EXAMPLES / "torch_imagenet.py"))["main"](["--count", "240", "--epochs", "2"])
+    assert len(out) == 2 and out[1] < out[0]
