@@ -28,6 +28,9 @@ pub(crate) struct Lease {
     pub(crate) uses: Vec<Fingerprint>,
 }
 
+/// However short the lease, its object is not rewritten more often than this.
+const SHORTEST_BEAT: Duration = Duration::from_millis(10);
+
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     content: u128,
@@ -77,7 +80,7 @@ impl Leases {
         let me = Arc::clone(self);
         drop(tasks.spawn(async move {
             loop {
-                me.root.clock.sleep(me.ttl / 3).await;
+                me.root.clock.sleep((me.ttl / 3).max(SHORTEST_BEAT)).await;
                 if let Err(error) = me.renew().await {
                     tracing::warn!(%error, "the lease on the cache could not be renewed");
                 }

@@ -20,6 +20,7 @@ mod lease;
 mod manifest;
 mod mmap;
 mod options;
+mod probe;
 mod read;
 mod record;
 mod retry;
@@ -43,6 +44,7 @@ pub use admin::{Collected, Collection, Damage, Inspection, PartLine, SnapshotInf
 pub use encoding::{Compression, Encoding, Format};
 pub use manifest::SnapshotDescription;
 pub use options::CacheOptions;
+pub use probe::Probe;
 pub use read::{PartReader, ReadOptions};
 pub use record::{Block, PartFacts, PartMeta};
 pub use schema::schema_hash;
@@ -218,8 +220,11 @@ impl Cache {
 
     /// Writes what was read from snapshots now and then.
     fn keep_uses(self: &Arc<Self>) {
-        let (me, clock, every) =
-            (Weak::clone(&self.me), Arc::clone(&self.root.clock), self.options.lease_ttl);
+        let (me, clock, every) = (
+            Weak::clone(&self.me),
+            Arc::clone(&self.root.clock),
+            self.options.lease_ttl.max(Duration::from_secs(1)),
+        );
         drop(self.tasks.spawn(async move {
             loop {
                 clock.sleep(every).await;

@@ -52,7 +52,6 @@ async fn eight_writers_of_one_split_commit_one_part() {
     let (stores, _folder) = each().await;
     for how in &stores {
         let options = CacheOptions { lease_ttl: Duration::ZERO, ..hasty() };
-        let options = CacheOptions { lease_ttl: Duration::from_nanos(3), ..options };
         let mut running = tokio::task::JoinSet::new();
         let gate = Arc::new(tokio::sync::Barrier::new(8));
         for i in 0..8i64 {
@@ -205,7 +204,7 @@ async fn writers_killed_at_random_moments() {
             block_bytes: 1000,
             ..hasty()
         };
-        let victim = open_faulty(&root, &faults, options, Arc::clone(&clock) as _).await.unwrap();
+        let victim = open_faulty(&root, &faults, options, SystemClock::shared()).await.unwrap();
         let n = caju_types::mix64(seed, 1) % 40;
         // Half of the kills come after the store has done the request.
         let fault = if seed % 2 == 0 { Fault::Silence } else { Fault::LostAnswer };

@@ -183,6 +183,16 @@ impl Decoder {
     }
 }
 
+/// The rows of a file that was just written and checked: what a probe measures.
+pub(crate) fn decode_file(meta: &Arc<PartMeta>, file: Bytes) -> Result<u64> {
+    let (footer, _) = Footer::parse(meta, &file)?;
+    let decoder = Decoder::new(meta, &footer, &footer.schema, &ReadOptions::default())?;
+    let place =
+        |b: &Block| Ok((usize::try_from(b.offset()).map_err(|_| damaged(meta, "out of bounds"))?, *b));
+    let places = footer.batches.iter().map(place).collect::<Result<Vec<_>>>()?;
+    Ok(decoder.decode(&places, file)?.iter().map(|b| b.num_rows() as u64).sum())
+}
+
 /// Turns validation off.
 #[allow(unsafe_code, reason = "validated decoding is three times slower, and these bytes were checked")]
 fn trusted(decoder: FileDecoder) -> FileDecoder {

@@ -18,6 +18,7 @@ use crate::Cache;
 use crate::encoding::Format;
 use crate::lease::Hold;
 use crate::record::PartMeta;
+pub(crate) use arrow::decode_file as decode_arrow;
 use blocks::{Blocks, damaged};
 
 /// How a part is read.

@@ -30,12 +30,18 @@ const BATCH_ROWS: u64 = 8192;
 struct Reader {
     blocks: Arc<Blocks>,
     metadata: Arc<ParquetMetaData>,
+    /// All blocks of a small part: they came with the footer.
+    small: Option<Vec<Bytes>>,
     prefetch: usize,
     error: Arc<Mutex<Option<Error>>>,
 }
 
 impl Reader {
     async fn ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        if let Some(small) = &self.small {
+            let have = small.iter().cloned().enumerate().collect();
+            return ranges.iter().map(|range| self.cut(range, &have)).collect();
+        }
         let mut wanted: Vec<usize> = ranges.iter().flat_map(|r| self.blocks.touching(r)).collect();
         wanted.sort_unstable();
         wanted.dedup();
@@ -113,7 +119,8 @@ pub(super) async fn open(
     options: ReadOptions,
 ) -> Result<(SchemaRef, BoxStream<'static, Result<RecordBatch>>)> {
     let meta = Arc::clone(&blocks.meta);
-    let metadata = Arc::new(footer(&blocks).await?);
+    let (metadata, small) = footer(&blocks).await?;
+    let metadata = Arc::new(metadata);
     let pairs = metadata.file_metadata().key_value_metadata().cloned().unwrap_or_default();
     let tag = |key: &str| pairs.iter().find(|kv| kv.key == key).and_then(|kv| kv.value.as_deref());
     check_tags(&meta, tag)?;
@@ -136,6 +143,7 @@ pub(super) async fn open(
     let reader = Reader {
         blocks: Arc::clone(&blocks),
         metadata: Arc::clone(&metadata),
+        small,
         prefetch: options.prefetch,
         error: Arc::clone(&error),
     };
@@ -170,20 +178,21 @@ pub(super) async fn open(
     Ok((schema, batches))
 }
 
-/// The footer: the last block of the part.
-async fn footer(blocks: &Arc<Blocks>) -> Result<ParquetMetaData> {
+/// The footer, which is the last block of the part; and, if one request fetches all of it, all blocks.
+async fn footer(blocks: &Arc<Blocks>) -> Result<(ParquetMetaData, Option<Vec<Bytes>>)> {
     let meta = &blocks.meta;
     let last = blocks.count() - 1;
-    // A small part is one request: the memory tier or the mapping has the rest when it is asked for.
-    let from = if blocks.groups(0..last + 1).len() == 1 { 0 } else { last };
-    let tail = blocks.get(from..last + 1).await?.pop().unwrap_or_default();
+    let small = blocks.groups(0..last + 1).len() == 1;
+    let fetched = blocks.get(if small { 0 } else { last }..last + 1).await?;
+    let tail = fetched.last().cloned().unwrap_or_default();
     let end = tail.len().checked_sub(8).ok_or_else(|| damaged(meta, "its footer is cut"))?;
     let (head, end_mark) = tail.split_at(end);
     let length = end_mark.first_chunk::<4>().map_or(u32::MAX, |n| u32::from_le_bytes(*n));
     let start = usize::try_from(length).ok().and_then(|n| end.checked_sub(n));
     match start {
         Some(start) if end_mark.ends_with(b"PAR1") => {
-            ParquetMetaDataReader::decode_metadata(&head[start..]).map_err(|e| damaged(meta, e))
+            let decoded = ParquetMetaDataReader::decode_metadata(&head[start..]);
+            Ok((decoded.map_err(|e| damaged(meta, e))?, small.then_some(fetched)))
         }
         _ => Err(damaged(meta, "it does not end like a Parquet file")),
     }

@@ -23,6 +23,22 @@ use upload::Upload;
 /// Batches from this size on are compressed on a thread that may block.
 const OFFLOAD: usize = 64 << 10;
 
+/// A whole file with these rows, in pieces.
+pub(crate) fn encode_all(
+    schema: &SchemaRef,
+    rows: &[RecordBatch],
+    encoding: Encoding,
+    block_bytes: usize,
+) -> Result<Vec<Bytes>> {
+    let mut encoder = Encoder::new(schema, encoding, block_bytes, Vec::new())?;
+    let mut file = Vec::new();
+    for batch in rows {
+        file.extend(encoder.write(batch)?);
+    }
+    file.extend(encoder.finish()?.ready);
+    Ok(file)
+}
+
 /// What came of finishing a part.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Committed {

@@ -91,6 +91,7 @@ impl Client {
             client_id: 0,
             policy: request.policy,
             encoding: request.encoding,
+            epochs: request.epochs,
         };
         let call = |mut d: caju_engine::wire::Dispatcher| {
             let open = open.clone();

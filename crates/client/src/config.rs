@@ -115,6 +115,8 @@ pub struct ReadRequest {
     pub policy: String,
     /// How new parts are written, as `arrow/none`; empty: the policy chooses.
     pub encoding: String,
+    /// Epochs that the job will read in all; 0: not known.
+    pub epochs: u64,
 }
 
 impl ReadRequest {
@@ -128,6 +130,7 @@ impl ReadRequest {
             mode: ProcessingMode::Unspecified,
             policy: String::new(),
             encoding: String::new(),
+            epochs: 0,
         }
     }
 }

@@ -49,6 +49,8 @@ pub struct Bound {
     pub skip_limit: Option<u64>,
     /// Its hints, from the source down.
     pub hints: Vec<Hint>,
+    /// The stages, as their figures name them, whose output differs from epoch to epoch.
+    pub random_stages: Vec<String>,
     /// Its splits.
     pub splits: ListSplits,
 }

@@ -12,6 +12,8 @@ pub struct DispatcherConfig {
     pub state_dir: Option<PathBuf>,
     /// Where snapshots are kept, for `caju status`.
     pub cache_url: String,
+    /// The most bytes that the cache may hold; unlimited if absent.
+    pub cache_budget: Option<u64>,
     /// The timers.
     pub timers: Timers,
 }
@@ -22,6 +24,7 @@ impl Default for DispatcherConfig {
             listen: "127.0.0.1:0".to_string(),
             state_dir: None,
             cache_url: String::new(),
+            cache_budget: None,
             timers: Timers::default(),
         }
     }

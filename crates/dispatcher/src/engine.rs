@@ -55,6 +55,7 @@ impl Catalog for EngineCatalog {
                 OnError::Fail => None,
                 OnError::Skip { limit } => Some(limit),
             },
+            random_stages: bound.random_stages(),
             hints: hints(&def, &self.registry)?,
             splits: list(bound),
         })

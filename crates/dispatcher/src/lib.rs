@@ -29,6 +29,7 @@ mod control;
 mod engine;
 mod flight;
 pub mod journal;
+mod measured;
 mod server;
 mod service;
 mod splits;

@@ -102,7 +102,12 @@ impl Cluster {
         };
         let catalog = Arc::new(EngineCatalog::new(config.registry.clone(), ctx));
         let cache_url = config.cache_url.clone().unwrap_or_default();
-        let dispatcher = DispatcherConfig { timers, cache_url, ..DispatcherConfig::default() };
+        let dispatcher = DispatcherConfig {
+            timers,
+            cache_url,
+            cache_budget: config.cache.budget_bytes,
+            ..DispatcherConfig::default()
+        };
         let dispatcher = Dispatcher::start(dispatcher, catalog).await?;
         let caches = Caches::new(Arc::clone(&config.stores), config.cache.clone(), SystemClock::shared());
         let mut cluster = Self { dispatcher, workers: Vec::new(), caches, config };
@@ -120,6 +125,7 @@ impl Cluster {
         let ClusterConfig { pool, stores, io, registry, local, .. } = self.config.clone();
         let config = WorkerConfig {
             pool: Some(pool),
+            sharers: self.config.workers.max(1),
             io,
             registry,
             local,

@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OnceCell, mpsc};
 
+use crate::probing::{Findings, Prober};
 use crate::stats::TaskStats;
 
 /// What an iteration does at one hint. Travels with leases, as JSON.
@@ -35,6 +36,34 @@ pub struct CachePlan {
     pub put: bool,
     /// How parts are written.
     pub encoding: Encoding,
+    /// The share of splits that is stored, in thousandths: which ones is a matter of their keys alone.
+    #[serde(default = "all")]
+    pub share: u32,
+}
+
+fn all() -> u32 {
+    CachePlan::ALL
+}
+
+impl CachePlan {
+    /// The share that means every split.
+    pub const ALL: u32 = 1000;
+
+    /// A plan that stores and reads every split.
+    pub fn whole(hint: &str, prefix: Fingerprint, encoding: Encoding) -> Self {
+        Self { hint: hint.to_string(), prefix, put: true, encoding, share: Self::ALL }
+    }
+
+    /// A fraction from 0 to 1 as a share.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 1000")]
+    pub fn share_of(fraction: f64) -> u32 {
+        (fraction.clamp(0.0, 1.0) * f64::from(Self::ALL)).round() as u32
+    }
+
+    /// Whether a split without a part is stored.
+    fn stores(&self, key: SplitKey) -> bool {
+        self.put && key.folded() % u64::from(Self::ALL) < u64::from(self.share)
+    }
 }
 
 /// How many splits of a task were computed, stored, and read.
@@ -59,6 +88,8 @@ pub(crate) struct BoundHint {
     pub(crate) definition: serde_json::Value,
     /// The same in a few words.
     pub(crate) prefix: String,
+    /// The fingerprint of the stages above it.
+    pub(crate) fingerprint: Fingerprint,
 }
 
 /// Batches that wait for the writer of a part; beyond that the split waits for it.
@@ -70,6 +101,7 @@ pub(crate) struct TaskCache {
     hints: Vec<BoundHint>,
     pipeline: String,
     stats: Arc<TaskStats>,
+    prober: Option<Arc<Prober>>,
     snapshots: Mutex<HashMap<Fingerprint, Arc<OnceCell<Option<SnapshotView>>>>>,
     books: Mutex<HashMap<u64, Book>>,
     writers: caju_runtime::Tasks,
@@ -127,12 +159,14 @@ impl TaskCache {
         hints: Vec<BoundHint>,
         pipeline: String,
         stats: Arc<TaskStats>,
+        prober: Option<Arc<Prober>>,
     ) -> Self {
         Self {
             cache,
             hints,
             pipeline,
             stats,
+            prober,
             snapshots: Mutex::default(),
             books: Mutex::default(),
             writers: caju_runtime::Tasks::new(),
@@ -149,6 +183,11 @@ impl TaskCache {
             put: self.put.load(Ordering::Relaxed),
             get: self.get.load(Ordering::Relaxed),
         }
+    }
+
+    /// What probes found out; none if there are none.
+    pub(crate) fn findings(&self) -> Option<Findings> {
+        self.prober.as_ref().map(|p| p.findings())
     }
 
     /// Decides how a split starts, and opens what it needs.
@@ -181,7 +220,7 @@ impl TaskCache {
         {
             return Entry::Get { hint, part };
         }
-        if !plan.put {
+        if !plan.stores(key) {
             return Entry::Compute;
         }
         match self.claim(view, hint, key, plan).await {
@@ -304,6 +343,9 @@ impl TaskCache {
     /// Rows of a split that arrive at a hint: stored if they should be. Returns how many of the first
     /// ordinals the stages below have already.
     pub(crate) async fn pass(&self, hint: usize, index: u64, rows: &[RecordBatch]) -> u64 {
+        if let Some(prober) = &self.prober {
+            prober.offer(hint, rows);
+        }
         let (skip, writer) = match self.books.lock().get(&index) {
             Some(book) if book.hint == hint => (book.skip_below, book.writer.clone()),
             _ => return 0,

@@ -35,15 +35,17 @@ impl Caches {
         Arc::new(Self { stores, options, clock, open: Mutex::default(), opened: AtomicU64::new(0) })
     }
 
-    /// The cache with this root.
+    /// The cache with this root, which may hold so many bytes.
     ///
     /// # Errors
     /// Those of [`Cache::open`]; the next call tries again.
-    pub async fn get(&self, url: &str) -> Result<Arc<Cache>> {
+    pub async fn get(&self, url: &str, budget: Option<u64>) -> Result<Arc<Cache>> {
         let cell = Arc::clone(self.open.lock().entry(url.to_string()).or_default());
         let open = || async {
             let clock = Arc::clone(&self.clock);
-            Cache::open(&self.stores, url, self.options.clone(), clock, self.writer_id()).await
+            let options =
+                CacheOptions { budget_bytes: budget.or(self.options.budget_bytes), ..self.options.clone() };
+            Cache::open(&self.stores, url, options, clock, self.writer_id()).await
         };
         cell.get_or_try_init(open).await.cloned()
     }

@@ -26,6 +26,8 @@ pub struct WorkerConfig {
     pub cpu_threads: usize,
     /// Threads shared with others in this process.
     pub pool: Option<CpuPool>,
+    /// Workers of this process that compute on `pool`.
+    pub sharers: u32,
     /// Bytes of finished elements that a task may hold until readers take them; one element always may be.
     pub buffer_bytes: usize,
     /// How long to look for a dispatcher that is not there.
@@ -70,6 +72,7 @@ impl WorkerConfig {
             tags: Vec::new(),
             cpu_threads: 0,
             pool: None,
+            sharers: 1,
             buffer_bytes: 64 << 20,
             connect_timeout: Duration::from_secs(10),
             dispatcher_timeout: Duration::from_secs(60),

@@ -96,6 +96,7 @@ impl FlightOnWorker {
             client_id: 0,
             policy: text("policy"),
             encoding: text("encoding"),
+            epochs: value.get("epochs").and_then(Value::as_u64).unwrap_or(0),
         })
     }
 }

@@ -19,7 +19,7 @@ use crate::config::WorkerConfig;
 use crate::feed::DispatcherFeed;
 use crate::identity::Identity;
 use crate::pipelines::Pipelines;
-use crate::running::{Attachment, Finished, RunningTask};
+use crate::running::{Attachment, Finished, Profiled, RunningTask};
 
 /// Ended tasks that are remembered, for readers that come late.
 const REMEMBERED: usize = 4096;
@@ -155,7 +155,7 @@ impl Manager {
                     rows_skipped: 0,
                     modes: SplitModes::default(),
                 };
-                self.report(id, &failed, REPORT).await;
+                self.report(id, &failed, None, REPORT).await;
                 return Err(e);
             }
         };
@@ -164,10 +164,17 @@ impl Manager {
         let schema = pipeline.schema();
         let mut options = self.options(&def);
         options.cache = self.cache(&def).await;
+        options.probe = def.profile;
         let run = run_task(&pipeline, Box::new(feed), options);
         let bytes = self.config.buffer_bytes;
         let iteration = IterationId(def.iteration_id);
-        let running = Arc::new(RunningTask::new(id, iteration, schema, &run, bytes, group.clone()));
+        let profiled = def.profile.then(|| Profiled {
+            findings: Box::new(run.watch_findings()),
+            started: std::time::Instant::now(),
+            threads: self.pool.threads() as f64 / f64::from(self.config.sharers.max(1)),
+        });
+        let running = RunningTask::new(id, iteration, schema, &run, bytes, profiled, group.clone());
+        let running = Arc::new(running);
         tracing::info!(task = %id, job = %def.job, epoch = def.epoch, "task started");
         let (me, task) = (Arc::clone(self), Arc::clone(&running));
         drop(group.spawn(async move {
@@ -195,7 +202,7 @@ impl Manager {
         if !def.caching {
             return None;
         }
-        match self.caches.get(&def.cache_url).await {
+        match self.caches.get(&def.cache_url, (def.cache_budget > 0).then_some(def.cache_budget)).await {
             Ok(cache) => Some(cache),
             Err(error) => {
                 tracing::warn!(root = def.cache_url, %error, "the cache cannot be used here; rows are computed");
@@ -221,14 +228,20 @@ impl Manager {
         }
         // The dispatcher hears of a failure before readers do: they ask it what to do.
         let patience = if finished.result.is_ok() { self.config.dispatcher_timeout } else { REPORT };
-        self.report(task.id, &finished, patience).await;
+        self.report(task.id, &finished, task.profile(), patience).await;
         if let Err(e) = &finished.result {
             task.fail(e.clone());
         }
         self.forget(task.id, finished.result);
     }
 
-    async fn report(&self, id: TaskId, finished: &Finished, patience: Duration) {
+    async fn report(
+        &self,
+        id: TaskId,
+        finished: &Finished,
+        profile: Option<v1::TaskProfile>,
+        patience: Duration,
+    ) {
         let request = v1::FinishTaskRequest {
             task_id: id.0,
             worker_id: self.identity.id().0,
@@ -241,6 +254,7 @@ impl Manager {
                 put: finished.modes.put,
                 get: finished.modes.get,
             }),
+            profile,
         };
         let call = |mut d: Dispatcher| {
             let request = request.clone();
@@ -350,7 +364,7 @@ impl Manager {
                 rows_skipped: 0,
                 modes: SplitModes::default(),
             };
-            self.report(task.id, &finished, Duration::from_millis(500)).await;
+            self.report(task.id, &finished, None, Duration::from_millis(500)).await;
         }
     }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
 use caju_engine::wire::{ByteQueue, LocalTask};
-use caju_engine::{Chunk, SplitModes, TaskRun, TaskStats};
-use caju_proto::v1::{StageStats, TaskStatus};
+use caju_engine::{Chunk, Findings, SplitModes, TaskRun, TaskStats};
+use caju_proto::v1::{self, StageStats, TaskStatus};
 use caju_runtime::Tasks;
 use caju_types::{Error, IterationId, Result, TaskId};
 use tokio::sync::Notify;
@@ -22,6 +22,7 @@ pub(crate) struct RunningTask {
     pub(crate) schema: SchemaRef,
     queue: ByteQueue<Chunk>,
     counters: Arc<TaskStats>,
+    profiled: Option<Profiled>,
     group: Tasks,
     readers: AtomicUsize,
     /// A reader left with rows that it may not have received.
@@ -31,6 +32,20 @@ pub(crate) struct RunningTask {
     changed: Notify,
     rows_out: AtomicU64,
     bytes_out: AtomicU64,
+}
+
+/// A task that was asked to measure what the planner wants to know.
+pub(crate) struct Profiled {
+    pub(crate) findings: Box<dyn Fn() -> Option<Findings> + Send + Sync>,
+    pub(crate) started: std::time::Instant,
+    /// Threads that compute; shared ones by their share.
+    pub(crate) threads: f64,
+}
+
+impl std::fmt::Debug for Profiled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Profiled").field("threads", &self.threads).finish_non_exhaustive()
+    }
 }
 
 /// How a task ended.
@@ -49,6 +64,7 @@ impl RunningTask {
         schema: SchemaRef,
         run: &TaskRun,
         buffer_bytes: usize,
+        profiled: Option<Profiled>,
         group: Tasks,
     ) -> Self {
         Self {
@@ -57,6 +73,7 @@ impl RunningTask {
             schema,
             queue: ByteQueue::new(buffer_bytes),
             counters: run.counters(),
+            profiled,
             group,
             readers: AtomicUsize::new(0),
             broken: AtomicBool::new(false),
@@ -65,6 +82,38 @@ impl RunningTask {
             rows_out: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
         }
+    }
+
+    /// What was measured so far, if somebody wants to know.
+    pub(crate) fn profile(&self) -> Option<v1::TaskProfile> {
+        let profiled = self.profiled.as_ref()?;
+        let found = (profiled.findings)()?;
+        let probes = found.probes.into_iter().map(|p| v1::HintProbe {
+            hint: p.hint,
+            encoding: p.probe.encoding.to_string(),
+            rows: p.probe.rows,
+            bytes: p.probe.bytes,
+            encode_cpu_s: p.probe.encode_cpu_s,
+            decode_cpu_s: p.probe.decode_cpu_s,
+            write_bytes_per_s: p.probe.write_bytes_per_s,
+            read_bytes_per_s: p.probe.read_bytes_per_s,
+        });
+        let looked = found.parts.is_some();
+        let parts = found.parts.unwrap_or_default().into_iter().map(|p| v1::HintParts {
+            hint: p.hint,
+            encoding: p.encoding.to_string(),
+            parts: p.parts,
+        });
+        Some(v1::TaskProfile {
+            task_id: self.id.0,
+            stages: self.counters.snapshot(),
+            probes: probes.collect(),
+            parts: parts.collect(),
+            looked,
+            complete: found.complete,
+            elapsed_s: profiled.started.elapsed().as_secs_f64(),
+            threads: profiled.threads,
+        })
     }
 
     /// Moves the task's output into the queue until its end, then waits until readers have it.

@@ -104,6 +104,7 @@ async fn heartbeats(manager: Arc<Manager>, patience: Duration) {
             address: identity.address.clone(),
             tasks: running.iter().map(|t| t.id.0).collect(),
             stages,
+            profiles: running.iter().filter_map(|t| t.profile()).collect(),
         };
         let call = |mut d: Dispatcher| async move { d.worker_heartbeat(request).await };
         match identity.link.call(Duration::ZERO, call).await {

@@ -143,6 +143,9 @@ pub(crate) struct RunArgs {
     /// Where rows are stored for later epochs and jobs: a folder or URL. A private folder for this run by default
     #[arg(long, value_name = "URL")]
     pub(crate) cache: Option<String>,
+    /// The most that the cache may hold, as 500GiB; the least useful snapshots make room for new ones
+    #[arg(long, value_name = "SIZE", value_parser = service::size)]
+    pub(crate) cache_budget: Option<u64>,
     #[command(flatten)]
     pub(crate) epochs: EpochArgs,
 }

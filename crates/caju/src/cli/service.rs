@@ -12,6 +12,11 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     caju_types::parse_duration(text).map_err(|e| e.to_string())
 }
 
+/// A size with a unit, as an argument.
+pub(super) fn size(text: &str) -> Result<u64, String> {
+    caju_types::parse_bytes(text).map_err(|e| e.to_string())
+}
+
 /// What a server may touch.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct StoreArgs {
@@ -49,9 +54,12 @@ pub(crate) struct DispatcherArgs {
     /// Folder of the journal; without it a restart forgets the jobs
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) state_dir: Option<PathBuf>,
-    /// Where snapshots live; shown by `caju status`, used once snapshots are there
+    /// Where rows are stored for later epochs and jobs: a folder or URL that every worker may write (its --allow)
     #[arg(long, value_name = "URL")]
     pub(crate) cache: Option<String>,
+    /// The most that the cache may hold, as 500GiB; the least useful snapshots make room for new ones
+    #[arg(long, value_name = "SIZE", requires = "cache", value_parser = size)]
+    pub(crate) cache_budget: Option<u64>,
     /// A worker that was silent for so long is lost, and its splits go elsewhere
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub(crate) worker_timeout: Duration,

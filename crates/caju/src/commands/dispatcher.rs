@@ -35,6 +35,7 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
         state_dir: args.state_dir.clone(),
         cache_url: args.cache.as_deref().map(shared::absolute_url).transpose()?.unwrap_or_default(),
         timers,
+        cache_budget: args.cache_budget,
     };
     let stores = shared::stores(Some(shared::allowed(&args.stores.allow)?))?;
     let ctx = SourceContext::new(Arc::new(stores), Arc::new(IoCounters::new()));

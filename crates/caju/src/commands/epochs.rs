@@ -82,6 +82,10 @@ impl Epochs<'_> {
             let (read, status) =
                 self.epoch(epoch, reader, before, report.epochs.last().map(|e| e.rows)).await?;
             report.epochs.push(read);
+            if let Some(decision) = status.as_ref().and_then(|j| serde_json::from_str(&j.decision_json).ok())
+            {
+                report.decision = Some(decision);
+            }
             job = status;
         }
         report.peak_rss_bytes = peak_rss_bytes();
@@ -103,6 +107,7 @@ impl Epochs<'_> {
             mode,
             policy: self.args.policy.clone().unwrap_or_default(),
             encoding: self.args.encoding.clone().unwrap_or_default(),
+            epochs: self.args.epochs,
         }
     }
 

@@ -59,6 +59,7 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<()> {
     let job = Job {
         def: &def,
         cache: None,
+        cache_budget: None,
         workers: 1,
         epochs: &epochs,
         quiet: global.quiet,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use caju_cache::CacheOptions;
 use caju_client::ClientConfig;
 use caju_embedded::{Cluster, ClusterConfig};
 use caju_pipeline::DatasetDef;
@@ -25,6 +26,7 @@ pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
         def: &def,
         workers: args.workers,
         cache: args.cache.as_deref().map(shared::absolute_url).transpose()?,
+        cache_budget: args.cache_budget,
         epochs: &args.epochs,
         quiet: global.quiet,
         cpu_before: Duration::ZERO,
@@ -39,6 +41,7 @@ pub(crate) struct Job<'a> {
     pub(crate) workers: u32,
     /// Where snapshots are; a private folder for this run if absent.
     pub(crate) cache: Option<String>,
+    pub(crate) cache_budget: Option<u64>,
     pub(crate) epochs: &'a EpochArgs,
     pub(crate) quiet: bool,
     /// CPU time of this process that belongs to something else.
@@ -60,6 +63,7 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
         workers: job.workers,
         io: Arc::clone(&io),
         cache_url,
+        cache: CacheOptions { budget_bytes: job.cache_budget, ..CacheOptions::default() },
         registry: shared::registry(),
         ..ClusterConfig::new(stores, pool.clone())
     };

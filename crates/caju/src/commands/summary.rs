@@ -7,7 +7,7 @@ use caju_proto::v1::{JobStatus, StageStats};
 use caju_types::{format_bytes, format_count, format_duration};
 
 use super::epochs::Outcome;
-use crate::report::EpochReport;
+use crate::report::{EpochReport, SplitsReport};
 
 /// The summary of a run, without a line break at its end.
 pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
@@ -34,6 +34,18 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
     if read > 0 {
         let _ = write!(out, "\n  source read  {}", format_bytes(read));
     }
+    let (got, put): (u64, u64) =
+        report.epochs.iter().fold((0, 0), |(g, p), e| (g + e.cache_bytes_read, p + e.cache_bytes_written));
+    if got + put > 0 {
+        let _ = write!(out, "\n  cache        {} written, {} read", format_bytes(put), format_bytes(got));
+    }
+    if let Some(job) = outcome.job.as_ref().filter(|j| !j.policy.is_empty() && j.policy != "compute") {
+        let what = if job.caching.is_empty() { "nothing stored" } else { job.caching.as_str() };
+        let _ = write!(out, "\n  policy       {}: {what}", job.policy);
+    }
+    if let Some(reason) = report.decision.as_ref().and_then(|d| d.get("reason")).and_then(|r| r.as_str()) {
+        let _ = write!(out, "\n  decision     {reason}");
+    }
     let skipped: u64 = report.epochs.iter().map(|e| e.rows_skipped).sum();
     if skipped > 0 {
         let rows = if skipped == 1 { "row" } else { "rows" };
@@ -46,7 +58,8 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
 }
 
 fn epochs_table(epochs: &[EpochReport], out: &mut String) {
-    let head = ["epoch", "rows", "elements", "time", "rows/s", "MB/s", "first", "waited"].map(String::from);
+    let head = ["epoch", "rows", "elements", "time", "rows/s", "MB/s", "first", "waited", "splits"]
+        .map(String::from);
     let mut rows = vec![head];
     for e in epochs {
         let wall = e.wall_s.max(1e-9);
@@ -59,9 +72,17 @@ fn epochs_table(epochs: &[EpochReport], out: &mut String) {
             format!("{:.1}", e.bytes as f64 / 1e6 / wall),
             seconds(e.first_batch_s),
             format!("{:.0} %", 100.0 * (e.wait_s / wall).min(1.0)),
+            splits(e.splits),
         ]);
     }
     out.push_str(&table(&rows));
+}
+
+/// How the splits were run, in a few words.
+fn splits(s: SplitsReport) -> String {
+    let parts = [(s.compute, "computed"), (s.put, "stored"), (s.get, "read")];
+    let some = parts.into_iter().filter(|(n, _)| *n > 0);
+    some.map(|(n, what)| format!("{} {what}", format_count(n))).collect::<Vec<_>>().join(", ")
 }
 
 /// Columns to the right, two spaces in front of each.
@@ -129,7 +150,7 @@ fn whole(v: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{RunReport, SplitsReport};
+    use crate::report::RunReport;
 
     #[test]
     fn a_person_understands_it() {

@@ -8,7 +8,7 @@ use caju_proto::v1;
 use caju_types::{Error, Result};
 
 use super::Core;
-use crate::state::{Dataset, Hint, Job, Policy};
+use crate::state::{Dataset, Job, Policy};
 
 /// What a request to open an iteration says about caching.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,25 +65,30 @@ impl Core {
 
     /// What an iteration of a job does at first; none: everything is computed.
     pub(super) fn first_plan(&self, job: &Job, dataset: &Dataset) -> Result<Option<Arc<str>>> {
+        if job.decision.is_some() {
+            return Ok(job.plan.clone());
+        }
         let Some(hint) = job.policy.forced(&dataset.hints)? else { return Ok(None) };
         let encoding = match &job.encoding {
             Some(text) => text.parse()?,
             None => Encoding::default(),
         };
-        Ok(Some(plan_json(hint, encoding)?))
+        Ok(Some(plan_json(&CachePlan::whole(&hint.name, hint.prefix, encoding))?))
     }
 }
 
-/// A plan that stores and reads one hint, in the form that leases carry.
-pub(super) fn plan_json(hint: &Hint, encoding: Encoding) -> Result<Arc<str>> {
-    let plan = CachePlan { hint: hint.name.clone(), prefix: hint.prefix, put: true, encoding };
-    let text = serde_json::to_string(&plan).map_err(|e| Error::internal(format!("a plan as JSON: {e}")))?;
+/// A plan in the form that leases carry.
+pub(super) fn plan_json(plan: &CachePlan) -> Result<Arc<str>> {
+    let text = serde_json::to_string(plan).map_err(|e| Error::internal(format!("a plan as JSON: {e}")))?;
     Ok(text.into())
 }
 
 /// A plan for people.
 pub(super) fn describe(plan: &str) -> String {
     match serde_json::from_str::<CachePlan>(plan) {
+        Ok(plan) if plan.share < CachePlan::ALL => {
+            format!("{:.0} % of hint `{}` as {}", f64::from(plan.share) / 10.0, plan.hint, plan.encoding)
+        }
         Ok(plan) => format!("hint `{}` as {}", plan.hint, plan.encoding),
         Err(_) => plan.to_string(),
     }

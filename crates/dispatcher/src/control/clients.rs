@@ -4,6 +4,7 @@ use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 
 use super::leases::splits_total;
+use super::status::decision;
 use super::workers::modes_to_proto;
 use super::{Core, Txn};
 use crate::state::{Iteration, State, TaskState, Update};
@@ -23,22 +24,23 @@ impl Core {
         let mut news = self.bell(id).subscribe();
         loop {
             news.borrow_and_update();
-            self.hear(client, id, request.wait_fraction);
+            self.hear(client, id, &request);
             let answer = self.look(|state| self.client_view(state, client, id)).await?;
             let news_for_client = answer.unknown || answer.version > request.seen_version;
             if news_for_client || !self.wait(&mut news, deadline).await? {
-                self.hear(client, id, request.wait_fraction);
+                self.hear(client, id, &request);
                 return Ok(answer);
             }
         }
     }
 
-    fn hear(&self, client: ClientId, id: IterationId, wait_fraction: f64) {
+    fn hear(&self, client: ClientId, id: IterationId, request: &v1::ClientHeartbeatRequest) {
         let mut observed = self.observed.lock();
         let now = self.clock.now();
         if let Some(known) = observed.clients.get_mut(&(id, client)) {
             known.at = now;
-            known.wait_fraction = wait_fraction;
+            known.wait_fraction = request.wait_fraction;
+            known.rows_per_s = request.rows_per_s;
         }
     }
 
@@ -56,7 +58,7 @@ impl Core {
             splits_leased: iteration.splits_leased(),
             stages: self.stages(iteration),
             modes: Some(modes_to_proto(iteration.modes)),
-            decision_json: String::new(),
+            decision_json: decision(state, iteration),
         }
     }
 

@@ -63,6 +63,7 @@ impl Core {
             deterministic: bound.deterministic,
             skip_limit: bound.skip_limit,
             hints: bound.hints.clone(),
+            random_stages: bound.random_stages.clone(),
         };
         Ok((bound, dataset))
     }

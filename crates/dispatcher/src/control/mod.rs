@@ -11,6 +11,7 @@ mod datasets;
 mod leases;
 mod observed;
 mod open;
+mod planning;
 mod status;
 mod workers;
 
@@ -31,6 +32,8 @@ use crate::journal::{Journal, JournalWriter};
 use crate::splits::{Issued, SharedProvider, SplitOrder, SplitProvider};
 use crate::state::{FeedId, Iteration, Mode, State, Update, follow_ups};
 use observed::Observed;
+pub(crate) use observed::add_stages;
+use planning::Planning;
 
 /// Updates after which the journal is compacted.
 const COMPACT_AFTER: u64 = 20_000;
@@ -47,6 +50,7 @@ pub(crate) struct Core {
     providers: Mutex<BTreeMap<(IterationId, FeedId), Provider>>,
     bound: Mutex<HashMap<DatasetId, Arc<Bound>>>,
     observed: Mutex<Observed>,
+    planning: Mutex<Planning>,
     started: Duration,
     /// Distinguishes the names that this process makes from those of others before it.
     names: (u128, AtomicU64),
@@ -119,6 +123,7 @@ impl Core {
             providers: Mutex::default(),
             bound: Mutex::default(),
             observed: Mutex::default(),
+            planning: Mutex::default(),
         });
         if replayed.is_empty() {
             // Milliseconds grow faster than a dispatcher gives out identifiers.
@@ -192,6 +197,7 @@ impl Core {
             if iteration.is_none() {
                 bells.remove(id);
                 self.observed.lock().forget(*id);
+                self.planning.lock().forget(*id);
             }
         }
     }

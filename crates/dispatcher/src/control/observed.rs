@@ -42,6 +42,8 @@ pub(crate) struct ClientReport {
     pub(crate) at: Duration,
     /// The share of time that its user waited for rows.
     pub(crate) wait_fraction: f64,
+    /// Rows that it takes per second.
+    pub(crate) rows_per_s: f64,
 }
 
 impl Observed {

@@ -58,6 +58,12 @@ impl Core {
             failure: iteration.failure.as_ref().map(Into::into),
             bottleneck: self.bottleneck(iteration, &stages),
             stages,
+            decision_json: decision(state, iteration),
+            profile_json: state
+                .jobs
+                .get(&iteration.job)
+                .and_then(|j| j.profile.as_deref().map(str::to_string))
+                .unwrap_or_default(),
             policy: state.jobs.get(&iteration.job).map(|j| j.policy.to_string()).unwrap_or_default(),
             modes: Some(modes_to_proto(iteration.modes)),
             caching: iteration.plan.as_deref().map(super::caching::describe).unwrap_or_default(),
@@ -94,6 +100,12 @@ impl Core {
             None => String::new(),
         }
     }
+}
+
+/// The planner's decision for an iteration's job.
+pub(super) fn decision(state: &State, iteration: &Iteration) -> String {
+    let decision = state.jobs.get(&iteration.job).and_then(|j| j.decision.as_deref());
+    decision.map(str::to_string).unwrap_or_default()
 }
 
 fn count(n: usize) -> u32 {

@@ -5,6 +5,7 @@ use caju_types::{Error, ErrorKind, Result, TaskId, WorkerId};
 
 use super::leases::running_task;
 use super::{Core, Txn};
+use crate::config::DispatcherConfig;
 use crate::state::{Failure, Iteration, Mode, Modes, State, Task, TaskState, Update, WorkerState};
 
 impl Core {
@@ -66,6 +67,9 @@ impl Core {
             report.stages = request.stages;
             report.tasks = request.tasks;
         }
+        for profile in request.profiles {
+            self.hear_profile(profile).await?;
+        }
         Ok(answer)
     }
 
@@ -73,7 +77,7 @@ impl Core {
         let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
         self.look(|state| {
             let (iteration, task) = running_task(state, id, worker)?;
-            let task = task_def(&self.config.cache_url, state, iteration, task)?;
+            let task = task_def(&self.config, state, iteration, task)?;
             Ok(v1::GetTaskResponse { task: Some(task) })
         })
         .await?
@@ -92,6 +96,9 @@ impl Core {
                 self.observed.lock().end_task(iteration_id, &request.stages, request.io);
                 let modes = request.modes.map(modes_from_proto).unwrap_or_default();
                 end(txn, id, request.rows_skipped, modes);
+                if let Some(profile) = &request.profile {
+                    self.last_profile(txn, iteration_id, profile.clone());
+                }
                 return Ok(());
             };
             let error = Error::from(failure);
@@ -168,7 +175,12 @@ fn should_run(state: &State, id: TaskId, worker: WorkerId) -> bool {
     state.task(id).is_some_and(|(iteration, task)| iteration.failure.is_none() && keep(task))
 }
 
-fn task_def(cache_url: &str, state: &State, iteration: &Iteration, task: &Task) -> Result<v1::TaskDef> {
+fn task_def(
+    config: &DispatcherConfig,
+    state: &State,
+    iteration: &Iteration,
+    task: &Task,
+) -> Result<v1::TaskDef> {
     let lost =
         |what: &str| Error::internal(format!("{}: its {what} is not in the books", iteration.describe()));
     let dataset = state.datasets.get(&iteration.dataset).ok_or_else(|| lost("dataset"))?;
@@ -188,7 +200,9 @@ fn task_def(cache_url: &str, state: &State, iteration: &Iteration, task: &Task) 
         fingerprint: dataset.fingerprint.to_string(),
         deterministic: dataset.deterministic,
         caching: iteration.caching,
-        cache_url: if iteration.caching { cache_url.to_string() } else { String::new() },
+        profile: iteration.caching && job.policy.is_planned() && job.decision.is_none(),
+        cache_url: if iteration.caching { config.cache_url.clone() } else { String::new() },
+        cache_budget: config.cache_budget.unwrap_or(0),
     })
 }
 

@@ -37,6 +37,7 @@ fn plain_updates() -> Vec<Update> {
         deterministic: true,
         skip_limit: Some(10),
         hints: vec![],
+        random_stages: vec![],
     };
     let (job, iteration) = (caju_types::JobName("run-1".into()), IterationId(1001));
     let (worker, client) = (WorkerId(1), ClientId(1002));
@@ -69,6 +70,7 @@ fn plain_updates() -> Vec<Update> {
             anonymous: false,
             policy: Policy::Hint("a".into()),
             encoding: None,
+            epochs: Some(3),
         },
         Update::IterationOpened { iteration, job, epoch: 0, at_ms: 1_700_000_000_000 },
         Update::ClientJoined { client, iteration, flight: None },

@@ -1,5 +1,7 @@
 //! What is read, and under which name.
 
+use std::sync::Arc;
+
 use caju_types::{DatasetId, Fingerprint, JobName, RowRanges};
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +38,9 @@ pub struct Dataset {
     /// Its hints, from the source down.
     #[serde(default)]
     pub hints: Vec<Hint>,
+    /// The stages, as their figures name them, whose output differs from epoch to epoch.
+    #[serde(default)]
+    pub random_stages: Vec<String>,
 }
 
 /// A named use of a dataset.
@@ -55,6 +60,18 @@ pub struct Job {
     /// How parts are written, where the user said so; else the policy chooses.
     #[serde(default)]
     pub encoding: Option<String>,
+    /// Epochs that it will read, where the user said so.
+    #[serde(default)]
+    pub epochs: Option<u64>,
+    /// What the planner decided (`caju.decision/v1`).
+    #[serde(default)]
+    pub decision: Option<Arc<str>>,
+    /// What that rests on (`caju.profile/v1`).
+    #[serde(default)]
+    pub profile: Option<Arc<str>>,
+    /// The decision as the engine's plan; none: compute.
+    #[serde(default)]
+    pub plan: Option<Arc<str>>,
     /// Whether it was made for one client.
     pub anonymous: bool,
     /// Epochs that were read to their end and forgotten since.

@@ -14,6 +14,7 @@ mod update;
 mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
@@ -81,7 +82,7 @@ impl State {
             Update::DatasetRegistered { dataset } => {
                 self.datasets.insert(dataset.id.clone(), dataset.clone());
             }
-            Update::JobCreated { job, dataset, seed, mode, anonymous, policy, encoding } => {
+            Update::JobCreated { job, dataset, seed, mode, anonymous, policy, encoding, epochs } => {
                 let job = Job {
                     name: job.clone(),
                     dataset: dataset.clone(),
@@ -89,11 +90,22 @@ impl State {
                     mode: *mode,
                     policy: policy.clone(),
                     encoding: encoding.clone(),
+                    epochs: *epochs,
+                    decision: None,
+                    profile: None,
+                    plan: None,
                     anonymous: *anonymous,
                     finished: RowRanges::default(),
                     abandoned: RowRanges::default(),
                 };
                 self.jobs.insert(job.name.clone(), job);
+            }
+            Update::Decided { job, plan, decision, profile } => {
+                if let Some(job) = self.jobs.get_mut(job) {
+                    job.plan.clone_from(plan);
+                    job.decision = Some(Arc::clone(decision));
+                    job.profile = Some(Arc::clone(profile));
+                }
             }
             Update::IterationOpened { iteration, job, epoch, at_ms } => {
                 self.open(*iteration, job, *epoch, *at_ms);
@@ -149,12 +161,11 @@ impl State {
     }
 
     fn open(&mut self, id: IterationId, job: &JobName, epoch: u64, opened_ms: u64) {
-        let Some((dataset, mode, policy)) =
-            self.jobs.get(job).map(|j| (j.dataset.clone(), j.mode, j.policy.clone()))
-        else {
-            return;
-        };
-        let caching = policy != Policy::Compute
+        let Some(of) = self.jobs.get(job) else { return };
+        let (dataset, mode) = (of.dataset.clone(), of.mode);
+        let decided_against = of.decision.is_some() && of.plan.is_none();
+        let caching = of.policy != Policy::Compute
+            && !decided_against
             && self.datasets.get(&dataset).is_some_and(|d| d.hints.iter().any(|h| h.behind.is_none()));
         self.next_id = self.next_id.max(id.0 + 1);
         let exclusive = mode == Mode::Off || self.datasets.get(&dataset).is_some_and(|d| d.single_task);

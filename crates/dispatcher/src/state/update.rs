@@ -78,6 +78,9 @@ pub enum Update {
         /// How parts are written, where the user said so.
         #[serde(default)]
         encoding: Option<String>,
+        /// Epochs that the job will read, where the user said so.
+        #[serde(default)]
+        epochs: Option<u64>,
     },
     /// An epoch of a job begins.
     IterationOpened {
@@ -89,6 +92,17 @@ pub enum Update {
         epoch: u64,
         /// When, in milliseconds since the Unix epoch.
         at_ms: u64,
+    },
+    /// The planner decided what a job stores and reads from now on.
+    Decided {
+        /// The job.
+        job: JobName,
+        /// The engine's plan, in JSON; none: compute.
+        plan: Option<Arc<str>>,
+        /// The whole decision (`caju.decision/v1`).
+        decision: Arc<str>,
+        /// What it rests on (`caju.profile/v1`): planned again, it gives the same bytes.
+        profile: Arc<str>,
     },
     /// From now on the splits of an iteration are stored and read so.
     Planned {

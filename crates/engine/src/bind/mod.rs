@@ -108,20 +108,22 @@ pub async fn bind_with(
         .chain(def.stages.iter().enumerate().map(|(i, s)| format!("{i}.{}", s.op.name())))
         .chain(std::iter::once("output".to_string()))
         .collect();
-    let hints = if level.keep_hints { bound_hints(def, &root)? } else { Vec::new() };
+    let hints = if level.keep_hints { bound_hints(def, registry, &root)? } else { Vec::new() };
     Ok(BoundPipeline { def: def.clone(), fingerprint, root, plan, stats_names, hints })
 }
 
 /// The hints that have a step: those with split-local stages alone above them.
-fn bound_hints(def: &DatasetDef, root: &Branch) -> Result<Vec<BoundHint>> {
+fn bound_hints(def: &DatasetDef, registry: &Registry, root: &Branch) -> Result<Vec<BoundHint>> {
     let local = root.steps.iter().filter(|s| matches!(s, Step::Hint(_))).count();
-    let bound = |hint: caju_pipeline::Hint| {
+    let prefixes = caju_pipeline::prefix_fingerprints(def, registry)?;
+    let bound = |(hint, prefix): (caju_pipeline::Hint, caju_pipeline::PrefixFingerprint)| {
         let definition = caju_pipeline::prefix_json(def, &hint.name)?;
+        let fingerprint = prefix.fingerprint;
         let prefix = caju_pipeline::describe(&DatasetDef::from_json(&definition)?).join(" | ");
         let schema = Arc::clone(&root.schemas[hint.stage_index]);
-        Ok(BoundHint { name: hint.name, schema, stage: hint.stage_index, definition, prefix })
+        Ok(BoundHint { name: hint.name, schema, stage: hint.stage_index, definition, prefix, fingerprint })
     };
-    def.hints().into_iter().take(local).map(bound).collect()
+    def.hints().into_iter().zip(prefixes).take(local).map(bound).collect()
 }
 
 fn bind_branch(
@@ -308,6 +310,19 @@ impl BoundPipeline {
     /// canonical order.
     pub fn shuffles_splits(&self) -> bool {
         self.plan.permutes()
+    }
+
+    /// The names, as in the stages' figures, of those whose output differs from epoch to epoch.
+    pub fn random_stages(&self) -> Vec<String> {
+        let rows = self.root.steps.iter().filter_map(|s| match s {
+            Step::Rows(r) if r.is_random() => Some(r.stats),
+            _ => None,
+        });
+        let mut random: Vec<usize> = rows.collect();
+        let shuffles = self.def.stages.iter().enumerate();
+        random.extend(shuffles.filter(|(_, s)| matches!(s.op, StageOp::Shuffle { .. })).map(|(i, _)| i + 1));
+        random.sort_unstable();
+        random.into_iter().filter_map(|i| self.stats_names.get(i).cloned()).collect()
     }
 
     /// The hints at which something can be stored and read.

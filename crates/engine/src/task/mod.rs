@@ -20,6 +20,7 @@ use crate::bind::BoundPipeline;
 use crate::caching::{CachePlan, SplitModes, TaskCache};
 use crate::chunk::Chunk;
 use crate::context::TaskContext;
+use crate::probing::{Findings, Prober};
 use crate::source::Split;
 use crate::stats::TaskStats;
 
@@ -71,6 +72,8 @@ pub struct TaskOptions {
     pub one_at_a_time: Arc<tokio::sync::Mutex<()>>,
     /// Where snapshots are, if there are any.
     pub cache: Option<Arc<Cache>>,
+    /// Whether to find out in the background what storing would cost at each hint.
+    pub probe: bool,
 }
 
 impl TaskOptions {
@@ -89,6 +92,7 @@ impl TaskOptions {
             readers,
             one_at_a_time: Arc::default(),
             cache: None,
+            probe: false,
         }
     }
 }
@@ -141,8 +145,12 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
         ordered: deterministic,
     };
     let name = def.name.clone().unwrap_or_default();
-    let cache =
-        Arc::new(TaskCache::new(options.cache, pipeline.hints().to_vec(), name, Arc::clone(&ctx.stats)));
+    let hints = pipeline.hints().to_vec();
+    let prober = options.cache.as_ref().filter(|_| options.probe && !hints.is_empty()).map(|cache| {
+        let threads = options.pool.threads();
+        Prober::start(Arc::clone(cache), hints.clone(), Arc::clone(&options.clock), threads, &tasks)
+    });
+    let cache = Arc::new(TaskCache::new(options.cache, hints, name, Arc::clone(&ctx.stats), prober));
     let reader = read::Reader::new(Arc::clone(pipeline), Arc::clone(&ctx), Arc::clone(&cache), reading);
     let source = read::read_splits(reader, feed, tasks.clone());
     let items = chain::build(pipeline, source, &ctx, &cache);
@@ -187,6 +195,17 @@ impl TaskRun {
     /// What every stage did so far.
     pub fn stats(&self) -> Vec<StageStats> {
         self.ctx.stats.snapshot()
+    }
+
+    /// What probes found out so far; none if the task does not probe.
+    pub fn findings(&self) -> Option<Findings> {
+        self.cache.findings()
+    }
+
+    /// The same, for as long as somebody wants to know.
+    pub fn watch_findings(&self) -> impl Fn() -> Option<Findings> + Send + Sync + use<> {
+        let cache = Arc::clone(&self.cache);
+        move || cache.findings()
     }
 
     /// How the splits were run so far.

@@ -92,6 +92,7 @@ pub(crate) fn request(def: &Value, job: &str) -> ReadRequest {
     ReadRequest {
         policy: String::new(),
         encoding: String::new(),
+        epochs: 0,
         dataset: DatasetRef::Definition(Box::new(DatasetDef::from_json(def).unwrap())),
         job: job.to_string(),
         epoch: 0,

@@ -1,0 +1,141 @@
+//! Probes: what storing some rows would cost, found out by doing it with a few of them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use bytes::Bytes;
+use caju_runtime::thread_cpu_time;
+use caju_types::{Error, Fingerprint, Result, SplitKey};
+use futures::future::try_join_all;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::Cache;
+use crate::encoding::{Encoding, Format};
+use crate::record::PartMeta;
+use crate::write::encode_all;
+
+/// Reads of the probe at once, as a task reads several splits.
+const READERS: usize = 3;
+
+/// What some rows cost in one encoding.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Probe {
+    /// The encoding.
+    pub encoding: Encoding,
+    /// Rows that were tried.
+    pub rows: u64,
+    /// Bytes that they take, without the file's head and end.
+    pub bytes: u64,
+    /// CPU seconds of encoding them.
+    pub encode_cpu_s: f64,
+    /// CPU seconds of checking and decoding them.
+    pub decode_cpu_s: f64,
+    /// Bytes per second at which the store took them.
+    pub write_bytes_per_s: f64,
+    /// Bytes per second at which the store gave them, to several readers at once.
+    pub read_bytes_per_s: f64,
+}
+
+impl Cache {
+    /// Encodes rows, writes them to the store under a name of their own, reads them back, and removes them.
+    /// A probe that a crash leaves behind is removed by the collection.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the rows cannot be stored in the encoding, and what the store says.
+    pub async fn probe(
+        self: &Arc<Self>,
+        schema: &SchemaRef,
+        rows: &[RecordBatch],
+        encoding: Encoding,
+    ) -> Result<Probe> {
+        let (schema, rows) = (Arc::clone(schema), rows.to_vec());
+        let block = self.options.block_bytes;
+        let count: u64 = rows.iter().map(|b| b.num_rows() as u64).sum();
+        let encode = move || {
+            let start = thread_cpu_time();
+            let file = encode_all(&schema, &rows, encoding, block)?;
+            let cpu = thread_cpu_time().saturating_sub(start);
+            let empty: usize = encode_all(&schema, &[], encoding, block)?.iter().map(Bytes::len).sum();
+            Ok::<_, Error>((file, cpu, empty))
+        };
+        let (file, encode_cpu, empty) = blocking(encode).await?;
+        let whole = file.iter().map(Bytes::len).sum::<usize>() as u64;
+        let path = self.root.layout.probe(&self.root.unique("probe"));
+        let written = Instant::now();
+        self.root.put_pieces(&path, &file).await?;
+        let written = written.elapsed();
+        drop(file);
+        let read = Instant::now();
+        let got = try_join_all((0..READERS).map(|_| self.root.get_range(&path, 0..whole))).await;
+        let read = read.elapsed();
+        self.root.delete(&path).await?;
+        let fetched = got?.pop().ok_or_else(|| Error::internal("a probe without readers"))?;
+        let decode = move || {
+            let start = thread_cpu_time();
+            let sum = xxh3_128(&fetched.bytes);
+            let rows = decode_all(fetched.bytes, encoding)?;
+            std::hint::black_box(sum);
+            Ok::<_, Error>((rows, thread_cpu_time().saturating_sub(start)))
+        };
+        let (decoded, decode_cpu) = blocking(decode).await?;
+        if decoded != count {
+            return Err(Error::data_loss(format!("a probe of {count} rows was read back as {decoded}")));
+        }
+        Ok(Probe {
+            encoding,
+            rows: count,
+            bytes: whole.saturating_sub(empty as u64),
+            encode_cpu_s: encode_cpu.as_secs_f64(),
+            decode_cpu_s: decode_cpu.as_secs_f64(),
+            write_bytes_per_s: rate(whole, written),
+            read_bytes_per_s: rate(whole * READERS as u64, read),
+        })
+    }
+}
+
+fn rate(bytes: u64, time: Duration) -> f64 {
+    bytes as f64 / time.as_secs_f64().max(1e-6)
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(|e| Error::internal(format!("a probe: {e}")))?
+}
+
+fn decode_all(file: Bytes, encoding: Encoding) -> Result<u64> {
+    match encoding.format {
+        Format::Arrow => crate::read::decode_arrow(&nameless(encoding), file),
+        Format::Parquet => {
+            let failed = |e: String| Error::internal(format!("a probe cannot be decoded: {e}"));
+            let builder =
+                ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| failed(e.to_string()))?;
+            let reader = builder.build().map_err(|e| failed(e.to_string()))?;
+            reader.map(|b| b.map(|b| b.num_rows() as u64).map_err(|e| failed(e.to_string()))).sum()
+        }
+    }
+}
+
+/// The record that a probe would have if it were a part: for the messages of its decoder.
+fn nameless(encoding: Encoding) -> Arc<PartMeta> {
+    Arc::new(PartMeta {
+        fingerprint: Fingerprint(0),
+        split: SplitKey(0),
+        path: "probe".into(),
+        attempt: String::new(),
+        generation: 0,
+        writer: String::new(),
+        encoding,
+        rows: 0,
+        bytes: 0,
+        checksum: String::new(),
+        blocks: Vec::new(),
+        schema_hash: String::new(),
+        skipped: 0,
+        source_bytes: 0,
+        compute_cpu_us: 0,
+        created_unix_ms: 0,
+    })
+}

@@ -1,0 +1,186 @@
+//! Deciding what to store, while the first epoch runs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use caju_cache::Encoding;
+use caju_engine::CachePlan;
+use caju_planner::{Choice, Decision, Profile, plan, policy_by_name};
+use caju_proto::v1;
+use caju_types::{Error, IterationId, Result, TaskId};
+
+use super::leases::splits_total;
+use super::{Core, Txn};
+use crate::measured::Measured;
+use crate::state::{Dataset, Iteration, Job, State, TaskState, Update};
+
+/// Measurements shorter than this are start-up, not work.
+const LEAST_S: f64 = 1.0;
+/// A choice that came out of so many looks in a row stands.
+const STEADY: u32 = 3;
+/// After so long the best choice so far is taken.
+const LONGEST_S: f64 = 20.0;
+/// A client that waits more than this share of its time does not show how fast it could be.
+const BLIND: f64 = 0.8;
+
+/// What was measured of the iterations that wait for a decision.
+#[derive(Debug, Default)]
+pub(crate) struct Planning {
+    tasks: BTreeMap<IterationId, BTreeMap<TaskId, v1::TaskProfile>>,
+    /// The last choice, and how often it came in a row.
+    leaning: BTreeMap<IterationId, (String, u32)>,
+}
+
+impl Planning {
+    pub(super) fn forget(&mut self, iteration: IterationId) {
+        self.tasks.remove(&iteration);
+        self.leaning.remove(&iteration);
+    }
+}
+
+impl Core {
+    /// Takes a task's measurements, and decides if they are enough.
+    pub(super) async fn hear_profile(&self, profile: v1::TaskProfile) -> Result<()> {
+        let task = TaskId(profile.task_id);
+        let waiting = |state: &State| {
+            let (iteration, _) = state.task(task)?;
+            let job = state.jobs.get(&iteration.job)?;
+            (job.policy.is_planned() && job.decision.is_none()).then_some(iteration.id)
+        };
+        let Some(id) = self.look(waiting).await? else { return Ok(()) };
+        self.planning.lock().tasks.entry(id).or_default().insert(task, profile);
+        self.commit(|txn| {
+            self.consider(txn, id, false);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Takes the last word of a task that ended.
+    pub(super) fn last_profile(&self, txn: &mut Txn<'_>, iteration: IterationId, profile: v1::TaskProfile) {
+        let mut planning = self.planning.lock();
+        planning.tasks.entry(iteration).or_default().insert(TaskId(profile.task_id), profile);
+        drop(planning);
+        self.consider(txn, iteration, true);
+    }
+
+    /// Decides for an iteration, if what is known is enough. What goes wrong here must not end the epoch.
+    fn consider(&self, txn: &mut Txn<'_>, id: IterationId, ended: bool) {
+        let Some(case) = Case::of(self, txn.state, id) else { return };
+        if !case.measured.is_enough(&case.dataset) {
+            return;
+        }
+        let (profile, decision) = match case.decide() {
+            Ok(decided) => decided,
+            Err(error) => {
+                tracing::warn!(job = %case.job.name, %error, "what was measured makes no profile; rows are computed");
+                return;
+            }
+        };
+        if !self.stands(id, &case.measured, &decision, ended && case.last) {
+            return;
+        }
+        let plan = match chosen(&decision.choice, &case.dataset) {
+            Ok(plan) => plan,
+            Err(error) => {
+                tracing::warn!(job = %case.job.name, %error, "the planner's choice cannot be carried out");
+                None
+            }
+        };
+        tracing::info!(job = %case.job.name, choice = %decision.choice, "{}", decision.reason);
+        let job = case.job.name.clone();
+        txn.apply(Update::Decided {
+            job: job.clone(),
+            plan: plan.clone(),
+            decision: decision.to_json().into(),
+            profile: profile.to_json().into(),
+        });
+        let running = txn.state.iterations.values().filter(|i| i.job == job && i.is_running());
+        let running: Vec<IterationId> = running.map(|i| i.id).collect();
+        for iteration in running {
+            txn.apply(Update::Planned { iteration, plan: plan.clone() });
+            self.planning.lock().forget(iteration);
+        }
+    }
+
+    /// Whether a decision is firm: it came several times in a row, or there is no more to wait for.
+    fn stands(&self, id: IterationId, measured: &Measured, decision: &Decision, last: bool) -> bool {
+        let elapsed = measured.elapsed_s();
+        let mut planning = self.planning.lock();
+        let leaning = planning.leaning.entry(id).or_default();
+        let choice = decision.choice.to_string();
+        *leaning = if leaning.0 == choice { (choice, leaning.1 + 1) } else { (choice, 1) };
+        let steady = leaning.1 >= STEADY && measured.complete() && elapsed >= LEAST_S;
+        last || steady || elapsed >= LONGEST_S
+    }
+}
+
+/// A job that waits for a decision.
+struct Case {
+    job: Job,
+    dataset: Dataset,
+    measured: Measured,
+    /// Whether no task of the iteration runs any more.
+    last: bool,
+}
+
+impl Case {
+    fn of(core: &Core, state: &State, id: IterationId) -> Option<Self> {
+        let iteration = state.iterations.get(&id)?;
+        let job = state.jobs.get(&iteration.job).filter(|j| j.decision.is_none())?.clone();
+        let dataset = state.datasets.get(&iteration.dataset)?.clone();
+        let planning = core.planning.lock();
+        let tasks: Vec<_> = planning.tasks.get(&id)?.values().cloned().collect();
+        drop(planning);
+        let reporting = |t: &&crate::state::Task| tasks.iter().any(|p| p.task_id == t.id.0);
+        let mut workers: Vec<_> = iteration.tasks.values().filter(reporting).map(|t| t.worker).collect();
+        workers.sort_unstable();
+        workers.dedup();
+        let measured = Measured {
+            workers: workers.len() as u64,
+            splits_leased: iteration.splits_leased(),
+            splits_total: splits_total(core, iteration),
+            demand: core.demand(iteration),
+            epochs: job.epochs.map(|n| n.saturating_sub(iteration.epoch).max(1)),
+            budget: core.config.cache_budget,
+            tasks,
+        };
+        let last = !iteration.tasks.values().any(|t| t.state == TaskState::Active);
+        Some(Self { job, dataset, measured, last })
+    }
+
+    fn decide(&self) -> Result<(Profile, Decision)> {
+        let profile = self.measured.profile(&self.dataset);
+        profile.validate()?;
+        let policy = policy_by_name(&self.job.policy.to_string())?;
+        let decision = plan(&profile, policy.as_ref())?;
+        Ok((profile, decision))
+    }
+}
+
+impl Core {
+    /// Rows per second that the clients of an iteration would take if they never had to wait.
+    fn demand(&self, iteration: &Iteration) -> Option<f64> {
+        let observed = self.observed.lock();
+        let mut sum = 0.0;
+        for (_, client) in observed.clients.iter().filter(|((i, _), _)| *i == iteration.id) {
+            if client.wait_fraction > BLIND || client.rows_per_s <= 0.0 {
+                return None;
+            }
+            sum += client.rows_per_s / (1.0 - client.wait_fraction);
+        }
+        (sum > 0.0).then_some(sum)
+    }
+}
+
+/// The engine's plan for a choice.
+fn chosen(choice: &Choice, dataset: &Dataset) -> Result<Option<Arc<str>>> {
+    let Choice::Materialize { hint, format, compression, fraction } = choice else { return Ok(None) };
+    let known = dataset.hints.iter().find(|h| h.name == *hint);
+    let known = known
+        .ok_or_else(|| Error::internal(format!("the planner chose hint `{hint}`, which is not there")))?;
+    let encoding: Encoding = format!("{format}/{compression}").parse()?;
+    let plan =
+        CachePlan { share: CachePlan::share_of(*fraction), ..CachePlan::whole(hint, known.prefix, encoding) };
+    super::caching::plan_json(&plan).map(Some)
+}

@@ -1,0 +1,196 @@
+//! Probes of hints: while a task computes, a few rows at each hint are stored in each candidate encoding, read
+//! back and removed, so that the planner knows what storing would cost here, on this store, with these rows.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow_array::RecordBatch;
+use caju_cache::{Cache, Compression, Encoding, Format, Probe};
+use caju_runtime::{Clock, Tasks};
+use parking_lot::Mutex;
+
+use crate::caching::BoundHint;
+use crate::chunk::batch_bytes;
+
+/// Bytes of rows that a probe of one hint tries.
+const SAMPLE_BYTES: usize = 2 << 20;
+/// Rows of it.
+const SAMPLE_ROWS: usize = 4096;
+/// Chunks that a sample is taken from, so that one odd split does not decide.
+const CHUNKS: usize = 3;
+/// The share of the task's CPU time that probes may take.
+const SHARE: f64 = 0.03;
+/// How often a probe that must wait for its share looks again.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The encodings that are tried, cheapest first.
+const CANDIDATES: [Encoding; 4] = [
+    Encoding { format: Format::Arrow, compression: Compression::None },
+    Encoding { format: Format::Arrow, compression: Compression::Lz4 },
+    Encoding { format: Format::Arrow, compression: Compression::Zstd },
+    Encoding { format: Format::Parquet, compression: Compression::Zstd },
+];
+
+/// What one probe found out at one hint.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HintProbe {
+    /// The hint's name.
+    pub hint: String,
+    /// The figures.
+    pub probe: Probe,
+}
+
+/// Parts that a hint's snapshot has already.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HintParts {
+    /// The hint's name.
+    pub hint: String,
+    /// How they are written.
+    pub encoding: Encoding,
+    /// How many.
+    pub parts: u64,
+}
+
+/// What is known so far.
+#[derive(Debug, Clone, Default)]
+pub struct Findings {
+    /// Probes, in the order in which they were made.
+    pub probes: Vec<HintProbe>,
+    /// Parts by hint and encoding, once the snapshots were looked at.
+    pub parts: Option<Vec<HintParts>>,
+    /// Whether there is nothing left to try.
+    pub complete: bool,
+}
+
+#[derive(Debug, Default)]
+struct Sample {
+    rows: Vec<RecordBatch>,
+    bytes: usize,
+}
+
+/// Probes the hints of one task.
+pub(crate) struct Prober {
+    cache: Arc<Cache>,
+    hints: Vec<BoundHint>,
+    clock: Arc<dyn Clock>,
+    threads: usize,
+    samples: Mutex<Vec<Sample>>,
+    findings: Mutex<Findings>,
+    arrived: tokio::sync::Notify,
+}
+
+impl Prober {
+    /// Starts probing in the background of a task that has `threads` to compute.
+    pub(crate) fn start(
+        cache: Arc<Cache>,
+        hints: Vec<BoundHint>,
+        clock: Arc<dyn Clock>,
+        threads: usize,
+        tasks: &Tasks,
+    ) -> Arc<Self> {
+        let samples = Mutex::new(hints.iter().map(|_| Sample::default()).collect());
+        let me = Arc::new(Self {
+            cache,
+            hints,
+            clock,
+            threads,
+            samples,
+            findings: Mutex::default(),
+            arrived: tokio::sync::Notify::new(),
+        });
+        let prober = Arc::clone(&me);
+        drop(tasks.spawn(async move {
+            prober.look_for_parts().await;
+            prober.run().await;
+        }));
+        me
+    }
+
+    pub(crate) fn findings(&self) -> Findings {
+        self.findings.lock().clone()
+    }
+
+    /// Keeps a few of the rows that pass a hint.
+    pub(crate) fn offer(&self, hint: usize, rows: &[RecordBatch]) {
+        let mut samples = self.samples.lock();
+        let Some(sample) = samples.get_mut(hint).filter(|s| s.bytes < SAMPLE_BYTES) else { return };
+        for batch in rows.iter().filter(|b| b.num_rows() > 0) {
+            let per_row = batch_bytes(batch).div_ceil(batch.num_rows()).max(1);
+            let share = SAMPLE_BYTES.div_ceil(CHUNKS).div_ceil(per_row).min(SAMPLE_ROWS / CHUNKS).max(1);
+            let part = batch.slice(0, share.min(batch.num_rows()));
+            // Rows count for more than they are, so that many small chunks end the sample too.
+            sample.bytes += (part.num_rows() * per_row).max(SAMPLE_BYTES / 16);
+            sample.rows.push(part);
+        }
+        self.arrived.notify_one();
+    }
+
+    async fn look_for_parts(&self) {
+        let mut found: Vec<HintParts> = Vec::new();
+        for hint in &self.hints {
+            let index = match self.cache.snapshot(&hint.fingerprint).index().await {
+                Ok(index) => index,
+                Err(error) => {
+                    tracing::warn!(hint = %hint.name, %error, "the cache cannot be listed");
+                    continue;
+                }
+            };
+            for (_, meta) in index.iter() {
+                let same = |p: &&mut HintParts| p.hint == hint.name && p.encoding == meta.encoding;
+                match found.iter_mut().find(same) {
+                    Some(p) => p.parts += 1,
+                    None => {
+                        found.push(HintParts { hint: hint.name.clone(), encoding: meta.encoding, parts: 1 })
+                    }
+                }
+            }
+        }
+        self.findings.lock().parts = Some(found);
+    }
+
+    async fn run(&self) {
+        let start = self.clock.now();
+        let mut spent = Duration::ZERO;
+        for encoding in CANDIDATES {
+            for hint in 0..self.hints.len() {
+                let rows = self.sample(hint).await;
+                while spent.as_secs_f64() > self.allowance(start) {
+                    self.clock.sleep(PAUSE).await;
+                }
+                let bound = &self.hints[hint];
+                match self.cache.probe(&bound.schema, &rows, encoding).await {
+                    Ok(probe) => {
+                        spent += seconds(probe.encode_cpu_s + probe.decode_cpu_s);
+                        self.findings.lock().probes.push(HintProbe { hint: bound.name.clone(), probe });
+                    }
+                    // An encoding that cannot hold these columns is no option; a store that fails is none either.
+                    Err(error) => tracing::debug!(hint = %bound.name, %encoding, %error, "a probe failed"),
+                }
+            }
+        }
+        self.samples.lock().iter_mut().for_each(|s| s.rows.clear());
+        self.findings.lock().complete = true;
+    }
+
+    fn allowance(&self, start: Duration) -> f64 {
+        (self.clock.now().saturating_sub(start)).as_secs_f64() * self.threads as f64 * SHARE
+    }
+
+    /// The sample of a hint, once there is one.
+    async fn sample(&self, hint: usize) -> Vec<RecordBatch> {
+        loop {
+            let arrived = self.arrived.notified();
+            {
+                let samples = self.samples.lock();
+                if let Some(sample) = samples.get(hint).filter(|s| s.bytes >= SAMPLE_BYTES) {
+                    return sample.rows.clone();
+                }
+            }
+            arrived.await;
+        }
+    }
+}
+
+fn seconds(s: f64) -> Duration {
+    Duration::try_from_secs_f64(s).unwrap_or_default()
+}
