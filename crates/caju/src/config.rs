@@ -131,11 +131,14 @@ fn apply(mut command: Command, table: &Table, file: &str, path: &[&str]) -> Resu
                 .filter_map(|a| a.get_long().map(String::from))
                 .chain(command.get_subcommands().map(|s| s.get_name().to_string()))
                 .collect::<Vec<_>>();
-            return Err(Error::invalid(format!(
-                "{}: unknown setting{}",
-                place(),
-                did_you_mean(&long, known)
-            )));
+            let owns = |c: &&Command| options(c).any(|a| a.get_long() == Some(long.as_str()));
+            let hint = match command.get_subcommands().find(owns) {
+                Some(owner) => {
+                    format!(": it is an option of a command; put it under `[{}]`", owner.get_name())
+                }
+                None => did_you_mean(&long, known),
+            };
+            return Err(Error::invalid(format!("{}: unknown setting{hint}", place())));
         };
         let values =
             texts(value).ok_or_else(|| Error::invalid(format!("{}: not a value of an option", place())))?;

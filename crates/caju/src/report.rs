@@ -1,5 +1,6 @@
 //! `caju.run/v1`: what a run did, for programs. `docs/report.md` describes every field.
 
+use std::io::Write;
 use std::path::Path;
 
 use caju_types::{Error, Result};
@@ -86,12 +87,22 @@ pub(crate) fn write_whole(path: &Path, text: &str, option: &str) -> Result<()> {
 /// # Errors
 /// As [`write_whole`].
 pub(crate) fn write_bytes(path: &Path, bytes: &[u8], option: &str) -> Result<()> {
+    // Only files are replaced: a link, a pipe or a device (/dev/stdout, say) is written through.
+    let replace = std::fs::symlink_metadata(path).map_or(true, |m| m.is_file());
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".tmp-{}", std::process::id()));
     let aside = path.with_file_name(name);
-    let written = std::fs::write(&aside, bytes).and_then(|()| std::fs::rename(&aside, path));
+    let written = match replace {
+        true => std::fs::write(&aside, bytes).and_then(|()| std::fs::rename(&aside, path)),
+        false => std::fs::OpenOptions::new().write(true).truncate(true).open(path).and_then(|mut f| {
+            f.write_all(bytes)?;
+            f.flush()
+        }),
+    };
     written.map_err(|e| {
-        drop(std::fs::remove_file(&aside));
+        if replace {
+            drop(std::fs::remove_file(&aside));
+        }
         let message = format!("{option} {}: {e}", path.display());
         match e.kind() {
             std::io::ErrorKind::NotFound => Error::not_found(format!("{message}; create the folder first")),
@@ -104,6 +115,19 @@ pub(crate) fn write_bytes(path: &Path, bytes: &[u8], option: &str) -> Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_file_is_written_through_and_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        std::fs::write(&file, "something longer").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        write_whole(&link, "report", "--report").unwrap();
+        assert!(link.is_symlink(), "the link is there still");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "report");
+        let e = write_whole(dir.path(), "report", "--report").unwrap_err();
+        assert!(e.message().starts_with("--report "), "{e}");
+    }
 
     /// Other programs read these names.
     #[test]

@@ -185,6 +185,11 @@ impl TaskCache {
         }
     }
 
+    /// Which of the stages' figures are a hint's.
+    pub(crate) fn figures(&self, hint: usize) -> usize {
+        self.hints.get(hint).map_or(0, |h| h.stage + 1)
+    }
+
     /// What probes found out; none if there are none.
     pub(crate) fn findings(&self) -> Option<Findings> {
         self.prober.as_ref().map(|p| p.findings())

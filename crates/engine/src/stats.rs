@@ -1,10 +1,17 @@
 //! Profiling taps: what each stage of a task did, counted without locks.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use caju_proto::v1::StageStats;
 use caju_runtime::thread_cpu_time;
+
+tokio::task_local! {
+    /// The counters of the task for which a split is being read: reads that move to another thread are charged
+    /// to its source.
+    pub(crate) static READER: Arc<TaskStats>;
+}
 
 /// Counters of one stage.
 #[derive(Debug, Default)]
@@ -41,6 +48,23 @@ impl StageCounters {
         self.rows_in.fetch_add(rows_in as u64, Ordering::Relaxed);
         self.rows_out.fetch_add(rows_out as u64, Ordering::Relaxed);
         self.bytes_out.fetch_add(bytes_out as u64, Ordering::Relaxed);
+    }
+
+    /// Runs a future and counts the CPU time of its polls.
+    pub(crate) async fn polled<F: Future>(&self, future: F) -> F::Output {
+        let mut future = std::pin::pin!(future);
+        std::future::poll_fn(|cx| {
+            let cpu = thread_cpu_time();
+            let poll = future.as_mut().poll(cx);
+            add(&self.cpu_ns, thread_cpu_time().saturating_sub(cpu));
+            poll
+        })
+        .await
+    }
+
+    /// Adds CPU time that was spent elsewhere for this stage.
+    pub(crate) fn used(&self, cpu: Duration) {
+        add(&self.cpu_ns, cpu);
     }
 
     pub(crate) fn busy(&self, d: Duration) {

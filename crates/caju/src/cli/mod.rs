@@ -1,5 +1,6 @@
 //! The command line: what may be said, and what it means.
 
+mod bench;
 mod plan;
 mod service;
 
@@ -11,6 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::generate::{Format, Kind};
 
+pub(crate) use bench::{BenchArgs, BenchCommand, PoliciesArgs};
 pub(crate) use plan::{PlanArgs, PlanFormat};
 pub(crate) use service::{DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, WorkerArgs, WorkerCommand};
 
@@ -27,7 +29,7 @@ Apart, on one machine or many:
   caju read examples/pipelines/imagenet-train.yaml --dispatcher 127.0.0.1:7070
   caju status --dispatcher 127.0.0.1:7070
 
-Every option --some-name can also be set as CAJU_SOME_NAME, or as some-name in caju.toml.
+Every option --some-name can also be set as CAJU_SOME_NAME, or in caju.toml: some-name under [COMMAND].
 Exit codes: 0 done, 2 your input is wrong, 3 the environment is in the way, 1 a defect of caju.";
 
 /// Input data for machine learning: described once, computed by workers, read by training jobs
@@ -72,6 +74,8 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Decide by a measured profile what is worth storing, and explain it
     Plan(PlanArgs),
+    /// Measure what each caching policy costs on this pipeline and machine
+    Bench(BenchArgs),
     /// Generate sample data: photos, tables or text
     Gen(GenArgs),
     /// Generate a little sample data if there is none, and run the main pipeline on it

@@ -1,5 +1,6 @@
 //! What each command does.
 
+mod bench;
 mod check;
 mod dispatcher;
 mod epochs;
@@ -28,6 +29,7 @@ pub(crate) async fn run(cli: Cli) -> Result<()> {
         Command::Gen(args) => Box::pin(r#gen::run(&global, &args)).await,
         Command::Check(args) => Box::pin(check::run(&args)).await,
         Command::Plan(args) => plan::run(&args),
+        Command::Bench(args) => Box::pin(bench::run(&global, &args)).await,
         Command::Read(args) => Box::pin(read::run(&global, &args)).await,
         Command::Status(args) => Box::pin(status::run(&args)).await,
         Command::Run(args) => Box::pin(run::run(&global, &args)).await,

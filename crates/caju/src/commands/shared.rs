@@ -21,14 +21,18 @@ use crate::output;
 /// # Errors
 /// `InvalidArgument` for an `--allow` that is not a path or URL.
 pub(crate) fn stores(allow: Option<Vec<String>>) -> Result<Stores> {
-    let options: BTreeMap<String, String> = std::env::vars_os()
+    Stores::new(store_options(), allow)
+}
+
+/// The options of stores that the environment gives.
+pub(crate) fn store_options() -> BTreeMap<String, String> {
+    std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?.to_lowercase(), v.into_string().ok()?)))
         // Proxies and the like are for every program; only names that a cloud owns are taken.
         .filter(|(k, _)| {
             ["aws_", "google_", "azure_"].iter().any(|p| k.starts_with(p)) && Stores::known_option(k)
         })
-        .collect();
-    Stores::new(options, allow)
+        .collect()
 }
 
 /// A URL as it is; a path made absolute from the working folder.

@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use caju_runtime::IoCounters;
 use caju_runtime::stores::{CountingStore, Listed, Location, local_version, store_error};
+use caju_runtime::{IoCounters, thread_cpu_time};
 use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt};
 use object_store::{GetOptions, ObjectStore, coalesce_ranges};
@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{FileRef, FileVersion, SourceContext};
+use crate::stats::READER;
 
 /// Ranges of one local request that lie this close are read in one go.
 const LOCAL_COALESCE: u64 = 16 << 10;
@@ -124,19 +125,30 @@ impl SourceFile {
         work: impl FnOnce(&mut LocalReads) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let me = Arc::clone(self);
+        let reader = READER.try_with(Arc::clone).ok();
         let run = move || {
-            let handle = me.open_local()?;
-            let mut reads = LocalReads { me: &me, file: &mut handle.lock(), bytes: 0, requests: 0 };
-            let result = work(&mut reads);
-            // A read is good only if the file was the same all the while.
-            let after = me.check_local(reads.file);
-            reads.count();
-            after.and(result)
+            let cpu = thread_cpu_time();
+            let result = me.run_local(work);
+            if let Some(stats) = reader {
+                stats.source().used(thread_cpu_time().saturating_sub(cpu));
+            }
+            result
         };
         match tokio::task::spawn_blocking(run).await {
             Ok(result) => result,
             Err(e) => Err(Error::cancelled(format!("{}: the read was stopped: {e}", self.file.url))),
         }
+    }
+
+    fn run_local<T>(&self, work: impl FnOnce(&mut LocalReads) -> Result<T>) -> Result<T> {
+        let handle = self.open_local()?;
+
+        let mut reads = LocalReads { me: self, file: &mut handle.lock(), bytes: 0, requests: 0 };
+        let result = work(&mut reads);
+        // A read is good only if the file was the same all the while.
+        let after = self.check_local(reads.file);
+        reads.count();
+        after.and(result)
     }
 
     fn open_local(&self) -> Result<Arc<Mutex<File>>> {

@@ -15,6 +15,7 @@ use crate::caching::{Entry, OpenPart, TaskCache};
 use crate::chunk::{Chunk, Run, batch_bytes};
 use crate::context::TaskContext;
 use crate::source::{ReadOptions, Split, SplitRange, child_split};
+use crate::stats::READER;
 use caju_runtime::Tasks;
 
 /// How splits are read.
@@ -113,10 +114,11 @@ impl Reader {
                 }
             };
             let me = Arc::clone(&self);
-            drop(tasks.spawn(async move {
+            let stats = Arc::clone(&self.ctx.stats);
+            drop(tasks.spawn(READER.scope(stats, async move {
                 me.read_one(lease, &out).await;
                 drop(permit);
-            }));
+            })));
         }
         drop(shared.take());
         if repetition.is_some() {
@@ -155,8 +157,14 @@ impl Reader {
         out: &mpsc::Sender<Result<Item>>,
     ) -> Option<u64> {
         let mut ordinal = 0;
-        while let Some(batch) = part.next().await {
+        // Reading is the hint's work, as computing is that of the stages above it.
+        let counters = self.ctx.stats.stage(self.cache.figures(hint));
+        loop {
+            let start = Instant::now();
+            let Some(batch) = counters.polled(part.next()).await else { break };
+            counters.busy(start.elapsed());
             let Ok(batch) = batch else { return Some(ordinal) };
+            counters.moved(batch.num_rows(), batch.num_rows(), batch_bytes(&batch));
             for batch in pieces(&batch, self.reading) {
                 let len = batch.num_rows() as u64;
                 let run = Run { split: lease.index, start: ordinal, len };
@@ -177,7 +185,7 @@ impl Reader {
         let mut ordinal = lease.split.trim.map_or(0, |t| t.0);
         loop {
             let start = Instant::now();
-            let next = rows.next().await;
+            let next = counters.polled(rows.next()).await;
             counters.busy(start.elapsed());
             let item = match next {
                 None => return true,

@@ -1,0 +1,69 @@
+//! Arguments of `caju bench`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
+
+/// `caju bench`.
+#[derive(Debug, Clone, Args)]
+#[command(disable_help_subcommand = true)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) command: BenchCommand,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Run a pipeline under every caching policy, and show how far each is from the best one
+    Policies(PoliciesArgs),
+}
+
+/// `caju bench policies`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  caju bench policies pipeline.yaml --epochs 4 --repeats 3
+  caju bench policies pipeline.yaml --policies compute,auto --out result.json --plot result.svg
+
+Each trial is a job of its own in a fresh cluster of this process: cold with an empty cache, then warm on what the
+cold one left. Trials alternate, so that a change of the machine's mood does not favour one policy. `oracle` is the
+best measured of the policies that decide nothing; regret is the time lost against it.")]
+pub(crate) struct PoliciesArgs {
+    /// Pipeline file (YAML or JSON)
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) file: PathBuf,
+    /// Policies to run; by default compute, every hint, cachew and auto
+    #[arg(long, value_name = "P,P", value_delimiter = ',', value_parser = super::policy)]
+    pub(crate) policies: Vec<String>,
+    /// Epochs of each job
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) epochs: u64,
+    /// Times that every policy is run
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) repeats: u32,
+    /// Leave the warm jobs out
+    #[arg(long)]
+    pub(crate) cold_only: bool,
+    /// How parts are written under the policies that decide nothing
+    #[arg(long, value_name = "FORMAT/CODEC", value_parser = super::encoding)]
+    pub(crate) encoding: Option<String>,
+    /// The most that a cache may hold
+    #[arg(long, value_name = "SIZE", value_parser = super::service::size)]
+    pub(crate) cache_budget: Option<u64>,
+    /// Folder for the caches; each is removed after its trial. The system's temporary folder by default
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) scratch: Option<PathBuf>,
+    /// Workers inside this process
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) workers: u32,
+    /// Threads that compute; the number of cores by default
+    #[arg(long, value_name = "N")]
+    pub(crate) cpu_threads: Option<u32>,
+    /// Write every trial and the summary (caju.policies/v1, JSON)
+    #[arg(long, value_name = "OUT.json", value_hint = ValueHint::FilePath)]
+    pub(crate) out: Option<PathBuf>,
+    /// Draw the time of the whole job under each policy
+    #[arg(long, value_name = "OUT.svg|png", value_hint = ValueHint::FilePath)]
+    pub(crate) plot: Option<PathBuf>,
+}

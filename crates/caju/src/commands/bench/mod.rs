@@ -1,0 +1,202 @@
+//! `caju bench policies`: the offline harness that says what each policy would have cost.
+
+mod summary;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use caju_pipeline::DatasetDef;
+use caju_runtime::{CpuPool, Stores, cpu_time};
+use caju_types::{Error, Result};
+use serde::Serialize;
+
+use super::run::{Job, embedded};
+use super::{check, shared};
+use crate::cli::{BenchArgs, BenchCommand, EpochArgs, Global, Mode, PoliciesArgs};
+use crate::output;
+use crate::plot::{self, Bar, Chart, Picture};
+use crate::report::{self, EpochReport};
+
+/// One job under one policy.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Trial {
+    /// The policy.
+    pub(crate) policy: String,
+    /// Which round.
+    pub(crate) repeat: u32,
+    /// Whether the cache held what the cold job of the round left.
+    pub(crate) warm: bool,
+    /// Its epochs.
+    pub(crate) epochs: Vec<EpochReport>,
+    /// Bytes in the cache afterwards.
+    pub(crate) stored_bytes: u64,
+    /// What a planning policy chose.
+    pub(crate) choice: Option<serde_json::Value>,
+    /// CPU seconds of the process.
+    pub(crate) cpu_s: f64,
+}
+
+impl Trial {
+    /// Seconds of all epochs.
+    pub(crate) fn total_s(&self) -> f64 {
+        self.epochs.iter().map(|e| e.wall_s).sum()
+    }
+}
+
+/// Runs what was asked for.
+///
+/// # Errors
+/// A wrong file, and what the jobs fail with.
+pub(crate) async fn run(global: &Global, args: &BenchArgs) -> Result<()> {
+    let BenchCommand::Policies(args) = &args.command;
+    let def = shared::read_pipeline(&args.file)?;
+    let picture = args.plot.as_deref().map(Picture::of).transpose()?;
+    let policies = policies(args, &def)?;
+    let bench = Bench { args, def: &def, pool: shared::cpu_pool(args.cpu_threads)? };
+    let mut trials = Vec::new();
+    for repeat in 0..args.repeats {
+        // Every second round runs backwards: what drifts, drifts for and against everybody.
+        let mut order: Vec<&String> = policies.iter().collect();
+        if repeat % 2 == 1 {
+            order.reverse();
+        }
+        for policy in order {
+            trials.extend(bench.round(global, policy, repeat).await?);
+        }
+    }
+    let summary = summary::Summary::of(&policies, &trials, args.epochs);
+    output::say(format_args!("{}\n\n{}", check::title(&def, &args.file), summary.text().trim_end()))?;
+    if let Some(path) = &args.out {
+        let result = serde_json::json!({
+            "schema": "caju.policies/v1",
+            "pipeline": def.to_json(),
+            "epochs": args.epochs,
+            "cores": shared::cores(),
+            "summary": summary,
+            "trials": trials,
+        });
+        let text = serde_json::to_string_pretty(&result).map_err(|e| Error::internal(e.to_string()))?;
+        report::write_bytes(path, text.as_bytes(), "--out")?;
+    }
+    if let (Some(path), Some(picture)) = (&args.plot, picture) {
+        report::write_bytes(path, &plot::draw(&chart(&def, args, &summary), picture)?, "--plot")?;
+    }
+    Ok(())
+}
+
+/// The policies to run: those asked for, or all that differ.
+fn policies(args: &PoliciesArgs, def: &DatasetDef) -> Result<Vec<String>> {
+    let hints = def.hints();
+    if !args.policies.is_empty() {
+        let unknown = args.policies.iter().filter_map(|p| p.strip_prefix("hint:"));
+        for name in unknown {
+            def.hint(name)?;
+        }
+        return Ok(args.policies.clone());
+    }
+    let mut all = vec!["compute".to_string()];
+    all.extend(hints.iter().map(|h| format!("hint:{}", h.name)));
+    if !hints.is_empty() {
+        all.extend(["cachew".to_string(), "auto".to_string()]);
+    }
+    Ok(all)
+}
+
+struct Bench<'a> {
+    args: &'a PoliciesArgs,
+    def: &'a DatasetDef,
+    pool: CpuPool,
+}
+
+impl Bench<'_> {
+    /// A cold job and, unless left out, a warm one.
+    async fn round(&self, global: &Global, policy: &str, repeat: u32) -> Result<Vec<Trial>> {
+        let folder = match &self.args.scratch {
+            Some(at) => tempfile::Builder::new().prefix("caju-bench-").tempdir_in(at),
+            None => tempfile::Builder::new().prefix("caju-bench-").tempdir(),
+        };
+        let folder =
+            folder.map_err(|e| Error::unavailable(format!("no folder for a cache can be made: {e}")))?;
+        let mut trials = Vec::new();
+        for warm in [false, true] {
+            if warm && self.args.cold_only {
+                break;
+            }
+            let trial = Box::pin(self.trial(policy, repeat, warm, folder.path())).await?;
+            if !global.quiet {
+                let state = if warm { "warm" } else { "cold" };
+                let times: Vec<String> = trial.epochs.iter().map(|e| format!("{:.2}", e.wall_s)).collect();
+                output::note(&format!("round {} {policy} {state}: {} s", repeat + 1, times.join(" ")));
+            }
+            trials.push(trial);
+        }
+        Ok(trials)
+    }
+
+    async fn trial(&self, policy: &str, repeat: u32, warm: bool, cache: &Path) -> Result<Trial> {
+        let epochs = EpochArgs {
+            epochs: self.args.epochs,
+            seed: None,
+            processing_mode: Mode::Dynamic,
+            policy: Some(policy.to_string()),
+            encoding: self.args.encoding.clone(),
+            report: None,
+            no_checksum: true,
+        };
+        let before = cpu_time();
+        let job = Job {
+            def: self.def,
+            workers: self.args.workers,
+            cache: Some(cache.display().to_string()),
+            cache_budget: self.args.cache_budget,
+            epochs: &epochs,
+            quiet: true,
+            cpu_before: Duration::ZERO,
+        };
+        let stores = Arc::new(Stores::new(shared::store_options(), None)?);
+        let outcome = Box::pin(embedded(job, stores, self.pool.clone())).await?;
+        Ok(Trial {
+            policy: policy.to_string(),
+            repeat,
+            warm,
+            epochs: outcome.report.epochs,
+            stored_bytes: bytes_below(cache),
+            choice: outcome.report.decision.and_then(|d| d.get("choice").cloned()),
+            cpu_s: cpu_time().saturating_sub(before).as_secs_f64(),
+        })
+    }
+}
+
+/// Bytes of the files below a folder; what cannot be read counts nothing.
+fn bytes_below(folder: &Path) -> u64 {
+    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+    let size = |e: std::fs::DirEntry| match e.metadata() {
+        Ok(m) if m.is_dir() => bytes_below(&e.path()),
+        Ok(m) => m.len(),
+        Err(_) => 0,
+    };
+    entries.flatten().map(size).sum()
+}
+
+fn chart(def: &DatasetDef, args: &PoliciesArgs, summary: &summary::Summary) -> Chart {
+    let name = def.name.clone().unwrap_or_else(|| args.file.display().to_string());
+    let bars = summary.lines.iter().map(|line| Bar {
+        label: line.policy.clone(),
+        predicted: Some(line.total_s),
+        note: format!("{:.2} s, regret {:+.1} %", line.total_s, 100.0 * line.regret),
+        measured: line.warm_total_s.map(|s| (s, format!("{s:.2} s warm"))),
+        chosen: line.policy == "auto",
+    });
+    Chart {
+        title: format!("{name}: time of {} epochs under each policy", args.epochs),
+        caption: format!(
+            "Median of {} alternating rounds. Above: a cold job, which writes its cache. Below: a warm one, which \
+             finds it. Regret is the time lost against the best measured policy; noise between rounds is {:.1} %.",
+            args.repeats,
+            100.0 * summary.noise
+        ),
+        unit: "seconds, less is better".into(),
+        bars: bars.collect(),
+    }
+}
