@@ -38,6 +38,17 @@ struct Seen {
     looked: Duration,
 }
 
+/// A snapshot that this process uses, or did a moment ago: who reads part after part lets go of the snapshot
+/// between two of them, and should not have to say so each time.
+#[derive(Debug, Default)]
+struct InUse {
+    holds: usize,
+    idle_beats: u32,
+}
+
+/// Beats for which a snapshot stays in the lease after its last use.
+const LINGER: u32 = 3;
+
 /// The lease of this process, and what it has seen of others'.
 #[derive(Debug)]
 pub(crate) struct Leases {
@@ -45,7 +56,7 @@ pub(crate) struct Leases {
     id: String,
     ttl: Duration,
     beat: AtomicU64,
-    uses: Mutex<BTreeMap<Fingerprint, usize>>,
+    uses: Mutex<BTreeMap<Fingerprint, InUse>>,
     started: tokio::sync::Mutex<bool>,
     writing: tokio::sync::Mutex<()>,
     seen: Mutex<HashMap<String, Seen>>,
@@ -96,22 +107,31 @@ impl Leases {
         let lease = Lease {
             writer: self.id.clone(),
             beat: self.beat.fetch_add(1, Ordering::Relaxed),
-            uses: self.uses.lock().keys().copied().collect(),
+            uses: self.still_used(),
         };
         self.root.put(&self.root.layout.writer(&self.id), seal(&lease)?.into()).await
     }
 
-    /// Says that a snapshot is in use until the guard is dropped; true if it was not before.
+    fn still_used(&self) -> Vec<Fingerprint> {
+        let mut uses = self.uses.lock();
+        uses.retain(|_, u| {
+            u.idle_beats = if u.holds > 0 { 0 } else { u.idle_beats + 1 };
+            u.idle_beats <= LINGER
+        });
+        uses.keys().copied().collect()
+    }
+
+    /// Says that a snapshot is in use until the guard is dropped; true if the lease does not say so yet.
     pub(crate) fn hold(self: &Arc<Self>, of: Fingerprint) -> (Hold, bool) {
         let mut uses = self.uses.lock();
-        let count = uses.entry(of).or_insert(0);
-        *count += 1;
-        (Hold { leases: Arc::clone(self), of }, *count == 1)
+        let new = !uses.contains_key(&of);
+        uses.entry(of).or_default().holds += 1;
+        (Hold { leases: Arc::clone(self), of }, new)
     }
 
     /// Whether this process uses a snapshot now.
     pub(crate) fn holds(&self, of: Fingerprint) -> bool {
-        self.uses.lock().contains_key(&of)
+        self.uses.lock().get(&of).is_some_and(|u| u.holds > 0)
     }
 
     /// Whether a process is alive, as far as can be told.
@@ -173,12 +193,8 @@ pub(crate) struct Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        let mut uses = self.leases.uses.lock();
-        if let Some(count) = uses.get_mut(&self.of) {
-            *count -= 1;
-            if *count == 0 {
-                uses.remove(&self.of);
-            }
+        if let Some(used) = self.leases.uses.lock().get_mut(&self.of) {
+            used.holds = used.holds.saturating_sub(1);
         }
     }
 }

@@ -26,6 +26,10 @@ pub struct SnapshotDescription {
     /// The definition of the prefix as it was fingerprinted.
     #[serde(default)]
     pub definition: Value,
+    /// What the fingerprint is a hash of, versions of functions and libraries included: for telling in what
+    /// two prefixes differ.
+    #[serde(default)]
+    pub canonical: Value,
     /// The schema of its rows.
     #[serde(default)]
     pub schema: Value,

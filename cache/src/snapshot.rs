@@ -166,7 +166,7 @@ impl Snapshot {
                 meta.fingerprint, self.state.of
             )));
         }
-        PartReader::open(&self.cache, meta, options).await
+        PartReader::open(&self.cache, meta, options, Some(Arc::clone(&self.state))).await
     }
 
     /// Withdraws a part that was found bad: the split has none until it is put again. Its bytes are left to
@@ -188,8 +188,9 @@ impl Snapshot {
         self.state.fold(&self.cache).await
     }
 
-    /// Tells the snapshot what reading from it was worth, for `cache ls` and for eviction.
-    pub fn used(&self, job: &str, rows: u64, saved_cpu_s: f64) {
-        self.state.used(job, rows, saved_cpu_s);
+    /// Says which job uses the snapshot, for `cache ls`. What was read, and the computing that it saved, is
+    /// counted as parts are read to their ends.
+    pub fn used_by(&self, job: &str) {
+        self.state.used(job, 0, 0.0);
     }
 }

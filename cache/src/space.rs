@@ -144,12 +144,13 @@ pub(crate) async fn remove_part(cache: &Cache, part: &PartMeta) -> Result<()> {
     cache.root.delete(&layout.absolute(&part.path)).await
 }
 
-/// Snapshots that some process says it uses, and that has not been silent for the orphans' grace by the
-/// store's own clock.
+/// Snapshots that this process uses now, or that another one says it uses which has not been silent for the
+/// orphans' grace by the store's own clock.
 pub(crate) async fn in_use(cache: &Cache) -> Result<HashSet<Fingerprint>> {
     let mut used = HashSet::new();
     for (lease, _) in crate::admin::live_leases(cache).await? {
-        used.extend(lease.uses);
+        let own = lease.writer == cache.leases.id();
+        used.extend(lease.uses.into_iter().filter(|of| !own || cache.leases.holds(*of)));
     }
     Ok(used)
 }

@@ -84,9 +84,11 @@ impl Root {
         let io = Arc::new(IoCounters::new());
         #[expect(clippy::cast_possible_truncation, reason = "any 64 bits do")]
         let seed = hash128(format!("{writer} {}", clock.unix_time().as_nanos()).as_bytes()) as u64;
+        // The clients of remote stores retry by themselves: more on top only makes a dead store slow to notice.
+        let remote = matches!(at.url.scheme.as_str(), "s3" | "gs" | "az" | "http" | "https");
         let retry = Retry::new(
             Arc::clone(&clock),
-            options.attempts,
+            if remote { options.attempts.min(2) } else { options.attempts },
             options.retry_base,
             options.request_timeout,
             seed,
@@ -110,20 +112,25 @@ impl Root {
     /// Creates an object twice: a store that honours conditions refuses the second time.
     async fn probe(&self) -> Result<bool> {
         let path = self.layout.probe(&self.unique("probe"));
-        let first = self.put_once(&path, Bytes::from_static(b"1"), PutMode::Create).await;
-        let honoured = match first {
-            Ok(()) => match self.put_once(&path, Bytes::from_static(b"2"), PutMode::Create).await {
+        let create = async |body: &'static [u8]| {
+            let put = || self.put_once(&path, Bytes::from_static(body), PutMode::Create);
+            self.retry.run(self.name(&path), put).await
+        };
+        let honoured = match create(b"1").await {
+            Ok(()) => match create(b"2").await {
                 Ok(()) => false,
-                Err(e) if e.kind() == ErrorKind::AlreadyExists => true,
-                Err(e) => return Err(e.context("the cache root cannot be probed")),
+                Err(e) if refused(&e) => true,
+                Err(e) => return Err(self.unwritable(&e)),
             },
-            Err(e) if e.kind() == ErrorKind::Unimplemented => false,
-            Err(e) => {
-                return Err(Error::new(
-                    e.kind(),
-                    format!("the cache root {} cannot be written: {}", self.url, e.message()),
-                ));
-            }
+            // Carried out before, but the answer was lost.
+            Err(e) if refused(&e) => true,
+            // That is no answer to the question: other processes may have got one.
+            Err(e) if crate::retry::transient(&e) => return Err(self.unwritable(&e)),
+            // Not offered; or a file system without hard links, which says so in many ways.
+            Err(_) => match self.put(&path, Bytes::from_static(b"1")).await {
+                Ok(()) => false,
+                Err(e) => return Err(self.unwritable(&e)),
+            },
         };
         if let Err(error) = self.delete(&path).await {
             tracing::debug!(%error, "a probe object was left behind");
@@ -135,6 +142,10 @@ impl Root {
             );
         }
         Ok(honoured)
+    }
+
+    fn unwritable(&self, e: &Error) -> Error {
+        Error::new(e.kind(), format!("the cache root {} cannot be written: {}", self.url, e.message()))
     }
 
     /// Whether [`Root::create`] is atomic. If not, names that must not collide carry the attempt.
@@ -203,9 +214,7 @@ impl Root {
             let put = || self.put_once(path, body.clone(), PutMode::Create);
             match self.retry.run(self.name(path), put).await {
                 Ok(()) => return Ok(Created::Yes),
-                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
-                // What some stores answer to two creations at once.
-                Err(e) if e.kind() == ErrorKind::FailedPrecondition => {}
+                Err(e) if refused(&e) => {}
                 Err(e) => return Err(e),
             }
             match self.get(path).await? {
@@ -230,6 +239,21 @@ impl Root {
     pub(crate) async fn head(&self, path: &Path) -> Result<Option<Listed>> {
         let head = || async { self.store.head(path).await.map_err(|e| store_error(self.name(path), e)) };
         Ok(optional(self.retry.run(self.name(path), head).await)?.map(Listed::from))
+    }
+
+    /// The files of a local root that object_store's local store was still writing when its process ended:
+    /// they are named `NAME#1` and are not listed. With the names that people are shown and their times.
+    pub(crate) async fn unfinished(&self) -> Result<Vec<(PathBuf, Listed)>> {
+        let Some(base) = self.local_path(&self.layout.base()) else { return Ok(Vec::new()) };
+        let prefix = self.layout.base();
+        let walk = move || {
+            let mut found = Vec::new();
+            unfinished_below(&base, &prefix, 3, &mut found);
+            found
+        };
+        tokio::task::spawn_blocking(walk)
+            .await
+            .map_err(|e| Error::internal(format!("looking for leftovers: {e}")))
     }
 
     /// A range of an object in one request, into memory that is aligned for Arrow.
@@ -320,6 +344,29 @@ impl Root {
         }
         Ok(())
     }
+}
+
+/// Gathers files in the making. A folder that cannot be read has none.
+fn unfinished_below(folder: &std::path::Path, prefix: &Path, depth: u32, found: &mut Vec<(PathBuf, Listed)>) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let (Some(name), Ok(metadata)) = (name.to_str(), entry.metadata()) else { continue };
+        if metadata.is_dir() {
+            if depth > 0 {
+                unfinished_below(&entry.path(), &prefix.clone().join(name), depth - 1, found);
+            }
+        } else if name.rsplit_once('#').is_some_and(|(_, n)| n.bytes().all(|b| b.is_ascii_digit())) {
+            let (bytes, mtime_ns, _) = caju_runtime::stores::local_version(&metadata);
+            let path = Path::parse(format!("{prefix}/{name}")).unwrap_or_else(|_| prefix.clone().join(name));
+            found.push((entry.path(), Listed { path, bytes, modified_ms: mtime_ns / 1_000_000, etag: None }));
+        }
+    }
+}
+
+/// Whether a creation found the object there already; some stores say so of two creations at once.
+fn refused(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::FailedPrecondition)
 }
 
 /// A missing object is an answer.

@@ -1,4 +1,5 @@
 //! Damage is found out, named, and repaired; a store that fails is an error in time, never a wrong row.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod common;
 
@@ -281,7 +282,9 @@ async fn a_store_that_fails_for_good_is_an_error_in_time() {
     unavailable(&read(&snapshot, &meta).await.unwrap_err());
     unavailable(&snapshot.index().await.unwrap_err());
     let schema = want.schema();
-    unavailable(&snapshot.put(split(1), &describe(), schema.clone(), Encoding::default()).await.unwrap_err());
+    unavailable(
+        &snapshot.put(split(1), &describe(), Arc::clone(&schema), Encoding::default()).await.unwrap_err(),
+    );
     // The retry budget is spent: failures are quick now.
     let before = faults.log().len();
     for _ in 0..30 {

@@ -1,4 +1,5 @@
 //! At most one part per split, whoever writes, dies, pauses and comes back.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod common;
 
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 use caju_cache::*;
 use caju_runtime::{Stores, SystemClock};
-use caju_testkit::faulty::{Fault, Faults, Op, Rule};
+use caju_testkit::faulty::{Fault, Faults, FaultyStore, Op, Rule};
 use caju_testkit::s3::S3Server;
 use common::*;
 
@@ -189,72 +190,121 @@ async fn a_process_that_left_is_not_waited_for() {
     assert!(matches!(outcome(&other).await, PutOutcome::Writer(_)));
 }
 
-/// Kills a writer at its n-th request, for many n, and lets another process go on.
-#[tokio::test]
-async fn writers_killed_at_random_moments() {
-    let mut killed = 0;
-    for seed in 0..200u64 {
-        let root = memory_root();
-        let faults = Faults::new();
-        let clock = Arc::new(ManualClock::default());
-        let options = CacheOptions {
-            lease_ttl: TTL,
-            request_timeout: Duration::from_secs(1 << 30),
-            fold_after: 2,
-            block_bytes: 1000,
-            ..hasty()
-        };
-        let victim = open_faulty(&root, &faults, options, SystemClock::shared()).await.unwrap();
-        let n = caju_types::mix64(seed, 1) % 40;
-        // Half of the kills come after the store has done the request.
-        let fault = if seed % 2 == 0 { Fault::Silence } else { Fault::LostAnswer };
-        faults.add(Rule::new(Op::Any, fault).skip(n));
-        faults.add(Rule::new(Op::Any, Fault::Silence).skip(if seed % 2 == 0 { 0 } else { n }).always());
-        let snapshot = victim.snapshot(&fp(1));
-        let write = async {
-            for i in 0..5 {
-                put(
-                    &snapshot,
-                    split(i),
-                    &[numbers(0..500), numbers(500..1000)],
-                    Encoding::ALL[seed as usize % 7],
-                )
-                .await;
+/// Where kills are tried.
+enum Scene {
+    Memory,
+    Files(tempfile::TempDir),
+    S3(S3Server),
+}
+
+impl Scene {
+    fn stores(&self, faults: &Faults, seed: u64) -> (Stores, String) {
+        let (stores, root) = match self {
+            Scene::Memory => (Stores::default(), format!("memory://kills-{}/{seed}", std::process::id())),
+            Scene::Files(folder) => (Stores::default(), format!("file://{}/{seed}", folder.path().display())),
+            Scene::S3(server) => {
+                (Stores::new(server.options(), None).unwrap(), format!("s3://bucket/{seed}"))
             }
         };
-        tokio::select! {
-            () = write => {}
-            () = faults.wait_fired(if seed % 2 == 0 { 1 } else { 2 }) => killed += 1,
-        }
-        drop(snapshot);
-        drop(victim);
+        let inner = stores.resolve(&root).unwrap();
+        stores.register(&inner.url.root(), Arc::new(FaultyStore::new(inner.store, faults.clone()))).unwrap();
+        (stores, root)
+    }
+}
 
-        let heir = open_at(&root, &clock).await;
-        let snapshot = heir.snapshot(&fp(1));
+/// Kills a writer at its n-th request and lets another process go on: no torn part is served, and no row is
+/// lost or doubled.
+async fn kill(scene: &Scene, seed: u64) -> bool {
+    let faults = Faults::new();
+    let (stores, root) = scene.stores(&faults, seed);
+    let clock = Arc::new(ManualClock::default());
+    let options = CacheOptions {
+        lease_ttl: TTL,
+        request_timeout: Duration::from_secs(1 << 30),
+        fold_after: 2,
+        block_bytes: 1000,
+        ..hasty()
+    };
+    let victim =
+        Cache::open(&stores, &root, options.clone(), SystemClock::shared(), writer_id()).await.unwrap();
+    let n = caju_types::mix64(seed, 1) % 40;
+    // Half of the kills come after the store has done the request.
+    let (fault, last) = if seed.is_multiple_of(2) { (Fault::Silence, 1) } else { (Fault::LostAnswer, 2) };
+    faults.add(Rule::new(Op::Any, fault).skip(n));
+    faults.add(Rule::new(Op::Any, Fault::Silence).skip(n).always());
+    let snapshot = victim.snapshot(&fp(1));
+    let encoding = Encoding::ALL[usize::try_from(seed % 7).unwrap()];
+    let write = async {
         for i in 0..5 {
-            for round in 0..2 {
-                let schema = numbers(0..1).schema();
-                match snapshot.put(split(i), &describe(), schema, Encoding::default()).await.unwrap() {
-                    PutOutcome::Exists(_) => break,
-                    PutOutcome::Busy { .. } => {
-                        assert_eq!(round, 0, "seed {seed}");
-                        clock.advance(TTL * 2);
-                        settle().await;
-                    }
-                    PutOutcome::Writer(mut w) => {
-                        w.write(&numbers(0..1000)).await.unwrap();
-                        assert!(matches!(w.finish(facts(1000)).await.unwrap(), Committed::Ours(_)));
-                        break;
-                    }
+            put(&snapshot, split(i), &[numbers(0..500), numbers(500..1000)], encoding).await;
+        }
+    };
+    let killed = tokio::select! {
+        () = write => false,
+        () = faults.wait_fired(last) => true,
+    };
+    drop(snapshot);
+    drop(victim);
+    let (heirs, _) = scene.stores(&Faults::new(), seed);
+    if seed.is_multiple_of(3) {
+        // Not dead, only cancelled: what it does to clean up comes in between.
+        faults.clear();
+    }
+
+    let heir = Cache::open(&heirs, &root, options, Arc::clone(&clock) as _, writer_id()).await.unwrap();
+    let snapshot = heir.snapshot(&fp(1));
+    for i in 0..5 {
+        for round in 0..3 {
+            let schema = numbers(0..1).schema();
+            match snapshot.put(split(i), &describe(), schema, Encoding::default()).await.unwrap() {
+                PutOutcome::Exists(_) => break,
+                PutOutcome::Busy { .. } => {
+                    assert_eq!(round, 0, "seed {seed}");
+                    clock.advance(TTL * 2);
+                    settle().await;
+                }
+                PutOutcome::Writer(mut w) => {
+                    w.write(&numbers(0..1000)).await.unwrap();
+                    assert!(matches!(w.finish(facts(1000)).await.unwrap(), Committed::Ours(_)));
+                    break;
                 }
             }
         }
-        let index = snapshot.index().await.unwrap();
-        assert_eq!(index.len(), 5, "seed {seed}");
-        for (_, meta) in index.iter() {
-            assert_same(&read(&snapshot, meta).await.unwrap(), &numbers(0..1000));
-        }
-        assert!(heir.verify(None).await.unwrap().is_clean(), "seed {seed}");
+    }
+    let index = snapshot.index().await.unwrap();
+    assert_eq!(index.len(), 5, "seed {seed}");
+    for (_, meta) in index.iter() {
+        assert_same(&read(&snapshot, meta).await.unwrap(), &numbers(0..1000));
+    }
+    assert!(heir.verify(None).await.unwrap().is_clean(), "seed {seed}");
+    killed
+}
+
+#[tokio::test]
+async fn writers_killed_at_random_moments() {
+    let mut killed = 0;
+    for seed in 0..200 {
+        killed += u32::from(kill(&Scene::Memory, seed).await);
     }
     assert!(killed > 150, "{killed}");
+}
+
+#[tokio::test]
+async fn writers_killed_at_random_moments_on_files() {
+    let scene = Scene::Files(tempfile::tempdir().unwrap());
+    let mut killed = 0;
+    for seed in 0..200 {
+        killed += u32::from(kill(&scene, seed).await);
+    }
+    assert!(killed > 150, "{killed}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_killed_at_random_moments_on_s3() {
+    let scene = Scene::S3(S3Server::start(&["bucket"]).await.unwrap());
+    let mut killed = 0;
+    for seed in 0..24 {
+        killed += u32::from(kill(&scene, seed).await);
+    }
+    assert!(killed > 15, "{killed}");
 }

@@ -1,4 +1,5 @@
 //! Requests, not only bytes: no storm of small reads, one listing per look.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod common;
 
@@ -8,7 +9,6 @@ use caju_cache::*;
 use caju_runtime::{IoSnapshot, Stores, SystemClock};
 use caju_testkit::s3::S3Server;
 use common::*;
-use futures::StreamExt;
 
 fn since(cache: &Cache, before: IoSnapshot) -> IoSnapshot {
     let now = cache.counters().snapshot();
@@ -45,6 +45,14 @@ async fn a_small_part_is_one_request() {
         read(&snapshot, &first).await.unwrap();
         let io = since(&reader, before);
         assert_eq!((io.reads, io.bytes_read), (1, first.bytes), "{encoding}");
+        // Part after part: the lease is told once at most.
+        let before = reader.counters().snapshot();
+        for _ in 0..5 {
+            read(&snapshot, &first).await.unwrap();
+        }
+        settle().await;
+        let io = since(&reader, before);
+        assert!(io.reads == 5 && io.writes <= 2, "{io:?}");
         // From memory: none.
         read(&cache.snapshot(&fp(1)), &first).await.unwrap();
         let before = cache.counters().snapshot();
@@ -111,35 +119,37 @@ async fn looking_again_is_one_listing() {
     assert_eq!((io.lists, io.reads), (1, 1));
 }
 
-/// A part many times the size of all buffers is written and read inside them.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn memory_is_bounded_whatever_the_part() {
+#[tokio::test]
+async fn the_disk_tier_spares_the_store_and_is_not_trusted() {
+    let root = memory_root();
     let folder = tempfile::tempdir().unwrap();
-    for (mmap, encoding) in [(false, "arrow/none"), (true, "arrow/none"), (false, "parquet/none")] {
-        let options = CacheOptions { mmap, memory_tier_bytes: 0, ..CacheOptions::default() };
-        let root = format!("file://{}/{mmap}-{encoding}", folder.path().display());
-        let cache = open_with(&root, options).await;
-        let snapshot = cache.snapshot(&fp(1));
-        let batch = wide(16, 64 << 10, 1);
-        let mut part = writer(&snapshot, split(0), &batch.schema(), common::encoding(encoding)).await;
-        let before = caju_runtime::rss_bytes();
-        let mut most = 0;
-        for _ in 0..200 {
-            part.write(&batch).await.unwrap();
-            most = most.max(caju_runtime::rss_bytes().saturating_sub(before));
+    let options = || CacheOptions {
+        memory_tier_bytes: 0,
+        disk_tier: Some((folder.path().to_path_buf(), 10 << 20)),
+        block_bytes: 20_000,
+        ..CacheOptions::default()
+    };
+    let cache = open_with(&root, options()).await;
+    let want = rich(3000, 1);
+    for encoding in [encoding("arrow/none"), encoding("parquet/none")] {
+        let snapshot = cache.snapshot(&fp(encoding.format as u128));
+        let meta = put(&snapshot, split(0), std::slice::from_ref(&want), encoding).await;
+        assert!(meta.blocks.len() > 3);
+        read(&snapshot, &meta).await.unwrap();
+        // Another process, the same folder.
+        let second = open_with(&root, options()).await;
+        let snapshot = second.snapshot(&fp(encoding.format as u128));
+        let before = second.counters().snapshot();
+        assert_same(&read(&snapshot, &meta).await.unwrap(), &want);
+        assert_eq!(since(&second, before).reads, 0, "{encoding}");
+        for entry in std::fs::read_dir(folder.path()).unwrap() {
+            let path = entry.unwrap().path();
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes[0] ^= 1;
+            std::fs::write(&path, bytes).unwrap();
         }
-        let meta = part.finish(facts(200 * 16)).await.unwrap().meta().clone();
-        assert!(meta.bytes > 200 << 20);
-        assert!(most < 96 << 20, "writing {encoding}: {} MiB", most >> 20);
-        let mut reader = snapshot.open_part(&meta, ReadOptions::default()).await.unwrap();
-        let before = caju_runtime::rss_bytes();
-        let (mut most, mut rows) = (0, 0);
-        while let Some(batch) = reader.next().await {
-            rows += batch.unwrap().num_rows();
-            most = most.max(caju_runtime::rss_bytes().saturating_sub(before));
-        }
-        assert_eq!(rows, 200 * 16);
-        // Mapped pages are the system's and count as resident.
-        assert!(mmap || most < 96 << 20, "reading {encoding}: {} MiB", most >> 20);
+        assert_same(&read(&snapshot, &meta).await.unwrap(), &want);
+        assert!(since(&second, before).reads > 0, "{encoding}");
     }
+    assert!(cache.tier_bytes().1 <= 10 << 20);
 }

@@ -1,4 +1,5 @@
 //! What is written is what is read, in every encoding, on every store.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Room: budgets, evictions, time to live, pins, leases, and what dead processes leave.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod common;
 
@@ -180,14 +181,33 @@ async fn orphans_are_collected_after_the_grace() {
     assert!(old.gc(false).await.unwrap().objects.is_empty());
 }
 
+/// What object_store's local store leaves when its process is killed in the middle of a part.
+#[tokio::test]
+async fn half_written_files_are_collected() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = format!("file://{}", folder.path().display());
+    earlier(&root, 1, 0..1, 1.0).await;
+    let left = folder.path().join(format!("v1/{}/parts/{}-x.arrow#1", fp(1), split(7)));
+    std::fs::write(&left, "half").unwrap();
+    assert!(open(&root).await.gc(false).await.unwrap().objects.is_empty());
+    let options = CacheOptions { orphan_grace: Duration::ZERO, lease_ttl: Duration::ZERO, ..hasty() };
+    let done = open_with(&root, options).await.gc(false).await.unwrap();
+    assert_eq!(done.objects.len(), 1, "{done}");
+    assert!(!left.exists());
+}
+
 #[tokio::test]
 async fn use_is_told() {
     let root = memory_root();
     earlier(&root, 1, 0..3, 2.0).await;
     let cache = open(&root).await;
     let snapshot = cache.snapshot(&fp(1));
-    snapshot.used("job-a", 30, 6.0);
-    snapshot.used("job-b", 30, 6.0);
+    for job in ["job-a", "job-b"] {
+        snapshot.used_by(job);
+        for (_, meta) in snapshot.index().await.unwrap().iter() {
+            read(&snapshot, meta).await.unwrap();
+        }
+    }
     cache.close(Duration::from_secs(5)).await.unwrap();
     let cache = open(&root).await;
     let info = &cache.list().await.unwrap()[0];

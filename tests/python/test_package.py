@@ -3,11 +3,13 @@
 import datetime
 import doctest
 import gc
+import io
 import json
 import multiprocessing
 import os
 import pathlib
 import pickle
+import runpy
 import signal
 import subprocess
 import sys
@@ -76,6 +78,13 @@ def test_an_iterator_tells_what_it_did():
         assert (epoch.stats.rows, epoch.stats.elements) == (100, 10)
         assert epoch.stats.elapsed_s > 0 and epoch.fingerprint == cj.range(100).batch(10).fingerprint
         assert next(epoch, None) is None
+
+
+def test_progress_shows_the_epoch():
+    pytest.importorskip("tqdm")
+    shown = io.StringIO()
+    assert len(list(cj.range(100).batch(10).progress(file=shown))) == 10
+    assert "epoch 0: 100%" in shown.getvalue() and "10/10" in shown.getvalue()
 
 
 def test_a_closed_iterator_is_over():
@@ -273,6 +282,23 @@ def test_slices_of_ragged_columns_are_the_right_rows():
     table = pa.table({"l": [[i] * (i % 5) for i in range(100)], "s": [str(i) for i in range(100)]})
     out = [(v.tolist(), s) for b in cj.from_arrow(table).batch(7) for v, s in zip(b["l"], b["s"])]
     assert out == [([i] * (i % 5), str(i)) for i in range(100)]
+
+
+def test_padded_batches_are_whole_arrays():
+    lists = cj.from_arrow(pa.table({"l": [[1], [2, 3], [4, 5, 6], []], "w": [["a"], ["b", "c"], [], []]}))
+    one, two = lists.padded_batch(2)
+    assert one["l"].tolist() == [[1, 0], [2, 3]] and two["l"].tolist() == [[4, 5, 6], [0, 0, 0]]
+    assert one["w"].tolist() == [["a", ""], ["b", "c"]] and not one["l"].flags.owndata
+    [fixed] = lists.select("l").padded_batch(4, {"l": 5}, {"l": -1})
+    assert fixed["l"].shape == (4, 5) and fixed["l"][3].tolist() == [-1] * 5
+    buckets = list(lists.bucket_by_length("CAST(coalesce(array_length(l), 0) AS bigint)", [2], [8, 8]))
+    assert sorted(b["l"].shape for b in buckets) == [(2, 1), (2, 3)]
+
+
+def test_rows_of_registered_datasets_come_as_arrays():
+    with cj.LocalCluster() as cluster:
+        cj.range(3).register(cluster, "rows")
+        assert [e["id"].tolist() for e in cj.from_dataset_id(cluster, "rows")] == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize("size", [3, 2])
@@ -526,6 +552,15 @@ print(took, sorted(heavy))
     took, heavy = out.split(" ", 1)
     assert heavy.strip() == "[]"
     assert float(took) < 1.0                                 # 0.1 s where nothing else runs; see benches
+
+
+@pytest.mark.parametrize("example,arguments,good", [
+    ("tabular", ["--rows", "3000", "--epochs", "2"], lambda losses: losses[1] < losses[0] < 0.7),
+    ("text_bucketed", ["--rows", "400"], lambda shares: shares[1] < shares[0] * 0.7),
+    ("hyperparameter_sweep", ["--rows", "600"], lambda times: all(t < times[0][0] / 2 for t in times[1] + times[2])),
+])  # fmt: skip
+def test_examples_run(example, arguments, good, caju):
+    assert good(runpy.run_path(str(ROOT / f"examples/{example}.py"))["main"](arguments))
 
 
 def test_doctests():

@@ -113,5 +113,5 @@ def test_epochs_can_be_set():
 
 def test_the_example_learns(caju, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    out = runpy.run_path(str(EXAMPLES / "torch_imagenet.py"))["main"](["--count", "240", "--epochs", "2"])
+    out = runpy.run_path(str(EXAMPLES / "torch_imagenet.py"))["main"](["--count", "96", "--epochs", "2"])
     assert len(out) == 2 and out[1] < out[0]

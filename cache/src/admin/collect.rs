@@ -19,7 +19,7 @@ use crate::store::Listed;
 pub enum Collected {
     /// A snapshot that nobody used for the time to live.
     Expired,
-    /// A part that no commit record names.
+    /// A part, whole or half-written, that no commit record names.
     OrphanedPart,
     /// An old manifest, or the record of a writer that lost on a store without conditional puts.
     Superseded,
@@ -67,6 +67,8 @@ impl fmt::Display for Collection {
 struct Plan {
     first: Vec<Path>,
     then: Vec<Path>,
+    /// Local files that are no objects yet.
+    files: Vec<std::path::PathBuf>,
     report: Collection,
 }
 
@@ -74,6 +76,10 @@ impl Plan {
     fn add(&mut self, cache: &Cache, object: &Listed, why: Collected) {
         let is_record = object.path.as_ref().ends_with(".commit");
         if is_record { &mut self.first } else { &mut self.then }.push(object.path.clone());
+        self.tell(cache, object, why);
+    }
+
+    fn tell(&mut self, cache: &Cache, object: &Listed, why: Collected) {
         let name = cache.root.layout.relative(&object.path).unwrap_or_default().to_string();
         self.report.objects.push((name, why, object.bytes));
         self.report.bytes += object.bytes;
@@ -83,6 +89,9 @@ impl Plan {
 impl Cache {
     /// Collects what is expired, orphaned or superseded and older than the grace, by the store's own clock;
     /// then evicts down to the budget. With `dry_run` it only tells (evictions apart).
+    ///
+    /// Pieces of uploads that were never completed cannot be listed in S3 and its like: let the bucket's
+    /// lifecycle rule abort them.
     ///
     /// # Errors
     /// What the store says; what was deleted before stays deleted.
@@ -105,6 +114,12 @@ impl Cache {
         for object in objects.iter().filter(|o| o.path.prefix_matches(&probes) && old(o)) {
             plan.add(self, object, Collected::DeadClaim);
         }
+        for (file, object) in self.root.unfinished().await? {
+            if old(&object) {
+                plan.tell(self, &object, Collected::OrphanedPart);
+                plan.files.push(file);
+            }
+        }
         for (of, scan) in Scan::all(&self.root.layout, objects) {
             let idle = now.saturating_sub(scan.last_change_ms());
             let expired = self.options.ttl.is_some_and(|ttl| idle >= ms(ttl));
@@ -116,11 +131,16 @@ impl Cache {
             }
             self.orphans(of, &scan, &alive, &old, &mut plan).await?;
         }
-        let Plan { first, then, mut report } = plan;
+        let Plan { first, then, files, mut report } = plan;
         report.dry_run = dry_run;
         if !dry_run {
             self.root.delete_all(first).await?;
             self.root.delete_all(then).await?;
+            for file in files {
+                if let Err(error) = std::fs::remove_file(&file) {
+                    tracing::warn!(file = %file.display(), %error, "a leftover could not be deleted");
+                }
+            }
             self.space.refund(report.bytes);
             for state in self.states.lock().values() {
                 state.forget();

@@ -105,9 +105,8 @@ impl Cache {
             object: self.root.layout.relative(&object.path).unwrap_or_default().to_string(),
             why,
         };
-        match crate::manifest::Manifest::load(&self.root, of, object).await? {
-            None => report.damaged.push(bad("the manifest is damaged or foreign".into())),
-            Some(_) => {}
+        if crate::manifest::Manifest::load(&self.root, of, object).await?.is_none() {
+            report.damaged.push(bad("the manifest is damaged or foreign".into()));
         }
         Ok(())
     }
@@ -154,7 +153,7 @@ impl Cache {
         if format!("{:032x}", whole.digest128()) != meta.checksum {
             return Err(damaged("its bytes do not match its checksum".into()));
         }
-        let mut reader = PartReader::open(self, meta, ReadOptions::default()).await?;
+        let mut reader = PartReader::open(self, meta, ReadOptions::default(), None).await?;
         while let Some(batch) = reader.next().await {
             drop(batch?);
         }

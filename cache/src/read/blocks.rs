@@ -98,7 +98,7 @@ impl Blocks {
     /// Consecutive blocks, checked. At most one request, if they are one group.
     pub(crate) async fn get(&self, blocks: Range<usize>) -> Result<Vec<Bytes>> {
         if let Some(mapped) = &self.mapped {
-            return blocks.map(|n| self.mapped_block(mapped, n)).collect();
+            return self.get_mapped(mapped, blocks).await;
         }
         let mut out: Vec<Option<Bytes>> = Vec::with_capacity(blocks.len());
         for n in blocks.clone() {
@@ -118,31 +118,35 @@ impl Blocks {
         Ok(out.into_iter().flatten().collect())
     }
 
-    fn mapped_block(&self, mapped: &Mapped, n: usize) -> Result<Bytes> {
-        let bytes = usize::try_from(self.start(n)).ok().zip(usize::try_from(self.start(n + 1)).ok());
-        let Some((start, end)) = bytes else { return Err(damaged(&self.meta, "it is too large")) };
-        let block = mapped.bytes.slice(start..end);
-        self.cache.root.io.add_read(block.len() as u64);
-        let checked = mapped.checked.get(n);
-        if !checked.is_some_and(|c| c.load(Ordering::Relaxed)) {
-            self.check(n, &block)?;
-            if let Some(checked) = checked {
-                checked.store(true, Ordering::Relaxed);
+    async fn get_mapped(&self, mapped: &Mapped, blocks: Range<usize>) -> Result<Vec<Bytes>> {
+        let mut out = Vec::with_capacity(blocks.len());
+        let mut fresh = Vec::new();
+        for n in blocks {
+            let place = usize::try_from(self.start(n)).ok().zip(usize::try_from(self.start(n + 1)).ok());
+            let Some((start, end)) = place else { return Err(damaged(&self.meta, "it is too large")) };
+            let block = mapped.bytes.slice(start..end);
+            self.cache.root.io.add_read(block.len() as u64);
+            if !mapped.checked.get(n).is_some_and(|c| c.load(Ordering::Relaxed)) {
+                fresh.push((n, block.clone()));
             }
+            out.push(block);
         }
-        Ok(block)
-    }
-
-    fn check(&self, n: usize, block: &Bytes) -> Result<()> {
-        let want = self.meta.blocks.get(n);
-        if want.is_some_and(|b| b.bytes == block.len() as u64 && b.checksum == xxh3_64(block)) {
-            return Ok(());
+        if !fresh.is_empty() {
+            // The first touch waits for the disk, and hashing is work: not on a thread of the runtime.
+            let (meta, checked) = (Arc::clone(&self.meta), Arc::clone(&mapped.checked));
+            let check = move || {
+                fresh.iter().try_for_each(|(n, block)| {
+                    check(&meta, *n, block)?;
+                    if let Some(checked) = checked.get(*n) {
+                        checked.store(true, Ordering::Relaxed);
+                    }
+                    Ok(())
+                })
+            };
+            let done = tokio::task::spawn_blocking(check).await;
+            done.map_err(|e| Error::internal(format!("checking a part: {e}")))??;
         }
-        let start = self.start(n);
-        Err(damaged(
-            &self.meta,
-            format!("bytes {start} to {} do not match their checksum", self.start(n + 1)),
-        ))
+        Ok(out)
     }
 
     fn key(&self, n: usize) -> BlockKey {
@@ -158,7 +162,7 @@ impl Blocks {
         let Some(disk) = self.cache.disk.clone() else { return Ok(None) };
         let near = tokio::task::spawn_blocking(move || disk.get(&key).map(|block| (block, disk))).await;
         let Ok(Some((block, disk))) = near else { return Ok(None) };
-        if self.check(n, &block).is_err() {
+        if check(&self.meta, n, &block).is_err() {
             drop(tokio::task::spawn_blocking(move || disk.remove(&key)).await);
             return Ok(None);
         }
@@ -188,7 +192,7 @@ impl Blocks {
             let cut =
                 |at: u64| usize::try_from(at - range.start).unwrap_or(usize::MAX).min(fetched.bytes.len());
             let block = fetched.bytes.slice(cut(self.start(n))..cut(self.start(n + 1)));
-            self.check(n, &block)?;
+            check(&self.meta, n, &block)?;
             out.push(block);
         }
         self.keep(range, &out).await;
@@ -211,6 +215,17 @@ impl Blocks {
             drop(tokio::task::spawn_blocking(keep).await);
         }
     }
+}
+
+/// Compares a block with its checksum in the record.
+fn check(meta: &PartMeta, n: usize, block: &Bytes) -> Result<()> {
+    let want = meta.blocks.get(n);
+    if want.is_some_and(|b| b.bytes == block.len() as u64 && b.checksum == xxh3_64(block)) {
+        return Ok(());
+    }
+    let start: u64 = meta.blocks.iter().take(n).map(|b| b.bytes).sum();
+    let end = start + block.len() as u64;
+    Err(damaged(meta, format!("bytes {start} to {end} do not match their checksum")))
 }
 
 fn copied(block: &Bytes) -> Bytes {

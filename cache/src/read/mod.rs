@@ -18,6 +18,7 @@ use crate::Cache;
 use crate::encoding::Format;
 use crate::lease::Hold;
 use crate::record::PartMeta;
+use crate::snapshot::SnapshotState;
 pub(crate) use arrow::decode_file as decode_arrow;
 use blocks::{Blocks, damaged};
 
@@ -46,6 +47,8 @@ pub struct PartReader {
     batches: BoxStream<'static, Result<RecordBatch>>,
     rows: u64,
     ended: bool,
+    /// Where the reading is counted; none for tools.
+    counted: Option<Arc<SnapshotState>>,
     /// Keeps the snapshot from being evicted while it is read.
     _hold: Hold,
 }
@@ -60,7 +63,12 @@ impl std::fmt::Debug for PartReader {
 }
 
 impl PartReader {
-    pub(crate) async fn open(cache: &Arc<Cache>, meta: &PartMeta, options: ReadOptions) -> Result<Self> {
+    pub(crate) async fn open(
+        cache: &Arc<Cache>,
+        meta: &PartMeta,
+        options: ReadOptions,
+        counted: Option<Arc<SnapshotState>>,
+    ) -> Result<Self> {
         let meta = Arc::new(meta.clone());
         let hold = cache.hold_for_reading(meta.fingerprint);
         let blocks = Arc::new(Blocks::open(cache, &meta).await.map_err(|e| gone(&meta, e))?);
@@ -69,7 +77,7 @@ impl PartReader {
             Format::Parquet => parquet::open(blocks, options).await,
         };
         let (schema, batches) = opened.map_err(|e| gone(&meta, e))?;
-        Ok(Self { meta, schema, batches, rows: 0, ended: false, _hold: hold })
+        Ok(Self { meta, schema, batches, rows: 0, ended: false, counted, _hold: hold })
     }
 
     /// The schema of the batches.
@@ -100,7 +108,12 @@ impl Stream for PartReader {
                 Some(Err(damaged(&self.meta, "it has more rows than its record says")))
             }
             Some(Err(e)) => Some(Err(gone(&self.meta, e))),
-            None if self.rows == self.meta.rows => None,
+            None if self.rows == self.meta.rows => {
+                if let Some(state) = &self.counted {
+                    state.used("", self.rows, self.meta.compute_cpu_s());
+                }
+                None
+            }
             None => Some(Err(damaged(
                 &self.meta,
                 format!("it has {} rows, its record says {}", self.rows, self.meta.rows),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::task::Poll;
 
 use arrow_array::RecordBatch;
 use arrow_schema::{Schema, SchemaRef};
@@ -25,6 +26,8 @@ use super::{ReadOptions, check_tags, original_schema};
 const BATCH_BYTES: u64 = 4 << 20;
 /// And at this many rows.
 const BATCH_ROWS: u64 = 8192;
+/// Decoded batches that may wait.
+const AHEAD: usize = 2;
 
 /// Reads ranges through checked blocks; errors are kept, because the parquet crate would flatten them.
 struct Reader {
@@ -175,7 +178,37 @@ pub(super) async fn open(
             crate::schema::with_schema(&batch, &target)
         })
         .boxed();
-    Ok((schema, batches))
+    Ok((schema, elsewhere(batches)))
+}
+
+/// Runs a stream that computes as it is polled on a thread that may block. It ends when nobody listens.
+fn elsewhere(
+    mut batches: BoxStream<'static, Result<RecordBatch>>,
+) -> BoxStream<'static, Result<RecordBatch>> {
+    let (sender, mut receiver) = tokio::sync::mpsc::channel(AHEAD);
+    let handle = tokio::runtime::Handle::current();
+    let work = tokio::task::spawn_blocking(move || {
+        handle.block_on(async move {
+            while let Some(batch) = batches.next().await {
+                if sender.send(batch).await.is_err() {
+                    return;
+                }
+            }
+        });
+    });
+    let mut work = Some(work);
+    futures::stream::poll_fn(move |cx| {
+        let next = std::task::ready!(receiver.poll_recv(cx));
+        if next.is_some() {
+            return Poll::Ready(next);
+        }
+        // The end, or a panic in the decoder: on damaged bytes it may, but these were checked.
+        let Some(ended) = &mut work else { return Poll::Ready(None) };
+        let ended = std::task::ready!(ended.poll_unpin(cx));
+        work = None;
+        Poll::Ready(ended.err().map(|e| Err(Error::internal(format!("decoding a part: {e}")))))
+    })
+    .boxed()
 }
 
 /// The footer, which is the last block of the part; and, if one request fetches all of it, all blocks.

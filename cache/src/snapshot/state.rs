@@ -380,7 +380,7 @@ impl SnapshotState {
         Ok(())
     }
 
-    pub(super) fn used(&self, job: &str, rows: u64, saved_cpu_s: f64) {
+    pub(crate) fn used(&self, job: &str, rows: u64, saved_cpu_s: f64) {
         let mut uses = self.uses.lock();
         if !job.is_empty() && uses.0.jobs.len() < 1000 {
             uses.0.jobs.insert(job.to_string());

@@ -77,6 +77,8 @@ struct Open {
     encoder: Option<Encoder>,
     upload: Upload,
     path: String,
+    /// The commit was tried: whether it succeeded may be unknown, so the bytes have to stay.
+    committing: bool,
 }
 
 impl std::fmt::Debug for PartWriter {
@@ -105,7 +107,16 @@ impl PartWriter {
         let relative = cache.root.layout.relative(&path).unwrap_or_default().to_string();
         let root = Arc::clone(&cache.root);
         let upload = Upload::new(root, cache.tasks.clone(), path, cache.options.part_buffer_bytes);
-        let open = Open { cache, state, held, generation, encoder: Some(encoder), upload, path: relative };
+        let open = Open {
+            cache,
+            state,
+            held,
+            generation,
+            encoder: Some(encoder),
+            upload,
+            path: relative,
+            committing: false,
+        };
         Ok(Self { open: Some(open), schema, encoding, rows: 0, bytes: 0 })
     }
 
@@ -215,6 +226,7 @@ impl PartWriter {
             compute_cpu_us: microseconds(facts.compute_cpu_s),
             created_unix_ms: milliseconds(root.clock.unix_time()),
         };
+        open.committing = true;
         let committed = open.state.commit(&open.cache, meta).await?;
         if let Committed::Lost(winner) = &committed {
             tracing::debug!(split = %winner.split, winner = winner.writer, "another part was faster");
@@ -244,8 +256,11 @@ impl Drop for PartWriter {
 }
 
 async fn give_up(mut open: Open, bytes: u64) {
-    open.upload.abort().await;
-    open.cache.space.refund(bytes);
+    // If the commit failed after all, the collection finds the part.
+    if !open.committing {
+        open.upload.abort().await;
+        open.cache.space.refund(bytes);
+    }
     open.held.release(&open.cache).await;
 }
 

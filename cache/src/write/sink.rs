@@ -66,8 +66,10 @@ impl Sink {
         (self.blocks.clone(), self.whole.digest128())
     }
 
+    /// Makes room for so many bytes; a new block for the target as well, so that it does not move as it grows.
     pub(super) fn reserve(&mut self, bytes: usize) {
-        self.current.reserve(bytes);
+        let target = if self.current.is_empty() { self.target } else { 0 };
+        self.current.reserve(bytes + target);
     }
 }
 

@@ -74,6 +74,19 @@ impl Client {
     /// What is wrong with the definition or its source; `FailedPrecondition` if the job reads something else
     /// or the epoch is over; `Unavailable` if the dispatcher does not answer.
     pub async fn read(&self, request: ReadRequest) -> Result<Reader> {
+        self.open(request, false).await
+    }
+
+    /// Opens epoch 0 of a new job that only measures: everything is computed, every encoding is tried at every
+    /// hint, and the dispatcher's status has the profile and the decision when the epoch is over.
+    ///
+    /// # Errors
+    /// As [`Client::read`].
+    pub async fn read_to_profile(&self, request: ReadRequest) -> Result<Reader> {
+        self.open(request, true).await
+    }
+
+    async fn open(&self, request: ReadRequest, profile_only: bool) -> Result<Reader> {
         let (dataset_id, definition_json) = match &request.dataset {
             DatasetRef::Definition(def) => (String::new(), def.to_json().to_string()),
             DatasetRef::Registered(id) => (id.clone(), String::new()),
@@ -92,6 +105,7 @@ impl Client {
             policy: request.policy,
             encoding: request.encoding,
             epochs: request.epochs,
+            profile_only,
         };
         let call = |mut d: caju_engine::wire::Dispatcher| {
             let open = open.clone();

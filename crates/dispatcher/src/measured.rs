@@ -6,7 +6,7 @@ use caju_planner::{
 };
 use caju_proto::v1;
 
-use crate::state::Dataset;
+use crate::state::{Dataset, Watch};
 
 /// What is known of an iteration when somebody asks for a decision.
 #[derive(Debug, Clone, Default)]
@@ -39,6 +39,14 @@ impl Measured {
     /// Rows that left the source.
     pub(crate) fn rows(&self) -> u64 {
         self.tasks.iter().filter_map(|t| t.stages.first()).map(|s| s.rows_out).sum()
+    }
+
+    /// The rate at which computing delivered rows so far, as [`Watch`] counts it; none before it can be told.
+    pub(crate) fn delivered(&self) -> Option<u64> {
+        let rows: u64 = self.tasks.iter().filter_map(|t| t.stages.last()).map(|s| s.rows_out).sum();
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time, not negative")]
+        let ms = (self.elapsed_s() * 1000.0) as u64;
+        (rows > 0 && ms > 0).then(|| Watch::rate(rows, ms))
     }
 
     /// Whether every candidate encoding was tried.

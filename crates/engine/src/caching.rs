@@ -88,6 +88,8 @@ pub(crate) struct BoundHint {
     pub(crate) definition: serde_json::Value,
     /// The same in a few words.
     pub(crate) prefix: String,
+    /// What the fingerprint is a hash of.
+    pub(crate) canonical: serde_json::Value,
     /// The fingerprint of the stages above it.
     pub(crate) fingerprint: Fingerprint,
 }
@@ -195,6 +197,13 @@ impl TaskCache {
         self.prober.as_ref().map(|p| p.findings())
     }
 
+    /// Waits until the probes are through, with the rows that there were.
+    pub(crate) async fn probed(&self) {
+        if let Some(prober) = &self.prober {
+            prober.finish().await;
+        }
+    }
+
     /// Decides how a split starts, and opens what it needs.
     pub(crate) async fn enter(
         self: &Arc<Self>,
@@ -287,6 +296,7 @@ impl TaskCache {
             name: self.pipeline.clone(),
             prefix: bound.prefix.clone(),
             definition: bound.definition.clone(),
+            canonical: bound.canonical.clone(),
             schema: schema_for_people(&bound.schema),
             encoding: plan.encoding.to_string(),
             ..SnapshotDescription::default()

@@ -2,12 +2,14 @@
 //! back and removed, so that the planner knows what storing would cost here, on this store, with these rows.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use caju_cache::{Cache, Compression, Encoding, Format, Probe};
 use caju_runtime::{Clock, Tasks};
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use crate::caching::BoundHint;
 use crate::chunk::batch_bytes;
@@ -22,6 +24,8 @@ const CHUNKS: usize = 3;
 const SHARE: f64 = 0.03;
 /// How often a probe that must wait for its share looks again.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How long the end of a task waits for its probes, if they are what it is for.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The encodings that are tried, cheapest first.
 const CANDIDATES: [Encoding; 4] = [
@@ -77,6 +81,9 @@ pub(crate) struct Prober {
     samples: Mutex<Vec<Sample>>,
     findings: Mutex<Findings>,
     arrived: tokio::sync::Notify,
+    /// No more rows will come.
+    over: AtomicBool,
+    through: watch::Sender<bool>,
 }
 
 impl Prober {
@@ -97,6 +104,8 @@ impl Prober {
             samples,
             findings: Mutex::default(),
             arrived: tokio::sync::Notify::new(),
+            over: AtomicBool::new(false),
+            through: watch::Sender::new(false),
         });
         let prober = Arc::clone(&me);
         drop(tasks.spawn(async move {
@@ -108,6 +117,21 @@ impl Prober {
 
     pub(crate) fn findings(&self) -> Findings {
         self.findings.lock().clone()
+    }
+
+    /// Tries everything that is left to try with the rows that there were, without regard to the share.
+    pub(crate) async fn finish(&self) {
+        self.over.store(true, Ordering::Release);
+        self.arrived.notify_one();
+        let mut through = self.through.subscribe();
+        tokio::select! {
+            _ = through.wait_for(|t| *t) => {}
+            () = self.clock.sleep(PATIENCE) => tracing::warn!("probes of the cache's store took too long"),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
     }
 
     /// Keeps a few of the rows that pass a hint.
@@ -154,7 +178,10 @@ impl Prober {
         for encoding in CANDIDATES {
             for hint in 0..self.hints.len() {
                 let rows = self.sample(hint).await;
-                while spent.as_secs_f64() > self.allowance(start) {
+                if rows.is_empty() {
+                    continue;
+                }
+                while !self.is_over() && spent.as_secs_f64() > self.allowance(start) {
                     self.clock.sleep(PAUSE).await;
                 }
                 let bound = &self.hints[hint];
@@ -170,19 +197,21 @@ impl Prober {
         }
         self.samples.lock().iter_mut().for_each(|s| s.rows.clear());
         self.findings.lock().complete = true;
+        self.through.send_replace(true);
     }
 
     fn allowance(&self, start: Duration) -> f64 {
         (self.clock.now().saturating_sub(start)).as_secs_f64() * self.threads as f64 * SHARE
     }
 
-    /// The sample of a hint, once there is one.
+    /// The sample of a hint, once there is one; what there is of it when no more rows will come.
     async fn sample(&self, hint: usize) -> Vec<RecordBatch> {
         loop {
             let arrived = self.arrived.notified();
             {
                 let samples = self.samples.lock();
-                if let Some(sample) = samples.get(hint).filter(|s| s.bytes >= SAMPLE_BYTES) {
+                if let Some(sample) = samples.get(hint).filter(|s| s.bytes >= SAMPLE_BYTES || self.is_over())
+                {
                     return sample.rows.clone();
                 }
             }

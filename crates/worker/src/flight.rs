@@ -97,6 +97,7 @@ impl FlightOnWorker {
             policy: text("policy"),
             encoding: text("encoding"),
             epochs: value.get("epochs").and_then(Value::as_u64).unwrap_or(0),
+            profile_only: false,
         })
     }
 }

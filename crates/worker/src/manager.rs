@@ -165,6 +165,7 @@ impl Manager {
         let mut options = self.options(&def);
         options.cache = self.cache(&def).await;
         options.probe = def.profile;
+        options.probe_to_end = def.profile_only;
         let run = run_task(&pipeline, Box::new(feed), options);
         let bytes = self.config.buffer_bytes;
         let iteration = IterationId(def.iteration_id);

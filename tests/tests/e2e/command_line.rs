@@ -52,6 +52,12 @@ fn settings_come_from_flags_then_variables_then_the_file() {
 }
 
 #[test]
+fn an_option_of_a_command_belongs_under_its_name() {
+    let p = Pipeline::of(json!({ "range": 10 }), json!([])).with_file("caju.toml", b"epochs = 2\n");
+    p.run(&[]).expect_code(2).expect_error(&["caju.toml: epochs", "put it under `[run]`"]);
+}
+
+#[test]
 fn unknown_settings_are_refused_with_their_place() {
     let p = Pipeline::of(json!({ "range": 10 }), json!([])).with_file("caju.toml", b"[run]\nepoch = 2\n");
     p.run(&[]).expect_code(2).expect_error(&["caju.toml", "epoch", "did you mean `epochs`"]);

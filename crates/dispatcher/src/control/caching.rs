@@ -65,6 +65,9 @@ impl Core {
 
     /// What an iteration of a job does at first; none: everything is computed.
     pub(super) fn first_plan(&self, job: &Job, dataset: &Dataset) -> Result<Option<Arc<str>>> {
+        if job.profile_only {
+            return Ok(None);
+        }
         if job.decision.is_some() {
             return Ok(job.plan.clone());
         }

@@ -181,6 +181,7 @@ fn get_or_create_job(
         policy: caching.policy.unwrap_or_else(|| core.default_policy()),
         encoding: caching.encoding,
         epochs: (request.epochs > 0).then_some(request.epochs),
+        profile_only: request.profile_only,
     });
     let missing = || Error::internal(format!("job `{name}` vanished while it was opened"));
     txn.state.jobs.get(&name).cloned().ok_or_else(missing)
@@ -262,8 +263,19 @@ fn get_or_create_iteration(
     }
     if !txn.state.jobs.contains_key(name) {
         // Dropping the failed iteration took an anonymous job with it.
-        let Job { name, dataset, seed, mode, anonymous, policy, encoding, epochs, .. } = job.clone();
-        txn.apply(Update::JobCreated { job: name, dataset, seed, mode, anonymous, policy, encoding, epochs });
+        let Job { name, dataset, seed, mode, anonymous, policy, encoding, epochs, profile_only, .. } =
+            job.clone();
+        txn.apply(Update::JobCreated {
+            job: name,
+            dataset,
+            seed,
+            mode,
+            anonymous,
+            policy,
+            encoding,
+            epochs,
+            profile_only,
+        });
     }
     let iteration = IterationId(txn.state.next_id);
     txn.apply(Update::IterationOpened { iteration, job: name.clone(), epoch, at_ms });

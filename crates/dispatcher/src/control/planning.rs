@@ -12,7 +12,7 @@ use caju_types::{Error, IterationId, Result, TaskId};
 use super::leases::splits_total;
 use super::{Core, Txn};
 use crate::measured::Measured;
-use crate::state::{Dataset, Iteration, Job, State, TaskState, Update};
+use crate::state::{Dataset, EpochFacts, Iteration, Job, State, TaskState, Update, Watch};
 
 /// Measurements shorter than this are start-up, not work.
 const LEAST_S: f64 = 1.0;
@@ -22,6 +22,9 @@ const STEADY: u32 = 3;
 const LONGEST_S: f64 = 20.0;
 /// A client that waits more than this share of its time does not show how fast it could be.
 const BLIND: f64 = 0.8;
+
+/// Readers that wait less than this share of their time set the pace themselves.
+const PACED: f64 = 0.1;
 
 /// What was measured of the iterations that wait for a decision.
 #[derive(Debug, Default)]
@@ -67,7 +70,10 @@ impl Core {
     /// Decides for an iteration, if what is known is enough. What goes wrong here must not end the epoch.
     fn consider(&self, txn: &mut Txn<'_>, id: IterationId, ended: bool) {
         let Some(case) = Case::of(self, txn.state, id) else { return };
-        if !case.measured.is_enough(&case.dataset) {
+        let last = ended && case.last;
+        // Who only wants a profile wants the whole of it, and has one in any case.
+        let enough = if case.job.profile_only { last } else { case.measured.is_enough(&case.dataset) };
+        if !enough {
             return;
         }
         let (profile, decision) = match case.decide() {
@@ -77,10 +83,12 @@ impl Core {
                 return;
             }
         };
-        if !self.stands(id, &case.measured, &decision, ended && case.last) {
+        if !self.stands(id, &case.measured, &decision, last) {
             return;
         }
         let plan = match chosen(&decision.choice, &case.dataset) {
+            // What is decided is told, and not done.
+            _ if case.job.profile_only => None,
             Ok(plan) => plan,
             Err(error) => {
                 tracing::warn!(job = %case.job.name, %error, "the planner's choice cannot be carried out");
@@ -89,6 +97,10 @@ impl Core {
         };
         tracing::info!(job = %case.job.name, choice = %decision.choice, "{}", decision.reason);
         let job = case.job.name.clone();
+        if let Some(computed) = case.measured.delivered() {
+            let watch = Watch { computed: Some(computed), ..case.job.watch };
+            txn.apply(Update::Watched { job: job.clone(), watch });
+        }
         txn.apply(Update::Decided {
             job: job.clone(),
             plan: plan.clone(),
@@ -113,6 +125,51 @@ impl Core {
         let steady = leaning.1 >= STEADY && measured.complete() && elapsed >= LEAST_S;
         last || steady || elapsed >= LONGEST_S
     }
+}
+
+impl Core {
+    /// Holds an epoch that has just ended against its job's decision.
+    pub(super) fn watch(&self, txn: &mut Txn<'_>, id: IterationId) {
+        let Some(iteration) = txn.state.iterations.get(&id).filter(|i| i.is_finished()) else { return };
+        let Some(job) = txn.state.jobs.get(&iteration.job).filter(|j| j.policy.is_planned()) else { return };
+        let now = u64::try_from(self.clock.unix_time().as_millis()).unwrap_or(0);
+        let observed = self.observed.lock();
+        let output = observed.ended_stages.get(&id).and_then(|s| s.last());
+        let waits = observed.clients.iter().filter(|((i, _), _)| *i == id).map(|(_, c)| c.wait_fraction);
+        let facts = EpochFacts {
+            rows: output.map_or(0, |s| s.rows_out),
+            ms: now.saturating_sub(iteration.opened_ms),
+            modes: iteration.modes,
+            waited: waits.fold(1.0, f64::min) > PACED,
+        };
+        drop(observed);
+        let (watch, give_up) = job.watch.after(facts);
+        let (name, decision, profile) = (job.name.clone(), job.decision.clone(), job.profile.clone());
+        if watch != job.watch {
+            txn.apply(Update::Watched { job: name.clone(), watch });
+        }
+        let (true, Some(decision), Some(profile)) = (give_up, decision, profile) else { return };
+        let decision = match given_up(&decision, &watch) {
+            Ok(decision) => decision,
+            Err(error) => return tracing::error!(job = %name, %error, "a stored decision cannot be read"),
+        };
+        tracing::warn!(job = %name, "{}", decision.reason);
+        txn.apply(Update::Decided { job: name, plan: None, decision: decision.to_json().into(), profile });
+    }
+}
+
+/// A decision that turned out wrong, with the reason why computing goes on instead.
+fn given_up(decision: &str, watch: &Watch) -> Result<Decision> {
+    let old = Decision::from_json(decision)?;
+    let rate = |r: Option<u64>| caju_planner::format_rate(r.unwrap_or(0) as f64 / 1000.0);
+    let reason = format!(
+        "Measured, not predicted: reading {} gave {} in two epochs, computing gave {}; computing goes on. The          decision was: {}",
+        old.choice,
+        rate(watch.read),
+        rate(watch.computed),
+        old.reason
+    );
+    Ok(Decision { choice: Choice::Compute, reason, ..old })
 }
 
 /// A job that waits for a decision.
@@ -140,7 +197,8 @@ impl Case {
             workers: workers.len() as u64,
             splits_leased: iteration.splits_leased(),
             splits_total: splits_total(core, iteration),
-            demand: core.demand(iteration),
+            // Rows that somebody only counts show nothing of what a training job would take.
+            demand: if job.profile_only { None } else { core.demand(iteration) },
             epochs: job.epochs.map(|n| n.saturating_sub(iteration.epoch).max(1)),
             budget: core.config.cache_budget,
             tasks,

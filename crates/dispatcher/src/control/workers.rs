@@ -99,6 +99,7 @@ impl Core {
                 if let Some(profile) = &request.profile {
                     self.last_profile(txn, iteration_id, profile.clone());
                 }
+                self.watch(txn, iteration_id);
                 return Ok(());
             };
             let error = Error::from(failure);
@@ -200,7 +201,8 @@ fn task_def(
         fingerprint: dataset.fingerprint.to_string(),
         deterministic: dataset.deterministic,
         caching: iteration.caching,
-        profile: iteration.caching && job.policy.is_planned() && job.decision.is_none(),
+        profile: job.profile_only || iteration.caching && job.policy.is_planned() && job.decision.is_none(),
+        profile_only: job.profile_only,
         cache_url: if iteration.caching { config.cache_url.clone() } else { String::new() },
         cache_budget: config.cache_budget.unwrap_or(0),
     })

@@ -71,6 +71,7 @@ fn plain_updates() -> Vec<Update> {
             policy: Policy::Hint("a".into()),
             encoding: None,
             epochs: Some(3),
+            profile_only: false,
         },
         Update::IterationOpened { iteration, job, epoch: 0, at_ms: 1_700_000_000_000 },
         Update::ClientJoined { client, iteration, flight: None },

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use caju_types::{DatasetId, Fingerprint, JobName, RowRanges};
 use serde::{Deserialize, Serialize};
 
-use super::{Hint, Mode, Policy};
+use super::{Hint, Mode, Policy, Watch};
 
 /// A registered definition, with what binding it has found out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +63,10 @@ pub struct Job {
     /// Epochs that it will read, where the user said so.
     #[serde(default)]
     pub epochs: Option<u64>,
+    /// Whether it only measures: everything is computed, and what is decided at the end of an epoch is told
+    /// and not done.
+    #[serde(default)]
+    pub profile_only: bool,
     /// What the planner decided (`caju.decision/v1`).
     #[serde(default)]
     pub decision: Option<Arc<str>>,
@@ -72,6 +76,9 @@ pub struct Job {
     /// The decision as the engine's plan; none: compute.
     #[serde(default)]
     pub plan: Option<Arc<str>>,
+    /// Whether the decision holds what it promised.
+    #[serde(default)]
+    pub watch: Watch,
     /// Whether it was made for one client.
     pub anonymous: bool,
     /// Epochs that were read to their end and forgotten since.

@@ -11,6 +11,7 @@ mod follow;
 mod iteration;
 mod task;
 mod update;
+mod watch;
 mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,6 +27,7 @@ pub use follow::{follow_ups, owed_tasks};
 pub use iteration::{Iteration, Member};
 pub use task::{Task, TaskState};
 pub use update::{Failure, Mode, Modes, SplitRecord, Update};
+pub use watch::{EpochFacts, Watch};
 pub use worker::{Worker, WorkerState};
 
 /// Everything that the dispatcher must not forget.
@@ -82,7 +84,17 @@ impl State {
             Update::DatasetRegistered { dataset } => {
                 self.datasets.insert(dataset.id.clone(), dataset.clone());
             }
-            Update::JobCreated { job, dataset, seed, mode, anonymous, policy, encoding, epochs } => {
+            Update::JobCreated {
+                job,
+                dataset,
+                seed,
+                mode,
+                anonymous,
+                policy,
+                encoding,
+                epochs,
+                profile_only,
+            } => {
                 let job = Job {
                     name: job.clone(),
                     dataset: dataset.clone(),
@@ -91,9 +103,11 @@ impl State {
                     policy: policy.clone(),
                     encoding: encoding.clone(),
                     epochs: *epochs,
+                    profile_only: *profile_only,
                     decision: None,
                     profile: None,
                     plan: None,
+                    watch: Watch::default(),
                     anonymous: *anonymous,
                     finished: RowRanges::default(),
                     abandoned: RowRanges::default(),
@@ -105,6 +119,11 @@ impl State {
                     job.plan.clone_from(plan);
                     job.decision = Some(Arc::clone(decision));
                     job.profile = Some(Arc::clone(profile));
+                }
+            }
+            Update::Watched { job, watch } => {
+                if let Some(job) = self.jobs.get_mut(job) {
+                    job.watch = *watch;
                 }
             }
             Update::IterationOpened { iteration, job, epoch, at_ms } => {

@@ -7,7 +7,7 @@ use caju_proto::v1;
 use caju_types::{ClientId, DatasetId, Error, ErrorKind, IterationId, JobName, RowRanges, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{Dataset, FeedId, Policy, State};
+use super::{Dataset, FeedId, Policy, State, Watch};
 
 /// One change of the state. Times and identifiers travel inside, so that a replay is exact.
 ///
@@ -81,6 +81,9 @@ pub enum Update {
         /// Epochs that the job will read, where the user said so.
         #[serde(default)]
         epochs: Option<u64>,
+        /// Whether it only measures.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        profile_only: bool,
     },
     /// An epoch of a job begins.
     IterationOpened {
@@ -103,6 +106,13 @@ pub enum Update {
         decision: Arc<str>,
         /// What it rests on (`caju.profile/v1`): planned again, it gives the same bytes.
         profile: Arc<str>,
+    },
+    /// An epoch of a job was held against its decision.
+    Watched {
+        /// The job.
+        job: JobName,
+        /// What is remembered from now on.
+        watch: Watch,
     },
     /// From now on the splits of an iteration are stored and read so.
     Planned {

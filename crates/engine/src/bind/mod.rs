@@ -119,11 +119,25 @@ fn bound_hints(def: &DatasetDef, registry: &Registry, root: &Branch) -> Result<V
     let bound = |(hint, prefix): (caju_pipeline::Hint, caju_pipeline::PrefixFingerprint)| {
         let definition = caju_pipeline::prefix_json(def, &hint.name)?;
         let fingerprint = prefix.fingerprint;
-        let prefix = caju_pipeline::describe(&DatasetDef::from_json(&definition)?).join(" | ");
+        let prefix = in_one_line(&caju_pipeline::describe(&DatasetDef::from_json(&definition)?));
+        let canonical = caju_pipeline::canonical_text(def, hint.stage_index, registry)?;
+        let canonical = serde_json::from_str(&canonical)
+            .map_err(|e| Error::internal(format!("the canonical text of a prefix is not JSON: {e}")))?;
         let schema = Arc::clone(&root.schemas[hint.stage_index]);
-        Ok(BoundHint { name: hint.name, schema, stage: hint.stage_index, definition, prefix, fingerprint })
+        let stage = hint.stage_index;
+        Ok(BoundHint { name: hint.name, schema, stage, definition, prefix, canonical, fingerprint })
     };
     def.hints().into_iter().zip(prefixes).take(local).map(bound).collect()
+}
+
+/// The lines of a described definition behind one another, without their numbers and columns.
+fn in_one_line(lines: &[String]) -> String {
+    let short = |line: &String| {
+        let words = line.split_whitespace();
+        let numbered = words.clone().next().is_some_and(|w| w == "source" || w.parse::<u32>().is_ok());
+        words.skip(usize::from(numbered)).collect::<Vec<_>>().join(" ")
+    };
+    lines.iter().map(short).collect::<Vec<_>>().join(" | ")
 }
 
 fn bind_branch(

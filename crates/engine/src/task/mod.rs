@@ -74,6 +74,9 @@ pub struct TaskOptions {
     pub cache: Option<Arc<Cache>>,
     /// Whether to find out in the background what storing would cost at each hint.
     pub probe: bool,
+    /// With `probe`: whether that is what the task is for. It then ends when everything is found out, with
+    /// what rows there were.
+    pub probe_to_end: bool,
 }
 
 impl TaskOptions {
@@ -93,6 +96,7 @@ impl TaskOptions {
             one_at_a_time: Arc::default(),
             cache: None,
             probe: false,
+            probe_to_end: false,
         }
     }
 }
@@ -119,6 +123,7 @@ pub struct TaskRun {
     ctx: Arc<TaskContext>,
     cache: Arc<TaskCache>,
     tasks: Tasks,
+    probe_to_end: bool,
 }
 
 /// Starts a task. Nothing is read before the first call of [`TaskRun::next`]; must be called within a tokio
@@ -154,7 +159,7 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
     let reader = read::Reader::new(Arc::clone(pipeline), Arc::clone(&ctx), Arc::clone(&cache), reading);
     let source = read::read_splits(reader, feed, tasks.clone());
     let items = chain::build(pipeline, source, &ctx, &cache);
-    TaskRun { items, ctx, cache, tasks }
+    TaskRun { items, ctx, cache, tasks, probe_to_end: options.probe_to_end }
 }
 
 impl TaskRun {
@@ -169,6 +174,9 @@ impl TaskRun {
             let Some(item) = self.items.next().await else {
                 // What was stored counts before the task's end is told.
                 self.cache.settled().await;
+                if self.probe_to_end {
+                    self.cache.probed().await;
+                }
                 return None;
             };
             return match item {

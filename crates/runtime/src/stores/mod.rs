@@ -86,6 +86,16 @@ impl fmt::Debug for Stores {
     }
 }
 
+/// An entry of the list of what may be touched; a kind of URL that nothing opens is a typing error.
+fn allowed_url(text: &str) -> Result<StoreUrl> {
+    let url = StoreUrl::parse(text)?;
+    if url::SCHEMES.contains(&url.scheme.as_str()) {
+        return Ok(url);
+    }
+    let near = caju_types::did_you_mean(&url.scheme, url::SCHEMES);
+    Err(Error::invalid(format!("`{text}` is not a known kind of URL{near}")))
+}
+
 impl Stores {
     /// Stores with the given options, restricted to URLs below `allow` if given.
     ///
@@ -103,7 +113,7 @@ impl Stores {
             }
         }
         let allow = allow
-            .map(|urls| urls.iter().map(|u| StoreUrl::parse(u)).collect::<Result<Vec<_>>>())
+            .map(|urls| urls.iter().map(|u| allowed_url(u)).collect::<Result<Vec<_>>>())
             .transpose()
             .map_err(|e| e.context("--allow"))?;
         Ok(Self { options, allow, opened: Mutex::default() })

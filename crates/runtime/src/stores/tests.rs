@@ -287,3 +287,10 @@ async fn requests_and_bytes_are_counted() {
     let want = IoSnapshot { reads: 4, lists: 1, writes: 5, deletes: 1, bytes_read: 11, bytes_written: 8 };
     assert_eq!(io.snapshot(), want);
 }
+
+#[test]
+fn what_is_allowed_is_of_a_known_kind() {
+    let e = Stores::new(BTreeMap::new(), Some(vec!["s4://bucket".into()])).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::InvalidArgument);
+    assert!(e.message().contains("--allow") && e.message().contains("s4://bucket"), "{e}");
+}
