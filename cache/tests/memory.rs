@@ -20,9 +20,10 @@ async fn memory_is_bounded_whatever_the_part() {
         let mut part = writer(&snapshot, split(0), &batch.schema(), common::encoding(encoding)).await;
         let before = caju_runtime::rss_bytes();
         let mut most = 0;
-        for _ in 0..200 {
+        for i in 0..200 {
             part.write(&batch).await.unwrap();
             most = most.max(caju_runtime::rss_bytes().saturating_sub(before));
+            if i % 20 == 0 { eprintln!("{encoding} {i} {} {} MiB", part.bytes() >> 20, caju_runtime::rss_bytes().saturating_sub(before) >> 20); }
         }
         let committed = part.finish(facts(200 * 16)).await.unwrap();
         let meta = committed.meta();

@@ -130,10 +130,11 @@ async fn the_disk_tier_spares_the_store_and_is_not_trusted() {
         ..CacheOptions::default()
     };
     let cache = open_with(&root, options()).await;
-    let want = rich(3000, 1);
+    let batches: Vec<_> = (0..10).map(|i| rich(1500, i)).collect();
+    let want = arrow::compute::concat_batches(&batches[0].schema(), &batches).unwrap();
     for encoding in [encoding("arrow/none"), encoding("parquet/none")] {
         let snapshot = cache.snapshot(&fp(encoding.format as u128));
-        let meta = put(&snapshot, split(0), std::slice::from_ref(&want), encoding).await;
+        let meta = put(&snapshot, split(0), &batches, encoding).await;
         assert!(meta.blocks.len() > 3);
         read(&snapshot, &meta).await.unwrap();
         // Another process, the same folder.

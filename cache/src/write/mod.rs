@@ -227,7 +227,10 @@ impl PartWriter {
             created_unix_ms: milliseconds(root.clock.unix_time()),
         };
         open.committing = true;
-        let committed = open.state.commit(&open.cache, meta).await?;
+        let committed = open.state.commit(&open.cache, meta).await.inspect_err(|e| {
+            // A refusal is an answer: the record is not there.
+            open.committing = crate::retry::transient(e);
+        })?;
         if let Committed::Lost(winner) = &committed {
             tracing::debug!(split = %winner.split, winner = winner.writer, "another part was faster");
             open.upload.abort().await;

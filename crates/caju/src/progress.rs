@@ -25,6 +25,8 @@ pub(crate) struct State {
     pub(crate) total: Option<u64>,
     /// More to say: the bottleneck, the epoch.
     pub(crate) note: String,
+    /// What is told instead of rows and rates, where the work is about something else.
+    pub(crate) said: Option<String>,
 }
 
 /// Shows the progress of one piece of work.
@@ -134,7 +136,8 @@ impl Progress {
 
     fn text(&self, state: &State) -> String {
         let (rows, bytes) = self.rates.unwrap_or_default();
-        let mut text = format!("{} rows, {}", format_count(state.rows), rates_text(rows, bytes));
+        let rates = || format!("{} rows, {}", format_count(state.rows), rates_text(rows, bytes));
+        let mut text = state.said.clone().unwrap_or_else(rates);
         if !state.note.is_empty() {
             text.push_str(", ");
             text.push_str(&state.note);

@@ -220,7 +220,7 @@ fn state(monitor: &Monitor, expected: Option<u64>) -> State {
         None if p.splits_total == 0 => (0, None),
         None => (permille(&p), Some(1000)),
     };
-    State { rows: p.stats.rows, bytes: p.stats.bytes, done, total, note }
+    State { rows: p.stats.rows, bytes: p.stats.bytes, done, total, note, said: None }
 }
 
 /// How far an epoch is whose rows nobody has counted: the share of splits that were handed out, less what the

@@ -41,7 +41,7 @@ pub(crate) async fn generate(plan: &Plan, stores: &Stores, pool: &CpuPool, quiet
     let start = Instant::now();
     let state = || {
         let (rows, bytes) = counters.get();
-        State { rows, bytes, done: rows, total: Some(plan.count), note: String::new() }
+        State { rows, bytes, done: rows, total: Some(plan.count), ..State::default() }
     };
     let progress = Progress::new(format!("gen {}", plan.kind.name()), quiet);
     progress.watch(generate::write(plan, stores, pool, &counters), state).await?;
