@@ -12,10 +12,11 @@ use std::time::Duration;
 
 use caju_runtime::Tasks;
 use caju_types::{Fingerprint, Result, hash128};
+use object_store::path::Path;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::record::{seal, unseal};
+use crate::record::{Claim, seal, unseal};
 use crate::store::Root;
 
 /// The content of a lease object.
@@ -60,7 +61,12 @@ pub(crate) struct Leases {
     started: tokio::sync::Mutex<bool>,
     writing: tokio::sync::Mutex<()>,
     seen: Mutex<HashMap<String, Seen>>,
+    /// Claims of this process that nobody holds any more and that may still exist, with their attempts.
+    left: Mutex<Vec<(Path, String)>>,
 }
+
+/// Claims to be deleted that are remembered; further ones wait for the end of the process.
+const MOST_LEFT: usize = 10_000;
 
 impl Leases {
     pub(crate) fn new(root: Arc<Root>, id: String, ttl: Duration) -> Self {
@@ -73,6 +79,7 @@ impl Leases {
             started: tokio::sync::Mutex::new(false),
             writing: tokio::sync::Mutex::new(()),
             seen: Mutex::default(),
+            left: Mutex::default(),
         }
     }
 
@@ -94,6 +101,8 @@ impl Leases {
                 me.root.clock.sleep((me.ttl / 3).max(SHORTEST_BEAT)).await;
                 if let Err(error) = me.renew().await {
                     tracing::warn!(%error, "the lease on the cache could not be renewed");
+                } else if let Err(error) = me.clean().await {
+                    tracing::debug!(%error, "a claim could not be given back yet");
                 }
             }
         }));
@@ -162,6 +171,34 @@ impl Leases {
             *entry = Seen { content, since: now, looked: now };
         }
         Ok(now.saturating_sub(entry.since) < self.ttl)
+    }
+
+    /// Remembers a claim that is to be deleted when the store lets us: while this process lives, others
+    /// would take its split for being written.
+    pub(crate) fn left_behind(&self, claim: Path, attempt: String) {
+        let mut left = self.left.lock();
+        if left.len() < MOST_LEFT {
+            left.push((claim, attempt));
+        }
+    }
+
+    /// Deletes claims that were left behind.
+    pub(crate) async fn clean(&self) -> Result<()> {
+        loop {
+            let Some((path, attempt)) = self.left.lock().pop() else { return Ok(()) };
+            let cleaned = async {
+                let body = self.root.get(&path).await?;
+                // Another claim may have taken the place.
+                if body.and_then(|b| unseal::<Claim>(&b).ok()).is_some_and(|c| c.attempt == attempt) {
+                    self.root.delete(&path).await?;
+                }
+                Ok(())
+            };
+            if let Err(e) = cleaned.await {
+                self.left_behind(path, attempt);
+                return Err(e);
+            }
+        }
     }
 
     /// The leases of all processes, as they stand in the store, with the time of their last renewal by the

@@ -182,7 +182,7 @@ impl Cache {
                 result = result.and(state.fold(self).await);
                 result = result.and(state.flush_uses(self).await);
             }
-            result
+            result.and(self.leases.clean().await)
         };
         let result = tokio::select! {
             result = work => result,

@@ -132,7 +132,7 @@ impl Snapshot {
         encoding: Encoding,
     ) -> Result<PutOutcome> {
         let encoding = Encoding::new(encoding.format, encoding.compression)?;
-        self.cache.space.check(&self.cache).await?;
+        self.cache.space.check(&self.cache, Some(self.state.of)).await?;
         self.cache.leases.start(&self.cache.tasks).await?;
         let (held, generation) = match self.state.claim(&self.cache, split).await? {
             claim::Outcome::Ours(held, generation) => (held, generation),

@@ -20,8 +20,12 @@ pub(crate) struct Space {
     budget: Option<u64>,
     refresh: Duration,
     listed: Mutex<Option<(Duration, u64)>>,
-    /// Written here since the listing, less what was deleted.
+    /// Committed here since the listing, less what was deleted.
     since: AtomicI64,
+    /// Written by parts that are not whole yet: no listing shows them.
+    in_flight: AtomicI64,
+    /// When there was no room last, and nothing that could make some.
+    full: Mutex<Option<Duration>>,
     turn: tokio::sync::Mutex<()>,
 }
 
@@ -31,8 +35,15 @@ fn signed(bytes: u64) -> i64 {
 
 impl Space {
     pub(crate) fn new(budget: Option<u64>, refresh: Duration) -> Self {
-        let (listed, since) = (Mutex::default(), AtomicI64::new(0));
-        Self { budget, refresh, listed, since, turn: tokio::sync::Mutex::new(()) }
+        Self {
+            budget,
+            refresh,
+            listed: Mutex::default(),
+            since: AtomicI64::new(0),
+            in_flight: AtomicI64::new(0),
+            full: Mutex::default(),
+            turn: tokio::sync::Mutex::new(()),
+        }
     }
 
     /// Bytes of everything below the root, as far as known.
@@ -50,30 +61,49 @@ impl Space {
                 bytes
             }
         };
-        Ok(base.saturating_add_signed(self.since.load(Ordering::Relaxed)))
+        let here = self.since.load(Ordering::Relaxed) + self.in_flight.load(Ordering::Relaxed);
+        Ok(base.saturating_add_signed(here))
     }
 
-    /// Whether there is any room; makes some if not.
-    pub(crate) async fn check(&self, cache: &Cache) -> Result<()> {
-        self.make_room(cache, 1).await
+    /// Whether there is any room for a snapshot; makes some if not.
+    pub(crate) async fn check(&self, cache: &Cache, of: Option<Fingerprint>) -> Result<()> {
+        self.make_room(cache, 1, of).await
     }
 
-    /// Takes room for bytes that are about to be written.
-    pub(crate) async fn charge(&self, cache: &Cache, bytes: u64) -> Result<()> {
-        self.make_room(cache, bytes).await?;
+    /// Takes room for bytes of a snapshot's part that are about to be written.
+    pub(crate) async fn charge(&self, cache: &Cache, bytes: u64, of: Fingerprint) -> Result<()> {
+        // First the claim, then the look: writers that come together see each other.
+        self.in_flight.fetch_add(signed(bytes), Ordering::Relaxed);
+        self.make_room(cache, 0, Some(of)).await.inspect_err(|_| self.release(bytes))
+    }
+
+    /// A part with so many bytes is whole: listings show it from now on.
+    pub(crate) fn settle(&self, bytes: u64) {
         self.since.fetch_add(signed(bytes), Ordering::Relaxed);
-        Ok(())
+        self.release(bytes);
     }
 
-    /// Gives room back: the bytes are not there, or no longer.
+    /// A part with so many bytes was given up.
+    pub(crate) fn release(&self, bytes: u64) {
+        self.in_flight.fetch_sub(signed(bytes), Ordering::Relaxed);
+    }
+
+    /// Gives room back: the bytes are there no longer.
     pub(crate) fn refund(&self, bytes: u64) {
         self.since.fetch_sub(signed(bytes), Ordering::Relaxed);
+        *self.full.lock() = None;
     }
 
-    async fn make_room(&self, cache: &Cache, need: u64) -> Result<()> {
+    /// `of`: who needs the room. Its own parts are not what makes some: they would take turns.
+    async fn make_room(&self, cache: &Cache, need: u64, of: Option<Fingerprint>) -> Result<()> {
         let Some(budget) = self.budget else { return Ok(()) };
         if self.usage(cache, false).await?.saturating_add(need) <= budget {
             return Ok(());
+        }
+        let now = cache.root.clock.now();
+        if need > 0 && self.full.lock().is_some_and(|at| now.saturating_sub(at) < self.refresh) {
+            // Every split asks; the store is not listed for each.
+            return Err(full(cache, budget, budget));
         }
         let _turn = self.turn.lock().await;
         // What another task has just made room for, or another process has deleted.
@@ -81,31 +111,36 @@ impl Space {
         if usage <= budget {
             return Ok(());
         }
-        let freed = evict(cache, usage - budget).await?;
+        let freed = evict(cache, usage - budget, of).await?;
         self.refund(freed);
         if usage - freed <= budget {
             return Ok(());
         }
-        Err(Error::exhausted(format!(
-            "the cache {} is full: {} of {} are used and nothing more may be evicted (the rest is pinned or in \
-             use); raise the budget, or remove snapshots with `caju cache rm`",
-            cache.root.url(),
-            format_bytes(usage - freed - need),
-            format_bytes(budget),
-        )))
+        *self.full.lock() = Some(now);
+        Err(full(cache, usage - freed - need, budget))
     }
 }
 
+fn full(cache: &Cache, used: u64, budget: u64) -> Error {
+    Error::exhausted(format!(
+        "the cache {} is full: {} of {} are used and nothing more may be evicted (the rest is pinned or in use); \
+         raise the budget, or remove snapshots with `caju cache rm`",
+        cache.root.url(),
+        format_bytes(used),
+        format_bytes(budget),
+    ))
+}
+
 /// Removes parts of the least worth until `need` bytes are free, as far as that is possible; gives the bytes
-/// freed. Pinned snapshots and those in some live process's lease stay.
-pub(crate) async fn evict(cache: &Cache, need: u64) -> Result<u64> {
+/// freed. Pinned snapshots, those in some live process's lease and `keep` stay.
+pub(crate) async fn evict(cache: &Cache, need: u64, keep: Option<Fingerprint>) -> Result<u64> {
     let objects = cache.root.list(&cache.root.layout.base()).await?;
     let scans = Scan::all(&cache.root.layout, objects);
     let used = in_use(cache).await?;
     let now = scans.values().map(Scan::last_change_ms).max().unwrap_or(0);
     let mut candidates = Vec::new();
     for (of, scan) in &scans {
-        if scan.pinned || used.contains(of) || cache.leases.holds(*of) {
+        if scan.pinned || keep == Some(*of) || used.contains(of) || cache.leases.holds(*of) {
             continue;
         }
         let index = cache.state(*of).refresh(cache).await?;

@@ -262,6 +262,7 @@ impl Root {
     }
 
     async fn get_range_once(&self, path: &Path, range: std::ops::Range<u64>) -> Result<Fetched> {
+        let end = range.end;
         let length = usize::try_from(range.end - range.start).map_err(|_| {
             Error::exhausted(format!("{}: a block of it does not fit memory", self.name(path)))
         })?;
@@ -280,12 +281,9 @@ impl Root {
             }
             buffer.extend_from_slice(&chunk);
         }
-        if buffer.len() < length {
-            // Whether the object or the answer is short, its reader finds out from the size.
-            let short_object = object_bytes < length as u64;
-            if !short_object {
-                return Err(self.cut(path, "shorter"));
-            }
+        // If the object itself is short, its reader sees that from the size.
+        if buffer.len() < length && object_bytes >= end {
+            return Err(self.cut(path, "shorter"));
         }
         Ok(Fetched { bytes: aligned_bytes(buffer), object_bytes })
     }

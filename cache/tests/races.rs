@@ -190,6 +190,41 @@ async fn a_process_that_left_is_not_waited_for() {
     assert!(matches!(outcome(&other).await, PutOutcome::Writer(_)));
 }
 
+/// A claim that the store did not let its writer give back is not in the way of others for as long as the
+/// writer lives.
+#[tokio::test]
+async fn a_claim_left_behind_is_given_back_later() {
+    let root = memory_root();
+    let clock = Arc::new(ManualClock::default());
+    let faults = Faults::new();
+    let options = CacheOptions {
+        lease_ttl: TTL,
+        request_timeout: Duration::from_secs(1 << 30),
+        attempts: 1,
+        ..hasty()
+    };
+    let writer = open_faulty(&root, &faults, options, Arc::clone(&clock) as _).await.unwrap();
+    let other = open_at(&root, &clock).await;
+    let PutOutcome::Writer(part) = outcome(&writer).await else { panic!() };
+    faults.add(Rule::new(Op::Delete, Fault::Error("503 SlowDown")).on("claims"));
+    part.abort().await;
+    // Cancelled in the middle of claiming: the store has the claim, the writer does not know.
+    faults.add(Rule::new(Op::Put, Fault::LostAnswer).on("claims"));
+    faults.add(Rule::new(Op::Get, Fault::Silence).on("claims"));
+    let snapshot = writer.snapshot(&fp(1));
+    let claiming = snapshot.put(split(2), &describe(), numbers(0..1).schema(), Encoding::default()).await;
+    assert!(claiming.is_err());
+    let claims = async || objects(&root).await.into_iter().filter(|o| o.contains("claims")).count();
+    assert_eq!(claims().await, 2);
+    assert!(matches!(outcome(&other).await, PutOutcome::Busy { .. }));
+    faults.clear();
+    settle().await;
+    clock.advance(TTL / 2);
+    settle().await;
+    assert_eq!(claims().await, 0);
+    assert!(matches!(outcome(&other).await, PutOutcome::Writer(_)));
+}
+
 /// Where kills are tried.
 enum Scene {
     Memory,
@@ -303,8 +338,8 @@ async fn writers_killed_at_random_moments_on_files() {
 async fn writers_killed_at_random_moments_on_s3() {
     let scene = Scene::S3(S3Server::start(&["bucket"]).await.unwrap());
     let mut killed = 0;
-    for seed in 0..24 {
+    for seed in 0..16 {
         killed += u32::from(kill(&scene, seed).await);
     }
-    assert!(killed > 15, "{killed}");
+    assert!(killed > 9, "{killed}");
 }

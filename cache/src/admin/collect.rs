@@ -147,7 +147,7 @@ impl Cache {
             }
             if self.options.budget_bytes.is_some() {
                 // Over the budget by what others wrote: room is made here rather than in a job.
-                self.space.check(self).await?;
+                self.space.check(self, None).await?;
             }
         }
         Ok(report)

@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use caju_types::{Error, Result, SplitKey};
 use object_store::path::Path;
+use parking_lot::Mutex;
 
 use super::state::{Seat, SnapshotState};
 use crate::Cache;
 use crate::layout::{Generation, Object};
-use crate::lease::Hold;
+use crate::lease::{Hold, Leases};
 use crate::record::{Claim, PartMeta, seal, unseal};
 use crate::store::Created;
 
@@ -32,6 +33,8 @@ pub(crate) struct Held {
     split: SplitKey,
     attempt: String,
     path: Option<Path>,
+    /// The claim whose creation was last begun: it may exist even where its creation failed or was cut off.
+    tried: Arc<Mutex<Option<Path>>>,
     _hold: Arc<Hold>,
 }
 
@@ -49,7 +52,8 @@ impl Held {
         if let Some(path) = &self.path
             && let Err(error) = cache.root.delete(path).await
         {
-            tracing::debug!(%error, "a claim is left to the collection");
+            tracing::debug!(%error, "a claim could not be given back yet");
+            cache.leases.left_behind(path.clone(), self.attempt.clone());
         }
         self.state.active.lock().remove(&self.split);
     }
@@ -77,9 +81,10 @@ impl SnapshotState {
             split,
             attempt: cache.root.unique("attempt"),
             path: None,
+            tried: Arc::default(),
             _hold: Arc::new(cache.leases.hold(self.of).0),
         };
-        let guard = Unclaim(Some(held.clone()));
+        let guard = Unclaim(Some((held.clone(), Arc::clone(&cache.leases))));
         let outcome = if cache.root.conditional() {
             self.claim_conditionally(cache, &mut held).await
         } else {
@@ -100,12 +105,14 @@ impl SnapshotState {
         let body = seal(&Claim { writer: cache.leases.id().into(), attempt: held.attempt.clone() })?;
         for number in 1..=MOST {
             let path = cache.root.layout.claim(self.of, held.split, number, None);
+            *held.tried.lock() = Some(path.clone());
             match cache.root.create(&path, body.clone().into()).await? {
                 Created::Yes => {
                     held.path = Some(path);
                     return Ok(None);
                 }
                 Created::Taken(theirs) => {
+                    *held.tried.lock() = None;
                     let Ok(claim) = unseal::<Claim>(&theirs) else { continue };
                     // Our own claims are in `active`; another one of ours is a leftover.
                     if claim.writer != cache.leases.id() && cache.leases.alive(&claim.writer).await? {
@@ -125,6 +132,7 @@ impl SnapshotState {
         let root = &cache.root;
         let path = root.layout.claim(self.of, held.split, 1, Some(&held.attempt));
         let body = seal(&Claim { writer: cache.leases.id().into(), attempt: held.attempt.clone() })?;
+        *held.tried.lock() = Some(path.clone());
         root.put(&path, body.into()).await?;
         let mut claims = Vec::new();
         for object in root.list(&root.layout.folder(self.of).join("claims")).await? {
@@ -142,7 +150,9 @@ impl SnapshotState {
             let Some(body) = root.get(&object.path).await? else { continue };
             let Ok(claim) = unseal::<Claim>(&body) else { continue };
             if claim.writer != cache.leases.id() && cache.leases.alive(&claim.writer).await? {
+                // The guard deletes it if this fails.
                 root.delete(&path).await?;
+                *held.tried.lock() = None;
                 return Ok(Some(claim.writer));
             }
         }
@@ -188,8 +198,8 @@ impl SnapshotState {
     }
 }
 
-/// Takes a split out of `active` if claiming it fails or is dropped.
-struct Unclaim(Option<Held>);
+/// Takes a split out of `active` if claiming it fails or is dropped, and sees to a claim that may exist.
+struct Unclaim(Option<(Held, Arc<Leases>)>);
 
 impl Unclaim {
     fn disarm(mut self) {
@@ -199,7 +209,10 @@ impl Unclaim {
 
 impl Drop for Unclaim {
     fn drop(&mut self) {
-        if let Some(held) = self.0.take() {
+        if let Some((held, leases)) = self.0.take() {
+            if let Some(path) = held.tried.lock().take() {
+                leases.left_behind(path, held.attempt.clone());
+            }
             held.forget();
         }
     }

@@ -183,12 +183,11 @@ impl SnapshotState {
         for (key, record) in &records {
             known.highest.insert(key.0, key.1);
             if let (Some(Commit::Part(meta)), true) = (record.commit.as_deref(), record.present) {
-                let covered = folded.get(&(key.0, key.1));
-                known.uncovered += usize::from(covered.is_none_or(|m| m.attempt != meta.attempt));
-                parts.insert(
-                    key.0,
-                    covered.filter(|m| ***m == *meta).cloned().unwrap_or_else(|| Arc::new(meta.clone())),
-                );
+                let covered = folded.get(&(key.0, key.1)).is_some_and(|m| m.attempt == meta.attempt);
+                known.uncovered += usize::from(!covered);
+                // Shared with the index before, where nothing changed.
+                let same = known.index.parts.get(&key.0).filter(|m| ***m == *meta);
+                parts.insert(key.0, same.cloned().unwrap_or_else(|| Arc::new(meta.clone())));
             }
         }
         let described =
@@ -346,12 +345,12 @@ impl SnapshotState {
 
     async fn write_manifest(&self, cache: &Cache, description: Arc<SnapshotDescription>) -> Result<()> {
         let root = &cache.root;
-        let (number, parts) = {
+        let (number, parts, covered) = {
             let known = self.known.lock();
             let last = known.manifest.as_ref().and_then(|m| m.manifest.as_ref()).map_or(0, |m| m.number);
             let mut parts: Vec<_> = known.index.parts.values().cloned().collect();
             parts.sort_by_key(|p| p.split);
-            (last + 1, parts)
+            (last + 1, parts, known.uncovered)
         };
         let manifest = Manifest {
             schema: SCHEMA.into(),
@@ -368,7 +367,8 @@ impl SnapshotState {
         let number = kept.number;
         {
             let mut known = self.known.lock();
-            known.uncovered = 0;
+            // What was committed meanwhile is left for the next one.
+            known.uncovered = known.uncovered.saturating_sub(covered);
             known.index.description = Some(description);
             let object = Listed { path, bytes: 0, modified_ms: 0, etag: None };
             known.manifest = Some(Loaded { object, manifest: Some(Arc::new(kept)) });

@@ -157,8 +157,8 @@ impl PartWriter {
     async fn push(&mut self, ready: Vec<Bytes>) -> Result<()> {
         let Some(open) = &mut self.open else { return Err(ended()) };
         for block in ready {
+            open.cache.space.charge(&open.cache, block.len() as u64, open.state.of).await?;
             self.bytes += block.len() as u64;
-            open.cache.space.charge(&open.cache, block.len() as u64).await?;
             open.upload.push(block).await?;
         }
         Ok(())
@@ -234,7 +234,9 @@ impl PartWriter {
         if let Committed::Lost(winner) = &committed {
             tracing::debug!(split = %winner.split, winner = winner.writer, "another part was faster");
             open.upload.abort().await;
-            open.cache.space.refund(self.bytes);
+            open.cache.space.release(self.bytes);
+        } else {
+            open.cache.space.settle(self.bytes);
         }
         Ok(committed)
     }
@@ -262,7 +264,10 @@ async fn give_up(mut open: Open, bytes: u64) {
     // If the commit failed after all, the collection finds the part.
     if !open.committing {
         open.upload.abort().await;
-        open.cache.space.refund(bytes);
+        open.cache.space.release(bytes);
+    } else {
+        // Its bytes may stay.
+        open.cache.space.settle(bytes);
     }
     open.held.release(&open.cache).await;
 }
