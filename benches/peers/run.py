@@ -40,6 +40,11 @@ PEERS = {
     "P1 u8": [("peer_tfdata.py", ["--pipeline", "P1", "--limit", "2560", "--parallel", "4", "--out", "u8", *SERVICE], True),
               ("peer_tfdata.py", ["--pipeline", "P1", "--limit", "2560", "--parallel", "4", "--out", "u8", "--fused", "1"], False)],
     "P2": [("peer_tfdata.py", ["--pipeline", "P2", "--limit", "2560", "--parallel", "4", *SERVICE], True)],
+    "P3": [("peer_limits.py", ["--pipeline", "P3", "--epochs", "6", "--what", "memmap"], False),
+           ("peer_limits.py", ["--pipeline", "NET", "--epochs", "3", "--what", "tcp"], False),
+           ("peer_tfdata.py", ["--pipeline", "P3", "--epochs", "4", "--format", "tfsave", *SERVICE], True),
+           ("peer_tfdata.py", ["--pipeline", "P3", "--epochs", "4", "--format", "fixed", *SERVICE], True),
+           ("peer_arrow.py", ["--pipeline", "P3", "--epochs", "4"], False)],
     "P4": [("peer_tfdata.py", ["--pipeline", "P4", "--batch", "4096", "--format", "tsv", *SERVICE], False),
            ("peer_arrow.py", ["--pipeline", "P4", "--batch", "4096", "--engine", "polars"], False)],
     "T1big": [("peer_limits.py", ["--pipeline", "NET", "--epochs", "3", "--what", "tcp"], False),
@@ -76,9 +81,9 @@ class Server:
         self.p.wait(60)
 
 
-def read(address, file, epochs=1):
+def read(address, file, epochs=1, *more):
     """One client process to its end: its report, and what it used."""
-    command = [str(args.bin / "touch-each"), str(file), address, str(epochs)]
+    command = [str(args.bin / "touch-each"), str(file), address, str(epochs), *map(str, more)]
     p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     text = p.stdout.read()
     _, status, usage = os.wait4(p.pid, 0)
@@ -88,18 +93,19 @@ def read(address, file, epochs=1):
     return json.loads(text), usage
 
 
-def caju_run(work, file, epochs=1, bytes_per_row=None):
-    """Dispatcher, worker and reader apart, over the loopback; one untimed epoch first."""
-    dispatcher = Server("dispatcher")
+def caju_run(work, file, epochs=1, bytes_per_row=None, cache=None):
+    """Dispatcher, worker and reader apart, over the loopback; one untimed epoch first, which fills the cache."""
+    dispatcher = Server("dispatcher", *(["--cache", cache] if cache else []))
+    policy = ["full"] if cache else []
     worker = Server("worker", "--dispatcher", dispatcher.address)
     servers = (dispatcher, worker)
     try:
         if work == "T2":
             first = lambda: read(dispatcher.address, file)[0]["epochs"][0]["first_batch_s"]
             return [dict(work=work, who="caju", variant=v, first_batch_s=first()) for v in ("fresh worker", "used worker")]
-        read(dispatcher.address, file)
+        read(dispatcher.address, file, 1, *policy)
         before = [s.cpu() for s in servers]
-        report, usage = read(dispatcher.address, file, epochs)
+        report, usage = read(dispatcher.address, file, epochs, *policy)
         after = [s.cpu() for s in servers]
         user = usage.ru_utime + sum(a[0] - b[0] for a, b in zip(after, before))
         system = usage.ru_stime + sum(a[1] - b[1] for a, b in zip(after, before))
@@ -127,6 +133,16 @@ def caju_embedded(work, file, folder, epochs=1):
     report["epochs"] = report["epochs"][1:]
     return [result(work, "caju", "one process", report, both.ru_utime - one.ru_utime, both.ru_stime - one.ru_stime,
                    both.ru_maxrss * 1024, None)]
+
+
+def caju_here(work, file, cache, epochs, bytes_per_row):
+    """One process, elements put together as for a training job; a first epoch's share is taken off."""
+    read("here", file, 1, "full", cache)
+    _, one = read("here", file, 1, "full", cache)
+    report, both = read("here", file, 1 + epochs, "full", cache)
+    report["epochs"] = report["epochs"][1:]
+    return [result(work, "caju", "one process, no socket", report, both.ru_utime - one.ru_utime, both.ru_stime - one.ru_stime,
+                   both.ru_maxrss * 1024, bytes_per_row)]
 
 
 def result(work, who, variant, report, user, system, peak, bytes_per_row):
@@ -170,6 +186,8 @@ def caju_works(folder):
         "P1 f32": [apart("P1 f32", pipeline("p1_f32.yaml", folder), bytes_per_row=4 * ROW_BYTES)],
         "P1 u8": [apart("P1 u8", pipeline("p1_u8.yaml", folder), bytes_per_row=ROW_BYTES)],
         "P2": [apart("P2", pipeline("p2.yaml", folder), bytes_per_row=4 * ROW_BYTES)],
+        "P3": [apart("P3", pipeline("p3.yaml", folder), bytes_per_row=ROW_BYTES, epochs=4, cache=folder / "cache-apart"),
+               lambda: caju_here("P3", folder / "p3.yaml", folder / "cache-here", 8, ROW_BYTES)],
         "P4": [apart("P4", pipeline("p4.yaml", folder), bytes_per_row=13 * 4 + 26 * 8 + 8)],
         "T1tiny": [apart("T1tiny", pipeline("t1_tiny.yaml", folder, ROWS=TINY_ROWS), bytes_per_row=8)],
         "T2": [apart("T2", pipeline("p1_f32.yaml", folder))],
@@ -228,6 +246,10 @@ def targets(groups):
         ("P1 uint8, to tf.data service at its best", ratio(ours("P1 u8"), best("P1 u8", [("tuned",)])), ">=", 1.35),
         ("P1 uint8, to in-process tf.data, fused", ratio(ours("P1 u8"), m("P1 u8", "tf.data", ("fused",), cpu)), ">=", 1.0),
         ("P2, to tf.data service", ratio(ours("P2"), best("P2", [("tuned",)])), ">=", 2.5),
+        ("P3 over loopback, to tf.data service at its best setting", ratio(ours("P3"), best("P3", [("tfsave",), ("fixed",)])), ">=", 2.8),
+        ("P3 over loopback, to the loopback limit (samples per CPU-second)", ratio(ours("P3"), m("P3", "limit", ("tcp",), cpu)), ">=", 0.7),
+        ("P3 in one process, to pyarrow in one process", ratio(m("P3", "caju", ("no socket",), cpu), m("P3", "pyarrow", (), cpu)), ">=", 1.5),
+        ("P3 in one process, to memmap", ratio(m("P3", "caju", ("no socket",), cpu), m("P3", "limit", ("memmap",), cpu)), ">=", 0.5),
         ("P4, to tf.data service", ratio(ours("P4"), best("P4", [("tsv",)])), ">=", 5.0),
         ("P4, to polars in one process", ratio(ours("P4"), m("P4", "polars", (), cpu)), ">=", 0.6),
         ("P4 in one process, to polars in one process", ratio(m("P4", "caju", ("one process",), cpu), m("P4", "polars", (), cpu)), ">=", 0.6),

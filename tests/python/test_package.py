@@ -423,7 +423,7 @@ def test_registered_datasets(cluster):
     (lambda: cj.range(3).distribute("h:1", job_name=3), ValueError, "must be a string"),
     (lambda: cj.range(3).distribute("h:1", processing_mode="of"), ValueError, "'of' is none of dynamic, off"),
     (lambda: cj.range(3).distribute("h:1", num_consumers=2), NotImplementedError, "job_name"),
-    (lambda: cj.range(3).map(lambda row: row), NotImplementedError, "Python function"),
+    (lambda: cj.range(3).batch(2).map(lambda row: row), cj.InvalidPipeline, "above `batch`"),
     (lambda: list(cj.range(3).distribute("127.0.0.1:1", connect_timeout=0.2)), ConnectionError, "127.0.0.1:1"),
     (lambda: cj.from_numpy({"a": np.arange(3), "b": np.arange(2)}), cj.InvalidPipeline, "one length"),
     (lambda: cj.from_numpy({"a": np.array([1j])}), cj.InvalidPipeline, "complex128"),

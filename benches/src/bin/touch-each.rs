@@ -1,14 +1,19 @@
 //! A training job as far as input goes: takes one element after another from a running cluster, and reads a
 //! little of each, as the peers' clients do. Prints one JSON object.
 //!
-//! usage: touch-each FILE DISPATCHER EPOCHS
+//! usage: touch-each FILE DISPATCHER|here EPOCHS [POLICY [CACHE]]
+//!
+//! `here`: dispatcher, worker and reader in this process, where rows are not copied over a socket.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use caju_client::{Client, ClientConfig, DatasetRef, ReadRequest};
+use caju_embedded::{Cluster, ClusterConfig};
 use caju_pipeline::DatasetDef;
+use caju_runtime::{CpuPool, Stores};
 use caju_types::{Error, Result};
 use serde_json::{Value, json};
 
@@ -34,21 +39,33 @@ fn main() -> std::process::ExitCode {
 }
 
 async fn run(args: &[String]) -> Result<Value> {
-    let [file, dispatcher, epochs] = args else {
-        return Err(Error::invalid("usage: touch-each FILE DISPATCHER EPOCHS"));
+    let [file, dispatcher, epochs, rest @ ..] = args else {
+        return Err(Error::invalid("usage: touch-each FILE DISPATCHER|here EPOCHS [POLICY [CACHE]]"));
+    };
+    let policy = rest.first().cloned().unwrap_or_default();
+    let here = match dispatcher.as_str() {
+        "here" => Some(embedded(rest.get(1).cloned()).await?),
+        _ => None,
     };
     let epochs: u64 = epochs.parse().map_err(|e| Error::invalid(format!("`{epochs}`: {e}")))?;
     let text = std::fs::read_to_string(file).map_err(|e| Error::not_found(format!("{file}: {e}")))?;
     let def = DatasetDef::from_yaml(&text, Path::new(file).parent())?;
     let mut done = Vec::new();
+    // One job: under `auto` it decides once.
+    let job = format!("touch-{}", std::process::id());
     for epoch in 0..epochs {
         // Everything counts that a job waits for: also finding the dispatcher.
         let start = Instant::now();
-        let client = Client::connect(dispatcher, ClientConfig::default()).await?;
+        let client = match &here {
+            Some(cluster) => cluster.client(ClientConfig::default()).await?,
+            None => Client::connect(dispatcher, ClientConfig::default()).await?,
+        };
         let mut reader = client
             .read(ReadRequest {
                 dataset: DatasetRef::Definition(Box::new(def.clone())),
+                job: job.clone(),
                 epoch,
+                policy: policy.clone(),
                 ..ReadRequest::of(def.clone())
             })
             .await?;
@@ -65,7 +82,16 @@ async fn run(args: &[String]) -> Result<Value> {
         done.push(json!({ "epoch": epoch, "rows": rows, "batches": elements, "wall_s": wall_s,
                           "first_batch_s": first_batch_s, "touched": seen }));
     }
+    if let Some(cluster) = here {
+        cluster.stop().await;
+    }
     Ok(json!({ "epochs": done }))
+}
+
+async fn embedded(cache_url: Option<String>) -> Result<Cluster> {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let config = ClusterConfig::new(Arc::new(Stores::default()), CpuPool::new(threads)?);
+    Cluster::start(ClusterConfig { cache_url, ..config }).await
 }
 
 /// The sum of the first bytes of the first column's values.

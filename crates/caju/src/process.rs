@@ -11,7 +11,7 @@ use crate::cli::{Cli, Command, Global};
 use crate::{commands, config, output};
 
 /// Runs the command that the arguments say, the program's name first, to its exit code: 0, 1 our fault, 2 the
-/// user's input, 3 the environment.
+/// user's input, 3 the environment, 4 `caju cache verify` found damage.
 ///
 /// For a process's `main`: it takes over logging, the hook for panics and, in servers, SIGTERM and Ctrl-C.
 pub fn run(args: Vec<OsString>) -> u8 {
@@ -31,7 +31,7 @@ fn start(args: Vec<OsString>) -> u8 {
         Err(config::Failure::Error(e)) => return failed(&e),
     };
     match execute(cli) {
-        Ok(()) => 0,
+        Ok(code) => code,
         Err(e) => failed(&e),
     }
 }
@@ -41,7 +41,7 @@ fn failed(error: &Error) -> u8 {
     error.kind().exit_code()
 }
 
-fn execute(cli: Cli) -> Result<()> {
+fn execute(cli: Cli) -> Result<u8> {
     init_log(&cli.global, &cli.command)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -55,10 +55,11 @@ fn execute(cli: Cli) -> Result<()> {
 }
 
 /// Of one process: what its workers and dispatcher say of a failure is the error that the command ends with.
-const EMBEDDED_LOG: &str = "warn,caju_worker::manager=off,caju_dispatcher::control=off";
+const EMBEDDED_LOG: &str =
+    "warn,caju_worker::manager=off,caju_dispatcher::control=off,caju_dispatcher::control::planning=warn";
 
 fn init_log(global: &Global, command: &Command) -> Result<()> {
-    let embedded = matches!(command, Command::Run(_) | Command::Quickstart(_));
+    let embedded = matches!(command, Command::Run(_) | Command::Quickstart(_) | Command::Profile(_));
     let level = if embedded && global.log == "warn" { EMBEDDED_LOG } else { &global.log };
     let filter = EnvFilter::builder()
         .parse(level)

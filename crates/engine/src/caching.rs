@@ -5,6 +5,9 @@
 //! (`put`) and nobody else is storing it. Nothing that goes wrong with the cache ends the task: the split is
 //! computed then.
 
+mod part;
+mod put;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -13,24 +16,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use caju_cache::{
-    Cache, Committed, Encoding, PartFacts, PartIndex, PartMeta, PartReader, PartWriter, PutOutcome,
-    ReadOptions, Snapshot, SnapshotDescription,
+    Cache, Encoding, PartIndex, PartMeta, PartWriter, PutOutcome, ReadOptions, Snapshot, SnapshotDescription,
 };
-use caju_types::{Error, ErrorKind, Fingerprint, Result, SplitKey};
-use futures::StreamExt;
+use caju_types::{Error, Fingerprint, Result, SplitKey};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OnceCell, mpsc};
 
+use crate::context::TaskContext;
 use crate::probing::{Findings, Prober};
-use crate::stats::TaskStats;
+use crate::source::Split;
+pub(crate) use part::OpenPart;
+use part::{Opened, given_up, is_loss, schema_for_people, stored_schema};
+use put::{Breaker, Piece, write_part};
 
 /// What an iteration does at one hint. Travels with leases, as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CachePlan {
     /// The hint's name.
     pub hint: String,
-    /// The fingerprint of the stages above it.
+    /// The fingerprint of the stages above it, by the definition. A job with a seed of its own stores what is
+    /// drawn above the hint under another one.
     pub prefix: Fingerprint,
     /// Whether splits without a part are stored.
     pub put: bool,
@@ -90,8 +96,33 @@ pub(crate) struct BoundHint {
     pub(crate) prefix: String,
     /// What the fingerprint is a hash of.
     pub(crate) canonical: serde_json::Value,
-    /// The fingerprint of the stages above it.
+    /// The fingerprint of the stages above it: with the job's seed, in a task.
     pub(crate) fingerprint: Fingerprint,
+    /// The same by the definition alone.
+    pub(crate) planned: Fingerprint,
+    /// Whether something above it draws anew each epoch.
+    pub(crate) random: bool,
+    /// Stages above it draw at positions below this one.
+    pub(crate) position: u32,
+    /// The source's columns, where their types were found from the first rows of some file: other files may
+    /// show other types, and then other values.
+    pub(crate) found_columns: Option<String>,
+}
+
+impl BoundHint {
+    /// The hint for a job with this seed: what is drawn above it depends on that.
+    pub(crate) fn seeded(mut self, seed: u64) -> Self {
+        if let Some((canonical, fingerprint)) = caju_pipeline::reseeded(&self.canonical, seed)
+            && fingerprint != self.planned
+        {
+            self.fingerprint = fingerprint;
+            self.canonical = canonical;
+            if let Some(definition) = self.definition.as_object_mut() {
+                definition.insert("seed".into(), seed.into());
+            }
+        }
+        self
+    }
 }
 
 /// Batches that wait for the writer of a part; beyond that the split waits for it.
@@ -102,10 +133,14 @@ pub(crate) struct TaskCache {
     cache: Option<Arc<Cache>>,
     hints: Vec<BoundHint>,
     pipeline: String,
-    stats: Arc<TaskStats>,
+    job: String,
+    ctx: Arc<TaskContext>,
     prober: Option<Arc<Prober>>,
+    /// Whether parts are written and read, or the store failed too often.
+    puts: Breaker,
+    gets: Breaker,
     snapshots: Mutex<HashMap<Fingerprint, Arc<OnceCell<Option<SnapshotView>>>>>,
-    books: Mutex<HashMap<u64, Book>>,
+    books: Mutex<Books>,
     writers: caju_runtime::Tasks,
     open_writers: tokio::sync::watch::Sender<usize>,
     compute: AtomicU64,
@@ -118,17 +153,20 @@ struct SnapshotView {
     index: PartIndex,
 }
 
+/// The splits on their way, by lease.
+#[derive(Default)]
+struct Books {
+    open: HashMap<u64, Book>,
+    /// The stream is over. What its readers still begin would never get an end.
+    closed: bool,
+}
+
 /// A split on its way to a hint at which something happens to it.
 struct Book {
     hint: usize,
     /// Rows below this ordinal were read from a part that then turned out to be damaged.
     skip_below: u64,
     writer: Option<mpsc::Sender<Piece>>,
-}
-
-enum Piece {
-    Rows(RecordBatch),
-    End,
 }
 
 /// How a split starts.
@@ -138,15 +176,7 @@ pub(crate) enum Entry {
     /// From the source; what arrives at the hint is stored, and the hint wants to hear of the split's end.
     Put,
     /// At a hint, from a part.
-    Get { hint: usize, part: OpenPart },
-}
-
-/// A part that is being read.
-pub(crate) struct OpenPart {
-    reader: PartReader,
-    meta: Arc<PartMeta>,
-    snapshot: Snapshot,
-    schema: SchemaRef,
+    Get { hint: usize, part: Box<OpenPart> },
 }
 
 impl fmt::Debug for TaskCache {
@@ -160,15 +190,18 @@ impl TaskCache {
         cache: Option<Arc<Cache>>,
         hints: Vec<BoundHint>,
         pipeline: String,
-        stats: Arc<TaskStats>,
+        ctx: Arc<TaskContext>,
         prober: Option<Arc<Prober>>,
     ) -> Self {
         Self {
             cache,
             hints,
             pipeline,
-            stats,
+            job: String::new(),
+            ctx,
             prober,
+            puts: Breaker::default(),
+            gets: Breaker::default(),
             snapshots: Mutex::default(),
             books: Mutex::default(),
             writers: caju_runtime::Tasks::new(),
@@ -177,6 +210,12 @@ impl TaskCache {
             put: AtomicU64::new(0),
             get: AtomicU64::new(0),
         }
+    }
+
+    /// The same for a job of that name.
+    pub(crate) fn for_job(mut self, job: &str) -> Self {
+        self.job = job.to_string();
+        self
     }
 
     pub(crate) fn modes(&self) -> SplitModes {
@@ -208,11 +247,11 @@ impl TaskCache {
     pub(crate) async fn enter(
         self: &Arc<Self>,
         index: u64,
-        key: SplitKey,
+        split: &Split,
         plan: Option<&CachePlan>,
     ) -> Entry {
         let entry = match plan {
-            Some(plan) => self.enter_planned(index, key, plan).await,
+            Some(plan) => self.enter_planned(index, split, plan).await,
             None => Entry::Compute,
         };
         match entry {
@@ -224,47 +263,64 @@ impl TaskCache {
         entry
     }
 
-    async fn enter_planned(self: &Arc<Self>, index: u64, key: SplitKey, plan: &CachePlan) -> Entry {
+    async fn enter_planned(self: &Arc<Self>, index: u64, split: &Split, plan: &CachePlan) -> Entry {
+        let key = split.key;
         let Some(hint) = self.hints.iter().position(|h| h.name == plan.hint) else { return Entry::Compute };
-        let view = self.view(plan).await;
-        let Some(view) = view.get().and_then(Option::as_ref) else { return Entry::Compute };
-        let known = view.index.get(&key).cloned();
-        if let Some(meta) = known
-            && let Some(part) = self.open(view, hint, meta).await
-        {
-            return Entry::Get { hint, part };
-        }
-        if !plan.stores(key) {
+        if self.hints[hint].planned != plan.prefix {
+            let ours = self.hints[hint].planned;
+            tracing::warn!(hint = %plan.hint, %ours, theirs = %plan.prefix, "the dispatcher means another prefix");
             return Entry::Compute;
         }
-        match self.claim(view, hint, key, plan).await {
+        let view = self.view(hint).await;
+        let Some(view) = view.get().and_then(Option::as_ref) else { return Entry::Compute };
+        let known = view.index.get(&key).cloned();
+        if let Some(meta) = known {
+            match self.open(view, hint, meta).await {
+                Opened::Part(part) => return Entry::Get { hint, part },
+                Opened::Unusable => return Entry::Compute,
+                Opened::Bad => {}
+            }
+        }
+        if !plan.stores(key) || self.puts.is_off() {
+            return Entry::Compute;
+        }
+        match self.claim(view, hint, split, plan).await {
             Ok(PutOutcome::Exists(meta)) => match self.open(view, hint, meta).await {
-                Some(part) => Entry::Get { hint, part },
-                None => Entry::Compute,
+                Opened::Part(part) => Entry::Get { hint, part },
+                Opened::Unusable | Opened::Bad => Entry::Compute,
             },
             Ok(PutOutcome::Writer(writer)) => {
-                self.start_writer(index, hint, *writer);
-                Entry::Put
+                if self.start_writer(index, hint, *writer) {
+                    Entry::Put
+                } else {
+                    Entry::Compute
+                }
             }
             Ok(PutOutcome::Busy { writer }) => {
                 tracing::debug!(split = %key, %writer, "another writer stores this split");
                 Entry::Compute
             }
             Err(e) => {
-                tracing::warn!(split = %key, error = %e, "a split is not cached");
+                self.puts.failed(&e, "storing rows");
                 Entry::Compute
             }
         }
     }
 
-    async fn view(&self, plan: &CachePlan) -> Arc<OnceCell<Option<SnapshotView>>> {
-        let cell = Arc::clone(self.snapshots.lock().entry(plan.prefix).or_default());
+    async fn view(&self, hint: usize) -> Arc<OnceCell<Option<SnapshotView>>> {
+        let BoundHint { name, fingerprint, .. } = &self.hints[hint];
+        let cell = Arc::clone(self.snapshots.lock().entry(*fingerprint).or_default());
         let load = || async {
-            let snapshot = self.cache.as_ref()?.snapshot(&plan.prefix);
+            let snapshot = self.cache.as_ref()?.snapshot(fingerprint);
             match snapshot.index().await {
-                Ok(index) => Some(SnapshotView { snapshot, index }),
+                Ok(index) => {
+                    if !index.is_empty() {
+                        snapshot.used_by(&self.job);
+                    }
+                    Some(SnapshotView { snapshot, index })
+                }
                 Err(e) => {
-                    tracing::warn!(hint = %plan.hint, error = %e, "the cache cannot be read; rows are computed");
+                    tracing::warn!(hint = %name, error = %e, "the cache cannot be read; rows are computed");
                     None
                 }
             }
@@ -273,13 +329,31 @@ impl TaskCache {
         cell
     }
 
-    async fn open(&self, view: &SnapshotView, hint: usize, meta: Arc<PartMeta>) -> Option<OpenPart> {
-        let schema = Arc::clone(&self.hints.get(hint)?.schema);
+    async fn open(&self, view: &SnapshotView, hint: usize, meta: Arc<PartMeta>) -> Opened {
+        if self.gets.is_off() {
+            return Opened::Unusable;
+        }
+        let hint = &self.hints[hint];
         match view.snapshot.open_part(&meta, ReadOptions::default()).await {
-            Ok(reader) => Some(OpenPart { reader, meta, snapshot: view.snapshot.clone(), schema }),
-            Err(e) => {
+            Ok(reader) => {
+                self.gets.worked();
+                let schema = Arc::clone(&hint.schema);
+                let part = OpenPart::new(reader, meta, view.snapshot.clone(), schema);
+                match part.unfit(hint) {
+                    None => Opened::Part(Box::new(part)),
+                    Some(why) => {
+                        tracing::debug!(hint = %hint.name, why, "a part is not for this job; rows are computed");
+                        Opened::Unusable
+                    }
+                }
+            }
+            Err(e) if is_loss(&e) => {
                 given_up(&view.snapshot, &meta, &e).await;
-                None
+                Opened::Bad
+            }
+            Err(e) => {
+                self.gets.failed(&e, "reading stored rows");
+                Opened::Unusable
             }
         }
     }
@@ -288,7 +362,7 @@ impl TaskCache {
         &self,
         view: &SnapshotView,
         hint: usize,
-        key: SplitKey,
+        split: &Split,
         plan: &CachePlan,
     ) -> Result<PutOutcome> {
         let bound = self.hints.get(hint).ok_or_else(|| Error::internal("a hint is not bound"))?;
@@ -301,34 +375,46 @@ impl TaskCache {
             encoding: plan.encoding.to_string(),
             ..SnapshotDescription::default()
         };
-        view.snapshot.put(key, &description, Arc::clone(&bound.schema), plan.encoding).await
+        let schema = stored_schema(bound, self.ctx.draw(split.repetition));
+        view.snapshot.used_by(&self.job);
+        view.snapshot.put(split.key, &description, schema, plan.encoding).await
     }
 
-    /// Rows of the split go to a task of their own, which encodes and uploads while the split goes on.
-    fn start_writer(self: &Arc<Self>, index: u64, hint: usize, writer: PartWriter) {
+    /// Rows of the split go to a task of their own, which encodes and uploads while the split goes on; false
+    /// if the stream is over.
+    fn start_writer(self: &Arc<Self>, index: u64, hint: usize, writer: PartWriter) -> bool {
         let (pieces, queue) = mpsc::channel(WAITING);
-        self.books.lock().insert(index, Book { hint, skip_below: 0, writer: Some(pieces) });
+        let mut books = self.books.lock();
+        if books.closed {
+            return false;
+        }
+        books.open.insert(index, Book { hint, skip_below: 0, writer: Some(pieces) });
         self.open_writers.send_modify(|n| *n += 1);
+        drop(books);
         let me = Arc::clone(self);
         drop(self.writers.spawn(async move {
             let cost = |rows| me.cpu_above(hint) * rows as f64;
             let counted = match write_part(writer, queue, cost).await {
-                Ok(true) => &me.put,
+                Ok(true) => {
+                    me.puts.worked();
+                    &me.put
+                }
                 Ok(false) => &me.compute,
                 Err(e) => {
-                    tracing::warn!(error = %e, "a part was not written; the split is computed again next time");
+                    me.puts.failed(&e, "storing rows");
                     &me.compute
                 }
             };
             counted.fetch_add(1, Ordering::Relaxed);
             me.open_writers.send_modify(|n| *n -= 1);
         }));
+        true
     }
 
     /// CPU seconds that the stages above a hint took per row that reached it, so far.
     fn cpu_above(&self, hint: usize) -> f64 {
         let Some(last) = self.hints.get(hint).map(|h| h.stage) else { return 0.0 };
-        let stages = self.stats.snapshot();
+        let stages = self.ctx.stats.snapshot();
         let above = &stages[..(last + 1).min(stages.len())];
         let rows = above.iter().rev().map(|s| s.rows_out).find(|r| *r > 0).unwrap_or(0);
         if rows == 0 { 0.0 } else { above.iter().map(|s| s.cpu_s).sum::<f64>() / rows as f64 }
@@ -337,22 +423,32 @@ impl TaskCache {
     /// Waits until every part whose split has ended is committed or given up.
     pub(crate) async fn settled(&self) {
         // What has no end by now never gets one: `take` stopped the stream above it.
-        self.books.lock().clear();
+        self.close_books();
         let mut open = self.open_writers.subscribe();
         open.wait_for(|n| *n == 0).await.ok();
     }
 
+    fn close_books(&self) {
+        let mut books = self.books.lock();
+        books.closed = true;
+        books.open.clear();
+    }
+
     /// Stops the writers where they are.
     pub(crate) fn stop(&self) {
-        self.books.lock().clear();
+        self.close_books();
         self.writers.stop();
     }
 
-    /// The first `rows` rows behind the hint are with the stages below already.
-    pub(crate) fn resume(&self, index: u64, hint: usize, rows: u64) {
+    /// The first `rows` rows behind the hint are with the stages below already; they came from a part with
+    /// these draws, and so must the others.
+    pub(crate) fn resume(&self, index: u64, hint: usize, rows: u64, draw: Option<u64>) {
+        if let (Some(draw), Some(bound)) = (draw, self.hints.get(hint)) {
+            self.ctx.freeze(index, draw, bound.position);
+        }
         self.get.fetch_sub(1, Ordering::Relaxed);
         self.compute.fetch_add(1, Ordering::Relaxed);
-        self.books.lock().insert(index, Book { hint, skip_below: rows, writer: None });
+        self.books.lock().open.insert(index, Book { hint, skip_below: rows, writer: None });
     }
 
     /// Rows of a split that arrive at a hint: stored if they should be. Returns how many of the first
@@ -361,14 +457,14 @@ impl TaskCache {
         if let Some(prober) = &self.prober {
             prober.offer(hint, rows);
         }
-        let (skip, writer) = match self.books.lock().get(&index) {
+        let (skip, writer) = match self.books.lock().open.get(&index) {
             Some(book) if book.hint == hint => (book.skip_below, book.writer.clone()),
             _ => return 0,
         };
         if let Some(writer) = writer {
             for batch in rows.iter().filter(|b| b.num_rows() > 0) {
                 if writer.send(Piece::Rows(batch.clone())).await.is_err() {
-                    self.books.lock().remove(&index);
+                    self.books.lock().open.remove(&index);
                     break;
                 }
             }
@@ -380,83 +476,14 @@ impl TaskCache {
     pub(crate) async fn end(&self, hint: usize, index: u64) {
         let book = {
             let mut books = self.books.lock();
-            if books.get(&index).is_none_or(|b| b.hint != hint) {
+            if books.open.get(&index).is_none_or(|b| b.hint != hint) {
                 return;
             }
-            books.remove(&index)
+            books.open.remove(&index)
         };
         if let Some(writer) = book.and_then(|b| b.writer) {
-            writer.send(Piece::End).await.ok();
+            let skipped = self.hints.get(hint).map_or(0, |h| self.ctx.skipped_above(index, h.stage));
+            writer.send(Piece::End { skipped }).await.ok();
         }
     }
-}
-
-/// Whether the part counts now.
-async fn write_part(
-    mut writer: PartWriter,
-    mut queue: mpsc::Receiver<Piece>,
-    cost: impl Fn(u64) -> f64,
-) -> Result<bool> {
-    let mut facts = PartFacts::default();
-    while let Some(piece) = queue.recv().await {
-        match piece {
-            Piece::Rows(batch) => {
-                facts.rows += batch.num_rows() as u64;
-                writer.write(&batch).await?;
-            }
-            Piece::End => {
-                facts.compute_cpu_s = cost(facts.rows);
-                return Ok(matches!(writer.finish(facts).await?, Committed::Ours(_)));
-            }
-        }
-    }
-    writer.abort().await;
-    Ok(false)
-}
-
-/// A part that could not be read: one that is damaged is replaced, one that cannot be reached is left alone.
-async fn given_up(snapshot: &Snapshot, meta: &PartMeta, e: &Error) {
-    tracing::warn!(part = %meta.path, error = %e, "a part cannot be read; its split is computed");
-    if matches!(e.kind(), ErrorKind::DataLoss | ErrorKind::NotFound)
-        && let Err(e) = snapshot.discard(meta, e.message()).await
-    {
-        tracing::warn!(part = %meta.path, error = %e, "a damaged part could not be set aside");
-    }
-}
-
-impl OpenPart {
-    /// The next rows in the form that the stages below the hint expect; `None` at the end.
-    ///
-    /// # Errors
-    /// The part is damaged or cannot be reached any more; it was dealt with, and the split has to be computed.
-    pub(crate) async fn next(&mut self) -> Option<Result<RecordBatch>> {
-        let batch = match self.reader.next().await? {
-            Ok(batch) => self.arranged(&batch),
-            Err(e) => Err(e),
-        };
-        if let Err(e) = &batch {
-            given_up(&self.snapshot, &self.meta, e).await;
-        }
-        Some(batch)
-    }
-
-    /// Columns are stored by name: two definitions that share a prefix may order them differently.
-    fn arranged(&self, batch: &RecordBatch) -> Result<RecordBatch> {
-        let wrong = |what: String| Error::data_loss(format!("the part {} {what}", self.meta.path));
-        let columns = self.schema.fields().iter().map(|f| {
-            let column = batch
-                .column_by_name(f.name())
-                .ok_or_else(|| wrong(format!("has no column `{}`", f.name())))?;
-            Ok(Arc::clone(column))
-        });
-        let columns = columns.collect::<Result<Vec<_>>>()?;
-        let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-        RecordBatch::try_new_with_options(Arc::clone(&self.schema), columns, &options)
-            .map_err(|e| wrong(format!("has another schema: {e}")))
-    }
-}
-
-fn schema_for_people(schema: &arrow_schema::Schema) -> serde_json::Value {
-    let fields = schema.fields().iter().map(|f| (f.name().clone(), f.data_type().to_string().into()));
-    serde_json::Value::Object(fields.collect())
 }

@@ -8,7 +8,7 @@ use arrow_array::UInt64Array;
 use caju_pipeline::OnError;
 use caju_runtime::{Clock, CpuPool};
 use caju_types::{Error, Result, RowRanges, mix64};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::chunk::{Chunk, Elements, Run};
 use crate::source::Split;
@@ -18,11 +18,25 @@ use crate::stats::TaskStats;
 #[derive(Debug, Clone)]
 struct SplitInfo {
     key: u64,
+    /// The split's own key, without seed, epoch and repetition.
+    split: u64,
+    /// The lease that it belongs to: itself, but for splits of nested datasets.
+    home: u64,
+    /// Draws that a part has frozen, for the stages above its hint.
+    frozen: Option<Frozen>,
     place: Arc<str>,
     /// The dataset of a combinator that the split belongs to.
     child: usize,
     /// Rows of the split-local output that readers have already.
     done: RowRanges,
+}
+
+/// Draws of another epoch.
+#[derive(Debug, Clone, Copy)]
+struct Frozen {
+    draw: u64,
+    /// Stages at this position and below draw as ever.
+    below: u32,
 }
 
 /// Shared by all stages of one task.
@@ -34,6 +48,8 @@ pub(crate) struct TaskContext {
     on_error: OnError,
     skipped: AtomicU64,
     last_skip: RwLock<Option<Error>>,
+    /// Rows passed over, by lease and by the stage's place among the figures.
+    skips: Mutex<HashMap<(u64, usize), u64>>,
     splits: RwLock<HashMap<u64, SplitInfo>>,
     pub(crate) pool: CpuPool,
     pub(crate) clock: Arc<dyn Clock>,
@@ -61,6 +77,7 @@ impl TaskContext {
             on_error,
             skipped: AtomicU64::new(0),
             last_skip: RwLock::new(None),
+            skips: Mutex::default(),
             splits: RwLock::new(HashMap::new()),
             pool,
             clock,
@@ -69,17 +86,43 @@ impl TaskContext {
         }
     }
 
+    /// What all draws of one repetition of the source have in common.
+    pub(crate) fn draw(&self, repetition: u32) -> u64 {
+        mix64(mix64(self.seed, self.epoch), u64::from(repetition))
+    }
+
     /// Makes a split known before its first row moves.
     pub(crate) fn register(&self, index: u64, split: &Split, done: &RowRanges) {
-        let epoch = mix64(mix64(self.seed, self.epoch), u64::from(split.repetition));
-        let child = split.child.first().map_or(0, |&c| c as usize);
+        self.insert(index, index, split, done.clone(), None);
+    }
+
+    /// Makes a split of a nested dataset known, which belongs to a lease.
+    pub(crate) fn register_nested(&self, index: u64, split: &Split, home: u64) {
+        let frozen = self.splits.read().get(&home).and_then(|i| i.frozen);
+        // A whole nested dataset stands above every hint.
+        let frozen = frozen.map(|f| Frozen { below: u32::MAX, ..f });
+        self.insert(index, home, split, RowRanges::default(), frozen);
+    }
+
+    fn insert(&self, index: u64, home: u64, split: &Split, done: RowRanges, frozen: Option<Frozen>) {
+        let key = split.key.folded();
         let info = SplitInfo {
-            key: mix64(epoch, split.key.folded()),
+            key: mix64(self.draw(split.repetition), key),
+            split: key,
+            home,
+            frozen,
             place: split.describe().into(),
-            child,
-            done: done.clone(),
+            child: split.child.first().map_or(0, |&c| c as usize),
+            done,
         };
         self.splits.write().insert(index, info);
+    }
+
+    /// Stages above a hint draw for this split as they did when its part was computed.
+    pub(crate) fn freeze(&self, index: u64, draw: u64, below: u32) {
+        if let Some(info) = self.splits.write().get_mut(&index) {
+            info.frozen = Some(Frozen { draw, below });
+        }
     }
 
     /// The place of a row, for messages: file, range and ordinal.
@@ -100,7 +143,10 @@ impl TaskContext {
         let splits = self.splits.read();
         let mut keys = Vec::with_capacity(runs.iter().map(|r| usize::try_from(r.len).unwrap_or(0)).sum());
         for run in runs {
-            let split = splits.get(&run.split).map_or(run.split, |i| i.key);
+            let split = splits.get(&run.split).map_or(run.split, |i| match i.frozen {
+                Some(f) if position < f.below => mix64(f.draw, i.split),
+                _ => i.key,
+            });
             let stage = mix64(split, u64::from(position));
             keys.extend((run.start..run.start + run.len).map(|ordinal| mix64(stage, ordinal)));
         }
@@ -145,22 +191,53 @@ impl TaskContext {
         matches!(self.on_error, OnError::Skip { .. })
     }
 
-    /// Counts a row that was passed over.
+    /// Counts a row that a stage, by its place among the figures, passed over.
     ///
     /// # Errors
     /// The row's own error, with the limit named, once more rows were passed over than allowed.
-    pub(crate) fn skip(&self, error: &Error) -> Result<()> {
+    pub(crate) fn skip(&self, stage: usize, split: u64, error: &Error) -> Result<()> {
         let OnError::Skip { limit } = self.on_error else { return Err(error.clone()) };
+        let home = self.splits.read().get(&split).map_or(split, |i| i.home);
+        *self.skips.lock().entry((home, stage)).or_default() += 1;
         let n = self.skipped.fetch_add(1, Ordering::Relaxed) + 1;
         tracing::debug!(row = n, %error, "row skipped");
         if n > limit { Err(too_many(limit, error)) } else { Ok(()) }
     }
 
-    /// Counts a row that the source passed over; [`TaskContext::check_skips`] finds out about the limit.
-    pub(crate) fn count_skip(&self, error: &Error) {
+    /// Counts a row that the source of a lease passed over; [`TaskContext::check_skips`] finds out about the
+    /// limit.
+    pub(crate) fn count_skip(&self, home: u64, error: &Error) {
+        *self.skips.lock().entry((home, 0)).or_default() += 1;
         self.skipped.fetch_add(1, Ordering::Relaxed);
         *self.last_skip.write() = Some(error.clone());
         tracing::debug!(%error, "row skipped");
+    }
+
+    /// Rows of a lease that were passed over by the source and by the first so many stages.
+    pub(crate) fn skipped_above(&self, home: u64, stages: usize) -> u64 {
+        if !self.skips() {
+            return 0;
+        }
+        let skips = self.skips.lock();
+        (0..=stages).filter_map(|stage| skips.get(&(home, stage))).sum()
+    }
+
+    /// Counts rows that were passed over when a part was computed which is read now.
+    ///
+    /// # Errors
+    /// As when they are passed over anew.
+    pub(crate) fn count_stored_skips(&self, split: u64, rows: u64) -> Result<()> {
+        if rows == 0 {
+            return Ok(());
+        }
+        let error = Error::data_loss(format!(
+            "{} of the rows of {} were bad when they were stored",
+            rows,
+            self.splits.read().get(&split).map_or_else(String::new, |i| i.place.to_string())
+        ));
+        self.skipped.fetch_add(rows, Ordering::Relaxed);
+        *self.last_skip.write() = Some(error);
+        self.check_skips()
     }
 
     /// Whether the source passed over more rows than allowed.

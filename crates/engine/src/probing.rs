@@ -140,7 +140,7 @@ impl Prober {
         let Some(sample) = samples.get_mut(hint).filter(|s| s.bytes < SAMPLE_BYTES) else { return };
         for batch in rows.iter().filter(|b| b.num_rows() > 0) {
             let per_row = batch_bytes(batch).div_ceil(batch.num_rows()).max(1);
-            let share = SAMPLE_BYTES.div_ceil(CHUNKS).div_ceil(per_row).min(SAMPLE_ROWS / CHUNKS).max(1);
+            let share = SAMPLE_BYTES.div_ceil(CHUNKS).div_ceil(per_row).clamp(1, SAMPLE_ROWS / CHUNKS);
             let part = batch.slice(0, share.min(batch.num_rows()));
             // Rows count for more than they are, so that many small chunks end the sample too.
             sample.bytes += (part.num_rows() * per_row).max(SAMPLE_BYTES / 16);

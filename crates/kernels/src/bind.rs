@@ -55,6 +55,7 @@ impl Default for Limits {
 #[derive(Clone)]
 pub struct Registry {
     inner: Arc<Inner>,
+    python: Option<caju_functions::Pool>,
 }
 
 struct Inner {
@@ -74,13 +75,25 @@ impl std::fmt::Debug for Registry {
 impl Registry {
     /// All functions, with these limits.
     pub fn new(limits: Limits) -> Self {
-        Self { inner: Arc::new(Inner { builtins: Builtins::new(), limits, fuse: true }) }
+        Self { inner: Arc::new(Inner { builtins: Builtins::new(), limits, fuse: true }), python: None }
+    }
+
+    /// The same functions, and those that users have written in Python, which run in this pool.
+    #[must_use]
+    pub fn with_python(mut self, pool: caju_functions::Pool) -> Self {
+        self.python = Some(pool);
+        self
+    }
+
+    /// Where functions in Python run; none if they are not allowed here.
+    pub fn python(&self) -> Option<&caju_functions::Pool> {
+        self.python.as_ref()
     }
 
     /// The same functions, each as it is written.
     #[cfg(test)]
     pub(crate) fn without_fusion(limits: Limits) -> Self {
-        Self { inner: Arc::new(Inner { builtins: Builtins::new(), limits, fuse: false }) }
+        Self { inner: Arc::new(Inner { builtins: Builtins::new(), limits, fuse: false }), python: None }
     }
 
     /// Binds one stage's expressions against its input schema. `place` is like `steps[3].map`; errors name

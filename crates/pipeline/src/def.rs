@@ -211,6 +211,47 @@ pub enum FeatureShape {
     List,
 }
 
+/// A function of the user's own. What it does is named by `code`; `payload` is the same thing in a form that runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PythonFunction {
+    /// What it makes of rows.
+    pub kind: PythonKind,
+    /// For messages; not part of the fingerprint.
+    pub name: String,
+    /// A digest of the code by value, or of a version that the user gave.
+    pub code: String,
+    /// Whether it takes a dict of arrays, not a dict per row.
+    pub batched: bool,
+    /// Whether it draws random numbers by the row's key (`caju.rng()`).
+    pub random: bool,
+    /// The function, packed; not part of the fingerprint.
+    pub payload: bytes::Bytes,
+    /// The columns that it makes, as an Arrow IPC stream without rows; empty for a filter.
+    pub schema: bytes::Bytes,
+}
+
+/// What a function makes of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PythonKind {
+    /// One row of each.
+    Map,
+    /// Whether to keep each.
+    Filter,
+    /// Any number of rows of each.
+    FlatMap,
+}
+
+impl PythonKind {
+    /// The word in pipeline files.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PythonKind::Map => "map",
+            PythonKind::Filter => "filter",
+            PythonKind::FlatMap => "flat_map",
+        }
+    }
+}
+
 /// One stage: an operator, with the place it has in the definition.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageDef {
@@ -260,6 +301,8 @@ pub enum StageOp {
         /// At least 1.
         factor: f64,
     },
+    /// A function of the user's own, written in Python.
+    Python(PythonFunction),
     /// A hint: reuse is acceptable here.
     Autocache {
         /// Its name; `hint-0`, `hint-1`, ... by default.
@@ -331,7 +374,7 @@ pub enum Cost {
 
 impl StageOp {
     /// Every stage's name in pipeline files, in the order of the documentation.
-    pub const NAMES: [&'static str; 20] = [
+    pub const NAMES: [&'static str; 21] = [
         "parse_example",
         "map",
         "with_columns",
@@ -342,6 +385,7 @@ impl StageOp {
         "sleep",
         "burn",
         "inflate",
+        "python",
         "autocache",
         "shuffle",
         "repeat",
@@ -367,6 +411,7 @@ impl StageOp {
             StageOp::Sleep(_) => "sleep",
             StageOp::Burn(_) => "burn",
             StageOp::Inflate { .. } => "inflate",
+            StageOp::Python(_) => "python",
             StageOp::Autocache { .. } => "autocache",
             StageOp::Shuffle { .. } => "shuffle",
             StageOp::Repeat(_) => "repeat",

@@ -112,6 +112,10 @@ fn stage(op: &StageOp) -> String {
         StageOp::FlatMap { name, expr } => format!("{name} = each of {expr}"),
         StageOp::Sleep(c) | StageOp::Burn(c) => cost(c),
         StageOp::Inflate { column, factor } => format!("{column} by {factor}"),
+        StageOp::Python(f) => {
+            let rows = if f.batched { ", batches" } else { "" };
+            format!("{} {}{rows}", f.kind.as_str(), f.name)
+        }
         StageOp::Autocache { name } => name.clone(),
         StageOp::Shuffle { buffer, seed, max_bytes } => {
             let bound = match *max_bytes {

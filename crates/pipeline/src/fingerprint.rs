@@ -76,6 +76,17 @@ pub fn canonical_text(def: &DatasetDef, stages: usize, functions: &dyn Functions
     Ok(canonical(def, stages.min(def.stages.len()), functions)?.text)
 }
 
+/// The canonical JSON of [`canonical_text`] for a job that has another seed than the definition, and its
+/// fingerprint; none if nothing in it draws from the seed.
+pub fn reseeded(canonical: &Value, seed: u64) -> Option<(Value, Fingerprint)> {
+    let mut canonical = canonical.clone();
+    *canonical.get_mut("seed")? = seed.into();
+    let mut text = String::new();
+    write_canonical(&canonical, &mut text);
+    let fingerprint = hash(&text);
+    Some((canonical, fingerprint))
+}
+
 /// The name of the definition with everything that it says: paths, hints, order of columns and all settings,
 /// but not its name and not the spelling of its expressions. Two clients share a dataset if these are equal.
 ///
@@ -250,6 +261,16 @@ impl Walk<'_> {
                 // A bound of memory: the buffer is never shrunk to it.
                 if let Value::Object(map) = &mut arguments {
                     map.shift_remove("max_bytes");
+                }
+            }
+            StageOp::Python(f) => {
+                self.engine("arrow");
+                self.random |= f.random;
+                self.seeded |= f.random;
+                // The code names it; its packed form may differ between machines, its name says nothing.
+                if let Value::Object(map) = &mut arguments {
+                    map.shift_remove("payload");
+                    map.shift_remove("name");
                 }
             }
             StageOp::Unnest { .. }

@@ -21,13 +21,13 @@ mod write;
 
 pub use def::{
     ColumnType, Compression, Cost, DEFAULT_SHUFFLE_BYTES, DEFAULT_SKIP_LIMIT, DEFAULT_SPLIT_BYTES,
-    DatasetDef, Feature, FeatureShape, FileFormat, FileSource, OnError, Options, SourceDef, StageDef,
-    StageOp, VersionRule,
+    DatasetDef, Feature, FeatureShape, FileFormat, FileSource, OnError, Options, PythonFunction, PythonKind,
+    SourceDef, StageDef, StageOp, VersionRule,
 };
 pub use describe::describe;
 pub use fingerprint::{
     PrefixFingerprint, SCHEMA as FINGERPRINT_SCHEMA, canonical_text, fingerprint, identity,
-    prefix_fingerprints, prefix_json,
+    prefix_fingerprints, prefix_json, reseeded,
 };
 pub use functions::Functions;
 pub use shape::Hint;

@@ -71,6 +71,7 @@ pub(crate) fn stage_example(name: &str) -> &'static str {
         "sleep" => "sleep: { per_row: 8us }",
         "burn" => "burn: { per_row: 8us }",
         "inflate" => "inflate: { column: image, factor: 2.5 }",
+        "python" => r#"python: { kind: map, code: "0a", payload: "AA==", schema: "AA==" }"#,
         "autocache" => "autocache: decoded",
         "shuffle" => "shuffle: { buffer: 2000, seed: 7 }",
         "repeat" => "repeat: 3",

@@ -173,6 +173,15 @@ pub(crate) fn arguments(op: &StageOp) -> Value {
         StageOp::FlatMap { name, expr } => json!({ "name": name, "expr": expr }),
         StageOp::Sleep(c) | StageOp::Burn(c) => cost(c),
         StageOp::Inflate { column, factor } => json!({ "column": column, "factor": number(*factor) }),
+        StageOp::Python(f) => json!({
+            "kind": f.kind.as_str(),
+            "name": f.name,
+            "code": f.code,
+            "batched": f.batched,
+            "random": f.random,
+            "payload": base64::encode(&f.payload),
+            "schema": base64::encode(&f.schema),
+        }),
         StageOp::Autocache { name } => json!(name),
         StageOp::Shuffle { buffer, seed, max_bytes } => match seed {
             Some(seed) => json!({ "buffer": buffer, "seed": seed, "max_bytes": max_bytes }),

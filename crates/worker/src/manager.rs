@@ -187,6 +187,7 @@ impl Manager {
 
     fn options(&self, def: &v1::TaskDef) -> TaskOptions {
         let mut options = TaskOptions::new(self.pool.clone(), Arc::clone(&self.config.clock));
+        options.job.clone_from(&def.job);
         options.seed = def.seed;
         options.epoch = def.epoch;
         options.slot = (def.mode() == v1::ProcessingMode::Off).then_some(def.worker_slot);

@@ -6,6 +6,7 @@
 
 mod bad_data;
 mod bad_definitions;
+mod cache_commands;
 mod command_line;
 mod conformance;
 mod determinism;

@@ -1,6 +1,7 @@
 //! The command line: what may be said, and what it means.
 
 mod bench;
+mod cache;
 mod plan;
 mod service;
 
@@ -13,6 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::generate::{Format, Kind};
 
 pub(crate) use bench::{BenchArgs, BenchCommand, PoliciesArgs};
+pub(crate) use cache::{CacheArgs, CacheCommand, CacheRoot, ExplainArgs, OutputFormat, ProfileArgs};
 pub(crate) use plan::{PlanArgs, PlanFormat};
 pub(crate) use service::{DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, WorkerArgs, WorkerCommand};
 
@@ -22,6 +24,8 @@ Try it:
   caju gen images --out data/photos --count 2000 --format tfrecord
   caju check examples/pipelines/imagenet-train.yaml
   caju run examples/pipelines/imagenet-train.yaml --epochs 2 --report run.json
+  caju run examples/pipelines/imagenet-train.yaml --epochs 3 --cache data/cache
+  caju explain examples/pipelines/imagenet-train.yaml --cache data/cache
 
 Apart, on one machine or many:
   caju dispatcher --listen 127.0.0.1:7070 --allow data/
@@ -30,7 +34,8 @@ Apart, on one machine or many:
   caju status --dispatcher 127.0.0.1:7070
 
 Every option --some-name can also be set as CAJU_SOME_NAME, or in caju.toml: some-name under [COMMAND].
-Exit codes: 0 done, 2 your input is wrong, 3 the environment is in the way, 1 a defect of caju.";
+Exit codes: 0 done, 2 your input is wrong, 3 the environment is in the way, 4 `caju cache verify` found damage,
+1 a defect of caju.";
 
 /// Input data for machine learning: described once, computed by workers, read by training jobs
 #[derive(Debug, Parser)]
@@ -76,6 +81,12 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Measure what each caching policy costs on this pipeline and machine
     Bench(BenchArgs),
+    /// Run one epoch to measure what storing rows would be worth: a profile for `caju plan`
+    Profile(ProfileArgs),
+    /// Show what of a pipeline is stored already, what differs from the nearest snapshot, and what was decided
+    Explain(ExplainArgs),
+    /// Look after a cache: list, inspect, verify, collect, remove, pin
+    Cache(CacheArgs),
     /// Generate sample data: photos, tables or text
     Gen(GenArgs),
     /// Generate a little sample data if there is none, and run the main pipeline on it

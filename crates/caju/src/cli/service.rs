@@ -23,6 +23,10 @@ pub(crate) struct StoreArgs {
     /// Folder or URL that this server may read and write below; repeat for several. Nothing without it
     #[arg(long, value_name = "URL")]
     pub(crate) allow: Vec<String>,
+    /// Run functions that readers send, with this interpreter, which has the package caju: whoever reaches the
+    /// dispatcher may then run code on the workers. For dispatcher and workers alike
+    #[arg(long, value_name = "PYTHON")]
+    pub(crate) allow_python: Option<String>,
 }
 
 /// Where a server listens and how it stops.

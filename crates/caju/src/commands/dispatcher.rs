@@ -39,7 +39,8 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
     };
     let stores = shared::stores(Some(shared::allowed(&args.stores.allow)?))?;
     let ctx = SourceContext::new(Arc::new(stores), Arc::new(IoCounters::new()));
-    let catalog = Arc::new(EngineCatalog::new(shared::registry(), ctx));
+    let catalog =
+        Arc::new(EngineCatalog::new(shared::server_registry(args.stores.allow_python.as_deref(), 1), ctx));
     let dispatcher = Dispatcher::start(config, catalog).await?;
     announce("dispatcher", &dispatcher.address().to_string(), &args.serve)?;
     signals.next().await;

@@ -64,6 +64,8 @@ pub(crate) struct Outcome {
     pub(crate) report: RunReport,
     pub(crate) job: Option<JobStatus>,
     pub(crate) elapsed: Duration,
+    /// Whether snapshots were in a folder that is gone with the run.
+    pub(crate) private_cache: bool,
 }
 
 impl Epochs<'_> {
@@ -90,7 +92,7 @@ impl Epochs<'_> {
         }
         report.peak_rss_bytes = peak_rss_bytes();
         report.cpu_s = cpu_time().saturating_sub(self.cpu_before).as_secs_f64();
-        Ok(Outcome { report, job, elapsed: start.elapsed() })
+        Ok(Outcome { report, job, elapsed: start.elapsed(), private_cache: false })
     }
 
     fn request(&self, epoch: u64) -> ReadRequest {
@@ -212,7 +214,7 @@ fn summed(mut sum: RowsChecksum, pieces: &[RecordBatch]) -> Result<RowsChecksum>
 }
 
 /// `expected`: the rows of the epoch before; without it, splits tell how far the epoch is.
-fn state(monitor: &Monitor, expected: Option<u64>) -> State {
+pub(super) fn state(monitor: &Monitor, expected: Option<u64>) -> State {
     let p = monitor.progress();
     let note = p.bottleneck.as_ref().map(|b| format!("bottleneck {b}")).unwrap_or_default();
     let (done, total) = match expected.filter(|n| *n > 0) {
@@ -238,5 +240,6 @@ fn permille(p: &caju_client::Progress) -> u64 {
     } else if p.stats.rows == 0 {
         share = 0.0;
     }
-    (share.clamp(0.0, 1.0) * 1000.0) as u64
+    // A split that was handed out may be read only in part: it is not the end yet.
+    (share.clamp(0.0, 0.99) * 1000.0) as u64
 }

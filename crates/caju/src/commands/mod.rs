@@ -1,11 +1,14 @@
 //! What each command does.
 
 mod bench;
+mod cache;
 mod check;
 mod dispatcher;
 mod epochs;
+mod explain;
 mod r#gen;
 mod plan;
+mod profile;
 mod quickstart;
 mod read;
 mod run;
@@ -19,16 +22,23 @@ use caju_types::Result;
 
 use crate::cli::{Cli, Command};
 
-/// Runs the command.
+/// Runs the command, to its exit code.
 ///
 /// # Errors
 /// What the command says; the kind becomes the exit code.
-pub(crate) async fn run(cli: Cli) -> Result<()> {
+pub(crate) async fn run(cli: Cli) -> Result<u8> {
     let Cli { global, command } = cli;
+    if let Command::Cache(args) = &command {
+        return Box::pin(cache::run(&global, &args.command)).await;
+    }
     match command {
+        // It has an exit code of its own, above.
+        Command::Cache(_) => Ok(()),
         Command::Gen(args) => Box::pin(r#gen::run(&global, &args)).await,
         Command::Check(args) => Box::pin(check::run(&args)).await,
         Command::Plan(args) => plan::run(&args),
+        Command::Profile(args) => Box::pin(profile::run(&global, &args)).await,
+        Command::Explain(args) => Box::pin(explain::run(&global, &args)).await,
         Command::Bench(args) => Box::pin(bench::run(&global, &args)).await,
         Command::Read(args) => Box::pin(read::run(&global, &args)).await,
         Command::Status(args) => Box::pin(status::run(&args)).await,
@@ -37,4 +47,5 @@ pub(crate) async fn run(cli: Cli) -> Result<()> {
         Command::Dispatcher(args) => Box::pin(dispatcher::run(&args)).await,
         Command::Worker(args) => Box::pin(worker::run(&args)).await,
     }
+    .map(|()| 0)
 }

@@ -84,12 +84,32 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
     }
     .await;
     cluster.stop().await;
-    outcome
+    outcome.map(|outcome| Outcome { private_cache: private.is_some(), ..outcome })
+}
+
+/// What the names of private folders begin with; the process that owns one follows.
+const PRIVATE: &str = "caju-cache-";
+
+/// Removes the private folders of runs that were killed. Best effort: they are in nobody's way but the disk's.
+fn sweep(folder: &std::path::Path) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let owner =
+            name.to_str().and_then(|n| n.strip_prefix(PRIVATE)?.split_once('-')?.0.parse::<u32>().ok());
+        // Without /proc nobody can be known to be dead.
+        let proc = std::path::Path::new("/proc");
+        let dead = |pid: u32| proc.join("self").exists() && !proc.join(pid.to_string()).exists();
+        if owner.is_some_and(dead) {
+            drop(std::fs::remove_dir_all(entry.path()));
+        }
+    }
 }
 
 /// A folder for the snapshots of one run, removed with it.
-fn private_folder() -> Result<tempfile::TempDir> {
-    let made = tempfile::Builder::new().prefix("caju-cache-").tempdir();
+pub(super) fn private_folder() -> Result<tempfile::TempDir> {
+    sweep(&std::env::temp_dir());
+    let made = tempfile::Builder::new().prefix(&format!("{PRIVATE}{}-", std::process::id())).tempdir();
     made.map_err(|e| {
         let at = std::env::temp_dir();
         Error::unavailable(format!(

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_client::{EventFn, ReaderEvent};
+use caju_functions::{Pool, PoolConfig};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
 use caju_runtime::{CpuPool, Stores};
@@ -70,9 +71,19 @@ pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// The functions that expressions may call, within the default limits.
+/// The functions that expressions may call, within the default limits, and those that users have written in Python:
+/// what runs within this process is the caller's own.
 pub(crate) fn registry() -> Registry {
-    Registry::new(Limits::default())
+    server_registry(Some("python3"), cores())
+}
+
+/// The functions of a server: those in Python only if an interpreter is given, in up to `threads` processes.
+pub(crate) fn server_registry(python: Option<&str>, threads: usize) -> Registry {
+    let registry = Registry::new(Limits::default());
+    match python {
+        Some(python) => registry.with_python(Pool::new(PoolConfig::new(python, threads))),
+        None => registry,
+    }
 }
 
 /// Reads a pipeline file; relative paths in it are put below its folder.

@@ -7,9 +7,10 @@ use caju_proto::v1::{GetStatusResponse, JobStatus, StageStats, WorkerStatus};
 use caju_types::{Result, format_bytes, format_count, format_duration};
 use serde_json::{Value, json};
 
-use super::summary::{advice, table};
+use super::summary::{advice, aligned, splits, table, wrapped};
 use crate::cli::{StatusArgs, StatusFormat};
 use crate::output;
+use crate::report::SplitsReport;
 
 /// Prints the status.
 ///
@@ -68,8 +69,8 @@ fn workers(workers: &[WorkerStatus]) -> String {
 }
 
 fn jobs(jobs: &[JobStatus]) -> String {
-    let mut rows =
-        vec![["job", "pipeline", "epoch", "state", "mode", "splits", "readers", "tasks"].map(String::from)];
+    let head = ["job", "pipeline", "epoch", "state", "mode", "splits", "readers", "tasks", "policy"];
+    let mut rows = vec![head.map(String::from)];
     let total = |j: &JobStatus| if j.splits_total > 0 { j.splits_total.to_string() } else { "?".into() };
     rows.extend(jobs.iter().map(|j| {
         [
@@ -81,13 +82,43 @@ fn jobs(jobs: &[JobStatus]) -> String {
             format!("{}/{}", j.splits_leased, total(j)),
             j.clients.to_string(),
             j.tasks.to_string(),
+            j.policy.clone(),
         ]
     }));
-    let mut out = table(&rows);
+    let mut out = aligned(&rows, 8);
+    for (i, job) in jobs.iter().enumerate() {
+        // A job's epochs share what was decided: it is told with the last one.
+        if !jobs[i + 1..].iter().any(|later| later.job == job.job) {
+            caching(job, &mut out);
+        }
+    }
     for job in jobs.iter().filter(|j| j.state == "running" || j.failure.is_some()) {
         out.push_str(&details(job));
     }
     out
+}
+
+/// What of a job is stored, how its last epoch ran, and why.
+fn caching(job: &JobStatus, out: &mut String) {
+    if ["", "compute"].contains(&job.policy.as_str()) {
+        return;
+    }
+    let modes = job.modes.unwrap_or_default();
+    let ran = splits(SplitsReport { compute: modes.compute, put: modes.put, get: modes.get });
+    let ran = if ran.is_empty() { ran } else { format!("; splits of ended tasks: {ran}") };
+    let stored = match job.caching.as_str() {
+        "" if job.decision_json.is_empty() && ["auto", "cachew"].contains(&job.policy.as_str()) => {
+            "not decided yet"
+        }
+        "" => "everything is computed",
+        caching => caching,
+    };
+    let head = format!("{} (policy {}): {stored}{ran}", job.job, job.policy);
+    out.push_str(&format!("\n{}\n", wrapped(&head, 2)));
+    let decision: Option<Value> = serde_json::from_str(&job.decision_json).ok();
+    if let Some(reason) = decision.as_ref().and_then(|d| d["reason"].as_str()) {
+        out.push_str(&format!("  {}\n", wrapped(reason, 2)));
+    }
 }
 
 /// The stages of a job: what they did, and how fast while they worked.
@@ -156,7 +187,26 @@ fn job_json(j: &JobStatus) -> Value {
     json!({"job": j.job, "dataset_id": j.dataset_id, "pipeline": j.pipeline, "iteration_id": j.iteration_id,
            "epoch": j.epoch, "state": j.state, "mode": j.mode, "splits_total": j.splits_total,
            "splits_leased": j.splits_leased, "clients": j.clients, "tasks": j.tasks, "failure": failure,
-           "bottleneck": j.bottleneck, "stages": stages})
+           "bottleneck": j.bottleneck, "stages": stages, "policy": j.policy, "caching": j.caching,
+           "modes": modes_json(j), "io": io_json(j), "rows_skipped": j.rows_skipped,
+           "decision": document(&j.decision_json), "profile": document(&j.profile_json)})
+}
+
+/// How the splits of ended tasks were run, as in `caju.run/v1`.
+fn modes_json(j: &JobStatus) -> Value {
+    let m = j.modes.unwrap_or_default();
+    json!({"compute": m.compute, "put": m.put, "get": m.get})
+}
+
+fn io_json(j: &JobStatus) -> Value {
+    let io = j.io.unwrap_or_default();
+    json!({"source_bytes_read": io.source_bytes_read, "source_requests": io.source_requests,
+           "cache_bytes_read": io.cache_bytes_read, "cache_bytes_written": io.cache_bytes_written})
+}
+
+/// A recorded document; null if there is none.
+fn document(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or(Value::Null)
 }
 
 #[cfg(test)]
@@ -185,6 +235,10 @@ mod tests {
             splits_total: 9,
             bottleneck: "1.map".into(),
             stages: vec![stage],
+            policy: "auto".into(),
+            caching: "hint `a` as arrow/none".into(),
+            decision_json: r#"{"reason": "Because."}"#.into(),
+            modes: Some(caju_proto::v1::SplitModes { compute: 2, put: 1, get: 0 }),
             ..Default::default()
         };
         let worker = WorkerStatus {
@@ -199,7 +253,12 @@ mod tests {
             shown.contains("3/9") && shown.contains("bottleneck 1.map") && shown.contains("250"),
             "{shown}"
         );
+        for words in ["run-1 (policy auto): hint `a` as arrow/none", "2 computed, 1 stored", "Because."] {
+            assert!(shown.contains(words), "`{words}` is not in\n{shown}");
+        }
         let json = as_json(&status);
+        assert_eq!(json["jobs"][0]["decision"]["reason"], "Because.");
+        assert!(json["jobs"][0]["profile"].is_null());
         assert_eq!(json["jobs"][0]["stages"][0]["rows_out"], 500);
         assert_eq!(json["workers"][0]["state"], "active");
     }

@@ -37,14 +37,23 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
     let (got, put): (u64, u64) =
         report.epochs.iter().fold((0, 0), |(g, p), e| (g + e.cache_bytes_read, p + e.cache_bytes_written));
     if got + put > 0 {
-        let _ = write!(out, "\n  cache        {} written, {} read", format_bytes(put), format_bytes(got));
+        let mut text = format!("{} written, {} read", format_bytes(put), format_bytes(got));
+        if outcome.private_cache {
+            text.push_str(", in a folder of this run alone; --cache URL keeps it for others");
+        }
+        paragraph("cache", &text, &mut out);
     }
     if let Some(job) = outcome.job.as_ref().filter(|j| !j.policy.is_empty() && j.policy != "compute") {
-        let what = if job.caching.is_empty() { "nothing stored" } else { job.caching.as_str() };
-        let _ = write!(out, "\n  policy       {}: {what}", job.policy);
+        let undecided = ["auto", "cachew"].contains(&job.policy.as_str()) && job.decision_json.is_empty();
+        let what = match job.caching.as_str() {
+            "" if undecided => "nothing was stored: too few rows went by to measure what it would be worth",
+            "" => "nothing is stored",
+            caching => caching,
+        };
+        paragraph("policy", &format!("{}: {what}", job.policy), &mut out);
     }
     if let Some(reason) = report.decision.as_ref().and_then(|d| d.get("reason")).and_then(|r| r.as_str()) {
-        let _ = write!(out, "\n  decision     {reason}");
+        paragraph("decision", reason, &mut out);
     }
     let skipped: u64 = report.epochs.iter().map(|e| e.rows_skipped).sum();
     if skipped > 0 {
@@ -53,6 +62,34 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
     }
     if let Some(job) = &outcome.job {
         bottleneck(job, &report.epochs, &mut out);
+    }
+    out
+}
+
+/// Columns of a line of words.
+const WIDTH: usize = 100;
+
+/// A line of the summary, continued below itself where it is long.
+fn paragraph(name: &str, text: &str, out: &mut String) {
+    let _ = write!(out, "\n  {name:<11}  {}", wrapped(text, 15));
+}
+
+/// Text in lines of a bearable width; all but the first are indented.
+pub(crate) fn wrapped(text: &str, indent: usize) -> String {
+    let mut out = String::new();
+    let mut column = indent;
+    for word in text.split_whitespace() {
+        let width = word.chars().count();
+        if column > indent && column + 1 + width > WIDTH {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', indent));
+            column = indent;
+        } else if column > indent {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += width;
     }
     out
 }
@@ -75,25 +112,34 @@ fn epochs_table(epochs: &[EpochReport], out: &mut String) {
             splits(e.splits),
         ]);
     }
-    out.push_str(&table(&rows));
+    out.push_str(&aligned(&rows, 8));
 }
 
 /// How the splits were run, in a few words.
-fn splits(s: SplitsReport) -> String {
-    let parts = [(s.compute, "computed"), (s.put, "stored"), (s.get, "read")];
+pub(crate) fn splits(s: SplitsReport) -> String {
+    let parts = [(s.compute, "computed"), (s.put, "stored"), (s.get, "from the cache")];
     let some = parts.into_iter().filter(|(n, _)| *n > 0);
     some.map(|(n, what)| format!("{} {what}", format_count(n))).collect::<Vec<_>>().join(", ")
 }
 
 /// Columns to the right, two spaces in front of each.
 pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
+    aligned(rows, N)
+}
+
+/// The same with the columns from `left` on to the left: words rather than numbers.
+pub(crate) fn aligned<const N: usize>(rows: &[[String; N]], left: usize) -> String {
     let widths: [usize; N] =
         std::array::from_fn(|i| rows.iter().map(|r| r[i].chars().count()).max().unwrap_or(0));
     let mut out = String::new();
     for row in rows {
-        for (cell, width) in row.iter().zip(widths) {
-            let _ = write!(out, "  {cell:>width$}");
+        for (i, (cell, width)) in row.iter().zip(widths).enumerate() {
+            let _ = match i < left {
+                true => write!(out, "  {cell:>width$}"),
+                false => write!(out, "  {cell:<width$}"),
+            };
         }
+        out.truncate(out.trim_end_matches(' ').len());
         out.push('\n');
     }
     out
@@ -133,6 +179,9 @@ pub(crate) fn advice(bottleneck: &str) -> &'static str {
             "moving rows holds it up: deliver fewer bytes (uint8 images, fewer columns), or add workers"
         }
         "sleep" | "burn" => "an artificial cost; it runs one at a time per worker: add workers",
+        "autocache" => {
+            "reading or writing the snapshot holds it up: a cache nearer by, or a lighter encoding (arrow/none)"
+        }
         "parse_example" => "parsing holds it up: name fewer features, or add cores or workers",
         _ => "this stage computes as fast as it can: add cores or workers, or make it cheaper",
     }
@@ -181,7 +230,8 @@ mod tests {
             stages: vec![stage("source", 1.0), stage("1.map", 3.0)],
             ..Default::default()
         };
-        let text = summary("photos", &Outcome { report, job: Some(job), elapsed: Duration::from_secs(4) });
+        let elapsed = Duration::from_secs(4);
+        let text = summary("photos", &Outcome { report, job: Some(job), elapsed, private_cache: false });
         assert!(text.starts_with("photos: 4,000 rows in 16 elements, 2 epochs, 4.00 s\n"), "{text}");
         assert!(text.contains("1,000  600.0"), "{text}");
         assert!(text.contains("bottleneck   1.map, 75 % of the stages' time"), "{text}");
@@ -190,5 +240,32 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("add cores or workers"), "{text}");
+    }
+
+    #[test]
+    fn caching_is_told_in_lines_that_fit() {
+        let mut report = RunReport::new();
+        let reason = "Reading `resized` gives 3,276 rows/s, ".repeat(6);
+        report.decision = Some(serde_json::json!({"reason": reason}));
+        let job = JobStatus {
+            policy: "auto".into(),
+            caching: "hint `resized` as arrow/none".into(),
+            decision_json: "{}".into(),
+            ..Default::default()
+        };
+        let outcome =
+            Outcome { report, job: Some(job.clone()), elapsed: Duration::from_secs(1), private_cache: true };
+        let text = summary("photos", &outcome);
+        assert!(text.contains("policy       auto: hint `resized` as arrow/none"), "{text}");
+        assert!(text.lines().all(|l| l.chars().count() <= WIDTH), "{text}");
+        assert_eq!(text.matches("3,276").count(), 6);
+        assert_eq!(
+            splits(SplitsReport { compute: 1, put: 0, get: 1200 }),
+            "1 computed, 1,200 from the cache"
+        );
+
+        let undecided = JobStatus { caching: String::new(), decision_json: String::new(), ..job };
+        let outcome = Outcome { report: RunReport::new(), job: Some(undecided), ..outcome };
+        assert!(summary("photos", &outcome).contains("too few rows"));
     }
 }

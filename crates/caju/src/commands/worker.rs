@@ -41,7 +41,10 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
         tags: args.tags.clone(),
         cpu_threads: args.cpu_threads.map_or(0, |n| n as usize),
         connect_timeout: args.connect_timeout,
-        registry: shared::registry(),
+        registry: shared::server_registry(
+            args.stores.allow_python.as_deref(),
+            args.cpu_threads.map_or_else(shared::cores, |n| n.max(1) as usize),
+        ),
         ..WorkerConfig::new(dispatcher, stores)
     };
     let worker = Worker::start(config).await?;

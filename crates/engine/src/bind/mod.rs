@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use arrow_schema::{Schema, SchemaRef};
 use caju_kernels::Registry;
-use caju_pipeline::{DatasetDef, SourceDef, StageOp};
+use caju_pipeline::{DatasetDef, FileFormat, SourceDef, StageOp};
 use caju_types::{Error, Fingerprint, Result};
 use futures::stream::BoxStream;
 
@@ -118,16 +118,48 @@ fn bound_hints(def: &DatasetDef, registry: &Registry, root: &Branch) -> Result<V
     let prefixes = caju_pipeline::prefix_fingerprints(def, registry)?;
     let bound = |(hint, prefix): (caju_pipeline::Hint, caju_pipeline::PrefixFingerprint)| {
         let definition = caju_pipeline::prefix_json(def, &hint.name)?;
-        let fingerprint = prefix.fingerprint;
+        let (fingerprint, random) = (prefix.fingerprint, prefix.random);
         let prefix = in_one_line(&caju_pipeline::describe(&DatasetDef::from_json(&definition)?));
         let canonical = caju_pipeline::canonical_text(def, hint.stage_index, registry)?;
         let canonical = serde_json::from_str(&canonical)
             .map_err(|e| Error::internal(format!("the canonical text of a prefix is not JSON: {e}")))?;
         let schema = Arc::clone(&root.schemas[hint.stage_index]);
         let stage = hint.stage_index;
-        Ok(BoundHint { name: hint.name, schema, stage, definition, prefix, canonical, fingerprint })
+        let position = u32::try_from(def.stage_position_without_hints(stage)).unwrap_or(u32::MAX);
+        Ok(BoundHint {
+            name: hint.name,
+            schema,
+            stage,
+            definition,
+            prefix,
+            canonical,
+            fingerprint,
+            planned: fingerprint,
+            random,
+            position,
+            found_columns: found_columns(def, root),
+        })
     };
     def.hints().into_iter().zip(prefixes).take(local).map(bound).collect()
+}
+
+/// The columns that a source's reader found from the first rows of its first file, as far as they are read.
+/// Which file comes first is a matter of the listing, which no fingerprint covers.
+fn found_columns(def: &DatasetDef, branch: &Branch) -> Option<String> {
+    let finds = |f: &FileFormat| {
+        matches!(f, FileFormat::Csv { schema: None, .. } | FileFormat::Json { schema: None, .. })
+    };
+    let (own, children): (bool, &[DatasetDef]) = match &def.source {
+        SourceDef::Files(files) => (finds(&files.format), &[]),
+        SourceDef::Concatenate(c) | SourceDef::Zip(c) => (false, c),
+        SourceDef::Sample { datasets, .. } => (false, datasets),
+        _ => (false, &[]),
+    };
+    let columns = branch.schemas[0].fields().iter().map(|f| format!("{:?} {}", f.name(), f.data_type()));
+    let own = own.then(|| columns.collect::<Vec<_>>().join(", "));
+    let below = children.iter().zip(&branch.children).filter_map(|(d, b)| found_columns(d, b));
+    let all: Vec<String> = own.into_iter().chain(below).collect();
+    (!all.is_empty()).then(|| all.join("; "))
 }
 
 /// The lines of a described definition behind one another, without their numbers and columns.
@@ -202,7 +234,7 @@ fn needed_columns(
             StageOp::Autocache { .. } if keep_hints => return None,
             StageOp::Autocache { .. } | StageOp::Sleep(_) | StageOp::Burn(_) => continue,
             StageOp::BucketByLength { .. } | StageOp::PaddedBatch { .. } => return None,
-            StageOp::Unnest { .. } | StageOp::FlatMap { .. } => return None,
+            StageOp::Unnest { .. } | StageOp::FlatMap { .. } | StageOp::Python(_) => return None,
             op if !op.is_split_local() => continue,
             _ => {}
         }

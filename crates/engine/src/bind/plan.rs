@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use caju_pipeline::{DatasetDef, FileFormat, OnError, SourceDef, StageOp};
+use caju_pipeline::{DatasetDef, FileFormat, OnError, PythonKind, SourceDef, StageOp};
 use caju_types::Result;
 use futures::stream::{self, BoxStream, StreamExt};
 use parking_lot::Mutex;
@@ -51,6 +51,7 @@ fn rows_known(source: &SourceDef) -> bool {
 fn keeps_rows(op: &StageOp) -> bool {
     op.is_split_local()
         && !matches!(op, StageOp::Filter(_) | StageOp::Unnest { .. } | StageOp::FlatMap { .. })
+        && !matches!(op, StageOp::Python(f) if f.kind != PythonKind::Map)
 }
 
 impl SplitPlan {

@@ -7,7 +7,7 @@ use caju_kernels::{BoundExprs, Registry};
 use caju_pipeline::{Cost, DatasetDef, StageOp};
 use caju_types::{Error, Result, did_you_mean};
 
-use crate::row::{OutColumn, RowOp, RowStage, inflated_field, unnested_schema};
+use crate::row::{OutColumn, PythonStage, RowOp, RowStage, inflated_field, unnested_schema};
 use crate::source::feature_field;
 use crate::stream::Padding;
 
@@ -189,6 +189,11 @@ fn bind_stage(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: Place) 
             fields[i] = Arc::new(inflated_field(&fields[i], *factor).map_err(|e| at.wrap(e))?);
             at.rows(RowOp::Inflate { column: i, factor: *factor }, Arc::new(Schema::new(fields)))
         }
+        StageOp::Python(f) => {
+            let stage = PythonStage::bind(f, registry, schema).map_err(|e| at.wrap(e))?;
+            let out = stage.schema();
+            at.rows(RowOp::Python(stage), out)
+        }
         StageOp::Sleep(cost) => Step::Cost { cost: *cost, burn: false, stats: at.stats },
         StageOp::Burn(cost) => Step::Cost { cost: *cost, burn: true, stats: at.stats },
         StageOp::Shuffle { buffer, seed, max_bytes } => Step::Shuffle {
@@ -290,6 +295,8 @@ impl RowStage {
                 columns
             }
             RowOp::Filter(e) => e.columns().to_vec(),
+            // All of them; nobody asks.
+            RowOp::Python(_) => Vec::new(),
             RowOp::Unnest { list, exprs, .. } => {
                 let mut columns = exprs.as_ref().map(|e| e.columns().to_vec()).unwrap_or_default();
                 if let OutColumn::Input(i) = list {

@@ -6,6 +6,7 @@
 mod cost;
 mod inflate;
 mod nested;
+mod python;
 
 use std::sync::Arc;
 
@@ -20,6 +21,7 @@ use caju_types::{Error, Result};
 pub(crate) use cost::pay;
 pub(crate) use inflate::{inflate, inflated_field};
 pub(crate) use nested::{unnest, unnested_schema};
+pub(crate) use python::PythonStage;
 
 use crate::chunk::{Run, push_run};
 use crate::context::TaskContext;
@@ -56,6 +58,8 @@ pub(crate) enum RowOp {
     Filter(BoundExprs),
     /// `unnest` (the list is an input column) and `flat_map` (the list is an expression).
     Unnest { list: OutColumn, exprs: Option<BoundExprs>, at: usize },
+    /// A function of the user's own.
+    Python(PythonStage),
     /// Makes values longer.
     Inflate { column: usize, factor: f64 },
 }
@@ -79,13 +83,18 @@ impl RowStage {
                 exprs.as_ref().is_some_and(BoundExprs::is_random)
             }
             RowOp::Filter(e) => e.is_random(),
+            RowOp::Python(f) => f.is_random(),
             _ => false,
         }
     }
 
     /// Whether rows may be dropped or repeated (so that ordinals below differ from those above).
     pub(crate) fn renumbers(&self) -> bool {
-        matches!(self.op, RowOp::Filter(_) | RowOp::Unnest { .. })
+        match &self.op {
+            RowOp::Filter(_) | RowOp::Unnest { .. } => true,
+            RowOp::Python(f) => f.renumbers(),
+            _ => false,
+        }
     }
 
     /// Runs the stage over rows whose provenance is `runs`.
@@ -144,7 +153,8 @@ impl RowStage {
                     if e.row.is_none() || !located.is_data_error() {
                         return Err(located);
                     }
-                    ctx.skip(&located)?;
+                    let split = run.first().map_or(0, |r| r.split);
+                    ctx.skip(self.stats, split, &located)?;
                 }
             }
         }
@@ -210,6 +220,10 @@ impl RowStage {
                 let list = pick(*list, batch, &values);
                 let (out, rows) = unnest(batch, &list, *at, &self.schema).map_err(whole)?;
                 Ok((out, Kept::Rows(rows)))
+            }
+            RowOp::Python(f) => {
+                let keys = f.is_random().then(|| ctx.keys(self.position, runs));
+                f.run(batch, keys.as_ref())
             }
             RowOp::Inflate { column, factor } => {
                 let mut columns = batch.columns().to_vec();

@@ -44,6 +44,7 @@ impl Zipped {
 fn keeps_rows(op: &StageOp) -> bool {
     match op {
         StageOp::Filter(_) | StageOp::Unnest { .. } | StageOp::FlatMap { .. } => false,
+        StageOp::Python(f) => f.kind == caju_pipeline::PythonKind::Map,
         StageOp::Prefetch(_) => true,
         op => op.is_split_local(),
     }

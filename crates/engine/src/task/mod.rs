@@ -50,6 +50,8 @@ pub trait SplitFeed: Send {
 /// How a task runs.
 #[derive(Debug, Clone)]
 pub struct TaskOptions {
+    /// The job's name, for the list of who uses a snapshot.
+    pub job: String,
     /// The job's seed.
     pub seed: u64,
     /// The epoch, which enters every draw.
@@ -84,6 +86,7 @@ impl TaskOptions {
     pub fn new(pool: CpuPool, clock: Arc<dyn Clock>) -> Self {
         let readers = (pool.threads() + 1).clamp(2, 16);
         Self {
+            job: String::new(),
             seed: 0,
             epoch: 0,
             slot: None,
@@ -150,12 +153,13 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
         ordered: deterministic,
     };
     let name = def.name.clone().unwrap_or_default();
-    let hints = pipeline.hints().to_vec();
+    let hints: Vec<_> = pipeline.hints().iter().map(|h| h.clone().seeded(options.seed)).collect();
     let prober = options.cache.as_ref().filter(|_| options.probe && !hints.is_empty()).map(|cache| {
         let threads = options.pool.threads();
         Prober::start(Arc::clone(cache), hints.clone(), Arc::clone(&options.clock), threads, &tasks)
     });
-    let cache = Arc::new(TaskCache::new(options.cache, hints, name, Arc::clone(&ctx.stats), prober));
+    let cache = TaskCache::new(options.cache, hints, name, Arc::clone(&ctx), prober);
+    let cache = Arc::new(cache.for_job(&options.job));
     let reader = read::Reader::new(Arc::clone(pipeline), Arc::clone(&ctx), Arc::clone(&cache), reading);
     let source = read::read_splits(reader, feed, tasks.clone());
     let items = chain::build(pipeline, source, &ctx, &cache);

@@ -130,7 +130,7 @@ impl Reader {
     async fn read_one(&self, lease: LeasedSplit, out: &mpsc::Sender<Result<Item>>) {
         // Half of a split is no part, and rows of a part are counted from its beginning.
         let plan = lease.cache.as_deref().filter(|_| lease.split.trim.is_none());
-        match self.cache.enter(lease.index, lease.split.key, plan).await {
+        match self.cache.enter(lease.index, &lease.split, plan).await {
             Entry::Compute => {
                 self.compute(&lease, out).await;
             }
@@ -140,8 +140,9 @@ impl Reader {
                 }
             }
             Entry::Get { hint, part } => {
+                let draw = part.draw();
                 if let Some(rows) = self.get(hint, part, &lease, out).await {
-                    self.cache.resume(lease.index, hint, rows);
+                    self.cache.resume(lease.index, hint, rows, draw);
                     self.compute(&lease, out).await;
                 }
             }
@@ -152,7 +153,7 @@ impl Reader {
     async fn get(
         &self,
         hint: usize,
-        mut part: OpenPart,
+        mut part: Box<OpenPart>,
         lease: &LeasedSplit,
         out: &mpsc::Sender<Result<Item>>,
     ) -> Option<u64> {
@@ -175,13 +176,16 @@ impl Reader {
                 }
             }
         }
+        if let Err(e) = self.ctx.count_stored_skips(lease.index, part.skipped()) {
+            out.send(Err(e)).await.ok();
+        }
         None
     }
 
     /// Sends the rows of a split from its source; false if the stream ended before the split.
     async fn compute(&self, lease: &LeasedSplit, out: &mpsc::Sender<Result<Item>>) -> bool {
         let counters = self.ctx.stats.source();
-        let mut rows = self.open(&self.pipeline.root, &lease.split);
+        let mut rows = self.open(&self.pipeline.root, &lease.split, lease.index);
         let mut ordinal = lease.split.trim.map_or(0, |t| t.0);
         loop {
             let start = Instant::now();
@@ -208,13 +212,14 @@ impl Reader {
         }
     }
 
-    /// The rows of a split of a branch, after the stages of the datasets nested in it.
-    fn open(&self, branch: &Branch, split: &Split) -> BoxStream<'static, Result<RecordBatch>> {
+    /// The rows of a split of a branch, after the stages of the datasets nested in it; `home` is the lease that
+    /// the split belongs to.
+    fn open(&self, branch: &Branch, split: &Split, home: u64) -> BoxStream<'static, Result<RecordBatch>> {
         match branch.kind {
             BranchKind::Leaf => {
                 let skip = self.ctx.skips().then(|| {
                     let ctx = Arc::clone(&self.ctx);
-                    let f: crate::source::SkipFn = Arc::new(move |e| ctx.count_skip(&e));
+                    let f: crate::source::SkipFn = Arc::new(move |e| ctx.count_skip(home, &e));
                     f
                 });
                 let options = ReadOptions {
@@ -229,12 +234,17 @@ impl Reader {
                 let batches = branch.source.read(split, &options);
                 batches.map(move |b| b.and_then(|b| ctx.check_skips().map(|()| b))).boxed()
             }
-            BranchKind::Concatenate | BranchKind::Sample { .. } => self.open_child(branch, split),
-            BranchKind::Zip => self.open_zip(branch, split),
+            BranchKind::Concatenate | BranchKind::Sample { .. } => self.open_child(branch, split, home),
+            BranchKind::Zip => self.open_zip(branch, split, home),
         }
     }
 
-    fn open_child(&self, branch: &Branch, split: &Split) -> BoxStream<'static, Result<RecordBatch>> {
+    fn open_child(
+        &self,
+        branch: &Branch,
+        split: &Split,
+        home: u64,
+    ) -> BoxStream<'static, Result<RecordBatch>> {
         let Some((i, inner)) = child_split(split) else {
             return failed("a split of a combinator names no dataset");
         };
@@ -242,8 +252,8 @@ impl Reader {
             return failed("a split names a dataset that is not there");
         };
         let schema = Arc::clone(&branch.schemas[0]);
-        let rows = self.open(child, &inner);
-        let rows = self.nested_stages(child, split, rows);
+        let rows = self.open(child, &inner, home);
+        let rows = self.nested_stages(child, split, rows, home);
         // Children agree in names and types; metadata and nullability are the first one's.
         rows.map(move |b| b.and_then(|b| with_schema(b, &schema))).boxed()
     }
@@ -254,6 +264,7 @@ impl Reader {
         child: &Branch,
         split: &Split,
         rows: BoxStream<'static, Result<RecordBatch>>,
+        home: u64,
     ) -> BoxStream<'static, Result<RecordBatch>> {
         let stages: Vec<_> = child
             .steps
@@ -268,7 +279,7 @@ impl Reader {
         }
         // Keys come from the split's own key: an index of its own, apart from those of leases.
         let index = u64::MAX ^ split.key.folded() ^ u64::from(split.repetition).rotate_left(40);
-        self.ctx.register(index, split, &caju_types::RowRanges::default());
+        self.ctx.register_nested(index, split, home);
         let ctx = Arc::clone(&self.ctx);
         let first = split.trim.map_or(0, |t| t.0);
         let stages = Arc::new(stages);
@@ -288,15 +299,17 @@ impl Reader {
         .boxed()
     }
 
-    fn open_zip(&self, branch: &Branch, split: &Split) -> BoxStream<'static, Result<RecordBatch>> {
+    fn open_zip(&self, branch: &Branch, split: &Split, home: u64) -> BoxStream<'static, Result<RecordBatch>> {
         let SplitRange::Zipped(parts) = &split.range else { return failed("a split of zip has no parts") };
         let sides: Vec<_> = branch
             .children
             .iter()
             .zip(parts)
             .map(|(child, splits)| {
-                let streams: Vec<_> =
-                    splits.iter().map(|s| self.nested_stages(child, s, self.open(child, s))).collect();
+                let streams: Vec<_> = splits
+                    .iter()
+                    .map(|s| self.nested_stages(child, s, self.open(child, s, home), home))
+                    .collect();
                 Side { rows: stream::iter(streams).flatten().boxed(), ready: None }
             })
             .collect();

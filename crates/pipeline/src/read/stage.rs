@@ -6,7 +6,8 @@ use caju_types::{Error, Result, did_you_mean};
 use serde_json::Value;
 
 use super::args::{Args, At};
-use crate::def::{Cost, DEFAULT_SHUFFLE_BYTES, Feature, FeatureShape, StageOp};
+use crate::base64;
+use crate::def::{Cost, DEFAULT_SHUFFLE_BYTES, Feature, FeatureShape, PythonFunction, PythonKind, StageOp};
 use crate::words::{FEATURE_TYPES, stage_example};
 use crate::write::round_scalar;
 
@@ -29,6 +30,7 @@ pub(super) fn read(at: &At<'_>, hints: usize) -> Result<StageOp> {
     let op = match name {
         "parse_example" | "select" | "filter" | "unnest" | "flat_map" => row_stage(name, &mut args)?,
         "sleep" | "burn" | "inflate" | "autocache" => cost_or_hint(name, &mut args, hints)?,
+        "python" => python(&mut args)?,
         "batch" | "padded_batch" | "bucket_by_length" => batch_stage(name, &mut args)?,
         _ => stream_stage(name, &mut args)?,
     };
@@ -110,6 +112,30 @@ fn cost_or_hint(name: &str, args: &mut Args<'_>, hints: usize) -> Result<StageOp
             StageOp::Autocache { name: name.unwrap_or_else(|| format!("hint-{hints}")) }
         }
     })
+}
+
+fn python(args: &mut Args<'_>) -> Result<StageOp> {
+    let bytes = |at: &At<'_>| {
+        let expected = "bytes in base64";
+        base64::decode(at.str(expected)?).map(bytes::Bytes::from).ok_or_else(|| at.wrong(expected))
+    };
+    let kind = args.need("kind")?;
+    let expected = "`map`, `filter` or `flat_map`";
+    let kind = match kind.str(expected)? {
+        "map" => PythonKind::Map,
+        "filter" => PythonKind::Filter,
+        "flat_map" => PythonKind::FlatMap,
+        _ => return Err(kind.wrong(expected)),
+    };
+    Ok(StageOp::Python(PythonFunction {
+        kind,
+        name: args.get("name").map_or(Ok("function".to_owned()), |a| a.text("the function's name"))?,
+        code: args.need("code")?.text("the digest of the function's code")?,
+        batched: args.flag("batched")?,
+        random: args.flag("random")?,
+        payload: bytes(&args.need("payload")?)?,
+        schema: args.get("schema").map_or(Ok(bytes::Bytes::new()), |a| bytes(&a))?,
+    }))
 }
 
 fn cost(args: &mut Args<'_>) -> Result<Cost> {

@@ -105,6 +105,7 @@ fn order(def: &DatasetDef) -> Result<()> {
             StageOp::Filter(_)
             | StageOp::FlatMap { .. }
             | StageOp::Unnest { .. }
+            | StageOp::Python(_)
             | StageOp::ParseExample { .. } => {
                 if let Some((at, above)) = batched {
                     return Err(bad(

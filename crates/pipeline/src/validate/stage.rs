@@ -7,7 +7,7 @@ use caju_types::Result;
 use serde_json::Value;
 
 use super::{bad, column, columns, range};
-use crate::def::{ColumnType, Cost, Feature, FeatureShape, StageOp};
+use crate::def::{ColumnType, Cost, Feature, FeatureShape, PythonKind, StageOp};
 use crate::read::join;
 
 /// Arrow counts the rows of a batch in 31 bits.
@@ -52,6 +52,12 @@ pub(super) fn check(op: &StageOp, path: &str) -> Result<()> {
                 false => Err(range(&join(path, "factor"), "a number from 1 to 1000000", factor)),
             }
         }
+        StageOp::Python(f) => match f.schema.is_empty() == (f.kind == PythonKind::Filter) {
+            true => Ok(()),
+            false => {
+                Err(bad(path, "`schema` says what a map or flat_map makes, and a filter makes nothing new"))
+            }
+        },
         StageOp::Autocache { name } => hint_name(name, path),
         op => stream(op, path),
     }

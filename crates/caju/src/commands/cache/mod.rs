@@ -1,0 +1,290 @@
+//! `caju cache`: what a cache root holds, whether it is whole, and what may go.
+
+mod show;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use caju_cache::{Cache, CacheOptions, SnapshotInfo, VerifyReport};
+use caju_runtime::{Stores, SystemClock};
+use caju_types::{Error, Fingerprint, Result, format_bytes, format_count};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::shared;
+use crate::cli::{CacheCommand, CacheRoot, Global, OutputFormat};
+use crate::output;
+use crate::progress::{Progress, State};
+
+pub(super) use show::{ago, short};
+
+/// What `caju cache verify` ends with if it found damage.
+const DAMAGED: u8 = 4;
+
+/// How long giving back what was taken may last.
+const CLOSE: Duration = Duration::from_secs(5);
+
+/// Runs the command, to its exit code.
+///
+/// # Errors
+/// A root that is none or cannot be reached, a snapshot that is not there, and what is refused.
+pub(crate) async fn run(global: &Global, command: &CacheCommand) -> Result<u8> {
+    match command {
+        CacheCommand::Ls(root) => ls(global, root).await?,
+        CacheCommand::Inspect { fingerprint, root } => inspect(global, root, fingerprint).await?,
+        CacheCommand::Verify { fingerprint, root } => {
+            let clean = verify(global, root, fingerprint.as_deref()).await?;
+            return Ok(if clean { 0 } else { DAMAGED });
+        }
+        CacheCommand::Gc { dry_run, budget, ttl, grace, root } => {
+            let options = CacheOptions {
+                budget_bytes: *budget,
+                ttl: *ttl,
+                orphan_grace: *grace,
+                ..CacheOptions::default()
+            };
+            gc(global, root, options, *dry_run).await?;
+        }
+        CacheCommand::Rm { fingerprints, force, root } => rm(global, root, fingerprints, *force).await?,
+        CacheCommand::Pin { fingerprint, root } => pin(root, fingerprint, true).await?,
+        CacheCommand::Unpin { fingerprint, root } => pin(root, fingerprint, false).await?,
+    }
+    Ok(0)
+}
+
+/// Opens a root that is there already; a mistyped folder must not become one.
+///
+/// # Errors
+/// `NotFound` for a folder that holds no cache, and what [`Cache::open`] says.
+pub(super) async fn open(url: &str, options: CacheOptions) -> Result<Arc<Cache>> {
+    let url = shared::absolute_url(url)?;
+    let stores = shared::stores(None)?;
+    refuse_other_folders(&stores, &url)?;
+    let clock = SystemClock::shared();
+    let writer = format!("tool-{}-{:x}", std::process::id(), clock.unix_time().as_nanos());
+    Cache::open(&stores, &url, options, clock, writer).await
+}
+
+fn refuse_other_folders(stores: &Stores, url: &str) -> Result<()> {
+    let at = stores.resolve(url).map_err(|e| e.context("--cache"))?;
+    let Some(folder) = at.local else { return Ok(()) };
+    if folder.join("v1").is_dir() {
+        return Ok(());
+    }
+    let what = if folder.is_dir() { "the folder holds none" } else { "there is no such folder" };
+    Err(Error::not_found(format!(
+        "no cache at {}: {what}; check --cache, or make one with `caju run FILE --cache URL`",
+        folder.display()
+    )))
+}
+
+/// The snapshot that somebody means by the first digits of its fingerprint.
+async fn find(cache: &Arc<Cache>, root: &CacheRoot, digits: &str) -> Result<Fingerprint> {
+    let plain = digits.to_ascii_lowercase();
+    if plain.len() > 32 || !plain.chars().all(|c| c.is_ascii_hexdigit()) {
+        return Err(Error::invalid(format!(
+            "`{digits}` is no fingerprint: hexadecimal digits, as `caju cache ls --cache {}` shows them",
+            root.cache
+        )));
+    }
+    cache.find(&plain).await.map_err(|e| match e.kind() {
+        caju_types::ErrorKind::NotFound => Error::not_found(format!(
+            "{}; `caju cache ls --cache {}` lists what there is",
+            e.message(),
+            root.cache
+        )),
+        _ => e,
+    })
+}
+
+/// Runs something that may take long, and shows what it has asked of the store meanwhile.
+async fn watch<F: Future>(global: &Global, cache: &Arc<Cache>, what: &str, work: F) -> F::Output {
+    let io = cache.counters();
+    let state = || {
+        let now = io.snapshot();
+        let (requests, read) = (now.reads + now.lists + now.writes + now.deletes, now.bytes_read);
+        State {
+            said: Some(format!("{} requests, {} read", format_count(requests), format_bytes(read))),
+            ..State::default()
+        }
+    };
+    Progress::new(what, global.quiet).watch(work, state).await
+}
+
+/// Writes an answer as it was asked for.
+fn answer(root: &CacheRoot, schema: &str, json: impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
+    match root.format {
+        OutputFormat::Text => output::say(text().trim_end()),
+        OutputFormat::Json => output::say(format_args!("{:#}", with_schema(schema, json)?)),
+    }
+}
+
+/// An object with the name of its format in front.
+fn with_schema(schema: &str, json: impl Serialize) -> Result<Value> {
+    let value = serde_json::to_value(json).map_err(|e| Error::internal(format!("{schema}: {e}")))?;
+    let mut out = serde_json::Map::new();
+    out.insert("schema".into(), schema.into());
+    if let Value::Object(fields) = value {
+        out.extend(fields);
+    }
+    Ok(Value::Object(out))
+}
+
+async fn ls(global: &Global, root: &CacheRoot) -> Result<()> {
+    let cache = open(&root.cache, CacheOptions::default()).await?;
+    let work = async { Ok::<_, Error>((cache.usage().await?, cache.list().await?)) };
+    let (usage, mut snapshots) = watch(global, &cache, "listing", work).await?;
+    // The latest one is what people look for.
+    snapshots.sort_by(|a, b| {
+        b.last_use_unix_s.unwrap_or(0.0).total_cmp(&a.last_use_unix_s.unwrap_or(0.0)).then_with(|| {
+            let name = |s: &SnapshotInfo| s.fingerprint;
+            name(a).cmp(&name(b))
+        })
+    });
+    let json = json!({"cache": cache.url(), "objects": usage.objects, "bytes": usage.bytes,
+                      "snapshots": snapshots});
+    answer(root, "caju.snapshots/v1", json, || show::list(cache.url(), &usage, &snapshots))
+}
+
+async fn inspect(global: &Global, root: &CacheRoot, digits: &str) -> Result<()> {
+    let cache = open(&root.cache, CacheOptions::default()).await?;
+    let of = find(&cache, root, digits).await?;
+    let inspection = watch(global, &cache, "inspecting", cache.inspect(&of)).await?;
+    answer(root, "caju.snapshot/v1", &inspection, || show::inspection(&inspection))
+}
+
+/// Whether everything is whole.
+async fn verify(global: &Global, root: &CacheRoot, digits: Option<&str>) -> Result<bool> {
+    // What is in the memory tier was read before; here the store itself is meant.
+    let options = CacheOptions { memory_tier_bytes: 0, ..CacheOptions::default() };
+    let cache = open(&root.cache, options).await?;
+    let chosen = match digits {
+        Some(digits) => vec![find(&cache, root, digits).await?],
+        None => Vec::new(),
+    };
+    let work = verify_all(global, &cache, chosen);
+    let report = work.await;
+    // Whoever reads holds a lease; left behind, it would keep `rm` from its work.
+    if let Err(error) = cache.close(CLOSE).await {
+        tracing::debug!(%error, "the cache was not closed in order");
+    }
+    let report = report?;
+    answer(root, "caju.verify/v1", &report, || report.to_string())?;
+    Ok(report.is_clean())
+}
+
+/// Snapshot by snapshot, so that there is progress to show.
+async fn verify_all(global: &Global, cache: &Arc<Cache>, chosen: Vec<Fingerprint>) -> Result<VerifyReport> {
+    let listing = watch(global, cache, "listing", cache.list());
+    let mut snapshots: Vec<(Fingerprint, u64)> =
+        listing.await?.into_iter().map(|s| (s.fingerprint, s.bytes)).collect();
+    snapshots.retain(|(of, _)| chosen.is_empty() || chosen.contains(of));
+    let total: u64 = snapshots.iter().map(|(_, bytes)| bytes).sum();
+    let (done, begun, io) = (AtomicU64::new(0), AtomicU64::new(0), cache.counters());
+    let before = AtomicU64::new(io.snapshot().bytes_read);
+    let state = || {
+        // Parts of a remote store are read twice: their bytes as a whole, then their rows.
+        let read = io.snapshot().bytes_read.saturating_sub(before.load(Ordering::Relaxed)) / 2;
+        let (at, all) = (begun.load(Ordering::Relaxed), snapshots.len());
+        State {
+            done: (done.load(Ordering::Relaxed) + read).min(total),
+            total: Some(total.max(1)),
+            said: Some(format!("snapshot {at} of {all}, {}", format_bytes(total))),
+            ..State::default()
+        }
+    };
+    let work = async {
+        let mut sum = VerifyReport::default();
+        for (of, bytes) in &snapshots {
+            begun.fetch_add(1, Ordering::Relaxed);
+            let one = cache.verify(Some(of)).await?;
+            sum.snapshots += one.snapshots;
+            sum.parts += one.parts;
+            sum.bytes += one.bytes;
+            sum.rows += one.rows;
+            sum.damaged.extend(one.damaged);
+            done.fetch_add(*bytes, Ordering::Relaxed);
+            before.store(io.snapshot().bytes_read, Ordering::Relaxed);
+        }
+        Ok(sum)
+    };
+    Progress::new("verifying", global.quiet).watch(work, state).await
+}
+
+async fn gc(global: &Global, root: &CacheRoot, options: CacheOptions, dry_run: bool) -> Result<()> {
+    let budget = options.budget_bytes;
+    let cache = open(&root.cache, options).await?;
+    let work = async {
+        let before = cache.usage().await?.bytes;
+        let collection = cache.gc(dry_run).await?;
+        let after = if dry_run { before - collection.bytes.min(before) } else { cache.usage().await?.bytes };
+        Ok::<_, Error>((before, collection, after))
+    };
+    let (before, collection, after) = watch(global, &cache, "collecting", work).await?;
+    // Evictions for the budget are not in the list; a dry run can only tell how much is too much.
+    let evicted = match (dry_run, budget) {
+        (true, Some(budget)) => after.saturating_sub(budget),
+        (true, None) => 0,
+        (false, _) => before.saturating_sub(collection.bytes).saturating_sub(after),
+    };
+    let objects: Vec<Value> = collection
+        .objects
+        .iter()
+        .map(|(object, why, bytes)| json!({"object": object, "why": why, "bytes": bytes}))
+        .collect();
+    let json = json!({"dry_run": dry_run, "objects": objects, "bytes": collection.bytes,
+                      "evicted_bytes": evicted, "left_bytes": after});
+    answer(root, "caju.gc/v1", json, || show::collection(&collection, evicted, after))
+}
+
+async fn rm(global: &Global, root: &CacheRoot, digits: &[String], force: bool) -> Result<()> {
+    let cache = open(&root.cache, CacheOptions::default()).await?;
+    let mut all = Vec::new();
+    for digits in digits {
+        let of = find(&cache, root, digits).await?;
+        if !all.contains(&of) {
+            all.push(of);
+        }
+    }
+    let mut removed = Vec::new();
+    for of in all {
+        let bytes = watch(global, &cache, "removing", cache.remove(&of, force)).await;
+        removed.push((of, bytes.map_err(|e| partly(e, &removed))?));
+    }
+    let list: Vec<Value> =
+        removed.iter().map(|(of, bytes)| json!({"fingerprint": of, "bytes": bytes})).collect();
+    let text = || {
+        let line = |(of, bytes): &(Fingerprint, u64)| {
+            format!("removed {}, {} freed\n", short(*of), format_bytes(*bytes))
+        };
+        removed.iter().map(line).collect()
+    };
+    answer(root, "caju.rm/v1", json!({"removed": list}), text)
+}
+
+/// What went before an error is gone all the same.
+fn partly(error: Error, removed: &[(Fingerprint, u64)]) -> Error {
+    if removed.is_empty() {
+        return error;
+    }
+    let names: Vec<String> = removed.iter().map(|(of, _)| short(*of)).collect();
+    Error::new(error.kind(), format!("{} (removed before that: {})", error.message(), names.join(", ")))
+}
+
+async fn pin(root: &CacheRoot, digits: &str, on: bool) -> Result<()> {
+    let cache = open(&root.cache, CacheOptions::default()).await?;
+    let of = find(&cache, root, digits).await?;
+    if on {
+        cache.pin(&of).await?
+    } else {
+        cache.unpin(&of).await?
+    };
+    let text = || match on {
+        true => {
+            format!("{} is pinned: it is not evicted, expired or removed until it is unpinned", short(of))
+        }
+        false => format!("{} is not pinned any more", short(of)),
+    };
+    answer(root, "caju.pin/v1", json!({"fingerprint": of, "pinned": on}), text)
+}

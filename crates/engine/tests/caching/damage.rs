@@ -1,0 +1,197 @@
+//! A part that turns bad in its middle: the split goes on by computing, and no row is lost or doubled.
+
+use std::sync::Arc;
+
+use arrow::ipc::writer::StreamWriter;
+use caju_cache::{Cache, CacheOptions};
+use caju_pipeline::{DatasetDef, SourceDef};
+use caju_runtime::{Stores, SystemClock};
+use caju_testkit::faulty::{Fault, Faults, FaultyStore, Op, Rule};
+use futures::TryStreamExt;
+use object_store::ObjectStoreExt;
+
+use crate::common::How;
+use crate::generated::{put, rich};
+use crate::rows::{Pair, cache, cache_with, place};
+
+/// One split of many blocks.
+async fn pair(steps: &str) -> Pair {
+    let yaml = format!("source: {{ range: {{ start: 0, end: 1, step: 1 }} }}\nsteps:\n{steps}");
+    let mut def = DatasetDef::from_yaml(&yaml, None).unwrap();
+    let batch = rich(0, 3000, 11);
+    let mut out = StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+    out.write(&batch).unwrap();
+    def.source = SourceDef::Memory { ipc: out.into_inner().unwrap().into() };
+    Pair::bind(&def).await.unwrap()
+}
+
+fn how(epoch: u64) -> How {
+    How { batch_rows: 100, epoch, ..How::default() }
+}
+
+async fn flip(root: &str, thousandth: usize) {
+    let at = Stores::default().resolve(root).unwrap();
+    let all: Vec<_> = at.store.list(Some(&at.path)).try_collect().await.unwrap();
+    let part = |n: &str| n.ends_with(".arrow") || n.ends_with(".parquet");
+    let path = all.into_iter().map(|o| o.location).find(|l| part(l.as_ref())).unwrap();
+    let mut bytes = at.store.get(&path).await.unwrap().bytes().await.unwrap().to_vec();
+    let place = bytes.len() * thousandth / 1000;
+    bytes[place] ^= 16;
+    at.store.put(&path, bytes.into()).await.unwrap();
+}
+
+async fn bad_in_its_middle(steps: &str) {
+    let pair = pair(steps).await;
+    let hint = &pair.hints[0];
+    for encoding in ["arrow/none", "arrow/zstd", "parquet/zstd"] {
+        for thousandth in [50, 300, 600, 900, 999] {
+            let root = place("damage");
+            let plan = hint.plan(encoding);
+            let (stored, modes) = pair.with(&cache(&root).await, how(0), &plan).await;
+            assert_eq!(modes.put, 1);
+            flip(&root, thousandth).await;
+            // Another epoch: what is drawn above the hint is the part's, before the damage and after it.
+            let (rows, modes) = pair.with(&cache(&root).await, how(3), &plan).await;
+            assert_eq!(rows.len(), stored.len(), "{encoding}, damaged at {thousandth}/1000");
+            if !hint.random || modes.compute == 1 {
+                assert_eq!(rows, stored, "{encoding}, damaged at {thousandth}/1000");
+            }
+            let (_, healed) = pair.with(&cache(&root).await, how(4), &plan).await;
+            assert_eq!(healed.compute, 0, "{encoding}: the hole is filled: {healed:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_only_pass() {
+    bad_in_its_middle("  - with_columns: { a: 'id * 2' }\n  - autocache: h\n  - filter: 'id % 2 = 0'\n")
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_are_dropped_and_repeated() {
+    let steps = "  - filter: 'id % 3 <> 1'\n  - unnest: { column: tags }\n  - autocache: h\n  - batch: 7\n";
+    bad_in_its_middle(steps).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn draws_above_the_hint_are_those_of_the_part() {
+    let pair = pair("  - filter: 'random_int(0, 100) < 70'\n  - with_columns: { r: 'uniform(0.0, 1.0)' }\n  - autocache: h\n").await;
+    let hint = &pair.hints[0];
+    assert!(hint.random);
+    let mut resumed = 0;
+    for thousandth in [100, 300, 500, 700, 900] {
+        let root = place("damage");
+        let plan = hint.plan("arrow/none");
+        let (stored, _) = pair.with(&cache(&root).await, how(0), &plan).await;
+        flip(&root, thousandth).await;
+        let mut only_read = plan.clone();
+        only_read.put = false;
+        let (rows, _) = pair.with(&cache(&root).await, how(3), &only_read).await;
+        // A part that is bad from its first block on is not read at all: everything is drawn anew.
+        if rows.first() == stored.first() {
+            assert_eq!(rows, stored, "damaged at {thousandth}/1000");
+            resumed += 1;
+        }
+    }
+    assert!(resumed > 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_fails_in_the_middle_of_a_part() {
+    let pair = pair("  - with_columns: { a: 'id * 2' }\n  - autocache: h\n").await;
+    let plan = pair.hints[0].plan("arrow/none");
+    let root = place("faulty");
+    let (stored, _) = pair.with(&cache(&root).await, how(0), &plan).await;
+    let faults = Faults::new();
+    let inner = Stores::default().resolve(&root).unwrap();
+    let stores = Stores::default();
+    stores.register(&inner.url.root(), Arc::new(FaultyStore::new(inner.store, faults.clone()))).unwrap();
+    let options = CacheOptions {
+        block_bytes: 4 << 10,
+        read_bytes: 16 << 10,
+        memory_tier_bytes: 0,
+        retry_base: std::time::Duration::from_micros(10),
+        ..CacheOptions::default()
+    };
+    let shaky = Cache::open(&stores, &root, options, SystemClock::shared(), "shaky".into()).await.unwrap();
+    faults.add(Rule::new(Op::Get, Fault::Error("503 SlowDown")).on("parts/").skip(6).always());
+    let (rows, modes) = pair.with(&shaky, how(1), &plan).await;
+    assert!(faults.fired() > 0, "{:?}", faults.log());
+    assert_eq!(rows, stored);
+    assert_eq!((modes.compute, modes.get), (1, 0));
+    faults.clear();
+    let (rows, modes) = pair.with(&shaky, how(2), &plan).await;
+    assert_eq!(rows, stored);
+    assert_eq!(modes.get, 1, "a store that fails harms no part");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_cache_stores_nothing_and_loses_nothing() {
+    let yaml = "source: { range: { start: 0, end: 30000, step: 1 } }\nsteps:\n  - autocache: h\n";
+    let pair = Pair::yaml(yaml).await;
+    let plan = pair.hints[0].plan("arrow/none");
+    let want = pair.computed(How::default()).await;
+    let root = place("full");
+    let options = CacheOptions { budget_bytes: Some(20_000), ..CacheOptions::default() };
+    let small = cache_with(&root, options).await;
+    let (rows, modes) = pair.with(&small, How::default(), &plan).await;
+    assert_eq!(rows, want);
+    assert!(modes.put < 3 && modes.compute > 20, "{modes:?}");
+    let (rows, _) = pair.with(&small, How::default(), &plan).await;
+    assert_eq!(rows, want);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn types_found_in_other_files_do_not_mix() {
+    let folder = place("types");
+    put(&format!("{folder}/b.csv"), b"id,code\n1,01\n2,02\n".to_vec()).await;
+    let yaml = |files: &str| {
+        format!(
+            "source: {{ csv: {{ path: '{folder}/{files}' }} }}\nsteps:\n  - map: {{ s: \"concat(code, '')\" }}\n  - autocache: h\n"
+        )
+    };
+    // Alone, the codes of `b` are numbers; behind `a` they are text.
+    let alone = Pair::yaml(&yaml("b.csv")).await;
+    let root = place("cache");
+    let (numbers, _) =
+        alone.with(&cache(&root).await, How::default(), &alone.hints[0].plan("arrow/none")).await;
+    put(&format!("{folder}/a.csv"), b"id,code\n0,x1\n".to_vec()).await;
+    let both = Pair::yaml(&yaml("*.csv")).await;
+    assert_eq!(alone.hints[0].prefix, both.hints[0].prefix);
+    let plan = both.hints[0].plan("arrow/none");
+    let want = both.computed(How::default()).await;
+    let (rows, modes) = both.with(&cache(&root).await, How::default(), &plan).await;
+    assert_eq!(rows, want);
+    assert_eq!((modes.get, modes.compute, modes.put), (0, 1, 1));
+    // And nobody's part was thrown away.
+    let (rows, modes) = alone.with(&cache(&root).await, How::default(), &plan).await;
+    assert_eq!(rows, numbers);
+    assert_eq!(modes.get, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_with_other_seeds_share_no_draws() {
+    let yaml = "
+source: { range: { start: 0, end: 3000, step: 1 } }
+steps: [ { with_columns: { r: 'uniform(0.0, 1.0)' } }, { autocache: h } ]
+";
+    let pair = Pair::yaml(yaml).await;
+    let plan = pair.hints[0].plan("arrow/none");
+    let root = place("cache");
+    for seed in [0, 9] {
+        let how = How { seed, ..How::default() };
+        let want = pair.computed(how).await;
+        let (rows, modes) = pair.with(&cache(&root).await, how, &plan).await;
+        assert_eq!(rows, want, "seed {seed}");
+        assert_eq!(modes.get, 0, "seed {seed} finds nothing of another one");
+        let (rows, modes) = pair.with(&cache(&root).await, how, &plan).await;
+        assert_eq!(rows, want);
+        assert_eq!(modes.put + modes.compute, 0);
+    }
+    // The same seed, said in the definition.
+    let seeded = Pair::yaml(&format!("{yaml}seed: 9\n")).await;
+    let how = How { seed: 9, ..How::default() };
+    let (_, modes) = seeded.with(&cache(&root).await, how, &seeded.hints[0].plan("arrow/none")).await;
+    assert_eq!(modes.put + modes.compute, 0, "a seed is a seed, wherever it was said");
+}

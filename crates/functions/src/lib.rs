@@ -1,0 +1,104 @@
+//! Functions of users, written in Python, run over record batches by a pool of processes.
+//!
+//! A [`Pool`] keeps some Python processes, each of which runs one call at a time: rows go there and back as Arrow
+//! IPC through files in memory, and a line of JSON each way says where they are. A call blocks, so it belongs on
+//! a thread that computes, whose core the process then uses.
+//!
+//! What a user's code may do to a process is part of the plan: an exception comes back with the row and the
+//! traceback; a process that dies, or does not answer in time, is replaced and the call run once more. Rows whose
+//! second run fails as well are an error that names the function. Functions that keep to `caju.rng()` for
+//! randomness give the same rows the second time.
+
+mod pool;
+mod process;
+
+use std::time::Duration;
+
+use arrow_array::RecordBatch;
+use caju_types::Error;
+
+pub use pool::Pool;
+
+/// What a pool is started with.
+#[derive(Debug, Clone)]
+pub struct PoolConfig {
+    /// The interpreter, which has the package `caju`.
+    pub python: String,
+    /// The most processes at once; they are started when they are needed.
+    pub processes: usize,
+    /// How long one call may take.
+    pub timeout: Duration,
+    /// How long a process may take to start.
+    pub start_timeout: Duration,
+}
+
+impl PoolConfig {
+    /// So many processes of `python`, with a minute for a call.
+    pub fn new(python: impl Into<String>, processes: usize) -> Self {
+        Self {
+            python: python.into(),
+            processes: processes.max(1),
+            timeout: Duration::from_secs(60),
+            start_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// What a function makes of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// One row of each.
+    Map,
+    /// Whether to keep each.
+    Filter,
+    /// Any number of rows of each.
+    FlatMap,
+}
+
+impl Kind {
+    /// The word for it in messages and definitions.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Kind::Map => "map",
+            Kind::Filter => "filter",
+            Kind::FlatMap => "flat_map",
+        }
+    }
+}
+
+/// A function, as its definition carries it.
+#[derive(Debug, Clone)]
+pub struct Function {
+    /// For messages: the name that it has in the user's code.
+    pub name: String,
+    /// Its code and what it closes over, as `caju` in Python packs them.
+    pub payload: Vec<u8>,
+    /// What it makes of rows.
+    pub kind: Kind,
+    /// Whether it takes a dict of arrays, not a dict per row.
+    pub batched: bool,
+}
+
+/// What a function made of a batch.
+#[derive(Debug, Clone)]
+pub struct Output {
+    /// The rows.
+    pub batch: RecordBatch,
+    /// The input row of each, ascending; absent: one row of each.
+    pub rows: Option<Vec<u32>>,
+}
+
+/// Why a call failed.
+#[derive(Debug, Clone)]
+pub struct FunctionError {
+    /// The row of the batch, where one is to blame.
+    pub row: Option<usize>,
+    /// What happened, with the user's traceback.
+    pub error: Error,
+}
+
+impl From<Error> for FunctionError {
+    fn from(error: Error) -> Self {
+        Self { row: None, error }
+    }
+}

@@ -1,0 +1,213 @@
+//! One Python process: started, talked to, ended.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use arrow::compute::concat_batches;
+use arrow::ipc::reader::StreamReader;
+use arrow::ipc::writer::StreamWriter;
+use arrow_array::{ArrayRef, RecordBatch, UInt64Array};
+use arrow_schema::{DataType, Field, Schema};
+use caju_types::{Error, Result};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{Function, FunctionError, Output, PoolConfig};
+
+/// The column that brings the seeds.
+const SEED: &str = "__caju_seed";
+
+/// What a process said to a call.
+pub(crate) enum Answer {
+    /// Rows.
+    Done(Output),
+    /// The function raised; the process is as good as before.
+    Raised(FunctionError),
+}
+
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    input: ChildStdin,
+    lines: Receiver<String>,
+    folder: TempDir,
+    /// The functions that it has, by their address: they live as long as their definitions.
+    known: HashMap<usize, (Arc<Function>, usize)>,
+}
+
+impl Process {
+    /// # Errors
+    /// `FailedPrecondition` if Python or the package is missing.
+    pub(crate) fn start(config: &PoolConfig) -> Result<Self> {
+        let folder = folder()?;
+        let why = |e: &dyn std::fmt::Display| {
+            Error::failed_precondition(format!(
+                "cannot start Python for user functions with `{}`: {e}; it needs an interpreter with the package caju",
+                config.python
+            ))
+        };
+        let mut child = Command::new(&config.python)
+            .args(["-m", "caju._pool"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|e| why(&e))?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(Error::internal("a process without pipes"));
+        };
+        // One line is on its way at most: an answer to a call.
+        let (send, lines) = sync_channel(1);
+        std::thread::Builder::new()
+            .name("caju-function".to_string())
+            .spawn(move || {
+                for line in BufReader::new(output).lines() {
+                    let Ok(line) = line else { break };
+                    if send.send(line).is_err() {
+                        break;
+                    }
+                }
+            })
+            .map_err(|e| Error::exhausted(format!("cannot start a thread: {e}")))?;
+        let mut process = Self { child, input, lines, folder, known: HashMap::new() };
+        process.answer(config.start_timeout).map_err(|e| why(&e))?;
+        Ok(process)
+    }
+
+    /// # Errors
+    /// Whatever makes the process useless: it died, or does not answer.
+    pub(crate) fn call(
+        &mut self,
+        function: &Arc<Function>,
+        batch: &RecordBatch,
+        seeds: Option<&[u64]>,
+        timeout: Duration,
+    ) -> Result<Answer> {
+        let number = self.define(function)?;
+        let path = self.folder.path().join("rows");
+        let answer_path = self.folder.path().join("answer");
+        let bytes = write(&path, &with_seeds(batch, seeds)?)?;
+        let rows = batch.num_rows();
+        let (rows_path, answer_at) = (path.to_string_lossy(), answer_path.to_string_lossy());
+        self.say(&json!({"call": number, "rows": rows_path, "bytes": bytes, "answer": answer_at}), &[])?;
+        let answer = self.answer(timeout)?;
+        if let Some(raised) = answer.get("error").and_then(Value::as_str) {
+            let row = answer.get("row").and_then(Value::as_u64).and_then(|r| usize::try_from(r).ok());
+            let error = Error::invalid(format!("function `{}` raised {raised}", function.name));
+            return Ok(Answer::Raised(FunctionError { row, error }));
+        }
+        let batch = read(&answer_path, &function.name)?;
+        let kept = answer.get("rows").and_then(Value::as_array).map(|list| {
+            list.iter().filter_map(|v| v.as_u64().and_then(|n| u32::try_from(n).ok())).collect::<Vec<_>>()
+        });
+        let fits = match &kept {
+            None => batch.num_rows() == rows,
+            Some(kept) => {
+                kept.len() == batch.num_rows()
+                    && kept.is_sorted()
+                    && kept.last().is_none_or(|last| (*last as usize) < rows)
+            }
+        };
+        if !fits {
+            return Err(Error::data_loss("its process answered with rows that do not fit the question"));
+        }
+        Ok(Answer::Done(Output { batch, rows: kept }))
+    }
+
+    /// Sends the function once.
+    fn define(&mut self, function: &Arc<Function>) -> Result<usize> {
+        let key = Arc::as_ptr(function).addr();
+        if let Some((_, number)) = self.known.get(&key) {
+            return Ok(*number);
+        }
+        let number = self.known.len();
+        let (name, kind, batched) = (&function.name, function.kind.as_str(), function.batched);
+        let line = json!({"define": number, "name": name, "kind": kind, "batched": batched, "payload": function.payload.len()});
+        self.say(&line, &function.payload)?;
+        self.known.insert(key, (Arc::clone(function), number));
+        Ok(number)
+    }
+
+    fn say(&mut self, line: &Value, more: &[u8]) -> Result<()> {
+        let sent = writeln!(self.input, "{line}")
+            .and_then(|()| self.input.write_all(more))
+            .and_then(|()| self.input.flush());
+        sent.map_err(|_| self.died())
+    }
+
+    fn answer(&mut self, timeout: Duration) -> Result<Value> {
+        match self.lines.recv_timeout(timeout) {
+            Ok(line) => serde_json::from_str(&line)
+                .map_err(|e| Error::data_loss(format!("its process answered in no known words: {e}"))),
+            Err(RecvTimeoutError::Timeout) => Err(Error::deadline(format!(
+                "its process did not answer within {}",
+                caju_types::format_duration(timeout)
+            ))),
+            Err(RecvTimeoutError::Disconnected) => Err(self.died()),
+        }
+    }
+
+    fn died(&mut self) -> Error {
+        // The pipe closes a moment before the process is gone.
+        let status = (0..100).find_map(|_| match self.child.try_wait() {
+            Ok(None) => {
+                std::thread::yield_now();
+                None
+            }
+            Ok(status) => status,
+            Err(_) => None,
+        });
+        let how = status.map_or("closed its pipe".to_string(), |s| s.to_string());
+        Error::exhausted(format!("its process ended ({how}); what it printed is on standard error"))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may be in the user's code, deaf to everything else.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// A folder in memory where the system has one.
+fn folder() -> Result<TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("caju-rows-");
+    let memory = std::path::Path::new("/dev/shm");
+    let made = if memory.is_dir() { builder.tempdir_in(memory) } else { builder.tempdir() };
+    made.or_else(|_| builder.tempdir()).map_err(|e| Error::exhausted(format!("a folder for rows: {e}")))
+}
+
+fn with_seeds(batch: &RecordBatch, seeds: Option<&[u64]>) -> Result<RecordBatch> {
+    let Some(seeds) = seeds else { return Ok(batch.clone()) };
+    let mut fields: Vec<_> = batch.schema().fields().iter().cloned().collect();
+    fields.push(Arc::new(Field::new(SEED, DataType::UInt64, false)));
+    let mut columns = batch.columns().to_vec();
+    columns.push(Arc::new(UInt64Array::from_iter_values(seeds.iter().copied())) as ArrayRef);
+    RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
+        .map_err(|e| Error::internal(format!("rows with their seeds: {e}")))
+}
+
+fn write(path: &std::path::Path, batch: &RecordBatch) -> Result<usize> {
+    let failed = |e: &dyn std::fmt::Display| Error::exhausted(format!("{}: {e}", path.display()));
+    let mut writer =
+        StreamWriter::try_new(Vec::new(), &batch.schema()).map_err(|e| Error::internal(e.to_string()))?;
+    writer.write(batch).and_then(|()| writer.finish()).map_err(|e| Error::internal(e.to_string()))?;
+    let bytes = writer.into_inner().map_err(|e| Error::internal(e.to_string()))?;
+    File::create(path).and_then(|mut f| f.write_all(&bytes)).map_err(|e| failed(&e))?;
+    Ok(bytes.len())
+}
+
+fn read(path: &std::path::Path, function: &str) -> Result<RecordBatch> {
+    let failed = |e: &dyn std::fmt::Display| Error::data_loss(format!("what `{function}` returned: {e}"));
+    let bytes = std::fs::read(path).map_err(|e| failed(&e))?;
+    let reader = StreamReader::try_new(std::io::Cursor::new(bytes), None).map_err(|e| failed(&e))?;
+    let schema = reader.schema();
+    let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|e| failed(&e))?;
+    concat_batches(&schema, &batches).map_err(|e| failed(&e))
+}

@@ -1,0 +1,102 @@
+"""Input data for machine learning: described once, computed by workers, read by training jobs.
+
+>>> import caju
+>>> ds = caju.range(10).map(x="id * 2").batch(4)
+>>> for batch in ds:                     # dicts of NumPy arrays
+...     print(batch["x"])
+[0 2 4 6]
+[ 8 10 12 14]
+[16 18]
+"""
+
+from ._caju import __version__
+from ._cluster import DispatcherServer, LocalCluster, WorkerServer, configure, start_dispatcher, start_worker
+from ._codehash import code_fingerprint
+from ._dataset import Dataset
+from ._errors import (
+    AlreadyExists,
+    CajuError,
+    Cancelled,
+    DataLoss,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InternalError,
+    InvalidPipeline,
+    NotFound,
+    NotPermitted,
+    ResourceExhausted,
+    Unavailable,
+    Unimplemented,
+)
+from ._expr import Expr, col, fn, lit, sql
+from ._functions import rng
+from ._iterator import DatasetIterator, Stats
+from ._schema import Schema
+from ._sources import (
+    concatenate,
+    from_arrow,
+    from_dataset_id,
+    from_numpy,
+    from_yaml,
+    range,
+    read_arrow,
+    read_csv,
+    read_images,
+    read_json,
+    read_parquet,
+    read_tfrecord,
+    read_webdataset,
+    read_yaml,
+    sample_from_datasets,
+    zip,
+)
+
+__all__ = [
+    "AlreadyExists",
+    "CajuError",
+    "Cancelled",
+    "DataLoss",
+    "Dataset",
+    "DatasetIterator",
+    "DeadlineExceeded",
+    "DispatcherServer",
+    "Expr",
+    "FailedPrecondition",
+    "InternalError",
+    "InvalidPipeline",
+    "LocalCluster",
+    "NotFound",
+    "NotPermitted",
+    "ResourceExhausted",
+    "Schema",
+    "Stats",
+    "Unavailable",
+    "Unimplemented",
+    "WorkerServer",
+    "__version__",
+    "code_fingerprint",
+    "col",
+    "concatenate",
+    "configure",
+    "fn",
+    "from_arrow",
+    "from_dataset_id",
+    "from_numpy",
+    "from_yaml",
+    "lit",
+    "range",
+    "read_arrow",
+    "read_csv",
+    "read_images",
+    "read_json",
+    "read_parquet",
+    "read_tfrecord",
+    "read_webdataset",
+    "read_yaml",
+    "rng",
+    "sample_from_datasets",
+    "sql",
+    "start_dispatcher",
+    "start_worker",
+    "zip",
+]

@@ -1,0 +1,228 @@
+"""Where rows come from."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Union
+
+from . import _caju
+from ._dataset import Dataset, Service, read_definition
+from ._errors import InvalidPipeline
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Paths = Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]]
+"""A path or URL, perhaps with patterns, or a list of them."""
+
+
+def range(*args: int) -> Dataset:  # noqa: A001  # tf.data's name
+    """Consecutive integers in the column `id`: `range(end)`, `range(start, end)` or `range(start, end, step)`."""
+    import builtins
+
+    if not 1 <= len(args) <= 3 or not all(isinstance(a, int) for a in args):
+        raise InvalidPipeline("range takes one to three integers: range(end), range(start, end), range(start, end, step)")
+    start, end, step = (0, args[0], 1) if len(args) == 1 else (args[0], args[1], args[2] if len(args) == 3 else 1)
+    out = _source({"range": {"start": start, "end": end, "step": step}})
+    out._rows = len(builtins.range(start, end, step))
+    return out
+
+
+def read_tfrecord(paths: Paths, *, compression: str = "auto", **files: Any) -> Dataset:
+    """TFRecord files; one column `record` (bytes), usually followed by `parse_example`."""
+    return _files("tfrecord", paths, files, compression=compression)
+
+
+def read_parquet(paths: Paths, *, columns: Sequence[str] | None = None, **files: Any) -> Dataset:
+    """Parquet files: their columns, or those named."""
+    return _files("parquet", paths, files, columns=columns)
+
+
+def read_arrow(paths: Paths, *, columns: Sequence[str] | None = None, **files: Any) -> Dataset:
+    """Arrow IPC files: their columns, or those named."""
+    return _files("arrow", paths, files, columns=columns)
+
+
+def read_webdataset(
+    paths: Paths, *, columns: Sequence[str] | None = None, compression: str = "auto", **files: Any
+) -> Dataset:
+    """Tar files of samples: `__key__` and one column (bytes) per extension."""
+    return _files("webdataset", paths, files, columns=columns, compression=compression)
+
+
+def read_csv(
+    paths: Paths,
+    *,
+    header: bool = True,
+    delimiter: str = ",",
+    schema: Mapping[str, str] | None = None,
+    compression: str = "auto",
+    **files: Any,
+) -> Dataset:
+    """Comma-separated values; without `schema`, names and types come from the first rows."""
+    schema = None if schema is None else dict(schema)
+    return _files("csv", paths, files, header=header, delimiter=delimiter, schema=schema, compression=compression)
+
+
+def read_json(
+    paths: Paths, *, schema: Mapping[str, str] | None = None, compression: str = "auto", **files: Any
+) -> Dataset:
+    """One JSON object a line; without `schema`, names and types come from the first rows."""
+    schema = None if schema is None else dict(schema)
+    return _files("json", paths, files, schema=schema, compression=compression)
+
+
+def read_images(paths: Paths, **files: Any) -> Dataset:
+    """One row per image file: `path`, `image` (bytes), `label` (the folder's name)."""
+    return _files("images", paths, files)
+
+
+def from_arrow(data: Any) -> Dataset:
+    """Rows that pyarrow (or anything that speaks Arrow's C stream) has in memory. They travel in the definition."""
+    import pyarrow as pa
+
+    if isinstance(data, pa.RecordBatch):
+        data = pa.Table.from_batches([data])
+    elif not isinstance(data, pa.Table):
+        data = pa.table(data)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, data.schema) as writer:
+        writer.write_table(data, max_chunksize=8192)
+    return _memory(sink.getvalue().to_pybytes(), data.num_rows)
+
+
+def from_numpy(columns: Mapping[str, Any]) -> Dataset:
+    """Rows from arrays: the first dimension counts rows, further ones make tensors. They travel in the definition."""
+    import numpy as np
+
+    parts: list[tuple[str, str, list[int], Any]] = []
+    for name, values in columns.items():
+        array = np.asarray(values)
+        if array.dtype.kind in "OUST":
+            items = array.ravel().tolist()
+            kinds = {type(v) for v in items if v is not None}
+            if not kinds <= {str} and not kinds <= {bytes}:
+                raise InvalidPipeline(f"column `{name}`: objects that are neither all strings nor all bytes")
+            parts.append((name, "objects", list(array.shape), items))
+        else:
+            native = array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
+            parts.append((name, native.dtype.name, list(array.shape), native.tobytes()))
+    lengths = {shape[0] for _, _, shape, _ in parts if shape}
+    if len(lengths) != 1:
+        raise InvalidPipeline(f"from_numpy takes arrays of one length, not of {sorted(lengths) or 'none'}")
+    return _memory(_caju.ipc_from_columns(parts), lengths.pop())
+
+
+def concatenate(*datasets: Dataset) -> Dataset:
+    """The datasets one after another."""
+    rows = [d._rows if not d._steps else None for d in datasets]
+    out = _combined({"concatenate": [_child(d) for d in datasets]})
+    out._rows = sum(r for r in rows if r is not None) if None not in rows else None
+    return out
+
+
+def zip(*datasets: Dataset) -> Dataset:  # noqa: A001  # tf.data's name
+    """The datasets side by side; their rows must be aligned."""
+    return _combined({"zip": [_child(d) for d in datasets]})
+
+
+def sample_from_datasets(
+    datasets: Sequence[Dataset], weights: Sequence[float] | None = None, seed: int | None = None
+) -> Dataset:
+    """Rows drawn from the datasets by weight (equal ones by default) until all are used up."""
+    share = list(weights) if weights is not None else [1] * len(datasets)
+    arguments = {"datasets": [_child(d) for d in datasets], "weights": share}
+    return _combined({"sample": arguments | ({} if seed is None else {"seed": seed})})
+
+
+def from_yaml(text: str, base: str | os.PathLike[str] | None = None) -> Dataset:
+    """A dataset from the text of a pipeline file; relative paths are put below `base`, the working folder by default."""
+    return read_definition(text, os.getcwd() if base is None else os.path.abspath(base))
+
+
+def read_yaml(file: str | os.PathLike[str]) -> Dataset:
+    """A dataset from a pipeline file; relative paths are put below its folder."""
+    with open(file, encoding="utf-8") as f:
+        return read_definition(f.read(), os.path.dirname(os.path.abspath(file)))
+
+
+def from_dataset_id(service: Any, dataset_id: str, **distribute: Any) -> Dataset:
+    """The dataset that was registered at a service under this id. Its elements are arrays, rows too.
+
+    The rest are the arguments of `distribute`.
+    """
+    return _Registered(dataset_id).distribute(service, **distribute)
+
+
+class _Registered(Dataset):
+    """A dataset of which only the id is known here."""
+
+    def __init__(self, dataset_id: str) -> None:
+        super().__init__({"registered": dataset_id})
+        self._id = dataset_id
+
+    def _with(self, step: dict[str, Any]) -> Dataset:
+        raise InvalidPipeline(f"the registered dataset `{self._id}` is whole; stages cannot be added to it")
+
+    def _read(self, client: _caju.Client, service: Service, epoch: int) -> _caju.Reader:
+        return client.read(None, dataset_id=self._id, **self._request(service, epoch))
+
+    def _form(self) -> tuple[bool, bool]:
+        return False, False
+
+    def __repr__(self) -> str:
+        where = self._service.address if isinstance(self._service, Service) else "?"
+        return f"<caju.Dataset {self._id} on {where}>"
+
+
+def _files(kind: str, paths: Paths, files: Mapping[str, Any], **arguments: Any) -> Dataset:
+    unknown = set(files) - {"split", "version"}
+    if unknown:
+        raise InvalidPipeline(f"read_{kind} does not know {', '.join(sorted(unknown))}; of all files: split, version")
+    given = {name: value for name, value in (arguments | dict(files)).items() if value is not None}
+    if "columns" in given:
+        given["columns"] = list(given["columns"])
+    many = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    where = [_absolute(os.fspath(p)) for p in many]
+    return _source({kind: {"path": where[0] if len(where) == 1 else where, **given}})
+
+
+def _absolute(path: str) -> str:
+    return path if "://" in path else os.path.abspath(path)
+
+
+def _memory(ipc: bytes, rows: int) -> Dataset:
+    out = Dataset({"memory": {"ipc": base64.b64encode(ipc).decode("ascii")}}, rows)
+    _caju.check(out._json())
+    return out
+
+
+def _child(dataset: Dataset) -> dict[str, Any]:
+    if not isinstance(dataset, Dataset):
+        raise InvalidPipeline(f"{dataset!r} is not a caju.Dataset")
+    kept = {k: v for k, v in dataset.to_dict().items() if k in ("name", "source", "steps")}
+    lost = set(dataset._options) - {"name"} - _DEFAULTS
+    if lost:
+        raise InvalidPipeline(
+            f"{', '.join(sorted(lost))}: settings of the whole definition; give them to the combined dataset "
+            "by with_options"
+        )
+    return kept
+
+
+# What a dataset from YAML has spelt out, and what is so anyway.
+_DEFAULTS = {"on_error", "deterministic"}
+
+
+def _combined(source: dict[str, Any]) -> Dataset:
+    return _source(source)
+
+
+def _source(source: dict[str, Any]) -> Dataset:
+    out = Dataset(source)
+    # Defaults spelt out: paths and names are checked here, at the line that wrote them.
+    out._source = json.loads(_caju.check(out._json()))["source"]
+    return out

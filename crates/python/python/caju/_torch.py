@@ -1,0 +1,133 @@
+"""Datasets for PyTorch."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from ._errors import InvalidPipeline
+
+if TYPE_CHECKING:
+    from ._caju import Reader
+    from ._dataset import Dataset
+
+# Processes of a DataLoader that may count epochs: the main one, and its workers.
+PROCESSES = 1025
+
+
+class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unused-ignore]  # torch may be absent
+    """The elements of a dataset as dicts of tensors, for a loop or a `DataLoader(..., batch_size=None)`.
+
+    Each iteration is the next epoch. Strings and bytes are lists, ragged columns lists of tensors, dates stay NumPy.
+
+    With worker processes: on a service the workers of the loader share each epoch, every row goes to one of them.
+    Without one (no `distribute`), the first worker reads everything, since caju computes on all cores anyway. The
+    same holds for ranks of `torch.distributed`: they need a service and a `job_name` in common.
+
+    Tensors are copies by default, which may be written to. `copy=False` gives tensors over caju's memory, which
+    must not be. `pin_memory=True` copies into page-locked memory, from where `.to("cuda", non_blocking=True)` is
+    asynchronous.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        copy: bool = True,
+        pin_memory: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            rank = torch.distributed.get_rank() if rank is None else rank
+            world_size = torch.distributed.get_world_size() if world_size is None else world_size
+        service = dataset._service
+        if (world_size or 1) > 1 and (service is None or not service.job_name):
+            raise InvalidPipeline(
+                f"rank {rank or 0} of {world_size}: every rank would read all rows; share them by "
+                'distribute("caju://host:7070", job_name="...") with the same name on every rank'
+            )
+        if service is not None and not service.job_name:
+            # The loader's workers have to meet in one job.
+            dataset = dataset._copy()
+            assert dataset._service is not None
+            dataset._service = _renamed(service, f"torch-{uuid.uuid4().hex[:12]}")
+        self._dataset = dataset
+        self._copy = copy
+        self._pin = pin_memory
+        self._epochs = torch.zeros(PROCESSES, dtype=torch.int64).share_memory_()
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration reads this epoch; without a call epochs are counted from 0.
+
+        An epoch of a job is read once: on a service, one that was read already has no rows left.
+        """
+        self._epochs.fill_(epoch)
+        if self._dataset._service is None:
+            self._dataset = self._dataset._copy()  # a job of its own, with all epochs before it
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        info = get_worker_info()
+        place = 0 if info is None else 1 + info.id
+        epoch = int(self._epochs[place])
+        self._epochs[place] += 1
+        if info is not None and info.id > 0 and self._dataset._service is None:
+            return iter(())
+        row, dense = self._dataset._form()
+
+        def take(reader: Reader) -> dict[str, Any] | None:
+            element = reader.next_numpy(row, dense)
+            return None if element is None else {n: self._tensor(n, v) for n, v in element.items()}
+
+        return self._dataset._open(take, epoch)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def _tensor(self, name: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {n: self._tensor(f"{name}.{n}", v) for n, v in value.items()}
+        if isinstance(value, np.ma.MaskedArray) or value is None:
+            raise InvalidPipeline(
+                f'column `{name}` has nulls, for which tensors have no place; fill them: coalesce("{name}", 0)'
+            )
+        if not isinstance(value, np.ndarray):
+            return torch.as_tensor(value) if isinstance(value, np.generic) and value.dtype.kind in "biuf" else value
+        if value.dtype.kind == "O":
+            return [self._tensor(name, v) if isinstance(v, np.ndarray) else v for v in value]
+        if value.dtype.kind not in "biuf":
+            return value
+        if self._pin:
+            pinned = torch.empty(value.shape, dtype=_dtype(value.dtype), pin_memory=True)
+            np.copyto(pinned.numpy(), value)
+            return pinned
+        return torch.from_numpy(value.copy() if self._copy else np.asarray(_Writeable(value)))
+
+
+class _Writeable:
+    """The same memory without the mark that it may only be read, which torch does not know and warns of."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array  # holds the memory
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+
+
+def _dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def _renamed(service: Any, job_name: str) -> Any:
+    import copy
+
+    out = copy.copy(service)
+    out.keep = service.keep
+    out.job_name = job_name
+    return out

@@ -1,0 +1,250 @@
+//! Dispatchers and workers within this process.
+
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use caju_dispatcher::{DispatcherConfig, DispatcherHandle, EngineCatalog};
+use caju_embedded::ClusterConfig;
+use caju_engine::source::SourceContext;
+use caju_engine::wire::LocalWorkers;
+use caju_runtime::{CpuPool, IoCounters};
+use caju_types::Error;
+use caju_worker::{WorkerConfig, WorkerHandle};
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+
+use crate::definition::{registry, registry_with_python, stores};
+use crate::errors::{IntoPy, exception};
+use crate::runtime::{Share, check_fork, released};
+
+/// The workers of this process; readers of this process get their rows without a socket.
+static LOCAL: LazyLock<LocalWorkers> = LazyLock::new(LocalWorkers::new);
+
+/// The workers of this process.
+pub(crate) fn local_workers() -> LocalWorkers {
+    LOCAL.clone()
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// What runs here until it is stopped.
+struct Running<T: Send> {
+    inner: Mutex<Option<T>>,
+    share: Share,
+}
+
+impl<T: Send> Running<T> {
+    fn new(inner: T, share: Share) -> Self {
+        Self { inner: Mutex::new(Some(inner)), share }
+    }
+
+    /// Stops once; in a forked child, where nothing runs, forgets.
+    fn stop<F: Future<Output = ()> + Send>(&self, end: impl FnOnce(T) -> F + Send) {
+        let Some(inner) = self.inner.lock().take() else { return };
+        match check_fork() {
+            Ok(()) => drop(self.share.finish(end(inner))),
+            Err(_) => std::mem::forget(inner),
+        }
+    }
+}
+
+/// A dispatcher and workers of this process alone.
+#[pyclass(frozen, module = "caju._caju")]
+pub(crate) struct Cluster {
+    running: Running<caju_embedded::Cluster>,
+    #[pyo3(get)]
+    address: String,
+    io: Arc<IoCounters>,
+}
+
+#[pymethods]
+impl Cluster {
+    /// Starts a dispatcher and so many workers, which share `cpu_threads` threads (one per core by default). Snapshots
+    /// are kept below the URL `cache`; nothing is stored without it.
+    #[new]
+    #[pyo3(signature = (workers=1, cpu_threads=None, cache=None))]
+    fn new(
+        py: Python<'_>,
+        workers: u32,
+        cpu_threads: Option<usize>,
+        cache: Option<String>,
+    ) -> PyResult<Self> {
+        let share = Share::get().into_py(py)?;
+        let threads = cpu_threads.unwrap_or_else(cores).max(1);
+        let pool = CpuPool::new(threads).into_py(py)?;
+        let config = ClusterConfig::new(Arc::new(stores().into_py(py)?), pool);
+        let config = ClusterConfig {
+            workers,
+            // Whose code it is runs here anyway.
+            registry: registry_with_python(py, threads)?,
+            cache_url: cache,
+            local: local_workers(),
+            ..config
+        };
+        let io = Arc::clone(&config.io);
+        let cluster = share.wait(py, caju_embedded::Cluster::start(config))?.into_py(py)?;
+        Ok(Self { address: cluster.address(), running: Running::new(cluster, share), io })
+    }
+
+    /// Starts one more worker; its address.
+    fn add_worker(&self, py: Python<'_>) -> PyResult<String> {
+        let Some(mut cluster) = self.running.inner.lock().take() else {
+            return Err(exception(py, &Error::failed_precondition("the cluster was stopped")));
+        };
+        let added = self.running.share.wait(py, cluster.add_worker());
+        *self.running.inner.lock() = Some(cluster);
+        added?.into_py(py)
+    }
+
+    /// The addresses of its workers.
+    #[getter]
+    fn workers(&self) -> Vec<String> {
+        let running = self.running.inner.lock();
+        running.iter().flat_map(|c| c.workers()).map(str::to_owned).collect()
+    }
+
+    /// Bytes that its workers have read.
+    #[getter]
+    fn bytes_read(&self) -> u64 {
+        self.io.snapshot().bytes_read
+    }
+
+    /// Stops the workers and the dispatcher.
+    fn stop(&self, py: Python<'_>) {
+        py.detach(|| self.end());
+    }
+}
+
+impl Cluster {
+    fn end(&self) {
+        self.running.stop(caju_embedded::Cluster::stop);
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        released(|| self.end());
+    }
+}
+
+/// A dispatcher in this process, for workers and readers anywhere.
+#[pyclass(frozen, module = "caju._caju")]
+pub(crate) struct Dispatcher {
+    running: Running<DispatcherHandle>,
+    #[pyo3(get)]
+    address: String,
+}
+
+#[pymethods]
+impl Dispatcher {
+    /// Listens on `host:port`, port 0 takes a free one. With a state folder it survives restarts.
+    #[new]
+    #[pyo3(signature = (listen="127.0.0.1:0", state_dir=None, cache=None, allow_python=false))]
+    fn new(
+        py: Python<'_>,
+        listen: &str,
+        state_dir: Option<std::path::PathBuf>,
+        cache: Option<String>,
+        allow_python: bool,
+    ) -> PyResult<Self> {
+        let share = Share::get().into_py(py)?;
+        let registry = if allow_python { registry_with_python(py, 1)? } else { registry() };
+        let ctx = SourceContext::new(Arc::new(stores().into_py(py)?), Arc::new(IoCounters::new()));
+        let catalog = Arc::new(EngineCatalog::new(registry, ctx));
+        let cache_url = cache.unwrap_or_default();
+        let listen = listen.to_owned();
+        let config = DispatcherConfig { listen, state_dir, cache_url, ..DispatcherConfig::default() };
+        let start = caju_dispatcher::Dispatcher::start(config, catalog);
+        let dispatcher = share.wait(py, start)?.into_py(py)?;
+        let address = dispatcher.address().to_string();
+        Ok(Self { running: Running::new(dispatcher, share), address })
+    }
+
+    /// Stops it.
+    fn stop(&self, py: Python<'_>) {
+        py.detach(|| self.end());
+    }
+}
+
+impl Dispatcher {
+    fn end(&self) {
+        self.running.stop(|dispatcher| async move {
+            dispatcher.shutdown().await;
+        });
+    }
+}
+
+impl Drop for Dispatcher {
+    fn drop(&mut self) {
+        released(|| self.end());
+    }
+}
+
+/// A worker in this process, for a dispatcher anywhere.
+#[pyclass(frozen, module = "caju._caju")]
+pub(crate) struct Worker {
+    running: Running<WorkerHandle>,
+    #[pyo3(get)]
+    address: String,
+}
+
+#[pymethods]
+impl Worker {
+    /// Registers with the dispatcher and serves on `host:port`, under `advertise` if that is another.
+    #[new]
+    #[pyo3(signature = (dispatcher, listen="127.0.0.1:0", advertise=None, cpu_threads=None, tags=Vec::new(), allow_python=false))]
+    fn new(
+        py: Python<'_>,
+        dispatcher: &str,
+        listen: &str,
+        advertise: Option<String>,
+        cpu_threads: Option<usize>,
+        tags: Vec<String>,
+        allow_python: bool,
+    ) -> PyResult<Self> {
+        let share = Share::get().into_py(py)?;
+        let threads = cpu_threads.unwrap_or_else(cores).max(1);
+        let registry = if allow_python { registry_with_python(py, threads)? } else { registry() };
+        let config = WorkerConfig {
+            listen: listen.to_owned(),
+            advertise,
+            tags,
+            cpu_threads: cpu_threads.unwrap_or(0),
+            registry,
+            local: local_workers(),
+            ..WorkerConfig::new(dispatcher, Arc::new(stores().into_py(py)?))
+        };
+        let worker = share.wait(py, caju_worker::Worker::start(config))?.into_py(py)?;
+        let address = worker.address().to_owned();
+        Ok(Self { running: Running::new(worker, share), address })
+    }
+
+    /// Takes no new tasks, and waits up to `timeout` seconds until the present ones are done; then stops. False if
+    /// some were not: they go to other workers.
+    #[pyo3(signature = (timeout=30.0))]
+    fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let Some(worker) = self.running.inner.lock().take() else { return Ok(true) };
+        self.running.share.wait(py, worker.drain(Duration::try_from_secs_f64(timeout).unwrap_or_default()))
+    }
+
+    /// Stops it; its tasks go to other workers at once.
+    fn stop(&self, py: Python<'_>) {
+        py.detach(|| self.end());
+    }
+}
+
+impl Worker {
+    fn end(&self) {
+        self.running.stop(|worker| async move {
+            worker.shutdown().await;
+        });
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        released(|| self.end());
+    }
+}

@@ -1,0 +1,106 @@
+//! Functions of users: the pool that runs them, for tests and for workers in this process, and what its processes
+//! need to read their rows.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow::compute::concat_batches;
+use arrow::ipc::reader::StreamReader;
+use arrow_array::RecordBatch;
+use caju_functions::{Function, Kind, Pool, PoolConfig};
+use caju_types::{Error, Result};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::columns::Columns;
+use crate::errors::{IntoPy, exception};
+use crate::numpy::numpy;
+use crate::parts::batch_ipc;
+
+/// A pool with one function.
+#[pyclass(frozen, module = "caju._caju")]
+pub(crate) struct FunctionPool {
+    pool: Pool,
+    function: Arc<Function>,
+}
+
+#[pymethods]
+impl FunctionPool {
+    /// Up to `processes` processes of the interpreter `python` for a packed function.
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn new(
+        py: Python<'_>,
+        python: String,
+        processes: usize,
+        timeout: f64,
+        name: String,
+        kind: &str,
+        batched: bool,
+        payload: Vec<u8>,
+    ) -> PyResult<Self> {
+        let kind = match kind {
+            "map" => Kind::Map,
+            "filter" => Kind::Filter,
+            "flat_map" => Kind::FlatMap,
+            other => {
+                let why = format!("`{other}` is none of map, filter, flat_map");
+                return Err(exception(py, &Error::invalid(why)));
+            }
+        };
+        let timeout = Duration::try_from_secs_f64(timeout)
+            .map_err(|e| exception(py, &Error::invalid(format!("timeout: {e}"))))?;
+        let pool = Pool::new(PoolConfig { timeout, ..PoolConfig::new(python, processes) });
+        Ok(Self { pool, function: Arc::new(Function { name, payload, kind, batched }) })
+    }
+
+    /// Runs the function over the rows of an Arrow IPC stream: the stream of what it made, and the input row of each.
+    #[pyo3(signature = (rows, seeds=None))]
+    fn call<'py>(
+        &self,
+        py: Python<'py>,
+        rows: &[u8],
+        seeds: Option<Vec<u64>>,
+    ) -> PyResult<(Bound<'py, PyBytes>, Option<Vec<u32>>)> {
+        let done = py.detach(|| {
+            let batch = whole(rows)?;
+            self.pool.call(&self.function, &batch, seeds.as_deref()).map_err(|e| match e.row {
+                Some(row) => e.error.context(format!("row {row}")),
+                None => e.error,
+            })
+        });
+        let output = done.into_py(py)?;
+        Ok((batch_ipc(py, &output.batch)?, output.rows))
+    }
+
+    /// Processes that are there.
+    #[getter]
+    fn processes(&self) -> usize {
+        self.pool.processes()
+    }
+}
+
+/// The rows of a file as a dict of NumPy arrays.
+#[pyfunction]
+pub(crate) fn read_rows(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDict>> {
+    let read = || {
+        let bytes = std::fs::read(&path).map_err(|e| Error::exhausted(format!("{}: {e}", path.display())))?;
+        whole(&bytes)
+    };
+    let batch = py.detach(read).into_py(py)?;
+    let columns = Columns { py, numpy: numpy(py)?, dense: false };
+    let out = PyDict::new(py);
+    for (field, array) in batch.schema().fields().iter().zip(batch.columns()) {
+        out.set_item(field.name(), columns.column(field, array)?)?;
+    }
+    Ok(out)
+}
+
+fn whole(bytes: &[u8]) -> Result<RecordBatch> {
+    let bad = |e| Error::data_loss(format!("not an Arrow IPC stream: {e}"));
+    let reader = StreamReader::try_new(std::io::Cursor::new(bytes), None).map_err(bad)?;
+    let schema = reader.schema();
+    let batches = reader.collect::<std::result::Result<Vec<_>, _>>().map_err(bad)?;
+    concat_batches(&schema, &batches).map_err(bad)
+}

@@ -1,0 +1,45 @@
+//! The extension module `caju._caju`: the part of the Python package that is Rust.
+//!
+//! It is thin. Python holds a definition as the JSON tree of a pipeline file and says it in verbs; this module
+//! checks and names it ([`definition`]), starts clusters within the process ([`cluster`]), reads epochs
+//! ([`reader`]) and turns Arrow columns into NumPy arrays without copying where the layout allows
+//! ([`columns`]). Whatever waits releases the interpreter and looks for Ctrl-C ([`runtime`]).
+
+mod cluster;
+mod columns;
+mod command;
+mod definition;
+mod errors;
+mod functions;
+mod memory;
+mod numpy;
+mod parts;
+mod reader;
+mod runtime;
+
+#[pyo3::pymodule]
+mod _caju {
+    #[pymodule_export]
+    use crate::cluster::{Cluster, Dispatcher, Worker};
+    #[pymodule_export]
+    use crate::command::command;
+    #[pymodule_export]
+    use crate::definition::{
+        bind, check, describe, fingerprint, from_yaml, prefix_fingerprints, to_yaml, type_names,
+    };
+    #[pymodule_export]
+    use crate::functions::{FunctionPool, read_rows};
+    #[pymodule_export]
+    use crate::memory::{ipc_from_columns, ipc_rows, ipc_schema};
+    #[pymodule_export]
+    use crate::numpy::Buffer;
+    #[pymodule_export]
+    use crate::reader::{Batch, Client, Reader};
+    #[pymodule_export]
+    use crate::runtime::{forked, runtime_alive};
+
+    /// The version of caju.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "the name that Python modules use")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

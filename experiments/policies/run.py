@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Runs `caju bench policies` on every pipeline of this folder, and writes the results beside them.
+
+    cargo build --release && experiments/policies/run.py
+
+Sample data is generated once, under data/policies (about 600 MB). A line `# bench: ARGS` in a pipeline gives its
+own arguments. Results: results/NAME.json, results/NAME.svg, and the table in results/README.md.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+
+def caju(*command):
+    command = [str(args.caju), *map(str, command)]
+    print("+", " ".join(command), file=sys.stderr, flush=True)
+    subprocess.run(command, check=True)
+
+
+def generate():
+    made = {}
+    for name, kind, count, form in [("PHOTOS", "images", args.photos, "tfrecord"), ("TABLE", "table", args.rows, "parquet"),
+                                    ("TEXT", "text", args.texts, "json")]:
+        folder = args.data / f"{kind}-{count}"
+        if not folder.exists():
+            caju("gen", kind, "--out", folder, "--count", count, "--format", form, "--shards", 8)
+        made[name] = folder
+    return made
+
+
+def bench(file, data):
+    text = file.read_text()
+    for key, folder in data.items():
+        text = text.replace(f"${key}", str(folder.resolve()))
+    ready = args.data / file.name
+    ready.write_text(text)
+    own = re.search(r"^# bench: (.*)$", text, re.M)
+    out = args.results / f"{file.stem}.json"
+    caju("bench", "policies", ready, "--repeats", args.repeats, "--scratch", args.data, "--out", out,
+         "--plot", args.results / f"{file.stem}.svg", *(own.group(1).split() if own else []))
+    return out
+
+
+def table(files):
+    lines = ["# Results\n", "Time of a whole job (all epochs, cold cache) under each policy; regret is the time lost against the best "
+             "measured policy that decides nothing. Noise: the spread between rounds of one policy.\n",
+             "| pipeline | best | `auto` chose | regret of `auto` | regret of `cachew` | noise | cached from |", "|---|---|---|---|---|---|---|"]
+    regrets = {"auto": [], "cachew": []}
+    for file in files:
+        summary = json.loads(file.read_text())["summary"]
+        of = {line["policy"]: line for line in summary["lines"]}
+        for policy, all_of in regrets.items():
+            all_of.append(of[policy]["regret"])
+        auto = of["auto"]
+        chose = ", ".join(f"{c} ({n})" if len(auto["choices"]) > 1 else c for c, n in auto["choices"]) or "nothing yet"
+        since = "-" if auto["cached_from"] is None else f"epoch {auto['cached_from']}"
+        lines.append(f"| {file.stem} | {summary['oracle']} | {chose} | {auto['regret']:+.1%} | {of['cachew']['regret']:+.1%} "
+                     f"| {summary['noise']:.1%} | {since} |")
+    for policy, all_of in regrets.items():
+        lines.append(f"\n`{policy}`: mean regret {statistics.mean(all_of):+.1%}, worst {max(all_of):+.1%}.")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("names", nargs="*", help="pipelines; all by default")
+    p.add_argument("--caju", type=pathlib.Path, default=ROOT / "target" / "release" / "caju")
+    p.add_argument("--data", type=pathlib.Path, default=ROOT / "data" / "policies")
+    p.add_argument("--results", type=pathlib.Path, default=HERE / "results")
+    p.add_argument("--repeats", type=int, default=3)
+    p.add_argument("--photos", type=int, default=3000)
+    p.add_argument("--rows", type=int, default=1_000_000)
+    p.add_argument("--texts", type=int, default=150_000)
+    args = p.parse_args()
+    args.data.mkdir(parents=True, exist_ok=True)
+    args.results.mkdir(parents=True, exist_ok=True)
+    data = generate()
+    for file in sorted(HERE.glob("*.yaml")):
+        if not args.names or file.stem in args.names:
+            bench(file, data)
+    (args.results / "README.md").write_text(table(sorted(args.results.glob("*.json"))))
+    print(f"wrote {args.results / 'README.md'}")

@@ -1,0 +1,298 @@
+"""The pool of Python processes that runs functions of users: rows there and back, and what user code may do to it."""
+
+import io
+import os
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+import caju as cj
+from caju import _caju
+from caju._functions import name_of, pack
+
+LIMIT = 3
+
+
+class Pool:
+    """A pool with one function, over tables."""
+
+    def __init__(self, function, kind="map", batched=False, processes=1, timeout=30.0):
+        self.inner = _caju.FunctionPool(sys.executable, processes, timeout, name_of(function), kind, batched, pack(function))
+
+    def __call__(self, table, seeds=None):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table.combine_chunks())
+        rows, kept = self.inner.call(sink.getvalue().to_pybytes(), seeds)
+        return pa.ipc.open_stream(rows).read_all(), kept
+
+
+TABLE = pa.table({"x": [1, 2, 3, 4], "s": ["a", "b", None, "d"], "l": [[1], [], [2, 3], [4]]})
+
+
+def test_map_gets_and_gives_a_dict_per_row():
+    by = 10
+    out, kept = Pool(lambda row: {"y": row["x"] * by, "t": f"{row['s']}!", "n": len(row["l"])})(TABLE)
+    assert kept is None
+    assert out.to_pydict() == {"y": [10, 20, 30, 40], "t": ["a!", "b!", "None!", "d!"], "n": [1, 0, 2, 1]}
+
+
+def test_map_over_batches():
+    out, _ = Pool(lambda b: {"y": b["x"] + 1, "m": np.stack([b["x"], b["x"]], axis=1)}, batched=True)(TABLE)
+    assert out["y"].to_pylist() == [2, 3, 4, 5] and out["m"].type == pa.fixed_shape_tensor(pa.int64(), [2])
+
+
+def test_filter_says_which_rows_stay():
+    assert Pool(lambda row: row["x"] % 2 == 0, "filter")(TABLE)[1] == [1, 3]
+    assert Pool(lambda b: b["x"] > 2, "filter", batched=True)(TABLE)[1] == [2, 3]
+
+
+def test_flat_map_says_where_rows_come_from():
+    out, kept = Pool(lambda row: [{"v": v} for v in row["l"]], "flat_map")(TABLE)
+    assert out["v"].to_pylist() == [1, 2, 3, 4] and kept == [0, 2, 2, 3]
+    assert Pool(lambda row: [], "flat_map")(TABLE)[1] == []
+
+
+def test_values_of_many_kinds_come_back():
+    def f(row):
+        n = int(row["x"])
+        return {"ragged": np.arange(n), "tensor": np.full((2, 3), n, "f4"), "bytes": b"x" * n, "bool": n > 2,
+                "mixed": n if n < 3 else n + 0.5, "words": np.array(["w"] * n)}
+
+    out, _ = Pool(f)(TABLE)
+    assert out["ragged"].to_pylist() == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+    assert out["tensor"].type == pa.fixed_shape_tensor(pa.float32(), [2, 3])
+    assert out["bytes"].to_pylist() == [b"x", b"xx", b"xxx", b"xxxx"]
+    assert out["bool"].to_pylist() == [False, False, True, True]
+    assert out["mixed"].to_pylist() == [1, 2, 3.5, 4.5]
+    assert out["words"].to_pylist() == [["w"], ["w"] * 2, ["w"] * 3, ["w"] * 4]
+
+
+def test_pillow_works():
+    image = Image.new("RGB", (40, 30), (200, 10, 10))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+
+    def thumbnail(row):
+        with Image.open(io.BytesIO(row["png"])) as opened:
+            return {"image": np.asarray(opened.resize((8, 6)))}
+
+    out, _ = Pool(thumbnail)(pa.table({"png": [file.getvalue()] * 3}))
+    assert out["image"].type == pa.fixed_shape_tensor(pa.uint8(), [6, 8, 3])
+
+
+def test_functions_of_the_users_own_modules_travel(tmp_path, monkeypatch):
+    (tmp_path / "helpers_of_mine.py").write_text("def double(x):\n    return inner(x)\ndef inner(x):\n    return x * 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import helpers_of_mine
+
+    pool = Pool(lambda row: {"y": helpers_of_mine.double(row["x"])})
+    (tmp_path / "helpers_of_mine.py").unlink()                # the process does not find it, and need not
+    assert pool(TABLE)[0]["y"].to_pylist() == [2, 4, 6, 8]
+    monkeypatch.delitem(sys.modules, "helpers_of_mine")
+
+
+def test_an_exception_names_the_row_and_keeps_the_traceback():
+    def inner(x):
+        return 1 // (int(x) - 3)
+
+    def f(row):
+        return {"y": inner(row["x"])}
+
+    pool = Pool(f)
+    with pytest.raises(cj.InvalidPipeline) as e:
+        pool(pa.table({"x": [1, 2, 3, 4]}), None)
+    text = str(e.value)
+    assert "row 2" in text and "raised" in text and "in inner" in text and "1 // (int(x) - 3)" in text
+    assert "_pool.py" not in text
+    assert pool(pa.table({"x": [9]}))[0]["y"].to_pylist() == [0] and pool.inner.processes == 1
+
+
+@pytest.mark.parametrize("f,words", [
+    (lambda row: row["x"], "not a dict"),
+    (lambda row: {"a": 1} if row["x"] == 1 else {"b": 1}, "after rows of"),
+    (lambda row: {"a": object()}, "neither all strings nor all bytes"),
+    (lambda row: {"a": np.zeros((int(row["x"]), 2))}, "several shapes"),
+])  # fmt: skip
+def test_what_is_no_row_is_told(f, words):
+    with pytest.raises(cj.InvalidPipeline, match=words):
+        Pool(f)(TABLE)
+
+
+def test_a_process_that_dies_is_replaced_and_the_rows_run_again(tmp_path):
+    mark = str(tmp_path / "mark")
+
+    def once(row):
+        if not os.path.exists(mark):
+            open(mark, "w").close()
+            os._exit(3)
+        return {"y": row["x"]}
+
+    pool = Pool(once)
+    assert pool(TABLE)[0]["y"].to_pylist() == [1, 2, 3, 4] and pool.inner.processes == 1
+
+
+def test_a_process_that_always_dies_is_reported():
+    pool = Pool(lambda row: os._exit(3))
+    with pytest.raises(cj.ResourceExhausted, match="run twice.*exit status: 3"):
+        pool(TABLE)
+    assert pool.inner.processes == 0
+
+
+def test_a_process_that_hangs_is_replaced_then_reported():
+    pool, start = Pool(lambda row: time.sleep(3600), timeout=0.5), time.monotonic()
+    with pytest.raises(cj.DeadlineExceeded, match="did not answer within 500"):
+        pool(TABLE)
+    assert time.monotonic() - start < 20
+
+
+def test_printing_disturbs_nobody(capfd):
+    out, _ = Pool(lambda row: print("hello") or {"y": sys.stdin.read() or row["x"]})(TABLE)
+    assert out["y"].to_pylist() == [1, 2, 3, 4] and "hello" in capfd.readouterr().err
+
+
+def test_a_function_that_cannot_be_unpacked_is_told():
+    class Odd:
+        def __reduce__(self):
+            return (eval, ("1 / 0",))
+
+    odd = Odd()
+    with pytest.raises(cj.InvalidPipeline, match="unpacked(.|\n)*ZeroDivisionError"):
+        Pool(lambda row: {"y": odd})(TABLE)
+
+
+def test_the_generator_of_a_row_is_its_own():
+    def f(row):
+        return {"a": cj.rng().random(), "b": cj.rng().random()}
+
+    pool = Pool(f)
+    first, _ = pool(TABLE, [7, 8, 9, 10])
+    assert first["a"].to_pylist() == first["b"].to_pylist()   # each call begins anew
+    assert len(set(first["a"].to_pylist())) == 4
+    rest, _ = pool(TABLE.slice(2), [9, 10])
+    assert rest["a"].to_pylist() == first["a"].to_pylist()[2:]
+    with pytest.raises(cj.InvalidPipeline, match=r"caju.rng\(\) draws for a row"):
+        pool(TABLE)
+
+
+def test_outside_of_functions_there_is_no_generator():
+    with pytest.raises(cj.FailedPrecondition, match="within a function"):
+        cj.rng()
+
+
+def test_no_python_is_one_clear_error():
+    pool = _caju.FunctionPool("/nowhere/python", 1, 1.0, "f", "map", False, b"")
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, TABLE.schema) as writer:
+        writer.write_table(TABLE)
+    with pytest.raises(cj.FailedPrecondition, match="/nowhere/python"):
+        pool.call(sink.getvalue().to_pybytes())
+
+
+def test_calls_from_many_threads_share_the_processes():
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = Pool(lambda row: {"y": row["x"], "pid": os.getpid()}, processes=2)
+    with ThreadPoolExecutor(6) as threads:
+        outs = list(threads.map(lambda _: pool(TABLE)[0], range(24)))
+    assert all(o["y"].to_pylist() == [1, 2, 3, 4] for o in outs)
+    assert pool.inner.processes <= 2 and len({p for o in outs for p in o["pid"].to_pylist()}) <= 2
+
+
+# ---- as stages -----------------------------------------------------------------------------------------------------
+
+
+def test_stages_run_functions():
+    factor = 3
+    dataset = (
+        cj.range(1000)
+        .map(lambda row: {"id": row["id"], "y": row["id"] * factor, "s": f"n{row['id']}", "v": np.full(3, row["id"], "f4")})
+        .filter(lambda row: row["id"] % 2 == 0)
+        .batch(64)
+    )
+    assert dict(dataset.schema) == {"id": "int64", "y": "int64", "s": "string", "v": "float32[3]"}
+    rows = [(int(i), int(y), s, v.tolist()) for b in dataset for i, y, s, v in zip(b["id"], b["y"], b["s"], b["v"])]
+    assert rows == [(i, 3 * i, f"n{i}", [i] * 3) for i in range(0, 1000, 2)]
+
+
+def test_batched_stages_and_flat_map():
+    dataset = cj.range(100).map(lambda b: {"x": b["id"] * 2}, batched=True).filter(lambda b: b["x"] < 10, batched=True)
+    assert [r["x"] for r in dataset] == [0, 2, 4, 6, 8]
+    words = cj.range(4).flat_map(lambda row: ({"w": f"w{i}"} for i in range(row["id"])))
+    assert [r["w"] for r in words] == ["w0", "w0", "w1", "w0", "w1", "w2"]
+
+
+def test_draws_depend_on_the_row_and_the_epoch_alone():
+    def noisy(row):
+        return {"id": row["id"], "z": cj.rng().random()}
+
+    def draws(workers):
+        with cj.LocalCluster(workers) as cluster:
+            dataset = cj.range(200).map(noisy).distribute(cluster)
+            return [{int(r["id"]): float(r["z"]) for r in dataset} for _ in range(2)]
+
+    one, two = draws(1), draws(2)
+    assert one == two and one[0] != one[1] and len(set(one[0].values())) == 200
+
+
+def test_who_draws_is_found():
+    from caju import rng
+    from caju._codehash import draws
+
+    def helper():
+        return rng().random()
+
+    def inside(row):
+        import caju
+        return caju.rng()
+
+    assert draws(lambda row: helper()) and draws(inside) and draws(lambda row: cj.rng())
+    assert not draws(lambda row: row) and not draws(lambda row: cj.col("x"))
+
+
+def test_errors_of_stages_name_stage_and_row():
+    def f(row):
+        return {"y": 1 // (int(row["id"]) - 7)}
+
+    with pytest.raises(cj.InvalidPipeline) as e:
+        list(cj.range(100).map(f))
+    assert "steps[0].python" in str(e.value) and "row 7" in str(e.value) and "1 // (int" in str(e.value)
+    rest = list(cj.range(10).map(f).with_options(on_error="skip"))
+    assert len(rest) == 9
+
+
+def test_fingerprints_follow_the_code():
+    def dataset(k):
+        return cj.range(10).map(lambda row: {"y": row["id"] + k})
+
+    assert dataset(1).fingerprint == dataset(1).fingerprint != dataset(2).fingerprint
+    again = cj.from_yaml(dataset(1).to_yaml())
+    assert again.fingerprint == dataset(1).fingerprint and [r["y"] for r in again] == list(range(1, 11))
+
+
+def test_columns_that_change_are_told():
+    with pytest.raises(cj.InvalidPipeline, match="one type"):
+        list(cj.range(10).map(lambda row: {"y": int(row["id"]) if row["id"] < 5 else "five"}).batch(1))
+
+
+def test_servers_run_functions_only_if_told():
+    dataset = cj.range(10).map(lambda row: {"y": row["id"] * 2})
+    with cj.start_dispatcher() as dispatcher, cj.start_worker(dispatcher):
+        with pytest.raises(cj.NotPermitted, match="--allow-python"):
+            list(dataset.distribute(dispatcher))
+    with cj.start_dispatcher(allow_python=True) as dispatcher, cj.start_worker(dispatcher, allow_python=True):
+        assert sorted(r["y"] for r in dataset.distribute(dispatcher)) == list(range(0, 20, 2))
+
+
+def test_the_binarys_servers_run_functions_only_if_told(cluster):
+    dataset = cj.range(10).map(lambda row: {"y": row["id"] * 2})
+    servers = cluster(workers=0)
+    allowed = servers.start("dispatcher", "--allow-python", sys.executable)
+    servers.start("worker", "--dispatcher", allowed.address, "--allow-python", sys.executable)
+    assert sorted(r["y"] for r in dataset.distribute(allowed.address)) == list(range(0, 20, 2))
+    with pytest.raises(cj.NotPermitted, match="--allow-python"):
+        list(dataset.distribute(servers.dispatcher.address))
