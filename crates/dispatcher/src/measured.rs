@@ -41,8 +41,11 @@ impl Measured {
         self.tasks.iter().filter_map(|t| t.stages.first()).map(|s| s.rows_out).sum()
     }
 
-    /// The rate at which computing delivered rows so far, as [`Watch`] counts it; none before it can be told.
+    /// The rate at which computing delivered rows so far, as [`Watch`] counts it; none where it cannot be told.
     pub(crate) fn delivered(&self) -> Option<u64> {
+        if self.tasks.iter().any(|t| t.read > 0) {
+            return None;
+        }
         let rows: u64 = self.tasks.iter().filter_map(|t| t.stages.last()).map(|s| s.rows_out).sum();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time, not negative")]
         let ms = (self.elapsed_s() * 1000.0) as u64;
@@ -68,8 +71,14 @@ impl Measured {
     pub(crate) fn profile(&self, dataset: &Dataset) -> Profile {
         let sums = self.stages();
         let stages = stages(&sums, dataset);
-        let hints = self.hints(&sums, &stages, dataset);
+        let mut hints = self.hints(&sums, &stages, dataset);
         let existing = self.existing(&hints);
+        // Parts are read as they are: where a hint has some, their encoding is the hint's.
+        for hint in &mut hints {
+            if let Some(there) = existing.iter().find(|e| e.hint == hint.name) {
+                hint.encodings.retain(|e| e.format == there.format && e.compression == there.compression);
+            }
+        }
         let rate = |f: fn(&v1::HintProbe) -> f64| {
             let rates = self.tasks.iter().map(|t| t.probes.iter().map(f).fold(0.0, f64::max));
             let sum: f64 = rates.sum();
@@ -103,10 +112,11 @@ impl Measured {
     /// Rows of one epoch: exact if everything was handed out, else by the share of splits that was.
     fn source_rows(&self) -> u64 {
         let rows = self.rows();
-        if self.splits_leased == 0 || self.splits_total <= self.splits_leased {
+        let computed: u64 = self.tasks.iter().map(|t| t.computed).sum();
+        if computed == 0 || self.splits_total <= computed {
             return rows;
         }
-        let scaled = u128::from(rows) * u128::from(self.splits_total) / u128::from(self.splits_leased);
+        let scaled = u128::from(rows) * u128::from(self.splits_total) / u128::from(computed);
         u64::try_from(scaled).unwrap_or(u64::MAX)
     }
 

@@ -134,6 +134,8 @@ pub(crate) struct TaskCache {
     hints: Vec<BoundHint>,
     pipeline: String,
     job: String,
+    /// Parts that are there are read although nobody has decided yet.
+    reads_hits: bool,
     ctx: Arc<TaskContext>,
     prober: Option<Arc<Prober>>,
     /// Whether parts are written and read, or the store failed too often.
@@ -169,6 +171,9 @@ struct Book {
     writer: Option<mpsc::Sender<Piece>>,
 }
 
+/// One split in so many is computed before the decision, whatever there is to read.
+const COMPARED: u64 = 8;
+
 /// How a split starts.
 pub(crate) enum Entry {
     /// From the source.
@@ -198,6 +203,7 @@ impl TaskCache {
             hints,
             pipeline,
             job: String::new(),
+            reads_hits: false,
             ctx,
             prober,
             puts: Breaker::default(),
@@ -210,6 +216,12 @@ impl TaskCache {
             put: AtomicU64::new(0),
             get: AtomicU64::new(0),
         }
+    }
+
+    /// The same where parts that are there are read even before anybody has decided.
+    pub(crate) fn reading_hits(mut self, reads: bool) -> Self {
+        self.reads_hits = reads;
+        self
     }
 
     /// The same for a job of that name.
@@ -252,6 +264,7 @@ impl TaskCache {
     ) -> Entry {
         let entry = match plan {
             Some(plan) => self.enter_planned(index, split, plan).await,
+            None if self.reads_hits => self.enter_hit(index, split).await,
             None => Entry::Compute,
         };
         match entry {
@@ -261,6 +274,23 @@ impl TaskCache {
             Entry::Put => 0,
         };
         entry
+    }
+
+    /// Before the decision: the part nearest to the end, if the split has one. A few splits are computed all
+    /// the same, so that there is something to compare with.
+    async fn enter_hit(&self, index: u64, split: &Split) -> Entry {
+        if index.is_multiple_of(COMPARED) {
+            return Entry::Compute;
+        }
+        for hint in (0..self.hints.len()).rev() {
+            let view = self.view(hint).await;
+            let Some(view) = view.get().and_then(Option::as_ref) else { continue };
+            let Some(meta) = view.index.get(&split.key).cloned() else { continue };
+            if let Opened::Part(part) = self.open(view, hint, meta).await {
+                return Entry::Get { hint, part };
+            }
+        }
+        Entry::Compute
     }
 
     async fn enter_planned(self: &Arc<Self>, index: u64, split: &Split, plan: &CachePlan) -> Entry {
@@ -315,7 +345,7 @@ impl TaskCache {
             match snapshot.index().await {
                 Ok(index) => {
                     if !index.is_empty() {
-                        snapshot.used_by(&self.job);
+                        self.uses(&snapshot);
                     }
                     Some(SnapshotView { snapshot, index })
                 }
@@ -376,8 +406,15 @@ impl TaskCache {
             ..SnapshotDescription::default()
         };
         let schema = stored_schema(bound, self.ctx.draw(split.repetition));
-        view.snapshot.used_by(&self.job);
+        self.uses(&view.snapshot);
         view.snapshot.put(split.key, &description, schema, plan.encoding).await
+    }
+
+    /// Tells the snapshot who uses it, for `caju cache ls`.
+    fn uses(&self, snapshot: &Snapshot) {
+        if !self.job.is_empty() {
+            snapshot.used_by(&self.job);
+        }
     }
 
     /// Rows of the split go to a task of their own, which encodes and uploads while the split goes on; false

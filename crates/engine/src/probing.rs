@@ -15,7 +15,7 @@ use crate::caching::BoundHint;
 use crate::chunk::batch_bytes;
 
 /// Bytes of rows that a probe of one hint tries.
-const SAMPLE_BYTES: usize = 2 << 20;
+const SAMPLE_BYTES: usize = 768 << 10;
 /// Rows of it.
 const SAMPLE_ROWS: usize = 4096;
 /// Chunks that a sample is taken from, so that one odd split does not decide.

@@ -171,6 +171,7 @@ impl Manager {
         let iteration = IterationId(def.iteration_id);
         let profiled = def.profile.then(|| Profiled {
             findings: Box::new(run.watch_findings()),
+            modes: Box::new(run.watch_modes()),
             started: std::time::Instant::now(),
             threads: self.pool.threads() as f64 / f64::from(self.config.sharers.max(1)),
         });

@@ -37,6 +37,7 @@ pub(crate) struct RunningTask {
 /// A task that was asked to measure what the planner wants to know.
 pub(crate) struct Profiled {
     pub(crate) findings: Box<dyn Fn() -> Option<Findings> + Send + Sync>,
+    pub(crate) modes: Box<dyn Fn() -> SplitModes + Send + Sync>,
     pub(crate) started: std::time::Instant,
     /// Threads that compute; shared ones by their share.
     pub(crate) threads: f64,
@@ -87,6 +88,7 @@ impl RunningTask {
     /// What was measured so far, if somebody wants to know.
     pub(crate) fn profile(&self) -> Option<v1::TaskProfile> {
         let profiled = self.profiled.as_ref()?;
+        let modes = (profiled.modes)();
         // Without hints, or without a cache, there is nothing to find out beyond the stages.
         let nothing = || Findings { parts: Some(Vec::new()), complete: true, ..Findings::default() };
         let found = (profiled.findings)().unwrap_or_else(nothing);
@@ -115,6 +117,8 @@ impl RunningTask {
             complete: found.complete,
             elapsed_s: profiled.started.elapsed().as_secs_f64(),
             threads: profiled.threads,
+            computed: modes.compute + modes.put,
+            read: modes.get,
         })
     }
 

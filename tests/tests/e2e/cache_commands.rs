@@ -312,6 +312,9 @@ fn profile_measures_without_storing() {
     ended.expect_code(0);
     let profile: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!((&profile["hints"], &profile["source"]["rows"]), (&json!([]), &50.into()));
+    let endless = Pipeline::of(json!({"range": {"start": 0, "end": 50}}), json!([{"repeat": null}]));
+    let ended = caju_in(endless.folder(), &["profile", "pipeline.yaml"]);
+    ended.expect_code(2).expect_error(&["pipeline.yaml: `repeat`", "take"]);
     let bad = Pipeline::of(json!({"range": {"start": 0, "end": 5}}), json!([{"map": {"x": "nope"}}]));
     caju_in(bad.folder(), &["profile", "pipeline.yaml"]).expect_code(2).expect_error(&["nope"]);
 }

@@ -7,6 +7,7 @@
 mod bad_data;
 mod bad_definitions;
 mod cache_commands;
+mod cache_faults;
 mod command_line;
 mod conformance;
 mod determinism;
@@ -16,3 +17,4 @@ mod faults;
 mod plan;
 mod processes;
 mod sample_data;
+mod snapshots;

@@ -29,6 +29,13 @@ const LAST_WORD: Duration = Duration::from_secs(10);
 /// A wrong file, what the epoch fails with, a file that cannot be written.
 pub(crate) async fn run(global: &Global, args: &ProfileArgs) -> Result<()> {
     let def = shared::read_pipeline(&args.file)?;
+    if def.is_endless() {
+        return Err(Error::invalid(format!(
+            "{}: `repeat` without a number has no end, and a profile is of one whole epoch; say `repeat: 1`, or put a \
+             `take` below it",
+            args.file.display()
+        )));
+    }
     let (profile, decision) = Box::pin(measure(global, args, def)).await?;
     let Some(path) = &args.out else { return output::say(profile.to_json()) };
     report::write_whole(path, &(profile.to_json() + "\n"), "--out")?;

@@ -17,7 +17,7 @@ use crate::state::{Dataset, EpochFacts, Iteration, Job, State, TaskState, Update
 /// Measurements shorter than this are start-up, not work.
 const LEAST_S: f64 = 1.0;
 /// A choice that came out of so many looks in a row stands.
-const STEADY: u32 = 3;
+const STEADY: u32 = 2;
 /// After so long the best choice so far is taken.
 const LONGEST_S: f64 = 20.0;
 /// A client that waits more than this share of its time does not show how fast it could be.

@@ -6,7 +6,7 @@ mod hint;
 mod read;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use caju_cache::Cache;
@@ -104,6 +104,9 @@ impl TaskOptions {
     }
 }
 
+/// How long the end of a short task may wait for probes of the few rows that it had.
+const LAST_PROBES: Duration = Duration::from_millis(300);
+
 /// What flows between steps.
 pub(crate) enum Item {
     Chunk(Chunk),
@@ -159,6 +162,7 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
         Prober::start(Arc::clone(cache), hints.clone(), Arc::clone(&options.clock), threads, &tasks)
     });
     let cache = TaskCache::new(options.cache, hints, name, Arc::clone(&ctx), prober);
+    let cache = cache.reading_hits(options.probe && !options.probe_to_end);
     let cache = Arc::new(cache.for_job(&options.job));
     let reader = read::Reader::new(Arc::clone(pipeline), Arc::clone(&ctx), Arc::clone(&cache), reading);
     let source = read::read_splits(reader, feed, tasks.clone());
@@ -178,9 +182,7 @@ impl TaskRun {
             let Some(item) = self.items.next().await else {
                 // What was stored counts before the task's end is told.
                 self.cache.settled().await;
-                if self.probe_to_end {
-                    self.cache.probed().await;
-                }
+                self.finish_probes().await;
                 return None;
             };
             return match item {
@@ -199,6 +201,15 @@ impl TaskRun {
         }
     }
 
+    /// A task that is over has shown all the rows that there are; probes that wait for more get no more.
+    async fn finish_probes(&self) {
+        if self.probe_to_end {
+            self.cache.probed().await;
+        } else if tokio::time::timeout(LAST_PROBES, self.cache.probed()).await.is_err() {
+            tracing::debug!("the task ended before its probes");
+        }
+    }
+
     /// The counters, live.
     pub fn counters(&self) -> Arc<TaskStats> {
         Arc::clone(&self.ctx.stats)
@@ -207,6 +218,12 @@ impl TaskRun {
     /// What every stage did so far.
     pub fn stats(&self) -> Vec<StageStats> {
         self.ctx.stats.snapshot()
+    }
+
+    /// How the splits were run, for as long as somebody wants to know.
+    pub fn watch_modes(&self) -> impl Fn() -> SplitModes + Send + Sync + use<> {
+        let cache = Arc::clone(&self.cache);
+        move || cache.modes()
     }
 
     /// What probes found out so far; none if the task does not probe.

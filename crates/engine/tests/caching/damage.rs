@@ -15,10 +15,10 @@ use crate::generated::{put, rich};
 use crate::rows::{Pair, cache, cache_with, place};
 
 /// One split of many blocks.
-async fn pair(steps: &str) -> Pair {
+async fn pair(steps: &str, rows: usize) -> Pair {
     let yaml = format!("source: {{ range: {{ start: 0, end: 1, step: 1 }} }}\nsteps:\n{steps}");
     let mut def = DatasetDef::from_yaml(&yaml, None).unwrap();
-    let batch = rich(0, 3000, 11);
+    let batch = rich(0, rows, 11);
     let mut out = StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
     out.write(&batch).unwrap();
     def.source = SourceDef::Memory { ipc: out.into_inner().unwrap().into() };
@@ -27,6 +27,21 @@ async fn pair(steps: &str) -> Pair {
 
 fn how(epoch: u64) -> How {
     How { batch_rows: 100, epoch, ..How::default() }
+}
+
+/// A cache with faults in front of its store.
+async fn faulty(root: &str, faults: &Faults) -> Arc<Cache> {
+    let inner = Stores::default().resolve(root).unwrap();
+    let stores = Stores::default();
+    stores.register(&inner.url.root(), Arc::new(FaultyStore::new(inner.store, faults.clone()))).unwrap();
+    let options = CacheOptions {
+        block_bytes: 4 << 10,
+        read_bytes: 16 << 10,
+        memory_tier_bytes: 0,
+        retry_base: std::time::Duration::from_micros(10),
+        ..CacheOptions::default()
+    };
+    Cache::open(&stores, root, options, SystemClock::shared(), "shaky".into()).await.unwrap()
 }
 
 async fn flip(root: &str, thousandth: usize) {
@@ -41,7 +56,7 @@ async fn flip(root: &str, thousandth: usize) {
 }
 
 async fn bad_in_its_middle(steps: &str) {
-    let pair = pair(steps).await;
+    let pair = pair(steps, 3000).await;
     let hint = &pair.hints[0];
     for encoding in ["arrow/none", "arrow/zstd", "parquet/zstd"] {
         for thousandth in [50, 300, 600, 900, 999] {
@@ -76,11 +91,12 @@ async fn rows_that_are_dropped_and_repeated() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn draws_above_the_hint_are_those_of_the_part() {
-    let pair = pair("  - filter: 'random_int(0, 100) < 70'\n  - with_columns: { r: 'uniform(0.0, 1.0)' }\n  - autocache: h\n").await;
+    let steps = "  - filter: 'random_int(0, 100) < 70'\n  - with_columns: { r: 'uniform(0.0, 1.0)' }\n  - autocache: h\n";
+    let pair = pair(steps, 12_000).await;
     let hint = &pair.hints[0];
     assert!(hint.random);
     let mut resumed = 0;
-    for thousandth in [100, 300, 500, 700, 900] {
+    for thousandth in [100, 600, 700, 800, 900] {
         let root = place("damage");
         let plan = hint.plan("arrow/none");
         let (stored, _) = pair.with(&cache(&root).await, how(0), &plan).await;
@@ -99,23 +115,13 @@ async fn draws_above_the_hint_are_those_of_the_part() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_fails_in_the_middle_of_a_part() {
-    let pair = pair("  - with_columns: { a: 'id * 2' }\n  - autocache: h\n").await;
+    let pair = pair("  - with_columns: { a: 'id * 2' }\n  - autocache: h\n", 12_000).await;
     let plan = pair.hints[0].plan("arrow/none");
     let root = place("faulty");
     let (stored, _) = pair.with(&cache(&root).await, how(0), &plan).await;
     let faults = Faults::new();
-    let inner = Stores::default().resolve(&root).unwrap();
-    let stores = Stores::default();
-    stores.register(&inner.url.root(), Arc::new(FaultyStore::new(inner.store, faults.clone()))).unwrap();
-    let options = CacheOptions {
-        block_bytes: 4 << 10,
-        read_bytes: 16 << 10,
-        memory_tier_bytes: 0,
-        retry_base: std::time::Duration::from_micros(10),
-        ..CacheOptions::default()
-    };
-    let shaky = Cache::open(&stores, &root, options, SystemClock::shared(), "shaky".into()).await.unwrap();
-    faults.add(Rule::new(Op::Get, Fault::Error("503 SlowDown")).on("parts/").skip(6).always());
+    let shaky = faulty(&root, &faults).await;
+    faults.add(Rule::new(Op::Get, Fault::Error("503 SlowDown")).on(".arrow").skip(3).always());
     let (rows, modes) = pair.with(&shaky, how(1), &plan).await;
     assert!(faults.fired() > 0, "{:?}", faults.log());
     assert_eq!(rows, stored);
@@ -194,4 +200,22 @@ steps: [ { with_columns: { r: 'uniform(0.0, 1.0)' } }, { autocache: h } ]
     let how = How { seed: 9, ..How::default() };
     let (_, modes) = seeded.with(&cache(&root).await, how, &seeded.hints[0].plan("arrow/none")).await;
     assert_eq!(modes.put + modes.compute, 0, "a seed is a seed, wherever it was said");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_stores_nothing_and_loses_nothing() {
+    let yaml = "source: { range: { start: 0, end: 30000, step: 1 } }\nsteps:\n  - autocache: h\n";
+    let pair = Pair::yaml(yaml).await;
+    let plan = pair.hints[0].plan("arrow/none");
+    let root = place("disk");
+    let faults = Faults::new();
+    let disk = faulty(&root, &faults).await;
+    faults.add(Rule::new(Op::Put, Fault::NoSpace).on("parts/").always());
+    let (rows, modes) = pair.with(&disk, How::default(), &plan).await;
+    assert_eq!(rows, pair.computed(How::default()).await);
+    assert_eq!((modes.put, modes.get), (0, 0));
+    assert!(faults.fired() < 20, "storing is given up: {} failures", faults.fired());
+    faults.clear();
+    let (_, modes) = pair.with(&disk, How::default(), &plan).await;
+    assert_eq!(modes.compute, 0, "and taken up again in the next epoch");
 }

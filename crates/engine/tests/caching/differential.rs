@@ -206,7 +206,9 @@ async fn check(seed: u64) {
 }
 
 async fn cases(from: u64) {
-    if let Some(one) = std::env::var("CAJU_DIFFERENTIAL_SEED").ok().and_then(|s| s.parse().ok()) {
+    if let Some(one) =
+        std::env::var_os("CAJU_DIFFERENTIAL_SEED").map(|s| s.to_str().unwrap().parse().unwrap())
+    {
         return check(one).await;
     }
     for seed in from..from + CASES {

@@ -35,13 +35,12 @@ impl Draw {
     }
 }
 
-/// What a generated pipeline is, for the message of a failure.
+/// A generated pipeline.
 #[derive(Debug)]
 pub struct Case {
+    /// For the message of a failure.
     pub yaml: String,
     pub def: DatasetDef,
-    /// Whether the source is files or memory, so that reading it shows in the counters.
-    pub counted: bool,
 }
 
 /// Numbers, strings, floats of all kinds, lists and tensors, with nulls.
@@ -107,18 +106,18 @@ fn json_lines(from: i64, rows: usize, seed: u64) -> Vec<u8> {
 }
 
 /// A source, and whether its rows have the columns of [`rich`] (but for the tensor, in JSON).
-async fn source(draw: &mut Draw) -> (String, Option<SourceDef>, bool) {
+async fn source(draw: &mut Draw) -> (String, Option<SourceDef>) {
     let seed = draw.below(u64::MAX);
     match draw.below(4) {
         0 => {
             let rows = draw.pick(&[0, 1, 900, 1500, 2600]);
-            (format!("{{ range: {{ start: 5, end: {}, step: 3 }} }}", 5 + rows * 3), None, false)
+            (format!("{{ range: {{ start: 5, end: {}, step: 3 }} }}", 5 + rows * 3), None)
         }
         1 => {
             let batch = rich(0, draw.pick(&[1, 40, 300]), seed);
             let mut out = StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
             out.write(&batch).unwrap();
-            (String::new(), Some(SourceDef::Memory { ipc: out.into_inner().unwrap().into() }), true)
+            (String::new(), Some(SourceDef::Memory { ipc: out.into_inner().unwrap().into() }))
         }
         kind => {
             let folder = place("source");
@@ -135,7 +134,7 @@ async fn source(draw: &mut Draw) -> (String, Option<SourceDef>, bool) {
             }
             let split = draw.pick(&["1KiB", "4KiB", "1MiB"]);
             let name = if kind == 2 { "parquet" } else { "json" };
-            (format!("{{ {name}: {{ path: '{folder}/*.{name}', split: {split} }} }}"), None, true)
+            (format!("{{ {name}: {{ path: '{folder}/*.{name}', split: {split} }} }}"), None)
         }
     }
 }
@@ -178,7 +177,7 @@ fn local_stage(draw: &mut Draw, columns: &mut Vec<&'static str>) -> String {
 /// A pipeline with one to three hints.
 pub async fn case(seed: u64) -> Case {
     let mut draw = Draw(mix64(seed, 77));
-    let (source, memory, counted) = source(&mut draw).await;
+    let (source, memory) = source(&mut draw).await;
     let rich = !source.contains("range");
     let mut columns = if rich { vec!["id", "x", "text", "tags"] } else { vec!["id"] };
     let mut steps: Vec<String> = Vec::new();
@@ -213,5 +212,5 @@ pub async fn case(seed: u64) -> Case {
     if let Some(memory) = memory {
         def.source = memory;
     }
-    Case { yaml, def, counted }
+    Case { yaml, def }
 }

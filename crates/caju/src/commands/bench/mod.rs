@@ -127,7 +127,7 @@ impl Bench<'_> {
             if !global.quiet {
                 let state = if warm { "warm" } else { "cold" };
                 let times: Vec<String> = trial.epochs.iter().map(|e| format!("{:.2}", e.wall_s)).collect();
-                output::note(&format!("round {} {policy} {state}: {} s", repeat + 1, times.join(" ")));
+                output::note(format!("round {} {policy} {state}: {} s", repeat + 1, times.join(" ")));
             }
             trials.push(trial);
         }

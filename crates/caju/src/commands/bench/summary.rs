@@ -32,6 +32,8 @@ pub(crate) struct Line {
     pub(crate) cached_from: Option<u64>,
     /// Time lost against the best measured policy: 0.01 is one percent.
     pub(crate) regret: f64,
+    /// The same of the last epoch: what is lost in every further one.
+    pub(crate) steady_regret: f64,
     /// Between the fastest and the slowest round, as a share of the median.
     pub(crate) spread: f64,
     /// What a planning policy chose, by how often.
@@ -60,7 +62,12 @@ impl Summary {
         let best = if exact.is_empty() { lines.iter().collect() } else { exact };
         let best = best.into_iter().min_by(|a, b| a.total_s.total_cmp(&b.total_s));
         let (oracle, best) = best.map_or((String::new(), 0.0), |l| (l.policy.clone(), l.total_s));
+        let exact = lines.iter().filter(|l| !decides(&l.policy) || l.policy == oracle);
+        let steady = exact.map(|l| l.steady_rows_per_s).fold(0.0, f64::max);
         for line in &mut lines {
+            if line.steady_rows_per_s > 0.0 {
+                line.steady_regret = steady / line.steady_rows_per_s - 1.0;
+            }
             line.regret = if best > 0.0 { line.total_s / best - 1.0 } else { 0.0 };
         }
         let noise = median(lines.iter().map(|l| l.spread).collect());
@@ -69,7 +76,17 @@ impl Summary {
 
     /// A table, and what it means.
     pub(crate) fn text(&self) -> String {
-        let head = ["policy", "job", "regret", "warm job", "steady rows/s", "stored", "cached from", "chose"];
+        let head = [
+            "policy",
+            "job",
+            "regret",
+            "warm job",
+            "steady rows/s",
+            "lost",
+            "stored",
+            "cached from",
+            "chose",
+        ];
         let mut rows = vec![head.map(String::from)];
         for l in &self.lines {
             let chose: Vec<String> = l
@@ -83,6 +100,7 @@ impl Summary {
                 format!("{:+.1} %", 100.0 * l.regret),
                 l.warm_total_s.map_or_else(|| "-".to_string(), |s| format!("{s:.2} s")),
                 format!("{:.0}", l.steady_rows_per_s),
+                format!("{:+.1} %", 100.0 * l.steady_regret),
                 format_bytes(whole(l.stored_bytes)),
                 l.cached_from.map_or_else(|| "-".to_string(), |e| format!("epoch {e}")),
                 chose.join(", "),
@@ -142,6 +160,7 @@ impl Line {
             cpu_s: cold(&|t| t.cpu_s),
             cached_from,
             regret: 0.0,
+            steady_regret: 0.0,
             spread,
             choices,
         }

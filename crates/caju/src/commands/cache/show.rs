@@ -75,7 +75,7 @@ fn row(s: &SnapshotInfo) -> [String; 8] {
         encodings(s),
         s.jobs.len().to_string(),
         ago(s.last_use_unix_s),
-        seconds(s.saved_cpu_s),
+        if s.saved_cpu_s > 0.0 { seconds(s.saved_cpu_s) } else { "-".into() },
     ]
 }
 
