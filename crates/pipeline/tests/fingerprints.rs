@@ -259,3 +259,19 @@ fn the_readable_prefix() {
         prefix_json(&def, "nothing").unwrap_err().message().contains("its hints are `source`, `resized`")
     );
 }
+
+#[test]
+fn another_seed_is_what_the_definition_with_it_says() {
+    let f = FakeFunctions::default();
+    let drawn = "source: { range: 9 }\nsteps: [ { shuffle: 3 }, { autocache: h } ]\n";
+    let canonical = |text: &str, stages: usize| -> serde_json::Value {
+        serde_json::from_str(&canonical_text(&read(text), stages, &f).unwrap()).unwrap()
+    };
+    let of_prefix = |text: &str| prefix_fingerprints(&read(text), &f).unwrap()[0].fingerprint;
+    let (same, zero) = reseeded(&canonical(drawn, 1), 0).unwrap();
+    assert_eq!((same, zero), (canonical(drawn, 1), of_prefix(drawn)));
+    let seeded = format!("{drawn}seed: 7\n");
+    assert_eq!(reseeded(&canonical(drawn, 1), 7).unwrap(), (canonical(&seeded, 1), of_prefix(&seeded)));
+    // Nothing draws: there is only one fingerprint.
+    assert_eq!(reseeded(&canonical(&imagenet(), 5), 7), None);
+}

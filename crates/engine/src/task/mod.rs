@@ -182,7 +182,7 @@ impl TaskRun {
             let Some(item) = self.items.next().await else {
                 // What was stored counts before the task's end is told.
                 self.cache.settled().await;
-                self.finish_probes().await;
+                finish_probes(&self.cache, self.probe_to_end).await;
                 return None;
             };
             return match item {
@@ -198,15 +198,6 @@ impl TaskRun {
                     Some(Err(e))
                 }
             };
-        }
-    }
-
-    /// A task that is over has shown all the rows that there are; probes that wait for more get no more.
-    async fn finish_probes(&self) {
-        if self.probe_to_end {
-            self.cache.probed().await;
-        } else if tokio::time::timeout(LAST_PROBES, self.cache.probed()).await.is_err() {
-            tracing::debug!("the task ended before its probes");
         }
     }
 
@@ -245,6 +236,15 @@ impl TaskRun {
     /// Rows passed over under `on_error: skip`.
     pub fn rows_skipped(&self) -> u64 {
         self.ctx.skipped()
+    }
+}
+
+/// A task that is over has shown all the rows that there are; probes that wait for more get no more.
+async fn finish_probes(cache: &TaskCache, to_end: bool) {
+    if to_end {
+        cache.probed().await;
+    } else if tokio::time::timeout(LAST_PROBES, cache.probed()).await.is_err() {
+        tracing::debug!("the task ended before its probes");
     }
 }
 
