@@ -263,6 +263,8 @@ impl TaskCache {
         plan: Option<&CachePlan>,
     ) -> Entry {
         let entry = match plan {
+            // Half of a split is no part, and rows of a part are counted from its beginning.
+            _ if split.trim.is_some() => Entry::Compute,
             Some(plan) => self.enter_planned(index, split, plan).await,
             None if self.reads_hits => self.enter_hit(index, split).await,
             None => Entry::Compute,

@@ -8,9 +8,10 @@ use std::time::Duration;
 use caju_types::{ClientId, ErrorKind, Fingerprint, IterationId, TaskId, WorkerId};
 
 use super::{Journal, JournalWriter, MemoryJournal, SCHEMA, SledJournal, codec, open_state_dir};
-use crate::state::{Dataset, Failure, FeedId, Mode, Modes, Policy, SplitRecord, State, Update};
+use crate::state::{Dataset, Failure, FeedId, Mode, Modes, Policy, SplitRecord, State, Update, Watch};
 
 /// The journal as it was written by the first version; it must be read for ever.
+const LATER: &str = include_str!("../tests/fixtures/journal-v1-snapshots.jsonl");
 const FIXTURE: &str = include_str!("../tests/fixtures/journal-v1.jsonl");
 
 /// One update of every kind; a snapshot of the state in the middle of them is the last.
@@ -68,9 +69,9 @@ fn plain_updates() -> Vec<Update> {
             seed: 3,
             mode: Mode::Dynamic,
             anonymous: false,
-            policy: Policy::Hint("a".into()),
+            policy: Policy::default(),
             encoding: None,
-            epochs: Some(3),
+            epochs: None,
             profile_only: false,
         },
         Update::IterationOpened { iteration, job, epoch: 0, at_ms: 1_700_000_000_000 },
@@ -89,12 +90,7 @@ fn plain_updates() -> Vec<Update> {
         Update::TaskCreated { task: TaskId(1006), iteration, worker, feed: FeedId::SHARED },
         Update::FeedExhausted { iteration, feed: FeedId::SHARED },
         Update::Leased { task: TaskId(1006), request_no: 1, fresh: vec![], requeued: vec![0], end: true },
-        Update::Planned { iteration, plan: Some("{}".into()) },
-        Update::TaskEnded {
-            task: TaskId(1006),
-            rows_skipped: 2,
-            modes: Modes { compute: 1, put: 2, get: 3 },
-        },
+        Update::TaskEnded { task: TaskId(1006), rows_skipped: 2, modes: Modes::default() },
         Update::ClientEnded { client, task: TaskId(1006) },
         Update::TaskLost { task: TaskId(1005), reason: "told to stop".into() },
         Update::WorkerDraining { worker },
@@ -183,6 +179,42 @@ fn the_first_format_is_read_and_still_written() {
         every_update().chunks(4).map(|g| String::from_utf8(codec::encode(g).unwrap()).unwrap()).collect();
     let fixture: Vec<&str> = FIXTURE.lines().collect();
     assert_eq!(written, fixture, "a change of the format needs a new version and a new fixture");
+}
+
+/// What came with snapshots.
+fn later_updates() -> Vec<Update> {
+    let (job, iteration) = (caju_types::JobName("run-2".into()), IterationId(2001));
+    vec![
+        Update::JobCreated {
+            job: job.clone(),
+            dataset: "images".to_string().into_id(),
+            seed: 3,
+            mode: Mode::Dynamic,
+            anonymous: false,
+            policy: Policy::Hint("a".into()),
+            encoding: Some("arrow/lz4".into()),
+            epochs: Some(3),
+            profile_only: true,
+        },
+        Update::Planned { iteration, plan: Some("{}".into()) },
+        Update::TaskEnded {
+            task: TaskId(2006),
+            rows_skipped: 0,
+            modes: Modes { compute: 1, put: 2, get: 3 },
+        },
+        Update::Watched {
+            job: job.clone(),
+            watch: Watch { computed: Some(1000), read: Some(900), slow: 1, given_up: false },
+        },
+        Update::Decided { job, plan: None, decision: "{\"a\":1}".into(), profile: "{\"b\":2}".into() },
+    ]
+}
+
+#[test]
+fn what_came_with_snapshots_is_read_and_still_written() {
+    let text = String::from_utf8(codec::encode(&later_updates()).unwrap()).unwrap();
+    assert_eq!(codec::decode(LATER.trim_end().as_bytes()).unwrap(), later_updates());
+    assert_eq!(text, LATER.trim_end(), "a change of the format needs a new version and a new fixture");
 }
 
 #[test]

@@ -36,10 +36,10 @@ pub struct Dataset {
     #[serde(default)]
     pub skip_limit: Option<u64>,
     /// Its hints, from the source down.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hints: Vec<Hint>,
     /// The stages, as their figures name them, whose output differs from epoch to epoch.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub random_stages: Vec<String>,
 }
 
@@ -55,29 +55,29 @@ pub struct Job {
     /// How splits are handed out.
     pub mode: Mode,
     /// Who decides what is stored.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     pub policy: Policy,
     /// How parts are written, where the user said so; else the policy chooses.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoding: Option<String>,
     /// Epochs that it will read, where the user said so.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epochs: Option<u64>,
     /// Whether it only measures: everything is computed, and what is decided at the end of an epoch is told
     /// and not done.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub profile_only: bool,
     /// What the planner decided (`caju.decision/v1`).
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<Arc<str>>,
     /// What that rests on (`caju.profile/v1`).
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<Arc<str>>,
     /// The decision as the engine's plan; none: compute.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<Arc<str>>,
     /// Whether the decision holds what it promised.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     pub watch: Watch,
     /// Whether it was made for one client.
     pub anonymous: bool,

@@ -45,13 +45,13 @@ pub struct Iteration {
     /// Rows dropped under `on_error: skip`.
     pub rows_skipped: u64,
     /// Whether hints may be used: else tasks leave them out, which reads less where nothing is stored.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub caching: bool,
     /// What is stored and read now, as the engine's plan in JSON.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<Arc<str>>,
     /// How the splits of ended tasks were run.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "super::is_default")]
     pub modes: Modes,
     /// It failed.
     pub failure: Option<Failure>,

@@ -30,6 +30,11 @@ pub use update::{Failure, Mode, Modes, SplitRecord, Update};
 pub use watch::{EpochFacts, Watch};
 pub use worker::{Worker, WorkerState};
 
+/// Fields that came later are left out where they say nothing new: what is written stays what older versions wrote.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// Everything that the dispatcher must not forget.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {

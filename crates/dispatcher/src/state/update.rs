@@ -73,13 +73,13 @@ pub enum Update {
         /// Whether it was made for one client and dies with it.
         anonymous: bool,
         /// Who decides what is stored.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "super::is_default")]
         policy: Policy,
         /// How parts are written, where the user said so.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         encoding: Option<String>,
         /// Epochs that the job will read, where the user said so.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         epochs: Option<u64>,
         /// Whether it only measures.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -168,7 +168,7 @@ pub enum Update {
         /// Rows dropped under `on_error: skip`.
         rows_skipped: u64,
         /// How its splits were run.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "super::is_default")]
         modes: Modes,
     },
     /// A worker gave a task up without its rows being wrong, as when it is told to stop.

@@ -128,9 +128,7 @@ impl Reader {
 
     /// Sends the rows of one split; an error ends the stream.
     async fn read_one(&self, lease: LeasedSplit, out: &mpsc::Sender<Result<Item>>) {
-        // Half of a split is no part, and rows of a part are counted from its beginning.
-        let plan = lease.cache.as_deref().filter(|_| lease.split.trim.is_none());
-        match self.cache.enter(lease.index, &lease.split, plan).await {
+        match self.cache.enter(lease.index, &lease.split, lease.cache.as_deref()).await {
             Entry::Compute => {
                 self.compute(&lease, out).await;
             }

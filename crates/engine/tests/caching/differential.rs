@@ -34,6 +34,7 @@ fn some_how(draw: &mut Draw, case: &Case) -> How {
         seed: 3,
         epoch: 0,
         deterministic: case.def.options.deterministic,
+        undecided: false,
     }
 }
 
@@ -107,6 +108,10 @@ impl Check<'_> {
                 self.seed
             );
         }
+
+        let undecided = How { undecided: true, ..how(draw, later) };
+        let (rows, _) = self.pair.planned(&again, undecided, |_, _| None).await;
+        self.same(&label("undecided"), &rows, later);
 
         let snapshot = again.snapshot(&hint.prefix);
         for (_, meta) in snapshot.index().await.unwrap().iter() {

@@ -156,6 +156,7 @@ pub async fn run(
     options.epoch = how.epoch;
     options.deterministic = how.deterministic;
     options.cache = cache.cloned();
+    options.probe = how.undecided;
     let mut task = run_task(pipeline, Box::new(Fixed(leases)), options);
     let mut out = Vec::new();
     while let Some(chunk) = task.next().await {

@@ -37,6 +37,8 @@ pub struct How {
     pub seed: u64,
     pub epoch: u64,
     pub deterministic: bool,
+    /// Nobody has decided yet what the cache is used for: what is stored is tried, parts that are there are read.
+    pub undecided: bool,
 }
 
 impl Default for How {
@@ -49,6 +51,7 @@ impl Default for How {
             seed: 0,
             epoch: 0,
             deterministic: false,
+            undecided: false,
         }
     }
 }
