@@ -7,6 +7,10 @@ use caju_cache::*;
 use common::*;
 use futures::StreamExt;
 
+/// The binary's: the C library's keeps an arena per thread, and the figure would be that of the threads.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// A part many times the size of all buffers is written and read inside them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_is_bounded_whatever_the_part() {

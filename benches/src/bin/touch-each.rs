@@ -1,7 +1,7 @@
 //! A training job as far as input goes: takes one element after another from a running cluster, and reads a
 //! little of each, as the peers' clients do. Prints one JSON object.
 //!
-//! usage: touch-each FILE DISPATCHER|here EPOCHS [POLICY [CACHE]]
+//! usage: `touch-each FILE DISPATCHER|here EPOCHS [POLICY [CACHE]]`
 //!
 //! `here`: dispatcher, worker and reader in this process, where rows are not copied over a socket.
 
