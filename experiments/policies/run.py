@@ -45,7 +45,7 @@ def bench(file, data):
     own = re.search(r"^# bench: (.*)$", text, re.M)
     out = args.results / f"{file.stem}.json"
     caju("bench", "policies", ready, "--repeats", args.repeats, "--scratch", args.data, "--out", out,
-         "--plot", args.results / f"{file.stem}.svg", *(own.group(1).split() if own else []))
+         "--plot", args.results / f"{file.stem}.svg", *(["--cold-only"] if args.cold_only else []), *(own.group(1).split() if own else []))
     return out
 
 
@@ -76,6 +76,7 @@ if __name__ == "__main__":
     p.add_argument("--data", type=pathlib.Path, default=ROOT / "data" / "policies")
     p.add_argument("--results", type=pathlib.Path, default=HERE / "results")
     p.add_argument("--repeats", type=int, default=3)
+    p.add_argument("--cold-only", action="store_true", help="leave the warm jobs out")
     p.add_argument("--photos", type=int, default=3000)
     p.add_argument("--rows", type=int, default=1_000_000)
     p.add_argument("--texts", type=int, default=150_000)

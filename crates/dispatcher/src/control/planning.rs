@@ -20,6 +20,8 @@ const LEAST_S: f64 = 1.0;
 const STEADY: u32 = 2;
 /// After so long the best choice so far is taken.
 const LONGEST_S: f64 = 20.0;
+/// How many times longer the next best hint must take for a choice to stand before every encoding was tried.
+const CLEAR: f64 = 1.3;
 /// A client that waits more than this share of its time does not show how fast it could be.
 const BLIND: f64 = 0.8;
 
@@ -122,7 +124,8 @@ impl Core {
         let leaning = planning.leaning.entry(id).or_default();
         let choice = decision.choice.to_string();
         *leaning = if leaning.0 == choice { (choice, leaning.1 + 1) } else { (choice, 1) };
-        let steady = leaning.1 >= STEADY && measured.complete() && elapsed >= LEAST_S;
+        let told = measured.complete() || is_clear(decision);
+        let steady = leaning.1 >= STEADY && told && elapsed >= LEAST_S;
         last || steady || elapsed >= LONGEST_S
     }
 }
@@ -156,6 +159,20 @@ impl Core {
         tracing::warn!(job = %name, "{}", decision.reason);
         txn.apply(Update::Decided { job: name, plan: None, decision: decision.to_json().into(), profile });
     }
+}
+
+/// Whether the choice is so far ahead of computing and of every other hint that the encodings that were not tried
+/// yet cannot change more than how its rows are written.
+fn is_clear(decision: &Decision) -> bool {
+    let hint = |choice: &Choice| match choice {
+        Choice::Compute => None,
+        Choice::Materialize { hint, .. } => Some(hint.clone()),
+    };
+    let Choice::Materialize { fraction, .. } = &decision.choice else { return false };
+    let (ours, best) = (hint(&decision.choice), decision.chosen().and_then(|o| o.horizon_s));
+    let others = decision.options.iter().filter(|o| hint(&o.choice) != ours);
+    let next = others.filter_map(|o| o.horizon_s).fold(f64::INFINITY, f64::min);
+    *fraction >= 1.0 && best.is_some_and(|best| next > best * CLEAR)
 }
 
 /// A decision that turned out wrong, with the reason why computing goes on instead.
