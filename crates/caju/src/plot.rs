@@ -38,6 +38,8 @@ pub(crate) struct Chart {
     pub(crate) caption: String,
     /// What the bars measure.
     pub(crate) unit: String,
+    /// What the upper bars are, and the lower ones; `predicted` and `measured` where nothing is said.
+    pub(crate) legend: Option<[&'static str; 2]>,
     /// The rows from above; beyond [`MOST_BARS`] the slowest are left out, and the caption says so.
     pub(crate) bars: Vec<Bar>,
 }
@@ -230,7 +232,9 @@ impl<'a> Layout<'a> {
     fn legend<B: DrawingBackend>(&self, pen: &Pen<'_, B>) -> Painted<B> {
         let y = self.bottom() + 66;
         let mut x = self.left;
-        for (colour, what) in [(CHOSEN, "predicted, chosen"), (PLAIN, "predicted"), (MEASURED, "measured")] {
+        let [upper, lower] = self.chart.legend.unwrap_or(["predicted", "measured"]);
+        let chosen = if self.chart.legend.is_some() { "auto" } else { "predicted, chosen" };
+        for (colour, what) in [(CHOSEN, chosen), (PLAIN, upper), (MEASURED, lower)] {
             pen.rectangle((x, y - 9), (x + 14, y + 5), colour)?;
             pen.text(what, (x + 21, y), 15, FAINT, HPos::Left)?;
             x += 21 + text_width(what) + 26;
@@ -348,7 +352,13 @@ mod tests {
             chosen: i + 1 == n,
         };
         let caption = "a word ".repeat(60);
-        Chart { title: "Title".into(), caption, unit: "rows/s".into(), bars: (0..n).map(bar).collect() }
+        Chart {
+            title: "Title".into(),
+            caption,
+            unit: "rows/s".into(),
+            legend: None,
+            bars: (0..n).map(bar).collect(),
+        }
     }
 
     #[test]

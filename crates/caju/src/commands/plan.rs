@@ -74,6 +74,7 @@ fn chart(profile: &Profile, decision: &Decision) -> Chart {
     Chart {
         title: format!("{what} of each option, policy {}", decision.policy),
         caption: decision.reason.clone(),
+        legend: None,
         unit: "source rows per second in a steady epoch".into(),
         bars: decision.options.iter().map(|o| bar(profile, decision, o)).collect(),
     }

@@ -197,6 +197,7 @@ fn chart(def: &DatasetDef, args: &PoliciesArgs, summary: &summary::Summary) -> C
             100.0 * summary.noise
         ),
         unit: "seconds, less is better".into(),
+        legend: Some(["cold job", "warm job"]),
         bars: bars.collect(),
     }
 }
