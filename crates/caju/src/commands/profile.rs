@@ -55,7 +55,7 @@ async fn measure(global: &Global, args: &ProfileArgs, def: DatasetDef) -> Result
     let private = if args.cache.is_none() { Some(embedded::private_folder()?) } else { None };
     let cache_url = match (&args.cache, &private) {
         (Some(url), _) => shared::absolute_url(url)?,
-        (None, Some(folder)) => folder.path().display().to_string(),
+        (None, Some(folder)) => folder.folder.path().display().to_string(),
         (None, None) => return Err(Error::internal("there is no folder for the cache")),
     };
     let config = ClusterConfig {

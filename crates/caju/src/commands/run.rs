@@ -58,7 +58,7 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
         None if !job.def.hints().is_empty() => Some(private_folder()?),
         _ => None,
     };
-    let cache_url = job.cache.or_else(|| private.as_ref().map(|f| f.path().display().to_string()));
+    let cache_url = job.cache.or_else(|| private.as_ref().map(|f| f.folder.path().display().to_string()));
     let config = ClusterConfig {
         workers: job.workers,
         io: Arc::clone(&io),
@@ -87,29 +87,41 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
     outcome.map(|outcome| Outcome { private_cache: private.is_some(), ..outcome })
 }
 
-/// What the names of private folders begin with; the process that owns one follows.
+/// What the names of private folders begin with.
 const PRIVATE: &str = "caju-cache-";
+/// In each of them, locked for as long as its owner lives, in whatever container that is.
+const OWNER: &str = "owner.lock";
 
-/// Removes the private folders of runs that were killed. Best effort: they are in nobody's way but the disk's.
+/// A private folder, and the lock that shows that somebody needs it.
+pub(super) struct Private {
+    pub(super) folder: tempfile::TempDir,
+    _owner: std::fs::File,
+}
+
+/// Removes the private folders of runs that were killed: those whose lock nobody holds. Best effort: they are in
+/// nobody's way but the disk's.
 fn sweep(folder: &std::path::Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
-        let name = entry.file_name();
-        let owner =
-            name.to_str().and_then(|n| n.strip_prefix(PRIVATE)?.split_once('-')?.0.parse::<u32>().ok());
-        // Without /proc nobody can be known to be dead.
-        let proc = std::path::Path::new("/proc");
-        let dead = |pid: u32| proc.join("self").exists() && !proc.join(pid.to_string()).exists();
-        if owner.is_some_and(dead) {
+        if !entry.file_name().to_str().is_some_and(|n| n.starts_with(PRIVATE)) {
+            continue;
+        }
+        // Without a lock it is not one of ours, or not finished.
+        let Ok(owner) = std::fs::File::open(entry.path().join(OWNER)) else { continue };
+        if owner.try_lock().is_ok() {
             drop(std::fs::remove_dir_all(entry.path()));
         }
     }
 }
 
 /// A folder for the snapshots of one run, removed with it.
-pub(super) fn private_folder() -> Result<tempfile::TempDir> {
+pub(super) fn private_folder() -> Result<Private> {
     sweep(&std::env::temp_dir());
-    let made = tempfile::Builder::new().prefix(&format!("{PRIVATE}{}-", std::process::id())).tempdir();
+    let made = tempfile::Builder::new().prefix(PRIVATE).tempdir().and_then(|folder| {
+        let owner = std::fs::File::create(folder.path().join(OWNER))?;
+        owner.lock()?;
+        Ok(Private { folder, _owner: owner })
+    });
     made.map_err(|e| {
         let at = std::env::temp_dir();
         Error::unavailable(format!(
@@ -117,4 +129,28 @@ pub(super) fn private_folder() -> Result<tempfile::TempDir> {
             at.display()
         ))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_folders_whose_owner_is_gone_are_swept() {
+        let all = tempfile::tempdir().unwrap();
+        let make = |name: &str, owner: bool| {
+            let at = all.path().join(name);
+            std::fs::create_dir(&at).unwrap();
+            owner.then(|| std::fs::File::create(at.join(OWNER)).unwrap())
+        };
+        let living = make("caju-cache-living", true).unwrap();
+        living.lock().unwrap();
+        drop(make("caju-cache-dead", true));
+        drop(make("caju-cache-of-others", false));
+        drop(make("something-else", true));
+        sweep(all.path());
+        let left = |name: &str| all.path().join(name).exists();
+        assert!(left("caju-cache-living") && left("caju-cache-of-others") && left("something-else"));
+        assert!(!left("caju-cache-dead"));
+    }
 }
