@@ -10,11 +10,14 @@ import tempfile
 import threading
 import weakref
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _caju
 from ._errors import InvalidPipeline
 from ._iterator import stop_readers
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Threads do not survive a fork; the child has to know.
 if hasattr(os, "register_at_fork"):
@@ -46,7 +49,22 @@ def at_exit(stoppable: Any) -> None:
         _told.append(util.Finalize(None, _at_exit, exitpriority=10))
 
 
-class LocalCluster:
+class _Stoppable:
+    """Something that `with` stops at its end."""
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class LocalCluster(_Stoppable):
     """A dispatcher and workers in this process, stopped at the end of a `with` or by `stop()`.
 
     The workers share `cpu_threads` threads, one per core by default. Rows are stored at `autocache` hints below
@@ -98,19 +116,11 @@ class LocalCluster:
         if self._remove is not None:
             self._remove()
 
-    def __enter__(self) -> LocalCluster:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
     def __repr__(self) -> str:
         return f"LocalCluster({self.address}, workers={len(self.workers)})"
 
 
-class DispatcherServer:
+class DispatcherServer(_Stoppable):
     """A dispatcher in this process; see `start_dispatcher`."""
 
     def __init__(self, server: _caju.Dispatcher) -> None:
@@ -127,19 +137,11 @@ class DispatcherServer:
         stop_readers(self)
         self._server.stop()
 
-    def __enter__(self) -> DispatcherServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
     def __repr__(self) -> str:
         return f"DispatcherServer({self.address})"
 
 
-class WorkerServer:
+class WorkerServer(_Stoppable):
     """A worker in this process; see `start_worker`."""
 
     def __init__(self, server: _caju.Worker) -> None:
@@ -158,14 +160,6 @@ class WorkerServer:
     def stop(self) -> None:
         """Stops it; its tasks go to other workers."""
         self._server.stop()
-
-    def __enter__(self) -> WorkerServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def __repr__(self) -> str:
         return f"WorkerServer({self.address})"
