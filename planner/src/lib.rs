@@ -24,6 +24,7 @@
 //! # Ok::<(), caju_types::Error>(())
 //! ```
 
+mod confidence;
 mod decision;
 mod explain;
 mod model;
@@ -33,6 +34,7 @@ mod profile;
 mod text;
 mod words;
 
+pub use confidence::{Margin, margins};
 pub use decision::{Choice, DECISION_SCHEMA, Decision, PlanOption};
 pub use model::{Candidate, Limit, Model, Obstacle, Pace, Stored};
 pub use plan::plan;

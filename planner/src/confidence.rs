@@ -1,0 +1,175 @@
+//! How sure a choice is: several looks at the same epoch, each at a stretch of its own, and whether they agree.
+//!
+//! One profile says which option is ahead, not whether another second of the same epoch would say so too. Looks at
+//! disjoint stretches are as good as independent (the method of batch means), and what shakes all options alike, a
+//! busy neighbour say, cancels out in the *ratio* of two options within one look. So the interval is that of the
+//! mean logarithm of the ratio, by Student's t.
+
+use crate::decision::{Choice, Decision};
+use crate::policy::TIE;
+
+/// Two-sided 95 % points of Student's t by degrees of freedom, from 1.
+const T95: [f64; 15] = [
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+];
+/// Beyond the table; still on the safe side.
+const T95_MANY: f64 = 2.131;
+
+/// How far a rival is behind the choice: its horizon over the choice's, with a 95 % confidence interval.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Margin {
+    /// The hint that the rival stores at; `None` is computing.
+    pub rival: Option<String>,
+    /// The mean ratio; above 1 the rival takes longer.
+    pub ratio: f64,
+    /// The interval's lower end.
+    pub low: f64,
+    /// Its upper end; infinite after a single look.
+    pub high: f64,
+}
+
+impl Margin {
+    /// Whether it is settled: the rival is behind by more than a factor of `ahead`, or within the planner's tie on
+    /// both sides, where it does not matter.
+    pub fn is_settled(&self, ahead: f64) -> bool {
+        self.low > ahead || (self.high < 1.0 + TIE && self.low > 1.0 - TIE)
+    }
+}
+
+/// How the best option of the chosen hint stands against the best of every other hint and against computing, over
+/// several looks. Looks in which one of the two cannot be taken say nothing about that pair.
+///
+/// ```
+/// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");
+/// use caju_planner::{Profile, margins, plan, policy_by_name};
+/// let mut looks = Vec::new();
+/// for slower in [1.0, 1.02, 0.99] {
+///     let mut profile = Profile::from_json(text)?;
+///     profile.stages.iter_mut().for_each(|s| s.cpu_s_per_row *= slower);
+///     looks.push(plan(&profile, policy_by_name("auto")?.as_ref())?);
+/// }
+/// let margins = margins(&looks[0].choice, &looks);
+/// assert!(margins.iter().all(|m| m.low <= m.ratio && m.ratio <= m.high));
+/// # Ok::<(), caju_types::Error>(())
+/// ```
+pub fn margins(choice: &Choice, looks: &[Decision]) -> Vec<Margin> {
+    let ours = hint(choice);
+    let mut rivals: Vec<Option<&str>> = Vec::new();
+    for option in looks.iter().flat_map(|l| &l.options) {
+        let rival = hint(&option.choice);
+        if rival != ours && !rivals.contains(&rival) {
+            rivals.push(rival);
+        }
+    }
+    let margin = |rival: Option<&str>| {
+        let logs: Vec<f64> = looks.iter().filter_map(|l| log_ratio(l, ours, rival)).collect();
+        let (mean, half) = interval(&logs)?;
+        let rival = rival.map(str::to_string);
+        Some(Margin { rival, ratio: mean.exp(), low: (mean - half).exp(), high: (mean + half).exp() })
+    };
+    rivals.into_iter().filter_map(margin).collect()
+}
+
+fn hint(choice: &Choice) -> Option<&str> {
+    match choice {
+        Choice::Compute => None,
+        Choice::Materialize { hint, .. } => Some(hint),
+    }
+}
+
+/// The logarithm of the rival's horizon over ours, each by its best encoding.
+fn log_ratio(look: &Decision, ours: Option<&str>, rival: Option<&str>) -> Option<f64> {
+    let best = |wanted: Option<&str>| {
+        let options = look.options.iter().filter(|o| o.feasible && hint(&o.choice) == wanted);
+        options.filter_map(|o| o.horizon_s).min_by(f64::total_cmp)
+    };
+    let log = (best(rival)? / best(ours)?).ln();
+    log.is_finite().then_some(log)
+}
+
+/// The mean, and half the width of its 95 % interval.
+fn interval(values: &[f64]) -> Option<(f64, f64)> {
+    #[expect(clippy::cast_precision_loss, reason = "a handful of looks")]
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    match values.len() {
+        0 => None,
+        1 => Some((mean, f64::INFINITY)),
+        len => {
+            let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (n - 1.0);
+            let t = T95.get(len - 2).copied().unwrap_or(T95_MANY);
+            Some((mean, t * (variance / n).sqrt()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decision::{DECISION_SCHEMA, PlanOption};
+
+    fn option(hint: Option<&str>, horizon_s: f64) -> PlanOption {
+        let choice = hint.map_or(Choice::Compute, |hint| Choice::Materialize {
+            hint: hint.into(),
+            format: "arrow".into(),
+            compression: "none".into(),
+            fraction: 1.0,
+        });
+        PlanOption {
+            choice,
+            freezes_random: None,
+            rows_per_s: None,
+            bottleneck: "cores".into(),
+            epoch_s: None,
+            horizon_s: Some(horizon_s),
+            snapshot_bytes: 0,
+            feasible: true,
+            why: String::new(),
+        }
+    }
+
+    /// Looks with the horizons of computing, `a` and `b`; `a` is the choice.
+    fn looks(times: &[[f64; 3]]) -> Vec<Margin> {
+        let look = |t: &[f64; 3]| Decision {
+            schema: DECISION_SCHEMA.into(),
+            policy: "auto".into(),
+            choice: Choice::Compute,
+            options: vec![option(None, t[0]), option(Some("a"), t[1]), option(Some("b"), t[2])],
+            reason: String::new(),
+        };
+        margins(&option(Some("a"), 0.0).choice, &times.iter().map(look).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn one_look_settles_nothing() {
+        let margins = looks(&[[100.0, 10.0, 90.0]]);
+        assert_eq!(margins.len(), 2);
+        assert!(margins.iter().all(|m| !m.is_settled(1.0) && m.high.is_infinite()), "{margins:?}");
+    }
+
+    #[test]
+    fn looks_that_agree_settle_it() {
+        let margins = looks(&[[100.0, 10.0, 50.0], [103.0, 10.1, 51.0], [98.0, 9.9, 50.2]]);
+        assert!(margins.iter().all(|m| m.is_settled(1.3)), "{margins:?}");
+        let compute = margins.iter().find(|m| m.rival.is_none()).unwrap();
+        assert!((compute.ratio - 10.0).abs() < 0.2, "{compute:?}");
+    }
+
+    #[test]
+    fn a_shake_of_all_options_alike_does_not_matter_but_of_one_does() {
+        assert!(looks(&[[30.0, 10.0, 30.0], [90.0, 30.0, 90.0]]).iter().all(|m| m.is_settled(1.3)));
+        let shaken = looks(&[[11.0, 10.0, 50.0], [19.0, 10.0, 50.0], [9.0, 10.0, 50.0]]);
+        assert!(!shaken.iter().find(|m| m.rival.is_none()).unwrap().is_settled(1.0), "{shaken:?}");
+    }
+
+    #[test]
+    fn a_tie_is_settled_too() {
+        let tied = looks(&[[10.05, 10.0, 50.0], [10.06, 10.0, 50.0], [10.04, 10.0, 50.0]]);
+        assert!(tied.iter().find(|m| m.rival.is_none()).unwrap().is_settled(1.3), "{tied:?}");
+    }
+
+    #[test]
+    fn an_option_that_cannot_be_taken_is_no_rival() {
+        assert_eq!(margins(&Choice::Compute, &[]), []);
+    }
+}
