@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Cachew's Figure 7 on this machine: seconds per steady epoch by injected sleep and policy.
 
-usage: experiments/figure7/run.py [--caju BIN] [--policies compute,source,full,cachew,auto] [--out DIR]
+usage: experiments/figure7/run.py [--caju BIN] [--rounds 1] [--out DIR]
 
 The paper injects 200 to 500 ms a batch where a batch takes 321 ms without any. Here the injections keep those
-ratios to the batch time that is measured first. The order of policies alternates from point to point.
+ratios to the batch time that is measured first. Every point is one `caju bench policies`, whose order of policies
+alternates from round to round; a steady epoch is the median of those from the third on. Writes result.json, a table
+(README.md of results/) and, where matplotlib is installed, figure7.svg.
 """
 
 import argparse
@@ -16,8 +18,29 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-# Injected milliseconds of the paper over its batch time without injection: 178.4 s for 556 batches.
-RATIOS = [ms / 320.9 for ms in (200, 250, 300, 350, 400, 450, 500)]
+# Injected milliseconds of the paper, and its batch time without injection: 178.4 s for 556 batches.
+PAPER = [200, 250, 300, 350, 400, 450, 500]
+PAPER_BATCH_MS = 320.9
+POLICIES = ["compute", "source", "full", "cachew", "auto"]
+
+
+def run(*command):
+    ended = subprocess.run([*map(str, command)], stderr=subprocess.PIPE, text=True)
+    if ended.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}: {ended.stderr.strip()}")
+
+
+def linked(args):
+    """The photos `--copies` times, as links: longer epochs without filling the disk."""
+    if not list(args.data.glob("*.tfrecord")):
+        run(args.caju, "gen", "images", "--out", args.data, "--count", args.count, "--format", "tfrecord", "--shards", 8, "--quiet")
+    more = args.data.with_name(f"{args.data.name}-x{args.copies}")
+    if not more.exists():
+        more.mkdir()
+        for i in range(args.copies):
+            for file in sorted(args.data.glob("*.tfrecord")):
+                (more / f"{i:02}-{file.name}").hardlink_to(file)
+    return more
 
 
 def pipeline(data, batch, sleep_s):
@@ -26,26 +49,95 @@ def pipeline(data, batch, sleep_s):
         {"map": {"image": '"image/encoded"'}},
         {"autocache": "source"},
         {"inflate": {"column": "image", "factor": 2.5}},
-        {"batch": {"size": batch, "drop_remainder": True}},
-        {"sleep": {"per_batch": f"{sleep_s * 1e6:.0f}us"}},
+        # The sleep of a batch, row by row, so that the last hint stands above the batches.
+        {"sleep": {"per_row": f"{sleep_s / batch * 1e9:.0f}ns"}},
         {"autocache": "full"},
+        {"batch": {"size": batch, "drop_remainder": True}},
     ]
     if sleep_s == 0:
-        del steps[5]
+        del steps[4]
     return {"name": "figure7", "source": {"tfrecord": {"path": f"{data}/*.tfrecord"}}, "steps": steps}
 
 
-def measure(args, name, sleep_s, policy):
-    """Seconds per epoch, and per batch, of the last epochs of one run; each run has a cache of its own."""
-    file, report = args.out / f"{name}.json", args.out / f"{name}.report.json"
-    file.write_text(json.dumps(pipeline(args.data, args.batch, sleep_s)))
-    command = [args.caju, "run", file, "--epochs", args.epochs, "--policy", policy, "--no-checksum", "--quiet"]
-    ended = subprocess.run([*map(str, command), "--report", str(report)], stderr=subprocess.PIPE, text=True)
-    if ended.returncode != 0:
-        sys.exit(f"{policy}: {ended.stderr.strip()}")
-    epochs = json.loads(report.read_text())["epochs"][2:]
-    epoch_s = statistics.mean(e["wall_s"] for e in epochs)
-    return epoch_s, epoch_s / epochs[0]["batches"]
+def measure(args, data, name, sleep_s, policies):
+    """Every policy's trials: its epochs' seconds, and what it chose."""
+    file, out = args.out / f"{name}.json", args.out / f"{name}.result.json"
+    file.write_text(json.dumps(pipeline(data, args.batch, sleep_s)))
+    run(args.caju, "bench", "policies", file, "--policies", ",".join(policies), "--epochs", args.epochs, "--horizon", 90,
+        "--repeats", args.rounds, "--cold-only", "--scratch", args.out, "--out", out)
+    trials = {p: [] for p in policies}
+    for trial in json.loads(out.read_text())["trials"]:
+        trials[trial["policy"]].append(trial)
+    return trials
+
+
+def steady(trials):
+    return statistics.median(statistics.median(e["wall_s"] for e in t["epochs"][2:]) for t in trials)
+
+
+def spread(trials):
+    """Between the fastest and the slowest steady epoch of one policy, of the median."""
+    epochs = [e["wall_s"] for t in trials for e in t["epochs"][2:]]
+    return (max(epochs) - min(epochs)) / statistics.median(epochs)
+
+
+def chosen(trials):
+    choice = trials[0]["choice"] or {"kind": "nothing"}
+    return choice.get("hint", choice["kind"])
+
+
+def point(ms, sleep_s, trials):
+    times = {p: steady(t) for p, t in trials.items()}
+    best = min((p for p in POLICIES if p not in ("auto", "cachew")), key=times.get)
+    return {
+        "paper_ms": ms,
+        "injected_s_per_batch": sleep_s,
+        "epoch_s": times,
+        "best": best,
+        "chose": {p: chosen(trials[p]) for p in ("auto", "cachew")},
+        "regret": {p: times[p] / times[best] - 1 for p in ("auto", "cachew")},
+        "noise": statistics.median(spread(trials[p]) for p in POLICIES),
+    }
+
+
+def table(result):
+    lines = ["# Figure 7 on two cores\n",
+             f"Seconds of a steady epoch; {result['batch_s_without_injection'] * 1e3:.1f} ms a batch without injection. Noise: the spread "
+             "of one policy's steady epochs (median over policies).\n",
+             "| paper's injection | here | compute | source | full | cachew | auto | best | `auto` chose | regret | `cachew` chose | regret | noise |",
+             "|" + "---|" * 13]
+    for p in result["points"]:
+        t, r, c = p["epoch_s"], p["regret"], p["chose"]
+        lines.append(f"| {p['paper_ms']} ms | {p['injected_s_per_batch'] * 1e3:.1f} ms | " + " | ".join(f"{t[x]:.2f}" for x in POLICIES)
+                     + f" | {p['best']} | {c['auto']} | {r['auto']:+.1%} | {c['cachew']} | {r['cachew']:+.1%} | {p['noise']:.1%} |")
+    for policy in ("auto", "cachew"):
+        all_of = [p["regret"][policy] for p in result["points"]]
+        lines.append(f"\n`{policy}`: mean regret {statistics.mean(all_of):+.1%}, worst {max(all_of):+.1%}.")
+    return "\n".join(lines) + "\n"
+
+
+def draw(result, path):
+    try:
+        import matplotlib
+    except ImportError:
+        return print("no picture: `pip install matplotlib` for one", file=sys.stderr)
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.8))
+    x = [p["injected_s_per_batch"] * 1e3 for p in result["points"]]
+    styles = {"compute": "-", "source": "-", "full": "-", "cachew": "--", "auto": ":"}
+    for policy in POLICIES:
+        y = [p["epoch_s"][policy] for p in result["points"]]
+        axes.plot(x, y, styles[policy], marker="o", label=policy, linewidth=3 if policy == "auto" else 1.6)
+    axes.set_xlabel("sleep injected per batch, ms")
+    axes.set_ylabel("seconds per steady epoch (less is better)")
+    axes.set_title("The best thing to store changes with the injected sleep; auto should lie on the lowest curve")
+    axes.title.set_fontsize(10)
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, bbox_inches="tight")
 
 
 def main():
@@ -53,27 +145,30 @@ def main():
     parser.add_argument("--caju", type=pathlib.Path, default=ROOT / "target/release/caju")
     parser.add_argument("--data", type=pathlib.Path, default=ROOT / "data/figure7")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "data/figure7-runs")
-    parser.add_argument("--count", type=int, default=6000, help="photos to generate if there are none")
+    parser.add_argument("--results", type=pathlib.Path, default=HERE / "results")
+    parser.add_argument("--count", type=int, default=4000, help="photos to generate if there are none")
+    parser.add_argument("--copies", type=int, default=2)
     parser.add_argument("--batch", type=int, default=100)
-    parser.add_argument("--epochs", type=int, default=5, help="the mean is taken from the third one on")
-    parser.add_argument("--policies", default="compute,source,full,cachew,auto")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
-    policies = args.policies.split(",")
     args.out.mkdir(parents=True, exist_ok=True)
-    if not list(args.data.glob("*.tfrecord")):
-        gen = [args.caju, "gen", "images", "--out", args.data, "--count", args.count, "--format", "tfrecord"]
-        subprocess.run([*map(str, gen), "--shards", "8", "--quiet"], check=True)
+    args.results.mkdir(parents=True, exist_ok=True)
+    data = linked(args)
 
-    _, free = measure(args, "free", 0, "compute")
-    print(f"{free * 1e3:.1f} ms a batch without injection\n\n{'injected':>10}" + "".join(f"{p:>10}" for p in policies))
+    free = measure(args, data, "free", 0, ["compute"])["compute"]
+    batches = free[0]["epochs"][0]["batches"]
+    batch_s = steady(free) / batches
     points = []
-    for i, ratio in enumerate(RATIOS):
-        sleep_s, order = ratio * free, policies if i % 2 == 0 else policies[::-1]
-        times = {p: measure(args, f"{i}-{p}", sleep_s, p)[0] for p in order}
-        points.append({"injected_s_per_batch": sleep_s, "epoch_s": {p: times[p] for p in policies}})
-        print(f"{sleep_s * 1e3:>7.1f} ms" + "".join(f"{times[p]:>9.2f}s" for p in policies), flush=True)
-    result = {"batch_s_without_injection": free, "batch": args.batch, "epochs": args.epochs, "points": points}
-    (args.out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    for ms in PAPER:
+        sleep_s = ms / PAPER_BATCH_MS * batch_s
+        points.append(point(ms, sleep_s, measure(args, data, f"{ms}ms", sleep_s, POLICIES)))
+        print(json.dumps(points[-1]), flush=True)
+    result = {"batch_s_without_injection": batch_s, "batch": args.batch, "epochs": args.epochs, "rounds": args.rounds, "points": points}
+    (args.results / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    (args.results / "README.md").write_text(table(result))
+    draw(result, args.results / "figure7.svg")
+    print(table(result))
 
 
 if __name__ == "__main__":
