@@ -15,7 +15,7 @@ use crate::record::unseal;
 use crate::scan::Scan;
 use crate::store::Listed;
 
-pub use collect::{Collected, Collection};
+pub use collect::{Collected, Collection, Expired};
 pub use report::{Inspection, PartLine, SnapshotInfo, Usage};
 pub use verify::{Damage, VerifyReport};
 

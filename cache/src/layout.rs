@@ -2,12 +2,15 @@
 //!
 //! ```text
 //! ROOT/v1/writers/ID.json                            the lease object of a process
+//! ROOT/v1/listings/SOURCE.json                       what a source held, for jobs that may not look at it
 //! ROOT/v1/FINGERPRINT/manifest-00000001.json         supersedes the one before, created only if absent
 //! ROOT/v1/FINGERPRINT/parts/SPLITKEY-ATTEMPT.arrow   or .parquet
 //! ROOT/v1/FINGERPRINT/parts/SPLITKEY-G.commit        makes a part count; highest G wins
 //! ROOT/v1/FINGERPRINT/claims/SPLITKEY-C.json         who writes the split now; highest C wins
 //! ROOT/v1/FINGERPRINT/uses/ID.json                   what a process read from the snapshot
 //! ROOT/v1/FINGERPRINT/pin                            keeps the snapshot from being evicted
+//! ROOT/v1/FINGERPRINT/sets/ATTEMPT-SPLITKEY.json     a part that will count only with all others of its set
+//! ROOT/v1/FINGERPRINT/set.json                       a whole set: names all its parts, created only if absent
 //! ```
 //!
 //! On a store without conditional puts, names of commit records and claims end in `-ATTEMPT`, so that no
@@ -28,10 +31,23 @@ pub(crate) type Generation = u32;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Object {
     Manifest(u64),
-    Part { split: SplitKey, attempt: String },
-    Commit { split: SplitKey, generation: Generation, attempt: Option<String> },
-    Claim { split: SplitKey, number: Generation, attempt: Option<String> },
+    Part {
+        split: SplitKey,
+        attempt: String,
+    },
+    Commit {
+        split: SplitKey,
+        generation: Generation,
+        attempt: Option<String>,
+    },
+    Claim {
+        split: SplitKey,
+        number: Generation,
+        attempt: Option<String>,
+    },
     Use(String),
+    /// What makes the parts of a set count, or will.
+    Set,
     Pin,
     Other,
 }
@@ -105,6 +121,21 @@ impl Layout {
         path(format!("{}/{of}/pin", self.base))
     }
 
+    /// What makes a set count.
+    pub(crate) fn set(&self, of: Fingerprint) -> Path {
+        path(format!("{}/{of}/set.json", self.base))
+    }
+
+    /// The parts of a set that is not whole yet.
+    pub(crate) fn members(&self, of: Fingerprint) -> Path {
+        path(format!("{}/{of}/sets", self.base))
+    }
+
+    /// One of them.
+    pub(crate) fn member(&self, of: Fingerprint, attempt: &str, part: SplitKey) -> Path {
+        path(format!("{}/{of}/sets/{attempt}-{part}.json", self.base))
+    }
+
     /// The path relative to the base folder, as it is told to people and kept in records.
     pub(crate) fn relative<'a>(&self, path: &'a Path) -> Option<&'a str> {
         path.as_ref().strip_prefix(self.base.as_str())?.strip_prefix('/')
@@ -140,6 +171,9 @@ fn object(name: &str) -> Object {
 fn parse_object(name: &str) -> Option<Object> {
     if name == "pin" {
         return Some(Object::Pin);
+    }
+    if name == "set.json" || name.starts_with("sets/") {
+        return Some(Object::Set);
     }
     if let Some(n) = name.strip_prefix("manifest-") {
         return Some(Object::Manifest(n.strip_suffix(".json")?.parse().ok()?));
@@ -194,6 +228,8 @@ mod tests {
                 (layout.claim(of, split, 1, None), Object::Claim { split, number: 1, attempt: None }),
                 (layout.usage(of, "w-1"), Object::Use("w-1".into())),
                 (layout.pin(of), Object::Pin),
+                (layout.set(of), Object::Set),
+                (layout.member(of, "ab12", split), Object::Set),
                 (layout.folder(of).join("parts").join("junk"), Object::Other),
                 (layout.folder(of).join("manifest-x.json"), Object::Other),
             ];

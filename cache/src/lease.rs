@@ -59,7 +59,10 @@ pub(crate) struct Leases {
     beat: AtomicU64,
     uses: Mutex<BTreeMap<Fingerprint, InUse>>,
     started: tokio::sync::Mutex<bool>,
-    writing: tokio::sync::Mutex<()>,
+    /// Whether the lease was given back: nothing is written from then on.
+    writing: tokio::sync::Mutex<bool>,
+    /// Writes that must not be cut off half-way.
+    writes: Tasks,
     seen: Mutex<HashMap<String, Seen>>,
     /// Claims of this process that nobody holds any more and that may still exist, with their attempts.
     left: Mutex<Vec<(Path, String)>>,
@@ -77,7 +80,8 @@ impl Leases {
             beat: AtomicU64::new(0),
             uses: Mutex::default(),
             started: tokio::sync::Mutex::new(false),
-            writing: tokio::sync::Mutex::new(()),
+            writing: tokio::sync::Mutex::new(false),
+            writes: Tasks::new(),
             seen: Mutex::default(),
             left: Mutex::default(),
         }
@@ -110,9 +114,20 @@ impl Leases {
     }
 
     /// Writes the lease object now.
-    pub(crate) async fn renew(&self) -> Result<()> {
+    pub(crate) async fn renew(self: &Arc<Self>) -> Result<()> {
+        let me = Arc::clone(self);
+        // A write whose caller is gone is carried through all the same: the store may do that anyway, and then it
+        // must not land after the lease was given back.
+        let written = self.writes.spawn_graceful(async move { me.write().await }).await;
+        written.unwrap_or_else(|e| Err(caju_types::Error::internal(format!("writing a lease: {e}"))))
+    }
+
+    async fn write(&self) -> Result<()> {
         // One at a time: a slow older write must not land on a newer one.
-        let _turn = self.writing.lock().await;
+        let ended = self.writing.lock().await;
+        if *ended {
+            return Ok(());
+        }
         let lease = Lease {
             writer: self.id.clone(),
             beat: self.beat.fetch_add(1, Ordering::Relaxed),
@@ -214,7 +229,10 @@ impl Leases {
 
     /// Gives the lease back: others need not wait for it to expire.
     pub(crate) async fn end(&self) -> Result<()> {
-        if *self.started.lock().await {
+        // Behind a write that is on its way.
+        let mut ended = self.writing.lock().await;
+        *ended = true;
+        if self.beat.load(Ordering::Relaxed) > 0 {
             self.root.delete(&self.root.layout.writer(&self.id)).await?;
         }
         Ok(())

@@ -17,6 +17,7 @@ mod admin;
 mod encoding;
 mod layout;
 mod lease;
+mod listing;
 mod manifest;
 mod mmap;
 mod options;
@@ -24,6 +25,7 @@ mod probe;
 mod read;
 mod record;
 mod retry;
+mod saved;
 mod scan;
 mod schema;
 mod snapshot;
@@ -40,15 +42,20 @@ use caju_runtime::{Clock, IoCounters, Stores, Tasks};
 use caju_types::{Error, Fingerprint, Result};
 use parking_lot::Mutex;
 
-pub use admin::{Collected, Collection, Damage, Inspection, PartLine, SnapshotInfo, Usage, VerifyReport};
+pub use admin::{
+    Collected, Collection, Damage, Expired, Inspection, PartLine, SnapshotInfo, Usage, VerifyReport,
+};
 pub use encoding::{Compression, Encoding, Format};
+pub use listing::SourceListing;
 pub use manifest::SnapshotDescription;
-pub use options::CacheOptions;
+pub use options::{CacheOptions, MIN_BUDGET_BYTES};
 pub use probe::Probe;
 pub use read::{PartReader, ReadOptions};
 pub use record::{Block, PartFacts, PartMeta};
+pub use saved::{SaveState, Saved};
 pub use schema::schema_hash;
-pub use snapshot::{PartIndex, PutOutcome, Snapshot};
+pub use snapshot::{Member, Name, PartIndex, PutOutcome, SetOutcome, SetRecord, Snapshot, Whole};
+pub use space::Eviction;
 pub use write::{Committed, PartWriter};
 
 use lease::{Hold, Leases};
@@ -94,7 +101,7 @@ impl Cache {
     /// processes, so make it of the host, the process id and the start time.
     ///
     /// # Errors
-    /// `InvalidArgument` for a bad URL or id, `PermissionDenied` and so on if the root cannot be written.
+    /// `InvalidArgument` for a bad URL, id or budget, `PermissionDenied` and so on if the root cannot be written.
     pub async fn open(
         stores: &Stores,
         url: &str,
@@ -108,8 +115,9 @@ impl Cache {
                 "`{writer_id}` cannot name a writer; use letters, digits, `-`, `_` and `.`"
             )));
         }
+        CacheOptions::check_budget(options.budget_bytes)?;
         let at = stores.resolve(url).map_err(|e| e.context("cache root"))?;
-        if let Some(folder) = &at.local {
+        if let Some(folder) = at.local.as_ref().filter(|_| !options.read_only) {
             std::fs::create_dir_all(folder).map_err(|e| {
                 Error::unavailable(format!("the cache root {} cannot be made: {e}", folder.display()))
             })?;
@@ -191,7 +199,13 @@ impl Cache {
             ))),
         };
         self.tasks.shutdown(bound).await;
-        result.and(self.leases.end().await)
+        let ended = tokio::select! {
+            ended = self.leases.end() => ended,
+            () = self.root.clock.sleep(bound) => Err(Error::deadline(format!(
+                "{}: the lease was not given back in time", self.root.url()
+            ))),
+        };
+        result.and(ended)
     }
 
     fn state(&self, of: Fingerprint) -> Arc<SnapshotState> {
@@ -203,7 +217,7 @@ impl Cache {
     /// wait for it.
     fn hold_for_reading(&self, of: Fingerprint) -> Hold {
         let (hold, first) = self.leases.hold(of);
-        if first {
+        if first && !self.options.read_only {
             let (leases, tasks) = (Arc::clone(&self.leases), self.tasks.clone());
             drop(self.tasks.spawn(async move {
                 let said = async {
@@ -220,6 +234,9 @@ impl Cache {
 
     /// Writes what was read from snapshots now and then.
     fn keep_uses(self: &Arc<Self>) {
+        if self.options.read_only {
+            return;
+        }
         let (me, clock, every) = (
             Weak::clone(&self.me),
             Arc::clone(&self.root.clock),

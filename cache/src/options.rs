@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use caju_types::{Error, Result, format_bytes};
+
 /// The settings of one process's view of a cache root. Every bound is in bytes, every wait a duration.
 #[derive(Debug, Clone)]
 pub struct CacheOptions {
@@ -36,6 +38,30 @@ pub struct CacheOptions {
     pub fold_after: usize,
     /// How long the size of the whole root may be remembered before it is listed again.
     pub usage_refresh: Duration,
+    /// Nothing is written below the root, not even who reads: for saves, which nobody evicts.
+    pub read_only: bool,
+}
+
+/// The least budget that makes sense: one small part with its record, its manifest and the leases of who reads and
+/// writes it take about as much.
+pub const MIN_BUDGET_BYTES: u64 = 16 << 10;
+
+impl CacheOptions {
+    /// Refuses a budget under which nothing could ever be stored.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the least budget.
+    pub fn check_budget(budget_bytes: Option<u64>) -> Result<()> {
+        match budget_bytes.filter(|b| *b < MIN_BUDGET_BYTES) {
+            None => Ok(()),
+            Some(budget) => Err(Error::invalid(format!(
+                "a cache budget of {} is too small to hold a single part and its records: give at least {}, or no \
+                 cache at all",
+                format_bytes(budget),
+                format_bytes(MIN_BUDGET_BYTES)
+            ))),
+        }
+    }
 }
 
 impl Default for CacheOptions {
@@ -56,6 +82,7 @@ impl Default for CacheOptions {
             mmap: true,
             fold_after: 64,
             usage_refresh: Duration::from_secs(30),
+            read_only: false,
         }
     }
 }

@@ -132,6 +132,7 @@ fn nameless(encoding: Encoding) -> Arc<PartMeta> {
         bytes: 0,
         checksum: String::new(),
         blocks: Vec::new(),
+        chunks: Vec::new(),
         schema_hash: String::new(),
         skipped: 0,
         source_bytes: 0,

@@ -59,6 +59,10 @@ pub struct PartMeta {
     pub checksum: String,
     /// The pieces of the file, in order.
     pub blocks: Vec<Block>,
+    /// The rows of each chunk (a record batch of an Arrow file, a row group of a Parquet file), where the writer
+    /// was asked for chunks of a certain size; else empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chunks: Vec<u64>,
     /// Hash of the schema, as [`schema_hash`](crate::schema_hash) makes it.
     pub schema_hash: String,
     /// Rows that `on_error: skip` left out.

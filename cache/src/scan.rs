@@ -18,6 +18,7 @@ pub(crate) struct Scan {
     pub(crate) commits: HashMap<CommitKey, Listed>,
     pub(crate) claims: HashMap<SplitKey, Vec<Listed>>,
     pub(crate) uses: Vec<Listed>,
+    pub(crate) sets: Vec<Listed>,
     pub(crate) pinned: bool,
     pub(crate) bytes: u64,
 }
@@ -63,6 +64,7 @@ impl Scan {
                 self.claims.entry(split).or_default().push(object);
             }
             Object::Use(_) => self.uses.push(object),
+            Object::Set => self.sets.push(object),
             Object::Pin => self.pinned = true,
             Object::Other => {}
         }

@@ -7,6 +7,8 @@ use arrow_schema::{DataType, Field, FieldRef, Fields, Schema, SchemaRef};
 use caju_types::{Error, Result, hash128};
 use serde_json::Value;
 
+use crate::encoding::Format;
+
 /// The hash of a schema: names, types, nullability and metadata, in any order of the metadata's keys.
 pub fn schema_hash(schema: &Schema) -> String {
     let value = serde_json::to_value(schema).unwrap_or(Value::Null);
@@ -42,10 +44,19 @@ pub(crate) fn canonical(value: &Value, out: &mut String) {
     }
 }
 
-/// The schema with dictionaries replaced by their values: an IPC file has one dictionary per column for
-/// all of its batches, which a stream of batches cannot promise.
-pub(crate) fn plain(schema: &SchemaRef) -> SchemaRef {
+/// The name under which a field's metadata say that it is a tensor.
+const EXTENSION: &str = "ARROW:extension:name";
+const FIXED_SHAPE_TENSOR: &str = "arrow.fixed_shape_tensor";
+
+/// The schema that a file has: with dictionaries replaced by their values, since an IPC file has one dictionary per
+/// column for all of its batches, which a stream of batches cannot promise. In Parquet, tensors are lists of items
+/// that may be null: other readers (Arrow C++, and so pyarrow) take only those for tensors.
+pub(crate) fn plain(schema: &SchemaRef, format: Format) -> SchemaRef {
     let fields: Fields = schema.fields().iter().map(plain_field).collect();
+    let fields: Fields = match format {
+        Format::Arrow => fields,
+        Format::Parquet => fields.iter().map(canonical_tensor).collect(),
+    };
     if &fields == schema.fields() {
         return Arc::clone(schema);
     }
@@ -61,6 +72,20 @@ fn plain_field(field: &FieldRef) -> FieldRef {
     Arc::new(made.with_metadata(field.metadata().clone()))
 }
 
+/// A tensor as Arrow C++ stores it.
+fn canonical_tensor(field: &FieldRef) -> FieldRef {
+    match field.data_type() {
+        DataType::FixedSizeList(item, n)
+            if field.metadata().get(EXTENSION).is_some_and(|e| e == FIXED_SHAPE_TENSOR) =>
+        {
+            let item = Field::new_list_field(item.data_type().clone(), true);
+            let field = field.as_ref().clone();
+            Arc::new(field.with_data_type(DataType::FixedSizeList(Arc::new(item), *n)))
+        }
+        _ => Arc::clone(field),
+    }
+}
+
 fn plain_type(t: &DataType) -> DataType {
     match t {
         DataType::Dictionary(_, values) => plain_type(values),
@@ -73,7 +98,7 @@ fn plain_type(t: &DataType) -> DataType {
     }
 }
 
-/// The batch with the types and metadata of a schema that differs from its own in dictionaries at most.
+/// The batch with the types and metadata of a schema that differs from its own as [`plain`] makes it at most.
 pub(crate) fn with_schema(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
     let bad = |e: arrow_schema::ArrowError| Error::internal(format!("a batch of a snapshot: {e}"));
     if batch.num_columns() != schema.fields().len() {
@@ -107,6 +132,6 @@ pub(crate) fn is_bulky(field: &Field) -> bool {
         | DataType::ListView(_)
         | DataType::LargeListView(_) => true,
         DataType::Struct(fields) => fields.iter().any(|f| is_bulky(f)),
-        _ => field.metadata().keys().any(|k| k == "ARROW:extension:name"),
+        _ => field.metadata().keys().any(|k| k == EXTENSION),
     }
 }

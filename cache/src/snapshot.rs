@@ -1,6 +1,7 @@
 //! One snapshot: which parts it has, and the right to write one.
 
 mod claim;
+mod set;
 mod state;
 
 use std::collections::HashMap;
@@ -17,6 +18,7 @@ use crate::record::PartMeta;
 use crate::write::PartWriter;
 
 pub(crate) use claim::Held;
+pub use set::{Member, Name, SetOutcome, SetRecord, Whole};
 pub(crate) use state::SnapshotState;
 
 /// The committed parts of a snapshot at one moment. Cheap to clone.
@@ -139,10 +141,12 @@ impl Snapshot {
             claim::Outcome::Exists(meta) => return Ok(PutOutcome::Exists(meta)),
             claim::Outcome::Busy(writer) => return Ok(PutOutcome::Busy { writer }),
         };
+        let guard = claim::Unclaim::of(&held, &self.cache.leases);
         if let Err(error) = self.state.describe(&self.cache, describe).await {
             // A snapshot without a description is worth having.
             tracing::warn!(%error, "the manifest of a snapshot could not be written");
         }
+        guard.disarm();
         let (cache, state) = (Arc::clone(&self.cache), Arc::clone(&self.state));
         match PartWriter::new(Arc::clone(&cache), state, held.clone(), generation, schema, encoding) {
             Ok(writer) => Ok(PutOutcome::Writer(Box::new(writer))),

@@ -1,18 +1,21 @@
 //! Room: the byte budget of a root, and what has to go when it is short.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use caju_types::{Error, Fingerprint, Result, format_bytes};
+use caju_types::{Error, Fingerprint, Result, SplitKey, format_bytes};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use crate::Cache;
 use crate::record::PartMeta;
 use crate::scan::Scan;
 
 /// A snapshot's worth halves with every day that it is not used.
-const HALF_LIFE_MS: f64 = 24.0 * 3600.0 * 1000.0;
+const HALF_LIFE_S: f64 = 24.0 * 3600.0;
+const GIB: f64 = (1u64 << 30) as f64;
 
 /// What this process knows about the size of the root.
 #[derive(Debug)]
@@ -67,14 +70,26 @@ impl Space {
 
     /// Whether there is any room for a snapshot; makes some if not.
     pub(crate) async fn check(&self, cache: &Cache, of: Option<Fingerprint>) -> Result<()> {
-        self.make_room(cache, 1, of).await
+        self.make_room(cache, 1, of).await.map(drop)
+    }
+
+    /// Makes room down to the budget, whatever was known of it before; what had to go, and by how many bytes the
+    /// root is still too large.
+    pub(crate) async fn shrink(&self, cache: &Cache) -> Result<(Vec<Eviction>, u64)> {
+        let Some(budget) = self.budget else { return Ok((Vec::new(), 0)) };
+        let _turn = self.turn.lock().await;
+        let usage = self.usage(cache, true).await?;
+        let evicted = evict(cache, usage.saturating_sub(budget), None).await?;
+        let freed = freed(&evicted);
+        self.refund(freed);
+        Ok((evicted, usage.saturating_sub(freed).saturating_sub(budget)))
     }
 
     /// Takes room for bytes of a snapshot's part that are about to be written.
     pub(crate) async fn charge(&self, cache: &Cache, bytes: u64, of: Fingerprint) -> Result<()> {
         // First the claim, then the look: writers that come together see each other.
         self.in_flight.fetch_add(signed(bytes), Ordering::Relaxed);
-        self.make_room(cache, 0, Some(of)).await.inspect_err(|_| self.release(bytes))
+        self.make_room(cache, 0, Some(of)).await.map(drop).inspect_err(|_| self.release(bytes))
     }
 
     /// A part with so many bytes is whole: listings show it from now on.
@@ -111,7 +126,7 @@ impl Space {
         if usage <= budget {
             return Ok(());
         }
-        let freed = evict(cache, usage - budget, of).await?;
+        let freed = freed(&evict(cache, usage - budget, of).await?);
         self.refund(freed);
         if usage - freed <= budget {
             return Ok(());
@@ -131,44 +146,104 @@ fn full(cache: &Cache, used: u64, budget: u64) -> Error {
     ))
 }
 
-/// Removes parts of the least worth until `need` bytes are free, as far as that is possible; gives the bytes
-/// freed. Pinned snapshots, those in some live process's lease and `keep` stay.
-pub(crate) async fn evict(cache: &Cache, need: u64, keep: Option<Fingerprint>) -> Result<u64> {
-    let objects = cache.root.list(&cache.root.layout.base()).await?;
-    let scans = Scan::all(&cache.root.layout, objects);
+/// A part that makes room, or would, and why it is this one: of all that may go it is worth the least.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Eviction {
+    /// Its snapshot.
+    pub snapshot: Fingerprint,
+    /// Its split.
+    pub split: SplitKey,
+    /// Its place below `ROOT/v1`.
+    pub part: String,
+    /// What it frees: the part and its record.
+    pub bytes: u64,
+    /// CPU time that computing it again takes, in seconds.
+    pub compute_cpu_s: f64,
+    /// How long its snapshot has not been used, in seconds by the store's clock.
+    pub idle_s: f64,
+    /// What keeping it is worth: CPU seconds that each GiB of it saves, half of that for each day that it was not
+    /// used. The least goes first.
+    pub worth_cpu_s_per_gib: f64,
+    /// Whether it is one of a set, of which all parts go or none: its worth is that of the set.
+    pub set: bool,
+}
+
+fn freed(evicted: &[Eviction]) -> u64 {
+    evicted.iter().map(|e| e.bytes).sum()
+}
+
+/// The parts of these snapshots that may go, with their records, the first one first. Pinned snapshots, those in
+/// some live process's lease and `keep` stay.
+pub(crate) async fn candidates(
+    cache: &Cache,
+    scans: &BTreeMap<Fingerprint, Scan>,
+    keep: Option<Fingerprint>,
+) -> Result<Vec<(Eviction, Arc<PartMeta>)>> {
     let used = in_use(cache).await?;
     let now = scans.values().map(Scan::last_change_ms).max().unwrap_or(0);
-    let mut candidates = Vec::new();
-    for (of, scan) in &scans {
+    let mut out = Vec::new();
+    for (of, scan) in scans {
         if scan.pinned || keep == Some(*of) || used.contains(of) || cache.leases.holds(*of) {
             continue;
         }
         let index = cache.state(*of).refresh(cache).await?;
-        let idle = now.saturating_sub(scan.last_use_ms().unwrap_or(0)).max(0);
-        let recency = (-(idle as f64) / HALF_LIFE_MS).exp2();
-        for (_, part) in index.iter() {
-            candidates.push((
-                part.compute_cpu_s() / part.bytes.max(1) as f64 * recency,
-                std::sync::Arc::clone(part),
-            ));
+        let idle_s = now.saturating_sub(scan.last_use_ms().unwrap_or(0)).max(0) as f64 / 1000.0;
+        let recency = (-idle_s / HALF_LIFE_S).exp2();
+        let records = scan.winners();
+        let set = !scan.sets.is_empty();
+        let per_gib = |cpu_s: f64, bytes: u64| cpu_s / bytes.max(1) as f64 * GIB * recency;
+        let cpu_s = index.iter().map(|(_, part)| part.compute_cpu_s()).sum();
+        let of_set = per_gib(cpu_s, index.bytes());
+        for (split, part) in index.iter() {
+            let record = records.get(split).map_or(0, |(_, record)| record.bytes);
+            let eviction = Eviction {
+                snapshot: *of,
+                split: *split,
+                part: part.path.clone(),
+                bytes: part.bytes + record,
+                compute_cpu_s: part.compute_cpu_s(),
+                idle_s,
+                worth_cpu_s_per_gib: if set { of_set } else { per_gib(part.compute_cpu_s(), part.bytes) },
+                set,
+            };
+            out.push((eviction, Arc::clone(part)));
         }
     }
-    candidates.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.path.cmp(&b.1.path)));
-    let mut freed = 0;
+    let worth = |e: &Eviction| e.worth_cpu_s_per_gib;
+    out.sort_by(|(a, _), (b, _)| worth(a).total_cmp(&worth(b)).then_with(|| a.part.cmp(&b.part)));
+    Ok(out)
+}
+
+/// As many of them as free so many bytes; sets as a whole.
+pub(crate) fn enough<T>(candidates: Vec<(Eviction, T)>, need: u64) -> Vec<(Eviction, T)> {
+    let (mut freed, mut begun) = (0, None);
+    let not_yet = |(e, _): &(Eviction, T)| {
+        let more = freed < need || (e.set && begun == Some(e.snapshot));
+        freed += e.bytes;
+        begun = Some(e.snapshot);
+        more
+    };
+    candidates.into_iter().take_while(not_yet).collect()
+}
+
+/// Removes parts of the least worth until `need` bytes are free, as far as that is possible; gives what it removed.
+async fn evict(cache: &Cache, need: u64, keep: Option<Fingerprint>) -> Result<Vec<Eviction>> {
+    if need == 0 {
+        return Ok(Vec::new());
+    }
+    let scans = Scan::all(&cache.root.layout, cache.root.list(&cache.root.layout.base()).await?);
+    let mut gone = Vec::new();
     let mut per_snapshot: BTreeMap<Fingerprint, u64> = BTreeMap::new();
-    for (_, part) in candidates {
-        if freed >= need {
-            break;
-        }
+    for (eviction, part) in enough(candidates(cache, &scans, keep).await?, need) {
         remove_part(cache, &part).await?;
-        freed += part.bytes;
-        *per_snapshot.entry(part.fingerprint).or_default() += part.bytes;
+        *per_snapshot.entry(part.fingerprint).or_default() += eviction.bytes;
+        gone.push(eviction);
     }
     for (of, bytes) in per_snapshot {
         tracing::info!(snapshot = %of, bytes, "parts were evicted to make room");
         cache.state(of).forget();
     }
-    Ok(freed)
+    Ok(gone)
 }
 
 /// Deletes a part: its record first, so that nobody finds a record without a part.

@@ -105,7 +105,9 @@ impl Root {
             names: AtomicU64::new(0),
             seed,
         };
-        root.conditional = root.probe().await?;
+        if !options.read_only {
+            root.conditional = root.probe().await?;
+        }
         Ok(root)
     }
 

@@ -71,16 +71,21 @@ async fn a_large_part_is_few_large_requests() {
     let batches: Vec<_> = (0..20).map(|i| wide(32, 64 << 10, i)).collect();
     for encoding in [encoding("arrow/none"), encoding("parquet/none")] {
         let key = split(encoding.format as u128);
-        let before = cache.counters().snapshot();
+        let (before, seen) = (cache.counters().snapshot(), server.requests());
         let meta = put(&snapshot, key, &batches, encoding).await;
-        let io = since(&cache, before);
+        let (io, wire) = (since(&cache, before), server.requests());
         let least = meta.bytes.div_ceil(8 << 20);
+        assert!(least >= 5, "much larger than one request: {}", meta.bytes);
         assert!(io.writes <= least + 6, "{encoding}: {io:?}");
+        let written = (wire.puts + wire.posts) - (seen.puts + seen.posts);
+        assert!(written <= least + 8, "{encoding}: {written} requests on the wire to write {}", meta.bytes);
         let before = cache.counters().snapshot();
         assert_eq!(read(&snapshot, &meta).await.unwrap().num_rows(), 640);
-        let io = since(&cache, before);
+        let (io, now) = (since(&cache, before), server.requests());
         assert_eq!(io.bytes_read, meta.bytes, "{encoding}: every byte once");
         assert!(io.reads <= 2 * least + 2, "{encoding}: {io:?} for {}", meta.bytes);
+        // What the server itself was asked: no client retries or splits unseen.
+        assert_eq!((now.gets - wire.gets, now.heads - wire.heads), (io.reads, 0), "{encoding}");
     }
     cache.close(Duration::from_secs(10)).await.unwrap();
 }

@@ -58,6 +58,76 @@ async fn the_budget_holds_and_the_cheapest_goes_first() {
 }
 
 #[tokio::test]
+async fn a_dry_run_names_what_a_real_one_evicts_and_why() {
+    let root = memory_root();
+    earlier(&root, 1, 0..4, 2.0).await;
+    earlier(&root, 2, 0..4, 0.1).await;
+    earlier(&root, 3, 0..4, 0.2).await;
+    earlier(&root, 4, 0..2, 0.0).await;
+    let all = open(&root).await.usage().await.unwrap().bytes;
+    let cache = open_with(&root, bounded(all - 600_000)).await;
+    cache.pin(&fp(4)).await.unwrap();
+    let plan = cache.gc(true).await.unwrap();
+    assert_eq!(cache.usage().await.unwrap().bytes, all + 2, "a dry run changes nothing but the pin");
+    // 100 kB and a record each: all of the cheap ones, and as many of the next as are needed.
+    let of: Vec<u128> = plan.evictions.iter().map(|e| e.snapshot.0).collect();
+    assert_eq!(of, [2, 2, 2, 2, 3, 3], "{plan}");
+    assert!(plan.evictions.is_sorted_by(|a, b| a.worth_cpu_s_per_gib <= b.worth_cpu_s_per_gib));
+    let first = &plan.evictions[0];
+    assert_eq!((first.compute_cpu_s, plan.over_budget_bytes), (0.1, 0));
+    let per_gib = 0.1 / (first.bytes as f64) * f64::from(1 << 30);
+    assert!((first.worth_cpu_s_per_gib / per_gib - 1.0).abs() < 0.05 && first.idle_s < 60.0, "{first:?}");
+    assert!(plan.left_bytes <= all - 600_000 && plan.objects.is_empty());
+    let done = cache.gc(false).await.unwrap();
+    assert_eq!(
+        done.evictions.iter().map(|e| &e.part).collect::<Vec<_>>(),
+        plan.evictions.iter().map(|e| &e.part).collect::<Vec<_>>()
+    );
+    assert_eq!((done.bytes, done.left_bytes), (plan.bytes, plan.left_bytes));
+    assert!(cache.verify(None).await.unwrap().is_clean());
+    // What cannot go is told.
+    let least = open_with(&root, bounded(MIN_BUDGET_BYTES)).await;
+    let plan = least.gc(true).await.unwrap();
+    assert!(plan.over_budget_bytes > 150_000, "two pinned parts stay: {plan}");
+    assert_eq!(least.gc(false).await.unwrap().over_budget_bytes, plan.over_budget_bytes);
+    assert_eq!(least.list().await.unwrap().iter().map(|s| s.splits).collect::<Vec<_>>(), [0, 0, 0, 2]);
+}
+
+/// Behind a stage that mixes splits one part is worth nothing without the others.
+#[tokio::test]
+async fn a_set_goes_as_a_whole_or_stays() {
+    let root = memory_root();
+    let writer = open(&root).await;
+    let whole = Whole::of(1..=3);
+    for key in 1..=3 {
+        let part = fill(&writer, 1, key, 0.1).await.unwrap();
+        let member = Member { part: split(key), attempt: part.attempt.clone(), covers: vec![Name(key)] };
+        writer.snapshot(&fp(1)).add_to_set("one", whole, member).await.unwrap();
+    }
+    writer.close(Duration::from_secs(5)).await.unwrap();
+    earlier(&root, 2, 0..2, 5.0).await;
+    let all = open(&root).await.usage().await.unwrap().bytes;
+    let cache = open_with(&root, bounded(all - 50_000)).await;
+    let plan = cache.gc(true).await.unwrap();
+    assert!(plan.evictions.iter().all(|e| e.set && e.snapshot == fp(1)), "{plan}");
+    assert_eq!(plan.evictions.len(), 3, "{plan}");
+    assert_eq!(cache.gc(false).await.unwrap().evictions.len(), 3);
+    assert_eq!(cache.list().await.unwrap().iter().map(|s| s.splits).collect::<Vec<_>>(), [0, 2]);
+}
+
+#[tokio::test]
+async fn a_budget_that_holds_nothing_is_refused_at_the_start() {
+    let options = CacheOptions { budget_bytes: Some(MIN_BUDGET_BYTES - 1), ..CacheOptions::default() };
+    let root = memory_root();
+    let e = Cache::open(&Stores::default(), &root, options, SystemClock::shared(), writer_id())
+        .await
+        .unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
+    assert!(e.message().contains("16.00 KiB"), "{e}");
+    assert!(objects(&root).await.is_empty());
+}
+
+#[tokio::test]
 async fn what_is_pinned_or_in_use_stays() {
     let root = memory_root();
     earlier(&root, 1, 0..5, 0.1).await;
@@ -134,6 +204,8 @@ async fn unused_snapshots_expire() {
         "{plan}"
     );
     assert_eq!(cache.list().await.unwrap().len(), 2, "a dry run changes nothing");
+    assert_eq!(plan.expired.iter().map(|e| e.snapshot).collect::<Vec<_>>(), [fp(1)]);
+    assert_eq!(plan.expired[0].bytes, plan.bytes);
     let done = cache.gc(false).await.unwrap();
     assert_eq!((done.objects.len(), done.bytes), (plan.objects.len(), plan.bytes));
     let left = cache.list().await.unwrap();

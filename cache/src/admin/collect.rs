@@ -1,6 +1,6 @@
 //! `cache gc`: what is expired, orphaned or over the budget goes.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 use caju_types::{Fingerprint, Result, format_bytes};
@@ -11,6 +11,7 @@ use super::{live_leases, store_now_ms};
 use crate::Cache;
 use crate::record::{Claim, Commit, unseal};
 use crate::scan::Scan;
+use crate::space::{Eviction, enough};
 use crate::store::Listed;
 
 /// Why something was collected.
@@ -41,15 +42,34 @@ impl Collected {
     }
 }
 
+/// A snapshot that nobody used for the time to live.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Expired {
+    /// Which one.
+    pub snapshot: Fingerprint,
+    /// How long it was neither read nor written, in seconds by the store's clock.
+    pub idle_s: f64,
+    /// Bytes of everything that it occupies.
+    pub bytes: u64,
+}
+
 /// What a collection deleted, or would delete.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Collection {
     /// Whether nothing was deleted.
     pub dry_run: bool,
-    /// Every object, below `ROOT/v1`, with its reason and its bytes.
+    /// Every object, below `ROOT/v1`, with its reason and its bytes; not those of evictions.
     pub objects: Vec<(String, Collected, u64)>,
-    /// All bytes together.
+    /// The snapshots whose objects are expired.
+    pub expired: Vec<Expired>,
+    /// The parts that have to go for the budget, the one worth the least first.
+    pub evictions: Vec<Eviction>,
+    /// The bytes of `objects` and `evictions` together.
     pub bytes: u64,
+    /// What is left in the root.
+    pub left_bytes: u64,
+    /// By how much that is more than the budget: the rest is pinned, in use, or records.
+    pub over_budget_bytes: u64,
 }
 
 impl fmt::Display for Collection {
@@ -57,8 +77,12 @@ impl fmt::Display for Collection {
         for (object, why, bytes) in &self.objects {
             writeln!(f, "{object}  {}  {}", why.as_str(), format_bytes(*bytes))?;
         }
+        for e in &self.evictions {
+            writeln!(f, "{}  {}  {}", e.part, Collected::Evicted.as_str(), format_bytes(e.bytes))?;
+        }
         let verb = if self.dry_run { "would be deleted" } else { "deleted" };
-        write!(f, "{} objects, {} {verb}", self.objects.len(), format_bytes(self.bytes))
+        let count = self.objects.len() + self.evictions.len();
+        write!(f, "{count} objects, {} {verb}", format_bytes(self.bytes))
     }
 }
 
@@ -69,6 +93,8 @@ struct Plan {
     then: Vec<Path>,
     /// Local files that are no objects yet.
     files: Vec<std::path::PathBuf>,
+    /// What those take: no listing counts them.
+    file_bytes: u64,
     report: Collection,
 }
 
@@ -88,7 +114,7 @@ impl Plan {
 
 impl Cache {
     /// Collects what is expired, orphaned or superseded and older than the grace, by the store's own clock;
-    /// then evicts down to the budget. With `dry_run` it only tells (evictions apart).
+    /// then evicts down to the budget, as far as it can. With `dry_run` it only tells.
     ///
     /// Pieces of uploads that were never completed cannot be listed in S3 and its like: let the bucket's
     /// lifecycle rule abort them.
@@ -101,7 +127,8 @@ impl Cache {
         let used: HashSet<Fingerprint> = live.iter().flat_map(|(l, _)| l.uses.iter().copied()).collect();
         let alive: HashSet<&str> = live.iter().map(|(l, _)| l.writer.as_str()).collect();
         let objects = self.root.list(&self.root.layout.base()).await?;
-        let mut plan = Plan::default();
+        let total: u64 = objects.iter().map(|o| o.bytes).sum();
+        let (mut plan, mut survivors) = (Plan::default(), BTreeMap::new());
         let ms = |d: std::time::Duration| i64::try_from(d.as_millis()).unwrap_or(i64::MAX);
         let grace = ms(self.options.orphan_grace);
         let old = |o: &Listed| now.saturating_sub(o.modified_ms) >= grace;
@@ -118,37 +145,62 @@ impl Cache {
             if old(&object) {
                 plan.tell(self, &object, Collected::OrphanedPart);
                 plan.files.push(file);
+                plan.file_bytes += object.bytes;
             }
         }
         for (of, scan) in Scan::all(&self.root.layout, objects) {
             let idle = now.saturating_sub(scan.last_change_ms());
             let expired = self.options.ttl.is_some_and(|ttl| idle >= ms(ttl));
             if expired && !scan.pinned && !used.contains(&of) {
+                let idle_s = idle.max(0) as f64 / 1000.0;
+                plan.report.expired.push(Expired { snapshot: of, idle_s, bytes: scan.bytes });
                 for object in everything(&scan) {
                     plan.add(self, object, Collected::Expired);
                 }
                 continue;
             }
             self.orphans(of, &scan, &alive, &old, &mut plan).await?;
+            survivors.insert(of, scan);
         }
-        let Plan { first, then, files, mut report } = plan;
-        report.dry_run = dry_run;
-        if !dry_run {
-            self.root.delete_all(first).await?;
-            self.root.delete_all(then).await?;
-            for file in files {
-                if let Err(error) = std::fs::remove_file(&file) {
-                    tracing::warn!(file = %file.display(), %error, "a leftover could not be deleted");
-                }
+        plan.report.dry_run = dry_run;
+        if dry_run {
+            return self.foresee(plan.report, total + plan.file_bytes, survivors).await;
+        }
+        let Plan { first, then, files, mut report, .. } = plan;
+        self.root.delete_all(first).await?;
+        self.root.delete_all(then).await?;
+        for file in files {
+            if let Err(error) = std::fs::remove_file(&file) {
+                tracing::warn!(file = %file.display(), %error, "a leftover could not be deleted");
             }
-            self.space.refund(report.bytes);
-            for state in self.states.lock().values() {
-                state.forget();
-            }
-            if self.options.budget_bytes.is_some() {
-                // Over the budget by what others wrote: room is made here rather than in a job.
-                self.space.check(self, None).await?;
-            }
+        }
+        self.space.refund(report.bytes);
+        for state in self.states.lock().values() {
+            state.forget();
+        }
+        // Over the budget by what others wrote: room is made here rather than in a job.
+        (report.evictions, report.over_budget_bytes) = self.space.shrink(self).await?;
+        report.bytes += report.evictions.iter().map(|e| e.bytes).sum::<u64>();
+        report.left_bytes = self.usage().await?.bytes;
+        Ok(report)
+    }
+
+    /// What would be evicted from the snapshots that do not expire, had the rest of the plan been carried out.
+    async fn foresee(
+        &self,
+        mut report: Collection,
+        total: u64,
+        survivors: BTreeMap<Fingerprint, Scan>,
+    ) -> Result<Collection> {
+        report.left_bytes = total.saturating_sub(report.bytes);
+        if let Some(budget) = self.options.budget_bytes {
+            let need = report.left_bytes.saturating_sub(budget);
+            let candidates = crate::space::candidates(self, &survivors, None).await?;
+            report.evictions = enough(candidates, need).into_iter().map(|(e, _)| e).collect();
+            let evicted: u64 = report.evictions.iter().map(|e| e.bytes).sum();
+            report.bytes += evicted;
+            report.left_bytes = report.left_bytes.saturating_sub(evicted);
+            report.over_budget_bytes = report.left_bytes.saturating_sub(budget);
         }
         Ok(report)
     }
@@ -213,6 +265,7 @@ fn everything(scan: &Scan) -> impl Iterator<Item = &Listed> {
         .chain(scan.manifests.values())
         .chain(scan.claims.values().flatten())
         .chain(scan.uses.iter())
+        .chain(scan.sets.iter())
 }
 
 /// Deletes a snapshot: records first, then everything else.

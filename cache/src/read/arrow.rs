@@ -88,10 +88,12 @@ pub(super) async fn open(
     let (footer, tags) = Footer::parse(&meta, &tail)?;
     check_tags(&meta, |key| tags.get(key).map(String::as_str))?;
     let whole = original_schema(&meta, &footer.schema, tags.get(crate::TAG_SCHEMA).map(String::as_str))?;
-    let places = place_batches(&blocks, &footer)?;
+    let wanted = options.chunks.clone().unwrap_or(0..footer.batches.len());
+    let places = place_batches(&blocks, footer.batches.get(wanted).unwrap_or_default())?;
     let decoder = Arc::new(Decoder::new(&meta, &footer, &whole, &options)?);
     let schema = Arc::clone(&decoder.schema);
-    let rest = if small { Vec::new() } else { groups.into_iter().skip(1).collect() };
+    let mut rest: Vec<_> = if small { Vec::new() } else { groups.into_iter().skip(1).collect() };
+    rest.retain(|group| group.clone().any(|i| places.get(i).is_some_and(|p| !p.is_empty())));
     let head = futures::stream::iter(first.map(|blocks| Ok::<_, Error>((0, blocks))));
     let source = Arc::clone(&blocks);
     let tail = futures::stream::iter(rest)
@@ -119,9 +121,9 @@ pub(super) async fn open(
 }
 
 /// The batches in every block, with their offsets in it.
-fn place_batches(blocks: &Blocks, footer: &Footer) -> Result<Vec<Vec<(usize, Block)>>> {
+fn place_batches(blocks: &Blocks, batches: &[Block]) -> Result<Vec<Vec<(usize, Block)>>> {
     let mut places = vec![Vec::new(); blocks.count()];
-    for batch in &footer.batches {
+    for batch in batches {
         let bad = || damaged(&blocks.meta, "one of its batches is out of bounds");
         let start = u64::try_from(batch.offset()).map_err(|_| bad())?;
         let length = u64::try_from(batch.metaDataLength()).ok().zip(u64::try_from(batch.bodyLength()).ok());

@@ -27,13 +27,15 @@ use blocks::{Blocks, damaged};
 pub struct ReadOptions {
     /// The columns wanted, by their places, in this order; all if absent.
     pub projection: Option<Vec<usize>>,
+    /// Only these of the part's chunks ([`PartMeta::chunks`]); all if absent.
+    pub chunks: Option<std::ops::Range<usize>>,
     /// Requests in flight; one reader holds about this many requests' bytes.
     pub prefetch: usize,
 }
 
 impl Default for ReadOptions {
     fn default() -> Self {
-        Self { projection: None, prefetch: 2 }
+        Self { projection: None, chunks: None, prefetch: 2 }
     }
 }
 
@@ -46,6 +48,8 @@ pub struct PartReader {
     schema: SchemaRef,
     batches: BoxStream<'static, Result<RecordBatch>>,
     rows: u64,
+    /// The rows that there must be.
+    expected: u64,
     ended: bool,
     /// Where the reading is counted; none for tools.
     counted: Option<Arc<SnapshotState>>,
@@ -71,13 +75,22 @@ impl PartReader {
     ) -> Result<Self> {
         let meta = Arc::new(meta.clone());
         let hold = cache.hold_for_reading(meta.fingerprint);
+        let expected = match &options.chunks {
+            None => meta.rows,
+            Some(wanted) => meta
+                .chunks
+                .get(wanted.clone())
+                .ok_or_else(|| Error::internal(format!("part {} has no chunks {wanted:?}", meta.path)))?
+                .iter()
+                .sum(),
+        };
         let blocks = Arc::new(Blocks::open(cache, &meta).await.map_err(|e| gone(&meta, e))?);
         let opened = match meta.encoding.format {
             Format::Arrow => arrow::open(blocks, options).await,
             Format::Parquet => parquet::open(blocks, options).await,
         };
         let (schema, batches) = opened.map_err(|e| gone(&meta, e))?;
-        Ok(Self { meta, schema, batches, rows: 0, ended: false, counted, _hold: hold })
+        Ok(Self { meta, schema, batches, rows: 0, expected, ended: false, counted, _hold: hold })
     }
 
     /// The schema of the batches.
@@ -102,13 +115,13 @@ impl Stream for PartReader {
         let item = match next {
             Some(Ok(batch)) => {
                 self.rows += batch.num_rows() as u64;
-                if self.rows <= self.meta.rows {
+                if self.rows <= self.expected {
                     return Poll::Ready(Some(Ok(batch)));
                 }
                 Some(Err(damaged(&self.meta, "it has more rows than its record says")))
             }
             Some(Err(e)) => Some(Err(gone(&self.meta, e))),
-            None if self.rows == self.meta.rows => {
+            None if self.rows == self.expected => {
                 if let Some(state) = &self.counted {
                     state.used("", self.rows, self.meta.compute_cpu_s());
                 }
@@ -116,7 +129,7 @@ impl Stream for PartReader {
             }
             None => Some(Err(damaged(
                 &self.meta,
-                format!("it has {} rows, its record says {}", self.rows, self.meta.rows),
+                format!("it has {} rows, its record says {}", self.rows, self.expected),
             ))),
         };
         self.ended = true;

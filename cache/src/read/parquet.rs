@@ -152,6 +152,9 @@ pub(super) async fn open(
     };
     let mut builder = ParquetRecordBatchStreamBuilder::new_with_metadata(reader, arrow)
         .with_batch_size(batch_rows(&metadata));
+    if let Some(wanted) = &options.chunks {
+        builder = builder.with_row_groups(wanted.clone().collect());
+    }
     let mut order = None;
     let mut schema = Arc::clone(&whole);
     if let Some(wanted) = &options.projection {

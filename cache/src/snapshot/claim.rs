@@ -92,8 +92,9 @@ impl SnapshotState {
         };
         match outcome {
             Ok(None) => {
+                let settled = self.settle(cache, held).await;
                 guard.disarm();
-                self.settle(cache, held).await
+                settled
             }
             Ok(Some(writer)) => Ok(Outcome::Busy(writer)),
             Err(e) => Err(e),
@@ -199,10 +200,15 @@ impl SnapshotState {
 }
 
 /// Takes a split out of `active` if claiming it fails or is dropped, and sees to a claim that may exist.
-struct Unclaim(Option<(Held, Arc<Leases>)>);
+pub(super) struct Unclaim(Option<(Held, Arc<Leases>)>);
 
 impl Unclaim {
-    fn disarm(mut self) {
+    /// Gives a claim back if whoever is about to write is dropped before there is a writer.
+    pub(super) fn of(held: &Held, leases: &Arc<Leases>) -> Self {
+        Self(Some((held.clone(), Arc::clone(leases))))
+    }
+
+    pub(super) fn disarm(mut self) {
         self.0 = None;
     }
 }

@@ -394,7 +394,7 @@ impl SnapshotState {
     pub(crate) async fn flush_uses(&self, cache: &Cache) -> Result<()> {
         let uses = {
             let mut uses = self.uses.lock();
-            if !std::mem::take(&mut uses.1) {
+            if !std::mem::take(&mut uses.1) || cache.options.read_only {
                 return Ok(());
             }
             uses.0.clone()

@@ -38,6 +38,9 @@ pub(super) struct Encoder {
     pending: Vec<RecordBatch>,
     pending_bytes: usize,
     row_groups: usize,
+    /// The size of chunks, where somebody asked for it, and the rows of those that are complete.
+    chunk_bytes: Option<usize>,
+    chunks: Vec<u64>,
 }
 
 /// What is left when everything is encoded.
@@ -45,6 +48,7 @@ pub(super) struct Encoded {
     pub(super) ready: Vec<Bytes>,
     pub(super) blocks: Vec<Block>,
     pub(super) checksum: u128,
+    pub(super) chunks: Vec<u64>,
 }
 
 fn failed(e: impl std::fmt::Display) -> Error {
@@ -59,7 +63,7 @@ impl Encoder {
         block_bytes: usize,
         mut tags: Vec<(String, String)>,
     ) -> Result<Self> {
-        let plain = plain(schema);
+        let plain = plain(schema, encoding.format);
         if &plain != schema {
             tags.push((crate::TAG_SCHEMA.into(), serde_json::to_string(schema.as_ref()).map_err(failed)?));
         }
@@ -90,14 +94,24 @@ impl Encoder {
                 Inner::Parquet(Box::new(writer))
             }
         };
-        Ok(Self { inner, plain, pending: Vec::new(), pending_bytes: 0, row_groups: 0 })
+        Ok(Self {
+            inner,
+            plain,
+            pending: Vec::new(),
+            pending_bytes: 0,
+            row_groups: 0,
+            chunk_bytes: None,
+            chunks: Vec::new(),
+        })
     }
 
     /// Encodes a batch; gives the blocks that are complete.
     pub(super) fn write(&mut self, batch: &RecordBatch) -> Result<Vec<Bytes>> {
         let batch = with_schema(batch, &self.plain)?;
         let bytes = batch_bytes(&batch);
-        if batch.num_rows() > 0 {
+        if let Some(limit) = self.chunk_bytes {
+            self.gather_chunks(&batch, bytes, limit)?;
+        } else if batch.num_rows() > 0 {
             if bytes >= SMALL && self.pending.is_empty() {
                 self.write_sized(&batch, bytes)?;
             } else {
@@ -110,6 +124,46 @@ impl Encoder {
             }
         }
         Ok(self.sink().take_ready())
+    }
+
+    pub(super) fn set_chunk_bytes(&mut self, bytes: usize) {
+        self.chunk_bytes = Some(bytes.max(1));
+    }
+
+    /// Gathers rows until they make a chunk. Sizes are those of the batch's average row.
+    fn gather_chunks(&mut self, batch: &RecordBatch, bytes: usize, limit: usize) -> Result<()> {
+        let per_row = bytes.div_ceil(batch.num_rows().max(1)).max(1);
+        let mut at = 0;
+        while at < batch.num_rows() {
+            let room = limit.saturating_sub(self.pending_bytes) / per_row;
+            let first = usize::from(self.pending.is_empty());
+            let n = room.max(first).min(batch.num_rows() - at);
+            if n > 0 {
+                self.pending.push(batch.slice(at, n));
+                self.pending_bytes += n * per_row;
+                at += n;
+            }
+            if at < batch.num_rows() || self.pending_bytes >= limit {
+                self.close_chunk()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn close_chunk(&mut self) -> Result<()> {
+        let batches = std::mem::take(&mut self.pending);
+        let bytes = std::mem::take(&mut self.pending_bytes);
+        let joined = match batches.as_slice() {
+            [] => return Ok(()),
+            [one] => one.clone(),
+            many => arrow::compute::concat_batches(&self.plain, many).map_err(failed)?,
+        };
+        self.write_piece(&joined, bytes)?;
+        if let Inner::Parquet(w) = &mut self.inner {
+            w.flush().map_err(failed)?;
+        }
+        self.chunks.push(joined.num_rows() as u64);
+        Ok(())
     }
 
     fn flush_pending(&mut self) -> Result<()> {
@@ -166,7 +220,10 @@ impl Encoder {
 
     /// Writes the footer, which gets a block of its own.
     pub(super) fn finish(mut self) -> Result<Encoded> {
-        self.flush_pending()?;
+        match self.chunk_bytes {
+            Some(_) => self.close_chunk()?,
+            None => self.flush_pending()?,
+        }
         match &mut self.inner {
             Inner::Arrow(w) => {
                 w.get_mut().last_block();
@@ -182,7 +239,8 @@ impl Encoder {
         let sink = self.sink();
         sink.cut();
         let (blocks, checksum) = sink.totals();
-        Ok(Encoded { ready: sink.take_ready(), blocks, checksum })
+        let ready = sink.take_ready();
+        Ok(Encoded { ready, blocks, checksum, chunks: self.chunks })
     }
 }
 

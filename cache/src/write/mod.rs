@@ -120,6 +120,14 @@ impl PartWriter {
         Ok(Self { open: Some(open), schema, encoding, rows: 0, bytes: 0 })
     }
 
+    /// Makes chunks of about so many bytes of rows, at least one row each, that can be read one by one: see
+    /// [`ReadOptions::chunks`](crate::ReadOptions::chunks). To be called before the first row.
+    pub fn set_chunk_bytes(&mut self, bytes: u64) {
+        if let Some(encoder) = self.open.as_mut().and_then(|o| o.encoder.as_mut()) {
+            encoder.set_chunk_bytes(usize::try_from(bytes).unwrap_or(usize::MAX));
+        }
+    }
+
     /// Adds rows.
     ///
     /// # Errors
@@ -184,7 +192,10 @@ impl PartWriter {
         match result {
             Ok(committed) => {
                 if let Some(open) = self.open.take() {
-                    open.held.release(&open.cache).await;
+                    // Carried through if the caller is dropped: a claim that stays would block its split.
+                    let tasks = open.cache.tasks.clone();
+                    let release = async move { open.held.release(&open.cache).await };
+                    drop(tasks.spawn(release).await);
                 }
                 Ok(committed)
             }
@@ -220,6 +231,7 @@ impl PartWriter {
             bytes: self.bytes,
             checksum: format!("{:032x}", encoded.checksum),
             blocks: encoded.blocks,
+            chunks: encoded.chunks,
             schema_hash: schema_hash(&self.schema),
             skipped: facts.skipped,
             source_bytes: facts.source_bytes,
@@ -244,7 +256,9 @@ impl PartWriter {
     /// Gives the part up: nothing of it stays.
     pub async fn abort(mut self) {
         if let Some(open) = self.open.take() {
-            give_up(open, self.bytes).await;
+            // Carried through if the caller is dropped meanwhile, as a task is that is stopped.
+            let (tasks, bytes) = (open.cache.tasks.clone(), self.bytes);
+            drop(tasks.spawn(give_up(open, bytes)).await);
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 
 use bytes::Bytes;
+use caju_runtime::recycle;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::record::Block;
@@ -47,7 +48,7 @@ impl Sink {
         let block = std::mem::take(&mut self.current);
         self.blocks.push(Block { bytes: block.len() as u64, checksum: xxh3_64(&block) });
         self.whole.update(&block);
-        self.ready.push(Bytes::from(block));
+        self.ready.push(recycle::bytes(block));
     }
 
     /// From now on, everything goes into one block.
@@ -68,8 +69,11 @@ impl Sink {
 
     /// Makes room for so many bytes; a new block for the target as well, so that it does not move as it grows.
     pub(super) fn reserve(&mut self, bytes: usize) {
-        let target = if self.current.is_empty() { self.target } else { 0 };
-        self.current.reserve(bytes + target);
+        if self.current.is_empty() {
+            self.current = recycle::take(bytes + self.target);
+        } else {
+            self.current.reserve(bytes);
+        }
     }
 }
 

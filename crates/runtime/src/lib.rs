@@ -5,12 +5,15 @@
 
 mod clock;
 mod cpu;
+mod private;
 mod process;
+pub mod recycle;
 pub mod stores;
 mod tasks;
 
 pub use clock::{Clock, SystemClock};
 pub use cpu::CpuPool;
-pub use process::{cpu_time, peak_rss_bytes, rss_bytes, thread_cpu_time};
+pub use private::{PrivateFolder, private_cache};
+pub use process::{cpu_time, peak_rss_bytes, rss_bytes, thread_blocks_read, thread_cpu_time};
 pub use stores::{CountingStore, IoCounters, IoSnapshot, Location, Stores};
 pub use tasks::Tasks;

@@ -23,6 +23,29 @@ fn clock(id: libc::clockid_t) -> Duration {
     Duration::new(u64::try_from(ts.tv_sec).unwrap_or(0), u32::try_from(ts.tv_nsec).unwrap_or(0))
 }
 
+/// Blocks that the calling thread had to fetch from devices so far; 0 where the system does not say. A read that
+/// does not raise it was served from memory.
+pub fn thread_blocks_read() -> u64 {
+    #[cfg(target_os = "linux")]
+    {
+        thread_usage().map_or(0, |u| u64::try_from(u.ru_inblock).unwrap_or(0))
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        0
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code, reason = "getrusage has no safe wrapper in std")]
+fn thread_usage() -> Option<libc::rusage> {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: `usage` is valid and writable for the duration of the call.
+    let rc = unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) };
+    // SAFETY: all zeros are a valid rusage, and the call only writes numbers.
+    (rc == 0).then(|| unsafe { usage.assume_init() })
+}
+
 /// The most memory that this process has held at once, in bytes; 0 where the system does not say.
 pub fn peak_rss_bytes() -> u64 {
     status_kib("VmHWM:") * 1024

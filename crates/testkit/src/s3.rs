@@ -20,11 +20,70 @@ use tokio::sync::Mutex;
 const KEY: &str = "caju-test";
 const SECRET: &str = "caju-test-secret";
 
+/// What a server was asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// Objects, or ranges of them.
+    pub gets: u64,
+    /// Pages of listings.
+    pub lists: u64,
+    /// Whether an object is there, and how long it is.
+    pub heads: u64,
+    /// Objects and parts of uploads.
+    pub puts: u64,
+    /// Beginnings and ends of uploads, and deletions of many.
+    pub posts: u64,
+    /// Deletions.
+    pub deletes: u64,
+    /// Those of all these that were answered with 503, as [`S3Server::fail`] said.
+    pub failed: u64,
+}
+
+/// What a server counts, and which requests it fails.
+#[derive(Debug, Default)]
+struct Books {
+    seen: Requests,
+    /// Of requests for these methods...
+    failing: Vec<String>,
+    /// ... fail so many in a row ...
+    fail: u64,
+    /// ... then serve so many.
+    serve: u64,
+    turn: u64,
+}
+
+impl Books {
+    /// Counts a request; whether it fails.
+    fn enter(&mut self, request: &hyper::Request<hyper::body::Incoming>) -> bool {
+        let listing = request.uri().query().is_some_and(|q| q.contains("list-type"));
+        let counter = match (request.method().as_str(), listing) {
+            ("GET", true) => &mut self.seen.lists,
+            ("GET", false) => &mut self.seen.gets,
+            ("HEAD", _) => &mut self.seen.heads,
+            ("PUT", _) => &mut self.seen.puts,
+            ("DELETE", _) => &mut self.seen.deletes,
+            _ => &mut self.seen.posts,
+        };
+        *counter += 1;
+        if self.fail == 0 || !self.failing.iter().any(|m| m == request.method().as_str()) {
+            return false;
+        }
+        let fails = self.turn % (self.fail + self.serve) < self.fail;
+        self.turn += 1;
+        self.seen.failed += u64::from(fails);
+        fails
+    }
+}
+
 /// A running server; it stops when it is dropped.
 #[derive(Debug)]
 pub struct S3Server {
-    root: TempDir,
+    /// Where the buckets are.
+    root: PathBuf,
+    /// Removed with the server.
+    temporary: Option<TempDir>,
     address: SocketAddr,
+    books: SharedBooks,
     tasks: Tasks,
 }
 
@@ -34,18 +93,42 @@ impl S3Server {
     /// # Errors
     /// What the operating system says.
     pub async fn start(buckets: &[&str]) -> io::Result<Self> {
-        let root = tempfile::tempdir()?;
+        let folder = tempfile::tempdir()?;
+        let mut server = Self::start_in(folder.path().to_path_buf(), buckets).await?;
+        server.temporary = Some(folder);
+        Ok(server)
+    }
+
+    /// The same with the buckets as folders of a folder that is there, and stays.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub async fn start_in(root: PathBuf, buckets: &[&str]) -> io::Result<Self> {
         for bucket in buckets {
-            std::fs::create_dir(root.path().join(bucket))?;
+            std::fs::create_dir_all(root.join(bucket))?;
         }
-        let files = FileSystem::new(root.path()).map_err(|e| io::Error::other(format!("{e:?}")))?;
+        let files = FileSystem::new(&root).map_err(|e| io::Error::other(format!("{e:?}")))?;
         let mut service = S3ServiceBuilder::new(files);
         service.set_auth(SimpleAuth::from_single(KEY, SECRET));
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let tasks = Tasks::new();
-        drop(tasks.spawn(serve(listener, service.build(), tasks.clone())));
-        Ok(Self { root, address, tasks })
+        let books = Arc::default();
+        drop(tasks.spawn(serve(listener, service.build(), Arc::clone(&books), tasks.clone())));
+        Ok(Self { root, temporary: None, address, books, tasks })
+    }
+
+    /// What was asked for so far.
+    pub fn requests(&self) -> Requests {
+        self.books.lock().seen
+    }
+
+    /// From now on requests with one of these methods (`GET`, `PUT`, ...) fail `fail` times in a row with 503 SlowDown, before `serve`
+    /// of them are served, and so on. None fail with 0.
+    pub fn fail(&self, methods: &[&str], fail: u64, serve: u64) {
+        let mut books = self.books.lock();
+        (books.failing, books.fail, books.serve, books.turn) =
+            (methods.iter().map(|m| (*m).to_string()).collect(), fail, serve, 0);
     }
 
     /// The options that make [`caju_runtime::Stores`] talk to this server.
@@ -68,7 +151,7 @@ impl S3Server {
 
     /// The folder in which a bucket's objects lie, by their keys.
     pub fn bucket(&self, name: &str) -> PathBuf {
-        self.root.path().join(name)
+        self.root.join(name)
     }
 }
 
@@ -78,15 +161,26 @@ impl Drop for S3Server {
     }
 }
 
-async fn serve(listener: TcpListener, service: S3Service, tasks: Tasks) {
+type SharedBooks = Arc<parking_lot::Mutex<Books>>;
+
+const SLOW_DOWN: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>SlowDown</Code><Message>Please reduce \
+                         your request rate.</Message></Error>";
+
+async fn serve(listener: TcpListener, service: S3Service, books: SharedBooks, tasks: Tasks) {
     // The file system behind the server looks whether an object exists, then writes it: one conditional
     // write at a time makes that atomic, as it is in S3.
     let turn = Arc::new(Mutex::new(()));
     while let Ok((socket, _)) = listener.accept().await {
-        let (service, turn) = (service.clone(), Arc::clone(&turn));
+        let (service, turn, books) = (service.clone(), Arc::clone(&turn), Arc::clone(&books));
         let one = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
             let (service, turn) = (service.clone(), Arc::clone(&turn));
+            let fails = books.lock().enter(&request);
             async move {
+                if fails {
+                    let mut answer = hyper::Response::new(s3s::Body::from(SLOW_DOWN.to_string()));
+                    *answer.status_mut() = hyper::StatusCode::SERVICE_UNAVAILABLE;
+                    return Ok(answer);
+                }
                 let conditional = request.headers().contains_key("if-none-match");
                 let write = request.method() == hyper::Method::PUT;
                 let _turn = if conditional && write { Some(turn.lock().await) } else { None };

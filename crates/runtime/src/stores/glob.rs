@@ -11,7 +11,17 @@ pub(super) fn is_glob(path: &str) -> bool {
     path.contains(META)
 }
 
-/// A pattern over keys: `*` and `?` stay within one segment, `**` crosses, `{a,b}` and `[a-z]` choose.
+/// What the names of files and folders start with that are no data but notes about it, as `_SUCCESS`, `_temporary`
+/// and `.crc` files are.
+const HIDDEN: [char; 2] = ['.', '_'];
+
+/// Whether a name is passed over where nobody asked for it by that character.
+pub(super) fn is_hidden(name: &str) -> bool {
+    name.starts_with(HIDDEN)
+}
+
+/// A pattern over keys: `*` and `?` stay within one segment, `**` crosses, `{a,b}` and `[a-z]` choose. Names that
+/// start with `.` or `_` match only where the pattern's own segment does too.
 #[derive(Debug)]
 pub(super) struct Pattern {
     /// The folder in front of the first segment with a glob; everything that matches lies below it.
@@ -19,6 +29,8 @@ pub(super) struct Pattern {
     /// The text in front of the first glob; every key that matches starts with it.
     pub(super) literal: String,
     matcher: GlobMatcher,
+    /// Which of [`HIDDEN`] some segment of the pattern starts with.
+    asked: Vec<char>,
     /// One matcher per segment below `base`, where the pattern has no segment that can cross folders.
     segments: Option<Vec<GlobMatcher>>,
 }
@@ -54,12 +66,16 @@ impl Pattern {
         } else {
             Some(rest.split('/').map(compile).collect::<Result<Vec<_>>>()?)
         };
-        Ok(Self { base, literal: pattern[..meta].to_string(), matcher: compile(pattern)?, segments })
+        let asked = rest.split('/').filter_map(|s| s.chars().next().filter(|c| HIDDEN.contains(c))).collect();
+        let literal = pattern[..meta].to_string();
+        Ok(Self { base, literal, matcher: compile(pattern)?, asked, segments })
     }
 
     /// Whether a whole key matches.
     pub(super) fn matches(&self, key: &str) -> bool {
-        self.matcher.is_match(key)
+        let below = key.strip_prefix(self.base.as_str()).unwrap_or(key);
+        let hidden = |name: &str| is_hidden(name) && !name.starts_with(self.asked.as_slice());
+        self.matcher.is_match(key) && !below.split('/').any(hidden)
     }
 
     /// Whether anything below this folder (so many levels below `base`, with this name) can match.

@@ -8,7 +8,7 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 
 use super::error::{io_error, store_error};
-use super::glob::{Pattern, is_glob};
+use super::glob::{Pattern, is_glob, is_hidden};
 use super::{CountingStore, IoCounters, Location, StoreUrl, Stores, local};
 
 /// A file that was found, with what tells its version from others.
@@ -40,7 +40,7 @@ impl Filter {
             return p.matches(key);
         }
         let name = key.rsplit('/').next().unwrap_or(key);
-        if name.starts_with('.') || name.starts_with('_') {
+        if is_hidden(name) {
             return false;
         }
         let lower = name.to_ascii_lowercase();
@@ -55,8 +55,8 @@ impl Stores {
     /// The files that `path` names, sorted by key, found while the stream is polled.
     ///
     /// `path` is a file, a folder (then: all files below it with one of the `extensions`, given without the
-    /// dot; names that start with `.` or `_` are passed over), or a pattern with `*`, `?`, `[a-z]`, `{a,b}`
-    /// and `**`. Only the folder in front of the first glob is listed. Stores that list in the order of
+    /// dot), or a pattern with `*`, `?`, `[a-z]`, `{a,b}` and `**`. Names that start with `.` or `_` are passed
+    /// over, unless a segment of the pattern starts so. Only the folder in front of the first glob is listed. Stores that list in the order of
     /// their keys are passed on as they answer; the others (Azure, HTTP) are collected first.
     ///
     /// # Errors
@@ -225,7 +225,10 @@ async fn nothing(at: &Location, wanted: &StoreUrl, io: &Arc<IoCounters>) -> Erro
             Err(_) => None,
         };
     }
-    let what = if glob {
+    let hidden = names.as_ref().is_some_and(|n| n.iter().any(|n| is_hidden(n)));
+    let what = if glob && hidden {
+        format!("no file matches {wanted} (names that start with `.` or `_` are passed over)")
+    } else if glob {
         format!("no file matches {wanted}")
     } else if shown.key == wanted.key {
         format!("{wanted}: the folder holds no file of this format")

@@ -83,7 +83,8 @@ async fn globs_are_the_same_everywhere() {
     let s = stores();
     let files =
         ["a/1.csv", "a/10.csv", "a/2.csv", "a-b/1.csv", "a/x/3.csv", "a/x/4.json", "b.csv", "a/_SUCCESS"];
-    for f in files {
+    let hidden = ["a/_notes.json", "a/.1.csv", "_temporary/0/9.csv"];
+    for f in files.into_iter().chain(hidden) {
         put(&s, &format!("file:///{local}/{f}"), "x").await;
         put(&s, &format!("memory://globs/{local}/{f}"), "x").await;
     }
@@ -99,6 +100,13 @@ async fn globs_are_the_same_everywhere() {
         ("a/2{,0}.csv", &["a/2.csv"]),
         ("a", &["a/1.csv", "a/10.csv", "a/2.csv", "a/x/3.csv"]),
         ("b.csv", &["b.csv"]),
+        // Notes about data are no data, unless they are asked for.
+        ("a{,/x}/*.json*", &["a/x/4.json"]),
+        ("a/_*", &["a/_SUCCESS", "a/_notes.json"]),
+        ("a/.*", &["a/.1.csv"]),
+        ("_temporary/*/*.csv", &["_temporary/0/9.csv"]),
+        ("_*/*/*.csv", &["_temporary/0/9.csv"]),
+        ("a/_SUCCESS", &["a/_SUCCESS"]),
     ] {
         for root in ["file:///", "memory://globs/"] {
             let got = keys(&s, &format!("{root}{local}/{pattern}"), &["csv"]).await.unwrap();

@@ -1,0 +1,85 @@
+//! What a source held when rows of it were stored: so that a job can read them when the source is out of reach.
+//!
+//! Beside the snapshots, under `ROOT/v1/listings`, lies one object per source (its kind, options and paths), written
+//! whenever a listing of it came to its end. Parts are found by splits, and this is where the splits are told.
+
+use arrow_schema::Schema;
+use caju_runtime::stores::store_error;
+use caju_runtime::{Location, Stores};
+use caju_types::{Error, ErrorKind, Result, hash128};
+use object_store::ObjectStoreExt;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::record::{seal, unseal};
+use crate::schema::canonical;
+
+/// A source as it was.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SourceListing {
+    /// `caju.listing/v1`.
+    pub schema: String,
+    /// The source, as definitions say it.
+    pub source: Value,
+    /// Its columns.
+    pub columns: Schema,
+    /// Its splits as JSON, in canonical order.
+    pub splits: Vec<String>,
+}
+
+impl SourceListing {
+    /// The version of the format.
+    pub const SCHEMA: &str = "caju.listing/v1";
+
+    /// The listing of a source.
+    pub fn new(source: Value, columns: Schema, splits: Vec<String>) -> Self {
+        Self { schema: Self::SCHEMA.into(), source, columns, splits }
+    }
+
+    fn place(stores: &Stores, root: &str, source: &Value) -> Result<Location> {
+        let mut text = String::new();
+        canonical(source, &mut text);
+        let mut at = stores.resolve(root).map_err(|e| e.context("cache root"))?;
+        let name = format!("{:032x}.json", hash128(text.as_bytes()));
+        at.path = at.path.join(crate::layout::VERSION).join("listings").join(name);
+        Ok(at)
+    }
+
+    /// Writes the listing below a cache root, unless the same one is there.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn remember(&self, stores: &Stores, root: &str) -> Result<()> {
+        if Self::recall(stores, root, &self.source).await.is_ok_and(|known| known.as_ref() == Some(self)) {
+            return Ok(());
+        }
+        let at = Self::place(stores, root, &self.source)?;
+        at.store.put(&at.path, seal(self)?.into()).await.map_err(|e| store_error(&at.url, e))?;
+        Ok(())
+    }
+
+    /// The listing of a source below a cache root; none if it was never listed to its end, or what is there is
+    /// damaged or of another version.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn recall(stores: &Stores, root: &str, source: &Value) -> Result<Option<Self>> {
+        let at = Self::place(stores, root, source)?;
+        let read = async { at.store.get(&at.path).await?.bytes().await };
+        let bytes = match read.await.map_err(|e| store_error(&at.url, e)) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) => {
+                return Err(Error::new(e.kind(), format!("the listing of the source: {}", e.message())));
+            }
+        };
+        Ok(match unseal::<Self>(&bytes) {
+            Ok(listing) if listing.schema == Self::SCHEMA && listing.source == *source => Some(listing),
+            Ok(_) => None,
+            Err(why) => {
+                tracing::warn!(why, "a damaged listing of a source is ignored");
+                None
+            }
+        })
+    }
+}
