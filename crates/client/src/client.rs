@@ -6,7 +6,7 @@ use caju_engine::wire::DispatcherLink;
 use caju_proto::v1;
 use caju_types::Result;
 
-use crate::config::{ClientConfig, DatasetRef, ReadRequest};
+use crate::config::{ClientConfig, DatasetRef, ReadRequest, SaveTo};
 use crate::reader::Reader;
 
 /// What binding a definition may take: the dispatcher looks into the source.
@@ -86,6 +86,41 @@ impl Client {
         self.open(request, true).await
     }
 
+    /// Begins to save a definition's rows under a URL, or goes on with it: the dispatcher does the rest.
+    ///
+    /// # Errors
+    /// What is wrong with the definition or its source; `AlreadyExists` if another save is there.
+    pub async fn start_save(
+        &self,
+        def: &caju_pipeline::DatasetDef,
+        to: &SaveTo,
+        encoding: &str,
+    ) -> Result<v1::SaveStatus> {
+        let request = v1::StartSaveRequest {
+            definition_json: def.to_json().to_string(),
+            url: to.url.clone(),
+            encoding: encoding.to_owned(),
+            chunk_bytes: to.chunk_bytes,
+        };
+        let call = |mut d: caju_engine::wire::Dispatcher| {
+            let request = request.clone();
+            async move { d.start_save(request).await }
+        };
+        self.link.retry(self.config.connect_timeout, BIND, call).await
+    }
+
+    /// How the save to a URL goes.
+    ///
+    /// # Errors
+    /// `NotFound` if the dispatcher knows of none, `Unavailable` if it does not answer.
+    pub async fn save_status(&self, url: &str) -> Result<v1::SaveStatus> {
+        let call = |mut d: caju_engine::wire::Dispatcher| {
+            let request = v1::GetSaveRequest { url: url.to_owned() };
+            async move { d.get_save(request).await }
+        };
+        self.link.retry(self.config.dispatcher_timeout, Duration::ZERO, call).await
+    }
+
     async fn open(&self, request: ReadRequest, profile_only: bool) -> Result<Reader> {
         let (dataset_id, definition_json) = match &request.dataset {
             DatasetRef::Definition(def) => (String::new(), def.to_json().to_string()),
@@ -106,6 +141,8 @@ impl Client {
             encoding: request.encoding,
             epochs: request.epochs,
             profile_only,
+            save_chunk_bytes: request.save.as_ref().map_or(0, |s| s.chunk_bytes),
+            save_url: request.save.map(|s| s.url).unwrap_or_default(),
         };
         let call = |mut d: caju_engine::wire::Dispatcher| {
             let open = open.clone();

@@ -117,6 +117,17 @@ pub struct ReadRequest {
     pub encoding: String,
     /// Epochs that the job will read in all; 0: not known.
     pub epochs: u64,
+    /// Store the rows there instead of in the cache, and deliver none: how saves are driven.
+    pub save: Option<SaveTo>,
+}
+
+/// Where rows are saved to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SaveTo {
+    /// The root: a folder or a URL.
+    pub url: String,
+    /// The size of chunks; 0: a part is one chunk.
+    pub chunk_bytes: u64,
 }
 
 impl ReadRequest {
@@ -131,6 +142,7 @@ impl ReadRequest {
             policy: String::new(),
             encoding: String::new(),
             epochs: 0,
+            save: None,
         }
     }
 }

@@ -18,6 +18,6 @@ mod stats;
 mod task;
 
 pub use client::Client;
-pub use config::{ClientConfig, DatasetRef, EventFn, ReadRequest, ReaderEvent};
+pub use config::{ClientConfig, DatasetRef, EventFn, ReadRequest, ReaderEvent, SaveTo};
 pub use reader::{Element, Monitor, Reader};
 pub use stats::{Progress, ReaderStats};

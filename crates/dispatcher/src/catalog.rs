@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
+use caju_engine::SetBase;
+use caju_runtime::Stores;
 use caju_types::{Fingerprint, Result};
 use futures::stream::BoxStream;
 use serde_json::Value;
@@ -19,6 +21,11 @@ pub trait Catalog: Send + Sync + 'static {
     /// # Errors
     /// What is wrong with the definition or its source, naming the place.
     async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound>;
+
+    /// Where saves may be written; none where there is no storage.
+    fn stores(&self) -> Option<Arc<Stores>> {
+        None
+    }
 }
 
 /// Makes a stream of splits, each as JSON, in canonical order; found lazily while it is polled.
@@ -49,6 +56,8 @@ pub struct Bound {
     pub skip_limit: Option<u64>,
     /// Its hints, from the source down.
     pub hints: Vec<Hint>,
+    /// What the sets of parts at hints behind stream stages are named after.
+    pub set_bases: Vec<(String, SetBase)>,
     /// The stages, as their figures name them, whose output differs from epoch to epoch.
     pub random_stages: Vec<String>,
     /// Its splits.

@@ -1,14 +1,18 @@
 //! The engine behind the dispatcher: what a definition means, and which splits its source has.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow_schema::{Schema, SchemaRef};
 use async_trait::async_trait;
+use caju_cache::SourceListing;
 use caju_engine::source::SourceContext;
-use caju_engine::{BoundPipeline, bind};
+use caju_engine::{BoundPipeline, SetBase, bind};
 use caju_kernels::Registry;
 use caju_pipeline::{DatasetDef, OnError, StageOp, identity, prefix_fingerprints};
+use caju_runtime::{Stores, SystemClock};
 use caju_types::{Error, Result};
+use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use serde_json::Value;
 
@@ -19,22 +23,126 @@ use crate::state::Hint;
 pub struct EngineCatalog {
     registry: Registry,
     ctx: SourceContext,
+    /// The cache root; empty without one.
+    cache_url: String,
 }
 
 impl EngineCatalog {
     /// A catalog that looks at sources through `ctx`.
     pub fn new(registry: Registry, ctx: SourceContext) -> Self {
-        Self { registry, ctx }
+        Self { registry, ctx, cache_url: String::new() }
+    }
+
+    /// The same, with listings of sources remembered below a cache root, for jobs that say `cache_only`.
+    #[must_use]
+    pub fn with_cache(mut self, url: &str) -> Self {
+        self.cache_url = url.to_string();
+        self
+    }
+
+    /// The source of a definition as it was when it was last listed.
+    async fn recalled(&self, def: &DatasetDef) -> Result<SourceListing> {
+        if def.hints().is_empty() {
+            return Err(Error::invalid(
+                "`cache_only`: the pipeline has no `autocache` at which rows could be stored; put one into `steps`",
+            ));
+        }
+        if self.cache_url.is_empty() {
+            return Err(Error::failed_precondition("`cache_only`: there is no cache to read from; give one"));
+        }
+        let listing = SourceListing::recall(&self.ctx.stores, &self.cache_url, &source_of(def)).await?;
+        let listing = listing.filter(|l| !l.columns.fields().is_empty());
+        listing.ok_or_else(|| {
+            Error::not_found(format!(
+                "`cache_only`: {} does not know what this source held: let a job store its rows there first, with the \
+                 same source and paths (datasets of several sources cannot be read so)",
+                self.cache_url
+            ))
+        })
+    }
+
+    /// What remembers the source of a definition whose rows may be stored; none for others.
+    fn memory(&self, def: &DatasetDef, bound: &BoundPipeline) -> Option<Memory> {
+        if self.cache_url.is_empty() || def.hints().is_empty() {
+            return None;
+        }
+        let (stores, root) = (Arc::clone(&self.ctx.stores), self.cache_url.clone());
+        Some(Memory { stores, root, source: source_of(def), columns: bound.source_schema()? })
+    }
+}
+
+/// A definition's source alone, as JSON.
+fn source_of(def: &DatasetDef) -> Value {
+    def.to_json().get("source").cloned().unwrap_or_default()
+}
+
+/// Listings of more than so many bytes are not remembered.
+const MOST_REMEMBERED: usize = 64 << 20;
+
+/// How long writing one may hold up the end of the listing.
+const REMEMBER: Duration = Duration::from_secs(3);
+
+/// Remembers a source's listing when it has come to its end.
+#[derive(Clone)]
+struct Memory {
+    stores: Arc<Stores>,
+    root: String,
+    source: Value,
+    columns: SchemaRef,
+}
+
+impl Memory {
+    /// The same splits.
+    fn along(self, splits: BoxStream<'static, Result<String>>) -> BoxStream<'static, Result<String>> {
+        let start = Some((splits, Vec::new(), 0));
+        stream::unfold((start, self), |(state, me)| async move {
+            let (mut splits, mut seen, bytes) = state?;
+            match splits.next().await {
+                Some(Ok(split)) => {
+                    let bytes = bytes + split.len();
+                    if bytes <= MOST_REMEMBERED {
+                        seen.push(split.clone());
+                    }
+                    Some((Ok(split), (Some((splits, seen, bytes)), me)))
+                }
+                Some(Err(e)) => Some((Err(e), (None, me))),
+                None => {
+                    if bytes <= MOST_REMEMBERED {
+                        me.write(seen).await;
+                    }
+                    None
+                }
+            }
+        })
+        .boxed()
+    }
+
+    async fn write(&self, splits: Vec<String>) {
+        let listing = SourceListing::new(self.source.clone(), self.columns.as_ref().clone(), splits);
+        let clock = SystemClock::shared();
+        let done = tokio::select! {
+            done = listing.remember(&self.stores, &self.root) => done,
+            () = clock.sleep(REMEMBER) => Err(Error::deadline("the cache's store does not answer")),
+        };
+        if let Err(error) = done {
+            tracing::debug!(%error, "the listing of a source was not remembered");
+        }
     }
 }
 
 #[async_trait]
 impl Catalog for EngineCatalog {
+    fn stores(&self) -> Option<Arc<caju_runtime::Stores>> {
+        Some(Arc::clone(&self.ctx.stores))
+    }
+
     async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound> {
         let def = DatasetDef::from_json(definition)?;
         let identity = identity(&def, &self.registry)?;
         // Combinators have no schema of their own; the journal keeps an empty one for them.
         let known = source_schema.filter(|s| !s.fields().is_empty());
+        let recalled = if def.options.cache_only { Some(self.recalled(&def).await?) } else { None };
+        let known = recalled.as_ref().map(|l| Arc::new(l.columns.clone())).or(known);
         let bound = Arc::new(Box::pin(bind(&def, &self.registry, &self.ctx, known)).await?);
         let shuffle = def.stages.iter().find_map(|s| match &s.op {
             StageOp::Shuffle { seed, .. } => Some(SplitShuffle { seed: *seed }),
@@ -56,19 +164,30 @@ impl Catalog for EngineCatalog {
                 OnError::Skip { limit } => Some(limit),
             },
             random_stages: bound.random_stages(),
-            hints: hints(&def, &self.registry)?,
-            splits: list(bound),
+            hints: hints(&def, &self.registry, &bound)?,
+            set_bases: set_bases(&def, &self.registry, &bound)?,
+            splits: match recalled {
+                Some(listing) => Arc::new(move || stream::iter(listing.splits.clone()).map(Ok).boxed()),
+                None => list(Arc::clone(&bound), self.memory(&def, &bound)),
+            },
         })
     }
 }
 
-fn hints(def: &DatasetDef, registry: &Registry) -> Result<Vec<Hint>> {
+fn hints(def: &DatasetDef, registry: &Registry, bound: &BoundPipeline) -> Result<Vec<Hint>> {
     let stream = def.stages.iter().position(|s| !s.op.is_split_local());
     let hints = prefix_fingerprints(def, registry)?.into_iter().map(|p| {
         let behind = stream.filter(|s| *s < p.stage_index).map(|s| def.stages[s].op.name().to_string());
-        Hint { name: p.hint, prefix: p.fingerprint, random: p.random, behind }
+        let no_set = bound.no_set(p.stage_index);
+        Hint { name: p.hint, prefix: p.fingerprint, random: p.random, behind, no_set }
     });
     Ok(hints.collect())
+}
+
+fn set_bases(def: &DatasetDef, registry: &Registry, bound: &BoundPipeline) -> Result<Vec<(String, SetBase)>> {
+    let bases =
+        def.hints().into_iter().map(|h| Ok(bound.set_base(registry, &h.name)?.map(|base| (h.name, base))));
+    bases.filter_map(Result::transpose).collect()
 }
 
 impl std::fmt::Debug for EngineCatalog {
@@ -77,12 +196,16 @@ impl std::fmt::Debug for EngineCatalog {
     }
 }
 
-fn list(bound: Arc<BoundPipeline>) -> ListSplits {
+fn list(bound: Arc<BoundPipeline>, memory: Option<Memory>) -> ListSplits {
     Arc::new(move || {
         let text = |split| {
             let json = serde_json::to_string(&split);
             futures::future::ready(json.map_err(|e| Error::internal(format!("a split as JSON: {e}"))))
         };
-        bound.splits().and_then(text).boxed()
+        let splits = bound.splits().and_then(text).boxed();
+        match memory.clone() {
+            Some(memory) => memory.along(splits),
+            None => splits,
+        }
     })
 }

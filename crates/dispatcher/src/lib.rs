@@ -39,5 +39,6 @@ mod tests;
 
 pub use catalog::{Bound, Catalog, ListSplits, SplitShuffle};
 pub use config::{DispatcherConfig, Timers};
+pub use control::Saves;
 pub use engine::EngineCatalog;
 pub use server::{Dispatcher, DispatcherHandle};

@@ -25,6 +25,31 @@ pub(crate) struct Measured {
     pub(crate) epochs: Option<u64>,
     /// Bytes that the cache may hold.
     pub(crate) budget: Option<u64>,
+    /// Rows of an epoch, where these figures are of a stretch that cannot tell.
+    pub(crate) epoch_rows: Option<u64>,
+}
+
+/// The newest try of each encoding at each hint.
+fn newest(probes: &[v1::HintProbe]) -> Vec<v1::HintProbe> {
+    let mut out: Vec<v1::HintProbe> = Vec::new();
+    for probe in probes {
+        match out.iter_mut().find(|p| p.hint == probe.hint && p.encoding == probe.encoding) {
+            Some(old) => *old = probe.clone(),
+            None => out.push(probe.clone()),
+        }
+    }
+    out
+}
+
+/// Takes earlier figures of a stage out of later ones.
+fn less(stage: &mut v1::StageStats, was: &v1::StageStats) {
+    stage.rows_in = stage.rows_in.saturating_sub(was.rows_in);
+    stage.rows_out = stage.rows_out.saturating_sub(was.rows_out);
+    stage.bytes_out = stage.bytes_out.saturating_sub(was.bytes_out);
+    stage.cpu_s = (stage.cpu_s - was.cpu_s).max(0.0);
+    stage.busy_s = (stage.busy_s - was.busy_s).max(0.0);
+    stage.wait_in_s = (stage.wait_in_s - was.wait_in_s).max(0.0);
+    stage.wait_out_s = (stage.wait_out_s - was.wait_out_s).max(0.0);
 }
 
 /// How tasks name the stage figures of hints.
@@ -50,6 +75,40 @@ impl Measured {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time, not negative")]
         let ms = (self.elapsed_s() * 1000.0) as u64;
         (rows > 0 && ms > 0).then(|| Watch::rate(rows, ms))
+    }
+
+    /// The share of the epoch's splits that were begun; none while the listing goes on.
+    pub(crate) fn share(&self) -> Option<f64> {
+        let begun: u64 = self.tasks.iter().map(|t| t.computed + t.read).sum();
+        (self.splits_total > 0).then(|| begun as f64 / self.splits_total as f64)
+    }
+
+    /// What was measured since an earlier look: the stretch in between as if there had been nothing else. None if
+    /// a task has reported nothing new since, or nothing happened. Of each probe's repetitions the newest counts.
+    pub(crate) fn since(&self, earlier: &Self) -> Option<Self> {
+        let before = |t: &v1::TaskProfile| earlier.tasks.iter().find(|e| e.task_id == t.task_id);
+        if self.tasks.iter().any(|t| before(t).is_some_and(|e| e.elapsed_s >= t.elapsed_s)) {
+            return None;
+        }
+        let stretch = |t: &v1::TaskProfile| {
+            let mut t = t.clone();
+            t.probes = newest(&t.probes);
+            let Some(e) = before(&t) else { return t };
+            t.elapsed_s -= e.elapsed_s;
+            t.computed = t.computed.saturating_sub(e.computed);
+            t.read = t.read.saturating_sub(e.read);
+            t.source_bytes = t.source_bytes.saturating_sub(e.source_bytes);
+            t.source_s -= e.source_s;
+            t.sent_bytes = t.sent_bytes.saturating_sub(e.sent_bytes);
+            t.sent_s -= e.sent_s;
+            for (stage, was) in t.stages.iter_mut().zip(&e.stages) {
+                less(stage, was);
+            }
+            t
+        };
+        let tasks = self.tasks.iter().map(stretch).collect();
+        let stretch = Self { tasks, epoch_rows: Some(self.source_rows()), ..self.clone() };
+        (stretch.rows() > 0).then_some(stretch)
     }
 
     /// Whether every candidate encoding was tried.
@@ -91,9 +150,9 @@ impl Measured {
             cluster: Cluster {
                 workers,
                 cores_per_worker: (threads / workers as f64).max(0.01),
-                network_bytes_per_s_per_worker: None,
+                network_bytes_per_s_per_worker: self.network(),
             },
-            source_store: SourceStore::default(),
+            source_store: SourceStore { read_bytes_per_s: self.source_bandwidth() },
             cache_store: CacheStore {
                 read_bytes_per_s: rate(|p| p.read_bytes_per_s),
                 write_bytes_per_s: rate(|p| p.write_bytes_per_s),
@@ -109,8 +168,27 @@ impl Measured {
         }
     }
 
+    /// Bytes per second that the source's store gives the whole cluster: what a request got, times the requests
+    /// that there may be at once. Where reading is what holds things up, as many there are, so it is exact there.
+    fn source_bandwidth(&self) -> Option<f64> {
+        let measured = self.tasks.iter().filter(|t| t.source_s > 0.0 && t.source_bytes > 0);
+        let rate =
+            measured.map(|t| t.source_bytes as f64 / t.source_s * t.source_requests_at_once.max(1) as f64);
+        let sum: f64 = rate.sum();
+        (sum > 0.0).then_some(sum)
+    }
+
+    /// Bytes per second that the network takes from one worker; none where all readers are on the workers' hosts.
+    fn network(&self) -> Option<f64> {
+        let (bytes, time) = self.tasks.iter().fold((0, 0.0), |(b, s), t| (b + t.sent_bytes, s + t.sent_s));
+        (bytes > 0 && time > 0.0).then(|| bytes as f64 / time)
+    }
+
     /// Rows of one epoch: exact if everything was handed out, else by the share of splits that was.
     fn source_rows(&self) -> u64 {
+        if let Some(rows) = self.epoch_rows {
+            return rows;
+        }
         let rows = self.rows();
         let computed: u64 = self.tasks.iter().map(|t| t.computed).sum();
         if computed == 0 || self.splits_total <= computed {
@@ -212,7 +290,9 @@ fn stages(sums: &[v1::StageStats], dataset: &Dataset) -> Vec<Stage> {
     let mut out: Vec<Stage> = Vec::new();
     // Rows that go into the next stage, and their bytes, per source row.
     let (mut rows, mut bytes) = (1.0, 0.0);
-    for (i, sum) in sums.iter().filter(|s| !s.name.ends_with(HINT) && s.name != "output").enumerate() {
+    // Handing rows over costs nothing within a process; through a socket it does.
+    let counts = |s: &&v1::StageStats| !s.name.ends_with(HINT) && (s.name != "output" || s.cpu_s > 0.0);
+    for (i, sum) in sums.iter().filter(counts).enumerate() {
         let input = if i == 0 { sum.rows_out } else { sum.rows_in };
         let per_row = |total: f64| if input == 0 { 0.0 } else { total / input as f64 * rows };
         let ratio = if i == 0 || input == 0 { 1.0 } else { sum.rows_out as f64 / input as f64 };
@@ -234,3 +314,6 @@ fn stages(sums: &[v1::StageStats], dataset: &Dataset) -> Vec<Stage> {
     }
     out
 }
+
+#[cfg(test)]
+mod tests;

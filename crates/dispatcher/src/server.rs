@@ -41,6 +41,7 @@ impl Dispatcher {
     /// `Unavailable` if the address cannot be listened on; those of [`open_state_dir`].
     pub async fn start(config: DispatcherConfig, catalog: Arc<dyn Catalog>) -> Result<DispatcherHandle> {
         let clock = SystemClock::shared();
+        caju_cache::CacheOptions::check_budget(config.cache_budget)?;
         let journal: Box<dyn Journal> = match config.state_dir.clone() {
             None => Box::new(MemoryJournal::default()),
             Some(dir) => {
@@ -105,6 +106,11 @@ impl DispatcherHandle {
     /// The address that it listens on, with the port that was found for port 0.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The saves that were asked for: somebody in this process has to drive them, with a client.
+    pub fn saves(&self) -> crate::control::Saves {
+        crate::control::Saves::of(&self.core)
     }
 
     /// Stops: no new calls, waiting calls are told to try again, and the journal is closed. Calls that do not

@@ -97,6 +97,20 @@ impl Dispatcher for DispatcherService {
         respond(self.core.close_client(request.into_inner())).await
     }
 
+    async fn start_save(
+        &self,
+        request: Request<v1::StartSaveRequest>,
+    ) -> Result<Response<v1::SaveStatus>, Status> {
+        respond(self.core.start_save(request.into_inner())).await
+    }
+
+    async fn get_save(
+        &self,
+        request: Request<v1::GetSaveRequest>,
+    ) -> Result<Response<v1::SaveStatus>, Status> {
+        respond(self.core.get_save(request.into_inner())).await
+    }
+
     async fn get_status(
         &self,
         _: Request<v1::GetStatusRequest>,

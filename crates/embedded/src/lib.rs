@@ -19,6 +19,8 @@
 //! # Ok(()) }
 //! ```
 
+mod saves;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +33,8 @@ use caju_kernels::{Limits, Registry};
 use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock};
 use caju_types::Result;
 use caju_worker::{Caches, Worker, WorkerConfig, WorkerHandle};
+
+pub use saves::SaveDriver;
 
 /// Within one process silence means a busy machine, not a lost worker.
 const SILENCE: Duration = Duration::from_secs(120);
@@ -80,6 +84,7 @@ impl ClusterConfig {
 #[derive(Debug)]
 pub struct Cluster {
     dispatcher: DispatcherHandle,
+    saves: SaveDriver,
     workers: Vec<WorkerHandle>,
     caches: Arc<Caches>,
     config: ClusterConfig,
@@ -100,8 +105,8 @@ impl Cluster {
             drain: DRAIN,
             ..Timers::default()
         };
-        let catalog = Arc::new(EngineCatalog::new(config.registry.clone(), ctx));
         let cache_url = config.cache_url.clone().unwrap_or_default();
+        let catalog = Arc::new(EngineCatalog::new(config.registry.clone(), ctx).with_cache(&cache_url));
         let dispatcher = DispatcherConfig {
             timers,
             cache_url,
@@ -110,7 +115,8 @@ impl Cluster {
         };
         let dispatcher = Dispatcher::start(dispatcher, catalog).await?;
         let caches = Caches::new(Arc::clone(&config.stores), config.cache.clone(), SystemClock::shared());
-        let mut cluster = Self { dispatcher, workers: Vec::new(), caches, config };
+        let saves = SaveDriver::start(&dispatcher, config.local.clone());
+        let mut cluster = Self { dispatcher, saves, workers: Vec::new(), caches, config };
         for _ in 0..cluster.config.workers {
             cluster.add_worker().await?;
         }
@@ -168,6 +174,7 @@ impl Cluster {
 
     /// Stops the workers, then the dispatcher, within a few seconds. Readers that are not at their end fail.
     pub async fn stop(self) {
+        self.saves.stop().await;
         for worker in self.workers {
             worker.shutdown().await;
         }

@@ -5,8 +5,13 @@
 //! (`put`) and nobody else is storing it. Nothing that goes wrong with the cache ends the task: the split is
 //! computed then.
 
+mod bound;
+mod origin;
 mod part;
+mod plan;
 mod put;
+mod save;
+mod set;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,114 +21,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use caju_cache::{
-    Cache, Encoding, PartIndex, PartMeta, PartWriter, PutOutcome, ReadOptions, Snapshot, SnapshotDescription,
+    Cache, PartIndex, PartMeta, PartWriter, PutOutcome, ReadOptions, Snapshot, SnapshotDescription,
 };
-use caju_types::{Error, Fingerprint, Result, SplitKey};
+use caju_types::{Error, Fingerprint, Result};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tokio::sync::{OnceCell, mpsc};
 
 use crate::context::TaskContext;
 use crate::probing::{Findings, Prober};
 use crate::source::Split;
+use crate::task::LeasedSplit;
+pub(crate) use bound::{BoundHint, SetShape, set_base};
 pub(crate) use part::OpenPart;
 use part::{Opened, given_up, is_loss, schema_for_people, stored_schema};
+pub use plan::{CachePlan, GroupLease, SetPlan, SetTarget, SplitModes, cover, set_id};
 use put::{Breaker, Piece, write_part};
-
-/// What an iteration does at one hint. Travels with leases, as JSON.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CachePlan {
-    /// The hint's name.
-    pub hint: String,
-    /// The fingerprint of the stages above it, by the definition. A job with a seed of its own stores what is
-    /// drawn above the hint under another one.
-    pub prefix: Fingerprint,
-    /// Whether splits without a part are stored.
-    pub put: bool,
-    /// How parts are written.
-    pub encoding: Encoding,
-    /// The share of splits that is stored, in thousandths: which ones is a matter of their keys alone.
-    #[serde(default = "all")]
-    pub share: u32,
-}
-
-fn all() -> u32 {
-    CachePlan::ALL
-}
-
-impl CachePlan {
-    /// The share that means every split.
-    pub const ALL: u32 = 1000;
-
-    /// A plan that stores and reads every split.
-    pub fn whole(hint: &str, prefix: Fingerprint, encoding: Encoding) -> Self {
-        Self { hint: hint.to_string(), prefix, put: true, encoding, share: Self::ALL }
-    }
-
-    /// A fraction from 0 to 1 as a share.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 1000")]
-    pub fn share_of(fraction: f64) -> u32 {
-        (fraction.clamp(0.0, 1.0) * f64::from(Self::ALL)).round() as u32
-    }
-
-    /// Whether a split without a part is stored.
-    fn stores(&self, key: SplitKey) -> bool {
-        self.put && key.folded() % u64::from(Self::ALL) < u64::from(self.share)
-    }
-}
-
-/// How many splits of a task were computed, stored, and read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SplitModes {
-    /// Computed, not stored.
-    pub compute: u64,
-    /// Computed and stored.
-    pub put: u64,
-    /// Read from a snapshot.
-    pub get: u64,
-}
-
-/// A hint of a bound pipeline that has only split-local stages above it.
-#[derive(Debug, Clone)]
-pub(crate) struct BoundHint {
-    pub(crate) name: String,
-    pub(crate) schema: SchemaRef,
-    /// Its index among the stages of the definition.
-    pub(crate) stage: usize,
-    /// The definition of the stages above it, for people who look into the snapshot.
-    pub(crate) definition: serde_json::Value,
-    /// The same in a few words.
-    pub(crate) prefix: String,
-    /// What the fingerprint is a hash of.
-    pub(crate) canonical: serde_json::Value,
-    /// The fingerprint of the stages above it: with the job's seed, in a task.
-    pub(crate) fingerprint: Fingerprint,
-    /// The same by the definition alone.
-    pub(crate) planned: Fingerprint,
-    /// Whether something above it draws anew each epoch.
-    pub(crate) random: bool,
-    /// Stages above it draw at positions below this one.
-    pub(crate) position: u32,
-    /// The source's columns, where their types were found from the first rows of some file: other files may
-    /// show other types, and then other values.
-    pub(crate) found_columns: Option<String>,
-}
-
-impl BoundHint {
-    /// The hint for a job with this seed: what is drawn above it depends on that.
-    pub(crate) fn seeded(mut self, seed: u64) -> Self {
-        if let Some((canonical, fingerprint)) = caju_pipeline::reseeded(&self.canonical, seed)
-            && fingerprint != self.planned
-        {
-            self.fingerprint = fingerprint;
-            self.canonical = canonical;
-            if let Some(definition) = self.definition.as_object_mut() {
-                definition.insert("seed".into(), seed.into());
-            }
-        }
-        self
-    }
-}
+pub use save::SavePlan;
+pub(crate) use set::StoredGroup;
+use set::Writing;
 
 /// Batches that wait for the writer of a part; beyond that the split waits for it.
 const WAITING: usize = 2;
@@ -143,6 +58,7 @@ pub(crate) struct TaskCache {
     gets: Breaker,
     snapshots: Mutex<HashMap<Fingerprint, Arc<OnceCell<Option<SnapshotView>>>>>,
     books: Mutex<Books>,
+    set: tokio::sync::Mutex<Writing>,
     writers: caju_runtime::Tasks,
     open_writers: tokio::sync::watch::Sender<usize>,
     compute: AtomicU64,
@@ -180,6 +96,8 @@ pub(crate) enum Entry {
     Compute,
     /// From the source; what arrives at the hint is stored, and the hint wants to hear of the split's end.
     Put,
+    /// Not at all: a save has it, or cannot have it now.
+    Skip,
     /// At a hint, from a part.
     Get { hint: usize, part: Box<OpenPart> },
 }
@@ -210,6 +128,7 @@ impl TaskCache {
             gets: Breaker::default(),
             snapshots: Mutex::default(),
             books: Mutex::default(),
+            set: tokio::sync::Mutex::default(),
             writers: caju_runtime::Tasks::new(),
             open_writers: tokio::sync::watch::Sender::new(0),
             compute: AtomicU64::new(0),
@@ -256,22 +175,16 @@ impl TaskCache {
     }
 
     /// Decides how a split starts, and opens what it needs.
-    pub(crate) async fn enter(
-        self: &Arc<Self>,
-        index: u64,
-        split: &Split,
-        plan: Option<&CachePlan>,
-    ) -> Entry {
-        let entry = match plan {
-            // Half of a split is no part, and rows of a part are counted from its beginning.
-            _ if split.trim.is_some() => Entry::Compute,
-            Some(plan) => self.enter_planned(index, split, plan).await,
-            None if self.reads_hits => self.enter_hit(index, split).await,
+    pub(crate) async fn enter(self: &Arc<Self>, lease: &LeasedSplit) -> Entry {
+        let (index, split) = (lease.index, &lease.split);
+        let entry = match lease.cache.as_deref() {
+            Some(plan) => self.enter_planned(lease, plan).await,
+            None if self.reads_hits && split.trim.is_none() => self.enter_hit(index, split).await,
             None => Entry::Compute,
         };
         match entry {
             Entry::Compute => self.compute.fetch_add(1, Ordering::Relaxed),
-            Entry::Get { .. } => self.get.fetch_add(1, Ordering::Relaxed),
+            Entry::Get { .. } | Entry::Skip => self.get.fetch_add(1, Ordering::Relaxed),
             // Counted when the part is committed.
             Entry::Put => 0,
         };
@@ -285,6 +198,10 @@ impl TaskCache {
             return Entry::Compute;
         }
         for hint in (0..self.hints.len()).rev() {
+            // Nobody could tell a second attempt at this split whether the first one drew anew.
+            if self.hints[hint].random || self.is_set(hint) {
+                continue;
+            }
             let view = self.view(hint).await;
             let Some(view) = view.get().and_then(Option::as_ref) else { continue };
             let Some(meta) = view.index.get(&split.key).cloned() else { continue };
@@ -295,13 +212,25 @@ impl TaskCache {
         Entry::Compute
     }
 
-    async fn enter_planned(self: &Arc<Self>, index: u64, split: &Split, plan: &CachePlan) -> Entry {
-        let key = split.key;
-        let Some(hint) = self.hints.iter().position(|h| h.name == plan.hint) else { return Entry::Compute };
-        if self.hints[hint].planned != plan.prefix {
-            let ours = self.hints[hint].planned;
-            tracing::warn!(hint = %plan.hint, %ours, theirs = %plan.prefix, "the dispatcher means another prefix");
+    async fn enter_planned(self: &Arc<Self>, lease: &LeasedSplit, plan: &CachePlan) -> Entry {
+        let (index, split, key) = (lease.index, &lease.split, lease.split.key);
+        let Some(hint) = self.place(plan) else { return self.without(plan) };
+        if self.is_set(hint) {
+            self.freeze(hint, lease);
+            self.enter_set(lease, hint, plan).await;
             return Entry::Compute;
+        }
+        // Half of a split is no part, and rows of a part are counted from its beginning.
+        if split.trim.is_some() {
+            return self.without(plan);
+        }
+        if plan.means(key) {
+            self.freeze(hint, lease);
+        } else if self.hints[hint].random {
+            return Entry::Compute;
+        }
+        if let Some(save) = &plan.save {
+            return self.enter_save(index, split, plan, save).await;
         }
         let view = self.view(hint).await;
         let Some(view) = view.get().and_then(Option::as_ref) else { return Entry::Compute };
@@ -366,13 +295,29 @@ impl TaskCache {
             return Opened::Unusable;
         }
         let hint = &self.hints[hint];
-        match view.snapshot.open_part(&meta, ReadOptions::default()).await {
+        self.open_as(&view.snapshot, hint, meta, Arc::clone(&hint.schema)).await
+    }
+
+    /// Opens a part for columns of which the hint's are the first.
+    async fn open_as(
+        &self,
+        snapshot: &Snapshot,
+        hint: &BoundHint,
+        meta: Arc<PartMeta>,
+        schema: SchemaRef,
+    ) -> Opened {
+        match snapshot.open_part(&meta, ReadOptions::default()).await {
             Ok(reader) => {
                 self.gets.worked();
-                let schema = Arc::clone(&hint.schema);
-                let part = OpenPart::new(reader, meta, view.snapshot.clone(), schema);
+                let part = OpenPart::new(reader, Arc::clone(&meta), snapshot.clone(), schema);
+                let draw = hint.random.then(|| self.ctx.frozen_draw(0));
                 match part.unfit(hint) {
-                    None => Opened::Part(Box::new(part)),
+                    None if part.is_drawn_with(draw) => Opened::Part(Box::new(part)),
+                    None => {
+                        let e = Error::data_loss("its rows were drawn otherwise than they are now");
+                        given_up(snapshot, &meta, &e).await;
+                        Opened::Bad
+                    }
                     Some(why) => {
                         tracing::debug!(hint = %hint.name, why, "a part is not for this job; rows are computed");
                         Opened::Unusable
@@ -380,7 +325,7 @@ impl TaskCache {
                 }
             }
             Err(e) if is_loss(&e) => {
-                given_up(&view.snapshot, &meta, &e).await;
+                given_up(snapshot, &meta, &e).await;
                 Opened::Bad
             }
             Err(e) => {
@@ -398,7 +343,14 @@ impl TaskCache {
         plan: &CachePlan,
     ) -> Result<PutOutcome> {
         let bound = self.hints.get(hint).ok_or_else(|| Error::internal("a hint is not bound"))?;
-        let description = SnapshotDescription {
+        let description = self.description(bound, plan);
+        let schema = stored_schema(bound, self.ctx.frozen_draw(0));
+        self.uses(&view.snapshot);
+        view.snapshot.put(split.key, &description, schema, plan.encoding).await
+    }
+
+    fn description(&self, bound: &BoundHint, plan: &CachePlan) -> SnapshotDescription {
+        SnapshotDescription {
             name: self.pipeline.clone(),
             prefix: bound.prefix.clone(),
             definition: bound.definition.clone(),
@@ -406,10 +358,21 @@ impl TaskCache {
             schema: schema_for_people(&bound.schema),
             encoding: plan.encoding.to_string(),
             ..SnapshotDescription::default()
-        };
-        let schema = stored_schema(bound, self.ctx.draw(split.repetition));
-        self.uses(&view.snapshot);
-        view.snapshot.put(split.key, &description, schema, plan.encoding).await
+        }
+    }
+
+    /// What is drawn above a hint whose rows are stored is drawn as in epoch 0, whoever computes the split, and
+    /// whether it is stored this time or not: computed rows and stored ones are the same.
+    fn freeze(&self, hint: usize, lease: &LeasedSplit) {
+        let Some(bound) = self.hints.get(hint).filter(|h| h.random) else { return };
+        // Repetitions share the part of a split; a set has its rows as often as the prefix put them out.
+        let repetition = if bound.set.is_some() { lease.split.repetition } else { 0 };
+        self.ctx.freeze(lease.index, self.ctx.frozen_draw(repetition), bound.position);
+    }
+
+    /// How a split starts that a plan does not mean.
+    fn without(&self, plan: &CachePlan) -> Entry {
+        if plan.save.is_some() { Entry::Skip } else { Entry::Compute }
     }
 
     /// Tells the snapshot who uses it, for `caju cache ls`.
@@ -463,6 +426,12 @@ impl TaskCache {
     pub(crate) async fn settled(&self) {
         // What has no end by now never gets one: `take` stopped the stream above it.
         self.close_books();
+        {
+            let mut set = self.set.lock().await;
+            if matches!(*set, Writing::Part(_)) {
+                *set = Writing::Spoiled;
+            }
+        }
         let mut open = self.open_writers.subscribe();
         open.wait_for(|n| *n == 0).await.ok();
     }
@@ -479,12 +448,8 @@ impl TaskCache {
         self.writers.stop();
     }
 
-    /// The first `rows` rows behind the hint are with the stages below already; they came from a part with
-    /// these draws, and so must the others.
-    pub(crate) fn resume(&self, index: u64, hint: usize, rows: u64, draw: Option<u64>) {
-        if let (Some(draw), Some(bound)) = (draw, self.hints.get(hint)) {
-            self.ctx.freeze(index, draw, bound.position);
-        }
+    /// The first `rows` rows behind the hint are with the stages below already: they came from a part.
+    pub(crate) fn resume(&self, index: u64, hint: usize, rows: u64) {
         self.get.fetch_sub(1, Ordering::Relaxed);
         self.compute.fetch_add(1, Ordering::Relaxed);
         self.books.lock().open.insert(index, Book { hint, skip_below: rows, writer: None });

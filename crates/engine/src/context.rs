@@ -91,6 +91,11 @@ impl TaskContext {
         mix64(mix64(self.seed, self.epoch), u64::from(repetition))
     }
 
+    /// What draws have in common whose rows are stored.
+    pub(crate) fn frozen_draw(&self, repetition: u32) -> u64 {
+        mix64(mix64(self.seed, 0), u64::from(repetition))
+    }
+
     /// Makes a split known before its first row moves.
     pub(crate) fn register(&self, index: u64, split: &Split, done: &RowRanges) {
         self.insert(index, index, split, done.clone(), None);

@@ -16,8 +16,8 @@ mod stream;
 mod task;
 pub mod wire;
 
-pub use bind::{BoundPipeline, Hints, bind, bind_with};
-pub use caching::{CachePlan, SplitModes};
+pub use bind::{BoundPipeline, Hints, SetBase, bind, bind_with};
+pub use caching::{CachePlan, GroupLease, SavePlan, SetPlan, SetTarget, SplitModes, cover, set_id};
 pub use chunk::{Chunk, Elements, Run};
 pub use probing::{Findings, HintParts, HintProbe};
 pub use stats::TaskStats;

@@ -27,6 +27,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// How long the end of a task waits for its probes, if they are what it is for.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// How often everything is tried: how much the tries differ says how sure they are.
+const ROUNDS: usize = 3;
+
 /// The encodings that are tried, cheapest first.
 const CANDIDATES: [Encoding; 4] = [
     Encoding { format: Format::Arrow, compression: Compression::None },
@@ -175,6 +178,16 @@ impl Prober {
     async fn run(&self) {
         let start = self.clock.now();
         let mut spent = Duration::ZERO;
+        for round in 0..ROUNDS {
+            self.round(round > 0, start, &mut spent).await;
+            self.findings.lock().complete = true;
+        }
+        self.samples.lock().iter_mut().for_each(|s| s.rows.clear());
+        self.through.send_replace(true);
+    }
+
+    /// Tries every encoding at every hint once; where it is not the first time, only while the task goes on.
+    async fn round(&self, again: bool, start: Duration, spent: &mut Duration) {
         for encoding in CANDIDATES {
             for hint in 0..self.hints.len() {
                 let rows = self.sample(hint).await;
@@ -184,10 +197,13 @@ impl Prober {
                 while !self.is_over() && spent.as_secs_f64() > self.allowance(start) {
                     self.clock.sleep(PAUSE).await;
                 }
+                if again && self.is_over() {
+                    return;
+                }
                 let bound = &self.hints[hint];
                 match self.cache.probe(&bound.schema, &rows, encoding).await {
                     Ok(probe) => {
-                        spent += seconds(probe.encode_cpu_s + probe.decode_cpu_s);
+                        *spent += seconds(probe.encode_cpu_s + probe.decode_cpu_s);
                         self.findings.lock().probes.push(HintProbe { hint: bound.name.clone(), probe });
                     }
                     // An encoding that cannot hold these columns is no option; a store that fails is none either.
@@ -195,9 +211,6 @@ impl Prober {
                 }
             }
         }
-        self.samples.lock().iter_mut().for_each(|s| s.rows.clear());
-        self.findings.lock().complete = true;
-        self.through.send_replace(true);
     }
 
     fn allowance(&self, start: Duration) -> f64 {

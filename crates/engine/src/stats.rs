@@ -17,6 +17,8 @@ tokio::task_local! {
 #[derive(Debug, Default)]
 pub struct StageCounters {
     name: String,
+    /// Whether times are taken; rows and bytes are counted in any case.
+    taps: bool,
     rows_in: AtomicU64,
     rows_out: AtomicU64,
     bytes_out: AtomicU64,
@@ -37,6 +39,9 @@ fn seconds(counter: &AtomicU64) -> f64 {
 impl StageCounters {
     /// Runs a piece of the stage's work on this thread and counts its time.
     pub(crate) fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
+        if !self.taps {
+            return work();
+        }
         let (wall, cpu) = (Instant::now(), thread_cpu_time());
         let out = work();
         add(&self.cpu_ns, thread_cpu_time().saturating_sub(cpu));
@@ -51,7 +56,10 @@ impl StageCounters {
     }
 
     /// Runs a future and counts the CPU time of its polls.
-    pub(crate) async fn polled<F: Future>(&self, future: F) -> F::Output {
+    pub async fn polled<F: Future>(&self, future: F) -> F::Output {
+        if !self.taps {
+            return future.await;
+        }
         let mut future = std::pin::pin!(future);
         std::future::poll_fn(|cx| {
             let cpu = thread_cpu_time();
@@ -94,15 +102,41 @@ impl StageCounters {
     }
 }
 
+/// Bytes that went through something outside of the process, and the time that it took for them.
+#[derive(Debug, Default)]
+pub struct Passage {
+    bytes: AtomicU64,
+    ns: AtomicU64,
+}
+
+impl Passage {
+    /// Counts some bytes.
+    pub fn passed(&self, bytes: u64, took: Duration) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        add(&self.ns, took);
+    }
+
+    /// Bytes and seconds so far.
+    pub fn so_far(&self) -> (u64, f64) {
+        (self.bytes.load(Ordering::Relaxed), seconds(&self.ns))
+    }
+}
+
 /// Counters of all stages of a task: the source first, the output last.
 #[derive(Debug)]
 pub struct TaskStats {
     stages: Vec<StageCounters>,
+    /// What the source's store gave: the time is the sum over requests, of which several run at once.
+    pub reads: Passage,
+    /// What went out to readers through sockets.
+    pub sends: Passage,
 }
 
 impl TaskStats {
-    pub(crate) fn new(names: impl IntoIterator<Item = String>) -> Self {
-        Self { stages: names.into_iter().map(|name| StageCounters { name, ..Default::default() }).collect() }
+    pub(crate) fn new(names: impl IntoIterator<Item = String>, taps: bool) -> Self {
+        let stage = |name| StageCounters { name, taps, ..Default::default() };
+        let stages = names.into_iter().map(stage).collect();
+        Self { stages, reads: Passage::default(), sends: Passage::default() }
     }
 
     pub(crate) fn stage(&self, index: usize) -> &StageCounters {

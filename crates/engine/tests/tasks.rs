@@ -79,7 +79,7 @@ async fn rows_that_readers_have_are_not_sent_again() {
     let lease = |done: RowRanges| {
         (0u64..)
             .zip(all.clone())
-            .map(|(index, split)| LeasedSplit { index, split, done: done.clone(), cache: None })
+            .map(|(index, split)| LeasedSplit { index, split, done: done.clone(), cache: None, group: None })
             .collect()
     };
     let whole = sorted(rows(&run(&pipeline, lease(RowRanges::default()), How::default()).await.unwrap()));

@@ -13,14 +13,16 @@ use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 use arrow_array::{ArrayRef, RecordBatch, UInt64Array};
 use arrow_schema::{DataType, Field, Schema};
+use caju_runtime::PrivateFolder;
 use caju_types::{Error, Result};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 use crate::{Function, FunctionError, Output, PoolConfig};
 
 /// The column that brings the seeds.
 const SEED: &str = "__caju_seed";
+/// What the names of the folders for rows begin with.
+const ROWS: &str = "caju-rows-";
 
 /// What a process said to a call.
 pub(crate) enum Answer {
@@ -35,7 +37,7 @@ pub(crate) struct Process {
     child: Child,
     input: ChildStdin,
     lines: Receiver<String>,
-    folder: TempDir,
+    folder: PrivateFolder,
     /// The functions that it has, by their address: they live as long as their definitions.
     known: HashMap<usize, (Arc<Function>, usize)>,
 }
@@ -175,12 +177,12 @@ impl Drop for Process {
 }
 
 /// A folder in memory where the system has one.
-fn folder() -> Result<TempDir> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix("caju-rows-");
-    let memory = std::path::Path::new("/dev/shm");
-    let made = if memory.is_dir() { builder.tempdir_in(memory) } else { builder.tempdir() };
-    made.or_else(|_| builder.tempdir()).map_err(|e| Error::exhausted(format!("a folder for rows: {e}")))
+fn folder() -> Result<PrivateFolder> {
+    let (memory, files) = (std::path::Path::new("/dev/shm"), std::env::temp_dir());
+    let at = if memory.is_dir() { memory } else { files.as_path() };
+    PrivateFolder::new(at, ROWS)
+        .or_else(|_| PrivateFolder::new(&files, ROWS))
+        .map_err(|e| Error::exhausted(format!("a folder for rows: {e}")))
 }
 
 fn with_seeds(batch: &RecordBatch, seeds: Option<&[u64]>) -> Result<RecordBatch> {

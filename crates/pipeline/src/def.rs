@@ -29,11 +29,13 @@ pub struct Options {
     pub on_error: OnError,
     /// Promise the order of rows and the make-up of batches, at the price of some speed.
     pub deterministic: bool,
+    /// Rows come from what is stored at a hint, and from nowhere else: the source is not even looked for.
+    pub cache_only: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { seed: None, on_error: OnError::Fail, deterministic: false }
+        Self { seed: None, on_error: OnError::Fail, deterministic: false, cache_only: false }
     }
 }
 
@@ -68,6 +70,11 @@ pub enum SourceDef {
         /// The bytes of an Arrow IPC stream.
         ipc: bytes::Bytes,
     },
+    /// The same rows, held by the process that computes them and named by their content.
+    Held {
+        /// The SHA-256 of the Arrow IPC stream in hexadecimal digits, see [`crate::content_name`].
+        sha256: String,
+    },
     /// The datasets one after another.
     Concatenate(Vec<DatasetDef>),
     /// Rows drawn from the datasets with the given weights until all are used up.
@@ -81,6 +88,13 @@ pub enum SourceDef {
     },
     /// Rows of the datasets side by side; their rows must be aligned or the definition is refused.
     Zip(Vec<DatasetDef>),
+    /// The rows of a save.
+    Load {
+        /// The folder or URL that the rows were saved to; a relative one was resolved against the pipeline file.
+        path: String,
+        /// Whether a save that is not finished is waited for.
+        wait: bool,
+    },
 }
 
 /// Files of one format.
@@ -198,12 +212,14 @@ pub struct Feature {
     pub dtype: ColumnType,
     /// A single value, a fixed number of values, or a list.
     pub shape: FeatureShape,
+    /// Null where a record lacks it. Otherwise a value that is lacking is an error, and a list is empty.
+    pub optional: bool,
 }
 
 /// How many values a feature has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FeatureShape {
-    /// Exactly one; absent is null.
+    /// Exactly one.
     Scalar,
     /// Exactly this many: a fixed-size list.
     Fixed(u32),

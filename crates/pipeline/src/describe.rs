@@ -71,12 +71,15 @@ fn source(source: &SourceDef) -> String {
         SourceDef::Memory { ipc } => {
             format!("{} in the definition", caju_types::format_bytes(ipc.len() as u64))
         }
+        SourceDef::Held { sha256 } => format!("rows in memory, content {}", &sha256[..sha256.len().min(12)]),
         SourceDef::Concatenate(list) => format!("{} datasets one after another", list.len()),
         SourceDef::Zip(list) => format!("{} datasets side by side", list.len()),
         SourceDef::Sample { weights, seed, .. } => {
             let weights: Vec<_> = weights.iter().map(f64::to_string).collect();
             format!("weights {}, {}", weights.join(" : "), seed_text(*seed))
         }
+        SourceDef::Load { path, wait: true } => path.clone(),
+        SourceDef::Load { path, wait: false } => format!("{path}, only if it is finished"),
     }
 }
 

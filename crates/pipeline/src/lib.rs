@@ -14,6 +14,7 @@ mod fingerprint;
 mod functions;
 mod path;
 mod read;
+mod saving;
 mod shape;
 mod validate;
 mod words;
@@ -26,9 +27,10 @@ pub use def::{
 };
 pub use describe::describe;
 pub use fingerprint::{
-    PrefixFingerprint, SCHEMA as FINGERPRINT_SCHEMA, canonical_text, fingerprint, identity,
+    PrefixFingerprint, SCHEMA as FINGERPRINT_SCHEMA, canonical_text, content_name, fingerprint, identity,
     prefix_fingerprints, prefix_json, reseeded,
 };
 pub use functions::Functions;
+pub use saving::{SAVE_HINT, SavedForm};
 pub use shape::Hint;
 pub use validate::{MAX_DEPTH, validate};

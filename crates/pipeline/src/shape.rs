@@ -114,7 +114,11 @@ impl SourceDef {
         match self {
             SourceDef::Concatenate(list) | SourceDef::Zip(list) => list,
             SourceDef::Sample { datasets, .. } => datasets,
-            SourceDef::Files(_) | SourceDef::Range { .. } | SourceDef::Memory { .. } => &[],
+            SourceDef::Files(_)
+            | SourceDef::Range { .. }
+            | SourceDef::Memory { .. }
+            | SourceDef::Held { .. }
+            | SourceDef::Load { .. } => &[],
         }
     }
 
@@ -122,7 +126,11 @@ impl SourceDef {
         match self {
             SourceDef::Concatenate(list) | SourceDef::Zip(list) => list,
             SourceDef::Sample { datasets, .. } => datasets,
-            SourceDef::Files(_) | SourceDef::Range { .. } | SourceDef::Memory { .. } => &mut [],
+            SourceDef::Files(_)
+            | SourceDef::Range { .. }
+            | SourceDef::Memory { .. }
+            | SourceDef::Held { .. }
+            | SourceDef::Load { .. } => &mut [],
         }
     }
 }

@@ -43,7 +43,7 @@ pub(crate) const VERSION_RULES: &Words<VersionRule> =
     &[("listed", VersionRule::Listed), ("content", VersionRule::Content)];
 
 /// Every source's name in pipeline files, with an example: the order of the documentation.
-pub(crate) const SOURCES: [(&str, &str); 12] = [
+pub(crate) const SOURCES: [(&str, &str); 13] = [
     ("tfrecord", r#"tfrecord: { path: "data/*.tfrecord" }"#),
     ("parquet", r#"parquet: { path: "data/*.parquet" }"#),
     ("arrow", r#"arrow: { path: "data/*.arrow" }"#),
@@ -56,6 +56,7 @@ pub(crate) const SOURCES: [(&str, &str); 12] = [
     ("concatenate", "concatenate: [ { source: .. }, { source: .. } ]"),
     ("sample", "sample: { datasets: [ { source: .. }, { source: .. } ], weights: [1, 3] }"),
     ("zip", "zip: [ { source: .. }, { source: .. } ]"),
+    ("load", r#"load: { path: "saves/train" }"#),
 ];
 
 /// An example of a stage, for messages about a missing argument.
@@ -101,10 +102,11 @@ impl SourceDef {
         match self {
             SourceDef::Files(f) => f.format.name(),
             SourceDef::Range { .. } => "range",
-            SourceDef::Memory { .. } => "memory",
+            SourceDef::Memory { .. } | SourceDef::Held { .. } => "memory",
             SourceDef::Concatenate(_) => "concatenate",
             SourceDef::Sample { .. } => "sample",
             SourceDef::Zip(_) => "zip",
+            SourceDef::Load { .. } => "load",
         }
     }
 }
@@ -142,14 +144,15 @@ impl fmt::Display for VersionRule {
     }
 }
 
-/// `int64` one value, `int64[]` a list, `int64[10]` ten values.
+/// `int64` one value, `int64[]` a list, `int64[10]` ten values; each with `?` where records may lack it.
 impl fmt::Display for Feature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.shape {
             FeatureShape::Scalar => write!(f, "{}", self.dtype),
             FeatureShape::Fixed(n) => write!(f, "{}[{n}]", self.dtype),
             FeatureShape::List => write!(f, "{}[]", self.dtype),
-        }
+        }?;
+        f.write_str(if self.optional { "?" } else { "" })
     }
 }
 

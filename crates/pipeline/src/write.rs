@@ -26,6 +26,9 @@ impl DatasetDef {
         };
         out.insert("on_error".into(), on_error);
         out.insert("deterministic".into(), self.options.deterministic.into());
+        if self.options.cache_only {
+            out.insert("cache_only".into(), true.into());
+        }
         Value::Object(out)
     }
 
@@ -98,6 +101,7 @@ fn source(source: &SourceDef) -> Value {
         SourceDef::Files(files) => file_source(files),
         SourceDef::Range { start, end, step } => json!({ "start": start, "end": end, "step": step }),
         SourceDef::Memory { ipc } => json!({ "ipc": base64::encode(ipc) }),
+        SourceDef::Held { sha256 } => json!({ "sha256": sha256 }),
         SourceDef::Concatenate(list) | SourceDef::Zip(list) => children(list),
         SourceDef::Sample { datasets, weights, seed } => {
             let weights: Vec<Value> = weights.iter().map(|w| number(*w)).collect();
@@ -107,6 +111,7 @@ fn source(source: &SourceDef) -> Value {
             }
             out
         }
+        SourceDef::Load { path, wait } => json!({ "path": path, "wait": wait }),
     };
     one(source.name(), value)
 }

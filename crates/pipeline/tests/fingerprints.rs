@@ -46,17 +46,17 @@ const GOLDEN_TEXT: &str = concat!(
     r#"{"engines":{"arrow":"59.3.0","datafusion":"55.0.0","zune-jpeg":"0.5.0"},"functions":{"decode_ima"#,
     r#"ge":1,"resize_shorter":1},"schema":"caju.fingerprint/v1","source":{"arguments":{"compression":"a"#,
     r#"uto"},"kind":"tfrecord","version":1},"stages":[{"arguments":{"column":"record","features":{"imag"#,
-    r#"e/class/label":"int64","image/encoded":"bytes"}},"op":"parse_example","version":1},{"arguments":"#,
+    r#"e/class/label":"int64","image/encoded":"bytes"}},"op":"parse_example","version":2},{"arguments":"#,
     r#"{"image":"\"image/encoded\"","label":"\"image/class/label\""},"op":"map","version":1},{"argument"#,
     r#"s":{"image":"resize_shorter(decode_image(image),256)"},"op":"with_columns","version":1},{"argume"#,
     r#"nts":"label>=0","op":"filter","version":1}]}"#,
 );
 const GOLDEN: [&str; 3] = [
-    "fd2e997ce8863c3e5393f1910a0f13d9",
-    "bd76cd5a50614777ee7eea3758c33e76",
-    "6f3b59d103f7b2039411c58c2f18860b",
+    "f4fbcac55a358f32a44f5909c2bfa407",
+    "cf186cc3aeabac36ded6b8df408d7bbc",
+    "c1cf8262cf88ae41c672ee237790d774",
 ];
-const GOLDEN_IDENTITY: &str = "120a8208527803740df199479967c943";
+const GOLDEN_IDENTITY: &str = "cef84ff2992270f4580dd3afc81b88df";
 const GOLDEN_EVERYTHING: [&str; 3] = [
     "7d73f0e9cf8a1ab208bdd9aea0ad4e66",
     "cd401418e710eb316a72a86cefa00363",
@@ -274,4 +274,19 @@ fn another_seed_is_what_the_definition_with_it_says() {
     assert_eq!(reseeded(&canonical(drawn, 1), 7).unwrap(), (canonical(&seeded, 1), of_prefix(&seeded)));
     // Nothing draws: there is only one fingerprint.
     assert_eq!(reseeded(&canonical(&imagenet(), 5), 7), None);
+}
+
+#[test]
+fn rows_that_a_process_holds_are_named_as_those_in_the_definition() {
+    let f = FakeFunctions::default();
+    let inline = DatasetDef { source: SourceDef::Memory { ipc: "some rows".into() }, ..read(&imagenet()) };
+    let held = |sha256: String| DatasetDef { source: SourceDef::Held { sha256 }, ..inline.clone() };
+    let same = held(content_name(b"some rows"));
+    assert_eq!(fingerprint(&same, &f).unwrap(), fingerprint(&inline, &f).unwrap());
+    let other = held(content_name(b"other rows"));
+    assert_ne!(fingerprint(&other, &f).unwrap(), fingerprint(&inline, &f).unwrap());
+    // They travel by name.
+    assert_eq!(DatasetDef::from_json(&same.to_json()).unwrap(), same);
+    let e = DatasetDef::from_json_str(r#"{"source": {"memory": {"sha256": "abc"}}}"#).unwrap_err();
+    assert!(e.message().starts_with("source.memory.sha256: expected 64 hexadecimal digits"), "{e}");
 }

@@ -82,9 +82,10 @@ fn short_forms_of_stages() {
         ("sleep: { per_row: 8us }", "sleep: { per_row: 8000ns }"),
         ("with_columns: { x: 1, y: true, 3: 2.5 }", r#"with_columns: { x: "1", y: "true", "3": "2.5" }"#),
         (
-            "parse_example: { features: { a: int64, b: 'float[3]', c: 'bytes[]' } }",
-            "parse_example: { column: record, features: { a: { dtype: int64 }, b: { dtype: float32, shape: 3 }, \
-             c: { dtype: bytes, shape: list } } }",
+            "parse_example: { features: { a: int64, b: 'float[3]?', c: 'bytes[]', d: 'int64?' } }",
+            "parse_example: { column: record, features: { a: { dtype: int64, optional: false }, \
+             b: { dtype: float32, shape: 3, optional: true }, c: { dtype: bytes, shape: list }, \
+             d: { dtype: int64, optional: true } } }",
         ),
         (
             "bucket_by_length: { length: n, boundaries: [4, 8], batch_sizes: 2 }",
@@ -122,7 +123,7 @@ fn hints_without_names_count_all_hints() {
 fn settings() {
     let def = read("source: { range: 1 }\nseed: 7\non_error: skip\ndeterministic: true").unwrap();
     let on_error = OnError::Skip { limit: DEFAULT_SKIP_LIMIT };
-    assert_eq!(def.options, Options { seed: Some(7), on_error, deterministic: true });
+    assert_eq!(def.options, Options { seed: Some(7), on_error, deterministic: true, cache_only: false });
     let def = read("source: { range: 1 }\non_error: { skip: { limit: 100 } }").unwrap();
     assert_eq!(def.options.on_error, OnError::Skip { limit: 100 });
     assert_eq!(def.with_seed(3).options.seed, Some(3));
@@ -307,6 +308,10 @@ fn what_is_wrong_with_a_stage() {
         ("autocache: 'a b'", "steps[0].autocache: expected a hint's name"),
         (
             "parse_example: { features: { a: int32 } }",
+            "steps[0].parse_example.features.a: expected a feature such as",
+        ),
+        (
+            "parse_example: { features: { a: 'int64??' } }",
             "steps[0].parse_example.features.a: expected a feature such as",
         ),
         (

@@ -77,7 +77,13 @@ fn leased(lease: v1::SplitLease) -> Result<LeasedSplit> {
             Error::internal(format!("a caching plan of the dispatcher cannot be read: {e}: {text}"))
         })?)),
     };
-    Ok(LeasedSplit { index: lease.index, split, done, cache })
+    let group = match lease.group.as_str() {
+        "" => None,
+        text => Some(serde_json::from_str(text).map_err(|e| {
+            Error::internal(format!("the place of a split in a set cannot be read: {e}: {text}"))
+        })?),
+    };
+    Ok(LeasedSplit { index: lease.index, split, done, cache, group })
 }
 
 #[async_trait]

@@ -98,6 +98,8 @@ impl FlightOnWorker {
             encoding: text("encoding"),
             epochs: value.get("epochs").and_then(Value::as_u64).unwrap_or(0),
             profile_only: false,
+            save_url: String::new(),
+            save_chunk_bytes: 0,
         })
     }
 }

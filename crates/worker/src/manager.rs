@@ -166,6 +166,7 @@ impl Manager {
         options.cache = self.cache(&def).await;
         options.probe = def.profile;
         options.probe_to_end = def.profile_only;
+        let readers = options.readers;
         let run = run_task(&pipeline, Box::new(feed), options);
         let bytes = self.config.buffer_bytes;
         let iteration = IterationId(def.iteration_id);
@@ -174,6 +175,7 @@ impl Manager {
             modes: Box::new(run.watch_modes()),
             started: std::time::Instant::now(),
             threads: self.pool.threads() as f64 / f64::from(self.config.sharers.max(1)),
+            readers: readers as u64,
         });
         let running = RunningTask::new(id, iteration, schema, &run, bytes, profiled, group.clone());
         let running = Arc::new(running);
@@ -208,7 +210,8 @@ impl Manager {
         match self.caches.get(&def.cache_url, (def.cache_budget > 0).then_some(def.cache_budget)).await {
             Ok(cache) => Some(cache),
             Err(error) => {
-                tracing::warn!(root = def.cache_url, %error, "the cache cannot be used here; rows are computed");
+                // Not this module's, which a process that holds the whole cluster does not log.
+                tracing::warn!(target: "caju_worker::caches", root = def.cache_url, %error, "the cache cannot be used here; rows are computed");
                 None
             }
         }

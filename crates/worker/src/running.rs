@@ -41,6 +41,8 @@ pub(crate) struct Profiled {
     pub(crate) started: std::time::Instant,
     /// Threads that compute; shared ones by their share.
     pub(crate) threads: f64,
+    /// Splits that it reads at once.
+    pub(crate) readers: u64,
 }
 
 impl std::fmt::Debug for Profiled {
@@ -102,6 +104,8 @@ impl RunningTask {
             write_bytes_per_s: p.probe.write_bytes_per_s,
             read_bytes_per_s: p.probe.read_bytes_per_s,
         });
+        let (source_bytes, source_s) = self.counters.reads.so_far();
+        let (sent_bytes, sent_s) = self.counters.sends.so_far();
         let looked = found.parts.is_some();
         let parts = found.parts.unwrap_or_default().into_iter().map(|p| v1::HintParts {
             hint: p.hint,
@@ -119,7 +123,22 @@ impl RunningTask {
             threads: profiled.threads,
             computed: modes.compute + modes.put,
             read: modes.get,
+            source_bytes,
+            source_s,
+            source_requests_at_once: profiled.readers,
+            sent_bytes,
+            sent_s,
         })
+    }
+
+    /// Sends something to a reader; its CPU time is the output's.
+    pub(crate) async fn sending<F: Future>(&self, send: F) -> F::Output {
+        self.counters.output().polled(send).await
+    }
+
+    /// Counts bytes that the network took.
+    pub(crate) fn sent(&self, bytes: u64, took: Duration) {
+        self.counters.sends.passed(bytes, took);
     }
 
     /// Moves the task's output into the queue until its end, then waits until readers have it.

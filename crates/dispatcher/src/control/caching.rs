@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use caju_cache::Encoding;
-use caju_engine::CachePlan;
+use caju_engine::{CachePlan, SavePlan, SetPlan};
 use caju_proto::v1;
 use caju_types::{Error, Result};
 
 use super::Core;
-use crate::state::{Dataset, Job, Policy};
+use crate::state::{Dataset, Hint, Job, Policy};
 
 /// What a request to open an iteration says about caching.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,11 +43,30 @@ impl Core {
             "" => None,
             text => {
                 let policy: Policy = text.parse()?;
-                policy.forced(&dataset.hints)?;
-                Some(self.within_reach(policy)?)
+                if let Some(hint) = policy.forced(&dataset.hints)? {
+                    set_possible(request, &policy, hint)?;
+                }
+                Some(if request.save_url.is_empty() { self.within_reach(policy)? } else { policy })
             }
         };
+        let policy = if cache_only(dataset) { Some(self.stored_only(dataset, policy)?) } else { policy };
         Ok(Wanted { policy, encoding })
+    }
+
+    /// The policy of a job that may read stored rows alone: a forced one, the last hint's by default.
+    fn stored_only(&self, dataset: &Dataset, policy: Option<Policy>) -> Result<Policy> {
+        let policy = policy.unwrap_or(Policy::Full);
+        let way = "take policy `full`, `source` or `hint:NAME`";
+        let why = if dataset.hints.is_empty() {
+            "the pipeline has no `autocache` at which rows could be stored"
+        } else if !self.has_cache() {
+            "there is no cache; give one with `--cache URL`"
+        } else if policy.forced(&dataset.hints)?.is_none() {
+            way
+        } else {
+            return Ok(policy);
+        };
+        Err(Error::failed_precondition(format!("`cache_only` with policy `{policy}`: {why}")))
     }
 
     /// Without a cache the planner has nothing to choose, and what was forced cannot be done.
@@ -76,8 +95,36 @@ impl Core {
             Some(text) => text.parse()?,
             None => Encoding::default(),
         };
-        Ok(Some(plan_json(&CachePlan::whole(&hint.name, hint.prefix, encoding))?))
+        // Behind a stage that mixes splits only a whole set of parts counts, and whether there is one is found out when
+        // the splits are listed.
+        let set = hint.behind.as_ref().map(|_| SetPlan::Open);
+        let save = job.save.as_ref().map(|s| SavePlan { chunk_bytes: s.chunk_bytes });
+        Ok(Some(plan_json(&CachePlan { save, set, ..CachePlan::whole(&hint.name, hint.prefix, encoding) })?))
     }
+}
+
+/// Whether the rest of a request lets rows be stored behind a stage that mixes splits.
+fn set_possible(request: &v1::OpenIterationRequest, policy: &Policy, hint: &Hint) -> Result<()> {
+    let Some(stage) = &hint.behind else { return Ok(()) };
+    let name = &hint.name;
+    if !request.save_url.is_empty() {
+        return Err(Error::invalid(format!(
+            "a save goes split by split, and `{name}` stands behind `{stage}`, whose rows belong to no single split"
+        )));
+    }
+    if request.mode() == v1::ProcessingMode::Off {
+        return Err(Error::invalid(format!(
+            "policy `{policy}`: in processing mode `off` every worker has a `{stage}` of its own above hint `{name}`, and \
+             nothing can be stored there; move the hint above `{stage}`, or take mode `dynamic`"
+        )));
+    }
+    Ok(())
+}
+
+/// Whether a definition says that its source must not be touched.
+fn cache_only(dataset: &Dataset) -> bool {
+    let definition = serde_json::from_str::<serde_json::Value>(&dataset.definition_json);
+    definition.is_ok_and(|d| d["cache_only"] == true)
 }
 
 /// A plan in the form that leases carry.

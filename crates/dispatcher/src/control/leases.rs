@@ -126,8 +126,10 @@ fn leased(request: &v1::NextSplitsRequest, fresh: Vec<SplitRecord>, requeued: Ve
 }
 
 fn answer(iteration: &Iteration, task: &Task) -> v1::NextSplitsResponse {
-    let cache = iteration.plan.as_deref().unwrap_or_default();
-    let lease = |index: &u64| task.leases.get(index).map(|lease| to_proto(*index, lease, cache));
+    let lease = |index: &u64| {
+        let lease = task.leases.get(index)?;
+        Some(to_proto(*index, lease, iteration.plan_of(lease).unwrap_or_default()))
+    };
     v1::NextSplitsResponse { splits: task.last_answer.iter().filter_map(lease).collect(), end: task.told_end }
 }
 
@@ -137,6 +139,7 @@ fn to_proto(index: u64, lease: &Lease, cache: &str) -> v1::SplitLease {
         split_json: lease.split.to_string(),
         done: ranges_to_proto(&lease.done),
         cache: cache.to_string(),
+        group: lease.group.as_deref().unwrap_or_default().to_string(),
     }
 }
 

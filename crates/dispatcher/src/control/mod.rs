@@ -12,6 +12,8 @@ mod leases;
 mod observed;
 mod open;
 mod planning;
+mod saves;
+mod sets;
 mod status;
 mod workers;
 
@@ -34,6 +36,7 @@ use crate::state::{FeedId, Iteration, Mode, State, Update, follow_ups};
 use observed::Observed;
 pub(crate) use observed::add_stages;
 use planning::Planning;
+pub use saves::Saves;
 
 /// Updates after which the journal is compacted.
 const COMPACT_AFTER: u64 = 20_000;
@@ -51,6 +54,9 @@ pub(crate) struct Core {
     bound: Mutex<HashMap<DatasetId, Arc<Bound>>>,
     observed: Mutex<Observed>,
     planning: Mutex<Planning>,
+    saves: saves::SaveBooks,
+    /// The cache, for looking whether sets of parts are there.
+    cache: tokio::sync::OnceCell<Arc<caju_cache::Cache>>,
     started: Duration,
     /// Distinguishes the names that this process makes from those of others before it.
     names: (u128, AtomicU64),
@@ -124,6 +130,8 @@ impl Core {
             bound: Mutex::default(),
             observed: Mutex::default(),
             planning: Mutex::default(),
+            saves: saves::SaveBooks::default(),
+            cache: tokio::sync::OnceCell::new(),
         });
         if replayed.is_empty() {
             // Milliseconds grow faster than a dispatcher gives out identifiers.
@@ -251,6 +259,8 @@ impl Core {
             job_seed: state.jobs.get(&iteration.job).map_or(0, |j| j.seed),
             epoch: iteration.epoch,
             slot: (iteration.mode == Mode::Off).then_some(feed.0),
+            iteration: iteration.id,
+            plan: iteration.plan.clone(),
         };
         let bell = self.bell(iteration.id);
         let filler = self.tasks.spawn(listing.fill(Arc::clone(self), Arc::clone(&shared), bell));
@@ -268,6 +278,8 @@ struct Listing {
     job_seed: u64,
     epoch: u64,
     slot: Option<u32>,
+    iteration: IterationId,
+    plan: Option<Arc<str>>,
 }
 
 impl Listing {
@@ -282,9 +294,26 @@ impl Listing {
                 return poke();
             }
         };
-        drop(core);
         let seed = |s: SplitShuffle| s.seed.unwrap_or(self.job_seed);
         let order = bound.shuffle.map(|s| SplitOrder::new(seed(s), self.epoch, self.slot));
-        provider.fill(self.feed, order, (bound.splits)(), self.issued, poke).await;
+        let splits = match sets::plan_of(self.plan.as_deref()) {
+            None => (bound.splits)(),
+            Some(plan) => match self.with_set(&core, &bound, plan).await {
+                Ok(sets::Found::Splits(all)) => Box::pin(futures::stream::iter(all.into_iter().map(Ok))),
+                Ok(sets::Found::Groups(mut groups)) => {
+                    drop(core);
+                    if let Some(order) = order {
+                        order.permute(0, &mut groups);
+                    }
+                    return provider.fill_groups(groups, self.issued, poke).await;
+                }
+                Err(e) => {
+                    provider.fail_or_end(Err(e));
+                    return poke();
+                }
+            },
+        };
+        drop(core);
+        provider.fill(self.feed, order, splits, self.issued, poke).await;
     }
 }

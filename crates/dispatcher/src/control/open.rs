@@ -9,7 +9,9 @@ use super::clients::task_infos;
 use super::datasets::{difference, find, parse, register};
 use super::{Core, Txn};
 use crate::catalog::Bound;
-use crate::state::{Dataset, Job, Mode, Policy, State, Task, TaskState, Update, Worker, owed_tasks};
+use crate::state::{
+    Dataset, Job, Mode, Policy, SaveTarget, State, Task, TaskState, Update, Worker, owed_tasks,
+};
 
 /// Jobs of one client alone are named so, and forgotten with their last iteration.
 const ANONYMOUS: &str = "anonymous-";
@@ -172,16 +174,21 @@ fn get_or_create_job(
         check_policy(job, caching.policy.as_ref())?;
         return Ok(job.clone());
     }
+    let save = (!request.save_url.is_empty()).then(|| SaveTarget {
+        url: request.save_url.clone(),
+        chunk_bytes: (request.save_chunk_bytes > 0).then_some(request.save_chunk_bytes),
+    });
     txn.apply(Update::JobCreated {
         job: name.clone(),
         dataset: dataset.id.clone(),
         seed: if request.has_seed { request.seed } else { dataset.seed.unwrap_or(0) },
         mode: mode.unwrap_or(Mode::Dynamic),
-        anonymous: request.job.starts_with(ANONYMOUS),
+        anonymous: request.job.starts_with(ANONYMOUS) || save.is_some(),
         policy: caching.policy.unwrap_or_else(|| core.default_policy()),
         encoding: caching.encoding,
         epochs: (request.epochs > 0).then_some(request.epochs),
         profile_only: request.profile_only,
+        save,
     });
     let missing = || Error::internal(format!("job `{name}` vanished while it was opened"));
     txn.state.jobs.get(&name).cloned().ok_or_else(missing)
@@ -263,8 +270,9 @@ fn get_or_create_iteration(
     }
     if !txn.state.jobs.contains_key(name) {
         // Dropping the failed iteration took an anonymous job with it.
-        let Job { name, dataset, seed, mode, anonymous, policy, encoding, epochs, profile_only, .. } =
-            job.clone();
+        let Job {
+            name, dataset, seed, mode, anonymous, policy, encoding, epochs, profile_only, save, ..
+        } = job.clone();
         txn.apply(Update::JobCreated {
             job: name,
             dataset,
@@ -275,6 +283,7 @@ fn get_or_create_iteration(
             encoding,
             epochs,
             profile_only,
+            save,
         });
     }
     let iteration = IterationId(txn.state.next_id);

@@ -1,11 +1,11 @@
 //! Deciding what to store, while the first epoch runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use caju_cache::Encoding;
 use caju_engine::CachePlan;
-use caju_planner::{Choice, Decision, Profile, plan, policy_by_name};
+use caju_planner::{Choice, Decision, Profile, margins, plan, policy_by_name};
 use caju_proto::v1;
 use caju_types::{Error, IterationId, Result, TaskId};
 
@@ -16,12 +16,14 @@ use crate::state::{Dataset, EpochFacts, Iteration, Job, State, TaskState, Update
 
 /// Measurements shorter than this are start-up, not work.
 const LEAST_S: f64 = 1.0;
-/// A choice that came out of so many looks in a row stands.
-const STEADY: u32 = 2;
-/// After so long the best choice so far is taken.
+/// After so long, or so much of the epoch, the best choice so far is taken.
 const LONGEST_S: f64 = 20.0;
-/// How many times longer the next best hint must take for a choice to stand before every encoding was tried.
+const LARGEST_SHARE: f64 = 0.08;
+/// How many times longer everything else must take for a choice to stand before every encoding was tried: then
+/// those that are missing cannot change more than how its rows are written.
 const CLEAR: f64 = 1.3;
+/// Looks that are remembered; the newest count.
+const LOOKS: usize = 12;
 /// A client that waits more than this share of its time does not show how fast it could be.
 const BLIND: f64 = 0.8;
 
@@ -32,14 +34,20 @@ const PACED: f64 = 0.1;
 #[derive(Debug, Default)]
 pub(crate) struct Planning {
     tasks: BTreeMap<IterationId, BTreeMap<TaskId, v1::TaskProfile>>,
-    /// The last choice, and how often it came in a row.
-    leaning: BTreeMap<IterationId, (String, u32)>,
+    looks: BTreeMap<IterationId, Looks>,
+}
+
+/// What stretches of an epoch said, each for itself.
+#[derive(Debug, Default)]
+struct Looks {
+    last: Measured,
+    decisions: VecDeque<Decision>,
 }
 
 impl Planning {
     pub(super) fn forget(&mut self, iteration: IterationId) {
         self.tasks.remove(&iteration);
-        self.leaning.remove(&iteration);
+        self.looks.remove(&iteration);
     }
 }
 
@@ -85,7 +93,7 @@ impl Core {
                 return;
             }
         };
-        if !self.stands(id, &case.measured, &decision, last) {
+        if !(self.stands(id, &case, &decision) || last) {
             return;
         }
         let plan = match chosen(&decision.choice, &case.dataset) {
@@ -117,16 +125,32 @@ impl Core {
         }
     }
 
-    /// Whether a decision is firm: it came several times in a row, or there is no more to wait for.
-    fn stands(&self, id: IterationId, measured: &Measured, decision: &Decision, last: bool) -> bool {
+    /// Whether a decision is firm: looks at several stretches of the epoch agree that nothing else comes near, or
+    /// the time for finding out is over.
+    fn stands(&self, id: IterationId, case: &Case, decision: &Decision) -> bool {
+        let measured = &case.measured;
         let elapsed = measured.elapsed_s();
         let mut planning = self.planning.lock();
-        let leaning = planning.leaning.entry(id).or_default();
-        let choice = decision.choice.to_string();
-        *leaning = if leaning.0 == choice { (choice, leaning.1 + 1) } else { (choice, 1) };
-        let told = measured.complete() || is_clear(decision);
-        let steady = leaning.1 >= STEADY && told && elapsed >= LEAST_S;
-        last || steady || elapsed >= LONGEST_S
+        let looks = planning.looks.entry(id).or_default();
+        if let Some(stretch) = measured.since(&looks.last) {
+            // A stretch of which no profile can be made says nothing.
+            if let Ok((_, look)) = case.decide_on(&stretch) {
+                looks.decisions.push_back(look);
+            }
+            if looks.decisions.len() > LOOKS {
+                looks.decisions.pop_front();
+            }
+            looks.last = measured.clone();
+        }
+        let margins = margins(&decision.choice, looks.decisions.make_contiguous());
+        let ahead = if measured.complete() { 1.0 } else { CLEAR };
+        let settled = looks.decisions.len() > 1 && margins.iter().all(|m| m.is_settled(ahead));
+        for m in &margins {
+            let rival = m.rival.as_deref().unwrap_or("computing");
+            tracing::debug!(job = %case.job.name, choice = %decision.choice, rival, ratio = m.ratio, low = m.low, high = m.high, "a look");
+        }
+        let bound = elapsed >= LONGEST_S || measured.share().is_some_and(|s| s >= LARGEST_SHARE);
+        elapsed >= LEAST_S && (settled || bound)
     }
 }
 
@@ -159,20 +183,6 @@ impl Core {
         tracing::warn!(job = %name, "{}", decision.reason);
         txn.apply(Update::Decided { job: name, plan: None, decision: decision.to_json().into(), profile });
     }
-}
-
-/// Whether the choice is so far ahead of computing and of every other hint that the encodings that were not tried
-/// yet cannot change more than how its rows are written.
-fn is_clear(decision: &Decision) -> bool {
-    let hint = |choice: &Choice| match choice {
-        Choice::Compute => None,
-        Choice::Materialize { hint, .. } => Some(hint.clone()),
-    };
-    let Choice::Materialize { fraction, .. } = &decision.choice else { return false };
-    let (ours, best) = (hint(&decision.choice), decision.chosen().and_then(|o| o.horizon_s));
-    let others = decision.options.iter().filter(|o| hint(&o.choice) != ours);
-    let next = others.filter_map(|o| o.horizon_s).fold(f64::INFINITY, f64::min);
-    *fraction >= 1.0 && best.is_some_and(|best| next > best * CLEAR)
 }
 
 /// A decision that turned out wrong, with the reason why computing goes on instead.
@@ -218,6 +228,7 @@ impl Case {
             demand: if job.profile_only { None } else { core.demand(iteration) },
             epochs: job.epochs.map(|n| n.saturating_sub(iteration.epoch).max(1)),
             budget: core.config.cache_budget,
+            epoch_rows: None,
             tasks,
         };
         let last = !iteration.tasks.values().any(|t| t.state == TaskState::Active);
@@ -225,7 +236,11 @@ impl Case {
     }
 
     fn decide(&self) -> Result<(Profile, Decision)> {
-        let profile = self.measured.profile(&self.dataset);
+        self.decide_on(&self.measured)
+    }
+
+    fn decide_on(&self, measured: &Measured) -> Result<(Profile, Decision)> {
+        let profile = measured.profile(&self.dataset);
         profile.validate()?;
         let policy = policy_by_name(&self.job.policy.to_string())?;
         let decision = plan(&profile, policy.as_ref())?;

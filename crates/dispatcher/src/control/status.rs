@@ -17,6 +17,7 @@ impl Core {
             uptime_s: now.saturating_sub(self.started).as_secs_f64(),
             workers: state.workers.values().map(|w| self.worker_status(state, w)).collect(),
             jobs: state.iterations.values().map(|i| self.job_status(state, i)).collect(),
+            saves: state.saves.values().map(|s| self.save_status(s)).collect(),
             cache_url: self.config.cache_url.clone(),
             journal: self.journal.describe().to_string(),
         })
@@ -41,7 +42,9 @@ impl Core {
     fn job_status(&self, state: &State, iteration: &Iteration) -> v1::JobStatus {
         let dataset = state.datasets.get(&iteration.dataset);
         let stages = self.stages(iteration);
-        let running = iteration.tasks.values().filter(|t| t.state == TaskState::Active);
+        // A task that a client has read to its end runs on until its worker has reported.
+        let running =
+            iteration.tasks.values().filter(|t| t.state == TaskState::Active || t.is_over() && !t.reported);
         v1::JobStatus {
             rows_skipped: iteration.rows_skipped,
             job: iteration.job.0.clone(),

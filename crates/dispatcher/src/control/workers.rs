@@ -203,8 +203,12 @@ fn task_def(
         caching: iteration.caching,
         profile: job.profile_only || iteration.caching && job.policy.is_planned() && job.decision.is_none(),
         profile_only: job.profile_only,
-        cache_url: if iteration.caching { config.cache_url.clone() } else { String::new() },
-        cache_budget: config.cache_budget.unwrap_or(0),
+        cache_url: match &job.save {
+            Some(save) => save.url.clone(),
+            None if iteration.caching => config.cache_url.clone(),
+            None => String::new(),
+        },
+        cache_budget: config.cache_budget.filter(|_| job.save.is_none()).unwrap_or(0),
     })
 }
 

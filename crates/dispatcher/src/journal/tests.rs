@@ -42,7 +42,7 @@ fn plain_updates() -> Vec<Update> {
     };
     let (job, iteration) = (caju_types::JobName("run-1".into()), IterationId(1001));
     let (worker, client) = (WorkerId(1), ClientId(1002));
-    let split = |index, text: &str| SplitRecord { index, split: text.into() };
+    let split = |index, text: &str| SplitRecord { index, split: text.into(), group: None };
     let rows = vec![(0, [(0, 5), (7, 9)].into_iter().collect())];
     vec![
         Update::Founded { base_id: 1000 },
@@ -73,6 +73,7 @@ fn plain_updates() -> Vec<Update> {
             encoding: None,
             epochs: None,
             profile_only: false,
+            save: None,
         },
         Update::IterationOpened { iteration, job, epoch: 0, at_ms: 1_700_000_000_000 },
         Update::ClientJoined { client, iteration, flight: None },
@@ -195,6 +196,7 @@ fn later_updates() -> Vec<Update> {
             encoding: Some("arrow/lz4".into()),
             epochs: Some(3),
             profile_only: true,
+            save: None,
         },
         Update::Planned { iteration, plan: Some("{}".into()) },
         Update::TaskEnded {

@@ -41,10 +41,12 @@ pub(crate) struct Issued {
 }
 
 impl SplitProvider {
-    /// Up to `want` splits that are there now.
+    /// Up to `want` splits that are there now; of those that share a part of a set all.
     pub(crate) fn take(&self, want: usize) -> Vec<SplitRecord> {
         let mut ready = self.ready.lock();
-        let n = want.min(ready.queue.len());
+        let together = ready.queue.front().and_then(|r| r.group.as_deref()).map_or(0, group_size);
+        let n = want.max(together).min(ready.queue.len());
+        let n = if together == 0 { n } else { together.min(n) };
         let taken = ready.queue.drain(..n).collect();
         drop(ready);
         self.room.notify_one();
@@ -82,6 +84,24 @@ impl SplitProvider {
         poke();
     }
 
+    /// The same with splits that are known in full, group by group.
+    pub(crate) async fn fill_groups(&self, groups: Vec<Vec<SplitRecord>>, issued: Issued, poke: impl Fn()) {
+        let mut skip = Skip { issued, count: 0, digest: 0 };
+        let mut all = 0;
+        for group in groups {
+            all += group.len() as u64;
+            match skip.pass(group) {
+                Ok(records) => self.push(records, 1, &poke).await,
+                Err(e) => {
+                    self.fail_or_end(Err(e));
+                    return poke();
+                }
+            }
+        }
+        self.fail_or_end(skip.finish().map(|()| all));
+        poke();
+    }
+
     /// Ends the provider.
     pub(crate) fn fail_or_end(&self, end: Result<u64>) {
         self.ready.lock().end = Some(end);
@@ -100,8 +120,11 @@ impl SplitProvider {
         let mut position = 0;
         while let Some(window) = windows.next().await? {
             // Positions are those of the epoch's order: what comes back from a lost task goes out in it again.
-            let record =
-                |(at, split): (u64, String)| SplitRecord { index: feed.index(at), split: split.into() };
+            let record = |(at, split): (u64, String)| SplitRecord {
+                index: feed.index(at),
+                split: split.into(),
+                group: None,
+            };
             let (ahead, start) = (windows.look_ahead(), position);
             position += window.len() as u64;
             let records = (start..).zip(window).map(record).collect();
@@ -121,6 +144,11 @@ impl SplitProvider {
         self.ready.lock().queue.extend(records);
         poke();
     }
+}
+
+/// How many splits share a part of a set.
+fn group_size(group: &str) -> usize {
+    serde_json::from_str::<caju_engine::GroupLease>(group).map_or(1, |g| g.of as usize)
 }
 
 /// Passes over what was issued before a restart, and sees to it that the listing still begins with it.

@@ -1,7 +1,9 @@
 //! What of a job's rows is stored and read, and where.
 
 use std::fmt;
+use std::sync::Arc;
 
+use caju_engine::{CachePlan, SetPlan};
 use caju_types::{Error, Fingerprint, Result, did_you_mean};
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +18,9 @@ pub struct Hint {
     pub random: bool,
     /// The stream stage above it, if there is one: then it cannot be stored split by split.
     pub behind: Option<String>,
+    /// Why no set of parts can be stored behind that either; none if one can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_set: Option<String>,
 }
 
 /// Who decides what is stored.
@@ -57,15 +62,23 @@ impl Policy {
             Policy::Hint(name) => Some(find(hints, name)?),
             Policy::Compute | Policy::Cachew | Policy::Auto => None,
         };
-        match hint.and_then(|h| h.behind.as_deref().map(|stage| (h, stage))) {
-            Some((hint, stage)) => Err(Error::invalid(format!(
-                "policy `{self}`: hint `{}` stands behind `{stage}`, whose rows belong to no single split; move the \
-                 hint above it, or take another policy",
+        match hint.and_then(|h| h.no_set.as_deref().map(|why| (h, why))) {
+            Some((hint, why)) => Err(Error::invalid(format!(
+                "policy `{self}`: nothing can be stored at hint `{}`: {why}; or take another policy",
                 hint.name
             ))),
             None => Ok(hint),
         }
     }
+}
+
+/// A plan that writes a set of parts, without the set; none if it writes none.
+pub(super) fn without_set(plan: &str) -> Option<Arc<str>> {
+    let plan: CachePlan = serde_json::from_str(plan).ok()?;
+    if !matches!(plan.set, Some(SetPlan::Write(_))) {
+        return None;
+    }
+    serde_json::to_string(&plan.without_set()).ok().map(Into::into)
 }
 
 fn find<'a>(hints: &'a [Hint], name: &str) -> Result<&'a Hint> {
@@ -134,8 +147,10 @@ impl TryFrom<String> for Policy {
 mod tests {
     use super::*;
 
-    fn hint(name: &str, behind: Option<&str>) -> Hint {
-        Hint { name: name.into(), prefix: Fingerprint(1), random: false, behind: behind.map(Into::into) }
+    fn hint(name: &str, no_set: Option<&str>) -> Hint {
+        let no_set: Option<String> = no_set.map(Into::into);
+        let behind = no_set.as_ref().map(|_| "repeat".into());
+        Hint { name: name.into(), prefix: Fingerprint(1), random: false, behind, no_set }
     }
 
     #[test]
@@ -154,8 +169,10 @@ mod tests {
         assert_eq!(forced("compute"), Ok(None));
         assert!(forced("hint:c").unwrap_err().contains("there are: a, b"));
         assert_eq!("full".parse::<Policy>().unwrap().forced(&[]).unwrap(), None);
-        let behind = [hint("late", Some("shuffle"))];
-        assert!(Policy::Full.forced(&behind).unwrap_err().message().contains("behind `shuffle`"));
+        let endless = [hint("late", Some("it stands below an endless `repeat`"))];
+        assert!(
+            Policy::Full.forced(&endless).unwrap_err().message().contains("hint `late`: it stands below")
+        );
     }
 
     #[test]

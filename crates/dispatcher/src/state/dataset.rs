@@ -5,7 +5,7 @@ use std::sync::Arc;
 use caju_types::{DatasetId, Fingerprint, JobName, RowRanges};
 use serde::{Deserialize, Serialize};
 
-use super::{Hint, Mode, Policy, Watch};
+use super::{Hint, Mode, Policy, SaveTarget, Watch};
 
 /// A registered definition, with what binding it has found out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +67,9 @@ pub struct Job {
     /// and not done.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub profile_only: bool,
+    /// Where it stores rows, if that is all that it is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub save: Option<SaveTarget>,
     /// What the planner decided (`caju.decision/v1`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<Arc<str>>,

@@ -84,4 +84,10 @@ pub struct Lease {
     /// How often it was lost.
     #[serde(default)]
     pub lost: u32,
+    /// Which of the iteration's plans it was first leased under: the first ones are superseded.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub plan: usize,
+    /// The part of a set that has its rows; what comes back from a lost task is computed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<Arc<str>>,
 }

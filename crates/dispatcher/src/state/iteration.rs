@@ -10,6 +10,7 @@ use std::sync::Arc;
 use caju_types::{ClientId, DatasetId, Error, IterationId, JobName, RowRanges, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
+use super::caching::without_set;
 use super::{Failure, Feed, FeedId, Lease, Mode, Modes, SplitRecord, Task, TaskState};
 
 /// One epoch of a job.
@@ -50,6 +51,10 @@ pub struct Iteration {
     /// What is stored and read now, as the engine's plan in JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<Arc<str>>,
+    /// Plans before that. Splits that were begun under one of them and came back with some of their rows delivered
+    /// go on under it: what is drawn for their other rows must fit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub former: Vec<Option<Arc<str>>>,
     /// How the splits of ended tasks were run.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub modes: Modes,
@@ -135,23 +140,46 @@ impl Iteration {
         requeued: &[u64],
         end: bool,
     ) {
+        let plan = self.former.len();
         let Some(task) = self.tasks.get_mut(&id) else { return };
         let feed = self.feeds.entry(task.feed).or_default();
         task.last_request = request_no;
         task.last_answer.clear();
         task.told_end |= end;
         for index in requeued {
-            if let Some(lease) = feed.pending.remove(index) {
+            if let Some(mut lease) = feed.pending.remove(index) {
+                if lease.done.is_empty() {
+                    lease.plan = plan;
+                }
                 task.leases.insert(*index, lease);
                 task.last_answer.push(*index);
             }
         }
         for record in fresh {
             feed.issue(record);
-            let lease = Lease { split: Arc::clone(&record.split), done: RowRanges::default(), lost: 0 };
+            let lease = Lease {
+                split: Arc::clone(&record.split),
+                done: RowRanges::default(),
+                lost: 0,
+                plan,
+                group: record.group.clone(),
+            };
             task.leases.insert(record.index, lease);
             task.last_answer.push(record.index);
         }
+    }
+
+    /// What is stored and read from now on.
+    pub(super) fn set_plan(&mut self, plan: Option<Arc<str>>) {
+        if self.plan != plan {
+            let former = std::mem::replace(&mut self.plan, plan);
+            self.former.push(former);
+        }
+    }
+
+    /// The plan under which a lease is run.
+    pub fn plan_of(&self, lease: &Lease) -> Option<&str> {
+        self.former.get(lease.plan).unwrap_or(&self.plan).as_deref()
     }
 
     pub(super) fn exhaust(&mut self, feed: FeedId) {
@@ -307,12 +335,19 @@ impl Iteration {
         let Some(mut task) = self.tasks.remove(&id) else { return };
         let feed = self.feeds.entry(task.feed).or_default();
         feed.closed = false;
+        let mut came_back = false;
         for (index, mut lease) in std::mem::take(&mut task.leases) {
             if let Some(rows) = task.received.get(&index) {
                 lease.done.extend(rows);
             }
             lease.lost += u32::from(!task.blameless);
+            lease.group = None;
             feed.pending.insert(index, lease);
+            came_back = true;
+        }
+        // Rows of splits that are run again may be in a part already: no set can come of this epoch.
+        if came_back && let Some(plan) = self.plan.as_deref().and_then(without_set) {
+            self.set_plan(Some(plan));
         }
         self.version += 1;
     }

@@ -9,6 +9,7 @@ mod dataset;
 mod feed;
 mod follow;
 mod iteration;
+mod saves;
 mod task;
 mod update;
 mod watch;
@@ -25,6 +26,7 @@ pub use dataset::{Dataset, Job};
 pub use feed::{Feed, FeedId, Lease, next_digest};
 pub use follow::{follow_ups, owed_tasks};
 pub use iteration::{Iteration, Member};
+pub use saves::{Save, SaveStage, SaveTarget, SaveTotals};
 pub use task::{Task, TaskState};
 pub use update::{Failure, Mode, Modes, SplitRecord, Update};
 pub use watch::{EpochFacts, Watch};
@@ -50,6 +52,9 @@ pub struct State {
     pub iterations: BTreeMap<IterationId, Iteration>,
     /// Workers.
     pub workers: BTreeMap<WorkerId, Worker>,
+    /// Saves, by URL: those that run, and how the last ones ended.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub saves: BTreeMap<String, Save>,
     /// Where each task of [`State::iterations`] is found.
     pub task_index: BTreeMap<TaskId, IterationId>,
     /// Iterations changed since somebody last took this set; not part of the state proper.
@@ -99,6 +104,7 @@ impl State {
                 encoding,
                 epochs,
                 profile_only,
+                save,
             } => {
                 let job = Job {
                     name: job.clone(),
@@ -109,6 +115,7 @@ impl State {
                     encoding: encoding.clone(),
                     epochs: *epochs,
                     profile_only: *profile_only,
+                    save: save.clone(),
                     decision: None,
                     profile: None,
                     plan: None,
@@ -131,6 +138,8 @@ impl State {
                     job.watch = *watch;
                 }
             }
+            Update::SaveAdded { save } => self.add_save(save),
+            Update::SaveEnded { url, stage } => self.end_save(url, stage),
             Update::IterationOpened { iteration, job, epoch, at_ms } => {
                 self.open(*iteration, job, *epoch, *at_ms);
             }
@@ -188,9 +197,13 @@ impl State {
         let Some(of) = self.jobs.get(job) else { return };
         let (dataset, mode) = (of.dataset.clone(), of.mode);
         let decided_against = of.decision.is_some() && of.plan.is_none();
+        let useful = |d: &Dataset| {
+            d.hints.iter().any(|h| h.behind.is_none())
+                || of.policy.forced(&d.hints).is_ok_and(|h| h.is_some())
+        };
         let caching = of.policy != Policy::Compute
             && !decided_against
-            && self.datasets.get(&dataset).is_some_and(|d| d.hints.iter().any(|h| h.behind.is_none()));
+            && self.datasets.get(&dataset).is_some_and(useful);
         self.next_id = self.next_id.max(id.0 + 1);
         let exclusive = mode == Mode::Off || self.datasets.get(&dataset).is_some_and(|d| d.single_task);
         let iteration = Iteration {
@@ -210,6 +223,7 @@ impl State {
             rows_skipped: 0,
             caching,
             plan: None,
+            former: Vec::new(),
             modes: Modes::default(),
             failure: None,
         };
@@ -254,7 +268,7 @@ impl State {
             Update::TaskEnded { task, rows_skipped, modes } => {
                 iteration.task_ended(*task, *rows_skipped, *modes);
             }
-            Update::Planned { plan, .. } => iteration.plan.clone_from(plan),
+            Update::Planned { plan, .. } => iteration.set_plan(plan.clone()),
             Update::TaskLost { task, reason } => iteration.task_lost(*task, reason),
             Update::ClientEnded { client, task } => iteration.client_ended(*client, *task),
             Update::ClientLost { client, task, received, reason } => {

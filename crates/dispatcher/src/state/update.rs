@@ -7,7 +7,7 @@ use caju_proto::v1;
 use caju_types::{ClientId, DatasetId, Error, ErrorKind, IterationId, JobName, RowRanges, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{Dataset, FeedId, Policy, State, Watch};
+use super::{Dataset, FeedId, Policy, Save, SaveStage, SaveTarget, State, Watch};
 
 /// One change of the state. Times and identifiers travel inside, so that a replay is exact.
 ///
@@ -84,6 +84,21 @@ pub enum Update {
         /// Whether it only measures.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         profile_only: bool,
+        /// Where it stores rows, if that is all that it is for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        save: Option<SaveTarget>,
+    },
+    /// Something is to be saved, or saved again.
+    SaveAdded {
+        /// What and where.
+        save: Box<Save>,
+    },
+    /// A save ended.
+    SaveEnded {
+        /// Its URL.
+        url: String,
+        /// How.
+        stage: SaveStage,
     },
     /// An epoch of a job begins.
     IterationOpened {
@@ -264,6 +279,9 @@ pub struct SplitRecord {
     pub index: u64,
     /// The engine's description of it, in JSON.
     pub split: Arc<str>,
+    /// The part of a set that has its rows, as the engine describes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<Arc<str>>,
 }
 
 /// How the splits of an iteration reach its tasks.

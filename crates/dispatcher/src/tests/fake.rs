@@ -53,6 +53,7 @@ impl Catalog for FakeCatalog {
             shuffle: definition.get("shuffle").map(|s| SplitShuffle { seed: s.as_u64() }),
             skip_limit: definition["skip_limit"].as_u64(),
             hints: Vec::new(),
+            set_bases: Vec::new(),
             random_stages: Vec::new(),
             splits: Arc::new(move || {
                 let v = version.load(Ordering::Relaxed);

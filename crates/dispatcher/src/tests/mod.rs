@@ -4,5 +4,6 @@ mod exactly_once;
 mod fake;
 mod flight;
 mod iterations;
+mod plans;
 mod recovery;
 mod service;

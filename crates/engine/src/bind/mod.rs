@@ -2,6 +2,7 @@
 
 mod plan;
 mod pushdown;
+mod sets;
 mod steps;
 
 use std::collections::BTreeSet;
@@ -75,6 +76,22 @@ pub async fn bind(
     bind_with(def, registry, ctx, source_schema, Hints::Ignored).await
 }
 
+/// What the folders of the sets at a hint are named after.
+#[derive(Debug, Clone)]
+pub struct SetBase {
+    canonical: serde_json::Value,
+    planned: Fingerprint,
+    variant: String,
+}
+
+impl SetBase {
+    /// The name for a job with this seed.
+    pub fn seeded(&self, seed: u64) -> Fingerprint {
+        let reseeded = caju_pipeline::reseeded(&self.canonical, seed);
+        crate::caching::set_base(reseeded.map_or(self.planned, |(_, f)| f), &self.variant)
+    }
+}
+
 /// Whether a bound pipeline can store and read at its hints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hints {
@@ -108,13 +125,16 @@ pub async fn bind_with(
         .chain(def.stages.iter().enumerate().map(|(i, s)| format!("{i}.{}", s.op.name())))
         .chain(std::iter::once("output".to_string()))
         .collect();
-    let hints = if level.keep_hints { bound_hints(def, registry, &root)? } else { Vec::new() };
+    let hints = if level.keep_hints { bound_hints(def, registry, &root, &plan)? } else { Vec::new() };
     Ok(BoundPipeline { def: def.clone(), fingerprint, root, plan, stats_names, hints })
 }
 
-/// The hints that have a step: those with split-local stages alone above them.
-fn bound_hints(def: &DatasetDef, registry: &Registry, root: &Branch) -> Result<Vec<BoundHint>> {
-    let local = root.steps.iter().filter(|s| matches!(s, Step::Hint(_))).count();
+fn bound_hints(
+    def: &DatasetDef,
+    registry: &Registry,
+    root: &Branch,
+    plan: &plan::SplitPlan,
+) -> Result<Vec<BoundHint>> {
     let prefixes = caju_pipeline::prefix_fingerprints(def, registry)?;
     let bound = |(hint, prefix): (caju_pipeline::Hint, caju_pipeline::PrefixFingerprint)| {
         let definition = caju_pipeline::prefix_json(def, &hint.name)?;
@@ -138,9 +158,10 @@ fn bound_hints(def: &DatasetDef, registry: &Registry, root: &Branch) -> Result<V
             random,
             position,
             found_columns: found_columns(def, root),
+            set: sets::shape(def, stage, plan),
         })
     };
-    def.hints().into_iter().zip(prefixes).take(local).map(bound).collect()
+    def.hints().into_iter().zip(prefixes).map(bound).collect()
 }
 
 /// The columns that a source's reader found from the first rows of its first file, as far as they are read.
@@ -369,6 +390,28 @@ impl BoundPipeline {
         random.extend(shuffles.filter(|(_, s)| matches!(s.op, StageOp::Shuffle { .. })).map(|(i, _)| i + 1));
         random.sort_unstable();
         random.into_iter().filter_map(|i| self.stats_names.get(i).cloned()).collect()
+    }
+
+    /// Why the hint at a stage, behind one that mixes splits, is no place to store rows; none if it is one.
+    pub fn no_set(&self, stage: usize) -> Option<String> {
+        sets::refusal(&self.def, stage, &self.plan)
+    }
+
+    /// What the folders of the sets at a hint are named after, for a job with this seed; none if only split-local
+    /// stages are above it.
+    ///
+    /// # Errors
+    /// Those of fingerprints.
+    pub fn set_base(&self, registry: &Registry, hint: &str) -> Result<Option<SetBase>> {
+        let hint = self.def.hint(hint)?;
+        let Some(shape) = sets::shape(&self.def, hint.stage_index, &self.plan) else { return Ok(None) };
+        let text = caju_pipeline::canonical_text(&self.def, hint.stage_index, registry)?;
+        let canonical = serde_json::from_str(&text)
+            .map_err(|e| Error::internal(format!("the canonical text of a prefix is not JSON: {e}")))?;
+        let planned = caju_pipeline::prefix_fingerprints(&self.def, registry)?;
+        let planned = planned.into_iter().find(|p| p.stage_index == hint.stage_index);
+        let planned = planned.ok_or_else(|| Error::internal("a hint has no prefix"))?.fingerprint;
+        Ok(Some(SetBase { canonical, planned, variant: shape.variant }))
     }
 
     /// The hints at which something can be stored and read.

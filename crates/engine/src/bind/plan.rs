@@ -39,7 +39,9 @@ fn rows_known(source: &SourceDef) -> bool {
         SourceDef::Files(f) => {
             matches!(f.format, FileFormat::Parquet { .. } | FileFormat::Arrow { .. } | FileFormat::Images)
         }
-        SourceDef::Range { .. } | SourceDef::Memory { .. } => true,
+        SourceDef::Range { .. } | SourceDef::Memory { .. } | SourceDef::Held { .. } => true,
+        // A part may belong to a save that is still being written: then the count of all is not known.
+        SourceDef::Load { .. } => false,
         SourceDef::Concatenate(children) => {
             children.iter().all(|c| rows_known(&c.source) && c.stages.iter().all(|s| keeps_rows(&s.op)))
         }
@@ -95,6 +97,11 @@ impl SplitPlan {
 
     pub(crate) fn permutes(&self) -> bool {
         self.permutes
+    }
+
+    /// How many of the definition's `take` and `skip` stages are planned away: the first ones.
+    pub(crate) fn planned(&self) -> usize {
+        self.planned
     }
 
     /// Takes out the steps that are planned away, and says how short batches end.

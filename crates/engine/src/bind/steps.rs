@@ -88,7 +88,7 @@ pub(crate) fn bind_stages(
         }
         streaming |= !stage.op.is_split_local();
         let step = match stage.op {
-            StageOp::Autocache { .. } if keep_hints && depth == 0 && !streaming => {
+            StageOp::Autocache { .. } if keep_hints && depth == 0 => {
                 hints += 1;
                 Some(Step::Hint(hints - 1))
             }

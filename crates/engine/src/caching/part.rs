@@ -60,14 +60,19 @@ impl OpenPart {
             .map(|f| format!("it has no column `{}` of this type", f.name()))
     }
 
+    pub(super) fn meta(&self) -> &PartMeta {
+        &self.meta
+    }
+
     /// Rows that were passed over when the part was computed.
     pub(crate) fn skipped(&self) -> u64 {
         self.meta.skipped
     }
 
-    /// The key of the draws that are frozen in it.
-    pub(crate) fn draw(&self) -> Option<u64> {
-        self.reader.schema().metadata().get(DRAW).and_then(|text| u64::from_str_radix(text, 16).ok())
+    /// Whether what is drawn above the hint was drawn as this job would.
+    pub(super) fn is_drawn_with(&self, draw: Option<u64>) -> bool {
+        let text = self.reader.schema().metadata().get(DRAW);
+        text.and_then(|text| u64::from_str_radix(text, 16).ok()) == draw
     }
 
     /// The next rows in the form that the stages below the hint expect; `None` at the end.

@@ -19,10 +19,19 @@ pub(super) enum Piece {
 
 /// Writes a part from what is sent. Whether it counts now.
 pub(super) async fn write_part(
+    writer: PartWriter,
+    queue: mpsc::Receiver<Piece>,
+    cost: impl Fn(u64) -> f64,
+) -> Result<bool> {
+    Ok(matches!(write_rows(writer, queue, cost).await?, Some(Committed::Ours(_))))
+}
+
+/// Writes a part from what is sent, to its end; none if that never came.
+pub(super) async fn write_rows(
     mut writer: PartWriter,
     mut queue: mpsc::Receiver<Piece>,
     cost: impl Fn(u64) -> f64,
-) -> Result<bool> {
+) -> Result<Option<Committed>> {
     let mut facts = PartFacts::default();
     while let Some(piece) = queue.recv().await {
         match piece {
@@ -33,12 +42,12 @@ pub(super) async fn write_part(
             Piece::End { skipped } => {
                 facts.skipped = skipped;
                 facts.compute_cpu_s = cost(facts.rows);
-                return Ok(matches!(writer.finish(facts).await?, Committed::Ours(_)));
+                return writer.finish(facts).await.map(Some);
             }
         }
     }
     writer.abort().await;
-    Ok(false)
+    Ok(None)
 }
 
 /// Whether a task goes on using the store in one direction. A full cache ends it at once, other failures when

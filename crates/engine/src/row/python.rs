@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow::compute::{cast, take_record_batch};
 use arrow_array::{Array, RecordBatch, RecordBatchOptions, UInt32Array, UInt64Array};
-use arrow_schema::{Schema, SchemaRef};
+use arrow_schema::{Field, SchemaRef};
 use caju_functions::{Function, Kind, Pool};
 use caju_kernels::{Registry, RowError};
 use caju_pipeline::{PythonFunction, PythonKind};
@@ -103,14 +103,18 @@ impl PythonStage {
                     known.join(", ")
                 )));
             };
+            let made_as = found.field_with_name(field.name()).ok();
+            if let (Some(made), Some(promised)) = (made_as.and_then(shape), shape(field))
+                && made != promised
+            {
+                return Err(self.misfit(field, column, made_as));
+            }
             let fitting = match column.data_type() == field.data_type() {
                 true => Arc::clone(column),
-                false => {
-                    cast(column, field.data_type()).map_err(|_| self.misfit(field.name(), column, &found))?
-                }
+                false => cast(column, field.data_type()).map_err(|_| self.misfit(field, column, made_as))?,
             };
             if fitting.null_count() > column.null_count() {
-                return Err(self.misfit(field.name(), column, &found));
+                return Err(self.misfit(field, column, made_as));
             }
             columns.push(fitting);
         }
@@ -119,14 +123,23 @@ impl PythonStage {
             .map_err(|e| Error::invalid(format!("function `{}`: {e}", self.function.name)))
     }
 
-    fn misfit(&self, name: &str, column: &dyn Array, _found: &Schema) -> Error {
-        let promised =
-            self.schema.field_with_name(name).map(|f| f.data_type().to_string()).unwrap_or_default();
+    fn misfit(&self, promised: &Field, column: &dyn Array, made_as: Option<&Field>) -> Error {
+        let of = |field: Option<&Field>| field.and_then(shape).map(|s| format!(" {s}")).unwrap_or_default();
         Error::invalid(format!(
-            "function `{}` made `{name}` of type {}, where its first rows were {promised}; give all rows one type \
-             and one shape",
+            "function `{}` made `{}` of type {}{}, where `schema=` or its first row promised {}{}; give all rows one \
+             type and one shape",
             self.function.name,
-            column.data_type()
+            promised.name(),
+            column.data_type(),
+            of(made_as),
+            promised.data_type(),
+            of(Some(promised)),
         ))
     }
+}
+
+/// The shape of a tensor, as its field tells it.
+fn shape(field: &Field) -> Option<serde_json::Value> {
+    let told = field.metadata().get("ARROW:extension:metadata")?;
+    serde_json::from_str::<serde_json::Value>(told).ok()?.get("shape").cloned()
 }

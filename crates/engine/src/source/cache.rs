@@ -14,6 +14,8 @@ use super::FileRef;
 const INDEXED_FILES: usize = 4096;
 /// Parquet footers that are remembered.
 const FOOTERS: usize = 512;
+/// Saves that are kept open.
+const SAVES: usize = 64;
 /// Record starts remembered of one file: 16 TiB of splits of the default size.
 const STARTS: usize = 1 << 20;
 
@@ -51,13 +53,18 @@ impl<K: Hash + Eq + Clone, V: Clone> Bounded<K, V> {
 pub struct SourceCaches {
     starts: Arc<Mutex<Bounded<FileRef, Arc<FileStarts>>>>,
     footers: Arc<Mutex<Bounded<FileRef, Arc<ParquetMetaData>>>>,
+    saves: Arc<Mutex<Bounded<String, OpenSave>>>,
 }
+
+/// The cache over the root of a save, once it is open.
+type OpenSave = Arc<tokio::sync::OnceCell<Arc<caju_cache::Cache>>>;
 
 impl Default for SourceCaches {
     fn default() -> Self {
         Self {
             starts: Arc::new(Mutex::new(Bounded::new(INDEXED_FILES))),
             footers: Arc::new(Mutex::new(Bounded::new(FOOTERS))),
+            saves: Arc::new(Mutex::new(Bounded::new(SAVES))),
         }
     }
 }
@@ -80,6 +87,17 @@ impl SourceCaches {
         }
         let fresh = Arc::new(FileStarts::default());
         starts.insert(file.clone(), Arc::clone(&fresh));
+        fresh
+    }
+
+    /// The save at a URL.
+    pub(super) fn save(&self, url: &str) -> OpenSave {
+        let mut saves = self.saves.lock();
+        if let Some(known) = saves.get(&url.to_owned()) {
+            return known;
+        }
+        let fresh = OpenSave::default();
+        saves.insert(url.to_owned(), Arc::clone(&fresh));
         fresh
     }
 

@@ -13,8 +13,7 @@ use arrow_schema::{DataType, Field, FieldRef};
 use caju_pipeline::{ColumnType, Feature, FeatureShape};
 use caju_types::{Error, Result};
 
-/// The field that a feature becomes: `Binary`, `Int64` or `Float32`, or a list or fixed-size list of them;
-/// nullable, because a feature may be absent.
+/// The field that a feature becomes: `Binary`, `Int64` or `Float32`, or a list or fixed-size list of them.
 ///
 /// # Errors
 /// `InvalidArgument` for any other type.
@@ -48,11 +47,13 @@ fn list_item(data_type: DataType) -> FieldRef {
 
 /// Parses serialised Examples into one array per feature, in the order given.
 ///
-/// A feature that a record lacks, or that is empty where one value is due, is null. If a record names a
-/// feature twice the last one counts, as in TensorFlow. Packed and unpacked lists are read alike.
+/// A feature that a record lacks, or that is empty where values are due, is null if it is `optional`. Otherwise
+/// it is an error, and a list is empty, as TensorFlow's `FixedLenFeature` without a default and `VarLenFeature`
+/// have it. If a record names a feature twice the last one counts, as there. Packed and unpacked lists are read
+/// alike.
 ///
 /// # Errors
-/// The first row that cannot be parsed, and why, naming the feature.
+/// The first row that cannot be parsed or lacks a feature, and why, naming the feature.
 pub fn parse_example(
     records: &BinaryArray,
     features: &[(String, Feature)],
@@ -311,6 +312,11 @@ fn column<'a>(
         if present && want.is_some_and(|w| w != count) {
             return Err((row, wrong_count(name, count, want.unwrap_or(0))));
         }
+        if !present && want.is_some() && !feature.optional {
+            return Err((row, missing(name, feature, cell.is_some())));
+        }
+        // Nothing in a list is an empty list, unless the difference was asked for.
+        let present = present || !feature.optional;
         if !present {
             // Rows of a fixed number of values have room for a null.
             let fill = want.unwrap_or(0);
@@ -427,6 +433,14 @@ fn explain(name: &str, wanted: &str, bad: &Bad) -> Error {
             Error::invalid(format!("feature `{name}` holds {is}, but `parse_example` says {wanted}"))
         }
     }
+}
+
+fn missing(name: &str, feature: &Feature, empty: bool) -> Error {
+    let how = if empty { "is empty in the record" } else { "is not in the record" };
+    Error::invalid(format!(
+        "feature `{name}` {how}, and `parse_example` says {feature}; where records may lack it, write `{feature}?`, \
+         which gives null, and `coalesce(x, 0)` for another value"
+    ))
 }
 
 fn wrong_count(name: &str, count: usize, want: usize) -> Error {

@@ -83,7 +83,13 @@ fn example(features: &[(&str, List)], packed: bool) -> Vec<u8> {
 }
 
 fn features(list: &[(&str, ColumnType, FeatureShape)]) -> Vec<(String, Feature)> {
-    list.iter().map(|(n, t, s)| (n.to_string(), Feature { dtype: *t, shape: s.clone() })).collect()
+    let feature = |t: &ColumnType, s: &FeatureShape| Feature { dtype: *t, shape: s.clone(), optional: false };
+    list.iter().map(|(n, t, s)| (n.to_string(), feature(t, s))).collect()
+}
+
+/// The same where records may lack them.
+fn optional(list: &[(&str, ColumnType, FeatureShape)]) -> Vec<(String, Feature)> {
+    features(list).into_iter().map(|(n, f)| (n, Feature { optional: true, ..f })).collect()
 }
 
 fn lists() -> impl Strategy<Value = (Vec<Vec<u8>>, Vec<f32>, Vec<i64>)> {
@@ -110,7 +116,7 @@ proptest! {
         }).collect();
         let records = BinaryArray::from_iter_values(&encoded);
         let list = FeatureShape::List;
-        let wanted = features(&[
+        let wanted = optional(&[
             ("i", ColumnType::Int64, list.clone()),
             ("b", ColumnType::Bytes, list.clone()),
             ("f", ColumnType::Float32, list),
@@ -150,13 +156,46 @@ proptest! {
 }
 
 #[test]
+fn what_is_lacking_is_null_only_where_it_was_said() {
+    let full = example(
+        &[("s", List::Ints(vec![1])), ("p", List::Floats(vec![1.0, 2.0])), ("l", List::Ints(vec![3]))],
+        true,
+    );
+    let empty = example(&[("s", List::Ints(vec![])), ("p", List::Floats(vec![]))], true);
+    let all = [
+        ("s", ColumnType::Int64, FeatureShape::Scalar),
+        ("p", ColumnType::Float32, FeatureShape::Fixed(2)),
+        ("l", ColumnType::Int64, FeatureShape::List),
+    ];
+    let records = BinaryArray::from_iter_values([&full, &empty, &vec![]]);
+    for column in parse_example(&records, &optional(&all)).unwrap() {
+        assert!(column.is_valid(0) && column.is_null(1) && column.is_null(2));
+    }
+    let lists = &parse_example(&records, &features(&all[2..])).unwrap()[0];
+    assert_eq!((lists.null_count(), lists.as_list::<i32>().value_length(2)), (0, 0));
+    for (n, want) in [
+        (0, "feature `s` is empty in the record, and `parse_example` says int64; "),
+        (1, "feature `p` is empty in the record, and `parse_example` says float32[2]; "),
+    ] {
+        let (row, e) = parse_example(&records, &features(&all[n..=n])).unwrap_err();
+        assert!(
+            row == 1 && e.message().starts_with(want) && e.message().contains("?`, which gives null"),
+            "{e}"
+        );
+    }
+    let (row, e) = parse_example(&records.slice(2, 1), &features(&all)).unwrap_err();
+    assert!(row == 0 && e.message().starts_with("feature `s` is not in the record"), "{e}");
+    assert_eq!(e.kind(), caju_types::ErrorKind::InvalidArgument);
+}
+
+#[test]
 fn scalars_and_fixed_lists() {
     let records = BinaryArray::from_iter_values([
         example(&[("s", List::Bytes(vec![b"x".to_vec()])), ("p", List::Floats(vec![1.0, 2.0]))], true),
         example(&[("s", List::Bytes(vec![]))], true),
         vec![],
     ]);
-    let wanted = features(&[
+    let wanted = optional(&[
         ("s", ColumnType::Bytes, FeatureShape::Scalar),
         ("p", ColumnType::Float32, FeatureShape::Fixed(2)),
     ]);
@@ -187,7 +226,6 @@ fn bad_records_are_named() {
         let (row, e) = parse_example(&records, &wanted).unwrap_err();
         assert_eq!((row, e.message()), (2, want));
     }
-    let e =
-        feature_field("x", &Feature { dtype: ColumnType::Bool, shape: FeatureShape::Scalar }).unwrap_err();
+    let e = feature_field("x", &features(&[("x", ColumnType::Bool, FeatureShape::Scalar)])[0].1).unwrap_err();
     assert!(e.message().starts_with("feature `x`"), "{e}");
 }

@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use caju_runtime::stores::{CountingStore, Listed, Location, local_version, store_error};
-use caju_runtime::{IoCounters, thread_cpu_time};
+use caju_runtime::{IoCounters, recycle, thread_blocks_read, thread_cpu_time};
 use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt};
 use object_store::{GetOptions, ObjectStore, coalesce_ranges};
@@ -128,9 +129,10 @@ impl SourceFile {
         let reader = READER.try_with(Arc::clone).ok();
         let run = move || {
             let cpu = thread_cpu_time();
-            let result = me.run_local(work);
+            let (result, bytes, took) = me.run_local(work);
             if let Some(stats) = reader {
                 stats.source().used(thread_cpu_time().saturating_sub(cpu));
+                stats.reads.passed(bytes, took);
             }
             result
         };
@@ -140,15 +142,19 @@ impl SourceFile {
         }
     }
 
-    fn run_local<T>(&self, work: impl FnOnce(&mut LocalReads) -> Result<T>) -> Result<T> {
-        let handle = self.open_local()?;
-
-        let mut reads = LocalReads { me: self, file: &mut handle.lock(), bytes: 0, requests: 0 };
+    /// The result, with the bytes that were read and the time that the file system took for them.
+    fn run_local<T>(&self, work: impl FnOnce(&mut LocalReads) -> Result<T>) -> (Result<T>, u64, Duration) {
+        let handle = match self.open_local() {
+            Ok(handle) => handle,
+            Err(e) => return (Err(e), 0, Duration::ZERO),
+        };
+        let mut file = handle.lock();
+        let mut reads = LocalReads { me: self, file: &mut file, bytes: 0, requests: 0, took: Duration::ZERO };
         let result = work(&mut reads);
         // A read is good only if the file was the same all the while.
         let after = self.check_local(reads.file);
         reads.count();
-        after.and(result)
+        (after.and(result), reads.bytes, reads.took)
     }
 
     fn open_local(&self) -> Result<Arc<Mutex<File>>> {
@@ -244,6 +250,7 @@ impl SourceFile {
             }
             e => store_error(url, e),
         };
+        let asked = Instant::now();
         let result = self.store.get_opts(&self.at.path, options).await.map_err(error)?;
         // Some stores ignore If-Match: the answer tells which version it is of.
         let meta = &result.meta;
@@ -265,6 +272,7 @@ impl SourceFile {
             return Err(changed(url, &format!("it had {} bytes and has {}", want.size, meta.size)));
         }
         let bytes = result.bytes().await.map_err(error)?;
+        READER.try_with(|stats| stats.reads.passed(bytes.len() as u64, asked.elapsed())).ok();
         if bytes.len() as u64 != range.end - range.start {
             return Err(Error::unavailable(format!(
                 "{url}: the store answered {} bytes instead of {}",
@@ -333,26 +341,31 @@ pub(super) struct LocalReads<'a> {
     file: &'a mut File,
     bytes: u64,
     requests: u64,
+    took: Duration,
 }
 
 impl LocalReads<'_> {
     /// The bytes of a range.
-    pub(super) fn read(&mut self, range: Range<u64>) -> Result<Vec<u8>> {
+    pub(super) fn read(&mut self, range: Range<u64>) -> Result<Bytes> {
         let len = usize::try_from(range.end - range.start).map_err(|e| Error::internal(e.to_string()))?;
-        let mut out = Vec::with_capacity(len);
+        let mut out = recycle::take(len);
+        let (wall, cpu, blocks) = (Instant::now(), thread_cpu_time(), thread_blocks_read());
         self.file.seek(SeekFrom::Start(range.start)).map_err(|e| self.me.io_error(&e))?;
         let n = (&mut *self.file).take(len as u64).read_to_end(&mut out).map_err(|e| self.me.io_error(&e))?;
+        // What lay in memory took its copying; the rest of the wall time, if any, was others' turn on the CPU.
+        let cached = thread_blocks_read() == blocks;
+        self.took += if cached { thread_cpu_time().saturating_sub(cpu) } else { wall.elapsed() };
         if n < len {
             return Err(changed(&self.me.file.url, "it became shorter"));
         }
         self.bytes += len as u64;
         self.requests += 1;
-        Ok(out)
+        Ok(recycle::bytes(out))
     }
 
     fn ranges(&mut self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         if let [range] = ranges {
-            return Ok(vec![self.read(range.clone())?.into()]);
+            return Ok(vec![self.read(range.clone())?]);
         }
         let mut order: Vec<usize> = (0..ranges.len()).collect();
         order.sort_unstable_by_key(|&i| ranges[i].start);
@@ -366,7 +379,7 @@ impl LocalReads<'_> {
                 end = end.max(ranges[order[j]].end);
                 j += 1;
             }
-            let bytes = Bytes::from(self.read(start..end)?);
+            let bytes = self.read(start..end)?;
             for &k in &order[i..j] {
                 let (a, b) = (ranges[k].start - start, ranges[k].end - start);
                 #[expect(clippy::cast_possible_truncation, reason = "within a buffer in memory")]

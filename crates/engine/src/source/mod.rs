@@ -11,10 +11,12 @@ mod example;
 mod feed;
 mod file;
 mod files;
+mod held;
 mod images;
 mod ipc;
 mod json;
 mod lines;
+mod load;
 mod parquet;
 mod plain;
 mod split;
@@ -40,6 +42,7 @@ use futures::stream::{BoxStream, StreamExt};
 
 pub use cache::SourceCaches;
 pub use example::{feature_field, parse_example};
+pub use held::{HeldRows, hold};
 pub use split::{FileRef, FileVersion, KeyHasher, Split, SplitRange, split_key};
 
 /// What sources need from the process they run in. Cheap to clone.
@@ -197,6 +200,10 @@ fn open<'a>(
             SourceDef::Files(files) => open_files(files, ctx, schema).await?,
             SourceDef::Range { start, end, step } => Arc::new(plain::RangeSource::new(*start, *end, *step)?),
             SourceDef::Memory { ipc } => Arc::new(plain::MemorySource::new(ipc)?),
+            SourceDef::Held { sha256 } => Arc::new(plain::MemorySource::of(held::held(sha256)?)),
+            SourceDef::Load { path, wait } => {
+                Arc::new(load::LoadSource::open(path, *wait, ctx, schema).await?)
+            }
             SourceDef::Concatenate(datasets) => {
                 let children = open_children(datasets, ctx).await?;
                 Arc::new(combine::Concatenated { children })

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use arrow::ipc::reader::StreamReader;
 use arrow_array::{Array, Int64Array, RecordBatch, RecordBatchOptions};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
-use caju_types::{Error, Result, hash128};
+use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt};
 
+use super::held::HeldRows;
 use super::trim::{sliced, trimmed};
 use super::{KeyHasher, ReadOptions, Source, Split, SplitRange};
 
@@ -112,35 +112,29 @@ impl Source for RangeSource {
     }
 }
 
-/// Rows held in the definition as an Arrow IPC stream.
+/// Rows in memory, in the definition or held by this process.
 #[derive(Debug)]
 pub(super) struct MemorySource {
-    schema: SchemaRef,
-    batches: Arc<Vec<RecordBatch>>,
-    hash: u128,
-    rows: u64,
+    rows: Arc<HeldRows>,
 }
 
 impl MemorySource {
     pub(super) fn new(ipc: &Bytes) -> Result<Self> {
-        let bad = |e: arrow_schema::ArrowError| {
-            Error::invalid(format!("source memory: the rows are not a valid Arrow IPC stream: {e}"))
-        };
-        let reader = StreamReader::try_new(std::io::Cursor::new(ipc.clone()), None).map_err(bad)?;
-        let schema = reader.schema();
-        let batches = reader.collect::<Result<Vec<_>, _>>().map_err(bad)?;
-        let rows = batches.iter().map(|b| b.num_rows() as u64).sum();
-        Ok(Self { schema, batches: Arc::new(batches), hash: hash128(ipc), rows })
+        Ok(Self { rows: Arc::new(HeldRows::read(ipc.clone())?) })
+    }
+
+    pub(super) fn of(rows: Arc<HeldRows>) -> Self {
+        Self { rows }
     }
 }
 
 impl Source for MemorySource {
     fn schema(&self) -> SchemaRef {
-        Arc::clone(&self.schema)
+        self.rows.schema()
     }
 
     fn splits(&self) -> BoxStream<'static, Result<Split>> {
-        let (hash, rows) = (caju_types::SplitKey(self.hash), self.rows);
+        let (hash, rows) = (caju_types::SplitKey(self.rows.hash()), self.rows.num_rows());
         stream::iter((0..rows.div_ceil(MEMORY_ROWS)).map(move |i| {
             let (a, b) = (i * MEMORY_ROWS, rows.min((i + 1) * MEMORY_ROWS));
             Ok(row_split(KeyHasher::new("memory").key(hash), a, b))
@@ -153,8 +147,8 @@ impl Source for MemorySource {
             Ok(w) => w,
             Err(e) => return stream::once(async move { Err(e) }).boxed(),
         };
-        let batches = Arc::clone(&self.batches);
-        let all = stream::iter((0..batches.len()).map(move |i| Ok(batches[i].clone()))).boxed();
+        let rows = Arc::clone(&self.rows);
+        let all = stream::iter((0..rows.batches().len()).map(move |i| Ok(rows.batches()[i].clone()))).boxed();
         let options = options.clone();
         trimmed(all, Some((start, end - start)))
             .flat_map(move |batch| {

@@ -45,7 +45,7 @@ pub(super) async fn first_start<W: Walk>(
     let mut walk = walk(from);
     let found = if file.is_local() {
         file.with_local(move |f| {
-            let (mut at, mut bytes) = (0, Vec::new());
+            let (mut at, mut bytes) = (0, bytes::Bytes::new());
             loop {
                 match walk.step(at, &bytes)? {
                     Progress::Done(start) => return Ok(start),

@@ -6,7 +6,7 @@ use caju_pipeline::Cost;
 use caju_types::Result;
 use futures::stream::{self, StreamExt};
 
-use super::hint::{Numbering, at_hint, without_marks};
+use super::hint::{Numbering, at_hint, at_set, without_marks};
 use super::{Item, Items};
 use crate::bind::{BoundPipeline, BranchKind, Step};
 use crate::caching::TaskCache;
@@ -58,6 +58,7 @@ pub(super) fn build(
                         items.filter(|i| std::future::ready(!matches!(i, Ok(Item::EndOfRepetition)))).boxed();
                 }
             }
+            Step::Hint(hint) => items = at_set(*hint, items, cache),
             Step::Cost { cost, burn, stats } => items = pay_for(items, ctx, *cost, *burn, *stats),
             other => {
                 if let Some(stage) = stream_stage(other, ctx) {
@@ -95,6 +96,11 @@ fn local_part(steps: &[Step], mut items: Items, ctx: &Arc<TaskContext>, cache: &
                 items = rows(std::mem::take(&mut segment), items, ctx);
                 items = pay_for(items, ctx, *cost, *burn, *stats);
             }
+            // Behind a `take` that was planned away. Rows are counted on as if it were not there.
+            Step::Hint(hint) if cache.is_set(*hint) => {
+                items = rows(std::mem::take(&mut segment), items, ctx);
+                items = by_split(at_set(*hint, items, cache));
+            }
             Step::Hint(hint) => {
                 items = rows(std::mem::take(&mut segment), items, ctx);
                 items = at_hint(*hint, dirty, items, cache);
@@ -108,6 +114,25 @@ fn local_part(steps: &[Step], mut items: Items, ctx: &Arc<TaskContext>, cache: &
     }
     items = rows(segment, items, ctx);
     if dirty { renumber(items) } else { items }
+}
+
+/// Chunks of one split each, as they are above all stages that mix splits.
+fn by_split(items: Items) -> Items {
+    let apart = |item| match item {
+        Ok(Item::Chunk(chunk)) => stream::iter(apart(&chunk)).map(|c| Ok(Item::Chunk(c))).left_stream(),
+        other => stream::iter([other]).right_stream(),
+    };
+    items.flat_map(apart).boxed()
+}
+
+fn apart(chunk: &Chunk) -> Vec<Chunk> {
+    let (mut out, mut at) = (Vec::new(), 0);
+    for runs in chunk.runs.chunk_by(|a, b| a.split == b.split) {
+        let rows = runs.iter().map(|r| usize::try_from(r.len).unwrap_or(0)).sum();
+        out.push(chunk.slice_rows(at, rows));
+        at += rows;
+    }
+    out
 }
 
 /// Runs row stages over chunks on the CPU pool, several chunks at a time, keeping their order.
@@ -269,7 +294,9 @@ fn run_stream_stage(stage: Box<dyn StreamStage>, items: Items, restarts: bool) -
                     }
                     end = Some(Item::EndOfRepetition);
                 }
-                Some(Item::Entry { .. } | Item::EndOfSplit(_)) => {}
+                // On its way to a hint below; the stage has no part in it.
+                Some(entry @ Item::Entry { .. }) => r.ready.push_back(entry),
+                Some(Item::EndOfSplit(_)) => {}
                 None => {
                     r.stage.flush(&mut out)?;
                     r.over = true;

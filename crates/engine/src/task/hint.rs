@@ -73,6 +73,31 @@ async fn pass(
     (drop < rows).then(|| chunk.slice_rows(drop, rows - drop))
 }
 
+/// Behind stages that mix splits: stored rows enter here, and those that arrive go to the task's part of the set.
+pub(super) fn at_set(hint: usize, items: Items, cache: &Arc<TaskCache>) -> Items {
+    let cache = Arc::clone(cache);
+    futures::stream::unfold(items, move |mut items| {
+        let cache = Arc::clone(&cache);
+        async move {
+            match items.next().await {
+                Some(Ok(Item::Chunk(chunk))) => {
+                    cache.pass_set(hint, &chunk).await;
+                    Some((Ok(Item::Chunk(chunk)), items))
+                }
+                Some(Ok(Item::Entry { hint: h, chunk })) if h == hint => {
+                    Some((Ok(Item::Chunk(chunk)), items))
+                }
+                Some(other) => Some((other, items)),
+                None => {
+                    cache.end_set(hint).await;
+                    None
+                }
+            }
+        }
+    })
+    .boxed()
+}
+
 /// Takes the marks out that only hints read.
 pub(super) fn without_marks(items: Items) -> Items {
     items.filter(|i: &Result<Item>| std::future::ready(!matches!(i, Ok(Item::EndOfSplit(_))))).boxed()

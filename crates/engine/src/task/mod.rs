@@ -17,7 +17,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 
 use crate::bind::BoundPipeline;
-use crate::caching::{CachePlan, SplitModes, TaskCache};
+use crate::caching::{CachePlan, GroupLease, SplitModes, TaskCache};
 use crate::chunk::Chunk;
 use crate::context::TaskContext;
 use crate::probing::{Findings, Prober};
@@ -35,6 +35,15 @@ pub struct LeasedSplit {
     pub done: RowRanges,
     /// What to store and to read; none: compute.
     pub cache: Option<Arc<CachePlan>>,
+    /// The part of a set in which all its rows are, with those of the splits leased beside it.
+    pub group: Option<GroupLease>,
+}
+
+impl LeasedSplit {
+    /// A split that nobody began before, to be computed.
+    pub fn new(index: u64, split: Split) -> Self {
+        Self { index, split, done: RowRanges::default(), cache: None, group: None }
+    }
 }
 
 /// Where a task's splits come from.
@@ -79,6 +88,8 @@ pub struct TaskOptions {
     /// With `probe`: whether that is what the task is for. It then ends when everything is found out, with
     /// what rows there were.
     pub probe_to_end: bool,
+    /// Whether the stages' times are taken. Only a benchmark of what that costs has a reason to say no.
+    pub taps: bool,
 }
 
 impl TaskOptions {
@@ -100,6 +111,7 @@ impl TaskOptions {
             cache: None,
             probe: false,
             probe_to_end: false,
+            taps: true,
         }
     }
 }
@@ -136,7 +148,7 @@ pub struct TaskRun {
 /// runtime.
 pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options: TaskOptions) -> TaskRun {
     let def = pipeline.def();
-    let stats = Arc::new(TaskStats::new(pipeline.stats_names().iter().cloned()));
+    let stats = Arc::new(TaskStats::new(pipeline.stats_names().iter().cloned(), options.taps));
     let deterministic = options.deterministic || def.options.deterministic || pipeline.single_task();
     let ctx = Arc::new(TaskContext::new(
         options.seed,
@@ -159,7 +171,9 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
     let hints: Vec<_> = pipeline.hints().iter().map(|h| h.clone().seeded(options.seed)).collect();
     let prober = options.cache.as_ref().filter(|_| options.probe && !hints.is_empty()).map(|cache| {
         let threads = options.pool.threads();
-        Prober::start(Arc::clone(cache), hints.clone(), Arc::clone(&options.clock), threads, &tasks)
+        // Those behind stages that mix splits come last, and are not probed.
+        let local: Vec<_> = hints.iter().filter(|h| h.set.is_none()).cloned().collect();
+        Prober::start(Arc::clone(cache), local, Arc::clone(&options.clock), threads, &tasks)
     });
     let cache = TaskCache::new(options.cache, hints, name, Arc::clone(&ctx), prober);
     let cache = cache.reading_hits(options.probe && !options.probe_to_end);

@@ -11,8 +11,8 @@ use tokio::sync::mpsc;
 
 use super::{Item, Items, LeasedSplit, SplitFeed};
 use crate::bind::{BoundPipeline, Branch, BranchKind, Step};
-use crate::caching::{Entry, OpenPart, TaskCache};
-use crate::chunk::{Chunk, Run, batch_bytes};
+use crate::caching::{Entry, OpenPart, StoredGroup, TaskCache};
+use crate::chunk::{Chunk, Elements, Run, batch_bytes};
 use crate::context::TaskContext;
 use crate::source::{ReadOptions, Split, SplitRange, child_split};
 use crate::stats::READER;
@@ -79,17 +79,20 @@ impl Reader {
                 match feed.next(1).await {
                     Ok(Some(more)) => leases.extend(more),
                     Ok(None) => break,
-                    Err(e) => {
-                        drop(shared.take());
-                        let (tx, rx) = mpsc::channel(1);
-                        drop(tx.send(Err(e)).await);
-                        drop(queues.send(rx).await);
-                        return;
-                    }
+                    Err(e) => return refuse(e, shared.take(), &queues).await,
                 }
             }
             let Some(lease) = leases.pop_front() else {
                 continue;
+            };
+            let group = match &lease.group {
+                Some(group) => match self.gather(lease.clone(), group.of, &mut leases, &mut feed).await {
+                    Ok(Some(read)) => Some(read),
+                    // Its splits are computed like any others.
+                    Ok(None) => continue,
+                    Err(e) => return refuse(e, shared.take(), &queues).await,
+                },
+                None => None,
             };
             if repetition.is_some_and(|r| r != lease.split.repetition) {
                 shared = None;
@@ -116,7 +119,10 @@ impl Reader {
             let me = Arc::clone(&self);
             let stats = Arc::clone(&self.ctx.stats);
             drop(tasks.spawn(READER.scope(stats, async move {
-                me.read_one(lease, &out).await;
+                match group {
+                    Some(group) => me.get_group(group, &out).await,
+                    None => me.read_one(lease, &out).await,
+                }
                 drop(permit);
             })));
         }
@@ -126,9 +132,71 @@ impl Reader {
         }
     }
 
+    /// Collects the leases of all splits whose rows are in one part of a set, and opens the part; none if it cannot
+    /// be read: the leases are then put back, to be computed.
+    async fn gather(
+        &self,
+        first: LeasedSplit,
+        of: u32,
+        leases: &mut VecDeque<LeasedSplit>,
+        feed: &mut Box<dyn SplitFeed>,
+    ) -> Result<Option<Group>> {
+        let mut all = vec![first];
+        while all.len() < of as usize {
+            if leases.is_empty() {
+                let Some(more) = feed.next(of as usize - all.len()).await? else { break };
+                leases.extend(more);
+            }
+            all.extend(leases.pop_front());
+        }
+        all.iter().for_each(|l| self.ctx.register(l.index, &l.split, &l.done));
+        let whole = all.len() == of as usize && all.iter().all(|l| l.group.is_some() && l.done.is_empty());
+        if whole && let Some((hint, part)) = self.cache.open_group(&all).await {
+            return Ok(Some(Group { hint, part, first: all[0].index }));
+        }
+        // In their own order, on which it may depend which rows are counted.
+        all.sort_by_key(|l| l.index);
+        for lease in all.into_iter().rev() {
+            leases.push_front(LeasedSplit { group: None, ..lease });
+        }
+        Ok(None)
+    }
+
+    /// Sends the rows of a part of a set. If it is damaged the task is given up: what is left of its splits is
+    /// computed by another one, since rows say which ones they are wherever they come from.
+    async fn get_group(&self, mut group: Group, out: &mpsc::Sender<Result<Item>>) {
+        let counters = self.ctx.stats.stage(self.cache.figures(group.hint));
+        loop {
+            let start = Instant::now();
+            let Some(chunks) = counters.polled(group.part.next()).await else { break };
+            counters.busy(start.elapsed());
+            let chunks = match chunks {
+                Ok(chunks) => chunks,
+                Err(e) => {
+                    let e = Error::cancelled(format!(
+                        "a stored part cannot be read any more ({}): its splits are computed",
+                        e.message()
+                    ));
+                    out.send(Err(e)).await.ok();
+                    return;
+                }
+            };
+            for chunk in chunks.into_iter().flat_map(|c| parts(c, self.reading)) {
+                counters.moved(chunk.rows(), chunk.rows(), chunk.bytes());
+                if out.send(Ok(Item::Entry { hint: group.hint, chunk })).await.is_err() {
+                    return;
+                }
+            }
+        }
+        if let Err(e) = self.ctx.count_stored_skips(group.first, group.part.skipped()) {
+            out.send(Err(e)).await.ok();
+        }
+    }
+
     /// Sends the rows of one split; an error ends the stream.
     async fn read_one(&self, lease: LeasedSplit, out: &mpsc::Sender<Result<Item>>) {
-        match self.cache.enter(lease.index, &lease.split, lease.cache.as_deref()).await {
+        match self.cache.enter(&lease).await {
+            Entry::Skip => {}
             Entry::Compute => {
                 self.compute(&lease, out).await;
             }
@@ -138,9 +206,8 @@ impl Reader {
                 }
             }
             Entry::Get { hint, part } => {
-                let draw = part.draw();
                 if let Some(rows) = self.get(hint, part, &lease, out).await {
-                    self.cache.resume(lease.index, hint, rows, draw);
+                    self.cache.resume(lease.index, hint, rows);
                     self.compute(&lease, out).await;
                 }
             }
@@ -182,6 +249,10 @@ impl Reader {
 
     /// Sends the rows of a split from its source; false if the stream ended before the split.
     async fn compute(&self, lease: &LeasedSplit, out: &mpsc::Sender<Result<Item>>) -> bool {
+        if self.pipeline.def().options.cache_only {
+            out.send(Err(not_stored(lease))).await.ok();
+            return false;
+        }
         let counters = self.ctx.stats.source();
         let mut rows = self.open(&self.pipeline.root, &lease.split, lease.index);
         let mut ordinal = lease.split.trim.map_or(0, |t| t.0);
@@ -347,9 +418,31 @@ impl Reader {
 /// of every row.
 fn pieces(batch: &RecordBatch, reading: Reading) -> Vec<RecordBatch> {
     let rows = batch.num_rows();
-    let by_bytes = (rows * reading.batch_bytes).checked_div(batch_bytes(batch)).unwrap_or(rows);
-    let step = reading.batch_rows.min(by_bytes).max(1);
+    let step = step(rows, batch_bytes(batch), reading);
     (0..rows).step_by(step).map(|at| batch.slice(at, step.min(rows - at))).collect()
+}
+
+/// A chunk of stored rows in the sizes of the engine's batches; batches are elements already.
+fn parts(chunk: Chunk, reading: Reading) -> Vec<Chunk> {
+    if chunk.elements != Elements::Rows {
+        return vec![chunk];
+    }
+    let rows = chunk.rows();
+    let step = step(rows, chunk.bytes(), reading);
+    (0..rows).step_by(step).map(|at| chunk.slice_rows(at, step.min(rows - at))).collect()
+}
+
+fn step(rows: usize, bytes: usize, reading: Reading) -> usize {
+    let by_bytes = (rows * reading.batch_bytes).checked_div(bytes).unwrap_or(rows);
+    reading.batch_rows.min(by_bytes).max(1)
+}
+
+/// A part of a set that is being read.
+struct Group {
+    hint: usize,
+    part: StoredGroup,
+    /// The lease of one of its splits.
+    first: u64,
 }
 
 /// One side of a zip.
@@ -389,8 +482,30 @@ fn failed(message: &'static str) -> BoxStream<'static, Result<RecordBatch>> {
     stream::once(async move { Err(Error::internal(message)) }).boxed()
 }
 
+/// Ends the stream with an error.
+async fn refuse(
+    e: Error,
+    shared: Option<mpsc::Sender<Result<Item>>>,
+    queues: &mpsc::Sender<mpsc::Receiver<Result<Item>>>,
+) {
+    drop(shared);
+    let (tx, rx) = mpsc::channel(1);
+    drop(tx.send(Err(e)).await);
+    drop(queues.send(rx).await);
+}
+
 async fn mark_end(queues: &mpsc::Sender<mpsc::Receiver<Result<Item>>>) -> Result<(), ()> {
     let (tx, rx) = mpsc::channel(1);
     tx.send(Ok(Item::EndOfRepetition)).await.map_err(drop)?;
     queues.send(rx).await.map_err(drop)
+}
+
+/// The error of a job that may read stored rows alone, at a split that has none.
+fn not_stored(lease: &LeasedSplit) -> Error {
+    let file = lease.split.file.as_ref().map_or_else(|| "the source".to_string(), |f| f.url.to_string());
+    Error::not_found(format!(
+        "`cache_only`: rows of {file} (split {}) are not stored at the hint, or no longer; run the job without \
+         `cache_only` once, where its source is there",
+        lease.index
+    ))
 }

@@ -219,3 +219,26 @@ async fn a_full_disk_stores_nothing_and_loses_nothing() {
     let (_, modes) = pair.with(&disk, How::default(), &plan).await;
     assert_eq!(modes.compute, 0, "and taken up again in the next epoch");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn repetitions_share_what_was_drawn_and_each_has_all_rows() {
+    let yaml = "
+source: { range: { start: 0, end: 3000, step: 1 } }
+steps: [ { filter: 'random_int(0, 10) < 7' }, { with_columns: { r: 'uniform(0.0, 1.0)' } }, { autocache: h }, { repeat: 3 } ]
+";
+    let pair = Pair::yaml(yaml).await;
+    let n = pair.splits.len() as u64 / 3;
+    let once = Pair::yaml(&yaml.replace(", { repeat: 3 }", "")).await.computed(How::default()).await;
+    let plan = pair.hints[0].plan("arrow/none");
+    let root = place("cache");
+    for (epoch, workers) in [(0, 2), (1, 1), (5, 3)] {
+        let how = How { epoch, workers, ..How::default() };
+        let (rows, modes) = pair.with(&cache(&root).await, how, &plan).await;
+        for repetition in 0..3 {
+            let of = rows.iter().filter(|r| r.0.0 / n == repetition);
+            let of: Vec<_> = of.map(|((split, row), v)| ((split % n, *row), v.clone())).collect();
+            assert_eq!(of, once, "epoch {epoch}, repetition {repetition}");
+        }
+        assert_eq!(modes.put, if epoch == 0 { n } else { 0 });
+    }
+}

@@ -205,6 +205,51 @@ pub async fn case(seed: u64) -> Case {
         _ => &[],
     };
     steps.extend(tail.iter().map(ToString::to_string));
+    finished(source, memory, &steps, deterministic)
+}
+
+/// A pipeline with a hint, `s`, behind stages that mix splits; no row is drawn above it unless `draws`.
+pub async fn mixed_case(seed: u64) -> Case {
+    let mut draw = Draw(mix64(seed, 78));
+    let (source, memory) = source(&mut draw).await;
+    let rich = !source.contains("range");
+    let mut columns = if rich { vec!["id", "x", "text", "tags"] } else { vec!["id"] };
+    let mut steps: Vec<String> = Vec::new();
+    for _ in 0..draw.below(3) {
+        steps.push(local_stage(&mut draw, &mut columns));
+    }
+    let above: &[&str] = match draw.below(10) {
+        0 => &["shuffle: { buffer: 50 }"],
+        1 => &["batch: 32"],
+        2 => &["repeat: 2", "shuffle: 20"],
+        3 => &["take: 100"],
+        4 => &["shuffle: 20", "batch: { size: 10 }", "with_columns: { above: 'id - 1' }"],
+        5 => &["batch: 7", "unbatch"],
+        6 => &["skip: 3", "batch: 5"],
+        7 => &[
+            "bucket_by_length: { length: 'id % 9', boundaries: [3, 6], batch_sizes: [4, 8, 3], pad: false }",
+        ],
+        8 => &["batch: 9", "repeat: 3"],
+        _ => &["repeat: 2"],
+    };
+    steps.extend(above.iter().map(ToString::to_string));
+    steps.push("autocache: s".into());
+    let batched = above.iter().any(|s| s.contains("batch")) && !above.contains(&"unbatch");
+    let below: &[&str] = match draw.below(6) {
+        0 => &["with_columns: { z: 'uniform(0.0, 1.0)' }"],
+        1 if !batched => &["shuffle: 30", "batch: 11"],
+        1 => &["shuffle: 3"],
+        2 if !batched => &["filter: 'id % 2 = 0'", "with_columns: { z: 'random_int(0, 9)' }"],
+        3 => &["with_columns: { below: 'id + 0' }"],
+        4 => &["take: 90"],
+        _ => &[],
+    };
+    steps.extend(below.iter().map(ToString::to_string));
+    let deterministic = draw.one_in(3);
+    finished(source, memory, &steps, deterministic)
+}
+
+fn finished(source: String, memory: Option<SourceDef>, steps: &[String], deterministic: bool) -> Case {
     let stated = if source.is_empty() { "{ range: { start: 0, end: 1, step: 1 } }" } else { &source };
     let list: String = steps.iter().map(|s| format!("  - {s}\n")).collect();
     let yaml = format!("source: {stated}\nsteps:\n{list}deterministic: {deterministic}\n");

@@ -10,4 +10,5 @@ mod damage;
 mod differential;
 mod generated;
 mod rows;
+mod sets;
 mod skips;

@@ -9,7 +9,8 @@ use caju_cache::{Cache, CacheOptions};
 use caju_engine::checksum::RowsChecksum;
 use caju_engine::source::{SourceContext, Split};
 use caju_engine::{
-    BoundPipeline, CachePlan, Chunk, Hints, LeasedSplit, SplitModes, TaskOptions, bind, bind_with, run_task,
+    BoundPipeline, CachePlan, Chunk, Hints, LeasedSplit, SetBase, SplitModes, TaskOptions, bind, bind_with,
+    run_task,
 };
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::{DatasetDef, prefix_fingerprints};
@@ -60,6 +61,10 @@ pub struct Hint {
     pub prefix: caju_types::Fingerprint,
     /// Something above it draws.
     pub random: bool,
+    /// Behind stages that mix splits: what its sets are named after.
+    pub base: Option<SetBase>,
+    /// Why it can have none.
+    pub no_set: Option<String>,
 }
 
 impl Hint {
@@ -79,7 +84,13 @@ impl Pair {
         let splits = kept.splits().try_collect().await?;
         let hints = prefix_fingerprints(def, &registry)?
             .into_iter()
-            .map(|p| Hint { name: p.hint, prefix: p.fingerprint, random: p.random })
+            .map(|p| Hint {
+                base: kept.set_base(&registry, &p.hint).unwrap(),
+                no_set: kept.no_set(p.stage_index),
+                name: p.hint,
+                prefix: p.fingerprint,
+                random: p.random,
+            })
             .collect();
         Ok(Self { plain, kept, splits, io, hints })
     }
@@ -128,6 +139,7 @@ impl Pair {
                     split: split.clone(),
                     done: RowRanges::default(),
                     cache: plan(index, split),
+                    group: None,
                 })
                 .collect();
             let (more, m) = run(pipeline, leases, how, cache).await?;

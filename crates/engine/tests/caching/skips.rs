@@ -21,6 +21,7 @@ async fn run(pair: &Pair, root: &str, limited: bool) -> Result<(Vec<Row>, u64), 
             split: split.clone(),
             done: RowRanges::default(),
             cache: Some(Arc::clone(&plan)),
+            group: None,
         })
         .collect();
     let mut options = TaskOptions::new(CpuPool::new(2).unwrap(), SystemClock::shared());

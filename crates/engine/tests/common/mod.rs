@@ -80,7 +80,13 @@ pub async fn chunks(yaml: &str, how: How) -> Result<Vec<Chunk>> {
             .zip(all.clone())
             .skip(w)
             .step_by(workers)
-            .map(|(index, split)| LeasedSplit { index, split, done: RowRanges::default(), cache: None })
+            .map(|(index, split)| LeasedSplit {
+                index,
+                split,
+                done: RowRanges::default(),
+                cache: None,
+                group: None,
+            })
             .collect();
         out.extend(run(&pipeline, mine, how).await?);
     }

@@ -95,13 +95,14 @@ impl Reader<'_> {
     fn options(&self, args: &mut Args<'_>) -> Result<Options> {
         let seed = args.get("seed").map(|a| a.count()).transpose()?;
         let on_error = args.get("on_error").map_or(Ok(OnError::Fail), |a| on_error(&a))?;
-        Ok(Options { seed, on_error, deterministic: args.flag("deterministic")? })
+        let (deterministic, cache_only) = (args.flag("deterministic")?, args.flag("cache_only")?);
+        Ok(Options { seed, on_error, deterministic, cache_only })
     }
 }
 
 /// Settings hold for a whole job, so a dataset inside another has none of its own.
 fn no_options(args: &mut Args<'_>) -> Result<Options> {
-    for key in ["seed", "on_error", "deterministic"] {
+    for key in ["seed", "on_error", "deterministic", "cache_only"] {
         if let Some(at) = args.get(key) {
             return Err(at.error(format!("`{key}` is a setting of the whole definition; put it at the top")));
         }

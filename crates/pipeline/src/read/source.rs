@@ -34,6 +34,7 @@ impl Reader<'_> {
             "concatenate" => Ok(SourceDef::Concatenate(self.datasets(&inner, depth)?)),
             "zip" => Ok(SourceDef::Zip(self.datasets(&inner, depth)?)),
             "sample" => self.sample(inner, example, depth),
+            "load" => self.load(inner, example),
             format => self.files(format, inner, example),
         }
     }
@@ -55,6 +56,16 @@ impl Reader<'_> {
             .map(|w| w.f64("a positive number"))
             .collect::<Result<_>>()?;
         Ok(SourceDef::Sample { datasets: self.datasets(&datasets, depth)?, weights, seed })
+    }
+
+    fn load(&self, at: At<'_>, example: &'static str) -> Result<SourceDef> {
+        let mut args = Args::new(at, Some("path"), example)?;
+        let path_at = args.need("path")?;
+        let wait = args.get("wait").map_or(Ok(true), |a| a.bool())?;
+        args.finish()?;
+        let text = path_at.str("the folder or URL of a save")?;
+        let path = path::resolve(text, self.base).map_err(|e| path_at.error(e))?;
+        Ok(SourceDef::Load { path, wait })
     }
 
     fn files(&self, format: &str, at: At<'_>, example: &'static str) -> Result<SourceDef> {
@@ -128,6 +139,17 @@ fn range(at: At<'_>, example: &'static str) -> Result<SourceDef> {
 
 fn memory(at: At<'_>, example: &'static str) -> Result<SourceDef> {
     let mut args = Args::new(at, Some("ipc"), example)?;
+    if let Some(name) = args.get("sha256") {
+        args.finish()?;
+        let expected = "64 hexadecimal digits in lower case";
+        let sha256 = name.str(expected)?.to_owned();
+        let hexadecimal = sha256.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        return if sha256.len() == 64 && hexadecimal {
+            Ok(SourceDef::Held { sha256 })
+        } else {
+            Err(name.wrong(expected))
+        };
+    }
     let ipc = args.need("ipc")?;
     args.finish()?;
     let expected = "an Arrow IPC stream in base64";

@@ -205,9 +205,9 @@ fn by_column<T>(
     entries.into_iter().map(|(name, at)| Ok((name, read(&at)?))).collect()
 }
 
-/// `int64`, `int64[]`, `int64[10]`, or `{ dtype: int64, shape: 10 }`.
+/// `int64`, `int64[]`, `int64[10]`, `int64?`, or `{ dtype: int64, shape: 10, optional: true }`.
 fn feature(at: &At<'_>) -> Result<Feature> {
-    let expected = "a feature such as `int64`, `float32[10]` or `bytes[]`";
+    let expected = "a feature such as `int64`, `float32[10]`, `bytes[]` or `int64?`";
     if at.value.is_object() {
         let mut args = Args::new(at.clone(), None, "label: { dtype: int64, shape: scalar }")?;
         let dtype = args.need("dtype")?.word(FEATURE_TYPES)?;
@@ -216,17 +216,19 @@ fn feature(at: &At<'_>) -> Result<Feature> {
             Some("list") => Ok(FeatureShape::List),
             _ => Ok(FeatureShape::Fixed(a.u32("`scalar`, `list` or a positive number of values")?)),
         })?;
+        let optional = args.get("optional").map_or(Ok(false), |a| a.bool())?;
         args.finish()?;
-        return Ok(Feature { dtype, shape });
+        return Ok(Feature { dtype, shape, optional });
     }
     let text = at.str(expected)?;
-    let (word, shape) = match text.strip_suffix(']').and_then(|t| t.split_once('[')) {
-        None => (text, FeatureShape::Scalar),
+    let (plain, optional) = text.strip_suffix('?').map_or((text, false), |plain| (plain, true));
+    let (word, shape) = match plain.strip_suffix(']').and_then(|t| t.split_once('[')) {
+        None => (plain, FeatureShape::Scalar),
         Some((word, "")) => (word, FeatureShape::List),
         Some((word, n)) => (word, FeatureShape::Fixed(n.parse().map_err(|_| at.wrong(expected))?)),
     };
     match FEATURE_TYPES.iter().find(|(w, _)| *w == word) {
-        Some((_, dtype)) => Ok(Feature { dtype: *dtype, shape }),
+        Some((_, dtype)) => Ok(Feature { dtype: *dtype, shape, optional }),
         None => {
             let hint = did_you_mean(word, FEATURE_TYPES.iter().map(|(w, _)| *w));
             Err(at.error(format!(

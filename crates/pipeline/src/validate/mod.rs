@@ -57,7 +57,7 @@ fn child(def: &DatasetDef, combinator: &str, path: &str, depth: usize) -> Result
     if def.options != Options::default() {
         return Err(bad(
             path,
-            "`seed`, `on_error` and `deterministic` hold for the whole definition; put them at the top",
+            "`seed`, `on_error`, `deterministic` and `cache_only` hold for the whole definition; put them at the top",
         ));
     }
     source::check(&def.source, &join(path, "source"), depth)?;

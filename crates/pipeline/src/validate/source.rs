@@ -17,7 +17,7 @@ pub(super) fn check(source: &SourceDef, path: &str, depth: usize) -> Result<()> 
         SourceDef::Files(files) => check_files(files, &path),
         SourceDef::Range { start, end, step } => check_range(*start, *end, *step, &path),
         SourceDef::Memory { ipc } if ipc.is_empty() => Err(bad(&join(&path, "ipc"), "it holds no bytes")),
-        SourceDef::Memory { .. } => Ok(()),
+        SourceDef::Memory { .. } | SourceDef::Held { .. } => Ok(()),
         SourceDef::Concatenate(list) | SourceDef::Zip(list) => {
             if list.is_empty() {
                 return Err(bad(&path, "it holds no dataset; give at least one"));
@@ -29,6 +29,7 @@ pub(super) fn check(source: &SourceDef, path: &str, depth: usize) -> Result<()> 
             let child_path = |i| format!("{path}.datasets[{i}]");
             datasets.iter().enumerate().try_for_each(|(i, d)| child(d, name, &child_path(i), depth + 1))
         }
+        SourceDef::Load { path: folder, .. } => path::check(folder).map_err(|e| bad(&join(&path, "path"), e)),
     }
 }
 

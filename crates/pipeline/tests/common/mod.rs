@@ -120,7 +120,7 @@ fn feature() -> impl Strategy<Value = Feature> {
         Just(FeatureShape::List),
         (1u32..1000).prop_map(FeatureShape::Fixed)
     ];
-    (dtype, shape).prop_map(|(dtype, shape)| Feature { dtype, shape })
+    (dtype, shape, any::<bool>()).prop_map(|(dtype, shape, optional)| Feature { dtype, shape, optional })
 }
 
 fn cost() -> impl Strategy<Value = Cost> {
@@ -243,6 +243,7 @@ fn leaf() -> impl Strategy<Value = SourceDef> {
             .prop_map(|(start, end, step)| SourceDef::Range { start: start.into(), end, step })
             .prop_filter("too many rows", |s| caju_pipeline::validate(&with(s.clone())).is_ok()),
         1 => prop::collection::vec(any::<u8>(), 1..40).prop_map(|v| SourceDef::Memory { ipc: v.into() }),
+        1 => any::<bool>().prop_map(|wait| SourceDef::Load { path: "s3://bucket/saves/a".into(), wait }),
     ]
 }
 
@@ -288,6 +289,7 @@ pub(crate) fn definition() -> impl Strategy<Value = DatasetDef> {
         seed,
         on_error,
         deterministic,
+        cache_only: false,
     });
     let op = prop_oneof![2 => row_op(), 1 => stream_op()];
     (prop::option::of(name()), source(), prop::collection::vec(op, 0..8), options)

@@ -93,6 +93,7 @@ pub(crate) fn request(def: &Value, job: &str) -> ReadRequest {
         policy: String::new(),
         encoding: String::new(),
         epochs: 0,
+        save: None,
         dataset: DatasetRef::Definition(Box::new(DatasetDef::from_json(def).unwrap())),
         job: job.to_string(),
         epoch: 0,

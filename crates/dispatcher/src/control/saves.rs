@@ -1,0 +1,264 @@
+//! Saves: begun by a call, remembered in the journal, and driven by whoever holds [`Saves`].
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use caju_cache::{Encoding, SaveState, Saved};
+use caju_engine::source::Split;
+use caju_pipeline::{DatasetDef, SAVE_HINT, SavedForm};
+use caju_proto::v1;
+use caju_runtime::{Clock, Stores};
+use caju_types::{Error, Fingerprint, Result, SplitKey};
+use futures::TryStreamExt;
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::Core;
+use super::datasets::{parse, register};
+use crate::state::{Dataset, Hint, Policy, Save, SaveStage, SaveTarget, SaveTotals, Update};
+
+/// What is known of running saves, and who wants to know of new ones.
+#[derive(Debug, Default)]
+pub(super) struct SaveBooks {
+    progress: Mutex<HashMap<String, (u64, u64)>>,
+    bell: watch::Sender<()>,
+}
+
+/// The saves of a dispatcher, for the driver that runs them.
+#[derive(Clone)]
+pub struct Saves {
+    core: Arc<Core>,
+    bell: watch::Receiver<()>,
+}
+
+impl std::fmt::Debug for Saves {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Saves").finish_non_exhaustive()
+    }
+}
+
+impl Saves {
+    pub(crate) fn of(core: &Arc<Core>) -> Self {
+        Self { bell: core.saves.bell.subscribe(), core: Arc::clone(core) }
+    }
+
+    /// Saves that have work left.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher shuts down.
+    pub async fn running(&self) -> Result<Vec<Save>> {
+        self.core.look(|state| state.saves.values().filter(|s| s.is_running()).cloned().collect()).await
+    }
+
+    /// Waits for a new save; false when the dispatcher stops.
+    pub async fn changed(&mut self) -> bool {
+        tokio::select! {
+            changed = self.bell.changed() => changed.is_ok(),
+            () = self.core.tasks.stopped() => false,
+        }
+    }
+
+    /// The splits that a save covers, in their order, as the source has them now.
+    ///
+    /// # Errors
+    /// What the source says.
+    pub async fn splits(&self, save: &Save) -> Result<Vec<SplitKey>> {
+        let bound = self.core.bound(&save.dataset).await?;
+        let key = |json: String| {
+            let split = serde_json::from_str::<Split>(&json);
+            futures::future::ready(
+                split.map(|s| s.key).map_err(|e| Error::internal(format!("a split as JSON: {e}"))),
+            )
+        };
+        (bound.splits)().and_then(key).try_collect().await
+    }
+
+    /// Tells how many of so many splits have their parts.
+    pub fn progress(&self, url: &str, done: u64, total: u64) {
+        self.core.saves.progress.lock().insert(url.to_owned(), (done, total));
+    }
+
+    /// Remembers how a save ended.
+    ///
+    /// # Errors
+    /// `Unavailable` when the dispatcher shuts down: then it goes on after the next start.
+    pub async fn end(&self, url: &str, result: Result<SaveTotals>) -> Result<()> {
+        let stage = match &result {
+            Ok(totals) => SaveStage::Finished(*totals),
+            Err(e) => SaveStage::Failed(e.into()),
+        };
+        let url = url.to_owned();
+        self.core
+            .commit(|txn| {
+                txn.apply(Update::SaveEnded { url, stage });
+                Ok(())
+            })
+            .await
+    }
+
+    /// Where saves are written.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if this dispatcher has no stores.
+    pub fn stores(&self) -> Result<Arc<Stores>> {
+        self.core.save_stores()
+    }
+
+    /// The dispatcher's clock.
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        Arc::clone(&self.core.clock)
+    }
+}
+
+impl Core {
+    fn save_stores(&self) -> Result<Arc<Stores>> {
+        self.catalog
+            .stores()
+            .ok_or_else(|| Error::failed_precondition("this dispatcher has no stores to save to"))
+    }
+
+    /// Begins a save, or goes on with one. When this returns, the save's folder says what it will be.
+    pub(crate) async fn start_save(&self, request: v1::StartSaveRequest) -> Result<v1::SaveStatus> {
+        let stores = self.save_stores()?;
+        let at = stores.resolve(&request.url).map_err(|e| e.context("save"))?;
+        let url = at.url.to_string().trim_end_matches('/').to_owned();
+        let encoding = match request.encoding.as_str() {
+            "" => Encoding::default(),
+            text => text.parse()?,
+        };
+        let given = parse(&request.definition_json)?;
+        let form = SavedForm::of(&DatasetDef::from_json(&given)?)?;
+        let (bound, dataset) = self.bind(&form.def.to_json().to_string()).await?;
+        let hint = save_hint(&dataset)?;
+        if hint.random && form.copies > 1 {
+            return Err(Error::invalid(
+                "saving a random pipeline with `repeat`: the repetitions would differ, and a save holds one; leave \
+                 `repeat` out, and repeat the load",
+            ));
+        }
+        let chunk_bytes = (request.chunk_bytes > 0).then_some(request.chunk_bytes);
+        let target = SaveTarget { url: url.clone(), chunk_bytes };
+        let saved = Saved {
+            schema: Saved::SCHEMA.to_owned(),
+            fingerprint: hint.prefix,
+            name: bound.name.clone(),
+            definition: given,
+            left_out: form.left_out.iter().map(ToString::to_string).collect(),
+            columns: columns(&bound.schema),
+            arrow_schema: serde_json::to_value(bound.schema.as_ref())
+                .map_err(|e| Error::internal(format!("a schema as JSON: {e}")))?,
+            encoding: encoding.to_string(),
+            chunk_bytes,
+            copies: form.copies,
+            state: SaveState::Writing,
+            error: None,
+            splits: Vec::new(),
+            rows: 0,
+            bytes: 0,
+            chunks: 0,
+        };
+        begin(&stores, &url, saved).await?;
+        let started_ms = u64::try_from(self.clock.unix_time().as_millis()).unwrap_or(0);
+        let status = self
+            .commit(|txn| {
+                let dataset = register(txn, dataset.clone(), None)?;
+                let prefix = save_hint(&dataset)?.prefix;
+                let save = Save {
+                    target,
+                    dataset: dataset.id.clone(),
+                    prefix,
+                    name: dataset.name,
+                    encoding: encoding.to_string(),
+                    started_ms,
+                    stage: SaveStage::Running,
+                };
+                match txn.state.saves.get(&url).filter(|s| s.is_running()) {
+                    Some(running) if running.dataset == save.dataset => Ok(self.save_status(running)),
+                    Some(_) => Err(taken(&url)),
+                    None => {
+                        let status = self.save_status(&save);
+                        txn.apply(Update::SaveAdded { save: Box::new(save) });
+                        Ok(status)
+                    }
+                }
+            })
+            .await?;
+        self.saves.bell.send_replace(());
+        Ok(status)
+    }
+
+    /// How a save goes.
+    pub(crate) async fn get_save(&self, request: v1::GetSaveRequest) -> Result<v1::SaveStatus> {
+        let at = self.save_stores()?.resolve(&request.url).map_err(|e| e.context("save"))?;
+        let url = at.url.to_string().trim_end_matches('/').to_owned();
+        self.look(|state| state.saves.get(&url).map(|s| self.save_status(s))).await?.ok_or_else(|| {
+            Error::not_found(format!("this dispatcher knows of no save to {url}; begin one with `caju save`"))
+        })
+    }
+
+    pub(super) fn save_status(&self, save: &Save) -> v1::SaveStatus {
+        let url = &save.target.url;
+        let (done, total) = self.saves.progress.lock().get(url).copied().unwrap_or_default();
+        let mut status = v1::SaveStatus {
+            url: url.clone(),
+            pipeline: save.name.clone().unwrap_or_default(),
+            fingerprint: save.prefix.to_string(),
+            state: "running".into(),
+            splits_total: total,
+            splits_done: done,
+            ..v1::SaveStatus::default()
+        };
+        match &save.stage {
+            SaveStage::Running => {}
+            SaveStage::Finished(totals) => {
+                status.state = "finished".into();
+                (status.splits_total, status.splits_done) = (totals.splits, totals.splits);
+                (status.rows, status.bytes, status.chunks) = (totals.rows, totals.bytes, totals.chunks);
+            }
+            SaveStage::Failed(failure) => {
+                status.state = "failed".into();
+                status.failure = Some(failure.into());
+            }
+        }
+        status
+    }
+}
+
+fn save_hint(dataset: &Dataset) -> Result<&Hint> {
+    let forced = Policy::Hint(SAVE_HINT.to_owned());
+    let hint = forced.forced(&dataset.hints).map_err(|e| {
+        let stage = dataset.hints.iter().find_map(|h| h.behind.clone()).unwrap_or_default();
+        match e.kind() {
+            caju_types::ErrorKind::InvalidArgument if !stage.is_empty() => Error::invalid(format!(
+                "rows behind `{stage}` cannot be saved yet: they belong to no single split; put `{stage}` behind the load"
+            )),
+            _ => e,
+        }
+    })?;
+    hint.ok_or_else(|| Error::internal("the form of a save has no hint"))
+}
+
+fn taken(url: &str) -> Error {
+    Error::already_exists(format!(
+        "there is another save at {url} already; save to another URL, or delete that one"
+    ))
+}
+
+/// Describes the save in its folder. One of the same rows is gone on with; a finished one stays readable meanwhile.
+async fn begin(stores: &Stores, url: &str, saved: Saved) -> Result<()> {
+    let (prefix, copies): (Fingerprint, u64) = (saved.fingerprint, saved.copies);
+    let there = saved.clone().begin(stores, url).await?;
+    if there.fingerprint != prefix || there.copies != copies {
+        return Err(taken(url));
+    }
+    if there.state == SaveState::Failed {
+        saved.replace(stores, url).await?;
+    }
+    Ok(())
+}
+
+fn columns(schema: &arrow_schema::Schema) -> Value {
+    let fields = schema.fields().iter().map(|f| (f.name().clone(), f.data_type().to_string().into()));
+    Value::Object(fields.collect())
+}

@@ -1,0 +1,160 @@
+//! Sets of parts: what is stored behind stages that mix splits, and read as a whole or not at all.
+//!
+//! Whether there is a set for an iteration is found out once, when its splits are first asked for, and journaled
+//! with the plan: after a restart the same parts, or splits, are handed out in the same order.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use caju_cache::{Cache, CacheOptions, SetRecord, Whole};
+use caju_engine::source::Split;
+use caju_engine::{CachePlan, GroupLease, SetPlan, SetTarget, cover, set_id};
+use caju_types::{Error, Fingerprint, Result};
+use futures::TryStreamExt as _;
+
+use super::caching::plan_json;
+use super::{Core, Listing};
+use crate::catalog::Bound;
+use crate::state::{SplitRecord, Update};
+
+/// What an iteration's splits are.
+pub(super) enum Found {
+    /// All of them, to be computed, in canonical order.
+    Splits(Vec<String>),
+    /// Those that share a part, part by part.
+    Groups(Vec<Vec<SplitRecord>>),
+}
+
+/// A plan that has to do with sets.
+pub(super) fn plan_of(plan: Option<&str>) -> Option<CachePlan> {
+    serde_json::from_str::<CachePlan>(plan?).ok().filter(|p| p.set.is_some())
+}
+
+impl Core {
+    /// The cache, to look into.
+    async fn reading_cache(&self) -> Result<Arc<Cache>> {
+        let open = || async {
+            let stores = self
+                .catalog
+                .stores()
+                .ok_or_else(|| Error::failed_precondition("this dispatcher reaches no storage"))?;
+            let options = CacheOptions { read_only: true, memory_tier_bytes: 0, ..CacheOptions::default() };
+            let name = self.unique_name("dispatcher-");
+            Cache::open(&stores, &self.config.cache_url, options, Arc::clone(&self.clock), name).await
+        };
+        self.cache.get_or_try_init(open).await.cloned()
+    }
+
+    /// A set of which all parts are there.
+    async fn whole_set(&self, id: Fingerprint) -> Result<Option<SetRecord>> {
+        let snapshot = self.reading_cache().await?.snapshot(&id);
+        let Some(record) = snapshot.set().await? else { return Ok(None) };
+        Ok(record.is_in(&snapshot.index().await?).then_some(record))
+    }
+}
+
+impl Listing {
+    /// The splits of an iteration whose hint stands behind a stage that mixes them. The whole listing is needed:
+    /// a set is of use only if it covers exactly that.
+    pub(super) async fn with_set(&self, core: &Core, bound: &Bound, plan: CachePlan) -> Result<Found> {
+        let splits: Vec<String> = (bound.splits)().try_collect().await?;
+        match &plan.set {
+            Some(SetPlan::Open) => self.decide(core, bound, plan, splits).await,
+            Some(SetPlan::Read { id }) => match core.whole_set(*id).await? {
+                Some(record) => Ok(Found::Groups(self.groups(*id, &record, &splits)?)),
+                None => Err(Error::failed_precondition(format!(
+                    "the stored rows {id} that this epoch reads were removed while the dispatcher was away: which of them \
+                     are left cannot be told; start the epoch anew under another job name"
+                ))),
+            },
+            _ => Ok(Found::Splits(splits)),
+        }
+    }
+
+    async fn decide(
+        &self,
+        core: &Core,
+        bound: &Bound,
+        plan: CachePlan,
+        splits: Vec<String>,
+    ) -> Result<Found> {
+        let base = bound.set_bases.iter().find(|(hint, _)| *hint == plan.hint).map(|(_, base)| base);
+        let Some(base) = base.filter(|_| !splits.is_empty()) else {
+            self.planned(core, plan.without_set()).await?;
+            return Ok(Found::Splits(splits));
+        };
+        let whole = Whole::of(names(&splits)?);
+        let id = set_id(base.seeded(self.job_seed), whole);
+        match core.whole_set(id).await {
+            Ok(Some(record)) => {
+                if let Ok(groups) = self.groups(id, &record, &splits) {
+                    self.planned(core, CachePlan { set: Some(SetPlan::Read { id }), ..plan }).await?;
+                    return Ok(Found::Groups(groups));
+                }
+                tracing::warn!(set = %id, "a set names splits that are not listed; it is not read");
+                self.planned(core, plan.without_set()).await?;
+            }
+            Ok(None) => {
+                let target = SetTarget { id, attempt: core.unique_name("set-"), whole };
+                self.planned(core, CachePlan { set: Some(SetPlan::Write(target)), ..plan }).await?;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the cache cannot be read; rows are computed");
+                self.planned(core, plan.without_set()).await?;
+            }
+        }
+        Ok(Found::Splits(splits))
+    }
+
+    async fn planned(&self, core: &Core, plan: CachePlan) -> Result<()> {
+        let (iteration, plan) = (self.iteration, Some(plan_json(&plan)?));
+        core.commit(|txn| {
+            txn.apply(Update::Planned { iteration, plan });
+            Ok(())
+        })
+        .await
+    }
+
+    /// The listed splits, part by part, each with the part that has its rows.
+    fn groups(
+        &self,
+        id: Fingerprint,
+        record: &SetRecord,
+        splits: &[String],
+    ) -> Result<Vec<Vec<SplitRecord>>> {
+        let mut places: HashMap<u128, Vec<usize>> = HashMap::new();
+        for (at, name) in names(splits)?.into_iter().enumerate().rev() {
+            places.entry(name).or_default().push(at);
+        }
+        let mut groups = Vec::with_capacity(record.members.len());
+        for member in &record.members {
+            let of = u32::try_from(member.covers.len()).unwrap_or(u32::MAX);
+            let mut group = Vec::with_capacity(member.covers.len());
+            for (at, name) in (0u32..).zip(&member.covers) {
+                let place = places.get_mut(&name.0).and_then(Vec::pop);
+                let place =
+                    place.ok_or_else(|| Error::data_loss("a set covers a split that is not listed"))?;
+                let lease =
+                    GroupLease { set: id, part: member.part, attempt: member.attempt.clone(), at, of };
+                let json = serde_json::to_string(&lease)
+                    .map_err(|e| Error::internal(format!("a place in a set as JSON: {e}")))?;
+                group.push(SplitRecord {
+                    index: self.feed.index(place as u64),
+                    split: splits[place].as_str().into(),
+                    group: Some(json.into()),
+                });
+            }
+            groups.push(group);
+        }
+        Ok(groups)
+    }
+}
+
+fn names(splits: &[String]) -> Result<Vec<u128>> {
+    let name = |text: &String| {
+        let split: Split = serde_json::from_str(text)
+            .map_err(|e| Error::internal(format!("a split that was just listed cannot be read: {e}")))?;
+        Ok(cover(&split))
+    };
+    splits.iter().map(name).collect()
+}

@@ -1,0 +1,104 @@
+//! What is made of the workers' figures.
+
+use caju_proto::v1::{HintProbe, StageStats, TaskProfile};
+
+use super::*;
+
+fn dataset() -> Dataset {
+    serde_json::from_value(serde_json::json!({
+        "id": "d", "fingerprint": "00000000000000000000000000000001", "identity": "00000000000000000000000000000002",
+        "name": null, "definition_json": "{}", "schema_ipc": "", "source_schema_ipc": "", "seed": null,
+        "single_task": false, "deterministic": false,
+        "hints": [{"name": "a", "prefix": "00000000000000000000000000000003", "random": false, "behind": null}],
+        "random_stages": []
+    }))
+    .unwrap()
+}
+
+fn stage(name: &str, rows: u64, cpu_s: f64) -> StageStats {
+    StageStats {
+        name: name.into(),
+        rows_in: rows,
+        rows_out: rows,
+        bytes_out: rows * 100,
+        cpu_s,
+        busy_s: cpu_s,
+        ..StageStats::default()
+    }
+}
+
+fn probe(encode_cpu_s: f64) -> HintProbe {
+    HintProbe {
+        hint: "a".into(),
+        encoding: "arrow/none".into(),
+        rows: 10,
+        bytes: 1000,
+        encode_cpu_s,
+        decode_cpu_s: 0.0,
+        write_bytes_per_s: 1e9,
+        read_bytes_per_s: 1e9,
+    }
+}
+
+/// One worker after so many seconds: a thousand rows a second, each of them twice as dear after the second one.
+fn after(seconds: f64, rows: u64, cpu_s: f64, probes: &[f64]) -> Measured {
+    let task = TaskProfile {
+        task_id: 1,
+        stages: vec![stage("read", rows, 0.0), stage("map", rows, cpu_s), stage("1.autocache", rows, 0.0)],
+        probes: probes.iter().copied().map(probe).collect(),
+        looked: true,
+        elapsed_s: seconds,
+        threads: 2.0,
+        computed: rows / 100,
+        source_bytes: rows * 100,
+        source_s: seconds / 10.0,
+        source_requests_at_once: 3,
+        ..TaskProfile::default()
+    };
+    Measured { tasks: vec![task], workers: 1, splits_total: 100, ..Measured::default() }
+}
+
+#[test]
+fn a_stretch_is_as_if_there_had_been_nothing_else() {
+    let (first, second) = (after(1.0, 1000, 1.0, &[0.01]), after(2.0, 2000, 3.0, &[0.01, 0.05]));
+    let stretch = second.since(&first).unwrap();
+    let profile = stretch.profile(&dataset());
+    let map = profile.stages.iter().find(|s| s.name == "map").unwrap();
+    assert!((map.cpu_s_per_row - 0.002).abs() < 1e-9, "{map:?}");
+    // Of the probe's repetitions the newest one; the epoch is as long as all that is known says.
+    assert!((profile.hints[0].encodings[0].encode_cpu_s_per_row - 0.005).abs() < 1e-9, "{profile:?}");
+    assert_eq!(profile.source.rows, second.profile(&dataset()).source.rows);
+    assert_eq!(profile.source.rows, 10_000);
+}
+
+#[test]
+fn nothing_new_is_no_look() {
+    let first = after(1.0, 1000, 1.0, &[]);
+    assert!(first.since(&first).is_none());
+    assert!(after(2.0, 1000, 1.0, &[]).since(&first).is_none(), "no row since");
+    assert!(first.since(&Measured::default()).is_some(), "the first look is all there is");
+}
+
+#[test]
+fn stores_and_networks_have_the_rate_of_their_requests() {
+    let mut measured = after(1.0, 1000, 1.0, &[]);
+    let profile = measured.profile(&dataset());
+    // 100 kB in a tenth of a second, by one of three requests.
+    assert!((profile.source_store.read_bytes_per_s.unwrap() - 3e6).abs() < 1.0, "{profile:?}");
+    assert_eq!(profile.cluster.network_bytes_per_s_per_worker, None, "nobody reads from elsewhere");
+    (measured.tasks[0].sent_bytes, measured.tasks[0].sent_s) = (5_000_000, 0.5);
+    let profile = measured.profile(&dataset());
+    assert!((profile.cluster.network_bytes_per_s_per_worker.unwrap() - 1e7).abs() < 1.0, "{profile:?}");
+    assert!((measured.share().unwrap() - 0.1).abs() < 1e-9);
+}
+
+#[test]
+fn sending_is_a_stage_where_it_costs_something() {
+    let mut measured = after(1.0, 1000, 1.0, &[]);
+    measured.tasks[0].stages.push(stage("output", 1000, 0.0));
+    assert!(measured.profile(&dataset()).stages.iter().all(|s| s.name != "output"));
+    measured.tasks[0].stages[3].cpu_s = 0.5;
+    let profile = measured.profile(&dataset());
+    profile.validate().unwrap();
+    assert_eq!(profile.stages.last().unwrap().name, "output");
+}

@@ -1,0 +1,53 @@
+//! Saves: every split gets its part, and no row goes further.
+
+use std::sync::Arc;
+
+use caju_cache::PutOutcome;
+use serde::{Deserialize, Serialize};
+
+use super::{CachePlan, Entry, TaskCache};
+use crate::source::Split;
+
+/// How a save stores rows. A split that cannot be stored now is left alone: whoever drives the save comes back to
+/// it in another epoch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavePlan {
+    /// The size of chunks; absent: a part is one chunk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunk_bytes: Option<u64>,
+}
+
+impl TaskCache {
+    /// Computes and stores a split that has no part; all others are passed over.
+    pub(super) async fn enter_save(
+        self: &Arc<Self>,
+        index: u64,
+        split: &Split,
+        plan: &CachePlan,
+        save: &SavePlan,
+    ) -> Entry {
+        let Some(hint) = self.hints.iter().position(|h| h.name == plan.hint) else { return Entry::Skip };
+        let view = self.view(hint).await;
+        let Some(view) = view.get().and_then(Option::as_ref) else { return Entry::Skip };
+        if view.index.contains(&split.key) || self.puts.is_off() {
+            return Entry::Skip;
+        }
+        match self.claim(view, hint, split, plan).await {
+            Ok(PutOutcome::Exists(_)) => Entry::Skip,
+            Ok(PutOutcome::Busy { writer }) => {
+                tracing::debug!(split = %split.key, %writer, "another writer saves this split");
+                Entry::Skip
+            }
+            Ok(PutOutcome::Writer(mut writer)) => {
+                if let Some(bytes) = save.chunk_bytes {
+                    writer.set_chunk_bytes(bytes);
+                }
+                if self.start_writer(index, hint, *writer) { Entry::Put } else { Entry::Skip }
+            }
+            Err(e) => {
+                self.puts.failed(&e, "saving rows");
+                Entry::Skip
+            }
+        }
+    }
+}

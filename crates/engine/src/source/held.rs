@@ -1,0 +1,155 @@
+//! Rows that a process holds in memory, so that definitions need not carry them: they name them by their content.
+//!
+//! Only workers and dispatchers of the same process find them. They are there for as long as whoever handed them in
+//! keeps the [`HeldRows`]; tasks that have begun to read keep them too.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Weak};
+
+use arrow::ipc::reader::StreamDecoder;
+use arrow_array::RecordBatch;
+use arrow_buffer::Buffer;
+use arrow_schema::{ArrowError, Schema, SchemaRef};
+use bytes::Bytes;
+use caju_pipeline::content_name;
+use caju_types::{Error, Result, hash128};
+use parking_lot::Mutex;
+
+static HELD: LazyLock<Mutex<HashMap<String, Weak<HeldRows>>>> = LazyLock::new(Mutex::default);
+
+/// Rows in memory: an Arrow IPC stream, and the batches over its bytes.
+#[derive(Debug)]
+pub struct HeldRows {
+    ipc: Bytes,
+    schema: SchemaRef,
+    batches: Vec<RecordBatch>,
+    rows: u64,
+    hash: u128,
+}
+
+impl HeldRows {
+    /// Reads the stream; the batches share its bytes where these are aligned, as those of writers are.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the bytes are no Arrow IPC stream.
+    pub(super) fn read(ipc: Bytes) -> Result<Self> {
+        let bad = |e: ArrowError| {
+            Error::invalid(format!("source memory: the rows are not a valid Arrow IPC stream: {e}"))
+        };
+        let mut decoder = StreamDecoder::new();
+        let (mut batches, mut rest) = (Vec::new(), Buffer::from(ipc.clone()));
+        while !rest.is_empty() {
+            match decoder.decode(&mut rest).map_err(bad)? {
+                Some(batch) => batches.push(batch),
+                None => break,
+            }
+        }
+        decoder.finish().map_err(bad)?;
+        let schema = match (decoder.schema(), ipc.is_empty()) {
+            (Some(schema), _) => schema,
+            (None, true) => Arc::new(Schema::empty()),
+            (None, false) => return Err(bad(ArrowError::IpcError("it ends before its schema".into()))),
+        };
+        let rows = batches.iter().map(|b| b.num_rows() as u64).sum();
+        Ok(Self { schema, batches, rows, hash: hash128(&ipc), ipc })
+    }
+
+    /// The Arrow IPC stream.
+    pub fn ipc(&self) -> &Bytes {
+        &self.ipc
+    }
+
+    /// The columns.
+    pub fn schema(&self) -> SchemaRef {
+        Arc::clone(&self.schema)
+    }
+
+    /// The rows in batches.
+    pub fn batches(&self) -> &[RecordBatch] {
+        &self.batches
+    }
+
+    /// How many rows there are.
+    pub fn num_rows(&self) -> u64 {
+        self.rows
+    }
+
+    pub(super) fn hash(&self) -> u128 {
+        self.hash
+    }
+}
+
+/// Holds the rows of an Arrow IPC stream until the last of the handles is dropped. Definitions name them by what comes
+/// back first, as the source `memory: { sha256: NAME }`.
+///
+/// # Errors
+/// `InvalidArgument` if the bytes are no Arrow IPC stream.
+pub fn hold(ipc: Bytes) -> Result<(String, Arc<HeldRows>)> {
+    let name = content_name(&ipc);
+    if let Some(rows) = HELD.lock().get(&name).and_then(Weak::upgrade) {
+        return Ok((name, rows));
+    }
+    let rows = Arc::new(HeldRows::read(ipc)?);
+    let mut held = HELD.lock();
+    held.retain(|_, rows| rows.strong_count() > 0);
+    held.insert(name.clone(), Arc::downgrade(&rows));
+    Ok((name, rows))
+}
+
+/// # Errors
+/// `FailedPrecondition` if nobody here holds rows of that name.
+pub(super) fn held(name: &str) -> Result<Arc<HeldRows>> {
+    HELD.lock().get(name).and_then(Weak::upgrade).ok_or_else(|| {
+        Error::failed_precondition(format!(
+            "source memory: the rows {name} are held by another process, or by nobody any more; write them to storage, \
+             or put them into the definition (memory: {{ ipc: ... }})"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::ipc::writer::StreamWriter;
+    use arrow_array::record_batch;
+
+    use super::*;
+
+    fn stream() -> Vec<u8> {
+        let batch = record_batch!(("a", Int64, [1, 2, 3]), ("s", Utf8, ["x", "y", "z"])).unwrap();
+        let mut writer = StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+        writer.write(&batch).unwrap();
+        writer.write(&batch).unwrap();
+        writer.into_inner().unwrap()
+    }
+
+    #[test]
+    fn rows_are_found_while_somebody_holds_them() {
+        let (name, rows) = hold(stream().into()).unwrap();
+        assert_eq!((rows.num_rows(), rows.batches().len()), (6, 2));
+        let (again, same) = hold(stream().into()).unwrap();
+        assert!(again == name && Arc::ptr_eq(&rows, &same));
+        drop(rows);
+        let reading = held(&name).unwrap();
+        drop((same, reading));
+        let gone = held(&name).unwrap_err();
+        assert!(gone.message().contains("another process"), "{gone}");
+    }
+
+    #[test]
+    fn batches_share_the_bytes_of_the_stream() {
+        let bytes = Bytes::from(stream());
+        let rows = HeldRows::read(bytes.clone()).unwrap();
+        let column = rows.batches()[0].column(0).to_data();
+        let at = column.buffers()[0].as_ptr();
+        assert!(bytes.as_ptr_range().contains(&at));
+    }
+
+    #[test]
+    fn cut_streams_are_refused() {
+        let whole = stream();
+        for end in [1, 7, 50, whole.len() / 2] {
+            let error = HeldRows::read(whole[..end].to_vec().into()).unwrap_err();
+            assert!(error.message().starts_with("source memory"), "{end}: {error}");
+        }
+    }
+}

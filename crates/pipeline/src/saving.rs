@@ -1,0 +1,150 @@
+//! What of a definition a save computes: the rows themselves, without what only orders or groups them.
+
+use caju_types::{Error, Result};
+
+use crate::def::{DatasetDef, SourceDef, StageDef, StageOp};
+
+/// The name of the hint at which a save stores rows.
+pub const SAVE_HINT: &str = "save";
+
+/// A definition in the form in which it is saved.
+///
+/// Stages that give the same rows in another order or in other groups (`shuffle`, `batch` and `unbatch`,
+/// `prefetch`, and `padded_batch` or `bucket_by_length` at the end) are left out, because a save is a set of rows
+/// that is read in any order and grouped anew. `repeat(n)` is left out too: what is stored once is read n times.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SavedForm {
+    /// The stages that make the rows, a hint named [`SAVE_HINT`], and a filter that lets nothing pass: whoever
+    /// reads an epoch of it stores every row and receives none.
+    pub def: DatasetDef,
+    /// How often each row comes.
+    pub copies: u64,
+    /// The names of the stages that were left out, for people.
+    pub left_out: Vec<&'static str>,
+}
+
+impl SavedForm {
+    /// The form in which a definition is saved.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an endless dataset, and for stages whose rows depend on how batches were made.
+    pub fn of(def: &DatasetDef) -> Result<Self> {
+        if def.is_endless() {
+            return Err(Error::invalid(
+                "saving an infinite dataset is not allowed: its `repeat` never ends; give it a count, or put `repeat` \
+                 behind the load",
+            ));
+        }
+        let mut form = SavedForm {
+            def: DatasetDef { stages: Vec::new(), ..def.clone() },
+            copies: 1,
+            left_out: Vec::new(),
+        };
+        form.def.options.deterministic = false;
+        // Elements are counted by these: everything above them has to stay as it is.
+        let counted = def.stages.iter().rposition(|s| matches!(s.op, StageOp::Take(_) | StageOp::Skip(_)));
+        let counted = counted.map_or(0, |i| i + 1);
+        if counted == 0
+            && let SourceDef::Sample { datasets, .. } = &def.source
+        {
+            // All rows of all datasets, whatever the order.
+            form.def.source = SourceDef::Concatenate(datasets.clone());
+            form.left_out.push("sample");
+        }
+        for (i, op) in def.ops().enumerate() {
+            form.stage(def, i, op, i < counted)?;
+        }
+        if form.def.batched_by().is_some() {
+            form.push(StageOp::Unbatch);
+        }
+        form.push(StageOp::Autocache { name: SAVE_HINT.to_owned() });
+        form.push(StageOp::Filter("false".to_owned()));
+        Ok(form)
+    }
+
+    fn stage(&mut self, def: &DatasetDef, i: usize, op: &StageOp, counted: bool) -> Result<()> {
+        match op {
+            StageOp::Autocache { .. } => {}
+            op if counted => self.push(op.clone()),
+            StageOp::Shuffle { .. } | StageOp::Prefetch(_) | StageOp::Batch { .. } => {
+                self.left_out.push(op.name());
+            }
+            StageOp::Unbatch if self.def.batched_by().is_none() => {}
+            StageOp::PaddedBatch { .. } | StageOp::BucketByLength { .. } => {
+                if let Some(below) = def.ops().skip(i + 1).find(|op| computes(op)) {
+                    return Err(Error::invalid(format!(
+                        "steps[{i}].{}: `{}` below it works on padded batches, and a save stores rows; save what stands \
+                         above, and put the two behind the load",
+                        op.name(),
+                        below.name()
+                    )));
+                }
+                self.left_out.push(op.name());
+            }
+            StageOp::Repeat(Some(n)) => {
+                self.copies = self.copies.checked_mul(*n).ok_or_else(|| {
+                    Error::invalid(format!("steps[{i}].repeat: more repetitions than can be counted"))
+                })?;
+            }
+            op => self.push(op.clone()),
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, op: StageOp) {
+        self.def.stages.push(StageDef { op });
+    }
+}
+
+/// Whether a stage looks into rows.
+fn computes(op: &StageOp) -> bool {
+    op.is_split_local() && !matches!(op, StageOp::Autocache { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn form(steps: &str) -> Result<SavedForm> {
+        SavedForm::of(
+            &DatasetDef::from_yaml(&format!("source: {{ range: 10 }}\nsteps: {steps}\n"), None).unwrap(),
+        )
+    }
+
+    fn names(form: &SavedForm) -> Vec<&'static str> {
+        form.def.stages.iter().map(|s| s.op.name()).collect()
+    }
+
+    #[test]
+    fn what_only_orders_or_groups_is_left_out() {
+        let form = form(
+            "[{ filter: 'id > 2' }, autocache, { shuffle: 8 }, { repeat: 3 }, { batch: 2 }, { with_columns: { x: 'id + 1' } }, { repeat: 2 }, { prefetch: 2 }]",
+        )
+        .unwrap();
+        assert_eq!(names(&form), ["filter", "with_columns", "autocache", "filter"]);
+        assert_eq!((form.copies, form.left_out), (6, vec!["shuffle", "batch", "prefetch"]));
+        crate::validate(&form.def).unwrap();
+    }
+
+    #[test]
+    fn sav_12_an_endless_dataset_is_refused() {
+        let e = form("[repeat]").unwrap_err();
+        assert_eq!(e.kind(), caju_types::ErrorKind::InvalidArgument);
+        assert!(e.message().contains("infinite dataset"), "{e}");
+    }
+
+    #[test]
+    fn counted_elements_stay_as_they_are() {
+        let form = form("[{ batch: 2 }, { take: 3 }, { shuffle: 4 }]").unwrap();
+        assert_eq!(names(&form), ["batch", "take", "unbatch", "autocache", "filter"]);
+        crate::validate(&form.def).unwrap();
+    }
+
+    #[test]
+    fn rows_that_depend_on_their_batch_are_refused() {
+        let e = form("[{ padded_batch: 2 }, { with_columns: { x: 'id' } }]").unwrap_err();
+        assert!(e.message().starts_with("steps[0].padded_batch"), "{e}");
+        let form = form("[{ padded_batch: 2 }, { shuffle: 2 }]").unwrap();
+        assert_eq!(names(&form), ["autocache", "filter"]);
+    }
+}
