@@ -2,10 +2,20 @@
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "benchmarks")]
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, BinaryArray, Int64Array, RecordBatch, StringArray};
+use caju_runtime::Stores;
 use jpeg_encoder::{ColorType, Encoder};
+
+/// The options of stores that the environment gives, as the binary takes them.
+pub fn store_options() -> BTreeMap<String, String> {
+    std::env::vars()
+        .map(|(key, value)| (key.to_lowercase(), value))
+        .filter(|(key, _)| key.starts_with("aws_") && Stores::known_option(key))
+        .collect()
+}
 
 /// A JPEG of this size: smooth regions, edges and texture, at the quality that makes about 110 KB of 500x375.
 pub fn photo(width: u16, height: u16, seed: u32) -> Vec<u8> {

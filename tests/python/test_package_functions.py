@@ -203,6 +203,61 @@ def test_calls_from_many_threads_share_the_processes():
     assert pool.inner.processes <= 2 and len({p for o in outs for p in o["pid"].to_pylist()}) <= 2
 
 
+# ---- the columns given ---------------------------------------------------------------------------------------------
+
+
+def never_tried(row):
+    raise AssertionError("a function whose columns are given is not run to find them")
+
+
+def test_columns_can_be_given_in_place_of_a_trial():
+    dataset = cj.read_parquet("/nowhere/*.parquet").map(never_tried, schema={
+        "id": "int64", "s": "string", "b": "bytes", "image": "float32[2, 3]", "words": "list of string", "t": "timestamp",
+    })
+    stage = dataset.to_dict()["steps"][0]["python"]
+    assert stage["schema"] and stage["kind"] == "map"
+    given = cj.range(4).map(lambda row: {"x": row["id"], "m": np.ones((2, 3))}, schema={"x": "int32", "m": "float32[2, 3]"})
+    assert dict(given.schema) == {"x": "int32", "m": "float32[2, 3]"}
+    [batch] = given.batch(4)
+    assert batch["x"].dtype == "int32" and batch["m"].dtype == "float32" and batch["m"].shape == (4, 2, 3)
+
+
+def test_given_columns_may_be_another_schema():
+    def double(row):
+        return {"id": row["id"] * 2}
+
+    same = [cj.range(3).map(double, schema=s) for s in (cj.range(3).schema, pa.schema({"id": pa.int64()}), {"id": "int64"})]
+    assert all([int(r["id"]) for r in dataset] == [0, 2, 4] for dataset in same)
+    words = cj.range(3).flat_map(lambda row: [{"w": "x"}] * int(row["id"]), schema={"w": "string"})
+    assert [r["w"] for r in words] == ["x"] * 3
+    nothing = cj.range(3).flat_map(lambda row: [], schema={"w": "string"})
+    assert list(nothing) == []
+
+
+@pytest.mark.parametrize("schema,words", [
+    ({"x": "int46"}, "no type `int46`.*there are int8"),
+    ({"x": "float32[2, ]"}, "no shape"),
+    ({"x": "float32[99999, 99999]"}, "too many"),
+    ({"x": 64}, "must name columns"),
+    ("int64", "must name columns"),
+    ({"x": "list of flaot32"}, "column `x`.*did you mean `float32`"),
+])  # fmt: skip
+def test_columns_that_cannot_be_are_told(schema, words):
+    with pytest.raises(cj.InvalidPipeline, match=words):
+        cj.range(3).map(never_tried, schema=schema)
+
+
+def test_a_function_that_breaks_its_word_is_told():
+    with pytest.raises(cj.InvalidPipeline, match="made no column `y`, did you mean|made no column `y`"):
+        list(cj.range(3).map(lambda row: {"x": 1}, schema={"y": "int64"}))
+    with pytest.raises(cj.InvalidPipeline, match="`schema=` or its first row"):
+        list(cj.range(3).map(lambda row: {"x": "word"}, schema={"x": "int64"}))
+    with pytest.raises(cj.InvalidPipeline, match=r"\[2,3\].*\[3,2\]"):
+        list(cj.range(3).map(lambda row: {"x": np.zeros((2, 3), "f4")}, schema={"x": "float32[3, 2]"}))
+    with pytest.raises(cj.InvalidPipeline, match="belongs to|says what a Python function makes"):
+        cj.range(3).map(x="id", schema={"x": "int64"})
+
+
 # ---- as stages -----------------------------------------------------------------------------------------------------
 
 

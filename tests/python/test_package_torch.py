@@ -1,8 +1,12 @@
 """Datasets for PyTorch. Left out where torch is not installed: its ordinary wheel brings several GB of GPU libraries."""
 
+import gc
 import itertools
+import json
 import pathlib
 import runpy
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -69,6 +73,7 @@ def test_rows_can_be_batched_by_the_loader():
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_loader_without_a_service(method):
+    gc.collect()                                              # what other tests have left has threads
     loader = DataLoader(cj.range(60).batch(8).torch(), batch_size=None, num_workers=2, multiprocessing_context=method)
     assert ids(loader) == list(range(60))
     assert ids(loader) == list(range(60))
@@ -101,6 +106,70 @@ def test_ranks_need_a_job_in_common():
         streams = [iter(r) for r in ranks]
         seen = [b for pair in itertools.zip_longest(*streams) for b in pair if b is not None]
         assert ids(seen) == list(range(100))
+
+
+RANK = """
+import json, sys
+import torch.distributed as dist
+import caju
+address, meeting, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+# Slow enough that no rank has all of it before the other comes: rows go to whoever has room.
+slow = caju.from_yaml("source: { range: 16384 }\\nsteps: [ { sleep: { per_row: 100us } } ]")
+data = slow.shuffle(50).batch(32).distribute(address, job_name="ranks", epochs=2)
+torch_data = data.torch()                    # rank and world size are the process group's
+seen = []
+for epoch in range(2):
+    dist.barrier()
+    stream = iter(torch_data)
+    dist.barrier()
+    seen.append([int(i) for batch in stream for i in batch["id"]])
+try:
+    caju.range(4).torch()
+except caju.InvalidPipeline as e:
+    assert f"rank {rank} of 2" in str(e) and "job_name" in str(e), e
+else:
+    raise SystemExit("a rank alone would read all rows")
+print(json.dumps(seen))
+dist.barrier()
+"""
+
+
+def test_ranks_of_a_process_group_get_their_share(cluster, tmp_path):
+    service = f"caju://{cluster(workers=2).dispatcher.address}"
+    ranks = [subprocess.Popen([sys.executable, "-c", RANK, service, str(tmp_path / "meeting"), str(rank)], text=True,
+                              stdout=subprocess.PIPE) for rank in range(2)]
+    outs = [json.loads(r.communicate(timeout=150)[0]) for r in ranks]
+    assert [r.returncode for r in ranks] == [0, 0]
+    for epoch in range(2):
+        one, two = outs[0][epoch], outs[1][epoch]
+        assert one and two and sorted(one + two) == list(range(16384)), (len(one), len(two))
+
+
+def test_a_stateful_loader_goes_on_where_it_was():
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def loader():
+        data = cj.range(60).shuffle(60).batch(8).with_options(deterministic=True)
+        return stateful(data.torch(), batch_size=None, num_workers=0)
+
+    whole = loader()
+    epochs = [[b["id"].tolist() for b in whole] for _ in range(3)]
+    stopped = loader()
+    list(stopped)
+    reading = iter(stopped)
+    taken = [next(reading)["id"].tolist() for _ in range(3)]
+    state = stopped.state_dict()
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert taken + [b["id"].tolist() for b in resumed] == epochs[1]
+    assert [b["id"].tolist() for b in resumed] == epochs[2]
+
+    ended = loader()
+    list(ended)
+    after = loader()
+    after.load_state_dict(ended.state_dict())
+    assert [b["id"].tolist() for b in after] == epochs[1]
 
 
 def test_epochs_can_be_set():

@@ -3,7 +3,8 @@
 //!
 //! usage: `touch-each FILE DISPATCHER|here EPOCHS [POLICY [CACHE]]`
 //!
-//! `here`: dispatcher, worker and reader in this process, where rows are not copied over a socket.
+//! `here`: dispatcher, worker and reader in this process, where rows are not copied over a socket. Options of an S3
+//! store come from the environment (`AWS_*`).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -90,7 +91,8 @@ async fn run(args: &[String]) -> Result<Value> {
 
 async fn embedded(cache_url: Option<String>) -> Result<Cluster> {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let config = ClusterConfig::new(Arc::new(Stores::default()), CpuPool::new(threads)?);
+    let stores = Stores::new(caju_benches::store_options(), None)?;
+    let config = ClusterConfig::new(Arc::new(stores), CpuPool::new(threads)?);
     Cluster::start(ClusterConfig { cache_url, ..config }).await
 }
 

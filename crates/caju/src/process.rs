@@ -59,7 +59,8 @@ const EMBEDDED_LOG: &str =
     "warn,caju_worker::manager=off,caju_dispatcher::control=off,caju_dispatcher::control::planning=warn";
 
 fn init_log(global: &Global, command: &Command) -> Result<()> {
-    let embedded = matches!(command, Command::Run(_) | Command::Quickstart(_) | Command::Profile(_));
+    let embedded =
+        matches!(command, Command::Run(_) | Command::Quickstart(_) | Command::Profile(_) | Command::Save(_));
     let level = if embedded && global.log == "warn" { EMBEDDED_LOG } else { &global.log };
     let filter = EnvFilter::builder()
         .parse(level)

@@ -4,10 +4,10 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use caju_dispatcher::{DispatcherConfig, DispatcherHandle, EngineCatalog};
-use caju_embedded::ClusterConfig;
+use caju_embedded::{ClusterConfig, SaveDriver};
 use caju_engine::source::SourceContext;
 use caju_engine::wire::LocalWorkers;
-use caju_runtime::{CpuPool, IoCounters};
+use caju_runtime::{CpuPool, IoCounters, PrivateFolder, private_cache};
 use caju_types::Error;
 use caju_worker::{WorkerConfig, WorkerHandle};
 use parking_lot::Mutex;
@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 
 use crate::definition::{registry, registry_with_python, stores};
 use crate::errors::{IntoPy, exception};
+use crate::logging;
 use crate::runtime::{Share, check_fork, released};
 
 /// The workers of this process; readers of this process get their rows without a socket.
@@ -53,7 +54,7 @@ impl<T: Send> Running<T> {
 /// A dispatcher and workers of this process alone.
 #[pyclass(frozen, module = "caju._caju")]
 pub(crate) struct Cluster {
-    running: Running<caju_embedded::Cluster>,
+    running: Running<(caju_embedded::Cluster, Option<PrivateFolder>)>,
     #[pyo3(get)]
     address: String,
     io: Arc<IoCounters>,
@@ -62,7 +63,7 @@ pub(crate) struct Cluster {
 #[pymethods]
 impl Cluster {
     /// Starts a dispatcher and so many workers, which share `cpu_threads` threads (one per core by default). Snapshots
-    /// are kept below the URL `cache`; nothing is stored without it.
+    /// are kept below the URL `cache`, by default in a private folder that goes with the cluster.
     #[new]
     #[pyo3(signature = (workers=1, cpu_threads=None, cache=None))]
     fn new(
@@ -74,27 +75,32 @@ impl Cluster {
         let share = Share::get().into_py(py)?;
         let threads = cpu_threads.unwrap_or_else(cores).max(1);
         let pool = CpuPool::new(threads).into_py(py)?;
+        let private = match cache {
+            Some(_) => None,
+            None => Some(private_cache().into_py(py)?),
+        };
+        let cache_url = cache.or_else(|| private.as_ref().map(|f| f.path().display().to_string()));
         let config = ClusterConfig::new(Arc::new(stores().into_py(py)?), pool);
         let config = ClusterConfig {
             workers,
             // Whose code it is runs here anyway.
             registry: registry_with_python(py, threads)?,
-            cache_url: cache,
+            cache_url,
             local: local_workers(),
             ..config
         };
         let io = Arc::clone(&config.io);
         let cluster = share.wait(py, caju_embedded::Cluster::start(config))?.into_py(py)?;
-        Ok(Self { address: cluster.address(), running: Running::new(cluster, share), io })
+        Ok(Self { address: cluster.address(), running: Running::new((cluster, private), share), io })
     }
 
     /// Starts one more worker; its address.
     fn add_worker(&self, py: Python<'_>) -> PyResult<String> {
-        let Some(mut cluster) = self.running.inner.lock().take() else {
+        let Some(mut running) = self.running.inner.lock().take() else {
             return Err(exception(py, &Error::failed_precondition("the cluster was stopped")));
         };
-        let added = self.running.share.wait(py, cluster.add_worker());
-        *self.running.inner.lock() = Some(cluster);
+        let added = self.running.share.wait(py, running.0.add_worker());
+        *self.running.inner.lock() = Some(running);
         added?.into_py(py)
     }
 
@@ -102,7 +108,7 @@ impl Cluster {
     #[getter]
     fn workers(&self) -> Vec<String> {
         let running = self.running.inner.lock();
-        running.iter().flat_map(|c| c.workers()).map(str::to_owned).collect()
+        running.iter().flat_map(|(c, _)| c.workers()).map(str::to_owned).collect()
     }
 
     /// Bytes that its workers have read.
@@ -112,14 +118,19 @@ impl Cluster {
     }
 
     /// Stops the workers and the dispatcher.
-    fn stop(&self, py: Python<'_>) {
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.end());
+        logging::deliver(py)
     }
 }
 
 impl Cluster {
     fn end(&self) {
-        self.running.stop(caju_embedded::Cluster::stop);
+        // The private folder is last, when nobody writes there any more.
+        self.running.stop(|(cluster, private)| async move {
+            cluster.stop().await;
+            drop(private);
+        });
     }
 }
 
@@ -132,7 +143,7 @@ impl Drop for Cluster {
 /// A dispatcher in this process, for workers and readers anywhere.
 #[pyclass(frozen, module = "caju._caju")]
 pub(crate) struct Dispatcher {
-    running: Running<DispatcherHandle>,
+    running: Running<(SaveDriver, DispatcherHandle)>,
     #[pyo3(get)]
     address: String,
 }
@@ -152,25 +163,31 @@ impl Dispatcher {
         let share = Share::get().into_py(py)?;
         let registry = if allow_python { registry_with_python(py, 1)? } else { registry() };
         let ctx = SourceContext::new(Arc::new(stores().into_py(py)?), Arc::new(IoCounters::new()));
-        let catalog = Arc::new(EngineCatalog::new(registry, ctx));
         let cache_url = cache.unwrap_or_default();
+        let catalog = Arc::new(EngineCatalog::new(registry, ctx).with_cache(&cache_url));
         let listen = listen.to_owned();
         let config = DispatcherConfig { listen, state_dir, cache_url, ..DispatcherConfig::default() };
         let start = caju_dispatcher::Dispatcher::start(config, catalog);
+        let start = async {
+            let dispatcher = start.await?;
+            Ok::<_, Error>((SaveDriver::start(&dispatcher, local_workers()), dispatcher))
+        };
         let dispatcher = share.wait(py, start)?.into_py(py)?;
-        let address = dispatcher.address().to_string();
+        let address = dispatcher.1.address().to_string();
         Ok(Self { running: Running::new(dispatcher, share), address })
     }
 
     /// Stops it.
-    fn stop(&self, py: Python<'_>) {
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.end());
+        logging::deliver(py)
     }
 }
 
 impl Dispatcher {
     fn end(&self) {
-        self.running.stop(|dispatcher| async move {
+        self.running.stop(|(saves, dispatcher)| async move {
+            saves.stop().await;
             dispatcher.shutdown().await;
         });
     }
@@ -230,8 +247,9 @@ impl Worker {
     }
 
     /// Stops it; its tasks go to other workers at once.
-    fn stop(&self, py: Python<'_>) {
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.end());
+        logging::deliver(py)
     }
 }
 

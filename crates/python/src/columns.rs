@@ -28,9 +28,9 @@ use caju_types::Error;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyString};
 
-use crate::definition::{extension, tensor_shape};
 use crate::errors::{IntoPy, exception};
 use crate::numpy::{Kind, NumPy};
+use crate::types::{extension, tensor_shape};
 
 /// Turns columns into arrays.
 pub(crate) struct Columns<'py> {

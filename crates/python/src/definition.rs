@@ -1,17 +1,16 @@
 //! Definitions: Python's tree checked, named, described and written as YAML.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use arrow_schema::{DataType, Field, Schema};
 use caju_engine::source::SourceContext;
-use caju_engine::wire::{schema_from_ipc, schema_to_ipc};
+use caju_engine::wire::schema_to_ipc;
 use caju_functions::{Pool, PoolConfig};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
 use caju_runtime::{IoCounters, Stores};
-use caju_types::{Error, Result};
+use caju_types::Result;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -105,74 +104,4 @@ pub(crate) fn bind<'py>(py: Python<'py>, definition: &str) -> PyResult<Vec<Bound
         bound.stage_schemas().iter().map(|s| schema_to_ipc(s)).collect::<Result<Vec<_>>>()
     })?;
     Ok(schemas.iter().map(|s| PyBytes::new(py, s)).collect())
-}
-
-/// Names and types of the columns of a schema, types as people write them.
-#[pyfunction]
-pub(crate) fn type_names(py: Python<'_>, schema_ipc: &[u8]) -> PyResult<Vec<(String, String)>> {
-    let schema = schema_from_ipc(schema_ipc).into_py(py)?.unwrap_or_else(|| Arc::new(Schema::empty()));
-    Ok(schema.fields().iter().map(|f| (f.name().clone(), type_name(f))).collect())
-}
-
-/// A column's type: `float32[224, 224, 3]`, `int64`, `list of string`.
-fn type_name(field: &Field) -> String {
-    if let Some(tensor) = tensor_name(field) {
-        return tensor;
-    }
-    match field.data_type() {
-        DataType::List(item) | DataType::LargeList(item) => format!("list of {}", type_name(item)),
-        DataType::FixedSizeList(item, n) => format!("{}[{n}]", type_name(item)),
-        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => "string".into(),
-        DataType::Binary | DataType::LargeBinary | DataType::BinaryView => "bytes".into(),
-        DataType::Boolean => "bool".into(),
-        other => other.to_string().to_lowercase(),
-    }
-}
-
-fn tensor_name(field: &Field) -> Option<String> {
-    match (extension(field)?, field.data_type()) {
-        ("arrow.fixed_shape_tensor", DataType::FixedSizeList(item, _)) => {
-            let shape: Vec<String> = tensor_shape(field).ok()??.iter().map(ToString::to_string).collect();
-            Some(format!("{}[{}]", type_name(item), shape.join(", ")))
-        }
-        ("arrow.variable_shape_tensor", DataType::Struct(fields)) => {
-            let DataType::List(item) = fields.first()?.data_type() else { return None };
-            Some(format!("{}[any shape]", type_name(item)))
-        }
-        _ => None,
-    }
-}
-
-/// The name of a field's extension type.
-pub(crate) fn extension(field: &Field) -> Option<&str> {
-    let metadata: &HashMap<String, String> = field.metadata();
-    metadata.get("ARROW:extension:name").map(String::as_str)
-}
-
-/// The shape of a fixed-shape tensor's field; `None` for other fields.
-///
-/// # Errors
-/// `DataLoss` if the field says that it is a tensor and not of which shape, `Unimplemented` for a tensor whose
-/// dimensions are permuted.
-pub(crate) fn tensor_shape(field: &Field) -> Result<Option<Vec<usize>>> {
-    if extension(field) != Some("arrow.fixed_shape_tensor") {
-        return Ok(None);
-    }
-    let damaged = || Error::data_loss(format!("column `{}`: a tensor without a shape", field.name()));
-    let text = field.metadata().get("ARROW:extension:metadata").ok_or_else(damaged)?;
-    let json: serde_json::Value = serde_json::from_str(text).map_err(|_| damaged())?;
-    if let Some(order) = json.get("permutation").and_then(|p| p.as_array())
-        && order.iter().enumerate().any(|(i, p)| p.as_u64() != Some(i as u64))
-    {
-        return Err(Error::unimplemented(format!(
-            "column `{}`: a tensor with permuted dimensions; store it in the order of its shape",
-            field.name()
-        )));
-    }
-    let shape = json.get("shape").and_then(|s| s.as_array()).ok_or_else(damaged)?;
-    shape
-        .iter()
-        .map(|n| n.as_u64().and_then(|n| usize::try_from(n).ok()).ok_or_else(damaged))
-        .collect::<Result<Vec<_>>>()
-        .map(Some)
 }

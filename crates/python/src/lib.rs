@@ -11,11 +11,19 @@ mod command;
 mod definition;
 mod errors;
 mod functions;
+mod logging;
 mod memory;
 mod numpy;
 mod parts;
 mod reader;
 mod runtime;
+mod saves;
+mod types;
+
+/// As in the binary: batches are large, and a buffer that goes back to the system comes again as pages to be zeroed.
+/// Python's own objects stay with Python's allocator.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[pyo3::pymodule]
 mod _caju {
@@ -24,19 +32,21 @@ mod _caju {
     #[pymodule_export]
     use crate::command::command;
     #[pymodule_export]
-    use crate::definition::{
-        bind, check, describe, fingerprint, from_yaml, prefix_fingerprints, to_yaml, type_names,
-    };
+    use crate::definition::{bind, check, describe, fingerprint, from_yaml, prefix_fingerprints, to_yaml};
     #[pymodule_export]
     use crate::functions::{FunctionPool, read_rows};
     #[pymodule_export]
-    use crate::memory::{ipc_from_columns, ipc_rows, ipc_schema};
+    use crate::logging::{log_level, take_events, wait_events, wake_events};
+    #[pymodule_export]
+    use crate::memory::{Rows, hold, hold_columns, ipc_from_columns, ipc_rows, ipc_schema};
     #[pymodule_export]
     use crate::numpy::Buffer;
     #[pymodule_export]
     use crate::reader::{Batch, Client, Reader};
     #[pymodule_export]
     use crate::runtime::{forked, runtime_alive};
+    #[pymodule_export]
+    use crate::types::{schema_of, type_names};
 
     /// The version of caju.
     #[pymodule_export]

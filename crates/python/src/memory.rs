@@ -1,6 +1,5 @@
-//! Rows that Python has in memory, as the Arrow IPC stream that a definition holds.
+//! Rows that Python has in memory: as Arrow IPC streams, and held by this process for definitions that name them.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::array::ArrayData;
@@ -10,14 +9,18 @@ use arrow_array::{
 };
 use arrow_buffer::{BooleanBuffer, Buffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::{DataType, Field, Schema, TimeUnit};
+use bytes::Bytes;
+use caju_engine::source::{self, HeldRows};
 use caju_engine::wire::{schema_from_ipc, schema_to_ipc};
 use caju_types::{Error, Result};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::errors::IntoPy;
 use crate::parts::ipc;
+use crate::types::tensor_metadata;
 
 /// Rows of one IPC message: what one split of a source in memory can be cut to.
 const ROWS: usize = 8192;
@@ -25,7 +28,7 @@ const ROWS: usize = 8192;
 /// The values of a column.
 pub(crate) enum Values {
     /// The bytes of an array in C order.
-    Raw(Vec<u8>),
+    Raw(PyBackedBytes),
     /// Strings, or nothing.
     Strings(Vec<Option<String>>),
     /// Bytes, or nothing.
@@ -40,7 +43,7 @@ impl FromPyObject<'_, '_> for Values {
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
         if let Ok(bytes) = object.cast::<PyBytes>() {
-            return Ok(Self::Raw(bytes.as_bytes().to_vec()));
+            return Ok(Self::Raw(bytes.to_owned().into()));
         }
         if let Ok(parts) = object.cast::<PyTuple>() {
             let (dtype, shape, values, offsets): (String, Vec<usize>, Values, Vec<i32>) = parts.extract()?;
@@ -66,6 +69,60 @@ pub(crate) fn ipc_from_columns<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     let bytes = py.detach(|| write(columns)).into_py(py)?;
     Ok(PyBytes::new(py, &bytes))
+}
+
+/// Rows that this process holds for definitions of its own, until the last of these objects is gone.
+#[pyclass(frozen, module = "caju._caju")]
+pub(crate) struct Rows {
+    /// The name by which definitions find them.
+    #[pyo3(get)]
+    sha256: String,
+    held: Arc<HeldRows>,
+}
+
+#[pymethods]
+impl Rows {
+    /// How many rows there are.
+    #[getter]
+    fn num_rows(&self) -> u64 {
+        self.held.num_rows()
+    }
+
+    /// Bytes of their Arrow IPC stream.
+    #[getter]
+    fn num_bytes(&self) -> usize {
+        self.held.ipc().len()
+    }
+
+    /// Their Arrow IPC stream.
+    fn ipc<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.held.ipc())
+    }
+
+    /// Another process holds them itself.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
+        Ok((py.import("caju._caju")?.getattr("hold")?, (self.ipc(py),)))
+    }
+}
+
+fn held(py: Python<'_>, stream: impl FnOnce() -> Result<Bytes> + Send) -> PyResult<Rows> {
+    let (sha256, held) = py.detach(|| stream().and_then(source::hold)).into_py(py)?;
+    Ok(Rows { sha256, held })
+}
+
+/// Holds the rows of an Arrow IPC stream, over the same bytes.
+#[pyfunction]
+pub(crate) fn hold(py: Python<'_>, ipc: PyBackedBytes) -> PyResult<Rows> {
+    held(py, move || Ok(Bytes::from_owner(ipc)))
+}
+
+/// Holds the rows that columns make; columns as in `ipc_from_columns`.
+#[pyfunction]
+pub(crate) fn hold_columns(
+    py: Python<'_>,
+    columns: Vec<(String, String, Vec<usize>, Values)>,
+) -> PyResult<Rows> {
+    held(py, move || write(columns).map(Bytes::from))
 }
 
 /// The number of rows of an Arrow IPC stream.
@@ -117,7 +174,7 @@ fn column(name: &str, dtype: &str, shape: &[usize], values: Values) -> Result<(F
     let flat: ArrayRef = match values {
         Values::Strings(list) => Arc::new(StringArray::from(list)),
         Values::Binaries(list) => Arc::new(list.iter().map(|v| v.as_deref()).collect::<BinaryArray>()),
-        Values::Raw(bytes) => primitive(name, dtype, shape.iter().product(), &bytes)?,
+        Values::Raw(bytes) => primitive(name, dtype, shape.iter().product(), bytes)?,
         Values::Ragged(dtype, shape, values, offsets) => {
             let (item, values) = column(name, &dtype, &shape, *values)?;
             let bad = |e| Error::invalid(format!("column `{name}`: {e}"));
@@ -136,15 +193,12 @@ fn column(name: &str, dtype: &str, shape: &[usize], values: Values) -> Result<(F
         .map_err(|_| Error::exhausted(format!("column `{name}`: {size} values a row are too many")))?;
     let list = FixedSizeListArray::try_new_with_length(Arc::clone(&item), length, flat, None, *rows)
         .map_err(|e| Error::invalid(format!("column `{name}`: {e}")))?;
-    let metadata = HashMap::from([
-        ("ARROW:extension:name".to_string(), "arrow.fixed_shape_tensor".to_string()),
-        ("ARROW:extension:metadata".to_string(), serde_json::json!({ "shape": rest }).to_string()),
-    ]);
-    let field = Field::new(name, DataType::FixedSizeList(item, length), false).with_metadata(metadata);
+    let kind = DataType::FixedSizeList(item, length);
+    let field = Field::new(name, kind, false).with_metadata(tensor_metadata(rest));
     Ok((field, Arc::new(list)))
 }
 
-fn primitive(name: &str, dtype: &str, len: usize, bytes: &[u8]) -> Result<ArrayRef> {
+fn primitive(name: &str, dtype: &str, len: usize, bytes: PyBackedBytes) -> Result<ArrayRef> {
     let data_type = match dtype {
         "bool" => {
             let bits = BooleanBuffer::from_iter(bytes.iter().map(|b| *b != 0));
@@ -172,6 +226,7 @@ fn primitive(name: &str, dtype: &str, len: usize, bytes: &[u8]) -> Result<ArrayR
             )));
         }
     };
-    let data = ArrayData::builder(data_type).len(len).add_buffer(Buffer::from_slice_ref(bytes)).build();
+    let buffer = Buffer::from(Bytes::from_owner(bytes));
+    let data = ArrayData::builder(data_type).len(len).add_buffer(buffer).align_buffers(true).build();
     Ok(make_array(data.map_err(|e| Error::invalid(format!("column `{name}`: {e}")))?))
 }

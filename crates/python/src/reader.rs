@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
-use caju_client::{ClientConfig, DatasetRef, Element, Monitor, ReadRequest};
+use caju_client::{ClientConfig, DatasetRef, Element, Monitor, ReadRequest, SaveTo};
 use caju_engine::wire::schema_to_ipc;
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::ProcessingMode;
@@ -16,9 +16,11 @@ use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use crate::cluster::local_workers;
 use crate::columns::Columns;
 use crate::errors::{IntoPy, exception};
+use crate::logging;
 use crate::numpy::numpy;
 use crate::parts;
 use crate::runtime::{Share, check_fork, released};
+use crate::saves;
 
 /// How long a reader that was dropped may hold up whoever dropped it.
 const FORGOTTEN: Duration = Duration::from_secs(1);
@@ -98,6 +100,7 @@ impl Client {
             policy: policy.to_owned(),
             encoding: encoding.to_owned(),
             epochs,
+            save: None,
         };
         let client = self.client.clone();
         let opened = self.share.wait(py, async move { Box::pin(client.read(request)).await })?;
@@ -111,6 +114,35 @@ impl Client {
         let (client, id) = (self.client.clone(), dataset_id.to_owned());
         let done = self.share.wait(py, async move { client.register(&def, &id).await })?.into_py(py)?;
         Ok((done.dataset_id, done.fingerprint))
+    }
+
+    /// Begins to save a definition's rows; how it goes, as JSON.
+    fn start_save(
+        &self,
+        py: Python<'_>,
+        definition: &str,
+        url: String,
+        encoding: String,
+        chunk_bytes: u64,
+    ) -> PyResult<String> {
+        let def = DatasetDef::from_json_str(definition).into_py(py)?;
+        let (client, to) = (self.client.clone(), SaveTo { url, chunk_bytes });
+        let begun = self.share.wait(py, async move { client.start_save(&def, &to, &encoding).await })?;
+        Ok(saves::told(&begun.into_py(py)?))
+    }
+
+    /// How the save to a URL goes, as JSON.
+    fn save_status(&self, py: Python<'_>, url: String) -> PyResult<String> {
+        let client = self.client.clone();
+        let status = self.share.wait(py, async move { client.save_status(&url).await })?;
+        Ok(saves::told(&status.into_py(py)?))
+    }
+
+    /// Raises what a save failed with.
+    fn save_failure(&self, py: Python<'_>, url: String) -> PyResult<()> {
+        let client = self.client.clone();
+        let status = self.share.wait(py, async move { client.save_status(&url).await })?;
+        saves::failure(&status.into_py(py)?).into_py(py)
     }
 }
 
@@ -153,6 +185,7 @@ impl Reader {
     }
 
     fn next_element(&self, py: Python<'_>) -> PyResult<Option<RecordBatch>> {
+        logging::deliver(py)?;
         // What is at hand needs neither the runtime nor the interpreter's release.
         if let Some(mut reader) = self.reader.try_lock()
             && let Some(reader) = reader.as_mut()
@@ -161,7 +194,9 @@ impl Reader {
             return Ok(Some(element.batch));
         }
         loop {
-            match py.detach(|| self.wait_a_little()).into_py(py)? {
+            let turn = py.detach(|| self.wait_a_little());
+            logging::deliver(py)?;
+            match turn.into_py(py)? {
                 Some(element) => return Ok(element.map(|e| e.batch)),
                 None => py.check_signals()?,
             }
@@ -260,8 +295,9 @@ impl Reader {
     /// Leaves the job; rows that were not taken go to its other readers. Waits no longer than `patience` seconds for
     /// the dispatcher to hear of it; if it does not, it notices by itself in time.
     #[pyo3(signature = (patience=5.0))]
-    fn close(&self, py: Python<'_>, patience: f64) {
+    fn close(&self, py: Python<'_>, patience: f64) -> PyResult<()> {
         py.detach(|| self.leave(Duration::try_from_secs_f64(patience).unwrap_or_default()));
+        logging::deliver(py)
     }
 }
 

@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use tokio::runtime::Runtime;
 
 use crate::errors::{IntoPy, exception};
+use crate::logging;
 
 /// How often a wait looks for Ctrl-C.
 const TICK: Duration = Duration::from_millis(50);
@@ -67,6 +68,7 @@ impl Share {
         if let Some(held) = shared.upgrade() {
             return Ok(Self(held));
         }
+        logging::install();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .thread_name("caju-io")
@@ -89,6 +91,7 @@ impl Share {
         let mut future = Box::pin(future);
         loop {
             let turn = py.detach(|| self.tick(future.as_mut())).into_py(py)?;
+            logging::deliver(py)?;
             match turn {
                 Some(value) => return Ok(value),
                 None => py.check_signals()?,
@@ -150,6 +153,7 @@ pub(crate) fn forked() {
     if alive {
         ORPHANED.store(true, Ordering::Relaxed);
     }
+    logging::forget();
 }
 
 /// Whether threads of caju run in this process.

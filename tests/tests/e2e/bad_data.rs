@@ -239,6 +239,24 @@ fn record_that_is_no_example() {
 }
 
 #[test]
+fn features_that_a_record_lacks_are_told() {
+    let data = tfrecord([&example(b"x", 1)[..], b""]);
+    let with = |label: &str, on_error: Value| {
+        let features = json!({ "image": "bytes?", "label": label });
+        let p = Pipeline::new(&json!({
+            "source": { "tfrecord": "data.tfrecord" },
+            "steps": [{ "parse_example": { "features": features } }],
+            "on_error": on_error,
+        }));
+        p.with_file("data.tfrecord", &data)
+    };
+    let lacking = with("int64", json!("fail")).run(&[]);
+    lacking.expect_code(2).expect_error(&["data.tfrecord", "row 1", "feature `label`", "`int64?`"]);
+    assert_eq!(with("int64", json!("skip")).report(&[]).rows(), [1]);
+    assert_eq!(with("int64?", json!("fail")).report(&[]).rows(), [2]);
+}
+
+#[test]
 fn nulls_where_text_should_be_are_not_errors() {
     let p = Pipeline::of(json!({ "parquet": "a.parquet" }), json!([{ "map": { "x": "coalesce(s, '')" } }]));
     let column = std::sync::Arc::new(arrow_array::StringArray::from(vec![Some("a"), None]));

@@ -188,13 +188,117 @@ fn gc_tells_before_it_deletes() {
     text.expect_code(0);
     assert!(text.stdout.contains("orphaned: parts that no record names"), "{}", text.stdout);
     assert!(!stray.exists());
-    // Over the budget the least useful parts go.
-    let dry = cache_json(&p, &["gc", "--dry-run", "--budget", "6KiB"]);
-    assert!(dry["evicted_bytes"].as_u64().unwrap() > 0, "{dry:#}");
-    assert_eq!(parts(&p, &of).len(), 3);
-    // The records themselves take more than this, and cannot go.
-    cache(&p, &["gc", "--budget", "1B"]).expect_code(3).expect_error(&["is full"]);
-    assert_eq!(parts(&p, &of).len(), 0);
+}
+
+/// Two snapshots of three parts: one dear to compute, one cheap.
+fn dear_and_cheap() -> (Pipeline, [String; 2]) {
+    let p = doubled();
+    let of = |name: &str, steps: Value| {
+        let def =
+            json!({ "name": name, "source": { "parquet": { "path": "data/*.parquet" } }, "steps": steps });
+        fs::write(p.path(), def.to_string()).unwrap();
+        store(&p, "full");
+        let list = cache_json(&p, &["ls"]);
+        let all = list["snapshots"].as_array().unwrap();
+        let one = all.iter().find(|s| s["name"] == name).unwrap_or_else(|| panic!("{list:#}"));
+        one["fingerprint"].as_str().unwrap().to_string()
+    };
+    let wide = json!({ "with_columns": { "text": "repeat('abcdefgh', 30)" } });
+    let dear = of("dear", json!([{ "burn": { "per_row": "500us" } }, wide, "autocache"]));
+    let cheap = of("cheap", json!([wide, "autocache"]));
+    // Who verifies reads, and has given back what says so when it ends: nothing keeps the parts.
+    cache(&p, &["verify"]).expect_code(0);
+    (p, [dear, cheap])
+}
+
+#[test]
+fn gc_names_what_a_budget_would_evict_and_why() {
+    let (p, [dear, cheap]) = dear_and_cheap();
+    let all = cache_json(&p, &["ls"])["bytes"].as_u64().unwrap();
+    let three: u64 = parts(&p, &cheap).iter().map(|f| f.metadata().unwrap().len()).sum();
+    // The cheap ones are not enough.
+    let budget = (all - three - 10_000).to_string();
+    let dry = cache_json(&p, &["gc", "--dry-run", "--budget", &budget]);
+    let evictions = dry["evictions"].as_array().unwrap();
+    let of: Vec<&str> = evictions.iter().map(|e| e["snapshot"].as_str().unwrap()).collect();
+    assert_eq!(of, [&cheap[..], &cheap, &cheap, &dear], "{dry:#}");
+    let number = |i: usize, key: &str| evictions[i][key].as_f64().unwrap();
+    assert!(number(3, "compute_cpu_s") >= 0.09 && number(0, "compute_cpu_s") < 0.05, "{dry:#}");
+    assert!(number(3, "worth_cpu_s_per_gib") > 10.0 * number(2, "worth_cpu_s_per_gib"));
+    assert!(number(0, "idle_s") < 600.0);
+    let sum: u64 = evictions.iter().map(|e| e["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(
+        (&dry["evicted_bytes"], &dry["bytes"], &dry["over_budget_bytes"]),
+        (&sum.into(), &sum.into(), &0.into())
+    );
+    assert_eq!((parts(&p, &cheap).len(), parts(&p, &dear).len()), (3, 3), "only told");
+    let text = cache(&p, &["gc", "--dry-run", "--budget", &budget]).stdout;
+    for words in [
+        "4",
+        "would be evicted for the budget",
+        &cheap[..12],
+        &dear[..12],
+        "CPU s per GiB",
+        ".arrow",
+        "4 objects would be deleted",
+    ] {
+        assert!(text.contains(words), "`{words}` is not in\n{text}");
+    }
+    // And so it comes.
+    let done = cache_json(&p, &["gc", "--budget", &budget]);
+    let names = |json: &Value| -> Vec<Value> {
+        json["evictions"].as_array().unwrap().iter().map(|e| e["part"].clone()).collect()
+    };
+    assert_eq!(names(&done), names(&dry));
+    assert_eq!((parts(&p, &cheap).len(), parts(&p, &dear).len()), (0, 2));
+    assert!(done["left_bytes"].as_u64().unwrap() <= budget.parse().unwrap(), "{done:#}");
+    cache(&p, &["verify"]).expect_code(0);
+}
+
+#[test]
+fn gc_says_when_there_is_no_room_to_be_made() {
+    let (p, [dear, cheap]) = dear_and_cheap();
+    cache(&p, &["pin", &dear]).expect_code(0);
+    let args = ["gc", "--budget", "20KiB"];
+    let dry = cache(&p, &[&args[..], &["--dry-run"]].concat());
+    dry.expect_code(0);
+    assert!(dry.stdout.contains("over the budget: pinned, in use, or records"), "{}", dry.stdout);
+    let ended = cache(&p, &args);
+    ended.expect_code(3).expect_error(&["is still full", "pinned", "--budget"]);
+    assert!(ended.stdout.contains("3 objects deleted"), "{}", ended.stdout);
+    assert_eq!((parts(&p, &cheap).len(), parts(&p, &dear).len()), (0, 3));
+}
+
+#[test]
+fn gc_names_what_is_expired_and_what_is_orphaned() {
+    let (p, [dear, cheap]) = dear_and_cheap();
+    cache(&p, &["pin", &dear]).expect_code(0);
+    let dry = cache_json(&p, &["gc", "--dry-run", "--ttl", "0s"]);
+    let expired = dry["expired"].as_array().unwrap();
+    assert_eq!((expired.len(), &expired[0]["snapshot"]), (1, &cheap.clone().into()), "{dry:#}");
+    assert!(expired[0]["idle_s"].as_f64().unwrap() < 600.0);
+    let objects = dry["objects"].as_array().unwrap();
+    assert!(objects.len() >= 6 && objects.iter().all(|o| o["why"] == "expired"), "{dry:#}");
+    let text = cache(&p, &["gc", "--dry-run", "--ttl", "0s"]).stdout;
+    assert!(text.contains(&format!("snapshot {}: unused for", &cheap[..12])), "{text}");
+    assert_eq!(parts(&p, &cheap).len(), 3);
+    cache(&p, &["gc", "--ttl", "0s"]).expect_code(0);
+    assert_eq!(only(&p), dear);
+}
+
+#[test]
+fn sto_07_a_budget_too_small_is_refused_at_the_start() {
+    let p = doubled();
+    let limits = |args: &[&str]| {
+        let ended = caju_in(p.folder(), args);
+        ended.expect_code(2).expect_error(&["1.00 KiB", "too small", "at least 16.00 KiB"]);
+    };
+    limits(&["run", "pipeline.yaml", "--cache", "cache", "--cache-budget", "1KiB"]);
+    limits(&["dispatcher", "--listen", "127.0.0.1:0", "--cache", "cache", "--cache-budget", "1KiB"]);
+    assert!(!p.folder().join("cache").exists());
+    store(&p, "full");
+    limits(&["cache", "gc", "--cache", "cache", "--budget", "1KiB"]);
+    assert_eq!(parts(&p, &only(&p)).len(), 3);
 }
 
 #[test]

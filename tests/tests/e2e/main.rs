@@ -7,6 +7,7 @@
 mod bad_data;
 mod bad_definitions;
 mod cache_commands;
+mod cache_conformance;
 mod cache_faults;
 mod command_line;
 mod conformance;
@@ -17,4 +18,7 @@ mod faults;
 mod plan;
 mod processes;
 mod sample_data;
+mod save_faults;
+mod saves;
+mod sets;
 mod snapshots;

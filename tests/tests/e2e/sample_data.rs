@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use caju_tests::binary::{IMAGES, SHARDS, sample_images};
-use caju_tests::caju;
+use caju_tests::{Pipeline, caju};
+use serde_json::json;
 use tempfile::tempdir;
 
 /// Every file below a folder, by its relative path.
@@ -79,6 +80,15 @@ fn sto_16_what_is_there_is_not_overwritten_unasked() {
     assert_eq!(before, tree(&out));
     generate("table", &out, &["--count", "20", "--overwrite"]).expect_code(0);
     assert_ne!(before, tree(&out));
+}
+
+/// What `caju gen` notes about the data lies beside it and ends in `.json`.
+#[test]
+fn patterns_take_the_data_and_not_the_notes_about_it() {
+    let p = Pipeline::of(json!({ "json": { "path": "t/*.json*" } }), json!([]));
+    generate("table", &p.folder().join("t"), &["--count", "30", "--format", "json"]).expect_code(0);
+    assert!(p.folder().join("t/_caju_gen.json").exists());
+    assert_eq!(p.report(&[]).rows(), [30]);
 }
 
 #[test]

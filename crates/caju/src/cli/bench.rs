@@ -28,7 +28,7 @@ Examples:
 
 Each trial is a job of its own in a fresh cluster of this process: cold with an empty cache, then warm on what the
 cold one left. Trials alternate, so that a change of the machine's mood does not favour one policy. `oracle` is the
-best measured of the policies that decide nothing; regret is the time lost against it.")]
+best measured of the policies that decide nothing; regret is the time lost against it, over the whole horizon.")]
 pub(crate) struct PoliciesArgs {
     /// Pipeline file (YAML or JSON)
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -39,6 +39,9 @@ pub(crate) struct PoliciesArgs {
     /// Epochs of each job
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) epochs: u64,
+    /// Epochs of the job that is judged: those after the measured ones are taken to be like the last. --epochs by default
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) horizon: Option<u64>,
     /// Times that every policy is run
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeats: u32,

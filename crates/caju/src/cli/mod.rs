@@ -3,6 +3,7 @@
 mod bench;
 mod cache;
 mod plan;
+mod save;
 mod service;
 
 use std::path::PathBuf;
@@ -16,6 +17,7 @@ use crate::generate::{Format, Kind};
 pub(crate) use bench::{BenchArgs, BenchCommand, PoliciesArgs};
 pub(crate) use cache::{CacheArgs, CacheCommand, CacheRoot, ExplainArgs, OutputFormat, ProfileArgs};
 pub(crate) use plan::{PlanArgs, PlanFormat};
+pub(crate) use save::SaveArgs;
 pub(crate) use service::{DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, WorkerArgs, WorkerCommand};
 
 const EXAMPLES: &str = "\
@@ -69,6 +71,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Read a pipeline through a running dispatcher and its workers
     Read(ReadArgs),
+    /// Store the rows of a pipeline under a URL of their own, to be loaded by others
+    Save(SaveArgs),
     /// Check a pipeline file: its stages, schema and fingerprint, without running it
     Check(CheckArgs),
     /// Start a dispatcher: the control plane, one per cluster
@@ -116,6 +120,9 @@ pub(crate) struct EpochArgs {
     /// Epochs to read
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) epochs: u64,
+    /// Epochs that the job is planned for, where others will read on after these; --epochs by default
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) horizon: Option<u64>,
     /// Seed of everything random; the pipeline's own, else 0
     #[arg(long, value_name = "S")]
     pub(crate) seed: Option<u64>,
@@ -130,6 +137,9 @@ pub(crate) struct EpochArgs {
     /// parquet/zstd; the policy chooses by default
     #[arg(long, value_name = "FORMAT/CODEC", value_parser = encoding)]
     pub(crate) encoding: Option<String>,
+    /// Read stored rows and nothing else: the source may be gone. From the last autocache(), unless --policy names another
+    #[arg(long)]
+    pub(crate) cache_only: bool,
     /// Write a report (caju.run/v1, JSON)
     #[arg(long, value_name = "OUT.json", value_hint = ValueHint::FilePath)]
     pub(crate) report: Option<PathBuf>,

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use caju_dispatcher::{Dispatcher, DispatcherConfig, EngineCatalog, Timers};
+use caju_embedded::SaveDriver;
 use caju_engine::source::SourceContext;
+use caju_engine::wire::LocalWorkers;
 use caju_runtime::IoCounters;
 use caju_types::{Error, Result};
 
@@ -39,10 +41,15 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
     };
     let stores = shared::stores(Some(shared::allowed(&args.stores.allow)?))?;
     let ctx = SourceContext::new(Arc::new(stores), Arc::new(IoCounters::new()));
-    let catalog =
-        Arc::new(EngineCatalog::new(shared::server_registry(args.stores.allow_python.as_deref(), 1), ctx));
+    let registry = shared::server_registry(args.stores.allow_python.as_deref(), 1);
+    let catalog = Arc::new(EngineCatalog::new(registry, ctx).with_cache(&config.cache_url));
     let dispatcher = Dispatcher::start(config, catalog).await?;
+    let saves = SaveDriver::start(&dispatcher, LocalWorkers::new());
     announce("dispatcher", &dispatcher.address().to_string(), &args.serve)?;
     signals.next().await;
-    drain(&mut signals, "dispatcher", &args.serve, dispatcher.shutdown()).await
+    let end = async {
+        saves.stop().await;
+        dispatcher.shutdown().await
+    };
+    drain(&mut signals, "dispatcher", &args.serve, end).await
 }

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use caju_client::{Client, DatasetRef, Monitor, ReadRequest, Reader};
+use caju_engine::Chunk;
 use caju_engine::checksum::RowsChecksum;
+use caju_engine::wire::{Segment, encode_chunk};
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::{IoStats, JobStatus, ProcessingMode};
 use caju_runtime::{CpuPool, IoCounters, cpu_time, peak_rss_bytes};
@@ -34,6 +36,8 @@ pub(crate) struct Epochs<'a> {
     pub(crate) quiet: bool,
     /// Where checksums are computed.
     pub(crate) pool: CpuPool,
+    /// Whether to copy every row out, as a training job does on its way to the device; else rows are only counted.
+    pub(crate) staged: bool,
     /// CPU time of this process that belongs to something else.
     pub(crate) cpu_before: Duration,
     /// Counts what the workers of this process read; absent if they are elsewhere.
@@ -109,7 +113,8 @@ impl Epochs<'_> {
             mode,
             policy: self.args.policy.clone().unwrap_or_default(),
             encoding: self.args.encoding.clone().unwrap_or_default(),
-            epochs: self.args.epochs,
+            epochs: self.args.horizon.unwrap_or(0).max(self.args.epochs),
+            save: None,
         }
     }
 
@@ -163,7 +168,7 @@ impl Epochs<'_> {
             let status = self.client.status().await.ok()?;
             let job = status.jobs.into_iter().find(|j| j.iteration_id == iteration.0)?;
             // With other readers in the job its tasks may go on.
-            let over = job.state != "running" && !job.stages.is_empty();
+            let over = job.state != "running" && job.tasks == 0 && !job.stages.is_empty();
             if over || job.clients > 0 || Instant::now() > until {
                 return Some(job);
             }
@@ -175,7 +180,11 @@ impl Epochs<'_> {
     async fn drain(&self, reader: &mut Reader) -> Result<Option<RowsChecksum>> {
         let mut sum = (!self.args.no_checksum).then(|| RowsChecksum::for_definition(self.def));
         let mut sums = FuturesOrdered::new();
+        let mut staging = Staging::default();
         while let Some(chunk) = reader.next_chunk().await? {
+            if self.staged {
+                staging.copy(&chunk)?;
+            }
             let Some(total) = &mut sum else { continue };
             let part = total.empty();
             sums.push_back(self.pool.run(move || summed(part, &chunk.pieces)));
@@ -189,6 +198,26 @@ impl Epochs<'_> {
             total.add(&part??);
         }
         Ok(sum)
+    }
+}
+
+/// A buffer of fixed size through which rows pass, like the pinned memory in front of a device.
+#[derive(Default)]
+struct Staging(Vec<u8>);
+
+impl Staging {
+    const BYTES: usize = 1 << 20;
+
+    fn copy(&mut self, chunk: &Chunk) -> Result<()> {
+        self.0.resize(Self::BYTES, 0);
+        for segment in encode_chunk(chunk)?.body {
+            let Segment::Data(bytes) = segment else { continue };
+            for part in bytes.as_slice().chunks(Self::BYTES) {
+                self.0[..part.len()].copy_from_slice(part);
+                std::hint::black_box(&self.0);
+            }
+        }
+        Ok(())
     }
 }
 

@@ -12,6 +12,7 @@ mod profile;
 mod quickstart;
 mod read;
 mod run;
+mod save;
 mod serve;
 mod shared;
 mod status;
@@ -41,6 +42,7 @@ pub(crate) async fn run(cli: Cli) -> Result<u8> {
         Command::Explain(args) => Box::pin(explain::run(&global, &args)).await,
         Command::Bench(args) => Box::pin(bench::run(&global, &args)).await,
         Command::Read(args) => Box::pin(read::run(&global, &args)).await,
+        Command::Save(args) => Box::pin(save::run(&global, &args)).await,
         Command::Status(args) => Box::pin(status::run(&args)).await,
         Command::Run(args) => Box::pin(run::run(&global, &args)).await,
         Command::Quickstart(args) => Box::pin(quickstart::run(&global, &args)).await,

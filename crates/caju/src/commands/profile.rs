@@ -10,9 +10,10 @@ use caju_embedded::{Cluster, ClusterConfig};
 use caju_pipeline::DatasetDef;
 use caju_planner::{Decision, Profile};
 use caju_proto::v1::JobStatus;
+use caju_runtime::private_cache;
 use caju_types::{Error, IterationId, Result};
 
-use super::{epochs, run as embedded, shared};
+use super::{epochs, shared};
 use crate::cli::{Global, ProfileArgs};
 use crate::progress::Progress;
 use crate::{output, report};
@@ -52,10 +53,10 @@ fn told(path: &Path, decision: &Decision) -> String {
 
 async fn measure(global: &Global, args: &ProfileArgs, def: DatasetDef) -> Result<(Profile, Decision)> {
     let pool = shared::cpu_pool(args.cpu_threads)?;
-    let private = if args.cache.is_none() { Some(embedded::private_folder()?) } else { None };
+    let private = if args.cache.is_none() { Some(private_cache()?) } else { None };
     let cache_url = match (&args.cache, &private) {
         (Some(url), _) => shared::absolute_url(url)?,
-        (None, Some(folder)) => folder.folder.path().display().to_string(),
+        (None, Some(folder)) => folder.path().display().to_string(),
         (None, None) => return Err(Error::internal("there is no folder for the cache")),
     };
     let config = ClusterConfig {

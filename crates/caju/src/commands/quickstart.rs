@@ -48,7 +48,9 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<()> {
     }
     say(global, "")?;
     let epochs = EpochArgs {
+        cache_only: false,
         epochs: args.epochs,
+        horizon: None,
         seed: None,
         processing_mode: Mode::Dynamic,
         report: None,
@@ -63,6 +65,7 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<()> {
         workers: 1,
         epochs: &epochs,
         quiet: global.quiet,
+        staged: false,
         cpu_before: cpu_time(),
     };
     let outcome = Box::pin(embedded(job, stores, pool)).await?;

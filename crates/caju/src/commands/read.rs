@@ -13,7 +13,7 @@ use crate::cli::{Global, ReadArgs};
 /// # Errors
 /// A wrong file, a dispatcher that is not there, and what the job fails with.
 pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
-    let def = shared::read_pipeline(&args.file)?;
+    let def = shared::read_job(&args.file, &args.epochs)?;
     let config = ClientConfig {
         connect_timeout: args.connect_timeout,
         on_event: shared::events(global.quiet),
@@ -27,6 +27,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
         args: &args.epochs,
         quiet: global.quiet,
         pool: shared::cpu_pool(None)?,
+        staged: false,
         cpu_before: std::time::Duration::ZERO,
         io: None,
     };

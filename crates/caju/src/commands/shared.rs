@@ -108,6 +108,18 @@ pub(crate) fn read_pipeline(file: &Path) -> Result<DatasetDef> {
     DatasetDef::from_yaml(&text, whole.parent()).map_err(|e| e.context(shown))
 }
 
+/// Reads a pipeline file for a job, with what the command line says about the job.
+///
+/// # Errors
+/// As [`read_pipeline`].
+pub(crate) fn read_job(file: &Path, args: &EpochArgs) -> Result<DatasetDef> {
+    let mut def = read_pipeline(file)?;
+    if args.cache_only {
+        def.options.cache_only = true;
+    }
+    Ok(def)
+}
+
 /// Tells the person at the terminal why nothing comes, at most every few seconds.
 pub(crate) fn events(quiet: bool) -> Option<EventFn> {
     if quiet {

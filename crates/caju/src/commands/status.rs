@@ -49,6 +49,12 @@ fn text(address: &str, status: &GetStatusResponse) -> String {
     } else {
         out.push_str(&jobs(&status.jobs));
     }
+    if !status.saves.is_empty() {
+        let mut rows = vec![["save", "pipeline", "state", "splits", "rows"].map(String::from)];
+        rows.extend(status.saves.iter().map(super::save::line));
+        out.push('\n');
+        out.push_str(&table(&rows));
+    }
     out.trim_end().to_string()
 }
 
@@ -171,7 +177,7 @@ fn as_json(s: &GetStatusResponse) -> Value {
         .collect();
     let jobs: Vec<Value> = s.jobs.iter().map(job_json).collect();
     json!({"schema": "caju.status/v1", "version": s.version, "uptime_s": s.uptime_s, "workers": workers,
-           "jobs": jobs, "cache_url": s.cache_url, "journal": s.journal})
+           "jobs": jobs, "saves": s.saves.iter().map(super::save::as_json).collect::<Vec<_>>(), "cache_url": s.cache_url, "journal": s.journal})
 }
 
 fn job_json(j: &JobStatus) -> Value {

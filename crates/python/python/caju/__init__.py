@@ -31,12 +31,12 @@ from ._errors import (
 from ._expr import Expr, col, fn, lit, sql
 from ._functions import rng
 from ._iterator import DatasetIterator, Stats
+from ._memory import from_arrow, from_numpy
+from ._save import Save, SaveProgress, load
 from ._schema import Schema
 from ._sources import (
     concatenate,
-    from_arrow,
     from_dataset_id,
-    from_numpy,
     from_yaml,
     range,
     read_arrow,
@@ -68,6 +68,8 @@ __all__ = [
     "NotFound",
     "NotPermitted",
     "ResourceExhausted",
+    "Save",
+    "SaveProgress",
     "Schema",
     "Stats",
     "Unavailable",
@@ -84,6 +86,7 @@ __all__ = [
     "from_numpy",
     "from_yaml",
     "lit",
+    "load",
     "range",
     "read_arrow",
     "read_csv",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import weakref
 from types import TracebackType
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from . import _caju
 from ._errors import InvalidPipeline
 from ._iterator import stop_readers
+from ._logging import forked, serve, sync_level, unserve
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,8 +21,10 @@ if TYPE_CHECKING:
 # Threads do not survive a fork; the child has to know.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_caju.forked)
+    os.register_at_fork(after_in_child=forked)
 
-_lock = threading.Lock()
+# Of a thread's own again: starting a cluster may log, and a handler may read a dataset.
+_lock = threading.RLock()
 _shared: weakref.ref[LocalCluster] | None = None
 _settings: dict[str, Any] = {}
 _told: list[Any] = []
@@ -80,14 +81,8 @@ class LocalCluster(_Stoppable):
     ) -> None:
         if workers < 0:
             raise InvalidPipeline(f"workers={workers}: a cluster has 0 workers or more")
-        private = tempfile.mkdtemp(prefix="caju-cache-") if cache is None else None
-        self._remove = weakref.finalize(self, shutil.rmtree, private, True) if private else None
-        try:
-            self._cluster = _caju.Cluster(workers, cpu_threads, url_of(cache or private or ""))
-        except BaseException:
-            if self._remove is not None:
-                self._remove()
-            raise
+        sync_level()
+        self._cluster = _caju.Cluster(workers, cpu_threads, None if cache is None else url_of(cache))
         at_exit(self)
 
     @property
@@ -113,8 +108,6 @@ class LocalCluster(_Stoppable):
         """Stops the workers and the dispatcher; what reads from them ends with `Cancelled`. Does nothing the second time."""
         stop_readers(self)
         self._cluster.stop()
-        if self._remove is not None:
-            self._remove()
 
     def __repr__(self) -> str:
         return f"LocalCluster({self.address}, workers={len(self.workers)})"
@@ -126,6 +119,7 @@ class DispatcherServer(_Stoppable):
     def __init__(self, server: _caju.Dispatcher) -> None:
         self._server = server
         at_exit(self)
+        serve(self)
 
     @property
     def address(self) -> str:
@@ -136,6 +130,7 @@ class DispatcherServer(_Stoppable):
         """Stops it."""
         stop_readers(self)
         self._server.stop()
+        unserve(self)
 
     def __repr__(self) -> str:
         return f"DispatcherServer({self.address})"
@@ -147,6 +142,7 @@ class WorkerServer(_Stoppable):
     def __init__(self, server: _caju.Worker) -> None:
         self._server = server
         at_exit(self)
+        serve(self)
 
     @property
     def address(self) -> str:
@@ -155,11 +151,15 @@ class WorkerServer(_Stoppable):
 
     def drain(self, timeout: float = 30.0) -> bool:
         """Takes no new tasks, waits until the present ones are done, and stops; False if some were not in time."""
-        return self._server.drain(timeout)
+        try:
+            return self._server.drain(timeout)
+        finally:
+            unserve(self)
 
     def stop(self) -> None:
         """Stops it; its tasks go to other workers."""
         self._server.stop()
+        unserve(self)
 
     def __repr__(self) -> str:
         return f"WorkerServer({self.address})"

@@ -389,7 +389,8 @@ def _installed_roots() -> tuple[str, ...]:
     paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     import site
 
-    paths |= {*site.getsitepackages(), site.getusersitepackages()}
+    # And this package itself, wherever it was put.
+    paths |= {*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(__file__)}
     return tuple(os.path.realpath(p) + os.sep for p in paths if p)
 
 

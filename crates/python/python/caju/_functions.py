@@ -77,6 +77,59 @@ def name_of(function: Any) -> str:
     return str(name)
 
 
+def stage(
+    kind: str,
+    function: Callable[..., Any],
+    batched: bool,
+    version: str | None,
+    schema: Any,
+    rows: Callable[[], Iterator[dict[str, Any]]],
+) -> dict[str, Any]:
+    """The stage's arguments: the function by its code, packed, and the columns that it makes."""
+    import base64
+
+    from ._codehash import code_fingerprint, draws
+
+    code = code_fingerprint(function, version=version)
+    if kind == "filter":
+        made = b""
+    else:
+        made = probe(kind, function, batched, rows) if schema is None else ipc_of(schema)
+    return {
+        "kind": kind,
+        "name": name_of(function),
+        "code": code,
+        "batched": batched,
+        "random": draws(function),
+        "payload": base64.b64encode(pack(function)).decode("ascii"),
+        "schema": base64.b64encode(made).decode("ascii"),
+    }
+
+
+def ipc_of(schema: Any) -> bytes:
+    """Columns as a dict of types, a `caju.Schema` or a pyarrow one, as an Arrow IPC stream."""
+    from . import _caju
+    from ._schema import Schema
+
+    if isinstance(schema, Schema):
+        return schema._ipc
+    if isinstance(schema, Mapping) and all(isinstance(kind, str) for kind in schema.values()):
+        return _caju.schema_of([(str(name), kind) for name, kind in schema.items()])
+    if hasattr(schema, "empty_table"):
+        import io
+
+        import pyarrow.ipc
+
+        sink = io.BytesIO()
+        with pyarrow.ipc.new_stream(sink, schema):
+            pass
+        return sink.getvalue()
+    raise InvalidPipeline(
+        f"schema={schema!r} must name columns and their types, such as {{\"id\": \"int64\", \"words\": \"list of "
+        "string\"}, or be a pyarrow schema"
+    )
+
+
 def probe(
     kind: str, function: Callable[..., Any], batched: bool, rows: Callable[[], Iterator[dict[str, Any]]]
 ) -> bytes:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from ._caju import Reader
 
-from ._errors import Cancelled
+from ._errors import Cancelled, FailedPrecondition, InvalidPipeline, Unimplemented
 
 T = TypeVar("T")
+
+STATE_VERSION = 1
 
 _open: weakref.WeakSet[DatasetIterator[Any]] = weakref.WeakSet()
 
@@ -46,14 +48,28 @@ class DatasetIterator(Iterator[T], Generic[T]):
 
     It leaves the job when it is exhausted, closed or forgotten; what was not taken by then goes to the job's other
     readers, if there are any.
+
+    `state_dict` and `load_state_dict` are the protocol of torchdata's `StatefulDataLoader`.
     """
 
-    def __init__(self, reader: Reader, take: Callable[[Reader], T | None], keep: Any, epoch: int) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        take: Callable[[Reader], T | None],
+        keep: Any,
+        epoch: int,
+        reopen: Callable[[int], Reader],
+        not_exact: str | None,
+    ) -> None:
         self._reader: Reader | None = reader
         self._last = reader
         self._take = take
         self._keep = keep  # the cluster, if it is in this process
         self._epoch = epoch
+        self._reopen = reopen
+        self._not_exact = not_exact
+        self._elements = 0
+        self._exhausted = False
         self._stopped: str | None = None
         _open.add(self)
 
@@ -75,9 +91,77 @@ class DatasetIterator(Iterator[T], Generic[T]):
             self._leave(0.2)
             raise
         if element is None:
+            self._exhausted = True
             self.close()
             raise StopIteration
+        self._elements += 1
         return element
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this reading stands, for `load_state_dict` of an iterator of the same dataset in another process.
+
+        At an epoch's beginning and end it is exact for every dataset. Within an epoch it is offered where the order
+        of elements is promised and nobody else reads the job; `Unimplemented` elsewhere.
+        """
+        within = self._elements > 0 and not self._exhausted
+        if within and self._not_exact is not None:
+            raise Unimplemented(
+                f"a state after {self._elements} elements of epoch {self._epoch} could not be continued exactly: "
+                f"{self._not_exact}; take it at an epoch's end, or read alone and with_options(deterministic=True)"
+            )
+        return {
+            "version": STATE_VERSION,
+            "fingerprint": self.fingerprint,
+            "seed": self._last.seed,
+            "epoch": self._epoch,
+            "elements": self._elements,
+            "exhausted": self._exhausted,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes to where another iterator stood, before the first element is taken here.
+
+        Elements of its epoch that were delivered are computed again and passed over. After the state of an
+        exhausted iterator this one is exhausted too, and the next one reads the next epoch.
+        """
+        epoch, elements, exhausted = self._place(state)
+        if epoch != self._epoch or self._reader is None:
+            self._leave(5.0, keep=True)
+            self._reader = self._last = self._reopen(epoch)
+            self._epoch = epoch
+        self._elements, self._exhausted = elements, exhausted
+        if exhausted:
+            self.close()
+            return
+        for passed in range(elements):
+            if self._last.next_batch() is None:
+                raise InvalidPipeline(
+                    f"the state is {elements} elements into epoch {epoch}, which has {passed}: the data have changed"
+                )
+
+    def _place(self, state: Mapping[str, Any]) -> tuple[int, int, bool]:
+        """Epoch, elements and end of a state that fits this iterator."""
+        if self._elements or self._exhausted or self._stopped is not None:
+            raise FailedPrecondition(
+                f"load_state_dict comes before the first element; this iterator has given {self._elements}: load into "
+                "iter(dataset)"
+            )
+        try:
+            version, fingerprint, seed = state["version"], state["fingerprint"], state["seed"]
+            epoch, elements, exhausted = int(state["epoch"]), int(state["elements"]), bool(state["exhausted"])
+        except (KeyError, TypeError, ValueError) as e:
+            raise InvalidPipeline(f"this is no state of a caju iterator: {e!r} in {state!r}") from None
+        if version != STATE_VERSION or epoch < 0 or elements < 0:
+            raise InvalidPipeline(f"this caju does not know states such as {dict(state)!r}")
+        for what, was, here in [("dataset", fingerprint, self.fingerprint), ("seed", seed, self._last.seed)]:
+            if was != here:
+                raise InvalidPipeline(f"the state is of the {what} {was}, and this iterator reads {here}")
+        if elements and not exhausted and self._not_exact is not None:
+            raise Unimplemented(
+                f"the state is {elements} elements into epoch {epoch}, which cannot be continued exactly here: "
+                f"{self._not_exact}"
+            )
+        return epoch, elements, exhausted
 
     @property
     def epoch(self) -> int:
@@ -113,11 +197,12 @@ class DatasetIterator(Iterator[T], Generic[T]):
         """Leaves the job. Does nothing the second time."""
         self._leave(5.0)
 
-    def _leave(self, patience: float) -> None:
+    def _leave(self, patience: float, keep: bool = False) -> None:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close(patience)
-        self._keep = None
+        if not keep:
+            self._keep = None
 
     def _stop(self, why: str) -> None:
         if self._reader is not None:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -18,6 +21,9 @@ from . import _caju
 from ._functions import BadRow, _seed, column, columns_of, row_of
 
 SEED = "__caju_seed"
+
+WATCH_S = 2.0
+"""How often a process looks whether who started it is still there."""
 
 
 class Function(NamedTuple):
@@ -43,6 +49,9 @@ def main() -> None:
     say = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdin = open(os.devnull, encoding="utf-8")
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    # A terminal's Ctrl-C reaches every process; the one that started this one decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     functions: dict[int, Function] = {}
     broken: dict[int, str] = {}
     _tell(say, {"ready": True})
@@ -60,6 +69,13 @@ def main() -> None:
             _tell(say, {"error": broken[number]})
             continue
         _tell(say, _answer(functions[number], order["rows"], order["answer"]))
+
+
+def _end_with(parent: int) -> None:
+    """Ends with the process that started this one, whatever user code is doing: it may have been killed."""
+    while os.getppid() == parent:
+        time.sleep(WATCH_S)
+    os._exit(1)
 
 
 def _tell(say: Any, answer: Mapping[str, Any]) -> None:

@@ -6,14 +6,12 @@ import base64
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 from . import _caju
-from ._dataset import Dataset, Service, read_definition
+from ._dataset import Dataset
 from ._errors import InvalidPipeline
-
-if TYPE_CHECKING:
-    import pyarrow
+from ._service import Service
 
 Paths = Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]]
 """A path or URL, perhaps with patterns, or a list of them."""
@@ -80,53 +78,17 @@ def read_images(paths: Paths, **files: Any) -> Dataset:
     return _files("images", paths, files)
 
 
-def from_arrow(data: Any) -> Dataset:
-    """Rows that pyarrow (or anything that speaks Arrow's C stream) has in memory. They travel in the definition."""
-    import pyarrow as pa
-
-    if isinstance(data, pa.RecordBatch):
-        data = pa.Table.from_batches([data])
-    elif not isinstance(data, pa.Table):
-        data = pa.table(data)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, data.schema) as writer:
-        writer.write_table(data, max_chunksize=8192)
-    return _memory(sink.getvalue().to_pybytes(), data.num_rows)
-
-
-def from_numpy(columns: Mapping[str, Any]) -> Dataset:
-    """Rows from arrays: the first dimension counts rows, further ones make tensors. They travel in the definition."""
-    import numpy as np
-
-    parts: list[tuple[str, str, list[int], Any]] = []
-    for name, values in columns.items():
-        array = np.asarray(values)
-        if array.dtype.kind in "OUST":
-            items = array.ravel().tolist()
-            kinds = {type(v) for v in items if v is not None}
-            if not kinds <= {str} and not kinds <= {bytes}:
-                raise InvalidPipeline(f"column `{name}`: objects that are neither all strings nor all bytes")
-            parts.append((name, "objects", list(array.shape), items))
-        else:
-            native = array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
-            parts.append((name, native.dtype.name, list(array.shape), native.tobytes()))
-    lengths = {shape[0] for _, _, shape, _ in parts if shape}
-    if len(lengths) != 1:
-        raise InvalidPipeline(f"from_numpy takes arrays of one length, not of {sorted(lengths) or 'none'}")
-    return _memory(_caju.ipc_from_columns(parts), lengths.pop())
-
-
 def concatenate(*datasets: Dataset) -> Dataset:
     """The datasets one after another."""
     rows = [d._rows if not d._steps else None for d in datasets]
-    out = _combined({"concatenate": [_child(d) for d in datasets]})
+    out = _combined({"concatenate": [_child(d) for d in datasets]}, datasets)
     out._rows = sum(r for r in rows if r is not None) if None not in rows else None
     return out
 
 
 def zip(*datasets: Dataset) -> Dataset:  # noqa: A001  # tf.data's name
     """The datasets side by side; their rows must be aligned."""
-    return _combined({"zip": [_child(d) for d in datasets]})
+    return _combined({"zip": [_child(d) for d in datasets]}, datasets)
 
 
 def sample_from_datasets(
@@ -135,18 +97,18 @@ def sample_from_datasets(
     """Rows drawn from the datasets by weight (equal ones by default) until all are used up."""
     share = list(weights) if weights is not None else [1] * len(datasets)
     arguments = {"datasets": [_child(d) for d in datasets], "weights": share}
-    return _combined({"sample": arguments | ({} if seed is None else {"seed": seed})})
+    return _combined({"sample": arguments | ({} if seed is None else {"seed": seed})}, datasets)
 
 
 def from_yaml(text: str, base: str | os.PathLike[str] | None = None) -> Dataset:
     """A dataset from the text of a pipeline file; relative paths are put below `base`, the working folder by default."""
-    return read_definition(text, os.getcwd() if base is None else os.path.abspath(base))
+    return _definition(text, os.getcwd() if base is None else os.path.abspath(base))
 
 
 def read_yaml(file: str | os.PathLike[str]) -> Dataset:
     """A dataset from a pipeline file; relative paths are put below its folder."""
     with open(file, encoding="utf-8") as f:
-        return read_definition(f.read(), os.path.dirname(os.path.abspath(file)))
+        return _definition(f.read(), os.path.dirname(os.path.abspath(file)))
 
 
 def from_dataset_id(service: Any, dataset_id: str, **distribute: Any) -> Dataset:
@@ -194,16 +156,10 @@ def _absolute(path: str) -> str:
     return path if "://" in path else os.path.abspath(path)
 
 
-def _memory(ipc: bytes, rows: int) -> Dataset:
-    out = Dataset({"memory": {"ipc": base64.b64encode(ipc).decode("ascii")}}, rows)
-    _caju.check(out._json())
-    return out
-
-
 def _child(dataset: Dataset) -> dict[str, Any]:
     if not isinstance(dataset, Dataset):
         raise InvalidPipeline(f"{dataset!r} is not a caju.Dataset")
-    kept = {k: v for k, v in dataset.to_dict().items() if k in ("name", "source", "steps")}
+    kept = {k: v for k, v in dataset._tree().items() if k in ("name", "source", "steps")}
     lost = set(dataset._options) - {"name"} - _DEFAULTS
     if lost:
         raise InvalidPipeline(
@@ -217,8 +173,11 @@ def _child(dataset: Dataset) -> dict[str, Any]:
 _DEFAULTS = {"on_error", "deterministic"}
 
 
-def _combined(source: dict[str, Any]) -> Dataset:
-    return _source(source)
+def _combined(source: dict[str, Any], datasets: Sequence[Dataset]) -> Dataset:
+    out = _source(source)
+    for dataset in datasets:
+        out._held |= dataset._held
+    return out
 
 
 def _source(source: dict[str, Any]) -> Dataset:
@@ -226,3 +185,24 @@ def _source(source: dict[str, Any]) -> Dataset:
     # Defaults spelt out: paths and names are checked here, at the line that wrote them.
     out._source = json.loads(_caju.check(out._json()))["source"]
     return out
+
+
+def _definition(text: str, base: str) -> Dataset:
+    """A dataset from the text of a pipeline file."""
+    whole = json.loads(_caju.from_yaml(text, base))
+    source, steps = whole.pop("source"), whole.pop("steps")
+    out = Dataset(source, _rows_of(source))
+    out._steps, out._options = tuple(steps), whole
+    return out
+
+
+def _rows_of(source: dict[str, Any]) -> int | None:
+    """The rows of a source that says it itself."""
+    import builtins
+
+    [(kind, arguments)] = source.items()
+    if kind == "range":
+        return len(builtins.range(arguments["start"], arguments["end"], arguments["step"]))
+    if kind == "memory" and "ipc" in arguments:
+        return _caju.ipc_rows(base64.b64decode(arguments["ipc"]))
+    return None

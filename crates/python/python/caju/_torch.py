@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ._errors import InvalidPipeline
+from ._views import refuse_nulls
 
 if TYPE_CHECKING:
     from ._caju import Reader
@@ -56,8 +57,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         if service is not None and not service.job_name:
             # The loader's workers have to meet in one job.
             dataset = dataset._copy()
-            assert dataset._service is not None
-            dataset._service = _renamed(service, f"torch-{uuid.uuid4().hex[:12]}")
+            dataset._service = service.renamed(f"torch-{uuid.uuid4().hex[:12]}")
         self._dataset = dataset
         self._copy = copy
         self._pin = pin_memory
@@ -85,7 +85,10 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
             element = reader.next_numpy(row, dense)
             return None if element is None else {n: self._tensor(n, v) for n, v in element.items()}
 
-        return self._dataset._open(take, epoch)
+        def went(at: int) -> None:
+            self._epochs[place] = at + 1
+
+        return self._dataset._open(take, epoch, went)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -93,10 +96,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
     def _tensor(self, name: str, value: Any) -> Any:
         if isinstance(value, dict):
             return {n: self._tensor(f"{name}.{n}", v) for n, v in value.items()}
-        if isinstance(value, np.ma.MaskedArray) or value is None:
-            raise InvalidPipeline(
-                f'column `{name}` has nulls, for which tensors have no place; fill them: coalesce("{name}", 0)'
-            )
+        refuse_nulls(name, value)
         if not isinstance(value, np.ndarray):
             return torch.as_tensor(value) if isinstance(value, np.generic) and value.dtype.kind in "biuf" else value
         if value.dtype.kind == "O":
@@ -122,12 +122,3 @@ class _Writeable:
 
 def _dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
-
-
-def _renamed(service: Any, job_name: str) -> Any:
-    import copy
-
-    out = copy.copy(service)
-    out.keep = service.keep
-    out.job_name = job_name
-    return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ._errors import InvalidPipeline
 from ._iterator import DatasetIterator
 
 if TYPE_CHECKING:
@@ -44,7 +45,11 @@ class ArrowView:
 
 
 class JaxView:
-    """Elements as dicts of JAX arrays, on a device; strings stay NumPy. Each iteration is the next epoch."""
+    """Elements as dicts of JAX arrays, on a device. Each iteration is the next epoch.
+
+    Strings, bytes and dates stay NumPy; ragged columns are lists of arrays. As everywhere in JAX, 64-bit numbers become
+    32-bit ones unless `jax_enable_x64` is set.
+    """
 
     def __init__(self, dataset: Dataset, device: Any = None) -> None:
         self._dataset = dataset
@@ -53,21 +58,35 @@ class JaxView:
     def __iter__(self) -> DatasetIterator[dict[str, Any]]:
         import jax
 
-        def put(value: Any) -> Any:
+        def put(name: str, value: Any) -> Any:
             if isinstance(value, dict):
-                return {name: put(v) for name, v in value.items()}
-            return jax.device_put(value, self._device) if value.dtype.kind in "biuf" else value
+                return {n: put(f"{name}.{n}", v) for n, v in value.items()}
+            refuse_nulls(name, value)
+            kind = value.dtype.kind if hasattr(value, "dtype") else "U"
+            if kind == "O" and len(value) and all(hasattr(v, "dtype") for v in value):
+                return [put(name, v) for v in value]
+            return jax.device_put(value, self._device) if kind in "biuf" else value
 
         row, dense = self._dataset._form()
 
         def take(reader: Reader) -> dict[str, Any] | None:
             element = reader.next_numpy(row, dense)
-            return None if element is None else put(element)
+            return None if element is None else {name: put(name, value) for name, value in element.items()}
 
         return self._dataset._open(take)
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+
+def refuse_nulls(name: str, value: Any) -> None:
+    """Tensors have no place for nulls, and filling them is not for us."""
+    import numpy as np
+
+    if value is None or isinstance(value, np.ma.MaskedArray):
+        raise InvalidPipeline(
+            f'column `{name}` has nulls, for which tensors have no place; fill them: coalesce("{name}", 0)'
+        )
 
 
 def __getattr__(name: str) -> Any:

@@ -42,6 +42,12 @@ impl Trial {
     pub(crate) fn total_s(&self) -> f64 {
         self.epochs.iter().map(|e| e.wall_s).sum()
     }
+
+    /// Seconds of so many epochs: those that were not measured are like the last.
+    pub(crate) fn horizon_s(&self, epochs: u64) -> f64 {
+        let more = epochs.saturating_sub(self.epochs.len() as u64) as f64;
+        self.total_s() + more * self.epochs.last().map_or(0.0, |e| e.wall_s)
+    }
 }
 
 /// Runs what was asked for.
@@ -65,13 +71,14 @@ pub(crate) async fn run(global: &Global, args: &BenchArgs) -> Result<()> {
             trials.extend(bench.round(global, policy, repeat).await?);
         }
     }
-    let summary = summary::Summary::of(&policies, &trials, args.epochs);
+    let summary = summary::Summary::of(&policies, &trials, args.epochs, args.horizon());
     output::say(format_args!("{}\n\n{}", check::title(&def, &args.file), summary.text().trim_end()))?;
     if let Some(path) = &args.out {
         let result = serde_json::json!({
             "schema": "caju.policies/v1",
             "pipeline": def.to_json(),
             "epochs": args.epochs,
+            "horizon": args.horizon(),
             "cores": shared::cores(),
             "summary": summary,
             "trials": trials,
@@ -136,7 +143,9 @@ impl Bench<'_> {
 
     async fn trial(&self, policy: &str, repeat: u32, warm: bool, cache: &Path) -> Result<Trial> {
         let epochs = EpochArgs {
+            cache_only: false,
             epochs: self.args.epochs,
+            horizon: Some(self.args.horizon()),
             seed: None,
             processing_mode: Mode::Dynamic,
             policy: Some(policy.to_string()),
@@ -152,6 +161,7 @@ impl Bench<'_> {
             cache_budget: self.args.cache_budget,
             epochs: &epochs,
             quiet: true,
+            staged: true,
             cpu_before: Duration::ZERO,
         };
         let stores = Arc::new(Stores::new(shared::store_options(), None)?);
@@ -165,6 +175,21 @@ impl Bench<'_> {
             choice: outcome.report.decision.and_then(|d| d.get("choice").cloned()),
             cpu_s: cpu_time().saturating_sub(before).as_secs_f64(),
         })
+    }
+}
+
+impl PoliciesArgs {
+    /// Epochs of the job that is judged.
+    fn horizon(&self) -> u64 {
+        self.horizon.unwrap_or(0).max(self.epochs)
+    }
+}
+
+/// What is said of epochs that were not measured.
+fn beyond(args: &PoliciesArgs) -> String {
+    match args.horizon() - args.epochs {
+        0 => String::new(),
+        more => format!("{} epochs were measured; {more} more are taken to be like the last. ", args.epochs),
     }
 }
 
@@ -183,17 +208,18 @@ fn chart(def: &DatasetDef, args: &PoliciesArgs, summary: &summary::Summary) -> C
     let name = def.name.clone().unwrap_or_else(|| args.file.display().to_string());
     let bars = summary.lines.iter().map(|line| Bar {
         label: line.policy.clone(),
-        predicted: Some(line.total_s),
-        note: format!("{:.2} s, regret {:+.1} %", line.total_s, 100.0 * line.regret),
-        measured: line.warm_total_s.map(|s| (s, format!("{s:.2} s warm"))),
+        predicted: Some(line.horizon_s),
+        note: format!("{:.2} s, regret {:+.1} %", line.horizon_s, 100.0 * line.regret),
+        measured: line.warm_horizon_s.map(|s| (s, format!("{s:.2} s warm"))),
         chosen: line.policy == "auto",
     });
     Chart {
-        title: format!("{name}: time of {} epochs under each policy", args.epochs),
+        title: format!("{name}: time of {} epochs under each policy", args.horizon()),
         caption: format!(
             "Median of {} alternating rounds. Above: a cold job, which writes its cache. Below: a warm one, which \
-             finds it. Regret is the time lost against the best measured policy; noise between rounds is {:.1} %.",
+             finds it. {}Regret is the time lost against the best measured policy; noise between rounds is {:.1} %.",
             args.repeats,
+            beyond(args),
             100.0 * summary.noise
         ),
         unit: "seconds, less is better".into(),

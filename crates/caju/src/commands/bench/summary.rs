@@ -16,6 +16,10 @@ pub(crate) struct Line {
     pub(crate) total_s: f64,
     /// The same of a warm one.
     pub(crate) warm_total_s: Option<f64>,
+    /// Seconds of the whole horizon, cold: the measured epochs, and those after them like the last; median.
+    pub(crate) horizon_s: f64,
+    /// The same of a warm job.
+    pub(crate) warm_horizon_s: Option<f64>,
     /// Seconds of each epoch of a cold job, medians.
     pub(crate) epoch_s: Vec<f64>,
     /// Rows per second of the last epoch, median.
@@ -30,7 +34,7 @@ pub(crate) struct Line {
     pub(crate) cpu_s: f64,
     /// The first epoch of a cold job that read all of its splits from the cache.
     pub(crate) cached_from: Option<u64>,
-    /// Time lost against the best measured policy: 0.01 is one percent.
+    /// Time lost over the horizon against the best measured policy: 0.01 is one percent.
     pub(crate) regret: f64,
     /// The same of the last epoch: what is lost in every further one.
     pub(crate) steady_regret: f64,
@@ -48,6 +52,9 @@ pub(crate) struct Summary {
     pub(crate) oracle: String,
     /// The median spread between rounds of one policy.
     pub(crate) noise: f64,
+    /// Epochs that the times are of, and how many of them were measured.
+    pub(crate) horizon: u64,
+    pub(crate) epochs: u64,
 }
 
 /// Policies that choose for themselves are no candidates for the oracle.
@@ -56,31 +63,32 @@ fn decides(policy: &str) -> bool {
 }
 
 impl Summary {
-    pub(crate) fn of(policies: &[String], trials: &[Trial], epochs: u64) -> Self {
-        let mut lines: Vec<Line> = policies.iter().map(|p| Line::of(p, trials, epochs)).collect();
+    pub(crate) fn of(policies: &[String], trials: &[Trial], epochs: u64, horizon: u64) -> Self {
+        let mut lines: Vec<Line> = policies.iter().map(|p| Line::of(p, trials, epochs, horizon)).collect();
         let exact: Vec<&Line> = lines.iter().filter(|l| !decides(&l.policy)).collect();
         let best = if exact.is_empty() { lines.iter().collect() } else { exact };
-        let best = best.into_iter().min_by(|a, b| a.total_s.total_cmp(&b.total_s));
-        let (oracle, best) = best.map_or((String::new(), 0.0), |l| (l.policy.clone(), l.total_s));
+        let best = best.into_iter().min_by(|a, b| a.horizon_s.total_cmp(&b.horizon_s));
+        let (oracle, best) = best.map_or((String::new(), 0.0), |l| (l.policy.clone(), l.horizon_s));
         let exact = lines.iter().filter(|l| !decides(&l.policy) || l.policy == oracle);
         let steady = exact.map(|l| l.steady_rows_per_s).fold(0.0, f64::max);
         for line in &mut lines {
             if line.steady_rows_per_s > 0.0 {
                 line.steady_regret = steady / line.steady_rows_per_s - 1.0;
             }
-            line.regret = if best > 0.0 { line.total_s / best - 1.0 } else { 0.0 };
+            line.regret = if best > 0.0 { line.horizon_s / best - 1.0 } else { 0.0 };
         }
         let noise = median(lines.iter().map(|l| l.spread).collect());
-        Self { lines, oracle, noise }
+        Self { lines, oracle, noise, horizon, epochs }
     }
 
     /// A table, and what it means.
     pub(crate) fn text(&self) -> String {
         let head = [
             "policy",
-            "job",
+            "measured",
+            "horizon",
             "regret",
-            "warm job",
+            "warm",
             "steady rows/s",
             "lost",
             "stored",
@@ -97,8 +105,9 @@ impl Summary {
             rows.push([
                 l.policy.clone(),
                 format!("{:.2} s", l.total_s),
+                format!("{:.2} s", l.horizon_s),
                 format!("{:+.1} %", 100.0 * l.regret),
-                l.warm_total_s.map_or_else(|| "-".to_string(), |s| format!("{s:.2} s")),
+                l.warm_horizon_s.map_or_else(|| "-".to_string(), |s| format!("{s:.2} s")),
                 format!("{:.0}", l.steady_rows_per_s),
                 format!("{:+.1} %", 100.0 * l.steady_regret),
                 format_bytes(whole(l.stored_bytes)),
@@ -109,7 +118,11 @@ impl Summary {
         let mut out = table(&rows);
         let _ = write!(
             out,
-            "\n  oracle       {}\n  noise        {:.1} % between rounds of one policy (median)\n",
+            "\n  horizon      {} epochs; {} were measured{}\n  oracle       {}\n  noise        {:.1} % between rounds of \
+             one policy (median)\n",
+            self.horizon,
+            self.epochs,
+            if self.horizon > self.epochs { ", the others are taken to be like the last" } else { "" },
             self.oracle,
             100.0 * self.noise
         );
@@ -118,7 +131,7 @@ impl Summary {
 }
 
 impl Line {
-    fn of(policy: &str, trials: &[Trial], epochs: u64) -> Self {
+    fn of(policy: &str, trials: &[Trial], epochs: u64, horizon: u64) -> Self {
         let of = |warm: bool| trials.iter().filter(move |t| t.policy == policy && t.warm == warm);
         let cold = |f: &dyn Fn(&Trial) -> f64| median(of(false).map(f).collect());
         let totals: Vec<f64> = of(false).map(Trial::total_s).collect();
@@ -147,10 +160,13 @@ impl Line {
             }
         }
         let warm: Vec<f64> = of(true).map(Trial::total_s).collect();
+        let over = |warm: bool| of(warm).map(|t| t.horizon_s(horizon)).collect::<Vec<f64>>();
         Self {
             policy: policy.to_string(),
             total_s,
-            warm_total_s: (!warm.is_empty()).then(|| median(warm)),
+            warm_total_s: (!warm.is_empty()).then(|| median(warm.clone())),
+            horizon_s: median(over(false)),
+            warm_horizon_s: (!warm.is_empty()).then(|| median(over(true))),
             epoch_s: (0..epochs).map(epoch).collect(),
             steady_rows_per_s: cold(&|t| t.epochs.last().map_or(0.0, |e| e.rows_per_s)),
             stored_bytes: cold(&|t| t.stored_bytes as f64),
@@ -238,7 +254,9 @@ mod tests {
             trial("hint:a", &[4.5, 0.5], 3),
             trial("auto", &[4.6, 0.5], 3),
         ];
-        let summary = Summary::of(&policies, &trials, 2);
+        let longer = Summary::of(&policies, &trials, 2, 12);
+        assert!((longer.lines[1].horizon_s - 10.0).abs() < 1e-9 && longer.lines[2].regret < 0.011);
+        let summary = Summary::of(&policies, &trials, 2, 2);
         assert_eq!(summary.oracle, "hint:a");
         assert!((summary.lines[0].regret - 0.6).abs() < 1e-9);
         assert!((summary.lines[2].regret - 0.02).abs() < 1e-9);

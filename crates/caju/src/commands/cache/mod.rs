@@ -1,14 +1,15 @@
 //! `caju cache`: what a cache root holds, whether it is whole, and what may go.
 
+mod collected;
 mod show;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use caju_cache::{Cache, CacheOptions, SnapshotInfo, VerifyReport};
+use caju_cache::{Cache, CacheOptions, Collection, SnapshotInfo, VerifyReport};
 use caju_runtime::{Stores, SystemClock};
-use caju_types::{Error, Fingerprint, Result, format_bytes, format_count};
+use caju_types::{Error, ErrorKind, Fingerprint, Result, format_bytes, format_count};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -214,28 +215,38 @@ async fn verify_all(global: &Global, cache: &Arc<Cache>, chosen: Vec<Fingerprint
 
 async fn gc(global: &Global, root: &CacheRoot, options: CacheOptions, dry_run: bool) -> Result<()> {
     let budget = options.budget_bytes;
-    let cache = open(&root.cache, options).await?;
-    let work = async {
-        let before = cache.usage().await?.bytes;
-        let collection = cache.gc(dry_run).await?;
-        let after = if dry_run { before - collection.bytes.min(before) } else { cache.usage().await?.bytes };
-        Ok::<_, Error>((before, collection, after))
-    };
-    let (before, collection, after) = watch(global, &cache, "collecting", work).await?;
-    // Evictions for the budget are not in the list; a dry run can only tell how much is too much.
-    let evicted = match (dry_run, budget) {
-        (true, Some(budget)) => after.saturating_sub(budget),
-        (true, None) => 0,
-        (false, _) => before.saturating_sub(collection.bytes).saturating_sub(after),
-    };
+    let cache = open(&root.cache, options).await.map_err(|e| match e.kind() {
+        ErrorKind::InvalidArgument => e.context("--budget, --cache"),
+        _ => e,
+    })?;
+    let collection = watch(global, &cache, "collecting", cache.gc(dry_run)).await?;
+    answer(root, "caju.gc/v1", gc_json(&collection)?, || collected::text(&collection))?;
+    let over = collection.over_budget_bytes;
+    match budget {
+        // A dry run has told it; whoever asked for room must not take this for success.
+        Some(budget) if over > 0 && !dry_run => Err(Error::exhausted(format!(
+            "{} is still full: {} more than {}, and nothing more may go: the rest is pinned, in use, or records and \
+             manifests; raise --budget, unpin or remove snapshots",
+            cache.url(),
+            format_bytes(over),
+            format_bytes(budget)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn gc_json(collection: &Collection) -> Result<Value> {
     let objects: Vec<Value> = collection
         .objects
         .iter()
         .map(|(object, why, bytes)| json!({"object": object, "why": why, "bytes": bytes}))
         .collect();
-    let json = json!({"dry_run": dry_run, "objects": objects, "bytes": collection.bytes,
-                      "evicted_bytes": evicted, "left_bytes": after});
-    answer(root, "caju.gc/v1", json, || show::collection(&collection, evicted, after))
+    let evicted: u64 = collection.evictions.iter().map(|e| e.bytes).sum();
+    let mut json =
+        serde_json::to_value(collection).map_err(|e| Error::internal(format!("caju.gc/v1: {e}")))?;
+    json["objects"] = objects.into();
+    json["evicted_bytes"] = evicted.into();
+    Ok(json)
 }
 
 async fn rm(global: &Global, root: &CacheRoot, digits: &[String], force: bool) -> Result<()> {

@@ -1,10 +1,9 @@
 //! The answers of `caju cache` for people.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use caju_cache::{Collected, Collection, Inspection, SnapshotInfo, Usage};
+use caju_cache::{Inspection, SnapshotInfo, Usage};
 use caju_pipeline::{DatasetDef, describe};
 use caju_runtime::SystemClock;
 use caju_types::{Fingerprint, format_bytes, format_count, format_duration};
@@ -16,7 +15,7 @@ const DIGITS: usize = 12;
 /// The most characters of a line that has to be cut.
 const WIDTH: usize = 110;
 /// The most parts, or objects, that are told one by one.
-const MOST: usize = 20;
+pub(super) const MOST: usize = 20;
 
 /// The first digits of a fingerprint.
 pub(in crate::commands) fn short(of: Fingerprint) -> String {
@@ -101,7 +100,7 @@ fn cut(text: &str) -> String {
     }
 }
 
-fn seconds(s: f64) -> String {
+pub(super) fn seconds(s: f64) -> String {
     format_duration(Duration::try_from_secs_f64(s).unwrap_or_default())
 }
 
@@ -168,46 +167,6 @@ fn parts(i: &Inspection, out: &mut String) {
     let _ = write!(out, "\nparts below v1/{}/parts\n{}", i.info.fingerprint, table(&rows));
     if i.parts.len() > MOST {
         let _ = writeln!(out, "  and {} more; --format json has all", i.parts.len() - MOST);
-    }
-}
-
-/// `caju cache gc`: by reason, then the objects if they are few.
-pub(super) fn collection(c: &Collection, evicted: u64, left: u64) -> String {
-    let verb = if c.dry_run { "would be deleted" } else { "deleted" };
-    let mut by: BTreeMap<Collected, (u64, u64)> = BTreeMap::new();
-    for (_, why, bytes) in &c.objects {
-        let sum = by.entry(*why).or_default();
-        *sum = (sum.0 + 1, sum.1 + bytes);
-    }
-    let mut out = String::new();
-    for (why, (objects, bytes)) in by {
-        let _ = writeln!(out, "  {:>8}  {:>10}  {}", format_count(objects), format_bytes(bytes), reason(why));
-    }
-    for (object, _, bytes) in c.objects.iter().filter(|_| c.objects.len() <= MOST) {
-        let _ = writeln!(out, "      {object}  {}", format_bytes(*bytes));
-    }
-    if evicted > 0 {
-        let verb = if c.dry_run { "would have to go" } else { "evicted" };
-        let _ = writeln!(out, "  {:>8}  {:>10}  {verb} for the budget", "", format_bytes(evicted));
-    }
-    if c.objects.is_empty() && evicted == 0 {
-        out.push_str("nothing to collect\n");
-    }
-    let freed = format_bytes(c.bytes + if c.dry_run { 0 } else { evicted });
-    format!(
-        "{out}{} objects {verb}, {freed}; {} left",
-        format_count(c.objects.len() as u64),
-        format_bytes(left)
-    )
-}
-
-fn reason(why: Collected) -> &'static str {
-    match why {
-        Collected::Expired => "expired: of snapshots that nobody used for --ttl",
-        Collected::OrphanedPart => "orphaned: parts that no record names",
-        Collected::Superseded => "superseded: old manifests and records",
-        Collected::DeadClaim => "left by processes that are gone",
-        Collected::Evicted => "evicted for the budget",
     }
 }
 

@@ -1,6 +1,7 @@
 //! `caju explain`: what of a pipeline is stored already, and why the rest is not.
 
 mod differ;
+mod sets;
 mod text;
 
 use std::collections::{BTreeMap, HashSet};
@@ -46,8 +47,12 @@ struct Listed {
 /// What is stored at a hint.
 struct HintState {
     prefix: PrefixFingerprint,
-    /// The stream stage above it: then nothing can be stored split by split.
+    /// The stream stage above it: then its parts are stored and read all together, if at all.
     behind: Option<String>,
+    /// Why nothing can be stored there.
+    no_set: Option<String>,
+    /// The set that these splits have there, or would have.
+    set: Option<Fingerprint>,
     /// Splits of this source that have a part.
     stored: u64,
     /// Parts that the snapshot has in all.
@@ -61,7 +66,7 @@ struct HintState {
 
 impl HintState {
     fn name(&self, splits: usize) -> &'static str {
-        match (&self.behind, self.stored) {
+        match (&self.no_set, self.stored) {
             (Some(_), _) => "behind",
             (None, 0) => "miss",
             (None, n) if n == splits as u64 => "hit",
@@ -99,7 +104,10 @@ pub(crate) async fn run(global: &Global, args: &ExplainArgs) -> Result<()> {
         None => None,
     };
     let splits = list(global, &bound).await?;
-    let hints = hints(global, &def, &registry, &cache, &splits).await?;
+    let mut hints = hints(global, &def, &registry, &cache, &splits).await?;
+    for hint in hints.iter_mut().filter(|h| h.behind.is_some()) {
+        sets::look(&bound, &registry, &cache, splits.len() as u64, hint).await?;
+    }
     let explanation = Explanation {
         pipeline: check::title(&def, &args.file),
         fingerprint: bound.fingerprint(),
@@ -221,6 +229,8 @@ async fn stored(
     let behind = def.stages.iter().take(prefix.stage_index).find(|s| !s.op.is_split_local());
     let mut state = HintState {
         behind: behind.map(|s| s.op.name().to_string()),
+        no_set: None,
+        set: None,
         prefix,
         stored: 0,
         parts: 0,

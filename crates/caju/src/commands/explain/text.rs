@@ -54,10 +54,21 @@ fn tell(e: &Explanation, h: &HintState, out: &mut String) {
     let stored = || format!("{} in {}", count(h.rows, "row"), format_bytes(h.bytes));
     match h.name(all) {
         "behind" => {
+            let why = h.no_set.as_deref().unwrap_or_default();
+            line(format!("{head}: nothing can be stored here: {why}"));
+            return;
+        }
+        state if h.behind.is_some() => {
             let stage = h.behind.as_deref().unwrap_or_default();
-            line(format!(
-                "{head}: not stored: it stands behind `{stage}`, whose rows belong to no single split; move it up"
-            ));
+            let set = h.set.map_or_else(String::new, |s| format!(", set {}", short(s)));
+            let what = if state == "hit" {
+                format!("hit, {}, {}", count(h.parts, "part"), stored())
+            } else {
+                format!(
+                    "miss; behind `{stage}` parts are read all together, for exactly these splits, or not at all"
+                )
+            };
+            line(format!("{head}, {name}{set}: {what}"));
             return;
         }
         "hit" => line(format!("{head}, {name}: hit, all {}, {}", count(all as u64, "split"), stored())),
@@ -153,7 +164,7 @@ fn hint_json(h: &HintState, all: usize) -> Value {
                "differences": differences})
     });
     json!({"hint": h.prefix.hint, "step": h.prefix.stage_index, "fingerprint": h.prefix.fingerprint,
-           "random": h.prefix.random, "behind": h.behind, "state": h.name(all), "stored": h.stored,
+           "random": h.prefix.random, "behind": h.behind, "set": h.set, "no_set": h.no_set, "state": h.name(all), "stored": h.stored,
            "splits": all, "parts": h.parts, "rows": h.rows, "bytes": h.bytes, "missing": h.missing,
            "nearest": near})
 }

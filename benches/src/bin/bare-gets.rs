@@ -1,0 +1,67 @@
+//! What a store gives to somebody who only fetches: every object below a URL whose name ends so, whole, several at a
+//! time, each byte touched by nobody. Prints one JSON object.
+//!
+//! usage: `bare-gets URL ENDING IN_FLIGHT [REPEATS]`
+//!
+//! Options of the store come from the environment (`AWS_*`, ...), as for `caju`.
+
+use std::time::Instant;
+
+use caju_runtime::Stores;
+use caju_types::{Error, Result};
+use futures::{StreamExt, TryStreamExt, stream};
+use object_store::{ObjectStore, ObjectStoreExt};
+use serde_json::{Value, json};
+
+/// As in the binary.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> std::process::ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let done = tokio::runtime::Runtime::new()
+        .map_err(|e| Error::exhausted(format!("cannot start threads: {e}")))
+        .and_then(|runtime| runtime.block_on(run(&args)));
+    match done {
+        Ok(report) => {
+            println!("{report}");
+            std::process::ExitCode::SUCCESS
+        }
+        Err(e) => {
+            eprintln!("error: {e}");
+            std::process::ExitCode::from(e.kind().exit_code())
+        }
+    }
+}
+
+async fn run(args: &[String]) -> Result<Value> {
+    let [url, ending, in_flight, rest @ ..] = args else {
+        return Err(Error::invalid("usage: bare-gets URL ENDING IN_FLIGHT [REPEATS]"));
+    };
+    let number = |text: &str| text.parse::<usize>().map_err(|e| Error::invalid(format!("`{text}`: {e}")));
+    let (in_flight, repeats) = (number(in_flight)?, rest.first().map_or(Ok(1), |r| number(r))?);
+    let at = Stores::new(caju_benches::store_options(), None)?.resolve(url)?;
+    let failed = |e: object_store::Error| Error::unavailable(format!("{url}: {e}"));
+    let listed: Vec<_> = at.store.list(Some(&at.path)).try_collect().await.map_err(failed)?;
+    let paths: Vec<_> =
+        listed.into_iter().map(|o| o.location).filter(|p| p.as_ref().ends_with(ending.as_str())).collect();
+    let start = Instant::now();
+    let mut bytes = 0u64;
+    for _ in 0..repeats {
+        let get = |path| {
+            let store = &at.store;
+            async move {
+                // Piece by piece: nobody needs the whole.
+                let mut pieces = store.get(&path).await?.into_stream();
+                let mut length = 0u64;
+                while let Some(piece) = pieces.try_next().await? {
+                    length += piece.len() as u64;
+                }
+                Ok::<_, object_store::Error>(length)
+            }
+        };
+        let lengths = stream::iter(paths.clone()).map(get).buffer_unordered(in_flight.max(1));
+        bytes += lengths.try_fold(0, |sum, n| async move { Ok(sum + n) }).await.map_err(failed)?;
+    }
+    Ok(json!({ "objects": paths.len(), "bytes": bytes, "wall_s": start.elapsed().as_secs_f64() }))
+}

@@ -1,0 +1,56 @@
+//! Arguments of `caju save`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::ValueHint;
+
+use super::cache::OutputFormat;
+use super::service::{duration, size};
+
+/// `caju save`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  caju save photos.yaml --to data/saves/photos
+  caju save photos.yaml --to s3://bucket/saves/photos --dispatcher 127.0.0.1:7070 --detach
+  caju save photos.yaml --to data/saves/photos --encoding parquet/zstd --chunk-bytes 16MiB
+
+A pipeline reads it back with `source: { load: { path: data/saves/photos } }`, also while it is being written.
+The same command again goes on where it stopped: what is stored is not computed again.")]
+pub(crate) struct SaveArgs {
+    /// Pipeline file (YAML or JSON)
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) file: PathBuf,
+    /// Where the rows go: a folder or URL of their own, which every worker may write
+    #[arg(long, value_name = "URL")]
+    pub(crate) to: String,
+    /// Address of a dispatcher that does it with its workers; without it, this process does
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) dispatcher: Option<String>,
+    /// Return when the save has begun; the dispatcher goes on
+    #[arg(long, requires = "dispatcher")]
+    pub(crate) detach: bool,
+    /// How parts are written: arrow/none, arrow/lz4, arrow/zstd, parquet/none, parquet/snappy, parquet/lz4 or
+    /// parquet/zstd
+    #[arg(long, value_name = "FORMAT/CODEC", default_value = "arrow/none", value_parser = super::encoding)]
+    pub(crate) encoding: String,
+    /// The size of a chunk, the piece in which rows are loaded; at least one row each. A part (the rows of one split)
+    /// is one chunk by default
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) chunk_bytes: Option<u64>,
+    /// Workers of this process, where there is no dispatcher
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "dispatcher",
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) workers: u32,
+    /// Threads that compute, where there is no dispatcher; the number of cores by default
+    #[arg(long, value_name = "N", conflicts_with = "dispatcher")]
+    pub(crate) cpu_threads: Option<u32>,
+    /// How long to look for a dispatcher that is not there
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    pub(crate) connect_timeout: Duration,
+    /// For people, or for programs
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub(crate) format: OutputFormat,
+}

@@ -1,0 +1,36 @@
+//! Hints behind stages that mix splits: whether all parts are there that these splits have.
+
+use std::sync::Arc;
+
+use caju_cache::{Cache, Whole};
+use caju_engine::{BoundPipeline, cover, set_id};
+use caju_kernels::Registry;
+use caju_types::Result;
+use futures::TryStreamExt;
+
+use super::HintState;
+
+/// Looks for the set of a hint.
+pub(super) async fn look(
+    bound: &BoundPipeline,
+    registry: &Registry,
+    cache: &Arc<Cache>,
+    splits: u64,
+    hint: &mut HintState,
+) -> Result<()> {
+    hint.no_set = bound.no_set(hint.prefix.stage_index);
+    let base = bound.set_base(registry, &hint.prefix.hint)?;
+    let Some(base) = base.filter(|_| hint.no_set.is_none()) else { return Ok(()) };
+    // With repetitions, which the list of splits leaves out.
+    let names: Vec<u128> = bound.splits().map_ok(|s| cover(&s)).try_collect().await?;
+    let id = set_id(base.seeded(bound.def().options.seed.unwrap_or(0)), Whole::of(names));
+    hint.set = Some(id);
+    let snapshot = cache.snapshot(&id);
+    let Some(set) = snapshot.set().await? else { return Ok(()) };
+    let index = snapshot.index().await?;
+    if set.is_in(&index) {
+        (hint.stored, hint.parts) = (splits, set.members.len() as u64);
+        (hint.rows, hint.bytes) = (index.rows(), index.bytes());
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! `caju save`: stores the rows of a pipeline under a URL, here or by a dispatcher.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use caju_client::{Client, ClientConfig, SaveTo};
+use caju_embedded::{Cluster, ClusterConfig};
+use caju_pipeline::{DatasetDef, SavedForm};
+use caju_proto::v1::SaveStatus;
+use caju_runtime::SystemClock;
+use caju_types::{Error, ErrorKind, Result, format_bytes, format_count};
+use serde_json::{Value, json};
+
+use super::shared;
+use crate::cli::{Global, OutputFormat, SaveArgs};
+use crate::output;
+use crate::progress::{Progress, State};
+
+/// How often the dispatcher is asked.
+const ASK: Duration = Duration::from_millis(200);
+
+/// Saves, and waits for the end unless told not to.
+///
+/// # Errors
+/// A wrong file, a place that cannot be written, and what the save fails with.
+pub(crate) async fn run(global: &Global, args: &SaveArgs) -> Result<()> {
+    let def = shared::read_pipeline(&args.file)?;
+    let to = SaveTo { url: shared::absolute_url(&args.to)?, chunk_bytes: args.chunk_bytes.unwrap_or(0) };
+    let form = SavedForm::of(&def).map_err(|e| e.context(args.file.display()))?;
+    if !form.left_out.is_empty() && !global.quiet {
+        output::note(format_args!(
+            "rows are saved without {}: they only order or group rows; put them behind the load",
+            form.left_out.iter().map(|s| format!("`{s}`")).collect::<Vec<_>>().join(", ")
+        ));
+    }
+    let status = match &args.dispatcher {
+        Some(address) => {
+            let config = ClientConfig { connect_timeout: args.connect_timeout, ..ClientConfig::default() };
+            let client = Client::connect(address, config).await?;
+            let begun = client.start_save(&def, &to, &args.encoding).await?;
+            if args.detach { begun } else { follow(global, &client, begun).await? }
+        }
+        None => Box::pin(here(global, args, &def, &to)).await?,
+    };
+    match args.format {
+        OutputFormat::Json => output::say(format_args!("{:#}", as_json(&status))),
+        OutputFormat::Text if global.quiet => Ok(()),
+        OutputFormat::Text => output::say(text(&status)),
+    }
+}
+
+async fn here(global: &Global, args: &SaveArgs, def: &DatasetDef, to: &SaveTo) -> Result<SaveStatus> {
+    let pool = shared::cpu_pool(args.cpu_threads)?;
+    let config = ClusterConfig {
+        workers: args.workers,
+        registry: shared::registry(),
+        ..ClusterConfig::new(Arc::new(shared::stores(None)?), pool)
+    };
+    let cluster = Cluster::start(config).await?;
+    let ended = async {
+        let client = cluster.client(ClientConfig::default()).await?;
+        let begun = client.start_save(def, to, &args.encoding).await?;
+        follow(global, &client, begun).await
+    }
+    .await;
+    cluster.stop().await;
+    ended
+}
+
+/// Waits for the end of a save and shows how it goes. The dispatcher watches over it: it ends, in some way.
+async fn follow(global: &Global, client: &Client, begun: SaveStatus) -> Result<SaveStatus> {
+    let clock = SystemClock::shared();
+    let last = RefCell::new(begun.clone());
+    let work = async {
+        loop {
+            let status = client.save_status(&begun.url).await?;
+            if status.state != "running" {
+                return ended(status);
+            }
+            last.replace(status);
+            clock.sleep(ASK).await;
+        }
+    };
+    let shown = || {
+        let now = last.borrow();
+        State {
+            done: now.splits_done,
+            total: (now.splits_total > 0).then_some(now.splits_total),
+            said: Some(format!("{} of {} splits stored", now.splits_done, total(&now))),
+            ..State::default()
+        }
+    };
+    Progress::new("saving", global.quiet).watch(work, shown).await
+}
+
+fn ended(status: SaveStatus) -> Result<SaveStatus> {
+    match &status.failure {
+        Some(f) => {
+            let kind = ErrorKind::ALL.into_iter().find(|k| k.as_str() == f.kind);
+            Err(Error::new(kind.unwrap_or(ErrorKind::Internal), f.message.clone()))
+        }
+        None => Ok(status),
+    }
+}
+
+fn total(s: &SaveStatus) -> String {
+    if s.splits_total > 0 { s.splits_total.to_string() } else { "?".into() }
+}
+
+fn text(s: &SaveStatus) -> String {
+    match s.state.as_str() {
+        "finished" => format!(
+            "saved {} rows in {} ({}) to {}",
+            format_count(s.rows),
+            parts(s),
+            format_bytes(s.bytes),
+            s.url
+        ),
+        _ => format!("saving to {}; see `caju status`", s.url),
+    }
+}
+
+fn parts(s: &SaveStatus) -> String {
+    match s.splits_total {
+        n if n == s.chunks => format!("{n} {}", if n == 1 { "part" } else { "parts" }),
+        n => format!("{n} {} of {} chunks", if n == 1 { "part" } else { "parts" }, s.chunks),
+    }
+}
+
+/// A save in one line, for `caju status`.
+pub(super) fn line(s: &SaveStatus) -> [String; 5] {
+    let failure = s.failure.as_ref().map(|f| format!("{}: {}", f.kind, f.message)).unwrap_or_default();
+    let splits = format!("{}/{}", s.splits_done, total(s));
+    let rows = if s.state == "finished" { format_count(s.rows) } else { failure };
+    [s.url.clone(), s.pipeline.clone(), s.state.clone(), splits, rows]
+}
+
+/// A save for programs: `caju.saved/v1`.
+pub(super) fn as_json(s: &SaveStatus) -> Value {
+    let known = |n: u64| if s.state == "finished" { json!(n) } else { Value::Null };
+    let failure = s.failure.as_ref().map(|f| json!({"kind": f.kind, "message": f.message}));
+    json!({"schema": "caju.saved/v1", "url": s.url, "pipeline": s.pipeline, "fingerprint": s.fingerprint,
+           "state": s.state, "splits_done": s.splits_done, "splits_total": s.splits_total,
+           "rows": known(s.rows), "bytes": known(s.bytes), "chunks": known(s.chunks), "failure": failure})
+}

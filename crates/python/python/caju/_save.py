@@ -1,0 +1,123 @@
+"""Saving the rows of a dataset under a URL of their own, and loading them."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from typing import Any, NamedTuple
+
+from . import _caju
+from ._cluster import LocalCluster, address_of, embedded, url_of
+from ._dataset import Dataset
+from ._errors import DeadlineExceeded, InvalidPipeline
+from ._sources import _source
+
+# How long an answer of the dispatcher is taken for the present.
+_ASK = 0.1
+
+
+class SaveProgress(NamedTuple):
+    """How far a save is. Until it is finished, totals may be unknown."""
+
+    state: str
+    """`running`, `finished` or `failed`."""
+    splits_done: int
+    splits_total: int | None
+    rows: int | None
+    bytes: int | None
+    chunks: int | None
+
+
+class Save:
+    """A save that goes on by itself: the dispatcher drives it, also when this object or this process is gone (except
+    where the dispatcher is in this process).
+    """
+
+    def __init__(self, client: _caju.Client, url: str, keep: Any) -> None:
+        self._client = client
+        self._keep = keep
+        self.url = url
+        """Where the rows are."""
+
+    @property
+    def progress(self) -> SaveProgress:
+        """How far it is now."""
+        said = json.loads(self._client.save_status(self.url))
+
+        def known(name: str) -> int | None:
+            return said[name] if said["state"] == "finished" else None
+
+        total = said["splits_total"] or known("splits_total")
+        return SaveProgress(
+            said["state"], said["splits_done"], total, known("rows"), known("bytes"), known("chunks")
+        )
+
+    def done(self) -> bool:
+        """Whether it has ended; how, `wait` tells."""
+        return self.progress.state != "running"
+
+    def wait(self, timeout: float | None = None) -> SaveProgress:
+        """Waits for the end, at most `timeout` seconds; what it failed with is raised.
+
+        The dispatcher ends a save that makes no progress, so that this does not wait for ever.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            now = self.progress
+            if now.state == "finished":
+                return now
+            if now.state == "failed":
+                self._client.save_failure(self.url)
+            if until is not None and time.monotonic() >= until:
+                raise DeadlineExceeded(
+                    f"the save to {self.url} is not finished after {timeout} s: {now.splits_done} of "
+                    f"{now.splits_total or '?'} splits; it goes on, wait again"
+                )
+            # Between two questions; Ctrl-C is heard.
+            threading.Event().wait(_ASK)
+
+    def __repr__(self) -> str:
+        return f"<caju.Save {self.url}>"
+
+
+def save(
+    dataset: Dataset,
+    url: str | os.PathLike[str],
+    service: Any = None,
+    *,
+    wait: bool = True,
+    encoding: str = "arrow/none",
+    chunk_bytes: int | None = None,
+) -> Save:
+    """See `Dataset.save`."""
+    if not isinstance(dataset, Dataset):
+        raise InvalidPipeline(f"{dataset!r} is not a caju.Dataset")
+    if chunk_bytes is not None and (not isinstance(chunk_bytes, int) or chunk_bytes < 1):
+        raise InvalidPipeline(f"chunk_bytes={chunk_bytes!r} must be a positive number of bytes")
+    known = dataset._service
+    if service is not None:
+        address, keep = address_of(service), service
+    elif known is not None:
+        address, keep = known.address, known.keep
+    else:
+        keep = embedded()
+        address = keep.address
+    client = _caju.Client(address)
+    here = isinstance(keep, LocalCluster)
+    definition = dataset._json() if here else dataset._whole()
+    begun = client.start_save(definition, url_of(url), encoding, chunk_bytes or 0)
+    out = Save(client, json.loads(begun)["url"], keep)
+    if wait:
+        out.wait()
+    return out
+
+
+def load(url: str | os.PathLike[str], *, wait: bool = True) -> Dataset:
+    """The rows of a save, in the order of the source that was saved, chunk by chunk.
+
+    A save that is still being written is read as it grows; with `wait=False` it is not found until it is finished.
+    `.shuffle(1)` gives the chunks in a new order each epoch.
+    """
+    return _source({"load": {"path": url_of(url), "wait": wait}})

@@ -1,0 +1,112 @@
+"""Where a dataset is computed, and as which job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._cluster import LocalCluster, address_of
+from ._errors import InvalidPipeline, Unimplemented
+
+MODES = ("dynamic", "off")
+UNEVEN = ("drop", "pad")
+
+
+class Service:
+    """A dispatcher's address, and how a job there is named and read."""
+
+    __slots__ = ("address", "connect_timeout", "encoding", "epochs", "job_name", "keep", "mode", "policy", "seed")
+
+    def __init__(
+        self,
+        address: str,
+        keep: Any,
+        job_name: str = "",
+        epochs: int | None = None,
+        mode: str = "dynamic",
+        seed: int | None = None,
+        policy: str = "",
+        encoding: str = "",
+        connect_timeout: float = 10.0,
+    ) -> None:
+        self.address = address
+        self.keep = keep
+        self.job_name = job_name
+        self.epochs = epochs
+        self.mode = mode
+        self.seed = seed
+        self.policy = policy
+        self.encoding = encoding
+        self.connect_timeout = connect_timeout
+
+    @classmethod
+    def of(
+        cls,
+        service: Any,
+        job_name: str | None,
+        epochs: int | None,
+        processing_mode: str,
+        seed: int | None,
+        policy: str | None,
+        encoding: str | None,
+        connect_timeout: float,
+    ) -> Service:
+        """What `distribute` was given, checked."""
+        if job_name is not None and not isinstance(job_name, str):
+            raise InvalidPipeline(f"job_name {job_name!r} must be a string")
+        if job_name is not None and not job_name.strip():
+            raise InvalidPipeline("job_name must not be empty; leave it out to read alone")
+        if processing_mode not in MODES:
+            raise InvalidPipeline(
+                f"processing_mode {processing_mode!r} is none of {', '.join(MODES)}; say \"dynamic\" for each row "
+                "once, \"off\" for all rows from every worker"
+            )
+        if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
+            raise InvalidPipeline(f"epochs={epochs!r} must be a positive number")
+        address = address_of(service)
+        keep = None if service is address else service
+        return cls(
+            address, keep, job_name or "", epochs, processing_mode, seed, policy or "", encoding or "", connect_timeout
+        )
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all that computes is in this process."""
+        return isinstance(self.keep, LocalCluster)
+
+    def renamed(self, job_name: str) -> Service:
+        """The same under another job's name."""
+        out = Service.__new__(Service)
+        for name in self.__slots__:
+            setattr(out, name, getattr(self, name))
+        out.job_name = job_name
+        return out
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process has the address; the cluster's object stays here.
+        return {name: None if name == "keep" else getattr(self, name) for name in self.__slots__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+def refuse_coordination(num_consumers: int | None, consumer_index: int | None, uneven: str | None) -> None:
+    """The arguments of coordinated reads are known, and checked, but the same number of steps for every rank is not
+    offered yet.
+    """
+    if num_consumers is None and consumer_index is None and uneven is None:
+        return
+    if uneven is not None and uneven not in UNEVEN:
+        raise InvalidPipeline(f"uneven={uneven!r} is none of {', '.join(UNEVEN)}")
+    if num_consumers is None:
+        raise InvalidPipeline("consumer_index= and uneven= belong to num_consumers=, which is not given")
+    if not isinstance(num_consumers, int) or num_consumers < 1:
+        raise InvalidPipeline(f"num_consumers={num_consumers!r} must be a positive number")
+    if consumer_index is not None and not 0 <= consumer_index < num_consumers:
+        raise InvalidPipeline(f"consumer_index={consumer_index} is none of the {num_consumers} consumers, from 0")
+    raise Unimplemented(
+        "coordinated reads (num_consumers=, the same number of steps for every rank) are not offered yet; ranks that "
+        "give the same job_name share its rows, each row for whoever has room, and end some steps apart: end the "
+        "epoch of all ranks at the first that ends (torch.distributed.algorithms.join.Join), or after a number of "
+        "steps that all reach"
+    )

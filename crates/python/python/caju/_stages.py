@@ -1,0 +1,203 @@
+"""The verbs of single datasets: each adds one stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._errors import InvalidPipeline
+from ._expr import ExprLike, expression
+
+if TYPE_CHECKING:
+    from ._dataset import Dataset
+
+
+class Stages:
+    """What can happen to rows, in tf.data's verbs. Each verb gives a new dataset."""
+
+    _policy: str
+    _steps: tuple[dict[str, Any], ...]
+
+    def _with(self, step: dict[str, Any]) -> Dataset:
+        """The same with one stage more."""
+        raise NotImplementedError
+
+    def _python(
+        self, kind: str, function: Callable[..., Any], batched: bool, version: str | None, schema: Any = None
+    ) -> Dataset:
+        """The same with a function of the user's own as one stage more."""
+        raise NotImplementedError
+
+    # ---- verbs: what happens to one row ------------------------------------------------------------------------
+
+    def map(
+        self,
+        columns: Mapping[str, ExprLike] | Callable[..., Any] | None = None,
+        /,
+        *,
+        batched: bool = False,
+        version: str | None = None,
+        schema: Any = None,
+        **more: ExprLike,
+    ) -> Dataset:
+        """The row becomes these expressions: `ds.map(x="ln(x + 1)", y=col("label") < 100)`.
+
+        Or what a Python function makes of it, which gets and gives a dict (`batched=True`: a dict of arrays). It is
+        tried on the first row here, to see which columns it makes, unless `schema` says so: a dict of types such as
+        `{"id": "int64", "image": "float32[224, 224, 3]"}`, a `caju.Schema` or a pyarrow one, to which values are
+        converted. `version` names a function in place of its code.
+        """
+        if callable(columns):
+            return self._python("map", columns, batched, version, schema)
+        _no_schema(schema)
+        return self._with({"map": _expressions("map", columns, more)})
+
+    def with_columns(self, columns: Mapping[str, ExprLike] | None = None, /, **more: ExprLike) -> Dataset:
+        """Adds these expressions to the row, or replaces columns of the same name."""
+        return self._with({"with_columns": _expressions("with_columns", columns, more)})
+
+    def select(self, *columns: str | Sequence[str]) -> Dataset:
+        """Keeps these columns, in this order."""
+        names = [n for c in columns for n in ([c] if isinstance(c, str) else c)]
+        return self._with({"select": {"columns": names}})
+
+    def filter(
+        self, predicate: ExprLike | Callable[..., Any], *, batched: bool = False, version: str | None = None
+    ) -> Dataset:
+        """Keeps the rows for which the expression is true, or a Python function says so; as `map` otherwise."""
+        if callable(predicate):
+            return self._python("filter", predicate, batched, version)
+        return self._with({"filter": {"expr": expression(predicate, "filter")}})
+
+    def flat_map(
+        self,
+        columns: Mapping[str, ExprLike] | Callable[..., Any] | None = None,
+        /,
+        *,
+        version: str | None = None,
+        schema: Any = None,
+        **more: ExprLike,
+    ) -> Dataset:
+        """One row per value of a list expression, as a new column: `ds.flat_map(token="tokenize(text)")`.
+
+        Or one per dict that a Python function yields for a row; as `map` otherwise.
+        """
+        if callable(columns):
+            return self._python("flat_map", columns, False, version, schema)
+        _no_schema(schema)
+        lists = _expressions("flat_map", columns, more)
+        if len(lists) != 1:
+            raise InvalidPipeline(f"flat_map takes one column, such as token=\"tokenize(text)\", not {len(lists)}")
+        [(name, expr)] = lists.items()
+        return self._with({"flat_map": {"name": name, "expr": expr}})
+
+    def unnest(self, column: str) -> Dataset:
+        """One row per value of a list column; a null or empty list gives none."""
+        return self._with({"unnest": {"column": column}})
+
+    def parse_example(self, features: Mapping[str, Any], column: str = "record") -> Dataset:
+        """The row becomes these features of the tf.train.Example in `column`.
+
+        A feature is `"int64"`, `"float32[4]"`, `"bytes[]"` or a dict of dtype and shape.
+        """
+        return self._with({"parse_example": {"column": column, "features": dict(features)}})
+
+    def inflate(self, column: str, factor: float) -> Dataset:
+        """Repeats a column's values until they are so much longer; for experiments."""
+        return self._with({"inflate": {"column": column, "factor": factor}})
+
+    # ---- verbs: hints ------------------------------------------------------------------------------------------
+
+    def autocache(self, name: str | None = None) -> Dataset:
+        """A hint: for the model, reuse is acceptable here. Whether it is worth it is measured."""
+        return self._with({"autocache": {} if name is None else {"name": name}})
+
+    def cache(self, name: str | None = None) -> Dataset:
+        """A hint that is not left to the measurement: rows are stored here, and read from there."""
+        hints = sum("autocache" in step for step in self._steps)
+        out = self.autocache(name)
+        out._policy = f"hint:{name or f'hint-{hints}'}"
+        return out
+
+    # ---- verbs: the stream -------------------------------------------------------------------------------------
+
+    def shuffle(self, buffer_size: int, seed: int | None = None, max_bytes: int | str | None = None) -> Dataset:
+        """Permutes elements within a buffer, and the order of splits; anew each epoch."""
+        return self._with({"shuffle": given(buffer=buffer_size, seed=seed, max_bytes=max_bytes)})
+
+    def repeat(self, count: int | None = None) -> Dataset:
+        """Repeats everything above it; for ever without a count (or with -1)."""
+        return self._with({"repeat": given(count=None if count == -1 else count)})
+
+    def take(self, count: int) -> Dataset:
+        """The first elements, in the order of files and rows."""
+        return self._with({"take": {"count": count}})
+
+    def skip(self, count: int) -> Dataset:
+        """All but the first elements."""
+        return self._with({"skip": {"count": count}})
+
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:
+        """So many rows become one element: a dict of arrays."""
+        return self._with({"batch": {"size": batch_size, "drop_remainder": drop_remainder}})
+
+    def padded_batch(
+        self,
+        batch_size: int,
+        padded_shapes: Mapping[str, int | None] | None = None,
+        padding_values: Mapping[str, Any] | None = None,
+        drop_remainder: bool = False,
+    ) -> Dataset:
+        """So many rows become one element; list columns are padded to the longest, or to a length of `padded_shapes`."""
+        lengths = {name: n for name, n in (padded_shapes or {}).items() if n is not None}
+        step = {"size": batch_size, "drop_remainder": drop_remainder}
+        return self._with({"padded_batch": step | given(lengths=lengths or None, values=padding_values or None)})
+
+    def bucket_by_length(
+        self,
+        length: ExprLike,
+        boundaries: Sequence[int],
+        batch_sizes: int | Sequence[int],
+        drop_remainder: bool = False,
+        pad: bool = True,
+    ) -> Dataset:
+        """Rows are collected by length; each class makes batches of its own size, one class more than boundaries."""
+        step = {
+            "length": expression(length, "bucket_by_length"),
+            "boundaries": list(boundaries),
+            "batch_sizes": batch_sizes if isinstance(batch_sizes, int) else list(batch_sizes),
+            "drop_remainder": drop_remainder,
+            "pad": pad,
+        }
+        return self._with({"bucket_by_length": step})
+
+    def unbatch(self) -> Dataset:
+        """Batches become rows."""
+        return self._with({"unbatch": {}})
+
+    def prefetch(self, buffer_size: int) -> Dataset:
+        """So many elements are computed ahead."""
+        return self._with({"prefetch": {"buffer": buffer_size}})
+
+
+def given(**arguments: Any) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _expressions(
+    stage: str, columns: Mapping[str, ExprLike] | None, more: Mapping[str, ExprLike]
+) -> dict[str, str]:
+    if columns is not None and not isinstance(columns, Mapping):
+        raise InvalidPipeline(
+            f"{stage} takes columns by name, such as {stage}(x=\"x + 1\") or {stage}({{\"x\": \"x + 1\"}}), "
+            f"not {type(columns).__name__}"
+        )
+    both = {**(columns or {}), **more}
+    return {name: expression(value, f"{stage} `{name}`") for name, value in both.items()}
+
+
+def _no_schema(schema: Any) -> None:
+    if schema is not None:
+        raise InvalidPipeline(
+            "schema= says what a Python function makes; a column of that name goes by a dict: {\"schema\": \"...\"}"
+        )

@@ -1,0 +1,23 @@
+//! How a save goes, for Python.
+
+use caju_proto::v1::SaveStatus;
+use caju_types::{Error, ErrorKind, Result};
+use serde_json::json;
+
+/// As JSON.
+pub(crate) fn told(s: &SaveStatus) -> String {
+    json!({"url": s.url, "state": s.state, "splits_done": s.splits_done, "splits_total": s.splits_total,
+           "rows": s.rows, "bytes": s.bytes, "chunks": s.chunks})
+    .to_string()
+}
+
+/// What it failed with, if it did.
+pub(crate) fn failure(s: &SaveStatus) -> Result<()> {
+    match &s.failure {
+        Some(f) => {
+            let kind = ErrorKind::ALL.into_iter().find(|k| k.as_str() == f.kind);
+            Err(Error::new(kind.unwrap_or(ErrorKind::Internal), f.message.clone()))
+        }
+        None => Ok(()),
+    }
+}
