@@ -130,17 +130,18 @@ except caju.InvalidPipeline as e:
     assert f"rank {rank} of 2" in str(e) and "job_name" in str(e), e
 else:
     raise SystemExit("a rank alone would read all rows")
-print(json.dumps(seen))
+with open(f"{meeting}-{rank}.json", "w") as f:
+    json.dump(seen, f)
 dist.barrier()
 """
 
 
 def test_ranks_of_a_process_group_get_their_share(cluster, tmp_path):
     service = f"caju://{cluster(workers=2).dispatcher.address}"
-    ranks = [subprocess.Popen([sys.executable, "-c", RANK, service, str(tmp_path / "meeting"), str(rank)], text=True,
-                              stdout=subprocess.PIPE) for rank in range(2)]
-    outs = [json.loads(r.communicate(timeout=150)[0]) for r in ranks]
-    assert [r.returncode for r in ranks] == [0, 0]
+    meeting = tmp_path / "meeting"
+    ranks = [subprocess.Popen([sys.executable, "-c", RANK, service, str(meeting), str(rank)]) for rank in range(2)]
+    assert [r.wait(timeout=150) for r in ranks] == [0, 0]
+    outs = [json.loads((tmp_path / f"meeting-{rank}.json").read_text()) for rank in range(2)]
     for epoch in range(2):
         one, two = outs[0][epoch], outs[1][epoch]
         assert one and two and sorted(one + two) == list(range(16384)), (len(one), len(two))

@@ -253,10 +253,13 @@ pub(crate) struct GenArgs {
     /// Threads that compute; the number of cores by default. Does not change the data
     #[arg(long, value_name = "N")]
     pub(crate) cpu_threads: Option<u32>,
-    /// Replace sample data that an earlier run left there (only files with the names that gen gives)
+    /// Replace the sample data that an earlier run noted there in _caju_gen.json; other files stay
     #[arg(long)]
     pub(crate) overwrite: bool,
 }
+
+/// The folder that is `caju quickstart`'s own.
+pub(crate) const DEFAULT_DIR: &str = "data/quickstart";
 
 /// `caju quickstart`.
 #[derive(Debug, Clone, Args)]
@@ -265,7 +268,7 @@ Generates 2,000 photos in TFRecord and Parquet under the folder (about 450 MB) u
 ImageNet training pipeline on them: decode, random crop, flip, normalise, batch.")]
 pub(crate) struct QuickstartArgs {
     /// Where the sample data goes
-    #[arg(long, value_name = "DIR", default_value = "data/quickstart", value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR, value_hint = ValueHint::DirPath)]
     pub(crate) dir: PathBuf,
     /// Photos to generate
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
@@ -273,4 +276,7 @@ pub(crate) struct QuickstartArgs {
     /// Epochs to read
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) epochs: u64,
+    /// Replace other sample data in --dir; in the folder by default, that is done without asking
+    #[arg(long)]
+    pub(crate) overwrite: bool,
 }

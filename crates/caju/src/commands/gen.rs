@@ -1,21 +1,23 @@
 //! `caju gen`.
 
+use std::pin::pin;
 use std::time::Instant;
 
 use caju_runtime::{CpuPool, Stores};
-use caju_types::{Error, Result};
+use caju_types::{Error, ErrorKind, Result};
 
+use super::serve::Signals;
 use super::shared;
 use crate::cli::{GenArgs, Global};
-use crate::generate::{self, Counters, Format, Plan};
+use crate::generate::{self, Counters, Format, Plan, Stop};
 use crate::output;
 use crate::progress::{Progress, State, done_text};
 
-/// Generates sample data.
+/// Generates sample data, to the exit code.
 ///
 /// # Errors
 /// As [`generate::write`].
-pub(crate) async fn run(global: &Global, args: &GenArgs) -> Result<()> {
+pub(crate) async fn run(global: &Global, args: &GenArgs) -> Result<u8> {
     let mut formats: Vec<Format> = Vec::new();
     for format in &args.format {
         if formats.contains(format) {
@@ -25,7 +27,7 @@ pub(crate) async fn run(global: &Global, args: &GenArgs) -> Result<()> {
     }
     let plan = Plan {
         kind: args.kind,
-        out: shared::absolute_url(&args.out)?,
+        out: folder("--out", &args.out)?,
         count: args.count,
         seed: args.seed,
         formats,
@@ -35,16 +37,81 @@ pub(crate) async fn run(global: &Global, args: &GenArgs) -> Result<()> {
     generate(&plan, &shared::stores(None)?, &shared::cpu_pool(args.cpu_threads)?, global.quiet).await
 }
 
-/// Generates with progress and a closing line.
-pub(crate) async fn generate(plan: &Plan, stores: &Stores, pool: &CpuPool, quiet: bool) -> Result<()> {
-    let counters = Counters::default();
-    let start = Instant::now();
+/// A folder as the user wrote it, as a URL or an absolute path.
+///
+/// # Errors
+/// `InvalidArgument` for nothing, and for what would make a folder of a name that nobody means.
+pub(crate) fn folder(flag: &str, text: &str) -> Result<String> {
+    if text.trim().is_empty() {
+        return Err(Error::invalid(format!("{flag}: the name is empty; name a folder, as a path or a URL")));
+    }
+    if text.starts_with('~') {
+        return Err(Error::invalid(format!(
+            "{flag} {text}: only a shell knows what `~` stands for; write the whole path, or ./{text} for a folder of \
+             that name"
+        )));
+    }
+    if let Some((scheme, rest)) = text.split_once(":/")
+        && !rest.starts_with('/')
+        && scheme.len() > 1
+        && scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+        && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+    {
+        let slash = if scheme == "file" { "/" } else { "" };
+        return Err(Error::invalid(format!(
+            "{flag} {text}: a URL has two slashes, {scheme}://{slash}{rest}; write ./{text} for a folder of that name"
+        )));
+    }
+    shared::absolute_url(text)
+}
+
+/// The exit code of a process that a signal ended, as shells give it.
+pub(crate) fn signalled(name: &str) -> u8 {
+    if name == "SIGTERM" { 143 } else { 130 }
+}
+
+/// Generates with progress and a closing line, to the exit code. Ctrl-C and SIGTERM end it in order.
+///
+/// # Errors
+/// As [`generate::write`].
+pub(crate) async fn generate(plan: &Plan, stores: &Stores, pool: &CpuPool, quiet: bool) -> Result<u8> {
+    let (counters, stop, start) = (Counters::default(), Stop::default(), Instant::now());
     let state = || {
         let (rows, bytes) = counters.get();
         State { rows, bytes, done: rows, total: Some(plan.count), ..State::default() }
     };
+    let mut signals = Signals::new()?;
     let progress = Progress::new(format!("gen {}", plan.kind.name()), quiet);
-    progress.watch(generate::write(plan, stores, pool, &counters), state).await?;
+    let mut work =
+        pin!(progress.watch(Box::pin(generate::write(plan, stores, pool, &counters, &stop)), state));
+    let name = tokio::select! {
+        done = &mut work => {
+            done?;
+            return say(plan, &counters, start, quiet);
+        }
+        name = signals.next() => name,
+    };
+    stop.set();
+    output::note(format_args!("gen: {name}: removing what was written; a second signal ends at once"));
+    tokio::select! {
+        done = work => match done {
+            // It came too late: the data is complete.
+            Ok(()) => say(plan, &counters, start, quiet),
+            Err(e) if e.kind() == ErrorKind::Cancelled => {
+                output::note(format_args!("gen: {}", e.message()));
+                Ok(signalled(name))
+            }
+            Err(e) => Err(e),
+        },
+        second = signals.next() => {
+            let out = &plan.out;
+            output::note(format_args!("gen: {second}: ended at once; --overwrite removes what is left in {out}"));
+            Ok(signalled(second))
+        }
+    }
+}
+
+fn say(plan: &Plan, counters: &Counters, start: Instant, quiet: bool) -> Result<u8> {
     if !quiet {
         let (rows, bytes) = counters.get();
         let names: Vec<_> = plan.formats.iter().map(|f| f.name()).collect();
@@ -57,5 +124,5 @@ pub(crate) async fn generate(plan: &Plan, stores: &Stores, pool: &CpuPool, quiet
             if plan.shards() == 1 { "" } else { "s each" }
         ))?;
     }
-    Ok(())
+    Ok(0)
 }

@@ -29,13 +29,15 @@ use crate::cli::{Cli, Command};
 /// What the command says; the kind becomes the exit code.
 pub(crate) async fn run(cli: Cli) -> Result<u8> {
     let Cli { global, command } = cli;
-    if let Command::Cache(args) = &command {
-        return Box::pin(cache::run(&global, &args.command)).await;
+    match &command {
+        Command::Cache(args) => return Box::pin(cache::run(&global, &args.command)).await,
+        Command::Gen(args) => return Box::pin(r#gen::run(&global, args)).await,
+        Command::Quickstart(args) => return Box::pin(quickstart::run(&global, args)).await,
+        _ => {}
     }
     match command {
-        // It has an exit code of its own, above.
-        Command::Cache(_) => Ok(()),
-        Command::Gen(args) => Box::pin(r#gen::run(&global, &args)).await,
+        // They have exit codes of their own, above.
+        Command::Cache(_) | Command::Gen(_) | Command::Quickstart(_) => Ok(()),
         Command::Check(args) => Box::pin(check::run(&args)).await,
         Command::Plan(args) => plan::run(&args),
         Command::Profile(args) => Box::pin(profile::run(&global, &args)).await,
@@ -45,7 +47,6 @@ pub(crate) async fn run(cli: Cli) -> Result<u8> {
         Command::Save(args) => Box::pin(save::run(&global, &args)).await,
         Command::Status(args) => Box::pin(status::run(&args)).await,
         Command::Run(args) => Box::pin(run::run(&global, &args)).await,
-        Command::Quickstart(args) => Box::pin(quickstart::run(&global, &args)).await,
         Command::Dispatcher(args) => Box::pin(dispatcher::run(&args)).await,
         Command::Worker(args) => Box::pin(worker::run(&args)).await,
     }

@@ -6,24 +6,25 @@ use caju_pipeline::{DatasetDef, SourceDef};
 use caju_runtime::cpu_time;
 use caju_types::{Error, Result};
 
-use super::r#gen::generate;
+use super::r#gen::{folder, generate, signalled};
 use super::run::{Job, embedded};
+use super::serve::Signals;
 use super::shared;
-use crate::cli::{EpochArgs, Global, Mode, QuickstartArgs};
+use crate::cli::{DEFAULT_DIR, EpochArgs, Global, Mode, QuickstartArgs};
 use crate::generate::{Format, Kind, Plan, is_complete};
 use crate::output;
 
 /// The pipeline that it runs; the same file can be run and changed by hand.
 const PIPELINE: &str = include_str!("../../../../examples/pipelines/quickstart.yaml");
 
-/// Generates and runs.
+/// Generates and runs, to the exit code.
 ///
 /// # Errors
 /// Those of `caju gen` and `caju run`.
-pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<()> {
+pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
     let stores = Arc::new(shared::stores(None)?);
     let pool = shared::cpu_pool(None)?;
-    let out = shared::absolute_url(&args.dir.to_string_lossy())?;
+    let out = folder("--dir", &args.dir.to_string_lossy())?;
     let plan = Plan {
         kind: Kind::Images,
         out: out.clone(),
@@ -31,14 +32,17 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<()> {
         seed: 0,
         formats: vec![Format::Tfrecord, Format::Parquet],
         shards: None,
-        overwrite: false,
+        // In the folder of its own, what an interrupted or another quickstart left may go; `gen` keeps the rest.
+        overwrite: args.overwrite || args.dir == std::path::Path::new(DEFAULT_DIR),
     };
     if is_complete(&plan, &stores).await? {
         say(global, &format!("sample data: {out} is there already\n"))?;
     } else {
         say(global, &format!("sample data: {} photos into {out}", args.count))?;
-        // What an interrupted run left there are our own files; everything else stays an error.
-        generate(&Plan { overwrite: is_ours_alone(&plan), ..plan }, &stores, &pool, global.quiet).await?;
+        let code = Box::pin(generate(&plan, &stores, &pool, global.quiet)).await?;
+        if code != 0 {
+            return Ok(code);
+        }
         say(global, "")?;
     }
     let def = pipeline(&out)?;
@@ -68,18 +72,22 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<()> {
         staged: false,
         cpu_before: cpu_time(),
     };
-    let outcome = Box::pin(embedded(job, stores, pool)).await?;
+    // Signals that `gen` took over do not end the process by themselves any more.
+    let mut signals = Signals::new()?;
+    let outcome = tokio::select! {
+        outcome = Box::pin(embedded(job, stores, pool)) => outcome?,
+        name = signals.next() => {
+            output::note(format_args!("quickstart: {name}: stopped; the sample data stays in {out}"));
+            return Ok(signalled(name));
+        }
+    };
     shared::finish("quickstart", &outcome, &epochs, global.quiet)?;
-    say(global, "\nnext: change examples/pipelines/quickstart.yaml, then `caju check` and `caju run` it")
+    say(global, "\nnext: change examples/pipelines/quickstart.yaml, then `caju check` and `caju run` it")?;
+    Ok(0)
 }
 
 fn say(global: &Global, line: &str) -> Result<()> {
     if global.quiet { Ok(()) } else { output::say(line) }
-}
-
-/// Whether a half-written folder may be replaced: only where the user left the folder to us.
-fn is_ours_alone(plan: &Plan) -> bool {
-    plan.out.ends_with("data/quickstart")
 }
 
 /// The example pipeline over the generated files.

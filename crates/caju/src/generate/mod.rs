@@ -5,17 +5,20 @@
 
 mod encode;
 mod image;
+mod layout;
 mod photo;
 mod rng;
+mod room;
 mod table;
 mod text;
 mod write;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
-use caju_types::Result;
+use caju_runtime::stores::Location;
+use caju_types::{Error, Result};
 use clap::ValueEnum;
 
 pub(crate) use encode::Format;
@@ -119,6 +122,28 @@ impl Counters {
     /// Rows made and bytes written.
     pub(crate) fn get(&self) -> (u64, u64) {
         (self.rows.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+    }
+}
+
+/// Ends the work in order: uploads are aborted, and what was written is removed.
+#[derive(Debug, Default)]
+pub(crate) struct Stop(AtomicBool);
+
+impl Stop {
+    /// From now on.
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn check(&self, at: &Location) -> Result<()> {
+        if self.is_set() {
+            return Err(Error::cancelled(format!("stopped; nothing that it wrote is left in {}", at.url)));
+        }
+        Ok(())
     }
 }
 

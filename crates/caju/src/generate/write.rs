@@ -7,40 +7,21 @@ use bytes::Bytes;
 use caju_runtime::stores::{Location, store_error};
 use caju_runtime::{CpuPool, Stores};
 use caju_types::{Error, Result, did_you_mean};
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{StreamExt, stream};
+use object_store::ObjectStoreExt;
 use object_store::buffered::BufWriter;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
-use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 
 use super::encode::{Encoder, Made, encoder};
-use super::{Counters, Format, Plan};
-
-/// Written last; says what the folder holds.
-const MARKER: &str = "_caju_gen.json";
+use super::layout::{Layout, MARKER, Marker};
+use super::{Counters, Format, Plan, Stop, room};
 
 /// Small objects that are written at once, per shard.
 const PUTS: usize = 8;
 
-#[derive(Debug, Serialize, Deserialize, PartialEq, Eq)]
-struct Marker {
-    kind: String,
-    count: u64,
-    seed: u64,
-    formats: Vec<String>,
-}
-
-impl Marker {
-    fn of(plan: &Plan) -> Self {
-        Self {
-            kind: plan.kind.name().into(),
-            count: plan.count,
-            seed: plan.seed,
-            formats: plan.formats.iter().map(|f| f.name().to_string()).collect(),
-        }
-    }
-}
+/// The most rows: their numbers are int64.
+const MOST: u64 = i64::MAX.cast_unsigned();
 
 /// Whether exactly this data was written there, to its end.
 ///
@@ -48,33 +29,84 @@ impl Marker {
 /// What the store says, but not `NotFound`.
 pub(crate) async fn is_complete(plan: &Plan, stores: &Stores) -> Result<bool> {
     let at = stores.resolve(&plan.out)?;
-    match at.store.get(&at.path.clone().join(MARKER)).await {
-        Ok(found) => {
-            let bytes = found.bytes().await.map_err(|e| store_error(&at.url, e))?;
-            Ok(serde_json::from_slice::<Marker>(&bytes).is_ok_and(|m| m == Marker::of(plan)))
-        }
-        Err(object_store::Error::NotFound { .. }) => Ok(false),
-        Err(e) => Err(store_error(&at.url, e)),
-    }
+    room::is_new(&at)?;
+    Ok(room::marker(&at).await?.is_some_and(|m| m.is_all_of(plan)))
 }
 
-/// Makes the data.
+/// Makes the data. Whatever ends the work early, what it wrote is removed again.
 ///
 /// # Errors
-/// `InvalidArgument` for a format that does not fit the kind, `AlreadyExists` for a folder that is not
-/// empty, and what the store says.
-pub(crate) async fn write(plan: &Plan, stores: &Stores, pool: &CpuPool, counters: &Counters) -> Result<()> {
+/// `InvalidArgument` for a format or a count that does not fit, `AlreadyExists` for a folder that is not empty,
+/// `Cancelled` after `stop`, and what the store says.
+pub(crate) async fn write(
+    plan: &Plan,
+    stores: &Stores,
+    pool: &CpuPool,
+    counters: &Counters,
+    stop: &Stop,
+) -> Result<()> {
     check_formats(plan)?;
+    check_count(plan)?;
     let at = stores.resolve(&plan.out)?;
-    make_room(plan, &at).await?;
+    let new = room::is_new(&at)?;
+    room::make_room(plan, &at).await?;
+    let before = room::inner_folders(&at);
+    let Err(error) = fill(plan, &at, pool, counters, stop).await else { return Ok(()) };
+    if let Err(e) = room::clear(&Layout::of(plan), &before, &at).await {
+        let text =
+            format!("{}; what was written stays there ({}): see --overwrite", error.message(), e.message());
+        return Err(Error::new(error.kind(), text));
+    }
+    if let Some(local) = at.local.filter(|_| new) {
+        drop(std::fs::remove_dir(local));
+    }
+    Err(error)
+}
+
+/// Writes the note, the data, and in the note that the data is complete.
+async fn fill(plan: &Plan, at: &Location, pool: &CpuPool, counters: &Counters, stop: &Stop) -> Result<()> {
+    put(at, MARKER, Marker::of(plan, false).bytes()?, counters).await?;
     let shards = plan.shards();
     let width = usize::try_from(shards).unwrap_or(usize::MAX).min(pool.threads()).max(1);
     // With fewer shards than threads, each shard makes more blocks at once.
     let ahead = (2 * pool.threads()).div_ceil(width);
-    let work = |shard| write_shard(Job { plan, at: &at, pool, counters, ahead }, shard);
-    stream::iter(0..shards).map(work).buffer_unordered(width).try_collect::<Vec<()>>().await?;
-    let marker = serde_json::to_vec_pretty(&Marker::of(plan)).map_err(|e| Error::internal(e.to_string()))?;
-    put(&at, MARKER, marker, counters).await
+    let job = Job { plan, at, pool, counters, stop, ahead };
+    // A shard that fails stops the others, and they end in order: an upload that is just dropped would stay begun.
+    let begun = stream::iter(0..shards).take_while(|_| std::future::ready(!stop.is_set()));
+    let mut running = begun.map(|shard| write_shard(job, shard)).buffer_unordered(width);
+    let mut failed = None;
+    while let Some(done) = running.next().await {
+        if let Err(e) = done {
+            stop.set();
+            failed.get_or_insert(e);
+        }
+    }
+    failed.map_or(Ok(()), Err)?;
+    stop.check(at)?;
+    put(at, MARKER, Marker::of(plan, true).bytes()?, counters).await
+}
+
+fn check_count(plan: &Plan) -> Result<()> {
+    if plan.count > MOST {
+        return Err(Error::invalid(format!(
+            "--count {}: rows are numbered by int64; ask for at most {MOST}",
+            plan.count
+        )));
+    }
+    let mute = plan.formats.iter().find(|f| !f.keeps_columns());
+    match mute.filter(|_| plan.count == 0) {
+        Some(format) => Err(Error::invalid(format!(
+            "--count 0: {} files without rows cannot say which columns they have, so nothing could read them; use {}",
+            format.name(),
+            Format::of(plan.kind)
+                .iter()
+                .filter(|f| f.keeps_columns())
+                .map(|f| f.name())
+                .collect::<Vec<_>>()
+                .join(" or ")
+        ))),
+        None => Ok(()),
+    }
 }
 
 fn check_formats(plan: &Plan) -> Result<()> {
@@ -94,43 +126,13 @@ fn check_formats(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a folder that is not empty; with `overwrite`, removes what `caju gen` writes, and nothing else.
-async fn make_room(plan: &Plan, at: &Location) -> Result<()> {
-    let mut listing = at.store.list(Some(&at.path));
-    while let Some(meta) = listing.next().await {
-        let path = meta.map_err(|e| store_error(&at.url, e))?.location;
-        if !plan.overwrite {
-            return Err(Error::already_exists(format!(
-                "{}: not empty (it holds {}); choose another --out, or replace sample data with --overwrite",
-                at.url,
-                path.filename().unwrap_or_default()
-            )));
-        }
-        if is_ours(&path) {
-            at.store.delete(&path).await.map_err(|e| store_error(&at.url, e))?;
-        }
-    }
-    Ok(())
-}
-
-/// Whether a file has a name that `caju gen` gives: `part-00000-of-00004.*`, `cNNN/NNNNNN.jpg`, the marker.
-fn is_ours(path: &Path) -> bool {
-    let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
-    let name = path.filename().unwrap_or_default();
-    let stem = name.split('.').next().unwrap_or_default();
-    let parts: Vec<&str> = stem.split('-').collect();
-    let shard = matches!(parts.as_slice(), ["part", i, "of", n] if digits(i) && digits(n));
-    let folder = path.parts().rev().nth(1).map(|p| p.as_ref().to_string()).unwrap_or_default();
-    let image = name.ends_with(".jpg") && digits(stem) && folder.strip_prefix('c').is_some_and(digits);
-    shard || image || name == MARKER
-}
-
 #[derive(Clone, Copy)]
 struct Job<'a> {
     plan: &'a Plan,
     at: &'a Location,
     pool: &'a CpuPool,
     counters: &'a Counters,
+    stop: &'a Stop,
     ahead: usize,
 }
 
@@ -142,12 +144,35 @@ struct Out {
 }
 
 async fn write_shard(job: Job<'_>, shard: u64) -> Result<()> {
-    let Job { plan, pool, .. } = job;
-    let schema = plan.kind.schema();
-    let mut outs = Vec::new();
-    for &format in &plan.formats {
-        outs.push(open(job, format, shard, encoder(format, plan.kind, &schema)?));
+    let mut outs = open_all(job, shard)?;
+    if let Err(e) = fill_shard(job, shard, &mut outs).await {
+        for file in outs.iter_mut().filter_map(|out| out.file.as_mut()) {
+            // The error that led here is the one to tell of.
+            drop(file.abort().await);
+        }
+        return Err(e);
     }
+    let mut done = Ok(());
+    for mut file in outs.into_iter().filter_map(|out| out.file) {
+        done = match done {
+            Ok(()) => file.shutdown().await.map_err(|e| io(job.at, &e)),
+            Err(e) => {
+                drop(file.abort().await);
+                Err(e)
+            }
+        };
+    }
+    done
+}
+
+fn open_all(job: Job<'_>, shard: u64) -> Result<Vec<Out>> {
+    let (kind, schema) = (job.plan.kind, job.plan.kind.schema());
+    let formats = job.plan.formats.iter();
+    formats.map(|&f| Ok(open(job, f, shard, encoder(f, kind, &schema)?))).collect()
+}
+
+async fn fill_shard(job: Job<'_>, shard: u64, outs: &mut [Out]) -> Result<()> {
+    let Job { plan, pool, .. } = job;
     let rows = plan.shard(shard);
     let (kind, seed, step) = (plan.kind, plan.seed, plan.kind.block_rows());
     let blocks = stream::iter(rows.clone().step_by(usize::try_from(step).unwrap_or(1)))
@@ -159,16 +184,14 @@ async fn write_shard(job: Job<'_>, shard: u64) -> Result<()> {
     let mut blocks = std::pin::pin!(blocks);
     while let Some(rows) = blocks.next().await {
         let rows = Arc::new(rows??);
-        for out in &mut outs {
+        for out in &mut *outs {
+            job.stop.check(job.at)?;
             encode(job, out, Some(Arc::clone(&rows))).await?;
         }
         job.counters.rows.fetch_add(rows.num_rows() as u64, Ordering::Relaxed);
     }
-    for mut out in outs {
-        encode(job, &mut out, None).await?;
-        if let Some(mut file) = out.file {
-            file.shutdown().await.map_err(|e| io(job.at, &e))?;
-        }
+    for out in outs {
+        encode(job, out, None).await?;
     }
     Ok(())
 }
@@ -205,14 +228,11 @@ async fn encode(job: Job<'_>, out: &mut Out, rows: Option<Arc<arrow_array::Recor
         file.put(Bytes::from(made.bytes)).await.map_err(|e| store_error(&job.at.url, e))?;
     }
     let folder = &out.folder;
-    stream::iter(made.objects)
-        .map(
-            |(name, bytes)| async move { put(job.at, &format!("{folder}{name}"), bytes, job.counters).await },
-        )
-        .buffer_unordered(PUTS)
-        .try_collect::<Vec<()>>()
-        .await?;
-    Ok(())
+    let puts = stream::iter(made.objects).map(|(name, bytes)| async move {
+        put(job.at, &format!("{folder}{name}"), bytes, job.counters).await
+    });
+    // All of them, also after a failure: none may come later than the removal of what was written.
+    puts.buffer_unordered(PUTS).collect::<Vec<_>>().await.into_iter().collect()
 }
 
 async fn put(at: &Location, name: &str, bytes: Vec<u8>, counters: &Counters) -> Result<()> {

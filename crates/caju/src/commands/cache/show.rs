@@ -48,7 +48,8 @@ pub(super) fn list(url: &str, usage: &Usage, snapshots: &[SnapshotInfo]) -> Stri
     if snapshots.is_empty() {
         return head;
     }
-    let names = ["snapshot", "rows", "bytes", "splits", "written as", "jobs", "last use", "CPU saved"];
+    let names =
+        ["snapshot", "rows", "bytes", "read for it", "splits", "written as", "jobs", "last use", "CPU saved"];
     let mut rows = vec![names.map(String::from)];
     rows.extend(snapshots.iter().map(row));
     let table = table(&rows);
@@ -60,17 +61,14 @@ pub(super) fn list(url: &str, usage: &Usage, snapshots: &[SnapshotInfo]) -> Stri
     out
 }
 
-fn row(s: &SnapshotInfo) -> [String; 8] {
-    let splits = match s.splits_total {
-        Some(total) => format!("{} of {total}", s.splits),
-        None => s.splits.to_string(),
-    };
+fn row(s: &SnapshotInfo) -> [String; 9] {
     let pinned = if s.pinned { " pinned" } else { "" };
     [
         format!("{}{pinned}", short(s.fingerprint)),
         format_count(s.rows),
         format_bytes(s.bytes),
-        splits,
+        if s.source_bytes > 0 { format_bytes(s.source_bytes) } else { "-".into() },
+        s.splits_text(),
         encodings(s),
         s.jobs.len().to_string(),
         ago(s.last_use_unix_s),
@@ -113,19 +111,26 @@ pub(super) fn inspection(i: &Inspection) -> String {
     };
     line("pipeline", if s.name.is_empty() { "-".into() } else { s.name.clone() });
     line("rows", format!("{} in {}, as {}", format_count(s.rows), format_bytes(s.bytes), encodings(s)));
-    let of = s.splits_total.map(|n| format!(" of {n}")).unwrap_or_default();
-    line("splits", format!("{}{of} stored; `caju explain FILE` compares them with a source", s.splits));
+    let splits = s.splits_text();
+    line("splits", format!("{splits} stored; `caju explain FILE` compares them with a source"));
     if s.skipped > 0 {
         line("skipped", format!("{} bad rows (on_error: skip)", format_count(s.skipped)));
     }
     line("on disk", format!("{} with records and manifests", format_bytes(s.stored_bytes)));
-    let worth = format!("{} of CPU time to compute", seconds(s.compute_cpu_s));
+    let reads = match s.source_bytes {
+        0 => String::new(),
+        bytes => format!(" and {} of the source", format_bytes(bytes)),
+    };
+    let worth = format!("{} of CPU time{reads} to compute", seconds(s.compute_cpu_s));
     line(
         "worth",
         format!("{worth}; {} saved so far, {} rows read", seconds(s.saved_cpu_s), format_count(s.rows_read)),
     );
     line("last use", ago(s.last_use_unix_s));
     line("jobs", if s.jobs.is_empty() { "none has read it".into() } else { s.jobs.join(", ") });
+    let known =
+        if i.description.profile.is_null() { "none" } else { "in its manifest; --format json has it" };
+    line("profile", known.into());
     if s.pinned {
         line("pinned", "yes: it is not evicted, expired or removed".into());
     }
@@ -184,8 +189,9 @@ mod tests {
             bytes: 3 << 20,
             stored_bytes: 4 << 20,
             splits: 6,
-            splits_total: None,
+            splits_total: Some(8),
             skipped: 0,
+            source_bytes: 1 << 30,
             compute_cpu_s: 12.0,
             last_use_unix_s: None,
             jobs: vec!["run".into(), "read-1".into()],
@@ -204,6 +210,8 @@ mod tests {
             "f5938fad0000",
             "pinned",
             "12,345",
+            "1.00 GiB",
+            "6 of 8",
             "parquet/zstd",
             "24.00 s",
             "photos: parquet a.parquet | 0 with_columns x = 1",

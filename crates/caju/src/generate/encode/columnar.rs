@@ -97,9 +97,15 @@ impl Encoder for ArrowFile {
     }
 }
 
-#[derive(Default)]
 pub(super) struct Csv {
+    schema: SchemaRef,
     headed: bool,
+}
+
+impl Csv {
+    pub(super) fn new(schema: &SchemaRef) -> Self {
+        Self { schema: Arc::clone(schema), headed: false }
+    }
 }
 
 impl Encoder for Csv {
@@ -110,8 +116,12 @@ impl Encoder for Csv {
         Ok(())
     }
 
-    fn finish(&mut self, _: &mut Made) -> Result<()> {
-        Ok(())
+    fn finish(&mut self, made: &mut Made) -> Result<()> {
+        match self.headed {
+            true => Ok(()),
+            // A file without rows has a header all the same.
+            false => self.push(&RecordBatch::new_empty(Arc::clone(&self.schema)), made),
+        }
     }
 }
 

@@ -59,6 +59,11 @@ impl Format {
         }
     }
 
+    /// Whether a file without rows still says which columns it has.
+    pub(crate) fn keeps_columns(self) -> bool {
+        matches!(self, Format::Parquet | Format::Arrow | Format::Csv)
+    }
+
     /// The formats that make sense for a kind of data.
     pub(crate) fn of(kind: Kind) -> &'static [Format] {
         use Format::{Arrow, Csv, Files, Json, Parquet, Tfrecord, Webdataset};
@@ -101,7 +106,7 @@ pub(crate) fn encoder(format: Format, kind: Kind, schema: &SchemaRef) -> Result<
         Format::Tfrecord => Box::new(tfrecord::TfRecord::new(kind, schema)),
         Format::Parquet => Box::new(columnar::Parquet::new(kind, schema)?),
         Format::Arrow => Box::new(columnar::ArrowFile::new(kind, schema)?),
-        Format::Csv => Box::new(columnar::Csv::default()),
+        Format::Csv => Box::new(columnar::Csv::new(schema)),
         Format::Json => Box::new(columnar::Json),
         Format::Webdataset => Box::new(tar::Tar),
         Format::Files => Box::new(Folders),

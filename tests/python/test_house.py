@@ -1,0 +1,108 @@
+"""`scripts/check-house`: that it sees what it is there for, and that it speaks plainly when it cannot look."""
+
+import importlib.machinery
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts/check-house"
+
+
+@pytest.fixture(scope="module")
+def house():
+    loader = importlib.machinery.SourceFileLoader("check_house", str(SCRIPT))
+    spec = importlib.util.spec_from_loader("check_house", loader)
+    module = importlib.util.module_from_spec(spec)
+    # No compiled copy beside the script.
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    try:
+        loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = before
+    return module
+
+
+@pytest.mark.parametrize("line, what", [
+    ("pub async fn plan() {}", "async"),
+    ("let x = std::fs::read(path);", "std::fs"),
+    ("use std :: io;", "std :: io"),
+    ("use std::{collections::BTreeMap, fs};", "std::fs"),
+    ("use std::{\n    fmt,\n    env::{self, VarError},\n};", "std::env"),
+    ("use std as s;", "use std as"),
+    ("std::thread::spawn(f);", "std::thread"),
+    ("std::process::abort();", "std::process"),
+    ("std::net::TcpStream::connect(a);", "std::net"),
+    ("use std::time::{Duration, Instant};", "Instant"),
+    ("SystemTime::now();", "SystemTime"),
+    ('println!("{x}");', "println!"),
+    ('eprintln!("{x}");', "eprintln!"),
+    ('print ! ("{x}");', "print !"),
+    ("dbg!(x);", "dbg!"),
+])
+def test_an_impure_line_of_the_planner_is_found(house, line, what):
+    before = '//! A plan.\n\n/// Says "so".\nfn f<\'a>(c: char) -> &\'a str {\n    if c == \'"\' { "\\"" } else { r#"a "b" c"# }\n}\n'
+    assert house.impure_lines(before) == []
+    (found,) = house.impure_lines(before + line + "\n")
+    assert found[0] >= before.count("\n") + 1 and found[1] == what
+
+
+def test_words_in_comments_and_texts_are_no_code(house):
+    text = '''
+/// println!("{}", std::fs::read("x")) in an example, async or not.
+// Instant
+/* SystemTime
+   dbg!(x) */
+const A: &str = "async std::io Instant";
+const B: &str = r#"println! "SystemTime" std::env"#;
+use std::{fmt, time::Duration};
+use std::collections::BTreeMap;
+fn fs(io: u64, env: u64) -> u64 { io + env }
+'''
+    assert house.impure_lines(text) == []
+
+
+def test_it_fails_on_an_impure_planner_and_says_where(house, tmp_path, monkeypatch, capsys):
+    (tmp_path / "planner/src").mkdir(parents=True)
+    (tmp_path / "planner/src/lib.rs").write_text("// fine\nuse std::time::Instant;\n")
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    monkeypatch.setattr(house, "single_copies", lambda: [])
+    monkeypatch.setattr(house, "conformance", lambda: [])
+    monkeypatch.setattr(house, "dependency_directions", lambda: [])
+    monkeypatch.setattr(house, "planner_purity", lambda: [])
+    assert house.main() == 1
+    assert "planner/src/lib.rs:2: `Instant`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind, name, words", [
+    ("build", "cc", "build-dependency on cc"),
+    ("dev", "tempfile", "dev-dependency on tempfile"),
+    (None, "regex", "depends on regex"),
+])
+def test_the_planners_dependencies_of_every_kind(house, monkeypatch, kind, name, words):
+    planner = {"name": "caju-planner", "dependencies": [{"name": name, "kind": kind}], "targets": [{"kind": ["lib"]}]}
+    monkeypatch.setattr(house, "cargo", lambda *_: "caju-planner v0.1.0\n")
+    monkeypatch.setattr(house, "metadata", lambda: [planner])
+    (found,) = house.planner_purity()
+    assert words in found
+    planner["dependencies"] = []
+    assert list(house.planner_purity()) == []
+    planner["targets"].append({"kind": ["custom-build"]})
+    (found,) = house.planner_purity()
+    assert "build script" in found
+
+
+def test_a_stale_lock_is_told_in_a_line(tmp_path):
+    cargo = tmp_path / "cargo"
+    cargo.write_text("#!/bin/sh\necho 'error: cannot update the lock file Cargo.lock because --locked was passed' >&2\n"
+                     "exit 101\n")
+    cargo.chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run([sys.executable, str(SCRIPT)], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "commit Cargo.lock" in done.stderr and "code 101" in done.stderr
+    assert "as designed" not in done.stdout
