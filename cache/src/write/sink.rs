@@ -67,13 +67,15 @@ impl Sink {
         (self.blocks.clone(), self.whole.digest128())
     }
 
-    /// Makes room for so many bytes; a new block for the target as well, so that it does not move as it grows.
+    /// Makes room for so many bytes, and the rest of a block, so that it does not move as it grows.
     pub(super) fn reserve(&mut self, bytes: usize) {
-        if self.current.is_empty() {
-            self.current = recycle::take(bytes + self.target);
-        } else {
-            self.current.reserve(bytes);
+        if self.current.capacity() - self.current.len() >= bytes {
+            return;
         }
+        // What is there so far is little: a file's head, or nothing.
+        let mut room = recycle::take(self.current.len() + bytes + self.target);
+        room.extend_from_slice(&self.current);
+        self.current = room;
     }
 }
 
