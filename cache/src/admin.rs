@@ -73,6 +73,7 @@ impl Cache {
             splits: index.len() as u64,
             splits_total: description.splits,
             skipped: index.iter().map(|(_, p)| p.skipped).sum(),
+            source_bytes: index.iter().map(|(_, p)| p.source_bytes).sum(),
             compute_cpu_s: index.iter().map(|(_, p)| p.compute_cpu_s()).sum(),
             last_use_unix_s: scan.last_use_ms().map(|ms| ms as f64 / 1000.0),
             jobs: jobs.into_iter().collect(),

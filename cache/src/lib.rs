@@ -47,7 +47,7 @@ pub use admin::{
 };
 pub use encoding::{Compression, Encoding, Format};
 pub use listing::SourceListing;
-pub use manifest::SnapshotDescription;
+pub use manifest::{SnapshotDescription, SnapshotNews};
 pub use options::{CacheOptions, MIN_BUDGET_BYTES};
 pub use probe::Probe;
 pub use read::{PartReader, ReadOptions};

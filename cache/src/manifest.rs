@@ -36,12 +36,48 @@ pub struct SnapshotDescription {
     /// The encoding that its first writer chose; parts may differ.
     #[serde(default)]
     pub encoding: String,
-    /// The profile under which it was chosen.
+    /// The last profile under which it was chosen (`caju.profile/v1`); null if nobody measured.
     #[serde(default)]
     pub profile: Value,
-    /// How many splits the source had when it was written, if that was known.
+    /// How many splits the source had whose epoch was read to its end, if that is known: the most, where several
+    /// sources share the snapshot.
     #[serde(default)]
     pub splits: Option<u64>,
+}
+
+/// What is found out about a snapshot after its first part was begun.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SnapshotNews {
+    /// Splits that a source of it has.
+    pub splits: Option<u64>,
+    /// The profile under which it was chosen (`caju.profile/v1`), or null.
+    pub profile: Value,
+}
+
+impl SnapshotDescription {
+    fn is_empty(&self) -> bool {
+        self.name.is_empty() && self.prefix.is_empty() && self.definition.is_null()
+    }
+
+    /// The same after some news.
+    #[must_use]
+    pub(crate) fn with(&self, news: &SnapshotNews) -> Self {
+        let mut told = self.clone();
+        told.splits = told.splits.max(news.splits);
+        if !news.profile.is_null() {
+            told.profile = news.profile.clone();
+        }
+        told
+    }
+
+    /// What stands in a later manifest, with what only this one knows.
+    #[must_use]
+    fn under(&self, later: &Self) -> Self {
+        let mut both = if later.is_empty() { self.clone() } else { later.clone() };
+        both.splits = self.splits.max(later.splits);
+        both.profile = if later.profile.is_null() { &self.profile } else { &later.profile }.clone();
+        both
+    }
 }
 
 /// The content of a manifest.
@@ -90,13 +126,23 @@ impl Manifest {
         }
     }
 
-    /// Writes the manifest under the first free number from its own on, and gives that number.
-    pub(crate) async fn create(mut self, root: &Root) -> Result<u64> {
+    /// Writes the manifest with some news under the first free number from its own on. What others found out about
+    /// the snapshot, in the manifests that have the numbers before, is carried on.
+    pub(crate) async fn create(mut self, root: &Root, news: &SnapshotNews) -> Result<Self> {
         for _ in 0..64 {
             let path = root.layout.manifest(self.fingerprint, self.number);
+            self.description = Arc::new(self.description.with(news));
             match root.create(&path, seal(&self)?.into()).await? {
-                Created::Yes => return Ok(self.number),
-                Created::Taken(_) => self.number += 1,
+                Created::Yes => return Ok(self),
+                Created::Taken(theirs) => {
+                    self.number += 1;
+                    let theirs = unseal::<Manifest>(&theirs).ok();
+                    if let Some(m) =
+                        theirs.filter(|m| m.fingerprint == self.fingerprint && m.schema == SCHEMA)
+                    {
+                        self.description = Arc::new(self.description.under(&m.description));
+                    }
+                }
             }
         }
         Err(caju_types::Error::unavailable(format!(

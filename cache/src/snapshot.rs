@@ -12,7 +12,7 @@ use caju_types::{Error, Fingerprint, Result, SplitKey};
 
 use crate::Cache;
 use crate::encoding::Encoding;
-use crate::manifest::SnapshotDescription;
+use crate::manifest::{SnapshotDescription, SnapshotNews};
 use crate::read::{PartReader, ReadOptions};
 use crate::record::PartMeta;
 use crate::write::PartWriter;
@@ -190,6 +190,16 @@ impl Snapshot {
     pub async fn fold(&self) -> Result<()> {
         self.state.refresh(&self.cache).await?;
         self.state.fold(&self.cache).await
+    }
+
+    /// Tells what was found out about the snapshot since its first part was begun: a new manifest, whose description
+    /// later ones carry on. False, and nothing is written, if that is known already or the snapshot has no part.
+    ///
+    /// # Errors
+    /// What the store says; nothing is lost then.
+    pub async fn tell(&self, news: &SnapshotNews) -> Result<bool> {
+        self.state.refresh(&self.cache).await?;
+        self.state.tell(&self.cache, news).await
     }
 
     /// Says which job uses the snapshot, for `cache ls`. What was read, and the computing that it saved, is

@@ -28,10 +28,13 @@ pub struct SnapshotInfo {
     pub stored_bytes: u64,
     /// Splits that have a part.
     pub splits: u64,
-    /// Splits that the source had when the snapshot was first written, if that was known.
+    /// Splits that the source has, if that is known; of several that share the snapshot the most.
     pub splits_total: Option<u64>,
     /// Rows that `on_error: skip` left out.
     pub skipped: u64,
+    /// Bytes of the source that computing the parts read.
+    #[serde(default)]
+    pub source_bytes: u64,
     /// CPU time that computing the parts took, in seconds.
     pub compute_cpu_s: f64,
     /// When it was last read or written, in seconds since 1970 by the store's clock.
@@ -44,6 +47,17 @@ pub struct SnapshotInfo {
     pub saved_cpu_s: f64,
     /// Whether it is kept from eviction.
     pub pinned: bool,
+}
+
+impl SnapshotInfo {
+    /// `k of n`, or `k` alone where the source's number of splits is unknown, or smaller: then there are parts of
+    /// other sources, or of older versions of its files.
+    pub fn splits_text(&self) -> String {
+        match self.splits_total.filter(|total| *total >= self.splits) {
+            Some(total) => format!("{} of {total}", self.splits),
+            None => self.splits.to_string(),
+        }
+    }
 }
 
 impl fmt::Display for SnapshotInfo {
@@ -64,10 +78,7 @@ impl fmt::Display for SnapshotInfo {
             format_bytes(self.bytes),
             if encodings.is_empty() { "no parts".to_string() } else { encodings.join(", ") }
         )?;
-        match self.splits_total {
-            Some(total) => write!(f, "\n  splits      {} of {total}", self.splits)?,
-            None => write!(f, "\n  splits      {}", self.splits)?,
-        }
+        write!(f, "\n  splits      {}", self.splits_text())?;
         if self.skipped > 0 {
             write!(f, "\n  skipped     {} rows", format_count(self.skipped))?;
         }
@@ -96,6 +107,9 @@ pub struct PartLine {
     pub checksum: String,
     /// Rows that `on_error: skip` left out.
     pub skipped: u64,
+    /// Bytes of the source that were read for it.
+    #[serde(default)]
+    pub source_bytes: u64,
     /// The process that wrote it.
     pub writer: String,
     /// Which commit of the split it is.
@@ -114,6 +128,7 @@ impl PartLine {
             bytes: meta.bytes,
             checksum: meta.checksum.clone(),
             skipped: meta.skipped,
+            source_bytes: meta.source_bytes,
             writer: meta.writer.clone(),
             generation: meta.generation,
             created_unix_ms: meta.created_unix_ms,

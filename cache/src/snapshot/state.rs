@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::PartIndex;
 use crate::Cache;
 use crate::layout::Generation;
-use crate::manifest::{Loaded, Manifest, SCHEMA, SnapshotDescription, consistent, load_commit};
+use crate::manifest::{Loaded, Manifest, SCHEMA, SnapshotDescription, SnapshotNews, consistent, load_commit};
 use crate::record::{Commit, PartMeta, milliseconds, seal, unseal};
 use crate::scan::{CommitKey, Scan};
 use crate::store::{Created, Listed, Root};
@@ -327,7 +327,22 @@ impl SnapshotState {
         if self.known.lock().index.description.is_some() {
             return Ok(());
         }
-        self.write_manifest(cache, Arc::new(describe.clone())).await
+        self.write_manifest(cache, Arc::new(describe.clone()), &SnapshotNews::default()).await
+    }
+
+    /// Writes a manifest with what is new about a snapshot that has parts; false if nothing is.
+    pub(super) async fn tell(&self, cache: &Cache, news: &SnapshotNews) -> Result<bool> {
+        let _turn = self.folding.lock().await;
+        let description = {
+            let known = self.known.lock();
+            let description = known.index.description.clone().unwrap_or_default();
+            if known.index.is_empty() || description.with(news) == *description {
+                return Ok(false);
+            }
+            description
+        };
+        self.write_manifest(cache, description, news).await?;
+        Ok(true)
     }
 
     /// Writes a manifest that covers all records known, if some are not covered yet.
@@ -340,10 +355,15 @@ impl SnapshotState {
             }
             known.index.description.clone().unwrap_or_default()
         };
-        self.write_manifest(cache, description).await
+        self.write_manifest(cache, description, &SnapshotNews::default()).await
     }
 
-    async fn write_manifest(&self, cache: &Cache, description: Arc<SnapshotDescription>) -> Result<()> {
+    async fn write_manifest(
+        &self,
+        cache: &Cache,
+        description: Arc<SnapshotDescription>,
+        news: &SnapshotNews,
+    ) -> Result<()> {
         let root = &cache.root;
         let (number, parts, covered) = {
             let known = self.known.lock();
@@ -358,18 +378,17 @@ impl SnapshotState {
             number,
             attempt: root.unique("manifest"),
             created_unix_ms: milliseconds(root.clock.unix_time()),
-            description: Arc::clone(&description),
+            description,
             parts,
         };
-        let mut kept = manifest.clone();
-        kept.number = manifest.create(root).await?;
-        let path = root.layout.manifest(self.of, kept.number);
+        let kept = manifest.create(root, news).await?;
         let number = kept.number;
+        let path = root.layout.manifest(self.of, number);
         {
             let mut known = self.known.lock();
             // What was committed meanwhile is left for the next one.
             known.uncovered = known.uncovered.saturating_sub(covered);
-            known.index.description = Some(description);
+            known.index.description = Some(Arc::clone(&kept.description));
             let object = Listed { path, bytes: 0, modified_ms: 0, etag: None };
             known.manifest = Some(Loaded { object, manifest: Some(Arc::new(kept)) });
         }

@@ -22,6 +22,11 @@ pub trait Catalog: Send + Sync + 'static {
     /// What is wrong with the definition or its source, naming the place.
     async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound>;
 
+    /// The snapshot at a hint of a definition for a job with this seed; none if that is the definition's own prefix.
+    fn seeded_snapshot(&self, _definition: &Value, _hint: &str, _seed: u64) -> Option<Fingerprint> {
+        None
+    }
+
     /// Where saves may be written; none where there is no storage.
     fn stores(&self) -> Option<Arc<Stores>> {
         None

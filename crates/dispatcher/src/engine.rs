@@ -9,9 +9,9 @@ use caju_cache::SourceListing;
 use caju_engine::source::SourceContext;
 use caju_engine::{BoundPipeline, SetBase, bind};
 use caju_kernels::Registry;
-use caju_pipeline::{DatasetDef, OnError, StageOp, identity, prefix_fingerprints};
+use caju_pipeline::{DatasetDef, OnError, StageOp, canonical_text, identity, prefix_fingerprints, reseeded};
 use caju_runtime::{Stores, SystemClock};
-use caju_types::{Error, Result};
+use caju_types::{Error, Fingerprint, Result};
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use serde_json::Value;
@@ -134,6 +134,12 @@ impl Memory {
 impl Catalog for EngineCatalog {
     fn stores(&self) -> Option<Arc<caju_runtime::Stores>> {
         Some(Arc::clone(&self.ctx.stores))
+    }
+
+    fn seeded_snapshot(&self, definition: &Value, hint: &str, seed: u64) -> Option<Fingerprint> {
+        let def = DatasetDef::from_json(definition).ok()?;
+        let text = canonical_text(&def, def.hint(hint).ok()?.stage_index, &self.registry).ok()?;
+        reseeded(&serde_json::from_str(&text).ok()?, seed).map(|(_, of)| of)
     }
 
     async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound> {

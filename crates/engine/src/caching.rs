@@ -84,6 +84,8 @@ struct Book {
     hint: usize,
     /// Rows below this ordinal were read from a part that then turned out to be damaged.
     skip_below: u64,
+    /// Bytes of the source that were read for it, once all were.
+    source_bytes: u64,
     writer: Option<mpsc::Sender<Piece>>,
 }
 
@@ -390,7 +392,7 @@ impl TaskCache {
         if books.closed {
             return false;
         }
-        books.open.insert(index, Book { hint, skip_below: 0, writer: Some(pieces) });
+        books.open.insert(index, Book { hint, skip_below: 0, source_bytes: 0, writer: Some(pieces) });
         self.open_writers.send_modify(|n| *n += 1);
         drop(books);
         let me = Arc::clone(self);
@@ -452,7 +454,8 @@ impl TaskCache {
     pub(crate) fn resume(&self, index: u64, hint: usize, rows: u64) {
         self.get.fetch_sub(1, Ordering::Relaxed);
         self.compute.fetch_add(1, Ordering::Relaxed);
-        self.books.lock().open.insert(index, Book { hint, skip_below: rows, writer: None });
+        let book = Book { hint, skip_below: rows, source_bytes: 0, writer: None };
+        self.books.lock().open.insert(index, book);
     }
 
     /// Rows of a split that arrive at a hint: stored if they should be. Returns how many of the first
@@ -485,9 +488,9 @@ impl TaskCache {
             }
             books.open.remove(&index)
         };
-        if let Some(writer) = book.and_then(|b| b.writer) {
+        if let Some(Book { writer: Some(writer), source_bytes, .. }) = book {
             let skipped = self.hints.get(hint).map_or(0, |h| self.ctx.skipped_above(index, h.stage));
-            writer.send(Piece::End { skipped }).await.ok();
+            writer.send(Piece::End { skipped, source_bytes }).await.ok();
         }
     }
 }

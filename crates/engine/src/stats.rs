@@ -8,9 +8,8 @@ use caju_proto::v1::StageStats;
 use caju_runtime::thread_cpu_time;
 
 tokio::task_local! {
-    /// The counters of the task for which a split is being read: reads that move to another thread are charged
-    /// to its source.
-    pub(crate) static READER: Arc<TaskStats>;
+    /// Whose reads these are: those that move to another thread are charged to the same split and its task's source.
+    pub(crate) static READER: Arc<SplitReads>;
 }
 
 /// Counters of one stage.
@@ -119,6 +118,35 @@ impl Passage {
     /// Bytes and seconds so far.
     pub fn so_far(&self) -> (u64, f64) {
         (self.bytes.load(Ordering::Relaxed), seconds(&self.ns))
+    }
+}
+
+/// What is read from the source for one split.
+#[derive(Debug)]
+pub(crate) struct SplitReads {
+    task: Arc<TaskStats>,
+    bytes: AtomicU64,
+}
+
+impl SplitReads {
+    pub(crate) fn of(task: Arc<TaskStats>) -> Arc<Self> {
+        Arc::new(Self { task, bytes: AtomicU64::new(0) })
+    }
+
+    /// The source's counters.
+    pub(crate) fn source(&self) -> &StageCounters {
+        self.task.source()
+    }
+
+    /// Counts some bytes, for the split and for its task.
+    pub(crate) fn passed(&self, bytes: u64, took: Duration) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.task.reads.passed(bytes, took);
+    }
+
+    /// Bytes so far.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
     }
 }
 

@@ -236,3 +236,72 @@ fn a_cluster_stores_for_the_next_one() {
     }
     caju(&["cache", "verify", "--cache", root.to_str().unwrap()]).expect_code(0);
 }
+
+/// What `caju cache inspect` says of the only snapshot.
+fn inspected(p: &Pipeline) -> Value {
+    let ask = |args: &[&str]| {
+        let ended =
+            caju_in(p.folder(), &[&["cache"], args, &["--cache", "cache", "--format", "json"]].concat());
+        ended.expect_code(0);
+        serde_json::from_str::<Value>(&ended.stdout).unwrap()
+    };
+    let list = ask(&["ls"]);
+    assert_eq!(list["snapshots"].as_array().unwrap().len(), 1, "{list:#}");
+    ask(&["inspect", list["snapshots"][0]["fingerprint"].as_str().unwrap()])
+}
+
+#[test]
+fn manifests_say_how_many_splits_there_are_and_what_was_read_for_parts() {
+    let p = on_files(json!(["autocache", { "repeat": 2 }, { "batch": 10 }]));
+    let first = full(&p, &["--workers", "2"]);
+    let read = first.epochs("source_bytes_read")[0].as_u64().unwrap();
+    let told = inspected(&p);
+    assert_eq!((&told["info"]["splits"], &told["info"]["splits_total"]), (&json!(3), &json!(3)));
+    assert!(told["description"]["profile"].is_null(), "nobody measured");
+    let parts: Vec<u64> =
+        told["parts"].as_array().unwrap().iter().map(|p| p["source_bytes"].as_u64().unwrap()).collect();
+    let sum: u64 = parts.iter().sum();
+    assert!(parts.iter().all(|n| *n > 0) && sum <= read, "{parts:?} of {read}");
+    assert_eq!(told["info"]["source_bytes"], sum);
+    // The source grows, and one of its parts goes: what is stored is told against what there is.
+    for n in 3..5 {
+        let file = p.folder().join(format!("data/{n}.parquet"));
+        std::fs::copy(p.folder().join("data/0.parquet"), file).unwrap();
+    }
+    full(&p, &[]);
+    let told = inspected(&p);
+    assert_eq!((&told["info"]["splits"], &told["info"]["splits_total"]), (&json!(5), &json!(5)));
+    let part = told["parts"][0]["path"].as_str().unwrap();
+    std::fs::remove_file(p.folder().join("cache/v1").join(part)).unwrap();
+    let text = caju_in(p.folder(), &["cache", "ls", "--cache", "cache"]).stdout;
+    assert!(text.contains("4 of 5"), "{text}");
+}
+
+#[test]
+fn draws_of_another_seed_are_described_too() {
+    let p = on_files(json!([{ "with_columns": { "r": "uniform(0.0, 1.0)" } }, "autocache"]));
+    full(&p, &[]);
+    full(&p, &["--seed", "1"]);
+    let ended = caju_in(p.folder(), &["cache", "ls", "--cache", "cache", "--format", "json"]);
+    let list: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let totals: Vec<&Value> =
+        list["snapshots"].as_array().unwrap().iter().map(|s| &s["splits_total"]).collect();
+    assert_eq!(totals, [&json!(3), &json!(3)]);
+}
+
+#[test]
+fn the_profile_of_a_choice_stands_in_the_manifest() {
+    let p = on_files(json!([{ "sleep": { "per_row": "8ms" } }, "autocache", { "batch": 10 }]));
+    let report = p.report(&["--cache", "cache", "--policy", "auto", "--epochs", "4"]);
+    assert_eq!(report.0["decision"]["choice"]["kind"], "materialize", "{:#}", report.0["decision"]);
+    let told = inspected(&p);
+    let profile = &told["description"]["profile"];
+    assert_eq!(profile["schema"], "caju.profile/v1", "{profile:#}");
+    assert_eq!(told["info"]["splits_total"], 3);
+    // It is the one by which was chosen.
+    std::fs::write(p.folder().join("profile.json"), profile.to_string()).unwrap();
+    let planned = caju_in(p.folder(), &["plan", "profile.json"]);
+    planned.expect_code(0);
+    let planned: Value = serde_json::from_str(&planned.stdout).unwrap();
+    assert_eq!(planned["choice"], report.0["decision"]["choice"]);
+}

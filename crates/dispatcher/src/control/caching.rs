@@ -20,7 +20,7 @@ pub(super) struct Wanted {
 }
 
 impl Core {
-    fn has_cache(&self) -> bool {
+    pub(super) fn has_cache(&self) -> bool {
         !self.config.cache_url.is_empty()
     }
 

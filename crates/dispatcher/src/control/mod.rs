@@ -8,6 +8,7 @@ mod caching;
 mod check;
 mod clients;
 mod datasets;
+mod describing;
 mod leases;
 mod observed;
 mod open;
@@ -55,6 +56,7 @@ pub(crate) struct Core {
     observed: Mutex<Observed>,
     planning: Mutex<Planning>,
     saves: saves::SaveBooks,
+    describing: describing::Describing,
     /// The cache, for looking whether sets of parts are there.
     cache: tokio::sync::OnceCell<Arc<caju_cache::Cache>>,
     started: Duration,
@@ -131,6 +133,7 @@ impl Core {
             observed: Mutex::default(),
             planning: Mutex::default(),
             saves: saves::SaveBooks::default(),
+            describing: describing::Describing::default(),
             cache: tokio::sync::OnceCell::new(),
         });
         if replayed.is_empty() {
@@ -197,6 +200,7 @@ impl Core {
             let iteration = state.iterations.get(id);
             if !iteration.is_some_and(Iteration::is_running) {
                 self.providers.lock().retain(|(i, _), _| i != id);
+                self.describing.settle(*id);
             }
             let mut bells = self.bells.lock();
             if let Some(bell) = bells.get(id) {
@@ -206,6 +210,7 @@ impl Core {
                 bells.remove(id);
                 self.observed.lock().forget(*id);
                 self.planning.lock().forget(*id);
+                self.describing.forget(*id);
             }
         }
     }
@@ -297,7 +302,7 @@ impl Listing {
         let seed = |s: SplitShuffle| s.seed.unwrap_or(self.job_seed);
         let order = bound.shuffle.map(|s| SplitOrder::new(seed(s), self.epoch, self.slot));
         let splits = match sets::plan_of(self.plan.as_deref()) {
-            None => (bound.splits)(),
+            None => core.tallied(self.iteration, &bound, (bound.splits)()),
             Some(plan) => match self.with_set(&core, &bound, plan).await {
                 Ok(sets::Found::Splits(all)) => Box::pin(futures::stream::iter(all.into_iter().map(Ok))),
                 Ok(sets::Found::Groups(mut groups)) => {

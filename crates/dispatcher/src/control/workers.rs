@@ -1,5 +1,7 @@
 //! Workers: registration, heartbeats, what a task is, and how it ended.
 
+use std::sync::Arc;
+
 use caju_proto::v1;
 use caju_types::{Error, ErrorKind, Result, TaskId, WorkerId};
 
@@ -83,7 +85,10 @@ impl Core {
         .await?
     }
 
-    pub(crate) async fn finish_task(&self, request: v1::FinishTaskRequest) -> Result<v1::FinishTaskResponse> {
+    pub(crate) async fn finish_task(
+        self: &Arc<Self>,
+        request: v1::FinishTaskRequest,
+    ) -> Result<v1::FinishTaskResponse> {
         let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
         self.commit(|txn| {
             // A task that is unknown, lost or reported already needs nothing more: its worker may forget it.
@@ -100,6 +105,7 @@ impl Core {
                     self.last_profile(txn, iteration_id, profile.clone());
                 }
                 self.watch(txn, iteration_id);
+                self.describe_soon(txn.state, iteration_id);
                 return Ok(());
             };
             let error = Error::from(failure);

@@ -7,6 +7,8 @@ use caju_cache::{Committed, PartFacts, PartWriter};
 use caju_types::{Error, ErrorKind, Result};
 use tokio::sync::mpsc;
 
+use super::TaskCache;
+
 /// Failures in a row after which the store is left alone for the rest of the task. Each of them was a
 /// request that was tried several times.
 const FAILURES: u32 = 3;
@@ -14,7 +16,7 @@ const FAILURES: u32 = 3;
 /// What a split sends to the writer of its part.
 pub(super) enum Piece {
     Rows(RecordBatch),
-    End { skipped: u64 },
+    End { skipped: u64, source_bytes: u64 },
 }
 
 /// Writes a part from what is sent. Whether it counts now.
@@ -39,8 +41,9 @@ pub(super) async fn write_rows(
                 facts.rows += batch.num_rows() as u64;
                 writer.write(&batch).await?;
             }
-            Piece::End { skipped } => {
+            Piece::End { skipped, source_bytes } => {
                 facts.skipped = skipped;
+                facts.source_bytes = source_bytes;
                 facts.compute_cpu_s = cost(facts.rows);
                 return writer.finish(facts).await.map(Some);
             }
@@ -48,6 +51,15 @@ pub(super) async fn write_rows(
     }
     writer.abort().await;
     Ok(None)
+}
+
+impl TaskCache {
+    /// A split's source was read to its end, which took so many bytes.
+    pub(crate) fn was_read(&self, index: u64, source_bytes: u64) {
+        if let Some(book) = self.books.lock().open.get_mut(&index) {
+            book.source_bytes = source_bytes;
+        }
+    }
 }
 
 /// Whether a task goes on using the store in one direction. A full cache ends it at once, other failures when

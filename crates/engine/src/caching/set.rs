@@ -196,7 +196,9 @@ impl TaskCache {
             let skipped = open.numbers.keys().map(|i| self.ctx.skipped_above(*i, stage)).sum();
             *writing = Writing::Ended(open.covers);
             drop(writing);
-            open.pieces.send(Piece::End { skipped }).await.ok();
+            // All that the task read: its part has all of its splits.
+            let (source_bytes, _) = self.ctx.stats.reads.so_far();
+            open.pieces.send(Piece::End { skipped, source_bytes }).await.ok();
         }
     }
 

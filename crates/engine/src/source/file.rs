@@ -130,9 +130,9 @@ impl SourceFile {
         let run = move || {
             let cpu = thread_cpu_time();
             let (result, bytes, took) = me.run_local(work);
-            if let Some(stats) = reader {
-                stats.source().used(thread_cpu_time().saturating_sub(cpu));
-                stats.reads.passed(bytes, took);
+            if let Some(reads) = reader {
+                reads.source().used(thread_cpu_time().saturating_sub(cpu));
+                reads.passed(bytes, took);
             }
             result
         };
@@ -272,7 +272,7 @@ impl SourceFile {
             return Err(changed(url, &format!("it had {} bytes and has {}", want.size, meta.size)));
         }
         let bytes = result.bytes().await.map_err(error)?;
-        READER.try_with(|stats| stats.reads.passed(bytes.len() as u64, asked.elapsed())).ok();
+        READER.try_with(|reads| reads.passed(bytes.len() as u64, asked.elapsed())).ok();
         if bytes.len() as u64 != range.end - range.start {
             return Err(Error::unavailable(format!(
                 "{url}: the store answered {} bytes instead of {}",

@@ -15,7 +15,7 @@ use crate::caching::{Entry, OpenPart, StoredGroup, TaskCache};
 use crate::chunk::{Chunk, Elements, Run, batch_bytes};
 use crate::context::TaskContext;
 use crate::source::{ReadOptions, Split, SplitRange, child_split};
-use crate::stats::READER;
+use crate::stats::{READER, SplitReads};
 use caju_runtime::Tasks;
 
 /// How splits are read.
@@ -117,8 +117,8 @@ impl Reader {
                 }
             };
             let me = Arc::clone(&self);
-            let stats = Arc::clone(&self.ctx.stats);
-            drop(tasks.spawn(READER.scope(stats, async move {
+            let reads = SplitReads::of(Arc::clone(&self.ctx.stats));
+            drop(tasks.spawn(READER.scope(reads, async move {
                 match group {
                     Some(group) => me.get_group(group, &out).await,
                     None => me.read_one(lease, &out).await,
@@ -202,6 +202,7 @@ impl Reader {
             }
             Entry::Put => {
                 if self.compute(&lease, out).await {
+                    self.cache.was_read(lease.index, READER.try_with(|reads| reads.bytes()).unwrap_or(0));
                     out.send(Ok(Item::EndOfSplit(lease.index))).await.ok();
                 }
             }
