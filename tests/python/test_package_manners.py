@@ -23,7 +23,9 @@ PATIENCE_S = 60
 
 def script(code, folder, **env):
     """A script of its own session, as from a terminal, whose temporary files are in the folder; it prints `ready`."""
-    process = subprocess.Popen([sys.executable, "-c", code], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    # Tests that run in the background of a shell inherit that Ctrl-C is ignored; a terminal's processes do not.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    process = subprocess.Popen([sys.executable, "-c", heed + code], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                start_new_session=True, env=os.environ | {"TMPDIR": str(folder)} | env)
     first = process.stdout.readline()
     assert first == "ready\n", first + process.stderr.read()

@@ -28,7 +28,7 @@ fn sources() {
     for form in forms("Sources") {
         seen.insert(read(&format!("source: {{ {form} }}")).source.name());
     }
-    assert_eq!(seen.len(), 12, "{seen:?}");
+    assert_eq!(seen.len(), 13, "{seen:?}");
 }
 
 #[test]
