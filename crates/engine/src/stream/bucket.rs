@@ -82,6 +82,8 @@ fn pick(chunk: &Chunk, rows: &[u32]) -> Result<Chunk> {
 impl StreamStage for Bucket {
     fn push(&mut self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<Flow> {
         let classes = self.classes(&chunk)?;
+        // Full batches by the row that filled them: the order in which they would come row by row.
+        let mut full: Vec<(u32, Chunk)> = Vec::new();
         for class in 0..self.sizes.len() {
             let rows: Vec<u32> =
                 (0u32..).zip(&classes).filter(|(_, c)| **c == class).map(|(i, _)| i).collect();
@@ -95,11 +97,15 @@ impl StreamStage for Bucket {
                 self.pending[class].add(picked.slice_rows(at, n));
                 at += n;
                 if self.pending[class].rows() == self.sizes[class]
-                    && let Some(full) = self.pending[class].finish()
+                    && let Some(batch) = self.pending[class].finish()
                 {
-                    self.emit(full, out)?;
+                    full.push((rows[at - 1], batch));
                 }
             }
+        }
+        full.sort_unstable_by_key(|(filled, _)| *filled);
+        for (_, batch) in full {
+            self.emit(batch, out)?;
         }
         Ok(Flow::More)
     }
@@ -113,5 +119,48 @@ impl StreamStage for Bucket {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+    use caju_kernels::{Limits, Registry};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn chunk(range: std::ops::Range<i64>) -> Chunk {
+        let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(range.clone()));
+        let len = u64::try_from(range.end - range.start).unwrap();
+        let run = Run { split: 0, start: u64::try_from(range.start).unwrap(), len };
+        Chunk::rows_of(RecordBatch::try_from_iter([("id", ids)]).unwrap(), vec![run])
+    }
+
+    /// The ids of the batches of rows 0 to 99, of which chunks end at `cuts`.
+    fn batches(mut cuts: Vec<i64>) -> Vec<Vec<i64>> {
+        cuts.extend([0, 100]);
+        cuts.sort_unstable();
+        cuts.dedup();
+        let registry = Registry::new(Limits::default());
+        let schema = chunk(0..1).schema();
+        let length = registry.bind("bucket", &[("length".into(), "id * 7 % 10".into())], &schema).unwrap();
+        let mut bucket = Bucket::new(length, "here".into(), vec![3, 6], vec![5, 3, 4], false, None);
+        let mut out = Vec::new();
+        for ends in cuts.windows(2) {
+            bucket.push(chunk(ends[0]..ends[1]), &mut out).unwrap();
+        }
+        bucket.flush(&mut out).unwrap();
+        let ids = |c: &Chunk| c.concat().unwrap().column(0).as_primitive::<Int64Type>().values().to_vec();
+        out.iter().map(ids).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn batches_and_their_order_do_not_depend_on_chunks(cuts in prop::collection::vec(0i64..100, 0..30)) {
+            prop_assert_eq!(batches(cuts), batches((0..100).collect()));
+        }
     }
 }
