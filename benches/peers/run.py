@@ -293,9 +293,23 @@ def markdown(rows):
     return "\n".join(out) + "\n"
 
 
-def main():
-    out = open(args.out, "a") if args.out else None
+def report(results, args, markdown):
+    """Shows every result as it comes, appends it to --out, and writes the tables of all to --markdown."""
     rows = []
+    for r in results:
+        rows.append(r)
+        line = json.dumps(r)
+        print(line[:220], flush=True)
+        if args.out:
+            with open(args.out, "a") as out:
+                print(line, file=out)
+    text = markdown(rows)
+    print("\n" + text)
+    if args.markdown:
+        args.markdown.write_text(text)
+
+
+def results():
     with tempfile.TemporaryDirectory() as folder:
         works = caju_works(pathlib.Path(folder))
         for rep in range(1, args.reps + 1):
@@ -303,16 +317,22 @@ def main():
                 runs = [lambda p=p: peer(work, *p) for p in PEERS[work]] if not args.no_peers else []
                 for run in [*works[work], *runs]:
                     for r in run():
-                        r["rep"] = rep
-                        rows.append(r)
-                        line = json.dumps(r)
-                        print(line[:220], flush=True)
-                        if out:
-                            print(line, file=out, flush=True)
-    text = markdown(rows)
-    print("\n" + text)
-    if args.markdown:
-        args.markdown.write_text(text)
+                        yield {**r, "rep": rep}
+
+
+def chosen_of(args, works):
+    """The works that --only names."""
+    chosen = args.only.split(",")
+    if odd := [w for w in chosen if w not in works]:
+        sys.exit(f"error: unknown work {odd}; there are {list(works)}")
+    return chosen
+
+
+def binaries(args, *names):
+    """Ends with the way out unless all these are built."""
+    for name in names:
+        if not (args.bin / name).exists():
+            sys.exit(f"error: {args.bin / name} is not there; build it with `cargo build --release -p caju -p caju-benches`")
 
 
 if __name__ == "__main__":
@@ -327,10 +347,6 @@ if __name__ == "__main__":
     p.add_argument("--out", type=pathlib.Path, help="append JSON lines here")
     p.add_argument("--markdown", type=pathlib.Path, help="write the tables here")
     args = p.parse_args()
-    chosen = args.only.split(",")
-    if odd := [w for w in chosen if w not in PEERS]:
-        sys.exit(f"error: unknown work {odd}; there are {list(PEERS)}")
-    for name in ("caju", "touch-each"):
-        if not (args.bin / name).exists():
-            sys.exit(f"error: {args.bin / name} is not there; build it with `cargo build --release -p caju -p caju-benches`")
-    main()
+    chosen = chosen_of(args, PEERS)
+    binaries(args, "caju", "touch-each")
+    report(results(), args, markdown)

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, BinaryArray, Int64Array, RecordBatch, StringArray};
 use caju_runtime::Stores;
+use caju_types::{Error, Result};
 use jpeg_encoder::{ColorType, Encoder};
+use serde_json::Value;
 
 /// The options of stores that the environment gives, as the binary takes them.
 pub fn store_options() -> BTreeMap<String, String> {
@@ -15,6 +17,27 @@ pub fn store_options() -> BTreeMap<String, String> {
         .map(|(key, value)| (key.to_lowercase(), value))
         .filter(|(key, _)| key.starts_with("aws_") && Stores::known_option(key))
         .collect()
+}
+
+/// Runs a benchmark's program with its arguments: its report on standard output, or its error and exit code.
+pub fn program<F>(run: impl FnOnce(Vec<String>) -> F) -> std::process::ExitCode
+where
+    F: Future<Output = Result<Value>>,
+{
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let done = tokio::runtime::Runtime::new()
+        .map_err(|e| Error::exhausted(format!("cannot start threads: {e}")))
+        .and_then(|runtime| runtime.block_on(run(args)));
+    match done {
+        Ok(report) => {
+            println!("{report}");
+            std::process::ExitCode::SUCCESS
+        }
+        Err(e) => {
+            eprintln!("error: {e}");
+            std::process::ExitCode::from(e.kind().exit_code())
+        }
+    }
 }
 
 /// A JPEG of this size: smooth regions, edges and texture, at the quality that makes about 110 KB of 500x375.

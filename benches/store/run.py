@@ -34,6 +34,9 @@ import tempfile
 import threading
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benches" / "peers"))
+from run import binaries, chosen_of, report  # noqa: E402
+
 TICK = os.sysconf("SC_CLK_TCK")
 
 PARSE = """  - parse_example: { features: { "image/encoded": bytes, "image/class/label": int64 } }
@@ -73,9 +76,29 @@ def pipeline(folder, name, steps, path=None, split=None, batch=256):
 
 
 # ---------------------------------------------------------------- processes
+WARM = """
+import ctypes, mmap, sys
+size = int(sys.argv[1])
+memory = mmap.mmap(-1, size)
+memory.madvise(mmap.MADV_HUGEPAGE)
+ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(memory)), 1, size)
+"""
+
+
+def warm():
+    """Touches as much memory as a run may take, and frees it.
+
+    A virtual machine gives free pages back to its host, and the first touch of one then costs ten times as much as
+    writing it: a run would be charged for what ran before it. `dd` of 600 MB into a file takes 0.16 s of CPU time
+    right behind this, and 0.5 to 1.6 s a few seconds later.
+    """
+    subprocess.run([sys.executable, "-c", WARM, str(args.warm_gb << 30)], check=True)
+
+
 def run(command, env=None, watch=False):
     """A process to its end: what it printed, what it used, and its peak of anonymous memory in bytes if watched."""
     command = [str(c) for c in command]
+    warm()
     p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={**os.environ, **(env or {})})
     peak, over = [0], threading.Event()
 
@@ -284,22 +307,12 @@ def markdown(rows):
     return "\n".join(out)
 
 
-def main():
-    rows = []
+def results():
     with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
         for rep in range(1, args.reps + 1):
             for work in chosen:
                 for r in WORKS[work](pathlib.Path(folder)):
-                    r["rep"] = rep
-                    rows.append(r)
-                    print(json.dumps(r), flush=True)
-                    if args.out:
-                        with open(args.out, "a") as out:
-                            print(json.dumps(r), file=out)
-    text = markdown(rows)
-    print("\n" + text)
-    if args.markdown:
-        args.markdown.write_text(text)
+                    yield {**r, "rep": rep}
 
 
 if __name__ == "__main__":
@@ -309,15 +322,12 @@ if __name__ == "__main__":
     p.add_argument("--reps", type=int, default=3)
     p.add_argument("--only", default=",".join(WORKS), help="works, separated by commas")
     p.add_argument("--scratch", type=pathlib.Path, help="folder for caches and generated photos; the system's temporary folder by default")
+    p.add_argument("--warm-gb", type=int, default=4, help="GiB of memory that are touched before each run")
     p.add_argument("--in-flight", type=int, default=8, help="bare GETs at a time")
     p.add_argument("--large-rows", type=int, default=2000, help="rows of the part of `memory`, 600 kB each")
     p.add_argument("--out", type=pathlib.Path, help="append JSON lines here")
     p.add_argument("--markdown", type=pathlib.Path, help="write the tables here")
     args = p.parse_args()
-    chosen = args.only.split(",")
-    if odd := [w for w in chosen if w not in WORKS]:
-        sys.exit(f"error: unknown work {odd}; there are {list(WORKS)}")
-    for name in ("caju", "touch-each", "s3-server", "bare-gets"):
-        if not (args.bin / name).exists():
-            sys.exit(f"error: {args.bin / name} is not there; build it with `cargo build --release -p caju -p caju-benches`")
-    main()
+    chosen = chosen_of(args, WORKS)
+    binaries(args, "caju", "touch-each", "s3-server", "bare-gets")
+    report(results(), args, markdown)

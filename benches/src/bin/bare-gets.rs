@@ -18,20 +18,7 @@ use serde_json::{Value, json};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> std::process::ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let done = tokio::runtime::Runtime::new()
-        .map_err(|e| Error::exhausted(format!("cannot start threads: {e}")))
-        .and_then(|runtime| runtime.block_on(run(&args)));
-    match done {
-        Ok(report) => {
-            println!("{report}");
-            std::process::ExitCode::SUCCESS
-        }
-        Err(e) => {
-            eprintln!("error: {e}");
-            std::process::ExitCode::from(e.kind().exit_code())
-        }
-    }
+    caju_benches::program(|args| async move { run(&args).await })
 }
 
 async fn run(args: &[String]) -> Result<Value> {
