@@ -220,10 +220,7 @@ async fn check(seed: u64) {
         || above.contains("shuffle") && case.yaml.contains("take");
     let later = u64::from(!frozen);
     // The order counts where it is promised, and is that of the epoch that stored the rows.
-    // In which order buckets fill is a matter of the engine's batches too.
-    let in_order = case.def.options.deterministic
-        && (later == 0 || !above.contains("shuffle"))
-        && !above.contains("bucket");
+    let in_order = case.def.options.deterministic && (later == 0 || !above.contains("shuffle"));
     let arranged = |rows| if in_order { rows } else { sorted(rows) };
     let plain = How { seed: job, deterministic: case.def.options.deterministic, ..How::default() };
     let want = arranged(world.pair.computed(plain).await);
