@@ -88,3 +88,18 @@ pub fn ints(values: impl IntoIterator<Item = i64>) -> ArrayRef {
 pub fn strings<'a>(values: impl IntoIterator<Item = &'a str>) -> ArrayRef {
     Arc::new(arrow_array::StringArray::from_iter_values(values))
 }
+
+/// The paths of all files below a folder, sorted; none if there is no such folder.
+pub fn below(folder: &Path) -> Vec<String> {
+    let mut out = Vec::new();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            out.extend(below(&path));
+        } else {
+            out.push(path.display().to_string());
+        }
+    }
+    out.sort();
+    out
+}

@@ -97,6 +97,12 @@ impl Report {
         self.epochs("batches").iter().map(|v| v.as_u64().unwrap()).collect()
     }
 
+    /// How many splits of an epoch were computed, stored, and read.
+    pub fn splits(&self, epoch: usize) -> [u64; 3] {
+        let of = &self.epochs("splits")[epoch];
+        ["compute", "put", "get"].map(|mode| of[mode].as_u64().unwrap())
+    }
+
     /// The checksum of each epoch's rows.
     pub fn checksums(&self) -> Vec<String> {
         self.epochs("rows_checksum").iter().map(|v| v.as_str().unwrap().to_string()).collect()

@@ -12,11 +12,6 @@ use serde_json::{Value, json};
 
 const FULL: [&str; 4] = ["--cache", "cache", "--policy", "full"];
 
-fn splits(report: &Report, epoch: usize) -> [u64; 3] {
-    let of = &report.epochs("splits")[epoch];
-    ["compute", "put", "get"].map(|mode| of[mode].as_u64().unwrap())
-}
-
 /// The files of parts below a pipeline's cache.
 fn parts(p: &Pipeline) -> Vec<PathBuf> {
     let Ok(snapshots) = std::fs::read_dir(p.folder().join("cache/v1")) else { return Vec::new() };
@@ -57,7 +52,7 @@ fn snp_01_cache_only_reads_without_the_source() {
     // The same rows in the same order, random stages below included.
     let alone = p.report(&["--cache", "cache", "--cache-only", "--epochs", "2"]);
     assert_eq!(alone.checksums(), stored.checksums());
-    assert_eq!((splits(&alone, 0), alone.epochs("source_bytes_read")[0].clone()), ([0, 0, 3], json!(0)));
+    assert_eq!((alone.splits(0), alone.epochs("source_bytes_read")[0].clone()), ([0, 0, 3], json!(0)));
     // As a setting of the pipeline, with other stages below.
     def(json!({ "cache_only": true }), json!({ "filter": "id < 150" }));
     assert_eq!(p.report(&["--cache", "cache"]).rows(), [150]);
@@ -78,7 +73,7 @@ fn snp_01_cache_only_reads_without_the_source() {
 fn snp_02_parts_are_splits_and_a_hint_takes_no_functions() {
     let p = Pipeline::of(json!({ "range": 12_000 }), json!([{ "autocache": "h" }]));
     let (want, whole) = (p.report(&["--policy", "compute"]).checksums(), p.report(&FULL));
-    assert_eq!((whole.checksums(), splits(&whole, 0)[1] as usize), (want.clone(), parts(&p).len()));
+    assert_eq!((whole.checksums(), whole.splits(0)[1] as usize), (want.clone(), parts(&p).len()));
     assert_eq!(p.report(&FULL).checksums(), want);
     let hint = |more: Value| {
         let mut hint = json!({ "name": "h" });
@@ -104,7 +99,7 @@ fn snp_17_parts_are_no_larger_than_a_split_and_one_element() {
         let p = p.with_file("data.tfrecord", &files::tfrecord(&records));
         let report = p.report(&[&FULL[..], &["--encoding", encoding, "--epochs", "2"]].concat());
         assert_eq!(report.rows(), [10, 10]);
-        assert_eq!(splits(&report, 1)[2] as usize, parts(&p).len());
+        assert_eq!(report.splits(1)[2] as usize, parts(&p).len());
         parts(&p).iter().map(|f| f.metadata().unwrap().len() as usize).collect::<Vec<_>>()
     };
     let raw = run("500KiB", "arrow/none");
@@ -135,7 +130,7 @@ fn snp_20_an_interrupted_first_pass_is_no_loss() {
     run.wait();
     let report = p.report(&[&FULL[..], &["--epochs", "2"]].concat());
     assert_eq!(report.checksums(), [&want[..], &want].concat());
-    let first = splits(&report, 0);
+    let first = report.splits(0);
     assert!(first[2] >= 1 && first.iter().sum::<u64>() == 12, "{first:?}");
     caju_in(p.folder(), &["cache", "verify", "--cache", "cache"]).expect_code(0);
 }
@@ -168,13 +163,13 @@ fn sto_11_a_store_that_fails_is_tried_again_within_bounds() {
     s3.fail(&ALL, 2, 1);
     let (report, _) = run("2");
     assert_eq!(report.checksums(), vec![want.clone(); 2]);
-    assert_eq!((splits(&report, 0), splits(&report, 1)), ([0, 6, 0], [0, 0, 6]));
+    assert_eq!((report.splits(0), report.splits(1)), ([0, 6, 0], [0, 0, 6]));
     let failed = s3.requests().failed;
     assert!(failed >= 20, "{failed} requests failed");
     // What never works is given up, and the job goes on without.
     s3.fail(&ALL, 1, 0);
     let (report, ended) = run("1");
-    assert_eq!((report.checksums(), splits(&report, 0)), (vec![want], [6, 0, 0]));
+    assert_eq!((report.checksums(), report.splits(0)), (vec![want], [6, 0, 0]));
     assert!(ended.stderr.contains("the cache cannot be used here"), "{}", ended.stderr);
     let tries = s3.requests().failed - failed;
     assert!((2..200).contains(&tries), "{tries} requests");
@@ -196,7 +191,7 @@ fn sto_14_folders_side_by_side_do_not_mix() {
         let report = p.report(&FULL);
         let want = p.report(&["--policy", "compute"]).checksums();
         assert_eq!(report.checksums(), want, "{folder}");
-        (report.rows()[0], splits(&report, 0))
+        (report.rows()[0], report.splits(0))
     };
     assert_eq!(of("train"), (200, [0, 2, 0]));
     assert_eq!(of("val"), (50, [0, 1, 0]), "the same stages, and nothing of the other's");

@@ -42,22 +42,8 @@ fn root(folder: &TempDir) -> String {
     folder.path().join("cache").to_str().unwrap().to_string()
 }
 
-/// Everything that lies below a folder.
-fn below(folder: &Path) -> Vec<String> {
-    let mut out = Vec::new();
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if path.is_dir() {
-            out.extend(below(&path));
-        } else {
-            out.push(path.display().to_string());
-        }
-    }
-    out
-}
-
 fn parts(root: &str) -> Vec<String> {
-    below(Path::new(root)).into_iter().filter(|f| f.ends_with(".arrow")).collect()
+    files::below(Path::new(root)).into_iter().filter(|f| f.ends_with(".arrow")).collect()
 }
 
 /// Looks at a folder until there is something to see, or a process has ended; there is no event to wait for.
@@ -72,11 +58,6 @@ fn watch(until: impl Fn() -> bool) {
 fn verify(root: &str) {
     let folder = tempdir().unwrap();
     caju_in(folder.path(), &["cache", "verify", "--cache", root]).expect_code(0);
-}
-
-fn splits(report: &Report, epoch: usize) -> [u64; 3] {
-    let of = &report.epochs("splits")[epoch];
-    ["compute", "put", "get"].map(|mode| of[mode].as_u64().unwrap())
 }
 
 fn next(state: &mut u64) -> u64 {
@@ -95,13 +76,13 @@ fn workers_killed_while_they_store() {
     let (mut seed, mut done, mut round) = (7, 0, 0);
     while done < kills {
         let p = stored(round, "30us");
-        let before = below(folder.path()).len() as u64;
+        let before = files::below(folder.path()).len() as u64;
         let read = cluster.start_read(&p, &["--epochs", "3", "--policy", "full", "--report", "r.json"]);
         let over = || p.folder().join("r.json").exists();
         for kill in 0..4 {
             // A moment between the first claim and the last commit.
             let moment = before + 1 + kill * 9 + next(&mut seed) % 9;
-            watch(|| below(folder.path()).len() as u64 >= moment || over());
+            watch(|| files::below(folder.path()).len() as u64 >= moment || over());
             if over() {
                 break;
             }
@@ -159,7 +140,7 @@ fn a_dispatcher_killed_while_rows_are_stored() {
     read("two", "two.json").wait().expect_code(0);
     let report = Report::load(&p.folder().join("two.json"));
     assert_eq!(report.checksums(), vec![want; 3]);
-    assert_eq!(splits(&report, 0), [0, 0, SPLITS]);
+    assert_eq!(report.splits(0), [0, 0, SPLITS]);
     for worker in workers {
         worker.terminate().expect_code(0);
     }
@@ -175,7 +156,7 @@ fn a_full_cache_stops_storing_and_nothing_else() {
     let p = stored(0, "20us");
     let report = cluster.report(&p, &["--epochs", "2", "--policy", "full"]);
     assert_eq!(report.checksums(), vec![expected(); 2]);
-    assert!(splits(&report, 1)[0] > SPLITS / 2, "{:?}", splits(&report, 1));
+    assert!(report.splits(1)[0] > SPLITS / 2, "{:?}", report.splits(1));
     cluster.workers[0].process.wait_for_error_line("storing rows is turned off");
     cluster.stop();
     verify(&root);
@@ -221,14 +202,14 @@ fn another_job_reads_what_is_still_being_written() {
     watch(|| parts(&root).len() > 3);
     let report = reading.report(&fast, &["--policy", "full"]);
     assert_eq!(report.checksums(), std::slice::from_ref(&want));
-    assert!(splits(&report, 0)[2] >= 2, "{:?}", splits(&report, 0));
+    assert!(report.splits(0)[2] >= 2, "{:?}", report.splits(0));
     first.wait().expect_code(0);
     assert_eq!(Report::load(&slow.folder().join("r.json")).checksums(), std::slice::from_ref(&want));
     // What is left over is filled, and then everything is read, wherever it was written.
     reading.report(&fast, &["--policy", "full"]);
     let report = writing.report(&slow, &["--policy", "full"]);
     assert_eq!(report.checksums(), [want]);
-    assert_eq!(splits(&report, 0), [0, 0, SPLITS]);
+    assert_eq!(report.splits(0), [0, 0, SPLITS]);
     writing.stop();
     reading.stop();
     verify(&root);
@@ -257,7 +238,7 @@ fn files_that_change_come_and_go() {
         let report = p.report(&["--cache", "cache", "--policy", "full"]);
         let computed = p.report(&["--policy", "compute"]);
         assert_eq!(report.checksums(), computed.checksums());
-        splits(&report, 0)
+        report.splits(0)
     };
     assert_eq!(run(&p), [0, 4, 0]);
     assert_eq!(run(&p), [0, 0, 4]);
@@ -305,7 +286,7 @@ async fn workers_killed_while_they_store_in_s3() {
             Process::caju(p.folder(), &[&args[..], &["--policy", "full", "--report", "r.json"]].concat());
         for moment in [3, 9, 16] {
             let limit = Instant::now() + Duration::from_secs(10);
-            watch(|| below(&bucket).len() >= moment || Instant::now() > limit);
+            watch(|| files::below(&bucket).len() >= moment || Instant::now() > limit);
             workers.remove(0).process.signal("KILL");
             workers.push(worker());
         }

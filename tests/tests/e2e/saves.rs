@@ -63,7 +63,7 @@ fn sav_01_what_is_saved_is_loaded_and_sft_19() {
         let report = load(&to, json!([])).report(&["--workers", workers]);
         assert_eq!(report.rows(), [rows]);
         assert_eq!(sum(&report), expected(&p));
-        let files = below(Path::new(&to));
+        let files = files::below(Path::new(&to));
         assert!(!files.iter().any(|f| f.contains("/claims/") || f.contains("/writers/")), "{files:?}");
         let caju = caju_in(p.folder(), &["cache", "verify", "--cache", &to]);
         if rows > 0 {
@@ -72,20 +72,6 @@ fn sav_01_what_is_saved_is_loaded_and_sft_19() {
     }
     save(&range(5000, json!([])), &at("ordered"), &[]);
     assert!(begins_like_a_range(&at("ordered"), 3000));
-}
-
-fn below(folder: &Path) -> Vec<String> {
-    let mut out = Vec::new();
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if path.is_dir() {
-            out.extend(below(&path));
-        } else {
-            out.push(path.display().to_string());
-        }
-    }
-    out.sort();
-    out
 }
 
 #[test]
@@ -191,7 +177,7 @@ fn sav_09_nothing_is_there() {
         cluster.read(&p, &[]).expect_code(2).expect_error(&["no save at"]);
         cluster.stop();
     }
-    assert_eq!(below(folder.path()), Vec::<String>::new(), "looking writes nothing");
+    assert_eq!(files::below(folder.path()), Vec::<String>::new(), "looking writes nothing");
 }
 
 #[test]
@@ -292,11 +278,11 @@ fn what_is_stored_is_not_computed_again_and_growing_data_is_added() {
     };
     (0..4).for_each(grow);
     save(&p, &at("s"), &[]);
-    let before = below(Path::new(&at("s")));
+    let before = files::below(Path::new(&at("s")));
     (4..6).for_each(grow);
     let saved = save(&p, &at("s"), &[]);
     assert_eq!((&saved["rows"], &saved["splits_total"]), (&json!(600), &json!(6)));
-    let after = below(Path::new(&at("s")));
+    let after = files::below(Path::new(&at("s")));
     let parts =
         |all: &[String]| -> Vec<String> { all.iter().filter(|f| f.ends_with(".arrow")).cloned().collect() };
     assert_eq!((parts(&before).len(), parts(&after).len()), (4, 6));
@@ -308,7 +294,7 @@ fn what_is_stored_is_not_computed_again_and_growing_data_is_added() {
 fn damage_is_an_error_that_names_the_part() {
     let (_folder, at) = place();
     save(&range(3000, json!([])), &at("s"), &[]);
-    let part = below(Path::new(&at("s"))).into_iter().find(|f| f.ends_with(".arrow")).unwrap();
+    let part = files::below(Path::new(&at("s"))).into_iter().find(|f| f.ends_with(".arrow")).unwrap();
     let mut bytes = std::fs::read(&part).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;

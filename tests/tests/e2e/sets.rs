@@ -20,11 +20,6 @@ fn add_file(p: &Pipeline, n: i64) {
     files::parquet(&path, vec![("id", files::ints(n * 100..(n + 1) * 100))]);
 }
 
-fn splits(report: &Report, epoch: usize) -> [u64; 3] {
-    let of = &report.epochs("splits")[epoch];
-    ["compute", "put", "get"].map(|mode| of[mode].as_u64().unwrap())
-}
-
 const FULL: [&str; 4] = ["--cache", "cache", "--policy", "full"];
 
 fn full(p: &Pipeline, more: &[&str]) -> Report {
@@ -62,11 +57,11 @@ fn rows_behind_shuffle_and_batch_are_stored_and_read() {
         let report = full(&p, &["--epochs", "3", "--workers", workers]);
         assert_eq!(report.checksums(), vec![want.checksums()[0].clone(); 3]);
         assert_eq!(report.batches(), vec![want.batches()[0]; 3], "the short batches are merged");
-        assert_eq!([0, 1, 2].map(|e| splits(&report, e)), [[0, 4, 0], [0, 0, 4], [0, 0, 4]]);
+        assert_eq!([0, 1, 2].map(|e| report.splits(e)), [[0, 4, 0], [0, 0, 4], [0, 0, 4]]);
         assert_eq!(report.epochs("source_bytes_read")[1], json!(0));
     }
     // Another process, with another number of workers.
-    assert_eq!(splits(&full(&p, &["--workers", "3"]), 0), [0, 0, 4]);
+    assert_eq!(full(&p, &["--workers", "3"]).splits(0), [0, 0, 4]);
     let hint = explained(&p);
     assert_eq!(
         (&hint["state"], &hint["behind"], &hint["rows"]),
@@ -79,15 +74,15 @@ fn rows_behind_shuffle_and_batch_are_stored_and_read() {
 #[test]
 fn a_source_that_grew_is_stored_anew() {
     let p = on_files(2, json!([{ "repeat": 2 }, { "shuffle": 30 }, "autocache", { "batch": 10 }]));
-    assert_eq!(splits(&full(&p, &[]), 0), [0, 4, 0]);
+    assert_eq!(full(&p, &[]).splits(0), [0, 4, 0]);
     add_file(&p, 2);
     assert_eq!(explained(&p)["state"], "miss");
     let report = full(&p, &["--epochs", "2"]);
     assert_eq!(report.rows(), [600, 600]);
-    assert_eq!([0, 1].map(|e| splits(&report, e)), [[0, 6, 0], [0, 0, 6]]);
+    assert_eq!([0, 1].map(|e| report.splits(e)), [[0, 6, 0], [0, 0, 6]]);
     // The smaller source is still known.
     fs::remove_file(p.folder().join("data/2.parquet")).unwrap();
-    assert_eq!(splits(&full(&p, &[]), 0), [0, 0, 4]);
+    assert_eq!(full(&p, &[]).splits(0), [0, 0, 4]);
 }
 
 #[test]
@@ -103,11 +98,7 @@ fn a_damaged_part_costs_the_set_and_no_row() {
         }
         let report = full(&p, &["--epochs", "3"]);
         assert_eq!(report.checksums(), vec![want.checksums()[0].clone(); 3], "damaged at {thousandth}/1000");
-        assert_eq!(
-            [1, 2].map(|e| splits(&report, e)),
-            [[0, 3, 0], [0, 0, 3]],
-            "damaged at {thousandth}/1000"
-        );
+        assert_eq!([1, 2].map(|e| report.splits(e)), [[0, 3, 0], [0, 0, 3]], "damaged at {thousandth}/1000");
     }
 }
 
@@ -128,7 +119,7 @@ fn a_worker_that_is_killed_costs_the_set_and_no_row() {
     reading.wait().expect_code(0);
     let report = Report::load(&p.folder().join("out.json"));
     assert_eq!(report.rows(), [40_000]);
-    assert_eq!(splits(&report, 0)[1..], [0, 0]);
+    assert_eq!(report.splits(0)[1..], [0, 0]);
     assert_eq!(explained(&p)["state"], "miss");
     cluster.stop();
 }

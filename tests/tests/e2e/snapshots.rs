@@ -21,11 +21,6 @@ fn on_files(steps: Value) -> Pipeline {
     p
 }
 
-fn splits(report: &Report, epoch: usize) -> [u64; 3] {
-    let of = &report.epochs("splits")[epoch];
-    ["compute", "put", "get"].map(|mode| of[mode].as_u64().unwrap())
-}
-
 const FULL: [&str; 4] = ["--cache", "cache", "--policy", "full"];
 
 fn full(p: &Pipeline, more: &[&str]) -> Report {
@@ -47,10 +42,10 @@ fn snapshots(p: &Pipeline) -> usize {
 fn snp_01_a_second_job_opens_no_source() {
     let p = on_files(json!(["autocache", { "batch": 10 }]));
     let first = full(&p, &[]);
-    assert_eq!(splits(&first, 0), [0, 3, 0]);
+    assert_eq!(first.splits(0), [0, 3, 0]);
     let second = full(&p, &["--epochs", "2"]);
     assert_eq!(second.checksums(), vec![computed(&p).checksums()[0].clone(); 2]);
-    assert_eq!(splits(&second, 1), [0, 0, 3]);
+    assert_eq!(second.splits(1), [0, 0, 3]);
     assert_eq!(second.epochs("source_bytes_read")[1], json!(0));
     std::fs::remove_dir_all(p.folder().join("data")).unwrap();
     p.run(&FULL).expect_code(2).expect_error(&["data"]);
@@ -74,7 +69,7 @@ fn snp_05_equal_pipelines_store_once_and_snp_10() {
     assert!(!p.folder().join("cache").exists(), "nothing is written before something is read");
     full(&p, &[]);
     let again = full(&p, &[]);
-    assert_eq!(splits(&again, 0), [0, 0, 3]);
+    assert_eq!(again.splits(0), [0, 0, 3]);
     assert_eq!(snapshots(&p), 1);
 }
 
@@ -108,7 +103,7 @@ fn snp_09_an_endless_repeat_over_a_snapshot_that_is_being_finished() {
 fn snp_11_policies_are_exact() {
     let p =
         on_files(json!([{ "autocache": "a" }, { "with_columns": { "x": "id + 1" } }, { "autocache": "b" }]));
-    let run = |policy: &str| splits(&p.report(&["--cache", "cache", "--policy", policy]), 0);
+    let run = |policy: &str| p.report(&["--cache", "cache", "--policy", policy]).splits(0);
     assert_eq!(run("compute"), [3, 0, 0]);
     assert_eq!(run("hint:a"), [0, 3, 0]);
     assert_eq!(run("hint:b"), [0, 3, 0], "one hint never reads another one's");
@@ -132,7 +127,7 @@ fn snp_13_any_encoding_any_number_of_workers_and_sto_15() {
         let args = ["--cache", &cache, "--policy", "full", "--encoding", encoding, "--workers", workers];
         let report = p.report(&[&args[..], &["--epochs", "2"]].concat());
         assert_eq!(report.checksums(), [&want[..], &want[..]].concat(), "{encoding}");
-        assert_eq!(splits(&report, 1), [0, 0, 3], "{encoding}");
+        assert_eq!(report.splits(1), [0, 0, 3], "{encoding}");
     }
     p.run(&["--cache", "cache", "--encoding", "arrow/gzip"]).expect_code(2);
 }
@@ -148,7 +143,7 @@ fn snp_14_the_order_of_keys_is_no_difference() {
         std::fs::write(p.path(), text).unwrap();
         assert_eq!(full(&p, &[]).rows(), [100]);
     }
-    assert_eq!(splits(&full(&p, &[]), 0), [0, 0, 2]);
+    assert_eq!(full(&p, &[]).splits(0), [0, 0, 2]);
     assert_eq!(snapshots(&p), 1);
 }
 
@@ -162,7 +157,7 @@ fn snp_18_a_stage_behind_a_finished_snapshot() {
     });
     std::fs::write(p.path(), more.to_string()).unwrap();
     let report = full(&p, &[]);
-    assert_eq!(splits(&report, 0), [0, 0, 3]);
+    assert_eq!(report.splits(0), [0, 0, 3]);
     assert_eq!((report.rows(), report.checksums()), (vec![150], computed(&p).checksums()));
 }
 
@@ -178,7 +173,7 @@ fn sto_08_parts_removed_by_hand_are_made_again() {
     }
     let report = full(&p, &["--epochs", "2"]);
     assert_eq!(report.checksums(), [&want[..], &want[..]].concat());
-    assert_eq!((splits(&report, 0), splits(&report, 1)), ([0, 3, 0], [0, 0, 3]));
+    assert_eq!((report.splits(0), report.splits(1)), ([0, 3, 0], [0, 0, 3]));
     caju_in(p.folder(), &["cache", "verify", "--cache", "cache"]).expect_code(0);
 }
 
@@ -197,10 +192,10 @@ fn another_seed_finds_no_draws_of_the_first() {
     let p = on_files(json!([{ "with_columns": { "r": "uniform(0.0, 1.0)" } }, "autocache"]));
     let zero = full(&p, &[]);
     let one = full(&p, &["--seed", "1"]);
-    assert_eq!(splits(&one, 0), [0, 3, 0]);
+    assert_eq!(one.splits(0), [0, 3, 0]);
     assert_ne!(zero.checksums(), one.checksums());
     assert_eq!(one.checksums(), p.report(&["--policy", "compute", "--seed", "1"]).checksums());
-    assert_eq!(splits(&full(&p, &["--seed", "1"]), 0), [0, 0, 3]);
+    assert_eq!(full(&p, &["--seed", "1"]).splits(0), [0, 0, 3]);
 }
 
 #[test]
@@ -215,7 +210,7 @@ fn skips_are_counted_again_when_they_are_read() {
     };
     std::fs::write(p.path(), with(10).to_string()).unwrap();
     let report = full(&p, &["--epochs", "2"]);
-    assert_eq!((report.rows(), splits(&report, 1)), (vec![294, 294], [0, 0, 3]));
+    assert_eq!((report.rows(), report.splits(1)), (vec![294, 294], [0, 0, 3]));
     std::fs::write(p.path(), with(5).to_string()).unwrap();
     p.run(&FULL).expect_code(2).expect_error(&["5", "bad rows"]);
 }
@@ -231,7 +226,7 @@ fn a_cluster_stores_for_the_next_one() {
     for want in [[0, 3, 0], [0, 0, 3]] {
         let cluster = Cluster::start_with(2, &["--cache", root.to_str().unwrap()], &[]);
         let report = cluster.report(&p, &["--policy", "full"]);
-        assert_eq!(splits(&report, 0), want);
+        assert_eq!(report.splits(0), want);
         cluster.stop();
     }
     caju(&["cache", "verify", "--cache", root.to_str().unwrap()]).expect_code(0);
