@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use caju_cache::Encoding;
+use caju_cache::{Cache, CacheOptions, Encoding};
 use caju_engine::{CachePlan, SavePlan, SetPlan};
 use caju_proto::v1;
 use caju_types::{Error, Result};
@@ -22,6 +22,17 @@ pub(super) struct Wanted {
 impl Core {
     pub(super) fn has_cache(&self) -> bool {
         !self.config.cache_url.is_empty()
+    }
+
+    /// Opens the cache for the dispatcher's own use: it looks at records, and keeps no rows in memory.
+    pub(super) async fn open_cache(&self, options: CacheOptions, name: &str) -> Result<Arc<Cache>> {
+        let stores = self
+            .catalog
+            .stores()
+            .ok_or_else(|| Error::failed_precondition("this dispatcher reaches no storage"))?;
+        let options = CacheOptions { memory_tier_bytes: 0, ..options };
+        let (url, clock) = (&self.config.cache_url, Arc::clone(&self.clock));
+        Cache::open(&stores, url, options, clock, self.unique_name(name)).await
     }
 
     /// The policy of a job about which nobody said anything.

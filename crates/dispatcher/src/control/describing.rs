@@ -196,15 +196,7 @@ impl Core {
     }
 
     async fn describing_cache(&self) -> Result<Arc<Cache>> {
-        let open = || async {
-            let stores = self
-                .catalog
-                .stores()
-                .ok_or_else(|| Error::failed_precondition("this dispatcher reaches no storage"))?;
-            let options = CacheOptions { memory_tier_bytes: 0, ..CacheOptions::default() };
-            let name = self.unique_name("describing-");
-            Cache::open(&stores, &self.config.cache_url, options, Arc::clone(&self.clock), name).await
-        };
+        let open = || self.open_cache(CacheOptions::default(), "describing-");
         self.describing.cache.get_or_try_init(open).await.cloned()
     }
 }

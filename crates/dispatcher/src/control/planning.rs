@@ -190,7 +190,8 @@ fn given_up(decision: &str, watch: &Watch) -> Result<Decision> {
     let old = Decision::from_json(decision)?;
     let rate = |r: Option<u64>| caju_planner::format_rate(r.unwrap_or(0) as f64 / 1000.0);
     let reason = format!(
-        "Measured, not predicted: reading {} gave {} in two epochs, computing gave {}; computing goes on. The          decision was: {}",
+        "Measured, not predicted: reading {} gave {} in two epochs, computing gave {}; computing goes on. The \
+         decision was: {}",
         old.choice,
         rate(watch.read),
         rate(watch.computed),

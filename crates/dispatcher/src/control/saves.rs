@@ -92,6 +92,8 @@ impl Saves {
         self.core
             .commit(|txn| {
                 txn.apply(Update::SaveEnded { url, stage });
+                // Ended saves are forgotten in time, and what was told of them with that.
+                self.core.saves.progress.lock().retain(|url, _| txn.state.saves.contains_key(url));
                 Ok(())
             })
             .await

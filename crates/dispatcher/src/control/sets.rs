@@ -33,16 +33,8 @@ pub(super) fn plan_of(plan: Option<&str>) -> Option<CachePlan> {
 impl Core {
     /// The cache, to look into.
     async fn reading_cache(&self) -> Result<Arc<Cache>> {
-        let open = || async {
-            let stores = self
-                .catalog
-                .stores()
-                .ok_or_else(|| Error::failed_precondition("this dispatcher reaches no storage"))?;
-            let options = CacheOptions { read_only: true, memory_tier_bytes: 0, ..CacheOptions::default() };
-            let name = self.unique_name("dispatcher-");
-            Cache::open(&stores, &self.config.cache_url, options, Arc::clone(&self.clock), name).await
-        };
-        self.cache.get_or_try_init(open).await.cloned()
+        let options = CacheOptions { read_only: true, ..CacheOptions::default() };
+        self.cache.get_or_try_init(|| self.open_cache(options, "dispatcher-")).await.cloned()
     }
 
     /// A set of which all parts are there.
