@@ -14,6 +14,7 @@ pub mod source;
 mod stats;
 mod stream;
 mod task;
+mod typename;
 pub mod wire;
 
 pub use bind::{BoundPipeline, Hints, SetBase, bind, bind_with};
@@ -23,3 +24,4 @@ pub use probing::{Findings, HintParts, HintProbe};
 pub use stats::TaskStats;
 pub use stream::{Padding, pad_batch};
 pub use task::{LeasedSplit, SplitFeed, TaskOptions, TaskRun, run_task};
+pub use typename::type_name;

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Schema, TimeUnit};
+use caju_engine::type_name;
 use caju_engine::wire::{schema_from_ipc, schema_to_ipc};
 use caju_types::{Error, Result, did_you_mean};
 use pyo3::prelude::*;
@@ -101,35 +102,6 @@ pub(crate) fn tensor_metadata(shape: &[usize]) -> HashMap<String, String> {
 pub(crate) fn type_names(py: Python<'_>, schema_ipc: &[u8]) -> PyResult<Vec<(String, String)>> {
     let schema = schema_from_ipc(schema_ipc).into_py(py)?.unwrap_or_else(|| Arc::new(Schema::empty()));
     Ok(schema.fields().iter().map(|f| (f.name().clone(), type_name(f))).collect())
-}
-
-/// A column's type: `float32[224, 224, 3]`, `int64`, `list of string`.
-fn type_name(field: &Field) -> String {
-    if let Some(tensor) = tensor_name(field) {
-        return tensor;
-    }
-    match field.data_type() {
-        DataType::List(item) | DataType::LargeList(item) => format!("list of {}", type_name(item)),
-        DataType::FixedSizeList(item, n) => format!("{}[{n}]", type_name(item)),
-        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => "string".into(),
-        DataType::Binary | DataType::LargeBinary | DataType::BinaryView => "bytes".into(),
-        DataType::Boolean => "bool".into(),
-        other => other.to_string().to_lowercase(),
-    }
-}
-
-fn tensor_name(field: &Field) -> Option<String> {
-    match (extension(field)?, field.data_type()) {
-        ("arrow.fixed_shape_tensor", DataType::FixedSizeList(item, _)) => {
-            let shape: Vec<String> = tensor_shape(field).ok()??.iter().map(ToString::to_string).collect();
-            Some(format!("{}[{}]", type_name(item), shape.join(", ")))
-        }
-        ("arrow.variable_shape_tensor", DataType::Struct(fields)) => {
-            let DataType::List(item) = fields.first()?.data_type() else { return None };
-            Some(format!("{}[any shape]", type_name(item)))
-        }
-        _ => None,
-    }
 }
 
 /// The name of a field's extension type.

@@ -4,6 +4,7 @@
 mod chain;
 mod hint;
 mod read;
+mod zip;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -9,6 +9,7 @@ use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt};
 use tokio::sync::mpsc;
 
+use super::zip::{Side, zipped};
 use super::{Item, Items, LeasedSplit, SplitFeed};
 use crate::bind::{BoundPipeline, Branch, BranchKind, Step};
 use crate::caching::{Entry, OpenPart, StoredGroup, TaskCache};
@@ -380,38 +381,10 @@ impl Reader {
                     .iter()
                     .map(|s| self.nested_stages(child, s, self.open(child, s, home), home))
                     .collect();
-                Side { rows: stream::iter(streams).flatten().boxed(), ready: None }
+                Side::of(stream::iter(streams).flatten().boxed())
             })
             .collect();
-        let schema = Arc::clone(&branch.schemas[0]);
-        stream::try_unfold(sides, move |mut sides| {
-            let schema = Arc::clone(&schema);
-            async move {
-                for side in &mut sides {
-                    side.fill().await?;
-                }
-                let rows = sides
-                    .iter()
-                    .map(|s| s.ready.as_ref().map_or(0, RecordBatch::num_rows))
-                    .min()
-                    .unwrap_or(0);
-                if rows == 0 {
-                    let uneven = sides.iter().any(|s| s.ready.is_some());
-                    return if uneven {
-                        Err(Error::invalid(
-                            "zip: the datasets do not have the same number of rows in this split",
-                        ))
-                    } else {
-                        Ok(None)
-                    };
-                }
-                let columns = sides.iter_mut().flat_map(|s| s.take(rows)).collect();
-                let batch = RecordBatch::try_new(schema, columns)
-                    .map_err(|e| Error::internal(format!("zip: {e}")))?;
-                Ok(Some((batch, sides)))
-            }
-        })
-        .boxed()
+        zipped(sides, Arc::clone(&branch.schemas[0]))
     }
 }
 
@@ -444,34 +417,6 @@ struct Group {
     part: StoredGroup,
     /// The lease of one of its splits.
     first: u64,
-}
-
-/// One side of a zip.
-struct Side {
-    rows: BoxStream<'static, Result<RecordBatch>>,
-    ready: Option<RecordBatch>,
-}
-
-impl Side {
-    async fn fill(&mut self) -> Result<()> {
-        while self.ready.as_ref().is_none_or(|b| b.num_rows() == 0) {
-            match self.rows.next().await {
-                Some(batch) => self.ready = Some(batch?),
-                None => {
-                    self.ready = None;
-                    return Ok(());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn take(&mut self, rows: usize) -> Vec<arrow_array::ArrayRef> {
-        let Some(batch) = self.ready.take() else { return Vec::new() };
-        let columns = batch.slice(0, rows).columns().to_vec();
-        self.ready = Some(batch.slice(rows, batch.num_rows() - rows));
-        columns
-    }
 }
 
 fn with_schema(batch: RecordBatch, schema: &arrow_schema::SchemaRef) -> Result<RecordBatch> {
