@@ -109,7 +109,7 @@ impl Cache {
         let mut got = try_join_all((0..READERS).map(|_| self.root.get_range(path, 0..bytes))).await?;
         let took = start.elapsed();
         let last = got.pop().ok_or_else(|| Error::internal("a probe without readers"))?;
-        Ok((last.bytes, took))
+        Ok((last, took))
     }
 }
 

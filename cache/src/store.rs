@@ -51,10 +51,11 @@ impl From<ObjectMeta> for Listed {
     }
 }
 
-/// Bytes with a 64-byte aligned start, and the size of the whole object.
+/// Consecutive pieces of an object, each in memory of its own with a 64-byte aligned start, and the size of the whole
+/// object. If that is short, so are the last pieces.
 #[derive(Debug)]
 pub(crate) struct Fetched {
-    pub(crate) bytes: Bytes,
+    pub(crate) pieces: Vec<Bytes>,
     pub(crate) object_bytes: u64,
 }
 
@@ -259,35 +260,53 @@ impl Root {
     }
 
     /// A range of an object in one request, into memory that is aligned for Arrow.
-    pub(crate) async fn get_range(&self, path: &Path, range: std::ops::Range<u64>) -> Result<Fetched> {
-        self.retry.run(self.name(path), || self.get_range_once(path, range.clone())).await
+    pub(crate) async fn get_range(&self, path: &Path, range: std::ops::Range<u64>) -> Result<Bytes> {
+        let mut fetched = self.get_pieces(path, range.start, &[range.end - range.start]).await?;
+        Ok(fetched.pieces.pop().unwrap_or_default())
     }
 
-    async fn get_range_once(&self, path: &Path, range: std::ops::Range<u64>) -> Result<Fetched> {
-        let end = range.end;
-        let length = usize::try_from(range.end - range.start).map_err(|_| {
-            Error::exhausted(format!("{}: a block of it does not fit memory", self.name(path)))
-        })?;
-        let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
+    /// Pieces of these lengths, one behind the other, in one request.
+    pub(crate) async fn get_pieces(&self, path: &Path, start: u64, lengths: &[u64]) -> Result<Fetched> {
+        self.retry.run(self.name(path), || self.get_pieces_once(path, start, lengths)).await
+    }
+
+    async fn get_pieces_once(&self, path: &Path, start: u64, lengths: &[u64]) -> Result<Fetched> {
+        let end = start + lengths.iter().sum::<u64>();
+        let options = GetOptions { range: Some(GetRange::Bounded(start..end)), ..GetOptions::default() };
         let result = match self.store.get_opts(path, options).await {
             Ok(result) => result,
             Err(e) => return Err(self.range_error(path, e)),
         };
         let object_bytes = result.meta.size;
-        let mut buffer = MutableBuffer::with_capacity(length);
         let mut body = result.into_stream();
-        while let Some(chunk) = body.next().await {
-            let chunk = chunk.map_err(|e| store_error(self.name(path), e))?;
-            if buffer.len() + chunk.len() > length {
-                return Err(self.cut(path, "longer"));
+        let mut rest = Bytes::new();
+        let mut pieces = Vec::with_capacity(lengths.len());
+        let mut short = false;
+        for length in lengths {
+            let length = usize::try_from(*length).map_err(|_| {
+                Error::exhausted(format!("{}: a block of it does not fit memory", self.name(path)))
+            })?;
+            let mut piece = MutableBuffer::with_capacity(length);
+            while piece.len() < length {
+                if rest.is_empty() {
+                    let Some(chunk) = body.next().await else { break };
+                    rest = chunk.map_err(|e| store_error(self.name(path), e))?;
+                }
+                piece.extend_from_slice(&rest.split_to(rest.len().min(length - piece.len())));
             }
-            buffer.extend_from_slice(&chunk);
+            short |= piece.len() < length;
+            pieces.push(aligned_bytes(piece));
+        }
+        let longer = !rest.is_empty()
+            || body.next().await.transpose().is_ok_and(|more| more.is_some_and(|c| !c.is_empty()));
+        if longer {
+            return Err(self.cut(path, "longer"));
         }
         // If the object itself is short, its reader sees that from the size.
-        if buffer.len() < length && object_bytes >= end {
+        if short && object_bytes >= end {
             return Err(self.cut(path, "shorter"));
         }
-        Ok(Fetched { bytes: aligned_bytes(buffer), object_bytes })
+        Ok(Fetched { pieces, object_bytes })
     }
 
     fn cut(&self, path: &Path, how: &str) -> Error {
@@ -379,7 +398,7 @@ fn optional<T>(result: Result<T>) -> Result<Option<T>> {
 }
 
 /// Gives a buffer away as `Bytes`, without a copy and with its alignment.
-pub(crate) fn aligned_bytes(buffer: MutableBuffer) -> Bytes {
+fn aligned_bytes(buffer: MutableBuffer) -> Bytes {
     struct Owner(arrow_buffer::Buffer);
     impl AsRef<[u8]> for Owner {
         fn as_ref(&self) -> &[u8] {

@@ -9,6 +9,7 @@ use caju_cache::*;
 use caju_runtime::{IoSnapshot, Stores, SystemClock};
 use caju_testkit::s3::S3Server;
 use common::*;
+use futures::StreamExt;
 
 fn since(cache: &Cache, before: IoSnapshot) -> IoSnapshot {
     let now = cache.counters().snapshot();
@@ -88,6 +89,35 @@ async fn a_large_part_is_few_large_requests() {
         assert!(io.reads <= 2 * least + 2, "{encoding}: {io:?} for {}", meta.bytes);
         // What the server itself was asked: no client retries or splits unseen.
         assert_eq!((now.gets - wire.gets, now.heads - wire.heads), (io.reads, 0), "{encoding}");
+    }
+    cache.close(Duration::from_secs(10)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_part_comes_while_nobody_waits_for_it() {
+    let server = S3Server::start(&["bucket"]).await.unwrap();
+    let stores = Stores::new(server.options(), None).unwrap();
+    let options = CacheOptions { read_bytes: 1 << 20, block_bytes: 1 << 20, ..no_tiers() };
+    let clock = SystemClock::shared();
+    let cache = Cache::open(&stores, "s3://bucket/cache", options, clock, writer_id()).await.unwrap();
+    let snapshot = cache.snapshot(&fp(1));
+    let batches: Vec<_> = (0..12).map(|i| wide(32, 64 << 10, i)).collect();
+    for encoding in [encoding("arrow/none"), encoding("parquet/none")] {
+        let meta = put(&snapshot, split(encoding.format as u128), &batches, encoding).await;
+        let before = server.requests().gets;
+        let mut reader = snapshot.open_part(&meta, ReadOptions::default()).await.unwrap();
+        let mut rows = reader.next().await.unwrap().unwrap().num_rows();
+        // Footer and first group were asked for to get here; the next group is, although nobody asks for rows.
+        let asked = async {
+            while server.requests().gets < before + 3 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), asked).await.unwrap();
+        while let Some(batch) = reader.next().await {
+            rows += batch.unwrap().num_rows();
+        }
+        assert_eq!(rows, 12 * 32, "{encoding}");
     }
     cache.close(Duration::from_secs(10)).await.unwrap();
 }

@@ -143,11 +143,11 @@ impl Cache {
         let mut at = 0;
         while at < meta.bytes {
             let end = meta.bytes.min(at + self.options.read_bytes.max(1));
-            let fetched = self.root.get_range(&path, at..end).await?;
-            if fetched.bytes.len() as u64 != end - at {
+            let bytes = self.root.get_range(&path, at..end).await?;
+            if bytes.len() as u64 != end - at {
                 return Err(damaged("it is cut".into()));
             }
-            whole.update(&fetched.bytes);
+            whole.update(&bytes);
             at = end;
         }
         if format!("{:032x}", whole.digest128()) != meta.checksum {

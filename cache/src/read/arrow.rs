@@ -1,6 +1,7 @@
 //! Arrow IPC parts: checked blocks to record batches, without validating or copying what was checked.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use arrow_buffer::Buffer;
 use arrow_schema::{ArrowError, Schema, SchemaRef};
 use bytes::Bytes;
 use caju_types::{Error, Result};
+use futures::FutureExt;
 use futures::stream::{BoxStream, StreamExt, TryStreamExt};
 
 use super::blocks::{Blocks, damaged};
@@ -72,17 +74,27 @@ pub(super) async fn open(
 ) -> Result<(SchemaRef, BoxStream<'static, Result<RecordBatch>>)> {
     let meta = Arc::clone(&blocks.meta);
     let last = blocks.count() - 1;
-    // A small part is one request; of a larger one the first blocks come with the footer.
-    let groups = blocks.groups(0..last);
-    let small = blocks.groups(0..last + 1).len() == 1;
-    let (first, tail) = if small {
+    let source = Arc::clone(&blocks);
+    let ahead = move |group: Range<usize>| {
+        let (start, coming) = (group.start, source.get_ahead(group));
+        async move { Ok::<_, Error>((start, coming.await?)) }.right_future()
+    };
+    // A small part is one request; of a larger one the first groups come with the footer.
+    let mut groups: VecDeque<_> = blocks.groups(0..last).into();
+    let mut coming = Vec::new();
+    let tail = if blocks.groups(0..last + 1).len() == 1 {
+        groups.clear();
         let mut all = blocks.get(0..last + 1).await?;
         let tail = all.pop();
-        (Some(all), tail)
+        coming.push(futures::future::ok((0, all)).left_future());
+        tail
     } else {
-        let first = groups.first().cloned().unwrap_or(0..0);
-        let (tail, first) = futures::try_join!(blocks.get(last..last + 1), blocks.get(first))?;
-        (Some(first), tail.into_iter().next())
+        let known = match &options.chunks {
+            None => options.prefetch.max(1),
+            Some(chunks) => usize::from(chunks.start == 0),
+        };
+        coming.extend(groups.drain(..known.min(groups.len())).map(&ahead));
+        blocks.get(last..last + 1).await?.pop()
     };
     let tail = tail.ok_or_else(|| damaged(&meta, "it is empty"))?;
     let (footer, tags) = Footer::parse(&meta, &tail)?;
@@ -92,19 +104,10 @@ pub(super) async fn open(
     let places = place_batches(&blocks, footer.batches.get(wanted).unwrap_or_default())?;
     let decoder = Arc::new(Decoder::new(&meta, &footer, &whole, &options)?);
     let schema = Arc::clone(&decoder.schema);
-    let mut rest: Vec<_> = if small { Vec::new() } else { groups.into_iter().skip(1).collect() };
-    rest.retain(|group| group.clone().any(|i| places.get(i).is_some_and(|p| !p.is_empty())));
-    let head = futures::stream::iter(first.map(|blocks| Ok::<_, Error>((0, blocks))));
-    let source = Arc::clone(&blocks);
-    let tail = futures::stream::iter(rest)
-        .map(move |group: std::ops::Range<usize>| {
-            let source = Arc::clone(&source);
-            async move { Ok((group.start, source.get(group).await?)) }
-        })
-        .buffered(options.prefetch.max(1));
+    groups.retain(|group| group.clone().any(|i| places.get(i).is_some_and(|p| !p.is_empty())));
     let places = Arc::new(places);
-    let batches = head
-        .chain(tail)
+    let batches = futures::stream::iter(coming.into_iter().chain(groups.into_iter().map(ahead)))
+        .buffered(options.prefetch.max(1))
         .map_ok(move |(start, data)| {
             let (decoder, places) = (Arc::clone(&decoder), Arc::clone(&places));
             let blocks = data.into_iter().enumerate().map(move |(i, block)| {

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use caju_runtime::stores::local_version;
 use caju_types::{Error, ErrorKind, Result};
+use futures::FutureExt;
 use object_store::path::Path;
+use tokio_util::task::AbortOnDropHandle;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::Cache;
@@ -93,6 +95,27 @@ impl Blocks {
             first = end;
         }
         out
+    }
+
+    /// As `get`, but blocks of a store are asked for at once and come also while nobody waits for them.
+    pub(crate) fn get_ahead(
+        self: &Arc<Self>,
+        blocks: Range<usize>,
+    ) -> impl Future<Output = Result<Vec<Bytes>>> + Send + use<> {
+        let source = Arc::clone(self);
+        let get = async move { source.get(blocks).await };
+        if self.mapped.is_some() {
+            return get.left_future();
+        }
+        let coming = AbortOnDropHandle::new(self.cache.tasks.spawn(get));
+        async move {
+            match coming.await {
+                Ok(Some(blocks)) => blocks,
+                Ok(None) => Err(Error::cancelled("the cache was closed while a part was read")),
+                Err(e) => Err(Error::internal(format!("reading a part: {e}"))),
+            }
+        }
+        .right_future()
     }
 
     /// Consecutive blocks, checked. At most one request, if they are one group.
@@ -181,31 +204,25 @@ impl Blocks {
     }
 
     async fn fetch_once(&self, blocks: Range<usize>) -> Result<Vec<Bytes>> {
-        let range = self.start(blocks.start)..self.start(blocks.end);
-        let fetched = self.cache.root.get_range(&self.path, range.clone()).await?;
+        let first = blocks.start;
+        let lengths: Vec<u64> = blocks.map(|n| self.start(n + 1) - self.start(n)).collect();
+        let fetched = self.cache.root.get_pieces(&self.path, self.start(first), &lengths).await?;
         if fetched.object_bytes != self.meta.bytes {
             let is = fetched.object_bytes;
             return Err(damaged(&self.meta, format!("it has {is} bytes instead of {}", self.meta.bytes)));
         }
-        let mut out = Vec::with_capacity(blocks.len());
-        for n in blocks {
-            let cut =
-                |at: u64| usize::try_from(at - range.start).unwrap_or(usize::MAX).min(fetched.bytes.len());
-            let block = fetched.bytes.slice(cut(self.start(n))..cut(self.start(n + 1)));
-            check(&self.meta, n, &block)?;
-            out.push(block);
+        for (i, block) in fetched.pieces.iter().enumerate() {
+            check(&self.meta, first + i, block)?;
         }
-        self.keep(range, &out).await;
-        Ok(out)
+        self.keep(first, &fetched.pieces).await;
+        Ok(fetched.pieces)
     }
 
-    async fn keep(&self, range: Range<u64>, blocks: &[Bytes]) {
-        let first = self.touching(&range).start;
+    /// Keeps blocks near. Each has memory of its own: none keeps its neighbours in memory unseen.
+    async fn keep(&self, first: usize, blocks: &[Bytes]) {
         if let Some(memory) = &self.cache.memory {
             for (i, block) in blocks.iter().enumerate() {
-                // A block of its own: a slice would keep its neighbours in memory unseen.
-                let own = if blocks.len() == 1 { block.clone() } else { copied(block) };
-                memory.insert(self.key(first + i), &own);
+                memory.insert(self.key(first + i), block);
             }
         }
         if let Some(disk) = self.cache.disk.clone() {
@@ -226,12 +243,6 @@ fn check(meta: &PartMeta, n: usize, block: &Bytes) -> Result<()> {
     let start: u64 = meta.blocks.iter().take(n).map(|b| b.bytes).sum();
     let end = start + block.len() as u64;
     Err(damaged(meta, format!("bytes {start} to {end} do not match their checksum")))
-}
-
-fn copied(block: &Bytes) -> Bytes {
-    let mut own = arrow_buffer::MutableBuffer::with_capacity(block.len());
-    own.extend_from_slice(block);
-    crate::store::aligned_bytes(own)
 }
 
 /// Maps the file of a part; none where mapping is not possible.

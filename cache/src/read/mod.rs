@@ -29,13 +29,14 @@ pub struct ReadOptions {
     pub projection: Option<Vec<usize>>,
     /// Only these of the part's chunks ([`PartMeta::chunks`]); all if absent.
     pub chunks: Option<std::ops::Range<usize>>,
-    /// Requests in flight; one reader holds about this many requests' bytes.
+    /// Requests in flight; one reader holds about this many requests' bytes. A store gives one connection a part of its
+    /// bandwidth only.
     pub prefetch: usize,
 }
 
 impl Default for ReadOptions {
     fn default() -> Self {
-        Self { projection: None, chunks: None, prefetch: 2 }
+        Self { projection: None, chunks: None, prefetch: 4 }
     }
 }
 

@@ -55,7 +55,10 @@ impl Reader {
             }
         }
         let fetched = futures::stream::iter(groups)
-            .map(|group| async move { Ok::<_, Error>((group.start, self.blocks.get(group).await?)) })
+            .map(|group| {
+                let (start, coming) = (group.start, self.blocks.get_ahead(group));
+                async move { Ok::<_, Error>((start, coming.await?)) }
+            })
             .buffered(self.prefetch.max(1))
             .try_collect::<Vec<_>>()
             .await?;
