@@ -40,7 +40,7 @@ struct Mapped {
 pub(crate) type FileVersion = (String, u64, i64, i64);
 
 pub(crate) fn damaged(meta: &PartMeta, why: impl std::fmt::Display) -> Error {
-    Error::data_loss(format!("part {} is damaged: {why}; it will be computed and written again", meta.path))
+    Error::data_loss(format!("part {} is damaged: {why}", meta.path))
 }
 
 impl Blocks {

@@ -48,6 +48,14 @@ pub(crate) struct SplitsReport {
     pub(crate) compute: u64,
     pub(crate) put: u64,
     pub(crate) get: u64,
+    /// Of those computed: begun to be stored, and given up.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) fell_back: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 impl RunReport {
@@ -146,7 +154,7 @@ mod tests {
             source_bytes_read: 1,
             cache_bytes_read: 0,
             cache_bytes_written: 0,
-            splits: SplitsReport { compute: 3, put: 0, get: 0 },
+            splits: SplitsReport { compute: 3, ..SplitsReport::default() },
             bytes: 99,
         });
         let json = serde_json::to_value(&report).unwrap();

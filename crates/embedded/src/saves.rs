@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_cache::{Cache, CacheOptions, PartIndex, SaveState, Saved, Snapshot};
+use caju_cache::{Cache, CacheOptions, PartIndex, PartMeta, ReadOptions, SaveState, Saved, Snapshot};
 use caju_client::{Client, ClientConfig, DatasetRef, ReadRequest, SaveTo};
 use caju_dispatcher::state::{Save, SaveTotals};
 use caju_dispatcher::{DispatcherHandle, Saves};
@@ -16,6 +16,7 @@ use caju_engine::wire::LocalWorkers;
 use caju_pipeline::SAVE_HINT;
 use caju_runtime::{Clock, Tasks};
 use caju_types::{Error, ErrorKind, Result, SplitKey};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use tokio::sync::Semaphore;
 
 /// Saves that run at the same time; others wait.
@@ -26,6 +27,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 /// A save that stores nothing for so long fails.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// Parts of an earlier save that are checked at the same time.
+const CHECKED_AT_ONCE: usize = 4;
 /// How long the end of a save may take to give its lease back.
 const CLOSE: Duration = Duration::from_secs(10);
 
@@ -155,6 +158,9 @@ impl Driver {
         let mut trouble = None;
         for epoch in 0.. {
             let splits = self.saves.splits(save).await?;
+            if epoch == 0 && self.keeps(&save.target.url, &splits).await? {
+                heal(&snapshot, &splits).await?;
+            }
             let index = snapshot.index().await?;
             let done = splits.iter().filter(|k| index.contains(k)).count();
             self.saves.progress(&save.target.url, done as u64, splits.len() as u64);
@@ -180,6 +186,23 @@ impl Driver {
             };
         }
         Err(Error::internal("a save ran out of epochs"))
+    }
+
+    /// Whether the save was finished before. One whose source has lost something since is refused: rows that are saved
+    /// stay saved.
+    async fn keeps(&self, url: &str, splits: &[SplitKey]) -> Result<bool> {
+        let stores = self.saves.stores()?;
+        let Some(saved) = Saved::load(&stores, url).await? else { return Ok(false) };
+        let there: HashSet<&SplitKey> = splits.iter().collect();
+        let gone = saved.splits.iter().filter(|k| !there.contains(k)).count();
+        if saved.state != SaveState::Finished || gone == 0 {
+            return Ok(saved.state == SaveState::Finished);
+        }
+        Err(Error::failed_precondition(format!(
+            "{url} holds a finished save, and the source has {gone} of its {} splits no longer (files were removed or \
+             overwritten): saved rows are not thrown away; save to another URL, or delete this save first",
+            saved.splits.len()
+        )))
     }
 
     /// Reads one epoch, which has no rows, and tells meanwhile how many parts there are.
@@ -254,6 +277,33 @@ impl Driver {
             tracing::debug!(url, %error, "what dead writers left in a save stays there");
         }
         Ok(totals)
+    }
+}
+
+/// Reads every part of a save that was finished before, and sets aside those that are damaged: who saves again over
+/// damage has the source at hand, and nobody else can mend it.
+async fn heal(snapshot: &Snapshot, splits: &[SplitKey]) -> Result<()> {
+    let index = snapshot.index().await?;
+    let parts: Vec<_> = splits.iter().filter_map(|key| index.get(key).cloned()).collect();
+    let check = |meta| mend(snapshot.clone(), meta).boxed();
+    futures::stream::iter(parts).map(check).buffer_unordered(CHECKED_AT_ONCE).try_collect().await
+}
+
+/// Reads one part to its end, and sets it aside if it is damaged.
+async fn mend(snapshot: Snapshot, meta: Arc<PartMeta>) -> Result<()> {
+    let rows = async {
+        let mut part = snapshot.open_part(&meta, ReadOptions::default()).await?;
+        while let Some(batch) = part.next().await {
+            drop(batch?);
+        }
+        Ok(())
+    };
+    match rows.await {
+        Err(e) if matches!(Error::kind(&e), ErrorKind::DataLoss | ErrorKind::NotFound) => {
+            tracing::warn!(part = %meta.path, error = %e, "a part of a save is damaged and is stored again");
+            snapshot.discard(&meta, e.message()).await
+        }
+        other => other,
     }
 }
 

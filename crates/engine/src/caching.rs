@@ -18,14 +18,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
-use caju_cache::{
-    Cache, PartIndex, PartMeta, PartWriter, PutOutcome, ReadOptions, Snapshot, SnapshotDescription,
-};
+use caju_cache::{Cache, PartIndex, PartMeta, PutOutcome, ReadOptions, Snapshot, SnapshotDescription};
 use caju_types::{Error, Fingerprint, Result};
 use parking_lot::Mutex;
-use tokio::sync::{OnceCell, mpsc};
+use tokio::sync::OnceCell;
 
 use crate::context::TaskContext;
 use crate::probing::{Findings, Prober};
@@ -35,7 +32,7 @@ pub(crate) use bound::{BoundHint, SetShape, set_base};
 pub(crate) use part::OpenPart;
 use part::{Opened, given_up, is_loss, schema_for_people, stored_schema};
 pub use plan::{CachePlan, GroupLease, SetPlan, SetTarget, SplitModes, cover, set_id};
-use put::{Breaker, Piece, write_part};
+use put::{Breaker, Pace, WriterOf};
 pub use save::SavePlan;
 pub(crate) use set::StoredGroup;
 use set::Writing;
@@ -56,6 +53,7 @@ pub(crate) struct TaskCache {
     /// Whether parts are written and read, or the store failed too often.
     puts: Breaker,
     gets: Breaker,
+    pace: Pace,
     snapshots: Mutex<HashMap<Fingerprint, Arc<OnceCell<Option<SnapshotView>>>>>,
     books: Mutex<Books>,
     set: tokio::sync::Mutex<Writing>,
@@ -64,6 +62,7 @@ pub(crate) struct TaskCache {
     compute: AtomicU64,
     put: AtomicU64,
     get: AtomicU64,
+    fell_back: AtomicU64,
 }
 
 struct SnapshotView {
@@ -86,7 +85,7 @@ struct Book {
     skip_below: u64,
     /// Bytes of the source that were read for it, once all were.
     source_bytes: u64,
-    writer: Option<mpsc::Sender<Piece>>,
+    writer: Option<WriterOf>,
 }
 
 /// One split in so many is computed before the decision, whatever there is to read.
@@ -128,6 +127,7 @@ impl TaskCache {
             prober,
             puts: Breaker::default(),
             gets: Breaker::default(),
+            pace: Pace::default(),
             snapshots: Mutex::default(),
             books: Mutex::default(),
             set: tokio::sync::Mutex::default(),
@@ -136,6 +136,7 @@ impl TaskCache {
             compute: AtomicU64::new(0),
             put: AtomicU64::new(0),
             get: AtomicU64::new(0),
+            fell_back: AtomicU64::new(0),
         }
     }
 
@@ -156,6 +157,7 @@ impl TaskCache {
             compute: self.compute.load(Ordering::Relaxed),
             put: self.put.load(Ordering::Relaxed),
             get: self.get.load(Ordering::Relaxed),
+            fell_back: self.fell_back.load(Ordering::Relaxed),
         }
     }
 
@@ -253,7 +255,7 @@ impl TaskCache {
                 Opened::Unusable | Opened::Bad => Entry::Compute,
             },
             Ok(PutOutcome::Writer(writer)) => {
-                if self.start_writer(index, hint, *writer) {
+                if self.start_writer(index, hint, *writer, plan.write_bytes_per_s) {
                     Entry::Put
                 } else {
                     Entry::Compute
@@ -384,46 +386,6 @@ impl TaskCache {
         }
     }
 
-    /// Rows of the split go to a task of their own, which encodes and uploads while the split goes on; false
-    /// if the stream is over.
-    fn start_writer(self: &Arc<Self>, index: u64, hint: usize, writer: PartWriter) -> bool {
-        let (pieces, queue) = mpsc::channel(WAITING);
-        let mut books = self.books.lock();
-        if books.closed {
-            return false;
-        }
-        books.open.insert(index, Book { hint, skip_below: 0, source_bytes: 0, writer: Some(pieces) });
-        self.open_writers.send_modify(|n| *n += 1);
-        drop(books);
-        let me = Arc::clone(self);
-        drop(self.writers.spawn(async move {
-            let cost = |rows| me.cpu_above(hint) * rows as f64;
-            let counted = match write_part(writer, queue, cost).await {
-                Ok(true) => {
-                    me.puts.worked();
-                    &me.put
-                }
-                Ok(false) => &me.compute,
-                Err(e) => {
-                    me.puts.failed(&e, "storing rows");
-                    &me.compute
-                }
-            };
-            counted.fetch_add(1, Ordering::Relaxed);
-            me.open_writers.send_modify(|n| *n -= 1);
-        }));
-        true
-    }
-
-    /// CPU seconds that the stages above a hint took per row that reached it, so far.
-    fn cpu_above(&self, hint: usize) -> f64 {
-        let Some(last) = self.hints.get(hint).map(|h| h.stage) else { return 0.0 };
-        let stages = self.ctx.stats.snapshot();
-        let above = &stages[..(last + 1).min(stages.len())];
-        let rows = above.iter().rev().map(|s| s.rows_out).find(|r| *r > 0).unwrap_or(0);
-        if rows == 0 { 0.0 } else { above.iter().map(|s| s.cpu_s).sum::<f64>() / rows as f64 }
-    }
-
     /// Waits until every part whose split has ended is committed or given up.
     pub(crate) async fn settled(&self) {
         // What has no end by now never gets one: `take` stopped the stream above it.
@@ -456,41 +418,5 @@ impl TaskCache {
         self.compute.fetch_add(1, Ordering::Relaxed);
         let book = Book { hint, skip_below: rows, source_bytes: 0, writer: None };
         self.books.lock().open.insert(index, book);
-    }
-
-    /// Rows of a split that arrive at a hint: stored if they should be. Returns how many of the first
-    /// ordinals the stages below have already.
-    pub(crate) async fn pass(&self, hint: usize, index: u64, rows: &[RecordBatch]) -> u64 {
-        if let Some(prober) = &self.prober {
-            prober.offer(hint, rows);
-        }
-        let (skip, writer) = match self.books.lock().open.get(&index) {
-            Some(book) if book.hint == hint => (book.skip_below, book.writer.clone()),
-            _ => return 0,
-        };
-        if let Some(writer) = writer {
-            for batch in rows.iter().filter(|b| b.num_rows() > 0) {
-                if writer.send(Piece::Rows(batch.clone())).await.is_err() {
-                    self.books.lock().open.remove(&index);
-                    break;
-                }
-            }
-        }
-        skip
-    }
-
-    /// All rows of a split have passed.
-    pub(crate) async fn end(&self, hint: usize, index: u64) {
-        let book = {
-            let mut books = self.books.lock();
-            if books.open.get(&index).is_none_or(|b| b.hint != hint) {
-                return;
-            }
-            books.open.remove(&index)
-        };
-        if let Some(Book { writer: Some(writer), source_bytes, .. }) = book {
-            let skipped = self.hints.get(hint).map_or(0, |h| self.ctx.skipped_above(index, h.stage));
-            writer.send(Piece::End { skipped, source_bytes }).await.ok();
-        }
     }
 }

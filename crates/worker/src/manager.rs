@@ -259,6 +259,7 @@ impl Manager {
                 compute: finished.modes.compute,
                 put: finished.modes.put,
                 get: finished.modes.get,
+                fell_back: finished.modes.fell_back,
             }),
             profile,
         };

@@ -300,9 +300,37 @@ fn damage_is_an_error_that_names_the_part() {
     bytes[middle] ^= 1;
     std::fs::write(&part, &bytes).unwrap();
     let name = Path::new(&part).file_name().unwrap().to_str().unwrap();
-    load(&at("s"), json!([])).run(&[]).expect_code(2).expect_error(&[name, "save again"]);
+    let mends = "save the same pipeline again";
+    load(&at("s"), json!([])).run(&[]).expect_code(2).expect_error(&[name, mends]);
     std::fs::remove_file(&part).unwrap();
-    load(&at("s"), json!([])).run(&[]).expect_code(2).expect_error(&["gone"]);
+    load(&at("s"), json!([])).run(&[]).expect_code(2).expect_error(&["gone", mends]);
+}
+
+#[test]
+fn saving_again_mends_what_is_damaged_and_throws_nothing_away() {
+    let (_folder, at) = place();
+    let p = Pipeline::of(json!({ "parquet": { "path": "data/*.parquet" } }), json!([]));
+    std::fs::create_dir_all(p.folder().join("data")).unwrap();
+    let file = |n: i64| p.folder().join(format!("data/{n}.parquet"));
+    (0..4).for_each(|n| files::parquet(&file(n), vec![("id", files::ints(n * 100..(n + 1) * 100))]));
+    let want = expected(&p);
+    save(&p, &at("s"), &[]);
+    let parts = || files::below(Path::new(&at("s"))).into_iter().filter(|f| f.ends_with(".arrow"));
+    let mut harmed = parts();
+    for part in harmed.by_ref().take(2) {
+        let mut bytes = std::fs::read(&part).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&part, &bytes).unwrap();
+    }
+    std::fs::remove_file(harmed.next().unwrap()).unwrap();
+    load(&at("s"), json!([])).run(&[]).expect_code(2);
+    assert_eq!(save(&p, &at("s"), &[])["rows"], json!(400));
+    assert_eq!(sum(&load(&at("s"), json!([])).report(&[])), want);
+    // A file that is gone takes nothing out of the save.
+    std::fs::remove_file(file(3)).unwrap();
+    save_ended(&p, &at("s"), &[]).expect_code(3).expect_error(&["1 of its 4 splits", "another URL"]);
+    assert_eq!(sum(&load(&at("s"), json!([])).report(&[])), want);
 }
 
 #[test]

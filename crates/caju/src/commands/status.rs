@@ -110,7 +110,12 @@ fn caching(job: &JobStatus, out: &mut String) {
         return;
     }
     let modes = job.modes.unwrap_or_default();
-    let ran = splits(SplitsReport { compute: modes.compute, put: modes.put, get: modes.get });
+    let ran = splits(SplitsReport {
+        compute: modes.compute,
+        put: modes.put,
+        get: modes.get,
+        fell_back: modes.fell_back,
+    });
     let ran = if ran.is_empty() { ran } else { format!("; splits of ended tasks: {ran}") };
     let stored = match job.caching.as_str() {
         "" if job.decision_json.is_empty() && ["auto", "cachew"].contains(&job.policy.as_str()) => {
@@ -201,7 +206,7 @@ fn job_json(j: &JobStatus) -> Value {
 /// How the splits of ended tasks were run, as in `caju.run/v1`.
 fn modes_json(j: &JobStatus) -> Value {
     let m = j.modes.unwrap_or_default();
-    json!({"compute": m.compute, "put": m.put, "get": m.get})
+    json!({"compute": m.compute, "put": m.put, "get": m.get, "fell_back": m.fell_back})
 }
 
 fn io_json(j: &JobStatus) -> Value {
@@ -244,7 +249,7 @@ mod tests {
             policy: "auto".into(),
             caching: "hint `a` as arrow/none".into(),
             decision_json: r#"{"reason": "Because."}"#.into(),
-            modes: Some(caju_proto::v1::SplitModes { compute: 2, put: 1, get: 0 }),
+            modes: Some(caju_proto::v1::SplitModes { compute: 2, put: 1, ..Default::default() }),
             ..Default::default()
         };
         let worker = WorkerStatus {

@@ -119,7 +119,11 @@ fn epochs_table(epochs: &[EpochReport], out: &mut String) {
 pub(crate) fn splits(s: SplitsReport) -> String {
     let parts = [(s.compute, "computed"), (s.put, "stored"), (s.get, "from the cache")];
     let some = parts.into_iter().filter(|(n, _)| *n > 0);
-    some.map(|(n, what)| format!("{} {what}", format_count(n))).collect::<Vec<_>>().join(", ")
+    let mut text = some.map(|(n, what)| format!("{} {what}", format_count(n))).collect::<Vec<_>>().join(", ");
+    if s.fell_back > 0 {
+        let _ = write!(text, " ({} fell back to computing)", format_count(s.fell_back));
+    }
+    text
 }
 
 /// Columns to the right, two spaces in front of each.
@@ -260,7 +264,7 @@ mod tests {
         assert!(text.lines().all(|l| l.chars().count() <= WIDTH), "{text}");
         assert_eq!(text.matches("3,276").count(), 6);
         assert_eq!(
-            splits(SplitsReport { compute: 1, put: 0, get: 1200 }),
+            splits(SplitsReport { compute: 1, get: 1200, ..SplitsReport::default() }),
             "1 computed, 1,200 from the cache"
         );
 

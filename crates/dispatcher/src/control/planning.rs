@@ -96,7 +96,7 @@ impl Core {
         if !(self.stands(id, &case, &decision) || last) {
             return;
         }
-        let plan = match chosen(&decision.choice, &case.dataset) {
+        let plan = match chosen(&decision, &profile, &case.dataset) {
             // What is decided is told, and not done.
             _ if case.job.profile_only => None,
             Ok(plan) => plan,
@@ -265,13 +265,35 @@ impl Core {
 }
 
 /// The engine's plan for a choice.
-fn chosen(choice: &Choice, dataset: &Dataset) -> Result<Option<Arc<str>>> {
-    let Choice::Materialize { hint, format, compression, fraction } = choice else { return Ok(None) };
+fn chosen(decision: &Decision, profile: &Profile, dataset: &Dataset) -> Result<Option<Arc<str>>> {
+    let Choice::Materialize { hint, format, compression, fraction } = &decision.choice else {
+        return Ok(None);
+    };
     let known = dataset.hints.iter().find(|h| h.name == *hint);
     let known = known
         .ok_or_else(|| Error::internal(format!("the planner chose hint `{hint}`, which is not there")))?;
     let encoding: Encoding = format!("{format}/{compression}").parse()?;
-    let plan =
-        CachePlan { share: CachePlan::share_of(*fraction), ..CachePlan::whole(hint, known.prefix, encoding) };
+    let plan = CachePlan {
+        share: CachePlan::share_of(*fraction),
+        write_bytes_per_s: assumed_write(decision, profile),
+        ..CachePlan::whole(hint, known.prefix, encoding)
+    };
     super::caching::plan_json(&plan).map(Some)
+}
+
+/// Bytes per second that the decision assumed one worker to write: what the store takes, or what computing brings forth
+/// while it pays for encoding, whichever is less.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate, not negative")]
+fn assumed_write(decision: &Decision, profile: &Profile) -> Option<u64> {
+    let Choice::Materialize { hint, format, compression, .. } = &decision.choice else { return None };
+    let workers = profile.cluster.workers.max(1) as f64;
+    let store = profile.cache_store.write_bytes_per_s?;
+    let computed = decision.options.iter().find(|o| o.choice == Choice::Compute).and_then(|o| o.rows_per_s);
+    let encoding = profile.hints.iter().filter(|h| h.name == *hint).flat_map(|h| &h.encodings);
+    let encoding = { encoding }.find(|e| e.format == *format && e.compression == *compression);
+    let brought = computed.zip(encoding).map_or(f64::INFINITY, |(rows_per_s, e)| {
+        let cores = workers * profile.cluster.cores_per_worker;
+        e.bytes_per_row / (1.0 / rows_per_s + e.encode_cpu_s_per_row / cores)
+    });
+    Some((store.min(brought) / workers) as u64)
 }

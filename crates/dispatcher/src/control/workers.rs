@@ -219,11 +219,11 @@ fn task_def(
 }
 
 fn modes_from_proto(m: v1::SplitModes) -> Modes {
-    Modes { compute: m.compute, put: m.put, get: m.get }
+    Modes { compute: m.compute, put: m.put, get: m.get, fell_back: m.fell_back }
 }
 
 pub(super) fn modes_to_proto(m: Modes) -> v1::SplitModes {
-    v1::SplitModes { compute: m.compute, put: m.put, get: m.get }
+    v1::SplitModes { compute: m.compute, put: m.put, get: m.get, fell_back: m.fell_back }
 }
 
 pub(super) fn mode_to_proto(mode: Mode) -> v1::ProcessingMode {

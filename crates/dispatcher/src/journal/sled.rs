@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use caju_types::{Error, Result};
 
@@ -16,6 +16,8 @@ use crate::state::Update;
 const FOLDER: &str = "journal-v1";
 /// Marks a database as ours.
 const FORMAT_KEY: &[u8] = b"format";
+/// How long a database that was closed may stay locked.
+const CLOSING: Duration = Duration::from_secs(2);
 /// Memory for sled's page cache; the journal is read once.
 const CACHE_BYTES: u64 = 8 << 20;
 
@@ -44,7 +46,7 @@ impl SledJournal {
     fn open_inner(folder: &Path) -> Result<(Self, Vec<Vec<Update>>)> {
         let at = |e: ::sled::Error| classify(folder, e);
         let config = ::sled::Config::new().path(folder).cache_capacity(CACHE_BYTES).flush_every_ms(None);
-        let db = config.open().map_err(at)?;
+        let db = open_database(&config).map_err(at)?;
         let meta = db.open_tree("meta").map_err(at)?;
         let groups = db.open_tree("groups").map_err(at)?;
         match meta.get(FORMAT_KEY).map_err(at)? {
@@ -66,6 +68,25 @@ impl SledJournal {
 
     fn io(&self, e: ::sled::Error) -> Error {
         classify(&self.path, e)
+    }
+}
+
+/// sled gives the failed lock no kind of its own.
+fn is_locked(e: &io::Error) -> bool {
+    e.to_string().contains("could not acquire lock")
+}
+
+/// Opens a database. One that was closed just now is locked for a moment longer: threads of sled hold it until they
+/// have noticed.
+pub(super) fn open_database(config: &::sled::Config) -> ::sled::Result<::sled::Db> {
+    let start = Instant::now();
+    loop {
+        match config.open() {
+            Err(::sled::Error::Io(e)) if is_locked(&e) && start.elapsed() < CLOSING => {
+                std::thread::park_timeout(Duration::from_millis(10));
+            }
+            other => return other,
+        }
     }
 }
 
@@ -124,12 +145,9 @@ fn damaged(folder: &Path, what: &str) -> Error {
 fn classify(folder: &Path, e: ::sled::Error) -> Error {
     let place = folder.display();
     match e {
-        // sled gives the failed lock no kind of its own.
-        ::sled::Error::Io(e) if e.to_string().contains("could not acquire lock") => {
-            Error::failed_precondition(format!(
-                "journal {place}: another dispatcher has it open; stop that one or give another --state-dir"
-            ))
-        }
+        ::sled::Error::Io(e) if is_locked(&e) => Error::failed_precondition(format!(
+            "journal {place}: another dispatcher has it open; stop that one or give another --state-dir"
+        )),
         ::sled::Error::Io(e) => io_error(folder, &e),
         e => damaged(folder, &e.to_string()),
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use caju_types::{ClientId, ErrorKind, Fingerprint, IterationId, TaskId, WorkerId};
 
+use super::sled::open_database;
 use super::{Journal, JournalWriter, MemoryJournal, SCHEMA, SledJournal, codec, open_state_dir};
 use crate::state::{Dataset, Failure, FeedId, Mode, Modes, Policy, SplitRecord, State, Update, Watch};
 
@@ -202,7 +203,7 @@ fn later_updates() -> Vec<Update> {
         Update::TaskEnded {
             task: TaskId(2006),
             rows_skipped: 0,
-            modes: Modes { compute: 1, put: 2, get: 3 },
+            modes: Modes { compute: 1, put: 2, get: 3, fell_back: 0 },
         },
         Update::Watched {
             job: job.clone(),
@@ -265,7 +266,7 @@ fn damage_is_set_aside_and_the_rest_of_the_folder_left_alone() {
     });
     assert_eq!(garbage.len(), 1);
 
-    let raw = |dir: &Path| ::sled::open(dir.join("journal-v1")).unwrap();
+    let raw = |dir: &Path| open_database(&::sled::Config::new().path(dir.join("journal-v1"))).unwrap();
     let foreign = make(&|dir| {
         raw(dir).insert("somebody", "else's").unwrap();
     });

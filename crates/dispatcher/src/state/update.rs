@@ -262,6 +262,14 @@ pub struct Modes {
     pub put: u64,
     /// Read from a snapshot.
     pub get: u64,
+    /// Of those that were computed: begun to be stored, and given up.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub fell_back: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 impl std::ops::AddAssign for Modes {
@@ -269,6 +277,7 @@ impl std::ops::AddAssign for Modes {
         self.compute += other.compute;
         self.put += other.put;
         self.get += other.get;
+        self.fell_back += other.fell_back;
     }
 }
 

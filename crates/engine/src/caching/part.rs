@@ -113,7 +113,7 @@ pub(super) fn is_loss(e: &Error) -> bool {
 
 /// A part that could not be read: one that is damaged is replaced, one that cannot be reached is left alone.
 pub(super) async fn given_up(snapshot: &Snapshot, meta: &PartMeta, e: &Error) {
-    tracing::warn!(part = %meta.path, error = %e, "a part cannot be read; its split is computed");
+    tracing::warn!(part = %meta.path, error = %e, "a part cannot be read; its split is computed, and stored again");
     if is_loss(e)
         && let Err(e) = snapshot.discard(meta, e.message()).await
     {

@@ -25,6 +25,11 @@ pub struct CachePlan {
     /// Behind a stage that mixes splits: what is known of the set of parts. Absent: rows are computed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub set: Option<SetPlan>,
+    /// Bytes per second that a worker's store takes, as the decision assumed: a split that is held up because it takes
+    /// less than half of that falls back to being computed. Absent for policies that nobody decided on: they fall back
+    /// on errors only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_bytes_per_s: Option<u64>,
     /// For a save: splits are stored, and no rows are read or delivered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub save: Option<SavePlan>,
@@ -40,7 +45,16 @@ impl CachePlan {
 
     /// A plan that stores and reads every split.
     pub fn whole(hint: &str, prefix: Fingerprint, encoding: Encoding) -> Self {
-        Self { hint: hint.to_string(), prefix, put: true, encoding, share: Self::ALL, set: None, save: None }
+        Self {
+            hint: hint.to_string(),
+            prefix,
+            put: true,
+            encoding,
+            share: Self::ALL,
+            set: None,
+            write_bytes_per_s: None,
+            save: None,
+        }
     }
 
     /// A fraction from 0 to 1 as a share.
@@ -77,6 +91,8 @@ pub struct SplitModes {
     pub put: u64,
     /// Read from a snapshot.
     pub get: u64,
+    /// Of those that were computed: begun to be stored, and given up.
+    pub fell_back: u64,
 }
 
 /// What is known of the set of parts at a hint behind a stage that mixes splits.

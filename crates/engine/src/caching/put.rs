@@ -1,37 +1,110 @@
 //! Writing a part beside the stream of rows, and giving up writing when it makes no sense any more.
 
+use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use caju_cache::{Committed, PartFacts, PartWriter};
+use caju_runtime::Clock;
 use caju_types::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
-use super::TaskCache;
+use super::{Book, TaskCache, WAITING};
+use crate::chunk::batch_bytes;
 
 /// Failures in a row after which the store is left alone for the rest of the task. Each of them was a
 /// request that was tried several times.
 const FAILURES: u32 = 3;
 
+/// How long the splits of a task may be held up by their writers before it matters how fast these are: stores have
+/// hiccups.
+const HICCUP: Duration = Duration::from_secs(2);
+
+/// How long the splits of a task were held up by the writers of their parts, against how long they may be (design,
+/// section 5.5): rows may come as slowly as a store takes them that is half as fast as the decision assumed. A store that
+/// is slow, but not slower than rows come, holds nothing up.
+#[derive(Debug, Default)]
+pub(super) struct Pace(Mutex<Held>);
+
+#[derive(Debug, Default)]
+struct Held {
+    bytes: u64,
+    /// Seconds, of all splits together.
+    seconds: f64,
+}
+
+impl Pace {
+    /// How long a split may wait until so many bytes more are taken, while so many splits write and the store was to
+    /// take so many bytes per second of all of them.
+    pub(super) fn patience(&self, assumed_bytes_per_s: u64, bytes: u64, writers: usize) -> Duration {
+        let held = self.0.lock();
+        let half = (assumed_bytes_per_s as f64 / 2.0).max(1.0);
+        let due = (held.bytes + bytes) as f64 / half - held.seconds / writers.max(1) as f64;
+        Duration::try_from_secs_f64((HICCUP.as_secs_f64() + due).max(0.0)).unwrap_or(Duration::MAX)
+    }
+
+    /// Waits for a writer to take something of so many bytes, no longer than may be; none if it took longer.
+    pub(super) async fn keep<T>(
+        &self,
+        assumed_bytes_per_s: Option<u64>,
+        bytes: u64,
+        writers: usize,
+        clock: &dyn Clock,
+        taken: impl Future<Output = T>,
+    ) -> Option<T> {
+        let Some(assumed) = assumed_bytes_per_s else { return Some(taken.await) };
+        let (patience, start) = (self.patience(assumed, bytes, writers), clock.now());
+        let taken = tokio::select! {
+            biased;
+            taken = taken => Some(taken),
+            () = clock.sleep(patience) => None,
+        };
+        self.took(bytes, clock.now().saturating_sub(start));
+        taken
+    }
+
+    fn took(&self, bytes: u64, time: Duration) {
+        let mut held = self.0.lock();
+        held.bytes += bytes;
+        held.seconds += time.as_secs_f64();
+    }
+}
+
 /// What a split sends to the writer of its part.
 pub(super) enum Piece {
     Rows(RecordBatch),
-    End { skipped: u64, source_bytes: u64 },
+    /// All rows were sent; the rest may take so long.
+    End {
+        skipped: u64,
+        source_bytes: u64,
+        patience: Option<Duration>,
+    },
+}
+
+/// What is said of a writer that is given up.
+pub(super) fn too_slow() -> Error {
+    Error::deadline("the store took less than half of what the decision assumed")
 }
 
 /// Writes a part from what is sent. Whether it counts now.
 pub(super) async fn write_part(
     writer: PartWriter,
     queue: mpsc::Receiver<Piece>,
+    clock: &dyn Clock,
     cost: impl Fn(u64) -> f64,
 ) -> Result<bool> {
-    Ok(matches!(write_rows(writer, queue, cost).await?, Some(Committed::Ours(_))))
+    Ok(matches!(write_rows(writer, queue, clock, cost).await?, Some(Committed::Ours(_))))
 }
 
 /// Writes a part from what is sent, to its end; none if that never came.
 pub(super) async fn write_rows(
     mut writer: PartWriter,
     mut queue: mpsc::Receiver<Piece>,
+    clock: &dyn Clock,
     cost: impl Fn(u64) -> f64,
 ) -> Result<Option<Committed>> {
     let mut facts = PartFacts::default();
@@ -41,11 +114,17 @@ pub(super) async fn write_rows(
                 facts.rows += batch.num_rows() as u64;
                 writer.write(&batch).await?;
             }
-            Piece::End { skipped, source_bytes } => {
+            Piece::End { skipped, source_bytes, patience } => {
                 facts.skipped = skipped;
                 facts.source_bytes = source_bytes;
                 facts.compute_cpu_s = cost(facts.rows);
-                return writer.finish(facts).await.map(Some);
+                let finish = writer.finish(facts);
+                let Some(patience) = patience else { return finish.await.map(Some) };
+                return tokio::select! {
+                    biased;
+                    done = finish => done.map(Some),
+                    () = clock.sleep(patience) => Err(too_slow()),
+                };
             }
         }
     }
@@ -53,7 +132,120 @@ pub(super) async fn write_rows(
     Ok(None)
 }
 
+/// The way to the writer of a split's part.
+#[derive(Clone)]
+pub(super) struct WriterOf {
+    pieces: mpsc::Sender<Piece>,
+    /// What the store was to take of this worker; none: whatever it takes.
+    assumed_bytes_per_s: Option<u64>,
+    /// Stops the writer where it is.
+    given_up: CancellationToken,
+}
+
 impl TaskCache {
+    /// Rows of the split go to a task of their own, which encodes and uploads while the split goes on; false
+    /// if the stream is over.
+    pub(super) fn start_writer(
+        self: &Arc<Self>,
+        index: u64,
+        hint: usize,
+        writer: PartWriter,
+        assumed_bytes_per_s: Option<u64>,
+    ) -> bool {
+        let (pieces, queue) = mpsc::channel(WAITING);
+        let mut books = self.books.lock();
+        if books.closed {
+            return false;
+        }
+        let given_up = CancellationToken::new();
+        let way = WriterOf { pieces, assumed_bytes_per_s, given_up: given_up.clone() };
+        books.open.insert(index, Book { hint, skip_below: 0, source_bytes: 0, writer: Some(way) });
+        self.open_writers.send_modify(|n| *n += 1);
+        drop(books);
+        let me = Arc::clone(self);
+        drop(self.writers.spawn(async move {
+            let cost = |rows| me.cpu_above(hint) * rows as f64;
+            let written =
+                given_up.run_until_cancelled_owned(Box::pin(write_part(writer, queue, &*me.ctx.clock, cost)));
+            let counted = match written.await.unwrap_or_else(|| Err(too_slow())) {
+                Ok(true) => {
+                    me.puts.worked();
+                    &me.put
+                }
+                Ok(false) => &me.compute,
+                Err(e) => {
+                    me.puts.failed(&e, "storing rows");
+                    me.fell_back.fetch_add(1, Ordering::Relaxed);
+                    &me.compute
+                }
+            };
+            counted.fetch_add(1, Ordering::Relaxed);
+            me.open_writers.send_modify(|n| *n -= 1);
+        }));
+        true
+    }
+
+    /// CPU seconds that the stages above a hint took per row that reached it, so far.
+    pub(super) fn cpu_above(&self, hint: usize) -> f64 {
+        let Some(last) = self.hints.get(hint).map(|h| h.stage) else { return 0.0 };
+        let stages = self.ctx.stats.snapshot();
+        let above = &stages[..(last + 1).min(stages.len())];
+        let rows = above.iter().rev().map(|s| s.rows_out).find(|r| *r > 0).unwrap_or(0);
+        if rows == 0 { 0.0 } else { above.iter().map(|s| s.cpu_s).sum::<f64>() / rows as f64 }
+    }
+
+    /// Rows of a split that arrive at a hint: stored if they should be. Returns how many of the first
+    /// ordinals the stages below have already.
+    pub(crate) async fn pass(&self, hint: usize, index: u64, rows: &[RecordBatch]) -> u64 {
+        if let Some(prober) = &self.prober {
+            prober.offer(hint, rows);
+        }
+        let (skip, writer) = match self.books.lock().open.get(&index) {
+            Some(book) if book.hint == hint => (book.skip_below, book.writer.clone()),
+            _ => return 0,
+        };
+        if let Some(writer) = writer {
+            for batch in rows.iter().filter(|b| b.num_rows() > 0) {
+                let sent = self.send(&writer, batch_bytes(batch) as u64, Piece::Rows(batch.clone()));
+                if !sent.await {
+                    self.books.lock().open.remove(&index);
+                    break;
+                }
+            }
+        }
+        skip
+    }
+
+    /// Sends something to the writer of a part; false if it has ended, or is ended because it is too slow.
+    async fn send(&self, writer: &WriterOf, bytes: u64, piece: Piece) -> bool {
+        let writers = *self.open_writers.borrow();
+        let taken = writer.pieces.send(piece);
+        match self.pace.keep(writer.assumed_bytes_per_s, bytes, writers, &*self.ctx.clock, taken).await {
+            Some(sent) => sent.is_ok(),
+            None => {
+                writer.given_up.cancel();
+                false
+            }
+        }
+    }
+
+    /// All rows of a split have passed.
+    pub(crate) async fn end(&self, hint: usize, index: u64) {
+        let book = {
+            let mut books = self.books.lock();
+            if books.open.get(&index).is_none_or(|b| b.hint != hint) {
+                return;
+            }
+            books.open.remove(&index)
+        };
+        if let Some(Book { writer: Some(writer), source_bytes, .. }) = book {
+            let skipped = self.hints.get(hint).map_or(0, |h| self.ctx.skipped_above(index, h.stage));
+            let writers = *self.open_writers.borrow();
+            let patience = writer.assumed_bytes_per_s.map(|assumed| self.pace.patience(assumed, 0, writers));
+            self.send(&writer, 0, Piece::End { skipped, source_bytes, patience }).await;
+        }
+    }
+
     /// A split's source was read to its end, which took so many bytes.
     pub(crate) fn was_read(&self, index: u64, source_bytes: u64) {
         if let Some(book) = self.books.lock().open.get_mut(&index) {
@@ -110,5 +302,30 @@ mod tests {
         assert!(!shaky.is_off(), "only failures in a row count");
         (1..FAILURES).for_each(|_| shaky.failed(&Error::unavailable("503"), "storing"));
         assert!(shaky.is_off());
+    }
+
+    /// A store that takes so many bytes per second, from three splits at once, each held up all the time.
+    fn survives(assumed: u64, bytes_per_s: u64) -> bool {
+        let (pace, second) = (Pace::default(), Duration::from_secs(1));
+        (0..60).all(|_| {
+            let patient = pace.patience(assumed, bytes_per_s / 3, 3) >= second;
+            (0..3).for_each(|_| pace.took(bytes_per_s / 3, second));
+            patient
+        })
+    }
+
+    #[test]
+    fn writers_may_be_half_as_fast_as_assumed_and_no_slower() {
+        assert!(survives(900, 900));
+        assert!(survives(900, 480));
+        assert!(!survives(900, 420));
+        assert!(!survives(900, 30));
+    }
+
+    #[test]
+    fn a_slow_writer_that_holds_nothing_up_is_none() {
+        let pace = Pace::default();
+        (0..1000).for_each(|_| pace.took(10, Duration::from_millis(1)));
+        assert!(pace.patience(1 << 30, 10, 1) > Duration::from_millis(900));
     }
 }

@@ -42,7 +42,7 @@ impl TaskCache {
                 if let Some(bytes) = save.chunk_bytes {
                     writer.set_chunk_bytes(bytes);
                 }
-                if self.start_writer(index, hint, *writer) { Entry::Put } else { Entry::Skip }
+                if self.start_writer(index, hint, *writer, None) { Entry::Put } else { Entry::Skip }
             }
             Err(e) => {
                 self.puts.failed(&e, "saving rows");

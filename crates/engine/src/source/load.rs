@@ -107,7 +107,7 @@ impl Place {
         match snapshot.index().await?.get(&key).filter(|m| fits(m)) {
             Some(meta) => Ok((snapshot, Arc::clone(meta))),
             None => Err(Error::data_loss(format!(
-                "{}: this part of the save is gone or was replaced; save again to another URL",
+                "{}: this part of the save is gone or was replaced; save the same pipeline again, which mends it",
                 file.url
             ))),
         }
@@ -124,7 +124,7 @@ impl Place {
         let url = file.url.clone();
         let lost = move |e: Error| match e.kind() {
             ErrorKind::NotFound | ErrorKind::DataLoss => Error::data_loss(format!(
-                "{}: {url} cannot be read, and a save has nothing to compute its rows from; save again to another URL",
+                "{}: {url} cannot be read, and a save has nothing to compute its rows from; save the same pipeline again, which mends it",
                 e.message()
             )),
             _ => e,
@@ -238,7 +238,7 @@ impl Listing {
                 for key in &saved.splits {
                     let lost = || {
                         Error::data_loss(format!(
-                            "{}: the part of split {key} is gone from the save; save again to another URL",
+                            "{}: the part of split {key} is gone from the save; save the same pipeline again, which mends it",
                             self.place.url
                         ))
                     };

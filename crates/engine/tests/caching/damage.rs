@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use arrow::ipc::writer::StreamWriter;
 use caju_cache::{Cache, CacheOptions};
+use caju_engine::CachePlan;
 use caju_pipeline::{DatasetDef, SourceDef};
 use caju_runtime::{Stores, SystemClock};
 use caju_testkit::faulty::{Fault, Faults, FaultyStore, Op, Rule};
@@ -130,6 +131,29 @@ async fn a_store_that_fails_in_the_middle_of_a_part() {
     let (rows, modes) = pair.with(&shaky, how(2), &plan).await;
     assert_eq!(rows, stored);
     assert_eq!(modes.get, 1, "a store that fails harms no part");
+}
+
+/// Design, section 5.5: what was decided on falls back where the store is slower than half of what was assumed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_falls_silent_holds_nobody_up_for_long() {
+    let pair = pair("  - with_columns: { a: 'id * 2' }\n  - autocache: h\n", 12_000).await;
+    let want = pair.computed(how(0)).await;
+    let root = place("silent");
+    let faults = Faults::new();
+    let cache = faulty(&root, &faults).await;
+    let plan = CachePlan { write_bytes_per_s: Some(1 << 30), ..pair.hints[0].plan("arrow/none") };
+    faults.add(Rule::new(Op::Put, Fault::Silence).on(".arrow").always());
+    let (rows, modes) = pair.with(&cache, how(0), &plan).await;
+    assert!(faults.fired() > 0, "{:?}", faults.log());
+    assert_eq!(rows, want);
+    assert_eq!((modes.compute, modes.put, modes.fell_back), (1, 0, 1));
+    // The hole is filled by the next epoch.
+    faults.clear();
+    let (rows, modes) = pair.with(&cache, how(1), &plan).await;
+    assert_eq!(rows, want);
+    assert_eq!((modes.put, modes.fell_back), (1, 0), "nothing is left behind that would be in the way");
+    let (rows, modes) = pair.with(&cache, how(2), &plan).await;
+    assert_eq!((rows, modes.get), (want, 1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -146,6 +146,7 @@ impl Pair {
             rows.extend(more);
             modes.compute += m.compute;
             modes.put += m.put;
+            modes.fell_back += m.fell_back;
             modes.get += m.get;
         }
         if !how.deterministic {

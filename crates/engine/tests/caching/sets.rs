@@ -116,6 +116,7 @@ impl World {
             let m = task.modes();
             modes.compute += m.compute;
             modes.put += m.put;
+            modes.fell_back += m.fell_back;
             modes.get += m.get;
         }
         (rows, modes, failed)
