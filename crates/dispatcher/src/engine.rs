@@ -6,7 +6,7 @@ use std::time::Duration;
 use arrow_schema::{Schema, SchemaRef};
 use async_trait::async_trait;
 use caju_cache::SourceListing;
-use caju_engine::source::SourceContext;
+use caju_engine::source::{KnownFiles, SourceContext, Split};
 use caju_engine::{BoundPipeline, SetBase, bind};
 use caju_kernels::Registry;
 use caju_pipeline::{DatasetDef, OnError, StageOp, canonical_text, identity, prefix_fingerprints, reseeded};
@@ -59,6 +59,26 @@ impl EngineCatalog {
                 self.cache_url
             ))
         })
+    }
+
+    /// What is remembered of the source of a definition whose rows may be stored, with what it is then not asked for
+    /// again: how its unchanged files were cut, and its columns if it begins as it did.
+    async fn remembered(&self, def: &DatasetDef) -> (SourceContext, Option<SchemaRef>) {
+        let ctx = self.ctx.clone();
+        if self.cache_url.is_empty() || def.hints().is_empty() {
+            return (ctx, None);
+        }
+        let Ok(Some(listing)) = SourceListing::recall(&ctx.stores, &self.cache_url, &source_of(def)).await
+        else {
+            return (ctx, None);
+        };
+        let splits = listing.splits.iter().map(|s| serde_json::from_str::<Split>(s));
+        let Ok(splits) = splits.collect::<Result<Vec<_>, _>>() else { return (ctx, None) };
+        let ctx = ctx.knowing(KnownFiles::of(splits));
+        // An error shows again, and in its place, when the source is opened.
+        let same = ctx.begins_as_known(&def.source).await.unwrap_or(false);
+        let columns = same.then(|| Arc::new(listing.columns)).filter(|c| !c.fields().is_empty());
+        (ctx, columns)
     }
 
     /// What remembers the source of a definition whose rows may be stored; none for others.
@@ -148,8 +168,12 @@ impl Catalog for EngineCatalog {
         // Combinators have no schema of their own; the journal keeps an empty one for them.
         let known = source_schema.filter(|s| !s.fields().is_empty());
         let recalled = if def.options.cache_only { Some(self.recalled(&def).await?) } else { None };
-        let known = recalled.as_ref().map(|l| Arc::new(l.columns.clone())).or(known);
-        let bound = Arc::new(Box::pin(bind(&def, &self.registry, &self.ctx, known)).await?);
+        let (ctx, columns) = match &recalled {
+            Some(listing) => (self.ctx.clone(), Some(Arc::new(listing.columns.clone()))),
+            None => self.remembered(&def).await,
+        };
+        let known = if recalled.is_some() { columns } else { known.or(columns) };
+        let bound = Arc::new(Box::pin(bind(&def, &self.registry, &ctx, known)).await?);
         let shuffle = def.stages.iter().find_map(|s| match &s.op {
             StageOp::Shuffle { seed, .. } => Some(SplitShuffle { seed: *seed }),
             _ => None,

@@ -11,14 +11,19 @@ fn on_files(steps: Value) -> Pipeline {
     let folder = p.folder().join("data");
     std::fs::create_dir_all(&folder).unwrap();
     for n in 0..3 {
-        let names: Vec<String> = (0..100).map(|i| format!("row {n} {i}")).collect();
-        let columns = vec![
-            ("id", files::ints(n * 100..(n + 1) * 100)),
-            ("name", files::strings(names.iter().map(String::as_str))),
-        ];
-        files::parquet(&folder.join(format!("{n}.parquet")), columns);
+        hundred(&folder.join(format!("{n}.parquet")), n);
     }
     p
+}
+
+/// The `n`th hundred of rows.
+fn hundred(file: &std::path::Path, n: i64) {
+    let names: Vec<String> = (0..100).map(|i| format!("row {n} {i}")).collect();
+    let columns = vec![
+        ("id", files::ints(n * 100..(n + 1) * 100)),
+        ("name", files::strings(names.iter().map(String::as_str))),
+    ];
+    files::parquet(file, columns);
 }
 
 const FULL: [&str; 4] = ["--cache", "cache", "--policy", "full"];
@@ -45,8 +50,9 @@ fn snp_01_a_second_job_opens_no_source() {
     assert_eq!(first.splits(0), [0, 3, 0]);
     let second = full(&p, &["--epochs", "2"]);
     assert_eq!(second.checksums(), vec![computed(&p).checksums()[0].clone(); 2]);
-    assert_eq!(second.splits(1), [0, 0, 3]);
-    assert_eq!(second.epochs("source_bytes_read")[1], json!(0));
+    assert_eq!((second.splits(0), second.splits(1)), ([0, 0, 3], [0, 0, 3]));
+    // The footers neither: how the files were cut is remembered with what is stored.
+    assert_eq!(second.epochs("source_bytes_read"), vec![json!(0); 2]);
     std::fs::remove_dir_all(p.folder().join("data")).unwrap();
     p.run(&FULL).expect_code(2).expect_error(&["data"]);
 }
@@ -299,4 +305,20 @@ fn the_profile_of_a_choice_stands_in_the_manifest() {
     planned.expect_code(0);
     let planned: Value = serde_json::from_str(&planned.stdout).unwrap();
     assert_eq!(planned["choice"], report.0["decision"]["choice"]);
+}
+
+#[test]
+fn a_listing_is_remembered_file_by_file() {
+    let p = on_files(json!(["autocache", { "batch": 10 }]));
+    full(&p, &[]);
+    // One file changes, one comes: these two are opened, and nothing is mixed up.
+    let data = p.folder().join("data");
+    hundred(&data.join("1.parquet"), 50);
+    hundred(&data.join("3.parquet"), 3);
+    let again = full(&p, &[]);
+    assert_eq!(again.splits(0), [0, 2, 2]);
+    assert_eq!(again.checksums(), computed(&p).checksums());
+    // A first file with other columns is seen.
+    files::parquet(&data.join("0.parquet"), vec![("other", files::ints(0..10))]);
+    p.run(&FULL).expect_code(2).expect_error(&["first file", "other"]);
 }

@@ -7,6 +7,7 @@ use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use caju_pipeline::{FileFormat, FileSource, VersionRule};
 use caju_types::{Error, Result};
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
@@ -153,7 +154,10 @@ impl<F: Format> Source for FilesSource<F> {
         let (format, ctx, split_bytes) = (Arc::clone(&self.format), self.ctx.clone(), self.def.split_bytes);
         list_files(&self.ctx, &self.def)
             .map(move |file| {
-                let cut = file.map(|file| format.cut(&ctx, file, split_bytes));
+                let cut = file.map(|file| match ctx.known.cut(&file) {
+                    Some(splits) => std::future::ready(Ok(splits)).boxed(),
+                    None => format.cut(&ctx, file, split_bytes),
+                });
                 async move { cut?.await }
             })
             .buffered(FILES_AHEAD)

@@ -15,6 +15,7 @@ mod held;
 mod images;
 mod ipc;
 mod json;
+mod known;
 mod lines;
 mod load;
 mod parquet;
@@ -43,6 +44,7 @@ use futures::stream::{BoxStream, StreamExt};
 pub use cache::SourceCaches;
 pub use example::{feature_field, parse_example};
 pub use held::{HeldRows, hold};
+pub use known::KnownFiles;
 pub use split::{FileRef, FileVersion, KeyHasher, Split, SplitRange, split_key};
 
 /// What sources need from the process they run in. Cheap to clone.
@@ -56,12 +58,36 @@ pub struct SourceContext {
     pub limits: SourceLimits,
     /// What readers remember of files; share it for the life of the process.
     pub caches: SourceCaches,
+    /// What an earlier listing of the source that is opened says.
+    pub known: KnownFiles,
 }
 
 impl SourceContext {
     /// A context with default limits and empty caches.
     pub fn new(stores: Arc<Stores>, io: Arc<IoCounters>) -> Self {
-        Self { stores, io, limits: SourceLimits::default(), caches: SourceCaches::default() }
+        Self {
+            stores,
+            io,
+            limits: SourceLimits::default(),
+            caches: SourceCaches::default(),
+            known: KnownFiles::default(),
+        }
+    }
+
+    /// The same for a source of which an earlier listing is known.
+    #[must_use]
+    pub fn knowing(mut self, known: KnownFiles) -> Self {
+        self.known = known;
+        self
+    }
+
+    /// Whether a source begins with the file with which its known listing did: then it has the same columns.
+    ///
+    /// # Errors
+    /// What listing it says.
+    pub async fn begins_as_known(&self, def: &SourceDef) -> Result<bool> {
+        let SourceDef::Files(files) = def else { return Ok(false) };
+        Ok(self.known.begins_with(&first_file(files, self).await?))
     }
 }
 
