@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use caju_pipeline::Cost;
-use caju_types::Result;
+use caju_runtime::Tasks;
+use caju_types::{Error, Result};
 use futures::stream::{self, StreamExt};
+use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::hint::{Numbering, at_hint, at_set, without_marks};
 use super::{Item, Items};
@@ -216,9 +219,33 @@ fn drop_done(items: Items, ctx: &Arc<TaskContext>) -> Items {
         .boxed()
 }
 
+/// The same items, made while nobody asks for them: one waits, and the next one is in the making. A stage that takes its
+/// time without a CPU would else keep everything above it waiting, too.
+fn ahead(mut items: Items) -> Items {
+    let (sender, receiver) = mpsc::channel(1);
+    let work = async move {
+        while let Some(item) = items.next().await {
+            if sender.send(item).await.is_err() {
+                return;
+            }
+        }
+    };
+    let running = AbortOnDropHandle::new(Tasks::new().spawn(work));
+    stream::unfold(Some((receiver, running)), |state| async move {
+        let (mut receiver, running) = state?;
+        if let Some(item) = receiver.recv().await {
+            return Some((item, Some((receiver, running))));
+        }
+        // The end, unless what made the items broke down.
+        let broken = running.await.err()?;
+        Some((Err(Error::internal(format!("a stage broke down: {broken}"))), None))
+    })
+    .boxed()
+}
+
 fn pay_for(items: Items, ctx: &Arc<TaskContext>, cost: Cost, burn: bool, stats: usize) -> Items {
     let ctx = Arc::clone(ctx);
-    items
+    ahead(items)
         .then(move |item| {
             let ctx = Arc::clone(&ctx);
             async move {
