@@ -1,35 +1,48 @@
 //! What `caju cache` shows and does: list, inspect, verify, collect, remove, pin.
 
 mod collect;
+mod manifests;
+mod repair;
 mod report;
+mod unused;
+mod uses;
 mod verify;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use caju_runtime::Stores;
+use caju_runtime::stores::store_error;
 use caju_types::{Error, Fingerprint, Result};
+use futures::StreamExt;
 
 use crate::Cache;
 use crate::lease::Lease;
-use crate::record::unseal;
 use crate::scan::Scan;
 use crate::store::Listed;
 
 pub use collect::{Collected, Collection, Expired};
+pub use repair::Dropped;
 pub use report::{Inspection, PartLine, SnapshotInfo, Usage};
 pub use verify::{Damage, VerifyReport};
 
-#[derive(serde::Deserialize, Default)]
-struct UseRecord {
-    #[serde(default)]
-    jobs: Vec<String>,
-    #[serde(default)]
-    rows: u64,
-    #[serde(default)]
-    saved_cpu_s: f64,
-}
-
 impl Cache {
+    /// Whether there is a cache at a URL: something below its `v1`. Nothing is written, and no folder made.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a bad URL, and what the store says: `NotFound` where there is no such bucket.
+    pub async fn exists(stores: &Stores, url: &str) -> Result<bool> {
+        let at = stores.resolve(url).map_err(|e| e.context("cache root"))?;
+        if let Some(folder) = &at.local {
+            return Ok(folder.join(crate::layout::VERSION).is_dir());
+        }
+        let mut below = at.store.list(Some(&crate::layout::Layout::new(&at.path).base()));
+        match below.next().await {
+            Some(first) => first.map(|_| true).map_err(|e| store_error(&at.url, e)),
+            None => Ok(false),
+        }
+    }
+
     /// Every snapshot of the root, as `cache ls` shows them, by fingerprint.
     ///
     /// # Errors
@@ -50,15 +63,7 @@ impl Cache {
     async fn info(self: &Arc<Self>, of: Fingerprint, scan: &Scan) -> Result<SnapshotInfo> {
         let index = self.snapshot(&of).index().await?;
         let description = index.description().map(|d| d.as_ref().clone()).unwrap_or_default();
-        let mut jobs = std::collections::BTreeSet::new();
-        let (mut rows_read, mut saved) = (0, 0.0);
-        for object in &scan.uses {
-            let Some(bytes) = self.root.get(&object.path).await? else { continue };
-            let uses: UseRecord = unseal(&bytes).unwrap_or_default();
-            jobs.extend(uses.jobs);
-            rows_read += uses.rows;
-            saved += uses.saved_cpu_s;
-        }
+        let uses = uses::of(&self.root, scan).await?;
         let mut encodings: Vec<_> = index.iter().map(|(_, p)| p.encoding).collect();
         encodings.sort_unstable();
         encodings.dedup();
@@ -74,11 +79,11 @@ impl Cache {
             splits_total: description.splits,
             skipped: index.iter().map(|(_, p)| p.skipped).sum(),
             source_bytes: index.iter().map(|(_, p)| p.source_bytes).sum(),
-            compute_cpu_s: index.iter().map(|(_, p)| p.compute_cpu_s()).sum(),
+            compute_cpu_s: index.iter().map(|(_, p)| p.compute_cpu_s()).fold(0.0, |sum, s| sum + s),
             last_use_unix_s: scan.last_use_ms().map(|ms| ms as f64 / 1000.0),
-            jobs: jobs.into_iter().collect(),
-            rows_read,
-            saved_cpu_s: saved,
+            jobs: uses.jobs.into_iter().collect(),
+            rows_read: uses.rows,
+            saved_cpu_s: uses.saved_cpu_s,
             pinned: scan.pinned,
         })
     }
@@ -110,7 +115,8 @@ impl Cache {
         Ok(Usage { snapshots, objects: count, bytes, budget_bytes: self.options.budget_bytes })
     }
 
-    /// Removes a snapshot; gives the bytes freed. Readers of it fall back to computing.
+    /// Removes a snapshot, and the listings of sources that no other one has rows of; gives the bytes freed. Readers
+    /// of it fall back to computing.
     ///
     /// # Errors
     /// `NotFound` if there is none, `FailedPrecondition` if it is pinned, or in use and not `force`d.
@@ -119,13 +125,15 @@ impl Cache {
         if scan.pinned {
             return Err(Error::failed_precondition(format!("snapshot {of} is pinned; unpin it first")));
         }
-        if !force && crate::space::in_use(self).await?.contains(of) {
+        if !force && crate::space::in_use(self, store_now_ms(self).await?).await?.contains(of) {
             return Err(Error::failed_precondition(format!(
                 "snapshot {of} is being read or written; wait, or remove it with --force"
             )));
         }
-        let freed = scan.bytes;
+        let listings = unused::after_removal(self, *of, &scan).await?;
+        let freed = scan.bytes + listings.iter().map(|o| o.bytes).sum::<u64>();
         collect::remove_snapshot(self, *of, scan).await?;
+        self.root.delete_all(listings.into_iter().map(|o| o.path).collect()).await?;
         self.space.refund(freed);
         Ok(freed)
     }
@@ -177,10 +185,8 @@ impl Cache {
     }
 }
 
-/// The leases of processes that may be alive: those whose object changed within the grace, by the store's
-/// own clock (the newest time in the root stands for now, after this call has written something).
-pub(crate) async fn live_leases(cache: &Cache) -> Result<Vec<(Lease, Listed)>> {
-    let now = store_now_ms(cache).await?;
+/// The leases of processes that may be alive: those whose object changed within the grace, by the store's own clock.
+pub(crate) async fn live_leases(cache: &Cache, now: i64) -> Result<Vec<(Lease, Listed)>> {
     let grace = cache.options.lease_ttl.max(cache.options.orphan_grace);
     let grace = i64::try_from(grace.as_millis()).unwrap_or(i64::MAX);
     let mut out = Vec::new();

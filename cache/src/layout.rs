@@ -8,6 +8,7 @@
 //! ROOT/v1/FINGERPRINT/parts/SPLITKEY-G.commit        makes a part count; highest G wins
 //! ROOT/v1/FINGERPRINT/claims/SPLITKEY-C.json         who writes the split now; highest C wins
 //! ROOT/v1/FINGERPRINT/uses/ID.json                   what a process read from the snapshot
+//! ROOT/v1/FINGERPRINT/uses/until-MS.json             what processes read that are gone
 //! ROOT/v1/FINGERPRINT/pin                            keeps the snapshot from being evicted
 //! ROOT/v1/FINGERPRINT/sets/ATTEMPT-SPLITKEY.json     a part that will count only with all others of its set
 //! ROOT/v1/FINGERPRINT/set.json                       a whole set: names all its parts, created only if absent
@@ -46,6 +47,8 @@ pub(crate) enum Object {
         attempt: Option<String>,
     },
     Use(String),
+    /// What processes read that are gone, until a moment by the store's clock.
+    UsesUntil(i64),
     /// What makes the parts of a set count, or will.
     Set,
     Pin,
@@ -117,6 +120,14 @@ impl Layout {
         path(format!("{}/{of}/uses/{id}.json", self.base))
     }
 
+    pub(crate) fn uses_until(&self, of: Fingerprint, ms: i64) -> Path {
+        self.usage(of, &format!("until-{ms}"))
+    }
+
+    pub(crate) fn listings(&self) -> Path {
+        path(format!("{}/listings", self.base))
+    }
+
     pub(crate) fn pin(&self, of: Fingerprint) -> Path {
         path(format!("{}/{of}/pin", self.base))
     }
@@ -179,7 +190,9 @@ fn parse_object(name: &str) -> Option<Object> {
         return Some(Object::Manifest(n.strip_suffix(".json")?.parse().ok()?));
     }
     if let Some(id) = name.strip_prefix("uses/") {
-        return Some(Object::Use(id.strip_suffix(".json")?.to_string()));
+        let id = id.strip_suffix(".json")?;
+        let until = id.strip_prefix("until-").and_then(|ms| ms.parse().ok());
+        return Some(until.map_or_else(|| Object::Use(id.to_string()), Object::UsesUntil));
     }
     if let Some(claim) = name.strip_prefix("claims/") {
         let (split, number, attempt) = numbered(claim.strip_suffix(".json")?)?;
@@ -227,6 +240,7 @@ mod tests {
                 ),
                 (layout.claim(of, split, 1, None), Object::Claim { split, number: 1, attempt: None }),
                 (layout.usage(of, "w-1"), Object::Use("w-1".into())),
+                (layout.uses_until(of, 17), Object::UsesUntil(17)),
                 (layout.pin(of), Object::Pin),
                 (layout.set(of), Object::Set),
                 (layout.member(of, "ab12", split), Object::Set),

@@ -43,7 +43,7 @@ use caju_types::{Error, Fingerprint, Result};
 use parking_lot::Mutex;
 
 pub use admin::{
-    Collected, Collection, Damage, Expired, Inspection, PartLine, SnapshotInfo, Usage, VerifyReport,
+    Collected, Collection, Damage, Dropped, Expired, Inspection, PartLine, SnapshotInfo, Usage, VerifyReport,
 };
 pub use encoding::{Compression, Encoding, Format};
 pub use listing::SourceListing;
@@ -189,6 +189,7 @@ impl Cache {
             for state in states {
                 result = result.and(state.fold(self).await);
                 result = result.and(state.flush_uses(self).await);
+                result = result.and(self.fold_uses(state.of).await);
             }
             result.and(self.leases.clean().await)
         };

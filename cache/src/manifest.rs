@@ -55,7 +55,8 @@ pub struct SnapshotNews {
 }
 
 impl SnapshotDescription {
-    fn is_empty(&self) -> bool {
+    /// Whether it says nothing of what the snapshot is, whatever was told of it.
+    pub(crate) fn is_empty(&self) -> bool {
         self.name.is_empty() && self.prefix.is_empty() && self.definition.is_null()
     }
 
@@ -72,7 +73,7 @@ impl SnapshotDescription {
 
     /// What stands in a later manifest, with what only this one knows.
     #[must_use]
-    fn under(&self, later: &Self) -> Self {
+    pub(crate) fn under(&self, later: &Self) -> Self {
         let mut both = if later.is_empty() { self.clone() } else { later.clone() };
         both.splits = self.splits.max(later.splits);
         both.profile = if later.profile.is_null() { &self.profile } else { &later.profile }.clone();

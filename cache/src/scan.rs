@@ -64,6 +64,8 @@ impl Scan {
                 self.claims.entry(split).or_default().push(object);
             }
             Object::Use(_) => self.uses.push(object),
+            // When it was written says nothing: what it sums up is older.
+            Object::UsesUntil(modified_ms) => self.uses.push(Listed { modified_ms, ..object }),
             Object::Set => self.sets.push(object),
             Object::Pin => self.pinned = true,
             Object::Other => {}

@@ -1,8 +1,10 @@
 //! One snapshot: which parts it has, and the right to write one.
 
 mod claim;
+mod describe;
 mod set;
 mod state;
+mod uses;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,11 +17,12 @@ use crate::encoding::Encoding;
 use crate::manifest::{SnapshotDescription, SnapshotNews};
 use crate::read::{PartReader, ReadOptions};
 use crate::record::PartMeta;
-use crate::write::PartWriter;
+use crate::write::{PartWriter, Writing};
 
 pub(crate) use claim::Held;
 pub use set::{Member, Name, SetOutcome, SetRecord, Whole};
 pub(crate) use state::SnapshotState;
+pub(crate) use uses::Uses;
 
 /// The committed parts of a snapshot at one moment. Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -124,8 +127,8 @@ impl Snapshot {
     /// has not changed for the lease's life *between two calls of an observer* is passed over.
     ///
     /// # Errors
-    /// `InvalidArgument` if the schema cannot be stored in the encoding, `ResourceExhausted` if there is no
-    /// room under the budget, and what the store says: then go on without the cache.
+    /// `InvalidArgument` if the schema cannot be stored in the encoding, `ResourceExhausted` if there was no
+    /// room under the budget a moment ago, and what the store says: then go on without the cache.
     pub async fn put(
         &self,
         split: SplitKey,
@@ -134,21 +137,17 @@ impl Snapshot {
         encoding: Encoding,
     ) -> Result<PutOutcome> {
         let encoding = Encoding::new(encoding.format, encoding.compression)?;
-        self.cache.space.check(&self.cache, Some(self.state.of)).await?;
+        self.cache.space.check(&self.cache, self.state.of).await?;
         self.cache.leases.start(&self.cache.tasks).await?;
         let (held, generation) = match self.state.claim(&self.cache, split).await? {
             claim::Outcome::Ours(held, generation) => (held, generation),
             claim::Outcome::Exists(meta) => return Ok(PutOutcome::Exists(meta)),
             claim::Outcome::Busy(writer) => return Ok(PutOutcome::Busy { writer }),
         };
-        let guard = claim::Unclaim::of(&held, &self.cache.leases);
-        if let Err(error) = self.state.describe(&self.cache, describe).await {
-            // A snapshot without a description is worth having.
-            tracing::warn!(%error, "the manifest of a snapshot could not be written");
-        }
-        guard.disarm();
         let (cache, state) = (Arc::clone(&self.cache), Arc::clone(&self.state));
-        match PartWriter::new(Arc::clone(&cache), state, held.clone(), generation, schema, encoding) {
+        let describe = (!state.is_described()).then(|| Arc::new(describe.clone()));
+        let writing = Writing { held: held.clone(), generation, describe };
+        match PartWriter::new(Arc::clone(&cache), state, writing, schema, encoding) {
             Ok(writer) => Ok(PutOutcome::Writer(Box::new(writer))),
             Err(e) => {
                 held.release(&cache).await;

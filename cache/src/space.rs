@@ -1,39 +1,81 @@
-//! Room: the byte budget of a root, and what has to go when it is short.
+//! Room: the byte budget of a root, and who gets it when it is short.
+//!
+//! Everything below the root counts, what is being written too, and what manifests will grow by once they cover the
+//! records that are there. When that is more than the budget, a newcomer makes room for itself at the cost of what is
+//! worth much less than it is; if there is not enough of that, it is not stored, and nothing is evicted for it.
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
+mod evict;
+
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use caju_types::{Error, Fingerprint, Result, SplitKey, format_bytes};
+use caju_types::{Error, Fingerprint, Result, format_bytes};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
 use crate::Cache;
-use crate::record::PartMeta;
 use crate::scan::Scan;
 
-/// A snapshot's worth halves with every day that it is not used.
-const HALF_LIFE_S: f64 = 24.0 * 3600.0;
-const GIB: f64 = (1u64 << 30) as f64;
+pub use evict::Eviction;
+pub(crate) use evict::{candidates, enough, in_use, remove_part};
+use evict::{cheap_enough, freed, per_gib, remove_all};
+
+/// Room that is left for what comes and goes: leases, claims, what readers say of themselves.
+const MARGIN: u64 = 1 << 10;
+/// A root so full (in sixteenths of its budget) is looked at before each part of it counts: others may write too.
+const NEARLY: u64 = 15;
 
 /// What this process knows about the size of the root.
 #[derive(Debug)]
 pub(crate) struct Space {
     budget: Option<u64>,
     refresh: Duration,
-    listed: Mutex<Option<(Duration, u64)>>,
-    /// Committed here since the listing, less what was deleted.
+    listed: Mutex<Option<(Duration, Listing)>>,
+    /// Committed here since the listing with all that comes of it, less what was deleted.
     since: AtomicI64,
-    /// Written by parts that are not whole yet: no listing shows them.
+    /// Of parts that are not whole yet: no listing shows them.
     in_flight: AtomicI64,
-    /// When there was no room last, and nothing that could make some.
-    full: Mutex<Option<Duration>>,
+    /// When a part of a snapshot last found no room.
+    refused: Mutex<HashMap<Fingerprint, Duration>>,
     turn: tokio::sync::Mutex<()>,
+}
+
+/// What a listing of the root shows.
+#[derive(Debug, Clone, Copy, Default)]
+struct Listing {
+    bytes: u64,
+    /// What manifests will take beyond that.
+    promised: u64,
+}
+
+/// What the root holds now and will hold if everything goes on.
+#[derive(Debug, Clone, Copy)]
+struct Usage {
+    listed: u64,
+    expected: u64,
+}
+
+/// Who needs room.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Newcomer {
+    /// Its own parts are not what makes some: they would take turns.
+    pub(crate) of: Fingerprint,
+    /// CPU seconds that computing what there is of the part took, if they are known, and its bytes.
+    pub(crate) cost: Option<(f64, u64)>,
 }
 
 fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// What the manifests of a snapshot will take when they cover all its records, beyond what they take now: two are kept,
+/// and both will say all. What was recorded since the newest one it does not cover.
+fn promised(scan: &Scan) -> u64 {
+    let mut newest = scan.manifests.values().rev();
+    let (last, before) = (newest.next(), newest.next().map_or(0, |o| o.bytes));
+    let (last, since) = last.map_or((0, i64::MIN), |o| (o.bytes, o.modified_ms));
+    let later: u64 = scan.commits.values().filter(|o| o.modified_ms >= since).map(|o| o.bytes).sum();
+    (2 * (last + later)).saturating_sub(last + before)
 }
 
 impl Space {
@@ -44,33 +86,47 @@ impl Space {
             listed: Mutex::default(),
             since: AtomicI64::new(0),
             in_flight: AtomicI64::new(0),
-            full: Mutex::default(),
+            refused: Mutex::default(),
             turn: tokio::sync::Mutex::new(()),
         }
     }
 
-    /// Bytes of everything below the root, as far as known.
-    async fn usage(&self, cache: &Cache, fresh: bool) -> Result<u64> {
+    pub(crate) fn is_bounded(&self) -> bool {
+        self.budget.is_some()
+    }
+
+    async fn usage(&self, cache: &Cache, fresh: bool) -> Result<Usage> {
         let now = cache.root.clock.now();
-        let listed = *self.listed.lock();
-        let base = match listed {
-            Some((at, bytes)) if !fresh && now.saturating_sub(at) < self.refresh => bytes,
-            _ => {
+        let known = self.listed.lock().filter(|(at, _)| !fresh && now.saturating_sub(*at) < self.refresh);
+        let listing = match known {
+            Some((_, listing)) => listing,
+            None => {
                 let before = self.since.load(Ordering::Relaxed);
-                let all = cache.root.list(&cache.root.layout.base()).await?;
-                let bytes = all.iter().map(|o| o.bytes).sum();
-                *self.listed.lock() = Some((now, bytes));
+                let objects = cache.root.list(&cache.root.layout.base()).await?;
+                let bytes = objects.iter().map(|o| o.bytes).sum();
+                let promised = Scan::all(&cache.root.layout, objects).values().map(promised).sum();
+                let listing = Listing { bytes, promised };
+                *self.listed.lock() = Some((now, listing));
                 self.since.fetch_sub(before, Ordering::Relaxed);
-                bytes
+                listing
             }
         };
         let here = self.since.load(Ordering::Relaxed) + self.in_flight.load(Ordering::Relaxed);
-        Ok(base.saturating_add_signed(here))
+        let expected = (listing.bytes + listing.promised + MARGIN).saturating_add_signed(here);
+        Ok(Usage { listed: listing.bytes, expected })
     }
 
-    /// Whether there is any room for a snapshot; makes some if not.
-    pub(crate) async fn check(&self, cache: &Cache, of: Option<Fingerprint>) -> Result<()> {
-        self.make_room(cache, 1, of).await.map(drop)
+    /// Refuses what found no room a moment ago: every split asks, and the store is not listed for each.
+    pub(crate) async fn check(&self, cache: &Cache, of: Fingerprint) -> Result<()> {
+        let Some(budget) = self.budget else { return Ok(()) };
+        let now = cache.root.clock.now();
+        let lately = self.refused.lock().get(&of).is_some_and(|at| now.saturating_sub(*at) < self.refresh);
+        if !lately {
+            return Ok(());
+        }
+        let usage = self.usage(cache, false).await?;
+        let why = "there was no room for rows of this snapshot a moment ago";
+        if usage.expected < budget { Ok(()) } else { Err(full(cache, usage, budget, why)) }
     }
 
     /// Makes room down to the budget, whatever was known of it before; what had to go, and by how many bytes the
@@ -78,27 +134,53 @@ impl Space {
     pub(crate) async fn shrink(&self, cache: &Cache) -> Result<(Vec<Eviction>, u64)> {
         let Some(budget) = self.budget else { return Ok((Vec::new(), 0)) };
         let _turn = self.turn.lock().await;
-        let usage = self.usage(cache, true).await?;
-        let evicted = evict(cache, usage.saturating_sub(budget), None).await?;
+        let there = self.usage(cache, true).await?.listed;
+        let mut evicted = Vec::new();
+        if there > budget {
+            evicted = enough(candidates(cache, &all(cache).await?, None).await?, there - budget);
+        }
+        let evicted = remove_all(cache, evicted).await?;
         let freed = freed(&evicted);
         self.refund(freed);
-        Ok((evicted, usage.saturating_sub(freed).saturating_sub(budget)))
+        Ok((evicted, there.saturating_sub(freed).saturating_sub(budget)))
     }
 
-    /// Takes room for bytes of a snapshot's part that are about to be written.
-    pub(crate) async fn charge(&self, cache: &Cache, bytes: u64, of: Fingerprint) -> Result<()> {
+    /// Takes room for bytes that are about to be written; for the `last` ones of a part only after a fresh look,
+    /// where it is nearly gone.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if there is none and what is stored is not worth so much less that it would go.
+    pub(crate) async fn charge(
+        &self,
+        cache: &Cache,
+        bytes: u64,
+        newcomer: Newcomer,
+        last: bool,
+    ) -> Result<()> {
         // First the claim, then the look: writers that come together see each other.
         self.in_flight.fetch_add(signed(bytes), Ordering::Relaxed);
-        self.make_room(cache, 0, Some(of)).await.map(drop).inspect_err(|_| self.release(bytes))
+        self.make_room(cache, newcomer, last).await.inspect_err(|_| self.release(bytes))
     }
 
-    /// A part with so many bytes is whole: listings show it from now on.
+    /// Whether so many bytes more, of records that nobody asked for, leave the root inside its budget. They count from
+    /// then on.
+    pub(crate) async fn takes(&self, cache: &Cache, bytes: u64) -> Result<bool> {
+        if let Some(budget) = self.budget
+            && self.usage(cache, true).await?.expected.saturating_add(bytes) > budget
+        {
+            return Ok(false);
+        }
+        self.since.fetch_add(signed(bytes), Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// What was charged is there: listings show it from now on.
     pub(crate) fn settle(&self, bytes: u64) {
         self.since.fetch_add(signed(bytes), Ordering::Relaxed);
         self.release(bytes);
     }
 
-    /// A part with so many bytes was given up.
+    /// What was charged was given up.
     pub(crate) fn release(&self, bytes: u64) {
         self.in_flight.fetch_sub(signed(bytes), Ordering::Relaxed);
     }
@@ -106,161 +188,75 @@ impl Space {
     /// Gives room back: the bytes are there no longer.
     pub(crate) fn refund(&self, bytes: u64) {
         self.since.fetch_sub(signed(bytes), Ordering::Relaxed);
-        *self.full.lock() = None;
+        self.refused.lock().clear();
     }
 
-    /// `of`: who needs the room. Its own parts are not what makes some: they would take turns.
-    async fn make_room(&self, cache: &Cache, need: u64, of: Option<Fingerprint>) -> Result<()> {
+    async fn make_room(&self, cache: &Cache, newcomer: Newcomer, last: bool) -> Result<()> {
         let Some(budget) = self.budget else { return Ok(()) };
-        if self.usage(cache, false).await?.saturating_add(need) <= budget {
+        let expected = self.usage(cache, false).await?.expected;
+        let nearly = last && expected > budget / 16 * NEARLY;
+        if expected <= budget && !nearly {
             return Ok(());
-        }
-        let now = cache.root.clock.now();
-        if need > 0 && self.full.lock().is_some_and(|at| now.saturating_sub(at) < self.refresh) {
-            // Every split asks; the store is not listed for each.
-            return Err(full(cache, budget, budget));
         }
         let _turn = self.turn.lock().await;
-        // What another task has just made room for, or another process has deleted.
-        let usage = self.usage(cache, true).await?.saturating_add(need);
-        if usage <= budget {
+        // What another task has just made room for, or another process has written or deleted.
+        let usage = self.usage(cache, true).await?;
+        if usage.expected <= budget {
             return Ok(());
         }
-        let freed = freed(&evict(cache, usage - budget, of).await?);
-        self.refund(freed);
-        if usage - freed <= budget {
+        let scans = all(cache).await?;
+        let worth = self.worth(cache, &scans, newcomer).await?;
+        let candidates = candidates(cache, &scans, Some(newcomer.of)).await?;
+        let least = candidates.first().map(|(e, _)| e.worth_cpu_s_per_gib);
+        let need = usage.expected - budget;
+        let victims = enough(cheap_enough(candidates, worth), need);
+        if victims.iter().map(|(e, _)| e.bytes).sum::<u64>() >= need {
+            let freed = freed(&remove_all(cache, victims).await?);
+            self.refund(freed);
             return Ok(());
         }
-        *self.full.lock() = Some(now);
-        Err(full(cache, usage - freed - need, budget))
+        self.refused.lock().insert(newcomer.of, cache.root.clock.now());
+        let why = match least {
+            None => "the rest is pinned or in use".to_string(),
+            Some(least) => format!(
+                "these rows are worth {worth:.3} CPU s per GiB, and there is not enough that is worth less than half \
+                 of that: what may be evicted begins at {least:.3}"
+            ),
+        };
+        Err(full(cache, usage, budget, &why))
+    }
+
+    /// What a GiB of a newcomer is worth. Where nobody says, it is taken for like the parts that its snapshot has, and
+    /// for worth little if it has none.
+    async fn worth(
+        &self,
+        cache: &Cache,
+        scans: &BTreeMap<Fingerprint, Scan>,
+        newcomer: Newcomer,
+    ) -> Result<f64> {
+        if let Some((cpu_s, bytes)) = newcomer.cost {
+            return Ok(per_gib(cpu_s, bytes));
+        }
+        if !scans.contains_key(&newcomer.of) {
+            return Ok(per_gib(0.0, 0));
+        }
+        let index = cache.state(newcomer.of).refresh(cache).await?;
+        Ok(per_gib(index.iter().map(|(_, p)| p.compute_cpu_s()).sum(), index.bytes()))
     }
 }
 
-fn full(cache: &Cache, used: u64, budget: u64) -> Error {
+/// Every snapshot of the root.
+async fn all(cache: &Cache) -> Result<BTreeMap<Fingerprint, Scan>> {
+    Ok(Scan::all(&cache.root.layout, cache.root.list(&cache.root.layout.base()).await?))
+}
+
+fn full(cache: &Cache, usage: Usage, budget: u64, why: &str) -> Error {
     Error::exhausted(format!(
-        "the cache {} is full: {} of {} are used and nothing more may be evicted (the rest is pinned or in use); \
-         raise the budget, or remove snapshots with `caju cache rm`",
+        "the cache {} is full: {} of {} are used, which leaves {} too little for what is being written with its records, \
+         and nothing more may be evicted for it ({why}); raise the budget, or remove snapshots with `caju cache rm`",
         cache.root.url(),
-        format_bytes(used),
+        format_bytes(usage.listed),
         format_bytes(budget),
+        format_bytes(usage.expected.saturating_sub(budget).max(1)),
     ))
-}
-
-/// A part that makes room, or would, and why it is this one: of all that may go it is worth the least.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Eviction {
-    /// Its snapshot.
-    pub snapshot: Fingerprint,
-    /// Its split.
-    pub split: SplitKey,
-    /// Its place below `ROOT/v1`.
-    pub part: String,
-    /// What it frees: the part and its record.
-    pub bytes: u64,
-    /// CPU time that computing it again takes, in seconds.
-    pub compute_cpu_s: f64,
-    /// How long its snapshot has not been used, in seconds by the store's clock.
-    pub idle_s: f64,
-    /// What keeping it is worth: CPU seconds that each GiB of it saves, half of that for each day that it was not
-    /// used. The least goes first.
-    pub worth_cpu_s_per_gib: f64,
-    /// Whether it is one of a set, of which all parts go or none: its worth is that of the set.
-    pub set: bool,
-}
-
-fn freed(evicted: &[Eviction]) -> u64 {
-    evicted.iter().map(|e| e.bytes).sum()
-}
-
-/// The parts of these snapshots that may go, with their records, the first one first. Pinned snapshots, those in
-/// some live process's lease and `keep` stay.
-pub(crate) async fn candidates(
-    cache: &Cache,
-    scans: &BTreeMap<Fingerprint, Scan>,
-    keep: Option<Fingerprint>,
-) -> Result<Vec<(Eviction, Arc<PartMeta>)>> {
-    let used = in_use(cache).await?;
-    let now = scans.values().map(Scan::last_change_ms).max().unwrap_or(0);
-    let mut out = Vec::new();
-    for (of, scan) in scans {
-        if scan.pinned || keep == Some(*of) || used.contains(of) || cache.leases.holds(*of) {
-            continue;
-        }
-        let index = cache.state(*of).refresh(cache).await?;
-        let idle_s = now.saturating_sub(scan.last_use_ms().unwrap_or(0)).max(0) as f64 / 1000.0;
-        let recency = (-idle_s / HALF_LIFE_S).exp2();
-        let records = scan.winners();
-        let set = !scan.sets.is_empty();
-        let per_gib = |cpu_s: f64, bytes: u64| cpu_s / bytes.max(1) as f64 * GIB * recency;
-        let cpu_s = index.iter().map(|(_, part)| part.compute_cpu_s()).sum();
-        let of_set = per_gib(cpu_s, index.bytes());
-        for (split, part) in index.iter() {
-            let record = records.get(split).map_or(0, |(_, record)| record.bytes);
-            let eviction = Eviction {
-                snapshot: *of,
-                split: *split,
-                part: part.path.clone(),
-                bytes: part.bytes + record,
-                compute_cpu_s: part.compute_cpu_s(),
-                idle_s,
-                worth_cpu_s_per_gib: if set { of_set } else { per_gib(part.compute_cpu_s(), part.bytes) },
-                set,
-            };
-            out.push((eviction, Arc::clone(part)));
-        }
-    }
-    let worth = |e: &Eviction| e.worth_cpu_s_per_gib;
-    out.sort_by(|(a, _), (b, _)| worth(a).total_cmp(&worth(b)).then_with(|| a.part.cmp(&b.part)));
-    Ok(out)
-}
-
-/// As many of them as free so many bytes; sets as a whole.
-pub(crate) fn enough<T>(candidates: Vec<(Eviction, T)>, need: u64) -> Vec<(Eviction, T)> {
-    let (mut freed, mut begun) = (0, None);
-    let not_yet = |(e, _): &(Eviction, T)| {
-        let more = freed < need || (e.set && begun == Some(e.snapshot));
-        freed += e.bytes;
-        begun = Some(e.snapshot);
-        more
-    };
-    candidates.into_iter().take_while(not_yet).collect()
-}
-
-/// Removes parts of the least worth until `need` bytes are free, as far as that is possible; gives what it removed.
-async fn evict(cache: &Cache, need: u64, keep: Option<Fingerprint>) -> Result<Vec<Eviction>> {
-    if need == 0 {
-        return Ok(Vec::new());
-    }
-    let scans = Scan::all(&cache.root.layout, cache.root.list(&cache.root.layout.base()).await?);
-    let mut gone = Vec::new();
-    let mut per_snapshot: BTreeMap<Fingerprint, u64> = BTreeMap::new();
-    for (eviction, part) in enough(candidates(cache, &scans, keep).await?, need) {
-        remove_part(cache, &part).await?;
-        *per_snapshot.entry(part.fingerprint).or_default() += eviction.bytes;
-        gone.push(eviction);
-    }
-    for (of, bytes) in per_snapshot {
-        tracing::info!(snapshot = %of, bytes, "parts were evicted to make room");
-        cache.state(of).forget();
-    }
-    Ok(gone)
-}
-
-/// Deletes a part: its record first, so that nobody finds a record without a part.
-pub(crate) async fn remove_part(cache: &Cache, part: &PartMeta) -> Result<()> {
-    let layout = &cache.root.layout;
-    let attempt = (!cache.root.conditional()).then_some(part.attempt.as_str());
-    cache.root.delete(&layout.commit(part.fingerprint, part.split, part.generation, attempt)).await?;
-    cache.root.delete(&layout.absolute(&part.path)).await
-}
-
-/// Snapshots that this process uses now, or that another one says it uses which has not been silent for the
-/// orphans' grace by the store's own clock.
-pub(crate) async fn in_use(cache: &Cache) -> Result<HashSet<Fingerprint>> {
-    let mut used = HashSet::new();
-    for (lease, _) in crate::admin::live_leases(cache).await? {
-        let own = lease.writer == cache.leases.id();
-        used.extend(lease.uses.into_iter().filter(|of| !own || cache.leases.holds(*of)));
-    }
-    Ok(used)
 }

@@ -337,8 +337,9 @@ impl Root {
             let all = self.store.list(Some(folder)).map_ok(Listed::from).try_collect::<Vec<_>>().await;
             match all {
                 Ok(all) => Ok(all),
-                // A local folder that vanishes under the walk, or was never made.
-                Err(object_store::Error::NotFound { .. }) => Ok(Vec::new()),
+                // A local folder that vanishes under the walk, or was never made. Elsewhere there are no folders: there
+                // is no such bucket.
+                Err(object_store::Error::NotFound { .. }) if self.local.is_some() => Ok(Vec::new()),
                 Err(e) => Err(store_error(self.name(folder), e)),
             }
         };

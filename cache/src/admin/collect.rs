@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
+use bytes::Bytes;
 use caju_types::{Fingerprint, Result, format_bytes};
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
@@ -22,10 +23,13 @@ pub enum Collected {
     Expired,
     /// A part, whole or half-written, that no commit record names.
     OrphanedPart,
-    /// An old manifest, or the record of a writer that lost on a store without conditional puts.
+    /// An old manifest or one that cannot be understood, the record of a writer that lost on a store without conditional
+    /// puts, or what a process that is gone said that it read: a sum of it stays.
     Superseded,
     /// A claim or lease of a process that is gone.
     DeadClaim,
+    /// The listing of a source of which no snapshot has rows.
+    UnusedListing,
     /// A part that had to go for the budget.
     Evicted,
 }
@@ -37,6 +41,7 @@ impl Collected {
             Collected::OrphanedPart => "orphaned part",
             Collected::Superseded => "superseded",
             Collected::DeadClaim => "dead claim",
+            Collected::UnusedListing => "unused listing",
             Collected::Evicted => "evicted",
         }
     }
@@ -95,6 +100,8 @@ struct Plan {
     files: Vec<std::path::PathBuf>,
     /// What those take: no listing counts them.
     file_bytes: u64,
+    /// Sums of what processes read, to be written before anything goes.
+    sums: Vec<(Path, Bytes)>,
     report: Collection,
 }
 
@@ -123,7 +130,7 @@ impl Cache {
     /// What the store says; what was deleted before stays deleted.
     pub async fn gc(&self, dry_run: bool) -> Result<Collection> {
         let now = store_now_ms(self).await?;
-        let live = live_leases(self).await?;
+        let live = live_leases(self, now).await?;
         let used: HashSet<Fingerprint> = live.iter().flat_map(|(l, _)| l.uses.iter().copied()).collect();
         let alive: HashSet<&str> = live.iter().map(|(l, _)| l.writer.as_str()).collect();
         let objects = self.root.list(&self.root.layout.base()).await?;
@@ -160,13 +167,21 @@ impl Cache {
                 continue;
             }
             self.orphans(of, &scan, &alive, &old, &mut plan).await?;
+            self.said(of, &scan, &alive, &old, &mut plan).await?;
             survivors.insert(of, scan);
+        }
+        for object in super::unused::listings(self, &survivors, &old).await? {
+            plan.add(self, &object, Collected::UnusedListing);
         }
         plan.report.dry_run = dry_run;
         if dry_run {
-            return self.foresee(plan.report, total + plan.file_bytes, survivors).await;
+            let sums: u64 = plan.sums.iter().map(|(_, body)| body.len() as u64).sum();
+            return self.foresee(plan.report, total + plan.file_bytes + sums, survivors).await;
         }
-        let Plan { first, then, files, mut report, .. } = plan;
+        let Plan { first, then, files, sums, mut report, .. } = plan;
+        for (path, body) in sums {
+            self.root.put(&path, body).await?;
+        }
         self.root.delete_all(first).await?;
         self.root.delete_all(then).await?;
         for file in files {
@@ -248,11 +263,29 @@ impl Cache {
                 plan.add(self, object, Collected::Superseded);
             }
         }
-        let keep = scan.manifests.keys().rev().nth(1).copied().unwrap_or(0);
-        for (_, object) in scan.manifests.range(..keep) {
+        for object in super::manifests::superseded(self, of, scan).await? {
             if old(object) {
                 plan.add(self, object, Collected::Superseded);
             }
+        }
+        Ok(())
+    }
+
+    /// What processes that are gone said that they read becomes one object.
+    async fn said(
+        &self,
+        of: Fingerprint,
+        scan: &Scan,
+        alive: &HashSet<&str>,
+        old: &impl Fn(&Listed) -> bool,
+        plan: &mut Plan,
+    ) -> Result<()> {
+        let gone = |id: &str, object: &Listed| !alive.contains(id) && old(object);
+        if let Some(folded) = super::uses::fold(&self.root, of, scan, gone).await? {
+            for object in &folded.gone {
+                plan.add(self, object, Collected::Superseded);
+            }
+            plan.sums.push((folded.path, folded.body));
         }
         Ok(())
     }

@@ -39,6 +39,9 @@ pub struct VerifyReport {
     pub rows: u64,
     /// What is wrong.
     pub damaged: Vec<Damage>,
+    /// What was deleted because of it: all that is damaged, where a repair was asked for.
+    #[serde(default)]
+    pub dropped: Vec<super::Dropped>,
 }
 
 impl VerifyReport {
@@ -52,6 +55,9 @@ impl fmt::Display for VerifyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for damage in &self.damaged {
             writeln!(f, "damaged: {}: {}", damage.object, damage.why)?;
+        }
+        for dropped in &self.dropped {
+            writeln!(f, "dropped: {}, {}", dropped.object, format_bytes(dropped.bytes))?;
         }
         write!(
             f,

@@ -200,15 +200,10 @@ impl SnapshotState {
 }
 
 /// Takes a split out of `active` if claiming it fails or is dropped, and sees to a claim that may exist.
-pub(super) struct Unclaim(Option<(Held, Arc<Leases>)>);
+struct Unclaim(Option<(Held, Arc<Leases>)>);
 
 impl Unclaim {
-    /// Gives a claim back if whoever is about to write is dropped before there is a writer.
-    pub(super) fn of(held: &Held, leases: &Arc<Leases>) -> Self {
-        Self(Some((held.clone(), Arc::clone(leases))))
-    }
-
-    pub(super) fn disarm(mut self) {
+    fn disarm(mut self) {
         self.0 = None;
     }
 }

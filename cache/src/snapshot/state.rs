@@ -6,13 +6,12 @@ use std::sync::Arc;
 use caju_types::{Fingerprint, Result, SplitKey};
 use futures::{StreamExt, TryStreamExt};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
-use super::PartIndex;
+use super::{PartIndex, Uses};
 use crate::Cache;
 use crate::layout::Generation;
-use crate::manifest::{Loaded, Manifest, SCHEMA, SnapshotDescription, SnapshotNews, consistent, load_commit};
-use crate::record::{Commit, PartMeta, milliseconds, seal, unseal};
+use crate::manifest::{Loaded, Manifest, consistent, load_commit};
+use crate::record::{Commit, PartMeta, seal, unseal};
 use crate::scan::{CommitKey, Scan};
 use crate::store::{Created, Listed, Root};
 use crate::write::Committed;
@@ -34,35 +33,34 @@ struct Record {
 }
 
 #[derive(Debug, Default)]
-struct Known {
+pub(super) struct Known {
     listed: bool,
     /// The valid record of every split.
     records: HashMap<CommitKey, Record>,
     highest: HashMap<SplitKey, Generation>,
-    index: PartIndex,
-    manifest: Option<Loaded>,
-    uncovered: usize,
+    pub(super) index: PartIndex,
+    /// The newest manifest that can be understood.
+    pub(super) manifest: Option<Loaded>,
+    /// The numbers of all manifests, those that cannot be understood too.
+    pub(super) manifests: BTreeSet<u64>,
+    /// Objects in which processes say what they read.
+    pub(super) uses: usize,
+    /// Records that the manifest does not cover.
+    pub(super) uncovered: usize,
     stamps: u64,
-}
-
-/// What a process read from a snapshot: the content of its object in `uses/`.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Uses {
-    pub(crate) jobs: BTreeSet<String>,
-    pub(crate) rows: u64,
-    pub(crate) saved_cpu_s: f64,
 }
 
 /// The state of one snapshot in this process.
 #[derive(Debug)]
 pub(crate) struct SnapshotState {
     pub(crate) of: Fingerprint,
-    known: Mutex<Known>,
+    pub(super) known: Mutex<Known>,
     refreshing: tokio::sync::Mutex<()>,
-    folding: tokio::sync::Mutex<()>,
+    pub(super) folding: tokio::sync::Mutex<()>,
     /// Splits that tasks of this process write now.
     pub(super) active: Mutex<HashSet<SplitKey>>,
-    uses: Mutex<(Uses, bool)>,
+    /// What this process read, and whether that is still to be said.
+    pub(super) uses: Mutex<(Uses, bool)>,
 }
 
 impl SnapshotState {
@@ -122,7 +120,11 @@ impl SnapshotState {
             .try_collect::<Vec<_>>()
             .await?;
         records.extend(read.into_iter().flatten());
-        Ok(self.install(records, manifest, &folded, begun))
+        let index = self.install(records, manifest, &folded, begun);
+        let mut known = self.known.lock();
+        known.manifests.extend(scan.manifests.keys());
+        known.uses = scan.uses.len();
+        Ok(index)
     }
 
     /// The newest manifest that can be understood, read anew only if it changed.
@@ -316,110 +318,6 @@ impl SnapshotState {
             self.refresh(cache).await?;
         }
         Ok(())
-    }
-
-    /// Writes the first manifest of a snapshot, so that people and tools know what it is.
-    pub(super) async fn describe(&self, cache: &Cache, describe: &SnapshotDescription) -> Result<()> {
-        if self.known.lock().index.description.is_some() {
-            return Ok(());
-        }
-        let _turn = self.folding.lock().await;
-        if self.known.lock().index.description.is_some() {
-            return Ok(());
-        }
-        self.write_manifest(cache, Arc::new(describe.clone()), &SnapshotNews::default()).await
-    }
-
-    /// Writes a manifest with what is new about a snapshot that has parts; false if nothing is.
-    pub(super) async fn tell(&self, cache: &Cache, news: &SnapshotNews) -> Result<bool> {
-        let _turn = self.folding.lock().await;
-        let description = {
-            let known = self.known.lock();
-            let description = known.index.description.clone().unwrap_or_default();
-            if known.index.is_empty() || description.with(news) == *description {
-                return Ok(false);
-            }
-            description
-        };
-        self.write_manifest(cache, description, news).await?;
-        Ok(true)
-    }
-
-    /// Writes a manifest that covers all records known, if some are not covered yet.
-    pub(crate) async fn fold(&self, cache: &Cache) -> Result<()> {
-        let _turn = self.folding.lock().await;
-        let description = {
-            let known = self.known.lock();
-            if known.uncovered == 0 {
-                return Ok(());
-            }
-            known.index.description.clone().unwrap_or_default()
-        };
-        self.write_manifest(cache, description, &SnapshotNews::default()).await
-    }
-
-    async fn write_manifest(
-        &self,
-        cache: &Cache,
-        description: Arc<SnapshotDescription>,
-        news: &SnapshotNews,
-    ) -> Result<()> {
-        let root = &cache.root;
-        let (number, parts, covered) = {
-            let known = self.known.lock();
-            let last = known.manifest.as_ref().and_then(|m| m.manifest.as_ref()).map_or(0, |m| m.number);
-            let mut parts: Vec<_> = known.index.parts.values().cloned().collect();
-            parts.sort_by_key(|p| p.split);
-            (last + 1, parts, known.uncovered)
-        };
-        let manifest = Manifest {
-            schema: SCHEMA.into(),
-            fingerprint: self.of,
-            number,
-            attempt: root.unique("manifest"),
-            created_unix_ms: milliseconds(root.clock.unix_time()),
-            description,
-            parts,
-        };
-        let kept = manifest.create(root, news).await?;
-        let number = kept.number;
-        let path = root.layout.manifest(self.of, number);
-        {
-            let mut known = self.known.lock();
-            // What was committed meanwhile is left for the next one.
-            known.uncovered = known.uncovered.saturating_sub(covered);
-            known.index.description = Some(Arc::clone(&kept.description));
-            let object = Listed { path, bytes: 0, modified_ms: 0, etag: None };
-            known.manifest = Some(Loaded { object, manifest: Some(Arc::new(kept)) });
-        }
-        // The one before stays for readers that have just listed it.
-        if number > 2 {
-            root.delete(&root.layout.manifest(self.of, number - 2)).await?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn used(&self, job: &str, rows: u64, saved_cpu_s: f64) {
-        let mut uses = self.uses.lock();
-        if !job.is_empty() && uses.0.jobs.len() < 1000 {
-            uses.0.jobs.insert(job.to_string());
-        }
-        uses.0.rows += rows;
-        uses.0.saved_cpu_s += saved_cpu_s;
-        uses.1 = true;
-    }
-
-    /// Writes what this process read, if that changed since the last time.
-    pub(crate) async fn flush_uses(&self, cache: &Cache) -> Result<()> {
-        let uses = {
-            let mut uses = self.uses.lock();
-            if !std::mem::take(&mut uses.1) || cache.options.read_only {
-                return Ok(());
-            }
-            uses.0.clone()
-        };
-        let path = cache.root.layout.usage(self.of, cache.leases.id());
-        cache.root.put(&path, seal(&uses)?.into()).await
     }
 }
 

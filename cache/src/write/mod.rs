@@ -14,12 +14,16 @@ use caju_types::{Error, Fingerprint, Result, SplitKey};
 use crate::Cache;
 use crate::encoding::{Compression, Encoding, Format};
 use crate::layout::Generation;
-use crate::record::{PartFacts, PartMeta, microseconds, milliseconds};
+use crate::manifest::SnapshotDescription;
+use crate::record::{PartFacts, PartMeta, microseconds, milliseconds, seal};
 use crate::schema::schema_hash;
 use crate::snapshot::{Held, SnapshotState};
+use crate::space::Newcomer;
 use encode::Encoder;
 use upload::Upload;
 
+/// What a record or a manifest takes beside what it says.
+const ENVELOPE: u64 = 256;
 /// Batches from this size on are compressed on a thread that may block.
 const OFFLOAD: usize = 64 << 10;
 
@@ -66,6 +70,15 @@ pub struct PartWriter {
     encoding: Encoding,
     rows: u64,
     bytes: u64,
+    compute_cpu_s: Option<f64>,
+}
+
+/// The right to write a part, and what goes with it.
+pub(crate) struct Writing {
+    pub(crate) held: Held,
+    pub(crate) generation: Generation,
+    /// What the snapshot is, where no manifest says so yet.
+    pub(crate) describe: Option<Arc<SnapshotDescription>>,
 }
 
 /// Everything that has to be given back when the writer ends.
@@ -74,6 +87,9 @@ struct Open {
     state: Arc<SnapshotState>,
     held: Held,
     generation: Generation,
+    describe: Option<Arc<SnapshotDescription>>,
+    /// Room that was taken for the part, its record, and what manifests will say of it.
+    charged: u64,
     encoder: Option<Encoder>,
     upload: Upload,
     path: String,
@@ -95,11 +111,11 @@ impl PartWriter {
     pub(crate) fn new(
         cache: Arc<Cache>,
         state: Arc<SnapshotState>,
-        held: Held,
-        generation: Generation,
+        writing: Writing,
         schema: SchemaRef,
         encoding: Encoding,
     ) -> Result<Self> {
+        let Writing { held, generation, describe } = writing;
         let (of, split) = (state.of, held.split());
         let tags = tags(of, split, held.attempt());
         let encoder = Encoder::new(&schema, encoding, cache.options.block_bytes, tags)?;
@@ -112,12 +128,14 @@ impl PartWriter {
             state,
             held,
             generation,
+            describe,
+            charged: 0,
             encoder: Some(encoder),
             upload,
             path: relative,
             committing: false,
         };
-        Ok(Self { open: Some(open), schema, encoding, rows: 0, bytes: 0 })
+        Ok(Self { open: Some(open), schema, encoding, rows: 0, bytes: 0, compute_cpu_s: None })
     }
 
     /// Makes chunks of about so many bytes of rows, at least one row each, that can be read one by one: see
@@ -126,6 +144,18 @@ impl PartWriter {
         if let Some(encoder) = self.open.as_mut().and_then(|o| o.encoder.as_mut()) {
             encoder.set_chunk_bytes(usize::try_from(bytes).unwrap_or(usize::MAX));
         }
+    }
+
+    /// Whether what its rows are worth makes a difference: the cache has a budget.
+    pub fn is_bounded(&self) -> bool {
+        self.open.as_ref().is_some_and(|o| o.cache.space.is_bounded())
+    }
+
+    /// Says how many CPU seconds computing the rows took so far, those of the next [`PartWriter::write`] included. Where
+    /// room is short it decides for whom parts of other snapshots go; without it the part is taken for like the others
+    /// of its snapshot.
+    pub fn costs(&mut self, compute_cpu_s: f64) {
+        self.compute_cpu_s = Some(compute_cpu_s);
     }
 
     /// Adds rows.
@@ -165,10 +195,32 @@ impl PartWriter {
     async fn push(&mut self, ready: Vec<Bytes>) -> Result<()> {
         let Some(open) = &mut self.open else { return Err(ended()) };
         for block in ready {
-            open.cache.space.charge(&open.cache, block.len() as u64, open.state.of).await?;
-            self.bytes += block.len() as u64;
+            let bytes = block.len() as u64;
+            self.bytes += bytes;
+            let cost = self.compute_cpu_s.map(|cpu_s| (cpu_s, self.bytes));
+            let newcomer = Newcomer { of: open.state.of, cost };
+            open.cache.space.charge(&open.cache, bytes, newcomer, false).await?;
+            open.charged += bytes;
             open.upload.push(block).await?;
         }
+        Ok(())
+    }
+
+    /// Takes room for the part's record, and for what the manifests will say of it: two are kept.
+    async fn charge_records(&mut self, meta: &PartMeta) -> Result<()> {
+        let Some(open) = &mut self.open else { return Err(ended()) };
+        if !open.cache.space.is_bounded() {
+            return Ok(());
+        }
+        let description = match &open.describe {
+            Some(describe) => seal(describe.as_ref())?.len() as u64 + ENVELOPE,
+            None => 0,
+        };
+        let record = seal(meta)?.len() as u64 + ENVELOPE;
+        let bytes = 3 * record + 2 * description;
+        let newcomer = Newcomer { of: open.state.of, cost: Some((meta.compute_cpu_s(), meta.bytes)) };
+        open.cache.space.charge(&open.cache, bytes, newcomer, true).await?;
+        open.charged += bytes;
         Ok(())
     }
 
@@ -213,12 +265,11 @@ impl PartWriter {
                 facts.rows, self.rows
             )));
         }
+        self.compute_cpu_s = Some(facts.compute_cpu_s);
         let encoder = self.open.as_mut().and_then(|o| o.encoder.take()).ok_or_else(ended)?;
         let encoded = blocking(move || encoder.finish()).await??;
         self.push(encoded.ready).await?;
-        let Some(open) = &mut self.open else { return Err(ended()) };
-        open.upload.finish().await?;
-        let root = &open.cache.root;
+        let Some(open) = &self.open else { return Err(ended()) };
         let meta = PartMeta {
             fingerprint: open.state.of,
             split: open.held.split(),
@@ -236,8 +287,17 @@ impl PartWriter {
             skipped: facts.skipped,
             source_bytes: facts.source_bytes,
             compute_cpu_us: microseconds(facts.compute_cpu_s),
-            created_unix_ms: milliseconds(root.clock.unix_time()),
+            created_unix_ms: milliseconds(open.cache.root.clock.unix_time()),
         };
+        self.charge_records(&meta).await?;
+        let Some(open) = &mut self.open else { return Err(ended()) };
+        open.upload.finish().await?;
+        if let Some(describe) = open.describe.take()
+            && let Err(error) = open.state.describe(&open.cache, &describe).await
+        {
+            // A snapshot without a description is worth having.
+            tracing::warn!(%error, "the manifest of a snapshot could not be written");
+        }
         open.committing = true;
         let committed = open.state.commit(&open.cache, meta).await.inspect_err(|e| {
             // A refusal is an answer: the record is not there.
@@ -246,9 +306,9 @@ impl PartWriter {
         if let Committed::Lost(winner) = &committed {
             tracing::debug!(split = %winner.split, winner = winner.writer, "another part was faster");
             open.upload.abort().await;
-            open.cache.space.release(self.bytes);
+            open.cache.space.release(open.charged);
         } else {
-            open.cache.space.settle(self.bytes);
+            open.cache.space.settle(open.charged);
         }
         Ok(committed)
     }
@@ -257,8 +317,8 @@ impl PartWriter {
     pub async fn abort(mut self) {
         if let Some(open) = self.open.take() {
             // Carried through if the caller is dropped meanwhile, as a task is that is stopped.
-            let (tasks, bytes) = (open.cache.tasks.clone(), self.bytes);
-            drop(tasks.spawn(give_up(open, bytes)).await);
+            let tasks = open.cache.tasks.clone();
+            drop(tasks.spawn(give_up(open)).await);
         }
     }
 }
@@ -268,20 +328,20 @@ impl Drop for PartWriter {
         let Some(open) = self.open.take() else { return };
         // Without a runtime the collection finds what is left.
         if tokio::runtime::Handle::try_current().is_ok() {
-            let (tasks, bytes) = (open.cache.tasks.clone(), self.bytes);
-            drop(tasks.spawn(give_up(open, bytes)));
+            let tasks = open.cache.tasks.clone();
+            drop(tasks.spawn(give_up(open)));
         }
     }
 }
 
-async fn give_up(mut open: Open, bytes: u64) {
+async fn give_up(mut open: Open) {
     // If the commit failed after all, the collection finds the part.
     if !open.committing {
         open.upload.abort().await;
-        open.cache.space.release(bytes);
+        open.cache.space.release(open.charged);
     } else {
         // Its bytes may stay.
-        open.cache.space.settle(bytes);
+        open.cache.space.settle(open.charged);
     }
     open.held.release(&open.cache).await;
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use caju_cache::{Cache, CacheOptions};
 use caju_runtime::{Clock, IoSnapshot, Stores};
-use caju_types::Result;
+use caju_types::{Error, Result};
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
@@ -21,6 +21,8 @@ pub struct Caches {
     open: Mutex<HashMap<String, Arc<OnceCell<Arc<Cache>>>>>,
     /// Tells caches of one process apart that were opened in the same instant.
     opened: AtomicU64,
+    /// Why a root could not be opened when that was last tried.
+    trouble: Mutex<Option<Error>>,
 }
 
 impl fmt::Debug for Caches {
@@ -32,7 +34,14 @@ impl fmt::Debug for Caches {
 impl Caches {
     /// No root is open yet.
     pub fn new(stores: Arc<Stores>, options: CacheOptions, clock: Arc<dyn Clock>) -> Arc<Self> {
-        Arc::new(Self { stores, options, clock, open: Mutex::default(), opened: AtomicU64::new(0) })
+        Arc::new(Self {
+            stores,
+            options,
+            clock,
+            open: Mutex::default(),
+            opened: AtomicU64::new(0),
+            trouble: Mutex::default(),
+        })
     }
 
     /// The cache with this root, which may hold so many bytes.
@@ -47,7 +56,14 @@ impl Caches {
                 CacheOptions { budget_bytes: budget.or(self.options.budget_bytes), ..self.options.clone() };
             Cache::open(&self.stores, url, options, clock, self.writer_id()).await
         };
-        cell.get_or_try_init(open).await.cloned()
+        let opened = cell.get_or_try_init(open).await.cloned();
+        *self.trouble.lock() = opened.as_ref().err().cloned();
+        opened
+    }
+
+    /// Why the root that was last asked for could not be opened; none if it could.
+    pub fn trouble(&self) -> Option<Error> {
+        self.trouble.lock().clone()
     }
 
     /// A name that no other process has, living or dead.

@@ -9,6 +9,7 @@ mod bad_definitions;
 mod cache_commands;
 mod cache_conformance;
 mod cache_faults;
+mod cache_upkeep;
 mod command_line;
 mod conformance;
 mod determinism;

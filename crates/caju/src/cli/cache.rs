@@ -45,6 +45,9 @@ pub(crate) enum CacheCommand {
         /// Only this snapshot
         #[arg(value_name = "FINGERPRINT", value_parser = NonEmptyStringValueParser::new())]
         fingerprint: Option<String>,
+        /// Drop what is damaged, so that jobs compute and store it again; of a save nothing is dropped
+        #[arg(long)]
+        repair: bool,
         #[command(flatten)]
         root: CacheRoot,
     },

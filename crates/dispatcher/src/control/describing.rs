@@ -196,7 +196,9 @@ impl Core {
     }
 
     async fn describing_cache(&self) -> Result<Arc<Cache>> {
-        let open = || self.open_cache(CacheOptions::default(), "describing-");
+        let budget_bytes = self.config.cache_budget;
+        let open =
+            || self.open_cache(CacheOptions { budget_bytes, ..CacheOptions::default() }, "describing-");
         self.describing.cache.get_or_try_init(open).await.cloned()
     }
 }

@@ -118,8 +118,9 @@ fn reason(why: Collected) -> &'static str {
     match why {
         Collected::Expired => "expired: of snapshots that nobody used for --ttl",
         Collected::OrphanedPart => "orphaned: parts that no record names",
-        Collected::Superseded => "superseded: old manifests and records",
+        Collected::Superseded => "superseded: old manifests and records, and single notes of what was read",
         Collected::DeadClaim => "left by processes that are gone",
+        Collected::UnusedListing => "listings of sources of which nothing is stored",
         Collected::Evicted => "evicted for the budget",
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use caju_cache::{Cache, CacheOptions, Collection, SnapshotInfo, VerifyReport};
+use caju_cache::{Cache, CacheOptions, Collection, Saved, SnapshotInfo, VerifyReport};
 use caju_runtime::{Stores, SystemClock};
 use caju_types::{Error, ErrorKind, Fingerprint, Result, format_bytes, format_count};
 use serde::Serialize;
@@ -20,7 +20,7 @@ use crate::progress::{Progress, State};
 
 pub(super) use show::{ago, short};
 
-/// What `caju cache verify` ends with if it found damage.
+/// What `caju cache verify` ends with if it found damage that is still there.
 const DAMAGED: u8 = 4;
 
 /// How long giving back what was taken may last.
@@ -34,9 +34,9 @@ pub(crate) async fn run(global: &Global, command: &CacheCommand) -> Result<u8> {
     match command {
         CacheCommand::Ls(root) => ls(global, root).await?,
         CacheCommand::Inspect { fingerprint, root } => inspect(global, root, fingerprint).await?,
-        CacheCommand::Verify { fingerprint, root } => {
-            let clean = verify(global, root, fingerprint.as_deref()).await?;
-            return Ok(if clean { 0 } else { DAMAGED });
+        CacheCommand::Verify { fingerprint, repair, root } => {
+            let whole = verify(global, root, fingerprint.as_deref(), *repair).await?;
+            return Ok(if whole { 0 } else { DAMAGED });
         }
         CacheCommand::Gc { dry_run, budget, ttl, grace, root } => {
             let options = CacheOptions {
@@ -54,29 +54,32 @@ pub(crate) async fn run(global: &Global, command: &CacheCommand) -> Result<u8> {
     Ok(0)
 }
 
-/// Opens a root that is there already; a mistyped folder must not become one.
+/// Opens a root that is there already; a mistyped one must neither become one nor pass for an empty one.
 ///
 /// # Errors
-/// `NotFound` for a folder that holds no cache, and what [`Cache::open`] says.
+/// `NotFound` where there is no cache, and what [`Cache::open`] says.
 pub(super) async fn open(url: &str, options: CacheOptions) -> Result<Arc<Cache>> {
     let url = shared::absolute_url(url)?;
     let stores = shared::stores(None)?;
-    refuse_other_folders(&stores, &url)?;
+    refuse_other_places(&stores, &url).await?;
     let clock = SystemClock::shared();
     let writer = format!("tool-{}-{:x}", std::process::id(), clock.unix_time().as_nanos());
     Cache::open(&stores, &url, options, clock, writer).await
 }
 
-fn refuse_other_folders(stores: &Stores, url: &str) -> Result<()> {
+async fn refuse_other_places(stores: &Stores, url: &str) -> Result<()> {
     let at = stores.resolve(url).map_err(|e| e.context("--cache"))?;
-    let Some(folder) = at.local else { return Ok(()) };
-    if folder.join("v1").is_dir() {
-        return Ok(());
-    }
-    let what = if folder.is_dir() { "the folder holds none" } else { "there is no such folder" };
+    let place = at.local.as_ref().map_or_else(|| at.url.to_string(), |folder| folder.display().to_string());
+    let what = match (Cache::exists(stores, url).await, &at.local) {
+        (Ok(true), _) => return Ok(()),
+        (Ok(false), Some(folder)) if folder.is_dir() => "the folder holds none".to_string(),
+        (Ok(false), Some(_)) => "there is no such folder".to_string(),
+        (Ok(false), None) => "nothing is stored there".to_string(),
+        (Err(e), _) if e.kind() == ErrorKind::NotFound => e.message().to_string(),
+        (Err(e), _) => return Err(e.context("--cache")),
+    };
     Err(Error::not_found(format!(
-        "no cache at {}: {what}; check --cache, or make one with `caju run FILE --cache URL`",
-        folder.display()
+        "no cache at {place}: {what}; check --cache, or make one with `caju run FILE --cache URL`"
     )))
 }
 
@@ -155,8 +158,8 @@ async fn inspect(global: &Global, root: &CacheRoot, digits: &str) -> Result<()> 
     answer(root, "caju.snapshot/v1", &inspection, || show::inspection(&inspection))
 }
 
-/// Whether everything is whole.
-async fn verify(global: &Global, root: &CacheRoot, digits: Option<&str>) -> Result<bool> {
+/// Whether everything is whole, now that what can be repaired is if that was asked for.
+async fn verify(global: &Global, root: &CacheRoot, digits: Option<&str>, repair: bool) -> Result<bool> {
     // What is in the memory tier was read before; here the store itself is meant.
     let options = CacheOptions { memory_tier_bytes: 0, ..CacheOptions::default() };
     let cache = open(&root.cache, options).await?;
@@ -164,19 +167,42 @@ async fn verify(global: &Global, root: &CacheRoot, digits: Option<&str>) -> Resu
         Some(digits) => vec![find(&cache, root, digits).await?],
         None => Vec::new(),
     };
-    let work = verify_all(global, &cache, chosen);
-    let report = work.await;
+    // Of a save nothing is dropped: it may be all that there is of those rows.
+    let save = repair && Saved::load(&shared::stores(None)?, cache.url()).await?.is_some();
+    let report = verify_all(global, &cache, chosen, repair && !save).await;
     // Whoever reads holds a lease; left behind, it would keep `rm` from its work.
     if let Err(error) = cache.close(CLOSE).await {
         tracing::debug!(%error, "the cache was not closed in order");
     }
     let report = report?;
-    answer(root, "caju.verify/v1", &report, || report.to_string())?;
-    Ok(report.is_clean())
+    answer(root, "caju.verify/v1", &report, || verified(&report, repair, save))?;
+    Ok(report.is_clean() || (repair && !save))
+}
+
+/// The report with what is to be done about it.
+fn verified(report: &VerifyReport, repair: bool, save: bool) -> String {
+    let next = match (report.is_clean(), save, repair) {
+        (true, ..) => return report.to_string(),
+        (_, true, _) => {
+            "this is a save, whose rows no job computes again: nothing was dropped; run `caju save` with its pipeline to \
+             this URL again, which replaces what is damaged"
+        }
+        (_, _, true) => "what is damaged was dropped: jobs that need it compute and store it again",
+        _ => {
+            "jobs that read what is damaged compute and store it again; `--repair` drops it at once, that of files \
+             which are no longer there too"
+        }
+    };
+    format!("{report}\n{next}")
 }
 
 /// Snapshot by snapshot, so that there is progress to show.
-async fn verify_all(global: &Global, cache: &Arc<Cache>, chosen: Vec<Fingerprint>) -> Result<VerifyReport> {
+async fn verify_all(
+    global: &Global,
+    cache: &Arc<Cache>,
+    chosen: Vec<Fingerprint>,
+    repair: bool,
+) -> Result<VerifyReport> {
     let listing = watch(global, cache, "listing", cache.list());
     let mut snapshots: Vec<(Fingerprint, u64)> =
         listing.await?.into_iter().map(|s| (s.fingerprint, s.bytes)).collect();
@@ -199,12 +225,13 @@ async fn verify_all(global: &Global, cache: &Arc<Cache>, chosen: Vec<Fingerprint
         let mut sum = VerifyReport::default();
         for (of, bytes) in &snapshots {
             begun.fetch_add(1, Ordering::Relaxed);
-            let one = cache.verify(Some(of)).await?;
+            let one = if repair { cache.repair(Some(of)).await? } else { cache.verify(Some(of)).await? };
             sum.snapshots += one.snapshots;
             sum.parts += one.parts;
             sum.bytes += one.bytes;
             sum.rows += one.rows;
             sum.damaged.extend(one.damaged);
+            sum.dropped.extend(one.dropped);
             done.fetch_add(*bytes, Ordering::Relaxed);
             before.store(io.snapshot().bytes_read, Ordering::Relaxed);
         }

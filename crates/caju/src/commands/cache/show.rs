@@ -85,7 +85,9 @@ fn encodings(s: &SnapshotInfo) -> String {
 fn what(s: &SnapshotInfo) -> String {
     let stages = s.prefix.split_whitespace().collect::<Vec<_>>().join(" ");
     match (s.name.is_empty(), stages.is_empty()) {
-        (true, true) => "(its manifest is not there: nothing is known but its parts)".into(),
+        (true, true) => {
+            "(no manifest of it says what it is: the next job that stores rows of it will)".into()
+        }
         (true, false) => stages,
         (false, _) => format!("{}: {stages}", s.name),
     }
