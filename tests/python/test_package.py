@@ -187,7 +187,7 @@ def test_no_length_where_nobody_knows(build, why):
 def test_operators_make_sql():
     e = (col('a"b') + 1) * -col("x") / 2 - (3 - col("y")) % 4
     assert str(e) == '(((("a""b" + 1) * (- "x")) / 2) - ((3 - "y") % 4))'
-    assert str(~(col("a") == "it's") | (col("b") != None)) == "((NOT (\"a\" = 'it''s')) OR (\"b\" <> NULL))"  # noqa: E711
+    assert str(~(col("a") == "it's") | (col("b") != 5)) == "((NOT (\"a\" = 'it''s')) OR (\"b\" <> 5))"
     assert str(fn.random_flip(col("image"), key="crop")) == "random_flip(\"image\", key => 'crop')"
     assert str(col("d") < datetime.date(2020, 1, 2)) == "(\"d\" < CAST('2020-01-02' AS date))"
     assert str(col("x").is_in([1, np.int64(2)])) == '("x" IN (1, 2))'
@@ -197,6 +197,26 @@ def test_operators_make_sql():
 def test_operators_compute():
     out = list(cj.range(4).map(a=col("id") * 2 + 1, b=(col("id") > 1) | ~col("id").is_null(), c=cj.lit("x")).batch(4))[0]
     assert out["a"].tolist() == [1, 3, 5, 7] and out["b"].all() and out["c"].tolist() == ["x"] * 4
+
+
+def test_comparisons_with_none_name_is_null():
+    dataset = cj.from_arrow(pa.table({"x": [1, None, 3]}))
+    for make in (lambda: col("x") == None, lambda: None != col("x"), lambda: col("x") < cj.lit(None)):  # noqa: E711
+        with pytest.raises(cj.InvalidPipeline, match=r"col\('x'\)\.is_null\(\) for == None, and col\('x'\)\.is_not_null\(\)"):
+            dataset.filter(make())
+    with pytest.raises(cj.InvalidPipeline, match=r"finds no None.*is_null\(\)"):
+        dataset.filter(col("x").is_in([1, None]))
+    assert len(list(dataset.filter(col("x").is_null()))) == 1 and len(list(dataset.filter(col("x").is_not_null()))) == 2
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    three = np.int64(3)
+    assert cj.range(three).fingerprint == cj.range(3).fingerprint and len(cj.range(np.uint8(1), three)) == 2
+    dataset = cj.range(20).shuffle(np.int32(5)).repeat(np.int16(2)).skip(np.int64(1)).take(np.uint64(30)).batch(three)
+    assert dataset.to_dict() == cj.range(20).shuffle(5).repeat(2).skip(1).take(30).batch(3).to_dict()
+    for bad in (3.0, "3", None):
+        with pytest.raises(cj.InvalidPipeline, match="range takes one to three integers"):
+            cj.range(bad)
 
 
 def test_expressions_have_no_truth():

@@ -21,6 +21,7 @@ def elsewhere(folder, main, **files):
     """The fingerprint of `f` in a script, among modules of the user's own."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
+        (folder / f"{name}.py").parent.mkdir(exist_ok=True)
         (folder / f"{name}.py").write_text(text)
     return run(folder, main)
 
@@ -107,6 +108,107 @@ def test_an_import_within_the_function_enters(tmp_path):
     assert elsewhere(tmp_path / "b", main, helpers=HELPERS.replace("x + 1", "x + 2")) != first
 
 
+@pytest.mark.parametrize("main,files", [
+    ("from pkg.stage import f", {"pkg/__init__": "", "pkg/stage": "def f(x):\n    from . import helper\n    return helper.scale(x)",
+                                 "pkg/helper": HELPERS}),
+    ("from pkg.stage import f", {"pkg/__init__": "", "pkg/stage": "def f(x):\n    from .helper import scale\n    return scale(x)",
+                                 "pkg/helper": HELPERS}),
+    ("def f(x):\n    from pkg import helper\n    return helper.scale(x)", {"pkg/__init__": "", "pkg/helper": HELPERS}),
+    ("def f(x):\n    from pkg import scale\n    return scale(x)", {"pkg/__init__": "from .helper import scale",
+                                                                 "pkg/helper": HELPERS}),
+    ("def f(x):\n    import pkg.helper as h\n    return h.scale(x)", {"pkg/__init__": "", "pkg/helper": HELPERS}),
+    ("def f(x):\n    from space import helper\n    return helper.scale(x)", {"space/helper": HELPERS}),
+    ("import pkg.whole\ng = lambda module: module\ndef f(x):\n    return g(pkg.whole)",
+     {"pkg/__init__": "", "pkg/whole": "from . import helper\ndef used(x):\n    return helper.scale(x)", "pkg/helper": HELPERS}),
+    ("import pkg.whole\ng = lambda module: module\ndef f(x):\n    return g(pkg.whole)",
+     {"pkg/__init__": "", "pkg/whole": "from .helper import scale", "pkg/helper": HELPERS}),
+], ids=["from-dot", "from-dot-name", "from-package", "through-init", "import-as", "namespace", "whole-from-dot", "whole-dot-name"])
+def test_every_form_of_import_enters(tmp_path, main, files):
+    changed = {name: text.replace("x + 1", "x + 2") for name, text in files.items()}
+    described = {name: text.replace("return x + 1", "'what it does'\n    return x + 1") for name, text in files.items()}
+    first = elsewhere(tmp_path / "a", main, **files)
+    assert elsewhere(tmp_path / "b", main, **changed) != first
+    assert elsewhere(tmp_path / "c", main, **described) == first
+
+
+@pytest.mark.parametrize("helper", [
+    "import dataclasses\n@dataclasses.dataclass\nclass Point:\n    x: int = 1\n",
+    "import dataclasses\n@dataclasses.dataclass(frozen=True, order=True)\nclass Point:\n    x: list = dataclasses.field(default_factory=list)\n",
+    "import functools\nclass Deco:\n    def __init__(self, f):\n        functools.update_wrapper(self, f)\n        self.f = f\n"
+    "    def __call__(self):\n        return self.f()\n@Deco\ndef Point():\n    'a point'\n    return 3\n",
+    "import logging\nlog = logging.getLogger(__name__)\ndef Point():\n    log.info('made in %s', __name__)\n",
+    "import contextlib\n@contextlib.contextmanager\ndef Point():\n    yield 1\n",
+    "import enum\nclass Point(enum.Enum):\n    A = 1\n    def __str__(self):\n        return 'A'\n",
+    "class Sub(set):\n    pass\nPOINTS = Sub(['a', 'b', 'c', 'd', 'e'])\ndef Point():\n    return list(POINTS)\n",
+], ids=["dataclass", "frozen", "decorator", "logger", "context", "enum", "set-subclass"])
+def test_names_of_files_and_hash_seeds_do_not_enter(tmp_path, helper):
+    main = "import {0}\nfrom {0} import Point\ndef f(x):\n    return Point(), {0}.Point()"
+    first = elsewhere(tmp_path / "a", main.format("helpers"), helpers=helper)
+    assert elsewhere(tmp_path / "b", main.format("tools"), tools=helper) == first
+    assert run(tmp_path / "b", main.format("tools"), seed="4711") == first
+
+
+def made(source, value):
+    scope = {"__name__": "__main__"}
+    exec(f"import collections, contextlib, dataclasses, enum, functools\nimport numpy as np\n{source.replace('@@', value)}", scope)
+    return scope["f"]
+
+
+@pytest.mark.parametrize("source", [
+    "@contextlib.contextmanager\ndef c():\n    yield @@\ndef f(r):\n    with c() as v:\n        return v",
+    "@contextlib.contextmanager\ndef c(k):\n    yield k\n@c(@@)\ndef f(r):\n    return 1",
+    "@functools.singledispatch\ndef s(x):\n    return @@\nf = lambda r: s(r)",
+    "@functools.singledispatch\ndef s(x):\n    return 0\n@s.register(int)\ndef _(x):\n    return @@\nf = lambda r: s(r)",
+    "@np.errstate(divide='ignore')\ndef f(r):\n    return @@",
+    "@np.errstate(divide=['ignore', 'raise', 'warn'][@@])\ndef f(r):\n    return 1",
+    "@np.vectorize\ndef f(r):\n    return @@",
+    "@functools.lru_cache\ndef g(r):\n    return @@\nf = lambda r: g(r)",
+    "def wraps(g):\n    @functools.wraps(g)\n    def w(*a):\n        return g(*a)\n    return w\n@wraps\ndef f(r):\n    return @@",
+    "class D:\n    def __init__(self, g):\n        functools.update_wrapper(self, g)\n        self.g = g\n"
+    "    def __call__(self, r):\n        return self.g(r) * @@\n@D\ndef f(r):\n    return 3",
+    "class D:\n    def __init__(self, g):\n        functools.update_wrapper(self, g)\n        self.g, self.k = g, @@\n"
+    "    def __call__(self, r):\n        return self.g(r) * self.k\n@D\ndef f(r):\n    return 3",
+    "d = collections.defaultdict(lambda: @@)\nf = lambda r: d[r]",
+    "d = collections.OrderedDict(a=@@)\nf = lambda r: d",
+    "class M(type):\n    def size(cls):\n        return @@\nclass A(metaclass=M):\n    pass\nf = lambda r: A.size()",
+    "def h(r):\n    return h.k\nh.k = @@\nf = lambda r: h(r)",
+    "class A:\n    @functools.cached_property\n    def g(self):\n        return @@\nf = lambda r: A().g",
+    "class A:\n    @property\n    def g(self):\n        return @@\nf = lambda r: A().g",
+    "class A:\n    def g(self, k):\n        return k\n    h = functools.partialmethod(g, @@)\nf = lambda r: A().h()",
+    "class B:\n    def g(self):\n        return @@\nclass A(B):\n    def g(self):\n        return super().g()\nf = lambda r: A().g()",
+    "class A(enum.Enum):\n    X = @@\nf = lambda r: A.X.value",
+    "class A(enum.Enum):\n    X = 5\n    def g(self):\n        return @@\nf = lambda r: A.X.g()",
+    "@dataclasses.dataclass\nclass A:\n    x: int = dataclasses.field(default=0, metadata={'k': @@})\nf = lambda r: dataclasses.fields(A)",
+    "def a(r):\n    return b(r)\ndef b(r):\n    return a(r) + @@\nf = lambda r: a(r)",
+    "class S(set):\n    def g(self):\n        return @@\ns = S([1, 2])\nf = lambda r: s.g()",
+    "s = (lambda: 0, {lambda: @@})\nf = lambda r: s",
+    "import types\nm = types.ModuleType('m')\nm.g = lambda: @@\nf = lambda r: m.g()",
+    "def f(r):\n    'doc'\n    return @@",
+    "def f(r, *, k=@@):\n    return k",
+    "def f(r):\n    return [x + @@ for x in r]",
+])
+def test_what_hangs_on_a_function_enters(source):
+    assert name_of(made(source, "1")) == name_of(made(source, "1"))
+    assert name_of(made(source, "1")) != name_of(made(source, "2"))
+
+
+@pytest.mark.parametrize("source,one,other", [
+    ("def f(r):\n    @@\n    return None", "'what it does'", "'what it makes'"),
+    ("def f(r):\n    @@\n    print(r)", "'what it does'", ""),
+    ("class A:\n    @@\n    def g(self):\n        return 1\nf = lambda r: A().g()", "'one'", "'two'"),
+    ("class A:\n    def g(self):\n        @@\n        return 1\nf = lambda r: A().g()", "'one'", ""),
+    ("x = [1]\nd = @@\nf = lambda r: d", "(x, x)", "([1], [1])"),
+    ("x = {'a': [1]}\nd = @@\nf = lambda r: d", "[x, x, {1: x}]", "[{'a': [1]}, x, {1: {'a': [1]}}]"),
+    ("x = [1]\nx.append(x)\ny = [1]\ny.append([1, y])\nd = @@\nf = lambda r: d", "x", "y"),
+    ("def @@(x):\n    return 1\nf = lambda r: @@(r)", "g", "h"),
+    ("def f(r):\n    @@ = 1\n    return [@@ for i in r]", "a", "b"),
+    ("@functools.singledispatch\ndef s(x):\n    return 0\n@@\nf = lambda r: s(r)", "s(1), s('')", ""),
+    ("class A:\n    @functools.cached_property\n    def g(self):\n        return 1\nf = lambda r: A().g\n@@", "A().g", ""),
+])
+def test_what_does_not_hang_on_it_does_not(source, one, other):
+    assert name_of(made(source, one)) == name_of(made(source, other))
+
+
 def test_running_a_notebook_cell_again_keeps_it():
     cell = "k = 3\ndef helper(x):\n    return x * k\nf = lambda row: helper(row['x'])"
     names = []
@@ -171,8 +273,8 @@ def test_installed_packages_enter_by_version(monkeypatch):
         return np.sort(x)
 
     before = name_of(f)
-    real = _codehash._version.__wrapped__
-    monkeypatch.setattr(_codehash, "_version", lambda top: "99" if top == "numpy" else real(top))
+    real = _codehash.version_of.__wrapped__
+    monkeypatch.setattr(_codehash, "version_of", lambda top: "99" if top == "numpy" else real(top))
     assert name_of(f) != before
 
 
@@ -189,3 +291,129 @@ def test_what_has_no_value_asks_for_a_version(value):
 def test_only_functions_have_one():
     with pytest.raises(caju.InvalidPipeline, match="not a function"):
         name_of(3)
+
+
+def test_a_graph_of_values_is_named_by_its_shape():
+    class Node:
+        def __init__(self, label):
+            self.label, self.parent, self.children = label, None, set()
+
+    def tree(label):
+        root = Node("root")
+        for name in ("a", "b", label):
+            child = Node(name)
+            child.parent = root
+            root.children.add(child)
+        return root
+
+    assert name_of(closure(tree("c"))) == name_of(closure(tree("c"))) != name_of(closure(tree("d")))
+
+
+def test_a_version_does_not_make_a_lock_travel():
+    lock = threading.Lock()
+    with pytest.raises(caju.InvalidPipeline, match="cannot pickle '_thread.lock'.*inside the function.*version= alone"):
+        caju.range(3).map(lambda row: {"x": row["id"], "l": lock.locked()}, version="1")
+
+
+def test_what_hides_its_function_is_refused():
+    hidden = np.frompyfunc(lambda x: x + 1, 1, 1)
+    with pytest.raises(caju.InvalidPipeline, match="frompyfunc.*numpy.vectorize"):
+        name_of(lambda row: hidden(row))
+    assert name_of(lambda row: np.add(row, 1)) != name_of(lambda row: np.subtract(row, 1))
+
+
+def test_an_edited_helper_misses_what_was_stored(tmp_path):
+    main = """
+import contextlib, functools, sys
+import caju
+from pkg.stage import stage
+def rows():
+    epochs = caju.range(4).map(stage).cache("h").batch(4)
+    list(epochs)
+    return [int(x) for x in next(iter(epochs))["x"]]
+caju.configure(cache=sys.argv[1])
+print(rows())
+"""
+    stage = """
+import contextlib, functools
+@contextlib.contextmanager
+def factor():
+    yield 2
+@functools.singledispatch
+def add(x):
+    return x + 0
+def stage(row):
+    from . import helper
+    with factor() as by:
+        return {"x": add(helper.shift(row["id"] * by))}
+"""
+    files = {"main": main, "pkg/__init__": "", "pkg/stage": stage, "pkg/helper": "def shift(x):\n    return x + 10\n"}
+
+    def run_with(**changed):
+        for name, text in (files | changed).items():
+            (tmp_path / f"{name}.py").parent.mkdir(exist_ok=True)
+            (tmp_path / f"{name}.py").write_text(text)
+        out = subprocess.run([sys.executable, "-B", str(tmp_path / "main.py"), str(tmp_path / "cache")], timeout=120, cwd=tmp_path,
+                             capture_output=True, text=True, check=False)
+        assert out.returncode == 0, out.stderr
+        return out.stdout.strip()
+
+    assert run_with() == run_with() == "[10, 12, 14, 16]"
+    assert len(list(tmp_path.glob("cache/v1/*/parts"))) == 1
+    assert run_with(**{"pkg/helper": "def shift(x):\n    return x + 20\n"}) == "[20, 22, 24, 26]"
+    assert run_with(**{"pkg/stage": stage.replace("yield 2", "yield 3")}) == "[10, 13, 16, 19]"
+    assert run_with(**{"pkg/stage": stage.replace("x + 0", "x + 1")}) == "[11, 13, 15, 17]"
+    assert len(list(tmp_path.glob("cache/v1/*/parts"))) == 4
+
+
+@functools.lru_cache(maxsize=None)
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+
+@functools.singledispatch
+def kind(x):
+    return "other"
+
+
+@kind.register(int)
+def _(x):
+    return "int"
+
+
+def test_what_functools_makes_of_functions_travels():
+    rows = caju.range(4).map(lambda row: {"x": fibonacci(int(row["id"]) + 6), "k": kind(int(row["id"])) + kind("")})
+    assert [(row["x"], row["k"]) for row in rows] == [(x, "intother") for x in (8, 13, 21, 34)]
+
+
+# ---- what a trial leaves behind ------------------------------------------------------------------------------------
+
+
+MEMO = {}
+
+
+class Counter:
+    seen = []
+
+    def __init__(self):
+        self.n = 0
+
+    def __call__(self, row):
+        self.n += 1
+        Counter.seen.append(self.n)
+        return {"n": self.n, "seen": len(self.seen)}
+
+
+def remembering(row):
+    MEMO[int(row["id"])] = True
+    return {"n": len(MEMO)}
+
+
+def test_a_trial_changes_nothing_here_and_nothing_that_is_sent():
+    first = caju.range(3).map(remembering)
+    assert caju.range(3).map(remembering).fingerprint == first.fingerprint and MEMO == {}
+    counter = Counter()
+    rows = caju.range(3).map(counter)
+    assert counter.n == 0 and Counter.seen == [] and type(counter) is Counter
+    assert caju.range(3).map(counter).fingerprint == rows.fingerprint
+    assert [(row["n"], row["seen"]) for row in rows] == [(1, 1), (2, 2), (3, 3)]

@@ -115,8 +115,8 @@ def test_an_exception_names_the_row_and_keeps_the_traceback():
 @pytest.mark.parametrize("f,words", [
     (lambda row: row["x"], "not a dict"),
     (lambda row: {"a": 1} if row["x"] == 1 else {"b": 1}, "after rows of"),
-    (lambda row: {"a": object()}, "neither all strings nor all bytes"),
-    (lambda row: {"a": np.zeros((int(row["x"]), 2))}, "several shapes"),
+    (lambda row: {"a": object()}, "no value of a column"),
+    (lambda row: {"a": np.zeros((int(row["x"]), int(row["x"])))}, "several shapes"),
 ])  # fmt: skip
 def test_what_is_no_row_is_told(f, words):
     with pytest.raises(cj.InvalidPipeline, match=words):
@@ -136,18 +136,92 @@ def test_a_process_that_dies_is_replaced_and_the_rows_run_again(tmp_path):
     assert pool(TABLE)[0]["y"].to_pylist() == [1, 2, 3, 4] and pool.inner.processes == 1
 
 
-def test_a_process_that_always_dies_is_reported():
-    pool = Pool(lambda row: os._exit(3))
-    with pytest.raises(cj.ResourceExhausted, match="run twice.*exit status: 3"):
+def test_a_process_that_always_dies_is_reported_with_the_row():
+    pool = Pool(lambda row: os._exit(3) if row["x"] == 3 else row)
+    with pytest.raises(cj.ResourceExhausted, match="row 2: (.|\n)*run twice.*exit status: 3"):
         pool(TABLE)
     assert pool.inner.processes == 0
+    with pytest.raises(cj.ResourceExhausted, match="batch of 4 rows, of which this is the first.*exit status: 3"):
+        Pool(lambda b: os._exit(3), batched=True)(TABLE)
+    with pytest.raises(cj.ResourceExhausted, match=r"steps\[0\].python: .*row 7\b.*exit status: 3"):
+        list(cj.range(20).map(lambda row: os._exit(3) if row["id"] == 7 else row))
 
 
-def test_a_process_that_hangs_is_replaced_then_reported():
-    pool, start = Pool(lambda row: time.sleep(3600), timeout=0.5), time.monotonic()
-    with pytest.raises(cj.DeadlineExceeded, match="did not answer within 500"):
+def test_a_process_that_hangs_is_replaced_then_reported_with_the_row_and_the_setting():
+    pool, start = Pool(lambda row: time.sleep(3600 if row["x"] == 2 else 0), "filter", timeout=0.5), time.monotonic()
+    with pytest.raises(cj.DeadlineExceeded, match=r"row 1: .*hangs.*within 500.*filter\(\.\.\., timeout=600\)"):
         pool(TABLE)
     assert time.monotonic() - start < 20
+
+
+def test_a_slow_function_does_not_hang_as_long_as_it_gets_on():
+    table = pa.table({"x": list(range(40))})
+    slow = Pool(lambda row: time.sleep(0.05) or {"y": row["x"]}, timeout=0.5)
+    assert slow(table)[0]["y"].to_pylist() == list(range(40)) # 2 s in all, with half a second for each row
+
+    def yielding(row):
+        time.sleep(0.05)
+        yield {"y": row["x"]}
+
+    assert len(Pool(yielding, "flat_map", timeout=0.5)(table)[0]) == 40
+
+
+def test_who_waits_for_a_process_waits_as_long_as_others_get_on():
+    from concurrent.futures import ThreadPoolExecutor
+
+    table = pa.table({"x": list(range(30))})
+    pool = Pool(lambda row: time.sleep(0.02) or {"y": row["x"]}, processes=1, timeout=0.3)
+    with ThreadPoolExecutor(4) as threads:
+        assert all(len(out) == 30 for out, _ in threads.map(lambda _: pool(table), range(4)))
+
+
+def test_how_long_a_function_may_take_is_a_setting():
+    def slow(row):
+        time.sleep(0.3)
+        return {"y": row["id"]}
+
+    assert len(list(cj.range(3).map(slow, timeout=30))) == 3
+    with pytest.raises(cj.DeadlineExceeded, match=r"row 0\b.*within 50.*map\(\.\.\., timeout=600\)"):
+        list(cj.range(3).map(slow, timeout=0.05))
+    with pytest.raises(cj.DeadlineExceeded, match="batch of 3 rows"):
+        list(cj.range(3).map(lambda b: time.sleep(3600) or b, batched=True, timeout=0.3, schema={"id": "int64"}))
+    patient, hasty = cj.range(3).map(slow, timeout=30), cj.range(3).map(slow)
+    assert patient.fingerprint == hasty.fingerprint and patient.to_dict()["steps"][0]["python"]["timeout"] == "30s"
+    assert cj.from_yaml(patient.to_yaml()).to_dict()["steps"] == patient.to_dict()["steps"]
+    for bad in (0, -1, "60s", 1e9, float("nan"), True):
+        with pytest.raises(cj.InvalidPipeline, match="number of seconds"):
+            cj.range(3).map(slow, timeout=bad)
+
+
+def test_generators_of_flat_map_belong_to_their_row():
+    def f(row):
+        for i in range(int(row["x"])):
+            if row["x"] == 3 and i == 1:
+                raise KeyError("in the third row")
+            yield {"z": cj.rng().random()}
+
+    pool = Pool(f, "flat_map")
+    out, kept = pool(TABLE.slice(0, 2), [7, 8])
+    assert kept == [0, 1, 1] and len(set(out["z"].to_pylist())) == 2
+    with pytest.raises(cj.InvalidPipeline, match="row 2: (.|\n)*raised KeyError: 'in the third row'(.|\n)*in f"):
+        pool(TABLE, [7, 8, 9, 10])
+
+    def stage(row):
+        for i in range(2):
+            if row["id"] == 5:
+                raise ValueError("not this one")
+            yield {"id": row["id"], "z": cj.rng().random()}
+
+    rest = list(cj.range(10).flat_map(stage).with_options(on_error="skip"))
+    assert sorted({int(r["id"]) for r in rest}) == [0, 1, 2, 3, 4, 6, 7, 8, 9] and len(rest) == 18
+
+
+@pytest.mark.parametrize("made", [{"x": 1}, 5, "words", None])
+def test_what_flat_map_cannot_go_through_is_told(made):
+    with pytest.raises(cj.InvalidPipeline, match="flat_map takes any number of dicts"):
+        cj.range(3).flat_map(lambda row: made)
+    with pytest.raises(cj.InvalidPipeline, match=r"row 0\b.*flat_map takes any number of dicts"):
+        list(cj.range(3).flat_map(lambda row: made, schema={"x": "int64"}))
 
 
 def test_printing_disturbs_nobody(capfd):
@@ -250,9 +324,9 @@ def test_columns_that_cannot_be_are_told(schema, words):
 def test_a_function_that_breaks_its_word_is_told():
     with pytest.raises(cj.InvalidPipeline, match="made no column `y`, did you mean|made no column `y`"):
         list(cj.range(3).map(lambda row: {"x": 1}, schema={"y": "int64"}))
-    with pytest.raises(cj.InvalidPipeline, match="`schema=` or its first row"):
+    with pytest.raises(cj.InvalidPipeline, match="`schema=` or its first rows"):
         list(cj.range(3).map(lambda row: {"x": "word"}, schema={"x": "int64"}))
-    with pytest.raises(cj.InvalidPipeline, match=r"\[2,3\].*\[3,2\]"):
+    with pytest.raises(cj.InvalidPipeline, match=r"\[2, 3\].*\[3, 2\]"):
         list(cj.range(3).map(lambda row: {"x": np.zeros((2, 3), "f4")}, schema={"x": "float32[3, 2]"}))
     with pytest.raises(cj.InvalidPipeline, match="belongs to|says what a Python function makes"):
         cj.range(3).map(x="id", schema={"x": "int64"})
@@ -296,7 +370,10 @@ def test_draws_depend_on_the_row_and_the_epoch_alone():
 
 def test_who_draws_is_found():
     from caju import rng
-    from caju._codehash import draws
+    from caju._codehash import examine
+
+    def draws(f):
+        return examine(f, None)[1]
 
     def helper():
         return rng().random()

@@ -68,6 +68,18 @@ impl Client {
         self.link.retry(self.config.connect_timeout, BIND, call).await
     }
 
+    /// What is registered under an identifier: its fingerprint, its schema and its definition.
+    ///
+    /// # Errors
+    /// `NotFound` if nothing is; `Unavailable` if the dispatcher does not answer.
+    pub async fn dataset(&self, dataset_id: &str) -> Result<v1::GetDatasetResponse> {
+        let call = |mut d: caju_engine::wire::Dispatcher| {
+            let request = v1::GetDatasetRequest { dataset_id: dataset_id.to_string() };
+            async move { d.get_dataset(request).await }
+        };
+        self.link.retry(self.config.connect_timeout, Duration::ZERO, call).await
+    }
+
     /// Opens one epoch of a job for reading. Tasks are read from now on, up to the bound in bytes.
     ///
     /// # Errors

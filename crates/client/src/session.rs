@@ -310,7 +310,12 @@ impl Session {
             return Err(error);
         }
         if self.away.is_none() {
-            tracing::warn!(error = %error, "the dispatcher does not answer");
+            tracing::warn!(
+                "the dispatcher at {} does not answer; tasks are read on without it, and the reader gives up when it \
+                 has been away for {:.0?}: {error}",
+                self.link.address(),
+                self.shared.config.dispatcher_timeout
+            );
         }
         let since = *self.away.get_or_insert_with(Instant::now);
         let waited = since.elapsed();

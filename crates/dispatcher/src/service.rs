@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use caju_proto::v1::dispatcher_server::Dispatcher;
 use caju_proto::{to_status, v1};
-use caju_types::Result;
+use caju_types::{DatasetId, Result};
 use tonic::{Request, Response, Status};
 
 use crate::control::Core;
@@ -74,6 +74,13 @@ impl Dispatcher for DispatcherService {
         request: Request<v1::RegisterDatasetRequest>,
     ) -> Result<Response<v1::RegisterDatasetResponse>, Status> {
         respond(self.core.register_dataset(request.into_inner())).await
+    }
+
+    async fn get_dataset(
+        &self,
+        request: Request<v1::GetDatasetRequest>,
+    ) -> Result<Response<v1::GetDatasetResponse>, Status> {
+        respond(self.core.registered_dataset(&DatasetId(request.into_inner().dataset_id))).await
     }
 
     async fn open_iteration(

@@ -5,9 +5,13 @@
 //! a thread that computes, whose core the process then uses.
 //!
 //! What a user's code may do to a process is part of the plan: an exception comes back with the row and the
-//! traceback; a process that dies, or does not answer in time, is replaced and the call run once more. Rows whose
-//! second run fails as well are an error that names the function. Functions that keep to `caju.rng()` for
+//! traceback; a process that dies, or hangs, is replaced and the call run once more. Rows whose second run fails as
+//! well are an error that names the function and the row at which it stood. Functions that keep to `caju.rng()` for
 //! randomness give the same rows the second time.
+//!
+//! Hanging is judged by progress: a process marks the row at which it works, in a file in memory, and only one that
+//! stays at one row for longer than the function may take hangs, however long the batch takes as a whole. Functions
+//! over batches have one step, the batch.
 
 mod pool;
 mod process;
@@ -26,14 +30,14 @@ pub struct PoolConfig {
     pub python: String,
     /// The most processes at once; they are started when they are needed.
     pub processes: usize,
-    /// How long one call may take.
+    /// How long a function may take for one row, or for a batch if it takes batches, unless it says so itself.
     pub timeout: Duration,
     /// How long a process may take to start.
     pub start_timeout: Duration,
 }
 
 impl PoolConfig {
-    /// So many processes of `python`, with a minute for a call.
+    /// So many processes of `python`, with a minute for a row.
     pub fn new(python: impl Into<String>, processes: usize) -> Self {
         Self {
             python: python.into(),
@@ -77,6 +81,8 @@ pub struct Function {
     pub kind: Kind,
     /// Whether it takes a dict of arrays, not a dict per row.
     pub batched: bool,
+    /// How long it may take for one row, or for a batch if it takes batches; the pool's own patience if absent.
+    pub timeout: Option<Duration>,
 }
 
 /// What a function made of a batch.

@@ -1,10 +1,10 @@
 //! The pool: who runs what, and what happens to processes that fail.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use arrow_array::RecordBatch;
-use caju_types::{Error, Result};
+use caju_types::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
 use crate::process::{Answer, Process};
@@ -28,6 +28,10 @@ struct State {
     idle: Vec<Process>,
     /// Processes that are there, idle or at work.
     alive: usize,
+    /// The longest that any of them may stay at one row.
+    patience: Duration,
+    /// Counts what they get done.
+    progress: u64,
 }
 
 /// How often a call is tried before its rows are given up.
@@ -45,17 +49,19 @@ impl Pool {
     ///
     /// # Errors
     /// `InvalidArgument` naming the row for an exception of the function, `ResourceExhausted` if its process died
-    /// twice, `DeadlineExceeded` if it did not answer in time twice, `FailedPrecondition` if there is no Python.
+    /// twice, `DeadlineExceeded` if it stayed at one row for too long twice, `FailedPrecondition` if there is no Python.
     pub fn call(
         &self,
         function: &Arc<Function>,
         batch: &RecordBatch,
         seeds: Option<&[u64]>,
     ) -> Result<Output, FunctionError> {
+        let timeout = function.timeout.unwrap_or(self.shared.config.timeout);
+        let went_on = || self.shared.state.lock().progress += 1;
         let mut last = None;
         for attempt in 1..=ATTEMPTS {
-            let mut process = self.take()?;
-            match process.call(function, batch, seeds, self.shared.config.timeout) {
+            let mut process = self.take(timeout)?;
+            match process.call(function, batch, seeds, timeout, &went_on) {
                 Ok(Answer::Done(output)) => {
                     self.give_back(Some(process));
                     return Ok(output);
@@ -64,17 +70,33 @@ impl Pool {
                     self.give_back(Some(process));
                     return Err(error);
                 }
-                Err(error) => {
-                    tracing::warn!(attempt, function = function.name, %error, "a Python process is replaced");
+                Err(FunctionError { row, error }) => {
+                    tracing::warn!(attempt, function = function.name, row, %error, "a Python process is replaced");
                     // Its destructor ends it.
                     drop(process);
                     self.give_back(None);
-                    last = Some(error);
+                    last = Some((row, error));
                 }
             }
         }
-        let error = last.unwrap_or_else(|| Error::internal("no attempt was made"));
-        Err(error.context(format!("function `{}`, run twice over the same rows", function.name)).into())
+        let (row, error) = last.unwrap_or_else(|| (None, Error::internal("no attempt was made")));
+        let error = match error.kind() {
+            ErrorKind::DeadlineExceeded => {
+                let whole = if function.batched { "a batch" } else { "a row" };
+                let more = format!(
+                    "{}; if {whole} may take longer, say how long: {}(..., timeout=600) in Python, `timeout: 600s` in a \
+                     pipeline file",
+                    error.message(),
+                    function.kind.as_str()
+                );
+                Error::new(ErrorKind::DeadlineExceeded, more)
+            }
+            _ => error,
+        };
+        Err(FunctionError {
+            row,
+            error: error.context(format!("function `{}`, run twice over the same rows", function.name)),
+        })
     }
 
     /// Processes that are there.
@@ -82,10 +104,11 @@ impl Pool {
         self.shared.state.lock().alive
     }
 
-    fn take(&self) -> Result<Process> {
+    /// A process for a function that may stay at a row for `timeout`. Waits for as long as those at work get on.
+    fn take(&self, timeout: Duration) -> Result<Process> {
         let config = &self.shared.config;
-        let deadline = Instant::now() + config.timeout.saturating_mul(2) + config.start_timeout;
         let mut state = self.shared.state.lock();
+        state.patience = state.patience.max(timeout);
         loop {
             if let Some(process) = state.idle.pop() {
                 return Ok(process);
@@ -95,7 +118,10 @@ impl Pool {
                 drop(state);
                 return Process::start(config).inspect_err(|_| self.give_back(None));
             }
-            if self.shared.free.wait_until(&mut state, deadline).timed_out() {
+            let seen = state.progress;
+            // Whoever hangs is ended by then, and tried once more.
+            let wait = state.patience.saturating_mul(2).saturating_add(config.start_timeout);
+            if self.shared.free.wait_for(&mut state, wait).timed_out() && state.progress == seen {
                 return Err(Error::deadline(format!(
                     "no Python process of {} was free in time; let the pool have more, or functions less to do",
                     config.processes
@@ -107,6 +133,7 @@ impl Pool {
     /// A process that is free again, or one less.
     fn give_back(&self, process: Option<Process>) {
         let mut state = self.shared.state.lock();
+        state.progress += 1;
         match process {
             Some(process) => state.idle.push(process),
             None => state.alive -= 1,

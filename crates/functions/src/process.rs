@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrow::compute::concat_batches;
 use arrow::ipc::reader::StreamReader;
@@ -23,6 +23,12 @@ use crate::{Function, FunctionError, Output, PoolConfig};
 const SEED: &str = "__caju_seed";
 /// What the names of the folders for rows begin with.
 const ROWS: &str = "caju-rows-";
+/// What the mark says while no row is at work.
+const NO_ROW: u64 = u64::MAX;
+/// How long a process that closed its pipe may take to end, so that it can be told how.
+const GONE: Duration = Duration::from_secs(2);
+/// How often the mark is looked at, at most and at least.
+const LOOK: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
 /// What a process said to a call.
 pub(crate) enum Answer {
@@ -38,6 +44,8 @@ pub(crate) struct Process {
     input: ChildStdin,
     lines: Receiver<String>,
     folder: PrivateFolder,
+    /// The row at which it works.
+    mark: Mark,
     /// The functions that it has, by their address: they live as long as their definitions.
     known: HashMap<usize, (Arc<Function>, usize)>,
 }
@@ -53,8 +61,10 @@ impl Process {
                 config.python
             ))
         };
+        let mark = Mark::new(folder.path().join("mark"))?;
         let mut child = Command::new(&config.python)
             .args(["-m", "caju._pool"])
+            .arg(&mark.path)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -75,20 +85,21 @@ impl Process {
                 }
             })
             .map_err(|e| Error::exhausted(format!("cannot start a thread: {e}")))?;
-        let mut process = Self { child, input, lines, folder, known: HashMap::new() };
-        process.answer(config.start_timeout).map_err(|e| why(&e))?;
+        let mut process = Self { child, input, lines, folder, mark, known: HashMap::new() };
+        process.answer(config.start_timeout, &|| ()).map_err(|e| why(&e))?;
         Ok(process)
     }
 
     /// # Errors
-    /// Whatever makes the process useless: it died, or does not answer.
+    /// Whatever makes the process useless: it died, or does not get on. The row is the one at which it stood.
     pub(crate) fn call(
         &mut self,
         function: &Arc<Function>,
         batch: &RecordBatch,
         seeds: Option<&[u64]>,
         timeout: Duration,
-    ) -> Result<Answer> {
+        went_on: &dyn Fn(),
+    ) -> Result<Answer, FunctionError> {
         let number = self.define(function)?;
         let path = self.folder.path().join("rows");
         let answer_path = self.folder.path().join("answer");
@@ -96,10 +107,10 @@ impl Process {
         let rows = batch.num_rows();
         let (rows_path, answer_at) = (path.to_string_lossy(), answer_path.to_string_lossy());
         self.say(&json!({"call": number, "rows": rows_path, "bytes": bytes, "answer": answer_at}), &[])?;
-        let answer = self.answer(timeout)?;
-        if let Some(raised) = answer.get("error").and_then(Value::as_str) {
+        let answer = self.answer(timeout, went_on).map_err(|error| self.stood_at(error, function, rows))?;
+        if let Some(why) = answer.get("error").and_then(Value::as_str) {
             let row = answer.get("row").and_then(Value::as_u64).and_then(|r| usize::try_from(r).ok());
-            let error = Error::invalid(format!("function `{}` raised {raised}", function.name));
+            let error = Error::invalid(format!("function `{}` {why}", function.name));
             return Ok(Answer::Raised(FunctionError { row, error }));
         }
         let batch = read(&answer_path, &function.name)?;
@@ -115,9 +126,21 @@ impl Process {
             }
         };
         if !fits {
-            return Err(Error::data_loss("its process answered with rows that do not fit the question"));
+            return Err(
+                Error::data_loss("its process answered with rows that do not fit the question").into()
+            );
         }
         Ok(Answer::Done(Output { batch, rows: kept }))
+    }
+
+    /// The error with the row at which the process stood.
+    fn stood_at(&self, error: Error, function: &Function, rows: usize) -> FunctionError {
+        let row = usize::try_from(self.mark.read()).ok().filter(|row| *row < rows);
+        let error = match (row, function.batched) {
+            (None, true) => error.context(format!("at a batch of {rows} rows, of which this is the first")),
+            _ => error,
+        };
+        FunctionError { row: row.or(function.batched.then_some(0)), error }
     }
 
     /// Sends the function once.
@@ -141,28 +164,43 @@ impl Process {
         sent.map_err(|_| self.died())
     }
 
-    fn answer(&mut self, timeout: Duration) -> Result<Value> {
-        match self.lines.recv_timeout(timeout) {
-            Ok(line) => serde_json::from_str(&line)
-                .map_err(|e| Error::data_loss(format!("its process answered in no known words: {e}"))),
-            Err(RecvTimeoutError::Timeout) => Err(Error::deadline(format!(
-                "its process did not answer within {}",
-                caju_types::format_duration(timeout)
-            ))),
-            Err(RecvTimeoutError::Disconnected) => Err(self.died()),
+    /// Waits for a line, for as long as the process gets on.
+    fn answer(&mut self, timeout: Duration, went_on: &dyn Fn()) -> Result<Value> {
+        let look = (timeout / 8).clamp(LOOK.0, LOOK.1);
+        let (mut at, mut since) = (self.mark.read(), Instant::now());
+        loop {
+            match self.lines.recv_timeout(look) {
+                Ok(line) => {
+                    return serde_json::from_str(&line).map_err(|e| {
+                        Error::data_loss(format!("its process answered in no known words: {e}"))
+                    });
+                }
+                Err(RecvTimeoutError::Disconnected) => return Err(self.died()),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            let now = self.mark.read();
+            if now != at {
+                (at, since) = (now, Instant::now());
+                went_on();
+            } else if since.elapsed() >= timeout {
+                return Err(Error::deadline(format!(
+                    "its process hangs: it did not get on within {}",
+                    caju_types::format_duration(timeout)
+                )));
+            }
         }
     }
 
     fn died(&mut self) -> Error {
-        // The pipe closes a moment before the process is gone.
-        let status = (0..100).find_map(|_| match self.child.try_wait() {
-            Ok(None) => {
-                std::thread::yield_now();
-                None
+        // The pipe closes a moment before the process is gone, on a busy machine a longer one.
+        let until = Instant::now() + GONE;
+        let status = loop {
+            match self.child.try_wait() {
+                Ok(None) if Instant::now() < until => std::thread::park_timeout(LOOK.0),
+                Ok(status) => break status,
+                Err(_) => break None,
             }
-            Ok(status) => status,
-            Err(_) => None,
-        });
+        };
         let how = status.map_or("closed its pipe".to_string(), |s| s.to_string());
         Error::exhausted(format!("its process ended ({how}); what it printed is on standard error"))
     }
@@ -173,6 +211,31 @@ impl Drop for Process {
         // It may be in the user's code, deaf to everything else.
         drop(self.child.kill());
         drop(self.child.wait());
+    }
+}
+
+/// A file of eight bytes into which the process writes the row at which it works.
+#[derive(Debug)]
+struct Mark {
+    path: std::path::PathBuf,
+    file: File,
+}
+
+impl Mark {
+    fn new(path: std::path::PathBuf) -> Result<Self> {
+        std::fs::write(&path, NO_ROW.to_le_bytes())
+            .and_then(|()| File::open(&path))
+            .map(|file| Self { path: path.clone(), file })
+            .map_err(|e| Error::exhausted(format!("{}: {e}", path.display())))
+    }
+
+    fn read(&self) -> u64 {
+        let mut bytes = [0; 8];
+        let mut file = &self.file;
+        match file.seek(SeekFrom::Start(0)).and_then(|_| file.read_exact(&mut bytes)) {
+            Ok(()) => u64::from_le_bytes(bytes),
+            Err(_) => NO_ROW,
+        }
     }
 }
 

@@ -244,6 +244,9 @@ pub struct PythonFunction {
     pub payload: bytes::Bytes,
     /// The columns that it makes, as an Arrow IPC stream without rows; empty for a filter.
     pub schema: bytes::Bytes,
+    /// How long it may take for a row, or for a batch if it takes batches; the server's own patience if absent. Not part
+    /// of the fingerprint.
+    pub timeout: Option<std::time::Duration>,
 }
 
 /// What a function makes of rows.

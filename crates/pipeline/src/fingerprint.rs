@@ -88,7 +88,8 @@ pub fn reseeded(canonical: &Value, seed: u64) -> Option<(Value, Fingerprint)> {
 }
 
 /// The name of the definition with everything that it says: paths, hints, order of columns and all settings,
-/// but not its name and not the spelling of its expressions. Two clients share a dataset if these are equal.
+/// but not its name, not the spelling of its expressions, and of functions of the user's own the code's name alone,
+/// not the form that runs, which differs from process to process. Two clients share a dataset if these are equal.
 ///
 /// # Errors
 /// As [`fingerprint`].
@@ -116,6 +117,10 @@ fn spell(def: &mut DatasetDef, functions: &dyn Functions) -> Result<()> {
     for stage in &mut def.stages {
         for sql in stage.op.expressions_mut() {
             *sql = functions.canonical(sql)?;
+        }
+        if let StageOp::Python(f) = &mut stage.op {
+            f.name.clear();
+            f.payload = bytes::Bytes::new();
         }
     }
     def.source.children_mut().iter_mut().try_for_each(|child| spell(child, functions))
@@ -276,6 +281,7 @@ impl Walk<'_> {
                 if let Value::Object(map) = &mut arguments {
                     map.shift_remove("payload");
                     map.shift_remove("name");
+                    map.shift_remove("timeout");
                 }
             }
             StageOp::Unnest { .. }

@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 
 use crate::base64;
 use crate::def::{
-    ColumnType, Cost, DatasetDef, FileFormat, FileSource, OnError, SourceDef, StageDef, StageOp,
+    ColumnType, Cost, DatasetDef, FileFormat, FileSource, OnError, PythonFunction, SourceDef, StageDef,
+    StageOp,
 };
 use crate::words::duration_text;
 
@@ -164,6 +165,22 @@ fn cost(cost: &Cost) -> Value {
     }
 }
 
+fn python(f: &PythonFunction) -> Value {
+    let mut map = json!({
+        "kind": f.kind.as_str(),
+        "name": f.name,
+        "code": f.code,
+        "batched": f.batched,
+        "random": f.random,
+        "payload": base64::encode(&f.payload),
+        "schema": base64::encode(&f.schema),
+    });
+    if let Some(timeout) = f.timeout {
+        map["timeout"] = json!(duration_text(timeout));
+    }
+    map
+}
+
 /// The arguments of a stage; null if it has none.
 pub(crate) fn arguments(op: &StageOp) -> Value {
     match op {
@@ -178,15 +195,7 @@ pub(crate) fn arguments(op: &StageOp) -> Value {
         StageOp::FlatMap { name, expr } => json!({ "name": name, "expr": expr }),
         StageOp::Sleep(c) | StageOp::Burn(c) => cost(c),
         StageOp::Inflate { column, factor } => json!({ "column": column, "factor": number(*factor) }),
-        StageOp::Python(f) => json!({
-            "kind": f.kind.as_str(),
-            "name": f.name,
-            "code": f.code,
-            "batched": f.batched,
-            "random": f.random,
-            "payload": base64::encode(&f.payload),
-            "schema": base64::encode(&f.schema),
-        }),
+        StageOp::Python(f) => python(f),
         StageOp::Autocache { name } => json!(name),
         StageOp::Shuffle { buffer, seed, max_bytes } => match seed {
             Some(seed) => json!({ "buffer": buffer, "seed": seed, "max_bytes": max_bytes }),

@@ -241,6 +241,21 @@ fn the_identity_sees_paths_hints_and_the_order_of_columns() {
 }
 
 #[test]
+fn functions_of_the_users_own_are_named_by_their_code_alone() {
+    let f = FakeFunctions::default();
+    let id = |code: &str, name: &str, payload: &str| {
+        let step = format!("python: {{ kind: filter, code: '{code}', name: {name}, payload: '{payload}' }}");
+        identity(&read(&format!("source: {{ range: 3 }}\nsteps: [ {step} ]")), &f).unwrap()
+    };
+    assert_eq!(
+        id("0a", "one", "AA=="),
+        id("0a", "two", "AQ=="),
+        "the form that runs differs between processes"
+    );
+    assert_ne!(id("0a", "one", "AA=="), id("0b", "one", "AA=="));
+}
+
+#[test]
 fn errors_of_expressions_carry_their_place() {
     let f = FakeFunctions::default();
     let def = read("source: { zip: [ { source: { range: 1 }, steps: [ map: { a: 'nope(id)' } ] } ] }");

@@ -30,23 +30,32 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// What runs here until it is stopped.
+/// What runs here until it is stopped, with its share in the threads.
 struct Running<T: Send> {
-    inner: Mutex<Option<T>>,
-    share: Share,
+    inner: Mutex<Option<(T, Share)>>,
 }
 
 impl<T: Send> Running<T> {
     fn new(inner: T, share: Share) -> Self {
-        Self { inner: Mutex::new(Some(inner)), share }
+        Self { inner: Mutex::new(Some((inner, share))) }
     }
 
-    /// Stops once; in a forked child, where nothing runs, forgets.
+    /// Stops once; not in a forked child, where nothing runs and a thread that is no more may hold the lock.
     fn stop<F: Future<Output = ()> + Send>(&self, end: impl FnOnce(T) -> F + Send) {
-        let Some(inner) = self.inner.lock().take() else { return };
-        match check_fork() {
-            Ok(()) => drop(self.share.finish(end(inner))),
-            Err(_) => std::mem::forget(inner),
+        if check_fork().is_err() {
+            return;
+        }
+        let running = self.inner.lock().take();
+        if let Some((inner, share)) = running {
+            share.finish(end(inner));
+        }
+    }
+}
+
+impl<T: Send> Drop for Running<T> {
+    fn drop(&mut self) {
+        if check_fork().is_err() {
+            std::mem::forget(self.inner.get_mut().take());
         }
     }
 }
@@ -96,19 +105,22 @@ impl Cluster {
 
     /// Starts one more worker; its address.
     fn add_worker(&self, py: Python<'_>) -> PyResult<String> {
-        let Some(mut running) = self.running.inner.lock().take() else {
+        check_fork().into_py(py)?;
+        let running = self.running.inner.lock().take();
+        let Some((mut cluster, share)) = running else {
             return Err(exception(py, &Error::failed_precondition("the cluster was stopped")));
         };
-        let added = self.running.share.wait(py, running.0.add_worker());
-        *self.running.inner.lock() = Some(running);
+        let added = share.wait(py, cluster.0.add_worker());
+        *self.running.inner.lock() = Some((cluster, share));
         added?.into_py(py)
     }
 
     /// The addresses of its workers.
     #[getter]
-    fn workers(&self) -> Vec<String> {
+    fn workers(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        check_fork().into_py(py)?;
         let running = self.running.inner.lock();
-        running.iter().flat_map(|(c, _)| c.workers()).map(str::to_owned).collect()
+        Ok(running.iter().flat_map(|((c, _), _)| c.workers()).map(str::to_owned).collect())
     }
 
     /// Bytes that its workers have read.
@@ -242,8 +254,13 @@ impl Worker {
     /// some were not: they go to other workers.
     #[pyo3(signature = (timeout=30.0))]
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
-        let Some(worker) = self.running.inner.lock().take() else { return Ok(true) };
-        self.running.share.wait(py, worker.drain(Duration::try_from_secs_f64(timeout).unwrap_or_default()))
+        check_fork().into_py(py)?;
+        let running = self.running.inner.lock().take();
+        let Some((worker, share)) = running else { return Ok(true) };
+        let drained = share.wait(py, worker.drain(Duration::try_from_secs_f64(timeout).unwrap_or_default()));
+        // The threads' end may take a moment, for which others should have the interpreter.
+        py.detach(move || drop(share));
+        drained
     }
 
     /// Stops it; its tasks go to other workers at once.

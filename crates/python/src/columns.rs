@@ -11,7 +11,8 @@
 //! | lists after padding | one array of (rows, length), over the column's own memory |
 //! | structs | a dict of arrays |
 //!
-//! Null becomes NaN in floats, NaT in dates, `None` among objects; other columns with nulls are masked arrays.
+//! Null becomes NaN in floats, NaT in dates, `None` among objects; other columns with nulls are masked arrays. What is
+//! within a null struct is null, and in rows the struct is `None`.
 
 use arrow::compute::cast;
 use arrow_array::cast::AsArray;
@@ -21,10 +22,10 @@ use arrow_array::types::{
     TimestampMicrosecondType, TimestampMillisecondType, TimestampNanosecondType, TimestampSecondType,
     UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
-use arrow_array::{Array, ArrayRef, FixedSizeListArray, StructArray};
+use arrow_array::{Array, ArrayRef, FixedSizeListArray, StructArray, make_array};
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
-use arrow_schema::{DataType, Field, TimeUnit};
-use caju_types::Error;
+use arrow_schema::{DataType, Field, Fields, TimeUnit};
+use caju_types::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyString};
 
@@ -38,6 +39,9 @@ pub(crate) struct Columns<'py> {
     pub(crate) numpy: &'static NumPy,
     /// Lists that are of one length throughout a batch make one array, as after padding.
     pub(crate) dense: bool,
+    /// Nulls stay apart from values everywhere: floats with nulls are masked arrays over NaN, structs with nulls have a
+    /// mask of their own. So functions that pass values on pass nulls on.
+    pub(crate) apart: bool,
 }
 
 impl<'py> Columns<'py> {
@@ -109,13 +113,7 @@ impl<'py> Columns<'py> {
             T::Struct(_) if extension(field) == Some("arrow.variable_shape_tensor") => {
                 self.shaped(field, array.as_struct())
             }
-            T::Struct(fields) => {
-                let out = PyDict::new(self.py);
-                for (f, column) in fields.iter().zip(array.as_struct().columns()) {
-                    out.set_item(f.name(), self.column(f, column)?)?;
-                }
-                Ok(out.into_any())
-            }
+            T::Struct(fields) => self.fields(fields, array.as_struct()),
             T::Dictionary(_, value) => {
                 let plain = cast(array, value).map_err(arrow_error).into_py(self.py)?;
                 self.column(&Field::new(field.name(), value.as_ref().clone(), true), &plain)
@@ -135,24 +133,53 @@ impl<'py> Columns<'py> {
         }
     }
 
-    /// The first value of a column that was turned into an array.
+    /// The first value of a column.
     ///
     /// # Errors
-    /// Those of the array.
-    pub(crate) fn first(&self, value: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        if let Ok(fields) = value.cast::<PyDict>() {
+    /// Those of the column.
+    pub(crate) fn first(&self, field: &Field, array: &ArrayRef) -> PyResult<Bound<'py, PyAny>> {
+        if let DataType::Struct(fields) = array.data_type()
+            && extension(field) != Some("arrow.variable_shape_tensor")
+        {
+            if array.is_null(0) {
+                return Ok(self.py.None().into_bound(self.py));
+            }
             let out = PyDict::new(self.py);
-            for (name, column) in fields {
-                out.set_item(name, self.first(column)?)?;
+            for (f, column) in fields.iter().zip(array.as_struct().columns()) {
+                out.set_item(f.name(), self.first(f, column)?)?;
             }
             return Ok(out.into_any());
         }
-        let masked = value.getattr_opt("mask")?;
-        match masked {
-            Some(mask) if mask.get_item(0)?.is_truthy()? => Ok(self.py.None().into_bound(self.py)),
-            Some(_) => value.getattr("data")?.get_item(0),
-            None => value.get_item(0),
+        let value = self.column(field, array)?;
+        let Some(mask) = value.getattr_opt("mask")? else { return value.get_item(0) };
+        if value.getattr("ndim")?.extract::<usize>()? > 1 {
+            return value.get_item(0);
         }
+        match mask.get_item(0)?.is_truthy()? {
+            true => Ok(self.py.None().into_bound(self.py)),
+            false => value.getattr("data")?.get_item(0),
+        }
+    }
+
+    /// A struct as a dict of its columns.
+    fn fields(&self, fields: &Fields, array: &StructArray) -> PyResult<Bound<'py, PyAny>> {
+        let nulls = array.nulls().filter(|n| n.null_count() > 0);
+        let out = match nulls.filter(|_| self.apart) {
+            None => PyDict::new(self.py),
+            Some(nulls) => {
+                let out = self.py.import("caju._columns")?.getattr("Fields")?.call0()?;
+                out.setattr("mask", self.bools(&!nulls.inner())?)?;
+                out.cast_into::<PyDict>()?
+            }
+        };
+        for (f, column) in fields.iter().zip(array.columns()) {
+            let column = match nulls {
+                Some(nulls) => within(column, nulls).into_py(self.py)?,
+                None => ArrayRef::clone(column),
+            };
+            out.set_item(f.name(), self.column(f, &column)?)?;
+        }
+        Ok(out.into_any())
     }
 
     fn integers<T: ArrowPrimitiveType>(&self, kind: Kind, array: &ArrayRef) -> PyResult<Bound<'py, PyAny>> {
@@ -167,11 +194,21 @@ impl<'py> Columns<'py> {
         array: &ArrayRef,
         nan: T::Native,
     ) -> PyResult<Bound<'py, PyAny>> {
+        let plain = self.filled::<T>(kind, array, nan)?;
+        self.mask(plain, array.nulls().filter(|_| self.apart))
+    }
+
+    fn filled<T: ArrowPrimitiveType>(
+        &self,
+        kind: Kind,
+        array: &ArrayRef,
+        null: T::Native,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let values = array.as_primitive::<T>();
         if values.null_count() == 0 {
             return self.numpy.array(self.py, kind, &[values.len()], values.values().inner());
         }
-        let filled: Vec<T::Native> = values.iter().map(|v| v.unwrap_or(nan)).collect();
+        let filled: Vec<T::Native> = values.iter().map(|v| v.unwrap_or(null)).collect();
         self.numpy.array(self.py, kind, &[filled.len()], &Buffer::from_vec(filled))
     }
 
@@ -181,7 +218,7 @@ impl<'py> Columns<'py> {
         dtype: &str,
     ) -> PyResult<Bound<'py, PyAny>> {
         // NumPy's NaT is the least integer.
-        let plain = self.floats::<T>(Kind::Int64, array, i64::MIN)?;
+        let plain = self.filled::<T>(Kind::Int64, array, i64::MIN)?;
         self.numpy.view(plain, dtype)
     }
 
@@ -326,6 +363,15 @@ impl<'py> Columns<'py> {
         }
         self.ragged(item, data.values(), data.offsets(), array.nulls(), Some(&shapes))
     }
+}
+
+/// A column of a struct, null where the struct is.
+fn within(column: &ArrayRef, nulls: &NullBuffer) -> Result<ArrayRef> {
+    if matches!(column.data_type(), DataType::Null | DataType::Union(..) | DataType::RunEndEncoded(..)) {
+        return Ok(ArrayRef::clone(column));
+    }
+    let all = NullBuffer::union(column.nulls(), Some(nulls));
+    column.to_data().into_builder().nulls(all).build().map(make_array).map_err(arrow_error)
 }
 
 fn half_nan() -> <Float16Type as ArrowPrimitiveType>::Native {

@@ -52,7 +52,7 @@ impl FunctionPool {
         let timeout = Duration::try_from_secs_f64(timeout)
             .map_err(|e| exception(py, &Error::invalid(format!("timeout: {e}"))))?;
         let pool = Pool::new(PoolConfig { timeout, ..PoolConfig::new(python, processes) });
-        Ok(Self { pool, function: Arc::new(Function { name, payload, kind, batched }) })
+        Ok(Self { pool, function: Arc::new(Function { name, payload, kind, batched, timeout: None }) })
     }
 
     /// Runs the function over the rows of an Arrow IPC stream: the stream of what it made, and the input row of each.
@@ -89,7 +89,7 @@ pub(crate) fn read_rows(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyD
         whole(&bytes)
     };
     let batch = py.detach(read).into_py(py)?;
-    let columns = Columns { py, numpy: numpy(py)?, dense: false };
+    let columns = Columns { py, numpy: numpy(py)?, dense: false, apart: true };
     let out = PyDict::new(py);
     for (field, array) in batch.schema().fields().iter().zip(batch.columns()) {
         out.set_item(field.name(), columns.column(field, array)?)?;

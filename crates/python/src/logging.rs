@@ -72,6 +72,9 @@ pub(crate) fn forget() {
 /// Sets the lowest level that is told, in Python's numbers.
 #[pyfunction]
 pub(crate) fn log_level(level: i64) {
+    if check_fork().is_err() {
+        return;
+    }
     let level = u8::try_from(level.clamp(0, 100)).unwrap_or(WARNING);
     if LEVEL.swap(level, Ordering::Relaxed) != level {
         tracing::callsite::rebuild_interest_cache();
@@ -92,6 +95,9 @@ pub(crate) fn take_events() -> (Vec<Told>, u64) {
 /// Waits until there are events, or somebody calls `wake_events`, or so many seconds have gone by.
 #[pyfunction]
 pub(crate) fn wait_events(py: Python<'_>, seconds: f64) {
+    if check_fork().is_err() {
+        return;
+    }
     let patience = Duration::try_from_secs_f64(seconds).unwrap_or_default();
     py.detach(|| {
         let mut events = EVENTS.lock();
@@ -105,6 +111,9 @@ pub(crate) fn wait_events(py: Python<'_>, seconds: f64) {
 /// Ends the present or the next `wait_events`.
 #[pyfunction]
 pub(crate) fn wake_events() {
+    if check_fork().is_err() {
+        return;
+    }
     EVENTS.lock().woken = true;
     ARRIVED.notify_all();
 }

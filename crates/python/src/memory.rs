@@ -3,12 +3,16 @@
 use std::sync::Arc;
 
 use arrow::array::ArrayData;
+use arrow::compute::{CastOptions, cast_with_options};
 use arrow::ipc::reader::StreamReader;
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
 use arrow_array::{
-    ArrayRef, BinaryArray, FixedSizeListArray, ListArray, RecordBatch, StringArray, make_array,
+    Array, ArrayRef, BinaryArray, BooleanArray, FixedSizeListArray, Int64Array, ListArray, NullArray,
+    RecordBatch, StringArray, StructArray, make_array,
 };
-use arrow_buffer::{BooleanBuffer, Buffer, OffsetBuffer, ScalarBuffer};
-use arrow_schema::{DataType, Field, Schema, TimeUnit};
+use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow_schema::{ArrowError, DataType, Field, Schema, TimeUnit};
 use bytes::Bytes;
 use caju_engine::source::{self, HeldRows};
 use caju_engine::wire::{schema_from_ipc, schema_to_ipc};
@@ -16,7 +20,7 @@ use caju_types::{Error, Result};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::PyBytes;
 
 use crate::errors::IntoPy;
 use crate::parts::ipc;
@@ -25,48 +29,69 @@ use crate::types::tensor_metadata;
 /// Rows of one IPC message: what one split of a source in memory can be cut to.
 const ROWS: usize = 8192;
 
-/// The values of a column.
-pub(crate) enum Values {
-    /// The bytes of an array in C order.
-    Raw(PyBackedBytes),
-    /// Strings, or nothing.
-    Strings(Vec<Option<String>>),
-    /// Bytes, or nothing.
-    Binaries(Vec<Option<Vec<u8>>>),
-    /// The values of all rows one after another, with their type and shape, and where each row's begin; the last
-    /// offset is their end.
-    Ragged(String, Vec<usize>, Box<Values>, Vec<i32>),
+/// A column on its way from Python: `caju._columns.Column`.
+pub(crate) struct Column {
+    name: String,
+    kind: String,
+    /// The first dimension counts rows; further ones make a tensor.
+    shape: Vec<usize>,
+    values: Values,
+    /// The rows that are null as a whole: a byte each, not 0.
+    absent: Option<PyBackedBytes>,
 }
 
-impl FromPyObject<'_, '_> for Values {
+enum Values {
+    /// The bytes of an array in C order, and a byte for each value, not 0 where it is null.
+    Raw(PyBackedBytes, Option<PyBackedBytes>),
+    Strings(Vec<Option<String>>),
+    Binaries(Vec<Option<PyBackedBytes>>),
+    /// The values of all rows one after another, and where each row's begin; the last offset is their end.
+    Ragged(Box<Column>, Vec<i32>),
+    Struct(Vec<Column>),
+    Nothing,
+}
+
+impl FromPyObject<'_, '_> for Column {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        if let Ok(bytes) = object.cast::<PyBytes>() {
-            return Ok(Self::Raw(bytes.to_owned().into()));
-        }
-        if let Ok(parts) = object.cast::<PyTuple>() {
-            let (dtype, shape, values, offsets): (String, Vec<usize>, Values, Vec<i32>) = parts.extract()?;
-            let rising = offsets.first() == Some(&0) && offsets.is_sorted();
-            if !rising || offsets.last().and_then(|n| usize::try_from(*n).ok()) != shape.first().copied() {
-                return Err(PyValueError::new_err("offsets that do not fit their values"));
+        let (name, kind, shape, values, absent): (
+            String,
+            String,
+            Vec<usize>,
+            Bound<'_, PyAny>,
+            Option<PyBackedBytes>,
+        ) = object.extract()?;
+        let values = match kind.as_str() {
+            "string" => Values::Strings(values.extract()?),
+            "bytes" => Values::Binaries(values.extract()?),
+            "struct" => Values::Struct(values.extract()?),
+            "null" => Values::Nothing,
+            "ragged" => {
+                let (flat, offsets): (Column, Vec<i32>) = values.extract()?;
+                let rising = offsets.first() == Some(&0) && offsets.is_sorted();
+                if !rising
+                    || offsets.last().and_then(|n| usize::try_from(*n).ok()) != flat.shape.first().copied()
+                {
+                    return Err(PyValueError::new_err("offsets that do not fit their values"));
+                }
+                Values::Ragged(Box::new(flat), offsets)
             }
-            return Ok(Self::Ragged(dtype, shape, Box::new(values), offsets));
-        }
-        match object.extract() {
-            Ok(strings) => Ok(Self::Strings(strings)),
-            Err(_) => object.extract().map(Self::Binaries),
-        }
+            _ => match values.cast::<PyBytes>() {
+                Ok(bytes) => Values::Raw(bytes.to_owned().into(), None),
+                Err(_) => {
+                    let (bytes, nulls): (PyBackedBytes, PyBackedBytes) = values.extract()?;
+                    Values::Raw(bytes, Some(nulls))
+                }
+            },
+        };
+        Ok(Self { name, kind, shape, values, absent })
     }
 }
 
-/// Columns (name, type in NumPy's words, shape, values) as an Arrow IPC stream. The first dimension counts rows;
-/// further ones make a tensor.
+/// Columns as an Arrow IPC stream.
 #[pyfunction]
-pub(crate) fn ipc_from_columns<'py>(
-    py: Python<'py>,
-    columns: Vec<(String, String, Vec<usize>, Values)>,
-) -> PyResult<Bound<'py, PyBytes>> {
+pub(crate) fn ipc_from_columns<'py>(py: Python<'py>, columns: Vec<Column>) -> PyResult<Bound<'py, PyBytes>> {
     let bytes = py.detach(|| write(columns)).into_py(py)?;
     Ok(PyBytes::new(py, &bytes))
 }
@@ -118,10 +143,7 @@ pub(crate) fn hold(py: Python<'_>, ipc: PyBackedBytes) -> PyResult<Rows> {
 
 /// Holds the rows that columns make; columns as in `ipc_from_columns`.
 #[pyfunction]
-pub(crate) fn hold_columns(
-    py: Python<'_>,
-    columns: Vec<(String, String, Vec<usize>, Values)>,
-) -> PyResult<Rows> {
+pub(crate) fn hold_columns(py: Python<'_>, columns: Vec<Column>) -> PyResult<Rows> {
     held(py, move || write(columns).map(Bytes::from))
 }
 
@@ -131,11 +153,32 @@ pub(crate) fn ipc_rows(py: Python<'_>, bytes: &[u8]) -> PyResult<usize> {
     count(bytes).into_py(py)
 }
 
-/// The schema of an Arrow IPC stream, as one without rows.
+/// The schema of an Arrow IPC stream, as one without rows; with a place for nulls everywhere if `nullable`.
 #[pyfunction]
-pub(crate) fn ipc_schema<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+#[pyo3(signature = (bytes, nullable=false))]
+pub(crate) fn ipc_schema<'py>(
+    py: Python<'py>,
+    bytes: &[u8],
+    nullable: bool,
+) -> PyResult<Bound<'py, PyBytes>> {
     let schema = schema_from_ipc(bytes).into_py(py)?.unwrap_or_else(|| Arc::new(Schema::empty()));
+    let schema = match nullable {
+        true => Schema::new(schema.fields().iter().map(|f| with_nulls(f)).collect::<Vec<_>>()),
+        false => schema.as_ref().clone(),
+    };
     Ok(PyBytes::new(py, &schema_to_ipc(&schema).into_py(py)?))
+}
+
+/// The field with a place for nulls, also among the values of lists, tensors and structs.
+fn with_nulls(field: &Field) -> Field {
+    let inner = |f: &Field| Arc::new(with_nulls(f));
+    let kind = match field.data_type() {
+        DataType::List(item) => DataType::List(inner(item)),
+        DataType::FixedSizeList(item, n) => DataType::FixedSizeList(inner(item), *n),
+        DataType::Struct(fields) => DataType::Struct(fields.iter().map(|f| inner(f)).collect()),
+        other => other.clone(),
+    };
+    field.clone().with_data_type(kind).with_nullable(true)
 }
 
 fn count(bytes: &[u8]) -> Result<usize> {
@@ -144,14 +187,14 @@ fn count(bytes: &[u8]) -> Result<usize> {
     reader.map(|b| b.map(|b| b.num_rows()).map_err(bad)).sum()
 }
 
-fn write(columns: Vec<(String, String, Vec<usize>, Values)>) -> Result<Vec<u8>> {
+fn write(columns: Vec<Column>) -> Result<Vec<u8>> {
     if columns.is_empty() {
         return ipc(&Schema::empty(), &[]);
     }
     let mut fields = Vec::new();
     let mut arrays = Vec::new();
-    for (name, dtype, shape, values) in columns {
-        let (field, array) = column(&name, &dtype, &shape, values)?;
+    for one in columns {
+        let (field, array) = build(one)?;
         fields.push(field);
         arrays.push(array);
     }
@@ -165,44 +208,67 @@ fn write(columns: Vec<(String, String, Vec<usize>, Values)>) -> Result<Vec<u8>> 
     ipc(&schema, &batches)
 }
 
-fn column(name: &str, dtype: &str, shape: &[usize], values: Values) -> Result<(Field, ArrayRef)> {
-    let [rows, rest @ ..] = shape else {
+/// Where a byte is not 0 there is no value.
+fn validity(absent: Option<&PyBackedBytes>) -> Option<NullBuffer> {
+    absent.map(|bytes| NullBuffer::from_iter(bytes.iter().map(|b| *b == 0)))
+}
+
+fn build(column: Column) -> Result<(Field, ArrayRef)> {
+    let Column { name, kind, shape, values, absent } = column;
+    let bad = |e: ArrowError| Error::invalid(format!("column `{name}`: {e}"));
+    let [rows, rest @ ..] = shape.as_slice() else {
         return Err(Error::invalid(format!(
             "column `{name}`: a single value; give an array of one value a row"
         )));
     };
+    let absent = validity(absent.as_ref());
+    // Of a tensor the rows may be null, of everything else the values are.
+    let own = absent.clone().filter(|_| rest.is_empty());
     let flat: ArrayRef = match values {
         Values::Strings(list) => Arc::new(StringArray::from(list)),
         Values::Binaries(list) => Arc::new(list.iter().map(|v| v.as_deref()).collect::<BinaryArray>()),
-        Values::Raw(bytes) => primitive(name, dtype, shape.iter().product(), bytes)?,
-        Values::Ragged(dtype, shape, values, offsets) => {
-            let (item, values) = column(name, &dtype, &shape, *values)?;
-            let bad = |e| Error::invalid(format!("column `{name}`: {e}"));
+        Values::Nothing => Arc::new(NullArray::new(*rows)),
+        Values::Raw(bytes, nulls) => {
+            let nulls = NullBuffer::union(validity(nulls.as_ref()).as_ref(), own.as_ref());
+            primitive(&name, &kind, shape.iter().product(), bytes, nulls)?
+        }
+        Values::Ragged(flat, offsets) => {
+            let (item, values) = build(*flat)?;
             let offsets = OffsetBuffer::new(ScalarBuffer::from(offsets));
-            Arc::new(
-                ListArray::try_new(Arc::new(item.with_name("item")), offsets, values, None).map_err(bad)?,
-            )
+            Arc::new(ListArray::try_new(Arc::new(item.with_name("item")), offsets, values, own).map_err(bad)?)
+        }
+        Values::Struct(columns) => {
+            let (fields, arrays): (Vec<_>, Vec<_>) =
+                columns.into_iter().map(build).collect::<Result<Vec<_>>>()?.into_iter().unzip();
+            Arc::new(StructArray::try_new_with_length(fields.into(), arrays, own, *rows).map_err(bad)?)
         }
     };
     if rest.is_empty() {
         return Ok((Field::new(name, flat.data_type().clone(), true), flat));
     }
     let size: usize = rest.iter().product();
-    let item = Arc::new(Field::new("item", flat.data_type().clone(), false));
     let length = i32::try_from(size)
         .map_err(|_| Error::exhausted(format!("column `{name}`: {size} values a row are too many")))?;
-    let list = FixedSizeListArray::try_new_with_length(Arc::clone(&item), length, flat, None, *rows)
-        .map_err(|e| Error::invalid(format!("column `{name}`: {e}")))?;
-    let kind = DataType::FixedSizeList(item, length);
-    let field = Field::new(name, kind, false).with_metadata(tensor_metadata(rest));
+    let item = Arc::new(Field::new("item", flat.data_type().clone(), flat.null_count() > 0));
+    let list = FixedSizeListArray::try_new_with_length(Arc::clone(&item), length, flat, absent, *rows)
+        .map_err(bad)?;
+    let field = Field::new(name.as_str(), DataType::FixedSizeList(item, length), list.null_count() > 0)
+        .with_metadata(tensor_metadata(rest));
     Ok((field, Arc::new(list)))
 }
 
-fn primitive(name: &str, dtype: &str, len: usize, bytes: PyBackedBytes) -> Result<ArrayRef> {
-    let data_type = match dtype {
+fn primitive(
+    name: &str,
+    kind: &str,
+    len: usize,
+    bytes: PyBackedBytes,
+    nulls: Option<NullBuffer>,
+) -> Result<ArrayRef> {
+    let bad = |e: ArrowError| Error::invalid(format!("column `{name}`: {e}"));
+    let data_type = match kind {
         "bool" => {
             let bits = BooleanBuffer::from_iter(bytes.iter().map(|b| *b != 0));
-            return Ok(Arc::new(arrow_array::BooleanArray::new(bits, None)));
+            return Ok(Arc::new(BooleanArray::new(bits, nulls)));
         }
         "int8" => DataType::Int8,
         "int16" => DataType::Int16,
@@ -215,18 +281,48 @@ fn primitive(name: &str, dtype: &str, len: usize, bytes: PyBackedBytes) -> Resul
         "float16" => DataType::Float16,
         "float32" => DataType::Float32,
         "float64" => DataType::Float64,
-        "datetime64[s]" => DataType::Timestamp(TimeUnit::Second, None),
-        "datetime64[ms]" => DataType::Timestamp(TimeUnit::Millisecond, None),
-        "datetime64[us]" => DataType::Timestamp(TimeUnit::Microsecond, None),
-        "datetime64[ns]" => DataType::Timestamp(TimeUnit::Nanosecond, None),
-        other => {
-            return Err(Error::invalid(format!(
-                "column `{name}`: arrays of {other} cannot be rows; use numbers, booleans, strings, bytes or \
-                 datetime64 in s, ms, us or ns"
-            )));
-        }
+        "datetime64[us, UTC]" => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
+        // NumPy's days are 64 bits wide.
+        "datetime64[D]" => DataType::Int64,
+        other => time_type(other).ok_or_else(|| {
+            Error::invalid(format!(
+                "column `{name}`: arrays of {other} cannot be rows; use numbers, booleans, strings, bytes, datetime64 \
+                 or timedelta64"
+            ))
+        })?,
     };
     let buffer = Buffer::from(Bytes::from_owner(bytes));
-    let data = ArrayData::builder(data_type).len(len).add_buffer(buffer).align_buffers(true).build();
-    Ok(make_array(data.map_err(|e| Error::invalid(format!("column `{name}`: {e}")))?))
+    let data = ArrayData::builder(data_type).len(len).add_buffer(buffer).nulls(nulls).align_buffers(true);
+    let array = make_array(data.build().map_err(bad)?);
+    match kind {
+        "datetime64[D]" => days(&array).map_err(bad),
+        _ => Ok(array),
+    }
+}
+
+/// Days since 1970 as a column of dates.
+fn days(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
+    let strict = CastOptions { safe: false, ..CastOptions::default() };
+    let filled = array.as_primitive::<Int64Type>();
+    // What stands where there is no value fits nowhere.
+    let valid: Int64Array = filled.iter().collect();
+    let days = cast_with_options(&valid, &DataType::Int32, &strict)?;
+    cast_with_options(&days, &DataType::Date32, &strict)
+}
+
+/// The type of times and durations in a unit that both NumPy and Arrow have.
+fn time_type(dtype: &str) -> Option<DataType> {
+    let (kind, rest) = dtype.split_once('[')?;
+    let unit = match rest.strip_suffix(']')? {
+        "s" => TimeUnit::Second,
+        "ms" => TimeUnit::Millisecond,
+        "us" => TimeUnit::Microsecond,
+        "ns" => TimeUnit::Nanosecond,
+        _ => return None,
+    };
+    match kind {
+        "datetime64" => Some(DataType::Timestamp(unit, None)),
+        "timedelta64" => Some(DataType::Duration(unit)),
+        _ => None,
+    }
 }

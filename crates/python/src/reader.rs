@@ -116,6 +116,18 @@ impl Client {
         Ok((done.dataset_id, done.fingerprint))
     }
 
+    /// What is registered under an identifier: its fingerprint, its elements' schema as an Arrow IPC stream, and its
+    /// definition as JSON.
+    fn dataset<'py>(
+        &self,
+        py: Python<'py>,
+        dataset_id: String,
+    ) -> PyResult<(String, Bound<'py, PyBytes>, String)> {
+        let client = self.client.clone();
+        let found = self.share.wait(py, async move { client.dataset(&dataset_id).await })?.into_py(py)?;
+        Ok((found.fingerprint, PyBytes::new(py, &found.schema_ipc), found.definition_json))
+    }
+
     /// Begins to save a definition's rows; how it goes, as JSON.
     fn start_save(
         &self,
@@ -156,7 +168,7 @@ impl Drop for Client {
 /// One epoch of a job, being read. Leaves the job when it is dropped or closed.
 #[pyclass(frozen, module = "caju._caju")]
 pub(crate) struct Reader {
-    reader: Mutex<Option<caju_client::Reader>>,
+    open: Mutex<Option<Open>>,
     monitor: Monitor,
     names: Vec<Py<PyString>>,
     schema: SchemaRef,
@@ -166,6 +178,11 @@ pub(crate) struct Reader {
     fingerprint: String,
     #[pyo3(get)]
     seed: u64,
+}
+
+/// What is there until the reader is closed.
+struct Open {
+    reader: caju_client::Reader,
     share: Share,
 }
 
@@ -178,18 +195,19 @@ impl Reader {
             job: reader.job().to_owned(),
             fingerprint: reader.fingerprint().to_owned(),
             seed: reader.seed(),
-            reader: Mutex::new(Some(reader)),
+            open: Mutex::new(Some(Open { reader, share })),
             schema,
-            share,
         })
     }
 
     fn next_element(&self, py: Python<'_>) -> PyResult<Option<RecordBatch>> {
+        // Before any lock: in a forked child a thread that is no more may hold it.
+        check_fork().into_py(py)?;
         logging::deliver(py)?;
         // What is at hand needs neither the runtime nor the interpreter's release.
-        if let Some(mut reader) = self.reader.try_lock()
-            && let Some(reader) = reader.as_mut()
-            && let Some(element) = reader.try_next().into_py(py)?
+        if let Some(mut open) = self.open.try_lock()
+            && let Some(open) = open.as_mut()
+            && let Some(element) = open.reader.try_next().into_py(py)?
         {
             return Ok(Some(element.batch));
         }
@@ -205,24 +223,22 @@ impl Reader {
 
     /// The next element, or the end; `None` if it takes longer than a tick.
     fn wait_a_little(&self) -> Result<Option<Option<Element>>> {
-        let mut reader = self.reader.lock();
-        match reader.as_mut() {
+        check_fork()?;
+        let mut open = self.open.lock();
+        match open.as_mut() {
             None => Ok(Some(None)),
-            Some(reader) => self.share.tick(reader.next())?.transpose(),
+            Some(Open { reader, share }) => share.tick(reader.next())?.transpose(),
         }
     }
 
     /// Leaves the job, waiting no longer than `patience` for the dispatcher to hear of it.
     fn leave(&self, patience: Duration) {
-        let reader = self.reader.lock().take();
-        match reader {
-            Some(reader) if check_fork().is_ok() => {
-                let close = async { tokio::time::timeout(patience, reader.close()).await.is_ok() };
-                self.share.finish(close);
-            }
-            // Threads and connections are in another process.
-            Some(reader) => std::mem::forget(reader),
-            None => {}
+        if check_fork().is_err() {
+            return; // threads and connections are in another process, and maybe the lock too
+        }
+        let open = self.open.lock().take();
+        if let Some(Open { reader, share }) = open {
+            share.finish(async { tokio::time::timeout(patience, reader.close()).await.is_ok() });
         }
     }
 
@@ -233,11 +249,11 @@ impl Reader {
         row: bool,
         dense: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let columns = Columns { py, numpy: numpy(py)?, dense };
+        let columns = Columns { py, numpy: numpy(py)?, dense, apart: false };
         let out = PyDict::new(py);
         for ((name, field), array) in self.names.iter().zip(self.schema.fields()).zip(batch.columns()) {
-            let value = columns.column(field, array)?;
-            out.set_item(name.bind(py), if row { columns.first(value)? } else { value })?;
+            let value = if row { columns.first(field, array)? } else { columns.column(field, array)? };
+            out.set_item(name.bind(py), value)?;
         }
         Ok(out)
     }
@@ -273,23 +289,26 @@ impl Reader {
 
     /// What was delivered so far: rows, elements, bytes, seconds waited, seconds to the first batch, seconds.
     #[getter]
-    fn stats(&self) -> (u64, u64, u64, f64, f64, f64) {
+    fn stats(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, f64, f64, f64)> {
+        check_fork().into_py(py)?;
         let s = self.monitor.progress().stats;
         let seconds = |d: Duration| d.as_secs_f64();
-        (s.rows, s.elements, s.bytes, seconds(s.wait), seconds(s.first_batch), seconds(s.elapsed))
+        Ok((s.rows, s.elements, s.bytes, seconds(s.wait), seconds(s.first_batch), seconds(s.elapsed)))
     }
 
     /// Splits handed out, and splits in all (0 while the listing goes on).
     #[getter]
-    fn splits(&self) -> (u64, u64) {
+    fn splits(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        check_fork().into_py(py)?;
         let p = self.monitor.progress();
-        (p.splits_leased, p.splits_total)
+        Ok((p.splits_leased, p.splits_total))
     }
 
     /// What holds the pipeline up at present: `consumer`, or a stage.
     #[getter]
-    fn bottleneck(&self) -> Option<String> {
-        self.monitor.progress().bottleneck
+    fn bottleneck(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        check_fork().into_py(py)?;
+        Ok(self.monitor.progress().bottleneck)
     }
 
     /// Leaves the job; rows that were not taken go to its other readers. Waits no longer than `patience` seconds for
@@ -303,6 +322,10 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
+        if check_fork().is_err() {
+            std::mem::forget(self.open.get_mut().take());
+            return;
+        }
         released(|| self.leave(FORGOTTEN));
     }
 }

@@ -159,5 +159,5 @@ pub(crate) fn forked() {
 /// Whether threads of caju run in this process.
 #[pyfunction]
 pub(crate) fn runtime_alive() -> bool {
-    SHARED.lock().strong_count() > 0
+    check_fork().is_ok() && SHARED.lock().strong_count() > 0
 }

@@ -30,6 +30,7 @@ const WORDS: &[(&str, DataType)] = &[
     ("bytes", DataType::Binary),
     ("date", DataType::Date32),
     ("timestamp", DataType::Timestamp(TimeUnit::Microsecond, None)),
+    ("duration", DataType::Duration(TimeUnit::Microsecond)),
 ];
 
 /// The schema of columns whose types are written so, as an Arrow IPC stream without rows.
@@ -85,8 +86,8 @@ fn tensor(name: &str, value: &DataType, shape: &[usize]) -> Result<Field> {
     let length = size.and_then(|n| i32::try_from(n).ok()).ok_or_else(|| {
         Error::invalid(format!("schema: column `{name}`: {shape:?} are too many values for a row"))
     })?;
-    let item = Arc::new(Field::new("item", value.clone(), false));
-    Ok(Field::new(name, DataType::FixedSizeList(item, length), false).with_metadata(tensor_metadata(shape)))
+    let item = Arc::new(Field::new("item", value.clone(), true));
+    Ok(Field::new(name, DataType::FixedSizeList(item, length), true).with_metadata(tensor_metadata(shape)))
 }
 
 /// What a field says that is a tensor of this shape.

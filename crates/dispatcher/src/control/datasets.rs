@@ -30,6 +30,16 @@ impl Core {
         })
     }
 
+    /// What is registered under an identifier.
+    pub(crate) async fn registered_dataset(&self, id: &DatasetId) -> Result<v1::GetDatasetResponse> {
+        let found = self.look(|state| find(state, id).cloned()).await??;
+        Ok(v1::GetDatasetResponse {
+            fingerprint: found.fingerprint.to_string(),
+            schema_ipc: found.schema_ipc.into(),
+            definition_json: found.definition_json,
+        })
+    }
+
     /// The schema of a registered dataset's elements.
     pub(crate) async fn dataset_schema(&self, id: &DatasetId) -> Result<SchemaRef> {
         let ipc = self.look(|state| find(state, id).map(|d| d.schema_ipc.clone())).await??;
@@ -92,7 +102,8 @@ pub(super) fn register(
     if let Some(id) = chosen {
         if let Some(known) = txn.state.datasets.get(&id) {
             return if known.identity == dataset.identity {
-                Ok(known.clone())
+                let known = known.clone();
+                Ok(renewed(txn, known, dataset))
             } else {
                 Err(conflict(known, &dataset))
             };
@@ -100,7 +111,8 @@ pub(super) fn register(
         dataset.id = id;
     } else {
         if let Some(known) = txn.state.datasets.values().find(|d| d.identity == dataset.identity) {
-            return Ok(known.clone());
+            let known = known.clone();
+            return Ok(renewed(txn, known, dataset));
         }
         if txn.state.datasets.contains_key(&dataset.id) {
             // The same computation on other files: a fingerprint does not cover paths.
@@ -109,6 +121,20 @@ pub(super) fn register(
     }
     txn.apply(Update::DatasetRegistered { dataset: dataset.clone() });
     Ok(dataset)
+}
+
+/// A dataset that is known, in the words of who comes now if nobody reads it: functions of the user's own are named by
+/// their code, or by a version, and the form that runs is the newest.
+fn renewed(txn: &mut Txn<'_>, known: Dataset, new: Dataset) -> Dataset {
+    let read = |state: &State| {
+        state.iterations.values().any(|i| i.dataset == known.id && !i.is_finished() && !i.members.is_empty())
+    };
+    if known.definition_json == new.definition_json || read(txn.state) {
+        return known;
+    }
+    let dataset = Dataset { id: known.id, ..new };
+    txn.apply(Update::DatasetRegistered { dataset: dataset.clone() });
+    dataset
 }
 
 fn conflict(known: &Dataset, new: &Dataset) -> Error {

@@ -17,7 +17,7 @@ const FOLDER: &str = "journal-v1";
 /// Marks a database as ours.
 const FORMAT_KEY: &[u8] = b"format";
 /// How long a database that was closed may stay locked.
-const CLOSING: Duration = Duration::from_secs(2);
+const CLOSING: Duration = Duration::from_millis(300);
 /// Memory for sled's page cache; the journal is read once.
 const CACHE_BYTES: u64 = 8 << 20;
 

@@ -19,7 +19,7 @@ use crate::control::Core;
 use crate::journal::{Journal, MemoryJournal};
 
 /// Definitions are `{"splits": N}`, with `"single": true`, `"shuffle": SEED or null`, `"path": any`,
-/// `"bad": MESSAGE`, `"list_error": MESSAGE` and `"skip_limit": N`.
+/// `"bad": MESSAGE`, `"list_error": MESSAGE` and `"skip_limit": N`. A `"spelling": any` says nothing.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct FakeCatalog {
     /// Part of every split: changing it changes the listing.
@@ -34,7 +34,11 @@ impl Catalog for FakeCatalog {
         if let Some(bad) = definition["bad"].as_str() {
             return Err(Error::invalid(bad));
         }
-        let mut computed = definition.clone();
+        let mut said = definition.clone();
+        if let Some(map) = said.as_object_mut() {
+            map.shift_remove("spelling");
+        }
+        let mut computed = said.clone();
         if let Some(map) = computed.as_object_mut() {
             map.shift_remove("path");
         }
@@ -44,7 +48,7 @@ impl Catalog for FakeCatalog {
         Ok(Bound {
             name: Some("fake".to_string()),
             fingerprint: Fingerprint(hash128(computed.to_string().as_bytes())),
-            identity: Fingerprint(hash128(definition.to_string().as_bytes())),
+            identity: Fingerprint(hash128(said.to_string().as_bytes())),
             source_schema: source_schema.unwrap_or_else(|| Arc::clone(&schema)),
             schema,
             seed: definition["seed"].as_u64(),

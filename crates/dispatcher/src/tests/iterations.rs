@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use caju_proto::v1;
-use caju_types::{Error, ErrorKind};
+use caju_types::{DatasetId, Error, ErrorKind};
 use serde_json::json;
 
 use super::fake::{World, indices, open_request, run};
@@ -193,6 +193,34 @@ fn datasets_are_named_by_fingerprint_or_by_choice() {
         let e = w.core.open_iteration(open).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::NotFound);
         assert!(e.message().contains("did you mean `mine`"), "{e}");
+    });
+}
+
+#[test]
+fn a_definition_in_other_words_is_the_same_dataset_and_the_newest_words_run() {
+    run(async {
+        let w = World::new();
+        w.worker("a:1").await;
+        let spelt = |spelling: &str| json!({"splits": 1, "spelling": spelling});
+        let first = w.open(&spelt("one"), "j").await;
+        let second = w.open(&spelt("two"), "j").await;
+        assert_eq!(first.iteration_id, second.iteration_id);
+        assert!(second.definition_json.contains("one"), "those of readers that are at it");
+        let close = |client_id: u64| v1::CloseClientRequest {
+            client_id,
+            iteration_id: first.iteration_id,
+            ..Default::default()
+        };
+        w.core.close_client(close(first.client_id)).await.unwrap();
+        w.core.close_client(close(second.client_id)).await.unwrap();
+        let register =
+            v1::RegisterDatasetRequest { definition_json: spelt("two").to_string(), ..Default::default() };
+        let id = DatasetId(w.core.register_dataset(register).await.unwrap().dataset_id);
+        let known = w.core.registered_dataset(&id).await.unwrap();
+        assert_eq!(known.fingerprint, first.fingerprint);
+        assert!(known.definition_json.contains("two"), "nobody reads, so the newest words count");
+        let e = w.core.registered_dataset(&DatasetId("other".into())).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::NotFound);
     });
 }
 

@@ -4,6 +4,7 @@
 //! them, and says which ([`Kept`]), so that the caller can carry provenance along.
 
 mod cost;
+mod fit;
 mod inflate;
 mod nested;
 mod python;

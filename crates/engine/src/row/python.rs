@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use arrow::compute::{cast, take_record_batch};
-use arrow_array::{Array, RecordBatch, RecordBatchOptions, UInt32Array, UInt64Array};
+use arrow::compute::take_record_batch;
+use arrow_array::{RecordBatch, RecordBatchOptions, UInt32Array, UInt64Array};
 use arrow_schema::{Field, SchemaRef};
 use caju_functions::{Function, Kind, Pool};
 use caju_kernels::{Registry, RowError};
@@ -11,6 +11,8 @@ use caju_pipeline::{PythonFunction, PythonKind};
 use caju_types::{Error, Result, did_you_mean};
 
 use super::Kept;
+use super::fit::{Misfit, fit};
+use crate::typename::type_name;
 use crate::wire::schema_from_ipc;
 
 /// A function, bound to the pool that runs it.
@@ -39,8 +41,13 @@ impl PythonStage {
         };
         let made = schema_from_ipc(&f.schema)?;
         let schema = made.unwrap_or_else(|| Arc::clone(input));
-        let function =
-            Function { name: f.name.clone(), payload: f.payload.to_vec(), kind, batched: f.batched };
+        let function = Function {
+            name: f.name.clone(),
+            payload: f.payload.to_vec(),
+            kind,
+            batched: f.batched,
+            timeout: f.timeout,
+        };
         Ok(Self { pool: pool.clone(), function: Arc::new(function), random: f.random, schema })
     }
 
@@ -74,7 +81,7 @@ impl PythonStage {
         let whole = |error| RowError { row: None, error };
         let rows = output.rows.map(UInt32Array::from);
         match (self.function.kind, rows) {
-            (Kind::Map, _) => Ok((self.fit(&output.batch).map_err(whole)?, Kept::All)),
+            (Kind::Map, _) => Ok((self.fit(&output.batch, None)?, Kept::All)),
             (Kind::Filter, Some(rows)) => {
                 let kept =
                     take_record_batch(batch, &rows).map_err(|e| whole(Error::internal(e.to_string())))?;
@@ -83,63 +90,73 @@ impl PythonStage {
             (Kind::FlatMap, Some(rows)) if rows.is_empty() => {
                 Ok((RecordBatch::new_empty(self.schema()), Kept::Rows(rows)))
             }
-            (Kind::FlatMap, Some(rows)) => Ok((self.fit(&output.batch).map_err(whole)?, Kept::Rows(rows))),
+            (Kind::FlatMap, Some(rows)) => Ok((self.fit(&output.batch, Some(&rows))?, Kept::Rows(rows))),
             (_, None) => Err(whole(Error::internal("a function said not which rows it kept"))),
         }
     }
 
-    /// The columns as the definition promises them: in order, and of the types that it names.
-    fn fit(&self, made: &RecordBatch) -> Result<RecordBatch> {
+    /// The columns as the definition promises them: in order, and of the types that it names. `rows` tells the input
+    /// row of each, if it is another.
+    fn fit(&self, made: &RecordBatch, rows: Option<&UInt32Array>) -> Result<RecordBatch, RowError> {
+        let whole = |error| RowError { row: None, error };
         let found = made.schema();
         let mut columns = Vec::with_capacity(self.schema.fields().len());
         for field in self.schema.fields() {
-            let Some(column) = made.column_by_name(field.name()) else {
-                let known: Vec<&str> = found.fields().iter().map(|f| f.name().as_str()).collect();
-                return Err(Error::invalid(format!(
-                    "function `{}` made no column `{}`{}; it made: {}",
-                    self.function.name,
-                    field.name(),
-                    did_you_mean(field.name(), &known),
-                    known.join(", ")
-                )));
+            let (Some(column), Ok(made_as)) =
+                (made.column_by_name(field.name()), found.field_with_name(field.name()))
+            else {
+                return Err(whole(self.lacks("no column", field.name(), "it made", &found)));
             };
-            let made_as = found.field_with_name(field.name()).ok();
-            if let (Some(made), Some(promised)) = (made_as.and_then(shape), shape(field))
-                && made != promised
-            {
-                return Err(self.misfit(field, column, made_as));
-            }
-            let fitting = match column.data_type() == field.data_type() {
-                true => Arc::clone(column),
-                false => cast(column, field.data_type()).map_err(|_| self.misfit(field, column, made_as))?,
-            };
-            if fitting.null_count() > column.null_count() {
-                return Err(self.misfit(field, column, made_as));
-            }
-            columns.push(fitting);
+            columns.push(fit(column, made_as, field).map_err(|misfit| {
+                let row = match rows {
+                    Some(rows) => rows.values().get(misfit.row).and_then(|r| usize::try_from(*r).ok()),
+                    None => Some(misfit.row),
+                };
+                RowError { row, error: self.misfit(field, made_as, &misfit) }
+            })?);
+        }
+        if let Some(extra) = found.fields().iter().find(|f| self.schema.field_with_name(f.name()).is_err()) {
+            return Err(whole(self.lacks(
+                "a column",
+                extra.name(),
+                "`schema=` or its first rows promised",
+                &self.schema,
+            )));
         }
         let options = RecordBatchOptions::new().with_row_count(Some(made.num_rows()));
         RecordBatch::try_new_with_options(self.schema(), columns, &options)
-            .map_err(|e| Error::invalid(format!("function `{}`: {e}", self.function.name)))
+            .map_err(|e| whole(Error::invalid(format!("function `{}`: {e}", self.function.name))))
     }
 
-    fn misfit(&self, promised: &Field, column: &dyn Array, made_as: Option<&Field>) -> Error {
-        let of = |field: Option<&Field>| field.and_then(shape).map(|s| format!(" {s}")).unwrap_or_default();
+    fn lacks(&self, what: &str, column: &str, then: &str, schema: &SchemaRef) -> Error {
+        let known: Vec<&str> = schema.fields().iter().map(|f| f.name().as_str()).collect();
         Error::invalid(format!(
-            "function `{}` made `{}` of type {}{}, where `schema=` or its first row promised {}{}; give all rows one \
-             type and one shape",
+            "function `{}` made {what} `{column}`{}; {then}: {}",
             self.function.name,
-            promised.name(),
-            column.data_type(),
-            of(made_as),
-            promised.data_type(),
-            of(Some(promised)),
+            did_you_mean(column, &known),
+            known.join(", ")
         ))
     }
-}
 
-/// The shape of a tensor, as its field tells it.
-fn shape(field: &Field) -> Option<serde_json::Value> {
-    let told = field.metadata().get("ARROW:extension:metadata")?;
-    serde_json::from_str::<serde_json::Value>(told).ok()?.get("shape").cloned()
+    fn misfit(&self, promised: &Field, made_as: &Field, misfit: &Misfit) -> Error {
+        let (name, made) = (promised.name(), type_name(made_as));
+        let way_out = match misfit.instead.as_deref() {
+            Some(kind @ "float64") => {
+                format!(
+                    "say `schema={{\"{name}\": \"{kind}\"}}`, or return float(...) (or int(...)) for every row"
+                )
+            }
+            Some(kind) => {
+                format!("say `schema={{\"{name}\": \"{kind}\"}}`, or give all rows one type and one shape")
+            }
+            None => "give all rows one type and one shape".to_string(),
+        };
+        Error::invalid(format!(
+            "function `{}` made column `{name}` of type {made}, where `schema=` or its first rows promised {}: {} has no \
+             place there, and nothing is cut off; {way_out}",
+            self.function.name,
+            type_name(promised),
+            misfit.why,
+        ))
+    }
 }

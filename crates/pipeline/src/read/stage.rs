@@ -135,6 +135,7 @@ fn python(args: &mut Args<'_>) -> Result<StageOp> {
         random: args.flag("random")?,
         payload: bytes(&args.need("payload")?)?,
         schema: args.get("schema").map_or(Ok(bytes::Bytes::new()), |a| bytes(&a))?,
+        timeout: args.get("timeout").map(|a| a.duration()).transpose()?,
     }))
 }
 

@@ -53,6 +53,9 @@ pub(super) fn check(op: &StageOp, path: &str) -> Result<()> {
             }
         }
         StageOp::Python(f) => match f.schema.is_empty() == (f.kind == PythonKind::Filter) {
+            true if f.timeout.is_some_and(|t| t.is_zero() || t > MAX_COST) => {
+                Err(bad(&join(path, "timeout"), "must be more than nothing and at most a day, such as 60s"))
+            }
             true => Ok(()),
             false => {
                 Err(bad(path, "`schema` says what a map or flat_map makes, and a filter makes nothing new"))

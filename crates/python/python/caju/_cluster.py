@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import operator
 import os
 import sys
 import threading
@@ -22,13 +23,21 @@ if TYPE_CHECKING:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_caju.forked)
     os.register_at_fork(after_in_child=forked)
+    os.register_at_fork(after_in_child=lambda: _forked())
 
 # Of a thread's own again: starting a cluster may log, and a handler may read a dataset.
 _lock = threading.RLock()
 _shared: weakref.ref[LocalCluster] | None = None
 _settings: dict[str, Any] = {}
 _told: list[Any] = []
+_ANY = 2**63 - 1
 _running: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In a child: another thread of the parent's may have held the lock."""
+    global _lock
+    _lock = threading.RLock()
 
 
 def _at_exit() -> None:
@@ -79,8 +88,7 @@ class LocalCluster(_Stoppable):
     def __init__(
         self, workers: int = 1, cpu_threads: int | None = None, cache: str | os.PathLike[str] | None = None
     ) -> None:
-        if workers < 0:
-            raise InvalidPipeline(f"workers={workers}: a cluster has 0 workers or more")
+        checked(workers, cpu_threads, cache)
         sync_level()
         self._cluster = _caju.Cluster(workers, cpu_threads, None if cache is None else url_of(cache))
         at_exit(self)
@@ -193,6 +201,7 @@ def start_worker(
     With `allow_python` it runs functions that readers send, in processes of this interpreter: whoever reaches the
     dispatcher may then run code here.
     """
+    whole("cpu_threads", cpu_threads, 1)
     return WorkerServer(_caju.Worker(address_of(dispatcher), listen, advertise, cpu_threads, tags or [], allow_python))
 
 
@@ -218,10 +227,34 @@ def configure(
     stored at `autocache` hints (a private folder by default, which goes with the process).
     """
     global _shared
+    checked(workers, cpu_threads, cache)
     given = {"workers": workers, "cpu_threads": cpu_threads, "cache": cache}
     with _lock:
         _settings.update({name: value for name, value in given.items() if value is not None})
         _shared = None  # datasets that use the present one keep it
+
+
+def checked(workers: Any, cpu_threads: Any, cache: Any) -> None:
+    """What clusters are given."""
+    whole("workers", workers, 0, 2**32 - 1)
+    whole("cpu_threads", cpu_threads, 1)
+    if cache is not None and not isinstance(cache, (str, os.PathLike)):
+        raise InvalidPipeline(f"cache={cache!r} must be a folder or a URL")
+
+
+def whole(name: str, value: Any, least: int, most: int = _ANY) -> int | None:
+    """A whole number, also one of NumPy; None if none was given."""
+    if value is None:
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or not least <= number <= most:
+        bounded = f"a whole number from {least} to {most}"
+        kind = bounded if most != _ANY else "a positive number" if least == 1 else "a whole number, 0 or more"
+        raise InvalidPipeline(f"{name}={value!r} must be {kind}")
+    return number
 
 
 def url_of(place: str | os.PathLike[str]) -> str:

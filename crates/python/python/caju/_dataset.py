@@ -5,19 +5,19 @@ from __future__ import annotations
 import copy
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 from . import _caju
 from ._cardinality import Cardinality
 from ._cluster import address_of, embedded
 from ._errors import InvalidPipeline
-from ._iterator import DatasetIterator
+from ._iterator import DatasetIterator, connected
 from ._logging import sync_level
 from ._memory import inline
 from ._schema import Schema
 from ._service import Service, refuse_coordination
-from ._stages import Stages, given
+from ._stages import Stages, given, plain
 
 if TYPE_CHECKING:
     import numpy as np
@@ -166,20 +166,27 @@ class Dataset(Stages):
     @property
     def schema(self) -> Schema:
         """The columns of the elements. Looks into the source, from this process."""
-        return Schema(_caju.bind(self._json())[-1])
+        last = self._columns()[-1]
+        assert last is not None
+        return last
+
+    def _columns(self) -> Sequence[Schema | None]:
+        """The columns after the source and after each stage, where they are known."""
+        return [Schema(s) for s in _caju.bind(self._json())]
 
     def explain(self) -> str:
         """The stages in words, with the columns after each, and the hints with their fingerprints."""
         definition = self._json()
         lines = _caju.describe(definition)
-        schemas = [Schema(s) for s in _caju.bind(definition)]
+        schemas = self._columns()
         out = [f"fingerprint  {_caju.fingerprint(definition)}"]
         before: dict[str, str] | None = None
         for i, line in enumerate(lines):
             out.append(line)
             # The first lines are the source and the stages; the datasets of a combinator follow.
-            if i < len(schemas) and dict(schemas[i]) != before:
-                before = dict(schemas[i])
+            columns = schemas[i] if i < len(schemas) else None
+            if columns is not None and dict(columns) != before:
+                before = dict(columns)
                 out.append("            -> " + ", ".join(f"{k}: {v}" for k, v in before.items()))
         for name, stage, fingerprint, random in _caju.prefix_fingerprints(definition):
             note = "; random stages above it: storing it freezes their draws" if random else ""
@@ -271,9 +278,6 @@ class Dataset(Stages):
     ) -> DatasetIterator[Any]:
         """Opens an epoch, the next by default. `went` hears which epoch is read instead when a state is loaded."""
         service = self._service or self._embedded()
-        if self._client is None:
-            self._client = _caju.Client(service.address, service.connect_timeout)
-        client = self._client
         sync_level()
         if epoch is None:
             epoch, self._epochs = self._epochs, self._epochs + 1
@@ -283,10 +287,10 @@ class Dataset(Stages):
                 self._epochs = at + 1
             else:
                 went(at)
-            return self._read(client, service, at)
+            return self._read(self._connect(service), service, at)
 
         return DatasetIterator(
-            self._read(client, service, epoch), take, service.keep, epoch, reopen, self._not_exact(service)
+            self._read(self._connect(service), service, epoch), take, service.keep, epoch, reopen, self._not_exact(service)
         )
 
     def _not_exact(self, service: Service) -> str | None:
@@ -303,6 +307,13 @@ class Dataset(Stages):
         # It lives as long as datasets that have used it: what it has learnt of a job is worth keeping.
         self._cluster = self._cluster or embedded()
         return Service(self._cluster.address, self._cluster)
+
+    def _connect(self, service: Service) -> _caju.Client:
+        client = self._client
+        if client is None:
+            client = self._client = _caju.Client(service.address, service.connect_timeout)
+            connected(self)
+        return client
 
     def _read(self, client: _caju.Client, service: Service, epoch: int) -> _caju.Reader:
         definition = self._json() if service.is_here else self._whole()
@@ -331,12 +342,18 @@ class Dataset(Stages):
 
     def _with(self, step: dict[str, Any]) -> Dataset:
         out = self._copy()
-        out._steps = (*self._steps, step)
+        out._steps = (*self._steps, plain(step))
         out._check()
         return out
 
     def _python(
-        self, kind: str, function: Callable[..., Any], batched: bool, version: str | None, schema: Any = None
+        self,
+        kind: str,
+        function: Callable[..., Any],
+        batched: bool,
+        version: str | None,
+        schema: Any = None,
+        timeout: float | None = None,
     ) -> Dataset:
         """A stage that runs a function of the user's own."""
         from ._functions import stage
@@ -347,11 +364,11 @@ class Dataset(Stages):
                 f"{kind} with a Python function works on rows: put it above `batch`; batched=True hands it many rows "
                 "at a time"
             )
-        return self._with({"python": stage(kind, function, batched, version, schema, self._first_rows)})
+        return self._with({"python": stage(kind, function, batched, version, schema, timeout, self._first_rows)})
 
-    def _first_rows(self) -> Iterator[dict[str, Any]]:
-        """The first rows, computed in this process."""
-        out = self._copy()
+    def _first_rows(self, batch: int = 0) -> Iterator[dict[str, Any]]:
+        """The first rows, computed in this process; in batches of so many, or one by one."""
+        out = self.batch(batch) if batch else self._copy()
         out._service, out._policy = None, "compute"
         return iter(out)
 

@@ -80,23 +80,36 @@ class Expr:
     def __neg__(self) -> Expr:
         return Expr(f"(- {self._sql})")
 
+    def _compared(self, op: str, other: Any) -> Expr:
+        if self._sql == "NULL" or to_sql(other) == "NULL":
+            raise InvalidPipeline(
+                f"a comparison with None is true of no row, as in SQL: write {self._named()}.is_null() for == None, and "
+                f"{self._named()}.is_not_null() for != None"
+            )
+        return self._binary(op, other)
+
+    def _named(self) -> str:
+        """The expression as Python says it, if it is a column."""
+        name = self._sql[1:-1].replace('""', '"')
+        return f"col({name!r})" if str(col(name)) == self._sql else "expression"
+
     def __eq__(self, other: object) -> Expr:  # type: ignore[override]
-        return self._binary("=", other)
+        return self._compared("=", other)
 
     def __ne__(self, other: object) -> Expr:  # type: ignore[override]
-        return self._binary("<>", other)
+        return self._compared("<>", other)
 
     def __lt__(self, other: Any) -> Expr:
-        return self._binary("<", other)
+        return self._compared("<", other)
 
     def __le__(self, other: Any) -> Expr:
-        return self._binary("<=", other)
+        return self._compared("<=", other)
 
     def __gt__(self, other: Any) -> Expr:
-        return self._binary(">", other)
+        return self._compared(">", other)
 
     def __ge__(self, other: Any) -> Expr:
-        return self._binary(">=", other)
+        return self._compared(">=", other)
 
     def __and__(self, other: Any) -> Expr:
         return self._binary("AND", other)
@@ -125,6 +138,10 @@ class Expr:
         """True where the value is one of these."""
         if not values:
             return Expr("false")
+        if any(to_sql(v) == "NULL" for v in values):
+            raise InvalidPipeline(
+                f"is_in(...) finds no None, as in SQL: leave it out, and add | {self._named()}.is_null()"
+            )
         return Expr(f"({self._sql} IN ({', '.join(to_sql(v) for v in values)}))")
 
     def cast(self, sql_type: str) -> Expr:

@@ -1,11 +1,11 @@
-"""Functions of users: how they travel, what they draw from, and how their rows become columns."""
+"""Functions of users: how they travel, what they draw from, and which columns they make."""
 
 from __future__ import annotations
 
 import contextvars
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._errors import FailedPrecondition, InvalidPipeline
@@ -13,7 +13,7 @@ from ._errors import FailedPrecondition, InvalidPipeline
 if TYPE_CHECKING:
     import numpy as np
 
-    Column = tuple[str, str, list[int], Any]
+    from ._columns import Column
 
 _seed: contextvars.ContextVar[Any] = contextvars.ContextVar("caju_seed", default=None)
 
@@ -42,12 +42,13 @@ def pack(function: Callable[..., Any]) -> bytes:
         raise FailedPrecondition(
             "Python functions travel by cloudpickle, which is not installed: pip install cloudpickle"
         ) from None
-    from ._codehash import _own_module
+    from ._copies import packed
+    from ._installed import own_module
 
     own = [
         m
         for name, m in list(sys.modules.items())
-        if name not in ("__main__", "__mp_main__") and name.split(".")[0] != "caju" and _is_module(m) and _own_module(m)
+        if name not in ("__main__", "__mp_main__") and name.split(".")[0] != "caju" and _is_module(m) and own_module(m)
     ]
     registered = []
     for module in own:
@@ -57,9 +58,13 @@ def pack(function: Callable[..., Any]) -> bytes:
         except ValueError:  # it has no name of its own any more
             continue
     try:
-        return bytes(cloudpickle.dumps(function))
+        return packed(function)
     except Exception as e:
-        raise InvalidPipeline(f"{name_of(function)} cannot be sent to workers: {e}") from e
+        raise InvalidPipeline(
+            f"{name_of(function)} cannot be sent to workers: {e}; make locks, open files, connections and the like inside "
+            "the function, or in a module of an installed package that it imports: then every worker makes its own, and "
+            "version= alone does not help"
+        ) from e
     finally:
         for module in registered:
             cloudpickle.unregister_pickle_by_value(module)
@@ -83,27 +88,47 @@ def stage(
     batched: bool,
     version: str | None,
     schema: Any,
-    rows: Callable[[], Iterator[dict[str, Any]]],
+    timeout: float | None,
+    rows: Callable[[int], Iterator[dict[str, Any]]],
 ) -> dict[str, Any]:
-    """The stage's arguments: the function by its code, packed, and the columns that it makes."""
+    """The stage's arguments: the function by its code, packed, and the columns that it makes.
+
+    `rows` gives the first rows, or, for a number other than 0, batches of so many.
+    """
     import base64
 
-    from ._codehash import code_fingerprint, draws
+    from ._codehash import examine
+    from ._copies import copy_of
 
-    code = code_fingerprint(function, version=version)
+    # All of the function as it is before it is tried, and the trial with a copy: it may count, or remember rows.
+    (code, random), packed = examine(function, version), pack(function)
+    patience = _patience(timeout)
     if kind == "filter":
         made = b""
+    elif schema is None:
+        made = probe(kind, copy_of(packed, name_of(function)), batched, rows)
     else:
-        made = probe(kind, function, batched, rows) if schema is None else ipc_of(schema)
+        made = ipc_of(schema)
     return {
         "kind": kind,
         "name": name_of(function),
         "code": code,
         "batched": batched,
-        "random": draws(function),
-        "payload": base64.b64encode(pack(function)).decode("ascii"),
+        "random": random,
+        "payload": base64.b64encode(packed).decode("ascii"),
         "schema": base64.b64encode(made).decode("ascii"),
+        **patience,
     }
+
+
+def _patience(timeout: Any) -> dict[str, str]:
+    if timeout is None:
+        return {}
+    seconds = 0.0 if isinstance(timeout, (bool, str)) or not hasattr(timeout, "__float__") else float(timeout)
+    if not 0.001 <= seconds <= 86400:
+        raise InvalidPipeline(f"timeout={timeout!r} must be a number of seconds, from 0.001 to 86400")
+    exact = round(seconds * 1e6)
+    return {"timeout": f"{exact}us" if exact % 1_000_000 else f"{exact // 1_000_000}s"}
 
 
 def ipc_of(schema: Any) -> bytes:
@@ -113,7 +138,7 @@ def ipc_of(schema: Any) -> bytes:
 
     if isinstance(schema, Schema):
         return schema._ipc
-    if isinstance(schema, Mapping) and all(isinstance(kind, str) for kind in schema.values()):
+    if isinstance(schema, Mapping) and schema and all(isinstance(kind, str) for kind in schema.values()):
         return _caju.schema_of([(str(name), kind) for name, kind in schema.items()])
     if hasattr(schema, "empty_table"):
         import io
@@ -130,120 +155,104 @@ def ipc_of(schema: Any) -> bytes:
     )
 
 
-def probe(
-    kind: str, function: Callable[..., Any], batched: bool, rows: Callable[[], Iterator[dict[str, Any]]]
-) -> bytes:
-    """The schema of what a function makes, found by running it on the first rows, as an Arrow IPC stream."""
-    import numpy as np
+# Rows that are looked at to see whether what is of one length in the first is so in others.
+LOOKED_AT = 8
 
-    from . import _caju
-
-    seed = _seed.set(0)
-    try:
-        for i, row in enumerate(rows()):
-            if batched:
-                made = function({name: np.asarray([value]) for name, value in row.items()})
-                if not isinstance(made, Mapping):
-                    raise InvalidPipeline(f"{name_of(function)} returned {type(made).__name__}, not a dict of arrays")
-                out = [column(name, values) for name, values in made.items()]
-            else:
-                made = function(row)
-                first = list(itertools.islice(made, 1)) if kind == "flat_map" else [made]
-                if not first and i < PROBED:
-                    continue
-                if not first:
-                    break
-                if not isinstance(first[0], Mapping):
-                    raise InvalidPipeline(
-                        f"{name_of(function)} returned {type(first[0]).__name__}, not a dict of columns"
-                    )
-                out = columns_of(first)
-            return _caju.ipc_schema(_caju.ipc_from_columns(out))
-    finally:
-        _seed.reset(seed)
-    raise InvalidPipeline(f"{name_of(function)} made no row of the first {PROBED}, so its columns are not known")
-
-
-# Rows that a flat_map may make nothing of before its columns count as unknown.
+# Rows that may make nothing, or nothing that has a type, before columns count as unknown.
 PROBED = 100
 
 
-# ---- rows and columns ------------------------------------------------------------------------------------------
+def probe(
+    kind: str, function: Callable[..., Any], batched: bool, rows: Callable[[int], Iterator[dict[str, Any]]]
+) -> bytes:
+    """The schema of what a function makes, found by running it on the first rows, as an Arrow IPC stream.
+
+    How many rows these are depends on what they hold, never on the time that it takes.
+    """
+    from . import _caju
+    from ._columns import BadRow, unknown
+
+    name, seed = name_of(function), _seed.set(0)
+    try:
+        made = _probed_batch(function, rows(LOOKED_AT)) if batched else _probed_rows(kind, function, rows(0))
+        if made is None:
+            raise InvalidPipeline(
+                f"function `{name}` made no row of the first {PROBED}, so its columns are not known; say them: "
+                'schema={"id": "int64", "words": "list of string"}'
+            )
+        for one in made:
+            if unknown(one):
+                raise InvalidPipeline(
+                    f"function `{name}` made only None or empty lists in column `{one.name}` of the first rows, so its "
+                    f'type is not known; say it: schema={{"{one.name}": "int64", ...}}, or "list of string", and so on'
+                )
+        return _caju.ipc_schema(_caju.ipc_from_columns(made), True)
+    except BadRow as e:
+        where = "" if e.row is None else f" for row {e.row}"
+        raise InvalidPipeline(f"function `{name}` returned{where} {e}") from None
+    finally:
+        _seed.reset(seed)
 
 
-def row_of(columns: Mapping[str, Any], i: int) -> dict[str, Any]:
-    """The i-th row of a dict of arrays, as elements before `batch` are."""
-    import numpy as np
+def _probed_batch(function: Callable[..., Any], batches: Iterator[dict[str, Any]]) -> list[Column] | None:
+    from ._columns import BadRow, columns_of_arrays
 
-    out: dict[str, Any] = {}
-    for name, values in columns.items():
-        if isinstance(values, dict):
-            out[name] = row_of(values, i)
-        else:
-            value = values[i]
-            out[name] = None if value is np.ma.masked else value
-    return out
+    for batch in batches:
+        made = function(batch)
+        if not isinstance(made, Mapping):
+            raise BadRow(None, f"{type(made).__name__}, not a dict of arrays")
+        return columns_of_arrays(made)
+    return None
 
 
-def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Rows as columns; all rows have the names of the first."""
-    import numpy as np
+def _probed_rows(
+    kind: str, function: Callable[..., Any], rows: Iterator[dict[str, Any]]
+) -> list[Column] | None:
+    from ._columns import columns_of
 
-    names = list(rows[0])
+    made: list[Mapping[str, Any]] = []
     for i, row in enumerate(rows):
-        if list(row) != names and set(row) != set(names):
-            raise BadRow(i, f"a row of {sorted(row)} after rows of {sorted(names)}")
-    out = []
-    for name in names:
-        values = [row[name] for row in rows]
-        if all(isinstance(v, (str, type(None))) for v in values) or all(
-            isinstance(v, (bytes, type(None))) for v in values
-        ):
-            out.append((name, "objects", [len(values)], values))
-            continue
-        arrays = [np.asarray(v) for v in values]
-        kinds = {(a.dtype, a.shape) for a in arrays}
-        if len(kinds) == 1:
-            out.append(column(name, np.stack(arrays)))
-        elif all(a.ndim == 1 for a in arrays):
-            out.append(_ragged(name, arrays))
-        elif all(a.ndim == 0 for a in arrays):
-            out.append(column(name, np.asarray(values)))  # numbers of several types become the widest
-        else:
-            shapes = ", ".join(sorted({f"{a.dtype}{list(a.shape)}" for a in arrays})[:4])
-            raise InvalidPipeline(f"column `{name}` has values of several shapes: {shapes}; give all rows one")
-    return out
+        try:
+            made += itertools.islice(made_of(kind, function(row), i), LOOKED_AT)
+        except Exception:
+            if made:  # the first row tells enough; this one is reported, or skipped, when its turn comes
+                break
+            raise
+        if made and not _open_questions(made) or i + 1 >= PROBED:
+            break
+    return columns_of(made) if made else None
 
 
-def column(name: str, values: Any) -> Column:
-    """An array as a column, its first dimension counting rows."""
-    import numpy as np
+def made_of(kind: str, made: Any, i: int) -> Iterator[Mapping[str, Any]]:
+    """The rows in what a function returned for row `i`; a generator makes them only now."""
+    from ._columns import BadRow
 
-    array = np.asarray(values)
-    if array.dtype.kind == "O" and array.ndim == 1 and len(array) and all(np.ndim(v) == 1 for v in array):
-        return _ragged(name, [np.asarray(v) for v in array])
-    if array.dtype.kind in "OUST":
-        items = array.ravel().tolist()
-        kinds = {type(v) for v in items if v is not None}
-        if not kinds <= {str} and not kinds <= {bytes}:
-            raise InvalidPipeline(f"column `{name}`: objects that are neither all strings nor all bytes")
-        return (name, "objects", list(array.shape), items)
-    native = array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
-    return (name, native.dtype.name, list(array.shape), native.tobytes())
-
-
-def _ragged(name: str, arrays: Sequence[Any]) -> Column:
-    import numpy as np
-
-    offsets = [0, *np.cumsum([len(a) for a in arrays]).tolist()]
-    filled = [a for a in arrays if len(a)] or list(arrays[:1])
-    _, dtype, shape, values = column(name, np.concatenate(filled))
-    return (name, "ragged", [len(arrays)], (dtype, shape, values, offsets))
+    if kind == "map":
+        many: Iterable[Any] = (made,)
+    elif isinstance(made, (Mapping, str, bytes)) or not isinstance(made, Iterable):
+        raise BadRow(i, f"{type(made).__name__}, and flat_map takes any number of dicts: a list of them, or yield each")
+    else:
+        many = made
+    for one in many:
+        if not isinstance(one, Mapping):
+            raise BadRow(i, f"{type(one).__name__}, not a dict of columns")
+        yield one
 
 
-class BadRow(Exception):
-    """What a function returned for a row is none."""
+def _open_questions(made: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether more rows would tell more: what is None or empty has no type yet, and lengths may differ."""
+    few = len(made) < LOOKED_AT
+    columns = ([row[name] for row in made if name in row] for name in made[0])
+    return any(all(_untyped(v) for v in values) or (few and any(map(_of_some_length, values))) for values in columns)
 
-    def __init__(self, row: int, why: str) -> None:
-        super().__init__(why)
-        self.row = row
+
+def _untyped(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_untyped, value))
+    return value is None or (isinstance(value, Mapping) and any(map(_untyped, value.values())))
+
+
+def _of_some_length(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_of_some_length, value.values()))
+    return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from ._caju import Reader
+    from ._dataset import Dataset
 
 from ._errors import Cancelled, FailedPrecondition, InvalidPipeline, Unimplemented
 
@@ -17,13 +18,25 @@ T = TypeVar("T")
 STATE_VERSION = 1
 
 _open: weakref.WeakSet[DatasetIterator[Any]] = weakref.WeakSet()
+_connected: weakref.WeakSet[Dataset] = weakref.WeakSet()
 
 
 def stop_readers(of: Any = None) -> None:
-    """Ends the iterators that read from a cluster of this process, which is about to stop; without one, all."""
+    """Ends the iterators that read from a cluster of this process, which is about to stop, and the connections of
+    datasets there; without one, all.
+    """
     for iterator in list(_open):
         if of is None or iterator._keep is of:
             iterator._stop(f"{of or 'caju'} was stopped while the dataset was read")
+    for dataset in list(_connected):
+        if of is None or of in (dataset._cluster, dataset._service and dataset._service.keep):
+            dataset._client = None
+            _connected.discard(dataset)
+
+
+def connected(dataset: Dataset) -> None:
+    """The dataset has a connection, which ends with the cluster of this process that it is to."""
+    _connected.add(dataset)
 
 
 class Stats(NamedTuple):

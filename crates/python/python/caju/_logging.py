@@ -28,9 +28,11 @@ _thread: threading.Thread | None = None
 
 def sync_level() -> None:
     """Takes over the lowest level that a logger of caju has, so that nobody makes events that nobody wants."""
-    logging = sys.modules.get("logging")
-    if logging is None:
+    if "logging" not in sys.modules:
         return  # nobody has set anything up: warnings
+    # Waits for another thread that is just importing it.
+    import logging
+
     levels = [logging.getLogger("caju").getEffectiveLevel()]
     for name, one in list(logging.root.manager.loggerDict.items()):
         if name.startswith("caju.") and isinstance(one, logging.Logger) and one.level:

@@ -38,15 +38,19 @@ def from_arrow(data: Any) -> Dataset:
 def from_numpy(columns: Mapping[str, Any]) -> Dataset:
     """Rows from arrays: the first dimension counts rows, further ones make tensors; as `from_arrow` otherwise.
 
-    The values are copied: what happens to the arrays later changes nothing.
+    Masked values, NaT and None among objects are null. Bytes whose last byte may be 0 belong into lists or arrays of
+    objects: NumPy's own type of bytes drops it. The values are copied: what happens to the arrays later changes nothing.
     """
-    from ._functions import column
+    from ._columns import BadRow, columns_of_arrays
 
-    parts = [column(name, values) for name, values in columns.items()]
-    lengths = {shape[0] for _, _, shape, _ in parts if shape}
-    if len(lengths) != 1:
-        raise InvalidPipeline(f"from_numpy takes arrays of one length, not of {sorted(lengths) or 'none'}")
-    return _held(_caju.hold_columns(parts))
+    try:
+        parts = columns_of_arrays(columns)
+    except BadRow as e:
+        where = "" if e.row is None else f" (row {e.row})"
+        raise InvalidPipeline(f"from_numpy takes arrays of one length by name, not {e}{where}") from None
+    # Columns of nothing but None have to be of some type.
+    named = [c._replace(kind="string", values=[None] * c.shape[0]) if c.kind == "null" else c for c in parts]
+    return _held(_caju.hold_columns(named))
 
 
 def _held(rows: _caju.Rows) -> Dataset:

@@ -7,6 +7,7 @@ in memory, as Arrow. What user code prints goes to standard error.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import pickle
 import signal
@@ -18,12 +19,33 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from . import _caju
-from ._functions import BadRow, _seed, column, columns_of, row_of
+from ._columns import BadRow, Column, columns_of, columns_of_arrays, row_of
+from ._functions import _seed, made_of
 
 SEED = "__caju_seed"
 
 WATCH_S = 2.0
 """How often a process looks whether who started it is still there."""
+
+
+NO_ROW = (1 << 64) - 1
+"""What the mark says while no row is at work."""
+
+
+class Mark:
+    """Eight bytes that whoever started this process reads: the row that is at work. It stands for progress, and where
+    the process dies or hangs it tells over which row.
+    """
+
+    def __init__(self, path: str) -> None:
+        with open(path, "r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 8)
+
+    def row(self, i: int) -> None:
+        self._memory[:] = i.to_bytes(8, "little")
+
+    def done(self) -> None:
+        self.row(NO_ROW)
 
 
 class Function(NamedTuple):
@@ -52,6 +74,7 @@ def main() -> None:
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # A terminal's Ctrl-C reaches every process; the one that started this one decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    mark = Mark(sys.argv.pop(1))
     functions: dict[int, Function] = {}
     broken: dict[int, str] = {}
     _tell(say, {"ready": True})
@@ -68,7 +91,7 @@ def main() -> None:
         if number in broken:
             _tell(say, {"error": broken[number]})
             continue
-        _tell(say, _answer(functions[number], order["rows"], order["answer"]))
+        _tell(say, _answer(functions[number], order["rows"], order["answer"], mark))
 
 
 def _end_with(parent: int) -> None:
@@ -83,21 +106,23 @@ def _tell(say: Any, answer: Mapping[str, Any]) -> None:
     say.flush()
 
 
-def _answer(f: Function, rows: str, answer: str) -> dict[str, Any]:
+def _answer(f: Function, rows: str, answer: str, mark: Mark) -> dict[str, Any]:
     try:
         columns = _caju.read_rows(rows)
-        out, kept = run(f, columns)
+        out, kept = run(f, columns, mark)
         with open(answer, "wb") as file:
             file.write(_caju.ipc_from_columns(out))
         return {} if kept is None else {"rows": kept}
     except Raised as e:
         cause = e.__cause__
         assert cause is not None
-        return {"error": _told(cause), "row": e.row}
+        return {"error": f"raised {_told(cause)}", "row": e.row}
     except BadRow as e:
-        return {"error": f"no exception, but returned {e}", "row": e.row}
+        return {"error": f"returned {e}", "row": e.row}
     except Exception as e:
-        return {"error": _told(e)}
+        return {"error": f"raised {_told(e)}"}
+    finally:
+        mark.done()
 
 
 def _told(e: BaseException) -> str:
@@ -107,39 +132,42 @@ def _told(e: BaseException) -> str:
     return "\n".join([last, *(line.rstrip() for line in traceback.format_list(frames))])
 
 
-def run(f: Function, columns: dict[str, Any]) -> tuple[list[Any], list[int] | None]:
+def run(f: Function, columns: dict[str, Any], mark: Mark) -> tuple[list[Column], list[int] | None]:
     """What the function makes of a batch: columns, and the input row of each output row where they differ."""
     seeds = columns.pop(SEED, None)
     count = _length(columns)
     if f.batched:
         return _batch(f, columns, count, None if seeds is None else seeds[0])
-    results = []
+    rows: list[Mapping[str, Any]] = []
+    kept: list[int] = []
     for i in range(count):
+        mark.row(i)
         _seed.set(None if seeds is None else seeds[i])
         try:
-            results.append(f.call(row_of(columns, i)))
+            if f.kind == "filter":
+                kept += [i] if f.call(row_of(columns, i)) else []
+                continue
+            # What a generator yields it computes only now, so it belongs to its row.
+            made = list(made_of(f.kind, f.call(row_of(columns, i)), i))
+        except BadRow:
+            raise
         except Exception as e:
             raise Raised(i) from e
-    _seed.set(None)
+        finally:
+            _seed.set(None)
+        rows += made
+        kept += [i] * len(made)
+    mark.done()
     if f.kind == "filter":
-        kept = [i for i, keep in enumerate(results) if keep]
-        return _taken(columns, kept), kept
-    if f.kind == "map":
-        for i, r in enumerate(results):
-            _check_row(i, r)
-        return columns_of(results), None
-    kept, flat = [], []
-    for i, made in enumerate(results):
-        for r in made:
-            _check_row(i, r)
-            kept.append(i)
-            flat.append(r)
-    if not flat:
-        return [], []
-    return columns_of(flat), kept
+        return _taken(kept), kept
+    try:
+        out = columns_of(rows) if rows else []
+    except BadRow as e:
+        raise BadRow(None if e.row is None else kept[e.row], str(e)) from None
+    return out, None if f.kind == "map" else kept
 
 
-def _batch(f: Function, columns: dict[str, Any], count: int, seed: Any) -> tuple[list[Any], list[int] | None]:
+def _batch(f: Function, columns: dict[str, Any], count: int, seed: Any) -> tuple[list[Column], list[int] | None]:
     _seed.set(seed)
     try:
         result = f.call(dict(columns))
@@ -149,21 +177,15 @@ def _batch(f: Function, columns: dict[str, Any], count: int, seed: Any) -> tuple
         _seed.set(None)
     if f.kind == "filter":
         if len(result) != count:
-            raise ValueError(f"returned {len(result)} answers for a batch of {count} rows")
+            raise BadRow(None, f"{len(result)} answers for a batch of {count} rows")
         kept = [i for i, keep in enumerate(result) if keep]
-        return _taken(columns, kept), kept
+        return _taken(kept), kept
     if not isinstance(result, Mapping):
-        raise TypeError(f"returned {type(result).__name__}, not a dict of arrays")
-    out = [column(name, values) for name, values in result.items()]
-    if f.kind == "map" and any(shape[0] != count for _, _, shape, _ in out):
-        raise ValueError(f"returned {[shape[0] for _, _, shape, _ in out]} rows for a batch of {count}")
-    # Which input row a row of a batch comes from only the function knows: the last one stands for all.
-    return out, None if f.kind == "map" else [count - 1] * (out[0][2][0] if out else 0)
-
-
-def _check_row(i: int, row: Any) -> None:
-    if not isinstance(row, Mapping):
-        raise BadRow(i, f"{type(row).__name__}, not a dict of columns")
+        raise BadRow(None, f"{type(result).__name__}, not a dict of arrays")
+    out = columns_of_arrays(result)
+    if out[0].shape[0] != count:
+        raise BadRow(None, f"{out[0].shape[0]} rows for a batch of {count}")
+    return out, None
 
 
 def _length(columns: Mapping[str, Any]) -> int:
@@ -171,9 +193,9 @@ def _length(columns: Mapping[str, Any]) -> int:
     return _length(first) if isinstance(first, dict) else len(first)
 
 
-def _taken(columns: Mapping[str, Any], kept: list[int]) -> list[Any]:
+def _taken(kept: list[int]) -> list[Column]:
     # The worker has the rows; which of them stay is all that it needs.
-    return [("kept", "int64", [len(kept)], b"".join(i.to_bytes(8, sys.byteorder) for i in kept))]
+    return [Column("kept", "int64", [len(kept)], b"".join(i.to_bytes(8, sys.byteorder) for i in kept))]
 
 
 if __name__ == "__main__":

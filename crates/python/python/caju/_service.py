@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._cluster import LocalCluster, address_of
+from ._cluster import LocalCluster, address_of, whole
 from ._errors import InvalidPipeline, Unimplemented
 
 MODES = ("dynamic", "off")
 UNEVEN = ("drop", "pad")
+MAX_SEED = 2**64 - 1
 
 
 class Service:
@@ -51,8 +52,9 @@ class Service:
         connect_timeout: float,
     ) -> Service:
         """What `distribute` was given, checked."""
-        if job_name is not None and not isinstance(job_name, str):
-            raise InvalidPipeline(f"job_name {job_name!r} must be a string")
+        for name, text in (("job_name", job_name), ("policy", policy), ("encoding", encoding)):
+            if text is not None and not isinstance(text, str):
+                raise InvalidPipeline(f"{name}={text!r} must be a string")
         if job_name is not None and not job_name.strip():
             raise InvalidPipeline("job_name must not be empty; leave it out to read alone")
         if processing_mode not in MODES:
@@ -60,8 +62,10 @@ class Service:
                 f"processing_mode {processing_mode!r} is none of {', '.join(MODES)}; say \"dynamic\" for each row "
                 "once, \"off\" for all rows from every worker"
             )
-        if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
-            raise InvalidPipeline(f"epochs={epochs!r} must be a positive number")
+        epochs = whole("epochs", epochs, 1)
+        seed = whole("seed", seed, 0, MAX_SEED)
+        if isinstance(connect_timeout, bool) or not isinstance(connect_timeout, (int, float)) or not connect_timeout >= 0:
+            raise InvalidPipeline(f"connect_timeout={connect_timeout!r} must be a number of seconds, 0 or more")
         address = address_of(service)
         keep = None if service is address else service
         return cls(
@@ -100,9 +104,9 @@ def refuse_coordination(num_consumers: int | None, consumer_index: int | None, u
         raise InvalidPipeline(f"uneven={uneven!r} is none of {', '.join(UNEVEN)}")
     if num_consumers is None:
         raise InvalidPipeline("consumer_index= and uneven= belong to num_consumers=, which is not given")
-    if not isinstance(num_consumers, int) or num_consumers < 1:
-        raise InvalidPipeline(f"num_consumers={num_consumers!r} must be a positive number")
-    if consumer_index is not None and not 0 <= consumer_index < num_consumers:
+    num_consumers = whole("num_consumers", num_consumers, 1)
+    consumer_index = whole("consumer_index", consumer_index, 0)
+    if consumer_index is not None and num_consumers is not None and consumer_index >= num_consumers:
         raise InvalidPipeline(f"consumer_index={consumer_index} is none of the {num_consumers} consumers, from 0")
     raise Unimplemented(
         "coordinated reads (num_consumers=, the same number of steps for every rank) are not offered yet; ranks that "

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import base64
 import json
+import operator
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import Any, SupportsIndex, Union
 
 from . import _caju
 from ._dataset import Dataset
 from ._errors import InvalidPipeline
+from ._schema import Schema
 from ._service import Service
 
 Paths = Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]]
 """A path or URL, perhaps with patterns, or a list of them."""
 
 
-def range(*args: int) -> Dataset:  # noqa: A001  # tf.data's name
+def range(*args: SupportsIndex) -> Dataset:  # noqa: A001  # tf.data's name
     """Consecutive integers in the column `id`: `range(end)`, `range(start, end)` or `range(start, end, step)`."""
     import builtins
 
-    if not 1 <= len(args) <= 3 or not all(isinstance(a, int) for a in args):
+    try:
+        whole = [operator.index(a) for a in args]
+    except TypeError:
+        whole = []
+    if not 1 <= len(whole) <= 3:
         raise InvalidPipeline("range takes one to three integers: range(end), range(start, end), range(start, end, step)")
-    start, end, step = (0, args[0], 1) if len(args) == 1 else (args[0], args[1], args[2] if len(args) == 3 else 1)
+    start, end, step = (0, whole[0], 1) if len(whole) == 1 else (whole[0], whole[1], whole[2] if len(whole) == 3 else 1)
     out = _source({"range": {"start": start, "end": end, "step": step}})
     out._rows = len(builtins.range(start, end, step))
     return out
@@ -125,6 +131,31 @@ class _Registered(Dataset):
     def __init__(self, dataset_id: str) -> None:
         super().__init__({"registered": dataset_id})
         self._id = dataset_id
+        self._told: tuple[str, bytes, str] | None = None
+
+    def _ask(self) -> tuple[str, bytes, str]:
+        """Fingerprint, schema and definition, as the service has them."""
+        if self._told is None:
+            if self._service is None:
+                raise InvalidPipeline(
+                    f"only the id `{self._id}` is known here, and no service to ask: caju.from_dataset_id(address, "
+                    f"{self._id!r})"
+                )
+            self._told = self._connect(self._service).dataset(self._id)
+        return self._told
+
+    def _tree(self) -> dict[str, Any]:
+        tree: dict[str, Any] = json.loads(self._ask()[2])
+        return tree
+
+    @property
+    def fingerprint(self) -> str:
+        """The name of what is computed, as the service has it."""
+        return self._ask()[0]
+
+    def _columns(self) -> Sequence[Schema | None]:
+        # Its source may be in reach of the service alone, which has the columns of the elements.
+        return [None] * len(self._tree()["steps"]) + [Schema(self._ask()[1])]
 
     def _with(self, step: dict[str, Any]) -> Dataset:
         raise InvalidPipeline(f"the registered dataset `{self._id}` is whole; stages cannot be added to it")

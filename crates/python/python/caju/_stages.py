@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,13 @@ class Stages:
         raise NotImplementedError
 
     def _python(
-        self, kind: str, function: Callable[..., Any], batched: bool, version: str | None, schema: Any = None
+        self,
+        kind: str,
+        function: Callable[..., Any],
+        batched: bool,
+        version: str | None,
+        schema: Any = None,
+        timeout: float | None = None,
     ) -> Dataset:
         """The same with a function of the user's own as one stage more."""
         raise NotImplementedError
@@ -38,18 +45,21 @@ class Stages:
         batched: bool = False,
         version: str | None = None,
         schema: Any = None,
+        timeout: float | None = None,
         **more: ExprLike,
     ) -> Dataset:
         """The row becomes these expressions: `ds.map(x="ln(x + 1)", y=col("label") < 100)`.
 
         Or what a Python function makes of it, which gets and gives a dict (`batched=True`: a dict of arrays). It is
-        tried on the first row here, to see which columns it makes, unless `schema` says so: a dict of types such as
-        `{"id": "int64", "image": "float32[224, 224, 3]"}`, a `caju.Schema` or a pyarrow one, to which values are
-        converted. `version` names a function in place of its code.
+        tried on the first rows here, to see which columns it makes, unless `schema` says so: a dict of types such as
+        `{"id": "int64", "image": "float32[224, 224, 3]"}`, a `caju.Schema` or a pyarrow one. Values are converted to
+        these types where nothing but the last digits of floats is lost, and refused elsewhere. `version` names a
+        function in place of its code. `timeout` is how many seconds it may take for a row (`batched=True`: for a
+        batch of about 1000 rows), 60 by default; then its process counts as hanging.
         """
         if callable(columns):
-            return self._python("map", columns, batched, version, schema)
-        _no_schema(schema)
+            return self._python("map", columns, batched, version, schema, timeout)
+        _no_schema(schema, timeout)
         return self._with({"map": _expressions("map", columns, more)})
 
     def with_columns(self, columns: Mapping[str, ExprLike] | None = None, /, **more: ExprLike) -> Dataset:
@@ -62,11 +72,17 @@ class Stages:
         return self._with({"select": {"columns": names}})
 
     def filter(
-        self, predicate: ExprLike | Callable[..., Any], *, batched: bool = False, version: str | None = None
+        self,
+        predicate: ExprLike | Callable[..., Any],
+        *,
+        batched: bool = False,
+        version: str | None = None,
+        timeout: float | None = None,
     ) -> Dataset:
         """Keeps the rows for which the expression is true, or a Python function says so; as `map` otherwise."""
         if callable(predicate):
-            return self._python("filter", predicate, batched, version)
+            return self._python("filter", predicate, batched, version, timeout=timeout)
+        _no_schema(None, timeout)
         return self._with({"filter": {"expr": expression(predicate, "filter")}})
 
     def flat_map(
@@ -76,6 +92,7 @@ class Stages:
         *,
         version: str | None = None,
         schema: Any = None,
+        timeout: float | None = None,
         **more: ExprLike,
     ) -> Dataset:
         """One row per value of a list expression, as a new column: `ds.flat_map(token="tokenize(text)")`.
@@ -83,8 +100,8 @@ class Stages:
         Or one per dict that a Python function yields for a row; as `map` otherwise.
         """
         if callable(columns):
-            return self._python("flat_map", columns, False, version, schema)
-        _no_schema(schema)
+            return self._python("flat_map", columns, False, version, schema, timeout)
+        _no_schema(schema, timeout)
         lists = _expressions("flat_map", columns, more)
         if len(lists) != 1:
             raise InvalidPipeline(f"flat_map takes one column, such as token=\"tokenize(text)\", not {len(lists)}")
@@ -196,8 +213,25 @@ def _expressions(
     return {name: expression(value, f"{stage} `{name}`") for name, value in both.items()}
 
 
-def _no_schema(schema: Any) -> None:
+def _no_schema(schema: Any, timeout: Any) -> None:
     if schema is not None:
         raise InvalidPipeline(
             "schema= says what a Python function makes; a column of that name goes by a dict: {\"schema\": \"...\"}"
         )
+    if timeout is not None:
+        raise InvalidPipeline(
+            "timeout= says how long a Python function may take; a column of that name goes by a dict: {\"timeout\": \"...\"}"
+        )
+
+
+def plain(value: Any) -> Any:
+    """The same with Python's own numbers in place of NumPy's and others that are whole."""
+    if isinstance(value, dict):
+        return {name: plain(v) for name, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if hasattr(value, "__index__"):
+        return operator.index(value)
+    return value

@@ -1,0 +1,346 @@
+"""Values of user functions: what a function gives is what the dataset holds, or an error that names row and column."""
+
+import datetime as dt
+import decimal
+import os
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import caju as cj
+
+
+def column(dataset, name="x", size=4096):
+    """A column of all rows, as Arrow has it."""
+    batches = list(dataset.batch(size).arrow())
+    return [v for b in batches for v in b.column(name).to_pylist()]
+
+
+def halves(row):
+    return {"x": row["id"] / 2 if row["id"] else 0}
+
+
+# ---- numbers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [
+    lambda d: d.map(halves),
+    lambda d: d.flat_map(lambda row: [halves(row)]),
+    lambda d: d.map(halves, schema={"x": "int64"}),
+])  # fmt: skip
+def test_numbers_are_never_cut_off(stage):
+    with pytest.raises(cj.InvalidPipeline) as e:
+        list(stage(cj.range(4)).batch(4))
+    text = str(e.value)
+    assert "row 1" in text and "column `x`" in text and "float64" in text and "int64" in text and "0.5" in text
+    assert '"float64"' in text and "float(...)" in text and "steps[0].python" in text
+
+
+def test_batches_of_numbers_are_never_cut_off():
+    def f(b):
+        return {"x": b["id"] if b["id"][0] == 0 and len(b["id"]) <= 8 else b["id"] / 2}
+
+    with pytest.raises(cj.InvalidPipeline, match=r"row 1\b.*column `x`(.|\n)*0\.5 has no place"):
+        list(cj.range(100).map(f, batched=True).batch(4))
+
+
+@pytest.mark.parametrize("schema,value,shown", [
+    ("int64", 1.9, "1.9"), ("bool", 2, "2"), ("float32", 1e300, "1e300"), ("uint8", 256, "256"), ("uint64", -1, "-1"),
+    ("float64", 2**53 + 1, "9007199254740993"), ("int64", 2**63, "9223372036854775808"), ("int64", float("nan"), "NaN"),
+    ("int64", "5", '"5"'), ("string", 5, "5"), ("bytes", "a", '"a"'), ("timestamp", 5, "5"),
+])  # fmt: skip
+def test_what_a_type_cannot_hold_is_refused(schema, value, shown):
+    dataset = cj.range(3).map(lambda row: {"x": value if row["id"] == 1 else None}, schema={"x": schema})
+    with pytest.raises(cj.InvalidPipeline, match=r"row 1\b") as e:
+        list(dataset.batch(3))
+    assert f": {shown} has no place there" in str(e.value)
+
+
+@pytest.mark.parametrize("schema,value,kept", [
+    ("float64", 2, 2.0), ("int64", np.int32(7), 7), ("int64", np.float32(3.0), 3), ("float32", 0.1, np.float32(0.1)),
+    ("bool", 1, True), ("uint64", 2**64 - 1, 2**64 - 1), ("float32", float("inf"), float("inf")),
+    ("float64[2]", [1, 2], [1.0, 2.0]), ("list of float64", np.arange(2), [0.0, 1.0]), ("int64", np.array(5), 5),
+])  # fmt: skip
+def test_what_is_the_same_in_another_type_passes(schema, value, kept):
+    assert column(cj.range(2).map(lambda row: {"x": value}, schema={"x": schema})) == [kept, kept]
+
+
+def test_bad_values_can_be_skipped():
+    dataset = cj.range(6).map(halves, schema={"x": "int64"}).with_options(on_error="skip")
+    assert sorted(column(dataset)) == [0, 1, 2]
+
+
+def test_integers_among_floats_are_exact_or_refused():
+    assert column(cj.range(2).map(lambda r: {"x": 3 if r["id"] else 0.5})) == [0.5, 3.0]
+    with pytest.raises(cj.InvalidPipeline, match=r"row 1\b.*(.|\n)*9007199254740993.*exactly"):
+        list(cj.range(2).map(lambda r: {"x": 2**53 + 1 if r["id"] else 0.5}))
+
+
+def test_numpys_numbers_do_not_wrap_around_among_each_other():
+    def f(row):
+        return {"x": np.uint64(2**63 + 1) if row["id"] == 0 else np.int64(-1)}
+
+    with pytest.raises(cj.InvalidPipeline, match="fits neither int64 nor uint64|has no place"):
+        list(cj.range(2).map(f))
+
+
+# ---- nulls ---------------------------------------------------------------------------------------------------------
+
+NULLS = pa.table({
+    "int": pa.array([1, None, 3], pa.int64()),
+    "small": pa.array([None, 2, 3], pa.uint8()),
+    "float": pa.array([1.5, None, float("nan")], pa.float64()),
+    "half": pa.array([1.5, None, 2.5], pa.float32()),
+    "bool": pa.array([True, None, False]),
+    "string": pa.array(["a", None, ""]),
+    "bytes": pa.array([b"a\0", None, b""]),
+    "list": pa.array([[1, 2], None, []], pa.list_(pa.int64())),
+    "items": pa.array([[1, None], [None], []], pa.list_(pa.int64())),
+    "floats": pa.array([[1.0, None], [], [float("nan")]], pa.list_(pa.float64())),
+    "words": pa.array([["a", None], None, []], pa.list_(pa.string())),
+    "tensor": pa.array([[1, 2], None, [5, 6]], pa.list_(pa.int32(), 2)),
+    "when": pa.array([dt.datetime(2024, 1, 2, 3, 4, 5, 6), None, dt.datetime(1969, 1, 1)], pa.timestamp("us")),
+    "day": pa.array([dt.date(2024, 1, 2), None, dt.date(1900, 1, 1)], pa.date32()),
+    "span": pa.array([dt.timedelta(seconds=1, microseconds=2), None, dt.timedelta(-1)], pa.duration("us")),
+    "struct": pa.array([{"a": 1, "b": "x"}, None, {"a": None, "b": None}], pa.struct({"a": pa.int64(), "b": pa.string()})),
+})  # fmt: skip
+
+
+def rows_of(dataset):
+    return pa.Table.from_batches(list(dataset.batch(2).arrow())).to_pylist()
+
+
+def same(a, b):
+    """Equal, NaN too."""
+    return repr(a) == repr(b)
+
+
+@pytest.mark.parametrize("identity", [
+    lambda d: d.map(lambda row: row),
+    lambda d: d.map(lambda row: dict(row), schema=d.schema),
+    lambda d: d.map(lambda b: b, batched=True),
+    lambda d: d.map(lambda b: {n: v[:] if not isinstance(v, dict) else v for n, v in b.items()}, batched=True, schema=d.schema),
+    lambda d: d.flat_map(lambda row: [row]),
+    lambda d: d.filter(lambda row: True),
+    lambda d: d.filter(lambda b: np.ones(len(b["int"]), bool), batched=True),
+])  # fmt: skip
+def test_the_identity_changes_nothing(identity):
+    for name in NULLS.column_names:
+        dataset = cj.from_arrow(NULLS.select([name, "int"] if name != "int" else ["int"]))
+        assert same(rows_of(identity(dataset)), rows_of(dataset)), name
+
+
+def test_nulls_are_what_the_documentation_says():
+    def f(row):
+        none = ("int", "bool", "string", "bytes", "list", "words", "struct", "tensor")
+        nat = ("when", "day", "span")
+        return {"x": [row[n] is None for n in none] + [bool(np.isnat(row[n])) for n in nat] + [bool(np.isnan(row["float"]))]}
+
+    there, null, _ = column(cj.from_arrow(NULLS).map(f))
+    assert not any(there) and all(null)
+
+
+def test_nan_that_was_computed_is_no_null():
+    table = pa.table({"a": pa.array([1.0, None, -1.0])})
+    out = column(cj.from_arrow(table).map(lambda r: {"x": r["a"] * 1.0}), size=3)
+    assert repr(out) == "[1.0, nan, -1.0]"
+    masked = column(cj.from_arrow(table).map(lambda b: {"x": b["a"] * 2}, batched=True))
+    assert masked == [2.0, None, -2.0]
+
+
+def test_none_from_a_function_is_null():
+    def f(row):
+        i = int(row["id"])
+        return {"x": i if i % 2 else None, "t": np.zeros(2) if i % 2 else None, "w": ["a"] * i if i % 3 else None}
+
+    rows = rows_of(cj.range(4).map(f))
+    assert [r["x"] for r in rows] == [None, 1, None, 3]
+    assert [r["t"] for r in rows] == [None, [0, 0], None, [0, 0]]
+    assert [r["w"] for r in rows] == [None, ["a"], ["a", "a"], None]
+
+
+def test_what_is_only_none_at_first_asks_for_a_type():
+    with pytest.raises(cj.InvalidPipeline, match=r"column `x`.*schema=\{\"x\": \"int64\""):
+        cj.range(200).map(lambda row: {"x": None})
+    late = cj.range(200).map(lambda row: {"x": int(row["id"]) if row["id"] > 50 else None})
+    assert dict(late.schema) == {"x": "int64"} and column(late)[-1] == 199
+
+
+def test_masked_arrays_and_none_come_into_memory_as_nulls():
+    dataset = cj.from_numpy({
+        "m": np.ma.array([1, 2, 3], mask=[0, 1, 0]), "f": np.ma.array([1.0, 2, 3], mask=[1, 0, 0]),
+        "w": np.array(["a", None, "c"], object), "n": [1, None, 3],
+        "t": np.ma.array([[1, 2], [3, 4], [5, 6]], mask=[[0, 1], [0, 0], [1, 1]]),
+        "d": np.array(["2024-01-01", "NaT", "2024-01-03"], "M8[D]"),
+    })
+    rows = rows_of(dataset)
+    assert [r["m"] for r in rows] == [1, None, 3] == [r["n"] for r in rows] and [r["f"] for r in rows] == [None, 2.0, 3.0]
+    assert [r["t"] for r in rows] == [[1, None], [3, 4], [None, None]] and rows[1]["w"] is rows[1]["d"] is None
+
+
+def test_a_null_struct_is_none():
+    dataset = cj.from_arrow(pa.table({"s": pa.array([{"a": 1, "b": {"c": 1.0}}, None], pa.struct(
+        {"a": pa.int64(), "b": pa.struct({"c": pa.float64()})}))}))  # fmt: skip
+    assert [r["s"] for r in dataset][1] is None and [r["s"] for r in dataset][0] == {"a": 1, "b": {"c": 1.0}}
+    [batch] = dataset.batch(2)
+    assert batch["s"]["a"].tolist() == [1, None] and np.isnan(batch["s"]["b"]["c"][1])
+
+
+# ---- bytes, lists, dates -------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_exact():
+    def packed(i):
+        return int(i).to_bytes(8, "little")
+
+    want = [packed(i) for i in range(3)]
+    assert column(cj.range(3).map(lambda b: {"x": [packed(i) for i in b["id"]]}, batched=True)) == want
+    assert column(cj.range(3).map(lambda r: {"x": packed(r["id"])})) == want
+    assert column(cj.range(3).map(lambda r: {"x": bytearray(packed(r["id"]))})) == want
+    assert column(cj.range(3).map(lambda r: {"x": [packed(r["id"]), b"\0"]})) == [[w, b"\0"] for w in want]
+    assert column(cj.range(3).flat_map(lambda r: [{"x": packed(r["id"])}])) == want
+    assert column(cj.from_numpy({"x": [b"ab\0\0", b"c\0"]})) == [b"ab\0\0", b"c\0"]
+    assert column(cj.from_numpy({"x": np.array([b"ab\0\0", None, b"c\0"], object)})) == [b"ab\0\0", None, b"c\0"]
+
+
+@pytest.mark.parametrize("f,kind,row", [
+    (lambda r: {"x": np.arange(r["id"] + 1)}, "list of int64", [0, 1, 2]),
+    (lambda r: {"x": list(range(int(r["id"]) + 1))}, "list of int64", [0, 1, 2]),
+    (lambda r: {"x": ["w"] * int(r["id"])}, "list of string", ["w", "w"]),
+    (lambda r: {"x": np.array(["w"] * int(r["id"]))}, "list of string", ["w", "w"]),
+    (lambda r: {"x": [[1.5] * int(r["id"])]}, "list of list of float64", [[1.5, 1.5]]),
+    (lambda r: {"x": np.ones((int(r["id"]), 2), "f4")}, "list of float32[2]", [[1, 1], [1, 1]]),
+    (lambda r: {"x": [1, 2]}, "int64[2]", [1, 2]),
+    (lambda r: {"x": np.zeros((2, 1))}, "float64[2, 1]", [0, 0]),
+])  # fmt: skip
+def test_lengths_that_differ_make_lists(f, kind, row):
+    dataset = cj.range(20).map(f)
+    assert dict(dataset.schema) == {"x": kind}
+    assert column(dataset, size=1)[2] == row and column(dataset)[2] == row     # batches of one length, and mixed ones
+
+
+def test_lists_over_batches():
+    def ragged(b):
+        out = np.empty(len(b["id"]), object)
+        out[:] = [np.arange(i) for i in b["id"]]
+        return {"x": out, "w": [["w"] * int(i) for i in b["id"]]}
+
+    dataset = cj.range(5).map(ragged, batched=True)
+    assert dict(dataset.schema) == {"x": "list of int64", "w": "list of string"}
+    assert column(dataset)[3] == [0, 1, 2] and column(dataset, "w")[2] == ["w", "w"]
+
+
+def test_a_length_that_differs_late_says_the_way_out():
+    def f(row):
+        return {"x": np.zeros(3 if row["id"] < 50 else 4)}
+
+    with pytest.raises(cj.InvalidPipeline) as e:
+        list(cj.range(100).map(f))
+    assert 'schema={"x": "list of float64"}' in str(e.value) and "row 50" in str(e.value)
+    assert len(column(cj.range(100).map(f, schema={"x": "list of float64"}))) == 100
+
+
+def test_how_many_rows_are_tried_depends_on_what_they_hold(tmp_path):
+    def trying(f):
+        file = tmp_path / os.urandom(4).hex()
+
+        def counted(row):
+            with open(file, "a") as out:
+                out.write("x")
+            return f(row)
+
+        cj.range(1000).map(counted)
+        return len(file.read_text())
+
+    assert trying(lambda row: {"x": 1, "w": "a"}) == 1
+    assert trying(lambda row: {"x": np.zeros(3)}) == 8
+    assert trying(lambda row: {"x": None if row["id"] < 20 else 1}) == 21
+
+    def later(row):
+        if row["id"] == 3:
+            raise KeyError("late")
+        return {"x": np.zeros(3)}
+
+    assert trying(later) == 4                                 # the fourth is for the loop to report
+
+
+@pytest.mark.parametrize("value,kept", [
+    (dt.datetime(2024, 1, 2, 3, 4, 5, 6), dt.datetime(2024, 1, 2, 3, 4, 5, 6)),
+    (dt.date(2024, 1, 2), dt.date(2024, 1, 2)),
+    (dt.timedelta(days=1, microseconds=1), dt.timedelta(days=1, microseconds=1)),
+    (np.datetime64("2024-01-02"), dt.date(2024, 1, 2)),
+    (np.datetime64("2024-01-02T03", "h"), dt.datetime(2024, 1, 2, 3)),
+    (np.timedelta64(5, "ms"), dt.timedelta(milliseconds=5)),
+    (dt.datetime(2024, 1, 2, 3, tzinfo=dt.timezone(dt.timedelta(hours=1))), dt.datetime(2024, 1, 2, 2, tzinfo=dt.timezone.utc)),
+])  # fmt: skip
+def test_dates_times_and_durations(value, kept):
+    got = column(cj.range(2).map(lambda row: {"x": value}))
+    assert got == [kept, kept]
+    assert column(cj.range(2).map(lambda b: {"x": [value] * len(b["id"])}, batched=True)) == got
+
+
+def test_days_of_numpy_come_into_memory():
+    days = np.array(["2024-01-01", "NaT", "1900-01-01"], "M8[D]")
+    assert column(cj.from_numpy({"x": days})) == [dt.date(2024, 1, 1), None, dt.date(1900, 1, 1)]
+    assert column(cj.from_numpy({"x": np.array([1, 2], "m8[s]")})) == [dt.timedelta(seconds=1), dt.timedelta(seconds=2)]
+
+
+# ---- what is no value ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value,words", [
+    (5, r"5 \(int\) after 'a' \(str\).*one type"),
+    (b"a", r"b'a' \(bytes\) after 'a' \(str\)"),
+    (["a"], "list.*after 'a'"),
+    (object(), "object, which is no value of a column; return"),
+    (decimal.Decimal(1), r"Decimal.*return float\(\.\.\.\) or str"),
+    ({1, 2}, "set.*return list"),
+    (dt.time(1), "return a timedelta"),
+    (1j, "complex"),
+])  # fmt: skip
+def test_values_of_several_types_or_of_none_are_told(value, words):
+    def f(row):
+        return {"x": value if row["id"] == 20 else "a"}
+
+    with pytest.raises(cj.InvalidPipeline, match=r"row 20\b(.|\n)*column `x`(.|\n)*" + words):
+        list(cj.range(30).map(f))
+
+
+@pytest.mark.parametrize("made,words", [
+    ({}, "empty dict.*at least one column.*filter"), ({1: 2}, "column named 1, and names are strings"),
+    ({("a", "b"): 1}, "names are strings"), (5, "int, not a dict"), (None, "NoneType, not a dict"),
+    ({"x": {}}, "empty dict"),
+])  # fmt: skip
+def test_what_is_no_row_is_told_at_once(made, words):
+    with pytest.raises(cj.InvalidPipeline, match=words):
+        cj.range(3).map(lambda row: made)
+    start = time.monotonic()
+    with pytest.raises(cj.InvalidPipeline, match=r"row 0\b(.|\n)*" + words):
+        list(cj.range(3).map(lambda row: made, schema={"x": "int64"}))
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize("made,words", [
+    ({}, "empty dict"), ({1: [1, 2, 3]}, "names are strings"), ({"x": 5}, "single value"), ([1], "list, not a dict"),
+    ({"x": [1, 2, 3], "y": [1]}, "several lengths"), ({"x": [1]}, "1 rows for a batch of 3"),
+    ({"x": [1, "a", 2]}, "'a' .str. after 1"),
+])  # fmt: skip
+def test_batches_that_are_none_are_told(made, words):
+    with pytest.raises(cj.InvalidPipeline, match=words):
+        list(cj.range(3).map(lambda b: made, batched=True))
+
+
+def test_columns_that_were_not_promised_are_not_dropped():
+    with pytest.raises(cj.InvalidPipeline, match="made a column `y`.*promised: x"):
+        list(cj.range(3).map(lambda row: {"x": 1, "y": 2}, schema={"x": "int64"}))
+    with pytest.raises(cj.InvalidPipeline, match="must name columns"):
+        cj.range(3).map(lambda row: {"x": 1}, schema={})
+
+
+def test_from_numpy_names_what_it_does_not_take():
+    for columns, words in [({}, "empty dict"), ({1: [1]}, "names are strings"), ({"a": [1], "b": [1, 2]}, "a 1, b 2"),
+                           ({"a": 5}, "single value"), ({"a": ["x", 5]}, "'x' .str.")]:  # fmt: skip
+        with pytest.raises(cj.InvalidPipeline, match=words):
+            cj.from_numpy(columns)
