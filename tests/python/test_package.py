@@ -164,6 +164,11 @@ def test_explain_shows_stages_columns_and_hints():
     (lambda: cj.from_numpy({"a": np.arange(7)}).map(b="a"), 7),
     (lambda: cj.range(3).concatenate(cj.range(4)), 7),
     (lambda: cj.range(10).padded_batch(4), 3),
+    # Without a promised order the remainders of repetitions share batches.
+    (lambda: cj.range(10).batch(4).repeat(3), 8),
+    (lambda: cj.range(10).batch(4, drop_remainder=True).repeat(3), 7),
+    (lambda: cj.range(10).batch(4).repeat(3).with_options(deterministic=True), 9),
+    (lambda: cj.range(10).batch(4, drop_remainder=True).repeat(3).with_options(deterministic=True), 6),
 ])  # fmt: skip
 def test_length_is_what_arrives(build, length):
     assert len(build()) == length == len(list(build()))

@@ -117,7 +117,9 @@ fn a_port_in_use_is_named_with_the_flag() {
 fn a_state_dir_brings_jobs_back_and_belongs_to_one_dispatcher() {
     run(async {
         let dir = tempfile::tempdir().unwrap();
-        let config = DispatcherConfig { state_dir: Some(dir.path().to_path_buf()), ..fast() };
+        // The worker says nothing more, and must not be missed while the lock is looked at.
+        let timers = Timers { worker_timeout: Duration::from_secs(60), ..fast().timers };
+        let config = DispatcherConfig { state_dir: Some(dir.path().to_path_buf()), timers, ..fast() };
         let (handle, url) = start(config.clone()).await;
         let mut rpc = DispatcherClient::connect(url).await.unwrap();
         rpc.register_worker(register("a:1")).await.unwrap();

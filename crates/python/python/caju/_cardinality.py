@@ -15,12 +15,16 @@ class Cardinality:
         self.rows: int | None = None
         self.why = why
         self.endless = False
+        self.ordered = False
+        # Rows in front of a batch, its size, and whether its remainder is dropped: as long as elements are these batches.
+        self.batched: tuple[int, int, bool] | None = None
 
     @staticmethod
     def of(rows: int | None, definition: dict[str, Any]) -> Cardinality:
         """The cardinality of a definition whose source has so many rows."""
         source = next(iter(definition["source"]))
         out = Cardinality(rows, f"the rows of {source} are not counted before they are read")
+        out.ordered = bool(definition.get("deterministic", False))
         if definition.get("on_error", "fail") != "fail":
             out.unknown("on_error may skip rows")
         for step in definition["steps"]:
@@ -47,8 +51,9 @@ class Cardinality:
         if name in KEEP:
             return
         rows, self.rows = self.rows, None
+        batched, self.batched = self.batched, None
         if name == "repeat":
-            self.repeat(value)
+            self.repeat(value, batched)
         elif name == "take" and (self.endless or self.count is not None):
             self.count = int(value) if self.count is None else min(self.count, int(value))
             self.endless = False
@@ -63,19 +68,25 @@ class Cardinality:
         elif not (self.endless and name in ("batch", "padded_batch", "bucket_by_length", "unbatch")):
             self.unknown(f"it depends on the rows what `{name}` lets through")
 
-    def repeat(self, count: int | None) -> None:
-        """Repeats; for ever without a count."""
+    def repeat(self, count: int | None, batched: tuple[int, int, bool] | None) -> None:
+        """Repeats; for ever without a count. Where no order is promised, remainders of repetitions share batches."""
         if count is None:
             self.endless = self.endless or self.count != 0
             self.count = None if self.endless else 0
+        elif batched is not None and not self.ordered:
+            rows, size, drop = batched
+            self.fill(rows * count, size, drop)
         elif self.count is not None:
             self.count *= count
+
+    def fill(self, rows: int, size: int, drop: bool) -> None:
+        """So many rows in batches."""
+        self.batched = (rows, size, drop)
+        self.rows = rows - rows % size if drop else rows
+        self.count = -(-self.rows // size)
 
     def batch(self, arguments: dict[str, Any]) -> None:
         """Rows become batches."""
         if self.count is None:
             return
-        size, rest = arguments["size"], self.count % arguments["size"]
-        dropped = rest if arguments.get("drop_remainder") else 0
-        self.rows = self.count - dropped
-        self.count = -(-self.rows // size)
+        self.fill(self.count, arguments["size"], bool(arguments.get("drop_remainder")))
