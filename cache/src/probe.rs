@@ -22,6 +22,9 @@ use crate::write::encode_all;
 
 /// Reads of the probe at once, as a task reads several splits.
 const READERS: usize = 3;
+/// How often a probe is decoded; the least time counts. A few rows are decoded in microseconds, and the first time takes
+/// several times as long as the second.
+const DECODES: usize = 3;
 /// A byte of each page is looked at, so that it is there.
 const PAGE: usize = 4096;
 
@@ -82,11 +85,15 @@ impl Cache {
         self.root.delete(&path).await?;
         let (fetched, read) = read?;
         let decode = move || {
-            let start = thread_cpu_time();
-            // A mapped file is checked once per process, not in every epoch.
-            std::hint::black_box((!mapped).then(|| xxh3_128(&fetched)));
-            let rows = decode_all(fetched, encoding)?;
-            Ok::<_, Error>((rows, thread_cpu_time().saturating_sub(start)))
+            let (mut rows, mut least) = (0, Duration::MAX);
+            for _ in 0..DECODES {
+                let start = thread_cpu_time();
+                // A mapped file is checked once per process, not in every epoch.
+                std::hint::black_box((!mapped).then(|| xxh3_128(&fetched)));
+                rows = decode_all(fetched.clone(), encoding)?;
+                least = least.min(thread_cpu_time().saturating_sub(start));
+            }
+            Ok::<_, Error>((rows, least))
         };
         let (decoded, decode_cpu) = blocking(decode).await?;
         if decoded != count {
