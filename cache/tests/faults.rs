@@ -31,10 +31,10 @@ impl Site {
             (format!("file://{}/c", folder.path().display()), Some(folder))
         };
         let (a, b) = (files(), files());
-        [(memory_root(), None, false), (a.0, a.1, true), (b.0, b.1, false)]
+        [(memory_root(), None, false), (a.0, a.1, true), (b.0, b.1, false), (wire_root(), None, false)]
             .into_iter()
             .map(|(root, folder, mmap)| {
-                let at = Stores::default().resolve(&root).unwrap();
+                let at = stores_of(&root).resolve(&root).unwrap();
                 Site { root, store: at.store, base: at.path.to_string(), mmap, _folder: folder }
             })
             .collect()

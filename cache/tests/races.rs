@@ -134,12 +134,18 @@ async fn outcome(cache: &Arc<Cache>) -> PutOutcome {
 async fn open_at(root: &str, clock: &Arc<ManualClock>) -> Arc<Cache> {
     let clock = Arc::clone(clock) as Arc<dyn caju_runtime::Clock>;
     let options = CacheOptions { lease_ttl: TTL, request_timeout: Duration::from_secs(1 << 30), ..hasty() };
-    Cache::open(&Stores::default(), root, options, clock, writer_id()).await.unwrap()
+    Cache::open(&stores_of(root), root, options, clock, writer_id()).await.unwrap()
 }
 
 #[tokio::test]
 async fn a_paused_writer_is_passed_over_and_loses() {
-    let root = memory_root();
+    let folder = tempfile::tempdir().unwrap();
+    for root in [memory_root(), format!("file://{}/c", folder.path().display()), wire_root()] {
+        paused_in(root).await;
+    }
+}
+
+async fn paused_in(root: String) {
     let (frozen, clock) = (Arc::new(ManualClock::default()), Arc::new(ManualClock::default()));
     // The clocks of two machines need not agree.
     frozen.advance(Duration::from_secs(1_000_000));

@@ -2,8 +2,8 @@
 #![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arrow_array::builder::{ListBuilder, StringBuilder};
@@ -14,6 +14,7 @@ use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
 use caju_cache::*;
 use caju_runtime::{Clock, Stores, SystemClock};
+use caju_testkit::s3::S3Server;
 use caju_types::{Fingerprint, SplitKey};
 use futures::TryStreamExt;
 use parking_lot::Mutex;
@@ -24,6 +25,30 @@ static NAMES: AtomicU64 = AtomicU64::new(0);
 /// A root in memory that no other test uses.
 pub fn memory_root() -> String {
     format!("memory://cache-test-{}-{}/a/root", std::process::id(), NAMES.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The S3 server of this process, on a thread of its own: it outlives every test's runtime.
+pub fn server() -> &'static S3Server {
+    static SERVER: OnceLock<S3Server> = OnceLock::new();
+    SERVER.get_or_init(|| {
+        let start = || {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            let server = runtime.block_on(S3Server::start(&["bucket"])).unwrap();
+            std::mem::forget(runtime);
+            server
+        };
+        std::thread::spawn(start).join().unwrap()
+    })
+}
+
+/// A root in an S3 server that no other test uses.
+pub fn wire_root() -> String {
+    format!("s3://bucket/test-{}", NAMES.fetch_add(1, Ordering::Relaxed))
+}
+
+/// What reaches a root, wherever it is.
+pub fn stores_of(root: &str) -> Stores {
+    if root.starts_with("s3:") { Stores::new(server().options(), None).unwrap() } else { Stores::default() }
 }
 
 pub fn writer_id() -> String {
@@ -43,7 +68,7 @@ pub async fn open(root: &str) -> Arc<Cache> {
 }
 
 pub async fn open_with(root: &str, options: CacheOptions) -> Arc<Cache> {
-    Cache::open(&Stores::default(), root, options, SystemClock::shared(), writer_id()).await.unwrap()
+    Cache::open(&stores_of(root), root, options, SystemClock::shared(), writer_id()).await.unwrap()
 }
 
 /// Time that stands still until a test moves it.
@@ -234,7 +259,7 @@ pub async fn open_faulty(
     options: CacheOptions,
     clock: Arc<dyn Clock>,
 ) -> caju_types::Result<Arc<Cache>> {
-    let inner = Stores::default().resolve(root).unwrap();
+    let inner = stores_of(root).resolve(root).unwrap();
     let stores = Stores::default();
     let faulty = caju_testkit::faulty::FaultyStore::new(inner.store, faults.clone());
     stores.register(&inner.url.root(), Arc::new(faulty)).unwrap();
@@ -243,7 +268,7 @@ pub async fn open_faulty(
 
 /// The names of all objects below a root.
 pub async fn objects(root: &str) -> Vec<String> {
-    let at = Stores::default().resolve(root).unwrap();
+    let at = stores_of(root).resolve(root).unwrap();
     let listed: Vec<_> = at.store.list(Some(&at.path)).try_collect().await.unwrap();
     let mut names: Vec<_> = listed
         .into_iter()

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use caju_runtime::Tasks;
 use hyper::service::{Service, service_fn};
@@ -35,15 +37,31 @@ pub struct Requests {
     pub posts: u64,
     /// Deletions.
     pub deletes: u64,
-    /// Those of all these that were answered with 503, as [`S3Server::fail`] said.
+    /// Those of all these that went wrong, as [`S3Server::trouble`] said.
     pub failed: u64,
+}
+
+/// What goes wrong with a request, on the wire.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Trouble {
+    /// 503 SlowDown.
+    #[default]
+    SlowDown,
+    /// 500 InternalError.
+    Internal,
+    /// What was asked for is done, and the connection is lost in the middle of the answer's body, or in place of one.
+    Cut,
+    /// Never answered.
+    Silence,
 }
 
 /// What a server counts, and which requests it fails.
 #[derive(Debug, Default)]
 struct Books {
     seen: Requests,
-    /// Of requests for these methods...
+    /// This goes wrong...
+    trouble: Trouble,
+    /// ... of requests for these methods...
     failing: Vec<String>,
     /// ... fail so many in a row ...
     fail: u64,
@@ -53,8 +71,8 @@ struct Books {
 }
 
 impl Books {
-    /// Counts a request; whether it fails.
-    fn enter(&mut self, request: &hyper::Request<hyper::body::Incoming>) -> bool {
+    /// Counts a request, and says what goes wrong with it.
+    fn enter(&mut self, request: &hyper::Request<hyper::body::Incoming>) -> Option<Trouble> {
         let listing = request.uri().query().is_some_and(|q| q.contains("list-type"));
         let counter = match (request.method().as_str(), listing) {
             ("GET", true) => &mut self.seen.lists,
@@ -66,12 +84,12 @@ impl Books {
         };
         *counter += 1;
         if self.fail == 0 || !self.failing.iter().any(|m| m == request.method().as_str()) {
-            return false;
+            return None;
         }
         let fails = self.turn % (self.fail + self.serve) < self.fail;
         self.turn += 1;
         self.seen.failed += u64::from(fails);
-        fails
+        fails.then_some(self.trouble)
     }
 }
 
@@ -126,7 +144,13 @@ impl S3Server {
     /// From now on requests with one of these methods (`GET`, `PUT`, ...) fail `fail` times in a row with 503 SlowDown, before `serve`
     /// of them are served, and so on. None fail with 0.
     pub fn fail(&self, methods: &[&str], fail: u64, serve: u64) {
+        self.trouble(Trouble::SlowDown, methods, fail, serve);
+    }
+
+    /// The same with other trouble.
+    pub fn trouble(&self, trouble: Trouble, methods: &[&str], fail: u64, serve: u64) {
         let mut books = self.books.lock();
+        books.trouble = trouble;
         (books.failing, books.fail, books.serve, books.turn) =
             (methods.iter().map(|m| (*m).to_string()).collect(), fail, serve, 0);
     }
@@ -163,8 +187,48 @@ impl Drop for S3Server {
 
 type SharedBooks = Arc<parking_lot::Mutex<Books>>;
 
-const SLOW_DOWN: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>SlowDown</Code><Message>Please reduce \
-                         your request rate.</Message></Error>";
+type Answer = hyper::Response<s3s::Body>;
+
+fn refused(status: hyper::StatusCode, code: &str) -> Answer {
+    let text = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code><Message>As was ordered.</Message></Error>"
+    );
+    let mut answer = hyper::Response::new(s3s::Body::from(text));
+    *answer.status_mut() = status;
+    answer
+}
+
+/// The first half of an answer's body; then the connection breaks.
+struct Half {
+    body: s3s::Body,
+    left: usize,
+}
+
+impl hyper::body::Body for Half {
+    type Data = bytes::Bytes;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<hyper::body::Frame<Self::Data>, Self::Error>>> {
+        let me = self.get_mut();
+        if me.left == 0 {
+            return Poll::Ready(Some(Err("the connection was lost".into())));
+        }
+        let frame = std::task::ready!(Pin::new(&mut me.body).poll_frame(cx));
+        let data = frame.and_then(|f| f.ok()?.into_data().ok());
+        let data = data.map(|mut data| data.split_to(data.len().min(me.left)));
+        me.left = data.as_ref().map_or(0, |data| me.left - data.len());
+        Poll::Ready(Some(data.map(hyper::body::Frame::data).ok_or_else(|| "the connection was lost".into())))
+    }
+}
+
+fn half(answer: Answer) -> Answer {
+    let length = answer.headers().get(hyper::header::CONTENT_LENGTH);
+    let length = length.and_then(|n| n.to_str().ok()?.parse::<usize>().ok()).unwrap_or(0);
+    answer.map(|body| s3s::Body::http_body(Half { body, left: length / 2 }))
+}
 
 async fn serve(listener: TcpListener, service: S3Service, books: SharedBooks, tasks: Tasks) {
     // The file system behind the server looks whether an object exists, then writes it: one conditional
@@ -174,17 +238,23 @@ async fn serve(listener: TcpListener, service: S3Service, books: SharedBooks, ta
         let (service, turn, books) = (service.clone(), Arc::clone(&turn), Arc::clone(&books));
         let one = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
             let (service, turn) = (service.clone(), Arc::clone(&turn));
-            let fails = books.lock().enter(&request);
+            let trouble = books.lock().enter(&request);
             async move {
-                if fails {
-                    let mut answer = hyper::Response::new(s3s::Body::from(SLOW_DOWN.to_string()));
-                    *answer.status_mut() = hyper::StatusCode::SERVICE_UNAVAILABLE;
-                    return Ok(answer);
+                match trouble {
+                    Some(Trouble::SlowDown) => {
+                        return Ok(refused(hyper::StatusCode::SERVICE_UNAVAILABLE, "SlowDown"));
+                    }
+                    Some(Trouble::Internal) => {
+                        return Ok(refused(hyper::StatusCode::INTERNAL_SERVER_ERROR, "InternalError"));
+                    }
+                    Some(Trouble::Silence) => std::future::pending::<()>().await,
+                    Some(Trouble::Cut) | None => {}
                 }
                 let conditional = request.headers().contains_key("if-none-match");
                 let write = request.method() == hyper::Method::PUT;
                 let _turn = if conditional && write { Some(turn.lock().await) } else { None };
-                Service::call(&service, request).await
+                let answer = Service::call(&service, request).await?;
+                Ok::<_, s3s::HttpError>(if trouble.is_some() { half(answer) } else { answer })
             }
         });
         // A connection that breaks is the client's business.
