@@ -100,12 +100,12 @@ def noise(summary):
 
 
 def decided(result):
-    """The share of the first epoch's splits that `auto` computed before it stored any, the median of the cold jobs."""
+    """The share of the first epoch's splits that had begun when `auto` decided, the median of the cold jobs."""
     shares = []
     for trial in result["trials"]:
         splits = trial["epochs"][0]["splits"]
         if trial["policy"] == "auto" and not trial["warm"] and splits["put"]:
-            shares.append(splits["compute"] / (splits["compute"] + splits["put"]))
+            shares.append((splits["compute"] + splits.get("kept", 0)) / (splits["compute"] + splits["put"]))
     return f"{statistics.median(shares):.0%}" if shares else "-"
 
 

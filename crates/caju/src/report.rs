@@ -51,6 +51,9 @@ pub(crate) struct SplitsReport {
     /// Of those computed: begun to be stored, and given up.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) fell_back: u64,
+    /// Of those put: begun before it was decided.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) kept: u64,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]

@@ -6,6 +6,7 @@
 //! computed then.
 
 mod bound;
+mod kept;
 mod origin;
 mod part;
 mod plan;
@@ -15,8 +16,8 @@ mod set;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arrow_schema::SchemaRef;
 use caju_cache::{Cache, PartIndex, PartMeta, PutOutcome, ReadOptions, Snapshot, SnapshotDescription};
@@ -29,6 +30,7 @@ use crate::probing::{Findings, Prober};
 use crate::source::Split;
 use crate::task::LeasedSplit;
 pub(crate) use bound::{BoundHint, SetShape, set_base};
+use kept::Kept;
 pub(crate) use part::OpenPart;
 use part::{Opened, given_up, is_loss, schema_for_people, stored_schema};
 pub use plan::{CachePlan, GroupLease, SetPlan, SetTarget, SplitModes, cover, set_id};
@@ -46,8 +48,10 @@ pub(crate) struct TaskCache {
     hints: Vec<BoundHint>,
     pipeline: String,
     job: String,
-    /// Parts that are there are read although nobody has decided yet.
-    reads_hits: bool,
+    /// The task begins before anybody has decided: parts that are there are read, and rows are kept for the decision.
+    undecided: bool,
+    /// What was decided then.
+    decided: OnceLock<CachePlan>,
     ctx: Arc<TaskContext>,
     prober: Option<Arc<Prober>>,
     /// Whether parts are written and read, or the store failed too often.
@@ -63,6 +67,7 @@ pub(crate) struct TaskCache {
     put: AtomicU64,
     get: AtomicU64,
     fell_back: AtomicU64,
+    kept: AtomicU64,
 }
 
 struct SnapshotView {
@@ -74,6 +79,8 @@ struct SnapshotView {
 #[derive(Default)]
 struct Books {
     open: HashMap<u64, Book>,
+    /// Rows that a decision may want.
+    kept: Kept,
     /// The stream is over. What its readers still begin would never get an end.
     closed: bool,
 }
@@ -97,6 +104,8 @@ pub(crate) enum Entry {
     Compute,
     /// From the source; what arrives at the hint is stored, and the hint wants to hear of the split's end.
     Put,
+    /// The same, where it is not decided yet whether that is stored which arrives.
+    Keep,
     /// Not at all: a save has it, or cannot have it now.
     Skip,
     /// At a hint, from a part.
@@ -122,7 +131,8 @@ impl TaskCache {
             hints,
             pipeline,
             job: String::new(),
-            reads_hits: false,
+            undecided: false,
+            decided: OnceLock::new(),
             ctx,
             prober,
             puts: Breaker::default(),
@@ -137,12 +147,15 @@ impl TaskCache {
             put: AtomicU64::new(0),
             get: AtomicU64::new(0),
             fell_back: AtomicU64::new(0),
+            kept: AtomicU64::new(0),
         }
     }
 
-    /// The same where parts that are there are read even before anybody has decided.
-    pub(crate) fn reading_hits(mut self, reads: bool) -> Self {
-        self.reads_hits = reads;
+    /// The same for a task that begins before anybody has decided.
+    pub(crate) fn undecided(mut self, undecided: bool) -> Self {
+        self.undecided = undecided;
+        let limit = self.cache.as_ref().map_or(0, |c| c.options().memory_tier_bytes);
+        self.books.get_mut().kept = Kept::up_to(if undecided { limit } else { 0 }, self.hints.len());
         self
     }
 
@@ -158,6 +171,7 @@ impl TaskCache {
             put: self.put.load(Ordering::Relaxed),
             get: self.get.load(Ordering::Relaxed),
             fell_back: self.fell_back.load(Ordering::Relaxed),
+            kept: self.kept.load(Ordering::Relaxed),
         }
     }
 
@@ -181,13 +195,16 @@ impl TaskCache {
     /// Decides how a split starts, and opens what it needs.
     pub(crate) async fn enter(self: &Arc<Self>, lease: &LeasedSplit) -> Entry {
         let (index, split) = (lease.index, &lease.split);
-        let entry = match lease.cache.as_deref() {
+        let entry = match lease.cache.as_deref().or_else(|| self.adopted(lease)) {
             Some(plan) => self.enter_planned(lease, plan).await,
-            None if self.reads_hits && split.trim.is_none() => self.enter_hit(index, split).await,
+            None if self.undecided => match self.enter_hit(index, split).await {
+                Entry::Compute => self.enter_undecided(lease),
+                entry => entry,
+            },
             None => Entry::Compute,
         };
         match entry {
-            Entry::Compute => self.compute.fetch_add(1, Ordering::Relaxed),
+            Entry::Compute | Entry::Keep => self.compute.fetch_add(1, Ordering::Relaxed),
             Entry::Get { .. } | Entry::Skip => self.get.fetch_add(1, Ordering::Relaxed),
             // Counted when the part is committed.
             Entry::Put => 0,
@@ -198,7 +215,7 @@ impl TaskCache {
     /// Before the decision: the part nearest to the end, if the split has one. A few splits are computed all
     /// the same, so that there is something to compare with.
     async fn enter_hit(&self, index: u64, split: &Split) -> Entry {
-        if index.is_multiple_of(COMPARED) {
+        if index.is_multiple_of(COMPARED) || split.trim.is_some() {
             return Entry::Compute;
         }
         for hint in (0..self.hints.len()).rev() {
@@ -218,7 +235,11 @@ impl TaskCache {
 
     async fn enter_planned(self: &Arc<Self>, lease: &LeasedSplit, plan: &CachePlan) -> Entry {
         let (index, split, key) = (lease.index, &lease.split, lease.split.key);
-        let Some(hint) = self.place(plan) else { return self.without(plan) };
+        let hint = self.place(plan);
+        if self.undecided {
+            self.store_kept(hint, plan);
+        }
+        let Some(hint) = hint else { return self.without(plan) };
         if self.is_set(hint) {
             self.freeze(hint, lease);
             self.enter_set(lease, hint, plan).await;
@@ -404,6 +425,7 @@ impl TaskCache {
         let mut books = self.books.lock();
         books.closed = true;
         books.open.clear();
+        books.kept.clear();
     }
 
     /// Stops the writers where they are.

@@ -260,6 +260,7 @@ impl Manager {
                 put: finished.modes.put,
                 get: finished.modes.get,
                 fell_back: finished.modes.fell_back,
+                kept: finished.modes.kept,
             }),
             profile,
         };

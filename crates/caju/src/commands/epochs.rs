@@ -234,7 +234,7 @@ fn since(now: IoStats, before: IoStats) -> IoStats {
 fn splits(job: Option<&JobStatus>, leased: u64) -> SplitsReport {
     let modes = job.and_then(|j| j.modes).unwrap_or_default();
     let compute = leased.saturating_sub(modes.put + modes.get);
-    SplitsReport { compute, put: modes.put, get: modes.get, fell_back: modes.fell_back }
+    SplitsReport { compute, put: modes.put, get: modes.get, fell_back: modes.fell_back, kept: modes.kept }
 }
 
 fn summed(mut sum: RowsChecksum, pieces: &[RecordBatch]) -> Result<RowsChecksum> {

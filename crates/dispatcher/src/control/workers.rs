@@ -219,11 +219,11 @@ fn task_def(
 }
 
 fn modes_from_proto(m: v1::SplitModes) -> Modes {
-    Modes { compute: m.compute, put: m.put, get: m.get, fell_back: m.fell_back }
+    Modes { compute: m.compute, put: m.put, get: m.get, fell_back: m.fell_back, kept: m.kept }
 }
 
 pub(super) fn modes_to_proto(m: Modes) -> v1::SplitModes {
-    v1::SplitModes { compute: m.compute, put: m.put, get: m.get, fell_back: m.fell_back }
+    v1::SplitModes { compute: m.compute, put: m.put, get: m.get, fell_back: m.fell_back, kept: m.kept }
 }
 
 pub(super) fn mode_to_proto(mode: Mode) -> v1::ProcessingMode {

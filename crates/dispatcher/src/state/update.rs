@@ -265,6 +265,9 @@ pub struct Modes {
     /// Of those that were computed: begun to be stored, and given up.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub fell_back: u64,
+    /// Of those that were stored: begun before it was decided.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub kept: u64,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
@@ -278,6 +281,7 @@ impl std::ops::AddAssign for Modes {
         self.put += other.put;
         self.get += other.get;
         self.fell_back += other.fell_back;
+        self.kept += other.kept;
     }
 }
 

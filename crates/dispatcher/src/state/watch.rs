@@ -81,8 +81,8 @@ mod tests {
         EpochFacts { rows: rate, ms: 1000, modes, waited: true }
     }
 
-    const READ: Modes = Modes { compute: 0, put: 0, get: 4, fell_back: 0 };
-    const COMPUTED: Modes = Modes { compute: 4, put: 0, get: 0, fell_back: 0 };
+    const READ: Modes = Modes { compute: 0, put: 0, get: 4, fell_back: 0, kept: 0 };
+    const COMPUTED: Modes = Modes { compute: 4, put: 0, get: 0, fell_back: 0, kept: 0 };
 
     #[test]
     fn a_slow_snapshot_is_given_up_after_two_epochs() {
@@ -120,7 +120,7 @@ mod tests {
                 let modes = match kind {
                     0 => COMPUTED,
                     1 => READ,
-                    _ => Modes { compute: 1, put: 2, get: 1, fell_back: 0 },
+                    _ => Modes { compute: 1, put: 2, get: 1, fell_back: 0, kept: 0 },
                 };
                 let (next, now) = watch.after(EpochFacts { waited, ..epoch(rate, modes) });
                 changes += u32::from(now);

@@ -93,6 +93,8 @@ pub struct SplitModes {
     pub get: u64,
     /// Of those that were computed: begun to be stored, and given up.
     pub fell_back: u64,
+    /// Of those that were stored: begun before it was decided, and stored from the rows that were kept until then.
+    pub kept: u64,
 }
 
 /// What is known of the set of parts at a hint behind a stage that mixes splits.

@@ -67,6 +67,11 @@ impl Pace {
         taken
     }
 
+    /// So many bytes more are about to be written, and hold up whoever comes behind them.
+    pub(super) fn expect(&self, bytes: u64) {
+        self.took(bytes, Duration::ZERO);
+    }
+
     fn took(&self, bytes: u64, time: Duration) {
         let mut held = self.0.lock();
         held.bytes += bytes;
@@ -77,11 +82,10 @@ impl Pace {
 /// What a split sends to the writer of its part.
 pub(super) enum Piece {
     Rows(RecordBatch),
-    /// All rows were sent; the rest may take so long.
+    /// All rows were sent.
     End {
         skipped: u64,
         source_bytes: u64,
-        patience: Option<Duration>,
     },
 }
 
@@ -94,17 +98,15 @@ pub(super) fn too_slow() -> Error {
 pub(super) async fn write_part(
     writer: PartWriter,
     queue: mpsc::Receiver<Piece>,
-    clock: &dyn Clock,
     cost: impl Fn(u64) -> f64,
 ) -> Result<bool> {
-    Ok(matches!(write_rows(writer, queue, clock, cost).await?, Some(Committed::Ours(_))))
+    Ok(matches!(write_rows(writer, queue, cost).await?, Some(Committed::Ours(_))))
 }
 
-/// Writes a part from what is sent, to its end; none if that never came.
+/// Writes a part to its end; none if that never came.
 pub(super) async fn write_rows(
     mut writer: PartWriter,
     mut queue: mpsc::Receiver<Piece>,
-    clock: &dyn Clock,
     cost: impl Fn(u64) -> f64,
 ) -> Result<Option<Committed>> {
     let mut facts = PartFacts::default();
@@ -114,17 +116,11 @@ pub(super) async fn write_rows(
                 facts.rows += batch.num_rows() as u64;
                 writer.write(&batch).await?;
             }
-            Piece::End { skipped, source_bytes, patience } => {
+            Piece::End { skipped, source_bytes } => {
                 facts.skipped = skipped;
                 facts.source_bytes = source_bytes;
                 facts.compute_cpu_s = cost(facts.rows);
-                let finish = writer.finish(facts);
-                let Some(patience) = patience else { return finish.await.map(Some) };
-                return tokio::select! {
-                    biased;
-                    done = finish => done.map(Some),
-                    () = clock.sleep(patience) => Err(too_slow()),
-                };
+                return writer.finish(facts).await.map(Some);
             }
         }
     }
@@ -135,11 +131,11 @@ pub(super) async fn write_rows(
 /// The way to the writer of a split's part.
 #[derive(Clone)]
 pub(super) struct WriterOf {
-    pieces: mpsc::Sender<Piece>,
+    pub(super) pieces: mpsc::Sender<Piece>,
     /// What the store was to take of this worker; none: whatever it takes.
-    assumed_bytes_per_s: Option<u64>,
+    pub(super) assumed_bytes_per_s: Option<u64>,
     /// Stops the writer where it is.
-    given_up: CancellationToken,
+    pub(super) given_up: CancellationToken,
 }
 
 impl TaskCache {
@@ -165,8 +161,7 @@ impl TaskCache {
         let me = Arc::clone(self);
         drop(self.writers.spawn(async move {
             let cost = |rows| me.cpu_above(hint) * rows as f64;
-            let written =
-                given_up.run_until_cancelled_owned(Box::pin(write_part(writer, queue, &*me.ctx.clock, cost)));
+            let written = given_up.run_until_cancelled_owned(Box::pin(write_part(writer, queue, cost)));
             let counted = match written.await.unwrap_or_else(|| Err(too_slow())) {
                 Ok(true) => {
                     me.puts.worked();
@@ -200,9 +195,16 @@ impl TaskCache {
         if let Some(prober) = &self.prober {
             prober.offer(hint, rows);
         }
-        let (skip, writer) = match self.books.lock().open.get(&index) {
-            Some(book) if book.hint == hint => (book.skip_below, book.writer.clone()),
-            _ => return 0,
+        let (skip, writer) = {
+            let mut books = self.books.lock();
+            match books.open.get(&index) {
+                Some(book) if book.hint == hint => (book.skip_below, book.writer.clone()),
+                Some(_) => return 0,
+                None => {
+                    books.kept.push(hint, index, rows);
+                    return 0;
+                }
+            }
         };
         if let Some(writer) = writer {
             for batch in rows.iter().filter(|b| b.num_rows() > 0) {
@@ -234,21 +236,42 @@ impl TaskCache {
         let book = {
             let mut books = self.books.lock();
             if books.open.get(&index).is_none_or(|b| b.hint != hint) {
+                if books.kept.has(hint, index) {
+                    books.kept.end(hint, index, self.skipped_above(hint, index));
+                }
                 return;
             }
             books.open.remove(&index)
         };
         if let Some(Book { writer: Some(writer), source_bytes, .. }) = book {
-            let skipped = self.hints.get(hint).map_or(0, |h| self.ctx.skipped_above(index, h.stage));
-            let writers = *self.open_writers.borrow();
-            let patience = writer.assumed_bytes_per_s.map(|assumed| self.pace.patience(assumed, 0, writers));
-            self.send(&writer, 0, Piece::End { skipped, source_bytes, patience }).await;
+            let skipped = self.skipped_above(hint, index);
+            self.send(&writer, 0, Piece::End { skipped, source_bytes }).await;
+            self.limit(&writer);
         }
+    }
+
+    /// What a writer still has to do when all rows were sent may take as long as the pace allows.
+    pub(super) fn limit(&self, writer: &WriterOf) {
+        let Some(assumed) = writer.assumed_bytes_per_s else { return };
+        let patience = self.pace.patience(assumed, 0, *self.open_writers.borrow());
+        let (clock, writer) = (Arc::clone(&self.ctx.clock), writer.clone());
+        drop(self.writers.spawn(async move {
+            tokio::select! {
+                () = writer.pieces.closed() => {}
+                () = clock.sleep(patience) => writer.given_up.cancel(),
+            }
+        }));
+    }
+
+    fn skipped_above(&self, hint: usize, index: u64) -> u64 {
+        self.hints.get(hint).map_or(0, |h| self.ctx.skipped_above(index, h.stage))
     }
 
     /// A split's source was read to its end, which took so many bytes.
     pub(crate) fn was_read(&self, index: u64, source_bytes: u64) {
-        if let Some(book) = self.books.lock().open.get_mut(&index) {
+        let mut books = self.books.lock();
+        books.kept.was_read(index, source_bytes);
+        if let Some(book) = books.open.get_mut(&index) {
             book.source_bytes = source_bytes;
         }
     }

@@ -125,7 +125,7 @@ impl TaskCache {
         let (me, of, cut) = (Arc::clone(self), target.clone(), shape.cut);
         drop(self.writers.spawn(async move {
             let cost = |rows| me.cpu_above(hint) * rows as f64;
-            let written = write_rows(*writer, queue, &*me.ctx.clock, cost).await;
+            let written = write_rows(*writer, queue, cost).await;
             match me.add(&snapshot, &of, cut, key, written).await {
                 Ok(()) => me.puts.worked(),
                 Err(e) => me.puts.failed(&e, "storing rows"),
@@ -198,7 +198,7 @@ impl TaskCache {
             drop(writing);
             // All that the task read: its part has all of its splits.
             let (source_bytes, _) = self.ctx.stats.reads.so_far();
-            open.pieces.send(Piece::End { skipped, source_bytes, patience: None }).await.ok();
+            open.pieces.send(Piece::End { skipped, source_bytes }).await.ok();
         }
     }
 

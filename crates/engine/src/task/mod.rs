@@ -177,7 +177,7 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
         Prober::start(Arc::clone(cache), local, Arc::clone(&options.clock), threads, &tasks)
     });
     let cache = TaskCache::new(options.cache, hints, name, Arc::clone(&ctx), prober);
-    let cache = cache.reading_hits(options.probe && !options.probe_to_end);
+    let cache = cache.undecided(options.probe && !options.probe_to_end);
     let cache = Arc::new(cache.for_job(&options.job));
     let reader = read::Reader::new(Arc::clone(pipeline), Arc::clone(&ctx), Arc::clone(&cache), reading);
     let source = read::read_splits(reader, feed, tasks.clone());

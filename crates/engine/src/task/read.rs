@@ -201,7 +201,7 @@ impl Reader {
             Entry::Compute => {
                 self.compute(&lease, out).await;
             }
-            Entry::Put => {
+            Entry::Put | Entry::Keep => {
                 if self.compute(&lease, out).await {
                     self.cache.was_read(lease.index, READER.try_with(|reads| reads.bytes()).unwrap_or(0));
                     out.send(Ok(Item::EndOfSplit(lease.index))).await.ok();

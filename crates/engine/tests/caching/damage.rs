@@ -32,15 +32,18 @@ fn how(epoch: u64) -> How {
 
 /// A cache with faults in front of its store.
 async fn faulty(root: &str, faults: &Faults) -> Arc<Cache> {
+    faulty_with(root, faults, CacheOptions { memory_tier_bytes: 0, ..CacheOptions::default() }).await
+}
+
+pub async fn faulty_with(root: &str, faults: &Faults, options: CacheOptions) -> Arc<Cache> {
     let inner = Stores::default().resolve(root).unwrap();
     let stores = Stores::default();
     stores.register(&inner.url.root(), Arc::new(FaultyStore::new(inner.store, faults.clone()))).unwrap();
     let options = CacheOptions {
         block_bytes: 4 << 10,
         read_bytes: 16 << 10,
-        memory_tier_bytes: 0,
         retry_base: std::time::Duration::from_micros(10),
-        ..CacheOptions::default()
+        ..options
     };
     Cache::open(&stores, root, options, SystemClock::shared(), "shaky".into()).await.unwrap()
 }

@@ -4,13 +4,14 @@
 
 use std::sync::Arc;
 
+use caju_cache::CacheOptions;
 use caju_engine::{CachePlan, SplitModes};
 use caju_runtime::Stores;
 use object_store::ObjectStoreExt;
 
 use crate::common::How;
 use crate::generated::{Case, Draw, case};
-use crate::rows::{Hint, Pair, Row, cache, place};
+use crate::rows::{Hint, Pair, Row, cache, cache_with, place};
 
 const ENCODINGS: [&str; 7] = [
     "arrow/none",
@@ -113,6 +114,8 @@ impl Check<'_> {
         let (rows, _) = self.pair.planned(&again, undecided, |_, _| None).await;
         self.same(&label("undecided"), &rows, later);
 
+        self.decided_late(hint, &plan, draw).await;
+
         let snapshot = again.snapshot(&hint.prefix);
         for (_, meta) in snapshot.index().await.unwrap().iter() {
             if draw.one_in(2) {
@@ -131,6 +134,36 @@ impl Check<'_> {
         let fresh = cache(&root).await;
         let (rows, _) = self.pair.with(&fresh, how(draw, later), &plan).await;
         self.same(&label("after damage"), &rows, later);
+    }
+
+    /// The plan comes in the middle of the epoch, for splits that have begun too.
+    async fn decided_late(&self, hint: &Hint, plan: &CachePlan, draw: &mut Draw) {
+        let memory_tier_bytes = draw.pick(&[1 << 10, 16 << 10, 256 << 20]);
+        let cache =
+            cache_with(&place("cache"), CacheOptions { memory_tier_bytes, ..CacheOptions::default() }).await;
+        let from = draw.below(self.pair.splits.len() as u64 + 1);
+        let late = Arc::new(plan.clone());
+        let how = How { undecided: true, ..some_how(draw, self.case) };
+        let (rows, modes) =
+            self.pair.planned(&cache, how, |index, _| (index >= from).then(|| Arc::clone(&late))).await;
+        let what = format!("decided at split {from} for `{}`", hint.name);
+        self.same(&what, &rows, 0);
+        let all_kept =
+            how.workers == 1 && memory_tier_bytes > 1 << 20 && from < self.pair.splits.len() as u64;
+        if all_kept && !hint.random && !self.case.yaml.contains("take:") {
+            assert_eq!(
+                modes.put,
+                self.distinct(),
+                "seed {}: {what}: {modes:?}\n{}",
+                self.seed,
+                self.case.yaml
+            );
+        }
+        let later = usize::from(!hint.random);
+        let (rows, _) =
+            self.pair.with(&cache, How { epoch: later as u64, ..some_how(draw, self.case) }, plan).await;
+        self.same(&format!("{what}, the epoch after that"), &rows, later);
+        assert!(cache.verify(None).await.unwrap().is_clean());
     }
 
     /// The plan changes between leases: to another hint, to computing, to reading only.

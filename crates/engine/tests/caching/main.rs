@@ -9,6 +9,7 @@ mod common;
 mod damage;
 mod differential;
 mod generated;
+mod kept;
 mod rows;
 mod sets;
 mod skips;

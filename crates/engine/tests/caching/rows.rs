@@ -148,6 +148,7 @@ impl Pair {
             modes.put += m.put;
             modes.fell_back += m.fell_back;
             modes.get += m.get;
+            modes.kept += m.kept;
         }
         if !how.deterministic {
             rows.sort();

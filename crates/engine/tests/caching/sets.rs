@@ -117,6 +117,7 @@ impl World {
             modes.compute += m.compute;
             modes.put += m.put;
             modes.fell_back += m.fell_back;
+            modes.kept += m.kept;
             modes.get += m.get;
         }
         (rows, modes, failed)

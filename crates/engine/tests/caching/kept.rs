@@ -1,0 +1,114 @@
+//! What began before it was decided what to store is stored too, as far as it could be kept.
+
+use std::sync::Arc;
+
+use caju_cache::{Cache, CacheOptions};
+use caju_engine::{CachePlan, SplitModes};
+use caju_testkit::faulty::{Fault, Faults, Op, Rule};
+
+use crate::common::How;
+use crate::damage::faulty_with;
+use crate::rows::{Pair, Row, cache_with, place};
+
+const SPLITS: u64 = 48;
+
+async fn pair() -> Pair {
+    let steps = "  - filter: 'id % 3 <> 1'\n  - with_columns: { a: 'id * 2' }\n  - autocache: a\n  \
+                 - with_columns: { b: 'a + 1' }\n  - autocache: b\n  - batch: 7\n";
+    let rows = SPLITS * 2048;
+    let pair =
+        Pair::yaml(&format!("source: {{ range: {{ start: 0, end: {rows} }} }}\nsteps:\n{steps}")).await;
+    assert_eq!(pair.splits.len() as u64, SPLITS);
+    pair
+}
+
+fn how(epoch: u64) -> How {
+    How { batch_rows: 1000, epoch, ..How::default() }
+}
+
+/// One epoch that decides at a split.
+async fn decided(pair: &Pair, cache: &Arc<Cache>, from: u64, plan: &CachePlan) -> (Vec<Row>, SplitModes) {
+    let plan = Arc::new(plan.clone());
+    let undecided = How { undecided: true, ..how(0) };
+    pair.planned(cache, undecided, |index, _| (index >= from).then(|| Arc::clone(&plan))).await
+}
+
+fn memory(memory_tier_bytes: u64) -> CacheOptions {
+    CacheOptions { memory_tier_bytes, ..CacheOptions::default() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_second_epoch_computes_nothing() {
+    let pair = pair().await;
+    let want = pair.computed(how(0)).await;
+    for (hint, encoding) in [(0, "arrow/none"), (1, "parquet/zstd")] {
+        let cache = cache_with(&place("kept"), memory(64 << 20)).await;
+        let plan = pair.hints[hint].plan(encoding);
+        let (rows, modes) = decided(&pair, &cache, 32, &plan).await;
+        assert_eq!(rows, want);
+        assert_eq!((modes.compute, modes.put, modes.fell_back), (0, SPLITS, 0), "{modes:?}");
+        assert!((20..=32).contains(&modes.kept), "{modes:?}");
+        let (rows, modes) = pair.with(&cache, how(1), &plan).await;
+        assert_eq!((rows.len(), modes.get), (want.len(), SPLITS));
+        assert_eq!(rows, want);
+        assert!(cache.verify(None).await.unwrap().is_clean());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_does_not_fit_is_computed_again() {
+    let pair = pair().await;
+    let want = pair.computed(how(0)).await;
+    // A split has some 22 kB at one hint and 33 kB at the other.
+    let cache = cache_with(&place("kept"), memory(300 << 10)).await;
+    let plan = pair.hints[1].plan("arrow/none");
+    let (rows, modes) = decided(&pair, &cache, 40, &plan).await;
+    assert_eq!(rows, want);
+    assert!(modes.kept <= 8 && modes.compute >= 25, "{modes:?}");
+    assert_eq!(modes.put + modes.compute, SPLITS, "{modes:?}");
+    let (rows, again) = pair.with(&cache, how(1), &plan).await;
+    assert_eq!((rows, again.put, again.get), (want, modes.compute, modes.put));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_share_takes_of_what_was_kept_its_share() {
+    let pair = pair().await;
+    let want = pair.computed(how(0)).await;
+    let cache = cache_with(&place("kept"), memory(64 << 20)).await;
+    let plan = CachePlan { share: CachePlan::share_of(0.5), ..pair.hints[0].plan("arrow/none") };
+    let (rows, modes) = decided(&pair, &cache, 32, &plan).await;
+    assert_eq!(rows, want);
+    assert!(modes.put > 0 && modes.compute > 0, "{modes:?}");
+    let (rows, again) = pair.with(&cache, how(1), &plan).await;
+    assert_eq!((rows, again.get, again.put), (want, modes.put, 0), "{again:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_fails_costs_nobody_rows() {
+    let pair = pair().await;
+    let want = pair.computed(how(0)).await;
+    for fault in [Fault::Error("500"), Fault::Silence] {
+        let faults = Faults::new();
+        let cache = faulty_with(&place("kept"), &faults, memory(64 << 20)).await;
+        let plan = CachePlan { write_bytes_per_s: Some(1 << 30), ..pair.hints[0].plan("arrow/none") };
+        faults.add(Rule::new(Op::Put, fault).on(".arrow").always());
+        let (rows, modes) = decided(&pair, &cache, 32, &plan).await;
+        assert_eq!(rows, want);
+        assert_eq!((modes.compute, modes.put), (SPLITS, 0), "{modes:?}");
+        faults.clear();
+        let (rows, modes) = pair.with(&cache, how(1), &plan).await;
+        assert_eq!((rows, modes.put), (want.clone(), SPLITS), "{modes:?}");
+    }
+}
+
+/// Draws of the first epoch are its own; those that are stored are the same whoever stores them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_random_is_kept() {
+    let yaml = "source: { range: { start: 0, end: 98304 } }\nsteps:\n  - with_columns: { r: 'uniform(0.0, 1.0)' }\n  \
+                - autocache: h\n  - batch: 7\n";
+    let pair = Pair::yaml(yaml).await;
+    let cache = cache_with(&place("kept"), memory(64 << 20)).await;
+    let plan = pair.hints[0].plan("arrow/none");
+    let (_, modes) = decided(&pair, &cache, 32, &plan).await;
+    assert_eq!((modes.kept, modes.compute), (0, 32), "{modes:?}");
+}
