@@ -235,11 +235,8 @@ impl TaskCache {
 
     async fn enter_planned(self: &Arc<Self>, lease: &LeasedSplit, plan: &CachePlan) -> Entry {
         let (index, split, key) = (lease.index, &lease.split, lease.split.key);
-        let hint = self.place(plan);
-        if self.undecided {
-            self.store_kept(hint, plan);
-        }
-        let Some(hint) = hint else { return self.without(plan) };
+        self.decide(Some(plan));
+        let Some(hint) = self.place(plan) else { return self.without(plan) };
         if self.is_set(hint) {
             self.freeze(hint, lease);
             self.enter_set(lease, hint, plan).await;

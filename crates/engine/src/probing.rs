@@ -22,6 +22,9 @@ const SAMPLE_ROWS: usize = 4096;
 const CHUNKS: usize = 3;
 /// The share of the task's CPU time that probes may take.
 const SHARE: f64 = 0.03;
+/// How long a sample that is not full is waited for, from its first rows on: where they come slowly, a decision would
+/// else be late for most of them.
+const FILLING: Duration = Duration::from_secs(1);
 /// How often a probe that must wait for its share looks again.
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long the end of a task waits for its probes, if they are what it is for.
@@ -73,6 +76,8 @@ pub struct Findings {
 struct Sample {
     rows: Vec<RecordBatch>,
     bytes: usize,
+    /// When its first rows came.
+    since: Option<Duration>,
 }
 
 /// Probes the hints of one task.
@@ -142,6 +147,7 @@ impl Prober {
         let mut samples = self.samples.lock();
         let Some(sample) = samples.get_mut(hint).filter(|s| s.bytes < SAMPLE_BYTES) else { return };
         for batch in rows.iter().filter(|b| b.num_rows() > 0) {
+            sample.since.get_or_insert_with(|| self.clock.now());
             let per_row = batch_bytes(batch).div_ceil(batch.num_rows()).max(1);
             let share = SAMPLE_BYTES.div_ceil(CHUNKS).div_ceil(per_row).clamp(1, SAMPLE_ROWS / CHUNKS);
             let part = batch.slice(0, share.min(batch.num_rows()));
@@ -223,12 +229,16 @@ impl Prober {
             let arrived = self.arrived.notified();
             {
                 let samples = self.samples.lock();
-                if let Some(sample) = samples.get(hint).filter(|s| s.bytes >= SAMPLE_BYTES || self.is_over())
-                {
+                let Some(sample) = samples.get(hint) else { return Vec::new() };
+                let waited = sample.since.is_some_and(|t| self.clock.now().saturating_sub(t) >= FILLING);
+                if sample.bytes >= SAMPLE_BYTES || waited || self.is_over() {
                     return sample.rows.clone();
                 }
             }
-            arrived.await;
+            tokio::select! {
+                () = arrived => {}
+                () = self.clock.sleep(FILLING / 4) => {}
+            }
         }
     }
 }

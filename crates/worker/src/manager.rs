@@ -173,6 +173,7 @@ impl Manager {
         let profiled = def.profile.then(|| Profiled {
             findings: Box::new(run.watch_findings()),
             modes: Box::new(run.watch_modes()),
+            decide: Box::new(run.decider()),
             started: std::time::Instant::now(),
             threads: self.pool.threads() as f64 / f64::from(self.config.sharers.max(1)),
             readers: readers as u64,
@@ -313,6 +314,21 @@ impl Manager {
                 running,
                 Error::cancelled(format!("the dispatcher does not want {id} here any more")),
             );
+        }
+    }
+
+    /// Tells a task what was decided while it ran.
+    pub(crate) fn decided(&self, decided: &v1::TaskPlan) {
+        let slot = self.tasks.lock().get(&TaskId(decided.task_id)).cloned();
+        let Some(running) = slot.as_ref().and_then(|s| s.running.get()) else { return };
+        match decided.cache_plan_json.as_str() {
+            "" => running.decide(None),
+            text => match serde_json::from_str(text) {
+                Ok(plan) => running.decide(Some(&plan)),
+                Err(error) => {
+                    tracing::warn!(task = %running.id, %error, "a decision that this worker does not understand")
+                }
+            },
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
 use caju_engine::wire::{ByteQueue, LocalTask};
-use caju_engine::{Chunk, Findings, SplitModes, TaskRun, TaskStats};
+use caju_engine::{CachePlan, Chunk, Findings, SplitModes, TaskRun, TaskStats};
 use caju_proto::v1::{self, StageStats, TaskStatus};
 use caju_runtime::Tasks;
 use caju_types::{Error, IterationId, Result, TaskId};
@@ -38,6 +38,8 @@ pub(crate) struct RunningTask {
 pub(crate) struct Profiled {
     pub(crate) findings: Box<dyn Fn() -> Option<Findings> + Send + Sync>,
     pub(crate) modes: Box<dyn Fn() -> SplitModes + Send + Sync>,
+    /// Takes what was decided.
+    pub(crate) decide: Box<dyn Fn(Option<&CachePlan>) + Send + Sync>,
     pub(crate) started: std::time::Instant,
     /// Threads that compute; shared ones by their share.
     pub(crate) threads: f64,
@@ -129,6 +131,13 @@ impl RunningTask {
             sent_bytes,
             sent_s,
         })
+    }
+
+    /// Takes what was decided while it ran: a plan, or that nothing is stored.
+    pub(crate) fn decide(&self, plan: Option<&CachePlan>) {
+        if let Some(profiled) = &self.profiled {
+            (profiled.decide)(plan);
+        }
     }
 
     /// Sends something to a reader; its CPU time is the output's.

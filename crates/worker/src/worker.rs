@@ -112,6 +112,7 @@ async fn heartbeats(manager: Arc<Manager>, patience: Duration) {
                 for task in answer.cancel_tasks {
                     manager.unwanted(TaskId(task));
                 }
+                answer.decided.iter().for_each(|d| manager.decided(d));
                 if answer.draining {
                     manager.drain();
                 }

@@ -308,6 +308,17 @@ fn the_profile_of_a_choice_stands_in_the_manifest() {
 }
 
 #[test]
+fn splits_that_were_all_under_way_at_the_decision_are_stored() {
+    // The three are leased at once, and sleep one after another: 12 seconds.
+    let p = on_files(json!([{ "sleep": { "per_row": "40ms" } }, "autocache", { "batch": 10 }]));
+    let report = p.report(&["--cache", "cache", "--policy", "auto", "--epochs", "2"]);
+    assert_eq!(report.splits(0), [0, 3, 0], "{:#}", report.0);
+    assert_eq!(report.0["epochs"][0]["splits"]["kept"], 3);
+    assert_eq!(report.splits(1), [0, 0, 3]);
+    assert_eq!(report.checksums()[0], report.checksums()[1]);
+}
+
+#[test]
 fn a_listing_is_remembered_file_by_file() {
     let p = on_files(json!(["autocache", { "batch": 10 }]));
     full(&p, &[]);

@@ -51,7 +51,7 @@ impl Core {
         request: v1::WorkerHeartbeatRequest,
     ) -> Result<v1::WorkerHeartbeatResponse> {
         let id = WorkerId(request.worker_id);
-        let answer = self
+        let mut answer = self
             .look(|state| {
                 let known = state.workers.get(&id).filter(|w| !w.is_lost() && w.address == request.address);
                 let stale = |t: &&u64| !should_run(state, TaskId(**t), id);
@@ -59,6 +59,7 @@ impl Core {
                     register_again: known.is_none(),
                     cancel_tasks: request.tasks.iter().filter(stale).copied().collect(),
                     draining: known.is_some_and(|w| w.state == WorkerState::Draining),
+                    decided: Vec::new(),
                 }
             })
             .await?;
@@ -69,8 +70,19 @@ impl Core {
             report.stages = request.stages;
             report.tasks = request.tasks;
         }
+        let profiling: Vec<TaskId> = request.profiles.iter().map(|p| TaskId(p.task_id)).collect();
         for profile in request.profiles {
             self.hear_profile(profile).await?;
+        }
+        if !profiling.is_empty() {
+            let plan = |state: &State, id: TaskId| {
+                let (iteration, _) = state.task(id)?;
+                state.jobs.get(&iteration.job)?.decision.as_ref()?;
+                let cache_plan_json = iteration.plan.as_deref().unwrap_or_default().to_string();
+                Some(v1::TaskPlan { task_id: id.0, cache_plan_json })
+            };
+            answer.decided =
+                self.look(|state| profiling.iter().filter_map(|id| plan(state, *id)).collect()).await?;
         }
         Ok(answer)
     }

@@ -150,18 +150,18 @@ impl TaskCache {
         (!self.hints[hint].random && !self.is_set(hint)).then_some(plan)
     }
 
-    /// The first lease with a plan: what was kept at its hint is stored, everything else is let go.
-    pub(super) fn store_kept(self: &Arc<Self>, hint: Option<usize>, plan: &CachePlan) {
-        if self.decided.get().is_some() {
+    /// What was decided: what was kept at the plan's hint is stored, everything else is let go. Only the first word counts.
+    pub(crate) fn decide(self: &Arc<Self>, plan: Option<&CachePlan>) {
+        if !self.undecided || self.decided.get().is_some() {
             return;
         }
         let mut books = self.books.lock();
         let mut kept = std::mem::take(&mut books.kept);
-        if hint.is_some() && self.decided.set(plan.clone()).is_err() {
+        let Some((plan, hint)) = plan.and_then(|p| Some((p, self.place(p)?))) else { return };
+        if self.decided.set(plan.clone()).is_err() || books.closed {
             return;
         }
-        let rows = hint.and_then(|h| Some((h, std::mem::take(kept.hints.get_mut(h)?))));
-        let Some((hint, rows)) = rows.filter(|_| plan.save.is_none() && !books.closed) else { return };
+        let Some(rows) = kept.hints.get_mut(hint).map(std::mem::take) else { return };
         let (mut ended, mut open) = (Vec::new(), Vec::new());
         for (index, rows) in rows {
             let Some(KeptSplit { split, source_bytes }) = kept.splits.remove(&index) else { continue };

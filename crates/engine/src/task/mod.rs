@@ -232,6 +232,13 @@ impl TaskRun {
         move || cache.modes()
     }
 
+    /// Takes what was decided since the task began without a plan: a plan, or that nothing is stored. What was kept of the
+    /// splits so far is stored then, or let go. Leases bring the same plan; this is for tasks that lease no more.
+    pub fn decider(&self) -> impl Fn(Option<&CachePlan>) + Send + Sync + use<> {
+        let cache = Arc::clone(&self.cache);
+        move |plan| cache.decide(plan)
+    }
+
     /// What probes found out so far; none if the task does not probe.
     pub fn findings(&self) -> Option<Findings> {
         self.cache.findings()

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use caju_cache::{Cache, CacheOptions};
-use caju_engine::{CachePlan, SplitModes};
+use caju_engine::{CachePlan, LeasedSplit, SplitModes, TaskOptions, run_task};
+use caju_runtime::{CpuPool, SystemClock};
 use caju_testkit::faulty::{Fault, Faults, Op, Rule};
 
-use crate::common::How;
+use crate::common::{Fixed, How};
 use crate::damage::faulty_with;
 use crate::rows::{Pair, Row, cache_with, place};
 
@@ -111,4 +112,32 @@ async fn nothing_random_is_kept() {
     let plan = pair.hints[0].plan("arrow/none");
     let (_, modes) = decided(&pair, &cache, 32, &plan).await;
     assert_eq!((modes.kept, modes.compute), (0, 32), "{modes:?}");
+}
+
+/// A task that has leased everything hears of the decision by another way than leases.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_leases_no_more_is_told() {
+    let pair = pair().await;
+    let plan = pair.hints[1].plan("arrow/none");
+    for (decided, want) in [(Some(&plan), (2, 0)), (None, (0, 2))] {
+        let leases = (0u64..2).zip(&pair.splits).map(|(i, s)| LeasedSplit::new(i, s.clone())).collect();
+        let mut options = TaskOptions::new(CpuPool::new(2).unwrap(), SystemClock::shared());
+        options.cache = Some(cache_with(&place("kept"), memory(64 << 20)).await);
+        options.probe = true;
+        options.batch_rows = 100;
+        let mut task = run_task(&pair.kept, Box::new(Fixed(leases)), options);
+        let decide = task.decider();
+        let first = task.next().await.unwrap().unwrap();
+        decide(decided);
+        // What is said after that changes nothing.
+        decide(Some(&pair.hints[0].plan("parquet/zstd")));
+        let mut rows = first.rows();
+        while let Some(chunk) = task.next().await {
+            rows += chunk.unwrap().rows();
+        }
+        let modes = task.modes();
+        assert_eq!((modes.put, modes.compute), want, "{modes:?}");
+        assert_eq!(modes.kept, modes.put);
+        assert!(rows > 2000, "{rows}");
+    }
 }
