@@ -148,7 +148,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "data/figure7-runs")
     parser.add_argument("--results", type=pathlib.Path, default=HERE / "results")
     parser.add_argument("--count", type=int, default=4000, help="photos to generate if there are none")
-    parser.add_argument("--copies", type=int, default=2)
+    parser.add_argument("--copies", type=int, default=4)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=1)

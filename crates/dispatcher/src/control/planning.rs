@@ -24,8 +24,10 @@ const LARGEST_SHARE: f64 = 0.08;
 const CLEAR: f64 = 1.3;
 /// Looks that are remembered; the newest count.
 const LOOKS: usize = 12;
-/// A client that waits more than this share of its time does not show how fast it could be.
-const BLIND: f64 = 0.8;
+/// A client that waits more than this share of its time does not show how fast it could be. What it does between two
+/// waits takes longer than it would alone where it shares its cores with workers that compute, so that little can be
+/// inferred from little.
+const BLIND: f64 = 0.25;
 
 /// Readers that wait less than this share of their time set the pace themselves.
 const PACED: f64 = 0.1;

@@ -33,6 +33,8 @@ pub(crate) struct Trial {
     pub(crate) stored_bytes: u64,
     /// What a planning policy chose.
     pub(crate) choice: Option<serde_json::Value>,
+    /// All that it said: what it predicted of every option, and why.
+    pub(crate) decision: Option<serde_json::Value>,
     /// CPU seconds of the process.
     pub(crate) cpu_s: f64,
 }
@@ -172,7 +174,8 @@ impl Bench<'_> {
             warm,
             epochs: outcome.report.epochs,
             stored_bytes: bytes_below(cache),
-            choice: outcome.report.decision.and_then(|d| d.get("choice").cloned()),
+            choice: outcome.report.decision.as_ref().and_then(|d| d.get("choice").cloned()),
+            decision: outcome.report.decision,
             cpu_s: cpu_time().saturating_sub(before).as_secs_f64(),
         })
     }

@@ -242,6 +242,7 @@ mod tests {
             epochs: times.iter().enumerate().map(epoch).collect(),
             stored_bytes: 0,
             choice: None,
+            decision: None,
             cpu_s: 0.0,
         }
     }
