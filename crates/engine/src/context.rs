@@ -96,6 +96,11 @@ impl TaskContext {
         mix64(mix64(self.seed, 0), u64::from(repetition))
     }
 
+    /// Whether this epoch draws what frozen rows are drawn with anyhow.
+    pub(crate) fn draws_as_frozen(&self) -> bool {
+        self.draw(0) == self.frozen_draw(0)
+    }
+
     /// Makes a split known before its first row moves.
     pub(crate) fn register(&self, index: u64, split: &Split, done: &RowRanges) {
         self.insert(index, index, split, done.clone(), None);

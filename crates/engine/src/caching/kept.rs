@@ -3,8 +3,8 @@
 //!
 //! Rows are kept where they pass a hint, as they are: no copy is made, and what the stages below let go of stays. All
 //! of them together have the bytes of the cache's memory tier, which is empty as long as nothing was stored; where that
-//! is not enough, the hint that has most gives up its newest split. Nothing is kept at a hint behind random stages:
-//! rows that count for every epoch are drawn otherwise than those of a first one.
+//! is not enough, the hint that has most gives up its newest split. Behind random stages rows are kept in epoch 0 alone:
+//! what is stored there is drawn as in that one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -138,7 +138,7 @@ impl TaskCache {
             kept.clear();
             return Entry::Compute;
         }
-        let hints = (0..self.hints.len()).filter(|h| !self.hints[*h].random && !self.is_set(*h));
+        let hints = (0..self.hints.len()).filter(|h| self.draws_as_stored(*h) && !self.is_set(*h));
         kept.begin(lease.index, split, hints);
         Entry::Keep
     }
@@ -147,7 +147,12 @@ impl TaskCache {
     pub(super) fn adopted(&self, lease: &LeasedSplit) -> Option<&CachePlan> {
         let plan = self.decided.get().filter(|_| lease.group.is_none())?;
         let hint = self.place(plan)?;
-        (!self.hints[hint].random && !self.is_set(hint)).then_some(plan)
+        (self.draws_as_stored(hint) && !self.is_set(hint)).then_some(plan)
+    }
+
+    /// Whether rows at a hint are the same before a decision to store them as after it.
+    fn draws_as_stored(&self, hint: usize) -> bool {
+        !self.hints[hint].random || self.ctx.draws_as_frozen()
     }
 
     /// What was decided: what was kept at the plan's hint is stored, everything else is let go. Only the first word counts.

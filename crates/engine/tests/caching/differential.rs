@@ -150,7 +150,7 @@ impl Check<'_> {
         self.same(&what, &rows, 0);
         let all_kept =
             how.workers == 1 && memory_tier_bytes > 1 << 20 && from < self.pair.splits.len() as u64;
-        if all_kept && !hint.random && !self.case.yaml.contains("take:") {
+        if all_kept && !self.case.yaml.contains("take:") {
             assert_eq!(
                 modes.put,
                 self.distinct(),

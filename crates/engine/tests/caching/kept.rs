@@ -29,8 +29,18 @@ fn how(epoch: u64) -> How {
 
 /// One epoch that decides at a split.
 async fn decided(pair: &Pair, cache: &Arc<Cache>, from: u64, plan: &CachePlan) -> (Vec<Row>, SplitModes) {
+    decided_in(pair, cache, 0, from, plan).await
+}
+
+async fn decided_in(
+    pair: &Pair,
+    cache: &Arc<Cache>,
+    epoch: u64,
+    from: u64,
+    plan: &CachePlan,
+) -> (Vec<Row>, SplitModes) {
     let plan = Arc::new(plan.clone());
-    let undecided = How { undecided: true, ..how(0) };
+    let undecided = How { undecided: true, ..how(epoch) };
     pair.planned(cache, undecided, |index, _| (index >= from).then(|| Arc::clone(&plan))).await
 }
 
@@ -102,16 +112,25 @@ async fn a_store_that_fails_costs_nobody_rows() {
     }
 }
 
-/// Draws of the first epoch are its own; those that are stored are the same whoever stores them.
+/// What is stored is drawn as in epoch 0, whoever stores it and when.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_random_is_kept() {
+async fn random_rows_are_kept_in_epoch_0_alone() {
     let yaml = "source: { range: { start: 0, end: 98304 } }\nsteps:\n  - with_columns: { r: 'uniform(0.0, 1.0)' }\n  \
                 - autocache: h\n  - batch: 7\n";
     let pair = Pair::yaml(yaml).await;
     let cache = cache_with(&place("kept"), memory(64 << 20)).await;
     let plan = pair.hints[0].plan("arrow/none");
-    let (_, modes) = decided(&pair, &cache, 32, &plan).await;
+    let (first, modes) = decided(&pair, &cache, 32, &plan).await;
+    assert_eq!((modes.put, modes.compute), (SPLITS, 0), "{modes:?}");
+    let (rows, modes) = pair.with(&cache, how(2), &plan).await;
+    assert_eq!((modes.get, rows), (SPLITS, first.clone()));
+
+    let late = cache_with(&place("kept"), memory(64 << 20)).await;
+    let (own, modes) = decided_in(&pair, &late, 3, 32, &plan).await;
     assert_eq!((modes.kept, modes.compute), (0, 32), "{modes:?}");
+    assert_ne!(own, first, "what is not stored is drawn by epoch 3");
+    let (rows, modes) = pair.with(&late, how(4), &plan).await;
+    assert_eq!((modes.put, modes.get, rows), (32, SPLITS - 32, first));
 }
 
 /// A task that has leased everything hears of the decision by another way than leases.
