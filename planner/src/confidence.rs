@@ -4,6 +4,10 @@
 //! disjoint stretches are as good as independent (the method of batch means), and what shakes all options alike, a
 //! busy neighbour say, cancels out in the *ratio* of two options within one look. So the interval is that of the
 //! mean logarithm of the ratio, by Student's t.
+//!
+//! How much looks differ is not only told by the looks at hand, of which there are two or three where a decision is
+//! wanted soon, but also by all those seen before: they shake by a fifth. That is worth as much as three degrees of
+//! freedom, so that a single look settles what stands far apart, and two that happen to agree do not settle what is close.
 
 use crate::decision::{Choice, Decision};
 use crate::policy::TIE;
@@ -12,6 +16,9 @@ use crate::policy::TIE;
 const T95: [f64; 15] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
 ];
+/// How much the logarithm of a ratio differs from look to look, by experience, and what that is worth.
+const SHAKES: f64 = 0.2;
+const EXPERIENCE: usize = 3;
 /// Beyond the table; still on the safe side.
 const T95_MANY: f64 = 2.131;
 
@@ -24,15 +31,17 @@ pub struct Margin {
     pub ratio: f64,
     /// The interval's lower end.
     pub low: f64,
-    /// Its upper end; infinite after a single look.
+    /// Its upper end.
     pub high: f64,
+    /// Whether the looks at hand, two at least, agree that it is a tie.
+    pub tie: bool,
 }
 
 impl Margin {
     /// Whether it is settled: the rival is behind by more than a factor of `ahead`, or within the planner's tie on
     /// both sides, where it does not matter.
     pub fn is_settled(&self, ahead: f64) -> bool {
-        self.low > ahead || (self.high < 1.0 + TIE && self.low > 1.0 - TIE)
+        self.low > ahead || self.tie
     }
 }
 
@@ -63,9 +72,11 @@ pub fn margins(choice: &Choice, looks: &[Decision]) -> Vec<Margin> {
     }
     let margin = |rival: Option<&str>| {
         let logs: Vec<f64> = looks.iter().filter_map(|l| log_ratio(l, ours, rival)).collect();
-        let (mean, half) = interval(&logs)?;
+        let (mean, half) = interval(&logs, EXPERIENCE)?;
+        let tie = interval(&logs, 0)
+            .is_some_and(|(mean, half)| (mean - half).exp() > 1.0 - TIE && (mean + half).exp() < 1.0 + TIE);
         let rival = rival.map(str::to_string);
-        Some(Margin { rival, ratio: mean.exp(), low: (mean - half).exp(), high: (mean + half).exp() })
+        Some(Margin { rival, ratio: mean.exp(), low: (mean - half).exp(), high: (mean + half).exp(), tie })
     };
     rivals.into_iter().filter_map(margin).collect()
 }
@@ -87,20 +98,16 @@ fn log_ratio(look: &Decision, ours: Option<&str>, rival: Option<&str>) -> Option
     log.is_finite().then_some(log)
 }
 
-/// The mean, and half the width of its 95 % interval.
-fn interval(values: &[f64]) -> Option<(f64, f64)> {
-    #[expect(clippy::cast_precision_loss, reason = "a handful of looks")]
+/// The mean, and half the width of its 95 % interval, with experience of so many degrees of freedom.
+#[expect(clippy::cast_precision_loss, reason = "a handful of looks")]
+fn interval(values: &[f64], experience: usize) -> Option<(f64, f64)> {
     let n = values.len() as f64;
+    let freedom = (experience + values.len()).checked_sub(1).filter(|f| *f > 0 && n > 0.0)?;
     let mean = values.iter().sum::<f64>() / n;
-    match values.len() {
-        0 => None,
-        1 => Some((mean, f64::INFINITY)),
-        len => {
-            let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (n - 1.0);
-            let t = T95.get(len - 2).copied().unwrap_or(T95_MANY);
-            Some((mean, t * (variance / n).sqrt()))
-        }
-    }
+    let seen: f64 = values.iter().map(|v| (v - mean).powi(2)).sum();
+    let variance = (seen + experience as f64 * SHAKES.powi(2)) / freedom as f64;
+    let t = T95.get(freedom - 1).copied().unwrap_or(T95_MANY);
+    Some((mean, t * (variance / n).sqrt()))
 }
 
 #[cfg(test)]
@@ -141,10 +148,17 @@ mod tests {
     }
 
     #[test]
-    fn one_look_settles_nothing() {
-        let margins = looks(&[[100.0, 10.0, 90.0]]);
+    fn one_look_settles_what_is_far_apart_and_nothing_else() {
+        let margins = looks(&[[100.0, 10.0, 15.0]]);
         assert_eq!(margins.len(), 2);
-        assert!(margins.iter().all(|m| !m.is_settled(1.0) && m.high.is_infinite()), "{margins:?}");
+        assert!(margins[0].is_settled(1.3) && !margins[1].is_settled(1.0), "{margins:?}");
+        assert!(!looks(&[[10.0, 10.0, 10.0]])[0].tie, "one look shows no tie");
+    }
+
+    #[test]
+    fn two_looks_that_happen_to_agree_do_not_settle_what_is_close() {
+        let margins = looks(&[[11.5, 10.0, 50.0], [11.5, 10.0, 50.0]]);
+        assert!(!margins[0].is_settled(1.0) && margins[1].is_settled(1.3), "{margins:?}");
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub(crate) struct BenchArgs {
 pub(crate) enum BenchCommand {
     /// Run a pipeline under every caching policy, and show how far each is from the best one
     Policies(PoliciesArgs),
+    /// Find out what it costs that every stage takes its own time
+    Taps(TapsArgs),
 }
 
 /// `caju bench policies`.
@@ -69,4 +71,24 @@ pub(crate) struct PoliciesArgs {
     /// Draw the time of the whole job under each policy
     #[arg(long, value_name = "OUT.svg|png", value_hint = ValueHint::FilePath)]
     pub(crate) plot: Option<PathBuf>,
+}
+
+/// `caju bench taps`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Example:
+  caju bench taps pipeline.yaml --repeats 9
+
+The taps are two readings of the thread's CPU clock and of the wall clock for every piece of a stage's work. Epochs with
+and without them alternate, and each pair gives a ratio of CPU times. Rows and bytes are counted in any case.")]
+pub(crate) struct TapsArgs {
+    /// Pipeline file (YAML or JSON)
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) file: PathBuf,
+    /// Pairs of epochs
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) repeats: u32,
+    /// Threads that compute; the number of cores by default
+    #[arg(long, value_name = "N")]
+    pub(crate) cpu_threads: Option<u32>,
 }

@@ -15,7 +15,7 @@ use crate::measured::Measured;
 use crate::state::{Dataset, EpochFacts, Iteration, Job, State, TaskState, Update, Watch};
 
 /// Measurements shorter than this are start-up, not work.
-const LEAST_S: f64 = 1.0;
+const LEAST_S: f64 = 0.9;
 /// After so long, or so much of the epoch, the best choice so far is taken.
 const LONGEST_S: f64 = 20.0;
 const LARGEST_SHARE: f64 = 0.08;
@@ -146,7 +146,7 @@ impl Core {
         }
         let margins = margins(&decision.choice, looks.decisions.make_contiguous());
         let ahead = if measured.complete() { 1.0 } else { CLEAR };
-        let settled = looks.decisions.len() > 1 && margins.iter().all(|m| m.is_settled(ahead));
+        let settled = !looks.decisions.is_empty() && margins.iter().all(|m| m.is_settled(ahead));
         for m in &margins {
             let rival = m.rival.as_deref().unwrap_or("computing");
             tracing::debug!(job = %case.job.name, choice = %decision.choice, rival, ratio = m.ratio, low = m.low, high = m.high, "a look");

@@ -1,6 +1,7 @@
-//! `caju bench policies`: the offline harness that says what each policy would have cost.
+//! `caju bench policies`: the offline harness that says what each policy would have cost; and `caju bench taps`.
 
 mod summary;
+mod taps;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -57,7 +58,13 @@ impl Trial {
 /// # Errors
 /// A wrong file, and what the jobs fail with.
 pub(crate) async fn run(global: &Global, args: &BenchArgs) -> Result<()> {
-    let BenchCommand::Policies(args) = &args.command;
+    match &args.command {
+        BenchCommand::Policies(args) => run_policies(global, args).await,
+        BenchCommand::Taps(args) => taps::run(global, args).await,
+    }
+}
+
+async fn run_policies(global: &Global, args: &PoliciesArgs) -> Result<()> {
     let def = shared::read_pipeline(&args.file)?;
     let picture = args.plot.as_deref().map(Picture::of).transpose()?;
     let policies = policies(args, &def)?;

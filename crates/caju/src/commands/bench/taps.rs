@@ -1,0 +1,78 @@
+//! `caju bench taps`: what it costs that every stage takes its own time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use caju_engine::source::SourceContext;
+use caju_engine::{BoundPipeline, LeasedSplit, SplitFeed, TaskOptions, run_task};
+use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock, cpu_time};
+use caju_types::{Error, Result, format_count};
+use futures::TryStreamExt;
+
+use crate::cli::{Global, TapsArgs};
+use crate::commands::{check, shared};
+use crate::output;
+
+/// The splits of an epoch, all there.
+struct All(VecDeque<LeasedSplit>);
+
+#[async_trait]
+impl SplitFeed for All {
+    async fn next(&mut self, want: usize) -> Result<Option<Vec<LeasedSplit>>> {
+        let n = want.min(self.0.len());
+        Ok((n > 0).then(|| self.0.drain(..n).collect()))
+    }
+}
+
+/// Runs pairs of epochs, with and without taps, and tells the ratios of their CPU times: what the machine does to both
+/// drops out.
+///
+/// # Errors
+/// A wrong file, and what its epochs fail with.
+pub(super) async fn run(global: &Global, args: &TapsArgs) -> Result<()> {
+    let def = shared::read_pipeline(&args.file)?;
+    let stores = Arc::new(Stores::new(shared::store_options(), None)?);
+    let ctx = SourceContext::new(stores, Arc::new(IoCounters::new()));
+    let pipeline = Arc::new(Box::pin(caju_engine::bind(&def, &shared::registry(), &ctx, None)).await?);
+    let pool = shared::cpu_pool(args.cpu_threads)?;
+    // The first epoch is for the page cache.
+    let (_, rows) = epoch(&pipeline, &pool, true).await?;
+    let mut ratios = Vec::new();
+    for round in 0..args.repeats {
+        let first = round % 2 == 0;
+        let (a, _) = epoch(&pipeline, &pool, first).await?;
+        let (b, _) = epoch(&pipeline, &pool, !first).await?;
+        let (with, without) = if first { (a, b) } else { (b, a) };
+        if !global.quiet {
+            output::note(format!(
+                "round {}: {with:.3} s of CPU with taps, {without:.3} s without",
+                round + 1
+            ));
+        }
+        ratios.push(100.0 * (with / without.max(1e-9) - 1.0));
+    }
+    ratios.sort_by(f64::total_cmp);
+    let (least, most) = ratios.first().zip(ratios.last()).ok_or_else(|| Error::internal("no rounds"))?;
+    output::say(format_args!(
+        "{}\n\n{} rows an epoch: taps cost {:+.2} % of CPU time (median of {} pairs of epochs, {least:+.2} to {most:+.2} %)",
+        check::title(&def, &args.file),
+        format_count(rows as u64),
+        ratios[ratios.len() / 2],
+        ratios.len(),
+    ))
+}
+
+/// CPU seconds and rows of one epoch.
+async fn epoch(pipeline: &Arc<BoundPipeline>, pool: &CpuPool, taps: bool) -> Result<(f64, usize)> {
+    let splits: Vec<_> = pipeline.splits().try_collect().await?;
+    let leases = (0u64..).zip(splits).map(|(index, split)| LeasedSplit::new(index, split)).collect();
+    let options = TaskOptions { taps, ..TaskOptions::new(pool.clone(), SystemClock::shared()) };
+    let before = cpu_time();
+    let mut task = run_task(pipeline, Box::new(All(leases)), options);
+    let mut rows = 0;
+    while let Some(chunk) = task.next().await {
+        rows += chunk?.rows();
+    }
+    Ok((cpu_time().saturating_sub(before).as_secs_f64(), rows))
+}
