@@ -184,7 +184,8 @@ impl Measured {
         (bytes > 0 && time > 0.0).then(|| bytes as f64 / time)
     }
 
-    /// Rows of one epoch: exact if everything was handed out, else by the share of splits that was.
+    /// Rows of one epoch: exact if everything was handed out, else by the share of splits that was. Those that are being
+    /// read count as half.
     fn source_rows(&self) -> u64 {
         if let Some(rows) = self.epoch_rows {
             return rows;
@@ -194,7 +195,9 @@ impl Measured {
         if computed == 0 || self.splits_total <= computed {
             return rows;
         }
-        let scaled = u128::from(rows) * u128::from(self.splits_total) / u128::from(computed);
+        let open = |t: &v1::TaskProfile| t.computed.min(t.source_requests_at_once);
+        let halves = 2 * computed - self.tasks.iter().map(open).sum::<u64>();
+        let scaled = u128::from(rows) * 2 * u128::from(self.splits_total) / u128::from(halves.max(1));
         u64::try_from(scaled).unwrap_or(u64::MAX)
     }
 
