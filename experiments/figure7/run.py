@@ -135,7 +135,7 @@ def draw(result, path):
         axes.plot(x, y, styles[policy], marker="o", label=policy, linewidth=3 if policy == "auto" else 1.6)
     axes.set_xlabel("sleep injected per batch, ms")
     axes.set_ylabel("seconds per steady epoch (less is better)")
-    axes.set_title("The best thing to store changes with the injected sleep; auto should lie on the lowest curve")
+    axes.set_title("Steady epochs by what is stored, with more and more sleep; auto should lie on the lowest curve")
     axes.title.set_fontsize(10)
     axes.set_ylim(bottom=0)
     axes.legend()
