@@ -34,12 +34,15 @@ pub(crate) struct RunningTask {
     bytes_out: AtomicU64,
 }
 
+/// Somebody who takes a decision: a plan, or that nothing is stored.
+pub(crate) type Decide = Box<dyn Fn(Option<&CachePlan>) + Send + Sync>;
+
 /// A task that was asked to measure what the planner wants to know.
 pub(crate) struct Profiled {
     pub(crate) findings: Box<dyn Fn() -> Option<Findings> + Send + Sync>,
     pub(crate) modes: Box<dyn Fn() -> SplitModes + Send + Sync>,
     /// Takes what was decided.
-    pub(crate) decide: Box<dyn Fn(Option<&CachePlan>) + Send + Sync>,
+    pub(crate) decide: Decide,
     pub(crate) started: std::time::Instant,
     /// Threads that compute; shared ones by their share.
     pub(crate) threads: f64,
