@@ -35,6 +35,7 @@ mod tier;
 mod write;
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -89,6 +90,7 @@ pub struct Cache {
     leases: Arc<Leases>,
     states: Mutex<HashMap<Fingerprint, Arc<SnapshotState>>>,
     memory: Option<MemoryTier>,
+    kept: Arc<AtomicU64>,
     disk: Option<Arc<DiskTier>>,
     checked: Checked,
     space: Space,
@@ -135,6 +137,7 @@ impl Cache {
             leases,
             states: Mutex::default(),
             memory: MemoryTier::new(options.memory_tier_bytes),
+            kept: Arc::default(),
             disk,
             checked: moka::sync::Cache::new(CHECKED_FILES),
             space: Space::new(options.budget_bytes, options.usage_refresh),
@@ -170,6 +173,12 @@ impl Cache {
     /// The settings.
     pub fn options(&self) -> &CacheOptions {
         &self.options
+    }
+
+    /// Bytes of rows that tasks keep until it is decided whether they are stored: tasks count here what they keep, and all
+    /// of them together keep no more than the memory tier may hold.
+    pub fn kept_bytes(&self) -> &Arc<AtomicU64> {
+        &self.kept
     }
 
     /// Bytes held by the memory tier and by the disk tier.

@@ -51,7 +51,7 @@ pub(crate) struct TaskCache {
     /// The task begins before anybody has decided: parts that are there are read, and rows are kept for the decision.
     undecided: bool,
     /// What was decided then.
-    decided: OnceLock<CachePlan>,
+    decided: OnceLock<Option<CachePlan>>,
     ctx: Arc<TaskContext>,
     prober: Option<Arc<Prober>>,
     /// Whether parts are written and read, or the store failed too often.
@@ -154,8 +154,10 @@ impl TaskCache {
     /// The same for a task that begins before anybody has decided.
     pub(crate) fn undecided(mut self, undecided: bool) -> Self {
         self.undecided = undecided;
-        let limit = self.cache.as_ref().map_or(0, |c| c.options().memory_tier_bytes);
-        self.books.get_mut().kept = Kept::up_to(if undecided { limit } else { 0 }, self.hints.len());
+        if let Some(cache) = self.cache.as_ref().filter(|_| undecided) {
+            let (limit, all) = (cache.options().memory_tier_bytes, Arc::clone(cache.kept_bytes()));
+            self.books.get_mut().kept = Kept::up_to(limit, all, self.hints.len());
+        }
         self
     }
 

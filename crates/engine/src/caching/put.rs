@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::kept::own;
 use super::{Book, TaskCache, WAITING};
 use crate::chunk::batch_bytes;
 
@@ -195,16 +196,23 @@ impl TaskCache {
         if let Some(prober) = &self.prober {
             prober.offer(hint, rows);
         }
-        let (skip, writer) = {
-            let mut books = self.books.lock();
-            match books.open.get(&index) {
-                Some(book) if book.hint == hint => (book.skip_below, book.writer.clone()),
-                Some(_) => return 0,
-                None => {
-                    books.kept.push(hint, index, rows);
-                    return 0;
+        let mut owned = None;
+        let (skip, writer) = loop {
+            {
+                let mut books = self.books.lock();
+                match (books.open.get(&index), owned.take()) {
+                    (Some(book), _) if book.hint == hint => break (book.skip_below, book.writer.clone()),
+                    (Some(_), _) => return 0,
+                    (None, Some(owned)) => {
+                        books.kept.push(hint, index, owned);
+                        return 0;
+                    }
+                    (None, None) if books.kept.has(hint, index) => {}
+                    (None, None) => return 0,
                 }
             }
+            // Copies, if there must be any, are made outside the lock.
+            owned = Some(rows.iter().filter(|b| b.num_rows() > 0).map(own).collect());
         };
         if let Some(writer) = writer {
             for batch in rows.iter().filter(|b| b.num_rows() > 0) {

@@ -9,7 +9,7 @@ use caju_testkit::faulty::{Fault, Faults, Op, Rule};
 
 use crate::common::{Fixed, How};
 use crate::damage::faulty_with;
-use crate::rows::{Pair, Row, cache_with, place};
+use crate::rows::{Pair, Row, cache_with, place, rows_of};
 
 const SPLITS: u64 = 48;
 
@@ -159,4 +159,46 @@ async fn a_task_that_leases_no_more_is_told() {
         assert_eq!(modes.kept, modes.put);
         assert!(rows > 2000, "{rows}");
     }
+}
+
+/// Repetitions draw for themselves, whatever is decided while they wait to be read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_is_drawn_as_its_lease_said() {
+    let yaml = "source: { range: { start: 0, end: 32768 } }\nsteps:\n  - with_columns: { r: 'uniform(0.0, 1.0)' }\n  \
+                - filter: 'r < 0.5'\n  - autocache: h\n  - repeat: 3\n";
+    let pair = Pair::yaml(yaml).await;
+    let plan = pair.hints[0].plan("arrow/none");
+    let mut seen = Vec::new();
+    for decided in [None, Some(&plan)] {
+        let leases = (0u64..).zip(&pair.splits).map(|(i, s)| LeasedSplit::new(i, s.clone())).collect();
+        let mut options = TaskOptions::new(CpuPool::new(2).unwrap(), SystemClock::shared());
+        options.cache = Some(cache_with(&place("kept"), memory(64 << 20)).await);
+        options.probe = true;
+        let mut task = run_task(&pair.kept, Box::new(Fixed(leases)), options);
+        let decide = task.decider();
+        let mut rows = rows_of(&task.next().await.unwrap().unwrap());
+        decide(decided);
+        while let Some(chunk) = task.next().await {
+            rows.extend(rows_of(&chunk.unwrap()));
+        }
+        rows.sort();
+        seen.push(rows);
+    }
+    assert!(seen[0] == seen[1], "{} rows and {}", seen[0].len(), seen[1].len());
+}
+
+/// Requests that take their time are made side by side.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_far_away_does_not_hold_up_the_end() {
+    let pair = pair().await;
+    let faults = Faults::new();
+    let cache = faulty_with(&place("kept"), &faults, memory(64 << 20)).await;
+    let delay = Fault::Delay(std::time::Duration::from_millis(100), SystemClock::shared());
+    faults.add(Rule::new(Op::Put, delay).on(".arrow").always());
+    let plan = CachePlan { write_bytes_per_s: Some(10 << 20), ..pair.hints[0].plan("arrow/none") };
+    let start = std::time::Instant::now();
+    let (_, modes) = decided(&pair, &cache, 40, &plan).await;
+    // One after another they would take four seconds.
+    assert!(start.elapsed().as_secs_f64() < 3.0, "{:?}, {modes:?}", start.elapsed());
+    assert_eq!(modes.put, SPLITS, "{modes:?}");
 }
