@@ -62,10 +62,10 @@ impl Margin {
 /// # Ok::<(), caju_types::Error>(())
 /// ```
 pub fn margins(choice: &Choice, looks: &[Decision]) -> Vec<Margin> {
-    let ours = hint(choice);
+    let ours = choice.hint();
     let mut rivals: Vec<Option<&str>> = Vec::new();
     for option in looks.iter().flat_map(|l| &l.options) {
-        let rival = hint(&option.choice);
+        let rival = option.choice.hint();
         if rival != ours && !rivals.contains(&rival) {
             rivals.push(rival);
         }
@@ -81,17 +81,10 @@ pub fn margins(choice: &Choice, looks: &[Decision]) -> Vec<Margin> {
     rivals.into_iter().filter_map(margin).collect()
 }
 
-fn hint(choice: &Choice) -> Option<&str> {
-    match choice {
-        Choice::Compute => None,
-        Choice::Materialize { hint, .. } => Some(hint),
-    }
-}
-
 /// The logarithm of the rival's horizon over ours, each by its best encoding.
 fn log_ratio(look: &Decision, ours: Option<&str>, rival: Option<&str>) -> Option<f64> {
     let best = |wanted: Option<&str>| {
-        let options = look.options.iter().filter(|o| o.feasible && hint(&o.choice) == wanted);
+        let options = look.options.iter().filter(|o| o.feasible && o.choice.hint() == wanted);
         options.filter_map(|o| o.horizon_s).min_by(f64::total_cmp)
     };
     let log = (best(rival)? / best(ours)?).ln();

@@ -30,6 +30,14 @@ pub enum Choice {
 }
 
 impl Choice {
+    /// The hint at which rows are stored; none if nothing is.
+    pub fn hint(&self) -> Option<&str> {
+        match self {
+            Choice::Compute => None,
+            Choice::Materialize { hint, .. } => Some(hint),
+        }
+    }
+
     /// How far apart the shares of two choices are, if they are the same but for that.
     pub(crate) fn apart(&self, other: &Choice) -> Option<f64> {
         match (self, other) {

@@ -91,3 +91,14 @@ fn quickstart_generates_and_runs() {
     let shown = format!("{}{}", second.stdout, second.stderr);
     assert!(shown.contains("rows"), "no summary: {shown}");
 }
+
+#[test]
+fn what_taps_cost_is_told() {
+    let p = Pipeline::of(json!({ "range": 100_000 }), json!([{ "with_columns": { "x": "id * 2" } }]));
+    let ended = caju_in(p.folder(), &["bench", "taps", "pipeline.yaml", "--repeats", "2"]);
+    ended.expect_code(0);
+    let told = ["100,000 rows an epoch, 2 pairs of epochs", "% of CPU time by the least of each"];
+    assert!(told.iter().all(|t| ended.stdout.contains(t)), "{ended:?}");
+    assert!(ended.stderr.contains("round 2: "), "{ended:?}");
+    caju_in(p.folder(), &["bench", "taps", "none.yaml"]).expect_code(2).expect_error(&["none.yaml"]);
+}

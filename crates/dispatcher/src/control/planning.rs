@@ -147,14 +147,10 @@ impl Core {
         let margins = margins(&decision.choice, looks.decisions.make_contiguous());
         let ahead = if measured.complete() { 1.0 } else { CLEAR };
         // A rival that no look could weigh is not behind.
-        let hint = |choice: &Choice| match choice {
-            Choice::Compute => None,
-            Choice::Materialize { hint, .. } => Some(hint.clone()),
-        };
-        let chosen = hint(&decision.choice);
-        let weighed = |rival: Option<String>| rival == chosen || margins.iter().any(|m| m.rival == rival);
-        let rivals = decision.options.iter().filter(|o| o.feasible && o.horizon_s.is_some());
-        let all = { rivals }.all(|o| weighed(hint(&o.choice)));
+        let chosen = decision.choice.hint();
+        let weighed = |r: Option<&str>| r == chosen || margins.iter().any(|m| m.rival.as_deref() == r);
+        let mut rivals = decision.options.iter().filter(|o| o.feasible && o.horizon_s.is_some());
+        let all = rivals.all(|o| weighed(o.choice.hint()));
         let settled = all && !looks.decisions.is_empty() && margins.iter().all(|m| m.is_settled(ahead));
         for m in &margins {
             let rival = m.rival.as_deref().unwrap_or("computing");

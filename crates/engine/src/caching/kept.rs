@@ -2,8 +2,9 @@
 //! splits of every job, as many as it takes to decide, would be computed a second time, in the second epoch.
 //!
 //! Rows are kept where they pass a hint, as they are: no copy is made, unless they hold on to much more memory than is
-//! theirs. All tasks of a cache together keep as many bytes as its memory tier may hold; where that is not enough, the hint that has most gives up its newest split. Behind random stages rows are kept in epoch 0 alone:
-//! what is stored there is drawn as in that one.
+//! theirs. All tasks of a cache together keep as many bytes as its memory tier may hold; where that is not enough, the
+//! hint that has most gives up its newest split. Behind random stages rows are kept in epoch 0 alone: what is stored
+//! there is drawn as in that one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -242,18 +243,16 @@ impl TaskCache {
             rows.batches.into_iter().for_each(|b| drop(pieces.try_send(Piece::Rows(b))));
             self.open_writers.send_modify(|n| *n += 1);
             let writer = OpenWriter(Arc::clone(self));
-            let way =
-                WriterOf { pieces, assumed_bytes_per_s: plan.write_bytes_per_s, given_up: all.child_token() };
-            let given_up = way.given_up.clone();
-            let late = Late { index, split, given_up, queue, kept: charge, _open: writer };
+            // Those that have ended are given up together, those that go on by their own pace.
+            let given_up = if rows.skipped.is_some() { all.child_token() } else { CancellationToken::new() };
+            let late = Late { index, split, given_up: given_up.clone(), queue, kept: charge, _open: writer };
             if let Some(skipped) = rows.skipped {
-                way.pieces.try_send(Piece::End { skipped, source_bytes }).ok();
+                pieces.try_send(Piece::End { skipped, source_bytes }).ok();
                 bytes += rows.bytes;
                 ended.push(late);
             } else {
-                // These are given up by their own pace.
-                let way = WriterOf { given_up: CancellationToken::new(), ..way };
-                open.push(Late { given_up: way.given_up.clone(), ..late });
+                let way = WriterOf { pieces, assumed_bytes_per_s: plan.write_bytes_per_s, given_up };
+                open.push(late);
                 books.open.insert(index, Book { hint, skip_below: 0, source_bytes, writer: Some(way) });
             }
         }
@@ -273,7 +272,7 @@ impl TaskCache {
     }
 
     /// Those that have ended hold nobody up but the task's end; all of them together may take as long as their bytes.
-    fn limit_all(self: &Arc<Self>, plan: &CachePlan, bytes: u64, all: CancellationToken) {
+    fn limit_all(&self, plan: &CachePlan, bytes: u64, all: CancellationToken) {
         let Some(assumed) = plan.write_bytes_per_s.filter(|_| bytes > 0) else { return };
         let patience = self.pace.patience(assumed, bytes, 1);
         let clock = Arc::clone(&self.ctx.clock);
@@ -283,7 +282,7 @@ impl TaskCache {
         }));
     }
 
-    async fn write_late(self: &Arc<Self>, hint: usize, late: Late, plan: &CachePlan) {
+    async fn write_late(&self, hint: usize, late: Late, plan: &CachePlan) {
         let Late { index, split, given_up, queue, kept, _open } = late;
         match self.write_kept(hint, &split, queue, &given_up, kept.bytes, plan).await {
             Ok(true) => {
