@@ -55,6 +55,12 @@ fn less(stage: &mut v1::StageStats, was: &v1::StageStats) {
 /// How tasks name the stage figures of hints.
 const HINT: &str = ".autocache";
 
+/// Stages that see the rows of many splits as one stream: one chunk after the other, and what goes in comes out later.
+const MIXING: [&str; 7] = ["shuffle", "take", "skip", "batch", "padded_batch", "bucket_by_length", "unbatch"];
+
+/// Other stages that run one at a time on a worker.
+const SINGLE: [&str; 2] = ["sleep", "burn"];
+
 impl Measured {
     /// Wall time of the task that runs longest, in seconds.
     pub(crate) fn elapsed_s(&self) -> f64 {
@@ -293,21 +299,28 @@ fn stages(sums: &[v1::StageStats], dataset: &Dataset) -> Vec<Stage> {
     let mut out: Vec<Stage> = Vec::new();
     // Rows that go into the next stage, and their bytes, per source row.
     let (mut rows, mut bytes) = (1.0, 0.0);
-    // Handing rows over costs nothing within a process; through a socket it does.
     let counts = |s: &&v1::StageStats| !s.name.ends_with(HINT) && (s.name != "output" || s.cpu_s > 0.0);
+    let is = |sum: &v1::StageStats, kinds: &[&str]| {
+        kinds.iter().any(|kind| sum.name.rsplit_once('.').is_some_and(|(_, name)| name == *kind))
+    };
     for (i, sum) in sums.iter().filter(counts).enumerate() {
+        let mixes = is(sum, &MIXING);
         let input = if i == 0 { sum.rows_out } else { sum.rows_in };
         let per_row = |total: f64| if input == 0 { 0.0 } else { total / input as f64 * rows };
-        let ratio = if i == 0 || input == 0 { 1.0 } else { sum.rows_out as f64 / input as f64 };
+        // What such a stage holds back comes out in the end.
+        let ratio = if i == 0 || input == 0 || mixes { 1.0 } else { sum.rows_out as f64 / input as f64 };
         // Stages that only pass rows on count nothing.
-        let out_bytes = if sum.rows_out == 0 { bytes } else { per_row(sum.bytes_out as f64) };
-        let single = [".sleep", ".burn"].iter().any(|kind| sum.name.ends_with(kind));
+        let out_bytes = match (sum.rows_out, mixes) {
+            (0, _) => bytes,
+            (out, true) => sum.bytes_out as f64 / out as f64 * rows,
+            (_, false) => per_row(sum.bytes_out as f64),
+        };
         out.push(Stage {
             name: sum.name.clone(),
             io_bytes_per_row: if i == 0 { out_bytes } else { 0.0 },
             cpu_s_per_row: per_row(sum.cpu_s),
             service_s_per_row: per_row(sum.busy_s.max(sum.cpu_s)),
-            max_parallelism: single.then_some(1.0),
+            max_parallelism: (mixes || is(sum, &SINGLE)).then_some(1.0),
             out_rows_per_row: ratio,
             out_bytes_per_row: out_bytes,
             random: dataset.random_stages.contains(&sum.name),

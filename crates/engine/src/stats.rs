@@ -1,5 +1,6 @@
 //! Profiling taps: what each stage of a task did, counted without locks.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -10,6 +11,22 @@ use caju_runtime::thread_cpu_time;
 tokio::task_local! {
     /// Whose reads these are: those that move to another thread are charged to the same split and its task's source.
     pub(crate) static READER: Arc<SplitReads>;
+}
+
+thread_local! {
+    /// CPU time that was counted on this thread since the innermost section began that is being timed.
+    static COUNTED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// Runs a piece of work, and says what CPU time it took of this thread *itself*: what sections inside of it count is
+/// theirs alone, so that no time is in the figures of two stages.
+fn own_cpu<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let around = COUNTED.replace(Duration::ZERO);
+    let start = thread_cpu_time();
+    let out = work();
+    let all = thread_cpu_time().saturating_sub(start);
+    let inside = COUNTED.replace(around + all);
+    (out, all.saturating_sub(inside))
 }
 
 /// Counters of one stage.
@@ -41,9 +58,9 @@ impl StageCounters {
         if !self.taps {
             return work();
         }
-        let (wall, cpu) = (Instant::now(), thread_cpu_time());
-        let out = work();
-        add(&self.cpu_ns, thread_cpu_time().saturating_sub(cpu));
+        let wall = Instant::now();
+        let (out, cpu) = own_cpu(work);
+        add(&self.cpu_ns, cpu);
         add(&self.busy_ns, wall.elapsed());
         out
     }
@@ -54,16 +71,15 @@ impl StageCounters {
         self.bytes_out.fetch_add(bytes_out as u64, Ordering::Relaxed);
     }
 
-    /// Runs a future and counts the CPU time of its polls.
+    /// Runs a future and counts the CPU time of its polls, less what others count in them.
     pub async fn polled<F: Future>(&self, future: F) -> F::Output {
         if !self.taps {
             return future.await;
         }
         let mut future = std::pin::pin!(future);
         std::future::poll_fn(|cx| {
-            let cpu = thread_cpu_time();
-            let poll = future.as_mut().poll(cx);
-            add(&self.cpu_ns, thread_cpu_time().saturating_sub(cpu));
+            let (poll, cpu) = own_cpu(|| future.as_mut().poll(cx));
+            add(&self.cpu_ns, cpu);
             poll
         })
         .await
@@ -72,6 +88,13 @@ impl StageCounters {
     /// Adds CPU time that was spent elsewhere for this stage.
     pub(crate) fn used(&self, cpu: Duration) {
         add(&self.cpu_ns, cpu);
+    }
+
+    /// Counts what it took to hand a piece of the stage's work to this thread, at its start.
+    pub(crate) fn handed_over(&self) {
+        if self.taps {
+            add(&self.cpu_ns, caju_runtime::handing_over());
+        }
     }
 
     pub(crate) fn busy(&self, d: Duration) {
@@ -184,5 +207,42 @@ impl TaskStats {
     /// What was counted so far.
     pub fn snapshot(&self) -> Vec<StageStats> {
         self.stages.iter().map(StageCounters::snapshot).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn burn(ms: u64) {
+        let end = thread_cpu_time() + Duration::from_millis(ms);
+        while thread_cpu_time() < end {
+            std::hint::spin_loop();
+        }
+    }
+
+    /// A stage that runs inside of another's poll (a stream stage in the task's, a nested dataset's in the source's) is
+    /// counted once.
+    #[tokio::test]
+    async fn time_is_in_the_figures_of_one_stage_only() {
+        let stats = TaskStats::new(["inner", "middle", "outer"].map(String::from), true);
+        let [inner, middle, outer] = &stats.stages[..] else { panic!("three stages") };
+        outer
+            .polled(async {
+                burn(2);
+                for _ in 0..2 {
+                    middle.timed(|| {
+                        burn(5);
+                        inner.timed(|| burn(20));
+                    });
+                }
+                tokio::task::yield_now().await;
+                burn(2);
+            })
+            .await;
+        let cpu: Vec<f64> = stats.snapshot().iter().map(|s| s.cpu_s * 1e3).collect();
+        for (cpu, want) in cpu.iter().zip([40.0, 10.0, 4.0]) {
+            assert!((want..want * 1.25 + 2.0).contains(cpu), "{cpu} of {want} ms: {stats:?}");
+        }
     }
 }

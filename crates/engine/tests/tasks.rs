@@ -4,7 +4,7 @@
 
 mod common;
 
-use caju_engine::{Elements, LeasedSplit};
+use caju_engine::{Chunk, Elements, LeasedSplit};
 use caju_types::RowRanges;
 use common::{How, bound, chunks, rows, run, sorted, splits};
 
@@ -46,6 +46,48 @@ async fn rows_do_not_depend_on_workers_threads_or_batches() {
             "a new epoch or seed draws anew"
         );
     }
+}
+
+/// Handing a batch over costs the same whatever is in it: narrow rows come to go in larger ones. Rows that swell do not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_grow_where_little_is_done_with_their_rows() {
+    let largest = async |stage: &str| {
+        let yaml = format!(
+            "source: {{ range: {{ start: 0, end: 1000000 }} }}\nsteps:\n  - with_columns: {{ x: {stage} }}\n"
+        );
+        let chunks = chunks(&yaml, How { batch_rows: 256, ..How::default() }).await.unwrap();
+        assert_eq!(chunks.iter().map(Chunk::rows).sum::<usize>(), 1_000_000);
+        (chunks[0].rows(), chunks.iter().map(Chunk::rows).max().unwrap())
+    };
+    let (first, grown) = largest("id * 3 + 1").await;
+    assert_eq!(first, 256, "nothing is known yet");
+    assert!((257..=8 * 256).contains(&grown), "{grown}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stages_that_mix_splits_count_what_they_do() {
+    let yaml = "
+source: { range: { start: 0, end: 300000 } }
+steps:
+  - shuffle: { buffer: 5000 }
+  - batch: 100
+";
+    let pipeline = bound(yaml).await.unwrap();
+    let leases = splits(&pipeline).await.unwrap();
+    let leases = leases.into_iter().enumerate().map(|(i, s)| LeasedSplit::new(i as u64, s)).collect();
+    let mut task = common::task(&pipeline, leases, &How::default());
+    while let Some(chunk) = task.next().await {
+        chunk.unwrap();
+    }
+    let stats = task.stats();
+    let of = |name: &str| stats.iter().find(|s| s.name == name).unwrap();
+    for name in ["0.shuffle", "1.batch"] {
+        let s = of(name);
+        assert_eq!((s.rows_in, s.rows_out, s.bytes_out), (300_000, 300_000, 8 * 300_000), "{name}");
+        assert!(s.busy_s > 0.0 && s.cpu_s > 0.0, "{s:?}");
+    }
+    assert!(of("0.shuffle").cpu_s > of("1.batch").cpu_s, "{stats:?}");
+    assert!(of("output").cpu_s > 0.0, "what moving rows costs is counted: {stats:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,14 +1,29 @@
 //! A pool of threads for work that computes, apart from the threads that wait (design habit 13).
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use caju_types::{Error, Result};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tokio::sync::oneshot;
 
+use crate::thread_cpu_time;
+
 type Work = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    /// The thread's CPU time when its last piece of work was done.
+    static DONE: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// CPU time that this thread of a pool spent between its last piece of work and now: handing the result over, and finding
+/// the next piece. Called at the start of a piece of work, it is the price of having handed that piece to the pool.
+pub fn handing_over() -> Duration {
+    thread_cpu_time().saturating_sub(DONE.get())
+}
 
 /// A fixed number of threads that run closures in the order of submission. Clones share the threads.
 #[derive(Clone, Debug)]
@@ -65,6 +80,7 @@ impl CpuPool {
         let (tx, rx) = oneshot::channel();
         let job: Work = Box::new(move || {
             let result = catch_unwind(AssertUnwindSafe(work));
+            DONE.set(thread_cpu_time());
             // The receiver may be gone: its task was cancelled.
             drop(tx.send(result));
         });

@@ -12,7 +12,7 @@ pub mod stores;
 mod tasks;
 
 pub use clock::{Clock, SystemClock};
-pub use cpu::CpuPool;
+pub use cpu::{CpuPool, handing_over};
 pub use private::{PrivateFolder, private_cache};
 pub use process::{cpu_time, peak_rss_bytes, rss_bytes, thread_blocks_read, thread_cpu_time};
 pub use stores::{CountingStore, IoCounters, IoSnapshot, Location, Stores};

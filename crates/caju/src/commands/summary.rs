@@ -186,6 +186,9 @@ pub(crate) fn advice(bottleneck: &str) -> &'static str {
         "autocache" => {
             "reading or writing the snapshot holds it up: a cache nearer by, or a lighter encoding (arrow/none)"
         }
+        "shuffle" | "batch" | "padded_batch" | "bucket_by_length" => {
+            "it sees all rows of a worker one after another: add workers, or put what makes rows large behind it"
+        }
         "parse_example" => "parsing holds it up: name fewer features, or add cores or workers",
         _ => "this stage computes as fast as it can: add cores or workers, or make it cheaper",
     }

@@ -103,3 +103,21 @@ fn sending_is_a_stage_where_it_costs_something() {
     profile.validate().unwrap();
     assert_eq!(profile.stages.last().unwrap().name, "output");
 }
+
+/// A shuffle that fills its buffer has put out little of what it took: that says nothing of how many rows come out.
+#[test]
+fn what_a_shuffle_holds_back_comes_out_later() {
+    let mut measured = after(1.0, 1000, 1.0, &[]);
+    let held = StageStats { rows_out: 100, bytes_out: 100 * 100, ..stage("2.shuffle", 1000, 0.5) };
+    measured.tasks[0].stages.extend([held, stage("3.map", 100, 0.3)]);
+    let profile = measured.profile(&dataset());
+    profile.validate().unwrap();
+    let [.., shuffle, map] = profile.stages.as_slice() else { panic!("{profile:?}") };
+    let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} is not {b}: {profile:?}");
+    near(shuffle.out_rows_per_row, 1.0);
+    near(shuffle.cpu_s_per_row, 0.5e-3);
+    near(shuffle.out_bytes_per_row, 100.0);
+    assert_eq!(shuffle.max_parallelism, Some(1.0), "one chunk after the other");
+    near(map.cpu_s_per_row, 3e-3);
+    assert_eq!(map.max_parallelism, None);
+}

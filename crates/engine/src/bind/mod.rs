@@ -15,7 +15,7 @@ use caju_types::{Error, Fingerprint, Result};
 use futures::stream::BoxStream;
 
 use steps::Level;
-pub(crate) use steps::Step;
+pub(crate) use steps::{Step, StreamOp};
 
 use crate::caching::BoundHint;
 use crate::source::{RowPredicate, Source, SourceContext, Split, open_source};

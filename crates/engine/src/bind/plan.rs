@@ -8,7 +8,7 @@ use caju_types::Result;
 use futures::stream::{self, BoxStream, StreamExt};
 use parking_lot::Mutex;
 
-use super::steps::Step;
+use super::steps::{Step, StreamOp};
 use crate::source::{Source, Split};
 
 /// The planned part of `take`, `skip` and `repeat`.
@@ -108,13 +108,15 @@ impl SplitPlan {
     pub(crate) fn finish_steps(&self, steps: &mut Vec<Step>) {
         let mut left = self.planned;
         steps.retain(|s| {
-            let planned = left > 0 && matches!(s, Step::Take(_) | Step::Skip(_));
+            let planned =
+                left > 0 && matches!(s, Step::Stream { op: StreamOp::Take(_) | StreamOp::Skip(_), .. });
             left -= usize::from(planned);
             !planned
         });
-        let last_unbatch = steps.iter().rposition(|s| matches!(s, Step::Unbatch));
+        let last_unbatch =
+            steps.iter().rposition(|s| matches!(s, Step::Stream { op: StreamOp::Unbatch, .. }));
         for (i, step) in steps.iter_mut().enumerate() {
-            if let Step::Batch(b) = step {
+            if let Step::Stream { op: StreamOp::Batch(b), .. } = step {
                 b.merge = !self.counts && last_unbatch.is_none_or(|u| u < i);
             }
         }

@@ -22,6 +22,17 @@ pub(crate) enum Step {
         burn: bool,
         stats: usize,
     },
+    Repeat,
+    /// A stage that sees the rows of many splits as one stream.
+    Stream {
+        op: StreamOp,
+        stats: usize,
+    },
+}
+
+/// What a stream stage does.
+#[derive(Clone)]
+pub(crate) enum StreamOp {
     Shuffle {
         place: String,
         buffer: usize,
@@ -29,7 +40,6 @@ pub(crate) enum Step {
         seed: Option<u64>,
         position: u32,
     },
-    Repeat,
     Take(u64),
     Skip(u64),
     Batch(BatchDef),
@@ -196,17 +206,23 @@ fn bind_stage(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: Place) 
         }
         StageOp::Sleep(cost) => Step::Cost { cost: *cost, burn: false, stats: at.stats },
         StageOp::Burn(cost) => Step::Cost { cost: *cost, burn: true, stats: at.stats },
-        StageOp::Shuffle { buffer, seed, max_bytes } => Step::Shuffle {
+        StageOp::Repeat(_) => Step::Repeat,
+        op => Step::Stream { stats: at.stats, op: bind_stream(op, registry, schema, at)? },
+    }))
+}
+
+fn bind_stream(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: Place) -> Result<StreamOp> {
+    Ok(match op {
+        StageOp::Shuffle { buffer, seed, max_bytes } => StreamOp::Shuffle {
             place: at.place,
             buffer: count(*buffer),
             max_bytes: count(*max_bytes),
             seed: *seed,
             position: at.position,
         },
-        StageOp::Repeat(_) => Step::Repeat,
-        StageOp::Take(n) => Step::Take(*n),
-        StageOp::Skip(n) => Step::Skip(*n),
-        StageOp::Batch { size, drop_remainder } => Step::Batch(BatchDef {
+        StageOp::Take(n) => StreamOp::Take(*n),
+        StageOp::Skip(n) => StreamOp::Skip(*n),
+        StageOp::Batch { size, drop_remainder } => StreamOp::Batch(BatchDef {
             size: count(*size),
             drop_remainder: *drop_remainder,
             padding: None,
@@ -217,7 +233,7 @@ fn bind_stage(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: Place) 
                 at.column(schema, name)?;
             }
             let padding = Padding { lengths: lengths.clone(), values: values.clone() };
-            Step::Batch(BatchDef {
+            StreamOp::Batch(BatchDef {
                 size: count(*size),
                 drop_remainder: *drop_remainder,
                 padding: Some(padding),
@@ -236,7 +252,7 @@ fn bind_stage(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: Place) 
             if bound.is_random() {
                 return Err(Error::invalid(format!("{}: `length` may not be random: {length}", at.place)));
             }
-            Step::Bucket {
+            StreamOp::Bucket {
                 place: at.place,
                 length: Arc::new(bound),
                 boundaries: boundaries.clone(),
@@ -245,8 +261,9 @@ fn bind_stage(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: Place) 
                 padding: pad.then(Padding::default),
             }
         }
-        StageOp::Unbatch => Step::Unbatch,
-    }))
+        StageOp::Unbatch => StreamOp::Unbatch,
+        other => return Err(Error::internal(format!("{}: `{}` is no stream stage", at.place, other.name()))),
+    })
 }
 
 fn project(at: Place, exprs: Option<BoundExprs>, out: Vec<OutColumn>, fields: Fields) -> Step {

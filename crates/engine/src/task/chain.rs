@@ -11,7 +11,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::hint::{Numbering, at_hint, at_set, without_marks};
 use super::{Item, Items};
-use crate::bind::{BoundPipeline, BranchKind, Step};
+use crate::bind::{BoundPipeline, BranchKind, Step, StreamOp};
 use crate::caching::TaskCache;
 use crate::chunk::{Chunk, Run};
 use crate::context::TaskContext;
@@ -35,7 +35,10 @@ pub(super) fn build(
     // Rows that readers already have are dropped where splits end, unless elements are counted below: then
     // they must be counted too. A promised order is that of all rows: there they pass every stream stage.
     let promised = pipeline.def().options.deterministic;
-    let counts = |s: &Step| matches!(s, Step::Take(_) | Step::Skip(_)) || promised && is_stream(s);
+    let counts = |s: &Step| {
+        matches!(s, Step::Stream { op: StreamOp::Take(_) | StreamOp::Skip(_), .. })
+            || promised && is_stream(s)
+    };
     let last_count = streaming.iter().rposition(counts);
     let mut items = if last_count.is_none() { drop_done(items, ctx) } else { items };
     if let BranchKind::Sample { weights, seed } = &pipeline.root.kind {
@@ -63,11 +66,11 @@ pub(super) fn build(
             }
             Step::Hint(hint) => items = at_set(*hint, items, cache),
             Step::Cost { cost, burn, stats } => items = pay_for(items, ctx, *cost, *burn, *stats),
-            other => {
-                if let Some(stage) = stream_stage(other, ctx) {
-                    items = run_stream_stage(stage, items, repeats > 0);
-                }
+            Step::Stream { op, stats } => {
+                let stage = Counted { stage: stream_stage(op, ctx), ctx: Arc::clone(ctx), stats: *stats };
+                items = run_stream_stage(Box::new(stage), items, repeats > 0);
             }
+            Step::Rows(_) => {}
         }
         if last_count == Some(i) {
             items = drop_done(items, ctx);
@@ -153,7 +156,7 @@ fn rows(stages: Vec<Arc<RowStage>>, items: Items, ctx: &Arc<TaskContext>) -> Ite
                 match item? {
                     Item::Chunk(chunk) => {
                         let pool = ctx.pool.clone();
-                        pool.run(move || run_rows(&stages, &ctx, chunk)).await?.map(Item::Chunk)
+                        pool.run(move || handed_rows(&stages, &ctx, chunk)).await?.map(Item::Chunk)
                     }
                     other => Ok(other),
                 }
@@ -162,6 +165,14 @@ fn rows(stages: Vec<Arc<RowStage>>, items: Items, ctx: &Arc<TaskContext>) -> Ite
         .buffered(depth)
         .filter(|item| std::future::ready(!matches!(item, Ok(Item::Chunk(c)) if c.rows() == 0)))
         .boxed()
+}
+
+/// [`run_rows`] on a thread of the pool. Handing the chunk over is the work of the first stage that it was handed over for.
+fn handed_rows(stages: &[Arc<RowStage>], ctx: &TaskContext, chunk: Chunk) -> Result<Chunk> {
+    if let Some(first) = stages.first() {
+        ctx.stats.stage(first.stats).handed_over();
+    }
+    run_rows(stages, ctx, chunk)
 }
 
 fn run_rows(stages: &[Arc<RowStage>], ctx: &TaskContext, mut chunk: Chunk) -> Result<Chunk> {
@@ -264,14 +275,14 @@ fn pay_for(items: Items, ctx: &Arc<TaskContext>, cost: Cost, burn: bool, stats: 
         .boxed()
 }
 
-fn stream_stage(step: &Step, ctx: &TaskContext) -> Option<Box<dyn StreamStage>> {
-    Some(match step {
-        Step::Shuffle { place, buffer, max_bytes, seed, position } => {
+fn stream_stage(op: &StreamOp, ctx: &TaskContext) -> Box<dyn StreamStage> {
+    match op {
+        StreamOp::Shuffle { place, buffer, max_bytes, seed, position } => {
             Box::new(Shuffle::new(place.clone(), *buffer, *max_bytes, ctx.stream_seed(*position, *seed)))
         }
-        Step::Take(n) => Box::new(Take { left: *n }),
-        Step::Skip(n) => Box::new(Skip { left: *n }),
-        Step::Batch(b) => {
+        StreamOp::Take(n) => Box::new(Take { left: *n }),
+        StreamOp::Skip(n) => Box::new(Skip { left: *n }),
+        StreamOp::Batch(b) => {
             let end = match (b.merge, b.drop_remainder) {
                 (true, _) => BatchEnd::Merge,
                 (false, true) => BatchEnd::Drop,
@@ -279,17 +290,51 @@ fn stream_stage(step: &Step, ctx: &TaskContext) -> Option<Box<dyn StreamStage>> 
             };
             Box::new(Batch::new(b.size, end, b.padding.clone()))
         }
-        Step::Bucket { place, length, boundaries, sizes, drop_remainder, padding } => Box::new(Bucket::new(
-            (**length).clone(),
-            place.clone(),
-            boundaries.clone(),
-            sizes.clone(),
-            *drop_remainder,
-            padding.clone(),
-        )),
-        Step::Unbatch => Box::new(Unbatch),
-        Step::Rows(_) | Step::Hint(_) | Step::Cost { .. } | Step::Repeat => return None,
-    })
+        StreamOp::Bucket { place, length, boundaries, sizes, drop_remainder, padding } => {
+            Box::new(Bucket::new(
+                (**length).clone(),
+                place.clone(),
+                boundaries.clone(),
+                sizes.clone(),
+                *drop_remainder,
+                padding.clone(),
+            ))
+        }
+        StreamOp::Unbatch => Box::new(Unbatch),
+    }
+}
+
+/// A stage whose work is counted.
+struct Counted {
+    stage: Box<dyn StreamStage>,
+    ctx: Arc<TaskContext>,
+    stats: usize,
+}
+
+impl Counted {
+    fn count<T>(
+        &mut self,
+        rows: usize,
+        out: &mut Vec<Chunk>,
+        work: impl FnOnce(&mut dyn StreamStage, &mut Vec<Chunk>) -> T,
+    ) -> T {
+        let counters = self.ctx.stats.stage(self.stats);
+        let before = out.len();
+        let done = counters.timed(|| work(&mut *self.stage, out));
+        let new = || out.iter().skip(before);
+        counters.moved(rows, new().map(Chunk::rows).sum(), new().map(Chunk::bytes).sum());
+        done
+    }
+}
+
+impl StreamStage for Counted {
+    fn push(&mut self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<Flow> {
+        self.count(chunk.rows(), out, |stage, out| stage.push(chunk, out))
+    }
+
+    fn flush(&mut self, out: &mut Vec<Chunk>) -> Result<()> {
+        self.count(0, out, |stage, out| stage.flush(out))
+    }
 }
 
 struct Running {

@@ -4,6 +4,7 @@
 mod chain;
 mod hint;
 mod read;
+mod sizing;
 mod zip;
 
 use std::sync::Arc;
@@ -74,7 +75,8 @@ pub struct TaskOptions {
     pub pool: CpuPool,
     /// Time.
     pub clock: Arc<dyn Clock>,
-    /// The most rows of a batch of the engine.
+    /// The most rows of a batch of the engine, to begin with: narrow rows that little is done with go in larger ones later,
+    /// rows that swell in smaller ones.
     pub batch_rows: usize,
     /// The nominal source bytes of a batch of the engine.
     pub batch_bytes: usize,
@@ -194,7 +196,8 @@ impl TaskRun {
     pub async fn next(&mut self) -> Option<Result<Chunk>> {
         let start = Instant::now();
         loop {
-            let Some(item) = self.items.next().await else {
+            // What moving items costs beside the stages that count for themselves is the output's.
+            let Some(item) = self.ctx.stats.output().polled(self.items.next()).await else {
                 // What was stored counts before the task's end is told.
                 self.cache.settled().await;
                 finish_probes(&self.cache, self.probe_to_end).await;

@@ -38,6 +38,8 @@ pub(super) struct Reader {
     ctx: Arc<TaskContext>,
     cache: Arc<TaskCache>,
     reading: Reading,
+    /// Where the figures of the stages end that see one split at a time.
+    local: usize,
 }
 
 /// The rows of all leased splits, as chunks of one run each, with the end of every repetition marked.
@@ -60,7 +62,19 @@ impl Reader {
         cache: Arc<TaskCache>,
         reading: Reading,
     ) -> Self {
-        Self { pipeline, ctx, cache, reading }
+        let streams = pipeline.root.steps.iter().filter_map(|s| match s {
+            Step::Stream { stats, .. } => Some(*stats),
+            _ => None,
+        });
+        let local = streams.min().unwrap_or(usize::MAX);
+        Self { pipeline, ctx, cache, reading, local }
+    }
+
+    /// How rows are read that enter at a stage, by its place among the figures.
+    fn reading(&self, stage: usize) -> Reading {
+        let stages = self.ctx.stats.snapshot();
+        let end = self.local.min(stages.len());
+        self.reading.sized(stages.get(stage..end).unwrap_or_default())
     }
 
     /// Leases splits and starts their readers, never more than `readers` at once.
@@ -167,6 +181,7 @@ impl Reader {
     /// computed by another one, since rows say which ones they are wherever they come from.
     async fn get_group(&self, mut group: Group, out: &mpsc::Sender<Result<Item>>) {
         let counters = self.ctx.stats.stage(self.cache.figures(group.hint));
+        let reading = self.reading(self.cache.figures(group.hint));
         loop {
             let start = Instant::now();
             let Some(chunks) = counters.polled(group.part.next()).await else { break };
@@ -182,7 +197,7 @@ impl Reader {
                     return;
                 }
             };
-            for chunk in chunks.into_iter().flat_map(|c| parts(c, self.reading)) {
+            for chunk in chunks.into_iter().flat_map(|c| parts(c, reading)) {
                 counters.moved(chunk.rows(), chunk.rows(), chunk.bytes());
                 if out.send(Ok(Item::Entry { hint: group.hint, chunk })).await.is_err() {
                     return;
@@ -227,18 +242,19 @@ impl Reader {
         let mut ordinal = 0;
         // Reading is the hint's work, as computing is that of the stages above it.
         let counters = self.ctx.stats.stage(self.cache.figures(hint));
+        let reading = self.reading(self.cache.figures(hint));
         loop {
             let start = Instant::now();
             let Some(batch) = counters.polled(part.next()).await else { break };
             counters.busy(start.elapsed());
             let Ok(batch) = batch else { return Some(ordinal) };
             counters.moved(batch.num_rows(), batch.num_rows(), batch_bytes(&batch));
-            for batch in pieces(&batch, self.reading) {
+            for batch in pieces(&batch, reading) {
                 let len = batch.num_rows() as u64;
                 let run = Run { split: lease.index, start: ordinal, len };
                 ordinal += len;
                 let item = Item::Entry { hint, chunk: Chunk::rows_of(batch, vec![run]) };
-                if out.send(Ok(item)).await.is_err() {
+                if counters.polled(out.send(Ok(item))).await.is_err() {
                     return None;
                 }
             }
@@ -276,7 +292,7 @@ impl Reader {
             };
             let failed = item.is_err();
             let wait = Instant::now();
-            if out.send(item).await.is_err() || failed {
+            if counters.polled(out.send(item)).await.is_err() || failed {
                 return false;
             }
             counters.waited_out(wait.elapsed());
@@ -293,10 +309,11 @@ impl Reader {
                     let f: crate::source::SkipFn = Arc::new(move |e| ctx.count_skip(home, &e));
                     f
                 });
+                let reading = self.reading(0);
                 let options = ReadOptions {
                     projection: branch.projection.clone(),
-                    batch_rows: self.reading.batch_rows,
-                    batch_bytes: self.reading.batch_bytes,
+                    batch_rows: reading.batch_rows,
+                    batch_bytes: reading.batch_bytes,
                     skip,
                     keep_dictionaries: Vec::new(),
                     predicates: branch.predicates.clone(),

@@ -75,7 +75,8 @@ async fn what_does_not_fit_is_computed_again() {
     let plan = pair.hints[1].plan("arrow/none");
     let (rows, modes) = decided(&pair, &cache, 40, &plan).await;
     assert_eq!(rows, want);
-    assert!(modes.kept <= 8 && modes.compute >= 25, "{modes:?}");
+    // Of 300 KiB.
+    assert!(modes.kept <= 14 && modes.compute >= 22, "{modes:?}");
     assert_eq!(modes.put + modes.compute, SPLITS, "{modes:?}");
     let (rows, again) = pair.with(&cache, how(1), &plan).await;
     assert_eq!((rows, again.put, again.get), (want, modes.compute, modes.put));

@@ -9,7 +9,9 @@ use arrow::util::display::{ArrayFormatter, FormatOptions};
 use arrow_array::RecordBatch;
 use async_trait::async_trait;
 use caju_engine::source::{SourceContext, Split};
-use caju_engine::{BoundPipeline, Chunk, Elements, LeasedSplit, SplitFeed, TaskOptions, bind, run_task};
+use caju_engine::{
+    BoundPipeline, Chunk, Elements, LeasedSplit, SplitFeed, TaskOptions, TaskRun, bind, run_task,
+};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
 use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock};
@@ -98,13 +100,7 @@ pub async fn run(
     leases: VecDeque<LeasedSplit>,
     how: How,
 ) -> Result<Vec<Chunk>> {
-    let mut options = TaskOptions::new(CpuPool::new(how.threads)?, SystemClock::shared());
-    options.batch_rows = how.batch_rows;
-    options.batch_bytes = how.batch_bytes;
-    options.seed = how.seed;
-    options.epoch = how.epoch;
-    options.deterministic = how.deterministic;
-    let mut task = run_task(pipeline, Box::new(Fixed(leases)), options);
+    let mut task = task(pipeline, leases, &how);
     let mut out = Vec::new();
     while let Some(chunk) = task.next().await {
         let chunk = chunk?;
@@ -116,6 +112,17 @@ pub async fn run(
         out.push(chunk);
     }
     Ok(out)
+}
+
+/// A task over these splits.
+pub fn task(pipeline: &Arc<BoundPipeline>, leases: VecDeque<LeasedSplit>, how: &How) -> TaskRun {
+    let mut options = TaskOptions::new(CpuPool::new(how.threads).unwrap(), SystemClock::shared());
+    options.batch_rows = how.batch_rows;
+    options.batch_bytes = how.batch_bytes;
+    options.seed = how.seed;
+    options.epoch = how.epoch;
+    options.deterministic = how.deterministic;
+    run_task(pipeline, Box::new(Fixed(leases)), options)
 }
 
 /// Every row as text with its provenance.
