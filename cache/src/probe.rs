@@ -20,8 +20,8 @@ use crate::mmap::Map;
 use crate::record::PartMeta;
 use crate::write::encode_all;
 
-/// Reads of the probe at once, as a task reads several splits.
-const READERS: usize = 3;
+/// How old a probe's object is that nobody is going to remove any more: its process has ended. Probes take seconds.
+const FORSAKEN: Duration = Duration::from_secs(600);
 /// How often a probe is decoded; the least time counts. A few rows are decoded in microseconds, and the first time takes
 /// several times as long as the second.
 const DECODES: usize = 3;
@@ -45,11 +45,14 @@ pub struct Probe {
     pub write_bytes_per_s: f64,
     /// Bytes per second at which the store gave them, to several readers at once.
     pub read_bytes_per_s: f64,
+    /// CPU seconds that the probe took in all: what it is held to account for.
+    #[serde(default)]
+    pub spent_cpu_s: f64,
 }
 
 impl Cache {
-    /// Encodes rows, writes them to the store under a name of their own, reads them back, and removes them.
-    /// A probe that a crash leaves behind is removed by the collection.
+    /// Encodes rows, writes them to the store under a name of their own, reads them back by so many readers at once, and
+    /// removes them. A probe that a crash leaves behind is removed by [`Cache::forget_probes`] and by the collection.
     ///
     /// # Errors
     /// `InvalidArgument` if the rows cannot be stored in the encoding, and what the store says.
@@ -58,6 +61,7 @@ impl Cache {
         schema: &SchemaRef,
         rows: &[RecordBatch],
         encoding: Encoding,
+        readers: usize,
     ) -> Result<Probe> {
         let (schema, rows) = (Arc::clone(schema), rows.to_vec());
         let block = self.options.block_bytes;
@@ -69,18 +73,19 @@ impl Cache {
             let empty: usize = encode_all(&schema, &[], encoding, block)?.iter().map(Bytes::len).sum();
             Ok::<_, Error>((file, cpu, empty))
         };
-        let (file, encode_cpu, empty) = blocking(encode).await?;
+        let mut spent = Duration::ZERO;
+        let (file, encode_cpu, empty) = blocking(&mut spent, encode).await?;
         let whole = file.iter().map(Bytes::len).sum::<usize>() as u64;
         let path = self.root.layout.probe(&self.root.unique("probe"));
         let written = Instant::now();
-        self.root.put_pieces(&path, &file).await?;
+        polled(&mut spent, self.root.put_pieces(&path, &file)).await?;
         let written = written.elapsed();
         drop(file);
         let local = self.root.local_path(&path).filter(|_| self.options.mmap);
         let mapped = local.is_some();
         let read = match local {
-            Some(file) => blocking(move || read_mapped(&file, whole)).await,
-            None => self.read_ranged(&path, whole).await,
+            Some(file) => blocking(&mut spent, move || read_mapped(&file, whole, readers)).await,
+            None => polled(&mut spent, self.read_ranged(&path, whole, readers)).await,
         };
         self.root.delete(&path).await?;
         let (fetched, read) = read?;
@@ -95,7 +100,7 @@ impl Cache {
             }
             Ok::<_, Error>((rows, least))
         };
-        let (decoded, decode_cpu) = blocking(decode).await?;
+        let (decoded, decode_cpu) = blocking(&mut spent, decode).await?;
         if decoded != count {
             return Err(Error::data_loss(format!("a probe of {count} rows was read back as {decoded}")));
         }
@@ -106,16 +111,35 @@ impl Cache {
             encode_cpu_s: encode_cpu.as_secs_f64(),
             decode_cpu_s: decode_cpu.as_secs_f64(),
             write_bytes_per_s: rate(whole, written),
-            read_bytes_per_s: rate(whole * READERS as u64, read),
+            read_bytes_per_s: rate(whole * readers as u64, read),
+            spent_cpu_s: spent.as_secs_f64(),
         })
+    }
+
+    /// Removes the probes that processes left behind which ended in the middle of one: those older than any probe takes.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn forget_probes(&self) -> Result<usize> {
+        let probes = self.root.layout.base().join("probes");
+        let now = i64::try_from(self.root.clock.unix_time().as_millis()).unwrap_or(i64::MAX);
+        let forsaken = i64::try_from(FORSAKEN.as_millis()).unwrap_or(i64::MAX);
+        let mut gone = 0;
+        for object in self.root.list(&probes).await? {
+            if now.saturating_sub(object.modified_ms) > forsaken {
+                self.root.delete(&object.path).await?;
+                gone += 1;
+            }
+        }
+        Ok(gone)
     }
 }
 
 impl Cache {
     /// The bytes of an object, and the time in which several readers got them.
-    async fn read_ranged(&self, path: &Path, bytes: u64) -> Result<(Bytes, Duration)> {
+    async fn read_ranged(&self, path: &Path, bytes: u64, readers: usize) -> Result<(Bytes, Duration)> {
         let start = Instant::now();
-        let mut got = try_join_all((0..READERS).map(|_| self.root.get_range(path, 0..bytes))).await?;
+        let mut got = try_join_all((0..readers).map(|_| self.root.get_range(path, 0..bytes))).await?;
         let took = start.elapsed();
         let last = got.pop().ok_or_else(|| Error::internal("a probe without readers"))?;
         Ok((last, took))
@@ -125,12 +149,12 @@ impl Cache {
 /// The same of a local file, which parts are mapped from: each reader has its pages mapped, and none copies them. What was
 /// just written is in the kernel's memory, so that only work is measured, and not how long the cores of a busy worker
 /// kept it waiting: by the clock, a bandwidth that is never short looked a third of what it is.
-fn read_mapped(file: &std::path::Path, bytes: u64) -> Result<(Bytes, Duration)> {
+fn read_mapped(file: &std::path::Path, bytes: u64, readers: usize) -> Result<(Bytes, Duration)> {
     let failed = |e: std::io::Error| Error::unavailable(format!("{}: {e}", file.display()));
     let length = usize::try_from(bytes).map_err(|e| Error::internal(e.to_string()))?;
     let start = thread_cpu_time();
     let mut mapped = Bytes::new();
-    for _ in 0..READERS {
+    for _ in 0..readers {
         let map = Map::new(&std::fs::File::open(file).map_err(failed)?, length).map_err(failed)?;
         mapped = Bytes::from_owner(map);
         std::hint::black_box(mapped.iter().step_by(PAGE).fold(0u8, |sum, b| sum ^ b));
@@ -142,8 +166,32 @@ fn rate(bytes: u64, time: Duration) -> f64 {
     bytes as f64 / time.as_secs_f64().max(1e-6)
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|e| Error::internal(format!("a probe: {e}")))?
+/// Does work on a thread that may wait, and adds its CPU time.
+async fn blocking<T: Send + 'static>(
+    spent: &mut Duration,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let timed = move || {
+        let start = thread_cpu_time();
+        let done = work();
+        (done, thread_cpu_time().saturating_sub(start))
+    };
+    let done = tokio::task::spawn_blocking(timed).await;
+    let (done, cpu) = done.map_err(|e| Error::internal(format!("a probe: {e}")))?;
+    *spent += cpu;
+    done
+}
+
+/// Runs a future, and adds the CPU time of its polls.
+async fn polled<F: Future>(spent: &mut Duration, future: F) -> F::Output {
+    let mut future = std::pin::pin!(future);
+    std::future::poll_fn(|cx| {
+        let start = thread_cpu_time();
+        let poll = future.as_mut().poll(cx);
+        *spent += thread_cpu_time().saturating_sub(start);
+        poll
+    })
+    .await
 }
 
 fn decode_all(file: Bytes, encoding: Encoding) -> Result<u64> {

@@ -96,6 +96,7 @@ def table(files):
 
 
 def noise(summary):
+    """One round says nothing of it: null, or 0 in older results."""
     return f"{summary['noise']:.1%}" if summary["noise"] else "one round"
 
 

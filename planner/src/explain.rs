@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 
 use caju_types::format_bytes;
 
+use crate::decision::Choice;
 use crate::model::{Candidate, Limit, Model, Obstacle, Pace, Stored};
 use crate::policy::TIE;
 use crate::profile::{DEFAULT_JOBS, Encoding, Hint};
@@ -36,6 +37,9 @@ const CLOSE: f64 = 0.85;
 /// What limits a pace, and what would next if that is close.
 fn limits(model: &Model, pace: &Pace) -> String {
     let first = limited_by(model, pace.limit);
+    if pace.observed {
+        return format!("what its epochs showed (predicted: {first})");
+    }
     let used = pace.next_s_per_row / pace.s_per_row;
     if used < CLOSE || same_work(model, pace.limit, pace.next) {
         return first;
@@ -186,9 +190,20 @@ fn horizon(model: &Model) -> String {
 
 /// Why the free choice fell as it did.
 pub(crate) fn reason(model: &Model, chosen: usize) -> String {
-    match model.candidates()[chosen].stored {
+    let reason = match model.candidates()[chosen].stored {
         Some(stored) => reason_to_store(model, chosen, stored),
         None => reason_to_compute(model),
+    };
+    let ran = model.profile().observed.iter().map(|m| {
+        let rate = words::rate(m.rows_per_s);
+        match &m.choice {
+            Choice::Compute => format!("computing gave {rate} rows/s"),
+            choice => format!("reading {choice} gave {rate} rows/s"),
+        }
+    });
+    match ran.collect::<Vec<_>>() {
+        ran if ran.is_empty() => reason,
+        ran => format!("Measured, not predicted: {}. {reason}", ran.join(", ")),
     }
 }
 
@@ -231,6 +246,12 @@ fn reason_to_compute(model: &Model) -> String {
         return "Nothing is left to run, so nothing is stored.".into();
     }
     let rate = words::rate(1.0 / compute.steady.s_per_row);
+    if all.len() == 1 && model.epochs() <= 1.0 && !model.profile().hints.is_empty() {
+        return format!(
+            "Only one epoch is left, so a snapshot would be written and never read; computing gives {rate} rows/s, \
+             limited by {limit}."
+        );
+    }
     if all.len() == 1 {
         return format!(
             "There is no hint with a measured encoding; computing gives {rate} rows/s, limited by {limit}."

@@ -6,7 +6,8 @@
 
 use std::collections::HashMap;
 
-use crate::profile::{DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Hint, Profile, Stage};
+use crate::decision::Choice;
+use crate::profile::{DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Hint, Measured, Profile, Stage};
 use crate::words;
 
 /// What limits an option.
@@ -38,6 +39,8 @@ pub struct Pace {
     /// Seconds per source row that the next limit alone allows; 0 if nothing else was measured. Close to
     /// `s_per_row` the two limits get into each other's way, and the real pace is somewhat slower.
     pub next_s_per_row: f64,
+    /// Whether it is that of epochs that ran, whatever was predicted.
+    pub observed: bool,
 }
 
 /// Why an option cannot be taken.
@@ -79,6 +82,13 @@ pub struct Candidate {
     pub obstacle: Option<Obstacle>,
 }
 
+impl Candidate {
+    /// How many times as long a steady row takes at this rate as was predicted.
+    fn predicted_times(&self, rows_per_s: f64) -> f64 {
+        1.0 / (rows_per_s * self.steady.s_per_row)
+    }
+}
+
 /// Sums and maxima over a run of stages.
 #[derive(Debug, Clone, Copy, Default)]
 struct Span {
@@ -118,6 +128,9 @@ struct Mix {
     written: f64,
 }
 
+/// Shares of the rows that differ by less are the same option.
+const SAME_SHARE: f64 = 0.1;
+
 /// Paces outside are as good as instantaneous or endless; within, nothing over- or underflows.
 const PACE_RANGE: (f64, f64) = (1e-12, 1e100);
 
@@ -150,6 +163,8 @@ pub struct Model<'a> {
     /// Positions of the random stages.
     random: Vec<usize>,
     candidates: Vec<Candidate>,
+    /// How many times longer reading took than predicted, at worst; 1 if nothing is known.
+    overrated: f64,
     visits: u64,
 }
 
@@ -170,9 +185,16 @@ impl<'a> Model<'a> {
             hints,
             random: (0..n).filter(|&i| profile.stages[i].random).collect(),
             candidates: Vec::new(),
+            overrated: 1.0,
             visits: 0,
         };
         model.sum_up();
+        if profile.observed.iter().any(|m| m.choice != Choice::Compute) {
+            // Once as predicted, to see how wrong that was.
+            model.evaluate();
+            model.overrated = model.overrated();
+            model.candidates.clear();
+        }
         model.evaluate();
         model
     }
@@ -300,7 +322,50 @@ impl<'a> Model<'a> {
         }
     }
 
+    /// The rate that an option had in epochs that ran.
+    fn observed(&self, stored: Option<Stored>) -> Option<f64> {
+        if self.profile.observed.is_empty() {
+            return None;
+        }
+        let choice = self.choice(stored);
+        let ran = |m: &Measured| m.choice.apart(&choice).is_some_and(|apart| apart < SAME_SHARE);
+        self.profile.observed.iter().rev().find(|m| ran(m)).map(|m| m.rows_per_s)
+    }
+
+    /// What a candidate is called in a decision.
+    pub(crate) fn choice(&self, stored: Option<Stored>) -> Choice {
+        let Some(s) = stored else { return Choice::Compute };
+        let hint = &self.profile.hints[s.hint];
+        let e = &hint.encodings[s.encoding];
+        Choice::Materialize {
+            hint: hint.name.clone(),
+            format: e.format.clone(),
+            compression: e.compression.clone(),
+            fraction: s.fraction,
+        }
+    }
+
+    fn overrated(&self) -> f64 {
+        let read = self.candidates.iter().filter(|c| c.stored.is_some());
+        let longer = |c: &Candidate| Some(c.predicted_times(self.observed(c.stored)?));
+        read.filter_map(longer).fold(1.0, f64::max)
+    }
+
+    /// The paces of an option as far as experience corrects them.
+    fn experienced(&self, stored: Option<Stored>, steady: Pace, first: Pace) -> (Pace, Pace) {
+        let writes = stored.is_some_and(|s| s.fraction > s.existing);
+        let steady = match (self.observed(stored), stored) {
+            (Some(rate), _) => Pace { s_per_row: (1.0 / rate).min(PACE_RANGE.1), observed: true, ..steady },
+            (None, Some(_)) => {
+                Pace { s_per_row: (steady.s_per_row * self.overrated).min(PACE_RANGE.1), ..steady }
+            }
+            (None, None) => steady,
+        };
+        (steady, if writes { first } else { steady })
+    }
+
     fn push(&mut self, stored: Option<Stored>, steady: Pace, first: Pace, bytes: f64, bar: Option<Obstacle>) {
+        let (steady, first) = self.experienced(stored, steady, first);
         let epochs = self.epochs();
         let per_row = if epochs < 1.0 { 0.0 } else { first.s_per_row + (epochs - 1.0) * steady.s_per_row };
         let horizon_s = words::nine_digits(self.rows() * per_row);
@@ -342,6 +407,7 @@ impl<'a> Model<'a> {
             limit: Limit::Cores,
             next: Limit::Consumer,
             next_s_per_row: 0.0,
+            observed: false,
         };
         for (s_per_row, limit) in [
             (stall.0, Limit::Stage(stall.1)),
@@ -353,7 +419,8 @@ impl<'a> Model<'a> {
             (PACE_RANGE.0, Limit::Consumer),
         ] {
             if s_per_row > pace.s_per_row {
-                pace = Pace { s_per_row, limit, next: pace.limit, next_s_per_row: pace.s_per_row };
+                let (next, next_s_per_row) = (pace.limit, pace.s_per_row);
+                pace = Pace { s_per_row, limit, next, next_s_per_row, observed: false };
             } else if s_per_row > pace.next_s_per_row {
                 (pace.next, pace.next_s_per_row) = (limit, s_per_row);
             }

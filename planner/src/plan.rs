@@ -2,7 +2,7 @@
 
 use caju_types::{Error, Result};
 
-use crate::decision::{Choice, DECISION_SCHEMA, Decision, PlanOption, Times, break_even};
+use crate::decision::{DECISION_SCHEMA, Decision, PlanOption, Times, break_even};
 use crate::model::{Candidate, Model};
 use crate::policy::Policy;
 use crate::profile::Profile;
@@ -50,19 +50,7 @@ pub fn plan(profile: &Profile, policy: &dyn Policy) -> Result<Decision> {
 fn option(model: &Model, c: &Candidate) -> PlanOption {
     let feasible = c.obstacle.is_none();
     let number = |v: f64| feasible.then(|| words::nine_digits(v));
-    let choice = match c.stored {
-        None => Choice::Compute,
-        Some(s) => {
-            let hint = &model.profile().hints[s.hint];
-            let e = &hint.encodings[s.encoding];
-            Choice::Materialize {
-                hint: hint.name.clone(),
-                format: e.format.clone(),
-                compression: e.compression.clone(),
-                fraction: s.fraction,
-            }
-        }
-    };
+    let choice = model.choice(c.stored);
     PlanOption {
         choice,
         freezes_random: c.stored.map(|s| model.random_above(s.hint).len() > 0),

@@ -27,6 +27,21 @@ pub(crate) struct Measured {
     pub(crate) budget: Option<u64>,
     /// Rows of an epoch, where these figures are of a stretch that cannot tell.
     pub(crate) epoch_rows: Option<u64>,
+    /// Tasks that have ended: no split of theirs is half read.
+    pub(crate) ended: Vec<u64>,
+    /// The only encoding that the job may store rows in, if it has a say in that.
+    pub(crate) encoding: Option<String>,
+    /// Whole sets of parts that are stored behind stages that mix splits.
+    pub(crate) sets: Vec<StoredSet>,
+}
+
+/// A set of which all parts are there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StoredSet {
+    /// The hint's name.
+    pub(crate) hint: String,
+    /// How its parts are written.
+    pub(crate) encoding: String,
 }
 
 /// The newest try of each encoding at each hint.
@@ -122,14 +137,17 @@ impl Measured {
         self.tasks.iter().any(|t| t.complete)
     }
 
-    /// Whether there is enough to weigh options by: every hint was probed, and existing parts were looked for.
+    /// Whether there is something to weigh options by: rows went by, and existing parts were looked for.
+    pub(crate) fn is_something(&self) -> bool {
+        self.rows() > 0 && self.tasks.iter().any(|t| t.looked)
+    }
+
+    /// Whether there is enough: every hint at which rows may be stored was probed, too.
     pub(crate) fn is_enough(&self, dataset: &Dataset) -> bool {
         let probed = |hint: &crate::state::Hint| {
             self.tasks.iter().any(|t| t.probes.iter().any(|p| p.hint == hint.name))
         };
-        self.rows() > 0
-            && self.tasks.iter().any(|t| t.looked)
-            && dataset.hints.iter().filter(|h| h.behind.is_none()).all(probed)
+        self.is_something() && dataset.hints.iter().filter(|h| h.no_set.is_none()).all(probed)
     }
 
     /// The planner's profile.
@@ -142,6 +160,8 @@ impl Measured {
         for hint in &mut hints {
             if let Some(there) = existing.iter().find(|e| e.hint == hint.name) {
                 hint.encodings.retain(|e| e.format == there.format && e.compression == there.compression);
+            } else if let Some(only) = &self.encoding {
+                hint.encodings.retain(|e| named(e) == *only);
             }
         }
         let rate = |f: fn(&v1::HintProbe) -> f64| {
@@ -171,6 +191,7 @@ impl Measured {
             stages,
             hints,
             measured: Vec::new(),
+            observed: Vec::new(),
         }
     }
 
@@ -201,7 +222,10 @@ impl Measured {
         if computed == 0 || self.splits_total <= computed {
             return rows;
         }
-        let open = |t: &v1::TaskProfile| t.computed.min(t.source_requests_at_once);
+        let open = |t: &v1::TaskProfile| match self.ended.contains(&t.task_id) {
+            true => 0,
+            false => t.computed.min(t.source_requests_at_once),
+        };
         let halves = 2 * computed - self.tasks.iter().map(open).sum::<u64>();
         let scaled = u128::from(rows) * 2 * u128::from(self.splits_total) / u128::from(halves.max(1));
         u64::try_from(scaled).unwrap_or(u64::MAX)
@@ -227,14 +251,14 @@ impl Measured {
                 last = stages.iter().position(|s| s.name == sum.name).or(last);
             }
         }
-        let storable = dataset.hints.iter().zip(after).filter(|(h, _)| h.behind.is_none());
+        let storable = dataset.hints.iter().zip(after).filter(|(h, _)| h.no_set.is_none());
         let hint = |(hint, stage): (&crate::state::Hint, usize)| {
             let rows_per_row: f64 = stages[..=stage].iter().map(|s| s.out_rows_per_row).product();
             let encodings = self.encodings(&hint.name, rows_per_row);
             Hint {
                 name: hint.name.clone(),
                 after_stage: stages[stage].name.clone(),
-                split_local: true,
+                split_local: hint.behind.is_none(),
                 encodings,
             }
         };
@@ -274,8 +298,8 @@ impl Measured {
         let Some(task) = self.tasks.iter().find(|t| t.looked) else { return Vec::new() };
         let all = self.splits_total.max(self.splits_leased).max(1);
         let known = |p: &&v1::HintParts| {
-            let probed = |e: &Encoding| format!("{}/{}", e.format, e.compression) == p.encoding;
-            hints.iter().any(|h| h.name == p.hint && h.encodings.iter().any(probed))
+            let probed = |e: &Encoding| named(e) == p.encoding;
+            hints.iter().any(|h| h.name == p.hint && h.split_local && h.encodings.iter().any(probed))
         };
         let existing = |p: &v1::HintParts| {
             let (format, compression) = p.encoding.split_once('/')?;
@@ -288,10 +312,24 @@ impl Measured {
         };
         // The most complete one of a hint: an option is one encoding.
         let mut found: Vec<Existing> = task.parts.iter().filter(known).filter_map(existing).collect();
+        let sets = self.sets.iter().map(|s| v1::HintParts {
+            hint: s.hint.clone(),
+            encoding: s.encoding.clone(),
+            parts: all,
+        });
+        let tried = |p: &v1::HintParts| {
+            hints.iter().any(|h| h.name == p.hint && h.encodings.iter().any(|e| named(e) == p.encoding))
+        };
+        found.extend(sets.filter(tried).filter_map(|p| existing(&p)));
         found.sort_by(|a, b| a.hint.cmp(&b.hint).then(b.fraction.total_cmp(&a.fraction)));
         found.dedup_by(|a, b| a.hint == b.hint);
         found
     }
+}
+
+/// An encoding by its name.
+fn named(e: &Encoding) -> String {
+    format!("{}/{}", e.format, e.compression)
 }
 
 /// The stages as the planner wants them: costs per source row, hints left out.

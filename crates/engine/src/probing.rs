@@ -80,12 +80,25 @@ struct Sample {
     since: Option<Duration>,
 }
 
+/// What a task's probes are to find out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Probing {
+    /// The only encoding in which the job may store rows, if it has a say in that.
+    pub(crate) encoding: Option<Encoding>,
+    /// Whether only what is stored already is of interest: nobody would read what the job stores.
+    pub(crate) stored_only: bool,
+    /// Threads that the task has to compute.
+    pub(crate) threads: usize,
+    /// Splits that the task reads at once.
+    pub(crate) readers: usize,
+}
+
 /// Probes the hints of one task.
 pub(crate) struct Prober {
     cache: Arc<Cache>,
     hints: Vec<BoundHint>,
     clock: Arc<dyn Clock>,
-    threads: usize,
+    probing: Probing,
     samples: Mutex<Vec<Sample>>,
     findings: Mutex<Findings>,
     arrived: tokio::sync::Notify,
@@ -95,12 +108,12 @@ pub(crate) struct Prober {
 }
 
 impl Prober {
-    /// Starts probing in the background of a task that has `threads` to compute.
+    /// Starts probing in the background of a task.
     pub(crate) fn start(
         cache: Arc<Cache>,
         hints: Vec<BoundHint>,
         clock: Arc<dyn Clock>,
-        threads: usize,
+        probing: Probing,
         tasks: &Tasks,
     ) -> Arc<Self> {
         let samples = Mutex::new(hints.iter().map(|_| Sample::default()).collect());
@@ -108,7 +121,7 @@ impl Prober {
             cache,
             hints,
             clock,
-            threads,
+            probing,
             samples,
             findings: Mutex::default(),
             arrived: tokio::sync::Notify::new(),
@@ -119,6 +132,9 @@ impl Prober {
         drop(tasks.spawn(async move {
             prober.look_for_parts().await;
             prober.run().await;
+            if let Err(error) = prober.cache.forget_probes().await {
+                tracing::debug!(%error, "probes that others left behind are still there");
+            }
         }));
         me
     }
@@ -194,8 +210,11 @@ impl Prober {
 
     /// Tries every encoding at every hint once; where it is not the first time, only while the task goes on.
     async fn round(&self, again: bool, start: Duration, spent: &mut Duration) {
-        for encoding in CANDIDATES {
+        for encoding in self.encodings() {
             for hint in 0..self.hints.len() {
+                if !self.is_of_interest(hint, encoding) {
+                    continue;
+                }
                 let rows = self.sample(hint).await;
                 if rows.is_empty() {
                     continue;
@@ -207,9 +226,9 @@ impl Prober {
                     return;
                 }
                 let bound = &self.hints[hint];
-                match self.cache.probe(&bound.schema, &rows, encoding).await {
+                match self.cache.probe(&bound.schema, &rows, encoding, self.probing.readers).await {
                     Ok(probe) => {
-                        *spent += seconds(probe.encode_cpu_s + probe.decode_cpu_s);
+                        *spent += seconds(probe.spent_cpu_s);
                         self.findings.lock().probes.push(HintProbe { hint: bound.name.clone(), probe });
                     }
                     // An encoding that cannot hold these columns is no option; a store that fails is none either.
@@ -219,8 +238,26 @@ impl Prober {
         }
     }
 
+    /// Every encoding that is tried at some hint: the candidates, and those in which there are parts.
+    fn encodings(&self) -> Vec<Encoding> {
+        let mut all: Vec<Encoding> = self.probing.encoding.map_or(CANDIDATES.to_vec(), |e| vec![e]);
+        for part in self.findings.lock().parts.iter().flatten() {
+            if !all.contains(&part.encoding) {
+                all.push(part.encoding);
+            }
+        }
+        all
+    }
+
+    fn is_of_interest(&self, hint: usize, encoding: Encoding) -> bool {
+        let name = &self.hints[hint].name;
+        let stored = |p: &HintParts| p.hint == *name && p.encoding == encoding;
+        let candidate = || self.probing.encoding.map_or(CANDIDATES.contains(&encoding), |e| e == encoding);
+        self.findings.lock().parts.iter().flatten().any(stored) || !self.probing.stored_only && candidate()
+    }
+
     fn allowance(&self, start: Duration) -> f64 {
-        (self.clock.now().saturating_sub(start)).as_secs_f64() * self.threads as f64 * SHARE
+        (self.clock.now().saturating_sub(start)).as_secs_f64() * self.probing.threads as f64 * SHARE
     }
 
     /// The sample of a hint, once there is one; what there is of it when no more rows will come.

@@ -166,6 +166,8 @@ impl Manager {
         options.cache = self.cache(&def).await;
         options.probe = def.profile;
         options.probe_to_end = def.profile_only;
+        options.probe_encoding = def.probe_encoding.parse().ok();
+        options.probe_stored_only = def.probe_stored_only;
         let readers = options.readers;
         let run = run_task(&pipeline, Box::new(feed), options);
         let bytes = self.config.buffer_bytes;
@@ -175,7 +177,7 @@ impl Manager {
             modes: Box::new(run.watch_modes()),
             decide: Box::new(run.decider()),
             started: std::time::Instant::now(),
-            threads: self.pool.threads() as f64 / f64::from(self.config.sharers.max(1)),
+            threads: real_cores(self.pool.threads()) / f64::from(self.config.sharers.max(1)),
             readers: readers as u64,
         });
         let running = RunningTask::new(id, iteration, schema, &run, bytes, profiled, group.clone());
@@ -422,4 +424,10 @@ impl LocalTask for Over {
     async fn next(&mut self) -> Result<Option<caju_engine::Chunk>> {
         Ok(None)
     }
+}
+
+/// Cores that so many threads really have.
+fn real_cores(threads: usize) -> f64 {
+    let there = std::thread::available_parallelism().map_or(threads, std::num::NonZero::get);
+    threads.min(there) as f64
 }

@@ -69,6 +69,10 @@ pub struct Profile {
     /// Rates that options really had, where they are known; shown beside the predicted ones, never decided
     /// on, because a decision must be the same before and after it was tried.
     pub measured: Vec<Measured>,
+    /// Rates that options had in epochs of the job that is planned anew: what ran is taken as it ran, and predictions of
+    /// other snapshots are taken for as wrong as the worst of those that were tried.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub observed: Vec<Measured>,
 }
 
 /// The name and version of the profile's schema; the only value is [`PROFILE_SCHEMA`].
@@ -271,7 +275,7 @@ impl Profile {
         opt(&mut self.consumer.rows_per_s);
         opt(&mut self.budget.snapshot_bytes);
         self.existing.iter_mut().for_each(|x| round(&mut x.fraction));
-        for m in &mut self.measured {
+        for m in self.measured.iter_mut().chain(&mut self.observed) {
             round(&mut m.rows_per_s);
             if let Choice::Materialize { fraction, .. } = &mut m.choice {
                 round(fraction);

@@ -141,6 +141,7 @@ pub(super) fn profile(value: &Node) -> Result<Profile> {
         stages: top.list("stages", true, stage)?,
         hints: top.list("hints", false, hint)?,
         measured: top.list("measured", false, measured)?,
+        observed: top.list("observed", false, measured)?,
     })
 }
 

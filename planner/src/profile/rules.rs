@@ -104,7 +104,8 @@ pub(super) fn check(p: &Profile) -> Result<()> {
         hint(i, h, &stages)?;
     }
     existing(p)?;
-    measured(p)
+    measured(p, &p.measured, "measured")?;
+    measured(p, &p.observed, "observed")
 }
 
 #[expect(clippy::cast_precision_loss, reason = "only compared with bounds")]
@@ -204,19 +205,19 @@ fn existing(p: &Profile) -> Result<()> {
     Ok(())
 }
 
-fn measured(p: &Profile) -> Result<()> {
+fn measured(p: &Profile, rates: &[Measured], field: &str) -> Result<()> {
     let known: HashSet<(&str, &str, &str)> = (p.hints.iter())
         .flat_map(|h| {
             h.encodings.iter().map(|e| (h.name.as_str(), e.format.as_str(), e.compression.as_str()))
         })
         .collect();
-    for (i, Measured { choice, rows_per_s }) in p.measured.iter().enumerate() {
-        Rule::Rate.check(*rows_per_s, || format!("measured[{i}].rows_per_s"))?;
+    for (i, Measured { choice, rows_per_s }) in rates.iter().enumerate() {
+        Rule::Rate.check(*rows_per_s, || format!("{field}[{i}].rows_per_s"))?;
         let Choice::Materialize { hint, format, compression, fraction } = choice else { continue };
-        Rule::Fraction.check(*fraction, || format!("measured[{i}].fraction"))?;
+        Rule::Fraction.check(*fraction, || format!("{field}[{i}].fraction"))?;
         if !known.contains(&(hint.as_str(), format.as_str(), compression.as_str())) {
             return Err(Error::invalid(format!(
-                "measured[{i}]: no hint `{}` with the encoding {}/{}{}",
+                "{field}[{i}]: no hint `{}` with the encoding {}/{}{}",
                 hint.escape_debug(),
                 format.escape_debug(),
                 compression.escape_debug(),

@@ -43,5 +43,6 @@ pub(crate) fn profile(stages: u32, hints: u32, encodings: u32) -> Profile {
         stages: (0..stages).map(stage).collect(),
         hints: (0..hints).map(hint).collect(),
         measured: Vec::new(),
+        observed: Vec::new(),
     }
 }

@@ -100,6 +100,7 @@ prop_compose! {
             stages,
             hints: out,
             measured: Vec::new(),
+            observed: Vec::new(),
         }
     }
 }

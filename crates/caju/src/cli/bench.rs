@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand, ValueHint};
 
 /// `caju bench`.
@@ -27,10 +28,12 @@ pub(crate) enum BenchCommand {
 Examples:
   caju bench policies pipeline.yaml --epochs 4 --repeats 3
   caju bench policies pipeline.yaml --policies compute,auto --out result.json --plot result.svg
+  AWS_ENDPOINT_URL=http://127.0.0.1:9000 caju bench policies pipeline.yaml --scratch s3://bucket/bench
 
 Each trial is a job of its own in a fresh cluster of this process: cold with an empty cache, then warm on what the
 cold one left. Trials alternate, so that a change of the machine's mood does not favour one policy. `oracle` is the
-best measured of the policies that decide nothing; regret is the time lost against it, over the whole horizon.")]
+best measured of the policies that decide nothing; regret is the time lost against it, over the whole horizon. Object
+stores take their credentials from the environment, as --cache of `caju run` does.")]
 pub(crate) struct PoliciesArgs {
     /// Pipeline file (YAML or JSON)
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -56,9 +59,11 @@ pub(crate) struct PoliciesArgs {
     /// The most that a cache may hold
     #[arg(long, value_name = "SIZE", value_parser = super::service::size)]
     pub(crate) cache_budget: Option<u64>,
-    /// Folder for the caches; each is removed after its trial. The system's temporary folder by default
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub(crate) scratch: Option<PathBuf>,
+    /// Where the caches lie: a folder, or a URL such as s3://bucket/prefix to measure that store; each cache has a name
+    /// of its own there, and is removed after its trials. The system's temporary folder by default
+    #[arg(long, value_name = "DIR|URL", value_hint = ValueHint::DirPath,
+          value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) scratch: Option<String>,
     /// Workers inside this process
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) workers: u32,

@@ -16,6 +16,7 @@ mod planning;
 mod saves;
 mod sets;
 mod status;
+mod watching;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -26,7 +26,7 @@ enum Wanted {
 
 impl Core {
     pub(crate) async fn open_iteration(
-        &self,
+        self: &Arc<Self>,
         mut request: v1::OpenIterationRequest,
     ) -> Result<v1::OpenIterationResponse> {
         if request.job.is_empty() {
@@ -52,12 +52,29 @@ impl Core {
         if let Wanted::Bound(bound, _) = wanted {
             self.bound.lock().insert(dataset.id.clone(), bound);
         }
+        self.prepare_decision(IterationId(answer.iteration_id), &dataset.id).await?;
         Ok(v1::OpenIterationResponse {
             fingerprint: dataset.fingerprint.to_string(),
             schema_ipc: dataset.schema_ipc.into(),
             definition_json: dataset.definition_json,
             ..answer
         })
+    }
+
+    /// What can be found out for a decision before the first row.
+    async fn prepare_decision(self: &Arc<Self>, id: IterationId, dataset: &DatasetId) -> Result<()> {
+        let undecided = |state: &State| {
+            let job = state.jobs.get(&state.iterations.get(&id)?.job)?;
+            (job.policy.is_planned() && job.decision.is_none() && !job.profile_only).then_some(job.seed)
+        };
+        let Some(seed) = self.look(undecided).await? else { return Ok(()) };
+        let bound = self.bound.lock().get(dataset).cloned();
+        if let Some(bound) = bound.filter(|b| self.has_cache() && !b.set_bases.is_empty())
+            && self.planning.lock().looks_for_sets(id)
+        {
+            self.look_for_sets(id, bound, seed);
+        }
+        Ok(())
     }
 
     /// Finds or binds the dataset. A definition that the job reads already is not bound again.

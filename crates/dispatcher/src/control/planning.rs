@@ -4,21 +4,23 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use caju_cache::Encoding;
-use caju_engine::CachePlan;
+use caju_engine::{CachePlan, SetPlan};
 use caju_planner::{Choice, Decision, Profile, margins, plan, policy_by_name};
 use caju_proto::v1;
 use caju_types::{Error, IterationId, Result, TaskId};
 
 use super::leases::splits_total;
 use super::{Core, Txn};
-use crate::measured::Measured;
-use crate::state::{Dataset, EpochFacts, Iteration, Job, State, TaskState, Update, Watch};
+use crate::measured::{Measured, StoredSet};
+use crate::state::{Dataset, Iteration, Job, Mode, State, TaskState, Update, Watch};
 
 /// Measurements shorter than this are start-up, not work.
 const LEAST_S: f64 = 0.9;
 /// After so long, or so much of the epoch, the best choice so far is taken.
 const LONGEST_S: f64 = 20.0;
 const LARGEST_SHARE: f64 = 0.08;
+/// And what a hint has at least to show rows.
+const PROBES_S: f64 = 5.0;
 /// How many times longer everything else must take for a choice to stand before every encoding was tried: then
 /// those that are missing cannot change more than how its rows are written.
 const CLEAR: f64 = 1.3;
@@ -29,14 +31,13 @@ const LOOKS: usize = 12;
 /// inferred from little.
 const BLIND: f64 = 0.25;
 
-/// Readers that wait less than this share of their time set the pace themselves.
-const PACED: f64 = 0.1;
-
 /// What was measured of the iterations that wait for a decision.
 #[derive(Debug, Default)]
 pub(crate) struct Planning {
     tasks: BTreeMap<IterationId, BTreeMap<TaskId, v1::TaskProfile>>,
     looks: BTreeMap<IterationId, Looks>,
+    /// Whole sets that were found for them.
+    pub(super) sets: BTreeMap<IterationId, Vec<StoredSet>>,
 }
 
 /// What stretches of an epoch said, each for itself.
@@ -47,9 +48,17 @@ struct Looks {
 }
 
 impl Planning {
+    /// Whether the caller is the first who looks for the sets of an iteration.
+    pub(super) fn looks_for_sets(&mut self, iteration: IterationId) -> bool {
+        let first = !self.sets.contains_key(&iteration);
+        self.sets.entry(iteration).or_default();
+        first
+    }
+
     pub(super) fn forget(&mut self, iteration: IterationId) {
         self.tasks.remove(&iteration);
         self.looks.remove(&iteration);
+        self.sets.remove(&iteration);
     }
 }
 
@@ -83,8 +92,12 @@ impl Core {
     fn consider(&self, txn: &mut Txn<'_>, id: IterationId, ended: bool) {
         let Some(case) = Case::of(self, txn.state, id) else { return };
         let last = ended && case.last;
-        // Who only wants a profile wants the whole of it, and has one in any case.
-        let enough = if case.job.profile_only { last } else { case.measured.is_enough(&case.dataset) };
+        let measured = &case.measured;
+        // Who only wants a profile wants the whole of it. A hint that no row reaches keeps nobody waiting for good.
+        let enough = match case.job.profile_only {
+            true => last,
+            false => last || measured.is_enough(&case.dataset) || is_too_late(measured),
+        };
         if !enough {
             return;
         }
@@ -110,7 +123,7 @@ impl Core {
         tracing::info!(job = %case.job.name, choice = %decision.choice, "{}", decision.reason);
         let job = case.job.name.clone();
         if let Some(computed) = case.measured.delivered() {
-            let watch = Watch { computed: Some(computed), ..case.job.watch };
+            let watch = Watch { computed: Some(computed), ..case.job.watch.clone() };
             txn.apply(Update::Watched { job: job.clone(), watch });
         }
         txn.apply(Update::Decided {
@@ -121,8 +134,10 @@ impl Core {
         });
         let running = txn.state.iterations.values().filter(|i| i.job == job && i.is_running());
         let running: Vec<IterationId> = running.map(|i| i.id).collect();
+        // A set covers every split of an epoch or is none: the next one stores it.
+        let now = plan.filter(|p| super::sets::plan_of(Some(p.as_ref())).is_none());
         for iteration in running {
-            txn.apply(Update::Planned { iteration, plan: plan.clone() });
+            txn.apply(Update::Planned { iteration, plan: now.clone() });
             self.planning.lock().forget(iteration);
         }
     }
@@ -156,55 +171,18 @@ impl Core {
             let rival = m.rival.as_deref().unwrap_or("computing");
             tracing::debug!(job = %case.job.name, choice = %decision.choice, rival, ratio = m.ratio, low = m.low, high = m.high, "a look");
         }
-        let bound = elapsed >= LONGEST_S || measured.share().is_some_and(|s| s >= LARGEST_SHARE);
-        elapsed >= LEAST_S && (settled || bound)
+        elapsed >= LEAST_S && (settled || is_late(measured))
     }
 }
 
-impl Core {
-    /// Holds an epoch that has just ended against its job's decision.
-    pub(super) fn watch(&self, txn: &mut Txn<'_>, id: IterationId) {
-        let Some(iteration) = txn.state.iterations.get(&id).filter(|i| i.is_finished()) else { return };
-        let Some(job) = txn.state.jobs.get(&iteration.job).filter(|j| j.policy.is_planned()) else { return };
-        let now = u64::try_from(self.clock.unix_time().as_millis()).unwrap_or(0);
-        let observed = self.observed.lock();
-        let output = observed.ended_stages.get(&id).and_then(|s| s.last());
-        let waits = observed.clients.iter().filter(|((i, _), _)| *i == id).map(|(_, c)| c.wait_fraction);
-        let facts = EpochFacts {
-            rows: output.map_or(0, |s| s.rows_out),
-            ms: now.saturating_sub(iteration.opened_ms),
-            modes: iteration.modes,
-            waited: waits.fold(1.0, f64::min) > PACED,
-        };
-        drop(observed);
-        let (watch, give_up) = job.watch.after(facts);
-        let (name, decision, profile) = (job.name.clone(), job.decision.clone(), job.profile.clone());
-        if watch != job.watch {
-            txn.apply(Update::Watched { job: name.clone(), watch });
-        }
-        let (true, Some(decision), Some(profile)) = (give_up, decision, profile) else { return };
-        let decision = match given_up(&decision, &watch) {
-            Ok(decision) => decision,
-            Err(error) => return tracing::error!(job = %name, %error, "a stored decision cannot be read"),
-        };
-        tracing::warn!(job = %name, "{}", decision.reason);
-        txn.apply(Update::Decided { job: name, plan: None, decision: decision.to_json().into(), profile });
-    }
+/// Whether hints that were not probed are waited for no longer. In an epoch of few splits a large share begins at once.
+fn is_too_late(measured: &Measured) -> bool {
+    measured.is_something() && measured.elapsed_s() >= PROBES_S && is_late(measured)
 }
 
-/// A decision that turned out wrong, with the reason why computing goes on instead.
-fn given_up(decision: &str, watch: &Watch) -> Result<Decision> {
-    let old = Decision::from_json(decision)?;
-    let rate = |r: Option<u64>| caju_planner::format_rate(r.unwrap_or(0) as f64 / 1000.0);
-    let reason = format!(
-        "Measured, not predicted: reading {} gave {} in two epochs, computing gave {}; computing goes on. The \
-         decision was: {}",
-        old.choice,
-        rate(watch.read),
-        rate(watch.computed),
-        old.reason
-    );
-    Ok(Decision { choice: Choice::Compute, reason, ..old })
+/// Whether the time for finding out is over.
+fn is_late(measured: &Measured) -> bool {
+    measured.elapsed_s() >= LONGEST_S || measured.share().is_some_and(|s| s >= LARGEST_SHARE)
 }
 
 /// A job that waits for a decision.
@@ -220,7 +198,13 @@ impl Case {
     fn of(core: &Core, state: &State, id: IterationId) -> Option<Self> {
         let iteration = state.iterations.get(&id)?;
         let job = state.jobs.get(&iteration.job).filter(|j| j.decision.is_none())?.clone();
-        let dataset = state.datasets.get(&iteration.dataset)?.clone();
+        let mut dataset = state.datasets.get(&iteration.dataset)?.clone();
+        if job.mode == Mode::Off {
+            // Every worker mixes splits by itself: there is no set.
+            for hint in dataset.hints.iter_mut().filter(|h| h.behind.is_some()) {
+                hint.no_set.get_or_insert_with(|| "every worker mixes splits by itself".into());
+            }
+        }
         let planning = core.planning.lock();
         let tasks: Vec<_> = planning.tasks.get(&id)?.values().cloned().collect();
         drop(planning);
@@ -237,6 +221,14 @@ impl Case {
             epochs: job.epochs.map(|n| n.saturating_sub(iteration.epoch).max(1)),
             budget: core.config.cache_budget,
             epoch_rows: None,
+            ended: iteration
+                .tasks
+                .values()
+                .filter(|t| t.state != TaskState::Active)
+                .map(|t| t.id.0)
+                .collect(),
+            encoding: job.encoding.clone(),
+            sets: core.planning.lock().sets.get(&id).cloned().unwrap_or_default(),
             tasks,
         };
         let last = !iteration.tasks.values().any(|t| t.state == TaskState::Active);
@@ -272,7 +264,7 @@ impl Core {
 }
 
 /// The engine's plan for a choice.
-fn chosen(decision: &Decision, profile: &Profile, dataset: &Dataset) -> Result<Option<Arc<str>>> {
+pub(super) fn chosen(decision: &Decision, profile: &Profile, dataset: &Dataset) -> Result<Option<Arc<str>>> {
     let Choice::Materialize { hint, format, compression, fraction } = &decision.choice else {
         return Ok(None);
     };
@@ -283,6 +275,7 @@ fn chosen(decision: &Decision, profile: &Profile, dataset: &Dataset) -> Result<O
     let plan = CachePlan {
         share: CachePlan::share_of(*fraction),
         write_bytes_per_s: assumed_write(decision, profile),
+        set: known.behind.as_ref().map(|_| SetPlan::Open),
         ..CachePlan::whole(hint, known.prefix, encoding)
     };
     super::caching::plan_json(&plan).map(Some)

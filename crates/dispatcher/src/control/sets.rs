@@ -9,12 +9,13 @@ use std::sync::Arc;
 use caju_cache::{Cache, CacheOptions, SetRecord, Whole};
 use caju_engine::source::Split;
 use caju_engine::{CachePlan, GroupLease, SetPlan, SetTarget, cover, set_id};
-use caju_types::{Error, Fingerprint, Result};
+use caju_types::{Error, Fingerprint, IterationId, Result};
 use futures::TryStreamExt as _;
 
 use super::caching::plan_json;
 use super::{Core, Listing};
 use crate::catalog::Bound;
+use crate::measured::StoredSet;
 use crate::state::{SplitRecord, Update};
 
 /// What an iteration's splits are.
@@ -42,6 +43,41 @@ impl Core {
         let snapshot = self.reading_cache().await?.snapshot(&id);
         let Some(record) = snapshot.set().await? else { return Ok(None) };
         Ok(record.is_in(&snapshot.index().await?).then_some(record))
+    }
+}
+
+impl Core {
+    /// Looks in the background whether there are whole sets at the hints of an iteration about which nothing is decided:
+    /// then reading one is an option without a price.
+    pub(super) fn look_for_sets(self: &Arc<Self>, id: IterationId, bound: Arc<Bound>, seed: u64) {
+        let me = Arc::clone(self);
+        drop(self.tasks.spawn_graceful(async move {
+            let found = tokio::select! {
+                found = me.sets_at(&bound, seed) => found,
+                () = me.tasks.stopped() => return,
+            };
+            match found {
+                Ok(found) if found.is_empty() => {}
+                Ok(found) => drop(me.planning.lock().sets.insert(id, found)),
+                Err(error) => {
+                    tracing::debug!(iteration = %id, %error, "whether sets are stored was not found out")
+                }
+            }
+        }));
+    }
+
+    async fn sets_at(&self, bound: &Bound, seed: u64) -> Result<Vec<StoredSet>> {
+        let splits: Vec<String> = (bound.splits)().try_collect().await?;
+        let whole = Whole::of(names(&splits)?);
+        let mut found = Vec::new();
+        for (hint, base) in &bound.set_bases {
+            let id = set_id(base.seeded(seed), whole);
+            let Some(record) = self.whole_set(id).await? else { continue };
+            let index = self.reading_cache().await?.snapshot(&id).index().await?;
+            let part = record.members.first().and_then(|m| index.get(&m.part));
+            found.extend(part.map(|p| StoredSet { hint: hint.clone(), encoding: p.encoding.to_string() }));
+        }
+        Ok(found)
     }
 }
 

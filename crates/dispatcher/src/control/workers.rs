@@ -221,6 +221,8 @@ fn task_def(
         caching: iteration.caching,
         profile: job.profile_only || iteration.caching && job.policy.is_planned() && job.decision.is_none(),
         profile_only: job.profile_only,
+        probe_encoding: job.encoding.clone().unwrap_or_default(),
+        probe_stored_only: !job.profile_only && job.epochs.is_some_and(|n| iteration.epoch + 1 >= n),
         cache_url: match &job.save {
             Some(save) => save.url.clone(),
             None if iteration.caching => config.cache_url.clone(),

@@ -207,7 +207,7 @@ fn later_updates() -> Vec<Update> {
         },
         Update::Watched {
             job: job.clone(),
-            watch: Watch { computed: Some(1000), read: Some(900), slow: 1, given_up: false },
+            watch: Watch { computed: Some(1000), read: Some(900), slow: 1, ..Watch::default() },
         },
         Update::Decided { job, plan: None, decision: "{\"a\":1}".into(), profile: "{\"b\":2}".into() },
     ]

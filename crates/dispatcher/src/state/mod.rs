@@ -135,7 +135,7 @@ impl State {
             }
             Update::Watched { job, watch } => {
                 if let Some(job) = self.jobs.get_mut(job) {
-                    job.watch = *watch;
+                    job.watch.clone_from(watch);
                 }
             }
             Update::SaveAdded { save } => self.add_save(save),
@@ -198,7 +198,8 @@ impl State {
         let (dataset, mode) = (of.dataset.clone(), of.mode);
         let decided_against = of.decision.is_some() && of.plan.is_none();
         let useful = |d: &Dataset| {
-            d.hints.iter().any(|h| h.behind.is_none())
+            let planned = of.policy.is_planned() && mode != Mode::Off;
+            d.hints.iter().any(|h| h.behind.is_none() || planned && h.no_set.is_none())
                 || of.policy.forced(&d.hints).is_ok_and(|h| h.is_some())
         };
         let caching = of.policy != Policy::Compute

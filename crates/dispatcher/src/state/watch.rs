@@ -1,16 +1,20 @@
 //! Whether a decision holds what it promised.
 //!
-//! Pure: epochs go in, at most one change of mind comes out. A snapshot that turns out slower than computing,
-//! twice in a row and clearly, is given up; after that the job computes to its end. So nothing can flap.
+//! Pure: epochs go in, at most one change of mind comes out. What an epoch showed is held against the decision by planning
+//! anew with the rates that options really had; only if that says the same thing twice in a row, and clearly, is the
+//! decision changed. What was left is not forgotten: its rate is known now. And there are few changes in all, so that
+//! nothing can flap.
 
 use serde::{Deserialize, Serialize};
 
 use super::Modes;
 
-/// Reading must be slower than computing by this much, in percent, to count.
-const CLEARLY: u64 = 10;
-/// And in so many epochs in a row.
+/// Another option counts only in so many epochs in a row.
 const IN_A_ROW: u32 = 2;
+/// A job changes its mind so often at most.
+pub(super) const MOST_CHANGES: usize = 3;
+/// Shares of splits that differ by less are the same.
+const SAME_SHARE: f64 = 0.1;
 
 /// What an epoch of a job showed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,17 +29,37 @@ pub struct EpochFacts {
     pub waited: bool,
 }
 
+/// How fast an option was that a job ran.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tried {
+    /// The planner's choice, as JSON.
+    pub choice: String,
+    /// Delivered rows per 1000 seconds.
+    pub rate: u64,
+}
+
 /// What is remembered of a job's epochs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watch {
-    /// The best rate of computing seen, in rows per 1000 seconds.
+    /// The best rate of computing seen, in delivered rows per 1000 seconds.
     pub computed: Option<u64>,
-    /// The last rate of reading, likewise.
+    /// The last rate of reading under the present decision, likewise.
     pub read: Option<u64>,
-    /// Epochs in a row that read clearly slower than computing went.
+    /// Epochs in a row that spoke for another option.
     pub slow: u32,
-    /// Whether the decision was given up.
+    /// Whether the mind was changed before it was remembered what was left.
     pub given_up: bool,
+    /// What was read under decisions that were changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left: Vec<Tried>,
+    /// How often the mind was changed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub changes: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
+fn is_zero(n: &u32) -> bool {
+    *n == 0
 }
 
 impl Watch {
@@ -45,29 +69,47 @@ impl Watch {
         u64::try_from(rate).unwrap_or(u64::MAX)
     }
 
-    /// After one more epoch: what is remembered, and whether the decision is given up now.
+    /// What is remembered after one more epoch under a decision to read this share of the splits (none: to compute), and
+    /// whether the epoch shows the rate of the decision: others write, or mix both.
     #[must_use]
-    pub fn after(self, epoch: EpochFacts) -> (Self, bool) {
-        let mut next = self;
-        if epoch.rows == 0 || !epoch.waited {
+    pub fn after(&self, epoch: EpochFacts, share: Option<f64>) -> (Self, bool) {
+        let mut next = self.clone();
+        if epoch.rows == 0 || !epoch.waited || epoch.modes.put > 0 {
             return (next, false);
         }
         let rate = Self::rate(epoch.rows, epoch.ms);
-        match epoch.modes {
-            Modes { put: 0, get: 0, .. } => {
-                next.computed = Some(self.computed.map_or(rate, |r| r.max(rate)));
-            }
-            Modes { compute: 0, put: 0, .. } => {
-                next.read = Some(rate);
-                let slow = self.computed.is_some_and(|c| rate < c - c / 100 * CLEARLY);
-                next.slow = if slow { self.slow + 1 } else { 0 };
-            }
-            // Mixed epochs, and those that write, are no measure of either.
-            _ => {}
+        let Modes { compute, get, .. } = epoch.modes;
+        let read = get as f64 / (compute + get).max(1) as f64;
+        if get == 0 {
+            next.computed = Some(self.computed.map_or(rate, |r| r.max(rate)));
         }
-        let give_up = next.slow >= IN_A_ROW && !self.given_up;
-        next.given_up |= give_up;
-        (next, give_up)
+        let shows = match share {
+            Some(share) => get > 0 && (read - share).abs() < SAME_SHARE,
+            None => get == 0,
+        };
+        if shows && share.is_some() {
+            next.read = Some(rate);
+        }
+        (next, shows)
+    }
+
+    /// What is remembered once the epoch was planned anew, and whether the mind is changed now: away from `choice`, to
+    /// something else if that is `better`.
+    #[must_use]
+    pub fn considered(mut self, choice: &str, better: bool) -> (Self, bool) {
+        self.slow = if better { self.slow + 1 } else { 0 };
+        let changes = self.slow >= IN_A_ROW && self.may_change();
+        if changes {
+            let rate = self.read.take();
+            self.left.extend(rate.map(|rate| Tried { choice: choice.to_string(), rate }));
+            self.changes += 1;
+            self.slow = 0;
+        }
+        (self, changes)
+    }
+
+    fn may_change(&self) -> bool {
+        !self.given_up && (self.changes as usize) < MOST_CHANGES
     }
 }
 
@@ -83,50 +125,60 @@ mod tests {
 
     const READ: Modes = Modes { compute: 0, put: 0, get: 4, fell_back: 0, kept: 0 };
     const COMPUTED: Modes = Modes { compute: 4, put: 0, get: 0, fell_back: 0, kept: 0 };
+    const HALF: Modes = Modes { compute: 2, put: 0, get: 2, fell_back: 0, kept: 0 };
+    const WRITES: Modes = Modes { compute: 1, put: 2, get: 1, fell_back: 0, kept: 0 };
 
     #[test]
-    fn a_slow_snapshot_is_given_up_after_two_epochs() {
-        let (w, _) = Watch::default().after(epoch(1000, COMPUTED));
-        let (w, now) = w.after(epoch(850, READ));
-        assert!(!now);
-        let (w, now) = w.after(epoch(850, READ));
-        assert!(now && w.given_up);
+    fn epochs_show_what_they_ran() {
+        let watch = Watch::default();
+        let after = |modes, share| watch.after(epoch(1000, modes), share);
+        let (computed, shows) = after(COMPUTED, None);
+        assert_eq!((computed.computed, computed.read, shows), (Some(1_000_000), None, true));
+        let (read, shows) = after(READ, Some(1.0));
+        assert_eq!((read.computed, read.read, shows), (None, Some(1_000_000), true));
+        assert!(after(HALF, Some(0.5)).1 && !after(HALF, Some(1.0)).1 && !after(READ, Some(0.5)).1);
+        for share in [None, Some(1.0), Some(0.25)] {
+            assert_eq!(after(WRITES, share), (watch.clone(), false), "writing is no measure of either");
+        }
+        let idle = EpochFacts { waited: false, ..epoch(10, READ) };
+        assert_eq!(watch.after(idle, Some(1.0)), (watch.clone(), false), "its readers set the pace");
+        // The best computing counts, and the last reading.
+        let (slower, _) = computed.after(epoch(900, COMPUTED), None);
+        assert_eq!(slower.computed, Some(1_000_000));
+        let (slower, _) = read.after(epoch(900, READ), Some(1.0));
+        assert_eq!(slower.read, Some(900_000));
     }
 
     #[test]
-    fn noise_and_slow_readers_change_nothing() {
-        let (mut w, _) = Watch::default().after(epoch(1000, COMPUTED));
-        for rate in [850, 950, 850, 1200, 850, 1000] {
-            let (next, now) = w.after(epoch(rate, READ));
-            assert!(!now);
-            w = next;
-        }
-        let idle = EpochFacts { waited: false, ..epoch(10, READ) };
-        for _ in 0..5 {
-            let (next, now) = w.after(idle);
-            assert!(!now);
-            w = next;
-        }
+    fn two_epochs_in_a_row_change_it_and_one_does_not() {
+        let (watch, _) = Watch::default().after(epoch(850, READ), Some(1.0));
+        let (watch, now) = watch.considered("a", true);
+        assert!(!now);
+        let (watch, now) = watch.considered("a", false);
+        assert!(!now);
+        let (watch, now) = watch.considered("a", true);
+        assert!(!now);
+        let (watch, now) = watch.considered("a", true);
+        assert!(now);
+        assert_eq!(watch.left, [Tried { choice: "a".into(), rate: 850_000 }]);
+        assert_eq!((watch.slow, watch.read), (0, None), "what comes next begins anew");
     }
 
     proptest! {
+        /// Whatever epochs show: changes are few, and two of them are never next to each other.
         #[test]
-        fn the_mind_is_changed_at_most_once(
-            epochs in proptest::collection::vec((1u64..3000, 0u8..3, any::<bool>()), 0..60)
-        ) {
-            let mut watch = Watch::default();
-            let mut changes = 0;
-            for (rate, kind, waited) in epochs {
-                let modes = match kind {
-                    0 => COMPUTED,
-                    1 => READ,
-                    _ => Modes { compute: 1, put: 2, get: 1, fell_back: 0, kept: 0 },
-                };
-                let (next, now) = watch.after(EpochFacts { waited, ..epoch(rate, modes) });
-                changes += u32::from(now);
+        fn nothing_flaps(better in proptest::collection::vec(any::<bool>(), 0..60)) {
+            let (mut watch, mut changes, mut since) = (Watch::default(), 0, 0);
+            for better in better {
+                let (next, now) = watch.considered("a", better);
+                since += 1;
+                if now {
+                    prop_assert!(since >= IN_A_ROW && better);
+                    (changes, since) = (changes + 1, 0);
+                }
                 watch = next;
             }
-            prop_assert!(changes <= 1);
+            prop_assert!(changes <= MOST_CHANGES);
         }
     }
 }

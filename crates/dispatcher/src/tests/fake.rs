@@ -17,9 +17,10 @@ use crate::catalog::{Bound, Catalog, SplitShuffle};
 use crate::config::{DispatcherConfig, Timers};
 use crate::control::Core;
 use crate::journal::{Journal, MemoryJournal};
+use crate::state::Hint;
 
 /// Definitions are `{"splits": N}`, with `"single": true`, `"shuffle": SEED or null`, `"path": any`,
-/// `"bad": MESSAGE`, `"list_error": MESSAGE` and `"skip_limit": N`. A `"spelling": any` says nothing.
+/// `"bad": MESSAGE`, `"list_error": MESSAGE`, `"skip_limit": N` and `"hints": [NAME, ...]`. A `"spelling": any` says nothing.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct FakeCatalog {
     /// Part of every split: changing it changes the listing.
@@ -56,7 +57,7 @@ impl Catalog for FakeCatalog {
             deterministic: false,
             shuffle: definition.get("shuffle").map(|s| SplitShuffle { seed: s.as_u64() }),
             skip_limit: definition["skip_limit"].as_u64(),
-            hints: Vec::new(),
+            hints: definition["hints"].as_array().into_iter().flatten().filter_map(hint).collect(),
             set_bases: Vec::new(),
             random_stages: Vec::new(),
             splits: Arc::new(move || {
@@ -67,6 +68,12 @@ impl Catalog for FakeCatalog {
             }),
         })
     }
+}
+
+fn hint(name: &Value) -> Option<Hint> {
+    let name = name.as_str()?.to_string();
+    let prefix = Fingerprint(hash128(name.as_bytes()));
+    Some(Hint { name, prefix, random: false, behind: None, no_set: None })
 }
 
 /// Time moves only when a test says so.

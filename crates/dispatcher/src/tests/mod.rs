@@ -7,3 +7,4 @@ mod iterations;
 mod plans;
 mod recovery;
 mod service;
+mod watching;

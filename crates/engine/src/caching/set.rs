@@ -164,6 +164,9 @@ impl TaskCache {
 
     /// Rows that arrive at a hint behind a stage that mixes splits.
     pub(crate) async fn pass_set(&self, hint: usize, chunk: &Chunk) {
+        if let Some(prober) = &self.prober {
+            prober.offer(hint, &chunk.pieces);
+        }
         let mut writing = self.set.lock().await;
         let Writing::Part(open) = &mut *writing else { return };
         if open.hint != hint {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use caju_cache::Cache;
+use caju_cache::{Cache, Encoding};
 use caju_proto::v1::StageStats;
 use caju_runtime::{Clock, CpuPool, Tasks};
 use caju_types::{Result, RowRanges};
@@ -22,7 +22,7 @@ use crate::bind::BoundPipeline;
 use crate::caching::{CachePlan, GroupLease, SplitModes, TaskCache};
 use crate::chunk::Chunk;
 use crate::context::TaskContext;
-use crate::probing::{Findings, Prober};
+use crate::probing::{Findings, Prober, Probing};
 use crate::source::Split;
 use crate::stats::TaskStats;
 
@@ -91,6 +91,11 @@ pub struct TaskOptions {
     /// With `probe`: whether that is what the task is for. It then ends when everything is found out, with
     /// what rows there were.
     pub probe_to_end: bool,
+    /// With `probe`: the only encoding in which rows may be stored; none: the usual candidates are tried.
+    pub probe_encoding: Option<Encoding>,
+    /// With `probe`: whether only hints are tried that have parts, in their encodings: for a job that would not read what it
+    /// stores.
+    pub probe_stored_only: bool,
     /// Whether the stages' times are taken. Only a benchmark of what that costs has a reason to say no.
     pub taps: bool,
 }
@@ -114,6 +119,8 @@ impl TaskOptions {
             cache: None,
             probe: false,
             probe_to_end: false,
+            probe_encoding: None,
+            probe_stored_only: false,
             taps: true,
         }
     }
@@ -173,10 +180,13 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
     let name = def.name.clone().unwrap_or_default();
     let hints: Vec<_> = pipeline.hints().iter().map(|h| h.clone().seeded(options.seed)).collect();
     let prober = options.cache.as_ref().filter(|_| options.probe && !hints.is_empty()).map(|cache| {
-        let threads = options.pool.threads();
-        // Those behind stages that mix splits come last, and are not probed.
-        let local: Vec<_> = hints.iter().filter(|h| h.set.is_none()).cloned().collect();
-        Prober::start(Arc::clone(cache), local, Arc::clone(&options.clock), threads, &tasks)
+        let probing = Probing {
+            encoding: options.probe_encoding,
+            stored_only: options.probe_stored_only,
+            threads: options.pool.threads(),
+            readers: options.readers,
+        };
+        Prober::start(Arc::clone(cache), hints.clone(), Arc::clone(&options.clock), probing, &tasks)
     });
     let cache = TaskCache::new(options.cache, hints, name, Arc::clone(&ctx), prober);
     let cache = cache.undecided(options.probe && !options.probe_to_end);

@@ -1,9 +1,11 @@
 //! `caju bench policies`: the offline harness that says what each policy would have cost; and `caju bench taps`.
 
+mod scratch;
 mod summary;
 mod taps;
+mod text;
 
-use std::path::Path;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use caju_runtime::{CpuPool, Stores, cpu_time};
 use caju_types::{Error, Result};
 use serde::Serialize;
 
+use self::scratch::{Room, Scratch};
 use super::run::{Job, embedded};
 use super::{check, shared};
 use crate::cli::{BenchArgs, BenchCommand, EpochArgs, Global, Mode, PoliciesArgs};
@@ -68,7 +71,8 @@ async fn run_policies(global: &Global, args: &PoliciesArgs) -> Result<()> {
     let def = shared::read_pipeline(&args.file)?;
     let picture = args.plot.as_deref().map(Picture::of).transpose()?;
     let policies = policies(args, &def)?;
-    let bench = Bench { args, def: &def, pool: shared::cpu_pool(args.cpu_threads)? };
+    let scratch = Scratch::open(args.scratch.as_deref()).await?;
+    let bench = Bench { args, def: &def, scratch, pool: shared::cpu_pool(args.cpu_threads)? };
     let mut trials = Vec::new();
     for repeat in 0..args.repeats {
         // Every second round runs backwards: what drifts, drifts for and against everybody.
@@ -109,7 +113,7 @@ fn policies(args: &PoliciesArgs, def: &DatasetDef) -> Result<Vec<String>> {
         for name in unknown {
             def.hint(name)?;
         }
-        return Ok(args.policies.clone());
+        return Ok(distinct(&args.policies));
     }
     let mut all = vec!["compute".to_string()];
     all.extend(hints.iter().map(|h| format!("hint:{}", h.name)));
@@ -119,27 +123,38 @@ fn policies(args: &PoliciesArgs, def: &DatasetDef) -> Result<Vec<String>> {
     Ok(all)
 }
 
+/// Each once, where it stands first: trials are known by their policies.
+fn distinct(policies: &[String]) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    policies.iter().filter(|p| seen.insert(*p)).cloned().collect()
+}
+
 struct Bench<'a> {
     args: &'a PoliciesArgs,
     def: &'a DatasetDef,
+    scratch: Scratch,
     pool: CpuPool,
 }
 
 impl Bench<'_> {
-    /// A cold job and, unless left out, a warm one.
+    /// A cold job and, unless left out, a warm one, in a cache of their own that goes with them, however they end.
     async fn round(&self, global: &Global, policy: &str, repeat: u32) -> Result<Vec<Trial>> {
-        let folder = match &self.args.scratch {
-            Some(at) => tempfile::Builder::new().prefix("caju-bench-").tempdir_in(at),
-            None => tempfile::Builder::new().prefix("caju-bench-").tempdir(),
-        };
-        let folder =
-            folder.map_err(|e| Error::unavailable(format!("no folder for a cache can be made: {e}")))?;
+        let room = self.scratch.room()?;
+        let trials = Box::pin(self.jobs(global, policy, repeat, &room)).await;
+        if let Err(e) = room.remove().await {
+            // What was measured is worth more than what it left.
+            output::note(format_args!("a cache could not be removed, please do: {}", e.message()));
+        }
+        trials
+    }
+
+    async fn jobs(&self, global: &Global, policy: &str, repeat: u32, room: &Room) -> Result<Vec<Trial>> {
         let mut trials = Vec::new();
         for warm in [false, true] {
             if warm && self.args.cold_only {
                 break;
             }
-            let trial = Box::pin(self.trial(policy, repeat, warm, folder.path())).await?;
+            let trial = Box::pin(self.trial(policy, repeat, warm, room)).await?;
             if !global.quiet {
                 let state = if warm { "warm" } else { "cold" };
                 let times: Vec<String> = trial.epochs.iter().map(|e| format!("{:.2}", e.wall_s)).collect();
@@ -150,7 +165,7 @@ impl Bench<'_> {
         Ok(trials)
     }
 
-    async fn trial(&self, policy: &str, repeat: u32, warm: bool, cache: &Path) -> Result<Trial> {
+    async fn trial(&self, policy: &str, repeat: u32, warm: bool, room: &Room) -> Result<Trial> {
         let epochs = EpochArgs {
             cache_only: false,
             epochs: self.args.epochs,
@@ -166,7 +181,7 @@ impl Bench<'_> {
         let job = Job {
             def: self.def,
             workers: self.args.workers,
-            cache: Some(cache.display().to_string()),
+            cache: Some(room.url()),
             cache_budget: self.args.cache_budget,
             epochs: &epochs,
             quiet: true,
@@ -175,15 +190,16 @@ impl Bench<'_> {
         };
         let stores = Arc::new(Stores::new(shared::store_options(), None)?);
         let outcome = Box::pin(embedded(job, stores, self.pool.clone())).await?;
+        let cpu_s = cpu_time().saturating_sub(before).as_secs_f64();
         Ok(Trial {
             policy: policy.to_string(),
             repeat,
             warm,
             epochs: outcome.report.epochs,
-            stored_bytes: bytes_below(cache),
+            stored_bytes: room.bytes().await?,
             choice: outcome.report.decision.as_ref().and_then(|d| d.get("choice").cloned()),
             decision: outcome.report.decision,
-            cpu_s: cpu_time().saturating_sub(before).as_secs_f64(),
+            cpu_s,
         })
     }
 }
@@ -203,18 +219,15 @@ fn beyond(args: &PoliciesArgs) -> String {
     }
 }
 
-/// Bytes of the files below a folder; what cannot be read counts nothing.
-fn bytes_below(folder: &Path) -> u64 {
-    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
-    let size = |e: std::fs::DirEntry| match e.metadata() {
-        Ok(m) if m.is_dir() => bytes_below(&e.path()),
-        Ok(m) => m.len(),
-        Err(_) => 0,
-    };
-    entries.flatten().map(size).sum()
-}
-
 fn chart(def: &DatasetDef, args: &PoliciesArgs, summary: &summary::Summary) -> Chart {
+    let rounds = match summary.noise {
+        Some(noise) => format!(
+            "Median of {} alternating rounds; noise between them is {:.1} %.",
+            args.repeats,
+            100.0 * noise
+        ),
+        None => "One round: noise unknown.".to_string(),
+    };
     let name = def.name.clone().unwrap_or_else(|| args.file.display().to_string());
     let bars = summary.lines.iter().map(|line| Bar {
         label: line.policy.clone(),
@@ -226,14 +239,15 @@ fn chart(def: &DatasetDef, args: &PoliciesArgs, summary: &summary::Summary) -> C
     Chart {
         title: format!("{name}: time of {} epochs under each policy", args.horizon()),
         caption: format!(
-            "Median of {} alternating rounds. Above: a cold job, which writes its cache. Below: a warm one, which \
-             finds it. {}Regret is the time lost against the best measured policy; noise between rounds is {:.1} %.",
-            args.repeats,
-            beyond(args),
-            100.0 * summary.noise
+            "{rounds} Above: a cold job, which writes its cache. Below: a warm one, which finds it. {}Regret is the \
+             time lost against the best measured policy.",
+            beyond(args)
         ),
         unit: "seconds, less is better".into(),
         legend: Some(["cold job", "warm job"]),
         bars: bars.collect(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+//! Holding what epochs show against what was decided, and changing the decision where it was wrong.
+//!
+//! Every epoch that ran as decided is planned anew, with the rates that options really had. The planner is a function of
+//! its profile alone, so a changed decision is replayed like any other.
+
+use caju_planner::{Choice, Decision, Existing, Measured as Rate, Profile, plan, policy_by_name};
+use caju_types::{IterationId, Result};
+
+use super::planning::chosen;
+use super::{Core, Txn};
+use crate::state::{EpochFacts, Iteration, Job, Policy, Update, Watch};
+
+/// Readers that wait less than this share of their time set the pace themselves.
+const PACED: f64 = 0.1;
+/// How much shorter the rest of a job must become for a change to an option that ran before,
+const BETTER: f64 = 1.1;
+/// and to one that is only predicted.
+const FAR_BETTER: f64 = 1.5;
+/// Milliseconds below which an epoch is too short to be held against predictions: starting it takes a part of them.
+const SHORT_MS: u64 = 1000;
+
+impl Core {
+    /// Holds an epoch that has just ended against its job's decision.
+    pub(super) fn watch(&self, txn: &mut Txn<'_>, id: IterationId) {
+        let Some(iteration) = txn.state.iterations.get(&id).filter(|i| i.is_finished()) else { return };
+        let Some(job) = txn.state.jobs.get(&iteration.job).filter(|j| j.policy == Policy::Auto) else {
+            return;
+        };
+        let facts = self.facts(iteration);
+        let (Some(old), Some(profile)) = (decision(job), recorded(job)) else {
+            let (watch, _) = job.watch.after(facts, None);
+            return remember(txn, job.name.clone(), watch);
+        };
+        let (watch, shows) = job.watch.after(facts, share(&old.choice));
+        let short = facts.ms < SHORT_MS && watch.computed.is_none();
+        if !shows || short {
+            return remember(txn, job.name.clone(), watch);
+        }
+        let left = job.epochs.map(|n| n.saturating_sub(iteration.epoch + 1));
+        let (watch, change) = match anew(&profile, &old, &watch, left) {
+            Ok((profile, new)) => {
+                let choice = serde_json::to_string(&old.choice).unwrap_or_default();
+                let (watch, changes) = watch.considered(&choice, is_better(&profile, &new, &old.choice));
+                (watch, changes.then_some((profile, new)))
+            }
+            Err(error) => {
+                tracing::warn!(job = %job.name, %error, "what its epochs showed makes no profile; the decision stays");
+                (watch, None)
+            }
+        };
+        let name = job.name.clone();
+        if let Some((profile, new)) = change {
+            let plan = txn.state.datasets.get(&iteration.dataset).map(|d| chosen(&new, &profile, d));
+            match plan.transpose() {
+                Ok(plan) => {
+                    tracing::warn!(job = %name, from = %old.choice, to = %new.choice, "{}", new.reason);
+                    txn.apply(Update::Decided {
+                        job: name.clone(),
+                        plan: plan.flatten(),
+                        decision: new.to_json().into(),
+                        profile: profile.to_json().into(),
+                    });
+                }
+                Err(error) => tracing::warn!(job = %name, %error, "a better choice cannot be carried out"),
+            }
+        }
+        remember(txn, name, watch);
+    }
+
+    fn facts(&self, iteration: &Iteration) -> EpochFacts {
+        let now = u64::try_from(self.clock.unix_time().as_millis()).unwrap_or(0);
+        let observed = self.observed.lock();
+        let output = observed.ended_stages.get(&iteration.id).and_then(|s| s.last());
+        let mine = observed.clients.iter().filter(|((i, _), _)| *i == iteration.id);
+        EpochFacts {
+            rows: output.map_or(0, |s| s.rows_out),
+            ms: now.saturating_sub(iteration.opened_ms),
+            modes: iteration.modes,
+            waited: mine.map(|(_, c)| c.wait_fraction).fold(1.0, f64::min) > PACED,
+        }
+    }
+}
+
+fn remember(txn: &mut Txn<'_>, job: caju_types::JobName, watch: Watch) {
+    if txn.state.jobs.get(&job).is_some_and(|j| j.watch != watch) {
+        txn.apply(Update::Watched { job, watch });
+    }
+}
+
+fn decision(job: &Job) -> Option<Decision> {
+    let text = job.decision.as_deref()?;
+    let read = Decision::from_json(text);
+    read.inspect_err(|error| tracing::error!(job = %job.name, %error, "a stored decision cannot be read"))
+        .ok()
+}
+
+fn recorded(job: &Job) -> Option<Profile> {
+    let read = Profile::from_json(job.profile.as_deref()?);
+    read.inspect_err(|error| tracing::error!(job = %job.name, %error, "a stored profile cannot be read")).ok()
+}
+
+/// The share of the splits that is read under a choice.
+fn share(choice: &Choice) -> Option<f64> {
+    match choice {
+        Choice::Compute => None,
+        Choice::Materialize { fraction, .. } => Some(*fraction),
+    }
+}
+
+/// The rates that options of a profile had, in source rows per second.
+pub(super) fn rates(profile: &Profile, choice: &Choice, watch: &Watch) -> Vec<Rate> {
+    let delivered: f64 = profile.stages.iter().map(|s| s.out_rows_per_row).product();
+    let rate = |choice: Choice, rate: u64| {
+        let rows_per_s = rate as f64 / 1000.0 / delivered;
+        (rows_per_s.is_finite() && rows_per_s > 0.0).then_some(Rate { choice, rows_per_s })
+    };
+    let before = watch.left.iter().filter_map(|t| rate(serde_json::from_str(&t.choice).ok()?, t.rate));
+    let computed = watch.computed.and_then(|r| rate(Choice::Compute, r));
+    let read = watch.read.filter(|_| *choice != Choice::Compute).and_then(|r| rate(choice.clone(), r));
+    before.chain(computed).chain(read).collect()
+}
+
+/// The rest of a job planned anew.
+fn anew(
+    profile: &Profile,
+    old: &Decision,
+    watch: &Watch,
+    epochs: Option<u64>,
+) -> Result<(Profile, Decision)> {
+    let mut profile = profile.clone();
+    profile.horizon.epochs = epochs.map(|n| n.max(1));
+    profile.observed = rates(&profile, &old.choice, watch);
+    if let Choice::Materialize { hint, format, compression, fraction } = &old.choice {
+        // By now it is stored.
+        profile.existing.retain(|e| e.hint != *hint);
+        profile.existing.push(Existing {
+            hint: hint.clone(),
+            format: format.clone(),
+            compression: compression.clone(),
+            fraction: *fraction,
+        });
+    }
+    profile.validate()?;
+    let new = plan(&profile, policy_by_name(&old.policy)?.as_ref())?;
+    Ok((profile, new))
+}
+
+/// Whether another choice is so much better than the old one that it is worth a change.
+fn is_better(profile: &Profile, new: &Decision, old: &Choice) -> bool {
+    let same = |choice: &Choice| match (choice, old) {
+        (
+            Choice::Materialize { hint, format, compression, .. },
+            Choice::Materialize { hint: h, format: f, compression: c, .. },
+        ) => (hint, format, compression) == (h, f, c),
+        (a, b) => a == b,
+    };
+    if same(&new.choice) {
+        return false;
+    }
+    let horizon = |wanted: &dyn Fn(&Choice) -> bool| {
+        let options = new.options.iter().filter(|o| wanted(&o.choice));
+        options.filter_map(|o| o.horizon_s).min_by(f64::total_cmp)
+    };
+    let ran = profile.observed.iter().any(|r| r.choice == new.choice);
+    let by = if ran { BETTER } else { FAR_BETTER };
+    let (ours, theirs) = (horizon(&same), horizon(&|c: &Choice| *c == new.choice));
+    ours.zip(theirs).is_some_and(|(ours, theirs)| theirs * by < ours)
+}

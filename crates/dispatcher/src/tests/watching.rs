@@ -1,0 +1,205 @@
+//! Epochs are held against the decision, and a decision that was wrong is changed.
+
+use std::time::Duration;
+
+use caju_planner::{Choice, Decision, Profile, plan, policy_by_name};
+use caju_proto::v1;
+use caju_types::{DatasetId, JobName};
+use serde_json::{Value, json};
+
+use super::fake::{World, run};
+use crate::state::{Job, Mode, Policy, Update};
+
+/// The design's example with a second hint, at which rows are five times as large.
+fn profile() -> Profile {
+    let text = include_str!("../../../../tests/golden_plans/design-example.profile.json");
+    let mut value: Value = serde_json::from_str(text).unwrap();
+    value["cluster"]["network_bytes_per_s_per_worker"] = Value::Null;
+    value["stages"].as_array_mut().unwrap().push(json!({
+        "name": "decode", "io_bytes_per_row": 0, "cpu_s_per_row": 0.004, "service_s_per_row": 0.004,
+        "out_rows_per_row": 1.0, "out_bytes_per_row": 500_000, "random": false
+    }));
+    value["hints"].as_array_mut().unwrap().push(json!({
+        "name": "decoded", "after_stage": "decode", "encodings": [
+            {"format": "arrow", "compression": "none", "bytes_per_row": 150_000, "encode_cpu_s_per_row": 1e-5,
+             "decode_cpu_s_per_row": 1e-5}]
+    }));
+    Profile::from_json(&value.to_string()).unwrap()
+}
+
+/// A job that decided by a profile, and whose epochs run as they are told.
+struct Watched {
+    world: World,
+    worker: u64,
+    epoch: u64,
+}
+
+impl Watched {
+    async fn decided(profile: &Profile) -> Self {
+        let world = World::new();
+        let worker = world.worker("w:1").await;
+        let dataset = world.open(&definition(), "other").await;
+        assert!(!dataset.finished);
+        let decision = plan(profile, policy_by_name("auto").unwrap().as_ref()).unwrap();
+        let (job, text) = (JobName("j".into()), profile.to_json());
+        world
+            .core
+            .commit(|txn| {
+                let id: DatasetId = txn.state.datasets.keys().next().unwrap().clone();
+                txn.apply(Update::JobCreated {
+                    job: job.clone(),
+                    dataset: id,
+                    seed: 0,
+                    mode: Mode::Dynamic,
+                    anonymous: false,
+                    policy: Policy::Auto,
+                    encoding: None,
+                    epochs: Some(90),
+                    profile_only: false,
+                    save: None,
+                });
+                txn.apply(Update::Decided {
+                    job: job.clone(),
+                    plan: (decision.choice != Choice::Compute).then(|| "{}".into()),
+                    decision: decision.to_json().into(),
+                    profile: text.as_str().into(),
+                });
+                Ok(())
+            })
+            .await
+            .unwrap();
+        Self { world, worker, epoch: 0 }
+    }
+
+    fn job(&self) -> Job {
+        self.world.core.snapshot().jobs[&JobName("j".into())].clone()
+    }
+
+    fn decision(&self) -> Decision {
+        Decision::from_json(self.job().decision.as_deref().unwrap()).unwrap()
+    }
+
+    /// One more epoch that runs as decided, at so many rows per second for ten seconds.
+    async fn epoch(&mut self, rows_per_s: u64) -> Decision {
+        let request =
+            v1::OpenIterationRequest { epoch: self.epoch, ..super::fake::open_request(&definition(), "j") };
+        self.epoch += 1;
+        let opened = self.world.core.open_iteration(request).await.unwrap();
+        let task = opened.tasks[0].task_id;
+        for no in 1.. {
+            if self.world.next(task, self.worker, no, 4).await.unwrap().end {
+                break;
+            }
+        }
+        self.world.clock.advance(Duration::from_secs(10));
+        let waited = v1::ClientHeartbeatRequest {
+            client_id: opened.client_id,
+            iteration_id: opened.iteration_id,
+            wait_fraction: 0.9,
+            ..Default::default()
+        };
+        self.world.core.client_heartbeat(waited).await.unwrap();
+        let reads = self.decision().choice != Choice::Compute;
+        let modes = v1::SplitModes {
+            compute: u64::from(!reads) * 4,
+            get: u64::from(reads) * 4,
+            ..Default::default()
+        };
+        let output =
+            v1::StageStats { name: "output".into(), rows_out: rows_per_s * 10, ..Default::default() };
+        let ended = v1::FinishTaskRequest {
+            task_id: task,
+            worker_id: self.worker,
+            stages: vec![output],
+            modes: Some(modes),
+            ..Default::default()
+        };
+        self.world.core.finish_task(ended).await.unwrap();
+        self.world.beat(opened.client_id, opened.iteration_id, &[task], &[]).await;
+        self.world.close(opened.client_id, opened.iteration_id, Vec::new()).await;
+        self.decision()
+    }
+}
+
+fn definition() -> Value {
+    json!({"splits": 4, "hints": ["source", "decoded"]})
+}
+
+fn hint(decision: &Decision) -> Option<&str> {
+    decision.choice.hint()
+}
+
+#[test]
+fn a_decision_that_keeps_its_promise_stays() {
+    run(async {
+        let mut w = Watched::decided(&profile()).await;
+        let first = w.decision();
+        assert_eq!(hint(&first), Some("decoded"));
+        let promised = first.options.iter().find(|o| o.choice == first.choice).unwrap().rows_per_s.unwrap();
+        for percent in [100, 90, 80, 105, 85, 100, 95] {
+            let now = w.epoch(promised as u64 * percent / 100).await;
+            assert_eq!(now, first, "{percent} %");
+        }
+        assert_eq!(w.job().watch.changes, 0);
+        assert!(w.job().watch.read.is_some());
+    });
+}
+
+#[test]
+fn what_turns_out_slow_is_left_and_the_change_can_be_replayed() {
+    run(async {
+        let mut w = Watched::decided(&profile()).await;
+        let first = w.decision();
+        // A twentieth of what was promised. Computing never ran, and is predicted at ten times that.
+        assert_eq!(w.epoch(190).await, first, "one epoch is none");
+        let second = w.epoch(190).await;
+        assert_eq!(second.choice, Choice::Compute, "{second:?}");
+        assert!(
+            second.reason.starts_with("Measured, not predicted: reading decoded arrow/none gave 190 rows/s."),
+            "{}",
+            second.reason
+        );
+        let job = w.job();
+        assert_eq!((job.plan.as_deref(), job.watch.changes, job.watch.left.len()), (None, 1, 1));
+        let replayed = plan(
+            &Profile::from_json(job.profile.as_deref().unwrap()).unwrap(),
+            policy_by_name("auto").unwrap().as_ref(),
+        );
+        assert_eq!(replayed.unwrap().to_json(), job.decision.as_deref().unwrap(), "byte for byte");
+        // It stays with that, fast or slow, as long as nothing that is known is better.
+        for rate in [2500, 2600, 1000, 2500, 2500, 900, 900] {
+            assert_eq!(w.epoch(rate).await, second);
+        }
+        let mut world = w.world;
+        world.restart();
+    });
+}
+
+#[test]
+fn computing_that_turns_out_slow_is_left_too() {
+    run(async {
+        let mut profile = profile();
+        // The store looks slow: computing is chosen.
+        profile.cache_store.read_bytes_per_s = Some(1.0e8);
+        let mut w = Watched::decided(&profile).await;
+        let first = w.decision();
+        assert_eq!(first.choice, Choice::Compute);
+        let predicted = |d: &Decision, name: Option<&str>| {
+            d.options.iter().find(|o| o.choice.hint() == name).unwrap().rows_per_s.unwrap()
+        };
+        assert!((predicted(&first, Some("source")) - 908.0).abs() < 1.0);
+        for rate in [400, 400] {
+            w.epoch(rate).await;
+        }
+        let second = w.decision();
+        assert_eq!(hint(&second), Some("source"), "{second:?}");
+        assert!((predicted(&second, None) - 400.0).abs() < 1.0, "as it ran");
+        // Reading is no faster: back to what is known to be as good, and no further.
+        for rate in [200; 12] {
+            w.epoch(rate).await;
+        }
+        assert_eq!(w.decision().choice, Choice::Compute);
+        assert!(w.job().watch.changes <= 3, "{:?}", w.job().watch);
+        assert!(w.decision().reason.contains("computing gave 400 rows/s"), "{}", w.decision().reason);
+    });
+}
