@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! ROOT/v1/writers/ID.json                            the lease object of a process
+//! ROOT/v1/plans/DEFINITION.json                      what was measured of a pipeline, for jobs that come back
 //! ROOT/v1/listings/SOURCE.json                       what a source held, for jobs that may not look at it
 //! ROOT/v1/FINGERPRINT/manifest-00000001.json         supersedes the one before, created only if absent
 //! ROOT/v1/FINGERPRINT/parts/SPLITKEY-ATTEMPT.arrow   or .parquet

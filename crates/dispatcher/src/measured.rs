@@ -23,6 +23,8 @@ pub(crate) struct Measured {
     pub(crate) demand: Option<f64>,
     /// Epochs left, this one included.
     pub(crate) epochs: Option<u64>,
+    /// Jobs that are expected to read these rows, this one included.
+    pub(crate) jobs: Option<u64>,
     /// Bytes that the cache may hold.
     pub(crate) budget: Option<u64>,
     /// Rows of an epoch, where these figures are of a stretch that cannot tell.
@@ -184,7 +186,7 @@ impl Measured {
                 write_bytes_per_s: rate(|p| p.write_bytes_per_s),
             },
             consumer: Consumer { rows_per_s: self.demand },
-            horizon: Horizon { epochs: self.epochs, jobs: None },
+            horizon: Horizon { epochs: self.epochs, jobs: self.jobs.filter(|n| *n > 1) },
             budget: Budget { snapshot_bytes: self.budget.map(|b| b as f64) },
             source: Source { rows: self.source_rows() },
             existing,

@@ -1,6 +1,7 @@
 //! Arguments of `caju bench`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand, ValueHint};
@@ -17,7 +18,7 @@ pub(crate) struct BenchArgs {
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum BenchCommand {
     /// Run a pipeline under every caching policy, and show how far each is from the best one
-    Policies(PoliciesArgs),
+    Policies(Box<PoliciesArgs>),
     /// Find out what it costs that every stage takes its own time
     Taps(TapsArgs),
 }
@@ -44,7 +45,7 @@ pub(crate) struct PoliciesArgs {
     /// Epochs of each job
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) epochs: u64,
-    /// Epochs of the job that is judged: those after the measured ones are taken to be like the last. --epochs by default
+    /// Epochs of the job that is judged: those after the measured ones are taken to be like the last ones (the median of the last half). --epochs by default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) horizon: Option<u64>,
     /// Times that every policy is run
@@ -64,6 +65,15 @@ pub(crate) struct PoliciesArgs {
     #[arg(long, value_name = "DIR|URL", value_hint = ValueHint::DirPath,
           value_parser = NonEmptyStringValueParser::new())]
     pub(crate) scratch: Option<String>,
+    /// Keep the caches in memory, as in a store that is far away: bytes per second that each request gets from it
+    #[arg(long, value_name = "SIZE", value_parser = super::service::size, conflicts_with = "scratch")]
+    pub(crate) store_bandwidth: Option<u64>,
+    /// The same: how long each request takes at least
+    #[arg(long, value_name = "DURATION", value_parser = super::service::duration, conflicts_with = "scratch")]
+    pub(crate) store_latency: Option<Duration>,
+    /// How long the reader works on each element before it asks for the next one, as a training step does
+    #[arg(long, value_name = "DURATION", value_parser = super::service::duration)]
+    pub(crate) step: Option<Duration>,
     /// Workers inside this process
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) workers: u32,

@@ -36,12 +36,21 @@ pub(crate) struct Epochs<'a> {
     pub(crate) quiet: bool,
     /// Where checksums are computed.
     pub(crate) pool: CpuPool,
-    /// Whether to copy every row out, as a training job does on its way to the device; else rows are only counted.
-    pub(crate) staged: bool,
+    /// What is done with the rows.
+    pub(crate) consumer: Consumer,
     /// CPU time of this process that belongs to something else.
     pub(crate) cpu_before: Duration,
     /// Counts what the workers of this process read; absent if they are elsewhere.
     pub(crate) io: Option<Meters>,
+}
+
+/// What a reader does with the rows.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Consumer {
+    /// Whether to copy every row out, as a training job does on its way to the device; else rows are only counted.
+    pub(crate) copies: bool,
+    /// How long it works on each element.
+    pub(crate) step: Duration,
 }
 
 /// What the workers of this process read and write, counted at the stores.
@@ -182,8 +191,12 @@ impl Epochs<'_> {
         let mut sums = FuturesOrdered::new();
         let mut staging = Staging::default();
         while let Some(chunk) = reader.next_chunk().await? {
-            if self.staged {
+            if self.consumer.copies {
                 staging.copy(&chunk)?;
+            }
+            if !self.consumer.step.is_zero() {
+                let elements = u32::try_from(chunk.num_elements()).unwrap_or(u32::MAX);
+                tokio::time::sleep(self.consumer.step.saturating_mul(elements)).await;
             }
             let Some(total) = &mut sum else { continue };
             let part = total.empty();

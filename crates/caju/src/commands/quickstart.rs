@@ -6,6 +6,7 @@ use caju_pipeline::{DatasetDef, SourceDef};
 use caju_runtime::cpu_time;
 use caju_types::{Error, Result};
 
+use super::epochs::Consumer;
 use super::r#gen::{folder, generate, signalled};
 use super::run::{Job, embedded};
 use super::serve::Signals;
@@ -69,7 +70,7 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
         workers: 1,
         epochs: &epochs,
         quiet: global.quiet,
-        staged: false,
+        consumer: Consumer::default(),
         cpu_before: cpu_time(),
     };
     // Signals that `gen` took over do not end the process by themselves any more.

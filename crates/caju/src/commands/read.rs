@@ -4,7 +4,7 @@ use caju_client::{Client, ClientConfig};
 use caju_runtime::SystemClock;
 use caju_types::Result;
 
-use super::epochs::Epochs;
+use super::epochs::{Consumer, Epochs};
 use super::{check, shared};
 use crate::cli::{Global, ReadArgs};
 
@@ -27,7 +27,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
         args: &args.epochs,
         quiet: global.quiet,
         pool: shared::cpu_pool(None)?,
-        staged: false,
+        consumer: Consumer::default(),
         cpu_before: std::time::Duration::ZERO,
         io: None,
     };

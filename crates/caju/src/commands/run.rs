@@ -10,7 +10,7 @@ use caju_pipeline::DatasetDef;
 use caju_runtime::{CpuPool, IoCounters, Stores, private_cache};
 use caju_types::Result;
 
-use super::epochs::{Epochs, Meters, Outcome};
+use super::epochs::{Consumer, Epochs, Meters, Outcome};
 use super::{check, shared};
 use crate::cli::{EpochArgs, Global, RunArgs};
 
@@ -29,7 +29,7 @@ pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
         cache_budget: args.cache_budget,
         epochs: &args.epochs,
         quiet: global.quiet,
-        staged: false,
+        consumer: Consumer::default(),
         cpu_before: Duration::ZERO,
     };
     let outcome = Box::pin(embedded(job, stores, pool)).await?;
@@ -45,8 +45,8 @@ pub(crate) struct Job<'a> {
     pub(crate) cache_budget: Option<u64>,
     pub(crate) epochs: &'a EpochArgs,
     pub(crate) quiet: bool,
-    /// Whether to copy every row out, as a training job does on its way to the device.
-    pub(crate) staged: bool,
+    /// What is done with the rows.
+    pub(crate) consumer: Consumer,
     /// CPU time of this process that belongs to something else.
     pub(crate) cpu_before: Duration,
 }
@@ -79,7 +79,7 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
             job: "run".to_string(),
             args: job.epochs,
             quiet: job.quiet,
-            staged: job.staged,
+            consumer: job.consumer,
             pool,
             cpu_before: job.cpu_before,
             io: Some(Meters { source: io, caches: cluster.caches() }),

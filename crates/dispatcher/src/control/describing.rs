@@ -61,7 +61,7 @@ impl Describing {
     }
 
     /// Whether it was not told before.
-    fn is_new(&self, what: u128) -> bool {
+    pub(super) fn is_new(&self, what: u128) -> bool {
         let mut told = self.told.lock();
         if told.len() >= MOST_TOLD {
             told.clear();
@@ -167,14 +167,18 @@ impl Core {
         }
         let listed = iteration.feeds.values().all(|f| f.exhausted);
         let splits = self.describing.count(id).filter(|_| listed);
-        let profile = job.profile.as_deref().and_then(|p| serde_json::from_str(p).ok()).unwrap_or_default();
+        let profile = super::watching::profile_with_rates(job);
+        let profile = profile.and_then(|p| serde_json::from_str(&p).ok()).unwrap_or_default();
         let news = SnapshotNews { splits, profile };
         if news == SnapshotNews::default() {
             return None;
         }
         let dataset = state.datasets.get(&iteration.dataset)?;
         let draws = dataset.hints.iter().any(|h| h.name == plan.hint && h.random);
-        let text = format!("{} {} {:?} {}", plan.prefix, job.seed, news.splits, news.profile);
+        // Rates are told when there are some, and not each time that they change.
+        let decided_by = job.profile.as_deref().unwrap_or_default();
+        let read = job.watch.read.is_some();
+        let text = format!("{} {} {:?} {read} {decided_by}", plan.prefix, job.seed, news.splits);
         let name = hash128(text.as_bytes());
         // Whoever stored something may have begun a snapshot that was removed since it was told.
         if !self.describing.is_new(name) && put == 0 {

@@ -13,6 +13,7 @@ mod leases;
 mod observed;
 mod open;
 mod planning;
+mod recalling;
 mod saves;
 mod sets;
 mod status;

@@ -61,22 +61,6 @@ impl Core {
         })
     }
 
-    /// What can be found out for a decision before the first row.
-    async fn prepare_decision(self: &Arc<Self>, id: IterationId, dataset: &DatasetId) -> Result<()> {
-        let undecided = |state: &State| {
-            let job = state.jobs.get(&state.iterations.get(&id)?.job)?;
-            (job.policy.is_planned() && job.decision.is_none() && !job.profile_only).then_some(job.seed)
-        };
-        let Some(seed) = self.look(undecided).await? else { return Ok(()) };
-        let bound = self.bound.lock().get(dataset).cloned();
-        if let Some(bound) = bound.filter(|b| self.has_cache() && !b.set_bases.is_empty())
-            && self.planning.lock().looks_for_sets(id)
-        {
-            self.look_for_sets(id, bound, seed);
-        }
-        Ok(())
-    }
-
     /// Finds or binds the dataset. A definition that the job reads already is not bound again.
     async fn wanted(&self, request: &v1::OpenIterationRequest) -> Result<Wanted> {
         match (request.dataset_id.is_empty(), request.definition_json.is_empty()) {

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use caju_cache::Encoding;
+use caju_cache::{Encoding, Remembered};
 use caju_engine::{CachePlan, SetPlan};
 use caju_planner::{Choice, Decision, Profile, margins, plan, policy_by_name};
 use caju_proto::v1;
-use caju_types::{Error, IterationId, Result, TaskId};
+use caju_types::{Error, IterationId, JobName, Result, TaskId};
 
 use super::leases::splits_total;
 use super::{Core, Txn};
@@ -19,6 +19,10 @@ const LEAST_S: f64 = 0.9;
 /// After so long, or so much of the epoch, the best choice so far is taken.
 const LONGEST_S: f64 = 20.0;
 const LARGEST_SHARE: f64 = 0.08;
+/// Jobs of which it is known what was before them.
+const MOST_RECALLED: usize = 1024;
+/// The most jobs that are expected of a pipeline that came back again and again.
+const MOST_JOBS: u64 = 10;
 /// And what a hint has at least to show rows.
 const PROBES_S: f64 = 5.0;
 /// How many times longer everything else must take for a choice to stand before every encoding was tried: then
@@ -38,6 +42,16 @@ pub(crate) struct Planning {
     looks: BTreeMap<IterationId, Looks>,
     /// Whole sets that were found for them.
     pub(super) sets: BTreeMap<IterationId, Vec<StoredSet>>,
+    /// What is known from earlier jobs of their pipelines.
+    before: BTreeMap<JobName, Arc<Remembered>>,
+}
+
+/// A decision, ready to be journaled.
+pub(super) struct Settled<'a> {
+    pub(super) plan: Option<Arc<str>>,
+    pub(super) decision: Arc<str>,
+    pub(super) profile: Arc<str>,
+    pub(super) reason: &'a str,
 }
 
 /// What stretches of an epoch said, each for itself.
@@ -48,6 +62,19 @@ struct Looks {
 }
 
 impl Planning {
+    /// What is known from earlier jobs of a job's pipeline.
+    pub(super) fn before(&self, job: &JobName) -> Option<Arc<Remembered>> {
+        self.before.get(job).cloned()
+    }
+
+    /// Takes what is known. It only makes a start better, so that it may be forgotten.
+    pub(super) fn recall(&mut self, job: JobName, known: Arc<Remembered>) {
+        if self.before.len() >= MOST_RECALLED {
+            self.before.clear();
+        }
+        self.before.insert(job, known);
+    }
+
     /// Whether the caller is the first who looks for the sets of an iteration.
     pub(super) fn looks_for_sets(&mut self, iteration: IterationId) -> bool {
         let first = !self.sets.contains_key(&iteration);
@@ -120,19 +147,26 @@ impl Core {
                 None
             }
         };
-        tracing::info!(job = %case.job.name, choice = %decision.choice, "{}", decision.reason);
         let job = case.job.name.clone();
         if let Some(computed) = case.measured.delivered() {
             let watch = Watch { computed: Some(computed), ..case.job.watch.clone() };
             txn.apply(Update::Watched { job: job.clone(), watch });
         }
-        txn.apply(Update::Decided {
-            job: job.clone(),
-            plan: plan.clone(),
+        let settled = Settled {
+            plan,
+            reason: &decision.reason,
             decision: decision.to_json().into(),
             profile: profile.to_json().into(),
-        });
-        let running = txn.state.iterations.values().filter(|i| i.job == job && i.is_running());
+        };
+        self.carry_out(txn, &job, settled);
+    }
+
+    /// Makes a decision the job's, and that of its running epochs.
+    pub(super) fn carry_out(&self, txn: &mut Txn<'_>, job: &JobName, settled: Settled<'_>) {
+        let Settled { plan, decision, profile, reason } = settled;
+        tracing::info!(%job, "{reason}");
+        txn.apply(Update::Decided { job: job.clone(), plan: plan.clone(), decision, profile });
+        let running = txn.state.iterations.values().filter(|i| i.job == *job && i.is_running());
         let running: Vec<IterationId> = running.map(|i| i.id).collect();
         // A set covers every split of an epoch or is none: the next one stores it.
         let now = plan.filter(|p| super::sets::plan_of(Some(p.as_ref())).is_none());
@@ -207,6 +241,7 @@ impl Case {
         }
         let planning = core.planning.lock();
         let tasks: Vec<_> = planning.tasks.get(&id)?.values().cloned().collect();
+        let before = planning.before.get(&job.name).cloned();
         drop(planning);
         let reporting = |t: &&crate::state::Task| tasks.iter().any(|p| p.task_id == t.id.0);
         let mut workers: Vec<_> = iteration.tasks.values().filter(reporting).map(|t| t.worker).collect();
@@ -218,7 +253,8 @@ impl Case {
             splits_total: splits_total(core, iteration),
             // Rows that somebody only counts show nothing of what a training job would take.
             demand: if job.profile_only { None } else { core.demand(iteration) },
-            epochs: job.epochs.map(|n| n.saturating_sub(iteration.epoch).max(1)),
+            epochs: epochs_left(&job, iteration.epoch, before.as_deref()),
+            jobs: before.as_deref().map(expected_jobs),
             budget: core.config.cache_budget,
             epoch_rows: None,
             ended: iteration
@@ -261,6 +297,17 @@ impl Core {
         }
         (sum > 0.0).then_some(sum)
     }
+}
+
+/// Epochs of a job from this one on, if somebody said so: the job, or the one before it.
+pub(super) fn epochs_left(job: &Job, epoch: u64, before: Option<&Remembered>) -> Option<u64> {
+    let all = job.epochs.or_else(|| before?.epochs)?;
+    Some(all.saturating_sub(epoch).max(1))
+}
+
+/// Jobs that will read a pipeline's rows, this one included: as many as there were.
+pub(super) fn expected_jobs(before: &Remembered) -> u64 {
+    before.jobs.clamp(1, MOST_JOBS)
 }
 
 /// The engine's plan for a choice.

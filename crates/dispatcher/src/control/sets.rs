@@ -33,7 +33,7 @@ pub(super) fn plan_of(plan: Option<&str>) -> Option<CachePlan> {
 
 impl Core {
     /// The cache, to look into.
-    async fn reading_cache(&self) -> Result<Arc<Cache>> {
+    pub(super) async fn reading_cache(&self) -> Result<Arc<Cache>> {
         let options = CacheOptions { read_only: true, ..CacheOptions::default() };
         self.cache.get_or_try_init(|| self.open_cache(options, "dispatcher-")).await.cloned()
     }
@@ -47,23 +47,15 @@ impl Core {
 }
 
 impl Core {
-    /// Looks in the background whether there are whole sets at the hints of an iteration about which nothing is decided:
-    /// then reading one is an option without a price.
-    pub(super) fn look_for_sets(self: &Arc<Self>, id: IterationId, bound: Arc<Bound>, seed: u64) {
-        let me = Arc::clone(self);
-        drop(self.tasks.spawn_graceful(async move {
-            let found = tokio::select! {
-                found = me.sets_at(&bound, seed) => found,
-                () = me.tasks.stopped() => return,
-            };
-            match found {
-                Ok(found) if found.is_empty() => {}
-                Ok(found) => drop(me.planning.lock().sets.insert(id, found)),
-                Err(error) => {
-                    tracing::debug!(iteration = %id, %error, "whether sets are stored was not found out")
-                }
+    /// Looks whether there are whole sets at the hints of an iteration about which nothing is decided: then reading one is an
+    /// option without a price.
+    pub(super) async fn look_for_sets(&self, id: IterationId, bound: &Bound, seed: u64) {
+        match self.sets_at(bound, seed).await {
+            Ok(found) => drop(self.planning.lock().sets.insert(id, found)),
+            Err(error) => {
+                tracing::debug!(iteration = %id, %error, "whether sets are stored was not found out")
             }
-        }));
+        }
     }
 
     async fn sets_at(&self, bound: &Bound, seed: u64) -> Result<Vec<StoredSet>> {

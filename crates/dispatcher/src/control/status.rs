@@ -65,7 +65,8 @@ impl Core {
             profile_json: state
                 .jobs
                 .get(&iteration.job)
-                .and_then(|j| j.profile.as_deref().map(str::to_string))
+                .and_then(super::watching::profile_with_rates)
+                .map(|profile| profile.to_string())
                 .unwrap_or_default(),
             policy: state.jobs.get(&iteration.job).map(|j| j.policy.to_string()).unwrap_or_default(),
             modes: Some(modes_to_proto(iteration.modes)),

@@ -3,6 +3,8 @@
 //! Every epoch that ran as decided is planned anew, with the rates that options really had. The planner is a function of
 //! its profile alone, so a changed decision is replayed like any other.
 
+use std::sync::Arc;
+
 use caju_planner::{Choice, Decision, Existing, Measured as Rate, Profile, plan, policy_by_name};
 use caju_types::{IterationId, Result};
 
@@ -108,7 +110,7 @@ fn share(choice: &Choice) -> Option<f64> {
 }
 
 /// The rates that options of a profile had, in source rows per second.
-pub(super) fn rates(profile: &Profile, choice: &Choice, watch: &Watch) -> Vec<Rate> {
+fn rates(profile: &Profile, choice: &Choice, watch: &Watch) -> Vec<Rate> {
     let delivered: f64 = profile.stages.iter().map(|s| s.out_rows_per_row).product();
     let rate = |choice: Choice, rate: u64| {
         let rows_per_s = rate as f64 / 1000.0 / delivered;
@@ -118,6 +120,20 @@ pub(super) fn rates(profile: &Profile, choice: &Choice, watch: &Watch) -> Vec<Ra
     let computed = watch.computed.and_then(|r| rate(Choice::Compute, r));
     let read = watch.read.filter(|_| *choice != Choice::Compute).and_then(|r| rate(choice.clone(), r));
     before.chain(computed).chain(read).collect()
+}
+
+/// The profile of a job's decision, with the rates that options had in its epochs beside it: they change nothing, and
+/// whoever looks at the profile sees what became of its predictions.
+pub(super) fn profile_with_rates(job: &Job) -> Option<Arc<str>> {
+    let text = job.profile.clone()?;
+    let told = || {
+        let mut profile = Profile::from_json(&text).ok()?;
+        let choice = Decision::from_json(job.decision.as_deref()?).ok()?.choice;
+        profile.measured = rates(&profile, &choice, &job.watch);
+        profile.validate().ok()?;
+        Some(profile.to_json().into())
+    };
+    Some(told().unwrap_or(text))
 }
 
 /// The rest of a job planned anew.

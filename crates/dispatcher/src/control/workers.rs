@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use caju_cache::Remembered;
 use caju_proto::v1;
 use caju_types::{Error, ErrorKind, Result, TaskId, WorkerId};
 
 use super::leases::running_task;
 use super::{Core, Txn};
 use crate::config::DispatcherConfig;
-use crate::state::{Failure, Iteration, Mode, Modes, State, Task, TaskState, Update, WorkerState};
+use crate::state::{Failure, Iteration, Job, Mode, Modes, State, Task, TaskState, Update, WorkerState};
 
 impl Core {
     pub(crate) async fn register_worker(
@@ -91,7 +92,8 @@ impl Core {
         let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
         self.look(|state| {
             let (iteration, task) = running_task(state, id, worker)?;
-            let task = task_def(&self.config, state, iteration, task)?;
+            let before = self.planning.lock().before(&iteration.job);
+            let task = task_def(&self.config, state, iteration, task, before.as_deref())?;
             Ok(v1::GetTaskResponse { task: Some(task) })
         })
         .await?
@@ -118,6 +120,7 @@ impl Core {
                 }
                 self.watch(txn, iteration_id);
                 self.describe_soon(txn.state, iteration_id);
+                self.remember_soon(txn.state, iteration_id);
                 return Ok(());
             };
             let error = Error::from(failure);
@@ -199,6 +202,7 @@ fn task_def(
     state: &State,
     iteration: &Iteration,
     task: &Task,
+    before: Option<&Remembered>,
 ) -> Result<v1::TaskDef> {
     let lost =
         |what: &str| Error::internal(format!("{}: its {what} is not in the books", iteration.describe()));
@@ -222,7 +226,7 @@ fn task_def(
         profile: job.profile_only || iteration.caching && job.policy.is_planned() && job.decision.is_none(),
         profile_only: job.profile_only,
         probe_encoding: job.encoding.clone().unwrap_or_default(),
-        probe_stored_only: !job.profile_only && job.epochs.is_some_and(|n| iteration.epoch + 1 >= n),
+        probe_stored_only: !job.profile_only && last_epoch(job, iteration.epoch, before),
         cache_url: match &job.save {
             Some(save) => save.url.clone(),
             None if iteration.caching => config.cache_url.clone(),
@@ -230,6 +234,12 @@ fn task_def(
         },
         cache_budget: config.cache_budget.filter(|_| job.save.is_none()).unwrap_or(0),
     })
+}
+
+/// Whether nobody is expected to read again what is read in an epoch.
+fn last_epoch(job: &Job, epoch: u64, before: Option<&Remembered>) -> bool {
+    let last = super::planning::epochs_left(job, epoch, None).is_some_and(|n| n <= 1);
+    last && before.is_none_or(|b| super::planning::expected_jobs(b) <= 1)
 }
 
 fn modes_from_proto(m: v1::SplitModes) -> Modes {

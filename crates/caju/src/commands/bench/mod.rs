@@ -14,7 +14,8 @@ use caju_runtime::{CpuPool, Stores, cpu_time};
 use caju_types::{Error, Result};
 use serde::Serialize;
 
-use self::scratch::{Room, Scratch};
+use self::scratch::{Distance, Room, Scratch};
+use super::epochs::Consumer;
 use super::run::{Job, embedded};
 use super::{check, shared};
 use crate::cli::{BenchArgs, BenchCommand, EpochArgs, Global, Mode, PoliciesArgs};
@@ -49,10 +50,23 @@ impl Trial {
         self.epochs.iter().map(|e| e.wall_s).sum()
     }
 
-    /// Seconds of so many epochs: those that were not measured are like the last.
+    /// Seconds of so many epochs: those that were not measured are like the last ones.
     pub(crate) fn horizon_s(&self, epochs: u64) -> f64 {
         let more = epochs.saturating_sub(self.epochs.len() as u64) as f64;
-        self.total_s() + more * self.epochs.last().map_or(0.0, |e| e.wall_s)
+        self.total_s() + more * self.steady_s()
+    }
+
+    /// Seconds of a steady epoch: the median of the last ones, by when everything is stored and was checked.
+    pub(crate) fn steady_s(&self) -> f64 {
+        let last = (self.epochs.len().saturating_sub(1) / 2).max(1);
+        let times = self.epochs.iter().rev().take(last).map(|e| e.wall_s);
+        summary::median(times.collect())
+    }
+
+    /// Rows per second of a steady epoch.
+    pub(crate) fn steady_rows_per_s(&self) -> f64 {
+        let rows = self.epochs.last().map_or(0, |e| e.rows);
+        rows as f64 / self.steady_s().max(1e-9)
     }
 }
 
@@ -71,7 +85,12 @@ async fn run_policies(global: &Global, args: &PoliciesArgs) -> Result<()> {
     let def = shared::read_pipeline(&args.file)?;
     let picture = args.plot.as_deref().map(Picture::of).transpose()?;
     let policies = policies(args, &def)?;
-    let scratch = Scratch::open(args.scratch.as_deref()).await?;
+    let scratch = match (args.store_bandwidth, args.store_latency) {
+        (None, None) => Scratch::open(args.scratch.as_deref()).await?,
+        (bytes_per_s, latency) => {
+            Scratch::far(Distance { bytes_per_s, latency: latency.unwrap_or_default() })?
+        }
+    };
     let bench = Bench { args, def: &def, scratch, pool: shared::cpu_pool(args.cpu_threads)? };
     let mut trials = Vec::new();
     for repeat in 0..args.repeats {
@@ -185,10 +204,11 @@ impl Bench<'_> {
             cache_budget: self.args.cache_budget,
             epochs: &epochs,
             quiet: true,
-            staged: true,
+            consumer: Consumer { copies: true, step: self.args.step.unwrap_or_default() },
             cpu_before: Duration::ZERO,
         };
         let stores = Arc::new(Stores::new(shared::store_options(), None)?);
+        self.scratch.register(&stores)?;
         let outcome = Box::pin(embedded(job, stores, self.pool.clone())).await?;
         let cpu_s = cpu_time().saturating_sub(before).as_secs_f64();
         Ok(Trial {
@@ -215,7 +235,9 @@ impl PoliciesArgs {
 fn beyond(args: &PoliciesArgs) -> String {
     match args.horizon() - args.epochs {
         0 => String::new(),
-        more => format!("{} epochs were measured; {more} more are taken to be like the last. ", args.epochs),
+        more => {
+            format!("{} epochs were measured; {more} more are taken to be like the last ones. ", args.epochs)
+        }
     }
 }
 

@@ -12,7 +12,7 @@ pub(crate) struct Line {
     pub(crate) total_s: f64,
     /// The same of a warm one.
     pub(crate) warm_total_s: Option<f64>,
-    /// Seconds of the whole horizon, cold: the measured epochs, and those after them like the last; median.
+    /// Seconds of the whole horizon, cold: the measured epochs, and those after them like the last ones; median.
     pub(crate) horizon_s: f64,
     /// The same of a warm job.
     pub(crate) warm_horizon_s: Option<f64>,
@@ -132,7 +132,7 @@ impl Line {
             horizon_s: median(over(false)),
             warm_horizon_s: (!warm.is_empty()).then(|| median(over(true))),
             epoch_s: (0..epochs).map(epoch).collect(),
-            steady_rows_per_s: cold(&|t| t.epochs.last().map_or(0.0, |e| e.rows_per_s)),
+            steady_rows_per_s: cold(&Trial::steady_rows_per_s),
             stored_bytes: cold(&|t| t.stored_bytes as f64),
             source_bytes: cold(&|t| t.epochs.iter().map(|e| e.source_bytes_read as f64).sum()),
             cache_read_bytes: cold(&|t| t.epochs.iter().map(|e| e.cache_bytes_read as f64).sum()),
@@ -167,7 +167,7 @@ fn spread(values: &[f64]) -> Option<f64> {
     (values.len() > 1 && middle > 0.0).then(|| (most - least) / middle)
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let n = values.len();
     match n {

@@ -87,7 +87,7 @@ impl Summary {
 
     fn meaning(&self) -> String {
         let beyond = match self.horizon > self.epochs {
-            true => ", the others are taken to be like the last",
+            true => ", the others are taken to be like the last ones",
             false => "",
         };
         let cold = "starts with an empty cache: seconds of each measured epoch, and bytes moved in all of them \
