@@ -60,8 +60,10 @@ def bench(file, data):
     ready.write_text(text)
     own = re.search(r"^# bench: (.*)$", text, re.M)
     out = args.results / f"{file.stem}.json"
-    caju("bench", "policies", ready, "--repeats", args.repeats, "--scratch", args.data, "--out", out,
-         "--plot", args.results / f"{file.stem}.svg", *(["--cold-only"] if args.cold_only else []), *(own.group(1).split() if own else []))
+    own = own.group(1).split() if own else []
+    near = [] if "--store-bandwidth" in own else ["--scratch", args.data]
+    caju("bench", "policies", ready, "--repeats", args.repeats, *near, "--out", out,
+         "--plot", args.results / f"{file.stem}.svg", *(["--cold-only"] if args.cold_only else []), *own)
     # Where the data lies on this machine is nobody's business.
     found = out.read_text()
     for key, folder in data.items():

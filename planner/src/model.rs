@@ -163,8 +163,8 @@ pub struct Model<'a> {
     /// Positions of the random stages.
     random: Vec<usize>,
     candidates: Vec<Candidate>,
-    /// How many times longer reading took than predicted, at worst; 1 if nothing is known.
-    overrated: f64,
+    /// How many times longer what ran took than predicted, at worst; none while that is being found out.
+    overrated: Option<f64>,
     visits: u64,
 }
 
@@ -185,17 +185,17 @@ impl<'a> Model<'a> {
             hints,
             random: (0..n).filter(|&i| profile.stages[i].random).collect(),
             candidates: Vec::new(),
-            overrated: 1.0,
+            overrated: None,
             visits: 0,
         };
         model.sum_up();
-        if profile.observed.iter().any(|m| m.choice != Choice::Compute) {
-            // Once as predicted, to see how wrong that was.
-            model.evaluate();
-            model.overrated = model.overrated();
-            model.candidates.clear();
-        }
+        // As predicted; then, if something ran, as that shows how wrong predictions were.
         model.evaluate();
+        if !profile.observed.is_empty() {
+            model.overrated = Some(model.overrated());
+            model.candidates.clear();
+            model.evaluate();
+        }
         model
     }
 
@@ -346,19 +346,17 @@ impl<'a> Model<'a> {
     }
 
     fn overrated(&self) -> f64 {
-        let read = self.candidates.iter().filter(|c| c.stored.is_some());
         let longer = |c: &Candidate| Some(c.predicted_times(self.observed(c.stored)?));
-        read.filter_map(longer).fold(1.0, f64::max)
+        self.candidates.iter().filter_map(longer).fold(1.0, f64::max)
     }
 
     /// The paces of an option as far as experience corrects them.
     fn experienced(&self, stored: Option<Stored>, steady: Pace, first: Pace) -> (Pace, Pace) {
+        let Some(overrated) = self.overrated else { return (steady, first) };
         let writes = stored.is_some_and(|s| s.fraction > s.existing);
         let steady = match (self.observed(stored), stored) {
             (Some(rate), _) => Pace { s_per_row: (1.0 / rate).min(PACE_RANGE.1), observed: true, ..steady },
-            (None, Some(_)) => {
-                Pace { s_per_row: (steady.s_per_row * self.overrated).min(PACE_RANGE.1), ..steady }
-            }
+            (None, Some(_)) => Pace { s_per_row: (steady.s_per_row * overrated).min(PACE_RANGE.1), ..steady },
             (None, None) => steady,
         };
         (steady, if writes { first } else { steady })

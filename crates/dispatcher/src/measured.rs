@@ -335,7 +335,7 @@ fn named(e: &Encoding) -> String {
 }
 
 /// The stages as the planner wants them: costs per source row, hints left out.
-fn stages(sums: &[v1::StageStats], dataset: &Dataset) -> Vec<Stage> {
+pub(crate) fn stages(sums: &[v1::StageStats], dataset: &Dataset) -> Vec<Stage> {
     let mut out: Vec<Stage> = Vec::new();
     // Rows that go into the next stage, and their bytes, per source row.
     let (mut rows, mut bytes) = (1.0, 0.0);

@@ -70,7 +70,8 @@ pub struct Profile {
     /// on, because a decision must be the same before and after it was tried.
     pub measured: Vec<Measured>,
     /// Rates that options had in epochs of the job that is planned anew: what ran is taken as it ran, and predictions of
-    /// other snapshots are taken for as wrong as the worst of those that were tried.
+    /// other snapshots are taken for as wrong as the worst one of what ran: that may be due to something that no stage
+    /// counts, and rows that are read meet it too. Computing, whose stages were all measured at work, is taken as predicted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub observed: Vec<Measured>,
 }

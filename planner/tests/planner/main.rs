@@ -9,6 +9,7 @@ mod golden;
 mod large;
 mod malformed;
 mod naive;
+mod observed;
 mod policies;
 mod properties;
 mod regret;

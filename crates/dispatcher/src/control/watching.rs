@@ -5,12 +5,13 @@
 
 use std::sync::Arc;
 
-use caju_planner::{Choice, Decision, Existing, Measured as Rate, Profile, plan, policy_by_name};
+use caju_planner::{Choice, Decision, Existing, Measured as Rate, Profile, Stage, plan, policy_by_name};
 use caju_types::{IterationId, Result};
 
 use super::planning::chosen;
 use super::{Core, Txn};
-use crate::state::{EpochFacts, Iteration, Job, Policy, Update, Watch};
+use crate::measured::stages;
+use crate::state::{Dataset, EpochFacts, Iteration, Job, Policy, Update, Watch};
 
 /// Readers that wait less than this share of their time set the pace themselves.
 const PACED: f64 = 0.1;
@@ -39,6 +40,7 @@ impl Core {
             return remember(txn, job.name.clone(), watch);
         }
         let left = job.epochs.map(|n| n.saturating_sub(iteration.epoch + 1));
+        let profile = self.as_it_ran(profile, iteration, txn.state.datasets.get(&iteration.dataset));
         let (watch, change) = match anew(&profile, &old, &watch, left) {
             Ok((profile, new)) => {
                 let choice = serde_json::to_string(&old.choice).unwrap_or_default();
@@ -67,6 +69,23 @@ impl Core {
             }
         }
         remember(txn, name, watch);
+    }
+
+    /// The profile with the stages' costs of a whole epoch of computing, if this was one: those of the first second are not
+    /// those of all rows.
+    fn as_it_ran(&self, profile: Profile, iteration: &Iteration, dataset: Option<&Dataset>) -> Profile {
+        let observed = self.observed.lock();
+        let ended = observed.ended_stages.get(&iteration.id);
+        let stages = ended.zip(dataset).filter(|_| iteration.modes.get == 0).map(|(s, d)| stages(s, d));
+        let Some(stages) = stages else { return profile };
+        let like = |(new, old): (&Stage, &Stage)| {
+            new.name == old.name && (new.cpu_s_per_row > 0.0) == (old.cpu_s_per_row > 0.0)
+        };
+        // Where hints are left out, something may have been pushed into the source.
+        if stages.len() != profile.stages.len() || !stages.iter().zip(&profile.stages).all(like) {
+            return profile;
+        }
+        Profile { stages, ..profile }
     }
 
     fn facts(&self, iteration: &Iteration) -> EpochFacts {
