@@ -17,6 +17,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::Cache;
 use crate::encoding::{Encoding, Format};
 use crate::mmap::Map;
+use crate::read::PREFETCH;
 use crate::record::PartMeta;
 use crate::write::encode_all;
 
@@ -51,8 +52,8 @@ pub struct Probe {
 }
 
 impl Cache {
-    /// Encodes rows, writes them to the store under a name of their own, reads them back by so many readers at once, and
-    /// removes them. A probe that a crash leaves behind is removed by [`Cache::forget_probes`] and by the collection.
+    /// Encodes rows, writes them to the store under a name of their own, reads them back by as many requests at once as so
+    /// many readers of parts have, and removes them. A probe that a crash leaves behind is removed by [`Cache::forget_probes`] and by the collection.
     ///
     /// # Errors
     /// `InvalidArgument` if the rows cannot be stored in the encoding, and what the store says.
@@ -83,12 +84,15 @@ impl Cache {
         drop(file);
         let local = self.root.local_path(&path).filter(|_| self.options.mmap);
         let mapped = local.is_some();
+        let before = spent;
         let read = match local {
             Some(file) => blocking(&mut spent, move || read_mapped(&file, whole, readers)).await,
-            None => polled(&mut spent, self.read_ranged(&path, whole, readers)).await,
+            None => polled(&mut spent, self.read_ranged(&path, whole, readers * PREFETCH)).await,
         };
+        // What fetching takes is a part of reading; pages are mapped by the decoding.
+        let fetch_cpu = if mapped { Duration::ZERO } else { (spent - before) / requests(readers) };
         self.root.delete(&path).await?;
-        let (fetched, read) = read?;
+        let (fetched, read_bytes_per_s) = read?;
         let decode = move || {
             let (mut rows, mut least) = (0, Duration::MAX);
             for _ in 0..DECODES {
@@ -109,9 +113,9 @@ impl Cache {
             rows: count,
             bytes: whole.saturating_sub(empty as u64),
             encode_cpu_s: encode_cpu.as_secs_f64(),
-            decode_cpu_s: decode_cpu.as_secs_f64(),
+            decode_cpu_s: (decode_cpu + fetch_cpu).as_secs_f64(),
             write_bytes_per_s: rate(whole, written),
-            read_bytes_per_s: rate(whole * readers as u64, read),
+            read_bytes_per_s,
             spent_cpu_s: spent.as_secs_f64(),
         })
     }
@@ -136,20 +140,36 @@ impl Cache {
 }
 
 impl Cache {
-    /// The bytes of an object, and the time in which several readers got them.
-    async fn read_ranged(&self, path: &Path, bytes: u64, readers: usize) -> Result<(Bytes, Duration)> {
+    /// The bytes of an object, and the bandwidth that so many requests at once have together. Parts are read by requests that
+    /// are larger than a probe, so that waiting for the answer's first byte counts less for them.
+    async fn read_ranged(&self, path: &Path, bytes: u64, requests: usize) -> Result<(Bytes, f64)> {
         let start = Instant::now();
-        let mut got = try_join_all((0..readers).map(|_| self.root.get_range(path, 0..bytes))).await?;
+        self.root.get_range(path, 0..1.min(bytes)).await?;
+        let latency = start.elapsed();
+        let start = Instant::now();
+        let mut got = try_join_all((0..requests).map(|_| self.root.get_range(path, 0..bytes))).await?;
         let took = start.elapsed();
         let last = got.pop().ok_or_else(|| Error::internal("a probe without readers"))?;
-        Ok((last, took))
+        Ok((last, at_full_size(bytes, took, latency, self.options.read_bytes) * requests as f64))
     }
+}
+
+/// Bytes per second of a request of the full size, where one of `bytes` took so long, of which waiting was `latency`.
+fn at_full_size(bytes: u64, took: Duration, latency: Duration, full: u64) -> f64 {
+    let moving = took.saturating_sub(latency).as_secs_f64().max(0.1 * took.as_secs_f64());
+    let waiting = took.as_secs_f64() - moving;
+    let times = (full as f64 / bytes.max(1) as f64).max(1.0);
+    bytes as f64 * times / (waiting + moving * times).max(1e-6)
+}
+
+fn requests(readers: usize) -> u32 {
+    u32::try_from(readers * PREFETCH).unwrap_or(u32::MAX).max(1)
 }
 
 /// The same of a local file, which parts are mapped from: each reader has its pages mapped, and none copies them. What was
 /// just written is in the kernel's memory, so that only work is measured, and not how long the cores of a busy worker
 /// kept it waiting: by the clock, a bandwidth that is never short looked a third of what it is.
-fn read_mapped(file: &std::path::Path, bytes: u64, readers: usize) -> Result<(Bytes, Duration)> {
+fn read_mapped(file: &std::path::Path, bytes: u64, readers: usize) -> Result<(Bytes, f64)> {
     let failed = |e: std::io::Error| Error::unavailable(format!("{}: {e}", file.display()));
     let length = usize::try_from(bytes).map_err(|e| Error::internal(e.to_string()))?;
     let start = thread_cpu_time();
@@ -159,7 +179,7 @@ fn read_mapped(file: &std::path::Path, bytes: u64, readers: usize) -> Result<(By
         mapped = Bytes::from_owner(map);
         std::hint::black_box(mapped.iter().step_by(PAGE).fold(0u8, |sum, b| sum ^ b));
     }
-    Ok((mapped, thread_cpu_time().saturating_sub(start)))
+    Ok((mapped, rate(bytes * readers as u64, thread_cpu_time().saturating_sub(start))))
 }
 
 fn rate(bytes: u64, time: Duration) -> f64 {
@@ -228,4 +248,22 @@ fn nameless(encoding: Encoding) -> Arc<PartMeta> {
         compute_cpu_us: 0,
         created_unix_ms: 0,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_request_tells_of_a_large_one() {
+        let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-6, "{a} is not {b}");
+        let ms = Duration::from_millis;
+        // 100 MB/s after 20 ms: a megabyte takes 30 ms, eight take 100.
+        near(at_full_size(1_000_000, ms(30), ms(20), 8_000_000), 8e7);
+        near(at_full_size(1_000_000, ms(10), ms(0), 8_000_000), 1e8);
+        // A first byte that came late by accident does not make the rest infinitely fast.
+        near(at_full_size(1_000_000, ms(10), ms(50), 8_000_000), 8e6 / (0.009 + 0.008));
+        // A probe as large as a request is what it is.
+        near(at_full_size(8_000_000, ms(100), ms(20), 8_000_000), 8e7);
+    }
 }

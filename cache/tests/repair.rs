@@ -288,3 +288,25 @@ async fn a_root_with_nothing_below_it_is_no_cache() {
         assert!(found.is_ok() || url.contains("nobuck"), "{url}: {found:?}");
     }
 }
+
+/// What a killed process left of a probe goes with the next job; what may be a probe under way stays.
+#[tokio::test]
+async fn forsaken_probes_are_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = format!("file://{}", folder.path().display());
+    let cache = open(&root).await;
+    let raw = Raw::of(&root);
+    for name in ["probes/old", "probes/new"] {
+        raw.put(name, b"rows".to_vec()).await;
+    }
+    let old = std::fs::File::options().write(true).open(folder.path().join("v1/probes/old")).unwrap();
+    old.set_modified(std::time::SystemTime::now() - Duration::from_secs(3600)).unwrap();
+    assert_eq!(cache.forget_probes().await.unwrap(), 1);
+    assert_eq!(named(&root, "probes/").await, ["probes/new"]);
+    assert_eq!(cache.forget_probes().await.unwrap(), 0);
+    // And what a probe itself leaves is nothing.
+    let rows = rich(100, 1);
+    let probe = cache.probe(&rows.schema(), &[rows], Encoding::default(), 3).await.unwrap();
+    assert!(probe.spent_cpu_s >= probe.encode_cpu_s + probe.decode_cpu_s, "{probe:?}");
+    assert_eq!(named(&root, "probes/").await, ["probes/new"]);
+}

@@ -22,6 +22,9 @@ use crate::snapshot::SnapshotState;
 pub(crate) use arrow::decode_file as decode_arrow;
 use blocks::{Blocks, damaged};
 
+/// Requests for one part that are under way at once.
+pub(crate) const PREFETCH: usize = 4;
+
 /// How a part is read.
 #[derive(Debug, Clone)]
 pub struct ReadOptions {
@@ -36,7 +39,7 @@ pub struct ReadOptions {
 
 impl Default for ReadOptions {
     fn default() -> Self {
-        Self { projection: None, chunks: None, prefetch: 4 }
+        Self { projection: None, chunks: None, prefetch: PREFETCH }
     }
 }
 

@@ -131,10 +131,12 @@ impl Prober {
         let prober = Arc::clone(&me);
         drop(tasks.spawn(async move {
             prober.look_for_parts().await;
-            prober.run().await;
-            if let Err(error) = prober.cache.forget_probes().await {
-                tracing::debug!(%error, "probes that others left behind are still there");
-            }
+            let tidy = async {
+                if let Err(error) = prober.cache.forget_probes().await {
+                    tracing::debug!(%error, "probes that others left behind are still there");
+                }
+            };
+            tokio::join!(prober.run(), tidy);
         }));
         me
     }

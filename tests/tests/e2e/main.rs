@@ -18,6 +18,7 @@ mod embedded;
 mod examples;
 mod faults;
 mod plan;
+mod planning;
 mod processes;
 mod sample_data;
 mod save_faults;

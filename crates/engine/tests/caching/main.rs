@@ -10,6 +10,7 @@ mod damage;
 mod differential;
 mod generated;
 mod kept;
+mod probes;
 mod rows;
 mod sets;
 mod skips;

@@ -1,0 +1,160 @@
+//! What `auto` does with pipelines that come back, that run side by side, and whose hints see few rows or none.
+
+use std::fs;
+
+use caju_tests::pipeline::Report;
+use caju_tests::{Cluster, Pipeline, caju_in, files};
+use serde_json::{Value, json};
+
+/// Rows that take so long each, one at a time, and a hint behind that.
+fn slow(rows: u64, per_row: &str, more: Value) -> Pipeline {
+    let mut steps = vec![json!({ "sleep": { "per_row": per_row } }), json!("autocache")];
+    steps.extend(more.as_array().cloned().unwrap_or_default());
+    Pipeline::of(json!({ "range": rows }), Value::from(steps))
+}
+
+fn auto(p: &Pipeline, epochs: &str, more: &[&str]) -> Report {
+    p.report(&[&["--policy", "auto", "--cache", "cache", "--epochs", epochs], more].concat())
+}
+
+fn decision(report: &Report) -> &Value {
+    &report.0["decision"]
+}
+
+fn reason(report: &Report) -> &str {
+    decision(report)["reason"].as_str().unwrap_or("no decision")
+}
+
+/// Bytes written in the first epoch: whether the store honours conditions is found out with two.
+fn written(report: &Report) -> u64 {
+    report.epochs("cache_bytes_written")[0].as_u64().unwrap()
+}
+
+#[test]
+fn a_pipeline_that_comes_back_is_not_measured_again() {
+    let p = slow(3000, "500us", json!([{ "batch": 10 }]));
+    let first = auto(&p, "3", &[]);
+    assert_eq!(decision(&first)["choice"]["kind"], "materialize", "{}", reason(&first));
+    let stored = first.splits(2)[2];
+    assert_eq!(first.splits(2), [0, 0, stored], "{:#}", first.0);
+    // Another process: it knows at once, reads everything, and tries out nothing.
+    let second = auto(&p, "1", &[]);
+    assert_eq!(second.splits(0), [0, 0, stored], "{:#}", second.0);
+    assert!(written(&second) < 100, "no probe: {:#}", second.0);
+    assert!(reason(&second).contains("stored already"), "{}", reason(&second));
+    assert_eq!(first.checksums()[0], second.checksums()[0]);
+    // Without the parts the old profile still holds: they are stored again, without a second thought.
+    caju_in(p.folder(), &["cache", "ls", "--cache", "cache"]).expect_code(0);
+    for file in files::below(&p.folder().join("cache")) {
+        if file.contains("/parts/") {
+            fs::remove_file(p.folder().join("cache").join(file)).unwrap();
+        }
+    }
+    let third = auto(&p, "3", &[]);
+    assert_eq!(third.splits(0), [0, stored, 0], "{:#}", third.0);
+    assert!(
+        !third.0["epochs"][0]["splits"]["kept"].is_number(),
+        "decided before the first row: {:#}",
+        third.0
+    );
+    // And the profile is one that the planner takes: the same decision comes out of it.
+    let plans = p.folder().join("cache/v1/plans");
+    let [record] = &files::below(&plans)[..] else { panic!("{:?}", files::below(&plans)) };
+    let record: Value = serde_json::from_str(&fs::read_to_string(plans.join(record)).unwrap()).unwrap();
+    assert_eq!((&record["schema"], &record["jobs"]), (&json!("caju.remembered/v1"), &json!(3)));
+    fs::write(p.folder().join("profile.json"), record["profile"].to_string()).unwrap();
+    let planned = caju_in(p.folder(), &["plan", "profile.json"]);
+    planned.expect_code(0);
+    let planned: Value = serde_json::from_str(&planned.stdout).unwrap();
+    assert_eq!(&planned["options"], &decision(&third)["options"]);
+}
+
+#[test]
+fn a_damaged_record_of_earlier_jobs_is_no_more_than_a_lost_one() {
+    let p = slow(3000, "500us", json!([{ "batch": 10 }]));
+    let first = auto(&p, "2", &[]);
+    let plans = p.folder().join("cache/v1/plans");
+    let record = plans.join(&files::below(&plans)[0]);
+    for text in ["", "{}", "nonsense"] {
+        fs::write(&record, text).unwrap();
+        let again = auto(&p, "2", &[]);
+        assert_eq!(again.checksums(), first.checksums());
+        assert_eq!(decision(&again)["choice"]["kind"], "materialize", "{}", reason(&again));
+    }
+}
+
+#[test]
+fn one_epoch_alone_stores_nothing_and_tries_nothing_out() {
+    let p = slow(2000, "500us", json!([{ "batch": 10 }]));
+    let report = auto(&p, "1", &[]);
+    assert!(written(&report) < 100, "{:#}", report.0);
+    assert!(reason(&report).contains("Only one epoch is left"), "{}", reason(&report));
+}
+
+#[test]
+fn a_hint_behind_stages_that_mix_splits_is_an_option() {
+    let steps = json!([
+        { "sleep": { "per_row": "500us" } },
+        { "shuffle": { "buffer": 100, "seed": 3 } },
+        { "batch": 10 },
+        { "autocache": "late" },
+    ]);
+    let p = Pipeline::of(json!({ "range": 3000 }), steps);
+    let report = auto(&p, "4", &[]);
+    assert_eq!(decision(&report)["choice"]["hint"], "late", "{:#}", decision(&report));
+    assert_eq!(report.splits(3)[..2], [0, 0], "{:#}", report.0);
+    assert!(report.splits(1)[1] > 0, "the second epoch stores it: {:#}", report.0);
+    assert_eq!(report.checksums()[0], report.checksums()[3]);
+    // The next job finds the set, and reads it from its second epoch on.
+    let again = auto(&p, "2", &["--workers", "2"]);
+    assert_eq!(again.splits(1)[..2], [0, 0], "{:#}", again.0);
+    assert!(reason(&again).contains("stored already"), "{}", reason(&again));
+}
+
+#[test]
+fn a_hint_that_no_row_reaches_keeps_no_decision_waiting() {
+    let p = slow(2000, "500us", json!([{ "filter": "id < 0" }, { "autocache": "empty" }, { "batch": 10 }]));
+    let report = auto(&p, "3", &[]);
+    assert_eq!(report.rows(), [0, 0, 0]);
+    assert!(!decision(&report).is_null(), "{:#}", report.0);
+    let nothing = auto(&Pipeline::of(json!({ "range": 0 }), json!(["autocache"])), "2", &[]);
+    assert!(reason(&nothing).contains("Nothing is left to run"), "{}", reason(&nothing));
+}
+
+#[test]
+fn an_encoding_that_is_asked_for_is_taken() {
+    let p = slow(3000, "500us", json!([{ "batch": 10 }]));
+    let report = auto(&p, "3", &["--encoding", "parquet/snappy"]);
+    let choice = &decision(&report)["choice"];
+    assert_eq!(
+        (&choice["format"], &choice["compression"]),
+        (&json!("parquet"), &json!("snappy")),
+        "{choice:#}"
+    );
+    // Parts in it are weighed by what reading them costs, though it is no candidate by itself.
+    fs::remove_dir_all(p.folder().join("cache/v1/plans")).unwrap();
+    let again = auto(&p, "2", &[]);
+    let options = decision(&again)["options"].as_array().unwrap();
+    let stored: Vec<_> = options.iter().filter(|o| o["kind"] == "materialize").collect();
+    assert!(stored.iter().all(|o| o["compression"] == "snappy"), "{options:#?}");
+    assert_eq!(again.splits(1)[..2], [0, 0], "{:#}", again.0);
+}
+
+#[test]
+fn a_job_that_joins_others_adopts_their_decision() {
+    let p = slow(30_000, "200us", json!([{ "batch": 10 }]));
+    let cache = p.folder().join("cache");
+    let cluster = Cluster::start_with(1, &["--cache", cache.to_str().unwrap()], &[]);
+    let first = cluster.start_read(&p, &["--job", "first", "--policy", "auto", "--epochs", "2"]);
+    let of = |status: &Value, job: &str| {
+        status["jobs"].as_array()?.iter().find(|j| j["job"] == job).map(|j| j["decision"].clone())
+    };
+    let decided =
+        cluster.wait_for_status("a decision of the first job", |s| of(s, "first").filter(|d| !d.is_null()));
+    let second = cluster.start_read(&p, &["--job", "second", "--policy", "auto", "--epochs", "1"]);
+    let adopted = cluster.wait_for_status("the second job", |s| of(s, "second"));
+    assert_eq!(adopted, decided, "from its first moment");
+    first.wait().expect_code(0);
+    second.wait().expect_code(0);
+    cluster.stop();
+}
