@@ -140,6 +140,19 @@ impl Cache {
 }
 
 impl Cache {
+    /// Requests that a reader of a part has under way at most: what a part is worth of a store's bandwidth.
+    pub const REQUESTS: usize = PREFETCH;
+
+    /// Requests that reading this part has under way. Parts that are mapped make none, and are read one after another as if
+    /// they had the most.
+    pub fn requests_for(&self, part: &PartMeta) -> usize {
+        if self.options.mmap && self.root.local_path(&self.root.layout.base()).is_some() {
+            return Self::REQUESTS;
+        }
+        let requests = part.bytes.div_ceil(self.options.read_bytes.max(1));
+        usize::try_from(requests).unwrap_or(Self::REQUESTS).clamp(1, Self::REQUESTS)
+    }
+
     /// The bytes of an object, and the bandwidth that so many requests at once have together. Parts are read by requests that
     /// are larger than a probe, so that waiting for the answer's first byte counts less for them.
     async fn read_ranged(&self, path: &Path, bytes: u64, requests: usize) -> Result<(Bytes, f64)> {

@@ -12,8 +12,10 @@ use super::planning::{Settled, chosen, epochs_left, expected_jobs};
 use crate::catalog::Bound;
 use crate::state::{Dataset, Hint, Job, Policy, State};
 
-/// How long the first batch of a job may wait for what is known of its pipeline.
+/// How long a store may take to say what is known of a pipeline.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the first batch of a job may wait for a decision by that.
+const FIRST_BATCH: Duration = Duration::from_millis(500);
 
 impl Core {
     /// What can be found out for a decision before the first row.
@@ -32,13 +34,22 @@ impl Core {
             _ => None,
         };
         let bound = self.bound.lock().get(of).cloned();
-        let me = Arc::clone(self);
+        let known = before.is_some();
+        let (me, (told, recalled)) = (Arc::clone(self), tokio::sync::oneshot::channel::<()>());
         drop(self.tasks.spawn_graceful(async move {
             tokio::select! {
                 () = me.recall(id, &job, &dataset, bound, before) => {}
                 () = me.tasks.stopped() => {}
             }
+            drop(told);
         }));
+        // What is decided by then spares the first task its probes. A large cache is listed while rows are on their way.
+        if known {
+            tokio::select! {
+                _ = recalled => {}
+                () = self.clock.sleep(FIRST_BATCH) => {}
+            }
+        }
         Ok(())
     }
 

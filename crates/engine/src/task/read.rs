@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arrow_array::RecordBatch;
+use caju_cache::Cache;
 use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt};
 use tokio::sync::mpsc;
@@ -84,12 +85,14 @@ impl Reader {
         queues: mpsc::Sender<mpsc::Receiver<Result<Item>>>,
         tasks: Tasks,
     ) {
-        let room = Arc::new(tokio::sync::Semaphore::new(self.reading.readers));
+        // Counted in requests: of small parts in a store that is far away more are read at once.
+        let room = Arc::new(tokio::sync::Semaphore::new(self.reading.readers * Cache::REQUESTS));
         let mut leases: VecDeque<LeasedSplit> = VecDeque::new();
         let mut repetition: Option<u32> = None;
         let mut shared: Option<mpsc::Sender<Result<Item>>> = None;
         loop {
-            let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+            let all = u32::try_from(Cache::REQUESTS).unwrap_or(1);
+            let Ok(mut permit) = Arc::clone(&room).acquire_many_owned(all).await else { return };
             if leases.is_empty() {
                 match feed.next(1).await {
                     Ok(Some(more)) => leases.extend(more),
@@ -131,6 +134,9 @@ impl Reader {
                     tx
                 }
             };
+            if group.is_none() {
+                drop(permit.split(Cache::REQUESTS - self.cache.requests_for(&lease)));
+            }
             let me = Arc::clone(&self);
             let reads = SplitReads::of(Arc::clone(&self.ctx.stats));
             drop(tasks.spawn(READER.scope(reads, async move {
