@@ -215,3 +215,25 @@ async fn what_has_ended_is_stored_side_by_side() {
     assert!(end.is_none());
     assert_eq!((modes.put, modes.kept), (SPLITS, SPLITS), "{modes:?}");
 }
+
+/// Readers count by the requests that they make: where parts are small and the store far away, more are read at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn small_parts_are_read_side_by_side() {
+    let pair = pair().await;
+    let (root, plan) = (place("kept"), pair.hints[0].plan("arrow/none"));
+    let want = pair.computed(how(0)).await;
+    let (rows, _) = pair.with(&cache_with(&root, memory(64 << 20)).await, how(0), &plan).await;
+    assert_eq!(rows, want);
+    let faults = Faults::new();
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    // Two requests for each part. The first ones pass: by then it is known what there is.
+    faults.add(Rule::new(Op::Get, Fault::Gate(Arc::clone(&gate))).on(".arrow").skip(12).always());
+    let far = faulty_with(&root, &faults, memory(0)).await;
+    let seen = async {
+        // Three readers of two requests each would be six.
+        tokio::time::timeout(std::time::Duration::from_secs(30), faults.wait_fired(9)).await.unwrap();
+        gate.add_permits(10_000);
+    };
+    let ((rows, modes), ()) = tokio::join!(pair.with(&far, how(1), &plan), seen);
+    assert_eq!((rows, modes.get), (want, SPLITS), "{modes:?}");
+}
