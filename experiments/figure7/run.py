@@ -81,14 +81,16 @@ def steady(trials):
 
 
 def spread(trials):
-    """Between the fastest and the slowest steady epoch of one policy, of the median."""
-    epochs = [e["wall_s"] for t in trials for e in t["epochs"][STEADY:]]
-    return (max(epochs) - min(epochs)) / statistics.median(epochs)
+    """Between the fastest and the slowest steady epoch of one job, of the median; the median of the rounds."""
+    jobs = [[e["wall_s"] for e in t["epochs"][STEADY:]] for t in trials]
+    return statistics.median((max(job) - min(job)) / statistics.median(job) for job in jobs)
 
 
 def chosen(trials):
-    choice = trials[0]["choice"] or {"kind": "nothing"}
-    return choice.get("hint", choice["kind"])
+    """What the jobs read in the end."""
+    choices = [t["choice"] or {"kind": "nothing"} for t in trials]
+    names = [f"{c['hint']} {c['format']}/{c['compression']}" if "hint" in c else c["kind"] for c in choices]
+    return ", ".join(sorted(set(names)))
 
 
 def point(ms, sleep_s, trials):
@@ -110,7 +112,8 @@ def table(result):
     lines = ["# Figure 7 on two cores\n",
              ("Caches in files. " if store is None else f"Caches in a store that gives each request {store} a second. ")
              + f"{result['rounds']} rounds. Seconds of a steady epoch; {result['batch_s_without_injection'] * 1e3:.1f} ms a batch without injection. Noise: the spread "
-             "of the steady epochs of `auto`, or of the best policy if that is larger.\n",
+             "of the steady epochs of one job of `auto`, or of the best policy if that is larger. Policies that are told where to store do "
+             "so as `arrow/none`.\n",
              "| paper's injection | here | compute | source | full | cachew | auto | best | `auto` chose | regret | `cachew` chose | regret | noise |",
              "|" + "---|" * 13]
     for p in result["points"]:
@@ -169,6 +172,7 @@ def main():
     batches = free[0]["epochs"][0]["batches"]
     batch_s = steady(free) / batches
     points = []
+    # Every policy stores as it likes; those that are forced to store as `arrow/none`.
     for ms in PAPER:
         sleep_s = ms / PAPER_BATCH_MS * batch_s
         points.append(point(ms, sleep_s, measure(args, data, f"{ms}ms", sleep_s, POLICIES)))

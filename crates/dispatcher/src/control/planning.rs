@@ -19,12 +19,12 @@ const LEAST_S: f64 = 0.9;
 /// After so long, or so much of the epoch, the best choice so far is taken.
 const LONGEST_S: f64 = 20.0;
 const LARGEST_SHARE: f64 = 0.08;
+/// And so long a hint has at least to show rows.
+const PROBES_S: f64 = 5.0;
 /// Jobs of which it is known what was before them.
 const MOST_RECALLED: usize = 1024;
 /// The most jobs that are expected of a pipeline that came back again and again.
 const MOST_JOBS: u64 = 10;
-/// And what a hint has at least to show rows.
-const PROBES_S: f64 = 5.0;
 /// How many times longer everything else must take for a choice to stand before every encoding was tried: then
 /// those that are missing cannot change more than how its rows are written.
 const CLEAR: f64 = 1.3;
