@@ -25,7 +25,7 @@ fn reason(report: &Report) -> &str {
     decision(report)["reason"].as_str().unwrap_or("no decision")
 }
 
-/// Bytes written in the first epoch: whether the store honours conditions is found out with two.
+/// Bytes written in the first epoch: leases and notes of who reads take a few hundred, a probe takes thousands.
 fn written(report: &Report) -> u64 {
     report.epochs("cache_bytes_written")[0].as_u64().unwrap()
 }
@@ -40,7 +40,7 @@ fn a_pipeline_that_comes_back_is_not_measured_again() {
     // Another process: it knows at once, reads everything, and tries out nothing.
     let second = auto(&p, "1", &[]);
     assert_eq!(second.splits(0), [0, 0, stored], "{:#}", second.0);
-    assert!(written(&second) < 100, "no probe: {:#}", second.0);
+    assert!(written(&second) < 1000, "no probe: {:#}", second.0);
     assert!(reason(&second).contains("stored already"), "{}", reason(&second));
     assert_eq!(first.checksums()[0], second.checksums()[0]);
     // Without the parts the old profile still holds: they are stored again, without a second thought.
@@ -87,7 +87,7 @@ fn a_damaged_record_of_earlier_jobs_is_no_more_than_a_lost_one() {
 fn one_epoch_alone_stores_nothing_and_tries_nothing_out() {
     let p = slow(2000, "500us", json!([{ "batch": 10 }]));
     let report = auto(&p, "1", &[]);
-    assert!(written(&report) < 100, "{:#}", report.0);
+    assert!(written(&report) < 1000, "{:#}", report.0);
     assert!(reason(&report).contains("Only one epoch is left"), "{}", reason(&report));
 }
 

@@ -273,6 +273,6 @@ mod tests {
 
         let undecided = JobStatus { caching: String::new(), decision_json: String::new(), ..job };
         let outcome = Outcome { report: RunReport::new(), job: Some(undecided), ..outcome };
-        assert!(summary("photos", &outcome).contains("too few rows"));
+        assert!(summary("photos", &outcome).contains("nothing decided"));
     }
 }

@@ -234,6 +234,7 @@ async fn small_parts_are_read_side_by_side() {
         tokio::time::timeout(std::time::Duration::from_secs(30), faults.wait_fired(9)).await.unwrap();
         gate.add_permits(10_000);
     };
-    let ((rows, modes), ()) = tokio::join!(pair.with(&far, how(1), &plan), seen);
+    let three = How { threads: 2, ..how(1) };
+    let ((rows, modes), ()) = tokio::join!(pair.with(&far, three, &plan), seen);
     assert_eq!((rows, modes.get), (want, SPLITS), "{modes:?}");
 }
