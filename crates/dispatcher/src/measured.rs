@@ -6,7 +6,7 @@ use caju_planner::{
 };
 use caju_proto::v1;
 
-use crate::state::{Dataset, Watch};
+use crate::state::Dataset;
 
 /// What is known of an iteration when somebody asks for a decision.
 #[derive(Debug, Clone, Default)]
@@ -87,17 +87,6 @@ impl Measured {
     /// Rows that left the source.
     pub(crate) fn rows(&self) -> u64 {
         self.tasks.iter().filter_map(|t| t.stages.first()).map(|s| s.rows_out).sum()
-    }
-
-    /// The rate at which computing delivered rows so far, as [`Watch`] counts it; none where it cannot be told.
-    pub(crate) fn delivered(&self) -> Option<u64> {
-        if self.tasks.iter().any(|t| t.read > 0) {
-            return None;
-        }
-        let rows: u64 = self.tasks.iter().filter_map(|t| t.stages.last()).map(|s| s.rows_out).sum();
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time, not negative")]
-        let ms = (self.elapsed_s() * 1000.0) as u64;
-        (rows > 0 && ms > 0).then(|| Watch::rate(rows, ms))
     }
 
     /// The share of the epoch's splits that were begun; none while the listing goes on.

@@ -12,7 +12,7 @@ use caju_types::{Error, IterationId, JobName, Result, TaskId};
 use super::leases::splits_total;
 use super::{Core, Txn};
 use crate::measured::{Measured, StoredSet};
-use crate::state::{Dataset, Iteration, Job, Mode, State, TaskState, Update, Watch};
+use crate::state::{Dataset, Iteration, Job, Mode, State, TaskState, Update};
 
 /// Measurements shorter than this are start-up, not work.
 const LEAST_S: f64 = 0.9;
@@ -148,10 +148,6 @@ impl Core {
             }
         };
         let job = case.job.name.clone();
-        if let Some(computed) = case.measured.delivered() {
-            let watch = Watch { computed: Some(computed), ..case.job.watch.clone() };
-            txn.apply(Update::Watched { job: job.clone(), watch });
-        }
         let settled = Settled {
             plan,
             reason: &decision.reason,

@@ -15,9 +15,10 @@ use crate::state::{Dataset, EpochFacts, Iteration, Job, Policy, Update, Watch};
 
 /// Readers that wait less than this share of their time set the pace themselves.
 const PACED: f64 = 0.1;
-/// How much shorter the rest of a job must become for a change to an option that ran before,
+/// How much shorter the rest of a job must become for a change to an option that ran before, and to computing, all of whose
+/// stages were measured at work,
 const BETTER: f64 = 1.1;
-/// and to one that is only predicted.
+/// and to a snapshot of which only a few rows were tried.
 const FAR_BETTER: f64 = 1.5;
 /// Milliseconds below which an epoch is too short to be held against predictions: starting it takes a part of them.
 const SHORT_MS: u64 = 1000;
@@ -197,7 +198,7 @@ fn is_better(profile: &Profile, new: &Decision, old: &Choice) -> bool {
         options.filter_map(|o| o.horizon_s).min_by(f64::total_cmp)
     };
     let ran = profile.observed.iter().any(|r| r.choice == new.choice);
-    let by = if ran { BETTER } else { FAR_BETTER };
+    let by = if ran || new.choice == Choice::Compute { BETTER } else { FAR_BETTER };
     let (ours, theirs) = (horizon(&same), horizon(&|c: &Choice| *c == new.choice));
     ours.zip(theirs).is_some_and(|(ours, theirs)| theirs * by < ours)
 }
