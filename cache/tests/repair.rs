@@ -300,7 +300,8 @@ async fn forsaken_probes_are_removed() {
         raw.put(name, b"rows".to_vec()).await;
     }
     let old = std::fs::File::options().write(true).open(folder.path().join("v1/probes/old")).unwrap();
-    old.set_modified(std::time::SystemTime::now() - Duration::from_secs(3600)).unwrap();
+    let hour = Duration::from_secs(3600);
+    old.set_modified(old.metadata().unwrap().modified().unwrap() - hour).unwrap();
     assert_eq!(cache.forget_probes().await.unwrap(), 1);
     assert_eq!(named(&root, "probes/").await, ["probes/new"]);
     assert_eq!(cache.forget_probes().await.unwrap(), 0);

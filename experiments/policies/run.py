@@ -73,10 +73,10 @@ def bench(file, data):
 
 
 def table(files):
-    lines = ["# Results\n", "Time of a job with a cold cache under each policy. Four epochs are measured (the third is the first in which "
-             "`auto` reads everything, and checks it); the horizon is 90 epochs, those after the fourth taken to be like it. Regret is "
+    lines = ["# Results\n", "Time of a job with a cold cache under each policy. Four to seven epochs are measured (the third is the first in which "
+             "`auto` reads everything, and checks it); the horizon is 90 epochs, those that were not measured taken to be like the last ones. Regret is "
              "the time lost over the horizon against the best measured policy that decides nothing; `measured` is the same over the "
-             "four epochs alone, `steady` of the last epoch. Noise: the spread between rounds of one policy (median).\n",
+             "measured epochs alone, `steady` of the last ones. Noise: the spread between rounds of one policy (median).\n",
              "| pipeline | best | `auto` chose | regret of `auto` | measured | steady | regret of `cachew` | noise | decided after | cached from |",
              "|---|---|---|---|---|---|---|---|---|---|"]
     regrets = {"auto": [], "cachew": []}
