@@ -36,6 +36,7 @@ mod tier;
 mod write;
 
 use std::collections::HashMap;
+use std::num::NonZero;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -43,6 +44,7 @@ use std::time::Duration;
 use caju_runtime::{Clock, IoCounters, Stores, Tasks};
 use caju_types::{Error, Fingerprint, Result};
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
 pub use admin::{
     Collected, Collection, Damage, Dropped, Expired, Inspection, PartLine, SnapshotInfo, Usage, VerifyReport,
@@ -93,6 +95,9 @@ pub struct Cache {
     states: Mutex<HashMap<Fingerprint, Arc<SnapshotState>>>,
     memory: Option<MemoryTier>,
     kept: Arc<AtomicU64>,
+    /// Parts that may be decoded at the same moment: one for each core. More only take the cores' caches from each other;
+    /// eight side by side on two cores took a fifth more of their time.
+    decoding: Arc<Semaphore>,
     disk: Option<Arc<DiskTier>>,
     checked: Checked,
     space: Space,
@@ -140,6 +145,7 @@ impl Cache {
             states: Mutex::default(),
             memory: MemoryTier::new(options.memory_tier_bytes),
             kept: Arc::default(),
+            decoding: Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get))),
             disk,
             checked: moka::sync::Cache::new(CHECKED_FILES),
             space: Space::new(options.budget_bytes, options.usage_refresh),

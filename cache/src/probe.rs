@@ -26,6 +26,8 @@ const FORSAKEN: Duration = Duration::from_secs(600);
 /// How often a probe is decoded; the least time counts. A few rows are decoded in microseconds, and the first time takes
 /// several times as long as the second.
 const DECODES: usize = 3;
+/// The least number of requests for parts that a worker has under way, if there is so much to read.
+const LEAST_REQUESTS: usize = 16;
 /// A byte of each page is looked at, so that it is there.
 const PAGE: usize = 4096;
 
@@ -87,7 +89,7 @@ impl Cache {
         let before = spent;
         let read = match local {
             Some(file) => blocking(&mut spent, move || read_mapped(&file, whole, readers)).await,
-            None => polled(&mut spent, self.read_ranged(&path, whole, readers * PREFETCH)).await,
+            None => polled(&mut spent, self.read_ranged(&path, whole, Self::requests_at_once(readers))).await,
         };
         // What fetching takes is a part of reading; pages are mapped by the decoding.
         let fetch_cpu = if mapped { Duration::ZERO } else { (spent - before) / requests(readers) };
@@ -145,14 +147,19 @@ impl Cache {
     /// Requests that a reader of a part has under way at most: what a part is worth of a store's bandwidth.
     pub const REQUESTS: usize = PREFETCH;
 
-    /// Requests that reading this part has under way. Parts that are mapped make none, and are read one after another as if
-    /// they had the most.
-    pub fn requests_for(&self, part: &PartMeta) -> usize {
+    /// Requests for parts that who reads so many splits at once has under way. Also few readers have some: a store that is
+    /// far away gives each request a small part of its bandwidth only.
+    pub fn requests_at_once(readers: usize) -> usize {
+        (readers * PREFETCH).max(LEAST_REQUESTS)
+    }
+
+    /// Requests that reading this part has under way; none where parts are mapped.
+    pub fn requests_for(&self, part: &PartMeta) -> Option<usize> {
         if self.options.mmap && self.root.local_path(&self.root.layout.base()).is_some() {
-            return Self::REQUESTS;
+            return None;
         }
         let requests = part.bytes.div_ceil(self.options.read_bytes.max(1));
-        usize::try_from(requests).unwrap_or(Self::REQUESTS).clamp(1, Self::REQUESTS)
+        Some(usize::try_from(requests).unwrap_or(Self::REQUESTS).clamp(1, Self::REQUESTS))
     }
 
     /// The bytes of an object, and the bandwidth that so many requests at once have together. Parts are read by requests that
@@ -178,7 +185,7 @@ fn at_full_size(bytes: u64, took: Duration, latency: Duration, full: u64) -> f64
 }
 
 fn requests(readers: usize) -> u32 {
-    u32::try_from(readers * PREFETCH).unwrap_or(u32::MAX).max(1)
+    u32::try_from(Cache::requests_at_once(readers)).unwrap_or(u32::MAX)
 }
 
 /// The same of a local file, which parts are mapped from: each reader has its pages mapped, and none copies them. What was

@@ -1,7 +1,6 @@
 //! Arrow IPC parts: checked blocks to record batches, without validating or copying what was checked.
 
-use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -13,11 +12,12 @@ use arrow_buffer::Buffer;
 use arrow_schema::{ArrowError, Schema, SchemaRef};
 use bytes::Bytes;
 use caju_types::{Error, Result};
-use futures::FutureExt;
-use futures::stream::{BoxStream, StreamExt, TryStreamExt};
+use futures::stream::{StreamExt, TryStreamExt};
+use tokio::sync::Semaphore;
 
+use super::ahead::Ahead;
 use super::blocks::{Blocks, damaged};
-use super::{ReadOptions, check_tags, original_schema};
+use super::{Opened, ReadOptions, check_tags, original_schema};
 use crate::encoding::Compression;
 use crate::record::PartMeta;
 
@@ -67,34 +67,24 @@ struct Decoder {
     schema: SchemaRef,
 }
 
-/// Opens a part: its schema after projection, and its batches.
-pub(super) async fn open(
-    blocks: Arc<Blocks>,
-    options: ReadOptions,
-) -> Result<(SchemaRef, BoxStream<'static, Result<RecordBatch>>)> {
+/// Opens a part.
+pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Opened> {
     let meta = Arc::clone(&blocks.meta);
     let last = blocks.count() - 1;
-    let source = Arc::clone(&blocks);
-    let ahead = move |group: Range<usize>| {
-        let (start, coming) = (group.start, source.get_ahead(group));
-        async move { Ok::<_, Error>((start, coming.await?)) }.right_future()
-    };
     // A small part is one request; of a larger one the first groups come with the footer.
-    let mut groups: VecDeque<_> = blocks.groups(0..last).into();
-    let mut coming = Vec::new();
-    let tail = if blocks.groups(0..last + 1).len() == 1 {
+    let mut ahead = Ahead::new(&blocks, options.prefetch);
+    let mut groups = blocks.groups(0..last);
+    let (tail, small) = if blocks.groups(0..last + 1).len() == 1 {
         groups.clear();
         let mut all = blocks.get(0..last + 1).await?;
-        let tail = all.pop();
-        coming.push(futures::future::ok((0, all)).left_future());
-        tail
+        (all.pop(), Some(all))
     } else {
         let known = match &options.chunks {
-            None => options.prefetch.max(1),
+            None => groups.len(),
             Some(chunks) => usize::from(chunks.start == 0),
         };
-        coming.extend(groups.drain(..known.min(groups.len())).map(&ahead));
-        blocks.get(last..last + 1).await?.pop()
+        ahead.want(groups.drain(..known.min(groups.len())));
+        (blocks.get(last..last + 1).await?.pop(), None)
     };
     let tail = tail.ok_or_else(|| damaged(&meta, "it is empty"))?;
     let (footer, tags) = Footer::parse(&meta, &tail)?;
@@ -105,9 +95,15 @@ pub(super) async fn open(
     let decoder = Arc::new(Decoder::new(&meta, &footer, &whole, &options)?);
     let schema = Arc::clone(&decoder.schema);
     groups.retain(|group| group.clone().any(|i| places.get(i).is_some_and(|p| !p.is_empty())));
+    ahead.want(groups);
+    let (left, decoding) = (ahead.left(), Arc::clone(&blocks.cache.decoding));
     let places = Arc::new(places);
-    let batches = futures::stream::iter(coming.into_iter().chain(groups.into_iter().map(ahead)))
-        .buffered(options.prefetch.max(1))
+    let fetched = futures::stream::try_unfold(ahead, |mut ahead| async move {
+        let next = ahead.next().await?;
+        Ok::<_, Error>(next.map(|group| (group, ahead)))
+    });
+    let batches = futures::stream::iter(small.map(|all| Ok((0, all))))
+        .chain(fetched)
         .map_ok(move |(start, data)| {
             let (decoder, places) = (Arc::clone(&decoder), Arc::clone(&places));
             let blocks = data.into_iter().enumerate().map(move |(i, block)| {
@@ -116,11 +112,11 @@ pub(super) async fn open(
             futures::stream::iter(blocks.map(Ok::<_, Error>))
         })
         .try_flatten()
-        .and_then(|(decoder, places, block)| async move { decode(decoder, places, block).await })
+        .and_then(move |(decoder, places, block)| decode(Arc::clone(&decoding), decoder, places, block))
         .map_ok(|batches| futures::stream::iter(batches.into_iter().map(Ok)))
         .try_flatten()
         .boxed();
-    Ok((schema, batches))
+    Ok(Opened { schema, batches, left })
 }
 
 /// The batches in every block, with their offsets in it.
@@ -142,6 +138,7 @@ fn place_batches(blocks: &Blocks, batches: &[Block]) -> Result<Vec<Vec<(usize, B
 }
 
 async fn decode(
+    decoding: Arc<Semaphore>,
     decoder: Arc<Decoder>,
     places: Vec<(usize, Block)>,
     block: Bytes,
@@ -149,7 +146,11 @@ async fn decode(
     if decoder.meta.encoding.compression == Compression::None {
         return decoder.decode(&places, block);
     }
-    let work = move || decoder.decode(&places, block);
+    let permit = decoding.acquire_owned().await;
+    let work = move || {
+        let _permit = permit;
+        decoder.decode(&places, block)
+    };
     tokio::task::spawn_blocking(work).await.map_err(|e| Error::internal(format!("decoding a part: {e}")))?
 }
 

@@ -21,7 +21,7 @@ use crate::tier::BlockKey;
 /// The blocks of one part.
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    cache: Arc<Cache>,
+    pub(crate) cache: Arc<Cache>,
     pub(crate) meta: Arc<PartMeta>,
     path: Path,
     /// Where every block starts, and the end of the last one.
@@ -67,6 +67,10 @@ impl Blocks {
 
     pub(crate) fn count(&self) -> usize {
         self.meta.blocks.len()
+    }
+
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.mapped.is_some()
     }
 
     /// Where a block starts in the file.

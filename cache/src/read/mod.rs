@@ -1,11 +1,13 @@
 //! Reading a part: checked blocks, decoded as a stream of record batches.
 
+mod ahead;
 mod arrow;
 pub(crate) mod blocks;
 mod parquet;
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use arrow_array::RecordBatch;
@@ -51,6 +53,8 @@ pub struct PartReader {
     meta: Arc<PartMeta>,
     schema: SchemaRef,
     batches: BoxStream<'static, Result<RecordBatch>>,
+    /// Requests whose answers nobody has taken yet; none where the file is mapped.
+    left: Option<Arc<AtomicUsize>>,
     rows: u64,
     /// The rows that there must be.
     expected: u64,
@@ -89,12 +93,14 @@ impl PartReader {
                 .sum(),
         };
         let blocks = Arc::new(Blocks::open(cache, &meta).await.map_err(|e| gone(&meta, e))?);
+        let mapped = blocks.is_mapped();
         let opened = match meta.encoding.format {
             Format::Arrow => arrow::open(blocks, options).await,
             Format::Parquet => parquet::open(blocks, options).await,
         };
-        let (schema, batches) = opened.map_err(|e| gone(&meta, e))?;
-        Ok(Self { meta, schema, batches, rows: 0, expected, ended: false, counted, _hold: hold })
+        let Opened { schema, batches, left } = opened.map_err(|e| gone(&meta, e))?;
+        let left = (!mapped).then_some(left);
+        Ok(Self { meta, schema, batches, left, rows: 0, expected, ended: false, counted, _hold: hold })
     }
 
     /// The schema of the batches.
@@ -105,6 +111,12 @@ impl PartReader {
     /// The part.
     pub fn meta(&self) -> &Arc<PartMeta> {
         &self.meta
+    }
+
+    /// Requests that the rest of it can have under way at once, at most [`Cache::REQUESTS`]: towards its end a part takes
+    /// less and less of what a store can give, and the next one should be asked for. None where the file is mapped.
+    pub fn requests(&self) -> Option<usize> {
+        self.left.as_ref().map(|left| left.load(Ordering::Relaxed).min(Cache::REQUESTS))
     }
 }
 
@@ -139,6 +151,15 @@ impl Stream for PartReader {
         self.ended = true;
         Poll::Ready(item)
     }
+}
+
+/// A part whose footer was read.
+struct Opened {
+    /// The schema after projection.
+    schema: SchemaRef,
+    batches: BoxStream<'static, Result<RecordBatch>>,
+    /// Requests whose answers nobody has taken yet.
+    left: Arc<AtomicUsize>,
 }
 
 fn gone(meta: &PartMeta, error: Error) -> Error {

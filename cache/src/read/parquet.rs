@@ -1,26 +1,29 @@
 //! Parquet parts: the parquet crate's decoder over checked blocks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use arrow_array::RecordBatch;
-use arrow_schema::{Schema, SchemaRef};
+use arrow_schema::Schema;
 use bytes::{Bytes, BytesMut};
 use caju_types::{Error, Result};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use futures::stream::{BoxStream, StreamExt, TryStreamExt};
+use futures::stream::{BoxStream, StreamExt};
 use parking_lot::Mutex;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use parquet::arrow::async_reader::{AsyncFileReader, ParquetRecordBatchStreamBuilder};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
+use tokio::sync::Semaphore;
+use tokio_util::sync::PollSemaphore;
 
+use super::ahead::Ahead;
 use super::blocks::{Blocks, damaged};
-use super::{ReadOptions, check_tags, original_schema};
+use super::{Opened, ReadOptions, check_tags, original_schema};
 
 /// A batch is cut at about this size.
 const BATCH_BYTES: u64 = 4 << 20;
@@ -33,48 +36,41 @@ const AHEAD: usize = 2;
 struct Reader {
     blocks: Arc<Blocks>,
     metadata: Arc<ParquetMetaData>,
-    /// All blocks of a small part: they came with the footer.
-    small: Option<Vec<Bytes>>,
-    prefetch: usize,
+    /// What the wanted row groups will ask for, in their order; nothing of a small part, whose blocks came with the footer.
+    ahead: Ahead,
+    /// Blocks that came: all of a small part, else those of the row group that is being read and what came with them.
+    have: BTreeMap<usize, Bytes>,
+    small: bool,
     error: Arc<Mutex<Option<Error>>>,
 }
 
 impl Reader {
-    async fn ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        if let Some(small) = &self.small {
-            let have = small.iter().cloned().enumerate().collect();
-            return ranges.iter().map(|range| self.cut(range, &have)).collect();
+    async fn ranges(&mut self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        let wanted: BTreeSet<usize> = ranges.iter().flat_map(|r| self.blocks.touching(r)).collect();
+        if !self.small {
+            // Row groups are read in order: what lies before this one has been read.
+            let first = wanted.first().copied().unwrap_or(0);
+            self.have = self.have.split_off(&first);
         }
-        let mut wanted: Vec<usize> = ranges.iter().flat_map(|r| self.blocks.touching(r)).collect();
-        wanted.sort_unstable();
-        wanted.dedup();
-        let mut groups = Vec::new();
-        for run in wanted.chunk_by(|a, b| a + 1 == *b) {
-            if let (Some(first), Some(last)) = (run.first(), run.last()) {
-                groups.extend(self.blocks.groups(*first..*last + 1));
+        while wanted.iter().any(|n| !self.have.contains_key(n)) {
+            let Some((start, blocks)) = self.ahead.next().await? else { break };
+            self.have.extend(blocks.into_iter().enumerate().map(|(i, block)| (start + i, block)));
+        }
+        // Nothing asks for what it did not announce, or twice; if it did, it would wait.
+        for n in wanted {
+            if !self.have.contains_key(&n) {
+                self.have.extend(self.blocks.get(n..n + 1).await?.into_iter().map(|block| (n, block)));
             }
         }
-        let fetched = futures::stream::iter(groups)
-            .map(|group| {
-                let (start, coming) = (group.start, self.blocks.get_ahead(group));
-                async move { Ok::<_, Error>((start, coming.await?)) }
-            })
-            .buffered(self.prefetch.max(1))
-            .try_collect::<Vec<_>>()
-            .await?;
-        let mut have = BTreeMap::new();
-        for (start, blocks) in fetched {
-            have.extend(blocks.into_iter().enumerate().map(|(i, block)| (start + i, block)));
-        }
-        ranges.iter().map(|range| self.cut(range, &have)).collect()
+        ranges.iter().map(|range| self.cut(range)).collect()
     }
 
-    fn cut(&self, range: &Range<u64>, have: &BTreeMap<usize, Bytes>) -> Result<Bytes> {
+    fn cut(&self, range: &Range<u64>) -> Result<Bytes> {
         let bad = || damaged(&self.blocks.meta, "one of its pages is out of bounds");
         let touching = self.blocks.touching(range);
         let mut out = BytesMut::new();
         for n in touching.clone() {
-            let block = have.get(&n).ok_or_else(bad)?;
+            let block = self.have.get(&n).ok_or_else(bad)?;
             let start = self.blocks.start(n);
             let from = usize::try_from(range.start.saturating_sub(start)).map_err(|_| bad())?;
             let to = usize::try_from(range.end - start).map_err(|_| bad())?.min(block.len());
@@ -119,11 +115,8 @@ impl AsyncFileReader for Reader {
     }
 }
 
-/// Opens a part: its schema after projection, and its batches.
-pub(super) async fn open(
-    blocks: Arc<Blocks>,
-    options: ReadOptions,
-) -> Result<(SchemaRef, BoxStream<'static, Result<RecordBatch>>)> {
+/// Opens a part.
+pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Opened> {
     let meta = Arc::clone(&blocks.meta);
     let (metadata, small) = footer(&blocks).await?;
     let metadata = Arc::new(metadata);
@@ -145,30 +138,34 @@ pub(super) async fn open(
     ));
     let whole = original_schema(&meta, &found, tag(crate::TAG_SCHEMA))?;
 
-    let error = Arc::new(Mutex::new(None));
-    let reader = Reader {
-        blocks: Arc::clone(&blocks),
-        metadata: Arc::clone(&metadata),
-        small,
-        prefetch: options.prefetch,
-        error: Arc::clone(&error),
-    };
-    let mut builder = ParquetRecordBatchStreamBuilder::new_with_metadata(reader, arrow)
-        .with_batch_size(batch_rows(&metadata));
-    if let Some(wanted) = &options.chunks {
-        builder = builder.with_row_groups(wanted.clone().collect());
-    }
-    let mut order = None;
-    let mut schema = Arc::clone(&whole);
+    let (mut order, mut schema, mut mask) = (None, Arc::clone(&whole), ProjectionMask::all());
     if let Some(wanted) = &options.projection {
-        let mask = ProjectionMask::roots(builder.parquet_schema(), wanted.iter().copied());
-        builder = builder.with_projection(mask);
+        mask = ProjectionMask::roots(arrow.parquet_schema(), wanted.iter().copied());
         let mut sorted = wanted.clone();
         sorted.sort_unstable();
         sorted.dedup();
         order = Some(wanted.iter().map(|w| sorted.partition_point(|s| s < w)).collect::<Vec<_>>());
         schema = Arc::new(whole.project(wanted).map_err(|e| Error::internal(e.to_string()))?);
     }
+    let row_groups: Vec<usize> = options.chunks.clone().unwrap_or(0..metadata.num_row_groups()).collect();
+    let mut ahead = Ahead::new(&blocks, options.prefetch);
+    if small.is_none() {
+        ahead.want(groups(&blocks, &metadata, &row_groups, &mask));
+    }
+    let left = ahead.left();
+    let error = Arc::new(Mutex::new(None));
+    let reader = Reader {
+        blocks: Arc::clone(&blocks),
+        metadata: Arc::clone(&metadata),
+        ahead,
+        small: small.is_some(),
+        have: small.into_iter().flatten().enumerate().collect(),
+        error: Arc::clone(&error),
+    };
+    let builder = ParquetRecordBatchStreamBuilder::new_with_metadata(reader, arrow)
+        .with_batch_size(batch_rows(&metadata))
+        .with_row_groups(row_groups)
+        .with_projection(mask);
     let target = Arc::clone(&schema);
     let stream = builder.build().map_err(bad)?;
     let batches = stream
@@ -184,18 +181,46 @@ pub(super) async fn open(
             crate::schema::with_schema(&batch, &target)
         })
         .boxed();
-    Ok((schema, elsewhere(batches)))
+    Ok(Opened { schema, batches: elsewhere(batches, Arc::clone(&blocks.cache.decoding)), left })
 }
 
-/// Runs a stream that computes as it is polled on a thread that may block. It ends when nobody listens.
+/// The requests that reading these columns of these row groups makes, in the order of the file.
+fn groups(
+    blocks: &Blocks,
+    metadata: &ParquetMetaData,
+    row_groups: &[usize],
+    columns: &ProjectionMask,
+) -> Vec<Range<usize>> {
+    let mut wanted = BTreeSet::new();
+    for group in row_groups.iter().filter_map(|i| metadata.row_groups().get(*i)) {
+        let included = |(i, column)| columns.leaf_included(i).then_some(column);
+        for column in group.columns().iter().enumerate().filter_map(included) {
+            let (start, length) = column.byte_range();
+            wanted.extend(blocks.touching(&(start..start.saturating_add(length))));
+        }
+    }
+    let wanted: Vec<usize> = wanted.into_iter().collect();
+    let runs = wanted.chunk_by(|a, b| a + 1 == *b);
+    let runs = runs.filter_map(|run| Some(*run.first()?..*run.last()? + 1));
+    runs.flat_map(|run| blocks.groups(run)).collect()
+}
+
+/// Runs a stream that computes as it is polled on a thread that may block, while it has a permit. It ends when nobody
+/// listens.
 fn elsewhere(
     mut batches: BoxStream<'static, Result<RecordBatch>>,
+    decoding: Arc<Semaphore>,
 ) -> BoxStream<'static, Result<RecordBatch>> {
     let (sender, mut receiver) = tokio::sync::mpsc::channel(AHEAD);
     let handle = tokio::runtime::Handle::current();
     let work = tokio::task::spawn_blocking(move || {
         handle.block_on(async move {
-            while let Some(batch) = batches.next().await {
+            let mut decoding = PollSemaphore::new(decoding);
+            let mut next = move |cx: &mut Context<'_>| {
+                let _permit = std::task::ready!(decoding.poll_acquire(cx));
+                batches.poll_next_unpin(cx)
+            };
+            while let Some(batch) = std::future::poll_fn(&mut next).await {
                 if sender.send(batch).await.is_err() {
                     return;
                 }

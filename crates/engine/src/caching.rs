@@ -194,16 +194,13 @@ impl TaskCache {
         }
     }
 
-    /// Requests that reading a split has under way: as many as a part makes, if it is known to have one, else the most.
-    pub(crate) fn requests_for(&self, lease: &LeasedSplit) -> usize {
-        let part = || {
-            let plan = lease.cache.as_deref().or_else(|| self.adopted(lease))?;
-            let hint = self.place(plan).filter(|hint| !self.is_set(*hint) && plan.save.is_none())?;
-            let view = Arc::clone(self.snapshots.lock().get(&self.hints[hint].fingerprint)?);
-            let index = &view.get()?.as_ref()?.index;
-            Some(self.cache.as_ref()?.requests_for(index.get(&lease.split.key)?))
-        };
-        part().unwrap_or(Cache::REQUESTS)
+    /// Requests that reading the part of a split has under way, if it is known to have one that makes requests.
+    pub(crate) fn requests_for(&self, lease: &LeasedSplit) -> Option<usize> {
+        let plan = lease.cache.as_deref().or_else(|| self.adopted(lease))?;
+        let hint = self.place(plan).filter(|hint| !self.is_set(*hint) && plan.save.is_none())?;
+        let view = Arc::clone(self.snapshots.lock().get(&self.hints[hint].fingerprint)?);
+        let index = &view.get()?.as_ref()?.index;
+        self.cache.as_ref()?.requests_for(index.get(&lease.split.key)?)
     }
 
     /// Decides how a split starts, and opens what it needs.

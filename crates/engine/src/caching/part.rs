@@ -69,6 +69,11 @@ impl OpenPart {
         self.meta.skipped
     }
 
+    /// Requests that the rest of it can have under way at once; none where it is mapped.
+    pub(crate) fn requests(&self) -> Option<usize> {
+        self.reader.requests()
+    }
+
     /// Whether what is drawn above the hint was drawn as this job would.
     pub(super) fn is_drawn_with(&self, draw: Option<u64>) -> bool {
         let text = self.reader.schema().metadata().get(DRAW);

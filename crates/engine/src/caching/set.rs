@@ -279,6 +279,11 @@ impl StoredGroup {
         self.part.skipped()
     }
 
+    /// Requests that the rest of it can have under way at once; none where it is mapped.
+    pub(crate) fn requests(&self) -> Option<usize> {
+        self.part.requests()
+    }
+
     /// The next elements; `None` at the end.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 mod chain;
 mod hint;
 mod read;
+mod room;
 mod sizing;
 mod zip;
 

@@ -10,6 +10,7 @@ use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt};
 use tokio::sync::mpsc;
 
+use super::room::{Place, Room};
 use super::zip::{Side, zipped};
 use super::{Item, Items, LeasedSplit, SplitFeed};
 use crate::bind::{BoundPipeline, Branch, BranchKind, Step};
@@ -48,11 +49,13 @@ pub(super) fn read_splits(reader: Reader, feed: Box<dyn SplitFeed>, tasks: Tasks
     let reading = reader.reading;
     let reader = Arc::new(reader);
     // One queue of queues: in order there is one per split, else one per repetition that all its readers share.
-    let (queues, mut queue) = mpsc::channel::<mpsc::Receiver<Result<Item>>>(reading.readers);
+    let (queues, mut queue) = mpsc::channel(Cache::requests_at_once(reading.readers));
     let lead = Arc::clone(&reader);
     drop(tasks.clone().spawn(lead.distribute(feed, queues, tasks.clone())));
     let stream = stream::poll_fn(move |cx| queue.poll_recv(cx));
-    let items = stream.map(|mut rx| stream::poll_fn(move |cx| rx.poll_recv(cx))).flatten();
+    let items = stream
+        .map(|mut rx: mpsc::Receiver<Result<Item>>| stream::poll_fn(move |cx| rx.poll_recv(cx)))
+        .flatten();
     items.boxed()
 }
 
@@ -85,14 +88,12 @@ impl Reader {
         queues: mpsc::Sender<mpsc::Receiver<Result<Item>>>,
         tasks: Tasks,
     ) {
-        // Counted in requests: of small parts in a store that is far away more are read at once.
-        let room = Arc::new(tokio::sync::Semaphore::new(self.reading.readers * Cache::REQUESTS));
+        let mut room = Room::for_readers(self.reading.readers);
         let mut leases: VecDeque<LeasedSplit> = VecDeque::new();
         let mut repetition: Option<u32> = None;
         let mut shared: Option<mpsc::Sender<Result<Item>>> = None;
         loop {
-            let all = u32::try_from(Cache::REQUESTS).unwrap_or(1);
-            let Ok(mut permit) = Arc::clone(&room).acquire_many_owned(all).await else { return };
+            let Some(mut place) = room.next().await else { return };
             if leases.is_empty() {
                 match feed.next(1).await {
                     Ok(Some(more)) => leases.extend(more),
@@ -134,17 +135,17 @@ impl Reader {
                     tx
                 }
             };
-            if group.is_none() {
-                drop(permit.split(Cache::REQUESTS - self.cache.requests_for(&lease)));
+            let requests = self.cache.requests_for(&lease).filter(|_| group.is_none());
+            if room.fit(&mut place, requests).await.is_none() {
+                return;
             }
             let me = Arc::clone(&self);
             let reads = SplitReads::of(Arc::clone(&self.ctx.stats));
             drop(tasks.spawn(READER.scope(reads, async move {
                 match group {
-                    Some(group) => me.get_group(group, &out).await,
-                    None => me.read_one(lease, &out).await,
+                    Some(group) => me.get_group(group, &out, place).await,
+                    None => me.read_one(lease, &out, place).await,
                 }
-                drop(permit);
             })));
         }
         drop(shared.take());
@@ -185,13 +186,15 @@ impl Reader {
 
     /// Sends the rows of a part of a set. If it is damaged the task is given up: what is left of its splits is
     /// computed by another one, since rows say which ones they are wherever they come from.
-    async fn get_group(&self, mut group: Group, out: &mpsc::Sender<Result<Item>>) {
+    async fn get_group(&self, mut group: Group, out: &mpsc::Sender<Result<Item>>, mut place: Place) {
         let counters = self.ctx.stats.stage(self.cache.figures(group.hint));
         let reading = self.reading(self.cache.figures(group.hint));
+        place.shrink(group.part.requests());
         loop {
             let start = Instant::now();
             let Some(chunks) = counters.polled(group.part.next()).await else { break };
             counters.busy(start.elapsed());
+            place.shrink(group.part.requests());
             let chunks = match chunks {
                 Ok(chunks) => chunks,
                 Err(e) => {
@@ -216,7 +219,7 @@ impl Reader {
     }
 
     /// Sends the rows of one split; an error ends the stream.
-    async fn read_one(&self, lease: LeasedSplit, out: &mpsc::Sender<Result<Item>>) {
+    async fn read_one(&self, lease: LeasedSplit, out: &mpsc::Sender<Result<Item>>, mut place: Place) {
         match self.cache.enter(&lease).await {
             Entry::Skip => {}
             Entry::Compute => {
@@ -229,7 +232,7 @@ impl Reader {
                 }
             }
             Entry::Get { hint, part } => {
-                if let Some(rows) = self.get(hint, part, &lease, out).await {
+                if let Some(rows) = self.get(hint, part, &lease, out, &mut place).await {
                     self.cache.resume(lease.index, hint, rows);
                     self.compute(&lease, out).await;
                 }
@@ -244,15 +247,18 @@ impl Reader {
         mut part: Box<OpenPart>,
         lease: &LeasedSplit,
         out: &mpsc::Sender<Result<Item>>,
+        place: &mut Place,
     ) -> Option<u64> {
         let mut ordinal = 0;
         // Reading is the hint's work, as computing is that of the stages above it.
         let counters = self.ctx.stats.stage(self.cache.figures(hint));
         let reading = self.reading(self.cache.figures(hint));
+        place.shrink(part.requests());
         loop {
             let start = Instant::now();
             let Some(batch) = counters.polled(part.next()).await else { break };
             counters.busy(start.elapsed());
+            place.shrink(part.requests());
             let Ok(batch) = batch else { return Some(ordinal) };
             counters.moved(batch.num_rows(), batch.num_rows(), batch_bytes(&batch));
             for batch in pieces(&batch, reading) {

@@ -40,8 +40,8 @@ pub async fn faulty_with(root: &str, faults: &Faults, options: CacheOptions) -> 
     let stores = Stores::default();
     stores.register(&inner.url.root(), Arc::new(FaultyStore::new(inner.store, faults.clone()))).unwrap();
     let options = CacheOptions {
-        block_bytes: 4 << 10,
-        read_bytes: 16 << 10,
+        block_bytes: options.block_bytes.min(4 << 10),
+        read_bytes: options.read_bytes.min(16 << 10),
         retry_base: std::time::Duration::from_micros(10),
         ..options
     };
