@@ -53,7 +53,7 @@ pub use encoding::{Compression, Encoding, Format};
 pub use listing::SourceListing;
 pub use manifest::{SnapshotDescription, SnapshotNews};
 pub use options::{CacheOptions, MIN_BUDGET_BYTES};
-pub use probe::Probe;
+pub use probe::{Probe, ProbeTask};
 pub use read::{PartReader, ReadOptions};
 pub use record::{Block, PartFacts, PartMeta};
 pub use remembered::Remembered;

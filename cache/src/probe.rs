@@ -8,10 +8,11 @@ use arrow_schema::SchemaRef;
 use bytes::Bytes;
 use caju_runtime::thread_cpu_time;
 use caju_types::{Error, Fingerprint, Result, SplitKey};
-use futures::future::try_join_all;
+use futures::future::{join_all, try_join_all};
 use object_store::path::Path;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde::{Deserialize, Serialize};
+use tokio_util::task::AbortOnDropHandle;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::Cache;
@@ -19,15 +20,21 @@ use crate::encoding::{Encoding, Format};
 use crate::mmap::Map;
 use crate::read::PREFETCH;
 use crate::record::PartMeta;
-use crate::write::encode_all;
+use crate::write::{IN_FLIGHT, encode_all};
 
 /// How old a probe's object is that nobody is going to remove any more: its process has ended. Probes take seconds.
 const FORSAKEN: Duration = Duration::from_secs(600);
-/// How often a probe is decoded; the least time counts. A few rows are decoded in microseconds, and the first time takes
-/// several times as long as the second.
-const DECODES: usize = 3;
+/// How often each thread decodes a probe; the middle time counts, the lesser one of two. A few rows are decoded in
+/// microseconds, and the first time takes several times as long as the second.
+const DECODES: usize = 2;
+/// Bytes that are written before each of them: rows come from the store and not from a core's cache.
+const FORGET: usize = 3 << 20;
 /// The least number of requests for parts that a worker has under way, if there is so much to read.
 const LEAST_REQUESTS: usize = 16;
+/// How often a byte is asked for, to find out how long an answer takes at least.
+const LATENCIES: usize = 2;
+/// The most copies of a probe that are written side by side.
+const MOST_WRITES: usize = 8;
 /// A byte of each page is looked at, so that it is there.
 const PAGE: usize = 4096;
 
@@ -44,18 +51,29 @@ pub struct Probe {
     pub encode_cpu_s: f64,
     /// CPU seconds of decoding them as in every epoch: with their check, unless the store's files are mapped.
     pub decode_cpu_s: f64,
-    /// Bytes per second at which the store took them.
+    /// Bytes per second at which the store takes parts that several readers of splits write; 0 where that was not tried.
     pub write_bytes_per_s: f64,
-    /// Bytes per second at which the store gave them, to several readers at once.
+    /// Bytes per second at which the store gave them, to several readers at once; 0 where that was not tried.
     pub read_bytes_per_s: f64,
     /// CPU seconds that the probe took in all: what it is held to account for.
     #[serde(default)]
     pub spent_cpu_s: f64,
 }
 
+/// The task that a probe is made for: it tries everything as that would do it.
+#[derive(Debug, Clone, Copy)]
+pub struct ProbeTask {
+    /// Threads that decode at the same moment: they share the memory's bandwidth.
+    pub threads: usize,
+    /// Splits that it reads at once, if the store is to be weighed, too: rows are then written and read by as many requests
+    /// as the task would have under way. That moves many times their bytes, and once in a round of probes is enough.
+    pub readers: Option<usize>,
+}
+
 impl Cache {
-    /// Encodes rows, writes them to the store under a name of their own, reads them back by as many requests at once as so
-    /// many readers of parts have, and removes them. A probe that a crash leaves behind is removed by [`Cache::forget_probes`] and by the collection.
+    /// Encodes rows, writes them to the store under a name of their own, reads them back, decodes them on as many threads as
+    /// the task has, and removes them. A probe that a crash leaves behind is removed
+    /// by [`Cache::forget_probes`] and by the collection.
     ///
     /// # Errors
     /// `InvalidArgument` if the rows cannot be stored in the encoding, and what the store says.
@@ -64,7 +82,7 @@ impl Cache {
         schema: &SchemaRef,
         rows: &[RecordBatch],
         encoding: Encoding,
-        readers: usize,
+        task: ProbeTask,
     ) -> Result<Probe> {
         let (schema, rows) = (Arc::clone(schema), rows.to_vec());
         let block = self.options.block_bytes;
@@ -79,36 +97,10 @@ impl Cache {
         let mut spent = Duration::ZERO;
         let (file, encode_cpu, empty) = blocking(&mut spent, encode).await?;
         let whole = file.iter().map(Bytes::len).sum::<usize>() as u64;
-        let path = self.root.layout.probe(&self.root.unique("probe"));
-        let written = Instant::now();
-        polled(&mut spent, self.root.put_pieces(&path, &file)).await?;
-        let written = written.elapsed();
-        drop(file);
-        let local = self.root.local_path(&path).filter(|_| self.options.mmap);
-        let mapped = local.is_some();
-        let before = spent;
-        let read = match local {
-            Some(file) => blocking(&mut spent, move || read_mapped(&file, whole, readers)).await,
-            None => polled(&mut spent, self.read_ranged(&path, whole, Self::requests_at_once(readers))).await,
-        };
-        // What fetching takes is a part of reading; pages are mapped by the decoding.
-        let fetch_cpu = if mapped { Duration::ZERO } else { (spent - before) / requests(readers) };
-        self.root.delete(&path).await?;
-        let (fetched, read_bytes_per_s) = read?;
-        let decode = move || {
-            // Rows that are read live for a while: the next ones take memory that nobody had before, page by page.
-            let (mut alive, mut least) = (Vec::new(), Duration::MAX);
-            for _ in 0..DECODES {
-                let start = thread_cpu_time();
-                // A mapped file is checked once per process, not in every epoch.
-                std::hint::black_box((!mapped).then(|| xxh3_128(&fetched)));
-                alive.push(decode_all(&fetched, encoding)?);
-                least = least.min(thread_cpu_time().saturating_sub(start));
-            }
-            let rows = alive.pop().unwrap_or_default().iter().map(|b| b.num_rows() as u64).sum::<u64>();
-            Ok::<_, Error>((rows, least))
-        };
-        let (decoded, decode_cpu) = blocking(&mut spent, decode).await?;
+        let Moved { fetched, mapped, fetch_cpu, write, read } =
+            self.moved(&mut spent, file, task.readers).await?;
+        let decode = move || decoded(&fetched, encoding, !mapped);
+        let (decoded, decode_cpu) = side_by_side(&mut spent, task.threads, decode).await?;
         if decoded != count {
             return Err(Error::data_loss(format!("a probe of {count} rows was read back as {decoded}")));
         }
@@ -118,8 +110,8 @@ impl Cache {
             bytes: whole.saturating_sub(empty as u64),
             encode_cpu_s: encode_cpu.as_secs_f64(),
             decode_cpu_s: (decode_cpu + fetch_cpu).as_secs_f64(),
-            write_bytes_per_s: rate(whole, written),
-            read_bytes_per_s,
+            write_bytes_per_s: write,
+            read_bytes_per_s: read,
             spent_cpu_s: spent.as_secs_f64(),
         })
     }
@@ -162,18 +154,105 @@ impl Cache {
         Some(usize::try_from(requests).unwrap_or(Self::REQUESTS).clamp(1, Self::REQUESTS))
     }
 
-    /// The bytes of an object, and the bandwidth that so many requests at once have together. Parts are read by requests that
-    /// are larger than a probe, so that waiting for the answer's first byte counts less for them.
-    async fn read_ranged(&self, path: &Path, bytes: u64, requests: usize) -> Result<(Bytes, f64)> {
+    /// Writes a file to the store, reads it back and removes it.
+    async fn moved(
+        self: &Arc<Self>,
+        spent: &mut Duration,
+        file: Vec<Bytes>,
+        readers: Option<usize>,
+    ) -> Result<Moved> {
+        let bytes = file.iter().map(Bytes::len).sum::<usize>() as u64;
+        let name = || self.root.layout.probe(&self.root.unique("probe"));
+        let writes = readers.map_or(1, |readers| (readers * IN_FLIGHT).clamp(1, MOST_WRITES));
+        let paths: Vec<Path> = (0..writes).map(|_| name()).collect();
+        let first = paths.first().cloned().unwrap_or_else(name);
+        let moved = async {
+            let write = polled(spent, self.written(&paths, &file, readers.is_some())).await?;
+            drop(file);
+            let local = self.root.local_path(&first).filter(|_| self.options.mmap);
+            let (mapped, before) = (local.is_some(), *spent);
+            let requests = readers.map_or(1, Self::requests_at_once);
+            let (fetched, read) = match local {
+                Some(file) => {
+                    blocking(spent, move || read_mapped(&file, bytes, readers.unwrap_or(1))).await?
+                }
+                None => self.read_ranged(spent, &first, bytes, requests).await?,
+            };
+            // What fetching takes is a part of reading; pages are mapped by the decoding.
+            let each = (*spent - before) / u32::try_from(requests).unwrap_or(u32::MAX);
+            let fetch_cpu = if mapped { Duration::ZERO } else { each };
+            let (write, read) = readers.map_or((0.0, 0.0), |_| (write, read));
+            Ok(Moved { fetched, mapped, fetch_cpu, write, read })
+        };
+        let moved = moved.await;
+        for path in &paths {
+            self.root.delete(path).await?;
+        }
+        moved
+    }
+
+    /// Writes copies of a file side by side; the bandwidth that they have together, as parts would have it, which are
+    /// written by larger requests.
+    async fn written(&self, paths: &[Path], file: &[Bytes], weighs: bool) -> Result<f64> {
         let start = Instant::now();
-        self.root.get_range(path, 0..1.min(bytes)).await?;
+        if let Some(first) = paths.first().filter(|_| weighs) {
+            self.root.put_pieces(first, &[Bytes::from_static(b"?")]).await?;
+        }
         let latency = start.elapsed();
         let start = Instant::now();
-        let mut got = try_join_all((0..requests).map(|_| self.root.get_range(path, 0..bytes))).await?;
-        let took = start.elapsed();
-        let last = got.pop().ok_or_else(|| Error::internal("a probe without readers"))?;
-        Ok((last, at_full_size(bytes, took, latency, self.options.read_bytes) * requests as f64))
+        try_join_all(paths.iter().map(|path| self.root.put_pieces(path, file))).await?;
+        let (bytes, full) = (file.iter().map(Bytes::len).sum::<usize>(), self.options.part_buffer_bytes);
+        Ok(at_full_size(bytes as u64, start.elapsed(), latency, full as u64) * paths.len() as f64)
     }
+
+    /// The bytes of an object, and the bandwidth that so many requests at once have together. Parts are read by requests that
+    /// are larger than a probe, so that waiting for the answer's first byte counts less for them.
+    async fn read_ranged(
+        self: &Arc<Self>,
+        spent: &mut Duration,
+        path: &Path,
+        bytes: u64,
+        requests: usize,
+    ) -> Result<(Bytes, f64)> {
+        // One that is late by accident would make the rest look fast.
+        let mut latency = Duration::MAX;
+        for _ in 0..if requests > 1 { LATENCIES } else { 0 } {
+            let start = Instant::now();
+            polled(spent, self.root.get_range(path, 0..1.min(bytes))).await?;
+            latency = latency.min(start.elapsed());
+        }
+        let start = Instant::now();
+        // On any thread, as those for parts are.
+        let get = |_| {
+            let (me, path) = (Arc::clone(self), path.clone());
+            let get = async move {
+                let mut cpu = Duration::ZERO;
+                let got = polled(&mut cpu, me.root.get_range(&path, 0..bytes)).await;
+                got.map(|got| (got, cpu))
+            };
+            AbortOnDropHandle::new(self.tasks.spawn(get))
+        };
+        let closed = || Error::cancelled("the cache was closed while a probe was read");
+        let mut last = Bytes::new();
+        for got in join_all((0..requests).map(get)).await {
+            let (got, cpu) =
+                got.map_err(|e| Error::internal(format!("a probe: {e}")))?.ok_or_else(closed)??;
+            *spent += cpu;
+            last = got;
+        }
+        let took = start.elapsed();
+        Ok((last, at_full_size(bytes, took, latency.min(took), self.options.read_bytes) * requests as f64))
+    }
+}
+
+/// What became of a probe's file at the store.
+struct Moved {
+    fetched: Bytes,
+    mapped: bool,
+    fetch_cpu: Duration,
+    /// Bytes per second; 0 where it was one request only.
+    write: f64,
+    read: f64,
 }
 
 /// Bytes per second of a request of the full size, where one of `bytes` took so long, of which waiting was `latency`.
@@ -182,10 +261,6 @@ fn at_full_size(bytes: u64, took: Duration, latency: Duration, full: u64) -> f64
     let waiting = took.as_secs_f64() - moving;
     let times = (full as f64 / bytes.max(1) as f64).max(1.0);
     bytes as f64 * times / (waiting + moving * times).max(1e-6)
-}
-
-fn requests(readers: usize) -> u32 {
-    u32::try_from(Cache::requests_at_once(readers)).unwrap_or(u32::MAX)
 }
 
 /// The same of a local file, which parts are mapped from: each reader has its pages mapped, and none copies them. What was
@@ -206,6 +281,46 @@ fn read_mapped(file: &std::path::Path, bytes: u64, readers: usize) -> Result<(By
 
 fn rate(bytes: u64, time: Duration) -> f64 {
     bytes as f64 / time.as_secs_f64().max(1e-6)
+}
+
+/// Decodes a file several times: its rows, and the CPU time of each.
+fn decoded(file: &Bytes, encoding: Encoding, check: bool) -> Result<(u64, Vec<Duration>)> {
+    // Rows that are read live for a while: the next ones take memory that nobody had before, page by page.
+    let (mut alive, mut times, mut other) = (Vec::new(), Vec::new(), vec![0u8; FORGET]);
+    for i in 0..DECODES {
+        other.fill(u8::try_from(i).unwrap_or(0));
+        std::hint::black_box(&mut other);
+        let start = thread_cpu_time();
+        // A mapped file is checked once per process, not in every epoch.
+        std::hint::black_box(check.then(|| xxh3_128(file)));
+        alive.push(decode_all(file, encoding)?);
+        times.push(thread_cpu_time().saturating_sub(start));
+    }
+    let rows = alive.pop().unwrap_or_default().iter().map(|b| b.num_rows() as u64).sum();
+    Ok((rows, times))
+}
+
+/// Does the same work on so many threads at once: what it counts, and the middle of its times.
+async fn side_by_side<W>(spent: &mut Duration, threads: usize, work: W) -> Result<(u64, Duration)>
+where
+    W: Fn() -> Result<(u64, Vec<Duration>)> + Send + Sync + Clone + 'static,
+{
+    let each = (0..threads.max(1)).map(|_| {
+        let work = work.clone();
+        async move {
+            let mut spent = Duration::ZERO;
+            let done = blocking(&mut spent, work).await;
+            done.map(|done| (spent, done))
+        }
+    });
+    let (mut count, mut times) = (0, Vec::new());
+    for (cpu, (rows, each)) in try_join_all(each).await? {
+        *spent += cpu;
+        count = rows;
+        times.extend(each);
+    }
+    times.sort_unstable();
+    Ok((count, times.get(times.len().saturating_sub(1) / 2).copied().unwrap_or_default()))
 }
 
 /// Does work on a thread that may wait, and adds its CPU time.

@@ -85,6 +85,11 @@ impl Blocks {
         first..end.max(first)
     }
 
+    /// Bytes of these blocks together.
+    pub(crate) fn span(&self, blocks: &Range<usize>) -> usize {
+        usize::try_from(self.start(blocks.end).saturating_sub(self.start(blocks.start))).unwrap_or(0)
+    }
+
     /// Groups consecutive blocks into requests of about the configured size.
     pub(crate) fn groups(&self, blocks: Range<usize>) -> Vec<Range<usize>> {
         let most = self.cache.options.read_bytes.max(1);

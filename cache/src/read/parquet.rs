@@ -25,8 +25,9 @@ use super::ahead::Ahead;
 use super::blocks::{Blocks, damaged};
 use super::{Opened, ReadOptions, check_tags, original_schema};
 
-/// A batch is cut at about this size.
-const BATCH_BYTES: u64 = 4 << 20;
+/// A batch is cut at about this size: the decoder's buffers grow by doubling and are copied each time, which takes more
+/// than decoding where they do not fit into a core's cache.
+const BATCH_BYTES: u64 = 1 << 20;
 /// And at this many rows.
 const BATCH_ROWS: u64 = 8192;
 /// Decoded batches that may wait.
@@ -68,7 +69,8 @@ impl Reader {
     fn cut(&self, range: &Range<u64>) -> Result<Bytes> {
         let bad = || damaged(&self.blocks.meta, "one of its pages is out of bounds");
         let touching = self.blocks.touching(range);
-        let mut out = BytesMut::new();
+        let length = usize::try_from(range.end.saturating_sub(range.start)).map_err(|_| bad())?;
+        let mut out = BytesMut::with_capacity(length.min(self.blocks.span(&touching)));
         for n in touching.clone() {
             let block = self.have.get(&n).ok_or_else(bad)?;
             let start = self.blocks.start(n);

@@ -20,6 +20,7 @@ use crate::schema::schema_hash;
 use crate::snapshot::{Held, SnapshotState};
 use crate::space::Newcomer;
 use encode::Encoder;
+pub(crate) use upload::IN_FLIGHT;
 use upload::Upload;
 
 /// What a record or a manifest takes beside what it says.

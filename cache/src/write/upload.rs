@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use crate::store::Root;
 
 /// Requests in flight per part.
-const IN_FLIGHT: usize = 2;
+pub(crate) const IN_FLIGHT: usize = 2;
 
 pub(super) struct Upload {
     root: Arc<Root>,

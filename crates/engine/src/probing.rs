@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
-use caju_cache::{Cache, Compression, Encoding, Format, Probe};
+use caju_cache::{Cache, Compression, Encoding, Format, Probe, ProbeTask};
 use caju_runtime::{Clock, Tasks};
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -32,6 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How often everything is tried: how much the tries differ says how sure they are.
 const ROUNDS: usize = 3;
+
+/// Probes of each round that weigh the store, too: a busy worker makes one look slow.
+const WEIGHINGS: usize = 2;
 
 /// The encodings that are tried, cheapest first.
 const CANDIDATES: [Encoding; 4] = [
@@ -212,6 +215,10 @@ impl Prober {
 
     /// Tries every encoding at every hint once; where it is not the first time, only while the task goes on.
     async fn round(&self, again: bool, start: Duration, spent: &mut Duration) {
+        // The store is the same for all: each round finds out what it gives with the first ones.
+        let mut weighings = 0;
+        let Probing { threads, readers, .. } = self.probing;
+        let mut task = ProbeTask { threads, readers: Some(readers) };
         for encoding in self.encodings() {
             for hint in 0..self.hints.len() {
                 if !self.is_of_interest(hint, encoding) {
@@ -228,8 +235,10 @@ impl Prober {
                     return;
                 }
                 let bound = &self.hints[hint];
-                match self.cache.probe(&bound.schema, &rows, encoding, self.probing.readers).await {
+                match self.cache.probe(&bound.schema, &rows, encoding, task).await {
                     Ok(probe) => {
+                        weighings += 1;
+                        task.readers = task.readers.filter(|_| weighings < WEIGHINGS);
                         *spent += seconds(probe.spent_cpu_s);
                         self.findings.lock().probes.push(HintProbe { hint: bound.name.clone(), probe });
                     }

@@ -10,7 +10,11 @@ use crate::words;
 /// Options whose horizons are within this share of the best are a tie.
 pub const TIE: f64 = 0.02;
 
-/// Takes the option with the shortest horizon; within [`TIE`] of it the one that stores least.
+/// What an option loses about whose second limit is as tight as the first: the two get into each other's way.
+const CROWDED: f64 = 0.1;
+
+/// Takes the option with the shortest horizon; within [`TIE`] of it the one that stores least, and of those that store as
+/// much, to within [`TIE`] too, the one whose second limit is further away.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Auto;
 
@@ -30,15 +34,19 @@ pub(super) fn best(model: &Model<'_>, admit: impl Fn(usize) -> bool) -> Option<u
     let all = model.candidates();
     let open = || (0..all.len()).filter(|&i| all[i].obstacle.is_none() && admit(i));
     let shortest = open().map(|i| all[i].horizon_s).min_by(f64::total_cmp)?;
-    open().filter(|&i| all[i].horizon_s <= shortest * (1.0 + TIE)).min_by(|&a, &b| cheaper(&all[a], &all[b]))
+    let tied = || open().filter(|&i| all[i].horizon_s <= shortest * (1.0 + TIE));
+    let least = tied().map(|i| bytes(&all[i])).min_by(f64::total_cmp)?;
+    tied().filter(|&i| bytes(&all[i]) <= least * (1.0 + TIE)).min_by(|&a, &b| easier(&all[a], &all[b]))
 }
 
-/// Fewer bytes first, computing before a snapshot without bytes, then the shorter horizon.
-fn cheaper(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
-    bytes(a)
-        .total_cmp(&bytes(b))
-        .then(a.stored.is_some().cmp(&b.stored.is_some()))
-        .then(a.horizon_s.total_cmp(&b.horizon_s))
+/// Of options that store as much: computing before a snapshot without bytes, then the one with more room below its limit.
+fn easier(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+    let crowded = |c: &Candidate| {
+        c.horizon_s * (1.0 + CROWDED * (c.steady.next_s_per_row / c.steady.s_per_row).powi(4))
+    };
+    { a.stored.is_some().cmp(&b.stored.is_some()) }
+        .then(crowded(a).total_cmp(&crowded(b)))
+        .then(bytes(a).total_cmp(&bytes(b)))
 }
 
 /// At six digits: snapshots that fill the same budget differ by the rounding of their shares, which must not

@@ -33,6 +33,34 @@ fn design_example() {
     assert_eq!(d.chosen(), Some(source));
 }
 
+/// Two encodings that take the same bytes are read as fast from a store that is the limit: the one that leaves the cores in
+/// peace is taken, though the other is a thousandth smaller.
+#[test]
+fn of_equals_the_one_with_more_room_is_taken() {
+    let mut p = example();
+    let hint = &mut p.hints[0];
+    hint.encodings.truncate(1);
+    let (cores, bytes) =
+        (p.cluster.cores_per_worker * p.cluster.workers as f64, hint.encodings[0].bytes_per_row);
+    let at_the_limit = bytes / p.cache_store.read_bytes_per_s.unwrap() * cores;
+    let mut busy = hint.encodings[0].clone();
+    let used: f64 = p.stages.iter().map(|s| s.cpu_s_per_row).sum();
+    hint.encodings[0].decode_cpu_s_per_row = 0.0;
+    busy.format = "parquet".into();
+    busy.bytes_per_row *= 0.999;
+    busy.decode_cpu_s_per_row = (at_the_limit - used).max(0.0) * 0.99;
+    hint.encodings.push(busy);
+    let d = decide(&p, "auto");
+    let rates: Vec<_> =
+        d.options[1..].iter().map(|o| (o.bottleneck.as_str(), o.rows_per_s.unwrap())).collect();
+    assert!(rates.iter().all(|(limit, _)| *limit == "cache_store") && rates[1].1 > rates[0].1, "{rates:?}");
+    assert_eq!(d.chosen(), Some(&d.options[1]), "{}", d.reason);
+    // By more than a tie smaller is smaller.
+    p.hints[0].encodings[1].bytes_per_row *= 0.97;
+    let d = decide(&p, "auto");
+    assert_eq!(d.chosen(), Some(&d.options[2]), "{}", d.reason);
+}
+
 /// `existing` takes the writing epoch away, and a partly stored snapshot is two options.
 #[test]
 fn existing_snapshots() {
