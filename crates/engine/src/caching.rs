@@ -209,7 +209,11 @@ impl TaskCache {
         let entry = match lease.cache.as_deref().or_else(|| self.adopted(lease)) {
             Some(plan) => self.enter_planned(lease, plan).await,
             None if self.undecided => match self.enter_hit(index, split).await {
-                Entry::Compute => self.enter_undecided(lease),
+                Entry::Compute => match (self.enter_undecided(lease), self.adopted(lease)) {
+                    // It was decided while the parts were looked at.
+                    (Entry::Compute, Some(plan)) => self.enter_planned(lease, plan).await,
+                    (entry, _) => entry,
+                },
                 entry => entry,
             },
             None => Entry::Compute,
