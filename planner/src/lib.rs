@@ -11,7 +11,7 @@
 //! two stores and of the network over their bytes, and the consumer's own demand. A horizon is one writing
 //! epoch (none for a snapshot that exists) and steady epochs after it. A byte budget that holds only a share
 //! of the rows gives an option in which that share is read and the rest computed. The shortest horizon
-//! wins; within 2 % ([`TIE`]) the option that stores least.
+//! wins; within 2 % ([`TIE`]) the option that stores least, and of those that store as much the one with more room.
 //!
 //! ```
 //! use caju_planner::{Choice, Profile, plan, policy_by_name};
