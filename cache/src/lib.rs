@@ -145,7 +145,7 @@ impl Cache {
             states: Mutex::default(),
             memory: MemoryTier::new(options.memory_tier_bytes),
             kept: Arc::default(),
-            decoding: Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get))),
+            decoding: Arc::new(Semaphore::new(cores())),
             disk,
             checked: moka::sync::Cache::new(CHECKED_FILES),
             space: Space::new(options.budget_bytes, options.usage_refresh),
@@ -279,6 +279,11 @@ impl Drop for Cache {
     fn drop(&mut self) {
         self.tasks.stop();
     }
+}
+
+/// Cores that this process may use.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
 async fn open_disk_tier(folder: std::path::PathBuf, most: u64) -> Result<DiskTier> {

@@ -18,7 +18,6 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::Cache;
 use crate::encoding::{Encoding, Format};
 use crate::mmap::Map;
-use crate::read::PREFETCH;
 use crate::record::PartMeta;
 use crate::write::{IN_FLIGHT, encode_all};
 
@@ -29,8 +28,6 @@ const FORSAKEN: Duration = Duration::from_secs(600);
 const DECODES: usize = 2;
 /// Bytes that are written before each of them: rows come from the store and not from a core's cache.
 const FORGET: usize = 3 << 20;
-/// The least number of requests for parts that a worker has under way, if there is so much to read.
-const LEAST_REQUESTS: usize = 16;
 /// How often a byte is asked for, to find out how long an answer takes at least.
 const LATENCIES: usize = 2;
 /// The most copies of a probe that are written side by side.
@@ -63,10 +60,10 @@ pub struct Probe {
 /// The task that a probe is made for: it tries everything as that would do it.
 #[derive(Debug, Clone, Copy)]
 pub struct ProbeTask {
-    /// Threads that decode at the same moment: they share the memory's bandwidth.
+    /// Threads that decode at the same moment, one for each core at most: they share the memory's bandwidth.
     pub threads: usize,
     /// Splits that it reads at once, if the store is to be weighed, too: rows are then written and read by as many requests
-    /// as the task would have under way. That moves many times their bytes, and once in a round of probes is enough.
+    /// as the task would have under way. That moves many times their bytes, and a few in a round of probes are enough.
     pub readers: Option<usize>,
 }
 
@@ -100,7 +97,8 @@ impl Cache {
         let Moved { fetched, mapped, fetch_cpu, write, read } =
             self.moved(&mut spent, file, task.readers).await?;
         let decode = move || decoded(&fetched, encoding, !mapped);
-        let (decoded, decode_cpu) = side_by_side(&mut spent, task.threads, decode).await?;
+        let (decoded, decode_cpu) =
+            side_by_side(&mut spent, task.threads.min(crate::cores()), decode).await?;
         if decoded != count {
             return Err(Error::data_loss(format!("a probe of {count} rows was read back as {decoded}")));
         }
@@ -136,24 +134,6 @@ impl Cache {
 }
 
 impl Cache {
-    /// Requests that a reader of a part has under way at most: what a part is worth of a store's bandwidth.
-    pub const REQUESTS: usize = PREFETCH;
-
-    /// Requests for parts that who reads so many splits at once has under way. Also few readers have some: a store that is
-    /// far away gives each request a small part of its bandwidth only.
-    pub fn requests_at_once(readers: usize) -> usize {
-        (readers * PREFETCH).max(LEAST_REQUESTS)
-    }
-
-    /// Requests that reading this part has under way; none where parts are mapped.
-    pub fn requests_for(&self, part: &PartMeta) -> Option<usize> {
-        if self.options.mmap && self.root.local_path(&self.root.layout.base()).is_some() {
-            return None;
-        }
-        let requests = part.bytes.div_ceil(self.options.read_bytes.max(1));
-        Some(usize::try_from(requests).unwrap_or(Self::REQUESTS).clamp(1, Self::REQUESTS))
-    }
-
     /// Writes a file to the store, reads it back and removes it.
     async fn moved(
         self: &Arc<Self>,
@@ -185,9 +165,7 @@ impl Cache {
             Ok(Moved { fetched, mapped, fetch_cpu, write, read })
         };
         let moved = moved.await;
-        for path in &paths {
-            self.root.delete(path).await?;
-        }
+        self.root.delete_all(paths).await?;
         moved
     }
 

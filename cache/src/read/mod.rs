@@ -25,7 +25,9 @@ pub(crate) use arrow::decode_file as decode_arrow;
 use blocks::{Blocks, damaged};
 
 /// Requests for one part that are under way at once.
-pub(crate) const PREFETCH: usize = 4;
+const PREFETCH: usize = 4;
+/// The least number of requests for parts that a worker has under way, if there is so much to read.
+const LEAST_REQUESTS: usize = 16;
 
 /// How a part is read.
 #[derive(Debug, Clone)]
@@ -150,6 +152,26 @@ impl Stream for PartReader {
         };
         self.ended = true;
         Poll::Ready(item)
+    }
+}
+
+impl Cache {
+    /// Requests that a reader of a part has under way at most: what a part is worth of a store's bandwidth.
+    pub const REQUESTS: usize = PREFETCH;
+
+    /// Requests for parts that who reads so many splits at once has under way. Also few readers have some: a store that is
+    /// far away gives each request a small part of its bandwidth only.
+    pub fn requests_at_once(readers: usize) -> usize {
+        (readers * PREFETCH).max(LEAST_REQUESTS)
+    }
+
+    /// Requests that reading this part has under way; none where parts are mapped.
+    pub fn requests_for(&self, part: &PartMeta) -> Option<usize> {
+        if self.options.mmap && self.root.local_path(&self.root.layout.base()).is_some() {
+            return None;
+        }
+        let requests = part.bytes.div_ceil(self.options.read_bytes.max(1));
+        Some(usize::try_from(requests).unwrap_or(Self::REQUESTS).clamp(1, Self::REQUESTS))
     }
 }
 

@@ -216,6 +216,32 @@ async fn what_has_ended_is_stored_side_by_side() {
     assert_eq!((modes.put, modes.kept), (SPLITS, SPLITS), "{modes:?}");
 }
 
+/// The decision may come while a split is looked for in what is stored, before its rows are kept: it is stored all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_begins_while_it_is_decided_is_stored() {
+    let pair = pair().await;
+    let faults = Faults::new();
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    faults.add(Rule::new(Op::List, Fault::Gate(Arc::clone(&gate))).always());
+    let cache = faulty_with(&place("kept"), &faults, memory(64 << 20)).await;
+    // Without the first one, which is not looked for.
+    let leases = (1u64..).zip(&pair.splits[1..]).map(|(i, s)| LeasedSplit::new(i, s.clone())).collect();
+    let mut options = TaskOptions::new(CpuPool::new(2).unwrap(), SystemClock::shared());
+    options.cache = Some(cache);
+    options.probe = true;
+    let mut task = run_task(&pair.kept, Box::new(Fixed(leases)), options);
+    let decide = task.decider();
+    // The probes look for parts, and so does a split.
+    tokio::time::timeout(std::time::Duration::from_secs(30), faults.wait_fired(2)).await.unwrap();
+    decide(Some(&pair.hints[0].plan("arrow/none")));
+    gate.add_permits(10_000);
+    while let Some(chunk) = task.next().await {
+        chunk.unwrap();
+    }
+    let modes = task.modes();
+    assert_eq!((modes.put, modes.compute), (SPLITS - 1, 0), "{modes:?}");
+}
+
 /// Readers count by the requests that they make: where parts are small and the store far away, more are read at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn small_parts_are_read_side_by_side() {
