@@ -55,6 +55,10 @@ pub struct Probe {
     /// CPU seconds that the probe took in all: what it is held to account for.
     #[serde(default)]
     pub spent_cpu_s: f64,
+    /// The same of the store: seconds for which its requests would have been all that the task makes. 0 where files are
+    /// mapped.
+    #[serde(default)]
+    pub spent_store_s: f64,
 }
 
 /// The task that a probe is made for: it tries everything as that would do it.
@@ -62,9 +66,18 @@ pub struct Probe {
 pub struct ProbeTask {
     /// Threads that decode at the same moment, one for each core at most: they share the memory's bandwidth.
     pub threads: usize,
-    /// Splits that it reads at once, if the store is to be weighed, too: rows are then written and read by as many requests
-    /// as the task would have under way. That moves many times their bytes, and a few in a round of probes are enough.
-    pub readers: Option<usize>,
+    /// Splits that it reads at once.
+    pub readers: usize,
+    /// Whether the store is to be weighed, too: rows are then written and read by as many requests as the task would have
+    /// under way. That moves many times their bytes, and a few in a round of probes are enough.
+    pub weighs: bool,
+}
+
+impl ProbeTask {
+    /// Copies that are written, and requests that read one, side by side: those that the task would have under way.
+    fn requests(self) -> (usize, usize) {
+        ((self.readers * IN_FLIGHT).clamp(1, MOST_WRITES), Cache::requests_at_once(self.readers))
+    }
 }
 
 impl Cache {
@@ -94,8 +107,8 @@ impl Cache {
         let mut spent = Duration::ZERO;
         let (file, encode_cpu, empty) = blocking(&mut spent, encode).await?;
         let whole = file.iter().map(Bytes::len).sum::<usize>() as u64;
-        let Moved { fetched, mapped, fetch_cpu, write, read } =
-            self.moved(&mut spent, file, task.readers).await?;
+        let Moved { fetched, mapped, fetch_cpu, store, write, read } =
+            self.moved(&mut spent, file, task).await?;
         let decode = move || decoded(&fetched, encoding, !mapped);
         let (decoded, decode_cpu) =
             side_by_side(&mut spent, task.threads.min(crate::cores()), decode).await?;
@@ -111,6 +124,7 @@ impl Cache {
             write_bytes_per_s: write,
             read_bytes_per_s: read,
             spent_cpu_s: spent.as_secs_f64(),
+            spent_store_s: store.as_secs_f64(),
         })
     }
 
@@ -139,30 +153,33 @@ impl Cache {
         self: &Arc<Self>,
         spent: &mut Duration,
         file: Vec<Bytes>,
-        readers: Option<usize>,
+        task: ProbeTask,
     ) -> Result<Moved> {
         let bytes = file.iter().map(Bytes::len).sum::<usize>() as u64;
         let name = || self.root.layout.probe(&self.root.unique("probe"));
-        let writes = readers.map_or(1, |readers| (readers * IN_FLIGHT).clamp(1, MOST_WRITES));
+        let (all_writes, all_reads) = task.requests();
+        let (writes, requests) = if task.weighs { (all_writes, all_reads) } else { (1, 1) };
         let paths: Vec<Path> = (0..writes).map(|_| name()).collect();
         let first = paths.first().cloned().unwrap_or_else(name);
         let moved = async {
-            let write = polled(spent, self.written(&paths, &file, readers.is_some())).await?;
+            let (mut puts, mut gets) = (Requests::of(all_writes), Requests::of(all_reads));
+            let write = polled(spent, self.written(&mut puts, &paths, &file, task.weighs)).await?;
             drop(file);
             let local = self.root.local_path(&first).filter(|_| self.options.mmap);
             let (mapped, before) = (local.is_some(), *spent);
-            let requests = readers.map_or(1, Self::requests_at_once);
             let (fetched, read) = match local {
                 Some(file) => {
-                    blocking(spent, move || read_mapped(&file, bytes, readers.unwrap_or(1))).await?
+                    let readers = if task.weighs { task.readers.max(1) } else { 1 };
+                    blocking(spent, move || read_mapped(&file, bytes, readers)).await?
                 }
-                None => self.read_ranged(spent, &first, bytes, requests).await?,
+                None => self.read_ranged(spent, &mut gets, &first, bytes, requests).await?,
             };
             // What fetching takes is a part of reading; pages are mapped by the decoding.
             let each = (*spent - before) / u32::try_from(requests).unwrap_or(u32::MAX);
             let fetch_cpu = if mapped { Duration::ZERO } else { each };
-            let (write, read) = readers.map_or((0.0, 0.0), |_| (write, read));
-            Ok(Moved { fetched, mapped, fetch_cpu, write, read })
+            let (write, read) = if task.weighs { (write, read) } else { (0.0, 0.0) };
+            let store = if mapped { Duration::ZERO } else { puts.took + gets.took };
+            Ok(Moved { fetched, mapped, fetch_cpu, store, write, read })
         };
         let moved = moved.await;
         self.root.delete_all(paths).await?;
@@ -171,7 +188,13 @@ impl Cache {
 
     /// Writes copies of a file side by side; the bandwidth that they have together, as parts would have it, which are
     /// written by larger requests.
-    async fn written(&self, paths: &[Path], file: &[Bytes], weighs: bool) -> Result<f64> {
+    async fn written(
+        &self,
+        requests: &mut Requests,
+        paths: &[Path],
+        file: &[Bytes],
+        weighs: bool,
+    ) -> Result<f64> {
         let start = Instant::now();
         if let Some(first) = paths.first().filter(|_| weighs) {
             self.root.put_pieces(first, &[Bytes::from_static(b"?")]).await?;
@@ -179,8 +202,11 @@ impl Cache {
         let latency = start.elapsed();
         let start = Instant::now();
         try_join_all(paths.iter().map(|path| self.root.put_pieces(path, file))).await?;
+        let took = start.elapsed();
+        requests.count(1, latency);
+        requests.count(paths.len(), took);
         let (bytes, full) = (file.iter().map(Bytes::len).sum::<usize>(), self.options.part_buffer_bytes);
-        Ok(at_full_size(bytes as u64, start.elapsed(), latency, full as u64) * paths.len() as f64)
+        Ok(at_full_size(bytes as u64, took, latency, full as u64) * paths.len() as f64)
     }
 
     /// The bytes of an object, and the bandwidth that so many requests at once have together. Parts are read by requests that
@@ -188,16 +214,18 @@ impl Cache {
     async fn read_ranged(
         self: &Arc<Self>,
         spent: &mut Duration,
+        requests: &mut Requests,
         path: &Path,
         bytes: u64,
-        requests: usize,
+        at_once: usize,
     ) -> Result<(Bytes, f64)> {
         // One that is late by accident would make the rest look fast.
         let mut latency = Duration::MAX;
-        for _ in 0..if requests > 1 { LATENCIES } else { 0 } {
+        for _ in 0..if at_once > 1 { LATENCIES } else { 0 } {
             let start = Instant::now();
             polled(spent, self.root.get_range(path, 0..1.min(bytes))).await?;
             latency = latency.min(start.elapsed());
+            requests.count(1, start.elapsed());
         }
         let start = Instant::now();
         // On any thread, as those for parts are.
@@ -212,14 +240,32 @@ impl Cache {
         };
         let closed = || Error::cancelled("the cache was closed while a probe was read");
         let mut last = Bytes::new();
-        for got in join_all((0..requests).map(get)).await {
+        for got in join_all((0..at_once).map(get)).await {
             let (got, cpu) =
                 got.map_err(|e| Error::internal(format!("a probe: {e}")))?.ok_or_else(closed)??;
             *spent += cpu;
             last = got;
         }
         let took = start.elapsed();
-        Ok((last, at_full_size(bytes, took, latency.min(took), self.options.read_bytes) * requests as f64))
+        requests.count(at_once, took);
+        Ok((last, at_full_size(bytes, took, latency.min(took), self.options.read_bytes) * at_once as f64))
+    }
+}
+
+/// Requests of a probe, as a part of those that the task would have under way.
+struct Requests {
+    all: usize,
+    /// How long all of them would have been.
+    took: Duration,
+}
+
+impl Requests {
+    fn of(all: usize) -> Self {
+        Self { all, took: Duration::ZERO }
+    }
+
+    fn count(&mut self, requests: usize, took: Duration) {
+        self.took += took.mul_f64(requests as f64 / self.all.max(1) as f64);
     }
 }
 
@@ -228,6 +274,8 @@ struct Moved {
     fetched: Bytes,
     mapped: bool,
     fetch_cpu: Duration,
+    /// How long all requests of the task were under way for it, or would have been.
+    store: Duration,
     /// Bytes per second; 0 where it was one request only.
     write: f64,
     read: f64,

@@ -76,9 +76,10 @@ def table(files):
     lines = ["# Results\n", "Time of a job with a cold cache under each policy. Four to seven epochs are measured (the third is the first in which "
              "`auto` reads everything, and checks it); the horizon is 90 epochs, those that were not measured taken to be like the last ones. Regret is "
              "the time lost over the horizon against the best measured policy that decides nothing; `measured` is the same over the "
-             "measured epochs alone, `steady` of the last ones. Noise: the spread between rounds of one policy (median).\n",
-             "| pipeline | best | `auto` chose | regret of `auto` | measured | steady | regret of `cachew` | noise | decided after | cached from |",
-             "|---|---|---|---|---|---|---|---|---|---|"]
+             "measured epochs alone, `steady` of the last ones. Noise: the spread between rounds of one policy (median). Where "
+             "`auto` ran the same plan as the best one in every round, its regret is what finding out costs, and noise.\n",
+             "| pipeline | best | `auto` chose | regret of `auto` | measured | steady | regret of `cachew` | noise | same plan | decided after | cached from |",
+             "|---|---|---|---|---|---|---|---|---|---|---|"]
     regrets = {"auto": [], "cachew": []}
     for file in files:
         result = json.loads(file.read_text())
@@ -89,9 +90,10 @@ def table(files):
         auto = of["auto"]
         measured = auto["total_s"] / min(line["total_s"] for name, line in of.items() if name not in regrets) - 1
         chose = ", ".join(f"{c} ({n})" if len(auto["choices"]) > 1 else c for c, n in auto["choices"]) or "nothing yet"
+        same = "yes" if same_plan(summary["oracle"], auto) else "no"
         since = "-" if auto["cached_from"] is None else f"epoch {auto['cached_from']}"
         lines.append(f"| {file.stem} | {summary['oracle']} | {chose} | {auto['regret']:+.1%} | {measured:+.1%} | {auto['steady_regret']:+.1%} "
-                     f"| {of['cachew']['regret']:+.1%} | {noise(summary)} | {decided(result)} | {since} |")
+                     f"| {of['cachew']['regret']:+.1%} | {noise(summary)} | {same} | {decided(result)} | {since} |")
     for policy, all_of in regrets.items():
         lines.append(f"\n`{policy}`: mean regret {statistics.mean(all_of):+.1%}, worst {max(all_of):+.1%}.")
     return "\n".join(lines) + "\n"
@@ -100,6 +102,12 @@ def table(files):
 def noise(summary):
     """One round says nothing of it: null, or 0 in older results."""
     return f"{summary['noise']:.1%}" if summary["noise"] else "one round"
+
+
+def same_plan(oracle, auto):
+    """Policies that are told where to store do so in arrow/none."""
+    own = "compute" if oracle == "compute" else f"{oracle.removeprefix('hint:')} as arrow/none"
+    return [choice for choice, _ in auto["choices"]] == [own]
 
 
 def decided(result):

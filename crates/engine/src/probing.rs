@@ -20,7 +20,7 @@ const SAMPLE_BYTES: usize = 768 << 10;
 const SAMPLE_ROWS: usize = 4096;
 /// Chunks that a sample is taken from, so that one odd split does not decide.
 const CHUNKS: usize = 3;
-/// The share of the task's CPU time that probes may take.
+/// The share of the task's CPU time, and of its requests to the store, that probes may take.
 const SHARE: f64 = 0.03;
 /// How long a sample that is not full is waited for, from its first rows on: where they come slowly, a decision would
 /// else be late for most of them.
@@ -33,8 +33,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// How often everything is tried: how much the tries differ says how sure they are.
 const ROUNDS: usize = 3;
 
-/// Probes of each round that weigh the store, too: a busy worker makes one look slow.
-const WEIGHINGS: usize = 2;
+/// Probes of each round that weigh the store, too: a busy worker makes one look slow. The first round has one of them, for
+/// the sake of an early decision.
+const WEIGHINGS: [usize; ROUNDS] = [1, 2, 2];
 
 /// The encodings that are tried, cheapest first.
 const CANDIDATES: [Encoding; 4] = [
@@ -73,6 +74,14 @@ pub struct Findings {
     pub parts: Option<Vec<HintParts>>,
     /// Whether there is nothing left to try.
     pub complete: bool,
+}
+
+/// What probes took of the task's resources.
+#[derive(Debug, Default)]
+struct Spent {
+    cpu_s: f64,
+    /// Seconds of everything that the task asks of the store.
+    store_s: f64,
 }
 
 #[derive(Debug, Default)]
@@ -204,9 +213,9 @@ impl Prober {
 
     async fn run(&self) {
         let start = self.clock.now();
-        let mut spent = Duration::ZERO;
-        for round in 0..ROUNDS {
-            self.round(round > 0, start, &mut spent).await;
+        let mut spent = Spent::default();
+        for (round, weighings) in WEIGHINGS.into_iter().enumerate() {
+            self.round(round > 0, weighings, start, &mut spent).await;
             self.findings.lock().complete = true;
         }
         self.samples.lock().iter_mut().for_each(|s| s.rows.clear());
@@ -214,11 +223,8 @@ impl Prober {
     }
 
     /// Tries every encoding at every hint once; where it is not the first time, only while the task goes on.
-    async fn round(&self, again: bool, start: Duration, spent: &mut Duration) {
-        // The store is the same for all: each round finds out what it gives with the first ones.
-        let mut weighings = 0;
+    async fn round(&self, again: bool, mut weighings: usize, start: Duration, spent: &mut Spent) {
         let Probing { threads, readers, .. } = self.probing;
-        let mut task = ProbeTask { threads, readers: Some(readers) };
         for encoding in self.encodings() {
             for hint in 0..self.hints.len() {
                 if !self.is_of_interest(hint, encoding) {
@@ -228,18 +234,20 @@ impl Prober {
                 if rows.is_empty() {
                     continue;
                 }
-                while !self.is_over() && spent.as_secs_f64() > self.allowance(start) {
+                while !self.is_over() && !self.may_go_on(start, spent) {
                     self.clock.sleep(PAUSE).await;
                 }
                 if again && self.is_over() {
                     return;
                 }
                 let bound = &self.hints[hint];
+                // The store is the same for all: each round finds out what it gives with the first ones.
+                let task = ProbeTask { threads, readers, weighs: weighings > 0 };
                 match self.cache.probe(&bound.schema, &rows, encoding, task).await {
                     Ok(probe) => {
-                        weighings += 1;
-                        task.readers = task.readers.filter(|_| weighings < WEIGHINGS);
-                        *spent += seconds(probe.spent_cpu_s);
+                        weighings = weighings.saturating_sub(1);
+                        spent.cpu_s += probe.spent_cpu_s;
+                        spent.store_s += probe.spent_store_s;
                         self.findings.lock().probes.push(HintProbe { hint: bound.name.clone(), probe });
                     }
                     // An encoding that cannot hold these columns is no option; a store that fails is none either.
@@ -267,8 +275,10 @@ impl Prober {
         self.findings.lock().parts.iter().flatten().any(stored) || !self.probing.stored_only && candidate()
     }
 
-    fn allowance(&self, start: Duration) -> f64 {
-        (self.clock.now().saturating_sub(start)).as_secs_f64() * self.probing.threads as f64 * SHARE
+    /// Whether what was spent since the start is within the share.
+    fn may_go_on(&self, start: Duration, spent: &Spent) -> bool {
+        let allowed = self.clock.now().saturating_sub(start).as_secs_f64() * SHARE;
+        spent.cpu_s <= allowed * self.probing.threads as f64 && spent.store_s <= allowed
     }
 
     /// The sample of a hint, once there is one; what there is of it when no more rows will come.
@@ -289,8 +299,4 @@ impl Prober {
             }
         }
     }
-}
-
-fn seconds(s: f64) -> Duration {
-    Duration::try_from_secs_f64(s).unwrap_or_default()
 }

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use caju_proto::v1::StageStats;
@@ -42,6 +42,22 @@ pub struct StageCounters {
     busy_ns: AtomicU64,
     wait_in_ns: AtomicU64,
     wait_out_ns: AtomicU64,
+    /// Pieces of work under way, and how many there were at most.
+    under_way: AtomicU32,
+    at_once: AtomicU32,
+}
+
+/// A piece of a stage's work that is under way; the time until it is dropped is the stage's.
+pub(crate) struct Serving<'a> {
+    counters: &'a StageCounters,
+    start: Instant,
+}
+
+impl Drop for Serving<'_> {
+    fn drop(&mut self) {
+        self.counters.under_way.fetch_sub(1, Ordering::Relaxed);
+        add(&self.counters.busy_ns, self.start.elapsed());
+    }
 }
 
 fn add(counter: &AtomicU64, d: Duration) {
@@ -58,10 +74,9 @@ impl StageCounters {
         if !self.taps {
             return work();
         }
-        let wall = Instant::now();
+        let _serving = self.serving();
         let (out, cpu) = own_cpu(work);
         add(&self.cpu_ns, cpu);
-        add(&self.busy_ns, wall.elapsed());
         out
     }
 
@@ -97,8 +112,11 @@ impl StageCounters {
         }
     }
 
-    pub(crate) fn busy(&self, d: Duration) {
-        add(&self.busy_ns, d);
+    /// Begins a piece of work, which may wait for something.
+    pub(crate) fn serving(&self) -> Serving<'_> {
+        let now = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
+        self.at_once.fetch_max(now, Ordering::Relaxed);
+        Serving { counters: self, start: Instant::now() }
     }
 
     pub(crate) fn waited_in(&self, d: Duration) {
@@ -120,6 +138,7 @@ impl StageCounters {
             busy_s: seconds(&self.busy_ns),
             wait_in_s: seconds(&self.wait_in_ns),
             wait_out_s: seconds(&self.wait_out_ns),
+            at_once: self.at_once.load(Ordering::Relaxed),
         }
     }
 }

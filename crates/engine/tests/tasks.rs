@@ -84,7 +84,7 @@ steps:
     for name in ["0.shuffle", "1.batch"] {
         let s = of(name);
         assert_eq!((s.rows_in, s.rows_out, s.bytes_out), (300_000, 300_000, 8 * 300_000), "{name}");
-        assert!(s.busy_s > 0.0 && s.cpu_s > 0.0, "{s:?}");
+        assert!(s.busy_s > 0.0 && s.cpu_s > 0.0 && s.at_once == 1, "{s:?}");
     }
     assert!(of("0.shuffle").cpu_s > of("1.batch").cpu_s, "{stats:?}");
     assert!(of("output").cpu_s > 0.0, "what moving rows costs is counted: {stats:?}");

@@ -19,7 +19,7 @@ use crate::config::WorkerConfig;
 use crate::feed::DispatcherFeed;
 use crate::identity::Identity;
 use crate::pipelines::Pipelines;
-use crate::running::{Attachment, Finished, Profiled, RunningTask};
+use crate::running::{Attachment, Beside, Finished, Profiled, RunningTask};
 
 /// Ended tasks that are remembered, for readers that come late.
 const REMEMBERED: usize = 4096;
@@ -172,6 +172,8 @@ impl Manager {
         let run = run_task(&pipeline, Box::new(feed), options);
         let bytes = self.config.buffer_bytes;
         let iteration = IterationId(def.iteration_id);
+        let others = self.running();
+        others.iter().for_each(|t| t.is_joined());
         let profiled = def.profile.then(|| Profiled {
             findings: Box::new(run.watch_findings()),
             modes: Box::new(run.watch_modes()),
@@ -179,6 +181,7 @@ impl Manager {
             started: std::time::Instant::now(),
             threads: real_cores(self.pool.threads()) / f64::from(self.config.sharers.max(1)),
             readers: readers as u64,
+            beside: Beside::from_now(others.is_empty() && self.config.sharers <= 1),
         });
         let running = RunningTask::new(id, iteration, schema, &run, bytes, profiled, group.clone());
         let running = Arc::new(running);

@@ -48,6 +48,39 @@ pub(crate) struct Profiled {
     pub(crate) threads: f64,
     /// Splits that it reads at once.
     pub(crate) readers: u64,
+    /// What the process does beside it.
+    pub(crate) beside: Beside,
+}
+
+/// What the stages' work takes beside their own time, as a part of it: page faults, memory that other threads give back,
+/// switching between threads. Of pipelines that decode photos and whose readers do next to nothing it is a tenth.
+const SHADOW: f64 = 0.1;
+
+/// CPU time that the process of a task takes beside the task's stages: handing rows to readers, threads that wake each
+/// other and, where the reader lives in the same process, what it does with its rows. It comes with every row, computed or
+/// read, and takes cores from the stages. Known while the task is the only one of the process and stores nothing.
+pub(crate) struct Beside {
+    start: Duration,
+    known: AtomicBool,
+}
+
+impl Beside {
+    /// From now on, if the task is `alone`.
+    pub(crate) fn from_now(alone: bool) -> Self {
+        Self { start: caju_runtime::cpu_time(), known: AtomicBool::new(alone) }
+    }
+
+    fn end(&self) {
+        self.known.store(false, Ordering::Relaxed);
+    }
+
+    /// Seconds of it, where so many are the task's own.
+    fn cpu_s(&self, own: f64) -> f64 {
+        if !self.known.load(Ordering::Relaxed) {
+            return 0.0;
+        }
+        (caju_runtime::cpu_time().saturating_sub(self.start).as_secs_f64() - (1.0 + SHADOW) * own).max(0.0)
+    }
 }
 
 impl std::fmt::Debug for Profiled {
@@ -99,6 +132,12 @@ impl RunningTask {
         // Without hints, or without a cache, there is nothing to find out beyond the stages.
         let nothing = || Findings { parts: Some(Vec::new()), complete: true, ..Findings::default() };
         let found = (profiled.findings)().unwrap_or_else(nothing);
+        let mut stages = self.counters.snapshot();
+        let own =
+            stages.iter().map(|s| s.cpu_s).chain(found.probes.iter().map(|p| p.probe.spent_cpu_s)).sum();
+        if let Some(output) = stages.last_mut() {
+            output.cpu_s += profiled.beside.cpu_s(own);
+        }
         let probes = found.probes.into_iter().map(|p| v1::HintProbe {
             hint: p.hint,
             encoding: p.probe.encoding.to_string(),
@@ -119,7 +158,7 @@ impl RunningTask {
         });
         Some(v1::TaskProfile {
             task_id: self.id.0,
-            stages: self.counters.snapshot(),
+            stages,
             probes: probes.collect(),
             parts: parts.collect(),
             looked,
@@ -139,7 +178,15 @@ impl RunningTask {
     /// Takes what was decided while it ran: a plan, or that nothing is stored.
     pub(crate) fn decide(&self, plan: Option<&CachePlan>) {
         if let Some(profiled) = &self.profiled {
+            profiled.beside.end();
             (profiled.decide)(plan);
+        }
+    }
+
+    /// Another task begins in the same process.
+    pub(crate) fn is_joined(&self) {
+        if let Some(profiled) = &self.profiled {
+            profiled.beside.end();
         }
     }
 
@@ -340,5 +387,26 @@ impl LocalTask for Attachment {
         let chunk = Attachment::next(self).await?;
         self.received |= chunk.is_none();
         Ok(chunk)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_does_beside_its_only_task_is_known() {
+        let (alone, joined) = (Beside::from_now(true), Beside::from_now(false));
+        let end = caju_runtime::thread_cpu_time() + Duration::from_millis(30);
+        while caju_runtime::thread_cpu_time() < end {
+            std::hint::spin_loop();
+        }
+        // Other tests of this process may add to it.
+        assert!(alone.cpu_s(0.0) >= 0.03);
+        assert!(alone.cpu_s(0.02) < alone.cpu_s(0.0) - 0.01, "what is the task's own does not count");
+        assert!(alone.cpu_s(1e6) <= 0.0);
+        assert!(joined.cpu_s(0.0) <= 0.0, "of several tasks nobody knows whose it is");
+        alone.end();
+        assert!(alone.cpu_s(0.0) <= 0.0);
     }
 }

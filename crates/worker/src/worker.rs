@@ -144,6 +144,7 @@ fn add_stages(sum: &mut Vec<v1::StageStats>, more: Vec<v1::StageStats>) {
                 have.busy_s += s.busy_s;
                 have.wait_in_s += s.wait_in_s;
                 have.wait_out_s += s.wait_out_s;
+                have.at_once = have.at_once.max(s.at_once);
             }
         }
     }

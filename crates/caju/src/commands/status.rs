@@ -144,8 +144,10 @@ fn details(job: &JobStatus) -> String {
         out.push_str(&format!(", bottleneck {}: {}", job.bottleneck, advice(&job.bottleneck)));
     }
     out.push('\n');
-    let mut rows =
-        vec![["stage", "rows in", "rows out", "bytes out", "busy", "CPU", "rows/busy s"].map(String::from)];
+    let mut rows = vec![
+        ["stage", "rows in", "rows out", "bytes out", "busy", "at once", "CPU", "rows/busy s"]
+            .map(String::from),
+    ];
     rows.extend(job.stages.iter().map(|s| {
         [
             s.name.clone(),
@@ -153,6 +155,7 @@ fn details(job: &JobStatus) -> String {
             format_count(s.rows_out),
             format_bytes(s.bytes_out),
             span(s.busy_s),
+            format_count(u64::from(s.at_once)),
             span(s.cpu_s),
             rate(s).map_or("-".into(), format_count),
         ]
@@ -192,7 +195,8 @@ fn job_json(j: &JobStatus) -> Value {
         .iter()
         .map(|s| {
             json!({"name": s.name, "rows_in": s.rows_in, "rows_out": s.rows_out, "bytes_out": s.bytes_out,
-               "cpu_s": s.cpu_s, "busy_s": s.busy_s, "wait_in_s": s.wait_in_s, "wait_out_s": s.wait_out_s})
+               "cpu_s": s.cpu_s, "busy_s": s.busy_s, "wait_in_s": s.wait_in_s, "wait_out_s": s.wait_out_s,
+               "at_once": s.at_once})
         })
         .collect();
     let failure = j.failure.as_ref().map(|f| json!({"kind": f.kind, "message": f.message}));
@@ -238,6 +242,7 @@ mod tests {
             rows_in: 500,
             rows_out: 500,
             busy_s: 2.0,
+            at_once: 17,
             ..Default::default()
         };
         let job = JobStatus {
@@ -262,7 +267,10 @@ mod tests {
         let status = GetStatusResponse { jobs: vec![job], workers: vec![worker], ..Default::default() };
         let shown = text("h:1", &status);
         assert!(
-            shown.contains("3/9") && shown.contains("bottleneck 1.map") && shown.contains("250"),
+            shown.contains("3/9")
+                && shown.contains("bottleneck 1.map")
+                && shown.contains("250")
+                && shown.contains(" 17 "),
             "{shown}"
         );
         for words in ["run-1 (policy auto): hint `a` as arrow/none", "2 computed, 1 stored", "Because."] {

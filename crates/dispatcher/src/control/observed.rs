@@ -95,5 +95,6 @@ pub(crate) fn add_stages(sum: &mut Vec<StageStats>, more: &[StageStats]) {
         have.busy_s += stage.busy_s;
         have.wait_in_s += stage.wait_in_s;
         have.wait_out_s += stage.wait_out_s;
+        have.at_once = have.at_once.max(stage.at_once);
     }
 }

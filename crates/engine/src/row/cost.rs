@@ -1,7 +1,7 @@
 //! The artificial stages `sleep` and `burn`, with which experiments make a pipeline as slow as they like.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use caju_pipeline::Cost;
 use caju_runtime::thread_cpu_time;
@@ -24,7 +24,6 @@ pub(crate) async fn pay(
         Cost::PerBatch(d) => each(d, elements),
     };
     let _turn = ctx.one_at_a_time.lock().await;
-    let start = Instant::now();
     if burn {
         let counters = Arc::clone(&ctx.stats);
         ctx.pool
@@ -38,8 +37,8 @@ pub(crate) async fn pay(
             })
             .await?;
     } else {
+        let _serving = ctx.stats.stage(stats).serving();
         ctx.clock.sleep(due).await;
-        ctx.stats.stage(stats).busy(start.elapsed());
     }
     Ok(())
 }

@@ -191,9 +191,9 @@ impl Reader {
         let reading = self.reading(self.cache.figures(group.hint));
         place.shrink(group.part.requests());
         loop {
-            let start = Instant::now();
+            let serving = counters.serving();
             let Some(chunks) = counters.polled(group.part.next()).await else { break };
-            counters.busy(start.elapsed());
+            drop(serving);
             place.shrink(group.part.requests());
             let chunks = match chunks {
                 Ok(chunks) => chunks,
@@ -255,9 +255,9 @@ impl Reader {
         let reading = self.reading(self.cache.figures(hint));
         place.shrink(part.requests());
         loop {
-            let start = Instant::now();
+            let serving = counters.serving();
             let Some(batch) = counters.polled(part.next()).await else { break };
-            counters.busy(start.elapsed());
+            drop(serving);
             place.shrink(part.requests());
             let Ok(batch) = batch else { return Some(ordinal) };
             counters.moved(batch.num_rows(), batch.num_rows(), batch_bytes(&batch));
@@ -287,9 +287,9 @@ impl Reader {
         let mut rows = self.open(&self.pipeline.root, &lease.split, lease.index);
         let mut ordinal = lease.split.trim.map_or(0, |t| t.0);
         loop {
-            let start = Instant::now();
+            let serving = counters.serving();
             let next = counters.polled(rows.next()).await;
-            counters.busy(start.elapsed());
+            drop(serving);
             let item = match next {
                 None => return true,
                 Some(Err(e)) => Err(e),

@@ -157,7 +157,8 @@ async fn a_task_that_leases_no_more_is_told() {
         }
         let modes = task.modes();
         assert_eq!((modes.put, modes.compute), want, "{modes:?}");
-        assert_eq!(modes.kept, modes.put);
+        // The other split may begin only now.
+        assert!(modes.kept <= modes.put && (modes.put == 0 || modes.kept > 0), "{modes:?}");
         assert!(rows > 2000, "{rows}");
     }
 }

@@ -1,22 +1,43 @@
 //! What probes cost the task that they run beside.
 
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use caju_cache::{Cache, Probe};
 use caju_engine::{LeasedSplit, TaskOptions, run_task};
 use caju_runtime::{CpuPool, SystemClock};
+use caju_testkit::faulty::{Fault, Faults, Op, Rule};
 
 use crate::common::Fixed;
+use crate::damage::faulty_with;
 use crate::rows::{Pair, cache_with, place};
 
 /// Never more than 3 % of the time that the task's threads had so far, but for the probe at hand.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn probes_keep_within_their_share() {
+    let cache = cache_with(&place("probes"), Default::default()).await;
+    within_their_share(cache, 3, |p| (p.spent_cpu_s, 2.0)).await;
+}
+
+/// Nor of the requests that the task may have under way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn probes_keep_within_their_share_of_a_far_store() {
+    let faults = Faults::new();
+    let far = |op| Rule::new(op, Fault::Delay(Duration::from_millis(4), SystemClock::shared())).always();
+    faults.add(far(Op::Get));
+    faults.add(far(Op::Put));
+    let cache = faulty_with(&place("probes"), &faults, Default::default()).await;
+    within_their_share(cache, 3, |p| (p.spent_store_s, 1.0)).await;
+}
+
+/// What the probes of a task spent is checked after each of its chunks against what it had, in units per second.
+async fn within_their_share(cache: Arc<Cache>, least: usize, spent_of: impl Fn(&Probe) -> (f64, f64)) {
     let yaml = "source: { range: { start: 0, end: 98304 } }\nsteps:\n  - with_columns: { t: \"lpad(cast(id as varchar), 500, 'x')\" }\n  \
                 - autocache: a\n  - with_columns: { u: \"concat(t, 'y')\" }\n  - autocache: b\n  - burn: { per_row: 30us }\n  - batch: 100\n";
     let pair = Pair::yaml(yaml).await;
     let leases = (0u64..).zip(&pair.splits).map(|(i, s)| LeasedSplit::new(i, s.clone())).collect();
     let mut options = TaskOptions::new(CpuPool::new(2).unwrap(), SystemClock::shared());
-    options.cache = Some(cache_with(&place("probes"), Default::default()).await);
+    options.cache = Some(cache);
     options.probe = true;
     options.batch_rows = 500;
     let mut task = run_task(&pair.kept, Box::new(Fixed(leases)), options);
@@ -25,10 +46,11 @@ async fn probes_keep_within_their_share() {
         chunk.unwrap();
         let elapsed = start.elapsed().as_secs_f64();
         let probes = task.findings().unwrap().probes;
-        let spent: f64 = probes.iter().map(|p| p.probe.spent_cpu_s).sum();
-        let last = probes.last().map_or(0.0, |p| p.probe.spent_cpu_s);
-        assert!(spent - last <= 0.03 * 2.0 * elapsed, "{spent} s of CPU in {elapsed} s: {probes:?}");
+        let spent: f64 = probes.iter().map(|p| spent_of(&p.probe).0).sum();
+        let (last, per_s) = probes.last().map_or((0.0, 1.0), |p| spent_of(&p.probe));
+        assert!(probes.is_empty() || last > 0.0, "nothing is counted: {probes:?}");
+        assert!(spent - last <= 0.03 * per_s * elapsed, "{spent} s in {elapsed} s: {probes:?}");
         tries = probes.len();
     }
-    assert!(tries >= 3, "the test shows nothing: {tries} probes");
+    assert!(tries >= least, "the test shows nothing: {tries} probes");
 }
