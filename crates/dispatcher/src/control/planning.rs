@@ -19,7 +19,7 @@ const LEAST_S: f64 = 0.9;
 /// After so long, or so much of the epoch, the best choice so far is taken.
 const LONGEST_S: f64 = 20.0;
 const LARGEST_SHARE: f64 = 0.08;
-/// And so long a hint has at least to show rows.
+/// And so long a hint has at least to show rows, and the store to answer for every encoding.
 const PROBES_S: f64 = 5.0;
 /// Jobs of which it is known what was before them.
 const MOST_RECALLED: usize = 1024;
@@ -212,7 +212,9 @@ fn is_too_late(measured: &Measured) -> bool {
 
 /// Whether the time for finding out is over.
 fn is_late(measured: &Measured) -> bool {
-    measured.elapsed_s() >= LONGEST_S || measured.share().is_some_and(|s| s >= LARGEST_SHARE)
+    let elapsed = measured.elapsed_s();
+    let tried = measured.complete() || elapsed >= PROBES_S;
+    elapsed >= LONGEST_S || tried && measured.share().is_some_and(|s| s >= LARGEST_SHARE)
 }
 
 /// A job that waits for a decision.
@@ -339,4 +341,23 @@ fn assumed_write(decision: &Decision, profile: &Profile) -> Option<u64> {
         e.bytes_per_row / (1.0 / rows_per_s + e.encode_cpu_s_per_row / cores)
     });
     Some((store.min(brought) / workers) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In a short epoch its share is soon begun, and what compresses best is tried last.
+    #[test]
+    fn what_was_not_tried_is_waited_for_a_while() {
+        let after = |elapsed_s, computed, complete| {
+            let task = v1::TaskProfile { elapsed_s, computed, complete, ..Default::default() };
+            Measured { tasks: vec![task], splits_total: 100, ..Default::default() }
+        };
+        assert!(!is_late(&after(1.0, 7, true)));
+        assert!(is_late(&after(1.0, 8, true)));
+        assert!(!is_late(&after(1.0, 40, false)), "something may be better");
+        assert!(is_late(&after(5.0, 40, false)), "but not for long");
+        assert!(is_late(&after(20.0, 1, false)));
+    }
 }
