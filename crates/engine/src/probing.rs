@@ -101,6 +101,8 @@ pub(crate) struct Probing {
     pub(crate) stored_only: bool,
     /// Threads that the task has to compute.
     pub(crate) threads: usize,
+    /// Cores that are its own, as many as its threads at most.
+    pub(crate) cores: f64,
     /// Splits that the task reads at once.
     pub(crate) readers: usize,
 }
@@ -234,24 +236,30 @@ impl Prober {
                 if rows.is_empty() {
                     continue;
                 }
-                while !self.is_over() && !self.may_go_on(start, spent) {
+                // The store is the same for all: each round finds out what it gives with the first ones.
+                let task = ProbeTask { threads, readers, weighs: weighings > 0 };
+                // Until everything was tried once, the few requests of the others do not wait for what that took.
+                let all = again || task.weighs;
+                while !self.is_over() && !self.may_go_on(start, spent, all) {
                     self.clock.sleep(PAUSE).await;
                 }
                 if again && self.is_over() {
                     return;
                 }
                 let bound = &self.hints[hint];
-                // The store is the same for all: each round finds out what it gives with the first ones.
-                let task = ProbeTask { threads, readers, weighs: weighings > 0 };
+                let before = self.clock.now();
+                weighings = weighings.saturating_sub(1);
                 match self.cache.probe(&bound.schema, &rows, encoding, task).await {
                     Ok(probe) => {
-                        weighings = weighings.saturating_sub(1);
                         spent.cpu_s += probe.spent_cpu_s;
                         spent.store_s += probe.spent_store_s;
                         self.findings.lock().probes.push(HintProbe { hint: bound.name.clone(), probe });
                     }
                     // An encoding that cannot hold these columns is no option; a store that fails is none either.
-                    Err(error) => tracing::debug!(hint = %bound.name, %encoding, %error, "a probe failed"),
+                    Err(error) => {
+                        tracing::debug!(hint = %bound.name, %encoding, %error, "a probe failed");
+                        spent.store_s += self.clock.now().saturating_sub(before).as_secs_f64();
+                    }
                 }
             }
         }
@@ -275,10 +283,10 @@ impl Prober {
         self.findings.lock().parts.iter().flatten().any(stored) || !self.probing.stored_only && candidate()
     }
 
-    /// Whether what was spent since the start is within the share.
-    fn may_go_on(&self, start: Duration, spent: &Spent) -> bool {
+    /// Whether what was spent since the start is within the share, the store included if `all` of it counts.
+    fn may_go_on(&self, start: Duration, spent: &Spent, all: bool) -> bool {
         let allowed = self.clock.now().saturating_sub(start).as_secs_f64() * SHARE;
-        spent.cpu_s <= allowed * self.probing.threads as f64 && spent.store_s <= allowed
+        spent.cpu_s <= allowed * self.probing.cores && (!all || spent.store_s <= allowed)
     }
 
     /// The sample of a hint, once there is one; what there is of it when no more rows will come.

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -38,6 +39,8 @@ pub(crate) struct Manager {
     tasks: Mutex<HashMap<TaskId, Arc<Slot>>>,
     past: Mutex<VecDeque<(TaskId, Result<()>)>>,
     reported_io: Mutex<v1::IoStats>,
+    /// Tasks that began so far.
+    begun: Arc<AtomicU64>,
     group: Tasks,
     changed: Notify,
 }
@@ -101,6 +104,7 @@ impl Manager {
             tasks: Mutex::default(),
             past: Mutex::default(),
             reported_io: Mutex::default(),
+            begun: Arc::default(),
             group,
             changed: Notify::new(),
         }
@@ -168,20 +172,22 @@ impl Manager {
         options.probe_to_end = def.profile_only;
         options.probe_encoding = def.probe_encoding.parse().ok();
         options.probe_stored_only = def.probe_stored_only;
+        let cores = real_cores(self.pool.threads()) / f64::from(self.config.sharers.max(1));
+        options.cores = Some(cores);
         let readers = options.readers;
         let run = run_task(&pipeline, Box::new(feed), options);
         let bytes = self.config.buffer_bytes;
         let iteration = IterationId(def.iteration_id);
-        let others = self.running();
-        others.iter().for_each(|t| t.is_joined());
+        let begun = self.begun.fetch_add(1, Ordering::AcqRel) + 1;
+        let alone = self.running().is_empty() && self.config.sharers <= 1;
         let profiled = def.profile.then(|| Profiled {
             findings: Box::new(run.watch_findings()),
             modes: Box::new(run.watch_modes()),
             decide: Box::new(run.decider()),
             started: std::time::Instant::now(),
-            threads: real_cores(self.pool.threads()) / f64::from(self.config.sharers.max(1)),
+            threads: cores,
             readers: readers as u64,
-            beside: Beside::from_now(others.is_empty() && self.config.sharers <= 1),
+            beside: Beside::from_now(alone.then(|| (Arc::clone(&self.begun), begun))),
         });
         let running = RunningTask::new(id, iteration, schema, &run, bytes, profiled, group.clone());
         let running = Arc::new(running);

@@ -57,29 +57,45 @@ pub(crate) struct Profiled {
 const SHADOW: f64 = 0.1;
 
 /// CPU time that the process of a task takes beside the task's stages: handing rows to readers, threads that wake each
-/// other and, where the reader lives in the same process, what it does with its rows. It comes with every row, computed or
-/// read, and takes cores from the stages. Known while the task is the only one of the process and stores nothing.
+/// other and, where the reader lives in the same process, what it does with its rows. It takes cores from the stages, and
+/// comes with rows whether they are computed or read, as far as the reader keeps up: a process that is busy with something
+/// else, while rows wait, is not held up by them. It is known while the task is the only one that began, and until it is
+/// decided what to store.
 pub(crate) struct Beside {
     start: Duration,
-    known: AtomicBool,
+    /// How many tasks had begun, with the one that this is about; none if there were others.
+    begun: Option<(Arc<AtomicU64>, u64)>,
+    ended: AtomicBool,
+    /// The most that it ever was, in nanoseconds: a probe's time is its own only when it is through.
+    most: AtomicU64,
 }
 
 impl Beside {
-    /// From now on, if the task is `alone`.
-    pub(crate) fn from_now(alone: bool) -> Self {
-        Self { start: caju_runtime::cpu_time(), known: AtomicBool::new(alone) }
+    /// From now on, beside the only task, if it is that: of those that are counted here it is the last.
+    pub(crate) fn from_now(begun: Option<(Arc<AtomicU64>, u64)>) -> Self {
+        Self {
+            start: caju_runtime::cpu_time(),
+            begun,
+            ended: AtomicBool::new(false),
+            most: AtomicU64::new(0),
+        }
     }
 
     fn end(&self) {
-        self.known.store(false, Ordering::Relaxed);
+        self.ended.store(true, Ordering::Relaxed);
     }
 
-    /// Seconds of it, where so many are the task's own.
-    fn cpu_s(&self, own: f64) -> f64 {
-        if !self.known.load(Ordering::Relaxed) {
-            return 0.0;
-        }
-        (caju_runtime::cpu_time().saturating_sub(self.start).as_secs_f64() - (1.0 + SHADOW) * own).max(0.0)
+    /// Seconds of it so far, where so many are the task's own and readers kept up for a `share` of the time.
+    fn cpu_s(&self, own: f64, share: f64) -> f64 {
+        let alone = self.begun.as_ref().is_some_and(|(begun, then)| begun.load(Ordering::Acquire) == *then);
+        let now = if alone && !self.ended.load(Ordering::Relaxed) {
+            let all = caju_runtime::cpu_time().saturating_sub(self.start).as_secs_f64();
+            (all - (1.0 + SHADOW) * own).max(0.0) * share.clamp(0.0, 1.0)
+        } else {
+            0.0
+        };
+        let now = u64::try_from(Duration::try_from_secs_f64(now).unwrap_or_default().as_nanos()).unwrap_or(0);
+        Duration::from_nanos(self.most.fetch_max(now, Ordering::Relaxed).max(now)).as_secs_f64()
     }
 }
 
@@ -135,8 +151,9 @@ impl RunningTask {
         let mut stages = self.counters.snapshot();
         let own =
             stages.iter().map(|s| s.cpu_s).chain(found.probes.iter().map(|p| p.probe.spent_cpu_s)).sum();
+        let elapsed_s = profiled.started.elapsed().as_secs_f64();
         if let Some(output) = stages.last_mut() {
-            output.cpu_s += profiled.beside.cpu_s(own);
+            output.cpu_s += profiled.beside.cpu_s(own, 1.0 - output.wait_out_s / elapsed_s.max(1e-3));
         }
         let probes = found.probes.into_iter().map(|p| v1::HintProbe {
             hint: p.hint,
@@ -163,7 +180,7 @@ impl RunningTask {
             parts: parts.collect(),
             looked,
             complete: found.complete,
-            elapsed_s: profiled.started.elapsed().as_secs_f64(),
+            elapsed_s,
             threads: profiled.threads,
             computed: modes.compute + modes.put,
             read: modes.get,
@@ -180,13 +197,6 @@ impl RunningTask {
         if let Some(profiled) = &self.profiled {
             profiled.beside.end();
             (profiled.decide)(plan);
-        }
-    }
-
-    /// Another task begins in the same process.
-    pub(crate) fn is_joined(&self) {
-        if let Some(profiled) = &self.profiled {
-            profiled.beside.end();
         }
     }
 
@@ -396,17 +406,25 @@ mod tests {
 
     #[test]
     fn what_a_process_does_beside_its_only_task_is_known() {
-        let (alone, joined) = (Beside::from_now(true), Beside::from_now(false));
+        let begun = Arc::new(AtomicU64::new(3));
+        let beside = |begun: Option<&Arc<AtomicU64>>| Beside::from_now(begun.map(|b| (Arc::clone(b), 3)));
+        let (alone, joined, read, other) =
+            (beside(Some(&begun)), beside(None), beside(Some(&begun)), beside(Some(&begun)));
         let end = caju_runtime::thread_cpu_time() + Duration::from_millis(30);
         while caju_runtime::thread_cpu_time() < end {
             std::hint::spin_loop();
         }
         // Other tests of this process may add to it.
-        assert!(alone.cpu_s(0.0) >= 0.03);
-        assert!(alone.cpu_s(0.02) < alone.cpu_s(0.0) - 0.01, "what is the task's own does not count");
-        assert!(alone.cpu_s(1e6) <= 0.0);
-        assert!(joined.cpu_s(0.0) <= 0.0, "of several tasks nobody knows whose it is");
+        assert!(other.cpu_s(1e6, 1.0) <= 0.0, "what is the task's own does not count");
+        let first = alone.cpu_s(0.0, 1.0);
+        assert!(first >= 0.03);
+        assert!(alone.cpu_s(1.0, 1.0) >= first, "it never gets less");
+        assert!(joined.cpu_s(0.0, 1.0) <= 0.0, "of several tasks nobody knows whose it is");
+        assert!(read.cpu_s(0.0, -0.1) <= 0.0, "rows waited for their reader");
+        begun.fetch_add(1, Ordering::AcqRel);
+        assert!(other.cpu_s(0.0, 1.0) <= 0.0, "another one began");
+        let last = alone.cpu_s(0.0, 1.0);
         alone.end();
-        assert!(alone.cpu_s(0.0) <= 0.0);
+        assert!((alone.cpu_s(0.0, 1.0) - last).abs() < 1e-9, "and stays as it was");
     }
 }

@@ -78,15 +78,10 @@ impl Core {
         let observed = self.observed.lock();
         let ended = observed.ended_stages.get(&iteration.id);
         let stages = ended.zip(dataset).filter(|_| iteration.modes.get == 0).map(|(s, d)| stages(s, d));
-        let Some(stages) = stages else { return profile };
-        let like = |(new, old): (&Stage, &Stage)| {
-            new.name == old.name && (new.cpu_s_per_row > 0.0) == (old.cpu_s_per_row > 0.0)
-        };
-        // Where hints are left out, something may have been pushed into the source.
-        if stages.len() != profile.stages.len() || !stages.iter().zip(&profile.stages).all(like) {
-            return profile;
+        match stages {
+            Some(stages) => with_stages(profile, stages),
+            None => profile,
         }
-        Profile { stages, ..profile }
     }
 
     fn facts(&self, iteration: &Iteration) -> EpochFacts {
@@ -101,6 +96,24 @@ impl Core {
             waited: mine.map(|(_, c)| c.wait_fraction).fold(1.0, f64::min) > PACED,
         }
     }
+}
+
+/// The profile with the costs of these stages, if they are the same ones.
+fn with_stages(profile: Profile, mut stages: Vec<Stage>) -> Profile {
+    let like = |(new, old): (&Stage, &Stage)| {
+        new.name == old.name && (new.cpu_s_per_row > 0.0) == (old.cpu_s_per_row > 0.0)
+    };
+    // Where hints are left out, something may have been pushed into the source.
+    if stages.len() != profile.stages.len() || !stages.iter().zip(&profile.stages).all(like) {
+        return profile;
+    }
+    // With the output counts what processes do beside their tasks, which is not in the figures of an epoch that ended.
+    if let Some((new, old)) =
+        stages.last_mut().zip(profile.stages.last()).filter(|(new, _)| new.name == "output")
+    {
+        new.clone_from(old);
+    }
+    Profile { stages, ..profile }
 }
 
 fn remember(txn: &mut Txn<'_>, job: caju_types::JobName, watch: Watch) {
@@ -201,4 +214,33 @@ fn is_better(profile: &Profile, new: &Decision, old: &Choice) -> bool {
     let by = if ran || new.choice == Choice::Compute { BETTER } else { FAR_BETTER };
     let (ours, theirs) = (horizon(&same), horizon(&|c: &Choice| *c == new.choice));
     ours.zip(theirs).is_some_and(|(ours, theirs)| theirs * by < ours)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_processes_do_beside_their_tasks_stays_in_the_profile() {
+        let stage = |name: &str, cpu: f64| Stage {
+            name: name.into(),
+            io_bytes_per_row: 0.0,
+            cpu_s_per_row: cpu,
+            service_s_per_row: cpu,
+            max_parallelism: None,
+            out_rows_per_row: 1.0,
+            out_bytes_per_row: 8.0,
+            random: false,
+        };
+        let text = r#"{"schema": "caju.profile/v1", "cluster": {"workers": 1, "cores_per_worker": 2}, "source": {"rows": 9},
+            "stages": [{"name": "read", "io_bytes_per_row": 0, "cpu_s_per_row": 1, "service_s_per_row": 1,
+                        "out_rows_per_row": 1, "out_bytes_per_row": 8}]}"#;
+        let empty = Profile::from_json(text).unwrap();
+        let profile = |stages| Profile { stages, ..empty.clone() };
+        let first = profile(vec![stage("read", 2e-6), stage("output", 3e-6)]);
+        let then = with_stages(first.clone(), vec![stage("read", 1e-6), stage("output", 1e-6)]);
+        assert_eq!(then.stages, [stage("read", 1e-6), stage("output", 3e-6)]);
+        let other = with_stages(first.clone(), vec![stage("map", 1e-6), stage("output", 1e-6)]);
+        assert_eq!(other.stages, first.stages, "other stages");
+    }
 }

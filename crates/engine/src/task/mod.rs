@@ -97,6 +97,9 @@ pub struct TaskOptions {
     /// With `probe`: whether only hints are tried that have parts, in their encodings: for a job that would not read what it
     /// stores.
     pub probe_stored_only: bool,
+    /// Cores that are the task's own, where its threads are more than that or shared: probes take a share of them. None: one
+    /// for each thread.
+    pub cores: Option<f64>,
     /// Whether the stages' times are taken. Only a benchmark of what that costs has a reason to say no.
     pub taps: bool,
 }
@@ -122,6 +125,7 @@ impl TaskOptions {
             probe_to_end: false,
             probe_encoding: None,
             probe_stored_only: false,
+            cores: None,
             taps: true,
         }
     }
@@ -185,6 +189,7 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
             encoding: options.probe_encoding,
             stored_only: options.probe_stored_only,
             threads: options.pool.threads(),
+            cores: options.cores.unwrap_or(options.pool.threads() as f64),
             readers: options.readers,
         };
         Prober::start(Arc::clone(cache), hints.clone(), Arc::clone(&options.clock), probing, &tasks)
