@@ -28,7 +28,7 @@ async fn probes_keep_within_their_share_of_a_far_store() {
 
 /// Until then what weighing the store takes keeps no single request waiting: the second probe would come after seven seconds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everything_is_tried_soon_at_a_far_store() {
+async fn first_tries_do_not_wait_for_a_weighing() {
     assert!(within_their_share(far(100).await, None, 8, |p| (p.spent_store_s, 1.0)).await >= 2);
 }
 
