@@ -19,6 +19,25 @@ pub mod v1 {
     tonic::include_proto!("caju.v1");
 }
 
+/// Sums the figures of stages of the same name, in the order of first appearance: of several tasks, workers or epochs.
+/// What ran at once in one of them is not summed: the most counts.
+pub fn add_stages(sum: &mut Vec<v1::StageStats>, more: &[v1::StageStats]) {
+    for stage in more {
+        let Some(have) = sum.iter_mut().find(|s| s.name == stage.name) else {
+            sum.push(stage.clone());
+            continue;
+        };
+        have.rows_in += stage.rows_in;
+        have.rows_out += stage.rows_out;
+        have.bytes_out += stage.bytes_out;
+        have.cpu_s += stage.cpu_s;
+        have.busy_s += stage.busy_s;
+        have.wait_in_s += stage.wait_in_s;
+        have.wait_out_s += stage.wait_out_s;
+        have.at_once = have.at_once.max(stage.at_once);
+    }
+}
+
 const KIND_KEY: &str = "caju-error-kind";
 
 fn code_of(kind: ErrorKind) -> Code {

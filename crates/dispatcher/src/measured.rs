@@ -226,7 +226,7 @@ impl Measured {
     fn stages(&self) -> Vec<v1::StageStats> {
         let mut sums = Vec::new();
         for task in &self.tasks {
-            crate::control::add_stages(&mut sums, &task.stages);
+            caju_proto::add_stages(&mut sums, &task.stages);
         }
         sums
     }

@@ -98,7 +98,7 @@ async fn heartbeats(manager: Arc<Manager>, patience: Duration) {
     loop {
         let running = manager.running();
         let mut stages = Vec::new();
-        running.iter().for_each(|t| add_stages(&mut stages, t.stages()));
+        running.iter().for_each(|t| caju_proto::add_stages(&mut stages, &t.stages()));
         let request = v1::WorkerHeartbeatRequest {
             worker_id: identity.id().0,
             address: identity.address.clone(),
@@ -128,25 +128,6 @@ async fn heartbeats(manager: Arc<Manager>, patience: Duration) {
         }
         due = (due + identity.heartbeat()).max(Instant::now());
         tokio::time::sleep_until(due).await;
-    }
-}
-
-/// Sums the counters of stages of the same name.
-fn add_stages(sum: &mut Vec<v1::StageStats>, more: Vec<v1::StageStats>) {
-    for s in more {
-        match sum.iter_mut().find(|have| have.name == s.name) {
-            None => sum.push(s),
-            Some(have) => {
-                have.rows_in += s.rows_in;
-                have.rows_out += s.rows_out;
-                have.bytes_out += s.bytes_out;
-                have.cpu_s += s.cpu_s;
-                have.busy_s += s.busy_s;
-                have.wait_in_s += s.wait_in_s;
-                have.wait_out_s += s.wait_out_s;
-                have.at_once = have.at_once.max(s.at_once);
-            }
-        }
     }
 }
 

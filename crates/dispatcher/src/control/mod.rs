@@ -37,7 +37,6 @@ use crate::journal::{Journal, JournalWriter};
 use crate::splits::{Issued, SharedProvider, SplitOrder, SplitProvider};
 use crate::state::{FeedId, Iteration, Mode, State, Update, follow_ups};
 use observed::Observed;
-pub(crate) use observed::add_stages;
 use planning::Planning;
 pub use saves::Saves;
 

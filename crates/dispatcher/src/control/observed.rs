@@ -57,7 +57,7 @@ impl Observed {
 
     /// Adds what an ended task reported.
     pub(crate) fn end_task(&mut self, iteration: IterationId, stages: &[StageStats], io: Option<IoStats>) {
-        add_stages(self.ended_stages.entry(iteration).or_default(), stages);
+        caju_proto::add_stages(self.ended_stages.entry(iteration).or_default(), stages);
         let (sum, io) = (self.ended_io.entry(iteration).or_default(), io.unwrap_or_default());
         sum.source_bytes_read += io.source_bytes_read;
         sum.cache_bytes_read += io.cache_bytes_read;
@@ -78,23 +78,5 @@ impl Observed {
         self.starved.remove(&iteration);
         self.ended_stages.remove(&iteration);
         self.ended_io.remove(&iteration);
-    }
-}
-
-/// Sums the figures of stages of the same name, in the order of first appearance.
-pub(crate) fn add_stages(sum: &mut Vec<StageStats>, more: &[StageStats]) {
-    for stage in more {
-        let Some(have) = sum.iter_mut().find(|s| s.name == stage.name) else {
-            sum.push(stage.clone());
-            continue;
-        };
-        have.rows_in += stage.rows_in;
-        have.rows_out += stage.rows_out;
-        have.bytes_out += stage.bytes_out;
-        have.cpu_s += stage.cpu_s;
-        have.busy_s += stage.busy_s;
-        have.wait_in_s += stage.wait_in_s;
-        have.wait_out_s += stage.wait_out_s;
-        have.at_once = have.at_once.max(stage.at_once);
     }
 }

@@ -5,7 +5,6 @@ use caju_types::Result;
 
 use super::Core;
 use super::leases::splits_total;
-use super::observed::add_stages;
 use super::workers::modes_to_proto;
 use crate::state::{Iteration, State, TaskState, Worker};
 
@@ -86,7 +85,7 @@ impl Core {
                 iteration.tasks.get(&caju_types::TaskId(*t)).is_some_and(|t| t.state == TaskState::Active)
             };
             if report.tasks.iter().all(ours) && report.tasks.iter().any(active) {
-                add_stages(&mut sum, &report.stages);
+                caju_proto::add_stages(&mut sum, &report.stages);
             }
         }
         sum
