@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
-use caju_runtime::thread_cpu_time;
+use caju_runtime::{Tasks, thread_cpu_time};
 use caju_types::{Error, Fingerprint, Result, SplitKey};
 use futures::future::{join_all, try_join_all};
 use object_store::path::Path;
@@ -19,6 +19,7 @@ use crate::Cache;
 use crate::encoding::{Encoding, Format};
 use crate::mmap::Map;
 use crate::record::PartMeta;
+use crate::store::Root;
 use crate::write::{IN_FLIGHT, encode_all};
 
 /// How old a probe's object is that nobody is going to remove any more: its process has ended. Probes take seconds.
@@ -160,6 +161,7 @@ impl Cache {
         let (all_writes, all_reads) = task.requests();
         let (writes, requests) = if task.weighs { (all_writes, all_reads) } else { (1, 1) };
         let paths: Vec<Path> = (0..writes).map(|_| name()).collect();
+        let written = Written::new(self, paths.clone());
         let first = paths.first().cloned().unwrap_or_else(name);
         let moved = async {
             let (mut puts, mut gets) = (Requests::of(all_writes), Requests::of(all_reads));
@@ -182,7 +184,7 @@ impl Cache {
             Ok(Moved { fetched, mapped, fetch_cpu, store, write, read })
         };
         let moved = moved.await;
-        self.root.delete_all(paths).await?;
+        written.remove().await?;
         moved
     }
 
@@ -249,6 +251,40 @@ impl Cache {
         let took = start.elapsed();
         requests.count(at_once, took);
         Ok((last, at_full_size(bytes, took, latency.min(took), self.options.read_bytes) * at_once as f64))
+    }
+}
+
+/// Objects of a probe, which go with it: also if the task that it is made for ends while they are on their way.
+struct Written {
+    root: Arc<Root>,
+    tasks: Tasks,
+    paths: Vec<Path>,
+}
+
+impl Written {
+    fn new(cache: &Cache, paths: Vec<Path>) -> Self {
+        Self { root: Arc::clone(&cache.root), tasks: cache.tasks.clone(), paths }
+    }
+
+    async fn remove(mut self) -> Result<()> {
+        self.root.delete_all(self.paths.clone()).await?;
+        self.paths.clear();
+        Ok(())
+    }
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        let (root, paths) = (Arc::clone(&self.root), std::mem::take(&mut self.paths));
+        // Without a runtime the process is at its end; the next one finds them.
+        if paths.is_empty() || tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
+        drop(self.tasks.spawn_graceful(async move {
+            if let Err(error) = root.delete_all(paths).await {
+                tracing::debug!(%error, "a probe's objects are left to the collection");
+            }
+        }));
     }
 }
 

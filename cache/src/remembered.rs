@@ -23,11 +23,17 @@ pub struct Remembered {
     pub epochs: Option<u64>,
     /// Jobs so far.
     pub jobs: u64,
+    /// Splits that the last job's source had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub splits: Option<u64>,
+    /// Cores of all workers that it had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u64>,
 }
 
 impl Default for Remembered {
     fn default() -> Self {
-        Self { schema: Self::SCHEMA.into(), profile: None, epochs: None, jobs: 0 }
+        Self { schema: Self::SCHEMA.into(), profile: None, epochs: None, jobs: 0, splits: None, cores: None }
     }
 }
 

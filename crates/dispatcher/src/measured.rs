@@ -15,8 +15,6 @@ pub(crate) struct Measured {
     pub(crate) tasks: Vec<v1::TaskProfile>,
     /// Workers that run such tasks.
     pub(crate) workers: u64,
-    /// Splits that were handed out.
-    pub(crate) splits_leased: u64,
     /// Splits in all; 0 while the listing goes on.
     pub(crate) splits_total: u64,
     /// *Delivered* rows per second that the clients would take, where they let it be seen.
@@ -35,6 +33,34 @@ pub(crate) struct Measured {
     pub(crate) encoding: Option<String>,
     /// Whole sets of parts that are stored behind stages that mix splits.
     pub(crate) sets: Vec<StoredSet>,
+    /// What is stored split by split.
+    pub(crate) stored: Stored,
+}
+
+/// What is known of the parts that an iteration's splits have.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Stored {
+    /// Somebody looks.
+    Awaited,
+    /// All that counts.
+    Known(Vec<StoredParts>),
+}
+
+impl Default for Stored {
+    fn default() -> Self {
+        Self::Known(Vec::new())
+    }
+}
+
+/// Parts at a hint in one encoding.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct StoredParts {
+    /// The hint's name.
+    pub(crate) hint: String,
+    /// How they are written.
+    pub(crate) encoding: String,
+    /// The share of the iteration's splits that have one.
+    pub(crate) fraction: f64,
 }
 
 /// A set of which all parts are there.
@@ -67,6 +93,31 @@ fn less(stage: &mut v1::StageStats, was: &v1::StageStats) {
     stage.busy_s = (stage.busy_s - was.busy_s).max(0.0);
     stage.wait_in_s = (stage.wait_in_s - was.wait_in_s).max(0.0);
     stage.wait_out_s = (stage.wait_out_s - was.wait_out_s).max(0.0);
+}
+
+/// Parts of fewer splits are a rest of something: they are read where they are met, and bind nobody to their encoding.
+const A_REST: f64 = 0.1;
+/// Where a job says how its rows are written, parts in another encoding are an option if next to nothing has to be written
+/// beside them.
+const ALL_THERE: f64 = 0.9;
+/// So long a decision waits to know what is stored, in seconds.
+const LOOKING_S: f64 = 20.0;
+
+/// What is stored at hints, as far as a plan can be made of it, and the hints' encodings left to those it is written in:
+/// parts are read as they are.
+pub(crate) fn usable(mut found: Vec<Existing>, hints: &mut [Hint], only: Option<&str>) -> Vec<Existing> {
+    let name = |x: &Existing| format!("{}/{}", x.format, x.compression);
+    found.retain(|x| x.fraction >= if only.is_none_or(|o| o == name(x)) { A_REST } else { ALL_THERE });
+    // The most complete one of a hint: an option is one encoding.
+    found.sort_by(|a, b| a.hint.cmp(&b.hint).then(b.fraction.total_cmp(&a.fraction)));
+    found.dedup_by(|a, b| a.hint == b.hint);
+    for hint in hints {
+        let there = found.iter().find(|x| x.hint == hint.name).map(name);
+        if let Some(only) = there.as_deref().or(only) {
+            hint.encodings.retain(|e| named(e) == *only);
+        }
+    }
+    found
 }
 
 /// How tasks name the stage figures of hints.
@@ -130,15 +181,19 @@ impl Measured {
 
     /// Whether there is something to weigh options by: rows went by, and existing parts were looked for.
     pub(crate) fn is_something(&self) -> bool {
-        self.rows() > 0 && self.tasks.iter().any(|t| t.looked)
+        let known = self.stored != Stored::Awaited || self.elapsed_s() >= LOOKING_S;
+        self.rows() > 0 && known && self.tasks.iter().any(|t| t.looked)
     }
 
-    /// Whether there is enough: every hint at which rows may be stored was probed, too.
+    /// Whether there is enough: every hint at which rows may be stored was probed, and the store weighed, too.
     pub(crate) fn is_enough(&self, dataset: &Dataset) -> bool {
         let probed = |hint: &crate::state::Hint| {
             self.tasks.iter().any(|t| t.probes.iter().any(|p| p.hint == hint.name))
         };
-        self.is_something() && dataset.hints.iter().filter(|h| h.no_set.is_none()).all(probed)
+        let weighed = |t: &v1::TaskProfile| t.probes.iter().any(|p| p.read_bytes_per_s > 0.0);
+        let mut hints = dataset.hints.iter().filter(|h| h.no_set.is_none()).peekable();
+        let weighed = hints.peek().is_none() || self.tasks.iter().any(weighed);
+        self.is_something() && weighed && hints.all(probed)
     }
 
     /// The planner's profile.
@@ -146,19 +201,13 @@ impl Measured {
         let sums = self.stages();
         let stages = stages(&sums, dataset);
         let mut hints = self.hints(&sums, &stages, dataset);
-        let existing = self.existing(&hints);
-        // Parts are read as they are: where a hint has some, their encoding is the hint's.
-        for hint in &mut hints {
-            if let Some(there) = existing.iter().find(|e| e.hint == hint.name) {
-                hint.encodings.retain(|e| e.format == there.format && e.compression == there.compression);
-            } else if let Some(only) = &self.encoding {
-                hint.encodings.retain(|e| named(e) == *only);
-            }
-        }
+        let existing = usable(self.existing(&hints), &mut hints, self.encoding.as_deref());
+        // Those that have not weighed the store yet are taken to have as much of it as the others.
         let rate = |f: fn(&v1::HintProbe) -> f64| {
-            let rates = self.tasks.iter().map(|t| t.probes.iter().map(f).fold(0.0, f64::max));
-            let sum: f64 = rates.sum();
-            (sum > 0.0).then_some(sum)
+            let best = |t: &v1::TaskProfile| t.probes.iter().map(f).fold(0.0, f64::max);
+            let rates: Vec<f64> = self.tasks.iter().map(best).filter(|r| *r > 0.0).collect();
+            let mean = rates.iter().sum::<f64>() / rates.len() as f64;
+            (!rates.is_empty()).then_some(mean * self.tasks.len() as f64)
         };
         let threads: f64 = self.tasks.iter().map(|t| t.threads).sum();
         let workers = self.workers.max(1);
@@ -284,38 +333,28 @@ impl Measured {
         sums.into_iter().filter_map(encoding).collect()
     }
 
-    /// Snapshots that are there, as shares of the splits. All tasks see the same parts: one speaks for all.
+    /// Snapshots that are there, in encodings that were tried.
     fn existing(&self, hints: &[Hint]) -> Vec<Existing> {
-        let Some(task) = self.tasks.iter().find(|t| t.looked) else { return Vec::new() };
-        let all = self.splits_total.max(self.splits_leased).max(1);
-        let known = |p: &&v1::HintParts| {
-            let probed = |e: &Encoding| named(e) == p.encoding;
-            hints.iter().any(|h| h.name == p.hint && h.split_local && h.encodings.iter().any(probed))
+        let parts = match &self.stored {
+            Stored::Known(parts) => parts.as_slice(),
+            Stored::Awaited => &[],
         };
-        let existing = |p: &v1::HintParts| {
-            let (format, compression) = p.encoding.split_once('/')?;
-            Some(Existing {
-                hint: p.hint.clone(),
-                format: format.to_string(),
-                compression: compression.to_string(),
-                fraction: (p.parts as f64 / all as f64).min(1.0),
-            })
+        let parts = parts.iter().map(|p| (&p.hint, &p.encoding, p.fraction));
+        let sets = self.sets.iter().map(|s| (&s.hint, &s.encoding, 1.0));
+        let tried = |(hint, encoding, _): &(&String, &String, f64)| {
+            hints.iter().any(|h| h.name == **hint && h.encodings.iter().any(|e| named(e) == **encoding))
         };
-        // The most complete one of a hint: an option is one encoding.
-        let mut found: Vec<Existing> = task.parts.iter().filter(known).filter_map(existing).collect();
-        let sets = self.sets.iter().map(|s| v1::HintParts {
-            hint: s.hint.clone(),
-            encoding: s.encoding.clone(),
-            parts: all,
-        });
-        let tried = |p: &v1::HintParts| {
-            hints.iter().any(|h| h.name == p.hint && h.encodings.iter().any(|e| named(e) == p.encoding))
-        };
-        found.extend(sets.filter(tried).filter_map(|p| existing(&p)));
-        found.sort_by(|a, b| a.hint.cmp(&b.hint).then(b.fraction.total_cmp(&a.fraction)));
-        found.dedup_by(|a, b| a.hint == b.hint);
-        found
+        let existing =
+            |(hint, encoding, fraction): (&String, &String, f64)| existing(hint, encoding, fraction);
+        parts.chain(sets).filter(tried).filter_map(existing).collect()
     }
+}
+
+/// What is stored at a hint, in the planner's words.
+pub(crate) fn existing(hint: &str, encoding: &str, fraction: f64) -> Option<Existing> {
+    let (format, compression) = encoding.split_once('/')?;
+    let (format, compression) = (format.to_string(), compression.to_string());
+    Some(Existing { hint: hint.to_string(), format, compression, fraction })
 }
 
 /// An encoding by its name.

@@ -54,15 +54,13 @@ pub struct HintProbe {
     pub probe: Probe,
 }
 
-/// Parts that a hint's snapshot has already.
+/// An encoding in which a hint's snapshot has parts already.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HintParts {
     /// The hint's name.
     pub hint: String,
     /// How they are written.
     pub encoding: Encoding,
-    /// How many.
-    pub parts: u64,
 }
 
 /// What is known so far.
@@ -70,7 +68,7 @@ pub struct HintParts {
 pub struct Findings {
     /// Probes, in the order in which they were made.
     pub probes: Vec<HintProbe>,
-    /// Parts by hint and encoding, once the snapshots were looked at.
+    /// In which encodings there are parts at which hints, once the snapshots were looked at.
     pub parts: Option<Vec<HintParts>>,
     /// Whether there is nothing left to try.
     pub complete: bool,
@@ -201,12 +199,9 @@ impl Prober {
                 }
             };
             for (_, meta) in index.iter() {
-                let same = |p: &&mut HintParts| p.hint == hint.name && p.encoding == meta.encoding;
-                match found.iter_mut().find(same) {
-                    Some(p) => p.parts += 1,
-                    None => {
-                        found.push(HintParts { hint: hint.name.clone(), encoding: meta.encoding, parts: 1 })
-                    }
+                let parts = HintParts { hint: hint.name.clone(), encoding: meta.encoding };
+                if !found.contains(&parts) {
+                    found.push(parts);
                 }
             }
         }
@@ -227,42 +222,66 @@ impl Prober {
     /// Tries every encoding at every hint once; where it is not the first time, only while the task goes on.
     async fn round(&self, again: bool, mut weighings: usize, start: Duration, spent: &mut Spent) {
         let Probing { threads, readers, .. } = self.probing;
-        for encoding in self.encodings() {
-            for hint in 0..self.hints.len() {
-                if !self.is_of_interest(hint, encoding) {
-                    continue;
+        let mut left: Vec<(Encoding, usize)> =
+            self.encodings().into_iter().flat_map(|e| self.tries(e)).collect();
+        while let Some((encoding, hint, rows)) = self.next_try(&mut left).await {
+            if rows.is_empty() {
+                continue;
+            }
+            // The store is the same for all: each round finds out what it gives with the first ones.
+            let task = ProbeTask { threads, readers, weighs: weighings > 0 };
+            // Until everything was tried once, the few requests of the others do not wait for what that took.
+            let all = again || task.weighs;
+            while !self.is_over() && !self.may_go_on(start, spent, all) {
+                self.clock.sleep(PAUSE).await;
+            }
+            if again && self.is_over() {
+                return;
+            }
+            let bound = &self.hints[hint];
+            let before = self.clock.now();
+            match self.cache.probe(&bound.schema, &rows, encoding, task).await {
+                Ok(probe) => {
+                    spent.cpu_s += probe.spent_cpu_s;
+                    spent.store_s += probe.spent_store_s;
+                    weighings = weighings.saturating_sub(1);
+                    self.findings.lock().probes.push(HintProbe { hint: bound.name.clone(), probe });
                 }
-                let rows = self.sample(hint).await;
-                if rows.is_empty() {
-                    continue;
-                }
-                // The store is the same for all: each round finds out what it gives with the first ones.
-                let task = ProbeTask { threads, readers, weighs: weighings > 0 };
-                // Until everything was tried once, the few requests of the others do not wait for what that took.
-                let all = again || task.weighs;
-                while !self.is_over() && !self.may_go_on(start, spent, all) {
-                    self.clock.sleep(PAUSE).await;
-                }
-                if again && self.is_over() {
-                    return;
-                }
-                let bound = &self.hints[hint];
-                let before = self.clock.now();
-                weighings = weighings.saturating_sub(1);
-                match self.cache.probe(&bound.schema, &rows, encoding, task).await {
-                    Ok(probe) => {
-                        spent.cpu_s += probe.spent_cpu_s;
-                        spent.store_s += probe.spent_store_s;
-                        self.findings.lock().probes.push(HintProbe { hint: bound.name.clone(), probe });
-                    }
-                    // An encoding that cannot hold these columns is no option; a store that fails is none either.
-                    Err(error) => {
-                        tracing::debug!(hint = %bound.name, %encoding, %error, "a probe failed");
-                        spent.store_s += self.clock.now().saturating_sub(before).as_secs_f64();
-                    }
+                // An encoding that cannot hold these columns is no option; a store that fails is none either, and is not
+                // weighed by that.
+                Err(error) => {
+                    tracing::debug!(hint = %bound.name, %encoding, %error, "a probe failed");
+                    spent.store_s += self.clock.now().saturating_sub(before).as_secs_f64();
                 }
             }
         }
+    }
+
+    /// The hints at which an encoding is of interest.
+    fn tries(&self, encoding: Encoding) -> Vec<(Encoding, usize)> {
+        let hints = 0..self.hints.len();
+        hints.filter(|hint| self.is_of_interest(*hint, encoding)).map(|hint| (encoding, hint)).collect()
+    }
+
+    /// The first of what is left to try of which there are rows, with them: a hint behind a large buffer, or a filter that
+    /// lets little pass, keeps the others from nothing.
+    async fn next_try(
+        &self,
+        left: &mut Vec<(Encoding, usize)>,
+    ) -> Option<(Encoding, usize, Vec<RecordBatch>)> {
+        while !left.is_empty() {
+            let arrived = self.arrived.notified();
+            let ready = |(at, (_, hint)): (usize, &(Encoding, usize))| Some((at, self.sample(*hint)?));
+            if let Some((at, rows)) = left.iter().enumerate().find_map(ready) {
+                let (encoding, hint) = left.remove(at);
+                return Some((encoding, hint, rows));
+            }
+            tokio::select! {
+                () = arrived => {}
+                () = self.clock.sleep(FILLING / 4) => {}
+            }
+        }
+        None
     }
 
     /// Every encoding that is tried at some hint: the candidates, and those in which there are parts.
@@ -289,22 +308,11 @@ impl Prober {
         spent.cpu_s <= allowed * self.probing.cores && (!all || spent.store_s <= allowed)
     }
 
-    /// The sample of a hint, once there is one; what there is of it when no more rows will come.
-    async fn sample(&self, hint: usize) -> Vec<RecordBatch> {
-        loop {
-            let arrived = self.arrived.notified();
-            {
-                let samples = self.samples.lock();
-                let Some(sample) = samples.get(hint) else { return Vec::new() };
-                let waited = sample.since.is_some_and(|t| self.clock.now().saturating_sub(t) >= FILLING);
-                if sample.bytes >= SAMPLE_BYTES || waited || self.is_over() {
-                    return sample.rows.clone();
-                }
-            }
-            tokio::select! {
-                () = arrived => {}
-                () = self.clock.sleep(FILLING / 4) => {}
-            }
-        }
+    /// The sample of a hint, if there is one; what there is of it when no more rows will come.
+    fn sample(&self, hint: usize) -> Option<Vec<RecordBatch>> {
+        let samples = self.samples.lock();
+        let sample = samples.get(hint)?;
+        let waited = sample.since.is_some_and(|t| self.clock.now().saturating_sub(t) >= FILLING);
+        (sample.bytes >= SAMPLE_BYTES || waited || self.is_over()).then(|| sample.rows.clone())
     }
 }

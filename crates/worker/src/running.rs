@@ -168,16 +168,10 @@ impl RunningTask {
         let (source_bytes, source_s) = self.counters.reads.so_far();
         let (sent_bytes, sent_s) = self.counters.sends.so_far();
         let looked = found.parts.is_some();
-        let parts = found.parts.unwrap_or_default().into_iter().map(|p| v1::HintParts {
-            hint: p.hint,
-            encoding: p.encoding.to_string(),
-            parts: p.parts,
-        });
         Some(v1::TaskProfile {
             task_id: self.id.0,
             stages,
             probes: probes.collect(),
-            parts: parts.collect(),
             looked,
             complete: found.complete,
             elapsed_s,

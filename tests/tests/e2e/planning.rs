@@ -69,15 +69,63 @@ fn a_pipeline_that_comes_back_is_not_measured_again() {
     assert_eq!(&planned["options"], &decision(&third)["options"]);
 }
 
+/// Ten files of two hundred rows, each of which takes a millisecond, and a hint behind that.
+fn of_files(first: u64) -> Pipeline {
+    let steps = json!([{ "sleep": { "per_row": "1ms" } }, "autocache", { "batch": 10 }]);
+    let mut p = Pipeline::of(json!({ "json": { "path": "rows-*.jsonl" } }), steps);
+    for file in 0..10 {
+        p = p.with_file(&format!("rows-{file}.jsonl"), lines(first + 200 * file).as_bytes());
+    }
+    p
+}
+
+fn lines(first: u64) -> String {
+    (first..first + 200).map(|id| format!("{{\"id\": {id}}}\n")).collect()
+}
+
+/// A snapshot is named after the stages, and other data went through the same ones: its parts are no use to these splits.
+#[test]
+fn what_is_stored_of_other_data_is_not_there() {
+    let p = of_files(0);
+    let first = auto(&p, "3", &[]);
+    assert_eq!(first.splits(2), [0, 0, 10], "{:#}", first.0);
+    for file in 0..10 {
+        let path = p.folder().join(format!("rows-{file}.jsonl"));
+        fs::write(path, lines(1_000_000 + 200 * file)).unwrap();
+    }
+    let second = auto(&p, "1", &[]);
+    assert_eq!(second.splits(0), [10, 0, 0], "nobody would read what is stored: {}", reason(&second));
+    assert!(!reason(&second).contains("stored already"), "{}", reason(&second));
+    // The same without a memory of it.
+    fs::remove_dir_all(p.folder().join("cache/v1/plans")).unwrap();
+    let third = auto(&p, "1", &[]);
+    assert_eq!(third.splits(0), [10, 0, 0], "{}", reason(&third));
+    assert!(!reason(&third).contains("stored already"), "{}", reason(&third));
+}
+
+/// What a job of one epoch stores nobody reads.
+#[test]
+fn parts_that_are_there_are_read_and_the_rest_is_not_written_for_the_last_epoch() {
+    let p = of_files(0);
+    let first = auto(&p, "3", &[]);
+    assert_eq!(first.splits(2), [0, 0, 10], "{:#}", first.0);
+    for file in 4..10 {
+        let path = p.folder().join(format!("rows-{file}.jsonl"));
+        fs::write(path, lines(1_000_000 + 200 * file)).unwrap();
+    }
+    let second = auto(&p, "1", &[]);
+    assert_eq!(second.splits(0), [6, 0, 4], "{}", reason(&second));
+}
+
 #[test]
 fn a_damaged_record_of_earlier_jobs_is_no_more_than_a_lost_one() {
     let p = slow(3000, "500us", json!([{ "batch": 10 }]));
-    let first = auto(&p, "2", &[]);
+    let first = auto(&p, "3", &[]);
     let plans = p.folder().join("cache/v1/plans");
     let record = plans.join(&files::below(&plans)[0]);
     for text in ["", "{}", "nonsense"] {
         fs::write(&record, text).unwrap();
-        let again = auto(&p, "2", &[]);
+        let again = auto(&p, "3", &[]);
         assert_eq!(again.checksums(), first.checksums());
         assert_eq!(decision(&again)["choice"]["kind"], "materialize", "{}", reason(&again));
     }

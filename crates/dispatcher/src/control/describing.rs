@@ -44,7 +44,7 @@ impl Describing {
         self.tallies.lock().remove(&iteration);
     }
 
-    fn count(&self, iteration: IterationId) -> Option<u64> {
+    pub(super) fn count(&self, iteration: IterationId) -> Option<u64> {
         match &*self.tallies.lock().get(&iteration)?.0.lock() {
             Seen::Keys(keys) => Some(keys.len() as u64),
             Seen::Count(count) => Some(*count),
@@ -86,8 +86,9 @@ enum Seen {
 
 /// What is read of a split to count it.
 #[derive(Deserialize)]
-struct Key {
-    key: SplitKey,
+pub(super) struct Key {
+    /// What its part is called.
+    pub(super) key: SplitKey,
 }
 
 impl Default for Tally {

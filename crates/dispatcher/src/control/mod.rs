@@ -17,6 +17,7 @@ mod recalling;
 mod saves;
 mod sets;
 mod status;
+mod stored;
 mod watching;
 mod workers;
 

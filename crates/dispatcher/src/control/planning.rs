@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use caju_cache::{Encoding, Remembered};
 use caju_engine::{CachePlan, SetPlan};
-use caju_planner::{Choice, Decision, Profile, margins, plan, policy_by_name};
+use caju_planner::{Choice, Decision, Existing, Profile, margins, plan, policy_by_name};
 use caju_proto::v1;
 use caju_types::{Error, IterationId, JobName, Result, TaskId};
 
 use super::leases::splits_total;
 use super::{Core, Txn};
-use crate::measured::{Measured, StoredSet};
+use crate::measured::{Measured, Stored, StoredSet};
 use crate::state::{Dataset, Iteration, Job, Mode, State, TaskState, Update};
 
 /// Measurements shorter than this are start-up, not work.
@@ -42,6 +42,8 @@ pub(crate) struct Planning {
     looks: BTreeMap<IterationId, Looks>,
     /// Whole sets that were found for them.
     pub(super) sets: BTreeMap<IterationId, Vec<StoredSet>>,
+    /// And what is stored split by split.
+    stored: BTreeMap<IterationId, Stored>,
     /// What is known from earlier jobs of their pipelines.
     before: BTreeMap<JobName, Arc<Remembered>>,
 }
@@ -75,17 +77,25 @@ impl Planning {
         self.before.insert(job, known);
     }
 
-    /// Whether the caller is the first who looks for the sets of an iteration.
-    pub(super) fn looks_for_sets(&mut self, iteration: IterationId) -> bool {
-        let first = !self.sets.contains_key(&iteration);
-        self.sets.entry(iteration).or_default();
+    /// Whether the caller is the first who looks what is stored for an iteration. Then a decision waits for it.
+    pub(super) fn looks(&mut self, iteration: IterationId) -> bool {
+        let first = !self.stored.contains_key(&iteration);
+        self.stored.entry(iteration).or_insert(Stored::Awaited);
         first
+    }
+
+    /// Keeps what a look found, unless it is decided by now.
+    pub(super) fn found(&mut self, iteration: IterationId, stored: Stored) {
+        if let Some(known) = self.stored.get_mut(&iteration) {
+            *known = stored;
+        }
     }
 
     pub(super) fn forget(&mut self, iteration: IterationId) {
         self.tasks.remove(&iteration);
         self.looks.remove(&iteration);
         self.sets.remove(&iteration);
+        self.stored.remove(&iteration);
     }
 }
 
@@ -240,6 +250,8 @@ impl Case {
         let planning = core.planning.lock();
         let tasks: Vec<_> = planning.tasks.get(&id)?.values().cloned().collect();
         let before = planning.before.get(&job.name).cloned();
+        let sets = planning.sets.get(&id).cloned().unwrap_or_default();
+        let stored = planning.stored.get(&id).cloned().unwrap_or_default();
         drop(planning);
         let reporting = |t: &&crate::state::Task| tasks.iter().any(|p| p.task_id == t.id.0);
         let mut workers: Vec<_> = iteration.tasks.values().filter(reporting).map(|t| t.worker).collect();
@@ -247,7 +259,6 @@ impl Case {
         workers.dedup();
         let measured = Measured {
             workers: workers.len() as u64,
-            splits_leased: iteration.splits_leased(),
             splits_total: splits_total(core, iteration),
             // Rows that somebody only counts show nothing of what a training job would take.
             demand: if job.profile_only { None } else { core.demand(iteration) },
@@ -262,7 +273,8 @@ impl Case {
                 .map(|t| t.id.0)
                 .collect(),
             encoding: job.encoding.clone(),
-            sets: core.planning.lock().sets.get(&id).cloned().unwrap_or_default(),
+            sets,
+            stored,
             tasks,
         };
         let last = !iteration.tasks.values().any(|t| t.state == TaskState::Active);
@@ -274,17 +286,31 @@ impl Case {
     }
 
     fn decide_on(&self, measured: &Measured) -> Result<(Profile, Decision)> {
-        let profile = measured.profile(&self.dataset);
+        let mut profile = measured.profile(&self.dataset);
         profile.validate()?;
         let policy = policy_by_name(&self.job.policy.to_string())?;
         let decision = plan(&profile, policy.as_ref())?;
-        Ok((profile, decision))
+        // What is not stored in this epoch is stored in the next one: that is one less to read it in. Who only wants a
+        // profile is told of jobs to come.
+        let later = |choice: &Choice| {
+            let set = choice.hint().and_then(|name| self.dataset.hints.iter().find(|h| h.name == name));
+            set.is_some_and(|h| h.behind.is_some()) || self.last
+        };
+        let written = !self.job.profile_only && !reads_what_is_there(&decision.choice, &profile);
+        match profile.horizon.epochs.filter(|n| *n > 1) {
+            Some(epochs) if written && later(&decision.choice) => {
+                profile.horizon.epochs = Some(epochs - 1);
+                let decision = plan(&profile, policy.as_ref())?;
+                Ok((profile, decision))
+            }
+            _ => Ok((profile, decision)),
+        }
     }
 }
 
 impl Core {
     /// Rows per second that the clients of an iteration would take if they never had to wait.
-    fn demand(&self, iteration: &Iteration) -> Option<f64> {
+    pub(super) fn demand(&self, iteration: &Iteration) -> Option<f64> {
         let observed = self.observed.lock();
         let mut sum = 0.0;
         for (_, client) in observed.clients.iter().filter(|((i, _), _)| *i == iteration.id) {
@@ -317,13 +343,24 @@ pub(super) fn chosen(decision: &Decision, profile: &Profile, dataset: &Dataset) 
     let known = known
         .ok_or_else(|| Error::internal(format!("the planner chose hint `{hint}`, which is not there")))?;
     let encoding: Encoding = format!("{format}/{compression}").parse()?;
+    // Of a part of the splits that is there nothing more is written. Where draws are frozen, only those of as many splits.
+    let reads = *fraction < 1.0 && reads_what_is_there(&decision.choice, profile);
+    let share = if reads && !known.random { CachePlan::ALL } else { CachePlan::share_of(*fraction) };
     let plan = CachePlan {
-        share: CachePlan::share_of(*fraction),
+        share,
+        put: !reads,
         write_bytes_per_s: assumed_write(decision, profile),
         set: known.behind.as_ref().map(|_| SetPlan::Open),
         ..CachePlan::whole(hint, known.prefix, encoding)
     };
     super::caching::plan_json(&plan).map(Some)
+}
+
+/// Whether a choice is to read what is stored, and store nothing more: computing is not.
+fn reads_what_is_there(choice: &Choice, profile: &Profile) -> bool {
+    let Choice::Materialize { hint, format, compression, fraction } = choice else { return false };
+    let same = |x: &&Existing| (&x.hint, &x.format, &x.compression) == (hint, format, compression);
+    profile.existing.iter().find(same).is_some_and(|x| x.fraction >= *fraction - 1e-9)
 }
 
 /// Bytes per second that the decision assumed one worker to write: what the store takes, or what computing brings forth

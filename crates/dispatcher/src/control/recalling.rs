@@ -3,42 +3,43 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_cache::{PartIndex, Remembered};
-use caju_planner::{Consumer, Existing, Horizon, Profile, plan, policy_by_name};
+use caju_cache::Remembered;
+use caju_planner::{Choice, Horizon, Profile, plan, policy_by_name};
 use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
 
 use super::Core;
 use super::planning::{Settled, chosen, epochs_left, expected_jobs};
-use crate::catalog::Bound;
+use super::stored::Found;
+use crate::measured::{existing, usable};
 use crate::state::{Dataset, Hint, Job, Policy, State};
 
 /// How long a store may take to say what is known of a pipeline.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long the first batch of a job may wait for a decision by that.
 const FIRST_BATCH: Duration = Duration::from_millis(500);
+/// A cluster whose workers or cores differ by a larger share is another one: what is held up by cores there may not be
+/// here.
+const SAME_CLUSTER: f64 = 0.1;
 
 impl Core {
     /// What can be found out for a decision before the first row.
     pub(super) async fn prepare_decision(self: &Arc<Self>, id: IterationId, of: &DatasetId) -> Result<()> {
-        let undecided = |state: &State| undecided(state, id).cloned();
-        let Some(job) = self.look(undecided).await? else { return Ok(()) };
-        if !self.has_cache() || !self.planning.lock().looks_for_sets(id) {
+        let Some((job, epoch)) = self.look(|state| undecided(state, id)).await? else { return Ok(()) };
+        if !self.has_cache() || !self.planning.lock().looks(id) {
             return Ok(());
         }
-        if job.policy == Policy::Auto && self.adopt(id).await? {
+        let recalls = job.policy == Policy::Auto && !job.profile_only;
+        if recalls && self.adopt(id).await? {
             return Ok(());
         }
         let Some(dataset) = self.look(|state| state.datasets.get(of).cloned()).await? else { return Ok(()) };
-        let before = match job.policy {
-            Policy::Auto => self.before(&job.name, &dataset).await,
-            _ => None,
-        };
-        let bound = self.bound.lock().get(of).cloned();
+        let before = if recalls { self.before(&job.name, &dataset).await } else { None };
         let known = before.is_some();
         let (me, (told, recalled)) = (Arc::clone(self), tokio::sync::oneshot::channel::<()>());
         drop(self.tasks.spawn_graceful(async move {
+            let asked = Asked { id, epoch, job, dataset };
             tokio::select! {
-                () = me.recall(id, &job, &dataset, bound, before) => {}
+                () = me.recall(&asked, before) => {}
                 () = me.tasks.stopped() => {}
             }
             drop(told);
@@ -56,7 +57,7 @@ impl Core {
     /// Takes the decision of another job that runs the same pipeline now, if one has decided.
     async fn adopt(&self, id: IterationId) -> Result<bool> {
         self.commit(|txn| {
-            let Some(job) = undecided(txn.state, id).cloned() else { return Ok(false) };
+            let Some((job, _)) = undecided(txn.state, id) else { return Ok(false) };
             let runs = |j: &&Job| txn.state.iterations.values().any(|i| i.job == j.name && i.is_running());
             let same = |j: &&Job| {
                 let like = (j.seed, &j.encoding, j.mode, &j.policy)
@@ -101,19 +102,11 @@ impl Core {
     }
 
     /// Looks what is stored, and decides by what was measured the last time.
-    async fn recall(
-        &self,
-        id: IterationId,
-        job: &Job,
-        dataset: &Dataset,
-        bound: Option<Arc<Bound>>,
-        before: Option<Arc<Remembered>>,
-    ) {
-        if let Some(bound) = bound.filter(|b| !b.set_bases.is_empty()) {
-            self.look_for_sets(id, &bound, job.seed).await;
-        }
+    async fn recall(&self, asked: &Asked, before: Option<Arc<Remembered>>) {
+        let Asked { id, job, dataset, .. } = asked;
+        let found = self.look_for_stored(*id, dataset, job.seed, before.is_some()).await;
         let Some(before) = before else { return };
-        match self.decide_again(id, job, dataset, &before).await {
+        match self.decide_again(asked, &before, found).await {
             Ok(true) => {}
             Ok(false) => {
                 tracing::debug!(job = %job.name, "what was measured before does not fit; it is measured anew")
@@ -122,41 +115,38 @@ impl Core {
         }
     }
 
-    async fn decide_again(
-        &self,
-        id: IterationId,
-        job: &Job,
-        dataset: &Dataset,
-        before: &Remembered,
-    ) -> Result<bool> {
+    async fn decide_again(&self, asked: &Asked, before: &Remembered, found: Found) -> Result<bool> {
+        let Asked { id, epoch, job, dataset } = asked;
         let Some(profile) = &before.profile else { return Ok(false) };
         let mut profile = Profile::from_json(&profile.to_string())?;
         let whole = |h: &Hint| {
             let encodings = profile.hints.iter().find(|p| p.name == h.name).map(|p| &p.encodings);
             encodings.is_some_and(|e| !e.is_empty() && job.encoding.is_none())
         };
-        if !dataset.hints.iter().filter(|h| h.no_set.is_none()).all(whole) {
+        let mut hints = dataset.hints.iter().filter(|h| h.no_set.is_none());
+        if !hints.all(whole) || !self.is_like(before, &profile).await? {
             return Ok(false);
         }
-        profile.existing = self.stored(id, job, dataset, &profile).await?;
-        let read_as = |hint: &str| profile.existing.iter().find(|e| e.hint == hint);
-        for hint in &mut profile.hints {
-            if let Some(there) = read_as(&hint.name) {
-                hint.encodings.retain(|e| (&e.format, &e.compression) == (&there.format, &there.compression));
-                if hint.encodings.is_empty() {
-                    return Ok(false);
-                }
-            }
+        let sets = self.planning.lock().sets.get(id).cloned().unwrap_or_default();
+        let sets = sets.iter().filter_map(|s| existing(&s.hint, &s.encoding, 1.0));
+        let parts = found.parts.iter().filter_map(|p| existing(&p.hint, &p.encoding, p.fraction));
+        profile.existing = usable(sets.chain(parts).collect(), &mut profile.hints, None);
+        if profile.hints.iter().any(|h| h.encodings.is_empty()) {
+            return Ok(false);
+        }
+        // Files may have come, or gone.
+        if let Some((now, then)) = found.splits.zip(before.splits).filter(|(_, then)| *then > 0) {
+            let rows = u128::from(profile.source.rows) * u128::from(now) / u128::from(then);
+            profile.source.rows = u64::try_from(rows).unwrap_or(u64::MAX);
         }
         profile.measured.clear();
-        profile.consumer = Consumer::default();
         profile.budget.snapshot_bytes = self.config.cache_budget.map(|b| b as f64);
         profile.horizon = Horizon {
-            epochs: epochs_left(job, 0, Some(before)),
+            epochs: epochs_left(job, *epoch, Some(before)),
             jobs: Some(expected_jobs(before)).filter(|n| *n > 1),
         };
         let known: Vec<_> = profile.observed.drain(..).collect();
-        profile.observed = known.into_iter().filter(|o| is_option(&profile, o.choice.hint())).collect();
+        profile.observed = known.into_iter().filter(|o| is_option(&profile, &o.choice)).collect();
         profile.validate()?;
         let decision = plan(&profile, policy_by_name(&job.policy.to_string())?.as_ref())?;
         let settled = Settled {
@@ -166,8 +156,8 @@ impl Core {
             reason: &decision.reason,
         };
         self.commit(|txn| {
-            if let Some(name) = undecided(txn.state, id).map(|j| j.name.clone()) {
-                self.carry_out(txn, &name, settled);
+            if let Some((job, _)) = undecided(txn.state, *id) {
+                self.carry_out(txn, &job.name, settled);
             }
             Ok(())
         })
@@ -175,41 +165,13 @@ impl Core {
         Ok(true)
     }
 
-    /// The snapshots that are there, as shares of the rows of the last time.
-    async fn stored(
-        &self,
-        id: IterationId,
-        job: &Job,
-        dataset: &Dataset,
-        profile: &Profile,
-    ) -> Result<Vec<Existing>> {
-        let mut found = Vec::new();
-        let sets = self.planning.lock().sets.get(&id).cloned().unwrap_or_default();
-        for hint in &dataset.hints {
-            let set = sets.iter().find(|s| s.hint == hint.name);
-            let (encoding, fraction) = match (set, &hint.behind) {
-                (Some(set), _) => (set.encoding.clone(), 1.0),
-                (None, Some(_)) => continue,
-                (None, None) => {
-                    let seeded = self.seeded(dataset, hint, job.seed);
-                    let index = self.reading_cache().await?.snapshot(&seeded).index().await?;
-                    let Some((encoding, rows)) = most_common(&index) else { continue };
-                    (encoding, (rows as f64 / rows_at(profile, &hint.name)).min(1.0))
-                }
-            };
-            let Some((format, compression)) = encoding.split_once('/') else { continue };
-            let (format, compression) = (format.to_string(), compression.to_string());
-            found.push(Existing { hint: hint.name.clone(), format, compression, fraction });
-        }
-        Ok(found)
-    }
-
-    fn seeded(&self, dataset: &Dataset, hint: &Hint, seed: u64) -> caju_types::Fingerprint {
-        let seeded = || {
-            let definition = serde_json::from_str(&dataset.definition_json).ok()?;
-            self.catalog.seeded_snapshot(&definition, &hint.name, seed)
-        };
-        hint.random.then(seeded).flatten().unwrap_or(hint.prefix)
+    /// Whether the workers are about as many, with about as many cores, as when a profile was measured. Without any they
+    /// are yet to come, and it has to do.
+    async fn is_like(&self, before: &Remembered, profile: &Profile) -> Result<bool> {
+        let (workers, cores) = self.look(cluster).await?;
+        let near = |now: u64, then: u64| now.abs_diff(then) as f64 <= SAME_CLUSTER * then as f64;
+        let same_cores = before.cores.is_none_or(|then| near(cores, then));
+        Ok(workers == 0 || near(workers, profile.cluster.workers) && same_cores)
     }
 
     /// Once an epoch has ended: remembers what its job decided by, for the next job with the same pipeline.
@@ -232,6 +194,9 @@ impl Core {
         }
         let profile: Option<serde_json::Value> = serde_json::from_str(text).ok();
         let (me, definition, epochs) = (Arc::clone(self), dataset.identity, job.epochs);
+        let listed = iteration.feeds.values().all(|f| f.exhausted);
+        let splits = self.describing.count(id).filter(|_| listed);
+        let (workers, cores) = cluster(state);
         drop(self.tasks.spawn_graceful(async move {
             let root = &me.config.cache_url;
             let remember = async {
@@ -240,6 +205,8 @@ impl Core {
                     profile: profile.or(known.profile),
                     epochs: epochs.or(known.epochs),
                     jobs: known.jobs + u64::from(first),
+                    splits: splits.or(known.splits),
+                    cores: Some(cores).filter(|_| workers > 0).or(known.cores),
                     ..known
                 };
                 new.remember(&stores, root, definition).await
@@ -255,38 +222,30 @@ impl Core {
     }
 }
 
-/// The job of an iteration, if it waits for a decision.
-fn undecided(state: &State, id: IterationId) -> Option<&Job> {
-    let job = state.jobs.get(&state.iterations.get(&id)?.job)?;
-    (job.policy.is_planned() && job.decision.is_none() && !job.profile_only).then_some(job)
+/// An iteration that waits for a decision.
+struct Asked {
+    id: IterationId,
+    epoch: u64,
+    job: Job,
+    dataset: Dataset,
 }
 
-fn is_option(profile: &Profile, hint: Option<&str>) -> bool {
-    hint.is_none_or(|name| profile.hints.iter().any(|h| h.name == name))
+/// The job of an iteration and its epoch, if it waits for a decision.
+fn undecided(state: &State, id: IterationId) -> Option<(Job, u64)> {
+    let iteration = state.iterations.get(&id)?;
+    let job = state.jobs.get(&iteration.job)?;
+    (job.policy.is_planned() && job.decision.is_none()).then(|| (job.clone(), iteration.epoch))
 }
 
-/// The encoding of most parts, and how many rows they have.
-fn most_common(index: &PartIndex) -> Option<(String, u64)> {
-    let mut sums: Vec<(String, u64)> = Vec::new();
-    for (_, part) in index.iter() {
-        let encoding = part.encoding.to_string();
-        match sums.iter_mut().find(|s| s.0 == encoding) {
-            Some(sum) => sum.1 += part.rows,
-            None => sums.push((encoding, part.rows)),
-        }
-    }
-    sums.into_iter().max_by_key(|s| s.1)
+/// Workers that take tasks, and their cores.
+fn cluster(state: &State) -> (u64, u64) {
+    let active = state.workers.values().filter(|w| w.is_active());
+    active.fold((0, 0), |(n, cores), w| (n + 1, cores + u64::from(w.cores)))
 }
 
-/// Rows of an epoch at a hint.
-fn rows_at(profile: &Profile, hint: &str) -> f64 {
-    let after = profile.hints.iter().find(|h| h.name == hint).map(|h| h.after_stage.as_str());
-    let mut rows = profile.source.rows as f64;
-    for stage in &profile.stages {
-        rows *= stage.out_rows_per_row;
-        if Some(stage.name.as_str()) == after {
-            break;
-        }
-    }
-    rows.max(1.0)
+/// Whether a profile weighs a choice.
+fn is_option(profile: &Profile, choice: &Choice) -> bool {
+    let Choice::Materialize { hint, format, compression, .. } = choice else { return true };
+    let encodings = profile.hints.iter().filter(|h| h.name == *hint).flat_map(|h| &h.encodings);
+    { encodings }.any(|e| (&e.format, &e.compression) == (format, compression))
 }

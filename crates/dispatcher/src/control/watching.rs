@@ -3,6 +3,7 @@
 //! Every epoch that ran as decided is planned anew, with the rates that options really had. The planner is a function of
 //! its profile alone, so a changed decision is replayed like any other.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use caju_planner::{Choice, Decision, Existing, Measured as Rate, Profile, Stage, plan, policy_by_name};
@@ -11,7 +12,7 @@ use caju_types::{IterationId, Result};
 use super::planning::chosen;
 use super::{Core, Txn};
 use crate::measured::stages;
-use crate::state::{Dataset, EpochFacts, Iteration, Job, Policy, Update, Watch};
+use crate::state::{Dataset, EpochFacts, Iteration, Job, Modes, Policy, Update, Watch};
 
 /// Readers that wait less than this share of their time set the pace themselves.
 const PACED: f64 = 0.1;
@@ -41,8 +42,8 @@ impl Core {
             return remember(txn, job.name.clone(), watch);
         }
         let left = job.epochs.map(|n| n.saturating_sub(iteration.epoch + 1));
-        let profile = self.as_it_ran(profile, iteration, txn.state.datasets.get(&iteration.dataset));
-        let (watch, change) = match anew(&profile, &old, &watch, left) {
+        let profile = self.as_it_ran(profile, iteration, facts, txn.state.datasets.get(&iteration.dataset));
+        let (watch, change) = match anew(&profile, &old, &watch, left, facts) {
             Ok((profile, new)) => {
                 let choice = serde_json::to_string(&old.choice).unwrap_or_default();
                 let (watch, changes) = watch.considered(&choice, is_better(&profile, &new, &old.choice));
@@ -72,12 +73,22 @@ impl Core {
         remember(txn, name, watch);
     }
 
-    /// The profile with the stages' costs of a whole epoch of computing, if this was one: those of the first second are not
-    /// those of all rows.
-    fn as_it_ran(&self, profile: Profile, iteration: &Iteration, dataset: Option<&Dataset>) -> Profile {
+    /// The profile with what this epoch says of its readers and workers, and with the stages' costs of a whole epoch of
+    /// computing, if this was one: those of the first second are not those of all rows.
+    fn as_it_ran(
+        &self,
+        profile: Profile,
+        iteration: &Iteration,
+        facts: EpochFacts,
+        dataset: Option<&Dataset>,
+    ) -> Profile {
+        let mut profile = with_workers(profile, facts.workers);
+        // A reader that an earlier job had may have been a slower one.
+        profile.consumer.rows_per_s = self.demand(iteration);
         let observed = self.observed.lock();
         let ended = observed.ended_stages.get(&iteration.id);
-        let stages = ended.zip(dataset).filter(|_| iteration.modes.get == 0).map(|(s, d)| stages(s, d));
+        let Modes { put, get, .. } = iteration.modes;
+        let stages = ended.zip(dataset).filter(|_| put + get == 0).map(|(s, d)| stages(s, d));
         match stages {
             Some(stages) => with_stages(profile, stages),
             None => profile,
@@ -89,13 +100,46 @@ impl Core {
         let observed = self.observed.lock();
         let output = observed.ended_stages.get(&iteration.id).and_then(|s| s.last());
         let mine = observed.clients.iter().filter(|((i, _), _)| *i == iteration.id);
+        let ms = now.saturating_sub(iteration.opened_ms);
+        let ran: Vec<_> = iteration.tasks.values().filter(|t| !t.is_lost()).collect();
+        // Readers of Arrow Flight do not say how long they waited. That rows waited for them shows as much.
+        let waited = match mine.map(|(_, c)| c.wait_fraction).reduce(f64::min) {
+            Some(least) => least > PACED,
+            None => {
+                let all_s = ms as f64 / 1000.0 * ran.len().max(1) as f64;
+                output.is_none_or(|o| o.wait_out_s < PACED * all_s)
+            }
+        };
+        let workers: BTreeSet<_> = ran.iter().map(|t| t.worker).collect();
         EpochFacts {
             rows: output.map_or(0, |s| s.rows_out),
-            ms: now.saturating_sub(iteration.opened_ms),
+            ms,
             modes: iteration.modes,
-            waited: mine.map(|(_, c)| c.wait_fraction).fold(1.0, f64::min) > PACED,
+            waited,
+            workers: workers.len() as u64,
         }
     }
+}
+
+/// The profile of so many workers like those it was measured with. What others ran at is not what these do.
+fn with_workers(mut profile: Profile, workers: u64) -> Profile {
+    let before = profile.cluster.workers;
+    if workers == 0 || before == workers {
+        return profile;
+    }
+    let times = workers as f64 / before.max(1) as f64;
+    let store = &mut profile.cache_store;
+    let rates = [
+        &mut store.read_bytes_per_s,
+        &mut store.write_bytes_per_s,
+        &mut profile.source_store.read_bytes_per_s,
+    ];
+    for rate in rates.into_iter().flatten() {
+        *rate *= times;
+    }
+    profile.cluster.workers = workers;
+    profile.observed.clear();
+    profile
 }
 
 /// The profile with the costs of these stages, if they are the same ones.
@@ -175,18 +219,23 @@ fn anew(
     old: &Decision,
     watch: &Watch,
     epochs: Option<u64>,
+    facts: EpochFacts,
 ) -> Result<(Profile, Decision)> {
     let mut profile = profile.clone();
     profile.horizon.epochs = epochs.map(|n| n.max(1));
-    profile.observed = rates(&profile, &old.choice, watch);
+    // The newest rate of an option counts, be it an earlier job's.
+    let ran = rates(&profile, &old.choice, watch);
+    profile.observed.retain(|known| ran.iter().all(|r| r.choice != known.choice));
+    profile.observed.extend(ran);
     if let Choice::Materialize { hint, format, compression, fraction } = &old.choice {
-        // By now it is stored.
+        // By now it is stored, as far as it will be.
+        let reached = watch.unreached == 0;
         profile.existing.retain(|e| e.hint != *hint);
         profile.existing.push(Existing {
             hint: hint.clone(),
             format: format.clone(),
             compression: compression.clone(),
-            fraction: *fraction,
+            fraction: if reached { *fraction } else { fraction.min(facts.read_share()) },
         });
     }
     profile.validate()?;
@@ -242,5 +291,16 @@ mod tests {
         assert_eq!(then.stages, [stage("read", 1e-6), stage("output", 3e-6)]);
         let other = with_stages(first.clone(), vec![stage("map", 1e-6), stage("output", 1e-6)]);
         assert_eq!(other.stages, first.stages, "other stages");
+    }
+
+    #[test]
+    fn twice_the_workers_have_twice_the_store() {
+        let text = include_str!("../../../../tests/golden_plans/design-example.profile.json");
+        let mut one = Profile::from_json(text).unwrap();
+        one.observed = vec![Rate { choice: Choice::Compute, rows_per_s: 10.0 }];
+        let two = with_workers(one.clone(), 2);
+        assert_eq!((two.cluster.workers, two.observed.len()), (2, 0));
+        assert_eq!(two.cache_store.read_bytes_per_s, one.cache_store.read_bytes_per_s.map(|r| 2.0 * r));
+        assert_eq!(with_workers(one.clone(), 1), one);
     }
 }

@@ -121,3 +121,59 @@ fn what_a_shuffle_holds_back_comes_out_later() {
     near(map.cpu_s_per_row, 3e-3);
     assert_eq!(map.max_parallelism, None);
 }
+
+/// Somebody's rows at the hint `a`, as a share of the splits.
+fn stored(encoding: &str, fraction: f64) -> Stored {
+    Stored::Known(vec![StoredParts { hint: "a".into(), encoding: encoding.into(), fraction }])
+}
+
+fn encodings(profile: &Profile) -> Vec<String> {
+    profile.hints[0].encodings.iter().map(named).collect()
+}
+
+#[test]
+fn what_is_stored_binds_nobody_while_it_is_a_rest() {
+    let mut measured = after(1.0, 1000, 1.0, &[0.01]);
+    let zstd = HintProbe { encoding: "parquet/zstd".into(), ..probe(0.02) };
+    measured.tasks[0].probes.push(zstd);
+    let both = ["arrow/none", "parquet/zstd"];
+    let seen = |measured: &Measured| {
+        let profile = measured.profile(&dataset());
+        profile.validate().unwrap();
+        let fractions: Vec<f64> = profile.existing.iter().map(|x| x.fraction).collect();
+        (encodings(&profile), fractions)
+    };
+    measured.stored = stored("parquet/zstd", 0.4);
+    assert_eq!(seen(&measured), (vec![both[1].to_string()], vec![0.4]), "parts are read as they are");
+    // One part that somebody left behind.
+    measured.stored = stored("parquet/zstd", 0.001);
+    assert_eq!(seen(&measured), (both.map(String::from).to_vec(), vec![]));
+    // What the job says rules, unless nothing is left to write.
+    measured.encoding = Some("arrow/none".into());
+    measured.stored = stored("parquet/zstd", 0.4);
+    assert_eq!(seen(&measured), (vec![both[0].to_string()], vec![]));
+    measured.stored = stored("parquet/zstd", 1.0);
+    assert_eq!(seen(&measured), (vec![both[1].to_string()], vec![1.0]));
+}
+
+#[test]
+fn a_look_at_what_is_stored_is_waited_for_and_not_for_good() {
+    let early = Measured { stored: Stored::Awaited, ..after(1.0, 1000, 1.0, &[0.01]) };
+    assert!(!early.is_something() && !early.is_enough(&dataset()));
+    let late = Measured { stored: Stored::Awaited, ..after(20.0, 1000, 1.0, &[0.01]) };
+    assert!(late.is_enough(&dataset()) && late.profile(&dataset()).existing.is_empty());
+}
+
+/// Three workers of which one has weighed the store: the others have as much of it.
+#[test]
+fn workers_that_have_not_weighed_the_store_count_like_those_that_have() {
+    let mut measured = after(1.0, 1000, 1.0, &[0.01]);
+    for id in 2..4 {
+        measured.tasks.push(TaskProfile { task_id: id, probes: Vec::new(), ..measured.tasks[0].clone() });
+    }
+    measured.workers = 3;
+    assert_eq!(measured.profile(&dataset()).cache_store.read_bytes_per_s, Some(3e9));
+    // A store that nobody weighed is not taken to be endless.
+    measured.tasks[0].probes[0].read_bytes_per_s = 0.0;
+    assert!(measured.is_something() && !measured.is_enough(&dataset()));
+}

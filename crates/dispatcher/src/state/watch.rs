@@ -15,6 +15,9 @@ const IN_A_ROW: u32 = 2;
 pub(super) const MOST_CHANGES: usize = 3;
 /// Shares of splits that differ by less are the same.
 const SAME_SHARE: f64 = 0.1;
+/// After so many epochs in a row that did not come to what was decided, what they have come to is what it gives: the rows
+/// find no room, say, or cannot be written.
+const UNREACHED: u32 = 3;
 
 /// What an epoch of a job showed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +30,16 @@ pub struct EpochFacts {
     pub modes: Modes,
     /// Whether its readers had to wait: else they set the pace, and the epoch says nothing about ours.
     pub waited: bool,
+    /// Workers that ran it.
+    pub workers: u64,
+}
+
+impl EpochFacts {
+    /// The share of the splits that was read.
+    pub fn read_share(&self) -> f64 {
+        let Modes { compute, put, get, .. } = self.modes;
+        get as f64 / (compute + put + get).max(1) as f64
+    }
 }
 
 /// How fast an option was that a job ran.
@@ -55,10 +68,21 @@ pub struct Watch {
     /// How often the mind was changed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub changes: u32,
+    /// Epochs in a row in which less, or more, was read than was decided.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unreached: u32,
+    /// Workers that ran the epochs of these rates; 0 before the first.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub workers: u64,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
 fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
+fn is_none(n: &u64) -> bool {
     *n == 0
 }
 
@@ -70,23 +94,30 @@ impl Watch {
     }
 
     /// What is remembered after one more epoch under a decision to read this share of the splits (none: to compute), and
-    /// whether the epoch shows the rate of the decision: others write, or mix both.
+    /// whether the epoch shows the rate of the decision: others write, or mix both. Rates of other workers are forgotten.
     #[must_use]
     pub fn after(&self, epoch: EpochFacts, share: Option<f64>) -> (Self, bool) {
         let mut next = self.clone();
-        if epoch.rows == 0 || !epoch.waited || epoch.modes.put > 0 {
+        if epoch.rows == 0 || !epoch.waited {
             return (next, false);
         }
+        if self.workers != 0 && self.workers != epoch.workers {
+            let (changes, given_up) = (self.changes, self.given_up);
+            next = Self { changes, given_up, ..Self::default() };
+        }
+        next.workers = epoch.workers;
         let rate = Self::rate(epoch.rows, epoch.ms);
-        let Modes { compute, get, .. } = epoch.modes;
-        let read = get as f64 / (compute + get).max(1) as f64;
-        if get == 0 {
-            next.computed = Some(self.computed.map_or(rate, |r| r.max(rate)));
+        let Modes { put, get, .. } = epoch.modes;
+        if get + put == 0 {
+            next.computed = Some(next.computed.map_or(rate, |r| r.max(rate)));
         }
         let shows = match share {
-            Some(share) => get > 0 && (read - share).abs() < SAME_SHARE,
-            None => get == 0,
+            Some(share) => put == 0 && get > 0 && (epoch.read_share() - share).abs() < SAME_SHARE,
+            None => get + put == 0,
         };
+        let reached = shows || share.is_none();
+        next.unreached = if reached { 0 } else { next.unreached.saturating_add(1) };
+        let shows = shows || next.unreached > UNREACHED;
         if shows && share.is_some() {
             next.read = Some(rate);
         }
@@ -103,7 +134,7 @@ impl Watch {
             let rate = self.read.take();
             self.left.extend(rate.map(|rate| Tried { choice: choice.to_string(), rate }));
             self.changes += 1;
-            self.slow = 0;
+            (self.slow, self.unreached) = (0, 0);
         }
         (self, changes)
     }
@@ -120,7 +151,7 @@ mod tests {
     use super::*;
 
     fn epoch(rate: u64, modes: Modes) -> EpochFacts {
-        EpochFacts { rows: rate, ms: 1000, modes, waited: true }
+        EpochFacts { rows: rate, ms: 1000, modes, waited: true, workers: 1 }
     }
 
     const READ: Modes = Modes { compute: 0, put: 0, get: 4, fell_back: 0, kept: 0 };
@@ -138,7 +169,11 @@ mod tests {
         assert_eq!((read.computed, read.read, shows), (None, Some(1_000_000), true));
         assert!(after(HALF, Some(0.5)).1 && !after(HALF, Some(1.0)).1 && !after(READ, Some(0.5)).1);
         for share in [None, Some(1.0), Some(0.25)] {
-            assert_eq!(after(WRITES, share), (watch.clone(), false), "writing is no measure of either");
+            let (wrote, shows) = after(WRITES, share);
+            assert!(
+                !shows && (wrote.computed, wrote.read) == (None, None),
+                "writing is no measure of either"
+            );
         }
         let idle = EpochFacts { waited: false, ..epoch(10, READ) };
         assert_eq!(watch.after(idle, Some(1.0)), (watch.clone(), false), "its readers set the pace");
@@ -147,6 +182,34 @@ mod tests {
         assert_eq!(slower.computed, Some(1_000_000));
         let (slower, _) = read.after(epoch(900, READ), Some(1.0));
         assert_eq!(slower.read, Some(900_000));
+    }
+
+    #[test]
+    fn what_is_never_reached_shows_what_it_gives() {
+        let mut watch = Watch::default();
+        // The first epoch of all is the one in which it is decided.
+        for no in 1..=UNREACHED {
+            let (next, shows) = watch.after(epoch(1000, WRITES), Some(1.0));
+            assert!(!shows && next.read.is_none(), "epoch {no}");
+            watch = next;
+        }
+        let (stuck, shows) = watch.after(epoch(900, WRITES), Some(1.0));
+        assert!(shows && stuck.read == Some(900_000), "{stuck:?}");
+        let (reached, shows) = watch.after(epoch(5000, READ), Some(1.0));
+        assert!(shows && (reached.read, reached.unreached) == (Some(5_000_000), 0), "{reached:?}");
+        // Nothing was to be reached.
+        let (computes, shows) = watch.after(epoch(1000, HALF), None);
+        assert!(!shows && computes.unreached == 0);
+    }
+
+    #[test]
+    fn rates_are_those_of_the_workers_that_there_are() {
+        let (one, _) = Watch::default().after(epoch(1000, COMPUTED), None);
+        let two = EpochFacts { workers: 2, ..epoch(900, COMPUTED) };
+        let (watch, shows) = Watch { changes: 1, slow: 1, ..one }.after(two, None);
+        assert!(shows);
+        assert_eq!((watch.computed, watch.workers), (Some(900_000), 2), "one alone had a thousand");
+        assert_eq!((watch.changes, watch.slow), (1, 0), "changes are few whoever works");
     }
 
     #[test]

@@ -32,6 +32,8 @@ struct Watched {
     world: World,
     worker: u64,
     epoch: u64,
+    /// Whether its reader is one of Arrow Flight, and for how many seconds rows waited for it.
+    flight: Option<f64>,
 }
 
 impl Watched {
@@ -68,7 +70,7 @@ impl Watched {
             })
             .await
             .unwrap();
-        Self { world, worker, epoch: 0 }
+        Self { world, worker, epoch: 0, flight: None }
     }
 
     fn job(&self) -> Job {
@@ -85,9 +87,25 @@ impl Watched {
     }
 
     /// The same with what the stages did.
-    async fn epoch_of(&mut self, rows_per_s: u64, mut stages: Vec<v1::StageStats>) -> Decision {
-        let request =
-            v1::OpenIterationRequest { epoch: self.epoch, ..super::fake::open_request(&definition(), "j") };
+    async fn epoch_of(&mut self, rows_per_s: u64, stages: Vec<v1::StageStats>) -> Decision {
+        let reads = u64::from(self.decision().choice != Choice::Compute);
+        let modes = v1::SplitModes { compute: (1 - reads) * 4, get: reads * 4, ..Default::default() };
+        self.epoch_in(rows_per_s, stages, modes).await
+    }
+
+    /// The same with how the splits were run.
+    async fn epoch_in(
+        &mut self,
+        rows_per_s: u64,
+        mut stages: Vec<v1::StageStats>,
+        modes: v1::SplitModes,
+    ) -> Decision {
+        let request = v1::OpenIterationRequest {
+            epoch: self.epoch,
+            flight: self.flight.is_some(),
+            flight_worker_id: self.flight.map_or(0, |_| self.worker),
+            ..super::fake::open_request(&definition(), "j")
+        };
         self.epoch += 1;
         let opened = self.world.core.open_iteration(request).await.unwrap();
         let task = opened.tasks[0].task_id;
@@ -103,15 +121,15 @@ impl Watched {
             wait_fraction: 0.9,
             ..Default::default()
         };
-        self.world.core.client_heartbeat(waited).await.unwrap();
-        let reads = self.decision().choice != Choice::Compute;
-        let modes = v1::SplitModes {
-            compute: u64::from(!reads) * 4,
-            get: u64::from(reads) * 4,
+        if self.flight.is_none() {
+            self.world.core.client_heartbeat(waited).await.unwrap();
+        }
+        let output = v1::StageStats {
+            name: "output".into(),
+            rows_out: rows_per_s * 10,
+            wait_out_s: self.flight.unwrap_or(0.0),
             ..Default::default()
         };
-        let output =
-            v1::StageStats { name: "output".into(), rows_out: rows_per_s * 10, ..Default::default() };
         stages.push(output);
         let ended = v1::FinishTaskRequest {
             task_id: task,
@@ -121,8 +139,10 @@ impl Watched {
             ..Default::default()
         };
         self.world.core.finish_task(ended).await.unwrap();
-        self.world.beat(opened.client_id, opened.iteration_id, &[task], &[]).await;
-        self.world.close(opened.client_id, opened.iteration_id, Vec::new()).await;
+        if self.flight.is_none() {
+            self.world.beat(opened.client_id, opened.iteration_id, &[task], &[]).await;
+            self.world.close(opened.client_id, opened.iteration_id, Vec::new()).await;
+        }
         self.decision()
     }
 }
@@ -238,6 +258,55 @@ fn what_no_stage_counts_is_no_reason_to_store() {
         let first = w.decision();
         for _ in 0..6 {
             assert_eq!(w.epoch_of(300, decoding(0.004)).await, first);
+        }
+    });
+}
+
+/// What another job found out stays known: the next one does not try it again, and again.
+#[test]
+fn what_an_earlier_job_learned_is_not_learned_twice() {
+    run(async {
+        let mut known = profile();
+        let slow = plan(&known, policy_by_name("auto").unwrap().as_ref()).unwrap().choice;
+        assert_eq!(slow.hint(), Some("decoded"));
+        known.observed = vec![caju_planner::Measured { choice: slow, rows_per_s: 190.0 }];
+        let mut w = Watched::decided(&known).await;
+        let first = w.decision();
+        assert_eq!(first.choice, Choice::Compute, "{}", first.reason);
+        for rate in [1990, 2000, 1980, 2000] {
+            assert_eq!(w.epoch(rate).await, first);
+        }
+    });
+}
+
+/// A snapshot that finds no room: an eighth of it is there, and every epoch tries to write the rest.
+#[test]
+fn what_cannot_be_stored_is_given_up() {
+    run(async {
+        let mut w = Watched::decided(&profile()).await;
+        let first = w.decision();
+        assert_eq!(hint(&first), Some("decoded"));
+        let short = v1::SplitModes { compute: 4, put: 3, get: 1, ..Default::default() };
+        for _ in 0..4 {
+            assert_eq!(w.epoch_in(900, Vec::new(), short).await, first, "it may come yet");
+        }
+        let then = w.epoch_in(900, Vec::new(), short).await;
+        assert_eq!(then.choice, Choice::Compute, "{}", then.reason);
+        assert!(then.reason.contains("gave 900 rows/s"), "{}", then.reason);
+    });
+}
+
+/// Readers of Arrow Flight say nothing of themselves: what waited for them does.
+#[test]
+fn an_epoch_whose_flight_reader_sets_the_pace_shows_nothing() {
+    run(async {
+        for (waited_s, shows) in [(9.0, false), (0.1, true)] {
+            let mut w = Watched::decided(&profile()).await;
+            w.flight = Some(waited_s);
+            for _ in 0..2 {
+                w.epoch(190).await;
+            }
+            assert_eq!(w.job().watch.changes == 1, shows, "{waited_s} s: {:?}", w.job().watch);
         }
     });
 }

@@ -3,14 +3,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use caju_cache::{Cache, Compression, Encoding, Format, Probe};
+use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+use caju_cache::{Cache, Compression, Encoding, Format, Probe, ProbeTask};
 use caju_engine::{LeasedSplit, TaskOptions, run_task};
-use caju_runtime::{CpuPool, SystemClock};
+use caju_runtime::{CpuPool, Stores, SystemClock};
 use caju_testkit::faulty::{Fault, Faults, Op, Rule};
+use futures::TryStreamExt;
 
 use crate::common::Fixed;
 use crate::damage::faulty_with;
 use crate::rows::{Pair, cache_with, place};
+
+const PLAIN: Encoding = Encoding { format: Format::Arrow, compression: Compression::None };
 
 /// Never more than 3 % of the time that the task's threads had so far, but for the probe at hand.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -22,14 +26,60 @@ async fn probes_keep_within_their_share() {
 /// Nor of the requests that the task may have under way, once everything was tried.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn probes_keep_within_their_share_of_a_far_store() {
-    let one = Encoding { format: Format::Arrow, compression: Compression::None };
-    assert!(within_their_share(far(10).await, Some(one), 2, |p| (p.spent_store_s, 1.0)).await >= 3);
+    assert!(within_their_share(far(10).await, Some(PLAIN), 2, |p| (p.spent_store_s, 1.0)).await >= 3);
 }
 
 /// Until then what weighing the store takes keeps no single request waiting: the second probe would come after seven seconds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn first_tries_do_not_wait_for_a_weighing() {
     assert!(within_their_share(far(100).await, None, 8, |p| (p.spent_store_s, 1.0)).await >= 2);
+}
+
+/// No row reaches the second hint before nine tenths of all have passed the first one, which is tried meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hint_whose_rows_come_late_keeps_the_others_from_nothing() {
+    let yaml = "source: { range: { start: 0, end: 98304 } }\nsteps:\n  - with_columns: { t: \"lpad(cast(id as varchar), 500, 'x')\" }\n  \
+                - autocache: early\n  - burn: { per_row: 30us }\n  - filter: \"id >= 90000\"\n  - autocache: late\n  - batch: 100\n";
+    let cache = cache_with(&place("probes"), Default::default()).await;
+    let pair = Pair::yaml(yaml).await;
+    let leases = (0u64..).zip(&pair.splits).map(|(i, s)| LeasedSplit::new(i, s.clone())).collect();
+    let mut options = TaskOptions::new(CpuPool::new(2).unwrap(), SystemClock::shared());
+    (options.cache, options.probe, options.batch_rows) = (Some(cache), true, 500);
+    let mut task = run_task(&pair.kept, Box::new(Fixed(leases)), options);
+    task.next().await.unwrap().unwrap();
+    let early: Vec<_> = task.findings().unwrap().probes.into_iter().filter(|p| p.hint == "early").collect();
+    assert!(early.len() >= 2, "{early:?}");
+}
+
+/// A task that ends takes its probes' objects with it, those that are on their way included.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_probe_that_is_cut_off_leaves_nothing_behind() {
+    let (root, faults) = (place("probes"), Faults::new());
+    faults.add(Rule::new(Op::Get, Fault::Silence).on("/probes/").always());
+    let cache = faulty_with(&root, &faults, Default::default()).await;
+    let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1000));
+    let rows = RecordBatch::try_from_iter([("id", ids)]).unwrap();
+    let probe = {
+        let cache = Arc::clone(&cache);
+        let task = ProbeTask { threads: 2, readers: 2, weighs: true };
+        tokio::spawn(
+            async move { cache.probe(&rows.schema(), std::slice::from_ref(&rows), PLAIN, task).await },
+        )
+    };
+    // All is written when the first read begins, which never ends.
+    faults.wait_fired(1).await;
+    assert!(!probes_at(&root).await.is_empty());
+    probe.abort();
+    assert!(probe.await.unwrap_err().is_cancelled());
+    cache.close(Duration::from_secs(30)).await.unwrap();
+    assert_eq!(probes_at(&root).await, Vec::<String>::new());
+}
+
+async fn probes_at(root: &str) -> Vec<String> {
+    let at = Stores::default().resolve(root).unwrap();
+    let all: Vec<_> =
+        at.store.list(Some(&at.path)).map_ok(|o| o.location.to_string()).try_collect().await.unwrap();
+    all.into_iter().filter(|path| path.contains("/probes/")).collect()
 }
 
 /// A cache whose store takes so many milliseconds to answer.

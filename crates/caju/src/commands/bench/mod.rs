@@ -1,5 +1,6 @@
 //! `caju bench policies`: the offline harness that says what each policy would have cost; and `caju bench taps`.
 
+mod far;
 mod scratch;
 mod summary;
 mod taps;
@@ -14,7 +15,8 @@ use caju_runtime::{CpuPool, Stores, cpu_time};
 use caju_types::{Error, Result};
 use serde::Serialize;
 
-use self::scratch::{Distance, Room, Scratch};
+use self::far::Distance;
+use self::scratch::{Room, Scratch};
 use super::epochs::Consumer;
 use super::run::{Job, embedded};
 use super::{check, shared};

@@ -4,17 +4,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use caju_runtime::stores::{Location, store_error};
 use caju_runtime::{Stores, SystemClock};
 use caju_types::{Error, Result};
 use futures::{StreamExt, TryStreamExt, future, stream};
-use object_store::memory::InMemory;
-use object_store::throttle::{ThrottleConfig, ThrottledStore};
 use object_store::{ObjectStore, ObjectStoreExt};
 use tempfile::TempDir;
 
+use super::far::{self, Distance};
 use crate::commands::shared;
 
 /// What the names of caches begin with.
@@ -32,15 +30,6 @@ pub(super) enum Scratch {
     Store(Location),
     /// In memory, behind a network that there is not: as a store that is far away would answer.
     Far(Location),
-}
-
-/// What each request to a store that is far away is held to.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Distance {
-    /// Bytes per second that a request gets; no bound by default.
-    pub(super) bytes_per_s: Option<u64>,
-    /// How long every request takes at least.
-    pub(super) latency: Duration,
 }
 
 /// The root of the store in memory.
@@ -76,18 +65,8 @@ impl Scratch {
     /// # Errors
     /// `Internal` if its name is none.
     pub(super) fn far(distance: Distance) -> Result<Self> {
-        let per_byte = distance.bytes_per_s.map_or(0, |rate| 1_000_000_000 / rate.max(1));
-        let config = ThrottleConfig {
-            wait_delete_per_call: distance.latency,
-            wait_get_per_call: distance.latency,
-            wait_put_per_call: distance.latency,
-            wait_list_per_call: distance.latency,
-            wait_list_with_delimiter_per_call: distance.latency,
-            wait_get_per_byte: Duration::from_nanos(per_byte),
-            ..ThrottleConfig::default()
-        };
         let at = Stores::new(BTreeMap::new(), None)?.resolve(FAR)?;
-        Ok(Self::Far(Location { store: Arc::new(ThrottledStore::new(InMemory::new(), config)), ..at }))
+        Ok(Self::Far(Location { store: far::shared(distance), ..at }))
     }
 
     /// Makes a job's stores know this place.

@@ -1,0 +1,181 @@
+//! A store behind a network that there is not: every request takes at least so long, and gets so many bytes a second.
+//!
+//! `object_store`'s throttle knows no bytes of writes, and a store that reads slowly and takes everything at once would
+//! make writing look free.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::future::FutureExt;
+use futures::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::throttle::{ThrottleConfig, ThrottledStore};
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result, UploadPart,
+};
+
+/// What each request is held to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Distance {
+    /// Bytes per second that a request gets, or gives; no bound by default.
+    pub(super) bytes_per_s: Option<u64>,
+    /// How long every request takes at least.
+    pub(super) latency: Duration,
+}
+
+/// Objects in memory at a distance.
+#[derive(Debug)]
+pub(super) struct FarStore {
+    inner: ThrottledStore<InMemory>,
+    ns_per_byte: u64,
+}
+
+impl FarStore {
+    /// An empty one.
+    pub(super) fn new(distance: Distance) -> Self {
+        let ns_per_byte = distance.bytes_per_s.map_or(0, |rate| 1_000_000_000 / rate.max(1));
+        let config = ThrottleConfig {
+            wait_delete_per_call: distance.latency,
+            wait_get_per_call: distance.latency,
+            wait_put_per_call: distance.latency,
+            wait_list_per_call: distance.latency,
+            wait_list_with_delimiter_per_call: distance.latency,
+            wait_get_per_byte: Duration::from_nanos(ns_per_byte),
+            ..ThrottleConfig::default()
+        };
+        Self { inner: ThrottledStore::new(InMemory::new(), config), ns_per_byte }
+    }
+}
+
+/// How long so many bytes are on their way.
+fn on_the_way(bytes: usize, ns_per_byte: u64) -> Duration {
+    Duration::from_nanos((bytes as u64).saturating_mul(ns_per_byte))
+}
+
+impl fmt::Display for FarStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FarStore({})", self.inner)
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl ObjectStore for FarStore {
+    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        tokio::time::sleep(on_the_way(payload.content_length(), self.ns_per_byte)).await;
+        self.inner.put_opts(location, payload, opts).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        opts: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        let upload = self.inner.put_multipart_opts(location, opts).await?;
+        Ok(Box::new(FarUpload { upload, ns_per_byte: self.ns_per_byte }))
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.inner.get_opts(location, options).await
+    }
+
+    async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        self.inner.get_ranges(location, ranges).await
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list_with_offset(prefix, offset)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+
+    async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
+        self.inner.rename_opts(from, to, options).await
+    }
+}
+
+#[derive(Debug)]
+struct FarUpload {
+    upload: Box<dyn MultipartUpload>,
+    ns_per_byte: u64,
+}
+
+#[async_trait]
+impl MultipartUpload for FarUpload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        let wait = on_the_way(data.content_length(), self.ns_per_byte);
+        let part = self.upload.put_part(data);
+        async move {
+            tokio::time::sleep(wait).await;
+            part.await
+        }
+        .boxed()
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        self.upload.complete().await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.upload.abort().await
+    }
+}
+
+/// The store as others share it.
+pub(super) fn shared(distance: Distance) -> Arc<dyn ObjectStore> {
+    Arc::new(FarStore::new(distance))
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::ObjectStoreExt;
+
+    use super::*;
+
+    /// At least so long both ways, in requests of either kind; how much longer is the machine's affair.
+    #[tokio::test]
+    async fn bytes_take_their_time_in_both_directions() {
+        let store = shared(Distance { bytes_per_s: Some(1_000_000), latency: Duration::from_millis(10) });
+        let path = Path::from("a");
+        let payload = || PutPayload::from(vec![1u8; 50_000]);
+        let least = Duration::from_millis(60);
+
+        let start = std::time::Instant::now();
+        store.put(&path, payload()).await.unwrap();
+        assert!(start.elapsed() >= least, "put: {:?}", start.elapsed());
+
+        let start = std::time::Instant::now();
+        assert_eq!(store.get(&path).await.unwrap().bytes().await.unwrap().len(), 50_000);
+        assert!(start.elapsed() >= least, "get: {:?}", start.elapsed());
+
+        let mut upload = store.put_multipart(&path).await.unwrap();
+        let start = std::time::Instant::now();
+        upload.put_part(payload()).await.unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(50), "part: {:?}", start.elapsed());
+        upload.complete().await.unwrap();
+    }
+}
