@@ -59,18 +59,16 @@ async fn a_probe_that_is_cut_off_leaves_nothing_behind() {
     let cache = faulty_with(&root, &faults, Default::default()).await;
     let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1000));
     let rows = RecordBatch::try_from_iter([("id", ids)]).unwrap();
-    let probe = {
-        let cache = Arc::clone(&cache);
-        let task = ProbeTask { threads: 2, readers: 2, weighs: true };
-        tokio::spawn(
-            async move { cache.probe(&rows.schema(), std::slice::from_ref(&rows), PLAIN, task).await },
-        )
-    };
+    let (schema, task) = (rows.schema(), ProbeTask { threads: 2, readers: 2, weighs: true });
     // All is written when the first read begins, which never ends.
-    faults.wait_fired(1).await;
-    assert!(!probes_at(&root).await.is_empty());
-    probe.abort();
-    assert!(probe.await.unwrap_err().is_cancelled());
+    let written = async {
+        faults.wait_fired(1).await;
+        assert!(!probes_at(&root).await.is_empty());
+    };
+    tokio::select! {
+        probe = cache.probe(&schema, std::slice::from_ref(&rows), PLAIN, task) => panic!("{probe:?}"),
+        () = written => {}
+    }
     cache.close(Duration::from_secs(30)).await.unwrap();
     assert_eq!(probes_at(&root).await, Vec::<String>::new());
 }
