@@ -116,6 +116,8 @@ pub(crate) struct Prober {
     arrived: tokio::sync::Notify,
     /// No more rows will come.
     over: AtomicBool,
+    /// Nobody waits for figures any more.
+    stopped: AtomicBool,
     through: watch::Sender<bool>,
 }
 
@@ -138,6 +140,7 @@ impl Prober {
             findings: Mutex::default(),
             arrived: tokio::sync::Notify::new(),
             over: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
             through: watch::Sender::new(false),
         });
         let prober = Arc::clone(&me);
@@ -168,12 +171,25 @@ impl Prober {
         }
     }
 
+    /// It is decided: what was not tried is tried no more.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.arrived.notify_one();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
     fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
     /// Keeps a few of the rows that pass a hint.
     pub(crate) fn offer(&self, hint: usize, rows: &[RecordBatch]) {
+        if self.is_stopped() {
+            return;
+        }
         let mut samples = self.samples.lock();
         let Some(sample) = samples.get_mut(hint).filter(|s| s.bytes < SAMPLE_BYTES) else { return };
         for batch in rows.iter().filter(|b| b.num_rows() > 0) {
@@ -232,10 +248,10 @@ impl Prober {
             let task = ProbeTask { threads, readers, weighs: weighings > 0 };
             // Until everything was tried once, the few requests of the others do not wait for what that took.
             let all = again || task.weighs;
-            while !self.is_over() && !self.may_go_on(start, spent, all) {
+            while !self.is_over() && !self.is_stopped() && !self.may_go_on(start, spent, all) {
                 self.clock.sleep(PAUSE).await;
             }
-            if again && self.is_over() {
+            if again && self.is_over() || self.is_stopped() {
                 return;
             }
             let bound = &self.hints[hint];
@@ -269,7 +285,7 @@ impl Prober {
         &self,
         left: &mut Vec<(Encoding, usize)>,
     ) -> Option<(Encoding, usize, Vec<RecordBatch>)> {
-        while !left.is_empty() {
+        while !left.is_empty() && !self.is_stopped() {
             let arrived = self.arrived.notified();
             let ready = |(at, (_, hint)): (usize, &(Encoding, usize))| Some((at, self.sample(*hint)?));
             if let Some((at, rows)) = left.iter().enumerate().find_map(ready) {

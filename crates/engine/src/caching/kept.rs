@@ -223,6 +223,9 @@ impl TaskCache {
         if !self.undecided || self.decided.get().is_some() {
             return;
         }
+        if let Some(prober) = &self.prober {
+            prober.stop();
+        }
         let mut books = self.books.lock();
         let mut kept = std::mem::take(&mut books.kept);
         let placed = plan.and_then(|p| Some((p, self.place(p)?)));

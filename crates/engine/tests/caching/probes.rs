@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use caju_cache::{Cache, Compression, Encoding, Format, Probe, ProbeTask};
-use caju_engine::{LeasedSplit, TaskOptions, run_task};
+use caju_engine::{LeasedSplit, TaskOptions, TaskRun, run_task};
 use caju_runtime::{CpuPool, Stores, SystemClock};
 use caju_testkit::faulty::{Fault, Faults, Op, Rule};
 use futures::TryStreamExt;
@@ -49,6 +49,33 @@ async fn a_hint_whose_rows_come_late_keeps_the_others_from_nothing() {
     task.next().await.unwrap().unwrap();
     let early: Vec<_> = task.findings().unwrap().probes.into_iter().filter(|p| p.hint == "early").collect();
     assert!(early.len() >= 2, "{early:?}");
+}
+
+/// Once it is decided, nothing is tried any more: half of the rows are still to come, and two rounds of tries.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_decision_ends_the_probes() {
+    let yaml = "source: { range: { start: 0, end: 49152 } }\nsteps:\n  - with_columns: { t: \"lpad(cast(id as varchar), 500, 'x')\" }\n  \
+                - autocache: a\n  - burn: { per_row: 30us }\n  - batch: 100\n";
+    let pair = Pair::yaml(yaml).await;
+    let leases = (0u64..).zip(&pair.splits).map(|(i, s)| LeasedSplit::new(i, s.clone())).collect();
+    let mut options = TaskOptions::new(CpuPool::new(2).unwrap(), SystemClock::shared());
+    options.cache = Some(cache_with(&place("probes"), Default::default()).await);
+    (options.probe, options.batch_rows) = (true, 500);
+    let mut task = run_task(&pair.kept, Box::new(Fixed(leases)), options);
+    let decide = task.decider();
+    let tries = |task: &TaskRun| task.findings().unwrap().probes.len();
+    let (mut at_decision, mut rows) = (None, 0);
+    while let Some(chunk) = task.next().await {
+        rows += chunk.unwrap().rows();
+        if at_decision.is_none() && tries(&task) >= 1 {
+            decide(None);
+            at_decision = Some((tries(&task), rows));
+        }
+    }
+    let (then, rows) = at_decision.expect("the first probe comes with the first rows");
+    assert!(rows < 49152 / 2, "too late to show anything: {rows}");
+    // One may have been under way.
+    assert!(tries(&task) <= then + 1, "{then} and then {}", tries(&task));
 }
 
 /// A task that ends takes its probes' objects with it, those that are on their way included.
