@@ -165,6 +165,8 @@ def main():
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--store-bandwidth", default="125MB", help="bytes per second of each request to the caches' store")
+    parser.add_argument("--points", type=lambda text: [int(ms) for ms in text.split(",")], default=PAPER,
+                        help="injections of the paper in milliseconds, as 400,450; all seven by default")
     parser.add_argument("--near", action="store_true", help="caches in files instead, which are mapped")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -176,7 +178,7 @@ def main():
     batch_s = steady(free) / batches
     points = []
     # Every policy stores as it likes; those that are forced to store as `arrow/none`.
-    for ms in PAPER:
+    for ms in args.points:
         sleep_s = ms / PAPER_BATCH_MS * batch_s
         trials = measure(args, data, f"{ms}ms", sleep_s, POLICIES)
         compressed = measure(args, data, f"{ms}ms-zstd", sleep_s, ["full"], "--encoding", "arrow/zstd")
