@@ -39,7 +39,7 @@ async fn first_tries_do_not_wait_for_a_weighing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hint_whose_rows_come_late_keeps_the_others_from_nothing() {
     let yaml = "source: { range: { start: 0, end: 98304 } }\nsteps:\n  - with_columns: { t: \"lpad(cast(id as varchar), 500, 'x')\" }\n  \
-                - autocache: early\n  - burn: { per_row: 30us }\n  - filter: \"id >= 90000\"\n  - autocache: late\n  - batch: 100\n";
+                - autocache: early\n  - burn: { per_row: 60us }\n  - filter: \"id >= 90000\"\n  - autocache: late\n  - batch: 100\n";
     let cache = cache_with(&place("probes"), Default::default()).await;
     let pair = Pair::yaml(yaml).await;
     let leases = (0u64..).zip(&pair.splits).map(|(i, s)| LeasedSplit::new(i, s.clone())).collect();
@@ -54,7 +54,7 @@ async fn a_hint_whose_rows_come_late_keeps_the_others_from_nothing() {
 /// Once it is decided, nothing is tried any more: half of the rows are still to come, and two rounds of tries.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_decision_ends_the_probes() {
-    let yaml = "source: { range: { start: 0, end: 49152 } }\nsteps:\n  - with_columns: { t: \"lpad(cast(id as varchar), 500, 'x')\" }\n  \
+    let yaml = "source: { range: { start: 0, end: 98304 } }\nsteps:\n  - with_columns: { t: \"lpad(cast(id as varchar), 500, 'x')\" }\n  \
                 - autocache: a\n  - burn: { per_row: 30us }\n  - batch: 100\n";
     let pair = Pair::yaml(yaml).await;
     let leases = (0u64..).zip(&pair.splits).map(|(i, s)| LeasedSplit::new(i, s.clone())).collect();
@@ -73,7 +73,7 @@ async fn a_decision_ends_the_probes() {
         }
     }
     let (then, rows) = at_decision.expect("the first probe comes with the first rows");
-    assert!(rows < 49152 / 2, "too late to show anything: {rows}");
+    assert!(rows < 98304 / 2, "too late to show anything: {rows}");
     // One may have been under way.
     assert!(tries(&task) <= then + 1, "{then} and then {}", tries(&task));
 }
