@@ -62,7 +62,7 @@ def bench(file, data):
     out = args.results / f"{file.stem}.json"
     own = own.group(1).split() if own else []
     near = [] if "--store-bandwidth" in own else ["--scratch", args.data]
-    caju("bench", "policies", ready, "--repeats", args.repeats, *near, "--out", out,
+    caju("bench", "policies", ready, "--repeats", args.repeats, "--finals", args.finals, *near, "--out", out,
          "--plot", args.results / f"{file.stem}.svg", *(["--cold-only"] if args.cold_only else []), *own)
     # Where the data lies on this machine is nobody's business.
     found = out.read_text()
@@ -75,11 +75,13 @@ def bench(file, data):
 def table(files):
     lines = ["# Results\n", "Time of a job with a cold cache under each policy. Four to seven epochs are measured (the third is the first in which "
              "`auto` reads everything, and checks it); the horizon is 90 epochs, those that were not measured taken to be like the last ones. Regret is "
-             "the time lost over the horizon against the best measured policy that decides nothing; `measured` is the same over the "
+             "the time lost over the horizon against the best measured policy that decides nothing, in the same round: the median of the "
+             "rounds, and in brackets where it lies in nine of ten cases (of fewer than five rounds, the least and the most). Policies that "
+             "are far behind after the first rounds are not run again. `measured` is the same over the "
              "measured epochs alone, `steady` of the last ones. Noise: the spread between rounds of one policy (median). Where "
              "`auto` ran the same plan as the best one in every round, its regret is what finding out costs, and noise.\n",
-             "| pipeline | best | `auto` chose | regret of `auto` | measured | steady | regret of `cachew` | noise | same plan | decided after | cached from |",
-             "|---|---|---|---|---|---|---|---|---|---|---|"]
+             "| pipeline | rounds | best | `auto` chose | regret of `auto` | measured | steady | regret of `cachew` | noise | same plan | decided after | cached from |",
+             "|---|---|---|---|---|---|---|---|---|---|---|---|"]
     regrets = {"auto": [], "cachew": []}
     for file in files:
         result = json.loads(file.read_text())
@@ -88,16 +90,20 @@ def table(files):
         for policy, all_of in regrets.items():
             all_of.append(of[policy]["regret"])
         auto = of["auto"]
-        measured = auto["total_s"] / min(line["total_s"] for name, line in of.items() if name not in regrets) - 1
         chose = ", ".join(f"{c} ({n})" if len(auto["choices"]) > 1 else c for c, n in auto["choices"]) or "nothing yet"
         same = "yes" if same_plan(summary["oracle"], auto) else "no"
         since = "-" if auto["cached_from"] is None else f"epoch {auto['cached_from']}"
-        lines.append(f"| {file.stem} | {summary['oracle']} | {chose} | {auto['regret']:+.1%} | {measured:+.1%} | {auto['steady_regret']:+.1%} "
+        lines.append(f"| {file.stem} | {auto['rounds']} | {summary['oracle']} | {chose} | {auto['regret']:+.1%}{between(auto)} | {auto['measured_regret']:+.1%} | {auto['steady_regret']:+.1%} "
                      f"| {of['cachew']['regret']:+.1%} | {noise(summary)} | {same} | {decided(result)} | {since} |")
     for policy, all_of in regrets.items():
         gains_aside = statistics.mean(max(regret, 0) for regret in all_of)
         lines.append(f"\n`{policy}`: mean regret {gains_aside:.1%} (gains count as 0; with them {statistics.mean(all_of):+.1%}), worst {max(all_of):+.1%}.")
     return "\n".join(lines) + "\n"
+
+
+def between(line):
+    found = line["regret_between"]
+    return f" ({100 * found[0]:+.1f} .. {100 * found[1]:+.1f})" if found else ""
 
 
 def noise(summary):
@@ -127,7 +133,8 @@ if __name__ == "__main__":
     p.add_argument("--caju", type=pathlib.Path, default=ROOT / "target" / "release" / "caju")
     p.add_argument("--data", type=pathlib.Path, default=ROOT / "data" / "policies")
     p.add_argument("--results", type=pathlib.Path, default=HERE / "results")
-    p.add_argument("--repeats", type=int, default=3)
+    p.add_argument("--repeats", type=int, default=1)
+    p.add_argument("--finals", type=int, default=5, help="further rounds of auto and the best policies alone")
     p.add_argument("--cold-only", action="store_true", help="leave the warm jobs out")
     p.add_argument("--photos", type=int, default=3000)
     p.add_argument("--rows", type=int, default=1_000_000)

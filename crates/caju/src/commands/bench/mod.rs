@@ -7,6 +7,7 @@ mod taps;
 mod text;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use serde::Serialize;
 
 use self::far::Distance;
 use self::scratch::{Room, Scratch};
+use self::summary::{Summary, median};
 use super::epochs::Consumer;
 use super::run::{Job, embedded};
 use super::{check, shared};
@@ -62,7 +64,7 @@ impl Trial {
     pub(crate) fn steady_s(&self) -> f64 {
         let last = (self.epochs.len().saturating_sub(1) / 2).max(1);
         let times = self.epochs.iter().rev().take(last).map(|e| e.wall_s);
-        summary::median(times.collect())
+        median(times.collect())
     }
 
     /// Rows per second of a steady epoch.
@@ -95,17 +97,11 @@ async fn run_policies(global: &Global, args: &PoliciesArgs) -> Result<()> {
     };
     let bench = Bench { args, def: &def, scratch, pool: shared::cpu_pool(args.cpu_threads)? };
     let mut trials = Vec::new();
-    for repeat in 0..args.repeats {
-        // Every second round runs backwards: what drifts, drifts for and against everybody.
-        let mut order: Vec<&String> = policies.iter().collect();
-        if repeat % 2 == 1 {
-            order.reverse();
-        }
-        for policy in order {
-            trials.extend(bench.round(global, policy, repeat).await?);
-        }
-    }
-    let summary = summary::Summary::of(&policies, &trials, args.epochs, args.horizon());
+    bench.rounds(global, &policies, 0..args.repeats, &mut trials).await?;
+    let last = args.repeats.saturating_add(args.finals);
+    let finalists = Summary::of(&policies, &trials, args.epochs, args.horizon()).finalists();
+    bench.rounds(global, &finalists, args.repeats..last, &mut trials).await?;
+    let summary = Summary::of(&policies, &trials, args.epochs, args.horizon());
     output::say(format_args!("{}\n\n{}", check::title(&def, &args.file), summary.text().trim_end()))?;
     if let Some(path) = &args.out {
         let result = serde_json::json!({
@@ -158,8 +154,29 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
+    /// A trial of each of these policies in each of these rounds.
+    async fn rounds(
+        &self,
+        global: &Global,
+        policies: &[String],
+        rounds: Range<u32>,
+        trials: &mut Vec<Trial>,
+    ) -> Result<()> {
+        for repeat in rounds {
+            // Every second round runs backwards: what drifts, drifts for and against everybody.
+            let mut order: Vec<&String> = policies.iter().collect();
+            if repeat % 2 == 1 {
+                order.reverse();
+            }
+            for policy in order {
+                trials.extend(self.trials(global, policy, repeat).await?);
+            }
+        }
+        Ok(())
+    }
+
     /// A cold job and, unless left out, a warm one, in a cache of their own that goes with them, however they end.
-    async fn round(&self, global: &Global, policy: &str, repeat: u32) -> Result<Vec<Trial>> {
+    async fn trials(&self, global: &Global, policy: &str, repeat: u32) -> Result<Vec<Trial>> {
         let room = self.scratch.room()?;
         let trials = Box::pin(self.jobs(global, policy, repeat, &room)).await;
         if let Err(e) = room.remove().await {
@@ -243,20 +260,20 @@ fn beyond(args: &PoliciesArgs) -> String {
     }
 }
 
-fn chart(def: &DatasetDef, args: &PoliciesArgs, summary: &summary::Summary) -> Chart {
-    let rounds = match summary.noise {
-        Some(noise) => format!(
-            "Median of {} alternating rounds; noise between them is {:.1} %.",
-            args.repeats,
-            100.0 * noise
-        ),
-        None => "One round: noise unknown.".to_string(),
+fn chart(def: &DatasetDef, args: &PoliciesArgs, summary: &Summary) -> Chart {
+    let rounds = match (summary.noise, args.finals) {
+        (None, _) => "One round: noise unknown.".to_string(),
+        (Some(noise), finals) => {
+            let more = if finals > 0 { format!(", and {finals} more of the best") } else { String::new() };
+            let n = args.repeats;
+            format!("Medians of {n} alternating rounds{more}; noise between them is {:.1} %.", 100.0 * noise)
+        }
     };
     let name = def.name.clone().unwrap_or_else(|| args.file.display().to_string());
     let bars = summary.lines.iter().map(|line| Bar {
         label: line.policy.clone(),
         predicted: Some(line.horizon_s),
-        note: format!("{:.2} s, regret {:+.1} %", line.horizon_s, 100.0 * line.regret),
+        note: format!("{:.2} s, regret {}", line.horizon_s, text::regret(line)),
         measured: line.warm_horizon_s.map(|s| (s, format!("{s:.2} s warm"))),
         chosen: line.policy == "auto",
     });
@@ -264,7 +281,7 @@ fn chart(def: &DatasetDef, args: &PoliciesArgs, summary: &summary::Summary) -> C
         title: format!("{name}: time of {} epochs under each policy", args.horizon()),
         caption: format!(
             "{rounds} Above: a cold job, which writes its cache. Below: a warm one, which finds it. {}Regret is the \
-             time lost against the best measured policy.",
+             time lost against the best measured policy, round by round.",
             beyond(args)
         ),
         unit: "seconds, less is better".into(),

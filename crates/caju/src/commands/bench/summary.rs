@@ -32,11 +32,17 @@ pub(crate) struct Line {
     pub(crate) cached_from: Option<u64>,
     /// The same of a warm one.
     pub(crate) warm_cached_from: Option<u64>,
-    /// Time lost over the horizon against the best measured policy: 0.01 is one percent.
+    /// Rounds of it.
+    pub(crate) rounds: usize,
+    /// Time lost over the horizon against the best measured policy in the same round, median: 0.01 is one percent.
     pub(crate) regret: f64,
+    /// Where that median lies; unknown after one round.
+    pub(crate) regret_between: Option<(f64, f64)>,
     /// The same of a warm job, against the best warm one.
     pub(crate) warm_regret: Option<f64>,
-    /// The same of the last epoch: what is lost in every further one.
+    /// Of the measured epochs alone.
+    pub(crate) measured_regret: f64,
+    /// Of the last epochs: what is lost in every further one.
     pub(crate) steady_regret: f64,
     /// Between the fastest and the slowest round, as a share of the median; one round has none.
     pub(crate) spread: Option<f64>,
@@ -64,12 +70,37 @@ fn decides(policy: &str) -> bool {
     matches!(policy, "auto" | "cachew")
 }
 
-/// The policy of the least time, and that time: of those that decide nothing, or of all where there are no others.
-fn fastest(lines: &[Line], time: impl Fn(&Line) -> Option<f64>) -> Option<(String, f64)> {
+/// What is further behind than this after the first rounds is not run in the finals.
+const NEAR: f64 = 0.25;
+
+/// What a policy costs against another one: a machine drifts from minute to minute, so only trials of one round are
+/// held against each other.
+struct Against<'a> {
+    trials: &'a [Trial],
+    oracle: &'a str,
+    warm: bool,
+}
+
+impl Against<'_> {
+    /// The time lost in each round that ran both.
+    fn lost(&self, policy: &str, time: impl Fn(&Trial) -> f64) -> Vec<f64> {
+        let of = |policy| self.trials.iter().filter(move |t| t.policy == policy && t.warm == self.warm);
+        let pairs = of(policy).filter_map(|t| {
+            let best = of(self.oracle).find(|o| o.repeat == t.repeat)?;
+            Some((time(t), time(best)))
+        });
+        pairs.filter(|(_, best)| *best > 0.0).map(|(own, best)| own / best - 1.0).collect()
+    }
+}
+
+/// The policy of the least time: of those that decide nothing, or of all where there are no others. Only those of the
+/// most rounds are candidates, since the others were far behind, and the machine may have been faster in their rounds.
+fn fastest(lines: &[Line], time: impl Fn(&Line) -> Option<f64>) -> Option<String> {
     let among = |all: bool| {
-        let some = lines.iter().filter(|l| all || !decides(&l.policy));
-        let timed = some.filter_map(|l| Some((l, time(l)?)));
-        timed.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(l, s)| (l.policy.clone(), s))
+        let some = || lines.iter().filter(|l| time(l).is_some() && (all || !decides(&l.policy)));
+        let most = some().map(|l| l.rounds).max();
+        let timed = some().filter(|l| Some(l.rounds) == most).filter_map(|l| Some((l, time(l)?)));
+        timed.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(l, _)| l.policy.clone())
     };
     among(false).or_else(|| among(true))
 }
@@ -77,23 +108,28 @@ fn fastest(lines: &[Line], time: impl Fn(&Line) -> Option<f64>) -> Option<(Strin
 impl Summary {
     pub(crate) fn of(policies: &[String], trials: &[Trial], epochs: u64, horizon: u64) -> Self {
         let mut lines: Vec<Line> = policies.iter().map(|p| Line::of(p, trials, epochs, horizon)).collect();
-        let (oracle, best) = fastest(&lines, |l| Some(l.horizon_s)).unwrap_or_default();
+        let oracle = fastest(&lines, |l| Some(l.horizon_s)).unwrap_or_default();
         let warm = fastest(&lines, |l| l.warm_horizon_s);
-        let exact = lines.iter().filter(|l| !decides(&l.policy) || l.policy == oracle);
-        let steady = exact.map(|l| l.steady_rows_per_s).fold(0.0, f64::max);
+        let cold = Against { trials, oracle: &oracle, warm: false };
+        let after = warm.as_deref().map(|oracle| Against { trials, oracle, warm: true });
         for line in &mut lines {
-            if line.steady_rows_per_s > 0.0 {
-                line.steady_regret = steady / line.steady_rows_per_s - 1.0;
-            }
-            line.regret = if best > 0.0 { line.horizon_s / best - 1.0 } else { 0.0 };
-            line.warm_regret = match (line.warm_horizon_s, &warm) {
-                (Some(s), Some((_, best))) if *best > 0.0 => Some(s / best - 1.0),
-                _ => None,
-            };
+            let lost = cold.lost(&line.policy, |t| t.horizon_s(horizon));
+            line.regret_between = of_median(&lost);
+            line.regret = median(lost);
+            line.measured_regret = median(cold.lost(&line.policy, Trial::total_s));
+            line.steady_regret = median(cold.lost(&line.policy, Trial::steady_s));
+            let lost = after.as_ref().map(|a| a.lost(&line.policy, |t| t.horizon_s(horizon)));
+            line.warm_regret = lost.filter(|l| !l.is_empty()).map(median);
         }
         let spreads: Vec<f64> = lines.iter().filter_map(|l| l.spread).collect();
         let noise = (!spreads.is_empty()).then(|| median(spreads));
-        Self { lines, oracle, warm_oracle: warm.map(|(policy, _)| policy), noise, horizon, epochs }
+        Self { lines, oracle, warm_oracle: warm, noise, horizon, epochs }
+    }
+
+    /// Those worth more rounds: `auto`, and what is not far behind the best.
+    pub(crate) fn finalists(&self) -> Vec<String> {
+        let near = self.lines.iter().filter(|l| l.policy == "auto" || l.regret <= NEAR);
+        near.map(|l| l.policy.clone()).collect()
     }
 }
 
@@ -140,8 +176,11 @@ impl Line {
             cpu_s: cold(&|t| t.cpu_s),
             cached_from: cached_from(false),
             warm_cached_from: cached_from(true),
+            rounds: of(false).count(),
             regret: 0.0,
+            regret_between: None,
             warm_regret: None,
+            measured_regret: 0.0,
             steady_regret: 0.0,
             spread,
             choices,
@@ -165,6 +204,26 @@ fn spread(values: &[f64]) -> Option<f64> {
     let (most, least) = (values.iter().copied().reduce(f64::max)?, values.iter().copied().reduce(f64::min)?);
     let middle = median(values.to_vec());
     (values.len() > 1 && middle > 0.0).then(|| (most - least) / middle)
+}
+
+/// Where the median lies that ever more values would have, in at least nine of ten cases: between the values so many
+/// from either end that a fair coin rarely falls on one side as often. Fewer than five values say less; then all of
+/// them lie there.
+fn of_median(values: &[f64]) -> Option<(f64, f64)> {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    // The chance that at most `aside` of `n` values are below the true median, and the same above.
+    let (mut aside, mut ways, mut outside) = (0, 1.0, 1.0);
+    loop {
+        ways *= (n - aside) as f64 / (aside + 1) as f64;
+        outside += ways;
+        if 2.0 * outside / 2.0_f64.powf(n as f64) > 0.1 || 2 * (aside + 1) >= n {
+            break;
+        }
+        aside += 1;
+    }
+    (n > 1).then(|| (values[aside], values[n - 1 - aside]))
 }
 
 pub(super) fn median(mut values: Vec<f64>) -> f64 {

@@ -114,6 +114,40 @@ fn one_round_says_nothing_of_noise() {
     assert!(two.text().contains("40.0 % between rounds"), "{}", two.text());
 }
 
+/// Trials of one policy, one a round.
+fn rounds(policy: &str, times: &[f64]) -> Vec<Trial> {
+    (0..).zip(times).map(|(repeat, s)| Trial { repeat, ..trial(policy, &[*s], 0) }).collect()
+}
+
+#[test]
+fn a_machine_that_drifts_favours_nobody() {
+    let policies = ["compute", "hint:far", "auto"].map(String::from);
+    // Every round is slower than the one before it, and the finals without `hint:far` are the slowest.
+    let mut trials = rounds("compute", &[10.0, 12.0, 14.0, 16.0, 18.0, 20.0, 22.0, 24.0]);
+    trials.extend(rounds("hint:far", &[14.0]));
+    trials.extend(rounds("auto", &[10.5, 12.24, 14.14, 16.32, 18.0, 20.2, 22.66, 26.4]));
+    let summary = Summary::of(&policies, &trials, 1, 1);
+    let [compute, far, auto] = summary.lines.as_slice() else { panic!("{summary:?}") };
+    assert_eq!((summary.oracle.as_str(), compute.regret, compute.rounds, far.rounds), ("compute", 0.0, 8, 1));
+    assert!((far.regret - 0.4).abs() < 1e-9 && far.regret_between.is_none(), "{far:?}");
+    // Of 5, 2, 1, 2, 0, 1, 3 and 10 percent the middle is 2; the least and the most are aside.
+    let (low, high) = auto.regret_between.unwrap();
+    assert!(near(Some(auto.regret), 0.02) && near(Some(low), 0.01) && near(Some(high), 0.05), "{auto:?}");
+    assert!(summary.text().contains("+2.0 % (+1.0 .. +5.0)"), "{}", summary.text());
+    assert_eq!(summary.finalists(), ["compute", "auto"]);
+}
+
+#[test]
+fn few_rounds_are_shown_whole() {
+    let policies = ["compute", "auto"].map(String::from);
+    let mut trials = rounds("compute", &[1.0, 1.0, 1.0]);
+    trials.extend(rounds("auto", &[1.5, 1.25, 1.0]));
+    let summary = Summary::of(&policies, &trials, 1, 1);
+    let auto = &summary.lines[1];
+    assert_eq!((auto.regret, auto.regret_between), (0.25, Some((0.0, 0.5))));
+    assert_eq!(summary.finalists(), policies);
+}
+
 #[test]
 fn times_and_bytes_of_epochs_are_told() {
     let policies = ["compute", "hint:a-name-of-some-length"].map(String::from);

@@ -44,7 +44,7 @@ impl Summary {
                 l.policy.clone(),
                 seconds(l.total_s),
                 seconds(l.horizon_s),
-                percent(l.regret),
+                regret(l),
                 format!("{:.0}", l.steady_rows_per_s),
                 percent(l.steady_regret),
                 bytes(l.stored_bytes),
@@ -105,6 +105,11 @@ impl Summary {
             told.push(("warm job", text));
         }
         told.push(("oracle", self.oracle.clone()));
+        if self.noise.is_some() {
+            let text = "time lost against the oracle in the same round: the median of the rounds, and in brackets \
+                        where it lies in nine of ten cases (of fewer than five rounds, the least and the most)";
+            told.push(("regret", text.to_string()));
+        }
         told.push(("noise", self.noise_text()));
         let mut out = String::new();
         for (name, text) in told {
@@ -133,6 +138,16 @@ pub(super) fn times(epochs: &[f64]) -> String {
 
 fn seconds(s: f64) -> String {
     format!("{s:.2} s")
+}
+
+/// Regret, and between what it lies.
+pub(super) fn regret(line: &Line) -> String {
+    match line.regret_between {
+        Some((low, high)) if (low, high) != (0.0, 0.0) => {
+            format!("{} ({:+.1} .. {:+.1})", percent(line.regret), 100.0 * low, 100.0 * high)
+        }
+        _ => percent(line.regret),
+    }
 }
 
 fn percent(share: f64) -> String {
