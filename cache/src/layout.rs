@@ -25,6 +25,8 @@ use crate::encoding::Format;
 
 /// The version of the layout and of everything inside.
 pub(crate) const VERSION: &str = "v1";
+/// What was measured of pipelines lies in this folder.
+pub(crate) const PLANS: &str = "plans";
 
 /// The number of a commit record of a split, or of a claim on it; counts from 1.
 pub(crate) type Generation = u32;
@@ -71,6 +73,11 @@ impl Layout {
     /// The folder of everything.
     pub(crate) fn base(&self) -> Path {
         path(self.base.clone())
+    }
+
+    /// The folder of what was measured of pipelines.
+    pub(crate) fn plans(&self) -> Path {
+        path(format!("{}/{PLANS}", self.base))
     }
 
     pub(crate) fn probe(&self, id: &str) -> Path {

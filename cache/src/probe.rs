@@ -29,8 +29,6 @@ const FORSAKEN: Duration = Duration::from_secs(600);
 const DECODES: usize = 2;
 /// Bytes that are written before each of them: rows come from the store and not from a core's cache.
 const FORGET: usize = 3 << 20;
-/// How often a byte is asked for, to find out how long an answer takes at least.
-const LATENCIES: usize = 2;
 /// The most copies of a probe that are written side by side.
 const MOST_WRITES: usize = 8;
 /// A byte of each page is looked at, so that it is there.
@@ -212,7 +210,8 @@ impl Cache {
     }
 
     /// The bytes of an object, and the bandwidth that so many requests at once have together. Parts are read by requests that
-    /// are larger than a probe, so that waiting for the answer's first byte counts less for them.
+    /// are larger than a probe, so that waiting for the answer's first byte counts less for them. As many ask for that byte
+    /// before: on a busy worker every answer waits for a core, which would pass for a slow store.
     async fn read_ranged(
         self: &Arc<Self>,
         spent: &mut Duration,
@@ -221,36 +220,66 @@ impl Cache {
         bytes: u64,
         at_once: usize,
     ) -> Result<(Bytes, f64)> {
-        // One that is late by accident would make the rest look fast.
-        let mut latency = Duration::MAX;
-        for _ in 0..if at_once > 1 { LATENCIES } else { 0 } {
-            let start = Instant::now();
-            polled(spent, self.root.get_range(path, 0..1.min(bytes))).await?;
-            latency = latency.min(start.elapsed());
-            requests.count(1, start.elapsed());
+        let mut latency = Duration::ZERO;
+        if at_once > 1 {
+            let first = self.gets(spent, path, 1.min(bytes), at_once).await?;
+            requests.count(at_once, first.slowest());
+            latency = first.usual();
         }
-        let start = Instant::now();
+        let got = self.gets(spent, path, bytes, at_once).await?;
+        requests.count(at_once, got.slowest());
+        let took = got.usual();
+        let each = at_full_size(bytes, took, latency.min(took), self.options.read_bytes);
+        Ok((got.bytes, each * at_once as f64))
+    }
+
+    /// The beginning of an object, by so many requests at once.
+    async fn gets(
+        self: &Arc<Self>,
+        spent: &mut Duration,
+        path: &Path,
+        bytes: u64,
+        at_once: usize,
+    ) -> Result<Got> {
         // On any thread, as those for parts are.
         let get = |_| {
             let (me, path) = (Arc::clone(self), path.clone());
             let get = async move {
-                let mut cpu = Duration::ZERO;
+                let (mut cpu, start) = (Duration::ZERO, Instant::now());
                 let got = polled(&mut cpu, me.root.get_range(&path, 0..bytes)).await;
-                got.map(|got| (got, cpu))
+                got.map(|got| (got, cpu, start.elapsed()))
             };
             AbortOnDropHandle::new(self.tasks.spawn(get))
         };
         let closed = || Error::cancelled("the cache was closed while a probe was read");
-        let mut last = Bytes::new();
+        let mut all = Got { bytes: Bytes::new(), times: Vec::with_capacity(at_once) };
         for got in join_all((0..at_once).map(get)).await {
-            let (got, cpu) =
+            let (got, cpu, took) =
                 got.map_err(|e| Error::internal(format!("a probe: {e}")))?.ok_or_else(closed)??;
             *spent += cpu;
-            last = got;
+            all.bytes = got;
+            all.times.push(took);
         }
-        let took = start.elapsed();
-        requests.count(at_once, took);
-        Ok((last, at_full_size(bytes, took, latency.min(took), self.options.read_bytes) * at_once as f64))
+        all.times.sort_unstable();
+        Ok(all)
+    }
+}
+
+/// What requests at once gave, and how long each took, the fastest first.
+struct Got {
+    bytes: Bytes,
+    times: Vec<Duration>,
+}
+
+impl Got {
+    fn slowest(&self) -> Duration {
+        self.times.last().copied().unwrap_or_default()
+    }
+
+    /// How long three of four took at most: where requests share a bandwidth all take as long, and single ones that are late
+    /// are so by accident.
+    fn usual(&self) -> Duration {
+        self.times.get(self.times.len() * 3 / 4).or(self.times.last()).copied().unwrap_or_default()
     }
 }
 

@@ -21,6 +21,9 @@ pub struct Remembered {
     pub profile: Option<Value>,
     /// Epochs that the last job said that it would have.
     pub epochs: Option<u64>,
+    /// The most epochs that a job had which did not say how many there would be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reached: Option<u64>,
     /// Jobs so far.
     pub jobs: u64,
     /// Splits that the last job's source had.
@@ -33,7 +36,15 @@ pub struct Remembered {
 
 impl Default for Remembered {
     fn default() -> Self {
-        Self { schema: Self::SCHEMA.into(), profile: None, epochs: None, jobs: 0, splits: None, cores: None }
+        Self {
+            schema: Self::SCHEMA.into(),
+            profile: None,
+            epochs: None,
+            reached: None,
+            jobs: 0,
+            splits: None,
+            cores: None,
+        }
     }
 }
 
@@ -43,7 +54,8 @@ impl Remembered {
 
     fn place(stores: &Stores, root: &str, definition: Fingerprint) -> Result<Location> {
         let mut at = stores.resolve(root).map_err(|e| e.context("cache root"))?;
-        at.path = at.path.join(crate::layout::VERSION).join("plans").join(format!("{definition}.json"));
+        let name = format!("{definition}.json");
+        at.path = at.path.join(crate::layout::VERSION).join(crate::layout::PLANS).join(name);
         Ok(at)
     }
 

@@ -214,6 +214,24 @@ async fn unused_snapshots_expire() {
 }
 
 #[tokio::test]
+async fn what_was_measured_of_pipelines_is_forgotten_with_time() {
+    let root = memory_root();
+    let stores = Stores::default();
+    Remembered::default().remember(&stores, &root, fp(7)).await.unwrap();
+    let soon = CacheOptions { orphan_grace: Duration::ZERO, ..hasty() };
+    let later = CacheOptions { ttl: Some(Duration::from_secs(3600)), ..soon.clone() };
+    for options in [soon.clone(), later] {
+        let kept = open_with(&root, options).await.gc(false).await.unwrap();
+        assert!(kept.objects.is_empty(), "{kept}");
+    }
+    let cache = open_with(&root, CacheOptions { ttl: Some(Duration::ZERO), ..soon }).await;
+    let gone = cache.gc(false).await.unwrap();
+    let [(object, Collected::ForgottenPlan, _)] = gone.objects.as_slice() else { panic!("{gone}") };
+    assert_eq!(*object, format!("plans/{}.json", fp(7)));
+    assert!(Remembered::recall(&stores, &root, fp(7)).await.unwrap().is_none());
+}
+
+#[tokio::test]
 async fn orphans_are_collected_after_the_grace() {
     let root = memory_root();
     let dead = open(&root).await;

@@ -87,6 +87,9 @@ def table(files):
         result = json.loads(file.read_text())
         summary = result["summary"]
         of = {line["policy"]: line for line in summary["lines"]}
+        if "rounds" not in of["auto"]:
+            lines.append(f"| {file.stem} | measured before regret was reckoned round by round: run it again |" + " |" * 10)
+            continue
         for policy, all_of in regrets.items():
             all_of.append(of[policy]["regret"])
         auto = of["auto"]

@@ -30,6 +30,8 @@ pub enum Collected {
     DeadClaim,
     /// The listing of a source of which no snapshot has rows.
     UnusedListing,
+    /// What was measured of a pipeline longer ago than the time to live.
+    ForgottenPlan,
     /// A part that had to go for the budget.
     Evicted,
 }
@@ -42,6 +44,7 @@ impl Collected {
             Collected::Superseded => "superseded",
             Collected::DeadClaim => "dead claim",
             Collected::UnusedListing => "unused listing",
+            Collected::ForgottenPlan => "forgotten plan",
             Collected::Evicted => "evicted",
         }
     }
@@ -147,6 +150,14 @@ impl Cache {
         let probes = self.root.layout.base().join("probes");
         for object in objects.iter().filter(|o| o.path.prefix_matches(&probes) && old(o)) {
             plan.add(self, object, Collected::DeadClaim);
+        }
+        // A job that decides anew writes it anew; one that finds none measures.
+        let stale = |o: &Listed| {
+            self.options.ttl.is_some_and(|ttl| now.saturating_sub(o.modified_ms) >= ms(ttl)) && old(o)
+        };
+        let plans = self.root.layout.plans();
+        for object in objects.iter().filter(|o| o.path.prefix_matches(&plans) && stale(o)) {
+            plan.add(self, object, Collected::ForgottenPlan);
         }
         for (file, object) in self.root.unfinished().await? {
             if old(&object) {

@@ -15,7 +15,7 @@ pub(crate) struct Measured {
     pub(crate) tasks: Vec<v1::TaskProfile>,
     /// Workers that run such tasks.
     pub(crate) workers: u64,
-    /// Splits in all; 0 while the listing goes on.
+    /// Splits in all, as far as they are counted; 0 if nobody has begun.
     pub(crate) splits_total: u64,
     /// *Delivered* rows per second that the clients would take, where they let it be seen.
     pub(crate) demand: Option<f64>,
@@ -37,19 +37,38 @@ pub(crate) struct Measured {
     pub(crate) stored: Stored,
 }
 
-/// What is known of the parts that an iteration's splits have.
+/// What is known of an iteration's splits.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Stored {
-    /// Somebody looks.
-    Awaited,
+    /// Somebody looks, and has counted so many splits.
+    Awaited(u64),
     /// All that counts.
-    Known(Vec<StoredParts>),
+    Known(Found),
 }
 
 impl Default for Stored {
     fn default() -> Self {
-        Self::Known(Vec::new())
+        Self::Known(Found::default())
     }
+}
+
+impl Stored {
+    /// Splits that were counted so far.
+    pub(crate) fn splits(&self) -> u64 {
+        match self {
+            Self::Awaited(splits) => *splits,
+            Self::Known(found) => found.splits.unwrap_or(0),
+        }
+    }
+}
+
+/// What was found out of an iteration's splits.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Found {
+    /// What is stored of them, split by split.
+    pub(crate) parts: Vec<StoredParts>,
+    /// How many there are, if that could be found out.
+    pub(crate) splits: Option<u64>,
 }
 
 /// Parts at a hint in one encoding.
@@ -96,11 +115,11 @@ fn less(stage: &mut v1::StageStats, was: &v1::StageStats) {
 }
 
 /// Parts of fewer splits are a rest of something: they are read where they are met, and bind nobody to their encoding.
-const A_REST: f64 = 0.1;
+pub(crate) const A_REST: f64 = 0.1;
 /// Where a job says how its rows are written, parts in another encoding are an option if next to nothing has to be written
 /// beside them.
 const ALL_THERE: f64 = 0.9;
-/// So long a decision waits to know what is stored, in seconds.
+/// So long a decision waits to know how many splits there are, and what of them is stored, in seconds.
 const LOOKING_S: f64 = 20.0;
 
 /// What is stored at hints, as far as a plan can be made of it, and the hints' encodings left to those it is written in:
@@ -181,7 +200,7 @@ impl Measured {
 
     /// Whether there is something to weigh options by: rows went by, and existing parts were looked for.
     pub(crate) fn is_something(&self) -> bool {
-        let known = self.stored != Stored::Awaited || self.elapsed_s() >= LOOKING_S;
+        let known = matches!(self.stored, Stored::Known(_)) || self.elapsed_s() >= LOOKING_S;
         self.rows() > 0 && known && self.tasks.iter().any(|t| t.looked)
     }
 
@@ -336,8 +355,8 @@ impl Measured {
     /// Snapshots that are there, in encodings that were tried.
     fn existing(&self, hints: &[Hint]) -> Vec<Existing> {
         let parts = match &self.stored {
-            Stored::Known(parts) => parts.as_slice(),
-            Stored::Awaited => &[],
+            Stored::Known(found) => found.parts.as_slice(),
+            Stored::Awaited(_) => &[],
         };
         let parts = parts.iter().map(|p| (&p.hint, &p.encoding, p.fraction));
         let sets = self.sets.iter().map(|s| (&s.hint, &s.encoding, 1.0));

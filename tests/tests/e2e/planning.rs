@@ -103,6 +103,23 @@ fn what_is_stored_of_other_data_is_not_there() {
     assert!(!reason(&third).contains("stored already"), "{}", reason(&third));
 }
 
+/// Feeds list a few hundred splits ahead: how many rows there are is known nevertheless, and a budget holds a part of them.
+#[test]
+fn a_source_of_many_splits_is_planned_as_a_whole() {
+    let steps = json!([{ "sleep": { "per_row": "1ms" } }, "autocache", { "batch": 10 }]);
+    let mut p = Pipeline::of(json!({ "json": { "path": "rows-*.jsonl" } }), steps);
+    for file in 0..1000_u64 {
+        let rows: String = (0..6).map(|id| format!("{{\"id\": {}}}\n", 6 * file + id)).collect();
+        p = p.with_file(&format!("rows-{file:04}.jsonl"), rows.as_bytes());
+    }
+    let report = auto(&p, "2", &[]);
+    let options = decision(&report)["options"].as_array().unwrap();
+    let computing = options.iter().find(|o| o["kind"] == "compute").unwrap();
+    let of = |key: &str| computing[key].as_f64().unwrap();
+    let rows = of("rows_per_s") * of("epoch_s");
+    assert!((4500.0..7500.0).contains(&rows), "6000 rows are planned as {rows}: {computing:#}");
+}
+
 /// What a job of one epoch stores nobody reads.
 #[test]
 fn parts_that_are_there_are_read_and_the_rest_is_not_written_for_the_last_epoch() {
@@ -202,6 +219,26 @@ fn a_job_that_joins_others_adopts_their_decision() {
     let second = cluster.start_read(&p, &["--job", "second", "--policy", "auto", "--epochs", "1"]);
     let adopted = cluster.wait_for_status("the second job", |s| of(s, "second"));
     assert_eq!(adopted, decided, "from its first moment");
+    first.wait().expect_code(0);
+    second.wait().expect_code(0);
+    cluster.stop();
+}
+
+/// That nothing is worth it for a single epoch says nothing to who has more, and who is there for one tries nothing out.
+#[test]
+fn a_job_of_many_epochs_does_not_adopt_that_of_one() {
+    let p = slow(60_000, "200us", json!([{ "batch": 10 }]));
+    let cache = p.folder().join("cache");
+    let cluster = Cluster::start_with(1, &["--cache", cache.to_str().unwrap()], &[]);
+    let first = cluster.start_read(&p, &["--job", "first", "--policy", "auto", "--epochs", "1"]);
+    let of = |status: &Value, job: &str| {
+        status["jobs"].as_array()?.iter().find(|j| j["job"] == job).map(|j| j["decision"].clone())
+    };
+    let decided = |job: &'static str| move |s: &Value| of(s, job).filter(|d| !d.is_null());
+    let one = cluster.wait_for_status("a decision of the first job", decided("first"));
+    let second = cluster.start_read(&p, &["--job", "second", "--policy", "auto", "--epochs", "3"]);
+    let more = cluster.wait_for_status("a decision of the second job", decided("second"));
+    assert_ne!(more, one);
     first.wait().expect_code(0);
     second.wait().expect_code(0);
     cluster.stop();

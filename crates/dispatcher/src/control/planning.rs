@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use caju_cache::{Encoding, Remembered};
 use caju_engine::{CachePlan, SetPlan};
-use caju_planner::{Choice, Decision, Existing, Profile, margins, plan, policy_by_name};
+use caju_planner::{Choice, DEFAULT_EPOCHS, Decision, Existing, Profile, margins, plan, policy_by_name};
 use caju_proto::v1;
 use caju_types::{Error, IterationId, JobName, Result, TaskId};
 
@@ -80,15 +80,14 @@ impl Planning {
     /// Whether the caller is the first who looks what is stored for an iteration. Then a decision waits for it.
     pub(super) fn looks(&mut self, iteration: IterationId) -> bool {
         let first = !self.stored.contains_key(&iteration);
-        self.stored.entry(iteration).or_insert(Stored::Awaited);
+        self.stored.entry(iteration).or_insert(Stored::Awaited(0));
         first
     }
 
-    /// Keeps what a look found, unless it is decided by now.
-    pub(super) fn found(&mut self, iteration: IterationId, stored: Stored) {
-        if let Some(known) = self.stored.get_mut(&iteration) {
-            *known = stored;
-        }
+    /// Keeps what a look found, unless it is decided by now; whether somebody wants to know.
+    pub(super) fn found(&mut self, iteration: IterationId, stored: Stored) -> bool {
+        let known = self.stored.get_mut(&iteration);
+        known.map(|known| *known = stored).is_some()
     }
 
     pub(super) fn forget(&mut self, iteration: IterationId) {
@@ -135,7 +134,8 @@ impl Core {
             true => last,
             false => last || measured.is_enough(&case.dataset) || is_too_late(measured),
         };
-        if !enough {
+        // Who began together decides together.
+        if !enough || self.adopts(txn, id) {
             return;
         }
         let (profile, decision) = match case.decide() {
@@ -248,18 +248,24 @@ impl Case {
             }
         }
         let planning = core.planning.lock();
-        let tasks: Vec<_> = planning.tasks.get(&id)?.values().cloned().collect();
+        // What a lost worker measured, others do again, without its cores.
+        let here = |task: &TaskId| iteration.tasks.get(task).is_some_and(|t| !t.is_lost());
+        let known = planning.tasks.get(&id)?.iter().filter(|(task, _)| here(task));
+        let tasks: Vec<_> = known.map(|(_, profile)| profile.clone()).collect();
         let before = planning.before.get(&job.name).cloned();
         let sets = planning.sets.get(&id).cloned().unwrap_or_default();
         let stored = planning.stored.get(&id).cloned().unwrap_or_default();
         drop(planning);
+        // Every worker reads all splits where each mixes them by itself.
+        let readers = if job.mode == Mode::Off { iteration.feeds.len() as u64 } else { 1 };
+        let counted = stored.splits() * readers;
         let reporting = |t: &&crate::state::Task| tasks.iter().any(|p| p.task_id == t.id.0);
         let mut workers: Vec<_> = iteration.tasks.values().filter(reporting).map(|t| t.worker).collect();
         workers.sort_unstable();
         workers.dedup();
         let measured = Measured {
             workers: workers.len() as u64,
-            splits_total: splits_total(core, iteration),
+            splits_total: splits_total(core, iteration).max(counted),
             // Rows that somebody only counts show nothing of what a training job would take.
             demand: if job.profile_only { None } else { core.demand(iteration) },
             epochs: epochs_left(&job, iteration.epoch, before.as_deref()),
@@ -323,10 +329,14 @@ impl Core {
     }
 }
 
-/// Epochs of a job from this one on, if somebody said so: the job, or the one before it.
+/// Epochs of a job from this one on, if somebody said so, the job or the one before it, or if one before it went on for
+/// longer than jobs are expected to.
 pub(super) fn epochs_left(job: &Job, epoch: u64, before: Option<&Remembered>) -> Option<u64> {
-    let all = job.epochs.or_else(|| before?.epochs)?;
-    Some(all.saturating_sub(epoch).max(1))
+    let said = job.epochs.or_else(|| before?.epochs).map(|all| all.saturating_sub(epoch).max(1));
+    said.or_else(|| {
+        let reached = before?.reached.filter(|n| *n > DEFAULT_EPOCHS)?;
+        Some(reached.saturating_sub(epoch).max(DEFAULT_EPOCHS))
+    })
 }
 
 /// Jobs that will read a pipeline's rows, this one included: as many as there were.

@@ -6,11 +6,11 @@ use std::time::Duration;
 use caju_cache::Remembered;
 use caju_planner::{Choice, Horizon, Profile, plan, policy_by_name};
 use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
+use serde_json::Value;
 
-use super::Core;
 use super::planning::{Settled, chosen, epochs_left, expected_jobs};
-use super::stored::Found;
-use crate::measured::{existing, usable};
+use super::{Core, Txn};
+use crate::measured::{A_REST, Found, existing, usable};
 use crate::state::{Dataset, Hint, Job, Policy, State};
 
 /// How long a store may take to say what is known of a pipeline.
@@ -56,28 +56,35 @@ impl Core {
 
     /// Takes the decision of another job that runs the same pipeline now, if one has decided.
     async fn adopt(&self, id: IterationId) -> Result<bool> {
-        self.commit(|txn| {
-            let Some((job, _)) = undecided(txn.state, id) else { return Ok(false) };
-            let runs = |j: &&Job| txn.state.iterations.values().any(|i| i.job == j.name && i.is_running());
-            let same = |j: &&Job| {
-                let like = (j.seed, &j.encoding, j.mode, &j.policy)
-                    == (job.seed, &job.encoding, job.mode, &job.policy);
-                j.dataset == job.dataset && like && !j.profile_only && j.name != job.name
-            };
-            let Some(other) =
-                txn.state.jobs.values().filter(|j| j.decision.is_some()).filter(same).find(runs)
-            else {
-                return Ok(false);
-            };
-            let reason = format!("adopted from job `{}`, which runs the same pipeline", other.name);
-            let (Some(decision), Some(profile)) = (other.decision.clone(), other.profile.clone()) else {
-                return Ok(false);
-            };
-            let settled = Settled { plan: other.plan.clone(), decision, profile, reason: &reason };
-            self.carry_out(txn, &job.name, settled);
-            Ok(true)
-        })
-        .await
+        self.commit(|txn| Ok(self.adopts(txn, id))).await
+    }
+
+    /// The same within a step: jobs that began together find each other when the first one decides.
+    pub(super) fn adopts(&self, txn: &mut Txn<'_>, id: IterationId) -> bool {
+        let Some((job, epoch)) = undecided(txn.state, id) else { return false };
+        if job.policy != Policy::Auto || job.profile_only {
+            return false;
+        }
+        let runs = |j: &&Job| txn.state.iterations.values().any(|i| i.job == j.name && i.is_running());
+        let same = |j: &&Job| {
+            let like =
+                (j.seed, &j.encoding, j.mode, &j.policy) == (job.seed, &job.encoding, job.mode, &job.policy);
+            j.dataset == job.dataset && like && !j.profile_only && j.name != job.name
+        };
+        let Some(dataset) = txn.state.datasets.get(&job.dataset) else { return false };
+        let epochs = epochs_left(&job, epoch, None);
+        let suits = |j: &&Job| {
+            suits(j, dataset, epochs).unwrap_or_else(|error| {
+                tracing::debug!(job = %job.name, %error, "another job's decision is not adopted");
+                false
+            })
+        };
+        let mut jobs = txn.state.jobs.values().filter(|j| j.decision.is_some()).filter(same);
+        let Some(other) = jobs.find(|j| runs(j) && suits(j)).cloned() else { return false };
+        let (Some(decision), Some(profile)) = (other.decision, other.profile) else { return false };
+        let reason = format!("adopted from job `{}`, which runs the same pipeline", other.name);
+        self.carry_out(txn, &job.name, Settled { plan: other.plan, decision, profile, reason: &reason });
+        true
     }
 
     /// What earlier jobs of a pipeline left behind.
@@ -104,7 +111,7 @@ impl Core {
     /// Looks what is stored, and decides by what was measured the last time.
     async fn recall(&self, asked: &Asked, before: Option<Arc<Remembered>>) {
         let Asked { id, job, dataset, .. } = asked;
-        let found = self.look_for_stored(*id, dataset, job.seed, before.is_some()).await;
+        let found = self.look_for_stored(*id, dataset, job.seed).await;
         let Some(before) = before else { return };
         match self.decide_again(asked, &before, found).await {
             Ok(true) => {}
@@ -119,9 +126,16 @@ impl Core {
         let Asked { id, epoch, job, dataset } = asked;
         let Some(profile) = &before.profile else { return Ok(false) };
         let mut profile = Profile::from_json(&profile.to_string())?;
+        // Where something was stored, only its encoding was weighed: that tells little once it is gone.
+        let still = |name: &str| {
+            let bound = profile.existing.iter().find(|x| x.hint == name);
+            let mut there = found.parts.iter().filter(|p| p.hint == name && p.fraction >= A_REST);
+            bound.is_none_or(|x| there.any(|p| p.encoding == format!("{}/{}", x.format, x.compression)))
+        };
         let whole = |h: &Hint| {
             let encodings = profile.hints.iter().find(|p| p.name == h.name).map(|p| &p.encodings);
-            encodings.is_some_and(|e| !e.is_empty() && job.encoding.is_none())
+            let bound = h.behind.is_none() && !still(&h.name);
+            encodings.is_some_and(|e| !e.is_empty() && job.encoding.is_none() && !bound)
         };
         let mut hints = dataset.hints.iter().filter(|h| h.no_set.is_none());
         if !hints.all(whole) || !self.is_like(before, &profile).await? {
@@ -189,10 +203,13 @@ impl Core {
         let text = job.profile.as_deref().unwrap_or_default();
         let is_new = |what: &str| self.describing.is_new(hash128(what.as_bytes()));
         let first = is_new(&format!("job {} {}", dataset.identity, job.name));
-        if !is_new(&format!("plan {} {} {text}", dataset.identity, job.name)) {
+        // Of who does not say how many epochs there will be, it counts how many there were.
+        let reached = job.epochs.is_none().then_some(iteration.epoch + 1);
+        if !is_new(&format!("plan {} {} {reached:?} {text}", dataset.identity, job.name)) {
             return;
         }
-        let profile: Option<serde_json::Value> = serde_json::from_str(text).ok();
+        // Who says how rows are written learns nothing of other encodings.
+        let profile: Option<Value> = serde_json::from_str(text).ok().filter(|_| job.encoding.is_none());
         let (me, definition, epochs) = (Arc::clone(self), dataset.identity, job.epochs);
         let listed = iteration.feeds.values().all(|f| f.exhausted);
         let splits = self.describing.count(id).filter(|_| listed);
@@ -202,8 +219,9 @@ impl Core {
             let remember = async {
                 let known = Remembered::recall(&stores, root, definition).await?.unwrap_or_default();
                 let new = Remembered {
-                    profile: profile.or(known.profile),
+                    profile: profile.map(|p| completed(p, known.profile.as_ref())).or(known.profile),
                     epochs: epochs.or(known.epochs),
+                    reached: reached.max(known.reached),
                     jobs: known.jobs + u64::from(first),
                     splits: splits.or(known.splits),
                     cores: Some(cores).filter(|_| workers > 0).or(known.cores),
@@ -220,6 +238,40 @@ impl Core {
             }
         }));
     }
+}
+
+/// A profile with the encodings of an earlier one at hints where only that was weighed in which something was stored: a job
+/// that finds nothing there has a choice. Where none are known, what was stored stays as a sign of it.
+fn completed(profile: Value, before: Option<&Value>) -> Value {
+    let text = |v: &Value| Profile::from_json(&v.to_string());
+    let (Ok(mut new), Some(Ok(before))) = (text(&profile), before.map(text)) else { return profile };
+    // Who tried nothing out has nothing to tell.
+    if new.hints.iter().any(|h| h.encodings.is_empty()) {
+        return serde_json::from_str(&before.to_json()).unwrap_or(profile);
+    }
+    let Profile { existing, hints, .. } = &mut new;
+    existing.retain(|x| {
+        let mut known = before.hints.iter().filter(|h| h.name == x.hint && h.encodings.len() > 1);
+        let hint = hints.iter_mut().find(|h| h.name == x.hint).zip(known.next());
+        hint.map(|(hint, known)| hint.encodings.clone_from(&known.encodings)).is_none()
+    });
+    serde_json::from_str(&new.to_json()).unwrap_or(profile)
+}
+
+/// Whether a job's decision suits another one of its kind with so many epochs left. What somebody stores is read by all; but
+/// that it is not worth it holds only for who has as few epochs, and only if it was weighed.
+fn suits(other: &Job, dataset: &Dataset, epochs: Option<u64>) -> Result<bool> {
+    if other.plan.is_some() {
+        return Ok(true);
+    }
+    let mut profile = Profile::from_json(other.profile.as_deref().unwrap_or_default())?;
+    let weighed = |h: &Hint| profile.hints.iter().any(|p| p.name == h.name && !p.encodings.is_empty());
+    if !dataset.hints.iter().filter(|h| h.no_set.is_none()).all(weighed) {
+        return Ok(false);
+    }
+    profile.horizon.epochs = epochs;
+    let mine = plan(&profile, policy_by_name(&other.policy.to_string())?.as_ref())?;
+    Ok(mine.choice == Choice::Compute)
 }
 
 /// An iteration that waits for a decision.
@@ -248,4 +300,34 @@ fn is_option(profile: &Profile, choice: &Choice) -> bool {
     let Choice::Materialize { hint, format, compression, .. } = choice else { return true };
     let encodings = profile.hints.iter().filter(|h| h.name == *hint).flat_map(|h| &h.encodings);
     { encodings }.any(|e| (&e.format, &e.compression) == (format, compression))
+}
+
+#[cfg(test)]
+mod tests {
+    use caju_planner::{Encoding, Existing};
+
+    use super::*;
+
+    #[test]
+    fn what_was_stored_once_limits_nobody_once_it_is_gone() {
+        let text = include_str!("../../../../tests/golden_plans/design-example.profile.json");
+        let mut full = Profile::from_json(text).unwrap();
+        let name = full.hints[0].name.clone();
+        let other = Encoding { compression: "lz4".into(), ..full.hints[0].encodings[0].clone() };
+        full.hints[0].encodings.push(other);
+        assert!(full.existing.is_empty());
+        let mut bound = full.clone();
+        bound.hints[0].encodings.truncate(1);
+        let Encoding { format, compression, .. } = bound.hints[0].encodings[0].clone();
+        bound.existing.push(Existing { hint: name, format, compression, fraction: 1.0 });
+        let value = |p: &Profile| serde_json::from_str::<Value>(&p.to_json()).unwrap();
+        assert_eq!(completed(value(&bound), Some(&value(&full))), value(&full));
+        for nothing in [None, Some(&value(&bound)), Some(&Value::Null)] {
+            assert_eq!(completed(value(&bound), nothing), value(&bound));
+        }
+        assert_eq!(completed(value(&full), Some(&value(&bound))), value(&full));
+        let mut untried = full.clone();
+        untried.hints[0].encodings.clear();
+        assert_eq!(completed(value(&untried), Some(&value(&full))), value(&full));
+    }
 }

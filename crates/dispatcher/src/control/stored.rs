@@ -12,44 +12,32 @@ use futures::TryStreamExt as _;
 use super::Core;
 use super::describing::Key;
 use crate::catalog::Bound;
-use crate::measured::{Stored, StoredParts};
+use crate::measured::{Found, Stored, StoredParts};
 use crate::state::{Dataset, Hint};
 
-/// What was found out of an iteration's splits.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Found {
-    /// What is stored of them, split by split.
-    pub(super) parts: Vec<StoredParts>,
-    /// How many there are, if that had to be known.
-    pub(super) splits: Option<u64>,
-}
+/// Splits that are counted between two words of it.
+const AT_ONCE: u64 = 1024;
 
 impl Core {
-    /// Looks what is stored at the hints of an iteration about which nothing is decided, and keeps it for the decision. What
-    /// cannot be found out is taken not to be there.
-    pub(super) async fn look_for_stored(
-        &self,
-        id: IterationId,
-        dataset: &Dataset,
-        seed: u64,
-        counted: bool,
-    ) -> Found {
+    /// Counts the splits of an iteration about which nothing is decided, looks what of them is stored at its hints, and keeps
+    /// both for the decision: its feeds list only so far ahead. What cannot be found out is taken not to be there.
+    pub(super) async fn look_for_stored(&self, id: IterationId, dataset: &Dataset, seed: u64) -> Found {
         let look = async {
             let bound = self.bound(&dataset.id).await?;
             if !bound.set_bases.is_empty() {
                 self.look_for_sets(id, &bound, seed).await;
             }
-            self.parts_of(dataset, &bound, seed, counted).await
+            self.parts_of(id, dataset, &bound, seed).await
         };
         let found = look.await.unwrap_or_else(|error| {
             tracing::warn!(iteration = %id, %error, "what is stored cannot be found out; it is not counted on");
             Found::default()
         });
-        self.planning.lock().found(id, Stored::Known(found.parts.clone()));
+        self.planning.lock().found(id, Stored::Known(found.clone()));
         found
     }
 
-    async fn parts_of(&self, dataset: &Dataset, bound: &Bound, seed: u64, counted: bool) -> Result<Found> {
+    async fn parts_of(&self, id: IterationId, dataset: &Dataset, bound: &Bound, seed: u64) -> Result<Found> {
         let mut indexes: Vec<(&Hint, PartIndex)> = Vec::new();
         for hint in dataset.hints.iter().filter(|h| h.behind.is_none()) {
             let snapshot = self.reading_cache().await?.snapshot(&self.seeded(dataset, hint, seed));
@@ -58,13 +46,17 @@ impl Core {
                 indexes.push((hint, index));
             }
         }
-        if indexes.is_empty() && !counted {
-            return Ok(Found::default());
-        }
         let mut sums: BTreeMap<(&str, String), u64> = BTreeMap::new();
         let (mut splits, mut all) = ((bound.splits)(), 0u64);
         while let Some(split) = splits.try_next().await? {
             all += 1;
+            // Listings may be long, or have no end.
+            if all.is_multiple_of(AT_ONCE) && !self.planning.lock().found(id, Stored::Awaited(all)) {
+                break;
+            }
+            if indexes.is_empty() {
+                continue;
+            }
             let Ok(Key { key }) = serde_json::from_str(&split) else { continue };
             for (hint, index) in &indexes {
                 if let Some(part) = index.get(&key) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use caju_planner::{Choice, Decision, Existing, Measured as Rate, Profile, Stage, plan, policy_by_name};
 use caju_types::{IterationId, Result};
 
-use super::planning::chosen;
+use super::planning::{chosen, epochs_left};
 use super::{Core, Txn};
 use crate::measured::stages;
 use crate::state::{Dataset, EpochFacts, Iteration, Job, Modes, Policy, Update, Watch};
@@ -25,9 +25,11 @@ const FAR_BETTER: f64 = 1.5;
 const SHORT_MS: u64 = 1000;
 
 impl Core {
-    /// Holds an epoch that has just ended against its job's decision.
+    /// Holds an epoch that has just ended against its job's decision, once the last of its workers has told how it went:
+    /// clients may have read everything before.
     pub(super) fn watch(&self, txn: &mut Txn<'_>, id: IterationId) {
-        let Some(iteration) = txn.state.iterations.get(&id).filter(|i| i.is_finished()) else { return };
+        let told = |i: &&Iteration| i.is_finished() && i.tasks.values().all(|t| t.is_lost() || t.reported);
+        let Some(iteration) = txn.state.iterations.get(&id).filter(told) else { return };
         let Some(job) = txn.state.jobs.get(&iteration.job).filter(|j| j.policy == Policy::Auto) else {
             return;
         };
@@ -41,7 +43,8 @@ impl Core {
         if !shows || short {
             return remember(txn, job.name.clone(), watch);
         }
-        let left = job.epochs.map(|n| n.saturating_sub(iteration.epoch + 1));
+        let before = self.planning.lock().before(&job.name);
+        let left = epochs_left(job, iteration.epoch + 1, before.as_deref());
         let profile = self.as_it_ran(profile, iteration, facts, txn.state.datasets.get(&iteration.dataset));
         let (watch, change) = match anew(&profile, &old, &watch, left, facts) {
             Ok((profile, new)) => {
@@ -88,6 +91,13 @@ impl Core {
         let observed = self.observed.lock();
         let ended = observed.ended_stages.get(&iteration.id);
         let Modes { put, get, .. } = iteration.modes;
+        // All rows left the source, once each: before, it was inferred from the first splits.
+        let whole = get == 0 && !iteration.tasks.values().any(crate::state::Task::is_lost);
+        let source = ended.and_then(|s| s.first()).zip(profile.stages.first());
+        if let Some((read, _)) = source.filter(|(read, s)| whole && read.name == s.name && read.rows_out > 0)
+        {
+            profile.source.rows = read.rows_out;
+        }
         let stages = ended.zip(dataset).filter(|_| put + get == 0).map(|(s, d)| stages(s, d));
         match stages {
             Some(stages) => with_stages(profile, stages),

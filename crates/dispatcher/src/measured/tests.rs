@@ -124,7 +124,8 @@ fn what_a_shuffle_holds_back_comes_out_later() {
 
 /// Somebody's rows at the hint `a`, as a share of the splits.
 fn stored(encoding: &str, fraction: f64) -> Stored {
-    Stored::Known(vec![StoredParts { hint: "a".into(), encoding: encoding.into(), fraction }])
+    let parts = vec![StoredParts { hint: "a".into(), encoding: encoding.into(), fraction }];
+    Stored::Known(Found { parts, ..Found::default() })
 }
 
 fn encodings(profile: &Profile) -> Vec<String> {
@@ -158,9 +159,9 @@ fn what_is_stored_binds_nobody_while_it_is_a_rest() {
 
 #[test]
 fn a_look_at_what_is_stored_is_waited_for_and_not_for_good() {
-    let early = Measured { stored: Stored::Awaited, ..after(1.0, 1000, 1.0, &[0.01]) };
+    let early = Measured { stored: Stored::Awaited(0), ..after(1.0, 1000, 1.0, &[0.01]) };
     assert!(!early.is_something() && !early.is_enough(&dataset()));
-    let late = Measured { stored: Stored::Awaited, ..after(20.0, 1000, 1.0, &[0.01]) };
+    let late = Measured { stored: Stored::Awaited(0), ..after(20.0, 1000, 1.0, &[0.01]) };
     assert!(late.is_enough(&dataset()) && late.profile(&dataset()).existing.is_empty());
 }
 

@@ -310,3 +310,53 @@ fn an_epoch_whose_flight_reader_sets_the_pace_shows_nothing() {
         }
     });
 }
+
+/// Clients read the rows of all workers before the first of these tells how it went: its share is not the epoch's.
+#[test]
+fn an_epoch_is_judged_once_all_its_workers_have_told() {
+    run(async {
+        let w = Watched::decided(&profile()).await;
+        let other = w.world.worker("w:2").await;
+        let opened =
+            w.world.core.open_iteration(super::fake::open_request(&definition(), "j")).await.unwrap();
+        let (client, iteration) = (opened.client_id, opened.iteration_id);
+        let tasks: Vec<u64> = opened.tasks.iter().map(|t| t.task_id).collect();
+        let mut runs = Vec::new();
+        for task in &tasks {
+            for worker in [w.worker, other] {
+                let mut no = 1;
+                // Of a task that runs elsewhere nobody is told anything.
+                while w.world.next(*task, worker, no, 2).await.is_ok_and(|a| !a.end) {
+                    no += 1;
+                }
+                if w.world.next(*task, worker, no, 2).await.is_ok() {
+                    runs.push((*task, worker));
+                }
+            }
+        }
+        assert_eq!(runs.len(), 2, "{tasks:?}");
+        w.world.clock.advance(Duration::from_secs(10));
+        let waited = v1::ClientHeartbeatRequest {
+            client_id: client,
+            iteration_id: iteration,
+            wait_fraction: 0.9,
+            ..Default::default()
+        };
+        w.world.core.client_heartbeat(waited).await.unwrap();
+        w.world.beat(client, iteration, &tasks, &[]).await;
+        w.world.close(client, iteration, Vec::new()).await;
+        for (n, (task, worker)) in runs.into_iter().enumerate() {
+            assert_eq!(w.job().watch.read, None, "{n} have told");
+            let output = v1::StageStats { name: "output".into(), rows_out: 10_000, ..Default::default() };
+            let ended = v1::FinishTaskRequest {
+                task_id: task,
+                worker_id: worker,
+                stages: vec![output],
+                modes: Some(v1::SplitModes { get: 2, ..Default::default() }),
+                ..Default::default()
+            };
+            w.world.core.finish_task(ended).await.unwrap();
+        }
+        assert_eq!(w.job().watch.read, Some(2_000_000), "both together: {:?}", w.job().watch);
+    });
+}

@@ -121,6 +121,7 @@ fn reason(why: Collected) -> &'static str {
         Collected::Superseded => "superseded: old manifests and records, and single notes of what was read",
         Collected::DeadClaim => "left by processes that are gone",
         Collected::UnusedListing => "listings of sources of which nothing is stored",
+        Collected::ForgottenPlan => "measurements of pipelines that are older than --ttl",
         Collected::Evicted => "evicted for the budget",
     }
 }
