@@ -204,25 +204,26 @@ def main():
 
     free = measure(args, data, "free", 0, ["compute"])["compute"]
     batch_s = steady(free) / free["epochs"][0]["batches"]
-    result = {"batch_s_without_injection": batch_s, "batch": args.batch, "epochs": args.epochs,
+    result = {"batch_s_without_injection": batch_s, "batch": args.batch, "epochs": args.epochs, "copies": args.copies,
               "store_bandwidth": None if args.near else args.store_bandwidth, "points": []}
     file = args.results / "result.json"
     if file.exists():
         known = json.loads(file.read_text())
-        if known["store_bandwidth"] == result["store_bandwidth"]:
-            # Those without rounds are of an older run of another kind.
-            kept = (p for p in known["points"] if "regret_between" in p and p["paper_ms"] not in args.points)
-            result["points"] = list(kept)
+        # Points that were measured in another way are no curve with these.
+        if all(known.get(key) == result[key] for key in ("batch", "epochs", "copies", "store_bandwidth")):
+            result["points"] = known["points"]
     for ms in args.points:
         sleep_s = ms / PAPER_BATCH_MS * batch_s
         rounds = [one_round(args, data, ms, sleep_s, [*POLICIES, COMPRESSED], False)]
         finalists = near(rounds[0])
         rounds += [one_round(args, data, ms, sleep_s, finalists, r % 2 == 1) for r in range(1, args.rounds)]
-        result["points"] = sorted([*result["points"], point(ms, sleep_s, rounds)], key=lambda p: p["paper_ms"])
-        print(json.dumps(point(ms, sleep_s, rounds)), flush=True)
+        found = point(ms, sleep_s, rounds)
+        others = (p for p in result["points"] if p["paper_ms"] != ms)
+        result["points"] = sorted([*others, found], key=lambda p: p["paper_ms"])
+        print(json.dumps(found), flush=True)
         file.write_text(json.dumps(result, indent=1) + "\n")
         (args.results / "README.md").write_text(table(result))
-    draw(result, args.results / "figure7.svg")
+        draw(result, args.results / "figure7.svg")
     print(table(result))
 
 

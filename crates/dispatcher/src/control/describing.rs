@@ -89,6 +89,9 @@ enum Seen {
 pub(super) struct Key {
     /// What its part is called.
     pub(super) key: SplitKey,
+    /// How often all splits were there before.
+    #[serde(default)]
+    pub(super) repetition: u32,
 }
 
 impl Default for Tally {
@@ -102,7 +105,7 @@ impl Tally {
         let mut seen = self.0.lock();
         let Seen::Keys(keys) = &mut *seen else { return };
         match serde_json::from_str::<Key>(split) {
-            Ok(Key { key }) if keys.len() < MOST_SPLITS => {
+            Ok(Key { key, .. }) if keys.len() < MOST_SPLITS => {
                 keys.insert(key.folded());
             }
             _ => *seen = Seen::Unclear,

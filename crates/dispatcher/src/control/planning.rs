@@ -134,8 +134,8 @@ impl Core {
             true => last,
             false => last || measured.is_enough(&case.dataset) || is_too_late(measured),
         };
-        // Who began together decides together.
-        if !enough || self.adopts(txn, id) {
+        // Who began together reads what the first one stores.
+        if !enough || self.adopts(txn, id, true) {
             return;
         }
         let (profile, decision) = match case.decide() {
@@ -258,7 +258,9 @@ impl Case {
         drop(planning);
         // Every worker reads all splits where each mixes them by itself.
         let readers = if job.mode == Mode::Off { iteration.feeds.len() as u64 } else { 1 };
-        let counted = stored.splits() * readers;
+        // Where a `take` ends an epoch, nobody knows of how many splits that is.
+        let takes = tasks.iter().flat_map(|t| &t.stages).any(|s| s.name.ends_with(".take"));
+        let counted = if takes { 0 } else { stored.splits() * readers };
         let reporting = |t: &&crate::state::Task| tasks.iter().any(|p| p.task_id == t.id.0);
         let mut workers: Vec<_> = iteration.tasks.values().filter(reporting).map(|t| t.worker).collect();
         workers.sort_unstable();
@@ -268,7 +270,7 @@ impl Case {
             splits_total: splits_total(core, iteration).max(counted),
             // Rows that somebody only counts show nothing of what a training job would take.
             demand: if job.profile_only { None } else { core.demand(iteration) },
-            epochs: epochs_left(&job, iteration.epoch, before.as_deref()),
+            epochs: epochs_left(job.epochs, iteration.epoch, before.as_deref()),
             jobs: before.as_deref().map(expected_jobs),
             budget: core.config.cache_budget,
             epoch_rows: None,
@@ -329,14 +331,15 @@ impl Core {
     }
 }
 
-/// Epochs of a job from this one on, if somebody said so, the job or the one before it, or if one before it went on for
-/// longer than jobs are expected to.
-pub(super) fn epochs_left(job: &Job, epoch: u64, before: Option<&Remembered>) -> Option<u64> {
-    let said = job.epochs.or_else(|| before?.epochs).map(|all| all.saturating_sub(epoch).max(1));
-    said.or_else(|| {
-        let reached = before?.reached.filter(|n| *n > DEFAULT_EPOCHS)?;
-        Some(reached.saturating_sub(epoch).max(DEFAULT_EPOCHS))
-    })
+/// Epochs of a job from this one on, if it announced them. Of one that did not, as many are expected as the longest one before it
+/// had or announced, if that is known; and beyond these as many as of any job.
+pub(super) fn epochs_left(announced: Option<u64>, epoch: u64, before: Option<&Remembered>) -> Option<u64> {
+    if let Some(all) = announced {
+        return Some(all.saturating_sub(epoch).max(1));
+    }
+    let before = before?;
+    let all = before.epochs.max(before.reached.filter(|n| *n > DEFAULT_EPOCHS))?;
+    Some(all.checked_sub(epoch).filter(|left| *left > 0).unwrap_or(DEFAULT_EPOCHS))
 }
 
 /// Jobs that will read a pipeline's rows, this one included: as many as there were.

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_cache::Remembered;
-use caju_planner::{Choice, Horizon, Profile, plan, policy_by_name};
+use caju_engine::CachePlan;
+use caju_planner::{Choice, Decision, Encoding, Horizon, Profile, plan, policy_by_name};
 use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
-use serde_json::Value;
 
 use super::planning::{Settled, chosen, epochs_left, expected_jobs};
 use super::{Core, Txn};
-use crate::measured::{A_REST, Found, existing, usable};
+use crate::measured::{A_REST, Found, Stored, existing, usable};
 use crate::state::{Dataset, Hint, Job, Policy, State};
 
 /// How long a store may take to say what is known of a pipeline.
@@ -33,6 +33,10 @@ impl Core {
             return Ok(());
         }
         let Some(dataset) = self.look(|state| state.datasets.get(of).cloned()).await? else { return Ok(()) };
+        if dataset.hints.iter().all(|h| h.no_set.is_some()) {
+            self.planning.lock().found(id, Stored::default());
+            return Ok(());
+        }
         let before = if recalls { self.before(&job.name, &dataset).await } else { None };
         let known = before.is_some();
         let (me, (told, recalled)) = (Arc::clone(self), tokio::sync::oneshot::channel::<()>());
@@ -56,11 +60,12 @@ impl Core {
 
     /// Takes the decision of another job that runs the same pipeline now, if one has decided.
     async fn adopt(&self, id: IterationId) -> Result<bool> {
-        self.commit(|txn| Ok(self.adopts(txn, id))).await
+        self.commit(|txn| Ok(self.adopts(txn, id, false))).await
     }
 
-    /// The same within a step: jobs that began together find each other when the first one decides.
-    pub(super) fn adopts(&self, txn: &mut Txn<'_>, id: IterationId) -> bool {
+    /// The same within a step: jobs that began together find each other when the first one decides. Who has measured for itself
+    /// adopts only what somebody stores: that a pipeline is fast enough for another reader is not its own finding.
+    pub(super) fn adopts(&self, txn: &mut Txn<'_>, id: IterationId, measured: bool) -> bool {
         let Some((job, epoch)) = undecided(txn.state, id) else { return false };
         if job.policy != Policy::Auto || job.profile_only {
             return false;
@@ -72,12 +77,15 @@ impl Core {
             j.dataset == job.dataset && like && !j.profile_only && j.name != job.name
         };
         let Some(dataset) = txn.state.datasets.get(&job.dataset) else { return false };
-        let epochs = epochs_left(&job, epoch, None);
+        let before = self.planning.lock().before(&job.name);
+        let epochs = epochs_left(job.epochs, epoch, before.as_deref());
         let suits = |j: &&Job| {
-            suits(j, dataset, epochs).unwrap_or_else(|error| {
-                tracing::debug!(job = %job.name, %error, "another job's decision is not adopted");
-                false
-            })
+            let useful = !measured || j.plan.is_some();
+            useful
+                && suits(j, dataset, epochs).unwrap_or_else(|error| {
+                    tracing::debug!(job = %job.name, %error, "another job's decision is not adopted");
+                    false
+                })
         };
         let mut jobs = txn.state.jobs.values().filter(|j| j.decision.is_some()).filter(same);
         let Some(other) = jobs.find(|j| runs(j) && suits(j)).cloned() else { return false };
@@ -156,7 +164,7 @@ impl Core {
         profile.measured.clear();
         profile.budget.snapshot_bytes = self.config.cache_budget.map(|b| b as f64);
         profile.horizon = Horizon {
-            epochs: epochs_left(job, *epoch, Some(before)),
+            epochs: epochs_left(job.epochs, *epoch, Some(before)),
             jobs: Some(expected_jobs(before)).filter(|n| *n > 1),
         };
         let known: Vec<_> = profile.observed.drain(..).collect();
@@ -209,7 +217,7 @@ impl Core {
             return;
         }
         // Who says how rows are written learns nothing of other encodings.
-        let profile: Option<Value> = serde_json::from_str(text).ok().filter(|_| job.encoding.is_none());
+        let profile = Profile::from_json(text).ok().filter(|_| job.encoding.is_none());
         let (me, definition, epochs) = (Arc::clone(self), dataset.identity, job.epochs);
         let listed = iteration.feeds.values().all(|f| f.exhausted);
         let splits = self.describing.count(id).filter(|_| listed);
@@ -218,14 +226,12 @@ impl Core {
             let root = &me.config.cache_url;
             let remember = async {
                 let known = Remembered::recall(&stores, root, definition).await?.unwrap_or_default();
+                let here = Measurement { profile, splits, cores: Some(cores).filter(|_| workers > 0) };
                 let new = Remembered {
-                    profile: profile.map(|p| completed(p, known.profile.as_ref())).or(known.profile),
                     epochs: epochs.or(known.epochs),
                     reached: reached.max(known.reached),
                     jobs: known.jobs + u64::from(first),
-                    splits: splits.or(known.splits),
-                    cores: Some(cores).filter(|_| workers > 0).or(known.cores),
-                    ..known
+                    ..here.after(known)
                 };
                 new.remember(&stores, root, definition).await
             };
@@ -240,28 +246,57 @@ impl Core {
     }
 }
 
-/// A profile with the encodings of an earlier one at hints where only that was weighed in which something was stored: a job
-/// that finds nothing there has a choice. Where none are known, what was stored stays as a sign of it.
-fn completed(profile: Value, before: Option<&Value>) -> Value {
-    let text = |v: &Value| Profile::from_json(&v.to_string());
-    let (Ok(mut new), Some(Ok(before))) = (text(&profile), before.map(text)) else { return profile };
-    // Who tried nothing out has nothing to tell.
-    if new.hints.iter().any(|h| h.encodings.is_empty()) {
-        return serde_json::from_str(&before.to_json()).unwrap_or(profile);
+/// What a job measured, and of what.
+struct Measurement {
+    profile: Option<Profile>,
+    splits: Option<u64>,
+    cores: Option<u64>,
+}
+
+impl Measurement {
+    /// What is remembered from now on. A profile goes with the splits and the cores that it is of.
+    fn after(self, known: Remembered) -> Remembered {
+        // Who tried nothing out has nothing to tell.
+        let tried = |p: &Profile| p.hints.iter().all(|h| !h.encodings.is_empty());
+        let Some(new) = self.profile.filter(|p| tried(p) || known.profile.is_none()) else { return known };
+        let before = known.profile.as_ref().and_then(|p| Profile::from_json(&p.to_string()).ok());
+        let new = match before.filter(|_| known.cores == self.cores) {
+            Some(before) => completed(new, &before),
+            None => new,
+        };
+        let profile = serde_json::from_str(&new.to_json()).ok();
+        Remembered { profile, splits: self.splits, cores: self.cores, ..known }
     }
+}
+
+/// A profile with what an earlier one of the same cluster knows of encodings that were not weighed, because something was
+/// stored in another one: a job that finds nothing there has a choice. Where nothing is known of them, what was stored stays
+/// as a sign of that.
+fn completed(mut new: Profile, before: &Profile) -> Profile {
     let Profile { existing, hints, .. } = &mut new;
     existing.retain(|x| {
         let mut known = before.hints.iter().filter(|h| h.name == x.hint && h.encodings.len() > 1);
-        let hint = hints.iter_mut().find(|h| h.name == x.hint).zip(known.next());
-        hint.map(|(hint, known)| hint.encodings.clone_from(&known.encodings)).is_none()
+        let Some((hint, known)) = hints.iter_mut().find(|h| h.name == x.hint).zip(known.next()) else {
+            return true;
+        };
+        for other in &known.encodings {
+            let same = |e: &Encoding| (&e.format, &e.compression) == (&other.format, &other.compression);
+            if !hint.encodings.iter().any(same) {
+                hint.encodings.push(other.clone());
+            }
+        }
+        false
     });
-    serde_json::from_str(&new.to_json()).unwrap_or(profile)
+    new
 }
 
-/// Whether a job's decision suits another one of its kind with so many epochs left. What somebody stores is read by all; but
-/// that it is not worth it holds only for who has as few epochs, and only if it was weighed.
+/// Whether a job's decision suits another one of its kind with so many epochs left. A snapshot that somebody stores as a whole
+/// is read by all; anything else holds only for who would decide the same, and only if all was weighed.
 fn suits(other: &Job, dataset: &Dataset, epochs: Option<u64>) -> Result<bool> {
-    if other.plan.is_some() {
+    let written = |text: &str| {
+        serde_json::from_str::<CachePlan>(text).is_ok_and(|p| p.put && p.share == CachePlan::ALL)
+    };
+    if other.plan.as_deref().is_some_and(written) {
         return Ok(true);
     }
     let mut profile = Profile::from_json(other.profile.as_deref().unwrap_or_default())?;
@@ -270,8 +305,10 @@ fn suits(other: &Job, dataset: &Dataset, epochs: Option<u64>) -> Result<bool> {
         return Ok(false);
     }
     profile.horizon.epochs = epochs;
-    let mine = plan(&profile, policy_by_name(&other.policy.to_string())?.as_ref())?;
-    Ok(mine.choice == Choice::Compute)
+    // Its own reader may be a faster one.
+    profile.consumer.rows_per_s = None;
+    let decided = Decision::from_json(other.decision.as_deref().unwrap_or_default())?;
+    Ok(plan(&profile, policy_by_name(&other.policy.to_string())?.as_ref())?.choice == decided.choice)
 }
 
 /// An iteration that waits for a decision.
@@ -304,30 +341,68 @@ fn is_option(profile: &Profile, choice: &Choice) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use caju_planner::{Encoding, Existing};
+    use caju_planner::Existing;
 
     use super::*;
 
-    #[test]
-    fn what_was_stored_once_limits_nobody_once_it_is_gone() {
+    fn full() -> Profile {
         let text = include_str!("../../../../tests/golden_plans/design-example.profile.json");
         let mut full = Profile::from_json(text).unwrap();
-        let name = full.hints[0].name.clone();
         let other = Encoding { compression: "lz4".into(), ..full.hints[0].encodings[0].clone() };
         full.hints[0].encodings.push(other);
-        assert!(full.existing.is_empty());
-        let mut bound = full.clone();
+        full
+    }
+
+    /// The same after something was stored in the first encoding, which takes other bytes by now.
+    fn bound() -> Profile {
+        let mut bound = full();
         bound.hints[0].encodings.truncate(1);
+        bound.hints[0].encodings[0].bytes_per_row += 7.0;
         let Encoding { format, compression, .. } = bound.hints[0].encodings[0].clone();
-        bound.existing.push(Existing { hint: name, format, compression, fraction: 1.0 });
-        let value = |p: &Profile| serde_json::from_str::<Value>(&p.to_json()).unwrap();
-        assert_eq!(completed(value(&bound), Some(&value(&full))), value(&full));
-        for nothing in [None, Some(&value(&bound)), Some(&Value::Null)] {
-            assert_eq!(completed(value(&bound), nothing), value(&bound));
-        }
-        assert_eq!(completed(value(&full), Some(&value(&bound))), value(&full));
-        let mut untried = full.clone();
+        let hint = bound.hints[0].name.clone();
+        bound.existing.push(Existing { hint, format, compression, fraction: 1.0 });
+        bound
+    }
+
+    fn known(profile: &Profile, splits: u64, cores: u64) -> Remembered {
+        let profile = serde_json::from_str(&profile.to_json()).ok();
+        Remembered { profile, splits: Some(splits), cores: Some(cores), ..Remembered::default() }
+    }
+
+    fn measured(profile: Option<Profile>, splits: u64, cores: u64) -> Measurement {
+        Measurement { profile, splits: Some(splits), cores: Some(cores) }
+    }
+
+    #[test]
+    fn what_was_stored_once_limits_nobody_once_it_is_gone() {
+        let mut whole = full();
+        whole.hints[0].encodings[0] = bound().hints[0].encodings[0].clone();
+        let kept = measured(Some(bound()), 20, 8).after(known(&full(), 10, 8));
+        assert_eq!(kept, known(&whole, 20, 8), "what was measured last counts");
+        // Of other machines nothing is known.
+        assert_eq!(measured(Some(bound()), 20, 4).after(known(&full(), 10, 8)), known(&bound(), 20, 4));
+        assert_eq!(measured(Some(bound()), 20, 8).after(Remembered::default()), known(&bound(), 20, 8));
+        assert_eq!(measured(Some(full()), 20, 8).after(known(&bound(), 10, 8)), known(&full(), 20, 8));
+    }
+
+    #[test]
+    fn a_profile_stays_with_what_it_is_of() {
+        let before = known(&full(), 10, 8);
+        let mut untried = full();
         untried.hints[0].encodings.clear();
-        assert_eq!(completed(value(&untried), Some(&value(&full))), value(&full));
+        for nothing in [None, Some(untried)] {
+            assert_eq!(measured(nothing, 1000, 32).after(before.clone()), before);
+        }
+    }
+
+    #[test]
+    fn epochs_that_nobody_announces_are_those_of_the_longest_job() {
+        let before = |epochs, reached| Some(Remembered { epochs, reached, ..Remembered::default() });
+        let left = |own, epoch, before: Option<Remembered>| epochs_left(own, epoch, before.as_ref());
+        assert_eq!(left(Some(5), 2, before(Some(90), Some(90))), Some(3));
+        assert_eq!(left(None, 0, None), None);
+        assert_eq!(left(None, 0, before(None, Some(3))), None, "it may have been cut off");
+        assert_eq!(left(None, 4, before(Some(2), Some(100))), Some(96));
+        assert_eq!(left(None, 4, before(Some(2), None)), Some(10), "beyond what was known");
     }
 }

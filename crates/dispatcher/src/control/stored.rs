@@ -49,17 +49,21 @@ impl Core {
         let mut sums: BTreeMap<(&str, String), u64> = BTreeMap::new();
         let (mut splits, mut all) = ((bound.splits)(), 0u64);
         while let Some(split) = splits.try_next().await? {
-            all += 1;
-            // Listings may be long, or have no end.
-            if all.is_multiple_of(AT_ONCE) && !self.planning.lock().found(id, Stored::Awaited(all)) {
+            let key = serde_json::from_str::<Key>(&split).ok();
+            // Repetitions have the parts of the first one, and there may be no end of them.
+            if key.as_ref().is_some_and(|k| k.repetition > 0) {
                 break;
             }
-            if indexes.is_empty() {
-                continue;
+            all += 1;
+            if all.is_multiple_of(AT_ONCE) {
+                if !self.planning.lock().found(id, Stored::Awaited(all)) {
+                    break;
+                }
+                // What is in memory is listed without waiting for anything.
+                tokio::task::yield_now().await;
             }
-            let Ok(Key { key }) = serde_json::from_str(&split) else { continue };
             for (hint, index) in &indexes {
-                if let Some(part) = index.get(&key) {
+                if let Some(part) = key.as_ref().and_then(|k| index.get(&k.key)) {
                     *sums.entry((hint.name.as_str(), part.encoding.to_string())).or_default() += 1;
                 }
             }

@@ -44,7 +44,7 @@ impl Core {
             return remember(txn, job.name.clone(), watch);
         }
         let before = self.planning.lock().before(&job.name);
-        let left = epochs_left(job, iteration.epoch + 1, before.as_deref());
+        let left = epochs_left(job.epochs, iteration.epoch + 1, before.as_deref());
         let profile = self.as_it_ran(profile, iteration, facts, txn.state.datasets.get(&iteration.dataset));
         let (watch, change) = match anew(&profile, &old, &watch, left, facts) {
             Ok((profile, new)) => {
@@ -90,9 +90,10 @@ impl Core {
         profile.consumer.rows_per_s = self.demand(iteration);
         let observed = self.observed.lock();
         let ended = observed.ended_stages.get(&iteration.id);
-        let Modes { put, get, .. } = iteration.modes;
+        let Modes { compute, put, get, .. } = iteration.modes;
         // All rows left the source, once each: before, it was inferred from the first splits.
-        let whole = get == 0 && !iteration.tasks.values().any(crate::state::Task::is_lost);
+        let issued: u64 = iteration.feeds.values().map(|f| f.issued).sum();
+        let whole = get == 0 && compute + put == issued;
         let source = ended.and_then(|s| s.first()).zip(profile.stages.first());
         if let Some((read, _)) = source.filter(|(read, s)| whole && read.name == s.name && read.rows_out > 0)
         {

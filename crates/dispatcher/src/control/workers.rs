@@ -238,7 +238,7 @@ fn task_def(
 
 /// Whether nobody is expected to read again what is read in an epoch.
 fn last_epoch(job: &Job, epoch: u64, before: Option<&Remembered>) -> bool {
-    let last = super::planning::epochs_left(job, epoch, None).is_some_and(|n| n <= 1);
+    let last = super::planning::epochs_left(job.epochs, epoch, None).is_some_and(|n| n <= 1);
     last && before.is_none_or(|b| super::planning::expected_jobs(b) <= 1)
 }
 
