@@ -15,6 +15,8 @@ import statistics
 import subprocess
 import sys
 
+# What is further behind than this is not run again (as `caju bench policies --finals` has it).
+FAR = 0.25
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
@@ -80,28 +82,50 @@ def table(files):
              "are far behind after the first rounds are not run again. `measured` is the same over the "
              "measured epochs alone, `steady` of the last ones. Noise: the spread between rounds of one policy (median). Where "
              "`auto` ran the same plan as the best one in every round, its regret is what finding out costs, and noise.\n",
-             "| pipeline | rounds | best | `auto` chose | regret of `auto` | measured | steady | regret of `cachew` | noise | same plan | decided after | cached from |",
-             "|---|---|---|---|---|---|---|---|---|---|---|---|"]
-    regrets = {"auto": [], "cachew": []}
+             "| pipeline | rounds | best | next best | `auto` chose | regret of `auto` | measured | steady | regret of `cachew` | noise | same plan | decided after | cached from |",
+             "|---|---|---|---|---|---|---|---|---|---|---|---|---|"]
+    regrets, apart = {"auto": [], "cachew": []}, []
     for file in files:
         result = json.loads(file.read_text())
         summary = result["summary"]
         of = {line["policy"]: line for line in summary["lines"]}
         if "rounds" not in of["auto"]:
-            lines.append(f"| {file.stem} | measured before regret was reckoned round by round: run it again |" + " |" * 10)
+            lines.append(f"| {file.stem} | measured before regret was reckoned round by round: run it again |" + " |" * 11)
             continue
         for policy, all_of in regrets.items():
             all_of.append(of[policy]["regret"])
         auto = of["auto"]
+        if told_apart(summary):
+            apart.append(max(auto["regret"], 0))
         chose = ", ".join(f"{c} ({n})" if len(auto["choices"]) > 1 else c for c, n in auto["choices"]) or "nothing yet"
         same = "yes" if same_plan(summary["oracle"], auto) else "no"
         since = "-" if auto["cached_from"] is None else f"epoch {auto['cached_from']}"
-        lines.append(f"| {file.stem} | {auto['rounds']} | {summary['oracle']} | {chose} | {auto['regret']:+.1%}{between(auto)} | {auto['measured_regret']:+.1%} | {auto['steady_regret']:+.1%} "
+        lines.append(f"| {file.stem} | {auto['rounds']} | {summary['oracle']} | {next_best(summary)} | {chose} | {auto['regret']:+.1%}{between(auto)} | {auto['measured_regret']:+.1%} | {auto['steady_regret']:+.1%} "
                      f"| {of['cachew']['regret']:+.1%} | {noise(summary)} | {same} | {decided(result)} | {since} |")
     for policy, all_of in regrets.items():
         gains_aside = statistics.mean(max(regret, 0) for regret in all_of)
         lines.append(f"\n`{policy}`: mean regret {gains_aside:.1%} (gains count as 0; with them {statistics.mean(all_of):+.1%}), worst {max(all_of):+.1%}.")
+    lines.append(f"\nOn the {len(apart)} pipelines where the best option can be told from the next one (whose interval does not hold 0), "
+                 f"`auto`: mean {statistics.mean(apart or [0]):.1%}, worst {max(apart, default=0):+.1%}.")
     return "\n".join(lines) + "\n"
+
+
+def second(summary):
+    others = [line for line in summary["lines"] if line["policy"] not in ("auto", "cachew", summary["oracle"])]
+    return min(others, key=lambda line: line["regret"], default=None)
+
+
+def next_best(summary):
+    line = second(summary)
+    return f"{line['policy']} {line['regret']:+.1%}{between(line)}" if line else "-"
+
+
+def told_apart(summary):
+    """One round of what was far behind is enough; of anything nearer it says nothing."""
+    line = second(summary)
+    if line is None or not line["regret_between"]:
+        return line is not None and line["regret"] > FAR
+    return line["regret_between"][0] > 0
 
 
 def between(line):

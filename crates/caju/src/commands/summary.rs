@@ -46,7 +46,9 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
     if let Some(job) = outcome.job.as_ref().filter(|j| !j.policy.is_empty() && j.policy != "compute") {
         let undecided = ["auto", "cachew"].contains(&job.policy.as_str()) && job.decision_json.is_empty();
         let what = match job.caching.as_str() {
-            "" if undecided => "nothing was stored, and nothing decided: it has no `autocache`, or the log says why",
+            "" if undecided => {
+                "nothing was stored, and nothing decided: it has no `autocache`, or the log says why"
+            }
             "" => "nothing is stored",
             caching => caching,
         };

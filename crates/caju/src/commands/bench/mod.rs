@@ -265,8 +265,12 @@ fn chart(def: &DatasetDef, args: &PoliciesArgs, summary: &Summary) -> Chart {
         (None, _) => "One round: noise unknown.".to_string(),
         (Some(noise), finals) => {
             let more = if finals > 0 { format!(", and {finals} more of the best") } else { String::new() };
-            let n = args.repeats;
-            format!("Medians of {n} alternating rounds{more}; noise between them is {:.1} %.", 100.0 * noise)
+            let all = if args.repeats == 1 {
+                "one round".into()
+            } else {
+                format!("{} alternating rounds", args.repeats)
+            };
+            format!("Medians of {all}{more}; noise between them is {:.1} %.", 100.0 * noise)
         }
     };
     let name = def.name.clone().unwrap_or_else(|| args.file.display().to_string());
