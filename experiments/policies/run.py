@@ -75,7 +75,7 @@ def bench(file, data):
 
 
 def table(files):
-    lines = ["# Results\n", "Time of a job with a cold cache under each policy. Four to seven epochs are measured (the third is the first in which "
+    lines = ["# Results\n", "Time of a job with a cold cache under each policy. Four to eight epochs are measured (the third is the first in which "
              "`auto` reads everything, and checks it); the horizon is 90 epochs, those that were not measured taken to be like the last ones. Regret is "
              "the time lost over the horizon against the best measured policy that decides nothing, in the same round: the median of the "
              "rounds, and in brackets where it lies in nine of ten cases (of fewer than five rounds, the least and the most). Policies that "

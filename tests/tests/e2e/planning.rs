@@ -103,7 +103,7 @@ fn what_is_stored_of_other_data_is_not_there() {
     assert!(!reason(&third).contains("stored already"), "{}", reason(&third));
 }
 
-/// Feeds list a few hundred splits ahead: how many rows there are is known nevertheless, and a budget holds a part of them.
+/// Feeds list a few hundred splits ahead: how many rows there are is known nevertheless.
 #[test]
 fn a_source_of_many_splits_is_planned_as_a_whole() {
     let steps = json!([{ "sleep": { "per_row": "1ms" } }, "autocache", { "batch": 10 }]);

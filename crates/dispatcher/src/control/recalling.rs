@@ -212,7 +212,7 @@ impl Core {
         let is_new = |what: &str| self.describing.is_new(hash128(what.as_bytes()));
         let first = is_new(&format!("job {} {}", dataset.identity, job.name));
         // Of who does not say how many epochs there will be, it counts how many there were.
-        let reached = job.epochs.is_none().then_some(iteration.epoch + 1);
+        let reached = job.epochs.is_none().then_some(iteration.epoch.saturating_add(1));
         if !is_new(&format!("plan {} {} {reached:?} {text}", dataset.identity, job.name)) {
             return;
         }

@@ -44,7 +44,7 @@ impl Core {
             return remember(txn, job.name.clone(), watch);
         }
         let before = self.planning.lock().before(&job.name);
-        let left = epochs_left(job.epochs, iteration.epoch + 1, before.as_deref());
+        let left = epochs_left(job.epochs, iteration.epoch.saturating_add(1), before.as_deref());
         let profile = self.as_it_ran(profile, iteration, facts, txn.state.datasets.get(&iteration.dataset));
         let (watch, change) = match anew(&profile, &old, &watch, left, facts) {
             Ok((profile, new)) => {
