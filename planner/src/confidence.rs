@@ -9,8 +9,11 @@
 //! wanted soon, but also by all those seen before: they shake by a fifth. That is worth as much as three degrees of
 //! freedom, so that a single look settles what stands far apart, and two that happen to agree do not settle what is close.
 
+use caju_types::Result;
+
 use crate::decision::{Choice, Decision};
-use crate::policy::TIE;
+use crate::policy::{Policy, TIE};
+use crate::profile::Profile;
 
 /// Two-sided 95 % points of Student's t by degrees of freedom, from 1.
 const T95: [f64; 15] = [
@@ -103,6 +106,48 @@ fn interval(values: &[f64], experience: usize) -> Option<(f64, f64)> {
     Some((mean, t * (variance / n).sqrt()))
 }
 
+/// What a decision would lose in its horizon, in seconds, if the tries that it rests on were off against it: what is chosen
+/// takes `off` more to encode and decode than was measured, everything else as much less, and the store of the snapshots gives
+/// `off` more or less. 0 if the choice stands even so: then trying once more is of no use.
+///
+/// ```
+/// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");
+/// use caju_planner::{Profile, at_stake, plan, policy_by_name};
+/// let (profile, auto) = (Profile::from_json(text)?, policy_by_name("auto")?);
+/// let decision = plan(&profile, auto.as_ref())?;
+/// assert_eq!(at_stake(&profile, &decision.choice, auto.as_ref(), 0.0)?, 0.0);
+/// # Ok::<(), caju_types::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`plan`](crate::plan).
+pub fn at_stake(profile: &Profile, choice: &Choice, policy: &dyn Policy, off: f64) -> Result<f64> {
+    let mut against = profile.clone();
+    for hint in &mut against.hints {
+        for e in &mut hint.encodings {
+            let chosen = matches!(choice, Choice::Materialize { hint: at, format, compression, .. }
+                if (at, format, compression) == (&hint.name, &e.format, &e.compression));
+            let times = if chosen { 1.0 + off } else { 1.0 / (1.0 + off) };
+            e.encode_cpu_s_per_row *= times;
+            e.decode_cpu_s_per_row *= times;
+        }
+    }
+    let store = profile.cache_store.read_bytes_per_s;
+    let mut most = 0.0f64;
+    for times in [1.0 / (1.0 + off), 1.0, 1.0 + off] {
+        against.cache_store.read_bytes_per_s = store.map(|rate| rate * times);
+        let look = crate::plan(&against, policy)?;
+        let of = |choice: &Choice| {
+            let like = look.options.iter().filter_map(|o| Some((o.choice.apart(choice)?, o.horizon_s?)));
+            like.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, horizon_s)| horizon_s)
+        };
+        if let Some((ours, best)) = of(choice).zip(of(&look.choice)) {
+            most = most.max(ours - best);
+        }
+    }
+    Ok(most)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,5 +223,28 @@ mod tests {
     #[test]
     fn an_option_that_cannot_be_taken_is_no_rival() {
         assert_eq!(margins(&Choice::Compute, &[]), []);
+    }
+
+    #[test]
+    fn what_is_close_is_at_stake_and_what_is_far_apart_is_not() {
+        let text = include_str!("../../tests/golden_plans/design-example.profile.json");
+        let mut profile = Profile::from_json(text).unwrap();
+        let auto = crate::policy_by_name("auto").unwrap();
+        // The cores decide, and half as many bytes are a little dearer to decode.
+        let plain = profile.hints[0].encodings[0].clone();
+        let mut half = plain.clone();
+        (half.compression, half.bytes_per_row) = ("zstd".into(), plain.bytes_per_row / 2.0);
+        half.decode_cpu_s_per_row = 1.8e-3;
+        profile.hints[0].encodings = vec![plain, half];
+        let at_stake = |profile: &Profile, off: f64| {
+            let decision = crate::plan(profile, auto.as_ref()).unwrap();
+            at_stake(profile, &decision.choice, auto.as_ref(), off).unwrap()
+        };
+        assert!(at_stake(&profile, 0.0).abs() < 1e-9, "nothing is off");
+        assert!(at_stake(&profile, 0.5) > 1.0, "{:?}", at_stake(&profile, 0.5));
+        let mut rest = profile.stages[0].clone();
+        (rest.name, rest.io_bytes_per_row, rest.cpu_s_per_row) = ("augment".into(), 0.0, 10.0);
+        profile.stages.push(rest);
+        assert!(at_stake(&profile, 0.5).abs() < 1e-3, "something else is all that counts");
     }
 }

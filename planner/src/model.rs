@@ -228,6 +228,12 @@ impl<'a> Model<'a> {
         self.profile.source.rows as f64
     }
 
+    /// How often an epoch reads each row.
+    #[expect(clippy::cast_precision_loss, reason = "a few")]
+    fn readings(&self) -> f64 {
+        self.profile.source.readings.unwrap_or(1).max(1) as f64
+    }
+
     /// The names of the random stages above a hint, whose draws a snapshot would freeze.
     pub fn random_above(&self, hint: usize) -> impl ExactSizeIterator<Item = &'a str> + '_ {
         let above = self.above(hint);
@@ -297,7 +303,8 @@ impl<'a> Model<'a> {
     /// The options of one encoding: read what is stored, and store all that the budget holds.
     fn evaluate_encoding(&mut self, at: (usize, usize, usize), h: &Hint, e: &Encoding, existing: f64) {
         let (hint, encoding, above) = at;
-        let whole = e.bytes_per_row * self.rows();
+        let readings = self.readings();
+        let whole = e.bytes_per_row * self.rows() / readings;
         let fits = fraction_that_fits(whole, self.profile.budget.snapshot_bytes);
         let option = |fraction, existing| Some(Stored { hint, encoding, fraction, existing });
         if fits <= 0.0 || (fits < 1.0 && !h.split_local) {
@@ -316,7 +323,7 @@ impl<'a> Model<'a> {
         if fits > existing {
             let missing = fits - existing;
             let steady = self.pace(above, Some(e), Mix { computed: 1.0 - fits, read: fits, written: 0.0 });
-            let mix = Mix { computed: 1.0 - existing, read: existing, written: missing };
+            let mix = Mix { computed: 1.0 - existing, read: existing, written: missing / readings };
             let first = self.pace(above, Some(e), mix);
             self.push(option(fits, existing), steady, first, fits * whole, None);
         }

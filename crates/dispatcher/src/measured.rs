@@ -1,5 +1,7 @@
 //! From what tasks measured to the planner's profile. Pure.
 
+use std::collections::BTreeMap;
+
 use caju_planner::{
     Budget, CacheStore, Cluster, Consumer, Encoding, Existing, Hint, Horizon, Profile, Source, SourceStore,
     Stage,
@@ -198,6 +200,15 @@ impl Measured {
         self.tasks.iter().any(|t| t.complete)
     }
 
+    /// How often every encoding was tried at least, of those that were tried at all.
+    pub(crate) fn tries(&self) -> usize {
+        let mut tries: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+        for probe in self.tasks.iter().flat_map(|t| &t.probes) {
+            *tries.entry((&probe.hint, &probe.encoding)).or_default() += 1;
+        }
+        tries.into_values().min().unwrap_or(0)
+    }
+
     /// Whether there is something to weigh options by: rows went by, and existing parts were looked for.
     pub(crate) fn is_something(&self) -> bool {
         let known = matches!(self.stored, Stored::Known(_)) || self.elapsed_s() >= LOOKING_S;
@@ -245,7 +256,7 @@ impl Measured {
             consumer: Consumer { rows_per_s: self.demand },
             horizon: Horizon { epochs: self.epochs, jobs: self.jobs.filter(|n| *n > 1) },
             budget: Budget { snapshot_bytes: self.budget.map(|b| b as f64) },
-            source: Source { rows: self.source_rows() },
+            source: Source { rows: self.source_rows(), readings: self.readings().filter(|n| *n > 1) },
             existing,
             stages,
             hints,
@@ -268,6 +279,12 @@ impl Measured {
     fn network(&self) -> Option<f64> {
         let (bytes, time) = self.tasks.iter().fold((0, 0.0), |(b, s), t| (b + t.sent_bytes, s + t.sent_s));
         (bytes > 0 && time > 0.0).then(|| bytes as f64 / time)
+    }
+
+    /// How often an epoch reads each split, once they are counted.
+    fn readings(&self) -> Option<u64> {
+        let Stored::Known(found) = &self.stored else { return None };
+        self.splits_total.checked_div(found.splits?)
     }
 
     /// Rows of one epoch: exact if everything was handed out, else by the share of splits that was. Those that are being

@@ -33,9 +33,10 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// How often everything is tried: how much the tries differ says how sure they are.
 const ROUNDS: usize = 3;
 
-/// Probes of each round that weigh the store, too: a busy worker makes one look slow. The first round has one of them, for
-/// the sake of an early decision.
-const WEIGHINGS: [usize; ROUNDS] = [1, 2, 2];
+/// The part of its requests to the store that tries take which do not weigh it: they wait for no weighing.
+const SINGLES: f64 = SHARE / 3.0;
+/// How often the store is weighed in all: a busy worker makes one look slow.
+const WEIGHINGS: usize = 5;
 
 /// The encodings that are tried, cheapest first.
 const CANDIDATES: [Encoding; 4] = [
@@ -80,6 +81,21 @@ struct Spent {
     cpu_s: f64,
     /// Seconds of everything that the task asks of the store.
     store_s: f64,
+    /// And of that what did not weigh it.
+    singles_s: f64,
+    /// How often it was weighed.
+    weighings: usize,
+}
+
+/// What a try may have to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    /// The share of the cores.
+    Cores,
+    /// And that of tries which do not weigh the store.
+    Singles,
+    /// And that of everything that the store is asked for.
+    Store,
 }
 
 #[derive(Debug, Default)]
@@ -227,56 +243,96 @@ impl Prober {
     async fn run(&self) {
         let start = self.clock.now();
         let mut spent = Spent::default();
-        for (round, weighings) in WEIGHINGS.into_iter().enumerate() {
-            self.round(round > 0, weighings, start, &mut spent).await;
+        for round in 0..ROUNDS {
+            self.round(round > 0, start, &mut spent).await;
             self.findings.lock().complete = true;
         }
+        self.weigh(start, &mut spent).await;
         self.samples.lock().iter_mut().for_each(|s| s.rows.clear());
         self.through.send_replace(true);
     }
 
     /// Tries every encoding at every hint once; where it is not the first time, only while the task goes on.
-    async fn round(&self, again: bool, mut weighings: usize, start: Duration, spent: &mut Spent) {
-        let Probing { threads, readers, .. } = self.probing;
-        let mut left: Vec<(Encoding, usize)> =
-            self.encodings().into_iter().flat_map(|e| self.tries(e)).collect();
+    async fn round(&self, again: bool, start: Duration, spent: &mut Spent) {
+        let mut left = self.tries();
         while let Some((encoding, hint, rows)) = self.next_try(&mut left).await {
             if rows.is_empty() {
                 continue;
             }
-            // The store is the same for all: each round finds out what it gives with the first ones.
-            let task = ProbeTask { threads, readers, weighs: weighings > 0 };
-            // Until everything was tried once, the few requests of the others do not wait for what that took.
-            let all = again || task.weighs;
-            while !self.is_over() && !self.is_stopped() && !self.may_go_on(start, spent, all) {
-                self.clock.sleep(PAUSE).await;
-            }
-            if again && self.is_over() || self.is_stopped() {
+            // The store is the same for all. It is weighed by the first one, and again where that keeps nothing waiting; until
+            // everything was tried once, the others wait for the cores only.
+            let first = spent.weighings == 0;
+            let waits = match (first, again) {
+                (true, _) => Waits::Store,
+                (false, true) => Waits::Singles,
+                (false, false) => Waits::Cores,
+            };
+            if !self.turn(start, spent, waits).await || again && self.is_over() {
                 return;
             }
-            let bound = &self.hints[hint];
-            let before = self.clock.now();
-            match self.cache.probe(&bound.schema, &rows, encoding, task).await {
-                Ok(probe) => {
-                    spent.cpu_s += probe.spent_cpu_s;
-                    spent.store_s += probe.spent_store_s;
-                    weighings = weighings.saturating_sub(1);
-                    self.findings.lock().probes.push(HintProbe { hint: bound.name.clone(), probe });
-                }
-                // An encoding that cannot hold these columns is no option; a store that fails is none either, and is not
-                // weighed by that.
-                Err(error) => {
-                    tracing::debug!(hint = %bound.name, %encoding, %error, "a probe failed");
-                    spent.store_s += self.clock.now().saturating_sub(before).as_secs_f64();
-                }
-            }
+            let more = || spent.weighings < WEIGHINGS && self.may_go_on(start, spent, Waits::Store);
+            let weighs = first || again && more();
+            self.try_one(spent, encoding, hint, &rows, weighs).await;
         }
     }
 
-    /// The hints at which an encoding is of interest.
-    fn tries(&self, encoding: Encoding) -> Vec<(Encoding, usize)> {
-        let hints = 0..self.hints.len();
-        hints.filter(|hint| self.is_of_interest(*hint, encoding)).map(|hint| (encoding, hint)).collect()
+    /// Weighs the store as often as is left, as its share allows.
+    async fn weigh(&self, start: Duration, spent: &mut Spent) {
+        for _ in spent.weighings..WEIGHINGS {
+            let mut any = self.tries();
+            let Some((encoding, hint, rows)) = self.next_try(&mut any).await else { return };
+            if !self.turn(start, spent, Waits::Store).await || self.is_over() || rows.is_empty() {
+                return;
+            }
+            self.try_one(spent, encoding, hint, &rows, true).await;
+        }
+    }
+
+    /// Waits until a try may begin; whether anybody still wants it.
+    async fn turn(&self, start: Duration, spent: &Spent, waits: Waits) -> bool {
+        while !self.is_over() && !self.is_stopped() && !self.may_go_on(start, spent, waits) {
+            self.clock.sleep(PAUSE).await;
+        }
+        !self.is_stopped()
+    }
+
+    async fn try_one(
+        &self,
+        spent: &mut Spent,
+        encoding: Encoding,
+        hint: usize,
+        rows: &[RecordBatch],
+        weighs: bool,
+    ) {
+        let Probing { threads, readers, .. } = self.probing;
+        let bound = &self.hints[hint];
+        let before = self.clock.now();
+        let probe = self.cache.probe(&bound.schema, rows, encoding, ProbeTask { threads, readers, weighs });
+        let store_s = match probe.await {
+            Ok(probe) => {
+                spent.cpu_s += probe.spent_cpu_s;
+                spent.weighings += usize::from(weighs);
+                self.findings.lock().probes.push(HintProbe { hint: bound.name.clone(), probe });
+                probe.spent_store_s
+            }
+            // An encoding that cannot hold these columns is no option; a store that fails is none either, and is not
+            // weighed by that.
+            Err(error) => {
+                tracing::debug!(hint = %bound.name, %encoding, %error, "a probe failed");
+                self.clock.now().saturating_sub(before).as_secs_f64()
+            }
+        };
+        spent.store_s += store_s;
+        spent.singles_s += if weighs { 0.0 } else { store_s };
+    }
+
+    /// Everything that there is to try: each encoding at the hints at which it is of interest.
+    fn tries(&self) -> Vec<(Encoding, usize)> {
+        let hints = |encoding| {
+            let hints = 0..self.hints.len();
+            hints.filter(move |hint| self.is_of_interest(*hint, encoding)).map(move |hint| (encoding, hint))
+        };
+        self.encodings().into_iter().flat_map(hints).collect()
     }
 
     /// The first of what is left to try of which there are rows, with them: a hint behind a large buffer, or a filter that
@@ -318,10 +374,15 @@ impl Prober {
         self.findings.lock().parts.iter().flatten().any(stored) || !self.probing.stored_only && candidate()
     }
 
-    /// Whether what was spent since the start is within the share, the store included if `all` of it counts.
-    fn may_go_on(&self, start: Duration, spent: &Spent, all: bool) -> bool {
-        let allowed = self.clock.now().saturating_sub(start).as_secs_f64() * SHARE;
-        spent.cpu_s <= allowed * self.probing.cores && (!all || spent.store_s <= allowed)
+    /// Whether what was spent since the start is within its shares.
+    fn may_go_on(&self, start: Duration, spent: &Spent, waits: Waits) -> bool {
+        let elapsed = self.clock.now().saturating_sub(start).as_secs_f64();
+        spent.cpu_s <= elapsed * SHARE * self.probing.cores
+            && match waits {
+                Waits::Cores => true,
+                Waits::Singles => spent.singles_s <= elapsed * SINGLES,
+                Waits::Store => spent.store_s <= elapsed * (SHARE - SINGLES),
+            }
     }
 
     /// The sample of a hint, if there is one; what there is of it when no more rows will come.

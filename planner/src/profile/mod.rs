@@ -140,6 +140,10 @@ pub struct Budget {
 pub struct Source {
     /// Rows of one epoch at the source.
     pub rows: u64,
+    /// How often an epoch reads each row, where that is more than once: a `repeat`, or several workers that each read all. A
+    /// snapshot holds it once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub readings: Option<u64>,
 }
 
 /// A snapshot that is stored already.

@@ -136,7 +136,12 @@ pub(super) fn profile(value: &Node) -> Result<Profile> {
         budget: top.section("budget", |o| {
             Ok(Budget { snapshot_bytes: o.number_or_null("snapshot_bytes", Rule::Cost)? })
         })?,
-        source: top.section("source", |o| Ok(Source { rows: o.count("rows", Rule::Count)? }))?,
+        source: top.section("source", |o| {
+            Ok(Source {
+                rows: o.count("rows", Rule::Count)?,
+                readings: o.count_or_null("readings", Rule::Positive)?,
+            })
+        })?,
         existing: top.list("existing", false, existing)?,
         stages: top.list("stages", true, stage)?,
         hints: top.list("hints", false, hint)?,

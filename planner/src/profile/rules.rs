@@ -112,6 +112,7 @@ pub(super) fn check(p: &Profile) -> Result<()> {
 fn settings(p: &Profile) -> Result<()> {
     Rule::Positive.check(p.cluster.workers as f64, || "cluster.workers".into())?;
     Rule::Count.check(p.source.rows as f64, || "source.rows".into())?;
+    Rule::Positive.check_opt(p.source.readings.map(|n| n as f64), "source.readings")?;
     Rule::Count.check_opt(p.horizon.epochs.map(|n| n as f64), "horizon.epochs")?;
     Rule::Count.check_opt(p.horizon.jobs.map(|n| n as f64), "horizon.jobs")?;
     Rule::Rate.check(p.cluster.cores_per_worker, || "cluster.cores_per_worker".into())?;

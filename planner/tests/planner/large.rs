@@ -38,7 +38,7 @@ pub(crate) fn profile(stages: u32, hints: u32, encodings: u32) -> Profile {
         consumer: Consumer::default(),
         horizon: Horizon { epochs: Some(90), jobs: Some(1) },
         budget: Budget { snapshot_bytes: Some(9e10) },
-        source: Source { rows: 1_000_000 },
+        source: Source { rows: 1_000_000, readings: None },
         existing: Vec::new(),
         stages: (0..stages).map(stage).collect(),
         hints: (0..hints).map(hint).collect(),

@@ -88,15 +88,16 @@ pub(crate) fn options(p: &Profile) -> Vec<Expected> {
                     .existing
                     .iter()
                     .find(|x| x.hint == h.name && x.format == e.format && x.compression == e.compression);
-                let whole = e.bytes_per_row * p.source.rows as f64;
+                let readings = p.source.readings.unwrap_or(1) as f64;
+                let whole = e.bytes_per_row * p.source.rows as f64 / readings;
                 let fits = match p.budget.snapshot_bytes {
                     Some(budget) if budget < whole => (budget / whole * 1e9).floor() / 1e9,
                     _ => 1.0,
                 };
                 let mut push = |fraction: f64, existing: f64, feasible: bool| {
                     let steady = Shares { computed: 1.0 - fraction, read: fraction, written: 0.0 };
-                    let first =
-                        Shares { computed: 1.0 - existing, read: existing, written: fraction - existing };
+                    let written = (fraction - existing) / readings;
+                    let first = Shares { computed: 1.0 - existing, read: existing, written };
                     let o = expected(p, above, Some(e), first, steady);
                     out.push(Expected {
                         stored: stored.clone(),

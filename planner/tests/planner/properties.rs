@@ -86,7 +86,8 @@ proptest! {
             if c.obstacle.is_some() {
                 continue;
             }
-            let first = Shares { computed: 1.0 - s.existing, read: s.existing, written: s.fraction - s.existing };
+            let written = (s.fraction - s.existing) / p.source.readings.unwrap_or(1) as f64;
+            let first = Shares { computed: 1.0 - s.existing, read: s.existing, written };
             prop_assert!(close(1.0 / c.first.s_per_row, naive::rate(&p, above, Some(e), first)));
             let n = model.epochs();
             let horizon = if n == 0.0 { 0.0 } else { model.rows() * (c.first.s_per_row + (n - 1.0) * c.steady.s_per_row) };

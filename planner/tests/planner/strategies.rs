@@ -72,7 +72,7 @@ prop_compose! {
         consumer in option::weighted(0.3, positive(1, 5)),
         (epochs, jobs) in (option::weighted(0.9, 0u64..100), option::weighted(0.5, 0u64..4)),
         budget in option::weighted(0.4, cost(6, 12)),
-        rows in prop_oneof![1 => Just(0u64), 9 => 1u64..1_000_000],
+        (rows, readings) in (prop_oneof![1 => Just(0u64), 9 => 1u64..1_000_000], option::weighted(0.2, 1u64..4)),
     ) -> Profile {
         for (i, s) in stages.iter_mut().enumerate() {
             s.name = format!("s{i}");
@@ -95,7 +95,7 @@ prop_compose! {
             consumer: Consumer { rows_per_s: consumer },
             horizon: Horizon { epochs, jobs },
             budget: Budget { snapshot_bytes: budget },
-            source: Source { rows },
+            source: Source { rows, readings },
             existing,
             stages,
             hints: out,

@@ -72,6 +72,19 @@ fn a_stretch_is_as_if_there_had_been_nothing_else() {
     assert_eq!(profile.source.rows, 2000 * 200 / 37);
 }
 
+/// What is read twice in an epoch is stored once.
+#[test]
+fn repeated_splits_are_readings_of_the_same_rows() {
+    let mut measured = after(1.0, 1000, 1.0, &[0.01]);
+    assert_eq!(measured.profile(&dataset()).source.readings, None, "nobody has counted them");
+    for (splits, readings) in [(100, None), (50, Some(2)), (34, Some(2)), (0, None)] {
+        measured.stored = Stored::Known(Found { splits: Some(splits), ..Found::default() });
+        let profile = measured.profile(&dataset());
+        profile.validate().unwrap();
+        assert_eq!(profile.source.readings, readings, "{splits} of 100");
+    }
+}
+
 #[test]
 fn nothing_new_is_no_look() {
     let first = after(1.0, 1000, 1.0, &[]);
