@@ -13,7 +13,7 @@ use caju_types::Result;
 
 use crate::decision::{Choice, Decision};
 use crate::policy::{Policy, TIE};
-use crate::profile::Profile;
+use crate::profile::{Encoding, Hint, Profile};
 
 /// Two-sided 95 % points of Student's t by degrees of freedom, from 1.
 const T95: [f64; 15] = [
@@ -106,46 +106,66 @@ fn interval(values: &[f64], experience: usize) -> Option<(f64, f64)> {
     Some((mean, t * (variance / n).sqrt()))
 }
 
-/// What a decision would lose in its horizon, in seconds, if the tries that it rests on were off against it: what is chosen
-/// takes `off` more to encode and decode than was measured, everything else as much less, and the store of the snapshots gives
-/// `off` more or less. 0 if the choice stands even so: then trying once more is of no use.
+/// What a decision may lose because the tries that it rests on were off.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stake {
+    /// Seconds of the horizon.
+    pub seconds: f64,
+    /// What would have been chosen.
+    pub rival: Choice,
+}
+
+/// What a decision would lose in its horizon if the tries that it rests on were off against it: what is chosen takes so many times
+/// as long to encode and decode as was measured as `off` says for its hint and encoding (by how much more than once), everything
+/// else as many times less, and the store of the snapshots gives as much more or less. None if the choice stands even so: then
+/// trying once more is of no use.
 ///
 /// ```
 /// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");
 /// use caju_planner::{Profile, at_stake, plan, policy_by_name};
 /// let (profile, auto) = (Profile::from_json(text)?, policy_by_name("auto")?);
 /// let decision = plan(&profile, auto.as_ref())?;
-/// assert_eq!(at_stake(&profile, &decision.choice, auto.as_ref(), 0.0)?, 0.0);
+/// assert_eq!(at_stake(&profile, &decision.choice, auto.as_ref(), |_, _| 0.0)?, None);
 /// # Ok::<(), caju_types::Error>(())
 /// ```
 ///
 /// # Errors
 /// Those of [`plan`](crate::plan).
-pub fn at_stake(profile: &Profile, choice: &Choice, policy: &dyn Policy, off: f64) -> Result<f64> {
+pub fn at_stake(
+    profile: &Profile,
+    choice: &Choice,
+    policy: &dyn Policy,
+    off: impl Fn(&Hint, &Encoding) -> f64,
+) -> Result<Option<Stake>> {
     let mut against = profile.clone();
-    for hint in &mut against.hints {
+    let mut most_off = 0.0f64;
+    for (hint, known) in against.hints.iter_mut().zip(&profile.hints) {
         for e in &mut hint.encodings {
-            let chosen = matches!(choice, Choice::Materialize { hint: at, format, compression, .. }
-                if (at, format, compression) == (&hint.name, &e.format, &e.compression));
+            let chosen = matches!(choice, Choice::Materialize { hint, format, compression, .. }
+                if (hint, format, compression) == (&known.name, &e.format, &e.compression));
+            let off = off(known, e).max(0.0);
+            most_off = most_off.max(off);
             let times = if chosen { 1.0 + off } else { 1.0 / (1.0 + off) };
             e.encode_cpu_s_per_row *= times;
             e.decode_cpu_s_per_row *= times;
         }
     }
     let store = profile.cache_store.read_bytes_per_s;
-    let mut most = 0.0f64;
-    for times in [1.0 / (1.0 + off), 1.0, 1.0 + off] {
+    let mut worst: Option<Stake> = None;
+    for times in [1.0 / (1.0 + most_off), 1.0, 1.0 + most_off] {
         against.cache_store.read_bytes_per_s = store.map(|rate| rate * times);
         let look = crate::plan(&against, policy)?;
         let of = |choice: &Choice| {
             let like = look.options.iter().filter_map(|o| Some((o.choice.apart(choice)?, o.horizon_s?)));
             like.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, horizon_s)| horizon_s)
         };
-        if let Some((ours, best)) = of(choice).zip(of(&look.choice)) {
-            most = most.max(ours - best);
+        let Some((ours, best)) = of(choice).zip(of(&look.choice)) else { continue };
+        let stake = Stake { seconds: ours - best, rival: look.choice };
+        if stake.seconds > worst.as_ref().map_or(0.0, |w| w.seconds) {
+            worst = Some(stake);
         }
     }
-    Ok(most)
+    Ok(worst)
 }
 
 #[cfg(test)]
@@ -238,13 +258,14 @@ mod tests {
         profile.hints[0].encodings = vec![plain, half];
         let at_stake = |profile: &Profile, off: f64| {
             let decision = crate::plan(profile, auto.as_ref()).unwrap();
-            at_stake(profile, &decision.choice, auto.as_ref(), off).unwrap()
+            at_stake(profile, &decision.choice, auto.as_ref(), |_, _| off).unwrap()
         };
-        assert!(at_stake(&profile, 0.0).abs() < 1e-9, "nothing is off");
-        assert!(at_stake(&profile, 0.5) > 1.0, "{:?}", at_stake(&profile, 0.5));
+        assert_eq!(at_stake(&profile, 0.0), None, "nothing is off");
+        let stake = at_stake(&profile, 0.5).unwrap();
+        assert!(stake.seconds > 1.0 && stake.rival.to_string() == "source arrow/zstd", "{stake:?}");
         let mut rest = profile.stages[0].clone();
         (rest.name, rest.io_bytes_per_row, rest.cpu_s_per_row) = ("augment".into(), 0.0, 10.0);
         profile.stages.push(rest);
-        assert!(at_stake(&profile, 0.5).abs() < 1e-3, "something else is all that counts");
+        assert_eq!(at_stake(&profile, 0.5), None, "something else is all that counts");
     }
 }

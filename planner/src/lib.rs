@@ -34,7 +34,7 @@ mod profile;
 mod text;
 mod words;
 
-pub use confidence::{Margin, at_stake, margins};
+pub use confidence::{Margin, Stake, at_stake, margins};
 pub use decision::{Choice, DECISION_SCHEMA, Decision, PlanOption};
 pub use model::{Candidate, Limit, Model, Obstacle, Pace, Stored};
 pub use plan::plan;

@@ -200,13 +200,13 @@ impl Measured {
         self.tasks.iter().any(|t| t.complete)
     }
 
-    /// How often every encoding was tried at least, of those that were tried at all.
-    pub(crate) fn tries(&self) -> usize {
-        let mut tries: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    /// How often each encoding was tried, by hint and encoding.
+    pub(crate) fn tries(&self) -> BTreeMap<(&str, &str), usize> {
+        let mut tries = BTreeMap::new();
         for probe in self.tasks.iter().flat_map(|t| &t.probes) {
-            *tries.entry((&probe.hint, &probe.encoding)).or_default() += 1;
+            *tries.entry((probe.hint.as_str(), probe.encoding.as_str())).or_default() += 1;
         }
-        tries.into_values().min().unwrap_or(0)
+        tries
     }
 
     /// Whether there is something to weigh options by: rows went by, and existing parts were looked for.
@@ -394,7 +394,7 @@ pub(crate) fn existing(hint: &str, encoding: &str, fraction: f64) -> Option<Exis
 }
 
 /// An encoding by its name.
-fn named(e: &Encoding) -> String {
+pub(crate) fn named(e: &Encoding) -> String {
     format!("{}/{}", e.format, e.compression)
 }
 

@@ -30,6 +30,11 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// How long the end of a task waits for its probes, if they are what it is for.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Encodings whose bytes differ by less take as many.
+const SAME: f64 = 1.02;
+/// How many times as long decoding has to take for no further try to change that.
+const FAR: f64 = 1.8;
+
 /// How often everything is tried: how much the tries differ says how sure they are.
 const ROUNDS: usize = 3;
 
@@ -104,6 +109,42 @@ struct Sample {
     bytes: usize,
     /// When its first rows came.
     since: Option<Duration>,
+}
+
+/// What a row costs in an encoding, by the mean of its tries.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Costs {
+    bytes: f64,
+    encode_s: f64,
+    decode_s: f64,
+}
+
+impl Costs {
+    fn of(probes: &[HintProbe], hint: &str, encoding: Encoding) -> Option<Self> {
+        let (mut sum, mut rows) = (Self::default(), 0);
+        for HintProbe { probe, .. } in
+            probes.iter().filter(|p| p.hint == hint && p.probe.encoding == encoding)
+        {
+            rows += probe.rows;
+            sum.bytes += probe.bytes as f64;
+            sum.encode_s += probe.encode_cpu_s;
+            sum.decode_s += probe.decode_cpu_s;
+        }
+        let per_row = |total: f64| total / rows as f64;
+        let Self { bytes, encode_s, decode_s } = sum;
+        (rows > 0).then(|| Self {
+            bytes: per_row(bytes),
+            encode_s: per_row(encode_s),
+            decode_s: per_row(decode_s),
+        })
+    }
+
+    /// Whether this takes no more than the other in anything, and far less to read.
+    fn beats(self, other: Self) -> bool {
+        self.bytes <= other.bytes * SAME
+            && self.encode_s <= other.encode_s * FAR
+            && self.decode_s * FAR <= other.decode_s
+    }
 }
 
 /// What a task's probes are to find out.
@@ -252,9 +293,10 @@ impl Prober {
         self.through.send_replace(true);
     }
 
-    /// Tries every encoding at every hint once; where it is not the first time, only while the task goes on.
+    /// Tries every encoding at every hint once; where it is not the first time, only those that may win, and only while the task
+    /// goes on.
     async fn round(&self, again: bool, start: Duration, spent: &mut Spent) {
-        let mut left = self.tries();
+        let mut left = if again { self.contenders() } else { self.tries() };
         while let Some((encoding, hint, rows)) = self.next_try(&mut left).await {
             if rows.is_empty() {
                 continue;
@@ -335,6 +377,27 @@ impl Prober {
         self.encodings().into_iter().flat_map(hints).collect()
     }
 
+    /// What is left of it once everything was tried: without those that are behind another encoding of their hint in
+    /// everything. A hint's encodings come one after the other: what slows a machine down for a second is to hit all of them.
+    fn contenders(&self) -> Vec<(Encoding, usize)> {
+        let findings = self.findings.lock().clone();
+        let of = |encoding, hint: usize| Costs::of(&findings.probes, &self.hints[hint].name, encoding);
+        let stored = |encoding, hint: usize| {
+            let part = HintParts { hint: self.hints[hint].name.clone(), encoding };
+            findings.parts.iter().flatten().any(|p| *p == part)
+        };
+        let mut all = self.tries();
+        let rivals = all.clone();
+        let beaten = |encoding, hint| {
+            let Some(costs) = of(encoding, hint) else { return false };
+            let others = rivals.iter().filter(|(e, h)| *h == hint && *e != encoding);
+            others.filter_map(|(e, h)| of(*e, *h)).any(|other| other.beats(costs))
+        };
+        all.retain(|(encoding, hint)| stored(*encoding, *hint) || !beaten(*encoding, *hint));
+        all.sort_by_key(|(_, hint)| *hint);
+        all
+    }
+
     /// The first of what is left to try of which there are rows, with them: a hint behind a large buffer, or a filter that
     /// lets little pass, keeps the others from nothing.
     async fn next_try(
@@ -391,5 +454,46 @@ impl Prober {
         let sample = samples.get(hint)?;
         let waited = sample.since.is_some_and(|t| self.clock.now().saturating_sub(t) >= FILLING);
         (sample.bytes >= SAMPLE_BYTES || waited || self.is_over()).then(|| sample.rows.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tried(hint: &str, encoding: Encoding, bytes: u64, decode_cpu_s: f64) -> HintProbe {
+        let probe = Probe {
+            encoding,
+            rows: 10,
+            bytes,
+            encode_cpu_s: 0.01,
+            decode_cpu_s,
+            write_bytes_per_s: 0.0,
+            read_bytes_per_s: 0.0,
+            spent_cpu_s: 0.02,
+            spent_store_s: 0.0,
+        };
+        HintProbe { hint: hint.into(), probe }
+    }
+
+    #[test]
+    fn what_is_behind_in_everything_is_not_tried_again() {
+        let [plain, lz4, zstd, parquet] = CANDIDATES;
+        let probes = [
+            tried("a", plain, 1000, 0.001),
+            tried("a", lz4, 500, 0.004),
+            tried("a", zstd, 300, 0.006),
+            tried("a", zstd, 300, 0.008),
+            tried("a", parquet, 320, 0.013),
+            tried("b", plain, 100, 0.02),
+        ];
+        let of = |encoding| Costs::of(&probes, "a", encoding).unwrap();
+        assert_eq!(Costs::of(&probes, "b", zstd), None);
+        // Seven and thirteen milliseconds for ten rows.
+        assert!(of(zstd).beats(of(parquet)));
+        assert!(!of(parquet).beats(of(zstd)));
+        for (a, b) in [(plain, lz4), (lz4, plain), (lz4, zstd), (zstd, lz4), (plain, parquet)] {
+            assert!(!of(a).beats(of(b)), "{a} {b}: fewer bytes or less work");
+        }
     }
 }

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use caju_cache::{Encoding, Remembered};
 use caju_engine::{CachePlan, SetPlan};
 use caju_planner::{
-    Choice, DEFAULT_EPOCHS, Decision, Existing, Policy, Profile, at_stake, margins, plan, policy_by_name,
+    Choice, DEFAULT_EPOCHS, Decision, Encoding as PlanEncoding, Existing, Hint, Policy, Profile, at_stake,
+    margins, plan, policy_by_name,
 };
 use caju_proto::v1;
 use caju_types::{Error, IterationId, JobName, Result, TaskId};
 
 use super::leases::splits_total;
 use super::{Core, Txn};
-use crate::measured::{Measured, Stored, StoredSet};
+use crate::measured::{Measured, Stored, StoredSet, named};
 use crate::state::{Dataset, Iteration, Job, Mode, State, TaskState, Update};
 
 /// Measurements shorter than this are start-up, not work.
@@ -250,15 +251,20 @@ fn is_worth_waiting(
     policy: &dyn Policy,
 ) -> bool {
     let tries = measured.tries();
-    if tries == 0 || tries >= MANY_TRIES {
-        return false;
-    }
-    let off = OFF / (tries as f64).sqrt();
-    let stake = at_stake(profile, &decision.choice, policy, off).unwrap_or(0.0);
+    let of = |hint: &str, encoding: &str| tries.get(&(hint, encoding)).copied().unwrap_or(0);
+    let off = |hint: &Hint, e: &PlanEncoding| OFF / (of(&hint.name, &named(e)).max(1) as f64).sqrt();
+    let Ok(Some(stake)) = at_stake(profile, &decision.choice, policy, off) else { return false };
+    // Computing was measured with every row.
+    let tries = |choice: &Choice| match choice {
+        Choice::Compute => MANY_TRIES,
+        Choice::Materialize { hint, format, compression, .. } => of(hint, &format!("{format}/{compression}")),
+    };
+    let least = tries(&decision.choice).min(tries(&stake.rival));
     let rest = 1.0 - measured.share().unwrap_or(0.0).min(1.0);
     let costs = decision.compute().and_then(|o| o.epoch_s).unwrap_or(0.0) * rest;
-    tracing::debug!(choice = %decision.choice, tries, stake, costs, "what may be wrong with it");
-    stake * LIKELY > costs
+    let (choice, rival, seconds) = (&decision.choice, &stake.rival, stake.seconds);
+    tracing::debug!(%choice, %rival, tries = least, seconds, costs, "what tries may be wrong about");
+    (1..MANY_TRIES).contains(&least) && seconds * LIKELY > costs
 }
 
 /// A job that waits for a decision.
