@@ -44,6 +44,9 @@ pub struct Probe {
     pub encode_cpu_s: f64,
     /// CPU seconds of decoding them as in every epoch: with their check, unless the store's files are mapped.
     pub decode_cpu_s: f64,
+    /// CPU seconds of fetching them, a part of decoding; 0 where files are mapped.
+    #[serde(default)]
+    pub fetch_cpu_s: f64,
     /// Bytes per second at which the store takes parts that several readers of splits write; 0 where that was not tried.
     pub write_bytes_per_s: f64,
     /// Bytes per second at which the store gave them, to several readers at once; 0 where that was not tried.
@@ -67,6 +70,9 @@ pub struct ProbeTask {
     /// Whether the store is to be weighed, too: rows are then written and read by as many requests as the task would have
     /// under way. That moves many times their bytes, and a few in a round of probes are enough.
     pub weighs: bool,
+    /// What fetching these rows in this encoding took an earlier probe: one that does not weigh the store then leaves it alone,
+    /// unless its files are mapped.
+    pub fetch_cpu_s: Option<f64>,
 }
 
 impl ProbeTask {
@@ -103,8 +109,11 @@ impl Cache {
         let mut spent = Duration::ZERO;
         let (file, encode_cpu, empty) = blocking(&mut spent, encode).await?;
         let whole = file.iter().map(Bytes::len).sum::<usize>() as u64;
-        let Moved { fetched, mapped, fetch_cpu, store, write, read } =
-            self.moved(&mut spent, file, task).await?;
+        let known = task.fetch_cpu_s.filter(|_| !task.weighs && !self.maps_files());
+        let Moved { fetched, mapped, fetch_cpu, store, write, read } = match known {
+            Some(fetch_cpu_s) => Moved::not_at_all(&file, fetch_cpu_s),
+            None => self.moved(&mut spent, file, task).await?,
+        };
         let decode = move || decoded(&fetched, encoding, !mapped);
         let (decoded, decode_cpu) =
             side_by_side(&mut spent, task.threads.min(crate::cores()), decode).await?;
@@ -117,6 +126,7 @@ impl Cache {
             bytes: whole.saturating_sub(empty as u64),
             encode_cpu_s: encode_cpu.as_secs_f64(),
             decode_cpu_s: (decode_cpu + fetch_cpu).as_secs_f64(),
+            fetch_cpu_s: fetch_cpu.as_secs_f64(),
             write_bytes_per_s: write,
             read_bytes_per_s: read,
             spent_cpu_s: spent.as_secs_f64(),

@@ -21,6 +21,11 @@ const READS: usize = 2;
 const PAGE: usize = 4096;
 
 impl Cache {
+    /// Whether parts are files of this host, which are mapped.
+    pub(super) fn maps_files(&self) -> bool {
+        self.options.mmap && self.root.local_path(&self.root.layout.probe("probe")).is_some()
+    }
+
     /// Writes a file to the store, reads it back and removes it.
     pub(super) async fn moved(
         self: &Arc<Self>,
@@ -39,7 +44,7 @@ impl Cache {
             let (mut puts, mut gets) = (Requests::of(all_writes), Requests::of(all_reads));
             let write = polled(spent, self.written(&mut puts, &paths, &file, task.weighs)).await?;
             drop(file);
-            let local = self.root.local_path(&first).filter(|_| self.options.mmap);
+            let local = self.root.local_path(&first).filter(|_| self.maps_files());
             let mapped = local.is_some();
             // What fetching takes is a part of reading; pages are mapped by the decoding.
             let (fetched, fetch_cpu, read) = match local {
@@ -227,6 +232,20 @@ pub(super) struct Moved {
     /// Bytes per second; 0 where it was one request only.
     pub(super) write: f64,
     pub(super) read: f64,
+}
+
+impl Moved {
+    /// A file that stays in memory.
+    pub(super) fn not_at_all(file: &[Bytes], fetch_cpu_s: f64) -> Self {
+        Self {
+            fetched: file.concat().into(),
+            mapped: false,
+            fetch_cpu: Duration::try_from_secs_f64(fetch_cpu_s).unwrap_or_default(),
+            store: Duration::ZERO,
+            write: 0.0,
+            read: 0.0,
+        }
+    }
 }
 
 /// Bytes per second of a request of the full size, where one of `bytes` took so long, of which waiting was `latency`.

@@ -38,8 +38,6 @@ const FAR: f64 = 1.8;
 /// How often everything is tried: how much the tries differ says how sure they are.
 const ROUNDS: usize = 3;
 
-/// The part of its requests to the store that tries take which do not weigh it: they wait for no weighing.
-const SINGLES: f64 = SHARE / 3.0;
 /// How often the store is weighed in all: a busy worker makes one look slow.
 const WEIGHINGS: usize = 5;
 
@@ -86,21 +84,8 @@ struct Spent {
     cpu_s: f64,
     /// Seconds of everything that the task asks of the store.
     store_s: f64,
-    /// And of that what did not weigh it.
-    singles_s: f64,
     /// How often it was weighed.
     weighings: usize,
-}
-
-/// What a try may have to wait for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Waits {
-    /// The share of the cores.
-    Cores,
-    /// And that of tries which do not weigh the store.
-    Singles,
-    /// And that of everything that the store is asked for.
-    Store,
 }
 
 #[derive(Debug, Default)]
@@ -301,18 +286,13 @@ impl Prober {
             if rows.is_empty() {
                 continue;
             }
-            // The store is the same for all. It is weighed by the first one, and again where that keeps nothing waiting; until
-            // everything was tried once, the others wait for the cores only.
+            // The store is the same for all. It is weighed by the first one, and again where that keeps nothing waiting. Until
+            // everything was tried once, the few requests of the others do not wait for what that took; then they make none.
             let first = spent.weighings == 0;
-            let waits = match (first, again) {
-                (true, _) => Waits::Store,
-                (false, true) => Waits::Singles,
-                (false, false) => Waits::Cores,
-            };
-            if !self.turn(start, spent, waits).await || again && self.is_over() {
+            if !self.turn(start, spent, first).await || again && self.is_over() {
                 return;
             }
-            let more = || spent.weighings < WEIGHINGS && self.may_go_on(start, spent, Waits::Store);
+            let more = || spent.weighings < WEIGHINGS && self.may_go_on(start, spent, true);
             let weighs = first || again && more();
             self.try_one(spent, encoding, hint, &rows, weighs).await;
         }
@@ -323,16 +303,16 @@ impl Prober {
         for _ in spent.weighings..WEIGHINGS {
             let mut any = self.tries();
             let Some((encoding, hint, rows)) = self.next_try(&mut any).await else { return };
-            if !self.turn(start, spent, Waits::Store).await || self.is_over() || rows.is_empty() {
+            if !self.turn(start, spent, true).await || self.is_over() || rows.is_empty() {
                 return;
             }
             self.try_one(spent, encoding, hint, &rows, true).await;
         }
     }
 
-    /// Waits until a try may begin; whether anybody still wants it.
-    async fn turn(&self, start: Duration, spent: &Spent, waits: Waits) -> bool {
-        while !self.is_over() && !self.is_stopped() && !self.may_go_on(start, spent, waits) {
+    /// Waits until a try may begin, which weighs the store or does not; whether anybody still wants it.
+    async fn turn(&self, start: Duration, spent: &Spent, weighs: bool) -> bool {
+        while !self.is_over() && !self.is_stopped() && !self.may_go_on(start, spent, weighs) {
             self.clock.sleep(PAUSE).await;
         }
         !self.is_stopped()
@@ -349,8 +329,9 @@ impl Prober {
         let Probing { threads, readers, .. } = self.probing;
         let bound = &self.hints[hint];
         let before = self.clock.now();
-        let probe = self.cache.probe(&bound.schema, rows, encoding, ProbeTask { threads, readers, weighs });
-        let store_s = match probe.await {
+        let fetch_cpu_s = self.fetch_cpu_s(&bound.name, encoding);
+        let task = ProbeTask { threads, readers, weighs, fetch_cpu_s };
+        spent.store_s += match self.cache.probe(&bound.schema, rows, encoding, task).await {
             Ok(probe) => {
                 spent.cpu_s += probe.spent_cpu_s;
                 spent.weighings += usize::from(weighs);
@@ -364,8 +345,13 @@ impl Prober {
                 self.clock.now().saturating_sub(before).as_secs_f64()
             }
         };
-        spent.store_s += store_s;
-        spent.singles_s += if weighs { 0.0 } else { store_s };
+    }
+
+    /// What fetching took in the newest try of an encoding.
+    fn fetch_cpu_s(&self, hint: &str, encoding: Encoding) -> Option<f64> {
+        let findings = self.findings.lock();
+        let mut tries = findings.probes.iter().filter(|p| p.hint == hint && p.probe.encoding == encoding);
+        tries.next_back().map(|p| p.probe.fetch_cpu_s)
     }
 
     /// Everything that there is to try: each encoding at the hints at which it is of interest.
@@ -437,15 +423,10 @@ impl Prober {
         self.findings.lock().parts.iter().flatten().any(stored) || !self.probing.stored_only && candidate()
     }
 
-    /// Whether what was spent since the start is within its shares.
-    fn may_go_on(&self, start: Duration, spent: &Spent, waits: Waits) -> bool {
-        let elapsed = self.clock.now().saturating_sub(start).as_secs_f64();
-        spent.cpu_s <= elapsed * SHARE * self.probing.cores
-            && match waits {
-                Waits::Cores => true,
-                Waits::Singles => spent.singles_s <= elapsed * SINGLES,
-                Waits::Store => spent.store_s <= elapsed * (SHARE - SINGLES),
-            }
+    /// Whether what was spent since the start is within the share, the store included if `all` of it counts.
+    fn may_go_on(&self, start: Duration, spent: &Spent, all: bool) -> bool {
+        let allowed = self.clock.now().saturating_sub(start).as_secs_f64() * SHARE;
+        spent.cpu_s <= allowed * self.probing.cores && (!all || spent.store_s <= allowed)
     }
 
     /// The sample of a hint, if there is one; what there is of it when no more rows will come.
@@ -468,6 +449,7 @@ mod tests {
             bytes,
             encode_cpu_s: 0.01,
             decode_cpu_s,
+            fetch_cpu_s: 0.0,
             write_bytes_per_s: 0.0,
             read_bytes_per_s: 0.0,
             spent_cpu_s: 0.02,

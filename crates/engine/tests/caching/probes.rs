@@ -99,7 +99,8 @@ async fn a_probe_that_is_cut_off_leaves_nothing_behind() {
     let cache = faulty_with(&root, &faults, Default::default()).await;
     let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1000));
     let rows = RecordBatch::try_from_iter([("id", ids)]).unwrap();
-    let (schema, task) = (rows.schema(), ProbeTask { threads: 2, readers: 2, weighs: true });
+    let (schema, task) =
+        (rows.schema(), ProbeTask { threads: 2, readers: 2, weighs: true, fetch_cpu_s: None });
     // All is written when the first read begins, which never ends.
     let written = async {
         faults.wait_fired(1).await;
@@ -111,6 +112,26 @@ async fn a_probe_that_is_cut_off_leaves_nothing_behind() {
     }
     cache.close(Duration::from_secs(30)).await.unwrap();
     assert_eq!(probes_at(&root).await, Vec::<String>::new());
+}
+
+/// Once it is known what fetching takes, decoding is tried without it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_further_try_leaves_the_store_alone() {
+    let faults = Faults::new();
+    let cache = faulty_with(&place("probes"), &faults, Default::default()).await;
+    let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1000));
+    let rows = RecordBatch::try_from_iter([("id", ids)]).unwrap();
+    let probe = |task| cache.probe(&rows.schema(), std::slice::from_ref(&rows), PLAIN, task);
+    let task = ProbeTask { threads: 1, readers: 1, weighs: false, fetch_cpu_s: None };
+    let first = probe(task).await.unwrap();
+    assert!(first.spent_store_s > 0.0 && first.fetch_cpu_s > 0.0, "{first:?}");
+    faults.add(Rule::new(Op::Any, Fault::Fail("503 SlowDown")).always());
+    let again = ProbeTask { fetch_cpu_s: Some(first.fetch_cpu_s), ..task };
+    let second = probe(again).await.unwrap();
+    assert!(second.spent_store_s == 0.0 && second.decode_cpu_s > first.fetch_cpu_s, "{second:?}");
+    assert_eq!((second.rows, second.bytes), (first.rows, first.bytes));
+    probe(ProbeTask { weighs: true, ..again }).await.unwrap_err();
+    probe(task).await.unwrap_err();
 }
 
 async fn probes_at(root: &str) -> Vec<String> {
