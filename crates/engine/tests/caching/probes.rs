@@ -125,7 +125,7 @@ async fn a_further_try_leaves_the_store_alone() {
     let task = ProbeTask { threads: 1, readers: 1, weighs: false, fetch_cpu_s: None };
     let first = probe(task).await.unwrap();
     assert!(first.spent_store_s > 0.0 && first.fetch_cpu_s > 0.0, "{first:?}");
-    faults.add(Rule::new(Op::Any, Fault::Fail("503 SlowDown")).always());
+    faults.add(Rule::new(Op::Any, Fault::Error("503 SlowDown")).always());
     let again = ProbeTask { fetch_cpu_s: Some(first.fetch_cpu_s), ..task };
     let second = probe(again).await.unwrap();
     assert!(second.spent_store_s == 0.0 && second.decode_cpu_s > first.fetch_cpu_s, "{second:?}");
