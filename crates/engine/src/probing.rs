@@ -1,6 +1,8 @@
 //! Probes of hints: while a task computes, a few rows at each hint are stored in each candidate encoding, read
 //! back and removed, so that the planner knows what storing would cost here, on this store, with these rows.
 
+mod sample;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,19 +14,10 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::caching::BoundHint;
-use crate::chunk::batch_bytes;
+use sample::Sample;
 
-/// Bytes of rows that a probe of one hint tries.
-const SAMPLE_BYTES: usize = 768 << 10;
-/// Rows of it.
-const SAMPLE_ROWS: usize = 4096;
-/// Chunks that a sample is taken from, so that one odd split does not decide.
-const CHUNKS: usize = 3;
 /// The share of the task's CPU time, and of its requests to the store, that probes may take.
 const SHARE: f64 = 0.03;
-/// How long a sample that is not full is waited for, from its first rows on: where they come slowly, a decision would
-/// else be late for most of them.
-const FILLING: Duration = Duration::from_secs(1);
 /// How often a probe that must wait for its share looks again.
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long the end of a task waits for its probes, if they are what it is for.
@@ -86,14 +79,6 @@ struct Spent {
     store_s: f64,
     /// How often it was weighed.
     weighings: usize,
-}
-
-#[derive(Debug, Default)]
-struct Sample {
-    rows: Vec<RecordBatch>,
-    bytes: usize,
-    /// When its first rows came.
-    since: Option<Duration>,
 }
 
 /// What a row costs in an encoding, by the mean of its tries.
@@ -232,16 +217,8 @@ impl Prober {
         if self.is_stopped() {
             return;
         }
-        let mut samples = self.samples.lock();
-        let Some(sample) = samples.get_mut(hint).filter(|s| s.bytes < SAMPLE_BYTES) else { return };
-        for batch in rows.iter().filter(|b| b.num_rows() > 0) {
-            sample.since.get_or_insert_with(|| self.clock.now());
-            let per_row = batch_bytes(batch).div_ceil(batch.num_rows()).max(1);
-            let share = SAMPLE_BYTES.div_ceil(CHUNKS).div_ceil(per_row).clamp(1, SAMPLE_ROWS / CHUNKS);
-            let part = batch.slice(0, share.min(batch.num_rows()));
-            // Rows count for more than they are, so that many small chunks end the sample too.
-            sample.bytes += (part.num_rows() * per_row).max(SAMPLE_BYTES / 16);
-            sample.rows.push(part);
+        if let Some(sample) = self.samples.lock().get_mut(hint) {
+            sample.offer(rows, self.clock.now());
         }
         self.arrived.notify_one();
     }
@@ -272,9 +249,13 @@ impl Prober {
         for round in 0..ROUNDS {
             self.round(round > 0, start, &mut spent).await;
             self.findings.lock().complete = true;
+            // Where that keeps the other tries waiting, it comes after them.
+            if spent.store_s <= self.share(start) {
+                self.weigh(1, start, &mut spent).await;
+            }
         }
-        self.weigh(start, &mut spent).await;
-        self.samples.lock().iter_mut().for_each(|s| s.rows.clear());
+        self.weigh(WEIGHINGS, start, &mut spent).await;
+        self.samples.lock().iter_mut().for_each(Sample::clear);
         self.through.send_replace(true);
     }
 
@@ -282,27 +263,25 @@ impl Prober {
     /// goes on.
     async fn round(&self, again: bool, start: Duration, spent: &mut Spent) {
         let mut left = if again { self.contenders() } else { self.tries() };
-        while let Some((encoding, hint, rows)) = self.next_try(&mut left).await {
+        while let Some((encoding, hint, rows)) = self.next_try(&mut left, again).await {
             if rows.is_empty() {
                 continue;
             }
-            // The store is the same for all. It is weighed by the first one, and again where that keeps nothing waiting. Until
-            // everything was tried once, the few requests of the others do not wait for what that took; then they make none.
-            let first = spent.weighings == 0;
-            if !self.turn(start, spent, first).await || again && self.is_over() {
+            // The store is the same for all, and weighed by the first one. Until everything was tried once, the few requests of
+            // the others do not wait for what that took; then they make none.
+            let weighs = spent.weighings == 0;
+            if !self.turn(start, spent, weighs).await || again && self.is_over() {
                 return;
             }
-            let more = || spent.weighings < WEIGHINGS && self.may_go_on(start, spent, true);
-            let weighs = first || again && more();
             self.try_one(spent, encoding, hint, &rows, weighs).await;
         }
     }
 
-    /// Weighs the store as often as is left, as its share allows.
-    async fn weigh(&self, start: Duration, spent: &mut Spent) {
-        for _ in spent.weighings..WEIGHINGS {
+    /// Weighs the store so many times, but not more often than it has to be in all, as its share allows.
+    async fn weigh(&self, times: usize, start: Duration, spent: &mut Spent) {
+        for _ in 0..times.min(WEIGHINGS.saturating_sub(spent.weighings)) {
             let mut any = self.tries();
-            let Some((encoding, hint, rows)) = self.next_try(&mut any).await else { return };
+            let Some((encoding, hint, rows)) = self.next_try(&mut any, false).await else { return };
             if !self.turn(start, spent, true).await || self.is_over() || rows.is_empty() {
                 return;
             }
@@ -329,7 +308,7 @@ impl Prober {
         let Probing { threads, readers, .. } = self.probing;
         let bound = &self.hints[hint];
         let before = self.clock.now();
-        let fetch_cpu_s = self.fetch_cpu_s(&bound.name, encoding);
+        let fetch_cpu_s = self.fetch_cpu_s(&bound.name, encoding, rows);
         let task = ProbeTask { threads, readers, weighs, fetch_cpu_s };
         spent.store_s += match self.cache.probe(&bound.schema, rows, encoding, task).await {
             Ok(probe) => {
@@ -347,11 +326,13 @@ impl Prober {
         };
     }
 
-    /// What fetching took in the newest try of an encoding.
-    fn fetch_cpu_s(&self, hint: &str, encoding: Encoding) -> Option<f64> {
+    /// What fetching rows in an encoding takes, by its newest try.
+    fn fetch_cpu_s(&self, hint: &str, encoding: Encoding, rows: &[RecordBatch]) -> Option<f64> {
+        let rows: usize = rows.iter().map(RecordBatch::num_rows).sum();
         let findings = self.findings.lock();
         let mut tries = findings.probes.iter().filter(|p| p.hint == hint && p.probe.encoding == encoding);
-        tries.next_back().map(|p| p.probe.fetch_cpu_s)
+        let HintProbe { probe, .. } = tries.next_back()?;
+        Some(probe.fetch_cpu_s * rows as f64 / probe.rows.max(1) as f64)
     }
 
     /// Everything that there is to try: each encoding at the hints at which it is of interest.
@@ -389,17 +370,18 @@ impl Prober {
     async fn next_try(
         &self,
         left: &mut Vec<(Encoding, usize)>,
+        again: bool,
     ) -> Option<(Encoding, usize, Vec<RecordBatch>)> {
         while !left.is_empty() && !self.is_stopped() {
             let arrived = self.arrived.notified();
-            let ready = |(at, (_, hint)): (usize, &(Encoding, usize))| Some((at, self.sample(*hint)?));
+            let ready = |(at, (_, hint)): (usize, &(Encoding, usize))| Some((at, self.sample(*hint, again)?));
             if let Some((at, rows)) = left.iter().enumerate().find_map(ready) {
                 let (encoding, hint) = left.remove(at);
                 return Some((encoding, hint, rows));
             }
             tokio::select! {
                 () = arrived => {}
-                () = self.clock.sleep(FILLING / 4) => {}
+                () = self.clock.sleep(Sample::LOOK) => {}
             }
         }
         None
@@ -423,18 +405,20 @@ impl Prober {
         self.findings.lock().parts.iter().flatten().any(stored) || !self.probing.stored_only && candidate()
     }
 
-    /// Whether what was spent since the start is within the share, the store included if `all` of it counts.
-    fn may_go_on(&self, start: Duration, spent: &Spent, all: bool) -> bool {
-        let allowed = self.clock.now().saturating_sub(start).as_secs_f64() * SHARE;
-        spent.cpu_s <= allowed * self.probing.cores && (!all || spent.store_s <= allowed)
+    /// What may have been spent since the start of anything of which a second lasts as long.
+    fn share(&self, start: Duration) -> f64 {
+        self.clock.now().saturating_sub(start).as_secs_f64() * SHARE
     }
 
-    /// The sample of a hint, if there is one; what there is of it when no more rows will come.
-    fn sample(&self, hint: usize) -> Option<Vec<RecordBatch>> {
-        let samples = self.samples.lock();
-        let sample = samples.get(hint)?;
-        let waited = sample.since.is_some_and(|t| self.clock.now().saturating_sub(t) >= FILLING);
-        (sample.bytes >= SAMPLE_BYTES || waited || self.is_over()).then(|| sample.rows.clone())
+    /// Whether what was spent since the start is within the share, the store included if `all` of it counts.
+    fn may_go_on(&self, start: Duration, spent: &Spent, all: bool) -> bool {
+        let share = self.share(start);
+        spent.cpu_s <= share * self.probing.cores && (!all || spent.store_s <= share)
+    }
+
+    /// Rows of a hint for a try, if there are any.
+    fn sample(&self, hint: usize, again: bool) -> Option<Vec<RecordBatch>> {
+        self.samples.lock().get(hint)?.rows(again, self.clock.now(), self.is_over())
     }
 }
 

@@ -121,7 +121,8 @@ async fn a_further_try_leaves_the_store_alone() {
     let cache = faulty_with(&place("probes"), &faults, Default::default()).await;
     let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1000));
     let rows = RecordBatch::try_from_iter([("id", ids)]).unwrap();
-    let probe = |task| cache.probe(&rows.schema(), std::slice::from_ref(&rows), PLAIN, task);
+    let schema = rows.schema();
+    let probe = |task| cache.probe(&schema, std::slice::from_ref(&rows), PLAIN, task);
     let task = ProbeTask { threads: 1, readers: 1, weighs: false, fetch_cpu_s: None };
     let first = probe(task).await.unwrap();
     assert!(first.spent_store_s > 0.0 && first.fetch_cpu_s > 0.0, "{first:?}");

@@ -1,0 +1,130 @@
+//! Rows of a hint that probes try.
+
+use std::time::Duration;
+
+use arrow_array::RecordBatch;
+
+use crate::chunk::batch_bytes;
+
+/// How many rows there are to be.
+#[derive(Debug, Clone, Copy)]
+struct Size {
+    bytes: usize,
+    rows: usize,
+    /// The fewest chunks that they are taken from, so that one odd split does not decide.
+    chunks: usize,
+    /// The most, however small these are.
+    most_chunks: usize,
+}
+
+/// For a first try, which is to come soon.
+const FIRST: Size = Size { bytes: 768 << 10, rows: 4096, chunks: 3, most_chunks: 16 };
+/// For further ones: about as much as one block of a part. What compresses takes its buffers block by block, which few rows
+/// pay for as much as many, and what fits a core's cache is decompressed faster than what does not.
+const FURTHER: Size = Size { bytes: 4 << 20, rows: 20480, chunks: 3, most_chunks: 32 };
+
+/// How long a sample that is not full is waited for, from its first rows on: where they come slowly, a decision would
+/// else be late for most of them.
+const FILLING: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+pub(super) struct Sample {
+    rows: Vec<RecordBatch>,
+    /// Batches of it that a first try takes.
+    first: usize,
+    /// Bytes of it, where small chunks count for more than they are.
+    bytes: usize,
+    /// When its first rows came.
+    since: Option<Duration>,
+}
+
+impl Sample {
+    /// How often it is worth looking whether it has been waited for.
+    pub(super) const LOOK: Duration = Duration::from_millis(250);
+
+    /// Keeps a few of the rows.
+    pub(super) fn offer(&mut self, rows: &[RecordBatch], now: Duration) {
+        for batch in rows.iter().filter(|b| b.num_rows() > 0) {
+            let first = self.bytes < FIRST.bytes;
+            let size = if first { FIRST } else { FURTHER };
+            if self.bytes >= size.bytes {
+                return;
+            }
+            self.since.get_or_insert(now);
+            let per_row = batch_bytes(batch).div_ceil(batch.num_rows()).max(1);
+            let share = size.bytes.div_ceil(size.chunks).div_ceil(per_row).clamp(1, size.rows / size.chunks);
+            let part = batch.slice(0, share.min(batch.num_rows()));
+            self.bytes += (part.num_rows() * per_row).max(size.bytes / size.most_chunks);
+            self.rows.push(part);
+            if first {
+                self.first = self.rows.len();
+            }
+        }
+    }
+
+    /// Rows for a try, if there are enough or they have been waited for; what there is of them if no more will come.
+    pub(super) fn rows(&self, again: bool, now: Duration, over: bool) -> Option<Vec<RecordBatch>> {
+        let enough = if again { FURTHER } else { FIRST };
+        let waited = self.since.is_some_and(|since| now.saturating_sub(since) >= FILLING);
+        let rows = if again { &self.rows } else { self.rows.get(..self.first)? };
+        (self.bytes >= enough.bytes || waited || over).then(|| rows.to_vec())
+    }
+
+    /// Lets go of what it has.
+    pub(super) fn clear(&mut self) {
+        (self.rows, self.first) = (Vec::new(), 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{ArrayRef, FixedSizeBinaryArray};
+
+    use super::*;
+
+    /// So many rows of 64 KiB.
+    fn batch(rows: usize) -> RecordBatch {
+        let row = vec![7u8; 64 << 10];
+        let column = FixedSizeBinaryArray::try_from_iter((0..rows).map(|_| &row)).unwrap();
+        RecordBatch::try_from_iter([("x", Arc::new(column) as ArrayRef)]).unwrap()
+    }
+
+    fn count(rows: Option<Vec<RecordBatch>>) -> Option<usize> {
+        rows.map(|all| all.iter().map(RecordBatch::num_rows).sum())
+    }
+
+    #[test]
+    fn a_first_try_is_soon_there_and_further_ones_see_a_block() {
+        let (now, later) = (Duration::from_secs(5), Duration::from_secs(6));
+        let mut sample = Sample::default();
+        assert_eq!(count(sample.rows(false, later, false)), None);
+        assert_eq!(count(sample.rows(false, later, true)), Some(0), "no row will ever come");
+        for chunks in 1..=2 {
+            sample.offer(&[batch(100)], now);
+            assert_eq!(count(sample.rows(false, now, false)), None, "{chunks} chunks");
+            assert_eq!(count(sample.rows(false, later, false)), Some(chunks * 4), "waited for");
+        }
+        sample.offer(&[batch(100)], now);
+        assert_eq!(count(sample.rows(false, now, false)), Some(12));
+        assert_eq!(count(sample.rows(true, now, false)), None);
+        for _ in 0..10 {
+            sample.offer(&[batch(100)], now);
+        }
+        assert_eq!(count(sample.rows(false, now, false)), Some(12), "always the same rows");
+        let further = count(sample.rows(true, now, false)).unwrap();
+        assert!((64..96).contains(&further), "4 MiB, and not much more: {further}");
+    }
+
+    #[test]
+    fn many_small_chunks_end_it() {
+        let mut sample = Sample::default();
+        for _ in 0..100 {
+            sample.offer(&[batch(1)], Duration::ZERO);
+        }
+        let now = Duration::ZERO;
+        assert_eq!(count(sample.rows(false, now, false)), Some(12));
+        assert_eq!(sample.rows(true, now, false).map(|all| all.len() <= 48), Some(true));
+    }
+}
