@@ -68,11 +68,11 @@ pub struct ProbeTask {
     /// Splits that it reads at once.
     pub readers: usize,
     /// Whether the store is to be weighed, too: rows are then written and read by as many requests as the task would have
-    /// under way. That moves many times their bytes, and a few in a round of probes are enough.
+    /// under way. That moves many times their bytes, and a few probes of a task are enough.
     pub weighs: bool,
-    /// What fetching these rows in this encoding took an earlier probe: one that does not weigh the store then leaves it alone,
-    /// unless its files are mapped.
-    pub fetch_cpu_s: Option<f64>,
+    /// CPU seconds that fetching a byte took an earlier probe: one that does not weigh the store then leaves it alone, unless
+    /// its files are mapped.
+    pub fetch_cpu_s_per_byte: Option<f64>,
 }
 
 impl ProbeTask {
@@ -84,7 +84,7 @@ impl ProbeTask {
 
 impl Cache {
     /// Encodes rows, writes them to the store under a name of their own, reads them back, decodes them on as many threads as
-    /// the task has, and removes them. A probe that a crash leaves behind is removed
+    /// the task has, and removes them; of a further one it may be known what the store's part in that is. A probe that a crash leaves behind is removed
     /// by [`Cache::forget_probes`] and by the collection.
     ///
     /// # Errors
@@ -109,9 +109,9 @@ impl Cache {
         let mut spent = Duration::ZERO;
         let (file, encode_cpu, empty) = blocking(&mut spent, encode).await?;
         let whole = file.iter().map(Bytes::len).sum::<usize>() as u64;
-        let known = task.fetch_cpu_s.filter(|_| !task.weighs && !self.maps_files());
+        let known = task.fetch_cpu_s_per_byte.filter(|_| !task.weighs && !self.maps_files());
         let Moved { fetched, mapped, fetch_cpu, store, write, read } = match known {
-            Some(fetch_cpu_s) => Moved::not_at_all(&file, fetch_cpu_s),
+            Some(per_byte) => Moved::not_at_all(&file, per_byte * whole as f64),
             None => self.moved(&mut spent, file, task).await?,
         };
         let decode = move || decoded(&fetched, encoding, !mapped);

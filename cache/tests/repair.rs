@@ -307,7 +307,7 @@ async fn forsaken_probes_are_removed() {
     assert_eq!(cache.forget_probes().await.unwrap(), 0);
     // And what a probe itself leaves is nothing.
     let rows = rich(100, 1);
-    let task = ProbeTask { threads: 2, readers: 3, weighs: true, fetch_cpu_s: None };
+    let task = ProbeTask { threads: 2, readers: 3, weighs: true, fetch_cpu_s_per_byte: None };
     let probe = cache.probe(&rows.schema(), &[rows], Encoding::default(), task).await.unwrap();
     assert!(probe.spent_cpu_s >= probe.encode_cpu_s + probe.decode_cpu_s, "{probe:?}");
     assert_eq!(named(&root, "probes/").await, ["probes/new"]);

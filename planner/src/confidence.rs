@@ -117,8 +117,7 @@ pub struct Stake {
 
 /// What a decision would lose in its horizon if the tries that it rests on were off against it: what is chosen takes so many times
 /// as long to encode and decode as was measured as `off` says for its hint and encoding (by how much more than once), everything
-/// else as many times less, and the store of the snapshots gives as much more or less. None if the choice stands even so: then
-/// trying once more is of no use.
+/// else as many times less. None if the choice stands even so: then trying once more is of no use.
 ///
 /// ```
 /// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");
@@ -138,34 +137,23 @@ pub fn at_stake(
     off: impl Fn(&Hint, &Encoding) -> f64,
 ) -> Result<Option<Stake>> {
     let mut against = profile.clone();
-    let mut most_off = 0.0f64;
     for (hint, known) in against.hints.iter_mut().zip(&profile.hints) {
         for e in &mut hint.encodings {
             let chosen = matches!(choice, Choice::Materialize { hint, format, compression, .. }
                 if (hint, format, compression) == (&known.name, &e.format, &e.compression));
             let off = off(known, e).max(0.0);
-            most_off = most_off.max(off);
             let times = if chosen { 1.0 + off } else { 1.0 / (1.0 + off) };
             e.encode_cpu_s_per_row *= times;
             e.decode_cpu_s_per_row *= times;
         }
     }
-    let store = profile.cache_store.read_bytes_per_s;
-    let mut worst: Option<Stake> = None;
-    for times in [1.0 / (1.0 + most_off), 1.0, 1.0 + most_off] {
-        against.cache_store.read_bytes_per_s = store.map(|rate| rate * times);
-        let look = crate::plan(&against, policy)?;
-        let of = |choice: &Choice| {
-            let like = look.options.iter().filter_map(|o| Some((o.choice.apart(choice)?, o.horizon_s?)));
-            like.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, horizon_s)| horizon_s)
-        };
-        let Some((ours, best)) = of(choice).zip(of(&look.choice)) else { continue };
-        let stake = Stake { seconds: ours - best, rival: look.choice };
-        if stake.seconds > worst.as_ref().map_or(0.0, |w| w.seconds) {
-            worst = Some(stake);
-        }
-    }
-    Ok(worst)
+    let look = crate::plan(&against, policy)?;
+    let of = |choice: &Choice| {
+        let like = look.options.iter().filter_map(|o| Some((o.choice.apart(choice)?, o.horizon_s?)));
+        like.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, horizon_s)| horizon_s)
+    };
+    let seconds = of(choice).zip(of(&look.choice)).map_or(0.0, |(ours, best)| ours - best);
+    Ok((seconds > 0.0).then_some(Stake { seconds, rival: look.choice }))
 }
 
 #[cfg(test)]

@@ -93,14 +93,32 @@ pub(crate) struct StoredSet {
     pub(crate) encoding: String,
 }
 
-/// The newest try of each encoding at each hint.
+/// The tries of each encoding at each hint that tell most: of a few rows those are left out of which there are some with more.
+fn telling(probes: &[v1::HintProbe]) -> impl Iterator<Item = &v1::HintProbe> {
+    let mut most: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    for p in probes {
+        let rows = most.entry((&p.hint, &p.encoding)).or_default();
+        *rows = p.rows.max(*rows);
+    }
+    probes.iter().filter(move |p| {
+        most.get(&(p.hint.as_str(), p.encoding.as_str()))
+            .is_some_and(|most| p.rows.saturating_mul(2) >= *most)
+    })
+}
+
+/// The newest of these tries, with the store's rates as it was weighed last.
 fn newest(probes: &[v1::HintProbe]) -> Vec<v1::HintProbe> {
     let mut out: Vec<v1::HintProbe> = Vec::new();
-    for probe in probes {
+    for probe in telling(probes) {
         match out.iter_mut().find(|p| p.hint == probe.hint && p.encoding == probe.encoding) {
             Some(old) => *old = probe.clone(),
             None => out.push(probe.clone()),
         }
+    }
+    let weighed = probes.iter().rev().find(|p| p.read_bytes_per_s > 0.0 || p.write_bytes_per_s > 0.0);
+    if let Some((first, weighed)) = out.first_mut().zip(weighed) {
+        first.read_bytes_per_s = weighed.read_bytes_per_s;
+        first.write_bytes_per_s = weighed.write_bytes_per_s;
     }
     out
 }
@@ -200,13 +218,21 @@ impl Measured {
         self.tasks.iter().any(|t| t.complete)
     }
 
-    /// How often each encoding was tried, by hint and encoding.
+    /// How often each encoding was tried by the task that did so most, by hint and encoding: what one of them is wrong about,
+    /// others with the first few rows are wrong about, too.
     pub(crate) fn tries(&self) -> BTreeMap<(&str, &str), usize> {
-        let mut tries = BTreeMap::new();
-        for probe in self.tasks.iter().flat_map(|t| &t.probes) {
-            *tries.entry((probe.hint.as_str(), probe.encoding.as_str())).or_default() += 1;
+        let mut most = BTreeMap::new();
+        for task in &self.tasks {
+            let mut tries: BTreeMap<_, usize> = BTreeMap::new();
+            for probe in &task.probes {
+                *tries.entry((probe.hint.as_str(), probe.encoding.as_str())).or_default() += 1;
+            }
+            for (of, times) in tries {
+                let most = most.entry(of).or_insert(0);
+                *most = times.max(*most);
+            }
         }
-        tries
+        most
     }
 
     /// Whether there is something to weigh options by: rows went by, and existing parts were looked for.
@@ -344,7 +370,9 @@ impl Measured {
     /// The encodings that were tried at a hint, by their mean cost per source row.
     fn encodings(&self, hint: &str, rows_per_row: f64) -> Vec<Encoding> {
         let mut sums: Vec<v1::HintProbe> = Vec::new();
-        for probe in self.tasks.iter().flat_map(|t| &t.probes).filter(|p| p.hint == hint && p.rows > 0) {
+        for probe in
+            self.tasks.iter().flat_map(|t| telling(&t.probes)).filter(|p| p.hint == hint && p.rows > 0)
+        {
             match sums.iter_mut().find(|s| s.encoding == probe.encoding) {
                 Some(sum) => {
                     sum.rows += probe.rows;

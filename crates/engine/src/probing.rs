@@ -25,8 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Encodings whose bytes differ by less take as many.
 const SAME: f64 = 1.02;
-/// How many times as long decoding has to take for no further try to change that.
-const FAR: f64 = 1.8;
+/// How many times as long decoding has to take for no further try to change that: more than two tries are off against each other.
+const FAR: f64 = 2.0;
 
 /// How often everything is tried: how much the tries differ says how sure they are.
 const ROUNDS: usize = 3;
@@ -92,9 +92,11 @@ struct Costs {
 impl Costs {
     fn of(probes: &[HintProbe], hint: &str, encoding: Encoding) -> Option<Self> {
         let (mut sum, mut rows) = (Self::default(), 0);
-        for HintProbe { probe, .. } in
-            probes.iter().filter(|p| p.hint == hint && p.probe.encoding == encoding)
-        {
+        let tries =
+            || probes.iter().filter(|p| p.hint == hint && p.probe.encoding == encoding).map(|p| p.probe);
+        // Where there are tries of more rows, they tell more.
+        let most = tries().map(|p| p.rows).max()?;
+        for probe in tries().filter(|p| p.rows.saturating_mul(2) >= most) {
             rows += probe.rows;
             sum.bytes += probe.bytes as f64;
             sum.encode_s += probe.encode_cpu_s;
@@ -217,10 +219,10 @@ impl Prober {
         if self.is_stopped() {
             return;
         }
-        if let Some(sample) = self.samples.lock().get_mut(hint) {
-            sample.offer(rows, self.clock.now());
+        let takes = |sample: &mut Sample| sample.offer(rows, self.clock.now());
+        if self.samples.lock().get_mut(hint).is_some_and(takes) {
+            self.arrived.notify_one();
         }
-        self.arrived.notify_one();
     }
 
     async fn look_for_parts(&self) {
@@ -308,8 +310,8 @@ impl Prober {
         let Probing { threads, readers, .. } = self.probing;
         let bound = &self.hints[hint];
         let before = self.clock.now();
-        let fetch_cpu_s = self.fetch_cpu_s(&bound.name, encoding, rows);
-        let task = ProbeTask { threads, readers, weighs, fetch_cpu_s };
+        let fetch_cpu_s_per_byte = self.fetch_cpu_s_per_byte(&bound.name, encoding);
+        let task = ProbeTask { threads, readers, weighs, fetch_cpu_s_per_byte };
         spent.store_s += match self.cache.probe(&bound.schema, rows, encoding, task).await {
             Ok(probe) => {
                 spent.cpu_s += probe.spent_cpu_s;
@@ -321,18 +323,19 @@ impl Prober {
             // weighed by that.
             Err(error) => {
                 tracing::debug!(hint = %bound.name, %encoding, %error, "a probe failed");
-                self.clock.now().saturating_sub(before).as_secs_f64()
+                let took = self.clock.now().saturating_sub(before).as_secs_f64();
+                spent.cpu_s += took;
+                took
             }
         };
     }
 
-    /// What fetching rows in an encoding takes, by its newest try.
-    fn fetch_cpu_s(&self, hint: &str, encoding: Encoding, rows: &[RecordBatch]) -> Option<f64> {
-        let rows: usize = rows.iter().map(RecordBatch::num_rows).sum();
+    /// What fetching a byte takes in an encoding, by its first try.
+    fn fetch_cpu_s_per_byte(&self, hint: &str, encoding: Encoding) -> Option<f64> {
         let findings = self.findings.lock();
-        let mut tries = findings.probes.iter().filter(|p| p.hint == hint && p.probe.encoding == encoding);
-        let HintProbe { probe, .. } = tries.next_back()?;
-        Some(probe.fetch_cpu_s * rows as f64 / probe.rows.max(1) as f64)
+        let HintProbe { probe, .. } =
+            findings.probes.iter().find(|p| p.hint == hint && p.probe.encoding == encoding)?;
+        Some(probe.fetch_cpu_s / probe.bytes.max(1) as f64)
     }
 
     /// Everything that there is to try: each encoding at the hints at which it is of interest.
@@ -356,7 +359,8 @@ impl Prober {
         let mut all = self.tries();
         let rivals = all.clone();
         let beaten = |encoding, hint| {
-            let Some(costs) = of(encoding, hint) else { return false };
+            // What failed will fail again.
+            let Some(costs) = of(encoding, hint) else { return true };
             let others = rivals.iter().filter(|(e, h)| *h == hint && *e != encoding);
             others.filter_map(|(e, h)| of(*e, *h)).any(|other| other.beats(costs))
         };
@@ -450,12 +454,12 @@ mod tests {
             tried("a", lz4, 500, 0.004),
             tried("a", zstd, 300, 0.006),
             tried("a", zstd, 300, 0.008),
-            tried("a", parquet, 320, 0.013),
+            tried("a", parquet, 320, 0.015),
             tried("b", plain, 100, 0.02),
         ];
         let of = |encoding| Costs::of(&probes, "a", encoding).unwrap();
         assert_eq!(Costs::of(&probes, "b", zstd), None);
-        // Seven and thirteen milliseconds for ten rows.
+        // Seven and fifteen milliseconds for ten rows.
         assert!(of(zstd).beats(of(parquet)));
         assert!(!of(parquet).beats(of(zstd)));
         for (a, b) in [(plain, lz4), (lz4, plain), (lz4, zstd), (zstd, lz4), (plain, parquet)] {

@@ -6,13 +6,15 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use caju_planner::{Choice, Decision, Existing, Measured as Rate, Profile, Stage, plan, policy_by_name};
+use caju_planner::{
+    Choice, Decision, Existing, Measured as Rate, Profile, Source, Stage, plan, policy_by_name,
+};
 use caju_types::{IterationId, Result};
 
 use super::planning::{chosen, epochs_left};
 use super::{Core, Txn};
 use crate::measured::stages;
-use crate::state::{Dataset, EpochFacts, Iteration, Job, Modes, Policy, Update, Watch};
+use crate::state::{Dataset, EpochFacts, Iteration, Job, Mode, Modes, Policy, Update, Watch};
 
 /// Readers that wait less than this share of their time set the pace themselves.
 const PACED: f64 = 0.1;
@@ -45,7 +47,8 @@ impl Core {
         }
         let before = self.planning.lock().before(&job.name);
         let left = epochs_left(job.epochs, iteration.epoch.saturating_add(1), before.as_deref());
-        let profile = self.as_it_ran(profile, iteration, facts, txn.state.datasets.get(&iteration.dataset));
+        let profile = with_workers(profile, facts.workers, job.mode == Mode::Off);
+        let profile = self.as_it_ran(profile, iteration, txn.state.datasets.get(&iteration.dataset));
         let (watch, change) = match anew(&profile, &old, &watch, left, facts) {
             Ok((profile, new)) => {
                 let choice = serde_json::to_string(&old.choice).unwrap_or_default();
@@ -76,16 +79,9 @@ impl Core {
         remember(txn, name, watch);
     }
 
-    /// The profile with what this epoch says of its readers and workers, and with the stages' costs of a whole epoch of
+    /// The profile with what this epoch says of its readers, and with the stages' costs of a whole epoch of
     /// computing, if this was one: those of the first second are not those of all rows.
-    fn as_it_ran(
-        &self,
-        profile: Profile,
-        iteration: &Iteration,
-        facts: EpochFacts,
-        dataset: Option<&Dataset>,
-    ) -> Profile {
-        let mut profile = with_workers(profile, facts.workers);
+    fn as_it_ran(&self, mut profile: Profile, iteration: &Iteration, dataset: Option<&Dataset>) -> Profile {
         // A reader that an earlier job had may have been a slower one.
         profile.consumer.rows_per_s = self.demand(iteration);
         let observed = self.observed.lock();
@@ -133,7 +129,7 @@ impl Core {
 }
 
 /// The profile of so many workers like those it was measured with. What others ran at is not what these do.
-fn with_workers(mut profile: Profile, workers: u64) -> Profile {
+fn with_workers(mut profile: Profile, workers: u64, each_reads_all: bool) -> Profile {
     let before = profile.cluster.workers;
     if workers == 0 || before == workers {
         return profile;
@@ -147,6 +143,14 @@ fn with_workers(mut profile: Profile, workers: u64) -> Profile {
     ];
     for rate in rates.into_iter().flatten() {
         *rate *= times;
+    }
+    if each_reads_all {
+        let Source { rows, readings } = profile.source;
+        let of_each = (readings.unwrap_or(1) / before.max(1)).max(1);
+        let rows = u128::from(rows) * u128::from(workers) / u128::from(before.max(1));
+        let rows = u64::try_from(rows).unwrap_or(u64::MAX);
+        let readings = of_each.saturating_mul(workers);
+        profile.source = Source { rows, readings: Some(readings).filter(|n| *n > 1) };
     }
     profile.cluster.workers = workers;
     profile.observed.clear();
@@ -309,9 +313,14 @@ mod tests {
         let text = include_str!("../../../../tests/golden_plans/design-example.profile.json");
         let mut one = Profile::from_json(text).unwrap();
         one.observed = vec![Rate { choice: Choice::Compute, rows_per_s: 10.0 }];
-        let two = with_workers(one.clone(), 2);
+        let two = with_workers(one.clone(), 2, false);
         assert_eq!((two.cluster.workers, two.observed.len()), (2, 0));
         assert_eq!(two.cache_store.read_bytes_per_s, one.cache_store.read_bytes_per_s.map(|r| 2.0 * r));
-        assert_eq!(with_workers(one.clone(), 1), one);
+        assert_eq!(with_workers(one.clone(), 1, true), one);
+        // Where each reads all there are as many rows more, and still as many to store.
+        let all = with_workers(one.clone(), 3, true);
+        assert_eq!(all.source, Source { rows: 3 * one.source.rows, readings: Some(3) });
+        assert_eq!(with_workers(all.clone(), 2, true).source.readings, Some(2));
+        assert_eq!(with_workers(all, 1, true).source, one.source);
     }
 }

@@ -72,6 +72,32 @@ fn a_stretch_is_as_if_there_had_been_nothing_else() {
     assert_eq!(profile.source.rows, 2000 * 200 / 37);
 }
 
+/// A further try has more rows, and leaves the store alone.
+#[test]
+fn further_tries_count_for_themselves_and_the_store_as_it_was_weighed() {
+    let further = |encode_cpu_s: f64| HintProbe {
+        rows: 60,
+        bytes: 3000,
+        write_bytes_per_s: 0.0,
+        read_bytes_per_s: 0.0,
+        ..probe(encode_cpu_s)
+    };
+    let (first, mut second) = (after(1.0, 1000, 1.0, &[0.01]), after(2.0, 2000, 3.0, &[0.01]));
+    second.tasks[0].probes.extend([further(0.03), probe(0.5), further(0.09)]);
+    for (measured, encode_s) in [(&second, 0.001), (&second.since(&first).unwrap(), 0.0015)] {
+        let profile = measured.profile(&dataset());
+        let encoding = &profile.hints[0].encodings[0];
+        assert!((encoding.encode_cpu_s_per_row - encode_s).abs() < 1e-9, "{encoding:?}");
+        assert!((encoding.bytes_per_row - 50.0).abs() < 1e-9, "{encoding:?}");
+        assert_eq!(profile.cache_store.read_bytes_per_s, Some(1e9));
+        assert_eq!(profile.cache_store.write_bytes_per_s, Some(1e9));
+    }
+    // A second worker's first tries are no third and fourth ones.
+    let other = after(2.0, 2000, 3.0, &[0.01]).tasks.remove(0);
+    second.tasks.push(other);
+    assert_eq!(second.tries().into_values().collect::<Vec<_>>(), [4]);
+}
+
 /// What is read twice in an epoch is stored once.
 #[test]
 fn repeated_splits_are_readings_of_the_same_rows() {

@@ -42,14 +42,16 @@ impl Sample {
     /// How often it is worth looking whether it has been waited for.
     pub(super) const LOOK: Duration = Duration::from_millis(250);
 
-    /// Keeps a few of the rows.
-    pub(super) fn offer(&mut self, rows: &[RecordBatch], now: Duration) {
+    /// Keeps a few of the rows; whether it took any.
+    pub(super) fn offer(&mut self, rows: &[RecordBatch], now: Duration) -> bool {
+        let mut takes = false;
         for batch in rows.iter().filter(|b| b.num_rows() > 0) {
             let first = self.bytes < FIRST.bytes;
             let size = if first { FIRST } else { FURTHER };
             if self.bytes >= size.bytes {
-                return;
+                break;
             }
+            takes = true;
             self.since.get_or_insert(now);
             let per_row = batch_bytes(batch).div_ceil(batch.num_rows()).max(1);
             let share = size.bytes.div_ceil(size.chunks).div_ceil(per_row).clamp(1, size.rows / size.chunks);
@@ -60,6 +62,7 @@ impl Sample {
                 self.first = self.rows.len();
             }
         }
+        takes
     }
 
     /// Rows for a try, if there are enough or they have been waited for; what there is of them if no more will come.
@@ -70,9 +73,9 @@ impl Sample {
         (self.bytes >= enough.bytes || waited || over).then(|| rows.to_vec())
     }
 
-    /// Lets go of what it has.
+    /// Lets go of what it has, and takes no more.
     pub(super) fn clear(&mut self) {
-        (self.rows, self.first) = (Vec::new(), 0);
+        (self.rows, self.first, self.bytes) = (Vec::new(), 0, usize::MAX);
     }
 }
 

@@ -1,5 +1,6 @@
 //! What probes cost the task that they run beside.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,14 +39,14 @@ async fn first_tries_do_not_wait_for_a_weighing() {
 /// And it is tried again although the next weighing is seconds away.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn second_tries_do_not_wait_for_a_weighing() {
-    let weighed = |p: &Probe| p.read_bytes_per_s > 0.0;
-    let mut between = 0;
-    tried_while(far(30).await, Some(PLAIN), |_, probes| {
-        let weighings = probes.iter().filter(|p| weighed(p)).count();
-        between = if weighings == 1 { probes.len() } else { between };
+    let (mut tries, mut weighings) = (0, 0);
+    tried_while(far(100).await, Some(PLAIN), "300us", |_, probes| {
+        tries = probes.len();
+        weighings = probes.iter().filter(|p| p.read_bytes_per_s > 0.0).count();
+        if tries < 3 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })
     .await;
-    assert!(between >= 3, "two hints, and then one of them again: {between}");
+    assert_eq!((tries, weighings), (3, 1), "two hints, and then one of them again");
 }
 
 /// No row reaches the second hint before nine tenths of all have passed the first one, which is tried meanwhile.
@@ -100,7 +101,7 @@ async fn a_probe_that_is_cut_off_leaves_nothing_behind() {
     let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1000));
     let rows = RecordBatch::try_from_iter([("id", ids)]).unwrap();
     let (schema, task) =
-        (rows.schema(), ProbeTask { threads: 2, readers: 2, weighs: true, fetch_cpu_s: None });
+        (rows.schema(), ProbeTask { threads: 2, readers: 2, weighs: true, fetch_cpu_s_per_byte: None });
     // All is written when the first read begins, which never ends.
     let written = async {
         faults.wait_fired(1).await;
@@ -123,11 +124,11 @@ async fn a_further_try_leaves_the_store_alone() {
     let rows = RecordBatch::try_from_iter([("id", ids)]).unwrap();
     let schema = rows.schema();
     let probe = |task| cache.probe(&schema, std::slice::from_ref(&rows), PLAIN, task);
-    let task = ProbeTask { threads: 1, readers: 1, weighs: false, fetch_cpu_s: None };
+    let task = ProbeTask { threads: 1, readers: 1, weighs: false, fetch_cpu_s_per_byte: None };
     let first = probe(task).await.unwrap();
     assert!(first.spent_store_s > 0.0 && first.fetch_cpu_s > 0.0, "{first:?}");
     faults.add(Rule::new(Op::Any, Fault::Error("503 SlowDown")).always());
-    let again = ProbeTask { fetch_cpu_s: Some(first.fetch_cpu_s), ..task };
+    let again = ProbeTask { fetch_cpu_s_per_byte: Some(first.fetch_cpu_s / first.bytes as f64), ..task };
     let second = probe(again).await.unwrap();
     assert!(second.spent_store_s == 0.0 && second.decode_cpu_s > first.fetch_cpu_s, "{second:?}");
     assert_eq!((second.rows, second.bytes), (first.rows, first.bytes));
@@ -151,8 +152,8 @@ async fn far(ms: u64) -> Arc<Cache> {
     faulty_with(&place("probes"), &faults, Default::default()).await
 }
 
-/// What the probes of a task spent, but for the dearest one, is checked after each of its chunks against what it had, in units
-/// per second; the first ones are free. How many there were: with fewer than two nothing is shown.
+/// What the probes of a task spent, but for the last one that cost anything, is checked after each of its chunks against what it
+/// had, in units per second; the first ones are free. How many cost anything: with fewer than two nothing is shown.
 async fn within_their_share(
     cache: Arc<Cache>,
     only: Option<Encoding>,
@@ -160,25 +161,32 @@ async fn within_their_share(
     spent_of: impl Fn(&Probe) -> (f64, f64),
 ) -> usize {
     let mut tries = 0;
-    tried_while(cache, only, |elapsed, probes| {
-        tries = probes.len();
-        let Some(last) = probes.last() else { return };
-        let (_, per_s) = spent_of(last);
-        let spent = || probes.iter().map(|p| spent_of(p).0);
-        let (all, dearest) = (spent().sum::<f64>(), spent().fold(0.0, f64::max));
-        assert!(dearest > 0.0, "nothing is counted: {probes:?}");
-        let within = tries <= free || all - dearest <= 0.03 * per_s * elapsed;
+    tried_while(cache, only, "30us", |elapsed, probes| {
+        let (costs, per_s): (Vec<f64>, Vec<f64>) = probes.iter().map(&spent_of).filter(|c| c.0 > 0.0).unzip();
+        tries = costs.len();
+        assert!(probes.is_empty() || tries > 0, "nothing is counted: {probes:?}");
+        let Some((last, per_s)) = costs.last().zip(per_s.last()) else { return ControlFlow::Continue(()) };
+        let all: f64 = costs.iter().sum();
+        let within = tries <= free || all - last <= 0.03 * per_s * elapsed;
         assert!(within, "{all} s in {elapsed} s: {probes:?}");
+        ControlFlow::Continue(())
     })
     .await;
     tries
 }
 
-/// What was tried of two hints by each of a task's chunks, and the seconds since it began.
-async fn tried_while(cache: Arc<Cache>, only: Option<Encoding>, mut see: impl FnMut(f64, &[Probe])) {
-    let yaml = "source: { range: { start: 0, end: 98304 } }\nsteps:\n  - with_columns: { t: \"lpad(cast(id as varchar), 500, 'x')\" }\n  \
-                - autocache: a\n  - with_columns: { u: \"concat(t, 'y')\" }\n  - autocache: b\n  - burn: { per_row: 30us }\n  - batch: 100\n";
-    let pair = Pair::yaml(yaml).await;
+/// What was tried of two hints by each of a task's chunks, and the seconds since it began, until it has been seen.
+async fn tried_while(
+    cache: Arc<Cache>,
+    only: Option<Encoding>,
+    burn: &str,
+    mut see: impl FnMut(f64, &[Probe]) -> ControlFlow<()>,
+) {
+    let yaml = format!(
+        "source: {{ range: {{ start: 0, end: 98304 }} }}\nsteps:\n  - with_columns: {{ t: \"lpad(cast(id as varchar), 500, 'x')\" }}\n  \
+         - autocache: a\n  - with_columns: {{ u: \"concat(t, 'y')\" }}\n  - autocache: b\n  - burn: {{ per_row: {burn} }}\n  - batch: 100\n"
+    );
+    let pair = Pair::yaml(&yaml).await;
     let leases = (0u64..).zip(&pair.splits).map(|(i, s)| LeasedSplit::new(i, s.clone())).collect();
     let mut options = TaskOptions::new(CpuPool::new(2).unwrap(), SystemClock::shared());
     options.cache = Some(cache);
@@ -189,6 +197,8 @@ async fn tried_while(cache: Arc<Cache>, only: Option<Encoding>, mut see: impl Fn
     while let Some(chunk) = task.next().await {
         chunk.unwrap();
         let probes: Vec<_> = task.findings().unwrap().probes.into_iter().map(|p| p.probe).collect();
-        see(start.elapsed().as_secs_f64(), &probes);
+        if see(start.elapsed().as_secs_f64(), &probes).is_break() {
+            return;
+        }
     }
 }
