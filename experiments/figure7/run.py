@@ -31,6 +31,7 @@ POLICIES = ["compute", "source", "full", "cachew", "auto"]
 # The full cache once more, in the encoding that reads fastest from this store: `auto` may choose it, so it counts.
 COMPRESSED = "full, zstd"
 CURVES = ["compute", "source", "full", COMPRESSED, "cachew", "auto"]
+CURVE_OF = {"compute": "compute", "source arrow/none": "source", "full arrow/none": "full", "full arrow/zstd": COMPRESSED}
 
 
 def run(*command):
@@ -68,25 +69,24 @@ def pipeline(data, batch, sleep_s):
     return {"name": "figure7", "source": {"tfrecord": {"path": f"{data}/*.tfrecord"}}, "steps": steps}
 
 
-def measure(args, data, name, sleep_s, policies, *more):
-    """A trial of each policy, in this order: its epochs' seconds, and what it chose."""
+def measure(args, data, name, sleep_s, policy, *more):
+    """A trial of a policy: its epochs' seconds, and what it chose."""
     file, out = args.out / f"{name}.json", args.out / f"{name}.result.json"
     file.write_text(json.dumps(pipeline(data, args.batch, sleep_s)))
     where = ["--scratch", args.out] if args.near else ["--store-bandwidth", args.store_bandwidth]
-    run(args.caju, "bench", "policies", file, "--policies", ",".join(policies), "--epochs", args.epochs, "--horizon", 90,
+    run(args.caju, "bench", "policies", file, "--policies", policy, "--epochs", args.epochs, "--horizon", 90,
         "--repeats", 1, "--cold-only", *where, *more, "--out", out)
-    return {trial["policy"]: trial for trial in json.loads(out.read_text())["trials"]}
+    return json.loads(out.read_text())["trials"][0]
 
 
 def one_round(args, data, ms, sleep_s, policies, backwards):
-    """A trial of each policy; those that are forced to store do so as `arrow/none`, but for the compressed one."""
-    groups = [[p for p in policies if p != COMPRESSED], [p for p in policies if p == COMPRESSED]]
+    """A trial of each policy, in a process of its own: memory that another one had is neither at hand nor in the way. Those
+    that are forced to store do so as `arrow/none`, but for the compressed one."""
     trials = {}
-    for group in reversed(groups) if backwards else groups:
-        if group == [COMPRESSED]:
-            trials[COMPRESSED] = measure(args, data, f"{ms}ms-zstd", sleep_s, ["full"], "--encoding", "arrow/zstd")["full"]
-        elif group:
-            trials |= measure(args, data, f"{ms}ms", sleep_s, group[::-1] if backwards else group)
+    for policy in reversed(policies) if backwards else policies:
+        name = f"{ms}ms-{policy.replace(', ', '-')}"
+        forced = ("full", "--encoding", "arrow/zstd") if policy == COMPRESSED else (policy,)
+        trials[policy] = measure(args, data, name, sleep_s, *forced)
     return trials
 
 
@@ -109,11 +109,17 @@ def near(trials):
     return [p for p, t in trials.items() if p == "auto" or steady(t) <= NEAR * best]
 
 
-def chosen(trials):
-    """What the jobs read in the end."""
-    choices = [t["choice"] or {"kind": "nothing"} for t in trials]
-    names = [f"{c['hint']} {c['format']}/{c['compression']}" if "hint" in c else c["kind"] for c in choices]
-    return ", ".join(sorted(set(names)))
+def chosen(trial):
+    """What a job read in the end."""
+    c = trial["choice"] or {"kind": "nothing"}
+    return f"{c['hint']} {c['format']}/{c['compression']}" if "hint" in c else c["kind"]
+
+
+def of_choices(took, times, best):
+    """What was lost by what the jobs chose, each taken for the curve of those that were told to: without the noise of
+    the jobs' own trials. None where a job chose what has no curve."""
+    curves = [CURVE_OF.get(choice) for choice in took]
+    return statistics.mean(times[c] / times[best] - 1 for c in curves) if all(curves) else None
 
 
 def point(ms, sleep_s, rounds):
@@ -124,13 +130,15 @@ def point(ms, sleep_s, rounds):
     best = min(final, key=times.get)
     # A machine drifts: only trials of one round are held against each other.
     lost = {p: [steady(r[p]) / steady(r[best]) - 1 for r in rounds if p in r] for p in ("auto", "cachew")}
+    took = {p: [chosen(t) for t in of[p]] for p in lost}
     return {
         "paper_ms": ms,
         "injected_s_per_batch": sleep_s,
         "rounds": len(rounds),
         "epoch_s": times,
         "best": best,
-        "chose": {p: chosen(of[p]) for p in lost},
+        "took": took,
+        "regret_of_choices": {p: of_choices(took[p], times, best) for p in lost},
         "regret": {p: statistics.median(values) for p, values in lost.items()},
         "regret_between": [min(lost["auto"]), max(lost["auto"])],
         "noise": spread([steady(t) for t in of[best]]),
@@ -144,17 +152,22 @@ def table(result):
              + f"Seconds of a steady epoch, medians of the rounds; {result['batch_s_without_injection'] * 1e3:.1f} ms a batch without injection. What was far behind "
              "in the first round was not run again. Regret is against the best policy that decides nothing, in the same round: the "
              "median of the rounds, and in brackets the least and the most. Noise: the spread of the best policy between rounds. Policies that are told where to store do "
-             f"so as `arrow/none`, `{COMPRESSED}` as `arrow/zstd`.\n",
-             "| paper's injection | here | rounds | " + " | ".join(CURVES) + " | best | `auto` chose | regret | `cachew` chose | regret | noise |",
-             "|" + "---|" * (len(CURVES) + 9)]
+             f"so as `arrow/none`, `{COMPRESSED}` as `arrow/zstd`. By choice: the same of the curves that `auto`'s jobs chose, the mean of the "
+             "jobs, so without the noise of their own trials.\n",
+             "| paper's injection | here | rounds | " + " | ".join(CURVES) + " | best | `auto` chose | regret | by choice | `cachew` chose | regret | noise |",
+             "|" + "---|" * (len(CURVES) + 10)]
     for p in result["points"]:
-        t, r, c, (low, high) = p["epoch_s"], p["regret"], p["chose"], p["regret_between"]
+        t, r, (low, high) = p["epoch_s"], p["regret"], p["regret_between"]
+        c = {policy: ", ".join(f"{n} ({took.count(n)})" for n in sorted(set(took))) for policy, took in p["took"].items()}
+        by_choice = "" if (x := p["regret_of_choices"]["auto"]) is None else f"{x:+.1%}"
         lines.append(f"| {p['paper_ms']} ms | {p['injected_s_per_batch'] * 1e3:.1f} ms | {p['rounds']} | " + " | ".join(f"{t[x]:.2f}" for x in CURVES)
-                     + f" | {p['best']} | {c['auto']} | {r['auto']:+.1%} ({100 * low:+.1f} .. {100 * high:+.1f}) | {c['cachew']} | {r['cachew']:+.1%} | {p['noise']:.1%} |")
+                     + f" | {p['best']} | {c['auto']} | {r['auto']:+.1%} ({100 * low:+.1f} .. {100 * high:+.1f}) | {by_choice} | {c['cachew']} | {r['cachew']:+.1%} | {p['noise']:.1%} |")
     for policy in ("auto", "cachew"):
         all_of = [p["regret"][policy] for p in result["points"]]
         aside = statistics.mean(max(r, 0) for r in all_of)
-        lines.append(f"\n`{policy}`: mean regret {aside:.1%} (gains count as 0; with them {statistics.mean(all_of):+.1%}), worst {max(all_of):+.1%}.")
+        choices = [x for p in result["points"] if (x := p["regret_of_choices"][policy]) is not None]
+        lines.append(f"\n`{policy}`: mean regret {aside:.1%} (gains count as 0; with them {statistics.mean(all_of):+.1%}), worst {max(all_of):+.1%}."
+                     + (f" By choice: mean {statistics.mean(choices):.1%}, worst {max(choices):+.1%}." if choices else ""))
     return "\n".join(lines) + "\n"
 
 
@@ -189,7 +202,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "data/figure7-runs")
     parser.add_argument("--results", type=pathlib.Path, default=HERE / "results")
     parser.add_argument("--count", type=int, default=4000, help="photos to generate if there are none")
-    parser.add_argument("--copies", type=int, default=2)
+    parser.add_argument("--copies", type=int, default=3)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
@@ -202,7 +215,7 @@ def main():
     args.results.mkdir(parents=True, exist_ok=True)
     data = linked(args)
 
-    free = measure(args, data, "free", 0, ["compute"])["compute"]
+    free = measure(args, data, "free", 0, "compute")
     batch_s = steady(free) / free["epochs"][0]["batches"]
     result = {"batch_s_without_injection": batch_s, "batch": args.batch, "epochs": args.epochs, "copies": args.copies,
               "store_bandwidth": None if args.near else args.store_bandwidth, "points": []}

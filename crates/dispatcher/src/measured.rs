@@ -383,6 +383,9 @@ impl Measured {
                 None => sums.push(probe.clone()),
             }
         }
+        // As they were tried at first, which is the cheapest one first.
+        let tried = || self.tasks.iter().flat_map(|t| &t.probes);
+        sums.sort_by_key(|sum| tried().position(|p| p.hint == hint && p.encoding == sum.encoding));
         let encoding = |p: v1::HintProbe| {
             let (format, compression) = p.encoding.split_once('/')?;
             let per_row = |total: f64| total / p.rows as f64 * rows_per_row;
