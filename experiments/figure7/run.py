@@ -115,11 +115,11 @@ def chosen(trial):
     return f"{c['hint']} {c['format']}/{c['compression']}" if "hint" in c else c["kind"]
 
 
-def of_choices(took, times, best):
-    """What was lost by what the jobs chose, each taken for the curve of those that were told to: without the noise of
-    the jobs' own trials. None where a job chose what has no curve."""
+def of_choices(took, lost, times, best):
+    """What was lost by what the jobs chose, each taken for the curve of those that were told to: without the noise of the
+    jobs' own trials. Of a choice that has no curve there is nothing but its trial."""
     curves = [CURVE_OF.get(choice) for choice in took]
-    return statistics.mean(times[c] / times[best] - 1 for c in curves) if all(curves) else None
+    return statistics.mean(times[c] / times[best] - 1 if c else own for c, own in zip(curves, lost))
 
 
 def point(ms, sleep_s, rounds):
@@ -138,7 +138,7 @@ def point(ms, sleep_s, rounds):
         "epoch_s": times,
         "best": best,
         "took": took,
-        "regret_of_choices": {p: of_choices(took[p], times, best) for p in lost},
+        "regret_of_choices": {p: of_choices(took[p], lost[p], times, best) for p in lost},
         "regret": {p: statistics.median(values) for p, values in lost.items()},
         "regret_between": [min(lost["auto"]), max(lost["auto"])],
         "noise": spread([steady(t) for t in of[best]]),
@@ -153,21 +153,20 @@ def table(result):
              "in the first round was not run again. Regret is against the best policy that decides nothing, in the same round: the "
              "median of the rounds, and in brackets the least and the most. Noise: the spread of the best policy between rounds. Policies that are told where to store do "
              f"so as `arrow/none`, `{COMPRESSED}` as `arrow/zstd`. By choice: the same of the curves that `auto`'s jobs chose, the mean of the "
-             "jobs, so without the noise of their own trials.\n",
+             "jobs, so without the noise of their own trials; a choice that has no curve counts as its trial.\n",
              "| paper's injection | here | rounds | " + " | ".join(CURVES) + " | best | `auto` chose | regret | by choice | `cachew` chose | regret | noise |",
              "|" + "---|" * (len(CURVES) + 10)]
     for p in result["points"]:
         t, r, (low, high) = p["epoch_s"], p["regret"], p["regret_between"]
         c = {policy: ", ".join(f"{n} ({took.count(n)})" for n in sorted(set(took))) for policy, took in p["took"].items()}
-        by_choice = "" if (x := p["regret_of_choices"]["auto"]) is None else f"{x:+.1%}"
         lines.append(f"| {p['paper_ms']} ms | {p['injected_s_per_batch'] * 1e3:.1f} ms | {p['rounds']} | " + " | ".join(f"{t[x]:.2f}" for x in CURVES)
-                     + f" | {p['best']} | {c['auto']} | {r['auto']:+.1%} ({100 * low:+.1f} .. {100 * high:+.1f}) | {by_choice} | {c['cachew']} | {r['cachew']:+.1%} | {p['noise']:.1%} |")
+                     + f" | {p['best']} | {c['auto']} | {r['auto']:+.1%} ({100 * low:+.1f} .. {100 * high:+.1f}) | {p['regret_of_choices']['auto']:+.1%} | {c['cachew']} | {r['cachew']:+.1%} | {p['noise']:.1%} |")
     for policy in ("auto", "cachew"):
         all_of = [p["regret"][policy] for p in result["points"]]
         aside = statistics.mean(max(r, 0) for r in all_of)
-        choices = [x for p in result["points"] if (x := p["regret_of_choices"][policy]) is not None]
-        lines.append(f"\n`{policy}`: mean regret {aside:.1%} (gains count as 0; with them {statistics.mean(all_of):+.1%}), worst {max(all_of):+.1%}."
-                     + (f" By choice: mean {statistics.mean(choices):.1%}, worst {max(choices):+.1%}." if choices else ""))
+        choices = [p["regret_of_choices"][policy] for p in result["points"]]
+        lines.append(f"\n`{policy}`: mean regret {aside:.1%} (gains count as 0; with them {statistics.mean(all_of):+.1%}), worst {max(all_of):+.1%}. "
+                     f"By choice: mean {statistics.mean(choices):.1%}, worst {max(choices):+.1%}.")
     return "\n".join(lines) + "\n"
 
 
