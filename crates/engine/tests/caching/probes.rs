@@ -164,7 +164,7 @@ async fn within_their_share(
     spent_of: impl Fn(&Probe) -> (f64, f64),
 ) -> usize {
     let mut tries = 0;
-    tried_while(cache, only, "30us", |elapsed, probes| {
+    tried_while(cache, only, "60us", |elapsed, probes| {
         let (costs, per_s): (Vec<f64>, Vec<f64>) = probes.iter().map(&spent_of).filter(|c| c.0 > 0.0).unzip();
         tries = costs.len();
         assert!(probes.is_empty() || tries > 0, "nothing is counted: {probes:?}");
