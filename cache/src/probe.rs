@@ -44,9 +44,9 @@ pub struct Probe {
     pub encode_cpu_s: f64,
     /// CPU seconds of decoding them as in every epoch: with their check, unless the store's files are mapped.
     pub decode_cpu_s: f64,
-    /// CPU seconds of fetching them, a part of decoding; 0 where files are mapped.
+    /// CPU seconds of fetching a byte, which is a part of decoding; 0 where files are mapped.
     #[serde(default)]
-    pub fetch_cpu_s: f64,
+    pub fetch_cpu_s_per_byte: f64,
     /// Bytes per second at which the store takes parts that several readers of splits write; 0 where that was not tried.
     pub write_bytes_per_s: f64,
     /// Bytes per second at which the store gave them, to several readers at once; 0 where that was not tried.
@@ -84,8 +84,8 @@ impl ProbeTask {
 
 impl Cache {
     /// Encodes rows, writes them to the store under a name of their own, reads them back, decodes them on as many threads as
-    /// the task has, and removes them; of a further one it may be known what the store's part in that is. A probe that a crash leaves behind is removed
-    /// by [`Cache::forget_probes`] and by the collection.
+    /// the task has, and removes them; of a further one it may be known what the store's part in that is. A probe that a
+    /// crash leaves behind is removed by [`Cache::forget_probes`] and by the collection.
     ///
     /// # Errors
     /// `InvalidArgument` if the rows cannot be stored in the encoding, and what the store says.
@@ -126,7 +126,7 @@ impl Cache {
             bytes: whole.saturating_sub(empty as u64),
             encode_cpu_s: encode_cpu.as_secs_f64(),
             decode_cpu_s: (decode_cpu + fetch_cpu).as_secs_f64(),
-            fetch_cpu_s: fetch_cpu.as_secs_f64(),
+            fetch_cpu_s_per_byte: fetch_cpu.as_secs_f64() / whole.max(1) as f64,
             write_bytes_per_s: write,
             read_bytes_per_s: read,
             spent_cpu_s: spent.as_secs_f64(),

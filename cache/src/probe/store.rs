@@ -87,9 +87,9 @@ impl Cache {
         Ok(at_full_size(bytes as u64, took, latency, full as u64) * paths.len() as f64)
     }
 
-    /// The bytes of an object, what one request for them takes, and the bandwidth that so many at once have together. Parts are read by requests that
-    /// are larger than a probe, so that waiting for the answer's first byte counts less for them. As many ask for that byte
-    /// before: on a busy worker every answer waits for a core, which would pass for a slow store.
+    /// The bytes of an object, what one request for them takes, and the bandwidth that so many at once have together. Parts
+    /// are read by requests that are larger than a probe, so that waiting for the answer's first byte counts less for them.
+    /// As many ask for that byte before: on a busy worker every answer waits for a core, which would pass for a slow store.
     async fn read_ranged(
         self: &Arc<Self>,
         spent: &mut Duration,
