@@ -83,7 +83,7 @@ fn further_tries_count_for_themselves_and_the_store_as_it_was_weighed() {
         ..probe(encode_cpu_s)
     };
     let (first, mut second) = (after(1.0, 1000, 1.0, &[0.01]), after(2.0, 2000, 3.0, &[0.01]));
-    second.tasks[0].probes.extend([further(0.03), probe(0.5), further(0.09)]);
+    second.tasks[0].probes.extend([further(0.03), further(0.09), probe(0.5)]);
     for (measured, encode_s) in [(&second, 0.001), (&second.since(&first).unwrap(), 0.0015)] {
         let profile = measured.profile(&dataset());
         let encoding = &profile.hints[0].encodings[0];
