@@ -21,6 +21,7 @@ pub fn run(args: Vec<OsString>) -> u8 {
 }
 
 fn start(args: Vec<OsString>) -> u8 {
+    let again = again(&args);
     let cli = match config::parse(args, std::env::var_os("CAJU_CONFIG")) {
         Ok(cli) => cli,
         Err(config::Failure::Clap(e)) => {
@@ -30,7 +31,7 @@ fn start(args: Vec<OsString>) -> u8 {
         }
         Err(config::Failure::Error(e)) => return failed(&e),
     };
-    match execute(cli) {
+    match execute(cli, again) {
         Ok(code) => code,
         Err(e) => failed(&e),
     }
@@ -41,14 +42,21 @@ fn failed(error: &Error) -> u8 {
     error.kind().exit_code()
 }
 
-fn execute(cli: Cli) -> Result<u8> {
+/// How this process was started, so that it can be once more: by the command itself, or by an interpreter that brings it.
+/// None if the command is another one than the process was started for.
+fn again(args: &[OsString]) -> Option<Vec<OsString>> {
+    let own: Vec<OsString> = std::env::args_os().collect();
+    args.get(1..).is_some_and(|args| own.len() > args.len() && own.ends_with(args)).then_some(own)
+}
+
+fn execute(cli: Cli, again: Option<Vec<OsString>>) -> Result<u8> {
     init_log(&cli.global, &cli.command)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("caju-io")
         .build()
         .map_err(|e| Error::exhausted(format!("cannot start threads: {e}")))?;
-    let result = runtime.block_on(commands::run(cli));
+    let result = runtime.block_on(commands::run(cli, again));
     // Blocking reads that nobody waits for any more must not hold up the exit.
     runtime.shutdown_background();
     result

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use caju_types::{Error, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The whole report.
 #[derive(Debug, Clone, Serialize)]
@@ -19,7 +19,7 @@ pub(crate) struct RunReport {
 }
 
 /// One epoch.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct EpochReport {
     pub(crate) epoch: u64,
     pub(crate) rows: u64,
@@ -43,16 +43,16 @@ pub(crate) struct EpochReport {
 }
 
 /// Splits by the way their rows came about.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct SplitsReport {
     pub(crate) compute: u64,
     pub(crate) put: u64,
     pub(crate) get: u64,
     /// Of those computed: begun to be stored, and given up.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) fell_back: u64,
     /// Of those put: begun before it was decided.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) kept: u64,
 }
 

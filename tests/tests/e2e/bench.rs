@@ -103,3 +103,19 @@ fn places_that_are_no_urls_are_refused() {
         ended.expect_code(2).expect_error(&["--scratch", words]);
     }
 }
+
+/// A trial of a million epochs, which only ends this soon because who asked for it is gone.
+#[test]
+fn a_trial_ends_with_the_process_that_asked_for_it_and_leaves_no_cache() {
+    let p = tripled();
+    let scratch = p.folder().join("scratch");
+    fs::create_dir(&scratch).unwrap();
+    let args = ["bench", "policies", "pipeline.yaml", "--policies", "auto", "--epochs", "1000000"];
+    let more = ["--scratch", "scratch", "--log", "caju_dispatcher=info"];
+    let bench = Process::caju(p.folder(), &[&args[..], &more[..]].concat());
+    bench.wait_for_error_line("planning");
+    assert_eq!(fs::read_dir(&scratch).unwrap().count(), 1);
+    bench.signal("KILL");
+    bench.wait();
+    assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0);
+}

@@ -32,8 +32,8 @@ Examples:
   caju bench policies pipeline.yaml --policies compute,auto --out result.json --plot result.svg
   AWS_ENDPOINT_URL=http://127.0.0.1:9000 caju bench policies pipeline.yaml --scratch s3://bucket/bench
 
-Each trial is a job of its own in a fresh cluster of this process: cold with an empty cache, then warm on what the
-cold one left. Trials alternate, so that a change of the machine's mood does not favour one policy. `oracle` is the
+Each trial has a process of its own with a fresh cluster: a job that is cold, with an empty cache, then a warm one on
+what that left. Trials alternate, so that a change of the machine's mood does not favour one policy. `oracle` is the
 best measured of the policies that decide nothing; regret is the time lost against it in the same round, over the
 whole horizon: the median of the rounds, and where that lies in nine of ten cases. Object stores take their
 credentials from the environment, as --cache of `caju run` does.")]
@@ -89,9 +89,27 @@ pub(crate) struct PoliciesArgs {
     /// Write every trial and the summary (caju.policies/v1, JSON)
     #[arg(long, value_name = "OUT.json", value_hint = ValueHint::FilePath)]
     pub(crate) out: Option<PathBuf>,
+    /// One trial of one policy, printed as JSON: so the harness starts itself
+    #[arg(long, hide = true, value_name = "POLICY@ROUND", value_parser = one)]
+    pub(crate) trial: Option<OneTrial>,
     /// Draw the time of the whole job under each policy
     #[arg(long, value_name = "OUT.svg|png", value_hint = ValueHint::FilePath)]
     pub(crate) plot: Option<PathBuf>,
+}
+
+/// A round of a policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OneTrial {
+    pub(crate) policy: String,
+    pub(crate) round: u32,
+}
+
+fn one(text: &str) -> Result<OneTrial, String> {
+    let (policy, round) = text.rsplit_once('@').ok_or("it has no round")?;
+    Ok(OneTrial {
+        policy: super::policy(policy)?,
+        round: round.parse().map_err(|e| format!("its round: {e}"))?,
+    })
 }
 
 /// `caju bench taps`.

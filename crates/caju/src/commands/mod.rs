@@ -19,6 +19,8 @@ mod status;
 mod summary;
 mod worker;
 
+use std::ffi::OsString;
+
 use caju_types::Result;
 
 use crate::cli::{Cli, Command};
@@ -27,7 +29,7 @@ use crate::cli::{Cli, Command};
 ///
 /// # Errors
 /// What the command says; the kind becomes the exit code.
-pub(crate) async fn run(cli: Cli) -> Result<u8> {
+pub(crate) async fn run(cli: Cli, again: Option<Vec<OsString>>) -> Result<u8> {
     let Cli { global, command } = cli;
     match &command {
         Command::Cache(args) => return Box::pin(cache::run(&global, &args.command)).await,
@@ -42,7 +44,7 @@ pub(crate) async fn run(cli: Cli) -> Result<u8> {
         Command::Plan(args) => plan::run(&args),
         Command::Profile(args) => Box::pin(profile::run(&global, &args)).await,
         Command::Explain(args) => Box::pin(explain::run(&global, &args)).await,
-        Command::Bench(args) => Box::pin(bench::run(&global, &args)).await,
+        Command::Bench(args) => Box::pin(bench::run(&global, &args, again)).await,
         Command::Read(args) => Box::pin(read::run(&global, &args)).await,
         Command::Save(args) => Box::pin(save::run(&global, &args)).await,
         Command::Status(args) => Box::pin(status::run(&args)).await,

@@ -1,12 +1,14 @@
 //! `caju bench policies`: the offline harness that says what each policy would have cost; and `caju bench taps`.
 
 mod far;
+mod own;
 mod scratch;
 mod summary;
 mod taps;
 mod text;
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +16,7 @@ use std::time::Duration;
 use caju_pipeline::DatasetDef;
 use caju_runtime::{CpuPool, Stores, cpu_time};
 use caju_types::{Error, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use self::far::Distance;
 use self::scratch::{Room, Scratch};
@@ -28,7 +30,7 @@ use crate::plot::{self, Bar, Chart, Picture};
 use crate::report::{self, EpochReport};
 
 /// One job under one policy.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Trial {
     /// The policy.
     pub(crate) policy: String,
@@ -78,14 +80,14 @@ impl Trial {
 ///
 /// # Errors
 /// A wrong file, and what the jobs fail with.
-pub(crate) async fn run(global: &Global, args: &BenchArgs) -> Result<()> {
+pub(crate) async fn run(global: &Global, args: &BenchArgs, again: Option<Vec<OsString>>) -> Result<()> {
     match &args.command {
-        BenchCommand::Policies(args) => run_policies(global, args).await,
+        BenchCommand::Policies(args) => run_policies(global, args, again).await,
         BenchCommand::Taps(args) => taps::run(global, args).await,
     }
 }
 
-async fn run_policies(global: &Global, args: &PoliciesArgs) -> Result<()> {
+async fn run_policies(global: &Global, args: &PoliciesArgs, again: Option<Vec<OsString>>) -> Result<()> {
     let def = shared::read_pipeline(&args.file)?;
     let picture = args.plot.as_deref().map(Picture::of).transpose()?;
     let policies = policies(args, &def)?;
@@ -95,7 +97,10 @@ async fn run_policies(global: &Global, args: &PoliciesArgs) -> Result<()> {
             Scratch::far(Distance { bytes_per_s, latency: latency.unwrap_or_default() })?
         }
     };
-    let bench = Bench { args, def: &def, scratch, pool: shared::cpu_pool(args.cpu_threads)? };
+    let bench = Bench { args, def: &def, scratch, pool: shared::cpu_pool(args.cpu_threads)?, again };
+    if let Some(one) = &args.trial {
+        return own::tell(bench.trials(global, &one.policy, one.round)).await;
+    }
     let mut trials = Vec::new();
     bench.rounds(global, &policies, 0..args.repeats, &mut trials).await?;
     let last = args.repeats.saturating_add(args.finals);
@@ -151,6 +156,8 @@ struct Bench<'a> {
     def: &'a DatasetDef,
     scratch: Scratch,
     pool: CpuPool,
+    /// How to start a process like this one.
+    again: Option<Vec<OsString>>,
 }
 
 impl Bench<'_> {
@@ -169,7 +176,11 @@ impl Bench<'_> {
                 order.reverse();
             }
             for policy in order {
-                trials.extend(self.trials(global, policy, repeat).await?);
+                // What one trial left in memory must not be at hand, or in the way, in the next.
+                trials.extend(match &self.again {
+                    Some(again) => own::ask(again, policy, repeat).await?,
+                    None => self.trials(global, policy, repeat).await?,
+                });
             }
         }
         Ok(())
@@ -178,7 +189,11 @@ impl Bench<'_> {
     /// A cold job and, unless left out, a warm one, in a cache of their own that goes with them, however they end.
     async fn trials(&self, global: &Global, policy: &str, repeat: u32) -> Result<Vec<Trial>> {
         let room = self.scratch.room()?;
-        let trials = Box::pin(self.jobs(global, policy, repeat, &room)).await;
+        let jobs = Box::pin(self.jobs(global, policy, repeat, &room));
+        let trials = tokio::select! {
+            trials = jobs => trials,
+            () = own::nobody_waits(self.args.trial.is_some()) => Err(own::abandoned()),
+        };
         if let Err(e) = room.remove().await {
             // What was measured is worth more than what it left.
             output::note(format_args!("a cache could not be removed, please do: {}", e.message()));
