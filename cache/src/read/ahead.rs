@@ -9,7 +9,9 @@ use bytes::Bytes;
 use caju_types::Result;
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::ReadOptions;
 use super::blocks::Blocks;
 
 /// Asks for groups of blocks in the order in which they are wanted, a few requests at once. The next request is made
@@ -19,18 +21,21 @@ pub(super) struct Ahead {
     /// What is still to be asked for.
     groups: VecDeque<Range<usize>>,
     coming: VecDeque<(usize, BoxFuture<'static, Result<Vec<Bytes>>>)>,
-    /// Requests under way at once.
+    /// Answers that are not taken.
     most: usize,
+    /// What requests of this part and of others wait for.
+    turns: Option<Arc<Semaphore>>,
     left: Arc<AtomicUsize>,
 }
 
 impl Ahead {
-    pub(super) fn new(blocks: &Arc<Blocks>, most: usize) -> Self {
+    pub(super) fn new(blocks: &Arc<Blocks>, options: &ReadOptions) -> Self {
         Self {
             blocks: Arc::clone(blocks),
             groups: VecDeque::new(),
             coming: VecDeque::new(),
-            most: most.max(1),
+            most: options.prefetch.max(1),
+            turns: options.turns.clone(),
             left: Arc::default(),
         }
     }
@@ -60,11 +65,22 @@ impl Ahead {
         while self.coming.len() < self.most
             && let Some(group) = self.groups.pop_front()
         {
-            self.coming.push_back((group.start, self.blocks.get_ahead(group).boxed()));
+            let turn = self.turns.clone().map(turn);
+            self.coming.push_back((group.start, self.blocks.get_ahead(group, turn).boxed()));
         }
     }
 
     fn tell(&self) {
         self.left.store(self.groups.len() + self.coming.len(), Ordering::Relaxed);
+    }
+}
+
+/// A request's turn. Turns come in the order in which they were asked for, not in that in which tasks happen to begin.
+fn turn(turns: Arc<Semaphore>) -> BoxFuture<'static, Option<OwnedSemaphorePermit>> {
+    let mut turn = Box::pin(turns.acquire_owned());
+    // This takes its place in the queue.
+    match (&mut turn).now_or_never() {
+        Some(taken) => std::future::ready(taken.ok()).boxed(),
+        None => turn.map(Result::ok).boxed(),
     }
 }

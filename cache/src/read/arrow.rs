@@ -72,11 +72,11 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
     let meta = Arc::clone(&blocks.meta);
     let last = blocks.count() - 1;
     // A small part is one request; of a larger one the first groups come with the footer.
-    let mut ahead = Ahead::new(&blocks, options.prefetch);
+    let mut ahead = Ahead::new(&blocks, &options);
     let mut groups = blocks.groups(0..last);
     let (tail, small) = if blocks.groups(0..last + 1).len() == 1 {
         groups.clear();
-        let mut all = blocks.get(0..last + 1).await?;
+        let mut all = blocks.get_whole(&options).await?;
         (all.pop(), Some(all))
     } else {
         let known = match &options.chunks {

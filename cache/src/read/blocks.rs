@@ -9,10 +9,13 @@ use bytes::Bytes;
 use caju_runtime::stores::local_version;
 use caju_types::{Error, ErrorKind, Result};
 use futures::FutureExt;
+use futures::future::BoxFuture;
 use object_store::path::Path;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::AbortOnDropHandle;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::ReadOptions;
 use crate::Cache;
 use crate::mmap::Map;
 use crate::record::PartMeta;
@@ -106,16 +109,23 @@ impl Blocks {
         out
     }
 
-    /// As `get`, but blocks of a store are asked for at once and come also while nobody waits for them.
+    /// As `get`, but blocks of a store are asked for as soon as it is their turn, and come also while nobody waits for them.
     pub(crate) fn get_ahead(
         self: &Arc<Self>,
         blocks: Range<usize>,
+        turn: Option<BoxFuture<'static, Option<OwnedSemaphorePermit>>>,
     ) -> impl Future<Output = Result<Vec<Bytes>>> + Send + use<> {
         let source = Arc::clone(self);
-        let get = async move { source.get(blocks).await };
         if self.mapped.is_some() {
-            return get.left_future();
+            return async move { source.get(blocks).await }.left_future();
         }
+        let get = async move {
+            let _turn = match turn {
+                Some(turn) => turn.await,
+                None => None,
+            };
+            source.get(blocks).await
+        };
         let coming = AbortOnDropHandle::new(self.cache.tasks.spawn(get));
         async move {
             match coming.await {
@@ -125,6 +135,15 @@ impl Blocks {
             }
         }
         .right_future()
+    }
+
+    /// All blocks, as one request that waits for its turn.
+    pub(crate) async fn get_whole(&self, options: &ReadOptions) -> Result<Vec<Bytes>> {
+        let _turn = match options.turns.clone().filter(|_| self.mapped.is_none()) {
+            Some(turns) => turns.acquire_owned().await.ok(),
+            None => None,
+        };
+        self.get(0..self.count()).await
     }
 
     /// Consecutive blocks, checked. At most one request, if they are one group.

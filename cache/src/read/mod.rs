@@ -15,6 +15,7 @@ use arrow_schema::{Schema, SchemaRef};
 use caju_types::{Error, ErrorKind, Result};
 use futures::Stream;
 use futures::stream::BoxStream;
+use tokio::sync::Semaphore;
 
 use crate::Cache;
 use crate::encoding::Format;
@@ -39,11 +40,14 @@ pub struct ReadOptions {
     /// Requests in flight; one reader holds about this many requests' bytes. A store gives one connection a part of its
     /// bandwidth only.
     pub prefetch: usize,
+    /// Of several readers: the requests that they have under way at once, whose answers nobody has to have taken. Without it
+    /// each has as many as `prefetch` says.
+    pub turns: Option<Arc<Semaphore>>,
 }
 
 impl Default for ReadOptions {
     fn default() -> Self {
-        Self { projection: None, chunks: None, prefetch: PREFETCH }
+        Self { projection: None, chunks: None, prefetch: PREFETCH, turns: None }
     }
 }
 
@@ -159,15 +163,30 @@ impl Cache {
     /// Requests that a reader of a part has under way at most: what a part is worth of a store's bandwidth.
     pub const REQUESTS: usize = PREFETCH;
 
+    /// Answers, of requests or of those to come, that who has so many requests under way has room for: as many again. What
+    /// waits to be decoded would otherwise keep the store idle, wherever decoding takes about as long as fetching.
+    pub const fn answers_at_once(requests: usize) -> usize {
+        2 * requests
+    }
+
     /// Requests for parts that who reads so many splits at once has under way. Also few readers have some: a store that is
     /// far away gives each request a small part of its bandwidth only.
     pub fn requests_at_once(readers: usize) -> usize {
         (readers * PREFETCH).max(LEAST_REQUESTS)
     }
 
+    /// Bytes of parts that are kept in memory, and not asked for again; none where parts are mapped.
+    pub fn memory_tier_bytes(&self) -> u64 {
+        if self.maps() { 0 } else { self.options.memory_tier_bytes }
+    }
+
+    fn maps(&self) -> bool {
+        self.options.mmap && self.root.local_path(&self.root.layout.base()).is_some()
+    }
+
     /// Requests that reading this part has under way; none where parts are mapped.
     pub fn requests_for(&self, part: &PartMeta) -> Option<usize> {
-        if self.options.mmap && self.root.local_path(&self.root.layout.base()).is_some() {
+        if self.maps() {
             return None;
         }
         let requests = part.bytes.div_ceil(self.options.read_bytes.max(1));

@@ -120,7 +120,7 @@ impl AsyncFileReader for Reader {
 /// Opens a part.
 pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Opened> {
     let meta = Arc::clone(&blocks.meta);
-    let (metadata, small) = footer(&blocks).await?;
+    let (metadata, small) = footer(&blocks, &options).await?;
     let metadata = Arc::new(metadata);
     let pairs = metadata.file_metadata().key_value_metadata().cloned().unwrap_or_default();
     let tag = |key: &str| pairs.iter().find(|kv| kv.key == key).and_then(|kv| kv.value.as_deref());
@@ -150,7 +150,7 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
         schema = Arc::new(whole.project(wanted).map_err(|e| Error::internal(e.to_string()))?);
     }
     let row_groups: Vec<usize> = options.chunks.clone().unwrap_or(0..metadata.num_row_groups()).collect();
-    let mut ahead = Ahead::new(&blocks, options.prefetch);
+    let mut ahead = Ahead::new(&blocks, &options);
     if small.is_none() {
         ahead.want(groups(&blocks, &metadata, &row_groups, &mask));
     }
@@ -245,11 +245,17 @@ fn elsewhere(
 }
 
 /// The footer, which is the last block of the part; and, if one request fetches all of it, all blocks.
-async fn footer(blocks: &Arc<Blocks>) -> Result<(ParquetMetaData, Option<Vec<Bytes>>)> {
+async fn footer(
+    blocks: &Arc<Blocks>,
+    options: &ReadOptions,
+) -> Result<(ParquetMetaData, Option<Vec<Bytes>>)> {
     let meta = &blocks.meta;
     let last = blocks.count() - 1;
     let small = blocks.groups(0..last + 1).len() == 1;
-    let fetched = blocks.get(if small { 0 } else { last }..last + 1).await?;
+    let fetched = match small {
+        true => blocks.get_whole(options).await?,
+        false => blocks.get(last..last + 1).await?,
+    };
     let tail = fetched.last().cloned().unwrap_or_default();
     let end = tail.len().checked_sub(8).ok_or_else(|| damaged(meta, "its footer is cut"))?;
     let (head, end_mark) = tail.split_at(end);

@@ -23,7 +23,7 @@ use arrow_schema::SchemaRef;
 use caju_cache::{Cache, PartIndex, PartMeta, PutOutcome, ReadOptions, Snapshot, SnapshotDescription};
 use caju_types::{Error, Fingerprint, Result};
 use parking_lot::Mutex;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, Semaphore};
 
 use crate::context::TaskContext;
 use crate::probing::{Findings, Prober};
@@ -58,6 +58,8 @@ pub(crate) struct TaskCache {
     puts: Breaker,
     gets: Breaker,
     pace: Pace,
+    /// How parts are read.
+    read: ReadOptions,
     snapshots: Mutex<HashMap<Fingerprint, Arc<OnceCell<Option<SnapshotView>>>>>,
     books: Mutex<Books>,
     set: tokio::sync::Mutex<Writing>,
@@ -138,6 +140,7 @@ impl TaskCache {
             puts: Breaker::default(),
             gets: Breaker::default(),
             pace: Pace::default(),
+            read: ReadOptions::default(),
             snapshots: Mutex::default(),
             books: Mutex::default(),
             set: tokio::sync::Mutex::default(),
@@ -158,6 +161,13 @@ impl TaskCache {
             let (limit, all) = (cache.options().memory_tier_bytes, Arc::clone(cache.kept_bytes()));
             self.books.get_mut().kept = Kept::up_to(limit, all, self.hints.len());
         }
+        self
+    }
+
+    /// The same for a task with so many readers.
+    pub(crate) fn read_by(mut self, readers: usize) -> Self {
+        let turns = Arc::new(Semaphore::new(Cache::requests_at_once(readers)));
+        self.read.turns = Some(turns);
         self
     }
 
@@ -343,7 +353,7 @@ impl TaskCache {
         meta: Arc<PartMeta>,
         schema: SchemaRef,
     ) -> Opened {
-        match snapshot.open_part(&meta, ReadOptions::default()).await {
+        match snapshot.open_part(&meta, self.read.clone()).await {
             Ok(reader) => {
                 self.gets.worked();
                 let part = OpenPart::new(reader, Arc::clone(&meta), snapshot.clone(), schema);

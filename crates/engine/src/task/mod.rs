@@ -195,8 +195,8 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
         Prober::start(Arc::clone(cache), hints.clone(), Arc::clone(&options.clock), probing, &tasks)
     });
     let cache = TaskCache::new(options.cache, hints, name, Arc::clone(&ctx), prober);
-    let cache = cache.undecided(options.probe && !options.probe_to_end);
-    let cache = Arc::new(cache.for_job(&options.job));
+    let cache = cache.undecided(options.probe && !options.probe_to_end).for_job(&options.job);
+    let cache = Arc::new(cache.read_by(options.readers));
     let reader = read::Reader::new(Arc::clone(pipeline), Arc::clone(&ctx), Arc::clone(&cache), reading);
     let source = read::read_splits(reader, feed, tasks.clone());
     let items = chain::build(pipeline, source, &ctx, &cache);

@@ -49,7 +49,7 @@ pub(super) fn read_splits(reader: Reader, feed: Box<dyn SplitFeed>, tasks: Tasks
     let reading = reader.reading;
     let reader = Arc::new(reader);
     // One queue of queues: in order there is one per split, else one per repetition that all its readers share.
-    let (queues, mut queue) = mpsc::channel(Cache::requests_at_once(reading.readers));
+    let (queues, mut queue) = mpsc::channel(Cache::answers_at_once(Cache::requests_at_once(reading.readers)));
     let lead = Arc::clone(&reader);
     drop(tasks.clone().spawn(lead.distribute(feed, queues, tasks.clone())));
     let stream = stream::poll_fn(move |cx| queue.poll_recv(cx));

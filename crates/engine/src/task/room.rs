@@ -20,7 +20,7 @@ pub(super) struct Place(OwnedSemaphorePermit);
 
 impl Room {
     pub(super) fn for_readers(readers: usize) -> Self {
-        let all = Cache::requests_at_once(readers);
+        let all = Cache::answers_at_once(Cache::requests_at_once(readers));
         let most = (all / readers.max(1)).max(1);
         Self { requests: Arc::new(Semaphore::new(all)), most, likely: most }
     }
