@@ -12,6 +12,7 @@
 use caju_types::Result;
 
 use crate::decision::{Choice, Decision};
+use crate::model::Model;
 use crate::policy::{Policy, TIE};
 use crate::profile::{Encoding, Hint, Profile};
 
@@ -147,13 +148,16 @@ pub fn at_stake(
             e.decode_cpu_s_per_row *= times;
         }
     }
-    let look = crate::plan(&against, policy)?;
-    let of = |choice: &Choice| {
-        let like = look.options.iter().filter_map(|o| Some((o.choice.apart(choice)?, o.horizon_s?)));
-        like.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, horizon_s)| horizon_s)
-    };
-    let seconds = of(choice).zip(of(&look.choice)).map_or(0.0, |(ours, best)| ours - best);
-    Ok((seconds > 0.0).then_some(Stake { seconds, rival: look.choice }))
+    against.validate()?;
+    let against = against.canonical();
+    let model = Model::new(&against);
+    let rival = &model.candidates()[policy.pick(&model)?.candidate];
+    let like = model.candidates().iter().filter(|c| c.obstacle.is_none());
+    let like = like.filter_map(|c| Some((model.choice(c.stored).apart(choice)?, c)));
+    let ours = like.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(rival, |(_, ours)| ours);
+    // Equals by their pace alone may differ by a tenth.
+    let seconds = ours.crowded_s() - rival.crowded_s();
+    Ok((seconds > 0.0).then(|| Stake { seconds, rival: model.choice(rival.stored) }))
 }
 
 #[cfg(test)]

@@ -89,6 +89,17 @@ impl Candidate {
     }
 }
 
+/// What an option loses about whose second limit is as tight as the first: the two get into each other's way.
+const CROWDED: f64 = 0.1;
+
+impl Candidate {
+    /// The horizon as it is where two limits that are close get into each other's way. What is between equals by their pace
+    /// alone; no measured option has been told more exactly than that by it.
+    pub(crate) fn crowded_s(&self) -> f64 {
+        self.horizon_s * (1.0 + CROWDED * (self.steady.next_s_per_row / self.steady.s_per_row).powi(4))
+    }
+}
+
 /// Sums and maxima over a run of stages.
 #[derive(Debug, Clone, Copy, Default)]
 struct Span {
@@ -329,6 +340,14 @@ impl<'a> Model<'a> {
         }
     }
 
+    /// Bytes that the store is asked for where so many are read, per source row. A worker that reads splits at random finds as
+    /// large a share of them in its memory as that holds of the whole, however many workers there are.
+    fn asked_for(&self, bytes: f64) -> f64 {
+        let stored = bytes * self.rows() / self.readings();
+        let kept = self.profile.cache_store.memory_bytes_per_worker.filter(|_| stored > 0.0);
+        kept.map_or(bytes, |kept| bytes * (1.0 - (kept / stored).min(1.0)))
+    }
+
     /// The rate that an option had in epochs that ran.
     fn observed(&self, stored: Option<Stored>) -> Option<f64> {
         if self.profile.observed.is_empty() {
@@ -401,7 +420,7 @@ impl<'a> Model<'a> {
             (down.stall_s, down.stall_stage)
         };
         let io = mix.computed * up.io_bytes + down.io_bytes;
-        let cache = per(mix.read * bytes, p.cache_store.read_bytes_per_s)
+        let cache = per(self.asked_for(mix.read * bytes), p.cache_store.read_bytes_per_s)
             .max(per(mix.written * bytes, p.cache_store.write_bytes_per_s));
         let delivered = p.stages.last().map_or(0.0, |s| s.out_bytes_per_row);
         let network = p.cluster.network_bytes_per_s_per_worker.map(|b| b * self.workers());

@@ -278,6 +278,7 @@ impl Measured {
             cache_store: CacheStore {
                 read_bytes_per_s: rate(|p| p.read_bytes_per_s),
                 write_bytes_per_s: rate(|p| p.write_bytes_per_s),
+                memory_bytes_per_worker: self.memory_tier(),
             },
             consumer: Consumer { rows_per_s: self.demand },
             horizon: Horizon { epochs: self.epochs, jobs: self.jobs.filter(|n| *n > 1) },
@@ -289,6 +290,12 @@ impl Measured {
             measured: Vec::new(),
             observed: Vec::new(),
         }
+    }
+
+    /// Bytes that a worker keeps near: the mean.
+    fn memory_tier(&self) -> Option<f64> {
+        let all: u64 = self.tasks.iter().map(|t| t.memory_tier_bytes).sum();
+        (all > 0).then(|| all as f64 / self.tasks.len() as f64)
     }
 
     /// Bytes per second that the source's store gives the whole cluster: what a request got, times the requests

@@ -175,6 +175,7 @@ impl Manager {
         let cores = real_cores(self.pool.threads()) / f64::from(self.config.sharers.max(1));
         options.cores = Some(cores);
         let readers = options.readers;
+        let memory_tier_bytes = options.cache.as_ref().map_or(0, |cache| cache.memory_tier_bytes());
         let run = run_task(&pipeline, Box::new(feed), options);
         let bytes = self.config.buffer_bytes;
         let iteration = IterationId(def.iteration_id);
@@ -187,6 +188,7 @@ impl Manager {
             started: std::time::Instant::now(),
             threads: cores,
             readers: readers as u64,
+            memory_tier_bytes,
             beside: Beside::from_now(alone.then(|| (Arc::clone(&self.begun), begun))),
         });
         let running = RunningTask::new(id, iteration, schema, &run, bytes, profiled, group.clone());

@@ -48,6 +48,8 @@ pub(crate) struct Profiled {
     pub(crate) threads: f64,
     /// Splits that it reads at once.
     pub(crate) readers: u64,
+    /// Bytes of parts that it keeps in memory.
+    pub(crate) memory_tier_bytes: u64,
     /// What the process does beside it.
     pub(crate) beside: Beside,
 }
@@ -181,6 +183,7 @@ impl RunningTask {
             source_bytes,
             source_s,
             source_requests_at_once: profiled.readers,
+            memory_tier_bytes: profiled.memory_tier_bytes,
             sent_bytes,
             sent_s,
         })

@@ -10,9 +10,6 @@ use crate::words;
 /// Options whose horizons are within this share of the best are a tie.
 pub const TIE: f64 = 0.02;
 
-/// What an option loses about whose second limit is as tight as the first: the two get into each other's way.
-const CROWDED: f64 = 0.1;
-
 /// Takes the option with the shortest horizon; within [`TIE`] of it the one that stores least, and of those that store as
 /// much, to within [`TIE`] too, the one whose second limit is further away.
 #[derive(Debug, Clone, Copy)]
@@ -41,11 +38,8 @@ pub(super) fn best(model: &Model<'_>, admit: impl Fn(usize) -> bool) -> Option<u
 
 /// Of options that store as much: computing before a snapshot without bytes, then the one with more room below its limit.
 fn easier(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
-    let crowded = |c: &Candidate| {
-        c.horizon_s * (1.0 + CROWDED * (c.steady.next_s_per_row / c.steady.s_per_row).powi(4))
-    };
     { a.stored.is_some().cmp(&b.stored.is_some()) }
-        .then(crowded(a).total_cmp(&crowded(b)))
+        .then(a.crowded_s().total_cmp(&b.crowded_s()))
         .then(bytes(a).total_cmp(&bytes(b)))
 }
 

@@ -110,6 +110,10 @@ pub struct CacheStore {
     pub read_bytes_per_s: Option<f64>,
     /// Bytes per second that the whole cluster can write.
     pub write_bytes_per_s: Option<f64>,
+    /// Bytes of a snapshot that each worker keeps in memory, and need not ask the store for in later epochs. Parts of local
+    /// files are mapped, so that it is none there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes_per_worker: Option<f64>,
 }
 
 /// The consumer's own demand.

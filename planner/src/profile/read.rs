@@ -122,6 +122,7 @@ pub(super) fn profile(value: &Node) -> Result<Profile> {
             Ok(CacheStore {
                 read_bytes_per_s: o.number_or_null("read_bytes_per_s", Rule::Rate)?,
                 write_bytes_per_s: o.number_or_null("write_bytes_per_s", Rule::Rate)?,
+                memory_bytes_per_worker: o.number_or_null("memory_bytes_per_worker", Rule::Cost)?,
             })
         })?,
         consumer: top.section("consumer", |o| {

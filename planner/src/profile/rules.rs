@@ -121,6 +121,7 @@ fn settings(p: &Profile) -> Result<()> {
     Rule::Rate.check_opt(p.source_store.read_bytes_per_s, "source_store.read_bytes_per_s")?;
     Rule::Rate.check_opt(p.cache_store.read_bytes_per_s, "cache_store.read_bytes_per_s")?;
     Rule::Rate.check_opt(p.cache_store.write_bytes_per_s, "cache_store.write_bytes_per_s")?;
+    Rule::Cost.check_opt(p.cache_store.memory_bytes_per_worker, "cache_store.memory_bytes_per_worker")?;
     Rule::Rate.check_opt(p.consumer.rows_per_s, "consumer.rows_per_s")?;
     Rule::Cost.check_opt(p.budget.snapshot_bytes, "budget.snapshot_bytes")
 }

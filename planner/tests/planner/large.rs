@@ -34,7 +34,11 @@ pub(crate) fn profile(stages: u32, hints: u32, encodings: u32) -> Profile {
         schema: Schema::V1,
         cluster: Cluster { workers: 4, cores_per_worker: 16.0, network_bytes_per_s_per_worker: Some(1e10) },
         source_store: SourceStore { read_bytes_per_s: Some(1e9) },
-        cache_store: CacheStore { read_bytes_per_s: Some(4e9), write_bytes_per_s: Some(2e9) },
+        cache_store: CacheStore {
+            read_bytes_per_s: Some(4e9),
+            write_bytes_per_s: Some(2e9),
+            memory_bytes_per_worker: None,
+        },
         consumer: Consumer::default(),
         horizon: Horizon { epochs: Some(90), jobs: Some(1) },
         budget: Budget { snapshot_bytes: Some(9e10) },

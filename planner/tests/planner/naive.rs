@@ -42,7 +42,14 @@ fn ceilings(p: &Profile, above: usize, encoding: Option<&Encoding>, shares: Shar
     if let Some(e) = encoding {
         cpu += shares.read * e.decode_cpu_s_per_row + shares.written * e.encode_cpu_s_per_row;
         if let Some(b) = p.cache_store.read_bytes_per_s {
-            cap("cache_store", b, shares.read * e.bytes_per_row);
+            // Of so many different bytes a worker has some in memory.
+            let different =
+                shares.read * e.bytes_per_row * p.source.rows as f64 / p.source.readings.unwrap_or(1) as f64;
+            let near = match p.cache_store.memory_bytes_per_worker {
+                Some(near) if different > 0.0 => (near / different).min(1.0),
+                _ => 0.0,
+            };
+            cap("cache_store", b, shares.read * e.bytes_per_row * (1.0 - near));
         }
         if let Some(b) = p.cache_store.write_bytes_per_s {
             cap("cache_store", b, shares.written * e.bytes_per_row);
