@@ -3,13 +3,16 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use arrow_array::RecordBatch;
 use caju_cache::*;
 use caju_runtime::{IoSnapshot, Stores, SystemClock};
 use caju_testkit::s3::S3Server;
 use common::*;
 use futures::StreamExt;
+use tokio::sync::Semaphore;
 
 fn since(cache: &Cache, before: IoSnapshot) -> IoSnapshot {
     let now = cache.counters().snapshot();
@@ -119,6 +122,60 @@ async fn a_part_comes_while_nobody_waits_for_it() {
             rows += batch.unwrap().num_rows();
         }
         assert_eq!(rows, 12 * 32, "{encoding}");
+    }
+    cache.close(Duration::from_secs(10)).await.unwrap();
+}
+
+/// Whose answer came is not under way any more, whether somebody took it or not; and nobody asks out of turn.
+#[tokio::test]
+async fn readers_share_turns_which_answers_give_back() {
+    let server = S3Server::start(&["bucket"]).await.unwrap();
+    let stores = Stores::new(server.options(), None).unwrap();
+    let options = CacheOptions { read_bytes: 1 << 20, block_bytes: 1 << 20, ..no_tiers() };
+    let clock = SystemClock::shared();
+    let cache = Cache::open(&stores, "s3://bucket/cache", options, clock, writer_id()).await.unwrap();
+    let snapshot = cache.snapshot(&fp(1));
+    let batches: Vec<_> = (0..12).map(|i| wide(32, 64 << 10, i)).collect();
+    let few = [wide(8, 64 << 10, 0)];
+    let asked = async |gets: u64| {
+        while server.requests().gets < gets {
+            tokio::task::yield_now().await;
+        }
+    };
+    for (encoding, batches, small) in [
+        (encoding("arrow/none"), &batches[..], false),
+        (encoding("parquet/none"), &batches[..], false),
+        (encoding("arrow/zstd"), &few[..], true),
+        (encoding("parquet/zstd"), &few[..], true),
+    ] {
+        let key = split(u128::from(small) << 8 | encoding.format as u128);
+        let meta = put(&snapshot, key, batches, encoding).await;
+        assert_eq!(meta.bytes < 1 << 20, small, "{encoding}: {}", meta.bytes);
+        let turns = Arc::new(Semaphore::new(1));
+        let options = ReadOptions { turns: Some(Arc::clone(&turns)), ..ReadOptions::default() };
+        let others = Arc::clone(&turns).acquire_owned().await.unwrap();
+        let before = server.requests().gets;
+        let mut read = std::pin::pin!(async {
+            let mut reader = snapshot.open_part(&meta, options).await.unwrap();
+            let rows = reader.next().await.unwrap().unwrap().num_rows();
+            (reader, rows)
+        });
+        for _ in 0..1000 {
+            assert!(futures::poll!(read.as_mut()).is_pending(), "{encoding}");
+            tokio::task::yield_now().await;
+        }
+        let footer = u64::from(!small);
+        assert_eq!(server.requests().gets - before, footer, "{encoding}: out of turn");
+        drop(others);
+        let (mut reader, mut rows) = read.await;
+        if !small {
+            tokio::time::timeout(Duration::from_secs(60), asked(before + 6)).await.unwrap();
+        }
+        while let Some(batch) = reader.next().await {
+            rows += batch.unwrap().num_rows();
+        }
+        let all: usize = batches.iter().map(RecordBatch::num_rows).sum();
+        assert_eq!((rows, turns.available_permits()), (all, 1), "{encoding}");
     }
     cache.close(Duration::from_secs(10)).await.unwrap();
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Cachew's Figure 7 on this machine: seconds per steady epoch by injected sleep and policy.
 
-usage: experiments/figure7/run.py [--caju BIN] [--rounds 3] [--store-bandwidth 40MB | --near] [--out DIR]
+usage: experiments/figure7/run.py [--caju BIN] [--rounds 3] [--store-bandwidth 32MB | --near] [--out DIR]
 
 The paper injects 200 to 500 ms a batch where a batch takes 321 ms without any. Here the injections keep those
 ratios to the batch time that is measured first. The order of policies alternates from round to round. As in the paper
@@ -205,7 +205,7 @@ def main():
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--store-bandwidth", default="40MB", help="bytes per second of each request to the caches' store")
+    parser.add_argument("--store-bandwidth", default="32MB", help="bytes per second of each request to the caches' store")
     parser.add_argument("--points", type=lambda text: [int(ms) for ms in text.split(",")], default=PAPER,
                         help="injections of the paper in milliseconds, as 400,450; all seven by default")
     parser.add_argument("--near", action="store_true", help="caches in files instead, which are mapped")

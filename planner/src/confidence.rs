@@ -255,6 +255,16 @@ mod tests {
         assert_eq!(at_stake(&profile, 0.0), None, "nothing is off");
         let stake = at_stake(&profile, 0.5).unwrap();
         assert!(stake.seconds > 1.0 && stake.rival.to_string() == "source arrow/zstd", "{stake:?}");
+        // The store holds both up alike, and what decoding takes is nearly as short.
+        let mut tied = profile.clone();
+        tied.cache_store.read_bytes_per_s = Some(tied.hints[0].encodings[1].bytes_per_row / 2.5e-4);
+        tied.hints[0].encodings.remove(0);
+        let mut other = tied.hints[0].encodings[0].clone();
+        (other.format, other.decode_cpu_s_per_row) = ("parquet".into(), 1.8e-3);
+        tied.hints[0].encodings[0].decode_cpu_s_per_row = 1.7e-3;
+        tied.hints[0].encodings.push(other);
+        let stake = at_stake(&tied, 0.1).unwrap();
+        assert!(stake.seconds > 1.0 && stake.rival.to_string() == "source parquet/zstd", "{stake:?}");
         let mut rest = profile.stages[0].clone();
         (rest.name, rest.io_bytes_per_row, rest.cpu_s_per_row) = ("augment".into(), 0.0, 10.0);
         profile.stages.push(rest);

@@ -93,10 +93,15 @@ impl Candidate {
 const CROWDED: f64 = 0.1;
 
 impl Candidate {
-    /// The horizon as it is where two limits that are close get into each other's way. What is between equals by their pace
-    /// alone; no measured option has been told more exactly than that by it.
+    /// The horizon if limits that are close get into each other's way: it tells options apart that are equal by their pace
+    /// alone. What an option is said to take leaves it out.
     pub(crate) fn crowded_s(&self) -> f64 {
-        self.horizon_s * (1.0 + CROWDED * (self.steady.next_s_per_row / self.steady.s_per_row).powi(4))
+        // What epochs showed has it in it.
+        let used = match self.steady.observed {
+            true => 0.0,
+            false => (self.steady.next_s_per_row / self.steady.s_per_row).min(1.0),
+        };
+        self.horizon_s * (1.0 + CROWDED * used.powi(4))
     }
 }
 
@@ -137,6 +142,8 @@ struct Mix {
     read: f64,
     /// Are written to the snapshot.
     written: f64,
+    /// Of those that are read, come from the workers' memory.
+    near: f64,
 }
 
 /// Shares of the rows that differ by less are the same option.
@@ -295,7 +302,7 @@ impl<'a> Model<'a> {
     }
 
     fn evaluate(&mut self) {
-        let compute = self.pace(0, None, Mix { computed: 1.0, read: 0.0, written: 0.0 });
+        let compute = self.pace(0, None, Mix { computed: 1.0, read: 0.0, written: 0.0, near: 0.0 });
         self.push(None, compute, compute, 0.0, None);
         let existing: HashMap<(&str, &str, &str), f64> = (self.profile.existing.iter())
             .map(|x| ((x.hint.as_str(), x.format.as_str(), x.compression.as_str()), x.fraction))
@@ -320,32 +327,38 @@ impl<'a> Model<'a> {
         let option = |fraction, existing| Some(Stored { hint, encoding, fraction, existing });
         if fits <= 0.0 || (fits < 1.0 && !h.split_local) {
             let obstacle = if fits <= 0.0 { Obstacle::NoBudget } else { Obstacle::NotWhole };
-            let steady = self.pace(above, Some(e), Mix { computed: 0.0, read: 1.0, written: 0.0 });
+            let steady = self.pace(above, Some(e), Mix { computed: 0.0, read: 1.0, written: 0.0, near: 0.0 });
             return self.push(option(1.0, existing), steady, steady, whole, Some(obstacle));
         }
         // A part of a set that must be whole is of no use. What the budget does not hold is evicted, so
         // that nobody can count on it.
         let existing = if h.split_local || existing >= 1.0 { existing.min(fits) } else { 0.0 };
         if existing > 0.0 {
-            let mix = Mix { computed: 1.0 - existing, read: existing, written: 0.0 };
+            let near = self.near(existing * whole);
+            let mix = Mix { computed: 1.0 - existing, read: existing, written: 0.0, near };
             let steady = self.pace(above, Some(e), mix);
             self.push(option(existing, existing), steady, steady, existing * whole, None);
         }
         if fits > existing {
             let missing = fits - existing;
-            let steady = self.pace(above, Some(e), Mix { computed: 1.0 - fits, read: fits, written: 0.0 });
-            let mix = Mix { computed: 1.0 - existing, read: existing, written: missing / readings };
+            let near = self.near(fits * whole);
+            let mix = Mix { computed: 1.0 - fits, read: fits, written: 0.0, near };
+            let steady = self.pace(above, Some(e), mix);
+            let written = missing / readings;
+            let mix = Mix { computed: 1.0 - existing, read: existing, written, near: 0.0 };
             let first = self.pace(above, Some(e), mix);
             self.push(option(fits, existing), steady, first, fits * whole, None);
         }
     }
 
-    /// Bytes that the store is asked for where so many are read, per source row. A worker that reads splits at random finds as
-    /// large a share of them in its memory as that holds of the whole, however many workers there are.
-    fn asked_for(&self, bytes: f64) -> f64 {
-        let stored = bytes * self.rows() / self.readings();
+    /// The share of so many stored bytes that workers find in their memory, in the mean of the epochs that read them: a worker
+    /// keeps a part of what it has read, and each epoch gives it other splits. In the first one nobody has read anything.
+    fn near(&self, stored: f64) -> f64 {
         let kept = self.profile.cache_store.memory_bytes_per_worker.filter(|_| stored > 0.0);
-        kept.map_or(bytes, |kept| bytes * (1.0 - (kept / stored).min(1.0)))
+        let Some(kept) = kept else { return 0.0 };
+        let (epochs, elsewhere) = ((self.epochs() - 1.0).max(1.0), 1.0 - 1.0 / self.workers());
+        let read_before = 1.0 - (1.0 - elsewhere.powf(epochs)) / (epochs * (1.0 - elsewhere));
+        read_before.min(kept / stored).clamp(0.0, 1.0)
     }
 
     /// The rate that an option had in epochs that ran.
@@ -420,7 +433,7 @@ impl<'a> Model<'a> {
             (down.stall_s, down.stall_stage)
         };
         let io = mix.computed * up.io_bytes + down.io_bytes;
-        let cache = per(self.asked_for(mix.read * bytes), p.cache_store.read_bytes_per_s)
+        let cache = per(mix.read * (1.0 - mix.near) * bytes, p.cache_store.read_bytes_per_s)
             .max(per(mix.written * bytes, p.cache_store.write_bytes_per_s));
         let delivered = p.stages.last().map_or(0.0, |s| s.out_bytes_per_row);
         let network = p.cluster.network_bytes_per_s_per_worker.map(|b| b * self.workers());

@@ -45,7 +45,12 @@ fn failed(error: &Error) -> u8 {
 /// How this process was started, so that it can be once more: by the command itself, or by an interpreter that brings it.
 /// None if the command is another one than the process was started for.
 fn again(args: &[OsString]) -> Option<Vec<OsString>> {
-    let own: Vec<OsString> = std::env::args_os().collect();
+    let mut own: Vec<OsString> = std::env::args_os().collect();
+    if own == args {
+        // An interpreter is found by its name, which may say more than its file; the command's own name may be any.
+        own[0] = std::env::current_exe().ok()?.into();
+        return Some(own);
+    }
     args.get(1..).is_some_and(|args| own.len() > args.len() && own.ends_with(args)).then_some(own)
 }
 

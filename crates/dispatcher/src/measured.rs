@@ -106,7 +106,7 @@ fn telling(probes: &[v1::HintProbe]) -> impl Iterator<Item = &v1::HintProbe> {
     })
 }
 
-/// The newest of these tries, with the store's rates as it was weighed last.
+/// The newest of these tries, with the store's rates by all of them: it is the same in every stretch.
 fn newest(probes: &[v1::HintProbe]) -> Vec<v1::HintProbe> {
     let mut out: Vec<v1::HintProbe> = Vec::new();
     for probe in telling(probes) {
@@ -115,12 +115,21 @@ fn newest(probes: &[v1::HintProbe]) -> Vec<v1::HintProbe> {
             None => out.push(probe.clone()),
         }
     }
-    let weighed = probes.iter().rev().find(|p| p.read_bytes_per_s > 0.0 || p.write_bytes_per_s > 0.0);
-    if let Some((first, weighed)) = out.first_mut().zip(weighed) {
-        first.read_bytes_per_s = weighed.read_bytes_per_s;
-        first.write_bytes_per_s = weighed.write_bytes_per_s;
+    out.iter_mut().for_each(|p| (p.read_bytes_per_s, p.write_bytes_per_s) = (0.0, 0.0));
+    if let Some(first) = out.first_mut() {
+        first.read_bytes_per_s = rate(probes, |p| p.read_bytes_per_s).unwrap_or(0.0);
+        first.write_bytes_per_s = rate(probes, |p| p.write_bytes_per_s).unwrap_or(0.0);
     }
     out
+}
+
+/// The store's rate by those probes that weighed it: the median, since a busy worker makes single ones too high or too low.
+fn rate(probes: &[v1::HintProbe], of: impl Fn(&v1::HintProbe) -> f64) -> Option<f64> {
+    let mut rates: Vec<f64> = probes.iter().map(of).filter(|rate| *rate > 0.0).collect();
+    rates.sort_by(f64::total_cmp);
+    let middle = rates.len() / 2;
+    let low = middle - usize::from(rates.len().is_multiple_of(2) && middle > 0);
+    Some((rates.get(low)? + rates.get(middle)?) / 2.0)
 }
 
 /// Takes earlier figures of a stage out of later ones.
@@ -259,9 +268,8 @@ impl Measured {
         let mut hints = self.hints(&sums, &stages, dataset);
         let existing = usable(self.existing(&hints), &mut hints, self.encoding.as_deref());
         // Those that have not weighed the store yet are taken to have as much of it as the others.
-        let rate = |f: fn(&v1::HintProbe) -> f64| {
-            let best = |t: &v1::TaskProfile| t.probes.iter().map(f).fold(0.0, f64::max);
-            let rates: Vec<f64> = self.tasks.iter().map(best).filter(|r| *r > 0.0).collect();
+        let of_all = |f: fn(&v1::HintProbe) -> f64| {
+            let rates: Vec<f64> = self.tasks.iter().filter_map(|t| rate(&t.probes, f)).collect();
             let mean = rates.iter().sum::<f64>() / rates.len() as f64;
             (!rates.is_empty()).then_some(mean * self.tasks.len() as f64)
         };
@@ -276,8 +284,8 @@ impl Measured {
             },
             source_store: SourceStore { read_bytes_per_s: self.source_bandwidth() },
             cache_store: CacheStore {
-                read_bytes_per_s: rate(|p| p.read_bytes_per_s),
-                write_bytes_per_s: rate(|p| p.write_bytes_per_s),
+                read_bytes_per_s: of_all(|p| p.read_bytes_per_s),
+                write_bytes_per_s: of_all(|p| p.write_bytes_per_s),
                 memory_bytes_per_worker: self.memory_tier(),
             },
             consumer: Consumer { rows_per_s: self.demand },
@@ -363,7 +371,7 @@ impl Measured {
         let storable = dataset.hints.iter().zip(after).filter(|(h, _)| h.no_set.is_none());
         let hint = |(hint, stage): (&crate::state::Hint, usize)| {
             let rows_per_row: f64 = stages[..=stage].iter().map(|s| s.out_rows_per_row).product();
-            let encodings = self.encodings(&hint.name, rows_per_row);
+            let encodings = self.encodings(&hint.name, rows_per_row, stages[stage].out_bytes_per_row);
             Hint {
                 name: hint.name.clone(),
                 after_stage: stages[stage].name.clone(),
@@ -374,8 +382,9 @@ impl Measured {
         storable.map(hint).collect()
     }
 
-    /// The encodings that were tried at a hint, by their mean cost per source row.
-    fn encodings(&self, hint: &str, rows_per_row: f64) -> Vec<Encoding> {
+    /// The encodings that were tried at a hint, by their mean cost per source row: of so many bytes before they are encoded, as
+    /// the mean of all rows so far has. The few that were tried may be larger or smaller than others.
+    fn encodings(&self, hint: &str, rows_per_row: f64, bytes_per_row: f64) -> Vec<Encoding> {
         let mut sums: Vec<v1::HintProbe> = Vec::new();
         for probe in
             self.tasks.iter().flat_map(|t| telling(&t.probes)).filter(|p| p.hint == hint && p.rows > 0)
@@ -384,6 +393,11 @@ impl Measured {
                 Some(sum) => {
                     sum.rows += probe.rows;
                     sum.bytes += probe.bytes;
+                    // Workers of an older version do not tell them.
+                    sum.raw_bytes = match (sum.raw_bytes, probe.raw_bytes) {
+                        (0, _) | (_, 0) => 0,
+                        (a, b) => a + b,
+                    };
                     sum.encode_cpu_s += probe.encode_cpu_s;
                     sum.decode_cpu_s += probe.decode_cpu_s;
                 }
@@ -395,7 +409,11 @@ impl Measured {
         sums.sort_by_key(|sum| tried().position(|p| p.hint == hint && p.encoding == sum.encoding));
         let encoding = |p: v1::HintProbe| {
             let (format, compression) = p.encoding.split_once('/')?;
-            let per_row = |total: f64| total / p.rows as f64 * rows_per_row;
+            let tried = match p.raw_bytes {
+                raw if raw > 0 && bytes_per_row > 0.0 => raw as f64 / bytes_per_row,
+                _ => p.rows as f64 / rows_per_row,
+            };
+            let per_row = |total: f64| total / tried;
             Some(Encoding {
                 format: format.to_string(),
                 compression: compression.to_string(),

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::caching::BoundHint;
-use sample::Sample;
+use sample::{Rows, Sample};
 
 /// The share of the task's CPU time, and of its requests to the store, that probes may take.
 const SHARE: f64 = 0.03;
@@ -49,6 +49,8 @@ pub struct HintProbe {
     pub hint: String,
     /// The figures.
     pub probe: Probe,
+    /// Bytes of its rows before they were encoded.
+    pub raw_bytes: u64,
 }
 
 /// An encoding in which a hint's snapshot has parts already.
@@ -266,7 +268,7 @@ impl Prober {
     async fn round(&self, again: bool, start: Duration, spent: &mut Spent) {
         let mut left = if again { self.contenders() } else { self.tries() };
         while let Some((encoding, hint, rows)) = self.next_try(&mut left, again).await {
-            if rows.is_empty() {
+            if rows.batches.is_empty() {
                 continue;
             }
             // The store is the same for all, and weighed by the first one. Until everything was tried once, the few requests of
@@ -284,7 +286,7 @@ impl Prober {
         for _ in 0..times.min(WEIGHINGS.saturating_sub(spent.weighings)) {
             let mut any = self.tries();
             let Some((encoding, hint, rows)) = self.next_try(&mut any, false).await else { return };
-            if !self.turn(start, spent, true).await || self.is_over() || rows.is_empty() {
+            if !self.turn(start, spent, true).await || self.is_over() || rows.batches.is_empty() {
                 return;
             }
             self.try_one(spent, encoding, hint, &rows, true).await;
@@ -299,24 +301,18 @@ impl Prober {
         !self.is_stopped()
     }
 
-    async fn try_one(
-        &self,
-        spent: &mut Spent,
-        encoding: Encoding,
-        hint: usize,
-        rows: &[RecordBatch],
-        weighs: bool,
-    ) {
+    async fn try_one(&self, spent: &mut Spent, encoding: Encoding, hint: usize, rows: &Rows, weighs: bool) {
         let Probing { threads, readers, .. } = self.probing;
         let bound = &self.hints[hint];
         let before = self.clock.now();
         let fetch_cpu_s_per_byte = self.fetch_cpu_s_per_byte(&bound.name, encoding);
         let task = ProbeTask { threads, readers, weighs, fetch_cpu_s_per_byte };
-        spent.store_s += match self.cache.probe(&bound.schema, rows, encoding, task).await {
+        spent.store_s += match self.cache.probe(&bound.schema, &rows.batches, encoding, task).await {
             Ok(probe) => {
                 spent.cpu_s += probe.spent_cpu_s;
                 spent.weighings += usize::from(weighs);
-                self.findings.lock().probes.push(HintProbe { hint: bound.name.clone(), probe });
+                let (hint, raw_bytes) = (bound.name.clone(), rows.raw_bytes);
+                self.findings.lock().probes.push(HintProbe { hint, probe, raw_bytes });
                 probe.spent_store_s
             }
             // An encoding that cannot hold these columns is no option; a store that fails is none either, and is not
@@ -374,7 +370,7 @@ impl Prober {
         &self,
         left: &mut Vec<(Encoding, usize)>,
         again: bool,
-    ) -> Option<(Encoding, usize, Vec<RecordBatch>)> {
+    ) -> Option<(Encoding, usize, Rows)> {
         while !left.is_empty() && !self.is_stopped() {
             let arrived = self.arrived.notified();
             let ready = |(at, (_, hint)): (usize, &(Encoding, usize))| Some((at, self.sample(*hint, again)?));
@@ -420,7 +416,7 @@ impl Prober {
     }
 
     /// Rows of a hint for a try, if there are any.
-    fn sample(&self, hint: usize, again: bool) -> Option<Vec<RecordBatch>> {
+    fn sample(&self, hint: usize, again: bool) -> Option<Rows> {
         self.samples.lock().get(hint)?.rows(again, self.clock.now(), self.is_over())
     }
 }
@@ -442,7 +438,7 @@ mod tests {
             spent_cpu_s: 0.02,
             spent_store_s: 0.0,
         };
-        HintProbe { hint: hint.into(), probe }
+        HintProbe { hint: hint.into(), probe, raw_bytes: 0 }
     }
 
     #[test]

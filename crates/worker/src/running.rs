@@ -166,6 +166,7 @@ impl RunningTask {
             decode_cpu_s: p.probe.decode_cpu_s,
             write_bytes_per_s: p.probe.write_bytes_per_s,
             read_bytes_per_s: p.probe.read_bytes_per_s,
+            raw_bytes: p.raw_bytes,
         });
         let (source_bytes, source_s) = self.counters.reads.so_far();
         let (sent_bytes, sent_s) = self.counters.sends.so_far();

@@ -12,6 +12,22 @@ pub(crate) struct Shares {
     pub(crate) read: f64,
     /// Go to the snapshot.
     pub(crate) written: f64,
+    /// Of those that come from the snapshot, are in a worker's memory.
+    pub(crate) near: f64,
+}
+
+/// The share of a stored fraction that is in the memory of the worker that wants it, epoch by epoch: what it read in one of
+/// the epochs before, as far as its memory holds it.
+pub(crate) fn near(p: &Profile, e: &Encoding, fraction: f64) -> f64 {
+    let stored = fraction * e.bytes_per_row * p.source.rows as f64 / p.source.readings.unwrap_or(1) as f64;
+    let Some(kept) = p.cache_store.memory_bytes_per_worker.filter(|_| stored > 0.0) else { return 0.0 };
+    let reading = (p.horizon.epochs.unwrap_or(10) * p.horizon.jobs.unwrap_or(1)).saturating_sub(1).max(1);
+    let (mut never, mut hits) = (1.0, 0.0);
+    for _ in 0..reading {
+        hits += 1.0 - never;
+        never *= 1.0 - 1.0 / p.cluster.workers as f64;
+    }
+    (hits / reading as f64).min(kept / stored)
 }
 
 /// Rows per second when a hint after the stage `above - 1` is used in these shares.
@@ -42,14 +58,7 @@ fn ceilings(p: &Profile, above: usize, encoding: Option<&Encoding>, shares: Shar
     if let Some(e) = encoding {
         cpu += shares.read * e.decode_cpu_s_per_row + shares.written * e.encode_cpu_s_per_row;
         if let Some(b) = p.cache_store.read_bytes_per_s {
-            // Of so many different bytes a worker has some in memory.
-            let different =
-                shares.read * e.bytes_per_row * p.source.rows as f64 / p.source.readings.unwrap_or(1) as f64;
-            let near = match p.cache_store.memory_bytes_per_worker {
-                Some(near) if different > 0.0 => (near / different).min(1.0),
-                _ => 0.0,
-            };
-            cap("cache_store", b, shares.read * e.bytes_per_row * (1.0 - near));
+            cap("cache_store", b, shares.read * e.bytes_per_row * (1.0 - shares.near));
         }
         if let Some(b) = p.cache_store.write_bytes_per_s {
             cap("cache_store", b, shares.written * e.bytes_per_row);
@@ -85,7 +94,7 @@ pub(crate) struct Expected {
 
 /// Every option of a profile, in the order of a decision.
 pub(crate) fn options(p: &Profile) -> Vec<Expected> {
-    let all = Shares { computed: 1.0, read: 0.0, written: 0.0 };
+    let all = Shares { computed: 1.0, read: 0.0, written: 0.0, near: 0.0 };
     let mut out = vec![expected(p, 0, None, all, all)];
     for above in 1..=p.stages.len() {
         for h in p.hints.iter().filter(|h| h.after_stage == p.stages[above - 1].name) {
@@ -102,9 +111,11 @@ pub(crate) fn options(p: &Profile) -> Vec<Expected> {
                     _ => 1.0,
                 };
                 let mut push = |fraction: f64, existing: f64, feasible: bool| {
-                    let steady = Shares { computed: 1.0 - fraction, read: fraction, written: 0.0 };
+                    let near = if feasible { near(p, e, fraction) } else { 0.0 };
+                    let steady = Shares { computed: 1.0 - fraction, read: fraction, written: 0.0, near };
                     let written = (fraction - existing) / readings;
-                    let first = Shares { computed: 1.0 - existing, read: existing, written };
+                    let near = if written > 0.0 { 0.0 } else { near };
+                    let first = Shares { computed: 1.0 - existing, read: existing, written, near };
                     let o = expected(p, above, Some(e), first, steady);
                     out.push(Expected {
                         stored: stored.clone(),

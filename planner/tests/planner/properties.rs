@@ -72,7 +72,7 @@ proptest! {
     #[test]
     fn agrees_with_the_naive_model(p in strategies::profile()) {
         let model = Model::new(&p);
-        let whole = Shares { computed: 1.0, read: 0.0, written: 0.0 };
+        let whole = Shares { computed: 1.0, read: 0.0, written: 0.0, near: 0.0 };
         for c in model.candidates() {
             let Some(s) = c.stored else {
                 prop_assert!(close(1.0 / c.steady.s_per_row, naive::rate(&p, 0, None, whole)));
@@ -80,14 +80,16 @@ proptest! {
             };
             let e = &p.hints[s.hint].encodings[s.encoding];
             let above = 1 + p.stages.iter().position(|x| x.name == p.hints[s.hint].after_stage).unwrap();
-            let steady = Shares { computed: 1.0 - s.fraction, read: s.fraction, written: 0.0 };
+            let near = if c.obstacle.is_some() { 0.0 } else { naive::near(&p, e, s.fraction) };
+            let steady = Shares { computed: 1.0 - s.fraction, read: s.fraction, written: 0.0, near };
             let want = naive::rate(&p, above, Some(e), steady);
             prop_assert!(close(1.0 / c.steady.s_per_row, want), "{:?} wants {want}", c);
             if c.obstacle.is_some() {
                 continue;
             }
             let written = (s.fraction - s.existing) / p.source.readings.unwrap_or(1) as f64;
-            let first = Shares { computed: 1.0 - s.existing, read: s.existing, written };
+            let near = if written > 0.0 { 0.0 } else { near };
+            let first = Shares { computed: 1.0 - s.existing, read: s.existing, written, near };
             prop_assert!(close(1.0 / c.first.s_per_row, naive::rate(&p, above, Some(e), first)));
             let n = model.epochs();
             let horizon = if n == 0.0 { 0.0 } else { model.rows() * (c.first.s_per_row + (n - 1.0) * c.steady.s_per_row) };
@@ -188,7 +190,11 @@ proptest! {
 
     /// Nothing that gets faster makes any option slower.
     #[test]
-    fn faster_resources_never_hurt(p in strategies::profile(), which in 0usize..8, factor in 1.0..10.0f64) {
+    fn faster_resources_never_hurt(mut p in strategies::profile(), which in 0usize..9, factor in 1.0..10.0f64) {
+        if which == 6 {
+            // A split then comes to the worker that has it in memory less often.
+            p.cache_store.memory_bytes_per_worker = None;
+        }
         let mut fast = p.clone();
         let up = |v: &mut Option<f64>| *v = v.map(|v| v * factor);
         match which {
@@ -199,6 +205,7 @@ proptest! {
             4 => up(&mut fast.consumer.rows_per_s),
             5 => fast.cluster.cores_per_worker *= factor,
             6 => fast.cluster.workers += 1,
+            7 => up(&mut fast.cache_store.memory_bytes_per_worker),
             _ => fast.stages.iter_mut().for_each(|s| s.cpu_s_per_row /= factor),
         }
         let (slow, fast) = (decide(&p, "auto"), decide(&fast, "auto"));
@@ -221,6 +228,7 @@ proptest! {
         scale(&mut bytes.source_store.read_bytes_per_s, k);
         scale(&mut bytes.cache_store.read_bytes_per_s, k);
         scale(&mut bytes.cache_store.write_bytes_per_s, k);
+        scale(&mut bytes.cache_store.memory_bytes_per_worker, k);
         scale(&mut bytes.budget.snapshot_bytes, k);
         for s in &mut bytes.stages {
             s.io_bytes_per_row *= k;

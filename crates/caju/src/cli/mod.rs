@@ -14,7 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::generate::{Format, Kind};
 
-pub(crate) use bench::{BenchArgs, BenchCommand, PoliciesArgs, TapsArgs};
+pub(crate) use bench::{BenchArgs, BenchCommand, OneTrial, PoliciesArgs, TapsArgs};
 pub(crate) use cache::{CacheArgs, CacheCommand, CacheRoot, ExplainArgs, OutputFormat, ProfileArgs};
 pub(crate) use plan::{PlanArgs, PlanFormat};
 pub(crate) use save::SaveArgs;

@@ -37,6 +37,7 @@ fn probe(encode_cpu_s: f64) -> HintProbe {
         decode_cpu_s: 0.0,
         write_bytes_per_s: 1e9,
         read_bytes_per_s: 1e9,
+        raw_bytes: 0,
     }
 }
 
@@ -70,6 +71,50 @@ fn a_stretch_is_as_if_there_had_been_nothing_else() {
     assert_eq!(profile.source.rows, second.profile(&dataset()).source.rows);
     // A hundred splits, of which 17 are through and three half-way.
     assert_eq!(profile.source.rows, 2000 * 200 / 37);
+}
+
+#[test]
+fn what_workers_keep_in_memory_is_told_by_whole_epochs_and_by_stretches() {
+    let memory = |m: &Measured| m.profile(&dataset()).cache_store.memory_bytes_per_worker;
+    let (mut first, mut second) = (after(1.0, 1000, 1.0, &[]), after(2.0, 2000, 3.0, &[]));
+    assert_eq!(memory(&second), None, "parts are mapped");
+    first.tasks[0].memory_tier_bytes = 1 << 20;
+    second.tasks[0].memory_tier_bytes = 1 << 20;
+    assert_eq!(memory(&second.since(&first).unwrap()), Some(1048576.0));
+    second.tasks.push(TaskProfile { task_id: 2, ..second.tasks[0].clone() });
+    assert_eq!(memory(&second), Some(1048576.0), "each of them");
+}
+
+/// The rows that were tried are of another size than those of the epoch, which the stage in front of the hint has seen.
+#[test]
+fn what_was_tried_is_told_by_its_bytes_where_they_are_known() {
+    let mut measured = after(1.0, 1000, 1.0, &[0.01]);
+    let encoding = |m: &Measured| m.profile(&dataset()).hints.remove(0).encodings.remove(0);
+    let by_rows = encoding(&measured);
+    assert!((by_rows.bytes_per_row - 100.0).abs() < 1e-9, "{by_rows:?}");
+    // A hundred bytes a row are known, fifty were tried.
+    measured.tasks[0].probes[0].raw_bytes = 500;
+    let by_bytes = encoding(&measured);
+    assert!((by_bytes.bytes_per_row - 200.0).abs() < 1e-9, "{by_bytes:?}");
+    let times = by_bytes.encode_cpu_s_per_row / by_rows.encode_cpu_s_per_row;
+    assert!((times - 2.0).abs() < 1e-9, "{by_bytes:?}");
+}
+
+#[test]
+fn of_several_weighings_neither_the_highest_nor_the_lowest_counts() {
+    let rate = |rates: &[f64]| {
+        let probes = rates.iter().map(|r| HintProbe { read_bytes_per_s: *r, ..probe(0.01) });
+        let mut measured = after(2.0, 2000, 1.0, &[]);
+        measured.tasks[0].probes = probes.collect();
+        let stretch = measured.since(&after(1.0, 1000, 0.5, &[])).unwrap();
+        let of = |m: &Measured| m.profile(&dataset()).cache_store.read_bytes_per_s;
+        assert_eq!(of(&stretch), of(&measured));
+        of(&measured)
+    };
+    assert_eq!(rate(&[]), None);
+    assert_eq!(rate(&[0.0, 3e8, 0.0]), Some(3e8));
+    assert_eq!(rate(&[3e8, 1e8]), Some(2e8));
+    assert_eq!(rate(&[3e8, 0.0, 9e8, 2e8]), Some(3e8));
 }
 
 /// A further try has more rows, and leaves the store alone.

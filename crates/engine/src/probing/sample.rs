@@ -27,9 +27,19 @@ const FURTHER: Size = Size { bytes: 4 << 20, rows: 20480, chunks: 3, most_chunks
 /// else be late for most of them.
 const FILLING: Duration = Duration::from_secs(1);
 
+/// Rows for a try.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Rows {
+    pub(super) batches: Vec<RecordBatch>,
+    /// Their bytes before they are encoded, as a part of those that the stage in front of the hint counts: a slice of lists
+    /// seems to have all that its batch has.
+    pub(super) raw_bytes: u64,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Sample {
-    rows: Vec<RecordBatch>,
+    /// With their bytes.
+    rows: Vec<(RecordBatch, u64)>,
     /// Batches of it that a first try takes.
     first: usize,
     /// Bytes of it, where small chunks count for more than they are.
@@ -57,7 +67,8 @@ impl Sample {
             let share = size.bytes.div_ceil(size.chunks).div_ceil(per_row).clamp(1, size.rows / size.chunks);
             let part = batch.slice(0, share.min(batch.num_rows()));
             self.bytes += (part.num_rows() * per_row).max(size.bytes / size.most_chunks);
-            self.rows.push(part);
+            let raw = batch_bytes(batch) as u64 * part.num_rows() as u64 / batch.num_rows() as u64;
+            self.rows.push((part, raw));
             if first {
                 self.first = self.rows.len();
             }
@@ -66,11 +77,14 @@ impl Sample {
     }
 
     /// Rows for a try, if there are enough or they have been waited for; what there is of them if no more will come.
-    pub(super) fn rows(&self, again: bool, now: Duration, over: bool) -> Option<Vec<RecordBatch>> {
+    pub(super) fn rows(&self, again: bool, now: Duration, over: bool) -> Option<Rows> {
         let enough = if again { FURTHER } else { FIRST };
         let waited = self.since.is_some_and(|since| now.saturating_sub(since) >= FILLING);
         let rows = if again { &self.rows } else { self.rows.get(..self.first)? };
-        (self.bytes >= enough.bytes || waited || over).then(|| rows.to_vec())
+        (self.bytes >= enough.bytes || waited || over).then(|| Rows {
+            batches: rows.iter().map(|(batch, _)| batch.clone()).collect(),
+            raw_bytes: rows.iter().map(|(_, raw)| raw).sum(),
+        })
     }
 
     /// Lets go of what it has, and takes no more.
@@ -83,7 +97,8 @@ impl Sample {
 mod tests {
     use std::sync::Arc;
 
-    use arrow_array::{ArrayRef, FixedSizeBinaryArray};
+    use arrow_array::types::Int32Type;
+    use arrow_array::{ArrayRef, FixedSizeBinaryArray, ListArray};
 
     use super::*;
 
@@ -94,8 +109,8 @@ mod tests {
         RecordBatch::try_from_iter([("x", Arc::new(column) as ArrayRef)]).unwrap()
     }
 
-    fn count(rows: Option<Vec<RecordBatch>>) -> Option<usize> {
-        rows.map(|all| all.iter().map(RecordBatch::num_rows).sum())
+    fn count(rows: Option<Rows>) -> Option<usize> {
+        rows.map(|all| all.batches.iter().map(RecordBatch::num_rows).sum())
     }
 
     #[test]
@@ -121,6 +136,19 @@ mod tests {
     }
 
     #[test]
+    fn a_slice_of_lists_has_its_part_of_the_bytes() {
+        let lists = (0..1024).map(|i| Some(vec![Some(i); 1024]));
+        let column = ListArray::from_iter_primitive::<Int32Type, _, _>(lists);
+        let batch = RecordBatch::try_from_iter([("x", Arc::new(column) as ArrayRef)]).unwrap();
+        let mut sample = Sample::default();
+        sample.offer(std::slice::from_ref(&batch), Duration::ZERO);
+        let all = sample.rows(false, Duration::ZERO, true).unwrap();
+        let (rows, bytes) = (all.batches[0].num_rows() as u64, batch_bytes(&batch) as u64);
+        assert!(rows < 512, "a small part: {rows}");
+        assert_eq!(all.raw_bytes, bytes * rows / 1024);
+    }
+
+    #[test]
     fn many_small_chunks_end_it() {
         let mut sample = Sample::default();
         for _ in 0..100 {
@@ -128,6 +156,6 @@ mod tests {
         }
         let now = Duration::ZERO;
         assert_eq!(count(sample.rows(false, now, false)), Some(12));
-        assert_eq!(sample.rows(true, now, false).map(|all| all.len() <= 48), Some(true));
+        assert_eq!(sample.rows(true, now, false).map(|all| all.batches.len() <= 48), Some(true));
     }
 }

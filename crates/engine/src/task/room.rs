@@ -5,8 +5,8 @@ use std::sync::Arc;
 use caju_cache::Cache;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Room for the splits that a task reads at once, counted in requests for parts: of small parts in a store that is far
-/// away more are read at once, and of parts that are nearly through.
+/// Room for the splits that a task reads at once, counted in answers to requests for parts, those to come too: of small
+/// parts in a store that is far away more are read at once, and of parts that are nearly through.
 pub(super) struct Room {
     requests: Arc<Semaphore>,
     /// What a split takes that is computed, or of which nobody knows.
@@ -83,7 +83,7 @@ mod tests {
             places.push(place);
             small += 1;
         }
-        assert_eq!(small, 8, "of 16, 8 are taken");
+        assert_eq!(small, 24, "of 32, 8 are taken");
         // What is nearly read leaves room, but never all of its own.
         next.shrink(Some(0));
         assert_eq!(
@@ -98,6 +98,6 @@ mod tests {
         places.clear();
         room.fit(&mut place, None).await.unwrap();
         drop((place, next));
-        assert_eq!(room.requests.available_permits(), 16);
+        assert_eq!(room.requests.available_permits(), 32);
     }
 }

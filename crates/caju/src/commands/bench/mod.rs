@@ -24,7 +24,7 @@ use self::summary::{Summary, median};
 use super::epochs::Consumer;
 use super::run::{Job, embedded};
 use super::{check, shared};
-use crate::cli::{BenchArgs, BenchCommand, EpochArgs, Global, Mode, PoliciesArgs};
+use crate::cli::{BenchArgs, BenchCommand, EpochArgs, Global, Mode, OneTrial, PoliciesArgs};
 use crate::output;
 use crate::plot::{self, Bar, Chart, Picture};
 use crate::report::{self, EpochReport};
@@ -88,19 +88,15 @@ pub(crate) async fn run(global: &Global, args: &BenchArgs, again: Option<Vec<OsS
 }
 
 async fn run_policies(global: &Global, args: &PoliciesArgs, again: Option<Vec<OsString>>) -> Result<()> {
+    if let Some(one) = &args.trial {
+        return own::tell(one_trial(global, args, one)).await;
+    }
     let def = shared::read_pipeline(&args.file)?;
     let picture = args.plot.as_deref().map(Picture::of).transpose()?;
     let policies = policies(args, &def)?;
-    let scratch = match (args.store_bandwidth, args.store_latency) {
-        (None, None) => Scratch::open(args.scratch.as_deref()).await?,
-        (bytes_per_s, latency) => {
-            Scratch::far(Distance { bytes_per_s, latency: latency.unwrap_or_default() })?
-        }
-    };
-    let bench = Bench { args, def: &def, scratch, pool: shared::cpu_pool(args.cpu_threads)?, again };
-    if let Some(one) = &args.trial {
-        return own::tell(bench.trials(global, &one.policy, one.round)).await;
-    }
+    // What can be read only once, a pipe say, another process would find empty.
+    let again = again.filter(|_| args.file.is_file());
+    let bench = Bench::open(args, &def, again).await?;
     let mut trials = Vec::new();
     bench.rounds(global, &policies, 0..args.repeats, &mut trials).await?;
     let last = args.repeats.saturating_add(args.finals);
@@ -160,7 +156,23 @@ struct Bench<'a> {
     again: Option<Vec<OsString>>,
 }
 
-impl Bench<'_> {
+/// In a process of its own.
+async fn one_trial(global: &Global, args: &PoliciesArgs, one: &OneTrial) -> Result<Vec<Trial>> {
+    let def = shared::read_pipeline(&args.file)?;
+    Bench::open(args, &def, None).await?.trials(global, &one.policy, one.round).await
+}
+
+impl<'a> Bench<'a> {
+    async fn open(args: &'a PoliciesArgs, def: &'a DatasetDef, again: Option<Vec<OsString>>) -> Result<Self> {
+        let scratch = match (args.store_bandwidth, args.store_latency) {
+            (None, None) => Scratch::open(args.scratch.as_deref()).await?,
+            (bytes_per_s, latency) => {
+                Scratch::far(Distance { bytes_per_s, latency: latency.unwrap_or_default() })?
+            }
+        };
+        Ok(Self { args, def, scratch, pool: shared::cpu_pool(args.cpu_threads)?, again })
+    }
+
     /// A trial of each of these policies in each of these rounds.
     async fn rounds(
         &self,

@@ -29,8 +29,8 @@ pub(super) async fn ask(again: &[OsString], policy: &str, round: u32) -> Result<
     let end = args.iter().position(|a| a == "--").unwrap_or(args.len());
     let mut command = Command::new(program);
     command.args(&args[..end]).arg(format!("--trial={policy}@{round}")).args(&args[end..]);
-    // It ends when its input does: also when this process is killed.
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+    // It ends when its input does: also when this process is killed. What ends all that a terminal runs would not let it tidy up.
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0).kill_on_drop(true);
     let mut process =
         command.spawn().map_err(|e| of(format!("{} cannot be started: {e}", program.display())))?;
     let _open = process.stdin.take();
@@ -40,6 +40,9 @@ pub(super) async fn ask(again: &[OsString], policy: &str, round: u32) -> Result<
         Ok(Said::Failed { kind, message }) => {
             let kind = ErrorKind::ALL.into_iter().find(|k| k.as_str() == kind);
             Err(Error::new(kind.unwrap_or(ErrorKind::Internal), message))
+        }
+        Err(_) if ended.status.code() == Some(1) => {
+            Err(Error::internal(format!("the trial of `{policy}` failed; see above")))
         }
         Err(e) => Err(of(format!("its process ended without a result ({}: {e})", ended.status))),
     }
