@@ -2,7 +2,7 @@
 
 use arrow::compute::concat_batches;
 use arrow_array::RecordBatch;
-use arrow_schema::SchemaRef;
+use arrow_schema::{DataType, SchemaRef};
 use caju_types::{Error, Result};
 
 /// Consecutive rows of one split's split-local output.
@@ -179,6 +179,21 @@ pub fn push_run(runs: &mut Vec<Run>, run: Run) {
 /// The bytes of a batch's rows, counting slices by their own length.
 pub fn batch_bytes(batch: &RecordBatch) -> usize {
     batch.columns().iter().map(|c| array_bytes(&c.to_data())).sum()
+}
+
+/// The bytes of a part of a batch's rows: by their own length where a slice knows that, as of texts and photos, and by their
+/// number where it does not: a slice of lists seems to have the elements of all.
+pub(crate) fn part_bytes(batch: &RecordBatch, part: &RecordBatch) -> usize {
+    let columns = batch.columns().iter().zip(part.columns());
+    let shares = |of: &DataType| {
+        let refers = matches!(of, DataType::Dictionary(..) | DataType::Utf8View | DataType::BinaryView);
+        refers || of.is_nested() || matches!(of, DataType::RunEndEncoded(..))
+    };
+    let bytes = columns.map(|(all, some)| match shares(all.data_type()) {
+        true => array_bytes(&all.to_data()) * some.len() / all.len().max(1),
+        false => array_bytes(&some.to_data()),
+    });
+    bytes.sum()
 }
 
 fn array_bytes(data: &arrow::array::ArrayData) -> usize {

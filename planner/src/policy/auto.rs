@@ -11,7 +11,8 @@ use crate::words;
 pub const TIE: f64 = 0.02;
 
 /// Takes the option with the shortest horizon; within [`TIE`] of it the one that stores least, and of those that store as
-/// much, to within [`TIE`] too, the one whose second limit is further away.
+/// much, to within [`TIE`] too, the one whose second limit is further away. Of equals by that as well the first one: profiles
+/// name the encoding first that is cheapest to write, and single tries do not tell which of two alike is easier to read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Auto;
 
@@ -33,14 +34,11 @@ pub(super) fn best(model: &Model<'_>, admit: impl Fn(usize) -> bool) -> Option<u
     let shortest = open().map(|i| all[i].horizon_s).min_by(f64::total_cmp)?;
     let tied = || open().filter(|&i| all[i].horizon_s <= shortest * (1.0 + TIE));
     let least = tied().map(|i| bytes(&all[i])).min_by(f64::total_cmp)?;
-    tied().filter(|&i| bytes(&all[i]) <= least * (1.0 + TIE)).min_by(|&a, &b| easier(&all[a], &all[b]))
-}
-
-/// Of options that store as much: computing before a snapshot without bytes, then the one with more room below its limit.
-fn easier(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
-    { a.stored.is_some().cmp(&b.stored.is_some()) }
-        .then(a.crowded_s().total_cmp(&b.crowded_s()))
-        .then(bytes(a).total_cmp(&bytes(b)))
+    let small = || tied().filter(|&i| bytes(&all[i]) <= least * (1.0 + TIE));
+    // Computing before a snapshot without bytes.
+    let compute = small().find(|&i| all[i].stored.is_none());
+    let easiest = small().map(|i| all[i].crowded_s()).min_by(f64::total_cmp)?;
+    compute.or_else(|| small().find(|&i| all[i].crowded_s() <= easiest * (1.0 + TIE)))
 }
 
 /// At six digits: snapshots that fill the same budget differ by the rounding of their shares, which must not

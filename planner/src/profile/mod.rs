@@ -281,6 +281,7 @@ impl Profile {
         opt(&mut self.source_store.read_bytes_per_s);
         opt(&mut self.cache_store.read_bytes_per_s);
         opt(&mut self.cache_store.write_bytes_per_s);
+        opt(&mut self.cache_store.memory_bytes_per_worker);
         opt(&mut self.consumer.rows_per_s);
         opt(&mut self.budget.snapshot_bytes);
         self.existing.iter_mut().for_each(|x| round(&mut x.fraction));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 
-use crate::chunk::batch_bytes;
+use crate::chunk::{batch_bytes, part_bytes};
 
 /// How many rows there are to be.
 #[derive(Debug, Clone, Copy)]
@@ -67,7 +67,7 @@ impl Sample {
             let share = size.bytes.div_ceil(size.chunks).div_ceil(per_row).clamp(1, size.rows / size.chunks);
             let part = batch.slice(0, share.min(batch.num_rows()));
             self.bytes += (part.num_rows() * per_row).max(size.bytes / size.most_chunks);
-            let raw = batch_bytes(batch) as u64 * part.num_rows() as u64 / batch.num_rows() as u64;
+            let raw = part_bytes(batch, &part) as u64;
             self.rows.push((part, raw));
             if first {
                 self.first = self.rows.len();
@@ -98,7 +98,7 @@ mod tests {
     use std::sync::Arc;
 
     use arrow_array::types::Int32Type;
-    use arrow_array::{ArrayRef, FixedSizeBinaryArray, ListArray};
+    use arrow_array::{ArrayRef, BinaryArray, FixedSizeBinaryArray, ListArray};
 
     use super::*;
 
@@ -146,6 +146,19 @@ mod tests {
         let (rows, bytes) = (all.batches[0].num_rows() as u64, batch_bytes(&batch) as u64);
         assert!(rows < 512, "a small part: {rows}");
         assert_eq!(all.raw_bytes, bytes * rows / 1024);
+    }
+
+    #[test]
+    fn large_rows_have_their_own_bytes() {
+        let column = BinaryArray::from_iter_values((0..64usize).map(|i| vec![0u8; (64 - i) << 10]));
+        let batch = RecordBatch::try_from_iter([("x", Arc::new(column) as ArrayRef)]).unwrap();
+        let mut sample = Sample::default();
+        sample.offer(std::slice::from_ref(&batch), Duration::ZERO);
+        let all = sample.rows(false, Duration::ZERO, true).unwrap();
+        let rows = all.batches[0].num_rows();
+        assert!(rows < 32, "the first ones: {rows}");
+        let own: usize = (0..rows).map(|i| (64 - i) << 10).sum();
+        assert!(all.raw_bytes.abs_diff(own as u64) < 1024, "{} of {own}", all.raw_bytes);
     }
 
     #[test]
