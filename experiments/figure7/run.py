@@ -189,7 +189,7 @@ def draw(result, path):
     axes.set_title("Steady epochs by what is stored, with more and more sleep; auto should lie on the lowest curve")
     axes.title.set_fontsize(10)
     axes.set_ylim(bottom=0)
-    axes.legend()
+    axes.legend(loc="center right")
     axes.grid(alpha=0.3)
     figure.savefig(path, bbox_inches="tight")
 

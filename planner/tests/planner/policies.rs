@@ -34,7 +34,7 @@ fn design_example() {
 }
 
 /// Two encodings that take the same bytes are read as fast from a store that is the limit: the one that leaves the cores in
-/// peace is taken, though the other is a thousandth smaller.
+/// peace is taken, though the other is a thousandth smaller and named first.
 #[test]
 fn of_equals_the_one_with_more_room_is_taken() {
     let mut p = example();
@@ -45,15 +45,23 @@ fn of_equals_the_one_with_more_room_is_taken() {
     let at_the_limit = bytes / p.cache_store.read_bytes_per_s.unwrap() * cores;
     let mut busy = hint.encodings[0].clone();
     let used: f64 = p.stages.iter().map(|s| s.cpu_s_per_row).sum();
+    let room = (at_the_limit - used).max(0.0);
     hint.encodings[0].decode_cpu_s_per_row = 0.0;
     busy.format = "parquet".into();
     busy.bytes_per_row *= 0.999;
-    busy.decode_cpu_s_per_row = (at_the_limit - used).max(0.0) * 0.99;
-    hint.encodings.push(busy);
+    busy.decode_cpu_s_per_row = room * 0.99;
+    hint.encodings.insert(0, busy);
     let d = decide(&p, "auto");
     let rates: Vec<_> =
         d.options[1..].iter().map(|o| (o.bottleneck.as_str(), o.rows_per_s.unwrap())).collect();
-    assert!(rates.iter().all(|(limit, _)| *limit == "cache_store") && rates[1].1 > rates[0].1, "{rates:?}");
+    assert!(rates.iter().all(|(limit, _)| *limit == "cache_store") && rates[0].1 > rates[1].1, "{rates:?}");
+    assert_eq!(d.chosen(), Some(&d.options[2]), "{}", d.reason);
+    // Nearly as busy is as good: then the first one named.
+    p.hints[0].encodings[1].decode_cpu_s_per_row = room * 0.97;
+    let d = decide(&p, "auto");
+    assert_eq!(d.chosen(), Some(&d.options[1]), "{}", d.reason);
+    p.hints[0].encodings.reverse();
+    let d = decide(&p, "auto");
     assert_eq!(d.chosen(), Some(&d.options[1]), "{}", d.reason);
     // By more than a tie smaller is smaller.
     p.hints[0].encodings[1].bytes_per_row *= 0.97;
