@@ -96,13 +96,17 @@ async fn a_large_part_is_few_large_requests() {
     cache.close(Duration::from_secs(10)).await.unwrap();
 }
 
+/// A cache in a bucket whose parts are read a megabyte at a time.
+async fn with_small_requests(server: &S3Server) -> Arc<Cache> {
+    let stores = Stores::new(server.options(), None).unwrap();
+    let options = CacheOptions { read_bytes: 1 << 20, block_bytes: 1 << 20, ..no_tiers() };
+    Cache::open(&stores, "s3://bucket/cache", options, SystemClock::shared(), writer_id()).await.unwrap()
+}
+
 #[tokio::test]
 async fn a_part_comes_while_nobody_waits_for_it() {
     let server = S3Server::start(&["bucket"]).await.unwrap();
-    let stores = Stores::new(server.options(), None).unwrap();
-    let options = CacheOptions { read_bytes: 1 << 20, block_bytes: 1 << 20, ..no_tiers() };
-    let clock = SystemClock::shared();
-    let cache = Cache::open(&stores, "s3://bucket/cache", options, clock, writer_id()).await.unwrap();
+    let cache = with_small_requests(&server).await;
     let snapshot = cache.snapshot(&fp(1));
     let batches: Vec<_> = (0..12).map(|i| wide(32, 64 << 10, i)).collect();
     for encoding in [encoding("arrow/none"), encoding("parquet/none")] {
@@ -130,10 +134,7 @@ async fn a_part_comes_while_nobody_waits_for_it() {
 #[tokio::test]
 async fn readers_share_turns_which_answers_give_back() {
     let server = S3Server::start(&["bucket"]).await.unwrap();
-    let stores = Stores::new(server.options(), None).unwrap();
-    let options = CacheOptions { read_bytes: 1 << 20, block_bytes: 1 << 20, ..no_tiers() };
-    let clock = SystemClock::shared();
-    let cache = Cache::open(&stores, "s3://bucket/cache", options, clock, writer_id()).await.unwrap();
+    let cache = with_small_requests(&server).await;
     let snapshot = cache.snapshot(&fp(1));
     let batches: Vec<_> = (0..12).map(|i| wide(32, 64 << 10, i)).collect();
     let few = [wide(8, 64 << 10, 0)];

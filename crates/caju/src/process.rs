@@ -48,7 +48,7 @@ fn again(args: &[OsString]) -> Option<Vec<OsString>> {
     let mut own: Vec<OsString> = std::env::args_os().collect();
     if own == args {
         // An interpreter is found by its name, which may say more than its file; the command's own name may be any.
-        own[0] = std::env::current_exe().ok()?.into();
+        *own.first_mut()? = std::env::current_exe().ok()?.into();
         return Some(own);
     }
     args.get(1..).is_some_and(|args| own.len() > args.len() && own.ends_with(args)).then_some(own)
