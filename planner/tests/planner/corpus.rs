@@ -9,13 +9,13 @@ use proptest::sample::Index;
 
 use crate::malformed::survives;
 
-fn folder() -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus"))
+fn at(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
 /// Names and bytes, in the order of names.
 fn seeds() -> Vec<(String, Vec<u8>)> {
-    let entries = std::fs::read_dir(folder().join("profile")).unwrap();
+    let entries = std::fs::read_dir(at("../fuzz/corpus/profile")).unwrap();
     let mut out: Vec<_> = entries
         .map(|e| e.unwrap())
         .map(|e| (e.file_name().into_string().unwrap(), std::fs::read(e.path()).unwrap()))
@@ -38,7 +38,7 @@ fn messages_of_bad_seeds() {
             (_, result) => panic!("{name}: {:?}", result.map(|_| "accepted")),
         }
     }
-    let file = folder().join("messages.txt");
+    let file = at("tests/planner/profile-messages.txt");
     if std::env::var_os("BLESS").is_some() {
         std::fs::write(&file, &messages).unwrap();
     }

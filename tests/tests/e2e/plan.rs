@@ -95,10 +95,10 @@ fn policies_decide() {
 /// The seeds of the fuzz target, with the message that the planner's own test holds for each.
 #[test]
 fn bad_profiles_are_one_line_with_the_field() {
-    let corpus = "planner/fuzz/corpus";
-    let messages = fs::read_to_string(root(corpus).join("messages.txt")).unwrap();
+    let corpus = "fuzz/corpus/profile";
+    let messages = fs::read_to_string(root("planner/tests/planner/profile-messages.txt")).unwrap();
     let mut bad = 0;
-    for path in files(&format!("{corpus}/profile"), ".json") {
+    for path in files(corpus, ".json") {
         let name = path.file_name().unwrap().to_str().unwrap();
         let ended = plan(&[path.to_str().unwrap()]);
         if name.starts_with("good-") {

@@ -1,14 +1,8 @@
-//! Any bytes as a profile: refused with one line, or decided on by every policy; never a panic.
-//!
-//! In `planner/`, with cargo-fuzz and a nightly compiler: `cargo +nightly fuzz run profile`. The corpus is
-//! also replayed and mutated by the ordinary tests (`tests/planner/corpus.rs`).
-
-#![no_main]
+//! Any bytes as a profile: refused with one line, or decided on by every policy.
 
 use caju_planner::{Decision, Profile, plan, policy_by_name};
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|data: &[u8]| {
+pub(crate) fn one(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match Profile::from_json(text) {
         Err(e) => assert!(!e.message().is_empty() && !e.message().contains('\n'), "{e}"),
@@ -22,4 +16,4 @@ fuzz_target!(|data: &[u8]| {
             }
         }
     }
-});
+}

@@ -1,0 +1,208 @@
+//! Source files of every format, through the whole of our readers: listing, splits, decoding, and the end of a task.
+//!
+//! Any bytes are an error that names the file, or rows. Bytes that differ from a good seed in 1 to 3 places
+//! ([`NEAR_BYTES`]) are an error or *all* rows of the good file: exactly these where the format has checksums, as many
+//! where it has none. In CSV and JSON another byte makes another text, so that nothing is compared there unless the file
+//! is compressed.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use caju_engine::checksum::RowsChecksum;
+use caju_engine::source::SourceContext;
+use caju_engine::{LeasedSplit, SplitFeed, TaskOptions, bind, run_task};
+use caju_pipeline::DatasetDef;
+use caju_runtime::{IoCounters, SystemClock};
+use caju_types::Result;
+use futures::TryStreamExt;
+use serde_json::{Value, json};
+
+use crate::environment::{POOL, REGISTRY, STORES, block_on, put, seeds};
+
+/// The most differing bytes of a file that is held to the rows of its seed.
+const NEAR_BYTES: usize = 3;
+
+/// What changed bytes may do to the rows.
+#[derive(Clone, Copy, PartialEq)]
+enum Promise {
+    /// Nothing: the format has checksums.
+    Exact,
+    /// Change values, not their number.
+    Count,
+    /// Anything: another text is another file.
+    Any,
+}
+
+/// A format and how it is read here.
+struct Format {
+    /// The target, and the kind of source.
+    name: &'static str,
+    kind: &'static str,
+    suffix: &'static str,
+    options: Value,
+    steps: Value,
+    promise: Promise,
+}
+
+pub(crate) fn tfrecord(data: &[u8]) {
+    let of = |name, suffix| Format {
+        name,
+        kind: "tfrecord",
+        suffix,
+        options: json!({"split": "1KiB"}),
+        steps: json!([]),
+        promise: Promise::Exact,
+    };
+    of("tfrecord", "tfrecord").check(data);
+}
+
+pub(crate) fn tar(data: &[u8]) {
+    Format {
+        name: "tar",
+        kind: "webdataset",
+        suffix: "tar",
+        options: json!({"split": "2KiB"}),
+        steps: json!([]),
+        promise: Promise::Count,
+    }
+    .check(data);
+}
+
+pub(crate) fn csv(data: &[u8]) {
+    text("csv", "csv").check(data);
+}
+
+pub(crate) fn json(data: &[u8]) {
+    text("json", "jsonl").check(data);
+}
+
+/// Half of the inputs are read with types found from the first rows, half with given ones.
+fn text(name: &'static str, suffix: &'static str) -> Format {
+    Format {
+        name,
+        kind: name,
+        suffix,
+        options: json!({"split": "256B"}),
+        steps: json!([]),
+        promise: Promise::Any,
+    }
+}
+
+pub(crate) fn parquet(data: &[u8]) {
+    columnar("parquet", "parquet").check(data);
+}
+
+pub(crate) fn arrow(data: &[u8]) {
+    columnar("arrow", "arrow").check(data);
+}
+
+fn columnar(name: &'static str, suffix: &'static str) -> Format {
+    Format {
+        name,
+        kind: name,
+        suffix,
+        options: json!({"split": "1KiB"}),
+        steps: json!([]),
+        promise: Promise::Count,
+    }
+}
+
+/// Rows, and their sum.
+type Rows = (u64, String);
+
+/// The rows of good seeds by target, with their bytes.
+type Goods = HashMap<&'static str, Arc<Vec<(Vec<u8>, Rows)>>>;
+static GOODS: Mutex<Option<Goods>> = Mutex::new(None);
+
+impl Format {
+    fn check(&self, data: &[u8]) {
+        let rows = match self.read(data) {
+            Ok(rows) => rows,
+            Err(e) => {
+                assert!(e.message().contains(&self.file_name(data)), "the error does not name the file: {e}");
+                return;
+            }
+        };
+        for (good, expected) in self.goods().iter() {
+            let different = good.iter().zip(data).filter(|(a, b)| a != b).count();
+            if good.len() != data.len() || different > NEAR_BYTES {
+                continue;
+            }
+            let exact = different == 0 || self.promise == Promise::Exact || compression(data).is_some();
+            if exact {
+                assert_eq!(rows, *expected, "{different} bytes differ from a good file");
+            } else if self.promise == Promise::Count {
+                assert_eq!(rows.0, expected.0, "rows; {different} bytes differ from a good file");
+            }
+        }
+    }
+
+    /// The seeds that can be read. Those whose names begin with `bad-` cannot.
+    fn goods(&self) -> Arc<Vec<(Vec<u8>, Rows)>> {
+        let mut all = GOODS.lock().unwrap_or_else(PoisonError::into_inner);
+        let goods = all.get_or_insert_default().entry(self.name).or_insert_with(|| {
+            let good = seeds(self.name).into_iter().filter(|(name, _)| !name.starts_with("bad-"));
+            let read = |(name, data): (String, Vec<u8>)| {
+                let rows = self.read(&data).unwrap_or_else(|e| panic!("the good seed {name}: {e}"));
+                assert!(rows.0 > 0, "the good seed {name} has no rows");
+                (data, rows)
+            };
+            Arc::new(good.map(read).collect())
+        });
+        Arc::clone(goods)
+    }
+
+    /// Readers find the compression by the name.
+    fn file_name(&self, data: &[u8]) -> String {
+        let extension = compression(data).map(|c| format!(".{c}")).unwrap_or_default();
+        format!("{}.{}{extension}", self.name, self.suffix)
+    }
+
+    fn read(&self, data: &[u8]) -> Result<Rows> {
+        let url = format!("memory://fuzz/files/{}", self.file_name(data));
+        let mut source = self.options.clone();
+        source["path"] = json!(url);
+        let def = DatasetDef::from_json(&json!({"source": {self.kind: source}, "steps": self.steps}))?;
+        block_on(async {
+            put(&url, data).await;
+            rows_of(&def).await
+        })
+    }
+}
+
+fn compression(data: &[u8]) -> Option<&'static str> {
+    match data {
+        [0x1f, 0x8b, ..] => Some("gz"),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some("zst"),
+        _ => None,
+    }
+}
+
+/// Splits that are all known.
+struct Fixed(VecDeque<LeasedSplit>);
+
+#[async_trait]
+impl SplitFeed for Fixed {
+    async fn next(&mut self, want: usize) -> Result<Option<Vec<LeasedSplit>>> {
+        let n = want.min(self.0.len());
+        Ok((n > 0).then(|| self.0.drain(..n).collect()))
+    }
+}
+
+/// All rows of a definition, as one worker computes them.
+pub(crate) async fn rows_of(def: &DatasetDef) -> Result<Rows> {
+    let context = SourceContext::new(Arc::clone(&STORES), Arc::new(IoCounters::new()));
+    let pipeline = Arc::new(bind(def, &REGISTRY, &context, None).await?);
+    let splits: Vec<_> = pipeline.splits().try_collect().await?;
+    let leases = (0..).zip(splits).map(|(index, split)| LeasedSplit::new(index, split)).collect();
+    let options = TaskOptions::new(POOL.clone(), SystemClock::shared());
+    let mut task = run_task(&pipeline, Box::new(Fixed(leases)), options);
+    let mut sum = RowsChecksum::for_definition(def);
+    while let Some(chunk) = task.next().await {
+        for piece in &chunk?.pieces {
+            sum.update(piece)?;
+        }
+    }
+    Ok((sum.rows(), sum.hex()))
+}

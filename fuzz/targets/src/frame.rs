@@ -1,0 +1,86 @@
+//! The framed stream as its receivers read it: any bytes as one connection.
+//!
+//! The first byte says whether the checksums of headers are put right first, as somebody who means harm would. A frame
+//! is refused, or decodes into what its kind says; a chunk that decodes has as many rows as its runs, its elements and
+//! its columns say, and every value in it can be read.
+
+use std::time::Duration;
+
+use arrow_schema::SchemaRef;
+use caju_engine::checksum::RowsChecksum;
+use caju_engine::wire::frame::{
+    CreditHeader, EmptyHeader, ErrorHeader, FIXED_LEN, Kind, OpenHeader, RowsHeader, SchemaHeader,
+};
+use caju_engine::wire::{BufferPool, ElementCursor, FrameReader, InFrame, decode_chunk, decode_schema};
+use caju_types::{Error, Result};
+
+use crate::environment::block_on;
+
+/// Where the fixed header has the length of the header, its checksum, and the length of the body.
+const HEADER_LEN: std::ops::Range<usize> = 8..12;
+const CHECKSUM: std::ops::Range<usize> = 12..16;
+const BODY_LEN: std::ops::Range<usize> = 16..24;
+
+/// What a receiver without settings of its own accepts here: an input has some KiB, so that more is a lie, and what it
+/// costs shows in the bytes allocated.
+const BODY_BYTES: u64 = 256 << 20;
+
+pub(crate) fn one(data: &[u8]) {
+    let Some((how, stream)) = data.split_first() else { return };
+    let stream = if how & 1 == 1 { with_checksums(stream) } else { stream.to_vec() };
+    block_on(async {
+        let pool = BufferPool::new(1 << 20);
+        let peer = FrameReader::new(stream.as_slice(), "the peer", pool, Duration::from_secs(5));
+        let mut frames = peer.with_limits(1 << 20, BODY_BYTES);
+        let mut schema = None;
+        while let Ok(Some(frame)) = frames.next().await {
+            if let Err(e) = receive(frame, &mut schema) {
+                assert!(!e.message().is_empty());
+                return;
+            }
+        }
+    });
+}
+
+fn receive(frame: InFrame, schema: &mut Option<SchemaRef>) -> Result<()> {
+    match frame.kind {
+        Kind::Open => drop(frame.message::<OpenHeader>()?),
+        Kind::Credit => drop(frame.message::<CreditHeader>()?),
+        Kind::Ack | Kind::Ping | Kind::End => drop(frame.message::<EmptyHeader>()?),
+        Kind::Error => drop(Error::from(frame.message::<ErrorHeader>()?)),
+        Kind::Schema => *schema = Some(decode_schema(&frame.message::<SchemaHeader>()?)?),
+        Kind::Rows => {
+            let Some(schema) = schema else { return Ok(()) };
+            let chunk = decode_chunk(frame.message::<RowsHeader>()?, schema, frame.body)?;
+            let rows = chunk.rows() as u64;
+            let of_runs: u64 = chunk.runs.iter().map(|r| r.len).sum();
+            assert!(chunk.runs.is_empty() || of_runs == rows, "{of_runs} rows of runs in a chunk of {rows}");
+            let mut sum = RowsChecksum::default();
+            let mut elements = ElementCursor::new(chunk);
+            while let Some(element) = elements.next()? {
+                sum.update(&element)?;
+            }
+            assert_eq!(sum.rows(), rows, "rows of elements");
+        }
+    }
+    Ok(())
+}
+
+/// The stream with the checksum of every header as it should be.
+fn with_checksums(stream: &[u8]) -> Vec<u8> {
+    let mut stream = stream.to_vec();
+    let mut at = 0;
+    while let Some(fixed) = stream.get(at..at + FIXED_LEN) {
+        let header = u64::from(u32::from_le_bytes(fixed[HEADER_LEN].try_into().unwrap()));
+        let body = u64::from_le_bytes(fixed[BODY_LEN].try_into().unwrap());
+        let begin = at + FIXED_LEN;
+        let whole = usize::try_from(header).ok().and_then(|h| stream.get(begin..begin.checked_add(h)?));
+        let Some(whole) = whole else { break };
+        let checksum = crc32c::crc32c(whole).to_le_bytes();
+        stream[at..][CHECKSUM].copy_from_slice(&checksum);
+        let next = usize::try_from(header.saturating_add(body)).ok().and_then(|n| begin.checked_add(n));
+        let Some(next) = next else { break };
+        at = next;
+    }
+    stream
+}
