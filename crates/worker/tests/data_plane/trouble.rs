@@ -195,14 +195,14 @@ async fn strangers_on_the_port_harm_nobody() {
 async fn flaky_proxy(target: String, cuts: Vec<u64>) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let mut tasks = tokio::task::JoinSet::new();
+    let tasks = caju_runtime::Tasks::new();
     let forward = async move {
         let mut cuts = cuts.into_iter();
         loop {
             let (client, _) = listener.accept().await.unwrap();
             let worker = tokio::net::TcpStream::connect(&target).await.unwrap();
             let limit = cuts.next().unwrap_or(u64::MAX);
-            tasks.spawn(async move {
+            tasks.background("a connection", caju_runtime::log_failure, async move {
                 let (mut up, mut to_client) = client.into_split();
                 let (from_worker, mut to_worker) = worker.into_split();
                 let mut from_worker = from_worker.take(limit);
@@ -210,11 +210,12 @@ async fn flaky_proxy(target: String, cuts: Vec<u64>) -> String {
                     _ = tokio::io::copy(&mut up, &mut to_worker) => {}
                     _ = tokio::io::copy(&mut from_worker, &mut to_client) => {}
                 }
+                Ok(())
             });
         }
     };
     let all = caju_runtime::Tasks::new();
-    drop(all.spawn(forward));
+    all.background("a flaky proxy", caju_runtime::log_failure, forward);
     address
 }
 
