@@ -249,7 +249,7 @@ impl PartWriter {
                     // Carried through if the caller is dropped: a claim that stays would block its split.
                     let tasks = open.cache.tasks.clone();
                     let release = async move { open.held.release(&open.cache).await };
-                    drop(tasks.spawn_graceful("giving a claim back", release).await);
+                    tasks.spawn_graceful("giving a claim back", release).await.unwrap_or_else(log_failure);
                 }
                 Ok(committed)
             }
@@ -320,7 +320,7 @@ impl PartWriter {
         if let Some(open) = self.open.take() {
             // Carried through if the caller is dropped meanwhile, as a task is that is stopped.
             let tasks = open.cache.tasks.clone();
-            drop(tasks.spawn_graceful("giving a part up", give_up(open)).await);
+            tasks.spawn_graceful("giving a part up", give_up(open)).await.unwrap_or_else(log_failure);
         }
     }
 }

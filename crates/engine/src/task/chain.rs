@@ -390,3 +390,59 @@ fn run_stream_stage(stage: Box<dyn StreamStage>, place: String, items: Items, re
     })
     .boxed()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stage that breaks down when it is pushed, or flushed.
+    struct Broken {
+        pushed: bool,
+    }
+
+    impl StreamStage for Broken {
+        fn push(&mut self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<Flow> {
+            assert!(!self.pushed, "byte array offset overflow");
+            out.push(chunk);
+            Ok(Flow::More)
+        }
+
+        fn flush(&mut self, _: &mut Vec<Chunk>) -> Result<()> {
+            panic!("nothing to flush")
+        }
+    }
+
+    fn chunk() -> Chunk {
+        let ids: arrow_array::ArrayRef = Arc::new(arrow_array::Int64Array::from_iter_values(0..3));
+        let batch = arrow_array::RecordBatch::try_from_iter([("id", ids)]).unwrap();
+        Chunk::rows_of(batch, vec![Run { split: 0, start: 0, len: 3 }])
+    }
+
+    async fn errors(items: Items) -> Vec<String> {
+        let all: Vec<_> = items.collect().await;
+        assert!(matches!(all.last(), Some(Err(_))), "the error is the end");
+        all.into_iter().filter_map(Result::err).map(|e| e.message().to_string()).collect()
+    }
+
+    #[tokio::test]
+    async fn a_stage_that_panics_is_an_error_that_names_it() {
+        for (pushed, text) in [(true, "byte array offset overflow"), (false, "nothing to flush")] {
+            let items = stream::iter([Ok(Item::Chunk(chunk()))]).boxed();
+            let place = "steps[2].bucket_by_length".to_string();
+            let got = errors(run_stream_stage(Box::new(Broken { pushed }), place, items, false)).await;
+            assert_eq!(got, [format!("steps[2].bucket_by_length panicked: {text}")]);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_made_ahead_ends_only_when_it_has_ended() {
+        let good = || stream::iter([Ok(Item::Chunk(chunk())), Ok(Item::EndOfSplit(0))]);
+        assert_eq!(ahead(good().boxed()).collect::<Vec<_>>().await.len(), 2);
+        let broken = good()
+            .chain(stream::once(async { if true { panic!("above") } else { Ok(Item::EndOfRepetition) } }));
+        let got = errors(ahead(broken.boxed())).await;
+        assert!(got.len() == 1 && got[0].contains("above"), "{got:?}");
+        let failed = good().chain(stream::iter([Err(caju_types::Error::data_loss("damaged"))]));
+        assert_eq!(errors(ahead(failed.boxed())).await, ["damaged"]);
+    }
+}

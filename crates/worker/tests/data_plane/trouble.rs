@@ -257,3 +257,52 @@ async fn a_dispatcher_that_stays_away_is_an_error_in_time() {
     assert!(e.message().contains("dispatcher"), "{e}");
     drop(workers);
 }
+
+/// A clock whose wait of 77 ms breaks down: so does whoever runs a `sleep` of that length.
+#[derive(Debug)]
+struct Faulty(Arc<dyn caju_runtime::Clock>);
+
+#[async_trait::async_trait]
+impl caju_runtime::Clock for Faulty {
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+
+    fn unix_time(&self) -> Duration {
+        self.0.unix_time()
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        assert!(duration != Duration::from_millis(77), "the clock broke down");
+        self.0.sleep(duration).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_panics_fails_its_epoch_for_every_reader() {
+    let mut cluster = Cluster::start(0).await;
+    cluster.add(|config| config.clock = Arc::new(Faulty(Arc::clone(&config.clock)))).await;
+    let def = range(1000, &[json!({"batch": {"size": 1000}}), json!({"sleep": {"per_batch": "77ms"}})]);
+    for attempt in 0..2 {
+        let mut reader = cluster.client().await.read(request(&def, &format!("job-{attempt}"))).await.unwrap();
+        let e = drain(&mut reader).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Internal, "{e}");
+        assert!(e.message().contains("the clock broke down"), "{e}");
+    }
+    cluster.workers[0].idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_whose_connection_panics_gets_an_error() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster
+        .client_with(|c| {
+            c.on_event = Some(Arc::new(|e| {
+                assert!(!matches!(e, ReaderEvent::TaskOpened { .. }), "the listener broke down");
+            }));
+        })
+        .await;
+    let mut reader = client.read(request(&range(1000, &[]), "")).await.unwrap();
+    let e = drain(&mut reader).await.unwrap_err();
+    assert!(e.message().contains("the listener broke down"), "{e}");
+}
