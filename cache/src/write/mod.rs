@@ -9,7 +9,7 @@ use std::sync::Arc;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
-use caju_runtime::{blocking, log_failure};
+use caju_runtime::{Tasks, blocking, log_failure};
 use caju_types::{Error, Fingerprint, Result, SplitKey};
 
 use crate::Cache;
@@ -249,7 +249,7 @@ impl PartWriter {
                     // Carried through if the caller is dropped: a claim that stays would block its split.
                     let tasks = open.cache.tasks.clone();
                     let release = async move { open.held.release(&open.cache).await };
-                    tasks.spawn_graceful("giving a claim back", release).await.unwrap_or_else(log_failure);
+                    carry_through(&tasks, "giving a claim back", release).await;
                 }
                 Ok(committed)
             }
@@ -320,7 +320,7 @@ impl PartWriter {
         if let Some(open) = self.open.take() {
             // Carried through if the caller is dropped meanwhile, as a task is that is stopped.
             let tasks = open.cache.tasks.clone();
-            tasks.spawn_graceful("giving a part up", give_up(open)).await.unwrap_or_else(log_failure);
+            carry_through(&tasks, "giving a part up", give_up(open)).await;
         }
     }
 }
@@ -337,6 +337,13 @@ impl Drop for PartWriter {
             });
         }
     }
+}
+
+/// Does what is to be done though the caller is dropped meanwhile, as long as the cache is not closed.
+async fn carry_through(tasks: &Tasks, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+    let token = tasks.token();
+    let work = async move { drop(token.run_until_cancelled_owned(work).await) };
+    tasks.spawn_graceful(name, work).await.unwrap_or_else(log_failure);
 }
 
 async fn give_up(mut open: Open) {
