@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use caju_runtime::Tasks;
+use caju_runtime::{Tasks, log_failure};
 use caju_types::{Fingerprint, Result, hash128};
 use object_store::path::Path;
 use parking_lot::Mutex;
@@ -100,7 +100,7 @@ impl Leases {
         self.renew().await?;
         *started = true;
         let me = Arc::clone(self);
-        drop(tasks.spawn(async move {
+        tasks.background("keeping the lease on the cache", log_failure, async move {
             loop {
                 me.root.clock.sleep((me.ttl / 3).max(SHORTEST_BEAT)).await;
                 if let Err(error) = me.renew().await {
@@ -109,7 +109,7 @@ impl Leases {
                     tracing::debug!(%error, "a claim could not be given back yet");
                 }
             }
-        }));
+        });
         Ok(())
     }
 
@@ -118,8 +118,7 @@ impl Leases {
         let me = Arc::clone(self);
         // A write whose caller is gone is carried through all the same: the store may do that anyway, and then it
         // must not land after the lease was given back.
-        let written = self.writes.spawn_graceful(async move { me.write().await }).await;
-        written.unwrap_or_else(|e| Err(caju_types::Error::internal(format!("writing a lease: {e}"))))
+        self.writes.spawn_graceful("writing a lease", async move { me.write().await }).await?
     }
 
     async fn write(&self) -> Result<()> {

@@ -41,7 +41,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use caju_runtime::{Clock, IoCounters, Stores, Tasks};
+use caju_runtime::{Clock, IoCounters, Stores, Tasks, blocking, log_failure};
 use caju_types::{Error, Fingerprint, Result};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -237,7 +237,7 @@ impl Cache {
         let (hold, first) = self.leases.hold(of);
         if first && !self.options.read_only {
             let (leases, tasks) = (Arc::clone(&self.leases), self.tasks.clone());
-            drop(self.tasks.spawn(async move {
+            self.tasks.background("telling of a reader", log_failure, async move {
                 let said = async {
                     leases.start(&tasks).await?;
                     leases.renew().await
@@ -245,7 +245,8 @@ impl Cache {
                 if let Err(error) = said.await {
                     tracing::debug!(%error, "the cache was not told that a snapshot is being read");
                 }
-            }));
+                Ok(())
+            });
         }
         hold
     }
@@ -260,10 +261,10 @@ impl Cache {
             Arc::clone(&self.root.clock),
             self.options.lease_ttl.max(Duration::from_secs(1)),
         );
-        drop(self.tasks.spawn(async move {
+        self.tasks.background("recording what is read", log_failure, async move {
             loop {
                 clock.sleep(every).await;
-                let Some(cache) = me.upgrade() else { return };
+                let Some(cache) = me.upgrade() else { return Ok(()) };
                 let states: Vec<_> = cache.states.lock().values().cloned().collect();
                 for state in states {
                     if let Err(error) = state.flush_uses(&cache).await {
@@ -271,7 +272,7 @@ impl Cache {
                     }
                 }
             }
-        }));
+        });
     }
 }
 
@@ -288,10 +289,10 @@ fn cores() -> usize {
 
 async fn open_disk_tier(folder: std::path::PathBuf, most: u64) -> Result<DiskTier> {
     let name = folder.display().to_string();
-    let opened = tokio::task::spawn_blocking(move || DiskTier::open(folder, most)).await;
+    let opened = blocking("opening the disk tier", move || DiskTier::open(folder, most)).await;
     match opened {
         Ok(Ok(tier)) => Ok(tier),
         Ok(Err(e)) => Err(Error::unavailable(format!("the disk tier {name} cannot be used: {e}"))),
-        Err(e) => Err(Error::internal(format!("the disk tier {name}: {e}"))),
+        Err(e) => Err(e.context(format!("the disk tier {name}"))),
     }
 }

@@ -203,8 +203,7 @@ async fn blocking<T: Send + 'static>(
         let done = work();
         (done, thread_cpu_time().saturating_sub(start))
     };
-    let done = tokio::task::spawn_blocking(timed).await;
-    let (done, cpu) = done.map_err(|e| Error::internal(format!("a probe: {e}")))?;
+    let (done, cpu) = caju_runtime::blocking("a probe", timed).await?;
     *spent += cpu;
     done
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arrow_buffer::MutableBuffer;
 use bytes::Bytes;
 use caju_runtime::stores::store_error;
-use caju_runtime::{Clock, CountingStore, IoCounters, Location};
+use caju_runtime::{Clock, CountingStore, IoCounters, Location, blocking};
 use caju_types::{Error, ErrorKind, Result, hash128};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
@@ -254,9 +254,7 @@ impl Root {
             unfinished_below(&base, &prefix, 3, &mut found);
             found
         };
-        tokio::task::spawn_blocking(walk)
-            .await
-            .map_err(|e| Error::internal(format!("looking for leftovers: {e}")))
+        blocking("looking for leftovers", walk).await
     }
 
     /// A range of an object in one request, into memory that is aligned for Arrow.

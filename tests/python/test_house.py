@@ -65,6 +65,49 @@ fn fs(io: u64, env: u64) -> u64 { io + env }
     assert house.impure_lines(text) == []
 
 
+@pytest.mark.parametrize("line, what", [
+    ("tokio::spawn(async {});", "tokio::spawn"),
+    ("tokio :: task :: spawn(f);", "tokio :: task :: spawn"),
+    ("task::spawn_local(f);", "task::spawn_local"),
+    ("let x = tokio::task::spawn_blocking(work).await;", "tokio::task::spawn_blocking"),
+    ("use tokio::task::{JoinSet, yield_now};", "JoinSet"),
+    ("use tokio::task::{spawn_blocking};", "spawn_blocking"),
+    ("Handle::current().spawn(f);", "Handle::current().spawn"),
+    ("use tokio_util::task::AbortOnDropHandle;", "AbortOnDropHandle"),
+    ('drop(tasks.spawn("x", f));', "drop(tasks.spawn"),
+    ('drop(\n    self.tasks.clone().spawn("x", f),\n);', "drop( self.tasks.clone().spawn"),
+    ('let _ = tasks.spawn("x", f);', "let _ = tasks.spawn"),
+])
+def test_work_whose_failure_nobody_hears_of_is_found(house, line, what):
+    before = "//! tokio::spawn is banned.\nfn f() {\n"
+    after = "\n}\n\n#[cfg(test)]\nmod tests {\n    fn g() { tokio::spawn(f()); }\n}\n"
+    assert house.unsupervised_lines(before + after) == []
+    (found, *_) = house.unsupervised_lines(before + line + after)
+    assert found == (3, what)
+
+
+@pytest.mark.parametrize("line", [
+    'let task = tasks.spawn("x", f);',
+    'tasks.background("x", log_failure, f);',
+    'tasks.spawn_graceful("x", f).await.unwrap_or_else(log_failure);',
+    'blocking("x", work).await?;',
+    'const A: &str = "tokio::spawn"; // JoinSet',
+    "let thread = std::thread::Builder::new().spawn(f);",
+])
+def test_supervised_work_is_no_violation(house, line):
+    assert house.unsupervised_lines(line) == []
+
+
+def test_unsupervised_work_is_refused_outside_of_runtime_and_tests(house, tmp_path, monkeypatch):
+    for name in ("crates/runtime/src/tasks.rs", "crates/worker/src/manager.rs", "crates/engine/src/wire/tests.rs",
+                 "crates/engine/src/row/fit_tests.rs"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("fn f() {\n    tokio::spawn(g());\n}\n")
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    (problem,) = house.supervision()
+    assert problem.startswith("crates/worker/src/manager.rs:2: `tokio::spawn`")
+
+
 def test_it_fails_on_an_impure_planner_and_says_where(house, tmp_path, monkeypatch, capsys):
     (tmp_path / "planner/src").mkdir(parents=True)
     (tmp_path / "planner/src/lib.rs").write_text("// fine\nuse std::time::Instant;\n")

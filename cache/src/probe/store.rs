@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use caju_runtime::{Tasks, thread_cpu_time};
+use caju_runtime::{Tasks, log_failure, thread_cpu_time};
 use caju_types::{Error, Result};
 use futures::future::{join_all, try_join_all};
 use object_store::path::Path;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::{ProbeTask, blocking, polled};
 use crate::Cache;
@@ -135,13 +134,11 @@ impl Cache {
                 let got = polled(&mut cpu, me.root.get_range(&path, 0..bytes)).await;
                 got.map(|got| (got, cpu, start.elapsed()))
             };
-            AbortOnDropHandle::new(self.tasks.spawn(get))
+            self.tasks.spawn("reading a probe", get)
         };
-        let closed = || Error::cancelled("the cache was closed while a probe was read");
         let mut all = Got { times: Vec::with_capacity(at_once), ..Got::default() };
         for got in join_all((0..at_once).map(get)).await {
-            let (got, cpu, took) =
-                got.map_err(|e| Error::internal(format!("a probe: {e}")))?.ok_or_else(closed)??;
+            let (got, cpu, took) = got??;
             *spent += cpu;
             all.cpu += cpu;
             all.bytes = got;
@@ -199,11 +196,12 @@ impl Drop for Written {
         if paths.is_empty() || tokio::runtime::Handle::try_current().is_err() {
             return;
         }
-        drop(self.tasks.spawn_graceful(async move {
+        self.tasks.background_graceful("removing a probe", log_failure, async move {
             if let Err(error) = root.delete_all(paths).await {
                 tracing::debug!(%error, "a probe's objects are left to the collection");
             }
-        }));
+            Ok(())
+        });
     }
 }
 

@@ -11,6 +11,7 @@ use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
 use arrow_schema::{ArrowError, Schema, SchemaRef};
 use bytes::Bytes;
+use caju_runtime::blocking;
 use caju_types::{Error, Result};
 use futures::stream::{StreamExt, TryStreamExt};
 use tokio::sync::Semaphore;
@@ -151,7 +152,7 @@ async fn decode(
         let _permit = permit;
         decoder.decode(&places, block)
     };
-    tokio::task::spawn_blocking(work).await.map_err(|e| Error::internal(format!("decoding a part: {e}")))?
+    blocking("decoding a part", work).await?
 }
 
 impl Decoder {

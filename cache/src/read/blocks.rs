@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
+use caju_runtime::blocking;
 use caju_runtime::stores::local_version;
 use caju_types::{Error, ErrorKind, Result};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use object_store::path::Path;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio_util::task::AbortOnDropHandle;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::ReadOptions;
@@ -126,15 +126,8 @@ impl Blocks {
             };
             source.get(blocks).await
         };
-        let coming = AbortOnDropHandle::new(self.cache.tasks.spawn(get));
-        async move {
-            match coming.await {
-                Ok(Some(blocks)) => blocks,
-                Ok(None) => Err(Error::cancelled("the cache was closed while a part was read")),
-                Err(e) => Err(Error::internal(format!("reading a part: {e}"))),
-            }
-        }
-        .right_future()
+        let coming = self.cache.tasks.spawn(format!("reading part {}", self.meta.path), get);
+        async move { coming.await? }.right_future()
     }
 
     /// All blocks, as one request that waits for its turn.
@@ -194,8 +187,7 @@ impl Blocks {
                     Ok(())
                 })
             };
-            let done = tokio::task::spawn_blocking(check).await;
-            done.map_err(|e| Error::internal(format!("checking a part: {e}")))??;
+            blocking("checking a part", check).await??;
         }
         Ok(out)
     }
@@ -211,10 +203,10 @@ impl Blocks {
             return Ok(Some(block));
         }
         let Some(disk) = self.cache.disk.clone() else { return Ok(None) };
-        let near = tokio::task::spawn_blocking(move || disk.get(&key).map(|block| (block, disk))).await;
+        let near = blocking("reading the disk tier", move || disk.get(&key).map(|block| (block, disk))).await;
         let Ok(Some((block, disk))) = near else { return Ok(None) };
         if check(&self.meta, n, &block).is_err() {
-            drop(tokio::task::spawn_blocking(move || disk.remove(&key)).await);
+            drop(blocking("clearing the disk tier", move || disk.remove(&key)).await);
             return Ok(None);
         }
         if let Some(memory) = &self.cache.memory {
@@ -257,7 +249,7 @@ impl Blocks {
             let kept: Vec<_> =
                 blocks.iter().enumerate().map(|(i, b)| (self.key(first + i), b.clone())).collect();
             let keep = move || kept.iter().for_each(|(key, block)| disk.insert(*key, block));
-            drop(tokio::task::spawn_blocking(keep).await);
+            drop(blocking("writing the disk tier", keep).await);
         }
     }
 }
@@ -296,5 +288,5 @@ async fn map(cache: &Arc<Cache>, meta: &Arc<PartMeta>, path: std::path::PathBuf)
             .get_with(version, || Arc::new(meta.blocks.iter().map(|_| AtomicBool::new(false)).collect()));
         Ok(Some(Mapped { bytes: Bytes::from_owner(map), checked }))
     };
-    tokio::task::spawn_blocking(work).await.map_err(|e| Error::internal(format!("mapping a part: {e}")))?
+    blocking("mapping a part", work).await?
 }

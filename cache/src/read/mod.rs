@@ -12,9 +12,10 @@ use std::task::{Context, Poll};
 
 use arrow_array::RecordBatch;
 use arrow_schema::{Schema, SchemaRef};
+use caju_runtime::{Caught, caught};
 use caju_types::{Error, ErrorKind, Result};
-use futures::Stream;
 use futures::stream::BoxStream;
+use futures::{Stream, StreamExt};
 use tokio::sync::Semaphore;
 
 use crate::Cache;
@@ -100,11 +101,18 @@ impl PartReader {
         };
         let blocks = Arc::new(Blocks::open(cache, &meta).await.map_err(|e| gone(&meta, e))?);
         let mapped = blocks.is_mapped();
-        let opened = match meta.encoding.format {
-            Format::Arrow => arrow::open(blocks, options).await,
-            Format::Parquet => parquet::open(blocks, options).await,
+        // Decoders may panic on bytes that make no sense: the part is damaged then, and is replaced.
+        let opening = async {
+            match meta.encoding.format {
+                Format::Arrow => arrow::open(blocks, options).await,
+                Format::Parquet => parquet::open(blocks, options).await,
+            }
         };
+        let opened = caught("its decoder", opening).await;
+        let opened = opened.unwrap_or_else(|e| Err(damaged(&meta, e.message())));
         let Opened { schema, batches, left } = opened.map_err(|e| gone(&meta, e))?;
+        let of = Arc::clone(&meta);
+        let batches = Caught::new(batches, move |panic: &str| damaged(&of, panic)).boxed();
         let left = (!mapped).then_some(left);
         Ok(Self { meta, schema, batches, left, rows: 0, expected, ended: false, counted, _hold: hold })
     }

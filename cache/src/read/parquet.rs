@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Context;
 
 use arrow_array::RecordBatch;
 use arrow_schema::Schema;
 use bytes::{Bytes, BytesMut};
+use caju_runtime::{Caught, blocking, channel};
 use caju_types::{Error, Result};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -170,6 +171,7 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
         .with_projection(mask);
     let target = Arc::clone(&schema);
     let stream = builder.build().map_err(bad)?;
+    let of = Arc::clone(&meta);
     let batches = stream
         .map(move |batch| {
             let batch = batch.map_err(|e| match error.lock().take() {
@@ -183,6 +185,7 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
             crate::schema::with_schema(&batch, &target)
         })
         .boxed();
+    let batches = Caught::new(batches, move |panic: &str| damaged(&of, panic)).boxed();
     Ok(Opened { schema, batches: elsewhere(batches, Arc::clone(&blocks.cache.decoding)), left })
 }
 
@@ -213,9 +216,9 @@ fn elsewhere(
     mut batches: BoxStream<'static, Result<RecordBatch>>,
     decoding: Arc<Semaphore>,
 ) -> BoxStream<'static, Result<RecordBatch>> {
-    let (sender, mut receiver) = tokio::sync::mpsc::channel(AHEAD);
+    let (sender, receiver) = channel("decoding a part", AHEAD);
     let handle = tokio::runtime::Handle::current();
-    let work = tokio::task::spawn_blocking(move || {
+    let work = blocking("decoding a part", move || {
         handle.block_on(async move {
             let mut decoding = PollSemaphore::new(decoding);
             let mut next = move |cx: &mut Context<'_>| {
@@ -223,25 +226,20 @@ fn elsewhere(
                 batches.poll_next_unpin(cx)
             };
             while let Some(batch) = std::future::poll_fn(&mut next).await {
-                if sender.send(batch).await.is_err() {
+                let sent = match batch {
+                    Ok(batch) => sender.send(batch).await,
+                    Err(e) => return sender.fail(e).await,
+                };
+                if sent.is_err() {
                     return;
                 }
             }
+            sender.finish();
         });
     });
-    let mut work = Some(work);
-    futures::stream::poll_fn(move |cx| {
-        let next = std::task::ready!(receiver.poll_recv(cx));
-        if next.is_some() {
-            return Poll::Ready(next);
-        }
-        // The end, or a panic in the decoder: on damaged bytes it may, but these were checked.
-        let Some(ended) = &mut work else { return Poll::Ready(None) };
-        let ended = std::task::ready!(ended.poll_unpin(cx));
-        work = None;
-        Poll::Ready(ended.err().map(|e| Err(Error::internal(format!("decoding a part: {e}")))))
-    })
-    .boxed()
+    // The channel says how it ended; the thread ends when nobody listens.
+    drop(work);
+    receiver.boxed()
 }
 
 /// The footer, which is the last block of the part; and, if one request fetches all of it, all blocks.

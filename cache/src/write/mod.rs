@@ -9,6 +9,7 @@ use std::sync::Arc;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
+use caju_runtime::{Tasks, blocking, log_failure};
 use caju_types::{Error, Fingerprint, Result, SplitKey};
 
 use crate::Cache;
@@ -182,7 +183,7 @@ impl PartWriter {
                 let ready = encoder.write(&batch);
                 (encoder, ready)
             };
-            let (back, ready) = blocking(work).await?;
+            let (back, ready) = encoding(work).await?;
             encoder = back;
             ready?
         } else {
@@ -248,7 +249,7 @@ impl PartWriter {
                     // Carried through if the caller is dropped: a claim that stays would block its split.
                     let tasks = open.cache.tasks.clone();
                     let release = async move { open.held.release(&open.cache).await };
-                    drop(tasks.spawn(release).await);
+                    carry_through(&tasks, "giving a claim back", release).await;
                 }
                 Ok(committed)
             }
@@ -268,7 +269,7 @@ impl PartWriter {
         }
         self.compute_cpu_s = Some(facts.compute_cpu_s);
         let encoder = self.open.as_mut().and_then(|o| o.encoder.take()).ok_or_else(ended)?;
-        let encoded = blocking(move || encoder.finish()).await??;
+        let encoded = encoding(move || encoder.finish()).await??;
         self.push(encoded.ready).await?;
         let Some(open) = &self.open else { return Err(ended()) };
         let meta = PartMeta {
@@ -319,7 +320,7 @@ impl PartWriter {
         if let Some(open) = self.open.take() {
             // Carried through if the caller is dropped meanwhile, as a task is that is stopped.
             let tasks = open.cache.tasks.clone();
-            drop(tasks.spawn(give_up(open)).await);
+            carry_through(&tasks, "giving a part up", give_up(open)).await;
         }
     }
 }
@@ -330,9 +331,19 @@ impl Drop for PartWriter {
         // Without a runtime the collection finds what is left.
         if tokio::runtime::Handle::try_current().is_ok() {
             let tasks = open.cache.tasks.clone();
-            drop(tasks.spawn(give_up(open)));
+            tasks.background("giving a part up", log_failure, async move {
+                give_up(open).await;
+                Ok(())
+            });
         }
     }
+}
+
+/// Does what is to be done though the caller is dropped meanwhile, as long as the cache is not closed.
+async fn carry_through(tasks: &Tasks, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+    let token = tasks.token();
+    let work = async move { drop(token.run_until_cancelled_owned(work).await) };
+    tasks.spawn_graceful(name, work).await.unwrap_or_else(log_failure);
 }
 
 async fn give_up(mut open: Open) {
@@ -361,7 +372,6 @@ fn tags(of: Fingerprint, split: SplitKey, attempt: &str) -> Vec<(String, String)
     ]
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|e| Error::internal(format!("encoding a part: {e}")))
+async fn encoding<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    blocking("encoding a part", work).await
 }

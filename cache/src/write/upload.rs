@@ -4,12 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use caju_runtime::Tasks;
 use caju_runtime::stores::store_error;
-use caju_types::{Error, Result};
+use caju_runtime::{Task, Tasks};
+use caju_types::Result;
 use object_store::path::Path;
 use object_store::{MultipartUpload, PutPayload};
-use tokio::task::JoinHandle;
 
 use crate::store::Root;
 
@@ -24,7 +23,7 @@ pub(super) struct Upload {
     pending: VecDeque<Bytes>,
     pending_bytes: usize,
     pieces: Option<Box<dyn MultipartUpload>>,
-    flying: VecDeque<JoinHandle<Option<object_store::Result<()>>>>,
+    flying: VecDeque<Task<object_store::Result<()>>>,
 }
 
 impl Upload {
@@ -61,7 +60,8 @@ impl Upload {
         }
         let payload = self.take(bytes);
         if let Some(pieces) = &mut self.pieces {
-            self.flying.push_back(self.tasks.spawn(pieces.put_part(payload)));
+            let name = format!("uploading a piece of {}", self.root.name(&self.path));
+            self.flying.push_back(self.tasks.spawn(name, pieces.put_part(payload)));
         }
         Ok(())
     }
@@ -85,15 +85,7 @@ impl Upload {
     async fn land(&mut self) -> Result<()> {
         let Some(oldest) = self.flying.front_mut() else { return Ok(()) };
         let name = self.root.name(&self.path);
-        let landed = self.root.retry.within(name, async {
-            match oldest.await {
-                Ok(Some(result)) => result.map_err(|e| store_error(name, e)),
-                Ok(None) => {
-                    Err(Error::cancelled(format!("{name}: the cache was closed while it was written")))
-                }
-                Err(e) => Err(Error::internal(format!("{name}: {e}"))),
-            }
-        });
+        let landed = self.root.retry.within(name, async { oldest.await?.map_err(|e| store_error(name, e)) });
         let landed = landed.await;
         self.flying.pop_front();
         landed

@@ -10,9 +10,8 @@ use caju_engine::Chunk;
 use caju_engine::wire::{DispatcherLink, ElementCursor, schema_from_ipc};
 use caju_pipeline::DatasetDef;
 use caju_proto::v1;
-use caju_runtime::Tasks;
+use caju_runtime::{Task, Tasks, caught};
 use caju_types::{Error, IterationId, Result};
-use tokio::task::JoinHandle;
 
 use crate::config::ClientConfig;
 use crate::merge::Merger;
@@ -58,7 +57,7 @@ pub struct Reader {
     current: Option<ElementCursor>,
     stop: Tasks,
     leaving: Leaving,
-    session: Option<JoinHandle<()>>,
+    session: Option<Task<()>>,
 }
 
 impl Reader {
@@ -76,7 +75,13 @@ impl Reader {
         let (job, fingerprint) = (opened.job.clone(), opened.fingerprint.clone());
         let (iteration, seed) = (IterationId(opened.iteration_id), opened.seed);
         let run = session.run(opened, stop.clone(), Arc::clone(&leaving));
-        let session = Some(stop.spawn_graceful(run));
+        let failing = Arc::clone(&shared);
+        let session = Some(stop.spawn_graceful("the reader's session", async move {
+            // Whoever waits for rows must not wait for ever.
+            if let Err(e) = caught("the reader's session", run).await {
+                failing.queue.abort(e);
+            }
+        }));
         Ok(Self {
             shared,
             schema,

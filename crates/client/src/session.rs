@@ -7,11 +7,10 @@ use std::time::Duration;
 use caju_engine::Run;
 use caju_engine::wire::{Dispatcher, DispatcherLink, is_passing};
 use caju_proto::v1;
-use caju_runtime::Tasks;
+use caju_runtime::{Task, Tasks, caught};
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::config::ReaderEvent;
@@ -51,7 +50,7 @@ type Outcomes = (mpsc::Sender<(TaskId, Outcome)>, mpsc::Receiver<(TaskId, Outcom
 struct Open {
     address: String,
     group: Tasks,
-    handle: JoinHandle<Option<()>>,
+    handle: Task<()>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -224,8 +223,10 @@ impl Session {
         let group = self.connections.child();
         let target = Target { task, client: self.client, address: address.clone() };
         let (shared, outcomes) = (Arc::clone(&self.shared), self.outcomes.0.clone());
-        let handle = group.spawn(async move {
-            let outcome = read_task(shared, target).await;
+        let name = format!("reading {task} from {address}");
+        let handle = group.spawn(name.clone(), async move {
+            // Without an outcome the session would wait for the task for ever.
+            let outcome = caught(&name, read_task(shared, target)).await.unwrap_or_else(Outcome::Failed);
             // Nobody listens once the reader is closed.
             drop(outcomes.send((task, outcome)).await);
         });

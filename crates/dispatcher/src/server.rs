@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use arrow_flight::flight_service_server::FlightServiceServer;
 use caju_proto::v1::dispatcher_server::DispatcherServer;
-use caju_runtime::{Clock, SystemClock, Tasks};
+use caju_runtime::{Clock, SystemClock, Task, Tasks, blocking, log_failure};
 use caju_types::{Error, Result};
 use tokio::net::TcpListener;
-use tokio::task::AbortHandle;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
@@ -30,7 +29,7 @@ pub struct Dispatcher;
 pub struct DispatcherHandle {
     core: Arc<Core>,
     server: Tasks,
-    serving: AbortHandle,
+    serving: Task<()>,
     address: SocketAddr,
 }
 
@@ -46,9 +45,8 @@ impl Dispatcher {
             None => Box::new(MemoryJournal::default()),
             Some(dir) => {
                 let unix_time = clock.unix_time();
-                let opened = tokio::task::spawn_blocking(move || open_state_dir(&dir, unix_time)).await;
                 let (journal, _) =
-                    opened.map_err(|e| Error::internal(format!("opening the journal: {e}")))??;
+                    blocking("opening the journal", move || open_state_dir(&dir, unix_time)).await??;
                 Box::new(journal)
             }
         };
@@ -79,13 +77,19 @@ impl Dispatcher {
             .max_encoding_message_size(MESSAGE_BYTES);
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         let router = Server::builder().add_service(service).add_service(flight);
-        let serving = server.spawn_graceful(async move {
+        let serving = server.spawn_graceful("the dispatcher's server", async move {
             if let Err(e) = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await {
                 tracing::error!("the dispatcher's server ended: {e}");
             }
         });
-        core.tasks.spawn(Arc::clone(&core).check_for_ever());
-        Ok(DispatcherHandle { core, server, serving: serving.abort_handle(), address })
+        core.tasks.background("the check for lost workers and clients", log_failure, {
+            let core = Arc::clone(&core);
+            async move {
+                core.check_for_ever().await;
+                Ok(())
+            }
+        });
+        Ok(DispatcherHandle { core, server, serving, address })
     }
 }
 
@@ -123,7 +127,7 @@ impl DispatcherHandle {
         self.serving.abort();
         let quiet = self.core.tasks.shutdown(bound).await;
         let core = Arc::clone(&self.core);
-        let closed = tokio::task::spawn_blocking(move || core.close_journal()).await.is_ok();
+        let closed = blocking("closing the journal", move || core.close_journal()).await.is_ok();
         drained && quiet && closed
     }
 }

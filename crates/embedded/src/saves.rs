@@ -14,7 +14,7 @@ use caju_dispatcher::state::{Save, SaveTotals};
 use caju_dispatcher::{DispatcherHandle, Saves};
 use caju_engine::wire::LocalWorkers;
 use caju_pipeline::SAVE_HINT;
-use caju_runtime::{Clock, Tasks};
+use caju_runtime::{Clock, Tasks, caught, log_failure};
 use caju_types::{Error, ErrorKind, Result, SplitKey};
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use tokio::sync::Semaphore;
@@ -50,7 +50,7 @@ impl SaveDriver {
             local,
             room: Semaphore::new(AT_ONCE),
         });
-        drop(tasks.spawn(watch(driver, tasks.clone())));
+        tasks.background("the driver of saves", log_failure, watch(driver, tasks.clone()));
         Self { tasks }
     }
 
@@ -74,13 +74,16 @@ struct Driver {
 }
 
 /// Gives every running save a task of its own.
-async fn watch(driver: Arc<Driver>, tasks: Tasks) {
+async fn watch(driver: Arc<Driver>, tasks: Tasks) -> Result<()> {
     let mut saves = driver.saves.clone();
     let active: Arc<parking_lot::Mutex<HashSet<String>>> = Arc::default();
     loop {
         let running = match saves.running().await {
             Ok(running) => running,
-            Err(error) => return tracing::debug!(%error, "saves are not driven any more"),
+            Err(error) => {
+                tracing::debug!(%error, "saves are not driven any more");
+                return Ok(());
+            }
         };
         for save in running {
             let url = save.target.url.clone();
@@ -88,13 +91,14 @@ async fn watch(driver: Arc<Driver>, tasks: Tasks) {
                 continue;
             }
             let (driver, active) = (Arc::clone(&driver), Arc::clone(&active));
-            drop(tasks.spawn(async move {
+            tasks.background(format!("the save to {url}"), log_failure, async move {
                 driver.run(&save).await;
                 active.lock().remove(&url);
-            }));
+                Ok(())
+            });
         }
         if !saves.changed().await {
-            return;
+            return Ok(());
         }
     }
 }
@@ -103,7 +107,8 @@ impl Driver {
     async fn run(&self, save: &Save) {
         let Ok(_room) = self.room.acquire().await else { return };
         let url = &save.target.url;
-        let result = self.drive(save).await;
+        // A panic ends the save like any other error: nobody waits for it for ever.
+        let result = caught(&format!("the save to {url}"), self.drive(save)).await.and_then(|r| r);
         match &result {
             Ok(totals) => tracing::info!(url, rows = totals.rows, splits = totals.splits, "save finished"),
             Err(error) => tracing::warn!(url, %error, "save failed"),

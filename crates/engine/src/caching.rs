@@ -97,6 +97,22 @@ struct Book {
     writer: Option<WriterOf>,
 }
 
+/// Counts as a writer that is open as long as it lives: the end of the task waits for it, however it ends.
+struct OpenWriter(Arc<TaskCache>);
+
+impl OpenWriter {
+    fn of(cache: &Arc<TaskCache>) -> Self {
+        cache.open_writers.send_modify(|n| *n += 1);
+        Self(Arc::clone(cache))
+    }
+}
+
+impl Drop for OpenWriter {
+    fn drop(&mut self) {
+        self.0.open_writers.send_modify(|n| *n -= 1);
+    }
+}
+
 /// One split in so many is computed before the decision, whatever there is to read.
 const COMPARED: u64 = 8;
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use caju_cache::{Cache, Compression, Encoding, Format, Probe, ProbeTask};
-use caju_runtime::{Clock, Tasks};
+use caju_runtime::{Clock, Tasks, log_failure};
+use caju_types::Error;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -175,7 +176,14 @@ impl Prober {
             through: watch::Sender::new(false),
         });
         let prober = Arc::clone(&me);
-        drop(tasks.spawn(async move {
+        let failing = Arc::clone(&me);
+        let on_failure = move |e: Error| {
+            log_failure(e);
+            // Nobody waits for figures that do not come.
+            failing.findings.lock().complete = true;
+            failing.through.send_replace(true);
+        };
+        tasks.background("the probes of the cache's store", on_failure, async move {
             prober.look_for_parts().await;
             let tidy = async {
                 if let Err(error) = prober.cache.forget_probes().await {
@@ -183,7 +191,8 @@ impl Prober {
                 }
             };
             tokio::join!(prober.run(), tidy);
-        }));
+            Ok(())
+        });
         me
     }
 

@@ -69,6 +69,14 @@ fn seconds(counter: &AtomicU64) -> f64 {
 }
 
 impl StageCounters {
+    /// Where the stage stands in the definition, for messages: `steps[3].batch`.
+    pub(crate) fn place(&self) -> String {
+        match self.name.split_once('.') {
+            Some((number, op)) => format!("steps[{number}].{op}"),
+            None => self.name.clone(),
+        }
+    }
+
     /// Runs a piece of the stage's work on this thread and counts its time.
     pub(crate) fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
         if !self.taps {

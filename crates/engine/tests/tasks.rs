@@ -251,3 +251,42 @@ async fn wrong_definitions_are_refused_where_they_are_bound() {
         assert!(e.message().contains(words), "{e}");
     }
 }
+
+/// A feed that breaks down after its first split.
+struct Broken(Option<LeasedSplit>, bool);
+
+#[async_trait::async_trait]
+impl caju_engine::SplitFeed for Broken {
+    async fn next(&mut self, _: usize) -> caju_types::Result<Option<Vec<LeasedSplit>>> {
+        match self.0.take() {
+            Some(split) => Ok(Some(vec![split])),
+            None if self.1 => panic!("the feed broke down"),
+            None => Err(caju_types::Error::unavailable("the feed is away")),
+        }
+    }
+}
+
+/// Whatever ends before its time is an error, in order and out of order, and stays one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_ends_only_when_it_was_said_that_no_split_is_left() {
+    let yaml = "source: { range: { start: 0, end: 300000 } }\nsteps: [ { batch: 100 } ]\n";
+    let pipeline = bound(yaml).await.unwrap();
+    let split = splits(&pipeline).await.unwrap().swap_remove(0);
+    for (panics, deterministic) in [(true, false), (true, true), (false, false), (false, true)] {
+        let pool = caju_runtime::CpuPool::new(2).unwrap();
+        let mut options = caju_engine::TaskOptions::new(pool, caju_runtime::SystemClock::shared());
+        options.deterministic = deterministic;
+        let feed = Broken(Some(LeasedSplit::new(0, split.clone())), panics);
+        let mut task = caju_engine::run_task(&pipeline, Box::new(feed), options);
+        let e = loop {
+            match task.next().await {
+                Some(Ok(_)) => {}
+                Some(Err(e)) => break e,
+                None => panic!("a feed that breaks down is no end (panics: {panics})"),
+            }
+        };
+        let want = if panics { "the feed broke down" } else { "the feed is away" };
+        assert!(e.message().contains(want), "{e}");
+        assert_eq!(task.next().await.unwrap().unwrap_err().message(), e.message(), "and never ends");
+    }
+}

@@ -10,7 +10,7 @@ use caju_types::{Error, Result};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tokio::sync::oneshot;
 
-use crate::thread_cpu_time;
+use crate::{panic_text, thread_cpu_time};
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -98,14 +98,6 @@ impl CpuPool {
             }
         }
     }
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("(no message)")
 }
 
 impl Drop for Inner {

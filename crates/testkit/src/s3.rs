@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use caju_runtime::Tasks;
+use caju_runtime::{Tasks, log_failure};
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
@@ -132,7 +132,11 @@ impl S3Server {
         let address = listener.local_addr()?;
         let tasks = Tasks::new();
         let books = Arc::default();
-        drop(tasks.spawn(serve(listener, service.build(), Arc::clone(&books), tasks.clone())));
+        let serving = serve(listener, service.build(), Arc::clone(&books), tasks.clone());
+        tasks.background("the S3 server", log_failure, async move {
+            serving.await;
+            Ok(())
+        });
         Ok(Self { root, temporary: None, address, books, tasks })
     }
 
@@ -258,8 +262,9 @@ async fn serve(listener: TcpListener, service: S3Service, books: SharedBooks, ta
             }
         });
         // A connection that breaks is the client's business.
-        drop(tasks.spawn(async move {
+        tasks.background("a connection of the S3 server", log_failure, async move {
             drop(Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(socket), one).await);
-        }));
+            Ok(())
+        });
     }
 }

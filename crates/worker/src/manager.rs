@@ -10,7 +10,7 @@ use caju_cache::Cache;
 use caju_engine::wire::{Dispatcher, LocalTask, LocalWorker};
 use caju_engine::{SplitModes, TaskOptions, run_task};
 use caju_proto::v1;
-use caju_runtime::{CpuPool, Tasks};
+use caju_runtime::{CpuPool, Tasks, caught};
 use caju_types::{ClientId, Error, ErrorKind, IterationId, Result, TaskId};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OnceCell};
@@ -195,10 +195,24 @@ impl Manager {
         let running = Arc::new(running);
         tracing::info!(task = %id, job = %def.job, epoch = def.epoch, "task started");
         let (me, task) = (Arc::clone(self), Arc::clone(&running));
-        drop(group.spawn(async move {
-            let finished = task.pump(run, me.config.linger).await;
+        // Whatever becomes of the task: its readers get the end or an error.
+        let (manager, failing) = (Arc::clone(self), Arc::clone(&running));
+        let on_failure = move |e: Error| {
+            failing.fail(e.clone());
+            // What is stopped was forgotten by whoever stopped it.
+            if e.kind() != ErrorKind::Cancelled {
+                tracing::error!(task = %id, error = %e, "task failed");
+                manager.forget(id, Err(e));
+            }
+        };
+        group.background(id.to_string(), on_failure, async move {
+            let finished = match caught(&id.to_string(), task.pump(run, me.config.linger)).await {
+                Ok(finished) => finished,
+                Err(e) => task.broken(e),
+            };
             me.finish(&task, finished).await;
-        }));
+            Ok(())
+        });
         Ok(running)
     }
 

@@ -224,6 +224,12 @@ impl RunningTask {
         Finished { result, stages: run.stats(), rows_skipped: run.rows_skipped(), modes: run.modes() }
     }
 
+    /// How a task ended whose [`RunningTask::pump`] panicked.
+    pub(crate) fn broken(&self, error: Error) -> Finished {
+        let modes = self.profiled.as_ref().map(|p| (p.modes)()).unwrap_or_default();
+        Finished { result: Err(error), stages: self.stages(), rows_skipped: 0, modes }
+    }
+
     async fn emit(&self, run: &mut TaskRun) -> Result<()> {
         loop {
             let start = std::time::Instant::now();

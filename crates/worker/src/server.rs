@@ -7,7 +7,7 @@ use arrow_flight::flight_service_server::FlightServiceServer;
 use caju_engine::wire::{looks_framed, tune};
 use caju_proto::v1;
 use caju_proto::v1::worker_server::{Worker, WorkerServer};
-use caju_runtime::{Tasks, rss_bytes};
+use caju_runtime::{Tasks, log_failure, rss_bytes};
 use caju_types::{Error, ErrorKind, Result};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
@@ -57,14 +57,15 @@ pub(crate) fn serve(listener: TcpListener, manager: &Arc<Manager>, group: &Tasks
         .add_service(flight)
         .add_service(status);
     let stop = group.token();
-    drop(group.spawn(async move {
+    group.background("the worker's server", log_failure, async move {
         let incoming = ReceiverStream::new(incoming);
         if let Err(e) = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await {
             tracing::error!(error = %e, "the worker's server ended");
         }
-    }));
+        Ok(())
+    });
     let (manager, tasks) = (Arc::clone(manager), group.clone());
-    drop(group.spawn(accept(listener, manager, tasks, grpc)));
+    group.background("accepting connections", log_failure, accept(listener, manager, tasks, grpc));
 }
 
 async fn accept(
@@ -72,10 +73,10 @@ async fn accept(
     manager: Arc<Manager>,
     tasks: Tasks,
     grpc: mpsc::Sender<std::io::Result<TcpStream>>,
-) {
+) -> Result<()> {
     let room = Arc::new(Semaphore::new(manager.config.connections.max(1)));
     loop {
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return Ok(()) };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(e) => {
@@ -86,7 +87,7 @@ async fn accept(
             }
         };
         let (manager, grpc) = (Arc::clone(&manager), grpc.clone());
-        drop(tasks.spawn(async move {
+        tasks.background("a reader's connection", log_failure, async move {
             let _permit = permit;
             if let Err(e) = sort(stream, manager, &grpc).await {
                 match e.kind() {
@@ -94,7 +95,8 @@ async fn accept(
                     _ => tracing::warn!(error = %e, "a reader's connection ended"),
                 }
             }
-        }));
+            Ok(())
+        });
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use caju_engine::source::SourceContext;
 use caju_engine::wire::{Dispatcher, DispatcherLink, LocalWorkers, is_passing};
 use caju_proto::v1;
-use caju_runtime::{CpuPool, Tasks};
+use caju_runtime::{CpuPool, Tasks, log_failure};
 use caju_types::{Error, Result, TaskId, WorkerId};
 use tokio::net::UdpSocket;
 use tokio::time::Instant;
@@ -60,7 +60,11 @@ impl Worker {
         let handle = WorkerHandle { manager, local, group };
         identity.register(patience).await?;
         tracing::info!(%address, worker = %identity.id(), "worker registered");
-        drop(handle.group.spawn(heartbeats(Arc::clone(&handle.manager), beats)));
+        let manager = Arc::clone(&handle.manager);
+        handle.group.background("the worker's heartbeats", log_failure, async move {
+            heartbeats(manager, beats).await;
+            Ok(())
+        });
         Ok(handle)
     }
 }

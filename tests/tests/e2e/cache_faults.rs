@@ -301,6 +301,8 @@ async fn workers_killed_while_they_store_in_s3() {
         verify.args(["cache", "verify", "--cache", "s3://bucket/cache"]).envs(env);
         Process::start(verify, "caju cache verify".into()).wait().expect_code(0);
     };
-    tokio::task::spawn_blocking(work).await.unwrap();
+    #[expect(clippy::disallowed_methods, reason = "a panic of a test is a panic")]
+    let done = tokio::task::spawn_blocking(work);
+    done.await.unwrap();
     drop(s3);
 }

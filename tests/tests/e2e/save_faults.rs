@@ -249,6 +249,8 @@ async fn a_save_in_s3_survives_its_worker() {
         assert_eq!(sum(&Report::load(&reader.folder().join("r.json"))), expected(&p));
         lab.stop();
     };
-    tokio::task::spawn_blocking(work).await.unwrap();
+    #[expect(clippy::disallowed_methods, reason = "a panic of a test is a panic")]
+    let done = tokio::task::spawn_blocking(work);
+    done.await.unwrap();
     drop(s3);
 }

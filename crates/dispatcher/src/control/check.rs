@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use caju_runtime::catch;
 use caju_types::{Error, IterationId};
 
 use super::{Core, Txn, observed::Observed};
@@ -14,7 +15,10 @@ impl Core {
     pub(crate) async fn check_for_ever(self: Arc<Self>) {
         loop {
             self.clock.sleep(self.config.timers.check_every).await;
-            self.check();
+            // What this looks for nobody else does: workers and clients that fell silent.
+            if let Err(error) = catch("a check of workers and clients", || self.check()) {
+                tracing::error!(%error, "workers and clients are checked again later");
+            }
         }
     }
 

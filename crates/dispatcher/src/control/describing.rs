@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use caju_cache::{Cache, CacheOptions, SnapshotNews};
 use caju_engine::CachePlan;
+use caju_runtime::log_failure;
 use caju_types::{Error, Fingerprint, IterationId, Result, SplitKey, hash128};
 use futures::TryStreamExt as _;
 use futures::stream::{BoxStream, StreamExt as _};
@@ -143,7 +144,7 @@ impl Core {
     pub(super) fn describe_soon(self: &Arc<Self>, state: &State, id: IterationId) {
         let Some(finding) = self.finding(state, id) else { return };
         let me = Arc::clone(self);
-        drop(self.tasks.spawn_graceful(async move {
+        self.tasks.background_graceful("describing a snapshot", log_failure, async move {
             let stopping = async {
                 me.tasks.stopped().await;
                 me.clock.sleep(LAST).await;
@@ -157,7 +158,8 @@ impl Core {
                 me.describing.told.lock().remove(&finding.name);
                 tracing::debug!(prefix = %finding.prefix, %error, "a snapshot was not described anew");
             }
-        }));
+            Ok(())
+        });
     }
 
     fn finding(&self, state: &State, id: IterationId) -> Option<Finding> {

@@ -27,10 +27,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use caju_runtime::{Clock, Tasks};
-use caju_types::{DatasetId, Error, IterationId, Result};
+use caju_types::{DatasetId, Error, ErrorKind, IterationId, Result};
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 
 use crate::catalog::{Bound, Catalog, SplitShuffle};
 use crate::config::DispatcherConfig;
@@ -73,12 +72,12 @@ struct Inner {
 
 struct Provider {
     shared: SharedProvider,
-    filler: AbortHandle,
+    filler: Tasks,
 }
 
 impl Drop for Provider {
     fn drop(&mut self) {
-        self.filler.abort();
+        self.filler.stop();
     }
 }
 
@@ -270,8 +269,23 @@ impl Core {
             plan: iteration.plan.clone(),
         };
         let bell = self.bell(iteration.id);
-        let filler = self.tasks.spawn(listing.fill(Arc::clone(self), Arc::clone(&shared), bell));
-        let provider = Provider { shared: Arc::clone(&shared), filler: filler.abort_handle() };
+        let filler = self.tasks.child();
+        let (name, failing) = (format!("the listing of {}", listing.iteration), Arc::clone(&shared));
+        let rung = Arc::clone(&bell);
+        let on_failure = move |e: Error| {
+            // A listing that is stopped is not asked for splits any more.
+            if e.kind() != ErrorKind::Cancelled {
+                tracing::error!(error = %e, "a listing broke down");
+                failing.fail_or_end(Err(e));
+                rung.send_replace(());
+            }
+        };
+        let filling = listing.fill(Arc::clone(self), Arc::clone(&shared), bell);
+        filler.background(name, on_failure, async move {
+            filling.await;
+            Ok(())
+        });
+        let provider = Provider { shared: Arc::clone(&shared), filler };
         providers.insert((iteration.id, feed), provider);
         shared
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use caju_cache::Remembered;
 use caju_engine::CachePlan;
 use caju_planner::{Choice, Decision, Encoding, Horizon, Profile, plan, policy_by_name};
+use caju_runtime::log_failure;
 use caju_types::{DatasetId, Error, IterationId, JobName, Result, hash128};
 
 use super::planning::{Settled, chosen, epochs_left, expected_jobs};
@@ -40,14 +41,15 @@ impl Core {
         let before = if recalls { self.before(&job.name, &dataset).await } else { None };
         let known = before.is_some();
         let (me, (told, recalled)) = (Arc::clone(self), tokio::sync::oneshot::channel::<()>());
-        drop(self.tasks.spawn_graceful(async move {
+        self.tasks.background_graceful("looking for an earlier plan", log_failure, async move {
             let asked = Asked { id, epoch, job, dataset };
             tokio::select! {
                 () = me.recall(&asked, before) => {}
                 () = me.tasks.stopped() => {}
             }
             drop(told);
-        }));
+            Ok(())
+        });
         // What is decided by then spares the first task its probes. A large cache is listed while rows are on their way.
         if known {
             tokio::select! {
@@ -222,7 +224,7 @@ impl Core {
         let listed = iteration.feeds.values().all(|f| f.exhausted);
         let splits = self.describing.count(id).filter(|_| listed);
         let (workers, cores) = cluster(state);
-        drop(self.tasks.spawn_graceful(async move {
+        self.tasks.background_graceful("remembering a plan", log_failure, async move {
             let root = &me.config.cache_url;
             let remember = async {
                 let known = Remembered::recall(&stores, root, definition).await?.unwrap_or_default();
@@ -242,7 +244,8 @@ impl Core {
             if let Err(error) = told {
                 tracing::debug!(%definition, %error, "what was measured is not remembered");
             }
-        }));
+            Ok(())
+        });
     }
 }
 

@@ -20,7 +20,7 @@ use crate::journal::{Journal, MemoryJournal};
 use crate::state::Hint;
 
 /// Definitions are `{"splits": N}`, with `"single": true`, `"shuffle": SEED or null`, `"path": any`,
-/// `"bad": MESSAGE`, `"list_error": MESSAGE`, `"skip_limit": N` and `"hints": [NAME, ...]`. A `"spelling": any` says nothing.
+/// `"bad": MESSAGE`, `"list_error": MESSAGE`, `"list_panic": MESSAGE`, `"skip_limit": N` and `"hints": [NAME, ...]`. A `"spelling": any` says nothing.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct FakeCatalog {
     /// Part of every split: changing it changes the listing.
@@ -45,6 +45,7 @@ impl Catalog for FakeCatalog {
         }
         let (n, version) = (definition["splits"].as_u64().unwrap_or(0), Arc::clone(&self.version));
         let list_error = definition["list_error"].as_str().map(Error::not_found);
+        let list_panic = definition["list_panic"].as_str().map(String::from);
         let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("id", DataType::Int64, false)]));
         Ok(Bound {
             name: Some("fake".to_string()),
@@ -63,7 +64,12 @@ impl Catalog for FakeCatalog {
             splits: Arc::new(move || {
                 let v = version.load(Ordering::Relaxed);
                 let split = move |i: u64| Ok(json!({ "i": i, "v": v }).to_string());
-                let end = futures::stream::iter(list_error.clone().map(Err));
+                let (list_error, list_panic) = (list_error.clone(), list_panic.clone());
+                let end = futures::stream::once(async move {
+                    assert!(list_panic.is_none(), "{list_panic:?}");
+                    futures::stream::iter(list_error.map(Err))
+                });
+                let end = end.flatten();
                 futures::stream::iter((0..n).map(split)).chain(end).boxed()
             }),
         })

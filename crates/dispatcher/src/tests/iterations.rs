@@ -274,6 +274,28 @@ fn a_listing_that_fails_fails_the_iteration() {
 }
 
 #[test]
+fn a_listing_that_panics_fails_the_iteration() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let open = w.open(&json!({"splits": 2, "list_panic": "a footer of x.parquet"}), "j").await;
+        let task = open.tasks[0].task_id;
+        let mut no = 1;
+        let e = loop {
+            match w.next(task, worker, no, 9).await {
+                Ok(answer) => assert!(!answer.end && no < 100, "a listing without an end is waited for"),
+                Err(e) => break e,
+            }
+            no += 1;
+        };
+        assert_eq!(e.kind(), ErrorKind::Internal);
+        assert!(e.message().contains("a footer of x.parquet"), "{e}");
+        let failure = w.beat(open.client_id, open.iteration_id, &[], &[]).await.failure.unwrap();
+        assert_eq!(failure.message, e.message());
+    });
+}
+
+#[test]
 fn too_many_skipped_rows_are_a_failure() {
     run(async {
         let w = World::new();

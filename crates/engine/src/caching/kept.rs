@@ -13,12 +13,13 @@ use std::time::Duration;
 
 use arrow_array::{RecordBatch, UInt64Array};
 use caju_cache::PutOutcome;
+use caju_runtime::{caught, log_failure};
 use caju_types::Result;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::put::{Piece, WriterOf, too_slow, write_part};
-use super::{Book, CachePlan, Entry, TaskCache, WAITING};
+use super::{Book, CachePlan, Entry, OpenWriter, TaskCache, WAITING};
 use crate::chunk::batch_bytes;
 use crate::source::Split;
 use crate::task::LeasedSplit;
@@ -83,15 +84,6 @@ struct Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.all.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-/// Counts as a writer that is open as long as it lives.
-struct OpenWriter(Arc<TaskCache>);
-
-impl Drop for OpenWriter {
-    fn drop(&mut self) {
-        self.0.open_writers.send_modify(|n| *n -= 1);
     }
 }
 
@@ -244,8 +236,7 @@ impl TaskCache {
             }
             let (pieces, queue) = mpsc::channel(rows.batches.len() + WAITING);
             rows.batches.into_iter().for_each(|b| drop(pieces.try_send(Piece::Rows(b))));
-            self.open_writers.send_modify(|n| *n += 1);
-            let writer = OpenWriter(Arc::clone(self));
+            let writer = OpenWriter::of(self);
             // Those that have ended are given up together, those that go on by their own pace.
             let given_up = if rows.skipped.is_some() { all.child_token() } else { CancellationToken::new() };
             let late = Late { index, split, given_up: given_up.clone(), queue, kept: charge, _open: writer };
@@ -265,11 +256,12 @@ impl TaskCache {
         lists.extend(shared_out(ended, LATE_WRITERS));
         for list in lists {
             let (me, plan) = (Arc::clone(self), plan.clone());
-            drop(self.writers.spawn(async move {
+            self.writers.background("storing rows of before the decision", log_failure, async move {
                 for late in list {
                     me.write_late(hint, late, &plan).await;
                 }
-            }));
+                Ok(())
+            });
         }
         self.limit_all(plan, bytes, all);
     }
@@ -279,15 +271,17 @@ impl TaskCache {
         let Some(assumed) = plan.write_bytes_per_s.filter(|_| bytes > 0) else { return };
         let patience = self.pace.patience(assumed, bytes, 1);
         let clock = Arc::clone(&self.ctx.clock);
-        drop(self.writers.spawn(async move {
+        self.writers.background("the deadline of late writers", log_failure, async move {
             clock.sleep(patience).await;
             all.cancel();
-        }));
+            Ok(())
+        });
     }
 
     async fn write_late(&self, hint: usize, late: Late, plan: &CachePlan) {
         let Late { index, split, given_up, queue, kept, _open } = late;
-        match self.write_kept(hint, &split, queue, &given_up, kept.bytes, plan).await {
+        let writing = self.write_kept(hint, &split, queue, &given_up, kept.bytes, plan);
+        match caught("the writer of a part", writing).await.and_then(|written| written) {
             Ok(true) => {
                 self.puts.worked();
                 self.compute.fetch_sub(1, Ordering::Relaxed);

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use caju_cache::{Committed, PartFacts, PartWriter};
-use caju_runtime::Clock;
+use caju_runtime::{Clock, caught, log_failure};
 use caju_types::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::kept::own;
-use super::{Book, TaskCache, WAITING};
+use super::{Book, OpenWriter, TaskCache, WAITING};
 use crate::chunk::batch_bytes;
 
 /// Failures in a row after which the store is left alone for the rest of the task. Each of them was a
@@ -157,13 +157,16 @@ impl TaskCache {
         let given_up = CancellationToken::new();
         let way = WriterOf { pieces, assumed_bytes_per_s, given_up: given_up.clone() };
         books.open.insert(index, Book { hint, skip_below: 0, source_bytes: 0, writer: Some(way) });
-        self.open_writers.send_modify(|n| *n += 1);
+        let open = OpenWriter::of(self);
         drop(books);
         let me = Arc::clone(self);
-        drop(self.writers.spawn(async move {
+        self.writers.background("the writer of a part", log_failure, async move {
+            let _open = open;
             let cost = |rows| me.cpu_above(hint) * rows as f64;
-            let written = given_up.run_until_cancelled_owned(Box::pin(write_part(writer, queue, cost)));
-            let counted = match written.await.unwrap_or_else(|| Err(too_slow())) {
+            // An encoder that panics fails its part, as a store does that refuses it.
+            let writing = Box::pin(caught("the writer of a part", write_part(writer, queue, cost)));
+            let written = given_up.run_until_cancelled_owned(writing).await;
+            let counted = match written.unwrap_or_else(|| Ok(Err(too_slow()))).and_then(|written| written) {
                 Ok(true) => {
                     me.puts.worked();
                     &me.put
@@ -176,8 +179,8 @@ impl TaskCache {
                 }
             };
             counted.fetch_add(1, Ordering::Relaxed);
-            me.open_writers.send_modify(|n| *n -= 1);
-        }));
+            Ok(())
+        });
         true
     }
 
@@ -263,12 +266,13 @@ impl TaskCache {
         let Some(assumed) = writer.assumed_bytes_per_s else { return };
         let patience = self.pace.patience(assumed, 0, *self.open_writers.borrow());
         let (clock, writer) = (Arc::clone(&self.ctx.clock), writer.clone());
-        drop(self.writers.spawn(async move {
+        self.writers.background("the deadline of a writer", log_failure, async move {
             tokio::select! {
                 () = writer.pieces.closed() => {}
                 () = clock.sleep(patience) => writer.given_up.cancel(),
             }
-        }));
+            Ok(())
+        });
     }
 
     fn skipped_above(&self, hint: usize, index: u64) -> u64 {

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use arrow_schema::Schema;
 use caju_cache::{Member, Name, PutOutcome, SetOutcome, Snapshot, Whole};
+use caju_runtime::{caught, log_failure};
 use caju_types::{Error, Result, SplitKey, hash128};
 use tokio::sync::mpsc;
 
@@ -14,7 +15,7 @@ use super::origin::{Restore, Stamp, with_origin};
 use super::part::{Opened, given_up};
 use super::plan::{SetPlan, SetTarget, cover};
 use super::put::{Piece, write_rows};
-use super::{BoundHint, CachePlan, OpenPart, TaskCache, WAITING, part};
+use super::{BoundHint, CachePlan, OpenPart, OpenWriter, TaskCache, WAITING, part};
 use crate::chunk::Chunk;
 use crate::task::LeasedSplit;
 
@@ -115,23 +116,25 @@ impl TaskCache {
             _ => return Err(Error::internal("a part of a set has a key that was given out before")),
         };
         let (pieces, queue) = mpsc::channel(WAITING);
-        {
+        let open = {
             let books = self.books.lock();
             if books.closed {
                 return Err(Error::cancelled("the task is over"));
             }
-            self.open_writers.send_modify(|n| *n += 1);
-        }
+            OpenWriter::of(self)
+        };
         let (me, of, cut) = (Arc::clone(self), target.clone(), shape.cut);
-        drop(self.writers.spawn(async move {
+        self.writers.background("the writer of a part of a set", log_failure, async move {
+            let _open = open;
             let cost = |rows| me.cpu_above(hint) * rows as f64;
-            let written = write_rows(*writer, queue, cost).await;
+            let writing = caught("the writer of a part of a set", write_rows(*writer, queue, cost));
+            let written = Box::pin(writing).await.and_then(|written| written);
             match me.add(&snapshot, &of, cut, key, written).await {
                 Ok(()) => me.puts.worked(),
                 Err(e) => me.puts.failed(&e, "storing rows"),
             }
-            me.open_writers.send_modify(|n| *n -= 1);
-        }));
+            Ok(())
+        });
         let stamp = Stamp::new(schema, &shape);
         Ok(Open { hint, target: target.clone(), covers: Vec::new(), numbers: HashMap::new(), stamp, pieces })
     }

@@ -106,7 +106,11 @@ impl RowStage {
         runs: &[Run],
     ) -> Result<(RecordBatch, Kept)> {
         let counters = ctx.stats.stage(self.stats);
-        let result = counters.timed(|| self.run_or_skip(ctx, batch, runs));
+        let running = || counters.timed(|| self.run_or_skip(ctx, batch, runs));
+        let result = caju_runtime::catch(&self.place, running).unwrap_or_else(|e| {
+            let rows = runs.first().map(|r| ctx.place(r.split, r.start));
+            Err(e.context(rows.map_or_else(|| "a batch".into(), |first| format!("a batch from {first} on"))))
+        });
         if let Ok((out, _)) = &result {
             counters.moved(batch.num_rows(), out.num_rows(), crate::chunk::batch_bytes(out));
         }

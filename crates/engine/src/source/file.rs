@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use caju_runtime::stores::{CountingStore, Listed, Location, local_version, store_error};
-use caju_runtime::{IoCounters, recycle, thread_blocks_read, thread_cpu_time};
+use caju_runtime::{IoCounters, blocking, recycle, thread_blocks_read, thread_cpu_time};
 use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt};
 use object_store::{GetOptions, ObjectStore, coalesce_ranges};
@@ -136,10 +136,7 @@ impl SourceFile {
             }
             result
         };
-        match tokio::task::spawn_blocking(run).await {
-            Ok(result) => result,
-            Err(e) => Err(Error::cancelled(format!("{}: the read was stopped: {e}", self.file.url))),
-        }
+        blocking(format!("reading {}", self.file.url), run).await?
     }
 
     /// The result, with the bytes that were read and the time that the file system took for them.

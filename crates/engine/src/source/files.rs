@@ -12,6 +12,7 @@ use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use super::file::{SourceFile, file_ref};
+use super::guard::planned;
 use super::split::split_key;
 use super::trim::trimmed;
 use super::{FileRef, ReadOptions, Source, SourceContext, Split, SplitRange};
@@ -156,7 +157,11 @@ impl<F: Format> Source for FilesSource<F> {
             .map(move |file| {
                 let cut = file.map(|file| match ctx.known.cut(&file) {
                     Some(splits) => std::future::ready(Ok(splits)).boxed(),
-                    None => format.cut(&ctx, file, split_bytes),
+                    None => {
+                        let url = file.url.clone();
+                        let cut = format.cut(&ctx, file, split_bytes);
+                        async move { planned(&url, cut).await }.boxed()
+                    }
                 });
                 async move { cut?.await }
             })

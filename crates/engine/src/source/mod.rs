@@ -11,6 +11,7 @@ mod example;
 mod feed;
 mod file;
 mod files;
+mod guard;
 mod held;
 mod images;
 mod ipc;
@@ -43,6 +44,7 @@ use futures::stream::{BoxStream, StreamExt};
 
 pub use cache::SourceCaches;
 pub use example::{feature_field, parse_example};
+pub use guard::read_split;
 pub use held::{HeldRows, hold};
 pub use known::KnownFiles;
 pub use split::{FileRef, FileVersion, KeyHasher, Split, SplitRange, split_key};
@@ -282,7 +284,9 @@ async fn open_files(
             let columns = columns.as_deref();
             let format = match (schema, &first) {
                 (Some(schema), _) => parquet::Parquet::with_schema(schema, columns),
-                (None, Some(first)) => parquet::Parquet::discover(ctx, first, columns).await?,
+                (None, Some(first)) => {
+                    guard::planned(&first.url, parquet::Parquet::discover(ctx, first, columns)).await?
+                }
                 (None, None) => return Err(Error::internal("neither a schema nor a file")),
             };
             Arc::new(files::FilesSource::new(format, def, ctx))
@@ -294,7 +298,8 @@ async fn open_files(
                     webdataset::WebDataset::with_schema(schema, *compression, columns.is_some())
                 }
                 (None, Some(first)) => {
-                    webdataset::WebDataset::discover(ctx, first, *compression, columns).await?
+                    let found = webdataset::WebDataset::discover(ctx, first, *compression, columns);
+                    guard::planned(&first.url, found).await?
                 }
                 (None, None) => return Err(Error::internal("neither a schema nor a file")),
             };
@@ -306,26 +311,33 @@ async fn open_files(
             })?;
             let given = given.as_ref().map(|g| lines::given_schema(g, "csv")).transpose()?;
             let text = csv::Csv { header: *header, delimiter };
-            let format =
-                lines::Lines::open(ctx, text, *compression, schema.or(given), first.as_ref()).await?;
+            let format = lines::Lines::open(ctx, text, *compression, schema.or(given), first.as_ref());
+            let format = guard::planned(name_of(first.as_ref()), format).await?;
             Arc::new(files::FilesSource::new(format, def, ctx))
         }
         FileFormat::Json { schema: given, compression } => {
             let given = given.as_ref().map(|g| lines::given_schema(g, "json")).transpose()?;
-            let format =
-                lines::Lines::open(ctx, json::Json, *compression, schema.or(given), first.as_ref()).await?;
+            let format = lines::Lines::open(ctx, json::Json, *compression, schema.or(given), first.as_ref());
+            let format = guard::planned(name_of(first.as_ref()), format).await?;
             Arc::new(files::FilesSource::new(format, def, ctx))
         }
         FileFormat::Arrow { columns } => {
             let format = match (schema, &first) {
                 (Some(schema), _) => ipc::Ipc::with_schema(schema, columns.is_some()),
-                (None, Some(first)) => ipc::Ipc::discover(ctx, first, columns.as_deref()).await?,
+                (None, Some(first)) => {
+                    guard::planned(&first.url, ipc::Ipc::discover(ctx, first, columns.as_deref())).await?
+                }
                 (None, None) => return Err(Error::internal("neither a schema nor a file")),
             };
             Arc::new(files::FilesSource::new(format, def, ctx))
         }
         FileFormat::Images => Arc::new(images::ImagesSource::new(ctx, def)),
     })
+}
+
+/// What errors call the file in which a schema is looked for.
+fn name_of(first: Option<&FileRef>) -> &str {
+    first.map_or("the source", |f| f.url.as_str())
 }
 
 /// A TFRecord file, for tests.

@@ -11,7 +11,7 @@ use caju_types::{Error, Result};
 use futures::TryStreamExt;
 use object_store::ObjectStoreExt;
 
-use super::{ReadOptions, Source, SourceContext, Split, open_source};
+use super::{ReadOptions, Source, SourceContext, Split, open_source, read_split};
 
 pub(super) fn context() -> SourceContext {
     SourceContext::new(Arc::new(Stores::default()), Arc::new(IoCounters::new()))
@@ -53,7 +53,7 @@ pub(super) async fn rows(
 ) -> Result<Option<RecordBatch>> {
     // Splits travel between processes.
     let split: Split = serde_json::from_str(&serde_json::to_string(split).unwrap()).unwrap();
-    let batches: Vec<RecordBatch> = source.read(&split, options).try_collect().await?;
+    let batches: Vec<RecordBatch> = read_split(&**source, &split, options).try_collect().await?;
     assert!(batches.iter().all(|b| b.num_rows() <= options.batch_rows && b.num_rows() > 0));
     let Some(first) = batches.first() else {
         assert_eq!(split.trimmed_rows().unwrap_or(0), 0);

@@ -3,11 +3,9 @@
 use std::sync::Arc;
 
 use caju_pipeline::Cost;
-use caju_runtime::Tasks;
-use caju_types::{Error, Result};
+use caju_runtime::{Tasks, catch, caught, channel};
+use caju_types::Result;
 use futures::stream::{self, StreamExt};
-use tokio::sync::mpsc;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::hint::{Numbering, at_hint, at_set, without_marks};
 use super::{Item, Items};
@@ -45,7 +43,7 @@ pub(super) fn build(
         let of = Arc::clone(ctx);
         let mix = Mix::new(weights.clone(), ctx.stream_seed(SAMPLE_POSITION, *seed), move |s| of.child_of(s));
         let repeats = streaming.iter().any(|s| matches!(s, Step::Repeat));
-        items = run_stream_stage(Box::new(mix), items, repeats);
+        items = run_stream_stage(Box::new(mix), "source sample".into(), items, repeats);
     }
     // Stages above the last `repeat` start afresh with every repetition.
     let mut repeats = streaming.iter().filter(|s| matches!(s, Step::Repeat)).count();
@@ -68,7 +66,8 @@ pub(super) fn build(
             Step::Cost { cost, burn, stats } => items = pay_for(items, ctx, *cost, *burn, *stats),
             Step::Stream { op, stats } => {
                 let stage = Counted { stage: stream_stage(op, ctx), ctx: Arc::clone(ctx), stats: *stats };
-                items = run_stream_stage(Box::new(stage), items, repeats > 0);
+                let place = ctx.stats.stage(*stats).place();
+                items = run_stream_stage(Box::new(stage), place, items, repeats > 0);
             }
             Step::Rows(_) => {}
         }
@@ -233,23 +232,21 @@ fn drop_done(items: Items, ctx: &Arc<TaskContext>) -> Items {
 /// The same items, made while nobody asks for them: one waits, and the next one is in the making. A stage that takes its
 /// time without a CPU would else keep everything above it waiting, too.
 fn ahead(mut items: Items) -> Items {
-    let (sender, receiver) = mpsc::channel(1);
-    let work = async move {
-        while let Some(item) = items.next().await {
-            if sender.send(item).await.is_err() {
-                return;
+    const NAME: &str = "the stages above a slow one";
+    let (sender, receiver) = channel(NAME, 1);
+    let running = Tasks::new().spawn(NAME, async move {
+        let passing = async {
+            while let Some(item) = items.next().await {
+                sender.send(item?).await?;
             }
-        }
-    };
-    let running = AbortOnDropHandle::new(Tasks::new().spawn(work));
-    stream::unfold(Some((receiver, running)), |state| async move {
-        let (mut receiver, running) = state?;
-        if let Some(item) = receiver.recv().await {
-            return Some((item, Some((receiver, running))));
-        }
-        // The end, unless what made the items broke down.
-        let broken = running.await.err()?;
-        Some((Err(Error::internal(format!("a stage broke down: {broken}"))), None))
+            Ok(())
+        };
+        let outcome = caught(NAME, passing).await.and_then(|passed| passed);
+        sender.end(outcome).await;
+    });
+    stream::unfold((receiver, running), |(mut receiver, running)| async move {
+        let item = receiver.recv().await?;
+        Some((item, (receiver, running)))
     })
     .boxed()
 }
@@ -340,14 +337,25 @@ impl StreamStage for Counted {
 struct Running {
     items: Items,
     stage: Box<dyn StreamStage>,
+    /// What errors call the stage.
+    place: String,
     /// Whether the end of a repetition empties the stage.
     restarts: bool,
     ready: std::collections::VecDeque<Item>,
     over: bool,
 }
 
-fn run_stream_stage(stage: Box<dyn StreamStage>, items: Items, restarts: bool) -> Items {
-    let running = Running { items, stage, restarts, ready: std::collections::VecDeque::new(), over: false };
+impl Running {
+    /// A step of the stage, whose panic is an error: expressions are evaluated here, by libraries.
+    fn step<T>(&mut self, step: impl FnOnce(&mut dyn StreamStage) -> Result<T>) -> Result<T> {
+        let stage = &mut *self.stage;
+        catch(&self.place, || step(stage)).and_then(|done| done)
+    }
+}
+
+fn run_stream_stage(stage: Box<dyn StreamStage>, place: String, items: Items, restarts: bool) -> Items {
+    let running =
+        Running { items, stage, place, restarts, ready: std::collections::VecDeque::new(), over: false };
     stream::try_unfold(running, |mut r| async move {
         let mut out = Vec::new();
         loop {
@@ -359,10 +367,12 @@ fn run_stream_stage(stage: Box<dyn StreamStage>, items: Items, restarts: bool) -
             }
             let mut end = None;
             match r.items.next().await.transpose()? {
-                Some(Item::Chunk(chunk)) => r.over = r.stage.push(chunk, &mut out)? == Flow::Done,
+                Some(Item::Chunk(chunk)) => {
+                    r.over = r.step(|stage| stage.push(chunk, &mut out))? == Flow::Done
+                }
                 Some(Item::EndOfRepetition) => {
                     if r.restarts {
-                        r.stage.flush(&mut out)?;
+                        r.step(|stage| stage.flush(&mut out))?;
                     }
                     end = Some(Item::EndOfRepetition);
                 }
@@ -370,7 +380,7 @@ fn run_stream_stage(stage: Box<dyn StreamStage>, items: Items, restarts: bool) -
                 Some(entry @ Item::Entry { .. }) => r.ready.push_back(entry),
                 Some(Item::EndOfSplit(_)) => {}
                 None => {
-                    r.stage.flush(&mut out)?;
+                    r.step(|stage| stage.flush(&mut out))?;
                     r.over = true;
                 }
             }
@@ -379,4 +389,60 @@ fn run_stream_stage(stage: Box<dyn StreamStage>, items: Items, restarts: bool) -
         }
     })
     .boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stage that breaks down when it is pushed, or flushed.
+    struct Broken {
+        pushed: bool,
+    }
+
+    impl StreamStage for Broken {
+        fn push(&mut self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<Flow> {
+            assert!(!self.pushed, "byte array offset overflow");
+            out.push(chunk);
+            Ok(Flow::More)
+        }
+
+        fn flush(&mut self, _: &mut Vec<Chunk>) -> Result<()> {
+            panic!("nothing to flush")
+        }
+    }
+
+    fn chunk() -> Chunk {
+        let ids: arrow_array::ArrayRef = Arc::new(arrow_array::Int64Array::from_iter_values(0..3));
+        let batch = arrow_array::RecordBatch::try_from_iter([("id", ids)]).unwrap();
+        Chunk::rows_of(batch, vec![Run { split: 0, start: 0, len: 3 }])
+    }
+
+    async fn errors(items: Items) -> Vec<String> {
+        let all: Vec<_> = items.collect().await;
+        assert!(matches!(all.last(), Some(Err(_))), "the error is the end");
+        all.into_iter().filter_map(Result::err).map(|e| e.message().to_string()).collect()
+    }
+
+    #[tokio::test]
+    async fn a_stage_that_panics_is_an_error_that_names_it() {
+        for (pushed, text) in [(true, "byte array offset overflow"), (false, "nothing to flush")] {
+            let items = stream::iter([Ok(Item::Chunk(chunk()))]).boxed();
+            let place = "steps[2].bucket_by_length".to_string();
+            let got = errors(run_stream_stage(Box::new(Broken { pushed }), place, items, false)).await;
+            assert_eq!(got, [format!("steps[2].bucket_by_length panicked: {text}")]);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_made_ahead_ends_only_when_it_has_ended() {
+        let good = || stream::iter([Ok(Item::Chunk(chunk())), Ok(Item::EndOfSplit(0))]);
+        assert_eq!(ahead(good().boxed()).collect::<Vec<_>>().await.len(), 2);
+        let broken = good()
+            .chain(stream::once(async { if true { panic!("above") } else { Ok(Item::EndOfRepetition) } }));
+        let got = errors(ahead(broken.boxed())).await;
+        assert!(got.len() == 1 && got[0].contains("above"), "{got:?}");
+        let failed = good().chain(stream::iter([Err(caju_types::Error::data_loss("damaged"))]));
+        assert_eq!(errors(ahead(failed.boxed())).await, ["damaged"]);
+    }
 }

@@ -2,6 +2,7 @@
 //! in the order of the stream, and what comes out is bounded at every step.
 
 mod chain;
+mod ends;
 mod hint;
 mod read;
 mod room;
@@ -142,7 +143,7 @@ pub(crate) enum Item {
         hint: usize,
         chunk: Chunk,
     },
-    /// A split that is being stored has no further rows.
+    /// A split has no further rows. Every leased split has this mark, however its rows came.
     EndOfSplit(u64),
     /// Everything of the present repetition has passed.
     EndOfRepetition,
@@ -157,6 +158,8 @@ pub struct TaskRun {
     cache: Arc<TaskCache>,
     tasks: Tasks,
     probe_to_end: bool,
+    /// The task is over: with an error, that is given again.
+    over: Option<Result<()>>,
 }
 
 /// Starts a task. Nothing is read before the first call of [`TaskRun::next`]; must be called within a tokio
@@ -200,16 +203,21 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
     let reader = read::Reader::new(Arc::clone(pipeline), Arc::clone(&ctx), Arc::clone(&cache), reading);
     let source = read::read_splits(reader, feed, tasks.clone());
     let items = chain::build(pipeline, source, &ctx, &cache);
-    TaskRun { items, ctx, cache, tasks, probe_to_end: options.probe_to_end }
+    TaskRun { items, ctx, cache, tasks, probe_to_end: options.probe_to_end, over: None }
 }
 
 impl TaskRun {
-    /// The next chunk; `None` at the end.
+    /// The next chunk; `None` at the end, which comes only when every split has said that it ended.
     ///
     /// # Errors
     /// The first error of any stage, naming the stage and, for bad rows, the file and the row. The task is
-    /// over then.
+    /// over then, and gives the same error again: it has no end.
     pub async fn next(&mut self) -> Option<Result<Chunk>> {
+        match &self.over {
+            Some(Ok(())) => return None,
+            Some(Err(e)) => return Some(Err(e.clone())),
+            None => {}
+        }
         let start = Instant::now();
         loop {
             // What moving items costs beside the stages that count for themselves is the output's.
@@ -217,6 +225,7 @@ impl TaskRun {
                 // What was stored counts before the task's end is told.
                 self.cache.settled().await;
                 finish_probes(&self.cache, self.probe_to_end).await;
+                self.over = Some(Ok(()));
                 return None;
             };
             return match item {
@@ -229,6 +238,7 @@ impl TaskRun {
                 }
                 Err(e) => {
                     self.tasks.stop();
+                    self.over = Some(Err(e.clone()));
                     Some(Err(e))
                 }
             };

@@ -8,8 +8,8 @@ use arrow_array::RecordBatch;
 use caju_cache::Cache;
 use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt};
-use tokio::sync::mpsc;
 
+use super::ends::{Leases, with_ends};
 use super::room::{Place, Room};
 use super::zip::{Side, zipped};
 use super::{Item, Items, LeasedSplit, SplitFeed};
@@ -17,9 +17,9 @@ use crate::bind::{BoundPipeline, Branch, BranchKind, Step};
 use crate::caching::{Entry, OpenPart, StoredGroup, TaskCache};
 use crate::chunk::{Chunk, Elements, Run, batch_bytes};
 use crate::context::TaskContext;
-use crate::source::{ReadOptions, Split, SplitRange, child_split};
+use crate::source::{ReadOptions, Split, SplitRange, child_split, read_split};
 use crate::stats::{READER, SplitReads};
-use caju_runtime::Tasks;
+use caju_runtime::{Receiver, Sender, Tasks, caught, channel, log_failure};
 
 /// How splits are read.
 #[derive(Debug, Clone, Copy)]
@@ -42,21 +42,28 @@ pub(super) struct Reader {
     reading: Reading,
     /// Where the figures of the stages end that see one split at a time.
     local: usize,
+    /// The splits that were leased and have not ended.
+    open: Leases,
 }
 
-/// The rows of all leased splits, as chunks of one run each, with the end of every repetition marked.
+/// What hands out splits is called this in errors.
+const HANDING_OUT: &str = "handing out splits";
+
+/// The rows of all leased splits, as chunks of one run each, with the end of every split and repetition marked. The
+/// stream ends only when the feed has said that no split is left and every reader that it has finished.
 pub(super) fn read_splits(reader: Reader, feed: Box<dyn SplitFeed>, tasks: Tasks) -> Items {
     let reading = reader.reading;
     let reader = Arc::new(reader);
     // One queue of queues: in order there is one per split, else one per repetition that all its readers share.
-    let (queues, mut queue) = mpsc::channel(Cache::answers_at_once(Cache::requests_at_once(reading.readers)));
+    let depth = Cache::answers_at_once(Cache::requests_at_once(reading.readers));
+    let (queues, queue) = channel(HANDING_OUT, depth);
     let lead = Arc::clone(&reader);
-    drop(tasks.clone().spawn(lead.distribute(feed, queues, tasks.clone())));
-    let stream = stream::poll_fn(move |cx| queue.poll_recv(cx));
-    let items = stream
-        .map(|mut rx: mpsc::Receiver<Result<Item>>| stream::poll_fn(move |cx| rx.poll_recv(cx)))
-        .flatten();
-    items.boxed()
+    tasks.background(HANDING_OUT, log_failure, lead.distribute(feed, queues, tasks.clone()));
+    let items = queue.flat_map(|rx| match rx {
+        Ok(rx) => rx.left_stream(),
+        Err(e) => stream::iter([Err(e)]).right_stream(),
+    });
+    with_ends(items.boxed(), reader.open.clone())
 }
 
 impl Reader {
@@ -71,7 +78,7 @@ impl Reader {
             _ => None,
         });
         let local = streams.min().unwrap_or(usize::MAX);
-        Self { pipeline, ctx, cache, reading, local }
+        Self { pipeline, ctx, cache, reading, local, open: Leases::default() }
     }
 
     /// How rows are read that enter at a stage, by its place among the figures.
@@ -81,76 +88,117 @@ impl Reader {
         self.reading.sized(stages.get(stage..end).unwrap_or_default())
     }
 
-    /// Leases splits and starts their readers, never more than `readers` at once.
+    /// Hands out splits until none is left, and says how that ended.
     async fn distribute(
         self: Arc<Self>,
-        mut feed: Box<dyn SplitFeed>,
-        queues: mpsc::Sender<mpsc::Receiver<Result<Item>>>,
+        feed: Box<dyn SplitFeed>,
+        queues: Sender<Receiver<Item>>,
         tasks: Tasks,
-    ) {
+    ) -> Result<()> {
+        // The queue that the readers of a repetition share ends as this does.
+        let mut shared = None;
+        let handing_out = self.hand_out(feed, &queues, &mut shared, &tasks);
+        match caught(HANDING_OUT, handing_out).await.and_then(|ended| ended) {
+            Ok(()) => queues.finish(),
+            Err(e) => {
+                if let Some(shared) = shared {
+                    shared.fail(e.clone()).await;
+                }
+                queues.fail(e).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Leases splits and starts their readers, never more than `readers` at once.
+    async fn hand_out(
+        self: &Arc<Self>,
+        mut feed: Box<dyn SplitFeed>,
+        queues: &Sender<Receiver<Item>>,
+        shared: &mut Option<Sender<Item>>,
+        tasks: &Tasks,
+    ) -> Result<()> {
         let mut room = Room::for_readers(self.reading.readers);
         let mut leases: VecDeque<LeasedSplit> = VecDeque::new();
         let mut repetition: Option<u32> = None;
-        let mut shared: Option<mpsc::Sender<Result<Item>>> = None;
         loop {
-            let Some(mut place) = room.next().await else { return };
+            let mut place = room.next().await?;
             if leases.is_empty() {
-                match feed.next(1).await {
-                    Ok(Some(more)) => leases.extend(more),
-                    Ok(None) => break,
-                    Err(e) => return refuse(e, shared.take(), &queues).await,
+                match feed.next(1).await? {
+                    Some(more) => leases.extend(more),
+                    None => break,
                 }
             }
             let Some(lease) = leases.pop_front() else {
                 continue;
             };
             let group = match &lease.group {
-                Some(group) => match self.gather(lease.clone(), group.of, &mut leases, &mut feed).await {
-                    Ok(Some(read)) => Some(read),
+                Some(group) => match self.gather(lease.clone(), group.of, &mut leases, &mut feed).await? {
+                    Some(read) => Some(read),
                     // Its splits are computed like any others.
-                    Ok(None) => continue,
-                    Err(e) => return refuse(e, shared.take(), &queues).await,
+                    None => continue,
                 },
                 None => None,
             };
             if repetition.is_some_and(|r| r != lease.split.repetition) {
-                shared = None;
-                if mark_end(&queues).await.is_err() {
-                    return;
-                }
+                end_repetition(shared, queues).await?;
             }
             repetition = Some(lease.split.repetition);
             self.ctx.register(lease.index, &lease.split, &lease.done);
-            let out = match &shared {
-                Some(tx) => tx.clone(),
+            let name = format!("reading {}", lease.split.describe());
+            let out = match &*shared {
+                Some(shared) => shared.another(name.clone()),
+                None if self.reading.ordered => self.queue(name.clone(), READY, queues).await?,
                 None => {
-                    let depth = if self.reading.ordered { READY } else { self.reading.readers * READY };
-                    let (tx, rx) = mpsc::channel(depth);
-                    if queues.send(rx).await.is_err() {
-                        return;
-                    }
-                    if !self.reading.ordered {
-                        shared = Some(tx.clone());
-                    }
-                    tx
+                    let depth = self.reading.readers * READY;
+                    let all = shared.insert(self.queue(HANDING_OUT.into(), depth, queues).await?);
+                    all.another(name.clone())
                 }
             };
             let requests = self.cache.requests_for(&lease).filter(|_| group.is_none());
-            if room.fit(&mut place, requests).await.is_none() {
-                return;
+            room.fit(&mut place, requests).await?;
+            match &group {
+                Some(group) => group.splits.iter().for_each(|index| self.open.begin(*index)),
+                None => self.open.begin(lease.index),
             }
-            let me = Arc::clone(&self);
+            let me = Arc::clone(self);
             let reads = SplitReads::of(Arc::clone(&self.ctx.stats));
-            drop(tasks.spawn(READER.scope(reads, async move {
-                match group {
-                    Some(group) => me.get_group(group, &out, place).await,
-                    None => me.read_one(lease, &out, place).await,
-                }
-            })));
+            tasks.background(
+                name.clone(),
+                log_failure,
+                READER.scope(reads, async move {
+                    let reading = async {
+                        match group {
+                            Some(group) => me.get_group(group, &out, place).await,
+                            None => me.read_one(lease, &out, place).await,
+                        }
+                    };
+                    let outcome = caught(&name, reading).await.and_then(|read| read);
+                    out.end(outcome).await;
+                    Ok(())
+                }),
+            );
         }
-        drop(shared.take());
         if repetition.is_some() {
-            mark_end(&queues).await.ok();
+            end_repetition(shared, queues).await?;
+        }
+        Ok(())
+    }
+
+    /// One more queue of items, behind those that there are.
+    async fn queue(
+        &self,
+        name: String,
+        depth: usize,
+        queues: &Sender<Receiver<Item>>,
+    ) -> Result<Sender<Item>> {
+        let (out, items) = channel(name, depth);
+        match queues.send(items).await {
+            Ok(()) => Ok(out),
+            Err(e) => {
+                out.finish();
+                Err(e)
+            }
         }
     }
 
@@ -174,7 +222,7 @@ impl Reader {
         all.iter().for_each(|l| self.ctx.register(l.index, &l.split, &l.done));
         let whole = all.len() == of as usize && all.iter().all(|l| l.group.is_some() && l.done.is_empty());
         if whole && let Some((hint, part)) = self.cache.open_group(&all).await {
-            return Ok(Some(Group { hint, part, first: all[0].index }));
+            return Ok(Some(Group { hint, part, splits: all.iter().map(|l| l.index).collect() }));
         }
         // In their own order, on which it may depend which rows are counted.
         all.sort_by_key(|l| l.index);
@@ -186,7 +234,7 @@ impl Reader {
 
     /// Sends the rows of a part of a set. If it is damaged the task is given up: what is left of its splits is
     /// computed by another one, since rows say which ones they are wherever they come from.
-    async fn get_group(&self, mut group: Group, out: &mpsc::Sender<Result<Item>>, mut place: Place) {
+    async fn get_group(&self, mut group: Group, out: &Sender<Item>, mut place: Place) -> Result<()> {
         let counters = self.ctx.stats.stage(self.cache.figures(group.hint));
         let reading = self.reading(self.cache.figures(group.hint));
         place.shrink(group.part.requests());
@@ -195,49 +243,43 @@ impl Reader {
             let Some(chunks) = counters.polled(group.part.next()).await else { break };
             drop(serving);
             place.shrink(group.part.requests());
-            let chunks = match chunks {
-                Ok(chunks) => chunks,
-                Err(e) => {
-                    let e = Error::cancelled(format!(
-                        "a stored part cannot be read any more ({}): its splits are computed",
-                        e.message()
-                    ));
-                    out.send(Err(e)).await.ok();
-                    return;
-                }
-            };
+            let chunks = chunks.map_err(|e| {
+                let why = e.message();
+                Error::cancelled(format!(
+                    "a stored part cannot be read any more ({why}): its splits are computed"
+                ))
+            })?;
             for chunk in chunks.into_iter().flat_map(|c| parts(c, reading)) {
                 counters.moved(chunk.rows(), chunk.rows(), chunk.bytes());
-                if out.send(Ok(Item::Entry { hint: group.hint, chunk })).await.is_err() {
-                    return;
-                }
+                out.send(Item::Entry { hint: group.hint, chunk }).await?;
             }
         }
-        if let Err(e) = self.ctx.count_stored_skips(group.first, group.part.skipped()) {
-            out.send(Err(e)).await.ok();
+        if let Some(first) = group.splits.first() {
+            self.ctx.count_stored_skips(*first, group.part.skipped())?;
         }
+        for split in group.splits {
+            out.send(Item::EndOfSplit(split)).await?;
+        }
+        Ok(())
     }
 
-    /// Sends the rows of one split; an error ends the stream.
-    async fn read_one(&self, lease: LeasedSplit, out: &mpsc::Sender<Result<Item>>, mut place: Place) {
+    /// Sends the rows of one split, and then its end.
+    async fn read_one(&self, lease: LeasedSplit, out: &Sender<Item>, mut place: Place) -> Result<()> {
         match self.cache.enter(&lease).await {
             Entry::Skip => {}
-            Entry::Compute => {
-                self.compute(&lease, out).await;
-            }
+            Entry::Compute => self.compute(&lease, out).await?,
             Entry::Put | Entry::Keep => {
-                if self.compute(&lease, out).await {
-                    self.cache.was_read(lease.index, READER.try_with(|reads| reads.bytes()).unwrap_or(0));
-                    out.send(Ok(Item::EndOfSplit(lease.index))).await.ok();
-                }
+                self.compute(&lease, out).await?;
+                self.cache.was_read(lease.index, READER.try_with(|reads| reads.bytes()).unwrap_or(0));
             }
             Entry::Get { hint, part } => {
-                if let Some(rows) = self.get(hint, part, &lease, out, &mut place).await {
+                if let Some(rows) = self.get(hint, part, &lease, out, &mut place).await? {
                     self.cache.resume(lease.index, hint, rows);
-                    self.compute(&lease, out).await;
+                    self.compute(&lease, out).await?;
                 }
             }
         }
+        out.send(Item::EndOfSplit(lease.index)).await
     }
 
     /// Sends the rows of a part; the number of those sent if the part turns out to be damaged.
@@ -246,9 +288,9 @@ impl Reader {
         hint: usize,
         mut part: Box<OpenPart>,
         lease: &LeasedSplit,
-        out: &mpsc::Sender<Result<Item>>,
+        out: &Sender<Item>,
         place: &mut Place,
-    ) -> Option<u64> {
+    ) -> Result<Option<u64>> {
         let mut ordinal = 0;
         // Reading is the hint's work, as computing is that of the stages above it.
         let counters = self.ctx.stats.stage(self.cache.figures(hint));
@@ -259,29 +301,24 @@ impl Reader {
             let Some(batch) = counters.polled(part.next()).await else { break };
             drop(serving);
             place.shrink(part.requests());
-            let Ok(batch) = batch else { return Some(ordinal) };
+            let Ok(batch) = batch else { return Ok(Some(ordinal)) };
             counters.moved(batch.num_rows(), batch.num_rows(), batch_bytes(&batch));
             for batch in pieces(&batch, reading) {
                 let len = batch.num_rows() as u64;
                 let run = Run { split: lease.index, start: ordinal, len };
                 ordinal += len;
                 let item = Item::Entry { hint, chunk: Chunk::rows_of(batch, vec![run]) };
-                if counters.polled(out.send(Ok(item))).await.is_err() {
-                    return None;
-                }
+                counters.polled(out.send(item)).await?;
             }
         }
-        if let Err(e) = self.ctx.count_stored_skips(lease.index, part.skipped()) {
-            out.send(Err(e)).await.ok();
-        }
-        None
+        self.ctx.count_stored_skips(lease.index, part.skipped())?;
+        Ok(None)
     }
 
-    /// Sends the rows of a split from its source; false if the stream ended before the split.
-    async fn compute(&self, lease: &LeasedSplit, out: &mpsc::Sender<Result<Item>>) -> bool {
+    /// Sends the rows of a split from its source.
+    async fn compute(&self, lease: &LeasedSplit, out: &Sender<Item>) -> Result<()> {
         if self.pipeline.def().options.cache_only {
-            out.send(Err(not_stored(lease))).await.ok();
-            return false;
+            return Err(not_stored(lease));
         }
         let counters = self.ctx.stats.source();
         let mut rows = self.open(&self.pipeline.root, &lease.split, lease.index);
@@ -290,23 +327,16 @@ impl Reader {
             let serving = counters.serving();
             let next = counters.polled(rows.next()).await;
             drop(serving);
-            let item = match next {
-                None => return true,
-                Some(Err(e)) => Err(e),
-                Some(Ok(batch)) if batch.num_rows() == 0 => continue,
-                Some(Ok(batch)) => {
-                    let len = batch.num_rows() as u64;
-                    counters.moved(batch.num_rows(), batch.num_rows(), batch_bytes(&batch));
-                    let run = Run { split: lease.index, start: ordinal, len };
-                    ordinal += len;
-                    Ok(Item::Chunk(Chunk::rows_of(batch, vec![run])))
-                }
-            };
-            let failed = item.is_err();
-            let wait = Instant::now();
-            if counters.polled(out.send(item)).await.is_err() || failed {
-                return false;
+            let Some(batch) = next.transpose()? else { return Ok(()) };
+            if batch.num_rows() == 0 {
+                continue;
             }
+            let len = batch.num_rows() as u64;
+            counters.moved(batch.num_rows(), batch.num_rows(), batch_bytes(&batch));
+            let run = Run { split: lease.index, start: ordinal, len };
+            ordinal += len;
+            let wait = Instant::now();
+            counters.polled(out.send(Item::Chunk(Chunk::rows_of(batch, vec![run])))).await?;
             counters.waited_out(wait.elapsed());
         }
     }
@@ -331,7 +361,7 @@ impl Reader {
                     predicates: branch.predicates.clone(),
                 };
                 let ctx = Arc::clone(&self.ctx);
-                let batches = branch.source.read(split, &options);
+                let batches = read_split(&*branch.source, split, &options);
                 batches.map(move |b| b.and_then(|b| ctx.check_skips().map(|()| b))).boxed()
             }
             BranchKind::Concatenate | BranchKind::Sample { .. } => self.open_child(branch, split, home),
@@ -444,8 +474,8 @@ fn step(rows: usize, bytes: usize, reading: Reading) -> usize {
 struct Group {
     hint: usize,
     part: StoredGroup,
-    /// The lease of one of its splits.
-    first: u64,
+    /// The leases of its splits.
+    splits: Vec<u64>,
 }
 
 fn with_schema(batch: RecordBatch, schema: &arrow_schema::SchemaRef) -> Result<RecordBatch> {
@@ -457,22 +487,15 @@ fn failed(message: &'static str) -> BoxStream<'static, Result<RecordBatch>> {
     stream::once(async move { Err(Error::internal(message)) }).boxed()
 }
 
-/// Ends the stream with an error.
-async fn refuse(
-    e: Error,
-    shared: Option<mpsc::Sender<Result<Item>>>,
-    queues: &mpsc::Sender<mpsc::Receiver<Result<Item>>>,
-) {
-    drop(shared);
-    let (tx, rx) = mpsc::channel(1);
-    drop(tx.send(Err(e)).await);
-    drop(queues.send(rx).await);
-}
-
-async fn mark_end(queues: &mpsc::Sender<mpsc::Receiver<Result<Item>>>) -> Result<(), ()> {
-    let (tx, rx) = mpsc::channel(1);
-    tx.send(Ok(Item::EndOfRepetition)).await.map_err(drop)?;
-    queues.send(rx).await.map_err(drop)
+/// Marks the end of a repetition, behind the items of all its readers.
+async fn end_repetition(shared: &mut Option<Sender<Item>>, queues: &Sender<Receiver<Item>>) -> Result<()> {
+    if let Some(shared) = shared.take() {
+        shared.finish();
+    }
+    let (out, items) = channel("the end of a repetition", 1);
+    out.send(Item::EndOfRepetition).await?;
+    out.finish();
+    queues.send(items).await
 }
 
 /// The error of a job that may read stored rows alone, at a split that has none.

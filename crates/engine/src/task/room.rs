@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use caju_cache::Cache;
+use caju_types::{Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Room for the splits that a task reads at once, counted in answers to requests for parts, those to come too: of small
@@ -26,23 +27,29 @@ impl Room {
     }
 
     /// Waits for a place for one more split.
-    pub(super) async fn next(&self) -> Option<Place> {
+    ///
+    /// # Errors
+    /// `Internal` if there is no room any more, which lasts as long as the task.
+    pub(super) async fn next(&self) -> Result<Place> {
         self.acquire(self.likely).await.map(Place)
     }
 
     /// Makes a place as large as the split needs that it is for: what its part asks for, or the most.
-    pub(super) async fn fit(&mut self, place: &mut Place, requests: Option<usize>) -> Option<()> {
+    pub(super) async fn fit(&mut self, place: &mut Place, requests: Option<usize>) -> Result<()> {
         self.likely = requests.map_or(self.most, |n| n.clamp(1, self.most));
         match self.likely.checked_sub(place.0.num_permits()) {
             Some(more) => place.0.merge(self.acquire(more).await?),
             None => place.shrink(Some(self.likely)),
         }
-        Some(())
+        Ok(())
     }
 
-    async fn acquire(&self, requests: usize) -> Option<OwnedSemaphorePermit> {
+    async fn acquire(&self, requests: usize) -> Result<OwnedSemaphorePermit> {
         let requests = u32::try_from(requests).unwrap_or(u32::MAX);
-        Arc::clone(&self.requests).acquire_many_owned(requests).await.ok()
+        Arc::clone(&self.requests)
+            .acquire_many_owned(requests)
+            .await
+            .map_err(|e| Error::internal(format!("room for readers: {e}")))
     }
 }
 
@@ -66,7 +73,7 @@ mod tests {
         let mut room = Room::for_readers(2);
         // Computed: two.
         let mut places = Vec::new();
-        while let Some(Some(mut place)) = room.next().now_or_never() {
+        while let Some(Ok(mut place)) = room.next().now_or_never() {
             room.fit(&mut place, None).await.unwrap();
             places.push(place);
         }
@@ -78,7 +85,7 @@ mod tests {
         let mut next = room.next().await.unwrap();
         room.fit(&mut next, Some(4)).await.unwrap();
         let mut small = 0;
-        while let Some(Some(mut place)) = room.next().now_or_never() {
+        while let Some(Ok(mut place)) = room.next().now_or_never() {
             room.fit(&mut place, Some(1)).await.unwrap();
             places.push(place);
             small += 1;

@@ -167,11 +167,13 @@ impl<T> ByteQueue<T> {
         self.wake_all();
     }
 
-    /// Drops what is queued and ends the queue with an error.
+    /// Drops what is queued and ends the queue with an error; the first error counts.
     pub fn abort(&self, error: Error) {
         let dropped = {
             let mut state = self.state.lock();
-            state.end = Some(Err(error));
+            if !matches!(state.end, Some(Err(_))) {
+                state.end = Some(Err(error));
+            }
             state.bytes = 0;
             std::mem::take(&mut state.items)
         };

@@ -8,6 +8,7 @@ mod common;
 
 mod damage;
 mod differential;
+mod ends;
 mod generated;
 mod kept;
 mod probes;

@@ -172,3 +172,27 @@ fn shapes_must_be_known() {
     let b = batch([("x", Arc::new(list) as ArrayRef)]);
     assert!(bind_error(&b, "random_flip(x)").contains("does not say its shape"));
 }
+
+/// PNG has a CRC per chunk: one changed byte is an error, or the same picture.
+#[test]
+fn the_checksums_of_pngs_are_checked() {
+    for name in ["palette.png", "alpha.png"] {
+        let path = format!("{}/fixtures/image/{name}", env!("CARGO_MANIFEST_DIR"));
+        let good = std::fs::read(path).unwrap();
+        let decode = |bytes: &[u8]| {
+            let images: BinaryArray = [Some(bytes)].into_iter().collect();
+            try_eval(&batch([("image", Arc::new(images) as ArrayRef)]), "decode_image(image)")
+        };
+        let want = decode(&good).unwrap();
+        let (mut found, step) = (0, (good.len() / 300).max(1));
+        for at in (0..good.len()).step_by(step) {
+            let mut bad = good.clone();
+            bad[at] ^= 4;
+            match decode(&bad) {
+                Ok(pixels) => assert_eq!(&pixels, &want, "{name} byte {at}: another picture"),
+                Err(_) => found += 1,
+            }
+        }
+        assert!(found > 100, "{name}: {found} of the changed files were found out");
+    }
+}

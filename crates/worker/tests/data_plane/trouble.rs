@@ -195,14 +195,14 @@ async fn strangers_on_the_port_harm_nobody() {
 async fn flaky_proxy(target: String, cuts: Vec<u64>) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let mut tasks = tokio::task::JoinSet::new();
+    let tasks = caju_runtime::Tasks::new();
     let forward = async move {
         let mut cuts = cuts.into_iter();
         loop {
             let (client, _) = listener.accept().await.unwrap();
             let worker = tokio::net::TcpStream::connect(&target).await.unwrap();
             let limit = cuts.next().unwrap_or(u64::MAX);
-            tasks.spawn(async move {
+            tasks.background("a connection", caju_runtime::log_failure, async move {
                 let (mut up, mut to_client) = client.into_split();
                 let (from_worker, mut to_worker) = worker.into_split();
                 let mut from_worker = from_worker.take(limit);
@@ -210,11 +210,12 @@ async fn flaky_proxy(target: String, cuts: Vec<u64>) -> String {
                     _ = tokio::io::copy(&mut up, &mut to_worker) => {}
                     _ = tokio::io::copy(&mut from_worker, &mut to_client) => {}
                 }
+                Ok(())
             });
         }
     };
     let all = caju_runtime::Tasks::new();
-    drop(all.spawn(forward));
+    all.background("a flaky proxy", caju_runtime::log_failure, forward);
     address
 }
 
@@ -255,4 +256,53 @@ async fn a_dispatcher_that_stays_away_is_an_error_in_time() {
     assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}");
     assert!(e.message().contains("dispatcher"), "{e}");
     drop(workers);
+}
+
+/// A clock whose wait of 77 ms breaks down: so does whoever runs a `sleep` of that length.
+#[derive(Debug)]
+struct Faulty(Arc<dyn caju_runtime::Clock>);
+
+#[async_trait::async_trait]
+impl caju_runtime::Clock for Faulty {
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+
+    fn unix_time(&self) -> Duration {
+        self.0.unix_time()
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        assert!(duration != Duration::from_millis(77), "the clock broke down");
+        self.0.sleep(duration).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_panics_fails_its_epoch_for_every_reader() {
+    let mut cluster = Cluster::start(0).await;
+    cluster.add(|config| config.clock = Arc::new(Faulty(Arc::clone(&config.clock)))).await;
+    let def = range(1000, &[json!({"batch": {"size": 1000}}), json!({"sleep": {"per_batch": "77ms"}})]);
+    for attempt in 0..2 {
+        let mut reader = cluster.client().await.read(request(&def, &format!("job-{attempt}"))).await.unwrap();
+        let e = drain(&mut reader).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Internal, "{e}");
+        assert!(e.message().contains("the clock broke down"), "{e}");
+    }
+    cluster.workers[0].idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_whose_connection_panics_gets_an_error() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster
+        .client_with(|c| {
+            c.on_event = Some(Arc::new(|e| {
+                assert!(!matches!(e, ReaderEvent::TaskOpened { .. }), "the listener broke down");
+            }));
+        })
+        .await;
+    let mut reader = client.read(request(&range(1000, &[]), "")).await.unwrap();
+    let e = drain(&mut reader).await.unwrap_err();
+    assert!(e.message().contains("the listener broke down"), "{e}");
 }

@@ -67,7 +67,7 @@ pub(super) async fn nobody_waits(asked: bool) {
         return future::pending().await;
     }
     let to_the_end = || std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
-    drop(tokio::task::spawn_blocking(to_the_end).await);
+    drop(caju_runtime::blocking("waiting for whoever asked", to_the_end).await);
 }
 
 /// The failure of a trial that nobody waits for any more.

@@ -1,0 +1,177 @@
+//! A bounded channel whose end is a positive mark.
+//!
+//! The receiver of an ordinary channel cannot tell a producer that is done from one that panicked or was aborted: both
+//! drop their sender. Here every [`Sender`] says [`Sender::finish`], or [`Sender::fail`] with the reason. A sender that
+//! is dropped without either makes the receiver yield an error that names it, never the end of the stream.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use caju_types::{Error, Result};
+use futures::Stream;
+use futures::task::AtomicWaker;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use crate::TaskName;
+
+/// A channel for at most `capacity` items (at least one) at a time. `name` is what errors call the first sender.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> caju_types::Result<()> {
+/// let (sender, mut receiver) = caju_runtime::channel("reader of a.parquet", 2);
+/// let other = sender.another("reader of b.parquet");
+/// sender.send(1).await?;
+/// sender.finish();
+/// drop(other); // As a panic does.
+/// assert_eq!(receiver.recv().await.transpose()?, Some(1));
+/// let error = receiver.recv().await.transpose().unwrap_err();
+/// assert!(error.message().contains("reader of b.parquet"));
+/// # Ok(()) }
+/// ```
+pub fn channel<T>(name: impl Into<TaskName>, capacity: usize) -> (Sender<T>, Receiver<T>) {
+    let (items, received) = mpsc::channel(capacity.max(1));
+    let shared = Arc::new(Shared::default());
+    let sender = Sender { name: name.into(), items, shared: Arc::clone(&shared), finished: false };
+    (sender, Receiver { items: received, shared, over: false })
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Why the stream has no end: the first sender that stopped without one.
+    broken: Mutex<Option<Error>>,
+    receiver: AtomicWaker,
+}
+
+/// One producer's end of a [`channel`].
+#[must_use = "a sender that is dropped without `finish` fails the receiver"]
+pub struct Sender<T> {
+    name: TaskName,
+    items: mpsc::Sender<Result<T>>,
+    shared: Arc<Shared>,
+    finished: bool,
+}
+
+/// The consumer's end of a [`channel`]: a stream that ends when every sender has finished.
+#[derive(Debug)]
+pub struct Receiver<T> {
+    items: mpsc::Receiver<Result<T>>,
+    shared: Arc<Shared>,
+    over: bool,
+}
+
+impl<T> Sender<T> {
+    /// One more sender of the same channel, which has to finish, too.
+    pub fn another(&self, name: impl Into<TaskName>) -> Self {
+        let (items, shared) = (self.items.clone(), Arc::clone(&self.shared));
+        Self { name: name.into(), items, shared, finished: false }
+    }
+
+    /// What errors call this sender.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Sends an item, waiting for room.
+    ///
+    /// # Errors
+    /// `Cancelled` if the receiver is gone: nobody wants more.
+    pub async fn send(&self, item: T) -> Result<()> {
+        self.items.send(Ok(item)).await.map_err(|_| self.unheard())
+    }
+
+    /// Says that everything was sent.
+    pub fn finish(mut self) {
+        self.finished = true;
+    }
+
+    /// Ends the stream with an error, behind what was sent before.
+    pub async fn fail(mut self, error: Error) {
+        // Without a receiver there is nobody to tell.
+        self.items.send(Err(error)).await.ok();
+        self.finished = true;
+    }
+
+    /// Finishes or fails, by the outcome of the work that was to send everything.
+    pub async fn end(self, outcome: Result<()>) {
+        match outcome {
+            Ok(()) => self.finish(),
+            Err(e) => self.fail(e).await,
+        }
+    }
+
+    /// Whether the receiver is gone.
+    pub fn is_closed(&self) -> bool {
+        self.items.is_closed()
+    }
+
+    fn unheard(&self) -> Error {
+        Error::cancelled(format!("{}: nobody takes its items any more", self.name))
+    }
+}
+
+impl<T> Drop for Sender<T> {
+    fn drop(&mut self) {
+        if self.finished || self.items.is_closed() {
+            return;
+        }
+        let how = if std::thread::panicking() { "panicked" } else { "was stopped or aborted" };
+        let error = Error::internal(format!("{} {how} before it had sent everything", self.name));
+        self.shared.broken.lock().get_or_insert(error);
+        self.shared.receiver.wake();
+    }
+}
+
+impl<T> fmt::Debug for Sender<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sender").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl<T> Receiver<T> {
+    /// The next item. An error is the last one; `None` comes only when every sender has finished, or after an error.
+    /// Cancelling the wait loses nothing.
+    ///
+    /// # Errors
+    /// What a sender failed with, or `Internal` if a sender was dropped without [`Sender::finish`]. The error names it.
+    pub async fn recv(&mut self) -> Option<Result<T>> {
+        std::future::poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    /// As [`Receiver::recv`], for hand-written futures.
+    pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
+        if self.over {
+            return Poll::Ready(None);
+        }
+        // A sender that breaks from here on wakes this task.
+        self.shared.receiver.register(cx.waker());
+        let next = match self.items.poll_recv(cx) {
+            Poll::Ready(Some(item)) => Some(item),
+            // What was sent before comes first; senders that go on are not waited for.
+            Poll::Pending => match self.shared.broken.lock().clone() {
+                Some(error) => Some(Err(error)),
+                None => return Poll::Pending,
+            },
+            Poll::Ready(None) => self.shared.broken.lock().clone().map(Err),
+        };
+        if !matches!(next, Some(Ok(_))) {
+            self.over = true;
+            self.items.close();
+        }
+        Poll::Ready(next)
+    }
+}
+
+impl<T> Stream for Receiver<T> {
+    type Item = Result<T>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.poll_recv(cx)
+    }
+}
+
+#[cfg(test)]
+#[path = "channel_tests.rs"]
+mod tests;

@@ -1,0 +1,123 @@
+//! Panics become errors.
+//!
+//! Libraries that decode files may panic on damaged bytes. Work that can meet such bytes runs within [`catch`],
+//! [`caught`] or [`Caught`]: a panic is then an `Internal` error that names the work, and never a short result.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use caju_types::{Error, Result};
+use futures::stream::{FusedStream, Stream};
+use futures::{FutureExt, StreamExt};
+
+/// The message of a panic, as far as it is text.
+pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("(no message)")
+}
+
+/// The error that stands for a panic of the named work.
+pub(crate) fn panicked(name: &str, panic: &(dyn Any + Send)) -> Error {
+    Error::internal(format!("{name} panicked: {}", panic_text(panic)))
+}
+
+/// Runs a closure.
+///
+/// # Errors
+/// `Internal`, with `name` and the panic's message, if the closure panics.
+pub fn catch<T>(name: &str, work: impl FnOnce() -> T) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panicked(name, &*panic))
+}
+
+/// Runs a future.
+///
+/// # Errors
+/// `Internal`, with `name` and the panic's message, if the future panics.
+pub async fn caught<F: Future>(name: &str, future: F) -> Result<F::Output> {
+    AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| panicked(name, &*panic))
+}
+
+/// A stream of results whose panic is its last item: an error that `on_panic` makes of the panic's message.
+#[derive(Debug)]
+pub struct Caught<S, F> {
+    stream: Option<S>,
+    on_panic: F,
+}
+
+impl<S, F> Caught<S, F> {
+    /// Guards a stream.
+    pub fn new(stream: S, on_panic: F) -> Self {
+        Self { stream: Some(stream), on_panic }
+    }
+}
+
+impl<T, S, F> Stream for Caught<S, F>
+where
+    S: Stream<Item = Result<T>> + Unpin,
+    F: FnMut(&str) -> Error + Unpin,
+{
+    type Item = Result<T>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let me = &mut *self;
+        let Some(stream) = &mut me.stream else { return Poll::Ready(None) };
+        let item = match catch_unwind(AssertUnwindSafe(|| stream.poll_next_unpin(cx))) {
+            Ok(poll) => ready!(poll),
+            Err(panic) => {
+                // What panicked is in no state to be asked again.
+                me.stream = None;
+                return Poll::Ready(Some(Err((me.on_panic)(panic_text(&*panic)))));
+            }
+        };
+        if item.is_none() {
+            me.stream = None;
+        }
+        Poll::Ready(item)
+    }
+}
+
+impl<T, S, F> FusedStream for Caught<S, F>
+where
+    S: Stream<Item = Result<T>> + Unpin,
+    F: FnMut(&str) -> Error + Unpin,
+{
+    fn is_terminated(&self) -> bool {
+        self.stream.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use caju_types::ErrorKind;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_an_error_that_names_the_work() {
+        assert_eq!(catch("adding", || 1 + 1).unwrap(), 2);
+        let e = catch("decoding a.parquet", || -> u8 { panic!("bit width {}", 64) }).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Internal);
+        assert_eq!(e.message(), "decoding a.parquet panicked: bit width 64");
+        let late = async {
+            tokio::task::yield_now().await;
+            panic!("late")
+        };
+        assert_eq!(caught::<_>("waiting", late).await.unwrap_err().message(), "waiting panicked: late");
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_panics_ends_with_an_error() {
+        let items = futures::stream::iter(0..5).map(|i| if i == 2 { panic!("at {i}") } else { Ok(i) });
+        let mut caught = Caught::new(items, |text: &str| Error::data_loss(format!("a.tar: {text}")));
+        assert_eq!(caught.next().await.unwrap().unwrap(), 0);
+        assert_eq!(caught.next().await.unwrap().unwrap(), 1);
+        let e = caught.next().await.unwrap().unwrap_err();
+        assert_eq!((e.kind(), e.message()), (ErrorKind::DataLoss, "a.tar: at 2"));
+        assert!(caught.next().await.is_none() && caught.is_terminated());
+    }
+}

@@ -1,0 +1,162 @@
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use proptest::prelude::*;
+use tokio::sync::{Notify, oneshot};
+
+use super::*;
+
+/// An observer, and what it was told.
+fn observer() -> (impl FnOnce(Error) + Send + 'static, oneshot::Receiver<Error>) {
+    let (tx, rx) = oneshot::channel();
+    (move |e| drop(tx.send(e)), rx)
+}
+
+#[tokio::test]
+async fn awaiting_a_task_gives_its_result_or_says_what_became_of_it() {
+    let tasks = Tasks::new();
+    assert_eq!(tasks.spawn("adding", async { 1 + 1 }).await.unwrap(), 2);
+    let e = tasks.spawn("reader of a.parquet", async { assert!(false, "boom") }).await.unwrap_err();
+    assert_eq!((e.kind(), e.message()), (ErrorKind::Internal, "reader of a.parquet panicked: boom"));
+    let task = tasks.spawn("a reader", std::future::pending::<()>());
+    task.abort();
+    let e = task.await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Internal);
+    assert!(e.message().contains("a reader was aborted"), "{e}");
+    let task = tasks.spawn("a reader", std::future::pending::<()>());
+    tasks.stop();
+    assert_eq!(task.await.unwrap_err().kind(), ErrorKind::Cancelled);
+}
+
+#[tokio::test]
+async fn dropping_a_handle_aborts_its_task() {
+    struct Gone(Option<oneshot::Sender<()>>);
+    impl Drop for Gone {
+        fn drop(&mut self) {
+            self.0.take().map(|tx| tx.send(()));
+        }
+    }
+    let tasks = Tasks::new();
+    let (tx, rx) = oneshot::channel();
+    let gone = Gone(Some(tx));
+    let task = tasks.spawn("waiting", async move {
+        let _gone = gone;
+        std::future::pending::<()>().await;
+    });
+    drop(task);
+    rx.await.unwrap();
+    assert!(!tasks.is_stopped());
+}
+
+#[tokio::test]
+async fn a_graceful_task_goes_on_without_its_handle_and_after_the_stop() {
+    let tasks = Tasks::new();
+    let (go, done) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (theirs, told) = (Arc::clone(&go), Arc::clone(&done));
+    let task = tasks.spawn_graceful("writing a lease", async move {
+        theirs.notified().await;
+        told.notify_one();
+    });
+    drop(task);
+    tasks.stop();
+    go.notify_one();
+    done.notified().await;
+    assert!(tasks.shutdown(Duration::from_secs(5)).await);
+}
+
+#[tokio::test]
+async fn background_work_tells_its_observer_how_it_failed() {
+    let tasks = Tasks::new();
+    let (on_failure, told) = observer();
+    tasks.background("listing", on_failure, async { Err(Error::data_loss("a.parquet: damaged")) });
+    assert_eq!(told.await.unwrap().kind(), ErrorKind::DataLoss);
+    let (on_failure, told) = observer();
+    tasks.background("listing", on_failure, async { panic!("boom") });
+    assert_eq!(told.await.unwrap().message(), "listing panicked: boom");
+    let (on_failure, told) = observer();
+    tasks.background_graceful("listing", on_failure, async { panic!("boom") });
+    assert_eq!(told.await.unwrap().message(), "listing panicked: boom");
+    let (on_failure, told) = observer();
+    tasks.background("listing", on_failure, async { Ok(()) });
+    assert!(told.await.is_err(), "work that ends well tells nothing");
+    let (on_failure, told) = observer();
+    tasks.background("listing", on_failure, std::future::pending());
+    tasks.stop();
+    assert_eq!(told.await.unwrap().kind(), ErrorKind::Cancelled);
+}
+
+#[test]
+fn background_work_that_dies_with_its_runtime_is_a_failure_too() {
+    let (on_failure, mut told) = observer();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let tasks = Tasks::new();
+    let of = tasks.clone();
+    runtime.block_on(async move { of.background("listing", on_failure, std::future::pending()) });
+    drop(runtime);
+    let e = told.try_recv().unwrap();
+    assert!(e.message().contains("listing was aborted"), "{e}");
+}
+
+#[tokio::test]
+async fn blocking_work_that_panics_is_an_error() {
+    assert_eq!(blocking("adding", || 1 + 1).await.unwrap(), 2);
+    let e = blocking("decoding a part", || assert!(false, "bit width")).await.unwrap_err();
+    assert_eq!((e.kind(), e.message()), (ErrorKind::Internal, "decoding a part panicked: bit width"));
+}
+
+/// What a task does in the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Well,
+    Failed,
+    Panicked,
+    Stopped,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Each observer hears of exactly its own task's failure, and only of that.
+    #[test]
+    fn every_failure_is_told_once(
+        ends in proptest::collection::vec(
+            prop_oneof![Just(End::Well), Just(End::Failed), Just(End::Panicked), Just(End::Stopped)], 1..12),
+        threads in 1usize..4,
+    ) {
+        let told: Arc<Mutex<Vec<(usize, ErrorKind)>>> = Arc::default();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_time().build().unwrap();
+        let ended = runtime.block_on(async {
+            let tasks = Tasks::new();
+            for (i, end) in ends.iter().copied().enumerate() {
+                let told = Arc::clone(&told);
+                let on_failure = move |e: Error| told.lock().push((i, e.kind()));
+                let group = tasks.child();
+                let of = group.clone();
+                group.background(format!("task {i}"), on_failure, async move {
+                    tokio::task::yield_now().await;
+                    match end {
+                        End::Well => Ok(()),
+                        End::Failed => Err(Error::data_loss("damaged")),
+                        End::Panicked => panic!("boom"),
+                        End::Stopped => {
+                            of.stop();
+                            std::future::pending().await
+                        }
+                    }
+                });
+            }
+            tasks.tracker.close();
+            tokio::time::timeout(Duration::from_secs(60), tasks.tracker.wait()).await
+        });
+        prop_assert!(ended.is_ok());
+        let mut told = told.lock().clone();
+        told.sort_unstable_by_key(|(i, _)| *i);
+        let want: Vec<_> = ends.iter().copied().enumerate().filter_map(|(i, end)| match end {
+            End::Well => None,
+            End::Failed => Some((i, ErrorKind::DataLoss)),
+            End::Panicked => Some((i, ErrorKind::Internal)),
+            End::Stopped => Some((i, ErrorKind::Cancelled)),
+        }).collect();
+        prop_assert_eq!(told, want);
+    }
+}
