@@ -32,7 +32,9 @@ mod _caju {
     #[pymodule_export]
     use crate::command::command;
     #[pymodule_export]
-    use crate::definition::{bind, check, describe, fingerprint, from_yaml, prefix_fingerprints, to_yaml};
+    use crate::definition::{
+        bind, check, check_encoding, describe, fingerprint, from_yaml, prefix_fingerprints, to_yaml,
+    };
     #[pymodule_export]
     use crate::functions::{FunctionPool, read_rows};
     #[pymodule_export]

@@ -27,12 +27,13 @@ import sys
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._bytecode import Import, Text, body_of, cells_of, drop_docstrings
 from ._errors import InvalidPipeline
 from ._installed import found_at, installed_file, own_class, own_module, version_of
 from ._merkle import Digests
+from ._randomness import draws_of, kept_generator
 from ._values import FLEETING, array_bytes, is_a, is_enums_own, is_slot
 
 __all__ = ["code_fingerprint"]
@@ -54,16 +55,29 @@ def code_fingerprint(function: Any, *, version: str | None = None) -> str:
     return _Hasher().name(function)
 
 
-def examine(function: Any, version: str | None) -> tuple[str, bool]:
-    """The fingerprint, and whether the function, or what it calls of the user's own, draws from `caju.rng()`."""
+class Examined(NamedTuple):
+    """What a function's code says about it."""
+
+    code: str
+    """Its fingerprint."""
+    draws: bool
+    """Whether it, or what it calls of the user's own, draws from `caju.rng()`."""
+    foreign_draws: list[str]
+    """What else it draws random numbers from, and where in the code."""
+
+
+def examine(function: Any, version: str | None) -> Examined:
+    """The fingerprint, and what the function, and what it calls of the user's own, draws from."""
     walker = _Hasher()
     try:
         named = walker.name(function)
     except InvalidPipeline:
         if version is None:
             raise
-        return code_fingerprint(function, version=version), True  # keys that nobody draws from do no harm
-    return named if version is None else code_fingerprint(function, version=version), walker.draws
+        # Keys that nobody draws from do no harm.
+        return Examined(code_fingerprint(function, version=version), True, walker.foreign_draws)
+    code = named if version is None else code_fingerprint(function, version=version)
+    return Examined(code, walker.draws, walker.foreign_draws)
 
 
 class _Hasher:
@@ -72,6 +86,7 @@ class _Hasher:
     def __init__(self) -> None:
         self._out = Digests()
         self.draws = False  # from caju.rng()
+        self.foreign_draws: list[str] = []
         # Within what an installed package keeps for the user: what has no content there is the package's own affair.
         self._lenient = False
 
@@ -260,6 +275,7 @@ class _Hasher:
         self, code: types.CodeType, scope: Mapping[str, Any], path: str, cells: Mapping[str, Any] | None = None
     ) -> None:
         cells = cells or {}
+        self.foreign_draws += [f"{name} (at {path})" for name in draws_of(code, scope, cells)]
         body = body_of(code, cells)
         arguments = code.co_argcount + code.co_kwonlyargcount
         self._word("code", str(body.flags), getattr(code, "co_exceptiontable", b""))
@@ -432,6 +448,9 @@ class _Hasher:
     # ---- objects -----------------------------------------------------------------------------------------------
 
     def _object(self, value: Any, path: str) -> None:
+        kept = kept_generator(value)
+        if kept is not None and not self._lenient:
+            self.foreign_draws.append(f"a {kept} (at {path})")
         if own_class(type(value)):
             self._strictly(lambda: self._reduced(value, path))
         else:

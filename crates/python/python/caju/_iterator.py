@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -16,6 +17,9 @@ from ._errors import Cancelled, FailedPrecondition, InvalidPipeline, Unimplement
 T = TypeVar("T")
 
 STATE_VERSION = 1
+
+MAX_POSITION = 2**63 - 1
+"""The largest epoch, and the largest number of elements, that a state may name."""
 
 _open: weakref.WeakSet[DatasetIterator[Any]] = weakref.WeakSet()
 _connected: weakref.WeakSet[Dataset] = weakref.WeakSet()
@@ -84,6 +88,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
         self._elements = 0
         self._exhausted = False
         self._stopped: str | None = None
+        self._failure: Exception | None = None
         _open.add(self)
 
     def __iter__(self) -> DatasetIterator[T]:
@@ -92,15 +97,20 @@ class DatasetIterator(Iterator[T], Generic[T]):
     def __next__(self) -> T:
         reader = self._reader
         if reader is None:
+            # An epoch that failed has no end: a loop that tries again must not take it for a short one.
+            if self._failure is not None:
+                raise _copy_of(self._failure) from self._failure
             if self._stopped is not None:
                 raise Cancelled(self._stopped)
             raise StopIteration
         try:
             element = self._take(reader)
-        except Exception:
+        except Exception as e:
+            self._failure = e
             self.close()
             raise
-        except BaseException:  # Ctrl-C: no waiting for anybody
+        except BaseException as e:  # Ctrl-C: no waiting for anybody
+            self._stopped = f"epoch {self._epoch} was interrupted ({type(e).__name__}) after {self._elements} elements"
             self._leave(0.2)
             raise
         if element is None:
@@ -146,26 +156,38 @@ class DatasetIterator(Iterator[T], Generic[T]):
         if exhausted:
             self.close()
             return
-        for passed in range(elements):
-            if self._last.next_batch() is None:
-                raise InvalidPipeline(
-                    f"the state is {elements} elements into epoch {epoch}, which has {passed}: the data have changed"
-                )
+        try:
+            for passed in range(elements):
+                if self._last.next_batch() is None:
+                    raise InvalidPipeline(
+                        f"the state is {elements} elements into epoch {epoch}, which has {passed}: the data have changed"
+                    )
+        except Exception as e:
+            self._failure = e
+            self.close()
+            raise
 
     def _place(self, state: Mapping[str, Any]) -> tuple[int, int, bool]:
         """Epoch, elements and end of a state that fits this iterator."""
-        if self._elements or self._exhausted or self._stopped is not None:
+        if self._elements or self._exhausted or self._stopped is not None or self._failure is not None:
             raise FailedPrecondition(
                 f"load_state_dict comes before the first element; this iterator has given {self._elements}: load into "
                 "iter(dataset)"
             )
         try:
             version, fingerprint, seed = state["version"], state["fingerprint"], state["seed"]
-            epoch, elements, exhausted = int(state["epoch"]), int(state["elements"]), bool(state["exhausted"])
-        except (KeyError, TypeError, ValueError) as e:
+            epoch, elements, exhausted = state["epoch"], state["elements"], state["exhausted"]
+        except (KeyError, TypeError) as e:
             raise InvalidPipeline(f"this is no state of a caju iterator: {e!r} in {state!r}") from None
-        if version != STATE_VERSION or epoch < 0 or elements < 0:
+        if version != STATE_VERSION:
             raise InvalidPipeline(f"this caju does not know states such as {dict(state)!r}")
+        for name, value in (("epoch", epoch), ("elements", elements)):
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_POSITION:
+                raise InvalidPipeline(
+                    f"this is no state of a caju iterator: `{name}` is {value!r}, not an integer from 0 to {MAX_POSITION}"
+                )
+        if not isinstance(exhausted, bool):
+            raise InvalidPipeline(f"this is no state of a caju iterator: `exhausted` is {exhausted!r}, not True or False")
         for what, was, here in [("dataset", fingerprint, self.fingerprint), ("seed", seed, self._last.seed)]:
             if was != here:
                 raise InvalidPipeline(f"the state is of the {what} {was}, and this iterator reads {here}")
@@ -229,3 +251,12 @@ class DatasetIterator(Iterator[T], Generic[T]):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _copy_of(error: Exception) -> Exception:
+    """The same error without its traceback; the error itself where it cannot be copied."""
+    try:
+        again = copy.copy(error)
+    except Exception:
+        return error
+    return again if type(again) is type(error) else error
