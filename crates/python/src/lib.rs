@@ -40,7 +40,9 @@ mod _caju {
     #[pymodule_export]
     use crate::logging::{log_level, take_events, wait_events, wake_events};
     #[pymodule_export]
-    use crate::memory::{Rows, hold, hold_columns, ipc_from_columns, ipc_rows, ipc_schema};
+    use crate::memory::{
+        Rows, RowsBuilder, hold, hold_columns, ipc_from_columns, ipc_rows, ipc_schema, message_rows,
+    };
     #[pymodule_export]
     use crate::numpy::Buffer;
     #[pymodule_export]

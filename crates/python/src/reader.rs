@@ -8,7 +8,7 @@ use caju_client::{ClientConfig, DatasetRef, Element, Monitor, ReadRequest, SaveT
 use caju_engine::wire::schema_to_ipc;
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::ProcessingMode;
-use caju_types::{Error, Result};
+use caju_types::{Error, IterationId, Result};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
@@ -24,6 +24,9 @@ use crate::saves;
 
 /// How long a reader that was dropped may hold up whoever dropped it.
 const FORGOTTEN: Duration = Duration::from_secs(1);
+
+/// How long the workers of an epoch that is over may take to report.
+const FINAL_STATUS: Duration = Duration::from_secs(2);
 
 /// A connection to a dispatcher.
 #[pyclass(frozen, module = "caju._caju")]
@@ -104,7 +107,7 @@ impl Client {
         };
         let client = self.client.clone();
         let opened = self.share.wait(py, async move { Box::pin(client.read(request)).await })?;
-        Reader::new(py, opened.into_py(py)?, self.share.clone())
+        Reader::new(py, opened.into_py(py)?, self.share.clone(), self.client.clone())
     }
 
     /// Registers a definition; the identifier and the fingerprint that it got.
@@ -170,6 +173,8 @@ impl Drop for Client {
 pub(crate) struct Reader {
     open: Mutex<Option<Open>>,
     monitor: Monitor,
+    client: caju_client::Client,
+    iteration: IterationId,
     names: Vec<Py<PyString>>,
     schema: SchemaRef,
     #[pyo3(get)]
@@ -187,10 +192,17 @@ struct Open {
 }
 
 impl Reader {
-    fn new(py: Python<'_>, reader: caju_client::Reader, share: Share) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        reader: caju_client::Reader,
+        share: Share,
+        client: caju_client::Client,
+    ) -> PyResult<Self> {
         let schema = reader.schema();
         Ok(Self {
             monitor: reader.monitor(),
+            client,
+            iteration: reader.iteration(),
             names: schema.fields().iter().map(|f| PyString::new(py, f.name()).unbind()).collect(),
             job: reader.job().to_owned(),
             fingerprint: reader.fingerprint().to_owned(),
@@ -309,6 +321,16 @@ impl Reader {
     fn bottleneck(&self, py: Python<'_>) -> PyResult<Option<String>> {
         check_fork().into_py(py)?;
         Ok(self.monitor.progress().bottleneck)
+    }
+
+    /// Of an epoch that was read to its end, and whose reader is closed: how many rows were skipped under `on_error`, and
+    /// file, row and reason of the first of these. `None` if the dispatcher does not know it any more.
+    fn skipped(&self, py: Python<'_>) -> PyResult<Option<(u64, Vec<String>)>> {
+        let (client, iteration) = (self.client.clone(), self.iteration);
+        let status = Share::get()
+            .into_py(py)?
+            .wait(py, async move { client.final_status(iteration, FINAL_STATUS).await })?;
+        Ok(status.map(|job| (job.rows_skipped, job.first_skips)))
     }
 
     /// Leaves the job; rows that were not taken go to its other readers. Waits no longer than `patience` seconds for

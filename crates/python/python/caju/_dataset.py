@@ -239,7 +239,7 @@ class Dataset(Stages):
             ) from e
         return self._progress(tqdm, bar)
 
-    def _progress(self, tqdm: Callable[..., Any], bar: Mapping[str, Any]) -> Iterator[Element]:
+    def _progress(self, tqdm: Callable[..., Any], bar: dict[str, Any]) -> Iterator[Element]:
         try:
             total: int | None = len(self)
         except TypeError:
@@ -308,7 +308,13 @@ class Dataset(Stages):
             return self._read(self._connect(service), service, at)
 
         return DatasetIterator(
-            self._read(self._connect(service), service, epoch), take, service.keep, epoch, reopen, self._not_exact(service)
+            self._read(self._connect(service), service, epoch),
+            take,
+            service.keep,
+            epoch,
+            reopen,
+            self._not_exact(service),
+            self._tree().get("on_error", "fail") != "fail",
         )
 
     def _not_exact(self, service: Service) -> str | None:

@@ -60,6 +60,15 @@ class Stats(NamedTuple):
     """Seconds since opening, until now or the end of the epoch."""
 
 
+class Skipped(NamedTuple):
+    """Rows that were skipped under `on_error`, by all readers of the job together."""
+
+    rows: int
+    """How many."""
+    first: list[str]
+    """File, row and reason of the first of these: at most 100."""
+
+
 class DatasetIterator(Iterator[T], Generic[T]):
     """One epoch of a dataset, element by element.
 
@@ -77,6 +86,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
         epoch: int,
         reopen: Callable[[int], Reader],
         not_exact: str | None,
+        skips: bool = False,
     ) -> None:
         self._reader: Reader | None = reader
         self._last = reader
@@ -85,6 +95,8 @@ class DatasetIterator(Iterator[T], Generic[T]):
         self._epoch = epoch
         self._reopen = reopen
         self._not_exact = not_exact
+        self._skips = skips
+        self._skipped: Skipped | None = None
         self._elements = 0
         self._exhausted = False
         self._stopped: str | None = None
@@ -115,7 +127,12 @@ class DatasetIterator(Iterator[T], Generic[T]):
             raise
         if element is None:
             self._exhausted = True
+            keep = self._keep
             self.close()
+            if self._skips:
+                said = reader.skipped()
+                self._skipped = None if said is None else Skipped(*said)
+            del keep  # the cluster answers until here
             raise StopIteration
         self._elements += 1
         return element
@@ -217,6 +234,19 @@ class DatasetIterator(Iterator[T], Generic[T]):
     def stats(self) -> Stats:
         """What was delivered so far."""
         return Stats(*self._last.stats)
+
+    @property
+    def skipped(self) -> Skipped:
+        """The rows that were skipped under `on_error`, once the epoch was read to its end.
+
+        `FailedPrecondition` before that, and where the dispatcher did not say.
+        """
+        if not self._skips:
+            return Skipped(0, [])
+        if self._skipped is None:
+            when = "did not say" if self._exhausted else "says at the epoch's end"
+            raise FailedPrecondition(f"how many rows of epoch {self._epoch} were skipped, the dispatcher {when}")
+        return self._skipped
 
     @property
     def bottleneck(self) -> str | None:

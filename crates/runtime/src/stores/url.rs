@@ -135,7 +135,7 @@ fn decoded(path: &str) -> Option<Cow<'_, str>> {
     while let Some(byte) = bytes.get(at) {
         match (byte, digit(bytes.get(at + 1)), digit(bytes.get(at + 2))) {
             (b'%', Some(high), Some(low)) => {
-                out.push(high << 4 | low);
+                out.push((high << 4) | low);
                 at += 3;
             }
             _ => {
