@@ -107,7 +107,17 @@ impl Client {
         };
         let client = self.client.clone();
         let opened = self.share.wait(py, async move { Box::pin(client.read(request)).await })?;
-        Reader::new(py, opened.into_py(py)?, self.share.clone(), self.client.clone())
+        Reader::new(py, opened.into_py(py)?, self.share.clone())
+    }
+
+    /// Of an iteration that was read to its end: how many rows were skipped under `on_error`, and file, row and reason of
+    /// the first of these. `None` if the dispatcher does not know it any more.
+    fn skipped(&self, py: Python<'_>, iteration: u64) -> PyResult<Option<(u64, Vec<String>)>> {
+        let client = self.client.clone();
+        let status = self
+            .share
+            .wait(py, async move { client.final_status(IterationId(iteration), FINAL_STATUS).await })?;
+        Ok(status.map(|job| (job.rows_skipped, job.first_skips)))
     }
 
     /// Registers a definition; the identifier and the fingerprint that it got.
@@ -173,8 +183,6 @@ impl Drop for Client {
 pub(crate) struct Reader {
     open: Mutex<Option<Open>>,
     monitor: Monitor,
-    client: caju_client::Client,
-    iteration: IterationId,
     names: Vec<Py<PyString>>,
     schema: SchemaRef,
     #[pyo3(get)]
@@ -183,6 +191,8 @@ pub(crate) struct Reader {
     fingerprint: String,
     #[pyo3(get)]
     seed: u64,
+    #[pyo3(get)]
+    iteration: u64,
 }
 
 /// What is there until the reader is closed.
@@ -192,17 +202,11 @@ struct Open {
 }
 
 impl Reader {
-    fn new(
-        py: Python<'_>,
-        reader: caju_client::Reader,
-        share: Share,
-        client: caju_client::Client,
-    ) -> PyResult<Self> {
+    fn new(py: Python<'_>, reader: caju_client::Reader, share: Share) -> PyResult<Self> {
         let schema = reader.schema();
         Ok(Self {
             monitor: reader.monitor(),
-            client,
-            iteration: reader.iteration(),
+            iteration: reader.iteration().0,
             names: schema.fields().iter().map(|f| PyString::new(py, f.name()).unbind()).collect(),
             job: reader.job().to_owned(),
             fingerprint: reader.fingerprint().to_owned(),
@@ -321,16 +325,6 @@ impl Reader {
     fn bottleneck(&self, py: Python<'_>) -> PyResult<Option<String>> {
         check_fork().into_py(py)?;
         Ok(self.monitor.progress().bottleneck)
-    }
-
-    /// Of an epoch that was read to its end, and whose reader is closed: how many rows were skipped under `on_error`, and
-    /// file, row and reason of the first of these. `None` if the dispatcher does not know it any more.
-    fn skipped(&self, py: Python<'_>) -> PyResult<Option<(u64, Vec<String>)>> {
-        let (client, iteration) = (self.client.clone(), self.iteration);
-        let status = Share::get()
-            .into_py(py)?
-            .wait(py, async move { client.final_status(iteration, FINAL_STATUS).await })?;
-        Ok(status.map(|job| (job.rows_skipped, job.first_skips)))
     }
 
     /// Leaves the job; rows that were not taken go to its other readers. Waits no longer than `patience` seconds for

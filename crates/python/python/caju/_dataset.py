@@ -307,6 +307,9 @@ class Dataset(Stages):
                 went(at)
             return self._read(self._connect(service), service, at)
 
+        def skipped(iteration: int) -> tuple[int, list[str]] | None:
+            return self._connect(service).skipped(iteration)
+
         return DatasetIterator(
             self._read(self._connect(service), service, epoch),
             take,
@@ -314,7 +317,7 @@ class Dataset(Stages):
             epoch,
             reopen,
             self._not_exact(service),
-            self._tree().get("on_error", "fail") != "fail",
+            skipped if self._tree().get("on_error", "fail") != "fail" else None,
         )
 
     def _not_exact(self, service: Service) -> str | None:

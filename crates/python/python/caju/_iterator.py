@@ -86,7 +86,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
         epoch: int,
         reopen: Callable[[int], Reader],
         not_exact: str | None,
-        skips: bool = False,
+        skipped: Callable[[int], tuple[int, list[str]] | None] | None,
     ) -> None:
         self._reader: Reader | None = reader
         self._last = reader
@@ -95,7 +95,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
         self._epoch = epoch
         self._reopen = reopen
         self._not_exact = not_exact
-        self._skips = skips
+        self._ask_skipped = skipped  # None if no row may be skipped
         self._skipped: Skipped | None = None
         self._elements = 0
         self._exhausted = False
@@ -129,8 +129,8 @@ class DatasetIterator(Iterator[T], Generic[T]):
             self._exhausted = True
             keep = self._keep
             self.close()
-            if self._skips:
-                said = reader.skipped()
+            if self._ask_skipped is not None:
+                said = self._ask_skipped(reader.iteration)
                 self._skipped = None if said is None else Skipped(*said)
             del keep  # the cluster answers until here
             raise StopIteration
@@ -241,7 +241,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
 
         `FailedPrecondition` before that, and where the dispatcher did not say.
         """
-        if not self._skips:
+        if self._ask_skipped is None:
             return Skipped(0, [])
         if self._skipped is None:
             when = "did not say" if self._exhausted else "says at the epoch's end"
