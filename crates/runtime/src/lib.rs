@@ -3,6 +3,8 @@
 //! Other rooms get these handed in. A lint (`clippy.toml`) bans reading the clock, spawning tasks and
 //! opening unbounded queues anywhere else, so that tests can be exact and shutdown complete.
 
+mod aside;
+pub mod budget;
 mod clock;
 mod cpu;
 mod private;
@@ -11,6 +13,7 @@ pub mod recycle;
 pub mod stores;
 mod tasks;
 
+pub use aside::{Aside, is_aside};
 pub use clock::{Clock, SystemClock};
 pub use cpu::{CpuPool, handing_over};
 pub use private::{PrivateFolder, private_cache};
