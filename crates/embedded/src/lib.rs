@@ -27,7 +27,7 @@ use std::time::Duration;
 use caju_cache::CacheOptions;
 use caju_client::{Client, ClientConfig};
 use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers};
-use caju_engine::source::SourceContext;
+use caju_engine::source::{SourceContext, SourceLimits};
 use caju_engine::wire::LocalWorkers;
 use caju_kernels::{Limits, Registry};
 use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock};
@@ -97,7 +97,8 @@ impl Cluster {
     /// # Errors
     /// `Unavailable` if the loopback cannot be listened on.
     pub async fn start(config: ClusterConfig) -> Result<Self> {
-        let ctx = SourceContext::new(Arc::clone(&config.stores), Arc::clone(&config.io));
+        let ctx = SourceContext::new(Arc::clone(&config.stores), Arc::clone(&config.io))
+            .within(SourceLimits::of(config.registry.limits()));
         let timers = Timers {
             heartbeat: HEARTBEAT,
             worker_timeout: SILENCE,

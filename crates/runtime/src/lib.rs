@@ -3,6 +3,8 @@
 //! Other rooms get these handed in. A lint (`clippy.toml`) bans reading the clock, spawning tasks and
 //! opening unbounded queues anywhere else, so that tests can be exact and shutdown complete.
 
+mod aside;
+pub mod budget;
 mod channel;
 mod clock;
 mod cpu;
@@ -13,6 +15,7 @@ pub mod recycle;
 pub mod stores;
 mod tasks;
 
+pub use aside::{Aside, is_aside};
 pub use channel::{Receiver, Sender, channel};
 pub use clock::{Clock, SystemClock};
 pub use cpu::{CpuPool, handing_over};

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_engine::source::SourceContext;
+use caju_engine::source::{SourceContext, SourceLimits};
 use caju_engine::wire::{Dispatcher, DispatcherLink, LocalWorkers, is_passing};
 use caju_proto::v1;
 use caju_runtime::{CpuPool, Tasks, log_failure};
@@ -49,7 +49,8 @@ impl Worker {
         let identity =
             Identity::new(link, address.clone(), config.tags.clone(), pool.threads(), config.version.clone());
         let identity = Arc::new(identity);
-        let ctx = SourceContext::new(Arc::clone(&config.stores), Arc::clone(&config.io));
+        let ctx = SourceContext::new(Arc::clone(&config.stores), Arc::clone(&config.io))
+            .within(SourceLimits::of(config.registry.limits()));
         let pipelines = Pipelines::new(config.registry.clone(), ctx);
         let (group, local) = (Tasks::new(), config.local.clone());
         let (patience, beats) = (config.connect_timeout, config.dispatcher_timeout);

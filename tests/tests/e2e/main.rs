@@ -7,6 +7,7 @@
 mod bad_data;
 mod bad_definitions;
 mod bench;
+mod bounds;
 mod cache_commands;
 mod cache_conformance;
 mod cache_faults;

@@ -7,6 +7,7 @@ mod save;
 mod service;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
@@ -62,6 +63,26 @@ pub(crate) struct Global {
     /// No progress and no summary; errors only
     #[arg(long, short, global = true)]
     pub(crate) quiet: bool,
+    #[command(flatten)]
+    pub(crate) bounds: BoundArgs,
+}
+
+/// What this process refuses to exceed, whatever a pipeline or the data say.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Bounds")]
+pub(crate) struct BoundArgs {
+    /// The most memory that a stage may ask for while it works on one chunk of rows; dispatcher and workers alike
+    #[arg(long, global = true, value_name = "SIZE", default_value = "1GiB", value_parser = service::size)]
+    pub(crate) chunk_memory: u64,
+    /// The largest record of a source: a line, a record, a file of an archive, an image file
+    #[arg(long, global = true, value_name = "SIZE", default_value = "256MiB", value_parser = service::size)]
+    pub(crate) max_record: u64,
+    /// The most pixels of an image; a pipeline may say less, not more
+    #[arg(long, global = true, value_name = "N", default_value_t = 100_000_000)]
+    pub(crate) max_pixels: u64,
+    /// How long checking and planning a pipeline may take
+    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = service::duration)]
+    pub(crate) bind_timeout: Duration,
 }
 
 /// What to do.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use caju_dispatcher::{Dispatcher, DispatcherConfig, EngineCatalog, Timers};
 use caju_embedded::SaveDriver;
-use caju_engine::source::SourceContext;
+use caju_engine::source::{SourceContext, SourceLimits};
 use caju_engine::wire::LocalWorkers;
 use caju_runtime::IoCounters;
 use caju_types::{Error, Result};
@@ -40,7 +40,8 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
         cache_budget: args.cache_budget,
     };
     let stores = shared::stores(Some(shared::allowed(&args.stores.allow)?))?;
-    let ctx = SourceContext::new(Arc::new(stores), Arc::new(IoCounters::new()));
+    let ctx = SourceContext::new(Arc::new(stores), Arc::new(IoCounters::new()))
+        .within(SourceLimits::of(&shared::limits()));
     let registry = shared::server_registry(args.stores.allow_python.as_deref(), 1);
     let catalog = Arc::new(EngineCatalog::new(registry, ctx).with_cache(&config.cache_url));
     let dispatcher = Dispatcher::start(config, catalog).await?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use caju_client::{EventFn, ReaderEvent};
@@ -14,7 +14,7 @@ use caju_types::{Error, Result, format_duration};
 
 use super::epochs::Outcome;
 use super::summary::summary;
-use crate::cli::EpochArgs;
+use crate::cli::{BoundArgs, EpochArgs};
 use crate::output;
 
 /// Stores with the options that the environment holds (`AWS_*`, `GOOGLE_*`, `AZURE_*`, ...).
@@ -71,7 +71,26 @@ pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// The functions that expressions may call, within the default limits, and those that users have written in Python:
+/// What the flags bound; the defaults until they are read.
+static LIMITS: OnceLock<Limits> = OnceLock::new();
+
+/// Takes the bounds that the flags set, for the life of the process.
+pub(crate) fn set_limits(args: &BoundArgs) {
+    let limits = Limits {
+        max_pixels: args.max_pixels,
+        chunk_bytes: args.chunk_memory,
+        max_record_bytes: args.max_record,
+        bind_timeout: args.bind_timeout,
+    };
+    LIMITS.get_or_init(|| limits);
+}
+
+/// What this process refuses to exceed.
+pub(crate) fn limits() -> Limits {
+    LIMITS.get().copied().unwrap_or_default()
+}
+
+/// The functions that expressions may call, within the limits of the process, and those that users have written in Python:
 /// what runs within this process is the caller's own.
 pub(crate) fn registry() -> Registry {
     server_registry(Some("python3"), cores())
@@ -79,7 +98,7 @@ pub(crate) fn registry() -> Registry {
 
 /// The functions of a server: those in Python only if an interpreter is given, in up to `threads` processes.
 pub(crate) fn server_registry(python: Option<&str>, threads: usize) -> Registry {
-    let registry = Registry::new(Limits::default());
+    let registry = Registry::new(limits());
     match python {
         Some(python) => registry.with_python(Pool::new(PoolConfig::new(python, threads))),
         None => registry,

@@ -6,6 +6,7 @@ mod ends;
 mod hint;
 mod read;
 mod room;
+mod rows;
 mod sizing;
 mod zip;
 
@@ -168,7 +169,7 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
     let def = pipeline.def();
     let stats = Arc::new(TaskStats::new(pipeline.stats_names().iter().cloned(), options.taps));
     let deterministic = options.deterministic || def.options.deterministic || pipeline.single_task();
-    let ctx = Arc::new(TaskContext::new(
+    let ctx = TaskContext::new(
         options.seed,
         options.epoch,
         options.slot,
@@ -177,7 +178,8 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
         Arc::clone(&options.clock),
         stats,
         Arc::clone(&options.one_at_a_time),
-    ));
+    );
+    let ctx = Arc::new(ctx.within(pipeline.chunk_bytes()));
     let tasks = Tasks::new();
     let reading = read::Reading {
         batch_rows: options.batch_rows.max(1),
