@@ -22,7 +22,7 @@ use std::sync::{Mutex, PoisonError};
 use caju_fuzz::{MOST_BYTES, TARGETS, Target, mutate::mutated, seeds, target};
 
 /// Mutations of each target; seconds in an unoptimised build.
-const RUNS: u64 = 200;
+const RUNS: u64 = 1000;
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
