@@ -35,6 +35,13 @@ def files():
     for name, compression, dictionary in (("none", None, False), ("dictionary", None, True), ("lz4", "lz4", False),
                                           ("zstd", "zstd", True)):
         save("arrow", f"good-{name}", formats.arrow(compression, dictionary)(ROWS))
+    for name, compression in (("none", None), ("lz4", "lz4")):
+        out = io.BytesIO()
+        rows = formats.table(ROWS)
+        with formats.pa.ipc.new_stream(out, rows.schema,
+                                       options=formats.pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+            writer.write_table(rows)
+        save("memory", f"good-{name}", out.getvalue())
     for target, write, rows in (("tfrecord", formats.tfrecord, 8), ("csv", formats.csv_file, ROWS),
                                 ("json", formats.json_file, 12), ("tar", small_tar, 3)):
         save(target, "good-plain", write(rows))

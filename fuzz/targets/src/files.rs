@@ -9,10 +9,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use caju_engine::checksum::RowsChecksum;
 use caju_engine::source::SourceContext;
 use caju_engine::{LeasedSplit, SplitFeed, TaskOptions, bind, run_task};
-use caju_pipeline::DatasetDef;
+use caju_pipeline::{DatasetDef, SourceDef};
 use caju_runtime::{IoCounters, SystemClock};
 use caju_types::Result;
 use futures::TryStreamExt;
@@ -105,6 +106,15 @@ fn columnar(name: &'static str, suffix: &'static str) -> Format {
         options: json!({"split": "1KiB"}),
         steps: json!([]),
         promise: Promise::Count,
+    }
+}
+
+/// Rows that a definition brings along, as an Arrow IPC stream.
+pub(crate) fn memory(data: &[u8]) {
+    let mut def = DatasetDef::from_json(&json!({"source": {"range": {"start": 0, "end": 1}}})).unwrap();
+    def.source = SourceDef::Memory { ipc: Bytes::copy_from_slice(data) };
+    if let Err(e) = block_on(rows_of(&def)) {
+        assert!(!e.message().is_empty());
     }
 }
 

@@ -42,7 +42,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 18] = [
+pub const TARGETS: [Target; 19] = [
     Target { name: "arrow", one: files::arrow },
     Target { name: "csv", one: files::csv },
     Target { name: "example", one: example::one },
@@ -51,6 +51,7 @@ pub const TARGETS: [Target; 18] = [
     Target { name: "frame", one: frame::one },
     Target { name: "image", one: image::one },
     Target { name: "json", one: files::json },
+    Target { name: "memory", one: files::memory },
     Target { name: "message", one: control::message },
     Target { name: "messages", one: control::decode },
     Target { name: "parquet", one: files::parquet },

@@ -94,6 +94,6 @@ macro_rules! targets {
 }
 
 targets!(
-    arrow, csv, example, expression, flight, frame, image, json, message, messages, parquet, part, pipeline,
-    profile, record, tar, tfrecord, ticket,
+    arrow, csv, example, expression, flight, frame, image, json, memory, message, messages, parquet, part,
+    pipeline, profile, record, tar, tfrecord, ticket,
 );
