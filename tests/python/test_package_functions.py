@@ -373,7 +373,7 @@ def test_who_draws_is_found():
     from caju._codehash import examine
 
     def draws(f):
-        return examine(f, None)[1]
+        return examine(f, None).draws
 
     def helper():
         return rng().random()

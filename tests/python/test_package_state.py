@@ -115,3 +115,32 @@ def test_rows_and_other_views_have_states_too():
     rest = iter(cj.range(20).shuffle(20).with_options(deterministic=True))
     rest.load_state_dict(epoch.state_dict())
     assert taken + [int(r["id"]) for r in rest] == whole and isinstance(whole, list) and np.ndim(whole) == 1
+
+
+def test_a_state_is_loaded_into_a_second_iterator_of_the_same_dataset():
+    dataset = shuffled()
+    epoch = iter(dataset)
+    taken = ids(next(epoch) for _ in range(5))
+    state = epoch.state_dict()
+    rest = ids(epoch)                                         # the dataset's own job has read this epoch to its end
+    again = iter(dataset)
+    again.load_state_dict(state)
+    assert again.epoch == 0 and ids(again) == rest and len(set(taken + rest)) == 100
+    assert iter(dataset).epoch == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("epoch", "3"), ("epoch", 2.5), ("epoch", 10**30), ("epoch", True), ("elements", -1), ("elements", 1.0), ("exhausted", 1),
+])
+def test_positions_in_a_state_are_whole_numbers(name, value):
+    state = iter(shuffled()).state_dict() | {name: value}
+    with pytest.raises(cj.InvalidPipeline, match=f"`{name}` is "):
+        iter(shuffled()).load_state_dict(state)
+
+
+def test_a_state_that_could_not_be_loaded_leaves_no_epoch_that_seems_whole():
+    epoch = iter(shuffled())
+    with pytest.raises(cj.InvalidPipeline, match="the data have changed"):
+        epoch.load_state_dict(epoch.state_dict() | {"elements": 1000})
+    with pytest.raises(cj.InvalidPipeline, match="the data have changed"):
+        next(epoch)

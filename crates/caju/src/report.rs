@@ -37,9 +37,12 @@ pub(crate) struct EpochReport {
     /// Bytes of the delivered rows; for the summary only.
     #[serde(skip)]
     pub(crate) bytes: u64,
-    /// Rows passed over under `on_error: skip`; for the summary.
-    #[serde(skip)]
+    /// Rows skipped under `on_error: skip`.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) rows_skipped: u64,
+    /// File, row and reason of the first of these.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) first_skips: Vec<String>,
 }
 
 /// Splits by the way their rows came about.
@@ -146,6 +149,7 @@ mod tests {
         let mut report = RunReport::new();
         report.epochs.push(EpochReport {
             rows_skipped: 0,
+            first_skips: Vec::new(),
             epoch: 0,
             rows: 10,
             batches: 2,

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use caju_engine::wire::DispatcherLink;
 use caju_proto::v1;
-use caju_types::Result;
+use caju_types::{IterationId, Result};
+use tokio::time::Instant;
 
 use crate::config::{ClientConfig, DatasetRef, ReadRequest, SaveTo};
 use crate::reader::Reader;
@@ -46,6 +47,21 @@ impl Client {
         let call =
             |mut d: caju_engine::wire::Dispatcher| async move { d.get_status(v1::GetStatusRequest {}).await };
         self.link.retry(self.config.connect_timeout, Duration::ZERO, call).await
+    }
+
+    /// What the dispatcher says of an iteration that was read to its end, once its workers have reported. It waits for
+    /// these at most `bound`, and not while the job has other readers. `None` if the dispatcher does not know it.
+    pub async fn final_status(&self, iteration: IterationId, bound: Duration) -> Option<v1::JobStatus> {
+        let until = Instant::now() + bound;
+        loop {
+            let status = tokio::time::timeout(bound, self.status()).await.ok()?.ok()?;
+            let job = status.jobs.into_iter().find(|j| j.iteration_id == iteration.0)?;
+            let over = job.state != "running" && job.tasks == 0 && !job.stages.is_empty();
+            if over || job.clients > 0 || Instant::now() > until {
+                return Some(job);
+            }
+            tokio::time::sleep(bound / 50).await;
+        }
     }
 
     /// Registers a definition under a name of its own; an empty one: its fingerprint.

@@ -14,6 +14,11 @@ use crate::chunk::{Chunk, Elements, Run};
 use crate::source::Split;
 use crate::stats::TaskStats;
 
+/// Skipped rows that a task reports one by one; the others are only counted.
+const REPORTED_SKIPS: usize = 100;
+/// Characters of a report about a skipped row: enough for a URL, a row and a reason.
+const REPORTED_CHARS: usize = 500;
+
 /// What a stage has to know of a split whose rows it sees.
 #[derive(Debug, Clone)]
 struct SplitInfo {
@@ -48,6 +53,8 @@ pub(crate) struct TaskContext {
     on_error: OnError,
     skipped: AtomicU64,
     last_skip: RwLock<Option<Error>>,
+    /// Why the first [`REPORTED_SKIPS`] rows were skipped: file, row and reason.
+    first_skips: Mutex<Vec<String>>,
     /// Rows passed over, by lease and by the stage's place among the figures.
     skips: Mutex<HashMap<(u64, usize), u64>>,
     splits: RwLock<HashMap<u64, SplitInfo>>,
@@ -77,6 +84,7 @@ impl TaskContext {
             on_error,
             skipped: AtomicU64::new(0),
             last_skip: RwLock::new(None),
+            first_skips: Mutex::default(),
             skips: Mutex::default(),
             splits: RwLock::new(HashMap::new()),
             pool,
@@ -210,6 +218,7 @@ impl TaskContext {
         let home = self.splits.read().get(&split).map_or(split, |i| i.home);
         *self.skips.lock().entry((home, stage)).or_default() += 1;
         let n = self.skipped.fetch_add(1, Ordering::Relaxed) + 1;
+        self.keep_skip(error);
         tracing::debug!(row = n, %error, "row skipped");
         if n > limit { Err(too_many(limit, error)) } else { Ok(()) }
     }
@@ -220,6 +229,7 @@ impl TaskContext {
         *self.skips.lock().entry((home, 0)).or_default() += 1;
         self.skipped.fetch_add(1, Ordering::Relaxed);
         *self.last_skip.write() = Some(error.clone());
+        self.keep_skip(error);
         tracing::debug!(%error, "row skipped");
     }
 
@@ -246,6 +256,7 @@ impl TaskContext {
             self.splits.read().get(&split).map_or_else(String::new, |i| i.place.to_string())
         ));
         self.skipped.fetch_add(rows, Ordering::Relaxed);
+        self.keep_skip(&error);
         *self.last_skip.write() = Some(error);
         self.check_skips()
     }
@@ -265,6 +276,18 @@ impl TaskContext {
     /// Rows passed over so far.
     pub(crate) fn skipped(&self) -> u64 {
         self.skipped.load(Ordering::Relaxed)
+    }
+
+    fn keep_skip(&self, error: &Error) {
+        let mut first = self.first_skips.lock();
+        if first.len() < REPORTED_SKIPS {
+            first.push(error.message().chars().take(REPORTED_CHARS).collect());
+        }
+    }
+
+    /// The first skipped rows, at most [`REPORTED_SKIPS`]: where each is, and what is wrong with it.
+    pub(crate) fn first_skips(&self) -> Vec<String> {
+        self.first_skips.lock().clone()
     }
 }
 

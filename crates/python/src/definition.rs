@@ -93,6 +93,13 @@ pub(crate) fn describe(py: Python<'_>, definition: &str) -> PyResult<Vec<String>
     Ok(caju_pipeline::describe(&parse(definition).into_py(py)?))
 }
 
+/// Whether parts can be written in an encoding such as `arrow/none`.
+#[pyfunction]
+pub(crate) fn check_encoding(py: Python<'_>, encoding: &str) -> PyResult<()> {
+    let known: Result<caju_cache::Encoding> = encoding.parse();
+    known.map(drop).map_err(|e| e.context("encoding")).into_py(py)
+}
+
 /// Looks into the source: the schema of the rows after the source and after each stage, as Arrow IPC streams.
 #[pyfunction]
 pub(crate) fn bind<'py>(py: Python<'py>, definition: &str) -> PyResult<Vec<Bound<'py, PyBytes>>> {

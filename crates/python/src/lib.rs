@@ -32,13 +32,17 @@ mod _caju {
     #[pymodule_export]
     use crate::command::command;
     #[pymodule_export]
-    use crate::definition::{bind, check, describe, fingerprint, from_yaml, prefix_fingerprints, to_yaml};
+    use crate::definition::{
+        bind, check, check_encoding, describe, fingerprint, from_yaml, prefix_fingerprints, to_yaml,
+    };
     #[pymodule_export]
     use crate::functions::{FunctionPool, read_rows};
     #[pymodule_export]
     use crate::logging::{log_level, take_events, wait_events, wake_events};
     #[pymodule_export]
-    use crate::memory::{Rows, hold, hold_columns, ipc_from_columns, ipc_rows, ipc_schema};
+    use crate::memory::{
+        Rows, RowsBuilder, hold, hold_columns, ipc_from_columns, ipc_rows, ipc_schema, message_rows,
+    };
     #[pymodule_export]
     use crate::numpy::Buffer;
     #[pymodule_export]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use arrow::array::ArrayData;
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::ipc::reader::StreamReader;
+use arrow::ipc::writer::StreamWriter;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{
@@ -17,6 +18,7 @@ use bytes::Bytes;
 use caju_engine::source::{self, HeldRows};
 use caju_engine::wire::{schema_from_ipc, schema_to_ipc};
 use caju_types::{Error, Result};
+use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -26,8 +28,16 @@ use crate::errors::IntoPy;
 use crate::parts::ipc;
 use crate::types::tensor_metadata;
 
-/// Rows of one IPC message: what one split of a source in memory can be cut to.
+/// The most rows of one IPC message: what one split of a source in memory can be cut to.
 const ROWS: usize = 8192;
+/// The most bytes of one IPC message of several rows. Writing a message takes as much memory once more.
+const MESSAGE_BYTES: usize = 16 << 20;
+
+/// Rows of one IPC message, for rows of a mean size.
+#[pyfunction]
+pub(crate) fn message_rows(row_bytes: usize) -> usize {
+    (MESSAGE_BYTES / row_bytes.max(1)).clamp(1, ROWS)
+}
 
 /// A column on its way from Python: `caju._columns.Column`.
 pub(crate) struct Column {
@@ -147,6 +157,38 @@ pub(crate) fn hold_columns(py: Python<'_>, columns: Vec<Column>) -> PyResult<Row
     held(py, move || write(columns).map(Bytes::from))
 }
 
+/// Rows that come piece by piece, so that each is in memory once besides the stream that they become.
+#[pyclass(frozen, module = "caju._caju")]
+pub(crate) struct RowsBuilder {
+    stream: Mutex<Option<Stream>>,
+}
+
+#[pymethods]
+impl RowsBuilder {
+    /// An empty stream with room for `capacity` bytes, whose messages have `message_rows` rows.
+    #[new]
+    fn new(capacity: usize, message_rows: usize) -> Self {
+        Self { stream: Mutex::new(Some(Stream::new(capacity, message_rows))) }
+    }
+
+    /// Adds rows: columns as in `ipc_from_columns`. All pieces but the last have a multiple of `message_rows` rows.
+    fn add(&self, py: Python<'_>, columns: Vec<Column>) -> PyResult<()> {
+        py.detach(|| match self.stream.lock().as_mut() {
+            Some(stream) => stream.add(columns),
+            None => Err(Error::internal("rows are added to a stream that has ended")),
+        })
+        .into_py(py)
+    }
+
+    /// Holds the rows; nothing can be added any more.
+    fn hold(&self, py: Python<'_>) -> PyResult<Rows> {
+        held(py, || match self.stream.lock().take() {
+            Some(stream) => stream.finish().map(Bytes::from),
+            None => Err(Error::internal("the stream has ended")),
+        })
+    }
+}
+
 /// The number of rows of an Arrow IPC stream.
 #[pyfunction]
 pub(crate) fn ipc_rows(py: Python<'_>, bytes: &[u8]) -> PyResult<usize> {
@@ -191,21 +233,70 @@ fn write(columns: Vec<Column>) -> Result<Vec<u8>> {
     if columns.is_empty() {
         return ipc(&Schema::empty(), &[]);
     }
-    let mut fields = Vec::new();
-    let mut arrays = Vec::new();
-    for one in columns {
-        let (field, array) = build(one)?;
-        fields.push(field);
-        arrays.push(array);
+    let bytes: usize = columns.iter().map(Column::bytes).sum();
+    let rows = columns.first().and_then(|c| c.shape.first()).copied().unwrap_or(0);
+    let mut stream = Stream::new(bytes, message_rows(bytes / rows.max(1)));
+    stream.add(columns)?;
+    stream.finish()
+}
+
+/// An Arrow IPC stream that is being written.
+struct Stream {
+    capacity: usize,
+    message_rows: usize,
+    writer: Option<StreamWriter<Vec<u8>>>,
+}
+
+impl Stream {
+    /// Bytes around the rows of a message, for the size of the stream; too few cost a copy.
+    const OVERHEAD: usize = 4096;
+
+    fn new(capacity: usize, message_rows: usize) -> Self {
+        Self { capacity, message_rows: message_rows.max(1), writer: None }
     }
-    let schema = Arc::new(Schema::new(fields));
-    let whole = RecordBatch::try_new(Arc::clone(&schema), arrays)
-        .map_err(|e| Error::invalid(format!("the columns do not fit together: {e}")))?;
-    let batches: Vec<RecordBatch> = (0..whole.num_rows())
-        .step_by(ROWS)
-        .map(|at| whole.slice(at, ROWS.min(whole.num_rows() - at)))
-        .collect();
-    ipc(&schema, &batches)
+
+    fn add(&mut self, columns: Vec<Column>) -> Result<()> {
+        let failed = |e| Error::internal(format!("rows cannot be written as Arrow: {e}"));
+        let (fields, arrays): (Vec<_>, Vec<_>) =
+            columns.into_iter().map(build).collect::<Result<Vec<_>>>()?.into_iter().unzip();
+        let schema = Arc::new(Schema::new(fields));
+        let whole = RecordBatch::try_new(Arc::clone(&schema), arrays)
+            .map_err(|e| Error::invalid(format!("the columns do not fit together: {e}")))?;
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            none => {
+                let out =
+                    Vec::with_capacity(self.capacity.saturating_add(self.capacity / 64) + Self::OVERHEAD);
+                none.insert(StreamWriter::try_new(out, &schema).map_err(failed)?)
+            }
+        };
+        for at in (0..whole.num_rows()).step_by(self.message_rows) {
+            let rows = self.message_rows.min(whole.num_rows() - at);
+            writer.write(&whole.slice(at, rows)).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Vec<u8>> {
+        let failed = |e| Error::internal(format!("rows cannot be written as Arrow: {e}"));
+        let Some(mut writer) = self.writer else { return ipc(&Schema::empty(), &[]) };
+        writer.finish().map_err(failed)?;
+        writer.into_inner().map_err(failed)
+    }
+}
+
+impl Column {
+    /// Bytes of its values, for sizes of messages: the same however rows of one width are cut.
+    fn bytes(&self) -> usize {
+        match &self.values {
+            Values::Raw(bytes, _) => bytes.len(),
+            Values::Strings(list) => list.iter().flatten().map(String::len).sum(),
+            Values::Binaries(list) => list.iter().flatten().map(|v| v.len()).sum(),
+            Values::Ragged(flat, _) => flat.bytes(),
+            Values::Struct(columns) => columns.iter().map(Column::bytes).sum(),
+            Values::Nothing => 0,
+        }
+    }
 }
 
 /// Where a byte is not 0 there is no value.

@@ -8,7 +8,7 @@ use caju_client::{ClientConfig, DatasetRef, Element, Monitor, ReadRequest, SaveT
 use caju_engine::wire::schema_to_ipc;
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::ProcessingMode;
-use caju_types::{Error, Result};
+use caju_types::{Error, IterationId, Result};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
@@ -24,6 +24,9 @@ use crate::saves;
 
 /// How long a reader that was dropped may hold up whoever dropped it.
 const FORGOTTEN: Duration = Duration::from_secs(1);
+
+/// How long the workers of an epoch that is over may take to report.
+const FINAL_STATUS: Duration = Duration::from_secs(2);
 
 /// A connection to a dispatcher.
 #[pyclass(frozen, module = "caju._caju")]
@@ -107,6 +110,16 @@ impl Client {
         Reader::new(py, opened.into_py(py)?, self.share.clone())
     }
 
+    /// Of an iteration that was read to its end: how many rows were skipped under `on_error`, and file, row and reason of
+    /// the first of these. `None` if the dispatcher does not know it any more.
+    fn skipped(&self, py: Python<'_>, iteration: u64) -> PyResult<Option<(u64, Vec<String>)>> {
+        let client = self.client.clone();
+        let status = self
+            .share
+            .wait(py, async move { client.final_status(IterationId(iteration), FINAL_STATUS).await })?;
+        Ok(status.map(|job| (job.rows_skipped, job.first_skips)))
+    }
+
     /// Registers a definition; the identifier and the fingerprint that it got.
     #[pyo3(signature = (definition, dataset_id=""))]
     fn register(&self, py: Python<'_>, definition: &str, dataset_id: &str) -> PyResult<(String, String)> {
@@ -178,6 +191,8 @@ pub(crate) struct Reader {
     fingerprint: String,
     #[pyo3(get)]
     seed: u64,
+    #[pyo3(get)]
+    iteration: u64,
 }
 
 /// What is there until the reader is closed.
@@ -191,6 +206,7 @@ impl Reader {
         let schema = reader.schema();
         Ok(Self {
             monitor: reader.monitor(),
+            iteration: reader.iteration().0,
             names: schema.fields().iter().map(|f| PyString::new(py, f.name()).unbind()).collect(),
             job: reader.job().to_owned(),
             fingerprint: reader.fingerprint().to_owned(),

@@ -152,11 +152,13 @@ impl Manager {
         let pipeline = match self.pipelines.get(&def).await {
             Ok(pipeline) => pipeline,
             Err(e) => {
+                let e = self.named(e);
                 // It would fail anywhere: let the dispatcher end the iteration.
                 let failed = Finished {
                     result: Err(e.clone()),
                     stages: Vec::new(),
                     rows_skipped: 0,
+                    first_skips: Vec::new(),
                     modes: SplitModes::default(),
                 };
                 self.report(id, &failed, None, REPORT).await;
@@ -252,7 +254,12 @@ impl Manager {
         }
     }
 
-    async fn finish(&self, task: &RunningTask, finished: Finished) {
+    async fn finish(&self, task: &RunningTask, mut finished: Finished) {
+        finished.result = finished.result.map_err(|e| self.named(e));
+        if let Some(first) = finished.first_skips.first() {
+            let rows = finished.rows_skipped;
+            tracing::warn!(task = %task.id, rows, first, "bad rows were skipped, as `on_error` says");
+        }
         match &finished.result {
             Ok(()) => tracing::info!(task = %task.id, "task ended"),
             Err(e) if e.kind() == ErrorKind::Cancelled => {
@@ -269,6 +276,15 @@ impl Manager {
         self.forget(task.id, finished.result);
     }
 
+    /// A failure with the worker's address behind its first line. Work that was given up is nobody's failure.
+    fn named(&self, e: Error) -> Error {
+        if e.kind() == ErrorKind::Cancelled {
+            return e;
+        }
+        let (line, rest) = e.message().split_at(e.message().find('\n').unwrap_or(e.message().len()));
+        Error::new(e.kind(), format!("{line} (at the worker {}){rest}", self.identity.address))
+    }
+
     async fn report(
         &self,
         id: TaskId,
@@ -283,6 +299,7 @@ impl Manager {
             stages: finished.stages.clone(),
             io: Some(self.io_since()),
             rows_skipped: finished.rows_skipped,
+            first_skips: finished.first_skips.clone(),
             modes: Some(v1::SplitModes {
                 compute: finished.modes.compute,
                 put: finished.modes.put,
@@ -413,6 +430,7 @@ impl Manager {
                 result: Err(error.clone()),
                 stages: task.stages(),
                 rows_skipped: 0,
+                first_skips: Vec::new(),
                 modes: SplitModes::default(),
             };
             self.report(task.id, &finished, None, Duration::from_millis(500)).await;

@@ -113,6 +113,7 @@ pub(crate) struct Finished {
     pub(crate) result: Result<()>,
     pub(crate) stages: Vec<StageStats>,
     pub(crate) rows_skipped: u64,
+    pub(crate) first_skips: Vec<String>,
     pub(crate) modes: SplitModes,
 }
 
@@ -221,7 +222,13 @@ impl RunningTask {
             }
             Err(e) => Err(e),
         };
-        Finished { result, stages: run.stats(), rows_skipped: run.rows_skipped(), modes: run.modes() }
+        Finished {
+            result,
+            stages: run.stats(),
+            rows_skipped: run.rows_skipped(),
+            first_skips: run.first_skips(),
+            modes: run.modes(),
+        }
     }
 
     /// How a task ended whose [`RunningTask::pump`] panicked.

@@ -146,6 +146,9 @@ pub(crate) struct StatusArgs {
     /// For people, or for programs
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub(crate) format: StatusFormat,
+    /// Show every epoch, not only the last of the jobs that ended last
+    #[arg(long)]
+    pub(crate) all: bool,
     /// How long to look for a dispatcher that is not there
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) connect_timeout: Duration,

@@ -11,7 +11,7 @@ use caju_engine::wire::{Segment, encode_chunk};
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::{IoStats, JobStatus, ProcessingMode};
 use caju_runtime::{CpuPool, IoCounters, cpu_time, peak_rss_bytes};
-use caju_types::{IterationId, Result};
+use caju_types::Result;
 use caju_worker::Caches;
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
@@ -143,7 +143,8 @@ impl Epochs<'_> {
         let (stats, iteration) = (reader.stats(), reader.iteration());
         let done = monitor.progress();
         reader.close().await;
-        let job = self.last_word(iteration).await;
+        // Best effort: the rows are all here, whatever becomes of the figures.
+        let job = self.client.final_status(iteration, LAST_WORD).await;
         // Workers of this process share their counters, which know of every byte; others report at their tasks' ends.
         let io = match (&self.io, before) {
             (Some(meters), Some(before)) => since(meters.now(), before),
@@ -165,24 +166,9 @@ impl Epochs<'_> {
             splits: splits(job.as_ref(), leased),
             bytes: stats.bytes,
             rows_skipped: job.as_ref().map_or(0, |j| j.rows_skipped),
+            first_skips: job.as_ref().map(|j| j.first_skips.clone()).unwrap_or_default(),
         };
         Ok((report, job))
-    }
-
-    /// What the dispatcher knows of the epoch once its workers have reported. Best effort: the rows are all here,
-    /// whatever becomes of the figures.
-    async fn last_word(&self, iteration: IterationId) -> Option<JobStatus> {
-        let until = Instant::now() + LAST_WORD;
-        loop {
-            let status = self.client.status().await.ok()?;
-            let job = status.jobs.into_iter().find(|j| j.iteration_id == iteration.0)?;
-            // With other readers in the job its tasks may go on.
-            let over = job.state != "running" && job.tasks == 0 && !job.stages.is_empty();
-            if over || job.clients > 0 || Instant::now() > until {
-                return Some(job);
-            }
-            tokio::time::sleep(LAST_WORD / 50).await;
-        }
     }
 
     /// Takes every row and sums it up on the CPU pool.

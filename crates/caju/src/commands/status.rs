@@ -1,5 +1,6 @@
 //! `caju status`: what a dispatcher knows of its workers and jobs.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use caju_client::{Client, ClientConfig};
@@ -20,12 +21,12 @@ pub(crate) async fn run(args: &StatusArgs) -> Result<()> {
     let config = ClientConfig { connect_timeout: args.connect_timeout, ..ClientConfig::default() };
     let status = Client::connect(&args.dispatcher, config).await?.status().await?;
     match args.format {
-        StatusFormat::Text => output::say(text(&args.dispatcher, &status)),
+        StatusFormat::Text => output::say(text(&args.dispatcher, &status, args.all)),
         StatusFormat::Json => output::say(format_args!("{:#}", as_json(&status))),
     }
 }
 
-fn text(address: &str, status: &GetStatusResponse) -> String {
+fn text(address: &str, status: &GetStatusResponse, all: bool) -> String {
     let mut out = format!(
         "dispatcher {address}, caju {}, up {}, journal {}",
         status.version,
@@ -47,7 +48,15 @@ fn text(address: &str, status: &GetStatusResponse) -> String {
         out.push_str("no jobs: read something with `caju read FILE --dispatcher ");
         out.push_str(&format!("{address}`"));
     } else {
-        out.push_str(&jobs(&status.jobs));
+        let shown: Vec<&JobStatus> = match all {
+            true => status.jobs.iter().collect(),
+            false => recent(&status.jobs),
+        };
+        out.push_str(&jobs(&shown));
+        if shown.len() < status.jobs.len() {
+            let hidden = format_count((status.jobs.len() - shown.len()) as u64);
+            out.push_str(&format!("\n{hidden} epochs that are over are not shown; --all shows them\n"));
+        }
     }
     if !status.saves.is_empty() {
         let mut rows = vec![["save", "pipeline", "state", "splits", "rows"].map(String::from)];
@@ -67,14 +76,43 @@ fn workers(workers: &[WorkerStatus]) -> String {
             w.state.clone(),
             w.cores.to_string(),
             w.tasks.len().to_string(),
-            span(w.silent_s),
+            // Nobody listens to a worker that was given up.
+            if w.state == "lost" { "-".to_string() } else { span(w.silent_s) },
             w.tags.join(","),
         ]
     }));
     table(&rows)
 }
 
-fn jobs(jobs: &[JobStatus]) -> String {
+/// Ended jobs that are shown.
+const ENDED_JOBS: usize = 10;
+
+/// The epochs under way, and the last epoch of each of the [`ENDED_JOBS`] jobs that began last.
+fn recent(jobs: &[JobStatus]) -> Vec<&JobStatus> {
+    let under_way = |j: &&JobStatus| state(j) == "running";
+    let mut last: BTreeMap<&str, &JobStatus> = BTreeMap::new();
+    for job in jobs.iter().filter(|j| !under_way(j)) {
+        let kept = last.entry(&job.job).or_insert(job);
+        if kept.iteration_id < job.iteration_id {
+            *kept = job;
+        }
+    }
+    let mut ended: Vec<&JobStatus> = last.into_values().collect();
+    ended.sort_unstable_by_key(|j| std::cmp::Reverse(j.iteration_id));
+    ended.truncate(ENDED_JOBS);
+    let shown: BTreeSet<u64> = ended.iter().map(|j| j.iteration_id).collect();
+    jobs.iter().filter(|j| under_way(j) || shown.contains(&j.iteration_id)).collect()
+}
+
+/// The state of an epoch. One that all readers left before its end is abandoned: nothing runs until one comes back.
+fn state(job: &JobStatus) -> &str {
+    match job.state.as_str() {
+        "running" if job.clients == 0 && job.tasks == 0 => "abandoned",
+        state => state,
+    }
+}
+
+fn jobs(jobs: &[&JobStatus]) -> String {
     let head = ["job", "pipeline", "epoch", "state", "mode", "splits", "readers", "tasks", "policy"];
     let mut rows = vec![head.map(String::from)];
     let total = |j: &JobStatus| if j.splits_total > 0 { j.splits_total.to_string() } else { "?".into() };
@@ -83,7 +121,7 @@ fn jobs(jobs: &[JobStatus]) -> String {
             j.job.clone(),
             j.pipeline.clone(),
             j.epoch.to_string(),
-            j.state.clone(),
+            state(j).to_string(),
             j.mode.clone(),
             format!("{}/{}", j.splits_leased, total(j)),
             j.clients.to_string(),
@@ -98,7 +136,7 @@ fn jobs(jobs: &[JobStatus]) -> String {
             caching(job, &mut out);
         }
     }
-    for job in jobs.iter().filter(|j| j.state == "running" || j.failure.is_some()) {
+    for job in jobs.iter().filter(|j| state(j) == "running" || j.failure.is_some()) {
         out.push_str(&details(job));
     }
     out
@@ -137,7 +175,8 @@ fn caching(job: &JobStatus, out: &mut String) {
 fn details(job: &JobStatus) -> String {
     let mut out = format!("\n{} epoch {}", job.job, job.epoch);
     if let Some(f) = &job.failure {
-        out.push_str(&format!("\n  failed: {}: {}\n", f.kind, f.message));
+        let message = f.message.lines().collect::<Vec<_>>().join("\n    ");
+        out.push_str(&format!("\n  failed: {}: {message}\n", f.kind));
         return out;
     }
     if !job.bottleneck.is_empty() {
@@ -204,7 +243,7 @@ fn job_json(j: &JobStatus) -> Value {
            "epoch": j.epoch, "state": j.state, "mode": j.mode, "splits_total": j.splits_total,
            "splits_leased": j.splits_leased, "clients": j.clients, "tasks": j.tasks, "failure": failure,
            "bottleneck": j.bottleneck, "stages": stages, "policy": j.policy, "caching": j.caching,
-           "modes": modes_json(j), "io": io_json(j), "rows_skipped": j.rows_skipped,
+           "modes": modes_json(j), "io": io_json(j), "rows_skipped": j.rows_skipped, "first_skips": j.first_skips,
            "decision": document(&j.decision_json), "profile": document(&j.profile_json)})
 }
 
@@ -231,7 +270,7 @@ mod tests {
 
     #[test]
     fn an_idle_dispatcher_tells_what_to_do() {
-        let text = text("h:1", &GetStatusResponse::default());
+        let text = text("h:1", &GetStatusResponse::default(), false);
         assert!(text.contains("caju worker --dispatcher h:1") && text.contains("caju read FILE"), "{text}");
     }
 
@@ -248,6 +287,7 @@ mod tests {
         let job = JobStatus {
             job: "run-1".into(),
             state: "running".into(),
+            clients: 1,
             splits_leased: 3,
             splits_total: 9,
             bottleneck: "1.map".into(),
@@ -265,7 +305,7 @@ mod tests {
             ..Default::default()
         };
         let status = GetStatusResponse { jobs: vec![job], workers: vec![worker], ..Default::default() };
-        let shown = text("h:1", &status);
+        let shown = text("h:1", &status, false);
         assert!(
             shown.contains("3/9")
                 && shown.contains("bottleneck 1.map")
@@ -281,5 +321,59 @@ mod tests {
         assert!(json["jobs"][0]["profile"].is_null());
         assert_eq!(json["jobs"][0]["stages"][0]["rows_out"], 500);
         assert_eq!(json["workers"][0]["state"], "active");
+    }
+
+    fn job(n: u64, name: &str, state: &str) -> JobStatus {
+        JobStatus {
+            job: name.into(),
+            iteration_id: n,
+            epoch: n,
+            state: state.into(),
+            clients: 1,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn epochs_that_are_over_are_collapsed() {
+        let mut jobs: Vec<JobStatus> = (0..400).map(|n| job(n, &format!("job-{n}"), "finished")).collect();
+        jobs.extend((400..430).map(|n| job(n, "long", "finished")));
+        jobs.push(job(430, "long", "running"));
+        jobs.push(JobStatus { clients: 0, ..job(431, "left", "running") });
+        let status = GetStatusResponse { jobs, ..Default::default() };
+        let shown = text("h:1", &status, false);
+        assert!(shown.lines().count() < 30, "{shown}");
+        assert!(shown.contains("job-399") && shown.contains(" 429 ") && !shown.contains(" 428 "), "{shown}");
+        assert!(
+            shown.contains(" 430 ") && shown.contains("421 epochs that are over are not shown"),
+            "{shown}"
+        );
+        let left = shown.lines().find(|l| l.contains(" left ")).unwrap();
+        assert!(left.contains("abandoned"), "{left}");
+        let all = text("h:1", &status, true);
+        assert!(all.contains("job-0 ") && !all.contains("--all"), "{all}");
+    }
+
+    #[test]
+    fn tables_keep_their_shape_whatever_messages_hold() {
+        let failure = caju_proto::v1::Failure {
+            kind: "invalid argument".into(),
+            message: "raised ValueError\nFile \"x.py\", line 3".into(),
+        };
+        let save = caju_proto::v1::SaveStatus {
+            url: "file:///s".into(),
+            state: "failed".into(),
+            failure: Some(failure.clone()),
+            ..Default::default()
+        };
+        let lost = WorkerStatus { worker_id: 7, state: "lost".into(), ..Default::default() };
+        let jobs = vec![JobStatus { failure: Some(failure), ..job(1, "a", "failed") }];
+        let status = GetStatusResponse { jobs, saves: vec![save], workers: vec![lost], ..Default::default() };
+        let shown = text("h:1", &status, false);
+        let row = shown.lines().find(|l| l.contains("file:///s")).unwrap();
+        assert!(row.ends_with("raised ValueError [...]"), "{shown}");
+        assert!(shown.contains("raised ValueError\n    File \"x.py\""), "{shown}");
+        let worker = shown.lines().find(|l| l.contains("lost")).unwrap();
+        assert!(worker.contains(" -") && !worker.contains("us"), "{worker}");
     }
 }

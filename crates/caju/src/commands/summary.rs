@@ -1,5 +1,6 @@
 //! The closing words of a run, for a person: what happened, how fast, and what to do about it.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -61,12 +62,22 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
     if skipped > 0 {
         let rows = if skipped == 1 { "row" } else { "rows" };
         let _ = write!(out, "\n  on_error     {} {rows} skipped", format_count(skipped));
+        let first: Vec<&String> = report.epochs.iter().flat_map(|e| &e.first_skips).collect();
+        for row in first.iter().take(SHOWN_SKIPS) {
+            let _ = write!(out, "\n               {}", wrapped(&one_line(row), 17));
+        }
+        if first.len() > SHOWN_SKIPS {
+            out.push_str("\n               --report FILE lists the first 100 of each epoch");
+        }
     }
     if let Some(job) = &outcome.job {
         bottleneck(job, &report.epochs, &mut out);
     }
     out
 }
+
+/// Skipped rows that the summary shows.
+const SHOWN_SKIPS: usize = 3;
 
 /// Columns of a line of words.
 const WIDTH: usize = 100;
@@ -133,12 +144,22 @@ pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
     aligned(rows, N)
 }
 
+/// The first line of a text, and that there are more, for places of one line.
+pub(crate) fn one_line(text: &str) -> Cow<'_, str> {
+    match text.trim_end().split_once(['\n', '\r']) {
+        Some((first, _)) => Cow::Owned(format!("{} [...]", first.trim_end())),
+        None => Cow::Borrowed(text.trim_end()),
+    }
+}
+
 /// The same with the columns from `left` on to the left: words rather than numbers.
 pub(crate) fn aligned<const N: usize>(rows: &[[String; N]], left: usize) -> String {
+    let rows: Vec<[Cow<'_, str>; N]> =
+        rows.iter().map(|row| std::array::from_fn(|i| one_line(&row[i]))).collect();
     let widths: [usize; N] =
         std::array::from_fn(|i| rows.iter().map(|r| r[i].chars().count()).max().unwrap_or(0));
     let mut out = String::new();
-    for row in rows {
+    for row in &rows {
         for (i, (cell, width)) in row.iter().zip(widths).enumerate() {
             let _ = match i < left {
                 true => write!(out, "  {cell:>width$}"),
@@ -218,6 +239,7 @@ mod tests {
         for epoch in 0..2 {
             report.epochs.push(EpochReport {
                 rows_skipped: 0,
+                first_skips: Vec::new(),
                 epoch,
                 rows: 2000,
                 batches: 8,

@@ -7,6 +7,11 @@ use std::time::Duration;
 use caju_proto::v1::{IoStats, StageStats};
 use caju_types::{ClientId, IterationId, WorkerId};
 
+/// Skipped rows of an iteration that are reported one by one; the others are only counted.
+const REPORTED_SKIPS: usize = 100;
+/// Characters of such a report that are kept.
+const REPORTED_CHARS: usize = 500;
+
 /// The last reports.
 #[derive(Debug, Default)]
 pub(crate) struct Observed {
@@ -20,6 +25,8 @@ pub(crate) struct Observed {
     pub(crate) ended_stages: BTreeMap<IterationId, Vec<StageStats>>,
     /// What ended tasks moved to and from stores, by iteration.
     pub(crate) ended_io: BTreeMap<IterationId, IoStats>,
+    /// Why ended tasks skipped rows, by iteration; the first [`REPORTED_SKIPS`] of each.
+    pub(crate) first_skips: BTreeMap<IterationId, Vec<String>>,
     /// The time of the last look.
     pub(crate) last_check: Option<Duration>,
 }
@@ -65,6 +72,16 @@ impl Observed {
         sum.source_requests += io.source_requests;
     }
 
+    /// Keeps where the first skipped rows of an iteration are.
+    pub(crate) fn skipped(&mut self, iteration: IterationId, first: &[String]) {
+        if first.is_empty() {
+            return;
+        }
+        let kept = self.first_skips.entry(iteration).or_default();
+        let left = REPORTED_SKIPS.saturating_sub(kept.len());
+        kept.extend(first.iter().take(left).map(|row| row.chars().take(REPORTED_CHARS).collect()));
+    }
+
     /// Pretends that everybody was heard of as much later: the dispatcher itself stood still.
     pub(crate) fn forgive(&mut self, gap: Duration) {
         self.workers.values_mut().for_each(|w| w.at += gap);
@@ -78,5 +95,6 @@ impl Observed {
         self.starved.remove(&iteration);
         self.ended_stages.remove(&iteration);
         self.ended_io.remove(&iteration);
+        self.first_skips.remove(&iteration);
     }
 }

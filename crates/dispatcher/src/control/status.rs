@@ -41,6 +41,7 @@ impl Core {
     fn job_status(&self, state: &State, iteration: &Iteration) -> v1::JobStatus {
         let dataset = state.datasets.get(&iteration.dataset);
         let stages = self.stages(iteration);
+        let first_skips = self.observed.lock().first_skips.get(&iteration.id).cloned().unwrap_or_default();
         // A task that a client has read to its end runs on until its worker has reported.
         let running =
             iteration.tasks.values().filter(|t| t.state == TaskState::Active || t.is_over() && !t.reported);
@@ -71,6 +72,7 @@ impl Core {
             modes: Some(modes_to_proto(iteration.modes)),
             caching: iteration.plan.as_deref().map(super::caching::describe).unwrap_or_default(),
             io: self.observed.lock().ended_io.get(&iteration.id).copied(),
+            first_skips,
         }
     }
 

@@ -112,7 +112,11 @@ impl Core {
                 return Ok(());
             }
             let Some(failure) = &request.failure else {
-                self.observed.lock().end_task(iteration_id, &request.stages, request.io);
+                {
+                    let mut observed = self.observed.lock();
+                    observed.end_task(iteration_id, &request.stages, request.io);
+                    observed.skipped(iteration_id, &request.first_skips);
+                }
                 let modes = request.modes.map(modes_from_proto).unwrap_or_default();
                 end(txn, id, request.rows_skipped, modes);
                 if let Some(profile) = &request.profile {
@@ -184,7 +188,7 @@ fn end(txn: &mut Txn<'_>, id: TaskId, rows_skipped: u64, modes: Modes) {
     if let Some(limit) = limit.filter(|l| skipped > *l) {
         let error = Error::data_loss(format!(
             "{}: {skipped} bad rows were skipped, more than the limit of {limit}; see the workers' logs for the \
-             rows, or raise `on_error: {{ skip: {{ limit }} }}`",
+             rows, or raise `on_error: {{ skip: {{ limit: N }} }}`",
             iteration.describe()
         ));
         txn.apply(Update::IterationFailed { iteration: iteration_id, failure: (&error).into() });

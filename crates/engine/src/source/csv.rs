@@ -1,5 +1,6 @@
 //! Comma-separated values.
 
+use std::collections::{BTreeSet, HashSet};
 use std::io::Cursor;
 use std::sync::Arc;
 
@@ -62,10 +63,13 @@ impl Csv {
         }))
     }
 
+    /// The names in a header. A quote within a quoted name is written twice.
     fn names(&self, line: &[u8]) -> Vec<String> {
         let (mut names, mut quoted, mut name) = (Vec::new(), false, Vec::new());
-        for &b in line {
+        let mut bytes = line.iter().copied().peekable();
+        while let Some(b) = bytes.next() {
             match b {
+                b'"' if quoted && bytes.peek() == Some(&b'"') => name.extend(bytes.next()),
                 b'"' => quoted = !quoted,
                 b'\r' | b'\n' if !quoted => {}
                 b if b == self.delimiter && !quoted => names.push(std::mem::take(&mut name)),
@@ -145,6 +149,17 @@ impl Text for Csv {
             format.infer_schema(Cursor::new(lines), Some(INFER_ROWS)).map_err(|e| e.to_string())?;
         Ok(Schema::new(schema.fields().iter().map(|f| plain(f)).collect::<Vec<_>>()))
     }
+}
+
+/// The names that several columns have, for messages.
+pub(super) fn repeated(schema: &Schema) -> Option<String> {
+    let (mut seen, mut repeated) = (HashSet::new(), BTreeSet::new());
+    for field in schema.fields() {
+        if !seen.insert(field.name()) {
+            repeated.insert(format!("`{}`", field.name()));
+        }
+    }
+    (!repeated.is_empty()).then(|| repeated.into_iter().collect::<Vec<_>>().join(", "))
 }
 
 /// Dates and times stay text: guessing them from the first rows would break on a later one.

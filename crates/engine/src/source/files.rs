@@ -1,6 +1,6 @@
 //! Sources made of files: listing, versions, cutting, and the formats behind one trait.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
@@ -76,17 +76,32 @@ pub(super) fn extensions(format: &FileFormat) -> &'static [&'static str] {
     }
 }
 
-/// The files of a source in canonical order: as the paths are given, sorted by key within each. A file that
-/// several paths match is read once, at its first place.
+/// The files of a source in canonical order: as the paths are given, sorted by key within each. A file that two paths
+/// match, and a partition column that only the name of a folder holds, are errors: rows or values would be lost.
 pub(super) fn list_files(ctx: &SourceContext, def: &FileSource) -> BoxStream<'static, Result<FileRef>> {
     let (stores, io, extensions) = (Arc::clone(&ctx.stores), Arc::clone(&ctx.io), extensions(&def.format));
-    let mut seen = (def.paths.len() > 1).then(HashSet::new);
+    let mut seen = (def.paths.len() > 1).then(HashMap::new);
     let hashed = def.version == VersionRule::Content;
+    // Images are listed with their paths, so nothing of these is lost.
+    let partitioned = !matches!(def.format, FileFormat::Images);
     let context = ctx.clone();
-    let listed = stream::iter(def.paths.clone())
-        .flat_map(move |path| stores.list(&path, extensions, &io))
-        .map_ok(|listed| file_ref(&listed))
-        .try_filter(move |file| std::future::ready(seen.as_mut().is_none_or(|s| s.insert(file.url.clone()))));
+    let listed = stream::iter(def.paths.clone().into_iter().map(Arc::<str>::from)).flat_map(move |path| {
+        stores.list(&path, extensions, &io).map_ok(move |listed| (Arc::clone(&path), file_ref(&listed)))
+    });
+    let listed = listed.map(move |found| {
+        let (path, file) = found?;
+        if let Some(column) = unread_partition(&path, &file.url).filter(|_| partitioned) {
+            return Err(partition_error(&file.url, column));
+        }
+        match seen.as_mut().and_then(|seen| seen.insert(file.url.clone(), Arc::clone(&path))) {
+            Some(first) => Err(Error::invalid(format!(
+                "{}: two paths of the source match this file, `{first}` and `{path}`; name each file once, or \
+                 `concatenate` two datasets to read it twice",
+                file.url
+            ))),
+            None => Ok(file),
+        }
+    });
     if !hashed {
         return listed.boxed();
     }
@@ -101,6 +116,23 @@ pub(super) fn list_files(ctx: &SourceContext, def: &FileSource) -> BoxStream<'st
         })
         .buffered(FILES_AHEAD)
         .boxed()
+}
+
+/// The partition column that a folder of a file's URL is named after (`y=1`), unless the path that was given names it.
+fn unread_partition<'a>(path: &str, url: &'a str) -> Option<&'a str> {
+    let (folders, _) = url.rsplit_once('/').filter(|(folders, _)| folders.contains('='))?;
+    let mut names = folders.split('/').filter_map(|folder| Some(folder.split_once('=')?.0));
+    let is_name =
+        |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    names.find(|name| is_name(name) && !path.contains(&format!("{name}=")))
+}
+
+fn partition_error(url: &str, column: &str) -> Error {
+    Error::invalid(format!(
+        "{url}: the folder `{column}=...` holds the value of a partition column, and names of folders are not read as \
+         columns; name the folder in the path to read the files without `{column}` (`{column}=*`), and add the column by \
+         `with_columns` to a dataset of each folder if it is needed"
+    ))
 }
 
 /// A split of a file.

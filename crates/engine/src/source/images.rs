@@ -1,5 +1,6 @@
 //! A folder of images: one file is one row; many files make a split.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use arrow_array::builder::{BinaryBuilder, StringBuilder};
@@ -46,11 +47,15 @@ fn split_of(files: Vec<FileRef>) -> Split {
     Split { child: Vec::new(), repetition: 0, key, file: None, range, rows, trim: None }
 }
 
-/// The name of the folder that a file lies in.
-fn label(url: &str) -> &str {
+/// The name of the folder that a file lies in. A URL escapes a `%` in it.
+fn label(url: &str) -> Cow<'_, str> {
     let mut parts = url.rsplit('/');
     parts.next();
-    parts.next().unwrap_or("")
+    let folder = parts.next().unwrap_or("");
+    match url.starts_with("file://") && folder.contains('%') {
+        true => Cow::Owned(folder.replace("%25", "%")),
+        false => Cow::Borrowed(folder),
+    }
 }
 
 impl Source for ImagesSource {
@@ -175,7 +180,10 @@ fn column(rows: &[(FileRef, Bytes)], column: usize) -> ArrayRef {
     }
     let mut texts = StringBuilder::new();
     for (file, _) in rows {
-        texts.append_value(if column == 0 { file.url.as_str() } else { label(&file.url) });
+        match column {
+            0 => texts.append_value(&file.url),
+            _ => texts.append_value(label(&file.url)),
+        }
     }
     Arc::new(texts.finish())
 }

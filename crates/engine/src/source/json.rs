@@ -43,6 +43,15 @@ impl Text for Json {
         None
     }
 
+    fn misread(&self, head: &[u8]) -> Option<&'static str> {
+        match head.trim_ascii_start().first() {
+            Some(b'[') => Some(
+                "it is one JSON array, and JSON lines have one object a line; `jq -c '.[]' FILE > FILE.jsonl` converts it",
+            ),
+            _ => None,
+        }
+    }
+
     fn check_header(&self, _: &[u8], _: &Schema) -> Option<String> {
         None
     }

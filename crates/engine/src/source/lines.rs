@@ -17,6 +17,7 @@ use futures::stream::{self, BoxStream, StreamExt};
 use super::feed::{Codec, Feed};
 use super::file::SourceFile;
 use super::files::{Format, byte_splits};
+use super::sniff::{SNIFFED_BYTES, other_format};
 use super::trim::sliced;
 use super::{FileRef, ReadOptions, SourceContext, Split, SplitRange};
 
@@ -32,6 +33,11 @@ pub(super) trait Text: Clone + Send + Sync + 'static {
 
     /// The character within which a line end is no line end.
     fn quote(&self) -> Option<u8>;
+
+    /// What a file is instead of lines of this kind, and what to do, told by its first bytes.
+    fn misread(&self, _head: &[u8]) -> Option<&'static str> {
+        None
+    }
 
     /// Why a header is not what the schema says, if so.
     fn check_header(&self, line: &[u8], schema: &Schema) -> Option<String>;
@@ -97,6 +103,9 @@ impl<T: Text> Lines<T> {
             let n = feed.queue.len();
             feed.queue.consume(n, |piece| head.extend_from_slice(piece));
         }
+        if let Some(what) = other_format(&head).or_else(|| text.misread(strip_bom(&head))) {
+            return Err(Error::invalid(format!("{url}: {what}")));
+        }
         if !whole {
             let end = head.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1);
             head.truncate(end);
@@ -115,6 +124,12 @@ impl<T: Text> Lines<T> {
         let schema = text.infer(strip_bom(&head)).map_err(bad)?;
         if schema.fields().is_empty() {
             return Err(bad("there are none".to_string()));
+        }
+        if let Some(names) = super::csv::repeated(&schema) {
+            return Err(Error::invalid(format!(
+                "{url}: line 1: the header names {names} more than once, and only one column of a name could be read; \
+                 rename the columns in the file"
+            )));
         }
         Ok(schema)
     }
@@ -294,7 +309,11 @@ impl<T: Text> Reader<T> {
             self.drop_front(n);
             return Ok(());
         }
-        while self.buffer.len() < 3 && self.more().await? {}
+        while self.buffer.len() < SNIFFED_BYTES && self.more().await? {}
+        let text = &self.format.text;
+        if let Some(what) = other_format(&self.buffer).or_else(|| text.misread(strip_bom(&self.buffer))) {
+            return Err(Error::invalid(format!("{}: {what}", self.file.file.url)));
+        }
         let bom = self.buffer.len() - strip_bom(&self.buffer).len();
         self.drop_front(bom);
         if self.format.text.header() {
@@ -331,7 +350,7 @@ impl<T: Text> Reader<T> {
             let line = self.line_of(from).await?;
             return Err(Error::invalid(format!(
                 "{}: line {line}: a quoted value goes on in the next line, or a quote is missing; a file with line \
-                 ends in quoted values cannot be cut: set `split_bytes` of the source above the file's size",
+                 ends in quoted values cannot be cut: set `split` of the source above the file's size",
                 self.file.file.url
             )));
         }

@@ -142,7 +142,7 @@ async fn bad_values_are_named() {
             csv(Some(&TWO)),
             8,
             "line 2: a quoted value goes on in the next line, or a quote is missing; a file with line ends in quoted \
-             values cannot be cut: set `split_bytes` of the source above the file's size",
+             values cannot be cut: set `split` of the source above the file's size",
         ),
         (
             "n,s\n1,\"a\nb\n",
@@ -165,6 +165,50 @@ async fn bad_values_are_named() {
         let e = result.unwrap_err();
         assert!(matches!(e.kind(), ErrorKind::DataLoss | ErrorKind::InvalidArgument));
         assert!(e.message().starts_with(&format!("{url}: {want}")), "{e}\n{want}");
+    }
+}
+
+#[tokio::test]
+async fn columns_of_one_name_are_refused() {
+    let (url, all) = read("a,b,a,\"b\"\n1,2,3,4\n", csv(None), &ReadOptions::default(), 1000).await;
+    let e = all.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::InvalidArgument);
+    assert!(
+        e.message().starts_with(&format!("{url}: line 1: the header names `a`, `b` more than once")),
+        "{e}"
+    );
+}
+
+#[tokio::test]
+async fn quotes_in_a_header_are_read() {
+    let text = "\"a \"\"b\"\"\",\"c,d\"\n1,x\n";
+    let (_, all) = read(text, csv(None), &ReadOptions::default(), 1000).await;
+    let all = all.unwrap().unwrap();
+    assert_eq!(
+        (all.schema().field(0).name().as_str(), all.schema().field(1).name().as_str()),
+        ("a \"b\"", "c,d")
+    );
+    assert_eq!(all.num_rows(), 1);
+}
+
+#[tokio::test]
+async fn files_of_another_kind_are_named_with_the_way_out() {
+    let json_with = |schema| FileFormat::Json { schema, compression: Compression::Auto };
+    let n = || Some(vec![("n".to_string(), ColumnType::Int64)]);
+    for (head, format, want) in [
+        (&b"\x1f\x8b\x08\0\0\0\0\0\0"[..], csv(None), "gzip; set `compression: gzip`"),
+        (b"\x1f\x8b\x08\0\0\0\0\0\0", csv(Some(&TWO)), "gzip; set `compression: gzip`"),
+        (b"BZh91AY&SY....\n", csv(None), "compressed by bzip2, which is not supported"),
+        (b"PAR1\x15\x04\x15\0\n", json(), "use the source `parquet`"),
+        (b"\n [{\"n\": 1},\n{\"n\": 2}]\n", json(), "it is one JSON array"),
+        (b"[{\"n\": 1},\n{\"n\": 2}]\n", json_with(n()), "it is one JSON array"),
+    ] {
+        let ctx = context();
+        let url = format!("{}/x.txt", fresh());
+        put(&ctx, &url, head.to_vec()).await;
+        let e = all_rows(&ctx, &def(format, &url), &ReadOptions::default()).await.unwrap_err();
+        assert!(e.message().starts_with(&format!("{url}: it is")) && e.message().contains(want), "{e}");
+        assert!(!e.message().contains("`schema`"), "{e}");
     }
 }
 

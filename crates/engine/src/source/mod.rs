@@ -21,6 +21,7 @@ mod lines;
 mod load;
 mod parquet;
 mod plain;
+mod sniff;
 mod split;
 mod tar;
 #[cfg(test)]

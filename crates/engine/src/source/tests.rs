@@ -250,7 +250,7 @@ async fn missing_files_and_empty_globs_show_when_a_source_is_opened() {
 }
 
 #[tokio::test]
-async fn files_matched_twice_are_read_once() {
+async fn a_file_that_two_paths_match_is_refused() {
     let ctx = context();
     let folder = fresh();
     for i in 0..3 {
@@ -258,10 +258,33 @@ async fn files_matched_twice_are_read_once() {
     }
     let mut def = def(parquet_format(), &format!("{folder}/2.parquet"));
     def.paths.push(format!("{folder}/*.parquet"));
-    let all = all_rows(&ctx, &def, &ReadOptions::default()).await.unwrap().unwrap();
-    let firsts: Vec<i64> =
-        all.column(0).as_primitive::<Int64Type>().values().iter().step_by(10).copied().collect();
-    assert_eq!(firsts, [20, 0, 10]);
+    let e = all_rows(&ctx, &def, &ReadOptions::default()).await.unwrap_err();
+    let want = format!(
+        "{folder}/2.parquet: two paths of the source match this file, `{folder}/2.parquet` and `{folder}/*.parquet`"
+    );
+    assert!(e.message().starts_with(&want) && e.message().contains("`concatenate`"), "{e}");
+}
+
+#[tokio::test]
+async fn partition_columns_are_not_lost_without_a_word() {
+    let ctx = context();
+    let folder = fresh();
+    for y in 1..3 {
+        put(&ctx, &format!("{folder}/y={y}/a.parquet"), to_parquet(&table(0..10), 10)).await;
+    }
+    for path in [folder.clone(), format!("{folder}/*/*.parquet"), format!("{folder}/**/*.parquet")] {
+        let e = all_rows(&ctx, &def(parquet_format(), &path), &ReadOptions::default()).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidArgument);
+        assert!(
+            e.message().starts_with(&format!("{folder}/y=1/a.parquet: ")) && e.message().contains("`y`"),
+            "{e}"
+        );
+    }
+    for (path, rows) in [("y=*", 20), ("y=1/a.parquet", 10), ("y=2", 10)] {
+        let def = def(parquet_format(), &format!("{folder}/{path}").replace("y=*", "y=*/*"));
+        let all = all_rows(&ctx, &def, &ReadOptions::default()).await.unwrap().unwrap();
+        assert_eq!(all.num_rows(), rows, "{path}");
+    }
 }
 
 #[tokio::test]

@@ -288,6 +288,11 @@ impl TaskRun {
     pub fn rows_skipped(&self) -> u64 {
         self.ctx.skipped()
     }
+
+    /// Where the first of these rows are, and what is wrong with each; at most 100.
+    pub fn first_skips(&self) -> Vec<String> {
+        self.ctx.first_skips()
+    }
 }
 
 /// A task that is over has shown all the rows that there are; probes that wait for more get no more.

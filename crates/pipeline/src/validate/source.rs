@@ -1,5 +1,7 @@
 //! Checks of sources.
 
+use std::collections::HashSet;
+
 use caju_types::Result;
 
 use super::{bad, child, columns, range};
@@ -64,8 +66,15 @@ fn check_files(files: &FileSource, path: &str) -> Result<()> {
     if files.paths.is_empty() {
         return Err(bad(&join(path, "path"), "it names no file; give a path, a pattern or a URL"));
     }
+    let mut seen = HashSet::new();
     for text in &files.paths {
         path::check(text).map_err(|e| bad(&join(path, "path"), e))?;
+        if !seen.insert(text) {
+            let why = format!(
+                "`{text}` is given twice; name it once, or `concatenate` two datasets to read it twice"
+            );
+            return Err(bad(&join(path, "path"), why));
+        }
     }
     if !(1..=MAX_SPLIT_BYTES).contains(&files.split_bytes) {
         return Err(range(&join(path, "split"), "a size of 1 byte to 1024 TiB", files.split_bytes));

@@ -30,7 +30,7 @@ from ._errors import (
 )
 from ._expr import Expr, col, fn, lit, sql
 from ._functions import rng
-from ._iterator import DatasetIterator, Stats
+from ._iterator import DatasetIterator, Skipped, Stats
 from ._memory import from_arrow, from_numpy
 from ._save import Save, SaveProgress, load
 from ._schema import Schema
@@ -71,6 +71,7 @@ __all__ = [
     "Save",
     "SaveProgress",
     "Schema",
+    "Skipped",
     "Stats",
     "Unavailable",
     "Unimplemented",

@@ -27,22 +27,16 @@ import sys
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._bytecode import Import, Text, body_of, cells_of, drop_docstrings
 from ._errors import InvalidPipeline
 from ._installed import found_at, installed_file, own_class, own_module, version_of
 from ._merkle import Digests
-from ._values import FLEETING, array_bytes, is_a, is_enums_own, is_slot
+from ._randomness import draws_of, kept_generator
+from ._values import COPIED, FLEETING, PLACE, array_bytes, cannot, is_a, is_enums_own, is_slot
 
 __all__ = ["code_fingerprint"]
-
-# What `functools.wraps` copies from the function that is wrapped, and what it says about its place.
-_COPIED = {"__module__", "__name__", "__qualname__", "__doc__", "__annotations__", "__annotate__", "__type_params__"}
-
-# What a module says about its own place.
-_PLACE = {"__name__", "__file__", "__package__", "__spec__", "__loader__", "__cached__", "__path__", "__doc__"}
-
 
 def code_fingerprint(function: Any, *, version: str | None = None) -> str:
     """32 hexadecimal digits that change when what the function does changes.
@@ -54,16 +48,29 @@ def code_fingerprint(function: Any, *, version: str | None = None) -> str:
     return _Hasher().name(function)
 
 
-def examine(function: Any, version: str | None) -> tuple[str, bool]:
-    """The fingerprint, and whether the function, or what it calls of the user's own, draws from `caju.rng()`."""
+class Examined(NamedTuple):
+    """What a function's code says about it."""
+
+    code: str
+    """Its fingerprint."""
+    draws: bool
+    """Whether it, or what it calls of the user's own, draws from `caju.rng()`."""
+    foreign_draws: list[str]
+    """What else it draws random numbers from, and where in the code."""
+
+
+def examine(function: Any, version: str | None) -> Examined:
+    """The fingerprint, and what the function, and what it calls of the user's own, draws from."""
     walker = _Hasher()
     try:
         named = walker.name(function)
     except InvalidPipeline:
         if version is None:
             raise
-        return code_fingerprint(function, version=version), True  # keys that nobody draws from do no harm
-    return named if version is None else code_fingerprint(function, version=version), walker.draws
+        # Keys that nobody draws from do no harm.
+        return Examined(code_fingerprint(function, version=version), True, walker.foreign_draws)
+    code = named if version is None else code_fingerprint(function, version=version)
+    return Examined(code, walker.draws, walker.foreign_draws)
 
 
 class _Hasher:
@@ -72,6 +79,7 @@ class _Hasher:
     def __init__(self) -> None:
         self._out = Digests()
         self.draws = False  # from caju.rng()
+        self.foreign_draws: list[str] = []
         # Within what an installed package keeps for the user: what has no content there is the package's own affair.
         self._lenient = False
 
@@ -86,7 +94,7 @@ class _Hasher:
         try:
             return self._out.root(lambda: self._add(value, path))
         except RecursionError:
-            raise _cannot(path, "it leads to values that are nested too deeply") from None
+            raise cannot(path, "it leads to values that are nested too deeply") from None
 
     # ---- the stream of what is hashed --------------------------------------------------------------------------
 
@@ -193,7 +201,7 @@ class _Hasher:
 
     def _state(self, state: Mapping[str, Any], path: str) -> None:
         """Attributes, in the order of their names."""
-        hidden = _COPIED if "__wrapped__" in state else ()
+        hidden = COPIED if "__wrapped__" in state else ()
         for name in sorted(state, key=str):
             if name not in hidden:
                 self._word(str(name))
@@ -203,7 +211,7 @@ class _Hasher:
         """What an installed package keeps for its user, among its own affairs."""
         before, self._lenient = self._lenient, True
         try:
-            self._state({name: item for name, item in state.items() if name not in _COPIED}, path)
+            self._state({name: item for name, item in state.items() if name not in COPIED}, path)
         finally:
             self._lenient = before
 
@@ -235,7 +243,7 @@ class _Hasher:
             # Reached through attributes alone, a module of the user's own enters by these.
             if not isinstance(value, types.ModuleType):
                 self._add(value, f"{path}.{name}")
-        self._state({name: item for name, item in vars(f).items() if name not in _COPIED}, path)
+        self._state({name: item for name, item in vars(f).items() if name not in COPIED}, path)
 
     def _installed_function(self, f: types.FunctionType, path: str) -> None:
         # Decorators copy the names of what they wrap: its own are those of its file and its code.
@@ -260,6 +268,7 @@ class _Hasher:
         self, code: types.CodeType, scope: Mapping[str, Any], path: str, cells: Mapping[str, Any] | None = None
     ) -> None:
         cells = cells or {}
+        self.foreign_draws += [f"{name} (at {path})" for name in draws_of(code, scope, cells)]
         body = body_of(code, cells)
         arguments = code.co_argcount + code.co_kwonlyargcount
         self._word("code", str(body.flags), getattr(code, "co_exceptiontable", b""))
@@ -286,7 +295,7 @@ class _Hasher:
             if not isinstance(cells[first], types.ModuleType):
                 return  # a closure's value, which enters as such
             value = cells[first]
-        elif first in _PLACE:
+        elif first in PLACE:
             self._word("its own place", first)
             return
         elif first in scope:
@@ -432,6 +441,9 @@ class _Hasher:
     # ---- objects -----------------------------------------------------------------------------------------------
 
     def _object(self, value: Any, path: str) -> None:
+        kept = kept_generator(value)
+        if kept is not None and not self._lenient:
+            self.foreign_draws.append(f"a {kept} (at {path})")
         if own_class(type(value)):
             self._strictly(lambda: self._reduced(value, path))
         else:
@@ -480,15 +492,7 @@ class _Hasher:
 
     def _refuse(self, path: str, why: str, value: Any) -> None:
         if not self._lenient:
-            raise _cannot(path, why)
+            raise cannot(path, why)
         self._word("without content", type(value).__qualname__)
         if not isinstance(value, FLEETING):
             self._hanging(getattr(value, "__dict__", {}), path)
-
-
-def _cannot(path: str, why: str) -> InvalidPipeline:
-    return InvalidPipeline(
-        f"the function cannot be named by its code: at {path}, {why}; make it inside the function, where every worker "
-        'makes its own; version="..." (changed whenever the function changes) names it unseen, which helps only with '
-        "what pickles: locks, open files and connections cannot be sent to workers either"
-    )

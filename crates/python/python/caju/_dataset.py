@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Union
 from . import _caju
 from ._cardinality import Cardinality
 from ._cluster import address_of, embedded
-from ._errors import InvalidPipeline
+from ._errors import FailedPrecondition, InvalidPipeline
 from ._iterator import DatasetIterator, connected
 from ._logging import sync_level
 from ._memory import inline
 from ._schema import Schema
 from ._service import Service, refuse_coordination
-from ._stages import Stages, given, plain
+from ._stages import Stages, given, plain, refuse_not_finite
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +49,8 @@ class Dataset(Stages):
         self._options: dict[str, Any] = {}
         self._service: Service | None = None
         self._policy = ""
+        # Functions that draw random numbers, undeclared: what from, by their names.
+        self._draws: dict[str, str] = {}
         self._fresh()
 
     def _fresh(self) -> None:
@@ -111,6 +113,11 @@ class Dataset(Stages):
         `encoding` are those of `caju run`: who decides where rows are stored, and how new parts are written.
         """
         refuse_coordination(num_consumers, consumer_index, uneven)
+        if self._service is not None:
+            raise InvalidPipeline(
+                f"this dataset is distributed already, to {self._service.address}, and a second `distribute` would "
+                "drop what the first one was given; give all arguments to one call, on the dataset as it was before"
+            )
         out = self._copy()
         out._service = Service.of(
             service, job_name, epochs, processing_mode, seed, policy, encoding, connect_timeout
@@ -223,8 +230,16 @@ class Dataset(Stages):
 
     def progress(self, **bar: Any) -> Iterator[Element]:
         """The next epoch under a progress bar of tqdm, which has to be installed; `bar` are tqdm's own arguments."""
-        from tqdm.auto import tqdm
+        try:
+            from tqdm.auto import tqdm
+        except ImportError as e:
+            raise FailedPrecondition(
+                f"progress() shows an epoch with tqdm, which cannot be imported ({e}): pip install tqdm, or iterate over "
+                "the dataset itself"
+            ) from e
+        return self._progress(tqdm, bar)
 
+    def _progress(self, tqdm: Callable[..., Any], bar: dict[str, Any]) -> Iterator[Element]:
         try:
             total: int | None = len(self)
         except TypeError:
@@ -262,7 +277,7 @@ class Dataset(Stages):
     def _form(self) -> tuple[bool, bool]:
         """Whether elements are single rows, and whether the lists in them are padded."""
         batched = padded = False
-        for step in self._steps:
+        for step in self._tree()["steps"]:
             [(name, arguments)] = step.items()
             if name in ("batch", "padded_batch", "bucket_by_length"):
                 batched, padded = True, name != "batch" and arguments.get("pad", True)
@@ -283,14 +298,26 @@ class Dataset(Stages):
             epoch, self._epochs = self._epochs, self._epochs + 1
 
         def reopen(at: int) -> _caju.Reader:
+            if not service.job_name:
+                # Epochs of this dataset's own job may have been read, by other iterators of it, and are read once.
+                self._job = None
             if went is None:
                 self._epochs = at + 1
             else:
                 went(at)
             return self._read(self._connect(service), service, at)
 
+        def skipped(iteration: int) -> tuple[int, list[str]] | None:
+            return self._connect(service).skipped(iteration)
+
         return DatasetIterator(
-            self._read(self._connect(service), service, epoch), take, service.keep, epoch, reopen, self._not_exact(service)
+            self._read(self._connect(service), service, epoch),
+            take,
+            service.keep,
+            epoch,
+            reopen,
+            self._not_exact(service),
+            skipped if self._tree().get("on_error", "fail") != "fail" else None,
         )
 
     def _not_exact(self, service: Service) -> str | None:
@@ -299,8 +326,13 @@ class Dataset(Stages):
             return f"the job `{service.job_name}` may have other readers, and hands out no row twice"
         if service.mode != "dynamic":
             return f"processing_mode=\"{service.mode}\" promises no order"
-        if not self._options.get("deterministic"):
+        if not self._tree().get("deterministic"):
             return "the order of rows is promised only under with_options(deterministic=True)"
+        for name, source in self._draws.items():
+            return (
+                f"function `{name}` draws from {source}, and would draw other rows; draw from caju.rng(), or say random=True "
+                "where it is added, if that does not matter"
+            )
         return None
 
     def _embedded(self) -> Service:
@@ -341,9 +373,18 @@ class Dataset(Stages):
         return out
 
     def _with(self, step: dict[str, Any]) -> Dataset:
+        if "autocache" in step:
+            for name, source in self._draws.items():
+                raise InvalidPipeline(
+                    f"a hint here would store one draw of function `{name}`, which draws from {source}, for all epochs; "
+                    "put the hint above it, or draw from caju.rng(), or say random=True where it is added, if draws may "
+                    "be frozen (random=False: it does not draw, or seeds itself by the row)"
+                )
         out = self._copy()
         out._steps = (*self._steps, plain(step))
         out._check()
+        if has_known_columns(out._source):
+            _caju.bind(out._json())
         return out
 
     def _python(
@@ -354,6 +395,7 @@ class Dataset(Stages):
         version: str | None,
         schema: Any = None,
         timeout: float | None = None,
+        random: bool | None = None,
     ) -> Dataset:
         """A stage that runs a function of the user's own."""
         from ._functions import stage
@@ -364,7 +406,11 @@ class Dataset(Stages):
                 f"{kind} with a Python function works on rows: put it above `batch`; batched=True hands it many rows "
                 "at a time"
             )
-        return self._with({"python": stage(kind, function, batched, version, schema, timeout, self._first_rows)})
+        arguments, draws = stage(kind, function, batched, version, schema, timeout, random, self._first_rows)
+        out = self._with({"python": arguments})
+        if draws is not None:
+            out._draws = self._draws | {arguments["name"]: draws}
+        return out
 
     def _first_rows(self, batch: int = 0) -> Iterator[dict[str, Any]]:
         """The first rows, computed in this process; in batches of so many, or one by one."""
@@ -374,11 +420,24 @@ class Dataset(Stages):
 
     def _check(self) -> None:
         """Whether the stages may stand in this order; the source, which may be large, is left out."""
+        for i, step in enumerate(self._steps):
+            refuse_not_finite(step, f"steps[{i}]")
         try:
             definition = json.dumps(self._options | {"source": {"range": 1}, "steps": list(self._steps)})
         except TypeError as e:
             raise InvalidPipeline(f"{next(iter(self._steps[-1]))}: {e}") from None
         _caju.check(definition)
+
+
+def has_known_columns(source: Mapping[str, Any]) -> bool:
+    """Whether the columns of a source are known without looking anywhere: numbers, and rows in memory."""
+    [(kind, arguments)] = source.items()
+    if kind in ("range", "memory"):
+        return True
+    if kind not in ("concatenate", "zip", "sample"):
+        return False
+    datasets = arguments["datasets"] if kind == "sample" else arguments
+    return all(has_known_columns(d["source"]) for d in datasets)
 
 
 __all__ = ["Dataset", "DatasetIterator"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import itertools
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -89,9 +90,11 @@ def stage(
     version: str | None,
     schema: Any,
     timeout: float | None,
+    random: bool | None,
     rows: Callable[[int], Iterator[dict[str, Any]]],
-) -> dict[str, Any]:
-    """The stage's arguments: the function by its code, packed, and the columns that it makes.
+) -> tuple[dict[str, Any], str | None]:
+    """The stage's arguments: the function by its code, packed, and the columns that it makes. And what it draws random
+    numbers from besides `caju.rng()`, unless `random` says whether it does.
 
     `rows` gives the first rows, or, for a number other than 0, batches of so many.
     """
@@ -101,7 +104,8 @@ def stage(
     from ._copies import copy_of
 
     # All of the function as it is before it is tried, and the trial with a copy: it may count, or remember rows.
-    (code, random), packed = examine(function, version), pack(function)
+    found, packed = examine(function, version), pack(function)
+    undeclared = _undeclared(found.foreign_draws, random)
     patience = _patience(timeout)
     if kind == "filter":
         made = b""
@@ -109,16 +113,44 @@ def stage(
         made = probe(kind, copy_of(packed, name_of(function)), batched, rows)
     else:
         made = ipc_of(schema)
-    return {
+    arguments = {
         "kind": kind,
         "name": name_of(function),
-        "code": code,
+        "code": found.code,
         "batched": batched,
-        "random": random,
+        "random": found.draws or bool(random) or undeclared is not None,
         "payload": base64.b64encode(packed).decode("ascii"),
         "schema": base64.b64encode(made).decode("ascii"),
         **patience,
     }
+    if undeclared is not None:
+        warn_of_draws(name_of(function), undeclared)
+    return arguments, undeclared
+
+
+def _undeclared(foreign_draws: Sequence[str], random: Any) -> str | None:
+    """What a function draws from besides `caju.rng()`, if its user has not said that it does, or does not."""
+    if random is not None and not isinstance(random, bool):
+        raise InvalidPipeline(f"random={random!r} says whether a function draws random numbers: True or False")
+    return foreign_draws[0] if foreign_draws and random is None else None
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def warn_of_draws(name: str, source: str) -> None:
+    """Warns, once for each function, that what it draws cannot be drawn again."""
+    if (name, source) in _warned:
+        return
+    _warned.add((name, source))
+    # At the line of the user's that called `map`, `filter` or `flat_map`.
+    warnings.warn(
+        f"function `{name}` draws random numbers from {source}: draws differ from run to run, and a row that is computed "
+        "again gets others; draw from caju.rng(), or say random=True (draw as it does) or random=False (it does not, or "
+        "seeds itself by the row)",
+        UserWarning,
+        stacklevel=5,
+    )
 
 
 def _patience(timeout: Any) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -16,6 +17,9 @@ from ._errors import Cancelled, FailedPrecondition, InvalidPipeline, Unimplement
 T = TypeVar("T")
 
 STATE_VERSION = 1
+
+MAX_POSITION = 2**63 - 1
+"""The largest epoch, and the largest number of elements, that a state may name."""
 
 _open: weakref.WeakSet[DatasetIterator[Any]] = weakref.WeakSet()
 _connected: weakref.WeakSet[Dataset] = weakref.WeakSet()
@@ -56,6 +60,15 @@ class Stats(NamedTuple):
     """Seconds since opening, until now or the end of the epoch."""
 
 
+class Skipped(NamedTuple):
+    """Rows that were skipped under `on_error`, by all readers of the job together."""
+
+    rows: int
+    """How many."""
+    first: list[str]
+    """File, row and reason of the first of these: at most 100."""
+
+
 class DatasetIterator(Iterator[T], Generic[T]):
     """One epoch of a dataset, element by element.
 
@@ -73,6 +86,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
         epoch: int,
         reopen: Callable[[int], Reader],
         not_exact: str | None,
+        skipped: Callable[[int], tuple[int, list[str]] | None] | None,
     ) -> None:
         self._reader: Reader | None = reader
         self._last = reader
@@ -81,9 +95,12 @@ class DatasetIterator(Iterator[T], Generic[T]):
         self._epoch = epoch
         self._reopen = reopen
         self._not_exact = not_exact
+        self._ask_skipped = skipped  # None if no row may be skipped
+        self._skipped: Skipped | None = None
         self._elements = 0
         self._exhausted = False
         self._stopped: str | None = None
+        self._failure: Exception | None = None
         _open.add(self)
 
     def __iter__(self) -> DatasetIterator[T]:
@@ -92,20 +109,30 @@ class DatasetIterator(Iterator[T], Generic[T]):
     def __next__(self) -> T:
         reader = self._reader
         if reader is None:
+            # An epoch that failed has no end: a loop that tries again must not take it for a short one.
+            if self._failure is not None:
+                raise _copy_of(self._failure) from self._failure
             if self._stopped is not None:
                 raise Cancelled(self._stopped)
             raise StopIteration
         try:
             element = self._take(reader)
-        except Exception:
+        except Exception as e:
+            self._failure = e
             self.close()
             raise
-        except BaseException:  # Ctrl-C: no waiting for anybody
+        except BaseException as e:  # Ctrl-C: no waiting for anybody
+            self._stopped = f"epoch {self._epoch} was interrupted ({type(e).__name__}) after {self._elements} elements"
             self._leave(0.2)
             raise
         if element is None:
             self._exhausted = True
+            keep = self._keep
             self.close()
+            if self._ask_skipped is not None:
+                said = self._ask_skipped(reader.iteration)
+                self._skipped = None if said is None else Skipped(*said)
+            del keep  # the cluster answers until here
             raise StopIteration
         self._elements += 1
         return element
@@ -146,26 +173,38 @@ class DatasetIterator(Iterator[T], Generic[T]):
         if exhausted:
             self.close()
             return
-        for passed in range(elements):
-            if self._last.next_batch() is None:
-                raise InvalidPipeline(
-                    f"the state is {elements} elements into epoch {epoch}, which has {passed}: the data have changed"
-                )
+        try:
+            for passed in range(elements):
+                if self._last.next_batch() is None:
+                    raise InvalidPipeline(
+                        f"the state is {elements} elements into epoch {epoch}, which has {passed}: the data have changed"
+                    )
+        except Exception as e:
+            self._failure = e
+            self.close()
+            raise
 
     def _place(self, state: Mapping[str, Any]) -> tuple[int, int, bool]:
         """Epoch, elements and end of a state that fits this iterator."""
-        if self._elements or self._exhausted or self._stopped is not None:
+        if self._elements or self._exhausted or self._stopped is not None or self._failure is not None:
             raise FailedPrecondition(
                 f"load_state_dict comes before the first element; this iterator has given {self._elements}: load into "
                 "iter(dataset)"
             )
         try:
             version, fingerprint, seed = state["version"], state["fingerprint"], state["seed"]
-            epoch, elements, exhausted = int(state["epoch"]), int(state["elements"]), bool(state["exhausted"])
-        except (KeyError, TypeError, ValueError) as e:
+            epoch, elements, exhausted = state["epoch"], state["elements"], state["exhausted"]
+        except (KeyError, TypeError) as e:
             raise InvalidPipeline(f"this is no state of a caju iterator: {e!r} in {state!r}") from None
-        if version != STATE_VERSION or epoch < 0 or elements < 0:
+        if version != STATE_VERSION:
             raise InvalidPipeline(f"this caju does not know states such as {dict(state)!r}")
+        for name, value in (("epoch", epoch), ("elements", elements)):
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_POSITION:
+                raise InvalidPipeline(
+                    f"this is no state of a caju iterator: `{name}` is {value!r}, not an integer from 0 to {MAX_POSITION}"
+                )
+        if not isinstance(exhausted, bool):
+            raise InvalidPipeline(f"this is no state of a caju iterator: `exhausted` is {exhausted!r}, not True or False")
         for what, was, here in [("dataset", fingerprint, self.fingerprint), ("seed", seed, self._last.seed)]:
             if was != here:
                 raise InvalidPipeline(f"the state is of the {what} {was}, and this iterator reads {here}")
@@ -195,6 +234,19 @@ class DatasetIterator(Iterator[T], Generic[T]):
     def stats(self) -> Stats:
         """What was delivered so far."""
         return Stats(*self._last.stats)
+
+    @property
+    def skipped(self) -> Skipped:
+        """The rows that were skipped under `on_error`, once the epoch was read to its end.
+
+        `FailedPrecondition` before that, and where the dispatcher did not say.
+        """
+        if self._ask_skipped is None:
+            return Skipped(0, [])
+        if self._skipped is None:
+            when = "did not say" if self._exhausted else "says at the epoch's end"
+            raise FailedPrecondition(f"how many rows of epoch {self._epoch} were skipped, the dispatcher {when}")
+        return self._skipped
 
     @property
     def bottleneck(self) -> str | None:
@@ -229,3 +281,12 @@ class DatasetIterator(Iterator[T], Generic[T]):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _copy_of(error: Exception) -> Exception:
+    """The same error without its traceback; the error itself where it cannot be copied."""
+    try:
+        again = copy.copy(error)
+    except Exception:
+        return error
+    return again if type(again) is type(error) else error

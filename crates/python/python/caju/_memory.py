@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 INLINE_BYTES = 8 << 20
 """Rows that travel within a definition: to servers, into pipeline files. More belongs into storage."""
 
+PIECE_BYTES = 8 << 20
+"""Rows of arrays that are copied at once."""
+
 
 def from_arrow(data: Any) -> Dataset:
     """Rows that pyarrow (or anything that speaks Arrow's C stream) has in memory.
@@ -44,6 +47,8 @@ def from_numpy(columns: Mapping[str, Any]) -> Dataset:
     from ._columns import BadRow, columns_of_arrays
 
     try:
+        if (size := _plain_bytes(columns)) > PIECE_BYTES:
+            return _held(_copied(columns, size))
         parts = columns_of_arrays(columns)
     except BadRow as e:
         where = "" if e.row is None else f" (row {e.row})"
@@ -51,6 +56,36 @@ def from_numpy(columns: Mapping[str, Any]) -> Dataset:
     # Columns of nothing but None have to be of some type.
     named = [c._replace(kind="string", values=[None] * c.shape[0]) if c.kind == "null" else c for c in parts]
     return _held(_caju.hold_columns(named))
+
+
+def _plain_bytes(columns: Mapping[str, Any]) -> int:
+    """Bytes of arrays of numbers of one length, whose rows can be copied piece by piece; 0 for all others."""
+    import numpy as np
+
+    from ._columns import TYPED
+
+    if not isinstance(columns, Mapping) or not columns:
+        return 0
+    lengths = set()
+    for array in columns.values():
+        if type(array) is not np.ndarray or array.dtype.kind not in TYPED or array.ndim == 0:
+            return 0
+        lengths.add(len(array))
+    return sum(array.nbytes for array in columns.values()) if len(lengths) == 1 else 0
+
+
+def _copied(columns: Mapping[str, Any], size: int) -> _caju.Rows:
+    """The rows of plain arrays, piece by piece: one copy of them all is made, not one after another."""
+    from ._columns import columns_of_arrays
+
+    count = len(next(iter(columns.values())))
+    row_bytes = size // count
+    rows = _caju.message_rows(row_bytes)
+    step = rows * max(1, PIECE_BYTES // (rows * max(1, row_bytes)))
+    builder = _caju.RowsBuilder(size, rows)
+    for at in range(0, count, step):
+        builder.add(columns_of_arrays({name: array[at : at + step] for name, array in columns.items()}))
+    return builder.hold()
 
 
 def _held(rows: _caju.Rows) -> Dataset:

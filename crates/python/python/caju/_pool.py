@@ -102,8 +102,12 @@ def _end_with(parent: int) -> None:
 
 
 def _tell(say: Any, answer: Mapping[str, Any]) -> None:
-    say.write(json.dumps(answer) + "\n")
-    say.flush()
+    try:
+        say.write(json.dumps(answer) + "\n")
+        say.flush()
+    except BrokenPipeError:
+        # Whoever asked is gone, by Ctrl-C say. Python would report the pipe once more at its own end.
+        os._exit(0)
 
 
 def _answer(f: Function, rows: str, answer: str, mark: Mark) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import _caju
 from ._cluster import LocalCluster, address_of, whole
 from ._errors import InvalidPipeline, Unimplemented
 
@@ -55,6 +56,8 @@ class Service:
         for name, text in (("job_name", job_name), ("policy", policy), ("encoding", encoding)):
             if text is not None and not isinstance(text, str):
                 raise InvalidPipeline(f"{name}={text!r} must be a string")
+        if encoding:
+            _caju.check_encoding(encoding)
         if job_name is not None and not job_name.strip():
             raise InvalidPipeline("job_name must not be empty; leave it out to read alone")
         if processing_mode not in MODES:

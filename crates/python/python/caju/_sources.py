@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import operator
 import os
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from ._dataset import Dataset
 from ._errors import InvalidPipeline
 from ._schema import Schema
 from ._service import Service
+from ._stages import refuse_not_finite
 
 Paths = Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]]
 """A path or URL, perhaps with patterns, or a list of them."""
@@ -102,6 +104,11 @@ def sample_from_datasets(
 ) -> Dataset:
     """Rows drawn from the datasets by weight (equal ones by default) until all are used up."""
     share = list(weights) if weights is not None else [1] * len(datasets)
+    for i, weight in enumerate(share):
+        if not isinstance(weight, (int, float)) and not hasattr(weight, "__float__"):
+            raise InvalidPipeline(f"weights[{i}]={weight!r} is not a number")
+        if not (math.isfinite(weight) and weight > 0):
+            raise InvalidPipeline(f"weights[{i}]={weight!r} must be a positive number, and finite")
     arguments = {"datasets": [_child(d) for d in datasets], "weights": share}
     return _combined({"sample": arguments | ({} if seed is None else {"seed": seed})}, datasets)
 
@@ -118,7 +125,7 @@ def read_yaml(file: str | os.PathLike[str]) -> Dataset:
 
 
 def from_dataset_id(service: Any, dataset_id: str, **distribute: Any) -> Dataset:
-    """The dataset that was registered at a service under this id. Its elements are arrays, rows too.
+    """The dataset that was registered at a service under this id. Its elements are those of its definition.
 
     The rest are the arguments of `distribute`.
     """
@@ -163,9 +170,6 @@ class _Registered(Dataset):
     def _read(self, client: _caju.Client, service: Service, epoch: int) -> _caju.Reader:
         return client.read(None, dataset_id=self._id, **self._request(service, epoch))
 
-    def _form(self) -> tuple[bool, bool]:
-        return False, False
-
     def __repr__(self) -> str:
         where = self._service.address if isinstance(self._service, Service) else "?"
         return f"<caju.Dataset {self._id} on {where}>"
@@ -208,11 +212,13 @@ def _combined(source: dict[str, Any], datasets: Sequence[Dataset]) -> Dataset:
     out = _source(source)
     for dataset in datasets:
         out._held |= dataset._held
+        out._draws |= dataset._draws
     return out
 
 
 def _source(source: dict[str, Any]) -> Dataset:
     out = Dataset(source)
+    refuse_not_finite(source, "source")
     # Defaults spelt out: paths and names are checked here, at the line that wrote them.
     out._source = json.loads(_caju.check(out._json()))["source"]
     return out

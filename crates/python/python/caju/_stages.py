@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ class Stages:
         version: str | None,
         schema: Any = None,
         timeout: float | None = None,
+        random: bool | None = None,
     ) -> Dataset:
         """The same with a function of the user's own as one stage more."""
         raise NotImplementedError
@@ -46,6 +48,7 @@ class Stages:
         version: str | None = None,
         schema: Any = None,
         timeout: float | None = None,
+        random: bool | None = None,
         **more: ExprLike,
     ) -> Dataset:
         """The row becomes these expressions: `ds.map(x="ln(x + 1)", y=col("label") < 100)`.
@@ -55,11 +58,12 @@ class Stages:
         `{"id": "int64", "image": "float32[224, 224, 3]"}`, a `caju.Schema` or a pyarrow one. Values are converted to
         these types where nothing but the last digits of floats is lost, and refused elsewhere. `version` names a
         function in place of its code. `timeout` is how many seconds it may take for a row (`batched=True`: for a
-        batch of about 1000 rows), 60 by default; then its process counts as hanging.
+        batch of about 1000 rows), 60 by default; then its process counts as hanging. `random` says whether it draws
+        random numbers from elsewhere than `caju.rng()`, which is warned of otherwise.
         """
         if callable(columns):
-            return self._python("map", columns, batched, version, schema, timeout)
-        _no_schema(schema, timeout)
+            return self._python("map", columns, batched, version, schema, timeout, random)
+        _no_schema(schema, timeout, random)
         return self._with({"map": _expressions("map", columns, more)})
 
     def with_columns(self, columns: Mapping[str, ExprLike] | None = None, /, **more: ExprLike) -> Dataset:
@@ -78,11 +82,12 @@ class Stages:
         batched: bool = False,
         version: str | None = None,
         timeout: float | None = None,
+        random: bool | None = None,
     ) -> Dataset:
         """Keeps the rows for which the expression is true, or a Python function says so; as `map` otherwise."""
         if callable(predicate):
-            return self._python("filter", predicate, batched, version, timeout=timeout)
-        _no_schema(None, timeout)
+            return self._python("filter", predicate, batched, version, timeout=timeout, random=random)
+        _no_schema(None, timeout, random)
         return self._with({"filter": {"expr": expression(predicate, "filter")}})
 
     def flat_map(
@@ -93,6 +98,7 @@ class Stages:
         version: str | None = None,
         schema: Any = None,
         timeout: float | None = None,
+        random: bool | None = None,
         **more: ExprLike,
     ) -> Dataset:
         """One row per value of a list expression, as a new column: `ds.flat_map(token="tokenize(text)")`.
@@ -100,8 +106,8 @@ class Stages:
         Or one per dict that a Python function yields for a row; as `map` otherwise.
         """
         if callable(columns):
-            return self._python("flat_map", columns, False, version, schema, timeout)
-        _no_schema(schema, timeout)
+            return self._python("flat_map", columns, False, version, schema, timeout, random)
+        _no_schema(schema, timeout, random)
         lists = _expressions("flat_map", columns, more)
         if len(lists) != 1:
             raise InvalidPipeline(f"flat_map takes one column, such as token=\"tokenize(text)\", not {len(lists)}")
@@ -213,15 +219,14 @@ def _expressions(
     return {name: expression(value, f"{stage} `{name}`") for name, value in both.items()}
 
 
-def _no_schema(schema: Any, timeout: Any) -> None:
-    if schema is not None:
-        raise InvalidPipeline(
-            "schema= says what a Python function makes; a column of that name goes by a dict: {\"schema\": \"...\"}"
-        )
-    if timeout is not None:
-        raise InvalidPipeline(
-            "timeout= says how long a Python function may take; a column of that name goes by a dict: {\"timeout\": \"...\"}"
-        )
+def _no_schema(schema: Any, timeout: Any, random: Any) -> None:
+    for name, value, meaning in (
+        ("schema", schema, "what a Python function makes"),
+        ("timeout", timeout, "how long a Python function may take"),
+        ("random", random, "whether a Python function draws random numbers"),
+    ):
+        if value is not None:
+            raise InvalidPipeline(f'{name}= says {meaning}; a column of that name goes by a dict: {{"{name}": "..."}}')
 
 
 def plain(value: Any) -> Any:
@@ -235,3 +240,15 @@ def plain(value: Any) -> Any:
     if hasattr(value, "__index__"):
         return operator.index(value)
     return value
+
+
+def refuse_not_finite(tree: Any, place: str) -> None:
+    """A definition holds no NaN and no infinity: JSON and YAML have no common form of them."""
+    if isinstance(tree, dict):
+        for name, value in tree.items():
+            refuse_not_finite(value, f"{place}.{name}")
+    elif isinstance(tree, (list, tuple)):
+        for i, value in enumerate(tree):
+            refuse_not_finite(value, f"{place}[{i}]")
+    elif isinstance(tree, float) and not math.isfinite(tree):
+        raise InvalidPipeline(f"{place}: {tree!r} is not a finite number, which is all that a definition can hold")

@@ -7,6 +7,7 @@ import types
 import weakref
 from typing import Any
 
+from ._errors import InvalidPipeline
 from ._installed import installed_file
 
 # Attributes of classes that say where they stand in a file, or that Python makes.
@@ -15,6 +16,12 @@ _SKIPPED = {
     "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__orig_bases__",
     "__parameters__", "__abstractmethods__", "_abc_impl", "__match_args__", "__dataclass_fields__",
 }  # fmt: skip
+
+# What `functools.wraps` copies from the function that is wrapped, and what it says about its place.
+COPIED = {"__module__", "__name__", "__qualname__", "__doc__", "__annotations__", "__annotate__", "__type_params__"}
+
+# What a module says about its own place.
+PLACE = {"__name__", "__file__", "__package__", "__spec__", "__loader__", "__cached__", "__path__", "__doc__"}
 
 # What has no content of its own.
 FLEETING = (
@@ -54,3 +61,11 @@ def array_bytes(value: Any) -> tuple[str | bytes, ...] | None:
         dtype = str(value.dtype.descr) if value.dtype.names else value.dtype.str
         return ("numpy", dtype, str(value.shape), value.tobytes())
     return None
+
+
+def cannot(path: str, why: str) -> InvalidPipeline:
+    return InvalidPipeline(
+        f"the function cannot be named by its code: at {path}, {why}; make it inside the function, where every worker "
+        'makes its own; version="..." (changed whenever the function changes) names it unseen, which helps only with '
+        "what pickles: locks, open files and connections cannot be sent to workers either"
+    )

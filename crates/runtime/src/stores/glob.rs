@@ -1,7 +1,7 @@
 //! Patterns over keys.
 
 use caju_types::{Error, Result};
-use globset::{GlobBuilder, GlobMatcher};
+use globset::{GlobBuilder, GlobMatcher, escape};
 
 /// The characters that make a path a pattern.
 const META: [char; 4] = ['*', '?', '[', '{'];
@@ -9,6 +9,12 @@ const META: [char; 4] = ['*', '?', '[', '{'];
 /// Whether a path holds a glob.
 pub(super) fn is_glob(path: &str) -> bool {
     path.contains(META)
+}
+
+/// Whether a segment of a path could be a name with brackets or braces rather than a pattern. A segment whose only
+/// globs are `*` and `?` matches its own name anyway.
+pub(super) fn may_be_literal(segment: &str) -> bool {
+    segment.contains(['[', '{'])
 }
 
 /// What the names of files and folders start with that are no data but notes about it, as `_SUCCESS`, `_temporary`
@@ -45,8 +51,10 @@ fn compile(glob: &str) -> Result<GlobMatcher> {
 }
 
 impl Pattern {
-    pub(super) fn new(pattern: &str) -> Result<Self> {
-        let meta = pattern.find(META).unwrap_or(pattern.len());
+    /// The pattern of a key whose first `literal` bytes are taken as they are.
+    pub(super) fn new(pattern: &str, literal: usize) -> Result<Self> {
+        let (taken, globs) = pattern.split_at(literal);
+        let meta = literal + globs.find(META).unwrap_or(globs.len());
         let base_end = pattern[..meta].rfind('/');
         let base = base_end.map_or("", |i| &pattern[..i]).to_string();
         let rest = base_end.map_or(pattern, |i| &pattern[i + 1..]);
@@ -68,7 +76,8 @@ impl Pattern {
         };
         let asked = rest.split('/').filter_map(|s| s.chars().next().filter(|c| HIDDEN.contains(c))).collect();
         let literal = pattern[..meta].to_string();
-        Ok(Self { base, literal, matcher: compile(pattern)?, asked, segments })
+        let matcher = compile(&(escape(taken) + globs))?;
+        Ok(Self { base, literal, matcher, asked, segments })
     }
 
     /// Whether a whole key matches.

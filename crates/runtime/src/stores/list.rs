@@ -8,7 +8,7 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 
 use super::error::{io_error, store_error};
-use super::glob::{Pattern, is_glob, is_hidden};
+use super::glob::{Pattern, is_glob, is_hidden, may_be_literal};
 use super::{CountingStore, IoCounters, Location, StoreUrl, Stores, local};
 
 /// A file that was found, with what tells its version from others.
@@ -55,9 +55,11 @@ impl Stores {
     /// The files that `path` names, sorted by key, found while the stream is polled.
     ///
     /// `path` is a file, a folder (then: all files below it with one of the `extensions`, given without the
-    /// dot), or a pattern with `*`, `?`, `[a-z]`, `{a,b}` and `**`. Names that start with `.` or `_` are passed
-    /// over, unless a segment of the pattern starts so. Only the folder in front of the first glob is listed. Stores that list in the order of
-    /// their keys are passed on as they answer; the others (Azure, HTTP) are collected first.
+    /// dot), or a pattern with `*`, `?`, `[a-z]`, `{a,b}` and `**`. A file or folder whose name is what is written
+    /// (`x[1].csv`) goes before the pattern's meaning; `[[]` and `[{]` match the characters themselves. Names that start
+    /// with `.` or `_` are skipped, unless a segment of the pattern starts so. Only the folder in front of the first
+    /// glob is listed. Listings of stores that list in the order of their keys are streamed; those of the others
+    /// (Azure, HTTP) are collected first.
     ///
     /// # Errors
     /// The stream's only item is `NotFound` if nothing matches; it names the pattern and what is there.
@@ -87,7 +89,9 @@ impl Stores {
         io: Arc<IoCounters>,
     ) -> Result<BoxStream<'static, Result<Listed>>> {
         let url = StoreUrl::parse(path)?;
-        if !is_glob(&url.key) {
+        let literal = self.literal_len(&url, &io).await?;
+        let globs = url.key.get(literal..).unwrap_or_default();
+        if !is_glob(globs) {
             let at = self.resolve(path)?;
             let missing = match head(&at, &io).await {
                 Ok(file) => return Ok(stream::once(async move { Ok(file) }).boxed()),
@@ -98,13 +102,48 @@ impl Stores {
             drop(missing);
             let filter = Filter { pattern: None, extensions };
             let files = below(&at, filter, &io)?;
-            return Ok(or_nothing(files, at, url, io).await);
+            return Ok(or_nothing(files, at, url, false, io).await);
         }
-        let pattern = Pattern::new(&url.key)?;
+        let pattern = Pattern::new(&url.key, literal)?;
         let at = self.resolve(&url.with_key(pattern.base.clone()).to_string())?;
         let files = below(&at, Filter { pattern: Some(pattern), extensions }, &io)?;
-        Ok(or_nothing(files, at, url, io).await)
+        Ok(or_nothing(files, at, url, true, io).await)
     }
+
+    /// How much of a key, in bytes, is taken as it is written: the segments without globs, and those with brackets or
+    /// braces that name a file or folder.
+    async fn literal_len(&self, url: &StoreUrl, io: &Arc<IoCounters>) -> Result<usize> {
+        let (mut literal, mut end) = (0, 0);
+        for segment in url.key.split('/') {
+            end += segment.len();
+            if is_glob(segment) {
+                let at = |key: &str| self.resolve(&url.with_key(key).to_string());
+                let named = url.key.get(..end).unwrap_or_default();
+                if !may_be_literal(segment) || !is_there(&at(named)?, io).await? {
+                    break;
+                }
+            }
+            literal = end;
+            end += 1;
+        }
+        Ok(literal)
+    }
+}
+
+/// Whether a file or a folder has this name.
+async fn is_there(at: &Location, io: &Arc<IoCounters>) -> Result<bool> {
+    match head(at, io).await {
+        Ok(_) => return Ok(true),
+        Err(e) if e.message().ends_with(IS_FOLDER) => return Ok(true),
+        Err(e) if e.kind() == caju_types::ErrorKind::NotFound => {}
+        Err(e) => return Err(e),
+    }
+    if at.local.is_some() {
+        return Ok(false);
+    }
+    let store = CountingStore::new(Arc::clone(&at.store), Arc::clone(io));
+    let first = store.list(Some(&at.path)).try_next().await.map_err(|e| store_error(&at.url, e))?;
+    Ok(first.is_some())
 }
 
 /// How the message about a folder in a file's place ends.
@@ -200,22 +239,25 @@ async fn or_nothing(
     files: BoxStream<'static, Result<Listed>>,
     folder: Location,
     wanted: StoreUrl,
+    glob: bool,
     io: Arc<IoCounters>,
 ) -> BoxStream<'static, Result<Listed>> {
     let mut files = files.peekable();
     if std::pin::Pin::new(&mut files).peek().await.is_some() {
         return files.boxed();
     }
-    let error = nothing(&folder, &wanted, &io).await;
+    let error = nothing(&folder, &wanted, glob, &io).await;
     stream::once(async move { Err(error) }).boxed()
 }
 
-async fn nothing(at: &Location, wanted: &StoreUrl, io: &Arc<IoCounters>) -> Error {
-    let glob = is_glob(&wanted.key);
+async fn nothing(at: &Location, wanted: &StoreUrl, glob: bool, io: &Arc<IoCounters>) -> Error {
     // For a plain path the folder to show is the one above it, unless it is itself a folder.
     let mut shown = at.url.clone();
     let mut names = peek(at, io).await;
-    if !glob && names.as_ref().is_none_or(Vec::is_empty) {
+    if !glob && names.as_ref().is_some_and(Vec::is_empty) {
+        return Error::not_found(format!("{wanted}: the folder is empty"));
+    }
+    if !glob && names.is_none() {
         shown = at.url.with_key(at.url.key.rsplit_once('/').map_or("", |(folder, _)| folder));
         names = match Path::parse(&shown.key) {
             Ok(path) => {
@@ -227,7 +269,7 @@ async fn nothing(at: &Location, wanted: &StoreUrl, io: &Arc<IoCounters>) -> Erro
     }
     let hidden = names.as_ref().is_some_and(|n| n.iter().any(|n| is_hidden(n)));
     let what = if glob && hidden {
-        format!("no file matches {wanted} (names that start with `.` or `_` are passed over)")
+        format!("no file matches {wanted} (names that start with `.` or `_` are skipped)")
     } else if glob {
         format!("no file matches {wanted}")
     } else if shown.key == wanted.key {

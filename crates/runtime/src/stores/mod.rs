@@ -1,7 +1,7 @@
 //! Object stores by URL: one way to name, open, list and count whatever is read and written.
 //!
-//! A URL's authority and key are taken as they are written, without percent-decoding, so that every object
-//! has exactly one name: `file:///data/a.parquet`, `s3://bucket/key`, `memory://name/key`.
+//! Every object has exactly one name: `file:///data/a.parquet`, `s3://bucket/key`, `memory://name/key`. Keys are taken as
+//! they are written; only `file://` URLs are percent-decoded.
 
 mod count;
 mod error;

@@ -35,14 +35,22 @@ fn urls_are_canonical() {
     for (text, want) in [
         ("/a//b/./c/../d", "file:///a/b/d"),
         ("file:///a/*.csv", "file:///a/*.csv"),
+        ("file:///a%20b/c%C3%A9.csv", "file:///a b/cé.csv"),
+        ("file:///a/%2e%2e/b", "file:///b"),
+        ("file:///50%25.csv", "file:///50%25.csv"),
+        ("file:///50%.csv", "file:///50%25.csv"),
+        ("/50%20.csv", "file:///50%2520.csv"),
+        ("s3://b/50%20.csv", "s3://b/50%20.csv"),
         ("s3a://bucket/k?y#1", "s3://bucket/k?y#1"),
         ("memory:///x", "memory:///x"),
         ("abfss://c@acc.dfs.core.windows.net/k", "az://c@acc.dfs.core.windows.net/k"),
         ("gs://b", "gs://b/"),
     ] {
-        assert_eq!(StoreUrl::parse(text).unwrap().to_string(), want, "{text}");
+        let url = StoreUrl::parse(text).unwrap();
+        assert_eq!(url.to_string(), want, "{text}");
+        assert_eq!(StoreUrl::parse(want).unwrap(), url, "{text}");
     }
-    for bad in ["data/x.csv", "s3:///key", "s3://b/../c", "file://host/x"] {
+    for bad in ["data/x.csv", "s3:///key", "s3://b/../c", "file://host/x", "file:///%ff"] {
         assert_eq!(StoreUrl::parse(bad).unwrap_err().kind(), ErrorKind::InvalidArgument, "{bad}");
     }
     let e = stores().resolve("s4://bucket/key").unwrap_err();
@@ -117,6 +125,36 @@ async fn globs_are_the_same_everywhere() {
 }
 
 #[tokio::test]
+async fn what_is_named_as_it_is_written_goes_before_the_pattern() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = dir.path().to_str().unwrap().trim_start_matches('/').to_string();
+    let s = stores();
+    let files = ["x[1].csv", "x1.csv", "y1.csv", "r{1}/a.csv", "r{1}/b[2].csv", "r1/c.csv", "z/q[3]"];
+    for f in files {
+        put(&s, &format!("file:///{local}/{f}"), "x").await;
+        put(&s, &format!("memory://literal/{local}/{f}"), "x").await;
+    }
+    for (pattern, want) in [
+        ("x[1].csv", &["x[1].csv"] as &[&str]),
+        ("x[1-1].csv", &["x1.csv"]),
+        ("x[[]1].csv", &["x[1].csv"]),
+        ("y[1].csv", &["y1.csv"]),
+        ("r{1}", &["r{1}/a.csv", "r{1}/b[2].csv"]),
+        ("r{1}/*.csv", &["r{1}/a.csv", "r{1}/b[2].csv"]),
+        ("r{1}/b[2].csv", &["r{1}/b[2].csv"]),
+        ("r{1}/[a-b]*.csv", &["r{1}/a.csv", "r{1}/b[2].csv"]),
+        ("r{1,2}/*.csv", &["r1/c.csv"]),
+        ("r[{]1[}]/a.csv", &["r{1}/a.csv"]),
+    ] {
+        for root in ["file:///", "memory://literal/"] {
+            let got = keys(&s, &format!("{root}{local}/{pattern}"), &["csv"]).await.unwrap();
+            let got: Vec<_> = got.iter().map(|k| k.strip_prefix(&format!("{local}/")).unwrap()).collect();
+            assert_eq!(got, want, "{root} {pattern}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn nothing_found_says_what_is_there() {
     let s = stores();
     put(&s, "memory://nothing/data/train-0.csv", "x").await;
@@ -142,6 +180,8 @@ async fn nothing_found_says_what_is_there() {
     let dir = tempfile::tempdir().unwrap();
     let e = keys(&s, &format!("{}/*.csv", dir.path().display()), &[]).await.unwrap_err();
     assert!(e.message().ends_with("is empty"), "{e}");
+    let e = keys(&s, &dir.path().display().to_string(), &["csv"]).await.unwrap_err();
+    assert!(e.message().ends_with(": the folder is empty"), "{e}");
 }
 
 /// A store of 100,000 objects that answers listings a page at a time.

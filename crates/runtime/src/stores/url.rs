@@ -1,5 +1,6 @@
-//! URLs of objects, taken literally.
+//! URLs of objects. Keys are taken literally, except that `file://` URLs are percent-decoded.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -8,10 +9,12 @@ use caju_types::{Error, Result};
 /// The schemes that [`Stores`](super::Stores) opens.
 pub(super) const SCHEMES: [&str; 7] = ["file", "s3", "gs", "az", "memory", "http", "https"];
 
-/// A URL of an object, a folder or a pattern: `scheme://authority/key`, nothing decoded.
+/// A URL of an object, a folder or a pattern: `scheme://authority/key`.
 ///
-/// Paths of local files are normalised (`//`, `.` and `..` are resolved by their text); `s3a` is `s3`,
-/// `gcs` is `gs`, and `abfs`, `abfss`, `azure` and `adl` are `az`.
+/// `file://` URLs are percent-decoded (`file:///a%20b` is the file `/a b`, as `Path.as_uri()` of Python writes it), and
+/// a `%` of a local path is written as `%25`. Paths without a scheme, and keys of object stores, are taken as they are.
+/// Paths of local files are normalised (`//`, `.` and `..` are resolved by their text); `s3a` is `s3`, `gcs` is `gs`,
+/// and `abfs`, `abfss`, `azure` and `adl` are `az`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StoreUrl {
     /// `file`, `s3`, ...
@@ -26,7 +29,7 @@ impl StoreUrl {
     /// Parses a URL or an absolute path.
     ///
     /// # Errors
-    /// `InvalidArgument` for a relative path, a missing bucket, or `..` in a key.
+    /// `InvalidArgument` for a relative path, a missing bucket, `..` in a key, or an escaped byte that is not UTF-8.
     pub fn parse(text: &str) -> Result<Self> {
         let text = text.trim();
         let Some((scheme, rest)) = text.split_once("://") else {
@@ -50,7 +53,9 @@ impl StoreUrl {
                     "`{text}` names a host; a local file has three slashes: file:///{path}"
                 )));
             }
-            return Ok(Self::local(path));
+            return Ok(Self::local(&decoded(path).ok_or_else(|| {
+                Error::invalid(format!("`{text}`: the bytes that it escapes by `%` are no UTF-8 text"))
+            })?));
         }
         let (authority, key) = rest.split_once('/').unwrap_or((rest, ""));
         if authority.is_empty() && scheme != "memory" {
@@ -110,6 +115,34 @@ impl StoreUrl {
 
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}/{}", self.scheme, self.authority, self.key)
+        // What `parse` decodes.
+        let key = match self.is_local() && self.key.contains('%') {
+            true => Cow::Owned(self.key.replace('%', "%25")),
+            false => Cow::Borrowed(self.key.as_str()),
+        };
+        write!(f, "{}://{}/{key}", self.scheme, self.authority)
     }
+}
+
+/// The path with its percent escapes decoded. A `%` without two hexadecimal digits stands for itself.
+fn decoded(path: &str) -> Option<Cow<'_, str>> {
+    if !path.contains('%') {
+        return Some(Cow::Borrowed(path));
+    }
+    let digit =
+        |b: Option<&u8>| b.and_then(|b| char::from(*b).to_digit(16)).and_then(|d| u8::try_from(d).ok());
+    let (bytes, mut out, mut at) = (path.as_bytes(), Vec::with_capacity(path.len()), 0);
+    while let Some(byte) = bytes.get(at) {
+        match (byte, digit(bytes.get(at + 1)), digit(bytes.get(at + 2))) {
+            (b'%', Some(high), Some(low)) => {
+                out.push((high << 4) | low);
+                at += 3;
+            }
+            _ => {
+                out.push(*byte);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8(out).ok().map(Cow::Owned)
 }
