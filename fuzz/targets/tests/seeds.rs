@@ -35,7 +35,11 @@ fn say(line: &str) {
 }
 
 fn run(target: Target, what: &str, replay: &str, input: &[u8]) {
-    let again = format!("{replay} cargo test -p caju-fuzz --test seeds {}", target.name);
+    // Kept until the next one: seeds that are added give numbers another meaning.
+    let kept = format!("{}/fuzz-{}", env!("CARGO_TARGET_TMPDIR"), target.name);
+    std::fs::write(&kept, input).unwrap();
+    let again =
+        format!("{replay} cargo test -p caju-fuzz --test seeds {} (the input is in {kept})", target.name);
     allocator::watch(MOST_BYTES, &format!("{what} asks for too much memory; again: {again}\n"));
     let done = catch_unwind(AssertUnwindSafe(|| (target.one)(input)));
     let peak = allocator::peak();
