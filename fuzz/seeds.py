@@ -4,7 +4,8 @@
     python3 fuzz/seeds.py      (needs cargo, and pyarrow, NumPy and Pillow as in tests/python/requirements.txt)
 
 What takes caju's own writers (frames, messages, parts, records) is written by `fuzz/targets/examples/seeds.rs`, which
-this calls. Names begin with `good-` where a reader accepts the input, with `bad-` where it refuses it. The profiles in
+this calls. Files that changes are compared with are named
+`good-`: see fuzz/README.md. The profiles in
 fuzz/corpus/profile are not made here; inputs that broke something are added by hand.
 """
 
@@ -34,10 +35,19 @@ def files():
     for name, compression, dictionary in (("none", None, False), ("dictionary", None, True), ("lz4", "lz4", False),
                                           ("zstd", "zstd", True)):
         save("arrow", f"good-{name}", formats.arrow(compression, dictionary)(ROWS))
+    for name, compression in (("none", None), ("lz4", "lz4")):
+        out = io.BytesIO()
+        rows = formats.table(ROWS)
+        with formats.pa.ipc.new_stream(out, rows.schema,
+                                       options=formats.pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+            writer.write_table(rows)
+        save("memory", f"good-{name}", out.getvalue())
     for target, write, rows in (("tfrecord", formats.tfrecord, 8), ("csv", formats.csv_file, ROWS),
                                 ("json", formats.json_file, 12), ("tar", small_tar, 3)):
         save(target, "good-plain", write(rows))
         save(target, "good-gzip", gzip.compress(write(rows), mtime=0))
+    # A long name stands in a member of its own, which no checksum covers.
+    save("tar", "long-name", small_tar(3, "x" * 101))
     save("csv", "good-quotes", 'a,b\n1,"x, ""y""\nz"\n2,\n')
     save("json", "good-nested", '{"a": [1, 2], "b": {"c": null}}\n\n{"a": [], "b": {"c": "\\u00fc"}}\n')
     for i, record in enumerate(formats.examples(2)):
@@ -49,13 +59,12 @@ def files():
     save("example", "good-every-type", formats.field(1, features))
 
 
-def small_tar(rows):
+def small_tar(rows, last="2"):
     out = io.BytesIO()
     with formats.tarfile.open(fileobj=out, mode="w", format=formats.tarfile.PAX_FORMAT) as archive:
         for i in range(rows):
             for extension, data in (("txt", b"some text"), ("cls", str(i).encode())):
-                # One name is too long for a plain header.
-                info = formats.tarfile.TarInfo(f"{'x' * 101 if i == 2 else i}.{extension}")
+                info = formats.tarfile.TarInfo(f"{last if i == 2 else i}.{extension}")
                 info.size = len(data)
                 archive.addfile(info, io.BytesIO(data))
     return out.getvalue().rstrip(b"\0") + bytes(1024)

@@ -17,7 +17,7 @@ use caju_engine::{Chunk, Elements, Run};
 use caju_fuzz::{CALLS, OF, SPLIT, corpus, part_input};
 use caju_proto::v1;
 use caju_runtime::{Stores, SystemClock};
-use caju_types::Error;
+use caju_types::{Error, SplitKey};
 use futures::TryStreamExt;
 use object_store::ObjectStoreExt;
 use prost::Message;
@@ -235,11 +235,10 @@ async fn parts_and_records() {
         save("record", name, &[kind.as_bytes(), &unsealed(&get(path).await)].concat());
     };
     let cache = open("fuzz-2").await;
-    for encoding in ENCODINGS {
+    for (number, encoding) in (0..).zip(ENCODINGS) {
         let name = encoding.replace('/', "-");
         // The first one is the part that records are about.
-        let split =
-            if name == "arrow-none" { SPLIT } else { caju_types::SplitKey(SPLIT.0 + name.len() as u128) };
+        let split = SplitKey(SPLIT.0 + number);
         let snapshot = cache.snapshot(&OF);
         let kind: Encoding = encoding.parse().unwrap();
         let describe =

@@ -139,6 +139,10 @@ fn answered<T>(answer: Result<T, Status>) -> Option<T> {
 
 /// A panic within a call shows as a broken stream or as `Internal`.
 fn no_defect(status: &Status) {
+    // The server's library says `Internal` of what is no message.
+    if status.message().starts_with("failed to decode Protobuf message") {
+        return;
+    }
     let error = from_status(status);
     assert!(error.kind() != ErrorKind::Internal, "a defect of ours: {status:?}");
 }

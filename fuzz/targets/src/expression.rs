@@ -29,7 +29,7 @@ pub(crate) fn one(data: &[u8]) {
     let rows = &*ROWS;
     let sql = sql.to_string();
     // On another thread, so that an expression that does not end is noticed.
-    let ended = block_on(tokio::task::spawn_blocking(move || compute(&sql, rows)));
+    let ended = block_on(async move { tokio::task::spawn_blocking(move || compute(&sql, rows)).await });
     if let Err(e) = ended {
         std::panic::resume_unwind(e.into_panic());
     }

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
-use caju_cache::{Block, Cache, CacheOptions, PartMeta, ReadOptions};
+use caju_cache::{Block, Cache, CacheOptions, PartMeta, ReadOptions, Snapshot};
 use caju_engine::checksum::RowsChecksum;
 use caju_runtime::SystemClock;
 use caju_types::{Result, hash128};
@@ -76,7 +76,7 @@ pub(crate) fn one(data: &[u8]) {
         meta.blocks = vec![Block { bytes: meta.bytes, checksum: xxh3_64(input.file) }];
         meta.checksum = format!("{:032x}", hash128(input.file));
     }
-    let Ok((rows, sum)) = block_on(read(&meta, input.file)) else { return };
+    let Ok((rows, sum)) = read(&meta, input.file) else { return };
     assert_eq!(rows, meta.rows, "rows of a part that was read to its end");
     if input.forged {
         return;
@@ -87,9 +87,13 @@ pub(crate) fn one(data: &[u8]) {
     }
 }
 
-async fn read(meta: &PartMeta, file: &[u8]) -> Result<(u64, String)> {
-    put(&format!("{ROOT}/v1/{}", meta.path), file).await;
+fn read(meta: &PartMeta, file: &[u8]) -> Result<(u64, String)> {
     let snapshot = CACHE.snapshot(&meta.fingerprint);
+    block_on(read_from(&snapshot, meta, file))
+}
+
+async fn read_from(snapshot: &Snapshot, meta: &PartMeta, file: &[u8]) -> Result<(u64, String)> {
+    put(&format!("{ROOT}/v1/{}", meta.path), file).await;
     let mut batches = snapshot.open_part(meta, ReadOptions::default()).await?;
     let mut sum = RowsChecksum::default();
     while let Some(batch) = batches.try_next().await? {
@@ -106,8 +110,7 @@ fn goods() -> Arc<Goods> {
             let input = Input::parse(&data).unwrap_or_else(|| panic!("the seed {name} is no input"));
             let mut meta: PartMeta = serde_json::from_str(input.record).unwrap();
             meta.path = format!("{}/parts/{}-good.{}", meta.fingerprint, meta.split, meta.encoding.format);
-            let (_, sum) =
-                block_on(read(&meta, input.file)).unwrap_or_else(|e| panic!("the good seed {name}: {e}"));
+            let (_, sum) = read(&meta, input.file).unwrap_or_else(|e| panic!("the good seed {name}: {e}"));
             found.insert((input.record.to_string(), input.file.len()), (input.file.to_vec(), sum));
         }
         Arc::new(found)

@@ -22,7 +22,7 @@ use std::sync::{Mutex, PoisonError};
 use caju_fuzz::{MOST_BYTES, TARGETS, Target, mutate::mutated, seeds, target};
 
 /// Mutations of each target; seconds in an unoptimised build.
-const RUNS: u64 = 200;
+const RUNS: u64 = 1000;
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
@@ -35,7 +35,11 @@ fn say(line: &str) {
 }
 
 fn run(target: Target, what: &str, replay: &str, input: &[u8]) {
-    let again = format!("{replay} cargo test -p caju-fuzz --test seeds {}", target.name);
+    // Kept until the next one: seeds that are added give numbers another meaning.
+    let kept = format!("{}/fuzz-{}", env!("CARGO_TARGET_TMPDIR"), target.name);
+    std::fs::write(&kept, input).unwrap();
+    let again =
+        format!("{replay} cargo test -p caju-fuzz --test seeds {} (the input is in {kept})", target.name);
     allocator::watch(MOST_BYTES, &format!("{what} asks for too much memory; again: {again}\n"));
     let done = catch_unwind(AssertUnwindSafe(|| (target.one)(input)));
     let peak = allocator::peak();
@@ -94,6 +98,6 @@ macro_rules! targets {
 }
 
 targets!(
-    arrow, csv, example, expression, flight, frame, image, json, message, messages, parquet, part, pipeline,
-    profile, record, tar, tfrecord, ticket,
+    arrow, csv, example, expression, flight, frame, image, json, memory, message, messages, parquet, part,
+    pipeline, profile, record, tar, tfrecord, ticket,
 );
