@@ -5,6 +5,7 @@
 
 mod clock;
 mod cpu;
+mod mapped;
 mod private;
 mod process;
 pub mod recycle;
@@ -13,7 +14,10 @@ mod tasks;
 
 pub use clock::{Clock, SystemClock};
 pub use cpu::{CpuPool, handing_over};
+pub use mapped::MappedFile;
 pub use private::{PrivateFolder, private_cache};
-pub use process::{cpu_time, peak_rss_bytes, rss_bytes, thread_blocks_read, thread_cpu_time};
+pub use process::{
+    ProcessIdentity, cpu_time, peak_rss_bytes, rss_bytes, thread_blocks_read, thread_cpu_time,
+};
 pub use stores::{CountingStore, IoCounters, IoSnapshot, Location, Stores};
 pub use tasks::Tasks;

@@ -10,6 +10,7 @@ mod bench;
 mod cache_commands;
 mod cache_conformance;
 mod cache_faults;
+mod cache_safety;
 mod cache_upkeep;
 mod command_line;
 mod conformance;
