@@ -2,6 +2,7 @@
 
 mod local;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,8 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrow_buffer::MutableBuffer;
 use bytes::Bytes;
-use caju_runtime::stores::DurableStore;
-use caju_runtime::stores::{io_error, store_error};
+use caju_runtime::stores::{DurableStore, io_error, store_error};
 use caju_runtime::{Clock, CountingStore, IoCounters, Location};
 use caju_types::{Error, ErrorKind, Result, hash128};
 use futures::{StreamExt, TryStreamExt};
@@ -19,6 +19,7 @@ use object_store::{
     GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
     PutPayload,
 };
+use parking_lot::Mutex;
 
 use crate::layout::Layout;
 use crate::options::CacheOptions;
@@ -128,7 +129,9 @@ impl Root {
                 Ok(conditional) => root.conditional = conditional,
                 // What others stored there can be read all the same.
                 Err(e) if e.kind() == ErrorKind::PermissionDenied => {
-                    tracing::warn!(error = %e, "the cache is read only: stored rows are read, and none are stored");
+                    if is_first_refusal(&root.url) {
+                        tracing::warn!(error = %e, "the cache is read only: stored rows are read, and none are stored");
+                    }
                     root.refusal = Some(e);
                 }
                 Err(e) => return Err(e),
@@ -421,6 +424,17 @@ impl Root {
         }
         Ok(())
     }
+}
+
+/// Roots that this process has warned of.
+static REFUSED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// The most of them that are remembered.
+const MOST_REFUSED: usize = 1000;
+
+/// Whether this process learns for the first time that a root cannot be written.
+fn is_first_refusal(root: &str) -> bool {
+    let mut refused = REFUSED.lock();
+    refused.len() < MOST_REFUSED && refused.insert(root.to_owned())
 }
 
 /// Whether a creation found the object there already; some stores say so of two creations at once.

@@ -41,6 +41,7 @@ async fn splits_of_a_writer_that_died_long_ago_are_taken_over_at_once() {
     let root = folder.path().to_str().unwrap();
     let slow = CacheOptions { lease_ttl: Duration::from_secs(36_000), ..CacheOptions::default() };
     let dead = open_with(root, slow).await;
+    let name = dead.writer_id().to_owned();
     let rows = numbers(0..10);
     let part = writer(&dead.snapshot(&fp(1)), split(1), &rows.schema(), encoding("arrow/none")).await;
     // As if the process was killed: nothing is given back, and the lease is not renewed.
@@ -51,7 +52,7 @@ async fn splits_of_a_writer_that_died_long_ago_are_taken_over_at_once() {
         living.snapshot(&fp(1)).put(split(1), &describe(), rows.schema(), Encoding::default()).await;
     assert!(matches!(outcome.unwrap(), PutOutcome::Busy { .. }), "its lease is fresh");
 
-    let lease = std::fs::read_dir(folder.path().join("v1/writers")).unwrap().next().unwrap().unwrap().path();
+    let lease = folder.path().join(format!("v1/writers/{name}.json"));
     let hour_ago = std::fs::metadata(&lease).unwrap().modified().unwrap() - Duration::from_secs(3600);
     std::fs::File::open(&lease).unwrap().set_modified(hour_ago).unwrap();
     let later = open(root).await;

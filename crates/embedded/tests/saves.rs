@@ -51,7 +51,7 @@ async fn a_full_disk_ends_a_save_at_once() {
     let (faults, stores, url) = place("full");
     faults.add(Rule::new(Op::Put, Fault::NoSpace).on("/parts/").always());
     let (state, kind, message) = saved(&faults, "", &stores, &url).await;
-    assert_eq!((state.as_str(), kind.as_str()), ("failed", "resource_exhausted"), "{message}");
+    assert_eq!((state.as_str(), kind.as_str()), ("failed", "resource exhausted"), "{message}");
     assert!(message.contains("no space left") && message.contains("memory://full/here"), "{message}");
     // With room again, the same save goes on.
     assert_eq!(saved(&faults, "", &stores, &url).await.0, "finished");
@@ -62,7 +62,7 @@ async fn a_place_that_may_not_be_written_ends_a_save_at_once() {
     let (faults, stores, url) = place("denied");
     faults.add(Rule::new(Op::Put, Fault::Denied).on("/v1/").always());
     let (state, kind, message) = saved(&faults, "", &stores, &url).await;
-    assert_eq!((state.as_str(), kind.as_str()), ("failed", "permission_denied"), "{message}");
+    assert_eq!((state.as_str(), kind.as_str()), ("failed", "permission denied"), "{message}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -70,7 +70,7 @@ async fn a_finished_save_keeps_its_encoding() {
     let (faults, stores, url) = place("form");
     assert_eq!(saved(&faults, "parquet/zstd", &stores, &url).await.0, "finished");
     let (state, kind, message) = saved(&faults, "arrow/none", &stores, &url).await;
-    assert_eq!((state.as_str(), kind.as_str()), ("refused", "failed_precondition"));
+    assert_eq!((state.as_str(), kind.as_str()), ("refused", "failed precondition"));
     assert!(message.contains("parquet/zstd") && message.contains("arrow/none"), "{message}");
     assert_eq!(saved(&faults, "", &stores, &url).await.0, "finished");
     assert_eq!(saved(&faults, "parquet/zstd", &stores, &url).await.0, "finished");
