@@ -14,6 +14,8 @@ pub(crate) struct RunReport {
     pub(crate) epochs: Vec<EpochReport>,
     /// The planner's decision; none while every stage is computed.
     pub(crate) decision: Option<serde_json::Value>,
+    /// Why no row was stored, though the policy demands that rows are.
+    pub(crate) not_stored: Option<String>,
     pub(crate) peak_rss_bytes: u64,
     pub(crate) cpu_s: f64,
 }
@@ -72,6 +74,7 @@ impl RunReport {
             fingerprint: String::new(),
             epochs: Vec::new(),
             decision: None,
+            not_stored: None,
             peak_rss_bytes: 0,
             cpu_s: 0.0,
         }

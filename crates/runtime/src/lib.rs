@@ -8,6 +8,7 @@ pub mod budget;
 mod channel;
 mod clock;
 mod cpu;
+mod mapped;
 mod panics;
 mod private;
 mod process;
@@ -19,8 +20,11 @@ pub use aside::{Aside, is_aside};
 pub use channel::{Receiver, Sender, channel};
 pub use clock::{Clock, SystemClock};
 pub use cpu::{CpuPool, handing_over};
+pub use mapped::MappedFile;
 pub use panics::{Caught, catch, caught, panic_text};
 pub use private::{PrivateFolder, private_cache};
-pub use process::{cpu_time, peak_rss_bytes, rss_bytes, thread_blocks_read, thread_cpu_time};
+pub use process::{
+    ProcessIdentity, cpu_time, peak_rss_bytes, rss_bytes, thread_blocks_read, thread_cpu_time,
+};
 pub use stores::{CountingStore, IoCounters, IoSnapshot, Location, Stores};
 pub use tasks::{Task, TaskName, Tasks, blocking, log_failure};

@@ -61,9 +61,10 @@ impl Caches {
         opened
     }
 
-    /// Why the root that was last asked for could not be opened; none if it could.
+    /// Why rows were last not stored: the root that was asked for could not be opened, or a part could not be written.
     pub fn trouble(&self) -> Option<Error> {
-        self.trouble.lock().clone()
+        let opening = self.trouble.lock().clone();
+        opening.or_else(|| self.all().iter().find_map(|cache| cache.put_failure()))
     }
 
     /// A name that no other process has, living or dead.
@@ -84,6 +85,7 @@ impl Caches {
             sum.deletes += io.deletes;
             sum.bytes_read += io.bytes_read;
             sum.bytes_written += io.bytes_written;
+            sum.syncs += io.syncs;
         }
         sum
     }

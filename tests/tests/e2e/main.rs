@@ -11,6 +11,7 @@ mod bounds;
 mod cache_commands;
 mod cache_conformance;
 mod cache_faults;
+mod cache_safety;
 mod cache_upkeep;
 mod command_line;
 mod conformance;

@@ -103,9 +103,24 @@ impl Epochs<'_> {
             }
             job = status;
         }
+        report.not_stored = job.as_ref().and_then(|job| self.not_stored(job, &report.epochs));
         report.peak_rss_bytes = peak_rss_bytes();
         report.cpu_s = cpu_time().saturating_sub(self.cpu_before).as_secs_f64();
         Ok(Outcome { report, job, elapsed: start.elapsed(), private_cache: false })
+    }
+
+    /// Why nothing was stored, under a policy that names what to store.
+    fn not_stored(&self, job: &JobStatus, epochs: &[EpochReport]) -> Option<String> {
+        let decides = ["", "compute", "auto", "cachew"].contains(&job.policy.as_str());
+        let some = epochs.iter().any(|e| e.splits.put + e.splits.get > 0);
+        if decides || some || job.caching.is_empty() || epochs.iter().all(|e| e.splits.compute == 0) {
+            return None;
+        }
+        let trouble = self.io.as_ref().and_then(|meters| meters.caches.trouble());
+        Some(trouble.map_or_else(
+            || "the logs of the workers say why".to_owned(),
+            |trouble| trouble.message().to_owned(),
+        ))
     }
 
     fn request(&self, epoch: u64) -> ReadRequest {

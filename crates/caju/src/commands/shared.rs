@@ -167,6 +167,8 @@ pub(crate) fn events(quiet: bool) -> Option<EventFn> {
 pub(crate) fn finish(name: &str, outcome: &Outcome, args: &EpochArgs, quiet: bool) -> Result<()> {
     if !quiet {
         output::say(summary(name, outcome))?;
+    } else if let Some(why) = &outcome.report.not_stored {
+        output::note(format_args!("warning: nothing was stored: {why}"));
     }
     match &args.report {
         Some(path) => outcome.report.write(path),

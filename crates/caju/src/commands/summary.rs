@@ -53,7 +53,8 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
             "" => "nothing is stored",
             caching => caching,
         };
-        paragraph("policy", &format!("{}: {what}", job.policy), &mut out);
+        let failure = report.not_stored.as_ref().map(|why| format!(", but nothing was stored: {why}"));
+        paragraph("policy", &format!("{}: {what}{}", job.policy, failure.unwrap_or_default()), &mut out);
     }
     if let Some(reason) = report.decision.as_ref().and_then(|d| d.get("reason")).and_then(|r| r.as_str()) {
         paragraph("decision", reason, &mut out);
@@ -294,6 +295,12 @@ mod tests {
             splits(SplitsReport { compute: 1, get: 1200, ..SplitsReport::default() }),
             "1 computed, 1,200 from the cache"
         );
+
+        let forced = JobStatus { policy: "hint:resized".into(), ..job.clone() };
+        let report = RunReport { not_stored: Some("/c: no space left".into()), ..RunReport::new() };
+        let failed = Outcome { report, job: Some(forced), elapsed: Duration::ZERO, private_cache: false };
+        let text = summary("photos", &failed).replace("\n               ", " ");
+        assert!(text.contains("as arrow/none, but nothing was stored: /c: no space left"), "{text}");
 
         let undecided = JobStatus { caching: String::new(), decision_json: String::new(), ..job };
         let outcome = Outcome { report: RunReport::new(), job: Some(undecided), ..outcome };

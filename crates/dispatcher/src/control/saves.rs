@@ -125,9 +125,9 @@ impl Core {
         let stores = self.save_stores()?;
         let at = stores.resolve(&request.url).map_err(|e| e.context("save"))?;
         let url = at.url.to_string().trim_end_matches('/').to_owned();
-        let encoding = match request.encoding.as_str() {
-            "" => Encoding::default(),
-            text => text.parse()?,
+        let wanted: Option<Encoding> = match request.encoding.as_str() {
+            "" => None,
+            text => Some(text.parse()?),
         };
         let given = parse(&request.definition_json)?;
         let form = SavedForm::of(&DatasetDef::from_json(&given)?)?;
@@ -140,7 +140,6 @@ impl Core {
             ));
         }
         let chunk_bytes = (request.chunk_bytes > 0).then_some(request.chunk_bytes);
-        let target = SaveTarget { url: url.clone(), chunk_bytes };
         let saved = Saved {
             schema: Saved::SCHEMA.to_owned(),
             fingerprint: hint.prefix,
@@ -150,7 +149,7 @@ impl Core {
             columns: columns(&bound.schema),
             arrow_schema: serde_json::to_value(bound.schema.as_ref())
                 .map_err(|e| Error::internal(format!("a schema as JSON: {e}")))?,
-            encoding: encoding.to_string(),
+            encoding: wanted.unwrap_or_default().to_string(),
             chunk_bytes,
             copies: form.copies,
             state: SaveState::Writing,
@@ -160,7 +159,13 @@ impl Core {
             bytes: 0,
             chunks: 0,
         };
-        begin(&stores, &url, saved).await?;
+        let there = begin(&stores, &url, saved).await?;
+        if there.state == SaveState::Finished {
+            check_form(&url, &there, wanted, chunk_bytes)?;
+        }
+        // Parts of one save are alike: those that are stored again too.
+        let encoding = wanted.map_or_else(|| there.encoding.clone(), |e| e.to_string());
+        let target = SaveTarget { url: url.clone(), chunk_bytes: chunk_bytes.or(there.chunk_bytes) };
         let started_ms = u64::try_from(self.clock.unix_time().as_millis()).unwrap_or(0);
         let status = self
             .commit(|txn| {
@@ -171,7 +176,7 @@ impl Core {
                     dataset: dataset.id.clone(),
                     prefix,
                     name: dataset.name,
-                    encoding: encoding.to_string(),
+                    encoding,
                     started_ms,
                     stage: SaveStage::Running,
                 };
@@ -247,17 +252,36 @@ fn taken(url: &str) -> Error {
     ))
 }
 
-/// Describes the save in its folder. One of the same rows is gone on with; a finished one stays readable meanwhile.
-async fn begin(stores: &Stores, url: &str, saved: Saved) -> Result<()> {
+/// Describes the save in its folder, and gives the description that is there. One of the same rows is gone on with; a
+/// finished one stays readable meanwhile.
+async fn begin(stores: &Stores, url: &str, saved: Saved) -> Result<Saved> {
     let (prefix, copies): (Fingerprint, u64) = (saved.fingerprint, saved.copies);
     let there = saved.clone().begin(stores, url).await?;
     if there.fingerprint != prefix || there.copies != copies {
         return Err(taken(url));
     }
     if there.state == SaveState::Failed {
-        saved.replace(stores, url).await?;
+        return saved.replace(stores, url).await;
     }
-    Ok(())
+    Ok(there)
+}
+
+/// Refuses to go on with a finished save in another form than it has: what is stored is not stored again.
+fn check_form(url: &str, saved: &Saved, encoding: Option<Encoding>, chunk_bytes: Option<u64>) -> Result<()> {
+    let other = encoding.map(|e| e.to_string()).filter(|wanted| *wanted != saved.encoding);
+    let (is, wanted) = if let Some(wanted) = other {
+        (format!("encoded as {}", saved.encoding), wanted)
+    } else if let Some(wanted) = chunk_bytes.filter(|bytes| Some(*bytes) != saved.chunk_bytes) {
+        let is =
+            saved.chunk_bytes.map_or("without chunks".to_owned(), |b| format!("with chunks of {b} bytes"));
+        (is, format!("{wanted} bytes"))
+    } else {
+        return Ok(());
+    };
+    Err(Error::failed_precondition(format!(
+        "{url} holds a finished save {is}, not {wanted}: leave that option out to keep what it has, save to another \
+         URL, or delete this save first"
+    )))
 }
 
 fn columns(schema: &arrow_schema::Schema) -> Value {

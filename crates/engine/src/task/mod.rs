@@ -225,7 +225,10 @@ impl TaskRun {
             // What moving items costs beside the stages that count for themselves is the output's.
             let Some(item) = self.ctx.stats.output().polled(self.items.next()).await else {
                 // What was stored counts before the task's end is told.
-                self.cache.settled().await;
+                if let Err(e) = self.cache.settled().await {
+                    self.tasks.stop();
+                    return Some(Err(e));
+                }
                 finish_probes(&self.cache, self.probe_to_end).await;
                 self.over = Some(Ok(()));
                 return None;

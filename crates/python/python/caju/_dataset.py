@@ -130,7 +130,7 @@ class Dataset(Stages):
         service: Any = None,
         *,
         wait: bool = True,
-        encoding: str = "arrow/none",
+        encoding: str | None = None,
         chunk_bytes: int | None = None,
     ) -> Save:
         """Stores the rows under a URL of their own, for `caju.load`; again, it goes on where it stopped.
@@ -138,6 +138,7 @@ class Dataset(Stages):
         The service of `distribute` does it, or the one given here, or this process. With `wait=False` this returns
         when the save has begun. What only orders or groups rows (`shuffle`, `batch`, `prefetch`) is not stored: put
         it behind the load. A chunk is what is loaded at once: about `chunk_bytes` of rows, by default those of a split.
+        `encoding` is "arrow/none" by default. A finished save keeps the encoding and the chunks that it has.
         """
         from ._save import save
 

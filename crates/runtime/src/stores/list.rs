@@ -9,7 +9,7 @@ use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 
 use super::error::{io_error, store_error};
 use super::glob::{Pattern, is_glob, is_hidden, may_be_literal};
-use super::{CountingStore, IoCounters, Location, StoreUrl, Stores, local};
+use super::{CountingStore, IoCounters, Location, StoreUrl, Stores, local, settled};
 
 /// A file that was found, with what tells its version from others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,7 +159,9 @@ async fn head(at: &Location, io: &Arc<IoCounters>) -> Result<Listed> {
         if !m.is_file() {
             return Err(Error::invalid(format!("{}: {IS_FOLDER}", at.url)));
         }
-        return Ok(local::listed(at.url.clone(), &m));
+        let file = settled::settled(vec![local::listed(at.url.clone(), &m)]).await?.pop();
+        return file
+            .ok_or_else(|| Error::not_found(format!("{}: it was removed while it was looked at", at.url)));
     }
     if at.path.is_root() {
         return Err(Error::not_found(format!("{}: names no object", at.url)));

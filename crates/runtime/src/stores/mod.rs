@@ -4,10 +4,12 @@
 //! they are written; only `file://` URLs are percent-decoded.
 
 mod count;
+mod durable;
 mod error;
 mod glob;
 mod list;
 mod local;
+mod settled;
 mod url;
 
 use std::collections::{BTreeMap, HashMap};
@@ -30,9 +32,11 @@ use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use parking_lot::Mutex;
 
 pub use count::{CountingStore, IoCounters, IoSnapshot};
-pub use error::store_error;
+pub use durable::DurableStore;
+pub use error::{io_error, store_error};
 pub use list::Listed;
 pub use local::local_version;
+pub use settled::is_settled;
 pub use url::StoreUrl;
 
 /// One in-memory store per name, for the life of the process.

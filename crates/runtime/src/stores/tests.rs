@@ -332,7 +332,8 @@ async fn requests_and_bytes_are_counted() {
     upload.complete().await.unwrap();
     store.copy(&path, &Path::from("c")).await.unwrap();
     store.delete(&path).await.unwrap();
-    let want = IoSnapshot { reads: 4, lists: 1, writes: 5, deletes: 1, bytes_read: 11, bytes_written: 8 };
+    let want =
+        IoSnapshot { reads: 4, lists: 1, writes: 5, deletes: 1, bytes_read: 11, bytes_written: 8, syncs: 0 };
     assert_eq!(io.snapshot(), want);
 }
 

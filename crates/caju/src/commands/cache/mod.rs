@@ -67,6 +67,11 @@ pub(super) async fn open(url: &str, options: CacheOptions) -> Result<Arc<Cache>>
     Cache::open(&stores, &url, options, clock, writer).await
 }
 
+/// For what only looks at a root: it may be somebody else's.
+pub(super) fn only_looking() -> CacheOptions {
+    CacheOptions { read_only: true, ..CacheOptions::default() }
+}
+
 async fn refuse_other_places(stores: &Stores, url: &str) -> Result<()> {
     let at = stores.resolve(url).map_err(|e| e.context("--cache"))?;
     let place = at.local.as_ref().map_or_else(|| at.url.to_string(), |folder| folder.display().to_string());
@@ -136,7 +141,7 @@ fn with_schema(schema: &str, json: impl Serialize) -> Result<Value> {
 }
 
 async fn ls(global: &Global, root: &CacheRoot) -> Result<()> {
-    let cache = open(&root.cache, CacheOptions::default()).await?;
+    let cache = open(&root.cache, only_looking()).await?;
     let work = async { Ok::<_, Error>((cache.usage().await?, cache.list().await?)) };
     let (usage, mut snapshots) = watch(global, &cache, "listing", work).await?;
     // The latest one is what people look for.
@@ -152,7 +157,7 @@ async fn ls(global: &Global, root: &CacheRoot) -> Result<()> {
 }
 
 async fn inspect(global: &Global, root: &CacheRoot, digits: &str) -> Result<()> {
-    let cache = open(&root.cache, CacheOptions::default()).await?;
+    let cache = open(&root.cache, only_looking()).await?;
     let of = find(&cache, root, digits).await?;
     let inspection = watch(global, &cache, "inspecting", cache.inspect(&of)).await?;
     answer(root, "caju.snapshot/v1", &inspection, || show::inspection(&inspection))
