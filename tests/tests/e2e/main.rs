@@ -17,6 +17,8 @@ mod determinism;
 mod embedded;
 mod examples;
 mod faults;
+mod hostile;
+mod lost_readers;
 mod plan;
 mod planning;
 mod processes;

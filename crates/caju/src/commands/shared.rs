@@ -150,7 +150,8 @@ pub(crate) fn finish(name: &str, outcome: &Outcome, args: &EpochArgs, quiet: boo
         output::say(summary(name, outcome))?;
     }
     match &args.report {
-        Some(path) => outcome.report.write(path),
-        None => Ok(()),
+        Some(path) => outcome.report.write(path)?,
+        None => {}
     }
+    outcome.failure.clone().map_or(Ok(()), Err)
 }

@@ -25,6 +25,7 @@ fn trial(policy: &str, times: &[f64], get: u64) -> Trial {
         splits: if epoch == 0 { SplitsReport::default() } else { SplitsReport { get, ..Default::default() } },
         bytes: 0,
         rows_skipped: 0,
+        incomplete: None,
     };
     Trial {
         policy: policy.into(),
