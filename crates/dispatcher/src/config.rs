@@ -10,6 +10,8 @@ pub struct DispatcherConfig {
     pub listen: String,
     /// Where the journal is kept; none: in memory, lost with the process.
     pub state_dir: Option<PathBuf>,
+    /// Where the operator's secret is, or is written: what calls of operators carry. None: in the state folder.
+    pub operator_secret_file: Option<PathBuf>,
     /// Where snapshots are kept, for `caju status`.
     pub cache_url: String,
     /// The most bytes that the cache may hold; unlimited if absent.
@@ -23,6 +25,7 @@ impl Default for DispatcherConfig {
         Self {
             listen: "127.0.0.1:0".to_string(),
             state_dir: None,
+            operator_secret_file: None,
             cache_url: String::new(),
             cache_budget: None,
             timers: Timers::default(),
@@ -37,7 +40,7 @@ pub struct Timers {
     pub heartbeat: Duration,
     /// A worker that is silent for so long is lost.
     pub worker_timeout: Duration,
-    /// A client that is silent for so long is gone.
+    /// A client that is silent for so long is expelled; what its user has not taken goes to other readers.
     pub client_timeout: Duration,
     /// How long an iteration without readers is kept.
     pub job_gc_timeout: Duration,
@@ -58,7 +61,7 @@ impl Default for Timers {
         Self {
             heartbeat: Duration::from_secs(1),
             worker_timeout: Duration::from_secs(5),
-            client_timeout: Duration::from_secs(120),
+            client_timeout: Duration::from_secs(60),
             job_gc_timeout: Duration::from_secs(300),
             worker_wait: Duration::from_secs(120),
             worker_memory: Duration::from_secs(3600),

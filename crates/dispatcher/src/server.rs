@@ -117,6 +117,12 @@ impl DispatcherHandle {
         crate::control::Saves::of(&self.core)
     }
 
+    /// Opens no epoch any more, and waits until the readers that are in the middle of one have ended, at most as long as
+    /// the settings say. False if some have not.
+    pub async fn drain(&self) -> bool {
+        self.core.drain(self.core.config.timers.drain).await
+    }
+
     /// Stops: no new calls, waiting calls are told to try again, and the journal is closed. Calls that do not
     /// end within the bound of the settings are dropped. False if there were such.
     pub async fn shutdown(self) -> bool {

@@ -12,6 +12,7 @@ mod mapped;
 mod panics;
 mod private;
 mod process;
+mod random;
 pub mod recycle;
 pub mod stores;
 mod tasks;
@@ -26,5 +27,6 @@ pub use private::{PrivateFolder, private_cache};
 pub use process::{
     ProcessIdentity, cpu_time, peak_rss_bytes, rss_bytes, thread_blocks_read, thread_cpu_time,
 };
+pub use random::random_secret;
 pub use stores::{CountingStore, IoCounters, IoSnapshot, Location, Stores};
 pub use tasks::{Task, TaskName, Tasks, blocking, log_failure};

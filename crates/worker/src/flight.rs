@@ -13,13 +13,13 @@ use arrow_flight::{
 };
 use arrow_schema::SchemaRef;
 use caju_engine::wire::{Dispatcher, ElementCursor, schema_from_ipc};
-use caju_proto::{to_status, v1};
-use caju_types::{Error, Result, TaskId, WorkerId};
+use caju_proto::{Bytes, to_status, v1};
+use caju_types::{ClientId, Error, Result, TaskId, WorkerId};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use serde_json::Value;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::manager::{Found, Manager};
+use crate::manager::{Credentials, Found, Manager};
 use crate::running::Attachment;
 
 /// What binding a definition may take at the dispatcher.
@@ -48,7 +48,10 @@ impl FlightOnWorker {
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
         let task = opened.tasks.iter().find(|t| t.worker_id == me.0 && !t.ended && !t.lost);
         let found = match task {
-            Some(task) => self.manager.open(TaskId(task.task_id)).await?,
+            Some(task) => {
+                let reader = Credentials { client: ClientId(opened.client_id), ticket: &task.ticket };
+                self.manager.open(TaskId(task.task_id), &reader).await?
+            }
             // Nothing is left for this worker.
             None => Found::Over,
         };
@@ -100,6 +103,9 @@ impl FlightOnWorker {
             profile_only: false,
             save_url: String::new(),
             save_chunk_bytes: 0,
+            lost_readers: String::new(),
+            client_secret: Bytes::new(),
+            worker_secret: self.manager.identity.secret(),
         })
     }
 }

@@ -8,12 +8,12 @@ use arrow_schema::SchemaRef;
 use caju_engine::Chunk;
 use caju_engine::wire::frame::{CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader};
 use caju_engine::wire::{BufferPool, FrameReader, FrameWriter, coalesce, encode_chunk, encode_schema};
-use caju_types::{Error, Result, TaskId};
+use caju_types::{ClientId, Error, Result, TaskId};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-use crate::manager::{Found, Manager};
+use crate::manager::{Credentials, Found, Manager};
 use crate::running::Attachment;
 
 /// A connection must say what it wants within this time.
@@ -59,7 +59,7 @@ pub(crate) async fn serve(stream: TcpStream, manager: Arc<Manager>) -> Result<()
         tokio::pin!(listening);
         tokio::select! {
             biased;
-            r = send(&manager, TaskId(open.task_id), &mut writer, &flow, same_host) => match r {
+            r = send(&manager, &open, &mut writer, &flow, same_host) => match r {
                 Ok(None) => Ok(()),
                 Ok(Some(attachment)) => confirmed(attachment, tokio::time::timeout(ACK, listening).await, &peer),
                 Err(e) => Err(e),
@@ -147,13 +147,14 @@ async fn listen<R: AsyncRead + Unpin>(reader: &mut FrameReader<R>, flow: &Flow) 
 /// whether the reader has everything.
 async fn send<W: AsyncWrite + Unpin>(
     manager: &Arc<Manager>,
-    task: TaskId,
+    open: &OpenHeader,
     writer: &mut FrameWriter<W>,
     flow: &Flow,
     same_host: bool,
 ) -> Result<Option<Attachment>> {
     let ping = manager.config.ping;
-    let found = pinging(writer, ping, manager.open(task)).await??;
+    let reader = Credentials { client: ClientId(open.client_id), ticket: &open.ticket };
+    let found = pinging(writer, ping, manager.open(TaskId(open.task_id), &reader)).await??;
     let Found::Running(mut attachment) = found else {
         writer.send(Kind::End, &EmptyHeader {}).await?;
         return Ok(None);

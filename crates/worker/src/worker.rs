@@ -110,6 +110,7 @@ async fn heartbeats(manager: Arc<Manager>, patience: Duration) {
             tasks: running.iter().map(|t| t.id.0).collect(),
             stages,
             profiles: running.iter().filter_map(|t| t.profile()).collect(),
+            secret: identity.secret(),
         };
         let call = |mut d: Dispatcher| async move { d.worker_heartbeat(request).await };
         match identity.link.call(Duration::ZERO, call).await {
@@ -174,7 +175,7 @@ impl WorkerHandle {
         self.manager.drain();
         let identity = &self.manager.identity;
         let until = Instant::now() + bound;
-        let request = v1::DrainWorkerRequest { worker_id: identity.id().0 };
+        let request = v1::DrainWorkerRequest { worker_id: identity.id().0, secret: identity.secret() };
         let call = |mut d: Dispatcher| async move { d.drain_worker(request).await };
         let told = tokio::time::timeout(bound, identity.link.call(Duration::ZERO, call)).await;
         if let Ok(Err(e)) = told {

@@ -19,6 +19,8 @@ mod determinism;
 mod embedded;
 mod examples;
 mod faults;
+mod hostile;
+mod lost_readers;
 mod plan;
 mod planning;
 mod processes;

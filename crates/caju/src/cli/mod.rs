@@ -196,6 +196,16 @@ pub(crate) struct RunArgs {
     pub(crate) epochs: EpochArgs,
 }
 
+/// What to do about rows that went to readers that are lost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LostReadersArg {
+    /// The epoch ends with an error
+    #[default]
+    Fail,
+    /// The epoch ends as any other
+    Allow,
+}
+
 /// `caju read`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
@@ -214,6 +224,13 @@ pub(crate) struct ReadArgs {
     /// Name of the job; readers of one name share its rows. A job of its own by default
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) job: Option<String>,
+    /// What to do at the end of an epoch of which other readers of the job took rows before they were killed or silent
+    /// for the dispatcher's --client-timeout: `fail`, or `allow` it and say so in the report
+    #[arg(long, value_name = "fail|allow", default_value = "fail")]
+    pub(crate) lost_readers: LostReadersArg,
+    /// How long to wait for the first worker; then the reader fails
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = service::duration)]
+    pub(crate) worker_wait: std::time::Duration,
     /// How long to look for a dispatcher that is not there
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = service::duration)]
     pub(crate) connect_timeout: std::time::Duration,

@@ -67,9 +67,16 @@ pub(crate) struct DispatcherArgs {
     /// A worker that was silent for so long is lost, and its splits go elsewhere
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub(crate) worker_timeout: Duration,
-    /// A reader that was silent for so long is gone
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    /// A reader that was silent for so long is expelled: rows that it did not take go to the other readers of its job
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub(crate) client_timeout: Duration,
+    /// How long a job waits for a worker while there is none; then it fails
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = duration)]
+    pub(crate) worker_wait: Duration,
+    /// File with the secret that `caju worker drain` must give; written if it is not there. Without it: operator-secret
+    /// in --state-dir; without both nobody can drain workers from afar
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) operator_secret_file: Option<PathBuf>,
     /// How often workers and readers report
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     pub(crate) heartbeat: Duration,
@@ -86,7 +93,7 @@ pub(crate) struct DispatcherArgs {
 Examples:
   caju worker --dispatcher 127.0.0.1:7070 --allow data/
   caju worker --dispatcher 10.0.0.1:7070 --listen 10.0.0.2:0 --insecure --allow s3://bucket/train --tags gpu-0
-  caju worker drain 3 --dispatcher 10.0.0.1:7070
+  caju worker drain 3 --dispatcher 10.0.0.1:7070 --operator-secret-file /var/lib/caju/operator-secret
 
 The first line on standard output is: caju worker listening on HOST:PORT")]
 pub(crate) struct WorkerArgs {
@@ -127,6 +134,10 @@ pub(crate) enum WorkerCommand {
         /// Address of the dispatcher
         #[arg(long, value_name = "HOST:PORT")]
         dispatcher: String,
+        /// The dispatcher's file with the operator's secret: operator-secret in its --state-dir, or its own
+        /// --operator-secret-file
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        operator_secret_file: Option<PathBuf>,
         /// How long to look for a dispatcher that is not there
         #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
         connect_timeout: Duration,

@@ -29,12 +29,14 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
         heartbeat: args.heartbeat,
         worker_timeout: args.worker_timeout,
         client_timeout: args.client_timeout,
+        worker_wait: args.worker_wait,
         drain: args.serve.drain_timeout,
         ..Timers::default()
     };
     let config = DispatcherConfig {
         listen: args.listen.clone(),
         state_dir: args.state_dir.clone(),
+        operator_secret_file: args.operator_secret_file.clone(),
         cache_url: args.cache.as_deref().map(shared::absolute_url).transpose()?.unwrap_or_default(),
         timers,
         cache_budget: args.cache_budget,
@@ -50,6 +52,7 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
     signals.next().await;
     let end = async {
         saves.stop().await;
+        dispatcher.drain().await;
         dispatcher.shutdown().await
     };
     drain(&mut signals, "dispatcher", &args.serve, end).await

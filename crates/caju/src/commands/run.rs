@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_cache::CacheOptions;
-use caju_client::ClientConfig;
+use caju_client::{ClientConfig, LostReaders};
 use caju_embedded::{Cluster, ClusterConfig};
 use caju_pipeline::DatasetDef;
 use caju_runtime::{CpuPool, IoCounters, Stores, private_cache};
@@ -83,6 +83,7 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
             pool,
             cpu_before: job.cpu_before,
             io: Some(Meters { source: io, caches: cluster.caches() }),
+            lost_readers: LostReaders::Fail,
         };
         Box::pin(epochs.read()).await
     }

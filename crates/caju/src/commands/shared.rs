@@ -171,7 +171,8 @@ pub(crate) fn finish(name: &str, outcome: &Outcome, args: &EpochArgs, quiet: boo
         output::note(format_args!("warning: nothing was stored: {why}"));
     }
     match &args.report {
-        Some(path) => outcome.report.write(path),
-        None => Ok(()),
+        Some(path) => outcome.report.write(path)?,
+        None => {}
     }
+    outcome.failure.clone().map_or(Ok(()), Err)
 }

@@ -241,6 +241,7 @@ mod tests {
             report.epochs.push(EpochReport {
                 rows_skipped: 0,
                 first_skips: Vec::new(),
+                incomplete: None,
                 epoch,
                 rows: 2000,
                 batches: 8,
@@ -263,7 +264,10 @@ mod tests {
             ..Default::default()
         };
         let elapsed = Duration::from_secs(4);
-        let text = summary("photos", &Outcome { report, job: Some(job), elapsed, private_cache: false });
+        let text = summary(
+            "photos",
+            &Outcome { report, job: Some(job), elapsed, private_cache: false, failure: None },
+        );
         assert!(text.starts_with("photos: 4,000 rows in 16 elements, 2 epochs, 4.00 s\n"), "{text}");
         assert!(text.contains("1,000  600.0"), "{text}");
         assert!(text.contains("bottleneck   1.map, 75 % of the stages' time"), "{text}");
@@ -285,8 +289,13 @@ mod tests {
             decision_json: "{}".into(),
             ..Default::default()
         };
-        let outcome =
-            Outcome { report, job: Some(job.clone()), elapsed: Duration::from_secs(1), private_cache: true };
+        let outcome = Outcome {
+            report,
+            job: Some(job.clone()),
+            elapsed: Duration::from_secs(1),
+            private_cache: true,
+            failure: None,
+        };
         let text = summary("photos", &outcome);
         assert!(text.contains("policy       auto: hint `resized` as arrow/none"), "{text}");
         assert!(text.lines().all(|l| l.chars().count() <= WIDTH), "{text}");

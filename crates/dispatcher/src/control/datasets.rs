@@ -127,7 +127,7 @@ pub(super) fn register(
 /// their code, or by a version, and the form that runs is the newest.
 fn renewed(txn: &mut Txn<'_>, known: Dataset, new: Dataset) -> Dataset {
     let read = |state: &State| {
-        state.iterations.values().any(|i| i.dataset == known.id && !i.is_finished() && !i.members.is_empty())
+        state.iterations.values().any(|i| i.dataset == known.id && !i.is_drained() && !i.members.is_empty())
     };
     if known.definition_json == new.definition_json || read(txn.state) {
         return known;

@@ -4,6 +4,7 @@
 //! answers when what it decided, and all that it has seen, is durable. Whoever waits for news of an iteration
 //! watches its bell.
 
+mod accounts;
 mod caching;
 mod check;
 mod clients;
@@ -15,6 +16,7 @@ mod open;
 mod planning;
 mod recalling;
 mod saves;
+pub(crate) mod secrets;
 mod sets;
 mod status;
 mod stored;
@@ -23,11 +25,11 @@ mod workers;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use caju_runtime::{Clock, Tasks};
-use caju_types::{DatasetId, Error, ErrorKind, IterationId, Result};
+use caju_runtime::{Clock, Tasks, random_secret};
+use caju_types::{ClientId, DatasetId, Error, ErrorKind, IterationId, Result, Secret};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -58,9 +60,13 @@ pub(crate) struct Core {
     planning: Mutex<Planning>,
     saves: saves::SaveBooks,
     describing: describing::Describing,
+    /// What calls of operators carry; without it such calls are refused.
+    operator: Option<Secret>,
     /// The cache, for looking whether sets of parts are there.
     cache: tokio::sync::OnceCell<Arc<caju_cache::Cache>>,
     started: Duration,
+    /// No epoch is opened any more.
+    draining: AtomicBool,
     /// Distinguishes the names that this process makes from those of others before it.
     names: (u128, AtomicU64),
 }
@@ -97,13 +103,33 @@ impl Txn<'_> {
     /// Applies what must follow from the changes made so far.
     pub(crate) fn settle(&mut self) {
         for id in self.state.take_touched() {
-            for update in follow_ups(self.state, id) {
+            for mut update in follow_ups(self.state, id) {
+                draw_secret(&mut update);
                 self.apply(update);
             }
             self.touched.insert(id);
         }
         self.touched.append(&mut self.state.take_touched());
     }
+}
+
+/// What is decided is pure, but for secrets: a new task gets one here. Without random numbers it has none, and nobody
+/// can read it.
+fn draw_secret(update: &mut Update) {
+    if let Update::TaskCreated { secret, task, .. } = update {
+        match random_secret() {
+            Ok(drawn) => *secret = Some(drawn),
+            Err(error) => tracing::error!(%task, %error, "a task without a secret cannot be read"),
+        }
+    }
+}
+
+/// Where a new journal begins to count. Milliseconds grow faster than a dispatcher gives out identifiers, and each has
+/// room for 4096 of which a random one is taken: a clock that was set back gives none out twice.
+fn first_id(unix_ms: u128) -> Result<u64> {
+    let random = random_secret()?.as_bytes().iter().fold(0u64, |sum, b| (sum << 1) ^ u64::from(*b));
+    let id = u64::try_from(unix_ms % (1 << 41)).unwrap_or(1) * 4096;
+    Ok(id + random % 4096)
 }
 
 impl Core {
@@ -119,8 +145,12 @@ impl Core {
         replayed.iter().flatten().for_each(|u| state.apply(u));
         state.take_touched();
         let unix_ms = clock.unix_time().as_millis();
+        let beside_journal = config.state_dir.as_ref().map(|dir| dir.join(secrets::OPERATOR_SECRET));
+        let operator_file = config.operator_secret_file.clone().or(beside_journal);
+        let operator = operator_file.map(|file| secrets::operator_secret(&file)).transpose()?;
         let core = Arc::new(Self {
             started: clock.now(),
+            draining: AtomicBool::new(false),
             names: (unix_ms, AtomicU64::new(0)),
             config,
             clock,
@@ -135,11 +165,11 @@ impl Core {
             planning: Mutex::default(),
             saves: saves::SaveBooks::default(),
             describing: describing::Describing::default(),
+            operator,
             cache: tokio::sync::OnceCell::new(),
         });
         if replayed.is_empty() {
-            // Milliseconds grow faster than a dispatcher gives out identifiers.
-            let base_id = u64::try_from(unix_ms).unwrap_or(1);
+            let base_id = first_id(unix_ms)?;
             core.transact(|txn| txn.apply(Update::Founded { base_id }));
         } else if replayed.len() as u64 > COMPACT_AFTER / 10 {
             core.journal.compact(core.inner.lock().state.clone());
@@ -151,6 +181,32 @@ impl Core {
     #[cfg(test)]
     pub(crate) fn snapshot(&self) -> State {
         self.inner.lock().state.clone()
+    }
+
+    /// Opens no epoch any more, and waits until no present reader is in the middle of one; false at the bound.
+    pub(crate) async fn drain(&self, bound: Duration) -> bool {
+        self.draining.store(true, Ordering::Release);
+        let until = self.clock.now() + bound;
+        let pause = self.config.timers.check_every.min(Duration::from_millis(100));
+        while self.is_read() {
+            if self.clock.now() >= until {
+                return false;
+            }
+            self.clock.sleep(pause).await;
+        }
+        true
+    }
+
+    /// Whether some reader that was heard of lately is in the middle of an epoch.
+    fn is_read(&self) -> bool {
+        let (now, alive) = (self.clock.now(), self.config.timers.heartbeat * 3);
+        let inner = self.inner.lock();
+        let observed = self.observed.lock();
+        let present = |id: IterationId, client: ClientId| {
+            observed.clients.get(&(id, client)).is_some_and(|c| now.saturating_sub(c.at) <= alive)
+        };
+        let read = |i: &Iteration| i.failure.is_none() && i.own_members().any(|c| present(i.id, c));
+        inner.state.iterations.values().any(read)
     }
 
     /// Writes what is enqueued; nothing can be decided afterwards.

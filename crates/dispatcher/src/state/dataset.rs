@@ -88,6 +88,9 @@ pub struct Job {
     pub finished: RowRanges,
     /// Epochs that were left by all their clients before their end.
     pub abandoned: RowRanges,
+    /// Epochs that were read to their end with rows missing.
+    #[serde(default, skip_serializing_if = "RowRanges::is_empty")]
+    pub incomplete: RowRanges,
 }
 
 /// Bytes as hexadecimal text, so that a journal stays readable.

@@ -3,8 +3,10 @@
 mod exactly_once;
 mod fake;
 mod flight;
+mod incomplete;
 mod iterations;
 mod plans;
 mod recovery;
+mod secrets;
 mod service;
 mod watching;
