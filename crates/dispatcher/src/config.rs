@@ -3,11 +3,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use caju_engine::wire::ConnectionLimits;
+
 /// What a dispatcher is started with.
 #[derive(Debug, Clone)]
 pub struct DispatcherConfig {
-    /// `host:port` to listen on; port 0 takes a free one.
+    /// `host:port` to listen on, where port 0 takes a free one; or
+    /// [`IN_PROCESS`](caju_engine::wire::IN_PROCESS), for peers of this process alone.
     pub listen: String,
+    /// What peers may use of connections, calls and messages.
+    pub connections: ConnectionLimits,
     /// Where the journal is kept; none: in memory, lost with the process.
     pub state_dir: Option<PathBuf>,
     /// Where snapshots are kept, for `caju status`.
@@ -22,6 +27,7 @@ impl Default for DispatcherConfig {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:0".to_string(),
+            connections: ConnectionLimits::default(),
             state_dir: None,
             cache_url: String::new(),
             cache_budget: None,

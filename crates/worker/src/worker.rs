@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_engine::source::SourceContext;
-use caju_engine::wire::{Dispatcher, DispatcherLink, LocalWorkers, is_passing};
+use caju_engine::wire::{
+    Dispatcher, DispatcherLink, Listener, LocalWorkers, is_in_process, is_passing, new_in_process_address,
+};
 use caju_proto::v1;
 use caju_runtime::{CpuPool, Tasks};
-use caju_types::{Error, Result, TaskId, WorkerId};
+use caju_types::{Result, TaskId, WorkerId};
 use tokio::net::UdpSocket;
 use tokio::time::Instant;
 
@@ -39,9 +41,15 @@ impl Worker {
     /// none, and what the dispatcher has against this worker.
     pub async fn start(config: WorkerConfig) -> Result<WorkerHandle> {
         let link = DispatcherLink::new(&config.dispatcher)?;
-        let listener = server::listen(&config.listen).await?;
-        let bound = listener.local_addr().map_err(|e| Error::unavailable(format!("the listener: {e}")))?;
-        let address = advertised(&config, bound).await;
+        // Readers of this process need no listener: they find the worker in the list of those.
+        let listener = match is_in_process(&config.listen) {
+            true => None,
+            false => Some(Listener::bind(&config.listen).await?),
+        };
+        let address = match &listener {
+            Some(listener) => advertised(&config, listener.address()).await,
+            None => new_in_process_address(),
+        };
         let pool = match &config.pool {
             Some(pool) => pool.clone(),
             None => CpuPool::new(cores(config.cpu_threads))?,
@@ -55,7 +63,9 @@ impl Worker {
         let (patience, beats) = (config.connect_timeout, config.dispatcher_timeout);
         let manager = Arc::new(Manager::new(Arc::clone(&identity), config, pipelines, pool, group.child()));
         // Readers may come as soon as the dispatcher knows the address.
-        server::serve(listener, &manager, &group);
+        if let Some(listener) = listener {
+            server::serve(listener, &manager, &group);
+        }
         local.insert(address.clone(), Arc::new(Here(Arc::clone(&manager))));
         let handle = WorkerHandle { manager, local, group };
         identity.register(patience).await?;
@@ -71,10 +81,11 @@ fn cores(threads: usize) -> usize {
 
 /// The address that clients dial. `0.0.0.0` is none to dial: then it is the one from which this machine
 /// reaches the dispatcher.
-async fn advertised(config: &WorkerConfig, bound: SocketAddr) -> String {
+async fn advertised(config: &WorkerConfig, bound: &str) -> String {
     if let Some(address) = &config.advertise {
         return address.clone();
     }
+    let Ok(bound) = bound.parse::<SocketAddr>() else { return bound.to_owned() };
     if !bound.ip().is_unspecified() {
         return bound.to_string();
     }
@@ -82,7 +93,8 @@ async fn advertised(config: &WorkerConfig, bound: SocketAddr) -> String {
         let from = if bound.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
         let socket = UdpSocket::bind(from).await.ok()?;
         // Connecting a datagram socket sends nothing: it only looks up the route.
-        socket.connect(config.dispatcher.trim_start_matches("caju://")).await.ok()?;
+        let dispatcher = config.dispatcher.split_once("://").map_or(&*config.dispatcher, |(_, bare)| bare);
+        socket.connect(dispatcher).await.ok()?;
         Some(socket.local_addr().ok()?.ip())
     };
     match towards.await {
@@ -132,7 +144,7 @@ async fn heartbeats(manager: Arc<Manager>, patience: Duration) {
 }
 
 impl WorkerHandle {
-    /// The `host:port` that clients dial.
+    /// The address that clients dial: `host:port`, or one within this process.
     pub fn address(&self) -> &str {
         &self.manager.identity.address
     }

@@ -21,6 +21,7 @@
 //! A worker sends while fewer than `window` bytes are on their way or unused at the reader, so at least one
 //! chunk always is, however large. `Ack` tells the worker that the reader has everything.
 
+mod accept;
 mod coalesce;
 mod decode;
 mod elements;
@@ -32,9 +33,13 @@ mod local;
 mod pool;
 mod queue;
 mod schema;
+mod transport;
 #[cfg(test)]
 mod tests;
 
+pub use accept::{
+    Admitted, ConnectionLimits, Gate, OpenCall, OpenCalls, Permit, Protocol, Silent, accept, admitted,
+};
 pub use coalesce::coalesce;
 pub use decode::decode_chunk;
 pub use elements::ElementCursor;
@@ -44,4 +49,5 @@ pub use link::{Dispatcher, DispatcherLink, is_passing};
 pub use local::{LocalTask, LocalWorker, LocalWorkers};
 pub use pool::{Body, BufferPool};
 pub use queue::ByteQueue;
+pub use transport::{IN_PROCESS, Listener, Stream, connect, is_in_process, new_in_process_address};
 pub use schema::{decode_schema, encode_schema, schema_from_ipc, schema_to_ipc};
