@@ -85,7 +85,10 @@ async fn read_local(shared: &Shared, target: &Target, worker: Arc<dyn LocalWorke
 
 async fn read_remote(shared: &Shared, target: &Target) -> Result<()> {
     if is_in_process(&target.address) {
-        return Err(Error::unavailable(format!("{} has stopped, or belongs to another process", target.peer())));
+        return Err(Error::unavailable(format!(
+            "{} has stopped, or belongs to another process",
+            target.peer()
+        )));
     }
     let stream = dial(&target.address, shared.config.dial_timeout).await?;
     tune(&stream)?;

@@ -77,10 +77,8 @@ impl Dispatcher {
         let flight = FlightServiceServer::new(FlightOnDispatcher::new(Arc::clone(&core)))
             .max_decoding_message_size(limits.message_bytes)
             .max_encoding_message_size(ANSWER_BYTES);
-        let router = Server::builder()
-            .max_concurrent_streams(limits.streams)
-            .add_service(service)
-            .add_service(flight);
+        let router =
+            Server::builder().max_concurrent_streams(limits.streams).add_service(service).add_service(flight);
         let (admitted_to, incoming) = admitted();
         let serving = server.spawn_graceful(async move {
             if let Err(e) = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await {

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
-use caju_types::{Error, Result, did_you_mean};
+use caju_pipeline::{DatasetDef, StageOp};
+use caju_types::{Error, Result, did_you_mean, hash128};
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::common::{DFSchema, DataFusionError, ScalarValue, SchemaError};
 use datafusion::execution::context::ExecutionProps;
@@ -72,6 +73,16 @@ impl std::fmt::Debug for Registry {
     }
 }
 
+/// Goes through the functions in Python that a definition has, in their order.
+fn payloads(def: &DatasetDef, each: &mut impl FnMut(&[u8])) {
+    def.source.children().iter().for_each(|child| payloads(child, each));
+    for op in def.ops() {
+        if let StageOp::Python(f) = op {
+            each(&f.payload);
+        }
+    }
+}
+
 impl Registry {
     /// All functions, with these limits.
     pub fn new(limits: Limits) -> Self {
@@ -88,6 +99,16 @@ impl Registry {
     /// Where functions in Python run; none if they are not allowed here.
     pub fn python(&self) -> Option<&caju_functions::Pool> {
         self.python.as_ref()
+    }
+
+    /// The same functions, with processes of their own for what a definition has in Python: those of another definition
+    /// never run in them.
+    #[must_use]
+    pub fn for_definition(&self, def: &DatasetDef) -> Self {
+        let mut named = Vec::new();
+        payloads(def, &mut |payload| named.extend(hash128(payload).to_le_bytes()));
+        let python = self.python.as_ref().map(|pool| pool.for_definition(hash128(&named)));
+        Self { inner: Arc::clone(&self.inner), python }
     }
 
     /// The same functions, each as it is written.

@@ -14,6 +14,6 @@ mod tasks;
 pub use clock::{Clock, SystemClock};
 pub use cpu::{CpuPool, handing_over};
 pub use private::{PrivateFolder, private_cache};
-pub use process::{cpu_time, peak_rss_bytes, rss_bytes, thread_blocks_read, thread_cpu_time};
-pub use stores::{CountingStore, IoCounters, IoSnapshot, Location, Stores};
+pub use process::{cpu_time, environment, peak_rss_bytes, rss_bytes, thread_blocks_read, thread_cpu_time};
+pub use stores::{Access, CountingStore, IoCounters, IoSnapshot, Location, Stores};
 pub use tasks::Tasks;

@@ -47,8 +47,9 @@ impl Caches {
     /// The cache with this root, which may hold so many bytes.
     ///
     /// # Errors
-    /// Those of [`Cache::open`]; the next call tries again.
+    /// `PermissionDenied` for a root that may not be written; those of [`Cache::open`]. The next call tries again.
     pub async fn get(&self, url: &str, budget: Option<u64>) -> Result<Arc<Cache>> {
+        self.stores.resolve_to_write(url)?;
         let cell = Arc::clone(self.open.lock().entry(url.to_string()).or_default());
         let open = || async {
             let clock = Arc::clone(&self.clock);

@@ -54,8 +54,14 @@ impl Worker {
             Some(pool) => pool.clone(),
             None => CpuPool::new(cores(config.cpu_threads))?,
         };
-        let identity =
-            Identity::new(link, address.clone(), config.tags.clone(), pool.threads(), config.version.clone());
+        let identity = Identity::new(
+            link,
+            address.clone(),
+            config.tags.clone(),
+            pool.threads(),
+            config.version.clone(),
+            Arc::clone(&config.stores),
+        );
         let identity = Arc::new(identity);
         let ctx = SourceContext::new(Arc::clone(&config.stores), Arc::clone(&config.io));
         let pipelines = Pipelines::new(config.registry.clone(), ctx);

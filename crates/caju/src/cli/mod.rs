@@ -18,7 +18,9 @@ pub(crate) use bench::{BenchArgs, BenchCommand, OneTrial, PoliciesArgs, TapsArgs
 pub(crate) use cache::{CacheArgs, CacheCommand, CacheRoot, ExplainArgs, OutputFormat, ProfileArgs};
 pub(crate) use plan::{PlanArgs, PlanFormat};
 pub(crate) use save::SaveArgs;
-pub(crate) use service::{DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, WorkerArgs, WorkerCommand};
+pub(crate) use service::{
+    ConnectionArgs, DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, StoreArgs, WorkerArgs, WorkerCommand,
+};
 
 const EXAMPLES: &str = "\
 Try it:

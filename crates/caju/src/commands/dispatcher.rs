@@ -34,18 +34,20 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
     };
     let config = DispatcherConfig {
         listen: args.listen.clone(),
+        connections: shared::connection_limits(&args.limits),
         state_dir: args.state_dir.clone(),
         cache_url: args.cache.as_deref().map(shared::absolute_url).transpose()?.unwrap_or_default(),
         timers,
         cache_budget: args.cache_budget,
     };
-    let stores = shared::stores(Some(shared::allowed(&args.stores.allow)?))?;
+    let stores = shared::server_stores(&args.stores)?;
+    stores.allow_cache(&config.cache_url)?;
     let ctx = SourceContext::new(Arc::new(stores), Arc::new(IoCounters::new()));
-    let registry = shared::server_registry(args.stores.allow_python.as_deref(), 1);
+    let registry = shared::server_registry(&args.stores, 1);
     let catalog = Arc::new(EngineCatalog::new(registry, ctx).with_cache(&config.cache_url));
     let dispatcher = Dispatcher::start(config, catalog).await?;
     let saves = SaveDriver::start(&dispatcher, LocalWorkers::new());
-    announce("dispatcher", &dispatcher.address().to_string(), &args.serve)?;
+    announce("dispatcher", dispatcher.address(), &args.serve)?;
     signals.next().await;
     let end = async {
         saves.stop().await;

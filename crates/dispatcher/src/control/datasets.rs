@@ -7,9 +7,10 @@ use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 use arrow_schema::{Schema, SchemaRef};
 use caju_proto::v1;
-use caju_types::{DatasetId, Error, Fingerprint, Result, did_you_mean, hash128};
+use caju_types::{DatasetId, Error, Fingerprint, Result, did_you_mean, hash128, shortened};
 use serde_json::Value;
 
+use super::limits::check_name;
 use super::{Core, Txn};
 use crate::catalog::Bound;
 use crate::state::{Dataset, State, Update};
@@ -19,6 +20,7 @@ impl Core {
         &self,
         request: v1::RegisterDatasetRequest,
     ) -> Result<v1::RegisterDatasetResponse> {
+        check_name("a dataset's name", &request.dataset_id)?;
         let (bound, dataset) = self.bind(&request.definition_json).await?;
         let chosen = Some(request.dataset_id).filter(|id| !id.is_empty()).map(DatasetId);
         let dataset = self.commit(|txn| register(txn, dataset, chosen)).await?;
@@ -32,6 +34,7 @@ impl Core {
 
     /// What is registered under an identifier.
     pub(crate) async fn registered_dataset(&self, id: &DatasetId) -> Result<v1::GetDatasetResponse> {
+        check_name("a dataset's name", &id.0)?;
         let found = self.look(|state| find(state, id).cloned()).await??;
         Ok(v1::GetDatasetResponse {
             fingerprint: found.fingerprint.to_string(),
@@ -42,6 +45,7 @@ impl Core {
 
     /// The schema of a registered dataset's elements.
     pub(crate) async fn dataset_schema(&self, id: &DatasetId) -> Result<SchemaRef> {
+        check_name("a dataset's name", &id.0)?;
         let ipc = self.look(|state| find(state, id).map(|d| d.schema_ipc.clone())).await??;
         schema_from_ipc(&ipc)
     }
@@ -160,7 +164,7 @@ pub(super) fn difference(a: &Dataset, b: &Dataset) -> &'static str {
 pub(super) fn find<'a>(state: &'a State, id: &DatasetId) -> Result<&'a Dataset> {
     state.datasets.get(id).ok_or_else(|| {
         let hint = did_you_mean(&id.0, state.datasets.keys().map(|k| k.0.as_str()));
-        Error::not_found(format!("no dataset `{id}` is registered{hint}"))
+        Error::not_found(format!("no dataset `{}` is registered{hint}", shortened(&id.0)))
     })
 }
 

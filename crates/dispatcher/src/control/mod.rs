@@ -10,6 +10,7 @@ mod clients;
 mod datasets;
 mod describing;
 mod leases;
+pub(crate) mod limits;
 mod observed;
 mod open;
 mod planning;

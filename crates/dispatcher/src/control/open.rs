@@ -7,6 +7,7 @@ use caju_types::{ClientId, DatasetId, Error, IterationId, JobName, Result, Worke
 
 use super::clients::task_infos;
 use super::datasets::{difference, find, parse, register};
+use super::limits::check_name;
 use super::{Core, Txn};
 use crate::catalog::Bound;
 use crate::state::{
@@ -29,6 +30,11 @@ impl Core {
         self: &Arc<Self>,
         mut request: v1::OpenIterationRequest,
     ) -> Result<v1::OpenIterationResponse> {
+        check_name("a job's name", &request.job)?;
+        check_name("a dataset's name", &request.dataset_id)?;
+        check_name("a policy", &request.policy)?;
+        check_name("an encoding", &request.encoding)?;
+        self.check_save_url(&request).await?;
         if request.job.is_empty() {
             request.job = self.unique_name(ANONYMOUS);
         }

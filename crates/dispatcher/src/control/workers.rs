@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use caju_cache::Remembered;
+use caju_engine::wire::is_in_process;
 use caju_proto::v1;
 use caju_types::{Error, ErrorKind, Result, TaskId, WorkerId};
 
 use super::leases::running_task;
+use super::limits::check_name;
 use super::{Core, Txn};
 use crate::config::DispatcherConfig;
 use crate::state::{Failure, Iteration, Job, Mode, Modes, State, Task, TaskState, Update, WorkerState};
@@ -16,16 +18,20 @@ impl Core {
         &self,
         request: v1::RegisterWorkerRequest,
     ) -> Result<v1::RegisterWorkerResponse> {
+        check_name("a worker's address", &request.address)?;
         let valid = request
             .address
             .rsplit_once(':')
             .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p != 0));
-        if !valid {
+        // Who reaches a dispatcher within a process is in that process too.
+        let is_here = is_in_process(&self.config.listen) && is_in_process(&request.address);
+        if !valid && !is_here {
             return Err(Error::invalid(format!(
                 "worker address `{}` is not HOST:PORT that clients could dial",
                 request.address
             )));
         }
+        request.tags.iter().try_for_each(|tag| check_name("a worker's tag", tag))?;
         let now = self.clock.now();
         let worker = self
             .commit(|txn| {
@@ -35,7 +41,11 @@ impl Core {
             })
             .await?;
         tracing::info!("{worker} at {} registered", request.address);
-        Ok(v1::RegisterWorkerResponse { worker_id: worker.0, heartbeat_ms: self.heartbeat_ms() })
+        Ok(v1::RegisterWorkerResponse {
+            worker_id: worker.0,
+            heartbeat_ms: self.heartbeat_ms(),
+            cache_url: self.config.cache_url.clone(),
+        })
     }
 
     /// Workers that get tasks, with their addresses.

@@ -114,6 +114,7 @@ pub async fn bind_with(
     hints: Hints,
 ) -> Result<BoundPipeline> {
     caju_pipeline::validate(def)?;
+    let registry = &registry.for_definition(def);
     let fingerprint = caju_pipeline::fingerprint(def, registry)?;
     let source = open_source(&def.source, ctx, source_schema).await?;
     let level = Level { depth: 0, keep_hints: hints == Hints::Kept };

@@ -176,7 +176,10 @@ impl Silent {
         }
         let most = gate.limits.connections;
         if !gate.is_full.swap(true, Ordering::Relaxed) {
-            tracing::warn!(connections = most, "as many connections are open as may be; others wait or are refused");
+            tracing::warn!(
+                connections = most,
+                "as many connections are open as may be; others wait or are refused"
+            );
         }
         match self.within(permits.acquire_owned()).await {
             Ok(Ok(permit)) => Ok(Permit { _permit: permit }),
@@ -209,7 +212,9 @@ async fn first_bytes(stream: &tokio::net::TcpStream) -> Result<Protocol> {
             return Ok(Protocol::Framed);
         }
         if !PREFACE.starts_with(said) {
-            return Err(Error::invalid("a connection speaks neither gRPC nor our framed stream; it is closed"));
+            return Err(Error::invalid(
+                "a connection speaks neither gRPC nor our framed stream; it is closed",
+            ));
         }
         if n == PREFACE.len() {
             return Ok(Protocol::Grpc);
@@ -373,7 +378,8 @@ impl AsyncWrite for Admitted {
 }
 
 /// The way of gRPC connections from the gate to the server that speaks gRPC.
-pub fn admitted() -> (mpsc::Sender<io::Result<Admitted>>, impl futures::Stream<Item = io::Result<Admitted>> + Send) {
+pub fn admitted()
+-> (mpsc::Sender<io::Result<Admitted>>, impl futures::Stream<Item = io::Result<Admitted>> + Send) {
     let (sender, receiver) = mpsc::channel(HANDED_OVER);
     let stream = futures::stream::unfold(receiver, |mut receiver: mpsc::Receiver<_>| async move {
         receiver.recv().await.map(|next| (next, receiver))

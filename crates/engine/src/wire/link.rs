@@ -200,7 +200,12 @@ mod tests {
         for bad in ["", "localhost", "a:b:c", ":70"] {
             assert_eq!(DispatcherLink::new(bad).unwrap_err().kind(), ErrorKind::InvalidArgument, "{bad}");
         }
-        for good in ["grpc://10.0.0.1:7070", "grpc+tcp://10.0.0.1:7070", "CAJU://10.0.0.1:7070/", "http://10.0.0.1:7070"] {
+        for good in [
+            "grpc://10.0.0.1:7070",
+            "grpc+tcp://10.0.0.1:7070",
+            "CAJU://10.0.0.1:7070/",
+            "http://10.0.0.1:7070",
+        ] {
             assert_eq!(DispatcherLink::new(good).unwrap().address(), "10.0.0.1:7070", "{good}");
         }
         let e = DispatcherLink::new("grp://10.0.0.1:7070").unwrap_err();

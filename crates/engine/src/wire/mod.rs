@@ -33,9 +33,9 @@ mod local;
 mod pool;
 mod queue;
 mod schema;
-mod transport;
 #[cfg(test)]
 mod tests;
+mod transport;
 
 pub use accept::{
     Admitted, ConnectionLimits, Gate, OpenCall, OpenCalls, Permit, Protocol, Silent, accept, admitted,
@@ -49,5 +49,5 @@ pub use link::{Dispatcher, DispatcherLink, is_passing};
 pub use local::{LocalTask, LocalWorker, LocalWorkers};
 pub use pool::{Body, BufferPool};
 pub use queue::ByteQueue;
-pub use transport::{IN_PROCESS, Listener, Stream, connect, is_in_process, new_in_process_address};
 pub use schema::{decode_schema, encode_schema, schema_from_ipc, schema_to_ipc};
+pub use transport::{IN_PROCESS, Listener, Stream, connect, is_in_process, new_in_process_address};

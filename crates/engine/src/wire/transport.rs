@@ -221,6 +221,9 @@ mod tests {
         let one = Listener::bind(IN_PROCESS).await.unwrap();
         let two = Listener::bind(IN_PROCESS).await.unwrap();
         assert_ne!(one.address(), two.address());
-        assert_eq!(connect("memory://of-another-process").await.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(
+            connect("memory://of-another-process").await.unwrap_err().kind(),
+            io::ErrorKind::ConnectionRefused
+        );
     }
 }
