@@ -21,6 +21,33 @@ pub struct DispatcherConfig {
     pub cache_budget: Option<u64>,
     /// The timers.
     pub timers: Timers,
+    /// What is remembered of datasets and jobs.
+    pub memory: MemoryLimits,
+}
+
+/// What a dispatcher remembers of datasets and jobs. Beyond these bounds it forgets what nobody uses, the longest unused
+/// first, and refuses what is new if everything is in use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryLimits {
+    /// Datasets.
+    pub datasets: usize,
+    /// Bytes of all datasets' definitions and schemas.
+    pub dataset_bytes: u64,
+    /// Jobs.
+    pub jobs: usize,
+    /// Jobs that nobody reads, and datasets without a name of their own that no job reads, are forgotten after this time.
+    pub forget_after: Duration,
+}
+
+impl Default for MemoryLimits {
+    fn default() -> Self {
+        Self {
+            datasets: 10_000,
+            dataset_bytes: 1 << 30,
+            jobs: 10_000,
+            forget_after: Duration::from_secs(7 * 24 * 3600),
+        }
+    }
 }
 
 impl Default for DispatcherConfig {
@@ -32,6 +59,7 @@ impl Default for DispatcherConfig {
             cache_url: String::new(),
             cache_budget: None,
             timers: Timers::default(),
+            memory: MemoryLimits::default(),
         }
     }
 }

@@ -122,6 +122,12 @@ impl DispatcherHandle {
         crate::control::Saves::of(&self.core)
     }
 
+    /// Waits until the dispatcher cannot go on, if that ever happens: why. Its journal could not be written; whoever
+    /// runs it should end it, so that it is started again.
+    pub async fn failed(&self) -> Error {
+        self.core.journal_failed().await
+    }
+
     /// Stops: no new calls, waiting calls are told to try again, and the journal is closed. Calls that do not
     /// end within the bound of the settings are dropped. False if there were such.
     pub async fn shutdown(self) -> bool {

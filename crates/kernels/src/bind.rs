@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
-use caju_pipeline::{DatasetDef, StageOp};
-use caju_types::{Error, Result, did_you_mean, hash128};
+use caju_pipeline::{DatasetDef, StageOp, content_name};
+use caju_types::{Error, Fingerprint, Result, did_you_mean, hash128};
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::common::{DFSchema, DataFusionError, ScalarValue, SchemaError};
 use datafusion::execution::context::ExecutionProps;
@@ -57,6 +57,8 @@ impl Default for Limits {
 pub struct Registry {
     inner: Arc<Inner>,
     python: Option<caju_functions::Pool>,
+    /// Whether functions in Python are of others than whoever runs this process.
+    of_others: bool,
 }
 
 struct Inner {
@@ -86,7 +88,11 @@ fn payloads(def: &DatasetDef, each: &mut impl FnMut(&[u8])) {
 impl Registry {
     /// All functions, with these limits.
     pub fn new(limits: Limits) -> Self {
-        Self { inner: Arc::new(Inner { builtins: Builtins::new(), limits, fuse: true }), python: None }
+        Self {
+            inner: Arc::new(Inner { builtins: Builtins::new(), limits, fuse: true }),
+            python: None,
+            of_others: false,
+        }
     }
 
     /// The same functions, and those that users have written in Python, which run in this pool.
@@ -94,6 +100,18 @@ impl Registry {
     pub fn with_python(mut self, pool: caju_functions::Pool) -> Self {
         self.python = Some(pool);
         self
+    }
+
+    /// The same, where the functions are of whoever reaches this process: what rows of theirs are stored under covers the
+    /// functions as they were sent, whatever their definitions say.
+    #[must_use]
+    pub fn with_python_of_others(self, pool: caju_functions::Pool) -> Self {
+        Self { of_others: true, ..self.with_python(pool) }
+    }
+
+    /// Whether functions in Python are of others than whoever runs this process.
+    pub(crate) fn runs_for_others(&self) -> bool {
+        self.of_others
     }
 
     /// Where functions in Python run; none if they are not allowed here.
@@ -105,16 +123,26 @@ impl Registry {
     /// never run in them.
     #[must_use]
     pub fn for_definition(&self, def: &DatasetDef) -> Self {
+        let definition = self.payloads(def).map_or(0, |named| named.0);
+        let python = self.python.as_ref().map(|pool| pool.for_definition(definition));
+        Self { inner: Arc::clone(&self.inner), python, of_others: self.of_others }
+    }
+
+    /// The name of a definition's functions in Python, as they were sent; none if it has none.
+    pub fn payloads(&self, def: &DatasetDef) -> Option<Fingerprint> {
         let mut named = Vec::new();
-        payloads(def, &mut |payload| named.extend(hash128(payload).to_le_bytes()));
-        let python = self.python.as_ref().map(|pool| pool.for_definition(hash128(&named)));
-        Self { inner: Arc::clone(&self.inner), python }
+        payloads(def, &mut |payload| named.extend_from_slice(content_name(payload).as_bytes()));
+        (!named.is_empty()).then(|| Fingerprint(hash128(&named)))
     }
 
     /// The same functions, each as it is written.
     #[cfg(test)]
     pub(crate) fn without_fusion(limits: Limits) -> Self {
-        Self { inner: Arc::new(Inner { builtins: Builtins::new(), limits, fuse: false }), python: None }
+        Self {
+            inner: Arc::new(Inner { builtins: Builtins::new(), limits, fuse: false }),
+            python: None,
+            of_others: false,
+        }
     }
 
     /// Binds one stage's expressions against its input schema. `place` is like `steps[3].map`; errors name

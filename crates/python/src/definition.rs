@@ -39,14 +39,12 @@ pub(crate) fn registry_with_python(py: Python<'_>, processes: usize, whose: Whos
     let sys = py.import("sys")?;
     let python: Option<String> = sys.getattr("executable")?.extract()?;
     let config = PoolConfig::new(python.unwrap_or_else(|| "python3".to_string()), processes);
-    let config = match whose {
-        Whose::Readers => config,
-        Whose::Ours => {
-            // Entries that are no text lead nowhere that a process could be told of.
-            let entries = sys.getattr("path")?.try_iter()?.filter_map(|entry| entry.ok()?.extract().ok());
-            PoolConfig { environment: Environment::Inherited, path: entries.collect(), ..config }
-        }
-    };
+    if whose == Whose::Readers {
+        return Ok(registry().with_python_of_others(Pool::new(config)));
+    }
+    // Entries that are no text lead nowhere that a process could be told of.
+    let path = sys.getattr("path")?.try_iter()?.filter_map(|entry| entry.ok()?.extract().ok()).collect();
+    let config = PoolConfig { environment: Environment::Inherited, path, ..config };
     Ok(registry().with_python(Pool::new(config)))
 }
 

@@ -17,6 +17,8 @@ mod determinism;
 mod embedded;
 mod examples;
 mod faults;
+mod nobody_else;
+mod overload;
 mod plan;
 mod planning;
 mod processes;

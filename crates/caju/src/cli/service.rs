@@ -100,6 +100,18 @@ pub(crate) struct DispatcherArgs {
     /// A reader that was silent for so long is gone
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) client_timeout: Duration,
+    /// The most datasets that are remembered; beyond that the longest unused are forgotten
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_datasets: u32,
+    /// The most that definitions and schemas of all datasets may take in memory
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size)]
+    pub(crate) max_dataset_bytes: u64,
+    /// The most jobs that are remembered; beyond that the longest unused are forgotten
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_jobs: u32,
+    /// How long a job that nobody reads is remembered, with the epochs that it has finished, and a dataset without a name
+    #[arg(long, value_name = "TIME", default_value = "168h", value_parser = duration)]
+    pub(crate) forget_after: Duration,
     /// How often workers and readers report
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     pub(crate) heartbeat: Duration,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use caju_dispatcher::{Dispatcher, DispatcherConfig, EngineCatalog, Timers};
+use caju_dispatcher::{Dispatcher, DispatcherConfig, EngineCatalog, MemoryLimits, Timers};
 use caju_embedded::SaveDriver;
 use caju_engine::source::SourceContext;
 use caju_engine::wire::LocalWorkers;
@@ -39,6 +39,12 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
         cache_url: args.cache.as_deref().map(shared::absolute_url).transpose()?.unwrap_or_default(),
         timers,
         cache_budget: args.cache_budget,
+        memory: MemoryLimits {
+            datasets: args.max_datasets as usize,
+            dataset_bytes: args.max_dataset_bytes,
+            jobs: args.max_jobs as usize,
+            forget_after: args.forget_after,
+        },
     };
     let stores = shared::server_stores(&args.stores)?;
     stores.allow_cache(&config.cache_url)?;
@@ -48,7 +54,15 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
     let dispatcher = Dispatcher::start(config, catalog).await?;
     let saves = SaveDriver::start(&dispatcher, LocalWorkers::new());
     announce("dispatcher", dispatcher.address(), &args.serve)?;
-    signals.next().await;
+    tokio::select! {
+        _ = signals.next() => {}
+        // Its clients and workers look for it for a while: with another disk it can be back by then.
+        failure = dispatcher.failed() => {
+            saves.stop().await;
+            dispatcher.shutdown().await;
+            return Err(failure);
+        }
+    }
     let end = async {
         saves.stop().await;
         dispatcher.shutdown().await

@@ -100,7 +100,7 @@ pub(crate) fn registry() -> Registry {
 pub(crate) fn server_registry(args: &StoreArgs, threads: usize) -> Registry {
     let registry = Registry::new(Limits::default());
     match &args.allow_python {
-        Some(python) => registry.with_python(Pool::new(PoolConfig {
+        Some(python) => registry.with_python_of_others(Pool::new(PoolConfig {
             environment: Environment::Clean(args.python_env.clone()),
             ..PoolConfig::new(python, threads)
         })),

@@ -31,6 +31,7 @@ impl Core {
             updates.extend(idle_iterations(txn.state, &mut observed, timers, now));
             updates.extend(starved_iterations(txn.state, &mut observed, timers, now));
             drop(observed);
+            updates.extend(self.uses.lock().expired(txn.state, &self.config.memory, now));
             apply(txn, updates);
         });
     }

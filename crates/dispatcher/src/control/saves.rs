@@ -167,7 +167,7 @@ impl Core {
         let started_ms = u64::try_from(self.clock.unix_time().as_millis()).unwrap_or(0);
         let status = self
             .commit(|txn| {
-                let dataset = register(txn, dataset.clone(), None)?;
+                let dataset = register(self, txn, dataset.clone(), None, None)?;
                 let prefix = save_hint(&dataset)?.prefix;
                 let save = Save {
                     target,

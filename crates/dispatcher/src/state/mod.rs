@@ -8,6 +8,7 @@ mod caching;
 mod dataset;
 mod feed;
 mod follow;
+mod forget;
 mod iteration;
 mod saves;
 mod task;
@@ -144,6 +145,12 @@ impl State {
                 self.open(*iteration, job, *epoch, *at_ms);
             }
             Update::IterationDropped { iteration } => self.drop_iteration(*iteration),
+            Update::DatasetForgotten { dataset } => {
+                self.datasets.remove(dataset);
+            }
+            Update::JobForgotten { job } => {
+                self.jobs.remove(job);
+            }
             _ => self.apply_iteration(update),
         }
     }

@@ -4,6 +4,7 @@ mod exactly_once;
 mod fake;
 mod flight;
 mod iterations;
+mod limits;
 mod plans;
 mod recovery;
 mod service;
