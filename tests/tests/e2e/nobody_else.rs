@@ -22,7 +22,7 @@ fn processes_that_serve_nobody_listen_nowhere() {
     for command in commands {
         let process = Process::caju(p.folder(), command);
         // Progress is told every few seconds, once everything is up.
-        process.wait_for_error_line(if command[0] == "save" { "saving" } else { "rows" });
+        process.wait_for_error_line(" after ");
         assert_eq!(listening(process.id()), Vec::<String>::new(), "{command:?}");
     }
     let cluster = Cluster::start(1);

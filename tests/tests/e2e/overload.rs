@@ -123,3 +123,32 @@ fn long_names_are_refused_shortly() {
     assert!(ended.stderr.len() < 2000, "{} bytes", ended.stderr.len());
     cluster.stop();
 }
+
+#[test]
+fn a_dispatcher_whose_journal_cannot_be_written_ends() {
+    let folder = tempdir().unwrap();
+    let mut command = Command::new("sh");
+    // No file may grow beyond a mebibyte: the journal's disk is full soon.
+    let start = "trap '' XFSZ; ulimit -f 2048; exec \"$0\" dispatcher --listen 127.0.0.1:0 --state-dir state";
+    command.args(["-c", start]).arg(caju_binary()).current_dir(folder.path());
+    let process = Process::start(command, "caju dispatcher on a full disk".into());
+    let address = process.first_line().rsplit_once(' ').unwrap().1.to_owned();
+    let _worker = Server::start(folder.path(), "worker", &["--dispatcher", &address]);
+    for i in 0..40 {
+        let columns: serde_json::Map<_, _> =
+            (0..300).map(|c| (format!("c{i}_{c}"), json!(format!("'{}'", "x".repeat(200))))).collect();
+        let p = Pipeline::of(json!({ "range": 1 }), json!([{ "map": columns }]));
+        if caju_in(
+            p.folder(),
+            &["read", "pipeline.yaml", "--dispatcher", &address, "--connect-timeout", "1s"],
+        )
+        .code
+            != Some(0)
+        {
+            break;
+        }
+    }
+    let ended = process.wait();
+    assert!(!matches!(ended.code, Some(0) | None), "{ended:?}");
+    ended.expect_error(&["the journal cannot be written"]);
+}

@@ -63,6 +63,8 @@ impl Uses {
         state.jobs.keys().for_each(|name| {
             self.jobs.entry(name.clone()).or_insert(now);
         });
+        // An epoch may take longer than that.
+        state.iterations.values().for_each(|i| self.use_job(&i.job, now));
         self.datasets.retain(|id, _| state.datasets.contains_key(id));
         self.jobs.retain(|name, _| state.jobs.contains_key(name));
         let old = |used: Duration| now.saturating_sub(used) > limits.forget_after;

@@ -31,6 +31,8 @@ const NEXT_LOOK: Duration = Duration::from_millis(10);
 /// The pause after the system gave no connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Silent connections that are closed when the system gives no connection.
+const CLOSED_AT_ONCE: usize = 8;
 /// gRPC connections that were let in and are not taken over yet.
 const HANDED_OVER: usize = 64;
 
@@ -127,8 +129,11 @@ impl Gate {
         Silent { gate: Arc::clone(self), number, closed }
     }
 
-    fn close_oldest_silent(&self) {
-        if let Some((_, oldest)) = self.silent.lock().pop_first() {
+    /// Closes some silent connections, the oldest first.
+    fn close_silent(&self) {
+        let mut silent = self.silent.lock();
+        for _ in 0..CLOSED_AT_ONCE {
+            let Some((_, oldest)) = silent.pop_first() else { return };
             oldest.cancel();
         }
     }
@@ -260,7 +265,7 @@ where
                     );
                 }
                 refused += 1;
-                gate.close_oldest_silent();
+                gate.close_silent();
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
