@@ -104,9 +104,9 @@ async fn admit(
     to: mpsc::Sender<std::io::Result<Admitted>>,
 ) -> Result<()> {
     if silent.protocol(&stream).await? == Protocol::Framed {
-        return Err(Error::invalid("a reader asked the dispatcher for rows; workers serve them"));
+        return Err(Error::cancelled("a reader asked the dispatcher for rows; workers serve them"));
     }
-    let permit = silent.admit().await?;
+    let permit = silent.admit().await.map_err(|e| Error::cancelled(e.message()))?;
     let admitted = Admitted::new(stream, permit, gate.limits());
     to.send(Ok(admitted)).await.map_err(|_| Error::cancelled("the dispatcher is shutting down"))
 }

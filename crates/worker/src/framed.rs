@@ -56,7 +56,8 @@ pub(crate) async fn serve(stream: TcpStream, silent: Silent, manager: Arc<Manage
         Err(e) => {
             drop(writer.send(Kind::Error, &ErrorHeader::from(&e)).await);
             writer.shutdown().await;
-            return Err(e);
+            // Said once for all that are refused.
+            return Err(Error::cancelled(e.message()));
         }
     };
     let flow = Flow::new(open.window_bytes);

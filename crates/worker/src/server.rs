@@ -65,7 +65,7 @@ async fn sort(
             if let Stream::Tcp(stream) = &stream {
                 keep_alive(stream)?;
             }
-            let permit = silent.admit().await?;
+            let permit = silent.admit().await.map_err(|e| Error::cancelled(e.message()))?;
             let admitted = Admitted::new(stream, permit, gate.limits());
             grpc.send(Ok(admitted)).await.map_err(|_| Error::cancelled("the worker is leaving"))
         }

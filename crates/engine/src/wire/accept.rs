@@ -159,7 +159,7 @@ impl Silent {
     /// Finds out which protocol a connection speaks.
     ///
     /// # Errors
-    /// `Cancelled` if it says nothing in time; `InvalidArgument` if it speaks neither.
+    /// `Cancelled` if it says nothing in time, or speaks neither.
     pub async fn protocol(&self, stream: &Stream) -> Result<Protocol> {
         match stream {
             // Nobody else can open these, and our own client speaks gRPC.
@@ -255,6 +255,9 @@ where
                     }
                 }));
             }
+            // The peer went away meanwhile.
+            Err(e)
+                if matches!(e.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) => {}
             Err(e) => {
                 if refused == 0 {
                     let address = listener.address();
