@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_flight::flight_service_server::FlightServiceServer;
-use caju_engine::wire::{Admitted, Gate, Listener, Protocol, Silent, Stream, accept, admitted, tune};
+use caju_engine::wire::{Admitted, Gate, Listener, Protocol, Silent, Stream, accept, admitted};
 use caju_proto::v1;
 use caju_proto::v1::worker_server::{Worker, WorkerServer};
 use caju_runtime::{Tasks, rss_bytes};
@@ -74,7 +74,6 @@ async fn sort(
 
 /// Lets the system find out that a peer is gone: a reader may be silent for as long as its user thinks.
 fn keep_alive(stream: &TcpStream) -> Result<()> {
-    tune(stream)?;
     let alive = TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
     SockRef::from(stream)
         .set_tcp_keepalive(&alive)

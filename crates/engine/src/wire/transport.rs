@@ -106,7 +106,12 @@ impl Listener {
     /// What the system reports; some, such as a lack of descriptors, pass.
     pub async fn accept(&mut self) -> io::Result<Stream> {
         match &mut self.inner {
-            Inner::Tcp(listener) => listener.accept().await.map(|(stream, _)| Stream::Tcp(stream)),
+            Inner::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                // Only a connection that is gone already refuses, and that shows when it is read.
+                drop(tune(&stream));
+                Ok(Stream::Tcp(stream))
+            }
             Inner::Memory(incoming) => incoming.recv().await.map(Stream::Memory).ok_or_else(gone),
         }
     }
