@@ -62,7 +62,7 @@ impl Cluster {
     pub fn start_with(workers: usize, dispatcher_args: &[&str], worker_args: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut args = vec!["--listen", "127.0.0.1:0", "--heartbeat", "100ms", "--worker-timeout", "2s"];
-        args.extend(["--allow", "/"]);
+        args.extend(["--allow", "/", "--allow-write", "/"]);
         let secret = folder.path().join(OPERATOR_SECRET).display().to_string();
         args.extend(["--operator-secret-file", &secret]);
         args.extend(dispatcher_args);
@@ -78,7 +78,7 @@ impl Cluster {
     pub fn add_worker(&mut self, args: &[&str]) {
         let mut all =
             vec!["--dispatcher", &self.dispatcher.address, "--listen", "127.0.0.1:0", "--allow", "/"];
-        all.extend(["--cpu-threads", "1"]);
+        all.extend(["--allow-write", "/", "--cpu-threads", "1"]);
         all.extend(args);
         let worker = Server::start(self.folder.path(), "worker", &all);
         self.workers.push(worker);

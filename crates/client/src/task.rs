@@ -8,7 +8,7 @@ use caju_engine::wire::frame::{
     CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader, RowsHeader, SchemaHeader,
 };
 use caju_engine::wire::{
-    FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, is_passing, tune,
+    FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, is_in_process, is_passing, tune,
 };
 use caju_proto::Bytes;
 use caju_types::{ClientId, Error, ErrorKind, Result, TaskId};
@@ -87,6 +87,12 @@ async fn read_local(shared: &Shared, target: &Target, worker: Arc<dyn LocalWorke
 }
 
 async fn read_remote(shared: &Shared, target: &Target) -> Result<()> {
+    if is_in_process(&target.address) {
+        return Err(Error::unavailable(format!(
+            "{} has stopped, or belongs to another process",
+            target.peer()
+        )));
+    }
     let stream = dial(&target.address, shared.config.dial_timeout).await?;
     tune(&stream)?;
     let (input, output) = stream.into_split();

@@ -197,6 +197,7 @@ impl Catalog for EngineCatalog {
             name: def.name.clone(),
             fingerprint: bound.fingerprint(),
             identity,
+            payloads: self.registry.payloads(&def),
             schema: bound.schema(),
             source_schema: bound.source_schema().unwrap_or_else(|| Arc::new(Schema::empty())),
             seed: def.options.seed,

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
+use caju_pipeline::{DatasetDef, StageOp, content_name};
 use caju_runtime::{Aside, budget};
-use caju_types::{Error, Result, did_you_mean};
+use caju_types::{Error, Fingerprint, Result, did_you_mean, hash128};
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::common::{DFSchema, DataFusionError, ScalarValue, SchemaError};
 use datafusion::execution::context::ExecutionProps;
@@ -81,6 +82,8 @@ const BOUND_AT_ONCE: usize = 2;
 pub struct Registry {
     inner: Arc<Inner>,
     python: Option<caju_functions::Pool>,
+    /// Whether functions in Python are of others than whoever runs this process.
+    of_others: bool,
 }
 
 struct Inner {
@@ -98,6 +101,16 @@ impl std::fmt::Debug for Registry {
     }
 }
 
+/// Goes through the functions in Python that a definition has, in their order.
+fn payloads(def: &DatasetDef, each: &mut impl FnMut(&[u8])) {
+    def.source.children().iter().for_each(|child| payloads(child, each));
+    for op in def.ops() {
+        if let StageOp::Python(f) = op {
+            each(&f.payload);
+        }
+    }
+}
+
 impl Registry {
     /// All functions, with these limits.
     pub fn new(limits: Limits) -> Self {
@@ -106,7 +119,11 @@ impl Registry {
 
     fn with(limits: Limits, fuse: bool) -> Self {
         let aside = Aside::new("bind", BOUND_AT_ONCE, limits.bind_timeout, sql::STACK_BYTES);
-        Self { inner: Arc::new(Inner { builtins: Builtins::new(), limits, aside, fuse }), python: None }
+        Self {
+            inner: Arc::new(Inner { builtins: Builtins::new(), limits, aside, fuse }),
+            python: None,
+            of_others: false,
+        }
     }
 
     /// What the process refuses to exceed.
@@ -135,9 +152,37 @@ impl Registry {
         self
     }
 
+    /// The same, where the functions are of whoever reaches this process: what rows of theirs are stored under covers the
+    /// functions as they were sent, whatever their definitions say.
+    #[must_use]
+    pub fn with_python_of_others(self, pool: caju_functions::Pool) -> Self {
+        Self { of_others: true, ..self.with_python(pool) }
+    }
+
+    /// Whether functions in Python are of others than whoever runs this process.
+    pub(crate) fn runs_for_others(&self) -> bool {
+        self.of_others
+    }
+
     /// Where functions in Python run; none if they are not allowed here.
     pub fn python(&self) -> Option<&caju_functions::Pool> {
         self.python.as_ref()
+    }
+
+    /// The same functions, with processes of their own for what a definition has in Python: those of another definition
+    /// never run in them.
+    #[must_use]
+    pub fn for_definition(&self, def: &DatasetDef) -> Self {
+        let definition = self.payloads(def).map_or(0, |named| named.0);
+        let python = self.python.as_ref().map(|pool| pool.for_definition(definition));
+        Self { inner: Arc::clone(&self.inner), python, of_others: self.of_others }
+    }
+
+    /// The name of a definition's functions in Python, as they were sent; none if it has none.
+    pub fn payloads(&self, def: &DatasetDef) -> Option<Fingerprint> {
+        let mut named = Vec::new();
+        payloads(def, &mut |payload| named.extend_from_slice(content_name(payload).as_bytes()));
+        (!named.is_empty()).then(|| Fingerprint(hash128(&named)))
     }
 
     /// The same functions, each as it is written.

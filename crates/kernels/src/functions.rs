@@ -28,6 +28,10 @@ impl Functions for Registry {
         sql::roomy(|| budget::scope(FOLD_BYTES, || sql::canonical(sql)))
     }
 
+    fn believes_code(&self) -> bool {
+        !self.runs_for_others()
+    }
+
     fn engine_versions(&self) -> BTreeMap<String, String> {
         ENGINES.iter().map(|(name, version)| ((*name).to_owned(), (*version).to_owned())).collect()
     }

@@ -25,8 +25,8 @@ pub use mapped::MappedFile;
 pub use panics::{Caught, catch, caught, panic_text};
 pub use private::{PrivateFolder, private_cache};
 pub use process::{
-    ProcessIdentity, cpu_time, peak_rss_bytes, rss_bytes, thread_blocks_read, thread_cpu_time,
+    ProcessIdentity, cpu_time, environment, peak_rss_bytes, rss_bytes, thread_blocks_read, thread_cpu_time,
 };
 pub use random::random_secret;
-pub use stores::{CountingStore, IoCounters, IoSnapshot, Location, Stores};
+pub use stores::{Access, CountingStore, IoCounters, IoSnapshot, Location, Stores};
 pub use tasks::{Task, TaskName, Tasks, blocking, log_failure};

@@ -1,5 +1,6 @@
 //! What the operating system says about this process.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -64,6 +65,11 @@ fn status_kib(key: &str) -> u64 {
         .find_map(|l| l.strip_prefix(key))
         .and_then(|v| v.split_whitespace().next()?.parse().ok())
         .unwrap_or(0)
+}
+
+/// The variables of this process's environment whose names are wanted, for a process that it starts.
+pub fn environment(wanted: impl Fn(&str) -> bool) -> Vec<(OsString, OsString)> {
+    std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(&wanted)).collect()
 }
 
 /// A process of a host, told apart from all others of that host that were or will be.

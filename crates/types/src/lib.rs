@@ -18,5 +18,5 @@ pub use id::{ClientId, DatasetId, IterationId, JobName, TaskId, WorkerId};
 pub use ranges::RowRanges;
 pub use row_set::RowSet;
 pub use secret::Secret;
-pub use suggest::did_you_mean;
+pub use suggest::{did_you_mean, shortened};
 pub use units::{format_bytes, format_count, format_duration, parse_bytes, parse_duration};

@@ -1,11 +1,13 @@
 //! Who this worker is, to the dispatcher.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use caju_engine::wire::{Dispatcher, DispatcherLink};
 use caju_proto::{Bytes, v1};
+use caju_runtime::Stores;
 use caju_types::{Result, WorkerId};
 use parking_lot::Mutex;
 
@@ -16,6 +18,7 @@ pub(crate) struct Identity {
     tags: Vec<String>,
     cores: u32,
     version: String,
+    stores: Arc<Stores>,
     id: AtomicU64,
     heartbeat_ms: AtomicU64,
     draining: AtomicBool,
@@ -39,6 +42,7 @@ impl Identity {
         tags: Vec<String>,
         cores: usize,
         version: String,
+        stores: Arc<Stores>,
     ) -> Self {
         Self {
             link,
@@ -46,6 +50,7 @@ impl Identity {
             tags,
             cores: u32::try_from(cores).unwrap_or(u32::MAX),
             version,
+            stores,
             id: AtomicU64::new(0),
             heartbeat_ms: AtomicU64::new(1000),
             draining: AtomicBool::new(false),
@@ -91,6 +96,7 @@ impl Identity {
             async move { d.register_worker(request).await }
         };
         let answer = self.link.retry(patience, Duration::ZERO, call).await?;
+        self.stores.allow_cache(&answer.cache_url)?;
         self.heartbeat_ms.store(answer.heartbeat_ms, Ordering::Relaxed);
         *self.secret.lock() = answer.secret;
         self.id.store(answer.worker_id, Ordering::Release);

@@ -194,7 +194,7 @@ impl Manager {
         let group = self.group.child();
         let schema = pipeline.schema();
         let mut options = self.options(&def);
-        options.cache = self.cache(&def).await;
+        options.cache = self.cache(&def).await?;
         options.probe = def.profile;
         options.probe_to_end = def.profile_only;
         options.probe_encoding = def.probe_encoding.parse().ok();
@@ -258,16 +258,20 @@ impl Manager {
     }
 
     /// The cache of a task; without it everything is computed.
-    async fn cache(&self, def: &v1::TaskDef) -> Option<Arc<Cache>> {
+    ///
+    /// # Errors
+    /// `PermissionDenied` for a root that this worker may not write: the dispatcher's own cache it may.
+    async fn cache(&self, def: &v1::TaskDef) -> Result<Option<Arc<Cache>>> {
         if !def.caching {
-            return None;
+            return Ok(None);
         }
         match self.caches.get(&def.cache_url, (def.cache_budget > 0).then_some(def.cache_budget)).await {
-            Ok(cache) => Some(cache),
+            Ok(cache) => Ok(Some(cache)),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => Err(error.context("save")),
             Err(error) => {
                 // Not this module's, which a process that holds the whole cluster does not log.
                 tracing::warn!(target: "caju_worker::caches", root = def.cache_url, %error, "the cache cannot be used here; rows are computed");
-                None
+                Ok(None)
             }
         }
     }

@@ -21,6 +21,8 @@ mod examples;
 mod faults;
 mod hostile;
 mod lost_readers;
+mod nobody_else;
+mod overload;
 mod plan;
 mod planning;
 mod processes;

@@ -19,7 +19,9 @@ pub(crate) use bench::{BenchArgs, BenchCommand, OneTrial, PoliciesArgs, TapsArgs
 pub(crate) use cache::{CacheArgs, CacheCommand, CacheRoot, ExplainArgs, OutputFormat, ProfileArgs};
 pub(crate) use plan::{PlanArgs, PlanFormat};
 pub(crate) use save::SaveArgs;
-pub(crate) use service::{DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, WorkerArgs, WorkerCommand};
+pub(crate) use service::{
+    ConnectionArgs, DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, StoreArgs, WorkerArgs, WorkerCommand,
+};
 
 const EXAMPLES: &str = "\
 Try it:
@@ -36,7 +38,7 @@ Apart, on one machine or many:
   caju read examples/pipelines/imagenet-train.yaml --dispatcher 127.0.0.1:7070
   caju status --dispatcher 127.0.0.1:7070
 
-Every option --some-name can also be set as CAJU_SOME_NAME, or in caju.toml: some-name under [COMMAND].
+Every option --some-name can also be set as CAJU_SOME_NAME, or in the file of --config: some-name under [COMMAND].
 Exit codes: 0 done, 2 your input is wrong, 3 the environment is in the way, 4 `caju cache verify` found damage,
 1 a defect of caju.";
 
@@ -54,7 +56,7 @@ pub(crate) struct Cli {
 /// Options of every command.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Global {
-    /// Settings file; caju.toml of the working folder if it exists
+    /// Settings file, in TOML; none is read that is not named here or in CAJU_CONFIG
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,
     /// What to log on standard error: error, warn, info, debug, trace, or per crate: caju_worker=debug

@@ -20,13 +20,42 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
 /// What a server may touch.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct StoreArgs {
-    /// Folder or URL that this server may read and write below; repeat for several. Nothing without it
+    /// Folder or URL that this server may read at and below; repeat for several. Nothing without it
+    #[arg(long, value_name = "URL")]
+    pub(crate) allow_read: Vec<String>,
+    /// Short for --allow-read
     #[arg(long, value_name = "URL")]
     pub(crate) allow: Vec<String>,
+    /// Folder or URL that saves may be written at and below; repeat for several. The cache needs none
+    #[arg(long, value_name = "URL")]
+    pub(crate) allow_write: Vec<String>,
     /// Run functions that readers send, with this interpreter, which has the package caju: whoever reaches the
     /// dispatcher may then run code on the workers. For dispatcher and workers alike
     #[arg(long, value_name = "PYTHON")]
     pub(crate) allow_python: Option<String>,
+    /// Variables that such functions get of this server's environment, beyond the few that an interpreter needs
+    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "allow_python")]
+    pub(crate) python_env: Vec<String>,
+}
+
+/// What peers may use of a server.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ConnectionArgs {
+    /// The most connections at once; each takes a file descriptor
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) connections: u32,
+    /// The most calls at once on one gRPC connection
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) connection_calls: u32,
+    /// How long a connection may take to say what it wants
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    pub(crate) handshake_timeout: Duration,
+    /// How long a gRPC connection may be open without a call
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
+    pub(crate) idle_timeout: Duration,
+    /// The largest message that is taken, such as a definition with its rows
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size)]
+    pub(crate) message_bytes: u64,
 }
 
 /// Where a server listens and how it stops.
@@ -48,7 +77,8 @@ pub(crate) struct ServeArgs {
 #[command(after_help = "\
 Examples:
   caju dispatcher --allow data/
-  caju dispatcher --listen 0.0.0.0:7070 --insecure --state-dir /var/lib/caju --allow s3://bucket/train
+  caju dispatcher --listen 0.0.0.0:7070 --insecure --state-dir /var/lib/caju --allow-read s3://bucket/train
+  caju dispatcher --allow data/ --allow-write saves/
 
 The first line on standard output is: caju dispatcher listening on HOST:PORT")]
 pub(crate) struct DispatcherArgs {
@@ -58,7 +88,7 @@ pub(crate) struct DispatcherArgs {
     /// Folder of the journal; without it a restart forgets the jobs
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) state_dir: Option<PathBuf>,
-    /// Where rows are stored for later epochs and jobs: a folder or URL that every worker may write (its --allow)
+    /// Where rows are stored for later epochs and jobs: a folder or URL that every worker reaches
     #[arg(long, value_name = "URL")]
     pub(crate) cache: Option<String>,
     /// The most that the cache may hold, as 500GiB; the least useful snapshots make room for new ones
@@ -77,11 +107,25 @@ pub(crate) struct DispatcherArgs {
     /// in --state-dir; without both nobody can drain workers from afar
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) operator_secret_file: Option<PathBuf>,
+    /// The most datasets that are remembered; beyond that the longest unused are forgotten
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_datasets: u32,
+    /// The most that definitions and schemas of all datasets may take in memory
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size)]
+    pub(crate) max_dataset_bytes: u64,
+    /// The most jobs that are remembered; beyond that the longest unused are forgotten
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_jobs: u32,
+    /// How long a job that nobody reads is remembered, with the epochs that it has finished, and a dataset without a name
+    #[arg(long, value_name = "TIME", default_value = "168h", value_parser = duration)]
+    pub(crate) forget_after: Duration,
     /// How often workers and readers report
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     pub(crate) heartbeat: Duration,
     #[command(flatten)]
     pub(crate) serve: ServeArgs,
+    #[command(flatten)]
+    pub(crate) limits: ConnectionArgs,
     #[command(flatten)]
     pub(crate) stores: StoreArgs,
 }
@@ -119,6 +163,8 @@ pub(crate) struct WorkerArgs {
     pub(crate) connect_timeout: Duration,
     #[command(flatten)]
     pub(crate) serve: ServeArgs,
+    #[command(flatten)]
+    pub(crate) limits: ConnectionArgs,
     #[command(flatten)]
     pub(crate) stores: StoreArgs,
 }

@@ -21,7 +21,7 @@ use crate::cli::{EpochArgs, Global, RunArgs};
 pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
     let def = shared::read_job(&args.file, &args.epochs)?;
     let pool = shared::cpu_pool(args.cpu_threads)?;
-    let stores = Arc::new(shared::stores(None)?);
+    let stores = Arc::new(shared::stores()?);
     let job = Job {
         def: &def,
         workers: args.workers,

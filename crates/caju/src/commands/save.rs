@@ -55,7 +55,7 @@ async fn here(global: &Global, args: &SaveArgs, def: &DatasetDef, to: &SaveTo) -
     let config = ClusterConfig {
         workers: args.workers,
         registry: shared::registry(),
-        ..ClusterConfig::new(Arc::new(shared::stores(None)?), pool)
+        ..ClusterConfig::new(Arc::new(shared::stores()?), pool)
     };
     let cluster = Cluster::start(config).await?;
     let ended = async {

@@ -6,23 +6,49 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use caju_client::{EventFn, ReaderEvent};
-use caju_functions::{Pool, PoolConfig};
+use caju_engine::wire::ConnectionLimits;
+use caju_functions::{Environment, Pool, PoolConfig};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
-use caju_runtime::{CpuPool, Stores};
+use caju_runtime::{Access, CpuPool, Stores};
 use caju_types::{Error, Result, format_duration};
 
 use super::epochs::Outcome;
 use super::summary::summary;
-use crate::cli::{BoundArgs, EpochArgs};
+use crate::cli::{BoundArgs, ConnectionArgs, EpochArgs, StoreArgs};
 use crate::output;
 
 /// Stores with the options that the environment holds (`AWS_*`, `GOOGLE_*`, `AZURE_*`, ...).
 ///
 /// # Errors
-/// `InvalidArgument` for an `--allow` that is not a path or URL.
-pub(crate) fn stores(allow: Option<Vec<String>>) -> Result<Stores> {
-    Stores::new(store_options(), allow)
+/// `InvalidArgument` for an option that a store refuses.
+pub(crate) fn stores() -> Result<Stores> {
+    Stores::new(store_options(), None)
+}
+
+/// Stores of a server, which touches only what it was allowed.
+///
+/// # Errors
+/// `InvalidArgument` for an `--allow-read` or `--allow-write` that is not a path or URL.
+pub(crate) fn server_stores(args: &StoreArgs) -> Result<Stores> {
+    let read = args.allow_read.iter().chain(&args.allow);
+    let access = Access {
+        read: read.map(|a| absolute_url(a)).collect::<Result<_>>()?,
+        write: args.allow_write.iter().map(|a| absolute_url(a)).collect::<Result<_>>()?,
+    };
+    Stores::new(store_options(), Some(access))
+}
+
+/// What peers may use of a server.
+pub(crate) fn connection_limits(args: &ConnectionArgs) -> ConnectionLimits {
+    ConnectionLimits {
+        connections: args.connections as usize,
+        handshake: args.handshake_timeout,
+        idle: args.idle_timeout,
+        streams: args.connection_calls,
+        message_bytes: usize::try_from(args.message_bytes).unwrap_or(usize::MAX),
+        ..ConnectionLimits::default()
+    }
 }
 
 /// The options of stores that the environment gives.
@@ -48,14 +74,6 @@ pub(crate) fn absolute_url(text: &str) -> Result<String> {
     path.to_str()
         .map(String::from)
         .ok_or_else(|| Error::invalid(format!("`{text}`: the path is not UTF-8; rename the folder")))
-}
-
-/// What a server may touch, as URLs or absolute paths.
-///
-/// # Errors
-/// As [`absolute_url`].
-pub(crate) fn allowed(allow: &[String]) -> Result<Vec<String>> {
-    allow.iter().map(|a| absolute_url(a)).collect()
 }
 
 /// Threads that compute: as many as asked for, else as many as cores.
@@ -91,16 +109,20 @@ pub(crate) fn limits() -> Limits {
 }
 
 /// The functions that expressions may call, within the limits of the process, and those that users have written in Python:
-/// what runs within this process is the caller's own.
+/// what runs within this process is the caller's own, in the caller's environment.
 pub(crate) fn registry() -> Registry {
-    server_registry(Some("python3"), cores())
+    let pool = PoolConfig { environment: Environment::Inherited, ..PoolConfig::new("python3", cores()) };
+    Registry::new(limits()).with_python(Pool::new(pool))
 }
 
 /// The functions of a server: those in Python only if an interpreter is given, in up to `threads` processes.
-pub(crate) fn server_registry(python: Option<&str>, threads: usize) -> Registry {
+pub(crate) fn server_registry(args: &StoreArgs, threads: usize) -> Registry {
     let registry = Registry::new(limits());
-    match python {
-        Some(python) => registry.with_python(Pool::new(PoolConfig::new(python, threads))),
+    match &args.allow_python {
+        Some(python) => registry.with_python_of_others(Pool::new(PoolConfig {
+            environment: Environment::Clean(args.python_env.clone()),
+            ..PoolConfig::new(python, threads)
+        })),
         None => registry,
     }
 }

@@ -35,15 +35,16 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
     };
     check_listen(&args.listen, args.serve.insecure).await?;
     let mut signals = Signals::new()?;
-    let stores = Arc::new(shared::stores(Some(shared::allowed(&args.stores.allow)?))?);
+    let stores = Arc::new(shared::server_stores(&args.stores)?);
     let config = WorkerConfig {
         listen: args.listen.clone(),
+        connections: shared::connection_limits(&args.limits),
         advertise: args.advertise.clone(),
         tags: args.tags.clone(),
         cpu_threads: args.cpu_threads.map_or(0, |n| n as usize),
         connect_timeout: args.connect_timeout,
         registry: shared::server_registry(
-            args.stores.allow_python.as_deref(),
+            &args.stores,
             args.cpu_threads.map_or_else(shared::cores, |n| n.max(1) as usize),
         ),
         ..WorkerConfig::new(dispatcher, stores)

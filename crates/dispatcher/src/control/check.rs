@@ -37,6 +37,7 @@ impl Core {
             updates.extend(idle_iterations(txn.state, &mut observed, timers, now));
             updates.extend(starved_iterations(txn.state, &mut observed, timers, now));
             drop(observed);
+            updates.extend(self.uses.lock().expired(txn.state, &self.config.memory, now));
             let gone: BTreeSet<IterationId> = updates.iter().filter_map(gone_from).collect();
             apply(txn, updates);
             gone.into_iter().for_each(|id| self.settle_tasks(txn, id));

@@ -11,6 +11,7 @@ mod clients;
 mod datasets;
 mod describing;
 mod leases;
+pub(crate) mod limits;
 mod observed;
 mod open;
 mod planning;
@@ -44,6 +45,8 @@ pub use saves::Saves;
 
 /// Updates after which the journal is compacted.
 const COMPACT_AFTER: u64 = 20_000;
+/// Bytes after which the journal is compacted, unless the datasets in it are larger.
+const COMPACT_AFTER_BYTES: u64 = 64 << 20;
 
 /// The control plane of one dispatcher.
 pub(crate) struct Core {
@@ -56,6 +59,7 @@ pub(crate) struct Core {
     bells: Mutex<HashMap<IterationId, Arc<watch::Sender<()>>>>,
     providers: Mutex<BTreeMap<(IterationId, FeedId), Provider>>,
     bound: Mutex<HashMap<DatasetId, Arc<Bound>>>,
+    uses: Mutex<limits::Uses>,
     observed: Mutex<Observed>,
     planning: Mutex<Planning>,
     saves: saves::SaveBooks,
@@ -74,6 +78,7 @@ pub(crate) struct Core {
 struct Inner {
     state: State,
     updates_since_snapshot: u64,
+    bytes_since_snapshot: u64,
 }
 
 struct Provider {
@@ -156,11 +161,12 @@ impl Core {
             clock,
             tasks: Tasks::new(),
             catalog,
-            inner: Mutex::new(Inner { state, updates_since_snapshot: 0 }),
+            inner: Mutex::new(Inner { state, updates_since_snapshot: 0, bytes_since_snapshot: 0 }),
             journal: JournalWriter::start(journal)?,
             bells: Mutex::default(),
             providers: Mutex::default(),
             bound: Mutex::default(),
+            uses: Mutex::default(),
             observed: Mutex::default(),
             planning: Mutex::default(),
             saves: saves::SaveBooks::default(),
@@ -214,6 +220,11 @@ impl Core {
         self.journal.close();
     }
 
+    /// Waits until the journal fails, if it ever does.
+    pub(crate) async fn journal_failed(&self) -> caju_types::Error {
+        self.journal.failed().await
+    }
+
     /// Decides something under the lock; the result, and the number that must be durable before it is told.
     fn transact<R>(&self, decide: impl FnOnce(&mut Txn<'_>) -> R) -> (R, u64) {
         let mut guard = self.inner.lock();
@@ -226,10 +237,13 @@ impl Core {
             self.journal.last()
         } else {
             inner.updates_since_snapshot += updates.len() as u64;
+            inner.bytes_since_snapshot += updates.iter().map(limits::journal_bytes).sum::<u64>();
             self.journal.enqueue(updates)
         };
-        if inner.updates_since_snapshot > COMPACT_AFTER {
-            inner.updates_since_snapshot = 0;
+        if inner.updates_since_snapshot > COMPACT_AFTER
+            || inner.bytes_since_snapshot > COMPACT_AFTER_BYTES.max(inner.state.dataset_bytes())
+        {
+            (inner.updates_since_snapshot, inner.bytes_since_snapshot) = (0, 0);
             self.journal.compact(inner.state.clone());
         }
         self.tidy(&inner.state, &touched);

@@ -10,6 +10,7 @@ use caju_types::{ClientId, DatasetId, Error, IterationId, JobName, Result, Secre
 use super::accounts::{self, Acknowledged};
 use super::clients::task_infos;
 use super::datasets::{difference, find, parse, register};
+use super::limits::{admit_job, check_name};
 use super::{Core, Txn, draw_secret, secrets};
 use crate::catalog::Bound;
 use crate::state::{
@@ -35,6 +36,11 @@ impl Core {
         if self.draining.load(Ordering::Acquire) {
             return Err(Error::unavailable("the dispatcher is shutting down; try again when it is back"));
         }
+        check_name("a job's name", &request.job)?;
+        check_name("a dataset's name", &request.dataset_id)?;
+        check_name("a policy", &request.policy)?;
+        check_name("an encoding", &request.encoding)?;
+        self.check_save_url(&request).await?;
         if request.job.is_empty() {
             request.job = self.unique_name(ANONYMOUS);
         }
@@ -45,7 +51,9 @@ impl Core {
             .commit(|txn| {
                 let dataset = match &wanted {
                     Wanted::Known(id) => find(txn.state, id)?.clone(),
-                    Wanted::Bound(_, dataset) => register(txn, (**dataset).clone(), None)?,
+                    Wanted::Bound(_, dataset) => {
+                        register(self, txn, (**dataset).clone(), None, Some(&JobName(request.job.clone())))?
+                    }
                 };
                 let job = get_or_create_job(self, txn, &request, &dataset)?;
                 let answer = match get_or_create_iteration(self, txn, &request, &job, unix_ms)? {
@@ -55,8 +63,10 @@ impl Core {
                 Ok((v1::OpenIterationResponse { heartbeat_ms: self.heartbeat_ms(), ..answer }, dataset))
             })
             .await?;
-        if let Wanted::Bound(bound, _) = wanted {
-            self.bound.lock().insert(dataset.id.clone(), bound);
+        if let Wanted::Bound(bound, _) = wanted
+            && bound.payloads == dataset.payloads
+        {
+            self.keep_bound(&dataset.id, &bound);
         }
         self.prepare_decision(IterationId(answer.iteration_id), &dataset.id).await?;
         Ok(v1::OpenIterationResponse {
@@ -235,6 +245,7 @@ fn get_or_create_job(
     let name = JobName(request.job.clone());
     let mode = wanted_mode(request)?;
     let caching = core.wanted_caching(request, dataset)?;
+    core.uses.lock().use_job(&name, core.clock.now());
     if let Some(job) = txn.state.jobs.get(&name) {
         check_job(txn.state, job, dataset, request.has_seed.then_some(request.seed), mode)?;
         check_policy(job, caching.policy.as_ref())?;
@@ -252,6 +263,7 @@ fn get_or_create_job(
         url: request.save_url.clone(),
         chunk_bytes: (request.save_chunk_bytes > 0).then_some(request.save_chunk_bytes),
     });
+    admit_job(core, txn)?;
     txn.apply(Update::JobCreated {
         job: name.clone(),
         dataset: dataset.id.clone(),

@@ -7,15 +7,17 @@ use caju_cache::{Encoding, SaveState, Saved};
 use caju_engine::source::Split;
 use caju_pipeline::{DatasetDef, SAVE_HINT, SavedForm};
 use caju_proto::v1;
+use caju_runtime::stores::{StoreUrl, may_lie_in};
 use caju_runtime::{Clock, Stores};
-use caju_types::{Error, Fingerprint, Result, SplitKey};
+use caju_types::{DatasetId, Error, Fingerprint, Result, SplitKey};
 use futures::TryStreamExt;
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::watch;
 
 use super::Core;
-use super::datasets::{parse, register};
+use super::datasets::{find, parse, register};
+use super::limits::check_name;
 use crate::state::{Dataset, Hint, Policy, Save, SaveStage, SaveTarget, SaveTotals, Update};
 
 /// What is known of running saves, and who wants to know of new ones.
@@ -123,14 +125,15 @@ impl Core {
     /// Begins a save, or goes on with one. When this returns, the save's folder says what it will be.
     pub(crate) async fn start_save(&self, request: v1::StartSaveRequest) -> Result<v1::SaveStatus> {
         let stores = self.save_stores()?;
-        let at = stores.resolve(&request.url).map_err(|e| e.context("save"))?;
-        let url = at.url.to_string().trim_end_matches('/').to_owned();
+        let url = writable(&stores, &request.url)?.to_string().trim_end_matches('/').to_owned();
         let wanted: Option<Encoding> = match request.encoding.as_str() {
             "" => None,
             text => Some(text.parse()?),
         };
         let given = parse(&request.definition_json)?;
-        let form = SavedForm::of(&DatasetDef::from_json(&given)?)?;
+        let def = DatasetDef::from_json(&given)?;
+        apart(&def, &StoreUrl::parse(&url)?)?;
+        let form = SavedForm::of(&def)?;
         let (bound, dataset) = self.bind(&form.def.to_json().to_string()).await?;
         let hint = save_hint(&dataset)?;
         if hint.random && form.copies > 1 {
@@ -169,7 +172,7 @@ impl Core {
         let started_ms = u64::try_from(self.clock.unix_time().as_millis()).unwrap_or(0);
         let status = self
             .commit(|txn| {
-                let dataset = register(txn, dataset.clone(), None)?;
+                let dataset = register(self, txn, dataset.clone(), None, None)?;
                 let prefix = save_hint(&dataset)?.prefix;
                 let save = Save {
                     target,
@@ -193,6 +196,23 @@ impl Core {
             .await?;
         self.saves.bell.send_replace(());
         Ok(status)
+    }
+
+    /// Whether an iteration may store its rows below the root that it names: as for [`Core::start_save`], since whoever
+    /// opens an iteration may name one.
+    pub(super) async fn check_save_url(&self, request: &v1::OpenIterationRequest) -> Result<()> {
+        if request.save_url.is_empty() {
+            return Ok(());
+        }
+        let url = writable(&self.save_stores()?, &request.save_url)?;
+        let definition = match request.dataset_id.as_str() {
+            "" => request.definition_json.clone(),
+            id => {
+                let id = DatasetId(id.to_owned());
+                self.look(|state| find(state, &id).map(|d| d.definition_json.clone())).await??
+            }
+        };
+        apart(&DatasetDef::from_json(&parse(&definition)?)?, &url)
     }
 
     /// How a save goes.
@@ -244,6 +264,27 @@ fn save_hint(dataset: &Dataset) -> Result<&Hint> {
         }
     })?;
     hint.ok_or_else(|| Error::internal("the form of a save has no hint"))
+}
+
+/// # Errors
+/// `PermissionDenied` for a place that may not be written.
+fn writable(stores: &Stores, url: &str) -> Result<StoreUrl> {
+    check_name("the URL of a save", url)?;
+    stores.resolve_to_write(url).map(|at| at.url).map_err(|e| e.context("save"))
+}
+
+/// Refuses to save among the files that a pipeline reads: the next one that lists the folder would read the save as its
+/// own rows.
+fn apart(def: &DatasetDef, url: &StoreUrl) -> Result<()> {
+    for path in def.source_paths() {
+        if may_lie_in(path, url)? {
+            return Err(Error::invalid(format!(
+                "save: {url} lies at, above or below the source {path}, and rows saved there could be read as its own; \
+                 save to a folder apart"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn taken(url: &str) -> Error {

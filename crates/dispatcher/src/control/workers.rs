@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_cache::Remembered;
+use caju_engine::wire::is_in_process;
 use caju_proto::v1;
 use caju_runtime::random_secret;
 use caju_types::{Error, ErrorKind, Result, Secret, TaskId, WorkerId};
 
 use super::leases::running_task;
+use super::limits::check_name;
 use super::{Core, Txn, secrets};
 use crate::config::DispatcherConfig;
 use crate::state::{
@@ -23,16 +25,20 @@ impl Core {
         &self,
         request: v1::RegisterWorkerRequest,
     ) -> Result<v1::RegisterWorkerResponse> {
+        check_name("a worker's address", &request.address)?;
         let valid = request
             .address
             .rsplit_once(':')
             .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p != 0));
-        if !valid {
+        // Who reaches a dispatcher within a process is in that process too.
+        let is_here = is_in_process(&self.config.listen) && is_in_process(&request.address);
+        if !valid && !is_here {
             return Err(Error::invalid(format!(
                 "worker address `{}` is not HOST:PORT that clients could dial",
                 request.address
             )));
         }
+        request.tags.iter().try_for_each(|tag| check_name("a worker's tag", tag))?;
         let now = self.clock.now();
         let secret = random_secret()?;
         let worker = self
@@ -44,8 +50,12 @@ impl Core {
             })
             .await?;
         tracing::info!("{worker} at {} registered", request.address);
-        let heartbeat_ms = self.heartbeat_ms();
-        Ok(v1::RegisterWorkerResponse { worker_id: worker.0, heartbeat_ms, secret: secret.to_vec().into() })
+        Ok(v1::RegisterWorkerResponse {
+            worker_id: worker.0,
+            heartbeat_ms: self.heartbeat_ms(),
+            secret: secret.to_vec().into(),
+            cache_url: self.config.cache_url.clone(),
+        })
     }
 
     /// Whether a worker may register: nobody takes the address of a worker that lives, but that worker itself.

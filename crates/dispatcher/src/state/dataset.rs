@@ -16,6 +16,9 @@ pub struct Dataset {
     pub fingerprint: Fingerprint,
     /// The name of everything it says, and of the columns found: equal for the same dataset only.
     pub identity: Fingerprint,
+    /// The name of its functions in Python as they were sent; none if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payloads: Option<Fingerprint>,
     /// The name in the definition, for people.
     pub name: Option<String>,
     /// The definition.

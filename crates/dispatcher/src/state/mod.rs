@@ -8,6 +8,7 @@ mod caching;
 mod dataset;
 mod feed;
 mod follow;
+mod forget;
 mod iteration;
 mod losses;
 mod saves;
@@ -148,6 +149,12 @@ impl State {
                 self.open(*iteration, job, *epoch, *at_ms);
             }
             Update::IterationDropped { iteration } => self.drop_iteration(*iteration),
+            Update::DatasetForgotten { dataset } => {
+                self.datasets.remove(dataset);
+            }
+            Update::JobForgotten { job } => {
+                self.jobs.remove(job);
+            }
             _ => self.apply_iteration(update),
         }
     }

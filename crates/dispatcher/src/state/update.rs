@@ -293,6 +293,16 @@ pub enum Update {
         /// Which.
         iteration: IterationId,
     },
+    /// A dataset that nothing refers to is forgotten.
+    DatasetForgotten {
+        /// Which.
+        dataset: DatasetId,
+    },
+    /// A job that nobody has read for long is forgotten, with the epochs that it has finished.
+    JobForgotten {
+        /// Which.
+        job: JobName,
+    },
     /// The whole state, at the head of a compacted journal.
     Snapshot {
         /// The state.

@@ -20,7 +20,8 @@ use crate::journal::{Journal, MemoryJournal};
 use crate::state::Hint;
 
 /// Definitions are `{"splits": N}`, with `"single": true`, `"shuffle": SEED or null`, `"path": any`,
-/// `"bad": MESSAGE`, `"list_error": MESSAGE`, `"list_panic": MESSAGE`, `"skip_limit": N` and `"hints": [NAME, ...]`. A `"spelling": any` says nothing.
+/// `"bad": MESSAGE`, `"list_error": MESSAGE`, `"list_panic": MESSAGE`, `"skip_limit": N` and `"hints": [NAME, ...]`. A
+/// `"spelling": any` and a `"payload": TEXT` name nothing.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct FakeCatalog {
     /// Part of every split: changing it changes the listing.
@@ -38,6 +39,7 @@ impl Catalog for FakeCatalog {
         let mut said = definition.clone();
         if let Some(map) = said.as_object_mut() {
             map.shift_remove("spelling");
+            map.shift_remove("payload");
         }
         let mut computed = said.clone();
         if let Some(map) = computed.as_object_mut() {
@@ -51,6 +53,7 @@ impl Catalog for FakeCatalog {
             name: Some("fake".to_string()),
             fingerprint: Fingerprint(hash128(computed.to_string().as_bytes())),
             identity: Fingerprint(hash128(said.to_string().as_bytes())),
+            payloads: definition["payload"].as_str().map(|p| Fingerprint(hash128(p.as_bytes()))),
             source_schema: source_schema.unwrap_or_else(|| Arc::clone(&schema)),
             schema,
             seed: definition["seed"].as_u64(),
@@ -122,13 +125,19 @@ pub(crate) struct World {
     pub(crate) clock: Arc<TestClock>,
     pub(crate) catalog: FakeCatalog,
     journal: MemoryJournal,
+    config: DispatcherConfig,
 }
 
 impl World {
     pub(crate) fn new() -> Self {
+        Self::with(|config| config)
+    }
+
+    pub(crate) fn with(settings: impl FnOnce(DispatcherConfig) -> DispatcherConfig) -> Self {
         let (clock, catalog, journal) = (TestClock::new(), FakeCatalog::default(), MemoryJournal::default());
-        let core = start(&clock, &catalog, &journal);
-        Self { core, clock, catalog, journal }
+        let config = settings(DispatcherConfig { timers: timers(), ..Default::default() });
+        let core = start(&config, &clock, &catalog, &journal);
+        Self { core, clock, catalog, journal, config }
     }
 
     /// Kills the dispatcher and starts another on its journal. What it knew must come back.
@@ -136,7 +145,7 @@ impl World {
         self.core.tasks.stop();
         let before = self.core.snapshot();
         self.core.close_journal();
-        self.core = start(&self.clock, &self.catalog, &self.journal);
+        self.core = start(&self.config, &self.clock, &self.catalog, &self.journal);
         assert_eq!(self.core.snapshot(), before, "the journal does not give the state back");
     }
 
@@ -305,12 +314,22 @@ impl World {
     }
 }
 
-fn start(clock: &Arc<TestClock>, catalog: &FakeCatalog, journal: &MemoryJournal) -> Arc<Core> {
+fn start(
+    config: &DispatcherConfig,
+    clock: &Arc<TestClock>,
+    catalog: &FakeCatalog,
+    journal: &MemoryJournal,
+) -> Arc<Core> {
     let mut journal = journal.clone();
     let replayed = journal.replay().unwrap();
-    let config = DispatcherConfig { timers: timers(), ..Default::default() };
-    Core::new(config, Arc::new(catalog.clone()), Arc::<TestClock>::clone(clock), Box::new(journal), &replayed)
-        .unwrap()
+    Core::new(
+        config.clone(),
+        Arc::new(catalog.clone()),
+        Arc::<TestClock>::clone(clock),
+        Box::new(journal),
+        &replayed,
+    )
+    .unwrap()
 }
 
 pub(crate) fn timers() -> Timers {

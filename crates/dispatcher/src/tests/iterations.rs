@@ -515,3 +515,22 @@ fn readers_that_leave_early_are_no_strike_against_a_split() {
         assert_eq!(answer.splits[1].done, vec![v1::RowRange { start: 0, end: 4 }]);
     });
 }
+
+/// Functions in Python say what their code is. A job gets the rows of the functions that it sent, also while another job
+/// runs functions that say the same; who names a job joins it as it is.
+#[test]
+fn jobs_share_a_dataset_only_if_they_sent_the_same_functions() {
+    run(async {
+        let world = World::new();
+        let sent = |payload: &str| json!({"splits": 2, "payload": payload});
+        let first = world.open(&sent("honest"), "a").await;
+        let joined = world.open(&sent("another form of it"), "a").await;
+        assert_eq!(joined.iteration_id, first.iteration_id);
+        assert_eq!(joined.definition_json, first.definition_json);
+        let apart = world.open(&sent("forged"), "b").await;
+        assert!(apart.definition_json.contains("forged"));
+        let same = world.open(&sent("honest"), "c").await;
+        assert!(same.definition_json.contains("honest"));
+        assert_eq!(world.core.snapshot().datasets.len(), 2);
+    });
+}

@@ -5,6 +5,7 @@ mod fake;
 mod flight;
 mod incomplete;
 mod iterations;
+mod limits;
 mod plans;
 mod recovery;
 mod secrets;

@@ -117,6 +117,7 @@ pub async fn bind_with(
     source_schema: Option<SchemaRef>,
     hints: Hints,
 ) -> Result<BoundPipeline> {
+    let registry = &registry.for_definition(def);
     let shared = Arc::new(def.clone());
     let named = {
         let (def, registry) = (Arc::clone(&shared), registry.clone());

@@ -109,7 +109,11 @@ class Reader:
 @final
 class Cluster:
     def __new__(
-        cls, workers: int = 1, cpu_threads: int | None = None, cache: str | None = None
+        cls,
+        workers: int = 1,
+        cpu_threads: int | None = None,
+        cache: str | None = None,
+        listen: str | None = None,
     ) -> Cluster: ...
     @property
     def address(self) -> str: ...

@@ -60,7 +60,7 @@ pub(crate) async fn run(global: &Global, command: &CacheCommand) -> Result<u8> {
 /// `NotFound` where there is no cache, and what [`Cache::open`] says.
 pub(super) async fn open(url: &str, options: CacheOptions) -> Result<Arc<Cache>> {
     let url = shared::absolute_url(url)?;
-    let stores = shared::stores(None)?;
+    let stores = shared::stores()?;
     refuse_other_places(&stores, &url).await?;
     let clock = SystemClock::shared();
     let writer = format!("tool-{}-{:x}", std::process::id(), clock.unix_time().as_nanos());
@@ -173,7 +173,7 @@ async fn verify(global: &Global, root: &CacheRoot, digits: Option<&str>, repair:
         None => Vec::new(),
     };
     // Of a save nothing is dropped: it may be all that there is of those rows.
-    let save = repair && Saved::load(&shared::stores(None)?, cache.url()).await?.is_some();
+    let save = repair && Saved::load(&shared::stores()?, cache.url()).await?.is_some();
     let report = verify_all(global, &cache, chosen, repair && !save).await;
     // Whoever reads holds a lease; left behind, it would keep `rm` from its work.
     if let Err(error) = cache.close(CLOSE).await {

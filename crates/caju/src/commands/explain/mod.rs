@@ -97,7 +97,7 @@ pub(crate) async fn run(global: &Global, args: &ExplainArgs) -> Result<()> {
     };
     let url = cache_url(args, status.as_ref())?;
     let cache = cache::open(&url, cache::only_looking()).await?;
-    let ctx = SourceContext::new(Arc::new(shared::stores(None)?), Arc::new(IoCounters::new()));
+    let ctx = SourceContext::new(Arc::new(shared::stores()?), Arc::new(IoCounters::new()));
     let bound = Box::pin(caju_engine::bind(&def, &registry, &ctx, None)).await?;
     let job = match &status {
         Some(status) => job_of(status, args.job.as_deref(), &def, bound.fingerprint())?,
