@@ -151,6 +151,7 @@ fn add(sum: &mut IoSnapshot, io: IoSnapshot) {
     sum.deletes += io.deletes;
     sum.bytes_read += io.bytes_read;
     sum.bytes_written += io.bytes_written;
+    sum.syncs += io.syncs;
 }
 
 #[cfg(test)]

@@ -35,10 +35,14 @@ pub(super) fn is_hidden(name: &str) -> bool {
 /// `InvalidArgument` for a path that is none, or a pattern that is not valid.
 pub fn may_lie_in(path: &str, folder: &StoreUrl) -> Result<bool> {
     let url = StoreUrl::parse(path)?;
-    if !is_glob(&url.key) {
-        return Ok(url.is_below(folder) || folder.is_below(&url));
+    // A name with brackets may also be that of a file.
+    if url.is_below(folder) || folder.is_below(&url) {
+        return Ok(true);
     }
-    let pattern = Pattern::new(&url.key)?;
+    if !is_glob(&url.key) {
+        return Ok(false);
+    }
+    let pattern = Pattern::new(&url.key, 0)?;
     let base = url.with_key(pattern.base.clone());
     if base.is_below(folder) {
         return Ok(true);
