@@ -356,7 +356,7 @@ impl Drop for PartWriter {
 /// Does what is to be done though the caller is dropped meanwhile, as long as the cache is not closed.
 async fn carry_through(tasks: &Tasks, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
     let token = tasks.token();
-    let work = async move { drop(token.run_until_cancelled_owned(work).await) };
+    let work = async move { token.run_until_cancelled_owned(work).await.unwrap_or_default() };
     tasks.spawn_graceful(name, work).await.unwrap_or_else(log_failure);
 }
 

@@ -71,7 +71,7 @@ fn split(rows: Option<u64>) -> Split {
 /// Rows that came, and the error behind them.
 fn read(steps: &[Step], split: &Split) -> (usize, Option<Error>) {
     run(async {
-        let options = ReadOptions { skip: Some(Arc::new(|_| ())), ..ReadOptions::default() };
+        let options = ReadOptions { skip: Some(Arc::new(|_: Error| ())), ..ReadOptions::default() };
         let mut stream = read_split(&Told(steps.to_vec()), split, &options);
         let mut rows = 0;
         while let Some(batch) = stream.next().await {
@@ -167,7 +167,7 @@ fn rows_that_a_predicate_drops_are_not_missing() {
             columns: vec![0],
             test: Arc::new(|batch: &RecordBatch| {
                 let odd = (0..batch.num_rows()).map(|i| i % 2 == 1);
-                Ok(odd.map(Some).collect())
+                Ok(odd.map(Some).collect::<arrow_array::BooleanArray>())
             }),
         };
         let options = ReadOptions { predicates: vec![keeps], ..ReadOptions::default() };

@@ -2,6 +2,7 @@
 //! in the order of the stream, and what comes out is bounded at every step.
 
 mod chain;
+mod distribute;
 mod ends;
 mod hint;
 mod read;
@@ -203,7 +204,7 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
     let cache = cache.undecided(options.probe && !options.probe_to_end).for_job(&options.job);
     let cache = Arc::new(cache.read_by(options.readers));
     let reader = read::Reader::new(Arc::clone(pipeline), Arc::clone(&ctx), Arc::clone(&cache), reading);
-    let source = read::read_splits(reader, feed, tasks.clone());
+    let source = distribute::read_splits(reader, feed, tasks.clone());
     let items = chain::build(pipeline, source, &ctx, &cache);
     TaskRun { items, ctx, cache, tasks, probe_to_end: options.probe_to_end, over: None }
 }

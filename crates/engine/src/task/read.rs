@@ -1,25 +1,24 @@
 //! Reading leased splits: several at a time, in order or as they come.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use arrow_array::RecordBatch;
-use caju_cache::Cache;
+use caju_runtime::Sender;
 use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt};
 
-use super::ends::{Leases, with_ends};
-use super::room::{Place, Room};
+use super::distribute::Group;
+use super::ends::Leases;
+use super::room::Place;
 use super::zip::{Side, zipped};
-use super::{Item, Items, LeasedSplit, SplitFeed};
+use super::{Item, LeasedSplit};
 use crate::bind::{BoundPipeline, Branch, BranchKind, Step};
-use crate::caching::{Entry, OpenPart, StoredGroup, TaskCache};
+use crate::caching::{Entry, OpenPart, TaskCache};
 use crate::chunk::{Chunk, Elements, Run, batch_bytes};
 use crate::context::TaskContext;
 use crate::source::{ReadOptions, Split, SplitRange, child_split, read_split};
-use crate::stats::{READER, SplitReads};
-use caju_runtime::{Receiver, Sender, Tasks, caught, channel, log_failure};
+use crate::stats::READER;
 
 /// How splits are read.
 #[derive(Debug, Clone, Copy)]
@@ -31,39 +30,16 @@ pub(super) struct Reading {
     pub(super) ordered: bool,
 }
 
-/// Batches that one reader may have ready.
-const READY: usize = 2;
-
 /// Reads the splits of a task.
 pub(super) struct Reader {
     pipeline: Arc<BoundPipeline>,
-    ctx: Arc<TaskContext>,
-    cache: Arc<TaskCache>,
-    reading: Reading,
+    pub(super) ctx: Arc<TaskContext>,
+    pub(super) cache: Arc<TaskCache>,
+    pub(super) reading: Reading,
     /// Where the figures of the stages end that see one split at a time.
     local: usize,
     /// The splits that were leased and have not ended.
-    open: Leases,
-}
-
-/// What hands out splits is called this in errors.
-const HANDING_OUT: &str = "handing out splits";
-
-/// The rows of all leased splits, as chunks of one run each, with the end of every split and repetition marked. The
-/// stream ends only when the feed has said that no split is left and every reader that it has finished.
-pub(super) fn read_splits(reader: Reader, feed: Box<dyn SplitFeed>, tasks: Tasks) -> Items {
-    let reading = reader.reading;
-    let reader = Arc::new(reader);
-    // One queue of queues: in order there is one per split, else one per repetition that all its readers share.
-    let depth = Cache::answers_at_once(Cache::requests_at_once(reading.readers));
-    let (queues, queue) = channel(HANDING_OUT, depth);
-    let lead = Arc::clone(&reader);
-    tasks.background(HANDING_OUT, log_failure, lead.distribute(feed, queues, tasks.clone()));
-    let items = queue.flat_map(|rx| match rx {
-        Ok(rx) => rx.left_stream(),
-        Err(e) => stream::iter([Err(e)]).right_stream(),
-    });
-    with_ends(items.boxed(), reader.open.clone())
+    pub(super) open: Leases,
 }
 
 impl Reader {
@@ -88,153 +64,14 @@ impl Reader {
         self.reading.sized(stages.get(stage..end).unwrap_or_default())
     }
 
-    /// Hands out splits until none is left, and says how that ended.
-    async fn distribute(
-        self: Arc<Self>,
-        feed: Box<dyn SplitFeed>,
-        queues: Sender<Receiver<Item>>,
-        tasks: Tasks,
-    ) -> Result<()> {
-        // The queue that the readers of a repetition share ends as this does.
-        let mut shared = None;
-        let handing_out = self.hand_out(feed, &queues, &mut shared, &tasks);
-        match caught(HANDING_OUT, handing_out).await.and_then(|ended| ended) {
-            Ok(()) => queues.finish(),
-            Err(e) => {
-                if let Some(shared) = shared {
-                    shared.fail(e.clone()).await;
-                }
-                queues.fail(e).await;
-            }
-        }
-        Ok(())
-    }
-
-    /// Leases splits and starts their readers, never more than `readers` at once.
-    async fn hand_out(
-        self: &Arc<Self>,
-        mut feed: Box<dyn SplitFeed>,
-        queues: &Sender<Receiver<Item>>,
-        shared: &mut Option<Sender<Item>>,
-        tasks: &Tasks,
-    ) -> Result<()> {
-        let mut room = Room::for_readers(self.reading.readers);
-        let mut leases: VecDeque<LeasedSplit> = VecDeque::new();
-        let mut repetition: Option<u32> = None;
-        loop {
-            let mut place = room.next().await?;
-            if leases.is_empty() {
-                match feed.next(1).await? {
-                    Some(more) => leases.extend(more),
-                    None => break,
-                }
-            }
-            let Some(lease) = leases.pop_front() else {
-                continue;
-            };
-            let group = match &lease.group {
-                Some(group) => match self.gather(lease.clone(), group.of, &mut leases, &mut feed).await? {
-                    Some(read) => Some(read),
-                    // Its splits are computed like any others.
-                    None => continue,
-                },
-                None => None,
-            };
-            if repetition.is_some_and(|r| r != lease.split.repetition) {
-                end_repetition(shared, queues).await?;
-            }
-            repetition = Some(lease.split.repetition);
-            self.ctx.register(lease.index, &lease.split, &lease.done);
-            let name = format!("reading {}", lease.split.describe());
-            let out = match &*shared {
-                Some(shared) => shared.another(name.clone()),
-                None if self.reading.ordered => self.queue(name.clone(), READY, queues).await?,
-                None => {
-                    let depth = self.reading.readers * READY;
-                    let all = shared.insert(self.queue(HANDING_OUT.into(), depth, queues).await?);
-                    all.another(name.clone())
-                }
-            };
-            let requests = self.cache.requests_for(&lease).filter(|_| group.is_none());
-            room.fit(&mut place, requests).await?;
-            match &group {
-                Some(group) => group.splits.iter().for_each(|index| self.open.begin(*index)),
-                None => self.open.begin(lease.index),
-            }
-            let me = Arc::clone(self);
-            let reads = SplitReads::of(Arc::clone(&self.ctx.stats));
-            tasks.background(
-                name.clone(),
-                log_failure,
-                READER.scope(reads, async move {
-                    let reading = async {
-                        match group {
-                            Some(group) => me.get_group(group, &out, place).await,
-                            None => me.read_one(lease, &out, place).await,
-                        }
-                    };
-                    let outcome = caught(&name, reading).await.and_then(|read| read);
-                    out.end(outcome).await;
-                    Ok(())
-                }),
-            );
-        }
-        if repetition.is_some() {
-            end_repetition(shared, queues).await?;
-        }
-        Ok(())
-    }
-
-    /// One more queue of items, behind those that there are.
-    async fn queue(
-        &self,
-        name: String,
-        depth: usize,
-        queues: &Sender<Receiver<Item>>,
-    ) -> Result<Sender<Item>> {
-        let (out, items) = channel(name, depth);
-        match queues.send(items).await {
-            Ok(()) => Ok(out),
-            Err(e) => {
-                out.finish();
-                Err(e)
-            }
-        }
-    }
-
-    /// Collects the leases of all splits whose rows are in one part of a set, and opens the part; none if it cannot
-    /// be read: the leases are then put back, to be computed.
-    async fn gather(
-        &self,
-        first: LeasedSplit,
-        of: u32,
-        leases: &mut VecDeque<LeasedSplit>,
-        feed: &mut Box<dyn SplitFeed>,
-    ) -> Result<Option<Group>> {
-        let mut all = vec![first];
-        while all.len() < of as usize {
-            if leases.is_empty() {
-                let Some(more) = feed.next(of as usize - all.len()).await? else { break };
-                leases.extend(more);
-            }
-            all.extend(leases.pop_front());
-        }
-        all.iter().for_each(|l| self.ctx.register(l.index, &l.split, &l.done));
-        let whole = all.len() == of as usize && all.iter().all(|l| l.group.is_some() && l.done.is_empty());
-        if whole && let Some((hint, part)) = self.cache.open_group(&all).await {
-            return Ok(Some(Group { hint, part, splits: all.iter().map(|l| l.index).collect() }));
-        }
-        // In their own order, on which it may depend which rows are counted.
-        all.sort_by_key(|l| l.index);
-        for lease in all.into_iter().rev() {
-            leases.push_front(LeasedSplit { group: None, ..lease });
-        }
-        Ok(None)
-    }
-
     /// Sends the rows of a part of a set. If it is damaged the task is given up: what is left of its splits is
     /// computed by another one, since rows say which ones they are wherever they come from.
-    async fn get_group(&self, mut group: Group, out: &Sender<Item>, mut place: Place) -> Result<()> {
+    pub(super) async fn get_group(
+        &self,
+        mut group: Group,
+        out: &Sender<Item>,
+        mut place: Place,
+    ) -> Result<()> {
         let counters = self.ctx.stats.stage(self.cache.figures(group.hint));
         let reading = self.reading(self.cache.figures(group.hint));
         place.shrink(group.part.requests());
@@ -264,7 +101,12 @@ impl Reader {
     }
 
     /// Sends the rows of one split, and then its end.
-    async fn read_one(&self, lease: LeasedSplit, out: &Sender<Item>, mut place: Place) -> Result<()> {
+    pub(super) async fn read_one(
+        &self,
+        lease: LeasedSplit,
+        out: &Sender<Item>,
+        mut place: Place,
+    ) -> Result<()> {
         match self.cache.enter(&lease).await {
             Entry::Skip => {}
             Entry::Compute => self.compute(&lease, out).await?,
@@ -470,14 +312,6 @@ fn step(rows: usize, bytes: usize, reading: Reading) -> usize {
     reading.batch_rows.min(by_bytes).max(1)
 }
 
-/// A part of a set that is being read.
-struct Group {
-    hint: usize,
-    part: StoredGroup,
-    /// The leases of its splits.
-    splits: Vec<u64>,
-}
-
 fn with_schema(batch: RecordBatch, schema: &arrow_schema::SchemaRef) -> Result<RecordBatch> {
     RecordBatch::try_new(Arc::clone(schema), batch.columns().to_vec())
         .map_err(|e| Error::invalid(format!("the datasets of a combinator disagree: {e}")))
@@ -485,17 +319,6 @@ fn with_schema(batch: RecordBatch, schema: &arrow_schema::SchemaRef) -> Result<R
 
 fn failed(message: &'static str) -> BoxStream<'static, Result<RecordBatch>> {
     stream::once(async move { Err(Error::internal(message)) }).boxed()
-}
-
-/// Marks the end of a repetition, behind the items of all its readers.
-async fn end_repetition(shared: &mut Option<Sender<Item>>, queues: &Sender<Receiver<Item>>) -> Result<()> {
-    if let Some(shared) = shared.take() {
-        shared.finish();
-    }
-    let (out, items) = channel("the end of a repetition", 1);
-    out.send(Item::EndOfRepetition).await?;
-    out.finish();
-    queues.send(items).await
 }
 
 /// The error of a job that may read stored rows alone, at a split that has none.

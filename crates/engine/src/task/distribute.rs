@@ -1,0 +1,191 @@
+//! Handing out leased splits to readers, never more of them at once than a task has room for.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use caju_cache::Cache;
+use caju_runtime::{Receiver, Sender, Tasks, caught, channel, log_failure};
+use caju_types::Result;
+use futures::stream::{self, StreamExt};
+
+use super::ends::with_ends;
+use super::read::Reader;
+use super::room::{Place, Room};
+use super::{Item, Items, LeasedSplit, SplitFeed};
+use crate::caching::StoredGroup;
+use crate::stats::{READER, SplitReads};
+
+/// Batches that one reader may have ready.
+const READY: usize = 2;
+/// What hands out splits is called this in errors.
+const NAME: &str = "handing out splits";
+
+/// The rows of all leased splits, as chunks of one run each, with the end of every split and repetition marked. The
+/// stream ends only when the feed has said that no split is left and every reader that it has finished.
+pub(super) fn read_splits(reader: Reader, feed: Box<dyn SplitFeed>, tasks: Tasks) -> Items {
+    let reader = Arc::new(reader);
+    // One queue of queues: in order there is one per split, else one per repetition that all its readers share.
+    let depth = Cache::answers_at_once(Cache::requests_at_once(reader.reading.readers));
+    let (queues, queue) = channel(NAME, depth);
+    let (leases, group) = (reader.open.clone(), tasks.clone());
+    let distributor =
+        Distributor { reader, feed, tasks, queues, shared: None, leases: VecDeque::new(), repetition: None };
+    group.background(NAME, log_failure, distributor.distribute());
+    let items = queue.flat_map(|rx| match rx {
+        Ok(rx) => rx.left_stream(),
+        Err(e) => stream::iter([Err(e)]).right_stream(),
+    });
+    with_ends(items.boxed(), leases)
+}
+
+/// Leases splits and starts their readers.
+struct Distributor {
+    reader: Arc<Reader>,
+    feed: Box<dyn SplitFeed>,
+    tasks: Tasks,
+    /// The readers' queues, in the order of their rows.
+    queues: Sender<Receiver<Item>>,
+    /// Out of order: the queue that the readers of the present repetition share.
+    shared: Option<Sender<Item>>,
+    /// Leases that no reader has begun.
+    leases: VecDeque<LeasedSplit>,
+    repetition: Option<u32>,
+}
+
+/// A part of a set that is being read.
+pub(super) struct Group {
+    pub(super) hint: usize,
+    pub(super) part: StoredGroup,
+    /// The leases of its splits.
+    pub(super) splits: Vec<u64>,
+}
+
+impl Distributor {
+    /// Hands out splits until none is left, and says how that ended.
+    async fn distribute(mut self) -> Result<()> {
+        match caught(NAME, self.hand_out()).await.and_then(|ended| ended) {
+            Ok(()) => self.queues.finish(),
+            Err(e) => {
+                // Readers that share a queue keep it open: the error must not wait for them.
+                if let Some(shared) = self.shared {
+                    shared.fail(e.clone()).await;
+                }
+                self.queues.fail(e).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn hand_out(&mut self) -> Result<()> {
+        let mut room = Room::for_readers(self.reader.reading.readers);
+        loop {
+            let mut place = room.next().await?;
+            if self.leases.is_empty() {
+                match self.feed.next(1).await? {
+                    Some(more) => self.leases.extend(more),
+                    None => break,
+                }
+            }
+            let Some(lease) = self.leases.pop_front() else {
+                continue;
+            };
+            let group = match &lease.group {
+                Some(group) => match self.gather(lease.clone(), group.of).await? {
+                    Some(read) => Some(read),
+                    // Its splits are computed like any others.
+                    None => continue,
+                },
+                None => None,
+            };
+            if self.repetition.is_some_and(|r| r != lease.split.repetition) {
+                self.end_repetition().await?;
+            }
+            self.repetition = Some(lease.split.repetition);
+            self.reader.ctx.register(lease.index, &lease.split, &lease.done);
+            let name = format!("reading {}", lease.split.describe());
+            let out = self.queue(&name).await?;
+            let requests = self.reader.cache.requests_for(&lease).filter(|_| group.is_none());
+            room.fit(&mut place, requests).await?;
+            self.start(name, lease, group, out, place);
+        }
+        if self.repetition.is_some() {
+            self.end_repetition().await?;
+        }
+        Ok(())
+    }
+
+    /// Starts the reader of a split, or of all splits of a part of a set.
+    fn start(&self, name: String, lease: LeasedSplit, group: Option<Group>, out: Sender<Item>, place: Place) {
+        match &group {
+            Some(group) => group.splits.iter().for_each(|index| self.reader.open.begin(*index)),
+            None => self.reader.open.begin(lease.index),
+        }
+        let reader = Arc::clone(&self.reader);
+        let reads = SplitReads::of(Arc::clone(&self.reader.ctx.stats));
+        let reading = READER.scope(reads, async move {
+            let reading = async {
+                match group {
+                    Some(group) => reader.get_group(group, &out, place).await,
+                    None => reader.read_one(lease, &out, place).await,
+                }
+            };
+            let outcome = caught(out.name(), reading).await.and_then(|read| read);
+            out.end(outcome).await;
+            Ok(())
+        });
+        self.tasks.background(name, log_failure, reading);
+    }
+
+    /// Where a reader of that name sends its items.
+    async fn queue(&mut self, name: &str) -> Result<Sender<Item>> {
+        if let Some(shared) = &self.shared {
+            return Ok(shared.another(name.to_string()));
+        }
+        let reading = self.reader.reading;
+        let depth = if reading.ordered { READY } else { reading.readers * READY };
+        let (out, items) = channel(name.to_string(), depth);
+        if let Err(e) = self.queues.send(items).await {
+            out.finish();
+            return Err(e);
+        }
+        if !reading.ordered {
+            self.shared = Some(out.another(NAME));
+        }
+        Ok(out)
+    }
+
+    /// Marks the end of a repetition, behind the items of all its readers.
+    async fn end_repetition(&mut self) -> Result<()> {
+        if let Some(shared) = self.shared.take() {
+            shared.finish();
+        }
+        let (out, items) = channel("the end of a repetition", 1);
+        out.send(Item::EndOfRepetition).await?;
+        out.finish();
+        self.queues.send(items).await
+    }
+
+    /// Collects the leases of all splits whose rows are in one part of a set, and opens the part; none if it cannot
+    /// be read: the leases are then put back, to be computed.
+    async fn gather(&mut self, first: LeasedSplit, of: u32) -> Result<Option<Group>> {
+        let mut all = vec![first];
+        while all.len() < of as usize {
+            if self.leases.is_empty() {
+                let Some(more) = self.feed.next(of as usize - all.len()).await? else { break };
+                self.leases.extend(more);
+            }
+            all.extend(self.leases.pop_front());
+        }
+        all.iter().for_each(|l| self.reader.ctx.register(l.index, &l.split, &l.done));
+        let whole = all.len() == of as usize && all.iter().all(|l| l.group.is_some() && l.done.is_empty());
+        if whole && let Some((hint, part)) = self.reader.cache.open_group(&all).await {
+            return Ok(Some(Group { hint, part, splits: all.iter().map(|l| l.index).collect() }));
+        }
+        // In their own order, on which it may depend which rows are counted.
+        all.sort_by_key(|l| l.index);
+        for lease in all.into_iter().rev() {
+            self.leases.push_front(LeasedSplit { group: None, ..lease });
+        }
+        Ok(None)
+    }
+}
