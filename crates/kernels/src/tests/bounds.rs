@@ -39,13 +39,16 @@ fn values_that_are_too_large_are_errors_of_their_row() {
         ("lpad(s, 2000000000)", "`lpad` needs"),
         ("rpad(s, 1500000000, 'ö')", "`rpad` needs"),
         ("concat(lpad('x', 1500000000), lpad('y', 1500000000))", "`lpad` needs"),
-        ("lpad('x', 10000000) || lpad('x', 10000000)", "`lpad` needs"),
+        ("lpad('x', 10000000) || lpad('y', 10000000)", "`lpad` needs"),
         ("replace(lpad('x', 1000000), ' ', 'twenty characters are')", "`replace` needs"),
         ("regexp_replace(lpad('x', 1000000), ' ', 'twenty characters are', 'g')", "`regexp_replace` needs"),
         ("array_repeat(s, 1000000000)", "`array_repeat` needs"),
         ("range(0, 4000000000 + id)", "`range` needs"),
         ("generate_series(0, id * 4000000000 + 4000000000)", "`generate_series` needs"),
-        ("generate_series(date '0001-01-01', date '9999-01-01', interval '1' second)", "`generate_series` needs"),
+        (
+            "generate_series(date '0001-01-01', date '9999-01-01', interval '1' second)",
+            "`generate_series` needs",
+        ),
         ("array_resize(l, 1000000000, 0)", "`array_resize` needs"),
         ("array_to_string(range(0, 20000), lpad('-', 1000))", "`array_to_string` needs"),
         ("truncate(pad(l, 2000000), 1)", "lists of 2,000,000 values"),
@@ -84,9 +87,9 @@ fn types_that_are_too_large_do_not_bind() {
 #[test]
 fn batches_that_are_too_large_name_no_row() {
     let b = ids(1000);
-    for sql in ["one_hot(id, 1000000)", "lpad(s, 10000000)", "case when id > 1 then one_hot(id, 1000000) end"]
-    {
-        let e = try_eval(&b, sql).expect_err(sql);
+    for sql in ["one_hot(id, 100000)", "lpad(s, 100000)", "case when id > 1 then one_hot(id, 100000) end"] {
+        let bound = bind_tight(&b, sql).unwrap();
+        let e = bound.evaluate(&b, None).expect_err(sql);
         assert_eq!((e.row, e.error.kind()), (None, ErrorKind::ResourceExhausted), "{sql}: {e}");
         assert!(e.error.message().contains("--chunk-memory"), "{e}");
         assert_eq!(bound.evaluate(&b.slice(0, 2), None).unwrap()[0].len(), 2, "{sql}");
@@ -104,7 +107,10 @@ fn guarded_functions_compute_the_same() {
     assert_eq!(text("lpad(s, 8, '-')"), "--text 0|--text 1|--text 2|--text 3");
     assert_eq!(text("repeat('ab', id)"), "|ab|abab|ababab");
     assert_eq!(text("concat(s, '/', id)"), "text 0/0|text 1/1|text 2/2|text 3/3");
-    assert_eq!(text("concat_ws('-', s, id, 'x')"), "text 0-0-x|text 1-1-x|text 2-2-x|text 3-3-x");
+    assert_eq!(
+        text("concat_ws('-', s, cast(id as varchar), 'x')"),
+        "text 0-0-x|text 1-1-x|text 2-2-x|text 3-3-x"
+    );
     assert_eq!(text("replace(s, 't', 'TT')"), "TTexTT 0|TTexTT 1|TTexTT 2|TTexTT 3");
     assert_eq!(text("regexp_replace(s, '([a-z]+)', '<\\1>')"), "<text> 0|<text> 1|<text> 2|<text> 3");
     assert_eq!(text("array_to_string(range(0, id), ',')"), "|0|0,1|0,1,2");
@@ -212,7 +218,7 @@ fn integers_that_do_not_fit_are_errors_of_their_row() {
     assert_eq!(values("a * -1"), [Some(-1), Some(-i64::MAX), Some(-3)]);
     assert_eq!(values("a + null"), [None; 3]);
     // What is under a null does not count.
-    assert_eq!(values("nullif(b, arrow_cast(-9223372036854775808, 'Int64')) - 1"), [Some(0), Some(0), None]);
+    assert_eq!(values("nullif(b, -9223372036854775807 - 1) - 1"), [Some(0), Some(0), None]);
     assert_eq!(values("arrow_cast(t, 'Int16') * 2"), [Some(200), Some(-256), None]);
 }
 
