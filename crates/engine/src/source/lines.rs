@@ -283,10 +283,11 @@ impl<T: Text> Reader<T> {
         loop {
             let mut rest = &self.buffer[seen..];
             let n = rest.skip_until(b'\n').map_err(|e| Error::internal(e.to_string()))?;
-            if n > 0 && self.buffer[seen + n - 1] == b'\n' {
-                return Ok(seen + n - from);
+            let ended = n > 0 && self.buffer[seen + n - 1] == b'\n';
+            seen += n;
+            if ended && seen - from <= self.max_record {
+                return Ok(seen - from);
             }
-            seen = self.buffer.len();
             if seen - from > self.max_record {
                 return Err(Error::data_loss(format!(
                     "{}: the line at byte {} has over {} bytes",

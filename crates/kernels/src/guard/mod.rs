@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Schema};
 use caju_types::{Error, format_bytes};
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
-use datafusion::common::{DFSchema, DataFusionError, ScalarValue, plan_err};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::common::{DFSchema, DataFusionError, ScalarValue};
 use datafusion::logical_expr::expr::{Cast, ScalarFunction, TryCast};
 use datafusion::logical_expr::{Expr, ExprSchemable, Operator, ScalarUDF, ScalarUDFImpl};
 use datafusion::physical_expr::PhysicalExpr;
@@ -38,14 +38,12 @@ const WIDE_BYTES: u64 = 4 << 10;
 /// Literals that are longer are charged for every row in which they stand.
 const LITERAL_BYTES: usize = 128;
 
-/// The largest captured value of a lambda.
-const CAPTURED_BYTES: u64 = 16;
-
 fn call(f: impl ScalarUDFImpl + 'static, args: Vec<Expr>) -> Expr {
     Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(ScalarUDF::new_from_impl(f)), args))
 }
 
-/// Replaces the calls and casts that can give much for little, and refuses lambdas that cannot be bounded.
+/// Replaces the calls and casts that can give much for little. (There are no lambdas in the dialect that we parse: a test
+/// says so.)
 pub(crate) fn guard(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionError> {
     expr.transform_up(|e| match e {
         Expr::ScalarFunction(f) => {
@@ -63,12 +61,6 @@ pub(crate) fn guard(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionErr
         }
         Expr::TryCast(TryCast { expr, field }) if is_wide(field.data_type()) => {
             Ok(Transformed::yes(call(WideCast::new(&field, true), vec![*expr])))
-        }
-        Expr::HigherOrderFunction(f) => {
-            for lambda in f.args.iter().filter(|a| matches!(a, Expr::Lambda(_))) {
-                check_captures(f.func.name(), lambda, schema)?;
-            }
-            Ok(Transformed::no(Expr::HigherOrderFunction(f)))
         }
         e => Ok(Transformed::no(e)),
     })
@@ -91,39 +83,12 @@ fn wide_cast_call(f: &ScalarFunction, schema: &DFSchema) -> Option<Expr> {
     is_wide(field.data_type()).then(|| call(WideCast::new(&field, null_if_not), vec![value]))
 }
 
-/// A lambda runs once per value of a list, with the columns that it uses repeated as often: only small values may be.
-fn check_captures(name: &str, lambda: &Expr, schema: &DFSchema) -> Result<(), DataFusionError> {
-    let mut large = None;
-    lambda.apply(|e| {
-        if let Expr::Column(c) = e
-            && let Ok(t) = e.get_type(schema)
-            && t != DataType::Boolean
-            && !(1..=CAPTURED_BYTES).contains(&fixed_width(&t))
-        {
-            large = Some(c.name.clone());
-            return Ok(TreeNodeRecursion::Stop);
-        }
-        Ok(TreeNodeRecursion::Continue)
-    })?;
-    match large {
-        None => Ok(()),
-        Some(column) => plan_err!(
-            "the lambda of `{name}` uses the column `{column}`, which would be repeated for every value of the list; within \
-             a lambda only columns of numbers, booleans and times may be used"
-        ),
-    }
-}
-
-/// Replaces long literals where they become values of every row: as the whole expression, in the branches of `case`, beside
-/// `||`, and as what a lambda gives. (Functions that copy literals are guarded, and others read them once.) After constants
+/// Replaces long literals where they become values of every row: as the whole expression, in the branches of `case`, and beside
+/// `||`. (Functions that copy literals are guarded, and others read them once.) After constants
 /// were folded: a call without arguments would be folded into a literal again.
 pub(crate) fn charge_literals(expr: Expr) -> Result<Expr, DataFusionError> {
     let expr = expr.transform_up(|e| {
         Ok(match e {
-            Expr::Lambda(mut lambda) => {
-                *lambda.body = long_literal(*lambda.body);
-                Transformed::yes(Expr::Lambda(lambda))
-            }
             Expr::Case(mut case) => {
                 for (_, then) in &mut case.when_then_expr {
                     **then = long_literal(std::mem::take(&mut **then));

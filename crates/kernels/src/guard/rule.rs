@@ -82,12 +82,16 @@ impl Rule {
                 all().saturating_add(first.total(rows).saturating_mul(args.len().saturating_sub(2) as u64))
             }
             (Rule::Repeat, [value, count]) => {
+                // Text is one value however often it is repeated; the values of a list are many.
+                let once = if value.is_text() { value.overhead() } else { 0 };
                 let (one, count) = (count.is_scalar(), count.ints()?);
-                if one {
-                    value.total(rows).saturating_mul(count.count(0))
+                let content = |bytes: u64, values: u64| bytes.saturating_sub(once.saturating_mul(values));
+                let repeated = if one {
+                    content(value.total(rows), rows as u64).saturating_mul(count.count(0))
                 } else {
-                    each(&|row| value.bytes(row).saturating_mul(count.count(row)))
-                }
+                    each(&|row| content(value.bytes(row), 1).saturating_mul(count.count(row)))
+                };
+                repeated.saturating_add(once.saturating_mul(rows as u64))
             }
             (Rule::Pad, [text, length, fill @ ..]) => {
                 let width = if fill.first().is_none_or(Arg::is_ascii) { 1 } else { CHAR_BYTES };
@@ -148,7 +152,8 @@ impl Rule {
                 (Some(t), Some(f)) => t.matches(f).count() as u64,
                 _ => 0,
             };
-            text.bytes(row).saturating_add(matches.saturating_mul(to.bytes(row)))
+            text.bytes(row)
+                .saturating_add(matches.saturating_mul(to.bytes(row).saturating_sub(to.overhead())))
         };
         Some((0..rows).fold(0u64, |a, row| a.saturating_add(grown(row))))
     }

@@ -64,9 +64,20 @@ impl Arg {
         Ok(Ints { array: array.as_primitive::<Int64Type>().clone(), scalar: self.scalar })
     }
 
-    /// The bytes of the longest value.
+    /// The bytes of the longest value, without what a value takes beside its content.
     pub(super) fn longest(&self) -> u64 {
-        (0..self.array.len()).map(|i| range_bytes(&self.array, i, i + 1)).max().unwrap_or(0)
+        let longest = (0..self.array.len()).map(|i| range_bytes(&self.array, i, i + 1)).max();
+        longest.unwrap_or(0).saturating_sub(self.overhead())
+    }
+
+    /// What a value takes beside its content.
+    pub(super) fn overhead(&self) -> u64 {
+        if fixed_width(self.array.data_type()) > 0 { 0 } else { OVERHEAD }
+    }
+
+    /// Whether the values are text.
+    pub(super) fn is_text(&self) -> bool {
+        matches!(self.array.data_type(), DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View)
     }
 
     /// Whether there is one value for all rows.

@@ -78,6 +78,7 @@ impl<'a> Run<'a> {
                     _ => super::DEFAULT_MAX_PIXELS,
                 };
                 let e = Encoded::open(bytes, max)?;
+                e.check_length()?;
                 (Source::Encoded(e), e.size())
             }
             (RowInput::Pixels { data, height, width }, InputKind::U8) => {

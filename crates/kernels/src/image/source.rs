@@ -94,6 +94,22 @@ impl<'a> Encoded<'a> {
         Ok(Self { bytes, format, raw, orientation })
     }
 
+    /// Refuses a file that is too short to hold its pixels, however well they compress: before memory is asked for.
+    pub(super) fn check_length(&self) -> Result<()> {
+        match self.format {
+            Format::Png => check_png_length(self.bytes, self.raw),
+            Format::Jpeg => {
+                // Each block of the component with the most samples has a bit; it has a quarter of the pixels at least.
+                let blocks = budget::product(&[self.raw.h.div_ceil(8), self.raw.w.div_ceil(8)]) / 4;
+                if blocks / 8 > self.bytes.len() && jpeg::can_scale(self.bytes) {
+                    return Err(jpeg::cut_off(self.bytes.len()));
+                }
+                Ok(())
+            }
+            Format::WebP => Ok(()),
+        }
+    }
+
     /// The size of the upright image.
     pub(super) fn size(&self) -> Size {
         self.orientation.apply(self.raw)
@@ -157,7 +173,6 @@ impl<'a> Encoded<'a> {
         let pixels = budget::product(&[self.raw.h, self.raw.w]);
         let _held = self.hold(pixels.saturating_mul(3))?;
         if self.format == Format::Png {
-            check_png_length(self.bytes, self.raw)?;
             let d = open_png(self.bytes)?;
             scratch.full.resize(pixels * 3, 0);
             read_samples(d, "PNG", self, &mut scratch.samples, &mut scratch.full)?;

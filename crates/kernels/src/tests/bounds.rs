@@ -39,7 +39,7 @@ fn values_that_are_too_large_are_errors_of_their_row() {
         ("lpad(s, 2000000000)", "`lpad` needs"),
         ("rpad(s, 1500000000, 'ö')", "`rpad` needs"),
         ("concat(lpad('x', 1500000000), lpad('y', 1500000000))", "`lpad` needs"),
-        ("lpad('x', 10000000) || lpad('x', 10000000)", "`lpad` needs"),
+        ("lpad('x', 10000000) || lpad('y', 10000000)", "`lpad` needs"),
         ("replace(lpad('x', 1000000), ' ', 'twenty characters are')", "`replace` needs"),
         ("regexp_replace(lpad('x', 1000000), ' ', 'twenty characters are', 'g')", "`regexp_replace` needs"),
         ("array_repeat(s, 1000000000)", "`array_repeat` needs"),
@@ -87,9 +87,9 @@ fn types_that_are_too_large_do_not_bind() {
 #[test]
 fn batches_that_are_too_large_name_no_row() {
     let b = ids(1000);
-    for sql in ["one_hot(id, 1000000)", "lpad(s, 10000000)", "case when id > 1 then one_hot(id, 1000000) end"]
-    {
-        let e = try_eval(&b, sql).expect_err(sql);
+    for sql in ["one_hot(id, 100000)", "lpad(s, 100000)", "case when id > 1 then one_hot(id, 100000) end"] {
+        let bound = bind_tight(&b, sql).unwrap();
+        let e = bound.evaluate(&b, None).expect_err(sql);
         assert_eq!((e.row, e.error.kind()), (None, ErrorKind::ResourceExhausted), "{sql}: {e}");
         assert!(e.error.message().contains("--chunk-memory"), "{e}");
         assert_eq!(bound.evaluate(&b.slice(0, 2), None).unwrap()[0].len(), 2, "{sql}");
@@ -107,7 +107,10 @@ fn guarded_functions_compute_the_same() {
     assert_eq!(text("lpad(s, 8, '-')"), "--text 0|--text 1|--text 2|--text 3");
     assert_eq!(text("repeat('ab', id)"), "|ab|abab|ababab");
     assert_eq!(text("concat(s, '/', id)"), "text 0/0|text 1/1|text 2/2|text 3/3");
-    assert_eq!(text("concat_ws('-', s, id, 'x')"), "text 0-0-x|text 1-1-x|text 2-2-x|text 3-3-x");
+    assert_eq!(
+        text("concat_ws('-', s, cast(id as varchar), 'x')"),
+        "text 0-0-x|text 1-1-x|text 2-2-x|text 3-3-x"
+    );
     assert_eq!(text("replace(s, 't', 'TT')"), "TTexTT 0|TTexTT 1|TTexTT 2|TTexTT 3");
     assert_eq!(text("regexp_replace(s, '([a-z]+)', '<\\1>')"), "<text> 0|<text> 1|<text> 2|<text> 3");
     assert_eq!(text("array_to_string(range(0, id), ',')"), "|0|0,1|0,1,2");
@@ -115,7 +118,6 @@ fn guarded_functions_compute_the_same() {
         text("array_to_string(array_repeat(s, 2), ',')"),
         "text 0,text 0|text 1,text 1|text 2,text 2|text 3,text 3"
     );
-    assert_eq!(text("array_to_string(array_transform(l, x -> x * 2 + id), ',')"), "0,2|3,5|6,8|9,11");
     assert_eq!(text("array_to_string(array_resize(l, 3, 9), ',')"), "0,1,9|1,2,9|2,3,9|3,4,9");
     assert_eq!(
         text(
@@ -154,15 +156,12 @@ fn binding_takes_neither_memory_nor_time() {
     );
 }
 
-/// A lambda runs for every value of a list, with the columns that it uses beside it.
+/// A lambda would run for every value of a list, with the columns that it uses repeated as often, and nobody would ask
+/// the budget for them. The dialect has none.
 #[test]
-fn lambdas_do_not_multiply_large_values() {
-    let b = ids(3);
-    let e = bind_error(&b, "array_transform(l, x -> concat(s, x))");
-    assert!(e.contains("the lambda of `array_transform` uses the column `s`"), "{e}");
-    let sql = format!("array_transform(range(0, 100000), x -> '{}')", "x".repeat(1000));
-    let e = bind_tight(&b, &sql).unwrap().evaluate(&b.slice(0, 1), None).unwrap_err();
-    assert!(e.error.message().contains("a literal of"), "{e}");
+fn there_are_no_lambdas() {
+    let e = bind_error(&ids(3), "array_transform(l, x -> concat(s, x))");
+    assert!(e.contains("unknown column `x`"), "{e}");
 }
 
 #[test]
@@ -200,7 +199,6 @@ fn integers_that_do_not_fit_are_errors_of_their_row() {
         ("t * t", 0, "100 * 100 does not fit Int8"),
         ("u - arrow_cast(1, 'UInt64')", 0, "0 - 1 does not fit UInt64"),
         ("d * arrow_cast('99999999999999999999999999999999999999', 'Decimal128(38, 0)')", 1, "verflow"),
-        ("array_transform([a], x -> x + 9223372036854775807)", 0, "verflow"),
     ] {
         let e = try_eval(&b, sql).expect_err(sql);
         assert_eq!((e.row, e.error.kind()), (Some(row), ErrorKind::InvalidArgument), "{sql}: {e}");
@@ -215,7 +213,7 @@ fn integers_that_do_not_fit_are_errors_of_their_row() {
     assert_eq!(values("a * -1"), [Some(-1), Some(-i64::MAX), Some(-3)]);
     assert_eq!(values("a + null"), [None; 3]);
     // What is under a null does not count.
-    assert_eq!(values("nullif(b, arrow_cast(-9223372036854775808, 'Int64')) - 1"), [Some(0), Some(0), None]);
+    assert_eq!(values("nullif(b, -9223372036854775807 - 1) - 1"), [Some(0), Some(0), None]);
     assert_eq!(values("arrow_cast(t, 'Int16') * 2"), [Some(200), Some(-256), None]);
 }
 
@@ -379,11 +377,6 @@ fn every_builtin_is_bounded() {
         .collect();
     unknown.sort_unstable();
     assert_eq!(unknown, Vec::<String>::new());
-    // The others run lambdas, whose captures and constants are bounded.
-    let higher = datafusion::execution::SessionStateDefaults::default_higher_order_functions();
-    let mut higher: Vec<&str> = higher.iter().map(|f| f.name()).collect();
-    higher.sort_unstable();
-    assert_eq!(higher, ["array_any_match", "array_filter", "array_first", "array_transform"]);
 }
 
 /// A budget around an evaluation is its own: what the caller has left does not matter.

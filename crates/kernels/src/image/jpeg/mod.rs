@@ -21,6 +21,8 @@ mod simd;
 
 use caju_types::{Error, Result};
 
+pub(super) use decoder::cut_off;
+
 /// A window of an image, in pixels of the decoded scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
