@@ -104,8 +104,8 @@ impl std::fmt::Debug for Registry {
 /// Goes through the functions in Python that a definition has, in their order.
 fn payloads(def: &DatasetDef, each: &mut impl FnMut(&[u8])) {
     def.source.children().iter().for_each(|child| payloads(child, each));
-    for op in def.ops() {
-        if let StageOp::Python(f) = op {
+    for stage in &def.stages {
+        if let StageOp::Python(f) = &stage.op {
             each(&f.payload);
         }
     }
