@@ -9,7 +9,6 @@ use caju_tests::pipeline::Report;
 use caju_tests::process::PATIENCE;
 use caju_tests::{Pipeline, Process, caju_in, files};
 use serde_json::{Value, json};
-use tempfile::tempdir;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 fn numbers(cost: &str) -> Pipeline {
