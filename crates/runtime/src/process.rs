@@ -66,7 +66,7 @@ fn status_kib(key: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// A process of a host, told apart from all others of that host that were or will be.
+/// Names a process of a host, unlike every other process that the host had or will have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
     /// The start of the host's kernel, and the space of process numbers (a container has one of its own).
