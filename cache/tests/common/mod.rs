@@ -1,5 +1,12 @@
 //! What the tests of the cache share.
-#![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used, clippy::cast_possible_truncation)]
+#![allow(
+    dead_code,
+    unused_imports,
+    missing_docs,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation
+)]
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

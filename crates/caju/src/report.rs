@@ -198,7 +198,10 @@ mod tests {
         });
         let json = serde_json::to_value(&report).unwrap();
         let keys = |v: &serde_json::Value| v.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-        assert_eq!(keys(&json), ["schema", "fingerprint", "epochs", "decision", "peak_rss_bytes", "cpu_s"]);
+        assert_eq!(
+            keys(&json),
+            ["schema", "fingerprint", "epochs", "decision", "not_stored", "peak_rss_bytes", "cpu_s"]
+        );
         let epoch = [
             "epoch",
             "rows",

@@ -72,7 +72,7 @@ pub fn environment(wanted: impl Fn(&str) -> bool) -> Vec<(OsString, OsString)> {
     std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(&wanted)).collect()
 }
 
-/// A process of a host, told apart from all others of that host that were or will be.
+/// Names a process of a host, unlike every other process that the host had or will have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
     /// The start of the host's kernel, and the space of process numbers (a container has one of its own).
