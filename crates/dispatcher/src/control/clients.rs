@@ -68,7 +68,7 @@ impl Core {
             version: iteration.version,
             tasks: task_infos(state, iteration, client),
             finished: iteration.is_drained(),
-            accounted: iteration.is_accounted_for(client),
+            accounted: acknowledged && iteration.is_accounted_for(client),
             incomplete: accounts::incomplete(iteration, iteration.members.get(&client)),
             acknowledge_all: !acknowledged,
             failure: iteration.failure.as_ref().map(Into::into),
