@@ -125,7 +125,7 @@ impl Cache {
         if scan.pinned {
             return Err(Error::failed_precondition(format!("snapshot {of} is pinned; unpin it first")));
         }
-        if !force && crate::space::in_use(self, store_now_ms(self).await?).await?.contains(of) {
+        if !force && crate::space::in_use(self, self.root.now_ms().await?).await?.contains(of) {
             return Err(Error::failed_precondition(format!(
                 "snapshot {of} is being read or written; wait, or remove it with --force"
             )));
@@ -197,15 +197,4 @@ pub(crate) async fn live_leases(cache: &Cache, now: i64) -> Result<Vec<(Lease, L
         }
     }
     Ok(out)
-}
-
-/// The time by the store's clock: that of an object written just now.
-pub(crate) async fn store_now_ms(cache: &Cache) -> Result<i64> {
-    let path = cache.root.layout.probe(&cache.root.unique("time"));
-    cache.root.put(&path, Bytes::from_static(b"{}")).await?;
-    let now = cache.root.head(&path).await?.map(|o| o.modified_ms);
-    cache.root.delete(&path).await?;
-    now.ok_or_else(|| {
-        Error::unavailable(format!("{}: an object just written is not there", cache.root.url()))
-    })
 }

@@ -6,7 +6,7 @@
 //! ROOT/v1/listings/SOURCE.json                       what a source held, for jobs that may not look at it
 //! ROOT/v1/FINGERPRINT/manifest-00000001.json         supersedes the one before, created only if absent
 //! ROOT/v1/FINGERPRINT/parts/SPLITKEY-ATTEMPT.arrow   or .parquet
-//! ROOT/v1/FINGERPRINT/parts/SPLITKEY-G.commit        makes a part count; highest G wins
+//! ROOT/v1/FINGERPRINT/parts/_SPLITKEY-G.commit       makes a part count; highest G wins
 //! ROOT/v1/FINGERPRINT/claims/SPLITKEY-C.json         who writes the split now; highest C wins
 //! ROOT/v1/FINGERPRINT/uses/ID.json                   what a process read from the snapshot
 //! ROOT/v1/FINGERPRINT/uses/until-MS.json             what processes read that are gone
@@ -17,6 +17,9 @@
 //!
 //! On a store without conditional puts, names of commit records and claims end in `-ATTEMPT`, so that no
 //! two processes write one object; the oldest one (by the store's time, then by name) is the valid one.
+//!
+//! Tools that open a folder of files as a data set (pyarrow, Spark, Hive) skip names that begin with `_`, so that they
+//! see the parts alone. Earlier versions wrote commit records without it: both names are read.
 
 use caju_types::{Fingerprint, SplitKey};
 use object_store::path::Path;
@@ -105,6 +108,17 @@ impl Layout {
     }
 
     pub(crate) fn commit(
+        &self,
+        of: Fingerprint,
+        split: SplitKey,
+        g: Generation,
+        attempt: Option<&str>,
+    ) -> Path {
+        path(format!("{}/{of}/parts/_{split}-{g}{}.commit", self.base, tail(attempt)))
+    }
+
+    /// The name that the same record has where an earlier version wrote it.
+    pub(crate) fn commit_before(
         &self,
         of: Fingerprint,
         split: SplitKey,
@@ -208,7 +222,7 @@ fn parse_object(name: &str) -> Option<Object> {
     }
     let part = name.strip_prefix("parts/")?;
     if let Some(commit) = part.strip_suffix(".commit") {
-        let (split, generation, attempt) = numbered(commit)?;
+        let (split, generation, attempt) = numbered(commit.strip_prefix('_').unwrap_or(commit))?;
         return Some(Object::Commit { split, generation, attempt });
     }
     let stem = Format::ALL.iter().find_map(|f| part.strip_suffix(f.as_str())?.strip_suffix('.'))?;
@@ -260,6 +274,9 @@ mod tests {
                 assert_eq!(layout.absolute(layout.relative(&path).unwrap()), path);
             }
             assert_eq!(layout.parse(&layout.writer("w")), None);
+            let before = layout.commit_before(of, split, 3, None);
+            let commit = Object::Commit { split, generation: 3, attempt: None };
+            assert_eq!(layout.parse(&before), Some((of, commit)), "records of earlier versions are read");
         }
     }
 }

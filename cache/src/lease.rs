@@ -2,15 +2,17 @@
 //!
 //! Every process that writes or reads snapshots has one object, `ROOT/v1/writers/ID.json`, that it rewrites
 //! every third of the lease's life with a higher count. An observer that has seen the object unchanged for
-//! the whole life, on its own monotonic clock, takes the process for dead. An object that is gone belongs to
-//! a process that has left.
+//! the whole life, on its own monotonic clock, takes the process for dead. So does one that meets an object which the
+//! store itself says is older than that: both times are the store's, that of the object and that of another one written
+//! just now. A process of the observer's own host is looked for by its number and start. An object that is gone
+//! belongs to a process that has left.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use caju_runtime::{Tasks, log_failure};
+use caju_runtime::{ProcessIdentity, Tasks, log_failure};
 use caju_types::{Fingerprint, Result, hash128};
 use object_store::path::Path;
 use parking_lot::Mutex;
@@ -27,16 +29,32 @@ pub(crate) struct Lease {
     pub(crate) beat: u64,
     /// Snapshots that the process reads or writes now: not to be evicted.
     pub(crate) uses: Vec<Fingerprint>,
+    /// The process, for others of its host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) process: Option<ProcessIdentity>,
 }
 
 /// However short the lease, its object is not rewritten more often than this.
 const SHORTEST_BEAT: Duration = Duration::from_millis(10);
 
-#[derive(Debug, Clone, Copy)]
+/// What the times of objects are rounded to, at most: some stores keep whole seconds.
+const ROUNDING: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Clone)]
 struct Seen {
     content: u128,
     since: Duration,
     looked: Duration,
+    /// How old the object was at least when it was first seen, by the store's clock.
+    aged: Duration,
+    process: Option<ProcessIdentity>,
+}
+
+impl Seen {
+    fn is_alive(&self, now: Duration, ttl: Duration) -> bool {
+        let idle = now.saturating_sub(self.since).saturating_add(self.aged);
+        idle < ttl && !self.process.as_ref().is_some_and(ProcessIdentity::is_gone)
+    }
 }
 
 /// A snapshot that this process uses, or did a moment ago: who reads part after part lets go of the snapshot
@@ -131,6 +149,7 @@ impl Leases {
             writer: self.id.clone(),
             beat: self.beat.fetch_add(1, Ordering::Relaxed),
             uses: self.still_used(),
+            process: ProcessIdentity::current(),
         };
         self.root.put(&self.root.layout.writer(&self.id), seal(&lease)?.into()).await
     }
@@ -169,22 +188,42 @@ impl Leases {
         if let Some(seen) = self.seen.lock().get(writer)
             && now.saturating_sub(seen.looked) < self.ttl / 8
         {
-            return Ok(now.saturating_sub(seen.since) < self.ttl);
+            return Ok(seen.is_alive(now, self.ttl));
         }
-        let content = self.root.get(&self.root.layout.writer(writer)).await?;
-        let now = self.root.clock.now();
-        let mut seen = self.seen.lock();
-        let Some(content) = content else {
-            seen.remove(writer);
+        let path = self.root.layout.writer(writer);
+        let Some(bytes) = self.root.get(&path).await? else {
+            self.seen.lock().remove(writer);
             return Ok(false);
         };
-        let content = hash128(&content);
-        let entry = seen.entry(writer.to_string()).or_insert(Seen { content, since: now, looked: now });
+        let content = hash128(&bytes);
+        let known = self.seen.lock().contains_key(writer);
+        let aged = if known { Duration::ZERO } else { self.age(&path).await };
+        let now = self.root.clock.now();
+        let process = unseal::<Lease>(&bytes).ok().and_then(|lease| lease.process);
+        let fresh = Seen { content, since: now, looked: now, aged, process };
+        let mut seen = self.seen.lock();
+        let entry = seen.entry(writer.to_string()).or_insert_with(|| fresh.clone());
         entry.looked = now;
         if entry.content != content {
-            *entry = Seen { content, since: now, looked: now };
+            *entry = fresh;
         }
-        Ok(now.saturating_sub(entry.since) < self.ttl)
+        Ok(entry.is_alive(now, self.ttl))
+    }
+
+    /// How long an object has not been written, at least and by the store's clock; nothing where that is not known.
+    async fn age(&self, path: &Path) -> Duration {
+        let age = async {
+            let now = self.root.now_ms().await?;
+            let written = self.root.head(path).await?.map_or(now, |object| object.modified_ms);
+            Ok::<_, caju_types::Error>(now.saturating_sub(written))
+        };
+        match age.await {
+            Ok(ms) => Duration::from_millis(u64::try_from(ms).unwrap_or(0)).saturating_sub(ROUNDING),
+            Err(error) => {
+                tracing::debug!(%error, "the age of a lease is not known");
+                Duration::ZERO
+            }
+        }
     }
 
     /// Remembers a claim that is to be deleted when the store lets us: while this process lives, others

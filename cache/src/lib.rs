@@ -19,7 +19,6 @@ mod layout;
 mod lease;
 mod listing;
 mod manifest;
-mod mmap;
 mod options;
 mod probe;
 mod read;
@@ -41,6 +40,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use caju_runtime::stores::io_error;
 use caju_runtime::{Clock, IoCounters, Stores, Tasks, blocking, log_failure};
 use caju_types::{Error, Fingerprint, Result};
 use parking_lot::Mutex;
@@ -64,7 +64,7 @@ pub use space::Eviction;
 pub use write::{Committed, PartWriter};
 
 use lease::{Hold, Leases};
-use read::blocks::FileVersion;
+use read::blocks::{FileVersion, KnownBlock};
 use snapshot::SnapshotState;
 use space::Space;
 use store::Root;
@@ -79,10 +79,10 @@ const TAG_ATTEMPT: &str = "caju.attempt";
 /// The schema with its dictionaries, where the file's own lacks them.
 const TAG_SCHEMA: &str = "caju.schema";
 
-/// Files whose checked blocks are remembered.
-const CHECKED_FILES: u64 = 4096;
+/// Mapped files of whose blocks it is remembered what was found out.
+const KNOWN_FILES: u64 = 4096;
 
-type Checked = moka::sync::Cache<FileVersion, Arc<Vec<std::sync::atomic::AtomicBool>>>;
+type KnownFiles = moka::sync::Cache<FileVersion, Arc<Vec<KnownBlock>>>;
 
 /// One process's handle on one cache root.
 #[derive(Debug)]
@@ -99,8 +99,10 @@ pub struct Cache {
     /// eight side by side on two cores took a fifth more of their time.
     decoding: Arc<Semaphore>,
     disk: Option<Arc<DiskTier>>,
-    checked: Checked,
+    known_files: KnownFiles,
     space: Space,
+    /// Why a part was last not stored.
+    put_failure: Mutex<Option<Error>>,
 }
 
 impl Cache {
@@ -109,8 +111,11 @@ impl Cache {
     /// `writer_id` names this process in leases and records; it must be unique among living *and* dead
     /// processes, so make it of the host, the process id and the start time.
     ///
+    /// A root that the store refuses to have written is opened all the same, with a warning: what is stored there is
+    /// read, and nothing is stored ([`Cache::is_read_only`]).
+    ///
     /// # Errors
-    /// `InvalidArgument` for a bad URL, id or budget, `PermissionDenied` and so on if the root cannot be written.
+    /// `InvalidArgument` for a bad URL, id or budget, `Unavailable` and so on if the store does not answer.
     pub async fn open(
         stores: &Stores,
         url: &str,
@@ -128,7 +133,7 @@ impl Cache {
         let at = stores.resolve(url).map_err(|e| e.context("cache root"))?;
         if let Some(folder) = at.local.as_ref().filter(|_| !options.read_only) {
             std::fs::create_dir_all(folder).map_err(|e| {
-                Error::unavailable(format!("the cache root {} cannot be made: {e}", folder.display()))
+                io_error(format_args!("the cache root {} cannot be made", folder.display()), &e)
             })?;
         }
         let root = Arc::new(Root::open(at, &options, clock, &writer_id).await?);
@@ -147,8 +152,9 @@ impl Cache {
             kept: Arc::default(),
             decoding: Arc::new(Semaphore::new(cores())),
             disk,
-            checked: moka::sync::Cache::new(CHECKED_FILES),
+            known_files: moka::sync::Cache::new(KNOWN_FILES),
             space: Space::new(options.budget_bytes, options.usage_refresh),
+            put_failure: Mutex::default(),
             options,
         });
         cache.keep_uses();
@@ -171,6 +177,30 @@ impl Cache {
     /// The root's URL.
     pub fn url(&self) -> &str {
         self.root.url()
+    }
+
+    /// Whether nothing is written below the root: as the options say, or because the store refuses it.
+    pub fn is_read_only(&self) -> bool {
+        self.options.read_only || self.root.refusal().is_some()
+    }
+
+    /// Why this process last failed to store a part; none if it never did, or the root is read only as asked for.
+    pub fn put_failure(&self) -> Option<Error> {
+        self.put_failure.lock().clone().or_else(|| self.root.refusal().cloned())
+    }
+
+    pub(crate) fn failed_to_put(&self, error: &Error) {
+        *self.put_failure.lock() = Some(error.clone());
+    }
+
+    /// Why nothing is written below the root.
+    pub(crate) fn refusal(&self) -> Error {
+        self.root.refusal().cloned().unwrap_or_else(|| {
+            Error::permission_denied(format!(
+                "the cache root {} was opened for reading only",
+                self.root.url()
+            ))
+        })
     }
 
     /// The id of this process in leases and records.
@@ -201,6 +231,9 @@ impl Cache {
     /// The first thing that failed; nothing is lost then.
     pub async fn close(&self, bound: Duration) -> Result<()> {
         let work = async {
+            if self.is_read_only() {
+                return Ok(());
+            }
             let states: Vec<_> = self.states.lock().values().cloned().collect();
             let mut result = Ok(());
             for state in states {
@@ -235,7 +268,7 @@ impl Cache {
     /// wait for it.
     fn hold_for_reading(&self, of: Fingerprint) -> Hold {
         let (hold, first) = self.leases.hold(of);
-        if first && !self.options.read_only {
+        if first && !self.is_read_only() {
             let (leases, tasks) = (Arc::clone(&self.leases), self.tasks.clone());
             self.tasks.background("telling of a reader", log_failure, async move {
                 let said = async {
@@ -253,7 +286,7 @@ impl Cache {
 
     /// Writes what was read from snapshots now and then.
     fn keep_uses(self: &Arc<Self>) {
-        if self.options.read_only {
+        if self.is_read_only() {
             return;
         }
         let (me, clock, every) = (

@@ -32,8 +32,11 @@ pub struct CacheOptions {
     pub retry_base: Duration,
     /// How long one request may take before it counts as failed.
     pub request_timeout: Duration,
-    /// Parts on the local file system are mapped into memory instead of read.
+    /// Parts are mapped into memory instead of read, where that is safe: see [`caju_runtime::MappedFile`].
     pub mmap: bool,
+    /// The largest block of a part, and the most bytes that the buffers of one record batch may have once they are
+    /// decompressed. A part whose record or whose file claims more is damaged: no memory is taken for it.
+    pub max_block_bytes: u64,
     /// Commit records that may gather before they are folded into a new manifest.
     pub fold_after: usize,
     /// How long the size of the whole root may be remembered before it is listed again.
@@ -80,6 +83,7 @@ impl Default for CacheOptions {
             retry_base: Duration::from_millis(100),
             request_timeout: Duration::from_secs(60),
             mmap: true,
+            max_block_bytes: 1 << 30,
             fold_after: 64,
             usage_refresh: Duration::from_secs(30),
             read_only: false,

@@ -8,7 +8,7 @@ use crate::encoding::Encoding;
 use crate::layout::Generation;
 
 /// One piece of a part's file that is checked as a whole before anything in it is decoded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "(u64, String)", try_from = "(u64, String)")]
 pub struct Block {
     /// Its length in bytes; blocks follow one another without gaps.

@@ -4,18 +4,20 @@
 //! whoever loads it needs the folder's URL alone. It is created only if absent when the save begins, and replaced
 //! as a whole when it ends.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
-use caju_runtime::stores::store_error;
+use caju_runtime::stores::{DurableStore, store_error};
 use caju_runtime::{Location, Stores};
 use caju_types::{Error, Fingerprint, Result, SplitKey};
-use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::record::{seal, unseal};
 
 /// The name of the description below the save's root.
-const NAME: &str = "save.json";
+pub(crate) const NAME: &str = "save.json";
 
 /// How far a save is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
@@ -145,7 +147,12 @@ fn place(stores: &Stores, url: &str) -> Result<Location> {
     let key = if at.url.key.is_empty() { NAME.to_owned() } else { format!("{}/{NAME}", at.url.key) };
     let path = if at.path.as_ref().is_empty() { NAME.to_owned() } else { format!("{}/{NAME}", at.path) };
     let path = object_store::path::Path::parse(&path).map_err(|e| Error::invalid(format!("{url}: {e}")))?;
-    Ok(Location { url: at.url.with_key(key), path, local: None, store: at.store })
+    // Others' stores keep what they have taken; of local files only those that were waited for survive a loss of power.
+    let store: Arc<dyn ObjectStore> = match at.local {
+        Some(_) => Arc::new(DurableStore::new(at.store, Arc::default())),
+        None => at.store,
+    };
+    Ok(Location { url: at.url.with_key(key), path, local: None, store })
 }
 
 #[cfg(test)]

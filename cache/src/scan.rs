@@ -58,7 +58,13 @@ impl Scan {
                 self.parts.insert((split, attempt), object);
             }
             Object::Commit { split, generation, attempt } => {
-                self.commits.insert((split, generation, attempt), object);
+                // Two names for one record: writers of two versions were at work at once. The older record counts.
+                let older =
+                    |there: &Listed| (there.modified_ms, &there.path) <= (object.modified_ms, &object.path);
+                let key = (split, generation, attempt);
+                if !self.commits.get(&key).is_some_and(older) {
+                    self.commits.insert(key, object);
+                }
             }
             Object::Claim { split, .. } => {
                 self.claims.entry(split).or_default().push(object);

@@ -128,7 +128,8 @@ impl Snapshot {
     ///
     /// # Errors
     /// `InvalidArgument` if the schema cannot be stored in the encoding, `ResourceExhausted` if there was no
-    /// room under the budget a moment ago, and what the store says: then go on without the cache.
+    /// room under the budget a moment ago, `PermissionDenied` if the root cannot be written, and what the store says:
+    /// then go on without the cache.
     pub async fn put(
         &self,
         split: SplitKey,
@@ -136,7 +137,21 @@ impl Snapshot {
         schema: SchemaRef,
         encoding: Encoding,
     ) -> Result<PutOutcome> {
+        let put = self.begin_put(split, describe, schema, encoding).await;
+        put.inspect_err(|e| self.cache.failed_to_put(e))
+    }
+
+    async fn begin_put(
+        &self,
+        split: SplitKey,
+        describe: &SnapshotDescription,
+        schema: SchemaRef,
+        encoding: Encoding,
+    ) -> Result<PutOutcome> {
         let encoding = Encoding::new(encoding.format, encoding.compression)?;
+        if self.cache.is_read_only() {
+            return Err(self.cache.refusal());
+        }
         self.cache.space.check(&self.cache, self.state.of).await?;
         self.cache.leases.start(&self.cache.tasks).await?;
         let (held, generation) = match self.state.claim(&self.cache, split).await? {
@@ -178,6 +193,14 @@ impl Snapshot {
     /// # Errors
     /// What the store says; the part is then still listed.
     pub async fn discard(&self, meta: &PartMeta, why: &str) -> Result<()> {
+        if self.cache.is_read_only() {
+            tracing::warn!(
+                part = meta.path,
+                why,
+                "a part of a snapshot is bad, and stays: its root is read only"
+            );
+            return Ok(());
+        }
         tracing::warn!(part = meta.path, why, "a part of a snapshot is bad and will be replaced");
         self.state.withdraw(&self.cache, meta, why).await
     }

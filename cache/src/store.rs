@@ -1,5 +1,8 @@
 //! The object store under a cache: counted, retried, and with the one primitive that commits rest on.
 
+mod local;
+
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrow_buffer::MutableBuffer;
 use bytes::Bytes;
-use caju_runtime::stores::store_error;
+use caju_runtime::stores::{DurableStore, io_error, store_error};
 use caju_runtime::{Clock, CountingStore, IoCounters, Location, blocking};
 use caju_types::{Error, ErrorKind, Result, hash128};
 use futures::{StreamExt, TryStreamExt};
@@ -16,6 +19,7 @@ use object_store::{
     GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
     PutPayload,
 };
+use parking_lot::Mutex;
 
 use crate::layout::Layout;
 use crate::options::CacheOptions;
@@ -70,6 +74,10 @@ pub(crate) struct Root {
     pub(crate) retry: Retry,
     pub(crate) clock: Arc<dyn Clock>,
     conditional: bool,
+    /// Whether files of the root can be mapped: they are on a file system of this host.
+    mappable: bool,
+    /// Why nothing can be written, where the store refuses that.
+    refusal: Option<Error>,
     names: AtomicU64,
     seed: u64,
 }
@@ -94,22 +102,61 @@ impl Root {
             options.request_timeout,
             seed,
         );
+        let local = match at.local.clone() {
+            Some(folder) => local::look_at(folder).await,
+            None => local::Folder::default(),
+        };
+        let store: Arc<dyn ObjectStore> = match local.is_save {
+            true => Arc::new(DurableStore::new(at.store, Arc::clone(&io))),
+            false => at.store,
+        };
         let mut root = Self {
             url: at.url.to_string(),
-            store: Arc::new(CountingStore::new(at.store, Arc::clone(&io))),
+            store: Arc::new(CountingStore::new(store, Arc::clone(&io))),
             layout: Layout::new(&at.path),
-            local: at.local.map(|_| PathBuf::from("/")),
+            local: at.local.as_ref().map(|_| PathBuf::from("/")),
             io,
             retry,
             clock,
             conditional: true,
+            mappable: local.is_mappable,
+            refusal: None,
             names: AtomicU64::new(0),
             seed,
         };
         if !options.read_only {
-            root.conditional = root.probe().await?;
+            match root.probe().await {
+                Ok(conditional) => root.conditional = conditional,
+                // What others stored there can be read all the same.
+                Err(e) if e.kind() == ErrorKind::PermissionDenied => {
+                    if is_first_refusal(&root.url) {
+                        tracing::warn!(error = %e, "the cache is read only: stored rows are read, and none are stored");
+                    }
+                    root.refusal = Some(e);
+                }
+                Err(e) => return Err(e),
+            }
         }
         Ok(root)
+    }
+
+    /// Whether files of the root can be mapped into memory.
+    pub(crate) fn is_mappable(&self) -> bool {
+        self.mappable
+    }
+
+    /// Why the store refuses to have anything written below the root; none if it does not, as far as known.
+    pub(crate) fn refusal(&self) -> Option<&Error> {
+        self.refusal.as_ref()
+    }
+
+    /// The time by the store's clock: that of an object written just now.
+    pub(crate) async fn now_ms(&self) -> Result<i64> {
+        let path = self.layout.probe(&self.unique("time"));
+        self.put(&path, Bytes::from_static(b"{}")).await?;
+        let now = self.head(&path).await?.map(|o| o.modified_ms);
+        self.delete(&path).await?;
+        now.ok_or_else(|| Error::unavailable(format!("{}: an object just written is not there", self.url)))
     }
 
     /// Creates an object twice: a store that honours conditions refuses the second time.
@@ -251,7 +298,7 @@ impl Root {
         let prefix = self.layout.base();
         let walk = move || {
             let mut found = Vec::new();
-            unfinished_below(&base, &prefix, 3, &mut found);
+            local::unfinished_below(&base, &prefix, 3, &mut found);
             found
         };
         blocking("looking for leftovers", walk).await
@@ -269,6 +316,9 @@ impl Root {
     }
 
     async fn get_pieces_once(&self, path: &Path, start: u64, lengths: &[u64]) -> Result<Fetched> {
+        if let Some(file) = self.local_path(path) {
+            return self.read_pieces(path, file, start, lengths).await;
+        }
         let end = start + lengths.iter().sum::<u64>();
         let options = GetOptions { range: Some(GetRange::Bounded(start..end)), ..GetOptions::default() };
         let result = match self.store.get_opts(path, options).await {
@@ -293,7 +343,7 @@ impl Root {
                 piece.extend_from_slice(&rest.split_to(rest.len().min(length - piece.len())));
             }
             short |= piece.len() < length;
-            pieces.push(aligned_bytes(piece));
+            pieces.push(local::aligned_bytes(piece));
         }
         let longer = !rest.is_empty()
             || body.next().await.transpose().is_ok_and(|more| more.is_some_and(|c| !c.is_empty()));
@@ -305,6 +355,15 @@ impl Root {
             return Err(self.cut(path, "shorter"));
         }
         Ok(Fetched { pieces, object_bytes })
+    }
+
+    /// The same of a local file, which object_store would give in pieces of 8 KiB.
+    async fn read_pieces(&self, path: &Path, file: PathBuf, start: u64, lengths: &[u64]) -> Result<Fetched> {
+        let lengths = lengths.to_vec();
+        let read = blocking("reading a part", move || local::read_pieces(&file, start, &lengths)).await?;
+        let fetched = read.map_err(|e| io_error(self.name(path), &e))?;
+        self.io.add_read(fetched.pieces.iter().map(|p| p.len() as u64).sum());
+        Ok(fetched)
     }
 
     fn cut(&self, path: &Path, how: &str) -> Error {
@@ -364,22 +423,15 @@ impl Root {
     }
 }
 
-/// Gathers files in the making. A folder that cannot be read has none.
-fn unfinished_below(folder: &std::path::Path, prefix: &Path, depth: u32, found: &mut Vec<(PathBuf, Listed)>) {
-    let Ok(entries) = std::fs::read_dir(folder) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let (Some(name), Ok(metadata)) = (name.to_str(), entry.metadata()) else { continue };
-        if metadata.is_dir() {
-            if depth > 0 {
-                unfinished_below(&entry.path(), &prefix.clone().join(name), depth - 1, found);
-            }
-        } else if name.rsplit_once('#').is_some_and(|(_, n)| n.bytes().all(|b| b.is_ascii_digit())) {
-            let (bytes, mtime_ns, _) = caju_runtime::stores::local_version(&metadata);
-            let path = Path::parse(format!("{prefix}/{name}")).unwrap_or_else(|_| prefix.clone().join(name));
-            found.push((entry.path(), Listed { path, bytes, modified_ms: mtime_ns / 1_000_000, etag: None }));
-        }
-    }
+/// Roots that this process has warned of.
+static REFUSED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// The most of them that are remembered.
+const MOST_REFUSED: usize = 1000;
+
+/// Whether this process learns for the first time that a root cannot be written.
+fn is_first_refusal(root: &str) -> bool {
+    let mut refused = REFUSED.lock();
+    refused.len() < MOST_REFUSED && refused.insert(root.to_owned())
 }
 
 /// Whether a creation found the object there already; some stores say so of two creations at once.
@@ -394,17 +446,6 @@ fn optional<T>(result: Result<T>) -> Result<Option<T>> {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
     }
-}
-
-/// Gives a buffer away as `Bytes`, without a copy and with its alignment.
-fn aligned_bytes(buffer: MutableBuffer) -> Bytes {
-    struct Owner(arrow_buffer::Buffer);
-    impl AsRef<[u8]> for Owner {
-        fn as_ref(&self) -> &[u8] {
-            self.0.as_slice()
-        }
-    }
-    Bytes::from_owner(Owner(buffer.into()))
 }
 
 /// An object's name for messages.

@@ -5,7 +5,7 @@ mod common;
 
 use std::time::Duration;
 
-use caju_cache::CacheOptions;
+use caju_cache::{CacheOptions, Encoding, PutOutcome};
 use caju_runtime::SystemClock;
 use caju_testkit::faulty::{Fault, Faults, Op, Rule};
 use common::*;
@@ -32,4 +32,30 @@ async fn a_write_on_its_way_does_not_outlive_the_lease() {
     faults.wait_fired(1).await;
     reader.close(Duration::from_secs(5)).await.unwrap();
     assert_eq!(leases(&root).await, 0);
+}
+
+/// A process that was killed long ago is not taken for a living one, however short the job is that meets its claims.
+#[tokio::test]
+async fn splits_of_a_writer_that_died_long_ago_are_taken_over_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().to_str().unwrap();
+    let slow = CacheOptions { lease_ttl: Duration::from_secs(36_000), ..CacheOptions::default() };
+    let dead = open_with(root, slow).await;
+    let name = dead.writer_id().to_owned();
+    let rows = numbers(0..10);
+    let part = writer(&dead.snapshot(&fp(1)), split(1), &rows.schema(), encoding("arrow/none")).await;
+    // As if the process was killed: nothing is given back, and the lease is not renewed.
+    std::mem::forget(part);
+    std::mem::forget(dead);
+    let living = open(root).await;
+    let outcome =
+        living.snapshot(&fp(1)).put(split(1), &describe(), rows.schema(), Encoding::default()).await;
+    assert!(matches!(outcome.unwrap(), PutOutcome::Busy { .. }), "its lease is fresh");
+
+    let lease = folder.path().join(format!("v1/writers/{name}.json"));
+    let hour_ago = std::fs::metadata(&lease).unwrap().modified().unwrap() - Duration::from_secs(3600);
+    std::fs::File::open(&lease).unwrap().set_modified(hour_ago).unwrap();
+    let later = open(root).await;
+    let outcome = later.snapshot(&fp(1)).put(split(1), &describe(), rows.schema(), Encoding::default()).await;
+    assert!(matches!(outcome.unwrap(), PutOutcome::Writer(_)), "the store says that nobody renews the lease");
 }

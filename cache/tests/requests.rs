@@ -23,6 +23,7 @@ fn since(cache: &Cache, before: IoSnapshot) -> IoSnapshot {
         deletes: now.deletes - before.deletes,
         bytes_read: now.bytes_read - before.bytes_read,
         bytes_written: now.bytes_written - before.bytes_written,
+        syncs: now.syncs - before.syncs,
     }
 }
 

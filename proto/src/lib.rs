@@ -3,6 +3,8 @@
 //! An [`Error`] travels as a gRPC status: its kind as the status code and, because two kinds may share a
 //! code, by name in the metadata `caju-error-kind`; its message as the status message.
 
+mod ticket;
+
 use caju_types::{Error, ErrorKind};
 use tonic::{Code, Status, metadata::MetadataValue};
 
@@ -18,6 +20,9 @@ use tonic::{Code, Status, metadata::MetadataValue};
 pub mod v1 {
     tonic::include_proto!("caju.v1");
 }
+
+pub use prost::bytes::Bytes;
+pub use ticket::ticket;
 
 /// Sums the figures of stages of the same name, in the order of first appearance: of several tasks, workers or epochs.
 /// What ran at once in one of them is not summed: the most counts.

@@ -93,7 +93,7 @@ class Cluster:
         self.workers = [self.add_worker() for _ in range(workers)]
 
     def start(self, role, *args):
-        server = Server(self.caju, self.folder, role, "--listen", "127.0.0.1:0", "--allow", "/", *args)
+        server = Server(self.caju, self.folder, role, "--listen", "127.0.0.1:0", "--allow", "/", "--allow-write", "/", *args)
         self.servers.append(server)
         return server
 

@@ -7,6 +7,7 @@ import math
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 from foreign import column, read_flight
@@ -86,6 +87,14 @@ def test_pyarrow_reads_parts_as_they_are(caju, tmp_path, table, encoding):
     batches = [b for part in parts for b in part.select(names).to_batches()]
     found = rows_checksum(batches)
     assert [e["rows_checksum"] for e in report["epochs"]] == [found, found]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_folder_of_parts_is_a_data_set(caju, tmp_path, table, encoding):
+    _, files = stored(caju, tmp_path, table, encoding)
+    found = pyarrow.dataset.dataset(files[0].parent, format=encoding.split("/")[0]).to_table()
+    assert found.num_rows == ROWS
+    assert sorted(found.column("id").to_pylist()) == sorted(i for f in files for i in read_part(f).column("id").to_pylist())
 
 
 def plain(value):

@@ -9,6 +9,8 @@ use tempfile::TempDir;
 use crate::pipeline::{Pipeline, Report};
 use crate::process::{Ended, PATIENCE, Process, caju_in};
 
+const OPERATOR_SECRET: &str = "operator-secret";
+
 /// A server process that listens.
 #[derive(Debug)]
 pub struct Server {
@@ -60,7 +62,9 @@ impl Cluster {
     pub fn start_with(workers: usize, dispatcher_args: &[&str], worker_args: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut args = vec!["--listen", "127.0.0.1:0", "--heartbeat", "100ms", "--worker-timeout", "2s"];
-        args.extend(["--allow", "/"]);
+        args.extend(["--allow", "/", "--allow-write", "/"]);
+        let secret = folder.path().join(OPERATOR_SECRET).display().to_string();
+        args.extend(["--operator-secret-file", &secret]);
         args.extend(dispatcher_args);
         let dispatcher = Server::start(folder.path(), "dispatcher", &args);
         let mut cluster = Self { folder, dispatcher, workers: Vec::new() };
@@ -74,10 +78,15 @@ impl Cluster {
     pub fn add_worker(&mut self, args: &[&str]) {
         let mut all =
             vec!["--dispatcher", &self.dispatcher.address, "--listen", "127.0.0.1:0", "--allow", "/"];
-        all.extend(["--cpu-threads", "1"]);
+        all.extend(["--allow-write", "/", "--cpu-threads", "1"]);
         all.extend(args);
         let worker = Server::start(self.folder.path(), "worker", &all);
         self.workers.push(worker);
+    }
+
+    /// The file with the operator's secret.
+    pub fn operator_secret_file(&self) -> String {
+        self.folder.path().join(OPERATOR_SECRET).display().to_string()
     }
 
     /// The dispatcher's address.

@@ -15,6 +15,7 @@ pub mod cluster;
 pub mod files;
 pub mod pipeline;
 pub mod process;
+pub mod sockets;
 
 pub use cluster::Cluster;
 pub use pipeline::Pipeline;

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 use bytes::Bytes;
-use caju_types::{Fingerprint, Result, format_bytes};
+use caju_types::{Fingerprint, Result, SplitKey, format_bytes};
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 
-use super::{live_leases, store_now_ms};
+use super::live_leases;
 use crate::Cache;
+use crate::manifest::load_commit;
 use crate::record::{Claim, Commit, unseal};
 use crate::scan::Scan;
 use crate::space::{Eviction, enough};
@@ -132,7 +133,7 @@ impl Cache {
     /// # Errors
     /// What the store says; what was deleted before stays deleted.
     pub async fn gc(&self, dry_run: bool) -> Result<Collection> {
-        let now = store_now_ms(self).await?;
+        let now = self.root.now_ms().await?;
         let live = live_leases(self, now).await?;
         let used: HashSet<Fingerprint> = live.iter().flat_map(|(l, _)| l.uses.iter().copied()).collect();
         let alive: HashSet<&str> = live.iter().map(|(l, _)| l.writer.as_str()).collect();
@@ -256,16 +257,16 @@ impl Cache {
         let winners = scan.winners();
         let mut referenced = HashSet::new();
         for (key, object) in winners.values() {
-            if let Some(Some(Commit::Part(meta))) =
-                crate::manifest::load_commit(&self.root, of, object).await?
-            {
+            if let Some(Some(Commit::Part(meta))) = load_commit(&self.root, of, object).await? {
                 referenced.insert((key.0, meta.attempt));
             }
         }
-        for (key, object) in &scan.parts {
-            if !referenced.contains(key) && !claimed.contains(&key.0) && old(object) {
-                plan.add(self, object, Collected::OrphanedPart);
-            }
+        let unnamed = scan
+            .parts
+            .iter()
+            .filter(|(key, object)| !referenced.contains(*key) && !claimed.contains(&key.0) && old(object));
+        for object in self.still_unnamed(of, scan, unnamed.collect()).await? {
+            plan.add(self, object, Collected::OrphanedPart);
         }
         for (key, object) in &scan.commits {
             // Lower generations stay: their places must not be taken again, and they cost nothing.
@@ -280,6 +281,31 @@ impl Cache {
             }
         }
         Ok(())
+    }
+
+    /// Those parts that no commit record names now. A writer gives its claim back after it has committed its part. So if
+    /// its claim was gone when claims were read, its record is there by now, though the listing may be older.
+    async fn still_unnamed<'a>(
+        &self,
+        of: Fingerprint,
+        before: &Scan,
+        unnamed: Vec<(&(SplitKey, String), &'a Listed)>,
+    ) -> Result<Vec<&'a Listed>> {
+        if unnamed.is_empty() {
+            return Ok(Vec::new());
+        }
+        let splits: HashSet<SplitKey> = unnamed.iter().map(|(key, _)| key.0).collect();
+        let now = Scan::of(&self.root.layout, of, self.root.list(&self.root.layout.folder(of)).await?);
+        let mut named = HashSet::new();
+        for (key, object) in &now.commits {
+            if splits.contains(&key.0)
+                && !before.commits.contains_key(key)
+                && let Some(Some(Commit::Part(meta))) = load_commit(&self.root, of, object).await?
+            {
+                named.insert((key.0, meta.attempt));
+            }
+        }
+        Ok(unnamed.into_iter().filter(|(key, _)| !named.contains(*key)).map(|(_, object)| object).collect())
     }
 
     /// What processes that are gone said that they read becomes one object.

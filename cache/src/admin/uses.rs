@@ -76,7 +76,7 @@ pub(super) async fn fold(
 impl Cache {
     /// Sums up what processes without a lease said that they read, where there is a lot of it.
     pub(crate) async fn fold_uses(&self, of: Fingerprint) -> Result<()> {
-        if self.options.read_only || self.state(of).uses_seen() < MANY {
+        if self.is_read_only() || self.state(of).uses_seen() < MANY {
             return Ok(());
         }
         let root = &self.root;

@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use caju_runtime::{Tasks, log_failure, thread_cpu_time};
+use caju_runtime::{MappedFile, Tasks, log_failure, thread_cpu_time};
 use caju_types::{Error, Result};
 use futures::future::{join_all, try_join_all};
 use object_store::path::Path;
 
 use super::{ProbeTask, blocking, polled};
 use crate::Cache;
-use crate::mmap::Map;
 use crate::store::Root;
 
 /// How often the store is read when it is weighed; the faster one counts. A few bytes on a busy worker are soon late by half.
@@ -20,11 +19,6 @@ const READS: usize = 2;
 const PAGE: usize = 4096;
 
 impl Cache {
-    /// Whether parts are files of this host, which are mapped.
-    pub(super) fn maps_files(&self) -> bool {
-        self.options.mmap && self.root.local_path(&self.root.layout.probe("probe")).is_some()
-    }
-
     /// Writes a file to the store, reads it back and removes it.
     pub(super) async fn moved(
         self: &Arc<Self>,
@@ -43,15 +37,17 @@ impl Cache {
             let (mut puts, mut gets) = (Requests::of(all_writes), Requests::of(all_reads));
             let write = polled(spent, self.written(&mut puts, &paths, &file, task.weighs)).await?;
             drop(file);
-            let local = self.root.local_path(&first).filter(|_| self.maps_files());
-            let mapped = local.is_some();
             // What fetching takes is a part of reading; pages are mapped by the decoding.
-            let (fetched, fetch_cpu, read) = match local {
+            let local = match self.root.local_path(&first).filter(|_| self.maps()) {
                 Some(file) => {
                     let readers = if task.weighs { task.readers.max(1) } else { 1 };
-                    let read = blocking(spent, move || read_mapped(&file, bytes, readers)).await;
-                    read.map(|(bytes, rate)| (bytes, Duration::ZERO, rate))?
+                    blocking(spent, move || read_mapped(&file, readers)).await?
                 }
+                None => None,
+            };
+            let mapped = local.is_some();
+            let (fetched, fetch_cpu, read) = match local {
+                Some((bytes, rate)) => (bytes, Duration::ZERO, rate),
                 None => self.read_ranged(spent, &mut gets, &first, bytes, requests).await?,
             };
             let (write, read) = if task.weighs { (write, read) } else { (0.0, 0.0) };
@@ -259,17 +255,18 @@ fn at_full_size(bytes: u64, took: Duration, latency: Duration, full: u64) -> f64
 /// The same of a local file, which parts are mapped from: each reader has its pages mapped, and none copies them. What was
 /// just written is in the kernel's memory, so that only work is measured, and not how long the cores of a busy worker
 /// kept it waiting: by the clock, a bandwidth that is never short looked a third of what it is.
-fn read_mapped(file: &std::path::Path, bytes: u64, readers: usize) -> Result<(Bytes, f64)> {
+fn read_mapped(file: &std::path::Path, readers: usize) -> Result<Option<(Bytes, f64)>> {
     let failed = |e: std::io::Error| Error::unavailable(format!("{}: {e}", file.display()));
-    let length = usize::try_from(bytes).map_err(|e| Error::internal(e.to_string()))?;
     let start = thread_cpu_time();
     let mut mapped = Bytes::new();
     for _ in 0..readers {
-        let map = Map::new(&std::fs::File::open(file).map_err(failed)?, length).map_err(failed)?;
+        let opened = std::fs::File::open(file).map_err(failed)?;
+        let Some(map) = MappedFile::new(opened).map_err(failed)? else { return Ok(None) };
         mapped = Bytes::from_owner(map);
         std::hint::black_box(mapped.iter().step_by(PAGE).fold(0u8, |sum, b| sum ^ b));
     }
-    Ok((mapped, rate(bytes * readers as u64, thread_cpu_time().saturating_sub(start))))
+    let took = thread_cpu_time().saturating_sub(start);
+    Ok(Some((mapped.clone(), rate(mapped.len() as u64 * readers as u64, took))))
 }
 
 fn rate(bytes: u64, time: Duration) -> f64 {

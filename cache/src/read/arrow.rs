@@ -1,7 +1,11 @@
-//! Arrow IPC parts: checked blocks to record batches, without validating or copying what was checked.
+//! Arrow IPC parts: checked blocks to record batches, without copying.
+//!
+//! Every batch is validated as it is decoded (offsets, UTF-8, lengths of children). A block's checksum shows that it is
+//! what its record says, but anybody who can write to the root can make both, and arrays that lie about their offsets
+//! would read memory that is not theirs. Validating costs nothing where rows are tensors or numbers, and reads each
+//! string once. Of a mapped file, whose bytes cannot change unseen, a process validates each block once.
 
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use arrow::ipc::convert::fb_to_schema;
@@ -9,7 +13,7 @@ use arrow::ipc::reader::FileDecoder;
 use arrow::ipc::{Block, root_as_footer};
 use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
-use arrow_schema::{ArrowError, Schema, SchemaRef};
+use arrow_schema::{ArrowError, DataType, Schema, SchemaRef};
 use bytes::Bytes;
 use caju_runtime::blocking;
 use caju_types::{Error, Result};
@@ -18,7 +22,7 @@ use tokio::sync::Semaphore;
 
 use super::ahead::Ahead;
 use super::blocks::{Blocks, damaged};
-use super::{Opened, ReadOptions, check_tags, original_schema};
+use super::{Opened, ReadOptions, check_tags, guarded, original_schema};
 use crate::encoding::Compression;
 use crate::record::PartMeta;
 
@@ -27,14 +31,6 @@ pub(super) struct Footer {
     pub(super) schema: SchemaRef,
     version: arrow::ipc::MetadataVersion,
     batches: Vec<Block>,
-}
-
-fn guarded<T>(meta: &PartMeta, work: impl FnOnce() -> Result<T, ArrowError>) -> Result<T> {
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(e)) => Err(damaged(meta, e)),
-        Err(_) => Err(damaged(meta, "its metadata make no sense")),
-    }
 }
 
 impl Footer {
@@ -51,7 +47,7 @@ impl Footer {
         let start = start.ok_or_else(|| bad("its footer is out of bounds"))?;
         let footer = root_as_footer(&head[start..]).map_err(|e| damaged(meta, e))?;
         let schema = footer.schema().ok_or_else(|| bad("it has no schema"))?;
-        let schema = guarded(meta, || Ok(Arc::new(fb_to_schema(schema))))?;
+        let schema = guarded(meta, || Ok::<_, ArrowError>(Arc::new(fb_to_schema(schema))))?;
         let batches = footer.recordBatches().map(|b| b.iter().copied().collect()).unwrap_or_default();
         let pairs = footer.custom_metadata().into_iter().flatten();
         let tags = pairs.filter_map(|kv| Some((kv.key()?.to_string(), kv.value()?.to_string()))).collect();
@@ -63,9 +59,15 @@ impl Footer {
 struct Decoder {
     meta: Arc<PartMeta>,
     decoder: FileDecoder,
+    /// The same without validation.
+    trusting: FileDecoder,
+    /// Whether validation takes next to no time.
+    validates_cheaply: bool,
     /// The place of every wanted column among the decoded ones, which come in the file's order.
     order: Option<Vec<usize>>,
     schema: SchemaRef,
+    /// The most bytes of one batch.
+    most_bytes: u64,
 }
 
 /// Opens a part.
@@ -93,8 +95,10 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
     let whole = original_schema(&meta, &footer.schema, tags.get(crate::TAG_SCHEMA).map(String::as_str))?;
     let wanted = options.chunks.clone().unwrap_or(0..footer.batches.len());
     let places = place_batches(&blocks, footer.batches.get(wanted).unwrap_or_default())?;
-    let decoder = Arc::new(Decoder::new(&meta, &footer, &whole, &options)?);
+    let decoder =
+        Arc::new(Decoder::new(&meta, &footer, &whole, &options, blocks.cache.options.max_block_bytes)?);
     let schema = Arc::clone(&decoder.schema);
+    let all = options.chunks.is_none() && options.projection.is_none();
     groups.retain(|group| group.clone().any(|i| places.get(i).is_some_and(|p| !p.is_empty())));
     ahead.want(groups);
     let (left, decoding) = (ahead.left(), Arc::clone(&blocks.cache.decoding));
@@ -107,13 +111,16 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
         .chain(fetched)
         .map_ok(move |(start, data)| {
             let (decoder, places) = (Arc::clone(&decoder), Arc::clone(&places));
-            let blocks = data.into_iter().enumerate().map(move |(i, block)| {
-                (Arc::clone(&decoder), places.get(start + i).cloned().unwrap_or_default(), block)
+            let fetched = data.into_iter().enumerate().map(move |(i, bytes)| Fetched {
+                decoder: Arc::clone(&decoder),
+                number: start + i,
+                places: places.get(start + i).cloned().unwrap_or_default(),
+                bytes,
             });
-            futures::stream::iter(blocks.map(Ok::<_, Error>))
+            futures::stream::iter(fetched.map(Ok::<_, Error>))
         })
         .try_flatten()
-        .and_then(move |(decoder, places, block)| decode(Arc::clone(&decoding), decoder, places, block))
+        .and_then(move |fetched| fetched.decode(Arc::clone(&blocks), Arc::clone(&decoding), all))
         .map_ok(|batches| futures::stream::iter(batches.into_iter().map(Ok)))
         .try_flatten()
         .boxed();
@@ -138,73 +145,119 @@ fn place_batches(blocks: &Blocks, batches: &[Block]) -> Result<Vec<Vec<(usize, B
     Ok(places)
 }
 
-async fn decode(
-    decoding: Arc<Semaphore>,
+/// A block that came, and the batches in it.
+struct Fetched {
     decoder: Arc<Decoder>,
+    number: usize,
     places: Vec<(usize, Block)>,
-    block: Bytes,
-) -> Result<Vec<RecordBatch>> {
-    if decoder.meta.encoding.compression == Compression::None {
-        return decoder.decode(&places, block);
+    bytes: Bytes,
+}
+
+impl Fetched {
+    /// Its rows. `all`: these are all batches of the block, with all columns.
+    async fn decode(
+        self,
+        blocks: Arc<Blocks>,
+        decoding: Arc<Semaphore>,
+        all: bool,
+    ) -> Result<Vec<RecordBatch>> {
+        let (number, decoder) = (self.number, Arc::clone(&self.decoder));
+        let validated = blocks.is_validated(number);
+        let work = move || decoder.decode(&self.places, self.bytes, validated);
+        let uncompressed = self.decoder.meta.encoding.compression == Compression::None;
+        let batches = if uncompressed && (validated || self.decoder.validates_cheaply) {
+            work()?
+        } else {
+            let permit = decoding.acquire_owned().await;
+            let work = move || {
+                let _permit = permit;
+                work()
+            };
+            blocking("decoding a part", work).await??
+        };
+        if all {
+            blocks.set_validated(number);
+        }
+        Ok(batches)
     }
-    let permit = decoding.acquire_owned().await;
-    let work = move || {
-        let _permit = permit;
-        decoder.decode(&places, block)
-    };
-    blocking("decoding a part", work).await?
+}
+
+/// Whether validating a column takes time for each row at most, and not for each byte.
+fn validates_cheaply(kind: &DataType) -> bool {
+    match kind {
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => false,
+        DataType::List(f) | DataType::LargeList(f) | DataType::FixedSizeList(f, _) | DataType::Map(f, _) => {
+            validates_cheaply(f.data_type())
+        }
+        DataType::Struct(fields) => fields.iter().all(|f| validates_cheaply(f.data_type())),
+        DataType::Binary | DataType::LargeBinary | DataType::FixedSizeBinary(_) | DataType::Boolean => true,
+        other => other.is_primitive(),
+    }
 }
 
 impl Decoder {
-    fn new(meta: &Arc<PartMeta>, footer: &Footer, whole: &SchemaRef, options: &ReadOptions) -> Result<Self> {
-        let decoder = FileDecoder::new(Arc::clone(&footer.schema), footer.version);
-        let (decoder, order, schema) = match &options.projection {
-            None => (decoder, None, Arc::clone(whole)),
+    fn new(
+        meta: &Arc<PartMeta>,
+        footer: &Footer,
+        whole: &SchemaRef,
+        options: &ReadOptions,
+        most_bytes: u64,
+    ) -> Result<Self> {
+        let decoder = || FileDecoder::new(Arc::clone(&footer.schema), footer.version);
+        let (decoder, trusting, order, schema) = match &options.projection {
+            None => (decoder(), decoder(), None, Arc::clone(whole)),
             Some(wanted) => {
                 let mut sorted = wanted.clone();
                 sorted.sort_unstable();
                 sorted.dedup();
                 let order = wanted.iter().map(|w| sorted.partition_point(|s| s < w)).collect();
                 let schema: Schema = whole.project(wanted).map_err(|e| Error::internal(e.to_string()))?;
-                (decoder.with_projection(sorted), Some(order), Arc::new(schema))
+                let decoder = || decoder().with_projection(sorted.clone());
+                (decoder(), decoder(), Some(order), Arc::new(schema))
             }
         };
-        let decoder = trusted(decoder);
-        Ok(Self { meta: Arc::clone(meta), decoder, order, schema })
+        let validates_cheaply = footer.schema.fields().iter().all(|f| validates_cheaply(f.data_type()));
+        let (meta, trusting) = (Arc::clone(meta), without_validation(trusting));
+        Ok(Self { meta, decoder, trusting, validates_cheaply, order, schema, most_bytes })
     }
 
-    fn decode(&self, places: &[(usize, Block)], block: Bytes) -> Result<Vec<RecordBatch>> {
+    /// Decodes batches of a block; `validated`: these very bytes were decoded with validation before.
+    fn decode(&self, places: &[(usize, Block)], block: Bytes, validated: bool) -> Result<Vec<RecordBatch>> {
+        let decoder = if validated { &self.trusting } else { &self.decoder };
         let buffer = Buffer::from(block);
         let mut out = Vec::with_capacity(places.len());
         for (at, place) in places {
+            let message = buffer.as_slice().get(*at..).unwrap_or_default();
+            super::lengths::check(message, place, self.most_bytes).map_err(|e| damaged(&self.meta, e))?;
             let message = buffer.slice(*at);
-            let batch = guarded(&self.meta, || self.decoder.read_record_batch(place, &message))?;
+            let batch = guarded(&self.meta, || decoder.read_record_batch(place, &message))?;
             let Some(batch) = batch.filter(|b| b.num_rows() > 0) else { continue };
             let batch = match &self.order {
                 None => batch,
                 Some(order) => guarded(&self.meta, || batch.project(order))?,
             };
-            out.push(crate::schema::with_schema(&batch, &self.schema)?);
+            let fitted = crate::schema::with_schema(&batch, &self.schema);
+            out.push(fitted.map_err(|e| damaged(&self.meta, e.message()))?);
         }
         Ok(out)
     }
 }
 
-/// The rows of a file that was just written and checked: what a probe measures.
-pub(crate) fn decode_file(meta: &Arc<PartMeta>, file: Bytes) -> Result<Vec<RecordBatch>> {
+/// The rows of a file that was just written: what a probe measures. `validated` as in [`Decoder::decode`].
+pub(crate) fn decode_file(meta: &Arc<PartMeta>, file: Bytes, validated: bool) -> Result<Vec<RecordBatch>> {
     let (footer, _) = Footer::parse(meta, &file)?;
-    let decoder = Decoder::new(meta, &footer, &footer.schema, &ReadOptions::default())?;
+    let decoder = Decoder::new(meta, &footer, &footer.schema, &ReadOptions::default(), u64::MAX)?;
     let place =
         |b: &Block| Ok((usize::try_from(b.offset()).map_err(|_| damaged(meta, "out of bounds"))?, *b));
     let places = footer.batches.iter().map(place).collect::<Result<Vec<_>>>()?;
-    decoder.decode(&places, file)
+    decoder.decode(&places, file, validated)
 }
 
 /// Turns validation off.
-#[allow(unsafe_code, reason = "validated decoding is three times slower, and these bytes were checked")]
-fn trusted(decoder: FileDecoder) -> FileDecoder {
-    // SAFETY: blocks reach the decoder only after their checksum was compared with the commit record of a
-    // part that this crate's writer made from valid arrays; a store that forges both is outside of what the
-    // cache promises.
+#[allow(unsafe_code, reason = "what was validated once need not be again")]
+fn without_validation(decoder: FileDecoder) -> FileDecoder {
+    // SAFETY: only bytes reach this decoder that this process has decoded with validation before, whole batches with
+    // all their columns. They are those of a mapped file, which cannot change while it is mapped, and which is known by
+    // device, inode, length and times that a change in between would have altered (see `FileVersion`).
     unsafe { decoder.with_skip_validation(true) }
 }

@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use caju_runtime::blocking;
-use caju_runtime::stores::local_version;
+use caju_runtime::stores::{is_settled, local_version};
+use caju_runtime::{MappedFile, blocking};
 use caju_types::{Error, ErrorKind, Result};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -17,8 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::ReadOptions;
 use crate::Cache;
-use crate::mmap::Map;
-use crate::record::PartMeta;
+use crate::record::{Block, PartMeta};
 use crate::tier::BlockKey;
 
 /// The blocks of one part.
@@ -35,23 +35,50 @@ pub(crate) struct Blocks {
 #[derive(Debug)]
 struct Mapped {
     bytes: Bytes,
-    /// Blocks that this process has checked, also for other readers of the same file.
-    checked: Arc<Vec<AtomicBool>>,
+    /// What this process has found out about the blocks, also for other readers of the same file.
+    known: Arc<Vec<KnownBlock>>,
 }
 
-/// A file as it was when blocks of it were checked: path, length, modification and change time.
-pub(crate) type FileVersion = (String, u64, i64, i64);
+/// What is known of a block of a mapped file.
+#[derive(Debug, Default)]
+pub(crate) struct KnownBlock {
+    /// It matches its checksum.
+    checked: AtomicBool,
+    /// All its batches were decoded with validation.
+    validated: AtomicBool,
+}
+
+/// A file as it was when it was mapped. Whoever changes or replaces it without being root gives it another version: it
+/// is remembered only when a later change would show in its times.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FileVersion {
+    /// The blocks by its record: where they begin, and what they were compared with.
+    blocks: Vec<Block>,
+    device: u64,
+    inode: u64,
+    /// Length, modification and change time.
+    version: (u64, i64, i64),
+}
 
 pub(crate) fn damaged(meta: &PartMeta, why: impl std::fmt::Display) -> Error {
     Error::data_loss(format!("part {} is damaged: {why}", meta.path))
 }
 
 impl Blocks {
-    /// Finds the file of a part. Mapped files are checked for their length here; in other stores the
-    /// first answer tells it.
+    /// Finds the file of a part. The length of a mapped file is checked here; in other stores the first answer tells it.
     pub(crate) async fn open(cache: &Arc<Cache>, meta: &Arc<PartMeta>) -> Result<Self> {
         if !crate::manifest::consistent(meta) {
             return Err(damaged(meta, "its record contradicts itself"));
+        }
+        // A record may come from anybody: memory for a block is taken by what it says.
+        let most = cache.options.max_block_bytes;
+        if let Some(large) = meta.blocks.iter().map(|b| b.bytes).find(|bytes| *bytes > most) {
+            return Err(damaged(
+                meta,
+                format!(
+                    "its record names a block of {large} bytes, and {most} are the most that is read at once"
+                ),
+            ));
         }
         let mut starts = Vec::with_capacity(meta.blocks.len() + 1);
         let mut at = 0;
@@ -61,7 +88,7 @@ impl Blocks {
         }
         starts.push(at);
         let path = cache.root.layout.absolute(&meta.path);
-        let mapped = match cache.root.local_path(&path).filter(|_| cache.options.mmap) {
+        let mapped = match cache.root.local_path(&path).filter(|_| cache.maps()) {
             Some(file) => map(cache, meta, file).await?,
             None => None,
         };
@@ -74,6 +101,22 @@ impl Blocks {
 
     pub(crate) fn is_mapped(&self) -> bool {
         self.mapped.is_some()
+    }
+
+    fn known(&self, block: usize) -> Option<&KnownBlock> {
+        self.mapped.as_ref()?.known.get(block)
+    }
+
+    /// Whether these very bytes of a block were decoded with validation before, all of them.
+    pub(crate) fn is_validated(&self, block: usize) -> bool {
+        self.known(block).is_some_and(|known| known.validated.load(Ordering::Acquire))
+    }
+
+    /// Remembers that all batches of a block were decoded with validation.
+    pub(crate) fn set_validated(&self, block: usize) {
+        if let Some(known) = self.known(block) {
+            known.validated.store(true, Ordering::Release);
+        }
     }
 
     /// Where a block starts in the file.
@@ -170,19 +213,19 @@ impl Blocks {
             let Some((start, end)) = place else { return Err(damaged(&self.meta, "it is too large")) };
             let block = mapped.bytes.slice(start..end);
             self.cache.root.io.add_read(block.len() as u64);
-            if !mapped.checked.get(n).is_some_and(|c| c.load(Ordering::Relaxed)) {
+            if !mapped.known.get(n).is_some_and(|known| known.checked.load(Ordering::Relaxed)) {
                 fresh.push((n, block.clone()));
             }
             out.push(block);
         }
         if !fresh.is_empty() {
             // The first touch waits for the disk, and hashing is work: not on a thread of the runtime.
-            let (meta, checked) = (Arc::clone(&self.meta), Arc::clone(&mapped.checked));
+            let (meta, known) = (Arc::clone(&self.meta), Arc::clone(&mapped.known));
             let check = move || {
                 fresh.iter().try_for_each(|(n, block)| {
                     check(&meta, *n, block)?;
-                    if let Some(checked) = checked.get(*n) {
-                        checked.store(true, Ordering::Relaxed);
+                    if let Some(known) = known.get(*n) {
+                        known.checked.store(true, Ordering::Relaxed);
                     }
                     Ok(())
                 })
@@ -265,10 +308,9 @@ fn check(meta: &PartMeta, n: usize, block: &Bytes) -> Result<()> {
     Err(damaged(meta, format!("bytes {start} to {end} do not match their checksum")))
 }
 
-/// Maps the file of a part; none where mapping is not possible.
+/// Maps the file of a part; none where that is not safe or not possible: then it is read.
 async fn map(cache: &Arc<Cache>, meta: &Arc<PartMeta>, path: std::path::PathBuf) -> Result<Option<Mapped>> {
-    let meta = Arc::clone(meta);
-    let known = cache.checked.clone();
+    let (meta, files, clock) = (Arc::clone(meta), cache.known_files.clone(), Arc::clone(&cache.root.clock));
     let work = move || {
         let io = |e: std::io::Error| match e.kind() {
             std::io::ErrorKind::NotFound => {
@@ -277,16 +319,25 @@ async fn map(cache: &Arc<Cache>, meta: &Arc<PartMeta>, path: std::path::PathBuf)
             _ => Error::unavailable(format!("part {}: {e}", meta.path)),
         };
         let file = File::open(&path).map_err(io)?;
-        let (bytes, mtime, ctime) = local_version(&file.metadata().map_err(io)?);
-        if bytes != meta.bytes {
-            return Err(damaged(&meta, format!("it has {bytes} bytes instead of {}", meta.bytes)));
+        let Some(map) = MappedFile::new(file).map_err(io)? else { return Ok(None) };
+        // From here on the bytes stay as they are.
+        let metadata = map.metadata();
+        let version = local_version(metadata);
+        if version.0 != meta.bytes {
+            return Err(damaged(&meta, format!("it has {} bytes instead of {}", version.0, meta.bytes)));
         }
-        let Ok(length) = usize::try_from(bytes) else { return Ok(None) };
-        let Ok(map) = Map::new(&file, length) else { return Ok(None) };
-        let version: FileVersion = (meta.path.clone(), bytes, mtime, ctime);
-        let checked = known
-            .get_with(version, || Arc::new(meta.blocks.iter().map(|_| AtomicBool::new(false)).collect()));
-        Ok(Some(Mapped { bytes: Bytes::from_owner(map), checked }))
+        let fresh = || Arc::new(meta.blocks.iter().map(|_| KnownBlock::default()).collect());
+        let file = FileVersion {
+            blocks: meta.blocks.clone(),
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            version,
+        };
+        let known = match is_settled(metadata, clock.as_ref()) {
+            true => files.get_with(file, fresh),
+            false => fresh(),
+        };
+        Ok(Some(Mapped { bytes: Bytes::from_owner(map), known }))
     };
     blocking("mapping a part", work).await?
 }

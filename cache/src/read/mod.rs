@@ -3,8 +3,10 @@
 mod ahead;
 mod arrow;
 pub(crate) mod blocks;
+mod lengths;
 mod parquet;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,6 +19,7 @@ use caju_types::{Error, ErrorKind, Result};
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use tokio::sync::Semaphore;
+use tokio::task::JoinError;
 
 use crate::Cache;
 use crate::encoding::Format;
@@ -55,7 +58,7 @@ impl Default for ReadOptions {
 /// The rows of one part, as a stream of record batches in the order in which they were written.
 ///
 /// Every block is checked before anything in it is decoded, so that a row that comes out is a row that was
-/// written. At the end the rows are counted: a stream that ends without an error was the whole part.
+/// written. Decoding validates all the same: checksums are no secret, and a part may come from anybody. At the end the rows are counted: a stream that ends without an error was the whole part.
 pub struct PartReader {
     meta: Arc<PartMeta>,
     schema: SchemaRef,
@@ -97,7 +100,8 @@ impl PartReader {
                 .get(wanted.clone())
                 .ok_or_else(|| Error::internal(format!("part {} has no chunks {wanted:?}", meta.path)))?
                 .iter()
-                .sum(),
+                .try_fold(0u64, |sum, rows| sum.checked_add(*rows))
+                .ok_or_else(|| damaged(&meta, "its record contradicts itself"))?,
         };
         let blocks = Arc::new(Blocks::open(cache, &meta).await.map_err(|e| gone(&meta, e))?);
         let mapped = blocks.is_mapped();
@@ -188,8 +192,9 @@ impl Cache {
         if self.maps() { 0 } else { self.options.memory_tier_bytes }
     }
 
-    fn maps(&self) -> bool {
-        self.options.mmap && self.root.local_path(&self.root.layout.base()).is_some()
+    /// Whether parts are mapped, but for single ones of which the kernel grants no lease.
+    pub(crate) fn maps(&self) -> bool {
+        self.options.mmap && self.root.is_mappable()
     }
 
     /// Requests that reading this part has under way; none where parts are mapped.
@@ -209,6 +214,15 @@ struct Opened {
     batches: BoxStream<'static, Result<RecordBatch>>,
     /// Requests whose answers nobody has taken yet.
     left: Arc<AtomicUsize>,
+}
+
+/// Runs a library's code over what a file says. Libraries panic over some files that were made by hand.
+fn guarded<T, E: std::fmt::Display>(meta: &PartMeta, work: impl FnOnce() -> Result<T, E>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(e)) => Err(damaged(meta, e)),
+        Err(_) => Err(damaged(meta, "its metadata make no sense")),
+    }
 }
 
 fn gone(meta: &PartMeta, error: Error) -> Error {

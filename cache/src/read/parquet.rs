@@ -24,7 +24,8 @@ use tokio_util::sync::PollSemaphore;
 
 use super::ahead::Ahead;
 use super::blocks::{Blocks, damaged};
-use super::{Opened, ReadOptions, check_tags, original_schema};
+use super::{Opened, ReadOptions, check_tags, guarded, original_schema};
+use crate::record::PartMeta;
 
 /// A batch is cut at about this size: the decoder's buffers grow by doubling and are copied each time, which takes more
 /// than decoding where they do not fit into a core's cache.
@@ -126,9 +127,8 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
     let pairs = metadata.file_metadata().key_value_metadata().cloned().unwrap_or_default();
     let tag = |key: &str| pairs.iter().find(|kv| kv.key == key).and_then(|kv| kv.value.as_deref());
     check_tags(&meta, tag)?;
-    let bad = |e: ParquetError| damaged(&meta, e);
     let arrow =
-        ArrowReaderMetadata::try_new(Arc::clone(&metadata), ArrowReaderOptions::new()).map_err(bad)?;
+        guarded(&meta, || ArrowReaderMetadata::try_new(Arc::clone(&metadata), ArrowReaderOptions::new()))?;
     let found = Arc::new(Schema::new_with_metadata(
         arrow.schema().fields().clone(),
         arrow
@@ -153,7 +153,8 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
     let row_groups: Vec<usize> = options.chunks.clone().unwrap_or(0..metadata.num_row_groups()).collect();
     let mut ahead = Ahead::new(&blocks, &options);
     if small.is_none() {
-        ahead.want(groups(&blocks, &metadata, &row_groups, &mask));
+        let groups = || Ok::<_, ParquetError>(groups(&blocks, &metadata, &row_groups, &mask));
+        ahead.want(guarded(&meta, groups)?);
     }
     let left = ahead.left();
     let error = Arc::new(Mutex::new(None));
@@ -165,13 +166,14 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
         have: small.into_iter().flatten().enumerate().collect(),
         error: Arc::clone(&error),
     };
-    let builder = ParquetRecordBatchStreamBuilder::new_with_metadata(reader, arrow)
-        .with_batch_size(batch_rows(&metadata))
-        .with_row_groups(row_groups)
-        .with_projection(mask);
-    let target = Arc::clone(&schema);
-    let stream = builder.build().map_err(bad)?;
-    let of = Arc::clone(&meta);
+    let stream = guarded(&meta, || {
+        ParquetRecordBatchStreamBuilder::new_with_metadata(reader, arrow)
+            .with_batch_size(batch_rows(&metadata))
+            .with_row_groups(row_groups)
+            .with_projection(mask)
+            .build()
+    })?;
+    let (target, part) = (Arc::clone(&schema), Arc::clone(&meta));
     let batches = stream
         .map(move |batch| {
             let batch = batch.map_err(|e| match error.lock().take() {
@@ -182,10 +184,10 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
                 Some(order) => batch.project(order).map_err(|e| damaged(&meta, e))?,
                 None => batch,
             };
-            crate::schema::with_schema(&batch, &target)
+            crate::schema::with_schema(&batch, &target).map_err(|e| damaged(&meta, e.message()))
         })
         .boxed();
-    let batches = Caught::new(batches, move |panic: &str| damaged(&of, panic)).boxed();
+    let batches = Caught::new(batches, move |panic: &str| damaged(&part, panic)).boxed();
     Ok(Opened { schema, batches: elsewhere(batches, Arc::clone(&blocks.cache.decoding)), left })
 }
 
@@ -261,8 +263,8 @@ async fn footer(
     let start = usize::try_from(length).ok().and_then(|n| end.checked_sub(n));
     match start {
         Some(start) if end_mark.ends_with(b"PAR1") => {
-            let decoded = ParquetMetaDataReader::decode_metadata(&head[start..]);
-            Ok((decoded.map_err(|e| damaged(meta, e))?, small.then_some(fetched)))
+            let decoded = guarded(meta, || ParquetMetaDataReader::decode_metadata(&head[start..]))?;
+            Ok((decoded, small.then_some(fetched)))
         }
         _ => Err(damaged(meta, "it does not end like a Parquet file")),
     }
@@ -270,8 +272,10 @@ async fn footer(
 
 /// Rows per batch, so that a batch of wide rows stays small.
 fn batch_rows(metadata: &ParquetMetaData) -> usize {
-    let bytes: i64 = metadata.row_groups().iter().map(|g| g.total_byte_size()).sum();
-    let rows: i64 = metadata.row_groups().iter().map(|g| g.num_rows()).sum();
+    let groups = metadata.row_groups().iter();
+    let (bytes, rows) = groups.fold((0i64, 0i64), |(bytes, rows), g| {
+        (bytes.saturating_add(g.total_byte_size()), rows.saturating_add(g.num_rows()))
+    });
     let per_row = u64::try_from(bytes / rows.max(1)).unwrap_or(0).max(1);
     usize::try_from((BATCH_BYTES / per_row).clamp(1, BATCH_ROWS)).unwrap_or(1)
 }

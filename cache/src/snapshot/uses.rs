@@ -60,7 +60,7 @@ impl SnapshotState {
             if nothing_stored && uses.0.rows == 0 {
                 return Ok(());
             }
-            if !std::mem::take(&mut uses.1) || cache.options.read_only {
+            if !std::mem::take(&mut uses.1) || cache.is_read_only() {
                 return Ok(());
             }
             uses.0.clone()

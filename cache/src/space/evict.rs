@@ -58,7 +58,7 @@ pub(crate) async fn candidates(
     scans: &BTreeMap<Fingerprint, Scan>,
     keep: Option<Fingerprint>,
 ) -> Result<Vec<(Eviction, Arc<PartMeta>)>> {
-    let now = crate::admin::store_now_ms(cache).await?;
+    let now = cache.root.now_ms().await?;
     let used = in_use(cache, now).await?;
     let mut out = Vec::new();
     for (of, scan) in scans {
@@ -133,7 +133,10 @@ pub(super) async fn remove_all(
 pub(crate) async fn remove_part(cache: &Cache, part: &PartMeta) -> Result<()> {
     let layout = &cache.root.layout;
     let attempt = (!cache.root.conditional()).then_some(part.attempt.as_str());
-    cache.root.delete(&layout.commit(part.fingerprint, part.split, part.generation, attempt)).await?;
+    let (of, split, generation) = (part.fingerprint, part.split, part.generation);
+    let names =
+        [layout.commit(of, split, generation, attempt), layout.commit_before(of, split, generation, attempt)];
+    cache.root.delete_all(names.to_vec()).await?;
     cache.root.delete(&layout.absolute(&part.path)).await
 }
 

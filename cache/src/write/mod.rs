@@ -140,10 +140,13 @@ impl PartWriter {
         Ok(Self { open: Some(open), schema, encoding, rows: 0, bytes: 0, compute_cpu_s: None })
     }
 
-    /// Makes chunks of about so many bytes of rows, at least one row each, that can be read one by one: see
-    /// [`ReadOptions::chunks`](crate::ReadOptions::chunks). To be called before the first row.
+    /// Makes chunks of about this many bytes of rows, at least one row each, that can be read one by one: see
+    /// [`ReadOptions::chunks`](crate::ReadOptions::chunks). To be called before the first row. A chunk is at most half as
+    /// large as what is read at once ([`CacheOptions::max_block_bytes`](crate::CacheOptions::max_block_bytes)).
     pub fn set_chunk_bytes(&mut self, bytes: u64) {
-        if let Some(encoder) = self.open.as_mut().and_then(|o| o.encoder.as_mut()) {
+        let Some(open) = &mut self.open else { return };
+        let bytes = bytes.min(open.cache.options.max_block_bytes / 2);
+        if let Some(encoder) = &mut open.encoder {
             encoder.set_chunk_bytes(usize::try_from(bytes).unwrap_or(usize::MAX));
         }
     }
@@ -195,6 +198,14 @@ impl PartWriter {
     }
 
     async fn push(&mut self, ready: Vec<Bytes>) -> Result<()> {
+        let pushed = self.upload_all(ready).await;
+        if let (Err(e), Some(open)) = (&pushed, &self.open) {
+            open.cache.failed_to_put(e);
+        }
+        pushed
+    }
+
+    async fn upload_all(&mut self, ready: Vec<Bytes>) -> Result<()> {
         let Some(open) = &mut self.open else { return Err(ended()) };
         for block in ready {
             let bytes = block.len() as u64;
@@ -254,6 +265,9 @@ impl PartWriter {
                 Ok(committed)
             }
             Err(e) => {
+                if let Some(open) = &self.open {
+                    open.cache.failed_to_put(&e);
+                }
                 self.abort().await;
                 Err(e)
             }

@@ -11,14 +11,12 @@ use arrow_array::types::{Float32Type, Int32Type};
 use arrow_array::*;
 use arrow_buffer::NullBuffer;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use async_trait::async_trait;
 use caju_cache::*;
 use caju_runtime::{Clock, Stores, SystemClock};
+pub use caju_testkit::clock::ManualClock;
 use caju_testkit::s3::S3Server;
 use caju_types::{Fingerprint, SplitKey};
 use futures::TryStreamExt;
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 
 static NAMES: AtomicU64 = AtomicU64::new(0);
 
@@ -69,44 +67,6 @@ pub async fn open(root: &str) -> Arc<Cache> {
 
 pub async fn open_with(root: &str, options: CacheOptions) -> Arc<Cache> {
     Cache::open(&stores_of(root), root, options, SystemClock::shared(), writer_id()).await.unwrap()
-}
-
-/// Time that stands still until a test moves it.
-#[derive(Debug, Default)]
-pub struct ManualClock {
-    now: Mutex<Duration>,
-    moved: Notify,
-}
-
-impl ManualClock {
-    pub fn advance(&self, by: Duration) {
-        *self.now.lock() += by;
-        self.moved.notify_waiters();
-    }
-}
-
-#[async_trait]
-impl Clock for ManualClock {
-    fn now(&self) -> Duration {
-        *self.now.lock()
-    }
-
-    fn unix_time(&self) -> Duration {
-        Duration::from_secs(1_700_000_000) + self.now()
-    }
-
-    async fn sleep(&self, duration: Duration) {
-        let until = self.now() + duration;
-        loop {
-            let moved = self.moved.notified();
-            tokio::pin!(moved);
-            moved.as_mut().enable();
-            if self.now() >= until {
-                return;
-            }
-            moved.await;
-        }
-    }
 }
 
 /// Rows with numbers, strings, lists, structs, tensors, booleans and nulls, made from a seed.

@@ -11,7 +11,7 @@
 //! ```
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use caju_types::{Error, Result, did_you_mean};
 use clap::builder::BoolishValueParser;
@@ -19,9 +19,6 @@ use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches};
 use toml::{Table, Value};
 
 use crate::cli::Cli;
-
-/// The file that is read if it lies in the working folder and `--config` names no other.
-const DEFAULT_FILE: &str = "caju.toml";
 
 /// Why there is no [`Cli`].
 #[derive(Debug)]
@@ -78,14 +75,10 @@ fn with_variables(command: Command) -> Command {
         .mut_subcommands(with_variables)
 }
 
-/// The file to read, and what is in it.
+/// The file that `--config` or the variable names, and what is in it.
 fn load(args: &[OsString], variable: Option<OsString>) -> Result<Option<(PathBuf, Table)>> {
-    let named = named_file(args).or(variable).map(PathBuf::from);
-    let path = match &named {
-        Some(path) => path.clone(),
-        None if Path::new(DEFAULT_FILE).exists() => PathBuf::from(DEFAULT_FILE),
-        None => return Ok(None),
-    };
+    // Only a file that was asked for: one in the working folder may be somebody else's.
+    let Some(path) = named_file(args).or(variable).map(PathBuf::from) else { return Ok(None) };
     let text = std::fs::read_to_string(&path).map_err(|e| {
         let message = format!("settings file {}: {e}", path.display());
         if e.kind() == std::io::ErrorKind::NotFound {

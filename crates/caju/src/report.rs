@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
+use caju_client::Incomplete;
 use caju_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +15,8 @@ pub(crate) struct RunReport {
     pub(crate) epochs: Vec<EpochReport>,
     /// The planner's decision; none while every stage is computed.
     pub(crate) decision: Option<serde_json::Value>,
+    /// Why no row was stored, though the policy demands that rows are.
+    pub(crate) not_stored: Option<String>,
     pub(crate) peak_rss_bytes: u64,
     pub(crate) cpu_s: f64,
 }
@@ -34,6 +37,9 @@ pub(crate) struct EpochReport {
     pub(crate) cache_bytes_read: u64,
     pub(crate) cache_bytes_written: u64,
     pub(crate) splits: SplitsReport,
+    /// Rows that no reader of the job has, or that readers took before they vanished; absent if there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) incomplete: Option<IncompleteReport>,
     /// Bytes of the delivered rows; for the summary only.
     #[serde(skip)]
     pub(crate) bytes: u64,
@@ -43,6 +49,30 @@ pub(crate) struct EpochReport {
     /// File, row and reason of the first of these.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) first_skips: Vec<String>,
+}
+
+/// Why an epoch is not whole.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct IncompleteReport {
+    /// Rows that are missing.
+    pub(crate) rows_missing: u64,
+    /// Splits with rows that were sent and acknowledged by no reader.
+    pub(crate) splits: u64,
+    /// The reasons.
+    pub(crate) why: String,
+    /// Rows that readers took before they vanished.
+    pub(crate) rows_taken_by_lost_readers: u64,
+}
+
+impl From<Incomplete> for IncompleteReport {
+    fn from(i: Incomplete) -> Self {
+        Self {
+            rows_missing: i.rows_missing,
+            splits: i.splits,
+            why: i.why,
+            rows_taken_by_lost_readers: i.rows_taken_by_lost_readers,
+        }
+    }
 }
 
 /// Splits by the way their rows came about.
@@ -72,6 +102,7 @@ impl RunReport {
             fingerprint: String::new(),
             epochs: Vec::new(),
             decision: None,
+            not_stored: None,
             peak_rss_bytes: 0,
             cpu_s: 0.0,
         }
@@ -150,6 +181,7 @@ mod tests {
         report.epochs.push(EpochReport {
             rows_skipped: 0,
             first_skips: Vec::new(),
+            incomplete: None,
             epoch: 0,
             rows: 10,
             batches: 2,

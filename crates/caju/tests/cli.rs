@@ -15,7 +15,7 @@ fn marker(dir: &std::path::Path, out: &str) -> serde_json::Value {
 fn help_teaches() {
     let dir = tempfile::tempdir().unwrap();
     let help = ok(dir.path(), &["--help"]);
-    for word in ["caju quickstart", "caju.toml", "Exit codes", "dispatcher", "status"] {
+    for word in ["caju quickstart", "--config", "Exit codes", "dispatcher", "status"] {
         assert!(help.contains(word), "{word}: {help}");
     }
     for command in ["run", "read", "check", "dispatcher", "worker", "status", "plan", "gen", "quickstart"] {
@@ -59,7 +59,7 @@ fn precedence() {
     let dir = tempfile::tempdir().unwrap();
     let toml = "quiet = true\n[gen]\ncount = 5\nseed = 40\nformat = [\"csv\", \"json\"]\n";
     std::fs::write(dir.path().join("caju.toml"), toml).unwrap();
-    let out = ok(dir.path(), &["gen", "text", "--out", "file"]);
+    let out = ok(dir.path(), &["--config", "caju.toml", "gen", "text", "--out", "file"]);
     assert_eq!(out, "", "quiet comes from the file");
     let m = marker(dir.path(), "file");
     assert_eq!(
@@ -72,6 +72,7 @@ fn precedence() {
             .env("CAJU_COUNT", "6")
             .env("CAJU_FORMAT", "json")
             .env("CAJU_QUIET", "false")
+            .env("CAJU_CONFIG", "caju.toml")
             .args(["gen", "text", "--out", out])
             .args(args)
             .output()
@@ -90,6 +91,15 @@ fn precedence() {
         (&m["count"], &m["seed"], &m["formats"]),
         (&7.into(), &1.into(), &serde_json::json!(["json"]))
     );
+}
+
+/// One in the working folder may be somebody else's: it could name another dispatcher, or an interpreter to run.
+#[test]
+fn a_settings_file_that_nobody_named_is_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("caju.toml"), "[gen]\ncount = 5\nnonsense = 1\n").unwrap();
+    ok(dir.path(), &["gen", "text", "--out", "a", "--count", "3"]);
+    assert_eq!(marker(dir.path(), "a")["count"], 3);
 }
 
 #[test]
@@ -117,7 +127,8 @@ fn mistakes_in_settings_files_name_the_place() {
         ("log = { a = 1 }\n", &["log"]),
     ] {
         std::fs::write(dir.path().join("caju.toml"), toml).unwrap();
-        let text = fails(dir.path(), &["gen", "text", "--out", "x", "--count", "1"], 2);
+        let args = ["--config", "caju.toml", "gen", "text", "--out", "x", "--count", "1"];
+        let text = fails(dir.path(), &args, 2);
         for word in words {
             assert!(text.contains(word), "{toml}: {text}");
         }

@@ -14,7 +14,8 @@ use parquet::arrow::ArrowWriter;
 /// A Parquet file whose names are in a dictionary of 40, so that its indices are 6 bits wide.
 fn parquet() -> Vec<u8> {
     let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1000));
-    let names: ArrayRef = Arc::new(StringArray::from_iter_values((0..1000).map(|i| format!("name-{}", i % 40))));
+    let names: ArrayRef =
+        Arc::new(StringArray::from_iter_values((0..1000).map(|i| format!("name-{}", i % 40))));
     let batch = RecordBatch::try_from_iter([("id", ids), ("name", names)]).unwrap();
     let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
     writer.write(&batch).unwrap();

@@ -68,7 +68,16 @@ fn apart_they_give_the_rows_that_they_give_together() {
     let dispatcher = Server::start(
         dir.path(),
         "dispatcher",
-        &["--listen", "127.0.0.1:0", "--allow", "data", "--address-file", "d.txt"],
+        &[
+            "--listen",
+            "127.0.0.1:0",
+            "--allow",
+            "data",
+            "--address-file",
+            "d.txt",
+            "--operator-secret-file",
+            "operator-secret",
+        ],
     );
     assert_eq!(std::fs::read_to_string(dir.path().join("d.txt")).unwrap().trim(), dispatcher.address);
     let at = dispatcher.address.clone();
@@ -103,7 +112,10 @@ fn apart_they_give_the_rows_that_they_give_together() {
         .iter()
         .find(|w| w["address"] == workers[0].address.as_str())
         .unwrap();
-    ok(dir.path(), &["worker", "drain", &id["worker_id"].to_string(), "--dispatcher", &at]);
+    let number = id["worker_id"].to_string();
+    let drain =
+        ["worker", "drain", &number, "--dispatcher", &at, "--operator-secret-file", "operator-secret"];
+    ok(dir.path(), &drain);
     let mut workers = workers.into_iter();
     assert!(workers.next().unwrap().wait().success());
     for server in workers.chain([dispatcher]) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use caju_engine::wire::DispatcherLink;
-use caju_proto::v1;
+use caju_proto::{Bytes, v1};
 use caju_types::{IterationId, Result};
 use tokio::time::Instant;
 
@@ -171,6 +171,9 @@ impl Client {
             profile_only,
             save_chunk_bytes: request.save.as_ref().map_or(0, |s| s.chunk_bytes),
             save_url: request.save.map(|s| s.url).unwrap_or_default(),
+            lost_readers: request.lost_readers.as_str().to_string(),
+            client_secret: Bytes::new(),
+            worker_secret: Bytes::new(),
         };
         let call = |mut d: caju_engine::wire::Dispatcher| {
             let open = open.clone();

@@ -119,6 +119,29 @@ pub struct ReadRequest {
     pub epochs: u64,
     /// Store the rows there instead of in the cache, and deliver none: how saves are driven.
     pub save: Option<SaveTo>,
+    /// What to do about rows that other readers of the job took before they vanished.
+    pub lost_readers: LostReaders,
+}
+
+/// What a reader does at the end of an epoch of which other readers took rows before they vanished (they were killed,
+/// or silent for longer than the dispatcher's client timeout).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum LostReaders {
+    /// The epoch ends with an error that says how many rows are missing.
+    #[default]
+    Fail,
+    /// The epoch ends as any other; [`crate::Reader::incomplete`] says what the vanished readers took.
+    Allow,
+}
+
+impl LostReaders {
+    /// The name in flags and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            LostReaders::Fail => "fail",
+            LostReaders::Allow => "allow",
+        }
+    }
 }
 
 /// Where rows are saved to.
@@ -143,6 +166,7 @@ impl ReadRequest {
             encoding: String::new(),
             epochs: 0,
             save: None,
+            lost_readers: LostReaders::Fail,
         }
     }
 }

@@ -6,6 +6,7 @@
 //! conversation with the dispatcher, and one connection per task puts chunks into a queue. Receipts say which
 //! rows have come, so that those of a lost worker come from elsewhere, and none comes twice (I3).
 
+mod acks;
 mod client;
 mod config;
 mod credit;
@@ -18,6 +19,6 @@ mod stats;
 mod task;
 
 pub use client::Client;
-pub use config::{ClientConfig, DatasetRef, EventFn, ReadRequest, ReaderEvent, SaveTo};
+pub use config::{ClientConfig, DatasetRef, EventFn, LostReaders, ReadRequest, ReaderEvent, SaveTo};
 pub use reader::{Element, Monitor, Reader};
-pub use stats::{Progress, ReaderStats};
+pub use stats::{Incomplete, Progress, ReaderStats};

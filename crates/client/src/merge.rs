@@ -61,6 +61,11 @@ impl Merger {
         self.take(self.rows).map(Some)
     }
 
+    /// Whether rows that do not fill a batch are dropped at the end.
+    pub(crate) fn drops(&self) -> bool {
+        self.drop_remainder
+    }
+
     /// Remainders that wait to be merged.
     pub(crate) fn held(&self) -> impl Iterator<Item = &Chunk> {
         self.held.iter()

@@ -16,8 +16,8 @@ use caju_types::{Error, IterationId, Result};
 use crate::config::ClientConfig;
 use crate::merge::Merger;
 use crate::session::{Leaving, Session};
-use crate::shared::Shared;
-use crate::stats::{Progress, ReaderStats};
+use crate::shared::{Item, Shared};
+use crate::stats::{Incomplete, Progress, ReaderStats};
 
 /// Closing waits no longer than this for the dispatcher.
 const CLOSE: Duration = Duration::from_secs(10);
@@ -27,6 +27,14 @@ const CLOSE: Duration = Duration::from_secs(10);
 pub struct Element {
     /// The rows.
     pub batch: RecordBatch,
+}
+
+/// A chunk that is ready for the user.
+#[derive(Debug)]
+struct Ready {
+    chunk: Chunk,
+    /// It went through the merger.
+    merged: bool,
 }
 
 /// One epoch of a job, being read. Tasks of all workers are read at once, up to a bound in bytes; every row
@@ -52,9 +60,11 @@ pub struct Reader {
     fingerprint: String,
     seed: u64,
     merger: Option<Merger>,
-    ready: VecDeque<Chunk>,
+    ready: VecDeque<Ready>,
     over: bool,
     current: Option<ElementCursor>,
+    /// Rows of the current chunk that the user has, or had.
+    handed_rows: u64,
     stop: Tasks,
     leaving: Leaving,
     session: Option<Task<()>>,
@@ -93,6 +103,7 @@ impl Reader {
             ready: VecDeque::new(),
             over: false,
             current: None,
+            handed_rows: 0,
             stop,
             leaving,
             session,
@@ -131,11 +142,8 @@ impl Reader {
     /// dispatcher are away for too long.
     pub async fn next(&mut self) -> Result<Option<Element>> {
         loop {
-            if let Some(current) = &mut self.current {
-                if let Some(batch) = current.next()? {
-                    return Ok(Some(Element { batch }));
-                }
-                self.current = None;
+            if let Some(batch) = self.next_of_current()? {
+                return Ok(Some(Element { batch }));
             }
             match self.next_chunk().await? {
                 Some(chunk) => {
@@ -152,12 +160,19 @@ impl Reader {
     /// # Errors
     /// As [`Reader::next`].
     pub fn try_next(&mut self) -> Result<Option<Element>> {
+        Ok(self.next_of_current()?.map(|batch| Element { batch }))
+    }
+
+    /// The next element of the chunk in hand. Whoever asks has taken the elements before it.
+    fn next_of_current(&mut self) -> Result<Option<RecordBatch>> {
         let Some(current) = &mut self.current else { return Ok(None) };
+        self.shared.acks.taken_of_handed(self.handed_rows);
         let batch = current.next()?;
-        if batch.is_none() {
-            self.current = None;
+        match &batch {
+            Some(batch) => self.handed_rows += batch.num_rows() as u64,
+            None => self.current = None,
         }
-        Ok(batch.map(|batch| Element { batch }))
+        Ok(batch)
     }
 
     /// The next elements as they came, for those who want rows in bulk; `None` at the end of the epoch.
@@ -167,8 +182,11 @@ impl Reader {
     /// # Errors
     /// As [`Reader::next`].
     pub async fn next_chunk(&mut self) -> Result<Option<Chunk>> {
+        self.shared.acks.taken_handed();
         loop {
-            if let Some(chunk) = self.ready.pop_front() {
+            if let Some(Ready { chunk, merged }) = self.ready.pop_front() {
+                self.shared.acks.hand(&chunk.runs, merged);
+                self.handed_rows = 0;
                 let (rows, elements) = (chunk.rows() as u64, chunk.num_elements() as u64);
                 self.shared.recorder.delivered(rows, elements, chunk.bytes() as u64);
                 return Ok(Some(chunk));
@@ -176,27 +194,48 @@ impl Reader {
             if self.over {
                 return Ok(None);
             }
-            let delivery = match self.shared.queue.try_pop() {
-                Some(d) => Some(d),
+            let item = match self.shared.queue.try_pop() {
+                Some(item) => Some(item),
                 None => {
+                    self.shared.acks.user_waits();
                     let waiting = self.shared.recorder.wait();
                     let popped = self.shared.queue.pop().await;
                     drop(waiting);
                     popped?
                 }
             };
-            match (delivery.map(|d| d.take()), &mut self.merger) {
-                (Some(chunk), Some(merger)) if chunk.remainder => merger.push(chunk, &mut self.ready)?,
-                (Some(chunk), _) => self.ready.push_back(chunk),
-                (None, merger) => {
+            match (item, &mut self.merger) {
+                (Some(Item::Rows(delivery)), merger) => {
+                    let chunk = delivery.take();
+                    match merger {
+                        Some(merger) if chunk.remainder => {
+                            self.shared.acks.merging(chunk.rows() as u64);
+                            let mut full = Vec::new();
+                            merger.push(chunk, &mut full)?;
+                            self.ready.extend(full.into_iter().map(|chunk| Ready { chunk, merged: true }));
+                        }
+                        _ => self.ready.push_back(Ready { chunk, merged: false }),
+                    }
+                }
+                (Some(Item::Flush), Some(merger)) => {
+                    if merger.drops() {
+                        self.shared.acks.dropped(merger.held().flat_map(|c| &c.runs));
+                    }
+                    self.ready.extend(merger.finish()?.map(|chunk| Ready { chunk, merged: true }));
+                }
+                (Some(Item::Flush), None) => {}
+                (None, _) => {
                     self.over = true;
                     self.shared.recorder.ended();
-                    if let Some(merger) = merger {
-                        self.ready.extend(merger.finish()?);
-                    }
                 }
             }
         }
+    }
+
+    /// Rows of this epoch that no reader of the job has, or that readers took before they vanished; `None` if all is
+    /// well so far. It is final when the epoch is over.
+    pub fn incomplete(&self) -> Option<Incomplete> {
+        self.shared.recorder.is_incomplete()
     }
 
     /// What was delivered so far.
@@ -223,7 +262,7 @@ impl Reader {
         if let Some(c) = &self.current {
             runs.extend(c.rest());
         }
-        runs.extend(self.ready.iter().flat_map(|c| c.runs.iter().copied()));
+        runs.extend(self.ready.iter().flat_map(|r| r.chunk.runs.iter().copied()));
         if let Some(m) = &self.merger {
             runs.extend(m.held().flat_map(|c| c.runs.iter().copied()));
         }

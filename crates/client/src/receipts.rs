@@ -1,119 +1,10 @@
 //! Which rows were received, so that none is delivered twice and none is lost (I3).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
 use caju_engine::Run;
 use caju_proto::v1;
-use caju_types::{RowRanges, TaskId};
-
-/// A set of row ordinals of one split, fast for rows that come in order and for shuffled ones.
-///
-/// Rows that continue the `head` extend it; others are bits, which the head swallows when it reaches them.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct RowSet {
-    head: (u64, u64),
-    words: BTreeMap<u64, u64>,
-}
-
-fn mask(from: u64, to: u64) -> u64 {
-    // Bits from..to of a word, 0 <= from < to <= 64.
-    let high = if to == 64 { u64::MAX } else { (1 << to) - 1 };
-    high & !((1 << from) - 1)
-}
-
-impl RowSet {
-    /// Adds `start..end`.
-    pub(crate) fn insert(&mut self, start: u64, end: u64) {
-        if start >= end {
-            return;
-        }
-        if self.head.0 == self.head.1 {
-            self.head = (start, end);
-        } else if start == self.head.1 {
-            self.head.1 = end;
-        } else {
-            for (word, bits) in words(start, end) {
-                *self.words.entry(word).or_default() |= bits;
-            }
-        }
-        self.swallow();
-    }
-
-    fn swallow(&mut self) {
-        while let Some(bits) = self.words.get(&(self.head.1 / 64)) {
-            let (word, at) = (self.head.1 / 64, self.head.1 % 64);
-            let n = u64::from((!(bits >> at)).trailing_zeros()).min(64 - at);
-            if n == 0 {
-                return;
-            }
-            let left = bits & !mask(at, at + n);
-            if left == 0 {
-                self.words.remove(&word);
-            } else {
-                self.words.insert(word, left);
-            }
-            self.head.1 += n;
-            if at + n < 64 {
-                return;
-            }
-        }
-    }
-
-    /// Whether any row of `start..end` is in the set.
-    pub(crate) fn intersects(&self, start: u64, end: u64) -> bool {
-        if start >= end {
-            return false;
-        }
-        let (s, e) = self.head;
-        if s < e && start < e && s < end {
-            return true;
-        }
-        let (first, last) = (start / 64, (end - 1) / 64);
-        self.words.range(first..=last).any(|(&word, &bits)| {
-            let (from, to) = (start.max(word * 64) - word * 64, end.min(word * 64 + 64) - word * 64);
-            from < to && bits & mask(from, to) != 0
-        })
-    }
-
-    /// The set as ranges.
-    pub(crate) fn ranges(&self) -> RowRanges {
-        let mut out = RowRanges::default();
-        for (&word, &bits) in &self.words {
-            let (mut bits, mut at) = (bits, word * 64);
-            while bits != 0 {
-                let skip = u64::from(bits.trailing_zeros());
-                at += skip;
-                bits >>= skip;
-                let n = u64::from((!bits).trailing_zeros());
-                out.insert(at, at + n);
-                at += n;
-                bits = if n == 64 { 0 } else { bits >> n };
-            }
-        }
-        out.insert(self.head.0, self.head.1);
-        out
-    }
-
-    fn extend(&mut self, other: &RowSet) {
-        for (s, e) in other.ranges().iter() {
-            for (a, b) in self.missing_in(s, e) {
-                self.insert(a, b);
-            }
-        }
-    }
-
-    /// The parts of `start..end` that are not in the set.
-    fn missing_in(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
-        if self.intersects(start, end) { self.ranges().missing_in(start, end) } else { vec![(start, end)] }
-    }
-}
-
-fn words(start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
-    (start / 64..=(end - 1) / 64).map(move |word| {
-        let base = word * 64;
-        (word, mask(start.max(base) - base, (end - base).min(64)))
-    })
-}
+use caju_types::{RowSet, TaskId};
 
 /// Which of a chunk's rows are new.
 #[derive(Debug, PartialEq, Eq)]
@@ -184,7 +75,9 @@ impl Receipts {
         let mut out: Vec<_> = self
             .splits
             .iter()
-            .filter_map(|(&split_index, shares)| Some(v1::SplitRows { split_index, rows: own(shares)? }))
+            .filter_map(|(&split_index, shares)| {
+                Some(v1::SplitRows { split_index, rows: own(shares)?, ..Default::default() })
+            })
             .collect();
         out.sort_by_key(|s| s.split_index);
         out
@@ -208,6 +101,14 @@ impl Receipts {
     }
 }
 
+/// Rows of a split as messages carry them: one range, and the rest as bits, which is short when rows are shuffled.
+pub(crate) fn to_proto(split_index: u64, rows: &RowSet) -> v1::SplitRows {
+    let (head, words) = rows.parts();
+    let (words, bits) = words.unzip();
+    let range = v1::RowRange { start: head.0, end: head.1 };
+    v1::SplitRows { split_index, rows: vec![range], words, bits }
+}
+
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small numbers")]
 mod tests {
@@ -216,22 +117,6 @@ mod tests {
     use super::*;
 
     proptest! {
-        #[test]
-        fn a_row_set_is_a_set(ops in prop::collection::vec((0u64..400, 0u64..150), 0..40), q in (0u64..500, 0u64..100)) {
-            let (mut set, mut model) = (RowSet::default(), BTreeSet::new());
-            for (s, n) in ops {
-                // Callers insert what is missing only.
-                for (a, b) in set.missing_in(s, s + n) {
-                    set.insert(a, b);
-                }
-                model.extend(s..s + n);
-                let ranges = set.ranges();
-                prop_assert_eq!(ranges.len(), model.len() as u64);
-            }
-            prop_assert_eq!(set.ranges(), model.iter().map(|&i| (i, i + 1)).collect::<RowRanges>());
-            prop_assert_eq!(set.intersects(q.0, q.0 + q.1), (q.0..q.0 + q.1).any(|i| model.contains(&i)));
-        }
-
         /// Whatever comes twice, from whichever task, every row is fresh exactly once.
         #[test]
         fn every_row_is_fresh_once(chunks in prop::collection::vec((0u64..3, prop::collection::vec((0u64..3, 0u64..80, 1u64..30), 1..5)), 1..20), settle in 0usize..20) {
@@ -264,7 +149,11 @@ mod tests {
         }
         assert_eq!(
             r.of_task(TaskId(1)),
-            vec![v1::SplitRows { split_index: 4, rows: vec![v1::RowRange { start: 0, end: 8_192_000 }] }]
+            vec![v1::SplitRows {
+                split_index: 4,
+                rows: vec![v1::RowRange { start: 0, end: 8_192_000 }],
+                ..Default::default()
+            }]
         );
     }
 }

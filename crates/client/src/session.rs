@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use caju_engine::Run;
 use caju_engine::wire::{Dispatcher, DispatcherLink, is_passing};
-use caju_proto::v1;
+use caju_proto::{Bytes, v1};
 use caju_runtime::{Task, Tasks, caught};
-use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
+use caju_types::{ClientId, Error, IterationId, Result, RowRanges, RowSet, TaskId, format_count};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::config::ReaderEvent;
-use crate::shared::Shared;
+use crate::receipts::to_proto;
+use crate::shared::{Item, Shared};
 use crate::task::{Outcome, Target, read_task};
 
 /// Taking leave may not hold anybody up.
@@ -33,6 +34,17 @@ pub(crate) struct Session {
     open: HashMap<TaskId, Open>,
     resolved: BTreeMap<TaskId, Resolved>,
     ended: BTreeSet<TaskId>,
+    /// Tasks that are read to their end and whose rows the user has not all taken: rows that had come in by then.
+    untaken: BTreeMap<TaskId, u64>,
+    /// Rows that the user took, and those of them that the dispatcher has not confirmed.
+    acknowledged: HashMap<u64, RowSet>,
+    unconfirmed: HashMap<u64, RowSet>,
+    /// The dispatcher does not know what was acknowledged before.
+    acknowledge_all: bool,
+    /// The short batches were released, and nothing has come since.
+    flushed: bool,
+    accounted: bool,
+    secret: Bytes,
     lost: BTreeMap<TaskId, String>,
     outcomes: Outcomes,
     version: u64,
@@ -43,6 +55,8 @@ pub(crate) struct Session {
     warned: Duration,
     /// Since when the dispatcher has been away.
     away: Option<Instant>,
+    /// The dispatcher has heard, or is about to, that the user takes rows.
+    took: bool,
 }
 
 type Outcomes = (mpsc::Sender<(TaskId, Outcome)>, mpsc::Receiver<(TaskId, Outcome)>);
@@ -74,6 +88,13 @@ impl Session {
             open: HashMap::new(),
             resolved: BTreeMap::new(),
             ended: BTreeSet::new(),
+            untaken: BTreeMap::new(),
+            acknowledged: HashMap::new(),
+            unconfirmed: HashMap::new(),
+            acknowledge_all: false,
+            flushed: false,
+            accounted: false,
+            secret: opened.client_secret.clone(),
             lost: BTreeMap::new(),
             outcomes: mpsc::channel(64),
             version: opened.version,
@@ -82,6 +103,7 @@ impl Session {
             ever: false,
             warned: Duration::ZERO,
             away: None,
+            took: false,
         }
     }
 
@@ -101,39 +123,52 @@ impl Session {
             self.shared.queue.close(Ok(()));
             // Other readers of the job may still lose tasks: what came of those must not come to them again.
             let unsettled = self.unsettled();
-            self.leave(unsettled, &cut, "it has read the epoch to its end").await;
+            self.leave(unsettled, Vec::new(), &cut, "it has read the epoch to its end").await;
             return;
         }
-        let received = self.received(&leaving, &mut cut);
+        let (received, returned) = self.received(&leaving, &mut cut);
         let error = match result {
             Some(Err(e)) => e,
             _ => Error::cancelled("the reader is closed"),
         };
         let reason = error.message().to_string();
         self.shared.queue.abort(error);
-        self.leave(received, &cut, &reason).await;
+        self.leave(received, returned, &cut, &reason).await;
     }
 
     async fn drive(&mut self, opened: v1::OpenIterationResponse) -> Result<()> {
         self.accept(&opened.tasks).await;
         loop {
             if self.finished && self.open.is_empty() && self.ended.is_empty() && self.lost.is_empty() {
-                return Ok(());
+                if self.accounted {
+                    return self.whole();
+                }
+                if !std::mem::replace(&mut self.flushed, true) {
+                    drop(self.shared.queue.push_now(Item::Flush, 0));
+                }
+            } else {
+                self.flushed = false;
             }
             self.check_idle()?;
             let request = self.report();
             let (sent_ended, sent_lost): (Vec<u64>, Vec<u64>) =
                 (request.ended_tasks.clone(), request.lost_tasks.iter().map(|t| t.task_id).collect());
-            let asked = Instant::now();
+            let (sent_taken, sent_all) = (request.taken_tasks.clone(), request.acknowledged_all);
+            let (asked, at_end) = (Instant::now(), self.open.is_empty());
             let call = |mut d: Dispatcher| async move { d.client_heartbeat(request).await };
             tokio::select! {
                 biased;
                 Some((task, outcome)) = self.outcomes.1.recv() => self.resolve(task, outcome)?,
+                // Report at once.
+                () = self.shared.acks.news(), if at_end || !self.took => {}
                 answer = self.link.call(self.poll, call) => match answer {
                     Ok(answer) => {
                         self.away = None;
                         self.ended.retain(|t| !sent_ended.contains(&t.0));
                         self.lost.retain(|t, _| !sent_lost.contains(&t.0));
+                        self.untaken.retain(|t, _| !sent_taken.contains(&t.0));
+                        self.unconfirmed.clear();
+                        self.acknowledge_all &= !sent_all;
                         let news = answer.version > self.version;
                         self.hear(answer).await?;
                         if !news && asked.elapsed() < BREATH {
@@ -146,7 +181,30 @@ impl Session {
         }
     }
 
-    fn report(&self) -> v1::ClientHeartbeatRequest {
+    /// Whether the epoch is whole for this reader.
+    fn whole(&self) -> Result<()> {
+        match self.shared.recorder.is_incomplete().filter(|i| i.fatal) {
+            None => Ok(()),
+            Some(missing) => Err(Error::failed_precondition(format!(
+                "incomplete: {} rows of this epoch are missing: {}; read it again under another job name, go on with the \
+                 next epoch, or accept it with --lost-readers allow (Python: lost_readers=\"allow\")",
+                format_count(missing.rows_missing),
+                missing.why
+            ))),
+        }
+    }
+
+    fn report(&mut self) -> v1::ClientHeartbeatRequest {
+        // Before the rows are drawn: the rows of a task that is taken must be among them.
+        let taken = self.untaken.iter().filter(|(_, arrived)| self.shared.acks.is_taken(**arrived));
+        let taken_tasks: Vec<u64> = taken.map(|(task, _)| task.0).collect();
+        for run in self.shared.acks.draw() {
+            for rows in [&mut self.acknowledged, &mut self.unconfirmed] {
+                rows.entry(run.split).or_default().insert(run.start, run.start.saturating_add(run.len));
+            }
+        }
+        self.took |= !self.acknowledged.is_empty();
+        let acknowledged = if self.acknowledge_all { &self.acknowledged } else { &self.unconfirmed };
         let (rows_per_s, wait_fraction) = self.shared.recorder.rates();
         let receipts = self.shared.receipts.lock();
         let lost = self.lost.iter().map(|(task, reason)| v1::LostTask {
@@ -163,11 +221,18 @@ impl Session {
             lost_tasks: lost.collect(),
             rows_per_s,
             wait_fraction,
+            secret: self.secret.clone(),
+            acknowledged: acknowledged.iter().map(|(split, rows)| to_proto(*split, rows)).collect(),
+            acknowledged_all: self.acknowledge_all,
+            taken_tasks,
         }
     }
 
     async fn hear(&mut self, answer: v1::ClientHeartbeatResponse) -> Result<()> {
         if answer.unknown {
+            if let Some(failure) = &answer.failure {
+                return Err(failure.into());
+            }
             return Err(Error::data_loss(format!(
                 "the dispatcher at {} does not know this reader any more: it was silent for too long, or the dispatcher \
                  lost its state; which rows are delivered cannot be told, so read the epoch again under another job name",
@@ -179,6 +244,13 @@ impl Session {
         }
         self.version = answer.version;
         self.finished = answer.finished;
+        self.accounted = answer.accounted;
+        self.acknowledge_all |= answer.acknowledge_all;
+        if self.shared.recorder.incomplete(answer.incomplete.as_ref())
+            && let Some(missing) = &answer.incomplete
+        {
+            tracing::warn!(iteration = %self.iteration, "the epoch will be incomplete: {}", missing.why);
+        }
         self.accept(&answer.tasks).await;
         self.shared.recorder.reported(answer.splits_total, answer.splits_leased, answer.stages);
         Ok(())
@@ -197,10 +269,13 @@ impl Session {
                 self.lost.entry(task).or_insert_with(|| "it was lost before".to_string());
             } else if resolved == Some(Resolved::Ended) || info.ended {
                 // Ended before this reader came: others have its rows.
+                if resolved.is_none() {
+                    self.untaken.insert(task, 0);
+                    self.ended.insert(task);
+                }
                 self.resolved.insert(task, Resolved::Ended);
-                self.ended.insert(task);
             } else {
-                self.start(task, info.address.clone());
+                self.start(info);
             }
         }
         // What is in the list no more cannot be lost any more.
@@ -215,13 +290,16 @@ impl Session {
         let mut receipts = self.shared.receipts.lock();
         for task in over {
             self.resolved.remove(&task);
+            self.untaken.remove(&task);
             receipts.settle(task);
         }
     }
 
-    fn start(&mut self, task: TaskId, address: String) {
+    fn start(&mut self, info: &v1::TaskInfo) {
+        let (task, address) = (TaskId(info.task_id), info.address.clone());
         let group = self.connections.child();
-        let target = Target { task, client: self.client, address: address.clone() };
+        let ticket = info.ticket.clone();
+        let target = Target { task, client: self.client, ticket, address: address.clone() };
         let (shared, outcomes) = (Arc::clone(&self.shared), self.outcomes.0.clone());
         let name = format!("reading {task} from {address}");
         let handle = group.spawn(name.clone(), async move {
@@ -243,6 +321,8 @@ impl Session {
             self.tell_lost(open.address, "the dispatcher says that it is lost");
             self.count();
         }
+        self.untaken.remove(&task);
+        self.ended.remove(&task);
         self.resolved.insert(task, Resolved::Lost);
         self.lost.entry(task).or_insert_with(|| "the dispatcher said so".to_string());
     }
@@ -252,6 +332,7 @@ impl Session {
         self.count();
         match outcome {
             Outcome::Ended => {
+                self.untaken.insert(task, self.shared.acks.arrived_rows());
                 self.resolved.insert(task, Resolved::Ended);
                 self.ended.insert(task);
             }
@@ -278,6 +359,11 @@ impl Session {
     /// Having nothing to read has a deadline (I8).
     fn check_idle(&mut self) -> Result<()> {
         let Some(since) = self.idle else { return Ok(()) };
+        if self.ever && !self.shared.acks.is_all_taken() {
+            // The user has rows to work on.
+            self.idle = Some(Instant::now());
+            return Ok(());
+        }
         let waited = since.elapsed();
         if self.ever {
             if waited > self.shared.config.stall_timeout {
@@ -298,8 +384,14 @@ impl Session {
             )));
         }
         if waited >= self.warned + Duration::from_secs(1) {
+            if self.warned.is_zero() {
+                let within = self.shared.config.worker_timeout;
+                tracing::warn!(
+                    dispatcher = self.link.address(),
+                    "waiting for a worker, for at most {within:.0?}"
+                );
+            }
             self.warned = waited;
-            tracing::warn!(dispatcher = self.link.address(), ?waited, "waiting for a worker");
             self.shared.event(&ReaderEvent::WaitingForWorker { waited });
         }
         Ok(())
@@ -331,7 +423,11 @@ impl Session {
 
     /// What the user got of tasks that are not over. Tasks of which rows were received that the user did not
     /// take join those that were `cut` off in the middle.
-    fn received(&self, leaving: &Leaving, cut: &mut BTreeSet<TaskId>) -> Vec<v1::LostTask> {
+    fn received(
+        &self,
+        leaving: &Leaving,
+        cut: &mut BTreeSet<TaskId>,
+    ) -> (Vec<v1::LostTask>, Vec<v1::SplitRows>) {
         let mut untaken: HashMap<u64, RowRanges> = HashMap::new();
         let mut add = |runs: &[Run]| {
             for r in runs {
@@ -339,8 +435,10 @@ impl Session {
             }
         };
         add(&leaving.lock());
-        while let Some(delivery) = self.shared.queue.try_pop() {
-            add(&delivery.chunk.runs);
+        while let Some(item) = self.shared.queue.try_pop() {
+            if let Item::Rows(delivery) = item {
+                add(&delivery.chunk.runs);
+            }
         }
         let mut out = self.unsettled();
         for task in &mut out {
@@ -352,7 +450,12 @@ impl Session {
                 }
             }
         }
-        out
+        let returned = untaken.into_iter().map(|(split_index, rows)| v1::SplitRows {
+            split_index,
+            rows: rows.iter().map(|(start, end)| v1::RowRange { start, end }).collect(),
+            ..Default::default()
+        });
+        (out, returned.collect())
     }
 
     /// What was received of tasks that may still be lost.
@@ -368,13 +471,21 @@ impl Session {
 
     /// Leaves the iteration, saying what the user got of tasks that are not over. The rest of those that were
     /// cut off has to go to others.
-    async fn leave(&self, received: Vec<v1::LostTask>, cut: &BTreeSet<TaskId>, reason: &str) {
+    async fn leave(
+        &self,
+        received: Vec<v1::LostTask>,
+        returned: Vec<v1::SplitRows>,
+        cut: &BTreeSet<TaskId>,
+        reason: &str,
+    ) {
         let request = v1::CloseClientRequest {
             client_id: self.client.0,
             iteration_id: self.iteration.0,
             received,
             broken_off: cut.iter().map(|t| t.0).collect(),
             reason: reason.to_string(),
+            secret: self.secret.clone(),
+            returned,
         };
         let call = |mut d: Dispatcher| {
             let request = request.clone();

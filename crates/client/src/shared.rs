@@ -7,6 +7,7 @@ use caju_engine::wire::{BufferPool, ByteQueue};
 use caju_types::TaskId;
 use parking_lot::Mutex;
 
+use crate::acks::Acks;
 use crate::config::{ClientConfig, ReaderEvent};
 use crate::credit::{Credit, Shares};
 use crate::receipts::{Fresh, Receipts};
@@ -17,11 +18,21 @@ use crate::task::Target;
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: ClientConfig,
-    pub(crate) queue: ByteQueue<Delivery>,
+    pub(crate) queue: ByteQueue<Item>,
+    pub(crate) acks: Acks,
     pub(crate) shares: Arc<Shares>,
     pub(crate) pool: BufferPool,
     pub(crate) receipts: Mutex<Receipts>,
     pub(crate) recorder: Recorder,
+}
+
+/// What is on its way to the user.
+#[derive(Debug)]
+pub(crate) enum Item {
+    /// Rows.
+    Rows(Delivery),
+    /// No more rows are to be expected: short batches that wait to be filled go out as they are.
+    Flush,
 }
 
 /// A chunk on its way to the user.
@@ -48,6 +59,7 @@ impl Shared {
         Self {
             config,
             queue: ByteQueue::new(bound),
+            acks: Acks::default(),
             shares: Arc::new(Shares::new(bound)),
             pool: BufferPool::new(bound),
             receipts: Mutex::default(),
@@ -63,8 +75,11 @@ impl Shared {
             Fresh::All => Some(chunk),
             Fresh::Parts(parts) => {
                 let fresh: u64 = parts.iter().map(|p| p.1).sum();
-                tracing::warn!(%task, rows = rows as u64 - fresh, "rows came twice and are passed over");
+                tracing::warn!(%task, rows = rows as u64 - fresh, "rows came twice and are skipped");
                 self.recorder.duplicates(rows as u64 - fresh);
+                if let Some(again) = only(&chunk, &complement(&parts, rows as u64)) {
+                    self.acks.came_twice(&again.runs);
+                }
                 only(&chunk, &parts)
             }
         };
@@ -77,8 +92,9 @@ impl Shared {
                 return;
             }
         };
+        self.acks.arrived(delivery.chunk.rows() as u64);
         // The queue is closed when the reader is: nobody wants the rows any more.
-        drop(self.queue.push_now(delivery, bytes));
+        drop(self.queue.push_now(Item::Rows(delivery), bytes));
     }
 
     pub(crate) fn opened(&self, target: &Target) {
@@ -91,6 +107,21 @@ impl Shared {
             tell(event);
         }
     }
+}
+
+/// The rows of a chunk that are not in `parts`, which are in order.
+fn complement(parts: &[(u64, u64)], rows: u64) -> Vec<(u64, u64)> {
+    let (mut out, mut at) = (Vec::new(), 0);
+    for &(offset, n) in parts {
+        if offset > at {
+            out.push((at, offset - at));
+        }
+        at = offset + n;
+    }
+    if at < rows {
+        out.push((at, rows - at));
+    }
+    out
 }
 
 /// The given rows of a chunk; elements keep those of their rows that are left.
@@ -119,14 +150,20 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_come_twice_are_passed_over() {
+    fn rows_that_come_twice_are_skipped() {
         let shared = Shared::new(ClientConfig::default());
         shared.receive(TaskId(1), chunk(0, &[2, 2]), 8, None);
         shared.receive(TaskId(2), chunk(2, &[1, 3, 2]), 8, None);
         shared.receive(TaskId(2), chunk(0, &[2, 2]), 8, None);
         assert_eq!(shared.recorder.stats().duplicate_rows, 2 + 4);
-        assert_eq!(shared.queue.try_pop().unwrap().take().rows(), 4);
-        let second = shared.queue.try_pop().unwrap().take();
+        let rows = |item: Item| match item {
+            Item::Rows(delivery) => delivery.take(),
+            Item::Flush => panic!("nothing was flushed"),
+        };
+        assert_eq!(rows(shared.queue.try_pop().unwrap()).rows(), 4);
+        let second = rows(shared.queue.try_pop().unwrap());
+        let again: u64 = shared.acks.draw().iter().map(|r| r.len).sum();
+        assert_eq!(again, 2 + 4, "what came twice counts as acknowledged");
         assert_eq!((second.runs[0].start, second.elements), (4, Elements::Lengths(vec![2, 2])));
         assert!(shared.queue.is_empty());
         let c = only(&chunk(0, &[1, 3, 2]), &[(2, 3)]).unwrap();

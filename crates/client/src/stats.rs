@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use caju_proto::v1::StageStats;
+use caju_proto::v1::{self, StageStats};
 use parking_lot::Mutex;
 
 /// What a reader has delivered so far.
@@ -44,6 +44,33 @@ pub struct Progress {
     pub stages: Vec<StageStats>,
 }
 
+/// Rows of an epoch that no reader of its job has, or that readers took before they vanished.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Incomplete {
+    /// Rows that are missing for this reader's job.
+    pub rows_missing: u64,
+    /// Splits with rows that were sent and acknowledged by no reader.
+    pub splits: u64,
+    /// The reasons, for people.
+    pub why: String,
+    /// Rows that the users of vanished readers had taken.
+    pub rows_taken_by_lost_readers: u64,
+    /// Whether the epoch ends with an error for it.
+    pub fatal: bool,
+}
+
+impl From<&v1::Incomplete> for Incomplete {
+    fn from(i: &v1::Incomplete) -> Self {
+        Self {
+            rows_missing: i.rows_missing,
+            splits: i.splits,
+            why: i.why.clone(),
+            rows_taken_by_lost_readers: i.rows_taken_by_lost_readers,
+            fatal: i.fatal,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Recorder {
     inner: Mutex<Inner>,
@@ -62,6 +89,7 @@ struct Inner {
     reported: (Instant, Duration),
     /// Since when the user waits, if at present.
     waiting: Option<Instant>,
+    incomplete: Option<Incomplete>,
 }
 
 impl Inner {
@@ -97,6 +125,7 @@ impl Recorder {
                 bottleneck: None,
                 reported: (now, Duration::ZERO),
                 waiting: None,
+                incomplete: None,
             }),
         }
     }
@@ -129,6 +158,19 @@ impl Recorder {
     pub(crate) fn ended(&self) {
         let mut s = self.inner.lock();
         s.ended.get_or_insert(Instant::now());
+    }
+
+    /// What the dispatcher says about rows that are missing. Whether that is news.
+    pub(crate) fn incomplete(&self, found: Option<&v1::Incomplete>) -> bool {
+        let mut s = self.inner.lock();
+        let news = found.is_some() && s.incomplete.is_none();
+        s.incomplete = found.map(Into::into);
+        news
+    }
+
+    /// What is missing, as far as it is known.
+    pub(crate) fn is_incomplete(&self) -> Option<Incomplete> {
+        self.inner.lock().incomplete.clone()
     }
 
     /// The dispatcher's news.

@@ -8,8 +8,9 @@ use caju_engine::wire::frame::{
     CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader, RowsHeader, SchemaHeader,
 };
 use caju_engine::wire::{
-    FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, is_passing, tune,
+    FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, is_in_process, is_passing, tune,
 };
+use caju_proto::Bytes;
 use caju_types::{ClientId, Error, ErrorKind, Result, TaskId};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -36,10 +37,12 @@ impl From<Error> for Outcome {
 }
 
 /// A task to read.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) task: TaskId,
     pub(crate) client: ClientId,
+    /// The right to read it.
+    pub(crate) ticket: Bytes,
     pub(crate) address: String,
 }
 
@@ -72,7 +75,7 @@ impl Drop for Leave {
 }
 
 async fn read_local(shared: &Shared, target: &Target, worker: Arc<dyn LocalWorker>) -> Result<()> {
-    let mut task = worker.open(target.task, target.client).await?;
+    let mut task = worker.open(target.task, target.client, &target.ticket).await?;
     shared.opened(target);
     // Room first: what is taken from the worker is received and must not be dropped.
     while shared.queue.room().await {
@@ -84,14 +87,24 @@ async fn read_local(shared: &Shared, target: &Target, worker: Arc<dyn LocalWorke
 }
 
 async fn read_remote(shared: &Shared, target: &Target) -> Result<()> {
+    if is_in_process(&target.address) {
+        return Err(Error::unavailable(format!(
+            "{} has stopped, or belongs to another process",
+            target.peer()
+        )));
+    }
     let stream = dial(&target.address, shared.config.dial_timeout).await?;
     tune(&stream)?;
     let (input, output) = stream.into_split();
     let credit = Arc::new(Credit::new(Arc::clone(&shared.shares)));
     let silence = shared.config.silence;
     let mut writer = FrameWriter::new(output, target.peer(), silence);
-    let open =
-        OpenHeader { task_id: target.task.0, client_id: target.client.0, window_bytes: credit.window() };
+    let open = OpenHeader {
+        task_id: target.task.0,
+        client_id: target.client.0,
+        window_bytes: credit.window(),
+        ticket: target.ticket.to_vec(),
+    };
     writer.send(Kind::Open, &open).await?;
     shared.opened(target);
     let reader = FrameReader::new(input, target.peer(), shared.pool.clone(), silence);

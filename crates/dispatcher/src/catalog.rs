@@ -45,6 +45,8 @@ pub struct Bound {
     pub fingerprint: Fingerprint,
     /// The name of everything that the definition says, paths included.
     pub identity: Fingerprint,
+    /// The name of its functions in Python as they were sent; none if it has none.
+    pub payloads: Option<Fingerprint>,
     /// The schema of its elements' rows.
     pub schema: SchemaRef,
     /// The schema of its source; without fields if it has several sources.

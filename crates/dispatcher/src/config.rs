@@ -3,29 +3,66 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use caju_engine::wire::ConnectionLimits;
+
 /// What a dispatcher is started with.
 #[derive(Debug, Clone)]
 pub struct DispatcherConfig {
-    /// `host:port` to listen on; port 0 takes a free one.
+    /// `host:port` to listen on, where port 0 takes a free one; or
+    /// [`IN_PROCESS`](caju_engine::wire::IN_PROCESS), for peers of this process alone.
     pub listen: String,
+    /// What peers may use of connections, calls and messages.
+    pub connections: ConnectionLimits,
     /// Where the journal is kept; none: in memory, lost with the process.
     pub state_dir: Option<PathBuf>,
+    /// Where the operator's secret is, or is written: what calls of operators carry. None: in the state folder.
+    pub operator_secret_file: Option<PathBuf>,
     /// Where snapshots are kept, for `caju status`.
     pub cache_url: String,
     /// The most bytes that the cache may hold; unlimited if absent.
     pub cache_budget: Option<u64>,
     /// The timers.
     pub timers: Timers,
+    /// What is remembered of datasets and jobs.
+    pub memory: MemoryLimits,
+}
+
+/// What a dispatcher remembers of datasets and jobs. Beyond these bounds it forgets what nobody uses, the longest unused
+/// first, and refuses what is new if everything is in use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryLimits {
+    /// Datasets.
+    pub datasets: usize,
+    /// Bytes of all datasets' definitions and schemas.
+    pub dataset_bytes: u64,
+    /// Jobs.
+    pub jobs: usize,
+    /// Jobs that nobody reads, and datasets without a name of their own that no job reads, are forgotten after this time.
+    pub forget_after: Duration,
+}
+
+impl Default for MemoryLimits {
+    fn default() -> Self {
+        Self {
+            datasets: 10_000,
+            dataset_bytes: 1 << 30,
+            jobs: 10_000,
+            forget_after: Duration::from_secs(7 * 24 * 3600),
+        }
+    }
 }
 
 impl Default for DispatcherConfig {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:0".to_string(),
+            connections: ConnectionLimits::default(),
             state_dir: None,
+            operator_secret_file: None,
             cache_url: String::new(),
             cache_budget: None,
             timers: Timers::default(),
+            memory: MemoryLimits::default(),
         }
     }
 }
@@ -37,7 +74,7 @@ pub struct Timers {
     pub heartbeat: Duration,
     /// A worker that is silent for so long is lost.
     pub worker_timeout: Duration,
-    /// A client that is silent for so long is gone.
+    /// A client that is silent for so long is expelled; what its user has not taken goes to other readers.
     pub client_timeout: Duration,
     /// How long an iteration without readers is kept.
     pub job_gc_timeout: Duration,
@@ -58,7 +95,7 @@ impl Default for Timers {
         Self {
             heartbeat: Duration::from_secs(1),
             worker_timeout: Duration::from_secs(5),
-            client_timeout: Duration::from_secs(120),
+            client_timeout: Duration::from_secs(60),
             job_gc_timeout: Duration::from_secs(300),
             worker_wait: Duration::from_secs(120),
             worker_memory: Duration::from_secs(3600),

@@ -162,9 +162,18 @@ impl Catalog for EngineCatalog {
         reseeded(&serde_json::from_str(&text).ok()?, seed).map(|(_, of)| of)
     }
 
+    /// What computes here runs aside ([`Registry::aside`]): a definition is whatever somebody sent.
     async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound> {
-        let def = DatasetDef::from_json(definition)?;
-        let identity = identity(&def, &self.registry)?;
+        let read = {
+            let (definition, registry) = (definition.clone(), self.registry.clone());
+            move || {
+                let def = DatasetDef::from_json(&definition)?;
+                let identity = identity(&def, &registry)?;
+                Ok((def, identity))
+            }
+        };
+        let (def, identity) = self.registry.aside("reading the definition", read).await?;
+        let def = Arc::new(def);
         // Combinators have no schema of their own; the journal keeps an empty one for them.
         let known = source_schema.filter(|s| !s.fields().is_empty());
         let recalled = if def.options.cache_only { Some(self.recalled(&def).await?) } else { None };
@@ -174,6 +183,11 @@ impl Catalog for EngineCatalog {
         };
         let known = if recalled.is_some() { columns } else { known.or(columns) };
         let bound = Arc::new(Box::pin(bind(&def, &self.registry, &ctx, known)).await?);
+        let at_hints = {
+            let (def, bound, registry) = (Arc::clone(&def), Arc::clone(&bound), self.registry.clone());
+            move || Ok((hints(&def, &registry, &bound)?, set_bases(&def, &registry, &bound)?))
+        };
+        let (hints, set_bases) = self.registry.aside("naming the hints of the definition", at_hints).await?;
         let shuffle = def.stages.iter().find_map(|s| match &s.op {
             StageOp::Shuffle { seed, .. } => Some(SplitShuffle { seed: *seed }),
             _ => None,
@@ -183,6 +197,7 @@ impl Catalog for EngineCatalog {
             name: def.name.clone(),
             fingerprint: bound.fingerprint(),
             identity,
+            payloads: self.registry.payloads(&def),
             schema: bound.schema(),
             source_schema: bound.source_schema().unwrap_or_else(|| Arc::new(Schema::empty())),
             seed: def.options.seed,
@@ -194,8 +209,8 @@ impl Catalog for EngineCatalog {
                 OnError::Skip { limit } => Some(limit),
             },
             random_stages: bound.random_stages(),
-            hints: hints(&def, &self.registry, &bound)?,
-            set_bases: set_bases(&def, &self.registry, &bound)?,
+            hints,
+            set_bases,
             splits: match recalled {
                 Some(listing) => Arc::new(move || stream::iter(listing.splits.clone()).map(Ok).boxed()),
                 None => list(Arc::clone(&bound), self.memory(&def, &bound)),

@@ -13,12 +13,13 @@ use arrow_flight::{
 };
 use arrow_schema::SchemaRef;
 use caju_proto::to_status;
-use caju_types::{DatasetId, Error, Result, WorkerId, did_you_mean};
+use caju_types::{DatasetId, Error, Result, WorkerId, did_you_mean, shortened};
 use futures::stream::BoxStream;
 use serde_json::{Map, Value, json};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::control::Core;
+use crate::control::limits::check_name;
 
 /// The keys of a command, and of a ticket less `worker`.
 const KEYS: [&str; 5] = ["pipeline", "job", "epoch", "seed", "mode"];
@@ -83,11 +84,15 @@ fn parse_command(descriptor: &FlightDescriptor) -> Result<Map<String, Value>> {
     if let Some(odd) = command.keys().find(|k| !KEYS.contains(&k.as_str())) {
         let hint = did_you_mean(odd, KEYS);
         return Err(Error::invalid(format!(
-            "the command has an unknown key `{odd}`{hint}; it looks like {EXAMPLE}"
+            "the command has an unknown key `{}`{hint}; it looks like {EXAMPLE}",
+            shortened(odd)
         )));
     }
     if !matches!(command.get("pipeline"), Some(Value::String(_) | Value::Object(_))) {
         return Err(Error::invalid(format!("the command has no `pipeline`; it looks like {EXAMPLE}")));
+    }
+    for key in ["job", "pipeline"] {
+        check_name(key, text(&command, key).unwrap_or_default())?;
     }
     for key in ["epoch", "seed"] {
         if command.get(key).is_some_and(|v| !v.is_null() && !v.is_u64()) {

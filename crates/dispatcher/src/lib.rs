@@ -38,7 +38,7 @@ pub mod state;
 mod tests;
 
 pub use catalog::{Bound, Catalog, ListSplits, SplitShuffle};
-pub use config::{DispatcherConfig, Timers};
+pub use config::{DispatcherConfig, MemoryLimits, Timers};
 pub use control::Saves;
 pub use engine::EngineCatalog;
 pub use server::{Dispatcher, DispatcherHandle};

@@ -1,15 +1,14 @@
 //! Starting and stopping a dispatcher.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use arrow_flight::flight_service_server::FlightServiceServer;
+use caju_engine::wire::{Admitted, Gate, Listener, Protocol, Silent, Stream, accept, admitted};
 use caju_proto::v1::dispatcher_server::DispatcherServer;
 use caju_runtime::{Clock, SystemClock, Task, Tasks, blocking, log_failure};
 use caju_types::{Error, Result};
-use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 
 use crate::catalog::Catalog;
 use crate::config::DispatcherConfig;
@@ -18,8 +17,8 @@ use crate::flight::FlightOnDispatcher;
 use crate::journal::{Journal, MemoryJournal, open_state_dir};
 use crate::service::DispatcherService;
 
-/// The largest message: a definition may hold rows, a report many ranges.
-const MESSAGE_BYTES: usize = 256 << 20;
+/// The largest answer, in bytes: a definition may hold rows, a status many jobs.
+const ANSWER_BYTES: usize = 256 << 20;
 
 /// The control plane as a server.
 #[derive(Debug)]
@@ -30,7 +29,7 @@ pub struct DispatcherHandle {
     core: Arc<Core>,
     server: Tasks,
     serving: Task<()>,
-    address: SocketAddr,
+    address: String,
 }
 
 impl Dispatcher {
@@ -63,25 +62,34 @@ impl Dispatcher {
         clock: Arc<dyn Clock>,
         mut journal: Box<dyn Journal>,
     ) -> Result<DispatcherHandle> {
-        let listener = listen(&config.listen).await?;
-        let address = listener.local_addr().map_err(|e| Error::unavailable(format!("the listener: {e}")))?;
+        let listener = Listener::bind(&config.listen).await?;
+        let address = listener.address().to_owned();
+        let limits = config.connections.clone();
         let replayed = journal.replay()?;
         let core = Core::new(config, catalog, clock, journal, &replayed)?;
         let server = Tasks::new();
         let stop = server.token();
         let service = DispatcherServer::new(DispatcherService::new(Arc::clone(&core)))
-            .max_decoding_message_size(MESSAGE_BYTES)
-            .max_encoding_message_size(MESSAGE_BYTES);
+            .max_decoding_message_size(limits.message_bytes)
+            .max_encoding_message_size(ANSWER_BYTES);
         let flight = FlightServiceServer::new(FlightOnDispatcher::new(Arc::clone(&core)))
-            .max_decoding_message_size(MESSAGE_BYTES)
-            .max_encoding_message_size(MESSAGE_BYTES);
-        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-        let router = Server::builder().add_service(service).add_service(flight);
+            .max_decoding_message_size(limits.message_bytes)
+            .max_encoding_message_size(ANSWER_BYTES);
+        let router =
+            Server::builder().max_concurrent_streams(limits.streams).add_service(service).add_service(flight);
+        let (admitted_to, incoming) = admitted();
         let serving = server.spawn_graceful("the dispatcher's server", async move {
             if let Err(e) = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await {
                 tracing::error!("the dispatcher's server ended: {e}");
             }
         });
+        let gate = Gate::new(limits);
+        let admit = {
+            let gate = Arc::clone(&gate);
+            move |stream, silent| admit(stream, silent, Arc::clone(&gate), admitted_to.clone())
+        };
+        let accepting = accept(listener, gate, server.clone(), admit);
+        server.background("accepting connections", log_failure, accepting);
         core.tasks.background("the check for lost workers and clients", log_failure, {
             let core = Arc::clone(&core);
             async move {
@@ -93,28 +101,42 @@ impl Dispatcher {
     }
 }
 
-async fn listen(address: &str) -> Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|e| match e.kind() {
-        std::io::ErrorKind::AddrInUse => Error::unavailable(format!(
-            "{address}: the port is in use by another process; stop that one or give another --listen (port 0 \
-             takes a free one)"
-        )),
-        std::io::ErrorKind::InvalidInput => {
-            Error::invalid(format!("`{address}` is not HOST:PORT; give --listen 127.0.0.1:7070, say"))
-        }
-        _ => Error::unavailable(format!("{address}: {e}; give another --listen")),
-    })
+/// Hands a connection that speaks gRPC to the server.
+async fn admit(
+    stream: Stream,
+    silent: Silent,
+    gate: Arc<Gate>,
+    to: mpsc::Sender<std::io::Result<Admitted>>,
+) -> Result<()> {
+    if silent.protocol(&stream).await? == Protocol::Framed {
+        return Err(Error::cancelled("a reader asked the dispatcher for rows; workers serve them"));
+    }
+    let permit = silent.admit().await.map_err(|e| Error::cancelled(e.message()))?;
+    let admitted = Admitted::new(stream, permit, gate.limits());
+    to.send(Ok(admitted)).await.map_err(|_| Error::cancelled("the dispatcher is shutting down"))
 }
 
 impl DispatcherHandle {
-    /// The address that it listens on, with the port that was found for port 0.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    /// The address that it listens on, with the port that was found for port 0, or its address within this process.
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     /// The saves that were asked for: somebody in this process has to drive them, with a client.
     pub fn saves(&self) -> crate::control::Saves {
         crate::control::Saves::of(&self.core)
+    }
+
+    /// Opens no epoch any more, and waits until the readers that are in the middle of one have ended, at most as long as
+    /// the settings say. False if some have not.
+    pub async fn drain(&self) -> bool {
+        self.core.drain(self.core.config.timers.drain).await
+    }
+
+    /// Waits until the dispatcher cannot go on, if that ever happens: why. Its journal could not be written; whoever
+    /// runs it should end it, so that it is started again.
+    pub async fn failed(&self) -> Error {
+        self.core.journal_failed().await
     }
 
     /// Stops: no new calls, waiting calls are told to try again, and the journal is closed. Calls that do not

@@ -27,8 +27,8 @@ use std::time::Duration;
 use caju_cache::CacheOptions;
 use caju_client::{Client, ClientConfig};
 use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers};
-use caju_engine::source::SourceContext;
-use caju_engine::wire::LocalWorkers;
+use caju_engine::source::{SourceContext, SourceLimits};
+use caju_engine::wire::{IN_PROCESS, LocalWorkers};
 use caju_kernels::{Limits, Registry};
 use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock};
 use caju_types::Result;
@@ -60,6 +60,9 @@ pub struct ClusterConfig {
     pub cache_url: Option<String>,
     /// The settings of the cache.
     pub cache: CacheOptions,
+    /// `host:port` at which other processes reach the dispatcher, and the host at which they reach the workers. Without
+    /// one nothing listens, and only this process can use the cluster.
+    pub listen: Option<String>,
     /// Where its workers are entered: a list of its own, or one that several clusters of the process share.
     pub local: LocalWorkers,
 }
@@ -75,6 +78,7 @@ impl ClusterConfig {
             registry: Registry::new(Limits::default()),
             cache_url: None,
             cache: CacheOptions::default(),
+            listen: None,
             local: LocalWorkers::new(),
         }
     }
@@ -91,13 +95,14 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a dispatcher on a free port of the loopback, then its workers. Must be called within a tokio
-    /// runtime.
+    /// Starts a dispatcher, then its workers. No port is opened, unless the settings name one. Must be called within a
+    /// tokio runtime.
     ///
     /// # Errors
-    /// `Unavailable` if the loopback cannot be listened on.
+    /// `Unavailable` if the address of the settings cannot be listened on.
     pub async fn start(config: ClusterConfig) -> Result<Self> {
-        let ctx = SourceContext::new(Arc::clone(&config.stores), Arc::clone(&config.io));
+        let ctx = SourceContext::new(Arc::clone(&config.stores), Arc::clone(&config.io))
+            .within(SourceLimits::of(config.registry.limits()));
         let timers = Timers {
             heartbeat: HEARTBEAT,
             worker_timeout: SILENCE,
@@ -108,6 +113,7 @@ impl Cluster {
         let cache_url = config.cache_url.clone().unwrap_or_default();
         let catalog = Arc::new(EngineCatalog::new(config.registry.clone(), ctx).with_cache(&cache_url));
         let dispatcher = DispatcherConfig {
+            listen: config.listen.clone().unwrap_or_else(|| IN_PROCESS.to_owned()),
             timers,
             cache_url,
             cache_budget: config.cache.budget_bytes,
@@ -126,10 +132,11 @@ impl Cluster {
     /// Starts one more worker, which computes on the same threads; its address.
     ///
     /// # Errors
-    /// `Unavailable` if the loopback cannot be listened on.
+    /// `Unavailable` if the host of the settings cannot be listened on.
     pub async fn add_worker(&mut self) -> Result<String> {
         let ClusterConfig { pool, stores, io, registry, local, .. } = self.config.clone();
         let config = WorkerConfig {
+            listen: worker_listen(self.config.listen.as_deref()),
             pool: Some(pool),
             sharers: self.config.workers.max(1),
             io,
@@ -149,9 +156,9 @@ impl Cluster {
         self.workers.iter().map(WorkerHandle::address)
     }
 
-    /// The dispatcher's `host:port`. Clients of other processes can read there too, over sockets.
+    /// The dispatcher's address: `host:port` if the settings named one, else one that only this process can use.
     pub fn address(&self) -> String {
-        self.dispatcher.address().to_string()
+        self.dispatcher.address().to_owned()
     }
 
     /// The workers, for a [`ClientConfig`] made elsewhere: a client with these reads from them in memory.
@@ -180,6 +187,14 @@ impl Cluster {
         }
         self.caches.close(DRAIN).await;
         self.dispatcher.shutdown().await;
+    }
+}
+
+/// Where a worker listens: at a free port of the dispatcher's host, if that has one.
+fn worker_listen(dispatcher: Option<&str>) -> String {
+    match dispatcher.and_then(|address| address.rsplit_once(':')) {
+        Some((host, _)) => format!("{host}:0"),
+        None => IN_PROCESS.to_owned(),
     }
 }
 

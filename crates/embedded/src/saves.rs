@@ -46,7 +46,7 @@ impl SaveDriver {
         let tasks = Tasks::new();
         let driver = Arc::new(Driver {
             saves: dispatcher.saves(),
-            address: dispatcher.address().to_string(),
+            address: dispatcher.address().to_owned(),
             local,
             room: Semaphore::new(AT_ONCE),
         });

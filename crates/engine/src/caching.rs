@@ -35,6 +35,7 @@ pub(crate) use part::OpenPart;
 use part::{Opened, given_up, is_loss, schema_for_people, stored_schema};
 pub use plan::{CachePlan, GroupLease, SetPlan, SetTarget, SplitModes, cover, set_id};
 use put::{Breaker, Pace, WriterOf};
+use save::SaveFailure;
 pub use save::SavePlan;
 pub(crate) use set::StoredGroup;
 use set::Writing;
@@ -70,6 +71,8 @@ pub(crate) struct TaskCache {
     get: AtomicU64,
     fell_back: AtomicU64,
     kept: AtomicU64,
+    /// Why a save cannot go on, if this task is one's.
+    save_failure: SaveFailure,
 }
 
 struct SnapshotView {
@@ -167,6 +170,7 @@ impl TaskCache {
             get: AtomicU64::new(0),
             fell_back: AtomicU64::new(0),
             kept: AtomicU64::new(0),
+            save_failure: SaveFailure::default(),
         }
     }
 
@@ -305,7 +309,7 @@ impl TaskCache {
                 Opened::Bad => {}
             }
         }
-        if !plan.stores(key) || self.puts.is_off() {
+        if !plan.stores(key) || self.puts.is_off() || self.is_read_only() {
             return Entry::Compute;
         }
         match self.claim(view, hint, split, plan).await {
@@ -329,6 +333,11 @@ impl TaskCache {
                 Entry::Compute
             }
         }
+    }
+
+    /// Whether nothing can be stored, which the cache has said when it was opened.
+    fn is_read_only(&self) -> bool {
+        self.cache.as_ref().is_some_and(|cache| cache.is_read_only())
     }
 
     async fn view(&self, hint: usize) -> Arc<OnceCell<Option<SnapshotView>>> {
@@ -446,7 +455,10 @@ impl TaskCache {
     }
 
     /// Waits until every part whose split has ended is committed or given up.
-    pub(crate) async fn settled(&self) {
+    ///
+    /// # Errors
+    /// Of a save, once: why rows could not be stored, unless trying again may help.
+    pub(crate) async fn settled(&self) -> Result<()> {
         // What has no end by now never gets one: `take` stopped the stream above it.
         self.close_books();
         {
@@ -457,6 +469,7 @@ impl TaskCache {
         }
         let mut open = self.open_writers.subscribe();
         open.wait_for(|n| *n == 0).await.ok();
+        self.save_failure.take()
     }
 
     fn close_books(&self) {

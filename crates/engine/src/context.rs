@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrow_array::UInt64Array;
 use caju_pipeline::OnError;
-use caju_runtime::{Clock, CpuPool};
+use caju_runtime::{Clock, CpuPool, budget};
 use caju_types::{Error, Result, RowRanges, mix64};
 use parking_lot::{Mutex, RwLock};
 
@@ -58,6 +58,8 @@ pub(crate) struct TaskContext {
     /// Rows passed over, by lease and by the stage's place among the figures.
     skips: Mutex<HashMap<(u64, usize), u64>>,
     splits: RwLock<HashMap<u64, SplitInfo>>,
+    /// What a stage may take while it works on one chunk.
+    pub(crate) chunk_bytes: u64,
     pub(crate) pool: CpuPool,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) stats: Arc<TaskStats>,
@@ -87,11 +89,17 @@ impl TaskContext {
             first_skips: Mutex::default(),
             skips: Mutex::default(),
             splits: RwLock::new(HashMap::new()),
+            chunk_bytes: budget::DEFAULT_BYTES,
             pool,
             clock,
             stats,
             one_at_a_time,
         }
+    }
+
+    /// The same with another bound on what a stage may take while it works on one chunk.
+    pub(crate) fn within(self, chunk_bytes: u64) -> Self {
+        Self { chunk_bytes, ..self }
     }
 
     /// What all draws of one repetition of the source have in common.

@@ -23,13 +23,58 @@ use caju_types::Error;
 
 pub use pool::Pool;
 
+/// What a function's process gets of the environment of the process that starts it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Environment {
+    /// Everything: the functions are those of whoever runs the process.
+    Inherited,
+    /// What an interpreter needs to start, and these variables: the functions are somebody else's, to whom credentials
+    /// and settings of the server are no business.
+    Clean(Vec<String>),
+}
+
+/// Variables that a clean environment has: where programs, libraries and a home are, languages, and time zones.
+const KEPT: [&str; 11] = [
+    "PATH",
+    "HOME",
+    "LANG",
+    "LANGUAGE",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "PYTHONHASHSEED",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "CONDA_DEFAULT_ENV",
+];
+
+impl Environment {
+    /// Whether a variable is passed on.
+    fn keeps(&self, name: &str) -> bool {
+        match self {
+            Environment::Inherited => true,
+            Environment::Clean(more) => {
+                KEPT.contains(&name) || name.starts_with("LC_") || more.iter().any(|m| m == name)
+            }
+        }
+    }
+}
+
 /// What a pool is started with.
 #[derive(Debug, Clone)]
 pub struct PoolConfig {
     /// The interpreter, which has the package `caju`.
     pub python: String,
-    /// The most processes at once; they are started when they are needed.
+    /// The most processes at work at once; they are started when they are needed.
     pub processes: usize,
+    /// Definitions whose processes are kept: at most this many times `processes` are there, idle ones included.
+    pub definitions: usize,
+    /// A process that was idle for so long is ended.
+    pub idle: Duration,
+    /// What its processes get of the environment.
+    pub environment: Environment,
+    /// The module path of whoever starts the pool, for functions that import from it; empty: what is installed.
+    pub path: Vec<String>,
     /// How long a function may take for one row, or for a batch if it takes batches, unless it says so itself.
     pub timeout: Duration,
     /// How long a process may take to start.
@@ -37,11 +82,15 @@ pub struct PoolConfig {
 }
 
 impl PoolConfig {
-    /// So many processes of `python`, with a minute for a row.
+    /// Up to `processes` processes of `python` at work, in a clean environment, with a minute for a row.
     pub fn new(python: impl Into<String>, processes: usize) -> Self {
         Self {
             python: python.into(),
             processes: processes.max(1),
+            definitions: 4,
+            idle: Duration::from_secs(60),
+            environment: Environment::Clean(Vec::new()),
+            path: Vec::new(),
             timeout: Duration::from_secs(60),
             start_timeout: Duration::from_secs(60),
         }

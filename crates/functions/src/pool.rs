@@ -1,7 +1,8 @@
 //! The pool: who runs what, and what happens to processes that fail.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use caju_types::{Error, ErrorKind, Result};
@@ -10,10 +11,14 @@ use parking_lot::{Condvar, Mutex};
 use crate::process::{Answer, Process};
 use crate::{Function, FunctionError, Output, PoolConfig};
 
-/// Some Python processes that run functions over batches. Clones share them; with the last one they end.
+/// Python processes that run functions over batches. Clones share them; with the last one they end.
+///
+/// A process serves one definition all its life, so that what one definition's code does to its interpreter no other
+/// sees: [`Pool::for_definition`].
 #[derive(Debug, Clone)]
 pub struct Pool {
     shared: Arc<Shared>,
+    definition: u128,
 }
 
 #[derive(Debug)]
@@ -25,15 +30,26 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    idle: Vec<Process>,
-    /// Processes that are there, idle or at work.
-    alive: usize,
+    /// The longest idle first.
+    idle: VecDeque<Idle>,
+    at_work: usize,
+    /// Whether a thread ends processes that are idle for long.
+    is_watched: bool,
     /// The longest that any of them may stay at one row.
     patience: Duration,
     /// Counts what they get done.
     progress: u64,
 }
 
+#[derive(Debug)]
+struct Idle {
+    definition: u128,
+    since: Instant,
+    process: Process,
+}
+
+/// How often a thread looks for processes that are idle for long.
+const WATCH: Duration = Duration::from_secs(1);
 /// How often a call is tried before its rows are given up.
 const ATTEMPTS: usize = 2;
 
@@ -41,7 +57,13 @@ impl Pool {
     /// A pool; its processes start when they are needed.
     pub fn new(config: PoolConfig) -> Self {
         let shared = Shared { config, state: Mutex::default(), free: Condvar::new() };
-        Self { shared: Arc::new(shared) }
+        Self { shared: Arc::new(shared), definition: 0 }
+    }
+
+    /// The pool for the functions of one definition, which is named by what its functions are. All share the bounds.
+    #[must_use]
+    pub fn for_definition(&self, definition: u128) -> Self {
+        Self { shared: Arc::clone(&self.shared), definition }
     }
 
     /// Runs a function over a batch, blocking this thread. `seeds` holds a number per row, from which `caju.rng()`
@@ -101,7 +123,8 @@ impl Pool {
 
     /// Processes that are there.
     pub fn processes(&self) -> usize {
-        self.shared.state.lock().alive
+        let state = self.shared.state.lock();
+        state.at_work + state.idle.len()
     }
 
     /// A process for a function that may stay at a row for `timeout`. Waits for as long as those at work get on.
@@ -110,12 +133,19 @@ impl Pool {
         let mut state = self.shared.state.lock();
         state.patience = state.patience.max(timeout);
         loop {
-            if let Some(process) = state.idle.pop() {
-                return Ok(process);
-            }
-            if state.alive < config.processes {
-                state.alive += 1;
+            if state.at_work < config.processes {
+                state.at_work += 1;
+                if let Some(i) = state.idle.iter().rposition(|p| p.definition == self.definition)
+                    && let Some(found) = state.idle.remove(i)
+                {
+                    return Ok(found.process);
+                }
+                let most = config.processes.saturating_mul(config.definitions.max(1));
+                let full = state.at_work + state.idle.len() > most;
+                let ended = if full { state.idle.pop_front() } else { None };
                 drop(state);
+                // A process takes a moment to end.
+                drop(ended);
                 return Process::start(config).inspect_err(|_| self.give_back(None));
             }
             let seen = state.progress;
@@ -134,11 +164,38 @@ impl Pool {
     fn give_back(&self, process: Option<Process>) {
         let mut state = self.shared.state.lock();
         state.progress += 1;
-        match process {
-            Some(process) => state.idle.push(process),
-            None => state.alive -= 1,
+        state.at_work -= 1;
+        if let Some(process) = process {
+            state.idle.push_back(Idle { definition: self.definition, since: Instant::now(), process });
+            if !state.is_watched {
+                state.is_watched = watch(&self.shared);
+            }
         }
         drop(state);
         self.shared.free.notify_one();
     }
+}
+
+/// Starts a thread that ends processes which are idle for long; false if there are no threads.
+fn watch(shared: &Arc<Shared>) -> bool {
+    let shared = Arc::downgrade(shared);
+    let watching = move || {
+        loop {
+            std::thread::park_timeout(WATCH);
+            let Some(shared) = shared.upgrade() else { return };
+            let mut ended = Vec::new();
+            let mut state = shared.state.lock();
+            while state.idle.front().is_some_and(|p| p.since.elapsed() >= shared.config.idle) {
+                ended.extend(state.idle.pop_front());
+            }
+            let over = state.idle.is_empty();
+            state.is_watched = !over;
+            drop(state);
+            drop(ended);
+            if over {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name("caju-functions".to_string()).spawn(watching).is_ok()
 }

@@ -13,7 +13,7 @@ use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 use arrow_array::{ArrayRef, RecordBatch, UInt64Array};
 use arrow_schema::{DataType, Field, Schema};
-use caju_runtime::PrivateFolder;
+use caju_runtime::{PrivateFolder, environment};
 use caju_types::{Error, Result};
 use serde_json::{Value, json};
 
@@ -50,6 +50,20 @@ pub(crate) struct Process {
     known: HashMap<usize, (Arc<Function>, usize)>,
 }
 
+/// What an interpreter runs. The working folder is taken off the module path before anything is imported, as `-P` does
+/// in Python 3.11 and newer: whoever can write there would decide what runs. The path of whoever starts the pool comes
+/// in once our own module is loaded.
+const START: &str = "\
+import sys
+if sys.path[:1] == ['']: del sys.path[0]
+import json
+given = json.loads(sys.argv.pop(1))
+sys.path += [p for p in given if p not in sys.path]
+import caju._pool
+if given: sys.path[:] = given
+caju._pool.main()
+";
+
 impl Process {
     /// # Errors
     /// `FailedPrecondition` if Python or the package is missing.
@@ -63,8 +77,11 @@ impl Process {
         };
         let mark = Mark::new(folder.path().join("mark"))?;
         let mut child = Command::new(&config.python)
-            .args(["-m", "caju._pool"])
+            .args(["-c", START])
+            .arg(json!(config.path).to_string())
             .arg(&mark.path)
+            .env_clear()
+            .envs(environment(|name| config.environment.keeps(name)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -1,9 +1,12 @@
 //! Binding: expressions and a schema in, something that can be evaluated out.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
-use caju_types::{Error, Result, did_you_mean};
+use caju_pipeline::{DatasetDef, StageOp, content_name};
+use caju_runtime::{Aside, budget};
+use caju_types::{Error, Fingerprint, Result, did_you_mean, hash128};
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::common::{DFSchema, DataFusionError, ScalarValue, SchemaError};
 use datafusion::execution::context::ExecutionProps;
@@ -15,21 +18,44 @@ use datafusion::sql::sqlparser::tokenizer::Location;
 
 use crate::common::{self, Shared};
 use crate::eval::{BoundExprs, Computed};
+use crate::guard::{FOLD_BYTES, check_widths, wide_bytes};
 use crate::sql::{self, Builtins, KEY_COLUMN, Planner, Rewrite};
-use crate::udf::{Fault, KernelUdf, with_constant};
+use crate::udf::{Fault, KernelUdf, checked_rest, with_constant};
 
-/// What the functions refuse to exceed.
+/// What a process refuses to exceed, whatever a definition or the data say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// The most pixels of an image that `decode_image` accepts.
+    /// The most pixels of an image that `decode_image` accepts; a call may say less, not more.
     pub max_pixels: u64,
+    /// The most memory that a stage may ask for while it works on one chunk of rows, in bytes. A chunk that needs more
+    /// is cut; a row that does is an error.
+    pub chunk_bytes: u64,
+    /// The largest record that a source reads, in bytes.
+    pub max_record_bytes: u64,
+    /// How long binding a definition may take, the wait for others included.
+    pub bind_timeout: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_pixels: crate::image::DEFAULT_MAX_PIXELS }
+        Self {
+            max_pixels: crate::image::DEFAULT_MAX_PIXELS,
+            chunk_bytes: budget::DEFAULT_BYTES,
+            max_record_bytes: DEFAULT_MAX_RECORD_BYTES,
+            bind_timeout: DEFAULT_BIND_TIMEOUT,
+        }
     }
 }
+
+/// Well above images, sounds and documents; sixteen readers hold one each, or two.
+const DEFAULT_MAX_RECORD_BYTES: u64 = 256 << 20;
+
+/// Ten times what the largest definitions that people write take on a busy machine.
+const DEFAULT_BIND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Definitions that are bound at the same time: one that takes long does not hold up the next, and more would take the
+/// cores of the work at hand.
+const BOUND_AT_ONCE: usize = 2;
 
 /// The functions that expressions may call: DataFusion's immutable scalar functions and our kernels.
 /// Cheap to clone.
@@ -56,11 +82,14 @@ impl Default for Limits {
 pub struct Registry {
     inner: Arc<Inner>,
     python: Option<caju_functions::Pool>,
+    /// Whether functions in Python are of others than whoever runs this process.
+    of_others: bool,
 }
 
 struct Inner {
     builtins: Builtins,
     limits: Limits,
+    aside: Aside,
     /// Whether nested image operations become one function, and some calls of DataFusion's functions ours;
     /// off in tests only, to compare.
     fuse: bool,
@@ -72,10 +101,48 @@ impl std::fmt::Debug for Registry {
     }
 }
 
+/// Goes through the functions in Python that a definition has, in their order.
+fn payloads(def: &DatasetDef, each: &mut impl FnMut(&[u8])) {
+    def.source.children().iter().for_each(|child| payloads(child, each));
+    for op in def.ops() {
+        if let StageOp::Python(f) = op {
+            each(&f.payload);
+        }
+    }
+}
+
 impl Registry {
     /// All functions, with these limits.
     pub fn new(limits: Limits) -> Self {
-        Self { inner: Arc::new(Inner { builtins: Builtins::new(), limits, fuse: true }), python: None }
+        Self::with(limits, true)
+    }
+
+    fn with(limits: Limits, fuse: bool) -> Self {
+        let aside = Aside::new("bind", BOUND_AT_ONCE, limits.bind_timeout, sql::STACK_BYTES);
+        Self {
+            inner: Arc::new(Inner { builtins: Builtins::new(), limits, aside, fuse }),
+            python: None,
+            of_others: false,
+        }
+    }
+
+    /// What the process refuses to exceed.
+    pub fn limits(&self) -> &Limits {
+        &self.inner.limits
+    }
+
+    /// Runs work that reads or binds what somebody sent, on a thread of its own: two at a time, within
+    /// [`Limits::bind_timeout`]. Async code that calls other functions of this type does it in here. `what` names the
+    /// work in errors.
+    ///
+    /// # Errors
+    /// Those of `work`, and `DeadlineExceeded`.
+    pub async fn aside<T, F>(&self, what: impl std::fmt::Display, work: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> Result<T> + Send + 'static,
+    {
+        self.inner.aside.run(what, work).await
     }
 
     /// The same functions, and those that users have written in Python, which run in this pool.
@@ -85,15 +152,43 @@ impl Registry {
         self
     }
 
+    /// The same, where the functions are of whoever reaches this process: what rows of theirs are stored under covers the
+    /// functions as they were sent, whatever their definitions say.
+    #[must_use]
+    pub fn with_python_of_others(self, pool: caju_functions::Pool) -> Self {
+        Self { of_others: true, ..self.with_python(pool) }
+    }
+
+    /// Whether functions in Python are of others than whoever runs this process.
+    pub(crate) fn runs_for_others(&self) -> bool {
+        self.of_others
+    }
+
     /// Where functions in Python run; none if they are not allowed here.
     pub fn python(&self) -> Option<&caju_functions::Pool> {
         self.python.as_ref()
     }
 
+    /// The same functions, with processes of their own for what a definition has in Python: those of another definition
+    /// never run in them.
+    #[must_use]
+    pub fn for_definition(&self, def: &DatasetDef) -> Self {
+        let definition = self.payloads(def).map_or(0, |named| named.0);
+        let python = self.python.as_ref().map(|pool| pool.for_definition(definition));
+        Self { inner: Arc::clone(&self.inner), python, of_others: self.of_others }
+    }
+
+    /// The name of a definition's functions in Python, as they were sent; none if it has none.
+    pub fn payloads(&self, def: &DatasetDef) -> Option<Fingerprint> {
+        let mut named = Vec::new();
+        payloads(def, &mut |payload| named.extend_from_slice(content_name(payload).as_bytes()));
+        (!named.is_empty()).then(|| Fingerprint(hash128(&named)))
+    }
+
     /// The same functions, each as it is written.
     #[cfg(test)]
     pub(crate) fn without_fusion(limits: Limits) -> Self {
-        Self { inner: Arc::new(Inner { builtins: Builtins::new(), limits, fuse: false }), python: None }
+        Self::with(limits, false)
     }
 
     /// Binds one stage's expressions against its input schema. `place` is like `steps[3].map`; errors name
@@ -130,7 +225,8 @@ impl Registry {
     }
 
     fn bind_all(&self, place: &str, exprs: &[(&str, &str, String)], input: &SchemaRef) -> Result<BoundExprs> {
-        sql::roomy(|| self.bind_here(place, exprs, input))
+        // Whatever is evaluated on the way is small, or is left for the rows.
+        sql::roomy(|| budget::scope(FOLD_BYTES, || self.bind_here(place, exprs, input)))
     }
 
     fn bind_here(
@@ -155,7 +251,7 @@ impl Registry {
             planned.push(plan.map_err(|e| wrong(&e, sql, input).context(place))?);
         }
         let shared = common::share(planned).map_err(|e| Error::internal(e.to_string()).context(place))?;
-        physical(place, exprs, shared, input, random)
+        physical(place, exprs, shared, input, random, self.inner.limits.chunk_bytes)
     }
 
     /// Parses one expression and takes our calls out of it.
@@ -185,7 +281,7 @@ impl Registry {
 
     /// What an expression calls, without a schema.
     pub(crate) fn inspect(&self, text: &str) -> Result<(ast::Expr, sql::Rewritten)> {
-        sql::roomy(|| self.inspect_here(text))
+        sql::roomy(|| budget::scope(FOLD_BYTES, || self.inspect_here(text)))
     }
 
     fn inspect_here(&self, text: &str) -> Result<(ast::Expr, sql::Rewritten)> {
@@ -269,6 +365,7 @@ fn physical(
     shared: Shared,
     input: &SchemaRef,
     random: bool,
+    chunk_bytes: u64,
 ) -> Result<BoundExprs> {
     let mut read: Vec<usize> = Vec::new();
     let mut keyed = false;
@@ -290,16 +387,20 @@ fn physical(
     let narrow = Arc::new(Schema::new(fields.clone()));
     let mut common = Vec::new();
     for (expr, alias) in &shared.common {
-        let (e, field) = compile(expr, &narrow, alias).map_err(|e| failed("", &e).context(place))?;
+        let (e, field) =
+            compile(expr, &narrow, alias, chunk_bytes).map_err(|e| failed("", &e).context(place))?;
         fields.push(Arc::new(field));
         common.push(e);
     }
     let wide = Arc::new(Schema::new(fields));
+    let mut row_bytes = common.iter().fold(0u64, |a, e| a.saturating_add(wide_bytes(e, &narrow)));
     let mut outputs = Vec::new();
     let mut out_fields = Vec::new();
     for (expr, (name, sql, place)) in shared.exprs.iter().zip(exprs) {
-        let (e, field) = compile(expr, &wide, name).map_err(|e| failed(sql, &e).context(place))?;
+        let (e, field) =
+            compile(expr, &wide, name, chunk_bytes).map_err(|e| failed(sql, &e).context(place))?;
         out_fields.push(Arc::new(field));
+        row_bytes = row_bytes.saturating_add(wide_bytes(&e, &wide));
         let label = if name.is_empty() { String::new() } else { format!("column `{name}`") };
         outputs.push(Computed { label, expr: e });
     }
@@ -312,16 +413,20 @@ fn physical(
         wide,
         common,
         outputs,
-    ))
+        row_bytes,
+    )
+    .within(chunk_bytes))
 }
 
 fn compile(
     expr: &Expr,
     schema: &SchemaRef,
     name: &str,
+    chunk_bytes: u64,
 ) -> Result<(Arc<dyn PhysicalExpr>, Field), DataFusionError> {
     let df = DFSchema::try_from(Arc::clone(schema))?;
-    let e = create_physical_expr(expr, &df, &ExecutionProps::new(), &Default::default())?;
+    let e = checked_rest(create_physical_expr(expr, &df, &ExecutionProps::new(), &Default::default())?)?;
+    check_widths(&e, schema, chunk_bytes)?;
     let field = e.return_field(schema)?;
     Ok((e, field.as_ref().clone().with_name(name)))
 }

@@ -128,8 +128,8 @@ pub(crate) static FUNCTIONS: &[Function] = &[
                     "max_pixels",
                     Kind::Int,
                     "null",
-                    "larger images are refused from their header; null is the limit of the process, 100,000,000 \
-                     unless told otherwise",
+                    "larger images are refused from their header; null is the limit of the process (--max-pixels, \
+                     100,000,000 by default), which bounds what is given here too",
                 ),
                 opt(
                     "scaled",
@@ -145,7 +145,7 @@ pub(crate) static FUNCTIONS: &[Function] = &[
             |c| {
                 let max_pixels = match c.literal("max_pixels") {
                     Const::Null => c.limits.max_pixels,
-                    _ => c.u64("max_pixels")?,
+                    _ => c.u64("max_pixels")?.min(c.limits.max_pixels),
                 };
                 Ok(Built::Image { op: ImageOp::Decode { max_pixels }, scaled: c.bool("scaled")? })
             },
@@ -493,6 +493,8 @@ Expressions are SQL scalar expressions: `normalize(random_flip(random_resized_cr
 `ln(x + 1)`, `coalesce(a, 0)`, `label < 100`, `\"image/encoded\"`. Names of columns are case-sensitive, and quoted with
 `\"` if they hold anything but letters, digits and `_`. All immutable scalar functions and operators of DataFusion may be
 called (`ln`, `coalesce`, `lower`, `array_length`, `regexp_replace`, `case`, `cast`, ...) and the functions below.
+An integer that `+`, `-` or `*` makes too large for its type is an error that names the row. A value that alone needs more
+memory than `--chunk-memory` is one too. Lambdas may use columns of numbers, booleans and times besides their own arguments.
 Aggregates, window functions, subqueries, and functions that give another value each time (`random`, `now`, `uuid`) are
 refused: a row must be a function of the data, the seed and the epoch.
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt64Array};
 use arrow::datatypes::{Fields, SchemaRef};
 use arrow::error::ArrowError;
-use caju_types::{Error, ErrorKind};
+use caju_runtime::budget;
+use caju_types::{Error, ErrorKind, format_bytes};
 use datafusion::common::DataFusionError;
 use datafusion::physical_expr::PhysicalExpr;
 
@@ -17,6 +18,8 @@ pub struct BoundExprs {
     fields: Fields,
     columns: Vec<usize>,
     random: bool,
+    /// What one evaluation may take.
+    chunk_bytes: u64,
     inner: Arc<Inner>,
 }
 
@@ -29,6 +32,8 @@ struct Inner {
     wide: SchemaRef,
     common: Vec<Arc<dyn PhysicalExpr>>,
     outputs: Vec<Computed>,
+    /// Bytes per row of values whose size is their type's, and large.
+    row_bytes: u64,
 }
 
 /// One expression.
@@ -76,8 +81,15 @@ impl BoundExprs {
         wide: SchemaRef,
         common: Vec<Arc<dyn PhysicalExpr>>,
         outputs: Vec<Computed>,
+        row_bytes: u64,
     ) -> Self {
-        Self { fields, columns, random, inner: Arc::new(Inner { input, narrow, wide, common, outputs }) }
+        let inner = Arc::new(Inner { input, narrow, wide, common, outputs, row_bytes });
+        Self { fields, columns, random, chunk_bytes: budget::DEFAULT_BYTES, inner }
+    }
+
+    /// The same with a bound on what one evaluation may take.
+    pub(crate) fn within(self, chunk_bytes: u64) -> Self {
+        Self { chunk_bytes, ..self }
     }
 
     /// The columns that are computed, extension types included, in the order of the expressions.
@@ -103,8 +115,10 @@ impl BoundExprs {
     ///
     /// # Errors
     /// A failing row, where the error belongs to one. `DataLoss` and `InvalidArgument` for data
-    /// that the expressions cannot work on; `ResourceExhausted` if the result does not fit one batch:
-    /// evaluate fewer rows at a time; `Internal` if `batch` or `keys` are not what they should be.
+    /// that the expressions cannot work on, and for a row that alone needs more memory than
+    /// [`Limits::chunk_bytes`](crate::Limits::chunk_bytes); `ResourceExhausted`, without a row, if the rows need that
+    /// together or do not fit one batch: evaluate fewer rows at a time; `Internal` if `batch` or `keys` are not what they
+    /// should be.
     pub fn evaluate(
         &self,
         batch: &RecordBatch,
@@ -112,6 +126,18 @@ impl BoundExprs {
     ) -> Result<Vec<ArrayRef>, RowError> {
         let narrow = self.narrow(batch, keys)?;
         self.run(&narrow).map_err(|fault| self.locate(&narrow, fault))
+    }
+
+    /// Evaluates within the budget.
+    fn run(&self, narrow: &RecordBatch) -> Result<Vec<ArrayRef>, Fault> {
+        budget::scope(self.chunk_bytes, || {
+            let rows = narrow.num_rows() as u64;
+            if self.inner.row_bytes > 0 && rows > 0 {
+                let what = format_args!("{rows} rows of {}", format_bytes(self.inner.row_bytes));
+                budget::reserve(self.inner.row_bytes.saturating_mul(rows), what)?;
+            }
+            self.compute(narrow)
+        })
     }
 
     /// The columns read, and the keys.
@@ -132,7 +158,7 @@ impl BoundExprs {
             .map_err(|e| Error::internal(format!("a batch does not have the bound schema: {e}")))
     }
 
-    fn run(&self, narrow: &RecordBatch) -> Result<Vec<ArrayRef>, Fault> {
+    fn compute(&self, narrow: &RecordBatch) -> Result<Vec<ArrayRef>, Fault> {
         let rows = narrow.num_rows();
         let value = |e: &Arc<dyn PhysicalExpr>, batch: &RecordBatch| e.evaluate(batch)?.into_array(rows);
         let outputs = &self.inner.outputs;
@@ -155,6 +181,11 @@ impl BoundExprs {
     /// none. So the guess is tested, and failing that, the batch is halved.
     fn locate(&self, batch: &RecordBatch, first: Fault) -> RowError {
         let unknown = |error| RowError { row: None, error };
+        let exhausted = first.error.kind() == ErrorKind::ResourceExhausted;
+        if exhausted && batch.num_rows() == 1 {
+            // Cutting the batch does not help: it is this row's fault.
+            return RowError { row: Some(0), error: Error::invalid(first.error.message()) };
+        }
         if !first.error.is_data_error() || batch.num_rows() == 0 {
             return unknown(first.error);
         }

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use caju_pipeline::Functions;
+use caju_runtime::budget;
 use caju_types::Result;
 use datafusion::sql::sqlparser::ast::{Expr, Visit, Visitor};
 
 use crate::Registry;
 use crate::catalog;
+use crate::guard::FOLD_BYTES;
 use crate::sql;
 use crate::versions::ENGINES;
 
@@ -23,7 +25,11 @@ impl Functions for Registry {
     }
 
     fn canonical(&self, sql: &str) -> Result<String> {
-        sql::roomy(|| sql::canonical(sql))
+        sql::roomy(|| budget::scope(FOLD_BYTES, || sql::canonical(sql)))
+    }
+
+    fn believes_code(&self) -> bool {
+        !self.runs_for_others()
     }
 
     fn engine_versions(&self) -> BTreeMap<String, String> {

@@ -9,6 +9,7 @@ use arrow::array::{
 };
 use arrow::buffer::NullBuffer;
 use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, UInt8Type};
+use caju_runtime::budget;
 use caju_types::{Error, ErrorKind, Result};
 
 use crate::image::{Dtype, ImageChain, ImageOp, InputKind, OutputKind, RowInput, Scratch};
@@ -173,8 +174,9 @@ impl Job<'_> {
         (height, width): (u32, u32),
         mut run: impl FnMut(RowInput<'_>, u64, &mut [T::Native]) -> Result<()>,
     ) -> Result<ArrayRef, Fault> {
-        let n = height as usize * width as usize * CHANNELS;
-        let mut values = vec![T::Native::default(); self.len * n];
+        let n = budget::product(&[height as usize, width as usize, CHANNELS]);
+        let what = format_args!("{} images of {height} x {width}", self.len);
+        let mut values = budget::vec::<T::Native>(budget::product(&[self.len, n]), what)?;
         for (i, out) in values.chunks_exact_mut(n).enumerate() {
             if !self.is_null(i) {
                 let row = self.rows.get(i).map_err(|e| Fault::at(i, e))?;
@@ -202,7 +204,8 @@ impl Job<'_> {
                 size = run(row, self.key(i), &mut values).map_err(|e| failed(i, e))?;
                 if i == 0 {
                     // Images of one file are of similar size; growing by doubling would copy gigabytes.
-                    values.reserve_exact(values.len().saturating_mul(self.len - 1).min(RESERVE));
+                    // Without memory for that they grow all the same.
+                    drop(values.try_reserve_exact(values.len().saturating_mul(self.len - 1).min(RESERVE)));
                 }
             }
             ends.push(values.len());
@@ -231,4 +234,4 @@ impl Job<'_> {
 }
 
 /// The most samples that are reserved on the evidence of a batch's first image.
-const RESERVE: usize = 256 << 20;
+const RESERVE: usize = 64 << 20;

@@ -12,6 +12,7 @@ mod catalog;
 mod common;
 mod eval;
 mod functions;
+mod guard;
 pub mod image;
 mod image_udf;
 pub mod rng;

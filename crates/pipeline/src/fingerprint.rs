@@ -46,7 +46,7 @@ pub struct PrefixFingerprint {
 /// # Errors
 /// An expression that does not parse, with its place.
 pub fn fingerprint(def: &DatasetDef, functions: &dyn Functions) -> Result<Fingerprint> {
-    Ok(canonical(def, def.stages.len(), functions)?.fingerprint())
+    Ok(canonical(def, def.stages.len(), functions, Named::Code)?.fingerprint())
 }
 
 /// The fingerprints of the prefixes, one per hint, from the source down.
@@ -56,7 +56,7 @@ pub fn fingerprint(def: &DatasetDef, functions: &dyn Functions) -> Result<Finger
 pub fn prefix_fingerprints(def: &DatasetDef, functions: &dyn Functions) -> Result<Vec<PrefixFingerprint>> {
     let mut out = Vec::new();
     for hint in def.hints() {
-        let prefix = canonical(def, hint.stage_index, functions)?;
+        let prefix = canonical(def, hint.stage_index, functions, Named::in_cache(functions))?;
         out.push(PrefixFingerprint {
             hint: hint.name,
             stage_index: hint.stage_index,
@@ -73,7 +73,7 @@ pub fn prefix_fingerprints(def: &DatasetDef, functions: &dyn Functions) -> Resul
 /// # Errors
 /// As [`fingerprint`].
 pub fn canonical_text(def: &DatasetDef, stages: usize, functions: &dyn Functions) -> Result<String> {
-    Ok(canonical(def, stages.min(def.stages.len()), functions)?.text)
+    Ok(canonical(def, stages.min(def.stages.len()), functions, Named::in_cache(functions))?.text)
 }
 
 /// The canonical JSON of [`canonical_text`] for a job that has another seed than the definition, and its
@@ -143,9 +143,31 @@ fn hash(text: &str) -> Fingerprint {
     Fingerprint(digest.iter().take(16).fold(0, |h, byte| h << 8 | u128::from(*byte)))
 }
 
-fn canonical(def: &DatasetDef, stages: usize, functions: &dyn Functions) -> Result<Canonical> {
-    let mut walk =
-        Walk { functions, used: BTreeMap::new(), engines: BTreeSet::new(), random: false, seeded: false };
+/// What names a function of the user's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Named {
+    /// What its definition says of its code.
+    Code,
+    /// The function itself, as it is sent.
+    Payload,
+}
+
+impl Named {
+    /// For what is stored, and read by others.
+    fn in_cache(functions: &dyn Functions) -> Self {
+        if functions.believes_code() { Named::Code } else { Named::Payload }
+    }
+}
+
+fn canonical(def: &DatasetDef, stages: usize, functions: &dyn Functions, named: Named) -> Result<Canonical> {
+    let mut walk = Walk {
+        functions,
+        named,
+        used: BTreeMap::new(),
+        engines: BTreeSet::new(),
+        random: false,
+        seeded: false,
+    };
     let mut out = walk.dataset(def, stages, "")?;
     let versions = functions.engine_versions();
     let engines: Map<String, Value> = walk
@@ -174,6 +196,7 @@ fn canonical(def: &DatasetDef, stages: usize, functions: &dyn Functions) -> Resu
 /// Walks over a definition and gathers what its parts use.
 struct Walk<'f> {
     functions: &'f dyn Functions,
+    named: Named,
     used: BTreeMap<String, u32>,
     engines: BTreeSet<String>,
     /// Something draws anew each epoch.
@@ -280,6 +303,9 @@ impl Walk<'_> {
                 // The code names it; its packed form may differ between machines, its name says nothing.
                 if let Value::Object(map) = &mut arguments {
                     map.shift_remove("payload");
+                    if self.named == Named::Payload {
+                        map.insert("payload_sha256".into(), content_name(&f.payload).into());
+                    }
                     map.shift_remove("name");
                     map.shift_remove("timeout");
                 }

@@ -33,4 +33,11 @@ pub trait Functions {
         let _ = sql;
         Ok(self.engine_versions().into_keys().collect())
     }
+
+    /// Whether the names that definitions give to the code of functions in Python are believed. They are where the
+    /// functions run for whoever wrote the definition. Elsewhere anybody could store rows under a name that somebody
+    /// else's code has: then what is stored is named after the functions themselves, as they were sent.
+    fn believes_code(&self) -> bool {
+        true
+    }
 }

@@ -16,6 +16,15 @@ pub struct Hint {
 }
 
 impl DatasetDef {
+    /// The files, folders and patterns that it reads, of all its sources.
+    pub fn source_paths(&self) -> Vec<&str> {
+        match &self.source {
+            SourceDef::Files(files) => files.paths.iter().map(String::as_str).collect(),
+            SourceDef::Load { path, .. } => vec![path],
+            source => source.children().iter().flat_map(DatasetDef::source_paths).collect(),
+        }
+    }
+
     /// The hints, from the source down.
     pub fn hints(&self) -> Vec<Hint> {
         let named = |(stage_index, op): (usize, &StageOp)| match op {

@@ -255,6 +255,23 @@ fn functions_of_the_users_own_are_named_by_their_code_alone() {
     assert_ne!(id("0a", "one", "AA=="), id("0b", "one", "AA=="));
 }
 
+/// Where anybody may send functions, rows are stored under a name that covers what was sent: one function cannot pass for
+/// another's by saying that its code is the same.
+#[test]
+fn rows_of_functions_that_others_sent_are_named_by_the_functions() {
+    let names = |believes: bool, payload: &str| {
+        let f = FakeFunctions { believes_code: believes, ..FakeFunctions::default() };
+        let step = format!("python: {{ kind: filter, code: '0a', name: f, payload: '{payload}' }}");
+        let def = read(&format!("source: {{ range: 3 }}\nsteps: [ {step}, autocache: h ]"));
+        (prefix_fingerprints(&def, &f).unwrap()[0].fingerprint, fingerprint(&def, &f).unwrap())
+    };
+    let (honest, forged) = ("AA==", "AQ==");
+    assert_eq!(names(true, honest), names(true, forged), "who runs its own functions knows what they are");
+    assert_ne!(names(false, honest).0, names(false, forged).0);
+    assert_eq!(names(false, honest), names(false, honest));
+    assert_eq!(names(false, honest).1, names(true, forged).1, "jobs are shared by what definitions say");
+}
+
 #[test]
 fn errors_of_expressions_carry_their_place() {
     let f = FakeFunctions::default();

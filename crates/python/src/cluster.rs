@@ -13,7 +13,7 @@ use caju_worker::{WorkerConfig, WorkerHandle};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
-use crate::definition::{registry, registry_with_python, stores};
+use crate::definition::{Whose, registry, registry_with_python, stores};
 use crate::errors::{IntoPy, exception};
 use crate::logging;
 use crate::runtime::{Share, check_fork, released};
@@ -71,15 +71,17 @@ pub(crate) struct Cluster {
 
 #[pymethods]
 impl Cluster {
-    /// Starts a dispatcher and so many workers, which share `cpu_threads` threads (one per core by default). Snapshots
-    /// are kept below the URL `cache`, by default in a private folder that goes with the cluster.
+    /// Starts a dispatcher and the given number of workers, which share `cpu_threads` threads (one per core by default).
+    /// Snapshots are kept below the URL `cache`, by default in a private folder that goes with the cluster. No port is
+    /// opened, unless `listen` names one for other processes.
     #[new]
-    #[pyo3(signature = (workers=1, cpu_threads=None, cache=None))]
+    #[pyo3(signature = (workers=1, cpu_threads=None, cache=None, listen=None))]
     fn new(
         py: Python<'_>,
         workers: u32,
         cpu_threads: Option<usize>,
         cache: Option<String>,
+        listen: Option<String>,
     ) -> PyResult<Self> {
         let share = Share::get().into_py(py)?;
         let threads = cpu_threads.unwrap_or_else(cores).max(1);
@@ -93,8 +95,9 @@ impl Cluster {
         let config = ClusterConfig {
             workers,
             // Whose code it is runs here anyway.
-            registry: registry_with_python(py, threads)?,
+            registry: registry_with_python(py, threads, Whose::Ours)?,
             cache_url,
+            listen,
             local: local_workers(),
             ..config
         };
@@ -173,7 +176,7 @@ impl Dispatcher {
         allow_python: bool,
     ) -> PyResult<Self> {
         let share = Share::get().into_py(py)?;
-        let registry = if allow_python { registry_with_python(py, 1)? } else { registry() };
+        let registry = if allow_python { registry_with_python(py, 1, Whose::Readers)? } else { registry() };
         let ctx = SourceContext::new(Arc::new(stores().into_py(py)?), Arc::new(IoCounters::new()));
         let cache_url = cache.unwrap_or_default();
         let catalog = Arc::new(EngineCatalog::new(registry, ctx).with_cache(&cache_url));
@@ -185,7 +188,7 @@ impl Dispatcher {
             Ok::<_, Error>((SaveDriver::start(&dispatcher, local_workers()), dispatcher))
         };
         let dispatcher = share.wait(py, start)?.into_py(py)?;
-        let address = dispatcher.1.address().to_string();
+        let address = dispatcher.1.address().to_owned();
         Ok(Self { running: Running::new(dispatcher, share), address })
     }
 
@@ -235,7 +238,8 @@ impl Worker {
     ) -> PyResult<Self> {
         let share = Share::get().into_py(py)?;
         let threads = cpu_threads.unwrap_or_else(cores).max(1);
-        let registry = if allow_python { registry_with_python(py, threads)? } else { registry() };
+        let registry =
+            if allow_python { registry_with_python(py, threads, Whose::Readers)? } else { registry() };
         let config = WorkerConfig {
             listen: listen.to_owned(),
             advertise,

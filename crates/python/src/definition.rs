@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use caju_engine::source::SourceContext;
 use caju_engine::wire::schema_to_ipc;
-use caju_functions::{Pool, PoolConfig};
+use caju_functions::{Environment, Pool, PoolConfig};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
 use caju_runtime::{IoCounters, Stores};
@@ -22,14 +22,30 @@ pub(crate) fn registry() -> Registry {
     Registry::new(Limits::default())
 }
 
+/// Whose functions in Python run here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// This process's own: they get its environment and its module path.
+    Ours,
+    /// Those of whoever reaches a server: they get what is installed.
+    Readers,
+}
+
 /// The same, and functions in Python, run by up to `processes` processes of this interpreter.
 ///
 /// # Errors
 /// `AttributeError` if the interpreter does not know its own path.
-pub(crate) fn registry_with_python(py: Python<'_>, processes: usize) -> PyResult<Registry> {
-    let python: Option<String> = py.import("sys")?.getattr("executable")?.extract()?;
-    let pool = Pool::new(PoolConfig::new(python.unwrap_or_else(|| "python3".to_string()), processes));
-    Ok(registry().with_python(pool))
+pub(crate) fn registry_with_python(py: Python<'_>, processes: usize, whose: Whose) -> PyResult<Registry> {
+    let sys = py.import("sys")?;
+    let python: Option<String> = sys.getattr("executable")?.extract()?;
+    let config = PoolConfig::new(python.unwrap_or_else(|| "python3".to_string()), processes);
+    if whose == Whose::Readers {
+        return Ok(registry().with_python_of_others(Pool::new(config)));
+    }
+    // Entries that are no text lead nowhere that a process could be told of.
+    let path = sys.getattr("path")?.try_iter()?.filter_map(|entry| entry.ok()?.extract().ok()).collect();
+    let config = PoolConfig { environment: Environment::Inherited, path, ..config };
+    Ok(registry().with_python(Pool::new(config)))
 }
 
 /// Stores that may touch anything, with the options that the environment of the process holds.
@@ -105,7 +121,7 @@ pub(crate) fn check_encoding(py: Python<'_>, encoding: &str) -> PyResult<()> {
 pub(crate) fn bind<'py>(py: Python<'py>, definition: &str) -> PyResult<Vec<Bound<'py, PyBytes>>> {
     let def = parse(definition).into_py(py)?;
     let ctx = SourceContext::new(Arc::new(stores().into_py(py)?), Arc::new(IoCounters::new()));
-    let registry = registry_with_python(py, 1)?;
+    let registry = registry_with_python(py, 1, Whose::Ours)?;
     let schemas = wait(py, async move {
         let bound = Box::pin(caju_engine::bind(&def, &registry, &ctx, None)).await?;
         bound.stage_schemas().iter().map(|s| schema_to_ipc(s)).collect::<Result<Vec<_>>>()

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
-use caju_client::{ClientConfig, DatasetRef, Element, Monitor, ReadRequest, SaveTo};
+use caju_client::{ClientConfig, DatasetRef, Element, LostReaders, Monitor, ReadRequest, SaveTo};
 use caju_engine::wire::schema_to_ipc;
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::ProcessingMode;
@@ -63,7 +63,8 @@ impl Client {
 
     /// Opens one epoch of a job.
     #[pyo3(signature = (
-        definition, *, job="", epoch=0, seed=None, mode="dynamic", dataset_id=None, policy="", encoding="", epochs=0
+        definition, *, job="", epoch=0, seed=None, mode="dynamic", dataset_id=None, policy="", encoding="", epochs=0,
+        lost_readers="fail"
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn read(
@@ -78,6 +79,7 @@ impl Client {
         policy: &str,
         encoding: &str,
         epochs: u64,
+        lost_readers: &str,
     ) -> PyResult<Reader> {
         let dataset = match (definition, dataset_id) {
             (Some(text), None) => {
@@ -104,6 +106,7 @@ impl Client {
             encoding: encoding.to_owned(),
             epochs,
             save: None,
+            lost_readers: if lost_readers == "allow" { LostReaders::Allow } else { LostReaders::Fail },
         };
         let client = self.client.clone();
         let opened = self.share.wait(py, async move { Box::pin(client.read(request)).await })?;

@@ -3,21 +3,30 @@
 //! Other rooms get these handed in. A lint (`clippy.toml`) bans reading the clock, spawning tasks and
 //! opening unbounded queues anywhere else, so that tests can be exact and shutdown complete.
 
+mod aside;
+pub mod budget;
 mod channel;
 mod clock;
 mod cpu;
+mod mapped;
 mod panics;
 mod private;
 mod process;
+mod random;
 pub mod recycle;
 pub mod stores;
 mod tasks;
 
+pub use aside::{Aside, is_aside};
 pub use channel::{Receiver, Sender, channel};
 pub use clock::{Clock, SystemClock};
 pub use cpu::{CpuPool, handing_over};
+pub use mapped::MappedFile;
 pub use panics::{Caught, catch, caught, panic_text};
 pub use private::{PrivateFolder, private_cache};
-pub use process::{cpu_time, peak_rss_bytes, rss_bytes, thread_blocks_read, thread_cpu_time};
-pub use stores::{CountingStore, IoCounters, IoSnapshot, Location, Stores};
+pub use process::{
+    ProcessIdentity, cpu_time, environment, peak_rss_bytes, rss_bytes, thread_blocks_read, thread_cpu_time,
+};
+pub use random::random_secret;
+pub use stores::{Access, CountingStore, IoCounters, IoSnapshot, Location, Stores};
 pub use tasks::{Task, TaskName, Tasks, blocking, log_failure};

@@ -1,6 +1,9 @@
 //! What the operating system says about this process.
 
+use std::ffi::OsString;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 /// CPU time of this process so far, user and system together.
 pub fn cpu_time() -> Duration {
@@ -62,4 +65,86 @@ fn status_kib(key: &str) -> u64 {
         .find_map(|l| l.strip_prefix(key))
         .and_then(|v| v.split_whitespace().next()?.parse().ok())
         .unwrap_or(0)
+}
+
+/// The variables of this process's environment whose names are wanted, for a process that it starts.
+pub fn environment(wanted: impl Fn(&str) -> bool) -> Vec<(OsString, OsString)> {
+    std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(&wanted)).collect()
+}
+
+/// A process of a host, told apart from all others of that host that were or will be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessIdentity {
+    /// The start of the host's kernel, and the space of process numbers (a container has one of its own).
+    host: String,
+    pid: u32,
+    /// When it began, in the kernel's ticks since its start.
+    began: u64,
+}
+
+impl ProcessIdentity {
+    /// This process; none where the system does not say.
+    pub fn current() -> Option<Self> {
+        let pid = std::process::id();
+        Some(Self { host: host()?, pid, began: stat(pid)?.1 })
+    }
+
+    /// Whether this was a process of this host and has ended. False where that cannot be known.
+    pub fn is_gone(&self) -> bool {
+        if host().as_deref() != Some(self.host.as_str()) {
+            return false;
+        }
+        match stat(self.pid) {
+            // A zombie has ended, and only its parent has not looked yet.
+            Some((state, began)) => began != self.began || matches!(state, 'Z' | 'X'),
+            None => !exists(self.pid),
+        }
+    }
+}
+
+fn host() -> Option<String> {
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let space = std::fs::read_link("/proc/self/ns/pid").ok()?;
+    Some(format!("{} {}", kernel.trim(), space.display()))
+}
+
+/// The state of a process and when it began; none if there is none, or it is hidden.
+fn stat(pid: u32) -> Option<(char, u64)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may contain anything.
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    // `starttime` is the 22nd field, and `state` the third.
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+/// Whether there is a process of this number, also one of somebody else.
+#[allow(unsafe_code, reason = "kill has no safe wrapper in std")]
+fn exists(pid: u32) -> bool {
+    let Ok(pid) = libc::pid_t::try_from(pid) else { return false };
+    // SAFETY: signal 0 only looks whether the process is there.
+    let sent = unsafe { libc::kill(pid, 0) } == 0;
+    sent || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_ended_is_gone_and_others_are_not() {
+        let me = ProcessIdentity::current().unwrap();
+        assert!(!me.is_gone());
+        let earlier = ProcessIdentity { began: me.began - 1, ..me.clone() };
+        assert!(earlier.is_gone(), "its number was given again");
+        let elsewhere = ProcessIdentity { host: "another host".into(), ..earlier };
+        assert!(!elsewhere.is_gone(), "nothing is known of other hosts");
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = child.id();
+        let child_is = ProcessIdentity { pid, began: stat(pid).unwrap().1, ..me };
+        assert!(!child_is.is_gone());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(child_is.is_gone());
+    }
 }

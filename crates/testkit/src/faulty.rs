@@ -61,6 +61,8 @@ pub enum Fault {
     Error(&'static str),
     /// The disk is full.
     NoSpace,
+    /// The store refuses it: whoever asks may not do that.
+    Denied,
     /// The request is carried out, but its answer is lost.
     LostAnswer,
     /// The answer's body ends with an error after so many bytes.
@@ -246,6 +248,10 @@ impl Faults {
             Some(Fault::NoSpace) => {
                 Err(generic(Box::new(io::Error::new(io::ErrorKind::StorageFull, "no space left"))))
             }
+            Some(Fault::Denied) => Err(Error::PermissionDenied {
+                path: path.to_string(),
+                source: Box::new(io::Error::from(io::ErrorKind::PermissionDenied)),
+            }),
             Some(Fault::Delay(duration, clock)) => {
                 clock.sleep(duration).await;
                 Ok(None)

@@ -7,6 +7,8 @@ mod error;
 mod hash;
 mod id;
 mod ranges;
+mod row_set;
+mod secret;
 mod suggest;
 mod units;
 
@@ -14,5 +16,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use hash::{Fingerprint, SplitKey, hash128, mix64};
 pub use id::{ClientId, DatasetId, IterationId, JobName, TaskId, WorkerId};
 pub use ranges::RowRanges;
-pub use suggest::did_you_mean;
+pub use row_set::RowSet;
+pub use secret::Secret;
+pub use suggest::{did_you_mean, shortened};
 pub use units::{format_bytes, format_count, format_duration, parse_bytes, parse_duration};

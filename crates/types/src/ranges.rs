@@ -55,6 +55,27 @@ impl RowRanges {
         }
     }
 
+    /// Removes `start..end`.
+    pub fn remove(&mut self, start: u64, end: u64) {
+        if start >= end {
+            return;
+        }
+        let lo = self.ranges.partition_point(|r| r.1 <= start);
+        let hi = self.ranges.partition_point(|r| r.0 < end);
+        let Some(cut) = self.ranges.get(lo..hi) else { return };
+        let (first, last) = (cut.first().map(|r| r.0), cut.last().map(|r| r.1));
+        let before = first.filter(|s| *s < start).map(|s| (s, start));
+        let after = last.filter(|e| *e > end).map(|e| (end, e));
+        self.ranges.splice(lo..hi, before.into_iter().chain(after));
+    }
+
+    /// Removes every row of another set.
+    pub fn subtract(&mut self, other: &RowRanges) {
+        for (s, e) in other.iter() {
+            self.remove(s, e);
+        }
+    }
+
     /// Whether the row is in the set.
     pub fn contains(&self, row: u64) -> bool {
         let i = self.ranges.partition_point(|r| r.1 <= row);
@@ -126,9 +147,14 @@ mod tests {
         fn behaves_like_a_set(ops in prop::collection::vec((0u64..60, 0u64..12), 0..40), q in (0u64..60, 0u64..20)) {
             let mut set = BTreeSet::new();
             let mut ranges = RowRanges::default();
-            for (s, n) in ops {
-                ranges.insert(s, s + n);
-                set.extend(s..s + n);
+            for (i, (s, n)) in ops.into_iter().enumerate() {
+                if i % 3 == 2 {
+                    ranges.remove(s, s + n);
+                    set.retain(|r| !(s..s + n).contains(r));
+                } else {
+                    ranges.insert(s, s + n);
+                    set.extend(s..s + n);
+                }
             }
             prop_assert_eq!(ranges.len(), set.len() as u64);
             for i in 0..80 {

@@ -1,5 +1,25 @@
 //! "Did you mean": the nearest known name to a misspelt one.
 
+/// A word longer than this is no misspelling of anything, in bytes.
+const LONGEST_WORD: usize = 64;
+/// Candidates that are looked at. With [`LONGEST_WORD`] it bounds the work, whoever chose the words.
+const MOST_CANDIDATES: usize = 1000;
+/// Characters of a text from outside that a message repeats.
+const SHOWN: usize = 80;
+
+/// The beginning of a text that came from outside, for messages: as much as a person needs to know it again.
+///
+/// ```
+/// assert_eq!(caju_types::shortened("run-1"), "run-1");
+/// assert_eq!(caju_types::shortened(&"x".repeat(1000)).len(), 83);
+/// ```
+pub fn shortened(text: &str) -> std::borrow::Cow<'_, str> {
+    match text.char_indices().nth(SHOWN) {
+        None => text.into(),
+        Some((end, _)) => format!("{}...", &text[..end]).into(),
+    }
+}
+
 /// The candidate nearest to `word`, as `; did you mean `x`?`, or an empty string if none is near.
 ///
 /// ```
@@ -7,13 +27,31 @@
 /// assert_eq!(caju_types::did_you_mean("zzz", ["shuffle", "batch"]), "");
 /// ```
 pub fn did_you_mean<S: AsRef<str>>(word: &str, known: impl IntoIterator<Item = S>) -> String {
+    if word.len() > LONGEST_WORD {
+        return String::new();
+    }
     let lower = word.to_lowercase();
     let best = known
         .into_iter()
+        .take(MOST_CANDIDATES)
+        .filter(|k| k.as_ref().len() <= 2 * LONGEST_WORD)
         .map(|k| (strsim::damerau_levenshtein(&lower, &k.as_ref().to_lowercase()), k))
         .min_by_key(|(d, _)| *d);
     match best {
         Some((d, k)) if d <= 1 + word.len() / 4 => format!("; did you mean `{}`?", k.as_ref()),
         _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_words_cost_nothing() {
+        // Ten million characters against a thousand names took minutes before there was a bound.
+        let long = "x".repeat(10_000_000);
+        assert_eq!(did_you_mean(&long, std::iter::repeat_n(&long, 1000)), "");
+        assert_eq!(did_you_mean("x", std::iter::repeat_n(&long, 1000)), "");
     }
 }

@@ -18,11 +18,32 @@ pub struct Caches {
     stores: Arc<Stores>,
     options: CacheOptions,
     clock: Arc<dyn Clock>,
-    open: Mutex<HashMap<String, Arc<OnceCell<Arc<Cache>>>>>,
+    open: Mutex<HashMap<String, Root>>,
+    /// What roots did that are closed.
+    closed: Mutex<IoSnapshot>,
     /// Tells caches of one process apart that were opened in the same instant.
     opened: AtomicU64,
     /// Why a root could not be opened when that was last tried.
     trouble: Mutex<Option<Error>>,
+}
+
+/// Roots that are kept open although no task uses them: the cache, and some saves.
+const UNUSED: usize = 4;
+/// How long a root may take to give its lease back.
+const CLOSE: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Clone, Default)]
+struct Root {
+    cell: Arc<OnceCell<Arc<Cache>>>,
+    /// When it was last asked for: the higher, the later.
+    used: u64,
+}
+
+impl Root {
+    /// Whether a task has it, or is opening it.
+    fn is_used(&self) -> bool {
+        Arc::strong_count(&self.cell) > 1 || self.cell.get().is_some_and(|cache| Arc::strong_count(cache) > 1)
+    }
 }
 
 impl fmt::Debug for Caches {
@@ -39,6 +60,7 @@ impl Caches {
             options,
             clock,
             open: Mutex::default(),
+            closed: Mutex::default(),
             opened: AtomicU64::new(0),
             trouble: Mutex::default(),
         })
@@ -47,9 +69,13 @@ impl Caches {
     /// The cache with this root, which may hold so many bytes.
     ///
     /// # Errors
-    /// Those of [`Cache::open`]; the next call tries again.
+    /// `PermissionDenied` for a root that may not be written; those of [`Cache::open`]. The next call tries again.
     pub async fn get(&self, url: &str, budget: Option<u64>) -> Result<Arc<Cache>> {
-        let cell = Arc::clone(self.open.lock().entry(url.to_string()).or_default());
+        self.stores.resolve_to_write(url)?;
+        let (cell, unused) = self.enter(url);
+        for cache in unused {
+            self.end(&cache, CLOSE).await;
+        }
         let open = || async {
             let clock = Arc::clone(&self.clock);
             let options =
@@ -61,9 +87,34 @@ impl Caches {
         opened
     }
 
-    /// Why the root that was last asked for could not be opened; none if it could.
+    /// Why rows were last not stored: the root that was asked for could not be opened, or a part could not be written.
     pub fn trouble(&self) -> Option<Error> {
-        self.trouble.lock().clone()
+        let opening = self.trouble.lock().clone();
+        opening.or_else(|| self.all().iter().find_map(|cache| cache.put_failure()))
+    }
+
+    /// The place of a root, and those that are closed for it: every save has a root of its own, and a process may see
+    /// any number of saves.
+    fn enter(&self, url: &str) -> (Arc<OnceCell<Arc<Cache>>>, Vec<Arc<Cache>>) {
+        let mut open = self.open.lock();
+        let root = open.entry(url.to_string()).or_default();
+        root.used = self.opened.fetch_add(1, Ordering::Relaxed);
+        let cell = Arc::clone(&root.cell);
+        let mut unused: Vec<(u64, String)> =
+            open.iter().filter(|(_, r)| !r.is_used()).map(|(url, r)| (r.used, url.clone())).collect();
+        unused.sort_unstable();
+        let over = unused.len().saturating_sub(UNUSED);
+        let over = unused.into_iter().take(over);
+        let closed = over.filter_map(|(_, url)| open.remove(&url)?.cell.get().cloned()).collect();
+        (cell, closed)
+    }
+
+    /// Closes a root that is not in the list any more.
+    async fn end(&self, cache: &Cache, bound: Duration) {
+        if let Err(error) = cache.close(bound).await {
+            tracing::warn!(root = cache.url(), %error, "a cache was not closed in order");
+        }
+        add(&mut self.closed.lock(), cache.counters().snapshot());
     }
 
     /// A name that no other process has, living or dead.
@@ -75,30 +126,54 @@ impl Caches {
 
     /// Requests and bytes at the stores of all roots so far.
     pub fn io(&self) -> IoSnapshot {
-        let mut sum = IoSnapshot::default();
-        for cache in self.all() {
-            let io = cache.counters().snapshot();
-            sum.reads += io.reads;
-            sum.lists += io.lists;
-            sum.writes += io.writes;
-            sum.deletes += io.deletes;
-            sum.bytes_read += io.bytes_read;
-            sum.bytes_written += io.bytes_written;
-        }
+        let mut sum = *self.closed.lock();
+        self.all().iter().for_each(|cache| add(&mut sum, cache.counters().snapshot()));
         sum
     }
 
     fn all(&self) -> Vec<Arc<Cache>> {
-        self.open.lock().values().filter_map(|c| c.get().cloned()).collect()
+        self.open.lock().values().filter_map(|r| r.cell.get().cloned()).collect()
     }
 
     /// Gives leases back and writes what is left to write, within `bound`.
     pub async fn close(&self, bound: Duration) {
         let all: Vec<_> = std::mem::take(&mut *self.open.lock()).into_values().collect();
-        for cache in all.iter().filter_map(|c| c.get()) {
-            if let Err(error) = cache.close(bound).await {
-                tracing::warn!(root = cache.url(), %error, "a cache was not closed in order");
-            }
+        for cache in all.iter().filter_map(|r| r.cell.get()) {
+            self.end(cache, bound).await;
         }
+    }
+}
+
+fn add(sum: &mut IoSnapshot, io: IoSnapshot) {
+    sum.reads += io.reads;
+    sum.lists += io.lists;
+    sum.writes += io.writes;
+    sum.deletes += io.deletes;
+    sum.bytes_read += io.bytes_read;
+    sum.bytes_written += io.bytes_written;
+}
+
+#[cfg(test)]
+mod tests {
+    use caju_runtime::SystemClock;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn saves_that_are_over_are_closed() {
+        let folder = tempfile::tempdir().unwrap();
+        let stores = Arc::new(Stores::default());
+        let caches = Caches::new(stores, CacheOptions::default(), SystemClock::shared());
+        let url = |i: usize| folder.path().join(i.to_string()).to_str().unwrap().to_owned();
+        let held = caches.get(&url(0), None).await.unwrap();
+        for i in 1..20 {
+            drop(caches.get(&url(i), None).await.unwrap());
+        }
+        // The last one counts as used while it is handed out.
+        assert!(caches.all().len() <= UNUSED + 2, "{}", caches.all().len());
+        assert!(Arc::ptr_eq(&held, &caches.get(&url(0), None).await.unwrap()), "what is used stays");
+        let before = caches.io();
+        caches.close(CLOSE).await;
+        assert!(caches.io().writes >= before.writes && before.writes > 0);
     }
 }

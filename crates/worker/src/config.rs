@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_cache::CacheOptions;
-use caju_engine::wire::LocalWorkers;
+use caju_engine::wire::{ConnectionLimits, LocalWorkers};
 use caju_kernels::{Limits, Registry};
 use caju_runtime::{Clock, CpuPool, IoCounters, Stores, SystemClock};
 
@@ -14,9 +14,10 @@ use crate::caches::Caches;
 /// What a worker is started with.
 #[derive(Clone)]
 pub struct WorkerConfig {
-    /// The dispatcher's `host:port`.
+    /// The dispatcher's address: `host:port`, or one within this process.
     pub dispatcher: String,
-    /// `host:port` to listen on; port 0 takes a free one.
+    /// `host:port` to listen on, where port 0 takes a free one; or
+    /// [`IN_PROCESS`](caju_engine::wire::IN_PROCESS), for readers of this process alone.
     pub listen: String,
     /// The `host:port` that clients dial, if it is another than the one listened on.
     pub advertise: Option<String>,
@@ -40,8 +41,8 @@ pub struct WorkerConfig {
     pub silence: Duration,
     /// How often readers that wait are told that the worker lives.
     pub ping: Duration,
-    /// The most connections at once.
-    pub connections: usize,
+    /// What peers may use of connections, calls and messages.
+    pub connections: ConnectionLimits,
     /// Where sources are read from.
     pub stores: Arc<Stores>,
     /// Counts what is read.
@@ -79,7 +80,7 @@ impl WorkerConfig {
             linger: Duration::from_secs(30),
             silence: Duration::from_secs(30),
             ping: Duration::from_secs(5),
-            connections: 1024,
+            connections: ConnectionLimits::default(),
             stores,
             io: Arc::new(IoCounters::new()),
             caches: None,

@@ -54,8 +54,12 @@ impl DispatcherFeed {
             want: want.max(self.want),
             wait_ms: u64::try_from(POLL.as_millis()).unwrap_or(u64::MAX),
             request_no: self.request_no + 1,
+            secret: self.identity.secret(),
         };
-        let call = |mut d: Dispatcher| async move { d.next_splits(request).await };
+        let call = |mut d: Dispatcher| {
+            let request = request.clone();
+            async move { d.next_splits(request).await }
+        };
         let answer = self.identity.link.retry(self.patience, POLL, call).await?;
         self.request_no += 1;
         self.over = answer.end;

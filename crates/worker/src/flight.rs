@@ -12,14 +12,14 @@ use arrow_flight::{
     HandshakeResponse, PollInfo, PutResult, SchemaResult, Ticket,
 };
 use arrow_schema::SchemaRef;
-use caju_engine::wire::{Dispatcher, ElementCursor, schema_from_ipc};
-use caju_proto::{to_status, v1};
-use caju_types::{Error, Result, TaskId, WorkerId};
+use caju_engine::wire::{Dispatcher, ElementCursor, OpenCalls, schema_from_ipc};
+use caju_proto::{Bytes, to_status, v1};
+use caju_types::{ClientId, Error, Result, TaskId, WorkerId};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use serde_json::Value;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::manager::{Found, Manager};
+use crate::manager::{Credentials, Found, Manager};
 use crate::running::Attachment;
 
 /// What binding a definition may take at the dispatcher.
@@ -48,7 +48,10 @@ impl FlightOnWorker {
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
         let task = opened.tasks.iter().find(|t| t.worker_id == me.0 && !t.ended && !t.lost);
         let found = match task {
-            Some(task) => self.manager.open(TaskId(task.task_id)).await?,
+            Some(task) => {
+                let reader = Credentials { client: ClientId(opened.client_id), ticket: &task.ticket };
+                self.manager.open(TaskId(task.task_id), &reader).await?
+            }
             // Nothing is left for this worker.
             None => Found::Over,
         };
@@ -100,6 +103,9 @@ impl FlightOnWorker {
             profile_only: false,
             save_url: String::new(),
             save_chunk_bytes: 0,
+            lost_readers: String::new(),
+            client_secret: Bytes::new(),
+            worker_secret: self.manager.identity.secret(),
         })
     }
 }
@@ -165,7 +171,13 @@ impl FlightService for FlightOnWorker {
     type ListActionsStream = BoxStream<'static, Result<ActionType, Status>>;
 
     async fn do_get(&self, request: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
-        self.get(&request.into_inner()).await.map(Response::new).map_err(|e| to_status(&e))
+        // A reader may take its time over an answer: its connection is not idle meanwhile.
+        let call = request.extensions().get::<OpenCalls>().map(OpenCalls::begin);
+        let rows = self.get(&request.into_inner()).await.map_err(|e| to_status(&e))?;
+        let rows = rows.inspect(move |_| {
+            let _ = &call;
+        });
+        Ok(Response::new(rows.boxed()))
     }
 
     async fn handshake(

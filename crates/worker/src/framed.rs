@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 use arrow_schema::SchemaRef;
 use caju_engine::Chunk;
 use caju_engine::wire::frame::{CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader};
-use caju_engine::wire::{BufferPool, FrameReader, FrameWriter, coalesce, encode_chunk, encode_schema};
-use caju_types::{Error, Result, TaskId};
+use caju_engine::wire::{
+    BufferPool, FrameReader, FrameWriter, Silent, coalesce, encode_chunk, encode_schema,
+};
+use caju_types::{ClientId, Error, Result, TaskId};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-use crate::manager::{Found, Manager};
+use crate::manager::{Credentials, Found, Manager};
 use crate::running::Attachment;
 
-/// A connection must say what it wants within this time.
-const OPEN: Duration = Duration::from_secs(10);
 /// A reader that has everything says so within this time.
 const ACK: Duration = Duration::from_secs(10);
 /// Between credits a reader may be silent for as long as its user thinks; a dead peer shows by keep-alive.
@@ -33,7 +33,7 @@ const CONTROL: (usize, u64) = (4096, 0);
 ///
 /// # Errors
 /// What ended the connection before its time; the reader was told, if it could be.
-pub(crate) async fn serve(stream: TcpStream, manager: Arc<Manager>) -> Result<()> {
+pub(crate) async fn serve(stream: TcpStream, silent: Silent, manager: Arc<Manager>) -> Result<()> {
     let peer = stream.peer_addr().map_or_else(|_| "a reader".to_string(), |a| format!("reader {a}"));
     let same_host = is_same_host(&stream);
     let silence = manager.config.silence;
@@ -41,17 +41,24 @@ pub(crate) async fn serve(stream: TcpStream, manager: Arc<Manager>) -> Result<()
     let mut reader =
         FrameReader::new(input, peer.clone(), BufferPool::new(0), PATIENCE).with_limits(CONTROL.0, CONTROL.1);
     let mut writer = FrameWriter::new(output, peer.clone(), silence);
-    let first = tokio::time::timeout(OPEN, reader.next()).await;
-    let open = match first {
-        Ok(Ok(Some(frame))) if frame.kind == Kind::Open => frame.message::<OpenHeader>()?,
-        Ok(Ok(None)) => return Ok(()),
-        Ok(Ok(Some(_))) => return Err(Error::data_loss(format!("{peer}: the first frame is not `open`"))),
-        Ok(Err(e)) => {
+    let open = match silent.within(reader.next()).await? {
+        Ok(Some(frame)) if frame.kind == Kind::Open => frame.message::<OpenHeader>()?,
+        Ok(None) => return Ok(()),
+        Ok(Some(_)) => return Err(Error::data_loss(format!("{peer}: the first frame is not `open`"))),
+        Err(e) => {
             // Another version of the protocol, say: the peer should know.
             drop(writer.send(Kind::Error, &ErrorHeader::from(&e)).await);
             return Err(e);
         }
-        Err(_) => return Err(Error::deadline(format!("{peer}: nothing was asked for within {OPEN:?}"))),
+    };
+    let _permit = match silent.admit().await {
+        Ok(permit) => permit,
+        Err(e) => {
+            drop(writer.send(Kind::Error, &ErrorHeader::from(&e)).await);
+            writer.shutdown().await;
+            // Said once for all that are refused.
+            return Err(Error::cancelled(e.message()));
+        }
     };
     let flow = Flow::new(open.window_bytes);
     let ended = {
@@ -59,7 +66,7 @@ pub(crate) async fn serve(stream: TcpStream, manager: Arc<Manager>) -> Result<()
         tokio::pin!(listening);
         tokio::select! {
             biased;
-            r = send(&manager, TaskId(open.task_id), &mut writer, &flow, same_host) => match r {
+            r = send(&manager, &open, &mut writer, &flow, same_host) => match r {
                 Ok(None) => Ok(()),
                 Ok(Some(attachment)) => confirmed(attachment, tokio::time::timeout(ACK, listening).await, &peer),
                 Err(e) => Err(e),
@@ -147,13 +154,14 @@ async fn listen<R: AsyncRead + Unpin>(reader: &mut FrameReader<R>, flow: &Flow) 
 /// whether the reader has everything.
 async fn send<W: AsyncWrite + Unpin>(
     manager: &Arc<Manager>,
-    task: TaskId,
+    open: &OpenHeader,
     writer: &mut FrameWriter<W>,
     flow: &Flow,
     same_host: bool,
 ) -> Result<Option<Attachment>> {
     let ping = manager.config.ping;
-    let found = pinging(writer, ping, manager.open(task)).await??;
+    let reader = Credentials { client: ClientId(open.client_id), ticket: &open.ticket };
+    let found = pinging(writer, ping, manager.open(TaskId(open.task_id), &reader)).await??;
     let Found::Running(mut attachment) = found else {
         writer.send(Kind::End, &EmptyHeader {}).await?;
         return Ok(None);

@@ -1,23 +1,38 @@
 //! Who this worker is, to the dispatcher.
 
+use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use caju_engine::wire::{Dispatcher, DispatcherLink};
-use caju_proto::v1;
+use caju_proto::{Bytes, v1};
+use caju_runtime::Stores;
 use caju_types::{Result, WorkerId};
+use parking_lot::Mutex;
 
 /// A worker's line to the dispatcher and its present identifier there.
-#[derive(Debug)]
 pub(crate) struct Identity {
     pub(crate) link: DispatcherLink,
     pub(crate) address: String,
     tags: Vec<String>,
     cores: u32,
     version: String,
+    stores: Arc<Stores>,
     id: AtomicU64,
     heartbeat_ms: AtomicU64,
     draining: AtomicBool,
+    /// What proves to the dispatcher that a call is this worker's.
+    secret: Mutex<Bytes>,
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity")
+            .field("address", &self.address)
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Identity {
@@ -27,6 +42,7 @@ impl Identity {
         tags: Vec<String>,
         cores: usize,
         version: String,
+        stores: Arc<Stores>,
     ) -> Self {
         Self {
             link,
@@ -34,15 +50,22 @@ impl Identity {
             tags,
             cores: u32::try_from(cores).unwrap_or(u32::MAX),
             version,
+            stores,
             id: AtomicU64::new(0),
             heartbeat_ms: AtomicU64::new(1000),
             draining: AtomicBool::new(false),
+            secret: Mutex::default(),
         }
     }
 
     /// The identifier that the dispatcher gave.
     pub(crate) fn id(&self) -> WorkerId {
         WorkerId(self.id.load(Ordering::Acquire))
+    }
+
+    /// What every call to the dispatcher carries.
+    pub(crate) fn secret(&self) -> Bytes {
+        self.secret.lock().clone()
     }
 
     /// How often to report.
@@ -66,13 +89,16 @@ impl Identity {
             tags: self.tags.clone(),
             cores: self.cores,
             version: self.version.clone(),
+            secret: self.secret(),
         };
         let call = |mut d: Dispatcher| {
             let request = request.clone();
             async move { d.register_worker(request).await }
         };
         let answer = self.link.retry(patience, Duration::ZERO, call).await?;
+        self.stores.allow_cache(&answer.cache_url)?;
         self.heartbeat_ms.store(answer.heartbeat_ms, Ordering::Relaxed);
+        *self.secret.lock() = answer.secret;
         self.id.store(answer.worker_id, Ordering::Release);
         Ok(())
     }

@@ -28,6 +28,7 @@ mod manager;
 mod pipelines;
 mod running;
 mod server;
+mod tally;
 mod worker;
 
 pub use caches::Caches;

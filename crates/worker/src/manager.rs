@@ -9,9 +9,9 @@ use async_trait::async_trait;
 use caju_cache::Cache;
 use caju_engine::wire::{Dispatcher, LocalTask, LocalWorker};
 use caju_engine::{SplitModes, TaskOptions, run_task};
-use caju_proto::v1;
+use caju_proto::{ticket, v1};
 use caju_runtime::{CpuPool, Tasks, caught};
-use caju_types::{ClientId, Error, ErrorKind, IterationId, Result, TaskId};
+use caju_types::{ClientId, Error, ErrorKind, IterationId, Result, Secret, TaskId};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OnceCell};
 
@@ -69,6 +69,25 @@ impl Drop for Starting<'_> {
     }
 }
 
+/// What a reader shows to read a task.
+pub(crate) struct Credentials<'a> {
+    pub(crate) client: ClientId,
+    pub(crate) ticket: &'a [u8],
+}
+
+impl Credentials<'_> {
+    /// Whether the dispatcher gave this reader the right to read a task with this secret.
+    fn check(&self, id: TaskId, secret: Option<&Secret>) -> Result<()> {
+        if secret.is_some_and(|s| ticket(s, self.client).is(self.ticket)) {
+            return Ok(());
+        }
+        Err(Error::permission_denied(format!(
+            "{} has no ticket for {id}: the dispatcher gives one to each reader of the job when it opens the epoch",
+            self.client
+        )))
+    }
+}
+
 /// What a reader finds.
 pub(crate) enum Found {
     /// The task runs.
@@ -113,9 +132,10 @@ impl Manager {
     /// Attaches a reader to a task, starting the task if need be.
     ///
     /// # Errors
-    /// `Cancelled` if the dispatcher does not want the task here, `Unavailable` if this worker is leaving, and
+    /// `PermissionDenied` if the reader's ticket is not for this task, `Cancelled` if the dispatcher does not want the
+    /// task here, `Unavailable` if this worker is leaving, and
     /// everything that binding the pipeline may find.
-    pub(crate) async fn open(self: &Arc<Self>, id: TaskId) -> Result<Found> {
+    pub(crate) async fn open(self: &Arc<Self>, id: TaskId, reader: &Credentials<'_>) -> Result<Found> {
         if let Some((_, result)) = self.past.lock().iter().rev().find(|(t, _)| *t == id) {
             return result.clone().map(|()| Found::Over);
         }
@@ -132,7 +152,8 @@ impl Manager {
             }
         };
         let starting = Starting { manager: self, id, slot };
-        let running = starting.slot.running.get_or_try_init(|| self.start(id)).await?;
+        let running = starting.slot.running.get_or_try_init(|| self.start(id, reader)).await?;
+        reader.check(id, running.secret.as_ref())?;
         Ok(Found::Running(running.attach()))
     }
 
@@ -140,15 +161,18 @@ impl Manager {
         Error::unavailable(format!("the worker at {} is leaving", self.identity.address))
     }
 
-    async fn start(self: &Arc<Self>, id: TaskId) -> Result<Arc<RunningTask>> {
+    async fn start(self: &Arc<Self>, id: TaskId, reader: &Credentials<'_>) -> Result<Arc<RunningTask>> {
         let call = |mut d: Dispatcher| {
-            let request = v1::GetTaskRequest { task_id: id.0, worker_id: self.identity.id().0 };
+            let (worker_id, secret) = (self.identity.id().0, self.identity.secret());
+            let request = v1::GetTaskRequest { task_id: id.0, worker_id, secret };
             async move { d.get_task(request).await }
         };
         let answer = self.identity.link.retry(self.config.dispatcher_timeout, Duration::ZERO, call).await?;
         let def = answer
             .task
             .ok_or_else(|| Error::internal(format!("the dispatcher gave no definition of {id}")))?;
+        let secret = <[u8; Secret::BYTES]>::try_from(&*def.secret).ok().map(Secret::from_bytes);
+        reader.check(id, secret.as_ref())?;
         let pipeline = match self.pipelines.get(&def).await {
             Ok(pipeline) => pipeline,
             Err(e) => {
@@ -160,6 +184,7 @@ impl Manager {
                     rows_skipped: 0,
                     first_skips: Vec::new(),
                     modes: SplitModes::default(),
+                    emitted: Vec::new(),
                 };
                 self.report(id, &failed, None, REPORT).await;
                 return Err(e);
@@ -169,7 +194,7 @@ impl Manager {
         let group = self.group.child();
         let schema = pipeline.schema();
         let mut options = self.options(&def);
-        options.cache = self.cache(&def).await;
+        options.cache = self.cache(&def).await?;
         options.probe = def.profile;
         options.probe_to_end = def.profile_only;
         options.probe_encoding = def.probe_encoding.parse().ok();
@@ -193,7 +218,7 @@ impl Manager {
             memory_tier_bytes,
             beside: Beside::from_now(alone.then(|| (Arc::clone(&self.begun), begun))),
         });
-        let running = RunningTask::new(id, iteration, schema, &run, bytes, profiled, group.clone());
+        let running = RunningTask::new(id, (iteration, secret), schema, &run, bytes, profiled, group.clone());
         let running = Arc::new(running);
         tracing::info!(task = %id, job = %def.job, epoch = def.epoch, "task started");
         let (me, task) = (Arc::clone(self), Arc::clone(&running));
@@ -233,16 +258,20 @@ impl Manager {
     }
 
     /// The cache of a task; without it everything is computed.
-    async fn cache(&self, def: &v1::TaskDef) -> Option<Arc<Cache>> {
+    ///
+    /// # Errors
+    /// `PermissionDenied` for a root that this worker may not write: the dispatcher's own cache it may.
+    async fn cache(&self, def: &v1::TaskDef) -> Result<Option<Arc<Cache>>> {
         if !def.caching {
-            return None;
+            return Ok(None);
         }
         match self.caches.get(&def.cache_url, (def.cache_budget > 0).then_some(def.cache_budget)).await {
-            Ok(cache) => Some(cache),
+            Ok(cache) => Ok(Some(cache)),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => Err(error.context("save")),
             Err(error) => {
                 // Not this module's, which a process that holds the whole cluster does not log.
                 tracing::warn!(target: "caju_worker::caches", root = def.cache_url, %error, "the cache cannot be used here; rows are computed");
-                None
+                Ok(None)
             }
         }
     }
@@ -308,6 +337,9 @@ impl Manager {
                 kept: finished.modes.kept,
             }),
             profile,
+            secret: self.identity.secret(),
+            counted: true,
+            splits_out: finished.emitted.clone(),
         };
         let call = |mut d: Dispatcher| {
             let request = request.clone();
@@ -432,6 +464,7 @@ impl Manager {
                 rows_skipped: 0,
                 first_skips: Vec::new(),
                 modes: SplitModes::default(),
+                emitted: Vec::new(),
             };
             self.report(task.id, &finished, None, Duration::from_millis(500)).await;
         }
@@ -451,8 +484,8 @@ pub(crate) struct Here(pub(crate) Arc<Manager>);
 
 #[async_trait]
 impl LocalWorker for Here {
-    async fn open(&self, task: TaskId, _client: ClientId) -> Result<Box<dyn LocalTask>> {
-        Ok(match self.0.open(task).await? {
+    async fn open(&self, task: TaskId, client: ClientId, ticket: &[u8]) -> Result<Box<dyn LocalTask>> {
+        Ok(match self.0.open(task, &Credentials { client, ticket }).await? {
             Found::Running(attachment) => Box::new(attachment),
             Found::Over => Box::new(Over),
         })

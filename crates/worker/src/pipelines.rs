@@ -39,7 +39,9 @@ impl Pipelines {
         if let Some(found) = self.find(key) {
             return Ok(found);
         }
-        let def = DatasetDef::from_json_str(&task.definition_json)?;
+        let text = task.definition_json.clone();
+        let read = move || DatasetDef::from_json_str(&text);
+        let def = self.registry.aside("reading the definition", read).await?;
         let schema = schema_from_ipc(&task.source_schema_ipc)?.filter(|s| !s.fields().is_empty());
         let hints = if task.caching { Hints::Kept } else { Hints::Ignored };
         let bound = Arc::new(bind_with(&def, &self.registry, &self.ctx, schema, hints).await?);

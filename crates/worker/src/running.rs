@@ -8,17 +8,21 @@ use arrow_schema::SchemaRef;
 use async_trait::async_trait;
 use caju_engine::wire::{ByteQueue, LocalTask};
 use caju_engine::{CachePlan, Chunk, Findings, SplitModes, TaskRun, TaskStats};
-use caju_proto::v1::{self, StageStats, TaskStatus};
+use caju_proto::v1::{self, SplitCount, StageStats, TaskStatus};
 use caju_runtime::Tasks;
-use caju_types::{Error, IterationId, Result, TaskId};
+use caju_types::{Error, IterationId, Result, Secret, TaskId};
 use tokio::sync::Notify;
 use tokio::time::Instant;
+
+use crate::tally::Tally;
 
 /// A running task: its output waits in one queue, which all its readers share, first come, first served.
 #[derive(Debug)]
 pub(crate) struct RunningTask {
     pub(crate) id: TaskId,
     pub(crate) iteration: IterationId,
+    /// What tickets of its readers are made of.
+    pub(crate) secret: Option<Secret>,
     pub(crate) schema: SchemaRef,
     queue: ByteQueue<Chunk>,
     counters: Arc<TaskStats>,
@@ -115,12 +119,14 @@ pub(crate) struct Finished {
     pub(crate) rows_skipped: u64,
     pub(crate) first_skips: Vec<String>,
     pub(crate) modes: SplitModes,
+    /// Rows that went out, per split.
+    pub(crate) emitted: Vec<SplitCount>,
 }
 
 impl RunningTask {
     pub(crate) fn new(
         id: TaskId,
-        iteration: IterationId,
+        (iteration, secret): (IterationId, Option<Secret>),
         schema: SchemaRef,
         run: &TaskRun,
         buffer_bytes: usize,
@@ -130,6 +136,7 @@ impl RunningTask {
         Self {
             id,
             iteration,
+            secret,
             schema,
             queue: ByteQueue::new(buffer_bytes),
             counters: run.counters(),
@@ -211,8 +218,9 @@ impl RunningTask {
 
     /// Moves the task's output into the queue until its end, then waits until readers have it.
     pub(crate) async fn pump(&self, mut run: TaskRun, linger: Duration) -> Finished {
+        let mut tally = Tally::default();
         let result = tokio::select! {
-            r = self.emit(&mut run) => r,
+            r = self.emit(&mut run, &mut tally) => r,
             () = self.deserted(linger) => Err(Error::cancelled(format!("nobody has read {} for {linger:?}", self.id))),
         };
         let result = match result {
@@ -228,16 +236,24 @@ impl RunningTask {
             rows_skipped: run.rows_skipped(),
             first_skips: run.first_skips(),
             modes: run.modes(),
+            emitted: tally.counts(),
         }
     }
 
     /// How a task ended whose [`RunningTask::pump`] panicked.
     pub(crate) fn broken(&self, error: Error) -> Finished {
         let modes = self.profiled.as_ref().map(|p| (p.modes)()).unwrap_or_default();
-        Finished { result: Err(error), stages: self.stages(), rows_skipped: 0, modes }
+        Finished {
+            result: Err(error),
+            stages: self.stages(),
+            rows_skipped: 0,
+            first_skips: Vec::new(),
+            modes,
+            emitted: Vec::new(),
+        }
     }
 
-    async fn emit(&self, run: &mut TaskRun) -> Result<()> {
+    async fn emit(&self, run: &mut TaskRun, tally: &mut Tally) -> Result<()> {
         loop {
             let start = std::time::Instant::now();
             // Room first: what waits for room is memory too.
@@ -249,6 +265,7 @@ impl RunningTask {
             let bytes = chunk.bytes();
             self.rows_out.fetch_add(chunk.rows() as u64, Ordering::Relaxed);
             self.bytes_out.fetch_add(bytes as u64, Ordering::Relaxed);
+            tally.add(&chunk.runs);
             if self.queue.push_now(chunk, bytes).is_err() {
                 return Err(Error::cancelled(format!("{} was stopped", self.id)));
             }
@@ -286,12 +303,8 @@ impl RunningTask {
             // Rows wait for a reader to come (back), or the dispatcher finds out what a broken one received.
             let back = self.until(|| !idle() || abandoned());
             if tokio::time::timeout_at(until, back).await.is_err() {
-                return if self.queue.is_empty() {
-                    // The reader is gone with the rows that it had; nobody asked for them again.
-                    Ok(())
-                } else {
-                    Err(Error::cancelled(format!("nobody has read {} for {linger:?}", self.id)))
-                };
+                // The reader is gone, perhaps with rows that it had: the dispatcher finds out what others need.
+                return Err(Error::cancelled(format!("nobody has read {} for {linger:?}", self.id)));
             }
             until = Instant::now() + linger;
         }

@@ -4,8 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_engine::source::SourceContext;
-use caju_engine::wire::{Dispatcher, DispatcherLink, LocalWorkers, is_passing};
+use caju_engine::source::{SourceContext, SourceLimits};
+use caju_engine::wire::{
+    Dispatcher, DispatcherLink, Listener, LocalWorkers, is_in_process, is_passing, new_in_process_address,
+};
 use caju_proto::v1;
 use caju_runtime::{CpuPool, Tasks, log_failure};
 use caju_types::{Error, Result, TaskId, WorkerId};
@@ -39,23 +41,38 @@ impl Worker {
     /// none, and what the dispatcher has against this worker.
     pub async fn start(config: WorkerConfig) -> Result<WorkerHandle> {
         let link = DispatcherLink::new(&config.dispatcher)?;
-        let listener = server::listen(&config.listen).await?;
-        let bound = listener.local_addr().map_err(|e| Error::unavailable(format!("the listener: {e}")))?;
-        let address = advertised(&config, bound).await;
+        // Readers of this process need no listener: they find the worker in the list of those.
+        let listener = match is_in_process(&config.listen) {
+            true => None,
+            false => Some(Listener::bind(&config.listen).await?),
+        };
+        let address = match &listener {
+            Some(listener) => advertised(&config, listener.address()).await,
+            None => new_in_process_address(),
+        };
         let pool = match &config.pool {
             Some(pool) => pool.clone(),
             None => CpuPool::new(cores(config.cpu_threads))?,
         };
-        let identity =
-            Identity::new(link, address.clone(), config.tags.clone(), pool.threads(), config.version.clone());
+        let identity = Identity::new(
+            link,
+            address.clone(),
+            config.tags.clone(),
+            pool.threads(),
+            config.version.clone(),
+            Arc::clone(&config.stores),
+        );
         let identity = Arc::new(identity);
-        let ctx = SourceContext::new(Arc::clone(&config.stores), Arc::clone(&config.io));
+        let ctx = SourceContext::new(Arc::clone(&config.stores), Arc::clone(&config.io))
+            .within(SourceLimits::of(config.registry.limits()));
         let pipelines = Pipelines::new(config.registry.clone(), ctx);
         let (group, local) = (Tasks::new(), config.local.clone());
         let (patience, beats) = (config.connect_timeout, config.dispatcher_timeout);
         let manager = Arc::new(Manager::new(Arc::clone(&identity), config, pipelines, pool, group.child()));
         // Readers may come as soon as the dispatcher knows the address.
-        server::serve(listener, &manager, &group);
+        if let Some(listener) = listener {
+            server::serve(listener, &manager, &group);
+        }
         local.insert(address.clone(), Arc::new(Here(Arc::clone(&manager))));
         let handle = WorkerHandle { manager, local, group };
         identity.register(patience).await?;
@@ -75,10 +92,11 @@ fn cores(threads: usize) -> usize {
 
 /// The address that clients dial. `0.0.0.0` is none to dial: then it is the one from which this machine
 /// reaches the dispatcher.
-async fn advertised(config: &WorkerConfig, bound: SocketAddr) -> String {
+async fn advertised(config: &WorkerConfig, bound: &str) -> String {
     if let Some(address) = &config.advertise {
         return address.clone();
     }
+    let Ok(bound) = bound.parse::<SocketAddr>() else { return bound.to_owned() };
     if !bound.ip().is_unspecified() {
         return bound.to_string();
     }
@@ -86,7 +104,8 @@ async fn advertised(config: &WorkerConfig, bound: SocketAddr) -> String {
         let from = if bound.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
         let socket = UdpSocket::bind(from).await.ok()?;
         // Connecting a datagram socket sends nothing: it only looks up the route.
-        socket.connect(config.dispatcher.trim_start_matches("caju://")).await.ok()?;
+        let dispatcher = config.dispatcher.split_once("://").map_or(&*config.dispatcher, |(_, bare)| bare);
+        socket.connect(dispatcher).await.ok()?;
         Some(socket.local_addr().ok()?.ip())
     };
     match towards.await {
@@ -109,6 +128,7 @@ async fn heartbeats(manager: Arc<Manager>, patience: Duration) {
             tasks: running.iter().map(|t| t.id.0).collect(),
             stages,
             profiles: running.iter().filter_map(|t| t.profile()).collect(),
+            secret: identity.secret(),
         };
         let call = |mut d: Dispatcher| async move { d.worker_heartbeat(request).await };
         match identity.link.call(Duration::ZERO, call).await {
@@ -136,7 +156,7 @@ async fn heartbeats(manager: Arc<Manager>, patience: Duration) {
 }
 
 impl WorkerHandle {
-    /// The `host:port` that clients dial.
+    /// The address that clients dial: `host:port`, or one within this process.
     pub fn address(&self) -> &str {
         &self.manager.identity.address
     }
@@ -173,7 +193,7 @@ impl WorkerHandle {
         self.manager.drain();
         let identity = &self.manager.identity;
         let until = Instant::now() + bound;
-        let request = v1::DrainWorkerRequest { worker_id: identity.id().0 };
+        let request = v1::DrainWorkerRequest { worker_id: identity.id().0, secret: identity.secret() };
         let call = |mut d: Dispatcher| async move { d.drain_worker(request).await };
         let told = tokio::time::timeout(bound, identity.link.call(Duration::ZERO, call)).await;
         if let Ok(Err(e)) = told {

@@ -39,7 +39,10 @@ fn settings_come_from_flags_then_variables_then_the_file() {
     let p = Pipeline::of(json!({ "range": 10 }), json!([])).with_file("caju.toml", b"[run]\nepochs = 2\n");
     let epochs = |flags: &[&str], variable: Option<&str>| {
         let mut command = Command::new(caju_tests::binary::caju_binary());
-        command.args(["run", "pipeline.yaml", "--report", "r.json"]).args(flags).current_dir(p.folder());
+        command
+            .args(["run", "pipeline.yaml", "--report", "r.json", "--config", "caju.toml"])
+            .args(flags)
+            .current_dir(p.folder());
         if let Some(value) = variable {
             command.env("CAJU_EPOCHS", value);
         }
@@ -54,13 +57,19 @@ fn settings_come_from_flags_then_variables_then_the_file() {
 #[test]
 fn an_option_of_a_command_belongs_under_its_name() {
     let p = Pipeline::of(json!({ "range": 10 }), json!([])).with_file("caju.toml", b"epochs = 2\n");
-    p.run(&[]).expect_code(2).expect_error(&["caju.toml: epochs", "put it under `[run]`"]);
+    p.run(&["--config", "caju.toml"])
+        .expect_code(2)
+        .expect_error(&["caju.toml: epochs", "put it under `[run]`"]);
 }
 
 #[test]
 fn unknown_settings_are_refused_with_their_place() {
     let p = Pipeline::of(json!({ "range": 10 }), json!([])).with_file("caju.toml", b"[run]\nepoch = 2\n");
-    p.run(&[]).expect_code(2).expect_error(&["caju.toml", "epoch", "did you mean `epochs`"]);
+    p.run(&["--config", "caju.toml"]).expect_code(2).expect_error(&[
+        "caju.toml",
+        "epoch",
+        "did you mean `epochs`",
+    ]);
 }
 
 #[test]

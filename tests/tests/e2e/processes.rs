@@ -90,7 +90,11 @@ fn workers_that_are_asked_to_leave_leave() {
     let mut cluster = Cluster::start(2);
     let id = cluster.status()["workers"][0]["worker_id"].as_u64().unwrap().to_string();
     let args = ["worker", "drain", &id, "--dispatcher", cluster.address()];
-    caju(&args).expect_code(0);
+    caju(&args).expect_code(3).expect_error(&["operator's secret", "--operator-secret-file"]);
+    let secret = cluster.operator_secret_file();
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&secret).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600, "only its owner reads it");
+    caju(&[&args[..], &["--operator-secret-file", &secret]].concat()).expect_code(0);
     let active = |w: &&serde_json::Value| w["state"] == "active";
     let one =
         |s: &serde_json::Value| (s["workers"].as_array()?.iter().filter(active).count() == 1).then_some(());

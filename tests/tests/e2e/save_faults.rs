@@ -66,7 +66,14 @@ impl Lab {
 
     fn server(&self, role: &str, args: &[&str]) -> Server {
         let mut command = Command::new(caju_binary());
-        command.arg(role).args(args).args(["--allow", "/", "--allow", "s3://bucket"]);
+        command.arg(role).args(args).args([
+            "--allow",
+            "/",
+            "--allow-write",
+            "/",
+            "--allow-write",
+            "s3://bucket",
+        ]);
         command.current_dir(self.folder.path()).env_remove("CAJU_CONFIG");
         command.envs(self.env.iter().map(|(k, v)| (k.as_str(), v.as_str())));
         let process = Process::start(command, format!("caju {role}"));

@@ -7,6 +7,7 @@ mod save;
 mod service;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
@@ -18,7 +19,9 @@ pub(crate) use bench::{BenchArgs, BenchCommand, OneTrial, PoliciesArgs, TapsArgs
 pub(crate) use cache::{CacheArgs, CacheCommand, CacheRoot, ExplainArgs, OutputFormat, ProfileArgs};
 pub(crate) use plan::{PlanArgs, PlanFormat};
 pub(crate) use save::SaveArgs;
-pub(crate) use service::{DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, WorkerArgs, WorkerCommand};
+pub(crate) use service::{
+    ConnectionArgs, DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, StoreArgs, WorkerArgs, WorkerCommand,
+};
 
 const EXAMPLES: &str = "\
 Try it:
@@ -35,7 +38,7 @@ Apart, on one machine or many:
   caju read examples/pipelines/imagenet-train.yaml --dispatcher 127.0.0.1:7070
   caju status --dispatcher 127.0.0.1:7070
 
-Every option --some-name can also be set as CAJU_SOME_NAME, or in caju.toml: some-name under [COMMAND].
+Every option --some-name can also be set as CAJU_SOME_NAME, or in the file of --config: some-name under [COMMAND].
 Exit codes: 0 done, 2 your input is wrong, 3 the environment is in the way, 4 `caju cache verify` found damage,
 1 a defect of caju.";
 
@@ -53,7 +56,7 @@ pub(crate) struct Cli {
 /// Options of every command.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Global {
-    /// Settings file; caju.toml of the working folder if it exists
+    /// Settings file, in TOML; none is read that is not named here or in CAJU_CONFIG
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,
     /// What to log on standard error: error, warn, info, debug, trace, or per crate: caju_worker=debug
@@ -62,6 +65,26 @@ pub(crate) struct Global {
     /// No progress and no summary; errors only
     #[arg(long, short, global = true)]
     pub(crate) quiet: bool,
+    #[command(flatten)]
+    pub(crate) bounds: BoundArgs,
+}
+
+/// What this process refuses to exceed, whatever a pipeline or the data say.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Bounds")]
+pub(crate) struct BoundArgs {
+    /// The most memory that a stage may ask for while it works on one chunk of rows; dispatcher and workers alike
+    #[arg(long, global = true, value_name = "SIZE", default_value = "1GiB", value_parser = service::size)]
+    pub(crate) chunk_memory: u64,
+    /// The largest record of a source: a line, a record, a file of an archive, an image file
+    #[arg(long, global = true, value_name = "SIZE", default_value = "256MiB", value_parser = service::size)]
+    pub(crate) max_record: u64,
+    /// The most pixels of an image; a pipeline may say less, not more
+    #[arg(long, global = true, value_name = "N", default_value_t = 100_000_000)]
+    pub(crate) max_pixels: u64,
+    /// How long checking and planning a pipeline may take
+    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = service::duration)]
+    pub(crate) bind_timeout: Duration,
 }
 
 /// What to do.
@@ -175,6 +198,16 @@ pub(crate) struct RunArgs {
     pub(crate) epochs: EpochArgs,
 }
 
+/// What to do about rows that went to readers that are lost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LostReadersArg {
+    /// The epoch ends with an error
+    #[default]
+    Fail,
+    /// The epoch ends as any other
+    Allow,
+}
+
 /// `caju read`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
@@ -193,6 +226,13 @@ pub(crate) struct ReadArgs {
     /// Name of the job; readers of one name share its rows. A job of its own by default
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) job: Option<String>,
+    /// What to do at the end of an epoch of which other readers of the job took rows before they were killed or silent
+    /// for the dispatcher's --client-timeout: `fail`, or `allow` it and say so in the report
+    #[arg(long, value_name = "fail|allow", default_value = "fail")]
+    pub(crate) lost_readers: LostReadersArg,
+    /// How long to wait for the first worker; then the reader fails
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = service::duration)]
+    pub(crate) worker_wait: std::time::Duration,
     /// How long to look for a dispatcher that is not there
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = service::duration)]
     pub(crate) connect_timeout: std::time::Duration,

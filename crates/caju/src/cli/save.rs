@@ -32,10 +32,10 @@ pub(crate) struct SaveArgs {
     /// Return when the save has begun; the dispatcher goes on
     #[arg(long, requires = "dispatcher")]
     pub(crate) detach: bool,
-    /// How parts are written: arrow/none, arrow/lz4, arrow/zstd, parquet/none, parquet/snappy, parquet/lz4 or
-    /// parquet/zstd
-    #[arg(long, value_name = "FORMAT/CODEC", default_value = "arrow/none", value_parser = super::encoding)]
-    pub(crate) encoding: String,
+    /// How parts are written: arrow/none (the default), arrow/lz4, arrow/zstd, parquet/none, parquet/snappy, parquet/lz4
+    /// or parquet/zstd. A finished save keeps the encoding that it has
+    #[arg(long, value_name = "FORMAT/CODEC", value_parser = super::encoding)]
+    pub(crate) encoding: Option<String>,
     /// The size of a chunk, the piece in which rows are loaded; at least one row each. A part (the rows of one split)
     /// is one chunk by default
     #[arg(long, value_name = "SIZE", value_parser = size)]

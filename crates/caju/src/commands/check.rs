@@ -22,7 +22,7 @@ use crate::output;
 pub(crate) async fn run(args: &CheckArgs) -> Result<()> {
     let def = shared::read_pipeline(&args.file)?;
     let registry = shared::registry();
-    let ctx = SourceContext::new(Arc::new(shared::stores(None)?), Arc::new(IoCounters::new()));
+    let ctx = SourceContext::new(Arc::new(shared::stores()?), Arc::new(IoCounters::new()));
     let bound = Box::pin(caju_engine::bind(&def, &registry, &ctx, None)).await?;
     output::say(format_args!("pipeline     {}", title(&def, &args.file)))?;
     output::say(format_args!("fingerprint  {}\n", bound.fingerprint()))?;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use caju_dispatcher::{Dispatcher, DispatcherConfig, EngineCatalog, Timers};
+use caju_dispatcher::{Dispatcher, DispatcherConfig, EngineCatalog, MemoryLimits, Timers};
 use caju_embedded::SaveDriver;
-use caju_engine::source::SourceContext;
+use caju_engine::source::{SourceContext, SourceLimits};
 use caju_engine::wire::LocalWorkers;
 use caju_runtime::IoCounters;
 use caju_types::{Error, Result};
@@ -29,26 +29,46 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
         heartbeat: args.heartbeat,
         worker_timeout: args.worker_timeout,
         client_timeout: args.client_timeout,
+        worker_wait: args.worker_wait,
         drain: args.serve.drain_timeout,
         ..Timers::default()
     };
     let config = DispatcherConfig {
         listen: args.listen.clone(),
+        connections: shared::connection_limits(&args.limits),
         state_dir: args.state_dir.clone(),
+        operator_secret_file: args.operator_secret_file.clone(),
         cache_url: args.cache.as_deref().map(shared::absolute_url).transpose()?.unwrap_or_default(),
         timers,
         cache_budget: args.cache_budget,
+        memory: MemoryLimits {
+            datasets: args.max_datasets as usize,
+            dataset_bytes: args.max_dataset_bytes,
+            jobs: args.max_jobs as usize,
+            forget_after: args.forget_after,
+        },
     };
-    let stores = shared::stores(Some(shared::allowed(&args.stores.allow)?))?;
-    let ctx = SourceContext::new(Arc::new(stores), Arc::new(IoCounters::new()));
-    let registry = shared::server_registry(args.stores.allow_python.as_deref(), 1);
+    let stores = shared::server_stores(&args.stores)?;
+    stores.allow_cache(&config.cache_url)?;
+    let ctx = SourceContext::new(Arc::new(stores), Arc::new(IoCounters::new()))
+        .within(SourceLimits::of(&shared::limits()));
+    let registry = shared::server_registry(&args.stores, 1);
     let catalog = Arc::new(EngineCatalog::new(registry, ctx).with_cache(&config.cache_url));
     let dispatcher = Dispatcher::start(config, catalog).await?;
     let saves = SaveDriver::start(&dispatcher, LocalWorkers::new());
-    announce("dispatcher", &dispatcher.address().to_string(), &args.serve)?;
-    signals.next().await;
+    announce("dispatcher", dispatcher.address(), &args.serve)?;
+    tokio::select! {
+        _ = signals.next() => {}
+        // Its clients and workers look for it for a while: with another disk it can be back by then.
+        failure = dispatcher.failed() => {
+            saves.stop().await;
+            dispatcher.shutdown().await;
+            return Err(failure);
+        }
+    }
     let end = async {
         saves.stop().await;
+        dispatcher.drain().await;
         dispatcher.shutdown().await
     };
     drain(&mut signals, "dispatcher", &args.serve, end).await

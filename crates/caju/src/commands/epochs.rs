@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
-use caju_client::{Client, DatasetRef, Monitor, ReadRequest, Reader};
+use caju_client::{Client, DatasetRef, LostReaders, Monitor, ReadRequest, Reader};
 use caju_engine::Chunk;
 use caju_engine::checksum::RowsChecksum;
 use caju_engine::wire::{Segment, encode_chunk};
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::{IoStats, JobStatus, ProcessingMode};
 use caju_runtime::{CpuPool, IoCounters, cpu_time, peak_rss_bytes};
-use caju_types::Result;
+use caju_types::{Error, Result};
 use caju_worker::Caches;
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
@@ -42,6 +42,8 @@ pub(crate) struct Epochs<'a> {
     pub(crate) cpu_before: Duration,
     /// Counts what the workers of this process read; absent if they are elsewhere.
     pub(crate) io: Option<Meters>,
+    /// What to do about rows that went to readers that are lost.
+    pub(crate) lost_readers: LostReaders,
 }
 
 /// What a reader does with the rows.
@@ -79,6 +81,8 @@ pub(crate) struct Outcome {
     pub(crate) elapsed: Duration,
     /// Whether snapshots were in a folder that is gone with the run.
     pub(crate) private_cache: bool,
+    /// The last epoch is incomplete: the report says so, and then this is the end.
+    pub(crate) failure: Option<Error>,
 }
 
 impl Epochs<'_> {
@@ -89,23 +93,42 @@ impl Epochs<'_> {
     pub(crate) async fn read(self) -> Result<Outcome> {
         let start = Instant::now();
         let mut report = RunReport::new();
-        let mut job = None;
+        let (mut job, mut failure) = (None, None);
         for epoch in 0..self.args.epochs {
             let before = Instant::now();
             let reader = self.client.read(self.request(epoch)).await?;
             report.fingerprint = reader.fingerprint().to_string();
-            let (read, status) =
-                self.epoch(epoch, reader, before, report.epochs.last().map(|e| e.rows)).await?;
+            let expected = report.epochs.last().map(|e| e.rows);
+            let (read, status, incomplete) = self.epoch(epoch, reader, before, expected).await?;
             report.epochs.push(read);
             if let Some(decision) = status.as_ref().and_then(|j| serde_json::from_str(&j.decision_json).ok())
             {
                 report.decision = Some(decision);
             }
             job = status;
+            if incomplete.is_some() {
+                failure = incomplete;
+                break;
+            }
         }
+        report.not_stored = job.as_ref().and_then(|job| self.not_stored(job, &report.epochs));
         report.peak_rss_bytes = peak_rss_bytes();
         report.cpu_s = cpu_time().saturating_sub(self.cpu_before).as_secs_f64();
-        Ok(Outcome { report, job, elapsed: start.elapsed(), private_cache: false })
+        Ok(Outcome { report, job, elapsed: start.elapsed(), private_cache: false, failure })
+    }
+
+    /// Why nothing was stored, under a policy that names what to store.
+    fn not_stored(&self, job: &JobStatus, epochs: &[EpochReport]) -> Option<String> {
+        let decides = ["", "compute", "auto", "cachew"].contains(&job.policy.as_str());
+        let some = epochs.iter().any(|e| e.splits.put + e.splits.get > 0);
+        if decides || some || job.caching.is_empty() || epochs.iter().all(|e| e.splits.compute == 0) {
+            return None;
+        }
+        let trouble = self.io.as_ref().and_then(|meters| meters.caches.trouble());
+        Some(trouble.map_or_else(
+            || "the logs of the workers say why".to_owned(),
+            |trouble| trouble.message().to_owned(),
+        ))
     }
 
     fn request(&self, epoch: u64) -> ReadRequest {
@@ -124,6 +147,7 @@ impl Epochs<'_> {
             encoding: self.args.encoding.clone().unwrap_or_default(),
             epochs: self.args.horizon.unwrap_or(0).max(self.args.epochs),
             save: None,
+            lost_readers: self.lost_readers,
         }
     }
 
@@ -133,12 +157,19 @@ impl Epochs<'_> {
         mut reader: Reader,
         start: Instant,
         expected: Option<u64>,
-    ) -> Result<(EpochReport, Option<JobStatus>)> {
+    ) -> Result<(EpochReport, Option<JobStatus>, Option<Error>)> {
         let before = self.io.as_ref().map(Meters::now);
         let monitor = reader.monitor();
         let what = if self.args.epochs == 1 { "reading".to_string() } else { format!("epoch {epoch}") };
         let progress = Progress::new(what, self.quiet);
-        let checksum = progress.watch(self.drain(&mut reader), || state(&monitor, expected)).await?;
+        let drained = progress.watch(self.drain(&mut reader), || state(&monitor, expected)).await;
+        let incomplete = reader.incomplete();
+        let (checksum, failure) = match drained {
+            Ok(checksum) => (checksum, None),
+            // The report says what is missing.
+            Err(e) if incomplete.as_ref().is_some_and(|i| i.fatal) => (None, Some(e)),
+            Err(e) => return Err(e),
+        };
         let wall_s = start.elapsed().as_secs_f64();
         let (stats, iteration) = (reader.stats(), reader.iteration());
         let done = monitor.progress();
@@ -167,8 +198,9 @@ impl Epochs<'_> {
             bytes: stats.bytes,
             rows_skipped: job.as_ref().map_or(0, |j| j.rows_skipped),
             first_skips: job.as_ref().map(|j| j.first_skips.clone()).unwrap_or_default(),
+            incomplete: incomplete.map(Into::into),
         };
-        Ok((report, job))
+        Ok((report, job, failure))
     }
 
     /// Takes every row and sums it up on the CPU pool.

@@ -34,7 +34,7 @@ pub(crate) async fn run(global: &Global, args: &GenArgs) -> Result<u8> {
         shards: args.shards,
         overwrite: args.overwrite,
     };
-    generate(&plan, &shared::stores(None)?, &shared::cpu_pool(args.cpu_threads)?, global.quiet).await
+    generate(&plan, &shared::stores()?, &shared::cpu_pool(args.cpu_threads)?, global.quiet).await
 }
 
 /// A folder as the user wrote it, as a URL or an absolute path.

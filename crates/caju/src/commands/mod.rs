@@ -31,6 +31,7 @@ use crate::cli::{Cli, Command};
 /// What the command says; the kind becomes the exit code.
 pub(crate) async fn run(cli: Cli, again: Option<Vec<OsString>>) -> Result<u8> {
     let Cli { global, command } = cli;
+    shared::set_limits(&global.bounds);
     match &command {
         Command::Cache(args) => return Box::pin(cache::run(&global, &args.command)).await,
         Command::Gen(args) => return Box::pin(r#gen::run(&global, args)).await,

@@ -64,7 +64,7 @@ async fn measure(global: &Global, args: &ProfileArgs, def: DatasetDef) -> Result
         cache_url: Some(cache_url),
         cache: CacheOptions { budget_bytes: args.cache_budget, ..CacheOptions::default() },
         registry: shared::registry(),
-        ..ClusterConfig::new(Arc::new(shared::stores(None)?), pool)
+        ..ClusterConfig::new(Arc::new(shared::stores()?), pool)
     };
     let cluster = Cluster::start(config).await?;
     let measured = async {

@@ -23,7 +23,7 @@ const PIPELINE: &str = include_str!("../../../../examples/pipelines/quickstart.y
 /// # Errors
 /// Those of `caju gen` and `caju run`.
 pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
-    let stores = Arc::new(shared::stores(None)?);
+    let stores = Arc::new(shared::stores()?);
     let pool = shared::cpu_pool(None)?;
     let out = folder("--dir", &args.dir.to_string_lossy())?;
     let plan = Plan {

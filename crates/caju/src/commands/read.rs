@@ -1,12 +1,12 @@
 //! `caju read`: reads a pipeline through a dispatcher that runs elsewhere.
 
-use caju_client::{Client, ClientConfig};
+use caju_client::{Client, ClientConfig, LostReaders};
 use caju_runtime::SystemClock;
 use caju_types::Result;
 
 use super::epochs::{Consumer, Epochs};
 use super::{check, shared};
-use crate::cli::{Global, ReadArgs};
+use crate::cli::{Global, LostReadersArg, ReadArgs};
 
 /// Reads the epochs, and reports.
 ///
@@ -16,6 +16,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
     let def = shared::read_job(&args.file, &args.epochs)?;
     let config = ClientConfig {
         connect_timeout: args.connect_timeout,
+        worker_timeout: args.worker_wait,
         on_event: shared::events(global.quiet),
         ..ClientConfig::default()
     };
@@ -30,6 +31,10 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
         consumer: Consumer::default(),
         cpu_before: std::time::Duration::ZERO,
         io: None,
+        lost_readers: match args.lost_readers {
+            LostReadersArg::Fail => LostReaders::Fail,
+            LostReadersArg::Allow => LostReaders::Allow,
+        },
     };
     let outcome = Box::pin(epochs.read()).await?;
     shared::finish(&check::title(&def, &args.file), &outcome, &args.epochs, global.quiet)

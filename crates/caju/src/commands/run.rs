@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_cache::CacheOptions;
-use caju_client::ClientConfig;
+use caju_client::{ClientConfig, LostReaders};
 use caju_embedded::{Cluster, ClusterConfig};
 use caju_pipeline::DatasetDef;
 use caju_runtime::{CpuPool, IoCounters, Stores, private_cache};
@@ -21,7 +21,7 @@ use crate::cli::{EpochArgs, Global, RunArgs};
 pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
     let def = shared::read_job(&args.file, &args.epochs)?;
     let pool = shared::cpu_pool(args.cpu_threads)?;
-    let stores = Arc::new(shared::stores(None)?);
+    let stores = Arc::new(shared::stores()?);
     let job = Job {
         def: &def,
         workers: args.workers,
@@ -83,6 +83,7 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
             pool,
             cpu_before: job.cpu_before,
             io: Some(Meters { source: io, caches: cluster.caches() }),
+            lost_readers: LostReaders::Fail,
         };
         Box::pin(epochs.read()).await
     }

@@ -38,7 +38,7 @@ pub(crate) async fn run(global: &Global, args: &SaveArgs) -> Result<()> {
         Some(address) => {
             let config = ClientConfig { connect_timeout: args.connect_timeout, ..ClientConfig::default() };
             let client = Client::connect(address, config).await?;
-            let begun = client.start_save(&def, &to, &args.encoding).await?;
+            let begun = client.start_save(&def, &to, args.encoding.as_deref().unwrap_or_default()).await?;
             if args.detach { begun } else { follow(global, &client, begun).await? }
         }
         None => Box::pin(here(global, args, &def, &to)).await?,
@@ -55,12 +55,12 @@ async fn here(global: &Global, args: &SaveArgs, def: &DatasetDef, to: &SaveTo) -
     let config = ClusterConfig {
         workers: args.workers,
         registry: shared::registry(),
-        ..ClusterConfig::new(Arc::new(shared::stores(None)?), pool)
+        ..ClusterConfig::new(Arc::new(shared::stores()?), pool)
     };
     let cluster = Cluster::start(config).await?;
     let ended = async {
         let client = cluster.client(ClientConfig::default()).await?;
-        let begun = client.start_save(def, to, &args.encoding).await?;
+        let begun = client.start_save(def, to, args.encoding.as_deref().unwrap_or_default()).await?;
         follow(global, &client, begun).await
     }
     .await;

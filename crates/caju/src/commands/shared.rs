@@ -2,27 +2,53 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use caju_client::{EventFn, ReaderEvent};
-use caju_functions::{Pool, PoolConfig};
+use caju_engine::wire::ConnectionLimits;
+use caju_functions::{Environment, Pool, PoolConfig};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
-use caju_runtime::{CpuPool, Stores};
+use caju_runtime::{Access, CpuPool, Stores};
 use caju_types::{Error, Result, format_duration};
 
 use super::epochs::Outcome;
 use super::summary::summary;
-use crate::cli::EpochArgs;
+use crate::cli::{BoundArgs, ConnectionArgs, EpochArgs, StoreArgs};
 use crate::output;
 
 /// Stores with the options that the environment holds (`AWS_*`, `GOOGLE_*`, `AZURE_*`, ...).
 ///
 /// # Errors
-/// `InvalidArgument` for an `--allow` that is not a path or URL.
-pub(crate) fn stores(allow: Option<Vec<String>>) -> Result<Stores> {
-    Stores::new(store_options(), allow)
+/// `InvalidArgument` for an option that a store refuses.
+pub(crate) fn stores() -> Result<Stores> {
+    Stores::new(store_options(), None)
+}
+
+/// Stores of a server, which touches only what it was allowed.
+///
+/// # Errors
+/// `InvalidArgument` for an `--allow-read` or `--allow-write` that is not a path or URL.
+pub(crate) fn server_stores(args: &StoreArgs) -> Result<Stores> {
+    let read = args.allow_read.iter().chain(&args.allow);
+    let access = Access {
+        read: read.map(|a| absolute_url(a)).collect::<Result<_>>()?,
+        write: args.allow_write.iter().map(|a| absolute_url(a)).collect::<Result<_>>()?,
+    };
+    Stores::new(store_options(), Some(access))
+}
+
+/// What peers may use of a server.
+pub(crate) fn connection_limits(args: &ConnectionArgs) -> ConnectionLimits {
+    ConnectionLimits {
+        connections: args.connections as usize,
+        handshake: args.handshake_timeout,
+        idle: args.idle_timeout,
+        streams: args.connection_calls,
+        message_bytes: usize::try_from(args.message_bytes).unwrap_or(usize::MAX),
+        ..ConnectionLimits::default()
+    }
 }
 
 /// The options of stores that the environment gives.
@@ -50,14 +76,6 @@ pub(crate) fn absolute_url(text: &str) -> Result<String> {
         .ok_or_else(|| Error::invalid(format!("`{text}`: the path is not UTF-8; rename the folder")))
 }
 
-/// What a server may touch, as URLs or absolute paths.
-///
-/// # Errors
-/// As [`absolute_url`].
-pub(crate) fn allowed(allow: &[String]) -> Result<Vec<String>> {
-    allow.iter().map(|a| absolute_url(a)).collect()
-}
-
 /// Threads that compute: as many as asked for, else as many as cores.
 ///
 /// # Errors
@@ -71,17 +89,40 @@ pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// The functions that expressions may call, within the default limits, and those that users have written in Python:
-/// what runs within this process is the caller's own.
+/// What the flags bound; the defaults until they are read.
+static LIMITS: OnceLock<Limits> = OnceLock::new();
+
+/// Takes the bounds that the flags set, for the life of the process.
+pub(crate) fn set_limits(args: &BoundArgs) {
+    let limits = Limits {
+        max_pixels: args.max_pixels,
+        chunk_bytes: args.chunk_memory,
+        max_record_bytes: args.max_record,
+        bind_timeout: args.bind_timeout,
+    };
+    LIMITS.get_or_init(|| limits);
+}
+
+/// What this process refuses to exceed.
+pub(crate) fn limits() -> Limits {
+    LIMITS.get().copied().unwrap_or_default()
+}
+
+/// The functions that expressions may call, within the limits of the process, and those that users have written in Python:
+/// what runs within this process is the caller's own, in the caller's environment.
 pub(crate) fn registry() -> Registry {
-    server_registry(Some("python3"), cores())
+    let pool = PoolConfig { environment: Environment::Inherited, ..PoolConfig::new("python3", cores()) };
+    Registry::new(limits()).with_python(Pool::new(pool))
 }
 
 /// The functions of a server: those in Python only if an interpreter is given, in up to `threads` processes.
-pub(crate) fn server_registry(python: Option<&str>, threads: usize) -> Registry {
-    let registry = Registry::new(Limits::default());
-    match python {
-        Some(python) => registry.with_python(Pool::new(PoolConfig::new(python, threads))),
+pub(crate) fn server_registry(args: &StoreArgs, threads: usize) -> Registry {
+    let registry = Registry::new(limits());
+    match &args.allow_python {
+        Some(python) => registry.with_python_of_others(Pool::new(PoolConfig {
+            environment: Environment::Clean(args.python_env.clone()),
+            ..PoolConfig::new(python, threads)
+        })),
         None => registry,
     }
 }
@@ -148,9 +189,12 @@ pub(crate) fn events(quiet: bool) -> Option<EventFn> {
 pub(crate) fn finish(name: &str, outcome: &Outcome, args: &EpochArgs, quiet: bool) -> Result<()> {
     if !quiet {
         output::say(summary(name, outcome))?;
+    } else if let Some(why) = &outcome.report.not_stored {
+        output::note(format_args!("warning: nothing was stored: {why}"));
     }
     match &args.report {
-        Some(path) => outcome.report.write(path),
-        None => Ok(()),
+        Some(path) => outcome.report.write(path)?,
+        None => {}
     }
+    outcome.failure.clone().map_or(Ok(()), Err)
 }

@@ -136,7 +136,9 @@ fn jobs(jobs: &[&JobStatus]) -> String {
             caching(job, &mut out);
         }
     }
-    for job in jobs.iter().filter(|j| state(j) == "running" || j.failure.is_some()) {
+    for job in jobs.iter().filter(|j| {
+        ["running", "abandoned"].contains(&state(j)) || j.failure.is_some() || j.incomplete.is_some()
+    }) {
         out.push_str(&details(job));
     }
     out
@@ -178,6 +180,16 @@ fn details(job: &JobStatus) -> String {
         let message = f.message.lines().collect::<Vec<_>>().join("\n    ");
         out.push_str(&format!("\n  failed: {}: {message}\n", f.kind));
         return out;
+    }
+    if let Some(i) = &job.incomplete {
+        let rows = format_count(i.rows_missing);
+        out.push_str(&format!(
+            "\n  {}\n",
+            wrapped(&format!("incomplete: {rows} rows are missing: {}", i.why), 2)
+        ));
+        if job.state == "incomplete" {
+            return out;
+        }
     }
     if !job.bottleneck.is_empty() {
         out.push_str(&format!(", bottleneck {}: {}", job.bottleneck, advice(&job.bottleneck)));
@@ -239,7 +251,11 @@ fn job_json(j: &JobStatus) -> Value {
         })
         .collect();
     let failure = j.failure.as_ref().map(|f| json!({"kind": f.kind, "message": f.message}));
-    json!({"job": j.job, "dataset_id": j.dataset_id, "pipeline": j.pipeline, "iteration_id": j.iteration_id,
+    let incomplete = j.incomplete.as_ref().map(|i| {
+        json!({"rows_missing": i.rows_missing, "splits": i.splits, "why": i.why,
+               "rows_taken_by_lost_readers": i.rows_taken_by_lost_readers})
+    });
+    json!({"job": j.job, "incomplete": incomplete, "dataset_id": j.dataset_id, "pipeline": j.pipeline, "iteration_id": j.iteration_id,
            "epoch": j.epoch, "state": j.state, "mode": j.mode, "splits_total": j.splits_total,
            "splits_leased": j.splits_leased, "clients": j.clients, "tasks": j.tasks, "failure": failure,
            "bottleneck": j.bottleneck, "stages": stages, "policy": j.policy, "caching": j.caching,

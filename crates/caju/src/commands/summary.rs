@@ -53,7 +53,8 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
             "" => "nothing is stored",
             caching => caching,
         };
-        paragraph("policy", &format!("{}: {what}", job.policy), &mut out);
+        let failure = report.not_stored.as_ref().map(|why| format!(", but nothing was stored: {why}"));
+        paragraph("policy", &format!("{}: {what}{}", job.policy, failure.unwrap_or_default()), &mut out);
     }
     if let Some(reason) = report.decision.as_ref().and_then(|d| d.get("reason")).and_then(|r| r.as_str()) {
         paragraph("decision", reason, &mut out);
@@ -240,6 +241,7 @@ mod tests {
             report.epochs.push(EpochReport {
                 rows_skipped: 0,
                 first_skips: Vec::new(),
+                incomplete: None,
                 epoch,
                 rows: 2000,
                 batches: 8,
@@ -262,7 +264,10 @@ mod tests {
             ..Default::default()
         };
         let elapsed = Duration::from_secs(4);
-        let text = summary("photos", &Outcome { report, job: Some(job), elapsed, private_cache: false });
+        let text = summary(
+            "photos",
+            &Outcome { report, job: Some(job), elapsed, private_cache: false, failure: None },
+        );
         assert!(text.starts_with("photos: 4,000 rows in 16 elements, 2 epochs, 4.00 s\n"), "{text}");
         assert!(text.contains("1,000  600.0"), "{text}");
         assert!(text.contains("bottleneck   1.map, 75 % of the stages' time"), "{text}");
@@ -284,8 +289,13 @@ mod tests {
             decision_json: "{}".into(),
             ..Default::default()
         };
-        let outcome =
-            Outcome { report, job: Some(job.clone()), elapsed: Duration::from_secs(1), private_cache: true };
+        let outcome = Outcome {
+            report,
+            job: Some(job.clone()),
+            elapsed: Duration::from_secs(1),
+            private_cache: true,
+            failure: None,
+        };
         let text = summary("photos", &outcome);
         assert!(text.contains("policy       auto: hint `resized` as arrow/none"), "{text}");
         assert!(text.lines().all(|l| l.chars().count() <= WIDTH), "{text}");
@@ -294,6 +304,12 @@ mod tests {
             splits(SplitsReport { compute: 1, get: 1200, ..SplitsReport::default() }),
             "1 computed, 1,200 from the cache"
         );
+
+        let forced = JobStatus { policy: "hint:resized".into(), ..job.clone() };
+        let report = RunReport { not_stored: Some("/c: no space left".into()), ..RunReport::new() };
+        let failed = Outcome { report, job: Some(forced), elapsed: Duration::ZERO, private_cache: false };
+        let text = summary("photos", &failed).replace("\n               ", " ");
+        assert!(text.contains("as arrow/none, but nothing was stored: /c: no space left"), "{text}");
 
         let undecided = JobStatus { caching: String::new(), decision_json: String::new(), ..job };
         let outcome = Outcome { report: RunReport::new(), job: Some(undecided), ..outcome };

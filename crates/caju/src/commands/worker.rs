@@ -1,11 +1,12 @@
 //! `caju worker` and `caju worker drain`.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use caju_engine::wire::{Dispatcher, DispatcherLink};
 use caju_proto::v1;
-use caju_types::{Error, Result};
+use caju_types::{Error, Result, Secret};
 use caju_worker::{Worker, WorkerConfig};
 
 use super::serve::{Signals, announce, check_listen, drain};
@@ -19,8 +20,8 @@ use crate::output;
 /// A wrong setting, a port in use, a dispatcher that is not there.
 pub(crate) async fn run(args: &WorkerArgs) -> Result<()> {
     match &args.command {
-        Some(WorkerCommand::Drain { id, dispatcher, connect_timeout }) => {
-            ask_to_leave(*id, dispatcher, *connect_timeout).await
+        Some(WorkerCommand::Drain { id, dispatcher, operator_secret_file, connect_timeout }) => {
+            ask_to_leave(*id, dispatcher, operator_secret_file.as_deref(), *connect_timeout).await
         }
         None => Box::pin(serve(args)).await,
     }
@@ -34,15 +35,16 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
     };
     check_listen(&args.listen, args.serve.insecure).await?;
     let mut signals = Signals::new()?;
-    let stores = Arc::new(shared::stores(Some(shared::allowed(&args.stores.allow)?))?);
+    let stores = Arc::new(shared::server_stores(&args.stores)?);
     let config = WorkerConfig {
         listen: args.listen.clone(),
+        connections: shared::connection_limits(&args.limits),
         advertise: args.advertise.clone(),
         tags: args.tags.clone(),
         cpu_threads: args.cpu_threads.map_or(0, |n| n as usize),
         connect_timeout: args.connect_timeout,
         registry: shared::server_registry(
-            args.stores.allow_python.as_deref(),
+            &args.stores,
             args.cpu_threads.map_or_else(shared::cores, |n| n.max(1) as usize),
         ),
         ..WorkerConfig::new(dispatcher, stores)
@@ -62,10 +64,32 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
     }
 }
 
-async fn ask_to_leave(id: u64, dispatcher: &str, patience: Duration) -> Result<()> {
+async fn ask_to_leave(
+    id: u64,
+    dispatcher: &str,
+    operator_secret_file: Option<&Path>,
+    patience: Duration,
+) -> Result<()> {
     let link = DispatcherLink::new(dispatcher)?;
-    let request = v1::DrainWorkerRequest { worker_id: id };
-    let call = |mut d: Dispatcher| async move { d.drain_worker(request).await };
+    let secret = operator_secret_file.map(operator_secret).transpose()?;
+    let secret = secret.map(|s| s.to_vec()).unwrap_or_default();
+    let call = |mut d: Dispatcher| {
+        let request = v1::DrainWorkerRequest { worker_id: id, secret: secret.clone().into() };
+        async move { d.drain_worker(request).await }
+    };
     link.retry(patience, Duration::ZERO, call).await?;
     output::say(format_args!("worker {id} gets no new tasks, and leaves when its present ones are done"))
+}
+
+/// The secret that the dispatcher left in a file.
+fn operator_secret(path: &Path) -> Result<Secret> {
+    let place = format!("--operator-secret-file {}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::not_found(format!(
+            "{place}: no such file; the dispatcher writes it when it starts (operator-secret in its --state-dir)"
+        )),
+        _ => Error::permission_denied(format!("{place}: {e}")),
+    })?;
+    Secret::from_hex(text.trim())
+        .ok_or_else(|| Error::invalid(format!("{place}: not an operator's secret of 32 hexadecimal digits")))
 }

@@ -1,14 +1,15 @@
 //! The regular look: who is silent, what nobody reads any more.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use caju_runtime::catch;
-use caju_types::{Error, IterationId};
+use caju_types::{Error, IterationId, WorkerId};
 
-use super::{Core, Txn, observed::Observed};
+use super::{Core, Txn, accounts, observed::Observed};
 use crate::config::Timers;
-use crate::state::{State, Update, WorkerState};
+use crate::state::{State, Update, Worker, WorkerState};
 
 impl Core {
     /// Looks at everything every so often, until the dispatcher stops.
@@ -31,12 +32,23 @@ impl Core {
             let mut observed = self.observed.lock();
             forgive_standstill(&mut observed, timers, now);
             let mut updates = silent_workers(txn.state, &mut observed, timers, now, unix_ms);
+            updates.extend(confirmed_workers(txn.state, &observed));
             updates.extend(silent_clients(txn.state, &mut observed, timers, now));
             updates.extend(idle_iterations(txn.state, &mut observed, timers, now));
             updates.extend(starved_iterations(txn.state, &mut observed, timers, now));
             drop(observed);
+            updates.extend(self.uses.lock().expired(txn.state, &self.config.memory, now));
+            let gone: BTreeSet<IterationId> = updates.iter().filter_map(gone_from).collect();
             apply(txn, updates);
+            gone.into_iter().for_each(|id| self.settle_tasks(txn, id));
         });
+    }
+}
+
+fn gone_from(update: &Update) -> Option<IterationId> {
+    match update {
+        Update::ClientGone { iteration, .. } => Some(*iteration),
+        _ => None,
     }
 }
 
@@ -44,9 +56,11 @@ fn apply(txn: &mut Txn<'_>, updates: Vec<Update>) {
     for update in updates {
         match &update {
             Update::WorkerLost { reason, .. } => tracing::warn!("{reason}"),
-            Update::ClientGone { client, iteration, .. } => {
-                tracing::warn!("{client} of {iteration} is silent")
-            }
+            Update::ClientGone { client, iteration, vanished, .. } => tracing::warn!(
+                "{client} of {iteration} was silent for longer than the client timeout and is expelled; its user had \
+                 taken {} rows, and the rest of its rows go to other readers",
+                vanished.unwrap_or(0)
+            ),
             _ => {}
         }
         txn.apply(update);
@@ -92,6 +106,26 @@ fn silent_workers(
     out
 }
 
+/// Workers that came while another one may have been dying, and of which it is known now: every other worker was heard
+/// of since, or is lost. Then the worker has the lost one's place.
+fn confirmed_workers(state: &State, observed: &Observed) -> Vec<Update> {
+    let heard = |id: &WorkerId| observed.workers.get(id).map(|r| (r.registered, r.at));
+    let unconfirmed = |w: &&Worker| w.unconfirmed && !w.is_lost();
+    let others_known = |w: &&Worker| {
+        let Some((since, _)) = heard(&w.id) else { return false };
+        let mut others = state.workers.values().filter(|o| o.id != w.id && !o.is_lost() && !o.unconfirmed);
+        others.all(|o| heard(&o.id).is_some_and(|(_, at)| at > since))
+    };
+    let Some(worker) = state.workers.values().filter(unconfirmed).find(others_known) else {
+        return Vec::new();
+    };
+    let held =
+        |slot: u32| state.workers.values().any(|w| w.id != worker.id && !w.is_lost() && w.slot == slot);
+    let lost = state.workers.values().filter(|w| w.is_lost() && !held(w.slot)).map(|w| w.slot);
+    let slot = lost.min().unwrap_or(worker.slot);
+    vec![Update::WorkerConfirmed { worker: worker.id, slot }]
+}
+
 fn silent_clients(state: &State, observed: &mut Observed, timers: &Timers, now: Duration) -> Vec<Update> {
     let mut out = Vec::new();
     for iteration in state.iterations.values() {
@@ -101,11 +135,13 @@ fn silent_clients(state: &State, observed: &mut Observed, timers: &Timers, now: 
                 report.at = now;
             }
             if now.saturating_sub(report.at) > timers.client_timeout {
-                out.push(Update::client_gone(client, iteration.id));
+                let acknowledged = observed.acknowledged.get(&(iteration.id, client));
+                out.push(accounts::vanished(iteration, client, acknowledged));
             }
         }
     }
     observed.clients.retain(|(iteration, client), _| state.is_member(*client, *iteration));
+    observed.acknowledged.retain(|(iteration, client), _| state.is_member(*client, *iteration));
     out
 }
 

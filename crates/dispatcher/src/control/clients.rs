@@ -1,12 +1,13 @@
 //! Clients: heartbeats with their reports, and leaving.
 
-use caju_proto::v1;
+use caju_proto::{ticket, v1};
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 
+use super::accounts::{self, Acknowledged, rows_of};
 use super::leases::splits_total;
 use super::status::decision;
 use super::workers::modes_to_proto;
-use super::{Core, Txn};
+use super::{Core, Txn, secrets};
 use crate::state::{Iteration, State, TaskState, Update};
 
 impl Core {
@@ -16,10 +17,23 @@ impl Core {
     ) -> Result<v1::ClientHeartbeatResponse> {
         let (client, id) = (ClientId(request.client_id), IterationId(request.iteration_id));
         let lost = parse_lost(&request.lost_tasks)?;
+        request.acknowledged.iter().try_for_each(|rows| rows_of(rows).map(drop))?;
         let deadline = self.deadline(request.wait_ms);
-        let known = self.commit(|txn| Ok(report(txn, client, id, &request, &lost))).await?;
+        let known = self
+            .commit(|txn| {
+                let known = match txn.state.iterations.get(&id) {
+                    Some(iteration) => secrets::is_client(iteration, client, &request.secret)?,
+                    None => false,
+                };
+                let known = known && report(txn, client, id, &request, &lost);
+                if known {
+                    self.acknowledge(txn, client, id, &request);
+                }
+                Ok(known)
+            })
+            .await?;
         if !known {
-            return Ok(v1::ClientHeartbeatResponse { unknown: true, ..Default::default() });
+            return Ok(self.unknown(client));
         }
         let mut news = self.bell(id).subscribe();
         loop {
@@ -46,12 +60,17 @@ impl Core {
 
     fn client_view(&self, state: &State, client: ClientId, id: IterationId) -> v1::ClientHeartbeatResponse {
         let Some(iteration) = state.iterations.get(&id).filter(|i| i.members.contains_key(&client)) else {
-            return v1::ClientHeartbeatResponse { unknown: true, ..Default::default() };
+            return self.unknown(client);
         };
+        let acknowledged =
+            self.observed.lock().acknowledged.get(&(id, client)).is_some_and(Acknowledged::is_complete);
         v1::ClientHeartbeatResponse {
             version: iteration.version,
             tasks: task_infos(state, iteration, client),
-            finished: iteration.is_finished(),
+            finished: iteration.is_drained(),
+            accounted: iteration.is_accounted_for(client),
+            incomplete: accounts::incomplete(iteration, iteration.members.get(&client)),
+            acknowledge_all: !acknowledged,
             failure: iteration.failure.as_ref().map(Into::into),
             unknown: false,
             splits_total: splits_total(self, iteration),
@@ -62,22 +81,52 @@ impl Core {
         }
     }
 
+    /// The answer to a client that is no reader of what it reads.
+    fn unknown(&self, client: ClientId) -> v1::ClientHeartbeatResponse {
+        let timeout = caju_types::format_duration(self.config.timers.client_timeout);
+        let error = Error::failed_precondition(format!(
+            "{client} is no reader of this epoch any more: it was silent for longer than the client timeout of \
+             {timeout} (it stood still, or its network did), or the dispatcher lost its state; rows that it did not \
+             take go to other readers of the job; read the epoch again under another job name, or raise the \
+             dispatcher's --client-timeout"
+        ));
+        v1::ClientHeartbeatResponse { unknown: true, failure: Some((&error).into()), ..Default::default() }
+    }
+
     pub(crate) async fn close_client(
         &self,
         request: v1::CloseClientRequest,
     ) -> Result<v1::CloseClientResponse> {
         let (client, iteration) = (ClientId(request.client_id), IterationId(request.iteration_id));
         let received = parse_lost(&request.received)?.into_iter().map(|l| (l.task, l.received)).collect();
-        let broken_off = request.broken_off.into_iter().map(TaskId).collect();
-        let reason = request.reason;
+        let broken_off = request.broken_off.iter().copied().map(TaskId).collect();
+        let reason = request.reason.clone();
+        let returned = request.returned.iter().map(rows_of).collect::<Result<Vec<_>>>()?;
         self.commit(|txn| {
-            if txn.state.is_member(client, iteration) {
-                txn.apply(Update::ClientGone { client, iteration, received, broken_off, reason });
+            let known = match txn.state.iterations.get(&iteration) {
+                Some(iteration) => secrets::is_client(iteration, client, &request.secret)?,
+                None => false,
+            };
+            if known {
+                let vanished = None;
+                txn.apply(Update::ClientGone {
+                    client,
+                    iteration,
+                    received,
+                    broken_off,
+                    reason,
+                    returned,
+                    vanished,
+                });
+                self.settle_tasks(txn, iteration);
             }
             Ok(())
         })
         .await?;
-        self.observed.lock().clients.remove(&(iteration, client));
+        let mut observed = self.observed.lock();
+        observed.clients.remove(&(iteration, client));
+        observed.acknowledged.remove(&(iteration, client));
+        drop(observed);
         Ok(v1::CloseClientResponse {})
     }
 }
@@ -89,14 +138,8 @@ struct Lost {
 }
 
 fn parse_lost(lost: &[v1::LostTask]) -> Result<Vec<Lost>> {
-    let rows = |task: u64, rows: &v1::SplitRows| {
-        if let Some(odd) = rows.rows.iter().find(|r| r.start > r.end) {
-            return Err(Error::invalid(format!("task-{task}: rows {}..{} are no range", odd.start, odd.end)));
-        }
-        Ok((rows.split_index, rows.rows.iter().map(|r| (r.start, r.end)).collect::<RowRanges>()))
-    };
     let parse = |lost: &v1::LostTask| {
-        let received: Result<Vec<_>> = lost.received.iter().map(|r| rows(lost.task_id, r)).collect();
+        let received: Result<Vec<_>> = lost.received.iter().map(rows_of).collect();
         Ok(Lost { task: TaskId(lost.task_id), received: received?, reason: lost.reason.clone() })
     };
     lost.iter().map(parse).collect()
@@ -160,6 +203,7 @@ pub(super) fn task_infos(state: &State, iteration: &Iteration, client: ClientId)
         address: state.workers.get(&t.worker).map(|w| w.address.clone()).unwrap_or_default(),
         ended: t.is_over(),
         lost: t.is_lost(),
+        ticket: t.secret.map(|s| ticket(&s, client).to_vec().into()).unwrap_or_default(),
     };
     iteration.tasks_for(client).map(info).collect()
 }

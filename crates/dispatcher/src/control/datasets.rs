@@ -7,9 +7,10 @@ use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 use arrow_schema::{Schema, SchemaRef};
 use caju_proto::v1;
-use caju_types::{DatasetId, Error, Fingerprint, Result, did_you_mean, hash128};
+use caju_types::{DatasetId, Error, Fingerprint, JobName, Result, did_you_mean, hash128, shortened};
 use serde_json::Value;
 
+use super::limits::{admit_dataset, check_name};
 use super::{Core, Txn};
 use crate::catalog::Bound;
 use crate::state::{Dataset, State, Update};
@@ -19,10 +20,13 @@ impl Core {
         &self,
         request: v1::RegisterDatasetRequest,
     ) -> Result<v1::RegisterDatasetResponse> {
+        check_name("a dataset's name", &request.dataset_id)?;
         let (bound, dataset) = self.bind(&request.definition_json).await?;
         let chosen = Some(request.dataset_id).filter(|id| !id.is_empty()).map(DatasetId);
-        let dataset = self.commit(|txn| register(txn, dataset, chosen)).await?;
-        self.bound.lock().insert(dataset.id.clone(), bound);
+        let dataset = self.commit(|txn| register(self, txn, dataset, chosen, None)).await?;
+        if bound.payloads == dataset.payloads {
+            self.keep_bound(&dataset.id, &bound);
+        }
         Ok(v1::RegisterDatasetResponse {
             dataset_id: dataset.id.0,
             fingerprint: dataset.fingerprint.to_string(),
@@ -32,6 +36,7 @@ impl Core {
 
     /// What is registered under an identifier.
     pub(crate) async fn registered_dataset(&self, id: &DatasetId) -> Result<v1::GetDatasetResponse> {
+        check_name("a dataset's name", &id.0)?;
         let found = self.look(|state| find(state, id).cloned()).await??;
         Ok(v1::GetDatasetResponse {
             fingerprint: found.fingerprint.to_string(),
@@ -42,6 +47,7 @@ impl Core {
 
     /// The schema of a registered dataset's elements.
     pub(crate) async fn dataset_schema(&self, id: &DatasetId) -> Result<SchemaRef> {
+        check_name("a dataset's name", &id.0)?;
         let ipc = self.look(|state| find(state, id).map(|d| d.schema_ipc.clone())).await??;
         schema_from_ipc(&ipc)
     }
@@ -64,6 +70,7 @@ impl Core {
             id: DatasetId(bound.fingerprint.to_string()),
             fingerprint: bound.fingerprint,
             identity: Fingerprint(hash128(&said)),
+            payloads: bound.payloads,
             name: bound.name.clone(),
             definition_json: definition.to_string(),
             schema_ipc,
@@ -88,53 +95,74 @@ impl Core {
         let schema = schema_from_ipc(&dataset.source_schema_ipc)?;
         let bound = self.catalog.bind(&parse(&dataset.definition_json)?, Some(schema)).await?;
         let bound = Arc::new(bound);
-        self.bound.lock().insert(id.clone(), Arc::clone(&bound));
+        self.keep_bound(id, &bound);
         Ok(bound)
     }
 }
 
 /// Registers a dataset, unless it is known; under a chosen name, or its fingerprint.
 pub(super) fn register(
+    core: &Core,
     txn: &mut Txn<'_>,
     mut dataset: Dataset,
     chosen: Option<DatasetId>,
+    job: Option<&JobName>,
 ) -> Result<Dataset> {
     if let Some(id) = chosen {
         if let Some(known) = txn.state.datasets.get(&id) {
             return if known.identity == dataset.identity {
                 let known = known.clone();
-                Ok(renewed(txn, known, dataset))
+                renewed(core, txn, known, dataset)
             } else {
                 Err(conflict(known, &dataset))
             };
         }
         dataset.id = id;
     } else {
-        if let Some(known) = txn.state.datasets.values().find(|d| d.identity == dataset.identity) {
-            let known = known.clone();
-            return Ok(renewed(txn, known, dataset));
+        if let Some(known) = known(txn.state, &dataset, job).cloned() {
+            return renewed(core, txn, known, dataset);
         }
         if txn.state.datasets.contains_key(&dataset.id) {
             // The same computation on other files: a fingerprint does not cover paths.
             dataset.id = DatasetId(format!("{}-{}", dataset.fingerprint, dataset.identity));
         }
+        if let Some(payloads) = dataset.payloads.filter(|_| txn.state.datasets.contains_key(&dataset.id)) {
+            dataset.id = DatasetId(format!("{}-{payloads}", dataset.fingerprint));
+        }
     }
+    admit_dataset(core, txn, &dataset)?;
+    core.uses.lock().use_dataset(&dataset.id, core.clock.now());
     txn.apply(Update::DatasetRegistered { dataset: dataset.clone() });
     Ok(dataset)
 }
 
+/// The dataset that is meant by another one, if there is one. Functions in Python say what their code is, and may lie: a
+/// job shares rows with another one only if both sent the same functions. Who names a job that there is joins it as it
+/// is.
+fn known<'a>(state: &'a State, new: &Dataset, job: Option<&JobName>) -> Option<&'a Dataset> {
+    let same = || state.datasets.values().filter(|d| d.identity == new.identity);
+    let of_job = job.and_then(|name| state.jobs.get(name)).map(|j| &j.dataset);
+    let joined = same().find(|d| Some(&d.id) == of_job);
+    joined
+        .or_else(|| same().find(|d| d.payloads == new.payloads))
+        .or_else(|| same().find(|d| !is_read(state, d)))
+}
+
+fn is_read(state: &State, dataset: &Dataset) -> bool {
+    state.iterations.values().any(|i| i.dataset == dataset.id && !i.is_drained() && !i.members.is_empty())
+}
+
 /// A dataset that is known, in the words of who comes now if nobody reads it: functions of the user's own are named by
 /// their code, or by a version, and the form that runs is the newest.
-fn renewed(txn: &mut Txn<'_>, known: Dataset, new: Dataset) -> Dataset {
-    let read = |state: &State| {
-        state.iterations.values().any(|i| i.dataset == known.id && !i.is_finished() && !i.members.is_empty())
-    };
-    if known.definition_json == new.definition_json || read(txn.state) {
-        return known;
+fn renewed(core: &Core, txn: &mut Txn<'_>, known: Dataset, new: Dataset) -> Result<Dataset> {
+    core.uses.lock().use_dataset(&known.id, core.clock.now());
+    if known.definition_json == new.definition_json || is_read(txn.state, &known) {
+        return Ok(known);
     }
     let dataset = Dataset { id: known.id, ..new };
+    admit_dataset(core, txn, &dataset)?;
     txn.apply(Update::DatasetRegistered { dataset: dataset.clone() });
-    dataset
+    Ok(dataset)
 }
 
 fn conflict(known: &Dataset, new: &Dataset) -> Error {
@@ -160,7 +188,7 @@ pub(super) fn difference(a: &Dataset, b: &Dataset) -> &'static str {
 pub(super) fn find<'a>(state: &'a State, id: &DatasetId) -> Result<&'a Dataset> {
     state.datasets.get(id).ok_or_else(|| {
         let hint = did_you_mean(&id.0, state.datasets.keys().map(|k| k.0.as_str()));
-        Error::not_found(format!("no dataset `{id}` is registered{hint}"))
+        Error::not_found(format!("no dataset `{}` is registered{hint}", shortened(&id.0)))
     })
 }
 

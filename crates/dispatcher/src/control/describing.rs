@@ -163,7 +163,7 @@ impl Core {
     }
 
     fn finding(&self, state: &State, id: IterationId) -> Option<Finding> {
-        let iteration = state.iterations.get(&id).filter(|i| i.is_finished())?;
+        let iteration = state.iterations.get(&id).filter(|i| i.is_drained())?;
         let job = state.jobs.get(&iteration.job)?;
         let plan = serde_json::from_str::<CachePlan>(iteration.plan.as_deref()?).ok()?;
         let Modes { put, get, .. } = iteration.modes;

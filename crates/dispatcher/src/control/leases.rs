@@ -5,7 +5,7 @@ use std::sync::Arc;
 use caju_proto::v1;
 use caju_types::{Error, Result, RowRanges, TaskId, WorkerId};
 
-use super::{Core, Txn};
+use super::{Core, Txn, secrets};
 use crate::state::{Failure, Feed, FeedId, Iteration, Lease, SplitRecord, State, Task, Update, WorkerState};
 
 /// The most splits in one answer.
@@ -23,8 +23,9 @@ impl Core {
         let mut news = self.bell(iteration).subscribe();
         loop {
             news.borrow_and_update();
+            let answer = self.commit(|txn| self.lease(txn, &request)).await?;
             self.observed.lock().hear_worker(WorkerId(request.worker_id), self.clock.now());
-            if let Some(answer) = self.commit(|txn| self.lease(txn, &request)).await? {
+            if let Some(answer) = answer {
                 return Ok(answer);
             }
             if !self.wait(&mut news, deadline).await? {
@@ -40,7 +41,9 @@ impl Core {
         request: &v1::NextSplitsRequest,
     ) -> Result<Option<v1::NextSplitsResponse>> {
         let id = TaskId(request.task_id);
-        let (iteration, task) = running_task(txn.state, id, WorkerId(request.worker_id))?;
+        let worker = WorkerId(request.worker_id);
+        secrets::worker(txn.state, worker, &request.secret)?;
+        let (iteration, task) = running_task(txn.state, id, worker)?;
         if request.request_no == task.last_request && request.request_no > 0 {
             return Ok(Some(answer(iteration, task)));
         }

@@ -4,17 +4,20 @@
 //! answers when what it decided, and all that it has seen, is durable. Whoever waits for news of an iteration
 //! watches its bell.
 
+mod accounts;
 mod caching;
 mod check;
 mod clients;
 mod datasets;
 mod describing;
 mod leases;
+pub(crate) mod limits;
 mod observed;
 mod open;
 mod planning;
 mod recalling;
 mod saves;
+pub(crate) mod secrets;
 mod sets;
 mod status;
 mod stored;
@@ -23,11 +26,11 @@ mod workers;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use caju_runtime::{Clock, Tasks};
-use caju_types::{DatasetId, Error, ErrorKind, IterationId, Result};
+use caju_runtime::{Clock, Tasks, random_secret};
+use caju_types::{ClientId, DatasetId, Error, ErrorKind, IterationId, Result, Secret};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -42,6 +45,8 @@ pub use saves::Saves;
 
 /// Updates after which the journal is compacted.
 const COMPACT_AFTER: u64 = 20_000;
+/// Bytes after which the journal is compacted, unless the datasets in it are larger.
+const COMPACT_AFTER_BYTES: u64 = 64 << 20;
 
 /// The control plane of one dispatcher.
 pub(crate) struct Core {
@@ -54,13 +59,18 @@ pub(crate) struct Core {
     bells: Mutex<HashMap<IterationId, Arc<watch::Sender<()>>>>,
     providers: Mutex<BTreeMap<(IterationId, FeedId), Provider>>,
     bound: Mutex<HashMap<DatasetId, Arc<Bound>>>,
+    uses: Mutex<limits::Uses>,
     observed: Mutex<Observed>,
     planning: Mutex<Planning>,
     saves: saves::SaveBooks,
     describing: describing::Describing,
+    /// What calls of operators carry; without it such calls are refused.
+    operator: Option<Secret>,
     /// The cache, for looking whether sets of parts are there.
     cache: tokio::sync::OnceCell<Arc<caju_cache::Cache>>,
     started: Duration,
+    /// No epoch is opened any more.
+    draining: AtomicBool,
     /// Distinguishes the names that this process makes from those of others before it.
     names: (u128, AtomicU64),
 }
@@ -68,6 +78,7 @@ pub(crate) struct Core {
 struct Inner {
     state: State,
     updates_since_snapshot: u64,
+    bytes_since_snapshot: u64,
 }
 
 struct Provider {
@@ -97,13 +108,33 @@ impl Txn<'_> {
     /// Applies what must follow from the changes made so far.
     pub(crate) fn settle(&mut self) {
         for id in self.state.take_touched() {
-            for update in follow_ups(self.state, id) {
+            for mut update in follow_ups(self.state, id) {
+                draw_secret(&mut update);
                 self.apply(update);
             }
             self.touched.insert(id);
         }
         self.touched.append(&mut self.state.take_touched());
     }
+}
+
+/// What is decided is pure, but for secrets: a new task gets one here. Without random numbers it has none, and nobody
+/// can read it.
+fn draw_secret(update: &mut Update) {
+    if let Update::TaskCreated { secret, task, .. } = update {
+        match random_secret() {
+            Ok(drawn) => *secret = Some(drawn),
+            Err(error) => tracing::error!(%task, %error, "a task without a secret cannot be read"),
+        }
+    }
+}
+
+/// Where a new journal begins to count. Milliseconds grow faster than a dispatcher gives out identifiers, and each has
+/// room for 4096 of which a random one is taken: a clock that was set back gives none out twice.
+fn first_id(unix_ms: u128) -> Result<u64> {
+    let random = random_secret()?.as_bytes().iter().fold(0u64, |sum, b| (sum << 1) ^ u64::from(*b));
+    let id = u64::try_from(unix_ms % (1 << 41)).unwrap_or(1) * 4096;
+    Ok(id + random % 4096)
 }
 
 impl Core {
@@ -119,27 +150,32 @@ impl Core {
         replayed.iter().flatten().for_each(|u| state.apply(u));
         state.take_touched();
         let unix_ms = clock.unix_time().as_millis();
+        let beside_journal = config.state_dir.as_ref().map(|dir| dir.join(secrets::OPERATOR_SECRET));
+        let operator_file = config.operator_secret_file.clone().or(beside_journal);
+        let operator = operator_file.map(|file| secrets::operator_secret(&file)).transpose()?;
         let core = Arc::new(Self {
             started: clock.now(),
+            draining: AtomicBool::new(false),
             names: (unix_ms, AtomicU64::new(0)),
             config,
             clock,
             tasks: Tasks::new(),
             catalog,
-            inner: Mutex::new(Inner { state, updates_since_snapshot: 0 }),
+            inner: Mutex::new(Inner { state, updates_since_snapshot: 0, bytes_since_snapshot: 0 }),
             journal: JournalWriter::start(journal)?,
             bells: Mutex::default(),
             providers: Mutex::default(),
             bound: Mutex::default(),
+            uses: Mutex::default(),
             observed: Mutex::default(),
             planning: Mutex::default(),
             saves: saves::SaveBooks::default(),
             describing: describing::Describing::default(),
+            operator,
             cache: tokio::sync::OnceCell::new(),
         });
         if replayed.is_empty() {
-            // Milliseconds grow faster than a dispatcher gives out identifiers.
-            let base_id = u64::try_from(unix_ms).unwrap_or(1);
+            let base_id = first_id(unix_ms)?;
             core.transact(|txn| txn.apply(Update::Founded { base_id }));
         } else if replayed.len() as u64 > COMPACT_AFTER / 10 {
             core.journal.compact(core.inner.lock().state.clone());
@@ -153,9 +189,40 @@ impl Core {
         self.inner.lock().state.clone()
     }
 
+    /// Opens no epoch any more, and waits until no present reader is in the middle of one; false at the bound.
+    pub(crate) async fn drain(&self, bound: Duration) -> bool {
+        self.draining.store(true, Ordering::Release);
+        let until = self.clock.now() + bound;
+        let pause = self.config.timers.check_every.min(Duration::from_millis(100));
+        while self.is_read() {
+            if self.clock.now() >= until {
+                return false;
+            }
+            self.clock.sleep(pause).await;
+        }
+        true
+    }
+
+    /// Whether some reader that was heard of lately is in the middle of an epoch.
+    fn is_read(&self) -> bool {
+        let (now, alive) = (self.clock.now(), self.config.timers.heartbeat * 3);
+        let inner = self.inner.lock();
+        let observed = self.observed.lock();
+        let present = |id: IterationId, client: ClientId| {
+            observed.clients.get(&(id, client)).is_some_and(|c| now.saturating_sub(c.at) <= alive)
+        };
+        let read = |i: &Iteration| i.failure.is_none() && i.own_members().any(|c| present(i.id, c));
+        inner.state.iterations.values().any(read)
+    }
+
     /// Writes what is enqueued; nothing can be decided afterwards.
     pub(crate) fn close_journal(&self) {
         self.journal.close();
+    }
+
+    /// Waits until the journal fails, if it ever does.
+    pub(crate) async fn journal_failed(&self) -> caju_types::Error {
+        self.journal.failed().await
     }
 
     /// Decides something under the lock; the result, and the number that must be durable before it is told.
@@ -170,10 +237,13 @@ impl Core {
             self.journal.last()
         } else {
             inner.updates_since_snapshot += updates.len() as u64;
+            inner.bytes_since_snapshot += updates.iter().map(limits::journal_bytes).sum::<u64>();
             self.journal.enqueue(updates)
         };
-        if inner.updates_since_snapshot > COMPACT_AFTER {
-            inner.updates_since_snapshot = 0;
+        if inner.updates_since_snapshot > COMPACT_AFTER
+            || inner.bytes_since_snapshot > COMPACT_AFTER_BYTES.max(inner.state.dataset_bytes())
+        {
+            (inner.updates_since_snapshot, inner.bytes_since_snapshot) = (0, 0);
             self.journal.compact(inner.state.clone());
         }
         self.tidy(&inner.state, &touched);

@@ -7,6 +7,8 @@ use std::time::Duration;
 use caju_proto::v1::{IoStats, StageStats};
 use caju_types::{ClientId, IterationId, WorkerId};
 
+use super::accounts::Acknowledged;
+
 /// Skipped rows of an iteration that are reported one by one; the others are only counted.
 const REPORTED_SKIPS: usize = 100;
 /// Characters of such a report that are kept.
@@ -17,6 +19,8 @@ const REPORTED_CHARS: usize = 500;
 pub(crate) struct Observed {
     pub(crate) workers: BTreeMap<WorkerId, WorkerReport>,
     pub(crate) clients: BTreeMap<(IterationId, ClientId), ClientReport>,
+    /// What the users of present clients took.
+    pub(crate) acknowledged: BTreeMap<(IterationId, ClientId), Acknowledged>,
     /// Since when an iteration has no reader.
     pub(crate) idle: BTreeMap<IterationId, Duration>,
     /// Since when a running iteration has no worker.
@@ -40,6 +44,8 @@ pub(crate) struct WorkerReport {
     pub(crate) stages: Vec<StageStats>,
     /// Those tasks.
     pub(crate) tasks: Vec<u64>,
+    /// When it registered, by the monotonic clock.
+    pub(crate) registered: Duration,
 }
 
 /// What a client last said.
@@ -56,6 +62,11 @@ pub(crate) struct ClientReport {
 impl Observed {
     pub(crate) fn hear_worker(&mut self, worker: WorkerId, now: Duration) {
         self.workers.entry(worker).or_default().at = now;
+    }
+
+    pub(crate) fn worker_registered(&mut self, worker: WorkerId, now: Duration) {
+        let report = self.workers.entry(worker).or_default();
+        (report.at, report.registered) = (now, now);
     }
 
     pub(crate) fn hear_client(&mut self, iteration: IterationId, client: ClientId, now: Duration) {
@@ -91,6 +102,7 @@ impl Observed {
     /// Drops what belongs to a dropped iteration.
     pub(crate) fn forget(&mut self, iteration: IterationId) {
         self.clients.retain(|(i, _), _| *i != iteration);
+        self.acknowledged.retain(|(i, _), _| *i != iteration);
         self.idle.remove(&iteration);
         self.starved.remove(&iteration);
         self.ended_stages.remove(&iteration);

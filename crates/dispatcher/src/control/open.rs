@@ -1,16 +1,20 @@
 //! Opening an iteration: get or create, and join.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use caju_proto::v1;
-use caju_types::{ClientId, DatasetId, Error, IterationId, JobName, Result, WorkerId};
+use caju_runtime::random_secret;
+use caju_types::{ClientId, DatasetId, Error, IterationId, JobName, Result, Secret, WorkerId, did_you_mean};
 
+use super::accounts::{self, Acknowledged};
 use super::clients::task_infos;
 use super::datasets::{difference, find, parse, register};
-use super::{Core, Txn};
+use super::limits::{admit_job, check_name};
+use super::{Core, Txn, draw_secret, secrets};
 use crate::catalog::Bound;
 use crate::state::{
-    Dataset, Job, Mode, Policy, SaveTarget, State, Task, TaskState, Update, Worker, owed_tasks,
+    Dataset, Iteration, Job, Mode, Policy, SaveTarget, State, Task, TaskState, Update, Worker, owed_tasks,
 };
 
 /// Jobs of one client alone are named so, and forgotten with their last iteration.
@@ -29,6 +33,14 @@ impl Core {
         self: &Arc<Self>,
         mut request: v1::OpenIterationRequest,
     ) -> Result<v1::OpenIterationResponse> {
+        if self.draining.load(Ordering::Acquire) {
+            return Err(Error::unavailable("the dispatcher is shutting down; try again when it is back"));
+        }
+        check_name("a job's name", &request.job)?;
+        check_name("a dataset's name", &request.dataset_id)?;
+        check_name("a policy", &request.policy)?;
+        check_name("an encoding", &request.encoding)?;
+        self.check_save_url(&request).await?;
         if request.job.is_empty() {
             request.job = self.unique_name(ANONYMOUS);
         }
@@ -39,7 +51,9 @@ impl Core {
             .commit(|txn| {
                 let dataset = match &wanted {
                     Wanted::Known(id) => find(txn.state, id)?.clone(),
-                    Wanted::Bound(_, dataset) => register(txn, (**dataset).clone(), None)?,
+                    Wanted::Bound(_, dataset) => {
+                        register(self, txn, (**dataset).clone(), None, Some(&JobName(request.job.clone())))?
+                    }
                 };
                 let job = get_or_create_job(self, txn, &request, &dataset)?;
                 let answer = match get_or_create_iteration(self, txn, &request, &job, unix_ms)? {
@@ -49,8 +63,10 @@ impl Core {
                 Ok((v1::OpenIterationResponse { heartbeat_ms: self.heartbeat_ms(), ..answer }, dataset))
             })
             .await?;
-        if let Wanted::Bound(bound, _) = wanted {
-            self.bound.lock().insert(dataset.id.clone(), bound);
+        if let Wanted::Bound(bound, _) = wanted
+            && bound.payloads == dataset.payloads
+        {
+            self.keep_bound(&dataset.id, &bound);
         }
         self.prepare_decision(IterationId(answer.iteration_id), &dataset.id).await?;
         Ok(v1::OpenIterationResponse {
@@ -90,9 +106,15 @@ impl Core {
         id: IterationId,
         now: std::time::Duration,
     ) -> Result<v1::OpenIterationResponse> {
-        let given = Some(ClientId(request.client_id)).filter(|c| c.0 != 0 && c.0 < txn.state.next_id);
+        let given = Some(ClientId(request.client_id)).filter(|c| c.0 != 0);
+        if let Some(client) = given {
+            known_client(txn.state, client, &request.client_secret)?;
+        }
         let client = given.unwrap_or(ClientId(txn.state.next_id));
         let flight = request.flight.then_some(WorkerId(request.flight_worker_id));
+        if let Some(worker) = flight.filter(|w| txn.state.workers.contains_key(w)) {
+            secrets::worker(txn.state, worker, &request.worker_secret)?;
+        }
         if let Some(worker) = flight
             && txn.state.workers.get(&worker).is_none_or(Worker::is_lost)
         {
@@ -101,8 +123,22 @@ impl Core {
             )));
         }
         if !txn.state.is_member(client, id) {
-            txn.apply(Update::ClientJoined { client, iteration: id, flight });
-            for update in owed_tasks(txn.state, id, flight) {
+            let allow_lost = allow_lost(request)?;
+            if let Some(iteration) = txn.state.iterations.get(&id) {
+                may_join(iteration, flight, allow_lost)?;
+            }
+            // A client that reads several epochs has one secret.
+            let secret = match given.and(<[u8; Secret::BYTES]>::try_from(&*request.client_secret).ok()) {
+                Some(known) => Secret::from_bytes(known),
+                None => random_secret()?,
+            };
+            let secret = Some(secret);
+            txn.apply(Update::ClientJoined { client, iteration: id, flight, allow_lost, secret });
+            if flight.is_none() {
+                self.observed.lock().acknowledged.insert((id, client), Acknowledged::complete());
+            }
+            for mut update in owed_tasks(txn.state, id, flight) {
+                draw_secret(&mut update);
                 txn.apply(update);
             }
         }
@@ -134,7 +170,13 @@ fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::Open
         job: iteration.job.0.clone(),
         version: iteration.version,
         tasks: if joined { task_infos(state, iteration, client) } else { Vec::new() },
-        finished: iteration.is_finished(),
+        finished: iteration.is_drained(),
+        client_secret: iteration
+            .members
+            .get(&client)
+            .and_then(|m| m.secret)
+            .map_or(Vec::new(), |s| s.to_vec())
+            .into(),
         seed: state.jobs.get(&iteration.job).map_or(0, |j| j.seed),
         ..Default::default()
     })
@@ -148,6 +190,39 @@ fn over(request: &v1::OpenIterationRequest, job: &Job) -> v1::OpenIterationRespo
         seed: job.seed,
         ..Default::default()
     }
+}
+
+/// A client that joins again, or another epoch, shows that it is the one.
+fn known_client(state: &State, client: ClientId, given: &[u8]) -> Result<()> {
+    for iteration in state.iterations.values() {
+        if secrets::is_client(iteration, client, given)? {
+            return Ok(());
+        }
+    }
+    Err(Error::failed_precondition(format!("{client} reads nothing here; open the epoch as a new client")))
+}
+
+/// Whether the reader accepts that rows went to readers that are lost.
+fn allow_lost(request: &v1::OpenIterationRequest) -> Result<bool> {
+    match request.lost_readers.as_str() {
+        "" | "fail" => Ok(false),
+        "allow" => Ok(true),
+        other => {
+            let hint = did_you_mean(other, ["fail", "allow"]);
+            Err(Error::invalid(format!("lost readers `{other}`{hint}: say `fail` or `allow`")))
+        }
+    }
+}
+
+/// Whether a reader that comes now can get what it expects.
+fn may_join(iteration: &Iteration, flight: Option<WorkerId>, allow_lost: bool) -> Result<()> {
+    if iteration.missing.rows > 0 || !iteration.lost_readers.is_empty() && !allow_lost {
+        return Err(accounts::refuse(iteration));
+    }
+    if iteration.is_finished() && iteration.members.is_empty() && flight.is_none() {
+        return Err(read_already(&iteration.job, iteration.epoch));
+    }
+    Ok(())
 }
 
 fn wanted_mode(request: &v1::OpenIterationRequest) -> Result<Option<Mode>> {
@@ -170,15 +245,25 @@ fn get_or_create_job(
     let name = JobName(request.job.clone());
     let mode = wanted_mode(request)?;
     let caching = core.wanted_caching(request, dataset)?;
+    core.uses.lock().use_job(&name, core.clock.now());
     if let Some(job) = txn.state.jobs.get(&name) {
         check_job(txn.state, job, dataset, request.has_seed.then_some(request.seed), mode)?;
         check_policy(job, caching.policy.as_ref())?;
+        check_encoding(job, caching.encoding.as_deref())?;
+        if job.epochs.is_some_and(|n| request.epochs > 0 && n != request.epochs) {
+            tracing::warn!(
+                "a reader of job `{name}` plans for {} epochs, and the job for {}: the job's count stays",
+                request.epochs,
+                job.epochs.unwrap_or_default()
+            );
+        }
         return Ok(job.clone());
     }
     let save = (!request.save_url.is_empty()).then(|| SaveTarget {
         url: request.save_url.clone(),
         chunk_bytes: (request.save_chunk_bytes > 0).then_some(request.save_chunk_bytes),
     });
+    admit_job(core, txn)?;
     txn.apply(Update::JobCreated {
         job: name.clone(),
         dataset: dataset.id.clone(),
@@ -239,6 +324,17 @@ fn check_policy(job: &Job, policy: Option<&Policy>) -> Result<()> {
     }
 }
 
+/// How parts are written is the job's: a reader that wants something else takes another job.
+fn check_encoding(job: &Job, encoding: Option<&str>) -> Result<()> {
+    let Some(encoding) = encoding.filter(|e| job.encoding.as_deref() != Some(*e)) else { return Ok(()) };
+    let theirs =
+        job.encoding.as_deref().map_or("no encoding of its own".to_string(), |e| format!("encoding `{e}`"));
+    Err(Error::already_exists(format!(
+        "job `{}` runs with {theirs}, not `{encoding}`; take another job name, or leave the encoding out",
+        job.name
+    )))
+}
+
 /// The iteration to join; none if a Flight reader comes after its end.
 fn get_or_create_iteration(
     core: &Core,
@@ -262,6 +358,12 @@ fn get_or_create_iteration(
         // endpoints were read is forgotten.
         let over = request.flight && job.mode == Mode::Dynamic;
         return if over { Ok(None) } else { Err(read_already(name, epoch)) };
+    }
+    if job.incomplete.contains(epoch) {
+        return Err(Error::failed_precondition(format!(
+            "job `{name}` epoch {epoch} ended incomplete: rows of it went to readers that vanished, or to none; take \
+             another job name, or read another epoch"
+        )));
     }
     if job.abandoned.contains(epoch) {
         return Err(Error::failed_precondition(format!(

@@ -200,7 +200,7 @@ impl Core {
 
     /// Once an epoch has ended: remembers what its job decided by, for the next job with the same pipeline.
     pub(super) fn remember_soon(self: &Arc<Self>, state: &State, id: IterationId) {
-        let Some(iteration) = state.iterations.get(&id).filter(|i| i.is_finished()) else { return };
+        let Some(iteration) = state.iterations.get(&id).filter(|i| i.is_drained()) else { return };
         let job = state.jobs.get(&iteration.job).filter(|j| j.policy == Policy::Auto && !j.profile_only);
         let (Some(job), Some(dataset), Some(stores)) =
             (job, state.datasets.get(&iteration.dataset), self.catalog.stores())

@@ -7,15 +7,17 @@ use caju_cache::{Encoding, SaveState, Saved};
 use caju_engine::source::Split;
 use caju_pipeline::{DatasetDef, SAVE_HINT, SavedForm};
 use caju_proto::v1;
+use caju_runtime::stores::{StoreUrl, may_lie_in};
 use caju_runtime::{Clock, Stores};
-use caju_types::{Error, Fingerprint, Result, SplitKey};
+use caju_types::{DatasetId, Error, Fingerprint, Result, SplitKey};
 use futures::TryStreamExt;
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::watch;
 
 use super::Core;
-use super::datasets::{parse, register};
+use super::datasets::{find, parse, register};
+use super::limits::check_name;
 use crate::state::{Dataset, Hint, Policy, Save, SaveStage, SaveTarget, SaveTotals, Update};
 
 /// What is known of running saves, and who wants to know of new ones.
@@ -123,14 +125,15 @@ impl Core {
     /// Begins a save, or goes on with one. When this returns, the save's folder says what it will be.
     pub(crate) async fn start_save(&self, request: v1::StartSaveRequest) -> Result<v1::SaveStatus> {
         let stores = self.save_stores()?;
-        let at = stores.resolve(&request.url).map_err(|e| e.context("save"))?;
-        let url = at.url.to_string().trim_end_matches('/').to_owned();
-        let encoding = match request.encoding.as_str() {
-            "" => Encoding::default(),
-            text => text.parse()?,
+        let url = writable(&stores, &request.url)?.to_string().trim_end_matches('/').to_owned();
+        let wanted: Option<Encoding> = match request.encoding.as_str() {
+            "" => None,
+            text => Some(text.parse()?),
         };
         let given = parse(&request.definition_json)?;
-        let form = SavedForm::of(&DatasetDef::from_json(&given)?)?;
+        let def = DatasetDef::from_json(&given)?;
+        apart(&def, &StoreUrl::parse(&url)?)?;
+        let form = SavedForm::of(&def)?;
         let (bound, dataset) = self.bind(&form.def.to_json().to_string()).await?;
         let hint = save_hint(&dataset)?;
         if hint.random && form.copies > 1 {
@@ -140,7 +143,6 @@ impl Core {
             ));
         }
         let chunk_bytes = (request.chunk_bytes > 0).then_some(request.chunk_bytes);
-        let target = SaveTarget { url: url.clone(), chunk_bytes };
         let saved = Saved {
             schema: Saved::SCHEMA.to_owned(),
             fingerprint: hint.prefix,
@@ -150,7 +152,7 @@ impl Core {
             columns: columns(&bound.schema),
             arrow_schema: serde_json::to_value(bound.schema.as_ref())
                 .map_err(|e| Error::internal(format!("a schema as JSON: {e}")))?,
-            encoding: encoding.to_string(),
+            encoding: wanted.unwrap_or_default().to_string(),
             chunk_bytes,
             copies: form.copies,
             state: SaveState::Writing,
@@ -160,18 +162,24 @@ impl Core {
             bytes: 0,
             chunks: 0,
         };
-        begin(&stores, &url, saved).await?;
+        let there = begin(&stores, &url, saved).await?;
+        if there.state == SaveState::Finished {
+            check_form(&url, &there, wanted, chunk_bytes)?;
+        }
+        // Parts of one save are alike: those that are stored again too.
+        let encoding = wanted.map_or_else(|| there.encoding.clone(), |e| e.to_string());
+        let target = SaveTarget { url: url.clone(), chunk_bytes: chunk_bytes.or(there.chunk_bytes) };
         let started_ms = u64::try_from(self.clock.unix_time().as_millis()).unwrap_or(0);
         let status = self
             .commit(|txn| {
-                let dataset = register(txn, dataset.clone(), None)?;
+                let dataset = register(self, txn, dataset.clone(), None, None)?;
                 let prefix = save_hint(&dataset)?.prefix;
                 let save = Save {
                     target,
                     dataset: dataset.id.clone(),
                     prefix,
                     name: dataset.name,
-                    encoding: encoding.to_string(),
+                    encoding,
                     started_ms,
                     stage: SaveStage::Running,
                 };
@@ -188,6 +196,23 @@ impl Core {
             .await?;
         self.saves.bell.send_replace(());
         Ok(status)
+    }
+
+    /// Whether an iteration may store its rows below the root that it names: as for [`Core::start_save`], since whoever
+    /// opens an iteration may name one.
+    pub(super) async fn check_save_url(&self, request: &v1::OpenIterationRequest) -> Result<()> {
+        if request.save_url.is_empty() {
+            return Ok(());
+        }
+        let url = writable(&self.save_stores()?, &request.save_url)?;
+        let definition = match request.dataset_id.as_str() {
+            "" => request.definition_json.clone(),
+            id => {
+                let id = DatasetId(id.to_owned());
+                self.look(|state| find(state, &id).map(|d| d.definition_json.clone())).await??
+            }
+        };
+        apart(&DatasetDef::from_json(&parse(&definition)?)?, &url)
     }
 
     /// How a save goes.
@@ -241,23 +266,63 @@ fn save_hint(dataset: &Dataset) -> Result<&Hint> {
     hint.ok_or_else(|| Error::internal("the form of a save has no hint"))
 }
 
+/// # Errors
+/// `PermissionDenied` for a place that may not be written.
+fn writable(stores: &Stores, url: &str) -> Result<StoreUrl> {
+    check_name("the URL of a save", url)?;
+    stores.resolve_to_write(url).map(|at| at.url).map_err(|e| e.context("save"))
+}
+
+/// Refuses to save among the files that a pipeline reads: the next one that lists the folder would read the save as its
+/// own rows.
+fn apart(def: &DatasetDef, url: &StoreUrl) -> Result<()> {
+    for path in def.source_paths() {
+        if may_lie_in(path, url)? {
+            return Err(Error::invalid(format!(
+                "save: {url} lies at, above or below the source {path}, and rows saved there could be read as its own; \
+                 save to a folder apart"
+            )));
+        }
+    }
+    Ok(())
+}
+
 fn taken(url: &str) -> Error {
     Error::already_exists(format!(
         "there is another save at {url} already; save to another URL, or delete that one"
     ))
 }
 
-/// Describes the save in its folder. One of the same rows is gone on with; a finished one stays readable meanwhile.
-async fn begin(stores: &Stores, url: &str, saved: Saved) -> Result<()> {
+/// Describes the save in its folder, and gives the description that is there. One of the same rows is gone on with; a
+/// finished one stays readable meanwhile.
+async fn begin(stores: &Stores, url: &str, saved: Saved) -> Result<Saved> {
     let (prefix, copies): (Fingerprint, u64) = (saved.fingerprint, saved.copies);
     let there = saved.clone().begin(stores, url).await?;
     if there.fingerprint != prefix || there.copies != copies {
         return Err(taken(url));
     }
     if there.state == SaveState::Failed {
-        saved.replace(stores, url).await?;
+        return saved.replace(stores, url).await;
     }
-    Ok(())
+    Ok(there)
+}
+
+/// Refuses to go on with a finished save in another form than it has: what is stored is not stored again.
+fn check_form(url: &str, saved: &Saved, encoding: Option<Encoding>, chunk_bytes: Option<u64>) -> Result<()> {
+    let other = encoding.map(|e| e.to_string()).filter(|wanted| *wanted != saved.encoding);
+    let (is, wanted) = if let Some(wanted) = other {
+        (format!("encoded as {}", saved.encoding), wanted)
+    } else if let Some(wanted) = chunk_bytes.filter(|bytes| Some(*bytes) != saved.chunk_bytes) {
+        let is =
+            saved.chunk_bytes.map_or("without chunks".to_owned(), |b| format!("with chunks of {b} bytes"));
+        (is, format!("{wanted} bytes"))
+    } else {
+        return Ok(());
+    };
+    Err(Error::failed_precondition(format!(
+        "{url} holds a finished save {is}, not {wanted}: leave that option out to keep what it has, save to another \
+         URL, or delete this save first"
+    )))
 }
 
 fn columns(schema: &arrow_schema::Schema) -> Value {

@@ -62,6 +62,7 @@ impl Core {
             bottleneck: self.bottleneck(iteration, &stages),
             stages,
             decision_json: decision(state, iteration),
+            incomplete: super::accounts::incomplete(iteration, None),
             profile_json: state
                 .jobs
                 .get(&iteration.job)

@@ -30,7 +30,8 @@ impl Core {
     /// Holds an epoch that has just ended against its job's decision, once the last of its workers has told how it went:
     /// clients may have read everything before.
     pub(super) fn watch(&self, txn: &mut Txn<'_>, id: IterationId) {
-        let told = |i: &&Iteration| i.is_finished() && i.tasks.values().all(|t| t.is_lost() || t.reported);
+        let told =
+            |i: &&Iteration| i.is_drained() && i.tasks.values().all(|t| t.is_lost() || t.is_reported());
         let Some(iteration) = txn.state.iterations.get(&id).filter(told) else { return };
         let Some(job) = txn.state.jobs.get(&iteration.job).filter(|j| j.policy == Policy::Auto) else {
             return;

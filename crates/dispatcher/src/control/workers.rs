@@ -1,41 +1,84 @@
 //! Workers: registration, heartbeats, what a task is, and how it ended.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use caju_cache::Remembered;
+use caju_engine::wire::is_in_process;
 use caju_proto::v1;
-use caju_types::{Error, ErrorKind, Result, TaskId, WorkerId};
+use caju_runtime::random_secret;
+use caju_types::{Error, ErrorKind, Result, Secret, TaskId, WorkerId};
 
 use super::leases::running_task;
-use super::{Core, Txn};
+use super::limits::check_name;
+use super::{Core, Txn, secrets};
 use crate::config::DispatcherConfig;
-use crate::state::{Failure, Iteration, Job, Mode, Modes, State, Task, TaskState, Update, WorkerState};
+use crate::state::{
+    Failure, Iteration, Job, Mode, Modes, State, Task, TaskState, Update, Worker, WorkerState,
+};
+
+/// A worker that was heard of within so many heartbeats, or half its timeout, lives.
+const HEARTBEATS_OF_THE_LIVING: u32 = 3;
 
 impl Core {
     pub(crate) async fn register_worker(
         &self,
         request: v1::RegisterWorkerRequest,
     ) -> Result<v1::RegisterWorkerResponse> {
+        check_name("a worker's address", &request.address)?;
         let valid = request
             .address
             .rsplit_once(':')
             .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p != 0));
-        if !valid {
+        // Who reaches a dispatcher within a process is in that process too.
+        let is_here = is_in_process(&self.config.listen) && is_in_process(&request.address);
+        if !valid && !is_here {
             return Err(Error::invalid(format!(
                 "worker address `{}` is not HOST:PORT that clients could dial",
                 request.address
             )));
         }
+        request.tags.iter().try_for_each(|tag| check_name("a worker's tag", tag))?;
         let now = self.clock.now();
+        let secret = random_secret()?;
         let worker = self
             .commit(|txn| {
-                let id = register(txn, &request);
-                self.observed.lock().hear_worker(id, now);
+                self.may_register(txn.state, &request, now)?;
+                let id = register(txn, &request, secret);
+                self.observed.lock().worker_registered(id, now);
                 Ok(id)
             })
             .await?;
         tracing::info!("{worker} at {} registered", request.address);
-        Ok(v1::RegisterWorkerResponse { worker_id: worker.0, heartbeat_ms: self.heartbeat_ms() })
+        Ok(v1::RegisterWorkerResponse {
+            worker_id: worker.0,
+            heartbeat_ms: self.heartbeat_ms(),
+            secret: secret.to_vec().into(),
+            cache_url: self.config.cache_url.clone(),
+        })
+    }
+
+    /// Whether a worker may register: nobody takes the address of a worker that lives, but that worker itself.
+    fn may_register(&self, state: &State, request: &v1::RegisterWorkerRequest, now: Duration) -> Result<()> {
+        let Some(known) = state.worker_at(&request.address) else { return Ok(()) };
+        if known.is_lost() || secrets::is_of_worker(known, &request.secret) {
+            return Ok(());
+        }
+        let heard = self.observed.lock().workers.get(&known.id).map_or(now, |r| r.at);
+        let silent = now.saturating_sub(heard);
+        let timeout = self.config.timers.worker_timeout;
+        let alive = (self.config.timers.heartbeat * HEARTBEATS_OF_THE_LIVING).max(timeout / 2).min(timeout);
+        if silent > alive {
+            return Ok(());
+        }
+        // A worker that was killed and started again tries until the dispatcher misses the old one.
+        Err(Error::unavailable(format!(
+            "{} was heard of {:.1} s ago, and its address is not given to another process while it lives; if it died \
+             just now, this passes within {}; else take another address (--listen, --advertise)",
+            known.describe(),
+            silent.as_secs_f64(),
+            caju_types::format_duration(alive)
+        )))
     }
 
     /// Workers that get tasks, with their addresses.
@@ -53,17 +96,20 @@ impl Core {
     ) -> Result<v1::WorkerHeartbeatResponse> {
         let id = WorkerId(request.worker_id);
         let mut answer = self
-            .look(|state| {
+            .look(|state| -> Result<v1::WorkerHeartbeatResponse> {
                 let known = state.workers.get(&id).filter(|w| !w.is_lost() && w.address == request.address);
+                if known.is_some() {
+                    secrets::worker(state, id, &request.secret)?;
+                }
                 let stale = |t: &&u64| !should_run(state, TaskId(**t), id);
-                v1::WorkerHeartbeatResponse {
+                Ok(v1::WorkerHeartbeatResponse {
                     register_again: known.is_none(),
                     cancel_tasks: request.tasks.iter().filter(stale).copied().collect(),
                     draining: known.is_some_and(|w| w.state == WorkerState::Draining),
                     decided: Vec::new(),
-                }
+                })
             })
-            .await?;
+            .await??;
         if !answer.register_again {
             let mut observed = self.observed.lock();
             let report = observed.workers.entry(id).or_default();
@@ -91,6 +137,7 @@ impl Core {
     pub(crate) async fn get_task(&self, request: v1::GetTaskRequest) -> Result<v1::GetTaskResponse> {
         let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
         self.look(|state| {
+            secrets::worker(state, worker, &request.secret)?;
             let (iteration, task) = running_task(state, id, worker)?;
             let before = self.planning.lock().before(&iteration.job);
             let task = task_def(&self.config, state, iteration, task, before.as_deref())?;
@@ -108,7 +155,11 @@ impl Core {
             // A task that is unknown, lost or reported already needs nothing more: its worker may forget it.
             let Some((iteration, task)) = txn.state.task(id) else { return Ok(()) };
             let iteration_id = iteration.id;
-            if task.worker != worker || task.is_lost() || task.reported {
+            if task.is_lost() || task.reported {
+                return Ok(());
+            }
+            secrets::worker(txn.state, task.worker, &request.secret)?;
+            if task.worker != worker {
                 return Ok(());
             }
             let Some(failure) = &request.failure else {
@@ -118,7 +169,9 @@ impl Core {
                     observed.skipped(iteration_id, &request.first_skips);
                 }
                 let modes = request.modes.map(modes_from_proto).unwrap_or_default();
-                end(txn, id, request.rows_skipped, modes);
+                let emitted = request.counted.then(|| emitted(&request.splits_out));
+                end(txn, id, request.rows_skipped, modes, emitted);
+                self.settle_tasks(txn, iteration_id);
                 if let Some(profile) = &request.profile {
                     self.last_profile(txn, iteration_id, profile.clone());
                 }
@@ -141,6 +194,26 @@ impl Core {
         Ok(v1::FinishTaskResponse {})
     }
 
+    /// Whether a call may make a worker leave: its own, or an operator's.
+    fn may_drain(&self, worker: &Worker, given: &[u8]) -> Result<()> {
+        let operator = self.operator.is_some_and(|s| s.is(given));
+        if operator || worker.secret.is_some_and(|s| s.is(given)) {
+            return Ok(());
+        }
+        Err(Error::permission_denied(match &self.operator {
+            Some(_) => format!(
+                "draining {} needs the operator's secret: give --operator-secret-file, a copy of the file \
+                 `operator-secret` in the dispatcher's --state-dir (or of its own --operator-secret-file)",
+                worker.describe()
+            ),
+            None => format!(
+                "{} cannot be drained from afar: this dispatcher has no operator's secret; start it with --state-dir \
+                 or --operator-secret-file, or send the worker SIGTERM",
+                worker.describe()
+            ),
+        }))
+    }
+
     pub(crate) async fn drain_worker(
         &self,
         request: v1::DrainWorkerRequest,
@@ -152,6 +225,7 @@ impl Core {
                 let known = if known.is_empty() { "none".to_string() } else { known.join(", ") };
                 return Err(Error::not_found(format!("there is no {id}; registered workers: {known}")));
             };
+            self.may_drain(worker, &request.secret)?;
             if worker.is_lost() {
                 return Err(Error::failed_precondition(format!("{} is lost already", worker.describe())));
             }
@@ -164,10 +238,13 @@ impl Core {
     }
 }
 
-fn register(txn: &mut Txn<'_>, request: &v1::RegisterWorkerRequest) -> WorkerId {
+fn register(txn: &mut Txn<'_>, request: &v1::RegisterWorkerRequest, secret: Secret) -> WorkerId {
     let known = txn.state.worker_at(&request.address).map(|w| (w.id, w.slot));
     let worker = known.map_or(WorkerId(txn.state.next_worker.max(1)), |(id, _)| id);
     let slot = txn.state.free_slot(known.map(|(_, slot)| slot), worker);
+    // Under `off` a worker that comes back under another address must not count twice.
+    let off = |i: &Iteration| i.mode == Mode::Off && i.is_running() && !i.feeds.is_empty();
+    let unconfirmed = known.is_none() && txn.state.iterations.values().any(off);
     txn.apply(Update::WorkerRegistered {
         worker,
         address: request.address.clone(),
@@ -175,13 +252,15 @@ fn register(txn: &mut Txn<'_>, request: &v1::RegisterWorkerRequest) -> WorkerId 
         tags: request.tags.clone(),
         cores: request.cores,
         version: request.version.clone(),
+        secret: Some(secret),
+        unconfirmed,
     });
     worker
 }
 
 /// A task ended well; too many skipped rows are a failure all the same.
-fn end(txn: &mut Txn<'_>, id: TaskId, rows_skipped: u64, modes: Modes) {
-    txn.apply(Update::TaskEnded { task: id, rows_skipped, modes });
+fn end(txn: &mut Txn<'_>, id: TaskId, rows_skipped: u64, modes: Modes, emitted: Option<Vec<(u64, u64)>>) {
+    txn.apply(Update::TaskEnded { task: id, rows_skipped, modes, emitted });
     let Some((iteration, _)) = txn.state.task(id) else { return };
     let limit = txn.state.datasets.get(&iteration.dataset).and_then(|d| d.skip_limit);
     let (iteration_id, skipped) = (iteration.id, iteration.rows_skipped);
@@ -237,6 +316,7 @@ fn task_def(
             None => String::new(),
         },
         cache_budget: config.cache_budget.filter(|_| job.save.is_none()).unwrap_or(0),
+        secret: task.secret.map(|s| s.to_vec().into()).unwrap_or_default(),
     })
 }
 
@@ -244,6 +324,11 @@ fn task_def(
 fn last_epoch(job: &Job, epoch: u64, before: Option<&Remembered>) -> bool {
     let last = super::planning::epochs_left(job.epochs, epoch, None).is_some_and(|n| n <= 1);
     last && before.is_none_or(|b| super::planning::expected_jobs(b) <= 1)
+}
+
+/// Rows that a task emitted, per split.
+fn emitted(counts: &[v1::SplitCount]) -> Vec<(u64, u64)> {
+    counts.iter().map(|c| (c.split_index, c.rows)).collect()
 }
 
 fn modes_from_proto(m: v1::SplitModes) -> Modes {

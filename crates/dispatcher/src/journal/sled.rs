@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,6 +15,8 @@ use crate::state::Update;
 /// The folder inside the state directory. Only this is ever renamed: a state directory given by mistake,
 /// somebody's home say, stays as it is.
 const FOLDER: &str = "journal-v1";
+/// The file beside the database's own that counts the records.
+const COUNT: &str = "caju-records";
 /// Marks a database as ours.
 const FORMAT_KEY: &[u8] = b"format";
 /// How long a database that was closed may stay locked.
@@ -29,6 +32,8 @@ pub struct SledJournal {
     groups: ::sled::Tree,
     next: u64,
     path: PathBuf,
+    /// Counts the records outside of the database, so that it shows if the database has lost some.
+    count: fs::File,
 }
 
 impl SledJournal {
@@ -61,14 +66,31 @@ impl SledJournal {
             }
             None => return Err(damaged(folder, "it is a database of something else")),
         }
-        let mut journal = Self { db, groups, next: 0, path: folder.to_path_buf() };
+        let mut options = fs::File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let count = options.open(folder.join(COUNT)).map_err(|e| io_error(folder, &e))?;
+        let mut journal = Self { db, groups, next: 0, path: folder.to_path_buf(), count };
         let replayed = journal.replay()?;
         Ok((journal, replayed))
+    }
+
+    /// Notes how many records are durable. It may be behind after a loss of power, never ahead.
+    fn write_count(&self) -> Result<()> {
+        let note = [self.next.to_le_bytes(), (!self.next).to_le_bytes()].concat();
+        self.count.write_all_at(&note, 0).map_err(|e| io_error(&self.path, &e))
     }
 
     fn io(&self, e: ::sled::Error) -> Error {
         classify(&self.path, e)
     }
+}
+
+/// The records that were durable when that was last noted; 0 where nothing, or nothing whole, is noted.
+fn read_count(file: &fs::File) -> u64 {
+    let (mut number, mut inverse) = ([0; 8], [0; 8]);
+    let read = file.read_exact_at(&mut number, 0).and_then(|()| file.read_exact_at(&mut inverse, 8));
+    let (number, inverse) = (u64::from_le_bytes(number), u64::from_le_bytes(inverse));
+    if read.is_ok() && number == !inverse { number } else { 0 }
 }
 
 /// sled gives the failed lock no kind of its own.
@@ -105,6 +127,18 @@ impl Journal for SledJournal {
             out.push(codec::decode(&value).map_err(|e| e.context(self.path.display()))?);
         }
         self.next = expected.unwrap_or(0);
+        let counted = read_count(&self.count);
+        if self.next < counted {
+            // sled cuts its log at the first damaged byte, and says nothing.
+            return Err(damaged(
+                &self.path,
+                &format!(
+                    "{} records of at least {counted} can be read, and the last {} are lost",
+                    out.len(),
+                    counted - self.next
+                ),
+            ));
+        }
         Ok(out)
     }
 
@@ -118,7 +152,7 @@ impl Journal for SledJournal {
         self.groups.apply_batch(batch).map_err(|e| self.io(e))?;
         self.next = next;
         self.db.flush().map_err(|e| self.io(e))?;
-        Ok(())
+        self.write_count()
     }
 
     fn replace(&mut self, group: &[Update]) -> Result<()> {
@@ -130,7 +164,7 @@ impl Journal for SledJournal {
         self.groups.apply_batch(batch).map_err(|e| self.io(e))?;
         self.next += 1;
         self.db.flush().map_err(|e| self.io(e))?;
-        Ok(())
+        self.write_count()
     }
 
     fn describe(&self) -> String {

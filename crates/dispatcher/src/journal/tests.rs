@@ -30,6 +30,7 @@ fn plain_updates() -> Vec<Update> {
         id: "images".to_string().into_id(),
         fingerprint: Fingerprint(7),
         identity: Fingerprint(8),
+        payloads: None,
         name: Some("imagenet".into()),
         definition_json: r#"{"source":{}}"#.into(),
         schema_ipc: vec![1, 0xab],
@@ -54,6 +55,8 @@ fn plain_updates() -> Vec<Update> {
             tags: vec!["gpu".into()],
             cores: 8,
             version: "0.1.0".into(),
+            secret: None,
+            unconfirmed: false,
         },
         Update::WorkerRegistered {
             worker: WorkerId(2),
@@ -62,6 +65,8 @@ fn plain_updates() -> Vec<Update> {
             tags: vec![],
             cores: 8,
             version: "0.1.0".into(),
+            secret: None,
+            unconfirmed: false,
         },
         Update::DatasetRegistered { dataset: dataset.clone() },
         Update::JobCreated {
@@ -77,10 +82,22 @@ fn plain_updates() -> Vec<Update> {
             save: None,
         },
         Update::IterationOpened { iteration, job, epoch: 0, at_ms: 1_700_000_000_000 },
-        Update::ClientJoined { client, iteration, flight: None },
-        Update::ClientJoined { client: ClientId(1003), iteration, flight: Some(WorkerId(2)) },
-        Update::TaskCreated { task: TaskId(1004), iteration, worker, feed: FeedId::SHARED },
-        Update::TaskCreated { task: TaskId(1005), iteration, worker: WorkerId(2), feed: FeedId::SHARED },
+        Update::ClientJoined { client, iteration, flight: None, allow_lost: false, secret: None },
+        Update::ClientJoined {
+            client: ClientId(1003),
+            iteration,
+            flight: Some(WorkerId(2)),
+            allow_lost: false,
+            secret: None,
+        },
+        Update::TaskCreated { task: TaskId(1004), iteration, worker, feed: FeedId::SHARED, secret: None },
+        Update::TaskCreated {
+            task: TaskId(1005),
+            iteration,
+            worker: WorkerId(2),
+            feed: FeedId::SHARED,
+            secret: None,
+        },
         Update::Leased {
             task: TaskId(1004),
             request_no: 1,
@@ -89,10 +106,10 @@ fn plain_updates() -> Vec<Update> {
             end: false,
         },
         Update::ClientLost { client, task: TaskId(1004), received: rows, reason: "reset".into() },
-        Update::TaskCreated { task: TaskId(1006), iteration, worker, feed: FeedId::SHARED },
+        Update::TaskCreated { task: TaskId(1006), iteration, worker, feed: FeedId::SHARED, secret: None },
         Update::FeedExhausted { iteration, feed: FeedId::SHARED },
         Update::Leased { task: TaskId(1006), request_no: 1, fresh: vec![], requeued: vec![0], end: true },
-        Update::TaskEnded { task: TaskId(1006), rows_skipped: 2, modes: Modes::default() },
+        Update::TaskEnded { task: TaskId(1006), rows_skipped: 2, modes: Modes::default(), emitted: None },
         Update::ClientEnded { client, task: TaskId(1006) },
         Update::TaskLost { task: TaskId(1005), reason: "told to stop".into() },
         Update::WorkerDraining { worker },
@@ -104,6 +121,8 @@ fn plain_updates() -> Vec<Update> {
             received: vec![(TaskId(1006), vec![])],
             broken_off: vec![],
             reason: String::new(),
+            returned: vec![],
+            vanished: None,
         },
         Update::IterationFailed {
             iteration,
@@ -176,11 +195,29 @@ fn sled_conforms() {
 #[test]
 fn the_first_format_is_read_and_still_written() {
     let groups: Vec<Vec<Update>> = FIXTURE.lines().map(|l| codec::decode(l.as_bytes()).unwrap()).collect();
-    assert_eq!(groups.concat(), every_update(), "an old journal must mean what it meant");
-    let written: Vec<String> =
-        every_update().chunks(4).map(|g| String::from_utf8(codec::encode(g).unwrap()).unwrap()).collect();
+    let (snapshot, plain) = groups.split_last().unwrap();
+    assert_eq!(plain.concat(), plain_updates(), "an old journal must mean what it meant");
+    let encode = |group: &[Update]| String::from_utf8(codec::encode(group).unwrap()).unwrap();
+    let written: Vec<String> = plain_updates().chunks(4).map(encode).chain([encode(snapshot)]).collect();
     let fixture: Vec<&str> = FIXTURE.lines().collect();
     assert_eq!(written, fixture, "a change of the format needs a new version and a new fixture");
+}
+
+#[test]
+fn what_is_forgotten_stays_forgotten() {
+    let mut state = State::default();
+    plain_updates().iter().for_each(|u| state.apply(u));
+    let [job, dataset] = [
+        Update::JobForgotten { job: caju_types::JobName("run-1".into()) },
+        Update::DatasetForgotten { dataset: "images".to_string().into_id() },
+    ];
+    let written = codec::encode(&[job.clone(), dataset.clone()]).unwrap();
+    assert_eq!(codec::decode(&written).unwrap(), [job.clone(), dataset.clone()]);
+    assert_eq!(state.unused_datasets().count(), 0, "the job refers to it");
+    state.apply(&job);
+    assert_eq!(state.unused_datasets().count(), 1);
+    state.apply(&dataset);
+    assert!(state.jobs.is_empty() && state.datasets.is_empty());
 }
 
 /// What came with snapshots.
@@ -204,6 +241,7 @@ fn later_updates() -> Vec<Update> {
             task: TaskId(2006),
             rows_skipped: 0,
             modes: Modes { compute: 1, put: 2, get: 3, fell_back: 0, kept: 0 },
+            emitted: None,
         },
         Update::Watched {
             job: job.clone(),
@@ -233,6 +271,55 @@ fn other_formats_and_damage_are_told_apart_from_ours() {
 fn set_aside(dir: &Path) -> Vec<String> {
     let names = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
     names.filter(|n| n.contains("set-aside")).collect()
+}
+
+#[test]
+fn every_flipped_bit_of_the_log_is_reported_or_does_no_harm() {
+    let whole = tempfile::tempdir().unwrap();
+    let at = whole.path().join("j");
+    let groups: Vec<Vec<Update>> = every_update().into_iter().map(|u| vec![u]).collect();
+    let (mut journal, _) = SledJournal::open(&at).unwrap();
+    groups.iter().for_each(|g| journal.append(std::slice::from_ref(g)).unwrap());
+    drop(journal);
+    let files = |at: &Path| {
+        fs::read_dir(at).unwrap().map(|e| e.unwrap()).filter(|e| e.path().is_file()).collect::<Vec<_>>()
+    };
+    let log = fs::read(at.join("db")).unwrap();
+    let used = log.iter().rposition(|b| *b != 0).unwrap();
+    let mut reported = 0;
+    for place in (0..used).step_by((used / 24).max(1)) {
+        let copy = tempfile::tempdir().unwrap();
+        for file in files(&at) {
+            fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+        }
+        let mut flipped = log.clone();
+        flipped[place] ^= 0x10;
+        fs::write(copy.path().join("db"), flipped).unwrap();
+        match SledJournal::open(copy.path()) {
+            Ok((_, found)) => assert_eq!(found, groups, "byte {place} of {used}"),
+            Err(e) => {
+                assert_eq!(e.kind(), ErrorKind::DataLoss, "byte {place}: {e}");
+                reported += 1;
+            }
+        }
+    }
+    assert!(reported > 0, "no flip hit a record");
+}
+
+#[test]
+fn lost_records_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("j");
+    let (mut journal, _) = SledJournal::open(&at).unwrap();
+    journal.append(&[every_update(), every_update(), every_update()]).unwrap();
+    drop(journal);
+    let db = open_database(&::sled::Config::new().path(&at)).unwrap();
+    // As after damage: the log ends before its end.
+    db.open_tree("groups").unwrap().remove(2_u64.to_be_bytes()).unwrap();
+    db.flush().unwrap();
+    drop(db);
+    let e = SledJournal::open(&at).unwrap_err();
+    assert!(e.kind() == ErrorKind::DataLoss && e.message().contains("2 records of at least 3"), "{e}");
 }
 
 const NOW: Duration = Duration::from_secs(1000);
@@ -356,6 +443,7 @@ fn what_cannot_be_written_is_never_told() {
         assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
         assert!(e.message().contains("no space left"), "{e}");
         assert!(writer.durable(first).await.is_err(), "nor anything read since");
+        assert!(writer.failed().await.message().contains("no space left"));
         writer.close();
     });
 }

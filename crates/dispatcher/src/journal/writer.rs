@@ -102,6 +102,17 @@ impl JournalWriter {
         }
     }
 
+    /// Waits until the journal fails, if it ever does: why.
+    pub(crate) async fn failed(&self) -> Error {
+        let mut durable = self.durable.clone();
+        let found = durable.wait_for(|d| matches!(d, Durable::Failed(_))).await.map(|d| (*d).clone());
+        match found {
+            Ok(Durable::Failed(e)) => e,
+            // It was closed in order.
+            _ => std::future::pending().await,
+        }
+    }
+
     /// Where the journal is, for people.
     pub(crate) fn describe(&self) -> &str {
         &self.description
@@ -139,7 +150,8 @@ fn write_all(mut journal: Box<dyn Journal>, shared: &Shared, durable: &watch::Se
         };
         if let Err(e) = write(journal.as_mut(), entries) {
             let e = e.context(
-                "the journal cannot be written; the dispatcher serves nothing until it is started again",
+                "the journal cannot be written, and the dispatcher serves nothing without it; mend the cause and start it \
+                 again: what it answered until now is kept",
             );
             tracing::error!("{e}");
             durable.send_replace(Durable::Failed(e));

@@ -16,6 +16,9 @@ pub struct Dataset {
     pub fingerprint: Fingerprint,
     /// The name of everything it says, and of the columns found: equal for the same dataset only.
     pub identity: Fingerprint,
+    /// The name of its functions in Python as they were sent; none if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payloads: Option<Fingerprint>,
     /// The name in the definition, for people.
     pub name: Option<String>,
     /// The definition.
@@ -88,6 +91,9 @@ pub struct Job {
     pub finished: RowRanges,
     /// Epochs that were left by all their clients before their end.
     pub abandoned: RowRanges,
+    /// Epochs that were read to their end with rows missing.
+    #[serde(default, skip_serializing_if = "RowRanges::is_empty")]
+    pub incomplete: RowRanges,
 }
 
 /// Bytes as hexadecimal text, so that a journal stays readable.

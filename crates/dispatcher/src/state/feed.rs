@@ -1,10 +1,10 @@
 //! The books of one row of splits: what was issued, and what came back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use caju_types::{RowRanges, hash128, mix64};
+use caju_types::{ClientId, RowRanges, WorkerId, hash128, mix64};
 use serde::{Deserialize, Serialize};
 
 use super::SplitRecord;
@@ -84,6 +84,12 @@ pub struct Lease {
     /// How often it was lost.
     #[serde(default)]
     pub lost: u32,
+    /// The workers that it was lost with, by incarnation.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub lost_with: BTreeSet<(WorkerId, u32)>,
+    /// Rows of `done` that present clients received from lost tasks. Their users may not have taken them yet.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub held: BTreeMap<ClientId, RowRanges>,
     /// Which of the iteration's plans it was first leased under: the first ones are superseded.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub plan: usize,

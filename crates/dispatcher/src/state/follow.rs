@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 
 use caju_types::{Error, IterationId, TaskId, WorkerId};
 
-use super::{FeedId, Iteration, Mode, State, Task, TaskState, Update, Worker};
+use super::losses::SUSPICIOUS;
+use super::{FeedId, Iteration, Lease, Mode, State, Task, TaskState, Update, Worker};
 
 /// Lost connections after which an iteration prefers other workers.
 const STRIKES_TO_AVOID: u32 = 3;
 /// Lost connections to every worker after which an iteration fails.
 const STRIKES_TO_FAIL: u32 = 10;
-/// How often a split may be lost with its task before it is held to be the cause.
-const LOSSES_TO_FAIL: u32 = 20;
 
 /// The updates that bring an iteration to what it should be; none if it is there. Applying them and asking
 /// again gives none: the caller need not loop.
@@ -21,7 +20,7 @@ pub fn follow_ups(state: &State, id: IterationId) -> Vec<Update> {
         return Vec::new();
     }
     let eligible = eligible_workers(state, iteration);
-    if let Some(error) = hopeless(iteration, &eligible) {
+    if let Some(error) = hopeless(state, iteration, &eligible) {
         return vec![Update::IterationFailed { iteration: id, failure: (&error).into() }];
     }
     let wanted = match (iteration.mode, iteration.exclusive) {
@@ -34,6 +33,7 @@ pub fn follow_ups(state: &State, id: IterationId) -> Vec<Update> {
         iteration: id,
         worker,
         feed,
+        secret: None,
     };
     (0..).zip(wanted).map(created).collect()
 }
@@ -45,7 +45,7 @@ fn eligible_workers<'a>(state: &'a State, iteration: &Iteration) -> Vec<&'a Work
     state.active_workers().filter(|w| own || by_flight(w)).collect()
 }
 
-fn hopeless(iteration: &Iteration, eligible: &[&Worker]) -> Option<Error> {
+fn hopeless(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Option<Error> {
     let place = iteration.describe();
     let loss = iteration.last_loss.as_deref().unwrap_or("no reason was given");
     if !eligible.is_empty() && eligible.iter().all(|w| iteration.strikes_of(w.id) >= STRIKES_TO_FAIL) {
@@ -55,13 +55,22 @@ fn hopeless(iteration: &Iteration, eligible: &[&Worker]) -> Option<Error> {
             workers.join(", ")
         )));
     }
-    let mut pending = iteration.feeds.values().flat_map(|f| f.pending.values());
-    let worst = pending.find(|l| l.lost >= LOSSES_TO_FAIL)?;
+    let mut suspects =
+        iteration.suspects.iter().filter_map(|index| Some((index, iteration.lease_of(*index)?)));
+    let (index, lease) = suspects.find(|(_, lease)| deaths(state, lease) >= SUSPICIOUS)?;
     Some(Error::unavailable(format!(
-        "{place}: a split was lost with its worker {LOSSES_TO_FAIL} times: {}; the last time: {loss}; see the \
-         workers' logs (out of memory?)",
-        worst.split
+        "{place}: split {index} was lost with {SUSPICIOUS} workers that died, and is held to be the cause: {}; the \
+         last loss: {loss}; see the workers' logs (out of memory?), and check the file",
+        lease.split
     )))
+}
+
+/// With how many workers that died since a split was lost. A worker that lives only lost a connection.
+fn deaths(state: &State, lease: &Lease) -> usize {
+    let died = |(worker, incarnation): &&(WorkerId, u32)| {
+        state.workers.get(worker).is_none_or(|w| w.is_lost() || w.incarnation != *incarnation)
+    };
+    lease.lost_with.iter().filter(died).count()
 }
 
 /// Every worker draws from one feed; a worker whose task was told the end gets another for what came back.
@@ -102,7 +111,7 @@ fn exclusive_task(
 
 /// Every worker has a feed of its own, by slot; that of a lost worker moves to another.
 fn off_tasks(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Vec<(WorkerId, FeedId)> {
-    let new = eligible.iter().filter(|w| !iteration.feeds.contains_key(&FeedId(w.slot)));
+    let new = eligible.iter().filter(|w| !w.unconfirmed && !iteration.feeds.contains_key(&FeedId(w.slot)));
     let mut wanted: Vec<_> = new.map(|w| (w.id, FeedId(w.slot))).collect();
     for feed in iteration.feeds.keys() {
         wanted.extend(exclusive_task(state, iteration, *feed, eligible, Some(feed.0)));
@@ -118,13 +127,14 @@ pub fn owed_tasks(state: &State, id: IterationId, flight: Option<WorkerId>) -> V
     if iteration.mode != Mode::Off || iteration.failure.is_some() {
         return Vec::new();
     }
-    let wanted = state.active_workers().filter(|w| flight.is_none_or(|f| f == w.id));
+    let wanted = state.active_workers().filter(|w| !w.unconfirmed && flight.is_none_or(|f| f == w.id));
     let owed = wanted.filter(|w| !iteration.feeds.contains_key(&FeedId(w.slot)));
     let created = |(k, w): (u64, &Worker)| Update::TaskCreated {
         task: TaskId(state.next_id + k),
         iteration: id,
         worker: w.id,
         feed: FeedId(w.slot),
+        secret: None,
     };
     (0..).zip(owed).map(created).collect()
 }

@@ -1,16 +1,17 @@
 //! An iteration: one epoch of a job, its feeds, tasks and readers.
 //!
-//! The life of a split: listed by a provider, leased to a task, and finished when every client has read that
-//! task to its end. If the task is lost before, the split waits until every client has said which of its rows
-//! it received, then goes back to its feed with those rows marked as done, and to another task.
+//! The life of a split: listed by a provider, leased to a task, and done when every client has read that task to
+//! its end, its user has taken every row, and the sum of what clients acknowledged is what the task emitted. If the
+//! task is lost before, the split waits until every client has said which of its rows it received, then goes back to
+//! its feed with those rows marked as done, and to another task. Rows that a client received and its user did not
+//! take come back when the client leaves or vanishes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use caju_types::{ClientId, DatasetId, Error, IterationId, JobName, RowRanges, TaskId, WorkerId};
+use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, Secret, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::caching::without_set;
 use super::{Failure, Feed, FeedId, Lease, Mode, Modes, SplitRecord, Task, TaskState};
 
 /// One epoch of a job.
@@ -60,6 +61,39 @@ pub struct Iteration {
     pub modes: Modes,
     /// It failed.
     pub failure: Option<Failure>,
+    /// Rows that tasks emitted and nobody acknowledged.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub missing: Missing,
+    /// Readers that vanished after their users had taken rows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost_readers: Vec<LostReader>,
+    /// Some reader does not accept that rows went to readers that are lost.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub strict: bool,
+    /// Some reader came by Flight, which acknowledges nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub flight_readers: bool,
+    /// Splits that were lost with several workers.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub suspects: BTreeSet<u64>,
+}
+
+/// Rows that tasks emitted and nobody acknowledged.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missing {
+    /// How many.
+    pub rows: u64,
+    /// Splits that they belong to.
+    pub splits: u64,
+}
+
+/// A reader that vanished after its user had taken rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostReader {
+    /// Which.
+    pub client: ClientId,
+    /// Rows that its user had taken, as far as it had reported.
+    pub rows: u64,
 }
 
 /// A reader of an iteration.
@@ -67,29 +101,84 @@ pub struct Iteration {
 pub struct Member {
     /// For a Flight reader: the worker whose task it reads. It sends no heartbeats and leaves with its task.
     pub flight: Option<WorkerId>,
+    /// Whether it accepts that rows went to readers that are lost.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub allow_lost: bool,
+    /// Whether its user has taken rows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub took: bool,
+    /// What every call of it carries.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<Secret>,
 }
 
 impl Iteration {
-    /// Whether nothing is left to hand out and every task has emitted everything.
-    pub fn is_finished(&self) -> bool {
+    /// Whether nothing is left to hand out and every task has emitted everything. Users may not have taken all of it.
+    pub fn is_drained(&self) -> bool {
         self.failure.is_none()
             && !self.feeds.is_empty()
             && !self.feeds.values().any(Feed::has_work)
             && self.tasks.values().all(Task::is_over)
     }
 
+    /// Whether all is accounted for: every task was compared with what clients acknowledged.
+    fn is_settled(&self) -> bool {
+        self.is_drained() && self.tasks.values().all(|t| t.state == TaskState::Done)
+    }
+
+    /// Whether every row was acknowledged.
+    pub fn is_finished(&self) -> bool {
+        self.is_settled() && !self.lacks_rows()
+    }
+
+    /// Whether it is at its end, and rows are missing.
+    pub fn is_incomplete(&self) -> bool {
+        self.is_settled() && self.lacks_rows()
+    }
+
+    fn lacks_rows(&self) -> bool {
+        self.missing.rows > 0 || self.strict && !self.lost_readers.is_empty()
+    }
+
     /// Whether it can still deliver rows.
     pub fn is_running(&self) -> bool {
-        self.failure.is_none() && !self.is_finished()
+        self.failure.is_none() && !self.is_drained()
     }
 
     /// The state's name for people.
     pub fn state_name(&self) -> &'static str {
-        match (&self.failure, self.is_finished()) {
-            (Some(_), _) => "failed",
-            (None, true) => "finished",
-            (None, false) => "running",
+        match () {
+            () if self.failure.is_some() => "failed",
+            () if self.is_finished() => "finished",
+            () if self.is_incomplete() => "incomplete",
+            () if self.members.is_empty() => "abandoned",
+            () => "running",
         }
+    }
+
+    /// Rows that the users of lost readers had taken.
+    pub fn rows_of_lost_readers(&self) -> u64 {
+        self.lost_readers.iter().map(|r| r.rows).sum()
+    }
+
+    /// Whether all that a client read is accounted for, as far as that depends on it and on workers.
+    pub fn is_accounted_for(&self, client: ClientId) -> bool {
+        // While others read a task, its worker has not reported it, and nobody waits for them.
+        let read_by_all = |t: &Task| self.own_members().all(|c| t.read_by.contains(&c));
+        let settled = |t: &Task| {
+            t.state == TaskState::Done || t.taken_by.contains(&client) && (t.is_reported() || !read_by_all(t))
+        };
+        self.is_drained() && self.tasks.values().all(settled)
+    }
+
+    /// Tasks whose rows can be compared with what clients acknowledged: nothing more will be said about them.
+    pub fn to_settle(&self) -> Vec<TaskId> {
+        let own: BTreeSet<ClientId> = self.own_members().collect();
+        let flight = |w: WorkerId| self.members.values().any(|m| m.flight == Some(w));
+        let ready = |t: &&Task| {
+            t.state == TaskState::Ended && t.is_reported() && own.is_subset(&t.taken_by) && !flight(t.worker)
+        };
+        self.tasks.values().filter(ready).map(|t| t.id).collect()
     }
 
     /// Readers of our own kind, which send heartbeats and reports.
@@ -122,13 +211,21 @@ impl Iteration {
         format!("job `{}` epoch {}", self.job, self.epoch)
     }
 
-    pub(super) fn join(&mut self, client: ClientId, flight: Option<WorkerId>) {
-        self.members.insert(client, Member { flight });
+    pub(super) fn join(&mut self, client: ClientId, member: Member) {
+        self.flight_readers |= member.flight.is_some();
+        self.strict |= !member.allow_lost;
+        self.members.insert(client, member);
     }
 
-    pub(super) fn create_task(&mut self, id: TaskId, worker: WorkerId, feed: FeedId) {
-        self.feeds.entry(feed).or_default();
-        self.tasks.insert(id, Task::new(id, worker, feed));
+    pub(super) fn client_took(&mut self, client: ClientId) {
+        if let Some(member) = self.members.get_mut(&client) {
+            member.took = true;
+        }
+    }
+
+    pub(super) fn create_task(&mut self, task: Task) {
+        self.feeds.entry(task.feed).or_default();
+        self.tasks.insert(task.id, task);
         self.version += 1;
     }
 
@@ -161,6 +258,8 @@ impl Iteration {
                 split: Arc::clone(&record.split),
                 done: RowRanges::default(),
                 lost: 0,
+                lost_with: BTreeSet::new(),
+                held: BTreeMap::new(),
                 plan,
                 group: record.group.clone(),
             };
@@ -187,12 +286,19 @@ impl Iteration {
         self.version += 1;
     }
 
-    pub(super) fn task_ended(&mut self, id: TaskId, rows_skipped: u64, modes: Modes) {
+    pub(super) fn task_ended(
+        &mut self,
+        id: TaskId,
+        rows_skipped: u64,
+        modes: Modes,
+        emitted: Option<Vec<(u64, u64)>>,
+    ) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         if task.is_lost() || task.reported {
             return;
         }
         task.reported = true;
+        task.emitted = emitted;
         self.rows_skipped += rows_skipped;
         self.modes += modes;
         let worker = task.worker;
@@ -220,136 +326,36 @@ impl Iteration {
             }
         }
         self.version += 1;
-        self.settle_ended(id);
     }
 
-    /// An ended task is done when every client has read it to its end.
-    fn settle_ended(&mut self, id: TaskId) {
-        let own: BTreeSet<ClientId> = self.own_members().collect();
+    /// The user of a client took all that the client had of a task.
+    pub(super) fn client_taken(&mut self, client: ClientId, id: TaskId) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
-        let flight = self.members.values().any(|m| m.flight == Some(task.worker));
-        if task.state == TaskState::Ended && !flight && own.is_subset(&task.read_by) {
-            task.finish();
-        }
-    }
-
-    /// A client's connection to a task broke, or it heard that the task is lost.
-    pub(super) fn client_lost(
-        &mut self,
-        client: ClientId,
-        id: TaskId,
-        received: &[(u64, RowRanges)],
-        reason: &str,
-    ) {
-        let Some(task) = self.tasks.get(&id) else { return };
         if !task.is_lost() && task.state != TaskState::Done {
-            *self.strikes.entry(task.worker).or_default().entry(client).or_default() += 1;
-            self.lose(id, reason);
+            task.taken_by.insert(client);
+            self.version += 1;
         }
-        let Some(task) = self.tasks.get_mut(&id) else { return };
-        task.receive(received);
-        if let TaskState::Lost { awaiting } = &mut task.state {
-            awaiting.remove(&client);
-        }
-        self.settle_lost(id);
     }
 
-    /// A client left. Tasks that it broke off are lost, for its rows of them may be: that is nobody's fault.
-    pub(super) fn client_gone(
-        &mut self,
-        client: ClientId,
-        received: &[(TaskId, Vec<(u64, RowRanges)>)],
-        broken_off: &[TaskId],
-        reason: &str,
-    ) {
-        if self.members.remove(&client).is_none() {
-            return;
-        }
-        for by_client in self.strikes.values_mut() {
-            by_client.remove(&client);
-        }
-        for (id, rows) in received {
-            if let Some(task) = self.tasks.get_mut(id) {
-                task.receive(rows);
-            }
-        }
-        for id in broken_off {
-            let news = self.lose(*id, &format!("{client} left: {reason}"));
-            if let Some(task) = self.tasks.get_mut(id).filter(|_| news) {
-                task.blameless = true;
-            }
-        }
-        let ids: Vec<TaskId> = self.tasks.keys().copied().collect();
-        for id in ids {
-            if let Some(TaskState::Lost { awaiting }) = self.tasks.get_mut(&id).map(|t| &mut t.state) {
-                awaiting.remove(&client);
-            }
-            self.settle_lost(id);
-            self.settle_ended(id);
-        }
+    /// A task is done; rows of it that nobody acknowledged are missing.
+    pub(super) fn settle_task(&mut self, id: TaskId, missing: &[(u64, u64)]) {
+        let Some(task) = self.tasks.get_mut(&id).filter(|t| t.state == TaskState::Ended) else { return };
+        task.finish();
+        self.missing.rows += missing.iter().map(|(_, rows)| rows).sum::<u64>();
+        self.missing.splits += missing.len() as u64;
         self.version += 1;
     }
 
-    pub(super) fn worker_lost(&mut self, worker: WorkerId, reason: &str) {
-        let ids: Vec<TaskId> = self.tasks.values().filter(|t| t.worker == worker).map(|t| t.id).collect();
-        for id in ids {
-            self.task_lost(id, reason);
-        }
-        self.strikes.remove(&worker);
+    /// Whether every present reader has all that an ended task emitted: its worker is needed no more.
+    pub(super) fn is_delivered(&self, task: &Task) -> bool {
+        let flight = self.members.values().any(|m| m.flight == Some(task.worker));
+        task.state == TaskState::Ended && !flight && self.own_members().all(|c| task.read_by.contains(&c))
     }
 
-    pub(super) fn task_lost(&mut self, id: TaskId, reason: &str) {
-        self.lose(id, reason);
-        self.settle_lost(id);
-    }
-
-    /// A task's rows will not come. Nothing changes, and the answer is false, if that is known or the task is
-    /// done.
-    fn lose(&mut self, id: TaskId, reason: &str) -> bool {
-        let awaiting: BTreeSet<ClientId> = self.own_members().collect();
-        let Some(task) = self.tasks.get_mut(&id) else { return false };
-        if task.is_lost() || task.state == TaskState::Done {
-            return false;
-        }
-        self.version += 1;
-        let worker = task.worker;
-        let had_rows = !task.leases.is_empty();
-        task.state = TaskState::Lost { awaiting };
-        self.last_loss = Some(reason.to_string());
-        let flight = self.members.values().any(|m| m.flight == Some(worker));
-        if flight && had_rows {
-            // Nobody knows which of its rows the Flight reader has: the epoch cannot be made whole.
-            self.fail((&flight_loss(&self.describe(), reason)).into());
-        } else {
-            self.members.retain(|_, m| m.flight != Some(worker));
-        }
-        true
-    }
-
-    /// A lost task's splits go back once every client has said what it received of them.
-    fn settle_lost(&mut self, id: TaskId) {
-        let settled = |t: &Task| matches!(&t.state, TaskState::Lost { awaiting } if awaiting.is_empty());
-        if !self.tasks.get(&id).is_some_and(settled) {
-            return;
-        }
-        let Some(mut task) = self.tasks.remove(&id) else { return };
-        let feed = self.feeds.entry(task.feed).or_default();
-        feed.closed = false;
-        let mut came_back = false;
-        for (index, mut lease) in std::mem::take(&mut task.leases) {
-            if let Some(rows) = task.received.get(&index) {
-                lease.done.extend(rows);
-            }
-            lease.lost += u32::from(!task.blameless);
-            lease.group = None;
-            feed.pending.insert(index, lease);
-            came_back = true;
-        }
-        // Rows of splits that are run again may be in a part already: no set can come of this epoch.
-        if came_back && let Some(plan) = self.plan.as_deref().and_then(without_set) {
-            self.set_plan(Some(plan));
-        }
-        self.version += 1;
+    /// The lease of a split, wherever it is.
+    pub fn lease_of(&self, index: u64) -> Option<&Lease> {
+        let pending = self.feeds.get(&FeedId::of_index(index)).and_then(|f| f.pending.get(&index));
+        pending.or_else(|| self.tasks.values().find_map(|t| t.leases.get(&index)))
     }
 
     pub(super) fn fail(&mut self, failure: Failure) {
@@ -361,11 +367,4 @@ impl Iteration {
             self.version += 1;
         }
     }
-}
-
-fn flight_loss(iteration: &str, reason: &str) -> Error {
-    Error::unavailable(format!(
-        "{iteration}: {reason}; which of its rows a Flight reader received is not known, so the epoch cannot \
-         be made whole: read it again under another job name"
-    ))
 }

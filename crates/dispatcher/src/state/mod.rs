@@ -8,7 +8,9 @@ mod caching;
 mod dataset;
 mod feed;
 mod follow;
+mod forget;
 mod iteration;
+mod losses;
 mod saves;
 mod task;
 mod update;
@@ -25,7 +27,8 @@ pub use caching::{Hint, Policy};
 pub use dataset::{Dataset, Job};
 pub use feed::{Feed, FeedId, Lease, next_digest};
 pub use follow::{follow_ups, owed_tasks};
-pub use iteration::{Iteration, Member};
+pub use iteration::{Iteration, LostReader, Member, Missing};
+use losses::Gone;
 pub use saves::{Save, SaveStage, SaveTarget, SaveTotals};
 pub use task::{Task, TaskState};
 pub use update::{Failure, Mode, Modes, SplitRecord, Update};
@@ -88,6 +91,7 @@ impl State {
                 self.touched = touched;
             }
             Update::WorkerRegistered { .. }
+            | Update::WorkerConfirmed { .. }
             | Update::WorkerDraining { .. }
             | Update::WorkerLost { .. }
             | Update::WorkerForgotten { .. } => self.apply_worker(update),
@@ -123,6 +127,7 @@ impl State {
                     anonymous: *anonymous,
                     finished: RowRanges::default(),
                     abandoned: RowRanges::default(),
+                    incomplete: RowRanges::default(),
                 };
                 self.jobs.insert(job.name.clone(), job);
             }
@@ -144,16 +149,22 @@ impl State {
                 self.open(*iteration, job, *epoch, *at_ms);
             }
             Update::IterationDropped { iteration } => self.drop_iteration(*iteration),
+            Update::DatasetForgotten { dataset } => {
+                self.datasets.remove(dataset);
+            }
+            Update::JobForgotten { job } => {
+                self.jobs.remove(job);
+            }
             _ => self.apply_iteration(update),
         }
     }
 
     fn apply_worker(&mut self, update: &Update) {
         match update {
-            Update::WorkerRegistered { worker, address, slot, tags, cores, version } => {
+            Update::WorkerRegistered { worker, address, slot, tags, cores, version, secret, unconfirmed } => {
                 self.next_worker = self.next_worker.max(worker.0 + 1);
                 let before = self.workers.get(worker).map_or(0, |w| w.incarnation);
-                self.lose_worker(*worker, &format!("{worker} at {address} started anew"));
+                self.lose_worker(*worker, &format!("{worker} at {address} started again"));
                 let registered = Worker {
                     id: *worker,
                     address: address.clone(),
@@ -163,8 +174,16 @@ impl State {
                     cores: *cores,
                     version: version.clone(),
                     state: WorkerState::Active,
+                    secret: *secret,
+                    unconfirmed: *unconfirmed,
                 };
                 self.workers.insert(*worker, registered);
+            }
+            Update::WorkerConfirmed { worker, slot } => {
+                if let Some(w) = self.workers.get_mut(worker) {
+                    w.unconfirmed = false;
+                    w.slot = *slot;
+                }
             }
             Update::WorkerDraining { worker } => {
                 if let Some(w) = self.workers.get_mut(worker).filter(|w| w.is_active()) {
@@ -188,8 +207,9 @@ impl State {
     }
 
     fn lose_worker(&mut self, worker: WorkerId, reason: &str) {
+        let incarnation = self.workers.get(&worker).map_or(0, |w| w.incarnation);
         for iteration in self.iterations.values_mut() {
-            iteration.worker_lost(worker, reason);
+            iteration.worker_lost(worker, incarnation, reason);
         }
     }
 
@@ -227,6 +247,11 @@ impl State {
             former: Vec::new(),
             modes: Modes::default(),
             failure: None,
+            missing: Missing::default(),
+            lost_readers: Vec::new(),
+            strict: false,
+            flight_readers: false,
+            suspects: BTreeSet::new(),
         };
         self.iterations.insert(id, iteration);
         self.touched.0.insert(id);
@@ -241,6 +266,8 @@ impl State {
             self.jobs.remove(&iteration.job);
         } else if iteration.is_finished() {
             job.finished.insert(iteration.epoch, iteration.epoch + 1);
+        } else if iteration.is_incomplete() {
+            job.incomplete.insert(iteration.epoch, iteration.epoch + 1);
         } else if iteration.failure.is_none() {
             job.abandoned.insert(iteration.epoch, iteration.epoch + 1);
         }
@@ -257,26 +284,37 @@ impl State {
         let Some(iteration) = self.iterations.get_mut(&id) else { return };
         self.touched.0.insert(id);
         match update {
-            Update::ClientJoined { client, flight, .. } => iteration.join(*client, *flight),
-            Update::TaskCreated { task, worker, feed, .. } => {
-                iteration.create_task(*task, *worker, *feed);
+            Update::ClientJoined { client, flight, allow_lost, secret, .. } => {
+                iteration.join(
+                    *client,
+                    Member { flight: *flight, allow_lost: *allow_lost, took: false, secret: *secret },
+                );
+            }
+            Update::ClientTook { client, .. } => iteration.client_took(*client),
+            Update::ClientTaken { client, task } => iteration.client_taken(*client, *task),
+            Update::TaskSettled { task, missing } => iteration.settle_task(*task, missing),
+            Update::TaskCreated { task, worker, feed, secret, .. } => {
+                iteration.create_task(Task::new(*task, *worker, *feed, *secret));
                 self.task_index.insert(*task, id);
             }
             Update::Leased { task, request_no, fresh, requeued, end } => {
                 iteration.lease(*task, *request_no, fresh, requeued, *end);
             }
             Update::FeedExhausted { feed, .. } => iteration.exhaust(*feed),
-            Update::TaskEnded { task, rows_skipped, modes } => {
-                iteration.task_ended(*task, *rows_skipped, *modes);
+            Update::TaskEnded { task, rows_skipped, modes, emitted } => {
+                iteration.task_ended(*task, *rows_skipped, *modes, emitted.clone());
             }
             Update::Planned { plan, .. } => iteration.set_plan(plan.clone()),
-            Update::TaskLost { task, reason } => iteration.task_lost(*task, reason),
+            Update::TaskLost { task, reason } => iteration.task_given_up(*task, reason),
             Update::ClientEnded { client, task } => iteration.client_ended(*client, *task),
             Update::ClientLost { client, task, received, reason } => {
-                iteration.client_lost(*client, *task, received, reason);
+                let worker = iteration.tasks.get(task).map(|t| t.worker);
+                let incarnation = worker.and_then(|w| self.workers.get(&w)).map_or(0, |w| w.incarnation);
+                iteration.client_lost(*client, *task, received, reason, incarnation);
             }
-            Update::ClientGone { client, received, broken_off, reason, .. } => {
-                iteration.client_gone(*client, received, broken_off, reason);
+            Update::ClientGone { client, received, broken_off, reason, returned, vanished, .. } => {
+                let gone = Gone { received, broken_off, reason, returned, vanished: *vanished };
+                iteration.client_gone(*client, &gone);
             }
             Update::IterationFailed { failure, .. } => iteration.fail(failure.clone()),
             _ => {}
@@ -290,11 +328,14 @@ impl State {
             | Update::Planned { iteration, .. }
             | Update::FeedExhausted { iteration, .. }
             | Update::ClientGone { iteration, .. }
+            | Update::ClientTook { iteration, .. }
             | Update::IterationFailed { iteration, .. } => Some(*iteration),
             Update::Leased { task, .. }
             | Update::TaskEnded { task, .. }
             | Update::TaskLost { task, .. }
             | Update::ClientEnded { task, .. }
+            | Update::ClientTaken { task, .. }
+            | Update::TaskSettled { task, .. }
             | Update::ClientLost { task, .. } => self.task_index.get(task).copied(),
             _ => None,
         }

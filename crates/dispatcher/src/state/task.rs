@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use caju_types::{ClientId, RowRanges, TaskId, WorkerId};
+use caju_types::{ClientId, RowRanges, Secret, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 use super::{FeedId, Lease};
@@ -35,6 +35,21 @@ pub struct Task {
     /// It is lost because a reader left: its splits are not suspected of it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub blameless: bool,
+    /// Clients that have read it to its end and whose users took every row of it.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub taken_by: BTreeSet<ClientId>,
+    /// Of a lost task: what each present client reported to have received, per split. Its user may not have taken it yet.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub held: BTreeMap<ClientId, BTreeMap<u64, RowRanges>>,
+    /// Rows that it emitted, per split, as its worker reported; absent until then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub emitted: Option<Vec<(u64, u64)>>,
+    /// Its worker is gone without a report, after every client had read the task to its end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub worker_gone: bool,
+    /// What readers of it must know; drawn when it is created.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<Secret>,
 }
 
 /// How far a task is.
@@ -45,7 +60,7 @@ pub enum TaskState {
     Active,
     /// It has emitted everything; some client may still have to read.
     Ended,
-    /// Every client has read it to its end: its splits cannot be lost any more.
+    /// Every client has acknowledged all that it had of it: its splits cannot be lost any more.
     Done,
     /// Its rows will not come: its splits go elsewhere once these clients have said what they received.
     Lost {
@@ -55,7 +70,7 @@ pub enum TaskState {
 }
 
 impl Task {
-    pub(super) fn new(id: TaskId, worker: WorkerId, feed: FeedId) -> Self {
+    pub(super) fn new(id: TaskId, worker: WorkerId, feed: FeedId, secret: Option<Secret>) -> Self {
         Self {
             id,
             worker,
@@ -69,6 +84,11 @@ impl Task {
             read_by: BTreeSet::new(),
             received: BTreeMap::new(),
             blameless: false,
+            taken_by: BTreeSet::new(),
+            held: BTreeMap::new(),
+            emitted: None,
+            worker_gone: false,
+            secret,
         }
     }
 
@@ -87,6 +107,12 @@ impl Task {
         matches!(self.state, TaskState::Ended | TaskState::Done)
     }
 
+    /// Whether its worker has nothing more to say about it.
+    pub fn is_reported(&self) -> bool {
+        self.reported || self.worker_gone
+    }
+
+    /// Enters rows that clients have of it.
     pub(super) fn receive(&mut self, received: &[(u64, RowRanges)]) {
         for (split, rows) in received {
             if self.leases.contains_key(split) {
@@ -95,11 +121,35 @@ impl Task {
         }
     }
 
+    /// Enters what a present client has received: its user may not have taken it yet.
+    pub(super) fn hold(&mut self, client: ClientId, received: &[(u64, RowRanges)]) {
+        self.receive(received);
+        let held = self.held.entry(client).or_default();
+        for (split, rows) in received {
+            if self.leases.contains_key(split) {
+                held.entry(*split).or_default().extend(rows);
+            }
+        }
+    }
+
+    /// A client gives rows back that it had received of earlier tasks, or of this one. Whether there were any here.
+    pub(super) fn give_back(&mut self, split: u64, rows: &RowRanges) -> bool {
+        let Some(lease) = self.leases.get_mut(&split) else { return false };
+        lease.done.subtract(rows);
+        if let Some(received) = self.received.get_mut(&split) {
+            received.subtract(rows);
+        }
+        true
+    }
+
     pub(super) fn finish(&mut self) {
         self.state = TaskState::Done;
         self.leases.clear();
         self.received.clear();
         self.read_by.clear();
+        self.taken_by.clear();
+        self.held.clear();
+        self.emitted = None;
         self.last_answer.clear();
     }
 }

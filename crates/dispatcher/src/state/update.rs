@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use caju_proto::v1;
-use caju_types::{ClientId, DatasetId, Error, ErrorKind, IterationId, JobName, RowRanges, TaskId, WorkerId};
+use caju_types::{
+    ClientId, DatasetId, Error, ErrorKind, IterationId, JobName, RowRanges, Secret, TaskId, WorkerId,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{Dataset, FeedId, Policy, Save, SaveStage, SaveTarget, State, Watch};
@@ -35,6 +37,19 @@ pub enum Update {
         cores: u32,
         /// The version of caju that runs there.
         version: String,
+        /// What every call of this incarnation carries.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        secret: Option<Secret>,
+        /// It came while another worker may have been dying.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        unconfirmed: bool,
+    },
+    /// A worker is known not to be another one that came back.
+    WorkerConfirmed {
+        /// Which.
+        worker: WorkerId,
+        /// Its slot from now on: that of a worker that was lost meanwhile, or its own.
+        slot: u32,
     },
     /// No new tasks for this worker.
     WorkerDraining {
@@ -144,6 +159,34 @@ pub enum Update {
         iteration: IterationId,
         /// For a Flight reader: the worker whose task it reads.
         flight: Option<WorkerId>,
+        /// Whether it accepts that rows went to readers that are lost.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        allow_lost: bool,
+        /// What every call of this client carries.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        secret: Option<Secret>,
+    },
+    /// The user of a client has taken rows: from now on they are lost with the client.
+    ClientTook {
+        /// The client.
+        client: ClientId,
+        /// What it reads.
+        iteration: IterationId,
+    },
+    /// A client has read a task to its end, and its user took every row of it.
+    ClientTaken {
+        /// The client.
+        client: ClientId,
+        /// The task.
+        task: TaskId,
+    },
+    /// What a task emitted was compared with what clients acknowledged: it is done.
+    TaskSettled {
+        /// The task.
+        task: TaskId,
+        /// Rows that nobody acknowledged, per split.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        missing: Vec<(u64, u64)>,
     },
     /// An iteration gets a task on a worker.
     TaskCreated {
@@ -155,6 +198,9 @@ pub enum Update {
         worker: WorkerId,
         /// The row of splits that it draws from.
         feed: FeedId,
+        /// What readers of it must know.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        secret: Option<Secret>,
     },
     /// A task's request for splits was answered.
     Leased {
@@ -185,6 +231,9 @@ pub enum Update {
         /// How its splits were run.
         #[serde(default, skip_serializing_if = "super::is_default")]
         modes: Modes,
+        /// Rows that it emitted, per split; absent if its worker did not count.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        emitted: Option<Vec<(u64, u64)>>,
     },
     /// A worker gave a task up without its rows being wrong, as when it is told to stop.
     TaskLost {
@@ -225,6 +274,12 @@ pub enum Update {
         /// Why it left, if it said so.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         reason: String,
+        /// Rows that count as done because this client received them, and that its user did not take, per split.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        returned: Vec<(u64, RowRanges)>,
+        /// It vanished without leaving: the rows that its user had taken by then.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        vanished: Option<u64>,
     },
     /// An iteration failed, for all its clients.
     IterationFailed {
@@ -238,6 +293,16 @@ pub enum Update {
         /// Which.
         iteration: IterationId,
     },
+    /// A dataset that nothing refers to is forgotten.
+    DatasetForgotten {
+        /// Which.
+        dataset: DatasetId,
+    },
+    /// A job that nobody has read for long is forgotten, with the epochs that it has finished.
+    JobForgotten {
+        /// Which.
+        job: JobName,
+    },
     /// The whole state, at the head of a compacted journal.
     Snapshot {
         /// The state.
@@ -249,7 +314,8 @@ impl Update {
     /// A client left without saying anything.
     pub(crate) fn client_gone(client: ClientId, iteration: IterationId) -> Self {
         let (received, broken_off, reason) = (Vec::new(), Vec::new(), String::new());
-        Update::ClientGone { client, iteration, received, broken_off, reason }
+        let (returned, vanished) = (Vec::new(), None);
+        Update::ClientGone { client, iteration, received, broken_off, reason, returned, vanished }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Workers, as they should be; what they report is elsewhere.
 
-use caju_types::WorkerId;
+use caju_types::{Secret, WorkerId};
 use serde::{Deserialize, Serialize};
 
 /// A registered worker process.
@@ -22,6 +22,12 @@ pub struct Worker {
     pub version: String,
     /// Whether it gets tasks.
     pub state: WorkerState,
+    /// What every call of this incarnation carries.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<Secret>,
+    /// It came while another worker may have been dying: under `off` it has no splits of its own until that is known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unconfirmed: bool,
 }
 
 /// Whether a worker gets tasks.

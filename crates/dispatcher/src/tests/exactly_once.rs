@@ -18,6 +18,8 @@ use super::fake::{World, open_request, run};
 const ROWS: u64 = 5;
 /// Faults per case: fewer than what makes an iteration give up.
 const FAULTS: usize = 9;
+/// Of those, workers that die: fewer than a split may be lost with.
+const DEATHS: usize = 2;
 
 #[derive(Default)]
 struct SimTask {
@@ -49,6 +51,7 @@ impl SimClient {
         let rows = |(split, rows): (&u64, &RowRanges)| v1::SplitRows {
             split_index: *split,
             rows: rows.iter().map(|(start, end)| v1::RowRange { start, end }).collect(),
+            ..Default::default()
         };
         let received = self.received.get(&task).into_iter().flatten().map(rows).collect();
         v1::LostTask { task_id: task, received, reason: "broken".into() }
@@ -65,6 +68,7 @@ struct Sim {
     tasks: BTreeMap<u64, SimTask>,
     delivered: BTreeMap<(u64, u64), u32>,
     faults: usize,
+    deaths: usize,
 }
 
 impl Sim {
@@ -79,6 +83,7 @@ impl Sim {
             tasks: BTreeMap::new(),
             delivered: BTreeMap::new(),
             faults: 0,
+            deaths: 0,
         };
         sim.add_worker().await;
         sim.join().await;
@@ -117,6 +122,8 @@ impl Sim {
                 received,
                 broken_off,
                 reason: "enough".into(),
+                secret: self.world.client_secret(client.id, self.iteration),
+                returned: Vec::new(),
             };
             self.world.core.close_client(request).await.unwrap();
         }
@@ -129,9 +136,10 @@ impl Sim {
 
     /// A worker dies; its rows on the way die with it.
     async fn kill(&mut self, w: usize) {
-        if !self.workers[w].alive || !self.fault() {
+        if !self.workers[w].alive || self.deaths >= DEATHS || !self.fault() {
             return;
         }
+        self.deaths += 1;
         self.workers[w].alive = false;
         self.tasks.retain(|_, t| t.worker != w);
         let alive: Vec<(u64, String)> =
@@ -143,8 +151,11 @@ impl Sim {
 
     /// A worker is started under its old address.
     async fn restart_worker(&mut self, w: usize) {
-        if self.workers[w].alive && !self.fault() {
-            return;
+        if self.workers[w].alive {
+            if self.deaths >= DEATHS || !self.fault() {
+                return;
+            }
+            self.deaths += 1;
         }
         self.tasks.retain(|_, t| t.worker != w);
         let address = self.workers[w].address.clone();
@@ -184,8 +195,9 @@ impl Sim {
             want,
             wait_ms: 60_000,
             request_no: sim.requests,
+            secret: self.world.worker_secret(self.workers[sim.worker].id),
         };
-        let Ok(answer) = self.world.core.next_splits(request).await else {
+        let Ok(answer) = self.world.core.next_splits(request.clone()).await else {
             self.tasks.remove(&task);
             return;
         };
@@ -200,7 +212,7 @@ impl Sim {
     /// A worker repeats a request whose answer it did not get.
     async fn retry(&self, task: u64) {
         if let Some((request, answer)) = &self.tasks[&task].last
-            && let Ok(again) = self.world.core.next_splits(*request).await
+            && let Ok(again) = self.world.core.next_splits(request.clone()).await
         {
             assert_eq!(again, *answer);
         }
@@ -285,7 +297,10 @@ impl Sim {
             (9, Some(task)) => self.finish(task).await,
             (10, Some(task)) => self.end_of_stream(task, c).await,
             (11, _) => {
-                let request = v1::DrainWorkerRequest { worker_id: self.workers[w].id };
+                let request = v1::DrainWorkerRequest {
+                    worker_id: self.workers[w].id,
+                    secret: self.world.worker_secret(self.workers[w].id),
+                };
                 // Refused for a lost one.
                 let _ = self.world.core.drain_worker(request).await;
             }
@@ -335,6 +350,7 @@ impl Sim {
             let request = v1::WorkerHeartbeatRequest {
                 worker_id: worker.id,
                 address: worker.address.clone(),
+                secret: self.world.worker_secret(worker.id),
                 tasks: self.tasks.iter().filter(|(_, t)| t.worker == w).map(|(id, _)| *id).collect(),
                 ..Default::default()
             };

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
-use caju_proto::v1;
+use caju_proto::{Bytes, v1};
 use caju_runtime::Clock;
-use caju_types::{Error, Fingerprint, Result, hash128};
+use caju_types::{ClientId, Error, Fingerprint, IterationId, Result, WorkerId, hash128};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -20,7 +20,8 @@ use crate::journal::{Journal, MemoryJournal};
 use crate::state::Hint;
 
 /// Definitions are `{"splits": N}`, with `"single": true`, `"shuffle": SEED or null`, `"path": any`,
-/// `"bad": MESSAGE`, `"list_error": MESSAGE`, `"list_panic": MESSAGE`, `"skip_limit": N` and `"hints": [NAME, ...]`. A `"spelling": any` says nothing.
+/// `"bad": MESSAGE`, `"list_error": MESSAGE`, `"list_panic": MESSAGE`, `"skip_limit": N` and `"hints": [NAME, ...]`. A
+/// `"spelling": any` and a `"payload": TEXT` name nothing.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct FakeCatalog {
     /// Part of every split: changing it changes the listing.
@@ -38,6 +39,7 @@ impl Catalog for FakeCatalog {
         let mut said = definition.clone();
         if let Some(map) = said.as_object_mut() {
             map.shift_remove("spelling");
+            map.shift_remove("payload");
         }
         let mut computed = said.clone();
         if let Some(map) = computed.as_object_mut() {
@@ -51,6 +53,7 @@ impl Catalog for FakeCatalog {
             name: Some("fake".to_string()),
             fingerprint: Fingerprint(hash128(computed.to_string().as_bytes())),
             identity: Fingerprint(hash128(said.to_string().as_bytes())),
+            payloads: definition["payload"].as_str().map(|p| Fingerprint(hash128(p.as_bytes()))),
             source_schema: source_schema.unwrap_or_else(|| Arc::clone(&schema)),
             schema,
             seed: definition["seed"].as_u64(),
@@ -122,13 +125,19 @@ pub(crate) struct World {
     pub(crate) clock: Arc<TestClock>,
     pub(crate) catalog: FakeCatalog,
     journal: MemoryJournal,
+    config: DispatcherConfig,
 }
 
 impl World {
     pub(crate) fn new() -> Self {
+        Self::with(|config| config)
+    }
+
+    pub(crate) fn with(settings: impl FnOnce(DispatcherConfig) -> DispatcherConfig) -> Self {
         let (clock, catalog, journal) = (TestClock::new(), FakeCatalog::default(), MemoryJournal::default());
-        let core = start(&clock, &catalog, &journal);
-        Self { core, clock, catalog, journal }
+        let config = settings(DispatcherConfig { timers: timers(), ..Default::default() });
+        let core = start(&config, &clock, &catalog, &journal);
+        Self { core, clock, catalog, journal, config }
     }
 
     /// Kills the dispatcher and starts another on its journal. What it knew must come back.
@@ -136,18 +145,51 @@ impl World {
         self.core.tasks.stop();
         let before = self.core.snapshot();
         self.core.close_journal();
-        self.core = start(&self.clock, &self.catalog, &self.journal);
+        self.core = start(&self.config, &self.clock, &self.catalog, &self.journal);
         assert_eq!(self.core.snapshot(), before, "the journal does not give the state back");
     }
 
     pub(crate) async fn worker(&self, address: &str) -> u64 {
-        let request =
-            v1::RegisterWorkerRequest { address: address.to_string(), cores: 2, ..Default::default() };
+        let known = self.core.snapshot().worker_at(address).map(|w| w.id.0);
+        let request = v1::RegisterWorkerRequest {
+            address: address.to_string(),
+            cores: 2,
+            secret: known.map(|id| self.worker_secret(id)).unwrap_or_default(),
+            ..Default::default()
+        };
         self.core.register_worker(request).await.unwrap().worker_id
+    }
+
+    /// What calls of a worker carry; nothing for an unknown one.
+    pub(crate) fn worker_secret(&self, worker: u64) -> Bytes {
+        let state = self.core.snapshot();
+        state
+            .workers
+            .get(&WorkerId(worker))
+            .and_then(|w| w.secret)
+            .map(|s| s.to_vec().into())
+            .unwrap_or_default()
+    }
+
+    /// What calls of a client carry; nothing for an unknown one.
+    pub(crate) fn client_secret(&self, client: u64, iteration: u64) -> Bytes {
+        let state = self.core.snapshot();
+        let member =
+            state.iterations.get(&IterationId(iteration)).and_then(|i| i.members.get(&ClientId(client)));
+        member.and_then(|m| m.secret).map(|s| s.to_vec().into()).unwrap_or_default()
     }
 
     pub(crate) async fn open(&self, definition: &Value, job: &str) -> v1::OpenIterationResponse {
         self.core.open_iteration(open_request(definition, job)).await.unwrap()
+    }
+
+    /// Opens an iteration in the name of the worker of a Flight ticket.
+    pub(crate) async fn open_flight(
+        &self,
+        mut request: v1::OpenIterationRequest,
+    ) -> Result<v1::OpenIterationResponse> {
+        request.worker_secret = self.worker_secret(request.flight_worker_id);
+        self.core.open_iteration(request).await
     }
 
     pub(crate) async fn next(
@@ -157,20 +199,41 @@ impl World {
         no: u64,
         want: u32,
     ) -> Result<v1::NextSplitsResponse> {
-        let request =
-            v1::NextSplitsRequest { task_id: task, worker_id: worker, want, wait_ms: 60_000, request_no: no };
+        let request = v1::NextSplitsRequest {
+            task_id: task,
+            worker_id: worker,
+            want,
+            wait_ms: 60_000,
+            request_no: no,
+            secret: self.worker_secret(worker),
+        };
         self.core.next_splits(request).await
     }
 
     pub(crate) async fn finish(&self, task: u64, worker: u64) {
-        let request = v1::FinishTaskRequest { task_id: task, worker_id: worker, ..Default::default() };
+        self.finish_counted(task, worker, None).await;
+    }
+
+    /// The end of a task whose worker counted what it emitted, per split.
+    pub(crate) async fn finish_counted(&self, task: u64, worker: u64, emitted: Option<&[(u64, u64)]>) {
+        let count =
+            |(split_index, rows): &(u64, u64)| v1::SplitCount { split_index: *split_index, rows: *rows };
+        let request = v1::FinishTaskRequest {
+            task_id: task,
+            worker_id: worker,
+            secret: self.worker_secret(worker),
+            counted: emitted.is_some(),
+            splits_out: emitted.into_iter().flatten().map(count).collect(),
+            ..Default::default()
+        };
         self.core.finish_task(request).await.unwrap();
     }
 
     pub(crate) async fn fail(&self, task: u64, worker: u64, error: &Error) {
         let failure = Some(v1::Failure::from(error));
+        let secret = self.worker_secret(worker);
         let request =
-            v1::FinishTaskRequest { task_id: task, worker_id: worker, failure, ..Default::default() };
+            v1::FinishTaskRequest { task_id: task, worker_id: worker, failure, secret, ..Default::default() };
         self.core.finish_task(request).await.unwrap();
     }
 
@@ -187,6 +250,27 @@ impl World {
             iteration_id: iteration,
             ended_tasks: ended.to_vec(),
             lost_tasks: lost.to_vec(),
+            secret: self.client_secret(client, iteration),
+            ..Default::default()
+        };
+        self.core.client_heartbeat(request).await.unwrap()
+    }
+
+    /// A heartbeat that says what the user took: rows of splits, and tasks of which it took everything.
+    pub(crate) async fn take(
+        &self,
+        client: u64,
+        iteration: u64,
+        rows: &[(u64, u64, u64)],
+        taken: &[u64],
+    ) -> v1::ClientHeartbeatResponse {
+        let request = v1::ClientHeartbeatRequest {
+            client_id: client,
+            iteration_id: iteration,
+            ended_tasks: taken.to_vec(),
+            taken_tasks: taken.to_vec(),
+            acknowledged: rows.iter().map(split_rows).collect(),
+            secret: self.client_secret(client, iteration),
             ..Default::default()
         };
         self.core.client_heartbeat(request).await.unwrap()
@@ -197,6 +281,7 @@ impl World {
             client_id: client,
             iteration_id: iteration,
             received,
+            secret: self.client_secret(client, iteration),
             ..Default::default()
         };
         self.core.close_client(request).await.unwrap();
@@ -216,6 +301,7 @@ impl World {
                 let request = v1::WorkerHeartbeatRequest {
                     worker_id: *worker,
                     address: (*address).to_string(),
+                    secret: self.worker_secret(*worker),
                     ..Default::default()
                 };
                 self.core.worker_heartbeat(request).await.unwrap();
@@ -228,12 +314,22 @@ impl World {
     }
 }
 
-fn start(clock: &Arc<TestClock>, catalog: &FakeCatalog, journal: &MemoryJournal) -> Arc<Core> {
+fn start(
+    config: &DispatcherConfig,
+    clock: &Arc<TestClock>,
+    catalog: &FakeCatalog,
+    journal: &MemoryJournal,
+) -> Arc<Core> {
     let mut journal = journal.clone();
     let replayed = journal.replay().unwrap();
-    let config = DispatcherConfig { timers: timers(), ..Default::default() };
-    Core::new(config, Arc::new(catalog.clone()), Arc::<TestClock>::clone(clock), Box::new(journal), &replayed)
-        .unwrap()
+    Core::new(
+        config.clone(),
+        Arc::new(catalog.clone()),
+        Arc::<TestClock>::clone(clock),
+        Box::new(journal),
+        &replayed,
+    )
+    .unwrap()
 }
 
 pub(crate) fn timers() -> Timers {
@@ -248,15 +344,17 @@ pub(crate) fn open_request(definition: &Value, job: &str) -> v1::OpenIterationRe
     }
 }
 
+/// Rows `start..end` of a split.
+pub(crate) fn split_rows((split, start, end): &(u64, u64, u64)) -> v1::SplitRows {
+    let rows = vec![v1::RowRange { start: *start, end: *end }];
+    v1::SplitRows { split_index: *split, rows, ..Default::default() }
+}
+
 /// A report that a task is lost, with what was received of it.
 pub(crate) fn lost(task: u64, received: &[(u64, u64, u64)]) -> v1::LostTask {
-    let rows = |(split, start, end): &(u64, u64, u64)| v1::SplitRows {
-        split_index: *split,
-        rows: vec![v1::RowRange { start: *start, end: *end }],
-    };
     v1::LostTask {
         task_id: task,
-        received: received.iter().map(rows).collect(),
+        received: received.iter().map(split_rows).collect(),
         reason: "connection reset".into(),
     }
 }

@@ -33,14 +33,14 @@ fn endpoints_read_one_after_another_are_one_epoch() {
     run(async {
         let w = World::new();
         let (a, b) = (w.worker("a:1").await, w.worker("b:1").await);
-        let first = w.core.open_iteration(ticket("f", a)).await.unwrap();
+        let first = w.open_flight(ticket("f", a)).await.unwrap();
         assert_eq!(first.tasks.len(), 1, "only its own worker's task");
         assert_eq!(read_all(&w, &first, a).await, [0, 1, 2, 3]);
-        let second = w.core.open_iteration(ticket("f", b)).await.unwrap();
+        let second = w.open_flight(ticket("f", b)).await.unwrap();
         assert!(second.finished && second.tasks.is_empty());
         w.silence(std::time::Duration::from_secs(310), &[(a, "a:1"), (b, "b:1")], &[]).await;
         assert!(w.core.snapshot().iterations.is_empty());
-        let late = w.core.open_iteration(ticket("f", b)).await.unwrap();
+        let late = w.open_flight(ticket("f", b)).await.unwrap();
         assert!(late.finished && late.tasks.is_empty(), "long after, still the same epoch");
     });
 }
@@ -50,9 +50,9 @@ fn endpoints_read_side_by_side_share_the_splits() {
     run(async {
         let w = World::new();
         let (a, b) = (w.worker("a:1").await, w.worker("b:1").await);
-        let first = w.core.open_iteration(ticket("f", a)).await.unwrap();
+        let first = w.open_flight(ticket("f", a)).await.unwrap();
         let one = indices(&w.next(first.tasks[0].task_id, a, 1, 1).await.unwrap());
-        let second = w.core.open_iteration(ticket("f", b)).await.unwrap();
+        let second = w.open_flight(ticket("f", b)).await.unwrap();
         assert_eq!(read_all(&w, &second, b).await, [1, 2, 3]);
         assert_eq!(one, [0]);
         assert!(w.next(first.tasks[0].task_id, a, 2, 1).await.unwrap().end);
@@ -68,8 +68,8 @@ fn a_lost_worker_is_an_error_never_a_short_epoch() {
     run(async {
         let w = World::new();
         let (a, b) = (w.worker("a:1").await, w.worker("b:1").await);
-        let first = w.core.open_iteration(ticket("f", a)).await.unwrap();
-        let second = w.core.open_iteration(ticket("f", b)).await.unwrap();
+        let first = w.open_flight(ticket("f", a)).await.unwrap();
+        let second = w.open_flight(ticket("f", b)).await.unwrap();
         w.next(first.tasks[0].task_id, a, 1, 1).await.unwrap();
         w.worker("a:1").await;
         let e = w.next(second.tasks[0].task_id, b, 1, 1).await.unwrap_err();
@@ -83,11 +83,11 @@ fn a_worker_lost_before_its_first_row_harms_nobody() {
     run(async {
         let w = World::new();
         let (a, b) = (w.worker("a:1").await, w.worker("b:1").await);
-        w.core.open_iteration(ticket("f", a)).await.unwrap();
-        let second = w.core.open_iteration(ticket("f", b)).await.unwrap();
+        w.open_flight(ticket("f", a)).await.unwrap();
+        let second = w.open_flight(ticket("f", b)).await.unwrap();
         w.worker("a:1").await;
         assert_eq!(read_all(&w, &second, b).await, [0, 1, 2, 3]);
-        let e = w.core.open_iteration(ticket("g", 77)).await.unwrap_err();
+        let e = w.open_flight(ticket("g", 77)).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unavailable);
     });
 }
@@ -102,17 +102,17 @@ fn under_off_each_endpoint_has_everything_also_one_after_another() {
         let w = World::new();
         let workers = [w.worker("a:1").await, w.worker("b:1").await, w.worker("c:1").await];
         for worker in workers {
-            let open = w.core.open_iteration(off("f", worker)).await.unwrap();
+            let open = w.open_flight(off("f", worker)).await.unwrap();
             assert_eq!(read_all(&w, &open, worker).await.len(), 4, "worker-{worker}");
-            let again = w.core.open_iteration(off("f", worker)).await.unwrap();
+            let again = w.open_flight(off("f", worker)).await.unwrap();
             assert!(again.tasks.is_empty(), "an endpoint is read once");
         }
         let late = w.worker("d:1").await;
-        let open = w.core.open_iteration(off("f", late)).await.unwrap();
+        let open = w.open_flight(off("f", late)).await.unwrap();
         assert_eq!(read_all(&w, &open, late).await.len(), 4, "a worker that came later has it too");
         let alive = [(1, "a:1"), (2, "b:1"), (3, "c:1"), (4, "d:1")];
         w.silence(std::time::Duration::from_secs(310), &alive, &[]).await;
-        let e = w.core.open_iteration(off("f", workers[1])).await.unwrap_err();
+        let e = w.open_flight(off("f", workers[1])).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::FailedPrecondition, "which endpoints were read is forgotten: {e}");
     });
 }
@@ -122,10 +122,10 @@ fn under_off_our_own_client_gets_what_flight_readers_left() {
     run(async {
         let w = World::new();
         let (a, b) = (w.worker("a:1").await, w.worker("b:1").await);
-        let open = w.core.open_iteration(off("f", a)).await.unwrap();
+        let open = w.open_flight(off("f", a)).await.unwrap();
         assert_eq!(read_all(&w, &open, a).await.len(), 4);
         let own = v1::OpenIterationRequest { flight: false, flight_worker_id: 0, ..off("f", 0) };
-        let own = w.core.open_iteration(own).await.unwrap();
+        let own = w.open_flight(own).await.unwrap();
         let workers: Vec<u64> = own.tasks.iter().filter(|t| !t.ended).map(|t| t.worker_id).collect();
         assert_eq!((workers, own.finished), (vec![b], false));
     });

@@ -18,7 +18,8 @@ fn a_client_reads_an_epoch_to_its_end() {
         assert_eq!((open.tasks.len(), open.finished), (1, false));
         let task = open.tasks[0].task_id;
         assert_eq!(open.tasks[0].address, "a:1");
-        let request = v1::GetTaskRequest { task_id: task, worker_id: worker };
+        let request =
+            v1::GetTaskRequest { task_id: task, worker_id: worker, secret: w.worker_secret(worker) };
         let def = w.core.get_task(request).await.unwrap().task.unwrap();
         assert_eq!((def.epoch, def.seed, def.iteration_id), (0, 0, open.iteration_id));
 
@@ -37,7 +38,9 @@ fn a_client_reads_an_epoch_to_its_end() {
         let view = w.beat(open.client_id, open.iteration_id, &[], &[]).await;
         assert!(view.finished && view.tasks[0].ended);
         let view = w.beat(open.client_id, open.iteration_id, &[task], &[]).await;
-        assert!(view.finished && view.tasks.is_empty());
+        assert!(view.finished && !view.accounted, "its user has rows to take");
+        let view = w.take(open.client_id, open.iteration_id, &[], &[task]).await;
+        assert!(view.finished && view.accounted && view.tasks.is_empty());
         w.close(open.client_id, open.iteration_id, Vec::new()).await;
         w.core.check();
         let state = w.core.snapshot();
@@ -91,6 +94,7 @@ fn a_heartbeat_waits_for_news_and_a_new_worker_is_news() {
             iteration_id: open.iteration_id,
             seen_version: open.version,
             wait_ms: 20_000,
+            secret: open.client_secret.clone(),
             ..Default::default()
         };
         let waiting = w.core.client_heartbeat(request);
@@ -154,10 +158,19 @@ fn jobs_are_shared_by_name_and_refused_for_other_data() {
             v1::OpenIterationRequest { mode: v1::ProcessingMode::Off.into(), ..open_request(&def, "j") };
         assert_eq!(w.core.open_iteration(off).await.unwrap_err().kind(), ErrorKind::AlreadyExists);
 
-        let again = v1::OpenIterationRequest { client_id: first.client_id, ..open_request(&def, "j") };
+        let secret = first.client_secret.clone();
+        let again = v1::OpenIterationRequest {
+            client_id: first.client_id,
+            client_secret: secret.clone(),
+            ..open_request(&def, "j")
+        };
         assert_eq!(w.core.open_iteration(again).await.unwrap().client_id, first.client_id);
-        let next =
-            v1::OpenIterationRequest { epoch: 1, client_id: first.client_id, ..open_request(&def, "j") };
+        let next = v1::OpenIterationRequest {
+            epoch: 1,
+            client_id: first.client_id,
+            client_secret: secret,
+            ..open_request(&def, "j")
+        };
         let next = w.core.open_iteration(next).await.unwrap();
         assert_ne!(next.iteration_id, first.iteration_id);
         assert_eq!(next.client_id, first.client_id);
@@ -209,6 +222,7 @@ fn a_definition_in_other_words_is_the_same_dataset_and_the_newest_words_run() {
         let close = |client_id: u64| v1::CloseClientRequest {
             client_id,
             iteration_id: first.iteration_id,
+            secret: w.client_secret(client_id, first.iteration_id),
             ..Default::default()
         };
         w.core.close_client(close(first.client_id)).await.unwrap();
@@ -307,6 +321,7 @@ fn too_many_skipped_rows_are_a_failure() {
                 task_id: task,
                 worker_id: worker,
                 rows_skipped: skipped,
+                secret: w.worker_secret(worker),
                 ..Default::default()
             };
             w.core.finish_task(finish).await.unwrap();
@@ -343,6 +358,7 @@ fn what_nobody_reads_is_dropped_and_remembered() {
             worker_id: worker,
             address: "a:1".into(),
             tasks: vec![task, left.tasks[0].task_id],
+            secret: w.worker_secret(worker),
             ..Default::default()
         };
         let answer = w.core.worker_heartbeat(beat).await.unwrap();
@@ -380,7 +396,8 @@ fn under_off_every_worker_sees_everything_under_its_slot() {
         let mut all = Vec::new();
         for (slot, worker) in (0u32..).zip(workers) {
             let task = open.tasks.iter().find(|t| t.worker_id == worker).unwrap().task_id;
-            let request = v1::GetTaskRequest { task_id: task, worker_id: worker };
+            let request =
+                v1::GetTaskRequest { task_id: task, worker_id: worker, secret: w.worker_secret(worker) };
             assert_eq!(w.core.get_task(request).await.unwrap().task.unwrap().worker_slot, slot);
             let mut seen = Vec::new();
             for no in 1.. {
@@ -482,6 +499,8 @@ fn readers_that_leave_early_are_no_strike_against_a_split() {
                 received: vec![super::fake::lost(task, &[(1, 0, 4)])],
                 broken_off: vec![task],
                 reason: "enough".into(),
+                secret: goes.client_secret.clone(),
+                returned: Vec::new(),
             };
             w.core.close_client(request).await.unwrap();
             let lost = super::fake::lost(task, &[(0, 0, 2)]);
@@ -494,5 +513,24 @@ fn readers_that_leave_early_are_no_strike_against_a_split() {
         assert_eq!(indices(&answer), [0, 1, 2]);
         assert_eq!(answer.splits[0].done, vec![v1::RowRange { start: 0, end: 2 }]);
         assert_eq!(answer.splits[1].done, vec![v1::RowRange { start: 0, end: 4 }]);
+    });
+}
+
+/// Functions in Python say what their code is. A job gets the rows of the functions that it sent, also while another job
+/// runs functions that say the same; who names a job joins it as it is.
+#[test]
+fn jobs_share_a_dataset_only_if_they_sent_the_same_functions() {
+    run(async {
+        let world = World::new();
+        let sent = |payload: &str| json!({"splits": 2, "payload": payload});
+        let first = world.open(&sent("honest"), "a").await;
+        let joined = world.open(&sent("another form of it"), "a").await;
+        assert_eq!(joined.iteration_id, first.iteration_id);
+        assert_eq!(joined.definition_json, first.definition_json);
+        let apart = world.open(&sent("forged"), "b").await;
+        assert!(apart.definition_json.contains("forged"));
+        let same = world.open(&sent("honest"), "c").await;
+        assert!(same.definition_json.contains("honest"));
+        assert_eq!(world.core.snapshot().datasets.len(), 2);
     });
 }

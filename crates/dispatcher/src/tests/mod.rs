@@ -3,8 +3,11 @@
 mod exactly_once;
 mod fake;
 mod flight;
+mod incomplete;
 mod iterations;
+mod limits;
 mod plans;
 mod recovery;
+mod secrets;
 mod service;
 mod watching;

@@ -140,6 +140,7 @@ fn a_worker_that_comes_back_is_another() {
             worker_id: worker,
             address: "a:1".into(),
             tasks,
+            secret: w.worker_secret(worker),
             ..Default::default()
         };
         let answer = w.core.worker_heartbeat(beat(vec![task])).await.unwrap();
@@ -175,14 +176,23 @@ fn a_draining_worker_finishes_and_gets_nothing_new() {
         let open = w.open(&json!({"splits": 10}), "j").await;
         let task = open.tasks.iter().find(|t| t.worker_id == a).unwrap().task_id;
         w.next(task, a, 1, 1).await.unwrap();
-        w.core.drain_worker(v1::DrainWorkerRequest { worker_id: a }).await.unwrap();
+        w.core
+            .drain_worker(v1::DrainWorkerRequest { worker_id: a, secret: w.worker_secret(a) })
+            .await
+            .unwrap();
         assert!(w.next(task, a, 2, 1).await.unwrap().end, "the other takes the rest");
-        let beat = v1::WorkerHeartbeatRequest { worker_id: a, address: "a:1".into(), ..Default::default() };
+        let secret = w.worker_secret(a);
+        let beat =
+            v1::WorkerHeartbeatRequest { worker_id: a, address: "a:1".into(), secret, ..Default::default() };
         assert!(w.core.worker_heartbeat(beat).await.unwrap().draining);
         w.finish(task, a).await;
-        let view = w.beat(open.client_id, open.iteration_id, &[task], &[]).await;
+        let view = w.take(open.client_id, open.iteration_id, &[], &[task]).await;
         assert!(view.tasks.iter().all(|t| t.worker_id == b) && !view.finished);
-        let e = w.core.drain_worker(v1::DrainWorkerRequest { worker_id: 99 }).await.unwrap_err();
+        let e = w
+            .core
+            .drain_worker(v1::DrainWorkerRequest { worker_id: 99, secret: caju_proto::Bytes::new() })
+            .await
+            .unwrap_err();
         assert!(e.message().contains("worker-1 at a:1"), "{e}");
     });
 }

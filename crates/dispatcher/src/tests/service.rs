@@ -49,6 +49,7 @@ fn a_lost_worker_is_noticed_over_the_wire() {
         loop {
             let beat = v1::ClientHeartbeatRequest {
                 client_id: open.client_id,
+                secret: open.client_secret.clone(),
                 iteration_id: open.iteration_id,
                 seen_version: version,
                 wait_ms: 10_000,
@@ -80,6 +81,7 @@ fn errors_keep_their_kind_and_shutdown_ends_waiting_calls() {
         let open = rpc.open_iteration(open_request(&json!({"splits": 2}), "j")).await.unwrap().into_inner();
         let beat = v1::ClientHeartbeatRequest {
             client_id: open.client_id,
+            secret: open.client_secret.clone(),
             iteration_id: open.iteration_id,
             seen_version: open.version,
             wait_ms: 30_000,
@@ -135,6 +137,7 @@ fn a_state_dir_brings_jobs_back_and_belongs_to_one_dispatcher() {
         let mut rpc = DispatcherClient::connect(url).await.unwrap();
         let beat = v1::ClientHeartbeatRequest {
             client_id: open.client_id,
+            secret: open.client_secret.clone(),
             iteration_id: open.iteration_id,
             ..Default::default()
         };

@@ -107,7 +107,7 @@ impl Watched {
             ..super::fake::open_request(&definition(), "j")
         };
         self.epoch += 1;
-        let opened = self.world.core.open_iteration(request).await.unwrap();
+        let opened = self.world.open_flight(request).await.unwrap();
         let task = opened.tasks[0].task_id;
         for no in 1.. {
             if self.world.next(task, self.worker, no, 4).await.unwrap().end {
@@ -119,6 +119,7 @@ impl Watched {
             client_id: opened.client_id,
             iteration_id: opened.iteration_id,
             wait_fraction: 0.9,
+            secret: opened.client_secret.clone(),
             ..Default::default()
         };
         if self.flight.is_none() {
@@ -136,6 +137,7 @@ impl Watched {
             worker_id: self.worker,
             stages,
             modes: Some(modes),
+            secret: self.world.worker_secret(self.worker),
             ..Default::default()
         };
         self.world.core.finish_task(ended).await.unwrap();
@@ -340,6 +342,7 @@ fn an_epoch_is_judged_once_all_its_workers_have_told() {
             client_id: client,
             iteration_id: iteration,
             wait_fraction: 0.9,
+            secret: w.world.client_secret(client, iteration),
             ..Default::default()
         };
         w.world.core.client_heartbeat(waited).await.unwrap();
@@ -352,6 +355,7 @@ fn an_epoch_is_judged_once_all_its_workers_have_told() {
                 task_id: task,
                 worker_id: worker,
                 stages: vec![output],
+                secret: w.world.worker_secret(worker),
                 modes: Some(v1::SplitModes { get: 2, ..Default::default() }),
                 ..Default::default()
             };

@@ -28,6 +28,7 @@ pub struct BoundPipeline {
     plan: plan::SplitPlan,
     stats_names: Vec<String>,
     hints: Vec<BoundHint>,
+    chunk_bytes: u64,
 }
 
 /// A source with the stages that follow it; the children of a combinator are branches of their own.
@@ -64,8 +65,11 @@ impl std::fmt::Debug for BoundPipeline {
 /// `source_schema`: what [`BoundPipeline::source_schema`] was where somebody bound the definition before;
 /// it spares looking into the files.
 ///
+/// What computes runs on threads of its own, a few definitions at a time and within a deadline
+/// ([`Registry::aside`]).
+///
 /// # Errors
-/// `InvalidArgument` naming the stage for everything that is wrong with the definition, and the source's own
+/// `DeadlineExceeded` for a definition that takes too long; `InvalidArgument` naming the stage for everything that is wrong with the definition, and the source's own
 /// errors (a missing file, an empty glob).
 pub async fn bind(
     def: &DatasetDef,
@@ -113,20 +117,42 @@ pub async fn bind_with(
     source_schema: Option<SchemaRef>,
     hints: Hints,
 ) -> Result<BoundPipeline> {
-    caju_pipeline::validate(def)?;
-    let fingerprint = caju_pipeline::fingerprint(def, registry)?;
+    let registry = &registry.for_definition(def);
+    let shared = Arc::new(def.clone());
+    let named = {
+        let (def, registry) = (Arc::clone(&shared), registry.clone());
+        move || {
+            caju_pipeline::validate(&def)?;
+            caju_pipeline::fingerprint(&def, &registry)
+        }
+    };
+    let fingerprint = registry.aside("reading the definition", named).await?;
     let source = open_source(&def.source, ctx, source_schema).await?;
-    let level = Level { depth: 0, keep_hints: hints == Hints::Kept };
-    let root = bind_branch(def, registry, source, String::new(), level)?;
+    let bound = {
+        let (registry, level) = (registry.clone(), Level { depth: 0, keep_hints: hints == Hints::Kept });
+        move || bind_opened(&shared, &registry, source, fingerprint, level)
+    };
+    registry.aside("binding the definition", bound).await
+}
+
+/// Binds a definition to its source, which is open.
+fn bind_opened(
+    def: &DatasetDef,
+    registry: &Registry,
+    source: Arc<dyn Source>,
+    fingerprint: Fingerprint,
+    level: Level,
+) -> Result<BoundPipeline> {
+    let mut root = bind_branch(def, registry, source, String::new(), level)?;
     let plan = plan::SplitPlan::of(def);
-    let mut root = root;
     plan.finish_steps(&mut root.steps);
     let stats_names = std::iter::once("source".to_string())
         .chain(def.stages.iter().enumerate().map(|(i, s)| format!("{i}.{}", s.op.name())))
         .chain(std::iter::once("output".to_string()))
         .collect();
     let hints = if level.keep_hints { bound_hints(def, registry, &root, &plan)? } else { Vec::new() };
-    Ok(BoundPipeline { def: def.clone(), fingerprint, root, plan, stats_names, hints })
+    let chunk_bytes = registry.limits().chunk_bytes;
+    Ok(BoundPipeline { def: def.clone(), fingerprint, root, plan, stats_names, hints, chunk_bytes })
 }
 
 fn bound_hints(
@@ -412,6 +438,11 @@ impl BoundPipeline {
         let planned = planned.into_iter().find(|p| p.stage_index == hint.stage_index);
         let planned = planned.ok_or_else(|| Error::internal("a hint has no prefix"))?.fingerprint;
         Ok(Some(SetBase { canonical, planned, variant: shape.variant }))
+    }
+
+    /// What a stage may take while it works on one chunk, in bytes.
+    pub(crate) fn chunk_bytes(&self) -> u64 {
+        self.chunk_bytes
     }
 
     /// The hints at which something can be stored and read.

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use arrow_schema::{Field, Fields, Schema, SchemaRef};
+use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef};
 use caju_kernels::{BoundExprs, Registry};
 use caju_pipeline::{Cost, DatasetDef, StageOp};
-use caju_types::{Error, Result, did_you_mean};
+use caju_types::{Error, Result, did_you_mean, format_bytes, format_count};
 
 use crate::row::{OutColumn, PythonStage, RowOp, RowStage, inflated_field, unnested_schema};
 use crate::source::feature_field;
@@ -232,6 +232,9 @@ fn bind_stream(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: Place)
             for name in lengths.keys().chain(values.keys()) {
                 at.column(schema, name)?;
             }
+            for (name, length) in lengths {
+                check_padding(name, *length, *size, schema, registry).map_err(|e| at.wrap(e))?;
+            }
             let padding = Padding { lengths: lengths.clone(), values: values.clone() };
             StreamOp::Batch(BatchDef {
                 size: count(*size),
@@ -264,6 +267,26 @@ fn bind_stream(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: Place)
         StageOp::Unbatch => StreamOp::Unbatch,
         other => return Err(Error::internal(format!("{}: `{}` is no stream stage", at.place, other.name()))),
     })
+}
+
+/// Refuses a fixed length with which no full batch fits the memory of a chunk.
+fn check_padding(name: &str, length: u32, size: u64, schema: &Schema, registry: &Registry) -> Result<()> {
+    let item = match schema.field_with_name(name).map(Field::data_type) {
+        Ok(DataType::List(item)) => item.data_type().primitive_width().unwrap_or(1),
+        _ => 1,
+    };
+    let bytes = size.saturating_mul(u64::from(length)).saturating_mul(item as u64);
+    let most = registry.limits().chunk_bytes;
+    if bytes <= most {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "`lengths.{name}`: a batch of {size} lists of {} values needs {}, and {} is the most that the work on one chunk \
+         may take; use a smaller `size` or length, or raise --chunk-memory",
+        format_count(u64::from(length)),
+        format_bytes(bytes),
+        format_bytes(most)
+    )))
 }
 
 fn project(at: Place, exprs: Option<BoundExprs>, out: Vec<OutColumn>, fields: Fields) -> Step {

@@ -174,6 +174,7 @@ impl TaskCache {
                 Ok(false) => &me.compute,
                 Err(e) => {
                     me.puts.failed(&e, "storing rows");
+                    me.save_failure.record(&e);
                     me.fell_back.fetch_add(1, Ordering::Relaxed);
                     &me.compute
                 }
@@ -308,7 +309,7 @@ impl Breaker {
 
     /// Takes note of a failure, and tells of it: of one that ends it all once.
     pub(super) fn failed(&self, error: &Error, doing: &str) {
-        let full = error.kind() == ErrorKind::ResourceExhausted;
+        let full = matches!(error.kind(), ErrorKind::ResourceExhausted | ErrorKind::PermissionDenied);
         let many = self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= FAILURES;
         if !full && !many {
             tracing::warn!(%error, "{doing} failed; the split is computed");

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use caju_cache::PutOutcome;
+use caju_types::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::{CachePlan, Entry, TaskCache};
@@ -26,6 +28,7 @@ impl TaskCache {
         plan: &CachePlan,
         save: &SavePlan,
     ) -> Entry {
+        self.save_failure.watch();
         let Some(hint) = self.hints.iter().position(|h| h.name == plan.hint) else { return Entry::Skip };
         let view = self.view(hint).await;
         let Some(view) = view.get().and_then(Option::as_ref) else { return Entry::Skip };
@@ -46,8 +49,41 @@ impl TaskCache {
             }
             Err(e) => {
                 self.puts.failed(&e, "saving rows");
+                self.save_failure.record(&e);
                 Entry::Skip
             }
         }
+    }
+}
+
+/// The first failure to store rows of a save that trying again does not help: a full disk, a place that may not be
+/// written, columns that an encoding cannot hold. A save has nothing to fall back on, so it ends the task.
+#[derive(Debug, Default)]
+pub(super) struct SaveFailure(Mutex<Watched>);
+
+#[derive(Debug, Default)]
+struct Watched {
+    is_save: bool,
+    failure: Option<Error>,
+}
+
+impl SaveFailure {
+    /// The task is one of a save.
+    fn watch(&self) {
+        self.0.lock().is_save = true;
+    }
+
+    /// Takes note of a failure, if the task is one of a save.
+    pub(super) fn record(&self, error: &Error) {
+        let passing = [ErrorKind::Unavailable, ErrorKind::DeadlineExceeded, ErrorKind::Cancelled];
+        let mut watched = self.0.lock();
+        if watched.is_save && !passing.contains(&error.kind()) {
+            watched.failure.get_or_insert_with(|| error.clone());
+        }
+    }
+
+    /// Ends the task, if it has to.
+    pub(super) fn take(&self) -> Result<()> {
+        self.0.lock().failure.take().map_or(Ok(()), Err)
     }
 }

@@ -8,6 +8,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, FixedSizeListArray, ListArray, UInt32Array};
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::{DataType, Field};
+use caju_runtime::budget;
 use caju_types::{Error, Result};
 
 fn longer(len: usize, factor: f64) -> usize {
@@ -35,6 +36,9 @@ pub(crate) fn inflated_field(field: &Field, factor: f64) -> Result<Field> {
 
 /// Repeats each value cyclically until it is `factor` times as long.
 pub(crate) fn inflate(array: &ArrayRef, factor: f64, out: &Field) -> Result<ArrayRef> {
+    // The rounding of each value adds one at most; lists are gathered by an index of four bytes a value.
+    let bytes = longer(array.get_array_memory_size().saturating_add(array.len()), factor).saturating_mul(2);
+    budget::reserve(bytes as u64, format_args!("values {factor} times as long"))?;
     match array.data_type() {
         DataType::Binary => {
             let a = array.as_binary::<i32>();

@@ -17,7 +17,8 @@ use arrow_array::{Array, ArrayRef, BooleanArray, RecordBatch, UInt32Array};
 use arrow_schema::SchemaRef;
 use caju_kernels::{BoundExprs, RowError};
 use caju_pipeline::Feature;
-use caju_types::{Error, Result};
+use caju_runtime::budget;
+use caju_types::{Error, ErrorKind, Result};
 
 pub(crate) use cost::pay;
 pub(crate) use inflate::{inflate, inflated_field};
@@ -123,7 +124,7 @@ impl RowStage {
         batch: &RecordBatch,
         runs: &[Run],
     ) -> Result<(RecordBatch, Kept)> {
-        match self.apply(ctx, batch, runs) {
+        match self.within_budget(ctx, batch, runs) {
             Ok(done) => Ok(done),
             Err(e) => {
                 let located = self.locate(ctx, runs, &e);
@@ -146,7 +147,7 @@ impl RowStage {
         let mut kept = Vec::with_capacity(batch.num_rows());
         for row in 0..batch.num_rows() {
             let run = crate::chunk::slice_runs(runs, row, 1);
-            match self.apply(ctx, &batch.slice(row, 1), &run) {
+            match self.within_budget(ctx, &batch.slice(row, 1), &run) {
                 Ok((out, _)) => {
                     let index =
                         u32::try_from(row).map_err(|_| Error::internal("a batch has more than 2^32 rows"))?;
@@ -166,6 +167,34 @@ impl RowStage {
         let out = arrow::compute::concat_batches(&self.schema, &pieces)
             .map_err(|e| Error::internal(format!("{}: {e}", self.place)))?;
         Ok((out, Kept::Rows(kept.into())))
+    }
+
+    /// Runs the stage with the memory that a chunk may take. A row that needs more alone is a bad row; rows that need
+    /// it together are a `ResourceExhausted` error without a row.
+    fn within_budget(
+        &self,
+        ctx: &TaskContext,
+        batch: &RecordBatch,
+        runs: &[Run],
+    ) -> Result<(RecordBatch, Kept), RowError> {
+        let done = budget::scope(ctx.chunk_bytes, || self.apply(ctx, batch, runs)).and_then(|(out, kept)| {
+            let bytes = crate::chunk::batch_bytes(&out) as u64;
+            if bytes <= ctx.chunk_bytes || out.num_rows() == 0 {
+                return Ok((out, kept));
+            }
+            Err(whole(budget::too_much(
+                &format_args!("the result of {} rows", batch.num_rows()),
+                bytes,
+                ctx.chunk_bytes,
+            )))
+        });
+        done.map_err(|e| match (e.error.kind(), batch.num_rows()) {
+            (ErrorKind::ResourceExhausted, 1) => {
+                RowError { row: Some(0), error: Error::invalid(e.error.message()) }
+            }
+            (ErrorKind::ResourceExhausted, _) => whole(e.error),
+            _ => e,
+        })
     }
 
     fn locate(&self, ctx: &TaskContext, runs: &[Run], e: &RowError) -> Error {

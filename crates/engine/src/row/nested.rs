@@ -6,6 +6,7 @@ use arrow::compute::take;
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch, UInt32Array};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use caju_runtime::budget;
 use caju_types::{Error, Result};
 
 /// The schema after a list of type `list` became one row per value, as column `name`: in its old place if
@@ -42,6 +43,7 @@ pub(crate) fn unnest(
     schema: &SchemaRef,
 ) -> Result<(RecordBatch, UInt32Array)> {
     let bad = |e: arrow::error::ArrowError| Error::internal(format!("unnest: {e}"));
+    reserve(batch, list, at)?;
     let (mut rows, mut values) = (Vec::new(), Vec::new());
     let child: ArrayRef;
     let mut push = |row: usize, start: usize, end: usize| -> Result<()> {
@@ -97,6 +99,49 @@ pub(crate) fn unnest(
     let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(rows.len()));
     let out = RecordBatch::try_new_with_options(Arc::clone(schema), columns, &options).map_err(bad)?;
     Ok((out, rows))
+}
+
+/// Asks for the memory of the rows: every value of a list with a copy of the rest of its row.
+fn reserve(batch: &RecordBatch, list: &ArrayRef, at: usize) -> Result<()> {
+    let lengths = |i: usize| match list.data_type() {
+        DataType::List(_) => usize::try_from(list.as_list::<i32>().value_length(i)).unwrap_or(0),
+        DataType::LargeList(_) => usize::try_from(list.as_list::<i64>().value_length(i)).unwrap_or(0),
+        DataType::FixedSizeList(_, n) => usize::try_from(*n).unwrap_or(0),
+        _ => 0,
+    };
+    let lengths: Vec<usize> =
+        (0..list.len()).map(|i| if list.is_valid(i) { lengths(i) } else { 0 }).collect();
+    let values = lengths.iter().fold(0usize, |a, n| a.saturating_add(*n));
+    // The list itself is not copied; two indices and the value are.
+    let mut bytes = budget::product(&[values, 2 * size_of::<u32>() + VALUE_BYTES]);
+    for (_, column) in batch.columns().iter().enumerate().filter(|(i, _)| *i != at) {
+        bytes = bytes.saturating_add(repeated_bytes(column, &lengths));
+    }
+    budget::reserve(bytes as u64, format_args!("{values} rows of {} lists", list.len()))
+}
+
+/// What a value of a list takes at most, where it is no text: those are counted with the list.
+const VALUE_BYTES: usize = 16;
+
+/// The bytes of a column with each value as often as said.
+fn repeated_bytes(column: &ArrayRef, times: &[usize]) -> usize {
+    let each = |of: &dyn Fn(usize) -> usize| {
+        times
+            .iter()
+            .enumerate()
+            .fold(0usize, |a, (i, n)| a.saturating_add(of(i).saturating_add(4).saturating_mul(*n)))
+    };
+    match column.data_type() {
+        DataType::Utf8 => each(&|i| usize::try_from(column.as_string::<i32>().value_length(i)).unwrap_or(0)),
+        DataType::Binary => {
+            each(&|i| usize::try_from(column.as_binary::<i32>().value_length(i)).unwrap_or(0))
+        }
+        // Others by their average: values of one size, and what is rare.
+        _ => {
+            let average = column.get_array_memory_size().div_ceil(column.len().max(1));
+            each(&|_| average)
+        }
+    }
 }
 
 #[cfg(test)]

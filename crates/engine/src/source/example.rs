@@ -11,6 +11,7 @@ use arrow_array::{Array, ArrayRef, BinaryArray, FixedSizeListArray, Float32Array
 use arrow_buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::{DataType, Field, FieldRef};
 use caju_pipeline::{ColumnType, Feature, FeatureShape};
+use caju_runtime::budget;
 use caju_types::{Error, Result};
 
 /// The field that a feature becomes: `Binary`, `Int64` or `Float32`, or a list or fixed-size list of them.
@@ -58,8 +59,11 @@ pub fn parse_example(
     records: &BinaryArray,
     features: &[(String, Feature)],
 ) -> Result<Vec<ArrayRef>, (usize, Error)> {
-    let (cells, rows, broken) = scan(records, features);
     let width = features.len();
+    let cells = budget::product(&[width, records.len(), size_of::<Cell<'_>>()]);
+    let what = format_args!("{} records of {width} features", records.len());
+    budget::reserve(cells as u64, what).map_err(|e| (0, e))?;
+    let (cells, rows, broken) = scan(records, features);
     let mut columns = Vec::with_capacity(width);
     let mut first: Option<(usize, Error)> = broken;
     for (i, (name, feature)) in features.iter().enumerate() {
@@ -320,6 +324,8 @@ fn column<'a>(
         if !present {
             // Rows of a fixed number of values have room for a null.
             let fill = want.unwrap_or(0);
+            let what = format_args!("a null of {fill} values for feature `{name}`");
+            budget::reserve(budget::bytes_of::<&[u8]>(fill), what).map_err(|e| (row, e))?;
             match kind {
                 1 => slices.resize(before + fill, &[]),
                 2 => floats.resize(before + fill, 0.0),

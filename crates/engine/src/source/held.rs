@@ -15,6 +15,8 @@ use caju_pipeline::content_name;
 use caju_types::{Error, Result, hash128};
 use parking_lot::Mutex;
 
+use super::ipc_bounds::check_stream;
+
 static HELD: LazyLock<Mutex<HashMap<String, Weak<HeldRows>>>> = LazyLock::new(Mutex::default);
 
 /// Rows in memory: an Arrow IPC stream, and the batches over its bytes.
@@ -28,14 +30,17 @@ pub struct HeldRows {
 }
 
 impl HeldRows {
-    /// Reads the stream; the batches share its bytes where these are aligned, as those of writers are.
+    /// Reads the stream; the batches share its bytes where these are aligned, as those of writers are. `most` bounds what
+    /// compressed batches may become.
     ///
     /// # Errors
-    /// `InvalidArgument` if the bytes are no Arrow IPC stream.
-    pub(super) fn read(ipc: Bytes) -> Result<Self> {
+    /// `InvalidArgument` if the bytes are no Arrow IPC stream, `DataLoss` and `ResourceExhausted` for what its batches
+    /// claim.
+    pub(super) fn read(ipc: Bytes, most: u64) -> Result<Self> {
         let bad = |e: ArrowError| {
             Error::invalid(format!("source memory: the rows are not a valid Arrow IPC stream: {e}"))
         };
+        check_stream(&ipc, most).map_err(|e| e.context("source memory"))?;
         let mut decoder = StreamDecoder::new();
         let (mut batches, mut rest) = (Vec::new(), Buffer::from(ipc.clone()));
         while !rest.is_empty() {
@@ -89,7 +94,8 @@ pub fn hold(ipc: Bytes) -> Result<(String, Arc<HeldRows>)> {
     if let Some(rows) = HELD.lock().get(&name).and_then(Weak::upgrade) {
         return Ok((name, rows));
     }
-    let rows = Arc::new(HeldRows::read(ipc)?);
+    // The process's own rows: they are as large as they are.
+    let rows = Arc::new(HeldRows::read(ipc, u64::MAX)?);
     let mut held = HELD.lock();
     held.retain(|_, rows| rows.strong_count() > 0);
     held.insert(name.clone(), Arc::downgrade(&rows));
@@ -138,7 +144,7 @@ mod tests {
     #[test]
     fn batches_share_the_bytes_of_the_stream() {
         let bytes = Bytes::from(stream());
-        let rows = HeldRows::read(bytes.clone()).unwrap();
+        let rows = HeldRows::read(bytes.clone(), u64::MAX).unwrap();
         let column = rows.batches()[0].column(0).to_data();
         let at = column.buffers()[0].as_ptr();
         assert!(bytes.as_ptr_range().contains(&at));
@@ -148,7 +154,7 @@ mod tests {
     fn cut_streams_are_refused() {
         let whole = stream();
         for end in [1, 7, 50, whole.len() / 2] {
-            let error = HeldRows::read(whole[..end].to_vec().into()).unwrap_err();
+            let error = HeldRows::read(whole[..end].to_vec().into(), u64::MAX).unwrap_err();
             assert!(error.message().starts_with("source memory"), "{end}: {error}");
         }
     }

@@ -10,12 +10,13 @@ use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
 use arrow_schema::{ArrowError, Schema, SchemaRef};
 use bytes::Bytes;
-use caju_types::{Error, Result};
+use caju_types::{Error, ErrorKind, Result};
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, StreamExt};
 
 use super::file::SourceFile;
 use super::files::{Format, file_split};
+use super::ipc_bounds::check_block;
 use super::parquet::pick;
 use super::trim::sliced;
 use super::{FileRef, ReadOptions, SourceContext, Split, SplitRange};
@@ -93,6 +94,15 @@ fn guarded<T>(url: &str, work: impl FnOnce() -> Result<T, ArrowError>) -> Result
         Ok(Err(e)) => Err(damaged(url, e)),
         Err(_) => Err(damaged(url, "its metadata make no sense")),
     }
+}
+
+/// What a block claims, before the decoder believes it.
+fn check(url: &str, block: &Block, data: &[u8], most: u64) -> Result<()> {
+    let metadata = usize::try_from(block.metaDataLength()).map_err(|e| damaged(url, e))?;
+    check_block(data, metadata, most).map_err(|e| match e.kind() {
+        ErrorKind::DataLoss => damaged(url, e),
+        _ => e.context(format_args!("{url}: the block at byte {}", block.offset())),
+    })
 }
 
 /// What stands at the end of a file.
@@ -206,13 +216,14 @@ impl Format for Ipc {
 
     fn read(
         &self,
-        _: &SourceContext,
+        ctx: &SourceContext,
         file: Arc<SourceFile>,
         split: &Split,
         options: &ReadOptions,
     ) -> BoxStream<'static, Result<RecordBatch>> {
         let (me, range, options) = (self.clone(), split.range.clone(), options.clone());
-        let open = async move { Reader::open(me, file, range, options).await };
+        let most = ctx.limits.chunk_bytes;
+        let open = async move { Reader::open(me, file, range, options, most).await };
         stream::once(open)
             .flat_map(|reader| match reader {
                 Ok(reader) => {
@@ -260,10 +271,18 @@ struct Reader {
     schema: SchemaRef,
     order: Vec<usize>,
     options: ReadOptions,
+    /// What a record batch may become in memory.
+    most: u64,
 }
 
 impl Reader {
-    async fn open(ipc: Ipc, file: Arc<SourceFile>, range: SplitRange, options: ReadOptions) -> Result<Self> {
+    async fn open(
+        ipc: Ipc,
+        file: Arc<SourceFile>,
+        range: SplitRange,
+        options: ReadOptions,
+        most: u64,
+    ) -> Result<Self> {
         let url = file.file.url.clone();
         let footer = Footer::read(&file).await?;
         let places = ipc.places(&footer.schema, &url)?;
@@ -277,6 +296,7 @@ impl Reader {
             FileDecoder::new(Arc::clone(&footer.schema), footer.version).with_projection(sorted);
         for block in &footer.dictionaries {
             let data = file.read(range_of(block, &url)?).await?;
+            check(&url, block, &data, most)?;
             guarded(&url, || decoder.read_dictionary(block, &Buffer::from(data)))?;
         }
         let (first, count) = match range {
@@ -289,13 +309,14 @@ impl Reader {
             .ok_or_else(|| Error::internal(format!("{url}: has no record batch {}", first + count)))?
             .to_vec();
         blocks.reverse();
-        Ok(Self { file, decoder, blocks, schema, order, options })
+        Ok(Self { file, decoder, blocks, schema, order, options, most })
     }
 
     async fn batches(&mut self) -> Result<Option<Vec<RecordBatch>>> {
         let Some(block) = self.blocks.pop() else { return Ok(None) };
         let url = self.file.file.url.clone();
         let data = self.file.read(range_of(&block, &url)?).await?;
+        check(&url, &block, &data, self.most)?;
         let batch = guarded(&url, || self.decoder.read_record_batch(&block, &Buffer::from(data)))?;
         let Some(batch) = batch.filter(|b| b.num_rows() > 0) else { return Ok(Some(Vec::new())) };
         let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));

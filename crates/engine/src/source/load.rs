@@ -1,8 +1,8 @@
 //! `load`: the rows of a save, also while it is being written.
 //!
 //! A split is a chunk of a part (the whole part, where no size of chunks was asked for), in the order of the
-//! source that was saved. Parts are read through the cache's readers, which check every block: there is nothing
-//! to compute the rows from, so damage is an error that names the part.
+//! source that was saved. Parts are read through the cache's readers, which check every block and validate every batch
+//! (a save may be anybody's): there is nothing to compute the rows from, so damage is an error that names the part.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -117,7 +117,9 @@ impl Place {
         let file = split.file.as_ref().ok_or_else(|| Error::internal("a split of a save names no part"))?;
         let (snapshot, meta) = self.part(file).await?;
         let chunks = match split.range {
-            SplitRange::RowGroups { first, count } => Some(first as usize..(first + count) as usize),
+            SplitRange::RowGroups { first, count } => {
+                Some(first as usize..(first as usize).saturating_add(count as usize))
+            }
             _ => None,
         };
         let read = PartOptions { chunks, ..PartOptions::default() };

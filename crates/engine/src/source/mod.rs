@@ -15,11 +15,13 @@ mod guard;
 mod held;
 mod images;
 mod ipc;
+mod ipc_bounds;
 mod json;
 mod known;
 mod lines;
 mod load;
 mod parquet;
+mod parquet_bounds;
 mod plain;
 mod sniff;
 mod split;
@@ -27,6 +29,7 @@ mod tar;
 #[cfg(test)]
 mod test_util;
 mod tfrecord;
+mod thrift;
 mod trim;
 mod walk;
 mod webdataset;
@@ -37,6 +40,7 @@ use std::sync::Arc;
 
 use arrow_array::{BooleanArray, RecordBatch};
 use arrow_schema::SchemaRef;
+use caju_kernels::Limits;
 use caju_pipeline::{DatasetDef, FileFormat, FileSource, SourceDef};
 use caju_runtime::{IoCounters, Stores};
 use caju_types::{Error, Result};
@@ -77,6 +81,13 @@ impl SourceContext {
         }
     }
 
+    /// The same with other bounds of memory.
+    #[must_use]
+    pub fn within(mut self, limits: SourceLimits) -> Self {
+        self.limits = limits;
+        self
+    }
+
     /// The same for a source of which an earlier listing is known.
     #[must_use]
     pub fn knowing(mut self, known: KnownFiles) -> Self {
@@ -94,18 +105,32 @@ impl SourceContext {
     }
 }
 
-/// Bounds of memory of one reader.
+/// Bounds of memory of one reader. A task has up to 16 readers at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SourceLimits {
     /// The size of one ranged read of a byte-oriented format.
     pub block_bytes: u64,
-    /// The largest single record; a longer one is a data error that names it.
+    /// The largest single record (a line, a record, a file of an archive, an image file); a longer one is a data error
+    /// that names it. A reader can hold it twice.
     pub max_record_bytes: u64,
+    /// The most that a compressed record batch of an Arrow file, or a page of a Parquet file, may become in memory.
+    pub chunk_bytes: u64,
+}
+
+impl SourceLimits {
+    /// The bounds of a process, as far as sources go.
+    pub fn of(limits: &Limits) -> Self {
+        Self {
+            block_bytes: 4 << 20,
+            max_record_bytes: limits.max_record_bytes,
+            chunk_bytes: limits.chunk_bytes,
+        }
+    }
 }
 
 impl Default for SourceLimits {
     fn default() -> Self {
-        Self { block_bytes: 4 << 20, max_record_bytes: 1 << 30 }
+        Self::of(&Limits::default())
     }
 }
 
@@ -228,7 +253,7 @@ fn open<'a>(
         Ok(match def {
             SourceDef::Files(files) => open_files(files, ctx, schema).await?,
             SourceDef::Range { start, end, step } => Arc::new(plain::RangeSource::new(*start, *end, *step)?),
-            SourceDef::Memory { ipc } => Arc::new(plain::MemorySource::new(ipc)?),
+            SourceDef::Memory { ipc } => Arc::new(plain::MemorySource::new(ipc, ctx.limits.chunk_bytes)?),
             SourceDef::Held { sha256 } => Arc::new(plain::MemorySource::of(held::held(sha256)?)),
             SourceDef::Load { path, wait } => {
                 Arc::new(load::LoadSource::open(path, *wait, ctx, schema).await?)

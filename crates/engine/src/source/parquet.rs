@@ -22,6 +22,7 @@ use parquet::schema::types::SchemaDescriptor;
 
 use super::file::SourceFile;
 use super::files::{Format, file_split};
+use super::parquet_bounds::{PageBounds, check_footer, footer_start};
 use super::{FileRef, ReadOptions, RowPredicate, SourceContext, Split, SplitRange};
 
 /// The end of a file that is read first; holds most footers.
@@ -98,7 +99,10 @@ async fn footer(ctx: &SourceContext, file: &Arc<SourceFile>) -> Result<Arc<Parqu
     let mut decoder =
         ParquetMetaDataPushDecoder::try_new(size).map_err(bad)?.with_page_index_policy(PageIndexPolicy::Skip);
     let tail = size.saturating_sub(TAIL_BYTES)..size;
-    decoder.push_range(tail.clone(), file.read(tail).await?).map_err(bad)?;
+    let bytes = file.read(tail.clone()).await?;
+    let start = footer_start(&bytes, size);
+    check_footer(url, start, size, tail.start, &bytes)?;
+    decoder.push_range(tail, bytes).map_err(bad)?;
     loop {
         match decoder.try_decode().map_err(bad)? {
             DecodeResult::Data(metadata) => {
@@ -113,6 +117,9 @@ async fn footer(ctx: &SourceContext, file: &Arc<SourceFile>) -> Result<Arc<Parqu
                     )));
                 }
                 let data = file.read_ranges(ranges.clone()).await?;
+                for (range, bytes) in ranges.iter().zip(&data) {
+                    check_footer(url, start, size, range.start, bytes)?;
+                }
                 decoder.push_ranges(ranges, data).map_err(bad)?;
             }
             DecodeResult::Finished => return Err(Error::internal(format!("{url}: no footer"))),
@@ -252,7 +259,8 @@ impl Format for Parquet {
         let (range, trim) = (split.range.clone(), split.trim);
         let open = async move {
             let footer = footer(&ctx, &file).await?;
-            Reader::open(&me, file, footer, &range, trim, &options)
+            let bounds = PageBounds { footer: Arc::clone(&footer), most: ctx.limits.chunk_bytes };
+            Reader::open(&me, file, footer, bounds, &range, trim, &options)
         };
         stream::once(open)
             .flat_map(|reader| match reader {
@@ -318,6 +326,7 @@ struct Reader {
     /// Where each column of `schema` is in the decoder's batches.
     order: Vec<usize>,
     failed: PredicateError,
+    bounds: PageBounds,
 }
 
 impl Reader {
@@ -325,6 +334,7 @@ impl Reader {
         parquet: &Parquet,
         file: Arc<SourceFile>,
         footer: Arc<ParquetMetaData>,
+        bounds: PageBounds,
         range: &SplitRange,
         trim: Option<(u64, u64)>,
         options: &ReadOptions,
@@ -396,6 +406,7 @@ impl Reader {
             schema: Arc::new(Schema::new(fields)),
             order,
             failed,
+            bounds,
         })
     }
 
@@ -416,6 +427,9 @@ impl Reader {
                         )));
                     }
                     let data = self.file.read_ranges(ranges.clone()).await?;
+                    for (range, bytes) in ranges.iter().zip(&data) {
+                        self.bounds.check(&self.file.file.url, range.start, bytes)?;
+                    }
                     self.decoder.push_ranges(ranges, data).map_err(|e| damaged(&self.file.file.url, &e))?;
                 }
                 DecodeResult::Data(batch) => {

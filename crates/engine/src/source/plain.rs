@@ -119,8 +119,8 @@ pub(super) struct MemorySource {
 }
 
 impl MemorySource {
-    pub(super) fn new(ipc: &Bytes) -> Result<Self> {
-        Ok(Self { rows: Arc::new(HeldRows::read(ipc.clone())?) })
+    pub(super) fn new(ipc: &Bytes, most: u64) -> Result<Self> {
+        Ok(Self { rows: Arc::new(HeldRows::read(ipc.clone(), most)?) })
     }
 
     pub(super) fn of(rows: Arc<HeldRows>) -> Self {

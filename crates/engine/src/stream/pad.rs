@@ -12,6 +12,7 @@ use arrow_array::{
 };
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::DataType;
+use caju_runtime::budget;
 use caju_types::{Error, Result};
 
 use crate::chunk::Chunk;
@@ -72,7 +73,13 @@ fn pad_list(
         None => longest,
     };
     let pad = pad_value(name, item.data_type(), value)?;
-    let mut index = Vec::with_capacity(list.len() * target);
+    let values = budget::product(&[list.len(), target]);
+    let width = item.data_type().primitive_width().unwrap_or(PADDED_BYTES);
+    let text = budget::product(&[values, pad.get_buffer_memory_size().min(value_bytes(value))]);
+    let what = format_args!("padded_batch: {} lists of `{name}` with {target} values each", list.len());
+    let bytes = budget::product(&[values, size_of::<(usize, usize)>() + width]).saturating_add(text);
+    budget::reserve(bytes as u64, what)?;
+    let mut index = Vec::with_capacity(values);
     for i in 0..list.len() {
         let start = usize::try_from(list.value_offsets()[i]).unwrap_or(0);
         let n = length_of(i);
@@ -83,6 +90,14 @@ fn pad_list(
     let values = interleave(&[list.values().as_ref(), pad.as_ref()], &index).map_err(bad)?;
     let offsets = OffsetBuffer::from_lengths(std::iter::repeat_n(target, list.len()));
     Ok(Arc::new(ListArray::try_new(Arc::clone(item), offsets, values, None).map_err(bad)?))
+}
+
+/// What a value of varying size takes beside its content.
+const PADDED_BYTES: usize = 16;
+
+/// The content of a padding value.
+fn value_bytes(value: Option<&serde_json::Value>) -> usize {
+    value.and_then(serde_json::Value::as_str).map_or(0, str::len)
 }
 
 fn pad_value(name: &str, dtype: &DataType, value: Option<&serde_json::Value>) -> Result<ArrayRef> {
@@ -146,6 +161,9 @@ mod tests {
         let out = out.concat().unwrap();
         let l = out.column(0).as_list::<i32>();
         assert_eq!(l.values().as_primitive::<Int64Type>().values(), &[1, 2, 7, 7, 7, 7]);
+        let lengths = BTreeMap::from([("l".to_string(), 2_000_000_000)]);
+        let e = pad_batch(&chunk, &Padding { lengths, ..Padding::default() }).unwrap_err();
+        assert!(e.message().contains("3 lists of `l` with 2000000000 values each needs"), "{e}");
         let lengths = BTreeMap::from([("l".to_string(), 1)]);
         let e = pad_batch(&chunk, &Padding { lengths, ..Padding::default() }).unwrap_err();
         assert!(e.message().contains("more than its fixed length 1"), "{e}");

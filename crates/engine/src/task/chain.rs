@@ -3,17 +3,18 @@
 use std::sync::Arc;
 
 use caju_pipeline::Cost;
-use caju_runtime::{Tasks, catch, caught, channel};
-use caju_types::Result;
+use caju_runtime::{Tasks, budget, catch, caught, channel};
+use caju_types::{Error, Result};
 use futures::stream::{self, StreamExt};
 
 use super::hint::{Numbering, at_hint, at_set, without_marks};
+use super::rows::RowWork;
 use super::{Item, Items};
 use crate::bind::{BoundPipeline, BranchKind, Step, StreamOp};
 use crate::caching::TaskCache;
-use crate::chunk::{Chunk, Run};
+use crate::chunk::Chunk;
 use crate::context::TaskContext;
-use crate::row::{Kept, RowStage, pay};
+use crate::row::{RowStage, pay};
 use crate::stream::{Batch, BatchEnd, Bucket, Flow, Mix, Shuffle, Skip, StreamStage, Take, Unbatch};
 
 /// The random position of a sampling source, apart from those of stages.
@@ -154,49 +155,21 @@ fn rows(stages: Vec<Arc<RowStage>>, items: Items, ctx: &Arc<TaskContext>) -> Ite
             async move {
                 match item? {
                     Item::Chunk(chunk) => {
-                        let pool = ctx.pool.clone();
-                        pool.run(move || handed_rows(&stages, &ctx, chunk)).await?.map(Item::Chunk)
+                        let (chunk, rest) = RowWork::new(stages, ctx, chunk).next().await?;
+                        Ok((Item::Chunk(chunk), rest))
                     }
-                    other => Ok(other),
+                    other => Ok((other, None)),
                 }
             }
         })
         .buffered(depth)
+        .flat_map(|done| match done {
+            Ok((item, None)) => stream::iter([Ok(item)]).left_stream(),
+            Ok((item, Some(rest))) => stream::iter([Ok(item)]).chain(rest.stream()).right_stream(),
+            Err(e) => stream::iter([Err(e)]).left_stream(),
+        })
         .filter(|item| std::future::ready(!matches!(item, Ok(Item::Chunk(c)) if c.rows() == 0)))
         .boxed()
-}
-
-/// [`run_rows`] on a thread of the pool. Handing the chunk over is the work of the first stage that it was handed over for.
-fn handed_rows(stages: &[Arc<RowStage>], ctx: &TaskContext, chunk: Chunk) -> Result<Chunk> {
-    if let Some(first) = stages.first() {
-        ctx.stats.stage(first.stats).handed_over();
-    }
-    run_rows(stages, ctx, chunk)
-}
-
-fn run_rows(stages: &[Arc<RowStage>], ctx: &TaskContext, mut chunk: Chunk) -> Result<Chunk> {
-    for stage in stages {
-        let mut pieces = Vec::with_capacity(chunk.pieces.len());
-        let mut runs: Vec<Run> = Vec::with_capacity(chunk.runs.len());
-        let mut at = 0;
-        for piece in &chunk.pieces {
-            let here = if chunk.pieces.len() == 1 {
-                chunk.runs.clone()
-            } else {
-                crate::chunk::slice_runs(&chunk.runs, at, piece.num_rows())
-            };
-            at += piece.num_rows();
-            let (out, kept) = stage.run(ctx, piece, &here)?;
-            match kept {
-                Kept::All => here.into_iter().for_each(|r| crate::chunk::push_run(&mut runs, r)),
-                kept => kept.runs(&here).into_iter().for_each(|r| runs.push(r)),
-            }
-            pieces.push(out);
-        }
-        chunk.pieces = pieces;
-        chunk.runs = runs;
-    }
-    Ok(chunk)
 }
 
 /// Gives the rows of every split consecutive ordinals again.
@@ -317,7 +290,7 @@ impl Counted {
     ) -> T {
         let counters = self.ctx.stats.stage(self.stats);
         let before = out.len();
-        let done = counters.timed(|| work(&mut *self.stage, out));
+        let done = counters.timed(|| budget::scope(self.ctx.chunk_bytes, || work(&mut *self.stage, out)));
         let new = || out.iter().skip(before);
         counters.moved(rows, new().map(Chunk::rows).sum(), new().map(Chunk::bytes).sum());
         done

@@ -6,6 +6,7 @@ mod ends;
 mod hint;
 mod read;
 mod room;
+mod rows;
 mod sizing;
 mod zip;
 
@@ -168,7 +169,7 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
     let def = pipeline.def();
     let stats = Arc::new(TaskStats::new(pipeline.stats_names().iter().cloned(), options.taps));
     let deterministic = options.deterministic || def.options.deterministic || pipeline.single_task();
-    let ctx = Arc::new(TaskContext::new(
+    let ctx = TaskContext::new(
         options.seed,
         options.epoch,
         options.slot,
@@ -177,7 +178,8 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
         Arc::clone(&options.clock),
         stats,
         Arc::clone(&options.one_at_a_time),
-    ));
+    );
+    let ctx = Arc::new(ctx.within(pipeline.chunk_bytes()));
     let tasks = Tasks::new();
     let reading = read::Reading {
         batch_rows: options.batch_rows.max(1),
@@ -223,7 +225,10 @@ impl TaskRun {
             // What moving items costs beside the stages that count for themselves is the output's.
             let Some(item) = self.ctx.stats.output().polled(self.items.next()).await else {
                 // What was stored counts before the task's end is told.
-                self.cache.settled().await;
+                if let Err(e) = self.cache.settled().await {
+                    self.tasks.stop();
+                    return Some(Err(e));
+                }
                 finish_probes(&self.cache, self.probe_to_end).await;
                 self.over = Some(Ok(()));
                 return None;

@@ -165,6 +165,9 @@ pub struct OpenHeader {
     /// Bytes that may be sent before the first credit. At least one chunk may always be on its way.
     #[prost(uint64, tag = "3")]
     pub window_bytes: u64,
+    /// The reader's right to read the task, as the dispatcher gave it.
+    #[prost(bytes = "vec", tag = "4")]
+    pub ticket: Vec<u8>,
 }
 
 /// Header of [`Kind::Credit`].

@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use caju_proto::from_status;
 use caju_proto::v1::dispatcher_client::DispatcherClient;
-use caju_types::{Error, ErrorKind, Result};
+use caju_types::{Error, ErrorKind, Result, did_you_mean};
+use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
+
+use super::transport::{connect, is_in_process};
 
 /// A stub of the dispatcher's service.
 pub type Dispatcher = DispatcherClient<Channel>;
@@ -25,33 +28,27 @@ pub struct DispatcherLink {
 }
 
 impl DispatcherLink {
-    /// A link to `host:port` (a `caju://` or `http://` in front is allowed). Nothing is dialled yet. Must be
-    /// called within a tokio runtime.
+    /// A link to a dispatcher at `host:port` (a `caju://`, `grpc://` or `http://` in front is allowed), or within this
+    /// process. Nothing is dialled yet. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// `InvalidArgument` if the address is none.
     pub fn new(address: &str) -> Result<Self> {
-        let bare =
-            address.strip_prefix("caju://").or_else(|| address.strip_prefix("http://")).unwrap_or(address);
-        let bare = bare.trim_end_matches('/');
-        let bad = || {
-            Error::invalid(format!(
-                "`{address}` is not a dispatcher's address; write HOST:PORT, such as 127.0.0.1:7070"
-            ))
-        };
-        if !bare.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
-        {
-            return Err(bad());
-        }
-        let channel = Endpoint::from_shared(format!("http://{bare}"))
-            .map_err(|_| bad())?
+        let address = dialled(address)?;
+        let to = address.clone();
+        // The connector knows where to; the URI is only what HTTP/2 names the peer.
+        let authority = if is_in_process(&address) { "in-process" } else { &address };
+        let channel = Endpoint::from_shared(format!("http://{authority}"))
+            .map_err(|_| not_an_address(&address))?
             .connect_timeout(Duration::from_secs(2))
-            .tcp_nodelay(true)
             .http2_keep_alive_interval(Duration::from_secs(10))
             .keep_alive_timeout(Duration::from_secs(10))
-            .connect_lazy();
+            .connect_with_connector_lazy(tower::service_fn(move |_| {
+                let to = to.clone();
+                async move { connect(&to).await.map(TokioIo::new) }
+            }));
         let client = Dispatcher::new(channel).max_decoding_message_size(usize::MAX);
-        Ok(Self { address: bare.to_string(), client })
+        Ok(Self { address, client })
     }
 
     /// The dispatcher's address.
@@ -117,6 +114,13 @@ impl DispatcherLink {
         {
             return from_status(status);
         }
+        if is_in_process(&self.address) {
+            return Error::unavailable(format!(
+                "no dispatcher at {}: {}; give a cluster that other processes use an address to listen on",
+                self.address,
+                cause(status)
+            ));
+        }
         Error::unavailable(format!(
             "no dispatcher at {}: {}; start one with `caju dispatcher --listen {}`, or check the address",
             self.address,
@@ -124,6 +128,37 @@ impl DispatcherLink {
             self.address
         ))
     }
+}
+
+/// Schemes that may stand in front of a dispatcher's `host:port`.
+const SCHEMES: [&str; 4] = ["caju", "grpc", "grpc+tcp", "http"];
+
+fn not_an_address(address: &str) -> Error {
+    Error::invalid(format!(
+        "`{address}` is not a dispatcher's address; write HOST:PORT, such as 127.0.0.1:7070"
+    ))
+}
+
+/// The address to connect to, without its scheme.
+fn dialled(address: &str) -> Result<String> {
+    if is_in_process(address) {
+        return Ok(address.to_owned());
+    }
+    let bare = match address.split_once("://") {
+        Some((scheme, bare)) if SCHEMES.contains(&scheme.to_ascii_lowercase().as_str()) => bare,
+        Some((scheme, _)) => {
+            return Err(Error::invalid(format!(
+                "`{address}`: `{scheme}` is not a scheme of a dispatcher's address{}; write caju://HOST:PORT or \
+                 HOST:PORT",
+                did_you_mean(scheme, SCHEMES)
+            )));
+        }
+        None => address,
+    };
+    let bare = bare.trim_end_matches('/');
+    let is_address =
+        bare.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+    if is_address { Ok(bare.to_owned()) } else { Err(not_an_address(address)) }
 }
 
 /// Whether an error may go away by itself.
@@ -165,5 +200,15 @@ mod tests {
         for bad in ["", "localhost", "a:b:c", ":70"] {
             assert_eq!(DispatcherLink::new(bad).unwrap_err().kind(), ErrorKind::InvalidArgument, "{bad}");
         }
+        for good in [
+            "grpc://10.0.0.1:7070",
+            "grpc+tcp://10.0.0.1:7070",
+            "CAJU://10.0.0.1:7070/",
+            "http://10.0.0.1:7070",
+        ] {
+            assert_eq!(DispatcherLink::new(good).unwrap().address(), "10.0.0.1:7070", "{good}");
+        }
+        let e = DispatcherLink::new("grp://10.0.0.1:7070").unwrap_err();
+        assert!(e.message().contains("`grp` is not a scheme") && e.message().contains("grpc"), "{e}");
     }
 }

@@ -21,6 +21,7 @@
 //! A worker sends while fewer than `window` bytes are on their way or unused at the reader, so at least one
 //! chunk always is, however large. `Ack` tells the worker that the reader has everything.
 
+mod accept;
 mod coalesce;
 mod decode;
 mod elements;
@@ -34,7 +35,11 @@ mod queue;
 mod schema;
 #[cfg(test)]
 mod tests;
+mod transport;
 
+pub use accept::{
+    Admitted, ConnectionLimits, Gate, OpenCall, OpenCalls, Permit, Protocol, Silent, accept, admitted,
+};
 pub use coalesce::coalesce;
 pub use decode::decode_chunk;
 pub use elements::ElementCursor;
@@ -45,3 +50,4 @@ pub use local::{LocalTask, LocalWorker, LocalWorkers};
 pub use pool::{Body, BufferPool};
 pub use queue::ByteQueue;
 pub use schema::{decode_schema, encode_schema, schema_from_ipc, schema_to_ipc};
+pub use transport::{IN_PROCESS, Listener, Stream, connect, is_in_process, new_in_process_address};

@@ -14,7 +14,7 @@ use caju_engine::{
 };
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::{DatasetDef, prefix_fingerprints};
-use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock};
+use caju_runtime::{Clock, CpuPool, IoCounters, Stores, SystemClock};
 use caju_types::{Result, RowRanges};
 use futures::TryStreamExt;
 
@@ -53,6 +53,8 @@ pub struct Pair {
     pub splits: Vec<Split>,
     pub io: Arc<IoCounters>,
     pub hints: Vec<Hint>,
+    /// The time of its tasks.
+    pub clock: Arc<dyn Clock>,
 }
 
 #[derive(Debug, Clone)]
@@ -92,7 +94,7 @@ impl Pair {
                 random: p.random,
             })
             .collect();
-        Ok(Self { plain, kept, splits, io, hints })
+        Ok(Self { plain, kept, splits, io, hints, clock: SystemClock::shared() })
     }
 
     pub async fn yaml(yaml: &str) -> Self {
@@ -142,7 +144,7 @@ impl Pair {
                     group: None,
                 })
                 .collect();
-            let (more, m) = run(pipeline, leases, how, cache).await?;
+            let (more, m) = run(pipeline, leases, how, cache, &self.clock).await?;
             rows.extend(more);
             modes.compute += m.compute;
             modes.put += m.put;
@@ -162,8 +164,9 @@ pub async fn run(
     leases: VecDeque<LeasedSplit>,
     how: How,
     cache: Option<&Arc<Cache>>,
+    clock: &Arc<dyn Clock>,
 ) -> Result<(Vec<Row>, SplitModes)> {
-    let mut options = TaskOptions::new(CpuPool::new(how.threads)?, SystemClock::shared());
+    let mut options = TaskOptions::new(CpuPool::new(how.threads)?, Arc::clone(clock));
     options.batch_rows = how.batch_rows;
     options.batch_bytes = how.batch_bytes;
     options.seed = how.seed;

@@ -1,5 +1,6 @@
 //! The chain: what it accepts, what it gives, and its entry points.
 
+use caju_runtime::budget;
 use caju_types::{Error, Result};
 
 use super::exec::{Run, Target};
@@ -200,6 +201,7 @@ impl ImageChain {
     ) -> Result<(u32, u32)> {
         let before = out.len();
         let done = self.run(input, row_key, s, Dtype::U8, |n| {
+            budget::reserve(n as u64, "an image")?;
             out.resize(before + n, 0);
             Ok(Target::U8(&mut out[before..]))
         });
@@ -222,6 +224,7 @@ impl ImageChain {
     ) -> Result<(u32, u32)> {
         let before = out.len();
         let done = self.run(input, row_key, s, Dtype::F32, |n| {
+            budget::reserve(budget::bytes_of::<f32>(n), "an image")?;
             out.resize(before + n, 0.0);
             Ok(Target::F32(&mut out[before..]))
         });

@@ -5,6 +5,7 @@
 //! Geometry only changes these numbers. Pixels move when an operation has to see them (colours, blur, a
 //! second resize) and at the end, straight into the output.
 
+use caju_runtime::budget::{self, Held};
 use caju_types::{Error, Result};
 
 use super::color::{self, Jitter, Pointwise};
@@ -50,6 +51,14 @@ pub(super) struct Run<'a> {
     resize: Option<Resize>,
     flip: bool,
     pointwise: Vec<Pointwise>,
+    /// What the images between steps take of the chunk's budget, until the row is done.
+    held: Vec<Held>,
+}
+
+/// Charges an image of `pixels` with samples of `bytes` bytes to the chunk's budget.
+fn hold(size: Size, bytes: usize) -> Result<Held> {
+    let all = budget::product(&[size.h, size.w, 3, bytes]);
+    budget::hold(all as u64, format_args!("an image of {} x {} between two steps", size.h, size.w))
 }
 
 impl<'a> Run<'a> {
@@ -87,6 +96,7 @@ impl<'a> Run<'a> {
             resize: None,
             flip: false,
             pointwise: Vec::new(),
+            held: Vec::new(),
         })
     }
 
@@ -159,6 +169,7 @@ impl<'a> Run<'a> {
             ImageOp::GaussianBlur { kernel, sigma } => {
                 let sigma = rng().uniform_in(f64::from(sigma.0), f64::from(sigma.1));
                 self.materialise(s)?;
+                let _held = hold(now, size_of::<f32>())?;
                 blur::gaussian(&mut s.current, now, kernel as usize, sigma, &mut s.blur)?;
             }
             ImageOp::ToFloat => {
@@ -205,6 +216,7 @@ impl<'a> Run<'a> {
     /// Carries out what was asked for so far; the pixels are in `Scratch::current` afterwards.
     fn materialise<'s>(&mut self, s: &'s mut Scratch) -> Result<&'s mut [u8]> {
         let now = self.now();
+        self.held.push(hold(now, 1)?);
         let mut next = std::mem::take(&mut s.next);
         next.resize(now.h * now.w * 3, 0);
         let done = self.write_u8(s, &mut next);
@@ -216,6 +228,7 @@ impl<'a> Run<'a> {
 
     fn materialise_f32(&mut self, s: &mut Scratch) -> Result<()> {
         let now = self.now();
+        self.held.push(hold(now, size_of::<f32>())?);
         let mut next = std::mem::take(&mut s.next_f32);
         next.resize(now.h * now.w * 3, 0.0);
         let done = self.write_f32(s, &mut next);
@@ -249,7 +262,7 @@ impl<'a> Run<'a> {
             }
             return Ok(());
         };
-        self.resample(resize, s)?;
+        let _held = self.resample(resize, s)?;
         if resize.window.w > 0 {
             for (i, row) in out.chunks_exact_mut(resize.window.w * 3).enumerate() {
                 s.resampler.row(i, row);
@@ -272,7 +285,7 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         if let Some(resize) = self.resize {
-            self.resample(resize, s)?;
+            let _held = self.resample(resize, s)?;
             let row = grow(&mut s.row, width);
             for (i, to) in out.chunks_exact_mut(width).enumerate() {
                 s.resampler.row(i, row);
@@ -281,6 +294,7 @@ impl<'a> Run<'a> {
         } else {
             let (data, size, crop): (&[u8], Size, Rect) = match self.source {
                 Source::Encoded(e) => {
+                    let _held = hold(self.crop.size(), 1)?;
                     let pixels = grow(&mut s.window, self.crop.h * width);
                     e.decode(self.crop, 1, &mut s.decode, pixels)?;
                     (pixels, self.crop.size(), Rect::whole(self.crop.size()))
@@ -307,6 +321,7 @@ impl<'a> Run<'a> {
         if let Some(resize) = self.resize {
             let (rows, cols) = self.axes(resize, self.crop.size(), self.crop);
             s.resampler.prepare(&rows, &cols);
+            let _held = hold(s.resampler.middle(), size_of::<f32>())?;
             let at = (s.resampler.rows.min * self.size.w + s.resampler.cols.min) * 3;
             s.resampler.float(&data[at..], self.size.w * 3, out);
             return Ok(());
@@ -348,20 +363,23 @@ impl<'a> Run<'a> {
         )
     }
 
-    /// Prepares the resampler and resamples the rows that its second step needs.
-    fn resample(&self, r: Resize, s: &mut Scratch) -> Result<()> {
+    /// Prepares the resampler and resamples the rows that its second step needs. What they take is charged until the
+    /// answer is dropped.
+    fn resample(&self, r: Resize, s: &mut Scratch) -> Result<Held> {
         let (mut rows, mut cols) = self.axes(r, self.crop.size(), self.crop);
         let e = match self.source {
             Source::Encoded(e) => e,
             Source::U8(data) => {
                 s.resampler.prepare(&rows, &cols);
+                let held = hold(s.resampler.middle(), 1)?;
                 from_memory(&mut s.resampler, data, self.size.w);
-                return Ok(());
+                return Ok(held);
             }
             Source::Current => {
                 s.resampler.prepare(&rows, &cols);
+                let held = hold(s.resampler.middle(), 1)?;
                 from_memory(&mut s.resampler, &s.current, self.size.w);
-                return Ok(());
+                return Ok(held);
             }
             Source::F32(_) | Source::CurrentF32 => {
                 return Err(Error::internal("float pixels were asked for as uint8"));
@@ -376,10 +394,12 @@ impl<'a> Run<'a> {
         s.resampler.prepare(&rows, &cols);
         let (h, w) = s.resampler.needed();
         let window = Rect { y: s.resampler.rows.min, x: s.resampler.cols.min, h, w };
+        let held = hold(s.resampler.middle(), 1)?;
+        let _window = hold(Size { h, w }, 1)?;
         let pixels = grow(&mut s.window, h * w * 3);
         e.decode(window, scale, &mut s.decode, pixels)?;
         s.resampler.horizontal(pixels, w * 3);
-        Ok(())
+        Ok(held)
     }
 
     /// The largest of 8, 4 and 2 by which the window may be decoded smaller.

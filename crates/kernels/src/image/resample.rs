@@ -6,6 +6,7 @@
 //! what it is, sums fit 32 bits, and vector and portable code agree bit for bit. The intermediate image is
 //! uint8, as Pillow's.
 
+use super::geometry::Size;
 use super::resample_simd as simd;
 use super::state::grow;
 
@@ -144,6 +145,11 @@ impl Resampler {
     /// Rows and columns of the source that are needed: `(rows, columns)`.
     pub(super) fn needed(&self) -> (usize, usize) {
         (self.rows.max - self.rows.min, self.cols.max - self.cols.min)
+    }
+
+    /// The size of the intermediate image: a row for each that is needed, as wide as the result.
+    pub(super) fn middle(&self) -> Size {
+        Size { h: self.needed().0, w: self.cols.start.len() }
     }
 
     /// Bytes between the rows of the intermediate image.

@@ -2,6 +2,7 @@
 
 use std::io::Cursor;
 
+use caju_runtime::budget::{self, Held};
 use caju_types::{Error, Result};
 use image::ImageDecoder;
 
@@ -82,7 +83,8 @@ impl<'a> Encoded<'a> {
         if pixels > max_pixels {
             return Err(Error::invalid(format!(
                 "the image is {} x {} (height x width), {} pixels: more than the limit of {}; set \
-                 `max_pixels` of decode_image higher if such images are meant to be here",
+                 `max_pixels` of decode_image higher if such images are meant to be here, and --max-pixels of the \
+                 worker, which bounds it",
                 raw.h,
                 raw.w,
                 caju_types::format_count(pixels),
@@ -131,6 +133,7 @@ impl<'a> Encoded<'a> {
         }
         let raw = self.orientation.apply(self.scaled_size(scale));
         let r = self.orientation.raw_rect(window, raw);
+        let _held = self.hold(budget::product(&[r.h, r.w, 3]))?;
         let mut buffer = std::mem::take(&mut scratch.raw);
         let done = self.decode_raw(r, scale, scratch, grow(&mut buffer, r.h * r.w * 3));
         if done.is_ok() {
@@ -140,18 +143,30 @@ impl<'a> Encoded<'a> {
         done
     }
 
+    /// Charges a buffer that decoding needs to the chunk's budget.
+    fn hold(&self, bytes: usize) -> Result<Held> {
+        let (h, w) = (self.raw.h, self.raw.w);
+        budget::hold(bytes as u64, format_args!("decoding an image of {h} x {w} (height x width)"))
+    }
+
     fn decode_raw(&self, r: Rect, scale: usize, scratch: &mut DecodeScratch, out: &mut [u8]) -> Result<()> {
         if self.format == Format::Jpeg {
             let region = jpeg::Region { y: r.y, x: r.x, h: r.h, w: r.w };
             return jpeg::decode(self.bytes, region, scale, &mut scratch.jpeg, out);
         }
-        scratch.full.resize(self.raw.h * self.raw.w * 3, 0);
+        let pixels = budget::product(&[self.raw.h, self.raw.w]);
+        let _held = self.hold(pixels.saturating_mul(3))?;
         if self.format == Format::Png {
+            check_png_length(self.bytes, self.raw)?;
             let d = open_png(self.bytes)?;
+            scratch.full.resize(pixels * 3, 0);
             read_samples(d, "PNG", self, &mut scratch.samples, &mut scratch.full)?;
         } else {
             let d = image::codecs::webp::WebPDecoder::new(Cursor::new(self.bytes))
                 .map_err(|e| codec_error("WebP", self.bytes, &e))?;
+            // The codec has an image of its own, with alpha.
+            let _codec = self.hold(pixels.saturating_mul(4))?;
+            scratch.full.resize(pixels * 3, 0);
             read_samples(d, "WebP", self, &mut scratch.samples, &mut scratch.full)?;
         }
         copy_window(&scratch.full, self.raw, r, out);
@@ -192,6 +207,29 @@ fn png_size(bytes: &[u8]) -> Result<(Size, Orientation)> {
     Ok((Size { h, w }, Orientation::from_exif(png_orientation(bytes).unwrap_or(1))))
 }
 
+/// Deflate makes at most this many bytes of one.
+const DEFLATE_RATIO: usize = 1032;
+
+/// A file that is too short to hold its pixels, however well they compress, is refused before memory is asked for.
+fn check_png_length(bytes: &[u8], size: Size) -> Result<()> {
+    let (depth, channels) = match bytes.get(24..26) {
+        Some([depth, color]) => {
+            (usize::from(*depth), [1, 1, 3, 1, 2, 1, 4].get(usize::from(*color)).copied().unwrap_or(1))
+        }
+        _ => (1, 1),
+    };
+    let row = budget::product(&[size.w, depth, channels]).div_ceil(8);
+    if budget::product(&[row, size.h]) / DEFLATE_RATIO > bytes.len() {
+        return Err(Error::data_loss(format!(
+            "PNG data ends early: {} bytes cannot hold {} x {} pixels; the file was cut off",
+            bytes.len(),
+            size.h,
+            size.w
+        )));
+    }
+    Ok(())
+}
+
 /// The orientation of an eXIf chunk before the pixels.
 fn png_orientation(bytes: &[u8]) -> Option<u16> {
     let mut at = 8usize;
@@ -223,7 +261,9 @@ fn read_samples<D: ImageDecoder>(
     if color == C::Rgb8 {
         return decoder.read_image(out).map_err(|e| codec_error(name, of.bytes, &e));
     }
-    samples.resize(of.raw.h * of.raw.w * usize::from(color.bytes_per_pixel()), 0);
+    let bytes = budget::product(&[of.raw.h, of.raw.w, usize::from(color.bytes_per_pixel())]);
+    let _held = of.hold(bytes)?;
+    samples.resize(bytes, 0);
     decoder.read_image(samples).map_err(|e| codec_error(name, of.bytes, &e))?;
     // 16-bit samples arrive in the machine's byte order; their high byte is kept.
     let high = usize::from(cfg!(target_endian = "little"));

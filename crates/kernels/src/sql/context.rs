@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Schema};
+use caju_runtime::budget;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::common::{DFSchema, DataFusionError, TableReference, plan_err};
@@ -21,6 +22,8 @@ use datafusion::sql::sqlparser::ast;
 
 use super::Const;
 use super::rewrite::CALL;
+use crate::guard::{FOLD_BYTES, charge_literals, guard};
+use crate::udf::checked;
 
 /// The functions that DataFusion brings.
 pub(crate) struct Builtins {
@@ -144,16 +147,21 @@ impl Planner<'_> {
         self.simplifier(schema).coerce(expr, schema)
     }
 
-    /// Constants folded, and what DataFusion spells out (`coalesce` as `case`) spelt out.
+    /// Small constants folded, and what DataFusion spells out (`coalesce` as `case`) spelt out; everything that can
+    /// take much memory asks the budget first.
     pub(crate) fn simplify(&self, expr: Expr, schema: &Arc<DFSchema>) -> Result<Expr, DataFusionError> {
-        self.simplifier(schema).simplify(expr)
+        let guarded = guard(checked(expr, schema)?, schema)?;
+        let simplified = budget::scope(FOLD_BYTES, || self.simplifier(schema).simplify(guarded))?;
+        // Simplification writes calls of its own.
+        charge_literals(guard(checked(simplified, schema)?, schema)?)
     }
 
     /// The value of an expression that needs no row.
     pub(crate) fn fold(&self, expr: &ast::Expr) -> Option<Const> {
         let schema = Arc::new(DFSchema::try_from(Schema::empty()).ok()?);
         let expr = self.plan(expr.clone(), &schema).ok()?;
-        match self.simplify(self.coerce(expr, &schema).ok()?, &schema).ok()? {
+        let expr = guard(checked(self.coerce(expr, &schema).ok()?, &schema).ok()?, &schema).ok()?;
+        match budget::scope(FOLD_BYTES, || self.simplifier(&schema).simplify(expr)).ok()? {
             Expr::Literal(value, _) => Const::of_scalar(&value),
             _ => None,
         }

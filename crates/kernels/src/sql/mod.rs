@@ -20,4 +20,4 @@ pub(crate) use constant::Const;
 pub(crate) use context::{Builtins, Planner};
 pub(crate) use parse::{at, parse};
 pub(crate) use rewrite::{KEY_COLUMN, Rewrite, Rewritten};
-pub(crate) use stack::roomy;
+pub(crate) use stack::{STACK_BYTES, roomy};

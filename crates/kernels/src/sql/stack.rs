@@ -1,16 +1,21 @@
 //! Room for recursion.
 
+use caju_runtime::is_aside;
 use caju_types::{Error, Result};
 
 /// The planner's passes over an expression are recursive, with frames of many kilobytes; so much holds the
 /// deepest expression that [`super::parse`] lets through several times over, whatever thread asks.
-const STACK_BYTES: usize = 64 << 20;
+pub(crate) const STACK_BYTES: usize = 64 << 20;
 
-/// Runs `f` on a stack of its own and waits for it. Binding is rare: a thread for it costs nothing.
+/// Runs `f` with enough stack: on this thread if it was started for binding, else on one of its own, for which it waits.
+/// Async code binds through [`crate::Registry::aside`], so that none of its threads wait here.
 ///
 /// # Errors
 /// Those of `f`; `ResourceExhausted` if the system gives no thread, `Internal` if `f` panics.
 pub(crate) fn roomy<T: Send>(f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    if is_aside() {
+        return f();
+    }
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("bind".into()).stack_size(STACK_BYTES);
         match thread.spawn_scoped(scope, f) {

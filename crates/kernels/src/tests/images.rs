@@ -158,11 +158,14 @@ fn damaged_rows_are_named() {
     let e = try_eval(&b, "random_crop(decode_image(image), 20, 20)").unwrap_err();
     assert_eq!(e.row, Some(4));
     assert!(e.error.to_string().contains("it is 10 x 40"), "{e}");
-    let tight = Registry::new(Limits { max_pixels: 100 });
+    let tight = Registry::new(Limits { max_pixels: 100, ..Limits::default() });
     let e = evaluate(&tight, "decode_image(image)", &b, &keys(6)).unwrap_err();
     assert_eq!(e.row, Some(0));
     assert!(e.error.to_string().contains("more than the limit of 100"), "{e}");
-    evaluate(&tight, "decode_image(image, max_pixels => 1600)", &b, &keys(6)).unwrap();
+    let loose = Registry::new(Limits { max_pixels: 1600, ..Limits::default() });
+    evaluate(&loose, "decode_image(image)", &b, &keys(6)).unwrap();
+    let e = evaluate(&loose, "decode_image(image, max_pixels => 100)", &b, &keys(6)).unwrap_err();
+    assert!(e.error.to_string().contains("more than the limit of 100"), "{e}");
 }
 
 /// A list that does not say that it is an image is not one.

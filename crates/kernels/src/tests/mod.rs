@@ -1,5 +1,6 @@
 //! Tests of expressions from text to arrays.
 
+mod bounds;
 mod builtins;
 mod errors;
 mod fingerprint;

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, FixedSizeListArray, MutableArrayData, make_array};
 use arrow::datatypes::{ArrowNativeType, DataType, Field, FieldRef};
-use caju_types::{Error, Result};
+use caju_runtime::budget;
+use caju_types::{Error, Result, format_count};
 use datafusion::common::ScalarValue;
 
 use super::{Fault, Inputs, Kernel, any_null, internal, plain_type};
+use crate::guard::fixed_width;
 use crate::sql::Const;
 use crate::tensor;
 
@@ -24,6 +26,14 @@ impl Pad {
             return Err(Error::invalid(format!("`n` is {n}; that is too long")));
         }
         Ok(Self { n, value: value.clone() })
+    }
+
+    /// The bytes of one value of padding, with the least that a value takes.
+    fn filling_bytes(&self) -> u64 {
+        match &self.value {
+            Const::Text(t) => 16 + t.len() as u64,
+            _ => 16,
+        }
     }
 
     /// The padding as a value of the list's type.
@@ -113,6 +123,13 @@ impl Kernel for Pad {
             return Err(internal("pad gives fixed-size lists"));
         };
         let n = self.n as usize;
+        let width = match fixed_width(item.data_type()) {
+            0 => self.filling_bytes(),
+            n => n,
+        };
+        let bytes = width.saturating_mul(budget::product(&[input.len().saturating_add(1), n]) as u64);
+        let what = format_args!("{} lists of {} values", input.len(), format_count(u64::from(self.n)));
+        budget::reserve(bytes.saturating_add(input.get_buffer_memory_size() as u64), what)?;
         let filling =
             self.filling(item.data_type()).map_err(internal)?.to_array_of_size(n).map_err(internal)?;
         let (from, fill) = (values(&input).to_data(), filling.to_data());

@@ -1,5 +1,6 @@
 //! The kernels as functions of DataFusion.
 
+mod checked;
 mod fast;
 mod hash;
 mod image_size;
@@ -21,6 +22,7 @@ use datafusion::logical_expr::{
     ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDFImpl, Signature, Volatility,
 };
 
+pub(crate) use checked::{checked, checked_rest};
 pub(crate) use fast::with_constant;
 pub(crate) use hash::HashBucket;
 pub(crate) use image_size::ImageSide;

@@ -6,7 +6,8 @@ use arrow::array::{
     Array, ArrayRef, ArrowPrimitiveType, AsArray, FixedSizeListArray, Int64Array, PrimitiveArray,
 };
 use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, Int64Type, UInt8Type};
-use caju_types::{Error, Result};
+use caju_runtime::budget;
+use caju_types::{Error, Result, format_count};
 
 use super::{Fault, Inputs, Kernel, any_null, internal, plain_type};
 use crate::tensor;
@@ -35,7 +36,8 @@ impl OneHot {
 
     fn fill<T: ArrowPrimitiveType>(&self, input: &Int64Array, one: T::Native) -> Result<ArrayRef, Fault> {
         let n = self.n as usize;
-        let mut out = vec![T::Native::default(); input.len() * n];
+        let what = format_args!("{} vectors of {} values", input.len(), format_count(n as u64));
+        let mut out = budget::vec::<T::Native>(budget::product(&[input.len(), n]), what)?;
         for (i, v) in input.iter().enumerate() {
             let Some(v) = v else { continue };
             match usize::try_from(v) {

@@ -13,6 +13,7 @@ use proptest::prelude::*;
 pub(crate) struct FakeFunctions {
     pub(crate) version: u32,
     pub(crate) engines: BTreeMap<String, String>,
+    pub(crate) believes_code: bool,
 }
 
 impl Default for FakeFunctions {
@@ -20,7 +21,7 @@ impl Default for FakeFunctions {
         let engines =
             [("arrow", "59.3.0"), ("datafusion", "55.0.0"), ("parquet", "59.3.0"), ("zune-jpeg", "0.5.0")];
         let engines = engines.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
-        Self { version: 1, engines }
+        Self { version: 1, engines, believes_code: true }
     }
 }
 
@@ -62,6 +63,10 @@ impl Functions for FakeFunctions {
 
     fn engine_versions(&self) -> BTreeMap<String, String> {
         self.engines.clone()
+    }
+
+    fn believes_code(&self) -> bool {
+        self.believes_code
     }
 
     fn engines_used(&self, sql: &str) -> Result<Vec<String>> {

@@ -76,6 +76,7 @@ class Client:
         policy: str = "",
         encoding: str = "",
         epochs: int = 0,
+        lost_readers: str = "fail",
     ) -> Reader: ...
     def register(self, definition: str, dataset_id: str = "") -> tuple[str, str]: ...
     def dataset(self, dataset_id: str) -> tuple[str, bytes, str]: ...
@@ -108,7 +109,11 @@ class Reader:
 @final
 class Cluster:
     def __new__(
-        cls, workers: int = 1, cpu_threads: int | None = None, cache: str | None = None
+        cls,
+        workers: int = 1,
+        cpu_threads: int | None = None,
+        cache: str | None = None,
+        listen: str | None = None,
     ) -> Cluster: ...
     @property
     def address(self) -> str: ...

@@ -80,27 +80,36 @@ class LocalCluster(_Stoppable):
     The workers share `cpu_threads` threads, one per core by default. Rows are stored at `autocache` hints below
     `cache`, a folder or URL; without one in a private folder, which goes with the cluster.
 
+    No port is opened: only this process can use the cluster. `listen="127.0.0.1:0"` opens one, for other processes that
+    read from it; whoever reaches the port may then do what this process may, run functions included.
+
     >>> with LocalCluster(workers=2) as cluster:
     ...     len(list(caju.range(10).distribute(cluster)))
     10
     """
 
     def __init__(
-        self, workers: int = 1, cpu_threads: int | None = None, cache: str | os.PathLike[str] | None = None
+        self,
+        workers: int = 1,
+        cpu_threads: int | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        listen: str | None = None,
     ) -> None:
         checked(workers, cpu_threads, cache)
+        if listen is not None and not isinstance(listen, str):
+            raise InvalidPipeline(f"listen={listen!r} must be HOST:PORT, such as \"127.0.0.1:0\"")
         sync_level()
-        self._cluster = _caju.Cluster(workers, cpu_threads, None if cache is None else url_of(cache))
+        self._cluster = _caju.Cluster(workers, cpu_threads, None if cache is None else url_of(cache), listen)
         at_exit(self)
 
     @property
     def address(self) -> str:
-        """`host:port` of the dispatcher, which processes of this machine may use too."""
+        """`host:port` of the dispatcher if the cluster listens; else a name that only this process can use."""
         return self._cluster.address
 
     @property
     def workers(self) -> list[str]:
-        """`host:port` of each worker."""
+        """The address of each worker: `host:port` if the cluster listens, else a name within this process."""
         return self._cluster.workers
 
     @property

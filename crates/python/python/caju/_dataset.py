@@ -104,6 +104,7 @@ class Dataset(Stages):
         uneven: str | None = None,
         policy: str | None = None,
         encoding: str | None = None,
+        lost_readers: str = "fail",
         connect_timeout: float = 10.0,
     ) -> Dataset:
         """Computes the dataset on a service: `"caju://host:7070"`, a `LocalCluster` or `start_dispatcher()`.
@@ -111,6 +112,10 @@ class Dataset(Stages):
         Readers of one `job_name` share each epoch: every row goes to one of them. Without a name this dataset reads
         alone. `epochs` says how many epochs will be read, which helps to decide what is worth storing. `policy` and
         `encoding` are those of `caju run`: who decides where rows are stored, and how new parts are written.
+
+        A reader of the job that is killed, or silent for the dispatcher's `--client-timeout`, takes the rows that it had
+        used with it. Then the epoch ends with a `FailedPrecondition` for the other readers, unless they accept it with
+        `lost_readers="allow"`. What it had not used goes to them in any case.
         """
         refuse_coordination(num_consumers, consumer_index, uneven)
         if self._service is not None:
@@ -120,7 +125,7 @@ class Dataset(Stages):
             )
         out = self._copy()
         out._service = Service.of(
-            service, job_name, epochs, processing_mode, seed, policy, encoding, connect_timeout
+            service, job_name, epochs, processing_mode, seed, policy, encoding, connect_timeout, lost_readers
         )
         return out
 
@@ -130,7 +135,7 @@ class Dataset(Stages):
         service: Any = None,
         *,
         wait: bool = True,
-        encoding: str = "arrow/none",
+        encoding: str | None = None,
         chunk_bytes: int | None = None,
     ) -> Save:
         """Stores the rows under a URL of their own, for `caju.load`; again, it goes on where it stopped.
@@ -138,6 +143,7 @@ class Dataset(Stages):
         The service of `distribute` does it, or the one given here, or this process. With `wait=False` this returns
         when the save has begun. What only orders or groups rows (`shuffle`, `batch`, `prefetch`) is not stored: put
         it behind the load. A chunk is what is loaded at once: about `chunk_bytes` of rows, by default those of a split.
+        `encoding` is "arrow/none" by default. A finished save keeps the encoding and the chunks that it has.
         """
         from ._save import save
 
@@ -363,6 +369,7 @@ class Dataset(Stages):
             "policy": service.policy or self._policy,
             "encoding": service.encoding,
             "epochs": service.epochs or 0,
+            "lost_readers": service.lost_readers,
         }
 
     # ---- within ------------------------------------------------------------------------------------------------

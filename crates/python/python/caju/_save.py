@@ -88,7 +88,7 @@ def save(
     service: Any = None,
     *,
     wait: bool = True,
-    encoding: str = "arrow/none",
+    encoding: str | None = None,
     chunk_bytes: int | None = None,
 ) -> Save:
     """See `Dataset.save`."""
@@ -108,7 +108,7 @@ def save(
     client = _caju.Client(address)
     here = isinstance(keep, LocalCluster)
     definition = dataset._json() if here else dataset._whole()
-    begun = client.start_save(definition, url_of(url), encoding, chunk_bytes or 0)
+    begun = client.start_save(definition, url_of(url), encoding or "", chunk_bytes or 0)
     out = Save(client, json.loads(begun)["url"], keep)
     if wait:
         out.wait()

@@ -10,13 +10,16 @@ from ._errors import InvalidPipeline, Unimplemented
 
 MODES = ("dynamic", "off")
 UNEVEN = ("drop", "pad")
+LOST_READERS = ("fail", "allow")
 MAX_SEED = 2**64 - 1
 
 
 class Service:
     """A dispatcher's address, and how a job there is named and read."""
 
-    __slots__ = ("address", "connect_timeout", "encoding", "epochs", "job_name", "keep", "mode", "policy", "seed")
+    __slots__ = (
+        "address", "connect_timeout", "encoding", "epochs", "job_name", "keep", "lost_readers", "mode", "policy", "seed",
+    )
 
     def __init__(
         self,
@@ -29,6 +32,7 @@ class Service:
         policy: str = "",
         encoding: str = "",
         connect_timeout: float = 10.0,
+        lost_readers: str = "fail",
     ) -> None:
         self.address = address
         self.keep = keep
@@ -39,6 +43,7 @@ class Service:
         self.policy = policy
         self.encoding = encoding
         self.connect_timeout = connect_timeout
+        self.lost_readers = lost_readers
 
     @classmethod
     def of(
@@ -51,6 +56,7 @@ class Service:
         policy: str | None,
         encoding: str | None,
         connect_timeout: float,
+        lost_readers: str = "fail",
     ) -> Service:
         """What `distribute` was given, checked."""
         for name, text in (("job_name", job_name), ("policy", policy), ("encoding", encoding)):
@@ -65,6 +71,11 @@ class Service:
                 f"processing_mode {processing_mode!r} is none of {', '.join(MODES)}; say \"dynamic\" for each row "
                 "once, \"off\" for all rows from every worker"
             )
+        if lost_readers not in LOST_READERS:
+            raise InvalidPipeline(
+                f"lost_readers={lost_readers!r} is none of {', '.join(LOST_READERS)}; say \"fail\" for an error at the end of "
+                "an epoch that lost a reader with rows, \"allow\" to accept it"
+            )
         epochs = whole("epochs", epochs, 1)
         seed = whole("seed", seed, 0, MAX_SEED)
         if isinstance(connect_timeout, bool) or not isinstance(connect_timeout, (int, float)) or not connect_timeout >= 0:
@@ -72,7 +83,8 @@ class Service:
         address = address_of(service)
         keep = None if service is address else service
         return cls(
-            address, keep, job_name or "", epochs, processing_mode, seed, policy or "", encoding or "", connect_timeout
+            address, keep, job_name or "", epochs, processing_mode, seed, policy or "", encoding or "", connect_timeout,
+            lost_readers,
         )
 
     @property

@@ -24,6 +24,7 @@ pub struct IoCounters {
     deletes: AtomicU64,
     bytes_read: AtomicU64,
     bytes_written: AtomicU64,
+    syncs: AtomicU64,
 }
 
 /// The values of [`IoCounters`] at one moment.
@@ -41,6 +42,8 @@ pub struct IoSnapshot {
     pub bytes_read: u64,
     /// Bytes of content that were sent.
     pub bytes_written: u64,
+    /// How often the disk was waited for (`fsync` of a file or a folder).
+    pub syncs: u64,
 }
 
 impl IoCounters {
@@ -59,6 +62,7 @@ impl IoCounters {
             deletes: get(&self.deletes),
             bytes_read: get(&self.bytes_read),
             bytes_written: get(&self.bytes_written),
+            syncs: get(&self.syncs),
         }
     }
 
@@ -71,6 +75,10 @@ impl IoCounters {
     /// Counts one list request; for walkers of local folders.
     pub fn add_list(&self) {
         self.lists.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_sync(&self) {
+        self.syncs.fetch_add(1, Ordering::Relaxed);
     }
 
     fn add_write(&self, bytes: usize) {

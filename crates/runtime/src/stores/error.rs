@@ -42,13 +42,17 @@ fn generic(url: &impl std::fmt::Display, error: &object_store::Error) -> Error {
 }
 
 /// Turns an I/O error about `url` into one of ours.
-pub(crate) fn io_error(url: &impl std::fmt::Display, error: &io::Error) -> Error {
+pub fn io_error(url: impl std::fmt::Display, error: &io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::NotFound => Error::not_found(format!("{url}: no such file or object; check the path")),
-        io::ErrorKind::PermissionDenied => {
-            Error::permission_denied(format!("{url}: permission denied; let the user that runs caju read it"))
+        io::ErrorKind::PermissionDenied => Error::permission_denied(format!(
+            "{url}: permission denied; let the user that runs caju read it, or write it where it is written"
+        )),
+        io::ErrorKind::ReadOnlyFilesystem => {
+            Error::permission_denied(format!("{url}: the file system is mounted for reading only"))
         }
         io::ErrorKind::StorageFull => Error::exhausted(format!("{url}: no space left on the device")),
+        io::ErrorKind::QuotaExceeded => Error::exhausted(format!("{url}: the disk quota is used up")),
         io::ErrorKind::IsADirectory => Error::invalid(format!("{url}: is a folder, not a file")),
         _ => Error::unavailable(format!("{url}: {error}")),
     }

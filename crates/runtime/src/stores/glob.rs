@@ -3,6 +3,8 @@
 use caju_types::{Error, Result};
 use globset::{GlobBuilder, GlobMatcher, escape};
 
+use super::url::StoreUrl;
+
 /// The characters that make a path a pattern.
 const META: [char; 4] = ['*', '?', '[', '{'];
 
@@ -24,6 +26,45 @@ const HIDDEN: [char; 2] = ['.', '_'];
 /// Whether a name is passed over where nobody asked for it by that character.
 pub(super) fn is_hidden(name: &str) -> bool {
     name.starts_with(HIDDEN)
+}
+
+/// Whether files that `path` names (a file, a folder or a pattern) may lie at or below `folder`, or `folder` within the
+/// folder that `path` names.
+///
+/// # Errors
+/// `InvalidArgument` for a path that is none, or a pattern that is not valid.
+pub fn may_lie_in(path: &str, folder: &StoreUrl) -> Result<bool> {
+    let url = StoreUrl::parse(path)?;
+    if !is_glob(&url.key) {
+        return Ok(url.is_below(folder) || folder.is_below(&url));
+    }
+    let pattern = Pattern::new(&url.key)?;
+    let base = url.with_key(pattern.base.clone());
+    if base.is_below(folder) {
+        return Ok(true);
+    }
+    let segments = |key: &str| key.split('/').filter(|s| !s.is_empty()).count();
+    let depth = segments(&folder.key).saturating_sub(segments(&base.key));
+    Ok(folder.is_below(&base) && pattern.segments.is_none_or(|s| s.len() > depth))
+}
+
+/// What lies directly in `v1` below the root of a cache or a save, beside the fingerprints.
+const LAYOUT: [&str; 3] = ["writers", "plans", "listings"];
+
+/// Whether a key below a listed folder is one that a cache or a save wrote there: its parts are rows of other
+/// pipelines, never rows of the folder.
+pub(super) fn is_stored_layout(below: &str) -> bool {
+    if below.ends_with(".commit") {
+        return true;
+    }
+    let is_fingerprint = |s: &str| s.len() == 32 && s.bytes().all(|b| b.is_ascii_hexdigit());
+    let mut segments = below.split('/').peekable();
+    while let Some(segment) = segments.next() {
+        if segment == "v1" && segments.peek().is_some_and(|s| is_fingerprint(s) || LAYOUT.contains(s)) {
+            return true;
+        }
+    }
+    false
 }
 
 /// A pattern over keys: `*` and `?` stay within one segment, `**` crosses, `{a,b}` and `[a-z]` choose. Names that

@@ -8,8 +8,8 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 
 use super::error::{io_error, store_error};
-use super::glob::{Pattern, is_glob, is_hidden, may_be_literal};
-use super::{CountingStore, IoCounters, Location, StoreUrl, Stores, local};
+use super::glob::{Pattern, is_glob, is_hidden, is_stored_layout, may_be_literal};
+use super::{CountingStore, IoCounters, Location, StoreUrl, Stores, local, settled};
 
 /// A file that was found, with what tells its version from others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub struct Listed {
 /// Which keys are wanted.
 #[derive(Debug)]
 pub(super) struct Filter {
+    /// The key of the folder that is listed.
+    pub(super) base: String,
     pub(super) pattern: Option<Pattern>,
     /// Without the dot; any if empty. Only for folders, where nothing else says what is wanted.
     pub(super) extensions: Vec<String>,
@@ -36,6 +38,9 @@ pub(super) struct Filter {
 
 impl Filter {
     pub(super) fn accepts(&self, key: &str) -> bool {
+        if is_stored_layout(key.strip_prefix(self.base.as_str()).unwrap_or(key)) {
+            return false;
+        }
         if let Some(p) = &self.pattern {
             return p.matches(key);
         }
@@ -57,9 +62,9 @@ impl Stores {
     /// `path` is a file, a folder (then: all files below it with one of the `extensions`, given without the
     /// dot), or a pattern with `*`, `?`, `[a-z]`, `{a,b}` and `**`. A file or folder whose name is what is written
     /// (`x[1].csv`) goes before the pattern's meaning; `[[]` and `[{]` match the characters themselves. Names that start
-    /// with `.` or `_` are skipped, unless a segment of the pattern starts so. Only the folder in front of the first
-    /// glob is listed. Listings of stores that list in the order of their keys are streamed; those of the others
-    /// (Azure, HTTP) are collected first.
+    /// with `.` or `_` are skipped, unless a segment of the pattern starts so; what caches and saves wrote below the
+    /// folder (`v1/FINGERPRINT`) is hidden too. Only the folder in front of the first glob is listed. Listings of stores
+    /// that list in the order of their keys are streamed; those of the others (Azure, HTTP) are collected first.
     ///
     /// # Errors
     /// The stream's only item is `NotFound` if nothing matches; it names the pattern and what is there.
@@ -100,13 +105,14 @@ impl Stores {
                 Err(e) => return Err(e),
             };
             drop(missing);
-            let filter = Filter { pattern: None, extensions };
+            let filter = Filter { base: at.url.key.clone(), pattern: None, extensions };
             let files = below(&at, filter, &io)?;
             return Ok(or_nothing(files, at, url, false, io).await);
         }
         let pattern = Pattern::new(&url.key, literal)?;
         let at = self.resolve(&url.with_key(pattern.base.clone()).to_string())?;
-        let files = below(&at, Filter { pattern: Some(pattern), extensions }, &io)?;
+        let filter = Filter { base: pattern.base.clone(), pattern: Some(pattern), extensions };
+        let files = below(&at, filter, &io)?;
         Ok(or_nothing(files, at, url, true, io).await)
     }
 
@@ -159,7 +165,9 @@ async fn head(at: &Location, io: &Arc<IoCounters>) -> Result<Listed> {
         if !m.is_file() {
             return Err(Error::invalid(format!("{}: {IS_FOLDER}", at.url)));
         }
-        return Ok(local::listed(at.url.clone(), &m));
+        let file = settled::settled(vec![local::listed(at.url.clone(), &m)]).await?.pop();
+        return file
+            .ok_or_else(|| Error::not_found(format!("{}: it was removed while it was looked at", at.url)));
     }
     if at.path.is_root() {
         return Err(Error::not_found(format!("{}: names no object", at.url)));

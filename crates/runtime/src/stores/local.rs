@@ -71,6 +71,10 @@ pub(super) fn walk(
             walk.step()
         };
         let (files, walk) = blocking(step).await?;
+        let files = match files {
+            Some(files) => Some(super::settled::settled(files).await?),
+            None => None,
+        };
         Ok::<_, Error>(files.map(|f| (stream::iter(f.into_iter().map(Ok)), (walk, None))))
     })
     .try_flatten()

@@ -3,11 +3,14 @@
 //! Every object has exactly one name: `file:///data/a.parquet`, `s3://bucket/key`, `memory://name/key`. Keys are taken as
 //! they are written; only `file://` URLs are percent-decoded.
 
+mod access;
 mod count;
+mod durable;
 mod error;
 mod glob;
 mod list;
 mod local;
+mod settled;
 mod url;
 
 use std::collections::{BTreeMap, HashMap};
@@ -29,11 +32,17 @@ use object_store::path::Path;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use parking_lot::Mutex;
 
+pub use access::Access;
 pub use count::{CountingStore, IoCounters, IoSnapshot};
-pub use error::store_error;
+pub use durable::DurableStore;
+pub use error::{io_error, store_error};
+pub use glob::may_lie_in;
 pub use list::Listed;
 pub use local::local_version;
+pub use settled::is_settled;
 pub use url::StoreUrl;
+
+use access::Fence;
 
 /// One in-memory store per name, for the life of the process.
 static MEMORY: LazyLock<Mutex<HashMap<String, Arc<InMemory>>>> = LazyLock::new(Mutex::default);
@@ -65,7 +74,8 @@ pub struct Location {
 #[derive(Default)]
 pub struct Stores {
     options: BTreeMap<String, String>,
-    allow: Option<Vec<StoreUrl>>,
+    /// None: anything may be touched.
+    fence: Option<Fence>,
     opened: Mutex<HashMap<String, Opened>>,
 }
 
@@ -81,30 +91,20 @@ impl fmt::Debug for Stores {
         // Options hold secrets: only their names are shown.
         f.debug_struct("Stores")
             .field("options", &self.options.keys().collect::<Vec<_>>())
-            .field("allow", &self.allow)
+            .field("fence", &self.fence)
             .finish_non_exhaustive()
     }
 }
 
-/// An entry of the list of what may be touched; a kind of URL that nothing opens is a typing error.
-fn allowed_url(text: &str) -> Result<StoreUrl> {
-    let url = StoreUrl::parse(text)?;
-    if url::SCHEMES.contains(&url.scheme.as_str()) {
-        return Ok(url);
-    }
-    let near = caju_types::did_you_mean(&url.scheme, url::SCHEMES);
-    Err(Error::invalid(format!("`{text}` is not a known kind of URL{near}")))
-}
-
 impl Stores {
-    /// Stores with the given options, restricted to URLs below `allow` if given.
+    /// Stores with the given options, restricted to what `access` names if given.
     ///
     /// Options are object_store's own names (`aws_access_key_id`, `aws_endpoint`, `aws_region`,
     /// `google_service_account`, `azure_storage_account_name`, `allow_http`, ...), in any letter case.
     ///
     /// # Errors
-    /// `InvalidArgument` for an unknown option or an `allow` entry that is not a URL or an absolute path.
-    pub fn new(options: BTreeMap<String, String>, allow: Option<Vec<String>>) -> Result<Self> {
+    /// `InvalidArgument` for an unknown option or an entry of `access` that is not a URL or an absolute path.
+    pub fn new(options: BTreeMap<String, String>, access: Option<Access>) -> Result<Self> {
         let options: BTreeMap<_, _> = options.into_iter().map(|(k, v)| (k.to_ascii_lowercase(), v)).collect();
         for key in options.keys() {
             if !Self::known_option(key) {
@@ -112,11 +112,19 @@ impl Stores {
                 return Err(Error::invalid(format!("unknown store option `{key}`{near}")));
             }
         }
-        let allow = allow
-            .map(|urls| urls.iter().map(|u| allowed_url(u)).collect::<Result<Vec<_>>>())
-            .transpose()
-            .map_err(|e| e.context("--allow"))?;
-        Ok(Self { options, allow, opened: Mutex::default() })
+        let fence = access.as_ref().map(Fence::new).transpose()?;
+        Ok(Self { options, fence, opened: Mutex::default() })
+    }
+
+    /// Lets the cache be read and written, wherever it is, in place of the one named before.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for what is neither a URL nor an absolute path.
+    pub fn allow_cache(&self, url: &str) -> Result<()> {
+        if let Some(fence) = &self.fence {
+            fence.set_cache(if url.is_empty() { None } else { Some(StoreUrl::parse(url)?) });
+        }
+        Ok(())
     }
 
     /// Whether any store knows an option of this name; lets the binary pick them from the environment.
@@ -139,14 +147,24 @@ impl Stores {
         Ok(())
     }
 
-    /// Where a URL, or an absolute path, leads.
+    /// Where a URL, or an absolute path, leads, for reading.
     ///
     /// # Errors
-    /// `InvalidArgument` for what is neither, `PermissionDenied` outside of `allow`, and what the store says
+    /// `InvalidArgument` for what is neither, `PermissionDenied` for what may not be read, and what the store says
     /// about its options.
     pub fn resolve(&self, url: &str) -> Result<Location> {
         let url = StoreUrl::parse(url)?;
-        self.check_allowed(&url)?;
+        self.fence.as_ref().map_or(Ok(()), |f| f.check_read(&url))?;
+        self.locate(url)
+    }
+
+    /// Where a URL, or an absolute path, leads, for writing.
+    ///
+    /// # Errors
+    /// As [`Stores::resolve`]; `PermissionDenied` for what may not be written.
+    pub fn resolve_to_write(&self, url: &str) -> Result<Location> {
+        let url = StoreUrl::parse(url)?;
+        self.fence.as_ref().map_or(Ok(()), |f| f.check_write(&url))?;
         self.locate(url)
     }
 
@@ -155,18 +173,6 @@ impl Stores {
         let path = Path::parse(&url.key).map_err(|e| Error::invalid(format!("{url}: {e}")))?;
         let local = (url.is_local() && !opened.registered).then(|| url.local_path());
         Ok(Location { url, store: opened.store, path, local })
-    }
-
-    fn check_allowed(&self, url: &StoreUrl) -> Result<()> {
-        match &self.allow {
-            Some(allowed) if !allowed.iter().any(|a| url.is_below(a)) => {
-                let list = allowed.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                Err(Error::permission_denied(format!(
-                    "{url} may not be touched: it lies outside the URLs given with --allow ({list})"
-                )))
-            }
-            _ => Ok(()),
-        }
     }
 
     fn open(&self, url: &StoreUrl) -> Result<Opened> {

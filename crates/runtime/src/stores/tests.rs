@@ -68,12 +68,67 @@ fn options_are_checked_and_secrets_hidden() {
 
 #[test]
 fn allow_is_a_fence() {
-    let s = Stores::new(BTreeMap::new(), Some(vec!["/data".into(), "s3://b/p/".into()])).unwrap();
-    assert!(s.resolve("/data/x").is_ok());
+    let access = Access { read: vec!["/data".into(), "s3://b/p/".into()], write: vec!["/saves".into()] };
+    let s = Stores::new(BTreeMap::new(), Some(access)).unwrap();
+    assert!(s.resolve("/data/x").is_ok() && s.resolve("/saves/a/b").is_ok());
+    assert!(s.resolve_to_write("/saves/a/b").is_ok());
     for bad in ["/database/x", "/data/../etc/passwd", "/", "memory://x/y", "s3://b/q"] {
         let e = s.resolve(bad).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::PermissionDenied, "{bad}");
-        assert!(e.message().contains("--allow (file:///data, s3://b/p)"), "{e}");
+        assert!(e.message().contains("--allow-read (file:///data, s3://b/p)"), "{e}");
+    }
+    for readable in ["/data/x", "/data/../saves2", "s3://b/p/q"] {
+        let e = s.resolve_to_write(readable).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::PermissionDenied, "{readable}");
+        assert!(e.message().contains("--allow-write (file:///saves)"), "{e}");
+    }
+    s.allow_cache("/cache").unwrap();
+    assert!(s.resolve_to_write("/cache/v1/x").is_ok() && s.resolve("/cache").is_ok());
+    s.allow_cache("s3://elsewhere").unwrap();
+    assert!(s.resolve_to_write("/cache/v1/x").is_err());
+}
+
+#[tokio::test]
+async fn folders_hide_what_caches_and_saves_wrote_into_them() {
+    let stores = stores();
+    let fingerprint = "0123456789abcdef0123456789abcdef";
+    for key in [
+        "a.arrow".to_owned(),
+        format!("v1/{fingerprint}/parts/0-1.arrow"),
+        format!("v1/{fingerprint}/parts/0-1.commit"),
+        format!("deep/save/v1/{fingerprint}/parts/0-1.arrow"),
+        "deep/save/v1/saved.arrow".to_owned(),
+        "deep/save/v1/b.arrow".to_owned(),
+        "left.commit".to_owned(),
+    ] {
+        put(&stores, &format!("memory://mixed/{key}"), "x").await;
+    }
+    let plain = ["a.arrow", "deep/save/v1/b.arrow", "deep/save/v1/saved.arrow"];
+    assert_eq!(keys(&stores, "memory://mixed", &["arrow"]).await.unwrap(), plain);
+    assert_eq!(keys(&stores, "memory://mixed/**", &[]).await.unwrap(), plain);
+    // Whoever names the parts means them: they are ordinary files.
+    let parts = format!("memory://mixed/v1/{fingerprint}/parts/*.arrow");
+    assert_eq!(keys(&stores, &parts, &[]).await.unwrap(), [format!("v1/{fingerprint}/parts/0-1.arrow")]);
+}
+
+#[test]
+fn folders_that_a_pattern_reaches() {
+    let folder = |text: &str| StoreUrl::parse(text).unwrap();
+    for (path, at, reached) in [
+        ("/data/train", "/data/train", true),
+        ("/data/train", "/data", true),
+        ("/data/train", "/data/train/saves", true),
+        ("/data/train/a.parquet", "/data/train", true),
+        ("/data/train/a.parquet", "/data/train/saves", false),
+        ("/data/train/*.parquet", "/data/train", true),
+        ("/data/train/*.parquet", "/data/train/saves", false),
+        ("/data/**/*.parquet", "/data/train/saves", true),
+        ("/data/*/*.parquet", "/data/saves", true),
+        ("/data/train", "/data/training", false),
+        ("s3://b/train/*", "s3://c/train", false),
+        ("s3a://b/train/*", "s3://b/train", true),
+    ] {
+        assert_eq!(may_lie_in(path, &folder(at)).unwrap(), reached, "{path} {at}");
     }
 }
 
@@ -332,13 +387,15 @@ async fn requests_and_bytes_are_counted() {
     upload.complete().await.unwrap();
     store.copy(&path, &Path::from("c")).await.unwrap();
     store.delete(&path).await.unwrap();
-    let want = IoSnapshot { reads: 4, lists: 1, writes: 5, deletes: 1, bytes_read: 11, bytes_written: 8 };
+    let want =
+        IoSnapshot { reads: 4, lists: 1, writes: 5, deletes: 1, bytes_read: 11, bytes_written: 8, syncs: 0 };
     assert_eq!(io.snapshot(), want);
 }
 
 #[test]
 fn what_is_allowed_is_of_a_known_kind() {
-    let e = Stores::new(BTreeMap::new(), Some(vec!["s4://bucket".into()])).unwrap_err();
+    let e = Stores::new(BTreeMap::new(), Some(Access { read: vec!["s4://bucket".into()], write: vec![] }))
+        .unwrap_err();
     assert_eq!(e.kind(), ErrorKind::InvalidArgument);
     assert!(e.message().contains("--allow") && e.message().contains("s4://bucket"), "{e}");
 }

@@ -94,6 +94,7 @@ pub(crate) fn request(def: &Value, job: &str) -> ReadRequest {
         encoding: String::new(),
         epochs: 0,
         save: None,
+        lost_readers: caju_client::LostReaders::Fail,
         dataset: DatasetRef::Definition(Box::new(DatasetDef::from_json(def).unwrap())),
         job: job.to_string(),
         epoch: 0,

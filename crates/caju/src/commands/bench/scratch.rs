@@ -52,7 +52,7 @@ impl Scratch {
         let Some(place) = place.filter(|p| p.contains("://")) else {
             return Ok(Self::Folder(place.map(PathBuf::from)));
         };
-        let at = shared::stores(None).and_then(|s| s.resolve(place)).map_err(|e| e.context("--scratch"))?;
+        let at = shared::stores().and_then(|s| s.resolve(place)).map_err(|e| e.context("--scratch"))?;
         if let Some(folder) = &at.local {
             return Ok(Self::Folder(Some(folder.clone())));
         }

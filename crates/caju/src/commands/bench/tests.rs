@@ -26,6 +26,7 @@ fn trial(policy: &str, times: &[f64], get: u64) -> Trial {
         bytes: 0,
         rows_skipped: 0,
         first_skips: Vec::new(),
+        incomplete: None,
     };
     Trial {
         policy: policy.into(),

@@ -60,11 +60,16 @@ pub(crate) async fn run(global: &Global, command: &CacheCommand) -> Result<u8> {
 /// `NotFound` where there is no cache, and what [`Cache::open`] says.
 pub(super) async fn open(url: &str, options: CacheOptions) -> Result<Arc<Cache>> {
     let url = shared::absolute_url(url)?;
-    let stores = shared::stores(None)?;
+    let stores = shared::stores()?;
     refuse_other_places(&stores, &url).await?;
     let clock = SystemClock::shared();
     let writer = format!("tool-{}-{:x}", std::process::id(), clock.unix_time().as_nanos());
     Cache::open(&stores, &url, options, clock, writer).await
+}
+
+/// For what only looks at a root: it may be somebody else's.
+pub(super) fn only_looking() -> CacheOptions {
+    CacheOptions { read_only: true, ..CacheOptions::default() }
 }
 
 async fn refuse_other_places(stores: &Stores, url: &str) -> Result<()> {
@@ -136,7 +141,7 @@ fn with_schema(schema: &str, json: impl Serialize) -> Result<Value> {
 }
 
 async fn ls(global: &Global, root: &CacheRoot) -> Result<()> {
-    let cache = open(&root.cache, CacheOptions::default()).await?;
+    let cache = open(&root.cache, only_looking()).await?;
     let work = async { Ok::<_, Error>((cache.usage().await?, cache.list().await?)) };
     let (usage, mut snapshots) = watch(global, &cache, "listing", work).await?;
     // The latest one is what people look for.
@@ -152,7 +157,7 @@ async fn ls(global: &Global, root: &CacheRoot) -> Result<()> {
 }
 
 async fn inspect(global: &Global, root: &CacheRoot, digits: &str) -> Result<()> {
-    let cache = open(&root.cache, CacheOptions::default()).await?;
+    let cache = open(&root.cache, only_looking()).await?;
     let of = find(&cache, root, digits).await?;
     let inspection = watch(global, &cache, "inspecting", cache.inspect(&of)).await?;
     answer(root, "caju.snapshot/v1", &inspection, || show::inspection(&inspection))
@@ -168,7 +173,7 @@ async fn verify(global: &Global, root: &CacheRoot, digits: Option<&str>, repair:
         None => Vec::new(),
     };
     // Of a save nothing is dropped: it may be all that there is of those rows.
-    let save = repair && Saved::load(&shared::stores(None)?, cache.url()).await?.is_some();
+    let save = repair && Saved::load(&shared::stores()?, cache.url()).await?.is_some();
     let report = verify_all(global, &cache, chosen, repair && !save).await;
     // Whoever reads holds a lease; left behind, it would keep `rm` from its work.
     if let Err(error) = cache.close(CLOSE).await {

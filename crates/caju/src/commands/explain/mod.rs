@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use caju_cache::{Cache, CacheOptions, SnapshotInfo};
+use caju_cache::{Cache, SnapshotInfo};
 use caju_client::{Client, ClientConfig};
 use caju_engine::BoundPipeline;
 use caju_engine::source::{SourceContext, Split};
@@ -96,8 +96,8 @@ pub(crate) async fn run(global: &Global, args: &ExplainArgs) -> Result<()> {
         None => None,
     };
     let url = cache_url(args, status.as_ref())?;
-    let cache = cache::open(&url, CacheOptions::default()).await?;
-    let ctx = SourceContext::new(Arc::new(shared::stores(None)?), Arc::new(IoCounters::new()));
+    let cache = cache::open(&url, cache::only_looking()).await?;
+    let ctx = SourceContext::new(Arc::new(shared::stores()?), Arc::new(IoCounters::new()));
     let bound = Box::pin(caju_engine::bind(&def, &registry, &ctx, None)).await?;
     let job = match &status {
         Some(status) => job_of(status, args.job.as_deref(), &def, bound.fingerprint())?,

@@ -1,5 +1,6 @@
 //! The rare kinds of JPEG, through `zune-jpeg`: always the whole image.
 
+use caju_runtime::budget;
 use caju_types::{Error, Result};
 use zune_core::bytestream::ZCursor;
 use zune_core::colorspace::ColorSpace;
@@ -30,7 +31,10 @@ pub(super) fn decode(
     let mut d = zune_jpeg::JpegDecoder::new_with_options(ZCursor::new(bytes), options);
     let bad = |e: &dyn std::fmt::Debug| Error::data_loss(format!("damaged or unusual JPEG: {e:?}"));
     d.decode_headers().map_err(|e| bad(&e))?;
-    full.resize(d.output_buffer_size().unwrap_or(0), 0);
+    let bytes = d.output_buffer_size().unwrap_or(0);
+    // The codec keeps the coefficients of progressive images: two bytes each.
+    let _held = budget::hold((bytes as u64).saturating_mul(3), "decoding a JPEG of a rare kind")?;
+    full.resize(bytes, 0);
     d.decode_into(full).map_err(|e| bad(&e))?;
     let size = Size { h: h.frame.height, w: h.frame.width };
     if full.len() != size.h * size.w * 3 {

@@ -2,6 +2,7 @@
 //!
 //! All coefficients are collected first; then only the blocks that the region needs are transformed.
 
+use caju_runtime::budget;
 use caju_types::{Error, Result};
 
 use super::Region;
@@ -10,8 +11,9 @@ use super::header::{Header, Process};
 use super::huffman::{AcTable, Bits, DcTable, ZIGZAG, ac_block, dc_difference};
 use super::plan::{Plan, maxima};
 
-/// No encoder writes more scans; a crafted file could keep a thread busy with a few bytes.
-const MAX_SCANS: usize = 256;
+/// Encoders write about ten scans, and one per coefficient at most. Each costs a visit of every block, whatever few bytes
+/// it has.
+const MAX_SCANS: usize = 100;
 
 /// The blocks of one component in the collection.
 #[derive(Debug, Clone, Copy)]
@@ -58,6 +60,15 @@ pub(super) fn decode<'a>(
         grids.push(Grid { at: blocks, width: mcus.0 * ch, h: ch, v: cv, real });
         blocks += mcus.0 * ch * mcus.1 * cv;
     }
+    // Every block has a symbol, of a bit at least, in the first scan of its component.
+    let coded = grids.iter().fold(0usize, |a, g| a.saturating_add(budget::product(&[g.real.0, g.real.1])));
+    if coded / 8 > bytes.len() {
+        return Err(cut_off(bytes.len()));
+    }
+    let _held = budget::hold(
+        budget::bytes_of::<[i16; 64]>(blocks),
+        format_args!("a progressive JPEG of {} x {} (height x width)", h.frame.height, h.frame.width),
+    )?;
     let mut all = std::mem::take(&mut b.all);
     all.clear();
     all.resize(blocks, [0; 64]);

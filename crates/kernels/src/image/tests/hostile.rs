@@ -76,7 +76,8 @@ fn bombs_are_refused() {
         assert_eq!(
             e.to_string(),
             "the image is 30000 x 30000 (height x width), 900,000,000 pixels: more than the limit of \
-             100,000,000; set `max_pixels` of decode_image higher if such images are meant to be here"
+             100,000,000; set `max_pixels` of decode_image higher if such images are meant to be here, and \
+             --max-pixels of the worker, which bounds it"
         );
         assert_eq!(image_size(&bytes).unwrap(), (30_000, 30_000));
     }
@@ -161,4 +162,49 @@ proptest! {
         }
         prop_assert!(decode(&bytes).is_err());
     }
+}
+
+/// A progressive JPEG of 125 bytes that claims 9999 x 9999 pixels: its blocks would need a bit each.
+fn tiny_progressive(side: u16) -> Vec<u8> {
+    let mut out = vec![0xFF, 0xD8, 0xFF, 0xDB, 0, 67, 0];
+    out.extend([1; 64]);
+    let [h, l] = side.to_be_bytes();
+    out.extend([0xFF, 0xC2, 0, 11, 8, h, l, h, l, 1, 1, 0x11, 0]);
+    // One code of one bit for the DC difference 0.
+    out.extend([0xFF, 0xC4, 0, 20, 0, 1]);
+    out.extend([0; 15]);
+    out.push(0);
+    out.extend([0xFF, 0xDA, 0, 8, 1, 1, 0, 0, 0, 0, 0, 0xFF, 0xD9]);
+    out
+}
+
+/// What an image would take is compared with what there is to decode, and with the chunk's budget, before it is taken.
+#[test]
+fn images_are_bounded_before_memory_is_asked_for() {
+    let bytes = tiny_progressive(9999);
+    assert!(bytes.len() <= 125, "{}", bytes.len());
+    let before = caju_runtime::peak_rss_bytes();
+    let message = message(&bytes);
+    assert!(message.contains("JPEG data ends early"), "{message}");
+    // A PNG of the same size in its header alone, 16-bit RGBA.
+    let mut png = fixture("rgb.png");
+    png[16..26].copy_from_slice(&[0, 0, 0x27, 0x0F, 0, 0, 0x27, 0x0F, 16, 6]);
+    let text = decode(&png).unwrap_err().to_string();
+    assert!(text.contains("PNG data ends early"), "{text}");
+    assert!(
+        caju_runtime::peak_rss_bytes() - before < 100 << 20,
+        "{}",
+        caju_runtime::peak_rss_bytes() - before
+    );
+    // Enough bytes for the claim, and too little of a budget.
+    for (name, bytes) in [("progressive.jpg", fixture("progressive.jpg")), ("rgb.png", fixture("rgb.png"))] {
+        let e = caju_runtime::budget::scope(1000, || decode(&bytes)).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::ResourceExhausted, "{name}: {e}");
+        caju_runtime::budget::scope(1 << 30, || decode(&bytes)).unwrap();
+    }
+    // A column of pixels that becomes a row: the intermediate image is as large as both together.
+    let c = chain(vec![ImageOp::Resize { height: 1, width: 65_535 }], InputKind::U8);
+    let pixels = vec![0; 65_535 * 3];
+    let e = run(&c, RowInput::Pixels { data: &pixels, height: 65_535, width: 1 }, 0).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::ResourceExhausted, "{e}");
 }

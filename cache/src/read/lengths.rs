@@ -1,0 +1,67 @@
+//! What the batches of an Arrow part claim about their sizes, checked before memory is taken for them.
+//!
+//! The decoder takes memory by the lengths that stand in the file: a compressed buffer begins with the length that it
+//! will have, and misaligned buffers are copied. A failed allocation ends the process, so that no decoder can turn a
+//! false length into an error.
+
+use arrow::ipc::{Block, MessageHeader, RecordBatch, root_as_message};
+
+/// What a message begins with, in files since version 0.15 of the format.
+const CONTINUATION: [u8; 4] = [0xff; 4];
+/// The length in front of a buffer that is stored as it is, though its batch is compressed.
+const NOT_COMPRESSED: i64 = -1;
+/// The bytes of the length in front of a compressed buffer.
+const PREFIX: usize = 8;
+/// The most rows of a batch whose columns take no bytes.
+const MOST_ROWS: i64 = 1 << 30;
+
+/// Checks a batch: `message` begins where `block` says that the batch does. `most` bounds the bytes of all its buffers
+/// together, once they are decompressed.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub(super) fn check(message: &[u8], block: &Block, most: u64) -> Result<(), String> {
+    let cut = || "one of its batches is cut".to_string();
+    let head = usize::try_from(block.metaDataLength()).map_err(|_| cut())?;
+    let body_bytes = usize::try_from(block.bodyLength()).map_err(|_| cut())?;
+    let end = head.checked_add(body_bytes).ok_or_else(cut)?;
+    let body = message.get(head..end).ok_or_else(cut)?;
+    let start = if message.starts_with(&CONTINUATION) { 8 } else { 4 };
+    let head = message.get(start..head).ok_or_else(cut)?;
+    let head = root_as_message(head).map_err(|e| e.to_string())?;
+    if head.header_type() != MessageHeader::RecordBatch {
+        return Err("one of its batches is none".into());
+    }
+    let batch = head.header_as_record_batch().ok_or_else(cut)?;
+    let rows = batch.length();
+    if !(0..=MOST_ROWS).contains(&rows) {
+        return Err(format!("one of its batches claims {rows} rows"));
+    }
+    let bytes = decompressed_bytes(&batch, body)?;
+    if bytes > most {
+        return Err(format!(
+            "one of its batches claims {bytes} bytes once it is decompressed, and {most} are the most that is read at once"
+        ));
+    }
+    Ok(())
+}
+
+fn decompressed_bytes(batch: &RecordBatch<'_>, body: &[u8]) -> Result<u64, String> {
+    let compressed = batch.compression().is_some();
+    let mut sum = 0u64;
+    for buffer in batch.buffers().into_iter().flatten() {
+        let outside = || "one of its buffers is out of bounds".to_string();
+        let start = usize::try_from(buffer.offset()).map_err(|_| outside())?;
+        let length = usize::try_from(buffer.length()).map_err(|_| outside())?;
+        let end = start.checked_add(length).ok_or_else(outside)?;
+        let stored = body.get(start..end).ok_or_else(outside)?;
+        let bytes = match stored.first_chunk::<PREFIX>().map(|n| i64::from_le_bytes(*n)) {
+            _ if !compressed || length == 0 => length as u64,
+            Some(NOT_COMPRESSED) => length as u64,
+            Some(n) => u64::try_from(n).map_err(|_| format!("one of its buffers claims {n} bytes"))?,
+            None => return Err("one of its buffers is cut".into()),
+        };
+        sum = sum.saturating_add(bytes);
+    }
+    Ok(sum)
+}

@@ -1,0 +1,97 @@
+//! What is done with the files of a local root directly, past the object store's trait.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path as FilePath, PathBuf};
+
+use arrow_buffer::MutableBuffer;
+use bytes::Bytes;
+use caju_runtime::MappedFile;
+use object_store::path::Path;
+
+use super::{Fetched, Listed};
+
+/// What is known of a local root.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Folder {
+    /// Its files can be mapped into memory: they are on a file system of this host.
+    pub(super) is_mappable: bool,
+    /// It holds a save: what is written is to survive a loss of power.
+    pub(super) is_save: bool,
+}
+
+/// Looks at the folder of a root.
+pub(super) async fn look_at(folder: PathBuf) -> Folder {
+    let look = move || Folder {
+        is_mappable: MappedFile::is_offered_below(&folder),
+        is_save: folder.join(crate::saved::NAME).is_file(),
+    };
+    caju_runtime::blocking("looking at a cache root", look).await.unwrap_or_default()
+}
+
+/// Reads consecutive pieces of a file. Those behind its end are short. Blocking.
+pub(super) fn read_pieces(path: &FilePath, start: u64, lengths: &[u64]) -> io::Result<Fetched> {
+    let file = File::open(path)?;
+    let object_bytes = file.metadata()?.len();
+    let (mut pieces, mut at) = (Vec::with_capacity(lengths.len()), start);
+    for length in lengths {
+        // No more than there is: a record may claim anything.
+        let there = object_bytes.saturating_sub(at).min(*length);
+        let there = usize::try_from(there).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+        pieces.push(read_piece(&file, at, there)?);
+        at = at.saturating_add(*length);
+    }
+    Ok(Fetched { pieces, object_bytes })
+}
+
+fn read_piece(file: &File, at: u64, length: usize) -> io::Result<Bytes> {
+    // From the allocator: who reads a part twice finds its blocks in the memory tier, which keeps what it is given.
+    let mut piece = MutableBuffer::from_len_zeroed(length);
+    let mut have = 0;
+    while have < length {
+        match file.read_at(&mut piece.as_slice_mut()[have..], at + have as u64) {
+            // It shrank since its length was asked for.
+            Ok(0) => break,
+            Ok(n) => have += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    piece.truncate(have);
+    Ok(aligned_bytes(piece))
+}
+
+/// Gathers files in the making. A folder that cannot be read has none.
+pub(super) fn unfinished_below(
+    folder: &FilePath,
+    prefix: &Path,
+    depth: u32,
+    found: &mut Vec<(PathBuf, Listed)>,
+) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let (Some(name), Ok(metadata)) = (name.to_str(), entry.metadata()) else { continue };
+        if metadata.is_dir() {
+            if depth > 0 {
+                unfinished_below(&entry.path(), &prefix.clone().join(name), depth - 1, found);
+            }
+        } else if name.rsplit_once('#').is_some_and(|(_, n)| n.bytes().all(|b| b.is_ascii_digit())) {
+            let (bytes, mtime_ns, _) = caju_runtime::stores::local_version(&metadata);
+            let path = Path::parse(format!("{prefix}/{name}")).unwrap_or_else(|_| prefix.clone().join(name));
+            found.push((entry.path(), Listed { path, bytes, modified_ms: mtime_ns / 1_000_000, etag: None }));
+        }
+    }
+}
+
+/// Gives a buffer away as `Bytes`, without a copy and with its alignment.
+pub(super) fn aligned_bytes(buffer: MutableBuffer) -> Bytes {
+    struct Owner(arrow_buffer::Buffer);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            self.0.as_slice()
+        }
+    }
+    Bytes::from_owner(Owner(buffer.into()))
+}

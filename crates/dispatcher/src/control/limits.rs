@@ -1,0 +1,163 @@
+//! What others may make this process remember: how long names may be, and how many datasets and jobs there may be.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use caju_types::{DatasetId, Error, JobName, Result, format_bytes, shortened};
+
+use super::{Core, Txn};
+use crate::catalog::Bound;
+use crate::config::MemoryLimits;
+use crate::state::{Dataset, State, Update};
+
+/// The longest name, identifier, address or URL, in bytes. They are kept, compared and shown: 1 KiB is more than any of
+/// them needs.
+const LONGEST_NAME: usize = 1024;
+/// Bindings that are kept. Others are made again when they are needed.
+const BINDINGS: usize = 256;
+
+/// # Errors
+/// `InvalidArgument` for a name that is too long.
+pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
+    if name.len() <= LONGEST_NAME {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{what} has {} bytes, and {LONGEST_NAME} are the most: `{}`",
+        name.len(),
+        shortened(name)
+    )))
+}
+
+/// When datasets and jobs were last used, by the monotonic clock. What is not here was used before the process started.
+#[derive(Debug, Default)]
+pub(super) struct Uses {
+    datasets: BTreeMap<DatasetId, Duration>,
+    jobs: BTreeMap<JobName, Duration>,
+}
+
+impl Uses {
+    pub(super) fn use_dataset(&mut self, id: &DatasetId, now: Duration) {
+        self.datasets.insert(id.clone(), now);
+    }
+
+    pub(super) fn use_job(&mut self, name: &JobName, now: Duration) {
+        self.jobs.insert(name.clone(), now);
+    }
+
+    fn dataset(&self, id: &DatasetId) -> Duration {
+        self.datasets.get(id).copied().unwrap_or_default()
+    }
+
+    fn job(&self, name: &JobName) -> Duration {
+        self.jobs.get(name).copied().unwrap_or_default()
+    }
+
+    /// What was not used for so long that it is forgotten.
+    pub(super) fn expired(&mut self, state: &State, limits: &MemoryLimits, now: Duration) -> Vec<Update> {
+        // A restart is no reason to forget: the time begins when the process sees a thing first.
+        state.datasets.keys().filter(|id| is_anonymous(id, state)).for_each(|id| {
+            self.datasets.entry(id.clone()).or_insert(now);
+        });
+        state.jobs.keys().for_each(|name| {
+            self.jobs.entry(name.clone()).or_insert(now);
+        });
+        // An epoch may take longer than that.
+        state.iterations.values().for_each(|i| self.use_job(&i.job, now));
+        self.datasets.retain(|id, _| state.datasets.contains_key(id));
+        self.jobs.retain(|name, _| state.jobs.contains_key(name));
+        let old = |used: Duration| now.saturating_sub(used) > limits.forget_after;
+        let jobs = state.idle_jobs().filter(|name| old(self.job(name)));
+        let datasets = state.unused_datasets().filter(|id| is_anonymous(id, state) && old(self.dataset(id)));
+        let jobs = jobs.map(|job| Update::JobForgotten { job: job.clone() });
+        jobs.chain(datasets.map(|dataset| Update::DatasetForgotten { dataset: dataset.clone() })).collect()
+    }
+}
+
+/// Whether nobody has chosen a dataset's name: then nobody will ask for it by that name.
+fn is_anonymous(id: &DatasetId, state: &State) -> bool {
+    state.datasets.get(id).is_some_and(|d| id.0.starts_with(&d.fingerprint.to_string()))
+}
+
+/// Makes room for a dataset: what nobody uses goes, the longest unused first.
+///
+/// # Errors
+/// `ResourceExhausted` if everything is in use.
+pub(super) fn admit_dataset(core: &Core, txn: &mut Txn<'_>, dataset: &Dataset) -> Result<()> {
+    let (limits, uses) = (&core.config.memory, core.uses.lock());
+    if dataset.bytes() > limits.dataset_bytes {
+        return Err(Error::exhausted(format!(
+            "the definition takes {}, and all datasets together may take {}; keep its rows in files, or start the \
+             dispatcher with more --max-dataset-bytes",
+            format_bytes(dataset.bytes()),
+            format_bytes(limits.dataset_bytes)
+        )));
+    }
+    let before = txn.state.datasets.get(&dataset.id).map_or(0, Dataset::bytes);
+    loop {
+        let count = txn.state.datasets.len() + usize::from(before == 0);
+        let bytes = txn.state.dataset_bytes().saturating_sub(before).saturating_add(dataset.bytes());
+        if count <= limits.datasets && bytes <= limits.dataset_bytes {
+            return Ok(());
+        }
+        let unused = txn.state.unused_datasets().filter(|id| **id != dataset.id);
+        if let Some(oldest) = unused.min_by_key(|id| uses.dataset(id)).cloned() {
+            txn.apply(Update::DatasetForgotten { dataset: oldest });
+            continue;
+        }
+        let Some(oldest) = txn.state.idle_jobs().min_by_key(|name| uses.job(name)).cloned() else {
+            return Err(Error::exhausted(format!(
+                "the dispatcher holds {} datasets of {}, all of them in use, and may hold {} of {} in all; end jobs, or \
+                 start it with more --max-datasets or --max-dataset-bytes",
+                txn.state.datasets.len(),
+                format_bytes(txn.state.dataset_bytes()),
+                limits.datasets,
+                format_bytes(limits.dataset_bytes)
+            )));
+        };
+        txn.apply(Update::JobForgotten { job: oldest });
+    }
+}
+
+/// Makes room for a job: the one that was idle for longest goes.
+///
+/// # Errors
+/// `ResourceExhausted` if all are being read.
+pub(super) fn admit_job(core: &Core, txn: &mut Txn<'_>) -> Result<()> {
+    let (limits, uses) = (&core.config.memory, core.uses.lock());
+    while txn.state.jobs.len() >= limits.jobs.max(1) {
+        let Some(oldest) = txn.state.idle_jobs().min_by_key(|name| uses.job(name)).cloned() else {
+            return Err(Error::exhausted(format!(
+                "the dispatcher has {} jobs that are being read, and may have no more; end some, or start it with more \
+                 --max-jobs",
+                txn.state.jobs.len()
+            )));
+        };
+        txn.apply(Update::JobForgotten { job: oldest });
+    }
+    Ok(())
+}
+
+impl Core {
+    /// Keeps a binding for whoever needs it next.
+    pub(super) fn keep_bound(&self, id: &DatasetId, bound: &Arc<Bound>) {
+        let mut all = self.bound.lock();
+        while all.len() >= BINDINGS && !all.contains_key(id) {
+            let Some(other) = all.keys().next().cloned() else { break };
+            all.remove(&other);
+        }
+        all.insert(id.clone(), Arc::clone(bound));
+    }
+}
+
+/// About what an update takes in the journal, in bytes.
+pub(super) fn journal_bytes(update: &Update) -> u64 {
+    match update {
+        Update::DatasetRegistered { dataset } => dataset.bytes(),
+        Update::Decided { decision, profile, .. } => {
+            u64::try_from(decision.len() + profile.len()).unwrap_or(u64::MAX).saturating_add(256)
+        }
+        _ => 256,
+    }
+}

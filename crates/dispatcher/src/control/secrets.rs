@@ -1,0 +1,88 @@
+//! Who may do what: workers, clients and operators prove who they are by secrets that the dispatcher drew.
+//!
+//! Identifiers are no secrets: they are short, in a row and in `caju status`. A secret is drawn for each incarnation of a
+//! worker, each client and each task, and journaled, so that it survives a restart.
+
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use caju_runtime::random_secret;
+use caju_types::{ClientId, Error, Result, Secret, WorkerId};
+
+use crate::state::{Iteration, State, Worker};
+
+/// The file in a state folder that has the operator's secret.
+pub(crate) const OPERATOR_SECRET: &str = "operator-secret";
+
+/// The worker that makes a call.
+///
+/// # Errors
+/// `PermissionDenied` if the call does not carry its secret; `Cancelled` if there is no such worker.
+pub(super) fn worker<'a>(state: &'a State, id: WorkerId, given: &[u8]) -> Result<&'a Worker> {
+    let Some(worker) = state.workers.get(&id) else {
+        return Err(Error::cancelled(format!("{id} is not registered here: register it again")));
+    };
+    if is_of_worker(worker, given) {
+        return Ok(worker);
+    }
+    Err(Error::permission_denied(format!(
+        "a call in the name of {} does not carry its secret: another process has registered under this address since, \
+         or it is not this worker that calls",
+        worker.describe()
+    )))
+}
+
+/// Whether a secret is that of a worker. Workers of journals without secrets have none to show.
+pub(super) fn is_of_worker(worker: &Worker, given: &[u8]) -> bool {
+    worker.secret.is_none_or(|s| s.is(given))
+}
+
+/// Whether a call is that of a reader of an iteration; false if there is no such reader.
+///
+/// # Errors
+/// `PermissionDenied` if the call does not carry its secret.
+pub(super) fn is_client(iteration: &Iteration, client: ClientId, given: &[u8]) -> Result<bool> {
+    let Some(member) = iteration.members.get(&client) else { return Ok(false) };
+    if member.secret.is_none_or(|s| s.is(given)) {
+        return Ok(true);
+    }
+    Err(Error::permission_denied(format!(
+        "a call in the name of {client}, a reader of {}, does not carry its secret: only the process that opened the \
+         epoch may report for it or leave it",
+        iteration.describe()
+    )))
+}
+
+/// The operator's secret, from its file, or drawn and written there so that only its owner can read it.
+///
+/// # Errors
+/// `PermissionDenied` or `Unavailable` if the file cannot be read or written, `InvalidArgument` if it holds something
+/// else.
+pub(crate) fn operator_secret(path: &Path) -> Result<Secret> {
+    let place = path.display();
+    match std::fs::read_to_string(path) {
+        Ok(text) => Secret::from_hex(text.trim()).ok_or_else(|| {
+            Error::invalid(format!(
+                "{place} is not an operator's secret of 32 hexadecimal digits; remove it, and the dispatcher writes one"
+            ))
+        }),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let secret = random_secret()?;
+            let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+            file.and_then(|mut file| {
+                writeln!(file, "{}", secret.to_hex())?;
+                file.sync_all()
+            })
+            .map_err(|e| {
+                Error::unavailable(format!(
+                    "{place}: the operator's secret cannot be written: {e}; give another --operator-secret-file"
+                ))
+            })?;
+            Ok(secret)
+        }
+        Err(e) => Err(Error::permission_denied(format!(
+            "{place}: the operator's secret cannot be read: {e}; give another --operator-secret-file"
+        ))),
+    }
+}

@@ -1,0 +1,204 @@
+//! What is lost with a task, a worker or a client, and how it comes back.
+
+use std::collections::BTreeSet;
+
+use caju_types::{ClientId, Error, RowRanges, TaskId, WorkerId};
+
+use super::caching::without_set;
+use super::{Iteration, LostReader, Task, TaskState};
+
+/// Workers that a split was lost with before it is suspected of it.
+pub(super) const SUSPICIOUS: usize = 3;
+
+/// What is known of a client that is gone; the fields of [`super::Update::ClientGone`].
+pub(super) struct Gone<'a> {
+    pub(super) received: &'a [(TaskId, Vec<(u64, RowRanges)>)],
+    pub(super) broken_off: &'a [TaskId],
+    pub(super) reason: &'a str,
+    pub(super) returned: &'a [(u64, RowRanges)],
+    pub(super) vanished: Option<u64>,
+}
+
+impl Iteration {
+    /// A client's connection to a task broke, or it heard that the task is lost.
+    pub(super) fn client_lost(
+        &mut self,
+        client: ClientId,
+        id: TaskId,
+        received: &[(u64, RowRanges)],
+        reason: &str,
+        incarnation: u32,
+    ) {
+        let Some(task) = self.tasks.get(&id) else { return };
+        if !task.is_lost() && task.state != TaskState::Done {
+            *self.strikes.entry(task.worker).or_default().entry(client).or_default() += 1;
+            self.lose(id, reason, Some(incarnation));
+        }
+        let Some(task) = self.tasks.get_mut(&id) else { return };
+        task.hold(client, received);
+        if let TaskState::Lost { awaiting } = &mut task.state {
+            awaiting.remove(&client);
+        }
+        self.settle_lost(id);
+    }
+
+    /// A client left, or vanished. Tasks that it broke off are lost, for its rows of them may be: that is nobody's
+    /// fault. Of a client that vanished all tasks are lost whose rows its user had not taken in full.
+    pub(super) fn client_gone(&mut self, client: ClientId, gone: &Gone<'_>) {
+        let Some(member) = self.members.remove(&client) else { return };
+        for by_client in self.strikes.values_mut() {
+            by_client.remove(&client);
+        }
+        if let Some(rows) = gone.vanished.filter(|_| member.took) {
+            self.lost_readers.push(LostReader { client, rows });
+        }
+        self.give_back(client, gone.returned);
+        for (id, rows) in gone.received {
+            if let Some(task) = self.tasks.get_mut(id) {
+                task.receive(rows);
+            }
+        }
+        let mut fenced: BTreeSet<TaskId> = gone.broken_off.iter().copied().collect();
+        let open = self.tasks.values().filter(|t| match gone.vanished {
+            Some(_) => member.flight.is_none() && !t.taken_by.contains(&client),
+            // Rows of it come back.
+            None => gone.returned.iter().any(|(split, _)| t.leases.contains_key(split)),
+        });
+        fenced.extend(open.map(|t| t.id));
+        for id in fenced {
+            if self.lose(id, &format!("{client} left: {}", gone.reason), None)
+                && let Some(task) = self.tasks.get_mut(&id)
+            {
+                task.blameless = true;
+            }
+        }
+        let ids: Vec<TaskId> = self.tasks.keys().copied().collect();
+        for id in ids {
+            if let Some(TaskState::Lost { awaiting }) = self.tasks.get_mut(&id).map(|t| &mut t.state) {
+                awaiting.remove(&client);
+            }
+            self.settle_lost(id);
+        }
+        self.version += 1;
+    }
+
+    /// Rows that counted as done because a client had received them, and that its user did not take.
+    fn give_back(&mut self, client: ClientId, returned: &[(u64, RowRanges)]) {
+        for (split, rows) in returned {
+            let mut found = false;
+            for task in self.tasks.values_mut() {
+                found |= task.give_back(*split, rows);
+            }
+            for lease in self.feeds.values_mut().filter_map(|f| f.pending.get_mut(split)) {
+                lease.done.subtract(rows);
+                found = true;
+            }
+            if !found && !rows.is_empty() && self.failure.is_none() {
+                // Its task is done: nobody computes them again.
+                self.missing.rows += rows.len();
+                self.missing.splits += 1;
+            }
+        }
+        let leases = self.tasks.values_mut().flat_map(|t| t.leases.values_mut());
+        for lease in leases.chain(self.feeds.values_mut().flat_map(|f| f.pending.values_mut())) {
+            lease.held.remove(&client);
+        }
+        for task in self.tasks.values_mut() {
+            task.held.remove(&client);
+        }
+    }
+
+    pub(super) fn worker_lost(&mut self, worker: WorkerId, incarnation: u32, reason: &str) {
+        let ids: Vec<TaskId> = self.tasks.values().filter(|t| t.worker == worker).map(|t| t.id).collect();
+        for id in ids {
+            self.task_lost(id, reason, Some(incarnation));
+        }
+        self.strikes.remove(&worker);
+    }
+
+    /// A worker gave a task up.
+    pub(super) fn task_given_up(&mut self, id: TaskId, reason: &str) {
+        self.task_lost(id, reason, None);
+    }
+
+    fn task_lost(&mut self, id: TaskId, reason: &str, incarnation: Option<u32>) {
+        if self.tasks.get(&id).is_some_and(|t| self.is_delivered(t)) {
+            if let Some(task) = self.tasks.get_mut(&id) {
+                task.worker_gone = true;
+                self.version += 1;
+            }
+            return;
+        }
+        self.lose(id, reason, incarnation);
+        self.settle_lost(id);
+    }
+
+    /// A task's rows will not come. Nothing changes, and the answer is false, if that is known or the task is
+    /// done. `incarnation`: of its worker, if that may be to blame.
+    fn lose(&mut self, id: TaskId, reason: &str, incarnation: Option<u32>) -> bool {
+        let awaiting: BTreeSet<ClientId> = self.own_members().collect();
+        let Some(task) = self.tasks.get_mut(&id) else { return false };
+        if task.is_lost() || task.state == TaskState::Done {
+            return false;
+        }
+        self.version += 1;
+        let worker = task.worker;
+        let had_rows = !task.leases.is_empty();
+        task.state = TaskState::Lost { awaiting };
+        if let Some(incarnation) = incarnation {
+            for (index, lease) in &mut task.leases {
+                lease.lost_with.insert((worker, incarnation));
+                if lease.lost_with.len() >= SUSPICIOUS {
+                    self.suspects.insert(*index);
+                }
+            }
+        }
+        self.last_loss = Some(reason.to_string());
+        let flight = self.members.values().any(|m| m.flight == Some(worker));
+        if flight && had_rows {
+            // Nobody knows which of its rows the Flight reader has: the epoch cannot be made whole.
+            self.fail((&flight_loss(&self.describe(), reason)).into());
+        } else {
+            self.members.retain(|_, m| m.flight != Some(worker));
+        }
+        true
+    }
+
+    /// A lost task's splits go back once every client has said what it received of them.
+    fn settle_lost(&mut self, id: TaskId) {
+        let settled = |t: &Task| matches!(&t.state, TaskState::Lost { awaiting } if awaiting.is_empty());
+        if !self.tasks.get(&id).is_some_and(settled) {
+            return;
+        }
+        let Some(mut task) = self.tasks.remove(&id) else { return };
+        let feed = self.feeds.entry(task.feed).or_default();
+        feed.closed = false;
+        let mut came_back = false;
+        for (index, mut lease) in std::mem::take(&mut task.leases) {
+            if let Some(rows) = task.received.get(&index) {
+                lease.done.extend(rows);
+            }
+            for (client, held) in &task.held {
+                if let Some(rows) = held.get(&index) {
+                    lease.held.entry(*client).or_default().extend(rows);
+                }
+            }
+            lease.lost += u32::from(!task.blameless);
+            lease.group = None;
+            feed.pending.insert(index, lease);
+            came_back = true;
+        }
+        // Rows of splits that are run again may be in a part already: no set can come of this epoch.
+        if came_back && let Some(plan) = self.plan.as_deref().and_then(without_set) {
+            self.set_plan(Some(plan));
+        }
+        self.version += 1;
+    }
+}
+
+fn flight_loss(iteration: &str, reason: &str) -> Error {
+    Error::unavailable(format!(
+        "{iteration}: {reason}; which of its rows a Flight reader received is not known, so the epoch cannot \
+         be made whole: read it again under another job name"
+    ))
+}

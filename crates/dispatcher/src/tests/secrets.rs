@@ -1,0 +1,157 @@
+//! Nobody acts in another one's name.
+
+use std::time::Duration;
+
+use caju_proto::{Bytes, ticket, v1};
+use caju_types::{ClientId, Error, ErrorKind, Secret};
+use serde_json::json;
+
+use super::fake::{World, open_request, run};
+
+const S: Duration = Duration::from_secs(1);
+
+fn denied<T>(answer: Result<T, Error>, what: &str) {
+    let e = answer.err().unwrap_or_else(|| panic!("{what} was accepted"));
+    assert_eq!(e.kind(), ErrorKind::PermissionDenied, "{what}: {e}");
+}
+
+#[test]
+fn identifiers_alone_open_nothing() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let open = w.open(&json!({"splits": 2}), "j").await;
+        let (client_id, iteration_id, task_id) = (open.client_id, open.iteration_id, open.tasks[0].task_id);
+        let before = w.core.snapshot();
+        for secret in [vec![], vec![0; 16], open.client_secret[..15].to_vec()] {
+            let secret = || Bytes::from(secret.clone());
+            let beat = v1::ClientHeartbeatRequest {
+                client_id,
+                iteration_id,
+                ended_tasks: vec![task_id],
+                secret: secret(),
+                ..Default::default()
+            };
+            denied(w.core.client_heartbeat(beat).await, "a heartbeat");
+            let close =
+                v1::CloseClientRequest { client_id, iteration_id, secret: secret(), ..Default::default() };
+            denied(w.core.close_client(close).await, "leaving");
+            let join = v1::OpenIterationRequest {
+                client_id,
+                client_secret: secret(),
+                ..open_request(&json!({"splits": 2}), "j")
+            };
+            denied(w.core.open_iteration(join).await, "joining as another");
+            let finish = v1::FinishTaskRequest {
+                task_id,
+                worker_id: worker,
+                failure: Some((&Error::data_loss("made up")).into()),
+                secret: secret(),
+                ..Default::default()
+            };
+            denied(w.core.finish_task(finish).await, "failing a task");
+            let next = v1::NextSplitsRequest {
+                task_id,
+                worker_id: worker,
+                want: 1,
+                request_no: 1,
+                secret: secret(),
+                ..Default::default()
+            };
+            denied(w.core.next_splits(next).await, "leasing splits");
+            let get = v1::GetTaskRequest { task_id, worker_id: worker, secret: secret() };
+            denied(w.core.get_task(get).await, "asking for a task's secret");
+            let beat = v1::WorkerHeartbeatRequest {
+                worker_id: worker,
+                address: "a:1".into(),
+                secret: secret(),
+                ..Default::default()
+            };
+            denied(w.core.worker_heartbeat(beat).await, "a worker's heartbeat");
+            let drain = v1::DrainWorkerRequest { worker_id: worker, secret: secret() };
+            denied(w.core.drain_worker(drain).await, "draining a worker");
+        }
+        assert_eq!(w.core.snapshot(), before, "nothing changed");
+        let status = format!("{:?} {:?}", w.core.get_status().await.unwrap(), before);
+        let mine = Secret::from_bytes(open.client_secret.to_vec().try_into().unwrap());
+        assert!(!status.contains(&mine.to_hex()) && !status.contains(&format!("{:?}", open.client_secret)));
+    });
+}
+
+#[test]
+fn the_address_of_a_living_worker_is_not_given_away() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let take = || v1::RegisterWorkerRequest { address: "a:1".into(), ..Default::default() };
+        let e = w.core.register_worker(take()).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unavailable, "a worker that was killed tries again");
+        assert!(e.message().contains("worker-1 at a:1 was heard of"), "{e}");
+        let old = w.worker_secret(worker);
+        w.silence(S * 4, &[], &[]).await;
+        let again = w.core.register_worker(take()).await.unwrap();
+        assert_eq!(again.worker_id, worker, "it is silent, so its address is free");
+        let beat = v1::WorkerHeartbeatRequest {
+            worker_id: worker,
+            address: "a:1".into(),
+            secret: old,
+            ..Default::default()
+        };
+        denied(w.core.worker_heartbeat(beat).await, "the old one");
+    });
+}
+
+#[test]
+fn readers_get_tickets_of_their_own_and_secrets_survive_a_restart() {
+    run(async {
+        let mut w = World::new();
+        let worker = w.worker("a:1").await;
+        let open = w.open(&json!({"splits": 2}), "j").await;
+        let other = w.open(&json!({"splits": 2}), "j").await;
+        let (mine, theirs) = (&open.tasks[0], &other.tasks[0]);
+        assert_eq!(mine.task_id, theirs.task_id);
+        assert_ne!(mine.ticket, theirs.ticket);
+        w.restart();
+        let get =
+            v1::GetTaskRequest { task_id: mine.task_id, worker_id: worker, secret: w.worker_secret(worker) };
+        let task = w.core.get_task(get).await.unwrap().task.unwrap();
+        let secret = Secret::from_bytes(task.secret.to_vec().try_into().unwrap());
+        assert!(ticket(&secret, ClientId(open.client_id)).is(&mine.ticket));
+        assert!(!ticket(&secret, ClientId(other.client_id)).is(&mine.ticket));
+        let beat = v1::ClientHeartbeatRequest {
+            client_id: open.client_id,
+            iteration_id: open.iteration_id,
+            secret: open.client_secret,
+            ..Default::default()
+        };
+        assert!(!w.core.client_heartbeat(beat).await.unwrap().unknown);
+    });
+}
+
+#[test]
+fn under_off_a_worker_that_comes_back_takes_its_old_place() {
+    run(async {
+        let w = World::new();
+        w.worker("a:1").await;
+        let request = v1::OpenIterationRequest {
+            mode: v1::ProcessingMode::Off.into(),
+            ..open_request(&json!({"splits": 3}), "j")
+        };
+        let open = w.core.open_iteration(request).await.unwrap();
+        let me = [(open.client_id, open.iteration_id)];
+        let task = open.tasks[0].task_id;
+        // It was killed, and started again under another port before it was missed.
+        let back = w.worker("a:2").await;
+        let view = w.beat(me[0].0, me[0].1, &[], &[]).await;
+        assert_eq!(view.tasks.len(), 1, "nobody knows yet whether it is a further worker");
+        w.silence(S * 7, &[(back, "a:2")], &me).await;
+        let view = w.beat(me[0].0, me[0].1, &[], &[super::fake::lost(task, &[])]).await;
+        assert_eq!(view.tasks.len(), 1, "one worker, one pipeline: {view:?}");
+        assert_eq!(w.core.snapshot().iterations.values().map(|i| i.feeds.len()).sum::<usize>(), 1);
+        // One that comes while all others live is a further one.
+        let more = w.worker("b:1").await;
+        w.silence(S * 2, &[(back, "a:2"), (more, "b:1")], &me).await;
+        let view = w.beat(me[0].0, me[0].1, &[], &[]).await;
+        assert_eq!(view.tasks.len(), 2);
+    });
+}

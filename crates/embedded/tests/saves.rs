@@ -1,0 +1,77 @@
+//! Saves to places that do not take them: a clear error, and at once.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use caju_client::{ClientConfig, SaveTo};
+use caju_embedded::{Cluster, ClusterConfig};
+use caju_pipeline::DatasetDef;
+use caju_runtime::{CpuPool, Stores};
+use caju_testkit::faulty::{Fault, Faults, FaultyStore, Op, Rule};
+use object_store::memory::InMemory;
+use serde_json::json;
+
+/// How the save ends: its state, the kind of its failure, and its words.
+async fn saved(faults: &Faults, encoding: &str, stores: &Arc<Stores>, url: &str) -> (String, String, String) {
+    let config = ClusterConfig::new(Arc::clone(stores), CpuPool::new(2).unwrap());
+    let cluster = Cluster::start(config).await.unwrap();
+    let client = cluster.client(ClientConfig::default()).await.unwrap();
+    let def = DatasetDef::from_json(&json!({"source": {"range": 1000}, "steps": []})).unwrap();
+    let to = SaveTo { url: url.into(), chunk_bytes: 0 };
+    let ended = async {
+        let mut status = client.start_save(&def, &to, encoding).await?;
+        while status.state == "running" {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            status = client.save_status(url).await?;
+        }
+        Ok::<_, caju_types::Error>(status)
+    };
+    let ended = tokio::time::timeout(Duration::from_secs(60), ended).await.expect("it ends at once");
+    faults.clear();
+    cluster.stop().await;
+    match ended {
+        Ok(status) => {
+            let failure = status.failure.unwrap_or_default();
+            (status.state, failure.kind, failure.message)
+        }
+        Err(e) => ("refused".into(), e.kind().as_str().into(), e.message().into()),
+    }
+}
+
+fn place(name: &str) -> (Faults, Arc<Stores>, String) {
+    let (faults, stores) = (Faults::new(), Stores::default());
+    let store = FaultyStore::new(Arc::new(InMemory::new()), faults.clone());
+    stores.register(&format!("memory://{name}"), Arc::new(store)).unwrap();
+    (faults, Arc::new(stores), format!("memory://{name}/here"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_ends_a_save_at_once() {
+    let (faults, stores, url) = place("full");
+    faults.add(Rule::new(Op::Put, Fault::NoSpace).on("/parts/").always());
+    let (state, kind, message) = saved(&faults, "", &stores, &url).await;
+    assert_eq!((state.as_str(), kind.as_str()), ("failed", "resource exhausted"), "{message}");
+    assert!(message.contains("no space left") && message.contains("memory://full/here"), "{message}");
+    // With room again, the same save goes on.
+    assert_eq!(saved(&faults, "", &stores, &url).await.0, "finished");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_place_that_may_not_be_written_ends_a_save_at_once() {
+    let (faults, stores, url) = place("denied");
+    faults.add(Rule::new(Op::Put, Fault::Denied).on("/v1/").always());
+    let (state, kind, message) = saved(&faults, "", &stores, &url).await;
+    assert_eq!((state.as_str(), kind.as_str()), ("failed", "permission denied"), "{message}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_finished_save_keeps_its_encoding() {
+    let (faults, stores, url) = place("form");
+    assert_eq!(saved(&faults, "parquet/zstd", &stores, &url).await.0, "finished");
+    let (state, kind, message) = saved(&faults, "arrow/none", &stores, &url).await;
+    assert_eq!((state.as_str(), kind.as_str()), ("refused", "failed precondition"));
+    assert!(message.contains("parquet/zstd") && message.contains("arrow/none"), "{message}");
+    assert_eq!(saved(&faults, "", &stores, &url).await.0, "finished");
+    assert_eq!(saved(&faults, "parquet/zstd", &stores, &url).await.0, "finished");
+}

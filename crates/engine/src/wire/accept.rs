@@ -1,0 +1,394 @@
+//! Accepting connections within limits, for every server of ours.
+//!
+//! A connection passes two gates. Until it has said what it wants it is *silent*: silent connections are few, soon
+//! closed, and the oldest of them makes way for the next, so that they keep nobody else out. Then it needs one of the
+//! server's permits, which it holds until it is closed.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use caju_runtime::Tasks;
+use caju_types::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Connected;
+
+use super::transport::{Listener, Stream};
+
+/// What an HTTP/2 connection begins with.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// How often a connection whose first bytes come in pieces is looked at again.
+const NEXT_LOOK: Duration = Duration::from_millis(10);
+/// The pause after the system gave no connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Silent connections that are closed when the system gives no connection.
+const CLOSED_AT_ONCE: usize = 8;
+/// gRPC connections that were let in and are not taken over yet.
+const HANDED_OVER: usize = 64;
+
+/// What a server allows its peers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// Connections at once.
+    pub connections: usize,
+    /// Connections at once that have not said yet what they want.
+    pub silent: usize,
+    /// How long a connection may take to say what it wants.
+    pub handshake: Duration,
+    /// How long a gRPC connection may be open without a call or a byte.
+    pub idle: Duration,
+    /// Calls at once on one gRPC connection.
+    pub streams: u32,
+    /// The largest message, in bytes.
+    pub message_bytes: usize,
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> Self {
+        Self {
+            connections: 1024,
+            silent: 128,
+            handshake: Duration::from_secs(5),
+            idle: Duration::from_secs(300),
+            streams: 256,
+            message_bytes: 256 << 20,
+        }
+    }
+}
+
+/// Which protocol a connection speaks, by its first bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// The framed stream.
+    Framed,
+    /// HTTP/2.
+    Grpc,
+}
+
+/// The two gates of a server.
+#[derive(Debug)]
+pub struct Gate {
+    limits: ConnectionLimits,
+    permits: Arc<Semaphore>,
+    silent: Mutex<BTreeMap<u64, CancellationToken>>,
+    next: AtomicU64,
+    /// Whether the lack of permits was logged, and is not over yet.
+    is_full: AtomicBool,
+}
+
+/// A connection that has not said yet what it wants.
+#[derive(Debug)]
+pub struct Silent {
+    gate: Arc<Gate>,
+    number: u64,
+    closed: CancellationToken,
+}
+
+/// The right to a connection, given back when it is dropped.
+#[derive(Debug)]
+pub struct Permit {
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Gate {
+    /// Gates with these limits.
+    pub fn new(limits: ConnectionLimits) -> Arc<Self> {
+        let permits = Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
+        Arc::new(Self {
+            limits,
+            permits,
+            silent: Mutex::default(),
+            next: AtomicU64::new(0),
+            is_full: AtomicBool::new(false),
+        })
+    }
+
+    /// The limits.
+    pub fn limits(&self) -> &ConnectionLimits {
+        &self.limits
+    }
+
+    fn enter(self: &Arc<Self>) -> Silent {
+        let (number, closed) = (self.next.fetch_add(1, Ordering::Relaxed), CancellationToken::new());
+        let mut silent = self.silent.lock();
+        while silent.len() >= self.limits.silent.max(1) {
+            let Some((_, oldest)) = silent.pop_first() else { break };
+            oldest.cancel();
+        }
+        silent.insert(number, closed.clone());
+        Silent { gate: Arc::clone(self), number, closed }
+    }
+
+    /// Closes some silent connections, the oldest first.
+    fn close_silent(&self) {
+        let mut silent = self.silent.lock();
+        for _ in 0..CLOSED_AT_ONCE {
+            let Some((_, oldest)) = silent.pop_first() else { return };
+            oldest.cancel();
+        }
+    }
+}
+
+impl Silent {
+    /// Waits for what the connection has to say, within the bound for it.
+    ///
+    /// # Errors
+    /// `Cancelled` if it says nothing in time, or has to make way for others.
+    pub async fn within<T>(&self, said: impl Future<Output = T>) -> Result<T> {
+        tokio::select! {
+            biased;
+            () = self.closed.cancelled() => {
+                Err(Error::cancelled("a connection that had said nothing made way for others"))
+            }
+            said = tokio::time::timeout(self.gate.limits.handshake, said) => {
+                said.map_err(|_| Error::cancelled("a connection did not say in time what it wants"))
+            }
+        }
+    }
+
+    /// Finds out which protocol a connection speaks.
+    ///
+    /// # Errors
+    /// `Cancelled` if it says nothing in time, or speaks neither.
+    pub async fn protocol(&self, stream: &Stream) -> Result<Protocol> {
+        match stream {
+            // Nobody else can open these, and our own client speaks gRPC.
+            Stream::Memory(_) => Ok(Protocol::Grpc),
+            Stream::Tcp(stream) => self.within(first_bytes(stream)).await?,
+        }
+    }
+
+    /// Lets a connection in that has said what it wants, when there is a permit for it.
+    ///
+    /// # Errors
+    /// `Unavailable` if the server has as many connections as it may, and none ends in time.
+    pub async fn admit(self) -> Result<Permit> {
+        let gate = &self.gate;
+        let permits = Arc::clone(&gate.permits);
+        if let Ok(permit) = Arc::clone(&permits).try_acquire_owned() {
+            gate.is_full.store(false, Ordering::Relaxed);
+            return Ok(Permit { _permit: permit });
+        }
+        let most = gate.limits.connections;
+        if !gate.is_full.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                connections = most,
+                "as many connections are open as may be; others wait or are refused"
+            );
+        }
+        match self.within(permits.acquire_owned()).await {
+            Ok(Ok(permit)) => Ok(Permit { _permit: permit }),
+            _ => Err(Error::unavailable(format!(
+                "the server has {most} connections, its limit; close some, or start it with more --connections"
+            ))),
+        }
+    }
+}
+
+impl Drop for Silent {
+    fn drop(&mut self) {
+        self.gate.silent.lock().remove(&self.number);
+    }
+}
+
+/// Looks at the first bytes without taking them.
+async fn first_bytes(stream: &tokio::net::TcpStream) -> Result<Protocol> {
+    let mut first = [0u8; PREFACE.len()];
+    loop {
+        let n = stream
+            .peek(&mut first)
+            .await
+            .map_err(|e| Error::cancelled(format!("a connection broke before it said anything: {e}")))?;
+        if n == 0 {
+            return Err(Error::cancelled("a connection closed before it said anything"));
+        }
+        let said = &first[..n];
+        if super::looks_framed(said) {
+            return Ok(Protocol::Framed);
+        }
+        if !PREFACE.starts_with(said) {
+            return Err(Error::invalid(
+                "a connection speaks neither gRPC nor our framed stream; it is closed",
+            ));
+        }
+        if n == PREFACE.len() {
+            return Ok(Protocol::Grpc);
+        }
+        tokio::time::sleep(NEXT_LOOK).await;
+    }
+}
+
+/// Accepts connections for ever, each handled in a task of its own. A lack of descriptors is logged once and waited out;
+/// silent connections are closed meanwhile.
+pub async fn accept<F, Fut>(mut listener: Listener, gate: Arc<Gate>, tasks: Tasks, handle: F) -> Result<()>
+where
+    F: Fn(Stream, Silent) -> Fut,
+    Fut: Future<Output = Result<()>> + Send + 'static,
+{
+    let mut refused = 0_u64;
+    loop {
+        match listener.accept().await {
+            Ok(stream) => {
+                if refused > 0 {
+                    tracing::info!(attempts = refused, "connections are accepted again");
+                    refused = 0;
+                }
+                let handled = handle(stream, gate.enter());
+                tasks.background("a connection", connection_ended, handled);
+            }
+            // The peer went away meanwhile.
+            Err(e)
+                if matches!(e.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) => {}
+            Err(e) => {
+                if refused == 0 {
+                    let address = listener.address();
+                    tracing::warn!(
+                        address, error = %e,
+                        "no connection can be accepted; silent ones are closed until that is over (raise `ulimit -n` \
+                         if descriptors are short)"
+                    );
+                }
+                refused += 1;
+                gate.close_silent();
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+fn connection_ended(error: Error) {
+    match error.kind() {
+        ErrorKind::Cancelled => tracing::debug!(reason = %error, "a connection ended"),
+        _ => tracing::warn!(%error, "a connection ended"),
+    }
+}
+
+/// Calls that are open on a connection: while there are some, it is not idle, whatever its silence.
+#[derive(Debug, Clone, Default)]
+pub struct OpenCalls(Arc<AtomicUsize>);
+
+/// One open call.
+#[derive(Debug)]
+pub struct OpenCall(OpenCalls);
+
+impl OpenCalls {
+    fn is_busy(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 0
+    }
+
+    /// Counts a call until the answer is dropped.
+    #[must_use]
+    pub fn begin(&self) -> OpenCall {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        OpenCall(self.clone())
+    }
+}
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A gRPC connection that was let in: it holds its permit, and ends when it is idle for too long.
+#[derive(Debug)]
+pub struct Admitted {
+    stream: Stream,
+    _permit: Permit,
+    calls: OpenCalls,
+    idle: Duration,
+    last: Instant,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl Admitted {
+    /// A connection under a server's limits.
+    pub fn new(stream: Stream, permit: Permit, limits: &ConnectionLimits) -> Self {
+        let idle = match stream {
+            Stream::Tcp(_) => limits.idle,
+            // A peer in this process may take its time.
+            Stream::Memory(_) => Duration::from_secs(365 * 24 * 3600),
+        };
+        let last = Instant::now();
+        let timer = Box::pin(tokio::time::sleep_until(last + idle));
+        Self { stream, _permit: permit, calls: OpenCalls::default(), idle, last, timer }
+    }
+}
+
+impl Connected for Admitted {
+    type ConnectInfo = OpenCalls;
+
+    fn connect_info(&self) -> OpenCalls {
+        self.calls.clone()
+    }
+}
+
+impl AsyncRead for Admitted {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if let Poll::Ready(read) = Pin::new(&mut this.stream).poll_read(cx, buf) {
+            this.last = Instant::now();
+            return Poll::Ready(read);
+        }
+        while this.timer.as_mut().poll(cx).is_ready() {
+            let now = Instant::now();
+            if this.calls.is_busy() {
+                this.last = now;
+            } else if now.saturating_duration_since(this.last) >= this.idle {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            this.timer.as_mut().reset(this.last + this.idle);
+        }
+        Poll::Pending
+    }
+}
+
+impl AsyncWrite for Admitted {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.last = Instant::now();
+        Pin::new(&mut this.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.last = Instant::now();
+        Pin::new(&mut this.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    }
+}
+
+/// The way of gRPC connections from the gate to the server that speaks gRPC.
+pub fn admitted()
+-> (mpsc::Sender<io::Result<Admitted>>, impl futures::Stream<Item = io::Result<Admitted>> + Send) {
+    let (sender, receiver) = mpsc::channel(HANDED_OVER);
+    let stream = futures::stream::unfold(receiver, |mut receiver: mpsc::Receiver<_>| async move {
+        receiver.recv().await.map(|next| (next, receiver))
+    });
+    (sender, stream)
+}

@@ -1,0 +1,234 @@
+//! Where a server listens, and how its peers connect: by TCP, or within this process.
+//!
+//! Addresses are text, and this module is the only place that tells them apart. `HOST:PORT` is a TCP address.
+//! `memory://NAME` is a server of this process: its peers connect over streams in memory, and no other process, of
+//! whatever user, can open one.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::task::{Context, Poll};
+
+use caju_types::{Error, Result};
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+
+use super::tune;
+
+/// What addresses within this process begin with. As an address to listen on it stands for a new name.
+pub const IN_PROCESS: &str = "memory://";
+
+/// Bytes on their way in one direction of a stream in memory.
+const MEMORY_STREAM_BYTES: usize = 256 << 10;
+/// Streams in memory that were opened and are not accepted yet.
+const MEMORY_BACKLOG: usize = 64;
+
+type Listeners = Mutex<HashMap<String, mpsc::Sender<DuplexStream>>>;
+
+/// The servers of this process that listen in memory.
+static LISTENERS: LazyLock<Arc<Listeners>> = LazyLock::new(Arc::default);
+
+/// Whether an address is one within a process.
+pub fn is_in_process(address: &str) -> bool {
+    address.starts_with(IN_PROCESS)
+}
+
+/// A new address within this process. Another process never makes the same one, so that an address that was carried
+/// elsewhere names nobody there.
+pub fn new_in_process_address() -> String {
+    static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    format!("{IN_PROCESS}{:016x}-{}", *PROCESS, NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A connection of either kind.
+#[derive(Debug)]
+pub enum Stream {
+    /// Over TCP.
+    Tcp(TcpStream),
+    /// Within this process.
+    Memory(DuplexStream),
+}
+
+/// A server's end of an address. Nobody can connect any more once it is dropped.
+#[derive(Debug)]
+pub struct Listener {
+    address: String,
+    inner: Inner,
+}
+
+#[derive(Debug)]
+enum Inner {
+    Tcp(TcpListener),
+    Memory(mpsc::Receiver<DuplexStream>),
+}
+
+impl Listener {
+    /// Listens at `HOST:PORT`, where port 0 takes a free one, or at a new address within this process for
+    /// [`IN_PROCESS`].
+    ///
+    /// # Errors
+    /// `Unavailable` if the port is taken, `InvalidArgument` if the address is none.
+    pub async fn bind(listen: &str) -> Result<Self> {
+        if is_in_process(listen) {
+            let address = new_in_process_address();
+            let (sender, incoming) = mpsc::channel(MEMORY_BACKLOG);
+            LISTENERS.lock().insert(address.clone(), sender);
+            return Ok(Self { address, inner: Inner::Memory(incoming) });
+        }
+        let listener = TcpListener::bind(listen).await.map_err(|e| match e.kind() {
+            io::ErrorKind::AddrInUse => Error::unavailable(format!(
+                "{listen}: the port is in use by another process; stop that one or give another --listen (port 0 \
+                 takes a free one)"
+            )),
+            io::ErrorKind::InvalidInput => {
+                Error::invalid(format!("`{listen}` is not HOST:PORT; give --listen 127.0.0.1:7070, say"))
+            }
+            _ => Error::unavailable(format!("{listen}: {e}; give another --listen")),
+        })?;
+        let bound = listener.local_addr().map_err(|e| Error::unavailable(format!("the listener: {e}")))?;
+        Ok(Self { address: bound.to_string(), inner: Inner::Tcp(listener) })
+    }
+
+    /// The address that peers connect to, with the port that was found for port 0.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The next connection.
+    ///
+    /// # Errors
+    /// What the system reports; some, such as a lack of descriptors, pass.
+    pub async fn accept(&mut self) -> io::Result<Stream> {
+        match &mut self.inner {
+            Inner::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                // Only a connection that is gone already refuses, and that shows when it is read.
+                drop(tune(&stream));
+                Ok(Stream::Tcp(stream))
+            }
+            Inner::Memory(incoming) => incoming.recv().await.map(Stream::Memory).ok_or_else(gone),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Inner::Memory(_) = self.inner {
+            LISTENERS.lock().remove(&self.address);
+        }
+    }
+}
+
+/// Connects to a server.
+///
+/// # Errors
+/// What the system reports; `ConnectionRefused` where nobody listens.
+pub async fn connect(address: &str) -> io::Result<Stream> {
+    if !is_in_process(address) {
+        let stream = TcpStream::connect(address).await?;
+        tune(&stream).map_err(|e| io::Error::other(e.message().to_owned()))?;
+        return Ok(Stream::Tcp(stream));
+    }
+    let listener = LISTENERS.lock().get(address).cloned().ok_or_else(gone)?;
+    let (ours, theirs) = tokio::io::duplex(MEMORY_STREAM_BYTES);
+    listener.send(theirs).await.map_err(|_| gone())?;
+    Ok(Stream::Memory(ours))
+}
+
+fn gone() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::ConnectionRefused,
+        "nobody listens there in this process: the server has stopped, or belongs to another process and has no port",
+    )
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Tcp(s) => Pin::new(s).poll_read(cx, buf),
+            Stream::Memory(s) => Pin::new(s).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Tcp(s) => Pin::new(s).poll_write(cx, buf),
+            Stream::Memory(s) => Pin::new(s).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Tcp(s) => Pin::new(s).poll_write_vectored(cx, bufs),
+            Stream::Memory(s) => Pin::new(s).poll_write_vectored(cx, bufs),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Stream::Tcp(s) => s.is_write_vectored(),
+            Stream::Memory(s) => s.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Tcp(s) => Pin::new(s).poll_flush(cx),
+            Stream::Memory(s) => Pin::new(s).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Tcp(s) => Pin::new(s).poll_shutdown(cx),
+            Stream::Memory(s) => Pin::new(s).poll_shutdown(cx),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn peers_connect_by_either_kind_of_address() {
+        for listen in ["127.0.0.1:0", IN_PROCESS] {
+            let mut listener = Listener::bind(listen).await.unwrap();
+            let address = listener.address().to_owned();
+            let (accepted, connected) = tokio::join!(listener.accept(), connect(&address));
+            let (mut server, mut client) = (accepted.unwrap(), connected.unwrap());
+            client.write_all(b"hello").await.unwrap();
+            let mut read = [0; 5];
+            server.read_exact(&mut read).await.unwrap();
+            assert_eq!(&read, b"hello");
+            drop(listener);
+            let refused = connect(&address).await.unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused, "{address}");
+        }
+    }
+
+    #[tokio::test]
+    async fn addresses_in_memory_are_never_made_twice() {
+        let one = Listener::bind(IN_PROCESS).await.unwrap();
+        let two = Listener::bind(IN_PROCESS).await.unwrap();
+        assert_ne!(one.address(), two.address());
+        assert_eq!(
+            connect("memory://of-another-process").await.unwrap_err().kind(),
+            io::ErrorKind::ConnectionRefused
+        );
+    }
+}

@@ -1,0 +1,210 @@
+//! What DataFusion computes, kept within the budget of a chunk (see [`caju_runtime::budget`]).
+//!
+//! Our kernels ask the budget themselves. DataFusion's functions do not know it, so each call whose result can be much
+//! larger than its arguments is replaced by one that predicts the result's size and asks first ([`Rule`]). Casts to types
+//! of which even null is large, and long literals, are replaced likewise. The same guard, with a small budget, is around
+//! the folding of constants when an expression is bound.
+
+mod rule;
+mod size;
+mod udf;
+
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, Schema};
+use caju_types::{Error, format_bytes};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::{DFSchema, DataFusionError, ScalarValue, plan_err};
+use datafusion::logical_expr::expr::{Cast, ScalarFunction, TryCast};
+use datafusion::logical_expr::{Expr, ExprSchemable, Operator, ScalarUDF, ScalarUDFImpl};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::ScalarFunctionExpr;
+use datafusion::physical_expr::expressions::Column;
+
+#[cfg(test)]
+pub(crate) use rule::rule;
+pub(crate) use size::fixed_width;
+use udf::{Guarded, LongLiteral, WideCast};
+
+use crate::udf::{Fault, KernelUdf};
+
+/// The budget of everything that is evaluated while an expression is bound: constants are folded if they are provably
+/// small, and else computed with the rows.
+pub(crate) const FOLD_BYTES: u64 = 1 << 20;
+
+/// A value of a type of so many bytes is wide: even null takes them in every row.
+const WIDE_BYTES: u64 = 4 << 10;
+
+/// Literals that are longer are charged for every row in which they stand.
+const LITERAL_BYTES: usize = 128;
+
+/// The largest captured value of a lambda.
+const CAPTURED_BYTES: u64 = 16;
+
+fn call(f: impl ScalarUDFImpl + 'static, args: Vec<Expr>) -> Expr {
+    Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(ScalarUDF::new_from_impl(f)), args))
+}
+
+/// Replaces the calls and casts that can give much for little, and refuses lambdas that cannot be bounded.
+pub(crate) fn guard(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionError> {
+    expr.transform_up(|e| match e {
+        Expr::ScalarFunction(f) => {
+            if let Some(wide) = wide_cast_call(&f, schema) {
+                return Ok(Transformed::yes(wide));
+            }
+            let ours = f.func.inner().downcast_ref::<Guarded>().is_some();
+            match rule::rule(f.func.name()).filter(|_| !ours) {
+                Some(rule) => Ok(Transformed::yes(call(Guarded { inner: f.func, rule }, f.args))),
+                None => Ok(Transformed::no(Expr::ScalarFunction(f))),
+            }
+        }
+        Expr::Cast(Cast { expr, field }) if is_wide(field.data_type()) => {
+            Ok(Transformed::yes(call(WideCast::new(&field, false), vec![*expr])))
+        }
+        Expr::TryCast(TryCast { expr, field }) if is_wide(field.data_type()) => {
+            Ok(Transformed::yes(call(WideCast::new(&field, true), vec![*expr])))
+        }
+        Expr::HigherOrderFunction(f) => {
+            for lambda in f.args.iter().filter(|a| matches!(a, Expr::Lambda(_))) {
+                check_captures(f.func.name(), lambda, schema)?;
+            }
+            Ok(Transformed::no(Expr::HigherOrderFunction(f)))
+        }
+        e => Ok(Transformed::no(e)),
+    })
+    .data()
+}
+
+fn is_wide(t: &DataType) -> bool {
+    fixed_width(t) > WIDE_BYTES
+}
+
+/// `arrow_cast` and its like, which become casts when they are simplified.
+fn wide_cast_call(f: &ScalarFunction, schema: &DFSchema) -> Option<Expr> {
+    let null_if_not = match f.func.name() {
+        "arrow_cast" | "cast_to_type" => false,
+        "arrow_try_cast" | "try_cast_to_type" => true,
+        _ => return None,
+    };
+    let (_, field) = Expr::ScalarFunction(f.clone()).to_field(schema).ok()?;
+    let value = f.args.first()?.clone();
+    is_wide(field.data_type()).then(|| call(WideCast::new(&field, null_if_not), vec![value]))
+}
+
+/// A lambda runs once per value of a list, with the columns that it uses repeated as often: only small values may be.
+fn check_captures(name: &str, lambda: &Expr, schema: &DFSchema) -> Result<(), DataFusionError> {
+    let mut large = None;
+    lambda.apply(|e| {
+        if let Expr::Column(c) = e
+            && let Ok(t) = e.get_type(schema)
+            && t != DataType::Boolean
+            && !(1..=CAPTURED_BYTES).contains(&fixed_width(&t))
+        {
+            large = Some(c.name.clone());
+            return Ok(TreeNodeRecursion::Stop);
+        }
+        Ok(TreeNodeRecursion::Continue)
+    })?;
+    match large {
+        None => Ok(()),
+        Some(column) => plan_err!(
+            "the lambda of `{name}` uses the column `{column}`, which would be repeated for every value of the list; within \
+             a lambda only columns of numbers, booleans and times may be used"
+        ),
+    }
+}
+
+/// Replaces long literals where they become values of every row: as the whole expression, in the branches of `case`, beside
+/// `||`, and as what a lambda gives. (Functions that copy literals are guarded, and others read them once.) After constants
+/// were folded: a call without arguments would be folded into a literal again.
+pub(crate) fn charge_literals(expr: Expr) -> Result<Expr, DataFusionError> {
+    let expr = expr.transform_up(|e| {
+        Ok(match e {
+            Expr::Lambda(mut lambda) => {
+                *lambda.body = long_literal(*lambda.body);
+                Transformed::yes(Expr::Lambda(lambda))
+            }
+            Expr::Case(mut case) => {
+                for (_, then) in &mut case.when_then_expr {
+                    **then = long_literal(std::mem::take(&mut **then));
+                }
+                case.else_expr = case.else_expr.map(|e| Box::new(long_literal(*e)));
+                Transformed::yes(Expr::Case(case))
+            }
+            Expr::BinaryExpr(mut b) if b.op == Operator::StringConcat => {
+                b.left = Box::new(long_literal(*b.left));
+                b.right = Box::new(long_literal(*b.right));
+                Transformed::yes(Expr::BinaryExpr(b))
+            }
+            e => Transformed::no(e),
+        })
+    });
+    Ok(long_literal(expr.data()?))
+}
+
+fn long_literal(expr: Expr) -> Expr {
+    match expr {
+        Expr::Literal(value, None) if is_text(&value) && value.size() > LITERAL_BYTES => {
+            call(LongLiteral::new(value), vec![])
+        }
+        e => e,
+    }
+}
+
+fn is_text(value: &ScalarValue) -> bool {
+    !value.is_null()
+        && matches!(
+            value,
+            ScalarValue::Utf8(_)
+                | ScalarValue::LargeUtf8(_)
+                | ScalarValue::Utf8View(_)
+                | ScalarValue::Binary(_)
+                | ScalarValue::LargeBinary(_)
+                | ScalarValue::BinaryView(_)
+                | ScalarValue::List(_)
+                | ScalarValue::LargeList(_)
+                | ScalarValue::Struct(_)
+                | ScalarValue::Map(_)
+        )
+}
+
+/// Refuses an expression one value of which is more than a chunk may take, by its types alone.
+pub(crate) fn check_widths(
+    expr: &Arc<dyn PhysicalExpr>,
+    schema: &Schema,
+    most: u64,
+) -> Result<(), DataFusionError> {
+    for child in expr.children() {
+        check_widths(child, schema, most)?;
+    }
+    let width = expr.return_field(schema).map_or(0, |f| fixed_width(f.data_type()));
+    if width <= most || expr.downcast_ref::<Column>().is_some() {
+        return Ok(());
+    }
+    let what = match expr.downcast_ref::<ScalarFunctionExpr>() {
+        Some(f) => format!("`{}`", f.name()),
+        None => "the expression".to_owned(),
+    };
+    let error = Error::invalid(format!(
+        "{what} gives values of {} each, and {} is the most that the work on one chunk may take; make them smaller, or \
+         raise --chunk-memory",
+        format_bytes(width),
+        format_bytes(most)
+    ));
+    Err(Fault::from(error).into())
+}
+
+/// The bytes per row of everything wide in an expression that nobody charges for elsewhere: the results of `case` and the
+/// like, whose nulls take as much as values.
+pub(crate) fn wide_bytes(expr: &Arc<dyn PhysicalExpr>, schema: &Schema) -> u64 {
+    let below = expr.children().into_iter().fold(0u64, |a, c| a.saturating_add(wide_bytes(c, schema)));
+    let charged = expr.downcast_ref::<ScalarFunctionExpr>().is_some_and(|f| {
+        let udf = f.fun().inner();
+        udf.downcast_ref::<KernelUdf>().is_some() || udf.downcast_ref::<WideCast>().is_some()
+    });
+    if charged || expr.downcast_ref::<Column>().is_some() {
+        return below;
+    }
+    let width = expr.return_field(schema).map_or(0, |f| fixed_width(f.data_type()));
+    if width > WIDE_BYTES { below.saturating_add(width) } else { below }
+}

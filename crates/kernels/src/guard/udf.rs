@@ -1,0 +1,159 @@
+//! Functions that ask the budget before they compute.
+
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, Field, FieldRef};
+use caju_runtime::budget;
+use datafusion::common::format::DEFAULT_CAST_OPTIONS;
+use datafusion::common::{DataFusionError, ScalarValue};
+use datafusion::logical_expr::{
+    ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+};
+
+use super::rule::Rule;
+use super::size::{Arg, fixed_width};
+use crate::udf::Fault;
+
+/// One of DataFusion's functions, with what its result can measure.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct Guarded {
+    pub(super) inner: Arc<ScalarUDF>,
+    pub(super) rule: Rule,
+}
+
+impl Guarded {
+    fn charge(&self, values: &[ColumnarValue], rows: usize) -> Result<(), DataFusionError> {
+        let args = values.iter().map(Arg::new).collect::<Result<Vec<_>, _>>()?;
+        let all_scalar = args.iter().all(Arg::is_scalar);
+        // One value for all rows may be written out for each of them.
+        let times = if all_scalar { rows } else { 1 };
+        let rows = if all_scalar { 1 } else { rows };
+        let reserve = |bytes: u64| {
+            budget::reserve(bytes.saturating_mul(times as u64), format_args!("`{}`", self.inner.name()))
+        };
+        match reserve(self.rule.bytes(&args, rows)?) {
+            Ok(()) => Ok(()),
+            Err(e) => match self.rule.counted(&args, rows) {
+                Some(bytes) => reserve(bytes).map_err(fault),
+                None => Err(fault(e)),
+            },
+        }
+    }
+}
+
+fn fault(e: caju_types::Error) -> DataFusionError {
+    Fault::from(e).into()
+}
+
+impl ScalarUDFImpl for Guarded {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn signature(&self) -> &Signature {
+        self.inner.signature()
+    }
+
+    fn return_type(&self, types: &[DataType]) -> Result<DataType, DataFusionError> {
+        self.inner.inner().return_type(types)
+    }
+
+    fn return_field_from_args(&self, args: ReturnFieldArgs<'_>) -> Result<FieldRef, DataFusionError> {
+        self.inner.return_field_from_args(args)
+    }
+
+    fn coerce_types(&self, types: &[DataType]) -> Result<Vec<DataType>, DataFusionError> {
+        self.inner.coerce_types(types)
+    }
+
+    fn is_strict(&self) -> bool {
+        self.inner.inner().is_strict()
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue, DataFusionError> {
+        self.charge(&args.args, args.number_rows)?;
+        self.inner.invoke_with_args(args)
+    }
+}
+
+/// A cast to a type of which even null takes many bytes.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct WideCast {
+    to: FieldRef,
+    /// What cannot be cast becomes null.
+    null_if_not: bool,
+    signature: Signature,
+}
+
+impl WideCast {
+    pub(super) fn new(to: &FieldRef, null_if_not: bool) -> Self {
+        Self { to: Arc::clone(to), null_if_not, signature: Signature::any(1, Volatility::Immutable) }
+    }
+}
+
+impl ScalarUDFImpl for WideCast {
+    fn name(&self) -> &'static str {
+        "cast"
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _: &[DataType]) -> Result<DataType, DataFusionError> {
+        Ok(self.to.data_type().clone())
+    }
+
+    fn return_field_from_args(&self, args: ReturnFieldArgs<'_>) -> Result<FieldRef, DataFusionError> {
+        let nullable = self.null_if_not || args.arg_fields.iter().any(|f| f.is_nullable());
+        Ok(Arc::new(Field::new(self.name(), self.to.data_type().clone(), nullable)))
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue, DataFusionError> {
+        let to = self.to.data_type();
+        let bytes = fixed_width(to).saturating_mul(args.number_rows.max(1) as u64);
+        budget::reserve(bytes, format_args!("a cast to values of {} bytes each", fixed_width(to)))
+            .map_err(fault)?;
+        let mut options = DEFAULT_CAST_OPTIONS;
+        options.safe = self.null_if_not;
+        args.args[0].cast_to(to, Some(&options))
+    }
+}
+
+/// A long literal, which may be written out for every row.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct LongLiteral {
+    value: ScalarValue,
+    signature: Signature,
+}
+
+impl LongLiteral {
+    pub(super) fn new(value: ScalarValue) -> Self {
+        Self { value, signature: Signature::nullary(Volatility::Immutable) }
+    }
+}
+
+impl ScalarUDFImpl for LongLiteral {
+    fn name(&self) -> &'static str {
+        "literal"
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _: &[DataType]) -> Result<DataType, DataFusionError> {
+        Ok(self.value.data_type())
+    }
+
+    fn return_field_from_args(&self, _: ReturnFieldArgs<'_>) -> Result<FieldRef, DataFusionError> {
+        Ok(Arc::new(Field::new(self.name(), self.value.data_type(), self.value.is_null())))
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue, DataFusionError> {
+        let bytes = (self.value.size() as u64).saturating_mul(args.number_rows as u64);
+        budget::reserve(bytes, format_args!("a literal of {} bytes in every row", self.value.size()))
+            .map_err(fault)?;
+        Ok(ColumnarValue::Scalar(self.value.clone()))
+    }
+}

@@ -1,0 +1,28 @@
+//! Randomness that nobody can guess.
+
+use std::io::Read as _;
+
+use caju_types::{Error, Result, Secret};
+
+/// A secret from the operating system's random numbers.
+///
+/// # Errors
+/// `Internal` if the system has none to give.
+pub fn random_secret() -> Result<Secret> {
+    let mut bytes = [0; Secret::BYTES];
+    let source = "/dev/urandom";
+    std::fs::File::open(source)
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|e| Error::internal(format!("{source}: {e}; caju needs the system's random numbers")))?;
+    Ok(Secret::from_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_differ() {
+        assert_ne!(random_secret().unwrap(), random_secret().unwrap());
+    }
+}

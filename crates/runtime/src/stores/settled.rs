@@ -1,0 +1,116 @@
+//! Local files whose times may not tell a later change from an earlier one.
+//!
+//! A file's version is its size and its times. A file system's clock moves in steps: two changes within one step leave
+//! the same times, and a rewrite of the same length would pass for the version that was listed. So a file that changed
+//! within the last step is listed when the step is over: whatever changes it after that gets other times. Where the
+//! clocks of a file server and of this host differ by more than a step, that is no protection; `version: content` is.
+
+use std::fs::Metadata;
+use std::io;
+use std::time::Duration;
+
+use super::error::io_error;
+use super::list::Listed;
+use super::local::{listed, local_version};
+use crate::{Clock, SystemClock};
+use caju_types::{Error, Result};
+
+/// The step of file systems that keep fractions of a second: the kernel's tick is 10 ms at most.
+const FINE: Duration = Duration::from_millis(20);
+/// The step of those that keep whole seconds; FAT keeps even ones.
+const COARSE: Duration = Duration::from_secs(2);
+/// How often a file is waited for that never rests.
+const ROUNDS: usize = 3;
+/// Nanoseconds of a second.
+const SECOND_NS: i64 = 1_000_000_000;
+
+fn step(mtime_ns: i64, ctime_ns: i64) -> Duration {
+    let coarse = mtime_ns % SECOND_NS == 0 && ctime_ns % SECOND_NS == 0;
+    if coarse { COARSE } else { FINE }
+}
+
+/// Whether a later change of a local file is sure to show in its times, which are then its version.
+pub fn is_settled(metadata: &Metadata, clock: &dyn Clock) -> bool {
+    let (_, mtime, ctime) = local_version(metadata);
+    let now = i64::try_from(clock.unix_time().as_nanos()).unwrap_or(i64::MAX);
+    let age = u64::try_from(now.saturating_sub(ctime)).map(Duration::from_nanos);
+    age.is_ok_and(|age| age >= step(mtime, ctime))
+}
+
+/// How long a file that changed at a time has to rest until a later change shows; times in nanoseconds since 1970.
+fn unsettled_for(now_ns: i64, mtime_ns: i64, ctime_ns: i64) -> Duration {
+    // What lies ahead is another clock's: nothing follows from it.
+    let Ok(age) = u64::try_from(now_ns.saturating_sub(ctime_ns)) else { return Duration::ZERO };
+    step(mtime_ns, ctime_ns).saturating_sub(Duration::from_nanos(age))
+}
+
+/// The files as they are when later changes of them would show. Files that are gone by then are left out.
+pub(super) async fn settled(mut files: Vec<Listed>) -> Result<Vec<Listed>> {
+    let clock = SystemClock::shared();
+    for _ in 0..ROUNDS {
+        let now = i64::try_from(clock.unix_time().as_nanos()).unwrap_or(i64::MAX);
+        let wait = |f: &Listed| match (f.mtime_ns, f.ctime_ns) {
+            (Some(mtime), Some(ctime)) => unsettled_for(now, mtime, ctime),
+            _ => Duration::ZERO,
+        };
+        let fresh: Vec<bool> = files.iter().map(|f| !wait(f).is_zero()).collect();
+        let longest = files.iter().map(wait).max().unwrap_or_default();
+        if longest.is_zero() {
+            return Ok(files);
+        }
+        clock.sleep(longest).await;
+        let look = move || {
+            let look = |(file, fresh): (Listed, bool)| if fresh { look_again(file) } else { Ok(Some(file)) };
+            files.into_iter().zip(fresh).filter_map(|f| look(f).transpose()).collect::<Result<Vec<_>>>()
+        };
+        let looked = tokio::task::spawn_blocking(look).await;
+        files = looked.map_err(|e| Error::internal(format!("looking at files: {e}")))??;
+    }
+    Ok(files)
+}
+
+fn look_again(file: Listed) -> Result<Option<Listed>> {
+    match std::fs::metadata(file.url.local_path()) {
+        Ok(m) if m.is_file() => Ok(Some(listed(file.url, &m))),
+        Ok(_) => Ok(None),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(io_error(&file.url, &e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stores::StoreUrl;
+
+    #[test]
+    fn files_that_changed_within_the_clocks_step_are_waited_for() {
+        let ms = |n: i64| n * 1_000_000;
+        let now = 1_700_000_000 * SECOND_NS;
+        let wait = |changed: i64| unsettled_for(now, changed, changed);
+        assert_eq!(wait(now - ms(5) - 1), Duration::from_nanos(15_000_000 - 1));
+        assert_eq!(wait(now - ms(21)), Duration::ZERO);
+        assert_eq!(wait(now - SECOND_NS), Duration::from_secs(1), "a clock of whole seconds");
+        assert_eq!(wait(now - 2 * SECOND_NS), Duration::ZERO);
+        assert_eq!(wait(now + ms(3_600_001)), Duration::ZERO, "another clock");
+    }
+
+    /// Twice as long as it takes to be listed, the file changes again: the listing shows what it then is.
+    #[tokio::test]
+    async fn a_rewrite_of_the_same_length_has_another_version() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("data");
+        let url = StoreUrl::parse(path.to_str().unwrap()).unwrap();
+        for round in 0..20u8 {
+            std::fs::write(&path, [round; 100]).unwrap();
+            let first = listed(url.clone(), &std::fs::metadata(&path).unwrap());
+            let first = settled(vec![first]).await.unwrap().remove(0);
+            std::fs::write(&path, [round + 100; 100]).unwrap();
+            let second = listed(url.clone(), &std::fs::metadata(&path).unwrap());
+            assert_ne!((first.mtime_ns, first.ctime_ns), (second.mtime_ns, second.ctime_ns));
+        }
+        let gone = listed(url, &std::fs::metadata(&path).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        assert!(settled(vec![gone]).await.unwrap().is_empty());
+    }
+}

@@ -1,0 +1,47 @@
+//! Time as a test wants it.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use caju_runtime::Clock;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// Time that stands still until a test moves it.
+#[derive(Debug, Default)]
+pub struct ManualClock {
+    now: Mutex<Duration>,
+    moved: Notify,
+}
+
+impl ManualClock {
+    /// Lets this much time pass.
+    pub fn advance(&self, by: Duration) {
+        *self.now.lock() += by;
+        self.moved.notify_waiters();
+    }
+}
+
+#[async_trait]
+impl Clock for ManualClock {
+    fn now(&self) -> Duration {
+        *self.now.lock()
+    }
+
+    fn unix_time(&self) -> Duration {
+        Duration::from_secs(1_700_000_000) + self.now()
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        let until = self.now() + duration;
+        loop {
+            let moved = self.moved.notified();
+            tokio::pin!(moved);
+            moved.as_mut().enable();
+            if self.now() >= until {
+                return;
+            }
+            moved.await;
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Counts the rows that a task emits, per split.
+
+use std::collections::HashMap;
+
+use caju_engine::Run;
+use caju_proto::v1::SplitCount;
+
+/// Splits up to this position of their feed are counted in a table, which costs a row of a shuffle next to nothing.
+/// The table has 8 bytes per split.
+const MOST_IN_TABLE: u64 = 1 << 20;
+
+/// Rows that a task emitted, per split.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    /// What all indices in the table have in common: the number of the feed.
+    base: Option<u64>,
+    table: Vec<u64>,
+    others: HashMap<u64, u64>,
+}
+
+impl Tally {
+    /// Counts the rows of a chunk.
+    pub(crate) fn add(&mut self, runs: &[Run]) {
+        for run in runs {
+            *self.count_of(run.split) += run.len;
+        }
+    }
+
+    fn count_of(&mut self, split: u64) -> &mut u64 {
+        let base = *self.base.get_or_insert(split - split % MOST_IN_TABLE);
+        let position = split.checked_sub(base).filter(|p| *p < MOST_IN_TABLE);
+        match position.and_then(|p| usize::try_from(p).ok()) {
+            Some(at) => {
+                if at >= self.table.len() {
+                    self.table.resize(at + 1, 0);
+                }
+                &mut self.table[at]
+            }
+            None => self.others.entry(split).or_default(),
+        }
+    }
+
+    /// The counts; splits without rows are left out.
+    pub(crate) fn counts(&self) -> Vec<SplitCount> {
+        let base = self.base.unwrap_or(0);
+        let table = (base..).zip(self.table.iter().copied());
+        let all = table.chain(self.others.iter().map(|(split, rows)| (*split, *rows)));
+        all.filter(|(_, rows)| *rows > 0)
+            .map(|(split_index, rows)| SplitCount { split_index, rows })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_counted_per_split_near_and_far() {
+        let mut tally = Tally::default();
+        let (near, far) = ((3u64 << 40) + 5, (3u64 << 40) + MOST_IN_TABLE + 1);
+        let run = |split, len| Run { split, start: 0, len };
+        tally.add(&[run(near, 2), run(far, 1), run(near, 3)]);
+        tally.add(&[run(near + 1, 4), run(0, 7)]);
+        let mut counts: Vec<(u64, u64)> =
+            tally.counts().into_iter().map(|c| (c.split_index, c.rows)).collect();
+        counts.sort_unstable();
+        assert_eq!(counts, [(0, 7), (near, 5), (near + 1, 4), (far, 1)]);
+        assert!(Tally::default().counts().is_empty());
+    }
+}

@@ -1,0 +1,202 @@
+//! No length, count or size that a file or a definition brings ends a process: each is one clear error, and the other
+//! jobs go on.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::ipc::CompressionType;
+use arrow::ipc::writer::{FileWriter, IpcWriteOptions};
+use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use caju_tests::files::{example, tfrecord};
+use caju_tests::pipeline::Report;
+use caju_tests::{Cluster, Pipeline};
+use serde_json::{Value, json};
+
+/// A compressed Arrow file of 10,000 rows.
+fn arrow_file(codec: CompressionType) -> Vec<u8> {
+    let ids: ArrayRef = Arc::new(Int64Array::from_iter_values((0..10_000).map(|i| i / 10)));
+    let text: ArrayRef =
+        Arc::new(StringArray::from_iter_values((0..10_000).map(|i| format!("row {}", i / 10))));
+    let batch = RecordBatch::try_from_iter([("id", ids), ("text", text)]).unwrap();
+    let options = IpcWriteOptions::default().try_with_compression(Some(codec)).unwrap();
+    let mut writer = FileWriter::try_new_with_options(Vec::new(), &batch.schema(), options).unwrap();
+    writer.write(&batch).unwrap();
+    writer.finish().unwrap();
+    writer.into_inner().unwrap()
+}
+
+/// The most memory that a process has held so far, in bytes.
+fn peak_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+fn range(steps: Value) -> Pipeline {
+    Pipeline::of(json!({ "range": 1000 }), steps)
+}
+
+/// A worker that lives reads this.
+#[track_caller]
+fn still_serves(cluster: &Cluster) {
+    assert_eq!(cluster.report(&range(json!([{ "batch": 10 }])), &[]).rows(), [1000]);
+}
+
+/// One changed byte in the length of a compressed buffer: half a petabyte was asked for, and every worker died in turn.
+#[test]
+fn a_changed_length_in_an_arrow_file_is_an_error_that_names_the_file() {
+    let cluster = Cluster::start(1);
+    for (codec, magic) in
+        [(CompressionType::LZ4_FRAME, 0x184D_2204u32), (CompressionType::ZSTD, 0xFD2F_B528u32)]
+    {
+        let good = arrow_file(codec);
+        let frame = good.windows(4).position(|w| w == magic.to_le_bytes()).unwrap();
+        let mut bad = good.clone();
+        bad[frame - 8 + 6] ^= 2;
+        let p = |bytes: &[u8]| {
+            Pipeline::of(json!({ "arrow": { "path": "data.arrow" } }), json!([{ "batch": 100 }]))
+                .with_file("data.arrow", bytes)
+        };
+        cluster.read(&p(&bad), &[]).expect_code(2).expect_error(&["data.arrow", "claims to hold 5629499534"]);
+        assert_eq!(cluster.report(&p(&good), &[]).rows(), [10_000]);
+    }
+    cluster.stop();
+}
+
+/// Constants that grow were computed in the dispatcher while it bound the definition: 16 GB, or a minute of silence.
+#[test]
+fn a_definition_that_grows_holds_nobody_up() {
+    let cluster = Cluster::start_with(1, &["--client-timeout", "5s"], &[]);
+    let slow = Pipeline::of(
+        json!({ "range": 20_000 }),
+        json!([{ "burn": { "per_row": "100us" } }, { "batch": 100 }]),
+    );
+    let other = cluster.start_read(&slow, &["--report", "r.json"]);
+    let rows = |s: &Value| s["jobs"].as_array()?.first()?["stages"].as_array()?.last()?["rows_out"].as_u64();
+    cluster.wait_for_status("rows of the other job", |s| rows(s).filter(|n| *n > 0));
+    let one_hot = range(json!([{ "map": { "s": "one_hot(7, 2000000000)" } }]));
+    let padded = range(json!([{ "map": { "s": "concat(lpad('x', 1500000000), lpad('y', 1500000000))" } }]));
+    let reads = [cluster.start_read(&one_hot, &[]), cluster.start_read(&padded, &[])];
+    for _ in 0..3 {
+        let asked = Instant::now();
+        cluster.status();
+        assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+    }
+    let [one_hot, padded] = reads.map(caju_tests::Process::wait);
+    one_hot.expect_code(2).expect_error(&["steps[0].map", "`one_hot` gives values of 7.45 GiB each"]);
+    padded.expect_code(2).expect_error(&["steps[0].map", "row 0", "`lpad` needs 1.40 GiB"]);
+    other.wait().expect_code(0);
+    assert_eq!(Report::load(&slow.folder().join("r.json")).rows(), [20_000]);
+    for server in [&cluster.dispatcher, &cluster.workers[0]] {
+        let peak = peak_bytes(server.process.id());
+        assert!(peak < 700 << 20, "{}: {peak}", server.address);
+    }
+    cluster.stop();
+}
+
+/// Sizes in definitions ended workers.
+#[test]
+fn sizes_in_definitions_are_errors_that_name_the_stage() {
+    let cluster = Cluster::start(1);
+    let lists = json!({ "map": { "id": "id", "l": "make_array(id, id)" } });
+    let long = json!({ "padded_batch": { "size": 100, "lengths": { "l": 2_000_000_000u64 } } });
+    cluster
+        .read(&range(json!([lists, long])), &[])
+        .expect_code(2)
+        .expect_error(&["steps[1].padded_batch", "lengths.l"]);
+    for (sql, what) in [
+        ("one_hot(id, 2000000000)", "`one_hot` gives values of"),
+        ("repeat('x', 2000000000)", "`repeat` needs 1.86 GiB"),
+        ("character_length(repeat('x', 2000000000 + id))", "`repeat` needs 1.86 GiB"),
+    ] {
+        let p = range(json!([{ "map": { "x": sql } }]));
+        cluster.read(&p, &[]).expect_code(2).expect_error(&["steps[0].map", "column `x`", what]);
+    }
+    let resize = json!({ "map": { "x": "resize(decode_image(record), 30000, 20000)" } });
+    let images = Pipeline::of(json!({ "tfrecord": "i.tfrecord" }), json!([resize]));
+    let images = images.with_file("i.tfrecord", &tfrecord([b"no image"]));
+    cluster
+        .read(&images, &[])
+        .expect_code(2)
+        .expect_error(&["steps[0].map", "gives values of 1.68 GiB each"]);
+    let bucket = json!({ "bucket_by_length": {
+        "length": "character_length(lpad('x', 2000000000 + id))", "boundaries": [2], "batch_sizes": [2, 2]
+    } });
+    cluster
+        .read(&range(json!([bucket])), &[])
+        .expect_code(3)
+        .expect_error(&["steps[0].bucket_by_length", "`lpad` needs"]);
+    still_serves(&cluster);
+    cluster.stop();
+}
+
+/// A progressive JPEG of some hundred bytes that claims 9999 x 9999 pixels: 0.9 GB were taken before the first check.
+#[test]
+fn a_tiny_jpeg_that_claims_much_is_an_error_of_its_row() {
+    let mut jpeg = vec![0xFF, 0xD8, 0xFF, 0xDB, 0, 67, 0];
+    jpeg.extend([1; 64]);
+    jpeg.extend([0xFF, 0xC2, 0, 11, 8, 0x27, 0x0F, 0x27, 0x0F, 1, 1, 0x11, 0]);
+    jpeg.extend([0xFF, 0xC4, 0, 20, 0, 1]);
+    jpeg.extend([0; 16]);
+    jpeg.extend([0xFF, 0xDA, 0, 8, 1, 1, 0, 0, 0, 0, 0, 0xFF, 0xD9]);
+    let cluster = Cluster::start(1);
+    let steps = json!([
+        { "parse_example": { "features": { "image": "bytes", "label": "int64" } } },
+        { "map": { "image": "resize(decode_image(image), 8, 8)" } },
+    ]);
+    let p = Pipeline::of(json!({ "tfrecord": "data.tfrecord" }), steps);
+    let p = p.with_file("data.tfrecord", &tfrecord([example(&jpeg, 1)]));
+    cluster.read(&p, &[]).expect_code(2).expect_error(&[
+        "data.tfrecord",
+        "row 0",
+        "steps[1].map",
+        "JPEG data ends early",
+    ]);
+    let peak = peak_bytes(cluster.workers[0].process.id());
+    assert!(peak < 500 << 20, "{peak}");
+    cluster.stop();
+}
+
+#[test]
+fn integers_that_do_not_fit_are_errors() {
+    let p = range(json!([{ "map": { "x": "id + 9223372036854775807" } }]));
+    p.run(&[]).expect_code(2).expect_error(&[
+        "steps[0].map",
+        "row 1 of it",
+        "column `x`",
+        "1 + 9223372036854775807 does not fit Int64",
+    ]);
+}
+
+/// Rows that are too large together are computed a few at a time; the memory of a chunk is a setting.
+#[test]
+fn chunks_that_swell_are_cut() {
+    let wide = json!([{ "map": { "id": "id", "n": "character_length(lpad('x', 500000 + id))" } }]);
+    let (small, usual) = (range(wide.clone()), range(wide));
+    let small = small.report(&["--chunk-memory", "16MiB"]);
+    assert_eq!(small.rows(), [1000]);
+    assert_eq!(small.checksums(), usual.report(&[]).checksums());
+    let one = range(json!([{ "map": { "s": "lpad('x', 2000000)" } }]));
+    one.run(&["--chunk-memory", "1MiB"]).expect_code(2).expect_error(&[
+        "steps[0].map",
+        "row 0 of it",
+        "--chunk-memory",
+    ]);
+}
+
+#[test]
+fn the_largest_record_is_a_setting() {
+    let p = Pipeline::of(json!({ "csv": { "path": "t.csv" } }), json!([]));
+    let p = p.with_file("t.csv", format!("a,b\n1,x\n2,{}\n", "y".repeat(3000)).as_bytes());
+    assert_eq!(p.report(&[]).rows(), [2]);
+    p.run(&["--max-record", "1KiB"]).expect_code(2).expect_error(&["t.csv", "has over 1024 bytes"]);
+}
+
+#[test]
+fn binding_has_a_deadline() {
+    // Some hundred regular expressions, each large: more than a millisecond's work on any machine.
+    let sum = vec!["regexp_count(s, '(\\w{1,40}x){1,9}')"; 60].join(" + ");
+    let steps = json!([{ "map": { "s": "cast(id as varchar)" } }, { "map": { "n": sum } }]);
+    let ended = range(steps).run(&["--bind-timeout", "1us"]);
+    ended.expect_code(3).expect_error(&["the definition was not done within", "--bind-timeout"]);
+}

@@ -1,0 +1,158 @@
+//! A client that knows every identifier and no secret: whatever it tries, it is refused, and the job's owner gets all rows.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use caju_proto::v1;
+use caju_proto::v1::dispatcher_client::DispatcherClient;
+use caju_tests::cluster::Cluster;
+use caju_tests::pipeline::{Pipeline, Report};
+use serde_json::json;
+use tonic::Code;
+
+/// Kinds of frames.
+const OPEN: u16 = 1;
+const ERROR: u16 = 8;
+
+fn varint(out: &mut Vec<u8>, mut n: u64) {
+    while n >= 0x80 {
+        out.push((n as u8) | 0x80);
+        n >>= 7;
+    }
+    out.push(n as u8);
+}
+
+/// A frame that asks for a task.
+fn open_frame(task: u64, client: u64, ticket: &[u8]) -> Vec<u8> {
+    let mut header = Vec::new();
+    for (tag, value) in [(1u8, task), (2, client), (3, 1 << 26)] {
+        header.push(tag << 3);
+        varint(&mut header, value);
+    }
+    header.push(4 << 3 | 2);
+    varint(&mut header, ticket.len() as u64);
+    header.extend_from_slice(ticket);
+    let mut frame = b"CAJU".to_vec();
+    frame.extend_from_slice(&1u16.to_le_bytes());
+    frame.extend_from_slice(&OPEN.to_le_bytes());
+    frame.extend_from_slice(&u32::try_from(header.len()).unwrap().to_le_bytes());
+    frame.extend_from_slice(&crc32c::crc32c(&header).to_le_bytes());
+    frame.extend_from_slice(&0u64.to_le_bytes());
+    frame.extend_from_slice(&header);
+    frame
+}
+
+/// The kind and the header of the first frame that a worker answers.
+fn answer(address: &str, frame: &[u8]) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(frame).unwrap();
+    let mut fixed = [0u8; 24];
+    stream.read_exact(&mut fixed).unwrap();
+    let mut header = vec![0u8; u32::from_le_bytes(fixed[8..12].try_into().unwrap()) as usize];
+    stream.read_exact(&mut header).unwrap();
+    (u16::from_le_bytes([fixed[6], fixed[7]]), String::from_utf8_lossy(&header).into_owned())
+}
+
+#[test]
+fn a_stranger_can_do_nothing_to_a_running_job() {
+    let rows = 60_000;
+    let cluster = Cluster::start(1);
+    let p =
+        Pipeline::of(json!({ "range": rows }), json!([{ "burn": { "per_row": "50us" } }, { "batch": 100 }]));
+    let owner = cluster.start_read(&p, &["--job", "owned", "--report", "r.json"]);
+    let (iteration, task, worker, address) = cluster.wait_for_status("a task", |s| {
+        let worker = &s["workers"][0];
+        Some((
+            s["jobs"][0]["iteration_id"].as_u64()?,
+            worker["tasks"][0].as_u64()?,
+            worker["worker_id"].as_u64()?,
+            worker["address"].as_str()?.to_string(),
+        ))
+    });
+    // Identifiers are given out one after the other.
+    let clients: Vec<u64> = (iteration..task + 3).collect();
+
+    for client in &clients {
+        for ticket in [&[][..], &[0; 16], &[7; 16]] {
+            let (kind, says) = answer(&address, &open_frame(task, *client, ticket));
+            assert!(kind == ERROR && says.contains("has no ticket"), "{kind}: {says}");
+        }
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(strangers_calls(&cluster, iteration, task, worker, &address, &clients));
+
+    owner.wait().expect_code(0);
+    let report = Report::load(&p.folder().join("r.json"));
+    let whole = Pipeline::of(json!({ "range": rows }), json!([{ "batch": 100 }])).report(&[]);
+    assert_eq!((report.rows(), report.checksums()), (vec![rows], whole.checksums()));
+    cluster.stop();
+}
+
+async fn strangers_calls(
+    cluster: &Cluster,
+    iteration_id: u64,
+    task_id: u64,
+    worker_id: u64,
+    address: &str,
+    clients: &[u64],
+) {
+    let mut rpc = DispatcherClient::connect(format!("http://{}", cluster.address())).await.unwrap();
+    let all = || v1::SplitRows {
+        split_index: 0,
+        rows: vec![v1::RowRange { start: 0, end: 1 << 40 }],
+        ..Default::default()
+    };
+    let received = || v1::LostTask { task_id, received: vec![all()], reason: "made up".into() };
+    let mut refused = 0;
+    for client_id in clients {
+        let beat = v1::ClientHeartbeatRequest {
+            client_id: *client_id,
+            iteration_id,
+            ended_tasks: vec![task_id],
+            taken_tasks: vec![task_id],
+            lost_tasks: vec![received()],
+            acknowledged: vec![all()],
+            ..Default::default()
+        };
+        match rpc.client_heartbeat(beat).await {
+            Ok(answer) => assert!(answer.into_inner().unknown, "client {client_id} is nobody"),
+            Err(e) => {
+                assert_eq!(e.code(), Code::PermissionDenied, "{e}");
+                refused += 1;
+            }
+        }
+        let close = v1::CloseClientRequest {
+            client_id: *client_id,
+            iteration_id,
+            received: vec![received()],
+            broken_off: vec![task_id],
+            ..Default::default()
+        };
+        if let Err(e) = rpc.close_client(close).await {
+            assert_eq!(e.code(), Code::PermissionDenied, "{e}");
+            refused += 1;
+        }
+    }
+    assert_eq!(refused, 2, "one of them is the owner");
+    let failure = Some(v1::Failure { kind: "data loss".into(), message: "made up".into() });
+    let finish = v1::FinishTaskRequest { task_id, worker_id, failure, ..Default::default() };
+    assert_eq!(rpc.finish_task(finish).await.unwrap_err().code(), Code::PermissionDenied);
+    let done = v1::FinishTaskRequest { task_id, worker_id, counted: true, ..Default::default() };
+    assert_eq!(rpc.finish_task(done).await.unwrap_err().code(), Code::PermissionDenied);
+    let next = v1::NextSplitsRequest { task_id, worker_id, want: 1024, request_no: 99, ..Default::default() };
+    assert_eq!(rpc.next_splits(next).await.unwrap_err().code(), Code::PermissionDenied);
+    let get = v1::GetTaskRequest { task_id, worker_id, ..Default::default() };
+    assert_eq!(rpc.get_task(get).await.unwrap_err().code(), Code::PermissionDenied);
+    let drain = v1::DrainWorkerRequest { worker_id, secret: vec![0; 16].into() };
+    assert_eq!(rpc.drain_worker(drain).await.unwrap_err().code(), Code::PermissionDenied);
+    let beat = v1::WorkerHeartbeatRequest { worker_id, address: address.to_string(), ..Default::default() };
+    assert_eq!(rpc.worker_heartbeat(beat).await.unwrap_err().code(), Code::PermissionDenied);
+    let register = v1::RegisterWorkerRequest { address: address.to_string(), ..Default::default() };
+    let e = rpc.register_worker(register).await.unwrap_err();
+    assert!(e.message().contains("is not given to another process"), "{e}");
+    let status = format!("{:?}", rpc.get_status(v1::GetStatusRequest {}).await.unwrap());
+    let operator = std::fs::read_to_string(cluster.operator_secret_file()).unwrap();
+    assert!(!status.contains(operator.trim()));
+}

@@ -1,0 +1,124 @@
+//! What nobody else can do to a process: reach it where no port was asked for, write where it may only read, put its
+//! own code in place of ours.
+
+use caju_tests::cluster::{Cluster, Server};
+use caju_tests::pipeline::Pipeline;
+use caju_tests::process::{Process, caju_in};
+use caju_tests::sockets::listening;
+use serde_json::json;
+use tempfile::tempdir;
+
+#[test]
+fn processes_that_serve_nobody_listen_nowhere() {
+    let slow = json!([{ "sleep": { "per_batch": "30s" } }, { "autocache": "h" }, { "batch": 10 }]);
+    let p = Pipeline::of(json!({ "range": 1_000_000 }), slow);
+    let saves = tempdir().unwrap();
+    let to = saves.path().join("s");
+    let commands: [&[&str]; 3] = [
+        &["run", "pipeline.yaml", "--workers", "2"],
+        &["profile", "pipeline.yaml"],
+        &["save", "pipeline.yaml", "--to", to.to_str().unwrap()],
+    ];
+    for command in commands {
+        let process = Process::caju(p.folder(), command);
+        // Progress is told every few seconds, once everything is up.
+        process.wait_for_error_line(" after ");
+        assert_eq!(listening(process.id()), Vec::<String>::new(), "{command:?}");
+    }
+    let cluster = Cluster::start(1);
+    assert_eq!(listening(cluster.dispatcher.process.id()).len(), 1, "what listens is found");
+    cluster.stop();
+}
+
+#[test]
+fn saves_need_a_place_that_may_be_written() {
+    let folder = tempdir().unwrap();
+    let (data, saves) = (folder.path().join("data"), folder.path().join("saves"));
+    std::fs::create_dir_all(&data).unwrap();
+    let listen = ["--listen", "127.0.0.1:0", "--allow", folder.path().to_str().unwrap()];
+    let write = ["--allow-write", saves.to_str().unwrap()];
+    let dispatcher = Server::start(folder.path(), "dispatcher", &[&listen[..], &write].concat());
+    let worker = |more: &[&str]| {
+        let args = ["--dispatcher", &dispatcher.address, "--allow", folder.path().to_str().unwrap()];
+        Server::start(folder.path(), "worker", &[&args[..], more].concat())
+    };
+    let p = Pipeline::of(json!({ "range": 100 }), json!([]));
+    let save = |to: &std::path::Path| {
+        let to = to.to_str().unwrap();
+        let args = ["save", "pipeline.yaml", "--to", to, "--dispatcher", &dispatcher.address];
+        caju_in(p.folder(), &args)
+    };
+    let strict = worker(&[]);
+    save(&data.join("s")).expect_code(3).expect_error(&["--allow-write", "saves"]);
+    assert_eq!(std::fs::read_dir(&data).unwrap().count(), 0);
+    // The dispatcher lets it pass; the worker has its own list.
+    save(&saves.join("a")).expect_code(3).expect_error(&["--allow-write"]);
+    strict.terminate().expect_code(0);
+    let open = worker(&write);
+    save(&saves.join("b")).expect_code(0);
+    open.terminate().expect_code(0);
+    dispatcher.terminate().expect_code(0);
+}
+
+#[test]
+fn a_save_never_lies_among_its_sources() {
+    let p = Pipeline::of(json!({ "range": 100 }), json!([]));
+    let at = |name: &str| p.folder().join(name).to_str().unwrap().to_owned();
+    caju_in(p.folder(), &["save", "pipeline.yaml", "--to", &at("data/first"), "--encoding", "parquet/none"])
+        .expect_code(0);
+    std::fs::create_dir_all(at("train")).unwrap();
+    caju_in(p.folder(), &["gen", "table", "--out", &at("train"), "--count", "1000"]).expect_code(0);
+    for (source, to) in [
+        (json!({ "parquet": at("train") }), "train"),
+        (json!({ "parquet": at("train") }), "train/deeper"),
+        (json!({ "parquet": at("train/*.parquet") }), "train"),
+        (json!({ "parquet": at("train/**") }), "train/deeper"),
+        (json!({ "parquet": at("train") }), "."),
+        (json!({ "load": { "path": at("data/first") } }), "data/first"),
+        (
+            json!({ "concatenate": [{ "source": { "range": 3 }, "steps": [{ "select": ["id"] }] },
+                                 { "source": { "load": { "path": at("data/first") } } }] }),
+            "data",
+        ),
+    ] {
+        let reading = Pipeline::of(source.clone(), json!([]));
+        caju_in(reading.folder(), &["save", "pipeline.yaml", "--to", &at(to)])
+            .expect_code(2)
+            .expect_error(&["at, above or below the source"]);
+    }
+    let apart = Pipeline::of(json!({ "parquet": at("train") }), json!([]));
+    caju_in(apart.folder(), &["save", "pipeline.yaml", "--to", &at("train-saved")]).expect_code(0);
+}
+
+/// One pipeline's cache or save in a folder that another one reads does not change that one's rows.
+#[test]
+fn what_is_stored_below_a_folder_is_no_row_of_it() {
+    let p = Pipeline::of(json!({ "range": 4000 }), json!([{ "autocache": "h" }]));
+    let train = p.folder().join("train");
+    let at = train.to_str().unwrap();
+    let files = Pipeline::of(json!({ "parquet": at }), json!([]));
+    caju_in(p.folder(), &["gen", "table", "--out", at, "--count", "1000"]).expect_code(0);
+    let before = files.report(&[]);
+    caju_in(
+        p.folder(),
+        &["run", "pipeline.yaml", "--policy", "hint:h", "--encoding", "parquet/none", "--cache", at],
+    )
+    .expect_code(0);
+    assert!(train.join("v1").is_dir());
+    let after = files.report(&[]);
+    assert_eq!((before.rows(), before.rows()), (vec![1000], after.rows()));
+}
+
+#[test]
+fn schemes_of_addresses_are_checked() {
+    let cluster = Cluster::start(1);
+    let p = Pipeline::of(json!({ "range": 10 }), json!([]));
+    let read = |address: String| caju_in(p.folder(), &["read", "pipeline.yaml", "--dispatcher", &address]);
+    for scheme in ["caju", "grpc", "http"] {
+        read(format!("{scheme}://{}", cluster.address())).expect_code(0);
+    }
+    read(format!("grp://{}", cluster.address()))
+        .expect_code(2)
+        .expect_error(&["`grp` is not a scheme", "`grpc`"]);
+    cluster.stop();
+}

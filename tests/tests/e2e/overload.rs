@@ -1,0 +1,154 @@
+//! Servers under more than they can take: others are still served, nothing spins, and the log says what happens.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use caju_tests::binary::caju_binary;
+use caju_tests::cluster::{Cluster, Server};
+use caju_tests::pipeline::Pipeline;
+use caju_tests::process::{PATIENCE, Process, caju_in};
+use serde_json::json;
+use tempfile::tempdir;
+
+/// A server that may open few files.
+fn short_of_descriptors(folder: &std::path::Path, args: &str) -> Server {
+    let mut command = Command::new("sh");
+    let line = format!("ulimit -n 40; exec {} {args}", caju_binary().display());
+    command.args(["-c", &line]).current_dir(folder);
+    let process = Process::start(command, format!("caju {args}"));
+    let line = process.first_line();
+    let address = line.rsplit_once(' ').unwrap().1.to_owned();
+    Server { process, address }
+}
+
+/// CPU time of a process so far, in hundredths of a second.
+fn ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// Waits until a server has closed a connection that said nothing.
+fn closed(mut stream: &TcpStream) {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut one = [0];
+    // Reset or end: either way it is gone.
+    assert!(matches!(stream.read(&mut one), Ok(0) | Err(_)), "a silent connection was sent something");
+}
+
+#[test]
+fn a_dispatcher_out_of_descriptors_goes_on_and_says_so() {
+    let folder = tempdir().unwrap();
+    let server =
+        short_of_descriptors(folder.path(), "dispatcher --listen 127.0.0.1:0 --handshake-timeout 3s");
+    let silent: Vec<TcpStream> = (0..80).map(|_| TcpStream::connect(&server.address).unwrap()).collect();
+    server.process.wait_for_error_line("no connection can be accepted");
+    let before = (ticks(server.process.id()), Instant::now());
+    caju_in(folder.path(), &["status", "--dispatcher", &server.address]).expect_code(0);
+    for stream in &silent {
+        closed(stream);
+    }
+    let (used, waited) = (ticks(server.process.id()) - before.0, before.1.elapsed());
+    assert!(
+        u128::from(used) * 10 < waited.as_millis() / 2,
+        "{used} hundredths of a second within {waited:?}"
+    );
+    drop(silent);
+    server.terminate().expect_code(0);
+}
+
+#[test]
+fn silent_connections_lock_no_reader_out() {
+    let cluster = Cluster::start_with(1, &[], &["--connections", "8"]);
+    let silent: Vec<TcpStream> =
+        (0..200).map(|_| TcpStream::connect(&cluster.workers[0].address).unwrap()).collect();
+    let p = Pipeline::of(json!({ "range": 1000 }), json!([{ "batch": 10 }]));
+    assert_eq!(cluster.report(&p, &[]).rows(), [1000]);
+    for stream in &silent {
+        closed(stream);
+    }
+    cluster.stop();
+}
+
+/// What begins an HTTP/2 connection, with empty settings.
+const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+#[test]
+fn the_limit_of_connections_holds_for_grpc_too() {
+    let limits = ["--connections", "8", "--handshake-timeout", "500ms", "--idle-timeout", "1m"];
+    let cluster = Cluster::start_with(1, &[], &limits);
+    let mut served = 0;
+    let mut open = Vec::new();
+    for _ in 0..30 {
+        let mut stream = TcpStream::connect(&cluster.workers[0].address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream.write_all(HELLO).unwrap();
+        let mut answer = [0; 9];
+        // A server that speaks HTTP/2 says so at once; one that has too many closes.
+        if stream.read_exact(&mut answer).is_ok() {
+            served += 1;
+        }
+        open.push(stream);
+    }
+    assert_eq!(served, 8);
+    cluster.workers[0].process.wait_for_error_line("as many connections are open as may be");
+    drop(open);
+    let p = Pipeline::of(json!({ "range": 1000 }), json!([{ "batch": 10 }]));
+    assert_eq!(cluster.report(&p, &[]).rows(), [1000], "permits come back");
+    cluster.stop();
+}
+
+#[test]
+fn idle_grpc_connections_are_closed() {
+    let cluster = Cluster::start_with(1, &[], &["--idle-timeout", "500ms"]);
+    let mut stream = TcpStream::connect(&cluster.workers[0].address).unwrap();
+    stream.write_all(HELLO).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut all = Vec::new();
+    // Ends when the server closes it.
+    drop(stream.read_to_end(&mut all));
+    assert!(!all.is_empty());
+    cluster.stop();
+}
+
+#[test]
+fn long_names_are_refused_shortly() {
+    let cluster = Cluster::start(1);
+    let p = Pipeline::of(json!({ "range": 10 }), json!([]));
+    let long = "x".repeat(100_000);
+    let ended = cluster.read(&p, &["--job", &long]);
+    ended.expect_code(2).expect_error(&["a job's name has 100000 bytes, and 1024 are the most"]);
+    assert!(ended.stderr.len() < 2000, "{} bytes", ended.stderr.len());
+    cluster.stop();
+}
+
+#[test]
+fn a_dispatcher_whose_journal_cannot_be_written_ends() {
+    let folder = tempdir().unwrap();
+    let mut command = Command::new("sh");
+    // No file may grow beyond a mebibyte: the journal's disk is full soon.
+    let start = "trap '' XFSZ; ulimit -f 2048; exec \"$0\" dispatcher --listen 127.0.0.1:0 --state-dir state";
+    command.args(["-c", start]).arg(caju_binary()).current_dir(folder.path());
+    let process = Process::start(command, "caju dispatcher on a full disk".into());
+    let address = process.first_line().rsplit_once(' ').unwrap().1.to_owned();
+    let _worker = Server::start(folder.path(), "worker", &["--dispatcher", &address]);
+    for i in 0..40 {
+        let columns: serde_json::Map<_, _> =
+            (0..300).map(|c| (format!("c{i}_{c}"), json!(format!("'{}'", "x".repeat(200))))).collect();
+        let p = Pipeline::of(json!({ "range": 1 }), json!([{ "map": columns }]));
+        if caju_in(
+            p.folder(),
+            &["read", "pipeline.yaml", "--dispatcher", &address, "--connect-timeout", "1s"],
+        )
+        .code
+            != Some(0)
+        {
+            break;
+        }
+    }
+    let ended = process.wait();
+    assert!(!matches!(ended.code, Some(0) | None), "{ended:?}");
+    ended.expect_error(&["the journal cannot be written"]);
+}
