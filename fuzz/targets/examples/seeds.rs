@@ -223,6 +223,9 @@ fn messages() {
     let schema = schema_to_ipc(&rows().schema()).unwrap();
     save("messages", "good-schema", &schema);
     save("messages", "good-profile", &profile().encode_to_vec());
+    let most = v1::StageStats { name: "0.map".into(), rows_in: u64::MAX, ..Default::default() };
+    let profile = v1::TaskProfile { stages: vec![most], ..Default::default() };
+    save("messages", "large-counts", &profile.encode_to_vec());
     let definition_json = DEFINITION.to_string();
     let task =
         v1::TaskDef { task_id: 1, definition_json, source_schema_ipc: schema.into(), ..Default::default() };
