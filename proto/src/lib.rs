@@ -32,9 +32,9 @@ pub fn add_stages(sum: &mut Vec<v1::StageStats>, more: &[v1::StageStats]) {
             sum.push(stage.clone());
             continue;
         };
-        have.rows_in += stage.rows_in;
-        have.rows_out += stage.rows_out;
-        have.bytes_out += stage.bytes_out;
+        have.rows_in = have.rows_in.saturating_add(stage.rows_in);
+        have.rows_out = have.rows_out.saturating_add(stage.rows_out);
+        have.bytes_out = have.bytes_out.saturating_add(stage.bytes_out);
         have.cpu_s += stage.cpu_s;
         have.busy_s += stage.busy_s;
         have.wait_in_s += stage.wait_in_s;

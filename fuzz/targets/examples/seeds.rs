@@ -58,7 +58,12 @@ async fn frames() {
     let rows = rows();
     let mut out = Vec::new();
     let mut to = FrameWriter::new(&mut out, "a file", std::time::Duration::from_secs(5));
-    to.send(Kind::Open, &OpenHeader { task_id: 3, client_id: 4, window_bytes: 1 << 20 }).await.unwrap();
+    to.send(
+        Kind::Open,
+        &OpenHeader { task_id: 3, client_id: 4, window_bytes: 1 << 20, ..Default::default() },
+    )
+    .await
+    .unwrap();
     to.send(Kind::Credit, &CreditHeader { bytes: 4096, shrink_bytes: 1 }).await.unwrap();
     to.send(Kind::Ping, &EmptyHeader {}).await.unwrap();
     to.send(Kind::Schema, &encode_schema(&rows.schema()).unwrap()).await.unwrap();
@@ -108,7 +113,11 @@ const DEFINITION: &str =
 fn messages() {
     let lost = v1::LostTask {
         task_id: 1,
-        received: vec![v1::SplitRows { split_index: 0, rows: vec![v1::RowRange { start: 0, end: 9 }] }],
+        received: vec![v1::SplitRows {
+            split_index: 0,
+            rows: vec![v1::RowRange { start: 0, end: 9 }],
+            ..Default::default()
+        }],
         reason: "the connection broke".into(),
     };
     let failure = v1::Failure { kind: "data loss".into(), message: "a file: it is damaged".into() };
@@ -127,14 +136,22 @@ fn messages() {
                 tasks: vec![1],
                 stages: stages(),
                 profiles: vec![profile()],
+                ..Default::default()
             }
             .encode_to_vec(),
         ),
-        ("GetTask", v1::GetTaskRequest { task_id: 1, worker_id: 1 }.encode_to_vec()),
+        ("GetTask", v1::GetTaskRequest { task_id: 1, worker_id: 1, ..Default::default() }.encode_to_vec()),
         (
             "NextSplits",
-            v1::NextSplitsRequest { task_id: 1, worker_id: 1, want: 2, wait_ms: 1, request_no: 1 }
-                .encode_to_vec(),
+            v1::NextSplitsRequest {
+                task_id: 1,
+                worker_id: 1,
+                want: 2,
+                wait_ms: 1,
+                request_no: 1,
+                ..Default::default()
+            }
+            .encode_to_vec(),
         ),
         (
             "FinishTask",
@@ -148,7 +165,7 @@ fn messages() {
             }
             .encode_to_vec(),
         ),
-        ("DrainWorker", v1::DrainWorkerRequest { worker_id: 99 }.encode_to_vec()),
+        ("DrainWorker", v1::DrainWorkerRequest { worker_id: 99, ..Default::default() }.encode_to_vec()),
         (
             "RegisterDataset",
             v1::RegisterDatasetRequest { definition_json: definition_json.clone(), dataset_id: "a".into() }
@@ -206,6 +223,9 @@ fn messages() {
     let schema = schema_to_ipc(&rows().schema()).unwrap();
     save("messages", "good-schema", &schema);
     save("messages", "good-profile", &profile().encode_to_vec());
+    let most = v1::StageStats { name: "0.map".into(), rows_in: u64::MAX, ..Default::default() };
+    let profile = v1::TaskProfile { stages: vec![most], ..Default::default() };
+    save("messages", "large-counts", &profile.encode_to_vec());
     let definition_json = DEFINITION.to_string();
     let task =
         v1::TaskDef { task_id: 1, definition_json, source_schema_ipc: schema.into(), ..Default::default() };

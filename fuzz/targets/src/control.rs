@@ -14,12 +14,11 @@ use arrow_flight::flight_service_client::FlightServiceClient;
 use arrow_flight::{FlightDescriptor, Ticket};
 use bytes::{Buf, BufMut, Bytes};
 use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers};
-use caju_engine::source::{SourceContext, Split};
+use caju_engine::source::Split;
 use caju_engine::wire::schema_from_ipc;
 use caju_engine::{CachePlan, GroupLease};
 use caju_proto::from_status;
 use caju_proto::v1::{self, dispatcher_client::DispatcherClient};
-use caju_runtime::IoCounters;
 use caju_types::{Error, ErrorKind};
 use caju_worker::{Worker, WorkerConfig, WorkerHandle};
 use futures::TryStreamExt;
@@ -30,7 +29,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Request, Status};
 
-use crate::environment::{POOL, REGISTRY, STORES, block_on};
+use crate::environment::{POOL, REGISTRY, STORES, block_on, context};
 
 /// The dispatcher's calls, by the first byte of an input. New ones go to the end, so that seeds keep their meaning.
 pub const CALLS: [&str; 15] = [
@@ -61,8 +60,7 @@ struct Cluster {
 static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| block_on(start()));
 
 async fn start() -> Cluster {
-    let context = SourceContext::new(Arc::clone(&STORES), Arc::new(IoCounters::new()));
-    let catalog = EngineCatalog::new(REGISTRY.clone(), context);
+    let catalog = EngineCatalog::new(REGISTRY.clone(), context());
     let timers = Timers {
         longest_poll: Duration::from_millis(5),
         worker_wait: Duration::from_millis(5),
@@ -262,6 +260,8 @@ pub(crate) fn decode(data: &[u8]) {
         GetWorkerStatusRequest,
         GetWorkerStatusResponse,
         TaskStatus,
+        SplitCount,
+        Incomplete,
     );
     if let Some(failure) = round::<v1::Failure>(data) {
         let error = Error::from(&failure);

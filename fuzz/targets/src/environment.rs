@@ -1,13 +1,15 @@
 //! What targets share: a runtime, threads for computing, objects in memory, and the seeds.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use caju_engine::source::{SourceContext, SourceLimits};
 use caju_kernels::{Limits, Registry};
-use caju_runtime::{CpuPool, Stores};
+use caju_runtime::{Access, CpuPool, IoCounters, Stores};
 use object_store::ObjectStoreExt;
 use tokio::runtime::{Builder, Runtime};
 
@@ -21,12 +23,27 @@ static RUNTIME: LazyLock<Runtime> =
 /// Threads for computing, as a worker has them.
 pub(crate) static POOL: LazyLock<CpuPool> = LazyLock::new(|| CpuPool::new(2).unwrap());
 
-/// All functions of expressions, with the limits of a server.
-pub(crate) static REGISTRY: LazyLock<Registry> = LazyLock::new(|| Registry::new(Limits::default()));
+/// The most memory that one chunk of work may ask for, and the largest record: below the defaults, so that a bound that
+/// does not hold shows within [`MOST_BYTES`](crate::MOST_BYTES).
+pub(crate) const CHUNK_BYTES: u64 = 64 << 20;
+const RECORD_BYTES: u64 = 8 << 20;
+
+/// All functions of expressions.
+pub(crate) static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
+    let limits = Limits { chunk_bytes: CHUNK_BYTES, max_record_bytes: RECORD_BYTES, ..Limits::default() };
+    Registry::new(limits)
+});
+
+/// What sources need. Nothing is remembered from one input to the next.
+pub(crate) fn context() -> SourceContext {
+    let context = SourceContext::new(Arc::clone(&STORES), Arc::new(IoCounters::new()));
+    context.within(SourceLimits::of(REGISTRY.limits()))
+}
 
 /// Stores that reach objects in memory and nothing else: what an input names is not on this machine.
 pub(crate) static STORES: LazyLock<Arc<Stores>> = LazyLock::new(|| {
-    Arc::new(Stores::new(std::collections::BTreeMap::new(), Some(vec!["memory://fuzz".into()])).unwrap())
+    let access = Access { read: Vec::new(), write: vec!["memory://fuzz".into()] };
+    Arc::new(Stores::new(BTreeMap::new(), Some(access)).unwrap())
 });
 
 /// Runs a future to its end.

@@ -11,15 +11,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use caju_engine::checksum::RowsChecksum;
-use caju_engine::source::SourceContext;
 use caju_engine::{LeasedSplit, SplitFeed, TaskOptions, bind, run_task};
 use caju_pipeline::{DatasetDef, SourceDef};
-use caju_runtime::{IoCounters, SystemClock};
+use caju_runtime::SystemClock;
 use caju_types::Result;
 use futures::TryStreamExt;
 use serde_json::{Value, json};
 
-use crate::environment::{POOL, REGISTRY, STORES, block_on, put, seeds};
+use crate::environment::{POOL, REGISTRY, block_on, context, put, seeds};
 
 /// The most differing bytes of a file that is held to the rows of its seed.
 const NEAR_BYTES: usize = 3;
@@ -203,8 +202,7 @@ impl SplitFeed for Fixed {
 
 /// All rows of a definition, as one worker computes them.
 pub(crate) async fn rows_of(def: &DatasetDef) -> Result<Rows> {
-    let context = SourceContext::new(Arc::clone(&STORES), Arc::new(IoCounters::new()));
-    let pipeline = Arc::new(bind(def, &REGISTRY, &context, None).await?);
+    let pipeline = Arc::new(bind(def, &REGISTRY, &context(), None).await?);
     let splits: Vec<_> = pipeline.splits().try_collect().await?;
     let leases = (0..).zip(splits).map(|(index, split)| LeasedSplit::new(index, split)).collect();
     let options = TaskOptions::new(POOL.clone(), SystemClock::shared());

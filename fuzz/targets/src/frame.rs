@@ -44,9 +44,15 @@ pub(crate) fn one(data: &[u8]) {
 
 fn receive(frame: InFrame, schema: &mut Option<SchemaRef>) -> Result<()> {
     match frame.kind {
-        Kind::Open => drop(frame.message::<OpenHeader>()?),
-        Kind::Credit => drop(frame.message::<CreditHeader>()?),
-        Kind::Ack | Kind::Ping | Kind::End => drop(frame.message::<EmptyHeader>()?),
+        Kind::Open => {
+            let _task: OpenHeader = frame.message()?;
+        }
+        Kind::Credit => {
+            let _bytes: CreditHeader = frame.message()?;
+        }
+        Kind::Ack | Kind::Ping | Kind::End => {
+            let _nothing: EmptyHeader = frame.message()?;
+        }
         Kind::Error => drop(Error::from(frame.message::<ErrorHeader>()?)),
         Kind::Schema => *schema = Some(decode_schema(&frame.message::<SchemaHeader>()?)?),
         Kind::Rows => {

@@ -4,6 +4,9 @@
 use std::cell::RefCell;
 
 use caju_kernels::image::{ImageChain, ImageOp, InputKind, RowInput, Scratch, image_size};
+use caju_runtime::budget;
+
+use crate::environment::CHUNK_BYTES;
 
 /// Small, so that what a header of some bytes can ask for is small too.
 const MAX_PIXELS: u64 = 1_000_000;
@@ -26,7 +29,8 @@ pub(crate) fn one(data: &[u8]) {
         let chain = ImageChain::new(ops, InputKind::Encoded).unwrap().allow_scaled(scaled);
         let mut pixels = Vec::new();
         let run = |s: &RefCell<Scratch>| {
-            chain.run_variable_u8(RowInput::Encoded(data), 7, &mut s.borrow_mut(), &mut pixels)
+            let row = RowInput::Encoded(data);
+            budget::scope(CHUNK_BYTES, || chain.run_variable_u8(row, 7, &mut s.borrow_mut(), &mut pixels))
         };
         match SCRATCH.with(run) {
             Ok((height, width)) => {

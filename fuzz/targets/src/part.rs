@@ -17,7 +17,7 @@ use caju_types::{Result, hash128};
 use futures::TryStreamExt;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::environment::{STORES, block_on, put, seeds};
+use crate::environment::{CHUNK_BYTES, STORES, block_on, put, seeds};
 
 const ROOT: &str = "memory://fuzz/part";
 
@@ -27,6 +27,7 @@ const MAX_RECORD_BYTES: usize = 1 << 16;
 static CACHE: LazyLock<Arc<Cache>> = LazyLock::new(|| {
     let options = CacheOptions {
         memory_tier_bytes: 0,
+        max_block_bytes: CHUNK_BYTES,
         attempts: 1,
         retry_base: Duration::from_micros(1),
         ..CacheOptions::default()

@@ -3,14 +3,10 @@
 //! A definition that is accepted is the same after writing and reading it, and has the same fingerprint. Binding reaches
 //! objects in memory only.
 
-use std::sync::Arc;
-
 use caju_engine::bind;
-use caju_engine::source::SourceContext;
 use caju_pipeline::{DatasetDef, describe, fingerprint, identity, prefix_fingerprints, validate};
-use caju_runtime::IoCounters;
 
-use crate::environment::{REGISTRY, STORES, block_on};
+use crate::environment::{REGISTRY, block_on, context};
 
 pub(crate) fn one(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
@@ -34,8 +30,7 @@ pub(crate) fn one(data: &[u8]) {
         identity(&def, &*REGISTRY).unwrap();
         prefix_fingerprints(&def, &*REGISTRY).unwrap();
     }
-    let context = SourceContext::new(Arc::clone(&STORES), Arc::new(IoCounters::new()));
-    if let Err(e) = block_on(bind(&def, &REGISTRY, &context, None)) {
+    if let Err(e) = block_on(bind(&def, &REGISTRY, &context(), None)) {
         assert!(!e.message().is_empty());
     }
 }

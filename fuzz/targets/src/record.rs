@@ -18,7 +18,7 @@ use caju_types::{Fingerprint, Result, SplitKey, hash128};
 use futures::TryStreamExt;
 use object_store::ObjectStoreExt;
 
-use crate::environment::{STORES, block_on, put, seeds};
+use crate::environment::{CHUNK_BYTES, STORES, block_on, put, seeds};
 
 /// The snapshot that records are about.
 pub const OF: Fingerprint = Fingerprint(0xf0f0);
@@ -80,6 +80,7 @@ fn sealed(record: &[u8]) -> Vec<u8> {
 
 async fn everything(root: &str) -> Result<()> {
     let options = CacheOptions {
+        max_block_bytes: CHUNK_BYTES,
         attempts: 1,
         retry_base: Duration::from_micros(1),
         lease_ttl: Duration::from_millis(1),

@@ -12,6 +12,7 @@
     clippy::disallowed_methods,
     reason = "tests; what to replay comes from the environment"
 )]
+#![allow(clippy::explicit_write, reason = "`eprintln` is captured, and lost when the process dies")]
 
 mod allocator;
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use caju_runtime::catch;
 use caju_types::{Error, Result};
 
 use super::frame::{SchemaHeader, damaged};
@@ -53,9 +54,23 @@ pub fn schema_from_ipc(bytes: &[u8]) -> Result<Option<SchemaRef>> {
     if bytes.is_empty() {
         return Ok(None);
     }
-    let reader = StreamReader::try_new(std::io::Cursor::new(bytes), None)
-        .map_err(|e| damaged(format!("a schema cannot be read: {e}")))?;
+    let unreadable = |e: &dyn std::fmt::Display| damaged(format!("a schema cannot be read: {e}"));
+    if !holds_its_message(bytes) {
+        return Err(unreadable(&"its length is more than there is"));
+    }
+    // Arrow panics at types that it does not know.
+    let read = catch("a schema", || StreamReader::try_new(std::io::Cursor::new(bytes), None));
+    let reader = read.map_err(|e| unreadable(&e))?.map_err(|e| unreadable(&e))?;
     Ok(Some(reader.schema()))
+}
+
+/// Whether the first message of an Arrow IPC stream is as long as its prefix says: Arrow takes that much memory before it
+/// reads. Old streams lack the four bytes in front of the length.
+fn holds_its_message(bytes: &[u8]) -> bool {
+    const CONTINUATION: &[u8] = &[0xff; 4];
+    let message = bytes.strip_prefix(CONTINUATION).unwrap_or(bytes);
+    let Some((len, rest)) = message.split_first_chunk::<4>() else { return false };
+    usize::try_from(i32::from_le_bytes(*len)).is_ok_and(|len| len <= rest.len())
 }
 
 fn check_schema(schema: &Schema) -> Result<()> {
