@@ -19,7 +19,6 @@ use caju_types::{Error, ErrorKind, Result};
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use tokio::sync::Semaphore;
-use tokio::task::JoinError;
 
 use crate::Cache;
 use crate::encoding::Format;

@@ -25,7 +25,6 @@ use tokio_util::sync::PollSemaphore;
 use super::ahead::Ahead;
 use super::blocks::{Blocks, damaged};
 use super::{Opened, ReadOptions, check_tags, guarded, original_schema};
-use crate::record::PartMeta;
 
 /// A batch is cut at about this size: the decoder's buffers grow by doubling and are copied each time, which takes more
 /// than decoding where they do not fit into a core's cache.

@@ -10,7 +10,7 @@ use caju_engine::wire::{
 };
 use caju_proto::v1;
 use caju_runtime::{CpuPool, Tasks, log_failure};
-use caju_types::{Error, Result, TaskId, WorkerId};
+use caju_types::{Result, TaskId, WorkerId};
 use tokio::net::UdpSocket;
 use tokio::time::Instant;
 

@@ -204,7 +204,8 @@ impl Core {
         if request.save_url.is_empty() {
             return Ok(());
         }
-        let url = writable(&self.save_stores()?, &request.save_url)?;
+        let stores = self.save_stores()?;
+        let url = writable(&stores, &request.save_url)?;
         let definition = match request.dataset_id.as_str() {
             "" => request.definition_json.clone(),
             id => {

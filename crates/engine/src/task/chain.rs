@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use caju_pipeline::Cost;
 use caju_runtime::{Tasks, budget, catch, caught, channel};
-use caju_types::{Error, Result};
+use caju_types::Result;
 use futures::stream::{self, StreamExt};
 
 use super::hint::{Numbering, at_hint, at_set, without_marks};
@@ -367,6 +367,7 @@ fn run_stream_stage(stage: Box<dyn StreamStage>, place: String, items: Items, re
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chunk::Run;
 
     /// A stage that breaks down when it is pushed, or flushed.
     struct Broken {

@@ -67,7 +67,7 @@ async fn a_damaged_file_is_an_error_and_nothing_of_it_is_stored() {
                     ..LeasedSplit::new(i, s.clone())
                 })
                 .collect();
-            match run(&pair.kept, leases, How::default(), Some(&cache)).await {
+            match run(&pair.kept, leases, How::default(), Some(&cache), &pair.clock).await {
                 Ok((rows, _)) => assert_eq!(rows.len(), 1000, "byte {at}: a short epoch"),
                 Err(e) => {
                     assert!(e.message().contains(&url), "byte {at}: {e}");
