@@ -307,7 +307,13 @@ mod tests {
 
         let forced = JobStatus { policy: "hint:resized".into(), ..job.clone() };
         let report = RunReport { not_stored: Some("/c: no space left".into()), ..RunReport::new() };
-        let failed = Outcome { report, job: Some(forced), elapsed: Duration::ZERO, private_cache: false };
+        let failed = Outcome {
+            report,
+            job: Some(forced),
+            elapsed: Duration::ZERO,
+            private_cache: false,
+            failure: None,
+        };
         let text = summary("photos", &failed).replace("\n               ", " ");
         assert!(text.contains("as arrow/none, but nothing was stored: /c: no space left"), "{text}");
 
