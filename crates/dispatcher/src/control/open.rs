@@ -125,7 +125,7 @@ impl Core {
         if !txn.state.is_member(client, id) {
             let allow_lost = allow_lost(request)?;
             if let Some(iteration) = txn.state.iterations.get(&id) {
-                may_join(iteration, flight, allow_lost)?;
+                may_join(iteration, allow_lost)?;
             }
             // A client that reads several epochs has one secret.
             let secret = match given.and(<[u8; Secret::BYTES]>::try_from(&*request.client_secret).ok()) {
@@ -215,12 +215,9 @@ fn allow_lost(request: &v1::OpenIterationRequest) -> Result<bool> {
 }
 
 /// Whether a reader that comes now can get what it expects.
-fn may_join(iteration: &Iteration, flight: Option<WorkerId>, allow_lost: bool) -> Result<()> {
+fn may_join(iteration: &Iteration, allow_lost: bool) -> Result<()> {
     if iteration.missing.rows > 0 || !iteration.lost_readers.is_empty() && !allow_lost {
         return Err(accounts::refuse(iteration));
-    }
-    if iteration.is_finished() && iteration.members.is_empty() && flight.is_none() {
-        return Err(read_already(&iteration.job, iteration.epoch));
     }
     Ok(())
 }

@@ -12,7 +12,8 @@ use arrow_buffer::Buffer;
 use arrow_schema::{ArrowError, Schema, SchemaRef};
 use bytes::Bytes;
 use caju_pipeline::content_name;
-use caju_types::{Error, Result, hash128};
+use caju_runtime::catch;
+use caju_types::{Error, ErrorKind, Result, hash128};
 use parking_lot::Mutex;
 
 use super::ipc_bounds::check_stream;
@@ -41,22 +42,32 @@ impl HeldRows {
             Error::invalid(format!("source memory: the rows are not a valid Arrow IPC stream: {e}"))
         };
         check_stream(&ipc, most).map_err(|e| e.context("source memory"))?;
+        // The decoder panics over some schemas that were made by hand.
+        let decoded = catch("decoding the rows", || Self::decode(&ipc));
+        let (schema, batches) = decoded.and_then(|d| d.map_err(bad)).map_err(|e| match e.kind() {
+            ErrorKind::Internal => Error::invalid(format!("source memory: {}", e.message())),
+            _ => e,
+        })?;
+        let rows = batches.iter().map(|b| b.num_rows() as u64).sum();
+        Ok(Self { schema, batches, rows, hash: hash128(&ipc), ipc })
+    }
+
+    fn decode(ipc: &Bytes) -> Result<(SchemaRef, Vec<RecordBatch>), ArrowError> {
         let mut decoder = StreamDecoder::new();
         let (mut batches, mut rest) = (Vec::new(), Buffer::from(ipc.clone()));
         while !rest.is_empty() {
-            match decoder.decode(&mut rest).map_err(bad)? {
+            match decoder.decode(&mut rest)? {
                 Some(batch) => batches.push(batch),
                 None => break,
             }
         }
-        decoder.finish().map_err(bad)?;
+        decoder.finish()?;
         let schema = match (decoder.schema(), ipc.is_empty()) {
             (Some(schema), _) => schema,
             (None, true) => Arc::new(Schema::empty()),
-            (None, false) => return Err(bad(ArrowError::IpcError("it ends before its schema".into()))),
+            (None, false) => return Err(ArrowError::IpcError("it ends before its schema".into())),
         };
-        let rows = batches.iter().map(|b| b.num_rows() as u64).sum();
-        Ok(Self { schema, batches, rows, hash: hash128(&ipc), ipc })
+        Ok((schema, batches))
     }
 
     /// The Arrow IPC stream.

@@ -111,9 +111,36 @@ struct Footer {
     version: arrow::ipc::MetadataVersion,
     dictionaries: Vec<Block>,
     batches: Vec<Block>,
+    /// Where the footer begins in the file.
+    start: u64,
 }
 
+/// The most bytes between two messages of a file: padding, or the mark of the end.
+const MOST_BETWEEN: u64 = 72;
+
 impl Footer {
+    /// Checks that the footer lists all blocks of the file: a list that is cut short would lose rows in silence.
+    async fn check_covers(&self, file: &Arc<SourceFile>) -> Result<()> {
+        let url = &file.file.url;
+        let all = self.dictionaries.iter().chain(&self.batches);
+        let mut ranges = all.map(|b| range_of(b, url)).collect::<Result<Vec<_>>>()?;
+        ranges.sort_unstable_by_key(|r| r.start);
+        let mut end = match ranges.first() {
+            Some(first) => first.start,
+            None => schema_end(file).await?,
+        };
+        ranges.push(self.start..self.start);
+        for range in ranges {
+            if range.start < end || range.start - end > MOST_BETWEEN {
+                let what =
+                    format!("its footer does not list what lies between the bytes {end} and {}", range.start);
+                return Err(damaged(url, what));
+            }
+            end = range.end;
+        }
+        Ok(())
+    }
+
     async fn read(file: &Arc<SourceFile>) -> Result<Self> {
         let (size, url) = (file.size(), file.file.url.clone());
         if size < 24 {
@@ -158,8 +185,19 @@ impl Footer {
             version: footer.version(),
             dictionaries: blocks(footer.dictionaries().map(|d| d.iter().copied().collect()))?,
             batches: blocks(footer.recordBatches().map(|d| d.iter().copied().collect()))?,
+            start,
         })
     }
+}
+
+/// Where the schema ends that a file begins with.
+async fn schema_end(file: &Arc<SourceFile>) -> Result<u64> {
+    let head = file.read(0..16).await?;
+    // ARROW1 and two bytes of padding; a continuation marker, then the length; old files have the length alone.
+    let message = head.get(8..).unwrap_or_default();
+    let skip = if message.starts_with(&[0xff; 4]) { 4 } else { 0 };
+    let length = message.get(skip..).and_then(|m| m.first_chunk::<4>()).map_or(0, |m| u32::from_le_bytes(*m));
+    Ok(8 + skip as u64 + 4 + u64::from(length))
 }
 
 /// Where a block is.
@@ -199,6 +237,7 @@ impl Format for Ipc {
             let source = SourceFile::new(&ctx, &file)?;
             let footer = Footer::read(&source).await?;
             me.places(&footer.schema, &file.url)?;
+            footer.check_covers(&source).await?;
             let mut heads = Vec::with_capacity(footer.batches.len());
             for b in &footer.batches {
                 let r = range_of(b, &file.url)?;

@@ -242,7 +242,12 @@ fn leaf() -> impl Strategy<Value = SourceDef> {
     let version = prop::sample::select(vec![VersionRule::Listed, VersionRule::Content]);
     prop_oneof![
         3 => (format(), prop::collection::vec(path, 1..4), version, 1u64..1 << 50).prop_map(
-            |(format, paths, version, split_bytes)| SourceDef::Files(FileSource { format, paths, version, split_bytes })
+            |(format, mut paths, version, split_bytes)| {
+                // A path may be given once.
+                paths.sort_unstable();
+                paths.dedup();
+                SourceDef::Files(FileSource { format, paths, version, split_bytes })
+            }
         ),
         1 => (any::<i32>(), any::<i64>(), prop_oneof![Just(-3i64), Just(1), Just(7)])
             .prop_map(|(start, end, step)| SourceDef::Range { start: start.into(), end, step })
