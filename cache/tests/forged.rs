@@ -173,7 +173,7 @@ async fn a_part_that_shrinks_while_it_is_read() {
         assert!(reader.try_next().await.unwrap().is_some());
         let file = folder.path().join("v1").join(&meta.path);
         let cut = move || std::fs::OpenOptions::new().write(true).open(file).unwrap().set_len(100).unwrap();
-        tokio::task::spawn_blocking(cut).await.unwrap();
+        caju_runtime::blocking("cutting the part", cut).await.unwrap();
         let rest: Result<Vec<_>, _> = reader.try_collect().await;
         match rest {
             Ok(_) => assert!(mmap, "what was not read yet is gone"),

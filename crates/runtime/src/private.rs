@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use caju_types::{Error, Result};
@@ -31,7 +31,8 @@ impl PrivateFolder {
     /// # Errors
     /// What the file system reports.
     pub fn new(at: &Path, prefix: &str) -> io::Result<Self> {
-        let folder = tempfile::Builder::new().prefix(prefix).tempdir_in(at)?;
+        let own = std::fs::Permissions::from_mode(0o700);
+        let folder = tempfile::Builder::new().prefix(prefix).permissions(own).tempdir_in(at)?;
         // Whose folders are ours is told by one that was just made.
         sweep(at, prefix, folder.path().metadata()?.uid());
         // Under its own name only when it is locked: somebody who sweeps at this moment must not find it free.
@@ -96,7 +97,7 @@ fn lock_file(folder: &Path, uid: u32) -> Option<File> {
 mod tests {
     use std::ffi::CString;
     use std::os::unix::ffi::OsStrExt;
-    use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
+    use std::os::unix::fs::{DirBuilderExt, symlink};
     use std::sync::mpsc::sync_channel;
     use std::time::Duration;
 

@@ -16,7 +16,7 @@ fn observer() -> (impl FnOnce(Error) + Send + 'static, oneshot::Receiver<Error>)
 async fn awaiting_a_task_gives_its_result_or_says_what_became_of_it() {
     let tasks = Tasks::new();
     assert_eq!(tasks.spawn("adding", async { 1 + 1 }).await.unwrap(), 2);
-    let e = tasks.spawn("reader of a.parquet", async { assert!(false, "boom") }).await.unwrap_err();
+    let e = tasks.spawn("reader of a.parquet", async { panic!("boom") }).await.unwrap_err();
     assert_eq!((e.kind(), e.message()), (ErrorKind::Internal, "reader of a.parquet panicked: boom"));
     let task = tasks.spawn("a reader", std::future::pending::<()>());
     task.abort();
@@ -100,7 +100,7 @@ fn background_work_that_dies_with_its_runtime_is_a_failure_too() {
 #[tokio::test]
 async fn blocking_work_that_panics_is_an_error() {
     assert_eq!(blocking("adding", || 1 + 1).await.unwrap(), 2);
-    let e = blocking("decoding a part", || assert!(false, "bit width")).await.unwrap_err();
+    let e = blocking("decoding a part", || panic!("bit width")).await.unwrap_err();
     assert_eq!((e.kind(), e.message()), (ErrorKind::Internal, "decoding a part panicked: bit width"));
 }
 

@@ -192,9 +192,8 @@ pub(crate) fn finish(name: &str, outcome: &Outcome, args: &EpochArgs, quiet: boo
     } else if let Some(why) = &outcome.report.not_stored {
         output::note(format_args!("warning: nothing was stored: {why}"));
     }
-    match &args.report {
-        Some(path) => outcome.report.write(path)?,
-        None => {}
+    if let Some(path) = &args.report {
+        outcome.report.write(path)?;
     }
     outcome.failure.clone().map_or(Ok(()), Err)
 }

@@ -189,12 +189,19 @@ impl RowStage {
             )))
         });
         done.map_err(|e| match (e.error.kind(), batch.num_rows()) {
+            // A process that died says so itself.
+            _ if !self.may_be_cut() && e.row.is_some() => e,
             (ErrorKind::ResourceExhausted, 1) => {
                 RowError { row: Some(0), error: Error::invalid(e.error.message()) }
             }
             (ErrorKind::ResourceExhausted, _) => whole(e.error),
             _ => e,
         })
+    }
+
+    /// Whether rows that need too much memory together may be run again in two halves. Functions of users may have effects.
+    pub(crate) fn may_be_cut(&self) -> bool {
+        !matches!(self.op, RowOp::Python(_))
     }
 
     fn locate(&self, ctx: &TaskContext, runs: &[Run], e: &RowError) -> Error {

@@ -70,6 +70,7 @@ impl RowWork {
                     // Elements of several rows stay whole.
                     let rows = chunk.rows();
                     if e.kind() != ErrorKind::ResourceExhausted
+                        || !stage.may_be_cut()
                         || chunk.elements != Elements::Rows
                         || rows <= 1
                     {

@@ -24,6 +24,9 @@ use datafusion::physical_expr::expressions::BinaryExpr as PhysicalBinary;
 
 use super::Fault;
 
+/// An operation, and whether its result did not fit.
+type Overflowing<N> = fn(N, N) -> (N, bool);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Op {
     Add,
@@ -211,7 +214,7 @@ impl Checked {
         T: ArrowPrimitiveType,
         T::Native: Wrapping,
     {
-        let op: fn(T::Native, T::Native) -> (T::Native, bool) = match self.op {
+        let op: Overflowing<T::Native> = match self.op {
             Op::Add => Wrapping::add,
             Op::Sub => Wrapping::sub,
             Op::Mul => Wrapping::mul,

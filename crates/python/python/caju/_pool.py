@@ -70,6 +70,8 @@ def main() -> None:
     hear = sys.stdin.buffer
     say = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    # A process lives on when its job is over: what a function prints is seen at once.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.stdin = open(os.devnull, encoding="utf-8")
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # A terminal's Ctrl-C reaches every process; the one that started this one decides what it means.

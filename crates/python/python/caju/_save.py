@@ -96,7 +96,8 @@ def save(
         raise InvalidPipeline(f"{dataset!r} is not a caju.Dataset")
     if chunk_bytes is not None and (not isinstance(chunk_bytes, int) or chunk_bytes < 1):
         raise InvalidPipeline(f"chunk_bytes={chunk_bytes!r} must be a positive number of bytes")
-    _caju.check_encoding(encoding)
+    if encoding is not None:
+        _caju.check_encoding(encoding)
     known = dataset._service
     if service is not None:
         address, keep = address_of(service), service

@@ -165,8 +165,9 @@ async fn blocking(
     work: impl FnOnce(&Folders, &FilePath) -> io::Result<()> + Send + 'static,
 ) -> Result<()> {
     let (file, folders) = (file_of(path), Arc::clone(folders));
-    let done = tokio::task::spawn_blocking(move || work(&folders, &file)).await;
-    done.map_err(|source| Error::JoinError { source })?.map_err(|e| match e.kind() {
+    let done = crate::blocking("writing a file for good", move || work(&folders, &file)).await;
+    let done = done.map_err(|e| Error::Generic { store: "DurableStore", source: e.into() })?;
+    done.map_err(|e| match e.kind() {
         io::ErrorKind::AlreadyExists => Error::AlreadyExists { path: path.to_string(), source: e.into() },
         io::ErrorKind::NotFound => Error::NotFound { path: path.to_string(), source: e.into() },
         _ => Error::Generic { store: "DurableStore", source: e.into() },

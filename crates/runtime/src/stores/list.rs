@@ -10,6 +10,7 @@ use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use super::error::{io_error, store_error};
 use super::glob::{Pattern, is_glob, is_hidden, is_stored_layout, may_be_literal};
 use super::{CountingStore, IoCounters, Location, StoreUrl, Stores, local, settled};
+use crate::blocking;
 
 /// A file that was found, with what tells its version from others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -158,9 +159,8 @@ const IS_FOLDER: &str = "is a folder, not a file";
 async fn head(at: &Location, io: &Arc<IoCounters>) -> Result<Listed> {
     if let Some(path) = at.local.clone() {
         io.add_read(0);
-        let m = tokio::task::spawn_blocking(move || std::fs::metadata(path))
-            .await
-            .map_err(|e| Error::internal(e.to_string()))?
+        let m = blocking("looking at a file", move || std::fs::metadata(path))
+            .await?
             .map_err(|e| io_error(&at.url, &e))?;
         if !m.is_file() {
             return Err(Error::invalid(format!("{}: {IS_FOLDER}", at.url)));
@@ -307,7 +307,7 @@ async fn nothing(at: &Location, wanted: &StoreUrl, glob: bool, io: &Arc<IoCounte
 async fn peek(at: &Location, io: &Arc<IoCounters>) -> Option<Vec<String>> {
     io.add_list();
     if let Some(path) = at.local.clone() {
-        return tokio::task::spawn_blocking(move || local::peek(path)).await.ok().flatten();
+        return blocking("looking into a folder", move || local::peek(path)).await.ok().flatten();
     }
     let prefix = (!at.path.is_root()).then(|| at.path.clone());
     let found: Vec<ObjectMeta> = at.store.list(prefix.as_ref()).take(100).try_collect().await.ok()?;

@@ -82,10 +82,7 @@ pub(super) fn walk(
 }
 
 async fn blocking<T: Send + 'static>(f: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    match tokio::task::spawn_blocking(f).await {
-        Ok(r) => r,
-        Err(e) => Err(Error::internal(format!("listing a folder: {e}"))),
-    }
+    crate::blocking("listing a folder", f).await?
 }
 
 impl Walk {

@@ -13,7 +13,7 @@ use super::error::io_error;
 use super::list::Listed;
 use super::local::{listed, local_version};
 use crate::{Clock, SystemClock};
-use caju_types::{Error, Result};
+use caju_types::Result;
 
 /// The step of file systems that keep fractions of a second: the kernel's tick is 10 ms at most.
 const FINE: Duration = Duration::from_millis(20);
@@ -63,8 +63,7 @@ pub(super) async fn settled(mut files: Vec<Listed>) -> Result<Vec<Listed>> {
             let look = |(file, fresh): (Listed, bool)| if fresh { look_again(file) } else { Ok(Some(file)) };
             files.into_iter().zip(fresh).filter_map(|f| look(f).transpose()).collect::<Result<Vec<_>>>()
         };
-        let looked = tokio::task::spawn_blocking(look).await;
-        files = looked.map_err(|e| Error::internal(format!("looking at files: {e}")))??;
+        files = crate::blocking("looking at files", look).await??;
     }
     Ok(files)
 }
