@@ -115,6 +115,9 @@ struct Footer {
     start: u64,
 }
 
+/// The length of the schema stands within these first bytes.
+const HEAD_BYTES: u64 = 96;
+
 /// The most bytes between two messages of a file: padding, or the mark of the end.
 const MOST_BETWEEN: u64 = 72;
 
@@ -192,12 +195,14 @@ impl Footer {
 
 /// Where the schema ends that a file begins with.
 async fn schema_end(file: &Arc<SourceFile>) -> Result<u64> {
-    let head = file.read(0..16).await?;
-    // ARROW1 and two bytes of padding; a continuation marker, then the length; old files have the length alone.
-    let message = head.get(8..).unwrap_or_default();
-    let skip = if message.starts_with(&[0xff; 4]) { 4 } else { 0 };
-    let length = message.get(skip..).and_then(|m| m.first_chunk::<4>()).map_or(0, |m| u32::from_le_bytes(*m));
-    Ok(8 + skip as u64 + 4 + u64::from(length))
+    let head = file.read(0..HEAD_BYTES.min(file.size())).await?;
+    // ARROW1 is padded to 8 bytes or to 64. Then there are a continuation marker and the length; old files have the
+    // length alone.
+    let words = head.chunks_exact(4).zip((0u64..).step_by(4)).skip(2);
+    let mut message = words.filter_map(|(word, at)| Some((<[u8; 4]>::try_from(word).ok()?, at)));
+    let length = message.find(|(word, _)| !matches!(word, [0, 0, 0, 0] | [0xff, 0xff, 0xff, 0xff]));
+    let (length, at) = length.ok_or_else(|| damaged(&file.file.url, "it does not begin with a schema"))?;
+    Ok(at + 4 + u64::from(u32::from_le_bytes(length)))
 }
 
 /// Where a block is.
