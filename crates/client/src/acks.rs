@@ -136,7 +136,7 @@ impl Acks {
         self.inner.lock().arrived
     }
 
-    /// Whether the user took everything that had come in when so many rows had.
+    /// Whether the user took everything that had come in when this number of rows had.
     pub(crate) fn is_taken(&self, arrived: u64) -> bool {
         let inner = self.inner.lock();
         inner.merging == 0 && inner.taken >= arrived

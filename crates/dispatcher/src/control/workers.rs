@@ -17,7 +17,7 @@ use crate::state::{
     Failure, Iteration, Job, Mode, Modes, State, Task, TaskState, Update, Worker, WorkerState,
 };
 
-/// A worker that was heard of within so many heartbeats, or half its timeout, lives.
+/// A worker that was heard of within this number of heartbeats, or half its timeout, lives.
 const HEARTBEATS_OF_THE_LIVING: u32 = 3;
 
 impl Core {

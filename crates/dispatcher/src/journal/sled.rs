@@ -15,7 +15,7 @@ use crate::state::Update;
 /// The folder inside the state directory. Only this is ever renamed: a state directory given by mistake,
 /// somebody's home say, stays as it is.
 const FOLDER: &str = "journal-v1";
-/// The file beside the database's own that counts the records.
+/// The file next to the database's own that counts the records.
 const COUNT: &str = "caju-records";
 /// Marks a database as ours.
 const FORMAT_KEY: &[u8] = b"format";

@@ -92,7 +92,7 @@ fn pad_list(
     Ok(Arc::new(ListArray::try_new(Arc::clone(item), offsets, values, None).map_err(bad)?))
 }
 
-/// What a value of varying size takes beside its content.
+/// What a value of varying size takes in addition to its content.
 const PADDED_BYTES: usize = 16;
 
 /// The content of a padding value.

@@ -32,7 +32,7 @@ use crate::udf::{Fault, KernelUdf};
 /// small, and else computed with the rows.
 pub(crate) const FOLD_BYTES: u64 = 1 << 20;
 
-/// A value of a type of so many bytes is wide: even null takes them in every row.
+/// A value of a type of at least this number of bytes is wide: even null takes them in every row.
 const WIDE_BYTES: u64 = 4 << 10;
 
 /// Literals that are longer are charged for every row in which they stand.

@@ -8,7 +8,7 @@ use arrow::datatypes::{ArrowNativeType, ByteArrayType, ByteViewType, DataType, I
 use datafusion::common::DataFusionError;
 use datafusion::logical_expr::ColumnarValue;
 
-/// The least that a value takes beside its content: an offset, a null bit, a view.
+/// The least that a value takes in addition to its content: an offset, a null bit, a view.
 const OVERHEAD: u64 = 8;
 
 /// One argument of a call: a value per row, or one for all of them.
@@ -64,13 +64,13 @@ impl Arg {
         Ok(Ints { array: array.as_primitive::<Int64Type>().clone(), scalar: self.scalar })
     }
 
-    /// The bytes of the longest value, without what a value takes beside its content.
+    /// The bytes of the longest value, without what a value takes in addition to its content.
     pub(super) fn longest(&self) -> u64 {
         let longest = (0..self.array.len()).map(|i| range_bytes(&self.array, i, i + 1)).max();
         longest.unwrap_or(0).saturating_sub(self.overhead())
     }
 
-    /// What a value takes beside its content.
+    /// What a value takes in addition to its content.
     pub(super) fn overhead(&self) -> u64 {
         if fixed_width(self.array.data_type()) > 0 { 0 } else { OVERHEAD }
     }

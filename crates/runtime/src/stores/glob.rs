@@ -52,7 +52,7 @@ pub fn may_lie_in(path: &str, folder: &StoreUrl) -> Result<bool> {
     Ok(folder.is_below(&base) && pattern.segments.is_none_or(|s| s.len() > depth))
 }
 
-/// What lies directly in `v1` below the root of a cache or a save, beside the fingerprints.
+/// What lies directly in `v1` below the root of a cache or a save, next to the fingerprints.
 const LAYOUT: [&str; 3] = ["writers", "plans", "listings"];
 
 /// Whether a key below a listed folder is one that a cache or a save wrote there: its parts are rows of other
