@@ -2,10 +2,10 @@
 
 use std::cell::Cell;
 
-use datafusion::common::DataFusionError;
-use datafusion::common::cse::{CSE, CSEController, FoundCommonNodes};
-use datafusion::logical_expr::expr::ScalarFunction;
-use datafusion::logical_expr::{BinaryExpr, Case, Expr, Operator, col};
+use datafusion_common::DataFusionError;
+use datafusion_common::cse::{CSE, CSEController, FoundCommonNodes};
+use datafusion_expr::expr::ScalarFunction;
+use datafusion_expr::{BinaryExpr, Case, Expr, Operator, col};
 
 /// Expressions of a stage, and what they share.
 pub(crate) struct Shared {

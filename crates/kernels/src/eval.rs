@@ -7,8 +7,8 @@ use arrow::datatypes::{Fields, SchemaRef};
 use arrow::error::ArrowError;
 use caju_runtime::budget;
 use caju_types::{Error, ErrorKind, format_bytes};
-use datafusion::common::DataFusionError;
-use datafusion::physical_expr::PhysicalExpr;
+use datafusion_common::DataFusionError;
+use datafusion_physical_expr::PhysicalExpr;
 
 use crate::udf::Fault;
 

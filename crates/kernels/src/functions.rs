@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use caju_pipeline::Functions;
 use caju_runtime::budget;
 use caju_types::Result;
-use datafusion::sql::sqlparser::ast::{Expr, Visit, Visitor};
+use datafusion_sql::sqlparser::ast::{Expr, Visit, Visitor};
 
 use crate::Registry;
 use crate::catalog;

@@ -13,13 +13,13 @@ use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Schema};
 use caju_types::{Error, format_bytes};
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
-use datafusion::common::{DFSchema, DataFusionError, ScalarValue};
-use datafusion::logical_expr::expr::{Cast, ScalarFunction, TryCast};
-use datafusion::logical_expr::{Expr, ExprSchemable, Operator, ScalarUDF, ScalarUDFImpl};
-use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_expr::ScalarFunctionExpr;
-use datafusion::physical_expr::expressions::Column;
+use datafusion_common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion_common::{DFSchema, DataFusionError, ScalarValue};
+use datafusion_expr::expr::{Cast, ScalarFunction, TryCast};
+use datafusion_expr::{Expr, ExprSchemable, Operator, ScalarUDF, ScalarUDFImpl};
+use datafusion_physical_expr::PhysicalExpr;
+use datafusion_physical_expr::ScalarFunctionExpr;
+use datafusion_physical_expr::expressions::Column;
 
 #[cfg(test)]
 pub(crate) use rule::rule;

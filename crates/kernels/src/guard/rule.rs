@@ -3,7 +3,7 @@
 use arrow::array::{Array, AsArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, IntervalMonthDayNanoType, IntervalUnit, TimeUnit};
-use datafusion::common::{DataFusionError, plan_err};
+use datafusion_common::{DataFusionError, plan_err};
 
 use super::size::{Arg, fixed_width};
 

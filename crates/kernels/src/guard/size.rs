@@ -5,8 +5,8 @@
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array};
 use arrow::compute::cast;
 use arrow::datatypes::{ArrowNativeType, ByteArrayType, ByteViewType, DataType, Int64Type};
-use datafusion::common::DataFusionError;
-use datafusion::logical_expr::ColumnarValue;
+use datafusion_common::DataFusionError;
+use datafusion_expr::ColumnarValue;
 
 /// The least that a value takes in addition to its content: an offset, a null bit, a view.
 const OVERHEAD: u64 = 8;

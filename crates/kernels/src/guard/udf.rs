@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, FieldRef};
 use caju_runtime::budget;
-use datafusion::common::format::DEFAULT_CAST_OPTIONS;
-use datafusion::common::{DataFusionError, ScalarValue};
-use datafusion::logical_expr::{
+use datafusion_common::format::DEFAULT_CAST_OPTIONS;
+use datafusion_common::{DataFusionError, ScalarValue};
+use datafusion_expr::{
     ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 

@@ -1,7 +1,7 @@
 //! The arguments of a call of one of our functions.
 
 use caju_types::{Error, Result, did_you_mean};
-use datafusion::sql::sqlparser::ast::{
+use datafusion_sql::sqlparser::ast::{
     Expr, Function as SqlFunction, FunctionArg, FunctionArgExpr, FunctionArguments,
 };
 

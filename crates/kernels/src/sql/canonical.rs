@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use caju_types::{Error, Result};
-use datafusion::sql::sqlparser::ast::{
+use datafusion_sql::sqlparser::ast::{
     AccessExpr, CastKind, Expr, Function as SqlFunction, FunctionArg, FunctionArgExpr, FunctionArgOperator,
     FunctionArgumentList, FunctionArguments, Ident, ObjectName, VisitMut, VisitorMut,
 };
@@ -136,7 +136,7 @@ fn operands(expr: &mut Expr) -> Vec<&mut Expr> {
 
 fn call(f: &mut SqlFunction) -> Result<()> {
     for part in &mut f.name.0 {
-        if let datafusion::sql::sqlparser::ast::ObjectNamePart::Identifier(id) = part
+        if let datafusion_sql::sqlparser::ast::ObjectNamePart::Identifier(id) = part
             && id.quote_style.is_none()
         {
             id.value = id.value.to_lowercase();

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use arrow::array::Array;
-use datafusion::common::ScalarValue;
-use datafusion::sql::sqlparser::ast::{Expr, UnaryOperator, Value};
+use datafusion_common::ScalarValue;
+use datafusion_sql::sqlparser::ast::{Expr, UnaryOperator, Value};
 
 /// A constant argument.
 #[derive(Debug, Clone, PartialEq)]

@@ -5,23 +5,19 @@ use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Schema};
 use caju_runtime::budget;
-use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
-use datafusion::common::{DFSchema, DataFusionError, TableReference, plan_err};
-use datafusion::execution::SessionStateDefaults;
-use datafusion::functions_aggregate::all_default_aggregate_functions;
-use datafusion::functions_window::all_default_window_functions;
-use datafusion::logical_expr::planner::{ContextProvider, ExprPlanner};
-use datafusion::logical_expr::simplify::SimplifyContext;
-use datafusion::logical_expr::{
-    AggregateUDF, Expr, HigherOrderUDF, ScalarUDF, TableSource, Volatility, WindowUDF,
-};
-use datafusion::optimizer::simplify_expressions::ExprSimplifier;
-use datafusion::sql::planner::{ParserOptions, PlannerContext, SqlToRel};
-use datafusion::sql::sqlparser::ast;
+use datafusion_common::config::ConfigOptions;
+use datafusion_common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion_common::{DFSchema, DataFusionError, TableReference, plan_err};
+use datafusion_expr::planner::{ContextProvider, ExprPlanner};
+use datafusion_expr::simplify::SimplifyContext;
+use datafusion_expr::{AggregateUDF, Expr, HigherOrderUDF, ScalarUDF, TableSource, Volatility, WindowUDF};
+use datafusion_functions_aggregate::all_default_aggregate_functions;
+use datafusion_optimizer::simplify_expressions::ExprSimplifier;
+use datafusion_sql::planner::{ParserOptions, PlannerContext, SqlToRel};
+use datafusion_sql::sqlparser::ast;
 
-use super::Const;
 use super::rewrite::CALL;
+use super::{Const, builtins};
 use crate::guard::{FOLD_BYTES, charge_literals, guard};
 use crate::udf::checked;
 
@@ -30,7 +26,6 @@ pub(crate) struct Builtins {
     scalar: HashMap<String, Arc<ScalarUDF>>,
     higher_order: HashMap<String, Arc<HigherOrderUDF>>,
     aggregates: Vec<String>,
-    windows: Vec<String>,
     planners: Vec<Arc<dyn ExprPlanner>>,
     options: Arc<ConfigOptions>,
 }
@@ -49,13 +44,13 @@ pub(crate) enum Builtin {
 impl Builtins {
     pub(crate) fn new() -> Self {
         let mut scalar = HashMap::new();
-        for f in SessionStateDefaults::default_scalar_functions() {
+        for f in builtins::scalar_functions() {
             for name in f.aliases().iter().map(String::as_str).chain([f.name()]) {
                 scalar.insert(name.to_owned(), Arc::clone(&f));
             }
         }
         let mut higher_order = HashMap::new();
-        for f in SessionStateDefaults::default_higher_order_functions() {
+        for f in builtins::higher_order_functions() {
             for name in f.aliases().iter().map(String::as_str).chain([f.name()]) {
                 higher_order.insert(name.to_owned(), Arc::clone(&f));
             }
@@ -63,8 +58,6 @@ impl Builtins {
         let names = |name: &str, aliases: &[String]| [&[name.to_owned()], aliases].concat();
         let aggregates =
             all_default_aggregate_functions().iter().flat_map(|f| names(f.name(), f.aliases())).collect();
-        let windows =
-            all_default_window_functions().iter().flat_map(|f| names(f.name(), f.aliases())).collect();
         let mut options = ConfigOptions::default();
         options.sql_parser.enable_ident_normalization = false;
         options.sql_parser.map_string_types_to_utf8view = false;
@@ -72,15 +65,13 @@ impl Builtins {
             scalar,
             higher_order,
             aggregates,
-            windows,
-            planners: SessionStateDefaults::default_expr_planners(),
+            planners: builtins::expr_planners(),
             options: Arc::new(options),
         }
     }
 
     /// What a (lower-case) name stands for.
     pub(crate) fn look_up(&self, name: &str) -> Builtin {
-        let has = |names: &[String]| names.iter().any(|n| n == name);
         if let Some(f) = self.scalar.get(name) {
             return match f.signature().volatility {
                 Volatility::Immutable => Builtin::Pure,
@@ -90,7 +81,7 @@ impl Builtins {
         if self.higher_order.contains_key(name) {
             return Builtin::Pure;
         }
-        match (has(&self.aggregates), has(&self.windows)) {
+        match (self.aggregates.iter().any(|n| n == name), builtins::WINDOW_FUNCTIONS.contains(&name)) {
             (true, _) => Builtin::Aggregate,
             (_, true) => Builtin::Window,
             _ => Builtin::Unknown,

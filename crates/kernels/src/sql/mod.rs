@@ -6,6 +6,7 @@
 //! column. So DataFusion sees pure functions of their inputs; it may move them, fold them over literals or
 //! evaluate two equal ones once, and the values stay what they are.
 
+pub(crate) mod builtins;
 mod call;
 mod canonical;
 mod constant;

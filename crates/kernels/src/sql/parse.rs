@@ -3,11 +3,11 @@
 use std::ops::ControlFlow;
 
 use caju_types::{Error, Result};
-use datafusion::sql::parser::DFParserBuilder;
-use datafusion::sql::sqlparser::ast::{Expr, Visit, Visitor};
-use datafusion::sql::sqlparser::dialect::GenericDialect;
-use datafusion::sql::sqlparser::parser::ParserError;
-use datafusion::sql::sqlparser::tokenizer::{Location, Token, Tokenizer};
+use datafusion_sql::parser::DFParserBuilder;
+use datafusion_sql::sqlparser::ast::{Expr, Visit, Visitor};
+use datafusion_sql::sqlparser::dialect::GenericDialect;
+use datafusion_sql::sqlparser::parser::ParserError;
+use datafusion_sql::sqlparser::tokenizer::{Location, Token, Tokenizer};
 
 /// How deep calls and parentheses may nest: beyond what a person writes, below what a thread's stack holds.
 const NESTING: usize = 50;
@@ -75,7 +75,7 @@ impl Visitor for Depth {
     }
 }
 
-fn reason(e: &datafusion::error::DataFusionError) -> String {
+fn reason(e: &datafusion_common::DataFusionError) -> String {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(e);
     while let Some(e) = source {
         match e.downcast_ref::<ParserError>() {

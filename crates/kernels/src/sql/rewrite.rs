@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use caju_types::{Error, Result, did_you_mean, mix64};
-use datafusion::sql::sqlparser::ast::{
+use datafusion_sql::sqlparser::ast::{
     Expr, Function as SqlFunction, FunctionArg, FunctionArgExpr, FunctionArgumentList, FunctionArguments,
     Ident, ObjectName, Query, VisitMut, VisitorMut,
 };

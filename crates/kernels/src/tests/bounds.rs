@@ -368,10 +368,10 @@ fn every_builtin_is_bounded() {
         "version",
         "with_metadata",
     ];
-    let functions = datafusion::execution::SessionStateDefaults::default_scalar_functions();
+    let functions = crate::sql::builtins::scalar_functions();
     let mut unknown: Vec<String> = functions
         .iter()
-        .filter(|f| f.signature().volatility == datafusion::logical_expr::Volatility::Immutable)
+        .filter(|f| f.signature().volatility == datafusion_expr::Volatility::Immutable)
         .map(|f| f.name().to_owned())
         .filter(|n| crate::guard::rule(n).is_none() && !LINEAR.contains(&n.as_str()))
         .collect();

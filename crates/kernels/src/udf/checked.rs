@@ -12,15 +12,15 @@ use arrow::datatypes::{
     UInt64Type,
 };
 use caju_types::Error;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
-use datafusion::common::{DFSchema, DataFusionError, ScalarValue, internal_err};
-use datafusion::logical_expr::expr::ScalarFunction;
-use datafusion::logical_expr::{
+use datafusion_common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion_common::{DFSchema, DataFusionError, ScalarValue, internal_err};
+use datafusion_expr::expr::ScalarFunction;
+use datafusion_expr::{
     BinaryExpr, ColumnarValue, Expr, ExprSchemable, Operator, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF,
     ScalarUDFImpl, Signature, Volatility,
 };
-use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_expr::expressions::BinaryExpr as PhysicalBinary;
+use datafusion_physical_expr::PhysicalExpr;
+use datafusion_physical_expr::expressions::BinaryExpr as PhysicalBinary;
 
 use super::Fault;
 

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, ArrowPrimitiveType, AsArray, PrimitiveArray};
 use arrow::datatypes::{ArrowNativeTypeOp, DataType, Field, FieldRef};
 use arrow::downcast_primitive_array;
-use datafusion::common::{DFSchema, DataFusionError, ScalarValue, internal_err};
-use datafusion::logical_expr::expr::ScalarFunction;
-use datafusion::logical_expr::{
+use datafusion_common::{DFSchema, DataFusionError, ScalarValue, internal_err};
+use datafusion_expr::expr::ScalarFunction;
+use datafusion_expr::{
     ColumnarValue, Expr, ExprSchemable, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl,
     Signature, Volatility,
 };

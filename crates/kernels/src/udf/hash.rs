@@ -11,7 +11,7 @@ use arrow::datatypes::{
 };
 use arrow::downcast_dictionary_array;
 use caju_types::{Error, Result};
-use datafusion::common::ScalarValue;
+use datafusion_common::ScalarValue;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Fault, Inputs, Kernel, any_null, internal, plain_type};

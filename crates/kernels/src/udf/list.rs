@@ -6,7 +6,7 @@ use arrow::array::{Array, ArrayRef, AsArray, FixedSizeListArray, MutableArrayDat
 use arrow::datatypes::{ArrowNativeType, DataType, Field, FieldRef};
 use caju_runtime::budget;
 use caju_types::{Error, Result, format_count};
-use datafusion::common::ScalarValue;
+use datafusion_common::ScalarValue;
 
 use super::{Fault, Inputs, Kernel, any_null, internal, plain_type};
 use crate::guard::fixed_width;

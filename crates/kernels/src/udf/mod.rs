@@ -17,8 +17,8 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray};
 use arrow::datatypes::{DataType, Field, FieldRef, UInt64Type};
 use caju_types::Error;
-use datafusion::common::{DataFusionError, ScalarValue, internal_err};
-use datafusion::logical_expr::{
+use datafusion_common::{DataFusionError, ScalarValue, internal_err};
+use datafusion_expr::{
     ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDFImpl, Signature, Volatility,
 };
 

@@ -1,0 +1,47 @@
+//! The functions and expression planners of DataFusion's default session.
+//!
+//! DataFusion lists them in its facade crate (`SessionStateDefaults`), which brings the whole query engine. The lists
+//! here name the same functions from the crates that hold them.
+
+use std::sync::Arc;
+
+use datafusion_expr::planner::ExprPlanner;
+use datafusion_expr::{HigherOrderUDF, ScalarUDF};
+
+/// The window functions of DataFusion 55. Expressions refuse them by name, so their code is not needed.
+pub(crate) const WINDOW_FUNCTIONS: [&str; 11] = [
+    "cume_dist",
+    "dense_rank",
+    "first_value",
+    "lag",
+    "last_value",
+    "lead",
+    "nth_value",
+    "ntile",
+    "percent_rank",
+    "rank",
+    "row_number",
+];
+
+/// Functions from one value per argument to one value.
+pub(crate) fn scalar_functions() -> Vec<Arc<ScalarUDF>> {
+    let mut functions = datafusion_functions::all_default_functions();
+    functions.extend(datafusion_functions_nested::all_default_nested_functions());
+    functions
+}
+
+/// Functions that take functions, such as `array_transform`.
+pub(crate) fn higher_order_functions() -> Vec<Arc<HigherOrderUDF>> {
+    datafusion_functions_nested::all_default_higher_order_functions()
+}
+
+/// What turns SQL syntax without a function's name (`a[1]`, `EXTRACT`, `POSITION`) into calls.
+pub(crate) fn expr_planners() -> Vec<Arc<dyn ExprPlanner>> {
+    vec![
+        Arc::new(datafusion_functions::core::planner::CoreFunctionPlanner::default()),
+        Arc::new(datafusion_functions_nested::planner::NestedFunctionPlanner),
+        Arc::new(datafusion_functions_nested::planner::FieldAccessPlanner),
+        Arc::new(datafusion_functions::datetime::planner::DatetimeFunctionPlanner),
+        Arc::new(datafusion_functions::unicode::planner::UnicodeFunctionPlanner),
+    ]
+}
