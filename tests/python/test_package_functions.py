@@ -370,10 +370,10 @@ def test_draws_depend_on_the_row_and_the_epoch_alone():
 
 def test_who_draws_is_found():
     from caju import rng
-    from caju._codehash import examine
+    from caju._fingerprint import inspect_code
 
     def draws(f):
-        return examine(f, None).draws
+        return inspect_code(f, None).draws
 
     def helper():
         return rng().random()

@@ -11,7 +11,6 @@
 
 from ._caju import __version__
 from ._cluster import DispatcherServer, LocalCluster, WorkerServer, configure, start_dispatcher, start_worker
-from ._codehash import code_fingerprint
 from ._dataset import Dataset
 from ._errors import (
     AlreadyExists,
@@ -29,6 +28,7 @@ from ._errors import (
     Unimplemented,
 )
 from ._expr import Expr, col, fn, lit, sql
+from ._fingerprint import code_fingerprint
 from ._functions import rng
 from ._iterator import DatasetIterator, Skipped, Stats
 from ._memory import from_arrow, from_numpy

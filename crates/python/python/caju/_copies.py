@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ._errors import InvalidPipeline
-from ._installed import installed_file
+from ._fingerprint import is_installed_file
 
 # What makes a class of a pickle; given the class's id it finds the original in this process, and changes that.
 _MAKERS = {"_make_skeleton_class": 4, "_make_skeleton_enum": 5}
@@ -46,7 +46,7 @@ _DISPATCH = getattr(functools.singledispatch(len), "__code__")
 
 
 def _own(function: Any) -> bool:
-    return isinstance(function, types.FunctionType) and not installed_file(function.__code__.co_filename)
+    return isinstance(function, types.FunctionType) and not is_installed_file(function.__code__.co_filename)
 
 
 def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:

@@ -44,12 +44,12 @@ def pack(function: Callable[..., Any]) -> bytes:
             "Python functions travel by cloudpickle, which is not installed: pip install cloudpickle"
         ) from None
     from ._copies import packed
-    from ._installed import own_module
+    from ._fingerprint import is_own_module
 
     own = [
         m
         for name, m in list(sys.modules.items())
-        if name not in ("__main__", "__mp_main__") and name.split(".")[0] != "caju" and _is_module(m) and own_module(m)
+        if name not in ("__main__", "__mp_main__") and name.split(".")[0] != "caju" and _is_module(m) and is_own_module(m)
     ]
     registered = []
     for module in own:
@@ -100,12 +100,12 @@ def stage(
     """
     import base64
 
-    from ._codehash import examine
     from ._copies import copy_of
+    from ._fingerprint import inspect_code
 
     # All of the function as it is before it is tried, and the trial with a copy: it may count, or remember rows.
-    found, packed = examine(function, version), pack(function)
-    undeclared = _undeclared(found.foreign_draws, random)
+    report, packed = inspect_code(function, version), pack(function)
+    undeclared = _undeclared(report.foreign_draws, random)
     patience = _patience(timeout)
     if kind == "filter":
         made = b""
@@ -116,9 +116,9 @@ def stage(
     arguments = {
         "kind": kind,
         "name": name_of(function),
-        "code": found.code,
+        "code": report.fingerprint,
         "batched": batched,
-        "random": found.draws or bool(random) or undeclared is not None,
+        "random": report.draws or bool(random) or undeclared is not None,
         "payload": base64.b64encode(packed).decode("ascii"),
         "schema": base64.b64encode(made).decode("ascii"),
         **patience,

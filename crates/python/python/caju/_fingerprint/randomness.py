@@ -1,10 +1,12 @@
-"""Finds functions that draw random numbers from elsewhere than `caju.rng()`.
+"""Finds random draws other than `caju.rng()`.
 
-Such draws differ from run to run and from process to process: a row that is computed twice is two different rows, and
-a hint stores one draw for every epoch. Found are, by the names in the code, draws from the generators that a process
-shares (`random.gauss`, `np.random.rand`, `torch.rand`), from the system (`os.urandom`, `secrets`, `uuid.uuid4`), and
-generators that are made without a seed (`np.random.default_rng()`); and by their value generators that a function keeps
-in a global, a default or a closure. What installed packages draw within is not found.
+Such draws differ between runs and between processes: a row that is computed twice gives two different rows, and a hint
+stores one draw for every epoch.
+
+Found by name in the code: draws from the generators that a process shares (`random.gauss`, `np.random.rand`, `torch.rand`),
+draws from the system (`os.urandom`, `secrets`, `uuid.uuid4`), and generators that are created without a seed
+(`np.random.default_rng()`). Found by value: generators in a global, a default or a closure of the function. Draws inside of
+installed packages are not found.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["draws_of", "kept_generator"]
+__all__ = ["foreign_draws", "random_generator_class"]
 
-# Per module: the names that draw; None for all names but those of `_SEEDED` and `_SILENT`.
+# Per module: the names that draw; None: all names except those of `_SEEDED` and `_SILENT`.
 _DRAWS: dict[str, frozenset[str] | None] = {
     "random": None,
     "numpy.random": None,
@@ -29,10 +31,10 @@ _DRAWS: dict[str, frozenset[str] | None] = {
     ),
 }
 
-# Generators: they draw from elsewhere only if they are made without a seed.
+# Generators, which are a foreign source only if they are created without a seed.
 _SEEDED = frozenset({"Random", "default_rng", "RandomState", "PCG64", "PCG64DXSM", "Philox", "MT19937", "SFC64"})
 
-# What draws nothing by itself.
+# Names that draw nothing by themselves.
 _SILENT = frozenset(
     "seed getstate setstate get_state set_state Generator BitGenerator SeedSequence compare_digest".split()
 )
@@ -41,14 +43,14 @@ _CALLS = ("CALL", "CALL_FUNCTION", "CALL_METHOD")
 _BETWEEN = ("PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG")
 
 
-def draws_of(code: types.CodeType, scope: Mapping[str, Any], cells: Mapping[str, Any]) -> list[str]:
+def foreign_draws(code: types.CodeType, scope: Mapping[str, Any], cells: Mapping[str, Any]) -> list[str]:
     """The names by which code draws random numbers, such as `numpy.random.rand`."""
     found = (_drawn(name, bare) for name, bare in _chains(code, scope, cells))
     return list(dict.fromkeys(name for name in found if name is not None))
 
 
-def kept_generator(value: Any) -> str | None:
-    """The class of a value that is a random generator; its state is copied to every process."""
+def random_generator_class(value: Any) -> str | None:
+    """The class of a random generator, whose state would be copied to every process; None for other values."""
     for module, names in (("random", ("Random",)), ("numpy.random", ("Generator", "RandomState"))):
         loaded = sys.modules.get(module)
         for name in names:
@@ -59,10 +61,10 @@ def kept_generator(value: Any) -> str | None:
 
 
 def _drawn(name: str, bare: bool) -> str | None:
-    """The name without what is taken of a draw's result, if it draws; `bare`: it is called without arguments."""
+    """The name of the draw, without attributes of its result; None if it does not draw. `bare`: called without arguments."""
     for module, drawing in _DRAWS.items():
         if name == module and drawing is None and module != "secrets":
-            return name  # the module itself is handed on
+            return name  # the module itself is passed on
         if not name.startswith(f"{module}."):
             continue
         taken = name[len(module) + 1 :].split(".")[0]
@@ -74,10 +76,10 @@ def _drawn(name: str, bare: bool) -> str | None:
 
 
 def _chains(code: types.CodeType, scope: Mapping[str, Any], cells: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Names within installed modules that code takes, in full, and whether they are called without arguments."""
-    imported: dict[str, str] = {}  # local names that imports within the code have filled
+    """Full names within installed modules that code uses, and whether they are called without arguments."""
+    imported: dict[str, str] = {}  # local names that imports within the code have bound
     chain: str | None = None
-    module: str | None = None  # what was imported last
+    module: str | None = None  # the last module imported
     taken: str | None = None
     for op in dis.get_instructions(code):
         if chain is not None:
@@ -111,13 +113,13 @@ def _chains(code: types.CodeType, scope: Mapping[str, Any], cells: Mapping[str, 
 
 
 def _bound(module: str, name: str) -> str:
-    """What `import a.b` binds: `a`, by that name; with `as`, `a.b` by another one."""
+    """The module that `import a.b` binds: `a` under that name; with `as`, `a.b` under another name."""
     top = module.split(".")[0]
     return top if name == top else module
 
 
 def _module_of(value: Any) -> str | None:
-    """The full name of a module, or of a function or class of one that draws."""
+    """The full name of a module, or of a function or class of one of the modules in `_DRAWS`."""
     if isinstance(value, types.ModuleType):
         return value.__name__
     for module in _DRAWS:

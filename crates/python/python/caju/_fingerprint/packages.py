@@ -1,4 +1,4 @@
-"""What is the user's own, and what is a package that has a version."""
+"""Tells the user's own code from installed packages, which have a version."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 _HEAP_TYPE = 1 << 9
+"""The flag of a type that was made at run time (`Py_TPFLAGS_HEAPTYPE`); types of C lack it."""
+
+_CAJU = os.path.dirname(os.path.dirname(__file__))
+"""The folder of this package, which counts as installed wherever it is."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -18,48 +22,47 @@ def _roots() -> tuple[str, ...]:
     paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     import site
 
-    # And this package itself, wherever it was put.
-    paths |= {*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(__file__)}
+    paths |= {*site.getsitepackages(), site.getusersitepackages(), _CAJU}
     return tuple(os.path.realpath(p) + os.sep for p in paths if p)
 
 
 @functools.lru_cache(maxsize=4096)
-def installed_file(file: str) -> bool:
-    """Whether a file of source belongs to Python or to an installed package."""
+def is_installed_file(file: str) -> bool:
+    """Whether a source file belongs to Python or to an installed package."""
     if file.startswith("<frozen"):
         return True
     if file.startswith("<"):
-        return False  # a notebook's cell, exec
+        return False  # a notebook cell, or `exec`
     real = os.path.realpath(file)
     return real.startswith(_roots()) or f"{os.sep}site-packages{os.sep}" in real
 
 
-def own_module(module: types.ModuleType) -> bool:
+def is_own_module(module: types.ModuleType) -> bool:
     """Whether a module is the user's own."""
     if module.__name__ == "__main__":
         return True
     if module.__name__ in sys.builtin_module_names:
         return False
     file = getattr(module, "__file__", None)
-    # A namespace package has no file; what is taken of it has.
-    return file is None and hasattr(module, "__path__") or file is not None and not installed_file(file)
+    # A namespace package has no file; the modules in it have.
+    return file is None and hasattr(module, "__path__") or file is not None and not is_installed_file(file)
 
 
-def own_class(cls: type) -> bool:
+def is_own_class(cls: type) -> bool:
     """Whether a class is the user's own: neither of C nor of an installed package."""
     if not cls.__flags__ & _HEAP_TYPE:
         return False
     if cls.__module__ == "builtins":
-        # What `exec` defines without a module's name is said to be there.
+        # A class that `exec` defines without a module name claims to be a builtin.
         return vars(sys.modules["builtins"]).get(cls.__name__) is not cls
     module = sys.modules.get(cls.__module__)
-    return module is None or own_module(module)
+    return module is None or is_own_module(module)
 
 
-def found_at(module: str | None, qualname: str, value: Any) -> bool:
-    """Whether a value is what stands under this name in an installed module."""
+def is_importable(module: str | None, qualname: str, value: Any) -> bool:
+    """Whether an installed module has this very value under this qualified name."""
     place: Any = sys.modules.get(module or "")
-    if place is None or own_module(place):
+    if place is None or is_own_module(place):
         return False
     for name in qualname.split("."):
         place = getattr(place, name, None)
@@ -75,7 +78,7 @@ def _distributions() -> Mapping[str, list[str]]:
 
 @functools.lru_cache(maxsize=1024)
 def version_of(top: str) -> str:
-    """The version of the distribution that a top-level module comes from; Python's for its own."""
+    """The version of the distribution that a top-level module comes from; Python's for the standard library."""
     import importlib.metadata as metadata
 
     if top in sys.builtin_module_names or top in sys.stdlib_module_names:

@@ -1,4 +1,4 @@
-"""What code does, read from its bytecode (a module's: from its source) without the names and places that do not matter."""
+"""Reads what code does from its bytecode, without the names and places that do not matter."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["Body", "Import", "Text", "body_of", "cells_of", "drop_docstrings"]
 _GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL")
 _NAMES = ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _CELLS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
-_FILLING = ("CACHE", "EXTENDED_ARG")
+_PADDING = ("CACHE", "EXTENDED_ARG")
 _CONSTANTS = frozenset(dis.hasconst)
 _WITH_NAME = frozenset(dis.hasname)
-# Code whose first constant is a docstring says so, from 3.13 on.
 _HAS_DOCSTRING = 0x4000000
+"""The flag of code whose first constant is a docstring, from Python 3.13 on (`CO_HAS_DOCSTRING`)."""
 
 
 class Import(NamedTuple):
-    """An import within code: `from ..name import taken`, with as many dots as the level."""
+    """An import within code: `from ..name import taken`; `level` counts the dots."""
 
     level: int
     name: str
@@ -30,32 +30,32 @@ class Import(NamedTuple):
 
 
 class Body(NamedTuple):
-    """Code as a list of steps. Constants are values, all else is text: attributes and locals by their place, globals
-    by the order in which they are met.
+    """Code as a list of steps: the name of the operation and its argument. Constants are values. Every other argument is
+    `Text`: a local variable is its index, a global the order of its first use.
     """
 
     steps: list[tuple[str, Any]]
     flags: int
     reads: list[tuple[str, ...]]
-    """The globals and closed-over names that it reads, each with the attributes that are taken of it."""
+    """The globals and closure variables that it reads, each with the attributes that it takes of it."""
     imports: list[Import]
 
 
 class Text(str):
-    """An argument that is no constant."""
+    """An argument that is not a constant."""
 
 
 def body_of(code: types.CodeType, cells: Mapping[str, Any]) -> Body:
-    """The steps of code and what they read; `cells` are the closed-over names that have values."""
+    """The steps of code and the names that they read; `cells` are the closure variables that have values."""
     steps: list[tuple[str, Any]] = []
-    places: dict[str, int] = {}
+    globals_seen: dict[str, int] = {}
     for op in _steps(code):
         argument: Any = Text("" if op.arg is None else op.arg)
         if op.opcode in _CONSTANTS:
             argument = op.argval
         elif op.opname in _GLOBALS:
-            # What the name stands for is looked at on its own.
-            argument = Text(f"global {places.setdefault(op.argval, len(places))}")
+            # The value of the name is added separately.
+            argument = Text(f"global {globals_seen.setdefault(op.argval, len(globals_seen))}")
         elif op.opname == "IMPORT_NAME":
             argument = Text("")
         elif op.opcode in _WITH_NAME:
@@ -67,11 +67,11 @@ def body_of(code: types.CodeType, cells: Mapping[str, Any]) -> Body:
 
 
 def _steps(code: types.CodeType) -> Iterator[dis.Instruction]:
-    return (op for op in dis.get_instructions(code) if op.opname not in _FILLING)
+    return (op for op in dis.get_instructions(code) if op.opname not in _PADDING)
 
 
 def _without_qualified_names(steps: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Before 3.11 a function within a function is made with its qualified name, which says where it stands."""
+    """Before 3.11 a nested function is created with its qualified name, which depends on its place."""
     behind = [name for name, _ in steps[1:]] + [""]
     return [step for step, following in zip(steps, behind) if following != "MAKE_FUNCTION"]
 
@@ -96,7 +96,7 @@ def _imports(code: types.CodeType) -> list[Import]:
     taken: Any = None
     for op in _steps(code):
         if op.opname == "IMPORT_NAME":
-            # The two constants before it: the level, and the names to take, if any.
+            # Its operands are the two constants before it: the level, and the names to take, if any.
             out.append(Import(level if isinstance(level, int) else 0, op.argval, tuple(taken or ())))
         if op.opcode in _CONSTANTS or op.opname == "LOAD_SMALL_INT":
             level, taken = taken, op.argval
@@ -104,7 +104,7 @@ def _imports(code: types.CodeType) -> list[Import]:
 
 
 def cells_of(f: types.FunctionType) -> dict[str, Any]:
-    """The closed-over values that there are."""
+    """The closure variables that have values."""
     out = {}
     for name, cell in zip(f.__code__.co_freevars, f.__closure__ or ()):
         try:
@@ -115,7 +115,7 @@ def cells_of(f: types.FunctionType) -> dict[str, Any]:
 
 
 def drop_docstrings(tree: ast.Module) -> None:
-    """Takes them out of a module's source."""
+    """Removes the docstrings of a module's source."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
             first = node.body[0]
