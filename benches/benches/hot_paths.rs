@@ -4,10 +4,10 @@
 
 use arrow_array::{RecordBatch, UInt64Array};
 use caju_benches::{photos, table};
-use caju_engine::Chunk;
-use caju_engine::checksum::RowsChecksum;
-use caju_engine::wire::encode_chunk;
 use caju_kernels::{BoundExprs, Limits, Registry};
+use caju_wire::Chunk;
+use caju_wire::checksum::RowsChecksum;
+use caju_wire::encode_chunk;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
 fn bind(batch: &RecordBatch, sql: &str) -> BoundExprs {

@@ -99,7 +99,7 @@ def test_supervised_work_is_no_violation(house, line):
 
 
 def test_unsupervised_work_is_refused_outside_of_runtime_and_tests(house, tmp_path, monkeypatch):
-    for name in ("crates/runtime/src/tasks.rs", "crates/worker/src/manager.rs", "crates/engine/src/wire/tests.rs",
+    for name in ("crates/runtime/src/tasks.rs", "crates/worker/src/manager.rs", "crates/wire/src/tests.rs",
                  "crates/engine/src/row/fit_tests.rs"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("fn f() {\n    tokio::spawn(g());\n}\n")
@@ -115,6 +115,7 @@ def test_it_fails_on_an_impure_planner_and_says_where(house, tmp_path, monkeypat
     monkeypatch.setattr(house, "single_copies", lambda: [])
     monkeypatch.setattr(house, "conformance", lambda: [])
     monkeypatch.setattr(house, "dependency_directions", lambda: [])
+    monkeypatch.setattr(house, "client_tree", lambda: [])
     monkeypatch.setattr(house, "planner_purity", lambda: [])
     assert house.main() == 1
     assert "planner/src/lib.rs:2: `Instant`" in capsys.readouterr().err
@@ -136,6 +137,19 @@ def test_the_planners_dependencies_of_every_kind(house, monkeypatch, kind, name,
     planner["targets"].append({"kind": ["custom-build"]})
     (found,) = house.planner_purity()
     assert "build script" in found
+
+
+@pytest.mark.parametrize("name, words", [
+    ("caju-engine", "a reader needs caju-pipeline, caju-proto, caju-runtime, caju-types, caju-wire"),
+    ("datafusion-common", "must compile without it"),
+])
+def test_the_client_compiles_without_the_engine_and_datafusion(house, monkeypatch, name, words):
+    fine = "caju-client v0.1.0\ncaju-wire v0.1.0\narrow v59.3.0\n"
+    monkeypatch.setattr(house, "cargo", lambda *_: fine)
+    assert list(house.client_tree()) == []
+    monkeypatch.setattr(house, "cargo", lambda *_: f"{fine}{name} v1.0.0\n")
+    (found,) = house.client_tree()
+    assert words in found
 
 
 def test_a_stale_lock_is_told_in_a_line(tmp_path):

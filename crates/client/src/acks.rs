@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use caju_engine::Run;
+use caju_wire::Run;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use caju_engine::wire::DispatcherLink;
 use caju_proto::{Bytes, v1};
 use caju_types::{IterationId, Result};
+use caju_wire::DispatcherLink;
 use tokio::time::Instant;
 
 use crate::config::{ClientConfig, DatasetRef, ReadRequest, SaveTo};
@@ -28,8 +28,7 @@ impl Client {
     /// `InvalidArgument` if the address is none, `Unavailable` if no dispatcher answers.
     pub async fn connect(dispatcher: &str, config: ClientConfig) -> Result<Self> {
         let link = DispatcherLink::new(dispatcher)?;
-        let probe =
-            |mut d: caju_engine::wire::Dispatcher| async move { d.get_status(v1::GetStatusRequest {}).await };
+        let probe = |mut d: caju_wire::Dispatcher| async move { d.get_status(v1::GetStatusRequest {}).await };
         link.retry(config.connect_timeout, Duration::ZERO, probe).await?;
         Ok(Self { link, config })
     }
@@ -44,8 +43,7 @@ impl Client {
     /// # Errors
     /// `Unavailable` if the dispatcher does not answer.
     pub async fn status(&self) -> Result<v1::GetStatusResponse> {
-        let call =
-            |mut d: caju_engine::wire::Dispatcher| async move { d.get_status(v1::GetStatusRequest {}).await };
+        let call = |mut d: caju_wire::Dispatcher| async move { d.get_status(v1::GetStatusRequest {}).await };
         self.link.retry(self.config.connect_timeout, Duration::ZERO, call).await
     }
 
@@ -77,7 +75,7 @@ impl Client {
             definition_json: def.to_json().to_string(),
             dataset_id: dataset_id.to_string(),
         };
-        let call = |mut d: caju_engine::wire::Dispatcher| {
+        let call = |mut d: caju_wire::Dispatcher| {
             let request = request.clone();
             async move { d.register_dataset(request).await }
         };
@@ -89,7 +87,7 @@ impl Client {
     /// # Errors
     /// `NotFound` if nothing is; `Unavailable` if the dispatcher does not answer.
     pub async fn dataset(&self, dataset_id: &str) -> Result<v1::GetDatasetResponse> {
-        let call = |mut d: caju_engine::wire::Dispatcher| {
+        let call = |mut d: caju_wire::Dispatcher| {
             let request = v1::GetDatasetRequest { dataset_id: dataset_id.to_string() };
             async move { d.get_dataset(request).await }
         };
@@ -130,7 +128,7 @@ impl Client {
             encoding: encoding.to_owned(),
             chunk_bytes: to.chunk_bytes,
         };
-        let call = |mut d: caju_engine::wire::Dispatcher| {
+        let call = |mut d: caju_wire::Dispatcher| {
             let request = request.clone();
             async move { d.start_save(request).await }
         };
@@ -142,7 +140,7 @@ impl Client {
     /// # Errors
     /// `NotFound` if the dispatcher knows of none, `Unavailable` if it does not answer.
     pub async fn save_status(&self, url: &str) -> Result<v1::SaveStatus> {
-        let call = |mut d: caju_engine::wire::Dispatcher| {
+        let call = |mut d: caju_wire::Dispatcher| {
             let request = v1::GetSaveRequest { url: url.to_owned() };
             async move { d.get_save(request).await }
         };
@@ -175,7 +173,7 @@ impl Client {
             client_secret: Bytes::new(),
             worker_secret: Bytes::new(),
         };
-        let call = |mut d: caju_engine::wire::Dispatcher| {
+        let call = |mut d: caju_wire::Dispatcher| {
             let open = open.clone();
             async move { d.open_iteration(open).await }
         };

@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_engine::wire::LocalWorkers;
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::ProcessingMode;
+use caju_wire::LocalWorkers;
 
 /// What a client is started with.
 #[derive(Clone)]

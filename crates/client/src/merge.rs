@@ -1,8 +1,8 @@
 //! The short batches at the ends of tasks become full ones.
 
-use caju_engine::{Chunk, Elements, Padding, pad_batch};
 use caju_pipeline::{DatasetDef, StageOp};
 use caju_types::Result;
+use caju_wire::{Chunk, Elements, Padding, pad_batch};
 
 /// Collects remainders, so that one client gets floor(N / n) full batches and at most one short one.
 ///
@@ -100,7 +100,7 @@ mod tests {
     use std::sync::Arc;
 
     use arrow_array::{Int64Array, RecordBatch};
-    use caju_engine::Run;
+    use caju_wire::Run;
     use proptest::prelude::*;
 
     use super::*;

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
-use caju_engine::Chunk;
-use caju_engine::wire::{DispatcherLink, ElementCursor, schema_from_ipc};
 use caju_pipeline::DatasetDef;
 use caju_proto::v1;
 use caju_runtime::{Task, Tasks, caught};
 use caju_types::{Error, IterationId, Result};
+use caju_wire::Chunk;
+use caju_wire::{DispatcherLink, ElementCursor, schema_from_ipc};
 
 use crate::config::ClientConfig;
 use crate::merge::Merger;

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use caju_engine::Run;
 use caju_proto::v1;
 use caju_types::{RowSet, TaskId};
+use caju_wire::Run;
 
 /// Which of a chunk's rows are new.
 #[derive(Debug, PartialEq, Eq)]

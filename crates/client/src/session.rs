@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_engine::Run;
-use caju_engine::wire::{Dispatcher, DispatcherLink, is_passing};
 use caju_proto::{Bytes, v1};
 use caju_runtime::{Task, Tasks, caught};
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, RowSet, TaskId, format_count};
+use caju_wire::Run;
+use caju_wire::{Dispatcher, DispatcherLink, is_passing};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;

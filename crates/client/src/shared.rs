@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use caju_engine::Chunk;
-use caju_engine::wire::{BufferPool, ByteQueue};
 use caju_types::TaskId;
+use caju_wire::Chunk;
+use caju_wire::{BufferPool, ByteQueue};
 use parking_lot::Mutex;
 
 use crate::acks::Acks;
@@ -134,7 +134,7 @@ fn only(chunk: &Chunk, parts: &[(u64, u64)]) -> Option<Chunk> {
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small numbers")]
 mod tests {
     use arrow_array::{Int64Array, RecordBatch};
-    use caju_engine::{Elements, Run};
+    use caju_wire::{Elements, Run};
 
     use super::*;
 

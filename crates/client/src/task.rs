@@ -4,14 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_schema::SchemaRef;
-use caju_engine::wire::frame::{
-    CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader, RowsHeader, SchemaHeader,
-};
-use caju_engine::wire::{
-    FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, is_in_process, is_passing, tune,
-};
 use caju_proto::Bytes;
 use caju_types::{ClientId, Error, ErrorKind, Result, TaskId};
+use caju_wire::frame::{CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader, RowsHeader, SchemaHeader};
+use caju_wire::{
+    FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, is_in_process, is_passing, tune,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::Instant;

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use caju_engine::wire::ConnectionLimits;
+use caju_wire::ConnectionLimits;
 
 /// What a dispatcher is started with.
 #[derive(Debug, Clone)]
 pub struct DispatcherConfig {
     /// `host:port` to listen on, where port 0 takes a free one; or
-    /// [`IN_PROCESS`](caju_engine::wire::IN_PROCESS), for peers of this process alone.
+    /// [`IN_PROCESS`](caju_wire::IN_PROCESS), for peers of this process alone.
     pub listen: String,
     /// What peers may use of connections, calls and messages.
     pub connections: ConnectionLimits,

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use arrow_flight::flight_service_server::FlightServiceServer;
-use caju_engine::wire::{Admitted, Gate, Listener, Protocol, Silent, Stream, accept, admitted};
 use caju_proto::v1::dispatcher_server::DispatcherServer;
 use caju_runtime::{Clock, SystemClock, Task, Tasks, blocking, log_failure};
 use caju_types::{Error, Result};
+use caju_wire::{Admitted, Gate, Listener, Protocol, Silent, Stream, accept, admitted};
 use tokio::sync::mpsc;
 use tonic::transport::Server;
 

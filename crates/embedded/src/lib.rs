@@ -28,10 +28,10 @@ use caju_cache::CacheOptions;
 use caju_client::{Client, ClientConfig};
 use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers};
 use caju_engine::source::{SourceContext, SourceLimits};
-use caju_engine::wire::{IN_PROCESS, LocalWorkers};
 use caju_kernels::{Limits, Registry};
 use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock};
 use caju_types::Result;
+use caju_wire::{IN_PROCESS, LocalWorkers};
 use caju_worker::{Caches, Worker, WorkerConfig, WorkerHandle};
 
 pub use saves::SaveDriver;

@@ -12,10 +12,10 @@ use caju_cache::{Cache, CacheOptions, PartIndex, PartMeta, ReadOptions, SaveStat
 use caju_client::{Client, ClientConfig, DatasetRef, ReadRequest, SaveTo};
 use caju_dispatcher::state::{Save, SaveTotals};
 use caju_dispatcher::{DispatcherHandle, Saves};
-use caju_engine::wire::LocalWorkers;
 use caju_pipeline::SAVE_HINT;
 use caju_runtime::{Clock, Tasks, caught, log_failure};
 use caju_types::{Error, ErrorKind, Result, SplitKey};
+use caju_wire::LocalWorkers;
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use tokio::sync::Semaphore;
 

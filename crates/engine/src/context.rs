@@ -8,9 +8,9 @@ use arrow_array::UInt64Array;
 use caju_pipeline::OnError;
 use caju_runtime::{Clock, CpuPool, budget};
 use caju_types::{Error, Result, RowRanges, mix64};
+use caju_wire::{Chunk, Elements, Run};
 use parking_lot::{Mutex, RwLock};
 
-use crate::chunk::{Chunk, Elements, Run};
 use crate::source::Split;
 use crate::stats::TaskStats;
 

@@ -5,8 +5,6 @@
 
 mod bind;
 mod caching;
-pub mod checksum;
-pub mod chunk;
 mod context;
 mod probing;
 mod row;
@@ -15,13 +13,10 @@ mod stats;
 mod stream;
 mod task;
 mod typename;
-pub mod wire;
 
 pub use bind::{BoundPipeline, Hints, SetBase, bind, bind_with};
 pub use caching::{CachePlan, GroupLease, SavePlan, SetPlan, SetTarget, SplitModes, cover, set_id};
-pub use chunk::{Chunk, Elements, Run};
 pub use probing::{Findings, HintParts, HintProbe};
 pub use stats::TaskStats;
-pub use stream::{Padding, pad_batch};
 pub use task::{LeasedSplit, SplitFeed, TaskOptions, TaskRun, run_task};
 pub use typename::type_name;

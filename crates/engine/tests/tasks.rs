@@ -4,8 +4,9 @@
 
 mod common;
 
-use caju_engine::{Chunk, Elements, LeasedSplit};
+use caju_engine::LeasedSplit;
 use caju_types::RowRanges;
+use caju_wire::{Chunk, Elements};
 use common::{How, bound, chunks, rows, run, sorted, splits};
 
 /// Random stages above and below filters, unnest, and a stream stage in between.

@@ -16,8 +16,8 @@ use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer
 use arrow_schema::{ArrowError, DataType, Field, Schema, TimeUnit};
 use bytes::Bytes;
 use caju_engine::source::{self, HeldRows};
-use caju_engine::wire::{schema_from_ipc, schema_to_ipc};
 use caju_types::{Error, Result};
+use caju_wire::{schema_from_ipc, schema_to_ipc};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

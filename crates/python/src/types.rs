@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Schema, TimeUnit};
 use caju_engine::type_name;
-use caju_engine::wire::{schema_from_ipc, schema_to_ipc};
 use caju_types::{Error, Result, did_you_mean};
+use caju_wire::{schema_from_ipc, schema_to_ipc};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 

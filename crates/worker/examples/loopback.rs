@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use arrow_array::{ArrayRef, FixedSizeListArray, Int64Array, RecordBatch, UInt8Array};
 use arrow_schema::{DataType, Field, Schema};
-use caju_engine::wire::frame::{Kind, RowsHeader};
-use caju_engine::wire::{BufferPool, FrameReader, FrameWriter, decode_chunk, encode_chunk, tune};
-use caju_engine::{Chunk, Elements, Run};
+use caju_wire::frame::{Kind, RowsHeader};
+use caju_wire::{BufferPool, FrameReader, FrameWriter, decode_chunk, encode_chunk, tune};
+use caju_wire::{Chunk, Elements, Run};
 use tokio::net::{TcpListener, TcpStream};
 
 type Fallible<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -117,7 +117,7 @@ async fn stream(
         while start.elapsed() < time {
             writer.write(&encode_chunk(&chunk)?).await?;
         }
-        writer.send(Kind::End, &caju_engine::wire::frame::EmptyHeader {}).await?;
+        writer.send(Kind::End, &caju_wire::frame::EmptyHeader {}).await?;
         Fallible::Ok(0.0)
     });
     tasks.spawn(async move {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_cache::CacheOptions;
-use caju_engine::wire::{ConnectionLimits, LocalWorkers};
 use caju_kernels::{Limits, Registry};
 use caju_runtime::{Clock, CpuPool, IoCounters, Stores, SystemClock};
+use caju_wire::{ConnectionLimits, LocalWorkers};
 
 use crate::caches::Caches;
 
@@ -17,7 +17,7 @@ pub struct WorkerConfig {
     /// The dispatcher's address: `host:port`, or one within this process.
     pub dispatcher: String,
     /// `host:port` to listen on, where port 0 takes a free one; or
-    /// [`IN_PROCESS`](caju_engine::wire::IN_PROCESS), for readers of this process alone.
+    /// [`IN_PROCESS`](caju_wire::IN_PROCESS), for readers of this process alone.
     pub listen: String,
     /// The `host:port` that clients dial, if it is another than the one listened on.
     pub advertise: Option<String>,

@@ -12,9 +12,9 @@ use arrow_flight::{
     HandshakeResponse, PollInfo, PutResult, SchemaResult, Ticket,
 };
 use arrow_schema::SchemaRef;
-use caju_engine::wire::{Dispatcher, ElementCursor, OpenCalls, schema_from_ipc};
 use caju_proto::{Bytes, to_status, v1};
 use caju_types::{ClientId, Error, Result, TaskId, WorkerId};
+use caju_wire::{Dispatcher, ElementCursor, OpenCalls, schema_from_ipc};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use serde_json::Value;
 use tonic::{Request, Response, Status, Streaming};

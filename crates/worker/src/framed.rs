@@ -5,12 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arrow_schema::SchemaRef;
-use caju_engine::Chunk;
-use caju_engine::wire::frame::{CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader};
-use caju_engine::wire::{
-    BufferPool, FrameReader, FrameWriter, Silent, coalesce, encode_chunk, encode_schema,
-};
 use caju_types::{ClientId, Error, Result, TaskId};
+use caju_wire::Chunk;
+use caju_wire::frame::{CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader};
+use caju_wire::{BufferPool, FrameReader, FrameWriter, Silent, coalesce, encode_chunk, encode_schema};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use caju_engine::wire::{Dispatcher, DispatcherLink};
 use caju_proto::{Bytes, v1};
 use caju_runtime::Stores;
 use caju_types::{Result, WorkerId};
+use caju_wire::{Dispatcher, DispatcherLink};
 use parking_lot::Mutex;
 
 /// A worker's line to the dispatcher and its present identifier there.

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use caju_cache::Cache;
-use caju_engine::wire::{Dispatcher, LocalTask, LocalWorker};
 use caju_engine::{SplitModes, TaskOptions, run_task};
 use caju_proto::{ticket, v1};
 use caju_runtime::{CpuPool, Tasks, caught};
 use caju_types::{ClientId, Error, ErrorKind, IterationId, Result, Secret, TaskId};
+use caju_wire::{Dispatcher, LocalTask, LocalWorker};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OnceCell};
 
@@ -497,7 +497,7 @@ struct Over;
 
 #[async_trait]
 impl LocalTask for Over {
-    async fn next(&mut self) -> Result<Option<caju_engine::Chunk>> {
+    async fn next(&mut self) -> Result<Option<caju_wire::Chunk>> {
         Ok(None)
     }
 }

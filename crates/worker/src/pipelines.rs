@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use caju_engine::source::SourceContext;
-use caju_engine::wire::schema_from_ipc;
 use caju_engine::{BoundPipeline, Hints, bind_with};
 use caju_kernels::Registry;
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::TaskDef;
 use caju_types::{Error, Result, hash128};
+use caju_wire::schema_from_ipc;
 use parking_lot::Mutex;
 
 /// Epochs of a few jobs alternate; more than this is not worth its memory.

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
-use caju_engine::wire::{ByteQueue, LocalTask};
-use caju_engine::{CachePlan, Chunk, Findings, SplitModes, TaskRun, TaskStats};
+use caju_engine::{CachePlan, Findings, SplitModes, TaskRun, TaskStats};
 use caju_proto::v1::{self, SplitCount, StageStats, TaskStatus};
 use caju_runtime::Tasks;
 use caju_types::{Error, IterationId, Result, Secret, TaskId};
+use caju_wire::Chunk;
+use caju_wire::{ByteQueue, LocalTask};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 

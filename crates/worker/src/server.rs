@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_flight::flight_service_server::FlightServiceServer;
-use caju_engine::wire::{Admitted, Gate, Listener, Protocol, Silent, Stream, accept, admitted};
 use caju_proto::v1;
 use caju_proto::v1::worker_server::{Worker, WorkerServer};
 use caju_runtime::{Tasks, log_failure, rss_bytes};
 use caju_types::{Error, Result};
+use caju_wire::{Admitted, Gate, Listener, Protocol, Silent, Stream, accept, admitted};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;

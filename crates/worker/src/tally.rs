@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use caju_engine::Run;
 use caju_proto::v1::SplitCount;
+use caju_wire::Run;
 
 /// Splits up to this position of their feed are counted in a table, which costs a row of a shuffle next to nothing.
 /// The table has 8 bytes per split.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_engine::source::{SourceContext, SourceLimits};
-use caju_engine::wire::{
-    Dispatcher, DispatcherLink, Listener, LocalWorkers, is_in_process, is_passing, new_in_process_address,
-};
 use caju_proto::v1;
 use caju_runtime::{CpuPool, Tasks, log_failure};
 use caju_types::{Result, TaskId, WorkerId};
+use caju_wire::{
+    Dispatcher, DispatcherLink, Listener, LocalWorkers, is_in_process, is_passing, new_in_process_address,
+};
 use tokio::net::UdpSocket;
 use tokio::time::Instant;
 

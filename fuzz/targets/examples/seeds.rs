@@ -11,13 +11,13 @@ use caju_cache::{
     Cache, CacheOptions, Committed, Encoding, PartFacts, PutOutcome, ReadOptions, Remembered,
     SnapshotDescription,
 };
-use caju_engine::wire::frame::{CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader};
-use caju_engine::wire::{FrameWriter, encode_chunk, encode_schema, schema_to_ipc};
-use caju_engine::{Chunk, Elements, Run};
 use caju_fuzz::{CALLS, OF, SPLIT, corpus, part_input};
 use caju_proto::v1;
 use caju_runtime::{Stores, SystemClock};
 use caju_types::{Error, SplitKey};
+use caju_wire::frame::{CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader};
+use caju_wire::{Chunk, Elements, Run};
+use caju_wire::{FrameWriter, encode_chunk, encode_schema, schema_to_ipc};
 use futures::TryStreamExt;
 use object_store::ObjectStoreExt;
 use prost::Message;

@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use caju_engine::checksum::RowsChecksum;
 use caju_engine::{LeasedSplit, SplitFeed, TaskOptions, bind, run_task};
 use caju_pipeline::{DatasetDef, SourceDef};
 use caju_runtime::SystemClock;
 use caju_types::Result;
+use caju_wire::checksum::RowsChecksum;
 use futures::TryStreamExt;
 use serde_json::{Value, json};
 

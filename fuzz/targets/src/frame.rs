@@ -7,12 +7,12 @@
 use std::time::Duration;
 
 use arrow_schema::SchemaRef;
-use caju_engine::checksum::RowsChecksum;
-use caju_engine::wire::frame::{
+use caju_types::{Error, Result};
+use caju_wire::checksum::RowsChecksum;
+use caju_wire::frame::{
     CreditHeader, EmptyHeader, ErrorHeader, FIXED_LEN, Kind, OpenHeader, RowsHeader, SchemaHeader,
 };
-use caju_engine::wire::{BufferPool, ElementCursor, FrameReader, InFrame, decode_chunk, decode_schema};
-use caju_types::{Error, Result};
+use caju_wire::{BufferPool, ElementCursor, FrameReader, InFrame, decode_chunk, decode_schema};
 
 use crate::environment::block_on;
 

@@ -11,9 +11,9 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use caju_cache::{Block, Cache, CacheOptions, PartMeta, ReadOptions, Snapshot};
-use caju_engine::checksum::RowsChecksum;
 use caju_runtime::SystemClock;
 use caju_types::{Result, hash128};
+use caju_wire::checksum::RowsChecksum;
 use futures::TryStreamExt;
 use xxhash_rust::xxh3::xxh3_64;
 

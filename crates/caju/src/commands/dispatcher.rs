@@ -5,9 +5,9 @@ use std::sync::Arc;
 use caju_dispatcher::{Dispatcher, DispatcherConfig, EngineCatalog, MemoryLimits, Timers};
 use caju_embedded::SaveDriver;
 use caju_engine::source::{SourceContext, SourceLimits};
-use caju_engine::wire::LocalWorkers;
 use caju_runtime::IoCounters;
 use caju_types::{Error, Result};
+use caju_wire::LocalWorkers;
 
 use super::serve::{Signals, announce, check_listen, drain};
 use super::shared;

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use caju_client::{Client, DatasetRef, LostReaders, Monitor, ReadRequest, Reader};
-use caju_engine::Chunk;
-use caju_engine::checksum::RowsChecksum;
-use caju_engine::wire::{Segment, encode_chunk};
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::{IoStats, JobStatus, ProcessingMode};
 use caju_runtime::{CpuPool, IoCounters, cpu_time, peak_rss_bytes};
 use caju_types::{Error, Result};
+use caju_wire::Chunk;
+use caju_wire::checksum::RowsChecksum;
+use caju_wire::{Segment, encode_chunk};
 use caju_worker::Caches;
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;

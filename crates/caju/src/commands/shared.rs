@@ -6,12 +6,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use caju_client::{EventFn, ReaderEvent};
-use caju_engine::wire::ConnectionLimits;
 use caju_functions::{Environment, Pool, PoolConfig};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
 use caju_runtime::{Access, CpuPool, Stores};
 use caju_types::{Error, Result, format_duration};
+use caju_wire::ConnectionLimits;
 
 use super::epochs::Outcome;
 use super::summary::summary;

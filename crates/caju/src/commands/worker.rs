@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_engine::wire::{Dispatcher, DispatcherLink};
 use caju_proto::v1;
 use caju_types::{Error, Result, Secret};
+use caju_wire::{Dispatcher, DispatcherLink};
 use caju_worker::{Worker, WorkerConfig};
 
 use super::serve::{Signals, announce, check_listen, drain};

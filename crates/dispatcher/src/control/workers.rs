@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_cache::Remembered;
-use caju_engine::wire::is_in_process;
 use caju_proto::v1;
 use caju_runtime::random_secret;
 use caju_types::{Error, ErrorKind, Result, Secret, TaskId, WorkerId};
+use caju_wire::is_in_process;
 
 use super::leases::running_task;
 use super::limits::check_name;

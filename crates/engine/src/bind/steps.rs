@@ -6,10 +6,10 @@ use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef};
 use caju_kernels::{BoundExprs, Registry};
 use caju_pipeline::{Cost, DatasetDef, StageOp};
 use caju_types::{Error, Result, did_you_mean, format_bytes, format_count};
+use caju_wire::Padding;
 
 use crate::row::{OutColumn, PythonStage, RowOp, RowStage, inflated_field, unnested_schema};
 use crate::source::feature_field;
-use crate::stream::Padding;
 
 /// What is left to do of a stage once its schema is known.
 #[derive(Clone)]

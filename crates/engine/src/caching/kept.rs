@@ -15,12 +15,12 @@ use arrow_array::{RecordBatch, UInt64Array};
 use caju_cache::PutOutcome;
 use caju_runtime::{caught, log_failure};
 use caju_types::Result;
+use caju_wire::batch_bytes;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::put::{Piece, WriterOf, too_slow, write_part};
 use super::{Book, CachePlan, Entry, OpenWriter, TaskCache, WAITING};
-use crate::chunk::batch_bytes;
 use crate::source::Split;
 use crate::task::LeasedSplit;
 

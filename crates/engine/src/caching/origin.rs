@@ -9,9 +9,9 @@ use arrow_array::types::{UInt32Type, UInt64Type};
 use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array, UInt64Array};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use caju_types::{Error, Result};
+use caju_wire::{Chunk, Elements, Run, push_run};
 
 use super::SetShape;
-use crate::chunk::{Chunk, Elements, Run, push_run};
 
 /// The number of the row's split in the part's list.
 const SPLIT: &str = "caju.split";

@@ -9,13 +9,13 @@ use arrow_array::RecordBatch;
 use caju_cache::{Committed, PartFacts, PartWriter};
 use caju_runtime::{Clock, caught, log_failure};
 use caju_types::{Error, ErrorKind, Result};
+use caju_wire::batch_bytes;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::kept::own;
 use super::{Book, OpenWriter, TaskCache, WAITING};
-use crate::chunk::batch_bytes;
 
 /// Failures in a row after which the store is left alone for the rest of the task. Each of them was a
 /// request that was tried several times.

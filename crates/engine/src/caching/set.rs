@@ -9,6 +9,7 @@ use arrow_schema::Schema;
 use caju_cache::{Member, Name, PutOutcome, SetOutcome, Snapshot, Whole};
 use caju_runtime::{caught, log_failure};
 use caju_types::{Error, Result, SplitKey, hash128};
+use caju_wire::Chunk;
 use tokio::sync::mpsc;
 
 use super::origin::{Restore, Stamp, with_origin};
@@ -16,7 +17,6 @@ use super::part::{Opened, given_up};
 use super::plan::{SetPlan, SetTarget, cover};
 use super::put::{Piece, write_rows};
 use super::{BoundHint, CachePlan, OpenPart, OpenWriter, TaskCache, WAITING, part};
-use crate::chunk::Chunk;
 use crate::task::LeasedSplit;
 
 /// What this task writes of a set.

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
-
-use crate::chunk::{batch_bytes, part_bytes};
+use caju_wire::{batch_bytes, part_bytes};
 
 /// How many rows there are to be.
 #[derive(Debug, Clone, Copy)]

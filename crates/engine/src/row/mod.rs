@@ -19,13 +19,13 @@ use caju_kernels::{BoundExprs, RowError};
 use caju_pipeline::Feature;
 use caju_runtime::budget;
 use caju_types::{Error, ErrorKind, Result};
+use caju_wire::{Run, push_run};
 
 pub(crate) use cost::pay;
 pub(crate) use inflate::{inflate, inflated_field};
 pub(crate) use nested::{unnest, unnested_schema};
 pub(crate) use python::PythonStage;
 
-use crate::chunk::{Run, push_run};
 use crate::context::TaskContext;
 use crate::source::parse_example;
 
@@ -113,7 +113,7 @@ impl RowStage {
             Err(e.context(rows.map_or_else(|| "a batch".into(), |first| format!("a batch from {first} on"))))
         });
         if let Ok((out, _)) = &result {
-            counters.moved(batch.num_rows(), out.num_rows(), crate::chunk::batch_bytes(out));
+            counters.moved(batch.num_rows(), out.num_rows(), caju_wire::batch_bytes(out));
         }
         result
     }
@@ -146,7 +146,7 @@ impl RowStage {
         let mut pieces = Vec::with_capacity(batch.num_rows());
         let mut kept = Vec::with_capacity(batch.num_rows());
         for row in 0..batch.num_rows() {
-            let run = crate::chunk::slice_runs(runs, row, 1);
+            let run = caju_wire::slice_runs(runs, row, 1);
             match self.within_budget(ctx, &batch.slice(row, 1), &run) {
                 Ok((out, _)) => {
                     let index =
@@ -178,7 +178,7 @@ impl RowStage {
         runs: &[Run],
     ) -> Result<(RecordBatch, Kept), RowError> {
         let done = budget::scope(ctx.chunk_bytes, || self.apply(ctx, batch, runs)).and_then(|(out, kept)| {
-            let bytes = crate::chunk::batch_bytes(&out) as u64;
+            let bytes = caju_wire::batch_bytes(&out) as u64;
             if bytes <= ctx.chunk_bytes || out.num_rows() == 0 {
                 return Ok((out, kept));
             }

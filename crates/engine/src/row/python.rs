@@ -9,11 +9,11 @@ use caju_functions::{Function, Kind, Pool};
 use caju_kernels::{Registry, RowError};
 use caju_pipeline::{PythonFunction, PythonKind};
 use caju_types::{Error, Result, did_you_mean};
+use caju_wire::schema_from_ipc;
 
 use super::Kept;
 use super::fit::{Misfit, fit};
 use crate::typename::type_name;
-use crate::wire::schema_from_ipc;
 
 /// A function, bound to the pool that runs it.
 pub(crate) struct PythonStage {

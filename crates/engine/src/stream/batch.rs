@@ -1,9 +1,9 @@
 //! `batch` and `unbatch`.
 
 use caju_types::Result;
+use caju_wire::{Chunk, Elements, Padding, Run, pad_batch, push_run};
 
-use super::{Flow, Padding, StreamStage, pad_batch};
-use crate::chunk::{Chunk, Elements, Run, push_run};
+use super::{Flow, StreamStage};
 
 /// Rows on their way into a batch.
 #[derive(Default)]

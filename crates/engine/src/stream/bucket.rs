@@ -7,10 +7,10 @@ use arrow_array::{Array, UInt32Array};
 use arrow_schema::DataType;
 use caju_kernels::BoundExprs;
 use caju_types::{Error, Result};
+use caju_wire::{Chunk, Padding, Run, pad_batch, push_run};
 
 use super::batch::Pending;
-use super::{Flow, Padding, StreamStage, pad_batch};
-use crate::chunk::{Chunk, Run, push_run};
+use super::{Flow, StreamStage};
 
 /// Collects rows by length class; each full class becomes a batch.
 pub(crate) struct Bucket {

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use caju_types::Result;
+use caju_wire::{Chunk, push_run};
 
 use super::{Draws, Flow, StreamStage};
-use crate::chunk::{Chunk, push_run};
 
 /// Waiting rows beyond which a dataset that has none ready is not waited for any more.
 const MAX_BYTES: usize = 64 << 20;
@@ -146,9 +146,9 @@ mod tests {
     use arrow_array::cast::AsArray;
     use arrow_array::types::Int64Type;
     use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+    use caju_wire::Run;
 
     use super::*;
-    use crate::chunk::Run;
 
     fn chunk(split: u64, range: std::ops::Range<i64>) -> Chunk {
         let run =

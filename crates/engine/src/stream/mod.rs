@@ -7,7 +7,7 @@ mod batch;
 mod bucket;
 mod draws;
 mod mix;
-mod pad;
+
 mod shuffle;
 mod take;
 
@@ -15,13 +15,12 @@ pub(crate) use batch::{Batch, BatchEnd, Unbatch};
 pub(crate) use bucket::Bucket;
 pub(crate) use draws::Draws;
 pub(crate) use mix::Mix;
-pub use pad::{Padding, pad_batch};
+
 pub(crate) use shuffle::Shuffle;
 pub(crate) use take::{Skip, Take};
 
 use caju_types::Result;
-
-use crate::chunk::Chunk;
+use caju_wire::Chunk;
 
 /// Whether a stage wants more input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

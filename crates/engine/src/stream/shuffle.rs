@@ -3,9 +3,9 @@
 use arrow::compute::interleave_record_batch;
 use arrow_array::RecordBatch;
 use caju_types::{Error, Result, format_bytes};
+use caju_wire::{Chunk, Elements, Run, batch_bytes, push_run};
 
 use super::{Draws, Flow, StreamStage};
-use crate::chunk::{Chunk, Elements, Run, batch_bytes, push_run};
 
 /// The most rows of one chunk that leaves the buffer at its end.
 const CHUNK_ROWS: usize = 8192;

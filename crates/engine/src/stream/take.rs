@@ -1,9 +1,9 @@
 //! `take` and `skip` where they could not be planned away: counting elements on a single task.
 
 use caju_types::Result;
+use caju_wire::{Chunk, Elements};
 
 use super::{Flow, StreamStage};
-use crate::chunk::{Chunk, Elements};
 
 /// Rows of the first `n` elements of a chunk.
 fn rows_of(chunk: &Chunk, n: usize) -> usize {

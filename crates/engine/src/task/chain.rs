@@ -5,6 +5,7 @@ use std::sync::Arc;
 use caju_pipeline::Cost;
 use caju_runtime::{Tasks, budget, catch, caught, channel};
 use caju_types::Result;
+use caju_wire::Chunk;
 use futures::stream::{self, StreamExt};
 
 use super::hint::{Numbering, at_hint, at_set, without_marks};
@@ -12,7 +13,6 @@ use super::rows::RowWork;
 use super::{Item, Items};
 use crate::bind::{BoundPipeline, BranchKind, Step, StreamOp};
 use crate::caching::TaskCache;
-use crate::chunk::Chunk;
 use crate::context::TaskContext;
 use crate::row::{RowStage, pay};
 use crate::stream::{Batch, BatchEnd, Bucket, Flow, Mix, Shuffle, Skip, StreamStage, Take, Unbatch};
@@ -233,8 +233,8 @@ fn pay_for(items: Items, ctx: &Arc<TaskContext>, cost: Cost, burn: bool, stats: 
                 let item = item?;
                 if let Item::Chunk(chunk) = &item {
                     let units = match &chunk.elements {
-                        crate::chunk::Elements::Rows => 1,
-                        crate::chunk::Elements::Lengths(l) => l.len(),
+                        caju_wire::Elements::Rows => 1,
+                        caju_wire::Elements::Lengths(l) => l.len(),
                     };
                     pay(&ctx, cost, burn, chunk.rows(), units, stats).await?;
                     ctx.stats.stage(stats).moved(chunk.rows(), chunk.rows(), chunk.bytes());
@@ -366,8 +366,9 @@ fn run_stream_stage(stage: Box<dyn StreamStage>, place: String, items: Items, re
 
 #[cfg(test)]
 mod tests {
+    use caju_wire::Run;
+
     use super::*;
-    use crate::chunk::Run;
 
     /// A stage that breaks down when it is pushed, or flushed.
     struct Broken {

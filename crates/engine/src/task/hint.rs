@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use caju_types::Result;
+use caju_wire::{Chunk, Run};
 use futures::stream::StreamExt;
 
 use super::{Item, Items};
 use crate::caching::TaskCache;
-use crate::chunk::{Chunk, Run};
 
 /// Gives the rows of every split consecutive ordinals again.
 #[derive(Debug, Default)]

@@ -19,12 +19,12 @@ use caju_cache::{Cache, Encoding};
 use caju_proto::v1::StageStats;
 use caju_runtime::{Clock, CpuPool, Tasks};
 use caju_types::{Result, RowRanges};
+use caju_wire::Chunk;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 
 use crate::bind::BoundPipeline;
 use crate::caching::{CachePlan, GroupLease, SplitModes, TaskCache};
-use crate::chunk::Chunk;
 use crate::context::TaskContext;
 use crate::probing::{Findings, Prober, Probing};
 use crate::source::Split;

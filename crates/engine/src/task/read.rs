@@ -6,6 +6,7 @@ use std::time::Instant;
 use arrow_array::RecordBatch;
 use caju_runtime::Sender;
 use caju_types::{Error, Result};
+use caju_wire::{Chunk, Elements, Run, batch_bytes};
 use futures::stream::{self, BoxStream, StreamExt};
 
 use super::distribute::Group;
@@ -15,7 +16,6 @@ use super::zip::{Side, zipped};
 use super::{Item, LeasedSplit};
 use crate::bind::{BoundPipeline, Branch, BranchKind, Step};
 use crate::caching::{Entry, OpenPart, TaskCache};
-use crate::chunk::{Chunk, Elements, Run, batch_bytes};
 use crate::context::TaskContext;
 use crate::source::{ReadOptions, Split, SplitRange, child_split, read_split};
 use crate::stats::READER;

@@ -7,10 +7,10 @@
 use std::sync::Arc;
 
 use caju_types::{ErrorKind, Result};
+use caju_wire::{Chunk, Elements, Run, push_run, slice_runs};
 use futures::stream::{self, Stream};
 
 use super::Item;
-use crate::chunk::{Chunk, Elements, Run, push_run, slice_runs};
 use crate::context::TaskContext;
 use crate::row::{Kept, RowStage};
 

@@ -6,16 +6,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use caju_cache::{Cache, CacheOptions};
-use caju_engine::checksum::RowsChecksum;
 use caju_engine::source::{SourceContext, Split};
 use caju_engine::{
-    BoundPipeline, CachePlan, Chunk, Hints, LeasedSplit, SetBase, SplitModes, TaskOptions, bind, bind_with,
-    run_task,
+    BoundPipeline, CachePlan, Hints, LeasedSplit, SetBase, SplitModes, TaskOptions, bind, bind_with, run_task,
 };
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::{DatasetDef, prefix_fingerprints};
 use caju_runtime::{Clock, CpuPool, IoCounters, Stores, SystemClock};
 use caju_types::{Result, RowRanges};
+use caju_wire::Chunk;
+use caju_wire::checksum::RowsChecksum;
 use futures::TryStreamExt;
 
 use crate::common::{Fixed, How};

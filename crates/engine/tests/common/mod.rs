@@ -9,13 +9,12 @@ use arrow::util::display::{ArrayFormatter, FormatOptions};
 use arrow_array::RecordBatch;
 use async_trait::async_trait;
 use caju_engine::source::{SourceContext, Split};
-use caju_engine::{
-    BoundPipeline, Chunk, Elements, LeasedSplit, SplitFeed, TaskOptions, TaskRun, bind, run_task,
-};
+use caju_engine::{BoundPipeline, LeasedSplit, SplitFeed, TaskOptions, TaskRun, bind, run_task};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
 use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock};
 use caju_types::{Result, RowRanges};
+use caju_wire::{Chunk, Elements};
 use futures::TryStreamExt;
 
 /// A feed of fixed leases.

@@ -9,12 +9,12 @@ use arrow_array::{Array, RecordBatch};
 use caju_client::{Client, ClientConfig, DatasetRef, ReadRequest, Reader};
 use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers};
 use caju_engine::source::SourceContext;
-use caju_engine::wire::LocalWorkers;
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::ProcessingMode;
 use caju_runtime::{CpuPool, IoCounters, Stores};
 use caju_types::Result;
+use caju_wire::LocalWorkers;
 use caju_worker::{Worker, WorkerConfig, WorkerHandle};
 use serde_json::{Value, json};
 

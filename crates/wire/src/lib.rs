@@ -1,9 +1,15 @@
-//! The framed stream: how chunks get from a worker to a reader of ours.
+//! What a worker and a client share: chunks of rows with their provenance, and how they travel.
+//!
+//! A [`Chunk`] is rows, the [`Run`]s that say which rows of which split they are, and the [`Elements`] that they
+//! form. Chunks wait in queues that are bounded in bytes ([`ByteQueue`]), reach a reader in the same process as
+//! they are ([`LocalWorkers`]), and any other reader through the framed stream.
+//!
+//! # The framed stream
 //!
 //! Any Arrow Flight client can read a task; our own client speaks this protocol on the same port. It differs
 //! from Flight in three things. Columns are never copied on the way out, and land in one recycled, aligned
 //! allocation on the way in ([`encode_chunk`], [`decode_chunk`], [`BufferPool`]). Rows carry their provenance
-//! ([`crate::Run`]), so that a reader knows what it has (I3). And the reader bounds what is on its way in
+//! ([`Run`]), so that a reader knows what it has (I3). And the reader bounds what is on its way in
 //! bytes (I7), with credits.
 //!
 //! A connection reads one task:
@@ -22,6 +28,8 @@
 //! chunk always is, however large. `Ack` tells the worker that the reader has everything.
 
 mod accept;
+pub mod checksum;
+mod chunk;
 mod coalesce;
 mod decode;
 mod elements;
@@ -30,6 +38,7 @@ pub mod frame;
 mod io;
 mod link;
 mod local;
+mod padding;
 mod pool;
 mod queue;
 mod schema;
@@ -40,14 +49,16 @@ mod transport;
 pub use accept::{
     Admitted, ConnectionLimits, Gate, OpenCall, OpenCalls, Permit, Protocol, Silent, accept, admitted,
 };
+pub use chunk::{Chunk, Elements, Run, batch_bytes, part_bytes, push_run, slice_runs};
 pub use coalesce::coalesce;
 pub use decode::decode_chunk;
 pub use elements::ElementCursor;
 pub use encode::{OutFrame, Segment, encode_chunk};
-pub use io::{FrameReader, FrameWriter, InFrame, looks_framed, tune};
+pub use io::{FrameReader, FrameWriter, InFrame, looks_framed};
 pub use link::{Dispatcher, DispatcherLink, is_passing};
 pub use local::{LocalTask, LocalWorker, LocalWorkers};
+pub use padding::{Padding, pad_batch};
 pub use pool::{Body, BufferPool};
 pub use queue::ByteQueue;
 pub use schema::{decode_schema, encode_schema, schema_from_ipc, schema_to_ipc};
-pub use transport::{IN_PROCESS, Listener, Stream, connect, is_in_process, new_in_process_address};
+pub use transport::{IN_PROCESS, Listener, Stream, connect, is_in_process, new_in_process_address, tune};

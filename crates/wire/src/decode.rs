@@ -12,8 +12,8 @@ use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
 use arrow_schema::{DataType, SchemaRef};
 use caju_types::Result;
 
-use super::frame::{ALIGN, RowsHeader, damaged};
 use crate::chunk::push_run;
+use crate::frame::{ALIGN, RowsHeader, damaged};
 use crate::{Chunk, Elements, Run};
 
 /// More rows than this in one frame are not believed.

@@ -8,7 +8,7 @@ use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use caju_runtime::catch;
 use caju_types::{Error, Result};
 
-use super::frame::{SchemaHeader, damaged};
+use crate::frame::{SchemaHeader, damaged};
 
 /// Types nested deeper than this are refused.
 const MAX_DEPTH: usize = 32;

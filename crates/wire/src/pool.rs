@@ -10,7 +10,7 @@ use arrow_buffer::{Buffer, MutableBuffer};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::frame::ALIGN;
+use crate::frame::ALIGN;
 
 /// Bodies below this size are not worth recycling.
 const SMALL: usize = 64 << 10;

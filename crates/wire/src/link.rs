@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
-use super::transport::{connect, is_in_process};
+use crate::transport::{connect, is_in_process};
 
 /// A stub of the dispatcher's service.
 pub type Dispatcher = DispatcherClient<Channel>;

@@ -37,7 +37,7 @@ use xxhash_rust::xxh3::Xxh3;
 /// ```
 /// # use std::sync::Arc;
 /// # use arrow_array::{ArrayRef, Int64Array, RecordBatch};
-/// use caju_engine::checksum::RowsChecksum;
+/// use caju_wire::checksum::RowsChecksum;
 ///
 /// let ids = |v: Vec<i64>| RecordBatch::try_from_iter([("id", Arc::new(Int64Array::from(v)) as ArrayRef)]).unwrap();
 /// let (mut a, mut b) = (RowsChecksum::default(), RowsChecksum::default());

@@ -11,7 +11,7 @@ use arrow_buffer::{ArrowNativeType, Buffer, ScalarBuffer};
 use arrow_schema::DataType;
 use caju_types::{Error, Result};
 
-use super::frame::{self, ALIGN, Kind, RowsHeader};
+use crate::frame::{self, ALIGN, Kind, RowsHeader};
 use crate::{Chunk, Elements};
 
 /// A frame that is ready to be written: its headers, and the slices of memory that make up its body.

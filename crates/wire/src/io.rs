@@ -7,11 +7,10 @@ use arrow_buffer::Buffer;
 use caju_types::{Error, Result};
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
 
-use super::encode::OutFrame;
-use super::frame::{self, DEFAULT_MAX_BODY_BYTES, FIXED_LEN, Fixed, Kind, MAX_HEADER_BYTES, damaged};
-use super::pool::BufferPool;
+use crate::encode::OutFrame;
+use crate::frame::{self, DEFAULT_MAX_BODY_BYTES, FIXED_LEN, Fixed, Kind, MAX_HEADER_BYTES, damaged};
+use crate::pool::BufferPool;
 
 /// Slices handed to one vectored write; the system takes 1024 at most, and more than this gains nothing.
 const MAX_SLICES: usize = 128;
@@ -47,16 +46,6 @@ impl InFrame {
     pub fn is_empty(&self) -> bool {
         false
     }
-}
-
-/// Sets a connection up for frames: no delay for small ones, and a sign of life from the system itself.
-///
-/// Buffer sizes are left to the kernel, whose autotuning goes beyond what a process may ask for.
-///
-/// # Errors
-/// `Unavailable` if the connection is already gone.
-pub fn tune(stream: &TcpStream) -> Result<()> {
-    stream.set_nodelay(true).map_err(|e| Error::unavailable(format!("cannot set up a connection: {e}")))
 }
 
 /// Reads frames from the peer that `peer` names in errors.

@@ -18,8 +18,6 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
-use super::tune;
-
 /// What addresses within this process begin with. As an address to listen on it stands for a new name.
 pub const IN_PROCESS: &str = "memory://";
 
@@ -139,6 +137,16 @@ pub async fn connect(address: &str) -> io::Result<Stream> {
     let (ours, theirs) = tokio::io::duplex(MEMORY_STREAM_BYTES);
     listener.send(theirs).await.map_err(|_| gone())?;
     Ok(Stream::Memory(ours))
+}
+
+/// Sets a connection up for frames: no delay for small ones, and a sign of life from the system itself.
+///
+/// Buffer sizes are left to the kernel, whose autotuning goes beyond what a process may ask for.
+///
+/// # Errors
+/// `Unavailable` if the connection is already gone.
+pub fn tune(stream: &TcpStream) -> Result<()> {
+    stream.set_nodelay(true).map_err(|e| Error::unavailable(format!("cannot set up a connection: {e}")))
 }
 
 fn gone() -> io::Error {

@@ -11,8 +11,8 @@ use arrow_schema::{DataType, Field, Fields, Schema};
 use caju_types::{Error, ErrorKind};
 use proptest::prelude::*;
 
-use super::frame::{CreditHeader, EmptyHeader, ErrorHeader, FIXED_LEN, Kind, OpenHeader, RowsHeader};
 use super::*;
+use crate::frame::{CreditHeader, EmptyHeader, ErrorHeader, FIXED_LEN, Kind, OpenHeader, RowsHeader};
 use crate::{Chunk, Elements, Run};
 
 /// A small deterministic generator: proptest chooses the seed and the shape, this fills the values.

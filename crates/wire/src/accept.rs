@@ -22,7 +22,8 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 
-use super::transport::{Listener, Stream};
+use crate::io::looks_framed;
+use crate::transport::{Listener, Stream};
 
 /// What an HTTP/2 connection begins with.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -213,7 +214,7 @@ async fn first_bytes(stream: &tokio::net::TcpStream) -> Result<Protocol> {
             return Err(Error::cancelled("a connection closed before it said anything"));
         }
         let said = &first[..n];
-        if super::looks_framed(said) {
+        if looks_framed(said) {
             return Ok(Protocol::Framed);
         }
         if !PREFACE.starts_with(said) {

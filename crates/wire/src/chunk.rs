@@ -183,7 +183,7 @@ pub fn batch_bytes(batch: &RecordBatch) -> usize {
 
 /// The bytes of a part of a batch's rows: by their own length where a slice knows that, as of texts and photos, and by their
 /// number where it does not: a slice of lists seems to have the elements of all.
-pub(crate) fn part_bytes(batch: &RecordBatch, part: &RecordBatch) -> usize {
+pub fn part_bytes(batch: &RecordBatch, part: &RecordBatch) -> usize {
     let columns = batch.columns().iter().zip(part.columns());
     let shares = |of: &DataType| {
         let refers = matches!(of, DataType::Dictionary(..) | DataType::Utf8View | DataType::BinaryView);
