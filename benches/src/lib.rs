@@ -8,7 +8,6 @@ use std::sync::Arc;
 use arrow_array::{ArrayRef, BinaryArray, Int64Array, RecordBatch, StringArray};
 use caju_runtime::Stores;
 use caju_types::{Error, Result};
-use jpeg_encoder::{ColorType, Encoder};
 use serde_json::Value;
 
 /// The options of stores that the environment gives, as the binary takes them.
@@ -40,30 +39,10 @@ where
     }
 }
 
-/// A JPEG of this size: smooth regions, edges and texture, at the quality that makes about 110 KB of 500x375.
-pub fn photo(width: u16, height: u16, seed: u32) -> Vec<u8> {
-    let mut noise = seed.wrapping_mul(0x9E37_79B9) | 1;
-    let mut px = Vec::with_capacity(usize::from(width) * usize::from(height) * 3);
-    for y in 0..u32::from(height) {
-        for x in 0..u32::from(width) {
-            noise ^= noise << 13;
-            noise ^= noise >> 17;
-            noise ^= noise << 5;
-            let edge = if (x + seed % 97) / 60 % 2 == (y / 45) % 2 { 60 } else { 0 };
-            let grain = noise % 40;
-            px.push((x * 150 / u32::from(width) + edge + grain) as u8);
-            px.push((y * 150 / u32::from(height) + edge + grain / 2) as u8);
-            px.push(((x + y) % 120 + edge + grain) as u8);
-        }
-    }
-    let mut out = Vec::new();
-    Encoder::new(&mut out, 94).encode(&px, width, height, ColorType::Rgb).unwrap();
-    out
-}
-
-/// So many photos in a column `image`.
+/// Generated photos of 500x375 pixels, in a column `image`.
 pub fn photos(rows: u32) -> RecordBatch {
-    let photos: Vec<_> = (0..rows).map(|i| photo(500, 375, i)).collect();
+    let photos: Vec<_> =
+        (0..rows).map(|i| caju_samples::photo_of_size(0, i.into(), 500, 375).unwrap().jpeg).collect();
     let column: ArrayRef = Arc::new(BinaryArray::from_iter_values(photos));
     RecordBatch::try_from_iter([("image", column)]).unwrap()
 }
@@ -77,15 +56,4 @@ pub fn table(rows: i64) -> RecordBatch {
         Arc::new((0..rows).map(|i| Some(format!("{:08x}", mix(i) as u32))).collect::<StringArray>());
     let id: ArrayRef = Arc::new(Int64Array::from_iter_values(0..rows));
     RecordBatch::try_from_iter([("x", x), ("s", s), ("id", id)]).unwrap()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn photos_have_the_size_of_photos() {
-        let size = photo(500, 375, 3).len();
-        assert!((70_000..160_000).contains(&size), "{size} bytes");
-    }
 }

@@ -5,7 +5,6 @@
 mod cli;
 mod commands;
 mod config;
-mod generate;
 mod output;
 mod plot;
 mod process;

@@ -3,6 +3,7 @@
 mod bench;
 mod cache;
 mod plan;
+mod sample;
 mod save;
 mod service;
 
@@ -13,11 +14,10 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::generate::{Format, Kind};
-
 pub(crate) use bench::{BenchArgs, BenchCommand, OneTrial, PoliciesArgs, TapsArgs};
 pub(crate) use cache::{CacheArgs, CacheCommand, CacheRoot, ExplainArgs, OutputFormat, ProfileArgs};
 pub(crate) use plan::{PlanArgs, PlanFormat};
+pub(crate) use sample::{DEFAULT_DIR, GenArgs, QuickstartArgs};
 pub(crate) use save::SaveArgs;
 pub(crate) use service::{
     ConnectionArgs, DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, StoreArgs, WorkerArgs, WorkerCommand,
@@ -251,72 +251,4 @@ pub(crate) struct CheckArgs {
     /// Pipeline file (YAML or JSON)
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) file: PathBuf,
-}
-
-/// `caju gen`.
-#[derive(Debug, Clone, Args)]
-#[command(after_help = "\
-Examples:
-  caju gen images --out data/photos --count 10000 --format tfrecord,parquet
-  caju gen table --out s3://bucket/clicks --count 5000000 --format parquet --shards 16
-  caju gen text --out data/text --count 100000 --seed 7 --format json
-
-One format is written into DIR, several into DIR/FORMAT. The same kind, count and seed give the same bytes.
-  images   tfrecord, parquet, webdataset, files, arrow
-  table    parquet, tfrecord, csv, json, arrow
-  text     parquet, tfrecord, webdataset, csv, json, arrow")]
-pub(crate) struct GenArgs {
-    /// What to generate
-    #[arg(value_name = "KIND")]
-    pub(crate) kind: Kind,
-    /// Folder to write into: a path, or a URL (file, s3, gs, az)
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub(crate) out: String,
-    /// Rows to generate
-    #[arg(long, value_name = "N")]
-    pub(crate) count: u64,
-    /// Another seed, other rows
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    pub(crate) seed: u64,
-    /// One format or several, separated by commas
-    #[arg(
-        long,
-        value_name = "FORMAT",
-        value_delimiter = ',',
-        default_value = "parquet",
-        hide_possible_values = true
-    )]
-    pub(crate) format: Vec<Format>,
-    /// Files per format; by the count if absent
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=99_999))]
-    pub(crate) shards: Option<u64>,
-    /// Threads that compute; the number of cores by default. Does not change the data
-    #[arg(long, value_name = "N")]
-    pub(crate) cpu_threads: Option<u32>,
-    /// Replace the sample data that an earlier run noted there in _caju_gen.json; other files stay
-    #[arg(long)]
-    pub(crate) overwrite: bool,
-}
-
-/// The folder that is `caju quickstart`'s own.
-pub(crate) const DEFAULT_DIR: &str = "data/quickstart";
-
-/// `caju quickstart`.
-#[derive(Debug, Clone, Args)]
-#[command(after_help = "\
-Generates 2,000 photos in TFRecord and Parquet under the folder (about 450 MB) unless they are there, and runs the
-ImageNet training pipeline on them: decode, random crop, flip, normalise, batch.")]
-pub(crate) struct QuickstartArgs {
-    /// Where the sample data goes
-    #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR, value_hint = ValueHint::DirPath)]
-    pub(crate) dir: PathBuf,
-    /// Photos to generate
-    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) count: u64,
-    /// Epochs to read
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) epochs: u64,
-    /// Replace other sample data in --dir; in the folder by default, that is done without asking
-    #[arg(long)]
-    pub(crate) overwrite: bool,
 }

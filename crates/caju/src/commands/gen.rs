@@ -4,29 +4,29 @@ use std::pin::pin;
 use std::time::Instant;
 
 use caju_runtime::{CpuPool, Stores};
+use caju_samples::{Format, SampleSet, StopFlag, WriteProgress};
 use caju_types::{Error, ErrorKind, Result};
 
 use super::serve::Signals;
 use super::shared;
 use crate::cli::{GenArgs, Global};
-use crate::generate::{self, Counters, Format, Plan, Stop};
 use crate::output;
 use crate::progress::{Progress, State, done_text};
 
 /// Generates sample data, to the exit code.
 ///
 /// # Errors
-/// As [`generate::write`].
+/// As [`caju_samples::write()`].
 pub(crate) async fn run(global: &Global, args: &GenArgs) -> Result<u8> {
     let mut formats: Vec<Format> = Vec::new();
-    for format in &args.format {
-        if formats.contains(format) {
+    for format in args.format.iter().map(|f| Format::from(*f)) {
+        if formats.contains(&format) {
             return Err(Error::invalid(format!("--format names {} twice", format.name())));
         }
-        formats.push(*format);
+        formats.push(format);
     }
-    let plan = Plan {
-        kind: args.kind,
+    let set = SampleSet {
+        kind: args.kind.into(),
         out: folder("--out", &args.out)?,
         count: args.count,
         seed: args.seed,
@@ -34,7 +34,7 @@ pub(crate) async fn run(global: &Global, args: &GenArgs) -> Result<u8> {
         shards: args.shards,
         overwrite: args.overwrite,
     };
-    generate(&plan, &shared::stores()?, &shared::cpu_pool(args.cpu_threads)?, global.quiet).await
+    generate(&set, &shared::stores()?, &shared::cpu_pool(args.cpu_threads)?, global.quiet).await
 }
 
 /// A folder as the user wrote it, as a URL or an absolute path.
@@ -73,21 +73,21 @@ pub(crate) fn signalled(name: &str) -> u8 {
 /// Generates with progress and a closing line, to the exit code. Ctrl-C and SIGTERM end it in order.
 ///
 /// # Errors
-/// As [`generate::write`].
-pub(crate) async fn generate(plan: &Plan, stores: &Stores, pool: &CpuPool, quiet: bool) -> Result<u8> {
-    let (counters, stop, start) = (Counters::default(), Stop::default(), Instant::now());
+/// As [`caju_samples::write()`].
+pub(crate) async fn generate(set: &SampleSet, stores: &Stores, pool: &CpuPool, quiet: bool) -> Result<u8> {
+    let (written, stop, start) = (WriteProgress::default(), StopFlag::default(), Instant::now());
     let state = || {
-        let (rows, bytes) = counters.get();
-        State { rows, bytes, done: rows, total: Some(plan.count), ..State::default() }
+        let (rows, bytes) = written.get();
+        State { rows, bytes, done: rows, total: Some(set.count), ..State::default() }
     };
     let mut signals = Signals::new()?;
-    let progress = Progress::new(format!("gen {}", plan.kind.name()), quiet);
+    let progress = Progress::new(format!("gen {}", set.kind.name()), quiet);
     let mut work =
-        pin!(progress.watch(Box::pin(generate::write(plan, stores, pool, &counters, &stop)), state));
+        pin!(progress.watch(Box::pin(caju_samples::write(set, stores, pool, &written, &stop)), state));
     let name = tokio::select! {
         done = &mut work => {
             done?;
-            return say(plan, &counters, start, quiet);
+            return say(set, &written, start, quiet);
         }
         name = signals.next() => name,
     };
@@ -96,7 +96,7 @@ pub(crate) async fn generate(plan: &Plan, stores: &Stores, pool: &CpuPool, quiet
     tokio::select! {
         done = work => match done {
             // It came too late: the data is complete.
-            Ok(()) => say(plan, &counters, start, quiet),
+            Ok(()) => say(set, &written, start, quiet),
             Err(e) if e.kind() == ErrorKind::Cancelled => {
                 output::note(format_args!("gen: {}", e.message()));
                 Ok(signalled(name))
@@ -104,24 +104,24 @@ pub(crate) async fn generate(plan: &Plan, stores: &Stores, pool: &CpuPool, quiet
             Err(e) => Err(e),
         },
         second = signals.next() => {
-            let out = &plan.out;
+            let out = &set.out;
             output::note(format_args!("gen: {second}: ended at once; --overwrite removes what is left in {out}"));
             Ok(signalled(second))
         }
     }
 }
 
-fn say(plan: &Plan, counters: &Counters, start: Instant, quiet: bool) -> Result<u8> {
+fn say(set: &SampleSet, written: &WriteProgress, start: Instant, quiet: bool) -> Result<u8> {
     if !quiet {
-        let (rows, bytes) = counters.get();
-        let names: Vec<_> = plan.formats.iter().map(|f| f.name()).collect();
+        let (rows, bytes) = written.get();
+        let names: Vec<_> = set.formats.iter().map(|f| f.name()).collect();
         output::say(format_args!(
             "{}: {} as {}, {} shard{}",
-            plan.out,
+            set.out,
             done_text(rows, bytes, start.elapsed()),
             names.join(" and "),
-            plan.shards(),
-            if plan.shards() == 1 { "" } else { "s each" }
+            set.shards(),
+            if set.shards() == 1 { "" } else { "s each" }
         ))?;
     }
     Ok(0)

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use caju_pipeline::{DatasetDef, SourceDef};
 use caju_runtime::cpu_time;
+use caju_samples::{Format, Kind, SampleSet, is_complete};
 use caju_types::{Error, Result};
 
 use super::epochs::Consumer;
@@ -12,7 +13,6 @@ use super::run::{Job, embedded};
 use super::serve::Signals;
 use super::shared;
 use crate::cli::{DEFAULT_DIR, EpochArgs, Global, Mode, QuickstartArgs};
-use crate::generate::{Format, Kind, Plan, is_complete};
 use crate::output;
 
 /// The pipeline that it runs; the same file can be run and changed by hand.
@@ -26,7 +26,7 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
     let stores = Arc::new(shared::stores()?);
     let pool = shared::cpu_pool(None)?;
     let out = folder("--dir", &args.dir.to_string_lossy())?;
-    let plan = Plan {
+    let set = SampleSet {
         kind: Kind::Images,
         out: out.clone(),
         count: args.count,
@@ -36,11 +36,11 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
         // In the folder of its own, what an interrupted or another quickstart left may go; `gen` keeps the rest.
         overwrite: args.overwrite || args.dir == std::path::Path::new(DEFAULT_DIR),
     };
-    if is_complete(&plan, &stores).await? {
+    if is_complete(&set, &stores).await? {
         say(global, &format!("sample data: {out} is there already\n"))?;
     } else {
         say(global, &format!("sample data: {} photos into {out}", args.count))?;
-        let code = Box::pin(generate(&plan, &stores, &pool, global.quiet)).await?;
+        let code = Box::pin(generate(&set, &stores, &pool, global.quiet)).await?;
         if code != 0 {
             return Ok(code);
         }

@@ -7,6 +7,15 @@ use super::noise::{PAD, Texture};
 /// Red, green, blue in 0..255.
 pub(crate) type Rgb = [f32; 3];
 
+/// The size of a photo in pixels, and the direction of its light.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Frame {
+    pub(crate) width: f32,
+    pub(crate) height: f32,
+    /// 1 for light from the right, -1 for light from the left.
+    pub(crate) light: f32,
+}
+
 /// One row of the image being painted, plane by plane.
 #[derive(Debug)]
 pub(crate) struct Row {
@@ -23,7 +32,7 @@ impl Row {
     }
 }
 
-/// How a surface looks: colour, shading across it, and how much of each band of texture it shows.
+/// The look of a surface: its colour, its shading, and the weight of each band of texture.
 #[derive(Debug, Clone)]
 pub(crate) struct Paint {
     pub(crate) colour: Rgb,
@@ -32,7 +41,7 @@ pub(crate) struct Paint {
     pub(crate) centre: [f32; 2],
     /// Weight of each band of texture in the brightness.
     pub(crate) texture: [f32; 3],
-    /// Where in the texture's width the surface starts; below [`PAD`].
+    /// The column of the texture at which the surface starts. Below [`PAD`].
     pub(crate) offset: usize,
 }
 
@@ -69,7 +78,7 @@ impl Paint {
         }
     }
 
-    /// Paints from `x0` to `x1`, the pixels at both ends as far as they are covered.
+    /// Paints from `x0` to `x1`. The pixels at both ends are painted in proportion to their coverage.
     pub(crate) fn span(&self, row: &mut Row, texture: &Texture, y: usize, span: (f32, f32), opacity: f32) {
         let width = row.width() as f32;
         let (x0, x1) = (span.0.max(0.0), span.1.min(width));
@@ -161,7 +170,7 @@ impl Shape {
         Self { form, paint, opacity, rows }
     }
 
-    /// Paints what of the shape lies in row `y`.
+    /// Paints the part of the shape in row `y`.
     pub(crate) fn paint(&self, row: &mut Row, texture: &Texture, y: usize) {
         let at = y as f32;
         if at + 1.0 < self.rows.0 || at > self.rows.1 {

@@ -1,16 +1,16 @@
-//! What is in a picture: a background, and shapes before it at several scales.
+//! The content of a photo: a background, and shapes of several sizes in front of it.
 
 #![allow(clippy::cast_possible_truncation, reason = "pixel coordinates and counts are small by construction")]
 
 use super::noise::{PAD, Texture, ridge};
-use super::parts::{
+use super::objects::{
     animal, building, car, earth, jitter, lit, mix, picture_frames, rocks, shade, shadow, textured, tree,
     turn, vivid,
 };
-use super::shape::{Form, Paint, Rgb, Row, Shape};
-use crate::generate::rng::Rng;
+use super::shape::{Form, Frame, Paint, Rgb, Row, Shape};
+use crate::rng::Rng;
 
-/// A composed picture, painted row by row.
+/// A composed photo, painted row by row.
 #[derive(Debug)]
 pub(crate) struct Scene {
     background: Background,
@@ -38,26 +38,18 @@ enum Background {
 struct Outdoor {
     horizon: f32,
     sky: [Rgb; 2],
-    /// How much of the sky is cloud: noise above minus this is white.
+    /// How much of the sky is clear. Noise above this value is cloud.
     clear: f32,
     cloud: Rgb,
-    /// Far to near: the top of each column, and its look.
+    /// Far to near: the top of each column, and its paint.
     ridges: Vec<(Vec<f32>, Paint)>,
     ground: [Rgb; 2],
-    /// Weight of each band of texture on the ground nearest to the eye.
+    /// Weight of each band of texture on the nearest ground.
     grain: [f32; 3],
 }
 
-/// The size of a picture and where its light comes from.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Frame {
-    pub(crate) width: f32,
-    pub(crate) height: f32,
-    pub(super) light: f32,
-}
-
 impl Scene {
-    /// The scene of one picture. Pictures with one label are alike in kind and colours.
+    /// The scene of one photo. Photos with the same label have the same kind of scene and similar colours.
     pub(crate) fn compose(rng: &Rng, label: u64, width: usize, height: usize) -> Self {
         let light = if rng.chance(0.5) { 1.0 } else { -1.0 };
         let frame = Frame { width: width as f32, height: height as f32, light };
@@ -324,7 +316,7 @@ impl Background {
                     wall.fill(row, texture, y, 0, width, 1.0);
                     return;
                 }
-                // Planks are further apart towards the eye; each has its own shade, with a dark joint.
+                // Nearer planks are further apart. Each has its own shade and a dark joint.
                 let depth = (at - floor) / plank;
                 let (index, inside) = (depth.floor(), depth.fract());
                 let mut board = boards.clone();

@@ -1,4 +1,4 @@
-//! TFRecord files of tf.train.Example, written by hand: the messages are few and small.
+//! TFRecord files of `tf.train.Example`. The messages are few and small, so no protobuf library is needed.
 
 use arrow_array::RecordBatch;
 use arrow_array::cast::AsArray;
@@ -7,10 +7,10 @@ use arrow_array::{Array, ArrayRef};
 use arrow_schema::{DataType, SchemaRef};
 use caju_types::{Error, Result};
 
-use super::{Encoder, Made};
-use crate::generate::Kind;
+use super::encoder::{Encoded, Encoder};
+use crate::Kind;
 
-/// One Example per row; a null is an absent feature.
+/// One Example per row. A null is an absent feature.
 pub(super) struct TfRecord {
     /// Feature name of each column.
     names: Vec<String>,
@@ -35,7 +35,7 @@ impl TfRecord {
 }
 
 impl Encoder for TfRecord {
-    fn push(&mut self, rows: &RecordBatch, made: &mut Made) -> Result<()> {
+    fn push(&mut self, rows: &RecordBatch, encoded: &mut Encoded) -> Result<()> {
         for row in 0..rows.num_rows() {
             self.example.clear();
             for (name, column) in self.names.iter().zip(rows.columns()) {
@@ -47,14 +47,14 @@ impl Encoder for TfRecord {
             }
             // Example { features = 1: Features { feature = 1: map entries } }
             let length = self.example.len();
-            let mut head = vec![0x0A];
-            varint(length as u64, &mut head);
-            frame(&head, &self.example, &mut made.bytes);
+            let mut prefix = vec![0x0A];
+            varint(length as u64, &mut prefix);
+            frame(&prefix, &self.example, &mut encoded.bytes);
         }
         Ok(())
     }
 
-    fn finish(&mut self, _: &mut Made) -> Result<()> {
+    fn finish(&mut self, _: &mut Encoded) -> Result<()> {
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Tables in the shape of the Criteo click logs: a label, thirteen counts with gaps, twenty-six categories.
+//! Tables in the shape of the Criteo click logs: a label, thirteen counts with nulls, twenty-six categories.
 
 use std::sync::Arc;
 
@@ -7,11 +7,12 @@ use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use caju_types::{Error, Result, mix64};
 
-use super::rng::Rng;
+use crate::rng::{Rng, zipf};
 
-const KIND: u64 = 0x7461_626C;
+/// Separates the random numbers of tables from those of the other kinds: "tabl".
+const DOMAIN: u64 = 0x7461_626C;
 
-/// Median and spread of each count (lognormal), and the share of rows that lack it.
+/// Of each count: the median and spread of its lognormal distribution, and the fraction of nulls.
 const COUNTS: [(f64, f64, f64); 13] = [
     (0.8, 1.3, 0.45),
     (3.0, 2.2, 0.0),
@@ -28,7 +29,7 @@ const COUNTS: [(f64, f64, f64); 13] = [
     (4.0, 1.2, 0.21),
 ];
 
-/// Distinct values of each category, and the share of rows that lack it.
+/// Of each category: the number of distinct values, and the fraction of nulls.
 const CATEGORIES: [(u64, f64); 26] = [
     (1460, 0.0),
     (583, 0.0),
@@ -76,29 +77,29 @@ pub(crate) fn rows(seed: u64, start: u64, len: usize) -> Result<RecordBatch> {
     let mut categories: Vec<StringBuilder> =
         CATEGORIES.iter().map(|_| StringBuilder::with_capacity(len, len * 8)).collect();
     for index in start..start + len as u64 {
-        let rng = Rng::new(seed, KIND, index);
-        // What the label follows, so that a model has something to learn.
-        let mut lean = -1.3;
-        for ((median, spread, gap), out) in COUNTS.iter().zip(&mut counts) {
-            if rng.chance(*gap) {
+        let rng = Rng::new(seed, DOMAIN, index);
+        // The log-odds of the label depend on the columns, so that a model has something to learn.
+        let mut log_odds = -1.3;
+        for ((median, spread, nulls), out) in COUNTS.iter().zip(&mut counts) {
+            if rng.chance(*nulls) {
                 out.append_null();
                 continue;
             }
             let z = rng.normal();
-            lean += z * 0.08;
+            log_odds += z * 0.08;
             out.append_value(count(median * (spread * z).exp()));
         }
-        for (column, ((size, gap), out)) in CATEGORIES.iter().zip(&mut categories).enumerate() {
-            if rng.chance(*gap) {
+        for (column, ((size, nulls), out)) in CATEGORIES.iter().zip(&mut categories).enumerate() {
+            if rng.chance(*nulls) {
                 out.append_null();
                 continue;
             }
             let rank = zipf(*size, rng.unit());
             let value = mix64(column as u64 + 1, rank);
-            lean += ((value >> 40) & 0xFF) as f64 / 1024.0 - 0.125;
+            log_odds += ((value >> 40) & 0xFF) as f64 / 1024.0 - 0.125;
             push_hex(out, value);
         }
-        labels.push(i64::from(rng.unit() < 1.0 / (1.0 + (-lean).exp())));
+        labels.push(i64::from(rng.unit() < 1.0 / (1.0 + (-log_odds).exp())));
     }
     let mut columns: Vec<ArrayRef> = vec![Arc::new(Int64Array::from(labels))];
     columns.extend(counts.iter_mut().map(|b| Arc::new(b.finish()) as ArrayRef));
@@ -109,13 +110,6 @@ pub(crate) fn rows(seed: u64, start: u64, len: usize) -> Result<RecordBatch> {
 #[expect(clippy::cast_possible_truncation, reason = "float to int saturates, and the bound is small")]
 fn count(v: f64) -> i32 {
     v.min(2e6) as i32
-}
-
-/// A rank below `size`, with a frequency of about one over the rank: few values fill most rows.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the vocabulary")]
-pub(crate) fn zipf(size: u64, u: f64) -> u64 {
-    let rank = ((size as f64 + 1.0).ln() * u).exp() - 1.0;
-    (rank.max(0.0) as u64).min(size - 1)
 }
 
 /// Eight hexadecimal digits, without an allocation.
@@ -148,8 +142,8 @@ mod tests {
             assert_eq!(v.len(), 8);
             *seen.entry(v).or_default() += 1;
         }
-        let most = *seen.values().max().unwrap();
-        assert!(seen.len() > 500 && most > 60, "{} {most}", seen.len());
+        let most_frequent = *seen.values().max().unwrap();
+        assert!(seen.len() > 500 && most_frequent > 60, "{} {most_frequent}", seen.len());
         let c9 = a.column_by_name("C9").unwrap().as_string::<i32>();
         assert_eq!(c9.iter().flatten().collect::<std::collections::HashSet<_>>().len(), 3);
     }

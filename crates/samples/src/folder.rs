@@ -1,26 +1,25 @@
-//! Making room for sample data, and clearing it away: nothing else is ever removed.
+//! The folder of a set of sample data: prepares it, and removes what a set put there. Nothing else is ever removed.
 
 use std::collections::BTreeSet;
 use std::path::Path as LocalPath;
 
 use caju_runtime::stores::{Location, store_error};
 use caju_types::{Error, Result};
-use clap::ValueEnum;
 use futures::{StreamExt, TryStreamExt, future};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 
-use super::layout::{Layout, MARKER, Marker, is_class, is_staging};
-use super::{Format, Plan};
+use crate::layout::{Layout, MARKER, Marker, is_class_folder, is_staging};
+use crate::{Format, SampleSet};
 
-/// Requests that delete at once.
-const DELETES: usize = 8;
+/// Delete requests in flight. Few enough not to be throttled by an object store.
+const CONCURRENT_DELETES: usize = 8;
 
-/// The note in a folder, if it is one of ours.
+/// The marker of a folder, if there is one that can be read.
 ///
 /// # Errors
-/// What the store says, but not `NotFound`.
-pub(super) async fn marker(at: &Location) -> Result<Option<Marker>> {
+/// The errors of the store, except `NotFound`.
+pub(crate) async fn read_marker(at: &Location) -> Result<Option<Marker>> {
     match at.store.get(&at.path.clone().join(MARKER)).await {
         Ok(found) => {
             let bytes = found.bytes().await.map_err(|e| store_error(&at.url, e))?;
@@ -31,11 +30,11 @@ pub(super) async fn marker(at: &Location) -> Result<Option<Marker>> {
     }
 }
 
-/// Whether the folder is still to be made.
+/// Whether the folder does not exist yet. Always false for an object store, which has no folders.
 ///
 /// # Errors
-/// `InvalidArgument` for a place where no folder can be, because a file is there.
-pub(super) fn is_new(at: &Location) -> Result<bool> {
+/// `InvalidArgument` where a file stands in the place of the folder or of one above it.
+pub(crate) fn is_absent(at: &Location) -> Result<bool> {
     let Some(local) = &at.local else { return Ok(false) };
     for folder in local.ancestors() {
         match std::fs::metadata(folder) {
@@ -53,16 +52,16 @@ pub(super) fn is_new(at: &Location) -> Result<bool> {
     Ok(true)
 }
 
-/// Refuses a folder that is not empty; with `overwrite`, removes the data set that the note there stands for.
+/// Refuses a folder that is not empty. With `overwrite`, removes the set that the marker there describes.
 ///
 /// # Errors
-/// `AlreadyExists` for a folder that holds anything else that is in the way, and what the store says.
-pub(super) async fn make_room(plan: &Plan, at: &Location) -> Result<()> {
-    let Some(name) = first(at).await? else {
-        return sweep(at, &BTreeSet::new());
+/// `AlreadyExists` for a folder with other files in the way, and the errors of the store.
+pub(crate) async fn prepare(set: &SampleSet, at: &Location) -> Result<()> {
+    let Some(name) = first_name(at).await? else {
+        return remove_staging_files(at, &BTreeSet::new());
     };
-    let Some((marker, old)) = marker(at).await?.and_then(|m| m.layout().map(|l| (m, l))) else {
-        let way_out = match plan.overwrite {
+    let Some((marker, old)) = read_marker(at).await?.and_then(|m| m.layout().map(|l| (m, l))) else {
+        let way_out = match set.overwrite {
             true => "--overwrite removes nothing here; choose another folder, or remove the files yourself",
             false => "choose another folder",
         };
@@ -71,7 +70,7 @@ pub(super) async fn make_room(plan: &Plan, at: &Location) -> Result<()> {
             at.url
         )));
     };
-    if !plan.overwrite {
+    if !set.overwrite {
         let what = match marker.complete {
             true => format!("not empty (it holds {name})"),
             false => "not empty: `caju gen` was cut off here, or is still at work".to_string(),
@@ -81,19 +80,19 @@ pub(super) async fn make_room(plan: &Plan, at: &Location) -> Result<()> {
             at.url
         )));
     }
-    let held = survey(at, &old, &Layout::of(plan)).await?;
-    clear_but(&old, &held, at).await
+    let foreign = foreign_folders(at, &old, &Layout::of(set)).await?;
+    remove_except(&old, &foreign, at).await
 }
 
-/// Removes a data set: its files, what uploads left, the folders that this empties or that were not there `before`,
-/// and last the note.
+/// Removes a set: its files, the staging files of its uploads, the folders that this empties or that are not in
+/// `before`, and the marker last.
 ///
 /// # Errors
-/// What the store says.
-pub(super) async fn clear(layout: &Layout, before: &BTreeSet<String>, at: &Location) -> Result<()> {
-    clear_but(layout, &BTreeSet::new(), at).await?;
+/// The errors of the store.
+pub(crate) async fn remove(layout: &Layout, before: &BTreeSet<String>, at: &Location) -> Result<()> {
+    remove_except(layout, &BTreeSet::new(), at).await?;
     if let Some(local) = &at.local {
-        // An aborted upload leaves the folder that it made.
+        // An aborted upload leaves the folder that it created.
         for folder in inner_folders(at).iter().rev().filter(|f| !before.contains(*f) && layout.has_folder(f))
         {
             drop(std::fs::remove_dir(local.join(folder)));
@@ -102,16 +101,16 @@ pub(super) async fn clear(layout: &Layout, before: &BTreeSet<String>, at: &Locat
     Ok(())
 }
 
-/// The folders below a local one that some data set could put files into.
-pub(super) fn inner_folders(at: &Location) -> BTreeSet<String> {
+/// The folders below a local one into which some set could put files.
+pub(crate) fn inner_folders(at: &Location) -> BTreeSet<String> {
     let Some(local) = &at.local else { return BTreeSet::new() };
-    let formats = Format::value_variants().iter().map(|f| f.name().to_string());
-    let classes = ["", Format::Files.name()].into_iter().flat_map(|base| classes(local, base));
+    let formats = Format::ALL.iter().map(|f| f.name().to_string());
+    let classes = ["", Format::Files.name()].into_iter().flat_map(|base| class_folders(local, base));
     formats.filter(|f| local.join(f).is_dir()).chain(classes).collect()
 }
 
-/// The name of some file in the folder.
-async fn first(at: &Location) -> Result<Option<String>> {
+/// The name of one file in the folder.
+async fn first_name(at: &Location) -> Result<Option<String>> {
     let found =
         at.store.list(Some(&at.path)).next().await.transpose().map_err(|e| store_error(&at.url, e))?;
     Ok(found.map(|meta| below(at, &meta.location)))
@@ -128,45 +127,45 @@ fn folders(name: &str) -> impl Iterator<Item = &str> {
     name.match_indices('/').map(|(i, _)| &name[..i])
 }
 
-/// Whether a folder below the data set's own is a link to somewhere else.
+/// Whether a folder below the set's own is a symbolic link.
 fn is_link(at: &Location, folder: &str) -> bool {
     let meta = at.local.as_ref().and_then(|local| std::fs::symlink_metadata(local.join(folder)).ok());
     meta.is_some_and(|m| m.is_symlink())
 }
 
-/// Looks at everything before anything is removed. Gives the folders below that belong to somebody else: data sets of
-/// their own, and links.
-async fn survey(at: &Location, old: &Layout, new: &Layout) -> Result<BTreeSet<String>> {
+/// The folders below that must stay: sets with a marker of their own, and symbolic links. Lists everything before
+/// anything is removed, and refuses a folder in which a file or one of these folders would be overwritten.
+async fn foreign_folders(at: &Location, old: &Layout, new: &Layout) -> Result<BTreeSet<String>> {
     let in_the_way = |what: String| {
         Error::already_exists(format!(
             "{}: {what}, and would be written over; choose another folder, or move it away",
             at.url
         ))
     };
-    let (mut held, mut seen) = (BTreeSet::new(), BTreeSet::new());
+    let (mut foreign, mut seen) = (BTreeSet::new(), BTreeSet::new());
     let mut listing = at.store.list(Some(&at.path));
     while let Some(meta) = listing.next().await {
         let name = below(at, &meta.map_err(|e| store_error(&at.url, e))?.location);
         if let Some(folder) = name.strip_suffix(MARKER).and_then(|f| f.strip_suffix('/')) {
-            held.insert(folder.to_string());
-        } else if !old.holds(&name) && new.holds(&name) {
-            return Err(in_the_way(format!("{name} is not of the sample data that {MARKER} tells of")));
+            foreign.insert(folder.to_string());
+        } else if !old.contains(&name) && new.contains(&name) {
+            return Err(in_the_way(format!("{name} is not part of the sample data that {MARKER} describes")));
         }
         for folder in folders(&name) {
             if (old.has_folder(folder) || new.has_folder(folder)) && seen.insert(folder.to_string()) {
-                held.extend(is_link(at, folder).then(|| folder.to_string()));
+                foreign.extend(is_link(at, folder).then(|| folder.to_string()));
             }
         }
     }
-    match held.iter().find(|f| new.has_folder(f)) {
+    match foreign.iter().find(|f| new.has_folder(f)) {
         Some(folder) => Err(in_the_way(format!("{folder}/ is a data set of its own, or a link"))),
-        None => Ok(held),
+        None => Ok(foreign),
     }
 }
 
-async fn clear_but(layout: &Layout, held: &BTreeSet<String>, at: &Location) -> Result<()> {
+async fn remove_except(layout: &Layout, foreign: &BTreeSet<String>, at: &Location) -> Result<()> {
     let error = |e| store_error(&at.url, e);
-    let ours = |name: &str| layout.holds(name) && !folders(name).any(|f| held.contains(f));
+    let ours = |name: &str| layout.contains(name) && !folders(name).any(|f| foreign.contains(f));
     let emptied: BTreeSet<String> = at
         .store
         .list(Some(&at.path))
@@ -179,20 +178,20 @@ async fn clear_but(layout: &Layout, held: &BTreeSet<String>, at: &Location) -> R
             delete(at, &path).await?;
             Ok(name)
         })
-        .try_buffer_unordered(DELETES)
+        .try_buffer_unordered(CONCURRENT_DELETES)
         .try_fold(BTreeSet::new(), |mut all, name: String| {
             all.extend(folders(&name).map(String::from));
             future::ready(Ok(all))
         })
         .await?;
-    sweep(at, held)?;
+    remove_staging_files(at, foreign)?;
     if let Some(local) = &at.local {
-        // The innermost come last. A folder that holds something else refuses to go.
+        // The innermost folders come last in the set. A folder with other content cannot be removed.
         for folder in emptied.iter().rev() {
             drop(std::fs::remove_dir(local.join(folder)));
         }
     }
-    // While it is there, what is left can still be known as ours.
+    // The marker goes last: while it is there, what is left can be recognised as ours.
     delete(at, &at.path.clone().join(MARKER)).await
 }
 
@@ -203,30 +202,30 @@ async fn delete(at: &Location, path: &Path) -> Result<()> {
     }
 }
 
-/// Removes what uploads to a local folder left when they were cut off; the store itself does not list it.
-fn sweep(at: &Location, held: &BTreeSet<String>) -> Result<()> {
+/// Removes what interrupted uploads left in a local folder. The store itself does not list these files.
+fn remove_staging_files(at: &Location, foreign: &BTreeSet<String>) -> Result<()> {
     let Some(local) = &at.local else { return Ok(()) };
-    // The innermost come first.
+    // The innermost folders come first.
     for folder in inner_folders(at).into_iter().rev().chain([String::new()]) {
         let whole = format!("{folder}/");
-        let other = folders(&whole).any(|f| !f.is_empty() && (held.contains(f) || is_link(at, f)));
-        if !other && sweep_folder(local, &folder).map_err(|e| unremoved(at, &e))? && !folder.is_empty() {
+        let other = folders(&whole).any(|f| !f.is_empty() && (foreign.contains(f) || is_link(at, f)));
+        if !other && remove_staging_files_in(local, &folder).map_err(|e| unremoved(at, &e))? && !folder.is_empty() {
             drop(std::fs::remove_dir(local.join(folder)));
         }
     }
     Ok(())
 }
 
-/// The folders of classes below `base`, relative to the data set's folder.
-fn classes(local: &LocalPath, base: &str) -> Vec<String> {
+/// The folders of classes below `base`, relative to the set's folder.
+fn class_folders(local: &LocalPath, base: &str) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(local.join(base)) else { return Vec::new() };
     let names = entries.flatten().filter_map(|e| e.file_name().into_string().ok());
     let joined = |name: String| if base.is_empty() { name } else { format!("{base}/{name}") };
-    names.filter(|name| is_class(name)).map(joined).collect()
+    names.filter(|name| is_class_folder(name)).map(joined).collect()
 }
 
-/// Whether something was removed.
-fn sweep_folder(local: &LocalPath, folder: &str) -> std::io::Result<bool> {
+/// Removes the staging files of one folder. Returns whether there were any.
+fn remove_staging_files_in(local: &LocalPath, folder: &str) -> std::io::Result<bool> {
     let Ok(entries) = std::fs::read_dir(local.join(folder)) else { return Ok(false) };
     let mut removed = false;
     for entry in entries.flatten() {
@@ -241,5 +240,5 @@ fn sweep_folder(local: &LocalPath, folder: &str) -> std::io::Result<bool> {
 }
 
 fn unremoved(at: &Location, e: &std::io::Error) -> Error {
-    Error::permission_denied(format!("{}: what an earlier run left cannot be removed: {e}", at.url))
+    Error::permission_denied(format!("{}: files of an earlier run cannot be removed: {e}", at.url))
 }

@@ -1,12 +1,11 @@
-//! Pictures that a codec takes for photographs: smooth skies and walls, edges at every scale, textures,
-//! and a little sensor noise.
+//! Synthetic photos: smooth skies and walls, edges at every scale, textures, and a little sensor noise.
 //!
-//! The point is not beauty but statistics: decoders, resizers and compressors must have to work as on real
-//! photographs of about 500x375 pixels and 110 KB. A picture is painted row by row in floating point, with
-//! additions and multiplications only, so that the bytes are the same on every machine.
+//! They stand in for real photos of about 500x375 pixels and 110 KB: a decoder, a resizer or a compressor does the same
+//! amount of work on them. A photo is painted row by row in floating point with additions and multiplications only, so
+//! its bytes are the same on every machine.
 
 mod noise;
-mod parts;
+mod objects;
 mod scene;
 mod shape;
 
@@ -16,35 +15,54 @@ use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 use self::noise::Texture;
 use self::scene::Scene;
 use self::shape::Row;
-use super::rng::Rng;
+use crate::rng::Rng;
 
-/// Number of classes; a label decides the kind of scene and its colours.
+/// Number of classes. A label decides the kind of scene and its colours.
 pub(crate) const CLASSES: u64 = 100;
 
-const KIND: u64 = 0x696D_6167;
+/// Separates the random numbers of photos from those of the other kinds: "imag".
+const DOMAIN: u64 = 0x696D_6167;
 
-/// One encoded picture.
+/// One JPEG photo.
 #[derive(Debug, Clone)]
-pub(crate) struct Photo {
-    pub(crate) jpeg: Vec<u8>,
-    pub(crate) width: u16,
-    pub(crate) height: u16,
-    pub(crate) label: u16,
+pub struct Photo {
+    /// The bytes of the JPEG file.
+    pub jpeg: Vec<u8>,
+    /// Pixels per row.
+    pub width: u16,
+    /// Rows of pixels.
+    pub height: u16,
+    /// The class, from 0 to 99.
+    pub label: u16,
 }
 
-/// Picture number `index` of the data set `seed`.
+/// Photo `index` of the data set `seed`: about 500x375 pixels and 110 KB, one in four upright.
 ///
 /// # Errors
 /// `Internal` if the encoder refuses the pixels.
-pub(crate) fn photo(seed: u64, index: u64) -> Result<Photo> {
-    let rng = Rng::new(seed, KIND, index);
+pub fn photo(seed: u64, index: u64) -> Result<Photo> {
+    let rng = Rng::new(seed, DOMAIN, index);
     let label = rng.below(CLASSES);
-    let (width, height) = size(&rng);
-    let scene = Scene::compose(&rng, label, width.into(), height.into());
-    let finish = Finish::new(&rng);
-    let pixels = develop(&scene, &finish, width.into(), height.into(), &rng);
+    let size = size(&rng);
+    paint(&rng, label, size, index)
+}
+
+/// Photo `index` of the data set `seed`, with a given width and height in pixels. Each must be at least 1.
+///
+/// # Errors
+/// `Internal` if the encoder refuses the pixels.
+pub fn photo_of_size(seed: u64, index: u64, width: u16, height: u16) -> Result<Photo> {
+    let rng = Rng::new(seed, DOMAIN, index);
+    let label = rng.below(CLASSES);
+    paint(&rng, label, (width, height), index)
+}
+
+fn paint(rng: &Rng, label: u64, (width, height): (u16, u16), index: u64) -> Result<Photo> {
+    let scene = Scene::compose(rng, label, width.into(), height.into());
+    let exposure = Exposure::new(rng);
+    let pixels = develop(&scene, &exposure, width.into(), height.into(), rng);
     let mut jpeg = Vec::with_capacity(160 << 10);
-    let mut encoder = Encoder::new(&mut jpeg, finish.quality);
+    let mut encoder = Encoder::new(&mut jpeg, exposure.quality);
     encoder.set_sampling_factor(SamplingFactor::R_4_2_0);
     encoder
         .encode(&pixels, width, height, ColorType::Rgb)
@@ -64,21 +82,21 @@ fn size(rng: &Rng) -> (u16, u16) {
     if rng.chance(0.25) { (short, long) } else { (long, short) }
 }
 
-/// What camera and laboratory did.
+/// The settings of the imaginary camera.
 #[derive(Debug)]
-struct Finish {
-    exposure: f32,
+struct Exposure {
+    gain: f32,
     contrast: f32,
     vignette: f32,
     noise: f32,
     quality: u8,
 }
 
-impl Finish {
+impl Exposure {
     fn new(rng: &Rng) -> Self {
         let quality = [95, 95, 96, 97, 97, 97][usize::try_from(rng.below(6)).unwrap_or(0)];
         Self {
-            exposure: rng.range(0.86, 1.12),
+            gain: rng.range(0.86, 1.12),
             contrast: rng.range(0.9, 1.15),
             vignette: rng.range(0.0, 0.3),
             noise: rng.range(1.8, 7.0),
@@ -88,7 +106,7 @@ impl Finish {
 }
 
 /// Paints the scene into interleaved RGB.
-fn develop(scene: &Scene, finish: &Finish, width: usize, height: usize, rng: &Rng) -> Vec<u8> {
+fn develop(scene: &Scene, exposure: &Exposure, width: usize, height: usize, rng: &Rng) -> Vec<u8> {
     let mut pixels = vec![0u8; width * height * 3];
     let mut texture = Texture::new(rng.bits(), width);
     let mut row = Row::new(width);
@@ -101,18 +119,18 @@ fn develop(scene: &Scene, finish: &Finish, width: usize, height: usize, rng: &Rn
         let dy = y as f32 - cy;
         for (x, g) in gain.iter_mut().enumerate() {
             let dx = x as f32 - cx;
-            *g = finish.exposure * finish.contrast * (1.0 - finish.vignette * (dx * dx + dy * dy) * reach);
+            *g = exposure.gain * exposure.contrast * (1.0 - exposure.vignette * (dx * dx + dy * dy) * reach);
         }
-        expose(&row, &gain, finish, out, rng);
+        expose(&row, &gain, exposure, out, rng);
     }
     pixels
 }
 
 /// One row through exposure and sensor to bytes. The noise is the sum of two uniform bytes per pixel.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "float to u8 saturates")]
-fn expose(row: &Row, gain: &[f32], finish: &Finish, out: &mut [u8], rng: &Rng) {
-    let lift = 128.0 * (1.0 - finish.contrast) + 0.5;
-    let scale = finish.noise / 104.0;
+fn expose(row: &Row, gain: &[f32], exposure: &Exposure, out: &mut [u8], rng: &Rng) {
+    let lift = 128.0 * (1.0 - exposure.contrast) + 0.5;
+    let scale = exposure.noise / 104.0;
     let [r, g, b] = &row.planes;
     let mut bits = 0u64;
     for (x, pixel) in out.chunks_exact_mut(3).enumerate() {
@@ -133,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pictures_are_deterministic_and_of_the_right_size() {
+    fn photos_are_deterministic_and_of_the_right_size() {
         let n = 24;
         let photos: Vec<Photo> = (0..n as u64).map(|i| photo(7, i).unwrap()).collect();
         assert_eq!(photo(7, 3).unwrap().jpeg, photos[3].jpeg);
@@ -146,5 +164,12 @@ mod tests {
             let pixels = decoder.decode().unwrap();
             assert_eq!(pixels.len(), usize::from(p.width) * usize::from(p.height) * 3);
         }
+    }
+
+    #[test]
+    fn a_given_size_is_kept() {
+        let p = photo_of_size(7, 3, 901, 600).unwrap();
+        let mut decoder = zune_jpeg::JpegDecoder::new(zune_core::bytestream::ZCursor::new(&p.jpeg));
+        assert_eq!(decoder.decode().unwrap().len(), 901 * 600 * 3);
     }
 }

@@ -1,4 +1,4 @@
-//! Pictures as rows.
+//! Photos as rows.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use arrow_array::{Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use caju_types::{Error, Result};
 
-use super::photo::photo;
-use super::text::id;
+use super::id::row_id;
+use crate::photo::photo;
 
-/// `id, image, label`, then `height, width`, which only TFRecord files keep.
+/// `id, image, label, height, width`. Only TFRecord files keep the last two.
 pub(crate) fn schema() -> SchemaRef {
     let int = |name: &str| Field::new(name, DataType::Int64, false);
     Arc::new(Schema::new(vec![
@@ -22,7 +22,7 @@ pub(crate) fn schema() -> SchemaRef {
     ]))
 }
 
-/// Pictures `start..start + len` of the collection `seed`.
+/// Photos `start..start + len` of the data set `seed`.
 ///
 /// # Errors
 /// `Internal` if the encoder or Arrow refuse something.
@@ -32,7 +32,7 @@ pub(crate) fn rows(seed: u64, start: u64, len: usize) -> Result<RecordBatch> {
     for index in start..start + len as u64 {
         let photo = photo(seed, index)?;
         images.append_value(&photo.jpeg);
-        let row = [id(index)?, photo.label.into(), photo.height.into(), photo.width.into()];
+        let row = [row_id(index)?, photo.label.into(), photo.height.into(), photo.width.into()];
         for (column, value) in ints.iter_mut().zip(row) {
             column.push(value);
         }

@@ -1,13 +1,12 @@
-//! The things in the pictures, and the colours and light on them.
+//! The objects of a scene, and their colours and light.
 
 #![allow(clippy::cast_possible_truncation, reason = "pixel coordinates and counts are small by construction")]
 
 use caju_types::mix64;
 
 use super::noise::PAD;
-use super::scene::Frame;
-use super::shape::{Form, Paint, Rgb, Shape};
-use crate::generate::rng::Rng;
+use super::shape::{Form, Frame, Paint, Rgb, Shape};
+use crate::rng::Rng;
 
 pub(super) fn building(
     shapes: &mut Vec<Shape>,
@@ -151,7 +150,7 @@ pub(super) fn shadow(shapes: &mut Vec<Shape>, frame: Frame, at: [f32; 2], half: 
     }
 }
 
-/// Light from above and one side.
+/// Lights a surface from above and from one side.
 pub(super) fn lit(paint: &mut Paint, frame: Frame, centre: [f32; 2], half: [f32; 2]) {
     paint.centre = centre;
     paint.slope = [frame.light * 0.3 / half[0].max(1.0), -0.28 / half[1].max(1.0)];
@@ -161,7 +160,7 @@ pub(super) fn textured(rng: &Rng, colour: Rgb, texture: [f32; 3]) -> Paint {
     Paint { texture, offset: rng.below(PAD as u64) as usize, ..Paint::flat(colour) }
 }
 
-/// A direction at most about `most` radians from level, as (cosine, sine).
+/// A direction at most about `most` radians from horizontal, as (cosine, sine).
 pub(super) fn turn(rng: &Rng, most: f32) -> [f32; 2] {
     let slope = rng.range(-most, most);
     let norm = (1.0 + slope * slope).sqrt();
@@ -180,7 +179,7 @@ pub(super) fn jitter(c: Rgb, rng: &Rng, by: f32) -> Rgb {
     c.map(|v| (v + rng.range(-by, by)).clamp(4.0, 252.0))
 }
 
-/// Browns, greens and greys.
+/// A brown, green or grey tone.
 pub(super) fn earth(style: &Rng) -> Rgb {
     const TONES: [Rgb; 6] = [
         [146.0, 116.0, 82.0],
@@ -193,7 +192,7 @@ pub(super) fn earth(style: &Rng) -> Rgb {
     TONES[(mix64(style.bits(), 1) % 6) as usize]
 }
 
-/// Paint, fruit and flowers.
+/// A saturated tone, as of paint, fruit and flowers.
 pub(super) fn vivid(style: &Rng) -> Rgb {
     const TONES: [Rgb; 8] = [
         [198.0, 52.0, 44.0],

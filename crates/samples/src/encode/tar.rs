@@ -1,10 +1,10 @@
-//! WebDataset: tar files whose neighbouring members with one stem are one sample.
+//! WebDataset: tar files in which adjacent members with the same stem form one sample.
 
 use arrow_array::RecordBatch;
 use arrow_array::cast::AsArray;
 use caju_types::{Error, Result};
 
-use super::{Encoder, Made, ints};
+use super::encoder::{Encoded, Encoder, int_column};
 
 const BLOCK: usize = 512;
 
@@ -12,19 +12,19 @@ const BLOCK: usize = 512;
 pub(super) struct Tar;
 
 impl Encoder for Tar {
-    fn push(&mut self, rows: &RecordBatch, made: &mut Made) -> Result<()> {
-        let (ids, labels) = (ints(rows, "id")?, ints(rows, "label")?);
+    fn push(&mut self, rows: &RecordBatch, encoded: &mut Encoded) -> Result<()> {
+        let (ids, labels) = (int_column(rows, "id")?, int_column(rows, "label")?);
         for i in 0..rows.num_rows() {
             let key = format!("{:06}", ids.value(i));
             let (extension, payload) = payload(rows, i)?;
-            member(&format!("{key}.{extension}"), payload, &mut made.bytes);
-            member(&format!("{key}.cls"), labels.value(i).to_string().as_bytes(), &mut made.bytes);
+            member(&format!("{key}.{extension}"), payload, &mut encoded.bytes);
+            member(&format!("{key}.cls"), labels.value(i).to_string().as_bytes(), &mut encoded.bytes);
         }
         Ok(())
     }
 
-    fn finish(&mut self, made: &mut Made) -> Result<()> {
-        made.bytes.resize(made.bytes.len() + 2 * BLOCK, 0);
+    fn finish(&mut self, encoded: &mut Encoded) -> Result<()> {
+        encoded.bytes.resize(encoded.bytes.len() + 2 * BLOCK, 0);
         Ok(())
     }
 }

@@ -7,18 +7,23 @@ use arrow_array::{Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use caju_types::{Error, Result, mix64};
 
-use super::rng::Rng;
-use super::table::zipf;
+use super::id::row_id;
+use crate::rng::{Rng, zipf};
 
-const KIND: u64 = 0x7465_7874;
+/// Separates the random numbers of text from those of the other kinds: "text".
+const DOMAIN: u64 = 0x7465_7874;
+/// Words of the vocabulary.
 const WORDS: u64 = 50_000;
+/// Distinct labels.
 const LABELS: u64 = 10;
-/// Words of the median document, and the spread of their logarithm.
+/// Words of the median document.
 const MEDIAN_WORDS: f64 = 110.0;
-const SPREAD: f64 = 0.9;
-const MOST_WORDS: f64 = 4000.0;
+/// Standard deviation of the logarithm of the number of words: lengths vary by orders of magnitude.
+const LOG_WORDS_DEVIATION: f64 = 0.9;
+/// Words of the longest document.
+const MAX_WORDS: f64 = 4000.0;
 
-/// The vocabulary, most frequent first; frequent words are short.
+/// The vocabulary, most frequent word first. Frequent words are short.
 static VOCABULARY: LazyLock<Vec<String>> = LazyLock::new(|| (0..WORDS).map(word).collect());
 
 fn word(rank: u64) -> String {
@@ -57,12 +62,12 @@ pub(crate) fn rows(seed: u64, start: u64, len: usize) -> Result<RecordBatch> {
     let mut texts = StringBuilder::with_capacity(len, len * 900);
     let mut text = String::new();
     for index in start..start + len as u64 {
-        let rng = Rng::new(seed, KIND, index);
+        let rng = Rng::new(seed, DOMAIN, index);
         let label = rng.below(LABELS);
         text.clear();
         document(&rng, label, &mut text);
         texts.append_value(&text);
-        ids.push(id(index)?);
+        ids.push(row_id(index)?);
         labels.push(i64::try_from(label).unwrap_or(0));
     }
     RecordBatch::try_new(
@@ -72,18 +77,13 @@ pub(crate) fn rows(seed: u64, start: u64, len: usize) -> Result<RecordBatch> {
     .map_err(|e| Error::internal(format!("text rows: {e}")))
 }
 
-/// A row's number as the type of the `id` column.
-pub(crate) fn id(index: u64) -> Result<i64> {
-    i64::try_from(index).map_err(|_| Error::invalid(format!("row {index} does not fit an int64 id")))
-}
-
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to a few thousand")]
 fn document(rng: &Rng, label: u64, out: &mut String) {
-    let words = (MEDIAN_WORDS * (SPREAD * rng.normal()).exp()).clamp(3.0, MOST_WORDS) as usize;
+    let words = (MEDIAN_WORDS * (LOG_WORDS_DEVIATION * rng.normal()).exp()).clamp(3.0, MAX_WORDS) as usize;
     let mut left_in_sentence = 0;
     for i in 0..words {
-        let fresh = left_in_sentence == 0;
-        if fresh {
+        let starts_sentence = left_in_sentence == 0;
+        if starts_sentence {
             left_in_sentence = 4 + rng.below(18);
             if i > 0 {
                 out.push('.');
@@ -93,13 +93,13 @@ fn document(rng: &Rng, label: u64, out: &mut String) {
             out.push(' ');
         }
         left_in_sentence -= 1;
-        // One word in eight is of the label's own corner of the vocabulary.
+        // One word in eight is a word that only documents with this label use.
         let mut rank = zipf(WORDS, rng.unit());
         if rank > 300 && rng.chance(0.125) {
             rank = 300 + (rank - 300) / LABELS * LABELS + label;
         }
         let word = &VOCABULARY[(rank.min(WORDS - 1)) as usize];
-        if fresh {
+        if starts_sentence {
             out.push(char::from(word.as_bytes()[0].to_ascii_uppercase()));
             out.push_str(&word[1..]);
         } else {

@@ -1,4 +1,4 @@
-//! Parquet, Arrow IPC, CSV and JSON lines, by the Arrow family's own writers over a growing buffer.
+//! Parquet, Arrow IPC, CSV and JSON lines, written by the Arrow libraries into a buffer.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use parquet::arrow::ArrowWriter;
 use parquet::basic::Compression;
 use parquet::file::properties::WriterProperties;
 
-use super::{Encoder, Made, kept};
-use crate::generate::Kind;
+use super::encoder::{Encoded, Encoder, stored_columns};
+use crate::Kind;
 
 fn refused(format: &str, e: impl std::fmt::Display) -> Error {
     Error::internal(format!("{format} writer: {e}"))
 }
 
-/// The rows without the columns that the format leaves out.
+/// The rows with the stored columns only.
 fn project(rows: &RecordBatch, columns: &[usize]) -> Result<RecordBatch> {
     rows.project(columns).map_err(|e| Error::internal(format!("sample rows: {e}")))
 }
@@ -31,11 +31,11 @@ pub(super) struct Parquet {
 
 impl Parquet {
     pub(super) fn new(kind: Kind, schema: &SchemaRef) -> Result<Self> {
-        let columns = kept(kind, schema);
+        let columns = stored_columns(kind, schema);
         let schema = Arc::new(schema.project(&columns).map_err(|e| refused("Parquet", e))?);
         let props = WriterProperties::builder();
         let props = match kind {
-            // JPEG does not shrink, and a reader wants few images at a time.
+            // JPEG does not compress further, and small row groups let a reader take few images at a time.
             Kind::Images => props
                 .set_max_row_group_row_count(Some(64))
                 .set_dictionary_enabled(false)
@@ -49,22 +49,22 @@ impl Parquet {
         Ok(Self { columns, writer })
     }
 
-    /// Hands over what is written so far: the writer counts its position itself.
-    fn drain(&mut self, made: &mut Made) {
-        made.bytes.append(self.writer.inner_mut());
+    /// Moves the bytes written so far out of the writer, which counts its position itself.
+    fn drain(&mut self, encoded: &mut Encoded) {
+        encoded.bytes.append(self.writer.inner_mut());
     }
 }
 
 impl Encoder for Parquet {
-    fn push(&mut self, rows: &RecordBatch, made: &mut Made) -> Result<()> {
+    fn push(&mut self, rows: &RecordBatch, encoded: &mut Encoded) -> Result<()> {
         self.writer.write(&project(rows, &self.columns)?).map_err(|e| refused("Parquet", e))?;
-        self.drain(made);
+        self.drain(encoded);
         Ok(())
     }
 
-    fn finish(&mut self, made: &mut Made) -> Result<()> {
+    fn finish(&mut self, encoded: &mut Encoded) -> Result<()> {
         self.writer.finish().map_err(|e| refused("Parquet", e))?;
-        self.drain(made);
+        self.drain(encoded);
         Ok(())
     }
 }
@@ -76,7 +76,7 @@ pub(super) struct ArrowFile {
 
 impl ArrowFile {
     pub(super) fn new(kind: Kind, schema: &SchemaRef) -> Result<Self> {
-        let columns = kept(kind, schema);
+        let columns = stored_columns(kind, schema);
         let schema = schema.project(&columns).map_err(|e| refused("Arrow", e))?;
         let writer = FileWriter::try_new(Vec::new(), &schema).map_err(|e| refused("Arrow", e))?;
         Ok(Self { columns, writer })
@@ -84,43 +84,43 @@ impl ArrowFile {
 }
 
 impl Encoder for ArrowFile {
-    fn push(&mut self, rows: &RecordBatch, made: &mut Made) -> Result<()> {
+    fn push(&mut self, rows: &RecordBatch, encoded: &mut Encoded) -> Result<()> {
         self.writer.write(&project(rows, &self.columns)?).map_err(|e| refused("Arrow", e))?;
-        made.bytes.append(self.writer.get_mut());
+        encoded.bytes.append(self.writer.get_mut());
         Ok(())
     }
 
-    fn finish(&mut self, made: &mut Made) -> Result<()> {
+    fn finish(&mut self, encoded: &mut Encoded) -> Result<()> {
         self.writer.finish().map_err(|e| refused("Arrow", e))?;
-        made.bytes.append(self.writer.get_mut());
+        encoded.bytes.append(self.writer.get_mut());
         Ok(())
     }
 }
 
 pub(super) struct Csv {
     schema: SchemaRef,
-    headed: bool,
+    has_header: bool,
 }
 
 impl Csv {
     pub(super) fn new(schema: &SchemaRef) -> Self {
-        Self { schema: Arc::clone(schema), headed: false }
+        Self { schema: Arc::clone(schema), has_header: false }
     }
 }
 
 impl Encoder for Csv {
-    fn push(&mut self, rows: &RecordBatch, made: &mut Made) -> Result<()> {
-        let mut writer = WriterBuilder::new().with_header(!self.headed).build(&mut made.bytes);
+    fn push(&mut self, rows: &RecordBatch, encoded: &mut Encoded) -> Result<()> {
+        let mut writer = WriterBuilder::new().with_header(!self.has_header).build(&mut encoded.bytes);
         writer.write(rows).map_err(|e| refused("CSV", e))?;
-        self.headed = true;
+        self.has_header = true;
         Ok(())
     }
 
-    fn finish(&mut self, made: &mut Made) -> Result<()> {
-        match self.headed {
+    fn finish(&mut self, encoded: &mut Encoded) -> Result<()> {
+        match self.has_header {
             true => Ok(()),
-            // A file without rows has a header all the same.
-            false => self.push(&RecordBatch::new_empty(Arc::clone(&self.schema)), made),
+            // A file without rows also has a header.
+            false => self.push(&RecordBatch::new_empty(Arc::clone(&self.schema)), encoded),
         }
     }
 }
@@ -128,12 +128,12 @@ impl Encoder for Csv {
 pub(super) struct Json;
 
 impl Encoder for Json {
-    fn push(&mut self, rows: &RecordBatch, made: &mut Made) -> Result<()> {
-        let mut writer = LineDelimitedWriter::new(&mut made.bytes);
+    fn push(&mut self, rows: &RecordBatch, encoded: &mut Encoded) -> Result<()> {
+        let mut writer = LineDelimitedWriter::new(&mut encoded.bytes);
         writer.write(rows).and_then(|()| writer.finish()).map_err(|e| refused("JSON", e))
     }
 
-    fn finish(&mut self, _: &mut Made) -> Result<()> {
+    fn finish(&mut self, _: &mut Encoded) -> Result<()> {
         Ok(())
     }
 }

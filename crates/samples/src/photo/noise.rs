@@ -1,10 +1,10 @@
-//! Value noise, one image row at a time: the textures of the scenes.
+//! Value noise, one image row at a time, for the textures of scenes.
 
 #![allow(clippy::cast_possible_truncation, reason = "lattice coordinates are small by construction")]
 
 use caju_types::mix64;
 
-/// Columns beyond the image's width, so that shapes may read the texture at an offset of their own.
+/// Texture columns beyond the image's width. They bound the offset at which a shape may read the texture.
 pub(crate) const PAD: usize = 160;
 
 /// One octave: random values on a square lattice, smoothly interpolated.
@@ -13,7 +13,7 @@ struct Octave {
     cell: usize,
     seed: u64,
     amplitude: f32,
-    /// Lattice rows above and below the present image row.
+    /// Lattice rows above and below the current image row.
     above: Vec<f32>,
     below: Vec<f32>,
     lattice_y: usize,
@@ -66,7 +66,7 @@ impl Octave {
             }
             return;
         }
-        // Short cells take most of the time: with their length known the loop over one is unrolled.
+        // Short cells take most of the time. A constant cell length lets the compiler unroll the loop.
         match self.cell {
             2 => spread::<2>(&self.mixed, &self.weights, out),
             4 => spread::<4>(&self.mixed, &self.weights, out),
@@ -83,13 +83,13 @@ impl Octave {
 
 /// Adds a lattice row to an image row, `N` pixels a cell.
 fn spread<const N: usize>(lattice: &[f32], weights: &[f32], out: &mut [f32]) {
-    let (cells, rest) = out.as_chunks_mut::<N>();
+    let (cells, remainder) = out.as_chunks_mut::<N>();
     let Ok(weights) = <&[f32; N]>::try_from(weights) else { return };
     for (pixels, ends) in cells.iter_mut().zip(lattice.windows(2)) {
         blend(ends[0], ends[1], weights, pixels);
     }
     if let [left, right, ..] = lattice[cells.len()..] {
-        blend(left, right, weights, rest);
+        blend(left, right, weights, remainder);
     }
 }
 
@@ -121,7 +121,7 @@ fn lattice(seed: u64, y: usize, amplitude: f32, out: &mut [f32]) {
 #[derive(Debug)]
 pub(crate) struct Texture {
     bands: [Vec<Octave>; 3],
-    /// The present row of each band.
+    /// The current row of each band.
     pub(crate) rows: [Vec<f32>; 3],
 }
 
@@ -145,7 +145,7 @@ impl Texture {
         Self { bands, rows: std::array::from_fn(|_| vec![0.0; width]) }
     }
 
-    /// Computes row `y` of every band. Rows in order are cheapest.
+    /// Computes row `y` of every band. Rows in order cost least.
     pub(crate) fn seek(&mut self, y: usize) {
         for (octaves, row) in self.bands.iter_mut().zip(&mut self.rows) {
             row.fill(0.0);

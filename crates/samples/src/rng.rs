@@ -1,20 +1,20 @@
-//! Random numbers for sample data: a row draws from (seed, index) alone, so that threads and shards do not
-//! show in it.
+//! Random numbers for sample data. A row draws from its seed and index alone, so the number of threads and files never
+//! changes it.
 
 use std::cell::Cell;
 
 use caju_types::mix64;
 
-/// A small counter-based generator (the finaliser of SplitMix64 over a counter).
+/// A counter-based generator: the finaliser of SplitMix64 over a counter.
 #[derive(Debug, Clone)]
 pub(crate) struct Rng {
     state: Cell<u64>,
 }
 
 impl Rng {
-    /// The generator of one row; `what` keeps kinds of data with the same seed apart.
-    pub(crate) fn new(seed: u64, what: u64, index: u64) -> Self {
-        Self { state: Cell::new(mix64(mix64(seed, what), index)) }
+    /// The generator of one row. `domain` gives kinds of data with the same seed different numbers.
+    pub(crate) fn new(seed: u64, domain: u64, index: u64) -> Self {
+        Self { state: Cell::new(mix64(mix64(seed, domain), index)) }
     }
 
     /// 64 random bits.
@@ -63,4 +63,12 @@ impl Rng {
     pub(crate) fn chance(&self, p: f64) -> bool {
         self.unit() < p
     }
+}
+
+/// A rank below `size` with a frequency of about one over the rank, so that few values fill most rows. `unit` is
+/// uniform in `[0, 1)`.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the vocabulary")]
+pub(crate) fn zipf(size: u64, unit: f64) -> u64 {
+    let rank = ((size as f64 + 1.0).ln() * unit).exp() - 1.0;
+    (rank.max(0.0) as u64).min(size - 1)
 }
