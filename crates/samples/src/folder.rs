@@ -209,7 +209,10 @@ fn remove_staging_files(at: &Location, foreign: &BTreeSet<String>) -> Result<()>
     for folder in inner_folders(at).into_iter().rev().chain([String::new()]) {
         let whole = format!("{folder}/");
         let other = folders(&whole).any(|f| !f.is_empty() && (foreign.contains(f) || is_link(at, f)));
-        if !other && remove_staging_files_in(local, &folder).map_err(|e| unremoved(at, &e))? && !folder.is_empty() {
+        if !other
+            && remove_staging_files_in(local, &folder).map_err(|e| unremoved(at, &e))?
+            && !folder.is_empty()
+        {
             drop(std::fs::remove_dir(local.join(folder)));
         }
     }

@@ -79,8 +79,9 @@ impl Layout {
     pub(crate) fn contains(&self, name: &str) -> bool {
         match self.below_format(name) {
             Some((Format::Files, below)) => image_name(below).is_some_and(|id| id < self.count),
-            Some((format, below)) => shard_name(below, format)
-                .is_some_and(|(_, of)| self.shards.is_none_or(|shards| shards == of)),
+            Some((format, below)) => {
+                shard_name(below, format).is_some_and(|(_, of)| self.shards.is_none_or(|shards| shards == of))
+            }
             None => false,
         }
     }

@@ -250,7 +250,11 @@ fn open(context: Context<'_>, format: Format, shard: u64, encoder: Box<dyn Encod
 }
 
 /// Encodes rows, or the end of the shard, on the pool, and writes the output.
-async fn encode(context: Context<'_>, out: &mut Out, rows: Option<Arc<arrow_array::RecordBatch>>) -> Result<()> {
+async fn encode(
+    context: Context<'_>,
+    out: &mut Out,
+    rows: Option<Arc<arrow_array::RecordBatch>>,
+) -> Result<()> {
     let mut encoder = std::mem::replace(&mut out.encoder, Box::new(Absent));
     let (encoder, encoded) = context
         .pool
