@@ -71,7 +71,7 @@ def small_tar(rows, last="2"):
 
 
 def images():
-    fixtures = ROOT / "crates/kernels/fixtures/image"
+    fixtures = ROOT / "crates/image/fixtures"
     for name in ("420.jpg", "progressive.jpg", "restart.jpg", "cmyk.jpg", "exif6.jpg", "grey_progressive.jpg",
                  "tiny_5x2.jpg", "grey.png", "palette.png", "deep.png", "alpha.png", "lossless.webp"):
         data = (fixtures / name).read_bytes()

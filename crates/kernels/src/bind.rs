@@ -39,7 +39,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            max_pixels: crate::image::DEFAULT_MAX_PIXELS,
+            max_pixels: caju_image::DEFAULT_MAX_PIXELS,
             chunk_bytes: budget::DEFAULT_BYTES,
             max_record_bytes: DEFAULT_MAX_RECORD_BYTES,
             bind_timeout: DEFAULT_BIND_TIMEOUT,

@@ -3,9 +3,9 @@
 
 use caju_types::{Error, Result};
 
-use crate::image::{self, ImageOp};
 use crate::sql::{Call, Const};
 use crate::udf::{self, Kernel};
+use caju_image::ImageOp;
 
 /// What an argument may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub(crate) enum Built {
 /// One function.
 pub(crate) struct Function {
     pub(crate) name: &'static str,
-    /// Absent for image operations, which have theirs in [`image::VERSIONS`].
+    /// Absent for image operations, which have theirs in [`caju_image::VERSIONS`].
     pub(crate) version: Option<u32>,
     pub(crate) group: &'static str,
     pub(crate) args: &'static [Arg],
@@ -429,7 +429,7 @@ impl Function {
     /// The version; see invariant I10.
     pub(crate) fn version(&self) -> u32 {
         self.version
-            .or_else(|| image::VERSIONS.iter().find(|(n, _)| *n == self.name).map(|(_, v)| *v))
+            .or_else(|| caju_image::VERSIONS.iter().find(|(n, _)| *n == self.name).map(|(_, v)| *v))
             .unwrap_or(0)
     }
 

@@ -12,9 +12,9 @@ use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, UInt8Type};
 use caju_runtime::budget;
 use caju_types::{Error, ErrorKind, Result};
 
-use crate::image::{Dtype, ImageChain, ImageOp, InputKind, OutputKind, RowInput, Scratch};
 use crate::tensor::{self, ByteRows, CHANNELS, ImageRows, ImageType};
 use crate::udf::{Fault, Inputs, Kernel, any_null, internal, offsets};
+use caju_image::{Dtype, ImageChain, ImageOp, InputKind, OutputKind, RowInput, Scratch};
 
 thread_local! {
     /// The buffers of this thread, kept from batch to batch.

@@ -10,8 +10,8 @@ use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::{ArrowPrimitiveType, DataType, Field, Fields, Float32Type, Int32Type, UInt8Type};
 use caju_types::Error;
 
-use crate::image::{Dtype, InputKind, RowInput};
 use crate::udf::{Fault, internal, plain_type};
+use caju_image::{Dtype, InputKind, RowInput};
 
 const NAME: &str = "ARROW:extension:name";
 const METADATA: &str = "ARROW:extension:metadata";

@@ -4,7 +4,6 @@
 //! opening unbounded queues anywhere else, so that tests can be exact and shutdown complete.
 
 mod aside;
-pub mod budget;
 mod channel;
 mod clock;
 mod cpu;
@@ -18,6 +17,7 @@ pub mod stores;
 mod tasks;
 
 pub use aside::{Aside, is_aside};
+pub use caju_types::budget;
 pub use channel::{Receiver, Sender, channel};
 pub use clock::{Clock, SystemClock};
 pub use cpu::{CpuPool, handing_over};

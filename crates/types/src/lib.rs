@@ -1,12 +1,15 @@
-//! The words that every room of caju shares: identifiers, error kinds, units, row ranges and hashes.
+//! The words that every room of caju shares: identifiers, error kinds, units, row ranges, hashes, the memory
+//! budget of a chunk, and the random numbers of a row.
 //!
 //! This crate depends on nothing else in the project, does no I/O and holds no policy. A type belongs
 //! here only if at least two rooms must agree on it exactly.
 
+pub mod budget;
 mod error;
 mod hash;
 mod id;
 mod ranges;
+pub mod rng;
 mod row_set;
 mod secret;
 mod suggest;

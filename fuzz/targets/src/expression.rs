@@ -12,7 +12,7 @@ use crate::environment::{REGISTRY, block_on};
 
 static ROWS: LazyLock<RecordBatch> = LazyLock::new(|| {
     let lists = [Some(vec![Some(1), None, Some(3)]), None, Some(vec![])];
-    let pixels: &[u8] = include_bytes!("../../../crates/kernels/fixtures/image/grey.png");
+    let pixels: &[u8] = include_bytes!("../../../crates/image/fixtures/grey.png");
     let columns: [(&str, ArrayRef); 6] = [
         ("i", Arc::new(Int64Array::from(vec![Some(i64::MIN), None, Some(7)]))),
         ("f", Arc::new(Float32Array::from(vec![Some(f32::NAN), Some(-0.5), None]))),

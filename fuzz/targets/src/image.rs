@@ -3,8 +3,8 @@
 
 use std::cell::RefCell;
 
-use caju_kernels::image::{ImageChain, ImageOp, InputKind, RowInput, Scratch, image_size};
-use caju_runtime::budget;
+use caju_image::{ImageChain, ImageOp, InputKind, RowInput, Scratch, image_size};
+use caju_types::budget;
 
 use crate::environment::CHUNK_BYTES;
 

@@ -13,9 +13,9 @@ use super::context::Builtin;
 use super::{Builtins, Const, Planner, at, resolve};
 use crate::Limits;
 use crate::catalog::{self, Built, FUNCTIONS, Function};
-use crate::image::{ImageChain, ImageOp, InputKind};
 use crate::image_udf::ChainKernel;
 use crate::udf::{Kernel, KernelUdf};
+use caju_image::{ImageChain, ImageOp, InputKind};
 
 /// The internal names of calls begin so.
 pub(crate) const CALL: &str = "__caju_call_";

@@ -52,7 +52,7 @@ fn our_functions_hide_none_of_datafusions() {
         assert!(!builtins.names().any(|n| n == f.name), "{} is DataFusion's too", f.name);
         assert!(f.version() > 0, "{} has no version", f.name);
     }
-    for (name, _) in crate::image::VERSIONS {
+    for (name, _) in caju_image::VERSIONS {
         assert!(crate::catalog::find(name).is_some(), "{name} is not in the table");
     }
 }

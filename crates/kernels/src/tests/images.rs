@@ -180,7 +180,7 @@ fn shapes_must_be_known() {
 #[test]
 fn the_checksums_of_pngs_are_checked() {
     for name in ["palette.png", "alpha.png"] {
-        let path = format!("{}/fixtures/image/{name}", env!("CARGO_MANIFEST_DIR"));
+        let path = format!("{}/../image/fixtures/{name}", env!("CARGO_MANIFEST_DIR"));
         let good = std::fs::read(path).unwrap();
         let decode = |bytes: &[u8]| {
             let images: BinaryArray = [Some(bytes)].into_iter().collect();

@@ -7,8 +7,8 @@ use arrow::datatypes::{DataType, Field, FieldRef};
 use caju_types::Error;
 
 use super::{Fault, Inputs, Kernel, any_null};
-use crate::image::image_size;
 use crate::tensor::{ByteRows, ImageRows, ImageType};
+use caju_image::image_size;
 
 /// See the table of functions.
 #[derive(Debug)]

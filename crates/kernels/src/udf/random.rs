@@ -8,7 +8,7 @@ use arrow::datatypes::{DataType, Field, FieldRef, Float64Type, Int64Type};
 use caju_types::Error;
 
 use super::{Fault, Inputs, Kernel, any_null};
-use crate::rng::RowRng;
+use caju_types::rng::RowRng;
 
 /// See the table of functions.
 #[derive(Debug)]

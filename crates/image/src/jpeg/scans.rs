@@ -2,7 +2,7 @@
 //!
 //! All coefficients are collected first; then only the blocks that the region needs are transformed.
 
-use caju_runtime::budget;
+use caju_types::budget;
 use caju_types::{Error, Result};
 
 use super::Region;

@@ -2,7 +2,7 @@
 
 use caju_types::{Error, Result};
 
-use crate::rng::{self, RowRng};
+use caju_types::rng::{self, RowRng};
 
 /// Height and width in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! The rare kinds of JPEG, through `zune-jpeg`: always the whole image.
 
-use caju_runtime::budget;
+use caju_types::budget;
 use caju_types::{Error, Result};
 use zune_core::bytestream::ZCursor;
 use zune_core::colorspace::ColorSpace;
@@ -9,8 +9,8 @@ use zune_core::options::DecoderOptions;
 use super::Region;
 use super::decoder::cut_off;
 use super::header::Header;
-use crate::image::geometry::{Rect, Size};
-use crate::image::source::copy_window;
+use crate::geometry::{Rect, Size};
+use crate::source::copy_window;
 
 pub(super) fn decode(
     bytes: &[u8],

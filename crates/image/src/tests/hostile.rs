@@ -198,9 +198,9 @@ fn images_are_bounded_before_memory_is_asked_for() {
     );
     // Enough bytes for the claim, and too little of a budget.
     for (name, bytes) in [("progressive.jpg", fixture("progressive.jpg")), ("rgb.png", fixture("rgb.png"))] {
-        let e = caju_runtime::budget::scope(1000, || decode(&bytes)).unwrap_err();
+        let e = caju_types::budget::scope(1000, || decode(&bytes)).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::ResourceExhausted, "{name}: {e}");
-        caju_runtime::budget::scope(1 << 30, || decode(&bytes)).unwrap();
+        caju_types::budget::scope(1 << 30, || decode(&bytes)).unwrap();
     }
     // A column of pixels that becomes a row: the intermediate image is as large as both together.
     let c = chain(vec![ImageOp::Resize { height: 1, width: 65_535 }], InputKind::U8);

@@ -5,12 +5,12 @@
 //! `ln` bring their own, made of additions, multiplications and divisions, because the last bit of a
 //! system's library differs between machines.
 
-use caju_types::mix64;
+use crate::mix64;
 
 /// Draws for one call of a random kernel on one row.
 ///
 /// ```
-/// use caju_kernels::rng::RowRng;
+/// use caju_types::rng::RowRng;
 /// let (mut a, mut b) = (RowRng::new(7, 1), RowRng::new(7, 1));
 /// assert_eq!(a.next_u64(), b.next_u64());
 /// assert_ne!(RowRng::new(7, 1).next_u64(), RowRng::new(7, 2).next_u64());

@@ -7,7 +7,7 @@
 //! what the allocator gives.
 //!
 //! ```
-//! use caju_runtime::budget;
+//! use caju_types::budget;
 //! let e = budget::scope(1 << 20, || budget::vec::<f32>(budget::product(&[1000, 2000]), "one_hot").unwrap_err());
 //! assert!(e.message().starts_with("one_hot needs 7.63 MiB"), "{e}");
 //! ```
@@ -16,7 +16,7 @@ use std::cell::Cell;
 use std::fmt::Display;
 use std::marker::PhantomData;
 
-use caju_types::{Error, Result, format_bytes};
+use crate::{Error, Result, format_bytes};
 
 /// The budget of a chunk unless a setting says otherwise, and of every single request outside of a scope.
 pub const DEFAULT_BYTES: u64 = 1 << 30;
@@ -131,7 +131,7 @@ pub fn with_capacity<T>(len: usize, what: impl Display) -> Result<Vec<T>> {
 
 #[cfg(test)]
 mod tests {
-    use caju_types::ErrorKind;
+    use crate::ErrorKind;
 
     use super::*;
 

@@ -5,7 +5,7 @@
 //! Geometry only changes these numbers. Pixels move when an operation has to see them (colours, blur, a
 //! second resize) and at the end, straight into the output.
 
-use caju_runtime::budget::{self, Held};
+use caju_types::budget::{self, Held};
 use caju_types::{Error, Result};
 
 use super::color::{self, Jitter, Pointwise};
@@ -14,7 +14,7 @@ use super::resample::{Axis, Resampler};
 use super::source::{self, Encoded};
 use super::state::grow;
 use super::{ImageChain, ImageOp, InputKind, RowInput, Scratch, blur};
-use crate::rng::RowRng;
+use caju_types::rng::RowRng;
 
 /// Where a row's result goes.
 pub(super) enum Target<'o> {

@@ -94,7 +94,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::image::jpeg::simd;
+    use crate::jpeg::simd;
 
     proptest! {
         #[test]

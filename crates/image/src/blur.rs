@@ -3,7 +3,7 @@
 use caju_types::{Error, Result};
 
 use super::geometry::Size;
-use crate::rng;
+use caju_types::rng;
 
 /// The normalised weights of a kernel.
 pub(super) fn weights(kernel: usize, sigma: f64) -> Vec<f32> {

@@ -2,7 +2,7 @@
 
 use std::io::Cursor;
 
-use caju_runtime::budget::{self, Held};
+use caju_types::budget::{self, Held};
 use caju_types::{Error, Result};
 use image::ImageDecoder;
 

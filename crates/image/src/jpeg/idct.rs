@@ -159,7 +159,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::image::jpeg::simd;
+    use crate::jpeg::simd;
 
     /// The transform in real numbers: the integers must stay within one level of it.
     fn reference(c: &[i16; 64], n: usize) -> Vec<f64> {

@@ -17,7 +17,7 @@
 //! integers (or the same IEEE operations in the same order) as the portable ones.
 //!
 //! ```
-//! use caju_kernels::image::{ImageChain, ImageOp, InputKind, RowInput, Scratch};
+//! use caju_image::{ImageChain, ImageOp, InputKind, RowInput, Scratch};
 //! let chain = ImageChain::new(
 //!     vec![(ImageOp::RandomCrop { height: 2, width: 2 }, Some(1)), (ImageOp::RandomFlip { p: 0.5 }, Some(2))],
 //!     InputKind::U8,

@@ -1,13 +1,13 @@
 //! Microseconds per image and core of the image kernels, beside `zune-jpeg`'s decoder.
 //!
-//! `cargo run --release -p caju-kernels --example image_bench -- [FOLDER]` takes up to 200 JPEG files of a
+//! `cargo run --release -p caju-image --example image_bench -- [FOLDER]` takes up to 200 JPEG files of a
 //! folder and its subfolders; without one it encodes a synthetic photo of 500 x 375. One thread, its CPU
 //! time (where the system tells it; else wall time), the best of several rounds.
 
 use std::path::Path;
 use std::time::Instant;
 
-use caju_kernels::image::{ImageChain, ImageOp, InputKind, RowInput, Scratch, jpeg};
+use caju_image::{ImageChain, ImageOp, InputKind, RowInput, Scratch, jpeg};
 use zune_core::bytestream::ZCursor;
 
 const FILES: usize = 200;

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 
 use super::*;
 
-/// A file of `fixtures/image`.
+/// A file of `fixtures`.
 fn fixture(name: &str) -> Vec<u8> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/image").join(name);
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name);
     std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 

@@ -1,6 +1,6 @@
 //! The chain: what it accepts, what it gives, and its entry points.
 
-use caju_runtime::budget;
+use caju_types::budget;
 use caju_types::{Error, Result};
 
 use super::exec::{Run, Target};

@@ -1,7 +1,7 @@
 //! Operations on the colours of single pixels.
 
 use super::ImageOp;
-use crate::rng::RowRng;
+use caju_types::rng::RowRng;
 
 /// A step from uint8 to float32, or from float32 to float32.
 #[derive(Debug, Clone, Copy, PartialEq)]

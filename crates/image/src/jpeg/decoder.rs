@@ -76,7 +76,7 @@ impl Strips {
 }
 
 /// The error for entropy-coded data that end before the image does.
-pub(in crate::image) fn cut_off(bytes: usize) -> Error {
+pub(crate) fn cut_off(bytes: usize) -> Error {
     Error::data_loss(format!(
         "JPEG data ends early: {bytes} bytes do not hold the whole image; the file was cut off"
     ))
