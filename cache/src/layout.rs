@@ -24,7 +24,7 @@
 use caju_types::{Fingerprint, SplitKey};
 use object_store::path::Path;
 
-use crate::encoding::Format;
+use caju_autocache::Format;
 
 /// The version of the layout and of everything inside.
 pub(crate) const VERSION: &str = "v1";

@@ -14,16 +14,15 @@
 //! split", everything else means "go on without the cache for now".
 
 mod admin;
-mod encoding;
 mod layout;
 mod lease;
 mod listing;
 mod manifest;
 mod options;
+mod plan_record;
 mod probe;
 mod read;
 mod record;
-mod remembered;
 mod retry;
 mod saved;
 mod scan;
@@ -49,17 +48,17 @@ use tokio::sync::Semaphore;
 pub use admin::{
     Collected, Collection, Damage, Dropped, Expired, Inspection, PartLine, SnapshotInfo, Usage, VerifyReport,
 };
-pub use encoding::{Compression, Encoding, Format};
+pub use caju_autocache::{Compression, Encoding, Format, Whole};
 pub use listing::SourceListing;
 pub use manifest::{SnapshotDescription, SnapshotNews};
 pub use options::{CacheOptions, MIN_BUDGET_BYTES};
+pub use plan_record::{read_plan_record, write_plan_record};
 pub use probe::{Probe, ProbeTask};
 pub use read::{PartReader, ReadOptions};
 pub use record::{Block, PartFacts, PartMeta};
-pub use remembered::Remembered;
 pub use saved::{SaveState, Saved};
 pub use schema::schema_hash;
-pub use snapshot::{Member, Name, PartIndex, PutOutcome, SetOutcome, SetRecord, Snapshot, Whole};
+pub use snapshot::{Member, Name, PartIndex, PutOutcome, SetOutcome, SetRecord, Snapshot};
 pub use space::Eviction;
 pub use write::{Committed, PartWriter};
 

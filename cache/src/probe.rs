@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::Cache;
-use crate::encoding::{Encoding, Format};
 use crate::record::PartMeta;
 use crate::write::{IN_FLIGHT, encode_all};
+use caju_autocache::{Encoding, Format};
 use store::Moved;
 
 /// How old a probe's object is that nobody is going to remove any more: its process has ended. Probes take seconds.

@@ -4,8 +4,8 @@ use caju_types::{Error, Fingerprint, Result, SplitKey, hash128};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::encoding::Encoding;
 use crate::layout::Generation;
+use caju_autocache::Encoding;
 
 /// One piece of a part's file that is checked as a whole before anything in it is decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use arrow_schema::{DataType, Field, FieldRef, Fields, Schema, SchemaRef};
 use caju_types::{Error, Result, hash128};
 use serde_json::Value;
 
-use crate::encoding::Format;
+use caju_autocache::Format;
 
 /// The hash of a schema: names, types, nullability and metadata, in any order of the metadata's keys.
 pub fn schema_hash(schema: &Schema) -> String {

@@ -13,14 +13,14 @@ use arrow_schema::SchemaRef;
 use caju_types::{Error, Fingerprint, Result, SplitKey};
 
 use crate::Cache;
-use crate::encoding::Encoding;
 use crate::manifest::{SnapshotDescription, SnapshotNews};
 use crate::read::{PartReader, ReadOptions};
 use crate::record::PartMeta;
 use crate::write::{PartWriter, Writing};
+use caju_autocache::Encoding;
 
 pub(crate) use claim::Held;
-pub use set::{Member, Name, SetOutcome, SetRecord, Whole};
+pub use set::{Member, Name, SetOutcome, SetRecord};
 pub(crate) use state::SnapshotState;
 pub(crate) use uses::Uses;
 

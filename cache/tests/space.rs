@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use caju_autocache::PlanRecord;
 use caju_cache::*;
 use caju_runtime::{Stores, SystemClock};
 use caju_types::ErrorKind;
@@ -217,7 +218,7 @@ async fn unused_snapshots_expire() {
 async fn what_was_measured_of_pipelines_is_forgotten_with_time() {
     let root = memory_root();
     let stores = Stores::default();
-    Remembered::default().remember(&stores, &root, fp(7)).await.unwrap();
+    write_plan_record(&PlanRecord::default(), &stores, &root, fp(7)).await.unwrap();
     let soon = CacheOptions { orphan_grace: Duration::ZERO, ..hasty() };
     let later = CacheOptions { ttl: Some(Duration::from_secs(3600)), ..soon.clone() };
     for options in [soon.clone(), later] {
@@ -228,7 +229,7 @@ async fn what_was_measured_of_pipelines_is_forgotten_with_time() {
     let gone = cache.gc(false).await.unwrap();
     let [(object, Collected::ForgottenPlan, _)] = gone.objects.as_slice() else { panic!("{gone}") };
     assert_eq!(*object, format!("plans/{}.json", fp(7)));
-    assert!(Remembered::recall(&stores, &root, fp(7)).await.unwrap().is_none());
+    assert!(read_plan_record(&stores, &root, fp(7)).await.unwrap().is_none());
 }
 
 #[tokio::test]

@@ -7,16 +7,15 @@ mod large;
 
 use std::time::Instant;
 
-use caju_planner::{Profile, plan, policy_by_name};
+use caju_planner::{Policy, Profile, plan};
 
 fn main() -> caju_types::Result<()> {
     let text = large::profile(10_000, 100, 10).to_json();
-    let policy = policy_by_name("auto")?;
     for _ in 0..5 {
         let start = Instant::now();
         let profile = Profile::from_json(&text)?;
         let read = start.elapsed();
-        let decision = plan(&profile, policy.as_ref())?;
+        let decision = plan(&profile, &Policy::Auto)?;
         let planned = start.elapsed() - read;
         let bytes = decision.to_json().len();
         let printed = start.elapsed() - read - planned;

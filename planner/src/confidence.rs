@@ -54,12 +54,12 @@ impl Margin {
 ///
 /// ```
 /// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");
-/// use caju_planner::{Profile, margins, plan, policy_by_name};
+/// use caju_planner::{Policy, Profile, margins, plan};
 /// let mut looks = Vec::new();
 /// for slower in [1.0, 1.02, 0.99] {
 ///     let mut profile = Profile::from_json(text)?;
 ///     profile.stages.iter_mut().for_each(|s| s.cpu_s_per_row *= slower);
-///     looks.push(plan(&profile, policy_by_name("auto")?.as_ref())?);
+///     looks.push(plan(&profile, &Policy::Auto)?);
 /// }
 /// let margins = margins(&looks[0].choice, &looks);
 /// assert!(margins.iter().all(|m| m.low <= m.ratio && m.ratio <= m.high));
@@ -122,10 +122,10 @@ pub struct Stake {
 ///
 /// ```
 /// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");
-/// use caju_planner::{Profile, at_stake, plan, policy_by_name};
-/// let (profile, auto) = (Profile::from_json(text)?, policy_by_name("auto")?);
-/// let decision = plan(&profile, auto.as_ref())?;
-/// assert_eq!(at_stake(&profile, &decision.choice, auto.as_ref(), |_, _| 0.0)?, None);
+/// use caju_planner::{Policy, Profile, at_stake, plan};
+/// let profile = Profile::from_json(text)?;
+/// let decision = plan(&profile, &Policy::Auto)?;
+/// assert_eq!(at_stake(&profile, &decision.choice, &Policy::Auto, |_, _| 0.0)?, None);
 /// # Ok::<(), caju_types::Error>(())
 /// ```
 ///
@@ -134,7 +134,7 @@ pub struct Stake {
 pub fn at_stake(
     profile: &Profile,
     choice: &Choice,
-    policy: &dyn Policy,
+    policy: &Policy,
     off: impl Fn(&Hint, &Encoding) -> f64,
 ) -> Result<Option<Stake>> {
     let mut against = profile.clone();
@@ -241,7 +241,6 @@ mod tests {
     fn what_is_close_is_at_stake_and_what_is_far_apart_is_not() {
         let text = include_str!("../../tests/golden_plans/design-example.profile.json");
         let mut profile = Profile::from_json(text).unwrap();
-        let auto = crate::policy_by_name("auto").unwrap();
         // The cores decide, and half as many bytes are a little dearer to decode.
         let plain = profile.hints[0].encodings[0].clone();
         let mut half = plain.clone();
@@ -249,8 +248,8 @@ mod tests {
         half.decode_cpu_s_per_row = 1.8e-3;
         profile.hints[0].encodings = vec![plain, half];
         let at_stake = |profile: &Profile, off: f64| {
-            let decision = crate::plan(profile, auto.as_ref()).unwrap();
-            at_stake(profile, &decision.choice, auto.as_ref(), |_, _| off).unwrap()
+            let decision = crate::plan(profile, &Policy::Auto).unwrap();
+            at_stake(profile, &decision.choice, &Policy::Auto, |_, _| off).unwrap()
         };
         assert_eq!(at_stake(&profile, 0.0), None, "nothing is off");
         let stake = at_stake(&profile, 0.5).unwrap();

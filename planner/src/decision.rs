@@ -97,8 +97,8 @@ pub struct PlanOption {
 ///
 /// ```
 /// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");
-/// use caju_planner::{Choice, Decision, Profile, plan, policy_by_name};
-/// let decision = plan(&Profile::from_json(text)?, policy_by_name("auto")?.as_ref())?;
+/// use caju_planner::{Choice, Decision, Policy, Profile, plan};
+/// let decision = plan(&Profile::from_json(text)?, &Policy::Auto)?;
 /// assert!(matches!(&decision.choice, Choice::Materialize { hint, .. } if hint == "source"));
 /// assert_eq!(Decision::from_json(&decision.to_json())?, decision);
 /// # Ok::<(), caju_types::Error>(())

@@ -14,10 +14,10 @@
 //! wins; within 2 % ([`TIE`]) the option that stores least, and of those that store as much the one with more room.
 //!
 //! ```
-//! use caju_planner::{Choice, Profile, plan, policy_by_name};
+//! use caju_planner::{Choice, Policy, Profile, plan};
 //!
 //! let profile = Profile::from_json(include_str!("../../tests/golden_plans/design-example.profile.json"))?;
-//! let decision = plan(&profile, policy_by_name("auto")?.as_ref())?;
+//! let decision = plan(&profile, &Policy::Auto)?;
 //! assert!(matches!(&decision.choice, Choice::Materialize { hint, .. } if hint == "source"));
 //! println!("{}", decision.to_text());
 //! println!("{}", decision.to_json());
@@ -38,7 +38,7 @@ pub use confidence::{Margin, Stake, at_stake, margins};
 pub use decision::{Choice, DECISION_SCHEMA, Decision, PlanOption};
 pub use model::{Candidate, Limit, Model, Obstacle, Pace, Stored};
 pub use plan::plan;
-pub use policy::{POLICIES, Pick, Policy, TIE, gluster_read_ms, policy_by_name};
+pub use policy::{POLICIES, Pick, Policy, TIE, gluster_read_ms};
 pub use profile::{
     Budget, CacheStore, Cluster, Consumer, DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Existing, Hint, Horizon,
     Measured, PROFILE_SCHEMA, Profile, Schema, Source, SourceStore, Stage,

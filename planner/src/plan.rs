@@ -18,24 +18,24 @@ use crate::{explain, words};
 ///
 /// ```
 /// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");
-/// use caju_planner::{Choice, Profile, plan, policy_by_name};
+/// use caju_planner::{Choice, Policy, Profile, plan};
 /// let profile = Profile::from_json(text)?;
-/// let forced = plan(&profile, policy_by_name("compute")?.as_ref())?;
+/// let forced = plan(&profile, &Policy::Compute)?;
 /// assert_eq!(forced.choice, Choice::Compute);
-/// let e = plan(&profile, policy_by_name("hint:sauce")?.as_ref()).unwrap_err();
+/// let e = plan(&profile, &Policy::Hint("sauce".into())).unwrap_err();
 /// assert!(e.to_string().contains("did you mean `source`?"), "{e}");
 /// # Ok::<(), caju_types::Error>(())
 /// ```
-pub fn plan(profile: &Profile, policy: &dyn Policy) -> Result<Decision> {
+pub fn plan(profile: &Profile, policy: &Policy) -> Result<Decision> {
     profile.validate()?;
     let profile = profile.clone().canonical();
     let model = Model::new(&profile);
     let pick = policy.pick(&model)?;
-    let name = policy.name();
+    let name = policy.to_string();
     if model.candidates().get(pick.candidate).is_none_or(|c| c.obstacle.is_some()) {
         return Err(Error::internal(format!("policy `{name}` took an option that cannot be taken")));
     }
-    let free = name == "auto";
+    let free = *policy == Policy::Auto;
     let mut options: Vec<PlanOption> = model.candidates().iter().map(|c| option(&model, c)).collect();
     let compute = options.first().and_then(Times::of);
     for (i, o) in options.iter_mut().enumerate() {

@@ -18,8 +18,8 @@ impl Decision {
     ///
     /// ```
     /// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");
-    /// use caju_planner::{Profile, plan, policy_by_name};
-    /// let decision = plan(&Profile::from_json(text)?, policy_by_name("auto")?.as_ref())?;
+    /// use caju_planner::{Policy, Profile, plan};
+    /// let decision = plan(&Profile::from_json(text)?, &Policy::Auto)?;
     /// let text = decision.to_text();
     /// assert!(text.contains("* source arrow/none"), "{text}");
     /// assert!(text.ends_with(&format!("{}\n", decision.reason)));

@@ -108,17 +108,19 @@ def test_unsupervised_work_is_refused_outside_of_runtime_and_tests(house, tmp_pa
     assert problem.startswith("crates/worker/src/manager.rs:2: `tokio::spawn`")
 
 
-def test_it_fails_on_an_impure_planner_and_says_where(house, tmp_path, monkeypatch, capsys):
-    (tmp_path / "planner/src").mkdir(parents=True)
-    (tmp_path / "planner/src/lib.rs").write_text("// fine\nuse std::time::Instant;\n")
+@pytest.mark.parametrize("impure, other", [("planner", "crates/autocache"), ("crates/autocache", "planner")])
+def test_it_fails_on_an_impure_room_and_says_where(house, tmp_path, monkeypatch, capsys, impure, other):
+    for folder, text in [(impure, "// fine\nuse std::time::Instant;\n"), (other, "// fine\n")]:
+        (tmp_path / folder / "src").mkdir(parents=True)
+        (tmp_path / folder / "src/lib.rs").write_text(text)
     monkeypatch.setattr(house, "ROOT", tmp_path)
     monkeypatch.setattr(house, "single_copies", lambda: [])
     monkeypatch.setattr(house, "conformance", lambda: [])
     monkeypatch.setattr(house, "dependency_directions", lambda: [])
     monkeypatch.setattr(house, "client_tree", lambda: [])
-    monkeypatch.setattr(house, "planner_purity", lambda: [])
+    monkeypatch.setattr(house, "purity", lambda: [])
     assert house.main() == 1
-    assert "planner/src/lib.rs:2: `Instant`" in capsys.readouterr().err
+    assert f"{impure}/src/lib.rs:2: `Instant`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind, name, words", [
@@ -126,16 +128,17 @@ def test_it_fails_on_an_impure_planner_and_says_where(house, tmp_path, monkeypat
     ("dev", "tempfile", "dev-dependency on tempfile"),
     (None, "regex", "depends on regex"),
 ])
-def test_the_planners_dependencies_of_every_kind(house, monkeypatch, kind, name, words):
+def test_a_pure_rooms_dependencies_of_every_kind(house, monkeypatch, kind, name, words):
+    monkeypatch.setattr(house, "PURE", {"caju-planner": house.PURE["caju-planner"]})
     planner = {"name": "caju-planner", "dependencies": [{"name": name, "kind": kind}], "targets": [{"kind": ["lib"]}]}
     monkeypatch.setattr(house, "cargo", lambda *_: "caju-planner v0.1.0\n")
     monkeypatch.setattr(house, "metadata", lambda: [planner])
-    (found,) = house.planner_purity()
+    (found,) = house.purity()
     assert words in found
     planner["dependencies"] = []
-    assert list(house.planner_purity()) == []
+    assert list(house.purity()) == []
     planner["targets"].append({"kind": ["custom-build"]})
-    (found,) = house.planner_purity()
+    (found,) = house.purity()
     assert "build script" in found
 
 

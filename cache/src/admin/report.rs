@@ -5,9 +5,9 @@ use std::fmt;
 use caju_types::{Fingerprint, SplitKey, format_bytes, format_count, format_duration};
 use serde::{Deserialize, Serialize};
 
-use crate::encoding::Encoding;
 use crate::manifest::SnapshotDescription;
 use crate::record::PartMeta;
+use caju_autocache::Encoding;
 
 /// One snapshot in `cache ls`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

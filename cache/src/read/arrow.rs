@@ -23,8 +23,8 @@ use tokio::sync::Semaphore;
 use super::ahead::Ahead;
 use super::blocks::{Blocks, damaged};
 use super::{Opened, ReadOptions, check_tags, guarded, original_schema};
-use crate::encoding::Compression;
 use crate::record::PartMeta;
+use caju_autocache::Compression;
 
 /// What stands at the end of the file.
 pub(super) struct Footer {

@@ -21,12 +21,12 @@ use futures::{Stream, StreamExt};
 use tokio::sync::Semaphore;
 
 use crate::Cache;
-use crate::encoding::Format;
 use crate::lease::Hold;
 use crate::record::PartMeta;
 use crate::snapshot::SnapshotState;
 pub(crate) use arrow::decode_file as decode_arrow;
 use blocks::{Blocks, damaged};
+use caju_autocache::Format;
 
 /// Requests for one part that are under way at once.
 const PREFETCH: usize = 4;

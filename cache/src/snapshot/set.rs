@@ -7,6 +7,7 @@
 
 use std::collections::HashSet;
 
+use caju_autocache::Whole;
 use caju_types::{Error, Result, SplitKey};
 use serde::{Deserialize, Serialize};
 
@@ -16,26 +17,6 @@ use crate::store::Created;
 
 /// The version of the format, as it stands in every record.
 const SCHEMA: &str = "caju.set/v1";
-
-/// What a set has to cover: how many splits, and the wrapping sum of their 128-bit names. Two listings with the
-/// same splits, each as often, have the same, whatever their order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Whole {
-    /// How many splits.
-    pub splits: u64,
-    /// The sum of their names.
-    #[serde(with = "hex")]
-    pub sum: u128,
-}
-
-impl Whole {
-    /// The listing of these names.
-    pub fn of(names: impl IntoIterator<Item = u128>) -> Self {
-        names
-            .into_iter()
-            .fold(Self::default(), |w, name| Self { splits: w.splits + 1, sum: w.sum.wrapping_add(name) })
-    }
-}
 
 /// One part of a set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

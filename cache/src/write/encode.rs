@@ -12,9 +12,9 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 
 use super::sink::Sink;
-use crate::encoding::{Compression, Encoding, Format};
 use crate::record::Block;
 use crate::schema::{is_bulky, plain, with_schema};
+use caju_autocache::{Compression, Encoding, Format};
 
 /// Batches smaller than this are gathered before they are written.
 const SMALL: usize = 256 << 10;

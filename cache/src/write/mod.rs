@@ -13,13 +13,13 @@ use caju_runtime::{Tasks, blocking, log_failure};
 use caju_types::{Error, Fingerprint, Result, SplitKey};
 
 use crate::Cache;
-use crate::encoding::{Compression, Encoding, Format};
 use crate::layout::Generation;
 use crate::manifest::SnapshotDescription;
 use crate::record::{PartFacts, PartMeta, microseconds, milliseconds, seal};
 use crate::schema::schema_hash;
 use crate::snapshot::{Held, SnapshotState};
 use crate::space::Newcomer;
+use caju_autocache::{Compression, Encoding, Format};
 use encode::Encoder;
 pub(crate) use upload::IN_FLIGHT;
 use upload::Upload;

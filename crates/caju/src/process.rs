@@ -68,8 +68,8 @@ fn execute(cli: Cli, again: Option<Vec<OsString>>) -> Result<u8> {
 }
 
 /// Of one process: what its workers and dispatcher say of a failure is the error that the command ends with.
-const EMBEDDED_LOG: &str =
-    "warn,caju_worker::manager=off,caju_dispatcher::control=off,caju_dispatcher::control::planning=warn";
+const EMBEDDED_LOG: &str = "warn,caju_worker::manager=off,caju_dispatcher::control=off,caju_dispatcher::control::autocache=warn,\
+     caju_dispatcher::control::replanning=off";
 
 fn init_log(global: &Global, command: &Command) -> Result<()> {
     let embedded =

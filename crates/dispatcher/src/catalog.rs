@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
+use caju_autocache::HintDef;
 use caju_engine::SetBase;
 use caju_runtime::Stores;
 use caju_types::{Fingerprint, Result};
 use futures::stream::BoxStream;
 use serde_json::Value;
-
-use crate::state::Hint;
 
 /// Makes sense of definitions. The engine's is behind it in a running dispatcher; tests have one without files.
 #[async_trait]
@@ -62,7 +61,7 @@ pub struct Bound {
     /// Rows that an epoch may drop under `on_error: skip`; none if rows may not be dropped.
     pub skip_limit: Option<u64>,
     /// Its hints, from the source down.
-    pub hints: Vec<Hint>,
+    pub hints: Vec<HintDef>,
     /// What the sets of parts at hints behind stream stages are named after.
     pub set_bases: Vec<(String, SetBase)>,
     /// The stages, as their figures name them, whose output differs from epoch to epoch.

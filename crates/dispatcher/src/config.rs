@@ -25,6 +25,8 @@ pub struct DispatcherConfig {
     pub timers: Timers,
     /// What is remembered of datasets and jobs.
     pub memory: MemoryLimits,
+    /// A folder to record the autocache events of each job in, for `caju plan --replay`; none: they are not recorded.
+    pub record_autocache_events: Option<PathBuf>,
 }
 
 /// What a dispatcher remembers of datasets and jobs. Beyond these bounds it forgets what nobody uses, the longest unused
@@ -63,6 +65,7 @@ impl Default for DispatcherConfig {
             cache_budget: None,
             timers: Timers::default(),
             memory: MemoryLimits::default(),
+            record_autocache_events: None,
         }
     }
 }

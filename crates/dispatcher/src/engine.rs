@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use arrow_schema::{Schema, SchemaRef};
 use async_trait::async_trait;
+use caju_autocache::HintDef;
 use caju_cache::SourceListing;
 use caju_engine::source::{KnownFiles, SourceContext, Split};
 use caju_engine::{BoundPipeline, SetBase, bind};
@@ -17,7 +18,6 @@ use futures::{StreamExt, TryStreamExt};
 use serde_json::Value;
 
 use crate::catalog::{Bound, Catalog, ListSplits, SplitShuffle};
-use crate::state::Hint;
 
 /// Binds definitions with the engine: what a running dispatcher is started with.
 pub struct EngineCatalog {
@@ -219,12 +219,13 @@ impl Catalog for EngineCatalog {
     }
 }
 
-fn hints(def: &DatasetDef, registry: &Registry, bound: &BoundPipeline) -> Result<Vec<Hint>> {
+fn hints(def: &DatasetDef, registry: &Registry, bound: &BoundPipeline) -> Result<Vec<HintDef>> {
     let stream = def.stages.iter().position(|s| !s.op.is_split_local());
     let hints = prefix_fingerprints(def, registry)?.into_iter().map(|p| {
-        let behind = stream.filter(|s| *s < p.stage_index).map(|s| def.stages[s].op.name().to_string());
-        let no_set = bound.no_set(p.stage_index);
-        Hint { name: p.hint, prefix: p.fingerprint, random: p.random, behind, no_set }
+        let cross_split_stage =
+            stream.filter(|s| *s < p.stage_index).map(|s| def.stages[s].op.name().to_string());
+        let not_storable = bound.no_set(p.stage_index);
+        HintDef { name: p.hint, prefix: p.fingerprint, random: p.random, cross_split_stage, not_storable }
     });
     Ok(hints.collect())
 }

@@ -29,7 +29,6 @@ mod control;
 mod engine;
 mod flight;
 pub mod journal;
-mod measured;
 mod server;
 mod service;
 mod splits;

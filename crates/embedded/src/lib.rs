@@ -21,6 +21,7 @@
 
 mod saves;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,6 +66,8 @@ pub struct ClusterConfig {
     pub listen: Option<String>,
     /// Where its workers are entered: a list of its own, or one that several clusters of the process share.
     pub local: LocalWorkers,
+    /// A folder to record the autocache events of each job in; none: they are not recorded.
+    pub record_autocache_events: Option<PathBuf>,
 }
 
 impl ClusterConfig {
@@ -80,6 +83,7 @@ impl ClusterConfig {
             cache: CacheOptions::default(),
             listen: None,
             local: LocalWorkers::new(),
+            record_autocache_events: None,
         }
     }
 }
@@ -117,6 +121,7 @@ impl Cluster {
             timers,
             cache_url,
             cache_budget: config.cache.budget_bytes,
+            record_autocache_events: config.record_autocache_events.clone(),
             ..DispatcherConfig::default()
         };
         let dispatcher = Dispatcher::start(dispatcher, catalog).await?;

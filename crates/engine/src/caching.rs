@@ -291,7 +291,7 @@ impl TaskCache {
         if split.trim.is_some() {
             return self.without(plan);
         }
-        if plan.means(key) {
+        if plan.covers(key) {
             self.freeze(hint, lease);
         } else if self.hints[hint].random {
             return Entry::Compute;

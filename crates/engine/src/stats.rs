@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use caju_proto::v1::StageStats;
+use caju_proto::v1::{StageKind, StageStats};
 use caju_runtime::thread_cpu_time;
 
 tokio::task_local! {
@@ -33,6 +33,7 @@ fn own_cpu<T>(work: impl FnOnce() -> T) -> (T, Duration) {
 #[derive(Debug, Default)]
 pub struct StageCounters {
     name: String,
+    kind: StageKind,
     /// Whether times are taken; rows and bytes are counted in any case.
     taps: bool,
     rows_in: AtomicU64,
@@ -147,6 +148,7 @@ impl StageCounters {
             wait_in_s: seconds(&self.wait_in_ns),
             wait_out_s: seconds(&self.wait_out_ns),
             at_once: self.at_once.load(Ordering::Relaxed),
+            kind: self.kind.into(),
         }
     }
 }
@@ -211,9 +213,9 @@ pub struct TaskStats {
 }
 
 impl TaskStats {
-    pub(crate) fn new(names: impl IntoIterator<Item = String>, taps: bool) -> Self {
-        let stage = |name| StageCounters { name, taps, ..Default::default() };
-        let stages = names.into_iter().map(stage).collect();
+    pub(crate) fn new(stages: impl IntoIterator<Item = (String, StageKind)>, taps: bool) -> Self {
+        let stage = |(name, kind)| StageCounters { name, kind, taps, ..Default::default() };
+        let stages = stages.into_iter().map(stage).collect();
         Self { stages, reads: Passage::default(), sends: Passage::default() }
     }
 
@@ -252,7 +254,8 @@ mod tests {
     /// counted once.
     #[tokio::test]
     async fn time_is_in_the_figures_of_one_stage_only() {
-        let stats = TaskStats::new(["inner", "middle", "outer"].map(String::from), true);
+        let stats =
+            TaskStats::new(["inner", "middle", "outer"].map(|name| (name.into(), StageKind::Rows)), true);
         let [inner, middle, outer] = &stats.stages[..] else { panic!("three stages") };
         outer
             .polled(async {

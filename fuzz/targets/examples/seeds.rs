@@ -7,9 +7,10 @@ use std::sync::Arc;
 use arrow_array::types::Int32Type;
 use arrow_array::{ArrayRef, DictionaryArray, Float32Array, Int64Array, ListArray, RecordBatch, StringArray};
 use bytes::Bytes;
+use caju_autocache::PlanRecord;
 use caju_cache::{
-    Cache, CacheOptions, Committed, Encoding, PartFacts, PutOutcome, ReadOptions, Remembered,
-    SnapshotDescription,
+    Cache, CacheOptions, Committed, Encoding, PartFacts, PutOutcome, ReadOptions, SnapshotDescription,
+    write_plan_record,
 };
 use caju_fuzz::{CALLS, OF, SPLIT, corpus, part_input};
 use caju_proto::v1;
@@ -286,8 +287,8 @@ async fn parts_and_records() {
             record("m", "good-manifest", format!("{OF}/manifest-00000001.json")).await;
         }
     }
-    let remembered = Remembered { jobs: 1, epochs: Some(3), ..Remembered::default() };
-    remembered.remember(&stores, ROOT, OF).await.unwrap();
+    let known = PlanRecord { jobs: 1, epochs: Some(3), ..PlanRecord::default() };
+    write_plan_record(&known, &stores, ROOT, OF).await.unwrap();
     record("p", "good-plan", format!("plans/{OF}.json")).await;
     cache.close(std::time::Duration::from_secs(5)).await.unwrap();
     let uses = at

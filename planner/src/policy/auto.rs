@@ -1,8 +1,6 @@
 //! The policy `auto`: the shortest horizon, and of equals the one that stores least.
 
-use caju_types::Result;
-
-use super::{Pick, Policy};
+use super::Pick;
 use crate::explain;
 use crate::model::{Candidate, Model};
 use crate::words;
@@ -13,18 +11,9 @@ pub const TIE: f64 = 0.02;
 /// Takes the option with the shortest horizon; within [`TIE`] of it the one that stores least, and of those that store as
 /// much, to within [`TIE`] too, the one whose second limit is further away. Of equals by that as well the first one: profiles
 /// name the encoding first that is cheapest to write, and single tries do not tell which of two alike is easier to read.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Auto;
-
-impl Policy for Auto {
-    fn name(&self) -> String {
-        "auto".into()
-    }
-
-    fn pick(&self, model: &Model<'_>) -> Result<Pick> {
-        let candidate = best(model, |_| true).unwrap_or(0);
-        Ok(Pick { candidate, reason: explain::reason(model, candidate) })
-    }
+pub(super) fn pick(model: &Model<'_>) -> Pick {
+    let candidate = best(model, |_| true).unwrap_or(0);
+    Pick { candidate, reason: explain::reason(model, candidate) }
 }
 
 /// The best of the feasible options that the filter admits.

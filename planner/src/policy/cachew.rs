@@ -5,9 +5,7 @@
 //! read takes what a static table, measured once on GlusterFS, says for an element of that size. The table
 //! is extended by straight lines, and its first line is below zero for elements under about 86 KB.
 
-use caju_types::Result;
-
-use super::{Pick, Policy};
+use super::Pick;
 use crate::model::Model;
 
 /// Size of an element in bytes, and milliseconds to read one.
@@ -30,50 +28,39 @@ pub fn gluster_read_ms(bytes: f64) -> f64 {
 
 /// Cachew's rule. The marker is the first hint, the full output the last one, each in the first encoding
 /// that the profile lists: Cachew has one format, no budget and no horizon.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Cachew;
-
-impl Policy for Cachew {
-    fn name(&self) -> String {
-        "cachew".into()
-    }
-
-    fn pick(&self, model: &Model<'_>) -> Result<Pick> {
-        let compute = model.summed_s_below(None);
-        let (Some(first), Some(last)) = (model.hints().next(), model.hints().next_back()) else {
-            return Ok(Pick {
-                candidate: 0,
-                reason: "Policy `cachew` computes, because the pipeline has no hint.".into(),
-            });
+pub(super) fn pick(model: &Model<'_>) -> Pick {
+    let compute = model.summed_s_below(None);
+    let (Some(first), Some(last)) = (model.hints().next(), model.hints().next_back()) else {
+        return Pick {
+            candidate: 0,
+            reason: "Policy `cachew` computes, because the pipeline has no hint.".into(),
         };
-        let source = read_then_compute(model, first);
-        let full = read_then_compute(model, last);
-        let sums = format!(
-            "sums per row of {} computing, {} at `{}` and {} at `{}`",
-            ms(compute),
-            ms(source),
-            model.profile().hints[first].name,
-            ms(full),
-            model.profile().hints[last].name
-        );
-        // The first of equals, in Cachew's own order.
-        let hint = if source <= full && source <= compute {
-            first
-        } else if full <= compute {
-            last
-        } else {
-            return Ok(Pick { candidate: 0, reason: format!("Policy `cachew` computes: {sums}.") });
-        };
-        let name = &model.profile().hints[hint].name;
-        Ok(match its_option(model, hint) {
-            Some(candidate) => {
-                Pick { candidate, reason: format!("Policy `cachew` stores `{name}`: {sums}.") }
-            }
-            None => Pick {
-                candidate: 0,
-                reason: format!("Policy `cachew` would store `{name}` ({sums}), but cannot, so it computes."),
-            },
-        })
+    };
+    let source = read_then_compute(model, first);
+    let full = read_then_compute(model, last);
+    let sums = format!(
+        "sums per row of {} computing, {} at `{}` and {} at `{}`",
+        ms(compute),
+        ms(source),
+        model.profile().hints[first].name,
+        ms(full),
+        model.profile().hints[last].name
+    );
+    // The first of equals, in Cachew's own order.
+    let hint = if source <= full && source <= compute {
+        first
+    } else if full <= compute {
+        last
+    } else {
+        return Pick { candidate: 0, reason: format!("Policy `cachew` computes: {sums}.") };
+    };
+    let name = &model.profile().hints[hint].name;
+    match its_option(model, hint) {
+        Some(candidate) => Pick { candidate, reason: format!("Policy `cachew` stores `{name}`: {sums}.") },
+        None => Pick {
+            candidate: 0,
+            reason: format!("Policy `cachew` would store `{name}` ({sums}), but cannot, so it computes."),
+        },
     }
 }
 

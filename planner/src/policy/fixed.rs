@@ -1,76 +1,42 @@
-//! Policies that do as they are told.
+//! Policies that name their option: computing, or one hint.
 
 use caju_types::{Error, Result, did_you_mean};
 
+use super::Pick;
 use super::auto::best;
-use super::{Pick, Policy};
 use crate::model::{Model, Obstacle};
 
 /// Never reads or writes a snapshot.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Compute;
+pub(super) fn compute() -> Pick {
+    Pick { candidate: 0, reason: "Policy `compute` runs the whole pipeline in every epoch.".into() }
+}
 
 /// The first hint of the pipeline; computing if there is none.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Source;
+pub(super) fn source(model: &Model<'_>) -> Pick {
+    forced(model, "source", "the first hint", model.hints().next())
+}
 
 /// The last hint of the pipeline; computing if there is none.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Full;
+pub(super) fn full(model: &Model<'_>) -> Pick {
+    forced(model, "full", "the last hint", model.hints().next_back())
+}
 
 /// One hint by its name.
-#[derive(Debug, Clone)]
-pub(crate) struct HintNamed(pub(super) String);
-
-impl Policy for Compute {
-    fn name(&self) -> String {
-        "compute".into()
-    }
-
-    fn pick(&self, _: &Model<'_>) -> Result<Pick> {
-        Ok(Pick { candidate: 0, reason: "Policy `compute` runs the whole pipeline in every epoch.".into() })
-    }
-}
-
-impl Policy for Source {
-    fn name(&self) -> String {
-        "source".into()
-    }
-
-    fn pick(&self, model: &Model<'_>) -> Result<Pick> {
-        Ok(forced(model, "source", "the first hint", model.hints().next()))
-    }
-}
-
-impl Policy for Full {
-    fn name(&self) -> String {
-        "full".into()
-    }
-
-    fn pick(&self, model: &Model<'_>) -> Result<Pick> {
-        Ok(forced(model, "full", "the last hint", model.hints().next_back()))
-    }
-}
-
-impl Policy for HintNamed {
-    fn name(&self) -> String {
-        format!("hint:{}", self.0)
-    }
-
-    fn pick(&self, model: &Model<'_>) -> Result<Pick> {
-        let hints = &model.profile().hints;
-        let Some(hint) = hints.iter().position(|h| h.name == self.0) else {
-            let known = hints.iter().map(|h| h.name.as_str());
-            let near = did_you_mean(&self.0, known.clone());
-            let names: Vec<_> = known.take(20).map(|n| format!("`{n}`")).collect();
-            let names = if names.is_empty() { "none".into() } else { names.join(", ") };
-            return Err(Error::invalid(format!(
-                "policy `hint:{}`: the profile has no hint of that name; its hints are {names}{near}",
-                self.0
-            )));
-        };
-        Ok(forced(model, &self.name(), "this hint", Some(hint)))
-    }
+///
+/// # Errors
+/// `InvalidArgument` if the profile has no hint of that name.
+pub(super) fn hint(model: &Model<'_>, name: &str) -> Result<Pick> {
+    let hints = &model.profile().hints;
+    let Some(hint) = hints.iter().position(|h| h.name == name) else {
+        let known = hints.iter().map(|h| h.name.as_str());
+        let near = did_you_mean(name, known.clone());
+        let names: Vec<_> = known.take(20).map(|n| format!("`{n}`")).collect();
+        let names = if names.is_empty() { "none".into() } else { names.join(", ") };
+        return Err(Error::invalid(format!(
+            "policy `hint:{name}`: the profile has no hint of that name; its hints are {names}{near}"
+        )));
+    };
+    Ok(forced(model, &format!("hint:{name}"), "this hint", Some(hint)))
 }
 
 /// The best encoding of one hint, whatever computing would give.

@@ -1,22 +1,21 @@
-//! Ways to choose among the options of one model.
+//! Policies: who takes one of a model's options, and by which rule.
 
 mod auto;
 mod cachew;
 mod fixed;
 
 use std::fmt;
+use std::str::FromStr;
 
 use caju_types::{Error, Result, did_you_mean};
+use serde::{Deserialize, Serialize};
 
-use auto::Auto;
 pub use auto::TIE;
-use cachew::Cachew;
 pub use cachew::gluster_read_ms;
-use fixed::{Compute, Full, HintNamed, Source};
 
 use crate::model::Model;
 
-/// The names that [`policy_by_name`] knows.
+/// The names that [`Policy`] is read from.
 pub const POLICIES: [&str; 6] = ["compute", "source", "full", "hint:NAME", "cachew", "auto"];
 
 /// The option that a policy takes.
@@ -28,75 +27,107 @@ pub struct Pick {
     pub reason: String,
 }
 
-/// A rule that takes one of a model's options.
+/// The rule by which one of a model's options is taken.
+///
+/// Its text form is one of [`POLICIES`]; flags, requests and the journal use it.
 ///
 /// ```
-/// use caju_planner::{Model, Pick, Policy, Profile, plan};
-///
-/// /// Whatever stores most.
-/// #[derive(Debug)]
-/// struct Greedy;
-///
-/// impl Policy for Greedy {
-///     fn name(&self) -> String {
-///         "greedy".into()
-///     }
-///
-///     fn pick(&self, model: &Model<'_>) -> caju_types::Result<Pick> {
-///         let feasible = model.candidates().iter().enumerate().filter(|(_, c)| c.obstacle.is_none());
-///         let most = feasible.max_by_key(|(_, c)| c.snapshot_bytes);
-///         Ok(Pick { candidate: most.map_or(0, |(i, _)| i), reason: "More is more.".into() })
-///     }
-/// }
-///
-/// # let text = include_str!("../../../tests/golden_plans/design-example.profile.json");
-/// assert_eq!(plan(&Profile::from_json(text)?, &Greedy)?.policy, "greedy");
+/// use caju_planner::Policy;
+/// let policy: Policy = "hint:resized".parse()?;
+/// assert_eq!(policy, Policy::Hint("resized".into()));
+/// assert_eq!(policy.to_string(), "hint:resized");
+/// let e = "cashew".parse::<Policy>().unwrap_err().to_string();
+/// assert!(e.ends_with("did you mean `cachew`?"), "{e}");
 /// # Ok::<(), caju_types::Error>(())
 /// ```
-pub trait Policy: fmt::Debug + Send + Sync {
-    /// Its name, as [`policy_by_name`] takes it.
-    fn name(&self) -> String;
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum Policy {
+    /// Never reads or writes a snapshot.
+    Compute,
+    /// The first hint, in the encoding that suits it best; computing if there is no hint.
+    Source,
+    /// The last hint, likewise.
+    Full,
+    /// This hint, likewise.
+    Hint(String),
+    /// The rule of the Cachew paper, with its sums and its static table.
+    Cachew,
+    /// The shortest horizon.
+    #[default]
+    Auto,
+}
+
+impl Policy {
+    /// Whether the choice rests on measurements; the other policies are fixed by the definition alone.
+    pub fn is_planned(&self) -> bool {
+        matches!(self, Policy::Auto | Policy::Cachew)
+    }
 
     /// Takes a feasible option; computing, the first one, always is.
     ///
     /// # Errors
-    /// `InvalidArgument` if the policy names something that the profile does not have.
-    fn pick(&self, model: &Model<'_>) -> Result<Pick>;
+    /// `InvalidArgument` if the policy names a hint that the profile does not have.
+    pub fn pick(&self, model: &Model<'_>) -> Result<Pick> {
+        match self {
+            Policy::Compute => Ok(fixed::compute()),
+            Policy::Source => Ok(fixed::source(model)),
+            Policy::Full => Ok(fixed::full(model)),
+            Policy::Hint(name) => fixed::hint(model, name),
+            Policy::Cachew => Ok(cachew::pick(model)),
+            Policy::Auto => Ok(auto::pick(model)),
+        }
+    }
 }
 
-/// The policy of a name: one of [`POLICIES`].
-///
-/// `compute` never stores, `source` takes the first hint and `full` the last one (computing if there is
-/// none), `hint:NAME` that hint; each in the encoding that suits it best. `cachew` is the rule of the Cachew
-/// paper with its sums and its static table, and `auto` the shortest horizon.
-///
-/// # Errors
-/// `InvalidArgument` that lists the names.
-///
-/// ```
-/// use caju_planner::policy_by_name;
-/// assert_eq!(policy_by_name("hint:resized")?.name(), "hint:resized");
-/// let e = policy_by_name("cashew").unwrap_err().to_string();
-/// assert!(e.ends_with("did you mean `cachew`?"), "{e}");
-/// # Ok::<(), caju_types::Error>(())
-/// ```
-pub fn policy_by_name(name: &str) -> Result<Box<dyn Policy>> {
-    Ok(match name {
-        "compute" => Box::new(Compute),
-        "source" => Box::new(Source),
-        "full" => Box::new(Full),
-        "cachew" => Box::new(Cachew),
-        "auto" => Box::new(Auto),
-        _ => match name.strip_prefix("hint:") {
-            Some(hint) if crate::profile::is_name(hint) => Box::new(HintNamed(hint.to_owned())),
-            _ => {
-                return Err(Error::invalid(format!(
-                    "unknown policy `{}`; the policies are {}{}",
-                    name.escape_debug(),
-                    POLICIES.join(", "),
-                    did_you_mean(name, POLICIES)
-                )));
-            }
-        },
-    })
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Policy::Compute => "compute",
+            Policy::Source => "source",
+            Policy::Full => "full",
+            Policy::Hint(name) => return write!(f, "hint:{name}"),
+            Policy::Cachew => "cachew",
+            Policy::Auto => "auto",
+        })
+    }
+}
+
+impl FromStr for Policy {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Ok(match name {
+            "compute" => Policy::Compute,
+            "source" => Policy::Source,
+            "full" => Policy::Full,
+            "cachew" => Policy::Cachew,
+            "auto" => Policy::Auto,
+            _ => match name.strip_prefix("hint:") {
+                Some(hint) if crate::profile::is_name(hint) => Policy::Hint(hint.to_owned()),
+                _ => {
+                    return Err(Error::invalid(format!(
+                        "unknown policy `{}`; the policies are {}{}",
+                        name.escape_debug(),
+                        POLICIES.join(", "),
+                        did_you_mean(name, POLICIES)
+                    )));
+                }
+            },
+        })
+    }
+}
+
+impl From<Policy> for String {
+    fn from(policy: Policy) -> String {
+        policy.to_string()
+    }
+}
+
+impl TryFrom<String> for Policy {
+    type Error = Error;
+
+    fn try_from(name: String) -> Result<Self> {
+        name.parse()
+    }
 }

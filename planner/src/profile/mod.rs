@@ -274,7 +274,7 @@ impl Profile {
     /// Reading a number back from JSON may move its last digits; at fourteen they are the same again, so that
     /// a decision replayed from a recorded profile is the same, byte for byte.
     #[must_use]
-    pub(crate) fn canonical(mut self) -> Self {
+    pub fn canonical(mut self) -> Self {
         let opt = |v: &mut Option<f64>| v.iter_mut().for_each(round);
         round(&mut self.cluster.cores_per_worker);
         opt(&mut self.cluster.network_bytes_per_s_per_worker);

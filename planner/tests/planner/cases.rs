@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use caju_planner::{Profile, plan, policy_by_name};
+use caju_planner::{Policy, Profile, plan};
 
 /// One profile under one policy, and the file that holds the decision.
 pub(crate) struct Case {
@@ -48,7 +48,7 @@ impl Case {
     pub(crate) fn decide(&self) -> String {
         let text = std::fs::read_to_string(&self.profile).expect("a profile");
         let profile = Profile::from_json(&text).unwrap_or_else(|e| panic!("{}: {e}", self.profile.display()));
-        let policy = policy_by_name(self.policy).expect("a policy");
-        plan(&profile, policy.as_ref()).expect("a decision").to_json() + "\n"
+        let policy: Policy = self.policy.parse().expect("a policy");
+        plan(&profile, &policy).expect("a decision").to_json() + "\n"
     }
 }

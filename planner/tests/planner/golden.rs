@@ -133,7 +133,6 @@ fn work_is_linear() {
     assert!(model.visits() <= 2 * 10_000 + 2 * 1000 + 1, "{}", model.visits());
     let text = profile.to_json();
     assert_eq!(Profile::from_json(&text).unwrap().stages.len(), 10_000);
-    let decision =
-        caju_planner::plan(&profile, caju_planner::policy_by_name("auto").unwrap().as_ref()).unwrap();
+    let decision = caju_planner::plan(&profile, &caju_planner::Policy::Auto).unwrap();
     assert_eq!(decision.options.len(), 1001);
 }

@@ -1,6 +1,6 @@
 //! Bad profiles: one line that names the field, and never a panic.
 
-use caju_planner::{Profile, plan, policy_by_name};
+use caju_planner::{Policy, Profile, plan};
 use caju_types::ErrorKind;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -158,11 +158,10 @@ fn missing_fields() {
 fn not_a_number_in_memory() {
     let mut p = Profile::from_json(GOOD).unwrap();
     p.stages[1].cpu_s_per_row = f64::NAN;
-    let auto = policy_by_name("auto").unwrap();
-    let e = plan(&p, auto.as_ref()).unwrap_err();
+    let e = plan(&p, &Policy::Auto).unwrap_err();
     assert_eq!(e.to_string(), "stages[1].cpu_s_per_row: expected a number >= 0, found NaN");
     p.stages[1].cpu_s_per_row = f64::INFINITY;
-    assert!(plan(&p, auto.as_ref()).is_err());
+    assert!(plan(&p, &Policy::Auto).is_err());
 }
 
 fn json_value() -> impl Strategy<Value = Value> {
@@ -212,7 +211,7 @@ pub(crate) fn survives(text: &str) -> Result<(), TestCaseError> {
         }
         Ok(p) => {
             for policy in ["compute", "source", "full", "cachew", "auto"] {
-                let d = plan(&p, policy_by_name(policy).unwrap().as_ref()).unwrap();
+                let d = plan(&p, &policy.parse().unwrap()).unwrap();
                 for o in d.options.iter().filter(|o| o.feasible) {
                     let numbers = [o.rows_per_s, o.epoch_s, o.horizon_s];
                     prop_assert!(
@@ -239,7 +238,7 @@ proptest! {
     #[test]
     fn arbitrary_text(text in ".{0,60}") {
         survives(&text)?;
-        let _ = policy_by_name(&text).map_err(|e| assert!(!e.message().contains('\n')));
+        let _ = text.parse::<Policy>().map_err(|e| assert!(!e.message().contains('\n')));
     }
 
     #[test]

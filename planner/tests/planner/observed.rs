@@ -1,6 +1,6 @@
 //! Rates that options had in epochs of the job that is planned anew.
 
-use caju_planner::{Choice, Measured, Profile, plan, policy_by_name};
+use caju_planner::{Choice, Measured, Policy, Profile, plan};
 
 /// What ran is taken as it ran; other snapshots are taken for as overrated as that one was, computing is not.
 #[test]
@@ -13,7 +13,7 @@ fn epochs_that_ran_correct_the_predictions() {
     lz4.decode_cpu_s_per_row = 1.6e-3;
     profile.hints[0].encodings.push(lz4);
     let rates = |profile: &Profile| {
-        let decision = plan(profile, policy_by_name("auto").unwrap().as_ref()).unwrap();
+        let decision = plan(profile, &Policy::Auto).unwrap();
         let rates: Vec<f64> = decision.options.iter().map(|o| o.rows_per_s.unwrap()).collect();
         (decision, rates)
     };

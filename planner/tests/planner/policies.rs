@@ -1,13 +1,13 @@
 //! Policies and the model by hand-made numbers.
 
-use caju_planner::{Choice, Decision, Existing, POLICIES, Profile, gluster_read_ms, plan, policy_by_name};
+use caju_planner::{Choice, Decision, Existing, POLICIES, Policy, Profile, gluster_read_ms, plan};
 
 fn example() -> Profile {
     Profile::from_json(include_str!("../../../tests/golden_plans/design-example.profile.json")).unwrap()
 }
 
 fn decide(p: &Profile, policy: &str) -> Decision {
-    plan(p, policy_by_name(policy).unwrap().as_ref()).unwrap()
+    plan(p, &policy.parse().unwrap()).unwrap()
 }
 
 fn near(a: Option<f64>, b: f64) {
@@ -109,13 +109,13 @@ fn without_hints_everything_computes() {
 
 #[test]
 fn unknown_policies() {
-    let message = |name: &str| policy_by_name(name).unwrap_err().to_string();
+    let message = |name: &str| name.parse::<Policy>().unwrap_err().to_string();
     for name in ["ful", "hint:", "Auto", "", "oracle\n"] {
         assert!(POLICIES.iter().all(|p| message(name).contains(p)), "{}", message(name));
     }
     assert!(message("ful").ends_with("did you mean `full`?"));
     assert!(message("comptue").ends_with("did you mean `compute`?"));
-    let e = plan(&example(), policy_by_name("hint:sourc").unwrap().as_ref()).unwrap_err().to_string();
+    let e = plan(&example(), &"hint:sourc".parse().unwrap()).unwrap_err().to_string();
     assert_eq!(
         e,
         "policy `hint:sourc`: the profile has no hint of that name; its hints are `source`; did you mean `source`?"

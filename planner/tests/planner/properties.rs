@@ -1,13 +1,13 @@
 //! What must hold for every profile.
 
-use caju_planner::{Choice, Decision, Model, PlanOption, Profile, TIE, plan, policy_by_name};
+use caju_planner::{Choice, Decision, Model, PlanOption, Profile, TIE, plan};
 use proptest::prelude::*;
 
 use crate::naive::{self, Shares};
 use crate::strategies;
 
 fn decide(p: &Profile, policy: &str) -> Decision {
-    plan(p, policy_by_name(policy).unwrap().as_ref()).unwrap()
+    plan(p, &policy.parse().unwrap()).unwrap()
 }
 
 fn close(a: f64, b: f64) -> bool {

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use caju_planner::{Choice, Decision, Profile, format_rate, plan, policy_by_name};
+use caju_planner::{Choice, Decision, Profile, format_rate, plan};
 
 use crate::cases;
 
@@ -52,9 +52,8 @@ pub(crate) fn replays(prefix: &str) -> Vec<Replay> {
 }
 
 fn replay(name: String, profile: &Profile) -> Replay {
-    let decide = |policy: &str| -> Decision {
-        plan(profile, policy_by_name(policy).expect("a policy").as_ref()).expect("a decision")
-    };
+    let decide =
+        |policy: &str| -> Decision { plan(profile, &policy.parse().expect("a policy")).expect("a decision") };
     let decisions = POLICIES.map(decide);
     let measured: Vec<_> = (decisions[0].options.iter())
         .filter_map(|o| Some((o.choice.clone(), o.rows_per_s?, profile.measured_rate(&o.choice)?)))

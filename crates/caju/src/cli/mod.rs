@@ -130,7 +130,7 @@ pub(crate) enum Mode {
 }
 
 fn policy(text: &str) -> Result<String, String> {
-    text.parse::<caju_dispatcher::state::Policy>().map(|p| p.to_string()).map_err(|e| e.message().to_string())
+    text.parse::<caju_planner::Policy>().map(|p| p.to_string()).map_err(|e| e.message().to_string())
 }
 
 fn encoding(text: &str) -> Result<String, String> {
@@ -194,6 +194,9 @@ pub(crate) struct RunArgs {
     /// The most that the cache may hold, as 500GiB; the least useful snapshots make room for new ones
     #[arg(long, value_name = "SIZE", value_parser = service::size)]
     pub(crate) cache_budget: Option<u64>,
+    /// Folder to record the autocache events of each job in, for `caju plan --replay`
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) record_autocache_events: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) epochs: EpochArgs,
 }

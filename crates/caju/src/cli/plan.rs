@@ -12,6 +12,7 @@ Examples:
   caju plan profile.json
   caju plan profile.json --format text --plot options.svg
   caju plan - --policy hint:resized < profile.json
+  caju plan --replay events/run.jsonl
 
 Policies:
   auto          the shortest time over all epochs left; within 2 % of it what stores least
@@ -23,8 +24,12 @@ Policies:
 docs/plan.md tells how rates are predicted, and what is in a profile and in a decision.")]
 pub(crate) struct PlanArgs {
     /// Measured profile (caju.profile/v1, JSON); - reads standard input
-    #[arg(value_name = "PROFILE.json", value_hint = ValueHint::FilePath)]
-    pub(crate) profile: PathBuf,
+    #[arg(value_name = "PROFILE.json", value_hint = ValueHint::FilePath, required_unless_present = "replay")]
+    pub(crate) profile: Option<PathBuf>,
+    /// Replay the autocache events of a job, recorded with --record-autocache-events: what is decided, and when
+    #[arg(long, value_name = "LOG.jsonl", value_hint = ValueHint::FilePath,
+          conflicts_with_all = ["profile", "policy", "plot", "format"])]
+    pub(crate) replay: Option<PathBuf>,
     /// Who decides: compute, source, full, hint:NAME, cachew or auto
     #[arg(long, value_name = "POLICY", default_value = "auto")]
     pub(crate) policy: String,

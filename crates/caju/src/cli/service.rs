@@ -119,6 +119,9 @@ pub(crate) struct DispatcherArgs {
     /// How long a job that nobody reads is remembered, with the epochs that it has finished, and a dataset without a name
     #[arg(long, value_name = "TIME", default_value = "168h", value_parser = duration)]
     pub(crate) forget_after: Duration,
+    /// Folder to record the autocache events of each job in, for `caju plan --replay`
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) record_autocache_events: Option<PathBuf>,
     /// How often workers and readers report
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     pub(crate) heartbeat: Duration,

@@ -47,6 +47,7 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
             jobs: args.max_jobs as usize,
             forget_after: args.forget_after,
         },
+        record_autocache_events: args.record_autocache_events.clone(),
     };
     let stores = shared::server_stores(&args.stores)?;
     stores.allow_cache(&config.cache_url)?;

@@ -2,8 +2,10 @@
 
 use std::io::{ErrorKind, IsTerminal, Read};
 use std::path::Path;
+use std::time::Duration;
 
-use caju_planner::{Decision, PlanOption, Profile, format_rate, plan, policy_by_name};
+use caju_autocache::Action;
+use caju_planner::{Decision, PlanOption, Policy, Profile, format_rate, plan};
 use caju_types::{Error, Result, format_bytes};
 
 use crate::cli::{PlanArgs, PlanFormat};
@@ -18,10 +20,14 @@ const MOST_BYTES: u64 = 64 << 20;
 /// # Errors
 /// An unknown policy, a file that is no profile, or a plot that cannot be written.
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
-    let policy = policy_by_name(&args.policy)?;
+    if let Some(log) = &args.replay {
+        return replay_log(log);
+    }
+    let policy: Policy = args.policy.parse()?;
     let picture = args.plot.as_deref().map(Picture::of).transpose()?;
-    let profile = read_profile(&args.profile)?;
-    let decision = plan(&profile, policy.as_ref())?;
+    let profile = args.profile.as_deref().ok_or_else(|| Error::invalid("give a profile, or --replay LOG"))?;
+    let profile = read_profile(profile)?;
+    let decision = plan(&profile, &policy)?;
     if let (Some(path), Some(picture)) = (&args.plot, picture) {
         report::write_bytes(path, &plot::draw(&chart(&profile, &decision), picture)?, "--plot")?;
     }
@@ -32,33 +38,69 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     }
 }
 
+/// Replays recorded events, and prints a line for each that something follows from: seconds since the first event, then
+/// what follows.
+///
+/// # Errors
+/// A file that is no log of events.
+fn replay_log(path: &Path) -> Result<()> {
+    let log = read_text(path, "log of events")?;
+    let log = caju_autocache::read_log(&log).map_err(|e| e.context(shown(path)))?;
+    let start = log.first().map_or(0, |first| first.at_ms);
+    let events = log.len();
+    let mut decided = false;
+    for (at_ms, actions) in caju_autocache::replay(log) {
+        for action in actions {
+            decided |= matches!(action, Action::Decide { .. } | Action::ChangeDecision { .. });
+            let seconds = Duration::from_millis(at_ms.saturating_sub(start)).as_secs_f64();
+            output::say(format!("{seconds:9.3} s  {action}"))?;
+        }
+    }
+    if !decided {
+        output::say(format!("no decision in {events} events"))?;
+    }
+    Ok(())
+}
+
 /// The profile of a file, or of standard input for `-`.
 ///
 /// # Errors
 /// One line with the file's name and the field.
 fn read_profile(path: &Path) -> Result<Profile> {
-    let shown = if path == Path::new("-") { "standard input".into() } else { path.display().to_string() };
+    let text = read_text(path, "profile")?;
+    Profile::from_json(&text).map_err(|e| e.context(shown(path)))
+}
+
+fn shown(path: &Path) -> String {
+    if path == Path::new("-") { "standard input".into() } else { path.display().to_string() }
+}
+
+/// The text of a file, or of standard input for `-`.
+///
+/// # Errors
+/// One line with the file's name.
+fn read_text(path: &Path, what: &str) -> Result<String> {
     let bytes = if path == Path::new("-") {
         bounded(std::io::stdin().lock())
     } else {
         std::fs::File::open(path).and_then(bounded)
     };
     let bytes = bytes.map_err(|e| match e.kind() {
-        ErrorKind::NotFound => Error::not_found("no such profile; check the path"),
+        ErrorKind::NotFound => Error::not_found(format!("no such {what}; check the path")),
         ErrorKind::PermissionDenied => Error::permission_denied(e.to_string()),
-        ErrorKind::IsADirectory => Error::invalid("a folder, not a profile"),
+        ErrorKind::IsADirectory => Error::invalid(format!("a folder, not a {what}")),
         _ => Error::unavailable(e.to_string()),
     });
     let text = bytes.and_then(|bytes| {
         if bytes.len() as u64 > MOST_BYTES {
-            return Err(Error::invalid(format!("more than {}: not a profile", format_bytes(MOST_BYTES))));
+            return Err(Error::invalid(format!("more than {}: not a {what}", format_bytes(MOST_BYTES))));
         }
         String::from_utf8(bytes).map_err(|e| {
             let at = e.utf8_error().valid_up_to();
-            Error::invalid(format!("byte {at} is not UTF-8; a profile is JSON"))
+            Error::invalid(format!("byte {at} is not UTF-8; a {what} is JSON"))
         })
     });
-    text.and_then(|text| Profile::from_json(&text)).map_err(|e| e.context(shown))
+    text.map_err(|e| e.context(shown(path)))
 }
 
 /// One byte beyond the bound tells that there is more.

@@ -67,6 +67,7 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
         def: &def,
         cache: None,
         cache_budget: None,
+        record_autocache_events: None,
         workers: 1,
         epochs: &epochs,
         quiet: global.quiet,

@@ -1,5 +1,6 @@
 //! `caju run`: dispatcher, workers and reader in this process.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
         workers: args.workers,
         cache: args.cache.as_deref().map(shared::absolute_url).transpose()?,
         cache_budget: args.cache_budget,
+        record_autocache_events: args.record_autocache_events.clone(),
         epochs: &args.epochs,
         quiet: global.quiet,
         consumer: Consumer::default(),
@@ -43,6 +45,8 @@ pub(crate) struct Job<'a> {
     /// Where snapshots are; a private folder for this run if absent.
     pub(crate) cache: Option<String>,
     pub(crate) cache_budget: Option<u64>,
+    /// Where autocache events are recorded, if they are.
+    pub(crate) record_autocache_events: Option<PathBuf>,
     pub(crate) epochs: &'a EpochArgs,
     pub(crate) quiet: bool,
     /// What is done with the rows.
@@ -68,6 +72,7 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
         cache_url,
         cache: CacheOptions { budget_bytes: job.cache_budget, ..CacheOptions::default() },
         registry: shared::registry(),
+        record_autocache_events: job.record_autocache_events,
         ..ClusterConfig::new(stores, pool.clone())
     };
     let cluster = Cluster::start(config).await?;

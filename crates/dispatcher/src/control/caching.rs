@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use caju_autocache::{CachePlan, Document, HintDef, SavePlan, SetPlan, fixed_hint};
 use caju_cache::{Cache, CacheOptions, Encoding};
-use caju_engine::{CachePlan, SavePlan, SetPlan};
 use caju_proto::v1;
 use caju_types::{Error, Result};
 
 use super::Core;
-use crate::state::{Dataset, Hint, Job, Policy};
+use crate::state::{Dataset, Job, Policy};
 
 /// What a request to open an iteration says about caching.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Core {
             "" => None,
             text => {
                 let policy: Policy = text.parse()?;
-                if let Some(hint) = policy.forced(&dataset.hints)? {
+                if let Some(hint) = fixed_hint(&policy, &dataset.hints)? {
                     set_possible(request, &policy, hint)?;
                 }
                 Some(if request.save_url.is_empty() { self.within_reach(policy)? } else { policy })
@@ -72,7 +72,7 @@ impl Core {
             "the pipeline has no `autocache` at which rows could be stored"
         } else if !self.has_cache() {
             "there is no cache; give one with `--cache URL`"
-        } else if policy.forced(&dataset.hints)?.is_none() {
+        } else if fixed_hint(&policy, &dataset.hints)?.is_none() {
             way
         } else {
             return Ok(policy);
@@ -94,29 +94,30 @@ impl Core {
     }
 
     /// What an iteration of a job does at first; none: everything is computed.
-    pub(super) fn first_plan(&self, job: &Job, dataset: &Dataset) -> Result<Option<Arc<str>>> {
+    pub(super) fn first_plan(&self, job: &Job, dataset: &Dataset) -> Result<Option<Document<CachePlan>>> {
         if job.profile_only {
             return Ok(None);
         }
         if job.decision.is_some() {
             return Ok(job.plan.clone());
         }
-        let Some(hint) = job.policy.forced(&dataset.hints)? else { return Ok(None) };
+        let Some(hint) = fixed_hint(&job.policy, &dataset.hints)? else { return Ok(None) };
         let encoding = match &job.encoding {
             Some(text) => text.parse()?,
             None => Encoding::default(),
         };
         // Behind a stage that mixes splits only a whole set of parts counts, and whether there is one is found out when
         // the splits are listed.
-        let set = hint.behind.as_ref().map(|_| SetPlan::Open);
+        let set = hint.is_set().then_some(SetPlan::Open);
         let save = job.save.as_ref().map(|s| SavePlan { chunk_bytes: s.chunk_bytes });
-        Ok(Some(plan_json(&CachePlan { save, set, ..CachePlan::whole(&hint.name, hint.prefix, encoding) })?))
+        let plan = CachePlan { save, set, ..CachePlan::whole(&hint.name, hint.prefix, encoding) };
+        Ok(Some(plan.into()))
     }
 }
 
 /// Whether the rest of a request lets rows be stored behind a stage that mixes splits.
-fn set_possible(request: &v1::OpenIterationRequest, policy: &Policy, hint: &Hint) -> Result<()> {
-    let Some(stage) = &hint.behind else { return Ok(()) };
+fn set_possible(request: &v1::OpenIterationRequest, policy: &Policy, hint: &HintDef) -> Result<()> {
+    let Some(stage) = &hint.cross_split_stage else { return Ok(()) };
     let name = &hint.name;
     if !request.save_url.is_empty() {
         return Err(Error::invalid(format!(
@@ -136,21 +137,4 @@ fn set_possible(request: &v1::OpenIterationRequest, policy: &Policy, hint: &Hint
 fn cache_only(dataset: &Dataset) -> bool {
     let definition = serde_json::from_str::<serde_json::Value>(&dataset.definition_json);
     definition.is_ok_and(|d| d["cache_only"] == true)
-}
-
-/// A plan in the form that leases carry.
-pub(super) fn plan_json(plan: &CachePlan) -> Result<Arc<str>> {
-    let text = serde_json::to_string(plan).map_err(|e| Error::internal(format!("a plan as JSON: {e}")))?;
-    Ok(text.into())
-}
-
-/// A plan for people.
-pub(super) fn describe(plan: &str) -> String {
-    match serde_json::from_str::<CachePlan>(plan) {
-        Ok(plan) if plan.share < CachePlan::ALL => {
-            format!("{:.0} % of hint `{}` as {}", f64::from(plan.share) / 10.0, plan.hint, plan.encoding)
-        }
-        Ok(plan) => format!("hint `{}` as {}", plan.hint, plan.encoding),
-        Err(_) => plan.to_string(),
-    }
 }

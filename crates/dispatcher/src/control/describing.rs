@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_cache::{Cache, CacheOptions, SnapshotNews};
-use caju_engine::CachePlan;
 use caju_runtime::log_failure;
 use caju_types::{Error, Fingerprint, IterationId, Result, SplitKey, hash128};
 use futures::TryStreamExt as _;
@@ -20,7 +19,7 @@ use tokio::sync::OnceCell;
 
 use super::Core;
 use crate::catalog::Bound;
-use crate::state::{Modes, State};
+use crate::state::{SplitModes, State};
 
 /// Splits that are counted; a source of more is not told of.
 const MOST_SPLITS: usize = 1 << 22;
@@ -133,7 +132,7 @@ impl Core {
         bound: &Bound,
         splits: BoxStream<'static, Result<String>>,
     ) -> BoxStream<'static, Result<String>> {
-        if !self.has_cache() || bound.hints.iter().all(|h| h.behind.is_some()) {
+        if !self.has_cache() || bound.hints.iter().all(|h| h.is_set()) {
             return splits;
         }
         let tally = Arc::clone(self.describing.tallies.lock().entry(iteration).or_default());
@@ -165,16 +164,16 @@ impl Core {
     fn finding(&self, state: &State, id: IterationId) -> Option<Finding> {
         let iteration = state.iterations.get(&id).filter(|i| i.is_drained())?;
         let job = state.jobs.get(&iteration.job)?;
-        let plan = serde_json::from_str::<CachePlan>(iteration.plan.as_deref()?).ok()?;
-        let Modes { put, get, .. } = iteration.modes;
+        let plan = iteration.plan.as_ref()?.value()?;
+        let SplitModes { put, get, .. } = iteration.modes;
         // A set says by itself what it covers, and a save has a description of its own.
         if put + get == 0 || plan.set.is_some() || plan.save.is_some() {
             return None;
         }
         let listed = iteration.feeds.values().all(|f| f.exhausted);
         let splits = self.describing.count(id).filter(|_| listed);
-        let profile = super::watching::profile_with_rates(job);
-        let profile = profile.and_then(|p| serde_json::from_str(&p).ok()).unwrap_or_default();
+        let profile = super::status::profile_with_rates(job);
+        let profile = profile.and_then(|p| serde_json::from_str(p.text()).ok()).unwrap_or_default();
         let news = SnapshotNews { splits, profile };
         if news == SnapshotNews::default() {
             return None;
@@ -182,15 +181,15 @@ impl Core {
         let dataset = state.datasets.get(&iteration.dataset)?;
         let draws = dataset.hints.iter().any(|h| h.name == plan.hint && h.random);
         // Rates are told when there are some, and not each time that they change.
-        let decided_by = job.profile.as_deref().unwrap_or_default();
-        let read = job.watch.read.is_some();
+        let decided_by = job.profile.as_ref().map_or("", |p| p.text());
+        let read = job.replan.read_rate.is_some();
         let text = format!("{} {} {:?} {read} {decided_by}", plan.prefix, job.seed, news.splits);
         let name = hash128(text.as_bytes());
         // Whoever stored something may have begun a snapshot that was removed since it was told.
         if !self.describing.is_new(name) && put == 0 {
             return None;
         }
-        let drawn = draws.then(|| (dataset.definition_json.as_str().into(), plan.hint, job.seed));
+        let drawn = draws.then(|| (dataset.definition_json.as_str().into(), plan.hint.clone(), job.seed));
         Some(Finding { prefix: plan.prefix, drawn, news, name })
     }
 

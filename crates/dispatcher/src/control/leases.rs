@@ -131,7 +131,7 @@ fn leased(request: &v1::NextSplitsRequest, fresh: Vec<SplitRecord>, requeued: Ve
 fn answer(iteration: &Iteration, task: &Task) -> v1::NextSplitsResponse {
     let lease = |index: &u64| {
         let lease = task.leases.get(index)?;
-        Some(to_proto(*index, lease, iteration.plan_of(lease).unwrap_or_default()))
+        Some(to_proto(*index, lease, iteration.plan_of(lease).map_or("", |p| p.text())))
     };
     v1::NextSplitsResponse { splits: task.last_answer.iter().filter_map(lease).collect(), end: task.told_end }
 }

@@ -156,7 +156,9 @@ pub(super) fn journal_bytes(update: &Update) -> u64 {
     match update {
         Update::DatasetRegistered { dataset } => dataset.bytes(),
         Update::Decided { decision, profile, .. } => {
-            u64::try_from(decision.len() + profile.len()).unwrap_or(u64::MAX).saturating_add(256)
+            u64::try_from(decision.text().len() + profile.text().len())
+                .unwrap_or(u64::MAX)
+                .saturating_add(256)
         }
         _ => 256,
     }

@@ -5,6 +5,7 @@
 //! watches its bell.
 
 mod accounts;
+mod autocache;
 mod caching;
 mod check;
 mod clients;
@@ -14,14 +15,10 @@ mod leases;
 pub(crate) mod limits;
 mod observed;
 mod open;
-mod planning;
-mod recalling;
 mod saves;
 pub(crate) mod secrets;
 mod sets;
 mod status;
-mod stored;
-mod watching;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -29,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use caju_autocache::{CachePlan, Document};
 use caju_runtime::{Clock, Tasks, random_secret};
 use caju_types::{ClientId, DatasetId, Error, ErrorKind, IterationId, Result, Secret};
 use parking_lot::Mutex;
@@ -39,8 +37,8 @@ use crate::config::DispatcherConfig;
 use crate::journal::{Journal, JournalWriter};
 use crate::splits::{Issued, SharedProvider, SplitOrder, SplitProvider};
 use crate::state::{FeedId, Iteration, Mode, State, Update, follow_ups};
+use autocache::AutocacheJobs;
 use observed::Observed;
-use planning::Planning;
 pub use saves::Saves;
 
 /// Updates after which the journal is compacted.
@@ -61,7 +59,7 @@ pub(crate) struct Core {
     bound: Mutex<HashMap<DatasetId, Arc<Bound>>>,
     uses: Mutex<limits::Uses>,
     observed: Mutex<Observed>,
-    planning: Mutex<Planning>,
+    autocache: AutocacheJobs,
     saves: saves::SaveBooks,
     describing: describing::Describing,
     /// What calls of operators carry; without it such calls are refused.
@@ -153,6 +151,7 @@ impl Core {
         let beside_journal = config.state_dir.as_ref().map(|dir| dir.join(secrets::OPERATOR_SECRET));
         let operator_file = config.operator_secret_file.clone().or(beside_journal);
         let operator = operator_file.map(|file| secrets::operator_secret(&file)).transpose()?;
+        let record_dir = config.record_autocache_events.clone();
         let core = Arc::new(Self {
             started: clock.now(),
             draining: AtomicBool::new(false),
@@ -168,7 +167,7 @@ impl Core {
             bound: Mutex::default(),
             uses: Mutex::default(),
             observed: Mutex::default(),
-            planning: Mutex::default(),
+            autocache: AutocacheJobs::new(record_dir.as_deref()),
             saves: saves::SaveBooks::default(),
             describing: describing::Describing::default(),
             operator,
@@ -258,6 +257,11 @@ impl Core {
         result
     }
 
+    /// Reads the state. What was seen may not be durable yet: nobody is told of it.
+    fn read<R>(&self, read: impl FnOnce(&State) -> R) -> R {
+        read(&self.inner.lock().state)
+    }
+
     /// Looks at the state, and waits until what it saw is durable.
     pub(crate) async fn look<R>(&self, look: impl FnOnce(&State) -> R) -> Result<R> {
         let (result, number) = self.transact(|txn| look(txn.state));
@@ -280,7 +284,7 @@ impl Core {
             if iteration.is_none() {
                 bells.remove(id);
                 self.observed.lock().forget(*id);
-                self.planning.lock().forget(*id);
+                self.autocache.retain_jobs_of(state);
                 self.describing.forget(*id);
             }
         }
@@ -370,7 +374,7 @@ struct Listing {
     epoch: u64,
     slot: Option<u32>,
     iteration: IterationId,
-    plan: Option<Arc<str>>,
+    plan: Option<Document<CachePlan>>,
 }
 
 impl Listing {
@@ -387,7 +391,7 @@ impl Listing {
         };
         let seed = |s: SplitShuffle| s.seed.unwrap_or(self.job_seed);
         let order = bound.shuffle.map(|s| SplitOrder::new(seed(s), self.epoch, self.slot));
-        let splits = match sets::plan_of(self.plan.as_deref()) {
+        let splits = match sets::plan_of(self.plan.as_ref()) {
             None => core.tallied(self.iteration, &bound, (bound.splits)()),
             Some(plan) => match self.with_set(&core, &bound, plan).await {
                 Ok(sets::Found::Splits(all)) => Box::pin(futures::stream::iter(all.into_iter().map(Ok))),

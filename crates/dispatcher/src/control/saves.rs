@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use caju_autocache::{HintDef, fixed_hint};
 use caju_cache::{Encoding, SaveState, Saved};
 use caju_engine::source::Split;
 use caju_pipeline::{DatasetDef, SAVE_HINT, SavedForm};
@@ -18,7 +19,7 @@ use tokio::sync::watch;
 use super::Core;
 use super::datasets::{find, parse, register};
 use super::limits::check_name;
-use crate::state::{Dataset, Hint, Policy, Save, SaveStage, SaveTarget, SaveTotals, Update};
+use crate::state::{Dataset, Policy, Save, SaveStage, SaveTarget, SaveTotals, Update};
 
 /// What is known of running saves, and who wants to know of new ones.
 #[derive(Debug, Default)]
@@ -253,10 +254,10 @@ impl Core {
     }
 }
 
-fn save_hint(dataset: &Dataset) -> Result<&Hint> {
-    let forced = Policy::Hint(SAVE_HINT.to_owned());
-    let hint = forced.forced(&dataset.hints).map_err(|e| {
-        let stage = dataset.hints.iter().find_map(|h| h.behind.clone()).unwrap_or_default();
+fn save_hint(dataset: &Dataset) -> Result<&HintDef> {
+    let policy = Policy::Hint(SAVE_HINT.to_owned());
+    let hint = fixed_hint(&policy, &dataset.hints).map_err(|e| {
+        let stage = dataset.hints.iter().find_map(|h| h.cross_split_stage.clone()).unwrap_or_default();
         match e.kind() {
             caju_types::ErrorKind::InvalidArgument if !stage.is_empty() => Error::invalid(format!(
                 "rows behind `{stage}` cannot be saved yet: they belong to no single split; put `{stage}` behind the load"

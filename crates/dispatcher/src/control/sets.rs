@@ -6,16 +6,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use caju_autocache::{CachePlan, Document, GroupLease, SetPlan, SetTarget, StoredSet, set_id};
 use caju_cache::{Cache, CacheOptions, SetRecord, Whole};
+use caju_engine::cover;
 use caju_engine::source::Split;
-use caju_engine::{CachePlan, GroupLease, SetPlan, SetTarget, cover, set_id};
-use caju_types::{Error, Fingerprint, IterationId, Result};
+use caju_types::{Error, Fingerprint, Result};
 use futures::TryStreamExt as _;
 
-use super::caching::plan_json;
 use super::{Core, Listing};
 use crate::catalog::Bound;
-use crate::measured::StoredSet;
 use crate::state::{SplitRecord, Update};
 
 /// What an iteration's splits are.
@@ -27,8 +26,8 @@ pub(super) enum Found {
 }
 
 /// A plan that has to do with sets.
-pub(super) fn plan_of(plan: Option<&str>) -> Option<CachePlan> {
-    serde_json::from_str::<CachePlan>(plan?).ok().filter(|p| p.set.is_some())
+pub(super) fn plan_of(plan: Option<&Document<CachePlan>>) -> Option<CachePlan> {
+    plan?.value().filter(|p| p.set.is_some()).cloned()
 }
 
 impl Core {
@@ -47,18 +46,11 @@ impl Core {
 }
 
 impl Core {
-    /// Looks whether there are whole sets at the hints of an iteration about which nothing is decided: then reading one is an
-    /// option without a price.
-    pub(super) async fn look_for_sets(&self, id: IterationId, bound: &Bound, seed: u64) {
-        match self.sets_at(bound, seed).await {
-            Ok(found) => drop(self.planning.lock().sets.insert(id, found)),
-            Err(error) => {
-                tracing::debug!(iteration = %id, %error, "whether sets are stored was not found out")
-            }
-        }
-    }
-
-    async fn sets_at(&self, bound: &Bound, seed: u64) -> Result<Vec<StoredSet>> {
+    /// Complete sets at the hints of a definition, for a job with this seed.
+    ///
+    /// # Errors
+    /// What the source or the store says.
+    pub(super) async fn sets_at(&self, bound: &Bound, seed: u64) -> Result<Vec<StoredSet>> {
         let splits: Vec<String> = (bound.splits)().try_collect().await?;
         let whole = Whole::of(names(&splits)?);
         let mut found = Vec::new();
@@ -127,7 +119,7 @@ impl Listing {
     }
 
     async fn planned(&self, core: &Core, plan: CachePlan) -> Result<()> {
-        let (iteration, plan) = (self.iteration, Some(plan_json(&plan)?));
+        let (iteration, plan) = (self.iteration, Some(plan.into()));
         core.commit(|txn| {
             txn.apply(Update::Planned { iteration, plan });
             Ok(())

@@ -1,12 +1,14 @@
 //! For people: what is there and how it goes.
 
+use caju_autocache::{CachePlan, Document};
+use caju_planner::Profile;
 use caju_proto::v1;
 use caju_types::Result;
 
 use super::Core;
 use super::leases::splits_total;
 use super::workers::modes_to_proto;
-use crate::state::{Iteration, State, TaskState, Worker};
+use crate::state::{Iteration, Job, State, TaskState, Worker};
 
 impl Core {
     pub(crate) async fn get_status(&self) -> Result<v1::GetStatusResponse> {
@@ -66,12 +68,12 @@ impl Core {
             profile_json: state
                 .jobs
                 .get(&iteration.job)
-                .and_then(super::watching::profile_with_rates)
-                .map(|profile| profile.to_string())
+                .and_then(profile_with_rates)
+                .map(|profile| profile.text().to_string())
                 .unwrap_or_default(),
             policy: state.jobs.get(&iteration.job).map(|j| j.policy.to_string()).unwrap_or_default(),
             modes: Some(modes_to_proto(iteration.modes)),
-            caching: iteration.plan.as_deref().map(super::caching::describe).unwrap_or_default(),
+            caching: iteration.plan.as_ref().map(describe).unwrap_or_default(),
             io: self.observed.lock().ended_io.get(&iteration.id).copied(),
             first_skips,
         }
@@ -110,8 +112,19 @@ impl Core {
 
 /// The planner's decision for an iteration's job.
 pub(super) fn decision(state: &State, iteration: &Iteration) -> String {
-    let decision = state.jobs.get(&iteration.job).and_then(|j| j.decision.as_deref());
-    decision.map(str::to_string).unwrap_or_default()
+    let decision = state.jobs.get(&iteration.job).and_then(|j| j.decision.as_ref());
+    decision.map(|d| d.text().to_string()).unwrap_or_default()
+}
+
+/// The profile of a job's decision, with the rates that options had in its epochs.
+pub(super) fn profile_with_rates(job: &Job) -> Option<Document<Profile>> {
+    let profile = job.profile.as_ref()?;
+    Some(caju_autocache::profile_with_rates(profile, job.decision.as_ref(), &job.replan))
+}
+
+/// A plan for people.
+fn describe(plan: &Document<CachePlan>) -> String {
+    plan.value().map_or_else(|| plan.text().to_string(), CachePlan::describe)
 }
 
 fn count(n: usize) -> u32 {

@@ -3,19 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_cache::Remembered;
+use caju_autocache::{PlanRecord, SplitModes, is_last_reading};
 use caju_proto::v1;
 use caju_runtime::random_secret;
 use caju_types::{Error, ErrorKind, Result, Secret, TaskId, WorkerId};
 use caju_wire::is_in_process;
 
+use super::autocache::{EndedTask, Planned};
 use super::leases::running_task;
 use super::limits::check_name;
 use super::{Core, Txn, secrets};
 use crate::config::DispatcherConfig;
-use crate::state::{
-    Failure, Iteration, Job, Mode, Modes, State, Task, TaskState, Update, Worker, WorkerState,
-};
+use crate::state::{Failure, Iteration, Mode, State, Task, TaskState, Update, Worker, WorkerState};
 
 /// A worker that was heard of within this number of heartbeats, or half its timeout, lives.
 const HEARTBEATS_OF_THE_LIVING: u32 = 3;
@@ -119,13 +118,13 @@ impl Core {
         }
         let profiling: Vec<TaskId> = request.profiles.iter().map(|p| TaskId(p.task_id)).collect();
         for profile in request.profiles {
-            self.hear_profile(profile).await?;
+            self.on_task_report(profile).await?;
         }
         if !profiling.is_empty() {
             let plan = |state: &State, id: TaskId| {
                 let (iteration, _) = state.task(id)?;
                 state.jobs.get(&iteration.job)?.decision.as_ref()?;
-                let cache_plan_json = iteration.plan.as_deref().unwrap_or_default().to_string();
+                let cache_plan_json = iteration.plan.as_ref().map_or("", |p| p.text()).to_string();
                 Some(v1::TaskPlan { task_id: id.0, cache_plan_json })
             };
             answer.decided =
@@ -136,11 +135,13 @@ impl Core {
 
     pub(crate) async fn get_task(&self, request: v1::GetTaskRequest) -> Result<v1::GetTaskResponse> {
         let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
+        // Before the state is locked: a decision may be planned at this moment.
+        let job = self.read(|state| state.task(id).map(|(iteration, _)| iteration.job.clone()));
+        let record = job.and_then(|job| self.plan_record(&job));
         self.look(|state| {
             secrets::worker(state, worker, &request.secret)?;
             let (iteration, task) = running_task(state, id, worker)?;
-            let before = self.planning.lock().before(&iteration.job);
-            let task = task_def(&self.config, state, iteration, task, before.as_deref())?;
+            let task = task_def(&self.config, state, iteration, task, record.as_ref())?;
             Ok(v1::GetTaskResponse { task: Some(task) })
         })
         .await?
@@ -151,47 +152,55 @@ impl Core {
         request: v1::FinishTaskRequest,
     ) -> Result<v1::FinishTaskResponse> {
         let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
-        self.commit(|txn| {
-            // A task that is unknown, lost or reported already needs nothing more: its worker may forget it.
-            let Some((iteration, task)) = txn.state.task(id) else { return Ok(()) };
-            let iteration_id = iteration.id;
-            if task.is_lost() || task.reported {
-                return Ok(());
-            }
-            secrets::worker(txn.state, task.worker, &request.secret)?;
-            if task.worker != worker {
-                return Ok(());
-            }
-            let Some(failure) = &request.failure else {
-                {
-                    let mut observed = self.observed.lock();
-                    observed.end_task(iteration_id, &request.stages, request.io);
-                    observed.skipped(iteration_id, &request.first_skips);
+        let (result, number) = match &request.failure {
+            Some(failure) => self.transact(|txn| {
+                if has_news(txn.state, id, worker, &request.secret)? {
+                    fail(txn, id, worker, failure);
                 }
-                let modes = request.modes.map(modes_from_proto).unwrap_or_default();
-                let emitted = request.counted.then(|| emitted(&request.splits_out));
-                end(txn, id, request.rows_skipped, modes, emitted);
-                self.settle_tasks(txn, iteration_id);
-                if let Some(profile) = &request.profile {
-                    self.last_profile(txn, iteration_id, profile.clone());
-                }
-                self.watch(txn, iteration_id);
-                self.describe_soon(txn.state, iteration_id);
-                self.remember_soon(txn.state, iteration_id);
-                return Ok(());
-            };
-            let error = Error::from(failure);
-            let update = if error.kind() == ErrorKind::Cancelled {
-                Update::TaskLost { task: id, reason: format!("{worker} gave {id} up: {error}") }
-            } else {
-                tracing::warn!("{} failed on {worker}: {error}", iteration.describe());
-                Update::IterationFailed { iteration: iteration_id, failure: Failure::from(&error) }
-            };
-            txn.apply(update);
-            Ok(())
-        })
-        .await?;
-        Ok(v1::FinishTaskResponse {})
+                Ok(())
+            }),
+            None => {
+                let ended = EndedTask {
+                    task: id,
+                    worker,
+                    stages: &request.stages,
+                    modes: request.modes.map(modes_from_proto).unwrap_or_default(),
+                    profile: request.profile.as_ref(),
+                };
+                self.end_task(&ended, |txn, planned| self.finish(txn, &request, &ended, planned))
+            }
+        };
+        self.journal.durable(number).await?;
+        result.map(|()| v1::FinishTaskResponse {})
+    }
+
+    /// Enters the end of a task, and what was planned for it.
+    fn finish(
+        self: &Arc<Self>,
+        txn: &mut Txn<'_>,
+        request: &v1::FinishTaskRequest,
+        ended: &EndedTask<'_>,
+        planned: &Planned,
+    ) -> Result<()> {
+        let id = ended.task;
+        if !has_news(txn.state, id, ended.worker, &request.secret)? {
+            return Ok(());
+        }
+        let Some(iteration_id) = txn.state.task(id).map(|(iteration, _)| iteration.id) else { return Ok(()) };
+        {
+            let mut observed = self.observed.lock();
+            observed.end_task(iteration_id, &request.stages, request.io);
+            observed.skipped(iteration_id, &request.first_skips);
+        }
+        let emitted = request.counted.then(|| emitted(&request.splits_out));
+        end(txn, id, request.rows_skipped, ended.modes, emitted);
+        self.settle_tasks(txn, iteration_id);
+        if txn.state.iterations.get(&iteration_id).is_some_and(|i| i.failure.is_none()) {
+            planned.carry_out(txn);
+        }
+        self.describe_soon(txn.state, iteration_id);
+        self.write_plan_record_soon(txn.state, iteration_id);
+        Ok(())
     }
 
     /// Whether a call may make a worker leave: its own, or an operator's.
@@ -258,8 +267,37 @@ fn register(txn: &mut Txn<'_>, request: &v1::RegisterWorkerRequest, secret: Secr
     worker
 }
 
+/// Whether a worker's report of the end of a task is news. A task that is unknown, lost or reported already needs nothing
+/// more: its worker may forget it.
+fn has_news(state: &State, id: TaskId, worker: WorkerId, secret: &[u8]) -> Result<bool> {
+    let Some((_, task)) = state.task(id).filter(|(_, task)| !task.is_lost() && !task.reported) else {
+        return Ok(false);
+    };
+    secrets::worker(state, task.worker, secret)?;
+    Ok(task.worker == worker)
+}
+
+/// A task failed, or was given up by its worker.
+fn fail(txn: &mut Txn<'_>, id: TaskId, worker: WorkerId, failure: &v1::Failure) {
+    let Some((iteration, _)) = txn.state.task(id) else { return };
+    let error = Error::from(failure);
+    let update = if error.kind() == ErrorKind::Cancelled {
+        Update::TaskLost { task: id, reason: format!("{worker} gave {id} up: {error}") }
+    } else {
+        tracing::warn!("{} failed on {worker}: {error}", iteration.describe());
+        Update::IterationFailed { iteration: iteration.id, failure: Failure::from(&error) }
+    };
+    txn.apply(update);
+}
+
 /// A task ended well; too many skipped rows are a failure all the same.
-fn end(txn: &mut Txn<'_>, id: TaskId, rows_skipped: u64, modes: Modes, emitted: Option<Vec<(u64, u64)>>) {
+fn end(
+    txn: &mut Txn<'_>,
+    id: TaskId,
+    rows_skipped: u64,
+    modes: SplitModes,
+    emitted: Option<Vec<(u64, u64)>>,
+) {
     txn.apply(Update::TaskEnded { task: id, rows_skipped, modes, emitted });
     let Some((iteration, _)) = txn.state.task(id) else { return };
     let limit = txn.state.datasets.get(&iteration.dataset).and_then(|d| d.skip_limit);
@@ -285,7 +323,7 @@ fn task_def(
     state: &State,
     iteration: &Iteration,
     task: &Task,
-    before: Option<&Remembered>,
+    record: Option<&PlanRecord>,
 ) -> Result<v1::TaskDef> {
     let lost =
         |what: &str| Error::internal(format!("{}: its {what} is not in the books", iteration.describe()));
@@ -309,7 +347,7 @@ fn task_def(
         profile: job.profile_only || iteration.caching && job.policy.is_planned() && job.decision.is_none(),
         profile_only: job.profile_only,
         probe_encoding: job.encoding.clone().unwrap_or_default(),
-        probe_stored_only: !job.profile_only && last_epoch(job, iteration.epoch, before),
+        probe_stored_only: !job.profile_only && is_last_reading(job.epochs, iteration.epoch, record),
         cache_url: match &job.save {
             Some(save) => save.url.clone(),
             None if iteration.caching => config.cache_url.clone(),
@@ -320,22 +358,16 @@ fn task_def(
     })
 }
 
-/// Whether nobody is expected to read again what is read in an epoch.
-fn last_epoch(job: &Job, epoch: u64, before: Option<&Remembered>) -> bool {
-    let last = super::planning::epochs_left(job.epochs, epoch, None).is_some_and(|n| n <= 1);
-    last && before.is_none_or(|b| super::planning::expected_jobs(b) <= 1)
-}
-
 /// Rows that a task emitted, per split.
 fn emitted(counts: &[v1::SplitCount]) -> Vec<(u64, u64)> {
     counts.iter().map(|c| (c.split_index, c.rows)).collect()
 }
 
-fn modes_from_proto(m: v1::SplitModes) -> Modes {
-    Modes { compute: m.compute, put: m.put, get: m.get, fell_back: m.fell_back, kept: m.kept }
+fn modes_from_proto(m: v1::SplitModes) -> SplitModes {
+    SplitModes { compute: m.compute, put: m.put, get: m.get, fell_back: m.fell_back, kept: m.kept }
 }
 
-pub(super) fn modes_to_proto(m: Modes) -> v1::SplitModes {
+pub(super) fn modes_to_proto(m: SplitModes) -> v1::SplitModes {
     v1::SplitModes { compute: m.compute, put: m.put, get: m.get, fell_back: m.fell_back, kept: m.kept }
 }
 

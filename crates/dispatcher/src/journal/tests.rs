@@ -9,7 +9,9 @@ use caju_types::{ClientId, ErrorKind, Fingerprint, IterationId, TaskId, WorkerId
 
 use super::sled::open_database;
 use super::{Journal, JournalWriter, MemoryJournal, SCHEMA, SledJournal, codec, open_state_dir};
-use crate::state::{Dataset, Failure, FeedId, Mode, Modes, Policy, SplitRecord, State, Update, Watch};
+use caju_autocache::{Document, ReplanState};
+
+use crate::state::{Dataset, Failure, FeedId, Mode, Policy, SplitModes, SplitRecord, State, Update};
 
 /// The journal as it was written by the first version; it must be read for ever.
 const LATER: &str = include_str!("../tests/fixtures/journal-v1-snapshots.jsonl");
@@ -109,7 +111,12 @@ fn plain_updates() -> Vec<Update> {
         Update::TaskCreated { task: TaskId(1006), iteration, worker, feed: FeedId::SHARED, secret: None },
         Update::FeedExhausted { iteration, feed: FeedId::SHARED },
         Update::Leased { task: TaskId(1006), request_no: 1, fresh: vec![], requeued: vec![0], end: true },
-        Update::TaskEnded { task: TaskId(1006), rows_skipped: 2, modes: Modes::default(), emitted: None },
+        Update::TaskEnded {
+            task: TaskId(1006),
+            rows_skipped: 2,
+            modes: SplitModes::default(),
+            emitted: None,
+        },
         Update::ClientEnded { client, task: TaskId(1006) },
         Update::TaskLost { task: TaskId(1005), reason: "told to stop".into() },
         Update::WorkerDraining { worker },
@@ -236,18 +243,28 @@ fn later_updates() -> Vec<Update> {
             profile_only: true,
             save: None,
         },
-        Update::Planned { iteration, plan: Some("{}".into()) },
+        Update::Planned { iteration, plan: Some(Document::from_text("{}")) },
         Update::TaskEnded {
             task: TaskId(2006),
             rows_skipped: 0,
-            modes: Modes { compute: 1, put: 2, get: 3, fell_back: 0, kept: 0 },
+            modes: SplitModes { compute: 1, put: 2, get: 3, fell_back: 0, kept: 0 },
             emitted: None,
         },
-        Update::Watched {
+        Update::ReplanStateChanged {
             job: job.clone(),
-            watch: Watch { computed: Some(1000), read: Some(900), slow: 1, ..Watch::default() },
+            replan: ReplanState {
+                computed_rate: Some(1000),
+                read_rate: Some(900),
+                epochs_worse: 1,
+                ..ReplanState::default()
+            },
         },
-        Update::Decided { job, plan: None, decision: "{\"a\":1}".into(), profile: "{\"b\":2}".into() },
+        Update::Decided {
+            job,
+            plan: None,
+            decision: Document::from_text("{\"a\":1}"),
+            profile: Document::from_text("{\"b\":2}"),
+        },
     ]
 }
 

@@ -1,11 +1,11 @@
 //! What is read, and under which name.
 
-use std::sync::Arc;
-
+use caju_autocache::{CachePlan, Document, HintDef, Policy, ReplanState};
+use caju_planner::{Decision, Profile};
 use caju_types::{DatasetId, Fingerprint, JobName, RowRanges};
 use serde::{Deserialize, Serialize};
 
-use super::{Hint, Mode, Policy, SaveTarget, Watch};
+use super::{Mode, SaveTarget};
 
 /// A registered definition, with what binding it has found out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +40,7 @@ pub struct Dataset {
     pub skip_limit: Option<u64>,
     /// Its hints, from the source down.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub hints: Vec<Hint>,
+    pub hints: Vec<HintDef>,
     /// The stages, as their figures name them, whose output differs from epoch to epoch.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub random_stages: Vec<String>,
@@ -75,16 +75,16 @@ pub struct Job {
     pub save: Option<SaveTarget>,
     /// What the planner decided (`caju.decision/v1`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decision: Option<Arc<str>>,
+    pub decision: Option<Document<Decision>>,
     /// What that rests on (`caju.profile/v1`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub profile: Option<Arc<str>>,
+    pub profile: Option<Document<Profile>>,
     /// The decision as the engine's plan; none: compute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub plan: Option<Arc<str>>,
-    /// Whether the decision holds what it promised.
-    #[serde(default, skip_serializing_if = "super::is_default")]
-    pub watch: Watch,
+    pub plan: Option<Document<CachePlan>>,
+    /// What its epochs showed of the decision.
+    #[serde(default, rename = "watch", skip_serializing_if = "super::is_default")]
+    pub replan: ReplanState,
     /// Whether it was made for one client.
     pub anonymous: bool,
     /// Epochs that were read to their end and forgotten since.

@@ -9,10 +9,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use caju_autocache::{CachePlan, Document, SplitModes};
 use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, Secret, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{Failure, Feed, FeedId, Lease, Mode, Modes, SplitRecord, Task, TaskState};
+use super::{Failure, Feed, FeedId, Lease, Mode, SplitRecord, Task, TaskState};
 
 /// One epoch of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,16 +50,16 @@ pub struct Iteration {
     /// Whether hints may be used: else tasks leave them out, which reads less where nothing is stored.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub caching: bool,
-    /// What is stored and read now, as the engine's plan in JSON.
+    /// What is stored and read now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub plan: Option<Arc<str>>,
+    pub plan: Option<Document<CachePlan>>,
     /// Plans before that. Splits that were begun under one of them and came back with some of their rows delivered
     /// go on under it: what is drawn for their other rows must fit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub former: Vec<Option<Arc<str>>>,
+    pub former: Vec<Option<Document<CachePlan>>>,
     /// How the splits of ended tasks were run.
     #[serde(default, skip_serializing_if = "super::is_default")]
-    pub modes: Modes,
+    pub modes: SplitModes,
     /// It failed.
     pub failure: Option<Failure>,
     /// Rows that tasks emitted and nobody acknowledged.
@@ -269,7 +270,7 @@ impl Iteration {
     }
 
     /// What is stored and read from now on.
-    pub(super) fn set_plan(&mut self, plan: Option<Arc<str>>) {
+    pub(super) fn set_plan(&mut self, plan: Option<Document<CachePlan>>) {
         if self.plan != plan {
             let former = std::mem::replace(&mut self.plan, plan);
             self.former.push(former);
@@ -277,8 +278,8 @@ impl Iteration {
     }
 
     /// The plan under which a lease is run.
-    pub fn plan_of(&self, lease: &Lease) -> Option<&str> {
-        self.former.get(lease.plan).unwrap_or(&self.plan).as_deref()
+    pub fn plan_of(&self, lease: &Lease) -> Option<&Document<CachePlan>> {
+        self.former.get(lease.plan).unwrap_or(&self.plan).as_ref()
     }
 
     pub(super) fn exhaust(&mut self, feed: FeedId) {
@@ -290,7 +291,7 @@ impl Iteration {
         &mut self,
         id: TaskId,
         rows_skipped: u64,
-        modes: Modes,
+        modes: SplitModes,
         emitted: Option<Vec<(u64, u64)>>,
     ) {
         let Some(task) = self.tasks.get_mut(&id) else { return };

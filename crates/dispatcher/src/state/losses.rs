@@ -189,7 +189,7 @@ impl Iteration {
             came_back = true;
         }
         // Rows of splits that are run again may be in a part already: no set can come of this epoch.
-        if came_back && let Some(plan) = self.plan.as_deref().and_then(without_set) {
+        if came_back && let Some(plan) = self.plan.as_ref().and_then(without_set) {
             self.set_plan(Some(plan));
         }
         self.version += 1;

@@ -14,16 +14,15 @@ mod losses;
 mod saves;
 mod task;
 mod update;
-mod watch;
 mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
+use caju_autocache::{ReplanState, fixed_hint};
 use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-pub use caching::{Hint, Policy};
+pub use caju_autocache::{HintDef, Policy, SplitModes};
 pub use dataset::{Dataset, Job};
 pub use feed::{Feed, FeedId, Lease, next_digest};
 pub use follow::{follow_ups, owed_tasks};
@@ -31,8 +30,7 @@ pub use iteration::{Iteration, LostReader, Member, Missing};
 use losses::Gone;
 pub use saves::{Save, SaveStage, SaveTarget, SaveTotals};
 pub use task::{Task, TaskState};
-pub use update::{Failure, Mode, Modes, SplitRecord, Update};
-pub use watch::{EpochFacts, Watch};
+pub use update::{Failure, Mode, SplitRecord, Update};
 pub use worker::{Worker, WorkerState};
 
 /// Fields that came later are left out where they say nothing new: what is written stays what older versions wrote.
@@ -123,7 +121,7 @@ impl State {
                     decision: None,
                     profile: None,
                     plan: None,
-                    watch: Watch::default(),
+                    replan: ReplanState::default(),
                     anonymous: *anonymous,
                     finished: RowRanges::default(),
                     abandoned: RowRanges::default(),
@@ -134,13 +132,13 @@ impl State {
             Update::Decided { job, plan, decision, profile } => {
                 if let Some(job) = self.jobs.get_mut(job) {
                     job.plan.clone_from(plan);
-                    job.decision = Some(Arc::clone(decision));
-                    job.profile = Some(Arc::clone(profile));
+                    job.decision = Some(decision.clone());
+                    job.profile = Some(profile.clone());
                 }
             }
-            Update::Watched { job, watch } => {
+            Update::ReplanStateChanged { job, replan } => {
                 if let Some(job) = self.jobs.get_mut(job) {
-                    job.watch.clone_from(watch);
+                    job.replan.clone_from(replan);
                 }
             }
             Update::SaveAdded { save } => self.add_save(save),
@@ -219,8 +217,8 @@ impl State {
         let decided_against = of.decision.is_some() && of.plan.is_none();
         let useful = |d: &Dataset| {
             let planned = of.policy.is_planned() && mode != Mode::Off;
-            d.hints.iter().any(|h| h.behind.is_none() || planned && h.no_set.is_none())
-                || of.policy.forced(&d.hints).is_ok_and(|h| h.is_some())
+            d.hints.iter().any(|h| !h.is_set() || planned && h.is_storable())
+                || fixed_hint(&of.policy, &d.hints).is_ok_and(|h| h.is_some())
         };
         let caching = of.policy != Policy::Compute
             && !decided_against
@@ -245,7 +243,7 @@ impl State {
             caching,
             plan: None,
             former: Vec::new(),
-            modes: Modes::default(),
+            modes: SplitModes::default(),
             failure: None,
             missing: Missing::default(),
             lost_readers: Vec::new(),

@@ -3,13 +3,15 @@
 use std::fmt;
 use std::sync::Arc;
 
+use caju_autocache::{CachePlan, Document, Policy, ReplanState, SplitModes};
+use caju_planner::{Decision, Profile};
 use caju_proto::v1;
 use caju_types::{
     ClientId, DatasetId, Error, ErrorKind, IterationId, JobName, RowRanges, Secret, TaskId, WorkerId,
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Dataset, FeedId, Policy, Save, SaveStage, SaveTarget, State, Watch};
+use super::{Dataset, FeedId, Save, SaveStage, SaveTarget, State};
 
 /// One change of the state. Times and identifiers travel inside, so that a replay is exact.
 ///
@@ -130,26 +132,28 @@ pub enum Update {
     Decided {
         /// The job.
         job: JobName,
-        /// The engine's plan, in JSON; none: compute.
-        plan: Option<Arc<str>>,
+        /// What its iterations do; none: compute.
+        plan: Option<Document<CachePlan>>,
         /// The whole decision (`caju.decision/v1`).
-        decision: Arc<str>,
+        decision: Document<Decision>,
         /// What it rests on (`caju.profile/v1`): planned again, it gives the same bytes.
-        profile: Arc<str>,
+        profile: Document<Profile>,
     },
-    /// An epoch of a job was held against its decision.
-    Watched {
+    /// An epoch of a job was compared with its decision.
+    #[serde(rename = "watched")]
+    ReplanStateChanged {
         /// The job.
         job: JobName,
-        /// What is remembered from now on.
-        watch: Watch,
+        /// The state from now on.
+        #[serde(rename = "watch")]
+        replan: ReplanState,
     },
     /// From now on the splits of an iteration are stored and read so.
     Planned {
         /// Which.
         iteration: IterationId,
-        /// The engine's plan, in JSON; none: compute.
-        plan: Option<Arc<str>>,
+        /// The plan; none: compute.
+        plan: Option<Document<CachePlan>>,
     },
     /// A reader joins an iteration.
     ClientJoined {
@@ -230,7 +234,7 @@ pub enum Update {
         rows_skipped: u64,
         /// How its splits were run.
         #[serde(default, skip_serializing_if = "super::is_default")]
-        modes: Modes,
+        modes: SplitModes,
         /// Rows that it emitted, per split; absent if its worker did not count.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         emitted: Option<Vec<(u64, u64)>>,
@@ -316,38 +320,6 @@ impl Update {
         let (received, broken_off, reason) = (Vec::new(), Vec::new(), String::new());
         let (returned, vanished) = (Vec::new(), None);
         Update::ClientGone { client, iteration, received, broken_off, reason, returned, vanished }
-    }
-}
-
-/// How splits were run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Modes {
-    /// Computed.
-    pub compute: u64,
-    /// Computed and stored.
-    pub put: u64,
-    /// Read from a snapshot.
-    pub get: u64,
-    /// Of those that were computed: begun to be stored, and given up.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub fell_back: u64,
-    /// Of those that were stored: begun before it was decided.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub kept: u64,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
-fn is_zero(n: &u64) -> bool {
-    *n == 0
-}
-
-impl std::ops::AddAssign for Modes {
-    fn add_assign(&mut self, other: Self) {
-        self.compute += other.compute;
-        self.put += other.put;
-        self.get += other.get;
-        self.fell_back += other.fell_back;
-        self.kept += other.kept;
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
+use caju_autocache::HintDef;
 use caju_proto::{Bytes, v1};
 use caju_runtime::Clock;
 use caju_types::{ClientId, Error, Fingerprint, IterationId, Result, WorkerId, hash128};
@@ -17,7 +18,6 @@ use crate::catalog::{Bound, Catalog, SplitShuffle};
 use crate::config::{DispatcherConfig, Timers};
 use crate::control::Core;
 use crate::journal::{Journal, MemoryJournal};
-use crate::state::Hint;
 
 /// Definitions are `{"splits": N}`, with `"single": true`, `"shuffle": SEED or null`, `"path": any`,
 /// `"bad": MESSAGE`, `"list_error": MESSAGE`, `"list_panic": MESSAGE`, `"skip_limit": N` and `"hints": [NAME, ...]`. A
@@ -79,10 +79,10 @@ impl Catalog for FakeCatalog {
     }
 }
 
-fn hint(name: &Value) -> Option<Hint> {
+fn hint(name: &Value) -> Option<HintDef> {
     let name = name.as_str()?.to_string();
     let prefix = Fingerprint(hash128(name.as_bytes()));
-    Some(Hint { name, prefix, random: false, behind: None, no_set: None })
+    Some(HintDef { name, prefix, random: false, cross_split_stage: None, not_storable: None })
 }
 
 /// Time moves only when a test says so.

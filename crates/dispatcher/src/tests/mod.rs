@@ -8,6 +8,6 @@ mod iterations;
 mod limits;
 mod plans;
 mod recovery;
+mod replanning;
 mod secrets;
 mod service;
-mod watching;

@@ -1,5 +1,6 @@
 //! What is drawn for a split is drawn under one plan, however often it is begun.
 
+use caju_autocache::Document;
 use serde_json::json;
 
 use super::fake::{World, indices, lost, run};
@@ -18,7 +19,7 @@ fn a_split_of_which_rows_were_delivered_goes_on_under_its_plan() {
         assert!(first.splits.iter().all(|s| s.cache.is_empty()));
         let plan = |text: &str| Update::Planned {
             iteration: caju_types::IterationId(iteration),
-            plan: Some(text.into()),
+            plan: Some(Document::from_text(text)),
         };
         for text in ["one", "two"] {
             world

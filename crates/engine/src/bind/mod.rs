@@ -11,6 +11,7 @@ use std::sync::Arc;
 use arrow_schema::{Schema, SchemaRef};
 use caju_kernels::Registry;
 use caju_pipeline::{DatasetDef, FileFormat, SourceDef, StageOp};
+use caju_proto::v1::StageKind;
 use caju_types::{Error, Fingerprint, Result};
 use futures::stream::BoxStream;
 
@@ -26,7 +27,7 @@ pub struct BoundPipeline {
     fingerprint: Fingerprint,
     pub(crate) root: Branch,
     plan: plan::SplitPlan,
-    stats_names: Vec<String>,
+    stats_stages: Vec<(String, StageKind)>,
     hints: Vec<BoundHint>,
     chunk_bytes: u64,
 }
@@ -146,13 +147,31 @@ fn bind_opened(
     let mut root = bind_branch(def, registry, source, String::new(), level)?;
     let plan = plan::SplitPlan::of(def);
     plan.finish_steps(&mut root.steps);
-    let stats_names = std::iter::once("source".to_string())
-        .chain(def.stages.iter().enumerate().map(|(i, s)| format!("{i}.{}", s.op.name())))
-        .chain(std::iter::once("output".to_string()))
+    let stats_stages = std::iter::once(("source".to_string(), StageKind::Rows))
+        .chain(
+            def.stages.iter().enumerate().map(|(i, s)| (format!("{i}.{}", s.op.name()), stage_kind(&s.op))),
+        )
+        .chain(std::iter::once(("output".to_string(), StageKind::Output)))
         .collect();
     let hints = if level.keep_hints { bound_hints(def, registry, &root, &plan)? } else { Vec::new() };
     let chunk_bytes = registry.limits().chunk_bytes;
-    Ok(BoundPipeline { def: def.clone(), fingerprint, root, plan, stats_names, hints, chunk_bytes })
+    Ok(BoundPipeline { def: def.clone(), fingerprint, root, plan, stats_stages, hints, chunk_bytes })
+}
+
+/// What a stage is to the planner.
+fn stage_kind(op: &StageOp) -> StageKind {
+    match op {
+        StageOp::Autocache { .. } => StageKind::Hint,
+        StageOp::Sleep(_) | StageOp::Burn(_) => StageKind::Serial,
+        StageOp::Take(_) => StageKind::Take,
+        StageOp::Shuffle { .. }
+        | StageOp::Skip(_)
+        | StageOp::Batch { .. }
+        | StageOp::PaddedBatch { .. }
+        | StageOp::BucketByLength { .. }
+        | StageOp::Unbatch => StageKind::CrossSplit,
+        _ => StageKind::Rows,
+    }
 }
 
 fn bound_hints(
@@ -415,7 +434,7 @@ impl BoundPipeline {
         let shuffles = self.def.stages.iter().enumerate();
         random.extend(shuffles.filter(|(_, s)| matches!(s.op, StageOp::Shuffle { .. })).map(|(i, _)| i + 1));
         random.sort_unstable();
-        random.into_iter().filter_map(|i| self.stats_names.get(i).cloned()).collect()
+        random.into_iter().filter_map(|i| self.stats_stages.get(i).map(|(name, _)| name.clone())).collect()
     }
 
     /// Why the hint at a stage, behind one that mixes splits, is no place to store rows; none if it is one.
@@ -450,7 +469,8 @@ impl BoundPipeline {
         &self.hints
     }
 
-    pub(crate) fn stats_names(&self) -> &[String] {
-        &self.stats_names
+    /// The stages as their figures name them, with what they are to the planner.
+    pub(crate) fn stats_stages(&self) -> &[(String, StageKind)] {
+        &self.stats_stages
     }
 }

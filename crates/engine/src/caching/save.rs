@@ -2,22 +2,13 @@
 
 use std::sync::Arc;
 
+pub use caju_autocache::SavePlan;
 use caju_cache::PutOutcome;
 use caju_types::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
 use super::{CachePlan, Entry, TaskCache};
 use crate::source::Split;
-
-/// How a save stores rows. A split that cannot be stored now is left alone: whoever drives the save comes back to
-/// it in another epoch.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SavePlan {
-    /// The size of chunks; absent: a part is one chunk.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub chunk_bytes: Option<u64>,
-}
 
 impl TaskCache {
     /// Computes and stores a split that has no part; all others are passed over.

@@ -168,7 +168,7 @@ pub struct TaskRun {
 /// runtime.
 pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options: TaskOptions) -> TaskRun {
     let def = pipeline.def();
-    let stats = Arc::new(TaskStats::new(pipeline.stats_names().iter().cloned(), options.taps));
+    let stats = Arc::new(TaskStats::new(pipeline.stats_stages().iter().cloned(), options.taps));
     let deterministic = options.deterministic || def.options.deterministic || pipeline.single_task();
     let ctx = TaskContext::new(
         options.seed,

@@ -248,6 +248,7 @@ impl<'a> Bench<'a> {
             workers: self.args.workers,
             cache: Some(room.url()),
             cache_budget: self.args.cache_budget,
+            record_autocache_events: None,
             epochs: &epochs,
             quiet: true,
             consumer: Consumer { copies: true, step: self.args.step.unwrap_or_default() },

@@ -1,34 +1,33 @@
-//! What is made of the workers' figures.
+//! The profile that the builder makes of reports.
 
-use caju_proto::v1::{HintProbe, StageStats, TaskProfile};
+use caju_types::Fingerprint;
 
 use super::*;
+use crate::coverage::{Coverage, StoredParts};
 
-fn dataset() -> Dataset {
-    serde_json::from_value(serde_json::json!({
-        "id": "d", "fingerprint": "00000000000000000000000000000001", "identity": "00000000000000000000000000000002",
-        "name": null, "definition_json": "{}", "schema_ipc": "", "source_schema_ipc": "", "seed": null,
-        "single_task": false, "deterministic": false,
-        "hints": [{"name": "a", "prefix": "00000000000000000000000000000003", "random": false, "behind": null}],
-        "random_stages": []
-    }))
-    .unwrap()
+/// A pipeline with one hint.
+fn pipeline() -> Pipeline<'static> {
+    static HINTS: std::sync::LazyLock<Vec<HintDef>> = std::sync::LazyLock::new(|| {
+        let (name, prefix) = ("a".to_string(), Fingerprint(3));
+        vec![HintDef { name, prefix, random: false, cross_split_stage: None, not_storable: None }]
+    });
+    Pipeline { hints: &HINTS, random_stages: &[] }
 }
 
-fn stage(name: &str, rows: u64, cpu_s: f64) -> StageStats {
-    StageStats {
+fn stage(name: &str, rows: u64, cpu_s: f64) -> StageReport {
+    StageReport {
         name: name.into(),
         rows_in: rows,
         rows_out: rows,
         bytes_out: rows * 100,
         cpu_s,
         busy_s: cpu_s,
-        ..StageStats::default()
+        ..StageReport::default()
     }
 }
 
-fn probe(encode_cpu_s: f64) -> HintProbe {
-    HintProbe {
+fn probe(encode_cpu_s: f64) -> ProbeReport {
+    ProbeReport {
         hint: "a".into(),
         encoding: "arrow/none".into(),
         rows: 10,
@@ -41,55 +40,59 @@ fn probe(encode_cpu_s: f64) -> HintProbe {
     }
 }
 
-/// One worker after so many seconds: a thousand rows a second, each of them twice as dear after the second one.
-fn after(seconds: f64, rows: u64, cpu_s: f64, probes: &[f64]) -> Measured {
-    let task = TaskProfile {
-        task_id: 1,
-        stages: vec![stage("read", rows, 0.0), stage("map", rows, cpu_s), stage("1.autocache", rows, 0.0)],
+/// One worker after the given number of seconds: a thousand rows per second, each twice as expensive after the second.
+fn after(seconds: f64, rows: u64, cpu_s: f64, probes: &[f64]) -> Measurements {
+    let task = TaskReport {
+        task: TaskId(1),
+        stages: vec![
+            stage("read", rows, 0.0),
+            stage("map", rows, cpu_s),
+            StageReport { kind: StageKind::Hint, ..stage("1.autocache", rows, 0.0) },
+        ],
         probes: probes.iter().copied().map(probe).collect(),
-        looked: true,
+        checked_parts: true,
         elapsed_s: seconds,
         threads: 2.0,
-        computed: rows / 100,
+        splits_computed: rows / 100,
         source_bytes: rows * 100,
         source_s: seconds / 10.0,
         source_requests_at_once: 3,
-        ..TaskProfile::default()
+        ..TaskReport::default()
     };
-    Measured { tasks: vec![task], workers: 1, splits_total: 100, ..Measured::default() }
+    Measurements { tasks: vec![task], workers: 1, splits_total: 100, ..Measurements::default() }
 }
 
 #[test]
-fn a_stretch_is_as_if_there_had_been_nothing_else() {
+fn a_sample_window_is_as_if_there_had_been_nothing_else() {
     let (first, second) = (after(1.0, 1000, 1.0, &[0.01]), after(2.0, 2000, 3.0, &[0.01, 0.05]));
-    let stretch = second.since(&first).unwrap();
-    let profile = stretch.profile(&dataset());
+    let window = second.window_since(&first).unwrap();
+    let profile = window.profile(pipeline());
     let map = profile.stages.iter().find(|s| s.name == "map").unwrap();
     assert!((map.cpu_s_per_row - 0.002).abs() < 1e-9, "{map:?}");
-    // Of the probe's repetitions the newest one; the epoch is as long as all that is known says.
+    // The newest repetition of the probe counts. The epoch has as many rows as all figures together say.
     assert!((profile.hints[0].encodings[0].encode_cpu_s_per_row - 0.005).abs() < 1e-9, "{profile:?}");
-    assert_eq!(profile.source.rows, second.profile(&dataset()).source.rows);
+    assert_eq!(profile.source.rows, second.profile(pipeline()).source.rows);
     // A hundred splits, of which 17 are through and three half-way.
     assert_eq!(profile.source.rows, 2000 * 200 / 37);
 }
 
 #[test]
-fn what_workers_keep_in_memory_is_told_by_whole_epochs_and_by_stretches() {
-    let memory = |m: &Measured| m.profile(&dataset()).cache_store.memory_bytes_per_worker;
+fn memory_tiers_are_in_the_profiles_of_epochs_and_of_sample_windows() {
+    let memory = |m: &Measurements| m.profile(pipeline()).cache_store.memory_bytes_per_worker;
     let (mut first, mut second) = (after(1.0, 1000, 1.0, &[]), after(2.0, 2000, 3.0, &[]));
     assert_eq!(memory(&second), None, "parts are mapped");
     first.tasks[0].memory_tier_bytes = 1 << 20;
     second.tasks[0].memory_tier_bytes = 1 << 20;
-    assert_eq!(memory(&second.since(&first).unwrap()), Some(1048576.0));
-    second.tasks.push(TaskProfile { task_id: 2, ..second.tasks[0].clone() });
+    assert_eq!(memory(&second.window_since(&first).unwrap()), Some(1048576.0));
+    second.tasks.push(TaskReport { task: TaskId(2), ..second.tasks[0].clone() });
     assert_eq!(memory(&second), Some(1048576.0), "each of them");
 }
 
 /// The rows that were tried are of another size than those of the epoch, which the stage in front of the hint has seen.
 #[test]
-fn what_was_tried_is_told_by_its_bytes_where_they_are_known() {
+fn probes_are_scaled_by_bytes_where_they_are_known() {
     let mut measured = after(1.0, 1000, 1.0, &[0.01]);
-    let encoding = |m: &Measured| m.profile(&dataset()).hints.remove(0).encodings.remove(0);
+    let encoding = |m: &Measurements| m.profile(pipeline()).hints.remove(0).encodings.remove(0);
     let by_rows = encoding(&measured);
     assert!((by_rows.bytes_per_row - 100.0).abs() < 1e-9, "{by_rows:?}");
     // A hundred bytes a row are known, fifty were tried.
@@ -101,14 +104,14 @@ fn what_was_tried_is_told_by_its_bytes_where_they_are_known() {
 }
 
 #[test]
-fn of_several_weighings_neither_the_highest_nor_the_lowest_counts() {
+fn the_median_of_the_store_rates_counts() {
     let rate = |rates: &[f64]| {
-        let probes = rates.iter().map(|r| HintProbe { read_bytes_per_s: *r, ..probe(0.01) });
+        let probes = rates.iter().map(|r| ProbeReport { read_bytes_per_s: *r, ..probe(0.01) });
         let mut measured = after(2.0, 2000, 1.0, &[]);
         measured.tasks[0].probes = probes.collect();
-        let stretch = measured.since(&after(1.0, 1000, 0.5, &[])).unwrap();
-        let of = |m: &Measured| m.profile(&dataset()).cache_store.read_bytes_per_s;
-        assert_eq!(of(&stretch), of(&measured));
+        let window = measured.window_since(&after(1.0, 1000, 0.5, &[])).unwrap();
+        let of = |m: &Measurements| m.profile(pipeline()).cache_store.read_bytes_per_s;
+        assert_eq!(of(&window), of(&measured));
         of(&measured)
     };
     assert_eq!(rate(&[]), None);
@@ -117,10 +120,10 @@ fn of_several_weighings_neither_the_highest_nor_the_lowest_counts() {
     assert_eq!(rate(&[3e8, 0.0, 9e8, 2e8]), Some(3e8));
 }
 
-/// A further try has more rows, and leaves the store alone.
+/// A further probe has more rows, and does not measure the store.
 #[test]
-fn further_tries_count_for_themselves_and_the_store_as_it_was_weighed() {
-    let further = |encode_cpu_s: f64| HintProbe {
+fn further_probes_count_and_the_store_rate_stays() {
+    let further = |encode_cpu_s: f64| ProbeReport {
         rows: 60,
         bytes: 3000,
         write_bytes_per_s: 0.0,
@@ -129,72 +132,77 @@ fn further_tries_count_for_themselves_and_the_store_as_it_was_weighed() {
     };
     let (first, mut second) = (after(1.0, 1000, 1.0, &[0.01]), after(2.0, 2000, 3.0, &[0.01]));
     second.tasks[0].probes.extend([further(0.03), further(0.09), probe(0.5)]);
-    for (measured, encode_s) in [(&second, 0.001), (&second.since(&first).unwrap(), 0.0015)] {
-        let profile = measured.profile(&dataset());
+    for (measured, encode_s) in [(&second, 0.001), (&second.window_since(&first).unwrap(), 0.0015)] {
+        let profile = measured.profile(pipeline());
         let encoding = &profile.hints[0].encodings[0];
         assert!((encoding.encode_cpu_s_per_row - encode_s).abs() < 1e-9, "{encoding:?}");
         assert!((encoding.bytes_per_row - 50.0).abs() < 1e-9, "{encoding:?}");
         assert_eq!(profile.cache_store.read_bytes_per_s, Some(1e9));
         assert_eq!(profile.cache_store.write_bytes_per_s, Some(1e9));
     }
-    // A second worker's first tries are no third and fourth ones.
+    // A second worker's first probes are no third and fourth ones.
     let other = after(2.0, 2000, 3.0, &[0.01]).tasks.remove(0);
     second.tasks.push(other);
-    assert_eq!(second.tries().into_values().collect::<Vec<_>>(), [4]);
+    assert_eq!(probes::counts(&second.tasks).into_values().collect::<Vec<_>>(), [4]);
 }
 
 /// What is read twice in an epoch is stored once.
 #[test]
 fn repeated_splits_are_readings_of_the_same_rows() {
     let mut measured = after(1.0, 1000, 1.0, &[0.01]);
-    assert_eq!(measured.profile(&dataset()).source.readings, None, "nobody has counted them");
+    assert_eq!(measured.profile(pipeline()).source.readings, None, "nobody has counted them");
     for (splits, readings) in [(100, None), (50, Some(2)), (34, Some(2)), (0, None)] {
-        measured.stored = Stored::Known(Found { splits: Some(splits), ..Found::default() });
-        let profile = measured.profile(&dataset());
+        measured.coverage = CoverageState::Known(Coverage { splits: Some(splits), ..Coverage::default() });
+        let profile = measured.profile(pipeline());
         profile.validate().unwrap();
         assert_eq!(profile.source.readings, readings, "{splits} of 100");
     }
 }
 
 #[test]
-fn nothing_new_is_no_look() {
+fn without_new_rows_there_is_no_sample_window() {
     let first = after(1.0, 1000, 1.0, &[]);
-    assert!(first.since(&first).is_none());
-    assert!(after(2.0, 1000, 1.0, &[]).since(&first).is_none(), "no row since");
-    assert!(first.since(&Measured::default()).is_some(), "the first look is all there is");
+    assert!(first.window_since(&first).is_none());
+    assert!(after(2.0, 1000, 1.0, &[]).window_since(&first).is_none(), "no row since");
+    assert!(first.window_since(&Measurements::default()).is_some(), "the first window is all there is");
 }
 
 #[test]
 fn stores_and_networks_have_the_rate_of_their_requests() {
     let mut measured = after(1.0, 1000, 1.0, &[]);
-    let profile = measured.profile(&dataset());
+    let profile = measured.profile(pipeline());
     // 100 kB in a tenth of a second, by one of three requests.
     assert!((profile.source_store.read_bytes_per_s.unwrap() - 3e6).abs() < 1.0, "{profile:?}");
     assert_eq!(profile.cluster.network_bytes_per_s_per_worker, None, "nobody reads from elsewhere");
     (measured.tasks[0].sent_bytes, measured.tasks[0].sent_s) = (5_000_000, 0.5);
-    let profile = measured.profile(&dataset());
+    let profile = measured.profile(pipeline());
     assert!((profile.cluster.network_bytes_per_s_per_worker.unwrap() - 1e7).abs() < 1.0, "{profile:?}");
-    assert!((measured.share().unwrap() - 0.1).abs() < 1e-9);
+    assert!((measured.fraction_begun().unwrap() - 0.1).abs() < 1e-9);
 }
 
 #[test]
 fn sending_is_a_stage_where_it_costs_something() {
     let mut measured = after(1.0, 1000, 1.0, &[]);
-    measured.tasks[0].stages.push(stage("output", 1000, 0.0));
-    assert!(measured.profile(&dataset()).stages.iter().all(|s| s.name != "output"));
+    measured.tasks[0].stages.push(StageReport { kind: StageKind::Output, ..stage("output", 1000, 0.0) });
+    assert!(measured.profile(pipeline()).stages.iter().all(|s| s.name != "output"));
     measured.tasks[0].stages[3].cpu_s = 0.5;
-    let profile = measured.profile(&dataset());
+    let profile = measured.profile(pipeline());
     profile.validate().unwrap();
     assert_eq!(profile.stages.last().unwrap().name, "output");
 }
 
 /// A shuffle that fills its buffer has put out little of what it took: that says nothing of how many rows come out.
 #[test]
-fn what_a_shuffle_holds_back_comes_out_later() {
+fn rows_that_a_shuffle_holds_back_come_out_later() {
     let mut measured = after(1.0, 1000, 1.0, &[]);
-    let held = StageStats { rows_out: 100, bytes_out: 100 * 100, ..stage("2.shuffle", 1000, 0.5) };
+    let held = StageReport {
+        kind: StageKind::CrossSplit,
+        rows_out: 100,
+        bytes_out: 100 * 100,
+        ..stage("2.shuffle", 1000, 0.5)
+    };
     measured.tasks[0].stages.extend([held, stage("3.map", 100, 0.3)]);
-    let profile = measured.profile(&dataset());
+    let profile = measured.profile(pipeline());
     profile.validate().unwrap();
     let [.., shuffle, map] = profile.stages.as_slice() else { panic!("{profile:?}") };
     let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} is not {b}: {profile:?}");
@@ -207,58 +215,64 @@ fn what_a_shuffle_holds_back_comes_out_later() {
 }
 
 /// Somebody's rows at the hint `a`, as a share of the splits.
-fn stored(encoding: &str, fraction: f64) -> Stored {
+fn stored(encoding: &str, fraction: f64) -> CoverageState {
     let parts = vec![StoredParts { hint: "a".into(), encoding: encoding.into(), fraction }];
-    Stored::Known(Found { parts, ..Found::default() })
+    CoverageState::Known(Coverage { parts, ..Coverage::default() })
 }
 
 fn encodings(profile: &Profile) -> Vec<String> {
-    profile.hints[0].encodings.iter().map(named).collect()
+    profile.hints[0].encodings.iter().map(encoding_name).collect()
 }
 
 #[test]
-fn what_is_stored_binds_nobody_while_it_is_a_rest() {
+fn parts_of_under_a_tenth_do_not_fix_the_encoding() {
     let mut measured = after(1.0, 1000, 1.0, &[0.01]);
-    let zstd = HintProbe { encoding: "parquet/zstd".into(), ..probe(0.02) };
+    let zstd = ProbeReport { encoding: "parquet/zstd".into(), ..probe(0.02) };
     measured.tasks[0].probes.push(zstd);
     let both = ["arrow/none", "parquet/zstd"];
-    let seen = |measured: &Measured| {
-        let profile = measured.profile(&dataset());
+    let seen = |measured: &Measurements| {
+        let profile = measured.profile(pipeline());
         profile.validate().unwrap();
         let fractions: Vec<f64> = profile.existing.iter().map(|x| x.fraction).collect();
         (encodings(&profile), fractions)
     };
-    measured.stored = stored("parquet/zstd", 0.4);
+    measured.coverage = stored("parquet/zstd", 0.4);
     assert_eq!(seen(&measured), (vec![both[1].to_string()], vec![0.4]), "parts are read as they are");
     // One part that somebody left behind.
-    measured.stored = stored("parquet/zstd", 0.001);
+    measured.coverage = stored("parquet/zstd", 0.001);
     assert_eq!(seen(&measured), (both.map(String::from).to_vec(), vec![]));
     // What the job says rules, unless nothing is left to write.
     measured.encoding = Some("arrow/none".into());
-    measured.stored = stored("parquet/zstd", 0.4);
+    measured.coverage = stored("parquet/zstd", 0.4);
     assert_eq!(seen(&measured), (vec![both[0].to_string()], vec![]));
-    measured.stored = stored("parquet/zstd", 1.0);
+    measured.coverage = stored("parquet/zstd", 1.0);
     assert_eq!(seen(&measured), (vec![both[1].to_string()], vec![1.0]));
 }
 
 #[test]
-fn a_look_at_what_is_stored_is_waited_for_and_not_for_good() {
-    let early = Measured { stored: Stored::Awaited(0), ..after(1.0, 1000, 1.0, &[0.01]) };
-    assert!(!early.is_something() && !early.is_enough(&dataset()));
-    let late = Measured { stored: Stored::Awaited(0), ..after(20.0, 1000, 1.0, &[0.01]) };
-    assert!(late.is_enough(&dataset()) && late.profile(&dataset()).existing.is_empty());
+fn the_check_of_the_storage_is_waited_for_within_a_bound() {
+    let early = Measurements {
+        coverage: CoverageState::Pending(Coverage::default()),
+        ..after(1.0, 1000, 1.0, &[0.01])
+    };
+    assert!(!early.can_be_weighed() && !early.is_complete(pipeline().hints));
+    let late = Measurements {
+        coverage: CoverageState::Pending(Coverage::default()),
+        ..after(20.0, 1000, 1.0, &[0.01])
+    };
+    assert!(late.is_complete(pipeline().hints) && late.profile(pipeline()).existing.is_empty());
 }
 
-/// Three workers of which one has weighed the store: the others have as much of it.
+/// One of three workers has measured the store: the others have as much of it.
 #[test]
-fn workers_that_have_not_weighed_the_store_count_like_those_that_have() {
+fn workers_that_have_not_measured_the_store_count_like_those_that_have() {
     let mut measured = after(1.0, 1000, 1.0, &[0.01]);
     for id in 2..4 {
-        measured.tasks.push(TaskProfile { task_id: id, probes: Vec::new(), ..measured.tasks[0].clone() });
+        measured.tasks.push(TaskReport { task: TaskId(id), probes: Vec::new(), ..measured.tasks[0].clone() });
     }
     measured.workers = 3;
-    assert_eq!(measured.profile(&dataset()).cache_store.read_bytes_per_s, Some(3e9));
-    // A store that nobody weighed is not taken to be endless.
+    assert_eq!(measured.profile(pipeline()).cache_store.read_bytes_per_s, Some(3e9));
+    // A store that was not measured is not taken to be unlimited.
     measured.tasks[0].probes[0].read_bytes_per_s = 0.0;
-    assert!(measured.is_something() && !measured.is_enough(&dataset()));
+    assert!(measured.can_be_weighed() && !measured.is_complete(pipeline().hints));
 }

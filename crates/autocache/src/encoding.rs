@@ -97,7 +97,7 @@ impl FromStr for Compression {
 /// `parquet/snappy`, `parquet/lz4` or `parquet/zstd`.
 ///
 /// ```
-/// use caju_cache::Encoding;
+/// use caju_autocache::Encoding;
 /// let e: Encoding = "arrow/lz4".parse().unwrap();
 /// assert_eq!(e.to_string(), "arrow/lz4");
 /// assert!("arrow/snappy".parse::<Encoding>().is_err());

@@ -1,8 +1,9 @@
-//! Epochs are held against the decision, and a decision that was wrong is changed.
+//! Epochs are compared with the decision, and a decision that was wrong is changed.
 
 use std::time::Duration;
 
-use caju_planner::{Choice, Decision, Profile, plan, policy_by_name};
+use caju_autocache::Document;
+use caju_planner::{Choice, Decision, Profile, plan};
 use caju_proto::v1;
 use caju_types::{DatasetId, JobName};
 use serde_json::{Value, json};
@@ -28,7 +29,7 @@ fn profile() -> Profile {
 }
 
 /// A job that decided by a profile, and whose epochs run as they are told.
-struct Watched {
+struct Replanned {
     world: World,
     worker: u64,
     epoch: u64,
@@ -36,14 +37,14 @@ struct Watched {
     flight: Option<f64>,
 }
 
-impl Watched {
+impl Replanned {
     async fn decided(profile: &Profile) -> Self {
         let world = World::new();
         let worker = world.worker("w:1").await;
         let dataset = world.open(&definition(), "other").await;
         assert!(!dataset.finished);
-        let decision = plan(profile, policy_by_name("auto").unwrap().as_ref()).unwrap();
-        let (job, text) = (JobName("j".into()), profile.to_json());
+        let decision = plan(profile, &Policy::Auto).unwrap();
+        let job = JobName("j".into());
         world
             .core
             .commit(|txn| {
@@ -62,9 +63,9 @@ impl Watched {
                 });
                 txn.apply(Update::Decided {
                     job: job.clone(),
-                    plan: (decision.choice != Choice::Compute).then(|| "{}".into()),
-                    decision: decision.to_json().into(),
-                    profile: text.as_str().into(),
+                    plan: (decision.choice != Choice::Compute).then(|| Document::from_text("{}")),
+                    decision: decision.clone().into(),
+                    profile: profile.clone().into(),
                 });
                 Ok(())
             })
@@ -78,7 +79,7 @@ impl Watched {
     }
 
     fn decision(&self) -> Decision {
-        Decision::from_json(self.job().decision.as_deref().unwrap()).unwrap()
+        self.job().decision.unwrap().read().unwrap().clone()
     }
 
     /// One more epoch that runs as decided, at so many rows per second for ten seconds.
@@ -160,7 +161,7 @@ fn hint(decision: &Decision) -> Option<&str> {
 #[test]
 fn a_decision_that_keeps_its_promise_stays() {
     run(async {
-        let mut w = Watched::decided(&profile()).await;
+        let mut w = Replanned::decided(&profile()).await;
         let first = w.decision();
         assert_eq!(hint(&first), Some("decoded"));
         let promised = first.options.iter().find(|o| o.choice == first.choice).unwrap().rows_per_s.unwrap();
@@ -169,15 +170,15 @@ fn a_decision_that_keeps_its_promise_stays() {
             let now = w.epoch(38 * percent).await;
             assert_eq!(now, first, "{percent} %");
         }
-        assert_eq!(w.job().watch.changes, 0);
-        assert!(w.job().watch.read.is_some());
+        assert_eq!(w.job().replan.changes, 0);
+        assert!(w.job().replan.read_rate.is_some());
     });
 }
 
 #[test]
-fn what_turns_out_slow_is_left_and_the_change_can_be_replayed() {
+fn a_slow_choice_is_left_and_the_change_can_be_replayed() {
     run(async {
-        let mut w = Watched::decided(&profile()).await;
+        let mut w = Replanned::decided(&profile()).await;
         let first = w.decision();
         // A twentieth of what was promised. Computing never ran, and is predicted at ten times that.
         assert_eq!(w.epoch(190).await, first, "one epoch is none");
@@ -189,12 +190,9 @@ fn what_turns_out_slow_is_left_and_the_change_can_be_replayed() {
             second.reason
         );
         let job = w.job();
-        assert_eq!((job.plan.as_deref(), job.watch.changes, job.watch.left.len()), (None, 1, 1));
-        let replayed = plan(
-            &Profile::from_json(job.profile.as_deref().unwrap()).unwrap(),
-            policy_by_name("auto").unwrap().as_ref(),
-        );
-        assert_eq!(replayed.unwrap().to_json(), job.decision.as_deref().unwrap(), "byte for byte");
+        assert_eq!((job.plan.clone(), job.replan.changes, job.replan.left_options.len()), (None, 1, 1));
+        let replayed = plan(job.profile.as_ref().unwrap().read().unwrap(), &Policy::Auto);
+        assert_eq!(replayed.unwrap().to_json(), **job.decision.as_ref().unwrap().text(), "byte for byte");
         // It stays with that, fast or slow, as long as nothing that is known is better.
         for rate in [2500, 2600, 1000, 2500, 2500, 900, 900] {
             assert_eq!(w.epoch(rate).await, second);
@@ -230,9 +228,9 @@ fn predicted(d: &Decision, name: Option<&str>) -> f64 {
 }
 
 #[test]
-fn a_stage_that_turns_out_dear_is_a_reason_to_store_behind_it() {
+fn a_stage_that_turns_out_expensive_is_a_reason_to_store_behind_it() {
     run(async {
-        let mut w = Watched::decided(&slow_store()).await;
+        let mut w = Replanned::decided(&slow_store()).await;
         let first = w.decision();
         assert_eq!(first.choice, Choice::Compute);
         // The first rows were easy; those of the whole epoch take eight cores 20 ms each.
@@ -247,16 +245,16 @@ fn a_stage_that_turns_out_dear_is_a_reason_to_store_behind_it() {
             w.epoch(rate).await;
         }
         assert_eq!(w.decision().choice, Choice::Compute);
-        assert_eq!(w.job().watch.changes, 2, "{:?}", w.job().watch);
+        assert_eq!(w.job().replan.changes, 2, "{:?}", w.job().replan);
         assert!(w.decision().reason.contains("computing gave 399 rows/s"), "{}", w.decision().reason);
     });
 }
 
 /// Something that no stage counts, a reader of one thread say, would hold up rows that are read as well.
 #[test]
-fn what_no_stage_counts_is_no_reason_to_store() {
+fn time_that_no_stage_counts_is_no_reason_to_store() {
     run(async {
-        let mut w = Watched::decided(&slow_store()).await;
+        let mut w = Replanned::decided(&slow_store()).await;
         let first = w.decision();
         for _ in 0..6 {
             assert_eq!(w.epoch_of(300, decoding(0.004)).await, first);
@@ -266,13 +264,13 @@ fn what_no_stage_counts_is_no_reason_to_store() {
 
 /// What another job found out stays known: the next one does not try it again, and again.
 #[test]
-fn what_an_earlier_job_learned_is_not_learned_twice() {
+fn rates_of_earlier_jobs_are_known_to_the_next_one() {
     run(async {
         let mut known = profile();
-        let slow = plan(&known, policy_by_name("auto").unwrap().as_ref()).unwrap().choice;
+        let slow = plan(&known, &Policy::Auto).unwrap().choice;
         assert_eq!(slow.hint(), Some("decoded"));
         known.observed = vec![caju_planner::Measured { choice: slow, rows_per_s: 190.0 }];
-        let mut w = Watched::decided(&known).await;
+        let mut w = Replanned::decided(&known).await;
         let first = w.decision();
         assert_eq!(first.choice, Choice::Compute, "{}", first.reason);
         for rate in [1990, 2000, 1980, 2000] {
@@ -283,9 +281,9 @@ fn what_an_earlier_job_learned_is_not_learned_twice() {
 
 /// A snapshot that finds no room: an eighth of it is there, and every epoch tries to write the rest.
 #[test]
-fn what_cannot_be_stored_is_given_up() {
+fn a_snapshot_that_cannot_be_stored_is_given_up() {
     run(async {
-        let mut w = Watched::decided(&profile()).await;
+        let mut w = Replanned::decided(&profile()).await;
         let first = w.decision();
         assert_eq!(hint(&first), Some("decoded"));
         let short = v1::SplitModes { compute: 4, put: 3, get: 1, ..Default::default() };
@@ -303,21 +301,21 @@ fn what_cannot_be_stored_is_given_up() {
 fn an_epoch_whose_flight_reader_sets_the_pace_shows_nothing() {
     run(async {
         for (waited_s, shows) in [(9.0, false), (0.1, true)] {
-            let mut w = Watched::decided(&profile()).await;
+            let mut w = Replanned::decided(&profile()).await;
             w.flight = Some(waited_s);
             for _ in 0..2 {
                 w.epoch(190).await;
             }
-            assert_eq!(w.job().watch.changes == 1, shows, "{waited_s} s: {:?}", w.job().watch);
+            assert_eq!(w.job().replan.changes == 1, shows, "{waited_s} s: {:?}", w.job().replan);
         }
     });
 }
 
 /// Clients read the rows of all workers before the first of these tells how it went: its share is not the epoch's.
 #[test]
-fn an_epoch_is_judged_once_all_its_workers_have_told() {
+fn an_epoch_is_replanned_once_all_its_workers_have_reported() {
     run(async {
-        let w = Watched::decided(&profile()).await;
+        let w = Replanned::decided(&profile()).await;
         let other = w.world.worker("w:2").await;
         let opened =
             w.world.core.open_iteration(super::fake::open_request(&definition(), "j")).await.unwrap();
@@ -349,7 +347,7 @@ fn an_epoch_is_judged_once_all_its_workers_have_told() {
         w.world.beat(client, iteration, &tasks, &[]).await;
         w.world.close(client, iteration, Vec::new()).await;
         for (n, (task, worker)) in runs.into_iter().enumerate() {
-            assert_eq!(w.job().watch.read, None, "{n} have told");
+            assert_eq!(w.job().replan.read_rate, None, "{n} have told");
             let output = v1::StageStats { name: "output".into(), rows_out: 10_000, ..Default::default() };
             let ended = v1::FinishTaskRequest {
                 task_id: task,
@@ -361,6 +359,6 @@ fn an_epoch_is_judged_once_all_its_workers_have_told() {
             };
             w.world.core.finish_task(ended).await.unwrap();
         }
-        assert_eq!(w.job().watch.read, Some(2_000_000), "both together: {:?}", w.job().watch);
+        assert_eq!(w.job().replan.read_rate, Some(2_000_000), "both together: {:?}", w.job().replan);
     });
 }

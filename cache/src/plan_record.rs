@@ -1,0 +1,59 @@
+//! Plan records below a cache root.
+//!
+//! Beside the snapshots, under `ROOT/v1/plans`, lies one small object per definition: the profile of its last job, and how
+//! many jobs there were. The next job with the same definition decides by it before its first row.
+
+use caju_autocache::PlanRecord;
+use caju_runtime::stores::store_error;
+use caju_runtime::{Location, Stores};
+use caju_types::{ErrorKind, Fingerprint, Result};
+use object_store::ObjectStoreExt;
+
+use crate::record::{seal, unseal};
+
+fn location(stores: &Stores, root: &str, definition: Fingerprint) -> Result<Location> {
+    let mut at = stores.resolve(root).map_err(|e| e.context("cache root"))?;
+    let name = format!("{definition}.json");
+    at.path = at.path.join(crate::layout::VERSION).join(crate::layout::PLANS).join(name);
+    Ok(at)
+}
+
+/// Writes the plan record of a definition below a cache root, over an earlier one.
+///
+/// # Errors
+/// What the store says.
+pub async fn write_plan_record(
+    record: &PlanRecord,
+    stores: &Stores,
+    root: &str,
+    definition: Fingerprint,
+) -> Result<()> {
+    let at = location(stores, root, definition)?;
+    at.store.put(&at.path, seal(record)?.into()).await.map_err(|e| store_error(&at.url, e))?;
+    Ok(())
+}
+
+/// The plan record of a definition below a cache root; none if there is none, or it is damaged or of another version.
+///
+/// # Errors
+/// What the store says.
+pub async fn read_plan_record(
+    stores: &Stores,
+    root: &str,
+    definition: Fingerprint,
+) -> Result<Option<PlanRecord>> {
+    let at = location(stores, root, definition)?;
+    let read = async { at.store.get(&at.path).await?.bytes().await };
+    let bytes = match read.await.map_err(|e| store_error(&at.url, e)) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e.context("the plan record of the pipeline")),
+    };
+    match unseal::<PlanRecord>(&bytes) {
+        Ok(record) => Ok(Some(record).filter(|r| r.schema == PlanRecord::SCHEMA)),
+        Err(why) => {
+            tracing::warn!(why, "a damaged plan record is ignored");
+            Ok(None)
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Coverage: what of an iteration's splits is stored already.
+
+use caju_planner::{Encoding, Existing, Hint};
+use serde::{Deserialize, Serialize};
+
+/// Parts that cover a smaller fraction of the splits do not fix the encoding: they are read where they are met.
+pub(crate) const MIN_COVERAGE: f64 = 0.1;
+/// Where a job names its encoding, parts in another encoding are an option only above this fraction: then next to nothing
+/// has to be written beside them.
+const NEARLY_ALL: f64 = 0.9;
+
+/// What is known of the coverage of an iteration.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum CoverageState {
+    /// The storage is being checked; this is what was found so far, with the splits that were counted.
+    Pending(Coverage),
+    /// All that counts.
+    Known(Coverage),
+}
+
+impl Default for CoverageState {
+    fn default() -> Self {
+        Self::Known(Coverage::default())
+    }
+}
+
+impl CoverageState {
+    /// What was found so far.
+    pub(crate) fn so_far(&self) -> &Coverage {
+        match self {
+            Self::Pending(coverage) | Self::Known(coverage) => coverage,
+        }
+    }
+
+    /// Splits that were counted so far.
+    pub(crate) fn splits(&self) -> u64 {
+        self.so_far().splits.unwrap_or(0)
+    }
+}
+
+/// What a check of the storage found.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Coverage {
+    /// Parts that are stored split by split.
+    pub parts: Vec<StoredParts>,
+    /// Complete sets of parts behind cross-split stages.
+    pub sets: Vec<StoredSet>,
+    /// The number of splits of the source, if it could be counted.
+    pub splits: Option<u64>,
+}
+
+/// Parts at a hint in one encoding.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StoredParts {
+    /// The hint's name.
+    pub hint: String,
+    /// How they are written, as `arrow/none`.
+    pub encoding: String,
+    /// The fraction of the iteration's splits that have one, 0 to 1.
+    pub fraction: f64,
+}
+
+/// A set of which all parts are there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredSet {
+    /// The hint's name.
+    pub hint: String,
+    /// How its parts are written, as `arrow/none`.
+    pub encoding: String,
+}
+
+/// Snapshots that an option can be made of. Limits the encodings of each hint to the one that its parts have: parts are
+/// read as they are. `only` is the encoding that the job names.
+pub(crate) fn usable(mut found: Vec<Existing>, hints: &mut [Hint], only: Option<&str>) -> Vec<Existing> {
+    let name = |x: &Existing| format!("{}/{}", x.format, x.compression);
+    found.retain(|x| x.fraction >= if only.is_none_or(|o| o == name(x)) { MIN_COVERAGE } else { NEARLY_ALL });
+    // An option has one encoding: the most complete snapshot of a hint counts.
+    found.sort_by(|a, b| a.hint.cmp(&b.hint).then(b.fraction.total_cmp(&a.fraction)));
+    found.dedup_by(|a, b| a.hint == b.hint);
+    for hint in hints {
+        let there = found.iter().find(|x| x.hint == hint.name).map(name);
+        if let Some(only) = there.as_deref().or(only) {
+            hint.encodings.retain(|e| encoding_name(e) == *only);
+        }
+    }
+    found
+}
+
+/// What is stored at a hint, as the planner's profile says it; none for an encoding without a compression.
+pub(crate) fn existing(hint: &str, encoding: &str, fraction: f64) -> Option<Existing> {
+    let (format, compression) = encoding.split_once('/')?;
+    let (format, compression) = (format.to_string(), compression.to_string());
+    Some(Existing { hint: hint.to_string(), format, compression, fraction })
+}
+
+/// The name of an encoding, as `arrow/none`.
+pub(crate) fn encoding_name(e: &Encoding) -> String {
+    format!("{}/{}", e.format, e.compression)
+}

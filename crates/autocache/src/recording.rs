@@ -1,0 +1,50 @@
+//! Recorded events: a log of JSON lines, one event a line, from which a job's decisions are replayed.
+
+use caju_types::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::{Action, Autocache, Event};
+
+/// An event with the time at which it was recorded.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Recorded {
+    /// Milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// The event.
+    pub event: Event,
+}
+
+impl Recorded {
+    /// The line of the log, without its end.
+    ///
+    /// # Errors
+    /// `Internal` if the event has no JSON.
+    pub fn to_line(&self) -> Result<String> {
+        serde_json::to_string(self).map_err(|e| Error::internal(format!("an event as JSON: {e}")))
+    }
+}
+
+/// Reads a log. A last line without an end is left out: its writer was interrupted.
+///
+/// # Errors
+/// `InvalidArgument` that names the first line that is no event.
+///
+/// ```
+/// let e = caju_autocache::read_log("{}\n").unwrap_err();
+/// assert!(e.message().starts_with("line 1: not a recorded event: "), "{e}");
+/// ```
+pub fn read_log(text: &str) -> Result<Vec<Recorded>> {
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let lines = whole.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let read = |(no, line): (usize, &str)| {
+        let recorded = serde_json::from_str(line);
+        recorded.map_err(|e| Error::invalid(format!("line {}: not a recorded event: {e}", no + 1)))
+    };
+    lines.map(read).collect()
+}
+
+/// Applies recorded events in their order; what follows from each of them.
+pub fn replay(log: Vec<Recorded>) -> impl Iterator<Item = (u64, Vec<Action>)> {
+    let mut job = Autocache::default();
+    log.into_iter().map(move |recorded| (recorded.at_ms, job.apply(recorded.event)))
+}

@@ -1,0 +1,161 @@
+//! The facts of events: what the state and the last reports say of a job, an iteration or an epoch.
+
+use std::collections::BTreeSet;
+
+use caju_autocache::{
+    ClientFacts, ClusterFacts, Decided, EpochReport, Event, IterationFacts, JobSpec, Peer, SplitModes,
+    TaskFacts, TaskStage,
+};
+use caju_proto::v1;
+use caju_types::{IterationId, JobName, TaskId, WorkerId};
+
+use super::reports::{stage_report, task_report};
+use crate::config::DispatcherConfig;
+use crate::control::Core;
+use crate::control::leases::splits_total;
+use crate::state::{Feed, FeedId, Iteration, Job, Mode, Policy, State, Task, TaskState};
+
+/// A task that its worker reports as ended.
+pub(in crate::control) struct EndedTask<'a> {
+    pub(in crate::control) task: TaskId,
+    pub(in crate::control) worker: WorkerId,
+    pub(in crate::control) stages: &'a [v1::StageStats],
+    pub(in crate::control) modes: SplitModes,
+    pub(in crate::control) profile: Option<&'a v1::TaskProfile>,
+}
+
+/// A job as it is now, for a decision that begins, or begins again after a restart.
+pub(super) fn job_opened(state: &State, job: &JobName, config: &DispatcherConfig) -> Option<Event> {
+    let job = state.jobs.get(job)?;
+    let dataset = state.datasets.get(&job.dataset)?;
+    Some(Event::JobOpened {
+        job: JobSpec {
+            name: job.name.clone(),
+            policy: job.policy.clone(),
+            encoding: job.encoding.clone(),
+            epochs: job.epochs,
+            profile_only: job.profile_only,
+            each_worker_reads_all: job.mode == Mode::Off,
+            snapshot_budget_bytes: config.cache_budget,
+        },
+        hints: dataset.hints.clone(),
+        random_stages: dataset.random_stages.clone(),
+        decided: decided(job),
+        replan: job.replan.clone(),
+    })
+}
+
+fn decided(job: &Job) -> Option<Decided> {
+    let (decision, profile) = job.decision.clone().zip(job.profile.clone())?;
+    Some(Decided { plan: job.plan.clone(), decision, profile })
+}
+
+/// An iteration as it is now.
+pub(super) fn iteration(core: &Core, state: &State, id: IterationId) -> Option<IterationFacts> {
+    let iteration = state.iterations.get(&id)?;
+    let job = state.jobs.get(&iteration.job)?;
+    let task = |t: &Task| TaskFacts { task: t.id, worker: t.worker, stage: stage(t) };
+    Some(IterationFacts {
+        iteration: id,
+        epoch: iteration.epoch,
+        tasks: iteration.tasks.values().map(task).collect(),
+        splits_listed: splits_total(core, iteration),
+        readings: if job.mode == Mode::Off { iteration.feeds.len() as u64 } else { 1 },
+        clients: clients(core, id),
+        peers: peers(state, job),
+    })
+}
+
+fn stage(task: &Task) -> TaskStage {
+    match task.state {
+        TaskState::Active => TaskStage::Active,
+        TaskState::Ended | TaskState::Done => TaskStage::Ended,
+        TaskState::Lost { .. } => TaskStage::Lost,
+    }
+}
+
+fn clients(core: &Core, id: IterationId) -> Vec<ClientFacts> {
+    let observed = core.observed.lock();
+    let mine = observed.clients.iter().filter(|((i, _), _)| *i == id);
+    mine.map(|(_, c)| ClientFacts { wait_fraction: c.wait_fraction, rows_per_s: c.rows_per_s }).collect()
+}
+
+/// Decisions of running jobs that are like this one.
+pub(super) fn peers(state: &State, job: &Job) -> Vec<Peer> {
+    if job.policy != Policy::Auto || job.profile_only {
+        return Vec::new();
+    }
+    let runs = |j: &Job| state.iterations.values().any(|i| i.job == j.name && i.is_running());
+    let like = |j: &&Job| {
+        let same =
+            (j.seed, &j.encoding, j.mode, &j.policy) == (job.seed, &job.encoding, job.mode, &job.policy);
+        j.dataset == job.dataset && same && !j.profile_only && j.name != job.name
+    };
+    let peer = |j: &Job| {
+        let decided = decided(j)?;
+        runs(j).then(|| Peer { job: j.name.clone(), decided })
+    };
+    state.jobs.values().filter(like).filter_map(peer).collect()
+}
+
+/// Workers that take tasks, and their cores.
+pub(super) fn cluster(state: &State) -> ClusterFacts {
+    let active = state.workers.values().filter(|w| w.is_active());
+    let (workers, cores) = active.fold((0, 0), |(n, cores), w| (n + 1, cores + u64::from(w.cores)));
+    ClusterFacts { workers, cores }
+}
+
+/// What the end of a task means: its final report, and the end of the epoch if this was the last report.
+pub(super) fn task_ended(core: &Core, state: &State, ended: &EndedTask<'_>, now_ms: u64) -> Vec<Event> {
+    let Some((of, task)) = state.task(ended.task) else { return Vec::new() };
+    if task.is_lost() || task.reported || task.worker != ended.worker || of.failure.is_some() {
+        return Vec::new();
+    }
+    let mut events = Vec::new();
+    if let Some(profile) = ended.profile
+        && let Some(mut facts) = iteration(core, state, of.id)
+    {
+        for task in facts.tasks.iter_mut().filter(|t| t.task == ended.task) {
+            task.stage = TaskStage::Ended;
+        }
+        let report = Box::new(task_report(profile.clone()));
+        events.push(Event::TaskEnded { iteration: facts, report });
+    }
+    if is_last_report(of, task) {
+        events.push(Event::EpochEnded { epoch: Box::new(epoch_report(core, of, ended, now_ms)) });
+    }
+    events
+}
+
+/// Whether an epoch is over and told of by all its workers once this task is reported. Clients may have read everything
+/// before.
+fn is_last_report(iteration: &Iteration, task: &Task) -> bool {
+    let closes = |feed: FeedId| iteration.exclusive && feed == task.feed;
+    let has_work = |(id, feed): (&FeedId, &Feed)| feed.has_work() && !closes(*id);
+    let is_over = |t: &Task| t.id == task.id || t.is_over();
+    let is_reported = |t: &Task| t.id == task.id || t.is_lost() || t.is_reported();
+    !iteration.feeds.is_empty()
+        && !iteration.feeds.iter().any(has_work)
+        && iteration.tasks.values().all(|t| is_over(t) && is_reported(t))
+}
+
+fn epoch_report(core: &Core, iteration: &Iteration, ended: &EndedTask<'_>, now_ms: u64) -> EpochReport {
+    let mut stages = core.observed.lock().ended_stages.get(&iteration.id).cloned().unwrap_or_default();
+    caju_proto::add_stages(&mut stages, ended.stages);
+    let mut modes = iteration.modes;
+    modes += ended.modes;
+    let ran: Vec<&Task> = iteration.tasks.values().filter(|t| !t.is_lost()).collect();
+    let workers: BTreeSet<WorkerId> = ran.iter().map(|t| t.worker).collect();
+    EpochReport {
+        iteration: iteration.id,
+        epoch: iteration.epoch,
+        opened_ms: iteration.opened_ms,
+        ended_ms: now_ms,
+        stages: stages.into_iter().map(stage_report).collect(),
+        modes,
+        splits_issued: iteration.feeds.values().map(|f| f.issued).sum(),
+        tasks: ran.len() as u64,
+        workers: workers.len() as u64,
+        clients: clients(core, iteration.id),
+    }
+}

@@ -1,0 +1,78 @@
+//! From the wire to the structs of the decision.
+
+use caju_autocache::{ProbeReport, StageKind, StageReport, TaskReport};
+use caju_proto::v1;
+use caju_types::TaskId;
+
+/// What a task measured.
+pub(super) fn task_report(profile: v1::TaskProfile) -> TaskReport {
+    TaskReport {
+        task: TaskId(profile.task_id),
+        stages: profile.stages.into_iter().map(stage_report).collect(),
+        probes: profile.probes.into_iter().map(probe_report).collect(),
+        checked_parts: profile.looked,
+        all_probed: profile.complete,
+        elapsed_s: profile.elapsed_s,
+        threads: profile.threads,
+        splits_computed: profile.computed,
+        splits_read: profile.read,
+        source_bytes: profile.source_bytes,
+        source_s: profile.source_s,
+        source_requests_at_once: profile.source_requests_at_once,
+        sent_bytes: profile.sent_bytes,
+        sent_s: profile.sent_s,
+        memory_tier_bytes: profile.memory_tier_bytes,
+    }
+}
+
+fn probe_report(probe: v1::HintProbe) -> ProbeReport {
+    ProbeReport {
+        hint: probe.hint,
+        encoding: probe.encoding,
+        rows: probe.rows,
+        bytes: probe.bytes,
+        raw_bytes: probe.raw_bytes,
+        encode_cpu_s: probe.encode_cpu_s,
+        decode_cpu_s: probe.decode_cpu_s,
+        write_bytes_per_s: probe.write_bytes_per_s,
+        read_bytes_per_s: probe.read_bytes_per_s,
+    }
+}
+
+/// What a stage did.
+pub(super) fn stage_report(stage: v1::StageStats) -> StageReport {
+    let kind = match stage.kind() {
+        v1::StageKind::Unspecified => kind_of_old_worker(&stage.name),
+        v1::StageKind::Rows => StageKind::Rows,
+        v1::StageKind::Serial => StageKind::Serial,
+        v1::StageKind::CrossSplit => StageKind::CrossSplit,
+        v1::StageKind::Take => StageKind::Take,
+        v1::StageKind::Hint => StageKind::Hint,
+        v1::StageKind::Output => StageKind::Output,
+    };
+    StageReport {
+        name: stage.name,
+        kind,
+        rows_in: stage.rows_in,
+        rows_out: stage.rows_out,
+        bytes_out: stage.bytes_out,
+        cpu_s: stage.cpu_s,
+        busy_s: stage.busy_s,
+        wait_in_s: stage.wait_in_s,
+        wait_out_s: stage.wait_out_s,
+    }
+}
+
+/// Workers of version 0.1 report no kinds. Their names of stages end in the operator.
+fn kind_of_old_worker(name: &str) -> StageKind {
+    match name.rsplit_once('.').map_or(name, |(_, operator)| operator) {
+        "autocache" => StageKind::Hint,
+        "sleep" | "burn" => StageKind::Serial,
+        "take" => StageKind::Take,
+        "shuffle" | "skip" | "batch" | "padded_batch" | "bucket_by_length" | "unbatch" => {
+            StageKind::CrossSplit
+        }
+        "output" => StageKind::Output,
+        _ => StageKind::Rows,
+    }
+}
