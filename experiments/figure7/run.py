@@ -7,8 +7,9 @@ The paper injects 200 to 500 ms a batch where a batch takes 321 ms without any. 
 ratios to the batch time that is measured first. The order of policies alternates from round to round. As in the paper
 the caches are in a store that has to be asked for its bytes: in memory, with so much bandwidth for each request
 (`--near`: in files, which are mapped). A steady epoch is the median of those from the fourth on (the third is the
-first in which everything is read). After each point it writes result.json, a table (README.md of results/) and, where
-matplotlib is installed, figure7.svg; points that are there and not asked for stay.
+first in which everything is read). After each point it writes a table (README.md of results/) and, where matplotlib is
+installed, figure7.svg. The points themselves are in result.json of --out, which is not in git: points that are there
+and were not asked for stay in the table.
 """
 
 import argparse
@@ -218,7 +219,7 @@ def main():
     batch_s = steady(free) / free["epochs"][0]["batches"]
     result = {"batch_s_without_injection": batch_s, "batch": args.batch, "epochs": args.epochs, "copies": args.copies,
               "store_bandwidth": None if args.near else args.store_bandwidth, "points": []}
-    file = args.results / "result.json"
+    file = args.out / "result.json"
     if file.exists():
         known = json.loads(file.read_text())
         # Points that were measured in another way are no curve with these.

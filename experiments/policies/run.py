@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Runs `caju bench policies` on every pipeline of this folder, and writes the results beside them.
+"""Runs `caju bench policies` on every pipeline of this folder, and writes a table and pictures to results/.
 
     cargo build --release && experiments/policies/run.py
 
-Sample data is generated once, under data/policies (about 600 MB). A line `# bench: ARGS` in a pipeline gives its
-own arguments, `# copies: N` how often every file is linked, so that epochs take long without filling the disk. Results: results/NAME.json, results/NAME.svg, and the table in results/README.md.
+Sample data is generated once, under data/policies (about 600 MB). In a pipeline, the line `# bench: ARGS` gives its own
+arguments to the command. The line `# copies: N` says how often each file is linked, so that epochs take long without
+filling the disk.
+
+Each pipeline gives data/policies/trials/NAME.json (every trial, about 100 KB, not in git) and results/NAME.svg. The
+table in results/README.md is written when every pipeline has its trials.
 """
 
 import argparse
@@ -15,8 +19,9 @@ import statistics
 import subprocess
 import sys
 
-# What is further behind than this is not run again (as `caju bench policies --finals` has it).
-FAR = 0.25
+# Policies that are further behind the best one, as a fraction of its time, get no refine rounds: the rule of
+# `caju bench policies --refine-rounds`.
+REFINE_LIMIT = 0.25
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
@@ -39,7 +44,7 @@ def generate():
 
 
 def copies(folder, times):
-    """The same files so many times, as links: long epochs without filling the disk."""
+    """A folder with `times` links to each file: long epochs without filling the disk."""
     if times == 1:
         return folder
     more = folder.with_name(f"{folder.name}-x{times}")
@@ -61,12 +66,12 @@ def bench(file, data):
     ready = args.data / file.name
     ready.write_text(text)
     own = re.search(r"^# bench: (.*)$", text, re.M)
-    out = args.results / f"{file.stem}.json"
+    out = args.trials / f"{file.stem}.json"
     own = own.group(1).split() if own else []
     near = [] if "--store-bandwidth" in own else ["--scratch", args.data]
-    caju("bench", "policies", ready, "--repeats", args.repeats, "--finals", args.finals, *near, "--out", out,
+    caju("bench", "policies", ready, "--repeats", args.repeats, "--refine-rounds", args.refine_rounds, *near, "--out", out,
          "--plot", args.results / f"{file.stem}.svg", *(["--cold-only"] if args.cold_only else []), *own)
-    # Where the data lies on this machine is nobody's business.
+    # The paths of this machine do not belong into results.
     found = out.read_text()
     for key, folder in data.items():
         found = found.replace(str(folder.resolve()), f"${key}")
@@ -121,10 +126,11 @@ def next_best(summary):
 
 
 def told_apart(summary):
-    """One round of what was far behind is enough; of anything nearer it says nothing."""
+    """Whether the best option can be told from the next one. One round is enough for a policy far behind, and says
+    nothing about a nearer one."""
     line = second(summary)
     if line is None or not line["regret_between"]:
-        return line is not None and line["regret"] > FAR
+        return line is not None and line["regret"] > REFINE_LIMIT
     return line["regret_between"][0] > 0
 
 
@@ -134,24 +140,24 @@ def between(line):
 
 
 def noise(summary):
-    """One round says nothing of it: null, or 0 in older results."""
+    """One round has no noise: null, or 0 in older results."""
     return f"{summary['noise']:.1%}" if summary["noise"] else "one round"
 
 
 def same_plan(oracle, auto):
-    """Policies that are told where to store do so in arrow/none."""
+    """Whether `auto` chose the best policy's plan. Policies that are told where to store do so as arrow/none."""
     own = "compute" if oracle == "compute" else f"{oracle.removeprefix('hint:')} as arrow/none"
     return [choice for choice, _ in auto["choices"]] == [own]
 
 
 def decided(result):
-    """The share of the first epoch's splits that had begun when `auto` decided, the median of the cold jobs."""
-    shares = []
+    """The fraction of the first epoch's splits that had begun when `auto` decided: the median of the cold jobs."""
+    fractions = []
     for trial in result["trials"]:
         splits = trial["epochs"][0]["splits"]
         if trial["policy"] == "auto" and not trial["warm"] and splits["put"]:
-            shares.append((splits["compute"] + splits.get("kept", 0)) / (splits["compute"] + splits["put"]))
-    return f"{statistics.median(shares):.0%}" if shares else "-"
+            fractions.append((splits["compute"] + splits.get("backfilled", splits.get("kept", 0))) / (splits["compute"] + splits["put"]))
+    return f"{statistics.median(fractions):.0%}" if fractions else "-"
 
 
 if __name__ == "__main__":
@@ -161,7 +167,8 @@ if __name__ == "__main__":
     p.add_argument("--data", type=pathlib.Path, default=ROOT / "data" / "policies")
     p.add_argument("--results", type=pathlib.Path, default=HERE / "results")
     p.add_argument("--repeats", type=int, default=1)
-    p.add_argument("--finals", type=int, default=5, help="further rounds of auto and the best policies alone")
+    p.add_argument("--trials", type=pathlib.Path, help="folder of the trials; DATA/trials by default")
+    p.add_argument("--refine-rounds", type=int, default=5, help="further rounds of auto and the best policies alone")
     p.add_argument("--cold-only", action="store_true", help="leave the warm jobs out")
     p.add_argument("--photos", type=int, default=3000)
     p.add_argument("--rows", type=int, default=1_000_000)
@@ -169,9 +176,16 @@ if __name__ == "__main__":
     args = p.parse_args()
     args.data.mkdir(parents=True, exist_ok=True)
     args.results.mkdir(parents=True, exist_ok=True)
+    args.trials = args.trials or args.data / "trials"
+    args.trials.mkdir(parents=True, exist_ok=True)
     data = generate()
     for file in sorted(HERE.glob("*.yaml")):
         if not args.names or file.stem in args.names:
             bench(file, data)
-    (args.results / "README.md").write_text(table(sorted(args.results.glob("*.json"))))
-    print(f"wrote {args.results / 'README.md'}")
+    trials = [args.trials / f"{file.stem}.json" for file in sorted(HERE.glob("*.yaml"))]
+    missing = [file.stem for file in trials if not file.exists()]
+    if missing:
+        print(f"the table is not written: no trials of {', '.join(missing)}")
+    else:
+        (args.results / "README.md").write_text(table(trials))
+        print(f"wrote {args.results / 'README.md'}")

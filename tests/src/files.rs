@@ -1,6 +1,7 @@
 //! Files made by hand, whole and damaged, so that readers are not tested by the writers beside them.
 
 use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -102,4 +103,11 @@ pub fn below(folder: &Path) -> Vec<String> {
     }
     out.sort();
     out
+}
+
+/// Bytes compressed by gzip.
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    out.write_all(bytes).unwrap();
+    out.finish().unwrap()
 }

@@ -64,7 +64,12 @@ fn with_variables(command: Command) -> Command {
                 return arg;
             }
             // The names live as long as the process; there are a few dozen.
-            let name: &'static str = format!("CAJU_{}", long.to_uppercase().replace('-', "_")).leak();
+            let variable = |name: &str| format!("CAJU_{}", name.to_uppercase().replace('-', "_"));
+            // An option that was renamed is also set by its old name, unless its new name is set.
+            let old = arg.get_all_aliases().unwrap_or_default().into_iter().map(variable);
+            let set = |name: &String| std::env::var_os(name).is_some();
+            let name = std::iter::once(variable(long)).chain(old).find(set).unwrap_or_else(|| variable(long));
+            let name: &'static str = name.leak();
             let arg = arg.env(name).hide_env(true);
             if matches!(arg.get_action(), ArgAction::SetTrue) {
                 arg.value_parser(BoolishValueParser::new())
@@ -114,17 +119,18 @@ fn apply(mut command: Command, table: &Table, file: &str, path: &[&str]) -> Resu
         if let Value::Table(inner) = value
             && let Some(sub) = command.find_subcommand(key)
         {
+            let name = sub.get_name().to_owned();
             let sub = apply(sub.clone(), inner, file, &[path, &[key.as_str()]].concat())?;
-            command = command.mut_subcommand(key.clone(), |_| sub);
+            command = command.mut_subcommand(name, |_| sub);
             continue;
         }
         let long = key.replace('_', "-");
-        let Some(arg) = options(&command).find(|a| a.get_long() == Some(long.as_str())) else {
+        let Some(arg) = options(&command).find(|a| is_named(a, &long)) else {
             let known = options(&command)
                 .filter_map(|a| a.get_long().map(String::from))
                 .chain(command.get_subcommands().map(|s| s.get_name().to_string()))
                 .collect::<Vec<_>>();
-            let owns = |c: &&Command| options(c).any(|a| a.get_long() == Some(long.as_str()));
+            let owns = |c: &&Command| options(c).any(|a| is_named(a, &long));
             let hint = match command.get_subcommands().find(owns) {
                 Some(owner) => {
                     format!(": it is an option of a command; put it under `[{}]`", owner.get_name())
@@ -149,6 +155,11 @@ fn lasting(values: &[String]) -> Vec<&'static str> {
 
 fn options(command: &Command) -> impl Iterator<Item = &Arg> {
     command.get_arguments().filter(|a| !matches!(a.get_long(), None | Some("help" | "version" | "config")))
+}
+
+/// Whether this is the option's name, or one that it had before.
+fn is_named(arg: &Arg, name: &str) -> bool {
+    arg.get_long() == Some(name) || arg.get_all_aliases().is_some_and(|old| old.contains(&name))
 }
 
 /// The text that would stand on the command line.

@@ -1,4 +1,4 @@
-//! The frame around every command: arguments, logging, the runtime, panics and the exit code.
+//! What surrounds every command: arguments, logging, the runtime, panics and the exit code.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -13,15 +13,15 @@ use crate::{commands, config, output};
 /// Runs the command that the arguments say, the program's name first, to its exit code: 0, 1 our fault, 2 the
 /// user's input, 3 the environment, 4 `caju cache verify` found damage.
 ///
-/// For a process's `main`: it takes over logging, the hook for panics and, in servers, SIGTERM and Ctrl-C.
+/// For the `main` of a process: it installs logging, a panic hook and, in servers, handlers of SIGTERM and Ctrl-C.
 pub fn run(args: Vec<OsString>) -> u8 {
     install_panic_hook();
-    // Panics in tasks and on the pool are errors there; this catches those of the main thread.
+    // Panics in tasks and on the pool become errors there. This catches panics of the main thread.
     catch_unwind(AssertUnwindSafe(|| start(args))).unwrap_or(1)
 }
 
 fn start(args: Vec<OsString>) -> u8 {
-    let again = again(&args);
+    let relaunch = relaunch(&args);
     let cli = match config::parse(args, std::env::var_os("CAJU_CONFIG")) {
         Ok(cli) => cli,
         Err(config::Failure::Clap(e)) => {
@@ -31,7 +31,7 @@ fn start(args: Vec<OsString>) -> u8 {
         }
         Err(config::Failure::Error(e)) => return failed(&e),
     };
-    match execute(cli, again) {
+    match execute(cli, relaunch) {
         Ok(code) => code,
         Err(e) => failed(&e),
     }
@@ -42,32 +42,33 @@ fn failed(error: &Error) -> u8 {
     error.kind().exit_code()
 }
 
-/// How this process was started, so that it can be once more: by the command itself, or by an interpreter that brings it.
-/// None if the command is another one than the process was started for.
-fn again(args: &[OsString]) -> Option<Vec<OsString>> {
+/// The command line that starts this process again: the command itself, or an interpreter that contains it. None if the
+/// process was started with other arguments than this command.
+fn relaunch(args: &[OsString]) -> Option<Vec<OsString>> {
     let mut own: Vec<OsString> = std::env::args_os().collect();
     if own == args {
-        // An interpreter is found by its name, which may say more than its file; the command's own name may be any.
+        // An interpreter is started by its name, which may select an environment. The command's own name may be anything.
         *own.first_mut()? = std::env::current_exe().ok()?.into();
         return Some(own);
     }
     args.get(1..).is_some_and(|args| own.len() > args.len() && own.ends_with(args)).then_some(own)
 }
 
-fn execute(cli: Cli, again: Option<Vec<OsString>>) -> Result<u8> {
+fn execute(cli: Cli, relaunch: Option<Vec<OsString>>) -> Result<u8> {
     init_log(&cli.global, &cli.command)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("caju-io")
         .build()
         .map_err(|e| Error::exhausted(format!("cannot start threads: {e}")))?;
-    let result = runtime.block_on(commands::run(cli, again));
-    // Blocking reads that nobody waits for any more must not hold up the exit.
+    let result = runtime.block_on(commands::run(cli, relaunch));
+    // Blocking reads whose result is no longer needed must not delay the exit.
     runtime.shutdown_background();
     result
 }
 
-/// Of one process: what its workers and dispatcher say of a failure is the error that the command ends with.
+/// The log filter of commands with a whole cluster in their process. Failures of its workers and dispatcher are the
+/// error of the command, so they are not logged as well.
 const EMBEDDED_LOG: &str = "warn,caju_worker::manager=off,caju_dispatcher::control=off,caju_dispatcher::control::autocache=warn,\
      caju_dispatcher::control::replanning=off";
 

@@ -29,6 +29,21 @@ pub(crate) struct State {
     pub(crate) said: Option<String>,
 }
 
+/// Prints lines on standard output while a progress bar is shown on standard error.
+#[derive(Debug, Clone)]
+pub(crate) struct Printer(Option<ProgressBar>);
+
+impl Printer {
+    /// Prints text. A standard output that cannot be written is reported by the next line of the command itself.
+    pub(crate) fn say(&self, text: &str) {
+        let print = || drop(output::say(text));
+        match &self.0 {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+}
+
 /// Shows the progress of one piece of work.
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -59,6 +74,14 @@ impl Progress {
         };
         let now = Instant::now();
         Self { how, what: what.into(), started: now, last: (now, 0, 0), rates: None }
+    }
+
+    /// Prints lines above the bar.
+    pub(crate) fn printer(&self) -> Printer {
+        match &self.how {
+            How::Bar(bar) => Printer(Some(bar.clone())),
+            How::Lines | How::Quiet => Printer(None),
+        }
     }
 
     /// Runs `work` and shows what `state` says meanwhile.

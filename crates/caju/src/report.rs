@@ -1,4 +1,4 @@
-//! `caju.run/v1`: what a run did, for programs. `docs/report.md` describes every field.
+//! `caju.run/v1`, the report of a run for programs. `docs/report.md` describes every field.
 
 use std::io::Write;
 use std::path::Path;
@@ -13,9 +13,9 @@ pub(crate) struct RunReport {
     pub(crate) schema: &'static str,
     pub(crate) fingerprint: String,
     pub(crate) epochs: Vec<EpochReport>,
-    /// The planner's decision; none while every stage is computed.
+    /// The planner's decision. None where nothing was decided.
     pub(crate) decision: Option<serde_json::Value>,
-    /// Why no row was stored, though the policy demands that rows are.
+    /// Why no row was stored although the policy asks for it.
     pub(crate) not_stored: Option<String>,
     pub(crate) peak_rss_bytes: u64,
     pub(crate) cpu_s: f64,
@@ -37,10 +37,10 @@ pub(crate) struct EpochReport {
     pub(crate) cache_bytes_read: u64,
     pub(crate) cache_bytes_written: u64,
     pub(crate) splits: SplitsReport,
-    /// Rows that no reader of the job has, or that readers took before they vanished; absent if there are none.
+    /// Rows that no reader of the job has, or that lost readers took. Absent if there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) incomplete: Option<IncompleteReport>,
-    /// Bytes of the delivered rows; for the summary only.
+    /// Bytes of the delivered rows, for the summary only.
     #[serde(skip)]
     pub(crate) bytes: u64,
     /// Rows skipped under `on_error: skip`.
@@ -51,7 +51,7 @@ pub(crate) struct EpochReport {
     pub(crate) first_skips: Vec<String>,
 }
 
-/// Why an epoch is not whole.
+/// Why an epoch is incomplete.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct IncompleteReport {
     /// Rows that are missing.
@@ -60,7 +60,7 @@ pub(crate) struct IncompleteReport {
     pub(crate) splits: u64,
     /// The reasons.
     pub(crate) why: String,
-    /// Rows that readers took before they vanished.
+    /// Rows that lost readers took.
     pub(crate) rows_taken_by_lost_readers: u64,
 }
 
@@ -75,16 +75,19 @@ impl From<Incomplete> for IncompleteReport {
     }
 }
 
-/// Splits by the way their rows came about.
+/// Numbers of splits by execution mode.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct SplitsReport {
     pub(crate) compute: u64,
     pub(crate) put: u64,
     pub(crate) get: u64,
-    /// Of those computed: begun to be stored, and given up.
+    /// Of those computed: storing was started and given up.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) fell_back: u64,
-    /// Of those put: begun before it was decided.
+    /// Of those put: begun before the decision, and stored from the backfill buffer.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) backfilled: u64,
+    /// The former name of `backfilled`, written for one more version.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) kept: u64,
 }
@@ -108,7 +111,7 @@ impl RunReport {
         }
     }
 
-    /// Writes the report; never half of it.
+    /// Writes the report, completely or not at all.
     ///
     /// # Errors
     /// `PermissionDenied` or `Unavailable` if the file cannot be written, with its name.
@@ -119,10 +122,10 @@ impl RunReport {
     }
 }
 
-/// Writes a small file under another name and renames it, so that nobody sees half of it.
+/// Writes a small file under a temporary name and renames it, so that no reader sees half of it.
 ///
 /// # Errors
-/// What the system says, with the option's and the file's name.
+/// The error of the system, with the option and the file.
 pub(crate) fn write_whole(path: &Path, text: &str, option: &str) -> Result<()> {
     write_bytes(path, text.as_bytes(), option)
 }
@@ -132,13 +135,13 @@ pub(crate) fn write_whole(path: &Path, text: &str, option: &str) -> Result<()> {
 /// # Errors
 /// As [`write_whole`].
 pub(crate) fn write_bytes(path: &Path, bytes: &[u8], option: &str) -> Result<()> {
-    // Only files are replaced: a link, a pipe or a device (/dev/stdout, say) is written through.
+    // Only regular files are replaced. A link, a pipe or a device such as /dev/stdout is written to.
     let replace = std::fs::symlink_metadata(path).map_or(true, |m| m.is_file());
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".tmp-{}", std::process::id()));
-    let aside = path.with_file_name(name);
+    let temporary = path.with_file_name(name);
     let written = match replace {
-        true => std::fs::write(&aside, bytes).and_then(|()| std::fs::rename(&aside, path)),
+        true => std::fs::write(&temporary, bytes).and_then(|()| std::fs::rename(&temporary, path)),
         false => std::fs::OpenOptions::new().write(true).truncate(true).open(path).and_then(|mut f| {
             f.write_all(bytes)?;
             f.flush()
@@ -146,7 +149,7 @@ pub(crate) fn write_bytes(path: &Path, bytes: &[u8], option: &str) -> Result<()>
     };
     written.map_err(|e| {
         if replace {
-            drop(std::fs::remove_file(&aside));
+            drop(std::fs::remove_file(&temporary));
         }
         let message = format!("{option} {}: {e}", path.display());
         match e.kind() {

@@ -1,7 +1,7 @@
-//! A whole cluster in one process: what `caju run` starts, for every program that wants to read a pipeline
-//! without servers of its own.
+//! A whole cluster in one process, for every program that reads a pipeline without separate servers. `caju run` starts
+//! one.
 //!
-//! The rooms are the same as in a distributed cluster; only chunks are handed over in memory.
+//! Its parts are those of a distributed cluster. Only the transport differs: chunks stay in memory.
 //!
 //! ```no_run
 //! # async fn example(def: caju_pipeline::DatasetDef) -> caju_types::Result<()> {
@@ -34,37 +34,38 @@ use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock};
 use caju_types::Result;
 use caju_wire::{IN_PROCESS, LocalWorkers};
 use caju_worker::{Caches, Worker, WorkerConfig, WorkerHandle};
+use tokio::sync::watch;
 
 pub use saves::SaveDriver;
 
-/// Within one process silence means a busy machine, not a lost worker.
-const SILENCE: Duration = Duration::from_secs(120);
-/// Often enough for a lively progress bar.
+/// How long a worker or client may be silent. Within one process silence means a busy machine, not a lost peer.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(120);
+/// How often workers and clients report: often enough for a progress bar.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 /// How long calls may take to end when the cluster stops.
-const DRAIN: Duration = Duration::from_secs(2);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a cluster is started with.
+/// The settings of a cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterConfig {
-    /// Workers; all compute on the same threads.
+    /// Number of workers. All compute on the same threads.
     pub workers: u32,
-    /// Threads that compute.
+    /// The CPU threads of all workers.
     pub pool: CpuPool,
-    /// Where sources are read from.
+    /// The stores of the sources.
     pub stores: Arc<Stores>,
-    /// Counts what is read.
+    /// Counts the bytes and requests of the sources.
     pub io: Arc<IoCounters>,
     /// The functions of expressions.
     pub registry: Registry,
-    /// Where snapshots are; nothing is stored without it.
+    /// The place of the snapshots. Nothing is stored without it.
     pub cache_url: Option<String>,
     /// The settings of the cache.
     pub cache: CacheOptions,
     /// `host:port` at which other processes reach the dispatcher, and the host at which they reach the workers. Without
     /// one nothing listens, and only this process can use the cluster.
     pub listen: Option<String>,
-    /// Where its workers are entered: a list of its own, or one that several clusters of the process share.
+    /// The list of workers that this process reads from in memory. Several clusters of the process may share one.
     pub local: LocalWorkers,
     /// A folder to record the autocache events of each job in; none: they are not recorded.
     pub record_autocache_events: Option<PathBuf>,
@@ -88,7 +89,7 @@ impl ClusterConfig {
     }
 }
 
-/// A dispatcher and its workers, all here. Dropping it stops them without a word; [`Cluster::stop`] takes leave.
+/// A dispatcher and its workers in this process. [`Cluster::stop`] stops them in order; dropping it stops them at once.
 #[derive(Debug)]
 pub struct Cluster {
     dispatcher: DispatcherHandle,
@@ -109,9 +110,9 @@ impl Cluster {
             .within(SourceLimits::of(config.registry.limits()));
         let timers = Timers {
             heartbeat: HEARTBEAT,
-            worker_timeout: SILENCE,
-            client_timeout: SILENCE,
-            drain: DRAIN,
+            worker_timeout: SILENCE_TIMEOUT,
+            client_timeout: SILENCE_TIMEOUT,
+            drain: DRAIN_TIMEOUT,
             ..Timers::default()
         };
         let cache_url = config.cache_url.clone().unwrap_or_default();
@@ -134,7 +135,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts one more worker, which computes on the same threads; its address.
+    /// Starts one more worker, which computes on the same threads. Returns its address.
     ///
     /// # Errors
     /// `Unavailable` if the host of the settings cannot be listened on.
@@ -161,12 +162,13 @@ impl Cluster {
         self.workers.iter().map(WorkerHandle::address)
     }
 
-    /// The dispatcher's address: `host:port` if the settings named one, else one that only this process can use.
+    /// The dispatcher's address: `host:port` if the settings name one, else one that only this process can use.
     pub fn address(&self) -> String {
         self.dispatcher.address().to_owned()
     }
 
-    /// The workers, for a [`ClientConfig`] made elsewhere: a client with these reads from them in memory.
+    /// The workers of this process, for a [`ClientConfig`] of the caller's own: a client with these reads from them in
+    /// memory.
     pub fn local(&self) -> LocalWorkers {
         self.config.local.clone()
     }
@@ -179,23 +181,28 @@ impl Cluster {
         Client::connect(&self.address(), ClientConfig { local: self.local(), ..config }).await
     }
 
-    /// Bytes and requests at the cache's store so far.
+    /// The caches of the workers, which count the bytes and requests at their stores.
     pub fn caches(&self) -> Arc<Caches> {
         Arc::clone(&self.caches)
     }
 
-    /// Stops the workers, then the dispatcher, within a few seconds. Readers that are not at their end fail.
+    /// The number of saves that ended since the start. A change means that one more save finished or failed.
+    pub fn ended_saves(&self) -> watch::Receiver<u64> {
+        self.saves.ended()
+    }
+
+    /// Stops the workers, then the dispatcher, within a few seconds. Readers in the middle of an epoch fail.
     pub async fn stop(self) {
         self.saves.stop().await;
         for worker in self.workers {
             worker.shutdown().await;
         }
-        self.caches.close(DRAIN).await;
+        self.caches.close(DRAIN_TIMEOUT).await;
         self.dispatcher.shutdown().await;
     }
 }
 
-/// Where a worker listens: at a free port of the dispatcher's host, if that has one.
+/// The address on which a worker listens: a free port of the dispatcher's host, if the dispatcher listens on one.
 fn worker_listen(dispatcher: Option<&str>) -> String {
     match dispatcher.and_then(|address| address.rsplit_once(':')) {
         Some((host, _)) => format!("{host}:0"),
@@ -212,7 +219,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn two_epochs_are_read_here() {
+    async fn two_epochs_are_read_in_one_process() {
         let config = ClusterConfig::new(Arc::new(Stores::default()), CpuPool::new(2).unwrap());
         let cluster = Cluster::start(ClusterConfig { workers: 2, ..config }).await.unwrap();
         let client = cluster.client(ClientConfig::default()).await.unwrap();

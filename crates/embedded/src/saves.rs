@@ -1,8 +1,8 @@
-//! Drives the saves of a dispatcher: reads each to its end, which makes the workers store it, until every split of
-//! its source has a part.
+//! Drives the saves of a dispatcher: reads epochs of each, which makes the workers store its splits, until every split
+//! of its source has a part.
 //!
-//! What is done is in the save's folder and what is left to do in the dispatcher's journal, so that this can stop
-//! at any moment, and go on in another process.
+//! Finished work is in the save's folder, and open work in the dispatcher's journal. The driver can therefore stop at
+//! any moment and continue in another process.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,41 +17,51 @@ use caju_runtime::{Clock, Tasks, caught, log_failure};
 use caju_types::{Error, ErrorKind, Result, SplitKey};
 use caju_wire::LocalWorkers;
 use futures::{FutureExt, StreamExt, TryStreamExt};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
-/// Saves that run at the same time; others wait.
-const AT_ONCE: usize = 4;
-/// How often the progress of a save is looked at.
-const LOOK: Duration = Duration::from_secs(1);
-/// The pause after an epoch that stored nothing: at first, and at most.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
-/// A save that stores nothing for so long fails.
-const PATIENCE: Duration = Duration::from_secs(600);
-/// Parts of an earlier save that are checked at the same time.
-const CHECKED_AT_ONCE: usize = 4;
-/// How long the end of a save may take to give its lease back.
-const CLOSE: Duration = Duration::from_secs(10);
+/// Saves that run concurrently; others wait. Each has a reader, and all share the workers.
+const CONCURRENT_SAVES: usize = 4;
+/// How often the progress of a save is updated: it costs a read of the save's manifest.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+/// The first pause after an epoch that stored nothing. Each further one doubles it.
+const MIN_RETRY_PAUSE: Duration = Duration::from_millis(250);
+/// The longest pause after an epoch that stored nothing.
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(5);
+/// A save that stores nothing for this long fails. Long enough for a restart of workers or of the store.
+const STALL_TIMEOUT: Duration = Duration::from_secs(600);
+/// Parts of an earlier save that are checked concurrently.
+const CONCURRENT_CHECKS: usize = 4;
+/// How long a save that ended may take to release its lease.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Drives the saves of a dispatcher of this process. Dropping it stops; what is unfinished goes on when a driver
+/// Drives the saves of a dispatcher of this process. Dropping it stops it. Unfinished saves continue when a driver
 /// starts again.
 #[derive(Debug)]
 pub struct SaveDriver {
     tasks: Tasks,
+    ended: watch::Receiver<u64>,
 }
 
 impl SaveDriver {
-    /// Starts to drive what the dispatcher has to save, now and later. `local`: workers of this process. Must be
+    /// Starts to drive the present and future saves of the dispatcher. `local` are the workers of this process. Must be
     /// called within a tokio runtime.
     pub fn start(dispatcher: &DispatcherHandle, local: LocalWorkers) -> Self {
         let tasks = Tasks::new();
+        let (ended, ends) = watch::channel(0);
         let driver = Arc::new(Driver {
             saves: dispatcher.saves(),
             address: dispatcher.address().to_owned(),
             local,
-            room: Semaphore::new(AT_ONCE),
+            permits: Semaphore::new(CONCURRENT_SAVES),
+            ended,
         });
-        tasks.background("the driver of saves", log_failure, watch(driver, tasks.clone()));
-        Self { tasks }
+        tasks.background("the driver of saves", log_failure, start_saves(driver, tasks.clone()));
+        Self { tasks, ended: ends }
+    }
+
+    /// The number of saves that ended since the start. A change means that one more save finished or failed.
+    pub fn ended(&self) -> watch::Receiver<u64> {
+        self.ended.clone()
     }
 
     /// Stops, within a few seconds.
@@ -70,18 +80,19 @@ struct Driver {
     saves: Saves,
     address: String,
     local: LocalWorkers,
-    room: Semaphore,
+    permits: Semaphore,
+    ended: watch::Sender<u64>,
 }
 
-/// Gives every running save a task of its own.
-async fn watch(driver: Arc<Driver>, tasks: Tasks) -> Result<()> {
+/// Starts a task for every running save.
+async fn start_saves(driver: Arc<Driver>, tasks: Tasks) -> Result<()> {
     let mut saves = driver.saves.clone();
     let active: Arc<parking_lot::Mutex<HashSet<String>>> = Arc::default();
     loop {
         let running = match saves.running().await {
             Ok(running) => running,
             Err(error) => {
-                tracing::debug!(%error, "saves are not driven any more");
+                tracing::debug!(%error, "the driver of saves stops");
                 return Ok(());
             }
         };
@@ -105,25 +116,26 @@ async fn watch(driver: Arc<Driver>, tasks: Tasks) -> Result<()> {
 
 impl Driver {
     async fn run(&self, save: &Save) {
-        let Ok(_room) = self.room.acquire().await else { return };
+        let Ok(_permit) = self.permits.acquire().await else { return };
         let url = &save.target.url;
-        // A panic ends the save like any other error: nobody waits for it for ever.
+        // A panic ends the save like any other error, so that no client waits for ever.
         let result = caught(&format!("the save to {url}"), self.drive(save)).await.and_then(|r| r);
         match &result {
             Ok(totals) => tracing::info!(url, rows = totals.rows, splits = totals.splits, "save finished"),
             Err(error) => tracing::warn!(url, %error, "save failed"),
         }
         if let Err(e) = &result
-            && let Err(error) = self.tell_failure(url, e).await
+            && let Err(error) = self.record_failure(url, e).await
         {
-            tracing::warn!(url, %error, "the save's folder could not be told of its failure");
+            tracing::warn!(url, %error, "the failure could not be recorded in the save's folder");
         }
         if let Err(error) = self.saves.end(url, result).await {
-            tracing::warn!(url, %error, "the end of a save was not remembered; it is looked at again");
+            tracing::warn!(url, %error, "the end of a save was not recorded; the save is driven again");
         }
+        self.ended.send_modify(|n| *n += 1);
     }
 
-    async fn tell_failure(&self, url: &str, e: &Error) -> Result<()> {
+    async fn record_failure(&self, url: &str, e: &Error) -> Result<()> {
         let stores = self.saves.stores()?;
         if let Some(saved) = Saved::load(&stores, url).await?.filter(|s| s.state == SaveState::Writing) {
             let error = Some(e.message().to_owned());
@@ -135,12 +147,12 @@ impl Driver {
     async fn drive(&self, save: &Save) -> Result<SaveTotals> {
         let (stores, clock) = (self.saves.stores()?, self.saves.clock());
         let id = format!("save-{}-{:x}", std::process::id(), clock.unix_time().as_nanos());
-        // Nobody writes to a finished save: what is left then is left over.
+        // Nobody writes to a finished save, so objects without a record need no grace period.
         let options = CacheOptions { orphan_grace: Duration::ZERO, ..CacheOptions::default() };
         let cache = Cache::open(&stores, &save.target.url, options, Arc::clone(&clock), id.clone()).await?;
         let result = self.epochs(save, &cache, clock.as_ref(), &id).await;
-        if let Err(error) = cache.close(CLOSE).await {
-            tracing::debug!(%error, "the driver of a save did not close in order");
+        if let Err(error) = cache.close(CLOSE_TIMEOUT).await {
+            tracing::debug!(%error, "the cache of a save was not closed cleanly");
         }
         result
     }
@@ -159,12 +171,12 @@ impl Driver {
             ClientConfig { local: self.local.clone(), ..ClientConfig::default() },
         )
         .await?;
-        let (mut stored, mut since, mut pause) = (None, clock.now(), PAUSE.0);
-        let mut trouble = None;
+        let (mut stored, mut since, mut pause) = (None, clock.now(), MIN_RETRY_PAUSE);
+        let mut last_error = None;
         for epoch in 0.. {
             let splits = self.saves.splits(save).await?;
-            if epoch == 0 && self.keeps(&save.target.url, &splits).await? {
-                heal(&snapshot, &splits).await?;
+            if epoch == 0 && self.was_finished(&save.target.url, &splits).await? {
+                discard_damaged(&snapshot, &splits).await?;
             }
             let index = snapshot.index().await?;
             let done = splits.iter().filter(|k| index.contains(k)).count();
@@ -173,18 +185,18 @@ impl Driver {
                 return self.finish(save, cache, &snapshot, splits).await;
             }
             if stored.is_none_or(|before| done > before) {
-                (stored, since, pause) = (Some(done), clock.now(), PAUSE.0);
-            } else if clock.now().saturating_sub(since) > PATIENCE {
-                return Err(stuck(splits.len() - done, splits.len(), trouble));
+                (stored, since, pause) = (Some(done), clock.now(), MIN_RETRY_PAUSE);
+            } else if clock.now().saturating_sub(since) > STALL_TIMEOUT {
+                return Err(stalled(splits.len() - done, splits.len(), last_error));
             } else {
                 clock.sleep(pause).await;
-                pause = (pause * 2).min(PAUSE.1);
+                pause = (pause * 2).min(MAX_RETRY_PAUSE);
             }
             let job = format!("{id}-{epoch}");
-            trouble = match self.read(&client, save, &snapshot, &splits, &job).await {
+            last_error = match self.read_epoch(&client, save, &snapshot, &splits, &job).await {
                 Ok(()) => None,
-                Err(e) if passes(&e) => {
-                    tracing::info!(url = save.target.url, error = %e, "a save goes on after trouble");
+                Err(e) if is_transient(&e) => {
+                    tracing::info!(url = save.target.url, error = %e, "a save continues after an error");
                     Some(e)
                 }
                 Err(e) => return Err(e),
@@ -193,9 +205,8 @@ impl Driver {
         Err(Error::internal("a save ran out of epochs"))
     }
 
-    /// Whether the save was finished before. One whose source has lost something since is refused: rows that are saved
-    /// stay saved.
-    async fn keeps(&self, url: &str, splits: &[SplitKey]) -> Result<bool> {
+    /// Whether the save was finished before. It is refused if its source has lost splits since: saved rows stay.
+    async fn was_finished(&self, url: &str, splits: &[SplitKey]) -> Result<bool> {
         let stores = self.saves.stores()?;
         let Some(saved) = Saved::load(&stores, url).await? else { return Ok(false) };
         let there: HashSet<&SplitKey> = splits.iter().collect();
@@ -210,8 +221,8 @@ impl Driver {
         )))
     }
 
-    /// Reads one epoch, which has no rows, and tells meanwhile how many parts there are.
-    async fn read(
+    /// Reads one epoch, which delivers no rows, and reports the number of parts meanwhile.
+    async fn read_epoch(
         &self,
         client: &Client,
         save: &Save,
@@ -228,7 +239,7 @@ impl Driver {
                 url: save.target.url.clone(),
                 chunk_bytes: save.target.chunk_bytes.unwrap_or(0),
             }),
-            ..ReadRequest::of(empty()?)
+            ..ReadRequest::of(placeholder()?)
         };
         let mut reader = client.read(request).await?;
         let clock = self.saves.clock();
@@ -239,7 +250,7 @@ impl Driver {
                     Ok(None) => break Ok(()),
                     Err(e) => break Err(e),
                 },
-                () = clock.sleep(LOOK) => {
+                () = clock.sleep(PROGRESS_INTERVAL) => {
                     if let Ok(index) = snapshot.index().await {
                         let done = splits.iter().filter(|k| index.contains(k)).count();
                         self.saves.progress(&save.target.url, done as u64, splits.len() as u64);
@@ -251,7 +262,7 @@ impl Driver {
         result
     }
 
-    /// Everything has its part: says so, and clears away what writers that died have left.
+    /// Every split has a part: records that, and removes what dead writers left.
     async fn finish(
         &self,
         save: &Save,
@@ -279,23 +290,23 @@ impl Driver {
         };
         finished.replace(&stores, url).await?;
         if let Err(error) = cache.gc(false).await {
-            tracing::debug!(url, %error, "what dead writers left in a save stays there");
+            tracing::debug!(url, %error, "objects of dead writers stay in a save");
         }
         Ok(totals)
     }
 }
 
-/// Reads every part of a save that was finished before, and sets aside those that are damaged: who saves again over
-/// damage has the source at hand, and nobody else can mend it.
-async fn heal(snapshot: &Snapshot, splits: &[SplitKey]) -> Result<()> {
+/// Reads every part of a save that was finished before, and discards the damaged ones, which this save then stores
+/// again: only a save has the source at hand.
+async fn discard_damaged(snapshot: &Snapshot, splits: &[SplitKey]) -> Result<()> {
     let index = snapshot.index().await?;
     let parts: Vec<_> = splits.iter().filter_map(|key| index.get(key).cloned()).collect();
-    let check = |meta| mend(snapshot.clone(), meta).boxed();
-    futures::stream::iter(parts).map(check).buffer_unordered(CHECKED_AT_ONCE).try_collect().await
+    let check = |meta| discard_if_damaged(snapshot.clone(), meta).boxed();
+    futures::stream::iter(parts).map(check).buffer_unordered(CONCURRENT_CHECKS).try_collect().await
 }
 
-/// Reads one part to its end, and sets it aside if it is damaged.
-async fn mend(snapshot: Snapshot, meta: Arc<PartMeta>) -> Result<()> {
+/// Reads one part to its end, and discards it if it is damaged.
+async fn discard_if_damaged(snapshot: Snapshot, meta: Arc<PartMeta>) -> Result<()> {
     let rows = async {
         let mut part = snapshot.open_part(&meta, ReadOptions::default()).await?;
         while let Some(batch) = part.next().await {
@@ -316,7 +327,9 @@ fn totals(index: &PartIndex, splits: &[SplitKey]) -> Result<SaveTotals> {
     let mut totals = SaveTotals { splits: splits.len() as u64, ..SaveTotals::default() };
     for key in splits {
         let part = index.get(key).ok_or_else(|| {
-            Error::unavailable(format!("the part of split {key} vanished when the save was all but finished"))
+            Error::unavailable(format!(
+                "the part of split {key} disappeared when the save was almost finished"
+            ))
         })?;
         totals.rows += part.rows;
         totals.bytes += part.bytes;
@@ -325,23 +338,23 @@ fn totals(index: &PartIndex, splits: &[SplitKey]) -> Result<SaveTotals> {
     Ok(totals)
 }
 
-/// Trouble that another epoch may not have: workers and stores come back.
-fn passes(e: &Error) -> bool {
+/// Whether another epoch may succeed: workers and stores come back.
+fn is_transient(e: &Error) -> bool {
     matches!(e.kind(), ErrorKind::Unavailable | ErrorKind::DeadlineExceeded | ErrorKind::Cancelled)
 }
 
-fn stuck(missing: usize, all: usize, trouble: Option<Error>) -> Error {
-    let why = match trouble {
+fn stalled(missing: usize, all: usize, last_error: Option<Error>) -> Error {
+    let why = match last_error {
         Some(e) => format!(": {}", e.message()),
         None => "; the logs of the workers say why".to_owned(),
     };
     Error::deadline(format!(
-        "{missing} of {all} splits could not be stored for {} s{why}; save again, which goes on where this stopped",
-        PATIENCE.as_secs()
+        "{missing} of {all} splits could not be stored for {} s{why}; run the same save again, which continues",
+        STALL_TIMEOUT.as_secs()
     ))
 }
 
-/// The request names a registered dataset; this is only the frame.
-fn empty() -> Result<caju_pipeline::DatasetDef> {
+/// A placeholder: the request names a registered dataset.
+fn placeholder() -> Result<caju_pipeline::DatasetDef> {
     caju_pipeline::DatasetDef::from_yaml("source: { range: 0 }", None)
 }

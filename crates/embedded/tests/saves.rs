@@ -1,4 +1,4 @@
-//! Saves to places that do not take them: a clear error, and at once.
+//! Saves to places that refuse them: a clear error, at once.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::sync::Arc;
@@ -12,17 +12,18 @@ use caju_testkit::faulty::{Fault, Faults, FaultyStore, Op, Rule};
 use object_store::memory::InMemory;
 use serde_json::json;
 
-/// How the save ends: its state, the kind of its failure, and its words.
+/// How the save ends: its state, and the kind and message of its failure.
 async fn saved(faults: &Faults, encoding: &str, stores: &Arc<Stores>, url: &str) -> (String, String, String) {
     let config = ClusterConfig::new(Arc::clone(stores), CpuPool::new(2).unwrap());
     let cluster = Cluster::start(config).await.unwrap();
     let client = cluster.client(ClientConfig::default()).await.unwrap();
     let def = DatasetDef::from_json(&json!({"source": {"range": 1000}, "steps": []})).unwrap();
+    let mut ends = cluster.ended_saves();
     let to = SaveTo { url: url.into(), chunk_bytes: 0 };
     let ended = async {
         let mut status = client.start_save(&def, &to, encoding).await?;
         while status.state == "running" {
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            ends.changed().await.expect("the driver of saves runs");
             status = client.save_status(url).await?;
         }
         Ok::<_, caju_types::Error>(status)

@@ -101,13 +101,45 @@ fn quickstart_generates_and_runs() {
     assert!(shown.contains("rows"), "no summary: {shown}");
 }
 
+/// The first minute with caju: the decision when it is made, what it gained, where the rows are, and what to do next.
 #[test]
-fn what_taps_cost_is_told() {
+fn quickstart_shows_what_caju_is_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["quickstart", "--dir", "photos", "--count", "600", "--cache", "stored"];
+    let first = caju_in(folder.path(), &args);
+    first.expect_code(0);
+    let at = |text: &str| first.stdout.find(text).unwrap_or_else(|| panic!("no `{text}`: {}", first.stdout));
+    let order = [
+        at("autocache"),
+        at("3 epochs follow."),
+        at(": decided "),
+        at("quickstart: 1,800 rows"),
+        at("times as fast as epoch 0"),
+        at("duckdb.sql("),
+        at("For your own data"),
+    ];
+    assert!(order.is_sorted(), "{order:?}: {}", first.stdout);
+    // The folder that it points at has the rows.
+    let parts = first.stdout.split("files in ").nth(1).and_then(|t| t.lines().next()).unwrap();
+    let files = std::fs::read_dir(parts).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap());
+    assert!(files.into_iter().any(|f| f.ends_with(".arrow") || f.ends_with(".parquet")), "{parts}");
+    let peak = first.stdout.split("peak memory").nth(1).and_then(|t| t.lines().next()).unwrap().trim();
+    let mebibytes: f64 = peak.strip_suffix(" MiB").unwrap_or_else(|| panic!("{peak}")).parse().unwrap();
+    assert!(mebibytes < 500.0, "peak memory {peak}");
+    // A second run finds the rows, and says so.
+    let second = caju_in(folder.path(), &args);
+    second.expect_code(0);
+    assert!(second.stdout.contains("An earlier run stored these rows"), "{}", second.stdout);
+}
+
+#[test]
+fn the_profiling_overhead_is_told() {
     let p = Pipeline::of(json!({ "range": 100_000 }), json!([{ "with_columns": { "x": "id * 2" } }]));
-    let ended = caju_in(p.folder(), &["bench", "taps", "pipeline.yaml", "--repeats", "2"]);
+    let ended = caju_in(p.folder(), &["bench", "profiling-overhead", "pipeline.yaml", "--repeats", "2"]);
     ended.expect_code(0);
-    let told = ["100,000 rows an epoch, 2 pairs of epochs", "% of CPU time by the least of each"];
+    let told = ["100,000 rows an epoch, 2 pairs of epochs", "% of CPU time by the fastest epochs"];
     assert!(told.iter().all(|t| ended.stdout.contains(t)), "{ended:?}");
     assert!(ended.stderr.contains("round 2: "), "{ended:?}");
-    caju_in(p.folder(), &["bench", "taps", "none.yaml"]).expect_code(2).expect_error(&["none.yaml"]);
+    let none = ["bench", "profiling-overhead", "none.yaml", "--cpu-threads", "1"];
+    caju_in(p.folder(), &none).expect_code(2).expect_error(&["none.yaml"]);
 }

@@ -22,6 +22,7 @@ mod faults;
 mod hostile;
 mod lost_readers;
 mod nobody_else;
+mod options;
 mod overload;
 mod plan;
 mod planning;

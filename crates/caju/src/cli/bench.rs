@@ -19,8 +19,9 @@ pub(crate) struct BenchArgs {
 pub(crate) enum BenchCommand {
     /// Run a pipeline under every caching policy, and show how far each is from the best one
     Policies(Box<PoliciesArgs>),
-    /// Find out what it costs that every stage takes its own time
-    Taps(TapsArgs),
+    /// Measure what it costs to measure the time of every stage
+    #[command(alias = "taps")]
+    ProfilingOverhead(ProfilingOverheadArgs),
 }
 
 /// `caju bench policies`.
@@ -28,15 +29,15 @@ pub(crate) enum BenchCommand {
 #[command(after_help = "\
 Examples:
   caju bench policies pipeline.yaml --epochs 4 --repeats 3
-  caju bench policies pipeline.yaml --repeats 1 --finals 6 --cold-only
+  caju bench policies pipeline.yaml --repeats 1 --refine-rounds 6 --cold-only
   caju bench policies pipeline.yaml --policies compute,auto --out result.json --plot result.svg
   AWS_ENDPOINT_URL=http://127.0.0.1:9000 caju bench policies pipeline.yaml --scratch s3://bucket/bench
 
-Each trial has a process of its own with a fresh cluster: a job that is cold, with an empty cache, then a warm one on
-what that left. Trials alternate, so that a change of the machine's mood does not favour one policy. `oracle` is the
-best measured of the policies that decide nothing; regret is the time lost against it in the same round, over the
-whole horizon: the median of the rounds, and where that lies in nine of ten cases. Object stores take their
-credentials from the environment, as --cache of `caju run` does.")]
+Each trial has a process of its own with a fresh cluster: a cold job with an empty cache, then a warm job on the cache
+that it left. Trials alternate, so that drift of the machine does not favour one policy. `oracle` is the best measured
+policy among those that decide nothing. Regret is the time lost against it in the same round, over the whole horizon:
+the median of the rounds, and its interval in nine of ten cases. Object stores take their credentials from the
+environment, as --cache of `caju run` does.")]
 pub(crate) struct PoliciesArgs {
     /// Pipeline file (YAML or JSON)
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -47,16 +48,16 @@ pub(crate) struct PoliciesArgs {
     /// Epochs of each job
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) epochs: u64,
-    /// Epochs of the job that is judged: those after the measured ones are taken to be like the last ones (the median of the last half). --epochs by default
+    /// Epochs of the job for which policies are compared. Epochs that are not measured count like the last ones (the
+    /// median of the last half). --epochs by default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) horizon: Option<u64>,
-    /// Times that every policy is run
+    /// Rounds: how often every policy is run
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeats: u32,
-    /// Further rounds of auto and of those policies alone that came within a quarter of the best: what is far behind
-    /// needs no precision
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(crate) finals: u32,
+    /// Further rounds of auto and of the policies within a quarter of the best, which is where precision matters
+    #[arg(long, alias = "finals", value_name = "N", default_value_t = 0)]
+    pub(crate) refine_rounds: u32,
     /// Leave the warm jobs out
     #[arg(long)]
     pub(crate) cold_only: bool,
@@ -66,15 +67,15 @@ pub(crate) struct PoliciesArgs {
     /// The most that a cache may hold
     #[arg(long, value_name = "SIZE", value_parser = super::service::size)]
     pub(crate) cache_budget: Option<u64>,
-    /// Where the caches lie: a folder, or a URL such as s3://bucket/prefix to measure that store; each cache has a name
-    /// of its own there, and is removed after its trials. The system's temporary folder by default
+    /// Place of the caches: a folder, or a URL such as s3://bucket/prefix to measure that store. Each cache has a name of
+    /// its own there, and is removed after its trials. The system's temporary folder by default
     #[arg(long, value_name = "DIR|URL", value_hint = ValueHint::DirPath,
           value_parser = NonEmptyStringValueParser::new())]
     pub(crate) scratch: Option<String>,
-    /// Keep the caches in memory, as in a store that is far away: bytes per second that each request gets from it
+    /// Keep the caches in memory, throttled like a remote store: bytes per second of each request
     #[arg(long, value_name = "SIZE", value_parser = super::service::size, conflicts_with = "scratch")]
     pub(crate) store_bandwidth: Option<u64>,
-    /// The same: how long each request takes at least
+    /// Likewise: the least time that each request takes
     #[arg(long, value_name = "DURATION", value_parser = super::service::duration, conflicts_with = "scratch")]
     pub(crate) store_latency: Option<Duration>,
     /// How long the reader works on each element before it asks for the next one, as a training step does
@@ -83,13 +84,13 @@ pub(crate) struct PoliciesArgs {
     /// Workers inside this process
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) workers: u32,
-    /// Threads that compute; the number of cores by default
+    /// CPU threads; the number of cores by default
     #[arg(long, value_name = "N")]
     pub(crate) cpu_threads: Option<u32>,
     /// Write every trial and the summary (caju.policies/v1, JSON)
     #[arg(long, value_name = "OUT.json", value_hint = ValueHint::FilePath)]
     pub(crate) out: Option<PathBuf>,
-    /// One trial of one policy, printed as JSON: so the harness starts itself
+    /// Run one trial of one policy and print it as JSON; the command starts itself so
     #[arg(long, hide = true, value_name = "POLICY@ROUND", value_parser = one)]
     pub(crate) trial: Option<OneTrial>,
     /// Draw the time of the whole job under each policy
@@ -97,7 +98,7 @@ pub(crate) struct PoliciesArgs {
     pub(crate) plot: Option<PathBuf>,
 }
 
-/// A round of a policy.
+/// One policy in one round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OneTrial {
     pub(crate) policy: String,
@@ -112,22 +113,22 @@ fn one(text: &str) -> Result<OneTrial, String> {
     })
 }
 
-/// `caju bench taps`.
+/// `caju bench profiling-overhead`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Example:
-  caju bench taps pipeline.yaml --repeats 9
+  caju bench profiling-overhead pipeline.yaml --repeats 9
 
-The taps are two readings of the thread's CPU clock and of the wall clock for every piece of a stage's work. Epochs with
-and without them alternate, and each pair gives a ratio of CPU times. Rows and bytes are counted in any case.")]
-pub(crate) struct TapsArgs {
+Profiling reads the thread's CPU clock and the wall clock twice for every piece of a stage's work. Epochs with and
+without it alternate, and each pair gives a ratio of CPU times. Rows and bytes are counted in any case.")]
+pub(crate) struct ProfilingOverheadArgs {
     /// Pipeline file (YAML or JSON)
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) file: PathBuf,
     /// Pairs of epochs
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeats: u32,
-    /// Threads that compute; the number of cores by default
+    /// CPU threads; the number of cores by default
     #[arg(long, value_name = "N")]
     pub(crate) cpu_threads: Option<u32>,
 }

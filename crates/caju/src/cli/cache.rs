@@ -1,4 +1,4 @@
-//! What can be said to `caju cache`, `caju explain` and `caju profile`.
+//! Arguments of `caju cache`, `caju explain` and `caju profile`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,19 +20,19 @@ Examples:
   caju cache gc --dry-run --budget 500GiB --ttl 30d --cache /data/caju-cache
   caju cache rm f5938fad --cache /data/caju-cache
 
-A snapshot is named by its fingerprint, or by its first digits if no other begins so. docs/caching.md tells more."
+A snapshot is named by its fingerprint, or by first digits that no other one shares. See docs/caching.md."
 )]
 pub(crate) struct CacheArgs {
     #[command(subcommand)]
     pub(crate) command: CacheCommand,
 }
 
-/// What to do with a cache.
+/// The commands on a cache.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum CacheCommand {
-    /// List the snapshots: what they hold, who used them, what they saved
+    /// List the snapshots: their content, their jobs, and the CPU time that they saved
     Ls(CacheRoot),
-    /// Show everything about one snapshot: its stages, its columns, its parts
+    /// Show one snapshot in full: stages, columns, parts
     Inspect {
         /// The snapshot: the first digits of its fingerprint
         #[arg(value_name = "FINGERPRINT", value_parser = NonEmptyStringValueParser::new())]
@@ -45,7 +45,7 @@ pub(crate) enum CacheCommand {
         /// Only this snapshot
         #[arg(value_name = "FINGERPRINT", value_parser = NonEmptyStringValueParser::new())]
         fingerprint: Option<String>,
-        /// Drop what is damaged, so that jobs compute and store it again; of a save nothing is dropped
+        /// Drop damaged parts, so that jobs compute and store them again. Of a save nothing is dropped
         #[arg(long)]
         repair: bool,
         #[command(flatten)]
@@ -53,27 +53,27 @@ pub(crate) enum CacheCommand {
     },
     /// Delete what is expired, orphaned, superseded or over the budget
     Gc {
-        /// Only tell what would be deleted
+        /// Only print what would be deleted
         #[arg(long)]
         dry_run: bool,
-        /// What the cache may hold, as 500GiB: the least useful parts go until it fits
+        /// The largest size of the cache, as 500GiB: the least useful parts are deleted until it fits
         #[arg(long, value_name = "SIZE", value_parser = size)]
         budget: Option<u64>,
-        /// Delete snapshots that nobody used for so long
+        /// Delete snapshots that were not used for this long
         #[arg(long, value_name = "TIME", value_parser = duration)]
         ttl: Option<Duration>,
-        /// Leave alone what is younger: it may belong to a writer that is at work
+        /// Keep younger objects: they may belong to a writer that is still running
         #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
         grace: Duration,
         #[command(flatten)]
         root: CacheRoot,
     },
-    /// Delete snapshots; jobs that read them compute again
+    /// Delete snapshots. Jobs that need them compute and store the rows again
     Rm {
         /// The snapshots: the first digits of each fingerprint
         #[arg(value_name = "FINGERPRINT", required = true, value_parser = NonEmptyStringValueParser::new())]
         fingerprints: Vec<String>,
-        /// Also those that somebody reads or writes just now
+        /// Also snapshots that a process reads or writes now
         #[arg(long)]
         force: bool,
         #[command(flatten)]
@@ -87,7 +87,7 @@ pub(crate) enum CacheCommand {
         #[command(flatten)]
         root: CacheRoot,
     },
-    /// End a pin
+    /// Remove the pin of a snapshot
     Unpin {
         /// The snapshot: the first digits of its fingerprint
         #[arg(value_name = "FINGERPRINT", value_parser = NonEmptyStringValueParser::new())]
@@ -97,18 +97,18 @@ pub(crate) enum CacheCommand {
     },
 }
 
-/// Which cache, and how to tell about it.
+/// The cache, and the format of the answer.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CacheRoot {
     /// The cache: a folder or URL
     #[arg(long, value_name = "URL", value_hint = ValueHint::DirPath)]
     pub(crate) cache: String,
-    /// For people, or for programs
+    /// Text for people, or JSON for programs
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub(crate) format: OutputFormat,
 }
 
-/// How an answer is written.
+/// The format of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OutputFormat {
     /// Tables and sentences
@@ -130,22 +130,22 @@ pub(crate) struct ExplainArgs {
     /// Pipeline file (YAML or JSON)
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) file: PathBuf,
-    /// The cache: a folder or URL; the dispatcher's by default
+    /// The cache: a folder or URL. The dispatcher's by default
     #[arg(long, value_name = "URL", value_hint = ValueHint::DirPath)]
     pub(crate) cache: Option<String>,
     /// Address of a dispatcher, for its cache and its jobs' decisions
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) dispatcher: Option<String>,
-    /// The job; by default the latest one that reads this pipeline
+    /// The job. By default the latest one that reads this pipeline
     #[arg(long, value_name = "NAME", requires = "dispatcher", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) job: Option<String>,
     /// The job's seed, if it is not the pipeline's own: it enters the fingerprints of random stages
     #[arg(long, value_name = "S")]
     pub(crate) seed: Option<u64>,
-    /// For people, or for programs
+    /// Text for people, or JSON for programs
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub(crate) format: OutputFormat,
-    /// How long to look for a dispatcher that is not there
+    /// How long to try to reach a dispatcher that does not answer
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) connect_timeout: Duration,
 }
@@ -158,8 +158,8 @@ Examples:
   caju profile pipeline.yaml --epochs 90 --cache s3://bucket/cache --out profile.json
   caju plan profile.json --policy hint:resized
 
-One epoch is computed from end to end in this process and nothing is stored for good; every encoding is tried at
-every autocache(). With --out the decision that follows is shown too.")]
+One epoch is computed in this process, and nothing is kept: every encoding is probed at every autocache(). With --out
+the decision that follows from the profile is printed too.")]
 pub(crate) struct ProfileArgs {
     /// Pipeline file (YAML or JSON)
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -167,22 +167,22 @@ pub(crate) struct ProfileArgs {
     /// Write the profile (caju.profile/v1, JSON) to this file instead of standard output
     #[arg(long, value_name = "PROFILE.json", value_hint = ValueHint::FilePath)]
     pub(crate) out: Option<PathBuf>,
-    /// Where rows would be stored, to measure that store: a folder or URL. A folder for temporary files by default
+    /// Where rows would be stored, to measure that store: a folder or URL. A temporary folder by default
     #[arg(long, value_name = "URL", value_hint = ValueHint::DirPath)]
     pub(crate) cache: Option<String>,
-    /// The most that the cache may hold, as 500GiB
+    /// The largest size of the cache, as 500GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) cache_budget: Option<u64>,
-    /// Epochs that the job will have: over so many storing must pay. 10 if not said
+    /// Epochs of the job, over which storing has to pay. 10 by default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) epochs: Option<u64>,
-    /// Seed of everything random; the pipeline's own, else 0
+    /// Seed of everything random. By default the pipeline's own, else 0
     #[arg(long, value_name = "S")]
     pub(crate) seed: Option<u64>,
     /// Workers inside this process; they share its CPU threads
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) workers: u32,
-    /// Threads that compute; the number of cores by default
+    /// CPU threads; the number of cores by default
     #[arg(long, value_name = "N")]
     pub(crate) cpu_threads: Option<u32>,
 }

@@ -1,4 +1,4 @@
-//! The command line: what may be said, and what it means.
+//! The command line: commands, options and their meaning.
 
 mod bench;
 mod cache;
@@ -14,7 +14,7 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub(crate) use bench::{BenchArgs, BenchCommand, OneTrial, PoliciesArgs, TapsArgs};
+pub(crate) use bench::{BenchArgs, BenchCommand, OneTrial, PoliciesArgs, ProfilingOverheadArgs};
 pub(crate) use cache::{CacheArgs, CacheCommand, CacheRoot, ExplainArgs, OutputFormat, ProfileArgs};
 pub(crate) use plan::{PlanArgs, PlanFormat};
 pub(crate) use sample::{DEFAULT_DIR, GenArgs, QuickstartArgs};
@@ -25,14 +25,14 @@ pub(crate) use service::{
 
 const EXAMPLES: &str = "\
 Try it:
-  caju quickstart                                  sample data, then the main job, all in this process
+  caju quickstart                                  sample photos, then three epochs of a training pipeline
   caju gen images --out data/photos --count 2000 --format tfrecord
   caju check examples/pipelines/imagenet-train.yaml
   caju run examples/pipelines/imagenet-train.yaml --epochs 2 --report run.json
   caju run examples/pipelines/imagenet-train.yaml --epochs 3 --cache data/cache
   caju explain examples/pipelines/imagenet-train.yaml --cache data/cache
 
-Apart, on one machine or many:
+As separate processes, on one machine or many:
   caju dispatcher --listen 127.0.0.1:7070 --allow data/
   caju worker --dispatcher 127.0.0.1:7070 --allow data/
   caju read examples/pipelines/imagenet-train.yaml --dispatcher 127.0.0.1:7070
@@ -56,7 +56,7 @@ pub(crate) struct Cli {
 /// Options of every command.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Global {
-    /// Settings file, in TOML; none is read that is not named here or in CAJU_CONFIG
+    /// Settings file, in TOML. No file is read that is not named here or in CAJU_CONFIG
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,
     /// What to log on standard error: error, warn, info, debug, trace, or per crate: caju_worker=debug
@@ -69,17 +69,17 @@ pub(crate) struct Global {
     pub(crate) bounds: BoundArgs,
 }
 
-/// What this process refuses to exceed, whatever a pipeline or the data say.
+/// Bounds of this process, independent of the pipeline and the data.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Bounds")]
 pub(crate) struct BoundArgs {
-    /// The most memory that a stage may ask for while it works on one chunk of rows; dispatcher and workers alike
+    /// The most memory that a stage may use for one chunk of rows. Give dispatcher and workers the same
     #[arg(long, global = true, value_name = "SIZE", default_value = "1GiB", value_parser = service::size)]
     pub(crate) chunk_memory: u64,
     /// The largest record of a source: a line, a record, a file of an archive, an image file
     #[arg(long, global = true, value_name = "SIZE", default_value = "256MiB", value_parser = service::size)]
     pub(crate) max_record: u64,
-    /// The most pixels of an image; a pipeline may say less, not more
+    /// The most pixels of an image. A pipeline may set less, not more
     #[arg(long, global = true, value_name = "N", default_value_t = 100_000_000)]
     pub(crate) max_pixels: u64,
     /// How long checking and planning a pipeline may take
@@ -104,26 +104,26 @@ pub(crate) enum Command {
     Worker(WorkerArgs),
     /// Show the workers, jobs, rates and bottlenecks of a running dispatcher
     Status(StatusArgs),
-    /// Decide by a measured profile what is worth storing, and explain it
+    /// Decide what is worth storing, from a measured profile, and explain it
     Plan(PlanArgs),
     /// Measure what each caching policy costs on this pipeline and machine
     Bench(BenchArgs),
-    /// Run one epoch to measure what storing rows would be worth: a profile for `caju plan`
+    /// Run one epoch and measure what storing rows would gain: a profile for `caju plan`
     Profile(ProfileArgs),
-    /// Show what of a pipeline is stored already, what differs from the nearest snapshot, and what was decided
+    /// Show which rows of a pipeline are stored, what differs from the nearest snapshot, and what was decided
     Explain(ExplainArgs),
-    /// Look after a cache: list, inspect, verify, collect, remove, pin
+    /// Manage a cache: list, inspect, verify, collect, remove, pin
     Cache(CacheArgs),
     /// Generate sample data: photos, tables or text
     Gen(GenArgs),
-    /// Generate a little sample data if there is none, and run the main pipeline on it
+    /// Generate sample photos if there are none, and read three epochs of a training pipeline on them
     Quickstart(QuickstartArgs),
 }
 
-/// How an iteration is shared among workers.
+/// How the rows of an iteration are divided among workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Mode {
-    /// Splits are handed out: every row exactly once
+    /// Splits are leased to workers: every row exactly once
     Dynamic,
     /// Every worker runs the whole pipeline
     Off,
@@ -137,30 +137,30 @@ fn encoding(text: &str) -> Result<String, String> {
     text.parse::<caju_cache::Encoding>().map(|e| e.to_string()).map_err(|e| e.message().to_string())
 }
 
-/// What is read, and what is told about it.
+/// What is read, and what is reported about it.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EpochArgs {
     /// Epochs to read
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) epochs: u64,
-    /// Epochs that the job is planned for, where others will read on after these; --epochs by default
+    /// Epochs of the whole job, where other readers continue after these. --epochs by default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) horizon: Option<u64>,
-    /// Seed of everything random; the pipeline's own, else 0
+    /// Seed of everything random. By default the pipeline's own, else 0
     #[arg(long, value_name = "S")]
     pub(crate) seed: Option<u64>,
-    /// Whether workers share the rows, or each makes all of them
+    /// Whether workers share the rows, or each computes all of them
     #[arg(long, value_name = "MODE", default_value = "dynamic")]
     pub(crate) processing_mode: Mode,
-    /// Who decides at which autocache() rows are stored: auto, compute, source, full, hint:NAME or cachew; auto where
-    /// there is a cache
+    /// Policy that decides at which autocache() rows are stored: auto, compute, source, full, hint:NAME or cachew. auto
+    /// where there is a cache
     #[arg(long, value_name = "POLICY", value_parser = policy)]
     pub(crate) policy: Option<String>,
-    /// How new parts are written: arrow/none, arrow/lz4, arrow/zstd, parquet/none, parquet/snappy, parquet/lz4 or
-    /// parquet/zstd; the policy chooses by default
+    /// Encoding of new parts: arrow/none, arrow/lz4, arrow/zstd, parquet/none, parquet/snappy, parquet/lz4 or
+    /// parquet/zstd. The policy chooses by default
     #[arg(long, value_name = "FORMAT/CODEC", value_parser = encoding)]
     pub(crate) encoding: Option<String>,
-    /// Read stored rows and nothing else: the source may be gone. From the last autocache(), unless --policy names another
+    /// Read stored rows only: the source may be gone. From the last autocache(), unless --policy names another
     #[arg(long)]
     pub(crate) cache_only: bool,
     /// Write a report (caju.run/v1, JSON)
@@ -185,13 +185,13 @@ pub(crate) struct RunArgs {
     /// Workers inside this process; they share its CPU threads
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) workers: u32,
-    /// Threads that compute; the number of cores by default
+    /// CPU threads; the number of cores by default
     #[arg(long, value_name = "N")]
     pub(crate) cpu_threads: Option<u32>,
     /// Where rows are stored for later epochs and jobs: a folder or URL. A private folder for this run by default
     #[arg(long, value_name = "URL")]
     pub(crate) cache: Option<String>,
-    /// The most that the cache may hold, as 500GiB; the least useful snapshots make room for new ones
+    /// The largest size of the cache, as 500GiB. The least useful snapshots are evicted for new ones
     #[arg(long, value_name = "SIZE", value_parser = service::size)]
     pub(crate) cache_budget: Option<u64>,
     /// Folder to record the autocache events of each job in, for `caju plan --replay`
@@ -201,7 +201,7 @@ pub(crate) struct RunArgs {
     pub(crate) epochs: EpochArgs,
 }
 
-/// What to do about rows that went to readers that are lost.
+/// What to do about rows that lost readers took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum LostReadersArg {
     /// The epoch ends with an error
@@ -226,17 +226,17 @@ pub(crate) struct ReadArgs {
     /// Address of the dispatcher
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) dispatcher: String,
-    /// Name of the job; readers of one name share its rows. A job of its own by default
+    /// Name of the job. Readers with the same name share its rows. A job of its own by default
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) job: Option<String>,
-    /// What to do at the end of an epoch of which other readers of the job took rows before they were killed or silent
-    /// for the dispatcher's --client-timeout: `fail`, or `allow` it and say so in the report
+    /// At the end of an epoch of which lost readers of the job took rows: `fail`, or `allow` it and report it. A reader is
+    /// lost when it was killed, or silent for the dispatcher's --client-timeout
     #[arg(long, value_name = "fail|allow", default_value = "fail")]
     pub(crate) lost_readers: LostReadersArg,
-    /// How long to wait for the first worker; then the reader fails
+    /// How long to wait for the first worker before the reader fails
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = service::duration)]
     pub(crate) worker_wait: std::time::Duration,
-    /// How long to look for a dispatcher that is not there
+    /// How long to try to reach a dispatcher that does not answer
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = service::duration)]
     pub(crate) connect_timeout: std::time::Duration,
     #[command(flatten)]

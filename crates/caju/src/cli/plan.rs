@@ -1,4 +1,4 @@
-//! What can be said to `caju plan`.
+//! Arguments of `caju plan`.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ Policies:
   hint:NAME     that hint
   cachew        the rule of the Cachew paper, for comparison
 
-docs/plan.md tells how rates are predicted, and what is in a profile and in a decision.")]
+docs/plan.md describes the prediction of rates, the profile and the decision.")]
 pub(crate) struct PlanArgs {
     /// Measured profile (caju.profile/v1, JSON); - reads standard input
     #[arg(value_name = "PROFILE.json", value_hint = ValueHint::FilePath, required_unless_present = "replay")]
@@ -30,13 +30,13 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "LOG.jsonl", value_hint = ValueHint::FilePath,
           conflicts_with_all = ["profile", "policy", "plot", "format"])]
     pub(crate) replay: Option<PathBuf>,
-    /// Who decides: compute, source, full, hint:NAME, cachew or auto
+    /// Policy that decides: compute, source, full, hint:NAME, cachew or auto
     #[arg(long, value_name = "POLICY", default_value = "auto")]
     pub(crate) policy: String,
     /// The decision as JSON (caju.decision/v1) or as a table; JSON unless standard output is a terminal
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<PlanFormat>,
-    /// Draw the predicted rate of each option, and the measured ones that the profile knows
+    /// Draw the predicted rate of each option, and the measured rates of the profile
     #[arg(long, value_name = "OUT.svg|png", value_hint = ValueHint::FilePath)]
     pub(crate) plot: Option<PathBuf>,
 }

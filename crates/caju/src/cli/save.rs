@@ -18,25 +18,25 @@ Examples:
   caju save photos.yaml --to data/saves/photos --encoding parquet/zstd --chunk-bytes 16MiB
 
 A pipeline reads it back with `source: { load: { path: data/saves/photos } }`, also while it is being written.
-The same command again goes on where it stopped: what is stored is not computed again.")]
+The same command again continues an interrupted save: stored rows are not computed again.")]
 pub(crate) struct SaveArgs {
     /// Pipeline file (YAML or JSON)
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) file: PathBuf,
-    /// Where the rows go: a folder or URL of their own, which every worker may write
+    /// Destination of the rows: a folder or URL of their own, which every worker may write
     #[arg(long, value_name = "URL")]
     pub(crate) to: String,
-    /// Address of a dispatcher that does it with its workers; without it, this process does
+    /// Address of a dispatcher whose workers save the rows. Without it this process does
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) dispatcher: Option<String>,
-    /// Return when the save has begun; the dispatcher goes on
+    /// Return when the save has begun. The dispatcher continues it
     #[arg(long, requires = "dispatcher")]
     pub(crate) detach: bool,
-    /// How parts are written: arrow/none (the default), arrow/lz4, arrow/zstd, parquet/none, parquet/snappy, parquet/lz4
+    /// Encoding of parts: arrow/none (the default), arrow/lz4, arrow/zstd, parquet/none, parquet/snappy, parquet/lz4
     /// or parquet/zstd. A finished save keeps the encoding that it has
     #[arg(long, value_name = "FORMAT/CODEC", value_parser = super::encoding)]
     pub(crate) encoding: Option<String>,
-    /// The size of a chunk, the piece in which rows are loaded; at least one row each. A part (the rows of one split)
+    /// The size of a chunk, the unit in which rows are loaded. At least one row each. A part (the rows of one split)
     /// is one chunk by default
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) chunk_bytes: Option<u64>,
@@ -44,13 +44,13 @@ pub(crate) struct SaveArgs {
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "dispatcher",
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) workers: u32,
-    /// Threads that compute, where there is no dispatcher; the number of cores by default
+    /// CPU threads, without a dispatcher; the number of cores by default
     #[arg(long, value_name = "N", conflicts_with = "dispatcher")]
     pub(crate) cpu_threads: Option<u32>,
-    /// How long to look for a dispatcher that is not there
+    /// How long to try to reach a dispatcher that does not answer
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) connect_timeout: Duration,
-    /// For people, or for programs
+    /// Text for people, or JSON for programs
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub(crate) format: OutputFormat,
 }

@@ -1,4 +1,4 @@
-//! Arguments of the processes that stay: dispatcher and worker, and of who asks them.
+//! Arguments of the servers, dispatcher and worker, and of `caju status`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,43 +17,43 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     caju_types::parse_bytes(text).map_err(|e| e.to_string())
 }
 
-/// What a server may touch.
+/// What a server may read, write and run.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct StoreArgs {
-    /// Folder or URL that this server may read at and below; repeat for several. Nothing without it
+    /// Folder or URL below which this server may read. Repeat for several. Without it the server reads nothing
     #[arg(long, value_name = "URL")]
     pub(crate) allow_read: Vec<String>,
     /// Short for --allow-read
     #[arg(long, value_name = "URL")]
     pub(crate) allow: Vec<String>,
-    /// Folder or URL that saves may be written at and below; repeat for several. The cache needs none
+    /// Folder or URL below which saves may be written. Repeat for several. The cache needs none
     #[arg(long, value_name = "URL")]
     pub(crate) allow_write: Vec<String>,
-    /// Run functions that readers send, with this interpreter, which has the package caju: whoever reaches the
-    /// dispatcher may then run code on the workers. For dispatcher and workers alike
+    /// Run Python functions of readers with this interpreter, which has the package caju. Whoever reaches the dispatcher
+    /// may then run code on the workers. Give dispatcher and workers the same
     #[arg(long, value_name = "PYTHON")]
     pub(crate) allow_python: Option<String>,
-    /// Variables that such functions get of this server's environment, beyond the few that an interpreter needs
+    /// Environment variables of this server that Python functions see, beyond the few that an interpreter needs
     #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "allow_python")]
     pub(crate) python_env: Vec<String>,
 }
 
-/// What peers may use of a server.
+/// Bounds of the connections of a server.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConnectionArgs {
-    /// The most connections at once; each takes a file descriptor
+    /// The most open connections. Each takes a file descriptor
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) connections: u32,
-    /// The most calls at once on one gRPC connection
+    /// The most concurrent calls of one gRPC connection
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) connection_calls: u32,
-    /// How long a connection may take to say what it wants
+    /// How long a new connection may take for its first request
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub(crate) handshake_timeout: Duration,
-    /// How long a gRPC connection may be open without a call
+    /// How long a gRPC connection may stay open without a call
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
     pub(crate) idle_timeout: Duration,
-    /// The largest message that is taken, such as a definition with its rows
+    /// The largest accepted message, such as a definition with its rows
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size)]
     pub(crate) message_bytes: u64,
 }
@@ -64,10 +64,10 @@ pub(crate) struct ServeArgs {
     /// Write HOST:PORT to this file once the server listens
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) address_file: Option<PathBuf>,
-    /// Listen on an address that others can reach, although nobody has to authenticate
+    /// Allow an address that other machines can reach, although nobody has to authenticate
     #[arg(long)]
     pub(crate) insecure: bool,
-    /// After SIGTERM or Ctrl-C: how long present work may go on. A second signal ends at once
+    /// After SIGTERM or Ctrl-C: how long running work may continue. A second signal ends the process at once
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub(crate) drain_timeout: Duration,
 }
@@ -85,38 +85,38 @@ pub(crate) struct DispatcherArgs {
     /// Address to listen on; port 0 takes any free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7070")]
     pub(crate) listen: String,
-    /// Folder of the journal; without it a restart forgets the jobs
+    /// Folder of the journal. Without it a restart forgets the jobs
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) state_dir: Option<PathBuf>,
     /// Where rows are stored for later epochs and jobs: a folder or URL that every worker reaches
     #[arg(long, value_name = "URL")]
     pub(crate) cache: Option<String>,
-    /// The most that the cache may hold, as 500GiB; the least useful snapshots make room for new ones
+    /// The largest size of the cache, as 500GiB. The least useful snapshots are evicted for new ones
     #[arg(long, value_name = "SIZE", requires = "cache", value_parser = size)]
     pub(crate) cache_budget: Option<u64>,
-    /// A worker that was silent for so long is lost, and its splits go elsewhere
+    /// A worker that is silent for this long is lost, and its splits go to other workers
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub(crate) worker_timeout: Duration,
-    /// A reader that was silent for so long is expelled: rows that it did not take go to the other readers of its job
+    /// A reader that is silent for this long is expelled: rows that it did not take go to the other readers of its job
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub(crate) client_timeout: Duration,
-    /// How long a job waits for a worker while there is none; then it fails
+    /// How long a job waits while there is no worker before it fails
     #[arg(long, value_name = "TIME", default_value = "2m", value_parser = duration)]
     pub(crate) worker_wait: Duration,
-    /// File with the secret that `caju worker drain` must give; written if it is not there. Without it: operator-secret
-    /// in --state-dir; without both nobody can drain workers from afar
+    /// File with the secret that `caju worker drain` must present. Written if it does not exist. By default operator-secret
+    /// in --state-dir. Without both no worker can be drained remotely
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) operator_secret_file: Option<PathBuf>,
-    /// The most datasets that are remembered; beyond that the longest unused are forgotten
+    /// The most registered datasets. Beyond that the least recently used are forgotten
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_datasets: u32,
-    /// The most that definitions and schemas of all datasets may take in memory
+    /// The most memory of the definitions and schemas of all datasets
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size)]
     pub(crate) max_dataset_bytes: u64,
-    /// The most jobs that are remembered; beyond that the longest unused are forgotten
+    /// The most remembered jobs. Beyond that the least recently used are forgotten
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_jobs: u32,
-    /// How long a job that nobody reads is remembered, with the epochs that it has finished, and a dataset without a name
+    /// How long an unused job, with its finished epochs, and an unused dataset without a name are remembered
     #[arg(long, value_name = "TIME", default_value = "168h", value_parser = duration)]
     pub(crate) forget_after: Duration,
     /// Folder to record the autocache events of each job in, for `caju plan --replay`
@@ -152,16 +152,16 @@ pub(crate) struct WorkerArgs {
     /// Address to listen on; port 0 takes any free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     pub(crate) listen: String,
-    /// Address that readers dial, where it differs from the one listened on
+    /// Address that readers connect to, if it differs from --listen
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) advertise: Option<String>,
-    /// Names that jobs may ask for, separated by commas
+    /// Labels of this worker, separated by commas. `caju status` displays them; nothing else uses them yet
     #[arg(long, value_name = "TAG", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub(crate) tags: Vec<String>,
-    /// Threads that compute; the number of cores by default
+    /// CPU threads; the number of cores by default
     #[arg(long, value_name = "N")]
     pub(crate) cpu_threads: Option<u32>,
-    /// How long to look for a dispatcher that is not there
+    /// How long to try to reach a dispatcher that does not answer
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) connect_timeout: Duration,
     #[command(flatten)]
@@ -172,10 +172,10 @@ pub(crate) struct WorkerArgs {
     pub(crate) stores: StoreArgs,
 }
 
-/// What else can be done with workers.
+/// Commands on running workers.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum WorkerCommand {
-    /// Give a worker no new tasks; it leaves when its present ones are done
+    /// Give a worker no new tasks. It leaves when its running tasks are done
     Drain {
         /// The worker's number, as `caju status` shows it
         #[arg(value_name = "ID")]
@@ -187,7 +187,7 @@ pub(crate) enum WorkerCommand {
         /// --operator-secret-file
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         operator_secret_file: Option<PathBuf>,
-        /// How long to look for a dispatcher that is not there
+        /// How long to try to reach a dispatcher that does not answer
         #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
         connect_timeout: Duration,
     },
@@ -203,18 +203,18 @@ pub(crate) struct StatusArgs {
     /// Address of the dispatcher
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) dispatcher: String,
-    /// For people, or for programs
+    /// Text for people, or JSON for programs
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub(crate) format: StatusFormat,
-    /// Show every epoch, not only the last of the jobs that ended last
+    /// Show every epoch. By default: running epochs, and the last epoch of the jobs that ended last
     #[arg(long)]
     pub(crate) all: bool,
-    /// How long to look for a dispatcher that is not there
+    /// How long to try to reach a dispatcher that does not answer
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) connect_timeout: Duration,
 }
 
-/// How the status is written.
+/// The format of the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StatusFormat {
     /// Tables

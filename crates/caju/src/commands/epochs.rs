@@ -1,4 +1,4 @@
-//! Reads epochs through a client: what `run` and `read` have in common.
+//! Reads epochs through a client, for `run`, `read`, `quickstart` and `bench`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,21 +16,22 @@ use caju_worker::Caches;
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 
+use super::announce::DecisionAnnouncer;
 use crate::cli::{EpochArgs, Mode};
 use crate::progress::{Progress, State};
 use crate::report::{EpochReport, RunReport, SplitsReport};
 
-/// Sums that may be in the making while the next rows are read; each holds on to its rows.
-const SUMS_IN_FLIGHT: usize = 4;
+/// Checksums that are computed while the next rows are read. Each holds the rows of a chunk in memory.
+const CHECKSUMS_IN_FLIGHT: usize = 4;
 
-/// How long to wait for the workers' reports after the last row.
-const LAST_WORD: Duration = Duration::from_secs(1);
+/// How long to wait for the workers' final reports after the last row.
+const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Who reads what.
+/// The epochs of a job, and how to read them.
 pub(crate) struct Epochs<'a> {
     pub(crate) client: &'a Client,
     pub(crate) def: &'a DatasetDef,
-    /// Not empty: the dispatcher forgets nameless jobs with their last reader.
+    /// Not empty: the dispatcher forgets a job without a name with its last reader.
     pub(crate) job: String,
     pub(crate) args: &'a EpochArgs,
     pub(crate) quiet: bool,
@@ -38,18 +39,20 @@ pub(crate) struct Epochs<'a> {
     pub(crate) pool: CpuPool,
     /// What is done with the rows.
     pub(crate) consumer: Consumer,
-    /// CPU time of this process that belongs to something else.
+    /// CPU time that this process used before the job.
     pub(crate) cpu_before: Duration,
-    /// Counts what the workers of this process read; absent if they are elsewhere.
+    /// Counters of the workers of this process. Absent if the workers are elsewhere.
     pub(crate) io: Option<Meters>,
-    /// What to do about rows that went to readers that are lost.
+    /// What to do about rows that lost readers took.
     pub(crate) lost_readers: LostReaders,
+    /// Whether each decision of the policy is printed when it is made.
+    pub(crate) announce: bool,
 }
 
 /// What a reader does with the rows.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Consumer {
-    /// Whether to copy every row out, as a training job does on its way to the device; else rows are only counted.
+    /// Whether to copy every row, as a training job does on the way to its device. Otherwise rows are only counted.
     pub(crate) copies: bool,
     /// How long it works on each element.
     pub(crate) step: Duration,
@@ -74,14 +77,14 @@ impl Meters {
     }
 }
 
-/// What a run did, and the dispatcher's word about its last epoch.
+/// The result of a run, and the dispatcher's status of its last epoch.
 pub(crate) struct Outcome {
     pub(crate) report: RunReport,
     pub(crate) job: Option<JobStatus>,
     pub(crate) elapsed: Duration,
-    /// Whether snapshots were in a folder that is gone with the run.
+    /// Whether the snapshots were in a private folder, which is removed after the run.
     pub(crate) private_cache: bool,
-    /// The last epoch is incomplete: the report says so, and then this is the end.
+    /// The error of an incomplete last epoch. The report describes what is missing.
     pub(crate) failure: Option<Error>,
 }
 
@@ -94,12 +97,13 @@ impl Epochs<'_> {
         let start = Instant::now();
         let mut report = RunReport::new();
         let (mut job, mut failure) = (None, None);
+        let announcer = DecisionAnnouncer::new(self.client, &self.job, self.announce);
         for epoch in 0..self.args.epochs {
             let before = Instant::now();
             let reader = self.client.read(self.request(epoch)).await?;
             report.fingerprint = reader.fingerprint().to_string();
             let expected = report.epochs.last().map(|e| e.rows);
-            let (read, status, incomplete) = self.epoch(epoch, reader, before, expected).await?;
+            let (read, status, incomplete) = self.epoch(epoch, reader, before, expected, &announcer).await?;
             report.epochs.push(read);
             if let Some(decision) = status.as_ref().and_then(|j| serde_json::from_str(&j.decision_json).ok())
             {
@@ -157,12 +161,15 @@ impl Epochs<'_> {
         mut reader: Reader,
         start: Instant,
         expected: Option<u64>,
+        announcer: &DecisionAnnouncer<'_>,
     ) -> Result<(EpochReport, Option<JobStatus>, Option<Error>)> {
         let before = self.io.as_ref().map(Meters::now);
         let monitor = reader.monitor();
         let what = if self.args.epochs == 1 { "reading".to_string() } else { format!("epoch {epoch}") };
         let progress = Progress::new(what, self.quiet);
-        let drained = progress.watch(self.drain(&mut reader), || state(&monitor, expected)).await;
+        let printer = progress.printer();
+        let work = announcer.during(epoch, &printer, self.drain(&mut reader));
+        let drained = progress.watch(work, || state(&monitor, expected)).await;
         let incomplete = reader.incomplete();
         let (checksum, failure) = match drained {
             Ok(checksum) => (checksum, None),
@@ -174,9 +181,12 @@ impl Epochs<'_> {
         let (stats, iteration) = (reader.stats(), reader.iteration());
         let done = monitor.progress();
         reader.close().await;
-        // Best effort: the rows are all here, whatever becomes of the figures.
-        let job = self.client.final_status(iteration, LAST_WORD).await;
-        // Workers of this process share their counters, which know of every byte; others report at their tasks' ends.
+        // Best effort: all rows are delivered, with or without the figures.
+        let job = self.client.final_status(iteration, FINAL_REPORT_TIMEOUT).await;
+        if let Some(job) = &job {
+            announcer.announce(job, None, &printer);
+        }
+        // Workers of this process share their counters, which are exact. Others report at the ends of their tasks.
         let io = match (&self.io, before) {
             (Some(meters), Some(before)) => since(meters.now(), before),
             _ => job.as_ref().and_then(|j| j.io).unwrap_or_default(),
@@ -203,7 +213,7 @@ impl Epochs<'_> {
         Ok((report, job, failure))
     }
 
-    /// Takes every row and sums it up on the CPU pool.
+    /// Takes every row, and computes checksums on the CPU pool.
     async fn drain(&self, reader: &mut Reader) -> Result<Option<RowsChecksum>> {
         let mut sum = (!self.args.no_checksum).then(|| RowsChecksum::for_definition(self.def));
         let mut sums = FuturesOrdered::new();
@@ -219,7 +229,7 @@ impl Epochs<'_> {
             let Some(total) = &mut sum else { continue };
             let part = total.empty();
             sums.push_back(self.pool.run(move || summed(part, &chunk.pieces)));
-            if sums.len() >= SUMS_IN_FLIGHT
+            if sums.len() >= CHECKSUMS_IN_FLIGHT
                 && let Some(part) = sums.next().await
             {
                 total.add(&part??);
@@ -232,7 +242,7 @@ impl Epochs<'_> {
     }
 }
 
-/// A buffer of fixed size through which rows pass, like the pinned memory in front of a device.
+/// A buffer of fixed size to which rows are copied, like the pinned memory of a device.
 #[derive(Default)]
 struct Staging(Vec<u8>);
 
@@ -261,11 +271,18 @@ fn since(now: IoStats, before: IoStats) -> IoStats {
     }
 }
 
-/// How the splits were run, by the word of the tasks that ended; those of others count as computed.
+/// The splits by execution mode, as reported by the ended tasks. Splits of other tasks count as computed.
 fn splits(job: Option<&JobStatus>, leased: u64) -> SplitsReport {
     let modes = job.and_then(|j| j.modes).unwrap_or_default();
     let compute = leased.saturating_sub(modes.put + modes.get);
-    SplitsReport { compute, put: modes.put, get: modes.get, fell_back: modes.fell_back, kept: modes.kept }
+    SplitsReport {
+        compute,
+        put: modes.put,
+        get: modes.get,
+        fell_back: modes.fell_back,
+        backfilled: modes.kept,
+        kept: modes.kept,
+    }
 }
 
 fn summed(mut sum: RowsChecksum, pieces: &[RecordBatch]) -> Result<RowsChecksum> {
@@ -273,7 +290,8 @@ fn summed(mut sum: RowsChecksum, pieces: &[RecordBatch]) -> Result<RowsChecksum>
     Ok(sum)
 }
 
-/// `expected`: the rows of the epoch before; without it, splits tell how far the epoch is.
+/// The progress of an epoch. `expected` is the number of rows of the previous epoch; without it progress is estimated
+/// from splits.
 pub(super) fn state(monitor: &Monitor, expected: Option<u64>) -> State {
     let p = monitor.progress();
     let note = p.bottleneck.as_ref().map(|b| format!("bottleneck {b}")).unwrap_or_default();
@@ -285,21 +303,21 @@ pub(super) fn state(monitor: &Monitor, expected: Option<u64>) -> State {
     State { rows: p.stats.rows, bytes: p.stats.bytes, done, total, note, said: None }
 }
 
-/// How far an epoch is whose rows nobody has counted: the share of splits that were handed out, less what the
-/// stages have not passed on yet.
+/// The progress, in thousandths, of an epoch with an unknown number of rows: the fraction of leased splits, reduced by
+/// the rows that are still between stages.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 1000")]
 fn permille(p: &caju_client::Progress) -> u64 {
-    let mut share = p.splits_leased as f64 / p.splits_total as f64;
+    let mut fraction = p.splits_leased as f64 / p.splits_total as f64;
     for pair in p.stages.windows(2) {
         if pair[0].rows_out > 0 && pair[1].rows_in > 0 {
-            share *= (pair[1].rows_in as f64 / pair[0].rows_out as f64).min(1.0);
+            fraction *= (pair[1].rows_in as f64 / pair[0].rows_out as f64).min(1.0);
         }
     }
     if let Some(last) = p.stages.last().filter(|s| s.rows_out > 0) {
-        share *= (p.stats.rows as f64 / last.rows_out as f64).min(1.0);
+        fraction *= (p.stats.rows as f64 / last.rows_out as f64).min(1.0);
     } else if p.stats.rows == 0 {
-        share = 0.0;
+        fraction = 0.0;
     }
-    // A split that was handed out may be read only in part: it is not the end yet.
-    (share.clamp(0.0, 0.99) * 1000.0) as u64
+    // The last leased splits may be read only in part, so the estimate stays below the end.
+    (fraction.clamp(0.0, 0.99) * 1000.0) as u64
 }

@@ -1,5 +1,6 @@
-//! What each command does.
+//! The commands.
 
+mod announce;
 mod bench;
 mod cache;
 mod check;
@@ -29,7 +30,7 @@ use crate::cli::{Cli, Command};
 ///
 /// # Errors
 /// What the command says; the kind becomes the exit code.
-pub(crate) async fn run(cli: Cli, again: Option<Vec<OsString>>) -> Result<u8> {
+pub(crate) async fn run(cli: Cli, relaunch: Option<Vec<OsString>>) -> Result<u8> {
     let Cli { global, command } = cli;
     shared::set_limits(&global.bounds);
     match &command {
@@ -45,7 +46,7 @@ pub(crate) async fn run(cli: Cli, again: Option<Vec<OsString>>) -> Result<u8> {
         Command::Plan(args) => plan::run(&args),
         Command::Profile(args) => Box::pin(profile::run(&global, &args)).await,
         Command::Explain(args) => Box::pin(explain::run(&global, &args)).await,
-        Command::Bench(args) => Box::pin(bench::run(&global, &args, again)).await,
+        Command::Bench(args) => Box::pin(bench::run(&global, &args, relaunch)).await,
         Command::Read(args) => Box::pin(read::run(&global, &args)).await,
         Command::Save(args) => Box::pin(save::run(&global, &args)).await,
         Command::Status(args) => Box::pin(status::run(&args)).await,

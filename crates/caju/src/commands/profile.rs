@@ -22,7 +22,7 @@ use crate::{output, report};
 const JOB: &str = "profile";
 
 /// How long to wait for the workers' figures after the last row.
-const LAST_WORD: Duration = Duration::from_secs(10);
+const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Profiles a pipeline file.
 ///
@@ -79,7 +79,7 @@ async fn measure(global: &Global, args: &ProfileArgs, def: DatasetDef) -> Result
         let reader = client.read_to_profile(request).await?;
         let iteration = reader.iteration();
         read(global, reader).await?;
-        last_word(&client, iteration).await
+        final_report(&client, iteration).await
     }
     .await;
     cluster.stop().await;
@@ -100,8 +100,8 @@ async fn read(global: &Global, mut reader: Reader) -> Result<()> {
 }
 
 /// The profile is there when the last task has reported.
-async fn last_word(client: &Client, iteration: IterationId) -> Result<JobStatus> {
-    let until = Instant::now() + LAST_WORD;
+async fn final_report(client: &Client, iteration: IterationId) -> Result<JobStatus> {
+    let until = Instant::now() + FINAL_REPORT_TIMEOUT;
     loop {
         let jobs = client.status().await?.jobs;
         let job = jobs.into_iter().find(|j| j.iteration_id == iteration.0);
@@ -111,6 +111,6 @@ async fn last_word(client: &Client, iteration: IterationId) -> Result<JobStatus>
         if Instant::now() > until {
             return Err(Error::internal("the epoch ended, and what its tasks measured makes no profile"));
         }
-        tokio::time::sleep(LAST_WORD / 200).await;
+        tokio::time::sleep(FINAL_REPORT_TIMEOUT / 200).await;
     }
 }

@@ -35,6 +35,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
             LostReadersArg::Fail => LostReaders::Fail,
             LostReadersArg::Allow => LostReaders::Allow,
         },
+        announce: false,
     };
     let outcome = Box::pin(epochs.read()).await?;
     shared::finish(&check::title(&def, &args.file), &outcome, &args.epochs, global.quiet)

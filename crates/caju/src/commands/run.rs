@@ -29,8 +29,10 @@ pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
         cache: args.cache.as_deref().map(shared::absolute_url).transpose()?,
         cache_budget: args.cache_budget,
         record_autocache_events: args.record_autocache_events.clone(),
+        cache_memory: None,
         epochs: &args.epochs,
         quiet: global.quiet,
+        announce: false,
         consumer: Consumer::default(),
         cpu_before: Duration::ZERO,
     };
@@ -38,24 +40,28 @@ pub(crate) async fn run(global: &Global, args: &RunArgs) -> Result<()> {
     shared::finish(&check::title(&def, &args.file), &outcome, &args.epochs, global.quiet)
 }
 
-/// What to run in this process.
+/// A job of this process.
 pub(crate) struct Job<'a> {
     pub(crate) def: &'a DatasetDef,
     pub(crate) workers: u32,
-    /// Where snapshots are; a private folder for this run if absent.
+    /// Place of the snapshots. Absent: a private folder of this run.
     pub(crate) cache: Option<String>,
     pub(crate) cache_budget: Option<u64>,
     /// Where autocache events are recorded, if they are.
     pub(crate) record_autocache_events: Option<PathBuf>,
+    /// The memory tier of the cache, in bytes. Absent: the default.
+    pub(crate) cache_memory: Option<u64>,
     pub(crate) epochs: &'a EpochArgs,
     pub(crate) quiet: bool,
-    /// What is done with the rows.
+    /// Whether each decision of the policy is printed when it is made.
+    pub(crate) announce: bool,
+    /// What the reader does with the rows.
     pub(crate) consumer: Consumer,
-    /// CPU time of this process that belongs to something else.
+    /// CPU time that this process used before the job.
     pub(crate) cpu_before: Duration,
 }
 
-/// Starts a cluster of this process alone, reads the epochs, and stops it.
+/// Starts a cluster within this process, reads the epochs, and stops the cluster.
 ///
 /// # Errors
 /// What the job fails with.
@@ -66,11 +72,17 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
         _ => None,
     };
     let cache_url = job.cache.or_else(|| private.as_ref().map(|f| f.path().display().to_string()));
+    let defaults = CacheOptions::default();
+    let cache = CacheOptions {
+        budget_bytes: job.cache_budget,
+        memory_tier_bytes: job.cache_memory.unwrap_or(defaults.memory_tier_bytes),
+        ..defaults
+    };
     let config = ClusterConfig {
         workers: job.workers,
         io: Arc::clone(&io),
         cache_url,
-        cache: CacheOptions { budget_bytes: job.cache_budget, ..CacheOptions::default() },
+        cache,
         registry: shared::registry(),
         record_autocache_events: job.record_autocache_events,
         ..ClusterConfig::new(stores, pool.clone())
@@ -89,6 +101,7 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
             cpu_before: job.cpu_before,
             io: Some(Meters { source: io, caches: cluster.caches() }),
             lost_readers: LostReaders::Fail,
+            announce: job.announce,
         };
         Box::pin(epochs.read()).await
     }

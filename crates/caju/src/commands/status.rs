@@ -155,6 +155,7 @@ fn caching(job: &JobStatus, out: &mut String) {
         put: modes.put,
         get: modes.get,
         fell_back: modes.fell_back,
+        backfilled: modes.kept,
         kept: modes.kept,
     });
     let ran = if ran.is_empty() { ran } else { format!("; splits of ended tasks: {ran}") };
@@ -266,7 +267,8 @@ fn job_json(j: &JobStatus) -> Value {
 /// How the splits of ended tasks were run, as in `caju.run/v1`.
 fn modes_json(j: &JobStatus) -> Value {
     let m = j.modes.unwrap_or_default();
-    json!({"compute": m.compute, "put": m.put, "get": m.get, "fell_back": m.fell_back, "kept": m.kept})
+    json!({"compute": m.compute, "put": m.put, "get": m.get, "fell_back": m.fell_back, "backfilled": m.kept,
+           "kept": m.kept})
 }
 
 fn io_json(j: &JobStatus) -> Value {

@@ -1,11 +1,11 @@
-//! `caju bench policies`: the offline harness that says what each policy would have cost; and `caju bench taps`.
+//! `caju bench`: what each caching policy costs on a pipeline, and what profiling itself costs.
 
-mod far;
-mod own;
+mod profiling_overhead;
 mod scratch;
+mod slow_store;
 mod summary;
-mod taps;
 mod text;
+mod trial_process;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -18,8 +18,8 @@ use caju_runtime::{CpuPool, Stores, cpu_time};
 use caju_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use self::far::Distance;
-use self::scratch::{Room, Scratch};
+use self::scratch::{Scratch, TrialCache};
+use self::slow_store::Throttle;
 use self::summary::{Summary, median};
 use super::epochs::Consumer;
 use super::run::{Job, embedded};
@@ -36,7 +36,7 @@ pub(crate) struct Trial {
     pub(crate) policy: String,
     /// Which round.
     pub(crate) repeat: u32,
-    /// Whether the cache held what the cold job of the round left.
+    /// Whether the cache held the snapshots of the cold job of the same round.
     pub(crate) warm: bool,
     /// Its epochs.
     pub(crate) epochs: Vec<EpochReport>,
@@ -44,7 +44,7 @@ pub(crate) struct Trial {
     pub(crate) stored_bytes: u64,
     /// What a planning policy chose.
     pub(crate) choice: Option<serde_json::Value>,
-    /// All that it said: what it predicted of every option, and why.
+    /// The whole decision: the prediction for every option, and the reason.
     pub(crate) decision: Option<serde_json::Value>,
     /// CPU seconds of the process.
     pub(crate) cpu_s: f64,
@@ -56,13 +56,13 @@ impl Trial {
         self.epochs.iter().map(|e| e.wall_s).sum()
     }
 
-    /// Seconds of so many epochs: those that were not measured are like the last ones.
+    /// Seconds of the given number of epochs. Epochs that were not measured count like the last ones.
     pub(crate) fn horizon_s(&self, epochs: u64) -> f64 {
         let more = epochs.saturating_sub(self.epochs.len() as u64) as f64;
         self.total_s() + more * self.steady_s()
     }
 
-    /// Seconds of a steady epoch: the median of the last ones, by when everything is stored and was checked.
+    /// Seconds of a steady epoch: the median of the last half, when everything is stored and the decision was checked.
     pub(crate) fn steady_s(&self) -> f64 {
         let last = (self.epochs.len().saturating_sub(1) / 2).max(1);
         let times = self.epochs.iter().rev().take(last).map(|e| e.wall_s);
@@ -76,32 +76,32 @@ impl Trial {
     }
 }
 
-/// Runs what was asked for.
+/// Runs the benchmark.
 ///
 /// # Errors
 /// A wrong file, and what the jobs fail with.
-pub(crate) async fn run(global: &Global, args: &BenchArgs, again: Option<Vec<OsString>>) -> Result<()> {
+pub(crate) async fn run(global: &Global, args: &BenchArgs, relaunch: Option<Vec<OsString>>) -> Result<()> {
     match &args.command {
-        BenchCommand::Policies(args) => run_policies(global, args, again).await,
-        BenchCommand::Taps(args) => taps::run(global, args).await,
+        BenchCommand::Policies(args) => run_policies(global, args, relaunch).await,
+        BenchCommand::ProfilingOverhead(args) => profiling_overhead::run(global, args).await,
     }
 }
 
-async fn run_policies(global: &Global, args: &PoliciesArgs, again: Option<Vec<OsString>>) -> Result<()> {
+async fn run_policies(global: &Global, args: &PoliciesArgs, relaunch: Option<Vec<OsString>>) -> Result<()> {
     if let Some(one) = &args.trial {
-        return own::tell(one_trial(global, args, one)).await;
+        return trial_process::respond(one_trial(global, args, one)).await;
     }
     let def = shared::read_pipeline(&args.file)?;
     let picture = args.plot.as_deref().map(Picture::of).transpose()?;
     let policies = policies(args, &def)?;
-    // What can be read only once, a pipe say, another process would find empty.
-    let again = again.filter(|_| args.file.is_file());
-    let bench = Bench::open(args, &def, again).await?;
+    // A pipe can be read only once: another process would find it empty.
+    let relaunch = relaunch.filter(|_| args.file.is_file());
+    let bench = Bench::open(args, &def, relaunch).await?;
     let mut trials = Vec::new();
     bench.rounds(global, &policies, 0..args.repeats, &mut trials).await?;
-    let last = args.repeats.saturating_add(args.finals);
-    let finalists = Summary::of(&policies, &trials, args.epochs, args.horizon()).finalists();
-    bench.rounds(global, &finalists, args.repeats..last, &mut trials).await?;
+    let last = args.repeats.saturating_add(args.refine_rounds);
+    let refined = Summary::of(&policies, &trials, args.epochs, args.horizon()).refined();
+    bench.rounds(global, &refined, args.repeats..last, &mut trials).await?;
     let summary = Summary::of(&policies, &trials, args.epochs, args.horizon());
     output::say(format_args!("{}\n\n{}", check::title(&def, &args.file), summary.text().trim_end()))?;
     if let Some(path) = &args.out {
@@ -123,7 +123,7 @@ async fn run_policies(global: &Global, args: &PoliciesArgs, again: Option<Vec<Os
     Ok(())
 }
 
-/// The policies to run: those asked for, or all that differ.
+/// The policies to run: those of `--policies`, or all that differ.
 fn policies(args: &PoliciesArgs, def: &DatasetDef) -> Result<Vec<String>> {
     let hints = def.hints();
     if !args.policies.is_empty() {
@@ -141,7 +141,7 @@ fn policies(args: &PoliciesArgs, def: &DatasetDef) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// Each once, where it stands first: trials are known by their policies.
+/// Each policy once, at its first place: trials are identified by their policies.
 fn distinct(policies: &[String]) -> Vec<String> {
     let mut seen = BTreeSet::new();
     policies.iter().filter(|p| seen.insert(*p)).cloned().collect()
@@ -152,25 +152,29 @@ struct Bench<'a> {
     def: &'a DatasetDef,
     scratch: Scratch,
     pool: CpuPool,
-    /// How to start a process like this one.
-    again: Option<Vec<OsString>>,
+    /// The command line that starts this command again; absent where trials run in this process.
+    relaunch: Option<Vec<OsString>>,
 }
 
-/// In a process of its own.
+/// The trials of one policy in one round, in a process of their own.
 async fn one_trial(global: &Global, args: &PoliciesArgs, one: &OneTrial) -> Result<Vec<Trial>> {
     let def = shared::read_pipeline(&args.file)?;
     Bench::open(args, &def, None).await?.trials(global, &one.policy, one.round).await
 }
 
 impl<'a> Bench<'a> {
-    async fn open(args: &'a PoliciesArgs, def: &'a DatasetDef, again: Option<Vec<OsString>>) -> Result<Self> {
+    async fn open(
+        args: &'a PoliciesArgs,
+        def: &'a DatasetDef,
+        relaunch: Option<Vec<OsString>>,
+    ) -> Result<Self> {
         let scratch = match (args.store_bandwidth, args.store_latency) {
             (None, None) => Scratch::open(args.scratch.as_deref()).await?,
             (bytes_per_s, latency) => {
-                Scratch::far(Distance { bytes_per_s, latency: latency.unwrap_or_default() })?
+                Scratch::slow(Throttle { bytes_per_s, latency: latency.unwrap_or_default() })?
             }
         };
-        Ok(Self { args, def, scratch, pool: shared::cpu_pool(args.cpu_threads)?, again })
+        Ok(Self { args, def, scratch, pool: shared::cpu_pool(args.cpu_threads)?, relaunch })
     }
 
     /// A trial of each of these policies in each of these rounds.
@@ -182,15 +186,15 @@ impl<'a> Bench<'a> {
         trials: &mut Vec<Trial>,
     ) -> Result<()> {
         for repeat in rounds {
-            // Every second round runs backwards: what drifts, drifts for and against everybody.
+            // Every second round runs in reverse order, so that drift of the machine favours no policy.
             let mut order: Vec<&String> = policies.iter().collect();
             if repeat % 2 == 1 {
                 order.reverse();
             }
             for policy in order {
-                // What one trial left in memory must not be at hand, or in the way, in the next.
-                trials.extend(match &self.again {
-                    Some(again) => own::ask(again, policy, repeat).await?,
+                // What one trial left in memory must neither help nor hinder the next one.
+                trials.extend(match &self.relaunch {
+                    Some(command) => trial_process::request(command, policy, repeat).await?,
                     None => self.trials(global, policy, repeat).await?,
                 });
             }
@@ -198,28 +202,35 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// A cold job and, unless left out, a warm one, in a cache of their own that goes with them, however they end.
+    /// A cold job and, without `--cold-only`, a warm one, in a cache of their own. The cache is removed afterwards,
+    /// also after an error.
     async fn trials(&self, global: &Global, policy: &str, repeat: u32) -> Result<Vec<Trial>> {
-        let room = self.scratch.room()?;
-        let jobs = Box::pin(self.jobs(global, policy, repeat, &room));
+        let cache = self.scratch.new_cache()?;
+        let jobs = Box::pin(self.jobs(global, policy, repeat, &cache));
         let trials = tokio::select! {
             trials = jobs => trials,
-            () = own::nobody_waits(self.args.trial.is_some()) => Err(own::abandoned()),
+            () = trial_process::requester_gone(self.args.trial.is_some()) => Err(trial_process::abandoned()),
         };
-        if let Err(e) = room.remove().await {
-            // What was measured is worth more than what it left.
-            output::note(format_args!("a cache could not be removed, please do: {}", e.message()));
+        if let Err(e) = cache.remove().await {
+            // The measurement counts although its cache is left over.
+            output::note(format_args!("a cache could not be removed; remove it by hand: {}", e.message()));
         }
         trials
     }
 
-    async fn jobs(&self, global: &Global, policy: &str, repeat: u32, room: &Room) -> Result<Vec<Trial>> {
+    async fn jobs(
+        &self,
+        global: &Global,
+        policy: &str,
+        repeat: u32,
+        cache: &TrialCache,
+    ) -> Result<Vec<Trial>> {
         let mut trials = Vec::new();
         for warm in [false, true] {
             if warm && self.args.cold_only {
                 break;
             }
-            let trial = Box::pin(self.trial(policy, repeat, warm, room)).await?;
+            let trial = Box::pin(self.trial(policy, repeat, warm, cache)).await?;
             if !global.quiet {
                 let state = if warm { "warm" } else { "cold" };
                 let times: Vec<String> = trial.epochs.iter().map(|e| format!("{:.2}", e.wall_s)).collect();
@@ -230,7 +241,7 @@ impl<'a> Bench<'a> {
         Ok(trials)
     }
 
-    async fn trial(&self, policy: &str, repeat: u32, warm: bool, room: &Room) -> Result<Trial> {
+    async fn trial(&self, policy: &str, repeat: u32, warm: bool, cache: &TrialCache) -> Result<Trial> {
         let epochs = EpochArgs {
             cache_only: false,
             epochs: self.args.epochs,
@@ -246,11 +257,13 @@ impl<'a> Bench<'a> {
         let job = Job {
             def: self.def,
             workers: self.args.workers,
-            cache: Some(room.url()),
+            cache: Some(cache.url()),
             cache_budget: self.args.cache_budget,
             record_autocache_events: None,
+            cache_memory: None,
             epochs: &epochs,
             quiet: true,
+            announce: false,
             consumer: Consumer { copies: true, step: self.args.step.unwrap_or_default() },
             cpu_before: Duration::ZERO,
         };
@@ -263,7 +276,7 @@ impl<'a> Bench<'a> {
             repeat,
             warm,
             epochs: outcome.report.epochs,
-            stored_bytes: room.bytes().await?,
+            stored_bytes: cache.bytes().await?,
             choice: outcome.report.decision.as_ref().and_then(|d| d.get("choice").cloned()),
             decision: outcome.report.decision,
             cpu_s,
@@ -272,27 +285,34 @@ impl<'a> Bench<'a> {
 }
 
 impl PoliciesArgs {
-    /// Epochs of the job that is judged.
+    /// Epochs of the job for which policies are compared.
     fn horizon(&self) -> u64 {
         self.horizon.unwrap_or(0).max(self.epochs)
     }
 }
 
-/// What is said of epochs that were not measured.
+/// The caption's sentence about epochs that were not measured.
 fn beyond(args: &PoliciesArgs) -> String {
     match args.horizon() - args.epochs {
         0 => String::new(),
         more => {
-            format!("{} epochs were measured; {more} more are taken to be like the last ones. ", args.epochs)
+            format!(
+                "{} epochs were measured; {more} more are assumed to be like the last ones. ",
+                args.epochs
+            )
         }
     }
 }
 
 fn chart(def: &DatasetDef, args: &PoliciesArgs, summary: &Summary) -> Chart {
-    let rounds = match (summary.noise, args.finals) {
+    let rounds = match (summary.noise, args.refine_rounds) {
         (None, _) => "One round: noise unknown.".to_string(),
-        (Some(noise), finals) => {
-            let more = if finals > 0 { format!(", and {finals} more of the best") } else { String::new() };
+        (Some(noise), refine_rounds) => {
+            let more = if refine_rounds > 0 {
+                format!(", and {refine_rounds} more of the best")
+            } else {
+                String::new()
+            };
             let all = if args.repeats == 1 {
                 "one round".into()
             } else {

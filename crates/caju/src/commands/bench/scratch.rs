@@ -1,4 +1,4 @@
-//! Where the caches of a bench lie: in a folder, or below a URL of an object store. Each goes after its trials.
+//! The place of a bench's caches: a folder, or a URL of an object store. Each cache is removed after its trials.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use futures::{StreamExt, TryStreamExt, future, stream};
 use object_store::{ObjectStore, ObjectStoreExt};
 use tempfile::TempDir;
 
-use super::far::{self, Distance};
+use super::slow_store::{self, Throttle};
 use crate::commands::shared;
 
-/// What the names of caches begin with.
+/// The beginning of the names of caches.
 const PREFIX: &str = "caju-bench-";
 
-/// How often a store is asked whether all is gone: what was under way when a job failed may land late.
-const LOOKS: usize = 5;
+/// How often a store is listed until nothing is left. Writes in flight when a job failed may arrive late.
+const DELETE_ATTEMPTS: usize = 5;
 
 /// The place for all caches of a bench.
 #[derive(Debug)]
@@ -28,26 +28,26 @@ pub(super) enum Scratch {
     Folder(Option<PathBuf>),
     /// Below a URL.
     Store(Location),
-    /// In memory, behind a network that there is not: as a store that is far away would answer.
-    Far(Location),
+    /// In memory, throttled like a remote store.
+    Slow(Location),
 }
 
-/// The root of the store in memory.
-const FAR: &str = "memory://caju-bench";
+/// The root of the throttled store in memory.
+const SLOW_STORE: &str = "memory://caju-bench";
 
-/// The place of one cache.
+/// The cache of one trial.
 #[derive(Debug)]
-pub(super) enum Room {
+pub(super) enum TrialCache {
     Folder(TempDir),
     Store(Location),
 }
 
 impl Scratch {
-    /// Understands `--scratch`: a folder as it is, or a URL. A store is tried out, since jobs would go on without a
-    /// cache that cannot be written, and nobody would notice what was measured.
+    /// The place that `--scratch` names: a folder or a URL. A store is probed with one write, because jobs continue
+    /// without a cache that cannot be written, and the measurement would silently be of another thing.
     ///
     /// # Errors
-    /// `InvalidArgument` for a malformed URL, and what the store says.
+    /// `InvalidArgument` for a malformed URL, and the errors of the store.
     pub(super) async fn open(place: Option<&str>) -> Result<Self> {
         let Some(place) = place.filter(|p| p.contains("://")) else {
             return Ok(Self::Folder(place.map(PathBuf::from)));
@@ -56,47 +56,47 @@ impl Scratch {
         if let Some(folder) = &at.local {
             return Ok(Self::Folder(Some(folder.clone())));
         }
-        try_out(&at).await.map_err(|e| e.context("--scratch"))?;
+        probe(&at).await.map_err(|e| e.context("--scratch"))?;
         Ok(Self::Store(at))
     }
 
-    /// A store as far away as is said.
+    /// A throttled store in memory.
     ///
     /// # Errors
-    /// `Internal` if its name is none.
-    pub(super) fn far(distance: Distance) -> Result<Self> {
-        let at = Stores::new(BTreeMap::new(), None)?.resolve(FAR)?;
-        Ok(Self::Far(Location { store: far::shared(distance), ..at }))
+    /// `Internal` if its URL is malformed.
+    pub(super) fn slow(throttle: Throttle) -> Result<Self> {
+        let at = Stores::new(BTreeMap::new(), None)?.resolve(SLOW_STORE)?;
+        Ok(Self::Slow(Location { store: slow_store::shared(throttle), ..at }))
     }
 
-    /// Makes a job's stores know this place.
+    /// Registers this place in a job's stores.
     ///
     /// # Errors
-    /// `Internal` if its name is none.
+    /// `Internal` if its URL is malformed.
     pub(super) fn register(&self, stores: &Stores) -> Result<()> {
         match self {
-            Self::Far(at) => stores.register(FAR, Arc::clone(&at.store)),
+            Self::Slow(at) => stores.register(SLOW_STORE, Arc::clone(&at.store)),
             Self::Folder(_) | Self::Store(_) => Ok(()),
         }
     }
 
-    /// A place that nobody else has.
+    /// A new, empty cache with a name of its own.
     ///
     /// # Errors
-    /// `Unavailable` if no folder can be made.
-    pub(super) fn room(&self) -> Result<Room> {
+    /// `Unavailable` if no folder can be created.
+    pub(super) fn new_cache(&self) -> Result<TrialCache> {
         let folder = match self {
-            Self::Store(at) | Self::Far(at) => return Ok(Room::Store(below(at))),
+            Self::Store(at) | Self::Slow(at) => return Ok(TrialCache::Store(below(at))),
             Self::Folder(Some(at)) => tempfile::Builder::new().prefix(PREFIX).tempdir_in(at),
             Self::Folder(None) => tempfile::Builder::new().prefix(PREFIX).tempdir(),
         };
         folder
-            .map(Room::Folder)
-            .map_err(|e| Error::unavailable(format!("no folder for a cache can be made: {e}")))
+            .map(TrialCache::Folder)
+            .map_err(|e| Error::unavailable(format!("no folder for a cache can be created: {e}")))
     }
 }
 
-impl Room {
+impl TrialCache {
     /// The path or URL, as `--cache` takes it.
     pub(super) fn url(&self) -> String {
         match self {
@@ -105,10 +105,10 @@ impl Room {
         }
     }
 
-    /// Bytes that lie there.
+    /// Bytes stored in it.
     ///
     /// # Errors
-    /// What a store says; a local file that cannot be read counts nothing.
+    /// The errors of a store. A local file that cannot be read counts as empty.
     pub(super) async fn bytes(&self) -> Result<u64> {
         let at = match self {
             Self::Folder(folder) => return Ok(bytes_below(folder.path())),
@@ -118,10 +118,10 @@ impl Room {
         found.try_fold(0_u64, |sum, meta| future::ready(Ok(sum + meta.size))).await
     }
 
-    /// Removes it with all that lies there.
+    /// Removes it with its content.
     ///
     /// # Errors
-    /// What the file system or the store says, with the place.
+    /// The errors of the file system or the store, with the place.
     pub(super) async fn remove(self) -> Result<()> {
         match self {
             Self::Folder(folder) => {
@@ -133,7 +133,7 @@ impl Room {
     }
 }
 
-/// A place of its own below another.
+/// A place with a name of its own below another.
 fn below(at: &Location) -> Location {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let now = SystemClock::shared().unix_time().as_nanos();
@@ -143,7 +143,7 @@ fn below(at: &Location) -> Location {
 }
 
 /// Writes a small object and deletes it.
-async fn try_out(at: &Location) -> Result<()> {
+async fn probe(at: &Location) -> Result<()> {
     let Location { url, store, path, .. } = below(at);
     store.put(&path, "caju bench".into()).await.map_err(|e| store_error(&url, e))?;
     store.delete(&path).await.map_err(|e| store_error(&url, e))
@@ -152,7 +152,7 @@ async fn try_out(at: &Location) -> Result<()> {
 /// Deletes every object below a place, until a listing shows none.
 async fn remove_all(at: &Location) -> Result<()> {
     let error = |e| store_error(&at.url, e);
-    for _ in 0..LOOKS {
+    for _ in 0..DELETE_ATTEMPTS {
         let found = at.store.list(Some(&at.path)).map_ok(|meta| meta.location);
         let found: Vec<_> = found.try_collect().await.map_err(error)?;
         if found.is_empty() {
@@ -166,10 +166,13 @@ async fn remove_all(at: &Location) -> Result<()> {
             }
         }
     }
-    Err(Error::unavailable(format!("{}: objects are there, however often they are deleted", at.url)))
+    Err(Error::unavailable(format!(
+        "{}: objects are left after {DELETE_ATTEMPTS} attempts to delete them",
+        at.url
+    )))
 }
 
-/// Bytes of the files below a folder; what cannot be read counts nothing.
+/// Bytes of the files below a folder; a file that cannot be read counts as empty.
 fn bytes_below(folder: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
     let size = |e: std::fs::DirEntry| match e.metadata() {

@@ -1,20 +1,20 @@
-//! What the trials of a bench say, policy by policy.
+//! The result of a bench, policy by policy.
 
 use serde::Serialize;
 
 use super::Trial;
 
-/// One policy.
+/// The result of one policy.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Line {
     pub(crate) policy: String,
     /// Seconds of all epochs of a cold job, median.
     pub(crate) total_s: f64,
-    /// The same of a warm one.
+    /// The same for a warm job.
     pub(crate) warm_total_s: Option<f64>,
-    /// Seconds of the whole horizon, cold: the measured epochs, and those after them like the last ones; median.
+    /// Seconds of the whole horizon of a cold job, median. Epochs that were not measured count like the last ones.
     pub(crate) horizon_s: f64,
-    /// The same of a warm job.
+    /// The same for a warm job.
     pub(crate) warm_horizon_s: Option<f64>,
     /// Seconds of each epoch of a cold job, medians.
     pub(crate) epoch_s: Vec<f64>,
@@ -30,60 +30,60 @@ pub(crate) struct Line {
     pub(crate) cpu_s: f64,
     /// The first epoch of a cold job that read all of its splits from the cache.
     pub(crate) cached_from: Option<u64>,
-    /// The same of a warm one.
+    /// The same for a warm job.
     pub(crate) warm_cached_from: Option<u64>,
-    /// Rounds of it.
+    /// Rounds that ran it.
     pub(crate) rounds: usize,
-    /// Time lost over the horizon against the best measured policy in the same round, median: 0.01 is one percent.
+    /// Time lost over the horizon against the best measured policy in the same round, median. 0.01 is one percent.
     pub(crate) regret: f64,
-    /// Where that median lies; unknown after one round.
+    /// The confidence interval of that median. Unknown after one round.
     pub(crate) regret_between: Option<(f64, f64)>,
-    /// The same of a warm job, against the best warm one.
+    /// The same for a warm job, against the best warm one.
     pub(crate) warm_regret: Option<f64>,
-    /// Of the measured epochs alone.
+    /// Regret over the measured epochs alone.
     pub(crate) measured_regret: f64,
-    /// Of the last epochs: what is lost in every further one.
+    /// Regret of a steady epoch: what every further epoch loses.
     pub(crate) steady_regret: f64,
-    /// Between the fastest and the slowest round, as a share of the median; one round has none.
+    /// The difference between the fastest and the slowest round, as a fraction of the median. One round has none.
     pub(crate) spread: Option<f64>,
-    /// What a planning policy chose, by how often.
+    /// The choices of a planning policy, with their number of trials.
     pub(crate) choices: Vec<(String, usize)>,
 }
 
-/// All of them, in the order in which they were asked for.
+/// The results of all policies, in the order of `--policies`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Summary {
     pub(crate) lines: Vec<Line>,
-    /// The best measured policy of those that decide nothing.
+    /// The best measured policy among those that decide nothing.
     pub(crate) oracle: String,
-    /// The best of them in a warm job.
+    /// The best of these in a warm job.
     pub(crate) warm_oracle: Option<String>,
-    /// The median spread between rounds of one policy; unknown after one round.
+    /// The median spread between rounds of one policy. Unknown after one round.
     pub(crate) noise: Option<f64>,
-    /// Epochs that the times are of, and how many of them were measured.
+    /// Epochs of the compared job, and how many of them were measured.
     pub(crate) horizon: u64,
     pub(crate) epochs: u64,
 }
 
-/// Policies that choose for themselves are no candidates for the oracle.
+/// Whether a policy decides by itself. Such policies cannot be the oracle.
 fn decides(policy: &str) -> bool {
     matches!(policy, "auto" | "cachew")
 }
 
-/// What is further behind than this after the first rounds is not run in the finals.
-const NEAR: f64 = 0.25;
+/// The largest regret after the first rounds with which a policy is run in the refine rounds: precision matters near the
+/// best policy only.
+const REFINE_LIMIT: f64 = 0.25;
 
-/// What a policy costs against another one: a machine drifts from minute to minute, so only trials of one round are
-/// held against each other.
-struct Against<'a> {
+/// Compares policies with an oracle. A machine drifts from minute to minute, so only trials of one round are compared.
+struct Comparison<'a> {
     trials: &'a [Trial],
     oracle: &'a str,
     warm: bool,
 }
 
-impl Against<'_> {
-    /// The time lost in each round that ran both.
-    fn lost(&self, policy: &str, time: impl Fn(&Trial) -> f64) -> Vec<f64> {
+impl Comparison<'_> {
+    /// The regret of a policy in each round that ran both.
+    fn regrets(&self, policy: &str, time: impl Fn(&Trial) -> f64) -> Vec<f64> {
         let of = |policy| self.trials.iter().filter(move |t| t.policy == policy && t.warm == self.warm);
         let pairs = of(policy).filter_map(|t| {
             let best = of(self.oracle).find(|o| o.repeat == t.repeat)?;
@@ -93,8 +93,8 @@ impl Against<'_> {
     }
 }
 
-/// The policy of the least time: of those that decide nothing, or of all where there are no others. Only those of the
-/// most rounds are candidates, since the others were far behind, and the machine may have been faster in their rounds.
+/// The fastest policy among those that decide nothing, or among all where there are no others. Only policies with the
+/// most rounds are candidates: the others were far behind, and the machine may have been faster in their rounds.
 fn fastest(lines: &[Line], time: impl Fn(&Line) -> Option<f64>) -> Option<String> {
     let among = |all: bool| {
         let some = || lines.iter().filter(|l| time(l).is_some() && (all || !decides(&l.policy)));
@@ -110,25 +110,25 @@ impl Summary {
         let mut lines: Vec<Line> = policies.iter().map(|p| Line::of(p, trials, epochs, horizon)).collect();
         let oracle = fastest(&lines, |l| Some(l.horizon_s)).unwrap_or_default();
         let warm = fastest(&lines, |l| l.warm_horizon_s);
-        let cold = Against { trials, oracle: &oracle, warm: false };
-        let after = warm.as_deref().map(|oracle| Against { trials, oracle, warm: true });
+        let cold = Comparison { trials, oracle: &oracle, warm: false };
+        let after = warm.as_deref().map(|oracle| Comparison { trials, oracle, warm: true });
         for line in &mut lines {
-            let lost = cold.lost(&line.policy, |t| t.horizon_s(horizon));
-            line.regret_between = of_median(&lost);
-            line.regret = median(lost);
-            line.measured_regret = median(cold.lost(&line.policy, Trial::total_s));
-            line.steady_regret = median(cold.lost(&line.policy, Trial::steady_s));
-            let lost = after.as_ref().map(|a| a.lost(&line.policy, |t| t.horizon_s(horizon)));
-            line.warm_regret = lost.filter(|l| !l.is_empty()).map(median);
+            let regrets = cold.regrets(&line.policy, |t| t.horizon_s(horizon));
+            line.regret_between = median_interval(&regrets);
+            line.regret = median(regrets);
+            line.measured_regret = median(cold.regrets(&line.policy, Trial::total_s));
+            line.steady_regret = median(cold.regrets(&line.policy, Trial::steady_s));
+            let regrets = after.as_ref().map(|a| a.regrets(&line.policy, |t| t.horizon_s(horizon)));
+            line.warm_regret = regrets.filter(|r| !r.is_empty()).map(median);
         }
         let spreads: Vec<f64> = lines.iter().filter_map(|l| l.spread).collect();
         let noise = (!spreads.is_empty()).then(|| median(spreads));
         Self { lines, oracle, warm_oracle: warm, noise, horizon, epochs }
     }
 
-    /// Those worth more rounds: `auto`, and what is not far behind the best.
-    pub(crate) fn finalists(&self) -> Vec<String> {
-        let near = self.lines.iter().filter(|l| l.policy == "auto" || l.regret <= NEAR);
+    /// The policies of the refine rounds: `auto`, and those that are not far behind the best.
+    pub(crate) fn refined(&self) -> Vec<String> {
+        let near = self.lines.iter().filter(|l| l.policy == "auto" || l.regret <= REFINE_LIMIT);
         near.map(|l| l.policy.clone()).collect()
     }
 }
@@ -194,26 +194,26 @@ fn choice_text(choice: &serde_json::Value) -> String {
     if text("kind") != "materialize" {
         return text("kind");
     }
-    let share = choice.get("fraction").and_then(serde_json::Value::as_f64).unwrap_or(1.0);
-    let part = if share < 1.0 { format!("{:.0} % of ", 100.0 * share) } else { String::new() };
+    let fraction = choice.get("fraction").and_then(serde_json::Value::as_f64).unwrap_or(1.0);
+    let part = if fraction < 1.0 { format!("{:.0} % of ", 100.0 * fraction) } else { String::new() };
     format!("{part}{} as {}/{}", text("hint"), text("format"), text("compression"))
 }
 
-/// Between the least and the most, as a share of the median.
+/// The difference between the largest and the least value, as a fraction of the median.
 fn spread(values: &[f64]) -> Option<f64> {
     let (most, least) = (values.iter().copied().reduce(f64::max)?, values.iter().copied().reduce(f64::min)?);
     let middle = median(values.to_vec());
     (values.len() > 1 && middle > 0.0).then(|| (most - least) / middle)
 }
 
-/// Where the median lies that ever more values would have, in at least nine of ten cases: between the values so many
-/// from either end that a fair coin rarely falls on one side as often. Fewer than five values say less; then all of
-/// them lie there.
-fn of_median(values: &[f64]) -> Option<(f64, f64)> {
+/// The 90 % confidence interval of the median, by the sign test: its bounds are the values `k` from either end, with the
+/// largest `k` for which a fair coin falls at most `k` times on one side in at most one of ten cases. Of fewer than five
+/// values it is the range of all.
+fn median_interval(values: &[f64]) -> Option<(f64, f64)> {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
     let n = values.len();
-    // The chance that at most `aside` of `n` values are below the true median, and the same above.
+    // The number of coin sequences in which at most `aside` of `n` values are below the true median.
     let (mut aside, mut ways, mut outside) = (0, 1.0, 1.0);
     loop {
         ways *= (n - aside) as f64 / (aside + 1) as f64;

@@ -124,7 +124,7 @@ fn rounds(policy: &str, times: &[f64]) -> Vec<Trial> {
 #[test]
 fn a_machine_that_drifts_favours_nobody() {
     let policies = ["compute", "hint:far", "auto"].map(String::from);
-    // Every round is slower than the one before it, and the finals without `hint:far` are the slowest.
+    // Every round is slower than the one before it, and the refine rounds without `hint:far` are the slowest.
     let mut trials = rounds("compute", &[10.0, 12.0, 14.0, 16.0, 18.0, 20.0, 22.0, 24.0]);
     trials.extend(rounds("hint:far", &[14.0]));
     trials.extend(rounds("auto", &[10.5, 12.24, 14.14, 16.32, 18.0, 20.2, 22.66, 26.4]));
@@ -136,7 +136,7 @@ fn a_machine_that_drifts_favours_nobody() {
     let (low, high) = auto.regret_between.unwrap();
     assert!(near(Some(auto.regret), 0.02) && near(Some(low), 0.01) && near(Some(high), 0.05), "{auto:?}");
     assert!(summary.text().contains("+2.0 % (+1.0 .. +5.0)"), "{}", summary.text());
-    assert_eq!(summary.finalists(), ["compute", "auto"]);
+    assert_eq!(summary.refined(), ["compute", "auto"]);
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn few_rounds_are_shown_whole() {
     let summary = Summary::of(&policies, &trials, 1, 1);
     let auto = &summary.lines[1];
     assert_eq!((auto.regret, auto.regret_between), (0.25, Some((0.0, 0.5))));
-    assert_eq!(summary.finalists(), policies);
+    assert_eq!(summary.refined(), policies);
 }
 
 #[test]
@@ -173,17 +173,17 @@ fn a_policy_is_run_once_a_round() {
 #[tokio::test]
 async fn caches_in_a_store_have_places_of_their_own_and_go() {
     let scratch = Scratch::open(Some("memory://bench-scratch/caches")).await.unwrap();
-    let (room, other) = (scratch.room().unwrap(), scratch.room().unwrap());
-    assert!(room.url().starts_with("memory://bench-scratch/caches/caju-bench-"), "{}", room.url());
+    let (cache, other) = (scratch.new_cache().unwrap(), scratch.new_cache().unwrap());
+    assert!(cache.url().starts_with("memory://bench-scratch/caches/caju-bench-"), "{}", cache.url());
     let stores = Stores::default();
-    for room in [&room, &other] {
+    for cache in [&cache, &other] {
         for name in ["v1/a", "v1/b/c"] {
-            let at = stores.resolve(&format!("{}/{name}", room.url())).unwrap();
+            let at = stores.resolve(&format!("{}/{name}", cache.url())).unwrap();
             at.store.put(&at.path, "hello".into()).await.unwrap();
         }
     }
-    assert_eq!(room.bytes().await.unwrap(), 10);
-    room.remove().await.unwrap();
+    assert_eq!(cache.bytes().await.unwrap(), 10);
+    cache.remove().await.unwrap();
     let store = stores.resolve("memory://bench-scratch/").unwrap().store;
     assert_eq!((store.list(None).count().await, other.bytes().await.unwrap()), (2, 10));
 }
@@ -193,11 +193,11 @@ async fn caches_in_a_folder_go_too() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap().to_string();
     for place in [path.clone(), format!("file://{path}")] {
-        let room = Scratch::open(Some(place.as_str())).await.unwrap().room().unwrap();
-        assert!(room.url().starts_with(&format!("{path}/caju-bench-")), "{}", room.url());
-        std::fs::write(format!("{}/part", room.url()), "hello").unwrap();
-        assert_eq!(room.bytes().await.unwrap(), 5);
-        room.remove().await.unwrap();
+        let cache = Scratch::open(Some(place.as_str())).await.unwrap().new_cache().unwrap();
+        assert!(cache.url().starts_with(&format!("{path}/caju-bench-")), "{}", cache.url());
+        std::fs::write(format!("{}/part", cache.url()), "hello").unwrap();
+        assert_eq!(cache.bytes().await.unwrap(), 5);
+        cache.remove().await.unwrap();
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }

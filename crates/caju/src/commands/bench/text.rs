@@ -1,4 +1,4 @@
-//! What a bench tells a person: small tables, and what they mean.
+//! The tables of a bench, and the explanation of their columns.
 
 use std::fmt::Write as _;
 
@@ -7,15 +7,15 @@ use caju_types::format_bytes;
 use super::summary::{Line, Summary};
 use crate::commands::summary::{table, wrapped};
 
-/// The most epochs that are all shown.
-const MOST_EPOCHS: usize = 6;
-/// Of more epochs, those that are shown of the start, where rows are stored, and of the end, where all is as it stays.
-const SHOWN: (usize, usize) = (3, 2);
+/// The largest number of epochs that are all shown.
+const MAX_SHOWN_EPOCHS: usize = 6;
+/// With more epochs, the number shown of the start, where rows are stored, and of the end, where all is steady.
+const SHOWN_EPOCHS: (usize, usize) = (3, 2);
 
 impl Summary {
-    /// What every policy costs, what its cold job moves, what its warm job gains, and what the words mean.
+    /// The cost of every policy, the traffic of its cold job, the gain of its warm job, and the meaning of the columns.
     pub(super) fn text(&self) -> String {
-        let mut parts = vec![self.costs(), self.moved()];
+        let mut parts = vec![self.costs(), self.traffic()];
         if self.has_warm() {
             parts.push(self.gains());
         }
@@ -54,7 +54,7 @@ impl Summary {
         })
     }
 
-    fn moved(&self) -> String {
+    fn traffic(&self) -> String {
         self.table(["cold job", "epochs", "source read", "cache read", "cache written"], |l| {
             [
                 l.policy.clone(),
@@ -87,32 +87,32 @@ impl Summary {
 
     fn meaning(&self) -> String {
         let beyond = match self.horizon > self.epochs {
-            true => ", the others are taken to be like the last ones",
+            true => ", the others are assumed to be like the last ones",
             false => "",
         };
         let cold = "starts with an empty cache: seconds of each measured epoch, and bytes moved in all of them \
                     together (medians of the rounds)";
-        let mut told = vec![
+        let mut notes = vec![
             ("horizon", format!("{} epochs; {} were measured{beyond}", self.horizon, self.epochs)),
             ("cold job", cold.to_string()),
         ];
         if self.has_warm() {
             let best = self.warm_oracle.as_deref().unwrap_or("-");
             let text = format!(
-                "the same job once more, on the cache that the cold one left; its regret is against {best}, the best \
+                "the same job again, on the cache that the cold one left; its regret is against {best}, the best \
                  warm one"
             );
-            told.push(("warm job", text));
+            notes.push(("warm job", text));
         }
-        told.push(("oracle", self.oracle.clone()));
+        notes.push(("oracle", self.oracle.clone()));
         if self.noise.is_some() {
             let text = "time lost against the oracle in the same round: the median of the rounds, and in brackets \
                         where it lies in nine of ten cases (of fewer than five rounds, the least and the most)";
-            told.push(("regret", text.to_string()));
+            notes.push(("regret", text.to_string()));
         }
-        told.push(("noise", self.noise_text()));
+        notes.push(("noise", self.noise_text()));
         let mut out = String::new();
-        for (name, text) in told {
+        for (name, text) in notes {
             let _ = writeln!(out, "  {name:<11}  {}", wrapped(&text, 15));
         }
         out
@@ -129,9 +129,11 @@ impl Summary {
 /// Seconds of epochs, abbreviated in the middle.
 pub(super) fn times(epochs: &[f64]) -> String {
     let text = |some: &[f64]| some.iter().map(|s| format!("{s:.2}")).collect::<Vec<_>>().join(" ");
-    let (first, last) = SHOWN;
+    let (first, last) = SHOWN_EPOCHS;
     match epochs.len() {
-        n if n > MOST_EPOCHS => format!("{} ... {} s", text(&epochs[..first]), text(&epochs[n - last..])),
+        n if n > MAX_SHOWN_EPOCHS => {
+            format!("{} ... {} s", text(&epochs[..first]), text(&epochs[n - last..]))
+        }
         _ => format!("{} s", text(epochs)),
     }
 }
@@ -140,7 +142,7 @@ fn seconds(s: f64) -> String {
     format!("{s:.2} s")
 }
 
-/// Regret, and between what it lies.
+/// Regret, and its confidence interval.
 pub(super) fn regret(line: &Line) -> String {
     match line.regret_between {
         Some((low, high)) if (low, high) != (0.0, 0.0) => {
@@ -150,8 +152,8 @@ pub(super) fn regret(line: &Line) -> String {
     }
 }
 
-fn percent(share: f64) -> String {
-    format!("{:+.1} %", 100.0 * share)
+fn percent(fraction: f64) -> String {
+    format!("{:+.1} %", 100.0 * fraction)
 }
 
 fn epoch(n: u64) -> String {
@@ -162,7 +164,7 @@ fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_string())
 }
 
-/// What a planning policy chose, with how often where it did not always choose the same.
+/// The choices of a planning policy, with their number where they differ.
 fn chose(line: &Line) -> String {
     let one = line.choices.len() == 1;
     let texts = line.choices.iter().map(|(c, n)| if one { c.clone() } else { format!("{c} ({n})") });

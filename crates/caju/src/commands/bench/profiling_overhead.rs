@@ -1,4 +1,4 @@
-//! `caju bench taps`: what it costs that every stage takes its own time.
+//! `caju bench profiling-overhead`: what it costs to measure the time of every stage.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,35 +10,36 @@ use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock, cpu_time};
 use caju_types::{Error, Result, format_count};
 use futures::TryStreamExt;
 
-use crate::cli::{Global, TapsArgs};
+use crate::cli::{Global, ProfilingOverheadArgs};
 use crate::commands::{check, shared};
 use crate::output;
 
-/// The splits of an epoch, all there.
-struct All(VecDeque<LeasedSplit>);
+/// All splits of an epoch.
+struct AllSplits(VecDeque<LeasedSplit>);
 
 #[async_trait]
-impl SplitFeed for All {
+impl SplitFeed for AllSplits {
     async fn next(&mut self, want: usize) -> Result<Option<Vec<LeasedSplit>>> {
         let n = want.min(self.0.len());
         Ok((n > 0).then(|| self.0.drain(..n).collect()))
     }
 }
 
-/// Runs pairs of epochs, with and without taps, and tells the ratios of their CPU times: what the machine does to both
-/// drops out of a pair, and what it does to single epochs, which only makes them dearer, out of the least of each.
+/// Runs pairs of epochs, with and without profiling, and prints the ratios of their CPU times. A disturbance of both
+/// epochs drops out of a pair's ratio. A disturbance of one epoch only adds time, so it drops out of the ratio of the
+/// fastest epochs.
 ///
 /// # Errors
 /// A wrong file, and what its epochs fail with.
-pub(super) async fn run(global: &Global, args: &TapsArgs) -> Result<()> {
+pub(super) async fn run(global: &Global, args: &ProfilingOverheadArgs) -> Result<()> {
     let def = shared::read_pipeline(&args.file)?;
     let stores = Arc::new(Stores::new(shared::store_options(), None)?);
     let ctx = SourceContext::new(stores, Arc::new(IoCounters::new()));
     let pipeline = Arc::new(Box::pin(caju_engine::bind(&def, &shared::registry(), &ctx, None)).await?);
     let pool = shared::cpu_pool(args.cpu_threads)?;
-    // The first epoch is for the page cache.
+    // The first epoch fills the page cache.
     let (_, rows) = epoch(&pipeline, &pool, true).await?;
-    let (mut ratios, mut least) = (Vec::new(), (f64::INFINITY, f64::INFINITY));
+    let (mut ratios, mut fastest) = (Vec::new(), (f64::INFINITY, f64::INFINITY));
     for round in 0..args.repeats {
         let first = round % 2 == 0;
         let (a, _) = epoch(&pipeline, &pool, first).await?;
@@ -46,21 +47,21 @@ pub(super) async fn run(global: &Global, args: &TapsArgs) -> Result<()> {
         let (with, without) = if first { (a, b) } else { (b, a) };
         if !global.quiet {
             output::note(format!(
-                "round {}: {with:.3} s of CPU with taps, {without:.3} s without",
+                "round {}: {with:.3} s of CPU with profiling, {without:.3} s without",
                 round + 1
             ));
         }
         ratios.push(percent(with, without));
-        least = (least.0.min(with), least.1.min(without));
+        fastest = (fastest.0.min(with), fastest.1.min(without));
     }
     ratios.sort_by(f64::total_cmp);
     let (low, high) = ratios.first().zip(ratios.last()).ok_or_else(|| Error::internal("no rounds"))?;
     output::say(format_args!(
-        "{}\n\n{} rows an epoch, {} pairs of epochs\ntaps cost {:+.2} % of CPU time by the least of each, {:+.2} % by the median pair ({low:+.2} to {high:+.2} %)",
+        "{}\n\n{} rows an epoch, {} pairs of epochs\nprofiling costs {:+.2} % of CPU time by the fastest epochs, {:+.2} % by the median pair ({low:+.2} to {high:+.2} %)",
         check::title(&def, &args.file),
         format_count(rows as u64),
         ratios.len(),
-        percent(least.0, least.1),
+        percent(fastest.0, fastest.1),
         ratios[ratios.len() / 2],
     ))
 }
@@ -70,12 +71,12 @@ fn percent(with: f64, without: f64) -> f64 {
 }
 
 /// CPU seconds and rows of one epoch.
-async fn epoch(pipeline: &Arc<BoundPipeline>, pool: &CpuPool, taps: bool) -> Result<(f64, usize)> {
+async fn epoch(pipeline: &Arc<BoundPipeline>, pool: &CpuPool, profiling: bool) -> Result<(f64, usize)> {
     let splits: Vec<_> = pipeline.splits().try_collect().await?;
     let leases = (0u64..).zip(splits).map(|(index, split)| LeasedSplit::new(index, split)).collect();
-    let options = TaskOptions { taps, ..TaskOptions::new(pool.clone(), SystemClock::shared()) };
+    let options = TaskOptions { taps: profiling, ..TaskOptions::new(pool.clone(), SystemClock::shared()) };
     let before = cpu_time();
-    let mut task = run_task(pipeline, Box::new(All(leases)), options);
+    let mut task = run_task(pipeline, Box::new(AllSplits(leases)), options);
     let mut rows = 0;
     while let Some(chunk) = task.next().await {
         rows += chunk?.rows();

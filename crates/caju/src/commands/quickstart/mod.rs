@@ -1,13 +1,15 @@
-//! `caju quickstart`: sample data if there is none, and the main job on it.
+//! `caju quickstart`: sample photos if there are none, and three epochs of a training pipeline on them.
+
+mod text;
 
 use std::sync::Arc;
 
-use caju_pipeline::{DatasetDef, SourceDef};
+use caju_pipeline::{DatasetDef, SourceDef, prefix_fingerprints};
 use caju_runtime::cpu_time;
 use caju_samples::{Format, Kind, SampleSet, is_complete};
-use caju_types::{Error, Result};
+use caju_types::{Error, Result, format_count};
 
-use super::epochs::Consumer;
+use super::epochs::{Consumer, Outcome};
 use super::r#gen::{folder, generate, signalled};
 use super::run::{Job, embedded};
 use super::serve::Signals;
@@ -15,8 +17,16 @@ use super::shared;
 use crate::cli::{DEFAULT_DIR, EpochArgs, Global, Mode, QuickstartArgs};
 use crate::output;
 
-/// The pipeline that it runs; the same file can be run and changed by hand.
-const PIPELINE: &str = include_str!("../../../../examples/pipelines/quickstart.yaml");
+/// The pipeline that it runs. Users run and change the same file.
+const PIPELINE: &str = include_str!("../../../../../examples/pipelines/quickstart.yaml");
+
+/// The most threads that compute. Each holds the decoded photos of a chunk of rows, up to about 15 MB, and the command
+/// is to stay below 500 MB. 2,000 photos do not need more threads.
+const MAX_CPU_THREADS: usize = 8;
+
+/// The memory tier of the cache, in bytes. It also bounds the rows that are held back until the decision, which are
+/// about 200 KB each: 600 rows of the 2,000.
+const MEMORY_TIER_BYTES: u64 = 128 << 20;
 
 /// Generates and runs, to the exit code.
 ///
@@ -24,8 +34,13 @@ const PIPELINE: &str = include_str!("../../../../examples/pipelines/quickstart.y
 /// Those of `caju gen` and `caju run`.
 pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
     let stores = Arc::new(shared::stores()?);
-    let pool = shared::cpu_pool(None)?;
+    let threads = shared::cores().min(MAX_CPU_THREADS);
+    let pool = shared::cpu_pool(u32::try_from(threads).ok())?;
     let out = folder("--dir", &args.dir.to_string_lossy())?;
+    let cache = match &args.cache {
+        Some(cache) => folder("--cache", cache)?,
+        None => format!("{}-cache", out.trim_end_matches('/')),
+    };
     let set = SampleSet {
         kind: Kind::Images,
         out: out.clone(),
@@ -33,13 +48,13 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
         seed: 0,
         formats: vec![Format::Tfrecord, Format::Parquet],
         shards: None,
-        // In the folder of its own, what an interrupted or another quickstart left may go; `gen` keeps the rest.
+        // In its own folder it replaces the data of an interrupted or another quickstart. `write` keeps other files.
         overwrite: args.overwrite || args.dir == std::path::Path::new(DEFAULT_DIR),
     };
     if is_complete(&set, &stores).await? {
-        say(global, &format!("sample data: {out} is there already\n"))?;
+        say(global, &format!("sample data: {out} has the {} photos already\n", format_count(args.count)))?;
     } else {
-        say(global, &format!("sample data: {} photos into {out}", args.count))?;
+        say(global, &format!("sample data: {} photos into {out}", format_count(args.count)))?;
         let code = Box::pin(generate(&set, &stores, &pool, global.quiet)).await?;
         if code != 0 {
             return Ok(code);
@@ -51,7 +66,7 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
     for line in caju_pipeline::describe(&def) {
         say(global, &format!("  {line}"))?;
     }
-    say(global, "")?;
+    say(global, &format!("\n{}\n", text::introduction(args.epochs)))?;
     let epochs = EpochArgs {
         cache_only: false,
         epochs: args.epochs,
@@ -65,16 +80,18 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
     };
     let job = Job {
         def: &def,
-        cache: None,
+        cache: Some(cache.clone()),
         cache_budget: None,
         record_autocache_events: None,
+        cache_memory: Some(MEMORY_TIER_BYTES),
         workers: 1,
         epochs: &epochs,
         quiet: global.quiet,
+        announce: !global.quiet,
         consumer: Consumer::default(),
         cpu_before: cpu_time(),
     };
-    // Signals that `gen` took over do not end the process by themselves any more.
+    // `gen` took over the signals, so they do not end the process by themselves any more.
     let mut signals = Signals::new()?;
     let outcome = tokio::select! {
         outcome = Box::pin(embedded(job, stores, pool)) => outcome?,
@@ -83,8 +100,12 @@ pub(crate) async fn run(global: &Global, args: &QuickstartArgs) -> Result<u8> {
             return Ok(signalled(name));
         }
     };
+    say(global, "")?;
     shared::finish("quickstart", &outcome, &epochs, global.quiet)?;
-    say(global, "\nnext: change examples/pipelines/quickstart.yaml, then `caju check` and `caju run` it")?;
+    say(
+        global,
+        &text::conclusion(&outcome.report, &cache, snapshot_folder(&def, &outcome, &cache)?.as_deref()),
+    )?;
     Ok(0)
 }
 
@@ -104,6 +125,14 @@ fn pipeline(out: &str) -> Result<DatasetDef> {
     Ok(def)
 }
 
+/// The folder of the parts that the decision stored, if it stored any.
+fn snapshot_folder(def: &DatasetDef, outcome: &Outcome, cache: &str) -> Result<Option<String>> {
+    let hint = outcome.report.decision.as_ref().and_then(|d| d["choice"]["hint"].as_str());
+    let prefixes = prefix_fingerprints(def, &shared::registry())?;
+    let prefix = prefixes.iter().find(|p| Some(p.hint.as_str()) == hint);
+    Ok(prefix.map(|p| format!("{}/v1/{}/parts", cache.trim_end_matches('/'), p.fingerprint)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,5 +143,6 @@ mod tests {
         let SourceDef::Files(files) = &def.source else { panic!("{def:?}") };
         assert_eq!(files.paths, ["/tmp/x/tfrecord/*.tfrecord"]);
         assert_eq!(def.name.as_deref(), Some("quickstart"));
+        assert_eq!(def.hints().len(), 2);
     }
 }

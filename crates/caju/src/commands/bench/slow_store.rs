@@ -1,7 +1,7 @@
-//! A store behind a network that there is not: every request takes at least so long, and gets so many bytes a second.
+//! A store in memory with the latency and bandwidth of a remote one.
 //!
-//! `object_store`'s throttle knows no bytes of writes, and a store that reads slowly and takes everything at once would
-//! make writing look free.
+//! `object_store`'s own throttle does not count the bytes of writes. A store with slow reads and instant writes would make
+//! writing look free.
 
 use std::fmt;
 use std::ops::Range;
@@ -20,32 +20,32 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result, UploadPart,
 };
 
-/// What each request is held to.
+/// The bounds of each request.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Distance {
-    /// Bytes per second that a request gets, or gives; no bound by default.
+pub(super) struct Throttle {
+    /// Bytes per second that a request reads or writes. Unbounded if absent.
     pub(super) bytes_per_s: Option<u64>,
-    /// How long every request takes at least.
+    /// The least time that a request takes.
     pub(super) latency: Duration,
 }
 
-/// Objects in memory at a distance.
+/// Objects in memory, behind a throttle.
 #[derive(Debug)]
-pub(super) struct FarStore {
+pub(super) struct SlowStore {
     inner: ThrottledStore<InMemory>,
     ns_per_byte: u64,
 }
 
-impl FarStore {
-    /// An empty one.
-    pub(super) fn new(distance: Distance) -> Self {
-        let ns_per_byte = distance.bytes_per_s.map_or(0, |rate| 1_000_000_000 / rate.max(1));
+impl SlowStore {
+    /// An empty store.
+    pub(super) fn new(throttle: Throttle) -> Self {
+        let ns_per_byte = throttle.bytes_per_s.map_or(0, |rate| 1_000_000_000 / rate.max(1));
         let config = ThrottleConfig {
-            wait_delete_per_call: distance.latency,
-            wait_get_per_call: distance.latency,
-            wait_put_per_call: distance.latency,
-            wait_list_per_call: distance.latency,
-            wait_list_with_delimiter_per_call: distance.latency,
+            wait_delete_per_call: throttle.latency,
+            wait_get_per_call: throttle.latency,
+            wait_put_per_call: throttle.latency,
+            wait_list_per_call: throttle.latency,
+            wait_list_with_delimiter_per_call: throttle.latency,
             wait_get_per_byte: Duration::from_nanos(ns_per_byte),
             ..ThrottleConfig::default()
         };
@@ -53,22 +53,22 @@ impl FarStore {
     }
 }
 
-/// How long so many bytes are on their way.
-fn on_the_way(bytes: usize, ns_per_byte: u64) -> Duration {
+/// The time to transfer this many bytes.
+fn transfer_time(bytes: usize, ns_per_byte: u64) -> Duration {
     Duration::from_nanos((bytes as u64).saturating_mul(ns_per_byte))
 }
 
-impl fmt::Display for FarStore {
+impl fmt::Display for SlowStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FarStore({})", self.inner)
+        write!(f, "SlowStore({})", self.inner)
     }
 }
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
-impl ObjectStore for FarStore {
+impl ObjectStore for SlowStore {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
-        tokio::time::sleep(on_the_way(payload.content_length(), self.ns_per_byte)).await;
+        tokio::time::sleep(transfer_time(payload.content_length(), self.ns_per_byte)).await;
         self.inner.put_opts(location, payload, opts).await
     }
 
@@ -78,7 +78,7 @@ impl ObjectStore for FarStore {
         opts: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
         let upload = self.inner.put_multipart_opts(location, opts).await?;
-        Ok(Box::new(FarUpload { upload, ns_per_byte: self.ns_per_byte }))
+        Ok(Box::new(SlowUpload { upload, ns_per_byte: self.ns_per_byte }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
@@ -119,15 +119,15 @@ impl ObjectStore for FarStore {
 }
 
 #[derive(Debug)]
-struct FarUpload {
+struct SlowUpload {
     upload: Box<dyn MultipartUpload>,
     ns_per_byte: u64,
 }
 
 #[async_trait]
-impl MultipartUpload for FarUpload {
+impl MultipartUpload for SlowUpload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
-        let wait = on_the_way(data.content_length(), self.ns_per_byte);
+        let wait = transfer_time(data.content_length(), self.ns_per_byte);
         let part = self.upload.put_part(data);
         async move {
             tokio::time::sleep(wait).await;
@@ -145,9 +145,9 @@ impl MultipartUpload for FarUpload {
     }
 }
 
-/// The store as others share it.
-pub(super) fn shared(distance: Distance) -> Arc<dyn ObjectStore> {
-    Arc::new(FarStore::new(distance))
+/// The store behind a shared pointer.
+pub(super) fn shared(throttle: Throttle) -> Arc<dyn ObjectStore> {
+    Arc::new(SlowStore::new(throttle))
 }
 
 #[cfg(test)]
@@ -156,10 +156,10 @@ mod tests {
 
     use super::*;
 
-    /// At least so long both ways, in requests of either kind; how much longer is the machine's affair.
+    /// Only the lower bound is checked: a busy machine takes longer.
     #[tokio::test]
     async fn bytes_take_their_time_in_both_directions() {
-        let store = shared(Distance { bytes_per_s: Some(1_000_000), latency: Duration::from_millis(10) });
+        let store = shared(Throttle { bytes_per_s: Some(1_000_000), latency: Duration::from_millis(10) });
         let path = Path::from("a");
         let payload = || PutPayload::from(vec![1u8; 50_000]);
         let least = Duration::from_millis(60);

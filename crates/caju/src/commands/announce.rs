@@ -1,0 +1,94 @@
+//! Tells the user what was decided, at the moment of the decision.
+
+use std::cell::RefCell;
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use caju_client::Client;
+use caju_proto::v1::JobStatus;
+use caju_types::format_duration;
+use serde_json::Value;
+
+use super::summary::wrapped;
+use crate::progress::Printer;
+
+/// How often the dispatcher is asked for its decision. Within one process it decides twice a second at most.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Prints each decision of one job once.
+pub(crate) struct DecisionAnnouncer<'a> {
+    client: &'a Client,
+    job: &'a str,
+    enabled: bool,
+    /// The reason of the last decision that was printed.
+    last: RefCell<Option<String>>,
+}
+
+impl<'a> DecisionAnnouncer<'a> {
+    /// For the decisions of this job. It prints nothing unless it is `enabled`.
+    pub(crate) fn new(client: &'a Client, job: &'a str, enabled: bool) -> Self {
+        Self { client, job, enabled, last: RefCell::new(None) }
+    }
+
+    /// Runs the work of an epoch, and prints each decision of that time.
+    pub(crate) async fn during<F: Future>(&self, epoch: u64, printer: &Printer, work: F) -> F::Output {
+        if !self.enabled {
+            return work.await;
+        }
+        let start = Instant::now();
+        tokio::select! {
+            biased;
+            done = work => done,
+            never = self.poll(epoch, start, printer) => match never {},
+        }
+    }
+
+    async fn poll(&self, epoch: u64, start: Instant, printer: &Printer) -> Infallible {
+        loop {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            // The epoch itself fails if the dispatcher does not answer.
+            let Ok(status) = self.client.status().await else { continue };
+            if let Some(job) = status.jobs.iter().find(|j| j.job == self.job && j.epoch == epoch) {
+                self.announce(job, Some(start.elapsed()), printer);
+            }
+        }
+    }
+
+    /// Prints the decision of an epoch unless it was the last one printed. `after` is absent at the epoch's end.
+    pub(crate) fn announce(&self, job: &JobStatus, after: Option<Duration>, printer: &Printer) {
+        if !self.enabled {
+            return;
+        }
+        let decision = serde_json::from_str::<Value>(&job.decision_json).unwrap_or_default();
+        let Some(reason) = decision["reason"].as_str() else { return };
+        let previous = self.last.replace(Some(reason.to_owned()));
+        if previous.as_deref() != Some(reason) {
+            printer.say(&text(job, reason, previous.is_some(), after));
+        }
+    }
+}
+
+fn text(job: &JobStatus, reason: &str, again: bool, after: Option<Duration>) -> String {
+    let decided = if again { "decided again" } else { "decided" };
+    let when = after.map_or_else(|| "at its end".to_owned(), |t| format!("after {}", format_duration(t)));
+    let what = if job.caching.is_empty() { "nothing is stored" } else { &job.caching };
+    format!("epoch {}: {decided} {when}: {what}\n  {}", job.epoch, wrapped(reason, 2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_decision_is_told_with_its_reason() {
+        let job =
+            JobStatus { epoch: 1, caching: "hint `resized` as arrow/none".into(), ..JobStatus::default() };
+        let shown = text(&job, "Reading is faster.", false, Some(Duration::from_millis(1500)));
+        assert_eq!(
+            shown,
+            "epoch 1: decided after 1.50 s: hint `resized` as arrow/none\n  Reading is faster."
+        );
+        let shown = text(&JobStatus::default(), "Computing is faster.", true, None);
+        assert_eq!(shown, "epoch 0: decided again at its end: nothing is stored\n  Computing is faster.");
+    }
+}

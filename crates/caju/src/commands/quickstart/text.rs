@@ -1,0 +1,153 @@
+//! What `caju quickstart` says around the epochs.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use caju_types::format_duration;
+
+use crate::commands::summary::wrapped;
+use crate::report::{EpochReport, RunReport};
+
+/// What happens in the next minute.
+pub(super) fn introduction(epochs: u64) -> String {
+    if epochs < 2 {
+        return "A single epoch follows. It computes every row and stores none, because no later epoch would read them."
+            .to_owned();
+    }
+    wrapped(
+        &format!(
+            "{epochs} epochs follow. At each `autocache` hint rows may be stored and read again by later epochs. The first \
+             epoch measures whether that is faster than computing them, and at which hint."
+        ),
+        0,
+    )
+}
+
+/// What was gained, where the stored rows are, and what to do next. `snapshot` is the folder of the stored rows, if
+/// there are any.
+pub(super) fn conclusion(report: &RunReport, cache: &str, snapshot: Option<&str>) -> String {
+    let mut out = String::new();
+    if let Some(text) = gain(&report.epochs) {
+        let _ = write!(out, "\n{}\n", wrapped(&text, 0));
+    }
+    if from_earlier_run(&report.epochs) {
+        let text = "An earlier run stored these rows, so this one read them from its first epoch on.";
+        let _ = write!(out, "\n{text}\nTo see the decision again, remove {cache}\n");
+    }
+    let stored = report.epochs.iter().any(|e| e.splits.put + e.splits.get > 0);
+    if let Some(parts) = snapshot.filter(|_| stored) {
+        let _ = write!(out, "\n{}\n", look(report, cache, parts));
+    }
+    let _ = write!(out, "\n{OWN_DATA}");
+    out
+}
+
+const OWN_DATA: &str = "\
+For your own data copy examples/pipelines/quickstart.yaml, and change
+  source         the format and the paths of your files: { parquet: { path: \"s3://bucket/train/*.parquet\" } }
+  parse_example, map   the names of your columns
+  with_columns   what your model needs: docs/functions.md lists the functions, and Python functions work too
+  autocache      keep a hint where your model may see the same values in every epoch
+Then run
+  caju check my.yaml
+  caju run my.yaml --epochs 3 --cache data/my-cache";
+
+/// How much faster the last epoch was than the first.
+fn gain(epochs: &[EpochReport]) -> Option<String> {
+    let (first, last) = (epochs.first()?, epochs.last()?);
+    let computed = first.splits.get == 0;
+    let read = last.splits.get > 0 && last.splits.compute + last.splits.put == 0;
+    if !computed || !read || last.wall_s <= 0.0 {
+        return None;
+    }
+    let times = first.wall_s / last.wall_s;
+    let seconds = |s: f64| format_duration(Duration::try_from_secs_f64(s).unwrap_or_default());
+    Some(format!(
+        "Epoch {} read all rows from the snapshot and took {} instead of {}: {times:.1} times as fast as epoch {}, which \
+         computed them.",
+        last.epoch,
+        seconds(last.wall_s),
+        seconds(first.wall_s),
+        first.epoch,
+    ))
+}
+
+fn from_earlier_run(epochs: &[EpochReport]) -> bool {
+    epochs.first().is_some_and(|e| e.splits.get > 0)
+}
+
+/// Where the rows are, and a line that shows them.
+fn look(report: &RunReport, cache: &str, parts: &str) -> String {
+    let format = report.decision.as_ref().and_then(|d| d["choice"]["format"].as_str()).unwrap_or("arrow");
+    let name = if format == "parquet" { "Parquet" } else { "Arrow" };
+    let query = "select label, count(*) as photos from rows group by label order by label";
+    format!(
+        "The stored rows are ordinary {name} files in {parts}\n\
+         To look at them in DuckDB (after `pip install duckdb pyarrow`):\n  \
+         python3 -c \"import duckdb, pyarrow.dataset as d; rows = d.dataset('{parts}', format='{format}'); \
+         print(duckdb.sql('{query}'))\"\n\
+         `caju cache ls --cache {cache}` lists all that is stored."
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::SplitsReport;
+
+    fn epoch(epoch: u64, wall_s: f64, splits: SplitsReport) -> EpochReport {
+        EpochReport {
+            epoch,
+            rows: 2000,
+            batches: 16,
+            wall_s,
+            rows_per_s: 2000.0 / wall_s,
+            first_batch_s: 0.1,
+            wait_s: 0.1,
+            rows_checksum: None,
+            source_bytes_read: 0,
+            cache_bytes_read: 0,
+            cache_bytes_written: 0,
+            splits,
+            bytes: 0,
+            rows_skipped: 0,
+            first_skips: Vec::new(),
+            incomplete: None,
+        }
+    }
+
+    fn report(epochs: Vec<EpochReport>) -> RunReport {
+        let decision =
+            serde_json::json!({"choice": {"kind": "materialize", "hint": "resized", "format": "arrow"}});
+        RunReport { epochs, decision: Some(decision), ..RunReport::new() }
+    }
+
+    #[test]
+    fn a_first_run_tells_the_gain_and_where_the_rows_are() {
+        let stored = SplitsReport { put: 14, ..SplitsReport::default() };
+        let read = SplitsReport { get: 14, ..SplitsReport::default() };
+        let text = conclusion(
+            &report(vec![epoch(0, 3.0, stored), epoch(1, 0.1, read)]),
+            "/c",
+            Some("/c/v1/f/parts"),
+        );
+        assert!(text.contains("took 100.0 ms instead of 3.00 s: 30.0 times as fast as epoch 0"), "{text}");
+        assert!(text.contains("Arrow files in /c/v1/f/parts\n") && text.contains("duckdb.sql("), "{text}");
+        assert!(text.contains("For your own data") && !text.contains("earlier run"), "{text}");
+    }
+
+    #[test]
+    fn a_second_run_says_that_the_rows_were_there() {
+        let read = SplitsReport { get: 14, ..SplitsReport::default() };
+        let text =
+            conclusion(&report(vec![epoch(0, 0.1, read), epoch(1, 0.1, read)]), "/c", Some("/c/v1/f/parts"));
+        assert!(text.contains("An earlier run stored") && !text.contains("times as fast"), "{text}");
+    }
+
+    #[test]
+    fn without_a_snapshot_nothing_is_pointed_at() {
+        let computed = SplitsReport { compute: 14, ..SplitsReport::default() };
+        let text = conclusion(&report(vec![epoch(0, 3.0, computed)]), "/c", None);
+        assert!(!text.contains("DuckDB") && text.contains("For your own data"), "{text}");
+    }
+}
