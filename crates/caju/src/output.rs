@@ -1,4 +1,4 @@
-//! What the user reads: lines on standard output, errors on standard error.
+//! Output: results on standard output, errors on standard error.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -8,8 +8,7 @@ use caju_types::{Error, ErrorKind, Result};
 /// Writes a line to standard output and flushes it.
 ///
 /// # Errors
-/// `Unavailable` if it cannot be written. A reader that went away (`caju ... | head`) ends the process
-/// without a word, as is the custom.
+/// `Unavailable` if it cannot be written. A closed pipe (`caju ... | head`) ends the process silently, as in other tools.
 pub(crate) fn say(line: impl Display) -> Result<()> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{line}").and_then(|()| out.flush()) {
@@ -19,12 +18,12 @@ pub(crate) fn say(line: impl Display) -> Result<()> {
     }
 }
 
-/// Writes a line to standard error; nobody can be told if that fails.
+/// Writes a line to standard error. A failure is ignored, because it cannot be reported.
 pub(crate) fn note(line: impl Display) {
     drop(writeln!(io::stderr().lock(), "{line}"));
 }
 
-/// Shows an error as one line, and a hint where the kind alone tells what to do.
+/// Prints an error as one line, and a hint for kinds with a general way out.
 pub(crate) fn show_error(error: &Error) {
     note(format_args!("error: {}", one_line(error.message())));
     if let Some(hint) = hint(error) {
@@ -32,7 +31,7 @@ pub(crate) fn show_error(error: &Error) {
     }
 }
 
-/// Messages may quote foreign text; line breaks in it become spaces.
+/// Replaces line breaks, which quoted text may contain, by spaces.
 fn one_line(text: &str) -> String {
     text.split(['\n', '\r']).map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" ")
 }

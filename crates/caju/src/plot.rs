@@ -1,7 +1,6 @@
-//! Bar charts of rates, as SVG or PNG: one bar per option, predicted and where known measured.
+//! Bar charts as SVG or PNG: one bar per option, with its predicted and, where known, its measured value.
 //!
-//! Everything is drawn in pure Rust with a font that is part of the binary, so that a plot needs nothing
-//! from the machine and looks the same on every one.
+//! Charts are drawn in Rust with a font that is part of the binary, so they look the same on every machine.
 
 use std::path::Path;
 use std::sync::Once;
@@ -17,15 +16,15 @@ use plotters::style::{FontStyle, register_font};
 /// One row of the chart.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Bar {
-    /// What stands left of it.
+    /// The text left of the bar.
     pub(crate) label: String,
-    /// The predicted rate; a row without one shows its note alone.
+    /// The predicted value. A row without one shows its note only.
     pub(crate) predicted: Option<f64>,
-    /// What stands at the end of the predicted bar.
+    /// The text at the end of the predicted bar.
     pub(crate) note: String,
-    /// The measured rate and what stands at the end of its bar.
+    /// The measured value, and the text at the end of its bar.
     pub(crate) measured: Option<(f64, String)>,
-    /// Whether it stands out.
+    /// Whether the bar is highlighted.
     pub(crate) chosen: bool,
 }
 
@@ -34,17 +33,17 @@ pub(crate) struct Bar {
 pub(crate) struct Chart {
     /// One line.
     pub(crate) title: String,
-    /// A sentence or two below it; broken into lines here.
+    /// A sentence or two below the title, wrapped.
     pub(crate) caption: String,
     /// What the bars measure.
     pub(crate) unit: String,
-    /// What the upper bars are, and the lower ones; `predicted` and `measured` where nothing is said.
+    /// The names of the upper and the lower bars. By default `predicted` and `measured`.
     pub(crate) legend: Option<[&'static str; 2]>,
-    /// The rows from above; beyond [`MOST_BARS`] the slowest are left out, and the caption says so.
+    /// The rows from top to bottom. Beyond [`MAX_BARS`] the slowest are left out, and the caption says so.
     pub(crate) bars: Vec<Bar>,
 }
 
-/// A picture's kind, told by its file's name.
+/// The format of a picture, by the extension of its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Picture {
     /// Scalable, text stays text.
@@ -65,13 +64,13 @@ impl Picture {
     }
 }
 
-/// More rows than this nobody reads.
-const MOST_BARS: usize = 40;
+/// The most rows of a readable chart.
+const MAX_BARS: usize = 40;
 const WIDTH: i32 = 1000;
 const MARGIN: i32 = 28;
 const FONT: &str = "sans-serif";
-/// Letters in a line of the caption.
-const LINE: usize = 118;
+/// Characters in a line of the caption.
+const CAPTION_WIDTH: usize = 118;
 
 const INK: RGBColor = RGBColor(0x22, 0x2b, 0x33);
 const FAINT: RGBColor = RGBColor(0x5f, 0x6b, 0x76);
@@ -111,7 +110,7 @@ pub(crate) fn draw(chart: &Chart, picture: Picture) -> Result<Vec<u8>> {
     }
 }
 
-/// Makes the built-in font known to the plotting library, once a process.
+/// Registers the built-in font with the plotting library, once per process.
 fn font() -> std::result::Result<(), &'static str> {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| drop(register_font(FONT, FontStyle::Normal, dejavu::sans::regular())));
@@ -119,7 +118,7 @@ fn font() -> std::result::Result<(), &'static str> {
     probe.map(drop).map_err(|_| "the built-in font cannot be read")
 }
 
-/// Where everything goes, in units of an SVG's pixels.
+/// The positions of all elements, in pixels of an SVG.
 struct Layout<'a> {
     chart: &'a Chart,
     bars: Vec<&'a Bar>,
@@ -139,7 +138,7 @@ struct Layout<'a> {
 impl<'a> Layout<'a> {
     fn of(chart: &'a Chart) -> Self {
         let bars = most_telling(&chart.bars);
-        let mut caption = wrapped(&chart.caption, LINE);
+        let mut caption = wrapped(&chart.caption, CAPTION_WIDTH);
         if bars.len() < chart.bars.len() {
             let left_out = format_count((chart.bars.len() - bars.len()) as u64);
             caption.push(format!("{left_out} more options are left out."));
@@ -271,9 +270,9 @@ impl<B: DrawingBackend> Pen<'_, B> {
     }
 }
 
-/// The rows in their order; of too many the chosen ones, the first (computing), and the fastest.
+/// The rows in their order. Of too many: the highlighted ones, the first (computing), and the fastest.
 fn most_telling(bars: &[Bar]) -> Vec<&Bar> {
-    if bars.len() <= MOST_BARS {
+    if bars.len() <= MAX_BARS {
         return bars.iter().collect();
     }
     let mut order: Vec<usize> = (0..bars.len()).collect();
@@ -282,12 +281,12 @@ fn most_telling(bars: &[Bar]) -> Vec<&Bar> {
         let first = |i: usize| i == 0 || bars[i].chosen;
         first(b).cmp(&first(a)).then(rate(b).total_cmp(&rate(a)))
     });
-    order.truncate(MOST_BARS);
+    order.truncate(MAX_BARS);
     order.sort_unstable();
     order.into_iter().map(|i| &bars[i]).collect()
 }
 
-/// Where the axis ends and how far its lines are apart: 1, 2 or 5 times a power of ten, four to nine of them.
+/// The end of the axis and the distance of its grid lines: 1, 2 or 5 times a power of ten, for four to nine lines.
 fn scale(fastest: f64) -> (f64, f64) {
     if !fastest.is_finite() || fastest <= 0.0 {
         return (1.0, 1.0);
@@ -309,7 +308,7 @@ fn tick(rate: f64) -> String {
     }
 }
 
-/// About as wide as the built-in font sets it at the size of labels; a viewer of an SVG may have another.
+/// The approximate width of a label in the built-in font. The viewer of an SVG may use another font.
 fn text_width(text: &str) -> i32 {
     i32::try_from(text.chars().count()).unwrap_or(i32::MAX / 16).min(400) * 8
 }
@@ -322,7 +321,7 @@ fn shortened(text: &str, width: i32) -> String {
     text.chars().take(most - 1).chain(['…']).collect()
 }
 
-/// Lines of at most so many letters, broken at spaces.
+/// Wraps text at spaces into lines with a maximal number of characters.
 fn wrapped(text: &str, most: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -367,7 +366,7 @@ mod tests {
             let svg = String::from_utf8(draw(&chart(n), Picture::Svg).unwrap()).unwrap();
             assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
             assert!(!svg.contains("<arrow>"), "text is escaped");
-            assert_eq!(svg.matches("note ").count(), n.min(MOST_BARS));
+            assert_eq!(svg.matches("note ").count(), n.min(MAX_BARS));
             let png = draw(&chart(n), Picture::Png).unwrap();
             let image = image::load_from_memory(&png).unwrap().into_rgb8();
             assert_eq!(image.width(), 2 * WIDTH as u32);

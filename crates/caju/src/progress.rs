@@ -1,4 +1,4 @@
-//! Progress: a bar where somebody looks on, plain lines where nobody does, nothing if asked for quiet.
+//! Progress: a bar on a terminal, plain lines elsewhere, nothing with `--quiet`.
 
 use std::io::IsTerminal;
 use std::pin::pin;
@@ -9,24 +9,26 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::output;
 
+/// How often a progress bar is updated.
 const BAR_TICK: Duration = Duration::from_millis(150);
+/// How often a progress line is printed where there is no terminal.
 const LINE_TICK: Duration = Duration::from_secs(5);
 
-/// How far some work is.
+/// The progress of some work.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct State {
-    /// What is done, in `unit`s.
+    /// Rows so far.
     pub(crate) rows: u64,
-    /// Bytes moved so far.
+    /// Bytes so far.
     pub(crate) bytes: u64,
-    /// Done and total, in whatever measures the work (rows, splits); no total: unknown as yet.
+    /// What is done, in any unit of work: rows, splits, bytes.
     pub(crate) done: u64,
-    /// The total of `done`.
+    /// The total of `done`, if it is known.
     pub(crate) total: Option<u64>,
-    /// More to say: the bottleneck, the epoch.
+    /// A further note, such as the bottleneck.
     pub(crate) note: String,
-    /// What is told instead of rows and rates, where the work is about something else.
-    pub(crate) said: Option<String>,
+    /// The text instead of rows and rates, for work on something else.
+    pub(crate) text: Option<String>,
 }
 
 /// Prints lines on standard output while a progress bar is shown on standard error.
@@ -62,7 +64,7 @@ enum How {
 }
 
 impl Progress {
-    /// `what` stands in front: `epoch 1`.
+    /// `what` is the prefix, such as `epoch 1`.
     pub(crate) fn new(what: impl Into<String>, quiet: bool) -> Self {
         let how = if quiet {
             How::Quiet
@@ -113,7 +115,7 @@ impl Progress {
         match &self.how {
             How::Quiet => {}
             How::Lines => {
-                let share = state
+                let percent = state
                     .total
                     .filter(|t| *t > 0)
                     .map(|t| format!("{:.0} % ", 100.0 * (state.done.min(t) as f64) / (t as f64)));
@@ -121,7 +123,7 @@ impl Progress {
                 output::note(format_args!(
                     "{}: {}after {time}: {text}",
                     self.what,
-                    share.unwrap_or_default()
+                    percent.unwrap_or_default()
                 ));
             }
             How::Bar(bar) => {
@@ -144,7 +146,7 @@ impl Progress {
         }
     }
 
-    /// Rates over the last tick, smoothed.
+    /// Updates the smoothed rates.
     fn measure(&mut self, state: &State) {
         let now = Instant::now();
         let seconds = now.duration_since(self.last.0).as_secs_f64().max(1e-6);
@@ -160,7 +162,7 @@ impl Progress {
     fn text(&self, state: &State) -> String {
         let (rows, bytes) = self.rates.unwrap_or_default();
         let rates = || format!("{} rows, {}", format_count(state.rows), rates_text(rows, bytes));
-        let mut text = state.said.clone().unwrap_or_else(rates);
+        let mut text = state.text.clone().unwrap_or_else(rates);
         if !state.note.is_empty() {
             text.push_str(", ");
             text.push_str(&state.note);

@@ -1,4 +1,4 @@
-//! `caju check`: is the file right, and what are the rows after each stage?
+//! `caju check`: validates a pipeline file and prints the schema after each stage.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(crate) fn title(def: &DatasetDef, file: &Path) -> String {
     def.name.clone().unwrap_or_else(|| file.file_stem().unwrap_or_default().to_string_lossy().into_owned())
 }
 
-/// One line a stage, and below it the columns where the stage changes them.
+/// One line per stage, followed by the columns where the stage changes them.
 fn stages(def: &DatasetDef, schemas: &[Arc<Schema>]) -> String {
     let mut out = Vec::new();
     let mut before: Option<&Schema> = None;
@@ -52,7 +52,7 @@ fn stages(def: &DatasetDef, schemas: &[Arc<Schema>]) -> String {
     out.join("\n")
 }
 
-/// A stage of many expressions takes one line all the same; the file itself has the rest.
+/// Shortens the line of a stage with many expressions. The file itself has all of them.
 fn shortened(mut line: String) -> String {
     const MOST: usize = 180;
     if let Some((cut, _)) = line.char_indices().nth(MOST) {

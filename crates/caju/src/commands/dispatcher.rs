@@ -13,7 +13,7 @@ use super::serve::{Signals, announce, check_listen, drain};
 use super::shared;
 use crate::cli::DispatcherArgs;
 
-/// Serves until a signal comes.
+/// Serves until a signal arrives.
 ///
 /// # Errors
 /// A wrong setting, a port in use, a state folder that cannot be used.
@@ -60,7 +60,7 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
     announce("dispatcher", dispatcher.address(), &args.serve)?;
     tokio::select! {
         _ = signals.next() => {}
-        // Its clients and workers look for it for a while: with another disk it can be back by then.
+        // Clients and workers try to reach it for a while, so it can be restarted with another disk meanwhile.
         failure = dispatcher.failed() => {
             saves.stop().await;
             dispatcher.shutdown().await;

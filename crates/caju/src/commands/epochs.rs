@@ -300,7 +300,7 @@ pub(super) fn state(monitor: &Monitor, expected: Option<u64>) -> State {
         None if p.splits_total == 0 => (0, None),
         None => (permille(&p), Some(1000)),
     };
-    State { rows: p.stats.rows, bytes: p.stats.bytes, done, total, note, said: None }
+    State { rows: p.stats.rows, bytes: p.stats.bytes, done, total, note, text: None }
 }
 
 /// The progress, in thousandths, of an epoch with an unknown number of rows: the fraction of leased splits, reduced by

@@ -37,10 +37,10 @@ pub(crate) async fn run(global: &Global, args: &GenArgs) -> Result<u8> {
     generate(&set, &shared::stores()?, &shared::cpu_pool(args.cpu_threads)?, global.quiet).await
 }
 
-/// A folder as the user wrote it, as a URL or an absolute path.
+/// A folder argument as a URL or an absolute path.
 ///
 /// # Errors
-/// `InvalidArgument` for nothing, and for what would make a folder of a name that nobody means.
+/// `InvalidArgument` for an empty name, and for a name that is a likely mistake: `~/x`, or a URL with one slash.
 pub(crate) fn folder(flag: &str, text: &str) -> Result<String> {
     if text.trim().is_empty() {
         return Err(Error::invalid(format!("{flag}: the name is empty; name a folder, as a path or a URL")));
@@ -65,12 +65,12 @@ pub(crate) fn folder(flag: &str, text: &str) -> Result<String> {
     shared::absolute_url(text)
 }
 
-/// The exit code of a process that a signal ended, as shells give it.
+/// The exit code of a process that a signal ended, as in shells.
 pub(crate) fn signalled(name: &str) -> u8 {
     if name == "SIGTERM" { 143 } else { 130 }
 }
 
-/// Generates with progress and a closing line, to the exit code. Ctrl-C and SIGTERM end it in order.
+/// Generates with progress and a final line, to the exit code. Ctrl-C and SIGTERM stop it and remove what it wrote.
 ///
 /// # Errors
 /// As [`caju_samples::write()`].
@@ -95,7 +95,7 @@ pub(crate) async fn generate(set: &SampleSet, stores: &Stores, pool: &CpuPool, q
     output::note(format_args!("gen: {name}: removing what was written; a second signal ends at once"));
     tokio::select! {
         done = work => match done {
-            // It came too late: the data is complete.
+            // The signal came too late: the data is complete.
             Ok(()) => say(set, &written, start, quiet),
             Err(e) if e.kind() == ErrorKind::Cancelled => {
                 output::note(format_args!("gen: {}", e.message()));

@@ -1,4 +1,4 @@
-//! `caju plan`: what is worth storing, by a measured profile.
+//! `caju plan`: decides what is worth storing, from a measured profile.
 
 use std::io::{ErrorKind, IsTerminal, Read};
 use std::path::Path;
@@ -12,10 +12,10 @@ use crate::cli::{PlanArgs, PlanFormat};
 use crate::plot::{self, Bar, Chart, Picture};
 use crate::{output, report};
 
-/// Profiles of ten thousand stages have a few million bytes; beyond this it is some other file.
-const MOST_BYTES: u64 = 64 << 20;
+/// The largest file, in bytes. A profile of ten thousand stages has a few million bytes, so a larger file is no profile.
+const MAX_BYTES: u64 = 64 << 20;
 
-/// Prints the decision, and draws it if asked to.
+/// Prints the decision, and draws it with `--plot`.
 ///
 /// # Errors
 /// An unknown policy, a file that is no profile, or a plot that cannot be written.
@@ -31,8 +31,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     if let (Some(path), Some(picture)) = (&args.plot, picture) {
         report::write_bytes(path, &plot::draw(&chart(&profile, &decision), picture)?, "--plot")?;
     }
-    let by_itself = if std::io::stdout().is_terminal() { PlanFormat::Text } else { PlanFormat::Json };
-    match args.format.unwrap_or(by_itself) {
+    let default = if std::io::stdout().is_terminal() { PlanFormat::Text } else { PlanFormat::Json };
+    match args.format.unwrap_or(default) {
         PlanFormat::Json => output::say(decision.to_json()),
         PlanFormat::Text => output::say(decision.to_text().trim_end()),
     }
@@ -92,8 +92,8 @@ fn read_text(path: &Path, what: &str) -> Result<String> {
         _ => Error::unavailable(e.to_string()),
     });
     let text = bytes.and_then(|bytes| {
-        if bytes.len() as u64 > MOST_BYTES {
-            return Err(Error::invalid(format!("more than {}: not a {what}", format_bytes(MOST_BYTES))));
+        if bytes.len() as u64 > MAX_BYTES {
+            return Err(Error::invalid(format!("more than {}: not a {what}", format_bytes(MAX_BYTES))));
         }
         String::from_utf8(bytes).map_err(|e| {
             let at = e.utf8_error().valid_up_to();
@@ -103,10 +103,10 @@ fn read_text(path: &Path, what: &str) -> Result<String> {
     text.map_err(|e| e.context(shown(path)))
 }
 
-/// One byte beyond the bound tells that there is more.
+/// Reads one byte more than the bound, which shows that the file is too large.
 fn bounded(input: impl Read) -> std::io::Result<Vec<u8>> {
     let mut out = Vec::new();
-    input.take(MOST_BYTES + 1).read_to_end(&mut out)?;
+    input.take(MAX_BYTES + 1).read_to_end(&mut out)?;
     Ok(out)
 }
 

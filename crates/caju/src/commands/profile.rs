@@ -1,4 +1,4 @@
-//! `caju profile`: one epoch computed from end to end, to find out what storing would be worth.
+//! `caju profile`: computes one epoch from end to end, to measure what storing rows would gain.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::{output, report};
 /// The name of the job.
 const JOB: &str = "profile";
 
-/// How long to wait for the workers' figures after the last row.
+/// How long to wait for the workers' final reports after the last row.
 const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Profiles a pipeline file.
@@ -40,10 +40,10 @@ pub(crate) async fn run(global: &Global, args: &ProfileArgs) -> Result<()> {
     let (profile, decision) = Box::pin(measure(global, args, def)).await?;
     let Some(path) = &args.out else { return output::say(profile.to_json()) };
     report::write_whole(path, &(profile.to_json() + "\n"), "--out")?;
-    if global.quiet { Ok(()) } else { output::say(told(path, &decision).trim_end()) }
+    if global.quiet { Ok(()) } else { output::say(summary(path, &decision).trim_end()) }
 }
 
-fn told(path: &Path, decision: &Decision) -> String {
+fn summary(path: &Path, decision: &Decision) -> String {
     let shown = path.display();
     format!(
         "{}\nprofile written to {shown}; other answers: caju plan {shown} --policy ...",
@@ -87,7 +87,7 @@ async fn measure(global: &Global, args: &ProfileArgs, def: DatasetDef) -> Result
     Ok((Profile::from_json(&job.profile_json)?, Decision::from_json(&job.decision_json)?))
 }
 
-/// Takes every row as fast as it comes, and drops it.
+/// Reads every row, and drops it.
 async fn read(global: &Global, mut reader: Reader) -> Result<()> {
     let monitor = reader.monitor();
     let work = async {
@@ -99,7 +99,7 @@ async fn read(global: &Global, mut reader: Reader) -> Result<()> {
     Ok(())
 }
 
-/// The profile is there when the last task has reported.
+/// Waits until the last task has reported, which completes the profile.
 async fn final_report(client: &Client, iteration: IterationId) -> Result<JobStatus> {
     let until = Instant::now() + FINAL_REPORT_TIMEOUT;
     loop {
@@ -109,7 +109,7 @@ async fn final_report(client: &Client, iteration: IterationId) -> Result<JobStat
             return Ok(job);
         }
         if Instant::now() > until {
-            return Err(Error::internal("the epoch ended, and what its tasks measured makes no profile"));
+            return Err(Error::internal("the epoch ended, and the reports of its tasks give no profile"));
         }
         tokio::time::sleep(FINAL_REPORT_TIMEOUT / 200).await;
     }

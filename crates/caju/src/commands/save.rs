@@ -1,4 +1,4 @@
-//! `caju save`: stores the rows of a pipeline under a URL, here or by a dispatcher.
+//! `caju save`: stores the rows of a pipeline under a URL, in this process or on a cluster.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::cli::{Global, OutputFormat, SaveArgs};
 use crate::output;
 use crate::progress::{Progress, State};
 
-/// How often the dispatcher is asked.
-const ASK: Duration = Duration::from_millis(200);
+/// How often the dispatcher is asked for the progress.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Saves, and waits for the end unless told not to.
+/// Saves, and waits for the end without `--detach`.
 ///
 /// # Errors
 /// A wrong file, a place that cannot be written, and what the save fails with.
@@ -38,10 +38,10 @@ pub(crate) async fn run(global: &Global, args: &SaveArgs) -> Result<()> {
         Some(address) => {
             let config = ClientConfig { connect_timeout: args.connect_timeout, ..ClientConfig::default() };
             let client = Client::connect(address, config).await?;
-            let begun = client.start_save(&def, &to, args.encoding.as_deref().unwrap_or_default()).await?;
-            if args.detach { begun } else { follow(global, &client, begun).await? }
+            let started = client.start_save(&def, &to, args.encoding.as_deref().unwrap_or_default()).await?;
+            if args.detach { started } else { follow(global, &client, started).await? }
         }
-        None => Box::pin(here(global, args, &def, &to)).await?,
+        None => Box::pin(save_in_process(global, args, &def, &to)).await?,
     };
     match args.format {
         OutputFormat::Json => output::say(format_args!("{:#}", as_json(&status))),
@@ -50,7 +50,12 @@ pub(crate) async fn run(global: &Global, args: &SaveArgs) -> Result<()> {
     }
 }
 
-async fn here(global: &Global, args: &SaveArgs, def: &DatasetDef, to: &SaveTo) -> Result<SaveStatus> {
+async fn save_in_process(
+    global: &Global,
+    args: &SaveArgs,
+    def: &DatasetDef,
+    to: &SaveTo,
+) -> Result<SaveStatus> {
     let pool = shared::cpu_pool(args.cpu_threads)?;
     let config = ClusterConfig {
         workers: args.workers,
@@ -60,26 +65,26 @@ async fn here(global: &Global, args: &SaveArgs, def: &DatasetDef, to: &SaveTo) -
     let cluster = Cluster::start(config).await?;
     let ended = async {
         let client = cluster.client(ClientConfig::default()).await?;
-        let begun = client.start_save(def, to, args.encoding.as_deref().unwrap_or_default()).await?;
-        follow(global, &client, begun).await
+        let started = client.start_save(def, to, args.encoding.as_deref().unwrap_or_default()).await?;
+        follow(global, &client, started).await
     }
     .await;
     cluster.stop().await;
     ended
 }
 
-/// Waits for the end of a save and shows how it goes. The dispatcher watches over it: it ends, in some way.
-async fn follow(global: &Global, client: &Client, begun: SaveStatus) -> Result<SaveStatus> {
+/// Waits for the end of a save and shows its progress. The dispatcher ends every save, at the latest by a timeout.
+async fn follow(global: &Global, client: &Client, started: SaveStatus) -> Result<SaveStatus> {
     let clock = SystemClock::shared();
-    let last = RefCell::new(begun.clone());
+    let last = RefCell::new(started.clone());
     let work = async {
         loop {
-            let status = client.save_status(&begun.url).await?;
+            let status = client.save_status(&started.url).await?;
             if status.state != "running" {
                 return ended(status);
             }
             last.replace(status);
-            clock.sleep(ASK).await;
+            clock.sleep(POLL_INTERVAL).await;
         }
     };
     let shown = || {
@@ -87,7 +92,7 @@ async fn follow(global: &Global, client: &Client, begun: SaveStatus) -> Result<S
         State {
             done: now.splits_done,
             total: (now.splits_total > 0).then_some(now.splits_total),
-            said: Some(format!("{} of {} splits stored", now.splits_done, total(&now))),
+            text: Some(format!("{} of {} splits stored", now.splits_done, total(&now))),
             ..State::default()
         }
     };
@@ -128,7 +133,7 @@ fn parts(s: &SaveStatus) -> String {
     }
 }
 
-/// A save in one line, for `caju status`.
+/// A save as one row of a table, for `caju status`.
 pub(super) fn line(s: &SaveStatus) -> [String; 5] {
     let failure = s.failure.as_ref().map(|f| format!("{}: {}", f.kind, f.message)).unwrap_or_default();
     let splits = format!("{}/{}", s.splits_done, total(s));

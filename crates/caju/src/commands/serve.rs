@@ -1,4 +1,4 @@
-//! What dispatcher and worker processes share: where they may listen, what they say, how they stop.
+//! What dispatcher and worker processes share: their address, their first line of output, and their shutdown.
 
 use std::net::SocketAddr;
 
@@ -9,10 +9,10 @@ use crate::cli::ServeArgs;
 use crate::output;
 use crate::report::write_whole;
 
-/// Refuses to be reachable from elsewhere unless the user said so: nobody has to authenticate.
+/// Refuses an address that other machines can reach, without `--insecure`: there is no authentication.
 ///
 /// # Errors
-/// `InvalidArgument` for such an address without `--insecure`, and for what is no address.
+/// `InvalidArgument` for such an address, and for text that is no address.
 pub(crate) async fn check_listen(listen: &str, insecure: bool) -> Result<()> {
     let wrong = |why: String| {
         Error::invalid(format!("--listen `{listen}`: {why}; write HOST:PORT, such as 127.0.0.1:7070"))
@@ -30,7 +30,7 @@ pub(crate) async fn check_listen(listen: &str, insecure: bool) -> Result<()> {
     )))
 }
 
-/// The signals that stop a server. Made before the server says that it listens, so that none is missed.
+/// The signals that stop a server. Created before the server prints its address, so that none is missed.
 #[derive(Debug)]
 pub(crate) struct Signals {
     term: Signal,
@@ -38,7 +38,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Takes over SIGTERM and Ctrl-C.
+    /// Installs handlers of SIGTERM and Ctrl-C.
     ///
     /// # Errors
     /// `Unavailable` if the system refuses.
@@ -47,7 +47,7 @@ impl Signals {
         Ok(Self { term: on(SignalKind::terminate())?, interrupt: on(SignalKind::interrupt())? })
     }
 
-    /// The next of them, by name.
+    /// The name of the next signal.
     pub(crate) async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.term.recv() => "SIGTERM",
@@ -56,7 +56,7 @@ impl Signals {
     }
 }
 
-/// Says where the server listens: the first line on standard output, and the address file.
+/// Publishes the server's address: as the first line on standard output, and in the address file.
 ///
 /// # Errors
 /// A file that cannot be written.
@@ -67,10 +67,10 @@ pub(crate) fn announce(what: &str, address: &str, args: &ServeArgs) -> Result<()
     output::say(format_args!("caju {what} listening on {address}"))
 }
 
-/// Runs the orderly end of a server; a second signal cuts it short.
+/// Runs the shutdown of a server. A second signal aborts it.
 ///
 /// # Errors
-/// `Cancelled` after a second signal, `DeadlineExceeded` if work was still going on at the bound.
+/// `Cancelled` after a second signal, `DeadlineExceeded` if work was still running at the timeout.
 pub(crate) async fn drain(
     signals: &mut Signals,
     name: &str,

@@ -1,4 +1,4 @@
-//! What several commands need: stores, threads and paths as the user wrote them.
+//! Helpers of several commands: stores, CPU threads, paths of the user.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +18,7 @@ use super::summary::summary;
 use crate::cli::{BoundArgs, ConnectionArgs, EpochArgs, StoreArgs};
 use crate::output;
 
-/// Stores with the options that the environment holds (`AWS_*`, `GOOGLE_*`, `AZURE_*`, ...).
+/// Stores with the options of the environment (`AWS_*`, `GOOGLE_*`, `AZURE_*`, ...).
 ///
 /// # Errors
 /// `InvalidArgument` for an option that a store refuses.
@@ -26,7 +26,7 @@ pub(crate) fn stores() -> Result<Stores> {
     Stores::new(store_options(), None)
 }
 
-/// Stores of a server, which touches only what it was allowed.
+/// Stores of a server, which accesses only what its flags allow.
 ///
 /// # Errors
 /// `InvalidArgument` for an `--allow-read` or `--allow-write` that is not a path or URL.
@@ -39,7 +39,7 @@ pub(crate) fn server_stores(args: &StoreArgs) -> Result<Stores> {
     Stores::new(store_options(), Some(access))
 }
 
-/// What peers may use of a server.
+/// The bounds of a server's connections.
 pub(crate) fn connection_limits(args: &ConnectionArgs) -> ConnectionLimits {
     ConnectionLimits {
         connections: args.connections as usize,
@@ -51,18 +51,18 @@ pub(crate) fn connection_limits(args: &ConnectionArgs) -> ConnectionLimits {
     }
 }
 
-/// The options of stores that the environment gives.
+/// The options of object stores in the environment.
 pub(crate) fn store_options() -> BTreeMap<String, String> {
     std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?.to_lowercase(), v.into_string().ok()?)))
-        // Proxies and the like are for every program; only names that a cloud owns are taken.
+        // Only variables of a cloud provider are taken: others, such as proxies, belong to every program.
         .filter(|(k, _)| {
             ["aws_", "google_", "azure_"].iter().any(|p| k.starts_with(p)) && Stores::known_option(k)
         })
         .collect()
 }
 
-/// A URL as it is; a path made absolute from the working folder.
+/// A URL unchanged, or a path as an absolute path.
 ///
 /// # Errors
 /// `FailedPrecondition` if there is no working folder.
@@ -76,7 +76,7 @@ pub(crate) fn absolute_url(text: &str) -> Result<String> {
         .ok_or_else(|| Error::invalid(format!("`{text}`: the path is not UTF-8; rename the folder")))
 }
 
-/// Threads that compute: as many as asked for, else as many as cores.
+/// A pool with the given number of CPU threads, by default one per core.
 ///
 /// # Errors
 /// `ResourceExhausted` if the system gives no threads.
@@ -89,10 +89,10 @@ pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// What the flags bound; the defaults until they are read.
+/// The bounds of the flags. The defaults until the flags are read.
 static LIMITS: OnceLock<Limits> = OnceLock::new();
 
-/// Takes the bounds that the flags set, for the life of the process.
+/// Sets the bounds of this process from its flags. The first call counts.
 pub(crate) fn set_limits(args: &BoundArgs) {
     let limits = Limits {
         max_pixels: args.max_pixels,
@@ -103,19 +103,19 @@ pub(crate) fn set_limits(args: &BoundArgs) {
     LIMITS.get_or_init(|| limits);
 }
 
-/// What this process refuses to exceed.
+/// The bounds of this process.
 pub(crate) fn limits() -> Limits {
     LIMITS.get().copied().unwrap_or_default()
 }
 
-/// The functions that expressions may call, within the limits of the process, and those that users have written in Python:
-/// what runs within this process is the caller's own, in the caller's environment.
+/// The functions of expressions, within the bounds of the process, and Python functions. In a process of the user
+/// these run in the user's own environment.
 pub(crate) fn registry() -> Registry {
     let pool = PoolConfig { environment: Environment::Inherited, ..PoolConfig::new("python3", cores()) };
     Registry::new(limits()).with_python(Pool::new(pool))
 }
 
-/// The functions of a server: those in Python only if an interpreter is given, in up to `threads` processes.
+/// The functions of a server. Python functions need an interpreter, and run in up to `threads` busy processes.
 pub(crate) fn server_registry(args: &StoreArgs, threads: usize) -> Registry {
     let registry = Registry::new(limits());
     match &args.allow_python {
@@ -127,7 +127,7 @@ pub(crate) fn server_registry(args: &StoreArgs, threads: usize) -> Registry {
     }
 }
 
-/// Reads a pipeline file; relative paths in it are put below its folder.
+/// Reads a pipeline file. Relative paths in it start at its folder.
 ///
 /// # Errors
 /// `NotFound` for a missing file; `InvalidArgument` that names the place in the file.
@@ -149,7 +149,7 @@ pub(crate) fn read_pipeline(file: &Path) -> Result<DatasetDef> {
     DatasetDef::from_yaml(&text, whole.parent()).map_err(|e| e.context(shown))
 }
 
-/// Reads a pipeline file for a job, with what the command line says about the job.
+/// Reads a pipeline file for a job, and applies the job's flags.
 ///
 /// # Errors
 /// As [`read_pipeline`].
@@ -161,7 +161,7 @@ pub(crate) fn read_job(file: &Path, args: &EpochArgs) -> Result<DatasetDef> {
     Ok(def)
 }
 
-/// Tells the person at the terminal why nothing comes, at most every few seconds.
+/// Prints why a reader waits, every five seconds.
 pub(crate) fn events(quiet: bool) -> Option<EventFn> {
     if quiet {
         return None;
@@ -182,7 +182,7 @@ pub(crate) fn events(quiet: bool) -> Option<EventFn> {
     }))
 }
 
-/// The end of `run` and `read`: the report, and the summary for a person.
+/// Writes the report of `run` and `read`, and prints the summary.
 ///
 /// # Errors
 /// A report that cannot be written.

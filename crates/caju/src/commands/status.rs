@@ -1,4 +1,4 @@
-//! `caju status`: what a dispatcher knows of its workers and jobs.
+//! `caju status`: the workers, jobs and saves of a dispatcher.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::report::SplitsReport;
 /// Prints the status.
 ///
 /// # Errors
-/// A dispatcher that is not there.
+/// A dispatcher that does not answer.
 pub(crate) async fn run(args: &StatusArgs) -> Result<()> {
     let config = ClientConfig { connect_timeout: args.connect_timeout, ..ClientConfig::default() };
     let status = Client::connect(&args.dispatcher, config).await?.status().await?;
@@ -76,7 +76,7 @@ fn workers(workers: &[WorkerStatus]) -> String {
             w.state.clone(),
             w.cores.to_string(),
             w.tasks.len().to_string(),
-            // Nobody listens to a worker that was given up.
+            // The heartbeats of a lost worker are ignored.
             if w.state == "lost" { "-".to_string() } else { span(w.silent_s) },
             w.tags.join(","),
         ]
@@ -84,10 +84,10 @@ fn workers(workers: &[WorkerStatus]) -> String {
     table(&rows)
 }
 
-/// Ended jobs that are shown.
+/// The number of ended jobs that are shown.
 const ENDED_JOBS: usize = 10;
 
-/// The epochs under way, and the last epoch of each of the [`ENDED_JOBS`] jobs that began last.
+/// The running epochs, and the last epoch of each of the [`ENDED_JOBS`] jobs that began last.
 fn recent(jobs: &[JobStatus]) -> Vec<&JobStatus> {
     let under_way = |j: &&JobStatus| state(j) == "running";
     let mut last: BTreeMap<&str, &JobStatus> = BTreeMap::new();
@@ -104,7 +104,7 @@ fn recent(jobs: &[JobStatus]) -> Vec<&JobStatus> {
     jobs.iter().filter(|j| under_way(j) || shown.contains(&j.iteration_id)).collect()
 }
 
-/// The state of an epoch. One that all readers left before its end is abandoned: nothing runs until one comes back.
+/// The state of an epoch. An epoch whose readers all left before its end is abandoned: it is idle until one returns.
 fn state(job: &JobStatus) -> &str {
     match job.state.as_str() {
         "running" if job.clients == 0 && job.tasks == 0 => "abandoned",
@@ -131,7 +131,7 @@ fn jobs(jobs: &[&JobStatus]) -> String {
     }));
     let mut out = aligned(&rows, 8);
     for (i, job) in jobs.iter().enumerate() {
-        // A job's epochs share what was decided: it is told with the last one.
+        // The epochs of a job share its decision, which is shown with the last one.
         if !jobs[i + 1..].iter().any(|later| later.job == job.job) {
             caching(job, &mut out);
         }
@@ -144,7 +144,7 @@ fn jobs(jobs: &[&JobStatus]) -> String {
     out
 }
 
-/// What of a job is stored, how its last epoch ran, and why.
+/// What is stored of a job, the execution modes of its last epoch, and the reason.
 fn caching(job: &JobStatus, out: &mut String) {
     if ["", "compute"].contains(&job.policy.as_str()) {
         return;
@@ -174,7 +174,7 @@ fn caching(job: &JobStatus, out: &mut String) {
     }
 }
 
-/// The stages of a job: what they did, and how fast while they worked.
+/// The stages of a job: their rows and their rates while busy.
 fn details(job: &JobStatus) -> String {
     let mut out = format!("\n{} epoch {}", job.job, job.epoch);
     if let Some(f) = &job.failure {
@@ -216,7 +216,7 @@ fn details(job: &JobStatus) -> String {
     out
 }
 
-/// Rows per second of work; of one thread, if the stage runs on several.
+/// Rows per second of busy time, of one thread.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate for people; saturates")]
 fn rate(s: &StageStats) -> Option<u64> {
     let busy = s.busy_s.max(s.cpu_s);
@@ -264,7 +264,7 @@ fn job_json(j: &JobStatus) -> Value {
            "decision": document(&j.decision_json), "profile": document(&j.profile_json)})
 }
 
-/// How the splits of ended tasks were run, as in `caju.run/v1`.
+/// The splits of ended tasks by execution mode, as in `caju.run/v1`.
 fn modes_json(j: &JobStatus) -> Value {
     let m = j.modes.unwrap_or_default();
     json!({"compute": m.compute, "put": m.put, "get": m.get, "fell_back": m.fell_back, "backfilled": m.kept,
@@ -277,7 +277,7 @@ fn io_json(j: &JobStatus) -> Value {
            "cache_bytes_read": io.cache_bytes_read, "cache_bytes_written": io.cache_bytes_written})
 }
 
-/// A recorded document; null if there is none.
+/// A recorded JSON document, or null.
 fn document(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or(Value::Null)
 }

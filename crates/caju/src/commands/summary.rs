@@ -1,4 +1,4 @@
-//! The closing words of a run, for a person: what happened, how fast, and what to do about it.
+//! The summary of a run for people: what happened, how fast, and what to do about the bottleneck.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -40,7 +40,7 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
     if got + put > 0 {
         let mut text = format!("{} written, {} read", format_bytes(put), format_bytes(got));
         if outcome.private_cache {
-            text.push_str(", in a folder of this run alone; --cache URL keeps it for others");
+            text.push_str(", in a private folder of this run; --cache URL keeps it for other runs");
         }
         paragraph("cache", &text, &mut out);
     }
@@ -48,7 +48,7 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
         let undecided = ["auto", "cachew"].contains(&job.policy.as_str()) && job.decision_json.is_empty();
         let what = match job.caching.as_str() {
             "" if undecided => {
-                "nothing was stored, and nothing decided: it has no `autocache`, or the log says why"
+                "nothing was stored, and nothing decided: the pipeline has no `autocache`, or the log says why"
             }
             "" => "nothing is stored",
             caching => caching,
@@ -80,15 +80,15 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
 /// Skipped rows that the summary shows.
 const SHOWN_SKIPS: usize = 3;
 
-/// Columns of a line of words.
+/// The width of text, in characters.
 const WIDTH: usize = 100;
 
-/// A line of the summary, continued below itself where it is long.
+/// A named paragraph of the summary, wrapped.
 fn paragraph(name: &str, text: &str, out: &mut String) {
     let _ = write!(out, "\n  {name:<11}  {}", wrapped(text, 15));
 }
 
-/// Text in lines of a bearable width; all but the first are indented.
+/// Wraps text at [`WIDTH`]. All lines but the first are indented.
 pub(crate) fn wrapped(text: &str, indent: usize) -> String {
     let mut out = String::new();
     let mut column = indent;
@@ -129,7 +129,7 @@ fn epochs_table(epochs: &[EpochReport], out: &mut String) {
     out.push_str(&aligned(&rows, 8));
 }
 
-/// How the splits were run, in a few words.
+/// The splits by execution mode, as text.
 pub(crate) fn splits(s: SplitsReport) -> String {
     let parts = [(s.compute, "computed"), (s.put, "stored"), (s.get, "from the cache")];
     let some = parts.into_iter().filter(|(n, _)| *n > 0);
@@ -140,12 +140,12 @@ pub(crate) fn splits(s: SplitsReport) -> String {
     text
 }
 
-/// Columns to the right, two spaces in front of each.
+/// A table with right-aligned columns, two spaces before each.
 pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
     aligned(rows, N)
 }
 
-/// The first line of a text, and that there are more, for places of one line.
+/// The first line of a text, marked if there are more.
 pub(crate) fn one_line(text: &str) -> Cow<'_, str> {
     match text.trim_end().split_once(['\n', '\r']) {
         Some((first, _)) => Cow::Owned(format!("{} [...]", first.trim_end())),
@@ -153,7 +153,7 @@ pub(crate) fn one_line(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// The same with the columns from `left` on to the left: words rather than numbers.
+/// A table with left-aligned columns from column `left` on, for words instead of numbers.
 pub(crate) fn aligned<const N: usize>(rows: &[[String; N]], left: usize) -> String {
     let rows: Vec<[Cow<'_, str>; N]> =
         rows.iter().map(|row| std::array::from_fn(|i| one_line(&row[i]))).collect();
@@ -176,20 +176,20 @@ pub(crate) fn aligned<const N: usize>(rows: &[[String; N]], left: usize) -> Stri
 fn bottleneck(job: &JobStatus, epochs: &[EpochReport], out: &mut String) {
     let last = epochs.last();
     let wait = last.map_or(0.0, |e| e.wait_s / e.wall_s.max(1e-9));
-    let told = job.bottleneck.strip_prefix("stage:").unwrap_or(&job.bottleneck);
-    let name = if wait < 0.1 { "consumer" } else { told };
+    let reported = job.bottleneck.strip_prefix("stage:").unwrap_or(&job.bottleneck);
+    let name = if wait < 0.1 { "consumer" } else { reported };
     if name.is_empty() {
         return;
     }
     let total: f64 = job.stages.iter().map(busy).sum();
-    let share = job
+    let fraction = job
         .stages
         .iter()
         .find(|s| s.name == name)
         .filter(|_| total > 0.0)
         .map(|s| format!(", {:.0} % of the stages' time", 100.0 * busy(s) / total))
         .unwrap_or_default();
-    let _ = write!(out, "\n  bottleneck   {name}{share}\n               {}", advice(name));
+    let _ = write!(out, "\n  bottleneck   {name}{fraction}\n               {}", advice(name));
 }
 
 fn busy(s: &StageStats) -> f64 {
@@ -201,19 +201,19 @@ pub(crate) fn advice(bottleneck: &str) -> &'static str {
     let bottleneck = bottleneck.strip_prefix("stage:").unwrap_or(bottleneck);
     let stage = bottleneck.split_once('.').map_or(bottleneck, |(_, name)| name);
     match stage {
-        "source" => "reading holds it up: store the files nearer, select fewer columns, or add workers",
+        "source" => "reading is the bottleneck: store the files nearer, select fewer columns, or add workers",
         "consumer" => "rows are ready before they are asked for: the reader decides the speed",
         "network" | "output" => {
-            "moving rows holds it up: deliver fewer bytes (uint8 images, fewer columns), or add workers"
+            "moving rows is the bottleneck: deliver fewer bytes (uint8 images, fewer columns), or add workers"
         }
-        "sleep" | "burn" => "an artificial cost; it runs one at a time per worker: add workers",
+        "sleep" | "burn" => "an artificial cost, which runs one at a time per worker: add workers",
         "autocache" => {
-            "reading or writing the snapshot holds it up: a cache nearer by, or a lighter encoding (arrow/none)"
+            "reading or writing the snapshot is the bottleneck: use a cache nearer by, or a cheaper encoding (arrow/none)"
         }
         "shuffle" | "batch" | "padded_batch" | "bucket_by_length" => {
-            "it sees all rows of a worker one after another: add workers, or put what makes rows large behind it"
+            "it processes all rows of a worker one after another: add workers, or move stages that make rows large below it"
         }
-        "parse_example" => "parsing holds it up: name fewer features, or add cores or workers",
+        "parse_example" => "parsing is the bottleneck: name fewer features, or add cores or workers",
         _ => "this stage computes as fast as it can: add cores or workers, or make it cheaper",
     }
 }

@@ -14,10 +14,10 @@ use super::shared;
 use crate::cli::{WorkerArgs, WorkerCommand};
 use crate::output;
 
-/// Serves until a signal comes or the dispatcher wants the worker to leave; or asks it to.
+/// Serves until a signal arrives or the dispatcher drains the worker; or asks the dispatcher to drain one.
 ///
 /// # Errors
-/// A wrong setting, a port in use, a dispatcher that is not there.
+/// A wrong setting, a port in use, a dispatcher that does not answer.
 pub(crate) async fn run(args: &WorkerArgs) -> Result<()> {
     match &args.command {
         Some(WorkerCommand::Drain { id, dispatcher, operator_secret_file, connect_timeout }) => {
@@ -81,7 +81,7 @@ async fn ask_to_leave(
     output::say(format_args!("worker {id} gets no new tasks, and leaves when its present ones are done"))
 }
 
-/// The secret that the dispatcher left in a file.
+/// Reads the operator's secret, which the dispatcher wrote to a file.
 fn operator_secret(path: &Path) -> Result<Secret> {
     let place = format!("--operator-secret-file {}", path.display());
     let text = std::fs::read_to_string(path).map_err(|e| match e.kind() {

@@ -1,4 +1,4 @@
-//! The rare kinds of JPEG, through `zune-jpeg`: always the whole image.
+//! JPEG files with fractional sampling, through `zune-jpeg`: always the whole image. Of other kinds it gives an error.
 
 use caju_types::budget;
 use caju_types::{Error, Result};

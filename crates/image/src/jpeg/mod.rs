@@ -2,8 +2,8 @@
 //!
 //! Sequential and progressive Huffman-coded images of 8 bits with one, three or four components are decoded
 //! here, bit for bit as libjpeg-turbo does with its default settings (accurate integer transform, smooth
-//! chroma upsampling), so that a data set means the same to caju as to everyone else. What is left over
-//! (arithmetic coding, 12 bits, lossless, fractional sampling) goes to `zune-jpeg`.
+//! chroma upsampling), so that a data set means the same to caju as to everyone else. Files with fractional sampling
+//! go to `zune-jpeg`. Arithmetic coding, 12 bits per sample, lossless and hierarchical files are refused.
 //!
 //! A window decoded at full scale is the same bytes as that window of the whole image.
 

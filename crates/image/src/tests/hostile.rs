@@ -51,6 +51,21 @@ fn cut_off_files_are_errors_for_regions() {
     assert!(e.to_string().contains("ends early"), "{e}");
 }
 
+/// Lossless and arithmetic coding, and 12 bits per sample, are refused.
+#[test]
+fn rare_kinds_of_jpeg_are_refused() {
+    let bytes = fixture("420.jpg");
+    let frame = bytes.windows(2).position(|w| w == [0xFF, 0xC0]).unwrap();
+    for marker in [0xC3, 0xC9, 0xCA] {
+        let mut other = bytes.clone();
+        other[frame + 1] = marker;
+        assert!(message(&other).contains("JPEG"), "{marker:x}");
+    }
+    let mut deep = bytes.clone();
+    deep[frame + 4] = 12;
+    assert!(message(&deep).contains("JPEG"));
+}
+
 /// Data that end early but carry the end-of-image marker.
 #[test]
 fn short_scans_are_errors() {

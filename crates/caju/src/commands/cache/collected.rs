@@ -1,4 +1,4 @@
-//! What `caju cache gc` did or would do, for people: what goes, and why that.
+//! The result of `caju cache gc` for people: what is deleted, and why.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -6,10 +6,10 @@ use std::fmt::Write as _;
 use caju_cache::{Collected, Collection, Eviction};
 use caju_types::{Fingerprint, format_bytes, format_count};
 
-use super::show::{MOST, seconds, short};
+use super::show::{MAX_LISTED, seconds, short};
 use crate::commands::summary::table;
 
-/// By reason; then snapshots and parts one by one, if they are few.
+/// The objects by reason, then snapshots and parts one by one if they are few.
 pub(super) fn text(c: &Collection) -> String {
     let mut out = String::new();
     objects(c, &mut out);
@@ -37,14 +37,14 @@ fn objects(c: &Collection, out: &mut String) {
     for (why, (objects, bytes)) in by {
         let _ = writeln!(out, "  {:>8}  {:>10}  {}", format_count(objects), format_bytes(bytes), reason(why));
     }
-    for e in c.expired.iter().take(MOST) {
+    for e in c.expired.iter().take(MAX_LISTED) {
         let of = short(e.snapshot);
         let _ =
             writeln!(out, "      snapshot {of}: unused for {}, {}", seconds(e.idle_s), format_bytes(e.bytes));
     }
-    // What expires is told by snapshot.
+    // Expired objects are listed by snapshot.
     let mut single = c.objects.iter().filter(|o| o.1 != Collected::Expired);
-    if single.clone().count() <= MOST {
+    if single.clone().count() <= MAX_LISTED {
         single.for_each(|(object, _, bytes)| {
             let _ = writeln!(out, "      {object}  {}", format_bytes(*bytes));
         });
@@ -53,7 +53,7 @@ fn objects(c: &Collection, out: &mut String) {
     }
 }
 
-/// The parts of one snapshot that go.
+/// The evicted parts of one snapshot.
 #[derive(Default)]
 struct Going {
     parts: u64,
@@ -96,11 +96,11 @@ fn evictions(c: &Collection, out: &mut String) {
         [short(*of), format_count(g.parts), format_bytes(g.bytes), cpu, idle, format!("{:.3}", g.worth)]
     }));
     out.push_str(&table(&rows));
-    for e in c.evictions.iter().take(MOST) {
+    for e in c.evictions.iter().take(MAX_LISTED) {
         let _ = writeln!(out, "      {}", line(e));
     }
-    if c.evictions.len() > MOST {
-        let _ = writeln!(out, "      and {} more; --format json has all", c.evictions.len() - MOST);
+    if c.evictions.len() > MAX_LISTED {
+        let _ = writeln!(out, "      and {} more; --format json has all", c.evictions.len() - MAX_LISTED);
     }
 }
 

@@ -1,4 +1,4 @@
-//! `caju cache`: what a cache root holds, whether it is whole, and what may go.
+//! `caju cache`: lists, checks and cleans a cache.
 
 mod collected;
 mod show;
@@ -20,23 +20,23 @@ use crate::progress::{Progress, State};
 
 pub(super) use show::{ago, short};
 
-/// What `caju cache verify` ends with if it found damage that is still there.
-const DAMAGED: u8 = 4;
+/// The exit code of `caju cache verify` that found damage and did not drop it.
+const EXIT_DAMAGED: u8 = 4;
 
-/// How long giving back what was taken may last.
-const CLOSE: Duration = Duration::from_secs(5);
+/// How long releasing the cache's lease may take.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs the command, to its exit code.
 ///
 /// # Errors
-/// A root that is none or cannot be reached, a snapshot that is not there, and what is refused.
+/// A root that is no cache or cannot be reached, an unknown snapshot, and refused operations.
 pub(crate) async fn run(global: &Global, command: &CacheCommand) -> Result<u8> {
     match command {
         CacheCommand::Ls(root) => ls(global, root).await?,
         CacheCommand::Inspect { fingerprint, root } => inspect(global, root, fingerprint).await?,
         CacheCommand::Verify { fingerprint, repair, root } => {
             let whole = verify(global, root, fingerprint.as_deref(), *repair).await?;
-            return Ok(if whole { 0 } else { DAMAGED });
+            return Ok(if whole { 0 } else { EXIT_DAMAGED });
         }
         CacheCommand::Gc { dry_run, budget, ttl, grace, root } => {
             let options = CacheOptions {
@@ -54,10 +54,10 @@ pub(crate) async fn run(global: &Global, command: &CacheCommand) -> Result<u8> {
     Ok(0)
 }
 
-/// Opens a root that is there already; a mistyped one must neither become one nor pass for an empty one.
+/// Opens an existing root. A mistyped URL must neither create a cache nor look like an empty one.
 ///
 /// # Errors
-/// `NotFound` where there is no cache, and what [`Cache::open`] says.
+/// `NotFound` where there is no cache, and the errors of [`Cache::open`].
 pub(super) async fn open(url: &str, options: CacheOptions) -> Result<Arc<Cache>> {
     let url = shared::absolute_url(url)?;
     let stores = shared::stores()?;
@@ -67,8 +67,8 @@ pub(super) async fn open(url: &str, options: CacheOptions) -> Result<Arc<Cache>>
     Cache::open(&stores, &url, options, clock, writer).await
 }
 
-/// For what only looks at a root: it may be somebody else's.
-pub(super) fn only_looking() -> CacheOptions {
+/// Options for commands that only read a root, which may belong to somebody else.
+pub(super) fn reading_only() -> CacheOptions {
     CacheOptions { read_only: true, ..CacheOptions::default() }
 }
 
@@ -88,7 +88,7 @@ async fn refuse_other_places(stores: &Stores, url: &str) -> Result<()> {
     )))
 }
 
-/// The snapshot that somebody means by the first digits of its fingerprint.
+/// The snapshot whose fingerprint begins with these digits.
 async fn find(cache: &Arc<Cache>, root: &CacheRoot, digits: &str) -> Result<Fingerprint> {
     let plain = digits.to_ascii_lowercase();
     if plain.len() > 32 || !plain.chars().all(|c| c.is_ascii_hexdigit()) {
@@ -107,21 +107,21 @@ async fn find(cache: &Arc<Cache>, root: &CacheRoot, digits: &str) -> Result<Fing
     })
 }
 
-/// Runs something that may take long, and shows what it has asked of the store meanwhile.
+/// Runs work that may take long, and shows its requests to the store.
 async fn watch<F: Future>(global: &Global, cache: &Arc<Cache>, what: &str, work: F) -> F::Output {
     let io = cache.counters();
     let state = || {
         let now = io.snapshot();
         let (requests, read) = (now.reads + now.lists + now.writes + now.deletes, now.bytes_read);
         State {
-            said: Some(format!("{} requests, {} read", format_count(requests), format_bytes(read))),
+            text: Some(format!("{} requests, {} read", format_count(requests), format_bytes(read))),
             ..State::default()
         }
     };
     Progress::new(what, global.quiet).watch(work, state).await
 }
 
-/// Writes an answer as it was asked for.
+/// Prints an answer in the requested format.
 fn answer(root: &CacheRoot, schema: &str, json: impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
     match root.format {
         OutputFormat::Text => output::say(text().trim_end()),
@@ -129,7 +129,7 @@ fn answer(root: &CacheRoot, schema: &str, json: impl Serialize, text: impl FnOnc
     }
 }
 
-/// An object with the name of its format in front.
+/// A JSON object with the name of its format as its first field.
 fn with_schema(schema: &str, json: impl Serialize) -> Result<Value> {
     let value = serde_json::to_value(json).map_err(|e| Error::internal(format!("{schema}: {e}")))?;
     let mut out = serde_json::Map::new();
@@ -141,10 +141,10 @@ fn with_schema(schema: &str, json: impl Serialize) -> Result<Value> {
 }
 
 async fn ls(global: &Global, root: &CacheRoot) -> Result<()> {
-    let cache = open(&root.cache, only_looking()).await?;
+    let cache = open(&root.cache, reading_only()).await?;
     let work = async { Ok::<_, Error>((cache.usage().await?, cache.list().await?)) };
     let (usage, mut snapshots) = watch(global, &cache, "listing", work).await?;
-    // The latest one is what people look for.
+    // Last used first.
     snapshots.sort_by(|a, b| {
         b.last_use_unix_s.unwrap_or(0.0).total_cmp(&a.last_use_unix_s.unwrap_or(0.0)).then_with(|| {
             let name = |s: &SnapshotInfo| s.fingerprint;
@@ -157,34 +157,34 @@ async fn ls(global: &Global, root: &CacheRoot) -> Result<()> {
 }
 
 async fn inspect(global: &Global, root: &CacheRoot, digits: &str) -> Result<()> {
-    let cache = open(&root.cache, only_looking()).await?;
+    let cache = open(&root.cache, reading_only()).await?;
     let of = find(&cache, root, digits).await?;
     let inspection = watch(global, &cache, "inspecting", cache.inspect(&of)).await?;
     answer(root, "caju.snapshot/v1", &inspection, || show::inspection(&inspection))
 }
 
-/// Whether everything is whole, now that what can be repaired is if that was asked for.
+/// Verifies, and repairs with `repair`. Returns whether no damage is left.
 async fn verify(global: &Global, root: &CacheRoot, digits: Option<&str>, repair: bool) -> Result<bool> {
-    // What is in the memory tier was read before; here the store itself is meant.
+    // Without a memory tier, so that the store itself is read.
     let options = CacheOptions { memory_tier_bytes: 0, ..CacheOptions::default() };
     let cache = open(&root.cache, options).await?;
     let chosen = match digits {
         Some(digits) => vec![find(&cache, root, digits).await?],
         None => Vec::new(),
     };
-    // Of a save nothing is dropped: it may be all that there is of those rows.
+    // Nothing of a save is dropped: it may be the only copy of its rows.
     let save = repair && Saved::load(&shared::stores()?, cache.url()).await?.is_some();
     let report = verify_all(global, &cache, chosen, repair && !save).await;
-    // Whoever reads holds a lease; left behind, it would keep `rm` from its work.
-    if let Err(error) = cache.close(CLOSE).await {
-        tracing::debug!(%error, "the cache was not closed in order");
+    // A reader holds a lease. Left behind, it would make `rm` refuse.
+    if let Err(error) = cache.close(CLOSE_TIMEOUT).await {
+        tracing::debug!(%error, "the cache was not closed cleanly");
     }
     let report = report?;
     answer(root, "caju.verify/v1", &report, || verified(&report, repair, save))?;
     Ok(report.is_clean() || (repair && !save))
 }
 
-/// The report with what is to be done about it.
+/// The report, and what to do about damage.
 fn verified(report: &VerifyReport, repair: bool, save: bool) -> String {
     let next = match (report.is_clean(), save, repair) {
         (true, ..) => return report.to_string(),
@@ -201,7 +201,7 @@ fn verified(report: &VerifyReport, repair: bool, save: bool) -> String {
     format!("{report}\n{next}")
 }
 
-/// Snapshot by snapshot, so that there is progress to show.
+/// Verifies snapshot by snapshot, to show progress.
 async fn verify_all(
     global: &Global,
     cache: &Arc<Cache>,
@@ -213,23 +213,23 @@ async fn verify_all(
         listing.await?.into_iter().map(|s| (s.fingerprint, s.bytes)).collect();
     snapshots.retain(|(of, _)| chosen.is_empty() || chosen.contains(of));
     let total: u64 = snapshots.iter().map(|(_, bytes)| bytes).sum();
-    let (done, begun, io) = (AtomicU64::new(0), AtomicU64::new(0), cache.counters());
+    let (done, started, io) = (AtomicU64::new(0), AtomicU64::new(0), cache.counters());
     let before = AtomicU64::new(io.snapshot().bytes_read);
     let state = || {
         // Parts of a remote store are read twice: their bytes as a whole, then their rows.
         let read = io.snapshot().bytes_read.saturating_sub(before.load(Ordering::Relaxed)) / 2;
-        let (at, all) = (begun.load(Ordering::Relaxed), snapshots.len());
+        let (at, all) = (started.load(Ordering::Relaxed), snapshots.len());
         State {
             done: (done.load(Ordering::Relaxed) + read).min(total),
             total: Some(total.max(1)),
-            said: Some(format!("snapshot {at} of {all}, {}", format_bytes(total))),
+            text: Some(format!("snapshot {at} of {all}, {}", format_bytes(total))),
             ..State::default()
         }
     };
     let work = async {
         let mut sum = VerifyReport::default();
         for (of, bytes) in &snapshots {
-            begun.fetch_add(1, Ordering::Relaxed);
+            started.fetch_add(1, Ordering::Relaxed);
             let one = if repair { cache.repair(Some(of)).await? } else { cache.verify(Some(of)).await? };
             sum.snapshots += one.snapshots;
             sum.parts += one.parts;
@@ -255,7 +255,7 @@ async fn gc(global: &Global, root: &CacheRoot, options: CacheOptions, dry_run: b
     answer(root, "caju.gc/v1", gc_json(&collection)?, || collected::text(&collection))?;
     let over = collection.over_budget_bytes;
     match budget {
-        // A dry run has told it; whoever asked for room must not take this for success.
+        // A dry run has printed it. A real run that does not reach the budget must not look like success.
         Some(budget) if over > 0 && !dry_run => Err(Error::exhausted(format!(
             "{} is still full: {} more than {}, and nothing more may go: the rest is pinned, in use, or records and \
              manifests; raise --budget, unpin or remove snapshots",
@@ -306,7 +306,7 @@ async fn rm(global: &Global, root: &CacheRoot, digits: &[String], force: bool) -
     answer(root, "caju.rm/v1", json!({"removed": list}), text)
 }
 
-/// What went before an error is gone all the same.
+/// Adds to an error which snapshots were removed before it.
 fn partly(error: Error, removed: &[(Fingerprint, u64)]) -> Error {
     if removed.is_empty() {
         return error;

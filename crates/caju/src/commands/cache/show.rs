@@ -10,19 +10,19 @@ use caju_types::{Fingerprint, format_bytes, format_count, format_duration};
 
 use crate::commands::summary::table;
 
-/// Digits that tell snapshots apart in all but the rarest cases.
-const DIGITS: usize = 12;
-/// The most characters of a line that has to be cut.
+/// Digits of a shortened fingerprint: enough to tell the snapshots of a cache apart.
+const SHORT_DIGITS: usize = 12;
+/// The most characters of a line. Longer ones are truncated.
 const WIDTH: usize = 110;
-/// The most parts, or objects, that are told one by one.
-pub(super) const MOST: usize = 20;
+/// The most parts, or objects, that are listed one by one.
+pub(super) const MAX_LISTED: usize = 20;
 
 /// The first digits of a fingerprint.
 pub(in crate::commands) fn short(of: Fingerprint) -> String {
-    of.to_string().chars().take(DIGITS).collect()
+    of.to_string().chars().take(SHORT_DIGITS).collect()
 }
 
-/// How long ago something was, in the coarsest unit that says enough.
+/// How long ago something was, in a readable unit.
 pub(in crate::commands) fn ago(unix_s: Option<f64>) -> String {
     let Some(then) = unix_s else { return "never".into() };
     let past = SystemClock::shared().unix_time().as_secs_f64() - then;
@@ -154,7 +154,7 @@ fn stages(i: &Inspection, out: &mut String) {
         Ok(def) => describe(&def).iter().for_each(|l| {
             let _ = writeln!(out, "  {l}");
         }),
-        // Written by another version, perhaps.
+        // Another version may have written it.
         Err(_) => {
             let _ = writeln!(out, "  {}", what(&i.info));
         }
@@ -166,14 +166,14 @@ fn parts(i: &Inspection, out: &mut String) {
         return;
     }
     let mut rows = vec![["part", "rows", "bytes", "written as", "by"].map(String::from)];
-    rows.extend(i.parts.iter().take(MOST).map(|p| {
+    rows.extend(i.parts.iter().take(MAX_LISTED).map(|p| {
         let name = p.path.rsplit('/').next().unwrap_or(&p.path);
         let bytes = format_bytes(p.bytes);
         [name.to_string(), format_count(p.rows), bytes, p.encoding.to_string(), p.writer.clone()]
     }));
     let _ = write!(out, "\nparts below v1/{}/parts\n{}", i.info.fingerprint, table(&rows));
-    if i.parts.len() > MOST {
-        let _ = writeln!(out, "  and {} more; --format json has all", i.parts.len() - MOST);
+    if i.parts.len() > MAX_LISTED {
+        let _ = writeln!(out, "  and {} more; --format json has all", i.parts.len() - MAX_LISTED);
     }
 }
 

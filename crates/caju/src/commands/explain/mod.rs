@@ -1,6 +1,6 @@
-//! `caju explain`: what of a pipeline is stored already, and why the rest is not.
+//! `caju explain`: which rows of a pipeline are stored, and why the others are not.
 
-mod differ;
+mod diff;
 mod sets;
 mod text;
 
@@ -20,13 +20,13 @@ use caju_types::{Error, Fingerprint, Result, SplitKey, did_you_mean, format_coun
 use futures::StreamExt;
 use serde_json::Value;
 
-use self::differ::{Difference, compare};
+use self::diff::{Difference, compare};
 use super::{cache, check, shared};
 use crate::cli::{ExplainArgs, Global, OutputFormat};
 use crate::output;
 use crate::progress::{Progress, State};
 
-/// What there is of a pipeline.
+/// What is stored of a pipeline.
 struct Explanation {
     pipeline: String,
     fingerprint: Fingerprint,
@@ -36,30 +36,30 @@ struct Explanation {
     job: Option<JobStatus>,
 }
 
-/// A split of the source, as far as it matters here.
+/// A split of the source.
 struct Listed {
     key: SplitKey,
     place: String,
-    /// Only some of its rows are read, because of a `take` or `skip`: it is computed each time.
+    /// Whether a `take` or `skip` reads only some of its rows. Such a split is computed each time.
     cut: bool,
 }
 
 /// What is stored at a hint.
 struct HintState {
     prefix: PrefixFingerprint,
-    /// The stream stage above it: then its parts are stored and read all together, if at all.
+    /// The cross-split stage above it, if any. Its parts are then stored and read as one set.
     behind: Option<String>,
     /// Why nothing can be stored there.
     no_set: Option<String>,
-    /// The set that these splits have there, or would have.
+    /// The identity of the set of these splits.
     set: Option<Fingerprint>,
     /// Splits of this source that have a part.
     stored: u64,
-    /// Parts that the snapshot has in all.
+    /// All parts of the snapshot.
     parts: u64,
     rows: u64,
     bytes: u64,
-    /// Files with splits that have no part, and how many.
+    /// Files with splits without a part, and the number of these splits.
     missing: BTreeMap<String, u64>,
     nearest: Option<Nearest>,
 }
@@ -75,16 +75,16 @@ impl HintState {
     }
 }
 
-/// The snapshot of another prefix that is most like this one.
+/// The most similar snapshot of another prefix.
 struct Nearest {
     info: SnapshotInfo,
     differences: Vec<Difference>,
 }
 
-/// Explains, and shows the last decision.
+/// Prints what is stored, and the last decision.
 ///
 /// # Errors
-/// What is wrong with the file or its source, a cache or dispatcher that is not there, an unknown job.
+/// What is wrong with the file or its source, a missing cache, a dispatcher that does not answer, an unknown job.
 pub(crate) async fn run(global: &Global, args: &ExplainArgs) -> Result<()> {
     let mut def = shared::read_pipeline(&args.file)?;
     if let Some(seed) = args.seed {
@@ -92,11 +92,11 @@ pub(crate) async fn run(global: &Global, args: &ExplainArgs) -> Result<()> {
     }
     let registry = shared::registry();
     let status = match &args.dispatcher {
-        Some(address) => Some(ask(address, args.connect_timeout).await?),
+        Some(address) => Some(status(address, args.connect_timeout).await?),
         None => None,
     };
     let url = cache_url(args, status.as_ref())?;
-    let cache = cache::open(&url, cache::only_looking()).await?;
+    let cache = cache::open(&url, cache::reading_only()).await?;
     let ctx = SourceContext::new(Arc::new(shared::stores()?), Arc::new(IoCounters::new()));
     let bound = Box::pin(caju_engine::bind(&def, &registry, &ctx, None)).await?;
     let job = match &status {
@@ -106,7 +106,7 @@ pub(crate) async fn run(global: &Global, args: &ExplainArgs) -> Result<()> {
     let splits = list(global, &bound).await?;
     let mut hints = hints(global, &def, &registry, &cache, &splits).await?;
     for hint in hints.iter_mut().filter(|h| h.behind.is_some()) {
-        sets::look(&bound, &registry, &cache, splits.len() as u64, hint).await?;
+        sets::find(&bound, &registry, &cache, splits.len() as u64, hint).await?;
     }
     let explanation = Explanation {
         pipeline: check::title(&def, &args.file),
@@ -122,8 +122,8 @@ pub(crate) async fn run(global: &Global, args: &ExplainArgs) -> Result<()> {
     }
 }
 
-async fn ask(address: &str, patience: std::time::Duration) -> Result<GetStatusResponse> {
-    let config = ClientConfig { connect_timeout: patience, ..ClientConfig::default() };
+async fn status(address: &str, timeout: std::time::Duration) -> Result<GetStatusResponse> {
+    let config = ClientConfig { connect_timeout: timeout, ..ClientConfig::default() };
     Client::connect(address, config).await?.status().await
 }
 
@@ -139,7 +139,7 @@ fn cache_url(args: &ExplainArgs, status: Option<&GetStatusResponse>) -> Result<S
     }
 }
 
-/// The job that was asked for, else the latest one of this pipeline.
+/// The job with this name, else the latest one of this pipeline.
 fn job_of(
     status: &GetStatusResponse,
     name: Option<&str>,
@@ -167,8 +167,8 @@ fn job_of(
 async fn list(global: &Global, bound: &BoundPipeline) -> Result<Vec<Listed>> {
     let found = AtomicU64::new(0);
     let state = || {
-        let said = format!("{} splits", format_count(found.load(Ordering::Relaxed)));
-        State { said: Some(said), ..State::default() }
+        let text = format!("{} splits", format_count(found.load(Ordering::Relaxed)));
+        State { text: Some(text), ..State::default() }
     };
     let work = async {
         let (mut splits, mut seen, mut out) = (bound.splits(), HashSet::new(), Vec::new());
@@ -188,7 +188,7 @@ async fn list(global: &Global, bound: &BoundPipeline) -> Result<Vec<Listed>> {
     Progress::new("listing the source", global.quiet).watch(work, state).await
 }
 
-/// The file of a split; what it is, if it has none.
+/// The file of a split, or a description of a split without a file.
 fn place(split: &Split) -> String {
     split.file.as_ref().map_or_else(|| split.describe(), |f| f.url.clone())
 }
@@ -257,11 +257,11 @@ async fn stored(
     Ok(state)
 }
 
-/// A snapshot that is none of this pipeline's, and what its fingerprint is a hash of.
+/// A snapshot of another prefix, and the canonical text of which its fingerprint is a hash.
 struct Other {
     info: SnapshotInfo,
     canonical: Value,
-    /// Whether the versions in it are those that it was written with.
+    /// Whether the canonical text was recorded when the snapshot was written.
     exact: bool,
 }
 
@@ -280,7 +280,7 @@ impl Others {
             let canonical = if exact {
                 description.canonical.clone()
             } else {
-                // Written before manifests told it: as it would be with the functions of today.
+                // Manifests of older versions lack it. It is rebuilt with the functions of this version.
                 match rebuilt(&description.definition, registry) {
                     Ok(canonical) => canonical,
                     Err(_) => continue,
@@ -301,7 +301,7 @@ fn parsed(canonical: &str) -> Result<Value> {
     serde_json::from_str(canonical).map_err(|e| Error::internal(format!("a canonical text: {e}")))
 }
 
-/// The one with the longest common beginning; among those, with the fewest differences and the most rows.
+/// The snapshot with the longest common prefix. Ties: the fewest differences, then the most rows.
 fn nearest(
     def: &DatasetDef,
     registry: &Registry,
@@ -312,7 +312,7 @@ fn nearest(
     let steps: Vec<usize> =
         (0..prefix.stage_index).filter(|i| !matches!(def.stages[*i].op, StageOp::Autocache { .. })).collect();
     let compared = others.iter().filter_map(|other| Some((other, compare(&here, &other.canonical, &steps)?)));
-    let rank = |(other, c): &(&Other, differ::Comparison)| {
+    let rank = |(other, c): &(&Other, diff::Comparison)| {
         (c.common, std::cmp::Reverse(c.differences.len()), other.info.rows, other.info.fingerprint)
     };
     Ok(compared.max_by_key(rank).map(|(other, c)| {

@@ -1,4 +1,4 @@
-//! Hints behind stages that mix splits: whether all parts are there that these splits have.
+//! Hints behind stages that mix splits: whether there is a complete set for the splits of the source.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use futures::TryStreamExt;
 
 use super::HintState;
 
-/// Looks for the set of a hint.
-pub(super) async fn look(
+/// Finds the set of a hint.
+pub(super) async fn find(
     bound: &BoundPipeline,
     registry: &Registry,
     cache: &Arc<Cache>,
@@ -21,7 +21,7 @@ pub(super) async fn look(
     hint.no_set = bound.no_set(hint.prefix.stage_index);
     let base = bound.set_base(registry, &hint.prefix.hint)?;
     let Some(base) = base.filter(|_| hint.no_set.is_none()) else { return Ok(()) };
-    // With repetitions, which the list of splits leaves out.
+    // These include repetitions, which the list of splits does not.
     let names: Vec<u128> = bound.splits().map_ok(|s| cover(&s)).try_collect().await?;
     let id = set_id(base.seeded(bound.def().options.seed.unwrap_or(0)), Whole::of(names));
     hint.set = Some(id);

@@ -1,4 +1,4 @@
-//! An explanation for people, and for programs.
+//! The explanation as text and as JSON.
 
 use std::fmt::Write as _;
 
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use super::{Explanation, HintState, Nearest};
 use crate::commands::cache::{ago, short};
 
-/// The most files, and differences, that are told one by one.
-const MOST: usize = 5;
+/// The most files, and differences, that are listed one by one.
+const MAX_LISTED: usize = 5;
 
-/// For people. `asked`: whether a dispatcher was.
+/// The explanation as text. `asked` is whether a dispatcher was asked for its jobs.
 ///
 /// # Errors
 /// A decision of another version.
@@ -30,7 +30,7 @@ pub(super) fn text(e: &Explanation, asked: bool) -> Result<String> {
     }
     for hint in &e.hints {
         out.push('\n');
-        tell(e, hint, &mut out);
+        describe_hint(e, hint, &mut out);
     }
     match &e.job {
         Some(job) => decision(job, &mut out)?,
@@ -44,7 +44,7 @@ fn count(n: u64, what: &str) -> String {
     format!("{} {what}{}", format_count(n), if n == 1 { "" } else { "s" })
 }
 
-fn tell(e: &Explanation, h: &HintState, out: &mut String) {
+fn describe_hint(e: &Explanation, h: &HintState, out: &mut String) {
     let all = e.splits.len();
     let head = format!("hint `{}` at step {}", h.prefix.hint, h.prefix.stage_index);
     let name = short(h.prefix.fingerprint);
@@ -102,11 +102,11 @@ fn missing(e: &Explanation, h: &HintState, line: &mut impl FnMut(String)) {
         let cut = count(cut, "split");
         line(format!("  {cut} cut by `take` or `skip`: computed each time"));
     }
-    for (file, n) in h.missing.iter().take(MOST) {
+    for (file, n) in h.missing.iter().take(MAX_LISTED) {
         line(format!("  not stored: {file} ({})", count(*n, "split")));
     }
-    if h.missing.len() > MOST {
-        line(format!("  and {} more files", h.missing.len() - MOST));
+    if h.missing.len() > MAX_LISTED {
+        line(format!("  and {} more files", h.missing.len() - MAX_LISTED));
     }
 }
 
@@ -119,11 +119,11 @@ fn nearest(near: &Nearest, line: &mut impl FnMut(String)) {
         count(info.rows, "row"),
         ago(info.last_use_unix_s)
     ));
-    for difference in near.differences.iter().take(MOST) {
+    for difference in near.differences.iter().take(MAX_LISTED) {
         line(format!("    {difference}"));
     }
-    if near.differences.len() > MOST {
-        line(format!("    and {} more", near.differences.len() - MOST));
+    if near.differences.len() > MAX_LISTED {
+        line(format!("    and {} more", near.differences.len() - MAX_LISTED));
     }
 }
 
@@ -141,7 +141,7 @@ fn decision(job: &JobStatus, out: &mut String) -> Result<()> {
     Ok(())
 }
 
-/// For programs: `caju.explain/v1`.
+/// The explanation as `caju.explain/v1`.
 pub(super) fn json(e: &Explanation) -> Value {
     let all = e.splits.len();
     let hints: Vec<Value> = e.hints.iter().map(|h| hint_json(h, all)).collect();
@@ -169,7 +169,7 @@ fn hint_json(h: &HintState, all: usize) -> Value {
            "nearest": near})
 }
 
-/// A recorded document; null if there is none.
+/// A recorded JSON document, or null.
 fn parsed(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or(Value::Null)
 }

@@ -1,20 +1,20 @@
-//! In what two prefixes differ: their canonical texts, which fingerprints are hashes of, compared stage by stage.
+//! Compares two prefixes stage by stage, by the canonical texts of which their fingerprints are hashes.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-/// The most characters of a value that are told.
-const WIDTH: usize = 100;
+/// The most characters of a printed value.
+const MAX_VALUE_CHARS: usize = 100;
 
-/// One thing that is not the same.
+/// One difference.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Difference {
-    /// Where: a step with its argument, a function, a library.
+    /// The place: a step with its argument, a function, a library.
     pub(super) place: String,
-    /// What is here; none: nothing.
+    /// The value in this pipeline, if any.
     pub(super) here: Option<Value>,
-    /// What is there.
+    /// The value in the snapshot's pipeline, if any.
     pub(super) there: Option<Value>,
 }
 
@@ -33,23 +33,23 @@ impl std::fmt::Display for Difference {
 
 fn shown(value: &Value) -> String {
     let text = value.as_str().map_or_else(|| value.to_string(), |s| format!("`{s}`"));
-    match text.char_indices().nth(WIDTH) {
+    match text.char_indices().nth(MAX_VALUE_CHARS) {
         Some((end, _)) => format!("{} ...", &text[..end]),
         None => text,
     }
 }
 
-/// How near two prefixes are.
+/// The similarity of two prefixes.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Comparison {
-    /// Leading items that are equal: the source, then stages.
+    /// Number of equal leading items: the source, then stages.
     pub(super) common: usize,
-    /// What is not, the nearest to the source first.
+    /// The differences, the nearest to the source first.
     pub(super) differences: Vec<Difference>,
 }
 
-/// Compares two canonical texts. `steps` are the places of the stages here in the pipeline file, where hints count
-/// too. None if they have nothing in common, not even the kind of their source.
+/// Compares two canonical texts. `steps` are the positions of this pipeline's stages in its file, where hints count,
+/// too. None if the kinds of the sources differ.
 pub(super) fn compare(here: &Value, there: &Value, steps: &[usize]) -> Option<Comparison> {
     let (a, b) = (here.get("source")?, there.get("source")?);
     let kind = a.get("kind")?.as_str()?;
@@ -92,7 +92,7 @@ fn stages(
             (Some(a), Some(b)) => {
                 let (here, there) = (Some(op(a).into()), Some(op(b).into()));
                 differences.push(Difference { place: format!("step {step}"), here, there });
-                // What follows may be the same, one place further.
+                // Later stages may be equal at a shifted position, so they are not compared.
                 return;
             }
             (Some(a), None) => {
@@ -117,7 +117,7 @@ fn item(place: &str, a: &Value, b: &Value, out: &mut Vec<Difference>) {
     leaves(&format!("{place}, version of caju's code"), a.get("version"), b.get("version"), out);
 }
 
-/// Everything below a place that differs, with its way there.
+/// Every difference below a place, with its path.
 fn leaves(place: &str, a: Option<&Value>, b: Option<&Value>, out: &mut Vec<Difference>) {
     match (a, b) {
         _ if a == b => {}
@@ -139,7 +139,7 @@ fn keys<'a>(x: &'a Map<String, Value>, y: &'a Map<String, Value>) -> BTreeSet<&'
     x.keys().chain(y.keys()).collect()
 }
 
-/// Versions of what both use. What only one uses shows in its stages.
+/// The differing versions of what both use. What only one uses is a difference of stages.
 fn versions(what: &str, key: &str, here: &Value, there: &Value, out: &mut Vec<Difference>) {
     let (Some(x), Some(y)) =
         (here.get(key).and_then(Value::as_object), there.get(key).and_then(Value::as_object))
