@@ -128,10 +128,7 @@ impl Footer {
         let all = self.dictionaries.iter().chain(&self.batches);
         let mut ranges = all.map(|b| range_of(b, url)).collect::<Result<Vec<_>>>()?;
         ranges.sort_unstable_by_key(|r| r.start);
-        let mut end = match ranges.first() {
-            Some(first) => first.start,
-            None => schema_end(file).await?,
-        };
+        let mut end = schema_end(file).await?;
         ranges.push(self.start..self.start);
         for range in ranges {
             if range.start < end || range.start - end > MOST_BETWEEN {
@@ -215,6 +212,20 @@ fn block_range(b: &Block) -> Option<std::ops::Range<u64>> {
 
 fn range_of(b: &Block, url: &str) -> Result<std::ops::Range<u64>> {
     block_range(b).ok_or_else(|| damaged(url, "one of its blocks is out of bounds"))
+}
+
+/// Where a block is that may be read as a whole: it has at most `most` bytes.
+fn admitted(b: &Block, url: &str, most: u64) -> Result<std::ops::Range<u64>> {
+    let range = range_of(b, url)?;
+    let bytes = range.end - range.start;
+    if bytes > most {
+        return Err(Error::resource_exhausted(format!(
+            "{url}: the block at byte {} has {bytes} bytes, more than the {most} that a chunk of work may take; write \
+             the file with smaller record batches, or raise --chunk-memory",
+            range.start
+        )));
+    }
+    Ok(range)
 }
 
 /// The number of rows of a record batch, from its metadata.
@@ -339,7 +350,7 @@ impl Reader {
         let mut decoder =
             FileDecoder::new(Arc::clone(&footer.schema), footer.version).with_projection(sorted);
         for block in &footer.dictionaries {
-            let data = file.read(range_of(block, &url)?).await?;
+            let data = file.read(admitted(block, &url, most)?).await?;
             check(&url, block, &data, most)?;
             guarded(&url, || decoder.read_dictionary(block, &Buffer::from(data)))?;
         }
@@ -359,7 +370,7 @@ impl Reader {
     async fn batches(&mut self) -> Result<Option<Vec<RecordBatch>>> {
         let Some(block) = self.blocks.pop() else { return Ok(None) };
         let url = self.file.file.url.clone();
-        let data = self.file.read(range_of(&block, &url)?).await?;
+        let data = self.file.read(admitted(&block, &url, self.most)?).await?;
         check(&url, &block, &data, self.most)?;
         let batch = guarded(&url, || self.decoder.read_record_batch(&block, &Buffer::from(data)))?;
         let Some(batch) = batch.filter(|b| b.num_rows() > 0) else { return Ok(Some(Vec::new())) };
@@ -370,3 +381,7 @@ impl Reader {
         Ok(Some(sliced(batch, self.options.batch_rows, self.options.batch_bytes)))
     }
 }
+
+#[cfg(test)]
+#[path = "ipc_tests.rs"]
+mod tests;

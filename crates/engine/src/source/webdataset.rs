@@ -55,7 +55,7 @@ impl WebDataset {
         let codec = Codec::of(compression, &url);
         let file = SourceFile::new(ctx, file)?;
         let feed = if codec == Codec::Plain { Feed::range(&file, 0, 0) } else { Feed::whole(&file, codec) };
-        let mut members = Members::new(feed, url.clone(), 0, codec);
+        let mut members = Members::new(Some(feed), url.clone(), 0, codec);
         let (mut found, mut key, mut samples): (Vec<String>, String, usize) = (Vec::new(), String::new(), 0);
         while samples <= SAMPLES && members.at < SAMPLE_BYTES {
             let Some(member) = members.next(u64::MAX).await? else { break };
@@ -133,6 +133,8 @@ struct Member {
 /// The regular members of an archive, one after another.
 struct Members {
     feed: Feed,
+    /// Nothing is to be read any more.
+    ended: bool,
     url: String,
     codec: Codec,
     at: u64,
@@ -140,8 +142,10 @@ struct Members {
 }
 
 impl Members {
-    fn new(feed: Feed, url: String, at: u64, codec: Codec) -> Self {
-        Self { feed, url, codec, at, names: Names::default() }
+    /// The members of a feed that begins at the byte `at` of the archive; without a feed there are none.
+    fn new(feed: Option<Feed>, url: String, at: u64, codec: Codec) -> Self {
+        let ended = feed.is_none();
+        Self { feed: feed.unwrap_or_else(Feed::nothing), ended, url, codec, at, names: Names::default() }
     }
 
     fn damaged(&self, at: u64, why: &str) -> Error {
@@ -154,21 +158,29 @@ impl Members {
         self.damaged(at, "the file ends inside it; it is truncated or is still being written")
     }
 
-    /// The next regular member; its content is then to be taken or passed over. None at the end.
+    /// The next regular member; its content is then to be taken or passed over. None behind the end mark.
     async fn next(&mut self, max_record: u64) -> Result<Option<Member>> {
+        if self.ended {
+            return Ok(None);
+        }
         let mut first = None;
         loop {
             let at = *first.get_or_insert(self.at);
             if !self.feed.fill(BLOCK).await? {
-                return if self.feed.queue.len() == 0 && at == self.at {
-                    Ok(None)
+                return Err(if self.feed.queue.len() == 0 && at == self.at {
+                    self.damaged(
+                        at,
+                        "the file ends without the archive's end mark; it is truncated or is still being written",
+                    )
                 } else {
-                    Err(self.truncated(at))
-                };
+                    self.truncated(at)
+                });
             }
             let block = self.feed.queue.peek::<BLOCK>();
             let entry = self.names.header(&block).map_err(|why| self.damaged(at, why))?;
             if entry == Entry::End {
+                self.only_zeros_follow().await?;
+                self.ended = true;
                 return Ok(None);
             }
             self.consume(BLOCK);
@@ -191,6 +203,32 @@ impl Members {
                     self.pass_over(&Member { name, at, size }).await?;
                     first = None;
                 }
+            }
+        }
+    }
+
+    /// Reads the file to its end, which checks a compressed file's checksum too. What follows the end mark is padding:
+    /// anything else are members that would be lost, as in archives that were written behind each other.
+    async fn only_zeros_follow(&mut self) -> Result<()> {
+        loop {
+            let more = self.feed.fill(BLOCK).await?;
+            let (mut zeros, mut other) = (0, false);
+            self.feed.queue.consume(self.feed.queue.len(), |piece| {
+                if !other {
+                    zeros += piece.iter().take_while(|b| **b == 0).count();
+                    other = piece.iter().any(|b| *b != 0);
+                }
+            });
+            self.at += zeros as u64;
+            if other {
+                return Err(self.damaged(
+                    self.at,
+                    "it stands behind the archive's end mark; archives that were put into one file must be joined with \
+                     `tar --concatenate`, or be files of their own",
+                ));
+            }
+            if !more {
+                return Ok(());
             }
         }
     }
@@ -274,9 +312,12 @@ impl Reader {
         let (here, feed) = if codec == Codec::Plain {
             let walk = |from| SampleWalk::new(url.clone(), file.is_local(), file.size(), start, from);
             let here = first_start(&file, &starts, start, walk).await?;
-            (here, Feed::range(&file, here.at, end.max(here.at)))
+            // The reader of the last sample looks at what follows it.
+            let ended = start > 0 && here.at >= file.size();
+            let feed = if ended { None } else { Some(Feed::range(&file, here.at, end.max(here.at))) };
+            (here, feed)
         } else {
-            (Start::default(), Feed::whole(&file, codec))
+            (Start::default(), Some(Feed::whole(&file, codec)))
         };
         let columns = format.schema.fields().iter().enumerate().map(|(i, f)| (f.name().clone(), i)).collect();
         let all = || (0..format.schema.fields().len()).collect();
@@ -384,10 +425,10 @@ impl Reader {
     /// Damage ends the file: what is left of the sample is one bad row.
     fn cut_off(&mut self, e: Error, sample: Option<Sample>) -> Result<Option<Sample>> {
         match &self.options.skip {
-            Some(skip) if e.is_data_error() && e.message().contains("the file ends inside") => {
+            Some(skip) if e.is_data_error() && e.message().contains("the file ends") => {
                 skip(e);
                 drop(sample);
-                self.members.feed = Feed::nothing();
+                self.members.ended = true;
                 Ok(None)
             }
             _ => Err(e),

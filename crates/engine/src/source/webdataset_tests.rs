@@ -178,3 +178,43 @@ async fn compressed_and_damaged_archives() {
     let e = all_rows(&ctx, &def(format(None), &url), &ReadOptions::default()).await.unwrap_err();
     assert!(e.message().ends_with("it is damaged, is compressed, or is no tar file"), "{e}");
 }
+
+/// An archive ends with its end mark, and nothing but zeros stands behind it.
+#[tokio::test]
+async fn an_archive_without_its_end_or_with_more_behind_it_is_an_error() {
+    use std::io::Write;
+    let samples: Vec<Members> = (0..20u8).map(|i| vec![(format!("{i}.jpg"), vec![i; 700])]).collect();
+    let data = archive(&samples, 0);
+    let member = 512 + 1024;
+    // Each `dir/` entry takes a header of its own: sample 9 stands behind three of them.
+    let cut = 10 * member + 3 * 512;
+    let ctx = context();
+    let refused = async |name: &str, bytes: Vec<u8>, split_bytes: u64| {
+        let url = format!("{}/{name}", fresh());
+        put(&ctx, &url, bytes).await;
+        let mut def = def(format(None), &url);
+        def.split_bytes = split_bytes;
+        let e = all_rows(&ctx, &def, &ReadOptions::default()).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::DataLoss, "{name}: {e}");
+        assert!(e.message().starts_with(&url), "{e}");
+        e.message().to_owned()
+    };
+    for split_bytes in [4000, 1 << 20] {
+        let e = refused("cut.tar", data[..cut].to_vec(), split_bytes).await;
+        assert!(e.contains("without the archive's end mark"), "{e}");
+        let e = refused("two.tar", [&data[..], &data[..]].concat(), split_bytes).await;
+        assert!(e.contains("behind the archive's end mark"), "{e}");
+        let mut zeros = data.clone();
+        zeros[cut..cut + 512].fill(0);
+        let e = refused("zeros.tar", zeros, split_bytes).await;
+        assert!(e.contains("behind the archive's end mark"), "{e}");
+    }
+    // The checksum of a compressed file stands behind all padding, so the padding is read, too.
+    let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::none());
+    gz.write_all(&data).unwrap();
+    gz.write_all(&vec![0; 3 << 20]).unwrap();
+    let mut gz = gz.finish().unwrap();
+    let at = gz.windows(700).position(|w| w.iter().all(|b| *b == 9)).unwrap();
+    gz[at + 5] ^= 1;
+    refused("flipped.tar.gz", gz, 1 << 20).await;
+}
