@@ -6,7 +6,7 @@ use arrow_flight::flight_service_server::FlightServiceServer;
 use caju_proto::v1::dispatcher_server::DispatcherServer;
 use caju_runtime::{Clock, SystemClock, Task, Tasks, blocking, log_failure};
 use caju_types::{Error, Result};
-use caju_wire::{Admitted, Gate, Listener, Protocol, Silent, Stream, accept, admitted};
+use caju_wire::{Admitted, CallLayer, Gate, Listener, Protocol, Silent, Stream, accept, admitted};
 use tokio::sync::mpsc;
 use tonic::transport::Server;
 
@@ -75,8 +75,11 @@ impl Dispatcher {
         let flight = FlightServiceServer::new(FlightOnDispatcher::new(Arc::clone(&core)))
             .max_decoding_message_size(limits.message_bytes)
             .max_encoding_message_size(ANSWER_BYTES);
-        let router =
-            Server::builder().max_concurrent_streams(limits.streams).add_service(service).add_service(flight);
+        let router = Server::builder()
+            .layer(CallLayer::new(limits.message_bytes))
+            .max_concurrent_streams(limits.streams)
+            .add_service(service)
+            .add_service(flight);
         let (admitted_to, incoming) = admitted();
         let serving = server.spawn_graceful("the dispatcher's server", async move {
             if let Err(e) = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await {

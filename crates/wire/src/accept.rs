@@ -9,7 +9,7 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 
+use crate::calls::{OpenCalls, Use};
 use crate::io::looks_framed;
 use crate::transport::{Listener, Stream};
 
@@ -37,6 +38,9 @@ const CLOSED_AT_ONCE: usize = 8;
 /// gRPC connections that were let in and are not taken over yet.
 const HANDED_OVER: usize = 64;
 
+/// For peers in this process: a year.
+const UNBOUNDED: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// What a server allows its peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionLimits {
@@ -44,9 +48,9 @@ pub struct ConnectionLimits {
     pub connections: usize,
     /// Connections at once that have not said yet what they want.
     pub silent: usize,
-    /// How long a connection may take to say what it wants.
+    /// How long a connection may take to say what it wants, and a gRPC connection to make its first call.
     pub handshake: Duration,
-    /// How long a gRPC connection may be open without a call or a byte.
+    /// How long a gRPC connection may be open after its last call.
     pub idle: Duration,
     /// Calls at once on one gRPC connection.
     pub streams: u32,
@@ -274,55 +278,40 @@ fn connection_ended(error: Error) {
     }
 }
 
-/// Calls that are open on a connection: while there are some, it is not idle, whatever its silence.
-#[derive(Debug, Clone, Default)]
-pub struct OpenCalls(Arc<AtomicUsize>);
-
-/// One open call.
-#[derive(Debug)]
-pub struct OpenCall(OpenCalls);
-
-impl OpenCalls {
-    fn is_busy(&self) -> bool {
-        self.0.load(Ordering::Acquire) > 0
-    }
-
-    /// Counts a call until the answer is dropped.
-    #[must_use]
-    pub fn begin(&self) -> OpenCall {
-        self.0.fetch_add(1, Ordering::AcqRel);
-        OpenCall(self.clone())
-    }
-}
-
-impl Drop for OpenCall {
-    fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// A gRPC connection that was let in: it holds its permit, and ends when it is idle for too long.
+/// A gRPC connection that was let in. It holds its permit, and ends when no call is made on it in time.
 #[derive(Debug)]
 pub struct Admitted {
     stream: Stream,
     _permit: Permit,
     calls: OpenCalls,
+    opened: Instant,
+    /// How long the first call may take to come.
+    first_call: Duration,
+    /// How long the connection stays open after its last call.
     idle: Duration,
-    last: Instant,
     timer: Pin<Box<Sleep>>,
 }
 
 impl Admitted {
     /// A connection under a server's limits.
     pub fn new(stream: Stream, permit: Permit, limits: &ConnectionLimits) -> Self {
-        let idle = match stream {
-            Stream::Tcp(_) => limits.idle,
+        let (first_call, idle) = match stream {
+            Stream::Tcp(_) => (limits.handshake, limits.idle),
             // A peer in this process may take its time.
-            Stream::Memory(_) => Duration::from_secs(365 * 24 * 3600),
+            Stream::Memory(_) => (UNBOUNDED, UNBOUNDED),
         };
-        let last = Instant::now();
-        let timer = Box::pin(tokio::time::sleep_until(last + idle));
-        Self { stream, _permit: permit, calls: OpenCalls::default(), idle, last, timer }
+        let opened = Instant::now();
+        let timer = Box::pin(tokio::time::sleep_until(opened + first_call));
+        Self { stream, _permit: permit, calls: OpenCalls::default(), opened, first_call, idle, timer }
+    }
+
+    /// When the connection is to be closed, unless a call is made.
+    fn closes_at(&self) -> Option<Instant> {
+        match self.calls.usage() {
+            Use::Never => Some(self.opened + self.first_call),
+            Use::Before(last) => Some(last + self.idle),
+            Use::Now => None,
+        }
     }
 }
 
@@ -337,28 +326,22 @@ impl Connected for Admitted {
 impl AsyncRead for Admitted {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if let Poll::Ready(read) = Pin::new(&mut this.stream).poll_read(cx, buf) {
-            this.last = Instant::now();
-            return Poll::Ready(read);
-        }
+        // The timer comes first: a peer that sends pings for ever is as idle as a silent one.
         while this.timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
-            if this.calls.is_busy() {
-                this.last = now;
-            } else if now.saturating_duration_since(this.last) >= this.idle {
-                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            match this.closes_at() {
+                Some(at) if at <= now => return Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+                Some(at) => this.timer.as_mut().reset(at),
+                None => this.timer.as_mut().reset(now + this.idle),
             }
-            this.timer.as_mut().reset(this.last + this.idle);
         }
-        Poll::Pending
+        Pin::new(&mut this.stream).poll_read(cx, buf)
     }
 }
 
 impl AsyncWrite for Admitted {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        this.last = Instant::now();
-        Pin::new(&mut this.stream).poll_write(cx, buf)
+        Pin::new(&mut self.get_mut().stream).poll_write(cx, buf)
     }
 
     fn poll_write_vectored(
@@ -366,9 +349,7 @@ impl AsyncWrite for Admitted {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        this.last = Instant::now();
-        Pin::new(&mut this.stream).poll_write_vectored(cx, bufs)
+        Pin::new(&mut self.get_mut().stream).poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -392,4 +373,47 @@ pub fn admitted()
         receiver.recv().await.map(|next| (next, receiver))
     });
     (sender, stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// Pings are no calls: only calls keep a connection open.
+    #[tokio::test]
+    async fn a_connection_without_calls_is_closed_though_bytes_come() {
+        let limits = ConnectionLimits {
+            handshake: Duration::from_millis(50),
+            idle: Duration::from_millis(200),
+            ..ConnectionLimits::default()
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let permit = Gate::new(limits.clone()).enter().admit().await.unwrap();
+        let mut connection = Admitted::new(Stream::Tcp(stream), permit, &limits);
+        let calls = connection.connect_info();
+        let pings = async {
+            while peer.write_all(b"ping").await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let reads = async {
+            let mut bytes = [0; 64];
+            loop {
+                match connection.read(&mut bytes).await {
+                    Ok(n) => assert!(n > 0),
+                    Err(e) => return (e.kind(), calls.usage()),
+                }
+            }
+        };
+        let ended = tokio::select! {
+            ended = reads => ended,
+            () = pings => panic!("the connection broke"),
+        };
+        assert_eq!(ended, (io::ErrorKind::TimedOut, Use::Never));
+    }
 }

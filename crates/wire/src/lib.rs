@@ -28,6 +28,7 @@
 //! chunk always is, however large. `Ack` tells the worker that the reader has everything.
 
 mod accept;
+mod calls;
 pub mod checksum;
 mod chunk;
 mod coalesce;
@@ -46,9 +47,8 @@ mod schema;
 mod tests;
 mod transport;
 
-pub use accept::{
-    Admitted, ConnectionLimits, Gate, OpenCall, OpenCalls, Permit, Protocol, Silent, accept, admitted,
-};
+pub use accept::{Admitted, ConnectionLimits, Gate, Permit, Protocol, Silent, accept, admitted};
+pub use calls::{CallLayer, CountedCalls, OpenCall, OpenCalls};
 pub use chunk::{Chunk, Elements, Run, batch_bytes, part_bytes, push_run, slice_runs};
 pub use coalesce::coalesce;
 pub use decode::decode_chunk;

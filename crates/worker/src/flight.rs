@@ -14,7 +14,7 @@ use arrow_flight::{
 use arrow_schema::SchemaRef;
 use caju_proto::{Bytes, to_status, v1};
 use caju_types::{ClientId, Error, Result, TaskId, WorkerId};
-use caju_wire::{Dispatcher, ElementCursor, OpenCalls, schema_from_ipc};
+use caju_wire::{Dispatcher, ElementCursor, schema_from_ipc};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use serde_json::Value;
 use tonic::{Request, Response, Status, Streaming};
@@ -171,12 +171,7 @@ impl FlightService for FlightOnWorker {
     type ListActionsStream = BoxStream<'static, Result<ActionType, Status>>;
 
     async fn do_get(&self, request: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
-        // A reader may take its time over an answer: its connection is not idle meanwhile.
-        let call = request.extensions().get::<OpenCalls>().map(OpenCalls::begin);
         let rows = self.get(&request.into_inner()).await.map_err(|e| to_status(&e))?;
-        let rows = rows.inspect(move |_| {
-            let _ = &call;
-        });
         Ok(Response::new(rows.boxed()))
     }
 

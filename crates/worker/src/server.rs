@@ -8,7 +8,7 @@ use caju_proto::v1;
 use caju_proto::v1::worker_server::{Worker, WorkerServer};
 use caju_runtime::{Tasks, log_failure, rss_bytes};
 use caju_types::{Error, Result};
-use caju_wire::{Admitted, Gate, Listener, Protocol, Silent, Stream, accept, admitted};
+use caju_wire::{Admitted, CallLayer, Gate, Listener, Protocol, Silent, Stream, accept, admitted};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -28,6 +28,7 @@ pub(crate) fn serve(listener: Listener, manager: &Arc<Manager>, group: &Tasks) {
         .max_encoding_message_size(usize::MAX);
     let status = WorkerServer::new(StatusService { manager: Arc::clone(manager) });
     let router = Server::builder()
+        .layer(CallLayer::new(limits.message_bytes))
         .max_concurrent_streams(limits.streams)
         .initial_stream_window_size(Some(16 << 20))
         .initial_connection_window_size(Some(32 << 20))

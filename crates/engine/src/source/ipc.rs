@@ -219,11 +219,14 @@ fn admitted(b: &Block, url: &str, most: u64) -> Result<std::ops::Range<u64>> {
     let range = range_of(b, url)?;
     let bytes = range.end - range.start;
     if bytes > most {
-        return Err(Error::resource_exhausted(format!(
-            "{url}: the block at byte {} has {bytes} bytes, more than the {most} that a chunk of work may take; write \
+        return Err(Error::new(
+            ErrorKind::ResourceExhausted,
+            format!(
+                "{url}: the block at byte {} has {bytes} bytes, more than the {most} that a chunk of work may take; write \
              the file with smaller record batches, or raise --chunk-memory",
-            range.start
-        )));
+                range.start
+            ),
+        ));
     }
     Ok(range)
 }
