@@ -18,7 +18,7 @@ use datafusion_sql::sqlparser::tokenizer::Location;
 
 use crate::common::{self, Shared};
 use crate::eval::{BoundExprs, Computed};
-use crate::guard::{FOLD_BYTES, check_widths, wide_bytes};
+use crate::guard::{BIND_BYTES, check_widths, wide_bytes};
 use crate::sql::{self, Builtins, KEY_COLUMN, Planner, Rewrite};
 use crate::udf::{Fault, KernelUdf, checked_rest, with_constant};
 
@@ -226,7 +226,7 @@ impl Registry {
 
     fn bind_all(&self, place: &str, exprs: &[(&str, &str, String)], input: &SchemaRef) -> Result<BoundExprs> {
         // Whatever is evaluated on the way is small, or is left for the rows.
-        sql::roomy(|| budget::scope(FOLD_BYTES, || self.bind_here(place, exprs, input)))
+        sql::roomy(|| budget::scope(BIND_BYTES, || self.bind_here(place, exprs, input)))
     }
 
     fn bind_here(
@@ -281,7 +281,7 @@ impl Registry {
 
     /// What an expression calls, without a schema.
     pub(crate) fn inspect(&self, text: &str) -> Result<(ast::Expr, sql::Rewritten)> {
-        sql::roomy(|| budget::scope(FOLD_BYTES, || self.inspect_here(text)))
+        sql::roomy(|| budget::scope(BIND_BYTES, || self.inspect_here(text)))
     }
 
     fn inspect_here(&self, text: &str) -> Result<(ast::Expr, sql::Rewritten)> {

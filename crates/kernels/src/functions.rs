@@ -10,7 +10,7 @@ use datafusion_sql::sqlparser::ast::{Expr, Visit, Visitor};
 
 use crate::Registry;
 use crate::catalog;
-use crate::guard::FOLD_BYTES;
+use crate::guard::BIND_BYTES;
 use crate::sql;
 use crate::versions::ENGINES;
 
@@ -25,7 +25,7 @@ impl Functions for Registry {
     }
 
     fn canonical(&self, sql: &str) -> Result<String> {
-        sql::roomy(|| budget::scope(FOLD_BYTES, || sql::canonical(sql)))
+        sql::roomy(|| budget::scope(BIND_BYTES, || sql::canonical(sql)))
     }
 
     fn believes_code(&self) -> bool {

@@ -28,9 +28,16 @@ use udf::{Guarded, LongLiteral, WideCast};
 
 use crate::udf::{Fault, KernelUdf};
 
-/// The budget of everything that is evaluated while an expression is bound: constants are folded if they are provably
-/// small, and else computed with the rows.
-pub(crate) const FOLD_BYTES: u64 = 1 << 20;
+/// The memory that binding the expressions of a stage may ask for, in bytes.
+pub(crate) const BIND_BYTES: u64 = 1 << 20;
+
+/// The constants of one expression that are computed while it is bound, in bytes. Larger ones are computed with the rows.
+/// The bound is on time, too: a function whose cost is the product of its arguments' lengths, such as `levenshtein`,
+/// then takes less than a second.
+pub(crate) const FOLD_BYTES: u64 = 16 << 10;
+
+/// Literals that are longer count towards [`FOLD_BYTES`].
+const FOLDED_LITERAL_BYTES: usize = 4 << 10;
 
 /// A value of a type of at least this number of bytes is wide: even null takes them in every row.
 const WIDE_BYTES: u64 = 4 << 10;
@@ -107,9 +114,19 @@ pub(crate) fn charge_literals(expr: Expr) -> Result<Expr, DataFusionError> {
     Ok(long_literal(expr.data()?))
 }
 
+/// Replaces long literals by calls that ask the budget, so that constants are not computed from them while an expression
+/// is bound.
+pub(crate) fn keep_long_literals(expr: Expr) -> Result<Expr, DataFusionError> {
+    expr.transform_up(|e| Ok(Transformed::yes(literal_above(e, FOLDED_LITERAL_BYTES)))).data()
+}
+
 fn long_literal(expr: Expr) -> Expr {
+    literal_above(expr, LITERAL_BYTES)
+}
+
+fn literal_above(expr: Expr, bytes: usize) -> Expr {
     match expr {
-        Expr::Literal(value, None) if is_text(&value) && value.size() > LITERAL_BYTES => {
+        Expr::Literal(value, None) if is_text(&value) && value.size() > bytes => {
             call(LongLiteral::new(value), vec![])
         }
         e => e,

@@ -18,7 +18,7 @@ use datafusion_sql::sqlparser::ast;
 
 use super::rewrite::CALL;
 use super::{Const, builtins};
-use crate::guard::{FOLD_BYTES, charge_literals, guard};
+use crate::guard::{FOLD_BYTES, charge_literals, guard, keep_long_literals};
 use crate::udf::checked;
 
 /// The functions that DataFusion brings.
@@ -141,7 +141,7 @@ impl Planner<'_> {
     /// Small constants folded, and what DataFusion spells out (`coalesce` as `case`) spelt out; everything that can
     /// take much memory asks the budget first.
     pub(crate) fn simplify(&self, expr: Expr, schema: &Arc<DFSchema>) -> Result<Expr, DataFusionError> {
-        let guarded = guard(checked(expr, schema)?, schema)?;
+        let guarded = keep_long_literals(guard(checked(expr, schema)?, schema)?)?;
         let simplified = budget::scope(FOLD_BYTES, || self.simplifier(schema).simplify(guarded))?;
         // Simplification writes calls of its own.
         charge_literals(guard(checked(simplified, schema)?, schema)?)
@@ -152,6 +152,7 @@ impl Planner<'_> {
         let schema = Arc::new(DFSchema::try_from(Schema::empty()).ok()?);
         let expr = self.plan(expr.clone(), &schema).ok()?;
         let expr = guard(checked(self.coerce(expr, &schema).ok()?, &schema).ok()?, &schema).ok()?;
+        let expr = keep_long_literals(expr).ok()?;
         match budget::scope(FOLD_BYTES, || self.simplifier(&schema).simplify(expr)).ok()? {
             Expr::Literal(value, _) => Const::of_scalar(&value),
             _ => None,
