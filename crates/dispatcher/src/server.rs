@@ -93,7 +93,7 @@ impl Dispatcher {
         core.tasks.background("the check for lost workers and clients", log_failure, {
             let core = Arc::clone(&core);
             async move {
-                core.check_for_ever().await;
+                core.check_regularly().await;
                 Ok(())
             }
         });

@@ -1,21 +1,17 @@
 //! What others may make this process remember: how long names may be, and how many datasets and jobs there may be.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use caju_types::{DatasetId, Error, JobName, Result, format_bytes, shortened};
 
 use super::{Core, Txn};
-use crate::catalog::Bound;
 use crate::config::MemoryLimits;
 use crate::state::{Dataset, State, Update};
 
 /// The longest name, identifier, address or URL, in bytes. They are kept, compared and shown: 1 KiB is more than any of
 /// them needs.
 const LONGEST_NAME: usize = 1024;
-/// Bindings that are kept. Others are made again when they are needed.
-const BINDINGS: usize = 256;
 
 /// # Errors
 /// `InvalidArgument` for a name that is too long.
@@ -32,12 +28,12 @@ pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
 
 /// When datasets and jobs were last used, by the monotonic clock. What is not here was used before the process started.
 #[derive(Debug, Default)]
-pub(super) struct Uses {
+pub(super) struct Usage {
     datasets: BTreeMap<DatasetId, Duration>,
     jobs: BTreeMap<JobName, Duration>,
 }
 
-impl Uses {
+impl Usage {
     pub(super) fn use_dataset(&mut self, id: &DatasetId, now: Duration) {
         self.datasets.insert(id.clone(), now);
     }
@@ -85,7 +81,7 @@ fn is_anonymous(id: &DatasetId, state: &State) -> bool {
 /// # Errors
 /// `ResourceExhausted` if everything is in use.
 pub(super) fn admit_dataset(core: &Core, txn: &mut Txn<'_>, dataset: &Dataset) -> Result<()> {
-    let (limits, uses) = (&core.config.memory, core.uses.lock());
+    let (limits, uses) = (&core.config.memory, core.datasets.usage().lock());
     if dataset.bytes() > limits.dataset_bytes {
         return Err(Error::exhausted(format!(
             "the definition takes {}, and all datasets together may take {}; keep its rows in files, or start the \
@@ -125,7 +121,7 @@ pub(super) fn admit_dataset(core: &Core, txn: &mut Txn<'_>, dataset: &Dataset) -
 /// # Errors
 /// `ResourceExhausted` if all are being read.
 pub(super) fn admit_job(core: &Core, txn: &mut Txn<'_>) -> Result<()> {
-    let (limits, uses) = (&core.config.memory, core.uses.lock());
+    let (limits, uses) = (&core.config.memory, core.datasets.usage().lock());
     while txn.state.jobs.len() >= limits.jobs.max(1) {
         let Some(oldest) = txn.state.idle_jobs().min_by_key(|name| uses.job(name)).cloned() else {
             return Err(Error::exhausted(format!(
@@ -137,18 +133,6 @@ pub(super) fn admit_job(core: &Core, txn: &mut Txn<'_>) -> Result<()> {
         txn.apply(Update::JobForgotten { job: oldest });
     }
     Ok(())
-}
-
-impl Core {
-    /// Keeps a binding for whoever needs it next.
-    pub(super) fn keep_bound(&self, id: &DatasetId, bound: &Arc<Bound>) {
-        let mut all = self.bound.lock();
-        while all.len() >= BINDINGS && !all.contains_key(id) {
-            let Some(other) = all.keys().next().cloned() else { break };
-            all.remove(&other);
-        }
-        all.insert(id.clone(), Arc::clone(bound));
-    }
 }
 
 /// About what an update takes in the journal, in bytes.
