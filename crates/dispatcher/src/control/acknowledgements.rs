@@ -193,7 +193,7 @@ pub(super) fn vanished(
             returned.entry(split).or_default().extend(&rows);
         }
     }
-    // Whoever had taken everything, and had nothing left to do but leave, has left.
+    // A client that had taken everything has left.
     let rows = acknowledged.map_or(0, Acknowledged::total);
     Update::ClientGone {
         client,

@@ -146,8 +146,8 @@ fn parse_lost(lost: &[v1::LostTask]) -> Result<Vec<Lost>> {
     lost.iter().map(parse).collect()
 }
 
-/// Takes a client's reports into the books; false if the client does not belong to the iteration. Reports
-/// may come twice: what is known changes nothing.
+/// Enters a client's reports; false if the client does not belong to the iteration. Reports may come twice: what is known
+/// changes nothing.
 fn report(
     txn: &mut Txn<'_>,
     client: ClientId,

@@ -47,7 +47,7 @@ impl Datasets {
         self.bound.lock().get(id).cloned()
     }
 
-    /// Keeps a binding for whoever needs it next.
+    /// Keeps a binding for its next use.
     pub(super) fn keep(&self, id: &DatasetId, bound: &Arc<Bound>) {
         let mut all = self.bound.lock();
         while all.len() >= MAX_BINDINGS && !all.contains_key(id) {
@@ -128,7 +128,7 @@ impl Core {
         Ok(self.datasets.catalog.bind(definition, None).await?.schema)
     }
 
-    /// The binding of a registered dataset; made anew after a restart, with the schema known then (one without
+    /// The binding of a registered dataset; made again after a restart, with the schema known then (one without
     /// fields if it has several sources, which the catalog takes as unknown).
     pub(super) async fn bound(&self, id: &DatasetId) -> Result<Arc<Bound>> {
         if let Some(bound) = self.datasets.kept(id) {
@@ -195,8 +195,8 @@ fn is_read(state: &State, dataset: &Dataset) -> bool {
     state.iterations.values().any(|i| i.dataset == dataset.id && !i.is_drained() && !i.members.is_empty())
 }
 
-/// A dataset that is known, in the words of who comes now if nobody reads it: functions of the user's own are named by
-/// their code, or by a version, and the form that runs is the newest.
+/// A known dataset, with the new definition if nobody reads it: functions of the user's own are named by their code, or by a
+/// version, and the newest form runs.
 fn renewed(core: &Core, txn: &mut Txn<'_>, known: Dataset, new: Dataset) -> Result<Dataset> {
     core.datasets.usage().lock().use_dataset(&known.id, core.clock.now());
     if known.definition_json == new.definition_json || is_read(txn.state, &known) {

@@ -51,7 +51,7 @@ use snapshots::Snapshots;
 use store::Store;
 pub(crate) use store::Txn;
 
-/// The longest pause between two looks at the present readers of a dispatcher that drains.
+/// The longest pause between two checks of the present readers of a dispatcher that drains.
 const MAX_DRAIN_POLL: Duration = Duration::from_millis(100);
 
 /// The control plane of one dispatcher.
@@ -149,7 +149,7 @@ impl Core {
         self.store.failed().await
     }
 
-    /// Makes a step under the lock of the state; the result, and the number that must be durable before it is told.
+    /// Makes a step under the lock of the state; the result, and the number that must be durable before the result is reported.
     fn transact<R>(&self, decide: impl FnOnce(&mut Txn<'_>) -> R) -> (R, u64) {
         self.store.transact(decide, |state, touched| self.tidy(state, touched))
     }
@@ -161,7 +161,7 @@ impl Core {
         result
     }
 
-    /// Looks at the state, and waits until what was seen is durable.
+    /// Reads the state, and waits until what was read is durable.
     pub(crate) async fn look<R>(&self, look: impl FnOnce(&State) -> R) -> Result<R> {
         let (result, number) = self.transact(|txn| look(txn.state));
         self.store.durable(number).await?;

@@ -35,7 +35,7 @@ impl Notifiers {
         self.of(id).subscribe()
     }
 
-    /// Tells of news.
+    /// Wakes those who wait.
     pub(super) fn notify(&self, id: IterationId) {
         if let Some(notifier) = self.by_iteration.lock().get(&id) {
             notifier.send_replace(());

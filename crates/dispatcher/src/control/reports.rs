@@ -1,5 +1,5 @@
-//! What workers and clients report of themselves. It is not in the journal: after a restart everybody counts as heard of
-//! just now.
+//! What workers and clients report of themselves. It is not in the journal: after a restart everybody counts as having
+//! reported just now.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -58,7 +58,7 @@ pub(crate) struct WorkerReport {
 pub(crate) struct ClientReport {
     /// When, by the monotonic clock.
     pub(crate) at: Duration,
-    /// The share of time that its user waited for rows.
+    /// The fraction of time that its user waited for rows.
     pub(crate) wait_fraction: f64,
     /// Rows that it takes per second.
     pub(crate) rows_per_s: f64,
@@ -103,7 +103,7 @@ impl Reports {
         kept.extend(first.iter().take(left).map(|row| row.chars().take(REPORTED_CHARS).collect()));
     }
 
-    /// Pretends that everybody was heard of as much later: the dispatcher itself stood still.
+    /// Moves all reports later by the given time: the dispatcher itself stood still.
     pub(crate) fn forgive(&mut self, gap: Duration) {
         self.workers.values_mut().for_each(|w| w.at += gap);
         self.clients.values_mut().for_each(|c| c.at += gap);

@@ -1,4 +1,4 @@
-//! Saves: begun by a call, remembered in the journal, and driven by whoever holds [`Saves`].
+//! Saves: begun by a call, journaled, and driven by the owner of [`Saves`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ impl Saves {
         (bound.splits)().and_then(key).try_collect().await
     }
 
-    /// Tells how many of so many splits have their parts.
+    /// Reports how many of all splits have their parts.
     pub fn progress(&self, url: &str, done: u64, total: u64) {
         self.core.saves.splits.lock().insert(url.to_owned(), (done, total));
     }
@@ -101,7 +101,7 @@ impl Saves {
         self.core
             .commit(|txn| {
                 txn.apply(Update::SaveEnded { url, stage });
-                // Ended saves are forgotten in time, and what was told of them with that.
+                // Ended saves are forgotten in time, with their progress.
                 self.core.saves.splits.lock().retain(|url, _| txn.state.saves.contains_key(url));
                 Ok(())
             })

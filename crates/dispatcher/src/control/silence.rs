@@ -17,7 +17,7 @@ impl Core {
     pub(crate) async fn check_regularly(self: Arc<Self>) {
         loop {
             self.clock.sleep(self.config.timers.check_every).await;
-            // What this looks for nobody else does: workers and clients that fell silent.
+            // Nothing else notices workers and clients that fell silent.
             if let Err(error) = catch("a check of workers and clients", || self.check()) {
                 tracing::error!(%error, "workers and clients are checked again later");
             }
@@ -108,8 +108,8 @@ fn silent_workers(
     out
 }
 
-/// Workers that came while another one may have been dying, and of which it is known now: every other worker was heard
-/// of since, or is lost. Then the worker has the lost one's place.
+/// Confirms a worker that registered while another one may have been dying, once every other worker has reported since or is
+/// lost. The worker then takes the lost one's slot.
 fn confirmed_workers(state: &State, reports: &Reports) -> Vec<Update> {
     let heard = |id: &WorkerId| reports.workers.get(id).map(|r| (r.registered, r.at));
     let unconfirmed = |w: &&Worker| w.unconfirmed && !w.is_lost();

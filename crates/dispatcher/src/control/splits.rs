@@ -1,4 +1,4 @@
-//! Handing out splits.
+//! Leases of splits.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::{Core, Txn, secrets};
 use crate::state::{Failure, FeedId, Iteration, Lease, SplitRecord, State, Task, Update, WorkerState};
 
 /// The most splits in one answer.
-const MOST_SPLITS: usize = 1024;
+const MAX_SPLITS: usize = 1024;
 
 impl Core {
     pub(crate) async fn next_splits(
@@ -89,7 +89,7 @@ impl Core {
             // The others can take the rest, and this worker can leave.
             return Some(Found::End { exhausted: false });
         }
-        let want = usize::try_from(want).unwrap_or(MOST_SPLITS).clamp(1, MOST_SPLITS);
+        let want = usize::try_from(want).unwrap_or(MAX_SPLITS).clamp(1, MAX_SPLITS);
         let feed = iteration.feeds.get(&task.feed)?;
         if !feed.pending.is_empty() {
             let want = fair_share(iteration, task.feed, want, feed.pending.len());

@@ -14,7 +14,7 @@ const COMPACT_AFTER: u64 = 20_000;
 /// Bytes after which the journal is compacted, unless the datasets in it are larger.
 const COMPACT_AFTER_BYTES: u64 = 64 << 20;
 
-/// The state and its journal. A step decides under the lock, which takes microseconds; whoever tells of it waits until it is
+/// The state and its journal. A step decides under the lock, which takes microseconds; its result is reported once it is
 /// durable.
 pub(super) struct Store {
     inner: OrderedMutex<Inner>,
@@ -80,13 +80,13 @@ impl Store {
         Ok(Self { inner: OrderedMutex::new(locks::STATE, inner), journal })
     }
 
-    /// Reads the state. What was seen may not be durable yet: nobody is told of it.
+    /// Reads the state. What was read may not be durable yet and is not reported.
     pub(super) fn read<R>(&self, read: impl FnOnce(&State) -> R) -> R {
         read(&self.inner.lock().state)
     }
 
     /// Makes a step, then tidies up with the iterations that it touched, still under the lock. The result, and the number
-    /// that must be durable before it is told.
+    /// that must be durable before the result is reported.
     pub(super) fn transact<R>(
         &self,
         decide: impl FnOnce(&mut Txn<'_>) -> R,

@@ -1,4 +1,4 @@
-//! What others may make this process remember: how long names may be, and how many datasets and jobs there may be.
+//! What peers may make this process keep: the length of names, and the number of datasets and jobs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,18 +9,18 @@ use super::{Core, Txn};
 use crate::config::MemoryLimits;
 use crate::state::{Dataset, State, Update};
 
-/// The longest name, identifier, address or URL, in bytes. They are kept, compared and shown: 1 KiB is more than any of
-/// them needs.
-const LONGEST_NAME: usize = 1024;
+/// The longest name, identifier, address or URL, in bytes. They are kept, compared and shown; none of them needs more than
+/// 1 KiB.
+const MAX_NAME_BYTES: usize = 1024;
 
 /// # Errors
 /// `InvalidArgument` for a name that is too long.
 pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
-    if name.len() <= LONGEST_NAME {
+    if name.len() <= MAX_NAME_BYTES {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "{what} has {} bytes, and {LONGEST_NAME} are the most: `{}`",
+        "{what} has {} bytes, and {MAX_NAME_BYTES} are the most: `{}`",
         name.len(),
         shortened(name)
     )))
@@ -50,7 +50,7 @@ impl Usage {
         self.jobs.get(name).copied().unwrap_or_default()
     }
 
-    /// What was not used for so long that it is forgotten.
+    /// Forgets what was not used for longer than the limit.
     pub(super) fn expired(&mut self, state: &State, limits: &MemoryLimits, now: Duration) -> Vec<Update> {
         // A restart is no reason to forget: the time begins when the process sees a thing first.
         state.datasets.keys().filter(|id| is_anonymous(id, state)).for_each(|id| {
@@ -76,7 +76,7 @@ fn is_anonymous(id: &DatasetId, state: &State) -> bool {
     state.datasets.get(id).is_some_and(|d| id.0.starts_with(&d.fingerprint.to_string()))
 }
 
-/// Makes room for a dataset: what nobody uses goes, the longest unused first.
+/// Admits a dataset: unused ones are forgotten until it fits, the longest unused first.
 ///
 /// # Errors
 /// `ResourceExhausted` if everything is in use.
@@ -116,7 +116,7 @@ pub(super) fn admit_dataset(core: &Core, txn: &mut Txn<'_>, dataset: &Dataset) -
     }
 }
 
-/// Makes room for a job: the one that was idle for longest goes.
+/// Admits a job: the one that was idle for longest is forgotten.
 ///
 /// # Errors
 /// `ResourceExhausted` if all are being read.
@@ -135,7 +135,7 @@ pub(super) fn admit_job(core: &Core, txn: &mut Txn<'_>) -> Result<()> {
     Ok(())
 }
 
-/// About what an update takes in the journal, in bytes.
+/// The approximate size of an update in the journal, in bytes.
 pub(super) fn journal_bytes(update: &Update) -> u64 {
     match update {
         Update::DatasetRegistered { dataset } => dataset.bytes(),

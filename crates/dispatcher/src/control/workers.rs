@@ -16,8 +16,8 @@ use super::{Core, Txn, secrets};
 use crate::config::DispatcherConfig;
 use crate::state::{Failure, Iteration, Mode, State, Task, TaskState, Update, Worker, WorkerState};
 
-/// A worker that was heard of within this number of heartbeats, or half its timeout, lives.
-const HEARTBEATS_OF_THE_LIVING: u32 = 3;
+/// A worker that reported within this number of heartbeats, or half its timeout, lives.
+const MAX_MISSED_HEARTBEATS: u32 = 3;
 
 impl Core {
     pub(crate) async fn register_worker(
@@ -66,7 +66,7 @@ impl Core {
         let heard = self.reports.lock().workers.get(&known.id).map_or(now, |r| r.at);
         let silent = now.saturating_sub(heard);
         let timeout = self.config.timers.worker_timeout;
-        let alive = (self.config.timers.heartbeat * HEARTBEATS_OF_THE_LIVING).max(timeout / 2).min(timeout);
+        let alive = (self.config.timers.heartbeat * MAX_MISSED_HEARTBEATS).max(timeout / 2).min(timeout);
         if silent > alive {
             return Ok(());
         }
@@ -325,8 +325,7 @@ fn task_def(
     task: &Task,
     record: Option<&PlanRecord>,
 ) -> Result<v1::TaskDef> {
-    let lost =
-        |what: &str| Error::internal(format!("{}: its {what} is not in the books", iteration.describe()));
+    let lost = |what: &str| Error::internal(format!("{}: its {what} is not known", iteration.describe()));
     let dataset = state.datasets.get(&iteration.dataset).ok_or_else(|| lost("dataset"))?;
     let job = state.jobs.get(&iteration.job).ok_or_else(|| lost("job"))?;
     let worker = state.workers.get(&task.worker).ok_or_else(|| lost("worker"))?;

@@ -126,7 +126,7 @@ pub(super) fn task_ended(core: &Core, state: &State, ended: &EndedTask<'_>, now_
     events
 }
 
-/// Whether an epoch is over and told of by all its workers once this task is reported. Clients may have read everything
+/// Whether an epoch is over, and reported by all its workers, once this task is reported. Clients may have read everything
 /// before.
 fn is_last_report(iteration: &Iteration, task: &Task) -> bool {
     let closes = |feed: FeedId| iteration.exclusive && feed == task.feed;

@@ -114,7 +114,7 @@ impl Core {
     }
 
     /// Feeds an event to the decision of a job and carries out what follows. The actions, and the number that must be
-    /// durable before anybody is told of them.
+    /// durable before they are reported.
     fn on_autocache_event(
         &self,
         job: &JobName,
@@ -152,7 +152,7 @@ impl Core {
 
     /// Ends a task by `end`, which has to carry out what is planned, or to refuse the end. The final report of the task and
     /// the end of its epoch are planned before, so that the decision is journaled together with them. The result, and
-    /// the number that must be durable before it is told.
+    /// the number that must be durable before the result is reported.
     pub(super) fn end_task<R>(
         &self,
         ended: &EndedTask<'_>,
