@@ -388,7 +388,7 @@ fn get_or_create_iteration(
     let iteration = IterationId(txn.state.next_id);
     txn.apply(Update::IterationOpened { iteration, job: name.clone(), epoch, at_ms });
     let plan = match txn.state.datasets.get(&job.dataset) {
-        Some(dataset) => core.first_plan(job, dataset)?,
+        Some(dataset) => core.snapshots.first_plan(job, dataset)?,
         None => None,
     };
     if plan.is_some() {
