@@ -1,13 +1,13 @@
-//! How sure a choice is: several looks at the same epoch, each at a stretch of its own, and whether they agree.
+//! How sure a choice is: whether several observations of the same epoch agree on it.
 //!
-//! One profile says which option is ahead, not whether another second of the same epoch would say so too. Looks at
-//! disjoint stretches are as good as independent (the method of batch means), and what shakes all options alike, a
-//! busy neighbour say, cancels out in the *ratio* of two options within one look. So the interval is that of the
-//! mean logarithm of the ratio, by Student's t.
+//! One profile says which option is ahead. It does not say whether another second of the same epoch would agree. Observations of
+//! disjoint sample windows are nearly independent (the method of batch means). What slows all options alike, such as a busy
+//! neighbour, cancels out in the *ratio* of two options within one observation. The interval is that of the mean logarithm of
+//! the ratio, by Student's t.
 //!
-//! How much looks differ is not only told by the looks at hand, of which there are two or three where a decision is
-//! wanted soon, but also by all those seen before: they shake by a fifth. That is worth as much as three degrees of
-//! freedom, so that a single look settles what stands far apart, and two that happen to agree do not settle what is close.
+//! A decision is wanted soon, after two or three observations. Their spread alone says little, so that it is combined with the
+//! spread of earlier measurements, a fifth, which counts as three degrees of freedom. A single observation then settles what
+//! is far apart, and two that happen to agree do not settle what is close.
 
 use caju_types::Result;
 
@@ -20,10 +20,11 @@ use crate::profile::{Encoding, Hint, Profile};
 const T95: [f64; 15] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
 ];
-/// How much the logarithm of a ratio differs from look to look, by experience, and what that is worth.
-const SHAKES: f64 = 0.2;
-const EXPERIENCE: usize = 3;
-/// Beyond the table; still on the safe side.
+/// The standard deviation of the logarithm of a ratio between observations, by earlier measurements.
+const PRIOR_DEVIATION: f64 = 0.2;
+/// The degrees of freedom that those measurements count for.
+const PRIOR_FREEDOM: usize = 3;
+/// The point beyond the table: that of 15 degrees of freedom, which is on the safe side.
 const T95_MANY: f64 = 2.131;
 
 /// How far a rival is behind the choice: its horizon over the choice's, with a 95 % confidence interval.
@@ -37,7 +38,7 @@ pub struct Margin {
     pub low: f64,
     /// Its upper end.
     pub high: f64,
-    /// Whether the looks at hand, two at least, agree that it is a tie.
+    /// Whether at least two observations agree that it is a tie.
     pub tie: bool,
 }
 
@@ -49,34 +50,34 @@ impl Margin {
     }
 }
 
-/// How the best option of the chosen hint stands against the best of every other hint and against computing, over
-/// several looks. Looks in which one of the two cannot be taken say nothing about that pair.
+/// How far the best option of every other hint, and computing, are behind the best option of the chosen hint, over several
+/// observations. An observation in which one of the two is infeasible says nothing about that pair.
 ///
 /// ```
 /// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");
 /// use caju_planner::{Policy, Profile, margins, plan};
-/// let mut looks = Vec::new();
+/// let mut observations = Vec::new();
 /// for slower in [1.0, 1.02, 0.99] {
 ///     let mut profile = Profile::from_json(text)?;
 ///     profile.stages.iter_mut().for_each(|s| s.cpu_s_per_row *= slower);
-///     looks.push(plan(&profile, &Policy::Auto)?);
+///     observations.push(plan(&profile, &Policy::Auto)?);
 /// }
-/// let margins = margins(&looks[0].choice, &looks);
+/// let margins = margins(&observations[0].choice, &observations);
 /// assert!(margins.iter().all(|m| m.low <= m.ratio && m.ratio <= m.high));
 /// # Ok::<(), caju_types::Error>(())
 /// ```
-pub fn margins(choice: &Choice, looks: &[Decision]) -> Vec<Margin> {
+pub fn margins(choice: &Choice, observations: &[Decision]) -> Vec<Margin> {
     let ours = choice.hint();
     let mut rivals: Vec<Option<&str>> = Vec::new();
-    for option in looks.iter().flat_map(|l| &l.options) {
+    for option in observations.iter().flat_map(|l| &l.options) {
         let rival = option.choice.hint();
         if rival != ours && !rivals.contains(&rival) {
             rivals.push(rival);
         }
     }
     let margin = |rival: Option<&str>| {
-        let logs: Vec<f64> = looks.iter().filter_map(|l| log_ratio(l, ours, rival)).collect();
-        let (mean, half) = interval(&logs, EXPERIENCE)?;
+        let logs: Vec<f64> = observations.iter().filter_map(|l| log_ratio(l, ours, rival)).collect();
+        let (mean, half) = interval(&logs, PRIOR_FREEDOM)?;
         let tie = interval(&logs, 0)
             .is_some_and(|(mean, half)| (mean - half).exp() > 1.0 - TIE && (mean + half).exp() < 1.0 + TIE);
         let rival = rival.map(str::to_string);
@@ -86,28 +87,28 @@ pub fn margins(choice: &Choice, looks: &[Decision]) -> Vec<Margin> {
 }
 
 /// The logarithm of the rival's horizon over ours, each by its best encoding.
-fn log_ratio(look: &Decision, ours: Option<&str>, rival: Option<&str>) -> Option<f64> {
+fn log_ratio(observation: &Decision, ours: Option<&str>, rival: Option<&str>) -> Option<f64> {
     let best = |wanted: Option<&str>| {
-        let options = look.options.iter().filter(|o| o.feasible && o.choice.hint() == wanted);
+        let options = observation.options.iter().filter(|o| o.feasible && o.choice.hint() == wanted);
         options.filter_map(|o| o.horizon_s).min_by(f64::total_cmp)
     };
     let log = (best(rival)? / best(ours)?).ln();
     log.is_finite().then_some(log)
 }
 
-/// The mean, and half the width of its 95 % interval, with experience of so many degrees of freedom.
-#[expect(clippy::cast_precision_loss, reason = "a handful of looks")]
-fn interval(values: &[f64], experience: usize) -> Option<(f64, f64)> {
+/// The mean, and half the width of its 95 % interval, with this many degrees of freedom from earlier measurements.
+#[expect(clippy::cast_precision_loss, reason = "few observations")]
+fn interval(values: &[f64], prior_freedom: usize) -> Option<(f64, f64)> {
     let n = values.len() as f64;
-    let freedom = (experience + values.len()).checked_sub(1).filter(|f| *f > 0 && n > 0.0)?;
+    let freedom = (prior_freedom + values.len()).checked_sub(1).filter(|f| *f > 0 && n > 0.0)?;
     let mean = values.iter().sum::<f64>() / n;
     let seen: f64 = values.iter().map(|v| (v - mean).powi(2)).sum();
-    let variance = (seen + experience as f64 * SHAKES.powi(2)) / freedom as f64;
+    let variance = (seen + prior_freedom as f64 * PRIOR_DEVIATION.powi(2)) / freedom as f64;
     let t = T95.get(freedom - 1).copied().unwrap_or(T95_MANY);
     Some((mean, t * (variance / n).sqrt()))
 }
 
-/// What a decision may lose because the tries that it rests on were off.
+/// What a decision may lose by errors of the probes that it rests on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stake {
     /// Seconds of the horizon.
@@ -116,9 +117,9 @@ pub struct Stake {
     pub rival: Choice,
 }
 
-/// What a decision would lose in its horizon if the tries that it rests on were off against it: what is chosen takes so many times
-/// as long to encode and decode as was measured as `off` says for its hint and encoding (by how much more than once), everything
-/// else as many times less. None if the choice stands even so: then trying once more is of no use.
+/// What a decision would lose in its horizon by the worst errors of its probes. `error` gives the relative error for a hint
+/// and encoding: the chosen option is taken to cost that much more to encode and decode, every other one that much less. None
+/// if the choice stands even so: then another probe is of no use.
 ///
 /// ```
 /// # let text = include_str!("../../tests/golden_plans/design-example.profile.json");
@@ -135,15 +136,15 @@ pub fn at_stake(
     profile: &Profile,
     choice: &Choice,
     policy: &Policy,
-    off: impl Fn(&Hint, &Encoding) -> f64,
+    error: impl Fn(&Hint, &Encoding) -> f64,
 ) -> Result<Option<Stake>> {
     let mut against = profile.clone();
     for (hint, known) in against.hints.iter_mut().zip(&profile.hints) {
         for e in &mut hint.encodings {
             let chosen = matches!(choice, Choice::Materialize { hint, format, compression, .. }
                 if (hint, format, compression) == (&known.name, &e.format, &e.compression));
-            let off = off(known, e).max(0.0);
-            let times = if chosen { 1.0 + off } else { 1.0 / (1.0 + off) };
+            let error = error(known, e).max(0.0);
+            let times = if chosen { 1.0 + error } else { 1.0 / (1.0 + error) };
             e.encode_cpu_s_per_row *= times;
             e.decode_cpu_s_per_row *= times;
         }
@@ -155,7 +156,7 @@ pub fn at_stake(
     let like = model.candidates().iter().filter(|c| c.obstacle.is_none());
     let like = like.filter_map(|c| Some((model.choice(c.stored).apart(choice)?, c)));
     let ours = like.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(rival, |(_, ours)| ours);
-    // Equals by their pace alone may differ by a tenth.
+    // Options with equal paces may differ by a tenth where two limits are close.
     let seconds = ours.crowded_s() - rival.crowded_s();
     Ok((seconds > 0.0).then(|| Stake { seconds, rival: model.choice(rival.stored) }))
 }
@@ -185,50 +186,50 @@ mod tests {
         }
     }
 
-    /// Looks with the horizons of computing, `a` and `b`; `a` is the choice.
-    fn looks(times: &[[f64; 3]]) -> Vec<Margin> {
-        let look = |t: &[f64; 3]| Decision {
+    /// Observations with the horizons of computing, `a` and `b`; `a` is the choice.
+    fn observations(times: &[[f64; 3]]) -> Vec<Margin> {
+        let observation = |t: &[f64; 3]| Decision {
             schema: DECISION_SCHEMA.into(),
             policy: "auto".into(),
             choice: Choice::Compute,
             options: vec![option(None, t[0]), option(Some("a"), t[1]), option(Some("b"), t[2])],
             reason: String::new(),
         };
-        margins(&option(Some("a"), 0.0).choice, &times.iter().map(look).collect::<Vec<_>>())
+        margins(&option(Some("a"), 0.0).choice, &times.iter().map(observation).collect::<Vec<_>>())
     }
 
     #[test]
-    fn one_look_settles_what_is_far_apart_and_nothing_else() {
-        let margins = looks(&[[100.0, 10.0, 15.0]]);
+    fn one_observation_settles_what_is_far_apart_and_nothing_else() {
+        let margins = observations(&[[100.0, 10.0, 15.0]]);
         assert_eq!(margins.len(), 2);
         assert!(margins[0].is_settled(1.3) && !margins[1].is_settled(1.0), "{margins:?}");
-        assert!(!looks(&[[10.0, 10.0, 10.0]])[0].tie, "one look shows no tie");
+        assert!(!observations(&[[10.0, 10.0, 10.0]])[0].tie, "one observation shows no tie");
     }
 
     #[test]
-    fn two_looks_that_happen_to_agree_do_not_settle_what_is_close() {
-        let margins = looks(&[[11.5, 10.0, 50.0], [11.5, 10.0, 50.0]]);
+    fn two_observations_that_happen_to_agree_do_not_settle_what_is_close() {
+        let margins = observations(&[[11.5, 10.0, 50.0], [11.5, 10.0, 50.0]]);
         assert!(!margins[0].is_settled(1.0) && margins[1].is_settled(1.3), "{margins:?}");
     }
 
     #[test]
-    fn looks_that_agree_settle_it() {
-        let margins = looks(&[[100.0, 10.0, 50.0], [103.0, 10.1, 51.0], [98.0, 9.9, 50.2]]);
+    fn observations_that_agree_settle_it() {
+        let margins = observations(&[[100.0, 10.0, 50.0], [103.0, 10.1, 51.0], [98.0, 9.9, 50.2]]);
         assert!(margins.iter().all(|m| m.is_settled(1.3)), "{margins:?}");
         let compute = margins.iter().find(|m| m.rival.is_none()).unwrap();
         assert!((compute.ratio - 10.0).abs() < 0.2, "{compute:?}");
     }
 
     #[test]
-    fn a_shake_of_all_options_alike_does_not_matter_but_of_one_does() {
-        assert!(looks(&[[30.0, 10.0, 30.0], [90.0, 30.0, 90.0]]).iter().all(|m| m.is_settled(1.3)));
-        let shaken = looks(&[[11.0, 10.0, 50.0], [19.0, 10.0, 50.0], [9.0, 10.0, 50.0]]);
-        assert!(!shaken.iter().find(|m| m.rival.is_none()).unwrap().is_settled(1.0), "{shaken:?}");
+    fn noise_of_all_options_alike_does_not_matter_but_of_one_does() {
+        assert!(observations(&[[30.0, 10.0, 30.0], [90.0, 30.0, 90.0]]).iter().all(|m| m.is_settled(1.3)));
+        let noisy = observations(&[[11.0, 10.0, 50.0], [19.0, 10.0, 50.0], [9.0, 10.0, 50.0]]);
+        assert!(!noisy.iter().find(|m| m.rival.is_none()).unwrap().is_settled(1.0), "{noisy:?}");
     }
 
     #[test]
     fn a_tie_is_settled_too() {
-        let tied = looks(&[[10.05, 10.0, 50.0], [10.06, 10.0, 50.0], [10.04, 10.0, 50.0]]);
+        let tied = observations(&[[10.05, 10.0, 50.0], [10.06, 10.0, 50.0], [10.04, 10.0, 50.0]]);
         assert!(tied.iter().find(|m| m.rival.is_none()).unwrap().is_settled(1.3), "{tied:?}");
     }
 
@@ -241,7 +242,7 @@ mod tests {
     fn what_is_close_is_at_stake_and_what_is_far_apart_is_not() {
         let text = include_str!("../../tests/golden_plans/design-example.profile.json");
         let mut profile = Profile::from_json(text).unwrap();
-        // The cores decide, and half as many bytes are a little dearer to decode.
+        // The cores decide, and half as many bytes are a little more expensive to decode.
         let plain = profile.hints[0].encodings[0].clone();
         let mut half = plain.clone();
         (half.compression, half.bytes_per_row) = ("zstd".into(), plain.bytes_per_row / 2.0);
@@ -251,7 +252,7 @@ mod tests {
             let decision = crate::plan(profile, &Policy::Auto).unwrap();
             at_stake(profile, &decision.choice, &Policy::Auto, |_, _| off).unwrap()
         };
-        assert_eq!(at_stake(&profile, 0.0), None, "nothing is off");
+        assert_eq!(at_stake(&profile, 0.0), None, "without errors");
         let stake = at_stake(&profile, 0.5).unwrap();
         assert!(stake.seconds > 1.0 && stake.rival.to_string() == "source arrow/zstd", "{stake:?}");
         // The store holds both up alike, and what decoding takes is nearly as short.

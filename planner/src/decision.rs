@@ -5,7 +5,7 @@ use std::fmt;
 use caju_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::words;
+use crate::format;
 
 /// The schema of a serialised [`Decision`].
 pub const DECISION_SCHEMA: &str = "caju.decision/v1";
@@ -24,7 +24,7 @@ pub enum Choice {
         format: String,
         /// Compression of the parts.
         compression: String,
-        /// Share of the rows that is stored, 0 to 1.
+        /// Fraction of the rows that is stored, 0 to 1.
         fraction: f64,
     },
 }
@@ -38,7 +38,7 @@ impl Choice {
         }
     }
 
-    /// How far apart the shares of two choices are, if they are the same but for that.
+    /// How far apart the fractions of two choices are, if they are the same otherwise.
     pub(crate) fn apart(&self, other: &Choice) -> Option<f64> {
         match (self, other) {
             (Choice::Compute, Choice::Compute) => Some(0.0),
@@ -58,7 +58,7 @@ impl fmt::Display for Choice {
             Choice::Compute => f.write_str("compute"),
             Choice::Materialize { hint, format, compression, fraction } => {
                 write!(f, "{hint} {format}/{compression}")?;
-                if *fraction < 1.0 { write!(f, " {}", words::percent(*fraction)) } else { Ok(()) }
+                if *fraction < 1.0 { write!(f, " {}", format::percent(*fraction)) } else { Ok(()) }
             }
         }
     }
@@ -148,13 +148,13 @@ impl Decision {
     }
 
     /// The first epoch, counted from 1 over all jobs, at whose end the option has taken no longer than
-    /// computing; `None` if that never comes, or cannot be told because there are no rows or epochs.
+    /// computing; `None` if that never happens, or is unknown because there are no rows or epochs.
     pub fn break_even_epoch(&self, option: &PlanOption) -> Option<u64> {
         break_even(Times::of(self.compute()?)?, Times::of(option)?)
     }
 }
 
-/// The two times of an option that tell everything about its course.
+/// The two times of an option that define its course.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Times {
     epoch_s: f64,

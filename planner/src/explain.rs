@@ -5,10 +5,10 @@ use std::cmp::Ordering;
 use caju_types::format_bytes;
 
 use crate::decision::Choice;
+use crate::format;
 use crate::model::{Candidate, Limit, Model, Obstacle, Pace, Stored};
 use crate::policy::TIE;
 use crate::profile::{DEFAULT_JOBS, Encoding, Hint};
-use crate::words;
 
 /// What limits an option, for a person.
 fn limited_by(model: &Model, limit: Limit) -> String {
@@ -29,8 +29,8 @@ fn limited_by(model: &Model, limit: Limit) -> String {
     }
 }
 
-/// From this share on a second limit is told: where two are close they get into each other's way, and the
-/// real pace is somewhat below the smaller ceiling. (In Cachew's Figure 7 computing at 350 ms took 3 % longer
+/// From this fraction on a second limit is named: two limits that are close interfere with each other, and the real pace is
+/// somewhat below the smaller ceiling. (In Cachew's Figure 7 computing at 350 ms took 3 % longer
 /// than its sleep alone, with the source store 91 % used.)
 const CLOSE: f64 = 0.85;
 
@@ -44,10 +44,10 @@ fn limits(model: &Model, pace: &Pace) -> String {
     if used < CLOSE || same_work(model, pace.limit, pace.next) {
         return first;
     }
-    format!("{first}, with {} {} used", limited_by(model, pace.next), words::percent(used))
+    format!("{first}, with {} {} used", limited_by(model, pace.next), format::percent(used))
 }
 
-/// Whether two limits are one piece of work seen twice: a stage that keeps the cores busy, or that waits for
+/// Whether two limits are the same work counted twice: a stage that keeps the cores busy, or that waits for
 /// the source's store.
 fn same_work(model: &Model, a: Limit, b: Limit) -> bool {
     let (stage, other) = match (a, b) {
@@ -66,11 +66,11 @@ fn at<'a>(model: &Model<'a>, stored: Stored) -> (&'a Hint, &'a Encoding) {
     (hint, &hint.encodings[stored.encoding])
 }
 
-/// `` `resized` (arrow/none) ``, with its share if it is not whole.
+/// `` `resized` (arrow/none) ``, with its fraction if it is not whole.
 fn named(model: &Model, stored: Stored) -> String {
     let (hint, e) = at(model, stored);
     let share = if stored.fraction < 1.0 {
-        format!(", {} of the rows", words::percent(stored.fraction))
+        format!(", {} of the rows", format::percent(stored.fraction))
     } else {
         String::new()
     };
@@ -83,7 +83,7 @@ fn frozen(model: &Model, stored: Stored) -> Option<String> {
     let first = names.next()?;
     let more = names.len();
     let and = if more > 0 {
-        format!(" and {}", words::count(more as u64, "more random stage"))
+        format!(" and {}", format::count(more as u64, "more random stage"))
     } else {
         String::new()
     };
@@ -104,9 +104,9 @@ pub(crate) fn why(model: &Model, i: usize, chosen: usize, break_even: Option<u64
     if let Some(obstacle) = c.obstacle {
         return obstructed(model, hint, e, c, obstacle);
     }
-    let skipped = words::count(model.above(stored.hint) as u64, "stage");
+    let skipped = format::count(model.above(stored.hint) as u64, "stage");
     let share = if stored.fraction < 1.0 {
-        format!(" for {} of the rows", words::percent(stored.fraction))
+        format!(" for {} of the rows", format::percent(stored.fraction))
     } else {
         String::new()
     };
@@ -135,14 +135,14 @@ fn writing(model: &Model, c: &Candidate, stored: Stored) -> String {
     }
     format!(
         "the epoch that writes it takes {}, limited by {}; ",
-        words::time(c.first.s_per_row * model.rows()),
+        format::time(c.first.s_per_row * model.rows()),
         limited_by(model, c.first.limit)
     )
 }
 
 fn obstructed(model: &Model, hint: &Hint, e: &Encoding, c: &Candidate, obstacle: Obstacle) -> String {
     let needed = format_bytes(c.snapshot_bytes);
-    let budget = words::size(model.profile().budget.snapshot_bytes.unwrap_or(f64::MAX));
+    let budget = format::size(model.profile().budget.snapshot_bytes.unwrap_or(f64::MAX));
     let what = format!("{}/{} at `{}`", e.format, e.compression, hint.name);
     match obstacle {
         Obstacle::NoBudget => {
@@ -154,7 +154,7 @@ fn obstructed(model: &Model, hint: &Hint, e: &Encoding, c: &Candidate, obstacle:
     }
 }
 
-/// How an option stands to the choice.
+/// How an option compares with the choice.
 fn verdict(model: &Model, i: usize, chosen: usize, auto: bool) -> String {
     let all = model.candidates();
     if i == chosen {
@@ -163,10 +163,10 @@ fn verdict(model: &Model, i: usize, chosen: usize, auto: bool) -> String {
     let ratio = all[i].horizon_s / all[chosen].horizon_s;
     let stores_more = all[i].snapshot_bytes > all[chosen].snapshot_bytes;
     if ratio > 1.0005 {
-        return format!("{} slower over the horizon than the choice", words::percent(ratio - 1.0));
+        return format!("{} slower over the horizon than the choice", format::percent(ratio - 1.0));
     }
     let faster = if ratio < 0.9995 {
-        format!("{} faster over the horizon than the choice", words::percent(1.0 - ratio))
+        format!("{} faster over the horizon than the choice", format::percent(1.0 - ratio))
     } else {
         "as fast as the choice".into()
     };
@@ -181,21 +181,21 @@ fn verdict(model: &Model, i: usize, chosen: usize, auto: bool) -> String {
 fn horizon(model: &Model) -> String {
     let h = &model.profile().horizon;
     let assumed = if h.epochs.is_none() { " (assumed)" } else { "" };
-    let epochs = words::count(h.epochs.unwrap_or(crate::profile::DEFAULT_EPOCHS), "epoch");
+    let epochs = format::count(h.epochs.unwrap_or(crate::profile::DEFAULT_EPOCHS), "epoch");
     match h.jobs.unwrap_or(DEFAULT_JOBS) {
         1 => format!("{epochs}{assumed}"),
-        jobs => format!("{epochs}{assumed} of {}", words::count(jobs, "job")),
+        jobs => format!("{epochs}{assumed} of {}", format::count(jobs, "job")),
     }
 }
 
-/// Why the free choice fell as it did.
+/// Why the policy `auto` chose as it did.
 pub(crate) fn reason(model: &Model, chosen: usize) -> String {
     let reason = match model.candidates()[chosen].stored {
         Some(stored) => reason_to_store(model, chosen, stored),
         None => reason_to_compute(model),
     };
     let ran = model.profile().observed.iter().map(|m| {
-        let rate = words::rate(m.rows_per_s);
+        let rate = format::rate(m.rows_per_s);
         match &m.choice {
             Choice::Compute => format!("computing gave {rate} rows/s"),
             choice => format!("reading {choice} gave {rate} rows/s"),
@@ -212,15 +212,15 @@ fn reason_to_store(model: &Model, chosen: usize, stored: Stored) -> String {
     let rates = format!(
         "Reading {} gives {} rows/s, limited by {}, against {} by computing, limited by {}",
         named(model, stored),
-        words::rate(1.0 / c.steady.s_per_row),
+        format::rate(1.0 / c.steady.s_per_row),
         limited_by(model, c.steady.limit),
-        words::rate(1.0 / compute.steady.s_per_row),
+        format::rate(1.0 / compute.steady.s_per_row),
         limited_by(model, compute.steady.limit)
     );
     let whole = format!(
         "{} instead of {} over {}",
-        words::time(c.horizon_s),
-        words::time(compute.horizon_s),
+        format::time(c.horizon_s),
+        format::time(compute.horizon_s),
         horizon(model)
     );
     let size = format_bytes(c.snapshot_bytes);
@@ -229,7 +229,7 @@ fn reason_to_store(model: &Model, chosen: usize, stored: Stored) -> String {
     } else if stored.existing > 0.0 {
         format!(
             "for {size}, of which {} is stored already",
-            words::percent(stored.existing / stored.fraction)
+            format::percent(stored.existing / stored.fraction)
         )
     } else {
         format!("for {size} of storage")
@@ -245,7 +245,7 @@ fn reason_to_compute(model: &Model) -> String {
     if model.rows() * model.epochs() <= 0.0 {
         return "Nothing is left to run, so nothing is stored.".into();
     }
-    let rate = words::rate(1.0 / compute.steady.s_per_row);
+    let rate = format::rate(1.0 / compute.steady.s_per_row);
     if all.len() == 1 && model.epochs() <= 1.0 && !model.profile().hints.is_empty() {
         return format!(
             "Only one epoch is left, so a snapshot would be written and never read; computing gives {rate} rows/s, \
@@ -261,7 +261,7 @@ fn reason_to_compute(model: &Model) -> String {
     let Some(best) = best else {
         return format!(
             "No snapshot fits the byte budget of {}; computing gives {rate} rows/s, limited by {limit}.",
-            words::size(model.profile().budget.snapshot_bytes.unwrap_or(0.0))
+            format::size(model.profile().budget.snapshot_bytes.unwrap_or(0.0))
         );
     };
     let name = best.stored.map(|s| named(model, s)).unwrap_or_default();
@@ -275,14 +275,14 @@ fn reason_to_compute(model: &Model) -> String {
     let other = if gain > 0.0005 {
         format!(
             "is only {} faster, within the {} that count as a tie, for {} of storage",
-            words::percent(gain),
-            words::percent(TIE),
+            format::percent(gain),
+            format::percent(TIE),
             format_bytes(best.snapshot_bytes)
         )
     } else if gain < -0.0005 {
         format!(
             "would take {} longer, limited by {}",
-            words::percent(-gain),
+            format::percent(-gain),
             limited_by(model, best.steady.limit)
         )
     } else {

@@ -9,9 +9,9 @@
 //! A pipeline is overlapped, so an option's rate is the smallest of its ceilings: the cores over the CPU
 //! that is still needed, each remaining stage's parallelism over its service time, the bandwidths of the
 //! two stores and of the network over their bytes, and the consumer's own demand. A horizon is one writing
-//! epoch (none for a snapshot that exists) and steady epochs after it. A byte budget that holds only a share
-//! of the rows gives an option in which that share is read and the rest computed. The shortest horizon
-//! wins; within 2 % ([`TIE`]) the option that stores least, and of those that store as much the one with more room.
+//! epoch (none for a snapshot that exists) and steady epochs after it. A byte budget that holds only a fraction
+//! of the rows gives an option in which that fraction is read and the remainder computed. The shortest horizon
+//! wins; within 2 % ([`TIE`]) the option that stores least, and of those that store as much the one whose second limit is further away.
 //!
 //! ```
 //! use caju_planner::{Choice, Policy, Profile, plan};
@@ -27,15 +27,16 @@
 mod confidence;
 mod decision;
 mod explain;
+mod format;
 mod model;
 mod plan;
 mod policy;
 mod profile;
 mod text;
-mod words;
 
 pub use confidence::{Margin, Stake, at_stake, margins};
 pub use decision::{Choice, DECISION_SCHEMA, Decision, PlanOption};
+pub use format::rate as format_rate;
 pub use model::{Candidate, Limit, Model, Obstacle, Pace, Stored};
 pub use plan::plan;
 pub use policy::{POLICIES, Pick, Policy, TIE, gluster_read_ms};
@@ -43,4 +44,3 @@ pub use profile::{
     Budget, CacheStore, Cluster, Consumer, DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Existing, Hint, Horizon,
     Measured, PROFILE_SCHEMA, Profile, Schema, Source, SourceStore, Stage,
 };
-pub use words::rate as format_rate;

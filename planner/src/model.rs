@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 
 use crate::decision::Choice;
+use crate::format;
 use crate::profile::{DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Hint, Measured, Profile, Stage};
-use crate::words;
 
 /// What limits an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum Limit {
     CacheStore,
     /// The bandwidth from the workers to their clients.
     Network,
-    /// The consumer takes no more.
+    /// The consumer takes no more rows.
     Consumer,
 }
 
@@ -37,9 +37,9 @@ pub struct Pace {
     /// What would limit it next.
     pub next: Limit,
     /// Seconds per source row that the next limit alone allows; 0 if nothing else was measured. Close to
-    /// `s_per_row` the two limits get into each other's way, and the real pace is somewhat slower.
+    /// `s_per_row` the two limits interfere with each other, and the real pace is somewhat slower.
     pub next_s_per_row: f64,
-    /// Whether it is that of epochs that ran, whatever was predicted.
+    /// Whether it was measured in epochs that ran, not predicted.
     pub observed: bool,
 }
 
@@ -59,9 +59,9 @@ pub struct Stored {
     pub hint: usize,
     /// Position in the hint's encodings.
     pub encoding: usize,
-    /// Share of the rows that is read from the snapshot once it is written.
+    /// Fraction of the rows that is read from the snapshot once it is written.
     pub fraction: f64,
-    /// Share of the rows that is stored already.
+    /// Fraction of the rows that is stored already.
     pub existing: f64,
 }
 
@@ -89,14 +89,14 @@ impl Candidate {
     }
 }
 
-/// What an option loses about whose second limit is as tight as the first: the two get into each other's way.
+/// What an option loses whose second limit is as tight as the first: the two interfere with each other.
 const CROWDED: f64 = 0.1;
 
 impl Candidate {
-    /// The horizon if limits that are close get into each other's way: it tells options apart that are equal by their pace
-    /// alone. What an option is said to take leaves it out.
+    /// The horizon if limits that are close interfere with each other. It separates options that are equal by their pace
+    /// alone; the horizon that a decision shows leaves it out.
     pub(crate) fn crowded_s(&self) -> f64 {
-        // What epochs showed has it in it.
+        // Measured paces include the interference.
         let used = match self.steady.observed {
             true => 0.0,
             false => (self.steady.next_s_per_row / self.steady.s_per_row).min(1.0),
@@ -110,7 +110,7 @@ impl Candidate {
 struct Span {
     cpu_s: f64,
     io_bytes: f64,
-    /// The largest service time over parallelism, and whose it is.
+    /// The largest service time over parallelism, and the stage that has it.
     stall_s: f64,
     stall_stage: usize,
     /// The stages' times one after the other, for the policy that adds them up.
@@ -133,7 +133,7 @@ impl Span {
     }
 }
 
-/// What the rows of one epoch do, as shares of all rows.
+/// What the rows of one epoch do, as fractions of all rows.
 #[derive(Debug, Clone, Copy)]
 struct Mix {
     /// Run the stages above the hint.
@@ -146,10 +146,10 @@ struct Mix {
     near: f64,
 }
 
-/// Shares of the rows that differ by less are the same option.
+/// Fractions of the rows that differ by less are the same option.
 const SAME_SHARE: f64 = 0.1;
 
-/// Paces outside are as good as instantaneous or endless; within, nothing over- or underflows.
+/// The range of paces, in seconds per row. Paces outside it count as its ends; within it, nothing over- or underflows.
 const PACE_RANGE: (f64, f64) = (1e-12, 1e100);
 
 /// Every option of a profile, evaluated.
@@ -181,14 +181,14 @@ pub struct Model<'a> {
     /// Positions of the random stages.
     random: Vec<usize>,
     candidates: Vec<Candidate>,
-    /// How many times longer what ran took than predicted, at worst; none while that is being found out.
+    /// How many times longer options that ran took than predicted, at worst; none while that is computed.
     overrated: Option<f64>,
     visits: u64,
 }
 
 impl<'a> Model<'a> {
-    /// Evaluates every option. The profile must be valid (see [`Profile::validate`]); of an invalid one the
-    /// numbers mean nothing.
+    /// Evaluates every option. The profile must be valid (see [`Profile::validate`]); the numbers of an
+    /// invalid one mean nothing.
     pub fn new(profile: &'a Profile) -> Self {
         let n = profile.stages.len();
         let above = stages_above(profile);
@@ -207,7 +207,7 @@ impl<'a> Model<'a> {
             visits: 0,
         };
         model.sum_up();
-        // As predicted; then, if something ran, as that shows how wrong predictions were.
+        // First as predicted; then, if options ran, corrected by how wrong their predictions were.
         model.evaluate();
         if !profile.observed.is_empty() {
             model.overrated = Some(model.overrated());
@@ -264,7 +264,7 @@ impl<'a> Model<'a> {
         self.above.get(hint).copied().unwrap_or(0)
     }
 
-    /// How many stages and options were looked at, to hold the work against the size of the profile.
+    /// How many stages and options were evaluated, to compare the work with the size of the profile.
     pub fn visits(&self) -> u64 {
         self.visits
     }
@@ -330,8 +330,7 @@ impl<'a> Model<'a> {
             let steady = self.pace(above, Some(e), Mix { computed: 0.0, read: 1.0, written: 0.0, near: 0.0 });
             return self.push(option(1.0, existing), steady, steady, whole, Some(obstacle));
         }
-        // A part of a set that must be whole is of no use. What the budget does not hold is evicted, so
-        // that nobody can count on it.
+        // A part of a set that must be whole is of no use. What the budget does not hold is evicted.
         let existing = if h.split_local || existing >= 1.0 { existing.min(fits) } else { 0.0 };
         if existing > 0.0 {
             let near = self.near(existing * whole);
@@ -351,8 +350,8 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// The share of so many stored bytes that workers find in their memory, in the mean of the epochs that read them: a worker
-    /// keeps a part of what it has read, and each epoch gives it other splits. In the first one nobody has read anything.
+    /// The fraction of the given stored bytes that workers find in their memory, averaged over the epochs that read them. A
+    /// worker keeps a part of what it has read, and each epoch gives it other splits. In the first epoch nothing was read yet.
     fn near(&self, stored: f64) -> f64 {
         let kept = self.profile.cache_store.memory_bytes_per_worker.filter(|_| stored > 0.0);
         let Some(kept) = kept else { return 0.0 };
@@ -405,20 +404,20 @@ impl<'a> Model<'a> {
         let (steady, first) = self.experienced(stored, steady, first);
         let epochs = self.epochs();
         let per_row = if epochs < 1.0 { 0.0 } else { first.s_per_row + (epochs - 1.0) * steady.s_per_row };
-        let horizon_s = words::nine_digits(self.rows() * per_row);
+        let horizon_s = format::nine_digits(self.rows() * per_row);
         self.visits += 1;
         self.candidates.push(Candidate {
             stored,
             steady,
             first,
             horizon_s,
-            snapshot_bytes: words::to_u64(bytes),
+            snapshot_bytes: format::to_u64(bytes),
             obstacle: bar,
         });
     }
 
     /// The largest demand over capacity when the stages from `above` on run for every row, those above it
-    /// only for the computed share.
+    /// only for the computed fraction.
     fn pace(&self, above: usize, encoding: Option<&Encoding>, mix: Mix) -> Pace {
         let p = self.profile;
         let (up, down) = (&self.prefix[above], &self.suffix[above]);
@@ -452,7 +451,7 @@ impl<'a> Model<'a> {
             (cache, Limit::CacheStore),
             (per(delivered, network), Limit::Network),
             (per(rows, p.consumer.rows_per_s), Limit::Consumer),
-            // Where nothing was measured to limit it, the consumer will.
+            // Where no limit was measured, the consumer is the limit.
             (PACE_RANGE.0, Limit::Consumer),
         ] {
             if s_per_row > pace.s_per_row {
@@ -488,7 +487,7 @@ fn stages_above(profile: &Profile) -> Vec<usize> {
     profile.hints.iter().map(|h| stages.get(h.after_stage.as_str()).map_or(0, |i| i + 1)).collect()
 }
 
-/// The share of a snapshot that a budget holds, rounded down to billionths, so that its bytes stay
+/// The fraction of a snapshot that a budget holds, rounded down to billionths, so that its bytes stay
 /// within the budget.
 fn fraction_that_fits(whole_bytes: f64, budget: Option<f64>) -> f64 {
     match budget {

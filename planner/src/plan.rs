@@ -6,7 +6,7 @@ use crate::decision::{DECISION_SCHEMA, Decision, PlanOption, Times, break_even};
 use crate::model::{Candidate, Model};
 use crate::policy::Policy;
 use crate::profile::Profile;
-use crate::{explain, words};
+use crate::{explain, format};
 
 /// Decides: evaluates every option of the profile, lets the policy take one, and explains.
 ///
@@ -49,7 +49,7 @@ pub fn plan(profile: &Profile, policy: &Policy) -> Result<Decision> {
 /// The numbers of an option; its sentence comes when all are known.
 fn option(model: &Model, c: &Candidate) -> PlanOption {
     let feasible = c.obstacle.is_none();
-    let number = |v: f64| feasible.then(|| words::nine_digits(v));
+    let number = |v: f64| feasible.then(|| format::nine_digits(v));
     let choice = model.choice(c.stored);
     PlanOption {
         choice,

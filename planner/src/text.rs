@@ -1,7 +1,7 @@
 //! A decision as a table for a terminal.
 
 use crate::decision::{Choice, Decision, PlanOption};
-use crate::words;
+use crate::format;
 
 const HEAD: [&str; 8] =
     ["option", "rows/s", "epoch", "horizon", "limited by", "storage", "ahead from", "feasible"];
@@ -60,9 +60,9 @@ impl Decision {
         };
         [
             o.choice.to_string(),
-            or_dash(o.rows_per_s, words::rate),
-            or_dash(o.epoch_s, words::time),
-            or_dash(o.horizon_s, words::time),
+            or_dash(o.rows_per_s, format::rate),
+            or_dash(o.epoch_s, format::time),
+            or_dash(o.horizon_s, format::time),
             o.bottleneck.clone(),
             if o.choice == Choice::Compute { "-".into() } else { caju_types::format_bytes(o.snapshot_bytes) },
             ahead,

@@ -40,7 +40,7 @@ pub use horizon::is_last_reading;
 pub use job::{Autocache, Decided};
 pub use plan::{CachePlan, GroupLease, SavePlan, SetPlan, SetTarget, SplitModes, Whole, set_id};
 pub use plan_record::{JobSummary, PlanRecord};
-pub use recording::{Recorded, read_log, replay};
+pub use recording::{Recorded, describe_replay, read_log, replay};
 pub use replan::{OptionRate, ReplanState, profile_with_rates};
 pub use report::{ProbeReport, StageKind, StageReport, TaskReport};
 

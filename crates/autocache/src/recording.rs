@@ -1,9 +1,11 @@
 //! Recorded events: a log of JSON lines, one event a line, from which a job's decisions are replayed.
 
+use std::time::Duration;
+
 use caju_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::{Action, Autocache, Event};
+use crate::{Action, Autocache, Event, NoteLevel};
 
 /// An event with the time at which it was recorded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,4 +49,30 @@ pub fn read_log(text: &str) -> Result<Vec<Recorded>> {
 pub fn replay(log: Vec<Recorded>) -> impl Iterator<Item = (u64, Vec<Action>)> {
     let mut job = Autocache::default();
     log.into_iter().map(move |recorded| (recorded.at_ms, job.apply(recorded.event)))
+}
+
+/// What follows from a log, for people: a line per action, with the seconds since the first event. Notes for debugging are
+/// left out.
+///
+/// # Errors
+/// Those of [`read_log`].
+pub fn describe_replay(text: &str) -> Result<String> {
+    let log = read_log(text)?;
+    let (events, start) = (log.len(), log.first().map_or(0, |first| first.at_ms));
+    let mut decided = false;
+    let mut out = String::new();
+    for (at_ms, actions) in replay(log) {
+        let seconds = Duration::from_millis(at_ms.saturating_sub(start)).as_secs_f64();
+        for action in actions {
+            if matches!(action, Action::Note { level: NoteLevel::Debug, .. }) {
+                continue;
+            }
+            decided |= matches!(action, Action::Decide { .. } | Action::ChangeDecision { .. });
+            out += &format!("{seconds:9.3} s  {action}\n");
+        }
+    }
+    if !decided {
+        out += &format!("no decision in {events} events\n");
+    }
+    Ok(out)
 }

@@ -15,7 +15,7 @@ use serde_json::Value;
 /// Makes sense of definitions. The engine's is behind it in a running dispatcher; tests have one without files.
 #[async_trait]
 pub trait Catalog: Send + Sync + 'static {
-    /// Validates a definition and opens its source. `source_schema` given, with fields: trust it, do not look.
+    /// Validates a definition and opens its source. `source_schema` given, with fields: it is trusted, and the source is not opened.
     ///
     /// # Errors
     /// What is wrong with the definition or its source, naming the place.

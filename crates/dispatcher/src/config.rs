@@ -23,14 +23,14 @@ pub struct DispatcherConfig {
     pub cache_budget: Option<u64>,
     /// The timers.
     pub timers: Timers,
-    /// What is remembered of datasets and jobs.
+    /// How many datasets and jobs are kept.
     pub memory: MemoryLimits,
     /// A folder to record the autocache events of each job in, for `caju plan --replay`; none: they are not recorded.
     pub record_autocache_events: Option<PathBuf>,
 }
 
-/// What a dispatcher remembers of datasets and jobs. Beyond these bounds it forgets what nobody uses, the longest unused
-/// first, and refuses what is new if everything is in use.
+/// How many datasets and jobs a dispatcher keeps. Beyond these bounds it forgets those that nobody uses, the longest unused
+/// first, and refuses new ones if everything is in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryLimits {
     /// Datasets.
@@ -75,17 +75,17 @@ impl Default for DispatcherConfig {
 pub struct Timers {
     /// How often workers and clients report.
     pub heartbeat: Duration,
-    /// A worker that is silent for so long is lost.
+    /// A worker that is silent for this long is lost.
     pub worker_timeout: Duration,
-    /// A client that is silent for so long is expelled; what its user has not taken goes to other readers.
+    /// A client that is silent for this long is expelled; what its user has not taken goes to other readers.
     pub client_timeout: Duration,
     /// How long an iteration without readers is kept.
     pub job_gc_timeout: Duration,
     /// How long clients wait for a worker when there is none.
     pub worker_wait: Duration,
-    /// How long a lost worker stays in the books.
+    /// How long a lost worker is listed.
     pub worker_memory: Duration,
-    /// How often all this is looked at.
+    /// How often workers, clients and iterations are checked.
     pub check_every: Duration,
     /// The longest that one call waits for news, whatever it asks for.
     pub longest_poll: Duration,

@@ -33,7 +33,7 @@ impl EngineCatalog {
         Self { registry, ctx, cache_url: String::new() }
     }
 
-    /// The same, with listings of sources remembered below a cache root, for jobs that say `cache_only`.
+    /// The same, with listings of sources recorded below a cache root, for jobs that say `cache_only`.
     #[must_use]
     pub fn with_cache(mut self, url: &str) -> Self {
         self.cache_url = url.to_string();
@@ -41,7 +41,7 @@ impl EngineCatalog {
     }
 
     /// The source of a definition as it was when it was last listed.
-    async fn recalled(&self, def: &DatasetDef) -> Result<SourceListing> {
+    async fn recorded_listing(&self, def: &DatasetDef) -> Result<SourceListing> {
         if def.hints().is_empty() {
             return Err(Error::invalid(
                 "`cache_only`: the pipeline has no `autocache` at which rows could be stored; put one into `steps`",
@@ -61,9 +61,9 @@ impl EngineCatalog {
         })
     }
 
-    /// What is remembered of the source of a definition whose rows may be stored, with what it is then not asked for
-    /// again: how its unchanged files were cut, and its columns if it begins as it did.
-    async fn remembered(&self, def: &DatasetDef) -> (SourceContext, Option<SchemaRef>) {
+    /// The recorded listing of a source whose rows may be stored, as far as it is still true: how its unchanged files were
+    /// cut, and its columns if it begins as it did. The source is not asked for these again.
+    async fn known_source(&self, def: &DatasetDef) -> (SourceContext, Option<SchemaRef>) {
         let ctx = self.ctx.clone();
         if self.cache_url.is_empty() || def.hints().is_empty() {
             return (ctx, None);
@@ -81,13 +81,13 @@ impl EngineCatalog {
         (ctx, columns)
     }
 
-    /// What remembers the source of a definition whose rows may be stored; none for others.
-    fn memory(&self, def: &DatasetDef, bound: &BoundPipeline) -> Option<Memory> {
+    /// The recorder for the source of a definition whose rows may be stored; none for others.
+    fn recorder(&self, def: &DatasetDef, bound: &BoundPipeline) -> Option<ListingRecorder> {
         if self.cache_url.is_empty() || def.hints().is_empty() {
             return None;
         }
         let (stores, root) = (Arc::clone(&self.ctx.stores), self.cache_url.clone());
-        Some(Memory { stores, root, source: source_of(def), columns: bound.source_schema()? })
+        Some(ListingRecorder { stores, root, source: source_of(def), columns: bound.source_schema()? })
     }
 }
 
@@ -96,38 +96,38 @@ fn source_of(def: &DatasetDef) -> Value {
     def.to_json().get("source").cloned().unwrap_or_default()
 }
 
-/// Listings of more than so many bytes are not remembered.
-const MOST_REMEMBERED: usize = 64 << 20;
+/// The largest listing that is recorded below the cache root, in bytes. It is held in memory until the listing ends.
+const MAX_RECORDED_BYTES: usize = 64 << 20;
 
-/// How long writing one may hold up the end of the listing.
-const REMEMBER: Duration = Duration::from_secs(3);
+/// How long writing the record may delay the end of the listing.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Remembers a source's listing when it has come to its end.
+/// Records a source's listing when it has ended.
 #[derive(Clone)]
-struct Memory {
+struct ListingRecorder {
     stores: Arc<Stores>,
     root: String,
     source: Value,
     columns: SchemaRef,
 }
 
-impl Memory {
-    /// The same splits.
-    fn along(self, splits: BoxStream<'static, Result<String>>) -> BoxStream<'static, Result<String>> {
+impl ListingRecorder {
+    /// The same splits, recorded in passing.
+    fn record(self, splits: BoxStream<'static, Result<String>>) -> BoxStream<'static, Result<String>> {
         let start = Some((splits, Vec::new(), 0));
         stream::unfold((start, self), |(state, me)| async move {
             let (mut splits, mut seen, bytes) = state?;
             match splits.next().await {
                 Some(Ok(split)) => {
                     let bytes = bytes + split.len();
-                    if bytes <= MOST_REMEMBERED {
+                    if bytes <= MAX_RECORDED_BYTES {
                         seen.push(split.clone());
                     }
                     Some((Ok(split), (Some((splits, seen, bytes)), me)))
                 }
                 Some(Err(e)) => Some((Err(e), (None, me))),
                 None => {
-                    if bytes <= MOST_REMEMBERED {
+                    if bytes <= MAX_RECORDED_BYTES {
                         me.write(seen).await;
                     }
                     None
@@ -142,10 +142,10 @@ impl Memory {
         let clock = SystemClock::shared();
         let done = tokio::select! {
             done = listing.remember(&self.stores, &self.root) => done,
-            () = clock.sleep(REMEMBER) => Err(Error::deadline("the cache's store does not answer")),
+            () = clock.sleep(RECORD_TIMEOUT) => Err(Error::deadline("the cache's store does not answer")),
         };
         if let Err(error) = done {
-            tracing::debug!(%error, "the listing of a source was not remembered");
+            tracing::debug!(%error, "the listing of a source was not recorded");
         }
     }
 }
@@ -162,7 +162,7 @@ impl Catalog for EngineCatalog {
         reseeded(&serde_json::from_str(&text).ok()?, seed).map(|(_, of)| of)
     }
 
-    /// What computes here runs aside ([`Registry::aside`]): a definition is whatever somebody sent.
+    /// Definitions come from clients: work on them runs on threads of its own ([`Registry::aside`]).
     async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound> {
         let read = {
             let (definition, registry) = (definition.clone(), self.registry.clone());
@@ -176,12 +176,12 @@ impl Catalog for EngineCatalog {
         let def = Arc::new(def);
         // Combinators have no schema of their own; the journal keeps an empty one for them.
         let known = source_schema.filter(|s| !s.fields().is_empty());
-        let recalled = if def.options.cache_only { Some(self.recalled(&def).await?) } else { None };
-        let (ctx, columns) = match &recalled {
+        let recorded = if def.options.cache_only { Some(self.recorded_listing(&def).await?) } else { None };
+        let (ctx, columns) = match &recorded {
             Some(listing) => (self.ctx.clone(), Some(Arc::new(listing.columns.clone()))),
-            None => self.remembered(&def).await,
+            None => self.known_source(&def).await,
         };
-        let known = if recalled.is_some() { columns } else { known.or(columns) };
+        let known = if recorded.is_some() { columns } else { known.or(columns) };
         let bound = Arc::new(Box::pin(bind(&def, &self.registry, &ctx, known)).await?);
         let at_hints = {
             let (def, bound, registry) = (Arc::clone(&def), Arc::clone(&bound), self.registry.clone());
@@ -211,9 +211,9 @@ impl Catalog for EngineCatalog {
             random_stages: bound.random_stages(),
             hints,
             set_bases,
-            splits: match recalled {
+            splits: match recorded {
                 Some(listing) => Arc::new(move || stream::iter(listing.splits.clone()).map(Ok).boxed()),
-                None => list(Arc::clone(&bound), self.memory(&def, &bound)),
+                None => list(Arc::clone(&bound), self.recorder(&def, &bound)),
             },
         })
     }
@@ -242,15 +242,15 @@ impl std::fmt::Debug for EngineCatalog {
     }
 }
 
-fn list(bound: Arc<BoundPipeline>, memory: Option<Memory>) -> ListSplits {
+fn list(bound: Arc<BoundPipeline>, recorder: Option<ListingRecorder>) -> ListSplits {
     Arc::new(move || {
         let text = |split| {
             let json = serde_json::to_string(&split);
             futures::future::ready(json.map_err(|e| Error::internal(format!("a split as JSON: {e}"))))
         };
         let splits = bound.splits().and_then(text).boxed();
-        match memory.clone() {
-            Some(memory) => memory.along(splits),
+        match recorder.clone() {
+            Some(recorder) => recorder.record(splits),
             None => splits,
         }
     })

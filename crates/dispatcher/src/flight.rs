@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::control::Core;
-use crate::control::limits::check_name;
+use crate::control::usage::check_name;
 
 /// The keys of a command, and of a ticket less `worker`.
 const KEYS: [&str; 5] = ["pipeline", "job", "epoch", "seed", "mode"];

@@ -1,11 +1,11 @@
 //! The dispatcher: caju's control plane.
 //!
-//! It knows datasets, jobs, their iterations, tasks on workers and the clients that read them; it hands out
+//! It knows datasets, jobs, their iterations, tasks on workers and the clients that read them; it leases
 //! splits under `dynamic`, notices who is silent, and sees to it that every row reaches the user exactly once
 //! (I3). It moves no rows itself.
 //!
 //! - [`state`]: what it must not forget, pure; changed by [`state::Update`]s alone.
-//! - [`journal`]: the updates, durable before anybody is told of them.
+//! - [`journal`]: the updates, durable before their results are reported.
 //! - `splits`: fresh splits, listed a little ahead, in the order of the epoch.
 //! - `control`: what a call, a silence or a failure means, in terms of updates.
 //! - `service`, `flight`, `server`: the wire.

@@ -96,7 +96,7 @@ impl Dispatcher {
         core.tasks.background("the check for lost workers and clients", log_failure, {
             let core = Arc::clone(&core);
             async move {
-                core.check_for_ever().await;
+                core.check_regularly().await;
                 Ok(())
             }
         });
@@ -136,13 +136,13 @@ impl DispatcherHandle {
         self.core.drain(self.core.config.timers.drain).await
     }
 
-    /// Waits until the dispatcher cannot go on, if that ever happens: why. Its journal could not be written; whoever
-    /// runs it should end it, so that it is started again.
+    /// Waits until the dispatcher cannot go on, if that ever happens: its journal could not be written. The process should
+    /// end then, so that it is started again.
     pub async fn failed(&self) -> Error {
         self.core.journal_failed().await
     }
 
-    /// Stops: no new calls, waiting calls are told to try again, and the journal is closed. Calls that do not
+    /// Stops: no new calls, waiting calls are answered `Unavailable`, and the journal is closed. Calls that do not
     /// end within the bound of the settings are dropped. False if there were such.
     pub async fn shutdown(self) -> bool {
         let bound = self.core.config.timers.drain;

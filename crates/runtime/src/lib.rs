@@ -8,6 +8,7 @@ mod channel;
 mod clock;
 mod cpu;
 mod mapped;
+mod ordered;
 mod panics;
 mod private;
 mod process;
@@ -22,6 +23,7 @@ pub use channel::{Receiver, Sender, channel};
 pub use clock::{Clock, SystemClock};
 pub use cpu::{CpuPool, handing_over};
 pub use mapped::MappedFile;
+pub use ordered::{LockRank, OrderedGuard, OrderedMutex};
 pub use panics::{Caught, catch, caught, panic_text};
 pub use private::{PrivateFolder, private_cache};
 pub use process::{

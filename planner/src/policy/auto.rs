@@ -2,15 +2,16 @@
 
 use super::Pick;
 use crate::explain;
+use crate::format;
 use crate::model::{Candidate, Model};
-use crate::words;
 
-/// Options whose horizons are within this share of the best are a tie.
+/// Options whose horizons differ from the best by at most this fraction are a tie.
 pub const TIE: f64 = 0.02;
 
-/// Takes the option with the shortest horizon; within [`TIE`] of it the one that stores least, and of those that store as
-/// much, to within [`TIE`] too, the one whose second limit is further away. Of equals by that as well the first one: profiles
-/// name the encoding first that is cheapest to write, and single tries do not tell which of two alike is easier to read.
+/// Takes the option with the shortest horizon. Of the options within [`TIE`] of it, takes the one that stores least. Of those
+/// that store as much, within [`TIE`] too, takes the one whose second limit is further away. Of equals by that as well, takes
+/// the first one: profiles list the encoding first that is cheapest to write, and single probes do not tell which of two
+/// similar ones is cheaper to read.
 pub(super) fn pick(model: &Model<'_>) -> Pick {
     let candidate = best(model, |_| true).unwrap_or(0);
     Pick { candidate, reason: explain::reason(model, candidate) }
@@ -30,9 +31,8 @@ pub(super) fn best(model: &Model<'_>, admit: impl Fn(usize) -> bool) -> Option<u
     compute.or_else(|| small().find(|&i| all[i].crowded_s() <= easiest * (1.0 + TIE)))
 }
 
-/// At six digits: snapshots that fill the same budget differ by the rounding of their shares, which must not
-/// decide.
+/// At six digits: snapshots that fill the same budget differ by the rounding of their fractions, which must not decide.
 fn bytes(c: &Candidate) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "rounded anyway")]
-    words::six_digits(c.snapshot_bytes as f64)
+    format::six_digits(c.snapshot_bytes as f64)
 }

@@ -66,12 +66,13 @@ pub struct Profile {
     pub stages: Vec<Stage>,
     /// The points at which reuse is acceptable, in any order.
     pub hints: Vec<Hint>,
-    /// Rates that options really had, where they are known; shown beside the predicted ones, never decided
-    /// on, because a decision must be the same before and after it was tried.
+    /// Rates that options really had, where they are known. They are shown beside the predicted ones and never decided on: a
+    /// decision must be the same before and after it was tried.
     pub measured: Vec<Measured>,
-    /// Rates that options had in epochs of the job that is planned anew: what ran is taken as it ran, and predictions of
-    /// other snapshots are taken for as wrong as the worst one of what ran: that may be due to something that no stage
-    /// counts, and rows that are read meet it too. Computing, whose stages were all measured at work, is taken as predicted.
+    /// Rates that options had in epochs of the job that is planned again. An option that ran is taken at its rate. Predictions
+    /// of other snapshots are taken to be as wrong as the worst prediction of what ran: the cause may be something that no
+    /// stage counts, and rows that are read meet it too. Computing is taken as predicted, because all its stages were measured
+    /// at work.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub observed: Vec<Measured>,
 }
@@ -110,8 +111,8 @@ pub struct CacheStore {
     pub read_bytes_per_s: Option<f64>,
     /// Bytes per second that the whole cluster can write.
     pub write_bytes_per_s: Option<f64>,
-    /// Bytes of a snapshot that each worker keeps in memory, and need not ask the store for in later epochs. Parts of local
-    /// files are mapped, so that it is none there.
+    /// Bytes of a snapshot that each worker keeps in memory and does not read from the store in later epochs. None for local
+    /// files, whose parts are mapped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes_per_worker: Option<f64>,
 }
@@ -159,7 +160,7 @@ pub struct Existing {
     pub format: String,
     /// Compression of its parts.
     pub compression: String,
-    /// Share of the rows that it holds, 0 to 1.
+    /// Fraction of the rows that it holds, 0 to 1.
     pub fraction: f64,
 }
 

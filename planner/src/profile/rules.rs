@@ -19,7 +19,7 @@ pub(super) enum Rule {
     Rate,
     /// A degree of parallelism: `>= 1`.
     Parallelism,
-    /// A share: `0..=1`.
+    /// A fraction: `0..=1`.
     Fraction,
     /// A count that may be zero.
     Count,

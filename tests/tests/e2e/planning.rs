@@ -243,3 +243,45 @@ fn a_job_of_many_epochs_does_not_adopt_that_of_one() {
     second.wait().expect_code(0);
     cluster.stop();
 }
+
+/// What the decision of a real job saw is recorded, and replayed to the same decision.
+#[test]
+fn recorded_autocache_events_are_replayed() {
+    let p = slow(3000, "500us", json!([{ "batch": 10 }]));
+    let report = auto(&p, "3", &["--record-autocache-events", "events"]);
+    assert_eq!(decision(&report)["choice"]["kind"], "materialize", "{}", reason(&report));
+    let replayed = caju_in(p.folder(), &["plan", "--replay", "events/run.jsonl"]);
+    replayed.expect_code(0);
+    let choice = &decision(&report)["choice"];
+    let named = format!(
+        "decide {} {}/{}: {}",
+        choice["hint"].as_str().unwrap(),
+        choice["format"].as_str().unwrap(),
+        choice["compression"].as_str().unwrap(),
+        reason(&report)
+    );
+    assert!(replayed.stdout.contains(&named), "{named}: {}", replayed.stdout);
+    // The next job starts warm: it decides before a task reports.
+    auto(&p, "1", &["--record-autocache-events", "events"]);
+    let log = fs::read_to_string(p.folder().join("events/run.jsonl")).unwrap();
+    assert!(
+        log.contains("\"kind\":\"plan_record_read\""),
+        "the log of the second job follows that of the first"
+    );
+    fs::write(p.folder().join("bad.jsonl"), "{}\n").unwrap();
+    let bad = caju_in(p.folder(), &["plan", "--replay", "bad.jsonl"]);
+    bad.expect_code(2).expect_error(&["bad.jsonl", "line 1", "not a recorded event"]);
+}
+
+/// A dispatcher on its own records the events of its jobs, too.
+#[test]
+fn a_dispatcher_records_autocache_events() {
+    let p = slow(300, "500us", json!([{ "batch": 10 }]));
+    let (cache, events) = (p.folder().join("cache"), p.folder().join("events"));
+    let (cache, events) = (cache.to_str().unwrap(), events.to_str().unwrap());
+    let cluster = Cluster::start_with(1, &["--cache", cache, "--record-autocache-events", events], &[]);
+    cluster.report(&p, &["--job", "recorded", "--policy", "auto"]);
+    let replayed = caju_in(p.folder(), &["plan", "--replay", "events/recorded.jsonl"]);
+    replayed.expect_code(0);
+    assert!(replayed.stdout.contains(" s  check the storage for iteration-"), "{}", replayed.stdout);
+}

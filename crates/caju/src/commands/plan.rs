@@ -2,9 +2,7 @@
 
 use std::io::{ErrorKind, IsTerminal, Read};
 use std::path::Path;
-use std::time::Duration;
 
-use caju_autocache::Action;
 use caju_planner::{Decision, PlanOption, Policy, Profile, format_rate, plan};
 use caju_types::{Error, Result, format_bytes};
 
@@ -38,28 +36,14 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     }
 }
 
-/// Replays recorded events, and prints a line for each that something follows from: seconds since the first event, then
-/// what follows.
+/// Replays recorded events, and prints what follows from them and when.
 ///
 /// # Errors
 /// A file that is no log of events.
 fn replay_log(path: &Path) -> Result<()> {
     let log = read_text(path, "log of events")?;
-    let log = caju_autocache::read_log(&log).map_err(|e| e.context(shown(path)))?;
-    let start = log.first().map_or(0, |first| first.at_ms);
-    let events = log.len();
-    let mut decided = false;
-    for (at_ms, actions) in caju_autocache::replay(log) {
-        for action in actions {
-            decided |= matches!(action, Action::Decide { .. } | Action::ChangeDecision { .. });
-            let seconds = Duration::from_millis(at_ms.saturating_sub(start)).as_secs_f64();
-            output::say(format!("{seconds:9.3} s  {action}"))?;
-        }
-    }
-    if !decided {
-        output::say(format!("no decision in {events} events"))?;
-    }
-    Ok(())
+    let actions = caju_autocache::describe_replay(&log).map_err(|e| e.context(shown(path)))?;
+    output::say(actions.trim_end())
 }
 
 /// The profile of a file, or of standard input for `-`.

@@ -3,8 +3,7 @@
 use caju_proto::{ticket, v1};
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 
-use super::accounts::{self, Acknowledged, rows_of};
-use super::leases::splits_total;
+use super::acknowledgements::{self, Acknowledged, rows_of};
 use super::status::decision;
 use super::workers::modes_to_proto;
 use super::{Core, Txn, secrets};
@@ -27,7 +26,7 @@ impl Core {
                 };
                 let known = known && report(txn, client, id, &request, &lost);
                 if known {
-                    self.acknowledge(txn, client, id, &request);
+                    self.reports.lock().acknowledge(txn, client, id, &request);
                 }
                 Ok(known)
             })
@@ -35,23 +34,23 @@ impl Core {
         if !known {
             return Ok(self.unknown(client));
         }
-        let mut news = self.bell(id).subscribe();
+        let mut news = self.notifiers.subscribe(id);
         loop {
             news.borrow_and_update();
-            self.hear(client, id, &request);
+            self.on_heartbeat(client, id, &request);
             let answer = self.look(|state| self.client_view(state, client, id)).await?;
             let news_for_client = answer.unknown || answer.version > request.seen_version;
             if news_for_client || !self.wait(&mut news, deadline).await? {
-                self.hear(client, id, &request);
+                self.on_heartbeat(client, id, &request);
                 return Ok(answer);
             }
         }
     }
 
-    fn hear(&self, client: ClientId, id: IterationId, request: &v1::ClientHeartbeatRequest) {
-        let mut observed = self.observed.lock();
+    fn on_heartbeat(&self, client: ClientId, id: IterationId, request: &v1::ClientHeartbeatRequest) {
+        let mut reports = self.reports.lock();
         let now = self.clock.now();
-        if let Some(known) = observed.clients.get_mut(&(id, client)) {
+        if let Some(known) = reports.clients.get_mut(&(id, client)) {
             known.at = now;
             known.wait_fraction = request.wait_fraction;
             known.rows_per_s = request.rows_per_s;
@@ -62,20 +61,22 @@ impl Core {
         let Some(iteration) = state.iterations.get(&id).filter(|i| i.members.contains_key(&client)) else {
             return self.unknown(client);
         };
-        let acknowledged =
-            self.observed.lock().acknowledged.get(&(id, client)).is_some_and(Acknowledged::is_complete);
+        let reports = self.reports.lock();
+        let acknowledged = reports.acknowledged.get(&(id, client)).is_some_and(Acknowledged::is_complete);
+        let stages = reports.stages(iteration);
+        drop(reports);
         v1::ClientHeartbeatResponse {
             version: iteration.version,
             tasks: task_infos(state, iteration, client),
             finished: iteration.is_drained(),
             accounted: acknowledged && iteration.is_accounted_for(client),
-            incomplete: accounts::incomplete(iteration, iteration.members.get(&client)),
+            incomplete: acknowledgements::incomplete(iteration, iteration.members.get(&client)),
             acknowledge_all: !acknowledged,
             failure: iteration.failure.as_ref().map(Into::into),
             unknown: false,
-            splits_total: splits_total(self, iteration),
+            splits_total: self.listings.splits_total(iteration),
             splits_leased: iteration.splits_leased(),
-            stages: self.stages(iteration),
+            stages,
             modes: Some(modes_to_proto(iteration.modes)),
             decision_json: decision(state, iteration),
         }
@@ -118,15 +119,15 @@ impl Core {
                     returned,
                     vanished,
                 });
-                self.settle_tasks(txn, iteration);
+                self.reports.lock().settle_tasks(txn, iteration);
             }
             Ok(())
         })
         .await?;
-        let mut observed = self.observed.lock();
-        observed.clients.remove(&(iteration, client));
-        observed.acknowledged.remove(&(iteration, client));
-        drop(observed);
+        let mut reports = self.reports.lock();
+        reports.clients.remove(&(iteration, client));
+        reports.acknowledged.remove(&(iteration, client));
+        drop(reports);
         Ok(v1::CloseClientResponse {})
     }
 }
@@ -145,8 +146,8 @@ fn parse_lost(lost: &[v1::LostTask]) -> Result<Vec<Lost>> {
     lost.iter().map(parse).collect()
 }
 
-/// Takes a client's reports into the books; false if the client does not belong to the iteration. Reports
-/// may come twice: what is known changes nothing.
+/// Enters a client's reports; false if the client does not belong to the iteration. Reports may come twice: what is known
+/// changes nothing.
 fn report(
     txn: &mut Txn<'_>,
     client: ClientId,

@@ -1,5 +1,6 @@
 //! Registration of datasets.
 
+use std::collections::HashMap;
 use std::io::Cursor;
 use std::sync::Arc;
 
@@ -7,54 +8,53 @@ use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 use arrow_schema::{Schema, SchemaRef};
 use caju_proto::v1;
+use caju_runtime::OrderedMutex;
 use caju_types::{DatasetId, Error, Fingerprint, JobName, Result, did_you_mean, hash128, shortened};
 use serde_json::Value;
 
-use super::limits::{admit_dataset, check_name};
-use super::{Core, Txn};
-use crate::catalog::Bound;
+use super::usage::{Usage, admit_dataset, check_name};
+use super::{Core, Txn, locks};
+use crate::catalog::{Bound, Catalog};
 use crate::state::{Dataset, State, Update};
 
-impl Core {
-    pub(crate) async fn register_dataset(
-        &self,
-        request: v1::RegisterDatasetRequest,
-    ) -> Result<v1::RegisterDatasetResponse> {
-        check_name("a dataset's name", &request.dataset_id)?;
-        let (bound, dataset) = self.bind(&request.definition_json).await?;
-        let chosen = Some(request.dataset_id).filter(|id| !id.is_empty()).map(DatasetId);
-        let dataset = self.commit(|txn| register(self, txn, dataset, chosen, None)).await?;
-        if bound.payloads == dataset.payloads {
-            self.keep_bound(&dataset.id, &bound);
+/// Bindings that are kept. Others are made again when they are needed.
+const MAX_BINDINGS: usize = 256;
+
+/// What definitions mean: the catalog, its bindings of datasets, and when datasets and jobs were last used.
+pub(super) struct Datasets {
+    catalog: Arc<dyn Catalog>,
+    bound: OrderedMutex<HashMap<DatasetId, Arc<Bound>>>,
+    usage: OrderedMutex<Usage>,
+}
+
+impl Datasets {
+    pub(super) fn new(catalog: Arc<dyn Catalog>) -> Self {
+        let bound = OrderedMutex::new(locks::BOUND, HashMap::new());
+        Self { catalog, bound, usage: OrderedMutex::new(locks::USAGE, Usage::default()) }
+    }
+
+    /// Makes sense of definitions.
+    pub(super) fn catalog(&self) -> &dyn Catalog {
+        self.catalog.as_ref()
+    }
+
+    /// When datasets and jobs were last used.
+    pub(super) fn usage(&self) -> &OrderedMutex<Usage> {
+        &self.usage
+    }
+
+    fn kept(&self, id: &DatasetId) -> Option<Arc<Bound>> {
+        self.bound.lock().get(id).cloned()
+    }
+
+    /// Keeps a binding for its next use.
+    pub(super) fn keep(&self, id: &DatasetId, bound: &Arc<Bound>) {
+        let mut all = self.bound.lock();
+        while all.len() >= MAX_BINDINGS && !all.contains_key(id) {
+            let Some(other) = all.keys().next().cloned() else { break };
+            all.remove(&other);
         }
-        Ok(v1::RegisterDatasetResponse {
-            dataset_id: dataset.id.0,
-            fingerprint: dataset.fingerprint.to_string(),
-            schema_ipc: dataset.schema_ipc.into(),
-        })
-    }
-
-    /// What is registered under an identifier.
-    pub(crate) async fn registered_dataset(&self, id: &DatasetId) -> Result<v1::GetDatasetResponse> {
-        check_name("a dataset's name", &id.0)?;
-        let found = self.look(|state| find(state, id).cloned()).await??;
-        Ok(v1::GetDatasetResponse {
-            fingerprint: found.fingerprint.to_string(),
-            schema_ipc: found.schema_ipc.into(),
-            definition_json: found.definition_json,
-        })
-    }
-
-    /// The schema of a registered dataset's elements.
-    pub(crate) async fn dataset_schema(&self, id: &DatasetId) -> Result<SchemaRef> {
-        check_name("a dataset's name", &id.0)?;
-        let ipc = self.look(|state| find(state, id).map(|d| d.schema_ipc.clone())).await??;
-        schema_from_ipc(&ipc)
-    }
-
-    /// The schema of a definition's elements, without registering it.
-    pub(crate) async fn definition_schema(&self, definition: &Value) -> Result<SchemaRef> {
-        Ok(self.catalog.bind(definition, None).await?.schema)
+        all.insert(id.clone(), Arc::clone(bound));
     }
 
     /// Binds a definition; the dataset that it would be, under the name of its fingerprint.
@@ -84,18 +84,61 @@ impl Core {
         };
         Ok((bound, dataset))
     }
+}
 
-    /// The binding of a registered dataset; made anew after a restart, with the schema known then (one without
+impl Core {
+    pub(crate) async fn register_dataset(
+        &self,
+        request: v1::RegisterDatasetRequest,
+    ) -> Result<v1::RegisterDatasetResponse> {
+        check_name("a dataset's name", &request.dataset_id)?;
+        let (bound, dataset) = self.datasets.bind(&request.definition_json).await?;
+        let chosen = Some(request.dataset_id).filter(|id| !id.is_empty()).map(DatasetId);
+        let dataset = self.commit(|txn| register(self, txn, dataset, chosen, None)).await?;
+        if bound.payloads == dataset.payloads {
+            self.datasets.keep(&dataset.id, &bound);
+        }
+        Ok(v1::RegisterDatasetResponse {
+            dataset_id: dataset.id.0,
+            fingerprint: dataset.fingerprint.to_string(),
+            schema_ipc: dataset.schema_ipc.into(),
+        })
+    }
+
+    /// What is registered under an identifier.
+    pub(crate) async fn registered_dataset(&self, id: &DatasetId) -> Result<v1::GetDatasetResponse> {
+        check_name("a dataset's name", &id.0)?;
+        let found = self.look(|state| find(state, id).cloned()).await??;
+        Ok(v1::GetDatasetResponse {
+            fingerprint: found.fingerprint.to_string(),
+            schema_ipc: found.schema_ipc.into(),
+            definition_json: found.definition_json,
+        })
+    }
+
+    /// The schema of a registered dataset's elements.
+    pub(crate) async fn dataset_schema(&self, id: &DatasetId) -> Result<SchemaRef> {
+        check_name("a dataset's name", &id.0)?;
+        let ipc = self.look(|state| find(state, id).map(|d| d.schema_ipc.clone())).await??;
+        schema_from_ipc(&ipc)
+    }
+
+    /// The schema of a definition's elements, without registering it.
+    pub(crate) async fn definition_schema(&self, definition: &Value) -> Result<SchemaRef> {
+        Ok(self.datasets.catalog.bind(definition, None).await?.schema)
+    }
+
+    /// The binding of a registered dataset; made again after a restart, with the schema known then (one without
     /// fields if it has several sources, which the catalog takes as unknown).
     pub(super) async fn bound(&self, id: &DatasetId) -> Result<Arc<Bound>> {
-        if let Some(bound) = self.bound.lock().get(id) {
-            return Ok(Arc::clone(bound));
+        if let Some(bound) = self.datasets.kept(id) {
+            return Ok(bound);
         }
         let dataset = self.look(|state| find(state, id).cloned()).await??;
         let schema = schema_from_ipc(&dataset.source_schema_ipc)?;
-        let bound = self.catalog.bind(&parse(&dataset.definition_json)?, Some(schema)).await?;
+        let bound = self.datasets.catalog.bind(&parse(&dataset.definition_json)?, Some(schema)).await?;
         let bound = Arc::new(bound);
-        self.keep_bound(id, &bound);
+        self.datasets.keep(id, &bound);
         Ok(bound)
     }
 }
@@ -131,7 +174,7 @@ pub(super) fn register(
         }
     }
     admit_dataset(core, txn, &dataset)?;
-    core.uses.lock().use_dataset(&dataset.id, core.clock.now());
+    core.datasets.usage().lock().use_dataset(&dataset.id, core.clock.now());
     txn.apply(Update::DatasetRegistered { dataset: dataset.clone() });
     Ok(dataset)
 }
@@ -152,10 +195,10 @@ fn is_read(state: &State, dataset: &Dataset) -> bool {
     state.iterations.values().any(|i| i.dataset == dataset.id && !i.is_drained() && !i.members.is_empty())
 }
 
-/// A dataset that is known, in the words of who comes now if nobody reads it: functions of the user's own are named by
-/// their code, or by a version, and the form that runs is the newest.
+/// A known dataset, with the new definition if nobody reads it: functions of the user's own are named by their code, or by a
+/// version, and the newest form runs.
 fn renewed(core: &Core, txn: &mut Txn<'_>, known: Dataset, new: Dataset) -> Result<Dataset> {
-    core.uses.lock().use_dataset(&known.id, core.clock.now());
+    core.datasets.usage().lock().use_dataset(&known.id, core.clock.now());
     if known.definition_json == new.definition_json || is_read(txn.state, &known) {
         return Ok(known);
     }

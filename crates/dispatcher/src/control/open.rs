@@ -1,17 +1,17 @@
 //! Opening an iteration: get or create, and join.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use caju_proto::v1;
 use caju_runtime::random_secret;
 use caju_types::{ClientId, DatasetId, Error, IterationId, JobName, Result, Secret, WorkerId, did_you_mean};
 
-use super::accounts::{self, Acknowledged};
+use super::acknowledgements::{self, Acknowledged};
 use super::clients::task_infos;
 use super::datasets::{difference, find, parse, register};
-use super::limits::{admit_job, check_name};
-use super::{Core, Txn, draw_secret, secrets};
+use super::store::draw_secret;
+use super::usage::{admit_job, check_name};
+use super::{Core, Txn, secrets};
 use crate::catalog::Bound;
 use crate::state::{
     Dataset, Iteration, Job, Mode, Policy, SaveTarget, State, Task, TaskState, Update, Worker, owed_tasks,
@@ -33,7 +33,7 @@ impl Core {
         self: &Arc<Self>,
         mut request: v1::OpenIterationRequest,
     ) -> Result<v1::OpenIterationResponse> {
-        if self.draining.load(Ordering::Acquire) {
+        if self.process.is_draining() {
             return Err(Error::unavailable("the dispatcher is shutting down; try again when it is back"));
         }
         check_name("a job's name", &request.job)?;
@@ -45,8 +45,7 @@ impl Core {
             request.job = self.unique_name(ANONYMOUS);
         }
         let wanted = self.wanted(&request).await?;
-        let (now, unix_ms) =
-            (self.clock.now(), u64::try_from(self.clock.unix_time().as_millis()).unwrap_or(0));
+        let (now, unix_ms) = (self.clock.now(), self.unix_ms());
         let (answer, dataset) = self
             .commit(|txn| {
                 let dataset = match &wanted {
@@ -66,7 +65,7 @@ impl Core {
         if let Wanted::Bound(bound, _) = wanted
             && bound.payloads == dataset.payloads
         {
-            self.keep_bound(&dataset.id, &bound);
+            self.datasets.keep(&dataset.id, &bound);
         }
         self.prepare_decision(IterationId(answer.iteration_id), &dataset.id).await?;
         Ok(v1::OpenIterationResponse {
@@ -95,7 +94,7 @@ impl Core {
         if let Some(id) = known {
             return Ok(Wanted::Known(id));
         }
-        let (bound, dataset) = self.bind(&definition).await?;
+        let (bound, dataset) = self.datasets.bind(&definition).await?;
         Ok(Wanted::Bound(bound, Box::new(dataset)))
     }
 
@@ -135,7 +134,7 @@ impl Core {
             let secret = Some(secret);
             txn.apply(Update::ClientJoined { client, iteration: id, flight, allow_lost, secret });
             if flight.is_none() {
-                self.observed.lock().acknowledged.insert((id, client), Acknowledged::complete());
+                self.reports.lock().acknowledged.insert((id, client), Acknowledged::complete());
             }
             for mut update in owed_tasks(txn.state, id, flight) {
                 draw_secret(&mut update);
@@ -151,7 +150,7 @@ impl Core {
                 txn.apply(Update::client_gone(client, id));
             }
         } else {
-            self.observed.lock().hear_client(id, client, now);
+            self.reports.lock().on_client_call(id, client, now);
         }
         describe(txn.state, client, id)
     }
@@ -217,7 +216,7 @@ fn allow_lost(request: &v1::OpenIterationRequest) -> Result<bool> {
 /// Whether a reader that comes now can get what it expects.
 fn may_join(iteration: &Iteration, allow_lost: bool) -> Result<()> {
     if iteration.missing.rows > 0 || !iteration.lost_readers.is_empty() && !allow_lost {
-        return Err(accounts::refuse(iteration));
+        return Err(acknowledgements::refuse(iteration));
     }
     Ok(())
 }
@@ -241,8 +240,8 @@ fn get_or_create_job(
 ) -> Result<Job> {
     let name = JobName(request.job.clone());
     let mode = wanted_mode(request)?;
-    let caching = core.wanted_caching(request, dataset)?;
-    core.uses.lock().use_job(&name, core.clock.now());
+    let caching = core.snapshots.wanted(request, dataset)?;
+    core.datasets.usage().lock().use_job(&name, core.clock.now());
     if let Some(job) = txn.state.jobs.get(&name) {
         check_job(txn.state, job, dataset, request.has_seed.then_some(request.seed), mode)?;
         check_policy(job, caching.policy.as_ref())?;
@@ -267,7 +266,7 @@ fn get_or_create_job(
         seed: if request.has_seed { request.seed } else { dataset.seed.unwrap_or(0) },
         mode: mode.unwrap_or(Mode::Dynamic),
         anonymous: request.job.starts_with(ANONYMOUS) || save.is_some(),
-        policy: caching.policy.unwrap_or_else(|| core.default_policy()),
+        policy: caching.policy.unwrap_or_else(|| core.snapshots.default_policy()),
         encoding: caching.encoding,
         epochs: (request.epochs > 0).then_some(request.epochs),
         profile_only: request.profile_only,
@@ -389,7 +388,7 @@ fn get_or_create_iteration(
     let iteration = IterationId(txn.state.next_id);
     txn.apply(Update::IterationOpened { iteration, job: name.clone(), epoch, at_ms });
     let plan = match txn.state.datasets.get(&job.dataset) {
-        Some(dataset) => core.first_plan(job, dataset)?,
+        Some(dataset) => core.snapshots.first_plan(job, dataset)?,
         None => None,
     };
     if plan.is_some() {

@@ -1,4 +1,4 @@
-//! Saves: begun by a call, remembered in the journal, and driven by whoever holds [`Saves`].
+//! Saves: begun by a call, journaled, and driven by the owner of [`Saves`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,30 +9,36 @@ use caju_engine::source::Split;
 use caju_pipeline::{DatasetDef, SAVE_HINT, SavedForm};
 use caju_proto::v1;
 use caju_runtime::stores::{StoreUrl, may_lie_in};
-use caju_runtime::{Clock, Stores};
+use caju_runtime::{Clock, OrderedMutex, Stores};
 use caju_types::{DatasetId, Error, Fingerprint, Result, SplitKey};
 use futures::TryStreamExt;
-use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::Core;
 use super::datasets::{find, parse, register};
-use super::limits::check_name;
+use super::usage::check_name;
+use super::{Core, locks};
 use crate::state::{Dataset, Policy, Save, SaveStage, SaveTarget, SaveTotals, Update};
 
 /// What is known of running saves, and who wants to know of new ones.
-#[derive(Debug, Default)]
-pub(super) struct SaveBooks {
-    progress: Mutex<HashMap<String, (u64, u64)>>,
-    bell: watch::Sender<()>,
+pub(super) struct SaveProgress {
+    /// Splits that have their parts, and all splits, by the URL of the save.
+    splits: OrderedMutex<HashMap<String, (u64, u64)>>,
+    notifier: watch::Sender<()>,
+}
+
+impl Default for SaveProgress {
+    fn default() -> Self {
+        let splits = OrderedMutex::new(locks::SAVES, HashMap::new());
+        Self { splits, notifier: watch::Sender::default() }
+    }
 }
 
 /// The saves of a dispatcher, for the driver that runs them.
 #[derive(Clone)]
 pub struct Saves {
     core: Arc<Core>,
-    bell: watch::Receiver<()>,
+    news: watch::Receiver<()>,
 }
 
 impl std::fmt::Debug for Saves {
@@ -43,7 +49,7 @@ impl std::fmt::Debug for Saves {
 
 impl Saves {
     pub(crate) fn of(core: &Arc<Core>) -> Self {
-        Self { bell: core.saves.bell.subscribe(), core: Arc::clone(core) }
+        Self { news: core.saves.notifier.subscribe(), core: Arc::clone(core) }
     }
 
     /// Saves that have work left.
@@ -57,7 +63,7 @@ impl Saves {
     /// Waits for a new save; false when the dispatcher stops.
     pub async fn changed(&mut self) -> bool {
         tokio::select! {
-            changed = self.bell.changed() => changed.is_ok(),
+            changed = self.news.changed() => changed.is_ok(),
             () = self.core.tasks.stopped() => false,
         }
     }
@@ -77,9 +83,9 @@ impl Saves {
         (bound.splits)().and_then(key).try_collect().await
     }
 
-    /// Tells how many of so many splits have their parts.
+    /// Reports how many of all splits have their parts.
     pub fn progress(&self, url: &str, done: u64, total: u64) {
-        self.core.saves.progress.lock().insert(url.to_owned(), (done, total));
+        self.core.saves.splits.lock().insert(url.to_owned(), (done, total));
     }
 
     /// Remembers how a save ended.
@@ -95,8 +101,8 @@ impl Saves {
         self.core
             .commit(|txn| {
                 txn.apply(Update::SaveEnded { url, stage });
-                // Ended saves are forgotten in time, and what was told of them with that.
-                self.core.saves.progress.lock().retain(|url, _| txn.state.saves.contains_key(url));
+                // Ended saves are forgotten in time, with their progress.
+                self.core.saves.splits.lock().retain(|url, _| txn.state.saves.contains_key(url));
                 Ok(())
             })
             .await
@@ -118,7 +124,8 @@ impl Saves {
 
 impl Core {
     fn save_stores(&self) -> Result<Arc<Stores>> {
-        self.catalog
+        self.datasets
+            .catalog()
             .stores()
             .ok_or_else(|| Error::failed_precondition("this dispatcher has no stores to save to"))
     }
@@ -135,7 +142,7 @@ impl Core {
         let def = DatasetDef::from_json(&given)?;
         apart(&def, &StoreUrl::parse(&url)?)?;
         let form = SavedForm::of(&def)?;
-        let (bound, dataset) = self.bind(&form.def.to_json().to_string()).await?;
+        let (bound, dataset) = self.datasets.bind(&form.def.to_json().to_string()).await?;
         let hint = save_hint(&dataset)?;
         if hint.random && form.copies > 1 {
             return Err(Error::invalid(
@@ -170,7 +177,7 @@ impl Core {
         // Parts of one save are alike: those that are stored again too.
         let encoding = wanted.map_or_else(|| there.encoding.clone(), |e| e.to_string());
         let target = SaveTarget { url: url.clone(), chunk_bytes: chunk_bytes.or(there.chunk_bytes) };
-        let started_ms = u64::try_from(self.clock.unix_time().as_millis()).unwrap_or(0);
+        let started_ms = self.unix_ms();
         let status = self
             .commit(|txn| {
                 let dataset = register(self, txn, dataset.clone(), None, None)?;
@@ -195,7 +202,7 @@ impl Core {
                 }
             })
             .await?;
-        self.saves.bell.send_replace(());
+        self.saves.notifier.send_replace(());
         Ok(status)
     }
 
@@ -228,7 +235,7 @@ impl Core {
 
     pub(super) fn save_status(&self, save: &Save) -> v1::SaveStatus {
         let url = &save.target.url;
-        let (done, total) = self.saves.progress.lock().get(url).copied().unwrap_or_default();
+        let (done, total) = self.saves.splits.lock().get(url).copied().unwrap_or_default();
         let mut status = v1::SaveStatus {
             url: url.clone(),
             pipeline: save.name.clone().unwrap_or_default(),

@@ -4,16 +4,16 @@
 //! with the plan: after a restart the same parts, or splits, are handed out in the same order.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use caju_autocache::{CachePlan, Document, GroupLease, SetPlan, SetTarget, StoredSet, set_id};
-use caju_cache::{Cache, CacheOptions, SetRecord, Whole};
+use caju_cache::{SetRecord, Whole};
 use caju_engine::cover;
 use caju_engine::source::Split;
 use caju_types::{Error, Fingerprint, Result};
 use futures::TryStreamExt as _;
 
-use super::{Core, Listing};
+use super::Core;
+use super::listings::Listing;
 use crate::catalog::Bound;
 use crate::state::{SplitRecord, Update};
 
@@ -31,15 +31,9 @@ pub(super) fn plan_of(plan: Option<&Document<CachePlan>>) -> Option<CachePlan> {
 }
 
 impl Core {
-    /// The cache, to look into.
-    pub(super) async fn reading_cache(&self) -> Result<Arc<Cache>> {
-        let options = CacheOptions { read_only: true, ..CacheOptions::default() };
-        self.cache.get_or_try_init(|| self.open_cache(options, "dispatcher-")).await.cloned()
-    }
-
     /// A set of which all parts are there.
     async fn whole_set(&self, id: Fingerprint) -> Result<Option<SetRecord>> {
-        let snapshot = self.reading_cache().await?.snapshot(&id);
+        let snapshot = self.snapshots.reader().await?.snapshot(&id);
         let Some(record) = snapshot.set().await? else { return Ok(None) };
         Ok(record.is_in(&snapshot.index().await?).then_some(record))
     }
@@ -57,7 +51,7 @@ impl Core {
         for (hint, base) in &bound.set_bases {
             let id = set_id(base.seeded(seed), whole);
             let Some(record) = self.whole_set(id).await? else { continue };
-            let index = self.reading_cache().await?.snapshot(&id).index().await?;
+            let index = self.snapshots.reader().await?.snapshot(&id).index().await?;
             let part = record.members.first().and_then(|m| index.get(&m.part));
             found.extend(part.map(|p| StoredSet { hint: hint.clone(), encoding: p.encoding.to_string() }));
         }

@@ -6,7 +6,6 @@ use caju_proto::v1;
 use caju_types::Result;
 
 use super::Core;
-use super::leases::splits_total;
 use super::workers::modes_to_proto;
 use crate::state::{Iteration, Job, State, TaskState, Worker};
 
@@ -15,18 +14,18 @@ impl Core {
         let now = self.clock.now();
         self.look(|state| v1::GetStatusResponse {
             version: env!("CARGO_PKG_VERSION").to_string(),
-            uptime_s: now.saturating_sub(self.started).as_secs_f64(),
+            uptime_s: now.saturating_sub(self.process.started).as_secs_f64(),
             workers: state.workers.values().map(|w| self.worker_status(state, w)).collect(),
             jobs: state.iterations.values().map(|i| self.job_status(state, i)).collect(),
             saves: state.saves.values().map(|s| self.save_status(s)).collect(),
             cache_url: self.config.cache_url.clone(),
-            journal: self.journal.describe().to_string(),
+            journal: self.store.describe_journal().to_string(),
         })
         .await
     }
 
     fn worker_status(&self, state: &State, worker: &Worker) -> v1::WorkerStatus {
-        let heard = self.observed.lock().workers.get(&worker.id).map(|r| r.at);
+        let heard = self.reports.lock().workers.get(&worker.id).map(|r| r.at);
         let tasks = state.iterations.values().flat_map(|i| i.tasks.values());
         let here = tasks.filter(|t| t.worker == worker.id && t.state == TaskState::Active);
         v1::WorkerStatus {
@@ -42,8 +41,12 @@ impl Core {
 
     fn job_status(&self, state: &State, iteration: &Iteration) -> v1::JobStatus {
         let dataset = state.datasets.get(&iteration.dataset);
-        let stages = self.stages(iteration);
-        let first_skips = self.observed.lock().first_skips.get(&iteration.id).cloned().unwrap_or_default();
+        let reports = self.reports.lock();
+        let stages = reports.stages(iteration);
+        let bottleneck = reports.bottleneck(iteration, &stages);
+        let first_skips = reports.first_skips.get(&iteration.id).cloned().unwrap_or_default();
+        let io = reports.ended_io.get(&iteration.id).copied();
+        drop(reports);
         // A task that a client has read to its end runs on until its worker has reported.
         let running =
             iteration.tasks.values().filter(|t| t.state == TaskState::Active || t.is_over() && !t.reported);
@@ -55,16 +58,16 @@ impl Core {
             iteration_id: iteration.id.0,
             epoch: iteration.epoch,
             state: iteration.state_name().to_string(),
-            splits_total: splits_total(self, iteration),
+            splits_total: self.listings.splits_total(iteration),
             splits_leased: iteration.splits_leased(),
             clients: count(iteration.members.len()),
             tasks: count(running.count()),
             mode: iteration.mode.as_str().to_string(),
             failure: iteration.failure.as_ref().map(Into::into),
-            bottleneck: self.bottleneck(iteration, &stages),
+            bottleneck,
             stages,
             decision_json: decision(state, iteration),
-            incomplete: super::accounts::incomplete(iteration, None),
+            incomplete: super::acknowledgements::incomplete(iteration, None),
             profile_json: state
                 .jobs
                 .get(&iteration.job)
@@ -74,38 +77,8 @@ impl Core {
             policy: state.jobs.get(&iteration.job).map(|j| j.policy.to_string()).unwrap_or_default(),
             modes: Some(modes_to_proto(iteration.modes)),
             caching: iteration.plan.as_ref().map(describe).unwrap_or_default(),
-            io: self.observed.lock().ended_io.get(&iteration.id).copied(),
+            io,
             first_skips,
-        }
-    }
-
-    /// What the stages of an iteration did: in ended tasks by their last word; in running ones by the
-    /// heartbeat of their worker, as long as it runs tasks of this iteration alone.
-    pub(super) fn stages(&self, iteration: &Iteration) -> Vec<v1::StageStats> {
-        let observed = self.observed.lock();
-        let mut sum = observed.ended_stages.get(&iteration.id).cloned().unwrap_or_default();
-        for report in observed.workers.values() {
-            let ours = |t: &u64| iteration.tasks.contains_key(&caju_types::TaskId(*t));
-            let active = |t: &u64| {
-                iteration.tasks.get(&caju_types::TaskId(*t)).is_some_and(|t| t.state == TaskState::Active)
-            };
-            if report.tasks.iter().all(ours) && report.tasks.iter().any(active) {
-                caju_proto::add_stages(&mut sum, &report.stages);
-            }
-        }
-        sum
-    }
-
-    /// The consumer, if it hardly ever waits; else the stage that works most.
-    fn bottleneck(&self, iteration: &Iteration, stages: &[v1::StageStats]) -> String {
-        let observed = self.observed.lock();
-        let clients = observed.clients.iter().filter(|((i, _), _)| *i == iteration.id);
-        let waits: Vec<f64> = clients.map(|(_, c)| c.wait_fraction).collect();
-        let busiest = stages.iter().max_by(|a, b| a.busy_s.total_cmp(&b.busy_s));
-        match busiest {
-            Some(_) if !waits.is_empty() && waits.iter().all(|w| *w < 0.05) => "consumer".to_string(),
-            Some(stage) => format!("stage:{}", stage.name),
-            None => String::new(),
         }
     }
 }

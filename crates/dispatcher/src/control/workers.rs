@@ -10,14 +10,14 @@ use caju_types::{Error, ErrorKind, Result, Secret, TaskId, WorkerId};
 use caju_wire::is_in_process;
 
 use super::autocache::{EndedTask, Planned};
-use super::leases::running_task;
-use super::limits::check_name;
+use super::splits::running_task;
+use super::usage::check_name;
 use super::{Core, Txn, secrets};
 use crate::config::DispatcherConfig;
 use crate::state::{Failure, Iteration, Mode, State, Task, TaskState, Update, Worker, WorkerState};
 
-/// A worker that was heard of within this number of heartbeats, or half its timeout, lives.
-const HEARTBEATS_OF_THE_LIVING: u32 = 3;
+/// A worker that reported within this number of heartbeats, or half its timeout, lives.
+const MAX_MISSED_HEARTBEATS: u32 = 3;
 
 impl Core {
     pub(crate) async fn register_worker(
@@ -44,7 +44,7 @@ impl Core {
             .commit(|txn| {
                 self.may_register(txn.state, &request, now)?;
                 let id = register(txn, &request, secret);
-                self.observed.lock().worker_registered(id, now);
+                self.reports.lock().worker_registered(id, now);
                 Ok(id)
             })
             .await?;
@@ -63,10 +63,10 @@ impl Core {
         if known.is_lost() || secrets::is_of_worker(known, &request.secret) {
             return Ok(());
         }
-        let heard = self.observed.lock().workers.get(&known.id).map_or(now, |r| r.at);
+        let heard = self.reports.lock().workers.get(&known.id).map_or(now, |r| r.at);
         let silent = now.saturating_sub(heard);
         let timeout = self.config.timers.worker_timeout;
-        let alive = (self.config.timers.heartbeat * HEARTBEATS_OF_THE_LIVING).max(timeout / 2).min(timeout);
+        let alive = (self.config.timers.heartbeat * MAX_MISSED_HEARTBEATS).max(timeout / 2).min(timeout);
         if silent > alive {
             return Ok(());
         }
@@ -110,8 +110,8 @@ impl Core {
             })
             .await??;
         if !answer.register_again {
-            let mut observed = self.observed.lock();
-            let report = observed.workers.entry(id).or_default();
+            let mut reports = self.reports.lock();
+            let report = reports.workers.entry(id).or_default();
             report.at = self.clock.now();
             report.stages = request.stages;
             report.tasks = request.tasks;
@@ -136,7 +136,7 @@ impl Core {
     pub(crate) async fn get_task(&self, request: v1::GetTaskRequest) -> Result<v1::GetTaskResponse> {
         let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
         // Before the state is locked: a decision may be planned at this moment.
-        let job = self.read(|state| state.task(id).map(|(iteration, _)| iteration.job.clone()));
+        let job = self.store.read(|state| state.task(id).map(|(iteration, _)| iteration.job.clone()));
         let record = job.and_then(|job| self.plan_record(&job));
         self.look(|state| {
             secrets::worker(state, worker, &request.secret)?;
@@ -170,7 +170,7 @@ impl Core {
                 self.end_task(&ended, |txn, planned| self.finish(txn, &request, &ended, planned))
             }
         };
-        self.journal.durable(number).await?;
+        self.store.durable(number).await?;
         result.map(|()| v1::FinishTaskResponse {})
     }
 
@@ -188,28 +188,28 @@ impl Core {
         }
         let Some(iteration_id) = txn.state.task(id).map(|(iteration, _)| iteration.id) else { return Ok(()) };
         {
-            let mut observed = self.observed.lock();
-            observed.end_task(iteration_id, &request.stages, request.io);
-            observed.skipped(iteration_id, &request.first_skips);
+            let mut reports = self.reports.lock();
+            reports.on_task_ended(iteration_id, &request.stages, request.io);
+            reports.on_rows_skipped(iteration_id, &request.first_skips);
         }
         let emitted = request.counted.then(|| emitted(&request.splits_out));
         end(txn, id, request.rows_skipped, ended.modes, emitted);
-        self.settle_tasks(txn, iteration_id);
+        self.reports.lock().settle_tasks(txn, iteration_id);
         if txn.state.iterations.get(&iteration_id).is_some_and(|i| i.failure.is_none()) {
             planned.carry_out(txn);
         }
-        self.describe_soon(txn.state, iteration_id);
+        self.update_manifest_soon(txn.state, iteration_id);
         self.write_plan_record_soon(txn.state, iteration_id);
         Ok(())
     }
 
     /// Whether a call may make a worker leave: its own, or an operator's.
     fn may_drain(&self, worker: &Worker, given: &[u8]) -> Result<()> {
-        let operator = self.operator.is_some_and(|s| s.is(given));
+        let operator = self.process.operator.is_some_and(|s| s.is(given));
         if operator || worker.secret.is_some_and(|s| s.is(given)) {
             return Ok(());
         }
-        Err(Error::permission_denied(match &self.operator {
+        Err(Error::permission_denied(match &self.process.operator {
             Some(_) => format!(
                 "draining {} needs the operator's secret: give --operator-secret-file, a copy of the file \
                  `operator-secret` in the dispatcher's --state-dir (or of its own --operator-secret-file)",
@@ -325,8 +325,7 @@ fn task_def(
     task: &Task,
     record: Option<&PlanRecord>,
 ) -> Result<v1::TaskDef> {
-    let lost =
-        |what: &str| Error::internal(format!("{}: its {what} is not in the books", iteration.describe()));
+    let lost = |what: &str| Error::internal(format!("{}: its {what} is not known", iteration.describe()));
     let dataset = state.datasets.get(&iteration.dataset).ok_or_else(|| lost("dataset"))?;
     let job = state.jobs.get(&iteration.job).ok_or_else(|| lost("job"))?;
     let worker = state.workers.get(&task.worker).ok_or_else(|| lost("worker"))?;

@@ -33,7 +33,7 @@ struct Ready {
     end: Option<Result<u64>>,
 }
 
-/// Where to begin after a restart: so many splits were issued, with this rolling hash.
+/// Where to begin after a restart: the number of splits that were issued, and their rolling hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Issued {
     pub(crate) count: u64,
@@ -41,7 +41,7 @@ pub(crate) struct Issued {
 }
 
 impl SplitProvider {
-    /// Up to `want` splits that are there now; of those that share a part of a set all.
+    /// Up to `want` splits that are there now. Splits that share a part of a set are given together.
     pub(crate) fn take(&self, want: usize) -> Vec<SplitRecord> {
         let mut ready = self.ready.lock();
         let together = ready.queue.front().and_then(|r| r.group.as_deref()).map_or(0, group_size);

@@ -10,7 +10,7 @@ pub(crate) struct SplitOrder {
 
 /// The first window: the first batch does not wait for a long listing.
 const FIRST_WINDOW: usize = 128;
-/// After so many doublings the largest window is reached.
+/// Doublings after which the largest window is reached.
 const DOUBLINGS: u32 = 5;
 /// The largest window.
 const LARGEST_WINDOW: usize = 4096;

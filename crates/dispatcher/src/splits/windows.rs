@@ -47,7 +47,7 @@ impl Windows {
         Ok(Some(window))
     }
 
-    /// Lists at most so many splits of one repetition.
+    /// Lists at most the given number of splits of one repetition.
     async fn list(&mut self, len: usize) -> Result<Vec<String>> {
         let mut window = Vec::with_capacity(len);
         let mut repetition = None;

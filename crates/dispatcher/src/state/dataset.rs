@@ -60,14 +60,14 @@ pub struct Job {
     /// Who decides what is stored.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub policy: Policy,
-    /// How parts are written, where the user said so; else the policy chooses.
+    /// How parts are written, if the user chose; else the policy chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoding: Option<String>,
-    /// Epochs that it will read, where the user said so.
+    /// Epochs that it will read, if they were announced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epochs: Option<u64>,
-    /// Whether it only measures: everything is computed, and what is decided at the end of an epoch is told
-    /// and not done.
+    /// Whether it only measures: everything is computed, and the decision at the end of an epoch is reported
+    /// and not carried out.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub profile_only: bool,
     /// Where it stores rows, if that is all that it is for.

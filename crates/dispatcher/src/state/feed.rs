@@ -1,4 +1,4 @@
-//! The books of one row of splits: what was issued, and what came back.
+//! A feed: one row of splits, with what was issued and what came back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -38,10 +38,10 @@ impl fmt::Display for FeedId {
     }
 }
 
-/// One row of splits, seen from the books. What is still to be listed is the provider's business.
+/// One row of splits, as far as they were issued. The provider knows those that are still to be listed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Feed {
-    /// Splits ever leased for the first time: after a restart the provider skips so many.
+    /// Splits ever leased for the first time: after a restart the provider skips this number.
     pub issued: u64,
     /// A rolling hash of them in the order of issue: after a restart a fresh listing must agree with it.
     pub digest: u64,

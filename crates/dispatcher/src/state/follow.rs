@@ -73,7 +73,7 @@ fn deaths(state: &State, lease: &Lease) -> usize {
     lease.lost_with.iter().filter(died).count()
 }
 
-/// Every worker draws from one feed; a worker whose task was told the end gets another for what came back.
+/// Every worker draws from one feed; a worker whose task has got the end gets another task for splits that came back.
 fn shared_tasks(iteration: &Iteration, eligible: &[&Worker]) -> Vec<(WorkerId, FeedId)> {
     let feed = iteration.feeds.get(&FeedId::SHARED);
     if feed.is_some_and(|f| !f.has_work()) {
@@ -119,8 +119,8 @@ fn off_tasks(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Vec<
     wanted
 }
 
-/// Under `off`: tasks for workers that a reader who comes now wants and that were never given one. Each worker
-/// owes the job its whole pipeline, whoever has read the others': that those are over does not end the epoch.
+/// Under `off`: tasks for workers that a new reader wants and that never had one. Each worker runs the whole pipeline for the
+/// job: the end of the other workers' tasks does not end the epoch.
 /// Later [`follow_ups`] see these tasks as any other.
 pub fn owed_tasks(state: &State, id: IterationId, flight: Option<WorkerId>) -> Vec<Update> {
     let Some(iteration) = state.iterations.get(&id) else { return Vec::new() };

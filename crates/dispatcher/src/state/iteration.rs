@@ -2,7 +2,7 @@
 //!
 //! The life of a split: listed by a provider, leased to a task, and done when every client has read that task to
 //! its end, its user has taken every row, and the sum of what clients acknowledged is what the task emitted. If the
-//! task is lost before, the split waits until every client has said which of its rows it received, then goes back to
+//! task is lost before, the split waits until every client has reported which of its rows it received, then goes back to
 //! its feed with those rows marked as done, and to another task. Rows that a client received and its user did not
 //! take come back when the client leaves or vanishes.
 
@@ -30,7 +30,7 @@ pub struct Iteration {
     pub mode: Mode,
     /// Whether one task at a time must see all splits of a feed.
     pub exclusive: bool,
-    /// Grows with every change that clients should hear of.
+    /// Grows with every change that clients are told of.
     pub version: u64,
     /// When it began, in milliseconds since the Unix epoch.
     pub opened_ms: u64,
@@ -43,7 +43,7 @@ pub struct Iteration {
     /// How often each client lost its connection to a worker that seemed to live. A client that left does not
     /// count: it may have broken its connections itself.
     pub strikes: BTreeMap<WorkerId, BTreeMap<ClientId, u32>>,
-    /// What was said about the last lost task.
+    /// Why the last task was lost.
     pub last_loss: Option<String>,
     /// Rows dropped under `on_error: skip`.
     pub rows_skipped: u64,
@@ -172,7 +172,7 @@ impl Iteration {
         self.is_drained() && self.tasks.values().all(settled)
     }
 
-    /// Tasks whose rows can be compared with what clients acknowledged: nothing more will be said about them.
+    /// Tasks whose rows can be compared with what clients acknowledged: no further report of them will come.
     pub fn to_settle(&self) -> Vec<TaskId> {
         let own: BTreeSet<ClientId> = self.own_members().collect();
         let flight = |w: WorkerId| self.members.values().any(|m| m.flight == Some(w));

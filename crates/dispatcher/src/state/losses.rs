@@ -20,7 +20,7 @@ pub(super) struct Gone<'a> {
 }
 
 impl Iteration {
-    /// A client's connection to a task broke, or it heard that the task is lost.
+    /// A client's connection to a task broke, or it learned that the task is lost.
     pub(super) fn client_lost(
         &mut self,
         client: ClientId,
@@ -164,7 +164,7 @@ impl Iteration {
         true
     }
 
-    /// A lost task's splits go back once every client has said what it received of them.
+    /// A lost task's splits go back once every client has reported what it received of them.
     fn settle_lost(&mut self, id: TaskId) {
         let settled = |t: &Task| matches!(&t.state, TaskState::Lost { awaiting } if awaiting.is_empty());
         if !self.tasks.get(&id).is_some_and(settled) {

@@ -18,9 +18,9 @@ pub struct Task {
     pub feed: FeedId,
     /// How far it is.
     pub state: TaskState,
-    /// It was told that nothing more will come: new work needs a new task.
+    /// It was answered that nothing more will come: new work needs a new task.
     pub told_end: bool,
-    /// Its worker has said that it emitted everything; a second time changes nothing.
+    /// Its worker has reported that it emitted everything; a second report changes nothing.
     pub reported: bool,
     /// The last request for splits that got an answer worth remembering.
     pub last_request: u64,
@@ -62,7 +62,7 @@ pub enum TaskState {
     Ended,
     /// Every client has acknowledged all that it had of it: its splits cannot be lost any more.
     Done,
-    /// Its rows will not come: its splits go elsewhere once these clients have said what they received.
+    /// Its rows will not come: its splits go elsewhere once these clients have reported what they received.
     Lost {
         /// The clients that have not reported yet.
         awaiting: BTreeSet<ClientId>,

@@ -67,7 +67,7 @@ pub enum Update {
         /// When, in milliseconds since the Unix epoch.
         at_ms: u64,
     },
-    /// A worker that was lost long ago is removed from the books.
+    /// A worker that was lost long ago is removed.
     WorkerForgotten {
         /// Which.
         worker: WorkerId,
@@ -92,10 +92,10 @@ pub enum Update {
         /// Who decides what is stored.
         #[serde(default, skip_serializing_if = "super::is_default")]
         policy: Policy,
-        /// How parts are written, where the user said so.
+        /// How parts are written, if the user chose.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         encoding: Option<String>,
-        /// Epochs that the job will read, where the user said so.
+        /// Epochs that the job will read, if they were announced.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         epochs: Option<u64>,
         /// Whether it only measures.
@@ -216,7 +216,7 @@ pub enum Update {
         fresh: Vec<SplitRecord>,
         /// Splits that came back from lost tasks, by index.
         requeued: Vec<u64>,
-        /// Whether the task was told that nothing more will come.
+        /// Whether the task was answered that nothing more will come.
         end: bool,
     },
     /// The provider of a feed has no further split.
@@ -226,7 +226,7 @@ pub enum Update {
         /// The feed.
         feed: FeedId,
     },
-    /// By its worker's word a task has emitted everything.
+    /// A worker reported that a task has emitted everything.
     TaskEnded {
         /// The task.
         task: TaskId,
@@ -270,12 +270,12 @@ pub enum Update {
         client: ClientId,
         /// What it read.
         iteration: IterationId,
-        /// What it has received of tasks that are not over, if it said so.
+        /// What it has received of tasks that are not over, if it reported that.
         received: Vec<(TaskId, Vec<(u64, RowRanges)>)>,
         /// Tasks that it broke off: what it has not received of them goes to others, and counts against nobody.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         broken_off: Vec<TaskId>,
-        /// Why it left, if it said so.
+        /// Why it left, if it gave a reason.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         reason: String,
         /// Rows that count as done because this client received them, and that its user did not take, per split.
@@ -292,7 +292,7 @@ pub enum Update {
         /// Why.
         failure: Failure,
     },
-    /// An iteration that nobody reads is removed from the books; its job remembers how it went.
+    /// An iteration that nobody reads is removed; its job keeps how it went.
     IterationDropped {
         /// Which.
         iteration: IterationId,

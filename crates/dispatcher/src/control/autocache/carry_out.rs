@@ -28,7 +28,7 @@ pub(super) fn carry_out(txn: &mut Txn<'_>, job: &JobName, actions: &[Action]) {
             }
             Action::Note { level: NoteLevel::Warning, text } => tracing::warn!(%job, "{text}"),
             Action::Note { level: NoteLevel::Debug, text } => tracing::debug!(%job, "{text}"),
-            // Whoever opened the iteration does that.
+            // The call that opened the iteration does that.
             Action::CheckStorage { .. } => {}
         }
     }

@@ -12,7 +12,6 @@ use caju_types::{IterationId, JobName, TaskId, WorkerId};
 use super::reports::{stage_report, task_report};
 use crate::config::DispatcherConfig;
 use crate::control::Core;
-use crate::control::leases::splits_total;
 use crate::state::{Feed, FeedId, Iteration, Job, Mode, Policy, State, Task, TaskState};
 
 /// A task that its worker reports as ended.
@@ -59,7 +58,7 @@ pub(super) fn iteration(core: &Core, state: &State, id: IterationId) -> Option<I
         iteration: id,
         epoch: iteration.epoch,
         tasks: iteration.tasks.values().map(task).collect(),
-        splits_listed: splits_total(core, iteration),
+        splits_listed: core.listings.splits_total(iteration),
         readings: if job.mode == Mode::Off { iteration.feeds.len() as u64 } else { 1 },
         clients: clients(core, id),
         peers: peers(state, job),
@@ -75,8 +74,8 @@ fn stage(task: &Task) -> TaskStage {
 }
 
 fn clients(core: &Core, id: IterationId) -> Vec<ClientFacts> {
-    let observed = core.observed.lock();
-    let mine = observed.clients.iter().filter(|((i, _), _)| *i == id);
+    let reports = core.reports.lock();
+    let mine = reports.clients.iter().filter(|((i, _), _)| *i == id);
     mine.map(|(_, c)| ClientFacts { wait_fraction: c.wait_fraction, rows_per_s: c.rows_per_s }).collect()
 }
 
@@ -127,7 +126,7 @@ pub(super) fn task_ended(core: &Core, state: &State, ended: &EndedTask<'_>, now_
     events
 }
 
-/// Whether an epoch is over and told of by all its workers once this task is reported. Clients may have read everything
+/// Whether an epoch is over, and reported by all its workers, once this task is reported. Clients may have read everything
 /// before.
 fn is_last_report(iteration: &Iteration, task: &Task) -> bool {
     let closes = |feed: FeedId| iteration.exclusive && feed == task.feed;
@@ -140,7 +139,7 @@ fn is_last_report(iteration: &Iteration, task: &Task) -> bool {
 }
 
 fn epoch_report(core: &Core, iteration: &Iteration, ended: &EndedTask<'_>, now_ms: u64) -> EpochReport {
-    let mut stages = core.observed.lock().ended_stages.get(&iteration.id).cloned().unwrap_or_default();
+    let mut stages = core.reports.lock().ended_stages.get(&iteration.id).cloned().unwrap_or_default();
     caju_proto::add_stages(&mut stages, ended.stages);
     let mut modes = iteration.modes;
     modes += ended.modes;

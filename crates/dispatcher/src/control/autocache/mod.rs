@@ -5,8 +5,8 @@
 //! the lock of the state: that lock is taken before, for the facts, and after, for the updates.
 
 mod carry_out;
+mod event_log;
 mod facts;
-mod record;
 mod reports;
 mod storage;
 mod warm_start;
@@ -18,20 +18,20 @@ use std::sync::Arc;
 
 use caju_autocache::{Action, Autocache, Event, PlanRecord};
 use caju_proto::v1;
+use caju_runtime::{OrderedGuard, OrderedMutex};
 use caju_types::{IterationId, JobName, Result, TaskId};
-use parking_lot::{Mutex, MutexGuard};
 
-use super::{Core, Txn};
+use super::{Core, Txn, locks};
 use crate::state::State;
 use carry_out::carry_out;
+use event_log::EventLog;
 pub(super) use facts::EndedTask;
-use record::EventLog;
 use reports::task_report;
 
 /// The decisions of jobs with iterations. They are made again of the state when they are missing.
 #[derive(Debug)]
 pub(super) struct AutocacheJobs {
-    jobs: Mutex<HashMap<JobName, Arc<Mutex<JobDecision>>>>,
+    jobs: OrderedMutex<HashMap<JobName, Arc<OrderedMutex<JobDecision>>>>,
     /// Where events are recorded.
     log_dir: Option<Arc<Path>>,
 }
@@ -55,18 +55,20 @@ impl JobDecision {
 
 impl AutocacheJobs {
     pub(super) fn new(log_dir: Option<&Path>) -> Self {
-        Self { jobs: Mutex::default(), log_dir: log_dir.map(Arc::from) }
+        let jobs = OrderedMutex::new(locks::DECISIONS, HashMap::new());
+        Self { jobs, log_dir: log_dir.map(Arc::from) }
     }
 
-    fn find(&self, job: &JobName) -> Option<Arc<Mutex<JobDecision>>> {
+    fn find(&self, job: &JobName) -> Option<Arc<OrderedMutex<JobDecision>>> {
         self.jobs.lock().get(job).cloned()
     }
 
-    fn find_or_create(&self, job: &JobName) -> Arc<Mutex<JobDecision>> {
+    fn find_or_create(&self, job: &JobName) -> Arc<OrderedMutex<JobDecision>> {
         let mut jobs = self.jobs.lock();
         let new = || {
             let log = self.log_dir.as_deref().map(|dir| EventLog::of(dir, job));
-            Arc::new(Mutex::new(JobDecision { log, ..JobDecision::default() }))
+            let decision = JobDecision { log, ..JobDecision::default() };
+            Arc::new(OrderedMutex::new(locks::DECISION, decision))
         };
         Arc::clone(jobs.entry(job.clone()).or_insert_with(new))
     }
@@ -96,19 +98,15 @@ impl Planned {
 }
 
 impl Core {
-    fn unix_ms(&self) -> u64 {
-        u64::try_from(self.clock.unix_time().as_millis()).unwrap_or(0)
-    }
-
     /// Makes the decision of a job ready for events; none if there is no such job.
     fn opened<'a>(
         &self,
-        entry: &'a Mutex<JobDecision>,
+        entry: &'a OrderedMutex<JobDecision>,
         job: &JobName,
-    ) -> Option<MutexGuard<'a, JobDecision>> {
+    ) -> Option<OrderedGuard<'a, JobDecision>> {
         let mut decision = entry.lock();
         if !decision.is_open {
-            let opened = self.read(|state| facts::job_opened(state, job, &self.config))?;
+            let opened = self.store.read(|state| facts::job_opened(state, job, &self.config))?;
             decision.apply(self.unix_ms(), opened);
             decision.is_open = true;
         }
@@ -116,21 +114,21 @@ impl Core {
     }
 
     /// Feeds an event to the decision of a job and carries out what follows. The actions, and the number that must be
-    /// durable before anybody is told of them.
+    /// durable before they are reported.
     fn on_autocache_event(
         &self,
         job: &JobName,
         event: impl FnOnce(&State) -> Option<Event>,
     ) -> (Vec<Action>, u64) {
         let entry = self.autocache.find_or_create(job);
-        let step = |mut decision: MutexGuard<'_, JobDecision>| {
-            let event = self.read(event)?;
+        let step = |mut decision: OrderedGuard<'_, JobDecision>| {
+            let event = self.store.read(event)?;
             let actions = decision.apply(self.unix_ms(), event);
             let (_, number) = self.transact(|txn| carry_out(txn, job, &actions));
             Some((actions, number))
         };
         let done = self.opened(&entry, job).and_then(step);
-        done.unwrap_or_else(|| (Vec::new(), self.journal.last()))
+        done.unwrap_or_else(|| (Vec::new(), self.store.last()))
     }
 
     /// What is known from earlier jobs of a job's pipeline.
@@ -149,24 +147,24 @@ impl Core {
             let iteration = facts::iteration(self, state, waiting.iteration)?;
             Some(Event::TaskReported { iteration, report: Box::new(task_report(profile)) })
         });
-        self.journal.durable(number).await
+        self.store.durable(number).await
     }
 
     /// Ends a task by `end`, which has to carry out what is planned, or to refuse the end. The final report of the task and
     /// the end of its epoch are planned before, so that the decision is journaled together with them. The result, and
-    /// the number that must be durable before it is told.
+    /// the number that must be durable before the result is reported.
     pub(super) fn end_task<R>(
         &self,
         ended: &EndedTask<'_>,
         end: impl FnOnce(&mut Txn<'_>, &Planned) -> R,
     ) -> (R, u64) {
-        let job = self.read(|state| planned_job(state, ended.task));
+        let job = self.store.read(|state| planned_job(state, ended.task));
         let entry = job.as_ref().map(|job| self.autocache.find_or_create(job));
         let mut decision = entry.as_ref().zip(job.as_ref()).and_then(|(entry, job)| self.opened(entry, job));
         let mut actions = Vec::new();
         if let Some(decision) = &mut decision {
             let now_ms = self.unix_ms();
-            for event in self.read(|state| facts::task_ended(self, state, ended, now_ms)) {
+            for event in self.store.read(|state| facts::task_ended(self, state, ended, now_ms)) {
                 actions.extend(decision.apply(now_ms, event));
             }
         }

@@ -12,7 +12,7 @@ use futures::TryStreamExt as _;
 
 use crate::catalog::Bound;
 use crate::control::Core;
-use crate::control::describing::Key;
+use crate::control::manifests::Key;
 use crate::state::Dataset;
 
 /// Splits that are counted between two reports of progress.
@@ -81,7 +81,7 @@ impl Core {
     ) -> Result<Coverage> {
         let mut indexes: Vec<(&HintDef, PartIndex)> = Vec::new();
         for hint in dataset.hints.iter().filter(|h| !h.is_set()) {
-            let snapshot = self.reading_cache().await?.snapshot(&self.seeded_prefix(dataset, hint, seed));
+            let snapshot = self.snapshots.reader().await?.snapshot(&self.seeded_prefix(dataset, hint, seed));
             let index = snapshot.index().await?;
             if !index.is_empty() {
                 indexes.push((hint, index));
@@ -122,7 +122,7 @@ impl Core {
     fn seeded_prefix(&self, dataset: &Dataset, hint: &HintDef, seed: u64) -> caju_types::Fingerprint {
         let seeded = || {
             let definition = serde_json::from_str(&dataset.definition_json).ok()?;
-            self.catalog.seeded_snapshot(&definition, &hint.name, seed)
+            self.datasets.catalog().seeded_snapshot(&definition, &hint.name, seed)
         };
         hint.random.then(seeded).flatten().unwrap_or(hint.prefix)
     }

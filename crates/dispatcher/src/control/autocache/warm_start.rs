@@ -34,7 +34,7 @@ impl Core {
         id: IterationId,
         of: &DatasetId,
     ) -> Result<()> {
-        if !self.has_cache() {
+        if !self.snapshots.exists() {
             return Ok(());
         }
         let Some(waiting) = self.look(|state| undecided(state, id)).await? else { return Ok(()) };
@@ -43,7 +43,7 @@ impl Core {
             let peers = peers(state, state.jobs.get(&iteration.job)?);
             Some(Event::IterationOpened { iteration: id, epoch: iteration.epoch, peers })
         });
-        self.journal.durable(number).await?;
+        self.store.durable(number).await?;
         let check = actions.iter().find_map(|action| match action {
             Action::CheckStorage { read_plan_record, .. } => Some(*read_plan_record),
             _ => None,
@@ -79,7 +79,7 @@ impl Core {
 
     /// Reads what earlier jobs of a pipeline left behind; whether there is anything.
     async fn read_plan_record(&self, job: &JobName, dataset: &Dataset) -> bool {
-        let Some(stores) = self.catalog.stores() else { return false };
+        let Some(stores) = self.datasets.catalog().stores() else { return false };
         let read = read_plan_record(&stores, &self.config.cache_url, dataset.identity);
         match self.in_time(read).await {
             Ok(Some(record)) => {
@@ -109,7 +109,7 @@ impl Core {
             let (iteration, epoch, cluster) = (*iteration, *epoch, cluster(state));
             Some(Event::StorageChecked { iteration, epoch, coverage, cluster })
         });
-        if let Err(error) = self.journal.durable(number).await {
+        if let Err(error) = self.store.durable(number).await {
             tracing::debug!(%job, %error, "a decision is not durable");
         }
     }
@@ -117,7 +117,7 @@ impl Core {
     /// Once an epoch has ended: writes what its job decided by, for the next job with the same pipeline.
     pub(in crate::control) fn write_plan_record_soon(self: &Arc<Self>, state: &State, id: IterationId) {
         let Some((definition, name, summary)) = self.job_summary(state, id) else { return };
-        let Some(stores) = self.catalog.stores() else { return };
+        let Some(stores) = self.datasets.catalog().stores() else { return };
         let me = Arc::clone(self);
         self.tasks.background_graceful("writing a plan record", log_failure, async move {
             let root = &me.config.cache_url;
@@ -143,11 +143,11 @@ impl Core {
         let job = state.jobs.get(&iteration.job);
         let job = job.filter(|j| j.policy == Policy::Auto && !j.profile_only)?;
         let dataset = state.datasets.get(&iteration.dataset)?;
-        if !self.has_cache() || dataset.hints.is_empty() {
+        if !self.snapshots.exists() || dataset.hints.is_empty() {
             return None;
         }
         let text = job.profile.as_ref().map_or("", |p| p.text());
-        let is_new = |what: &str| self.describing.is_new(hash128(what.as_bytes()));
+        let is_new = |what: &str| self.snapshots.written.is_new(hash128(what.as_bytes()));
         let first = is_new(&format!("job {} {}", dataset.identity, job.name));
         // Of a job that announced no epochs those count that it had.
         let reached = job.epochs.is_none().then_some(iteration.epoch.saturating_add(1));
@@ -160,7 +160,7 @@ impl Core {
         let cluster = cluster(state);
         let summary = JobSummary {
             profile: profile.cloned(),
-            splits: self.describing.count(id).filter(|_| listed),
+            splits: self.snapshots.counts.of(id).filter(|_| listed),
             cores: Some(cluster.cores).filter(|_| cluster.workers > 0),
             epochs: job.epochs,
             reached,

@@ -1,4 +1,4 @@
-//! Handing out splits.
+//! Leases of splits.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use caju_proto::v1;
 use caju_types::{Error, Result, RowRanges, TaskId, WorkerId};
 
 use super::{Core, Txn, secrets};
-use crate::state::{Failure, Feed, FeedId, Iteration, Lease, SplitRecord, State, Task, Update, WorkerState};
+use crate::state::{Failure, FeedId, Iteration, Lease, SplitRecord, State, Task, Update, WorkerState};
 
 /// The most splits in one answer.
-const MOST_SPLITS: usize = 1024;
+const MAX_SPLITS: usize = 1024;
 
 impl Core {
     pub(crate) async fn next_splits(
@@ -20,11 +20,11 @@ impl Core {
         let id = TaskId(request.task_id);
         let iteration = self.look(|state| state.task_index.get(&id).copied()).await?;
         let Some(iteration) = iteration else { return Err(gone(id)) };
-        let mut news = self.bell(iteration).subscribe();
+        let mut news = self.notifiers.subscribe(iteration);
         loop {
             news.borrow_and_update();
             let answer = self.commit(|txn| self.lease(txn, &request)).await?;
-            self.observed.lock().hear_worker(WorkerId(request.worker_id), self.clock.now());
+            self.reports.lock().on_worker_call(WorkerId(request.worker_id), self.clock.now());
             if let Some(answer) = answer {
                 return Ok(answer);
             }
@@ -89,7 +89,7 @@ impl Core {
             // The others can take the rest, and this worker can leave.
             return Some(Found::End { exhausted: false });
         }
-        let want = usize::try_from(want).unwrap_or(MOST_SPLITS).clamp(1, MOST_SPLITS);
+        let want = usize::try_from(want).unwrap_or(MAX_SPLITS).clamp(1, MAX_SPLITS);
         let feed = iteration.feeds.get(&task.feed)?;
         if !feed.pending.is_empty() {
             let want = fair_share(iteration, task.feed, want, feed.pending.len());
@@ -118,7 +118,7 @@ enum Found {
     Failed(Error),
 }
 
-/// Near the end splits are dealt out in smaller hands, so that no worker sits on the last ones.
+/// Near the end of a feed the answers get smaller, so that no worker holds all of the last splits.
 fn fair_share(iteration: &Iteration, feed: FeedId, want: usize, left: usize) -> usize {
     let open = iteration.tasks.values().filter(|t| t.feed == feed && t.is_open()).count();
     if open < 2 { want } else { want.min(left.div_ceil(2 * open)).max(1) }
@@ -169,16 +169,4 @@ pub(super) fn running_task(state: &State, id: TaskId, worker: WorkerId) -> Resul
 
 fn gone(id: TaskId) -> Error {
     Error::cancelled(format!("{id} is lost, or its job is over: stop it"))
-}
-
-/// Splits that a provider has not listed, or not handed out, do not count.
-pub(super) fn splits_total(core: &Core, iteration: &Iteration) -> u64 {
-    let providers = core.providers.lock();
-    let total = |(id, feed): (&FeedId, &Feed)| match providers.get(&(iteration.id, *id)) {
-        _ if feed.exhausted => Some(feed.issued),
-        Some(provider) => provider.shared.total(),
-        None => None,
-    };
-    let all: Option<Vec<u64>> = iteration.feeds.iter().map(total).collect();
-    all.unwrap_or_default().into_iter().sum()
 }

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, HashMap};
 use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, RowSet, TaskId, format_count};
 
-use super::observed::Observed;
-use super::{Core, Txn};
+use super::Txn;
+use super::reports::Reports;
 use crate::state::{Iteration, Lease, Member, Task, TaskState, Update};
 
 /// Rows that the user of one client took, per split.
@@ -90,18 +90,17 @@ pub(super) fn rows_of(rows: &v1::SplitRows) -> Result<(u64, RowRanges)> {
     Ok((rows.split_index, ranges))
 }
 
-impl Core {
+impl Reports {
     /// Enters what a client acknowledged, and what follows from it.
     pub(super) fn acknowledge(
-        &self,
+        &mut self,
         txn: &mut Txn<'_>,
         client: ClientId,
         id: IterationId,
         request: &v1::ClientHeartbeatRequest,
     ) {
         if !request.acknowledged.is_empty() || request.acknowledged_all {
-            let mut observed = self.observed.lock();
-            let known = observed.acknowledged.entry((id, client)).or_default();
+            let known = self.acknowledged.entry((id, client)).or_default();
             known.add(&request.acknowledged, request.acknowledged_all);
         }
         let member = txn.state.iterations.get(&id).and_then(|i| i.members.get(&client));
@@ -125,11 +124,10 @@ impl Core {
     /// Compares what ended tasks emitted with what clients acknowledged, as soon as both are known.
     pub(super) fn settle_tasks(&self, txn: &mut Txn<'_>, id: IterationId) {
         let Some(iteration) = txn.state.iterations.get(&id).filter(|i| i.failure.is_none()) else { return };
-        let observed = self.observed.lock();
         let tasks = iteration.to_settle().into_iter().filter_map(|t| iteration.tasks.get(&t));
         let settled: Vec<Update> = tasks
             .filter_map(|task| {
-                let missing = missing(&observed, iteration, task)?;
+                let missing = missing(self, iteration, task)?;
                 if !missing.is_empty() {
                     let rows: u64 = missing.iter().map(|(_, rows)| rows).sum();
                     tracing::error!(
@@ -143,17 +141,16 @@ impl Core {
                 Some(Update::TaskSettled { task: task.id, missing })
             })
             .collect();
-        drop(observed);
         settled.into_iter().for_each(|update| txn.apply(update));
     }
 }
 
 /// Rows per split that a task emitted and nobody acknowledged; nothing while that is not known.
-fn missing(observed: &Observed, iteration: &Iteration, task: &Task) -> Option<Vec<(u64, u64)>> {
+fn missing(reports: &Reports, iteration: &Iteration, task: &Task) -> Option<Vec<(u64, u64)>> {
     let (Some(emitted), false) = (&task.emitted, iteration.flight_readers) else { return Some(Vec::new()) };
     let clients: Option<Vec<&Acknowledged>> = iteration
         .own_members()
-        .map(|c| observed.acknowledged.get(&(iteration.id, c)).filter(|a| a.complete))
+        .map(|c| reports.acknowledged.get(&(iteration.id, c)).filter(|a| a.complete))
         .collect();
     let clients = clients?;
     let missing = |(split, rows): &(u64, u64)| {
@@ -196,7 +193,7 @@ pub(super) fn vanished(
             returned.entry(split).or_default().extend(&rows);
         }
     }
-    // Whoever had taken everything, and had nothing left to do but leave, has left.
+    // A client that had taken everything has left.
     let rows = acknowledged.map_or(0, Acknowledged::total);
     Update::ClientGone {
         client,

@@ -1,22 +1,27 @@
-//! What workers and clients report about themselves. It is not in the journal: after a restart everybody
-//! counts as heard of just now.
+//! What workers and clients report of themselves. It is not in the journal: after a restart everybody counts as having
+//! reported just now.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use caju_proto::v1::{IoStats, StageStats};
-use caju_types::{ClientId, IterationId, WorkerId};
+use caju_types::{ClientId, IterationId, TaskId, WorkerId};
 
-use super::accounts::Acknowledged;
+use crate::state::{Iteration, TaskState};
+
+use super::acknowledgements::Acknowledged;
 
 /// Skipped rows of an iteration that are reported one by one; the others are only counted.
 const REPORTED_SKIPS: usize = 100;
 /// Characters of such a report that are kept.
 const REPORTED_CHARS: usize = 500;
 
+/// Where every client waits for less than this fraction of its time, the consumer is the bottleneck.
+const IDLE_WAIT_FRACTION: f64 = 0.05;
+
 /// The last reports.
 #[derive(Debug, Default)]
-pub(crate) struct Observed {
+pub(crate) struct Reports {
     pub(crate) workers: BTreeMap<WorkerId, WorkerReport>,
     pub(crate) clients: BTreeMap<(IterationId, ClientId), ClientReport>,
     /// What the users of present clients took.
@@ -31,11 +36,11 @@ pub(crate) struct Observed {
     pub(crate) ended_io: BTreeMap<IterationId, IoStats>,
     /// Why ended tasks skipped rows, by iteration; the first [`REPORTED_SKIPS`] of each.
     pub(crate) first_skips: BTreeMap<IterationId, Vec<String>>,
-    /// The time of the last look.
+    /// The time of the last check for silence.
     pub(crate) last_check: Option<Duration>,
 }
 
-/// What a worker last said.
+/// The last report of a worker.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct WorkerReport {
     /// When, by the monotonic clock.
@@ -48,19 +53,19 @@ pub(crate) struct WorkerReport {
     pub(crate) registered: Duration,
 }
 
-/// What a client last said.
+/// The last report of a client.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct ClientReport {
     /// When, by the monotonic clock.
     pub(crate) at: Duration,
-    /// The share of time that its user waited for rows.
+    /// The fraction of time that its user waited for rows.
     pub(crate) wait_fraction: f64,
     /// Rows that it takes per second.
     pub(crate) rows_per_s: f64,
 }
 
-impl Observed {
-    pub(crate) fn hear_worker(&mut self, worker: WorkerId, now: Duration) {
+impl Reports {
+    pub(crate) fn on_worker_call(&mut self, worker: WorkerId, now: Duration) {
         self.workers.entry(worker).or_default().at = now;
     }
 
@@ -69,12 +74,17 @@ impl Observed {
         (report.at, report.registered) = (now, now);
     }
 
-    pub(crate) fn hear_client(&mut self, iteration: IterationId, client: ClientId, now: Duration) {
+    pub(crate) fn on_client_call(&mut self, iteration: IterationId, client: ClientId, now: Duration) {
         self.clients.entry((iteration, client)).or_default().at = now;
     }
 
     /// Adds what an ended task reported.
-    pub(crate) fn end_task(&mut self, iteration: IterationId, stages: &[StageStats], io: Option<IoStats>) {
+    pub(crate) fn on_task_ended(
+        &mut self,
+        iteration: IterationId,
+        stages: &[StageStats],
+        io: Option<IoStats>,
+    ) {
         caju_proto::add_stages(self.ended_stages.entry(iteration).or_default(), stages);
         let (sum, io) = (self.ended_io.entry(iteration).or_default(), io.unwrap_or_default());
         sum.source_bytes_read += io.source_bytes_read;
@@ -84,7 +94,7 @@ impl Observed {
     }
 
     /// Keeps where the first skipped rows of an iteration are.
-    pub(crate) fn skipped(&mut self, iteration: IterationId, first: &[String]) {
+    pub(crate) fn on_rows_skipped(&mut self, iteration: IterationId, first: &[String]) {
         if first.is_empty() {
             return;
         }
@@ -93,7 +103,7 @@ impl Observed {
         kept.extend(first.iter().take(left).map(|row| row.chars().take(REPORTED_CHARS).collect()));
     }
 
-    /// Pretends that everybody was heard of as much later: the dispatcher itself stood still.
+    /// Moves all reports later by the given time: the dispatcher itself stood still.
     pub(crate) fn forgive(&mut self, gap: Duration) {
         self.workers.values_mut().for_each(|w| w.at += gap);
         self.clients.values_mut().for_each(|c| c.at += gap);
@@ -108,5 +118,34 @@ impl Observed {
         self.ended_stages.remove(&iteration);
         self.ended_io.remove(&iteration);
         self.first_skips.remove(&iteration);
+    }
+
+    /// What the stages of an iteration did: in ended tasks by their final reports, in running ones by
+    /// the heartbeat of their worker, as long as it runs tasks of this iteration alone.
+    pub(super) fn stages(&self, iteration: &Iteration) -> Vec<StageStats> {
+        let mut sum = self.ended_stages.get(&iteration.id).cloned().unwrap_or_default();
+        for report in self.workers.values() {
+            let ours = |t: &u64| iteration.tasks.contains_key(&TaskId(*t));
+            let active =
+                |t: &u64| iteration.tasks.get(&TaskId(*t)).is_some_and(|t| t.state == TaskState::Active);
+            if report.tasks.iter().all(ours) && report.tasks.iter().any(active) {
+                caju_proto::add_stages(&mut sum, &report.stages);
+            }
+        }
+        sum
+    }
+
+    /// The consumer, if it hardly ever waits; else the stage that works most.
+    pub(super) fn bottleneck(&self, iteration: &Iteration, stages: &[StageStats]) -> String {
+        let clients = self.clients.iter().filter(|((i, _), _)| *i == iteration.id);
+        let waits: Vec<f64> = clients.map(|(_, c)| c.wait_fraction).collect();
+        let busiest = stages.iter().max_by(|a, b| a.busy_s.total_cmp(&b.busy_s));
+        match busiest {
+            Some(_) if !waits.is_empty() && waits.iter().all(|w| *w < IDLE_WAIT_FRACTION) => {
+                "consumer".to_string()
+            }
+            Some(stage) => format!("stage:{}", stage.name),
+            None => String::new(),
+        }
     }
 }

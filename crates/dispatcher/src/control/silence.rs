@@ -1,4 +1,4 @@
-//! The regular look: who is silent, what nobody reads any more.
+//! The regular check: who is silent, what nobody reads any more.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,40 +7,42 @@ use std::time::Duration;
 use caju_runtime::catch;
 use caju_types::{Error, IterationId, WorkerId};
 
-use super::{Core, Txn, accounts, observed::Observed};
+use super::reports::Reports;
+use super::{Core, Txn, acknowledgements};
 use crate::config::Timers;
 use crate::state::{State, Update, Worker, WorkerState};
 
 impl Core {
-    /// Looks at everything every so often, until the dispatcher stops.
-    pub(crate) async fn check_for_ever(self: Arc<Self>) {
+    /// Checks everything at intervals, until the dispatcher stops.
+    pub(crate) async fn check_regularly(self: Arc<Self>) {
         loop {
             self.clock.sleep(self.config.timers.check_every).await;
-            // What this looks for nobody else does: workers and clients that fell silent.
+            // Nothing else notices workers and clients that fell silent.
             if let Err(error) = catch("a check of workers and clients", || self.check()) {
                 tracing::error!(%error, "workers and clients are checked again later");
             }
         }
     }
 
-    /// Looks at everything once.
+    /// Checks everything once.
     pub(crate) fn check(&self) {
         let now = self.clock.now();
-        let unix_ms = u64::try_from(self.clock.unix_time().as_millis()).unwrap_or(0);
+        let unix_ms = self.unix_ms();
         let timers = &self.config.timers;
         self.transact(|txn| {
-            let mut observed = self.observed.lock();
-            forgive_standstill(&mut observed, timers, now);
-            let mut updates = silent_workers(txn.state, &mut observed, timers, now, unix_ms);
-            updates.extend(confirmed_workers(txn.state, &observed));
-            updates.extend(silent_clients(txn.state, &mut observed, timers, now));
-            updates.extend(idle_iterations(txn.state, &mut observed, timers, now));
-            updates.extend(starved_iterations(txn.state, &mut observed, timers, now));
-            drop(observed);
-            updates.extend(self.uses.lock().expired(txn.state, &self.config.memory, now));
+            let mut reports = self.reports.lock();
+            forgive_standstill(&mut reports, timers, now);
+            let mut updates = silent_workers(txn.state, &mut reports, timers, now, unix_ms);
+            updates.extend(confirmed_workers(txn.state, &reports));
+            updates.extend(silent_clients(txn.state, &mut reports, timers, now));
+            updates.extend(idle_iterations(txn.state, &mut reports, timers, now));
+            updates.extend(starved_iterations(txn.state, &mut reports, timers, now));
+            drop(reports);
+            updates.extend(self.datasets.usage().lock().expired(txn.state, &self.config.memory, now));
             let gone: BTreeSet<IterationId> = updates.iter().filter_map(gone_from).collect();
             apply(txn, updates);
-            gone.into_iter().for_each(|id| self.settle_tasks(txn, id));
+            let reports = self.reports.lock();
+            gone.into_iter().for_each(|id| reports.settle_tasks(txn, id));
         });
     }
 }
@@ -68,17 +70,17 @@ fn apply(txn: &mut Txn<'_>, updates: Vec<Update>) {
 }
 
 /// If this process itself stood still (a suspended machine), nobody else was silent.
-fn forgive_standstill(observed: &mut Observed, timers: &Timers, now: Duration) {
-    let gap = observed.last_check.map_or(Duration::ZERO, |last| now.saturating_sub(last));
+fn forgive_standstill(reports: &mut Reports, timers: &Timers, now: Duration) {
+    let gap = reports.last_check.map_or(Duration::ZERO, |last| now.saturating_sub(last));
     if gap > timers.check_every * 2 + timers.worker_timeout / 2 {
-        observed.forgive(gap);
+        reports.forgive(gap);
     }
-    observed.last_check = Some(now);
+    reports.last_check = Some(now);
 }
 
 fn silent_workers(
     state: &State,
-    observed: &mut Observed,
+    reports: &mut Reports,
     timers: &Timers,
     now: Duration,
     unix_ms: u64,
@@ -92,7 +94,7 @@ fn silent_workers(
             }
             continue;
         }
-        let report = observed.workers.entry(worker.id).or_default();
+        let report = reports.workers.entry(worker.id).or_default();
         if report.at.is_zero() {
             report.at = now;
         }
@@ -102,14 +104,14 @@ fn silent_workers(
             out.push(Update::WorkerLost { worker: worker.id, reason, at_ms: unix_ms });
         }
     }
-    observed.workers.retain(|id, _| state.workers.get(id).is_some_and(|w| !w.is_lost()));
+    reports.workers.retain(|id, _| state.workers.get(id).is_some_and(|w| !w.is_lost()));
     out
 }
 
-/// Workers that came while another one may have been dying, and of which it is known now: every other worker was heard
-/// of since, or is lost. Then the worker has the lost one's place.
-fn confirmed_workers(state: &State, observed: &Observed) -> Vec<Update> {
-    let heard = |id: &WorkerId| observed.workers.get(id).map(|r| (r.registered, r.at));
+/// Confirms a worker that registered while another one may have been dying, once every other worker has reported since or is
+/// lost. The worker then takes the lost one's slot.
+fn confirmed_workers(state: &State, reports: &Reports) -> Vec<Update> {
+    let heard = |id: &WorkerId| reports.workers.get(id).map(|r| (r.registered, r.at));
     let unconfirmed = |w: &&Worker| w.unconfirmed && !w.is_lost();
     let others_known = |w: &&Worker| {
         let Some((since, _)) = heard(&w.id) else { return false };
@@ -126,34 +128,34 @@ fn confirmed_workers(state: &State, observed: &Observed) -> Vec<Update> {
     vec![Update::WorkerConfirmed { worker: worker.id, slot }]
 }
 
-fn silent_clients(state: &State, observed: &mut Observed, timers: &Timers, now: Duration) -> Vec<Update> {
+fn silent_clients(state: &State, reports: &mut Reports, timers: &Timers, now: Duration) -> Vec<Update> {
     let mut out = Vec::new();
     for iteration in state.iterations.values() {
         for client in iteration.own_members() {
-            let report = observed.clients.entry((iteration.id, client)).or_default();
+            let report = reports.clients.entry((iteration.id, client)).or_default();
             if report.at.is_zero() {
                 report.at = now;
             }
             if now.saturating_sub(report.at) > timers.client_timeout {
-                let acknowledged = observed.acknowledged.get(&(iteration.id, client));
-                out.push(accounts::vanished(iteration, client, acknowledged));
+                let acknowledged = reports.acknowledged.get(&(iteration.id, client));
+                out.push(acknowledgements::vanished(iteration, client, acknowledged));
             }
         }
     }
-    observed.clients.retain(|(iteration, client), _| state.is_member(*client, *iteration));
-    observed.acknowledged.retain(|(iteration, client), _| state.is_member(*client, *iteration));
+    reports.clients.retain(|(iteration, client), _| state.is_member(*client, *iteration));
+    reports.acknowledged.retain(|(iteration, client), _| state.is_member(*client, *iteration));
     out
 }
 
 /// Iterations that nobody has read for long; at once if nobody else can come.
-fn idle_iterations(state: &State, observed: &mut Observed, timers: &Timers, now: Duration) -> Vec<Update> {
+fn idle_iterations(state: &State, reports: &mut Reports, timers: &Timers, now: Duration) -> Vec<Update> {
     let mut out = Vec::new();
     for iteration in state.iterations.values() {
         if !iteration.members.is_empty() {
-            observed.idle.remove(&iteration.id);
+            reports.idle.remove(&iteration.id);
             continue;
         }
-        let since = *observed.idle.entry(iteration.id).or_insert(now);
+        let since = *reports.idle.entry(iteration.id).or_insert(now);
         let alone = state.jobs.get(&iteration.job).is_some_and(|j| j.anonymous);
         if alone || now.saturating_sub(since) > timers.job_gc_timeout {
             out.push(Update::IterationDropped { iteration: iteration.id });
@@ -163,17 +165,17 @@ fn idle_iterations(state: &State, observed: &mut Observed, timers: &Timers, now:
 }
 
 /// Iterations whose clients wait for a worker and there is none.
-fn starved_iterations(state: &State, observed: &mut Observed, timers: &Timers, now: Duration) -> Vec<Update> {
+fn starved_iterations(state: &State, reports: &mut Reports, timers: &Timers, now: Duration) -> Vec<Update> {
     let hungry =
         |id: &IterationId| state.iterations.get(id).is_some_and(|i| i.is_running() && !i.members.is_empty());
     let any_worker = state.workers.values().any(|w| !w.is_lost());
-    observed.starved.retain(|id, _| !any_worker && hungry(id));
+    reports.starved.retain(|id, _| !any_worker && hungry(id));
     if any_worker {
         return Vec::new();
     }
     let mut out = Vec::new();
     for iteration in state.iterations.values().filter(|i| hungry(&i.id)) {
-        let since = *observed.starved.entry(iteration.id).or_insert(now);
+        let since = *reports.starved.entry(iteration.id).or_insert(now);
         if now.saturating_sub(since) > timers.worker_wait {
             let error = Error::unavailable(format!(
                 "{}: no worker has been there for {}; start one with `caju worker --dispatcher ADDRESS`",

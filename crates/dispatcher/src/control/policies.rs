@@ -1,16 +1,13 @@
-//! What is stored and read: the part of a job's life that hints decide.
+//! Policies of requests, and what an iteration does before anything is decided.
 
-use std::sync::Arc;
-
-use caju_autocache::{CachePlan, Document, HintDef, SavePlan, SetPlan, fixed_hint};
-use caju_cache::{Cache, CacheOptions, Encoding};
+use caju_autocache::{CachePlan, Document, Encoding, HintDef, SavePlan, SetPlan, fixed_hint};
 use caju_proto::v1;
 use caju_types::{Error, Result};
 
-use super::Core;
+use super::snapshots::Snapshots;
 use crate::state::{Dataset, Job, Policy};
 
-/// What a request to open an iteration says about caching.
+/// What a request to open an iteration says of caching.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wanted {
     /// None: the job's.
@@ -19,33 +16,14 @@ pub(super) struct Wanted {
     pub(super) encoding: Option<String>,
 }
 
-impl Core {
-    pub(super) fn has_cache(&self) -> bool {
-        !self.config.cache_url.is_empty()
-    }
-
-    /// Opens the cache for the dispatcher's own use: it looks at records, and keeps no rows in memory.
-    pub(super) async fn open_cache(&self, options: CacheOptions, name: &str) -> Result<Arc<Cache>> {
-        let stores = self
-            .catalog
-            .stores()
-            .ok_or_else(|| Error::failed_precondition("this dispatcher reaches no storage"))?;
-        let options = CacheOptions { memory_tier_bytes: 0, ..options };
-        let (url, clock) = (&self.config.cache_url, Arc::clone(&self.clock));
-        Cache::open(&stores, url, options, clock, self.unique_name(name)).await
-    }
-
-    /// The policy of a job about which nobody said anything.
+impl Snapshots {
+    /// The policy of a job that names none.
     pub(super) fn default_policy(&self) -> Policy {
-        if self.has_cache() { Policy::Auto } else { Policy::Compute }
+        if self.exists() { Policy::Auto } else { Policy::Compute }
     }
 
     /// Reads what a request says, and checks it against the dataset.
-    pub(super) fn wanted_caching(
-        &self,
-        request: &v1::OpenIterationRequest,
-        dataset: &Dataset,
-    ) -> Result<Wanted> {
+    pub(super) fn wanted(&self, request: &v1::OpenIterationRequest, dataset: &Dataset) -> Result<Wanted> {
         let encoding = match request.encoding.as_str() {
             "" => None,
             text => Some(text.parse::<Encoding>()?.to_string()),
@@ -70,7 +48,7 @@ impl Core {
         let way = "take policy `full`, `source` or `hint:NAME`";
         let why = if dataset.hints.is_empty() {
             "the pipeline has no `autocache` at which rows could be stored"
-        } else if !self.has_cache() {
+        } else if !self.exists() {
             "there is no cache; give one with `--cache URL`"
         } else if fixed_hint(&policy, &dataset.hints)?.is_none() {
             way
@@ -84,7 +62,7 @@ impl Core {
     fn within_reach(&self, policy: Policy) -> Result<Policy> {
         match policy {
             Policy::Compute => Ok(policy),
-            _ if self.has_cache() => Ok(policy),
+            _ if self.exists() => Ok(policy),
             Policy::Auto | Policy::Cachew => Ok(Policy::Compute),
             _ => Err(Error::failed_precondition(format!(
                 "policy `{policy}` stores rows, and this dispatcher has no cache: start it with `--cache URL`, or take \

@@ -32,7 +32,7 @@ pub(crate) fn size(bytes: f64) -> String {
     format_bytes(to_u64(bytes))
 }
 
-/// `35 %`, `2.4 %`, `0.01 %`; of a share between 0 and 1.
+/// `35 %`, `2.4 %`, `0.01 %`; of a fraction between 0 and 1.
 pub(crate) fn percent(share: f64) -> String {
     match share * 100.0 {
         p if p >= 9.95 => format!("{p:.0} %"),

@@ -1,30 +1,26 @@
-//! What others may make this process remember: how long names may be, and how many datasets and jobs there may be.
+//! What peers may make this process keep: the length of names, and the number of datasets and jobs.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use caju_types::{DatasetId, Error, JobName, Result, format_bytes, shortened};
 
 use super::{Core, Txn};
-use crate::catalog::Bound;
 use crate::config::MemoryLimits;
 use crate::state::{Dataset, State, Update};
 
-/// The longest name, identifier, address or URL, in bytes. They are kept, compared and shown: 1 KiB is more than any of
-/// them needs.
-const LONGEST_NAME: usize = 1024;
-/// Bindings that are kept. Others are made again when they are needed.
-const BINDINGS: usize = 256;
+/// The longest name, identifier, address or URL, in bytes. They are kept, compared and shown; none of them needs more than
+/// 1 KiB.
+const MAX_NAME_BYTES: usize = 1024;
 
 /// # Errors
 /// `InvalidArgument` for a name that is too long.
 pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
-    if name.len() <= LONGEST_NAME {
+    if name.len() <= MAX_NAME_BYTES {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "{what} has {} bytes, and {LONGEST_NAME} are the most: `{}`",
+        "{what} has {} bytes, and {MAX_NAME_BYTES} are the most: `{}`",
         name.len(),
         shortened(name)
     )))
@@ -32,12 +28,12 @@ pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
 
 /// When datasets and jobs were last used, by the monotonic clock. What is not here was used before the process started.
 #[derive(Debug, Default)]
-pub(super) struct Uses {
+pub(super) struct Usage {
     datasets: BTreeMap<DatasetId, Duration>,
     jobs: BTreeMap<JobName, Duration>,
 }
 
-impl Uses {
+impl Usage {
     pub(super) fn use_dataset(&mut self, id: &DatasetId, now: Duration) {
         self.datasets.insert(id.clone(), now);
     }
@@ -54,7 +50,7 @@ impl Uses {
         self.jobs.get(name).copied().unwrap_or_default()
     }
 
-    /// What was not used for so long that it is forgotten.
+    /// Forgets what was not used for longer than the limit.
     pub(super) fn expired(&mut self, state: &State, limits: &MemoryLimits, now: Duration) -> Vec<Update> {
         // A restart is no reason to forget: the time begins when the process sees a thing first.
         state.datasets.keys().filter(|id| is_anonymous(id, state)).for_each(|id| {
@@ -80,12 +76,12 @@ fn is_anonymous(id: &DatasetId, state: &State) -> bool {
     state.datasets.get(id).is_some_and(|d| id.0.starts_with(&d.fingerprint.to_string()))
 }
 
-/// Makes room for a dataset: what nobody uses goes, the longest unused first.
+/// Admits a dataset: unused ones are forgotten until it fits, the longest unused first.
 ///
 /// # Errors
 /// `ResourceExhausted` if everything is in use.
 pub(super) fn admit_dataset(core: &Core, txn: &mut Txn<'_>, dataset: &Dataset) -> Result<()> {
-    let (limits, uses) = (&core.config.memory, core.uses.lock());
+    let (limits, uses) = (&core.config.memory, core.datasets.usage().lock());
     if dataset.bytes() > limits.dataset_bytes {
         return Err(Error::exhausted(format!(
             "the definition takes {}, and all datasets together may take {}; keep its rows in files, or start the \
@@ -120,12 +116,12 @@ pub(super) fn admit_dataset(core: &Core, txn: &mut Txn<'_>, dataset: &Dataset) -
     }
 }
 
-/// Makes room for a job: the one that was idle for longest goes.
+/// Admits a job: the one that was idle for longest is forgotten.
 ///
 /// # Errors
 /// `ResourceExhausted` if all are being read.
 pub(super) fn admit_job(core: &Core, txn: &mut Txn<'_>) -> Result<()> {
-    let (limits, uses) = (&core.config.memory, core.uses.lock());
+    let (limits, uses) = (&core.config.memory, core.datasets.usage().lock());
     while txn.state.jobs.len() >= limits.jobs.max(1) {
         let Some(oldest) = txn.state.idle_jobs().min_by_key(|name| uses.job(name)).cloned() else {
             return Err(Error::exhausted(format!(
@@ -139,19 +135,7 @@ pub(super) fn admit_job(core: &Core, txn: &mut Txn<'_>) -> Result<()> {
     Ok(())
 }
 
-impl Core {
-    /// Keeps a binding for whoever needs it next.
-    pub(super) fn keep_bound(&self, id: &DatasetId, bound: &Arc<Bound>) {
-        let mut all = self.bound.lock();
-        while all.len() >= BINDINGS && !all.contains_key(id) {
-            let Some(other) = all.keys().next().cloned() else { break };
-            all.remove(&other);
-        }
-        all.insert(id.clone(), Arc::clone(bound));
-    }
-}
-
-/// About what an update takes in the journal, in bytes.
+/// The approximate size of an update in the journal, in bytes.
 pub(super) fn journal_bytes(update: &Update) -> u64 {
     match update {
         Update::DatasetRegistered { dataset } => dataset.bytes(),

@@ -1,0 +1,152 @@
+//! Listings: the fresh splits of iterations, found a little ahead of the leases.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use caju_autocache::{CachePlan, Document};
+use caju_runtime::{OrderedMutex, Tasks};
+use caju_types::{DatasetId, Error, ErrorKind, IterationId};
+
+use super::notifiers::Notifier;
+use super::{Core, locks, sets};
+use crate::catalog::SplitShuffle;
+use crate::splits::{Issued, SharedProvider, SplitOrder, SplitProvider};
+use crate::state::{Feed, FeedId, Iteration, Mode, State};
+
+/// The providers of the splits of running iterations.
+pub(super) struct Listings {
+    providers: OrderedMutex<BTreeMap<(IterationId, FeedId), Provider>>,
+}
+
+impl Default for Listings {
+    fn default() -> Self {
+        Self { providers: OrderedMutex::new(locks::LISTINGS, BTreeMap::new()) }
+    }
+}
+
+struct Provider {
+    shared: SharedProvider,
+    filler: Tasks,
+}
+
+impl Drop for Provider {
+    fn drop(&mut self) {
+        self.filler.stop();
+    }
+}
+
+impl Listings {
+    /// Stops to list the splits of an iteration.
+    pub(super) fn stop(&self, id: IterationId) {
+        self.providers.lock().retain(|(i, _), _| *i != id);
+    }
+
+    /// The number of splits of an iteration, as far as its providers know it; 0 while one of them does not.
+    pub(super) fn splits_total(&self, iteration: &Iteration) -> u64 {
+        let providers = self.providers.lock();
+        let total = |(id, feed): (&FeedId, &Feed)| match providers.get(&(iteration.id, *id)) {
+            _ if feed.exhausted => Some(feed.issued),
+            Some(provider) => provider.shared.total(),
+            None => None,
+        };
+        let all: Option<Vec<u64>> = iteration.feeds.iter().map(total).collect();
+        all.unwrap_or_default().into_iter().sum()
+    }
+}
+
+impl Core {
+    /// The provider of a feed; begins to list if there is none. Called under the lock of the state.
+    pub(super) fn provider(
+        self: &Arc<Self>,
+        state: &State,
+        iteration: &Iteration,
+        feed: FeedId,
+    ) -> SharedProvider {
+        let mut providers = self.listings.providers.lock();
+        if let Some(provider) = providers.get(&(iteration.id, feed)) {
+            return Arc::clone(&provider.shared);
+        }
+        let shared = Arc::new(SplitProvider::default());
+        let known = iteration.feeds.get(&feed);
+        let issued =
+            known.map_or(Issued { count: 0, digest: 0 }, |f| Issued { count: f.issued, digest: f.digest });
+        let listing = Listing {
+            feed,
+            issued,
+            dataset: iteration.dataset.clone(),
+            job_seed: state.jobs.get(&iteration.job).map_or(0, |j| j.seed),
+            epoch: iteration.epoch,
+            slot: (iteration.mode == Mode::Off).then_some(feed.0),
+            iteration: iteration.id,
+            plan: iteration.plan.clone(),
+        };
+        let notifier = self.notifiers.of(iteration.id);
+        let filler = self.tasks.child();
+        let (name, failing) = (format!("the listing of {}", listing.iteration), Arc::clone(&shared));
+        let notified = Arc::clone(&notifier);
+        let on_failure = move |e: Error| {
+            // A listing that is stopped is not asked for splits any more.
+            if e.kind() != ErrorKind::Cancelled {
+                tracing::error!(error = %e, "a listing broke down");
+                failing.fail_or_end(Err(e));
+                notified.send_replace(());
+            }
+        };
+        let filling = listing.fill(Arc::clone(self), Arc::clone(&shared), notifier);
+        filler.background(name, on_failure, async move {
+            filling.await;
+            Ok(())
+        });
+        let provider = Provider { shared: Arc::clone(&shared), filler };
+        providers.insert((iteration.id, feed), provider);
+        shared
+    }
+}
+
+/// What a provider's filler must know.
+pub(super) struct Listing {
+    pub(super) feed: FeedId,
+    issued: Issued,
+    dataset: DatasetId,
+    pub(super) job_seed: u64,
+    epoch: u64,
+    slot: Option<u32>,
+    pub(super) iteration: IterationId,
+    plan: Option<Document<CachePlan>>,
+}
+
+impl Listing {
+    async fn fill(self, core: Arc<Core>, provider: SharedProvider, notifier: Notifier) {
+        let notify = || {
+            notifier.send_replace(());
+        };
+        let bound = match core.bound(&self.dataset).await {
+            Ok(bound) => bound,
+            Err(e) => {
+                provider.fail_or_end(Err(e));
+                return notify();
+            }
+        };
+        let seed = |s: SplitShuffle| s.seed.unwrap_or(self.job_seed);
+        let order = bound.shuffle.map(|s| SplitOrder::new(seed(s), self.epoch, self.slot));
+        let splits = match sets::plan_of(self.plan.as_ref()) {
+            None => core.counted(self.iteration, &bound, (bound.splits)()),
+            Some(plan) => match self.with_set(&core, &bound, plan).await {
+                Ok(sets::Found::Splits(all)) => Box::pin(futures::stream::iter(all.into_iter().map(Ok))),
+                Ok(sets::Found::Groups(mut groups)) => {
+                    drop(core);
+                    if let Some(order) = order {
+                        order.permute(0, &mut groups);
+                    }
+                    return provider.fill_groups(groups, self.issued, notify).await;
+                }
+                Err(e) => {
+                    provider.fail_or_end(Err(e));
+                    return notify();
+                }
+            },
+        };
+        drop(core);
+        provider.fill(self.feed, order, splits, self.issued, notify).await;
+    }
+}
