@@ -118,6 +118,8 @@ def test_it_fails_on_an_impure_room_and_says_where(house, tmp_path, monkeypatch,
     monkeypatch.setattr(house, "conformance", lambda: [])
     monkeypatch.setattr(house, "dependency_directions", lambda: [])
     monkeypatch.setattr(house, "client_tree", lambda: [])
+    monkeypatch.setattr(house, "module_circles", lambda: [])
+    monkeypatch.setattr(house, "promised_options", lambda: [])
     monkeypatch.setattr(house, "purity", lambda: [])
     assert house.main() == 1
     assert f"{impure}/src/lib.rs:2: `Instant`" in capsys.readouterr().err
@@ -140,6 +142,31 @@ def test_a_pure_rooms_dependencies_of_every_kind(house, monkeypatch, kind, name,
     planner["targets"].append({"kind": ["custom-build"]})
     (found,) = house.purity()
     assert "build script" in found
+
+
+def test_circles_between_modules_are_found(house, tmp_path, monkeypatch):
+    files = {
+        # Through a re-export of the root, a group, and a path in code.
+        "lib.rs": "mod a;\nmod b;\nmod c;\nmod d;\npub use b::{B, Other};\n",
+        "a.rs": "use crate::{B, d::D};\n",
+        "b/mod.rs": "mod inner;\n",
+        "b/inner.rs": "fn f() { super::super::c::g() }\n",
+        "c.rs": "use super::a::A;\n",
+        # Neither comments nor tests count.
+        "d.rs": "// use crate::a::A;\n#[cfg(test)]\nmod tests {\n    use crate::a::A;\n}\n",
+    }
+    src = tmp_path / "crates/x/src"
+    for name, text in files.items():
+        (src / name).parent.mkdir(parents=True, exist_ok=True)
+        (src / name).write_text(text)
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    (problem,) = house.module_circles()
+    assert problem.startswith("crates/x: the modules a, b, c use each other in a circle")
+    monkeypatch.setattr(house, "CIRCULAR", {"crates/x"})
+    assert list(house.module_circles()) == []
+    (src / "c.rs").write_text("use crate::d::D;\n")
+    (problem,) = house.module_circles()
+    assert "take it out of CIRCULAR" in problem
 
 
 @pytest.mark.parametrize("name, words", [

@@ -16,6 +16,7 @@ mod receipts;
 mod session;
 mod shared;
 mod stats;
+mod target;
 mod task;
 
 pub use client::Client;

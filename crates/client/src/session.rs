@@ -8,7 +8,7 @@ use caju_proto::{Bytes, v1};
 use caju_runtime::{Task, Tasks, caught};
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, RowSet, TaskId, format_count};
 use caju_wire::Run;
-use caju_wire::{Dispatcher, DispatcherLink, is_passing};
+use caju_wire::{Dispatcher, DispatcherLink, is_transient};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -16,7 +16,8 @@ use tokio::time::Instant;
 use crate::config::ReaderEvent;
 use crate::receipts::to_proto;
 use crate::shared::{Item, Shared};
-use crate::task::{Outcome, Target, read_task};
+use crate::target::Target;
+use crate::task::{Outcome, read_task};
 
 /// Taking leave may not hold anybody up.
 const LEAVE: Duration = Duration::from_secs(5);
@@ -399,7 +400,7 @@ impl Session {
 
     /// The dispatcher did not answer: tasks go on without it, for a while.
     async fn missed(&mut self, error: Error) -> Result<()> {
-        if !is_passing(&error) {
+        if !is_transient(&error) {
             return Err(error);
         }
         if self.away.is_none() {

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use caju_types::TaskId;
-use caju_wire::Chunk;
-use caju_wire::{BufferPool, ByteQueue};
+use caju_wire::{BufferPool, ByteQueue, Chunk};
 use parking_lot::Mutex;
 
 use crate::acks::Acks;
@@ -12,7 +11,7 @@ use crate::config::{ClientConfig, ReaderEvent};
 use crate::credit::{Credit, Shares};
 use crate::receipts::{Fresh, Receipts};
 use crate::stats::Recorder;
-use crate::task::Target;
+use crate::target::Target;
 
 /// The middle of a reader: connections put chunks in, the user takes them out.
 #[derive(Debug)]

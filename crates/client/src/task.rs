@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_schema::SchemaRef;
-use caju_proto::Bytes;
-use caju_types::{ClientId, Error, ErrorKind, Result, TaskId};
+use caju_types::{Error, ErrorKind, Result};
 use caju_wire::frame::{CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader, RowsHeader, SchemaHeader};
 use caju_wire::{
-    FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, is_in_process, is_passing, tune,
+    FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, is_in_process, is_transient, tune,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -16,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::credit::{Credit, Grant};
 use crate::shared::Shared;
+use crate::target::Target;
 
 /// How reading a task ended.
 #[derive(Debug)]
@@ -30,23 +30,11 @@ pub(crate) enum Outcome {
 
 impl From<Error> for Outcome {
     fn from(e: Error) -> Self {
-        if is_passing(&e) || e.kind() == ErrorKind::Cancelled { Outcome::Lost(e) } else { Outcome::Failed(e) }
-    }
-}
-
-/// A task to read.
-#[derive(Clone)]
-pub(crate) struct Target {
-    pub(crate) task: TaskId,
-    pub(crate) client: ClientId,
-    /// The right to read it.
-    pub(crate) ticket: Bytes,
-    pub(crate) address: String,
-}
-
-impl Target {
-    fn peer(&self) -> String {
-        format!("worker {} ({})", self.address, self.task)
+        if is_transient(&e) || e.kind() == ErrorKind::Cancelled {
+            Outcome::Lost(e)
+        } else {
+            Outcome::Failed(e)
+        }
     }
 }
 
@@ -76,7 +64,7 @@ async fn read_local(shared: &Shared, target: &Target, worker: Arc<dyn LocalWorke
     let mut task = worker.open(target.task, target.client, &target.ticket).await?;
     shared.opened(target);
     // Room first: what is taken from the worker is received and must not be dropped.
-    while shared.queue.room().await {
+    while shared.queue.writable().await {
         let Some(chunk) = task.next().await? else { return Ok(()) };
         let bytes = chunk.bytes();
         shared.receive(target.task, chunk, bytes, None);

@@ -7,11 +7,11 @@ use arrow_schema::{Schema, SchemaRef};
 use async_trait::async_trait;
 use caju_autocache::HintDef;
 use caju_cache::SourceListing;
-use caju_engine::source::{KnownFiles, SourceContext, Split};
 use caju_engine::{BoundPipeline, SetBase, bind};
 use caju_kernels::Registry;
 use caju_pipeline::{DatasetDef, OnError, StageOp, canonical_text, identity, prefix_fingerprints, reseeded};
 use caju_runtime::{Stores, SystemClock};
+use caju_sources::{ListingCache, SourceContext, Split};
 use caju_types::{Error, Fingerprint, Result};
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
@@ -74,9 +74,9 @@ impl EngineCatalog {
         };
         let splits = listing.splits.iter().map(|s| serde_json::from_str::<Split>(s));
         let Ok(splits) = splits.collect::<Result<Vec<_>, _>>() else { return (ctx, None) };
-        let ctx = ctx.knowing(KnownFiles::of(splits));
+        let ctx = ctx.with_listing(ListingCache::from_listing(splits));
         // An error shows again, and in its place, when the source is opened.
-        let same = ctx.begins_as_known(&def.source).await.unwrap_or(false);
+        let same = ctx.first_file_is_unchanged(&def.source).await.unwrap_or(false);
         let columns = same.then(|| Arc::new(listing.columns)).filter(|c| !c.fields().is_empty());
         (ctx, columns)
     }

@@ -11,7 +11,7 @@
 //! - `service`, `flight`, `server`: the wire.
 //!
 //! ```no_run
-//! # async fn example(registry: caju_kernels::Registry, ctx: caju_engine::source::SourceContext)
+//! # async fn example(registry: caju_kernels::Registry, ctx: caju_sources::SourceContext)
 //! # -> caju_types::Result<()> {
 //! use std::sync::Arc;
 //! use caju_dispatcher::{Dispatcher, DispatcherConfig, EngineCatalog};

@@ -28,9 +28,9 @@ use std::time::Duration;
 use caju_cache::CacheOptions;
 use caju_client::{Client, ClientConfig};
 use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers};
-use caju_engine::source::{SourceContext, SourceLimits};
 use caju_kernels::{Limits, Registry};
 use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock};
+use caju_sources::{SourceContext, SourceLimits};
 use caju_types::Result;
 use caju_wire::{IN_PROCESS, LocalWorkers};
 use caju_worker::{Caches, Worker, WorkerConfig, WorkerHandle};
@@ -107,7 +107,7 @@ impl Cluster {
     /// `Unavailable` if the address of the settings cannot be listened on.
     pub async fn start(config: ClusterConfig) -> Result<Self> {
         let ctx = SourceContext::new(Arc::clone(&config.stores), Arc::clone(&config.io))
-            .within(SourceLimits::of(config.registry.limits()));
+            .with_limits(SourceLimits::from_limits(config.registry.limits()));
         let timers = Timers {
             heartbeat: HEARTBEAT,
             worker_timeout: SILENCE_TIMEOUT,

@@ -1,4 +1,4 @@
-//! What the stages of one task share: keys, the table of its splits, counters and the policy for bad rows.
+//! The state that the stages of one task share: random keys, the task's splits, counters and the policy for bad rows.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,27 +7,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arrow_array::UInt64Array;
 use caju_pipeline::OnError;
 use caju_runtime::{Clock, CpuPool, budget};
+use caju_sources::Split;
 use caju_types::{Error, Result, RowRanges, mix64};
 use caju_wire::{Chunk, Elements, Run};
 use parking_lot::{Mutex, RwLock};
 
-use crate::source::Split;
 use crate::stats::TaskStats;
 
-/// Skipped rows that a task reports one by one; the others are only counted.
+/// The most skipped rows that a task reports one by one; the others are only counted.
 const REPORTED_SKIPS: usize = 100;
-/// Characters of a report about a skipped row: enough for a URL, a row and a reason.
+/// The most characters of a report about a skipped row: enough for a URL, a row and a reason.
 const REPORTED_CHARS: usize = 500;
 
-/// What a stage has to know of a split whose rows it sees.
+/// A split, as stages see it.
 #[derive(Debug, Clone)]
 struct SplitInfo {
     key: u64,
     /// The split's own key, without seed, epoch and repetition.
     split: u64,
-    /// The lease that it belongs to: itself, but for splits of nested datasets.
+    /// The lease that it belongs to: its own, except for splits of nested datasets.
     home: u64,
-    /// Draws that a part has frozen, for the stages above its hint.
+    /// The random draws of a stored part, for the stages above its hint.
     frozen: Option<Frozen>,
     place: Arc<str>,
     /// The dataset of a combinator that the split belongs to.
@@ -55,15 +55,17 @@ pub(crate) struct TaskContext {
     last_skip: RwLock<Option<Error>>,
     /// Why the first [`REPORTED_SKIPS`] rows were skipped: file, row and reason.
     first_skips: Mutex<Vec<String>>,
-    /// Rows passed over, by lease and by the stage's place among the figures.
+    /// Skipped rows, by lease and by the index of the stage's counters.
     skips: Mutex<HashMap<(u64, usize), u64>>,
     splits: RwLock<HashMap<u64, SplitInfo>>,
-    /// What a stage may take while it works on one chunk.
+    /// The memory in bytes that a stage may use for one chunk.
     pub(crate) chunk_bytes: u64,
+    /// Bytes that a `prefetch` stage may hold computed ahead.
+    pub(crate) buffer_bytes: usize,
     pub(crate) pool: CpuPool,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) stats: Arc<TaskStats>,
-    /// Held by the artificial stages (`sleep`, `burn`), which run one at a time per worker.
+    /// The lock of the artificial stages (`sleep`, `burn`), which run one at a time per worker.
     pub(crate) one_at_a_time: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -90,6 +92,7 @@ impl TaskContext {
             skips: Mutex::default(),
             splits: RwLock::new(HashMap::new()),
             chunk_bytes: budget::DEFAULT_BYTES,
+            buffer_bytes: 64 << 20,
             pool,
             clock,
             stats,
@@ -97,35 +100,35 @@ impl TaskContext {
         }
     }
 
-    /// The same with another bound on what a stage may take while it works on one chunk.
-    pub(crate) fn within(self, chunk_bytes: u64) -> Self {
-        Self { chunk_bytes, ..self }
+    /// Sets the memory limits: of a stage while it works on one chunk, and of a `prefetch` stage.
+    pub(crate) fn within(self, chunk_bytes: u64, buffer_bytes: usize) -> Self {
+        Self { chunk_bytes, buffer_bytes, ..self }
     }
 
-    /// What all draws of one repetition of the source have in common.
+    /// The key that all draws of one repetition of the source share.
     pub(crate) fn draw(&self, repetition: u32) -> u64 {
         mix64(mix64(self.seed, self.epoch), u64::from(repetition))
     }
 
-    /// What draws have in common whose rows are stored.
+    /// The key that the draws of stored rows share.
     pub(crate) fn frozen_draw(&self, repetition: u32) -> u64 {
         mix64(mix64(self.seed, 0), u64::from(repetition))
     }
 
-    /// Whether this epoch draws what frozen rows are drawn with anyhow.
+    /// Whether this epoch draws as stored rows are drawn.
     pub(crate) fn draws_as_frozen(&self) -> bool {
         self.draw(0) == self.frozen_draw(0)
     }
 
-    /// Makes a split known before its first row moves.
+    /// Registers a split before its first row moves.
     pub(crate) fn register(&self, index: u64, split: &Split, done: &RowRanges) {
         self.insert(index, index, split, done.clone(), None);
     }
 
-    /// Makes a split of a nested dataset known, which belongs to a lease.
+    /// Registers a split of a nested dataset, which belongs to a lease.
     pub(crate) fn register_nested(&self, index: u64, split: &Split, home: u64) {
         let frozen = self.splits.read().get(&home).and_then(|i| i.frozen);
-        // A whole nested dataset stands above every hint.
+        // All stages of a nested dataset stand above every hint.
         let frozen = frozen.map(|f| Frozen { below: u32::MAX, ..f });
         self.insert(index, home, split, RowRanges::default(), frozen);
     }
@@ -144,7 +147,7 @@ impl TaskContext {
         self.splits.write().insert(index, info);
     }
 
-    /// Stages above a hint draw for this split as they did when its part was computed.
+    /// Makes the stages above a hint draw for this split as they did when its part was computed.
     pub(crate) fn freeze(&self, index: u64, draw: u64, below: u32) {
         if let Some(info) = self.splits.write().get_mut(&index) {
             info.frozen = Some(Frozen { draw, below });
@@ -212,15 +215,15 @@ impl TaskContext {
         mix64(mix64(mix64(seed, self.epoch), u64::from(position)), slot)
     }
 
-    /// Whether bad rows are passed over.
+    /// Whether bad rows are skipped.
     pub(crate) fn skips(&self) -> bool {
         matches!(self.on_error, OnError::Skip { .. })
     }
 
-    /// Counts a row that a stage, by its place among the figures, passed over.
+    /// Counts a row that a stage skipped; `stage`: the index of its counters.
     ///
     /// # Errors
-    /// The row's own error, with the limit named, once more rows were passed over than allowed.
+    /// The row's own error, with the limit named, once more rows were skipped than allowed.
     pub(crate) fn skip(&self, stage: usize, split: u64, error: &Error) -> Result<()> {
         let OnError::Skip { limit } = self.on_error else { return Err(error.clone()) };
         let home = self.splits.read().get(&split).map_or(split, |i| i.home);
@@ -231,8 +234,7 @@ impl TaskContext {
         if n > limit { Err(too_many(limit, error)) } else { Ok(()) }
     }
 
-    /// Counts a row that the source of a lease passed over; [`TaskContext::check_skips`] finds out about the
-    /// limit.
+    /// Counts a row that the source of a lease skipped; [`TaskContext::check_skips`] checks the limit.
     pub(crate) fn count_skip(&self, home: u64, error: &Error) {
         *self.skips.lock().entry((home, 0)).or_default() += 1;
         self.skipped.fetch_add(1, Ordering::Relaxed);
@@ -241,7 +243,7 @@ impl TaskContext {
         tracing::debug!(%error, "row skipped");
     }
 
-    /// Rows of a lease that were passed over by the source and by the first so many stages.
+    /// Rows of a lease that the source and the first `stages` stages skipped.
     pub(crate) fn skipped_above(&self, home: u64, stages: usize) -> u64 {
         if !self.skips() {
             return 0;
@@ -250,10 +252,10 @@ impl TaskContext {
         (0..=stages).filter_map(|stage| skips.get(&(home, stage))).sum()
     }
 
-    /// Counts rows that were passed over when a part was computed which is read now.
+    /// Counts rows that were skipped when a part was computed that is read now.
     ///
     /// # Errors
-    /// As when they are passed over anew.
+    /// As [`TaskContext::skip`].
     pub(crate) fn count_stored_skips(&self, split: u64, rows: u64) -> Result<()> {
         if rows == 0 {
             return Ok(());
@@ -269,7 +271,7 @@ impl TaskContext {
         self.check_skips()
     }
 
-    /// Whether the source passed over more rows than allowed.
+    /// Checks whether the source skipped more rows than allowed.
     pub(crate) fn check_skips(&self) -> Result<()> {
         let OnError::Skip { limit } = self.on_error else { return Ok(()) };
         if self.skipped() <= limit {
@@ -281,7 +283,7 @@ impl TaskContext {
         }
     }
 
-    /// Rows passed over so far.
+    /// Rows skipped so far.
     pub(crate) fn skipped(&self) -> u64 {
         self.skipped.load(Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
-//! Probes of hints: while a task computes, a few rows at each hint are stored in each candidate encoding, read
-//! back and removed, so that the planner knows what storing would cost here, on this store, with these rows.
+//! Probes of hints: while a task computes, a few rows at each hint are stored in each candidate encoding, read back and
+//! removed. The planner learns from them what storing would cost on this machine, on this store, with these rows.
 
 mod sample;
 
@@ -14,28 +14,29 @@ use caju_types::Error;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::caching::BoundHint;
+use crate::hint::BoundHint;
 use sample::{Rows, Sample};
 
-/// The share of the task's CPU time, and of its requests to the store, that probes may take.
-const SHARE: f64 = 0.03;
-/// How often a probe that must wait for its share looks again.
-const PAUSE: Duration = Duration::from_millis(50);
-/// How long the end of a task waits for its probes, if they are what it is for.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// The fraction of the task's CPU time, and of the time of its store requests, that probes may take.
+const QUOTA: f64 = 0.03;
+/// How often a probe that exceeds its quota checks again.
+const QUOTA_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// How long the end of a task that exists for its probes waits for them.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Encodings whose bytes differ by less take as many.
-const SAME: f64 = 1.02;
-/// How many times as long decoding has to take for no further try to change that: more than two tries are off against each other.
-const FAR: f64 = 2.0;
+/// Encodings whose bytes differ by less than this factor count as equally large.
+const EQUAL_BYTES: f64 = 1.02;
+/// The factor of CPU time that two encodings must differ by to be distinct. It is more than two probes of the same encoding
+/// differ by.
+const DISTINCT_CPU: f64 = 2.0;
 
-/// How often everything is tried: how much the tries differ says how sure they are.
+/// How often each encoding is probed at each hint: the spread of the probes gives their error.
 const ROUNDS: usize = 3;
 
-/// How often the store is weighed in all: a busy worker makes one look slow.
-const WEIGHINGS: usize = 5;
+/// How often the store's bandwidth is measured in all: a busy worker makes single measurements too slow.
+const STORE_MEASUREMENTS: usize = 5;
 
-/// The encodings that are tried, cheapest first.
+/// The encodings that are probed, the ones with the least CPU time first.
 const CANDIDATES: [Encoding; 4] = [
     Encoding { format: Format::Arrow, compression: Compression::None },
     Encoding { format: Format::Arrow, compression: Compression::Lz4 },
@@ -43,12 +44,12 @@ const CANDIDATES: [Encoding; 4] = [
     Encoding { format: Format::Parquet, compression: Compression::Zstd },
 ];
 
-/// What one probe found out at one hint.
+/// The result of one probe at one hint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HintProbe {
     /// The hint's name.
     pub hint: String,
-    /// The figures.
+    /// The measurements.
     pub probe: Probe,
     /// Bytes of its rows before they were encoded.
     pub raw_bytes: u64,
@@ -63,28 +64,28 @@ pub struct HintParts {
     pub encoding: Encoding,
 }
 
-/// What is known so far.
+/// The results of a task's probes so far.
 #[derive(Debug, Clone, Default)]
 pub struct Findings {
     /// Probes, in the order in which they were made.
     pub probes: Vec<HintProbe>,
-    /// In which encodings there are parts at which hints, once the snapshots were looked at.
+    /// The hints and encodings of which parts exist, once the snapshots were listed.
     pub parts: Option<Vec<HintParts>>,
-    /// Whether there is nothing left to try.
+    /// Whether every encoding was probed at every hint.
     pub complete: bool,
 }
 
-/// What probes took of the task's resources.
+/// What probes have spent of the task's resources.
 #[derive(Debug, Default)]
 struct Spent {
     cpu_s: f64,
-    /// Seconds of everything that the task asks of the store.
+    /// Seconds of requests to the store.
     store_s: f64,
-    /// How often it was weighed.
-    weighings: usize,
+    /// How often the store's bandwidth was measured.
+    store_measurements: usize,
 }
 
-/// What a row costs in an encoding, by the mean of its tries.
+/// The cost of a row in an encoding: the mean of its probes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Costs {
     bytes: f64,
@@ -95,11 +96,11 @@ struct Costs {
 impl Costs {
     fn of(probes: &[HintProbe], hint: &str, encoding: Encoding) -> Option<Self> {
         let (mut sum, mut rows) = (Self::default(), 0);
-        let tries =
+        let attempts =
             || probes.iter().filter(|p| p.hint == hint && p.probe.encoding == encoding).map(|p| p.probe);
-        // Where there are tries of more rows, they tell more.
-        let most = tries().map(|p| p.rows).max()?;
-        for probe in tries().filter(|p| p.rows.saturating_mul(2) >= most) {
+        // Probes with at least half the rows of the largest one count; smaller ones are less exact.
+        let most = attempts().map(|p| p.rows).max()?;
+        for probe in attempts().filter(|p| p.rows.saturating_mul(2) >= most) {
             rows += probe.rows;
             sum.bytes += probe.bytes as f64;
             sum.encode_s += probe.encode_cpu_s;
@@ -114,26 +115,26 @@ impl Costs {
         })
     }
 
-    /// Whether this takes no more than the other in anything, and far less to read.
-    fn beats(self, other: Self) -> bool {
-        self.bytes <= other.bytes * SAME
-            && self.encode_s <= other.encode_s * FAR
-            && self.decode_s * FAR <= other.decode_s
+    /// Whether this costs no more than the other in anything, and distinctly less to read.
+    fn dominates(self, other: Self) -> bool {
+        self.bytes <= other.bytes * EQUAL_BYTES
+            && self.encode_s <= other.encode_s * DISTINCT_CPU
+            && self.decode_s * DISTINCT_CPU <= other.decode_s
     }
 }
 
-/// What a task's probes are to find out.
+/// The settings of a task's probes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Probing {
-    /// The only encoding in which the job may store rows, if it has a say in that.
+    /// The only encoding in which the job may store rows, if it names one.
     pub(crate) encoding: Option<Encoding>,
-    /// Whether only what is stored already is of interest: nobody would read what the job stores.
+    /// Whether only existing parts are probed, because nothing would read what the job stores.
     pub(crate) stored_only: bool,
-    /// Threads that the task has to compute.
+    /// The task's CPU threads.
     pub(crate) threads: usize,
-    /// Cores that are its own, as many as its threads at most.
+    /// Cores that the task may count on; at most its threads.
     pub(crate) cores: f64,
-    /// Splits that the task reads at once.
+    /// Splits that the task reads concurrently.
     pub(crate) readers: usize,
 }
 
@@ -148,9 +149,9 @@ pub(crate) struct Prober {
     arrived: tokio::sync::Notify,
     /// No more rows will come.
     over: AtomicBool,
-    /// Nobody waits for figures any more.
+    /// The results are not needed any more.
     stopped: AtomicBool,
-    through: watch::Sender<bool>,
+    finished: watch::Sender<bool>,
 }
 
 impl Prober {
@@ -173,21 +174,21 @@ impl Prober {
             arrived: tokio::sync::Notify::new(),
             over: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
-            through: watch::Sender::new(false),
+            finished: watch::Sender::new(false),
         });
         let prober = Arc::clone(&me);
         let failing = Arc::clone(&me);
         let on_failure = move |e: Error| {
             log_failure(e);
-            // Nobody waits for figures that do not come.
+            // Waiting for further results is of no use.
             failing.findings.lock().complete = true;
-            failing.through.send_replace(true);
+            failing.finished.send_replace(true);
         };
         tasks.background("the probes of the cache's store", on_failure, async move {
-            prober.look_for_parts().await;
+            prober.list_parts().await;
             let tidy = async {
                 if let Err(error) = prober.cache.forget_probes().await {
-                    tracing::debug!(%error, "probes that others left behind are still there");
+                    tracing::debug!(%error, "probes of earlier tasks were not removed");
                 }
             };
             tokio::join!(prober.run(), tidy);
@@ -200,18 +201,18 @@ impl Prober {
         self.findings.lock().clone()
     }
 
-    /// Tries everything that is left to try with the rows that there were, without regard to the share.
+    /// Makes the remaining probes with the rows that there were, regardless of the quota, and waits for them.
     pub(crate) async fn finish(&self) {
         self.over.store(true, Ordering::Release);
         self.arrived.notify_one();
-        let mut through = self.through.subscribe();
+        let mut finished = self.finished.subscribe();
         tokio::select! {
-            _ = through.wait_for(|t| *t) => {}
-            () = self.clock.sleep(PATIENCE) => tracing::warn!("probes of the cache's store took too long"),
+            _ = finished.wait_for(|f| *f) => {}
+            () = self.clock.sleep(FINISH_TIMEOUT) => tracing::warn!("probes of the cache's store took too long"),
         }
     }
 
-    /// It is decided: what was not tried is tried no more.
+    /// Stops probing: the decision was made.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         self.arrived.notify_one();
@@ -225,7 +226,7 @@ impl Prober {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Keeps a few of the rows that pass a hint.
+    /// Samples a few of the rows that pass a hint.
     pub(crate) fn offer(&self, hint: usize, rows: &[RecordBatch]) {
         if self.is_stopped() {
             return;
@@ -236,7 +237,7 @@ impl Prober {
         }
     }
 
-    async fn look_for_parts(&self) {
+    async fn list_parts(&self) {
         let mut found: Vec<HintParts> = Vec::new();
         for hint in &self.hints {
             let index = match self.cache.snapshot(&hint.fingerprint).index().await {
@@ -262,70 +263,70 @@ impl Prober {
         for round in 0..ROUNDS {
             self.round(round > 0, start, &mut spent).await;
             self.findings.lock().complete = true;
-            // Where that keeps the other tries waiting, it comes after them.
-            if spent.store_s <= self.share(start) {
-                self.weigh(1, start, &mut spent).await;
+            // If the quota of the store is spent, its measurements come after all probes.
+            if spent.store_s <= self.quota_s(start) {
+                self.measure_store(1, start, &mut spent).await;
             }
         }
-        self.weigh(WEIGHINGS, start, &mut spent).await;
+        self.measure_store(STORE_MEASUREMENTS, start, &mut spent).await;
         self.samples.lock().iter_mut().for_each(Sample::clear);
-        self.through.send_replace(true);
+        self.finished.send_replace(true);
     }
 
-    /// Tries every encoding at every hint once; where it is not the first time, only those that may win, and only while the task
-    /// goes on.
+    /// Probes every encoding at every hint once. Further rounds probe only encodings that may win, and only while the task
+    /// runs.
     async fn round(&self, again: bool, start: Duration, spent: &mut Spent) {
-        let mut left = if again { self.contenders() } else { self.tries() };
-        while let Some((encoding, hint, rows)) = self.next_try(&mut left, again).await {
+        let mut left = if again { self.contenders() } else { self.candidates() };
+        while let Some((encoding, hint, rows)) = self.next_probe(&mut left, again).await {
             if rows.batches.is_empty() {
                 continue;
             }
-            // The store is the same for all, and weighed by the first one. Until everything was tried once, the few requests of
-            // the others do not wait for what that took; then they make none.
-            let weighs = spent.weighings == 0;
-            if !self.turn(start, spent, weighs).await || again && self.is_over() {
+            // The first probe measures the store for all. The other probes of the first round do not wait for the time that
+            // this took; probes of later rounds make no requests.
+            let measures = spent.store_measurements == 0;
+            if !self.wait_for_quota(start, spent, measures).await || again && self.is_over() {
                 return;
             }
-            self.try_one(spent, encoding, hint, &rows, weighs).await;
+            self.probe(spent, encoding, hint, &rows, measures).await;
         }
     }
 
-    /// Weighs the store so many times, but not more often than it has to be in all, as its share allows.
-    async fn weigh(&self, times: usize, start: Duration, spent: &mut Spent) {
-        for _ in 0..times.min(WEIGHINGS.saturating_sub(spent.weighings)) {
-            let mut any = self.tries();
-            let Some((encoding, hint, rows)) = self.next_try(&mut any, false).await else { return };
-            if !self.turn(start, spent, true).await || self.is_over() || rows.batches.is_empty() {
+    /// Measures the store up to `times` times, within the quota and [`STORE_MEASUREMENTS`] in all.
+    async fn measure_store(&self, times: usize, start: Duration, spent: &mut Spent) {
+        for _ in 0..times.min(STORE_MEASUREMENTS.saturating_sub(spent.store_measurements)) {
+            let mut any = self.candidates();
+            let Some((encoding, hint, rows)) = self.next_probe(&mut any, false).await else { return };
+            if !self.wait_for_quota(start, spent, true).await || self.is_over() || rows.batches.is_empty() {
                 return;
             }
-            self.try_one(spent, encoding, hint, &rows, true).await;
+            self.probe(spent, encoding, hint, &rows, true).await;
         }
     }
 
-    /// Waits until a try may begin, which weighs the store or does not; whether anybody still wants it.
-    async fn turn(&self, start: Duration, spent: &Spent, weighs: bool) -> bool {
-        while !self.is_over() && !self.is_stopped() && !self.may_go_on(start, spent, weighs) {
-            self.clock.sleep(PAUSE).await;
+    /// Waits until the quota allows a probe, which measures the store or does not. Whether its result is still needed.
+    async fn wait_for_quota(&self, start: Duration, spent: &Spent, measures: bool) -> bool {
+        while !self.is_over() && !self.is_stopped() && !self.is_within_quota(start, spent, measures) {
+            self.clock.sleep(QUOTA_POLL_INTERVAL).await;
         }
         !self.is_stopped()
     }
 
-    async fn try_one(&self, spent: &mut Spent, encoding: Encoding, hint: usize, rows: &Rows, weighs: bool) {
+    async fn probe(&self, spent: &mut Spent, encoding: Encoding, hint: usize, rows: &Rows, measures: bool) {
         let Probing { threads, readers, .. } = self.probing;
         let bound = &self.hints[hint];
         let before = self.clock.now();
         let fetch_cpu_s_per_byte = self.fetch_cpu_s_per_byte(&bound.name, encoding);
-        let task = ProbeTask { threads, readers, weighs, fetch_cpu_s_per_byte };
+        let task = ProbeTask { threads, readers, weighs: measures, fetch_cpu_s_per_byte };
         spent.store_s += match self.cache.probe(&bound.schema, &rows.batches, encoding, task).await {
             Ok(probe) => {
                 spent.cpu_s += probe.spent_cpu_s;
-                spent.weighings += usize::from(weighs);
+                spent.store_measurements += usize::from(measures);
                 let (hint, raw_bytes) = (bound.name.clone(), rows.raw_bytes);
                 self.findings.lock().probes.push(HintProbe { hint, probe, raw_bytes });
                 probe.spent_store_s
             }
-            // An encoding that cannot hold these columns is no option; a store that fails is none either, and is not
-            // weighed by that.
+            // An encoding that cannot hold these columns is no option. A store that fails is no option either, and the failure
+            // is no measurement of it.
             Err(error) => {
                 tracing::debug!(hint = %bound.name, %encoding, %error, "a probe failed");
                 let took = self.clock.now().saturating_sub(before).as_secs_f64();
@@ -335,24 +336,24 @@ impl Prober {
         };
     }
 
-    /// What fetching a byte takes in an encoding, by its first try; the others have it from there.
+    /// CPU seconds to fetch a byte in an encoding, as its first probe measured them for the later ones.
     fn fetch_cpu_s_per_byte(&self, hint: &str, encoding: Encoding) -> Option<f64> {
         let findings = self.findings.lock();
-        let mut tries = findings.probes.iter().filter(|p| p.hint == hint);
-        tries.find(|p| p.probe.encoding == encoding).map(|p| p.probe.fetch_cpu_s_per_byte)
+        let mut attempts = findings.probes.iter().filter(|p| p.hint == hint);
+        attempts.find(|p| p.probe.encoding == encoding).map(|p| p.probe.fetch_cpu_s_per_byte)
     }
 
-    /// Everything that there is to try: each encoding at the hints at which it is of interest.
-    fn tries(&self) -> Vec<(Encoding, usize)> {
+    /// All probes of a round: each encoding at the hints at which it is an option.
+    fn candidates(&self) -> Vec<(Encoding, usize)> {
         let hints = |encoding| {
             let hints = 0..self.hints.len();
-            hints.filter(move |hint| self.is_of_interest(*hint, encoding)).map(move |hint| (encoding, hint))
+            hints.filter(move |hint| self.is_candidate(*hint, encoding)).map(move |hint| (encoding, hint))
         };
         self.encodings().into_iter().flat_map(hints).collect()
     }
 
-    /// What is left of it once everything was tried: without those that are behind another encoding of their hint in
-    /// everything. A hint's encodings come one after the other: what slows a machine down for a second is to hit all of them.
+    /// The probes of a later round: without encodings that another encoding of their hint dominates. A hint's encodings are
+    /// probed one after the other, so that a short disturbance of the machine hits all of them.
     fn contenders(&self) -> Vec<(Encoding, usize)> {
         let findings = self.findings.lock().clone();
         let of = |encoding, hint: usize| Costs::of(&findings.probes, &self.hints[hint].name, encoding);
@@ -360,22 +361,22 @@ impl Prober {
             let part = HintParts { hint: self.hints[hint].name.clone(), encoding };
             findings.parts.iter().flatten().any(|p| *p == part)
         };
-        let mut all = self.tries();
+        let mut all = self.candidates();
         let rivals = all.clone();
-        let beaten = |encoding, hint| {
-            // What failed will fail again.
+        let dominated = |encoding, hint| {
+            // An encoding that failed will fail again.
             let Some(costs) = of(encoding, hint) else { return true };
             let others = rivals.iter().filter(|(e, h)| *h == hint && *e != encoding);
-            others.filter_map(|(e, h)| of(*e, *h)).any(|other| other.beats(costs))
+            others.filter_map(|(e, h)| of(*e, *h)).any(|other| other.dominates(costs))
         };
-        all.retain(|(encoding, hint)| stored(*encoding, *hint) || !beaten(*encoding, *hint));
+        all.retain(|(encoding, hint)| stored(*encoding, *hint) || !dominated(*encoding, *hint));
         all.sort_by_key(|(_, hint)| *hint);
         all
     }
 
-    /// The first of what is left to try of which there are rows, with them: a hint behind a large buffer, or a filter that
-    /// lets little pass, keeps the others from nothing.
-    async fn next_try(
+    /// The first of the remaining probes whose hint has rows, with the rows. Hints behind a large buffer or a selective filter
+    /// do not delay the others.
+    async fn next_probe(
         &self,
         left: &mut Vec<(Encoding, usize)>,
         again: bool,
@@ -389,13 +390,13 @@ impl Prober {
             }
             tokio::select! {
                 () = arrived => {}
-                () = self.clock.sleep(Sample::LOOK) => {}
+                () = self.clock.sleep(Sample::POLL_INTERVAL) => {}
             }
         }
         None
     }
 
-    /// Every encoding that is tried at some hint: the candidates, and those in which there are parts.
+    /// The encodings that are probed at some hint: the candidates, and those of existing parts.
     fn encodings(&self) -> Vec<Encoding> {
         let mut all: Vec<Encoding> = self.probing.encoding.map_or(CANDIDATES.to_vec(), |e| vec![e]);
         for part in self.findings.lock().parts.iter().flatten() {
@@ -406,25 +407,25 @@ impl Prober {
         all
     }
 
-    fn is_of_interest(&self, hint: usize, encoding: Encoding) -> bool {
+    fn is_candidate(&self, hint: usize, encoding: Encoding) -> bool {
         let name = &self.hints[hint].name;
         let stored = |p: &HintParts| p.hint == *name && p.encoding == encoding;
         let candidate = || self.probing.encoding.map_or(CANDIDATES.contains(&encoding), |e| e == encoding);
         self.findings.lock().parts.iter().flatten().any(stored) || !self.probing.stored_only && candidate()
     }
 
-    /// What may have been spent since the start of anything of which a second lasts as long.
-    fn share(&self, start: Duration) -> f64 {
-        self.clock.now().saturating_sub(start).as_secs_f64() * SHARE
+    /// The quota in seconds of one core, or of the store, since the start.
+    fn quota_s(&self, start: Duration) -> f64 {
+        self.clock.now().saturating_sub(start).as_secs_f64() * QUOTA
     }
 
-    /// Whether what was spent since the start is within the share, the store included if `all` of it counts.
-    fn may_go_on(&self, start: Duration, spent: &Spent, all: bool) -> bool {
-        let share = self.share(start);
-        spent.cpu_s <= share * self.probing.cores && (!all || spent.store_s <= share)
+    /// Whether the spent CPU time is within the quota, and with `store` the time of store requests too.
+    fn is_within_quota(&self, start: Duration, spent: &Spent, store: bool) -> bool {
+        let quota_s = self.quota_s(start);
+        spent.cpu_s <= quota_s * self.probing.cores && (!store || spent.store_s <= quota_s)
     }
 
-    /// Rows of a hint for a try, if there are any.
+    /// Sampled rows of a hint for a probe, if there are enough.
     fn sample(&self, hint: usize, again: bool) -> Option<Rows> {
         self.samples.lock().get(hint)?.rows(again, self.clock.now(), self.is_over())
     }
@@ -434,7 +435,7 @@ impl Prober {
 mod tests {
     use super::*;
 
-    fn tried(hint: &str, encoding: Encoding, bytes: u64, decode_cpu_s: f64) -> HintProbe {
+    fn probed(hint: &str, encoding: Encoding, bytes: u64, decode_cpu_s: f64) -> HintProbe {
         let probe = Probe {
             encoding,
             rows: 10,
@@ -451,23 +452,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_in_everything_is_not_tried_again() {
+    fn dominated_encodings_are_not_probed_again() {
         let [plain, lz4, zstd, parquet] = CANDIDATES;
         let probes = [
-            tried("a", plain, 1000, 0.001),
-            tried("a", lz4, 500, 0.004),
-            tried("a", zstd, 300, 0.006),
-            tried("a", zstd, 300, 0.008),
-            tried("a", parquet, 320, 0.015),
-            tried("b", plain, 100, 0.02),
+            probed("a", plain, 1000, 0.001),
+            probed("a", lz4, 500, 0.004),
+            probed("a", zstd, 300, 0.006),
+            probed("a", zstd, 300, 0.008),
+            probed("a", parquet, 320, 0.015),
+            probed("b", plain, 100, 0.02),
         ];
         let of = |encoding| Costs::of(&probes, "a", encoding).unwrap();
         assert_eq!(Costs::of(&probes, "b", zstd), None);
         // Seven and fifteen milliseconds for ten rows.
-        assert!(of(zstd).beats(of(parquet)));
-        assert!(!of(parquet).beats(of(zstd)));
+        assert!(of(zstd).dominates(of(parquet)));
+        assert!(!of(parquet).dominates(of(zstd)));
         for (a, b) in [(plain, lz4), (lz4, plain), (lz4, zstd), (zstd, lz4), (plain, parquet)] {
-            assert!(!of(a).beats(of(b)), "{a} {b}: fewer bytes or less work");
+            assert!(!of(a).dominates(of(b)), "{a} {b}: fewer bytes or less work");
         }
     }
 }

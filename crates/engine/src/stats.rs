@@ -1,4 +1,4 @@
-//! Profiling taps: what each stage of a task did, counted without locks.
+//! The counters of each stage of a task, without locks.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -7,19 +7,15 @@ use std::time::{Duration, Instant};
 
 use caju_proto::v1::{StageKind, StageStats};
 use caju_runtime::thread_cpu_time;
-
-tokio::task_local! {
-    /// Whose reads these are: those that move to another thread are charged to the same split and its task's source.
-    pub(crate) static READER: Arc<SplitReads>;
-}
+use caju_sources::ReadObserver;
 
 thread_local! {
-    /// CPU time that was counted on this thread since the innermost section began that is being timed.
+    /// CPU time that inner sections counted on this thread since the innermost open section began.
     static COUNTED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// Runs a piece of work, and says what CPU time it took of this thread *itself*: what sections inside of it count is
-/// theirs alone, so that no time is in the figures of two stages.
+/// Runs a piece of work and returns its own CPU time on this thread: the time of nested sections is theirs alone, so that no
+/// time counts for two stages.
 fn own_cpu<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let around = COUNTED.replace(Duration::ZERO);
     let start = thread_cpu_time();
@@ -34,7 +30,7 @@ fn own_cpu<T>(work: impl FnOnce() -> T) -> (T, Duration) {
 pub struct StageCounters {
     name: String,
     kind: StageKind,
-    /// Whether times are taken; rows and bytes are counted in any case.
+    /// Whether times are measured; rows and bytes are always counted.
     taps: bool,
     rows_in: AtomicU64,
     rows_out: AtomicU64,
@@ -43,12 +39,12 @@ pub struct StageCounters {
     busy_ns: AtomicU64,
     wait_in_ns: AtomicU64,
     wait_out_ns: AtomicU64,
-    /// Pieces of work under way, and how many there were at most.
-    under_way: AtomicU32,
+    /// Pieces of work in flight, and the most at a time.
+    in_flight: AtomicU32,
     at_once: AtomicU32,
 }
 
-/// A piece of a stage's work that is under way; the time until it is dropped is the stage's.
+/// A piece of a stage's work in flight; the time until it is dropped is busy time of the stage.
 pub(crate) struct Serving<'a> {
     counters: &'a StageCounters,
     start: Instant,
@@ -56,7 +52,7 @@ pub(crate) struct Serving<'a> {
 
 impl Drop for Serving<'_> {
     fn drop(&mut self) {
-        self.counters.under_way.fetch_sub(1, Ordering::Relaxed);
+        self.counters.in_flight.fetch_sub(1, Ordering::Relaxed);
         add(&self.counters.busy_ns, self.start.elapsed());
     }
 }
@@ -70,7 +66,7 @@ fn seconds(counter: &AtomicU64) -> f64 {
 }
 
 impl StageCounters {
-    /// Where the stage stands in the definition, for messages: `steps[3].batch`.
+    /// The stage's place in the definition, for messages: `steps[3].batch`.
     pub(crate) fn place(&self) -> String {
         match self.name.split_once('.') {
             Some((number, op)) => format!("steps[{number}].{op}"),
@@ -95,7 +91,7 @@ impl StageCounters {
         self.bytes_out.fetch_add(bytes_out as u64, Ordering::Relaxed);
     }
 
-    /// Runs a future and counts the CPU time of its polls, less what others count in them.
+    /// Runs a future and counts the CPU time of its polls, without the time of nested sections.
     pub async fn polled<F: Future>(&self, future: F) -> F::Output {
         if !self.taps {
             return future.await;
@@ -114,7 +110,7 @@ impl StageCounters {
         add(&self.cpu_ns, cpu);
     }
 
-    /// Counts what it took to hand a piece of the stage's work to this thread, at its start.
+    /// Counts the CPU time of handing a piece of the stage's work to this thread, at its start.
     pub(crate) fn handed_over(&self) {
         if self.taps {
             add(&self.cpu_ns, caju_runtime::handing_over());
@@ -123,7 +119,7 @@ impl StageCounters {
 
     /// Begins a piece of work, which may wait for something.
     pub(crate) fn serving(&self) -> Serving<'_> {
-        let now = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
+        let now = self.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
         self.at_once.fetch_max(now, Ordering::Relaxed);
         Serving { counters: self, start: Instant::now() }
     }
@@ -132,7 +128,7 @@ impl StageCounters {
         add(&self.wait_in_ns, d);
     }
 
-    /// Time that the task waited for room behind this stage.
+    /// Counts time that the task waited for space below this stage.
     pub fn waited_out(&self, d: Duration) {
         add(&self.wait_out_ns, d);
     }
@@ -153,16 +149,16 @@ impl StageCounters {
     }
 }
 
-/// Bytes that went through something outside of the process, and the time that it took for them.
+/// Bytes that were transferred from or to another process or store, and the time that this took.
 #[derive(Debug, Default)]
-pub struct Passage {
+pub struct TransferCounter {
     bytes: AtomicU64,
     ns: AtomicU64,
 }
 
-impl Passage {
-    /// Counts some bytes.
-    pub fn passed(&self, bytes: u64, took: Duration) {
+impl TransferCounter {
+    /// Counts a transfer.
+    pub fn add(&self, bytes: u64, took: Duration) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         add(&self.ns, took);
     }
@@ -185,20 +181,21 @@ impl SplitReads {
         Arc::new(Self { task, bytes: AtomicU64::new(0) })
     }
 
-    /// The source's counters.
-    pub(crate) fn source(&self) -> &StageCounters {
-        self.task.source()
-    }
-
-    /// Counts some bytes, for the split and for its task.
-    pub(crate) fn passed(&self, bytes: u64, took: Duration) {
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.task.reads.passed(bytes, took);
-    }
-
     /// Bytes so far.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl ReadObserver for SplitReads {
+    /// Counts the bytes for the split and for its task.
+    fn on_read(&self, bytes: u64, elapsed: Duration) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.task.reads.add(bytes, elapsed);
+    }
+
+    fn on_cpu(&self, cpu: Duration) {
+        self.task.source().used(cpu);
     }
 }
 
@@ -206,17 +203,17 @@ impl SplitReads {
 #[derive(Debug)]
 pub struct TaskStats {
     stages: Vec<StageCounters>,
-    /// What the source's store gave: the time is the sum over requests, of which several run at once.
-    pub reads: Passage,
-    /// What went out to readers through sockets.
-    pub sends: Passage,
+    /// Reads from the source's store: the time is the sum over requests, several of which run concurrently.
+    pub reads: TransferCounter,
+    /// Rows sent to readers through sockets.
+    pub sends: TransferCounter,
 }
 
 impl TaskStats {
     pub(crate) fn new(stages: impl IntoIterator<Item = (String, StageKind)>, taps: bool) -> Self {
         let stage = |(name, kind)| StageCounters { name, kind, taps, ..Default::default() };
         let stages = stages.into_iter().map(stage).collect();
-        Self { stages, reads: Passage::default(), sends: Passage::default() }
+        Self { stages, reads: TransferCounter::default(), sends: TransferCounter::default() }
     }
 
     pub(crate) fn stage(&self, index: usize) -> &StageCounters {
@@ -228,7 +225,7 @@ impl TaskStats {
         &self.stages[0]
     }
 
-    /// The output's counters: `wait_out` is time that the reader was the bottleneck.
+    /// The output's counters: `wait_out` is the time for which the reader was the bottleneck.
     pub fn output(&self) -> &StageCounters {
         &self.stages[self.stages.len() - 1]
     }

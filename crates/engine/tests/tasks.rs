@@ -4,10 +4,11 @@
 
 mod common;
 
-use caju_engine::LeasedSplit;
+use caju_engine::{LeasedSplit, TaskOptions, TaskRun, run_task};
+use caju_runtime::{CpuPool, SystemClock};
 use caju_types::RowRanges;
 use caju_wire::{Chunk, Elements};
-use common::{How, bound, chunks, rows, run, sorted, splits};
+use common::{Fixed, How, bound, chunks, rows, run, sorted, splits};
 
 /// Random stages above and below filters, unnest, and a stream stage in between.
 const RANDOM: &str = "
@@ -47,6 +48,69 @@ async fn rows_do_not_depend_on_workers_threads_or_batches() {
             "a new epoch or seed draws anew"
         );
     }
+}
+
+/// `prefetch` computes as many elements ahead as it says while nobody asks for them, within its bytes.
+#[tokio::test]
+async fn prefetch_computes_elements_ahead_of_the_consumer() {
+    let yaml = "
+source: { range: { start: 0, end: 100000 } }
+steps:
+  - batch: 10
+  - prefetch: 4
+";
+    let pipeline = bound(yaml).await.unwrap();
+    for (buffer_bytes, ahead) in [(64 << 20, 4), (1, 1)] {
+        let leases = splits(&pipeline).await.unwrap();
+        let leases = leases.into_iter().enumerate().map(|(i, s)| LeasedSplit::new(i as u64, s)).collect();
+        let mut options = TaskOptions::new(CpuPool::new(1).unwrap(), SystemClock::shared());
+        options.buffer_bytes = buffer_bytes;
+        let mut task = run_task(&pipeline, Box::new(Fixed(leases)), options);
+        let elements =
+            |task: &TaskRun| task.stats().iter().find(|s| s.name == "1.prefetch").unwrap().rows_out / 10;
+        assert_eq!(elements(&task), 0, "nothing is computed before the first element is asked for");
+        for consumed in 1..20 {
+            assert_eq!(task.next().await.unwrap().unwrap().rows(), 10);
+            let filled = async {
+                while elements(&task) < consumed + ahead {
+                    tokio::task::yield_now().await;
+                }
+            };
+            let waited = tokio::time::timeout(std::time::Duration::from_secs(20), filled).await;
+            assert!(waited.is_ok(), "{} of {} elements", elements(&task), consumed + ahead);
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(elements(&task), consumed + ahead, "no more than the stage's number");
+        }
+    }
+}
+
+/// An error above `prefetch` comes after the elements before it, and once.
+#[tokio::test]
+async fn errors_pass_prefetch_in_their_place() {
+    let yaml = "
+source: { range: { start: 0, end: 1000 } }
+steps:
+  - batch: 10
+  - prefetch: 2
+  - unbatch
+  - prefetch: 100
+  - with_columns: { x: '1000 / (id - 500)' }
+";
+    let pipeline = bound(yaml).await.unwrap();
+    let leases = splits(&pipeline).await.unwrap();
+    let leases = leases.into_iter().enumerate().map(|(i, s)| LeasedSplit::new(i as u64, s)).collect();
+    let mut task = common::task(&pipeline, leases, &How::default());
+    let mut rows = 0;
+    let error = loop {
+        match task.next().await.expect("the stream has an error before its end") {
+            Ok(chunk) => rows += chunk.rows(),
+            Err(e) => break e,
+        }
+    };
+    assert!(error.message().contains("steps[4].with_columns"), "{error}");
+    assert!(rows <= 500, "{rows}");
 }
 
 /// Handing a batch over costs the same whatever is in it: narrow rows come to go in larger ones. Rows that swell do not.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use caju_dispatcher::{DispatcherConfig, DispatcherHandle, EngineCatalog};
 use caju_embedded::{ClusterConfig, SaveDriver};
-use caju_engine::source::SourceContext;
 use caju_runtime::{CpuPool, IoCounters, PrivateFolder, private_cache};
+use caju_sources::SourceContext;
 use caju_types::Error;
 use caju_wire::LocalWorkers;
 use caju_worker::{WorkerConfig, WorkerHandle};

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use caju_engine::source::SourceContext;
 use caju_functions::{Environment, Pool, PoolConfig};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
 use caju_runtime::{IoCounters, Stores};
+use caju_sources::SourceContext;
 use caju_types::Result;
 use caju_wire::schema_to_ipc;
 use pyo3::prelude::*;

@@ -15,7 +15,7 @@ use arrow_array::{
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::{ArrowError, DataType, Field, Schema, TimeUnit};
 use bytes::Bytes;
-use caju_engine::source::{self, HeldRows};
+use caju_sources::{InlineTable, register_inline_table};
 use caju_types::{Error, Result};
 use caju_wire::{schema_from_ipc, schema_to_ipc};
 use parking_lot::Mutex;
@@ -112,7 +112,7 @@ pub(crate) struct Rows {
     /// The name by which definitions find them.
     #[pyo3(get)]
     sha256: String,
-    held: Arc<HeldRows>,
+    held: Arc<InlineTable>,
 }
 
 #[pymethods]
@@ -141,7 +141,7 @@ impl Rows {
 }
 
 fn held(py: Python<'_>, stream: impl FnOnce() -> Result<Bytes> + Send) -> PyResult<Rows> {
-    let (sha256, held) = py.detach(|| stream().and_then(source::hold)).into_py(py)?;
+    let (sha256, held) = py.detach(|| stream().and_then(register_inline_table)).into_py(py)?;
     Ok(Rows { sha256, held })
 }
 

@@ -1,7 +1,7 @@
-//! The checksum of delivered rows: the same whatever the order, the batches and the workers were.
+//! The checksum of delivered rows. It does not depend on the order of rows, the batches or the workers.
 //!
 //! It is the wrapping 128-bit sum, over all rows, of xxh3-128 (seed 0) of the row's canonical encoding,
-//! written as 32 hexadecimal digits, most significant first. A sum, not a xor: a row that comes twice shows.
+//! written as 32 hexadecimal digits, most significant first. It is a sum and not a xor, so that a duplicate row changes it.
 //!
 //! # The canonical encoding of a row
 //!

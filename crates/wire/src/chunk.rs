@@ -1,4 +1,4 @@
-//! What moves through the engine: rows, where they came from, and which of them belong together.
+//! Chunks: rows with their provenance, and the elements that they form.
 
 use arrow::compute::concat_batches;
 use arrow_array::RecordBatch;
@@ -7,8 +7,8 @@ use caju_types::{Error, Result};
 
 /// Consecutive rows of one split's split-local output.
 ///
-/// The ordinal counts the rows that the split-local stages put out for the split; it does not depend on
-/// batch sizes, workers or failures, so a set of runs says exactly which rows were delivered (I3).
+/// The ordinal counts the rows that the split-local stages put out for the split. It does not depend on batch sizes, workers
+/// or failures, so a set of runs says exactly which rows were delivered (I3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// The split's index in the iteration.
@@ -28,18 +28,16 @@ pub enum Elements {
     Lengths(Vec<u32>),
 }
 
-/// Rows on their way, with their provenance.
+/// Rows with their provenance.
 #[derive(Clone, Debug)]
 pub struct Chunk {
-    /// The rows in order; several pieces when a batch was put together without copying. Never empty; all of
-    /// one schema.
+    /// The rows in order, in several pieces if a batch was assembled without copying. Never empty; all of one schema.
     pub pieces: Vec<RecordBatch>,
-    /// Where the rows came from: covers exactly the rows of `pieces`, in the same order. Empty where
-    /// provenance was given up on purpose (rows made by the reader).
+    /// The provenance of exactly the rows of `pieces`, in the same order. Empty for rows that the reader made.
     pub runs: Vec<Run>,
     /// Which rows form elements.
     pub elements: Elements,
-    /// Whether this is the short batch at the end of a task, which the reader merges with those of others.
+    /// Whether this is the short batch at the end of a task, which the reader merges with those of other tasks.
     pub remainder: bool,
 }
 
@@ -62,7 +60,7 @@ impl Chunk {
         }
     }
 
-    /// Bytes that the rows hold on to, as far as slices let it be known: the sum of the sliced sizes.
+    /// The bytes of the rows: the sum of the sliced sizes.
     pub fn bytes(&self) -> usize {
         self.pieces.iter().map(batch_bytes).sum()
     }
@@ -88,8 +86,7 @@ impl Chunk {
         })
     }
 
-    /// Rows `offset..offset + len` without copying. Elements must not be cut: the caller slices chunks of
-    /// rows, or at element borders.
+    /// Rows `offset..offset + len` without copying. The caller slices chunks of rows, or at the borders of elements.
     #[must_use]
     pub fn slice_rows(&self, offset: usize, len: usize) -> Self {
         let mut pieces = Vec::new();
@@ -112,8 +109,7 @@ impl Chunk {
         }
     }
 
-    /// The given rows, as (offset, length) in ascending order; elements keep those of their rows that are left,
-    /// and none that has none.
+    /// The given rows, as (offset, length) in ascending order. Elements keep their remaining rows; empty ones are dropped.
     #[must_use]
     pub fn only_rows(&self, parts: &[(usize, usize)]) -> Option<Self> {
         let (mut pieces, mut runs) = (Vec::new(), Vec::new());
@@ -161,7 +157,7 @@ pub fn slice_runs(runs: &[Run], offset: usize, len: usize) -> Vec<Run> {
     out
 }
 
-/// Appends a run, melting it with the last one where it continues it.
+/// Appends a run, merged with the last one if it continues it.
 pub fn push_run(runs: &mut Vec<Run>, run: Run) {
     if run.len == 0 {
         return;
@@ -176,13 +172,13 @@ pub fn push_run(runs: &mut Vec<Run>, run: Run) {
     runs.push(run);
 }
 
-/// The bytes of a batch's rows, counting slices by their own length.
+/// The bytes of a batch's rows; slices count by their own length.
 pub fn batch_bytes(batch: &RecordBatch) -> usize {
     batch.columns().iter().map(|c| array_bytes(&c.to_data())).sum()
 }
 
-/// The bytes of a part of a batch's rows: by their own length where a slice knows that, as of texts and photos, and by their
-/// number where it does not: a slice of lists seems to have the elements of all.
+/// The bytes of a slice of a batch. Columns of texts and bytes count by their own length. Nested, dictionary and view columns
+/// count by the number of rows, because a slice of lists reports the bytes of all lists.
 pub fn part_bytes(batch: &RecordBatch, part: &RecordBatch) -> usize {
     let columns = batch.columns().iter().zip(part.columns());
     let shares = |of: &DataType| {

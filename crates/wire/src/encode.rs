@@ -1,7 +1,7 @@
 //! A chunk as a frame, without copying its columns.
 //!
 //! The body is a list of pieces of the arrays' own buffers, written with one vectored write. An element that
-//! was put together from several batches goes out as one: the pieces of a fixed-width column simply follow
+//! was assembled from several batches goes out as one: the pieces of a fixed-width column simply follow
 //! each other. Columns with offsets or nulls are concatenated first; what they cost is in their values, which
 //! decoding dwarfs.
 
@@ -250,7 +250,7 @@ fn concatenated(parts: &[ArrayData]) -> Result<ArrayData> {
     Ok(one.to_data())
 }
 
-/// A view array whose buffers hold little that no view looks at.
+/// A view array whose buffers hold few bytes that no view refers to.
 fn compact_views(data: &ArrayData) -> ArrayData {
     let held: usize = data.buffers()[1..].iter().map(Buffer::len).sum();
     let array = make_array(data.clone());

@@ -22,7 +22,7 @@ pub const VERSION: u16 = 1;
 pub const FIXED_LEN: usize = 24;
 /// The longest protobuf header that is accepted; a frame describes at most some millions of runs.
 pub const MAX_HEADER_BYTES: usize = 256 << 20;
-/// The longest body that is accepted unless a reader is told otherwise.
+/// The longest body, in bytes, that a reader accepts by default.
 pub const DEFAULT_MAX_BODY_BYTES: u64 = 8 << 30;
 /// Alignment of every buffer within a body.
 pub const ALIGN: usize = 64;

@@ -55,7 +55,7 @@ pub use decode::decode_chunk;
 pub use elements::ElementCursor;
 pub use encode::{OutFrame, Segment, encode_chunk};
 pub use io::{FrameReader, FrameWriter, InFrame, looks_framed};
-pub use link::{Dispatcher, DispatcherLink, is_passing};
+pub use link::{Dispatcher, DispatcherLink, is_transient};
 pub use local::{LocalTask, LocalWorker, LocalWorkers};
 pub use padding::{Padding, pad_batch};
 pub use pool::{Body, BufferPool};

@@ -1,4 +1,4 @@
-//! The line to the dispatcher, for workers and clients alike: it may be away for a while.
+//! The connection of workers and clients to the dispatcher, which may be unavailable for a while.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest that a single call may take beyond the wait that it asks the dispatcher for.
 const CALL: Duration = Duration::from_secs(10);
 
-/// A connection to a dispatcher, made on first use and again after every break. Clones share it.
+/// A connection to a dispatcher, opened on first use and reopened after a failure. Clones share it.
 #[derive(Clone, Debug)]
 pub struct DispatcherLink {
     address: String,
@@ -34,7 +34,7 @@ impl DispatcherLink {
     /// # Errors
     /// `InvalidArgument` if the address is none.
     pub fn new(address: &str) -> Result<Self> {
-        let address = dialled(address)?;
+        let address = dial_address(address)?;
         let to = address.clone();
         // The connector knows where to; the URI is only what HTTP/2 names the peer.
         let authority = if is_in_process(&address) { "in-process" } else { &address };
@@ -56,7 +56,7 @@ impl DispatcherLink {
         &self.address
     }
 
-    /// One call, which may take `wait` (what it asks the dispatcher to wait) and some seconds more.
+    /// One call. Its deadline is `wait`, the time that it asks the dispatcher to wait, and some seconds more.
     ///
     /// # Errors
     /// `Unavailable` if the dispatcher cannot be reached, `DeadlineExceeded` if it does not answer, else what
@@ -77,21 +77,21 @@ impl DispatcherLink {
         }
     }
 
-    /// A call that may be repeated, repeated while the dispatcher is away, for at most `patience`.
+    /// An idempotent call, repeated while the dispatcher is unavailable, for at most `timeout`.
     ///
     /// # Errors
     /// As [`DispatcherLink::call`], with the last reason.
-    pub async fn retry<T, F, Fut>(&self, patience: Duration, wait: Duration, mut call: F) -> Result<T>
+    pub async fn retry<T, F, Fut>(&self, timeout: Duration, wait: Duration, mut call: F) -> Result<T>
     where
         F: FnMut(Dispatcher) -> Fut,
         Fut: Future<Output = Result<Response<T>, Status>>,
     {
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         let mut pause = FIRST_PAUSE;
         loop {
             match self.call(wait, &mut call).await {
-                Err(e) if is_passing(&e) && Instant::now() + pause < until => {
-                    tracing::debug!(error = %e, "the dispatcher is away");
+                Err(e) if is_transient(&e) && Instant::now() + pause < until => {
+                    tracing::debug!(error = %e, "the dispatcher is unavailable");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
@@ -101,9 +101,9 @@ impl DispatcherLink {
     }
 
     fn error(&self, status: &Status) -> Error {
-        // What a dispatcher says has the kind in its metadata; everything else is the transport's.
-        let said = status.metadata().contains_key("caju-error-kind");
-        if said
+        // An error of the dispatcher has its kind in the metadata; all others are of the transport.
+        let of_dispatcher = status.metadata().contains_key("caju-error-kind");
+        if of_dispatcher
             || !matches!(
                 status.code(),
                 tonic::Code::Unavailable
@@ -140,7 +140,7 @@ fn not_an_address(address: &str) -> Error {
 }
 
 /// The address to connect to, without its scheme.
-fn dialled(address: &str) -> Result<String> {
+fn dial_address(address: &str) -> Result<String> {
     if is_in_process(address) {
         return Ok(address.to_owned());
     }
@@ -161,12 +161,12 @@ fn dialled(address: &str) -> Result<String> {
     if is_address { Ok(bare.to_owned()) } else { Err(not_an_address(address)) }
 }
 
-/// Whether an error may go away by itself.
-pub fn is_passing(error: &Error) -> bool {
+/// Whether a retry may succeed without a change.
+pub fn is_transient(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::DeadlineExceeded)
 }
 
-/// The innermost reason, which is the one that a person understands.
+/// The innermost cause, which is the most readable one.
 fn cause(status: &Status) -> String {
     let mut text = status.message().to_string();
     let mut source = std::error::Error::source(status);

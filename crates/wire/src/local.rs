@@ -29,9 +29,9 @@ pub trait LocalTask: Send {
     async fn next(&mut self) -> Result<Option<Chunk>>;
 }
 
-/// The workers of this process by the address that the dispatcher knows them under. Clones share the list.
+/// The workers of this process by their registered address. Clones share the list.
 ///
-/// It is handed to workers, which enter themselves, and to clients, which look here before they dial.
+/// Workers add themselves to it, and clients look an address up here before they dial it.
 #[derive(Clone, Debug, Default)]
 pub struct LocalWorkers {
     by_address: Arc<Mutex<HashMap<String, Arc<dyn LocalWorker>>>>,

@@ -1,8 +1,7 @@
 //! Recycled memory for bodies.
 //!
-//! A fresh allocation of tens of megabytes costs a page fault per 4 KiB, about a quarter of the price of
-//! receiving the bytes. Bodies therefore live in allocations that come back when the last array that looks
-//! into them is dropped.
+//! A new allocation of tens of megabytes costs a page fault per 4 KiB, about a quarter of the cost of receiving the bytes.
+//! Bodies therefore live in allocations that are reused when the last array over them is dropped.
 
 use std::sync::{Arc, Weak};
 
@@ -12,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::frame::ALIGN;
 
-/// Bodies below this size are not worth recycling.
+/// Bodies below this size, in bytes, are allocated anew: recycling them gains nothing.
 const SMALL: usize = 64 << 10;
 
 /// A pool of allocations, bounded in the bytes that lie idle. Clones share the pool.
@@ -34,7 +33,7 @@ struct Idle {
 }
 
 impl BufferPool {
-    /// A pool that keeps at most `idle_bytes` of unused allocations, or a single larger one.
+    /// A pool that holds at most `idle_bytes` of unused allocations, or a single larger one.
     pub fn new(idle_bytes: usize) -> Self {
         Self { shared: Arc::new(Shared { idle: Mutex::default(), bound: idle_bytes }) }
     }

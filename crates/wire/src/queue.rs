@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 ///
 /// An item enters when fewer bytes than the bound are queued, so the queue holds at most the bound and one
 /// item more, and an item larger than the bound still passes. Producers of large items wait for
-/// [`ByteQueue::room`] before they make the next one.
+/// [`ByteQueue::writable`] before they make the next one.
 #[derive(Debug)]
 pub struct ByteQueue<T> {
     state: Mutex<State<T>>,
@@ -58,7 +58,7 @@ impl<T> ByteQueue<T> {
     }
 
     /// Waits until an item may enter; false if the queue was closed.
-    pub async fn room(&self) -> bool {
+    pub async fn writable(&self) -> bool {
         loop {
             let waiting = self.writable.notified();
             tokio::pin!(waiting);
@@ -70,7 +70,7 @@ impl<T> ByteQueue<T> {
                 }
                 if state.bytes < self.bound {
                     drop(state);
-                    // The wake-up may have been meant for several: pass it on.
+                    // Another producer may wait for the same notification.
                     self.writable.notify_one();
                     return true;
                 }
@@ -79,12 +79,12 @@ impl<T> ByteQueue<T> {
         }
     }
 
-    /// Appends an item, waiting for room; gives the item back if the queue was closed.
+    /// Appends an item when it may enter.
     ///
     /// # Errors
     /// The item, if the queue is closed.
     pub async fn push(&self, item: T, bytes: usize) -> Result<(), T> {
-        if !self.room().await {
+        if !self.writable().await {
             return Err(item);
         }
         self.push_now(item, bytes)
@@ -111,7 +111,7 @@ impl<T> ByteQueue<T> {
         self.try_pop_if(|_, _| true)
     }
 
-    /// The next item, if there is one now and it is wanted.
+    /// The next item, if there is one now and `wanted` accepts it.
     pub fn try_pop_if(&self, wanted: impl FnOnce(&T, usize) -> bool) -> Option<T> {
         let mut state = self.state.lock();
         match state.items.front() {
@@ -129,7 +129,7 @@ impl<T> ByteQueue<T> {
         Some(item)
     }
 
-    /// The next item, waiting for it; `None` at a good end. Cancelling the wait loses nothing.
+    /// Waits for the next item; `None` at a successful end. Cancelling the wait loses nothing.
     ///
     /// # Errors
     /// The error that the queue was closed with, after the items that came before it.
@@ -156,7 +156,7 @@ impl<T> ByteQueue<T> {
         }
     }
 
-    /// Ends the queue after what is in it; the first end counts.
+    /// Ends the queue behind the queued items; the first end counts.
     pub fn close(&self, end: Result<()>) {
         {
             let mut state = self.state.lock();
@@ -167,7 +167,7 @@ impl<T> ByteQueue<T> {
         self.wake_all();
     }
 
-    /// Drops what is queued and ends the queue with an error; the first error counts.
+    /// Drops the queued items and ends the queue with an error; the first error counts.
     pub fn abort(&self, error: Error) {
         let dropped = {
             let mut state = self.state.lock();
@@ -199,7 +199,7 @@ mod tests {
     async fn bounded_in_bytes_and_ends() {
         let q = Arc::new(ByteQueue::new(10));
         q.push(1, 100).await.unwrap();
-        assert!(tokio::time::timeout(std::time::Duration::from_millis(5), q.room()).await.is_err());
+        assert!(tokio::time::timeout(std::time::Duration::from_millis(5), q.writable()).await.is_err());
         let waiter = {
             let q = Arc::clone(&q);
             async move { q.push(2, 1).await }

@@ -1,8 +1,7 @@
-//! Where a server listens, and how its peers connect: by TCP, or within this process.
+//! Listening and connecting: by TCP, or within this process.
 //!
-//! Addresses are text, and this module is the only place that tells them apart. `HOST:PORT` is a TCP address.
-//! `memory://NAME` is a server of this process: its peers connect over streams in memory, and no other process, of
-//! whatever user, can open one.
+//! Addresses are text, and this module alone interprets them. `HOST:PORT` is a TCP address. `memory://NAME` is a server of
+//! this process: its peers connect over streams in memory, which no other process can open.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -18,12 +17,12 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
-/// What addresses within this process begin with. As an address to listen on it stands for a new name.
+/// The prefix of addresses within this process. As an address to listen on it stands for a new name.
 pub const IN_PROCESS: &str = "memory://";
 
-/// Bytes on their way in one direction of a stream in memory.
+/// Bytes in flight in one direction of a stream in memory.
 const MEMORY_STREAM_BYTES: usize = 256 << 10;
-/// Streams in memory that were opened and are not accepted yet.
+/// Opened streams in memory that are not accepted yet.
 const MEMORY_BACKLOG: usize = 64;
 
 type Listeners = Mutex<HashMap<String, mpsc::Sender<DuplexStream>>>;
@@ -36,8 +35,8 @@ pub fn is_in_process(address: &str) -> bool {
     address.starts_with(IN_PROCESS)
 }
 
-/// A new address within this process. Another process never makes the same one, so that an address that was carried
-/// elsewhere names nobody there.
+/// A new address within this process. No other process makes the same one, so an address of this process is unknown in all
+/// others.
 pub fn new_in_process_address() -> String {
     static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
     static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -101,12 +100,12 @@ impl Listener {
     /// The next connection.
     ///
     /// # Errors
-    /// What the system reports; some, such as a lack of descriptors, pass.
+    /// Those of the system; some, such as a lack of descriptors, are transient.
     pub async fn accept(&mut self) -> io::Result<Stream> {
         match &mut self.inner {
             Inner::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
-                // Only a connection that is gone already refuses, and that shows when it is read.
+                // This fails only for a closed connection, and reading reports that.
                 drop(tune(&stream));
                 Ok(Stream::Tcp(stream))
             }
@@ -126,7 +125,7 @@ impl Drop for Listener {
 /// Connects to a server.
 ///
 /// # Errors
-/// What the system reports; `ConnectionRefused` where nobody listens.
+/// Those of the system; `ConnectionRefused` if no server listens.
 pub async fn connect(address: &str) -> io::Result<Stream> {
     if !is_in_process(address) {
         let stream = TcpStream::connect(address).await?;
@@ -139,7 +138,7 @@ pub async fn connect(address: &str) -> io::Result<Stream> {
     Ok(Stream::Memory(ours))
 }
 
-/// Sets a connection up for frames: no delay for small ones, and a sign of life from the system itself.
+/// Sets a connection up for frames: small ones are sent without delay.
 ///
 /// Buffer sizes are left to the kernel, whose autotuning goes beyond what a process may ask for.
 ///
@@ -152,7 +151,7 @@ pub fn tune(stream: &TcpStream) -> Result<()> {
 fn gone() -> io::Error {
     io::Error::new(
         io::ErrorKind::ConnectionRefused,
-        "nobody listens there in this process: the server has stopped, or belongs to another process and has no port",
+        "no server listens there in this process: it has stopped, or belongs to another process and has no port",
     )
 }
 

@@ -29,7 +29,8 @@ pub struct WorkerConfig {
     pub pool: Option<CpuPool>,
     /// Workers of this process that compute on `pool`.
     pub sharers: u32,
-    /// Bytes of finished elements that a task may hold until readers take them; one element always may be.
+    /// Bytes of finished elements that a task may hold until readers take them, and that each of its `prefetch` stages may
+    /// hold; one element always fits.
     pub buffer_bytes: usize,
     /// How long to look for a dispatcher that is not there.
     pub connect_timeout: Duration,

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use caju_engine::source::Split;
 use caju_engine::{LeasedSplit, SplitFeed};
 use caju_proto::v1;
+use caju_sources::Split;
 use caju_types::{Error, Result, TaskId};
 use caju_wire::Dispatcher;
 use tokio::time::Instant;

@@ -201,6 +201,7 @@ impl Manager {
         options.probe_stored_only = def.probe_stored_only;
         let cores = real_cores(self.pool.threads()) / f64::from(self.config.sharers.max(1));
         options.cores = Some(cores);
+        options.buffer_bytes = self.config.buffer_bytes;
         let readers = options.readers;
         let memory_tier_bytes = options.cache.as_ref().map_or(0, |cache| cache.memory_tier_bytes());
         let run = run_task(&pipeline, Box::new(feed), options);

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use caju_engine::source::SourceContext;
 use caju_engine::{BoundPipeline, Hints, bind_with};
 use caju_kernels::Registry;
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::TaskDef;
+use caju_sources::SourceContext;
 use caju_types::{Error, Result, hash128};
 use caju_wire::schema_from_ipc;
 use parking_lot::Mutex;
@@ -43,7 +43,7 @@ impl Pipelines {
         let read = move || DatasetDef::from_json_str(&text);
         let def = self.registry.aside("reading the definition", read).await?;
         let schema = schema_from_ipc(&task.source_schema_ipc)?.filter(|s| !s.fields().is_empty());
-        let hints = if task.caching { Hints::Kept } else { Hints::Ignored };
+        let hints = if task.caching { Hints::Active } else { Hints::Ignored };
         let bound = Arc::new(bind_with(&def, &self.registry, &self.ctx, schema, hints).await?);
         let ours = bound.fingerprint().to_string();
         if !task.fingerprint.is_empty() && ours != task.fingerprint {

@@ -214,7 +214,7 @@ impl RunningTask {
 
     /// Counts bytes that the network took.
     pub(crate) fn sent(&self, bytes: u64, took: Duration) {
-        self.counters.sends.passed(bytes, took);
+        self.counters.sends.add(bytes, took);
     }
 
     /// Moves the task's output into the queue until its end, then waits until readers have it.
@@ -258,7 +258,7 @@ impl RunningTask {
         loop {
             let start = std::time::Instant::now();
             // Room first: what waits for room is memory too.
-            if !self.queue.room().await {
+            if !self.queue.writable().await {
                 return Err(Error::cancelled(format!("{} was stopped", self.id)));
             }
             self.counters.output().waited_out(start.elapsed());

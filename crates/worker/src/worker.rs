@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_engine::source::{SourceContext, SourceLimits};
 use caju_proto::v1;
 use caju_runtime::{CpuPool, Tasks, log_failure};
+use caju_sources::{SourceContext, SourceLimits};
 use caju_types::{Result, TaskId, WorkerId};
 use caju_wire::{
-    Dispatcher, DispatcherLink, Listener, LocalWorkers, is_in_process, is_passing, new_in_process_address,
+    Dispatcher, DispatcherLink, Listener, LocalWorkers, is_in_process, is_transient, new_in_process_address,
 };
 use tokio::net::UdpSocket;
 use tokio::time::Instant;
@@ -64,7 +64,7 @@ impl Worker {
         );
         let identity = Arc::new(identity);
         let ctx = SourceContext::new(Arc::clone(&config.stores), Arc::clone(&config.io))
-            .within(SourceLimits::of(config.registry.limits()));
+            .with_limits(SourceLimits::from_limits(config.registry.limits()));
         let pipelines = Pipelines::new(config.registry.clone(), ctx);
         let (group, local) = (Tasks::new(), config.local.clone());
         let (patience, beats) = (config.connect_timeout, config.dispatcher_timeout);
@@ -147,7 +147,7 @@ async fn heartbeats(manager: Arc<Manager>, patience: Duration) {
                     }
                 }
             }
-            Err(e) if is_passing(&e) => tracing::debug!(error = %e, "the dispatcher is away"),
+            Err(e) if is_transient(&e) => tracing::debug!(error = %e, "the dispatcher is away"),
             Err(e) => tracing::warn!(error = %e, "the dispatcher refuses the heartbeat"),
         }
         due = (due + identity.heartbeat()).max(Instant::now());

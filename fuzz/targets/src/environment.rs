@@ -7,9 +7,9 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use caju_engine::source::{SourceContext, SourceLimits};
 use caju_kernels::{Limits, Registry};
 use caju_runtime::{Access, CpuPool, IoCounters, Stores};
+use caju_sources::{SourceContext, SourceLimits};
 use object_store::ObjectStoreExt;
 use tokio::runtime::{Builder, Runtime};
 
@@ -37,7 +37,7 @@ pub(crate) static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
 /// What sources need. Nothing is remembered from one input to the next.
 pub(crate) fn context() -> SourceContext {
     let context = SourceContext::new(Arc::clone(&STORES), Arc::new(IoCounters::new()));
-    context.within(SourceLimits::of(REGISTRY.limits()))
+    context.with_limits(SourceLimits::from_limits(REGISTRY.limits()))
 }
 
 /// Stores that reach objects in memory and nothing else: what an input names is not on this machine.

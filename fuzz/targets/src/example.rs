@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use arrow_array::{Array, BinaryArray};
-use caju_engine::source::parse_example;
 use caju_pipeline::{ColumnType, Feature, FeatureShape};
+use caju_sources::parse_example;
 
 static FEATURES: LazyLock<Vec<(String, Feature)>> = LazyLock::new(|| {
     let shapes = [FeatureShape::Scalar, FeatureShape::Fixed(2), FeatureShape::List];

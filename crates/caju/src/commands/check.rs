@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arrow_schema::Schema;
-use caju_engine::source::SourceContext;
 use caju_engine::type_name;
 use caju_kernels::Registry;
 use caju_pipeline::{DatasetDef, describe, prefix_fingerprints};
 use caju_runtime::IoCounters;
+use caju_sources::SourceContext;
 use caju_types::Result;
 
 use super::shared;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use caju_dispatcher::{Dispatcher, DispatcherConfig, EngineCatalog, MemoryLimits, Timers};
 use caju_embedded::SaveDriver;
-use caju_engine::source::{SourceContext, SourceLimits};
 use caju_runtime::IoCounters;
+use caju_sources::{SourceContext, SourceLimits};
 use caju_types::{Error, Result};
 use caju_wire::LocalWorkers;
 
@@ -52,7 +52,7 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
     let stores = shared::server_stores(&args.stores)?;
     stores.allow_cache(&config.cache_url)?;
     let ctx = SourceContext::new(Arc::new(stores), Arc::new(IoCounters::new()))
-        .within(SourceLimits::of(&shared::limits()));
+        .with_limits(SourceLimits::from_limits(&shared::limits()));
     let registry = shared::server_registry(&args.stores, 1);
     let catalog = Arc::new(EngineCatalog::new(registry, ctx).with_cache(&config.cache_url));
     let dispatcher = Dispatcher::start(config, catalog).await?;

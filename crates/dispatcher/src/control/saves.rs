@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use caju_autocache::{HintDef, fixed_hint};
 use caju_cache::{Encoding, SaveState, Saved};
-use caju_engine::source::Split;
 use caju_pipeline::{DatasetDef, SAVE_HINT, SavedForm};
 use caju_proto::v1;
 use caju_runtime::stores::{StoreUrl, may_lie_in};
 use caju_runtime::{Clock, OrderedMutex, Stores};
+use caju_sources::Split;
 use caju_types::{DatasetId, Error, Fingerprint, Result, SplitKey};
 use futures::TryStreamExt;
 use serde_json::Value;

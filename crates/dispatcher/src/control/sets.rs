@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use caju_autocache::{CachePlan, Document, GroupLease, SetPlan, SetTarget, StoredSet, set_id};
 use caju_cache::{SetRecord, Whole};
 use caju_engine::cover;
-use caju_engine::source::Split;
+use caju_sources::Split;
 use caju_types::{Error, Fingerprint, Result};
 use futures::TryStreamExt as _;
 

@@ -1,4 +1,4 @@
-//! From a definition to something that runs: schemas found, expressions planned, splits plannable.
+//! Binding a definition to its data: finds schemas, plans expressions, and decides what is planned per split.
 
 mod plan;
 mod pushdown;
@@ -12,14 +12,14 @@ use arrow_schema::{Schema, SchemaRef};
 use caju_kernels::Registry;
 use caju_pipeline::{DatasetDef, FileFormat, SourceDef, StageOp};
 use caju_proto::v1::StageKind;
+use caju_sources::{RowPredicate, Source, SourceContext, Split, open_source};
 use caju_types::{Error, Fingerprint, Result};
 use futures::stream::BoxStream;
 
 use steps::Level;
 pub(crate) use steps::{Step, StreamOp};
 
-use crate::caching::BoundHint;
-use crate::source::{RowPredicate, Source, SourceContext, Split, open_source};
+use crate::hint::BoundHint;
 
 /// A definition bound to its data: everything a task needs, shared by all tasks of the dataset.
 pub struct BoundPipeline {
@@ -32,7 +32,7 @@ pub struct BoundPipeline {
     chunk_bytes: u64,
 }
 
-/// A source with the stages that follow it; the children of a combinator are branches of their own.
+/// A source with the stages below it; each dataset of a combinator is a branch of its own.
 pub(crate) struct Branch {
     pub(crate) source: Arc<dyn Source>,
     pub(crate) kind: BranchKind,
@@ -46,7 +46,7 @@ pub(crate) struct Branch {
     pub(crate) schemas: Vec<SchemaRef>,
 }
 
-/// What kind of source a branch starts from.
+/// The kind of a branch's source.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum BranchKind {
     Leaf,
@@ -63,15 +63,13 @@ impl std::fmt::Debug for BoundPipeline {
 
 /// Binds a definition: opens its source, finds every stage's schema and plans every expression.
 ///
-/// `source_schema`: what [`BoundPipeline::source_schema`] was where somebody bound the definition before;
-/// it spares looking into the files.
+/// `source_schema`: [`BoundPipeline::source_schema`] of an earlier binding of the definition; with it no file is read.
 ///
-/// What computes runs on threads of its own, a few definitions at a time and within a deadline
-/// ([`Registry::aside`]).
+/// Binding runs on threads of its own, a few definitions at a time and within a deadline ([`Registry::aside`]).
 ///
 /// # Errors
-/// `DeadlineExceeded` for a definition that takes too long; `InvalidArgument` naming the stage for everything that is wrong with the definition, and the source's own
-/// errors (a missing file, an empty glob).
+/// `DeadlineExceeded` for a definition that takes too long, `InvalidArgument` naming the stage for a mistake in the
+/// definition, and the source's own errors (a missing file, an empty glob).
 pub async fn bind(
     def: &DatasetDef,
     registry: &Registry,
@@ -81,7 +79,7 @@ pub async fn bind(
     bind_with(def, registry, ctx, source_schema, Hints::Ignored).await
 }
 
-/// What the folders of the sets at a hint are named after.
+/// What the names of the folders of a hint's sets are derived from.
 #[derive(Debug, Clone)]
 pub struct SetBase {
     canonical: serde_json::Value,
@@ -93,7 +91,7 @@ impl SetBase {
     /// The name for a job with this seed.
     pub fn seeded(&self, seed: u64) -> Fingerprint {
         let reseeded = caju_pipeline::reseeded(&self.canonical, seed);
-        crate::caching::set_base(reseeded.map_or(self.planned, |(_, f)| f), &self.variant)
+        crate::hint::set_base(reseeded.map_or(self.planned, |(_, f)| f), &self.variant)
     }
 }
 
@@ -102,12 +100,12 @@ impl SetBase {
 pub enum Hints {
     /// Hints do nothing, and columns and filters are pushed into the source across them.
     Ignored,
-    /// Everything that stands above a hint is computed as the hint's prefix says: all its columns, all its
-    /// rows, so that other pipelines with the prefix find what they need.
-    Kept,
+    /// Everything above a hint is computed as the hint's prefix says, with all columns and all rows, so that other pipelines
+    /// with the same prefix find what they need.
+    Active,
 }
 
-/// [`bind`], with hints kept if they are of use.
+/// [`bind`], with active hints or without.
 ///
 /// # Errors
 /// As [`bind`].
@@ -130,13 +128,13 @@ pub async fn bind_with(
     let fingerprint = registry.aside("reading the definition", named).await?;
     let source = open_source(&def.source, ctx, source_schema).await?;
     let bound = {
-        let (registry, level) = (registry.clone(), Level { depth: 0, keep_hints: hints == Hints::Kept });
+        let (registry, level) = (registry.clone(), Level { depth: 0, keep_hints: hints == Hints::Active });
         move || bind_opened(&shared, &registry, source, fingerprint, level)
     };
     registry.aside("binding the definition", bound).await
 }
 
-/// Binds a definition to its source, which is open.
+/// Binds a definition to its opened source.
 fn bind_opened(
     def: &DatasetDef,
     registry: &Registry,
@@ -209,8 +207,8 @@ fn bound_hints(
     def.hints().into_iter().zip(prefixes).map(bound).collect()
 }
 
-/// The columns that a source's reader found from the first rows of its first file, as far as they are read.
-/// Which file comes first is a matter of the listing, which no fingerprint covers.
+/// The columns whose types a source's reader inferred from the first rows of its first file. No fingerprint covers them,
+/// because the first file depends on the listing.
 fn found_columns(def: &DatasetDef, branch: &Branch) -> Option<String> {
     let finds = |f: &FileFormat| {
         matches!(f, FileFormat::Csv { schema: None, .. } | FileFormat::Json { schema: None, .. })
@@ -228,7 +226,7 @@ fn found_columns(def: &DatasetDef, branch: &Branch) -> Option<String> {
     (!all.is_empty()).then(|| all.join("; "))
 }
 
-/// The lines of a described definition behind one another, without their numbers and columns.
+/// The lines of a described definition in one line, without their numbers and columns.
 fn in_one_line(lines: &[String]) -> String {
     let short = |line: &String| {
         let words = line.split_whitespace();
@@ -282,7 +280,7 @@ fn bind_branch(
     Ok(Branch { source, kind, projection: Some(needed), predicates, children, steps, schemas })
 }
 
-/// The source columns that anybody reads, if some stage makes rows of named columns only; `None`: all.
+/// The source columns that stages read, if some stage passes on named columns only; `None`: all.
 fn needed_columns(
     def: &DatasetDef,
     input: &Schema,
@@ -306,10 +304,10 @@ fn needed_columns(
         }
         let bound = rows.next()?;
         let closes = matches!(stage.op, StageOp::Map(_) | StageOp::Select(_) | StageOp::ParseExample { .. });
-        // Columns that an earlier stage added are not the source's.
+        // Columns with higher indices were added by an earlier stage.
         needed.extend(bound.reads().into_iter().filter(|&i| i < width));
         if closes {
-            // Rows without columns have no length that every format keeps.
+            // Not every format can read rows without columns.
             if needed.is_empty() {
                 needed.insert(0);
             }
@@ -372,7 +370,7 @@ fn zipped_schema(children: &[Branch], place: &str) -> Result<SchemaRef> {
 }
 
 impl Branch {
-    /// The rows that leave the branch.
+    /// The schema of the branch's output.
     pub(crate) fn output(&self) -> SchemaRef {
         Arc::clone(&self.schemas[self.schemas.len() - 1])
     }
@@ -389,18 +387,18 @@ impl BoundPipeline {
         self.fingerprint
     }
 
-    /// The columns of the rows of elements.
+    /// The schema of the delivered rows.
     pub fn schema(&self) -> SchemaRef {
         self.root.output()
     }
 
-    /// The source's columns, for binding the definition again elsewhere; `None` for combinators, whose
-    /// datasets each have their own.
+    /// The source's schema, for binding the definition again elsewhere; `None` for combinators, whose datasets each have
+    /// their own.
     pub fn source_schema(&self) -> Option<SchemaRef> {
         (self.root.kind == BranchKind::Leaf).then(|| self.root.source.schema())
     }
 
-    /// The columns after the source and after each stage, hints included.
+    /// The schemas after the source and after each stage, hints included.
     pub fn stage_schemas(&self) -> &[SchemaRef] {
         &self.root.schemas
     }
@@ -417,14 +415,13 @@ impl BoundPipeline {
         self.plan.single_task()
     }
 
-    /// Whether a `shuffle` asks for a new order of splits each epoch. It does not if rows are counted above it
-    /// (`take` or `skip` where the counts are not known beforehand): which ones those are is a matter of the
-    /// canonical order.
+    /// Whether a `shuffle` asks for a new order of splits each epoch. It does not if rows are counted above it (`take` or
+    /// `skip` without known row counts), because the counted rows are those of the canonical order.
     pub fn shuffles_splits(&self) -> bool {
         self.plan.permutes()
     }
 
-    /// The names, as in the stages' figures, of those whose output differs from epoch to epoch.
+    /// The names, as in the stages' statistics, of stages whose output differs from epoch to epoch.
     pub fn random_stages(&self) -> Vec<String> {
         let rows = self.root.steps.iter().filter_map(|s| match s {
             Step::Rows(r) if r.is_random() => Some(r.stats),
@@ -437,13 +434,12 @@ impl BoundPipeline {
         random.into_iter().filter_map(|i| self.stats_stages.get(i).map(|(name, _)| name.clone())).collect()
     }
 
-    /// Why the hint at a stage, behind one that mixes splits, is no place to store rows; none if it is one.
+    /// Why rows cannot be stored at the hint of a stage behind a cross-split stage; none if they can.
     pub fn no_set(&self, stage: usize) -> Option<String> {
         sets::refusal(&self.def, stage, &self.plan)
     }
 
-    /// What the folders of the sets at a hint are named after, for a job with this seed; none if only split-local
-    /// stages are above it.
+    /// What the names of the folders of a hint's sets are derived from; none if only split-local stages are above the hint.
     ///
     /// # Errors
     /// Those of fingerprints.
@@ -459,12 +455,12 @@ impl BoundPipeline {
         Ok(Some(SetBase { canonical, planned, variant: shape.variant }))
     }
 
-    /// What a stage may take while it works on one chunk, in bytes.
+    /// The memory limit of a stage for one chunk, in bytes.
     pub(crate) fn chunk_bytes(&self) -> u64 {
         self.chunk_bytes
     }
 
-    /// The hints at which something can be stored and read.
+    /// The active hints.
     pub(crate) fn hints(&self) -> &[BoundHint] {
         &self.hints
     }

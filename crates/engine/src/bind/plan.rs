@@ -4,19 +4,19 @@
 use std::sync::Arc;
 
 use caju_pipeline::{DatasetDef, FileFormat, OnError, PythonKind, SourceDef, StageOp};
+use caju_sources::{Source, Split};
 use caju_types::Result;
 use futures::stream::{self, BoxStream, StreamExt};
 use parking_lot::Mutex;
 
 use super::steps::{Step, StreamOp};
-use crate::source::{Source, Split};
 
 /// The planned part of `take`, `skip` and `repeat`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SplitPlan {
     /// `take`s and `skip`s over source rows, in order, cut from the splits themselves.
     trims: Vec<Trim>,
-    /// `None`: for ever.
+    /// `None`: endless.
     repetitions: Option<u64>,
     /// Whether counting has to happen while running.
     counts: bool,
@@ -58,7 +58,7 @@ fn keeps_rows(op: &StageOp) -> bool {
 
 impl SplitPlan {
     pub(crate) fn of(def: &DatasetDef) -> Self {
-        // A promised order and make-up of batches needs one stream of rows.
+        // A promised order and composition of batches needs one stream of rows.
         let ordered = def.options.deterministic;
         let mut plan =
             Self { trims: Vec::new(), repetitions: Some(1), counts: ordered, planned: 0, permutes: false };
@@ -104,7 +104,7 @@ impl SplitPlan {
         self.planned
     }
 
-    /// Takes out the steps that are planned away, and says how short batches end.
+    /// Removes the steps that are planned away, and sets how short batches end.
     pub(crate) fn finish_steps(&self, steps: &mut Vec<Step>) {
         let mut left = self.planned;
         steps.retain(|s| {

@@ -1,4 +1,4 @@
-//! Filters that stand right behind a source which can apply them itself.
+//! Filters directly below a source that can apply them itself.
 
 use std::sync::Arc;
 
@@ -7,18 +7,18 @@ use arrow_array::Array;
 use arrow_array::cast::AsArray;
 use caju_kernels::Registry;
 use caju_pipeline::{DatasetDef, OnError, StageOp};
+use caju_sources::{RowPredicate, Source};
 use caju_types::{Error, Result};
 
 use super::steps::Step;
 use crate::row::RowOp;
-use crate::source::{RowPredicate, Source};
 
-/// Takes the leading filters out of `steps` and gives them as predicates of the source.
+/// Removes the leading filters from `steps` and returns them as predicates of the source.
 ///
-/// Only filters above everything else qualify: then no ordinal and no random draw is seen above them, and
-/// rows below are numbered as they leave the filter either way. A hint in front of a filter wants all rows;
-/// `take` and `skip` count rows in front of or behind it; under `on_error: skip` a row at which the
-/// predicate fails must be seen by the stage. These keep the filter where it is.
+/// Only filters above all other stages qualify: no stage above them sees ordinals or random draws, and rows below are
+/// numbered as they leave the filter in either case. A filter stays a step if a hint above it needs all rows, if `take` or
+/// `skip` count rows above or below it, or under `on_error: skip`, where the stage must see a row at which the predicate
+/// fails.
 pub(super) fn predicates(
     def: &DatasetDef,
     registry: &Registry,

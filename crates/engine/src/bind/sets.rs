@@ -1,9 +1,9 @@
-//! Hints behind stages that mix splits: whether rows can be stored there, and in which form they stand there.
+//! Hints behind cross-split stages: whether rows can be stored there, and in which form they are.
 
 use caju_pipeline::{DatasetDef, StageOp};
 
 use super::plan::SplitPlan;
-use crate::caching::SetShape;
+use crate::hint::SetShape;
 
 /// The form of rows at the hint of a stage; none if only split-local stages are above it.
 pub(super) fn shape(def: &DatasetDef, stage: usize, plan: &SplitPlan) -> Option<SetShape> {
@@ -18,7 +18,7 @@ pub(super) fn shape(def: &DatasetDef, stage: usize, plan: &SplitPlan) -> Option<
         match &s.op {
             StageOp::Batch { .. } | StageOp::PaddedBatch { .. } => {
                 (batched, padded) = (true, matches!(s.op, StageOp::PaddedBatch { .. }));
-                // As the steps are told: short batches at the ends of tasks are merged by the reader, or are not.
+                // As `SplitPlan::finish_steps` sets it: the reader merges the short batches at the ends of tasks, or not.
                 let merged = !plan.single_task() && last_unbatch.is_none_or(|u| u < i);
                 merges.push(if merged { 'm' } else { 's' });
             }
@@ -36,7 +36,7 @@ pub(super) fn shape(def: &DatasetDef, stage: usize, plan: &SplitPlan) -> Option<
     Some(SetShape { batched, padded, cut, variant: format!("{order} {merges}") })
 }
 
-/// Why nothing can be stored at the hint of a stage that is behind others that mix splits; none if something can.
+/// Why rows cannot be stored at the hint of a stage behind a cross-split stage; none if they can.
 pub(super) fn refusal(def: &DatasetDef, stage: usize, plan: &SplitPlan) -> Option<String> {
     let (above, below) = def.stages.split_at(stage);
     let mixes = above.iter().find(|s| !s.op.is_split_local())?.op.name().to_string();

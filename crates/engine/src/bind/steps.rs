@@ -5,17 +5,17 @@ use std::sync::Arc;
 use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef};
 use caju_kernels::{BoundExprs, Registry};
 use caju_pipeline::{Cost, DatasetDef, StageOp};
+use caju_sources::feature_field;
 use caju_types::{Error, Result, did_you_mean, format_bytes, format_count};
 use caju_wire::Padding;
 
 use crate::row::{OutColumn, PythonStage, RowOp, RowStage, inflated_field, unnested_schema};
-use crate::source::feature_field;
 
-/// What is left to do of a stage once its schema is known.
+/// What a stage does at run time.
 #[derive(Clone)]
 pub(crate) enum Step {
     Rows(Arc<RowStage>),
-    /// Rows may be stored here, or come from what was stored: the index among the pipeline's hints.
+    /// Rows may be stored here, or enter from a part: the index among the pipeline's hints.
     Hint(usize),
     Cost {
         cost: Cost,
@@ -23,7 +23,12 @@ pub(crate) enum Step {
         stats: usize,
     },
     Repeat,
-    /// A stage that sees the rows of many splits as one stream.
+    /// Elements are computed ahead of the steps below.
+    Prefetch {
+        elements: usize,
+        stats: usize,
+    },
+    /// A cross-split stage.
     Stream {
         op: StreamOp,
         stats: usize,
@@ -156,7 +161,8 @@ impl Place {
 
 fn bind_stage(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: Place) -> Result<Option<Step>> {
     Ok(Some(match op {
-        StageOp::Autocache { .. } | StageOp::Prefetch(_) => return Ok(None),
+        StageOp::Autocache { .. } => return Ok(None),
+        StageOp::Prefetch(n) => Step::Prefetch { elements: count(*n), stats: at.stats },
         StageOp::ParseExample { column, features } => {
             let column = at.column(schema, column)?;
             let fields = features
@@ -269,7 +275,7 @@ fn bind_stream(op: &StageOp, registry: &Registry, schema: &SchemaRef, at: Place)
     })
 }
 
-/// Refuses a fixed length with which no full batch fits the memory of a chunk.
+/// Refuses a fixed length at which a full batch exceeds the memory limit of a chunk.
 fn check_padding(name: &str, length: u32, size: u64, schema: &Schema, registry: &Registry) -> Result<()> {
     let item = match schema.field_with_name(name).map(Field::data_type) {
         Ok(DataType::List(item)) => item.data_type().primitive_width().unwrap_or(1),
@@ -335,7 +341,7 @@ impl RowStage {
                 columns
             }
             RowOp::Filter(e) => e.columns().to_vec(),
-            // All of them; nobody asks.
+            // A function reads all columns; callers handle that case before.
             RowOp::Python(_) => Vec::new(),
             RowOp::Unnest { list, exprs, .. } => {
                 let mut columns = exprs.as_ref().map(|e| e.columns().to_vec()).unwrap_or_default();

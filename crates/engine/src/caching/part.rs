@@ -1,4 +1,4 @@
-//! A part on its way back into the stream of rows.
+//! A stored part that is read back into the stream of rows.
 
 use std::sync::Arc;
 
@@ -8,20 +8,20 @@ use caju_cache::{PartMeta, PartReader, Snapshot};
 use caju_types::{Error, ErrorKind, Result};
 use futures::StreamExt;
 
-use super::BoundHint;
+use crate::hint::BoundHint;
 
-/// In a part's schema: the key of the draws that are frozen in it. Parts without draws have none.
+/// In a part's schema: the key of the random draws in it. Parts without random stages have none.
 pub(super) const DRAW: &str = "caju-draw";
-/// In a part's schema: the source's columns where their types were found from the first rows of some file.
+/// In a part's schema: the source's columns, if their types were inferred from the first rows of some file.
 pub(super) const FOUND: &str = "caju-found-columns";
 
-/// What came of opening a part.
+/// The outcome of opening a part.
 pub(super) enum Opened {
     /// It can be read.
     Part(Box<OpenPart>),
-    /// It is damaged or gone, and does not count any more.
+    /// It is damaged or gone, and was discarded.
     Bad,
-    /// It is in order, but not for us, or not now.
+    /// It is valid, but does not fit this job or cannot be read now.
     Unusable,
 }
 
@@ -43,9 +43,9 @@ impl OpenPart {
         Self { reader, meta, snapshot, schema }
     }
 
-    /// Why the part's rows are not those that would be computed here, although prefix and split are the same:
-    /// the columns of the source were found from other files.
-    pub(super) fn unfit(&self, hint: &BoundHint) -> Option<String> {
+    /// Why the part's rows are not those that would be computed here, although prefix and split are the same: the types of
+    /// the source's columns were inferred from other files.
+    pub(super) fn mismatch(&self, hint: &BoundHint) -> Option<String> {
         let stored = self.reader.schema();
         if stored.metadata().get(FOUND) != hint.found_columns.as_ref() {
             return Some("the columns of its source had other types then".into());
@@ -64,17 +64,17 @@ impl OpenPart {
         &self.meta
     }
 
-    /// Rows that were passed over when the part was computed.
+    /// Rows that were skipped when the part was computed.
     pub(crate) fn skipped(&self) -> u64 {
         self.meta.skipped
     }
 
-    /// Requests that the rest of it can have under way at once; none where it is mapped.
+    /// Requests that the remainder of the part can have in flight at once; none if the part is mapped into memory.
     pub(crate) fn requests(&self) -> Option<usize> {
         self.reader.requests()
     }
 
-    /// Whether what is drawn above the hint was drawn as this job would.
+    /// Whether the random stages above the hint drew as they would for this job.
     pub(super) fn is_drawn_with(&self, draw: Option<u64>) -> bool {
         let text = self.reader.schema().metadata().get(DRAW);
         text.and_then(|text| u64::from_str_radix(text, 16).ok()) == draw
@@ -83,20 +83,20 @@ impl OpenPart {
     /// The next rows in the form that the stages below the hint expect; `None` at the end.
     ///
     /// # Errors
-    /// The part is damaged or cannot be reached any more; it was dealt with, and the split has to be computed.
+    /// The part is damaged or cannot be reached any more. A damaged part was discarded; the split has to be computed.
     pub(crate) async fn next(&mut self) -> Option<Result<RecordBatch>> {
         let batch = match self.reader.next().await? {
-            Ok(batch) => self.arranged(&batch),
+            Ok(batch) => self.reordered(&batch),
             Err(e) => Err(e),
         };
         if let Err(e) = &batch {
-            given_up(&self.snapshot, &self.meta, e).await;
+            discard_if_lost(&self.snapshot, &self.meta, e).await;
         }
         Some(batch)
     }
 
     /// Columns are stored by name: two definitions that share a prefix may order them differently.
-    fn arranged(&self, batch: &RecordBatch) -> Result<RecordBatch> {
+    fn reordered(&self, batch: &RecordBatch) -> Result<RecordBatch> {
         let wrong = |what: String| Error::failed_precondition(format!("the part {} {what}", self.meta.path));
         let columns = self.schema.fields().iter().map(|f| {
             let column = batch
@@ -111,22 +111,22 @@ impl OpenPart {
     }
 }
 
-/// Whether an error means that the part does not count any more, rather than that it cannot be read now.
+/// Whether an error means that the part is lost, and not that it cannot be read now.
 pub(super) fn is_loss(e: &Error) -> bool {
     matches!(e.kind(), ErrorKind::DataLoss | ErrorKind::NotFound)
 }
 
-/// A part that could not be read: one that is damaged is replaced, one that cannot be reached is left alone.
-pub(super) async fn given_up(snapshot: &Snapshot, meta: &PartMeta, e: &Error) {
+/// Discards a part that is lost, so that it is stored again; a part that cannot be reached now stays.
+pub(super) async fn discard_if_lost(snapshot: &Snapshot, meta: &PartMeta, e: &Error) {
     tracing::warn!(part = %meta.path, error = %e, "a part cannot be read; its split is computed, and stored again");
     if is_loss(e)
         && let Err(e) = snapshot.discard(meta, e.message()).await
     {
-        tracing::warn!(part = %meta.path, error = %e, "a damaged part could not be set aside");
+        tracing::warn!(part = %meta.path, error = %e, "a damaged part could not be discarded");
     }
 }
 
-/// The schema under which a hint's rows are stored: with what tells whether the part fits a reader.
+/// The schema under which a hint's rows are stored. Its metadata lets a reader check whether the part fits.
 pub(super) fn stored_schema(hint: &BoundHint, draw: u64) -> SchemaRef {
     let mut metadata = hint.schema.metadata().clone();
     if hint.random {
@@ -138,6 +138,7 @@ pub(super) fn stored_schema(hint: &BoundHint, draw: u64) -> SchemaRef {
     Arc::new(Schema::new_with_metadata(hint.schema.fields().clone(), metadata))
 }
 
+/// The names and types of the columns, for people who look into the manifest.
 pub(super) fn schema_for_people(schema: &Schema) -> serde_json::Value {
     let fields = schema.fields().iter().map(|f| (f.name().clone(), f.data_type().to_string().into()));
     serde_json::Value::Object(fields.collect())

@@ -1,45 +1,46 @@
-//! Saves: every split gets its part, and no row goes further.
+//! Saves: every split gets its part, and no row is delivered.
 
 use std::sync::Arc;
 
-pub use caju_autocache::SavePlan;
 use caju_cache::PutOutcome;
 use caju_types::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
-use super::{CachePlan, Entry, TaskCache};
-use crate::source::Split;
+use super::{Entry, TaskCache};
+use crate::cache_plan::{CachePlan, SavePlan};
+use crate::lease::LeasedSplit;
 
 impl TaskCache {
-    /// Computes and stores a split that has no part; all others are passed over.
+    /// Computes and stores a split that has no part; skips all others.
     pub(super) async fn enter_save(
         self: &Arc<Self>,
-        index: u64,
-        split: &Split,
+        lease: &LeasedSplit,
         plan: &CachePlan,
         save: &SavePlan,
     ) -> Entry {
-        self.save_failure.watch();
-        let Some(hint) = self.hints.iter().position(|h| h.name == plan.hint) else { return Entry::Skip };
-        let view = self.view(hint).await;
+        self.save_failure.enable();
+        let key = lease.split.key;
+        let Some(hint) = self.hints.named(plan) else { return Entry::Skip };
+        let Ok(bound) = self.hints.get(hint) else { return Entry::Skip };
+        let view = self.snapshots.view(bound).await;
         let Some(view) = view.get().and_then(Option::as_ref) else { return Entry::Skip };
-        if view.index.contains(&split.key) || self.puts.is_off() {
+        if view.index.contains(&key) || self.writers.breaker.is_open() {
             return Entry::Skip;
         }
-        match self.claim(view, hint, split, plan).await {
+        match self.snapshots.claim(view, bound, key, plan).await {
             Ok(PutOutcome::Exists(_)) => Entry::Skip,
             Ok(PutOutcome::Busy { writer }) => {
-                tracing::debug!(split = %split.key, %writer, "another writer saves this split");
+                tracing::debug!(split = %key, %writer, "another writer saves this split");
                 Entry::Skip
             }
             Ok(PutOutcome::Writer(mut writer)) => {
                 if let Some(bytes) = save.chunk_bytes {
                     writer.set_chunk_bytes(bytes);
                 }
-                if self.start_writer(index, hint, *writer, None) { Entry::Put } else { Entry::Skip }
+                if self.start_writer(lease.index, hint, *writer, None) { Entry::Put } else { Entry::Skip }
             }
             Err(e) => {
-                self.puts.failed(&e, "saving rows");
+                self.writers.breaker.record_failure(&e, "saving rows");
                 self.save_failure.record(&e);
                 Entry::Skip
             }
@@ -47,33 +48,36 @@ impl TaskCache {
     }
 }
 
-/// The first failure to store rows of a save that trying again does not help: a full disk, a place that may not be
-/// written, columns that an encoding cannot hold. A save has nothing to fall back on, so it ends the task.
+/// The first permanent failure to store rows of a save: a full disk, a place that may not be written, columns that an
+/// encoding cannot hold. A save has nothing to fall back on, so the failure ends the task.
 #[derive(Debug, Default)]
-pub(super) struct SaveFailure(Mutex<Watched>);
+pub(super) struct SaveFailure(Mutex<State>);
 
 #[derive(Debug, Default)]
-struct Watched {
+struct State {
     is_save: bool,
     failure: Option<Error>,
 }
 
 impl SaveFailure {
-    /// The task is one of a save.
-    fn watch(&self) {
+    /// The task is one of a save: failures are recorded from now on.
+    fn enable(&self) {
         self.0.lock().is_save = true;
     }
 
-    /// Takes note of a failure, if the task is one of a save.
+    /// Records a failure, if the task is one of a save and a retry cannot help.
     pub(super) fn record(&self, error: &Error) {
-        let passing = [ErrorKind::Unavailable, ErrorKind::DeadlineExceeded, ErrorKind::Cancelled];
-        let mut watched = self.0.lock();
-        if watched.is_save && !passing.contains(&error.kind()) {
-            watched.failure.get_or_insert_with(|| error.clone());
+        let transient = [ErrorKind::Unavailable, ErrorKind::DeadlineExceeded, ErrorKind::Cancelled];
+        let mut state = self.0.lock();
+        if state.is_save && !transient.contains(&error.kind()) {
+            state.failure.get_or_insert_with(|| error.clone());
         }
     }
 
-    /// Ends the task, if it has to.
+    /// Takes the failure.
+    ///
+    /// # Errors
+    /// The first failure that was recorded; once.
     pub(super) fn take(&self) -> Result<()> {
         self.0.lock().failure.take().map_or(Ok(()), Err)
     }

@@ -1,288 +1,275 @@
-//! Hints behind stages that mix splits: each task writes one part, of all its splits, and the parts count only when
-//! together they cover every split of the listing once.
+//! Hints behind cross-split stages: each task writes one part, of all its splits. The parts count only if together they
+//! cover every split of the listing once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use arrow_schema::Schema;
-use caju_cache::{Member, Name, PutOutcome, SetOutcome, Snapshot, Whole};
-use caju_runtime::{caught, log_failure};
+use caju_cache::{Committed, Member, Name, PartMeta, PutOutcome, SetOutcome, Snapshot, Whole};
+use caju_runtime::caught;
 use caju_types::{Error, Result, SplitKey, hash128};
 use caju_wire::Chunk;
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 
-use super::origin::{Restore, Stamp, with_origin};
-use super::part::{Opened, given_up};
-use super::plan::{SetPlan, SetTarget, cover};
-use super::put::{Piece, write_rows};
-use super::{BoundHint, CachePlan, OpenPart, OpenWriter, TaskCache, WAITING, part};
-use crate::task::LeasedSplit;
+use super::counters::SplitCounters;
+use super::hints::TaskHints;
+use super::part::{OpenPart, Opened, discard_if_lost, is_loss};
+use super::part_sender::{PartItem, QUEUED_BATCHES, write_rows};
+use super::part_writers::PartWriters;
+use super::provenance::{ProvenanceDecoder, ProvenanceEncoder, with_provenance};
+use super::snapshots::TaskSnapshots;
+use crate::cache_plan::{CachePlan, SetPlan, SetTarget, cover};
+use crate::context::TaskContext;
+use crate::lease::LeasedSplit;
+
+/// A task's part of a set: written while rows pass the hint, or read instead of computing.
+pub(super) struct TaskSet {
+    pub(super) hints: Arc<TaskHints>,
+    pub(super) snapshots: Arc<TaskSnapshots>,
+    pub(super) writers: Arc<PartWriters>,
+    pub(super) counters: Arc<SplitCounters>,
+    pub(super) ctx: Arc<TaskContext>,
+    pub(super) state: Mutex<SetState>,
+}
 
 /// What this task writes of a set.
 #[derive(Default)]
-pub(super) enum Writing {
-    /// No lease has asked for it yet.
+pub(super) enum SetState {
+    /// No lease asked for a set yet.
     #[default]
     Idle,
     /// Rows go to a part.
-    Part(Box<Open>),
-    /// The hint has seen the end of its rows; the writer takes from here what the part covers.
+    Writing(Box<SetPart>),
+    /// The last row has passed the hint; the writer takes from here what the part covers.
     Ended(Vec<Name>),
     /// This task's part can never count: some split is not wholly computed here, or storing failed.
-    Spoiled,
+    Aborted,
 }
 
-pub(super) struct Open {
+pub(super) struct SetPart {
     hint: usize,
     target: SetTarget,
     covers: Vec<Name>,
     numbers: HashMap<u64, u32>,
-    stamp: Stamp,
-    pieces: mpsc::Sender<Piece>,
+    encoder: ProvenanceEncoder,
+    items: mpsc::Sender<PartItem>,
 }
 
-impl TaskCache {
-    /// The place of a plan's hint among ours, if plan and pipeline mean the same.
-    pub(super) fn place(&self, plan: &CachePlan) -> Option<usize> {
-        let hint = self.hints.iter().position(|h| h.name == plan.hint)?;
-        let ours = self.hints[hint].planned;
-        if ours != plan.prefix {
-            tracing::warn!(hint = %plan.hint, %ours, theirs = %plan.prefix, "the dispatcher means another prefix");
-            return None;
-        }
-        Some(hint)
-    }
-
-    pub(crate) fn is_set(&self, hint: usize) -> bool {
-        self.hints.get(hint).is_some_and(|h| h.set.is_some())
-    }
-
-    /// Takes note of a split that this task computes, for the set that it may write.
-    pub(super) async fn enter_set(self: &Arc<Self>, lease: &LeasedSplit, hint: usize, plan: &CachePlan) {
-        let mut writing = self.set.lock().await;
+impl TaskSet {
+    /// Adds a split that this task computes to its part of the set.
+    pub(super) async fn enter(self: &Arc<Self>, lease: &LeasedSplit, hint: usize, plan: &CachePlan) {
+        let mut state = self.state.lock().await;
         let target = match &plan.set {
             Some(SetPlan::Write(target)) if plan.put && lease.done.is_empty() => target,
-            _ => return self.spoil(&mut writing, "some of its splits are not stored"),
+            _ => return abort(&mut state, "some of its splits are not stored"),
         };
-        if matches!(*writing, Writing::Idle) {
-            match self.open_set(lease.index, hint, target, plan).await {
-                Ok(open) => *writing = Writing::Part(Box::new(open)),
+        if matches!(*state, SetState::Idle) {
+            match self.start(lease.index, hint, target, plan).await {
+                Ok(part) => *state = SetState::Writing(Box::new(part)),
                 Err(e) => {
-                    self.puts.failed(&e, "storing rows");
-                    return self.spoil(&mut writing, "it cannot be stored");
+                    self.writers.breaker.record_failure(&e, "storing rows");
+                    return abort(&mut state, "it cannot be stored");
                 }
             }
         }
-        match &mut *writing {
-            Writing::Part(open) if open.hint == hint && open.target == *target => {
-                let number = u32::try_from(open.covers.len()).unwrap_or(u32::MAX);
-                open.numbers.insert(lease.index, number);
-                open.covers.push(Name(cover(&lease.split)));
+        match &mut *state {
+            SetState::Writing(part) if part.hint == hint && part.target == *target => {
+                let number = u32::try_from(part.covers.len()).unwrap_or(u32::MAX);
+                part.numbers.insert(lease.index, number);
+                part.covers.push(Name(cover(&lease.split)));
             }
-            Writing::Spoiled => {}
-            other => self.spoil(other, "its splits have different plans"),
+            SetState::Aborted => {}
+            other => abort(other, "its splits have different plans"),
         }
     }
 
-    fn spoil(&self, writing: &mut Writing, why: &str) {
-        if matches!(writing, Writing::Part(_)) {
-            tracing::debug!(why, "the task's part of a set is given up");
-        }
-        // Without its sender the writer gives up.
-        *writing = Writing::Spoiled;
-    }
-
-    async fn open_set(
+    /// Claims the part and starts its writer. `first`: the first split of the part.
+    async fn start(
         self: &Arc<Self>,
         first: u64,
         hint: usize,
         target: &SetTarget,
         plan: &CachePlan,
-    ) -> Result<Open> {
-        let cache = self.cache.as_ref().ok_or_else(|| Error::internal("a set without a cache"))?;
-        let bound = self.hints.get(hint).ok_or_else(|| Error::internal("a hint is not bound"))?;
+    ) -> Result<SetPart> {
+        let (cache, bound) = (self.snapshots.cache()?, self.hints.get(hint)?);
         let shape = bound.set.clone().ok_or_else(|| Error::internal("a hint is no place for a set"))?;
         let snapshot = cache.snapshot(&target.id);
-        let mut description = self.description(bound, plan);
+        let mut description = self.snapshots.description(bound, plan);
         description.splits = Some(target.whole.splits);
-        let schema = with_origin(&stored(bound, self.ctx.frozen_draw(0)), &shape);
-        self.uses(&snapshot);
-        // No other task of the attempt begins with this split: what comes back from a lost one is not stored.
+        let schema = with_provenance(&self.snapshots.stored_schema(bound), &shape);
+        self.snapshots.mark_used(&snapshot);
+        // The key is unique in the attempt: no other task of the attempt begins with this split. A split that comes back
+        // from a lost task is not stored.
         let name = format!("{} {} {first}", target.attempt, cache.writer_id());
         let key = SplitKey(hash128(name.as_bytes()));
         let writer = match snapshot.put(key, &description, Arc::clone(&schema), plan.encoding).await? {
             PutOutcome::Writer(writer) => writer,
             _ => return Err(Error::internal("a part of a set has a key that was given out before")),
         };
-        let (pieces, queue) = mpsc::channel(WAITING);
-        let open = {
-            let books = self.books.lock();
-            if books.closed {
-                return Err(Error::cancelled("the task is over"));
-            }
-            OpenWriter::of(self)
-        };
+        let (items, queue) = mpsc::channel(QUEUED_BATCHES);
+        let open = self.writers.register().ok_or_else(|| Error::cancelled("the task is over"))?;
         let (me, of, cut) = (Arc::clone(self), target.clone(), shape.cut);
-        self.writers.background("the writer of a part of a set", log_failure, async move {
+        self.writers.spawn("the writer of a part of a set", async move {
             let _open = open;
-            let cost = |rows| me.cpu_above(hint) * rows as f64;
-            let writing = caught("the writer of a part of a set", write_rows(*writer, queue, cost));
+            let compute_cpu_s = |rows| me.hints.cpu_s_per_row_above(hint) * rows as f64;
+            let writing = caught("the writer of a part of a set", write_rows(*writer, queue, compute_cpu_s));
             let written = Box::pin(writing).await.and_then(|written| written);
-            match me.add(&snapshot, &of, cut, key, written).await {
-                Ok(()) => me.puts.worked(),
-                Err(e) => me.puts.failed(&e, "storing rows"),
+            match me.add_to_set(&snapshot, &of, cut, key, written).await {
+                Ok(()) => me.writers.breaker.record_success(),
+                Err(e) => me.writers.breaker.record_failure(&e, "storing rows"),
             }
             Ok(())
         });
-        let stamp = Stamp::new(schema, &shape);
-        Ok(Open { hint, target: target.clone(), covers: Vec::new(), numbers: HashMap::new(), stamp, pieces })
+        let encoder = ProvenanceEncoder::new(schema, &shape);
+        let (covers, numbers) = (Vec::new(), HashMap::new());
+        Ok(SetPart { hint, target: target.clone(), covers, numbers, encoder, items })
     }
 
-    /// The part is written, or given up: says what it covers.
-    async fn add(
+    /// Adds the part to its set, if it was written. `cut`: a `take` above the hint may end the stream.
+    async fn add_to_set(
         &self,
         snapshot: &Snapshot,
         target: &SetTarget,
         cut: bool,
         key: SplitKey,
-        written: Result<Option<caju_cache::Committed>>,
+        written: Result<Option<Committed>>,
     ) -> Result<()> {
         let Some(committed) = written? else { return Ok(()) };
-        let covers = match &mut *self.set.lock().await {
-            Writing::Ended(covers) => std::mem::take(covers),
+        let covers = match &mut *self.state.lock().await {
+            SetState::Ended(covers) => std::mem::take(covers),
             _ => return Err(Error::internal("a part of a set ended before its rows")),
         };
         let stored = covers.len() as u64;
         let member = Member { part: key, attempt: committed.meta().attempt.clone(), covers };
-        // One task saw all that the prefix puts out, though not all splits.
+        // Behind a `take` one task sees all rows of the prefix, though not all splits.
         let whole = if cut { Whole::of(member.covers.iter().map(|n| n.0)) } else { target.whole };
         if snapshot.add_to_set(&target.attempt, whole, member).await? == SetOutcome::Whole {
-            tracing::info!(set = %target.id, splits = target.whole.splits, "a set of parts is whole");
+            tracing::info!(set = %target.id, splits = target.whole.splits, "a set of parts is complete");
         }
-        self.compute.fetch_sub(stored, Ordering::Relaxed);
-        self.put.fetch_add(stored, Ordering::Relaxed);
+        self.counters.computed_became_stored(stored);
         Ok(())
     }
 
-    /// Rows that arrive at a hint behind a stage that mixes splits.
-    pub(crate) async fn pass_set(&self, hint: usize, chunk: &Chunk) {
-        if let Some(prober) = &self.prober {
-            prober.offer(hint, &chunk.pieces);
-        }
-        let mut writing = self.set.lock().await;
-        let Writing::Part(open) = &mut *writing else { return };
-        if open.hint != hint {
+    /// Rows arrive at a hint: they are stored if this task writes a part there.
+    pub(super) async fn pass(&self, hint: usize, chunk: &Chunk) {
+        let mut state = self.state.lock().await;
+        let SetState::Writing(part) = &mut *state else { return };
+        if part.hint != hint {
             return;
         }
-        let batches = match open.stamp.stamp(chunk, &open.numbers) {
+        let batches = match part.encoder.encode(chunk, &part.numbers) {
             Ok(batches) => batches,
             Err(error) => {
                 tracing::error!(%error, "rows at a hint cannot be stored");
-                return self.spoil(&mut writing, "an error");
+                return abort(&mut state, "an error");
             }
         };
-        let pieces = open.pieces.clone();
-        drop(writing);
+        let items = part.items.clone();
+        drop(state);
         for batch in batches {
-            if pieces.send(Piece::Rows(batch)).await.is_err() {
-                return self.spoil(&mut *self.set.lock().await, "it cannot be stored");
+            if items.send(PartItem::Rows(batch)).await.is_err() {
+                return abort(&mut *self.state.lock().await, "it cannot be stored");
             }
         }
     }
 
-    /// The hint has seen the last of its rows: no stage below made the stream end before.
-    pub(crate) async fn end_set(&self, hint: usize) {
-        let mut writing = self.set.lock().await;
-        if !matches!(&*writing, Writing::Part(open) if open.hint == hint) {
+    /// The last row has passed the hint: no stage below ended the stream before that.
+    pub(super) async fn end(&self, hint: usize) {
+        let mut state = self.state.lock().await;
+        if !matches!(&*state, SetState::Writing(part) if part.hint == hint) {
             return;
         }
-        if let Writing::Part(open) = std::mem::take(&mut *writing) {
-            let stage = self.hints.get(hint).map_or(0, |h| h.stage);
-            let skipped = open.numbers.keys().map(|i| self.ctx.skipped_above(*i, stage)).sum();
-            *writing = Writing::Ended(open.covers);
-            drop(writing);
-            // All that the task read: its part has all of its splits.
+        if let SetState::Writing(part) = std::mem::take(&mut *state) {
+            let skipped = part.numbers.keys().map(|index| self.hints.skipped_above(hint, *index)).sum();
+            *state = SetState::Ended(part.covers);
+            drop(state);
+            // The part has all splits of the task, so it accounts for all that the task read.
             let (source_bytes, _) = self.ctx.stats.reads.so_far();
-            open.pieces.send(Piece::End { skipped, source_bytes }).await.ok();
+            part.items.send(PartItem::End { skipped, source_bytes }).await.ok();
         }
     }
 
-    /// The part of a set that these leases name, if it can be read. They are all that it covers.
-    pub(crate) async fn open_group(&self, leases: &[LeasedSplit]) -> Option<(usize, StoredGroup)> {
+    /// Aborts a part that got no end: `take` stopped the stream above it.
+    pub(super) async fn settle(&self) {
+        let mut state = self.state.lock().await;
+        if matches!(*state, SetState::Writing(_)) {
+            *state = SetState::Aborted;
+        }
+    }
+
+    /// Opens the part of a set that these leases name, if it can be read. They are all leases that it covers.
+    pub(super) async fn open_group(&self, leases: &[LeasedSplit]) -> Option<(usize, StoredGroup)> {
         let (group, plan) = leases.first().and_then(|l| Some((l.group.as_ref()?, l.cache.as_deref()?)))?;
-        let hint = self.place(plan)?;
-        let (bound, cache) = (self.hints.get(hint)?, self.cache.as_ref()?);
+        let hint = self.hints.planned(plan)?;
+        let (bound, cache) = (self.hints.get(hint).ok()?, self.snapshots.cache().ok()?);
         let shape = bound.set.clone()?;
-        if self.gets.is_off() {
+        if self.snapshots.breaker.is_open() {
             return None;
         }
         let snapshot = cache.snapshot(&group.set);
-        let meta = match self.set_part(&snapshot, group.part).await {
+        let meta = match part_meta(&snapshot, group.part).await {
             Ok(meta) => meta.filter(|m| m.attempt == group.attempt),
             Err(e) => {
-                self.gets.failed(&e, "reading stored rows");
+                self.snapshots.breaker.record_failure(&e, "reading stored rows");
                 return None;
             }
         };
         let Some(meta) = meta else {
-            self.discard_set(&snapshot, "one of its parts is gone").await;
+            discard_set(&snapshot, "one of its parts is gone").await;
             return None;
         };
-        let schema = with_origin(&bound.schema, &shape);
-        match self.open_as(&snapshot, bound, meta, schema).await {
+        let schema = with_provenance(&bound.schema, &shape);
+        match self.snapshots.open_as(&snapshot, bound, meta, schema).await {
             Opened::Part(part) => {
-                self.uses(&snapshot);
-                self.get.fetch_add(leases.len() as u64, Ordering::Relaxed);
+                self.snapshots.mark_used(&snapshot);
+                self.counters.add_read(leases.len() as u64);
                 let indices = leases.iter().map(|l| l.index).collect();
-                let restore = Restore::new(Arc::clone(&bound.schema), shape, indices);
-                Some((hint, StoredGroup { part: *part, restore, snapshot }))
+                let decoder = ProvenanceDecoder::new(Arc::clone(&bound.schema), shape, indices);
+                Some((hint, StoredGroup { part: *part, decoder, snapshot }))
             }
             Opened::Unusable => None,
             Opened::Bad => {
-                self.discard_set(&snapshot, "one of its parts is damaged").await;
+                discard_set(&snapshot, "one of its parts is damaged").await;
                 None
             }
         }
     }
+}
 
-    async fn set_part(
-        &self,
-        snapshot: &Snapshot,
-        key: SplitKey,
-    ) -> Result<Option<Arc<caju_cache::PartMeta>>> {
-        if let Some(known) = snapshot.known(&key) {
-            return Ok(Some(known));
-        }
-        Ok(snapshot.index().await?.get(&key).cloned())
+/// Gives up the task's part. The writer aborts when its sender is dropped.
+fn abort(state: &mut SetState, why: &str) {
+    if matches!(state, SetState::Writing(_)) {
+        tracing::debug!(why, "the task's part of a set is given up");
     }
+    *state = SetState::Aborted;
+}
 
-    async fn discard_set(&self, snapshot: &Snapshot, why: &str) {
-        if let Err(error) = snapshot.discard_set(why).await {
-            tracing::warn!(%error, "a set could not be set aside");
-        }
+async fn part_meta(snapshot: &Snapshot, key: SplitKey) -> Result<Option<Arc<PartMeta>>> {
+    if let Some(known) = snapshot.known(&key) {
+        return Ok(Some(known));
+    }
+    Ok(snapshot.index().await?.get(&key).cloned())
+}
+
+async fn discard_set(snapshot: &Snapshot, why: &str) {
+    if let Err(error) = snapshot.discard_set(why).await {
+        tracing::warn!(%error, "a set could not be discarded");
     }
 }
 
-/// The schema under which a set's rows are stored, without their origins.
-fn stored(bound: &BoundHint, draw: u64) -> Schema {
-    part::stored_schema(bound, draw).as_ref().clone()
-}
-
-/// A part of a set on its way back into the stream.
+/// A part of a set that is read back into the stream.
 pub(crate) struct StoredGroup {
     part: OpenPart,
-    restore: Restore,
+    decoder: ProvenanceDecoder,
     snapshot: Snapshot,
 }
 
 impl StoredGroup {
-    /// Rows that were passed over when the part was computed.
+    /// Rows that were skipped when the part was computed.
     pub(crate) fn skipped(&self) -> u64 {
         self.part.skipped()
     }
 
-    /// Requests that the rest of it can have under way at once; none where it is mapped.
+    /// Requests that the remainder of the part can have in flight at once; none if the part is mapped into memory.
     pub(crate) fn requests(&self) -> Option<usize> {
         self.part.requests()
     }
@@ -290,25 +277,23 @@ impl StoredGroup {
     /// The next elements; `None` at the end.
     ///
     /// # Errors
-    /// The part is damaged or out of reach. The set was dealt with; elements that came before are right.
+    /// The part is damaged or out of reach. A damaged set was discarded; elements that came before are right.
     pub(crate) async fn next(&mut self) -> Option<Result<Vec<Chunk>>> {
         match self.part.next().await {
             Some(batch) => {
                 let chunks = match batch {
-                    Ok(batch) => self.restore.push(&batch),
+                    Ok(batch) => self.decoder.push(&batch),
                     Err(e) => Err(e),
                 };
                 if let Err(e) = &chunks
-                    && part::is_loss(e)
+                    && is_loss(e)
                 {
-                    given_up(&self.snapshot, self.part.meta(), e).await;
-                    if let Err(error) = self.snapshot.discard_set(e.message()).await {
-                        tracing::warn!(%error, "a set could not be set aside");
-                    }
+                    discard_if_lost(&self.snapshot, self.part.meta(), e).await;
+                    discard_set(&self.snapshot, e.message()).await;
                 }
                 Some(chunks)
             }
-            None => self.restore.finish().map(|last| Ok(vec![last])),
+            None => self.decoder.finish().map(|last| Ok(vec![last])),
         }
     }
 }

@@ -1,57 +1,57 @@
-//! Rows of a hint that probes try.
+//! Sampled rows of a hint, for its probes.
 
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use caju_wire::{batch_bytes, part_bytes};
 
-/// How many rows there are to be.
+/// The size of a sample.
 #[derive(Debug, Clone, Copy)]
 struct Size {
     bytes: usize,
     rows: usize,
-    /// The fewest chunks that they are taken from, so that one odd split does not decide.
+    /// The least number of chunks that rows are taken from, so that one unusual split does not decide.
     chunks: usize,
-    /// The most, however small these are.
+    /// The most chunks, however small they are.
     most_chunks: usize,
 }
 
-/// For a first try, which is to come soon.
+/// The sample of a first probe: small, so that the probe comes soon.
 const FIRST: Size = Size { bytes: 768 << 10, rows: 4096, chunks: 3, most_chunks: 16 };
-/// For further ones: about as much as one block of a part. What compresses takes its buffers block by block, which few rows
-/// pay for as much as many, and what fits a core's cache is decompressed faster than what does not.
+/// The sample of later probes: about one block of a part. Compressors allocate their buffers per block, at the same cost for
+/// few rows as for many, and data that fits a core's cache is decompressed faster.
 const FURTHER: Size = Size { bytes: 4 << 20, rows: 20480, chunks: 3, most_chunks: 32 };
 
-/// How long a sample that is not full is waited for, from its first rows on: where they come slowly, a decision would
-/// else be late for most of them.
-const FILLING: Duration = Duration::from_secs(1);
+/// How long an incomplete sample is waited for, from its first rows on. With slow rows the decision would otherwise come too
+/// late for most of the epoch.
+const FILL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Rows for a try.
+/// The rows of a probe.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rows {
     pub(super) batches: Vec<RecordBatch>,
-    /// Their bytes before they are encoded, as a part of those that the stage in front of the hint counts: a slice of lists
-    /// seems to have all that its batch has.
+    /// Their bytes before encoding, as the fraction of the bytes that the stage above the hint counts: a slice of lists
+    /// reports the bytes of its whole batch.
     pub(super) raw_bytes: u64,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Sample {
-    /// With their bytes.
+    /// Batches with their bytes.
     rows: Vec<(RecordBatch, u64)>,
-    /// Batches of it that a first try takes.
+    /// The number of batches that a first probe takes.
     first: usize,
-    /// Bytes of it, where small chunks count for more than they are.
+    /// Bytes of the sample; a small chunk counts as a minimum of bytes.
     bytes: usize,
-    /// When its first rows came.
+    /// The time of the first rows.
     since: Option<Duration>,
 }
 
 impl Sample {
-    /// How often it is worth looking whether it has been waited for.
-    pub(super) const LOOK: Duration = Duration::from_millis(250);
+    /// How often a probe checks whether its sample timed out.
+    pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-    /// Keeps a few of the rows; whether it took any.
+    /// Samples a few of the rows; whether it took any.
     pub(super) fn offer(&mut self, rows: &[RecordBatch], now: Duration) -> bool {
         let mut takes = false;
         for batch in rows.iter().filter(|b| b.num_rows() > 0) {
@@ -63,8 +63,8 @@ impl Sample {
             takes = true;
             self.since.get_or_insert(now);
             let per_row = batch_bytes(batch).div_ceil(batch.num_rows()).max(1);
-            let share = size.bytes.div_ceil(size.chunks).div_ceil(per_row).clamp(1, size.rows / size.chunks);
-            let part = batch.slice(0, share.min(batch.num_rows()));
+            let wanted = size.bytes.div_ceil(size.chunks).div_ceil(per_row).clamp(1, size.rows / size.chunks);
+            let part = batch.slice(0, wanted.min(batch.num_rows()));
             self.bytes += (part.num_rows() * per_row).max(size.bytes / size.most_chunks);
             let raw = part_bytes(batch, &part) as u64;
             self.rows.push((part, raw));
@@ -75,10 +75,10 @@ impl Sample {
         takes
     }
 
-    /// Rows for a try, if there are enough or they have been waited for; what there is of them if no more will come.
+    /// The rows of a probe if the sample is complete, timed out, or `over`: no more rows will come.
     pub(super) fn rows(&self, again: bool, now: Duration, over: bool) -> Option<Rows> {
         let enough = if again { FURTHER } else { FIRST };
-        let waited = self.since.is_some_and(|since| now.saturating_sub(since) >= FILLING);
+        let waited = self.since.is_some_and(|since| now.saturating_sub(since) >= FILL_TIMEOUT);
         let rows = if again { &self.rows } else { self.rows.get(..self.first)? };
         (self.bytes >= enough.bytes || waited || over).then(|| Rows {
             batches: rows.iter().map(|(batch, _)| batch.clone()).collect(),
@@ -86,7 +86,7 @@ impl Sample {
         })
     }
 
-    /// Lets go of what it has, and takes no more.
+    /// Drops all rows, and takes no more.
     pub(super) fn clear(&mut self) {
         (self.rows, self.first, self.bytes) = (Vec::new(), 0, usize::MAX);
     }
@@ -101,7 +101,7 @@ mod tests {
 
     use super::*;
 
-    /// So many rows of 64 KiB.
+    /// Rows of 64 KiB each.
     fn batch(rows: usize) -> RecordBatch {
         let row = vec![7u8; 64 << 10];
         let column = FixedSizeBinaryArray::try_from_iter((0..rows).map(|_| &row)).unwrap();
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_try_is_soon_there_and_further_ones_see_a_block() {
+    fn a_first_probe_comes_soon_and_later_ones_have_a_block() {
         let (now, later) = (Duration::from_secs(5), Duration::from_secs(6));
         let mut sample = Sample::default();
         assert_eq!(count(sample.rows(false, later, false)), None);

@@ -1,4 +1,4 @@
-//! The artificial stages `sleep` and `burn`, with which experiments make a pipeline as slow as they like.
+//! The artificial stages `sleep` and `burn`, which experiments use to slow a pipeline down.
 
 use std::sync::Arc;
 use std::time::Duration;

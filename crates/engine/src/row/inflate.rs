@@ -1,4 +1,4 @@
-//! `inflate`: makes values longer, as the experiments of the Cachew paper do to make snapshots large.
+//! `inflate`: makes values longer. The experiments of the Cachew paper use it to make snapshots large.
 
 use std::sync::Arc;
 

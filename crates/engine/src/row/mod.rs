@@ -1,10 +1,10 @@
-//! Row stages: operators that look at rows one by one, run over whole batches.
+//! Row stages: operators over single rows, run over whole batches.
 //!
-//! A row stage is bound once and run by many threads. It never reorders rows: it keeps, drops or repeats
-//! them, and says which ([`Kept`]), so that the caller can carry provenance along.
+//! A row stage is bound once and run by many threads. It never reorders rows: it keeps, drops or repeats them, and returns
+//! which ([`RowSelection`]), so that the caller can update the provenance.
 
+mod cast;
 mod cost;
-mod fit;
 mod inflate;
 mod nested;
 mod python;
@@ -18,6 +18,7 @@ use arrow_schema::SchemaRef;
 use caju_kernels::{BoundExprs, RowError};
 use caju_pipeline::Feature;
 use caju_runtime::budget;
+use caju_sources::parse_example;
 use caju_types::{Error, ErrorKind, Result};
 use caju_wire::{Run, push_run};
 
@@ -27,16 +28,15 @@ pub(crate) use nested::{unnest, unnested_schema};
 pub(crate) use python::PythonStage;
 
 use crate::context::TaskContext;
-use crate::source::parse_example;
 
 /// A bound row stage.
 pub(crate) struct RowStage {
     pub(crate) op: RowOp,
-    /// Where it stands in the definition, for messages: `steps[3].map`.
+    /// Its place in the definition, for messages: `steps[3].map`.
     pub(crate) place: String,
     /// Its position not counting hints, which enters the keys of random functions.
     pub(crate) position: u32,
-    /// The rows that it puts out.
+    /// The schema of its output.
     pub(crate) schema: SchemaRef,
     /// Index of its counters.
     pub(crate) stats: usize,
@@ -60,7 +60,7 @@ pub(crate) enum RowOp {
     Filter(BoundExprs),
     /// `unnest` (the list is an input column) and `flat_map` (the list is an expression).
     Unnest { list: OutColumn, exprs: Option<BoundExprs>, at: usize },
-    /// A function of the user's own.
+    /// A user's function.
     Python(PythonStage),
     /// Makes values longer.
     Inflate { column: usize, factor: f64 },
@@ -68,7 +68,7 @@ pub(crate) enum RowOp {
 
 /// Which input rows are in the output.
 #[derive(Debug, Clone)]
-pub(crate) enum Kept {
+pub(crate) enum RowSelection {
     /// All, once each.
     All,
     /// These, in order.
@@ -90,11 +90,11 @@ impl RowStage {
         }
     }
 
-    /// Whether rows may be dropped or repeated (so that ordinals below differ from those above).
-    pub(crate) fn renumbers(&self) -> bool {
+    /// Whether rows may be dropped or repeated, so that ordinals below the stage differ from those above.
+    pub(crate) fn changes_ordinals(&self) -> bool {
         match &self.op {
             RowOp::Filter(_) | RowOp::Unnest { .. } => true,
-            RowOp::Python(f) => f.renumbers(),
+            RowOp::Python(f) => f.changes_ordinals(),
             _ => false,
         }
     }
@@ -105,7 +105,7 @@ impl RowStage {
         ctx: &TaskContext,
         batch: &RecordBatch,
         runs: &[Run],
-    ) -> Result<(RecordBatch, Kept)> {
+    ) -> Result<(RecordBatch, RowSelection)> {
         let counters = ctx.stats.stage(self.stats);
         let running = || counters.timed(|| self.run_or_skip(ctx, batch, runs));
         let result = caju_runtime::catch(&self.place, running).unwrap_or_else(|e| {
@@ -123,7 +123,7 @@ impl RowStage {
         ctx: &TaskContext,
         batch: &RecordBatch,
         runs: &[Run],
-    ) -> Result<(RecordBatch, Kept)> {
+    ) -> Result<(RecordBatch, RowSelection)> {
         match self.within_budget(ctx, batch, runs) {
             Ok(done) => Ok(done),
             Err(e) => {
@@ -142,7 +142,7 @@ impl RowStage {
         ctx: &TaskContext,
         batch: &RecordBatch,
         runs: &[Run],
-    ) -> Result<(RecordBatch, Kept)> {
+    ) -> Result<(RecordBatch, RowSelection)> {
         let mut pieces = Vec::with_capacity(batch.num_rows());
         let mut kept = Vec::with_capacity(batch.num_rows());
         for row in 0..batch.num_rows() {
@@ -166,17 +166,17 @@ impl RowStage {
         }
         let out = arrow::compute::concat_batches(&self.schema, &pieces)
             .map_err(|e| Error::internal(format!("{}: {e}", self.place)))?;
-        Ok((out, Kept::Rows(kept.into())))
+        Ok((out, RowSelection::Rows(kept.into())))
     }
 
-    /// Runs the stage with the memory that a chunk may take. A row that needs more alone is a bad row; rows that need
-    /// it together are a `ResourceExhausted` error without a row.
+    /// Runs the stage within the memory limit of a chunk. A single row that needs more is a bad row. Several rows that need
+    /// more together are a `ResourceExhausted` error without a row.
     fn within_budget(
         &self,
         ctx: &TaskContext,
         batch: &RecordBatch,
         runs: &[Run],
-    ) -> Result<(RecordBatch, Kept), RowError> {
+    ) -> Result<(RecordBatch, RowSelection), RowError> {
         let done = budget::scope(ctx.chunk_bytes, || self.apply(ctx, batch, runs)).and_then(|(out, kept)| {
             let bytes = caju_wire::batch_bytes(&out) as u64;
             if bytes <= ctx.chunk_bytes || out.num_rows() == 0 {
@@ -189,7 +189,7 @@ impl RowStage {
             )))
         });
         done.map_err(|e| match (e.error.kind(), batch.num_rows()) {
-            // A process that died says so itself.
+            // The error of a function whose process died names the row already.
             _ if !self.may_be_cut() && e.row.is_some() => e,
             (ErrorKind::ResourceExhausted, 1) => {
                 RowError { row: Some(0), error: Error::invalid(e.error.message()) }
@@ -199,7 +199,8 @@ impl RowStage {
         })
     }
 
-    /// Whether rows that need too much memory together may be run again in two halves. Functions of users may have effects.
+    /// Whether rows that need too much memory together may be run again in two halves. Users' functions may have side
+    /// effects, so they may not.
     pub(crate) fn may_be_cut(&self) -> bool {
         !matches!(self.op, RowOp::Python(_))
     }
@@ -224,7 +225,7 @@ impl RowStage {
         ctx: &TaskContext,
         batch: &RecordBatch,
         runs: &[Run],
-    ) -> Result<(RecordBatch, Kept), RowError> {
+    ) -> Result<(RecordBatch, RowSelection), RowError> {
         match &self.op {
             RowOp::Parse { column, features } => {
                 let records = batch.column(*column);
@@ -236,12 +237,12 @@ impl RowStage {
                 })?;
                 let columns = parse_example(records, features)
                     .map_err(|(row, error)| RowError { row: Some(row), error })?;
-                Ok((self.batch(columns, batch.num_rows())?, Kept::All))
+                Ok((self.batch(columns, batch.num_rows())?, RowSelection::All))
             }
             RowOp::Project { exprs, out } => {
                 let values = self.evaluate(ctx, exprs.as_ref(), batch, runs)?;
                 let columns = out.iter().map(|c| pick(*c, batch, &values)).collect();
-                Ok((self.batch(columns, batch.num_rows())?, Kept::All))
+                Ok((self.batch(columns, batch.num_rows())?, RowSelection::All))
             }
             RowOp::Filter(predicate) => {
                 let values = self.evaluate(ctx, Some(predicate), batch, runs)?;
@@ -250,17 +251,17 @@ impl RowStage {
                     .ok_or_else(|| whole(Error::internal("a filter is not boolean")))?;
                 let mask = if mask.null_count() > 0 { prep_null_mask_filter(mask) } else { mask.clone() };
                 if mask.true_count() == mask.len() {
-                    return Ok((batch.clone(), Kept::All));
+                    return Ok((batch.clone(), RowSelection::All));
                 }
                 let out =
                     filter_record_batch(batch, &mask).map_err(|e| whole(Error::internal(e.to_string())))?;
-                Ok((out, Kept::Mask(mask)))
+                Ok((out, RowSelection::Mask(mask)))
             }
             RowOp::Unnest { list, exprs, at } => {
                 let values = self.evaluate(ctx, exprs.as_ref(), batch, runs)?;
                 let list = pick(*list, batch, &values);
                 let (out, rows) = unnest(batch, &list, *at, &self.schema).map_err(whole)?;
-                Ok((out, Kept::Rows(rows)))
+                Ok((out, RowSelection::Rows(rows)))
             }
             RowOp::Python(f) => {
                 let keys = f.is_random().then(|| ctx.keys(self.position, runs));
@@ -270,7 +271,7 @@ impl RowStage {
                 let mut columns = batch.columns().to_vec();
                 columns[*column] =
                     inflate(&columns[*column], *factor, self.schema.field(*column)).map_err(whole)?;
-                Ok((self.batch(columns, batch.num_rows())?, Kept::All))
+                Ok((self.batch(columns, batch.num_rows())?, RowSelection::All))
             }
         }
     }
@@ -305,12 +306,12 @@ fn pick(column: OutColumn, batch: &RecordBatch, values: &[ArrayRef]) -> ArrayRef
     }
 }
 
-impl Kept {
+impl RowSelection {
     /// Provenance of the kept rows: each keeps the ordinal that it had.
     pub(crate) fn runs(&self, runs: &[Run]) -> Vec<Run> {
         match self {
-            Kept::All => runs.to_vec(),
-            Kept::Mask(mask) => {
+            RowSelection::All => runs.to_vec(),
+            RowSelection::Mask(mask) => {
                 let mut out = Vec::new();
                 let mut at = 0usize;
                 for run in runs {
@@ -326,7 +327,7 @@ impl Kept {
                 }
                 out
             }
-            Kept::Rows(rows) => {
+            RowSelection::Rows(rows) => {
                 let mut out = Vec::new();
                 let mut index = runs.iter().scan(0u64, |at, r| {
                     let start = *at;

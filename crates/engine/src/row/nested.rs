@@ -9,8 +9,8 @@ use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use caju_runtime::budget;
 use caju_types::{Error, Result};
 
-/// The schema after a list of type `list` became one row per value, as column `name`: in its old place if
-/// the row has a column of that name, else at the end. Also gives that place.
+/// The schema after a list of type `list` became one row per value, and the index of its column `name`. The column keeps
+/// its place if the row has a column of that name; otherwise it is the last one.
 pub(crate) fn unnested_schema(input: &Schema, name: &str, list: &DataType) -> Result<(SchemaRef, usize)> {
     let item = match list {
         DataType::List(f) | DataType::LargeList(f) | DataType::FixedSizeList(f, _) => f.data_type().clone(),
@@ -35,7 +35,7 @@ pub(crate) fn unnested_schema(input: &Schema, name: &str, list: &DataType) -> Re
     Ok((Arc::new(Schema::new(fields)), at))
 }
 
-/// One output row per value of `list`; a null or empty list gives none. Returns the input row of each.
+/// One output row per value of `list`, and the input row of each; a null or empty list has no output row.
 pub(crate) fn unnest(
     batch: &RecordBatch,
     list: &ArrayRef,
@@ -101,7 +101,7 @@ pub(crate) fn unnest(
     Ok((out, rows))
 }
 
-/// Asks for the memory of the rows: every value of a list with a copy of the rest of its row.
+/// Reserves the memory of the output rows: each value of a list comes with a copy of the other columns of its row.
 fn reserve(batch: &RecordBatch, list: &ArrayRef, at: usize) -> Result<()> {
     let lengths = |i: usize| match list.data_type() {
         DataType::List(_) => usize::try_from(list.as_list::<i32>().value_length(i)).unwrap_or(0),

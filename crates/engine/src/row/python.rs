@@ -1,4 +1,4 @@
-//! Functions of users, run by the pool of Python processes.
+//! Users' functions, run by the pool of Python processes.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use caju_pipeline::{PythonFunction, PythonKind};
 use caju_types::{Error, Result, did_you_mean};
 use caju_wire::schema_from_ipc;
 
-use super::Kept;
-use super::fit::{Misfit, fit};
+use super::RowSelection;
+use super::cast::{CastError, cast_column};
 use crate::typename::type_name;
 
 /// A function, bound to the pool that runs it.
@@ -25,7 +25,7 @@ pub(crate) struct PythonStage {
 
 impl PythonStage {
     /// # Errors
-    /// `PermissionDenied` where functions in Python may not run, `DataLoss` for a schema that is none.
+    /// `PermissionDenied` if this process runs no Python functions, `DataLoss` if the schema cannot be read.
     pub(crate) fn bind(f: &PythonFunction, registry: &Registry, input: &SchemaRef) -> Result<Self> {
         let Some(pool) = registry.python() else {
             return Err(Error::permission_denied(format!(
@@ -60,7 +60,7 @@ impl PythonStage {
     }
 
     /// Whether rows may be dropped or repeated.
-    pub(crate) fn renumbers(&self) -> bool {
+    pub(crate) fn changes_ordinals(&self) -> bool {
         self.function.kind != Kind::Map
     }
 
@@ -69,9 +69,9 @@ impl PythonStage {
         &self,
         batch: &RecordBatch,
         keys: Option<&UInt64Array>,
-    ) -> Result<(RecordBatch, Kept), RowError> {
+    ) -> Result<(RecordBatch, RowSelection), RowError> {
         if batch.num_rows() == 0 {
-            return Ok((RecordBatch::new_empty(self.schema()), Kept::All));
+            return Ok((RecordBatch::new_empty(self.schema()), RowSelection::All));
         }
         let seeds = keys.map(|k| k.values().as_ref());
         let output = self
@@ -81,23 +81,25 @@ impl PythonStage {
         let whole = |error| RowError { row: None, error };
         let rows = output.rows.map(UInt32Array::from);
         match (self.function.kind, rows) {
-            (Kind::Map, _) => Ok((self.fit(&output.batch, None)?, Kept::All)),
+            (Kind::Map, _) => Ok((self.cast(&output.batch, None)?, RowSelection::All)),
             (Kind::Filter, Some(rows)) => {
                 let kept =
                     take_record_batch(batch, &rows).map_err(|e| whole(Error::internal(e.to_string())))?;
-                Ok((kept, Kept::Rows(rows)))
+                Ok((kept, RowSelection::Rows(rows)))
             }
             (Kind::FlatMap, Some(rows)) if rows.is_empty() => {
-                Ok((RecordBatch::new_empty(self.schema()), Kept::Rows(rows)))
+                Ok((RecordBatch::new_empty(self.schema()), RowSelection::Rows(rows)))
             }
-            (Kind::FlatMap, Some(rows)) => Ok((self.fit(&output.batch, Some(&rows))?, Kept::Rows(rows))),
-            (_, None) => Err(whole(Error::internal("a function said not which rows it kept"))),
+            (Kind::FlatMap, Some(rows)) => {
+                Ok((self.cast(&output.batch, Some(&rows))?, RowSelection::Rows(rows)))
+            }
+            (_, None) => Err(whole(Error::internal("a function did not report which rows it kept"))),
         }
     }
 
-    /// The columns as the definition promises them: in order, and of the types that it names. `rows` tells the input
-    /// row of each, if it is another.
-    fn fit(&self, made: &RecordBatch, rows: Option<&UInt32Array>) -> Result<RecordBatch, RowError> {
+    /// The columns in the order and of the types of the stage's schema. `rows`: the input row of each output row, if it is
+    /// another one.
+    fn cast(&self, made: &RecordBatch, rows: Option<&UInt32Array>) -> Result<RecordBatch, RowError> {
         let whole = |error| RowError { row: None, error };
         let found = made.schema();
         let mut columns = Vec::with_capacity(self.schema.fields().len());
@@ -107,12 +109,12 @@ impl PythonStage {
             else {
                 return Err(whole(self.lacks("no column", field.name(), "it made", &found)));
             };
-            columns.push(fit(column, made_as, field).map_err(|misfit| {
+            columns.push(cast_column(column, made_as, field).map_err(|e| {
                 let row = match rows {
-                    Some(rows) => rows.values().get(misfit.row).and_then(|r| usize::try_from(*r).ok()),
-                    None => Some(misfit.row),
+                    Some(rows) => rows.values().get(e.row).and_then(|r| usize::try_from(*r).ok()),
+                    None => Some(e.row),
                 };
-                RowError { row, error: self.misfit(field, made_as, &misfit) }
+                RowError { row, error: self.cast_error(field, made_as, &e) }
             })?);
         }
         if let Some(extra) = found.fields().iter().find(|f| self.schema.field_with_name(f.name()).is_err()) {
@@ -138,9 +140,9 @@ impl PythonStage {
         ))
     }
 
-    fn misfit(&self, promised: &Field, made_as: &Field, misfit: &Misfit) -> Error {
+    fn cast_error(&self, promised: &Field, made_as: &Field, error: &CastError) -> Error {
         let (name, made) = (promised.name(), type_name(made_as));
-        let way_out = match misfit.instead.as_deref() {
+        let way_out = match error.instead.as_deref() {
             Some(kind @ "float64") => {
                 format!(
                     "say `schema={{\"{name}\": \"{kind}\"}}`, or return float(...) (or int(...)) for every row"
@@ -156,7 +158,7 @@ impl PythonStage {
              place there, and nothing is cut off; {way_out}",
             self.function.name,
             type_name(promised),
-            misfit.why,
+            error.why,
         ))
     }
 }

@@ -1,7 +1,7 @@
-//! Stream stages: operators that see the rows of many splits as one stream.
+//! Cross-split stages: operators that see the rows of many splits as one stream.
 //!
-//! Each is a state machine without clocks or locks: rows go in, rows come out, and at the end of a
-//! repetition what was held back comes out too.
+//! Each is a state machine without clocks or locks: rows go in, rows come out, and at the end of a repetition the rows that
+//! it holds come out.
 
 mod batch;
 mod bucket;
@@ -27,15 +27,15 @@ use caju_wire::Chunk;
 pub(crate) enum Flow {
     /// Go on.
     More,
-    /// Nothing that comes after can reach the output: the task may stop reading.
+    /// No later row can reach the output: the task may stop reading.
     Done,
 }
 
 /// A stage over the stream of chunks.
 pub(crate) trait StreamStage: Send {
-    /// Takes a chunk and puts out what can go on.
+    /// Takes a chunk, and appends the chunks that are complete to `out`.
     fn push(&mut self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<Flow>;
 
-    /// Puts out what was held back: the input (or this repetition of it) is at its end.
+    /// Appends the rows that the stage holds to `out`: the input, or this repetition of it, is at its end.
     fn flush(&mut self, out: &mut Vec<Chunk>) -> Result<()>;
 }

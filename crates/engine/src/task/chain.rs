@@ -9,6 +9,7 @@ use caju_wire::Chunk;
 use futures::stream::{self, StreamExt};
 
 use super::hint::{Numbering, at_hint, at_set, without_marks};
+use super::prefetch::prefetched;
 use super::rows::RowWork;
 use super::{Item, Items};
 use crate::bind::{BoundPipeline, BranchKind, Step, StreamOp};
@@ -20,7 +21,7 @@ use crate::stream::{Batch, BatchEnd, Bucket, Flow, Mix, Shuffle, Skip, StreamSta
 /// The random position of a sampling source, apart from those of stages.
 const SAMPLE_POSITION: u32 = u32::MAX;
 
-/// Strings the steps together behind the source.
+/// Chains the steps of a pipeline behind its source.
 pub(super) fn build(
     pipeline: &Arc<BoundPipeline>,
     source: Items,
@@ -46,7 +47,7 @@ pub(super) fn build(
         let repeats = streaming.iter().any(|s| matches!(s, Step::Repeat));
         items = run_stream_stage(Box::new(mix), "source sample".into(), items, repeats);
     }
-    // Stages above the last `repeat` start afresh with every repetition.
+    // Stages above the last `repeat` restart with every repetition.
     let mut repeats = streaming.iter().filter(|s| matches!(s, Step::Repeat)).count();
     let mut run: Vec<Arc<RowStage>> = Vec::new();
     for (i, step) in streaming.iter().enumerate() {
@@ -65,6 +66,7 @@ pub(super) fn build(
             }
             Step::Hint(hint) => items = at_set(*hint, items, cache),
             Step::Cost { cost, burn, stats } => items = pay_for(items, ctx, *cost, *burn, *stats),
+            Step::Prefetch { elements, stats } => items = prefetched(items, *elements, *stats, ctx),
             Step::Stream { op, stats } => {
                 let stage = Counted { stage: stream_stage(op, ctx), ctx: Arc::clone(ctx), stats: *stats };
                 let place = ctx.stats.stage(*stats).place();
@@ -80,11 +82,11 @@ pub(super) fn build(
 }
 
 fn is_stream(step: &Step) -> bool {
-    !matches!(step, Step::Rows(_) | Step::Cost { .. } | Step::Hint(_))
+    !matches!(step, Step::Rows(_) | Step::Cost { .. } | Step::Prefetch { .. } | Step::Hint(_))
 }
 
-/// Split-local stages. Where ordinals change above a random stage, the chunks pass one by one, in order, to
-/// be numbered again; everything between such places runs in parallel.
+/// Chains the split-local stages. Where ordinals change above a random stage, chunks pass one by one, in order, to be
+/// renumbered; everything between such places runs in parallel.
 fn local_part(steps: &[Step], mut items: Items, ctx: &Arc<TaskContext>, cache: &Arc<TaskCache>) -> Items {
     let mut segment: Vec<Arc<RowStage>> = Vec::new();
     let mut dirty = false;
@@ -95,14 +97,18 @@ fn local_part(steps: &[Step], mut items: Items, ctx: &Arc<TaskContext>, cache: &
                     items = renumber(rows(std::mem::take(&mut segment), items, ctx));
                     dirty = false;
                 }
-                dirty |= stage.renumbers() || ctx.skips();
+                dirty |= stage.changes_ordinals() || ctx.skips();
                 segment.push(Arc::clone(stage));
             }
             Step::Cost { cost, burn, stats } => {
                 items = rows(std::mem::take(&mut segment), items, ctx);
                 items = pay_for(items, ctx, *cost, *burn, *stats);
             }
-            // Behind a `take` that was planned away. Rows are counted on as if it were not there.
+            Step::Prefetch { elements, stats } => {
+                items = rows(std::mem::take(&mut segment), items, ctx);
+                items = prefetched(items, *elements, *stats, ctx);
+            }
+            // Behind a `take` that was planned away. Ordinals are counted as if it were not there.
             Step::Hint(hint) if cache.is_set(*hint) => {
                 items = rows(std::mem::take(&mut segment), items, ctx);
                 items = by_split(at_set(*hint, items, cache));
@@ -122,7 +128,7 @@ fn local_part(steps: &[Step], mut items: Items, ctx: &Arc<TaskContext>, cache: &
     if dirty { renumber(items) } else { items }
 }
 
-/// Chunks of one split each, as they are above all stages that mix splits.
+/// Chunks of one split each, as they are above all cross-split stages.
 fn by_split(items: Items) -> Items {
     let apart = |item| match item {
         Ok(Item::Chunk(chunk)) => stream::iter(apart(&chunk)).map(|c| Ok(Item::Chunk(c))).left_stream(),
@@ -172,7 +178,7 @@ fn rows(stages: Vec<Arc<RowStage>>, items: Items, ctx: &Arc<TaskContext>) -> Ite
         .boxed()
 }
 
-/// Gives the rows of every split consecutive ordinals again.
+/// Renumbers the rows of every split consecutively.
 fn renumber(items: Items) -> Items {
     let mut numbering = Numbering::default();
     items
@@ -186,7 +192,7 @@ fn renumber(items: Items) -> Items {
         .boxed()
 }
 
-/// Drops rows that readers already have, by the lease's word.
+/// Drops rows that readers already have, as their leases say.
 fn drop_done(items: Items, ctx: &Arc<TaskContext>) -> Items {
     let ctx = Arc::clone(ctx);
     items
@@ -202,9 +208,9 @@ fn drop_done(items: Items, ctx: &Arc<TaskContext>) -> Items {
         .boxed()
 }
 
-/// The same items, made while nobody asks for them: one waits, and the next one is in the making. A stage that takes its
-/// time without a CPU would else keep everything above it waiting, too.
-fn ahead(mut items: Items) -> Items {
+/// The same items, computed by a task of their own: one item is ready while the next one is computed. Without that a stage
+/// that waits without using a CPU would stall all stages above it.
+fn readahead(mut items: Items) -> Items {
     const NAME: &str = "the stages above a slow one";
     let (sender, receiver) = channel(NAME, 1);
     let running = Tasks::new().spawn(NAME, async move {
@@ -226,7 +232,7 @@ fn ahead(mut items: Items) -> Items {
 
 fn pay_for(items: Items, ctx: &Arc<TaskContext>, cost: Cost, burn: bool, stats: usize) -> Items {
     let ctx = Arc::clone(ctx);
-    ahead(items)
+    readahead(items)
         .then(move |item| {
             let ctx = Arc::clone(&ctx);
             async move {
@@ -319,7 +325,7 @@ struct Running {
 }
 
 impl Running {
-    /// A step of the stage, whose panic is an error: expressions are evaluated here, by libraries.
+    /// Runs a step of the stage. A panic is an error, because libraries evaluate expressions here.
     fn step<T>(&mut self, step: impl FnOnce(&mut dyn StreamStage) -> Result<T>) -> Result<T> {
         let stage = &mut *self.stage;
         catch(&self.place, || step(stage)).and_then(|done| done)
@@ -349,7 +355,7 @@ fn run_stream_stage(stage: Box<dyn StreamStage>, place: String, items: Items, re
                     }
                     end = Some(Item::EndOfRepetition);
                 }
-                // On its way to a hint below; the stage has no part in it.
+                // The rows enter at a hint below; the stage passes them on.
                 Some(entry @ Item::Entry { .. }) => r.ready.push_back(entry),
                 Some(Item::EndOfSplit(_)) => {}
                 None => {
@@ -412,12 +418,12 @@ mod tests {
     #[tokio::test]
     async fn what_is_made_ahead_ends_only_when_it_has_ended() {
         let good = || stream::iter([Ok(Item::Chunk(chunk())), Ok(Item::EndOfSplit(0))]);
-        assert_eq!(ahead(good().boxed()).collect::<Vec<_>>().await.len(), 2);
+        assert_eq!(readahead(good().boxed()).collect::<Vec<_>>().await.len(), 2);
         let broken = good()
             .chain(stream::once(async { if true { panic!("above") } else { Ok(Item::EndOfRepetition) } }));
-        let got = errors(ahead(broken.boxed())).await;
+        let got = errors(readahead(broken.boxed())).await;
         assert!(got.len() == 1 && got[0].contains("above"), "{got:?}");
         let failed = good().chain(stream::iter([Err(caju_types::Error::data_loss("damaged"))]));
-        assert_eq!(errors(ahead(failed.boxed())).await, ["damaged"]);
+        assert_eq!(errors(readahead(failed.boxed())).await, ["damaged"]);
     }
 }

@@ -1,33 +1,35 @@
-//! Handing out leased splits to readers, never more of them at once than a task has room for.
+//! Handing out leased splits to readers, within the limit of concurrent reads.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use caju_cache::Cache;
 use caju_runtime::{Receiver, Sender, Tasks, caught, channel, log_failure};
+use caju_sources::{ReadObserver, with_read_observer};
 use caju_types::Result;
 use futures::stream::{self, StreamExt};
 
-use super::ends::with_ends;
+use super::open_splits::checked;
 use super::read::Reader;
-use super::room::{Place, Room};
-use super::{Item, Items, LeasedSplit, SplitFeed};
+use super::read_limiter::{ReadLimiter, ReadPermit};
+use super::{Item, Items};
 use crate::caching::StoredGroup;
-use crate::stats::{READER, SplitReads};
+use crate::lease::{LeasedSplit, SplitFeed};
+use crate::stats::SplitReads;
 
-/// Batches that one reader may have ready.
+/// Batches of one reader that may wait to be taken.
 const READY: usize = 2;
-/// What hands out splits is called this in errors.
+/// The name of the work in errors.
 const NAME: &str = "handing out splits";
 
-/// The rows of all leased splits, as chunks of one run each, with the end of every split and repetition marked. The
-/// stream ends only when the feed has said that no split is left and every reader that it has finished.
+/// The rows of all leased splits, as chunks of one run each, with a mark at the end of every split and repetition. The
+/// stream ends only after the feed reported that no split is left and every reader reported that it has finished.
 pub(super) fn read_splits(reader: Reader, feed: Box<dyn SplitFeed>, tasks: Tasks) -> Items {
     let reader = Arc::new(reader);
     // One queue of queues: in order there is one per split, else one per repetition that all its readers share.
     let depth = Cache::answers_at_once(Cache::requests_at_once(reader.reading.readers));
     let (queues, queue) = channel(NAME, depth);
-    let (leases, group) = (reader.open.clone(), tasks.clone());
+    let (open, group) = (reader.open.clone(), tasks.clone());
     let distributor =
         Distributor { reader, feed, tasks, queues, shared: None, leases: VecDeque::new(), repetition: None };
     group.background(NAME, log_failure, distributor.distribute());
@@ -35,7 +37,7 @@ pub(super) fn read_splits(reader: Reader, feed: Box<dyn SplitFeed>, tasks: Tasks
         Ok(rx) => rx.left_stream(),
         Err(e) => stream::iter([Err(e)]).right_stream(),
     });
-    with_ends(items.boxed(), leases)
+    checked(items.boxed(), open)
 }
 
 /// Leases splits and starts their readers.
@@ -47,7 +49,7 @@ struct Distributor {
     queues: Sender<Receiver<Item>>,
     /// Out of order: the queue that the readers of the present repetition share.
     shared: Option<Sender<Item>>,
-    /// Leases that no reader has begun.
+    /// Leases that no reader has begun yet.
     leases: VecDeque<LeasedSplit>,
     repetition: Option<u32>,
 }
@@ -61,7 +63,7 @@ pub(super) struct Group {
 }
 
 impl Distributor {
-    /// Hands out splits until none is left, and says how that ended.
+    /// Hands out splits until none is left, and reports to the queue how that ended.
     async fn distribute(mut self) -> Result<()> {
         match caught(NAME, self.hand_out()).await.and_then(|ended| ended) {
             Ok(()) => self.queues.finish(),
@@ -77,9 +79,9 @@ impl Distributor {
     }
 
     async fn hand_out(&mut self) -> Result<()> {
-        let mut room = Room::for_readers(self.reader.reading.readers);
+        let mut limiter = ReadLimiter::for_readers(self.reader.reading.readers);
         loop {
-            let mut place = room.next().await?;
+            let mut permit = limiter.acquire().await?;
             if self.leases.is_empty() {
                 match self.feed.next(1).await? {
                     Some(more) => self.leases.extend(more),
@@ -104,9 +106,9 @@ impl Distributor {
             self.reader.ctx.register(lease.index, &lease.split, &lease.done);
             let name = format!("reading {}", lease.split.describe());
             let out = self.queue(&name).await?;
-            let requests = self.reader.cache.requests_for(&lease).filter(|_| group.is_none());
-            room.fit(&mut place, requests).await?;
-            self.start(name, lease, group, out, place);
+            let requests = self.reader.cache.known_requests(&lease).filter(|_| group.is_none());
+            limiter.resize(&mut permit, requests).await?;
+            self.start(name, lease, group, out, permit);
         }
         if self.repetition.is_some() {
             self.end_repetition().await?;
@@ -115,18 +117,26 @@ impl Distributor {
     }
 
     /// Starts the reader of a split, or of all splits of a part of a set.
-    fn start(&self, name: String, lease: LeasedSplit, group: Option<Group>, out: Sender<Item>, place: Place) {
+    fn start(
+        &self,
+        name: String,
+        lease: LeasedSplit,
+        group: Option<Group>,
+        out: Sender<Item>,
+        permit: ReadPermit,
+    ) {
         match &group {
             Some(group) => group.splits.iter().for_each(|index| self.reader.open.begin(*index)),
             None => self.reader.open.begin(lease.index),
         }
         let reader = Arc::clone(&self.reader);
         let reads = SplitReads::of(Arc::clone(&self.reader.ctx.stats));
-        let reading = READER.scope(reads, async move {
+        let observer: Arc<dyn ReadObserver> = Arc::clone(&reads) as _;
+        let reading = with_read_observer(observer, async move {
             let reading = async {
                 match group {
-                    Some(group) => reader.get_group(group, &out, place).await,
-                    None => reader.read_one(lease, &out, place).await,
+                    Some(group) => reader.get_group(group, &out, permit).await,
+                    None => reader.read_one(lease, &reads, &out, permit).await,
                 }
             };
             let outcome = caught(out.name(), reading).await.and_then(|read| read);

@@ -1,4 +1,4 @@
-//! What happens to the stream of rows at a hint.
+//! The stream of rows at a hint.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use futures::stream::StreamExt;
 use super::{Item, Items};
 use crate::caching::TaskCache;
 
-/// Gives the rows of every split consecutive ordinals again.
+/// Renumbers the rows of every split consecutively.
 #[derive(Debug, Default)]
 pub(super) struct Numbering {
     next: HashMap<u64, u64>,
@@ -27,8 +27,8 @@ impl Numbering {
     }
 }
 
-/// Splits that come from a part enter here, and rows of those that are to be stored go to their writers too.
-/// `dirty`: stages above changed the counting.
+/// Rows that come from a part enter here, and rows that are stored go to their writers. `dirty`: stages above changed the
+/// ordinals.
 pub(super) fn at_hint(hint: usize, dirty: bool, items: Items, cache: &Arc<TaskCache>) -> Items {
     let cache = Arc::clone(cache);
     let numbering = dirty.then(Numbering::default);
@@ -73,7 +73,7 @@ async fn pass(
     (drop < rows).then(|| chunk.slice_rows(drop, rows - drop))
 }
 
-/// Behind stages that mix splits: stored rows enter here, and those that arrive go to the task's part of the set.
+/// Behind cross-split stages: stored rows enter here, and rows that arrive go to the task's part of the set.
 pub(super) fn at_set(hint: usize, items: Items, cache: &Arc<TaskCache>) -> Items {
     let cache = Arc::clone(cache);
     futures::stream::unfold(items, move |mut items| {
@@ -98,7 +98,7 @@ pub(super) fn at_set(hint: usize, items: Items, cache: &Arc<TaskCache>) -> Items
     .boxed()
 }
 
-/// Takes the marks out that only hints read.
+/// Removes the marks that only hints need.
 pub(super) fn without_marks(items: Items) -> Items {
     items.filter(|i: &Result<Item>| std::future::ready(!matches!(i, Ok(Item::EndOfSplit(_))))).boxed()
 }

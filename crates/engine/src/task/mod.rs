@@ -1,66 +1,35 @@
-//! Running a task: splits are read by several readers, row stages run on the CPU pool, stream stages run
-//! in the order of the stream, and what comes out is bounded at every step.
+//! Running a task: several readers read splits, row stages run on the CPU pool, cross-split stages run in the order of the
+//! stream, and every queue between them is bounded.
 
+mod batch_size;
 mod chain;
 mod distribute;
-mod ends;
 mod hint;
+mod open_splits;
+mod prefetch;
 mod read;
-mod room;
+mod read_limiter;
 mod rows;
-mod sizing;
 mod zip;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
 use caju_cache::{Cache, Encoding};
 use caju_proto::v1::StageStats;
 use caju_runtime::{Clock, CpuPool, Tasks};
-use caju_types::{Result, RowRanges};
+use caju_types::Result;
 use caju_wire::Chunk;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 
 use crate::bind::BoundPipeline;
-use crate::caching::{CachePlan, GroupLease, SplitModes, TaskCache};
+use crate::cache_plan::{CachePlan, SplitModes};
+use crate::caching::{CacheOptions, TaskCache};
 use crate::context::TaskContext;
+use crate::lease::SplitFeed;
 use crate::probing::{Findings, Prober, Probing};
-use crate::source::Split;
 use crate::stats::TaskStats;
-
-/// One lease of a split.
-#[derive(Debug, Clone)]
-pub struct LeasedSplit {
-    /// Its index in the iteration.
-    pub index: u64,
-    /// What to read.
-    pub split: Split,
-    /// Rows of its split-local output that readers have already.
-    pub done: RowRanges,
-    /// What to store and to read; none: compute.
-    pub cache: Option<Arc<CachePlan>>,
-    /// The part of a set in which all its rows are, with those of the splits leased beside it.
-    pub group: Option<GroupLease>,
-}
-
-impl LeasedSplit {
-    /// A split that nobody began before, to be computed.
-    pub fn new(index: u64, split: Split) -> Self {
-        Self { index, split, done: RowRanges::default(), cache: None, group: None }
-    }
-}
-
-/// Where a task's splits come from.
-#[async_trait]
-pub trait SplitFeed: Send {
-    /// The next leases, at most `want`; waits for at least one. `None`: no split is left for this task.
-    ///
-    /// # Errors
-    /// Whatever ends the task: the dispatcher is gone for too long, the iteration failed.
-    async fn next(&mut self, want: usize) -> Result<Option<Vec<LeasedSplit>>>;
-}
 
 /// How a task runs.
 #[derive(Debug, Clone)]
@@ -75,35 +44,37 @@ pub struct TaskOptions {
     pub slot: Option<u32>,
     /// Keep the canonical order of rows.
     pub deterministic: bool,
-    /// Threads that compute.
+    /// The threads that compute.
     pub pool: CpuPool,
     /// Time.
     pub clock: Arc<dyn Clock>,
-    /// The most rows of a batch of the engine, to begin with: narrow rows that little is done with go in larger ones later,
-    /// rows that swell in smaller ones.
+    /// The most rows of the first batches of the engine. Later batches are larger if rows are narrow and cheap to compute,
+    /// and smaller if stages make rows much larger.
     pub batch_rows: usize,
     /// The nominal source bytes of a batch of the engine.
     pub batch_bytes: usize,
-    /// Splits read at the same time.
+    /// Bytes that each `prefetch` stage may hold computed ahead; one chunk always fits.
+    pub buffer_bytes: usize,
+    /// Splits that are read concurrently.
     pub readers: usize,
-    /// Held by artificial stages; one per worker.
+    /// The lock of the artificial stages, one per worker.
     pub one_at_a_time: Arc<tokio::sync::Mutex<()>>,
     /// Where snapshots are, if there are any.
     pub cache: Option<Arc<Cache>>,
-    /// Whether to find out in the background what storing would cost at each hint.
+    /// Whether to probe in the background what storing would cost at each hint.
     pub probe: bool,
-    /// With `probe`: whether that is what the task is for. It then ends when everything is found out, with
-    /// what rows there were.
+    /// With `probe`: whether the task exists for its probes. It then ends when all probes are made, with the rows that there
+    /// were.
     pub probe_to_end: bool,
-    /// With `probe`: the only encoding in which rows may be stored; none: the usual candidates are tried.
+    /// With `probe`: the only encoding in which rows may be stored; none: all candidates are probed.
     pub probe_encoding: Option<Encoding>,
-    /// With `probe`: whether only hints are tried that have parts, in their encodings: for a job that would not read what it
-    /// stores.
+    /// With `probe`: whether only hints with parts are probed, in the encodings of these: for a job that would not read what
+    /// it stores.
     pub probe_stored_only: bool,
-    /// Cores that are the task's own, where its threads are more than that or shared: probes take a share of them. None: one
-    /// for each thread.
+    /// Cores that the task may count on if its threads are more than that, or shared; probes are limited to a fraction of
+    /// them. None: one per thread.
     pub cores: Option<f64>,
-    /// Whether the stages' times are taken. Only a benchmark of what that costs has a reason to say no.
+    /// Whether the times of stages are measured. Only a benchmark of the profiling overhead turns that off.
     pub taps: bool,
 }
 
@@ -121,6 +92,7 @@ impl TaskOptions {
             clock,
             batch_rows: 8192,
             batch_bytes: 2 << 20,
+            buffer_bytes: 64 << 20,
             readers,
             one_at_a_time: Arc::default(),
             cache: None,
@@ -134,7 +106,8 @@ impl TaskOptions {
     }
 }
 
-/// How long the end of a short task may wait for probes of the few rows that it had.
+/// How long the end of a short task waits for probes of the few rows that it had: long enough for a local store, too short to
+/// be noticed.
 const LAST_PROBES: Duration = Duration::from_millis(300);
 
 /// What flows between steps.
@@ -145,9 +118,9 @@ pub(crate) enum Item {
         hint: usize,
         chunk: Chunk,
     },
-    /// A split has no further rows. Every leased split has this mark, however its rows came.
+    /// A split has no further rows. Every leased split has this mark, whether it was read or computed.
     EndOfSplit(u64),
-    /// Everything of the present repetition has passed.
+    /// All rows of the current repetition have passed.
     EndOfRepetition,
 }
 
@@ -160,7 +133,7 @@ pub struct TaskRun {
     cache: Arc<TaskCache>,
     tasks: Tasks,
     probe_to_end: bool,
-    /// The task is over: with an error, that is given again.
+    /// How the task ended; an error is returned again by every later call.
     over: Option<Result<()>>,
 }
 
@@ -180,7 +153,7 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
         stats,
         Arc::clone(&options.one_at_a_time),
     );
-    let ctx = Arc::new(ctx.within(pipeline.chunk_bytes()));
+    let ctx = Arc::new(ctx.within(pipeline.chunk_bytes(), options.buffer_bytes));
     let tasks = Tasks::new();
     let reading = read::Reading {
         batch_rows: options.batch_rows.max(1),
@@ -200,9 +173,15 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
         };
         Prober::start(Arc::clone(cache), hints.clone(), Arc::clone(&options.clock), probing, &tasks)
     });
-    let cache = TaskCache::new(options.cache, hints, name, Arc::clone(&ctx), prober);
-    let cache = cache.undecided(options.probe && !options.probe_to_end).for_job(&options.job);
-    let cache = Arc::new(cache.read_by(options.readers));
+    let cache = CacheOptions {
+        cache: options.cache,
+        hints,
+        pipeline: name,
+        job: options.job,
+        undecided: options.probe && !options.probe_to_end,
+        readers: options.readers,
+    };
+    let cache = Arc::new(TaskCache::new(cache, Arc::clone(&ctx), prober));
     let reader = read::Reader::new(Arc::clone(pipeline), Arc::clone(&ctx), Arc::clone(&cache), reading);
     let source = distribute::read_splits(reader, feed, tasks.clone());
     let items = chain::build(pipeline, source, &ctx, &cache);
@@ -223,9 +202,9 @@ impl TaskRun {
         }
         let start = Instant::now();
         loop {
-            // What moving items costs beside the stages that count for themselves is the output's.
+            // The cost of moving items counts for the output; the stages count their own work.
             let Some(item) = self.ctx.stats.output().polled(self.items.next()).await else {
-                // What was stored counts before the task's end is told.
+                // Parts are committed before the task's end is reported.
                 if let Err(e) = self.cache.settled().await {
                     self.tasks.stop();
                     return Some(Err(e));
@@ -261,25 +240,25 @@ impl TaskRun {
         self.ctx.stats.snapshot()
     }
 
-    /// How the splits were run, for as long as somebody wants to know.
+    /// A function that returns how the splits were run so far.
     pub fn watch_modes(&self) -> impl Fn() -> SplitModes + Send + Sync + use<> {
         let cache = Arc::clone(&self.cache);
         move || cache.modes()
     }
 
-    /// Takes what was decided since the task began without a plan: a plan, or that nothing is stored. What was kept of the
-    /// splits so far is stored then, or let go. Leases bring the same plan; this is for tasks that lease no more.
+    /// A function that takes the decision of a task that began without a plan: a plan, or that nothing is stored. The rows in
+    /// the backfill buffer are stored then, or dropped. Leases carry the same plan; this is for tasks that lease no more.
     pub fn decider(&self) -> impl Fn(Option<&CachePlan>) + Send + Sync + use<> {
         let cache = Arc::clone(&self.cache);
         move |plan| cache.decide(plan)
     }
 
-    /// What probes found out so far; none if the task does not probe.
+    /// What probes found so far; none if the task does not probe.
     pub fn findings(&self) -> Option<Findings> {
         self.cache.findings()
     }
 
-    /// The same, for as long as somebody wants to know.
+    /// A function that returns what probes found so far.
     pub fn watch_findings(&self) -> impl Fn() -> Option<Findings> + Send + Sync + use<> {
         let cache = Arc::clone(&self.cache);
         move || cache.findings()
@@ -290,7 +269,7 @@ impl TaskRun {
         self.cache.modes()
     }
 
-    /// Rows passed over under `on_error: skip`.
+    /// Rows skipped under `on_error: skip`.
     pub fn rows_skipped(&self) -> u64 {
         self.ctx.skipped()
     }
@@ -301,7 +280,7 @@ impl TaskRun {
     }
 }
 
-/// A task that is over has shown all the rows that there are; probes that wait for more get no more.
+/// Lets the probes finish with the rows that the task had.
 async fn finish_probes(cache: &TaskCache, to_end: bool) {
     if to_end {
         cache.probed().await;

@@ -5,20 +5,21 @@ use std::time::Instant;
 
 use arrow_array::RecordBatch;
 use caju_runtime::Sender;
+use caju_sources::{ReadOptions, Split, SplitRange, child_split, read_split};
 use caju_types::{Error, Result};
 use caju_wire::{Chunk, Elements, Run, batch_bytes};
 use futures::stream::{self, BoxStream, StreamExt};
 
+use super::Item;
 use super::distribute::Group;
-use super::ends::Leases;
-use super::room::Place;
+use super::open_splits::OpenSplits;
+use super::read_limiter::ReadPermit;
 use super::zip::{Side, zipped};
-use super::{Item, LeasedSplit};
 use crate::bind::{BoundPipeline, Branch, BranchKind, Step};
 use crate::caching::{Entry, OpenPart, TaskCache};
 use crate::context::TaskContext;
-use crate::source::{ReadOptions, Split, SplitRange, child_split, read_split};
-use crate::stats::READER;
+use crate::lease::LeasedSplit;
+use crate::stats::SplitReads;
 
 /// How splits are read.
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +27,7 @@ pub(super) struct Reading {
     pub(super) batch_rows: usize,
     pub(super) batch_bytes: usize,
     pub(super) readers: usize,
-    /// Keep the order of leases; else rows of different splits come as they are read.
+    /// Keeps the order of leases; otherwise rows of different splits come as they are read.
     pub(super) ordered: bool,
 }
 
@@ -36,10 +37,10 @@ pub(super) struct Reader {
     pub(super) ctx: Arc<TaskContext>,
     pub(super) cache: Arc<TaskCache>,
     pub(super) reading: Reading,
-    /// Where the figures of the stages end that see one split at a time.
+    /// The index of the first cross-split stage among the counters.
     local: usize,
     /// The splits that were leased and have not ended.
-    pub(super) open: Leases,
+    pub(super) open: OpenSplits,
 }
 
 impl Reader {
@@ -54,32 +55,32 @@ impl Reader {
             _ => None,
         });
         let local = streams.min().unwrap_or(usize::MAX);
-        Self { pipeline, ctx, cache, reading, local, open: Leases::default() }
+        Self { pipeline, ctx, cache, reading, local, open: OpenSplits::default() }
     }
 
-    /// How rows are read that enter at a stage, by its place among the figures.
+    /// How rows are read that enter at the stage with these counters.
     fn reading(&self, stage: usize) -> Reading {
         let stages = self.ctx.stats.snapshot();
         let end = self.local.min(stages.len());
         self.reading.sized(stages.get(stage..end).unwrap_or_default())
     }
 
-    /// Sends the rows of a part of a set. If it is damaged the task is given up: what is left of its splits is
-    /// computed by another one, since rows say which ones they are wherever they come from.
+    /// Sends the rows of a part of a set. If the part is damaged the task fails, and another task computes what is left of
+    /// its splits: the provenance of the rows says which ones were delivered.
     pub(super) async fn get_group(
         &self,
         mut group: Group,
         out: &Sender<Item>,
-        mut place: Place,
+        mut permit: ReadPermit,
     ) -> Result<()> {
-        let counters = self.ctx.stats.stage(self.cache.figures(group.hint));
-        let reading = self.reading(self.cache.figures(group.hint));
-        place.shrink(group.part.requests());
+        let counters = self.ctx.stats.stage(self.cache.stats_index(group.hint));
+        let reading = self.reading(self.cache.stats_index(group.hint));
+        permit.shrink(group.part.requests());
         loop {
             let serving = counters.serving();
             let Some(chunks) = counters.polled(group.part.next()).await else { break };
             drop(serving);
-            place.shrink(group.part.requests());
+            permit.shrink(group.part.requests());
             let chunks = chunks.map_err(|e| {
                 let why = e.message();
                 Error::cancelled(format!(
@@ -104,18 +105,19 @@ impl Reader {
     pub(super) async fn read_one(
         &self,
         lease: LeasedSplit,
+        reads: &SplitReads,
         out: &Sender<Item>,
-        mut place: Place,
+        mut permit: ReadPermit,
     ) -> Result<()> {
         match self.cache.enter(&lease).await {
             Entry::Skip => {}
             Entry::Compute => self.compute(&lease, out).await?,
-            Entry::Put | Entry::Keep => {
+            Entry::Put | Entry::Buffer => {
                 self.compute(&lease, out).await?;
-                self.cache.was_read(lease.index, READER.try_with(|reads| reads.bytes()).unwrap_or(0));
+                self.cache.source_was_read(lease.index, reads.bytes());
             }
             Entry::Get { hint, part } => {
-                if let Some(rows) = self.get(hint, part, &lease, out, &mut place).await? {
+                if let Some(rows) = self.get(hint, part, &lease, out, &mut permit).await? {
                     self.cache.resume(lease.index, hint, rows);
                     self.compute(&lease, out).await?;
                 }
@@ -124,25 +126,25 @@ impl Reader {
         out.send(Item::EndOfSplit(lease.index)).await
     }
 
-    /// Sends the rows of a part; the number of those sent if the part turns out to be damaged.
+    /// Sends the rows of a part. Returns the number of rows that were sent if the part turns out to be damaged.
     async fn get(
         &self,
         hint: usize,
         mut part: Box<OpenPart>,
         lease: &LeasedSplit,
         out: &Sender<Item>,
-        place: &mut Place,
+        permit: &mut ReadPermit,
     ) -> Result<Option<u64>> {
         let mut ordinal = 0;
-        // Reading is the hint's work, as computing is that of the stages above it.
-        let counters = self.ctx.stats.stage(self.cache.figures(hint));
-        let reading = self.reading(self.cache.figures(hint));
-        place.shrink(part.requests());
+        // Reading counts for the hint, as computing counts for the stages above it.
+        let counters = self.ctx.stats.stage(self.cache.stats_index(hint));
+        let reading = self.reading(self.cache.stats_index(hint));
+        permit.shrink(part.requests());
         loop {
             let serving = counters.serving();
             let Some(batch) = counters.polled(part.next()).await else { break };
             drop(serving);
-            place.shrink(part.requests());
+            permit.shrink(part.requests());
             let Ok(batch) = batch else { return Ok(Some(ordinal)) };
             counters.moved(batch.num_rows(), batch.num_rows(), batch_bytes(&batch));
             for batch in pieces(&batch, reading) {
@@ -183,14 +185,14 @@ impl Reader {
         }
     }
 
-    /// The rows of a split of a branch, after the stages of the datasets nested in it; `home` is the lease that
-    /// the split belongs to.
+    /// The rows of a split of a branch, after the stages of the datasets nested in it. `home`: the lease that the split
+    /// belongs to.
     fn open(&self, branch: &Branch, split: &Split, home: u64) -> BoxStream<'static, Result<RecordBatch>> {
         match branch.kind {
             BranchKind::Leaf => {
                 let skip = self.ctx.skips().then(|| {
                     let ctx = Arc::clone(&self.ctx);
-                    let f: crate::source::SkipFn = Arc::new(move |e| ctx.count_skip(home, &e));
+                    let f: caju_sources::SkipFn = Arc::new(move |e| ctx.count_skip(home, &e));
                     f
                 });
                 let reading = self.reading(0);
@@ -249,7 +251,7 @@ impl Reader {
         if stages.is_empty() {
             return rows;
         }
-        // Keys come from the split's own key: an index of its own, apart from those of leases.
+        // Random keys come from the split's own key, under an index that no lease has.
         let index = u64::MAX ^ split.key.folded() ^ u64::from(split.repetition).rotate_left(40);
         self.ctx.register_nested(index, split, home);
         let ctx = Arc::clone(&self.ctx);
@@ -289,15 +291,15 @@ impl Reader {
     }
 }
 
-/// A batch of a part in the sizes of the engine's batches, without copying: the stages below may make much
-/// of every row.
+/// Slices a batch of a part into batches of the engine's size, without copying: the stages below may make rows much
+/// larger.
 fn pieces(batch: &RecordBatch, reading: Reading) -> Vec<RecordBatch> {
     let rows = batch.num_rows();
     let step = step(rows, batch_bytes(batch), reading);
     (0..rows).step_by(step).map(|at| batch.slice(at, step.min(rows - at))).collect()
 }
 
-/// A chunk of stored rows in the sizes of the engine's batches; batches are elements already.
+/// Slices a chunk of stored rows into chunks of the engine's size. Chunks of batches stay whole.
 fn parts(chunk: Chunk, reading: Reading) -> Vec<Chunk> {
     if chunk.elements != Elements::Rows {
         return vec![chunk];
@@ -321,7 +323,7 @@ fn failed(message: &'static str) -> BoxStream<'static, Result<RecordBatch>> {
     stream::once(async move { Err(Error::internal(message)) }).boxed()
 }
 
-/// The error of a job that may read stored rows alone, at a split that has none.
+/// The error of a `cache_only` job at a split without a part.
 fn not_stored(lease: &LeasedSplit) -> Error {
     let file = lease.split.file.as_ref().map_or_else(|| "the source".to_string(), |f| f.url.to_string());
     Error::not_found(format!(

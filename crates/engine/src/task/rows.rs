@@ -1,8 +1,8 @@
-//! Row stages over one chunk, within the memory that a chunk may take.
+//! Row stages over one chunk, within the memory limit of a chunk.
 //!
-//! Most chunks pass all stages in one piece. One that needs too much memory at a stage is cut in two there, and again if
-//! that is not enough: the first piece goes on, and the rest waits until that is on its way. So a batch whose rows swell
-//! costs time, not memory; only a single row that is too large is an error.
+//! Most chunks pass all stages in one piece. A chunk that needs too much memory at a stage is split in two there, and again
+//! if that is not enough: the first piece goes on, and the remainder waits. A batch whose rows grow therefore costs time, not
+//! memory; only a single row that is too large is an error.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use futures::stream::{self, Stream};
 
 use super::Item;
 use crate::context::TaskContext;
-use crate::row::{Kept, RowStage};
+use crate::row::{RowSelection, RowStage};
 
 /// A chunk on its way through the stages.
 pub(super) struct RowWork {
     stages: Arc<Vec<Arc<RowStage>>>,
     ctx: Arc<TaskContext>,
-    /// What is left, the first rows last: pieces, each with the first stage that it has not passed.
+    /// The pieces that are left, the first rows last, each with the first stage that it has not passed.
     left: Vec<(usize, Chunk)>,
 }
 
@@ -32,7 +32,7 @@ impl RowWork {
     pub(super) async fn next(mut self) -> Result<(Chunk, Option<Self>)> {
         let pool = self.ctx.pool.clone();
         pool.run(move || {
-            // Handing the chunk over is the work of the first stage that it was handed over for.
+            // The handover counts for the first stage that the chunk was handed over for.
             if let Some(first) = self.stages.first() {
                 self.ctx.stats.stage(first.stats).handed_over();
             }
@@ -105,7 +105,7 @@ fn run_pieces(stage: &RowStage, ctx: &TaskContext, chunk: &Chunk) -> Result<Chun
         match stage.run(ctx, piece, &here) {
             Ok((out, kept)) => {
                 match kept {
-                    Kept::All => here.into_iter().for_each(|r| push_run(&mut runs, r)),
+                    RowSelection::All => here.into_iter().for_each(|r| push_run(&mut runs, r)),
                     kept => kept.runs(&here).into_iter().for_each(|r| runs.push(r)),
                 }
                 pieces.push(out);
@@ -120,7 +120,7 @@ fn run_pieces(stage: &RowStage, ctx: &TaskContext, chunk: &Chunk) -> Result<Chun
     Ok(Chunk { pieces, runs, ..without_rows(chunk) })
 }
 
-/// How the chunk's rows form elements, without the rows.
+/// The chunk without its rows.
 fn without_rows(chunk: &Chunk) -> Chunk {
     Chunk {
         pieces: Vec::new(),

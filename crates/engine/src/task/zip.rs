@@ -1,4 +1,4 @@
-//! The rows of several datasets side by side.
+//! Rows of several datasets, zipped into one row.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use arrow_schema::SchemaRef;
 use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt};
 
-/// Batches of the columns of all sides, as long as every side has rows; all must end together.
+/// Batches with the columns of all sides. All sides must have the same number of rows.
 pub(super) fn zipped(sides: Vec<Side>, schema: SchemaRef) -> BoxStream<'static, Result<RecordBatch>> {
     stream::try_unfold(sides, move |mut sides| {
         let schema = Arc::clone(&schema);

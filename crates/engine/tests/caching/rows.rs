@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use caju_cache::{Cache, CacheOptions};
-use caju_engine::source::{SourceContext, Split};
 use caju_engine::{
     BoundPipeline, CachePlan, Hints, LeasedSplit, SetBase, SplitModes, TaskOptions, bind, bind_with, run_task,
 };
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::{DatasetDef, prefix_fingerprints};
 use caju_runtime::{Clock, CpuPool, IoCounters, Stores, SystemClock};
+use caju_sources::{SourceContext, Split};
 use caju_types::{Result, RowRanges};
 use caju_wire::Chunk;
 use caju_wire::checksum::RowsChecksum;
@@ -82,7 +82,7 @@ impl Pair {
         let ctx = SourceContext::new(Arc::new(Stores::default()), Arc::clone(&io));
         let plain = Arc::new(bind(def, &registry, &ctx, None).await?);
         let schema = plain.source_schema();
-        let kept = Arc::new(bind_with(def, &registry, &ctx, schema, Hints::Kept).await?);
+        let kept = Arc::new(bind_with(def, &registry, &ctx, schema, Hints::Active).await?);
         let splits = kept.splits().try_collect().await?;
         let hints = prefix_fingerprints(def, &registry)?
             .into_iter()

@@ -7,12 +7,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use caju_cache::{Cache, SetRecord, Snapshot, Whole};
+use caju_engine::TaskOptions;
 use caju_engine::{
     CachePlan, GroupLease, LeasedSplit, SetPlan, SetTarget, SplitModes, cover, run_task, set_id,
 };
-use caju_engine::{TaskOptions, source::Split};
 use caju_pipeline::DatasetDef;
 use caju_runtime::{CpuPool, Stores, SystemClock};
+use caju_sources::Split;
 use caju_types::{Error, ErrorKind, Fingerprint, RowRanges, mix64};
 use futures::TryStreamExt;
 use object_store::ObjectStoreExt;

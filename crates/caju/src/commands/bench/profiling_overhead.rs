@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use caju_engine::source::SourceContext;
 use caju_engine::{BoundPipeline, LeasedSplit, SplitFeed, TaskOptions, run_task};
 use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock, cpu_time};
+use caju_sources::SourceContext;
 use caju_types::{Error, Result, format_count};
 use futures::TryStreamExt;
 

@@ -1,0 +1,83 @@
+//! `prefetch`: elements that are computed ahead of the stages below, as tf.data's `prefetch` does.
+//!
+//! A buffer holds up to the stage's number of elements, and up to the task's `buffer_bytes`; one chunk always fits. A
+//! chunk of rows above `batch` has as many elements as rows, so there the buffer holds at least one chunk.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use caju_runtime::{Tasks, caught};
+use caju_types::{Error, Result};
+use caju_wire::ByteQueue;
+use futures::stream::{self, StreamExt};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::{Item, Items};
+use crate::context::TaskContext;
+
+/// What computes ahead is called this in errors.
+const NAME: &str = "the stages above `prefetch`";
+
+/// An item in the buffer, with the elements that it takes of it.
+struct Buffered {
+    item: Item,
+    _elements: OwnedSemaphorePermit,
+}
+
+/// The same items, computed by a task of their own. Nothing is computed before the first item is asked for.
+pub(super) fn prefetched(items: Items, elements: usize, stats: usize, ctx: &Arc<TaskContext>) -> Items {
+    let ctx = Arc::clone(ctx);
+    stream::once(async move { start(items, elements, stats, ctx) }).flatten().boxed()
+}
+
+fn start(items: Items, elements: usize, stats: usize, ctx: Arc<TaskContext>) -> Items {
+    let queue = Arc::new(ByteQueue::new(ctx.buffer_bytes));
+    let fill = fill(items, elements, stats, ctx, Arc::clone(&queue));
+    // Dropping the stream stops the task.
+    let running = Tasks::new().spawn(NAME, fill);
+    stream::try_unfold((queue, running), |(queue, running)| async move {
+        let next: Option<Buffered> = queue.pop().await?;
+        Ok(next.map(|buffered| (buffered.item, (queue, running))))
+    })
+    .boxed()
+}
+
+/// Fills the buffer until the items end, or nobody reads it any more.
+async fn fill(
+    mut items: Items,
+    elements: usize,
+    stats: usize,
+    ctx: Arc<TaskContext>,
+    queue: Arc<ByteQueue<Buffered>>,
+) {
+    let most = u32::try_from(elements.clamp(1, Semaphore::MAX_PERMITS)).unwrap_or(u32::MAX);
+    let free = Arc::new(Semaphore::new(most as usize));
+    let counters = ctx.stats.stage(stats);
+    let filling = async {
+        while let Some(item) = counters.polled(items.next()).await {
+            let item = item?;
+            let (rows, bytes, elements) = match &item {
+                Item::Chunk(chunk) | Item::Entry { chunk, .. } => {
+                    (chunk.rows(), chunk.bytes(), chunk.num_elements())
+                }
+                Item::EndOfSplit(_) | Item::EndOfRepetition => (0, 0, 0),
+            };
+            let wait = Instant::now();
+            let taken = u32::try_from(elements).unwrap_or(u32::MAX).min(most);
+            let _elements = Arc::clone(&free)
+                .acquire_many_owned(taken)
+                .await
+                .map_err(|e| Error::internal(format!("{NAME}: {e}")))?;
+            // Marks take memory, too.
+            let pushed = queue.push(Buffered { item, _elements }, bytes.max(size_of::<Item>())).await;
+            counters.waited_out(wait.elapsed());
+            if pushed.is_err() {
+                return Ok(());
+            }
+            counters.moved(rows, rows, bytes);
+        }
+        Ok(())
+    };
+    let filled: Result<()> = caught(NAME, filling).await.and_then(|filled| filled);
+    queue.close(filled);
+}

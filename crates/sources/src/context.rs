@@ -1,0 +1,80 @@
+//! What sources need from the process: stores, counters, memory limits and caches.
+
+use std::sync::Arc;
+
+use caju_kernels::Limits;
+use caju_runtime::{IoCounters, Stores};
+
+use crate::caches::SourceCaches;
+use crate::listing_cache::ListingCache;
+
+/// What sources need from the process they run in. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct SourceContext {
+    /// Resolves URLs to object stores.
+    pub stores: Arc<Stores>,
+    /// Counts what is read.
+    pub io: Arc<IoCounters>,
+    /// Memory limits.
+    pub limits: SourceLimits,
+    /// Caches of file metadata; share them for the life of the process.
+    pub caches: SourceCaches,
+    /// The splits of an earlier listing of the source.
+    pub listing: ListingCache,
+}
+
+impl SourceContext {
+    /// A context with default limits and empty caches.
+    pub fn new(stores: Arc<Stores>, io: Arc<IoCounters>) -> Self {
+        Self {
+            stores,
+            io,
+            limits: SourceLimits::default(),
+            caches: SourceCaches::default(),
+            listing: ListingCache::default(),
+        }
+    }
+
+    /// Sets the memory limits.
+    #[must_use]
+    pub fn with_limits(mut self, limits: SourceLimits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Sets the splits of an earlier listing of the source.
+    #[must_use]
+    pub fn with_listing(mut self, listing: ListingCache) -> Self {
+        self.listing = listing;
+        self
+    }
+}
+
+/// Memory limits of one reader. A task has up to 16 readers at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SourceLimits {
+    /// The size of one ranged read of a byte-oriented format.
+    pub block_bytes: u64,
+    /// The largest single record (a line, a record, a file of an archive, an image file); a longer one is a data error
+    /// that names it. A reader can hold it twice.
+    pub max_record_bytes: u64,
+    /// The most that a compressed record batch of an Arrow file, or a page of a Parquet file, may become in memory.
+    pub chunk_bytes: u64,
+}
+
+impl SourceLimits {
+    /// The source limits of a process with these limits.
+    pub fn from_limits(limits: &Limits) -> Self {
+        Self {
+            block_bytes: 4 << 20,
+            max_record_bytes: limits.max_record_bytes,
+            chunk_bytes: limits.chunk_bytes,
+        }
+    }
+}
+
+impl Default for SourceLimits {
+    fn default() -> Self {
+        Self::from_limits(&Limits::default())
+    }
+}

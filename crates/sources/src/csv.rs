@@ -1,0 +1,160 @@
+//! Comma-separated values.
+
+use std::io::Cursor;
+use std::sync::Arc;
+
+use arrow::csv::ReaderBuilder;
+use arrow::csv::reader::Format as CsvFormat;
+use arrow_array::RecordBatch;
+use arrow_array::cast::AsArray;
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+
+use crate::lines::{INFER_ROWS, Text, shown, type_name};
+
+/// How a CSV file is written. An empty value is null.
+#[derive(Debug, Clone)]
+pub(crate) struct Csv {
+    pub(crate) header: bool,
+    pub(crate) delimiter: u8,
+}
+
+impl Csv {
+    fn read(
+        &self,
+        schema: &SchemaRef,
+        projection: Option<Vec<usize>>,
+        lines: &[u8],
+        rows: usize,
+    ) -> Result<Option<RecordBatch>, String> {
+        let mut builder = ReaderBuilder::new(Arc::clone(schema))
+            .with_delimiter(self.delimiter)
+            .with_header(false)
+            .with_batch_size(rows.max(1) + 1);
+        if let Some(p) = projection {
+            builder = builder.with_projection(p);
+        }
+        let mut decoder = builder.build_decoder();
+        let mut rest = lines;
+        while !rest.is_empty() {
+            let n = decoder.decode(rest).map_err(|e| e.to_string())?;
+            if n == 0 {
+                break;
+            }
+            rest = &rest[n..];
+        }
+        if lines.last() != Some(&b'\n') {
+            // An empty input marks the last line as complete.
+            decoder.decode(b"\n").map_err(|e| e.to_string())?;
+        }
+        decoder.flush().map_err(|e| e.to_string())
+    }
+
+    /// The values of one line as text.
+    fn values(&self, line: &[u8], columns: usize) -> Result<Vec<Option<String>>, String> {
+        let fields =
+            (0..columns).map(|i| Field::new(i.to_string(), DataType::Utf8, true)).collect::<Vec<_>>();
+        let batch = self.read(&Arc::new(Schema::new(fields)), None, line, 1)?;
+        Ok(batch.map_or_else(Vec::new, |b| {
+            b.columns()
+                .iter()
+                .map(|c| c.as_string::<i32>().iter().next().flatten().map(str::to_string))
+                .collect()
+        }))
+    }
+
+    /// The names in a header. A quote within a quoted name is written twice.
+    fn names(&self, line: &[u8]) -> Vec<String> {
+        let (mut names, mut quoted, mut name) = (Vec::new(), false, Vec::new());
+        let mut bytes = line.iter().copied().peekable();
+        while let Some(b) = bytes.next() {
+            match b {
+                b'"' if quoted && bytes.peek() == Some(&b'"') => name.extend(bytes.next()),
+                b'"' => quoted = !quoted,
+                b'\r' | b'\n' if !quoted => {}
+                b if b == self.delimiter && !quoted => names.push(std::mem::take(&mut name)),
+                b => name.push(b),
+            }
+        }
+        names.push(name);
+        names.iter().map(|n| String::from_utf8_lossy(n).into_owned()).collect()
+    }
+}
+
+impl Text for Csv {
+    fn header(&self) -> bool {
+        self.header
+    }
+
+    fn quote(&self) -> Option<u8> {
+        Some(b'"')
+    }
+
+    fn check_header(&self, line: &[u8], schema: &Schema) -> Option<String> {
+        let names = self.names(line);
+        let want: Vec<&str> = schema.fields().iter().map(|f| f.name().as_str()).collect();
+        (names != want).then(|| {
+            format!(
+                "the header names the columns {}, but the source has {}",
+                names.join(", "),
+                want.join(", ")
+            )
+        })
+    }
+
+    fn decode(
+        &self,
+        schema: &SchemaRef,
+        projection: &[usize],
+        lines: &[u8],
+        rows: usize,
+    ) -> Result<Vec<RecordBatch>, String> {
+        // A projection of nothing would lose the number of rows.
+        let columns = if projection.is_empty() { vec![0] } else { projection.to_vec() };
+        let batch = self.read(schema, Some(columns), lines, rows)?;
+        let batch = match batch {
+            Some(b) if projection.is_empty() => Some(b.project(&[]).map_err(|e| e.to_string())?),
+            b => b,
+        };
+        Ok(batch.into_iter().collect())
+    }
+
+    fn diagnose(&self, schema: &SchemaRef, projection: &[usize], line: &[u8]) -> Option<String> {
+        let columns = schema.fields().len();
+        let Ok(values) = self.values(line, columns) else {
+            let text = String::from_utf8_lossy(line);
+            let found = self.names(line).len();
+            if found != columns {
+                return Some(format!(
+                    "it has {found} values, but there are {columns} columns: {}",
+                    shown(text.trim_end())
+                ));
+            }
+            return Some(format!("it is not valid UTF-8: {}", shown(text.trim_end())));
+        };
+        let bad = projection.iter().copied().find(|&i| self.read(schema, Some(vec![i]), line, 1).is_err())?;
+        let value = values.get(bad)?.clone().unwrap_or_default();
+        let field = schema.field(bad);
+        Some(format!(
+            "column `{}`: {} is not of type {}",
+            field.name(),
+            shown(&value),
+            type_name(field.data_type())
+        ))
+    }
+
+    fn infer(&self, lines: &[u8]) -> Result<Schema, String> {
+        let format = CsvFormat::default().with_header(self.header).with_delimiter(self.delimiter);
+        let (schema, _) =
+            format.infer_schema(Cursor::new(lines), Some(INFER_ROWS)).map_err(|e| e.to_string())?;
+        Ok(Schema::new(schema.fields().iter().map(|f| plain(f)).collect::<Vec<_>>()))
+    }
+}
+
+/// Dates and times stay text: a type that was inferred from the first rows could fail on a later one.
+fn plain(field: &Field) -> Field {
+    let t = match field.data_type() {
+        t @ (DataType::Int64 | DataType::Float64 | DataType::Boolean) => t.clone(),
+        _ => DataType::Utf8,
+    };
+    Field::new(field.name(), t, true)
+}

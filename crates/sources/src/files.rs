@@ -1,0 +1,221 @@
+//! Sources made of files: listing, versions, cutting, and the formats behind one trait.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use caju_pipeline::{FileFormat, FileSource, VersionRule};
+use caju_types::{Error, Result};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
+
+use crate::context::SourceContext;
+use crate::file::{SourceFile, file_ref};
+use crate::guard::planned;
+use crate::source::{ReadOptions, Source};
+use crate::split::split_key;
+use crate::split::{FileRef, Split, SplitRange};
+use crate::trim::trimmed;
+
+/// Readahead in files: footers that are read, or contents that are hashed, before they are needed.
+const FILE_READAHEAD: usize = 8;
+
+/// One format of files.
+pub(crate) trait Format: Send + Sync + 'static {
+    /// The schema of the rows.
+    fn schema(&self) -> SchemaRef;
+
+    /// The splits of one file, in order.
+    fn cut(
+        &self,
+        ctx: &SourceContext,
+        file: FileRef,
+        split_bytes: u64,
+    ) -> BoxFuture<'static, Result<Vec<Split>>>;
+
+    /// The projected rows of one split of a file, before `split.trim`.
+    fn read(
+        &self,
+        ctx: &SourceContext,
+        file: Arc<SourceFile>,
+        split: &Split,
+        options: &ReadOptions,
+    ) -> BoxStream<'static, Result<RecordBatch>>;
+
+    /// Whether [`Format::read`] drops the rows outside `split.trim` itself.
+    fn trims(&self) -> bool {
+        false
+    }
+
+    /// Whether [`Format::read`] honours the predicates of its options.
+    fn filters(&self) -> bool {
+        false
+    }
+}
+
+/// The extensions that name a format's files in a folder.
+pub(crate) fn extensions(format: &FileFormat) -> &'static [&'static str] {
+    match format {
+        FileFormat::TfRecord { .. } => &[
+            "tfrecord",
+            "tfrecords",
+            "tfrec",
+            "tfrecord.gz",
+            "tfrecords.gz",
+            "tfrecord.zst",
+            "tfrecords.zst",
+        ],
+        FileFormat::Parquet { .. } => &["parquet", "pq"],
+        FileFormat::Arrow { .. } => &["arrow", "feather", "ipc"],
+        FileFormat::WebDataset { .. } => &["tar", "tar.gz", "tgz", "tar.zst"],
+        FileFormat::Csv { .. } => &["csv", "tsv", "csv.gz", "tsv.gz", "csv.zst", "tsv.zst"],
+        FileFormat::Json { .. } => {
+            &["json", "jsonl", "ndjson", "json.gz", "jsonl.gz", "ndjson.gz", "jsonl.zst"]
+        }
+        FileFormat::Images => &["jpg", "jpeg", "png", "webp"],
+    }
+}
+
+/// The files of a source in canonical order: as the paths are given, sorted by key within each. A file that two paths
+/// match, and a partition column that only the name of a folder holds, are errors: rows or values would be lost.
+pub(crate) fn list_files(ctx: &SourceContext, def: &FileSource) -> BoxStream<'static, Result<FileRef>> {
+    let (stores, io, extensions) = (Arc::clone(&ctx.stores), Arc::clone(&ctx.io), extensions(&def.format));
+    let mut seen = (def.paths.len() > 1).then(HashMap::new);
+    let hashed = def.version == VersionRule::Content;
+    // Images are listed with their paths, so nothing of these is lost.
+    let partitioned = !matches!(def.format, FileFormat::Images);
+    let context = ctx.clone();
+    let listed = stream::iter(def.paths.clone().into_iter().map(Arc::<str>::from)).flat_map(move |path| {
+        stores.list(&path, extensions, &io).map_ok(move |listed| (Arc::clone(&path), file_ref(&listed)))
+    });
+    let listed = listed.map(move |found| {
+        let (path, file) = found?;
+        if let Some(column) = unread_partition(&path, &file.url).filter(|_| partitioned) {
+            return Err(partition_error(&file.url, column));
+        }
+        match seen.as_mut().and_then(|seen| seen.insert(file.url.clone(), Arc::clone(&path))) {
+            Some(first) => Err(Error::invalid(format!(
+                "{}: two paths of the source match this file, `{first}` and `{path}`; name each file once, or \
+                 `concatenate` two datasets to read it twice",
+                file.url
+            ))),
+            None => Ok(file),
+        }
+    });
+    if !hashed {
+        return listed.boxed();
+    }
+    listed
+        .map(move |file| {
+            let context = context.clone();
+            async move {
+                let mut file = file?;
+                file.version.content_hash = Some(SourceFile::new(&context, &file)?.content_hash().await?);
+                Ok(file)
+            }
+        })
+        .buffered(FILE_READAHEAD)
+        .boxed()
+}
+
+/// The partition column that a folder of a file's URL is named after (`y=1`), unless the path that was given names it.
+fn unread_partition<'a>(path: &str, url: &'a str) -> Option<&'a str> {
+    let (folders, _) = url.rsplit_once('/').filter(|(folders, _)| folders.contains('='))?;
+    let mut names = folders.split('/').filter_map(|folder| Some(folder.split_once('=')?.0));
+    let is_name =
+        |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    names.find(|name| is_name(name) && !path.contains(&format!("{name}=")))
+}
+
+fn partition_error(url: &str, column: &str) -> Error {
+    Error::invalid(format!(
+        "{url}: the folder `{column}=...` holds the value of a partition column, and names of folders are not read as \
+         columns; name the folder in the path to read the files without `{column}` (`{column}=*`), and add the column by \
+         `with_columns` to a dataset of each folder if it is needed"
+    ))
+}
+
+/// A split of a file.
+pub(crate) fn file_split(file: &FileRef, range: SplitRange, rows: Option<u64>) -> Split {
+    let key = split_key(Some(file), &range);
+    Split { child: Vec::new(), repetition: 0, key, file: Some(file.clone()), range, rows, trim: None }
+}
+
+/// Cuts a file into byte ranges of about `split_bytes` (the last one has half to one and a half of it);
+/// none: the file cannot be cut. An empty file has no split.
+pub(crate) fn byte_splits(file: &FileRef, split_bytes: Option<u64>) -> Vec<Split> {
+    let size = file.version.size;
+    if size == 0 {
+        return Vec::new();
+    }
+    let step = split_bytes.unwrap_or(size).max(1);
+    let pieces = ((size + step / 2) / step).max(1);
+    if pieces == 1 {
+        return vec![file_split(file, SplitRange::Whole, None)];
+    }
+    (0..pieces)
+        .map(|i| {
+            let end = if i + 1 == pieces { size } else { (i + 1) * step };
+            file_split(file, SplitRange::Bytes { start: i * step, end }, None)
+        })
+        .collect()
+}
+
+/// A source of files of one format.
+pub(crate) struct FilesSource<F> {
+    format: Arc<F>,
+    def: FileSource,
+    ctx: SourceContext,
+}
+
+impl<F: Format> FilesSource<F> {
+    pub(crate) fn new(format: F, def: &FileSource, ctx: &SourceContext) -> Self {
+        Self { format: Arc::new(format), def: def.clone(), ctx: ctx.clone() }
+    }
+}
+
+impl<F: Format> Source for FilesSource<F> {
+    fn filters(&self) -> bool {
+        self.format.filters()
+    }
+
+    fn schema(&self) -> SchemaRef {
+        self.format.schema()
+    }
+
+    fn splits(&self) -> BoxStream<'static, Result<Split>> {
+        let (format, ctx, split_bytes) = (Arc::clone(&self.format), self.ctx.clone(), self.def.split_bytes);
+        list_files(&self.ctx, &self.def)
+            .map(move |file| {
+                let cut = file.map(|file| match ctx.listing.splits_of(&file) {
+                    Some(splits) => std::future::ready(Ok(splits)).boxed(),
+                    None => {
+                        let url = file.url.clone();
+                        let cut = format.cut(&ctx, file, split_bytes);
+                        async move { planned(&url, cut).await }.boxed()
+                    }
+                });
+                async move { cut?.await }
+            })
+            .buffered(FILE_READAHEAD)
+            .map_ok(|splits| stream::iter(splits.into_iter().map(Ok)))
+            .try_flatten()
+            .boxed()
+    }
+
+    fn read(&self, split: &Split, options: &ReadOptions) -> BoxStream<'static, Result<RecordBatch>> {
+        let file = match &split.file {
+            Some(file) => SourceFile::new(&self.ctx, file),
+            None => Err(Error::internal(format!("{}: the split names no file", split.describe()))),
+        };
+        match file {
+            Ok(file) => {
+                let rows = self.format.read(&self.ctx, file, split, options);
+                if self.format.trims() { rows } else { trimmed(rows, split.trim) }
+            }
+            Err(e) => stream::once(async move { Err(e) }).boxed(),
+        }
+    }
+}

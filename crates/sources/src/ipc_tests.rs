@@ -1,0 +1,70 @@
+//! The footer of an Arrow file lists every block of it, or reading the file is an error.
+
+use std::sync::Arc;
+
+use arrow::ipc::root_as_footer;
+use arrow::ipc::writer::FileWriter;
+use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+use caju_pipeline::FileFormat;
+use caju_types::ErrorKind;
+
+use crate::source::ReadOptions;
+use crate::test_util::*;
+
+/// A file of three record batches, and where its footer lists them: the length of the list, and the reference to it.
+fn file() -> (Vec<u8>, usize, usize) {
+    let batch = |n: i64| {
+        let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(n * 1000..(n + 1) * 1000));
+        RecordBatch::try_from_iter([("id", ids)]).unwrap()
+    };
+    let mut writer = FileWriter::try_new(Vec::new(), &batch(0).schema()).unwrap();
+    for n in 0..3 {
+        writer.write(&batch(n)).unwrap();
+    }
+    let file = writer.into_inner().unwrap();
+    let length = i32::from_le_bytes(file[file.len() - 10..file.len() - 6].try_into().unwrap());
+    let start = file.len() - 10 - usize::try_from(length).unwrap();
+    let footer = root_as_footer(&file[start..file.len() - 10]).unwrap();
+    let blocks = footer.recordBatches().unwrap();
+    assert_eq!(blocks.len(), 3);
+    let list = blocks.bytes().as_ptr() as usize - file.as_ptr() as usize - 4;
+    let word = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap()) as usize;
+    let reference = (start..list).find(|&at| at + word(at) == list).unwrap();
+    (file, list, reference)
+}
+
+fn set(file: &mut [u8], at: usize, value: u32) {
+    file[at..at + 4].copy_from_slice(&value.to_le_bytes());
+}
+
+#[tokio::test]
+async fn a_footer_that_leaves_blocks_out_is_an_error() {
+    let (good, list, reference) = file();
+    let ctx = context();
+    let format = || FileFormat::Arrow { columns: None };
+    let url = format!("{}/good.arrow", fresh());
+    put(&ctx, &url, good.clone()).await;
+    let all = all_rows(&ctx, &def(format(), &url), &ReadOptions::default()).await.unwrap().unwrap();
+    assert_eq!(all.num_rows(), 3000);
+
+    let changed = |what: &[(usize, u32)]| {
+        let mut file = good.clone();
+        for (at, value) in what {
+            set(&mut file, *at, *value);
+        }
+        file
+    };
+    let to_list = u32::try_from(list - reference).unwrap();
+    for (name, file) in [
+        ("the last one", changed(&[(list, 2)])),
+        ("all of them", changed(&[(list, 0)])),
+        // The list begins one block later: its length overwrites the end of the first block's entry.
+        ("the first one", changed(&[(reference, to_list + 24), (list + 24, 2)])),
+    ] {
+        let url = format!("{}/bad.arrow", fresh());
+        put(&ctx, &url, file).await;
+        let e = all_rows(&ctx, &def(format(), &url), &ReadOptions::default()).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::DataLoss, "{name}: {e}");
+        assert!(e.message().starts_with(&url) && e.message().contains("does not list"), "{name}: {e}");
+    }
+}

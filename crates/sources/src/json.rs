@@ -1,0 +1,114 @@
+//! One JSON object a line.
+
+use std::io::Cursor;
+use std::sync::Arc;
+
+use arrow::json::ReaderBuilder;
+use arrow::json::reader::infer_json_schema;
+use arrow_array::{RecordBatch, RecordBatchOptions};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+
+use crate::lines::{INFER_ROWS, Text, shown, type_name};
+
+/// JSON lines. A missing value is null; fields without a column are skipped.
+#[derive(Debug, Clone)]
+pub(crate) struct Json;
+
+fn read(schema: &SchemaRef, lines: &[u8], rows: usize) -> Result<Vec<RecordBatch>, String> {
+    let mut decoder = ReaderBuilder::new(Arc::clone(schema))
+        .with_batch_size(rows.max(1))
+        .build_decoder()
+        .map_err(|e| e.to_string())?;
+    let mut out = Vec::new();
+    let mut rest = lines;
+    while !rest.is_empty() {
+        let n = decoder.decode(rest).map_err(|e| e.to_string())?;
+        rest = &rest[n..];
+        match decoder.flush().map_err(|e| e.to_string())? {
+            Some(batch) => out.push(batch),
+            None if n == 0 => break,
+            None => {}
+        }
+    }
+    Ok(out)
+}
+
+impl Text for Json {
+    fn header(&self) -> bool {
+        false
+    }
+
+    fn quote(&self) -> Option<u8> {
+        None
+    }
+
+    fn misread(&self, head: &[u8]) -> Option<&'static str> {
+        match head.trim_ascii_start().first() {
+            Some(b'[') => Some(
+                "it is one JSON array, and JSON lines have one object a line; `jq -c '.[]' FILE > FILE.jsonl` converts it",
+            ),
+            _ => None,
+        }
+    }
+
+    fn check_header(&self, _: &[u8], _: &Schema) -> Option<String> {
+        None
+    }
+
+    fn decode(
+        &self,
+        schema: &SchemaRef,
+        projection: &[usize],
+        lines: &[u8],
+        rows: usize,
+    ) -> Result<Vec<RecordBatch>, String> {
+        let none = projection.is_empty();
+        let columns = if none { &[0] } else { projection };
+        let picked = Arc::new(schema.project(columns).map_err(|e| e.to_string())?);
+        let batches = read(&picked, lines, rows)?;
+        if !none {
+            return Ok(batches);
+        }
+        let empty = Arc::new(Schema::empty());
+        batches
+            .iter()
+            .map(|b| {
+                let options = RecordBatchOptions::new().with_row_count(Some(b.num_rows()));
+                RecordBatch::try_new_with_options(Arc::clone(&empty), vec![], &options)
+                    .map_err(|e| e.to_string())
+            })
+            .collect()
+    }
+
+    fn diagnose(&self, schema: &SchemaRef, projection: &[usize], line: &[u8]) -> Option<String> {
+        let text = String::from_utf8_lossy(line);
+        let value: serde_json::Value = match serde_json::from_slice(line) {
+            Ok(value) => value,
+            Err(e) => return Some(format!("it is not a JSON object: {e}: {}", shown(text.trim_end()))),
+        };
+        let Some(object) = value.as_object() else {
+            return Some(format!("it is not a JSON object: {}", shown(text.trim_end())));
+        };
+        let bad = projection.iter().map(|&i| schema.field(i)).find(|f| {
+            let one = Arc::new(Schema::new(vec![f.as_ref().clone()]));
+            read(&one, line, 1).is_err()
+        })?;
+        let value = object.get(bad.name()).map(ToString::to_string).unwrap_or_default();
+        Some(format!(
+            "column `{}`: {} is not of type {}",
+            bad.name(),
+            shown(&value),
+            type_name(bad.data_type())
+        ))
+    }
+
+    fn infer(&self, lines: &[u8]) -> Result<Schema, String> {
+        let (schema, _) =
+            infer_json_schema(Cursor::new(lines), Some(INFER_ROWS)).map_err(|e| e.to_string())?;
+        let plain = |f: &Field| match f.data_type() {
+            DataType::Null => Field::new(f.name(), DataType::Utf8, true),
+            _ => f.clone().with_nullable(true),
+        };
+        Ok(Schema::new(schema.fields().iter().map(|f| plain(f)).collect::<Vec<_>>()))
+    }
+}

@@ -1,0 +1,56 @@
+//! Readers of every format: they list splits and read the rows of one split (design §3).
+//!
+//! [`open_source`] turns a [`SourceDef`](caju_pipeline::SourceDef) into a [`Source`], which lists [`Split`]s lazily, in
+//! canonical order, and reads the rows of one split as a stream of record batches bounded in rows and in bytes. Reads are
+//! bound to the version of the file that was listed: a file that changed since is an error, never other rows.
+
+mod caches;
+mod combine;
+mod context;
+mod csv;
+mod example;
+mod feed;
+mod file;
+mod files;
+mod guard;
+mod images;
+mod inline_table;
+mod ipc;
+mod ipc_bounds;
+mod json;
+mod lines;
+mod listing_cache;
+mod load;
+mod open;
+mod parquet;
+mod parquet_bounds;
+mod plain;
+mod read_observer;
+mod record_scan;
+#[cfg(test)]
+mod s3_tests;
+mod sniff;
+mod source;
+mod split;
+mod tar;
+#[cfg(test)]
+mod test_util;
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "test data")]
+mod tests;
+mod tfrecord;
+mod thrift;
+mod trim;
+mod webdataset;
+mod zip;
+
+pub use caches::SourceCaches;
+pub use context::{SourceContext, SourceLimits};
+pub use example::{feature_field, parse_example};
+pub use guard::read_split;
+pub use inline_table::{InlineTable, register_inline_table};
+pub use listing_cache::ListingCache;
+pub use open::open_source;
+pub use read_observer::{ReadObserver, with_read_observer};
+pub use source::{ReadOptions, RowPredicate, RowTest, SkipFn, Source, child_split};
+pub use split::{FileRef, FileVersion, KeyHasher, Split, SplitRange, split_key};

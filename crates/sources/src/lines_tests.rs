@@ -1,0 +1,256 @@
+//! CSV and JSON lines: every line once however the file is cut, and what is said about bad ones.
+
+use arrow_array::Array;
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float64Type, Int64Type};
+use arrow_schema::DataType;
+use caju_pipeline::FileFormat;
+use caju_types::ErrorKind;
+use proptest::prelude::*;
+
+use super::*;
+use crate::test_util::*;
+
+fn csv(schema: Option<&[(&str, ColumnType)]>) -> FileFormat {
+    let schema = schema.map(|s| s.iter().map(|(n, t)| (n.to_string(), *t)).collect());
+    FileFormat::Csv { header: true, delimiter: ',', schema, compression: Compression::Auto }
+}
+
+fn json() -> FileFormat {
+    FileFormat::Json { schema: None, compression: Compression::Auto }
+}
+
+const TWO: [(&str, ColumnType); 2] = [("n", ColumnType::Int64), ("s", ColumnType::String)];
+
+fn two_of(batch: Option<RecordBatch>) -> Vec<(Option<i64>, Option<String>)> {
+    let Some(b) = batch else { return Vec::new() };
+    let (n, s) = (b.column(0).as_primitive::<Int64Type>(), b.column(1).as_string::<i32>());
+    (0..b.num_rows())
+        .map(|r| (n.is_valid(r).then(|| n.value(r)), s.is_valid(r).then(|| s.value(r).to_string())))
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(50))]
+    #[test]
+    fn splits_partition_the_lines(
+        rows in prop::collection::vec((prop::option::of(any::<i64>()), "[a-z ,;é]{1,20}"), 1..60),
+        split_bytes in 1u64..600, crlf in any::<bool>(), last_end in any::<bool>(), batch in 1usize..20,
+    ) {
+        run(async {
+            let ctx = context();
+            let folder = fresh();
+            let end = if crlf { "\r\n" } else { "\n" };
+            let mut text = format!("n,s{end}");
+            let mut lines = String::new();
+            for (n, s) in &rows {
+                text += &format!("{},\"{s}\"{end}", n.map_or(String::new(), |n| n.to_string()));
+                lines += &format!("{{\"s\": \"{s}\", \"n\": {}, \"z\": [1]}}{end}", n.map_or("null".into(), |n| n.to_string()));
+            }
+            if !last_end {
+                text.truncate(text.len() - end.len());
+                lines.truncate(lines.len() - end.len());
+            }
+            put(&ctx, &format!("{folder}/a.csv"), text).await;
+            put(&ctx, &format!("{folder}/a.jsonl"), lines).await;
+            let want: Vec<_> = rows.iter().map(|(n, s)| (*n, Some(s.clone()))).collect();
+            let json = FileFormat::Json {
+                schema: Some(TWO.iter().map(|(n, t)| (n.to_string(), *t)).collect()),
+                compression: Compression::Auto,
+            };
+            for (name, format) in [("a.csv", csv(Some(&TWO))), ("a.jsonl", json)] {
+                let mut def = def(format, &format!("{folder}/{name}"));
+                def.split_bytes = split_bytes;
+                let got = two_of(all_rows(&ctx, &def, &small(batch, 200)).await.unwrap());
+                assert_eq!(&got, &want, "{name}");
+            }
+        });
+    }
+}
+
+async fn read(
+    text: &str,
+    format: FileFormat,
+    options: &ReadOptions,
+    split_bytes: u64,
+) -> (String, Result<Option<RecordBatch>>) {
+    let ctx = context();
+    let url = format!("{}/x.txt", fresh());
+    put(&ctx, &url, text.as_bytes().to_vec()).await;
+    let mut def = def(format, &url);
+    def.split_bytes = split_bytes;
+    (url.clone(), all_rows(&ctx, &def, options).await)
+}
+
+#[tokio::test]
+async fn schemas_are_found() {
+    let text = "\u{feff}a,b,c,d\n1,2.5,x,2020-01-01\n,3,,\n";
+    let (_, all) = read(text, csv(None), &ReadOptions::default(), 1 << 20).await;
+    let all = all.unwrap().unwrap();
+    let types: Vec<_> =
+        all.schema().fields().iter().map(|f| (f.name().clone(), f.data_type().clone())).collect();
+    let want =
+        [("a", DataType::Int64), ("b", DataType::Float64), ("c", DataType::Utf8), ("d", DataType::Utf8)];
+    assert_eq!(types, want.map(|(n, t)| (n.to_string(), t)));
+    assert!(all.column(0).is_null(1) && all.column(2).is_null(1));
+    let text = "{\"a\": 1, \"b\": [1.5], \"c\": null}\n\n{\"a\": null, \"b\": [], \"c\": \"x\"}";
+    let (_, all) = read(text, json(), &ReadOptions::default(), 1 << 20).await;
+    let all = all.unwrap().unwrap();
+    assert_eq!((all.num_rows(), all.num_columns()), (2, 3));
+    assert_eq!(all.column(1).as_list::<i32>().value(0).as_primitive::<Float64Type>().value(0), 1.5);
+}
+
+#[tokio::test]
+async fn a_first_line_that_is_too_long_is_told() {
+    let text = format!("{{\"a\": \"{}\"}}\n{{\"a\": \"x\"}}\n", "x".repeat(2 << 20));
+    let ctx = context();
+    let url = format!("{}/long.json", fresh());
+    put(&ctx, &url, text.clone()).await;
+    let e = open(&ctx, &def(json(), &url)).await.map(drop).unwrap_err();
+    assert!(e.message().contains("the first one is longer than the 1.00 MiB"), "{e}");
+}
+
+#[tokio::test]
+async fn columns_can_be_picked() {
+    let text = "n,s\n1,x\n2,y\n";
+    for projection in [vec![], vec![1], vec![0, 1]] {
+        let options = ReadOptions { projection: Some(projection.clone()), ..ReadOptions::default() };
+        let (_, all) = read(text, csv(None), &options, 1 << 20).await;
+        let all = all.unwrap().unwrap();
+        assert_eq!((all.num_rows(), all.num_columns()), (2, projection.len()));
+        let (_, all) = read("{\"n\":1,\"s\":\"x\"}\n{\"n\":2}\n", json(), &options, 1 << 20).await;
+        let all = all.unwrap().unwrap();
+        assert_eq!((all.num_rows(), all.num_columns()), (2, projection.len()));
+    }
+}
+
+#[tokio::test]
+async fn bad_values_are_named() {
+    let many = format!("n,s\n{}x1,boom\n", "17,some text\n".repeat(100));
+    let cases: [(&str, FileFormat, u64, &str); 8] = [
+        ("n,s\n1,a\nabc,b\n", csv(Some(&TWO)), 1000, "line 3: column `n`: `abc` is not of type int64"),
+        (&many, csv(Some(&TWO)), 100, "line 102: column `n`: `x1` is not of type int64"),
+        ("n,s\n1,a\n2\n", csv(Some(&TWO)), 1000, "line 3: it has 1 values, but there are 2 columns: `2`"),
+        (
+            "n,t\n1,a\n",
+            csv(Some(&TWO)),
+            1000,
+            "line 1: the header names the columns n, t, but the source has n, s",
+        ),
+        (
+            "n,s\n1,\"a\nb\"\n2,c\n3,d\n",
+            csv(Some(&TWO)),
+            8,
+            "line 2: a quoted value goes on in the next line, or a quote is missing; a file with line ends in quoted \
+             values cannot be cut: set `split` of the source above the file's size",
+        ),
+        (
+            "n,s\n1,\"a\nb\n",
+            csv(Some(&TWO)),
+            1000,
+            "line 2: a quoted value does not end; a quote is missing or the file is truncated",
+        ),
+        ("{\"n\": 1}\n{\"n\": \"x\"}\n", json(), 9, "line 2: column `n`: `\"x\"` is not of type int64"),
+        ("{\"n\": 1}\n{\"n\": 2\n", json(), 9, "line 2: it is not a JSON object: "),
+    ];
+    for (text, format, split_bytes, want) in cases {
+        // The schema of JSON is found in the first line only here.
+        let format = match format {
+            FileFormat::Json { compression, .. } => {
+                FileFormat::Json { schema: Some(vec![("n".into(), ColumnType::Int64)]), compression }
+            }
+            f => f,
+        };
+        let (url, result) = read(text, format, &ReadOptions::default(), split_bytes).await;
+        let e = result.unwrap_err();
+        assert!(matches!(e.kind(), ErrorKind::DataLoss | ErrorKind::InvalidArgument));
+        assert!(e.message().starts_with(&format!("{url}: {want}")), "{e}\n{want}");
+    }
+}
+
+#[tokio::test]
+async fn columns_of_one_name_are_refused() {
+    let (url, all) = read("a,b,a,\"b\"\n1,2,3,4\n", csv(None), &ReadOptions::default(), 1000).await;
+    let e = all.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::InvalidArgument);
+    assert!(
+        e.message().starts_with(&format!("{url}: line 1: the header names `a`, `b` more than once")),
+        "{e}"
+    );
+}
+
+#[tokio::test]
+async fn quotes_in_a_header_are_read() {
+    let text = "\"a \"\"b\"\"\",\"c,d\"\n1,x\n";
+    let (_, all) = read(text, csv(None), &ReadOptions::default(), 1000).await;
+    let all = all.unwrap().unwrap();
+    assert_eq!(
+        (all.schema().field(0).name().as_str(), all.schema().field(1).name().as_str()),
+        ("a \"b\"", "c,d")
+    );
+    assert_eq!(all.num_rows(), 1);
+}
+
+#[tokio::test]
+async fn files_of_another_kind_are_named_with_the_way_out() {
+    let json_with = |schema| FileFormat::Json { schema, compression: Compression::Auto };
+    let n = || Some(vec![("n".to_string(), ColumnType::Int64)]);
+    for (head, format, want) in [
+        (&b"\x1f\x8b\x08\0\0\0\0\0\0"[..], csv(None), "gzip; set `compression: gzip`"),
+        (b"\x1f\x8b\x08\0\0\0\0\0\0", csv(Some(&TWO)), "gzip; set `compression: gzip`"),
+        (b"BZh91AY&SY....\n", csv(None), "compressed by bzip2, which is not supported"),
+        (b"PAR1\x15\x04\x15\0\n", json(), "use the source `parquet`"),
+        (b"\n [{\"n\": 1},\n{\"n\": 2}]\n", json(), "it is one JSON array"),
+        (b"[{\"n\": 1},\n{\"n\": 2}]\n", json_with(n()), "it is one JSON array"),
+    ] {
+        let ctx = context();
+        let url = format!("{}/x.txt", fresh());
+        put(&ctx, &url, head.to_vec()).await;
+        let e = all_rows(&ctx, &def(format, &url), &ReadOptions::default()).await.unwrap_err();
+        assert!(e.message().starts_with(&format!("{url}: it is")) && e.message().contains(want), "{e}");
+        assert!(!e.message().contains("`schema`"), "{e}");
+    }
+}
+
+#[tokio::test]
+async fn quoted_line_ends_work_in_whole_files() {
+    let text = "n,s\n1,\"a\nb\n\nc\"\n2,\"x\"\"y\"\n";
+    for rows in [1, 10] {
+        let (_, all) = read(text, csv(Some(&TWO)), &small(rows, 1000), 1000).await;
+        let want = [(Some(1), Some("a\nb\n\nc".to_string())), (Some(2), Some("x\"y".to_string()))];
+        assert_eq!(two_of(all.unwrap()), want);
+    }
+}
+
+#[tokio::test]
+async fn bad_lines_can_be_passed_over() {
+    let (skip, heard) = skips();
+    let options = ReadOptions { skip: Some(skip), ..ReadOptions::default() };
+    let (_, all) = read("n,s\n1,a\nx,b\n3,c\n4\n5,d\n", csv(Some(&TWO)), &options, 10).await;
+    assert_eq!(two_of(all.unwrap()).iter().map(|r| r.0.unwrap()).collect::<Vec<_>>(), [1, 3, 5]);
+    assert_eq!(heard.lock().len(), 2);
+}
+
+#[tokio::test]
+async fn a_broken_gzip_is_named() {
+    use std::io::Write;
+    let ctx = context();
+    let url = format!("{}/x.csv.gz", fresh());
+    let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gz.write_all(format!("n,s\n{}", "1,a\n".repeat(10_000)).as_bytes()).unwrap();
+    let data = gz.finish().unwrap();
+    put(&ctx, &url, data.clone()).await;
+    assert_eq!(
+        two_of(all_rows(&ctx, &def(csv(None), &url), &ReadOptions::default()).await.unwrap()).len(),
+        10_000
+    );
+    put(&ctx, &url, data[..data.len() / 2].to_vec()).await;
+    let e = all_rows(&ctx, &def(csv(Some(&TWO)), &url), &ReadOptions::default()).await.unwrap_err();
+    let want = format!(
+        "{url}: the compressed data end in the middle: the file is truncated or is still being written"
+    );
+    assert_eq!((e.kind(), e.message()), (ErrorKind::DataLoss, want.as_str()));
+    put(&ctx, &url, "n,s\n1,a\n").await;
+    let e = all_rows(&ctx, &def(csv(Some(&TWO)), &url), &ReadOptions::default()).await.unwrap_err();
+    assert!(e.message().contains("cannot be decompressed") && e.message().contains("`compression`"), "{e}");
+}

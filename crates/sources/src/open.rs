@@ -1,0 +1,165 @@
+//! Opening a definition's source: one reader per format, and the combinators.
+
+use std::sync::Arc;
+
+use arrow_schema::SchemaRef;
+use caju_pipeline::{DatasetDef, FileFormat, FileSource, SourceDef};
+use caju_types::{Error, Result};
+use futures::future::BoxFuture;
+use futures::stream::StreamExt;
+
+use crate::context::SourceContext;
+use crate::source::Source;
+use crate::split::FileRef;
+use crate::{
+    combine, csv, files, guard, images, inline_table, ipc, json, lines, load, parquet, plain, tfrecord,
+    webdataset, zip,
+};
+
+impl SourceContext {
+    /// Whether the first file of a source is still the one of its cached listing: then the source has the same columns.
+    ///
+    /// # Errors
+    /// The errors of listing the source.
+    pub async fn first_file_is_unchanged(&self, def: &SourceDef) -> Result<bool> {
+        let SourceDef::Files(files) = def else { return Ok(false) };
+        Ok(self.listing.starts_with(&first_file(files, self).await?))
+    }
+}
+
+/// The first file of a source: errors such as an empty glob show here, before anything runs.
+async fn first_file(def: &FileSource, ctx: &SourceContext) -> Result<FileRef> {
+    let listed = FileSource { version: caju_pipeline::VersionRule::Listed, ..def.clone() };
+    match files::list_files(ctx, &listed).next().await {
+        Some(file) => file,
+        None => Err(Error::invalid("the source names no files; give `path`")),
+    }
+}
+
+/// Opens a definition's source, recursively, and finds its schema.
+///
+/// `schema`: the schema that somebody else found (the dispatcher), trusted without looking at a file.
+///
+/// # Errors
+/// `NotFound` for a missing file or a glob without a match, `InvalidArgument` for files of another shape
+/// than the definition says, and what the stores report.
+pub async fn open_source(
+    def: &SourceDef,
+    ctx: &SourceContext,
+    schema: Option<SchemaRef>,
+) -> Result<Arc<dyn Source>> {
+    open(def, ctx, schema).await
+}
+
+fn open<'a>(
+    def: &'a SourceDef,
+    ctx: &'a SourceContext,
+    schema: Option<SchemaRef>,
+) -> BoxFuture<'a, Result<Arc<dyn Source>>> {
+    Box::pin(async move {
+        Ok(match def {
+            SourceDef::Files(files) => open_files(files, ctx, schema).await?,
+            SourceDef::Range { start, end, step } => Arc::new(plain::RangeSource::new(*start, *end, *step)?),
+            SourceDef::Memory { ipc } => Arc::new(plain::MemorySource::new(ipc, ctx.limits.chunk_bytes)?),
+            SourceDef::Held { sha256 } => Arc::new(plain::MemorySource::of(inline_table::find(sha256)?)),
+            SourceDef::Load { path, wait } => {
+                Arc::new(load::LoadSource::open(path, *wait, ctx, schema).await?)
+            }
+            SourceDef::Concatenate(datasets) => {
+                let children = open_children(datasets, ctx).await?;
+                Arc::new(combine::Concatenated { children })
+            }
+            SourceDef::Sample { datasets, weights, .. } => {
+                if datasets.len() != weights.len() || weights.iter().any(|w| !w.is_finite() || *w <= 0.0) {
+                    return Err(Error::invalid("source sample: give one positive weight per dataset"));
+                }
+                let children = open_children(datasets, ctx).await?;
+                Arc::new(combine::Sampled { children, weights: weights.clone() })
+            }
+            SourceDef::Zip(datasets) => {
+                Arc::new(zip::Zipped::new(datasets, open_children(datasets, ctx).await?)?)
+            }
+        })
+    })
+}
+
+async fn open_children(datasets: &[DatasetDef], ctx: &SourceContext) -> Result<Vec<Arc<dyn Source>>> {
+    let mut children = Vec::with_capacity(datasets.len());
+    for (i, dataset) in datasets.iter().enumerate() {
+        children.push(open(&dataset.source, ctx, None).await.map_err(|e| e.context(format!("dataset {i}")))?);
+    }
+    Ok(children)
+}
+
+async fn open_files(
+    def: &FileSource,
+    ctx: &SourceContext,
+    schema: Option<SchemaRef>,
+) -> Result<Arc<dyn Source>> {
+    let first = match schema {
+        Some(_) => None,
+        None => Some(first_file(def, ctx).await?),
+    };
+    Ok(match &def.format {
+        FileFormat::TfRecord { compression } => {
+            Arc::new(files::FilesSource::new(tfrecord::TfRecord::new(*compression), def, ctx))
+        }
+        FileFormat::Parquet { columns } => {
+            let columns = columns.as_deref();
+            let format = match (schema, &first) {
+                (Some(schema), _) => parquet::Parquet::with_schema(schema, columns),
+                (None, Some(first)) => {
+                    guard::planned(&first.url, parquet::Parquet::discover(ctx, first, columns)).await?
+                }
+                (None, None) => return Err(Error::internal("neither a schema nor a file")),
+            };
+            Arc::new(files::FilesSource::new(format, def, ctx))
+        }
+        FileFormat::WebDataset { compression, columns } => {
+            let columns = columns.as_deref();
+            let format = match (schema, &first) {
+                (Some(schema), _) => {
+                    webdataset::WebDataset::with_schema(schema, *compression, columns.is_some())
+                }
+                (None, Some(first)) => {
+                    let found = webdataset::WebDataset::discover(ctx, first, *compression, columns);
+                    guard::planned(&first.url, found).await?
+                }
+                (None, None) => return Err(Error::internal("neither a schema nor a file")),
+            };
+            Arc::new(files::FilesSource::new(format, def, ctx))
+        }
+        FileFormat::Csv { header, delimiter, schema: given, compression } => {
+            let delimiter = u8::try_from(*delimiter).ok().filter(u8::is_ascii).ok_or_else(|| {
+                Error::invalid(format!("source csv: the delimiter `{delimiter}` is not an ASCII character"))
+            })?;
+            let given = given.as_ref().map(|g| lines::given_schema(g, "csv")).transpose()?;
+            let text = csv::Csv { header: *header, delimiter };
+            let format = lines::Lines::open(ctx, text, *compression, schema.or(given), first.as_ref());
+            let format = guard::planned(name_of(first.as_ref()), format).await?;
+            Arc::new(files::FilesSource::new(format, def, ctx))
+        }
+        FileFormat::Json { schema: given, compression } => {
+            let given = given.as_ref().map(|g| lines::given_schema(g, "json")).transpose()?;
+            let format = lines::Lines::open(ctx, json::Json, *compression, schema.or(given), first.as_ref());
+            let format = guard::planned(name_of(first.as_ref()), format).await?;
+            Arc::new(files::FilesSource::new(format, def, ctx))
+        }
+        FileFormat::Arrow { columns } => {
+            let format = match (schema, &first) {
+                (Some(schema), _) => ipc::Ipc::with_schema(schema, columns.is_some()),
+                (None, Some(first)) => {
+                    guard::planned(&first.url, ipc::Ipc::discover(ctx, first, columns.as_deref())).await?
+                }
+                (None, None) => return Err(Error::internal("neither a schema nor a file")),
+            };
+            Arc::new(files::FilesSource::new(format, def, ctx))
+        }
+        FileFormat::Images => Arc::new(images::ImagesSource::new(ctx, def)),
+    })
+}
+
+/// What errors call the file in which a schema is looked for.
+fn name_of(first: Option<&FileRef>) -> &str {
+    first.map_or("the source", |f| f.url.as_str())
+}

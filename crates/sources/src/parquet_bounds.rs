@@ -1,0 +1,171 @@
+//! Checks the sizes that Parquet's footers and pages claim, before they are decoded.
+//!
+//! The decoder of the `parquet` crate reserves memory for as many row groups as a footer says that there are, and for as
+//! many bytes as a page says that it holds.
+
+use std::sync::Arc;
+
+use caju_runtime::budget;
+use caju_types::{Error, Result};
+use parquet::basic::Compression;
+use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
+
+use crate::thrift::{Cursor, PageHeader};
+
+/// Where the footer begins, by the length behind it.
+pub(crate) fn footer_start(tail: &[u8], size: u64) -> Option<u64> {
+    let (_, end) = tail.split_last_chunk::<8>()?;
+    let [a, b, c, d, ..] = *end;
+    size.checked_sub(8)?.checked_sub(u64::from(u32::from_le_bytes([a, b, c, d])))
+}
+
+/// Refuses a footer whose lists claim more than the footer holds, if `bytes`, which begin at `at`, are the footer: the
+/// decoder would reserve that much.
+pub(crate) fn check_footer(url: &str, start: Option<u64>, size: u64, at: u64, bytes: &[u8]) -> Result<()> {
+    let Some(start) = start.filter(|s| *s >= at) else { return Ok(()) };
+    let (Ok(from), Ok(length)) = (usize::try_from(start - at), usize::try_from(size - 8 - start)) else {
+        return Ok(());
+    };
+    let Some(footer) = bytes.get(from..).and_then(|b| b.get(..length)) else { return Ok(()) };
+    match Cursor::new(footer).structure(&mut Vec::new(), &mut |_, _| {}) {
+        Some(()) => Ok(()),
+        None => Err(Error::data_loss(format!("{url}: the file is damaged: its footer makes no sense"))),
+    }
+}
+
+/// The limits on what the pages of column chunks claim.
+pub(crate) struct PageBounds {
+    pub(crate) footer: Arc<ParquetMetaData>,
+    /// What a page may become in memory.
+    pub(crate) most: u64,
+}
+
+impl PageBounds {
+    /// Checks the pages of the column chunk that `bytes`, from `at` on, are; other bytes pass.
+    pub(crate) fn check(&self, url: &str, at: u64, bytes: &[u8]) -> Result<()> {
+        let chunk = self.footer.row_groups().iter().flat_map(RowGroupMetaData::columns).find(|c| {
+            let start = c.dictionary_page_offset().unwrap_or_else(|| c.data_page_offset());
+            u64::try_from(start) == Ok(at) && u64::try_from(c.compressed_size()) == Ok(bytes.len() as u64)
+        });
+        let Some(chunk) = chunk else { return Ok(()) };
+        let packed = chunk.compression() != Compression::UNCOMPRESSED;
+        let (mut rest, mut values, mut place) = (bytes, 0i64, at);
+        while values < chunk.num_values() {
+            // The decoder itself refuses invalid headers.
+            let Some(page) = PageHeader::read(rest) else { return Ok(()) };
+            let bad = |what: String| {
+                Err(Error::data_loss(format!("{url}: the file is damaged: the page at byte {place} {what}")))
+            };
+            let (Ok(unpacked), Ok(length)) =
+                (u64::try_from(page.unpacked_bytes), usize::try_from(page.packed_bytes))
+            else {
+                return bad("has a size below 0".to_owned());
+            };
+            let left = rest.len() - page.length;
+            if length > left {
+                return bad(format!("has {length} bytes, and its column chunk has {left} left"));
+            }
+            let possible = if packed { (length as u64).saturating_mul(PACKED_RATIO) } else { unpacked };
+            if unpacked > possible {
+                return bad(format!("of {length} bytes claims to hold {unpacked}"));
+            }
+            // Uncompressed pages are not copied.
+            if packed && unpacked > self.most {
+                let what = format_args!("{url}: the page at byte {place}");
+                return Err(budget::too_much(&what, unpacked, self.most));
+            }
+            // A value of a dictionary takes a byte at least; one of another page may take none.
+            let most = if page.is_dictionary { page.unpacked_bytes } else { chunk.num_values() };
+            if !(0..=most).contains(&page.values) {
+                return bad(format!("claims to hold {} values", page.values));
+            }
+            values += if page.is_data { page.values } else { 0 };
+            if page.length + length == 0 {
+                return Ok(());
+            }
+            place += (page.length + length) as u64;
+            rest = &rest[page.length + length..];
+        }
+        Ok(())
+    }
+}
+
+/// The highest compression ratio of all codecs.
+const PACKED_RATIO: u64 = 1 << 17;
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::{ArrayRef, RecordBatch, StringArray};
+    use bytes::Bytes;
+    use caju_types::ErrorKind;
+    use parquet::arrow::ArrowWriter;
+    use parquet::basic::ZstdLevel;
+    use parquet::file::metadata::ParquetMetaDataReader;
+    use parquet::file::properties::WriterProperties;
+
+    use super::*;
+
+    fn file() -> Vec<u8> {
+        let text = StringArray::from_iter_values((0..5000).map(|i| format!("text {}", i % 1000)));
+        let batch = RecordBatch::try_from_iter([("text", Arc::new(text) as ArrayRef)]).unwrap();
+        let zstd = Compression::ZSTD(ZstdLevel::default());
+        let properties = WriterProperties::builder().set_compression(zstd).build();
+        let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
+        writer.write(&batch).unwrap();
+        writer.into_inner().unwrap()
+    }
+
+    /// The file's bounds with the place of its column chunk.
+    fn bounds(file: &[u8], most: u64) -> (PageBounds, usize, usize) {
+        let footer = ParquetMetaDataReader::new().parse_and_finish(&Bytes::copy_from_slice(file)).unwrap();
+        let (start, length) = footer.row_group(0).column(0).byte_range();
+        let bounds = PageBounds { footer: Arc::new(footer), most };
+        (bounds, usize::try_from(start).unwrap(), usize::try_from(length).unwrap())
+    }
+
+    #[test]
+    fn pages_that_claim_too_much_are_refused() {
+        let file = file();
+        let (bounds, start, length) = bounds(&file, 1 << 20);
+        let chunk = &file[start..start + length];
+        bounds.check("f", start as u64, chunk).unwrap();
+        let small = PageBounds { most: 100, ..bounds };
+        let e = small.check("f", start as u64, chunk).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
+        assert!(e.message().starts_with("f: the page at byte 4 needs "), "{e}");
+        // Every changed byte of the first header: an error, or a page within the bound.
+        let bounds = PageBounds { most: 1 << 20, ..small };
+        let mut refused = 0;
+        for at in 0..30 {
+            for flip in [1, 0x20, 0x80] {
+                let mut changed = chunk.to_vec();
+                changed[at] ^= flip;
+                refused += usize::from(bounds.check("f", start as u64, &changed).is_err());
+            }
+        }
+        assert!(refused > 5, "{refused}");
+    }
+
+    #[test]
+    fn a_footer_that_claims_too_many_row_groups_is_refused() {
+        let file = file();
+        let size = file.len() as u64;
+        let start = footer_start(&file, size);
+        check_footer("f", start, size, 0, &file).unwrap();
+        // Field 4 of the file, a list of one structure: as many as fit five bytes of a number.
+        let from = usize::try_from(start.unwrap()).unwrap();
+        let list = from + file[from..].windows(3).position(|w| w == [0x19, 0x1c, 0x19]).unwrap();
+        let mut lie = file[..=list].to_vec();
+        lie.extend([0xfc, 0xff, 0xff, 0xff, 0xff, 0x07]);
+        lie.extend(&file[list + 2..file.len() - 8]);
+        let length = u32::try_from(lie.len() - from).unwrap();
+        lie.extend(length.to_le_bytes());
+        lie.extend(b"PAR1");
+        let size = lie.len() as u64;
+        let e = check_footer("f", footer_start(&lie, size), size, 0, &lie).unwrap_err();
+        assert_eq!(
+            (e.kind(), e.message()),
+            (ErrorKind::DataLoss, "f: the file is damaged: its footer makes no sense")
+        );
+    }
+}

@@ -1,0 +1,246 @@
+//! The tar format as far as WebDataset uses it: members with long names, checksums checked.
+
+use crate::caches::RecordStart;
+use crate::record_scan::{Progress, RecordScan, read_window};
+
+/// Everything in a tar file comes in blocks of this size.
+pub(crate) const BLOCK: usize = 512;
+
+/// Bytes of a member's content, with its padding.
+pub(crate) fn padded(size: u64) -> Option<u64> {
+    size.checked_next_multiple_of(BLOCK as u64)
+}
+
+/// What a header block says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// A block of zeros: the end of the archive.
+    End,
+    /// A header that says more about the next member; hand its content to [`Names::extension`].
+    Extension { kind: u8, size: u64 },
+    /// A member.
+    Member { name: String, size: u64, regular: bool },
+}
+
+/// Reads headers; remembers what extension headers say about the next member.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    name: Option<String>,
+    size: Option<u64>,
+}
+
+/// The longest extension header in bytes; a longer one counts as damage.
+pub(crate) const MAX_EXTENSION: u64 = 1 << 20;
+
+impl Names {
+    /// Reads a header block.
+    pub(crate) fn header(&mut self, block: &[u8; BLOCK]) -> Result<Entry, &'static str> {
+        if block.iter().all(|b| *b == 0) {
+            return Ok(Entry::End);
+        }
+        let stored = number(&block[148..156]).ok_or("its header has no checksum")?;
+        let sum: u64 = block
+            .iter()
+            .enumerate()
+            .map(|(i, &b)| if (148..156).contains(&i) { 32 } else { u64::from(b) })
+            .sum();
+        if sum != stored {
+            return Err("the checksum of its header is wrong");
+        }
+        let size = number(&block[124..136]).ok_or("its header has no valid size")?;
+        let kind = block[156];
+        if matches!(kind, b'x' | b'g' | b'L' | b'K') {
+            if size > MAX_EXTENSION {
+                return Err("it has an extension header of over 1 MiB");
+            }
+            return Ok(Entry::Extension { kind, size });
+        }
+        let name = match self.name.take() {
+            Some(name) => name,
+            None => plain_name(block),
+        };
+        let regular = matches!(kind, 0 | b'0' | b'7');
+        // Links and folders have no content, whatever the size field says.
+        let own = if matches!(kind, b'1'..=b'6') { 0 } else { size };
+        let size = self.size.take().unwrap_or(own);
+        Ok(Entry::Member { name, size, regular })
+    }
+
+    /// Takes the content of an extension header.
+    pub(crate) fn extension(&mut self, kind: u8, content: &[u8]) -> Result<(), &'static str> {
+        match kind {
+            b'L' => self.name = Some(text(content)),
+            b'x' => {
+                let mut rest = content;
+                while !rest.is_empty() && rest[0] != 0 {
+                    let (key, value, next) = pax_record(rest).ok_or("it has a damaged extension header")?;
+                    match key {
+                        b"path" => self.name = Some(String::from_utf8_lossy(value).into_owned()),
+                        b"size" => {
+                            let n = std::str::from_utf8(value).ok().and_then(|s| s.parse().ok());
+                            self.size = Some(n.ok_or("it has a damaged extension header")?);
+                        }
+                        _ => {}
+                    }
+                    rest = next;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// `LENGTH KEY=VALUE\n`, where the length counts itself.
+fn pax_record(rest: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let space = rest.iter().position(|b| *b == b' ')?;
+    let len: usize = std::str::from_utf8(&rest[..space]).ok()?.parse().ok()?;
+    let (record, next) = rest.split_at_checked(len)?;
+    let body = record.get(space + 1..len.checked_sub(1)?)?;
+    let eq = body.iter().position(|b| *b == b'=')?;
+    Some((&body[..eq], &body[eq + 1..], next))
+}
+
+/// Text up to the first zero.
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+fn plain_name(block: &[u8; BLOCK]) -> String {
+    let name = text(&block[..100]);
+    if &block[257..262] == b"ustar" && block[262] == 0 {
+        let prefix = text(&block[345..500]);
+        if !prefix.is_empty() {
+            return format!("{prefix}/{name}");
+        }
+    }
+    name
+}
+
+/// An octal number, or a binary one with the top bit of its first byte set.
+fn number(field: &[u8]) -> Option<u64> {
+    if field[0] & 0x80 != 0 {
+        let mut n = u64::from(field[0] & 0x7f);
+        for &b in &field[1..] {
+            n = n.checked_mul(256)?.checked_add(b.into())?;
+        }
+        return Some(n);
+    }
+    let digits = field.iter().copied().skip_while(|b| *b == b' ').take_while(|b| !matches!(b, 0 | b' '));
+    let mut n = 0u64;
+    for d in digits {
+        if !(b'0'..=b'7').contains(&d) {
+            return None;
+        }
+        n = n.checked_mul(8)?.checked_add(u64::from(d - b'0'))?;
+    }
+    Some(n)
+}
+
+/// A sample's key and the member's column: the name up to the first dot of its last part, and the rest in
+/// lower case. None for names that belong to no sample.
+pub(crate) fn key_and_extension(name: &str) -> Option<(&str, String)> {
+    let base = name.rfind('/').map_or(0, |i| i + 1);
+    let dot = base + name[base..].find('.')?;
+    if dot == base || dot + 1 == name.len() {
+        return None;
+    }
+    Some((name[..dot].trim_start_matches("./"), name[dot + 1..].to_ascii_lowercase()))
+}
+
+/// A scan for the first sample that starts at or after a file offset.
+pub(crate) struct SampleScan {
+    pub(crate) url: String,
+    pub(crate) local: bool,
+    pub(crate) size: u64,
+    pub(crate) target: u64,
+    /// The next block to scan, and the number of samples in front of it.
+    here: RecordStart,
+    /// Where the member starts whose headers are being read.
+    member: Option<u64>,
+    names: Names,
+    key: Option<String>,
+    last: u64,
+}
+
+impl SampleScan {
+    pub(crate) fn new(url: String, local: bool, size: u64, target: u64, from: RecordStart) -> Self {
+        Self {
+            url,
+            local,
+            size,
+            target,
+            here: from,
+            member: None,
+            names: Names::default(),
+            key: None,
+            last: 0,
+        }
+    }
+
+    fn end(&self) -> Progress {
+        Progress::Done(RecordStart { at: self.size, record: self.here.record })
+    }
+}
+
+impl RecordScan for SampleScan {
+    fn step(&mut self, at: u64, bytes: &[u8]) -> caju_types::Result<Progress> {
+        loop {
+            let pos = self.here.at;
+            // The reader of the split reports truncation and damage.
+            if pos + BLOCK as u64 > self.size {
+                return Ok(self.end());
+            }
+            let rest = pos.checked_sub(at).and_then(|o| bytes.get(usize::try_from(o).ok()?..)).unwrap_or(&[]);
+            let need = |n: u64, last: u64| {
+                let n = read_window(self.local, n, last).max(n).min(self.size - pos);
+                Progress::Need(pos..pos + n)
+            };
+            let Some(block) = rest.first_chunk::<BLOCK>() else { return Ok(need(BLOCK as u64, self.last)) };
+            let member = *self.member.get_or_insert(pos);
+            let entry = self.names.header(block).map_err(|why| {
+                caju_types::Error::data_loss(format!("{}: the member at byte {member}: {why}", self.url))
+            })?;
+            let (size, found) = match entry {
+                Entry::End => return Ok(self.end()),
+                Entry::Extension { kind, size } => {
+                    let Some(content) = rest.get(BLOCK..BLOCK + usize::try_from(size).unwrap_or(usize::MAX))
+                    else {
+                        if pos + BLOCK as u64 + size > self.size {
+                            return Ok(self.end());
+                        }
+                        return Ok(need(BLOCK as u64 + size, self.last));
+                    };
+                    self.names.extension(kind, content).map_err(|why| {
+                        caju_types::Error::data_loss(format!(
+                            "{}: the member at byte {member}: {why}",
+                            self.url
+                        ))
+                    })?;
+                    (size, None)
+                }
+                Entry::Member { name, size, regular } => {
+                    self.member = None;
+                    let key = key_and_extension(&name).filter(|_| regular).map(|(key, _)| key.to_string());
+                    self.last = size;
+                    (size, key)
+                }
+            };
+            if let Some(key) = found
+                && self.key.as_ref() != Some(&key)
+            {
+                if member >= self.target {
+                    return Ok(Progress::Done(RecordStart { at: member, record: self.here.record }));
+                }
+                self.here.record += 1;
+                self.key = Some(key);
+            }
+            let next = padded(size).and_then(|n| pos.checked_add(n)?.checked_add(BLOCK as u64));
+            match next {
+                Some(next) if next <= self.size => self.here.at = next,
+                _ => return Ok(self.end()),
+            }
+        }
+    }
+}

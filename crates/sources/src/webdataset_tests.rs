@@ -1,0 +1,220 @@
+//! Samples exactly once however the archive is cut; long names; damage.
+
+use arrow_array::Array;
+use arrow_array::cast::AsArray;
+use caju_pipeline::FileFormat;
+use caju_types::ErrorKind;
+use proptest::prelude::*;
+
+use super::*;
+use crate::test_util::*;
+
+fn header(name: &[u8], size: usize, kind: u8) -> Vec<u8> {
+    let mut h = vec![0u8; 512];
+    h[..name.len().min(100)].copy_from_slice(&name[..name.len().min(100)]);
+    h[100..108].copy_from_slice(b"0000644\0");
+    h[124..136].copy_from_slice(format!("{size:011o}\0").as_bytes());
+    h[156] = kind;
+    h[257..265].copy_from_slice(b"ustar\x0000");
+    h[148..156].copy_from_slice(b"        ");
+    let sum: u32 = h.iter().map(|b| u32::from(*b)).sum();
+    h[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    h
+}
+
+fn content(data: &[u8], out: &mut Vec<u8>) {
+    out.extend(data);
+    out.resize(out.len().next_multiple_of(512), 0);
+}
+
+fn member(name: &str, data: &[u8], long: u8, out: &mut Vec<u8>) {
+    match long {
+        1 => {
+            out.extend(header(b"././@LongLink", name.len() + 1, b'L'));
+            content(&[name.as_bytes(), b"\0"].concat(), out);
+        }
+        2 => {
+            let body = format!(" path={name}\n");
+            let mut len = body.len() + 1;
+            while len.to_string().len() + body.len() != len {
+                len = len.to_string().len() + body.len();
+            }
+            let body = format!("{len}{body}");
+            out.extend(header(b"PaxHeader", body.len(), b'x'));
+            content(body.as_bytes(), out);
+        }
+        _ => {}
+    }
+    let short = if long == 0 { name.as_bytes() } else { &b"cut"[..] };
+    out.extend(header(short, data.len(), b'0'));
+    content(data, out);
+}
+
+type Members = Vec<(String, Vec<u8>)>;
+
+/// An archive of samples, with a folder entry here and there.
+fn archive(samples: &[Members], long: u8) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (i, members) in samples.iter().enumerate() {
+        if i % 3 == 1 {
+            out.extend(header(b"dir/", 0, b'5'));
+        }
+        for (name, data) in members {
+            member(name, data, long, &mut out);
+        }
+    }
+    out.extend([0; 1024]);
+    out
+}
+
+fn format(columns: Option<&[&str]>) -> FileFormat {
+    let columns = columns.map(|c| c.iter().map(ToString::to_string).collect());
+    FileFormat::WebDataset { compression: Compression::Auto, columns }
+}
+
+type Row = (String, Option<Vec<u8>>, Option<Vec<u8>>);
+
+fn samples_of(batch: &RecordBatch) -> Vec<Row> {
+    let keys = batch.column(0).as_string::<i32>();
+    let column = |name: &str, row| {
+        let a = batch.column_by_name(name)?.as_binary::<i32>();
+        a.is_valid(row).then(|| a.value(row).to_vec())
+    };
+    (0..batch.num_rows())
+        .map(|r| (keys.value(r).to_string(), column("jpg", r), column("seg.png", r)))
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn splits_partition_the_samples(
+        sizes in prop::collection::vec((0usize..2000, prop::option::of(0usize..600)), 1..25),
+        split_bytes in 300u64..8000, long in 0u8..3, local in any::<bool>(),
+    ) {
+        run(async {
+            let ctx = context();
+            let want: Vec<_> = sizes.iter().enumerate().map(|(i, (a, b))| {
+                // A sample's own content may look like an archive.
+                let nested = archive(&[vec![(format!("{i}.jpg"), vec![1; *a])]], 0);
+                let data = if i % 4 == 0 { nested } else { vec![i as u8; *a] };
+                (format!("dir/{i:06}"), Some(data), b.map(|n| vec![7; n]))
+            }).collect();
+            let samples: Vec<Members> = want.iter().map(|(k, a, b)| {
+                let mut m = vec![(format!("./{k}.JPG"), a.clone().unwrap())];
+                if let Some(b) = b { m.push((format!("./{k}.seg.png"), b.clone())); }
+                m
+            }).collect();
+            let dir = tempfile::tempdir().unwrap();
+            let url = if local { format!("file://{}/a.tar", dir.path().display()) } else { format!("{}/a.tar", fresh()) };
+            put(&ctx, &url, archive(&samples, long)).await;
+            let mut def = def(format(Some(&["jpg", "seg.png"])), &url);
+            def.split_bytes = split_bytes;
+            let all = all_rows(&ctx, &def, &small(7, 3000)).await.unwrap().unwrap();
+            assert_eq!(samples_of(&all), want);
+        });
+    }
+}
+
+#[tokio::test]
+async fn columns_are_found_and_strangers_refused() {
+    let ctx = context();
+    let url = format!("{}/a.tar", fresh());
+    let one = |k: &str, e: &str| (format!("{k}.{e}"), vec![1, 2]);
+    let mut samples: Vec<Members> =
+        (0..200).map(|i| vec![one(&format!("{i}"), "jpg"), one(&format!("{i}"), "cls")]).collect();
+    put(&ctx, &url, archive(&samples, 0)).await;
+    let source = open(&ctx, &def(format(None), &url)).await.unwrap();
+    let names: Vec<_> = source.schema().fields().iter().map(|f| f.name().clone()).collect();
+    assert_eq!(names, ["__key__", "jpg", "cls"]);
+    let options = ReadOptions { projection: Some(vec![0, 2]), ..ReadOptions::default() };
+    let all = source_rows(&source, &options).await.unwrap().unwrap();
+    assert_eq!((all.num_rows(), all.num_columns()), (200, 2));
+    samples.push(vec![one("x", "jpg"), one("x", "jpq")]);
+    samples.push(vec![one("y", "jpg"), one("y", "jpg")]);
+    put(&ctx, &url, archive(&samples, 0)).await;
+    let e = all_rows(&ctx, &def(format(None), &url), &ReadOptions::default()).await.unwrap_err();
+    let want = format!(
+        "{url}: `x.jpq`: the first samples have no `.jpq`; did you mean `jpg`?; name the extensions to read in `columns`"
+    );
+    assert_eq!((e.kind(), e.message()), (ErrorKind::InvalidArgument, want.as_str()));
+    let (skip, heard) = skips();
+    let options = ReadOptions { skip: Some(skip), ..ReadOptions::default() };
+    let all = all_rows(&ctx, &def(format(None), &url), &options).await.unwrap().unwrap();
+    assert_eq!((all.num_rows(), heard.lock().len()), (200, 2));
+}
+
+#[tokio::test]
+async fn compressed_and_damaged_archives() {
+    use std::io::Write;
+    let samples: Vec<Members> = (0..20).map(|i| vec![(format!("{i}.jpg"), vec![i as u8; 700])]).collect();
+    let data = archive(&samples, 0);
+    let ctx = context();
+    let url = format!("{}/a.tar.gz", fresh());
+    let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gz.write_all(&data).unwrap();
+    put(&ctx, &url, gz.finish().unwrap()).await;
+    let all = all_rows(&ctx, &def(format(None), &url), &ReadOptions::default()).await.unwrap().unwrap();
+    assert_eq!(all.num_rows(), 20);
+
+    let url = format!("{}/a.tar", fresh());
+    put(&ctx, &url, data[..1536 * 5 + 600].to_vec()).await;
+    let e = all_rows(&ctx, &def(format(None), &url), &ReadOptions::default()).await.unwrap_err();
+    let want = format!(
+        "{url}: the member at byte 7168: the file ends inside it; it is truncated or is still being written"
+    );
+    assert_eq!((e.kind(), e.message()), (ErrorKind::DataLoss, want.as_str()));
+    // Within the padding of a member: its content is whole, but what came after it is missing.
+    put(&ctx, &url, data[..1536 * 2 + 512 + 512 + 190].to_vec()).await;
+    let e = all_rows(&ctx, &def(format(None), &url), &ReadOptions::default()).await.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::DataLoss, "{e}");
+    assert!(e.message().contains("the file ends inside it"), "{e}");
+    let mut bad = data.clone();
+    bad[1536 * 2 + 512 + 3] ^= 1;
+    put(&ctx, &url, bad).await;
+    let e = all_rows(&ctx, &def(format(None), &url), &ReadOptions::default()).await.unwrap_err();
+    assert_eq!(e.message(), format!("{url}: the member at byte 3584: the checksum of its header is wrong"));
+    put(&ctx, &url, "<html>".repeat(200)).await;
+    let e = all_rows(&ctx, &def(format(None), &url), &ReadOptions::default()).await.unwrap_err();
+    assert!(e.message().ends_with("it is damaged, is compressed, or is no tar file"), "{e}");
+}
+
+/// An archive ends with its end mark, and nothing but zeros stands behind it.
+#[tokio::test]
+async fn an_archive_without_its_end_or_with_more_behind_it_is_an_error() {
+    use std::io::Write;
+    let samples: Vec<Members> = (0..20u8).map(|i| vec![(format!("{i}.jpg"), vec![i; 700])]).collect();
+    let data = archive(&samples, 0);
+    let member = 512 + 1024;
+    // Each `dir/` entry takes a header of its own: sample 9 stands behind three of them.
+    let cut = 10 * member + 3 * 512;
+    let ctx = context();
+    let refused = async |name: &str, bytes: Vec<u8>, split_bytes: u64| {
+        let url = format!("{}/{name}", fresh());
+        put(&ctx, &url, bytes).await;
+        let mut def = def(format(None), &url);
+        def.split_bytes = split_bytes;
+        let e = all_rows(&ctx, &def, &ReadOptions::default()).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::DataLoss, "{name}: {e}");
+        assert!(e.message().starts_with(&url), "{e}");
+        e.message().to_owned()
+    };
+    for split_bytes in [4000, 1 << 20] {
+        let e = refused("cut.tar", data[..cut].to_vec(), split_bytes).await;
+        assert!(e.contains("without the archive's end mark"), "{e}");
+        let e = refused("two.tar", [&data[..], &data[..]].concat(), split_bytes).await;
+        assert!(e.contains("behind the archive's end mark"), "{e}");
+        let mut zeros = data.clone();
+        zeros[cut..cut + 512].fill(0);
+        let e = refused("zeros.tar", zeros, split_bytes).await;
+        assert!(e.contains("behind the archive's end mark"), "{e}");
+    }
+    // The checksum of a compressed file stands behind all padding, so the padding is read, too.
+    let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::none());
+    gz.write_all(&data).unwrap();
+    gz.write_all(&vec![0; 3 << 20]).unwrap();
+    let mut gz = gz.finish().unwrap();
+    let at = gz.windows(700).position(|w| w.iter().all(|b| *b == 9)).unwrap();
+    gz[at + 5] ^= 1;
+    refused("flipped.tar.gz", gz, 1 << 20).await;
+}
