@@ -87,7 +87,7 @@ const HEIGHT: Arg = arg("height", Kind::Int, "rows of the result");
 const WIDTH: Arg = arg("width", Kind::Int, "columns of the result");
 const FIXED: &str = "image of fixed size";
 const SAME: &str = "image of the input's kind";
-const CODECS: &[&str] = &["image", "image-webp", "zune-jpeg"];
+const CODECS: &[&str] = &["image-webp", "png"];
 
 /// The argument that every random function has besides its own.
 pub(crate) const KEY: Arg = opt(
