@@ -68,15 +68,15 @@ fn other_kinds_of_jpeg_are_named() {
     let frame = good.windows(2).position(|w| w == [0xFF, 0xC0]).unwrap();
     // The marker, then length, precision, height, width, and per component its id, factors and table.
     for (changes, kind) in [
-        (&[(1, 0xC9)][..], "with arithmetic coding"),
-        (&[(1, 0xC3)], "with lossless coding"),
-        (&[(1, 0xC5)], "with coding process 0xc5"),
-        (&[(4, 12)], "of 12 bits"),
-        (&[(11, 0x31), (14, 0x21)], "with sampling factors 3x1, 2x1, 1x1"),
-        (&[(11, 0x44)], "with sampling factors 4x4, 1x1, 1x1"),
+        (vec![(1, 0xC9)], "with arithmetic coding"),
+        (vec![(1, 0xC3)], "with lossless coding"),
+        (vec![(1, 0xC5)], "with coding process 0xc5"),
+        (vec![(4, 12)], "of 12 bits"),
+        (vec![(11, 0x31), (14, 0x21)], "with sampling factors 3x1, 2x1, 1x1"),
+        (vec![(11, 0x44)], "with sampling factors 4x4, 1x1, 1x1"),
     ] {
         let mut bytes = good.clone();
-        for &(at, byte) in changes {
+        for (at, byte) in changes {
             bytes[frame + at] = byte;
         }
         let e = decode(&bytes).unwrap_err();
