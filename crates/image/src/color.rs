@@ -25,7 +25,7 @@ impl Pointwise {
     /// Uint8 pixels to floats; `reverse` exchanges left and right within the row.
     pub(super) fn row(&self, src: &[u8], reverse: bool, out: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") {
+        if crate::cpu::avx2() {
             /// The same operations in wider registers.
             #[target_feature(enable = "avx2")]
             fn with_avx2(p: &Pointwise, src: &[u8], reverse: bool, out: &mut [f32]) {

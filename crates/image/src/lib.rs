@@ -36,7 +36,9 @@
 
 mod blur;
 mod chain;
+mod codecs;
 mod color;
+mod cpu;
 mod exec;
 mod geometry;
 mod orientation;

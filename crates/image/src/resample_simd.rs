@@ -1,6 +1,8 @@
 //! The two inner loops of resampling, for AVX2 and portable, with identical results.
 #![allow(unsafe_code, reason = "AVX2 intrinsics, behind run-time detection and checked lengths")]
 
+#[cfg(target_arch = "x86_64")]
+use super::cpu::avx2;
 use super::resample::{BITS, Taps};
 
 const HALF: i32 = 1 << (BITS - 1);
@@ -75,11 +77,6 @@ pub(super) fn vertical(src: &[u8], stride: usize, weights: &[i16], out: &mut [u8
         return unsafe { x86::vertical(src.as_ptr(), stride, weights, out) };
     }
     vertical_portable(src, stride, weights, out);
-}
-
-#[cfg(target_arch = "x86_64")]
-fn avx2() -> bool {
-    std::arch::is_x86_feature_detected!("avx2")
 }
 
 pub(super) fn horizontal_portable(src: &[u8], taps: &Taps, out: &mut [u8]) {

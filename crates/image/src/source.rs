@@ -1,11 +1,9 @@
 //! Encoded images: what format, how large, and the pixels of a window.
 
-use std::io::Cursor;
-
 use caju_types::budget::{self, Held};
 use caju_types::{Error, Result};
-use image::ImageDecoder;
 
+use super::codecs::{self, Samples};
 use super::geometry::{Rect, Size};
 use super::jpeg;
 use super::orientation::{self, Orientation};
@@ -70,14 +68,8 @@ impl<'a> Encoded<'a> {
                 let tag = exif.and_then(orientation::from_tiff).unwrap_or(1);
                 (Size { h, w }, Orientation::from_exif(tag))
             }
-            Format::Png => png_size(bytes)?,
-            Format::WebP => {
-                let mut d = image::codecs::webp::WebPDecoder::new(Cursor::new(bytes))
-                    .map_err(|e| codec_error("WebP", bytes, &e))?;
-                let o = d.orientation().map_or(1, |o| u16::from(o.to_exif()));
-                let (w, h) = d.dimensions();
-                (Size { h: h as usize, w: w as usize }, Orientation::from_exif(o))
-            }
+            Format::Png => codecs::png_size(bytes)?,
+            Format::WebP => codecs::webp_size(bytes)?,
         };
         let pixels = raw.h as u64 * raw.w as u64;
         if pixels > max_pixels {
@@ -97,11 +89,11 @@ impl<'a> Encoded<'a> {
     /// Refuses a file that is too short to hold its pixels, however well they compress: before memory is asked for.
     pub(super) fn check_length(&self) -> Result<()> {
         match self.format {
-            Format::Png => check_png_length(self.bytes, self.raw),
+            Format::Png => codecs::check_png_length(self.bytes, self.raw),
             Format::Jpeg => {
                 // Each block of the component with the most samples has a bit; it has a quarter of the pixels at least.
                 let blocks = budget::product(&[self.raw.h.div_ceil(8), self.raw.w.div_ceil(8)]) / 4;
-                if blocks / 8 > self.bytes.len() && jpeg::can_scale(self.bytes) {
+                if blocks / 8 > self.bytes.len() && jpeg::is_supported(self.bytes) {
                     return Err(jpeg::cut_off(self.bytes.len()));
                 }
                 Ok(())
@@ -117,7 +109,7 @@ impl<'a> Encoded<'a> {
 
     /// Whether the codec can decode at 1/2, 1/4 and 1/8.
     pub(super) fn can_scale(&self) -> bool {
-        self.format == Format::Jpeg && jpeg::can_scale(self.bytes)
+        self.format == Format::Jpeg
     }
 
     /// The size of the upright image decoded at 1/`scale`.
@@ -173,18 +165,36 @@ impl<'a> Encoded<'a> {
         let pixels = budget::product(&[self.raw.h, self.raw.w]);
         let _held = self.hold(pixels.saturating_mul(3))?;
         if self.format == Format::Png {
-            let d = open_png(self.bytes)?;
+            let (kind, mut png) = codecs::open_png(self.bytes, self.raw)?;
             scratch.full.resize(pixels * 3, 0);
-            read_samples(d, "PNG", self, &mut scratch.samples, &mut scratch.full)?;
+            self.read(kind, &mut scratch.samples, &mut scratch.full, |to| png.read(to))?;
         } else {
-            let d = image::codecs::webp::WebPDecoder::new(Cursor::new(self.bytes))
-                .map_err(|e| codec_error("WebP", self.bytes, &e))?;
+            let (kind, mut webp) = codecs::open_webp(self.bytes, self.raw)?;
             // The codec has an image of its own, with alpha.
             let _codec = self.hold(pixels.saturating_mul(4))?;
             scratch.full.resize(pixels * 3, 0);
-            read_samples(d, "WebP", self, &mut scratch.samples, &mut scratch.full)?;
+            self.read(kind, &mut scratch.samples, &mut scratch.full, |to| webp.read(to))?;
         }
         copy_window(&scratch.full, self.raw, r, out);
+        Ok(())
+    }
+
+    /// Lets a codec decode everything, and brings its samples to RGB uint8.
+    fn read(
+        &self,
+        kind: Samples,
+        samples: &mut Vec<u8>,
+        out: &mut [u8],
+        decode: impl FnOnce(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        if kind == Samples::RGB {
+            return decode(out);
+        }
+        let bytes = budget::product(&[self.raw.h, self.raw.w, kind.bytes_per_pixel()]);
+        let _held = self.hold(bytes)?;
+        samples.resize(bytes, 0);
+        decode(samples)?;
+        kind.to_rgb(samples, out);
         Ok(())
     }
 }
@@ -198,115 +208,6 @@ pub(super) fn copy_window(src: &[u8], size: Size, r: Rect, out: &mut [u8]) {
         let at = ((r.y + y) * size.w + r.x) * 3;
         row.copy_from_slice(&src[at..at + r.w * 3]);
     }
-}
-
-fn open_png(bytes: &[u8]) -> Result<image::codecs::png::PngDecoder<Cursor<&[u8]>>> {
-    image::codecs::png::PngDecoder::new(Cursor::new(bytes)).map_err(|e| codec_error("PNG", bytes, &e))
-}
-
-/// From IHDR alone, so that a bomb is refused before the codec sees it.
-fn png_size(bytes: &[u8]) -> Result<(Size, Orientation)> {
-    let word = |at: usize| -> Option<usize> {
-        let b = bytes.get(at..at + 4)?;
-        Some(u32::from_be_bytes([b[0], b[1], b[2], b[3]]) as usize)
-    };
-    let (Some(w), Some(h), true) = (word(16), word(20), bytes.get(12..16) == Some(b"IHDR")) else {
-        return Err(Error::data_loss(format!(
-            "PNG data ends early: {} bytes end inside its header; the file was cut off",
-            bytes.len()
-        )));
-    };
-    if w == 0 || h == 0 {
-        return Err(Error::data_loss(format!("damaged PNG: its header says {h} x {w} pixels")));
-    }
-    Ok((Size { h, w }, Orientation::from_exif(png_orientation(bytes).unwrap_or(1))))
-}
-
-/// Deflate makes at most this many bytes of one.
-const DEFLATE_RATIO: usize = 1032;
-
-/// A file that is too short to hold its pixels, however well they compress, is refused before memory is asked for.
-fn check_png_length(bytes: &[u8], size: Size) -> Result<()> {
-    let (depth, channels) = match bytes.get(24..26) {
-        Some([depth, color]) => {
-            (usize::from(*depth), [1, 1, 3, 1, 2, 1, 4].get(usize::from(*color)).copied().unwrap_or(1))
-        }
-        _ => (1, 1),
-    };
-    let row = budget::product(&[size.w, depth, channels]).div_ceil(8);
-    if budget::product(&[row, size.h]) / DEFLATE_RATIO > bytes.len() {
-        return Err(Error::data_loss(format!(
-            "PNG data ends early: {} bytes cannot hold {} x {} pixels; the file was cut off",
-            bytes.len(),
-            size.h,
-            size.w
-        )));
-    }
-    Ok(())
-}
-
-/// The orientation of an eXIf chunk before the pixels.
-fn png_orientation(bytes: &[u8]) -> Option<u16> {
-    let mut at = 8usize;
-    loop {
-        let head = bytes.get(at..at.checked_add(8)?)?;
-        let length = u32::from_be_bytes([head[0], head[1], head[2], head[3]]) as usize;
-        match &head[4..8] {
-            b"IDAT" => return None,
-            b"eXIf" => return orientation::from_tiff(bytes.get(at + 8..(at + 8).checked_add(length)?)?),
-            _ => at = at.checked_add(12)?.checked_add(length)?,
-        }
-    }
-}
-
-/// Lets the codec decode everything and brings its samples to RGB uint8.
-fn read_samples<D: ImageDecoder>(
-    decoder: D,
-    name: &str,
-    of: &Encoded<'_>,
-    samples: &mut Vec<u8>,
-    out: &mut [u8],
-) -> Result<()> {
-    use image::ColorType as C;
-    let color = decoder.color_type();
-    let (w, h) = decoder.dimensions();
-    if (h as usize, w as usize) != (of.raw.h, of.raw.w) {
-        return Err(Error::data_loss(format!("damaged {name}: two headers disagree about its size")));
-    }
-    if color == C::Rgb8 {
-        return decoder.read_image(out).map_err(|e| codec_error(name, of.bytes, &e));
-    }
-    let bytes = budget::product(&[of.raw.h, of.raw.w, usize::from(color.bytes_per_pixel())]);
-    let _held = of.hold(bytes)?;
-    samples.resize(bytes, 0);
-    decoder.read_image(samples).map_err(|e| codec_error(name, of.bytes, &e))?;
-    // 16-bit samples arrive in the machine's byte order; their high byte is kept.
-    let high = usize::from(cfg!(target_endian = "little"));
-    let (step, channels) = match color {
-        C::L8 => (1, [0, 0, 0]),
-        C::La8 => (2, [0, 0, 0]),
-        C::Rgba8 => (4, [0, 1, 2]),
-        C::L16 => (2, [high; 3]),
-        C::La16 => (4, [high; 3]),
-        C::Rgb16 => (6, [high, 2 + high, 4 + high]),
-        C::Rgba16 => (8, [high, 2 + high, 4 + high]),
-        other => return Err(Error::data_loss(format!("{name} image with samples of type {other:?}"))),
-    };
-    for (to, from) in out.chunks_exact_mut(3).zip(samples.chunks_exact(step)) {
-        to.copy_from_slice(&[from[channels[0]], from[channels[1]], from[channels[2]]]);
-    }
-    Ok(())
-}
-
-fn codec_error(name: &str, bytes: &[u8], e: &image::ImageError) -> Error {
-    let text = e.to_string();
-    if matches!(e, image::ImageError::IoError(_)) || text.to_ascii_lowercase().contains("unexpected e") {
-        return Error::data_loss(format!(
-            "{name} data ends early: {} bytes; the file was cut off",
-            bytes.len()
-        ));
-    }
-    Error::data_loss(format!("damaged {name}: {text}"))
 }
 
 fn sniff(bytes: &[u8]) -> Result<Format> {

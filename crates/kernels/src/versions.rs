@@ -5,10 +5,9 @@
 pub const ENGINES: &[(&str, &str)] = &[
     ("arrow", "59.3.2"),
     ("datafusion", "55.2.0"),
-    ("image", "0.25.10"),
     ("image-webp", "0.2.4"),
     ("parquet", "59.3.2"),
+    ("png", "0.18.1"),
     ("regex", "1.13.1"),
     ("xxhash-rust", "0.8.19"),
-    ("zune-jpeg", "0.5.15"),
 ];

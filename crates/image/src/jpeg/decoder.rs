@@ -168,7 +168,7 @@ impl Walk<'_> {
         out: &mut [u8],
     ) -> Result<()> {
         #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("bmi2") && std::arch::is_x86_feature_detected!("bmi1") {
+        if crate::cpu::bmi2() {
             /// The same code with shifts by a register that cost one operation.
             #[target_feature(enable = "bmi1,bmi2")]
             fn with_bmi2(

@@ -1,15 +1,18 @@
 //! JPEG: windows and reduced scales of an image, decoded without touching the rest.
 //!
-//! Sequential and progressive Huffman-coded images of 8 bits with one, three or four components are decoded
-//! here, bit for bit as libjpeg-turbo does with its default settings (accurate integer transform, smooth
-//! chroma upsampling), so that a data set means the same to caju as to everyone else. Files with fractional sampling
-//! go to `zune-jpeg`. Arithmetic coding, 12 bits per sample, lossless and hierarchical files are refused.
+//! The decoder reads sequential and progressive Huffman-coded images of 8 bits with one, three or four components. Its
+//! pixels are those of libjpeg-turbo with default settings (accurate integer transform, smooth chroma upsampling), to
+//! the bit, so that a data set means the same to caju as to everyone else. Other kinds (arithmetic coding, lossless,
+//! 12 bits, fractional sampling) are errors that name the kind.
+//!
+//! `benches/image` compares the decoder with libjpeg-turbo: equality of random images, and speed. The decoder exists
+//! for that speed: libjpeg-turbo takes 1.7 to 2 times as long for the windows of sequential photos. The vector paths
+//! are for x86-64 with AVX2; see `benches/image/RESULTS.md` for what other processors get.
 //!
 //! A window decoded at full scale is the same bytes as that window of the whole image.
 
 mod color;
 mod decoder;
-mod fallback;
 pub mod header;
 mod huffman;
 mod idct;
@@ -40,30 +43,28 @@ pub struct Region {
 #[derive(Debug, Default)]
 pub struct Scratch {
     buffers: decoder::Buffers,
-    full: Vec<u8>,
 }
 
 impl Scratch {
     /// Frees buffers of more than `keep` bytes.
     pub fn trim(&mut self, keep: usize) {
-        super::state::trim(&mut self.full, keep);
         super::state::trim(&mut self.buffers.scan.bytes, keep);
         super::state::trim(&mut self.buffers.all, keep / 128);
         self.buffers.output.trim(keep);
     }
 }
 
-/// Whether [`decode`] can decode these bytes at 1/2, 1/4 and 1/8.
-pub fn can_scale(bytes: &[u8]) -> bool {
-    header::parse(bytes).is_ok_and(|h| plan::supported(&h))
+/// Whether the header names a kind of JPEG that [`decode`] decodes.
+pub(crate) fn is_supported(bytes: &[u8]) -> bool {
+    header::parse(bytes).is_ok_and(|h| plan::check_supported(&h).is_ok())
 }
 
 /// Decodes a window into `out`, `region.h * region.w * 3` bytes of RGB. `scale` is 1, 2, 4 or 8; the region
 /// is given in pixels of the image of `ceil(size / scale)`.
 ///
 /// # Errors
-/// `DataLoss` for damaged data, as far as they lie in front of the window's end; `Internal` if the window
-/// does not lie inside the image.
+/// `DataLoss` for damaged data, as far as they lie in front of the window's end, and for kinds of JPEG that are not
+/// decoded; `Internal` if the window does not lie inside the image.
 pub fn decode(
     bytes: &[u8],
     region: Region,
@@ -72,12 +73,7 @@ pub fn decode(
     out: &mut [u8],
 ) -> Result<()> {
     let h = header::parse(bytes)?;
-    if !plan::supported(&h) {
-        if scale != 1 {
-            return Err(Error::internal("this kind of JPEG has no reduced scales"));
-        }
-        return fallback::decode(bytes, &h, region, &mut scratch.full, out);
-    }
+    plan::check_supported(&h)?;
     if out.len() != region.h * region.w * 3 {
         return Err(Error::internal("a window of a JPEG was to go into a buffer of another size"));
     }

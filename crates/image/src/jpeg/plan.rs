@@ -6,6 +6,9 @@ use super::Region;
 use super::header::{ColorSpace, Header, Process};
 use super::huffman::ZIGZAG;
 
+/// Blocks that the standard allows in an MCU.
+const MAX_MCU_BLOCKS: usize = 10;
+
 /// How a component's samples are brought to the size of the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Up {
@@ -65,17 +68,39 @@ pub(super) struct Plan {
     pub(super) ring_samples: usize,
 }
 
-/// Whether this decoder can decode such a file; the others go to the fallback.
-pub(super) fn supported(h: &Header<'_>) -> bool {
+/// Refuses the kinds of JPEG that are not decoded.
+///
+/// # Errors
+/// `DataLoss`, naming the kind.
+pub(super) fn check_supported(h: &Header<'_>) -> Result<()> {
     let f = &h.frame;
-    let (hmax, vmax) = maxima(h);
+    let refuse = |kind: String| {
+        Err(Error::data_loss(format!(
+            "a JPEG {kind} is not decoded: only Huffman-coded sequential and progressive ones of 8 bits are; convert it"
+        )))
+    };
+    if let Process::Other(marker) = f.process {
+        return refuse(match marker {
+            0xC3 => "with lossless coding".to_owned(),
+            0xC9..=0xCB | 0xCD..=0xCF => "with arithmetic coding".to_owned(),
+            other => format!("with coding process {other:#04x}"),
+        });
+    }
+    if f.precision != 8 {
+        return refuse(format!("of {} bits", f.precision));
+    }
     let n = f.components.len();
+    if !matches!(n, 1 | 3 | 4) {
+        return refuse(format!("of {n} components"));
+    }
+    let (hmax, vmax) = maxima(h);
     let whole = f.components.iter().all(|c| hmax % usize::from(c.h) == 0 && vmax % usize::from(c.v) == 0);
     let blocks: usize = f.components.iter().map(|c| usize::from(c.h) * usize::from(c.v)).sum();
-    matches!(f.process, Process::Sequential | Process::Progressive)
-        && f.precision == 8
-        && matches!(n, 1 | 3 | 4)
-        && (n == 1 || (whole && blocks <= 10))
+    if n > 1 && !(whole && blocks <= MAX_MCU_BLOCKS) {
+        let factors: Vec<String> = f.components.iter().map(|c| format!("{}x{}", c.h, c.v)).collect();
+        return refuse(format!("with sampling factors {}", factors.join(", ")));
+    }
+    Ok(())
 }
 
 /// The largest sampling factors: (horizontal, vertical).

@@ -4,17 +4,8 @@
 #![allow(unsafe_code, reason = "AVX2 intrinsics, behind run-time detection and checked lengths")]
 
 use super::{color, idct};
-
-/// Whether the AVX2 paths may run.
-#[inline]
-pub(super) fn avx2() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        std::arch::is_x86_feature_detected!("avx2")
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    false
-}
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::avx2;
 
 /// The number of bytes in front of the first 0xFF, or all.
 pub(super) fn find_ff(data: &[u8]) -> usize {

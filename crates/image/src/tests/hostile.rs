@@ -51,21 +51,6 @@ fn cut_off_files_are_errors_for_regions() {
     assert!(e.to_string().contains("ends early"), "{e}");
 }
 
-/// Lossless and arithmetic coding, and 12 bits per sample, are refused.
-#[test]
-fn rare_kinds_of_jpeg_are_refused() {
-    let bytes = fixture("420.jpg");
-    let frame = bytes.windows(2).position(|w| w == [0xFF, 0xC0]).unwrap();
-    for marker in [0xC3, 0xC9, 0xCA] {
-        let mut other = bytes.clone();
-        other[frame + 1] = marker;
-        assert!(message(&other).contains("JPEG"), "{marker:x}");
-    }
-    let mut deep = bytes.clone();
-    deep[frame + 4] = 12;
-    assert!(message(&deep).contains("JPEG"));
-}
-
 /// Data that end early but carry the end-of-image marker.
 #[test]
 fn short_scans_are_errors() {
@@ -74,6 +59,31 @@ fn short_scans_are_errors() {
     cut.extend([0xFF, 0xD9]);
     let e = decode(&cut).unwrap_err().to_string();
     assert!(e.contains("ends early"), "{e}");
+}
+
+/// What is not decoded is an error that says what it is.
+#[test]
+fn other_kinds_of_jpeg_are_named() {
+    let good = fixture("420.jpg");
+    let frame = good.windows(2).position(|w| w == [0xFF, 0xC0]).unwrap();
+    // The marker, then length, precision, height, width, and per component its id, factors and table.
+    for (changes, kind) in [
+        (vec![(1, 0xC9)], "with arithmetic coding"),
+        (vec![(1, 0xC3)], "with lossless coding"),
+        (vec![(1, 0xC5)], "with coding process 0xc5"),
+        (vec![(4, 12)], "of 12 bits"),
+        (vec![(11, 0x31), (14, 0x21)], "with sampling factors 3x1, 2x1, 1x1"),
+        (vec![(11, 0x44)], "with sampling factors 4x4, 1x1, 1x1"),
+    ] {
+        let mut bytes = good.clone();
+        for (at, byte) in changes {
+            bytes[frame + at] = byte;
+        }
+        let e = decode(&bytes).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::DataLoss, "{e}");
+        assert!(e.to_string().starts_with(&format!("a JPEG {kind} is not decoded: ")), "{e}");
+        assert_eq!(image_size(&bytes).unwrap(), image_size(&good).unwrap(), "its size is known");
+    }
 }
 
 /// Bombs are refused from their headers, before anything is allocated.

@@ -2,6 +2,9 @@
 
 mod chains;
 mod hostile;
+#[expect(unreachable_pub, reason = "benches/image includes the file as a public module")]
+mod painted;
+mod real_sizes;
 mod references;
 
 use std::path::PathBuf;
