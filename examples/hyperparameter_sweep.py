@@ -1,9 +1,9 @@
-"""Three trainers with three learning rates, one after another, over one cache: the preparation is paid once.
+"""Three trainers with three learning rates, one after another, over one cache: the preparation is computed once.
 
     python examples/hyperparameter_sweep.py [--rows 2000] [--cache DIR]
 
-The preparation is made slow on purpose. The first trainer pays for it in its first epoch and stores what it made; its
-second epoch, and the other trainers from the start, read that.
+The preparation is slow on purpose. The first trainer computes it in its first epoch and stores the rows. Its second
+epoch, and all epochs of the other trainers, read the stored rows.
 """
 
 import argparse
@@ -16,13 +16,13 @@ import caju
 
 
 def prepared(rows):
-    """The part that all trainers share. The hint says that for the model these rows may be reused."""
+    """The part that all trainers share. The hint allows the reuse of these rows."""
     slow = f"source: {{ range: {rows} }}\nsteps: [ {{ sleep: {{ per_row: 1ms }} }} ]"
     return caju.from_yaml(slow).map(x="CAST(id AS double) / 1000", y="sin(CAST(id AS double) / 1000)").cache("prepared")
 
 
 def train(dataset, rate, epochs):
-    """Fits a line; the seconds that each epoch took."""
+    """Fits a line. Returns the seconds of each epoch."""
     slope, seconds = 0.0, []
     for _ in range(epochs):
         start = time.perf_counter()

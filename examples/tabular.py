@@ -20,7 +20,7 @@ BUCKETS = 64
 
 
 def clicks(folder, batch_size):
-    """The prepared table: missing numbers are zero and large ones small, words are numbers below `BUCKETS`."""
+    """The prepared table: numbers on a logarithmic scale, missing ones 0, and words as numbers below `BUCKETS`."""
     return (
         caju.read_parquet(f"{folder}/*.parquet")
         .map(

@@ -1,4 +1,4 @@
-"""Texts of many lengths in batches of similar length: how much padding that saves.
+"""Texts of different lengths in batches of similar length, and how much padding that saves.
 
     python examples/text_bucketed.py [--rows 2000]
 """
@@ -22,7 +22,7 @@ def tokens(folder):
 
 
 def padding(dataset):
-    """The share of the batches' places that hold no word."""
+    """The fraction of the batches' positions that hold no word."""
     places = words = 0
     for batch in dataset:
         places += batch["tokens"].size

@@ -20,7 +20,7 @@ import caju
 
 
 def photos(folder, batch_size, size):
-    """Training batches: the decoded photos may be reused, the crops are drawn anew each epoch."""
+    """Training batches: the decoded photos may be reused, and each epoch draws its crops again."""
     return (
         caju.read_tfrecord(f"{folder}/*.tfrecord")
         .parse_example({"image/encoded": "bytes", "image/class/label": "int64"})

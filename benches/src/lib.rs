@@ -1,4 +1,4 @@
-//! Rows for benchmarks: photos and tables that cost a codec or a hash what real ones do.
+//! Rows for benchmarks: photos and tables that cost a codec or a hash what real ones cost.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "benchmarks")]
 
@@ -10,7 +10,7 @@ use caju_runtime::Stores;
 use caju_types::{Error, Result};
 use serde_json::Value;
 
-/// The options of stores that the environment gives, as the binary takes them.
+/// The options of object stores in the environment, as in the binary.
 pub fn store_options() -> BTreeMap<String, String> {
     std::env::vars()
         .map(|(key, value)| (key.to_lowercase(), value))
@@ -18,7 +18,7 @@ pub fn store_options() -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Runs a benchmark's program with its arguments: its report on standard output, or its error and exit code.
+/// Runs a benchmark's program with its arguments, and prints its report, or its error with the exit code.
 pub fn program<F>(run: impl FnOnce(Vec<String>) -> F) -> std::process::ExitCode
 where
     F: Future<Output = Result<Value>>,

@@ -1,5 +1,5 @@
-//! What a store gives to somebody who only fetches: every object below a URL whose name ends so, whole, several at a
-//! time, each byte touched by nobody. Prints one JSON object.
+//! The rate of an object store without any decoding: fetches every object below a URL with a given ending, completely,
+//! several concurrently, and drops the bytes. Prints one JSON object.
 //!
 //! usage: `bare-gets URL ENDING IN_FLIGHT [REPEATS]`
 //!
@@ -13,7 +13,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use object_store::{ObjectStore, ObjectStoreExt};
 use serde_json::{Value, json};
 
-/// As in the binary.
+/// The allocator of the binary.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -38,7 +38,7 @@ async fn run(args: &[String]) -> Result<Value> {
         let get = |path| {
             let store = &at.store;
             async move {
-                // Piece by piece: nobody needs the whole.
+                // Chunk by chunk, so that no object is held in memory.
                 let mut pieces = store.get(&path).await?.into_stream();
                 let mut length = 0u64;
                 while let Some(piece) = pieces.try_next().await? {

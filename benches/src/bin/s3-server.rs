@@ -1,9 +1,9 @@
-//! The S3 server of the tests in a process of its own, so that what it costs is not taken for what its client costs.
+//! The S3 server of the tests in a process of its own, so that its CPU time does not count as its client's.
 //!
 //! usage: `s3-server FOLDER BUCKET...`
 //!
-//! Prints one line, a JSON object of the environment that makes a client talk to it, and serves until it is killed.
-//! Buckets are folders of FOLDER, which must be there; they stay.
+//! Prints one line, a JSON object with the environment of its clients, and serves until it is killed. Buckets are
+//! folders of FOLDER, which must exist. They are not removed.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;

@@ -1,5 +1,5 @@
-//! A training job as far as input goes: takes one element after another from a running cluster, and reads a
-//! little of each, as the peers' clients do. Prints one JSON object.
+//! The input side of a training job: reads one element after another from a running cluster, and touches a few bytes
+//! of each, as the clients of the peers do. Prints one JSON object.
 //!
 //! usage: `touch-each FILE DISPATCHER|here EPOCHS [POLICY [CACHE]]`
 //!
@@ -18,7 +18,7 @@ use caju_runtime::{CpuPool, Stores};
 use caju_types::{Error, Result};
 use serde_json::{Value, json};
 
-/// As in the binary.
+/// The allocator of the binary.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -39,10 +39,10 @@ async fn run(args: &[String]) -> Result<Value> {
     let text = std::fs::read_to_string(file).map_err(|e| Error::not_found(format!("{file}: {e}")))?;
     let def = DatasetDef::from_yaml(&text, Path::new(file).parent())?;
     let mut done = Vec::new();
-    // One job: under `auto` it decides once.
+    // All epochs are one job, so `auto` decides once.
     let job = format!("touch-{}", std::process::id());
     for epoch in 0..epochs {
-        // Everything counts that a job waits for: also finding the dispatcher.
+        // The time to find the dispatcher counts, too.
         let start = Instant::now();
         let client = match &here {
             Some(cluster) => cluster.client(ClientConfig::default()).await?,

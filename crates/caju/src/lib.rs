@@ -10,5 +10,6 @@ mod plot;
 mod process;
 mod progress;
 mod report;
+mod text;
 
 pub use process::run;

@@ -9,8 +9,8 @@ use caju_proto::v1::JobStatus;
 use caju_types::format_duration;
 use serde_json::Value;
 
-use super::summary::wrapped;
 use crate::progress::Printer;
+use crate::text::wrapped;
 
 /// How often the dispatcher is asked for its decision. Within one process it decides twice a second at most.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);

@@ -8,10 +8,11 @@ use caju_proto::v1::{GetStatusResponse, JobStatus, StageStats, WorkerStatus};
 use caju_types::{Result, format_bytes, format_count, format_duration};
 use serde_json::{Value, json};
 
-use super::summary::{advice, aligned, splits, table, wrapped};
+use super::summary::{advice, splits};
 use crate::cli::{StatusArgs, StatusFormat};
 use crate::output;
 use crate::report::SplitsReport;
+use crate::text::{aligned, table, wrapped};
 
 /// Prints the status.
 ///

@@ -1,6 +1,5 @@
 //! The summary of a run for people: what happened, how fast, and what to do about the bottleneck.
 
-use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use caju_types::{format_bytes, format_count, format_duration};
 
 use super::epochs::Outcome;
 use crate::report::{EpochReport, SplitsReport};
+use crate::text::{aligned, one_line, wrapped};
 
 /// The summary of a run, without a line break at its end.
 pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
@@ -80,32 +80,9 @@ pub(crate) fn summary(name: &str, outcome: &Outcome) -> String {
 /// Skipped rows that the summary shows.
 const SHOWN_SKIPS: usize = 3;
 
-/// The width of text, in characters.
-const WIDTH: usize = 100;
-
 /// A named paragraph of the summary, wrapped.
 fn paragraph(name: &str, text: &str, out: &mut String) {
     let _ = write!(out, "\n  {name:<11}  {}", wrapped(text, 15));
-}
-
-/// Wraps text at [`WIDTH`]. All lines but the first are indented.
-pub(crate) fn wrapped(text: &str, indent: usize) -> String {
-    let mut out = String::new();
-    let mut column = indent;
-    for word in text.split_whitespace() {
-        let width = word.chars().count();
-        if column > indent && column + 1 + width > WIDTH {
-            out.push('\n');
-            out.extend(std::iter::repeat_n(' ', indent));
-            column = indent;
-        } else if column > indent {
-            out.push(' ');
-            column += 1;
-        }
-        out.push_str(word);
-        column += width;
-    }
-    out
 }
 
 fn epochs_table(epochs: &[EpochReport], out: &mut String) {
@@ -138,39 +115,6 @@ pub(crate) fn splits(s: SplitsReport) -> String {
         let _ = write!(text, " ({} fell back to computing)", format_count(s.fell_back));
     }
     text
-}
-
-/// A table with right-aligned columns, two spaces before each.
-pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
-    aligned(rows, N)
-}
-
-/// The first line of a text, marked if there are more.
-pub(crate) fn one_line(text: &str) -> Cow<'_, str> {
-    match text.trim_end().split_once(['\n', '\r']) {
-        Some((first, _)) => Cow::Owned(format!("{} [...]", first.trim_end())),
-        None => Cow::Borrowed(text.trim_end()),
-    }
-}
-
-/// A table with left-aligned columns from column `left` on, for words instead of numbers.
-pub(crate) fn aligned<const N: usize>(rows: &[[String; N]], left: usize) -> String {
-    let rows: Vec<[Cow<'_, str>; N]> =
-        rows.iter().map(|row| std::array::from_fn(|i| one_line(&row[i]))).collect();
-    let widths: [usize; N] =
-        std::array::from_fn(|i| rows.iter().map(|r| r[i].chars().count()).max().unwrap_or(0));
-    let mut out = String::new();
-    for row in &rows {
-        for (i, (cell, width)) in row.iter().zip(widths).enumerate() {
-            let _ = match i < left {
-                true => write!(out, "  {cell:>width$}"),
-                false => write!(out, "  {cell:<width$}"),
-            };
-        }
-        out.truncate(out.trim_end_matches(' ').len());
-        out.push('\n');
-    }
-    out
 }
 
 fn bottleneck(job: &JobStatus, epochs: &[EpochReport], out: &mut String) {
@@ -231,6 +175,7 @@ fn whole(v: f64) -> u64 {
 mod tests {
     use super::*;
     use crate::report::RunReport;
+    use crate::text::WIDTH;
 
     #[test]
     fn a_person_understands_it() {

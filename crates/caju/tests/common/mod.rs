@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 /// The longest that any process of a test may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PROCESS_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The binary in a folder of its own, without settings from outside.
 pub(crate) fn caju(dir: &Path) -> Command {
@@ -76,7 +76,7 @@ impl Server {
                 }
             }
         });
-        let first = lines.recv_timeout(PATIENCE).expect("the first line on standard output");
+        let first = lines.recv_timeout(PROCESS_TIMEOUT).expect("the first line on standard output");
         let address = first
             .strip_prefix(&format!("caju {what} listening on "))
             .unwrap_or_else(|| panic!("first line: {first}"))
@@ -93,7 +93,7 @@ impl Server {
     /// Waits for the end.
     pub(crate) fn wait(mut self) -> ExitStatus {
         // Standard output ends when the process does.
-        while self.lines.recv_timeout(PATIENCE).is_ok() {}
+        while self.lines.recv_timeout(PROCESS_TIMEOUT).is_ok() {}
         self.child.wait().unwrap()
     }
 }

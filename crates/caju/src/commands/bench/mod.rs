@@ -3,8 +3,10 @@
 mod profiling_overhead;
 mod scratch;
 mod slow_store;
+mod stats;
 mod summary;
 mod text;
+mod trial;
 mod trial_process;
 
 use std::collections::BTreeSet;
@@ -16,65 +18,18 @@ use std::time::Duration;
 use caju_pipeline::DatasetDef;
 use caju_runtime::{CpuPool, Stores, cpu_time};
 use caju_types::{Error, Result};
-use serde::{Deserialize, Serialize};
 
 use self::scratch::{Scratch, TrialCache};
 use self::slow_store::Throttle;
-use self::summary::{Summary, median};
+use self::summary::Summary;
+use self::trial::Trial;
 use super::epochs::Consumer;
 use super::run::{Job, embedded};
 use super::{check, shared};
 use crate::cli::{BenchArgs, BenchCommand, EpochArgs, Global, Mode, OneTrial, PoliciesArgs};
 use crate::output;
 use crate::plot::{self, Bar, Chart, Picture};
-use crate::report::{self, EpochReport};
-
-/// One job under one policy.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Trial {
-    /// The policy.
-    pub(crate) policy: String,
-    /// Which round.
-    pub(crate) repeat: u32,
-    /// Whether the cache held the snapshots of the cold job of the same round.
-    pub(crate) warm: bool,
-    /// Its epochs.
-    pub(crate) epochs: Vec<EpochReport>,
-    /// Bytes in the cache afterwards.
-    pub(crate) stored_bytes: u64,
-    /// What a planning policy chose.
-    pub(crate) choice: Option<serde_json::Value>,
-    /// The whole decision: the prediction for every option, and the reason.
-    pub(crate) decision: Option<serde_json::Value>,
-    /// CPU seconds of the process.
-    pub(crate) cpu_s: f64,
-}
-
-impl Trial {
-    /// Seconds of all epochs.
-    pub(crate) fn total_s(&self) -> f64 {
-        self.epochs.iter().map(|e| e.wall_s).sum()
-    }
-
-    /// Seconds of the given number of epochs. Epochs that were not measured count like the last ones.
-    pub(crate) fn horizon_s(&self, epochs: u64) -> f64 {
-        let more = epochs.saturating_sub(self.epochs.len() as u64) as f64;
-        self.total_s() + more * self.steady_s()
-    }
-
-    /// Seconds of a steady epoch: the median of the last half, when everything is stored and the decision was checked.
-    pub(crate) fn steady_s(&self) -> f64 {
-        let last = (self.epochs.len().saturating_sub(1) / 2).max(1);
-        let times = self.epochs.iter().rev().take(last).map(|e| e.wall_s);
-        median(times.collect())
-    }
-
-    /// Rows per second of a steady epoch.
-    pub(crate) fn steady_rows_per_s(&self) -> f64 {
-        let rows = self.epochs.last().map_or(0, |e| e.rows);
-        rows as f64 / self.steady_s().max(1e-9)
-    }
-}
+use crate::report;
 
 /// Runs the benchmark.
 ///

@@ -2,10 +2,11 @@ use caju_runtime::Stores;
 use futures::StreamExt;
 use object_store::{ObjectStore, ObjectStoreExt};
 
+use super::distinct;
 use super::scratch::Scratch;
 use super::summary::Summary;
 use super::text::times;
-use super::{Trial, distinct};
+use super::trial::Trial;
 use crate::report::{EpochReport, SplitsReport};
 
 /// A cold job; its first epoch computes, and the others read so many splits.

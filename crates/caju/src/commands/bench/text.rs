@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use caju_types::format_bytes;
 
 use super::summary::{Line, Summary};
-use crate::commands::summary::{table, wrapped};
+use crate::text::{table, wrapped};
 
 /// The largest number of epochs that are all shown.
 const MAX_SHOWN_EPOCHS: usize = 6;

@@ -8,7 +8,7 @@ use caju_types::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
-use super::Trial;
+use super::trial::Trial;
 use crate::output;
 
 /// The output of a trial's process.

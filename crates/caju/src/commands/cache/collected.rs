@@ -7,7 +7,7 @@ use caju_cache::{Collected, Collection, Eviction};
 use caju_types::{Fingerprint, format_bytes, format_count};
 
 use super::show::{MAX_LISTED, seconds, short};
-use crate::commands::summary::table;
+use crate::text::table;
 
 /// The objects by reason, then snapshots and parts one by one if they are few.
 pub(super) fn text(c: &Collection) -> String {

@@ -8,7 +8,7 @@ use caju_pipeline::{DatasetDef, describe};
 use caju_runtime::SystemClock;
 use caju_types::{Fingerprint, format_bytes, format_count, format_duration};
 
-use crate::commands::summary::table;
+use crate::text::table;
 
 /// Digits of a shortened fingerprint: enough to tell the snapshots of a cache apart.
 const SHORT_DIGITS: usize = 12;

@@ -2,6 +2,7 @@
 
 mod diff;
 mod sets;
+mod state;
 mod text;
 
 use std::collections::{BTreeMap, HashSet};
@@ -16,70 +17,16 @@ use caju_pipeline::{DatasetDef, PrefixFingerprint, StageOp, canonical_text, pref
 use caju_proto::v1::{GetStatusResponse, JobStatus};
 use caju_runtime::IoCounters;
 use caju_sources::{SourceContext, Split};
-use caju_types::{Error, Fingerprint, Result, SplitKey, did_you_mean, format_count};
+use caju_types::{Error, Fingerprint, Result, did_you_mean, format_count};
 use futures::StreamExt;
 use serde_json::Value;
 
 use self::diff::{Difference, compare};
+use self::state::{Explanation, HintState, Listed, Nearest};
 use super::{cache, check, shared};
 use crate::cli::{ExplainArgs, Global, OutputFormat};
 use crate::output;
 use crate::progress::{Progress, State};
-
-/// What is stored of a pipeline.
-struct Explanation {
-    pipeline: String,
-    fingerprint: Fingerprint,
-    cache: String,
-    splits: Vec<Listed>,
-    hints: Vec<HintState>,
-    job: Option<JobStatus>,
-}
-
-/// A split of the source.
-struct Listed {
-    key: SplitKey,
-    place: String,
-    /// Whether a `take` or `skip` reads only some of its rows. Such a split is computed each time.
-    cut: bool,
-}
-
-/// What is stored at a hint.
-struct HintState {
-    prefix: PrefixFingerprint,
-    /// The cross-split stage above it, if any. Its parts are then stored and read as one set.
-    behind: Option<String>,
-    /// Why nothing can be stored there.
-    no_set: Option<String>,
-    /// The identity of the set of these splits.
-    set: Option<Fingerprint>,
-    /// Splits of this source that have a part.
-    stored: u64,
-    /// All parts of the snapshot.
-    parts: u64,
-    rows: u64,
-    bytes: u64,
-    /// Files with splits without a part, and the number of these splits.
-    missing: BTreeMap<String, u64>,
-    nearest: Option<Nearest>,
-}
-
-impl HintState {
-    fn name(&self, splits: usize) -> &'static str {
-        match (&self.no_set, self.stored) {
-            (Some(_), _) => "behind",
-            (None, 0) => "miss",
-            (None, n) if n == splits as u64 => "hit",
-            _ => "partial",
-        }
-    }
-}
-
-/// The most similar snapshot of another prefix.
-struct Nearest {
-    info: SnapshotInfo,
-    differences: Vec<Difference>,
-}
 
 /// Prints what is stored, and the last decision.
 ///

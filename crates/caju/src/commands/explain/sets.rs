@@ -8,7 +8,7 @@ use caju_kernels::Registry;
 use caju_types::Result;
 use futures::TryStreamExt;
 
-use super::HintState;
+use super::state::HintState;
 
 /// Finds the set of a hint.
 pub(super) async fn find(

@@ -7,7 +7,7 @@ use caju_proto::v1::JobStatus;
 use caju_types::{Result, format_bytes, format_count};
 use serde_json::{Value, json};
 
-use super::{Explanation, HintState, Nearest};
+use super::state::{Explanation, HintState, Nearest};
 use crate::commands::cache::{ago, short};
 
 /// The most files, and differences, that are listed one by one.

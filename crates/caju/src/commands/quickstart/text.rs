@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use caju_types::format_duration;
 
-use crate::commands::summary::wrapped;
 use crate::report::{EpochReport, RunReport};
+use crate::text::wrapped;
 
 /// What happens in the next minute.
 pub(super) fn introduction(epochs: u64) -> String {
