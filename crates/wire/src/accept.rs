@@ -135,7 +135,7 @@ impl ConnectionGate {
     }
 
     /// Closes some pending connections, the oldest first.
-    fn close_silent(&self) {
+    fn close_pending(&self) {
         let mut pending = self.pending.lock();
         for _ in 0..CLOSED_ON_FAILURE {
             let Some((_, oldest)) = pending.pop_first() else { return };
@@ -269,7 +269,7 @@ where
                     );
                 }
                 refused += 1;
-                gate.close_silent();
+                gate.close_pending();
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
