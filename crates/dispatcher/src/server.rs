@@ -6,7 +6,10 @@ use arrow_flight::flight_service_server::FlightServiceServer;
 use caju_proto::v1::dispatcher_server::DispatcherServer;
 use caju_runtime::{Clock, SystemClock, Task, Tasks, blocking, log_failure};
 use caju_types::{Error, Result};
-use caju_wire::{Admitted, CallLayer, Gate, Listener, Protocol, Silent, Stream, accept, admitted};
+use caju_wire::{
+    CallLayer, ConnectionGate, GrpcConnection, Listener, PendingConnection, Protocol, Stream, accept,
+    grpc_connections,
+};
 use tokio::sync::mpsc;
 use tonic::transport::Server;
 
@@ -80,16 +83,16 @@ impl Dispatcher {
             .max_concurrent_streams(limits.streams)
             .add_service(service)
             .add_service(flight);
-        let (admitted_to, incoming) = admitted();
+        let (admitted_to, incoming) = grpc_connections();
         let serving = server.spawn_graceful("the dispatcher's server", async move {
             if let Err(e) = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await {
                 tracing::error!("the dispatcher's server ended: {e}");
             }
         });
-        let gate = Gate::new(limits);
+        let gate = ConnectionGate::new(limits);
         let admit = {
             let gate = Arc::clone(&gate);
-            move |stream, silent| admit(stream, silent, Arc::clone(&gate), admitted_to.clone())
+            move |stream, pending| admit(stream, pending, Arc::clone(&gate), admitted_to.clone())
         };
         let accepting = accept(listener, gate, server.clone(), admit);
         server.background("accepting connections", log_failure, accepting);
@@ -107,15 +110,15 @@ impl Dispatcher {
 /// Hands a connection that speaks gRPC to the server.
 async fn admit(
     stream: Stream,
-    silent: Silent,
-    gate: Arc<Gate>,
-    to: mpsc::Sender<std::io::Result<Admitted>>,
+    pending: PendingConnection,
+    gate: Arc<ConnectionGate>,
+    to: mpsc::Sender<std::io::Result<GrpcConnection>>,
 ) -> Result<()> {
-    if silent.protocol(&stream).await? == Protocol::Framed {
+    if pending.protocol(&stream).await? == Protocol::Framed {
         return Err(Error::cancelled("a reader asked the dispatcher for rows; workers serve them"));
     }
-    let permit = silent.admit().await.map_err(|e| Error::cancelled(e.message()))?;
-    let admitted = Admitted::new(stream, permit, gate.limits());
+    let permit = pending.admit().await.map_err(|e| Error::cancelled(e.message()))?;
+    let admitted = GrpcConnection::new(stream, permit, gate.limits());
     to.send(Ok(admitted)).await.map_err(|_| Error::cancelled("the dispatcher is shutting down"))
 }
 

@@ -1,8 +1,8 @@
-//! Accepting connections within limits, for every server of ours.
+//! Accepting connections within limits, for all servers.
 //!
-//! A connection passes two gates. Until it has said what it wants it is *silent*: silent connections are few, soon
-//! closed, and the oldest of them makes way for the next, so that they keep nobody else out. Then it needs one of the
-//! server's permits, which it holds until it is closed.
+//! A connection passes two checks. Until its first request arrives it is *pending*: pending connections are few, time out
+//! soon, and the oldest one is closed to admit the next, so that they cannot block other peers. Then the connection needs
+//! one of the server's permits, which it holds until it is closed.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -26,33 +26,33 @@ use crate::calls::{OpenCalls, Use};
 use crate::io::looks_framed;
 use crate::transport::{Listener, Stream};
 
-/// What an HTTP/2 connection begins with.
+/// The first bytes of an HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// How often a connection whose first bytes come in pieces is looked at again.
-const NEXT_LOOK: Duration = Duration::from_millis(10);
-/// The pause after the system gave no connection.
+/// How often a connection whose first bytes come in pieces is checked again.
+const PEEK_INTERVAL: Duration = Duration::from_millis(10);
+/// The pause after the system failed to accept a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Silent connections that are closed when the system gives no connection.
-const CLOSED_AT_ONCE: usize = 8;
-/// gRPC connections that were let in and are not taken over yet.
-const HANDED_OVER: usize = 64;
+/// Pending connections that are closed when the system fails to accept a connection.
+const CLOSED_ON_FAILURE: usize = 8;
+/// gRPC connections that wait for the gRPC server.
+const GRPC_BACKLOG: usize = 64;
 
-/// For peers in this process: a year.
+/// The timeout of peers in this process: a year.
 const UNBOUNDED: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What a server allows its peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Connections at once.
+    /// Concurrent connections.
     pub connections: usize,
-    /// Connections at once that have not said yet what they want.
-    pub silent: usize,
-    /// How long a connection may take to say what it wants, and a gRPC connection to make its first call.
+    /// Concurrent connections whose first request has not arrived.
+    pub pending: usize,
+    /// How long the first request of a connection may take, and the first call of a gRPC connection.
     pub handshake: Duration,
     /// How long a gRPC connection may be open after its last call.
     pub idle: Duration,
-    /// Calls at once on one gRPC connection.
+    /// Concurrent calls on one gRPC connection.
     pub streams: u32,
     /// The largest message, in bytes.
     pub message_bytes: usize,
@@ -62,7 +62,7 @@ impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
             connections: 1024,
-            silent: 128,
+            pending: 128,
             handshake: Duration::from_secs(5),
             idle: Duration::from_secs(300),
             streams: 256,
@@ -71,7 +71,7 @@ impl Default for ConnectionLimits {
     }
 }
 
-/// Which protocol a connection speaks, by its first bytes.
+/// The protocol of a connection, by its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// The framed stream.
@@ -80,39 +80,39 @@ pub enum Protocol {
     Grpc,
 }
 
-/// The two gates of a server.
+/// Limits the connections of a server.
 #[derive(Debug)]
-pub struct Gate {
+pub struct ConnectionGate {
     limits: ConnectionLimits,
     permits: Arc<Semaphore>,
-    silent: Mutex<BTreeMap<u64, CancellationToken>>,
+    pending: Mutex<BTreeMap<u64, CancellationToken>>,
     next: AtomicU64,
-    /// Whether the lack of permits was logged, and is not over yet.
+    /// Whether the lack of permits was logged and lasts.
     is_full: AtomicBool,
 }
 
-/// A connection that has not said yet what it wants.
+/// A connection whose first request has not arrived.
 #[derive(Debug)]
-pub struct Silent {
-    gate: Arc<Gate>,
+pub struct PendingConnection {
+    gate: Arc<ConnectionGate>,
     number: u64,
     closed: CancellationToken,
 }
 
-/// The right to a connection, given back when it is dropped.
+/// The right to a connection, returned when it is dropped.
 #[derive(Debug)]
 pub struct Permit {
     _permit: OwnedSemaphorePermit,
 }
 
-impl Gate {
-    /// Gates with these limits.
+impl ConnectionGate {
+    /// A gate with these limits.
     pub fn new(limits: ConnectionLimits) -> Arc<Self> {
         let permits = Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
         Arc::new(Self {
             limits,
             permits,
-            silent: Mutex::default(),
+            pending: Mutex::default(),
             next: AtomicU64::new(0),
             is_full: AtomicBool::new(false),
         })
@@ -123,60 +123,60 @@ impl Gate {
         &self.limits
     }
 
-    fn enter(self: &Arc<Self>) -> Silent {
+    fn enter(self: &Arc<Self>) -> PendingConnection {
         let (number, closed) = (self.next.fetch_add(1, Ordering::Relaxed), CancellationToken::new());
-        let mut silent = self.silent.lock();
-        while silent.len() >= self.limits.silent.max(1) {
-            let Some((_, oldest)) = silent.pop_first() else { break };
+        let mut pending = self.pending.lock();
+        while pending.len() >= self.limits.pending.max(1) {
+            let Some((_, oldest)) = pending.pop_first() else { break };
             oldest.cancel();
         }
-        silent.insert(number, closed.clone());
-        Silent { gate: Arc::clone(self), number, closed }
+        pending.insert(number, closed.clone());
+        PendingConnection { gate: Arc::clone(self), number, closed }
     }
 
-    /// Closes some silent connections, the oldest first.
-    fn close_silent(&self) {
-        let mut silent = self.silent.lock();
-        for _ in 0..CLOSED_AT_ONCE {
-            let Some((_, oldest)) = silent.pop_first() else { return };
+    /// Closes some pending connections, the oldest first.
+    fn close_pending(&self) {
+        let mut pending = self.pending.lock();
+        for _ in 0..CLOSED_ON_FAILURE {
+            let Some((_, oldest)) = pending.pop_first() else { return };
             oldest.cancel();
         }
     }
 }
 
-impl Silent {
-    /// Waits for what the connection has to say, within the bound for it.
+impl PendingConnection {
+    /// Waits for the first request, within the limit for it.
     ///
     /// # Errors
-    /// `Cancelled` if it says nothing in time, or has to make way for others.
+    /// `Cancelled` if it does not arrive in time, or if the connection is closed to admit others.
     pub async fn within<T>(&self, said: impl Future<Output = T>) -> Result<T> {
         tokio::select! {
             biased;
             () = self.closed.cancelled() => {
-                Err(Error::cancelled("a connection that had said nothing made way for others"))
+                Err(Error::cancelled("a connection without a request was closed to admit others"))
             }
             said = tokio::time::timeout(self.gate.limits.handshake, said) => {
-                said.map_err(|_| Error::cancelled("a connection did not say in time what it wants"))
+                said.map_err(|_| Error::cancelled("a connection sent no request in time"))
             }
         }
     }
 
-    /// Finds out which protocol a connection speaks.
+    /// Detects the protocol of a connection.
     ///
     /// # Errors
-    /// `Cancelled` if it says nothing in time, or speaks neither.
+    /// `Cancelled` if nothing arrives in time, `InvalidArgument` if it is neither protocol.
     pub async fn protocol(&self, stream: &Stream) -> Result<Protocol> {
         match stream {
-            // Nobody else can open these, and our own client speaks gRPC.
+            // Only our own client opens these, and it speaks gRPC.
             Stream::Memory(_) => Ok(Protocol::Grpc),
             Stream::Tcp(stream) => self.within(first_bytes(stream)).await?,
         }
     }
 
-    /// Lets a connection in that has said what it wants, when there is a permit for it.
+    /// Admits a connection whose first request has arrived, once a permit is free.
     ///
     /// # Errors
-    /// `Unavailable` if the server has as many connections as it may, and none ends in time.
+    /// `Unavailable` if the server has its maximum of connections, and none ends in time.
     pub async fn admit(self) -> Result<Permit> {
         let gate = &self.gate;
         let permits = Arc::clone(&gate.permits);
@@ -188,7 +188,7 @@ impl Silent {
         if !gate.is_full.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 connections = most,
-                "as many connections are open as may be; others wait or are refused"
+                "the maximum of connections is open; further ones wait or are refused"
             );
         }
         match self.within(permits.acquire_owned()).await {
@@ -200,22 +200,22 @@ impl Silent {
     }
 }
 
-impl Drop for Silent {
+impl Drop for PendingConnection {
     fn drop(&mut self) {
-        self.gate.silent.lock().remove(&self.number);
+        self.gate.pending.lock().remove(&self.number);
     }
 }
 
-/// Looks at the first bytes without taking them.
+/// Detects the protocol by the first bytes, without consuming them.
 async fn first_bytes(stream: &tokio::net::TcpStream) -> Result<Protocol> {
     let mut first = [0u8; PREFACE.len()];
     loop {
         let n = stream
             .peek(&mut first)
             .await
-            .map_err(|e| Error::cancelled(format!("a connection broke before it said anything: {e}")))?;
+            .map_err(|e| Error::cancelled(format!("a connection broke before its first request: {e}")))?;
         if n == 0 {
-            return Err(Error::cancelled("a connection closed before it said anything"));
+            return Err(Error::cancelled("a connection closed before its first request"));
         }
         let said = &first[..n];
         if looks_framed(said) {
@@ -229,15 +229,20 @@ async fn first_bytes(stream: &tokio::net::TcpStream) -> Result<Protocol> {
         if n == PREFACE.len() {
             return Ok(Protocol::Grpc);
         }
-        tokio::time::sleep(NEXT_LOOK).await;
+        tokio::time::sleep(PEEK_INTERVAL).await;
     }
 }
 
-/// Accepts connections for ever, each handled in a task of its own. A lack of descriptors is logged once and waited out;
-/// silent connections are closed meanwhile.
-pub async fn accept<F, Fut>(mut listener: Listener, gate: Arc<Gate>, tasks: Tasks, handle: F) -> Result<()>
+/// Accepts connections until the task is stopped, each handled in a task of its own. A lack of descriptors is logged once;
+/// while it lasts, pending connections are closed.
+pub async fn accept<F, Fut>(
+    mut listener: Listener,
+    gate: Arc<ConnectionGate>,
+    tasks: Tasks,
+    handle: F,
+) -> Result<()>
 where
-    F: Fn(Stream, Silent) -> Fut,
+    F: Fn(Stream, PendingConnection) -> Fut,
     Fut: Future<Output = Result<()>> + Send + 'static,
 {
     let mut refused = 0_u64;
@@ -259,12 +264,12 @@ where
                     let address = listener.address();
                     tracing::warn!(
                         address, error = %e,
-                        "no connection can be accepted; silent ones are closed until that is over (raise `ulimit -n` \
+                        "no connection can be accepted; pending ones are closed until that is over (raise `ulimit -n` \
                          if descriptors are short)"
                     );
                 }
                 refused += 1;
-                gate.close_silent();
+                gate.close_pending();
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -278,26 +283,26 @@ fn connection_ended(error: Error) {
     }
 }
 
-/// A gRPC connection that was let in. It holds its permit, and ends when no call is made on it in time.
+/// An admitted gRPC connection. It holds its permit, and ends when no call is made on it in time.
 #[derive(Debug)]
-pub struct Admitted {
+pub struct GrpcConnection {
     stream: Stream,
     _permit: Permit,
     calls: OpenCalls,
     opened: Instant,
-    /// How long the first call may take to come.
+    /// How long the first call may take.
     first_call: Duration,
     /// How long the connection stays open after its last call.
     idle: Duration,
     timer: Pin<Box<Sleep>>,
 }
 
-impl Admitted {
+impl GrpcConnection {
     /// A connection under a server's limits.
     pub fn new(stream: Stream, permit: Permit, limits: &ConnectionLimits) -> Self {
         let (first_call, idle) = match stream {
             Stream::Tcp(_) => (limits.handshake, limits.idle),
-            // A peer in this process may take its time.
+            // A peer in this process never times out.
             Stream::Memory(_) => (UNBOUNDED, UNBOUNDED),
         };
         let opened = Instant::now();
@@ -305,7 +310,7 @@ impl Admitted {
         Self { stream, _permit: permit, calls: OpenCalls::default(), opened, first_call, idle, timer }
     }
 
-    /// When the connection is to be closed, unless a call is made.
+    /// When the connection is closed, unless a call is made.
     fn closes_at(&self) -> Option<Instant> {
         match self.calls.usage() {
             Use::Never => Some(self.opened + self.first_call),
@@ -315,7 +320,7 @@ impl Admitted {
     }
 }
 
-impl Connected for Admitted {
+impl Connected for GrpcConnection {
     type ConnectInfo = OpenCalls;
 
     fn connect_info(&self) -> OpenCalls {
@@ -323,10 +328,10 @@ impl Connected for Admitted {
     }
 }
 
-impl AsyncRead for Admitted {
+impl AsyncRead for GrpcConnection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        // The timer comes first: a peer that sends pings for ever is as idle as a silent one.
+        // The timer comes first: a peer that sends only pings is idle.
         while this.timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
             match this.closes_at() {
@@ -339,7 +344,7 @@ impl AsyncRead for Admitted {
     }
 }
 
-impl AsyncWrite for Admitted {
+impl AsyncWrite for GrpcConnection {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().stream).poll_write(cx, buf)
     }
@@ -365,10 +370,11 @@ impl AsyncWrite for Admitted {
     }
 }
 
-/// The way of gRPC connections from the gate to the server that speaks gRPC.
-pub fn admitted()
--> (mpsc::Sender<io::Result<Admitted>>, impl futures::Stream<Item = io::Result<Admitted>> + Send) {
-    let (sender, receiver) = mpsc::channel(HANDED_OVER);
+/// The queue of gRPC connections from the gate to the gRPC server.
+pub fn grpc_connections()
+-> (mpsc::Sender<io::Result<GrpcConnection>>, impl futures::Stream<Item = io::Result<GrpcConnection>> + Send)
+{
+    let (sender, receiver) = mpsc::channel(GRPC_BACKLOG);
     let stream = futures::stream::unfold(receiver, |mut receiver: mpsc::Receiver<_>| async move {
         receiver.recv().await.map(|next| (next, receiver))
     });
@@ -393,8 +399,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
-        let permit = Gate::new(limits.clone()).enter().admit().await.unwrap();
-        let mut connection = Admitted::new(Stream::Tcp(stream), permit, &limits);
+        let permit = ConnectionGate::new(limits.clone()).enter().admit().await.unwrap();
+        let mut connection = GrpcConnection::new(Stream::Tcp(stream), permit, &limits);
         let calls = connection.connect_info();
         let pings = async {
             while peer.write_all(b"ping").await.is_ok() {

@@ -1,8 +1,8 @@
-//! Calls on gRPC connections: which connection is in use, and what half-received requests may take.
+//! Calls on gRPC connections: which connections are in use, and the memory of half-received requests.
 //!
-//! A connection is worth its permit while calls are open on it or were lately. Bytes are no sign of use: a peer can
-//! send HTTP/2 pings for ever. A request that arrives in pieces takes memory before it is a message, so the pieces of
-//! all unfinished requests of a server share one bound, and a request that does not arrive in time is refused.
+//! A connection keeps its permit while calls are open on it or ended lately. Received bytes do not count as use, because a
+//! peer can send HTTP/2 pings without an end. A request that arrives in pieces takes memory before it is a message, so the
+//! pieces of all unfinished requests of a server share one limit, and a request that does not arrive in time is refused.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -24,7 +24,7 @@ use tower::{Layer, Service};
 /// How long the bytes of one request may take to arrive: 256 MiB at 4 MiB/s.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Unfinished requests of the largest size that a server holds at once, in bytes of their pieces.
+/// The limit on the bytes of unfinished requests of a server, as a number of requests of the largest size.
 const UNFINISHED_REQUESTS: usize = 2;
 
 /// The calls of one connection.
@@ -37,7 +37,7 @@ struct Calls {
     last_end: Option<Instant>,
 }
 
-/// What a connection is used for at one moment.
+/// The use of a connection at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     /// No call was made yet.

@@ -47,7 +47,10 @@ mod schema;
 mod tests;
 mod transport;
 
-pub use accept::{Admitted, ConnectionLimits, Gate, Permit, Protocol, Silent, accept, admitted};
+pub use accept::{
+    ConnectionGate, ConnectionLimits, GrpcConnection, PendingConnection, Permit, Protocol, accept,
+    grpc_connections,
+};
 pub use calls::{CallLayer, CountedCalls, OpenCall, OpenCalls};
 pub use chunk::{Chunk, Elements, Run, batch_bytes, part_bytes, push_run, slice_runs};
 pub use coalesce::coalesce;

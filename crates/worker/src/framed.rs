@@ -8,7 +8,9 @@ use arrow_schema::SchemaRef;
 use caju_types::{ClientId, Error, Result, TaskId};
 use caju_wire::Chunk;
 use caju_wire::frame::{CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader};
-use caju_wire::{BufferPool, FrameReader, FrameWriter, Silent, coalesce, encode_chunk, encode_schema};
+use caju_wire::{
+    BufferPool, FrameReader, FrameWriter, PendingConnection, coalesce, encode_chunk, encode_schema,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
@@ -31,7 +33,11 @@ const CONTROL: (usize, u64) = (4096, 0);
 ///
 /// # Errors
 /// What ended the connection before its time; the reader was told, if it could be.
-pub(crate) async fn serve(stream: TcpStream, silent: Silent, manager: Arc<Manager>) -> Result<()> {
+pub(crate) async fn serve(
+    stream: TcpStream,
+    pending: PendingConnection,
+    manager: Arc<Manager>,
+) -> Result<()> {
     let peer = stream.peer_addr().map_or_else(|_| "a reader".to_string(), |a| format!("reader {a}"));
     let same_host = is_same_host(&stream);
     let silence = manager.config.silence;
@@ -39,7 +45,7 @@ pub(crate) async fn serve(stream: TcpStream, silent: Silent, manager: Arc<Manage
     let mut reader =
         FrameReader::new(input, peer.clone(), BufferPool::new(0), PATIENCE).with_limits(CONTROL.0, CONTROL.1);
     let mut writer = FrameWriter::new(output, peer.clone(), silence);
-    let open = match silent.within(reader.next()).await? {
+    let open = match pending.within(reader.next()).await? {
         Ok(Some(frame)) if frame.kind == Kind::Open => frame.message::<OpenHeader>()?,
         Ok(None) => return Ok(()),
         Ok(Some(_)) => return Err(Error::data_loss(format!("{peer}: the first frame is not `open`"))),
@@ -49,7 +55,7 @@ pub(crate) async fn serve(stream: TcpStream, silent: Silent, manager: Arc<Manage
             return Err(e);
         }
     };
-    let _permit = match silent.admit().await {
+    let _permit = match pending.admit().await {
         Ok(permit) => permit,
         Err(e) => {
             drop(writer.send(Kind::Error, &ErrorHeader::from(&e)).await);

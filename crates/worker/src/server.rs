@@ -8,7 +8,10 @@ use caju_proto::v1;
 use caju_proto::v1::worker_server::{Worker, WorkerServer};
 use caju_runtime::{Tasks, log_failure, rss_bytes};
 use caju_types::{Error, Result};
-use caju_wire::{Admitted, CallLayer, Gate, Listener, Protocol, Silent, Stream, accept, admitted};
+use caju_wire::{
+    CallLayer, ConnectionGate, GrpcConnection, Listener, PendingConnection, Protocol, Stream, accept,
+    grpc_connections,
+};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -22,7 +25,7 @@ use crate::manager::Manager;
 /// Serves until the group stops.
 pub(crate) fn serve(listener: Listener, manager: &Arc<Manager>, group: &Tasks) {
     let limits = manager.config.connections.clone();
-    let (grpc, incoming) = admitted();
+    let (grpc, incoming) = grpc_connections();
     let flight = FlightServiceServer::new(FlightOnWorker::new(Arc::clone(manager)))
         .max_decoding_message_size(limits.message_bytes)
         .max_encoding_message_size(usize::MAX);
@@ -41,10 +44,10 @@ pub(crate) fn serve(listener: Listener, manager: &Arc<Manager>, group: &Tasks) {
         }
         Ok(())
     });
-    let gate = Gate::new(limits);
+    let gate = ConnectionGate::new(limits);
     let handle = {
         let (manager, gate) = (Arc::clone(manager), Arc::clone(&gate));
-        move |stream, silent| sort(stream, silent, Arc::clone(&manager), Arc::clone(&gate), grpc.clone())
+        move |stream, pending| sort(stream, pending, Arc::clone(&manager), Arc::clone(&gate), grpc.clone())
     };
     group.background("accepting connections", log_failure, accept(listener, gate, group.clone(), handle));
 }
@@ -52,23 +55,23 @@ pub(crate) fn serve(listener: Listener, manager: &Arc<Manager>, group: &Tasks) {
 /// Finds out which protocol a connection speaks.
 async fn sort(
     stream: Stream,
-    silent: Silent,
+    pending: PendingConnection,
     manager: Arc<Manager>,
-    gate: Arc<Gate>,
-    grpc: mpsc::Sender<std::io::Result<Admitted>>,
+    gate: Arc<ConnectionGate>,
+    grpc: mpsc::Sender<std::io::Result<GrpcConnection>>,
 ) -> Result<()> {
-    let protocol = silent.protocol(&stream).await?;
+    let protocol = pending.protocol(&stream).await?;
     match (protocol, stream) {
         (Protocol::Framed, Stream::Tcp(stream)) => {
             keep_alive(&stream)?;
-            framed::serve(stream, silent, manager).await
+            framed::serve(stream, pending, manager).await
         }
         (_, stream) => {
             if let Stream::Tcp(stream) = &stream {
                 keep_alive(stream)?;
             }
-            let permit = silent.admit().await.map_err(|e| Error::cancelled(e.message()))?;
-            let admitted = Admitted::new(stream, permit, gate.limits());
+            let permit = pending.admit().await.map_err(|e| Error::cancelled(e.message()))?;
+            let admitted = GrpcConnection::new(stream, permit, gate.limits());
             grpc.send(Ok(admitted)).await.map_err(|_| Error::cancelled("the worker is leaving"))
         }
     }

@@ -147,7 +147,7 @@ async fn heartbeats(manager: Arc<Manager>, patience: Duration) {
                     }
                 }
             }
-            Err(e) if is_transient(&e) => tracing::debug!(error = %e, "the dispatcher is away"),
+            Err(e) if is_transient(&e) => tracing::debug!(error = %e, "the dispatcher does not answer"),
             Err(e) => tracing::warn!(error = %e, "the dispatcher refuses the heartbeat"),
         }
         due = (due + identity.heartbeat()).max(Instant::now());

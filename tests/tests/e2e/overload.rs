@@ -93,7 +93,7 @@ fn the_limit_of_connections_holds_for_grpc_too() {
         open.push(stream);
     }
     assert_eq!(served, 8);
-    cluster.workers[0].process.wait_for_error_line("as many connections are open as may be");
+    cluster.workers[0].process.wait_for_error_line("the maximum of connections is open");
     drop(open);
     let p = Pipeline::of(json!({ "range": 1000 }), json!([{ "batch": 10 }]));
     assert_eq!(cluster.report(&p, &[]).rows(), [1000], "permits come back");
