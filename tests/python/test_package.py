@@ -447,7 +447,7 @@ def test_registered_datasets(cluster):
     (lambda: cj.range(3).distribute(1), ValueError, "must be a string"),
     (lambda: cj.range(3).distribute("h:1", job_name=""), ValueError, "must not be empty"),
     (lambda: cj.range(3).distribute("h:1", job_name=3), ValueError, "must be a string"),
-    (lambda: cj.range(3).distribute("h:1", processing_mode="of"), ValueError, "'of' is none of dynamic, off"),
+    (lambda: cj.range(3).distribute("h:1", processing_mode="of"), ValueError, "'of' is not one of dynamic, off"),
     (lambda: cj.range(3).distribute("h:1", num_consumers=2), NotImplementedError, "job_name"),
     (lambda: cj.range(3).distribute("h:1", num_consumers=2, consumer_index=1, uneven="pad"), cj.Unimplemented, "Join"),
     (lambda: cj.range(3).distribute("h:1", num_consumers=2, consumer_index=2), ValueError, "none of the 2 consumers"),

@@ -164,7 +164,7 @@ def _patience(timeout: Any) -> dict[str, str]:
 
 
 def ipc_of(schema: Any) -> bytes:
-    """Columns as a dict of types, a `caju.Schema` or a pyarrow one, as an Arrow IPC stream."""
+    """A schema (a dict of types, a `caju.Schema`, or any object with `__arrow_c_schema__`) as an Arrow IPC stream."""
     from . import _caju
     from ._schema import Schema
 
@@ -172,18 +172,11 @@ def ipc_of(schema: Any) -> bytes:
         return schema._ipc
     if isinstance(schema, Mapping) and schema and all(isinstance(kind, str) for kind in schema.values()):
         return _caju.schema_of([(str(name), kind) for name, kind in schema.items()])
-    if hasattr(schema, "empty_table"):
-        import io
-
-        import pyarrow.ipc
-
-        sink = io.BytesIO()
-        with pyarrow.ipc.new_stream(sink, schema):
-            pass
-        return sink.getvalue()
+    if hasattr(schema, "__arrow_c_schema__"):
+        return _caju.schema_from_arrow(schema)
     raise InvalidPipeline(
         f"schema={schema!r} must name columns and their types, such as {{\"id\": \"int64\", \"words\": \"list of "
-        "string\"}, or be a pyarrow schema"
+        "string\"}, or be a schema of pyarrow or another library with `__arrow_c_schema__`"
     )
 
 

@@ -164,6 +164,9 @@ class _Registered(Dataset):
         # Its source may be in reach of the service alone, which has the columns of the elements.
         return [None] * len(self._tree()["steps"]) + [Schema(self._ask()[1])]
 
+    def _schema_of_epochs(self) -> Schema:
+        return self.schema
+
     def _with(self, step: dict[str, Any]) -> Dataset:
         raise InvalidPipeline(f"the registered dataset `{self._id}` is whole; stages cannot be added to it")
 
