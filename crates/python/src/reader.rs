@@ -39,23 +39,12 @@ pub(crate) struct Client {
 impl Client {
     /// Connects to the dispatcher at `address`, which it looks for during `connect_timeout` seconds.
     #[new]
-    #[pyo3(signature = (address, connect_timeout=10.0, prefetch_bytes=None))]
-    fn new(
-        py: Python<'_>,
-        address: String,
-        connect_timeout: f64,
-        prefetch_bytes: Option<usize>,
-    ) -> PyResult<Self> {
+    #[pyo3(signature = (address, connect_timeout=10.0))]
+    fn new(py: Python<'_>, address: String, connect_timeout: f64) -> PyResult<Self> {
         let runtime = RuntimeHandle::get().into_py(py)?;
         let connect_timeout = Duration::try_from_secs_f64(connect_timeout)
             .map_err(|e| exception(py, &Error::invalid(format!("connect_timeout: {e}"))))?;
-        let defaults = ClientConfig::default();
-        let config = ClientConfig {
-            connect_timeout,
-            prefetch_bytes: prefetch_bytes.unwrap_or(defaults.prefetch_bytes),
-            local: local_workers(),
-            ..defaults
-        };
+        let config = ClientConfig { connect_timeout, local: local_workers(), ..ClientConfig::default() };
         let connected =
             runtime.wait(py, async move { caju_client::Client::connect(&address, config).await })?;
         Ok(Self { client: connected.into_py(py)?, runtime })

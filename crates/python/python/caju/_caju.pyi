@@ -62,9 +62,7 @@ class Batch:
 
 @final
 class Client:
-    def __new__(
-        cls, address: str, connect_timeout: float = 10.0, prefetch_bytes: int | None = None
-    ) -> Client: ...
+    def __new__(cls, address: str, connect_timeout: float = 10.0) -> Client: ...
     def skipped(self, iteration: int) -> tuple[int, list[str]] | None: ...
     def read(
         self,
