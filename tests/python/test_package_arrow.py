@@ -110,7 +110,6 @@ def test_a_stream_is_the_epoch_of_its_loop():
 
 
 def test_the_consumer_reads_the_memory_of_caju():
-    # 20,000 rows in one batch of Arrow: the array of the loop and that of the stream have the held rows' own bytes.
     values = np.arange(4096, dtype="i8")
     ds = cj.from_numpy({"x": values})
     [rows] = ds._held.values()
@@ -182,7 +181,7 @@ def test_an_error_of_the_epoch_is_one_of_the_consumer():
 
 
 def test_a_stream_whose_cluster_stops_is_an_error():
-    slow = "source: { range: 1000 }\nsteps: [ { sleep: { per_row: 50ms } } ]"
+    slow = "source: { range: 10000000 }\nsteps: [ { sleep: { per_row: 10us } } ]"
     with cj.LocalCluster() as cluster:
         stream = pa.RecordBatchReader.from_stream(cj.from_yaml(slow).distribute(cluster))
         assert stream.read_next_batch().num_rows > 0
@@ -201,18 +200,22 @@ def test_the_columns_of_a_dataset_on_servers_come_from_there(cluster):
 
 def test_ctrl_c_ends_a_stream():
     code = """
-import signal, threading, time, sys
+import signal, threading, time
 import caju, pyarrow as pa
 slow = caju.from_yaml("source: { range: 100 }\\nsteps: [ { sleep: { per_row: 10s } } ]")
 threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT)).start()
 start = time.monotonic()
 try:
-    pa.table(slow)
-except BaseException as e:
-    print(type(e).__name__, time.monotonic() - start < 8)
+    try:
+        pa.table(slow)
+    except pa.ArrowInvalid as e:
+        print("interrupted" in str(e))
+        threading.Event().wait(20)                            # what the consumer raised, Ctrl-C follows
+except KeyboardInterrupt:
+    print(time.monotonic() - start < 8)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout == "KeyboardInterrupt True\n", done.stdout + done.stderr
+    assert done.stdout.split() in (["True"], ["True", "True"]), done.stdout + done.stderr
 
 
 def test_a_stream_may_be_read_by_another_thread():

@@ -7,7 +7,7 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
-use arrow::compute::{can_cast_types, cast};
+use arrow::compute::{CastOptions, can_cast_types, cast_with_options};
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi};
 use arrow_array::ffi_stream::{ArrowArrayStreamReader, FFI_ArrowArrayStream};
 use arrow_array::{Array, RecordBatch, RecordBatchOptions, RecordBatchReader, StructArray};
@@ -104,7 +104,10 @@ pub(crate) fn cast_batch(batch: &RecordBatch, target: &Schema) -> Result<RecordB
     if same {
         return Ok(batch.clone());
     }
-    let cast_columns = batch.columns().iter().zip(target.fields()).map(|(c, f)| cast(c, f.data_type()));
+    // A value that does not fit is an error, not null.
+    let strict = CastOptions { safe: false, ..CastOptions::default() };
+    let cast_columns =
+        batch.columns().iter().zip(target.fields()).map(|(c, f)| cast_with_options(c, f.data_type(), &strict));
     let columns = cast_columns.collect::<Result<Vec<_>, _>>()?;
     let fields = target.fields().iter().map(|f| f.as_ref().clone().with_nullable(true)).collect::<Vec<_>>();
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
@@ -193,5 +196,7 @@ fn import_array(schema: &Bound<'_, PyCapsule>, array: &Bound<'_, PyCapsule>) -> 
 }
 
 fn import_error(e: ArrowError) -> Error {
-    Error::invalid(format!("the Arrow data cannot be read: {e}"))
+    Error::invalid(format!(
+        "the Arrow data cannot be read as columns of rows: {e}; give a table, a data frame or record batches"
+    ))
 }
