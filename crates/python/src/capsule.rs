@@ -106,8 +106,11 @@ pub(crate) fn cast_batch(batch: &RecordBatch, target: &Schema) -> Result<RecordB
     }
     // A value that does not fit is an error, not null.
     let strict = CastOptions { safe: false, ..CastOptions::default() };
-    let cast_columns =
-        batch.columns().iter().zip(target.fields()).map(|(c, f)| cast_with_options(c, f.data_type(), &strict));
+    let cast_columns = batch
+        .columns()
+        .iter()
+        .zip(target.fields())
+        .map(|(c, f)| cast_with_options(c, f.data_type(), &strict));
     let columns = cast_columns.collect::<Result<Vec<_>, _>>()?;
     let fields = target.fields().iter().map(|f| f.as_ref().clone().with_nullable(true)).collect::<Vec<_>>();
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
