@@ -112,7 +112,7 @@ def test_a_stream_is_the_epoch_of_its_loop():
 def test_the_consumer_reads_the_memory_of_caju():
     values = np.arange(4096, dtype="i8")
     ds = cj.from_numpy({"x": values})
-    [rows] = ds._held.values()
+    [rows] = ds._tables.values()
     batches = list(pa.RecordBatchReader.from_stream(ds))
     again = list(pa.RecordBatchReader.from_stream(ds))
     addresses = [[b.column("x").buffers()[1].address for b in epoch] for epoch in (batches, again)]

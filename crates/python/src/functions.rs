@@ -15,7 +15,7 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::arrays::numpy;
 use crate::columns::Columns;
 use crate::errors::{IntoPy, exception};
-use crate::rows::write_ipc;
+use crate::inline_table::write_ipc;
 
 /// A pool for one function.
 #[pyclass(frozen, module = "caju._caju")]

@@ -3,7 +3,7 @@
 //! It is thin. Python holds a definition as the JSON tree of a pipeline file. This module checks and fingerprints it
 //! ([`definition`]), starts clusters in the process ([`cluster`]), reads epochs ([`reader`]), converts Arrow columns to NumPy
 //! arrays without copies where the layout allows ([`columns`], [`arrays`]) and Python values to Arrow columns
-//! ([`column_builder`], [`rows`]), and exchanges Arrow data with other libraries ([`capsule`], [`stream`]). Every wait
+//! ([`column_builder`], [`inline_table`]), and exchanges Arrow data with other libraries ([`capsule`], [`stream`]). Every wait
 //! releases the interpreter and checks for Ctrl-C ([`runtime`]).
 
 mod arrays;
@@ -16,9 +16,9 @@ mod command;
 mod definition;
 mod errors;
 mod functions;
+mod inline_table;
 mod logging;
 mod reader;
-mod rows;
 mod runtime;
 mod saves;
 mod stream;
@@ -46,14 +46,14 @@ mod _caju {
     #[pymodule_export]
     use crate::functions::{FunctionPool, read_rows};
     #[pymodule_export]
+    use crate::inline_table::{
+        InlineTableBuilder, PyInlineTable, ipc_from_columns, ipc_rows, ipc_schema, ipc_schema_capsule,
+        message_rows, register_arrow, register_columns, register_rows, schema_from_arrow,
+    };
+    #[pymodule_export]
     use crate::logging::{log_level, take_records, wait_log, wake_log};
     #[pymodule_export]
     use crate::reader::{Batch, Client, Reader};
-    #[pymodule_export]
-    use crate::rows::{
-        Rows, RowsBuilder, hold, hold_arrow, hold_columns, ipc_from_columns, ipc_rows, ipc_schema,
-        ipc_schema_capsule, message_rows, schema_from_arrow,
-    };
     #[pymodule_export]
     use crate::runtime::{forked, runtime_alive};
     #[pymodule_export]

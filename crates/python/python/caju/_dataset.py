@@ -41,12 +41,12 @@ class Dataset(Stages):
     """
 
     def __init__(
-        self, source: dict[str, Any], rows: int | None = None, held: Mapping[str, _caju.Rows] | None = None
+        self, source: dict[str, Any], rows: int | None = None, tables: Mapping[str, _caju.InlineTable] | None = None
     ) -> None:
         self._source = source
         self._rows = rows
         # Rows in memory that the definition refers to. They live as long as a dataset that refers to them.
-        self._held: dict[str, _caju.Rows] = dict(held or {})
+        self._tables: dict[str, _caju.InlineTable] = dict(tables or {})
         self._steps: tuple[dict[str, Any], ...] = ()
         self._options: dict[str, Any] = {}
         self._service: Service | None = None
@@ -169,7 +169,7 @@ class Dataset(Stages):
 
     def _whole(self) -> str:
         """The definition for any process."""
-        return json.dumps(inline(self._tree(), self._held) if self._held else self._tree())
+        return json.dumps(inline(self._tree(), self._tables) if self._tables else self._tree())
 
     def to_yaml(self) -> str:
         """The definition as a pipeline file, with all defaults."""

@@ -30,13 +30,13 @@ def from_arrow(data: Any) -> Dataset:
 
     `InvalidPipeline` for an object without `__arrow_c_stream__` and `__arrow_c_array__`.
     """
-    rows = _caju.hold_arrow(data)
-    if rows is None:
+    table = _caju.register_arrow(data)
+    if table is None:
         raise InvalidPipeline(
             f"from_arrow takes an object with Arrow data (`__arrow_c_stream__` or `__arrow_c_array__`), such as a polars, "
             f"pandas or pyarrow table, not {type(data).__name__}; for a dict of arrays or lists use caju.from_numpy"
         )
-    return _held(rows)
+    return _dataset_of(table)
 
 
 def from_numpy(columns: Mapping[str, Any]) -> Dataset:
@@ -49,14 +49,14 @@ def from_numpy(columns: Mapping[str, Any]) -> Dataset:
 
     try:
         if (size := _plain_bytes(columns)) > PART_BYTES:
-            return _held(_copied(columns, size))
+            return _dataset_of(_copied(columns, size))
         parts = columns_of_arrays(columns)
     except BadRow as e:
         where = "" if e.row is None else f" (row {e.row})"
         raise InvalidPipeline(f"from_numpy takes arrays of one length by name, not {e}{where}") from None
     # A column of None alone needs a type.
     named = [c._replace(kind="string", values=[None] * c.shape[0]) if c.kind == "null" else c for c in parts]
-    return _held(_caju.hold_columns(named))
+    return _dataset_of(_caju.register_columns(named))
 
 
 def _plain_bytes(columns: Mapping[str, Any]) -> int:
@@ -75,7 +75,7 @@ def _plain_bytes(columns: Mapping[str, Any]) -> int:
     return sum(array.nbytes for array in columns.values()) if len(lengths) == 1 else 0
 
 
-def _copied(columns: Mapping[str, Any], size: int) -> _caju.Rows:
+def _copied(columns: Mapping[str, Any], size: int) -> _caju.InlineTable:
     """Copies plain arrays in parts, so that memory holds one copy of the rows besides the arrays."""
     from ._columns import columns_of_arrays
 
@@ -83,21 +83,21 @@ def _copied(columns: Mapping[str, Any], size: int) -> _caju.Rows:
     row_bytes = size // count
     rows = _caju.message_rows(row_bytes)
     step = rows * max(1, PART_BYTES // (rows * max(1, row_bytes)))
-    builder = _caju.RowsBuilder(size, rows)
+    builder = _caju.InlineTableBuilder(size, rows)
     for at in range(0, count, step):
         builder.add(columns_of_arrays({name: array[at : at + step] for name, array in columns.items()}))
-    return builder.hold()
+    return builder.register()
 
 
-def _held(rows: _caju.Rows) -> Dataset:
+def _dataset_of(table: _caju.InlineTable) -> Dataset:
     from ._dataset import Dataset
 
-    return Dataset({"memory": {"sha256": rows.sha256}}, rows.num_rows, {rows.sha256: rows})
+    return Dataset({"memory": {"sha256": table.sha256}}, table.num_rows, {table.sha256: table})
 
 
-def inline(tree: dict[str, Any], held: Mapping[str, _caju.Rows]) -> dict[str, Any]:
+def inline(tree: dict[str, Any], tables: Mapping[str, _caju.InlineTable]) -> dict[str, Any]:
     """The definition with the rows themselves in place of their digests."""
-    size = sum(rows.num_bytes for rows in held.values())
+    size = sum(rows.num_bytes for rows in tables.values())
     if size > INLINE_BYTES:
         raise FailedPrecondition(
             f"{size / 2**20:.0f} MiB of rows in memory cannot be part of a definition, whose limit is "
@@ -112,7 +112,7 @@ def inline(tree: dict[str, Any], held: Mapping[str, _caju.Rows]) -> dict[str, An
     def source(tree: dict[str, Any]) -> dict[str, Any]:
         [(kind, arguments)] = tree.items()
         if kind == "memory" and "sha256" in arguments:
-            return {"memory": {"ipc": base64.b64encode(held[arguments["sha256"]].ipc()).decode("ascii")}}
+            return {"memory": {"ipc": base64.b64encode(tables[arguments["sha256"]].ipc()).decode("ascii")}}
         if isinstance(arguments, list):
             return {kind: [dataset(d) for d in arguments]}
         if "datasets" in arguments:

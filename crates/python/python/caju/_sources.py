@@ -211,7 +211,7 @@ _DEFAULTS = {"on_error", "deterministic"}
 def _combined(source: dict[str, Any], datasets: Sequence[Dataset]) -> Dataset:
     out = _source(source)
     for dataset in datasets:
-        out._held |= dataset._held
+        out._tables |= dataset._tables
         out._draws |= dataset._draws
     return out
 

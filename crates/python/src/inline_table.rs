@@ -1,4 +1,4 @@
-//! Rows in Python's memory as Arrow IPC streams, and kept by this process for definitions that refer to them.
+//! Inline tables: rows in Python's memory, as Arrow IPC streams that this process keeps for definitions that refer to them.
 
 use std::sync::Arc;
 
@@ -38,74 +38,74 @@ pub(crate) fn ipc_from_columns<'py>(py: Python<'py>, columns: Vec<Column>) -> Py
     Ok(PyBytes::new(py, &bytes))
 }
 
-// ---- rows that definitions refer to ---------------------------------------------------------------------------------
+// ---- tables that definitions refer to ---------------------------------------------------------------------------------
 
 /// Rows that this process keeps for its own definitions, until the last of these objects is dropped.
-#[pyclass(frozen, module = "caju._caju")]
-pub(crate) struct Rows {
+#[pyclass(frozen, module = "caju._caju", name = "InlineTable")]
+pub(crate) struct PyInlineTable {
     /// The name that definitions use.
     #[pyo3(get)]
     sha256: String,
-    held: Arc<InlineTable>,
+    table: Arc<InlineTable>,
 }
 
 #[pymethods]
-impl Rows {
+impl PyInlineTable {
     /// The number of rows.
     #[getter]
     fn num_rows(&self) -> u64 {
-        self.held.num_rows()
+        self.table.num_rows()
     }
 
     /// The size of their Arrow IPC stream in bytes.
     #[getter]
     fn num_bytes(&self) -> usize {
-        self.held.ipc().len()
+        self.table.ipc().len()
     }
 
     /// Their Arrow IPC stream.
     fn ipc<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, self.held.ipc())
+        PyBytes::new(py, self.table.ipc())
     }
 
     /// Pickled by value: another process keeps a copy.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
-        Ok((py.import("caju._caju")?.getattr("hold")?, (self.ipc(py),)))
+        Ok((py.import("caju._caju")?.getattr("register_rows")?, (self.ipc(py),)))
     }
 }
 
-fn held(py: Python<'_>, stream: impl FnOnce() -> Result<Bytes> + Send) -> PyResult<Rows> {
-    let (sha256, held) = py.detach(|| stream().and_then(register_inline_table)).into_py(py)?;
-    Ok(Rows { sha256, held })
+fn register(py: Python<'_>, stream: impl FnOnce() -> Result<Bytes> + Send) -> PyResult<PyInlineTable> {
+    let (sha256, table) = py.detach(|| stream().and_then(register_inline_table)).into_py(py)?;
+    Ok(PyInlineTable { sha256, table })
 }
 
 /// Keeps the rows of an Arrow IPC stream, over the same bytes.
 #[pyfunction]
-pub(crate) fn hold(py: Python<'_>, ipc: PyBackedBytes) -> PyResult<Rows> {
-    held(py, move || Ok(Bytes::from_owner(ipc)))
+pub(crate) fn register_rows(py: Python<'_>, ipc: PyBackedBytes) -> PyResult<PyInlineTable> {
+    register(py, move || Ok(Bytes::from_owner(ipc)))
 }
 
 /// Keeps the rows of columns; columns as in `ipc_from_columns`.
 #[pyfunction]
-pub(crate) fn hold_columns(py: Python<'_>, columns: Vec<Column>) -> PyResult<Rows> {
-    held(py, move || write_columns(columns).map(Bytes::from))
+pub(crate) fn register_columns(py: Python<'_>, columns: Vec<Column>) -> PyResult<PyInlineTable> {
+    register(py, move || write_columns(columns).map(Bytes::from))
 }
 
 /// Keeps the rows of an object of Arrow's PyCapsule interface. They are copied once. `None` for other objects.
 #[pyfunction]
-pub(crate) fn hold_arrow(object: &Bound<'_, PyAny>) -> PyResult<Option<Rows>> {
+pub(crate) fn register_arrow(object: &Bound<'_, PyAny>) -> PyResult<Option<PyInlineTable>> {
     let Some((schema, batches)) = import_batches(object)? else { return Ok(None) };
-    held(object.py(), move || write_batches(&schema, batches).map(Bytes::from)).map(Some)
+    register(object.py(), move || write_batches(&schema, batches).map(Bytes::from)).map(Some)
 }
 
 /// Rows that come in parts, so that memory holds each part once besides the stream that they form.
 #[pyclass(frozen, module = "caju._caju")]
-pub(crate) struct RowsBuilder {
+pub(crate) struct InlineTableBuilder {
     stream: Mutex<Option<IpcStream>>,
 }
 
 #[pymethods]
-impl RowsBuilder {
+impl InlineTableBuilder {
     /// An empty stream with `capacity` bytes reserved, whose messages have `message_rows` rows.
     #[new]
     fn new(capacity: usize, message_rows: usize) -> Self {
@@ -122,8 +122,8 @@ impl RowsBuilder {
     }
 
     /// Keeps the rows, and ends the stream.
-    fn hold(&self, py: Python<'_>) -> PyResult<Rows> {
-        held(py, || match self.stream.lock().take() {
+    fn register(&self, py: Python<'_>) -> PyResult<PyInlineTable> {
+        register(py, || match self.stream.lock().take() {
             Some(stream) => stream.finish().map(Bytes::from),
             None => Err(Error::internal("the stream has ended")),
         })
