@@ -1,21 +1,21 @@
-"""The Python package beside its peers and beside Rust: the Speed figures of the package, medians of alternating runs.
+"""Measures the speed of the Python package against its peers and against Rust: medians of alternating runs.
 
 usage: python3 benches/peers/python.py --lib LIB --bin BIN --python PY [--peers DIR] --data DATA [--reps 5]
                                        [--only import,ready,tiny,p3,pil] [--out results.jsonl] [--markdown FILE]
 
 LIB is the extension module and BIN a folder with the binaries, both of release builds:
 `cargo build --release -p caju -p caju-benches -p caju-python` makes target/release/{lib_caju.so,caju,touch-each}.
-PY is a Python with NumPy, pyarrow, Pillow and cloudpickle; with --peers, the folder of the peer scripts, also with what
-these need. DATA is what the peers' gen.py made.
+PY is a Python with NumPy, pyarrow, Pillow and cloudpickle; with --peers, the folder of the peer scripts, also with the
+packages of these. DATA is the output of the peers' gen.py.
 
-import  seconds of `import caju`, and which heavy modules it brings
-ready   microseconds per batch that came over the loopback and is at hand, and whether its arrays are over caju's memory
-tiny    T1tiny: elements of one int64 through dispatcher and worker, beside tf.data service
+import  seconds of `import caju`, and the large modules that it imports
+ready   microseconds to take a batch that has arrived over the loopback, and whether its arrays use caju's memory
+tiny    T1tiny: elements of one int64 through dispatcher and worker, compared with tf.data service
 p3      P3: stored photos, read from Python and by the Rust client, over the loopback and in one process
-pil     a function with Pillow as a stage of caju, and the same in a multiprocessing pool of as many processes
+pil     a function with Pillow as a stage of caju, and in a multiprocessing pool with the same number of processes
 
-CPU time is user + system time of every process, servers included, over the timed epochs; Python's own start is left
-out, the Rust client's is in.
+CPU time is the user and system time of every process, including servers, over the timed epochs. It excludes the start of
+Python and includes that of the Rust client.
 """
 
 import argparse
@@ -40,7 +40,7 @@ P3_EPOCHS, PIL_IMAGES, PIL_PROCESSES, READY = 4, 600, 2, 400
 
 # ---------------------------------------------------------------- within a child process
 def timed(batches, touch):
-    """Rows and seconds of an epoch, which begins at asking for it."""
+    """The rows and the seconds of an epoch, from the call of `iter`."""
     start, rows = time.perf_counter(), 0
     for batch in batches:
         rows += touch(batch)
@@ -56,18 +56,18 @@ def epochs_of(dataset, warm, count, touch):
 
 
 def over_caju(array, buffer):
-    """Whether an array is a view, perhaps of a view, of caju's memory."""
+    """Whether an array is a view of caju's memory, directly or through other views."""
     while isinstance(getattr(array, "base", None), type(array)):
         array = array.base
     return isinstance(array.base, buffer)
 
 
 def taking(caju, data, rows, address, batches):
-    """Microseconds of a batch that is there already: a take that had to wait is none, and everything is done again."""
+    """Microseconds to take a batch that has arrived. A run with a take that had to wait is repeated."""
     for pause in (0.5, 1, 2, 4, 8):
         with iter(caju.from_numpy(data).repeat(batches).batch(rows).distribute(address)) as epoch:
             next(epoch)
-            time.sleep(pause)                                 # batches come into the queue meanwhile
+            time.sleep(pause)                                 # meanwhile batches arrive in the queue
             waited = epoch.stats.wait_s
             wall, cpu = time.perf_counter(), time.thread_time()
             taken = [next(epoch) for _ in range(batches // 2)]
@@ -76,11 +76,11 @@ def taking(caju, data, rows, address, batches):
                 continue
             views = all(over_caju(a, caju._caju.Buffer) for b in taken for a in b.values())
             return {"wall_us": 1e6 * wall / len(taken), "cpu_us": 1e6 * cpu / len(taken), "views": views}
-    sys.exit("error: batches never were at hand: the queue holds less than half of them")
+    sys.exit("error: a take had to wait in every run: the queue holds less than half of the batches")
 
 
 def child_ready(address, rows, bytes_per_row):
-    """Batches that wait in the client's queue: what does taking one cost?"""
+    """The cost of taking a batch from the client's queue."""
     import caju
     import numpy as np
 

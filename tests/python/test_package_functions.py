@@ -114,8 +114,8 @@ def test_an_exception_names_the_row_and_keeps_the_traceback():
 
 @pytest.mark.parametrize("f,words", [
     (lambda row: row["x"], "not a dict"),
-    (lambda row: {"a": 1} if row["x"] == 1 else {"b": 1}, "after rows of"),
-    (lambda row: {"a": object()}, "no value of a column"),
+    (lambda row: {"a": 1} if row["x"] == 1 else {"b": 1}, "after rows with"),
+    (lambda row: {"a": object()}, "which a column cannot hold"),
     (lambda row: {"a": np.zeros((int(row["x"]), int(row["x"])))}, "several shapes"),
 ])  # fmt: skip
 def test_what_is_no_row_is_told(f, words):
@@ -235,7 +235,7 @@ def test_a_function_that_cannot_be_unpacked_is_told():
             return (eval, ("1 / 0",))
 
     odd = Odd()
-    with pytest.raises(cj.InvalidPipeline, match="unpacked(.|\n)*ZeroDivisionError"):
+    with pytest.raises(cj.InvalidPipeline, match="unpickled(.|\n)*ZeroDivisionError"):
         Pool(lambda row: {"y": odd})(TABLE)
 
 
@@ -309,7 +309,7 @@ def test_given_columns_may_be_another_schema():
 
 
 @pytest.mark.parametrize("schema,words", [
-    ({"x": "int46"}, "no type `int46`.*there are int8"),
+    ({"x": "int46"}, "unknown type `int46`.*the types are int8"),
     ({"x": "float32[2, ]"}, "no shape"),
     ({"x": "float32[99999, 99999]"}, "too many"),
     ({"x": 64}, "must name columns"),
@@ -328,7 +328,7 @@ def test_a_function_that_breaks_its_word_is_told():
         list(cj.range(3).map(lambda row: {"x": "word"}, schema={"x": "int64"}))
     with pytest.raises(cj.InvalidPipeline, match=r"\[2, 3\].*\[3, 2\]"):
         list(cj.range(3).map(lambda row: {"x": np.zeros((2, 3), "f4")}, schema={"x": "float32[3, 2]"}))
-    with pytest.raises(cj.InvalidPipeline, match="belongs to|says what a Python function makes"):
+    with pytest.raises(cj.InvalidPipeline, match="is for the columns of a Python function"):
         cj.range(3).map(x="id", schema={"x": "int64"})
 
 

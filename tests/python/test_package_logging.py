@@ -116,7 +116,7 @@ def test_more_events_than_are_kept_are_counted(caplog):
     with cj.LocalCluster(workers=2) as cluster:
         for _ in range(3):
             list(cj.range(2000).batch(1).distribute(cluster))
-    events, lost = _caju.take_events()
+    events, lost = _caju.take_records()
     assert len(events) <= 1000 and lost >= 0
 
 

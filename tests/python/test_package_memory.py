@@ -30,7 +30,7 @@ def test_many_rows_are_read_here_without_travelling():
 
 def test_batches_are_views_of_what_is_held():
     held = big()
-    [rows] = held._held.values()
+    [rows] = held._tables.values()
     [batch] = held.take(8192).batch(8192)
     assert rows.num_rows == BIG and batch["id"].tolist() == list(range(8192))
 
@@ -74,12 +74,12 @@ def test_what_happens_to_the_arrays_later_changes_nothing():
 
 def test_rows_live_as_long_as_their_datasets():
     dataset = cj.from_numpy({"x": np.arange(3)})
-    [name] = dataset._held
+    [name] = dataset._tables
     derived = dataset.concatenate(cj.from_numpy({"x": np.arange(3, 5)})).batch(5)
     del dataset
     gc.collect()
     [batch] = derived
-    assert sorted(batch["x"].tolist()) == [0, 1, 2, 3, 4] and name in derived._held
+    assert sorted(batch["x"].tolist()) == [0, 1, 2, 3, 4] and name in derived._tables
     lost = cj.from_numpy({"x": np.arange(77)})._json()
     gc.collect()
     with pytest.raises(cj.FailedPrecondition, match="held by another process"):
@@ -121,9 +121,9 @@ def test_handing_over_many_rows_takes_little_time():
 def test_what_is_no_stream_is_refused(bad):
     if bad:
         with pytest.raises(cj.InvalidPipeline, match="Arrow IPC"):
-            _caju.hold(bad)
+            _caju.register_rows(bad)
     else:
-        assert _caju.hold(bad).num_rows == 0
+        assert _caju.register_rows(bad).num_rows == 0
 
 
 def test_nested_lists_and_ragged_arrays_come_in():

@@ -117,9 +117,9 @@ def test_rows_of_arrays_are_the_same_however_they_are_copied(monkeypatch):
     }
     wide = {"image": np.arange(40 * 700_000, dtype=np.uint8).reshape(40, 700_000)}
     for arrays in (many, wide):
-        at_once = _memory._held(_memory._caju.hold_columns(_columns(arrays)))
+        at_once = _memory._dataset_of(_memory._caju.register_columns(_columns(arrays)))
         for piece in (1, 1 << 20, 1 << 40):
-            monkeypatch.setattr(_memory, "PIECE_BYTES", piece)
+            monkeypatch.setattr(_memory, "PART_BYTES", piece)
             in_pieces = cj.from_numpy(arrays)
             assert in_pieces.fingerprint == at_once.fingerprint and len(in_pieces) == len(at_once)
     read = {name: np.concatenate([b[name] for b in cj.from_numpy(many).batch(5000).with_options(deterministic=True)])

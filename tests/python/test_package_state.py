@@ -96,7 +96,7 @@ def test_states_that_do_not_fit_are_refused():
         iter(shuffled(99)).load_state_dict(state)
     with pytest.raises(cj.InvalidPipeline, match="of the seed"):
         iter(shuffled(seed=5)).load_state_dict(state | {"fingerprint": iter(shuffled(seed=5)).fingerprint})
-    with pytest.raises(cj.InvalidPipeline, match="no state of a caju iterator"):
+    with pytest.raises(cj.InvalidPipeline, match="not a state of a caju iterator"):
         iter(shuffled()).load_state_dict({"epoch": 1})
     with pytest.raises(cj.InvalidPipeline, match="does not know"):
         iter(shuffled()).load_state_dict(state | {"version": 9})

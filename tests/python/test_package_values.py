@@ -294,7 +294,7 @@ def test_days_of_numpy_come_into_memory():
     (5, r"5 \(int\) after 'a' \(str\).*one type"),
     (b"a", r"b'a' \(bytes\) after 'a' \(str\)"),
     (["a"], "list.*after 'a'"),
-    (object(), "object, which is no value of a column; return"),
+    (object(), "object, which a column cannot hold; return"),
     (decimal.Decimal(1), r"Decimal.*return float\(\.\.\.\) or str"),
     ({1, 2}, "set.*return list"),
     (dt.time(1), "return a timedelta"),

@@ -1,24 +1,26 @@
-//! Dispatchers and workers within this process.
+//! Dispatchers and workers in this process.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use caju_dispatcher::{DispatcherConfig, DispatcherHandle, EngineCatalog};
 use caju_embedded::{ClusterConfig, SaveDriver};
+use caju_kernels::Registry;
 use caju_runtime::{CpuPool, IoCounters, PrivateFolder, private_cache};
-use caju_sources::SourceContext;
+use caju_sources::{SourceContext, SourceLimits};
 use caju_types::Error;
 use caju_wire::LocalWorkers;
 use caju_worker::{WorkerConfig, WorkerHandle};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
-use crate::definition::{Whose, registry, registry_with_python, stores};
+use crate::bounds::Bounds;
+use crate::definition::{FunctionOrigin, registry_with_python, stores};
 use crate::errors::{IntoPy, exception};
 use crate::logging;
-use crate::runtime::{Share, check_fork, released};
+use crate::runtime::{RuntimeHandle, check_fork, detached};
 
-/// The workers of this process; readers of this process get their rows without a socket.
+/// The workers of this process. Readers of this process get rows from them without a socket.
 static LOCAL: LazyLock<LocalWorkers> = LazyLock::new(LocalWorkers::new);
 
 /// The workers of this process.
@@ -30,24 +32,25 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// What runs here until it is stopped, with its share in the threads.
+/// A server that runs until it is stopped, and the runtime that it runs on.
 struct Running<T: Send> {
-    inner: Mutex<Option<(T, Share)>>,
+    inner: Mutex<Option<(T, RuntimeHandle)>>,
 }
 
 impl<T: Send> Running<T> {
-    fn new(inner: T, share: Share) -> Self {
-        Self { inner: Mutex::new(Some((inner, share))) }
+    fn new(inner: T, runtime: RuntimeHandle) -> Self {
+        Self { inner: Mutex::new(Some((inner, runtime))) }
     }
 
-    /// Stops once; not in a forked child, where nothing runs and a thread that is no more may hold the lock.
+    /// Stops the server, once. Does nothing in a forked child, where nothing runs and a thread that no longer exists may hold
+    /// the lock.
     fn stop<F: Future<Output = ()> + Send>(&self, end: impl FnOnce(T) -> F + Send) {
         if check_fork().is_err() {
             return;
         }
         let running = self.inner.lock().take();
-        if let Some((inner, share)) = running {
-            share.finish(end(inner));
+        if let Some((inner, runtime)) = running {
+            runtime.finish(end(inner));
         }
     }
 }
@@ -60,7 +63,7 @@ impl<T: Send> Drop for Running<T> {
     }
 }
 
-/// A dispatcher and workers of this process alone.
+/// A dispatcher and workers in this process.
 #[pyclass(frozen, module = "caju._caju")]
 pub(crate) struct Cluster {
     running: Running<(caju_embedded::Cluster, Option<PrivateFolder>)>,
@@ -72,18 +75,20 @@ pub(crate) struct Cluster {
 #[pymethods]
 impl Cluster {
     /// Starts a dispatcher and the given number of workers, which share `cpu_threads` threads (one per core by default).
-    /// Snapshots are kept below the URL `cache`, by default in a private folder that goes with the cluster. No port is
-    /// opened, unless `listen` names one for other processes.
+    /// Snapshots are stored below the URL `cache`, by default in a private folder that is removed with the cluster. No port
+    /// is opened, unless `listen` names one for other processes.
     #[new]
-    #[pyo3(signature = (workers=1, cpu_threads=None, cache=None, listen=None))]
+    #[pyo3(signature = (workers=1, cpu_threads=None, cache=None, listen=None, bounds=None))]
     fn new(
         py: Python<'_>,
         workers: u32,
         cpu_threads: Option<usize>,
         cache: Option<String>,
         listen: Option<String>,
+        bounds: Option<Bounds>,
     ) -> PyResult<Self> {
-        let share = Share::get().into_py(py)?;
+        let limits = bounds.unwrap_or_default().limits(py)?;
+        let runtime = RuntimeHandle::get().into_py(py)?;
         let threads = cpu_threads.unwrap_or_else(cores).max(1);
         let pool = CpuPool::new(threads).into_py(py)?;
         let private = match cache {
@@ -94,27 +99,27 @@ impl Cluster {
         let config = ClusterConfig::new(Arc::new(stores().into_py(py)?), pool);
         let config = ClusterConfig {
             workers,
-            // Whose code it is runs here anyway.
-            registry: registry_with_python(py, threads, Whose::Ours)?,
+            // Whoever defines a function here runs code in this process anyway.
+            registry: registry_with_python(py, limits, threads, FunctionOrigin::ThisProcess)?,
             cache_url,
             listen,
             local: local_workers(),
             ..config
         };
         let io = Arc::clone(&config.io);
-        let cluster = share.wait(py, caju_embedded::Cluster::start(config))?.into_py(py)?;
-        Ok(Self { address: cluster.address(), running: Running::new((cluster, private), share), io })
+        let cluster = runtime.wait(py, caju_embedded::Cluster::start(config))?.into_py(py)?;
+        Ok(Self { address: cluster.address(), running: Running::new((cluster, private), runtime), io })
     }
 
-    /// Starts one more worker; its address.
+    /// Starts another worker. Returns its address.
     fn add_worker(&self, py: Python<'_>) -> PyResult<String> {
         check_fork().into_py(py)?;
         let running = self.running.inner.lock().take();
-        let Some((mut cluster, share)) = running else {
+        let Some((mut cluster, runtime)) = running else {
             return Err(exception(py, &Error::failed_precondition("the cluster was stopped")));
         };
-        let added = share.wait(py, cluster.0.add_worker());
-        *self.running.inner.lock() = Some((cluster, share));
+        let added = runtime.wait(py, cluster.0.add_worker());
+        *self.running.inner.lock() = Some((cluster, runtime));
         added?.into_py(py)
     }
 
@@ -126,7 +131,7 @@ impl Cluster {
         Ok(running.iter().flat_map(|((c, _), _)| c.workers()).map(str::to_owned).collect())
     }
 
-    /// Bytes that its workers have read.
+    /// The bytes that its workers have read.
     #[getter]
     fn bytes_read(&self) -> u64 {
         self.io.snapshot().bytes_read
@@ -141,7 +146,7 @@ impl Cluster {
 
 impl Cluster {
     fn end(&self) {
-        // The private folder is last, when nobody writes there any more.
+        // The private folder is removed last, when nothing writes there any more.
         self.running.stop(|(cluster, private)| async move {
             cluster.stop().await;
             drop(private);
@@ -151,7 +156,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        released(|| self.end());
+        detached(|| self.end());
     }
 }
 
@@ -165,19 +170,25 @@ pub(crate) struct Dispatcher {
 
 #[pymethods]
 impl Dispatcher {
-    /// Listens on `host:port`, port 0 takes a free one. With a state folder it survives restarts.
+    /// Listens on `host:port`; port 0 takes a free port. With a state folder it survives restarts.
     #[new]
-    #[pyo3(signature = (listen="127.0.0.1:0", state_dir=None, cache=None, allow_python=false))]
+    #[pyo3(signature = (listen="127.0.0.1:0", state_dir=None, cache=None, allow_python=false, bounds=None))]
     fn new(
         py: Python<'_>,
         listen: &str,
         state_dir: Option<std::path::PathBuf>,
         cache: Option<String>,
         allow_python: bool,
+        bounds: Option<Bounds>,
     ) -> PyResult<Self> {
-        let share = Share::get().into_py(py)?;
-        let registry = if allow_python { registry_with_python(py, 1, Whose::Readers)? } else { registry() };
-        let ctx = SourceContext::new(Arc::new(stores().into_py(py)?), Arc::new(IoCounters::new()));
+        let limits = bounds.unwrap_or_default().limits(py)?;
+        let runtime = RuntimeHandle::get().into_py(py)?;
+        let registry = match allow_python {
+            true => registry_with_python(py, limits, 1, FunctionOrigin::Readers)?,
+            false => Registry::new(limits),
+        };
+        let ctx = SourceContext::new(Arc::new(stores().into_py(py)?), Arc::new(IoCounters::new()))
+            .within(SourceLimits::of(&limits));
         let cache_url = cache.unwrap_or_default();
         let catalog = Arc::new(EngineCatalog::new(registry, ctx).with_cache(&cache_url));
         let listen = listen.to_owned();
@@ -187,9 +198,9 @@ impl Dispatcher {
             let dispatcher = start.await?;
             Ok::<_, Error>((SaveDriver::start(&dispatcher, local_workers()), dispatcher))
         };
-        let dispatcher = share.wait(py, start)?.into_py(py)?;
+        let dispatcher = runtime.wait(py, start)?.into_py(py)?;
         let address = dispatcher.1.address().to_owned();
-        Ok(Self { running: Running::new(dispatcher, share), address })
+        Ok(Self { running: Running::new(dispatcher, runtime), address })
     }
 
     /// Stops it.
@@ -210,7 +221,7 @@ impl Dispatcher {
 
 impl Drop for Dispatcher {
     fn drop(&mut self) {
-        released(|| self.end());
+        detached(|| self.end());
     }
 }
 
@@ -224,9 +235,13 @@ pub(crate) struct Worker {
 
 #[pymethods]
 impl Worker {
-    /// Registers with the dispatcher and serves on `host:port`, under `advertise` if that is another.
+    /// Registers with the dispatcher and serves on `host:port`, which readers dial as `advertise` if that is given.
     #[new]
-    #[pyo3(signature = (dispatcher, listen="127.0.0.1:0", advertise=None, cpu_threads=None, tags=Vec::new(), allow_python=false))]
+    #[pyo3(signature = (
+        dispatcher, listen="127.0.0.1:0", advertise=None, cpu_threads=None, tags=Vec::new(), allow_python=false,
+        bounds=None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
         py: Python<'_>,
         dispatcher: &str,
@@ -235,11 +250,15 @@ impl Worker {
         cpu_threads: Option<usize>,
         tags: Vec<String>,
         allow_python: bool,
+        bounds: Option<Bounds>,
     ) -> PyResult<Self> {
-        let share = Share::get().into_py(py)?;
+        let limits = bounds.unwrap_or_default().limits(py)?;
+        let runtime = RuntimeHandle::get().into_py(py)?;
         let threads = cpu_threads.unwrap_or_else(cores).max(1);
-        let registry =
-            if allow_python { registry_with_python(py, threads, Whose::Readers)? } else { registry() };
+        let registry = match allow_python {
+            true => registry_with_python(py, limits, threads, FunctionOrigin::Readers)?,
+            false => Registry::new(limits),
+        };
         let config = WorkerConfig {
             listen: listen.to_owned(),
             advertise,
@@ -249,25 +268,26 @@ impl Worker {
             local: local_workers(),
             ..WorkerConfig::new(dispatcher, Arc::new(stores().into_py(py)?))
         };
-        let worker = share.wait(py, caju_worker::Worker::start(config))?.into_py(py)?;
+        let worker = runtime.wait(py, caju_worker::Worker::start(config))?.into_py(py)?;
         let address = worker.address().to_owned();
-        Ok(Self { running: Running::new(worker, share), address })
+        Ok(Self { running: Running::new(worker, runtime), address })
     }
 
-    /// Takes no new tasks, and waits up to `timeout` seconds until the present ones are done; then stops. False if
-    /// some were not: they go to other workers.
+    /// Accepts no new tasks, waits up to `timeout` seconds until the current ones are done, and stops. False if some were
+    /// not done: they go to other workers.
     #[pyo3(signature = (timeout=30.0))]
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         check_fork().into_py(py)?;
         let running = self.running.inner.lock().take();
-        let Some((worker, share)) = running else { return Ok(true) };
-        let drained = share.wait(py, worker.drain(Duration::try_from_secs_f64(timeout).unwrap_or_default()));
-        // The threads' end may take a moment, for which others should have the interpreter.
-        py.detach(move || drop(share));
+        let Some((worker, runtime)) = running else { return Ok(true) };
+        let drained =
+            runtime.wait(py, worker.drain(Duration::try_from_secs_f64(timeout).unwrap_or_default()));
+        // Stopping threads may take a moment, during which others should have the interpreter.
+        py.detach(move || drop(runtime));
         drained
     }
 
-    /// Stops it; its tasks go to other workers at once.
+    /// Stops it. Its tasks go to other workers at once.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.end());
         logging::deliver(py)
@@ -284,6 +304,6 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        released(|| self.end());
+        detached(|| self.end());
     }
 }

@@ -11,8 +11,8 @@
 //! | lists after padding | one array of (rows, length), over the column's own memory |
 //! | structs | a dict of arrays |
 //!
-//! Null becomes NaN in floats, NaT in dates, `None` among objects; other columns with nulls are masked arrays. What is
-//! within a null struct is null, and in rows the struct is `None`.
+//! A null is NaN in floats, NaT in dates, `None` among objects; other columns with nulls are masked arrays. The fields of a
+//! null struct are null, and in rows the struct is `None`.
 
 use arrow::compute::cast;
 use arrow_array::cast::AsArray;
@@ -26,43 +26,44 @@ use arrow_array::{Array, ArrayRef, FixedSizeListArray, StructArray, make_array};
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
 use arrow_schema::{DataType, Field, Fields, TimeUnit};
 use caju_types::{Error, Result};
+use numpy::Element;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyString};
 
+use crate::arrays::NumPy;
 use crate::errors::{IntoPy, exception};
-use crate::numpy::{Kind, NumPy};
 use crate::types::{extension, tensor_shape};
 
-/// Turns columns into arrays.
+/// Converts columns to arrays.
 pub(crate) struct Columns<'py> {
     pub(crate) py: Python<'py>,
     pub(crate) numpy: &'static NumPy,
-    /// Lists that are of one length throughout a batch make one array, as after padding.
+    /// Lists of equal length throughout a batch become one array, as after padding.
     pub(crate) dense: bool,
-    /// Nulls stay apart from values everywhere: floats with nulls are masked arrays over NaN, structs with nulls have a
-    /// mask of their own. So functions that pass values on pass nulls on.
-    pub(crate) apart: bool,
+    /// Nulls can always be told from values: floats with nulls are masked arrays over NaN, structs with nulls have a
+    /// mask of their own. A function that returns the values it got then returns the nulls too.
+    pub(crate) nulls_apart: bool,
 }
 
 impl<'py> Columns<'py> {
     /// A column as an array, or a struct as a dict of arrays.
     ///
     /// # Errors
-    /// `Unimplemented` for types that have no place in NumPy.
+    /// `Unimplemented` for types that NumPy does not have.
     pub(crate) fn column(&self, field: &Field, array: &ArrayRef) -> PyResult<Bound<'py, PyAny>> {
         use DataType as T;
         match array.data_type() {
-            T::Int8 => self.integers::<Int8Type>(Kind::Int8, array),
-            T::Int16 => self.integers::<Int16Type>(Kind::Int16, array),
-            T::Int32 => self.integers::<Int32Type>(Kind::Int32, array),
-            T::Int64 => self.integers::<Int64Type>(Kind::Int64, array),
-            T::UInt8 => self.integers::<UInt8Type>(Kind::UInt8, array),
-            T::UInt16 => self.integers::<UInt16Type>(Kind::UInt16, array),
-            T::UInt32 => self.integers::<UInt32Type>(Kind::UInt32, array),
-            T::UInt64 => self.integers::<UInt64Type>(Kind::UInt64, array),
-            T::Float16 => self.floats::<Float16Type>(Kind::Float16, array, half_nan()),
-            T::Float32 => self.floats::<Float32Type>(Kind::Float32, array, f32::NAN),
-            T::Float64 => self.floats::<Float64Type>(Kind::Float64, array, f64::NAN),
+            T::Int8 => self.integers::<Int8Type>(array),
+            T::Int16 => self.integers::<Int16Type>(array),
+            T::Int32 => self.integers::<Int32Type>(array),
+            T::Int64 => self.integers::<Int64Type>(array),
+            T::UInt8 => self.integers::<UInt8Type>(array),
+            T::UInt16 => self.integers::<UInt16Type>(array),
+            T::UInt32 => self.integers::<UInt32Type>(array),
+            T::UInt64 => self.integers::<UInt64Type>(array),
+            T::Float16 => self.floats::<Float16Type>(array, half_nan()),
+            T::Float32 => self.floats::<Float32Type>(array, f32::NAN),
+            T::Float64 => self.floats::<Float64Type>(array, f64::NAN),
             T::Boolean => {
                 let values = array.as_boolean();
                 let bytes = self.bools(values.values())?;
@@ -119,13 +120,13 @@ impl<'py> Columns<'py> {
                 self.column(&Field::new(field.name(), value.as_ref().clone(), true), &plain)
             }
             T::Null => {
-                let nothing = PyList::new(self.py, (0..array.len()).map(|_| self.py.None()))?;
-                self.numpy.objects(self.py, nothing)
+                let nulls = PyList::new(self.py, (0..array.len()).map(|_| self.py.None()))?;
+                self.numpy.objects(self.py, nulls)
             }
             other => Err(exception(
                 self.py,
                 &Error::unimplemented(format!(
-                    "column `{}` of type {other} has no form in NumPy; cast it in a `with_columns`, or take the \
+                    "column `{}` of type {other} has no NumPy type; cast it in a `with_columns`, or take the \
                      batches as Arrow: `.arrow()`",
                     field.name()
                 )),
@@ -164,7 +165,7 @@ impl<'py> Columns<'py> {
     /// A struct as a dict of its columns.
     fn fields(&self, fields: &Fields, array: &StructArray) -> PyResult<Bound<'py, PyAny>> {
         let nulls = array.nulls().filter(|n| n.null_count() > 0);
-        let out = match nulls.filter(|_| self.apart) {
+        let out = match nulls.filter(|_| self.nulls_apart) {
             None => PyDict::new(self.py),
             Some(nulls) => {
                 let out = self.py.import("caju._columns")?.getattr("Fields")?.call0()?;
@@ -182,34 +183,36 @@ impl<'py> Columns<'py> {
         Ok(out.into_any())
     }
 
-    fn integers<T: ArrowPrimitiveType>(&self, kind: Kind, array: &ArrayRef) -> PyResult<Bound<'py, PyAny>> {
+    fn integers<T: ArrowPrimitiveType<Native: Element>>(
+        &self,
+        array: &ArrayRef,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let values = array.as_primitive::<T>();
-        let plain = self.numpy.array(self.py, kind, &[values.len()], values.values().inner())?;
+        let plain = self.numpy.array::<T::Native>(self.py, &[values.len()], values.values().inner())?;
         self.mask(plain, values.nulls())
     }
 
-    fn floats<T: ArrowPrimitiveType>(
+    fn floats<T: ArrowPrimitiveType<Native: Element>>(
         &self,
-        kind: Kind,
         array: &ArrayRef,
         nan: T::Native,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let plain = self.filled::<T>(kind, array, nan)?;
-        self.mask(plain, array.nulls().filter(|_| self.apart))
+        let plain = self.filled::<T>(array, nan)?;
+        self.mask(plain, array.nulls().filter(|_| self.nulls_apart))
     }
 
-    fn filled<T: ArrowPrimitiveType>(
+    /// The values, with `null` in place of nulls.
+    fn filled<T: ArrowPrimitiveType<Native: Element>>(
         &self,
-        kind: Kind,
         array: &ArrayRef,
         null: T::Native,
     ) -> PyResult<Bound<'py, PyAny>> {
         let values = array.as_primitive::<T>();
         if values.null_count() == 0 {
-            return self.numpy.array(self.py, kind, &[values.len()], values.values().inner());
+            return self.numpy.array::<T::Native>(self.py, &[values.len()], values.values().inner());
         }
         let filled: Vec<T::Native> = values.iter().map(|v| v.unwrap_or(null)).collect();
-        self.numpy.array(self.py, kind, &[filled.len()], &Buffer::from_vec(filled))
+        self.numpy.array::<T::Native>(self.py, &[filled.len()], &Buffer::from_vec(filled))
     }
 
     fn times<T: ArrowPrimitiveType<Native = i64>>(
@@ -217,8 +220,8 @@ impl<'py> Columns<'py> {
         array: &ArrayRef,
         dtype: &str,
     ) -> PyResult<Bound<'py, PyAny>> {
-        // NumPy's NaT is the least integer.
-        let plain = self.filled::<T>(Kind::Int64, array, i64::MIN)?;
+        // NumPy's NaT is the smallest integer.
+        let plain = self.filled::<T>(array, i64::MIN)?;
         self.numpy.view(plain, dtype)
     }
 
@@ -233,7 +236,7 @@ impl<'py> Columns<'py> {
 
     fn bools(&self, bits: &BooleanBuffer) -> PyResult<Bound<'py, PyAny>> {
         let bytes: Vec<u8> = bits.iter().map(u8::from).collect();
-        self.numpy.array(self.py, Kind::Bool, &[bytes.len()], &Buffer::from_vec(bytes))
+        self.numpy.array::<bool>(self.py, &[bytes.len()], &Buffer::from_vec(bytes))
     }
 
     fn mask(&self, array: Bound<'py, PyAny>, nulls: Option<&NullBuffer>) -> PyResult<Bound<'py, PyAny>> {
@@ -262,7 +265,7 @@ impl<'py> Columns<'py> {
         self.numpy.objects(self.py, list)
     }
 
-    /// (rows, ...) over the values of all rows; with nulls, one array per row.
+    /// One array of (rows, ...) over the values of all rows; with null rows, one array per row.
     fn tensor(&self, field: &Field, item: &Field, list: &FixedSizeListArray) -> PyResult<Bound<'py, PyAny>> {
         let size = usize::try_from(list.value_length()).unwrap_or(0);
         let shape = tensor_shape(field).into_py(self.py)?.unwrap_or_else(|| vec![size]);
@@ -273,7 +276,7 @@ impl<'py> Columns<'py> {
         };
         let flat = self.column(item, &values)?;
         let dims: Vec<usize> = std::iter::once(list.len()).chain(shape).collect();
-        // Lists of lists: what is below has dimensions of its own.
+        // In a list of lists, the inner lists add dimensions.
         let inner: Vec<usize> = match flat.getattr_opt("shape")? {
             Some(shape) => shape.extract::<Vec<usize>>()?.split_off(1),
             None => {
@@ -296,7 +299,7 @@ impl<'py> Columns<'py> {
         }
     }
 
-    /// One array per row, each a view of all values; in the shapes given, if any.
+    /// One array per row, each a view of the values of all rows; reshaped to `shapes` where these are given.
     fn ragged<O: Copy + TryInto<usize>>(
         &self,
         item: &Field,
@@ -306,7 +309,7 @@ impl<'py> Columns<'py> {
         shapes: Option<&[Vec<usize>]>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let at = |o: O| o.try_into().unwrap_or(0);
-        // A slice of a longer list holds on to all its values; only its own are turned into arrays.
+        // A slice of a longer list keeps the values of the whole list; only those of the slice are converted.
         let (first, last) = (offsets.first().map_or(0, |o| at(*o)), offsets.last().map_or(0, |o| at(*o)));
         let flat = self.column(item, &values.slice(first, last - first))?;
         let count = offsets.len().saturating_sub(1);
@@ -342,7 +345,7 @@ impl<'py> Columns<'py> {
         value.get_item(PySlice::new(self.py, start.cast_signed(), end.cast_signed(), 1))
     }
 
-    /// Tensors that differ in shape: a struct of the values and the dimensions.
+    /// Tensors of different shapes: a struct of the values and the dimensions.
     fn shaped(&self, field: &Field, array: &StructArray) -> PyResult<Bound<'py, PyAny>> {
         let damaged = || {
             let why = format!("column `{}`: a tensor without values and dimensions", field.name());
@@ -365,7 +368,7 @@ impl<'py> Columns<'py> {
     }
 }
 
-/// A column of a struct, null where the struct is.
+/// A field of a struct, null where the struct is.
 fn within(column: &ArrayRef, nulls: &NullBuffer) -> Result<ArrayRef> {
     if matches!(column.data_type(), DataType::Null | DataType::Union(..) | DataType::RunEndEncoded(..)) {
         return Ok(ArrayRef::clone(column));

@@ -1,4 +1,4 @@
-//! Definitions: Python's tree checked, named, described and written as YAML.
+//! Definitions: checks, fingerprints, descriptions and YAML of the tree that Python holds.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,47 +8,55 @@ use caju_functions::{Environment, Pool, PoolConfig};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
 use caju_runtime::{IoCounters, Stores};
-use caju_sources::SourceContext;
+use caju_sources::{SourceContext, SourceLimits};
 use caju_types::Result;
 use caju_wire::schema_to_ipc;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::bounds::Bounds;
 use crate::errors::IntoPy;
 use crate::runtime::wait;
 
-/// The functions that expressions may call, within the default limits.
-pub(crate) fn registry() -> Registry {
+/// The functions that expressions may call, with the default bounds.
+fn registry() -> Registry {
     Registry::new(Limits::default())
 }
 
-/// Whose functions in Python run here.
+/// Where Python functions come from, which decides what they see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whose {
-    /// This process's own: they get its environment and its module path.
-    Ours,
-    /// Those of whoever reaches a server: they get what is installed.
+pub(crate) enum FunctionOrigin {
+    /// This process: they get its environment and its module path.
+    ThisProcess,
+    /// Any reader that reaches the server: they get a clean environment and installed packages.
     Readers,
 }
 
-/// The same, and functions in Python, run by up to `processes` processes of this interpreter.
+/// The functions that expressions may call within `limits`, and Python functions, in up to `processes` processes of this
+/// interpreter.
 ///
 /// # Errors
 /// `AttributeError` if the interpreter does not know its own path.
-pub(crate) fn registry_with_python(py: Python<'_>, processes: usize, whose: Whose) -> PyResult<Registry> {
+pub(crate) fn registry_with_python(
+    py: Python<'_>,
+    limits: Limits,
+    processes: usize,
+    origin: FunctionOrigin,
+) -> PyResult<Registry> {
+    let registry = Registry::new(limits);
     let sys = py.import("sys")?;
     let python: Option<String> = sys.getattr("executable")?.extract()?;
     let config = PoolConfig::new(python.unwrap_or_else(|| "python3".to_string()), processes);
-    if whose == Whose::Readers {
-        return Ok(registry().with_python_of_others(Pool::new(config)));
+    if origin == FunctionOrigin::Readers {
+        return Ok(registry.with_python_of_others(Pool::new(config)));
     }
-    // Entries that are no text lead nowhere that a process could be told of.
+    // An entry that is not text cannot be passed to a process.
     let path = sys.getattr("path")?.try_iter()?.filter_map(|entry| entry.ok()?.extract().ok()).collect();
     let config = PoolConfig { environment: Environment::Inherited, path, ..config };
-    Ok(registry().with_python(Pool::new(config)))
+    Ok(registry.with_python(Pool::new(config)))
 }
 
-/// Stores that may touch anything, with the options that the environment of the process holds.
+/// Stores without restrictions, with the options in the environment of the process.
 ///
 /// # Errors
 /// `InvalidArgument` for an option that a store refuses.
@@ -66,13 +74,16 @@ fn parse(text: &str) -> Result<DatasetDef> {
     DatasetDef::from_json_str(text)
 }
 
-/// The definition with all defaults spelt out, or what is wrong with it.
+/// The definition with all defaults.
+///
+/// # Errors
+/// `InvalidArgument` that names the place and the mistake.
 #[pyfunction]
 pub(crate) fn check(py: Python<'_>, definition: &str) -> PyResult<String> {
     Ok(parse(definition).into_py(py)?.to_json().to_string())
 }
 
-/// The JSON form of a pipeline file; relative paths are put below `base`.
+/// The JSON form of a pipeline file. Relative paths are resolved against `base`.
 #[pyfunction]
 #[pyo3(signature = (text, base=None))]
 pub(crate) fn from_yaml(py: Python<'_>, text: &str, base: Option<PathBuf>) -> PyResult<String> {
@@ -85,14 +96,14 @@ pub(crate) fn to_yaml(py: Python<'_>, definition: &str) -> PyResult<String> {
     parse(definition).and_then(|d| d.to_yaml()).into_py(py)
 }
 
-/// The fingerprint in hexadecimal digits: the same from Python, YAML and Rust.
+/// The fingerprint in hexadecimal digits, which is the same from Python, YAML and Rust.
 #[pyfunction]
 pub(crate) fn fingerprint(py: Python<'_>, definition: &str) -> PyResult<String> {
     let name = |def: DatasetDef| caju_pipeline::fingerprint(&def, &registry());
     Ok(parse(definition).and_then(name).into_py(py)?.to_string())
 }
 
-/// Name, stage, fingerprint and randomness of every hint.
+/// The name, the stage and the fingerprint of every hint, and whether stages above it are random.
 #[pyfunction]
 pub(crate) fn prefix_fingerprints(
     py: Python<'_>,
@@ -103,25 +114,32 @@ pub(crate) fn prefix_fingerprints(
     Ok(hints.into_iter().map(|h| (h.hint, h.stage_index, h.fingerprint.to_string(), h.random)).collect())
 }
 
-/// The definition in words, one line a stage.
+/// A description of the definition, one line per stage.
 #[pyfunction]
 pub(crate) fn describe(py: Python<'_>, definition: &str) -> PyResult<Vec<String>> {
     Ok(caju_pipeline::describe(&parse(definition).into_py(py)?))
 }
 
-/// Whether parts can be written in an encoding such as `arrow/none`.
+/// Checks an encoding of parts, such as `arrow/none`.
 #[pyfunction]
 pub(crate) fn check_encoding(py: Python<'_>, encoding: &str) -> PyResult<()> {
     let known: Result<caju_cache::Encoding> = encoding.parse();
     known.map(drop).map_err(|e| e.context("encoding")).into_py(py)
 }
 
-/// Looks into the source: the schema of the rows after the source and after each stage, as Arrow IPC streams.
+/// Binds a definition to its source: the schema of the rows after the source and after each stage, as Arrow IPC streams.
 #[pyfunction]
-pub(crate) fn bind<'py>(py: Python<'py>, definition: &str) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+#[pyo3(signature = (definition, bounds=None))]
+pub(crate) fn bind<'py>(
+    py: Python<'py>,
+    definition: &str,
+    bounds: Option<Bounds>,
+) -> PyResult<Vec<Bound<'py, PyBytes>>> {
     let def = parse(definition).into_py(py)?;
-    let ctx = SourceContext::new(Arc::new(stores().into_py(py)?), Arc::new(IoCounters::new()));
-    let registry = registry_with_python(py, 1, Whose::Ours)?;
+    let limits = bounds.unwrap_or_default().limits(py)?;
+    let ctx = SourceContext::new(Arc::new(stores().into_py(py)?), Arc::new(IoCounters::new()))
+        .within(SourceLimits::of(&limits));
+    let registry = registry_with_python(py, limits, 1, FunctionOrigin::ThisProcess)?;
     let schemas = wait(py, async move {
         let bound = Box::pin(caju_engine::bind(&def, &registry, &ctx, None)).await?;
         bound.stage_schemas().iter().map(|s| schema_to_ipc(s)).collect::<Result<Vec<_>>>()

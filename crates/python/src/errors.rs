@@ -1,11 +1,11 @@
-//! Errors as exceptions: the kind picks the class, the message stays.
+//! Errors as exceptions: the kind selects the class, the message stays.
 
 use caju_types::{Error, ErrorKind, Result};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// Exception classes by the kind's name, from the Python half of the package.
+/// The module with the exception classes by the name of their kind.
 const CLASSES: &str = "caju._errors";
 
 /// An error as an exception of the class for its kind.

@@ -1,5 +1,4 @@
-//! Functions of users: the pool that runs them, for tests and for workers in this process, and what its processes
-//! need to read their rows.
+//! The pool of processes that runs Python functions of users, for tests; and how these processes read their rows.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,12 +12,12 @@ use caju_types::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
+use crate::arrays::numpy;
 use crate::columns::Columns;
 use crate::errors::{IntoPy, exception};
-use crate::numpy::numpy;
-use crate::parts::batch_ipc;
+use crate::inline_table::write_ipc;
 
-/// A pool with one function.
+/// A pool for one function.
 #[pyclass(frozen, module = "caju._caju")]
 pub(crate) struct FunctionPool {
     pool: Pool,
@@ -27,7 +26,7 @@ pub(crate) struct FunctionPool {
 
 #[pymethods]
 impl FunctionPool {
-    /// Up to `processes` processes of the interpreter `python` for a packed function.
+    /// A pool of up to `processes` processes of the interpreter `python`, for the pickled function `payload`.
     #[new]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
@@ -45,7 +44,7 @@ impl FunctionPool {
             "filter" => Kind::Filter,
             "flat_map" => Kind::FlatMap,
             other => {
-                let why = format!("`{other}` is none of map, filter, flat_map");
+                let why = format!("`{other}` is not one of map, filter, flat_map");
                 return Err(exception(py, &Error::invalid(why)));
             }
         };
@@ -55,7 +54,8 @@ impl FunctionPool {
         Ok(Self { pool, function: Arc::new(Function { name, payload, kind, batched, timeout: None }) })
     }
 
-    /// Runs the function over the rows of an Arrow IPC stream: the stream of what it made, and the input row of each.
+    /// Runs the function over the rows of an Arrow IPC stream. Returns the stream of its output, and the input row of each
+    /// output row.
     #[pyo3(signature = (rows, seeds=None))]
     fn call<'py>(
         &self,
@@ -64,17 +64,18 @@ impl FunctionPool {
         seeds: Option<Vec<u64>>,
     ) -> PyResult<(Bound<'py, PyBytes>, Option<Vec<u32>>)> {
         let done = py.detach(|| {
-            let batch = whole(rows)?;
+            let batch = read_batch(rows)?;
             self.pool.call(&self.function, &batch, seeds.as_deref()).map_err(|e| match e.row {
                 Some(row) => e.error.context(format!("row {row}")),
                 None => e.error,
             })
         });
         let output = done.into_py(py)?;
-        Ok((batch_ipc(py, &output.batch)?, output.rows))
+        let ipc = py.detach(|| write_ipc(&output.batch.schema(), std::slice::from_ref(&output.batch)));
+        Ok((PyBytes::new(py, &ipc.into_py(py)?), output.rows))
     }
 
-    /// Processes that are there.
+    /// The number of processes that run.
     #[getter]
     fn processes(&self) -> usize {
         self.pool.processes()
@@ -86,10 +87,10 @@ impl FunctionPool {
 pub(crate) fn read_rows(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDict>> {
     let read = || {
         let bytes = std::fs::read(&path).map_err(|e| Error::exhausted(format!("{}: {e}", path.display())))?;
-        whole(&bytes)
+        read_batch(&bytes)
     };
     let batch = py.detach(read).into_py(py)?;
-    let columns = Columns { py, numpy: numpy(py)?, dense: false, apart: true };
+    let columns = Columns { py, numpy: numpy(py)?, dense: false, nulls_apart: true };
     let out = PyDict::new(py);
     for (field, array) in batch.schema().fields().iter().zip(batch.columns()) {
         out.set_item(field.name(), columns.column(field, array)?)?;
@@ -97,7 +98,7 @@ pub(crate) fn read_rows(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyD
     Ok(out)
 }
 
-fn whole(bytes: &[u8]) -> Result<RecordBatch> {
+fn read_batch(bytes: &[u8]) -> Result<RecordBatch> {
     let bad = |e| Error::data_loss(format!("not an Arrow IPC stream: {e}"));
     let reader = StreamReader::try_new(std::io::Cursor::new(bytes), None).map_err(bad)?;
     let schema = reader.schema();

@@ -1,32 +1,40 @@
-//! The extension module `caju._caju`: the part of the Python package that is Rust.
+//! The extension module `caju._caju`: the part of the Python package that is written in Rust.
 //!
-//! It is thin. Python holds a definition as the JSON tree of a pipeline file and says it in verbs; this module
-//! checks and names it ([`definition`]), starts clusters within the process ([`cluster`]), reads epochs
-//! ([`reader`]) and turns Arrow columns into NumPy arrays without copying where the layout allows
-//! ([`columns`]). Whatever waits releases the interpreter and looks for Ctrl-C ([`runtime`]).
+//! It is thin. Python holds a definition as the JSON tree of a pipeline file. This module checks and fingerprints it
+//! ([`definition`]), starts clusters in the process ([`cluster`]), reads epochs ([`reader`]), converts Arrow columns to NumPy
+//! arrays without copies where the layout allows ([`columns`], [`arrays`]) and Python values to Arrow columns
+//! ([`column_builder`], [`inline_table`]), and exchanges Arrow data with other libraries ([`capsule`], [`stream`]). Every wait
+//! releases the interpreter and checks for Ctrl-C ([`runtime`]).
 
+mod arrays;
+mod bounds;
+mod capsule;
 mod cluster;
+mod column_builder;
 mod columns;
 mod command;
 mod definition;
 mod errors;
 mod functions;
+mod inline_table;
 mod logging;
-mod memory;
-mod numpy;
-mod parts;
 mod reader;
 mod runtime;
 mod saves;
+mod stream;
 mod types;
 
-/// As in the binary: batches are large, and a buffer that goes back to the system comes again as pages to be zeroed.
-/// Python's own objects stay with Python's allocator.
+/// The allocator of the binary, for the same reason: batches are large, and memory that is returned to the system comes back
+/// as pages that have to be zeroed. Python's objects keep Python's allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[pyo3::pymodule]
 mod _caju {
+    #[pymodule_export]
+    use crate::arrays::Buffer;
+    #[pymodule_export]
+    use crate::bounds::size_bytes;
     #[pymodule_export]
     use crate::cluster::{Cluster, Dispatcher, Worker};
     #[pymodule_export]
@@ -38,17 +46,18 @@ mod _caju {
     #[pymodule_export]
     use crate::functions::{FunctionPool, read_rows};
     #[pymodule_export]
-    use crate::logging::{log_level, take_events, wait_events, wake_events};
-    #[pymodule_export]
-    use crate::memory::{
-        Rows, RowsBuilder, hold, hold_columns, ipc_from_columns, ipc_rows, ipc_schema, message_rows,
+    use crate::inline_table::{
+        InlineTableBuilder, PyInlineTable, ipc_from_columns, ipc_rows, ipc_schema, ipc_schema_capsule,
+        message_rows, register_arrow, register_columns, register_rows, schema_from_arrow,
     };
     #[pymodule_export]
-    use crate::numpy::Buffer;
+    use crate::logging::{log_level, take_records, wait_log, wake_log};
     #[pymodule_export]
     use crate::reader::{Batch, Client, Reader};
     #[pymodule_export]
     use crate::runtime::{forked, runtime_alive};
+    #[pymodule_export]
+    use crate::stream::epoch_stream;
     #[pymodule_export]
     use crate::types::{schema_of, type_names};
 

@@ -1,8 +1,8 @@
-//! What caju has to tell, on its way to Python's `logging`.
+//! Log records of caju for Python's `logging`.
 //!
-//! Threads of caju never wait for the interpreter to say something: they leave events in a bounded list. Whoever
-//! calls or waits in caju and has the interpreter anyway hands them over ([`deliver`]); so does a thread of Python's
-//! while servers run in the process. Nothing of ours is locked meanwhile, so handlers may call caju again.
+//! Threads of caju never wait for the interpreter to log: they append to a bounded queue. A thread that calls caju, or waits
+//! in it, and has the interpreter anyway delivers them ([`deliver`]); while servers run in the process, a Python thread does.
+//! No lock is held during delivery, so handlers may call caju.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,43 +20,44 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::runtime::check_fork;
 
-/// The most events that wait; those beyond are counted only.
-const KEPT: usize = 1000;
-/// Python's numbers for levels.
+/// Log records that wait for delivery. Further ones are dropped and counted: at about 200 bytes each, this bounds the queue
+/// to a fraction of a MB where nobody delivers.
+const MAX_PENDING: usize = 1000;
+// Python's numbers for levels.
 const DEBUG: u8 = 10;
 const INFO: u8 = 20;
 const WARNING: u8 = 30;
 const ERROR: u8 = 40;
 
-/// The lowest level that anybody wants, in Python's numbers.
+/// The lowest level that a logger accepts, in Python's numbers.
 static LEVEL: AtomicU8 = AtomicU8::new(WARNING);
-/// Events in the list, so that looking costs nothing.
+/// The length of the queue, readable without its lock.
 static PENDING: AtomicUsize = AtomicUsize::new(0);
-static EVENTS: Mutex<Events> = Mutex::new(Events { list: VecDeque::new(), lost: 0, woken: false });
+static QUEUE: Mutex<Queue> = Mutex::new(Queue { records: VecDeque::new(), dropped: 0, woken: false });
 static ARRIVED: Condvar = Condvar::new();
 
-/// Level, target, message and the time in seconds.
-type Told = (u8, String, String, f64);
+/// Level, target, message, and the time in seconds since 1970.
+type LogRecord = (u8, String, String, f64);
 
-struct Events {
-    list: VecDeque<Told>,
-    lost: u64,
+struct Queue {
+    records: VecDeque<LogRecord>,
+    dropped: u64,
     woken: bool,
 }
 
-/// Makes this process's events ours, unless somebody has them already. Once.
+/// Installs the subscriber of this process, once, unless there is one.
 pub(crate) fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
-        // The command line has a subscriber of its own, and then wants no other.
-        drop(tracing::subscriber::set_global_default(Bridge(SystemClock::shared())));
+        // The command line has a subscriber of its own.
+        drop(tracing::subscriber::set_global_default(Forwarder(SystemClock::shared())));
     });
 }
 
-/// Hands waiting events over to `logging`.
+/// Delivers pending records to `logging`.
 ///
 /// # Errors
-/// What a handler raises.
+/// The exception of a handler.
 pub(crate) fn deliver(py: Python<'_>) -> PyResult<()> {
     if PENDING.load(Ordering::Relaxed) == 0 {
         return Ok(());
@@ -64,12 +65,12 @@ pub(crate) fn deliver(py: Python<'_>) -> PyResult<()> {
     py.import("caju._logging")?.call_method0("deliver").map(drop)
 }
 
-/// In a child after a fork: what waits is told by the parent.
-pub(crate) fn forget() {
+/// In a child after a fork: the parent delivers what is pending.
+pub(crate) fn discard_pending() {
     PENDING.store(0, Ordering::Relaxed);
 }
 
-/// Sets the lowest level that is told, in Python's numbers.
+/// Sets the lowest level that is recorded, in Python's numbers.
 #[pyfunction]
 pub(crate) fn log_level(level: i64) {
     if check_fork().is_err() {
@@ -81,45 +82,45 @@ pub(crate) fn log_level(level: i64) {
     }
 }
 
-/// The events that wait (level, target, message, seconds since 1970), and how many were lost.
+/// Removes the pending records (level, target, message, seconds since 1970), and says how many were dropped.
 #[pyfunction]
-pub(crate) fn take_events() -> (Vec<Told>, u64) {
+pub(crate) fn take_records() -> (Vec<LogRecord>, u64) {
     if check_fork().is_err() {
         return (Vec::new(), 0);
     }
-    let mut events = EVENTS.lock();
+    let mut queue = QUEUE.lock();
     PENDING.store(0, Ordering::Relaxed);
-    (events.list.drain(..).collect(), std::mem::take(&mut events.lost))
+    (queue.records.drain(..).collect(), std::mem::take(&mut queue.dropped))
 }
 
-/// Waits until there are events, or somebody calls `wake_events`, or so many seconds have gone by.
+/// Waits until a record is pending, or `wake_log` is called, or the given number of seconds has passed.
 #[pyfunction]
-pub(crate) fn wait_events(py: Python<'_>, seconds: f64) {
+pub(crate) fn wait_log(py: Python<'_>, seconds: f64) {
     if check_fork().is_err() {
         return;
     }
-    let patience = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    let timeout = Duration::try_from_secs_f64(seconds).unwrap_or_default();
     py.detach(|| {
-        let mut events = EVENTS.lock();
-        if events.list.is_empty() && !events.woken {
-            ARRIVED.wait_for(&mut events, patience);
+        let mut queue = QUEUE.lock();
+        if queue.records.is_empty() && !queue.woken {
+            ARRIVED.wait_for(&mut queue, timeout);
         }
-        events.woken = false;
+        queue.woken = false;
     });
 }
 
-/// Ends the present or the next `wait_events`.
+/// Ends the current `wait_log`, or the next one.
 #[pyfunction]
-pub(crate) fn wake_events() {
+pub(crate) fn wake_log() {
     if check_fork().is_err() {
         return;
     }
-    EVENTS.lock().woken = true;
+    QUEUE.lock().woken = true;
     ARRIVED.notify_all();
 }
 
-/// Takes events of caju's own; spans and other libraries' words are passed over.
-struct Bridge(Arc<dyn Clock>);
+/// Records events of caju; spans and events of other libraries are ignored.
+struct Forwarder(Arc<dyn Clock>);
 
 fn number(level: Level) -> u8 {
     match level {
@@ -131,7 +132,7 @@ fn number(level: Level) -> u8 {
     }
 }
 
-impl Subscriber for Bridge {
+impl Subscriber for Forwarder {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.is_event()
             && metadata.target().starts_with("caju")
@@ -154,15 +155,15 @@ impl Subscriber for Bridge {
         event.record(&mut text);
         let now = self.0.unix_time().as_secs_f64();
         let metadata = event.metadata();
-        let told = (number(*metadata.level()), metadata.target().to_owned(), text.finish(), now);
-        let mut events = EVENTS.lock();
-        if events.list.len() < KEPT {
-            events.list.push_back(told);
+        let record = (number(*metadata.level()), metadata.target().to_owned(), text.finish(), now);
+        let mut queue = QUEUE.lock();
+        if queue.records.len() < MAX_PENDING {
+            queue.records.push_back(record);
         } else {
-            events.lost += 1;
+            queue.dropped += 1;
         }
-        PENDING.store(events.list.len(), Ordering::Relaxed);
-        drop(events);
+        PENDING.store(queue.records.len(), Ordering::Relaxed);
+        drop(queue);
         ARRIVED.notify_one();
     }
 
@@ -176,7 +177,7 @@ impl Subscriber for Bridge {
     fn exit(&self, _: &Id) {}
 }
 
-/// An event as one line: the message, then its fields.
+/// An event as a line of text: the message, then its fields.
 #[derive(Default)]
 struct Text {
     message: String,

@@ -11,54 +11,43 @@ use caju_types::{Error, IterationId, Result};
 use caju_wire::schema_to_ipc;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyCapsule, PyDict, PyString, PyTuple};
 
+use crate::arrays::numpy;
+use crate::capsule::batch_capsules;
 use crate::cluster::local_workers;
 use crate::columns::Columns;
 use crate::errors::{IntoPy, exception};
 use crate::logging;
-use crate::numpy::numpy;
-use crate::parts;
-use crate::runtime::{Share, check_fork, released};
+use crate::runtime::{RuntimeHandle, check_fork, check_signals, detached};
 use crate::saves;
 
-/// How long a reader that was dropped may hold up whoever dropped it.
-const FORGOTTEN: Duration = Duration::from_secs(1);
+/// How long dropping a reader may block. The dispatcher notices by itself that a reader is gone, only later.
+const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the workers of an epoch that is over may take to report.
-const FINAL_STATUS: Duration = Duration::from_secs(2);
+/// How long the workers of a finished epoch may take to report. They report within a heartbeat, of at most a second.
+const FINAL_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A connection to a dispatcher.
 #[pyclass(frozen, module = "caju._caju")]
 pub(crate) struct Client {
     client: caju_client::Client,
-    share: Share,
+    runtime: RuntimeHandle,
 }
 
 #[pymethods]
 impl Client {
-    /// Connects to the dispatcher at `address`, looking for it as long as `connect_timeout` seconds.
+    /// Connects to the dispatcher at `address`, which it looks for during `connect_timeout` seconds.
     #[new]
-    #[pyo3(signature = (address, connect_timeout=10.0, prefetch_bytes=None))]
-    fn new(
-        py: Python<'_>,
-        address: String,
-        connect_timeout: f64,
-        prefetch_bytes: Option<usize>,
-    ) -> PyResult<Self> {
-        let share = Share::get().into_py(py)?;
+    #[pyo3(signature = (address, connect_timeout=10.0))]
+    fn new(py: Python<'_>, address: String, connect_timeout: f64) -> PyResult<Self> {
+        let runtime = RuntimeHandle::get().into_py(py)?;
         let connect_timeout = Duration::try_from_secs_f64(connect_timeout)
             .map_err(|e| exception(py, &Error::invalid(format!("connect_timeout: {e}"))))?;
-        let defaults = ClientConfig::default();
-        let config = ClientConfig {
-            connect_timeout,
-            prefetch_bytes: prefetch_bytes.unwrap_or(defaults.prefetch_bytes),
-            local: local_workers(),
-            ..defaults
-        };
+        let config = ClientConfig { connect_timeout, local: local_workers(), ..ClientConfig::default() };
         let connected =
-            share.wait(py, async move { caju_client::Client::connect(&address, config).await })?;
-        Ok(Self { client: connected.into_py(py)?, share })
+            runtime.wait(py, async move { caju_client::Client::connect(&address, config).await })?;
+        Ok(Self { client: connected.into_py(py)?, runtime })
     }
 
     /// Opens one epoch of a job.
@@ -109,42 +98,42 @@ impl Client {
             lost_readers: if lost_readers == "allow" { LostReaders::Allow } else { LostReaders::Fail },
         };
         let client = self.client.clone();
-        let opened = self.share.wait(py, async move { Box::pin(client.read(request)).await })?;
-        Reader::new(py, opened.into_py(py)?, self.share.clone())
+        let opened = self.runtime.wait(py, async move { Box::pin(client.read(request)).await })?;
+        Reader::new(py, opened.into_py(py)?, self.runtime.clone())
     }
 
-    /// Of an iteration that was read to its end: how many rows were skipped under `on_error`, and file, row and reason of
-    /// the first of these. `None` if the dispatcher does not know it any more.
+    /// How many rows of a finished iteration were skipped under `on_error`, and file, row and reason of the first of these.
+    /// `None` if the dispatcher has forgotten the iteration.
     fn skipped(&self, py: Python<'_>, iteration: u64) -> PyResult<Option<(u64, Vec<String>)>> {
         let client = self.client.clone();
-        let status = self
-            .share
-            .wait(py, async move { client.final_status(IterationId(iteration), FINAL_STATUS).await })?;
+        let status = self.runtime.wait(py, async move {
+            client.final_status(IterationId(iteration), FINAL_STATUS_TIMEOUT).await
+        })?;
         Ok(status.map(|job| (job.rows_skipped, job.first_skips)))
     }
 
-    /// Registers a definition; the identifier and the fingerprint that it got.
+    /// Registers a definition. Returns its identifier and its fingerprint.
     #[pyo3(signature = (definition, dataset_id=""))]
     fn register(&self, py: Python<'_>, definition: &str, dataset_id: &str) -> PyResult<(String, String)> {
         let def = DatasetDef::from_json_str(definition).into_py(py)?;
         let (client, id) = (self.client.clone(), dataset_id.to_owned());
-        let done = self.share.wait(py, async move { client.register(&def, &id).await })?.into_py(py)?;
+        let done = self.runtime.wait(py, async move { client.register(&def, &id).await })?.into_py(py)?;
         Ok((done.dataset_id, done.fingerprint))
     }
 
-    /// What is registered under an identifier: its fingerprint, its elements' schema as an Arrow IPC stream, and its
-    /// definition as JSON.
+    /// The fingerprint of a registered dataset, the schema of its elements as an Arrow IPC stream, and its definition as
+    /// JSON.
     fn dataset<'py>(
         &self,
         py: Python<'py>,
         dataset_id: String,
     ) -> PyResult<(String, Bound<'py, PyBytes>, String)> {
         let client = self.client.clone();
-        let found = self.share.wait(py, async move { client.dataset(&dataset_id).await })?.into_py(py)?;
+        let found = self.runtime.wait(py, async move { client.dataset(&dataset_id).await })?.into_py(py)?;
         Ok((found.fingerprint, PyBytes::new(py, &found.schema_ipc), found.definition_json))
     }
 
-    /// Begins to save a definition's rows; how it goes, as JSON.
+    /// Starts to save a definition's rows. Returns the save's status as JSON.
     fn start_save(
         &self,
         py: Python<'_>,
@@ -155,33 +144,33 @@ impl Client {
     ) -> PyResult<String> {
         let def = DatasetDef::from_json_str(definition).into_py(py)?;
         let (client, to) = (self.client.clone(), SaveTo { url, chunk_bytes });
-        let begun = self.share.wait(py, async move { client.start_save(&def, &to, &encoding).await })?;
-        Ok(saves::told(&begun.into_py(py)?))
+        let started = self.runtime.wait(py, async move { client.start_save(&def, &to, &encoding).await })?;
+        Ok(saves::status_json(&started.into_py(py)?))
     }
 
-    /// How the save to a URL goes, as JSON.
+    /// The status of the save to a URL, as JSON.
     fn save_status(&self, py: Python<'_>, url: String) -> PyResult<String> {
         let client = self.client.clone();
-        let status = self.share.wait(py, async move { client.save_status(&url).await })?;
-        Ok(saves::told(&status.into_py(py)?))
+        let status = self.runtime.wait(py, async move { client.save_status(&url).await })?;
+        Ok(saves::status_json(&status.into_py(py)?))
     }
 
-    /// Raises what a save failed with.
+    /// Raises the error that a save failed with, if it failed.
     fn save_failure(&self, py: Python<'_>, url: String) -> PyResult<()> {
         let client = self.client.clone();
-        let status = self.share.wait(py, async move { client.save_status(&url).await })?;
+        let status = self.runtime.wait(py, async move { client.save_status(&url).await })?;
         saves::failure(&status.into_py(py)?).into_py(py)
     }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
-        let share = self.share.clone();
-        released(move || drop(share));
+        let runtime = self.runtime.clone();
+        detached(move || drop(runtime));
     }
 }
 
-/// One epoch of a job, being read. Leaves the job when it is dropped or closed.
+/// An open epoch of a job. It leaves the job when it is dropped or closed.
 #[pyclass(frozen, module = "caju._caju")]
 pub(crate) struct Reader {
     open: Mutex<Option<Open>>,
@@ -198,14 +187,14 @@ pub(crate) struct Reader {
     iteration: u64,
 }
 
-/// What is there until the reader is closed.
+/// The connection of a reader that is not closed.
 struct Open {
     reader: caju_client::Reader,
-    share: Share,
+    runtime: RuntimeHandle,
 }
 
 impl Reader {
-    fn new(py: Python<'_>, reader: caju_client::Reader, share: Share) -> PyResult<Self> {
+    fn new(py: Python<'_>, reader: caju_client::Reader, runtime: RuntimeHandle) -> PyResult<Self> {
         let schema = reader.schema();
         Ok(Self {
             monitor: reader.monitor(),
@@ -214,16 +203,16 @@ impl Reader {
             job: reader.job().to_owned(),
             fingerprint: reader.fingerprint().to_owned(),
             seed: reader.seed(),
-            open: Mutex::new(Some(Open { reader, share })),
+            open: Mutex::new(Some(Open { reader, runtime })),
             schema,
         })
     }
 
     fn next_element(&self, py: Python<'_>) -> PyResult<Option<RecordBatch>> {
-        // Before any lock: in a forked child a thread that is no more may hold it.
+        // Before any lock: in a forked child, a thread that no longer exists may hold it.
         check_fork().into_py(py)?;
         logging::deliver(py)?;
-        // What is at hand needs neither the runtime nor the interpreter's release.
+        // An element that has arrived needs neither the runtime nor the release of the interpreter.
         if let Some(mut open) = self.open.try_lock()
             && let Some(open) = open.as_mut()
             && let Some(element) = open.reader.try_next().into_py(py)?
@@ -231,34 +220,75 @@ impl Reader {
             return Ok(Some(element.batch));
         }
         loop {
-            let turn = py.detach(|| self.wait_a_little());
+            let polled = py.detach(|| self.poll_element());
             logging::deliver(py)?;
-            match turn.into_py(py)? {
+            match polled.into_py(py)? {
                 Some(element) => return Ok(element.map(|e| e.batch)),
                 None => py.check_signals()?,
             }
         }
     }
 
-    /// The next element, or the end; `None` if it takes longer than a tick.
-    fn wait_a_little(&self) -> Result<Option<Option<Element>>> {
+    /// The next element, or `Some(None)` at the end; `None` if signals should be checked before it arrives.
+    fn poll_element(&self) -> Result<Option<Option<Element>>> {
         check_fork()?;
         let mut open = self.open.lock();
         match open.as_mut() {
             None => Ok(Some(None)),
-            Some(Open { reader, share }) => share.tick(reader.next())?.transpose(),
+            Some(Open { reader, runtime }) => runtime.poll(reader.next())?.transpose(),
         }
     }
 
-    /// Leaves the job, waiting no longer than `patience` for the dispatcher to hear of it.
-    fn leave(&self, patience: Duration) {
+    /// Whether the epoch has the columns of a schema. Metadata and nullability may differ.
+    pub(crate) fn has_columns_of(&self, schema: &SchemaRef) -> bool {
+        let columns = |s: &SchemaRef| {
+            s.fields().iter().map(|f| (f.name().clone(), f.data_type().clone())).collect::<Vec<_>>()
+        };
+        let (ours, theirs) = (columns(&self.schema), columns(schema));
+        ours.len() == theirs.len()
+            && ours.iter().zip(&theirs).all(|((n, t), (m, u))| n == m && t.equals_datatype(u))
+    }
+
+    /// The next rows as they arrived, whatever elements they form; `None` at the end. Releases the interpreter, and may be
+    /// called from any thread.
+    ///
+    /// # Errors
+    /// The epoch's failure; `Cancelled` if the reader was closed, or a signal handler raised.
+    pub(crate) fn next_pieces(&self) -> Result<Option<Vec<RecordBatch>>> {
+        check_fork()?;
+        loop {
+            let mut polled = None;
+            detached(|| polled = Some(self.poll_pieces()));
+            match polled.transpose()?.flatten() {
+                Some(pieces) => return Ok(pieces),
+                None => check_signals()?,
+            }
+        }
+    }
+
+    fn poll_pieces(&self) -> Result<Option<Option<Vec<RecordBatch>>>> {
+        match self.open.lock().as_mut() {
+            None => {
+                Err(Error::cancelled(format!("the epoch of job `{}` was closed while it was read", self.job)))
+            }
+            Some(Open { reader, runtime }) => {
+                let chunk = runtime.poll(reader.next_chunk())?.transpose()?;
+                Ok(chunk.map(|chunk| chunk.map(|c| c.pieces)))
+            }
+        }
+    }
+
+    /// Leaves the job. Waits no longer than `timeout` for the dispatcher to know.
+    pub(crate) fn leave(&self, timeout: Duration) {
         if check_fork().is_err() {
             return; // threads and connections are in another process, and maybe the lock too
         }
-        let open = self.open.lock().take();
-        if let Some(Open { reader, share }) = open {
-            share.finish(async { tokio::time::timeout(patience, reader.close()).await.is_ok() });
-        }
+        detached(|| {
+            let open = self.open.lock().take();
+            if let Some(Open { reader, runtime }) = open {
+                runtime.finish(async { tokio::time::timeout(timeout, reader.close()).await.is_ok() });
+            }
+        });
     }
 
     fn to_numpy<'py>(
@@ -268,7 +298,7 @@ impl Reader {
         row: bool,
         dense: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let columns = Columns { py, numpy: numpy(py)?, dense, apart: false };
+        let columns = Columns { py, numpy: numpy(py)?, dense, nulls_apart: false };
         let out = PyDict::new(py);
         for ((name, field), array) in self.names.iter().zip(self.schema.fields()).zip(batch.columns()) {
             let value = if row { columns.first(field, array)? } else { columns.column(field, array)? };
@@ -280,8 +310,8 @@ impl Reader {
 
 #[pymethods]
 impl Reader {
-    /// The next element as a dict of NumPy arrays; of single values if `row`, of one array for lists of one length if
-    /// `dense`. `None` at the end.
+    /// The next element as a dict of NumPy arrays, or of single values if `row`. With `dense`, lists of equal length are one
+    /// array. `None` at the end.
     #[pyo3(signature = (row, dense=false))]
     fn next_numpy<'py>(
         &self,
@@ -295,9 +325,10 @@ impl Reader {
         }
     }
 
-    /// The next element as it is. `None` at the end.
+    /// The next element as Arrow. `None` at the end.
     fn next_batch(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
-        Ok(self.next_element(py)?.map(|batch| Batch { batch }))
+        let schema = SchemaRef::clone(&self.schema);
+        Ok(self.next_element(py)?.map(|batch| Batch { schema, batch }))
     }
 
     /// The schema of the rows as an Arrow IPC stream.
@@ -306,7 +337,7 @@ impl Reader {
         Ok(PyBytes::new(py, &schema_to_ipc(&self.schema).into_py(py)?))
     }
 
-    /// What was delivered so far: rows, elements, bytes, seconds waited, seconds to the first batch, seconds.
+    /// Rows, elements and bytes that were delivered so far; seconds waited, seconds to the first batch, seconds since opening.
     #[getter]
     fn stats(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, f64, f64, f64)> {
         check_fork().into_py(py)?;
@@ -315,7 +346,7 @@ impl Reader {
         Ok((s.rows, s.elements, s.bytes, seconds(s.wait), seconds(s.first_batch), seconds(s.elapsed)))
     }
 
-    /// Splits handed out, and splits in all (0 while the listing goes on).
+    /// The number of splits that were assigned, and of all splits (0 until the source is listed).
     #[getter]
     fn splits(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         check_fork().into_py(py)?;
@@ -323,18 +354,18 @@ impl Reader {
         Ok((p.splits_leased, p.splits_total))
     }
 
-    /// What holds the pipeline up at present: `consumer`, or a stage.
+    /// The current bottleneck: `consumer`, or a stage.
     #[getter]
     fn bottleneck(&self, py: Python<'_>) -> PyResult<Option<String>> {
         check_fork().into_py(py)?;
         Ok(self.monitor.progress().bottleneck)
     }
 
-    /// Leaves the job; rows that were not taken go to its other readers. Waits no longer than `patience` seconds for
-    /// the dispatcher to hear of it; if it does not, it notices by itself in time.
-    #[pyo3(signature = (patience=5.0))]
-    fn close(&self, py: Python<'_>, patience: f64) -> PyResult<()> {
-        py.detach(|| self.leave(Duration::try_from_secs_f64(patience).unwrap_or_default()));
+    /// Leaves the job. Rows that were not taken go to its other readers. Waits no longer than `timeout` seconds for the
+    /// dispatcher to know; later it notices by itself.
+    #[pyo3(signature = (timeout=5.0))]
+    fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        self.leave(Duration::try_from_secs_f64(timeout).unwrap_or_default());
         logging::deliver(py)
     }
 }
@@ -345,31 +376,32 @@ impl Drop for Reader {
             std::mem::forget(self.open.get_mut().take());
             return;
         }
-        released(|| self.leave(FORGOTTEN));
+        self.leave(DROP_TIMEOUT);
     }
 }
 
-/// An element as Arrow holds it.
+/// An element as an Arrow record batch.
 #[pyclass(frozen, module = "caju._caju")]
 pub(crate) struct Batch {
+    schema: SchemaRef,
     batch: RecordBatch,
 }
 
 #[pymethods]
 impl Batch {
-    /// Rows.
+    /// The number of rows.
     #[getter]
     fn num_rows(&self) -> usize {
         self.batch.num_rows()
     }
 
-    /// The columns' buffers, for pyarrow; `None` for types that buffers alone do not describe.
-    fn parts<'py>(&self, py: Python<'py>) -> PyResult<Option<Vec<Bound<'py, PyTuple>>>> {
-        parts::batch_parts(py, &self.batch)
-    }
-
-    /// The batch as an Arrow IPC stream.
-    fn ipc<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        parts::batch_ipc(py, &self.batch)
+    /// The batch for other libraries, over the same memory.
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyCapsule>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        batch_capsules(py, &self.schema, &self.batch, requested_schema.as_ref())
     }
 }

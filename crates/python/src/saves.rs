@@ -1,17 +1,20 @@
-//! How a save goes, for Python.
+//! The status of a save, for Python.
 
 use caju_proto::v1::SaveStatus;
 use caju_types::{Error, ErrorKind, Result};
 use serde_json::json;
 
-/// As JSON.
-pub(crate) fn told(s: &SaveStatus) -> String {
+/// The status as JSON.
+pub(crate) fn status_json(s: &SaveStatus) -> String {
     json!({"url": s.url, "state": s.state, "splits_done": s.splits_done, "splits_total": s.splits_total,
            "rows": s.rows, "bytes": s.bytes, "chunks": s.chunks})
     .to_string()
 }
 
-/// What it failed with, if it did.
+/// The error of a save that failed.
+///
+/// # Errors
+/// The save's own, of its kind.
 pub(crate) fn failure(s: &SaveStatus) -> Result<()> {
     match &s.failure {
         Some(f) => {

@@ -1,4 +1,4 @@
-//! Types of columns as people write them: `int64`, `list of string`, `float32[224, 224, 3]`.
+//! Types of columns as text: `int64`, `list of string`, `float32[224, 224, 3]`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use pyo3::types::PyBytes;
 
 use crate::errors::IntoPy;
 
-/// Types of single values, by the word for each.
-const WORDS: &[(&str, DataType)] = &[
+/// Types of single values by their names.
+const SCALARS: &[(&str, DataType)] = &[
     ("int8", DataType::Int8),
     ("int16", DataType::Int16),
     ("int32", DataType::Int32),
@@ -33,17 +33,17 @@ const WORDS: &[(&str, DataType)] = &[
     ("duration", DataType::Duration(TimeUnit::Microsecond)),
 ];
 
-/// The schema of columns whose types are written so, as an Arrow IPC stream without rows.
+/// The schema of columns with types as text, as an Arrow IPC stream without rows.
 #[pyfunction]
 pub(crate) fn schema_of<'py>(
     py: Python<'py>,
     columns: Vec<(String, String)>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let made = || {
+    let build = || {
         let fields: Vec<Field> = columns.iter().map(|(n, t)| field(n, t)).collect::<Result<_>>()?;
         schema_to_ipc(&Schema::new(fields))
     };
-    Ok(PyBytes::new(py, &made().into_py(py)?))
+    Ok(PyBytes::new(py, &build().into_py(py)?))
 }
 
 fn field(name: &str, written: &str) -> Result<Field> {
@@ -56,10 +56,10 @@ fn field(name: &str, written: &str) -> Result<Field> {
         None => (text, None),
         Some((word, rest)) => (word.trim_end(), Some(dimensions(name, written, rest)?)),
     };
-    let Some((_, value)) = WORDS.iter().find(|(known, _)| *known == word) else {
-        let known: Vec<&str> = WORDS.iter().map(|(known, _)| *known).collect();
+    let Some((_, value)) = SCALARS.iter().find(|(known, _)| *known == word) else {
+        let known: Vec<&str> = SCALARS.iter().map(|(known, _)| *known).collect();
         return Err(Error::invalid(format!(
-            "schema: column `{name}`: no type `{word}`{}; there are {}, lists (`list of int64`) and tensors \
+            "schema: column `{name}`: unknown type `{word}`{}; the types are {}, lists (`list of int64`) and tensors \
              (`float32[224, 224, 3]`)",
             did_you_mean(word, &known),
             known.join(", ")
@@ -90,7 +90,7 @@ fn tensor(name: &str, value: &DataType, shape: &[usize]) -> Result<Field> {
     Ok(Field::new(name, DataType::FixedSizeList(item, length), true).with_metadata(tensor_metadata(shape)))
 }
 
-/// What a field says that is a tensor of this shape.
+/// The metadata of a field of tensors of a shape.
 pub(crate) fn tensor_metadata(shape: &[usize]) -> HashMap<String, String> {
     HashMap::from([
         ("ARROW:extension:name".to_string(), "arrow.fixed_shape_tensor".to_string()),
@@ -98,7 +98,7 @@ pub(crate) fn tensor_metadata(shape: &[usize]) -> HashMap<String, String> {
     ])
 }
 
-/// Names and types of the columns of a schema, types as people write them.
+/// The names of the columns of a schema, and their types as text.
 #[pyfunction]
 pub(crate) fn type_names(py: Python<'_>, schema_ipc: &[u8]) -> PyResult<Vec<(String, String)>> {
     let schema = schema_from_ipc(schema_ipc).into_py(py)?.unwrap_or_else(|| Arc::new(Schema::empty()));
@@ -114,8 +114,7 @@ pub(crate) fn extension(field: &Field) -> Option<&str> {
 /// The shape of a fixed-shape tensor's field; `None` for other fields.
 ///
 /// # Errors
-/// `DataLoss` if the field says that it is a tensor and not of which shape, `Unimplemented` for a tensor whose
-/// dimensions are permuted.
+/// `DataLoss` for a tensor whose metadata has no shape, `Unimplemented` for one with permuted dimensions.
 pub(crate) fn tensor_shape(field: &Field) -> Result<Option<Vec<usize>>> {
     if extension(field) != Some("arrow.fixed_shape_tensor") {
         return Ok(None);

@@ -1,4 +1,4 @@
-"""Input data for machine learning: described once, computed by workers, read by training jobs.
+"""Input data for machine learning: pipelines that workers compute and training jobs read.
 
 >>> import caju
 >>> ds = caju.range(10).map(x="id * 2").batch(4)

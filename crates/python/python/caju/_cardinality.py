@@ -1,4 +1,4 @@
-"""How many elements a definition has, where it alone says so."""
+"""The number of elements of an epoch, where it follows from the definition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ KEEP = {"map", "with_columns", "select", "sleep", "burn", "inflate", "autocache"
 
 
 class Cardinality:
-    """Elements so far; below a batch also the rows they hold."""
+    """The number of elements after each stage, and below a batch the number of their rows."""
 
     def __init__(self, elements: int | None, why: str) -> None:
         self.count = elements
@@ -16,12 +16,12 @@ class Cardinality:
         self.why = why
         self.endless = False
         self.ordered = False
-        # Rows in front of a batch, its size, and whether its remainder is dropped: as long as elements are these batches.
+        # While elements are batches: the rows before the batch, its size, and whether its remainder is dropped.
         self.batched: tuple[int, int, bool] | None = None
 
     @staticmethod
     def of(rows: int | None, definition: dict[str, Any]) -> Cardinality:
-        """The cardinality of a definition whose source has so many rows."""
+        """The cardinality of a definition whose source has `rows` rows; None if that is not known."""
         source = next(iter(definition["source"]))
         out = Cardinality(rows, f"the rows of {source} are not counted before they are read")
         out.ordered = bool(definition.get("deterministic", False))
@@ -33,12 +33,12 @@ class Cardinality:
         return out
 
     def unknown(self, why: str) -> None:
-        """From here on nobody knows."""
+        """Sets the number to unknown, with the reason."""
         if self.count is not None or self.endless:
             self.count, self.why, self.endless = None, why, False
 
     def elements(self) -> int:
-        """The number of elements, or a TypeError that says why there is none."""
+        """The number of elements. Raises a TypeError that says why it is not known."""
         if self.endless:
             raise TypeError("the dataset is endless: `repeat` without a count; end it with `take`")
         if self.count is None:
@@ -46,7 +46,7 @@ class Cardinality:
         return self.count
 
     def step(self, name: str, arguments: Any) -> None:
-        """What a stage does to the number."""
+        """Applies a stage."""
         value: Any = next(iter(arguments.values()), None) if isinstance(arguments, dict) else arguments
         if name in KEEP:
             return
@@ -66,10 +66,10 @@ class Cardinality:
         elif name == "unbatch" and rows is not None:
             self.count = rows
         elif not (self.endless and name in ("batch", "padded_batch", "bucket_by_length", "unbatch")):
-            self.unknown(f"it depends on the rows what `{name}` lets through")
+            self.unknown(f"how many elements `{name}` gives depends on the rows")
 
     def repeat(self, count: int | None, batched: tuple[int, int, bool] | None) -> None:
-        """Repeats; for ever without a count. Where no order is promised, remainders of repetitions share batches."""
+        """Applies `repeat`, which is endless without a count. Without `deterministic`, repetitions share their last batches."""
         if count is None:
             self.endless = self.endless or self.count != 0
             self.count = None if self.endless else 0
@@ -80,13 +80,13 @@ class Cardinality:
             self.count *= count
 
     def fill(self, rows: int, size: int, drop: bool) -> None:
-        """So many rows in batches."""
+        """Sets the number to that of the batches of `rows` rows."""
         self.batched = (rows, size, drop)
         self.rows = rows - rows % size if drop else rows
         self.count = -(-self.rows // size)
 
     def batch(self, arguments: dict[str, Any]) -> None:
-        """Rows become batches."""
+        """Applies a stage that makes batches of one size."""
         if self.count is None:
             return
         self.fill(self.count, arguments["size"], bool(arguments.get("drop_remainder")))

@@ -1,9 +1,8 @@
-"""Dispatchers and workers in this process: for notebooks and tests, and behind datasets that name no service."""
+"""Dispatchers and workers in this process: for notebooks and tests, and for datasets without a service."""
 
 from __future__ import annotations
 
 import atexit
-import operator
 import os
 import sys
 import threading
@@ -12,30 +11,31 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _caju
+from ._bounds import NAMES, Bounds, Size
 from ._errors import InvalidPipeline
 from ._iterator import stop_readers
 from ._logging import forked, serve, sync_level, unserve
+from ._numbers import whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Threads do not survive a fork; the child has to know.
+# Threads do not survive a fork: the child refuses to use those of its parent.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_caju.forked)
     os.register_at_fork(after_in_child=forked)
     os.register_at_fork(after_in_child=lambda: _forked())
 
-# Of a thread's own again: starting a cluster may log, and a handler may read a dataset.
+# Reentrant: starting a cluster may log, and a log handler may read a dataset.
 _lock = threading.RLock()
 _shared: weakref.ref[LocalCluster] | None = None
 _settings: dict[str, Any] = {}
-_told: list[Any] = []
-_ANY = 2**63 - 1
+_finalizers: list[Any] = []
 _running: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """In a child: another thread of the parent's may have held the lock."""
+    """In a child of a fork: another thread of the parent may have held the lock."""
     global _lock
     _lock = threading.RLock()
 
@@ -50,17 +50,17 @@ atexit.register(_at_exit)
 
 
 def at_exit(stoppable: Any) -> None:
-    """Stops it when the interpreter ends, unless it is gone by then."""
+    """Stops a server when the interpreter ends, unless it is gone by then."""
     _running.add(stoppable)
     util = sys.modules.get("multiprocessing.util")
     parent = getattr(sys.modules.get("multiprocessing.process"), "parent_process", lambda: None)
-    if util is not None and parent() is not None and not _told:
-        # Its processes end without the interpreter's own exit hooks.
-        _told.append(util.Finalize(None, _at_exit, exitpriority=10))
+    if util is not None and parent() is not None and not _finalizers:
+        # Processes of multiprocessing end without the exit hooks of the interpreter.
+        _finalizers.append(util.Finalize(None, _at_exit, exitpriority=10))
 
 
 class _Stoppable:
-    """Something that `with` stops at its end."""
+    """A server that the end of a `with` stops."""
 
     def stop(self) -> None:
         raise NotImplementedError
@@ -78,10 +78,14 @@ class LocalCluster(_Stoppable):
     """A dispatcher and workers in this process, stopped at the end of a `with` or by `stop()`.
 
     The workers share `cpu_threads` threads, one per core by default. Rows are stored at `autocache` hints below
-    `cache`, a folder or URL; without one in a private folder, which goes with the cluster.
+    `cache`, a folder or URL; by default in a private folder, which is removed with the cluster.
 
-    No port is opened: only this process can use the cluster. `listen="127.0.0.1:0"` opens one, for other processes that
-    read from it; whoever reaches the port may then do what this process may, run functions included.
+    No port is opened: only this process can use the cluster. `listen="127.0.0.1:0"` opens a port for readers in other
+    processes. Whoever reaches the port can do what this process can do, including running functions.
+
+    `chunk_memory` (1 GiB), `max_record` (256 MiB), `max_pixels` (100,000,000) and `bind_timeout` (10 s) bound what a
+    pipeline or its data may ask for: the memory of a stage for one chunk of rows, the size of a record of a source, the
+    pixels of an image, and the time for checking and planning a pipeline. Sizes are bytes, or text such as `"64MiB"`.
 
     >>> with LocalCluster(workers=2) as cluster:
     ...     len(list(caju.range(10).distribute(cluster)))
@@ -94,22 +98,29 @@ class LocalCluster(_Stoppable):
         cpu_threads: int | None = None,
         cache: str | os.PathLike[str] | None = None,
         listen: str | None = None,
+        *,
+        chunk_memory: Size | None = None,
+        max_record: Size | None = None,
+        max_pixels: int | None = None,
+        bind_timeout: float | None = None,
     ) -> None:
         checked(workers, cpu_threads, cache)
+        bounds = Bounds.of(chunk_memory, max_record, max_pixels, bind_timeout)
         if listen is not None and not isinstance(listen, str):
             raise InvalidPipeline(f"listen={listen!r} must be HOST:PORT, such as \"127.0.0.1:0\"")
         sync_level()
-        self._cluster = _caju.Cluster(workers, cpu_threads, None if cache is None else url_of(cache), listen)
+        url = None if cache is None else url_of(cache)
+        self._cluster = _caju.Cluster(workers, cpu_threads, url, listen, bounds)
         at_exit(self)
 
     @property
     def address(self) -> str:
-        """`host:port` of the dispatcher if the cluster listens; else a name that only this process can use."""
+        """`host:port` of the dispatcher if the cluster listens, else an address that only this process can use."""
         return self._cluster.address
 
     @property
     def workers(self) -> list[str]:
-        """The address of each worker: `host:port` if the cluster listens, else a name within this process."""
+        """The address of each worker: `host:port` if the cluster listens, else an address within this process."""
         return self._cluster.workers
 
     @property
@@ -118,11 +129,11 @@ class LocalCluster(_Stoppable):
         return self._cluster.bytes_read
 
     def add_worker(self) -> str:
-        """Starts one more worker; its address."""
+        """Starts another worker. Returns its address."""
         return self._cluster.add_worker()
 
     def stop(self) -> None:
-        """Stops the workers and the dispatcher; what reads from them ends with `Cancelled`. Does nothing the second time."""
+        """Stops the workers and the dispatcher. Open iterators end with `Cancelled`. A second call does nothing."""
         stop_readers(self)
         self._cluster.stop()
 
@@ -140,7 +151,7 @@ class DispatcherServer(_Stoppable):
 
     @property
     def address(self) -> str:
-        """`host:port` that workers and datasets name."""
+        """`host:port` for workers and datasets."""
         return self._server.address
 
     def stop(self) -> None:
@@ -167,14 +178,16 @@ class WorkerServer(_Stoppable):
         return self._server.address
 
     def drain(self, timeout: float = 30.0) -> bool:
-        """Takes no new tasks, waits until the present ones are done, and stops; False if some were not in time."""
+        """Accepts no new tasks, waits up to `timeout` seconds until the current ones are done, and stops. Returns False if some
+        were not done.
+        """
         try:
             return self._server.drain(timeout)
         finally:
             unserve(self)
 
     def stop(self) -> None:
-        """Stops it; its tasks go to other workers."""
+        """Stops it. Its tasks go to other workers."""
         self._server.stop()
         unserve(self)
 
@@ -187,14 +200,23 @@ def start_dispatcher(
     state_dir: str | os.PathLike[str] | None = None,
     cache: str | os.PathLike[str] | None = None,
     allow_python: bool = False,
+    *,
+    chunk_memory: Size | None = None,
+    max_record: Size | None = None,
+    bind_timeout: float | None = None,
 ) -> DispatcherServer:
-    """Starts a dispatcher in this process. Port 0 takes a free one; with `state_dir` it survives restarts. Rows are
-    stored at `autocache` hints below `cache`, a folder or URL that the workers reach too; not at all without one.
+    """Starts a dispatcher in this process. Port 0 takes a free port. With `state_dir` it survives restarts. Rows are
+    stored at `autocache` hints below `cache`, a folder or URL that the workers reach too; without one they are not stored.
 
-    Nobody has to authenticate: listen on the loopback, or on a network that is trusted.
+    With `allow_python` it accepts pipelines with Python functions. The bounds are those of `LocalCluster`, for pipelines
+    that it plans; workers have bounds of their own.
+
+    There is no authentication: listen on the loopback, or on a network that is trusted.
     """
     state = None if state_dir is None else os.fspath(state_dir)
-    return DispatcherServer(_caju.Dispatcher(listen, state, None if cache is None else url_of(cache), allow_python))
+    url = None if cache is None else url_of(cache)
+    bounds = Bounds.of(chunk_memory, max_record, None, bind_timeout)
+    return DispatcherServer(_caju.Dispatcher(listen, state, url, allow_python, bounds))
 
 
 def start_worker(
@@ -204,18 +226,28 @@ def start_worker(
     cpu_threads: int | None = None,
     tags: list[str] | None = None,
     allow_python: bool = False,
+    *,
+    chunk_memory: Size | None = None,
+    max_record: Size | None = None,
+    max_pixels: int | None = None,
+    bind_timeout: float | None = None,
 ) -> WorkerServer:
-    """Starts a worker in this process for the dispatcher at an address (or of `start_dispatcher`).
+    """Starts a worker in this process for the dispatcher at an address, or for that of `start_dispatcher`.
+
+    It listens on `listen`, and readers dial `advertise` if that is another `host:port`. It computes on `cpu_threads`
+    threads, one per core by default. `tags` are labels that `caju status` shows. The bounds are those of `LocalCluster`.
 
     With `allow_python` it runs functions that readers send, in processes of this interpreter: whoever reaches the
-    dispatcher may then run code here.
+    dispatcher can then run code here.
     """
     whole("cpu_threads", cpu_threads, 1)
-    return WorkerServer(_caju.Worker(address_of(dispatcher), listen, advertise, cpu_threads, tags or [], allow_python))
+    bounds = Bounds.of(chunk_memory, max_record, max_pixels, bind_timeout)
+    address = address_of(dispatcher)
+    return WorkerServer(_caju.Worker(address, listen, advertise, cpu_threads, tags or [], allow_python, bounds))
 
 
 def address_of(service: Any) -> str:
-    """The `host:port` of a service: an address as text, or anything that has one."""
+    """The `host:port` of a service: text, or an object with an address."""
     address = getattr(service, "address", service)
     if not isinstance(address, str):
         raise InvalidPipeline(
@@ -231,49 +263,48 @@ def configure(
     workers: int | None = None,
     cpu_threads: int | None = None,
     cache: str | os.PathLike[str] | None = None,
+    chunk_memory: Size | None = None,
+    max_record: Size | None = None,
+    max_pixels: int | None = None,
+    bind_timeout: float | None = None,
 ) -> None:
-    """Sets how datasets that name no service are computed, from the next on: workers, threads, and where rows are
-    stored at `autocache` hints (a private folder by default, which goes with the process).
+    """Sets how datasets without a service are computed, from the next one on: workers, threads, and where rows are
+    stored at `autocache` hints (by default a private folder, which is removed with the process). Arguments that are not
+    given keep their values.
+
+    The bounds are those of `LocalCluster`. They also hold where a stage is checked as it is added, and for `schema` and
+    `explain()`.
     """
     global _shared
     checked(workers, cpu_threads, cache)
-    given = {"workers": workers, "cpu_threads": cpu_threads, "cache": cache}
+    bounds = Bounds.of(chunk_memory, max_record, max_pixels, bind_timeout)
+    given = {"workers": workers, "cpu_threads": cpu_threads, "cache": cache} | bounds._asdict()
     with _lock:
         _settings.update({name: value for name, value in given.items() if value is not None})
-        _shared = None  # datasets that use the present one keep it
+        _shared = None  # datasets that use the current cluster keep it
+
+
+def configured_bounds() -> Bounds:
+    """The bounds that `configure` has set."""
+    return Bounds(**{name: value for name, value in _settings.items() if name in NAMES})
 
 
 def checked(workers: Any, cpu_threads: Any, cache: Any) -> None:
-    """What clusters are given."""
+    """Checks arguments of clusters."""
     whole("workers", workers, 0, 2**32 - 1)
     whole("cpu_threads", cpu_threads, 1)
     if cache is not None and not isinstance(cache, (str, os.PathLike)):
         raise InvalidPipeline(f"cache={cache!r} must be a folder or a URL")
 
 
-def whole(name: str, value: Any, least: int, most: int = _ANY) -> int | None:
-    """A whole number, also one of NumPy; None if none was given."""
-    if value is None:
-        return None
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or not least <= number <= most:
-        bounded = f"a whole number from {least} to {most}"
-        kind = bounded if most != _ANY else "a positive number" if least == 1 else "a whole number, 0 or more"
-        raise InvalidPipeline(f"{name}={value!r} must be {kind}")
-    return number
-
-
 def url_of(place: str | os.PathLike[str]) -> str:
-    """A URL as it is; a path made absolute."""
+    """A URL unchanged; a path made absolute."""
     text = os.fspath(place)
     return text if "://" in text else os.path.abspath(text)
 
 
 def embedded() -> LocalCluster:
-    """The cluster of this process, shared by the datasets that use it; it stops with the last of them."""
+    """The cluster of this process, which the datasets without a service share. It stops with the last of them."""
     global _shared
     with _lock:
         cluster = _shared() if _shared is not None else None

@@ -1,4 +1,4 @@
-"""Values that Python has become columns, exactly: what a column cannot hold is an error, never another value."""
+"""Converts Python values to columns, exactly: a value that a column cannot hold is an error."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ TYPED = "biuf"
 """Kinds of arrays whose bytes are the values of a column."""
 
 TIMES = {"M": {"D", "s", "ms", "us", "ns"}, "m": {"s", "ms", "us", "ns"}}
-# Units that Arrow does not have, and the next one in which their values are whole.
-_WHOLE = {"Y": "D", "M": "D", "W": "D", "D": "s", "h": "s", "m": "s"}
+# Units that Arrow does not have, and the next finer unit.
+_FINER = {"Y": "D", "M": "D", "W": "D", "D": "s", "h": "s", "m": "s"}
 
 NAN = {np.dtype(t): t("nan") for t in (np.float16, np.float32, np.float64)}
-"""What rows hold where a float is null: NaN, and by being this very object it is known again as null."""
+"""The NaN objects that stand for null floats in rows. By its identity such a value is recognised as null when it is returned."""
 
-_ABSENT = frozenset(map(id, NAN.values()))
+_NULL_IDS = frozenset(map(id, NAN.values()))
 
 
 class Column(NamedTuple):
-    """A column on its way to Arrow."""
+    """A column for the extension module."""
 
     name: str
     kind: str
@@ -32,21 +32,21 @@ class Column(NamedTuple):
     shape: list[int]
     """The first dimension counts rows; further ones make a tensor."""
     values: Any
-    """Of a dtype the bytes, or these and a byte for each value that says whether it is null; of strings and bytes
-    a list; of `ragged` the column of all values and where each row's begin; of `struct` columns."""
+    """For a dtype, the bytes, or a pair of these and a byte for each value, 1 where it is null. For strings and bytes, a
+    list. For `ragged`, the column of all values and the offset of each row's first one. For `struct`, columns."""
     absent: bytes | None = None
-    """A byte for each row, 1 where it is null as a whole."""
+    """A byte for each row, 1 where the whole row is null."""
 
 
 class Fields(dict[str, Any]):
-    """The columns of a struct, of which some rows are null as a whole."""
+    """The columns of a struct of which some rows are null."""
 
     mask: Any = None
     """An array of booleans, true where a row is null."""
 
 
 class BadRow(Exception):
-    """A value that has no place in its column."""
+    """A value that its column cannot hold."""
 
     def __init__(self, row: int | None, why: str) -> None:
         super().__init__(why)
@@ -73,7 +73,7 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
     _check_names(names, 0)
     for i, row in enumerate(rows):
         if row.keys() != known:
-            raise BadRow(i, f"a row of {sorted(map(str, row))} after rows of {sorted(names)}")
+            raise BadRow(i, f"a row with the columns {sorted(map(str, row))} after rows with {sorted(names)}")
     return [of_values(name, [row[name] for row in rows]) for name in names]
 
 
@@ -96,14 +96,14 @@ def _check_names(names: list[Any], row: int | None) -> None:
 
 
 def unknown(made: Column) -> bool:
-    """Whether the values do not tell the type: only None, or empty lists."""
+    """Whether the type does not follow from the values: only None, or empty lists."""
     if made.kind == "ragged":
         return unknown(made.values[0])
     return made.kind == "null" or (made.kind == "struct" and any(map(unknown, made.values)))
 
 
 def column(name: str, values: Any) -> Column:
-    """A whole column: an array or a sequence of one value a row, or a dict of these."""
+    """A column from an array or a sequence with one value per row, or from a dict of these."""
     if isinstance(values, Mapping):
         _check_names(list(values), None)
         fields = [column(field, v) for field, v in values.items()]
@@ -113,12 +113,12 @@ def column(name: str, values: Any) -> Column:
         return of_values(name, list(values))
     array = values if isinstance(values, np.ndarray) else np.asarray(values)
     if array.ndim == 0:
-        raise BadRow(None, f"column `{name}`: a single value ({_short(values)}), not an array of one value a row")
+        raise BadRow(None, f"column `{name}`: a single value ({_short(values)}), not an array with one value per row")
     return _of_array(name, array)
 
 
 def of_values(name: str, values: list[Any]) -> Column:
-    """A column of one Python value a row."""
+    """A column from one Python value per row."""
     kinds = set(map(type, values))
     if np.ma.core.MaskedConstant in kinds:
         values = [None if v is np.ma.masked else v for v in values]
@@ -162,8 +162,8 @@ def _numbers(name: str, values: list[Any], kinds: set[type]) -> Column:
     else:
         array = np.array(present, dtype)
     array = _filled(array, absent, len(values))
-    if dtype.kind == "f" and not _ABSENT.isdisjoint(map(id, present)):
-        absent = np.fromiter((v is None or id(v) in _ABSENT for v in values), bool, len(values))
+    if dtype.kind == "f" and not _NULL_IDS.isdisjoint(map(id, present)):
+        absent = np.fromiter((v is None or id(v) in _NULL_IDS for v in values), bool, len(values))
     return _typed(name, array, absent)
 
 
@@ -174,7 +174,7 @@ def _dtype(kind: type) -> np.dtype[Any]:
 
 
 def _integers(name: str, values: list[Any], present: list[Any], dtype: np.dtype[Any] | None) -> Any:
-    # NumPy's own would wrap around among each other.
+    # NumPy integers of several types would wrap around when they are combined.
     exact = present if dtype is not None else [int(v) for v in present]
     for one in (dtype or np.dtype(np.int64), np.dtype(np.uint64)):
         try:
@@ -222,7 +222,7 @@ def _times(name: str, values: list[Any], kinds: set[type]) -> Column:
 def _time(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value
-    finer = getattr(value, "to_datetime64", None) or getattr(value, "to_timedelta64", None)  # pandas' have nanoseconds
+    finer = getattr(value, "to_datetime64", None) or getattr(value, "to_timedelta64", None)  # pandas has nanoseconds
     if finer is not None:
         return finer()
     if isinstance(value, datetime.datetime):
@@ -261,7 +261,7 @@ def _arrays(name: str, values: list[Any], _: set[type]) -> Column:
 
 
 def _stacked(name: str, values: list[Any], present: list[Any]) -> Column:
-    """Arrays of one shape: a tensor."""
+    """A tensor column from arrays of one shape."""
     first = present[0]
     shape = [len(values), *first.shape]
     one = all(a.dtype == first.dtype for a in present)
@@ -279,7 +279,7 @@ def _stacked(name: str, values: list[Any], present: list[Any]) -> Column:
 
 
 def _joined(name: str, arrays: list[Any]) -> Any:
-    """One array after another, of the type that holds all of them."""
+    """The arrays concatenated, in a type that holds all their values exactly."""
     dtypes = {a.dtype for a in arrays}
     join = np.ma.concatenate if any(isinstance(a, np.ma.MaskedArray) for a in arrays) else np.concatenate
     if len(dtypes) > 1:
@@ -310,7 +310,7 @@ def _lists(name: str, values: list[Any], _: set[type]) -> Column:
     regular = len(lengths) == 1 and lengths != {0} and isinstance(flat.values, bytes) and flat.absent is None
     if not regular:
         return _ragged(name, values, flat)
-    # Numbers in lists of one length are a tensor, as the same numbers in arrays are.
+    # Numbers in lists of one length are a tensor, like the same numbers in arrays.
     shape = [len(values), *lengths, *flat.shape[1:]]
     if len(present) == len(values):
         return Column(name, flat.kind, shape, flat.values)
@@ -341,14 +341,14 @@ _MAKERS: list[tuple[Callable[[type], bool], Callable[[str, list[Any], set[type]]
 
 
 def _of_others(name: str, values: list[Any]) -> Column:
-    """Values of other types, or of several."""
+    """Values of other types, or of several types."""
     plain = []
     for i, v in enumerate(values):
         if hasattr(v, "__array__") or hasattr(v, "__array_interface__"):
             v = v if isinstance(v, (np.ndarray, np.generic)) else np.asarray(v)
             v = v[()] if isinstance(v, np.ndarray) and v.ndim == 0 else v
         if v is not None and _family(type(v)) == _NONE:
-            shown = f"{_short(v)} is {type(v).__name__}, which is no value of a column"
+            shown = f"{_short(v)} is {type(v).__name__}, which a column cannot hold"
             raise BadRow(i, f"column `{name}`: {shown}; {_instead(v)}")
         plain.append(v)
     if any(isinstance(v, np.ndarray) for v in plain) and any(isinstance(v, (list, tuple)) for v in plain):
@@ -412,7 +412,7 @@ def _of_array(name: str, array: Any) -> Column:
 
 
 def _typed(name: str, array: Any, mask: Any) -> Column:
-    """An array of numbers or times, and where its values are null."""
+    """A column from an array of numbers or times, and the mask of its nulls."""
     if array.dtype.kind in "mM":
         array = _known_unit(name, array)
         absent = np.isnat(array)
@@ -425,15 +425,15 @@ def _typed(name: str, array: Any, mask: Any) -> Column:
 
 
 def _known_unit(name: str, array: Any) -> Any:
-    """Times in a unit that Arrow has too."""
+    """Times in a unit that Arrow has."""
     letter = array.dtype.kind
     unit, count = np.datetime_data(array.dtype)
     if unit == "generic" and np.isnat(array).all():
         return array.astype(f"{letter}8[us]")
     if unit in TIMES[letter]:
         into = unit
-    elif unit in _WHOLE and not (letter == "m" and unit in "YM"):
-        into = _WHOLE[unit] if letter == "M" else "s"
+    elif unit in _FINER and not (letter == "m" and unit in "YM"):
+        into = _FINER[unit] if letter == "M" else "s"
     else:
         shown = f"{array.dtype} is in a unit that columns do not have"
         raise BadRow(None, f"column `{name}`: {shown}; use .astype(\"{letter}8[us]\")")

@@ -1,4 +1,4 @@
-"""Functions packed for other processes, and copies of them in this one: what a trial changes there is nobody's."""
+"""Pickles functions for other processes, and makes copies of them in this one, so that a trial call changes nothing here."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from typing import Any
 from ._errors import InvalidPipeline
 from ._fingerprint import is_installed_file
 
-# What makes a class of a pickle; given the class's id it finds the original in this process, and changes that.
-_MAKERS = {"_make_skeleton_class": 4, "_make_skeleton_enum": 5}
+# Functions of cloudpickle that create a class, and the index of their argument that is the class's id. With the id they
+# would find the original class in this process, and change it.
+_CLASS_FACTORIES = {"_make_skeleton_class": 4, "_make_skeleton_enum": 5}
 
 
 def packed(function: Callable[..., Any]) -> bytes:
-    """The function by cloudpickle, and with it what cloudpickle refuses, or names by a place that workers lack."""
+    """The function, pickled by cloudpickle, including values that cloudpickle refuses or refers to by a module that workers
+    do not have.
+    """
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -30,8 +33,8 @@ def packed(function: Callable[..., Any]) -> bytes:
 
 
 def _reduced(value: Any) -> Any:
-    """How to make again what `functools` made of a function of the user's own; None of all else."""
-    function = getattr(value, "__wrapped__", None) if type(value) in _MADE else None
+    """How to recreate a wrapper that `functools` made of a function of the user; None for other values."""
+    function = getattr(value, "__wrapped__", None) if type(value) in _WRAPPERS else None
     if not _own(function):
         return None
     if isinstance(value, functools._lru_cache_wrapper):
@@ -41,7 +44,7 @@ def _reduced(value: Any) -> Any:
     return None
 
 
-_MADE = (functools._lru_cache_wrapper, types.FunctionType)
+_WRAPPERS = (functools._lru_cache_wrapper, types.FunctionType)
 _DISPATCH = getattr(functools.singledispatch(len), "__code__")
 
 
@@ -62,12 +65,12 @@ def _dispatching(function: Callable[..., Any], registry: Mapping[type, Callable[
 
 
 def copy_of(payload: bytes, name: str) -> Callable[..., Any]:
-    """The packed function, as another process would get it: with globals, objects and classes of its own."""
+    """The pickled function as another process would get it: with globals, objects and classes of its own."""
     try:
         function: Callable[..., Any] = _Unpickler(io.BytesIO(payload)).load()
     except Exception as e:
         raise InvalidPipeline(
-            f"{name} was packed, but cannot be unpacked, as workers have to: {type(e).__name__}: {e}"
+            f"{name} was pickled, but cannot be unpickled, as workers have to: {type(e).__name__}: {e}"
         ) from e
     return function
 
@@ -75,15 +78,15 @@ def copy_of(payload: bytes, name: str) -> Callable[..., Any]:
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
-        if name in _MAKERS and module.split(".")[0] == "cloudpickle":
-            return _anew(found, _MAKERS[name])
+        if name in _CLASS_FACTORIES and module.split(".")[0] == "cloudpickle":
+            return _without_id(found, _CLASS_FACTORIES[name])
         return found
 
 
-def _anew(maker: Callable[..., Any], place: int) -> Callable[..., Any]:
-    """A maker of classes that knows no ids."""
+def _without_id(factory: Callable[..., Any], index: int) -> Callable[..., Any]:
+    """The class factory without the argument that is the class's id."""
 
-    def make(*arguments: Any) -> Any:
-        return maker(*arguments[:place], None, *arguments[place + 1 :])
+    def create(*arguments: Any) -> Any:
+        return factory(*arguments[:index], None, *arguments[index + 1 :])
 
-    return make
+    return create

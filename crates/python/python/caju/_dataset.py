@@ -1,4 +1,4 @@
-"""The dataset: a definition that grows stage by stage, and is read epoch by epoch."""
+"""The dataset: an immutable pipeline definition, which is read epoch by epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from . import _caju
 from ._cardinality import Cardinality
-from ._cluster import address_of, embedded
+from ._cluster import address_of, configured_bounds, embedded
 from ._errors import FailedPrecondition, InvalidPipeline
 from ._iterator import DatasetIterator, connected
 from ._logging import sync_level
@@ -31,25 +31,27 @@ if TYPE_CHECKING:
 
 
 class Dataset(Stages):
-    """Rows, and what happens to them: a source and stages. Every verb gives a new dataset.
+    """A source and stages. Every method that adds a stage returns a new dataset.
 
-    Iterating reads one epoch: dicts of NumPy arrays after `batch`, dicts of single values before it. Each new
-    iteration is the next epoch, for which everything random draws anew. Without `distribute` the rows are computed
-    in this process.
+    Iterating reads one epoch: dicts of NumPy arrays after `batch`, dicts of single values before it. Each new iteration
+    is the next epoch, in which everything random draws again. Without `distribute` the rows are computed in this process.
+
+    Libraries that read Arrow data take a dataset as it is, without copies: `polars.DataFrame(ds)`, `pyarrow.table(ds)`,
+    `duckdb.sql("SELECT * FROM ds")`.
     """
 
     def __init__(
-        self, source: dict[str, Any], rows: int | None = None, held: Mapping[str, _caju.Rows] | None = None
+        self, source: dict[str, Any], rows: int | None = None, tables: Mapping[str, _caju.InlineTable] | None = None
     ) -> None:
         self._source = source
         self._rows = rows
-        # Rows in memory that the definition names by their content; they live as long as datasets that name them.
-        self._held: dict[str, _caju.Rows] = dict(held or {})
+        # Rows in memory that the definition refers to. They live as long as a dataset that refers to them.
+        self._tables: dict[str, _caju.InlineTable] = dict(tables or {})
         self._steps: tuple[dict[str, Any], ...] = ()
         self._options: dict[str, Any] = {}
         self._service: Service | None = None
         self._policy = ""
-        # Functions that draw random numbers, undeclared: what from, by their names.
+        # Functions that draw random numbers and do not declare it: the source of the draws, by the function's name.
         self._draws: dict[str, str] = {}
         self._fresh()
 
@@ -81,8 +83,8 @@ class Dataset(Stages):
         on_error: str | Mapping[str, Any] | None = None,
         deterministic: bool | None = None,
     ) -> Dataset:
-        """Settings of the whole: a name for people, the seed, `on_error` (`"fail"`, `"skip"` or
-        `{"skip": {"limit": 100}}`), and whether the order of rows is promised.
+        """Settings of the whole pipeline: a name for display, the seed, `on_error` (`"fail"`, `"skip"` or
+        `{"skip": {"limit": 100}}`), and whether the order of rows is the same in every run.
         """
         out = self._copy()
         out._options = self._options | given(
@@ -109,13 +111,15 @@ class Dataset(Stages):
     ) -> Dataset:
         """Computes the dataset on a service: `"caju://host:7070"`, a `LocalCluster` or `start_dispatcher()`.
 
-        Readers of one `job_name` share each epoch: every row goes to one of them. Without a name this dataset reads
-        alone. `epochs` says how many epochs will be read, which helps to decide what is worth storing. `policy` and
-        `encoding` are those of `caju run`: who decides where rows are stored, and how new parts are written.
+        Readers with the same `job_name` share each epoch: every row goes to one of them. Without a name this dataset reads
+        alone. `epochs` is the number of epochs that will be read, which helps to decide what is worth storing.
+        `processing_mode` is "dynamic" (every row once) or "off" (all rows from every worker). `seed` replaces that of the
+        pipeline. `policy` and `encoding` are those of `caju run`: who decides where rows are stored, and how new parts are
+        written. A dispatcher that is absent is looked for during `connect_timeout` seconds.
 
-        A reader of the job that is killed, or silent for the dispatcher's `--client-timeout`, takes the rows that it had
-        used with it. Then the epoch ends with a `FailedPrecondition` for the other readers, unless they accept it with
-        `lost_readers="allow"`. What it had not used goes to them in any case.
+        A reader of the job that is killed, or silent for the dispatcher's `--client-timeout`, is lost. The rows that it had
+        used are not delivered again, so the epoch ends with a `FailedPrecondition` for the other readers, unless they accept
+        the loss with `lost_readers="allow"`. Rows that it had not used go to the other readers in any case.
         """
         refuse_coordination(num_consumers, consumer_index, uneven)
         if self._service is not None:
@@ -138,12 +142,12 @@ class Dataset(Stages):
         encoding: str | None = None,
         chunk_bytes: int | None = None,
     ) -> Save:
-        """Stores the rows under a URL of their own, for `caju.load`; again, it goes on where it stopped.
+        """Stores the rows under a URL of their own, for `caju.load`. A save that was interrupted continues where it stopped.
 
-        The service of `distribute` does it, or the one given here, or this process. With `wait=False` this returns
-        when the save has begun. What only orders or groups rows (`shuffle`, `batch`, `prefetch`) is not stored: put
-        it behind the load. A chunk is what is loaded at once: about `chunk_bytes` of rows, by default those of a split.
-        `encoding` is "arrow/none" by default. A finished save keeps the encoding and the chunks that it has.
+        The service of `distribute` stores them, or the service given here, or this process. With `wait=False` this returns
+        when the save has started. Stages that only order or group rows (`shuffle`, `batch`, `prefetch`) are not stored:
+        add them after the load. A chunk is loaded as a whole; it holds about `chunk_bytes` of rows, by default the rows of
+        a split. `encoding` is "arrow/none" by default. A finished save keeps its encoding and its chunks.
         """
         from ._save import save
 
@@ -152,7 +156,7 @@ class Dataset(Stages):
     # ---- the definition ----------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """The definition as the tree of a pipeline file. Rows in memory are in it, up to 8 MiB."""
+        """The definition as the tree of a pipeline file, including rows in memory, up to 8 MiB."""
         whole: dict[str, Any] = json.loads(self._whole())
         return whole
 
@@ -160,35 +164,35 @@ class Dataset(Stages):
         return self._options | {"source": self._source, "steps": list(self._steps)}
 
     def _json(self) -> str:
-        """The definition for this process, which has the rows in memory that it names."""
+        """The definition for this process, which has the rows in memory that it refers to."""
         return json.dumps(self._tree())
 
     def _whole(self) -> str:
-        """The definition for anybody."""
-        return json.dumps(inline(self._tree(), self._held) if self._held else self._tree())
+        """The definition for any process."""
+        return json.dumps(inline(self._tree(), self._tables) if self._tables else self._tree())
 
     def to_yaml(self) -> str:
-        """The definition as a pipeline file, with all defaults spelt out."""
+        """The definition as a pipeline file, with all defaults."""
         return _caju.to_yaml(self._whole())
 
     @property
     def fingerprint(self) -> str:
-        """The name of what is computed: the same from Python, YAML and Rust, on every machine."""
+        """A digest of what is computed, which is the same from Python, YAML and Rust, on every machine."""
         return _caju.fingerprint(self._json())
 
     @property
     def schema(self) -> Schema:
-        """The columns of the elements. Looks into the source, from this process."""
+        """The columns of the elements. This process reads the schema of the source."""
         last = self._columns()[-1]
         assert last is not None
         return last
 
     def _columns(self) -> Sequence[Schema | None]:
         """The columns after the source and after each stage, where they are known."""
-        return [Schema(s) for s in _caju.bind(self._json())]
+        return [Schema(s) for s in _caju.bind(self._json(), configured_bounds())]
 
     def explain(self) -> str:
-        """The stages in words, with the columns after each, and the hints with their fingerprints."""
+        """A description of the stages with the columns after each, and of the hints with their fingerprints."""
         definition = self._json()
         lines = _caju.describe(definition)
         schemas = self._columns()
@@ -196,7 +200,7 @@ class Dataset(Stages):
         before: dict[str, str] | None = None
         for i, line in enumerate(lines):
             out.append(line)
-            # The first lines are the source and the stages; the datasets of a combinator follow.
+            # The first lines are the source and the stages. Those of a combinator's datasets follow.
             columns = schemas[i] if i < len(schemas) else None
             if columns is not None and dict(columns) != before:
                 before = dict(columns)
@@ -212,10 +216,7 @@ class Dataset(Stages):
         return f"<caju.Dataset {' > '.join(names)}{where}>"
 
     def __len__(self) -> int:
-        """The number of elements of an epoch, where the definition alone says it.
-
-        A `TypeError` says why it does not.
-        """
+        """The number of elements of an epoch, where it follows from the definition. Elsewhere a `TypeError` says why not."""
         off = self._service is not None and self._service.mode == "off"
         if off:
             raise TypeError("under processing_mode=\"off\" the number of elements depends on the workers")
@@ -231,11 +232,11 @@ class Dataset(Stages):
         return self._open(lambda reader: reader.next_numpy(row, dense))
 
     def as_numpy_iterator(self) -> DatasetIterator[Element]:
-        """The next epoch, by tf.data's name for `iter(ds)`."""
+        """The next epoch: tf.data's name for `iter(ds)`."""
         return iter(self)
 
     def progress(self, **bar: Any) -> Iterator[Element]:
-        """The next epoch under a progress bar of tqdm, which has to be installed; `bar` are tqdm's own arguments."""
+        """The next epoch with a progress bar of tqdm, which has to be installed. `bar` are arguments for tqdm."""
         try:
             from tqdm.auto import tqdm
         except ImportError as e:
@@ -258,30 +259,55 @@ class Dataset(Stages):
                     shown.set_postfix_str(f"bottleneck {epoch.bottleneck}", refresh=False)
 
     def torch(self, **options: Any) -> TorchDataset:
-        """The same as a `torch.utils.data.IterableDataset` of tensors; see `caju.TorchDataset`."""
+        """The dataset as a `torch.utils.data.IterableDataset` of tensors. `options` are `copy`, `pin_memory`, `rank` and
+        `world_size` of `TorchDataset`.
+        """
         from ._torch import TorchDataset
 
         return TorchDataset(self, **options)
 
     def jax(self, device: Any = None) -> JaxView:
-        """The same as JAX arrays."""
+        """The dataset as dicts of JAX arrays on a device."""
         from ._views import JaxView
 
         return JaxView(self, device)
 
     def arrow(self) -> ArrowView:
-        """The same as pyarrow record batches, over the same memory."""
+        """The dataset as pyarrow record batches, over the same memory."""
         from ._views import ArrowView
 
         return ArrowView(self)
 
     def register(self, service: Any, dataset_id: str | None = None) -> str:
-        """Registers the definition at a service, for `from_dataset_id`; its id (the fingerprint by default)."""
+        """Registers the definition at a service, for `from_dataset_id`. Returns its id, by default the fingerprint."""
         client = _caju.Client(address_of(service))
         return client.register(self._whole(), dataset_id or "")[0]
 
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The rows of the next epoch as an Arrow stream, by the PyCapsule interface. The consumer reads caju's memory.
+
+        Rows come in batches as workers send them, whatever elements they form. The epoch is opened when the first of them
+        is read. An error of the epoch is an error of the consumer, with the same message. If the consumer gives a
+        `requested_schema`, the columns are cast to its types.
+        """
+        opened: list[DatasetIterator[Any]] = []
+
+        def open_epoch() -> _caju.Reader:
+            opened.append(self._open(lambda reader: reader.next_batch()))  # alive as long as this function
+            return opened[0]._last
+
+        return _caju.epoch_stream(self._schema_of_epochs()._ipc, open_epoch, requested_schema)
+
+    def _schema_of_epochs(self) -> Schema:
+        """The columns of the elements. A service tells those of sources that only its workers reach."""
+        service = self._service
+        if service is None or service.is_here:
+            return self.schema
+        client = self._connect(service)
+        return Schema(client.dataset(client.register(self._whole())[0])[1])
+
     def _form(self) -> tuple[bool, bool]:
-        """Whether elements are single rows, and whether the lists in them are padded."""
+        """Whether elements are single rows, and whether their lists are padded."""
         batched = padded = False
         for step in self._tree()["steps"]:
             [(name, arguments)] = step.items()
@@ -295,9 +321,9 @@ class Dataset(Stages):
         self,
         take: Callable[[_caju.Reader], Any],
         epoch: int | None = None,
-        went: Callable[[int], None] | None = None,
+        moved: Callable[[int], None] | None = None,
     ) -> DatasetIterator[Any]:
-        """Opens an epoch, the next by default. `went` hears which epoch is read instead when a state is loaded."""
+        """Opens an epoch, the next by default. `moved` is called with the epoch of a state that is loaded."""
         service = self._service or self._embedded()
         sync_level()
         if epoch is None:
@@ -305,12 +331,12 @@ class Dataset(Stages):
 
         def reopen(at: int) -> _caju.Reader:
             if not service.job_name:
-                # Epochs of this dataset's own job may have been read, by other iterators of it, and are read once.
+                # Other iterators may have read epochs of this dataset's own job, and a job's epoch is read once.
                 self._job = None
-            if went is None:
+            if moved is None:
                 self._epochs = at + 1
             else:
-                went(at)
+                moved(at)
             return self._read(self._connect(service), service, at)
 
         def skipped(iteration: int) -> tuple[int, list[str]] | None:
@@ -327,7 +353,7 @@ class Dataset(Stages):
         )
 
     def _not_exact(self, service: Service) -> str | None:
-        """Why a place within an epoch cannot be found again; None if it can."""
+        """Why a position within an epoch cannot be restored; None if it can."""
         if service.job_name:
             return f"the job `{service.job_name}` may have other readers, and hands out no row twice"
         if service.mode != "dynamic":
@@ -342,7 +368,7 @@ class Dataset(Stages):
         return None
 
     def _embedded(self) -> Service:
-        # It lives as long as datasets that have used it: what it has learnt of a job is worth keeping.
+        # The cluster lives as long as datasets that have used it, with the profiles of their jobs.
         self._cluster = self._cluster or embedded()
         return Service(self._cluster.address, self._cluster)
 
@@ -359,7 +385,7 @@ class Dataset(Stages):
 
     def _request(self, service: Service, epoch: int) -> dict[str, Any]:
         if self._job is None:
-            # A name of its own: the epochs of this dataset are one job, and nobody else's.
+            # A unique name: the epochs of this dataset are one job, which no other dataset joins.
             self._job = service.job_name or f"python-{uuid.uuid4().hex[:16]}"
         return {
             "job": self._job,
@@ -372,7 +398,7 @@ class Dataset(Stages):
             "lost_readers": service.lost_readers,
         }
 
-    # ---- within ------------------------------------------------------------------------------------------------
+    # ---- changes ------------------------------------------------------------------------------------------------
 
     def _copy(self) -> Dataset:
         out = copy.copy(self)
@@ -391,7 +417,7 @@ class Dataset(Stages):
         out._steps = (*self._steps, plain(step))
         out._check()
         if has_known_columns(out._source):
-            _caju.bind(out._json())
+            _caju.bind(out._json(), configured_bounds())
         return out
 
     def _python(
@@ -404,7 +430,7 @@ class Dataset(Stages):
         timeout: float | None = None,
         random: bool | None = None,
     ) -> Dataset:
-        """A stage that runs a function of the user's own."""
+        """Adds a stage that runs a function of the user."""
         from ._functions import stage
 
         row, _ = self._form()
@@ -420,13 +446,13 @@ class Dataset(Stages):
         return out
 
     def _first_rows(self, batch: int = 0) -> Iterator[dict[str, Any]]:
-        """The first rows, computed in this process; in batches of so many, or one by one."""
+        """The first rows, computed in this process: one by one, or in batches of the given number of rows."""
         out = self.batch(batch) if batch else self._copy()
         out._service, out._policy = None, "compute"
         return iter(out)
 
     def _check(self) -> None:
-        """Whether the stages may stand in this order; the source, which may be large, is left out."""
+        """Checks the stages and their order. The source is left out, as it may be large."""
         for i, step in enumerate(self._steps):
             refuse_not_finite(step, f"steps[{i}]")
         try:
@@ -437,7 +463,7 @@ class Dataset(Stages):
 
 
 def has_known_columns(source: Mapping[str, Any]) -> bool:
-    """Whether the columns of a source are known without looking anywhere: numbers, and rows in memory."""
+    """Whether the columns of a source are known without reading anything: `range`, and rows in memory."""
     [(kind, arguments)] = source.items()
     if kind in ("range", "memory"):
         return True

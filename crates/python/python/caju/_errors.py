@@ -1,10 +1,10 @@
-"""Exceptions by what the caller has to do. Each is also the nearest built-in one."""
+"""Exceptions by what the caller has to do. Each is a subclass of the closest built-in exception too."""
 
 from __future__ import annotations
 
 
 class CajuError(Exception):
-    """Everything that caju raises on purpose. The message names the thing, the place and the way out."""
+    """The base of the exceptions that caju raises. The message names the object, the place and what to do."""
 
 
 class InvalidPipeline(CajuError, ValueError):
@@ -12,27 +12,27 @@ class InvalidPipeline(CajuError, ValueError):
 
 
 class NotFound(CajuError, FileNotFoundError):
-    """A named thing does not exist: a file, a dataset, a job."""
+    """A file, a dataset or a job with this name does not exist."""
 
 
 class AlreadyExists(CajuError, FileExistsError):
-    """A named thing exists already and differs."""
+    """A file, a dataset or a job with this name exists and is different."""
 
 
 class FailedPrecondition(CajuError, RuntimeError):
-    """The system is not in the state that the call needs: a file changed while it was read, say."""
+    """The system is not in the state that the call needs: for example, a file changed while it was read."""
 
 
 class DataLoss(CajuError):
-    """Bytes are damaged, or rows cannot be delivered exactly once any more."""
+    """Bytes are damaged, or rows can no longer be delivered exactly once."""
 
 
 class Unavailable(CajuError, ConnectionError):
-    """A peer or a store cannot be reached now: try again."""
+    """A server or a store cannot be reached now: try again."""
 
 
 class DeadlineExceeded(CajuError, TimeoutError):
-    """A wait ended at its deadline."""
+    """A wait reached its deadline."""
 
 
 class Cancelled(CajuError):
@@ -40,7 +40,7 @@ class Cancelled(CajuError):
 
 
 class Unimplemented(CajuError, NotImplementedError):
-    """Understood, but not offered by this version."""
+    """A valid request that this version does not implement."""
 
 
 class ResourceExhausted(CajuError):
@@ -48,11 +48,11 @@ class ResourceExhausted(CajuError):
 
 
 class NotPermitted(CajuError, PermissionError):
-    """Credentials are missing, or a path lies outside what the server may touch."""
+    """Credentials are missing, or the server may not access a path."""
 
 
 class InternalError(CajuError, RuntimeError):
-    """A defect of caju itself."""
+    """A defect of caju."""
 
 
 # By the kind's name in Rust (`ErrorKind::as_str`).

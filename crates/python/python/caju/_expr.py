@@ -1,6 +1,6 @@
-"""Expressions in Python's clothes: `col("x") + 1` is the SQL text `("x" + 1)`.
+"""Expressions written in Python: `col("x") + 1` is the SQL text `("x" + 1)`.
 
-Wherever a dataset takes an expression, SQL text does as well.
+Wherever a dataset takes an expression, it takes SQL text as well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Expr:
     """
 
     __slots__ = ("_sql",)
-    __hash__ = None  # type: ignore[assignment]  # `==` makes an expression
+    __hash__ = None  # type: ignore[assignment]  # `==` is an expression
 
     def __init__(self, text: str) -> None:
         self._sql = text
@@ -64,14 +64,14 @@ class Expr:
         return self._reflected("*", other)
 
     def __truediv__(self, other: Any) -> Expr:
-        """Division as in SQL: between integers the rest is dropped."""
+        """Division as in SQL: between integers the remainder is dropped."""
         return self._binary("/", other)
 
     def __rtruediv__(self, other: Any) -> Expr:
         return self._reflected("/", other)
 
     def __mod__(self, other: Any) -> Expr:
-        """The rest as in SQL: it has the sign of the dividend."""
+        """The remainder as in SQL: it has the sign of the dividend."""
         return self._binary("%", other)
 
     def __rmod__(self, other: Any) -> Expr:
@@ -83,13 +83,13 @@ class Expr:
     def _compared(self, op: str, other: Any) -> Expr:
         if self._sql == "NULL" or to_sql(other) == "NULL":
             raise InvalidPipeline(
-                f"a comparison with None is true of no row, as in SQL: write {self._named()}.is_null() for == None, and "
+                f"a comparison with None is true for no row, as in SQL: write {self._named()}.is_null() for == None, and "
                 f"{self._named()}.is_not_null() for != None"
             )
         return self._binary(op, other)
 
     def _named(self) -> str:
-        """The expression as Python says it, if it is a column."""
+        """The expression as Python code, if it is a column."""
         name = self._sql[1:-1].replace('""', '"')
         return f"col({name!r})" if str(col(name)) == self._sql else "expression"
 
@@ -127,15 +127,15 @@ class Expr:
         return Expr(f"(NOT {self._sql})")
 
     def is_null(self) -> Expr:
-        """True where there is no value."""
+        """True where the value is null."""
         return Expr(f"({self._sql} IS NULL)")
 
     def is_not_null(self) -> Expr:
-        """True where there is a value."""
+        """True where the value is not null."""
         return Expr(f"({self._sql} IS NOT NULL)")
 
     def is_in(self, values: list[Any] | tuple[Any, ...]) -> Expr:
-        """True where the value is one of these."""
+        """True where the value is one of `values`."""
         if not values:
             return Expr("false")
         if any(to_sql(v) == "NULL" for v in values):
@@ -145,16 +145,16 @@ class Expr:
         return Expr(f"({self._sql} IN ({', '.join(to_sql(v) for v in values)}))")
 
     def cast(self, sql_type: str) -> Expr:
-        """The value as another SQL type: `col("x").cast("float")`."""
+        """The value cast to an SQL type: `col("x").cast("float")`."""
         return Expr(f"CAST({self._sql} AS {sql_type})")
 
 
 ExprLike = Union[Expr, str, int, float, bool]
-"""What a dataset takes for an expression: SQL text, an `Expr`, or a number."""
+"""What a dataset accepts as an expression: SQL text, an `Expr`, or a number."""
 
 
 def col(name: str) -> Expr:
-    """The column of this name, whatever characters it has."""
+    """The column with this name, which may have any characters."""
     return Expr('"' + name.replace('"', '""') + '"')
 
 
@@ -164,23 +164,23 @@ def lit(value: Any) -> Expr:
 
 
 def sql(text: str) -> Expr:
-    """SQL text as an expression, to go on with in Python: `sql("a + b") * 2`."""
+    """SQL text as an expression for Python operators: `sql("a + b") * 2`."""
     return Expr(f"({text})")
 
 
 def to_sql(value: Any) -> str:
-    """The SQL text of an operand: expressions as they are, everything else as a constant."""
+    """The SQL text of an operand: an expression, or a constant."""
     return str(value) if isinstance(value, Expr) else _literal(value)
 
 
 def expression(value: Any, place: str) -> str:
-    """The SQL text where an expression is expected: a string is SQL."""
+    """The SQL text of an argument that is an expression. A string is SQL text."""
     if isinstance(value, str):
         return value
     if isinstance(value, (Expr, int, float)) or value is None:
         return to_sql(value)
     raise InvalidPipeline(
-        f"{place}: {type(value).__name__} is no expression; give SQL text, caju.col(...) or a number"
+        f"{place}: {type(value).__name__} is not an expression; give SQL text, caju.col(...) or a number"
     )
 
 

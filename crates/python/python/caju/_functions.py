@@ -1,4 +1,4 @@
-"""Functions of users: how they travel, what they draw from, and which columns they make."""
+"""Functions of users: their pickling, their random draws, and the columns that they return."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _seed: contextvars.ContextVar[Any] = contextvars.ContextVar("caju_seed", default
 
 
 def rng() -> np.random.Generator:
-    """A random generator for the present row: the same draws for the same row, seed and epoch, wherever it runs.
+    """A random generator for the current row, with the same draws for the same row, seed and epoch on every machine.
 
-    To be called within a function that is given to `map`, `filter` or `flat_map`; each call begins anew, so draw
-    from one. With `batched=True` there is one for the batch, which its first row stands for.
+    To be called within a function that is given to `map`, `filter` or `flat_map`. Every call for a row returns the same
+    generator in its initial state, so call it once per row. With `batched=True` there is one generator for the batch, that
+    of its first row.
     """
     import numpy as np
 
@@ -36,12 +37,12 @@ def rng() -> np.random.Generator:
 
 
 def pack(function: Callable[..., Any]) -> bytes:
-    """The function with all it needs of the user's own modules, for another process, perhaps on another machine."""
+    """The pickled function, with everything that it needs of the user's own modules, for processes on any machine."""
     try:
         import cloudpickle
     except ImportError:
         raise FailedPrecondition(
-            "Python functions travel by cloudpickle, which is not installed: pip install cloudpickle"
+            "Python functions are sent by cloudpickle, which is not installed: pip install cloudpickle"
         ) from None
     from ._copies import packed
     from ._fingerprint import is_own_module
@@ -56,15 +57,15 @@ def pack(function: Callable[..., Any]) -> bytes:
         try:
             cloudpickle.register_pickle_by_value(module)
             registered.append(module)
-        except ValueError:  # it has no name of its own any more
+        except ValueError:  # it was removed from `sys.modules`
             continue
     try:
         return packed(function)
     except Exception as e:
         raise InvalidPipeline(
-            f"{name_of(function)} cannot be sent to workers: {e}; make locks, open files, connections and the like inside "
-            "the function, or in a module of an installed package that it imports: then every worker makes its own, and "
-            "version= alone does not help"
+            f"{name_of(function)} cannot be sent to workers: {e}; create locks, open files, connections and the like inside "
+            "the function, or in a module of an installed package that it imports: then every worker creates its own; "
+            "version= does not help"
         ) from e
     finally:
         for module in registered:
@@ -93,20 +94,21 @@ def stage(
     random: bool | None,
     rows: Callable[[int], Iterator[dict[str, Any]]],
 ) -> tuple[dict[str, Any], str | None]:
-    """The stage's arguments: the function by its code, packed, and the columns that it makes. And what it draws random
-    numbers from besides `caju.rng()`, unless `random` says whether it does.
+    """The stage's arguments: the function's fingerprint, the pickled function, and its columns. And the source of its random
+    draws other than `caju.rng()`, unless `random` says whether there is one.
 
-    `rows` gives the first rows, or, for a number other than 0, batches of so many.
+    `rows(0)` iterates over the first rows, `rows(n)` over batches of n rows.
     """
     import base64
 
     from ._copies import copy_of
     from ._fingerprint import inspect_code
 
-    # All of the function as it is before it is tried, and the trial with a copy: it may count, or remember rows.
+    # The fingerprint and the pickle are of the function before the trial, and the trial calls a copy: the function may count
+    # rows, or remember them.
     report, packed = inspect_code(function, version), pack(function)
     undeclared = _undeclared(report.foreign_draws, random)
-    patience = _patience(timeout)
+    limit = _timeout(timeout)
     if kind == "filter":
         made = b""
     elif schema is None:
@@ -121,7 +123,7 @@ def stage(
         "random": report.draws or bool(random) or undeclared is not None,
         "payload": base64.b64encode(packed).decode("ascii"),
         "schema": base64.b64encode(made).decode("ascii"),
-        **patience,
+        **limit,
     }
     if undeclared is not None:
         warn_of_draws(name_of(function), undeclared)
@@ -129,7 +131,7 @@ def stage(
 
 
 def _undeclared(foreign_draws: Sequence[str], random: Any) -> str | None:
-    """What a function draws from besides `caju.rng()`, if its user has not said that it does, or does not."""
+    """A source of random draws other than `caju.rng()`, unless the user has said whether there is one."""
     if random is not None and not isinstance(random, bool):
         raise InvalidPipeline(f"random={random!r} says whether a function draws random numbers: True or False")
     return foreign_draws[0] if foreign_draws and random is None else None
@@ -139,21 +141,21 @@ _warned: set[tuple[str, str]] = set()
 
 
 def warn_of_draws(name: str, source: str) -> None:
-    """Warns, once for each function, that what it draws cannot be drawn again."""
+    """Warns, once for each function, that its random draws cannot be repeated."""
     if (name, source) in _warned:
         return
     _warned.add((name, source))
-    # At the line of the user's that called `map`, `filter` or `flat_map`.
+    # At the line of the user that called `map`, `filter` or `flat_map`.
     warnings.warn(
         f"function `{name}` draws random numbers from {source}: draws differ from run to run, and a row that is computed "
-        "again gets others; draw from caju.rng(), or say random=True (draw as it does) or random=False (it does not, or "
-        "seeds itself by the row)",
+        "again gets others; draw from caju.rng(), or give random=True (it draws, and may) or random=False (it does not draw, or "
+        "seeds its generator by the row)",
         UserWarning,
         stacklevel=5,
     )
 
 
-def _patience(timeout: Any) -> dict[str, str]:
+def _timeout(timeout: Any) -> dict[str, str]:
     if timeout is None:
         return {}
     seconds = 0.0 if isinstance(timeout, (bool, str)) or not hasattr(timeout, "__float__") else float(timeout)
@@ -164,7 +166,7 @@ def _patience(timeout: Any) -> dict[str, str]:
 
 
 def ipc_of(schema: Any) -> bytes:
-    """Columns as a dict of types, a `caju.Schema` or a pyarrow one, as an Arrow IPC stream."""
+    """A schema (a dict of types, a `caju.Schema`, or any object with `__arrow_c_schema__`) as an Arrow IPC stream."""
     from . import _caju
     from ._schema import Schema
 
@@ -172,51 +174,44 @@ def ipc_of(schema: Any) -> bytes:
         return schema._ipc
     if isinstance(schema, Mapping) and schema and all(isinstance(kind, str) for kind in schema.values()):
         return _caju.schema_of([(str(name), kind) for name, kind in schema.items()])
-    if hasattr(schema, "empty_table"):
-        import io
-
-        import pyarrow.ipc
-
-        sink = io.BytesIO()
-        with pyarrow.ipc.new_stream(sink, schema):
-            pass
-        return sink.getvalue()
+    if hasattr(schema, "__arrow_c_schema__"):
+        return _caju.schema_from_arrow(schema)
     raise InvalidPipeline(
         f"schema={schema!r} must name columns and their types, such as {{\"id\": \"int64\", \"words\": \"list of "
-        "string\"}, or be a pyarrow schema"
+        "string\"}, or be a schema of pyarrow or another library with `__arrow_c_schema__`"
     )
 
 
-# Rows that are looked at to see whether what is of one length in the first is so in others.
-LOOKED_AT = 8
+LENGTH_ROWS = 8
+"""Rows of a trial that are compared where lists or arrays may differ in length. More rows cost time and rarely differ."""
 
-# Rows that may make nothing, or nothing that has a type, before columns count as unknown.
-PROBED = 100
+TRIAL_ROWS = 100
+"""The most rows of a trial, for functions that return only None, empty lists or no rows at first."""
 
 
 def probe(
     kind: str, function: Callable[..., Any], batched: bool, rows: Callable[[int], Iterator[dict[str, Any]]]
 ) -> bytes:
-    """The schema of what a function makes, found by running it on the first rows, as an Arrow IPC stream.
+    """The schema of what a function returns for the first rows, as an Arrow IPC stream.
 
-    How many rows these are depends on what they hold, never on the time that it takes.
+    The number of these rows depends on their values, never on the time that they take.
     """
     from . import _caju
     from ._columns import BadRow, unknown
 
     name, seed = name_of(function), _seed.set(0)
     try:
-        made = _probed_batch(function, rows(LOOKED_AT)) if batched else _probed_rows(kind, function, rows(0))
+        made = _probed_batch(function, rows(LENGTH_ROWS)) if batched else _probed_rows(kind, function, rows(0))
         if made is None:
             raise InvalidPipeline(
-                f"function `{name}` made no row of the first {PROBED}, so its columns are not known; say them: "
+                f"function `{name}` returned no row for the first {TRIAL_ROWS}, so its columns are not known; give them: "
                 'schema={"id": "int64", "words": "list of string"}'
             )
         for one in made:
             if unknown(one):
                 raise InvalidPipeline(
-                    f"function `{name}` made only None or empty lists in column `{one.name}` of the first rows, so its "
-                    f'type is not known; say it: schema={{"{one.name}": "int64", ...}}, or "list of string", and so on'
+                    f"function `{name}` returned only None or empty lists in column `{one.name}` for the first rows, so its "
+                    f'type is not known; give it: schema={{"{one.name}": "int64", ...}}, or "list of string", and so on'
                 )
         return _caju.ipc_schema(_caju.ipc_from_columns(made), True)
     except BadRow as e:
@@ -245,18 +240,18 @@ def _probed_rows(
     made: list[Mapping[str, Any]] = []
     for i, row in enumerate(rows):
         try:
-            made += itertools.islice(made_of(kind, function(row), i), LOOKED_AT)
+            made += itertools.islice(made_of(kind, function(row), i), LENGTH_ROWS)
         except Exception:
-            if made:  # the first row tells enough; this one is reported, or skipped, when its turn comes
+            if made:  # the rows before it have columns; this row is reported, or skipped, when the epoch reaches it
                 break
             raise
-        if made and not _open_questions(made) or i + 1 >= PROBED:
+        if made and not _undecided(made) or i + 1 >= TRIAL_ROWS:
             break
     return columns_of(made) if made else None
 
 
 def made_of(kind: str, made: Any, i: int) -> Iterator[Mapping[str, Any]]:
-    """The rows in what a function returned for row `i`; a generator makes them only now."""
+    """The rows that a function returned for row `i`. A generator computes them only now."""
     from ._columns import BadRow
 
     if kind == "map":
@@ -271,9 +266,9 @@ def made_of(kind: str, made: Any, i: int) -> Iterator[Mapping[str, Any]]:
         yield one
 
 
-def _open_questions(made: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether more rows would tell more: what is None or empty has no type yet, and lengths may differ."""
-    few = len(made) < LOOKED_AT
+def _undecided(made: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether more rows are needed: None and empty lists have no type, and lengths may differ."""
+    few = len(made) < LENGTH_ROWS
     columns = ([row[name] for row in made if name in row] for name in made[0])
     return any(all(_untyped(v) for v in values) or (few and any(map(_of_some_length, values))) for values in columns)
 

@@ -1,4 +1,4 @@
-"""One epoch, being read."""
+"""The iterator over one epoch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ T = TypeVar("T")
 STATE_VERSION = 1
 
 MAX_POSITION = 2**63 - 1
-"""The largest epoch, and the largest number of elements, that a state may name."""
+"""The largest epoch, and the largest number of elements, in a state: integers of Rust have 64 bits."""
 
 _open: weakref.WeakSet[DatasetIterator[Any]] = weakref.WeakSet()
 _connected: weakref.WeakSet[Dataset] = weakref.WeakSet()
 
 
 def stop_readers(of: Any = None) -> None:
-    """Ends the iterators that read from a cluster of this process, which is about to stop, and the connections of
-    datasets there; without one, all.
+    """Closes the iterators that read from a cluster of this process, which is about to stop, and the connections of its
+    datasets. Without a cluster, closes all.
     """
     for iterator in list(_open):
         if of is None or iterator._keep is of:
@@ -39,41 +39,41 @@ def stop_readers(of: Any = None) -> None:
 
 
 def connected(dataset: Dataset) -> None:
-    """The dataset has a connection, which ends with the cluster of this process that it is to."""
+    """Registers the connection of a dataset, which `stop_readers` closes."""
     _connected.add(dataset)
 
 
 class Stats(NamedTuple):
-    """What was delivered so far."""
+    """What an iterator has delivered so far."""
 
     rows: int
-    """Rows."""
+    """The number of rows."""
     elements: int
-    """Elements: rows, or batches after `batch`."""
+    """The number of elements: rows, or batches after `batch`."""
     bytes: int
     """Bytes of the rows."""
     wait_s: float
     """Seconds for which the loop waited for rows."""
     first_batch_s: float
-    """Seconds from opening to the first rows; 0 until then."""
+    """Seconds from opening the epoch to the first rows; 0 until then."""
     elapsed_s: float
-    """Seconds since opening, until now or the end of the epoch."""
+    """Seconds from opening the epoch until now, or until its end."""
 
 
 class Skipped(NamedTuple):
-    """Rows that were skipped under `on_error`, by all readers of the job together."""
+    """Rows that were skipped under `on_error`, for all readers of the job together."""
 
     rows: int
-    """How many."""
+    """Their number."""
     first: list[str]
-    """File, row and reason of the first of these: at most 100."""
+    """File, row and reason of the first ones, at most 100."""
 
 
 class DatasetIterator(Iterator[T], Generic[T]):
     """One epoch of a dataset, element by element.
 
-    It leaves the job when it is exhausted, closed or forgotten; what was not taken by then goes to the job's other
-    readers, if there are any.
+    It leaves the job when it is exhausted, closed or garbage collected. Rows that were not taken by then go to the job's
+    other readers, if there are any.
 
     `state_dict` and `load_state_dict` are the protocol of torchdata's `StatefulDataLoader`.
     """
@@ -91,7 +91,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
         self._reader: Reader | None = reader
         self._last = reader
         self._take = take
-        self._keep = keep  # the cluster, if it is in this process
+        self._keep = keep  # alive: the cluster, if it is in this process
         self._epoch = epoch
         self._reopen = reopen
         self._not_exact = not_exact
@@ -109,7 +109,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
     def __next__(self) -> T:
         reader = self._reader
         if reader is None:
-            # An epoch that failed has no end: a loop that tries again must not take it for a short one.
+            # An epoch that failed has no end. A loop that continues must not mistake it for a short epoch.
             if self._failure is not None:
                 raise _copy_of(self._failure) from self._failure
             if self._stopped is not None:
@@ -121,7 +121,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
             self._failure = e
             self.close()
             raise
-        except BaseException as e:  # Ctrl-C: no waiting for anybody
+        except BaseException as e:  # Ctrl-C: no long waits
             self._stopped = f"epoch {self._epoch} was interrupted ({type(e).__name__}) after {self._elements} elements"
             self._leave(0.2)
             raise
@@ -132,16 +132,17 @@ class DatasetIterator(Iterator[T], Generic[T]):
             if self._ask_skipped is not None:
                 said = self._ask_skipped(reader.iteration)
                 self._skipped = None if said is None else Skipped(*said)
-            del keep  # the cluster answers until here
+            del keep  # the cluster has to answer until here
             raise StopIteration
         self._elements += 1
         return element
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this reading stands, for `load_state_dict` of an iterator of the same dataset in another process.
+        """The position of this iterator, for `load_state_dict` of an iterator of the same dataset, also in another process.
 
-        At an epoch's beginning and end it is exact for every dataset. Within an epoch it is offered where the order
-        of elements is promised and nobody else reads the job; `Unimplemented` elsewhere.
+        At the beginning and at the end of an epoch, every dataset has a state. Within an epoch, a dataset has one if the
+        order of its elements is the same in every run and no other reader shares the job; elsewhere this raises
+        `Unimplemented`.
         """
         within = self._elements > 0 and not self._exhausted
         if within and self._not_exact is not None:
@@ -159,10 +160,10 @@ class DatasetIterator(Iterator[T], Generic[T]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to where another iterator stood, before the first element is taken here.
+        """Moves to the position of another iterator. It has to be called before the first element is taken.
 
-        Elements of its epoch that were delivered are computed again and passed over. After the state of an
-        exhausted iterator this one is exhausted too, and the next one reads the next epoch.
+        The elements before that position are computed again and skipped. After the state of an exhausted iterator this
+        one is exhausted too, and the next iterator reads the next epoch.
         """
         epoch, elements, exhausted = self._place(state)
         if epoch != self._epoch or self._reader is None:
@@ -174,10 +175,10 @@ class DatasetIterator(Iterator[T], Generic[T]):
             self.close()
             return
         try:
-            for passed in range(elements):
+            for skipped in range(elements):
                 if self._last.next_batch() is None:
                     raise InvalidPipeline(
-                        f"the state is {elements} elements into epoch {epoch}, which has {passed}: the data have changed"
+                        f"the state is {elements} elements into epoch {epoch}, which has {skipped}: the data have changed"
                     )
         except Exception as e:
             self._failure = e
@@ -185,7 +186,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
             raise
 
     def _place(self, state: Mapping[str, Any]) -> tuple[int, int, bool]:
-        """Epoch, elements and end of a state that fits this iterator."""
+        """The epoch, the number of elements and whether it is exhausted, of a state that fits this iterator."""
         if self._elements or self._exhausted or self._stopped is not None or self._failure is not None:
             raise FailedPrecondition(
                 f"load_state_dict comes before the first element; this iterator has given {self._elements}: load into "
@@ -195,16 +196,16 @@ class DatasetIterator(Iterator[T], Generic[T]):
             version, fingerprint, seed = state["version"], state["fingerprint"], state["seed"]
             epoch, elements, exhausted = state["epoch"], state["elements"], state["exhausted"]
         except (KeyError, TypeError) as e:
-            raise InvalidPipeline(f"this is no state of a caju iterator: {e!r} in {state!r}") from None
+            raise InvalidPipeline(f"this is not a state of a caju iterator: {e!r} in {state!r}") from None
         if version != STATE_VERSION:
             raise InvalidPipeline(f"this caju does not know states such as {dict(state)!r}")
         for name, value in (("epoch", epoch), ("elements", elements)):
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_POSITION:
                 raise InvalidPipeline(
-                    f"this is no state of a caju iterator: `{name}` is {value!r}, not an integer from 0 to {MAX_POSITION}"
+                    f"this is not a state of a caju iterator: `{name}` is {value!r}, not an integer from 0 to {MAX_POSITION}"
                 )
         if not isinstance(exhausted, bool):
-            raise InvalidPipeline(f"this is no state of a caju iterator: `exhausted` is {exhausted!r}, not True or False")
+            raise InvalidPipeline(f"this is not a state of a caju iterator: `exhausted` is {exhausted!r}, not True or False")
         for what, was, here in [("dataset", fingerprint, self.fingerprint), ("seed", seed, self._last.seed)]:
             if was != here:
                 raise InvalidPipeline(f"the state is of the {what} {was}, and this iterator reads {here}")
@@ -217,55 +218,54 @@ class DatasetIterator(Iterator[T], Generic[T]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is read, from 0."""
+        """The epoch, counted from 0."""
         return self._epoch
 
     @property
     def job(self) -> str:
-        """The job's name; made up if none was given."""
+        """The job's name, which is generated if none was given."""
         return self._last.job
 
     @property
     def fingerprint(self) -> str:
-        """The dataset's fingerprint, as the dispatcher has it."""
+        """The dataset's fingerprint, from the dispatcher."""
         return self._last.fingerprint
 
     @property
     def stats(self) -> Stats:
-        """What was delivered so far."""
+        """What this iterator has delivered so far."""
         return Stats(*self._last.stats)
 
     @property
     def skipped(self) -> Skipped:
-        """The rows that were skipped under `on_error`, once the epoch was read to its end.
-
-        `FailedPrecondition` before that, and where the dispatcher did not say.
+        """The rows that were skipped under `on_error`. Known when the epoch was read to its end; before that, and where
+        the dispatcher has forgotten the job, a `FailedPrecondition`.
         """
         if self._ask_skipped is None:
             return Skipped(0, [])
         if self._skipped is None:
-            when = "did not say" if self._exhausted else "says at the epoch's end"
-            raise FailedPrecondition(f"how many rows of epoch {self._epoch} were skipped, the dispatcher {when}")
+            why = "the dispatcher has forgotten the job" if self._exhausted else "the epoch is not at its end"
+            raise FailedPrecondition(f"the number of rows that epoch {self._epoch} skipped is not known: {why}")
         return self._skipped
 
     @property
     def bottleneck(self) -> str | None:
-        """What holds the pipeline up at present: `consumer`, or a stage; None if nobody knows yet."""
+        """The current bottleneck: `consumer`, or a stage; None while it is not known."""
         return self._last.bottleneck
 
     @property
     def splits(self) -> tuple[int, int]:
-        """Splits handed out, and splits in all (0 while the listing goes on)."""
+        """The number of splits that were assigned to workers, and of all splits (0 until the source is listed)."""
         return self._last.splits
 
     def close(self) -> None:
-        """Leaves the job. Does nothing the second time."""
+        """Leaves the job. A second call does nothing."""
         self._leave(5.0)
 
-    def _leave(self, patience: float, keep: bool = False) -> None:
+    def _leave(self, timeout: float, keep: bool = False) -> None:
         reader, self._reader = self._reader, None
         if reader is not None:
-            reader.close(patience)
+            reader.close(timeout)
         if not keep:
             self._keep = None
 
@@ -284,7 +284,7 @@ class DatasetIterator(Iterator[T], Generic[T]):
 
 
 def _copy_of(error: Exception) -> Exception:
-    """The same error without its traceback; the error itself where it cannot be copied."""
+    """A copy of an error without its traceback; the error itself if it cannot be copied."""
     try:
         again = copy.copy(error)
     except Exception:

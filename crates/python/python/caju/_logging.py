@@ -1,7 +1,7 @@
-"""What the extension module has to tell goes to `logging`, under `caju.*`.
+"""Log records of the extension module go to `logging`, under `caju.*`.
 
-Its threads never touch the interpreter for that: they leave events in a bounded list, which is emptied by whoever
-calls or waits in caju, and, while servers run here, by a thread for them.
+Threads of the extension module never wait for the interpreter to log: they append to a bounded queue. A thread that calls
+caju, or waits in it, delivers the records. While servers run in this process, a thread of its own does.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 from . import _caju
 
 INFO = 20
-PATIENCE_S = 0.5
-"""How long the thread waits for events before it looks whether its servers are still there."""
+CHECK_INTERVAL_S = 0.5
+"""How often the delivering thread checks whether servers still run, in seconds. It bounds how long it outlives them."""
 
+# Loggers of failures that the loop over the dataset raises too, and an exception among them.
 RAISED = ("caju.worker.manager", "caju.dispatcher.control")
 NOT_RAISED = "caju.dispatcher.control.planning"
 
@@ -27,10 +28,10 @@ _thread: threading.Thread | None = None
 
 
 def sync_level() -> None:
-    """Takes over the lowest level that a logger of caju has, so that nobody makes events that nobody wants."""
+    """Gives the lowest level of caju's loggers to the extension module, which records nothing below it."""
     if "logging" not in sys.modules:
-        return  # nobody has set anything up: warnings
-    # Waits for another thread that is just importing it.
+        return  # nothing is configured: warnings
+    # Waits for another thread that is importing it.
     import logging
 
     levels = [logging.getLogger("caju").getEffectiveLevel()]
@@ -41,9 +42,9 @@ def sync_level() -> None:
 
 
 def deliver() -> None:
-    """Hands events over to `logging`; called by the extension module, with nothing of its own locked."""
+    """Delivers pending records to `logging`. The extension module calls it, holding no lock."""
     if getattr(_delivering, "now", False):
-        return  # a handler calls caju: what comes of that is told afterwards
+        return  # a handler calls caju: records of that call are delivered afterwards
     _delivering.now = True
     try:
         _deliver()
@@ -52,12 +53,12 @@ def deliver() -> None:
 
 
 def _deliver() -> None:
-    events, lost = _caju.take_events()
-    if not events and not lost:
+    records, dropped = _caju.take_records()
+    if not records and not dropped:
         return
     import logging
 
-    for level, target, message, seconds in events:
+    for level, target, message, seconds in records:
         logger = logging.getLogger(target.replace("::", ".").replace("_", ".", 1))
         if not logger.isEnabledFor(level) or (not _served and _is_raised(logger)):
             continue
@@ -65,20 +66,20 @@ def _deliver() -> None:
         record.created = seconds
         record.msecs = float(int(seconds % 1 * 1000))
         logger.handle(record)
-    if lost:
-        logging.getLogger("caju").warning("%d messages of caju were lost: more at once than are kept", lost)
+    if dropped:
+        logging.getLogger("caju").warning("%d log records of caju were dropped: the queue of pending records was full", dropped)
 
 
 def _is_raised(logger: Any) -> bool:
-    """Whether it is about a failure that the loop over the dataset raises anyway: of workers and dispatcher in this
-    process, which nobody else hears. Who asks for more than warnings gets it all.
+    """Whether a record is about a failure that the loop over the dataset raises anyway: one of the workers and the
+    dispatcher of this process, which have no other readers. At level INFO and below everything is logged.
     """
     ours = logger.name.startswith(RAISED) and not logger.name.startswith(NOT_RAISED)
     return ours and not logger.isEnabledFor(INFO)
 
 
 def serve(server: Any) -> None:
-    """Delivers events as they come for as long as the server lives; see `unserve`."""
+    """Delivers records as they arrive while the server runs; see `unserve`."""
     global _thread
     sync_level()
     with _lock:
@@ -89,18 +90,18 @@ def serve(server: Any) -> None:
 
 
 def unserve(server: Any) -> None:
-    """The server was stopped; with the last one the thread ends."""
+    """Ends the delivering thread with the last server."""
     with _lock:
         _served.discard(server)
         thread = None if _served else _thread
     if thread is not None and thread is not threading.current_thread():
-        _caju.wake_events()
+        _caju.wake_log()
         thread.join(5.0)
     deliver()
 
 
 def forked() -> None:
-    """In a child: the thread is the parent's."""
+    """In a child of a fork: the thread is in the parent."""
     global _lock, _thread
     _lock, _thread = threading.Lock(), None
 
@@ -108,7 +109,7 @@ def forked() -> None:
 def _run() -> None:
     global _thread
     while True:
-        _caju.wait_events(PATIENCE_S)
+        _caju.wait_log(CHECK_INTERVAL_S)
         deliver()
         with _lock:
             if not _served:

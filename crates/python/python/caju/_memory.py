@@ -1,9 +1,8 @@
-"""Rows that Python has in memory: held by the extension module, and named in definitions by their content."""
+"""Rows in Python's memory, which definitions refer to by a digest of their content."""
 
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,52 +13,54 @@ if TYPE_CHECKING:
     from ._dataset import Dataset
 
 INLINE_BYTES = 8 << 20
-"""Rows that travel within a definition: to servers, into pipeline files. More belongs into storage."""
+"""The most bytes of rows in a definition, on its way to a server or in a pipeline file. A dispatcher keeps every definition
+in memory and in its journal."""
 
-PIECE_BYTES = 8 << 20
-"""Rows of arrays that are copied at once."""
+PART_BYTES = 8 << 20
+"""Bytes of arrays that are copied at a time, to bound the memory of copies."""
 
 
 def from_arrow(data: Any) -> Dataset:
-    """Rows that pyarrow (or anything that speaks Arrow's C stream) has in memory.
+    """Rows of any library that exports Arrow data by the PyCapsule interface: a polars or pandas data frame, a DuckDB
+    relation, a pyarrow table, record batch or reader, another dataset. pyarrow is not needed.
 
-    Datasets that are computed in this process read them there. To servers, and into pipeline files, they travel
-    within the definition, up to 8 MiB. The dataset is named by their content.
+    The rows are read to their end and copied once. A dataset that is computed in this process reads this copy. On the way
+    to a server, and in a pipeline file, the rows are part of the definition, up to 8 MiB. The fingerprint of the dataset
+    depends on their content. Views of strings and bytes become plain strings and bytes.
+
+    `InvalidPipeline` for an object without `__arrow_c_stream__` and `__arrow_c_array__`.
     """
-    import pyarrow as pa
-
-    if isinstance(data, pa.RecordBatch):
-        data = pa.Table.from_batches([data])
-    elif not isinstance(data, pa.Table):
-        data = pa.table(data)
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, data.schema) as writer:
-        writer.write_table(data, max_chunksize=8192)
-    return _held(_caju.hold(sink.getvalue()))
+    table = _caju.register_arrow(data)
+    if table is None:
+        raise InvalidPipeline(
+            f"from_arrow takes an object with Arrow data (`__arrow_c_stream__` or `__arrow_c_array__`), such as a polars, "
+            f"pandas or pyarrow table, not {type(data).__name__}; for a dict of arrays or lists use caju.from_numpy"
+        )
+    return _dataset_of(table)
 
 
 def from_numpy(columns: Mapping[str, Any]) -> Dataset:
-    """Rows from arrays: the first dimension counts rows, further ones make tensors; as `from_arrow` otherwise.
+    """Rows from arrays by name. The first dimension counts rows, further ones make tensors. As `from_arrow` otherwise.
 
-    Masked values, NaT and None among objects are null. Bytes whose last byte may be 0 belong into lists or arrays of
-    objects: NumPy's own type of bytes drops it. The values are copied: what happens to the arrays later changes nothing.
+    Masked values, NaT and None among objects are null. Give bytes that may end in 0 as lists or arrays of objects: NumPy's
+    own type of bytes drops zeros at the end. The values are copied, so later changes of the arrays have no effect.
     """
     from ._columns import BadRow, columns_of_arrays
 
     try:
-        if (size := _plain_bytes(columns)) > PIECE_BYTES:
-            return _held(_copied(columns, size))
+        if (size := _plain_bytes(columns)) > PART_BYTES:
+            return _dataset_of(_copied(columns, size))
         parts = columns_of_arrays(columns)
     except BadRow as e:
         where = "" if e.row is None else f" (row {e.row})"
         raise InvalidPipeline(f"from_numpy takes arrays of one length by name, not {e}{where}") from None
-    # Columns of nothing but None have to be of some type.
+    # A column of None alone needs a type.
     named = [c._replace(kind="string", values=[None] * c.shape[0]) if c.kind == "null" else c for c in parts]
-    return _held(_caju.hold_columns(named))
+    return _dataset_of(_caju.register_columns(named))
 
 
 def _plain_bytes(columns: Mapping[str, Any]) -> int:
-    """Bytes of arrays of numbers of one length, whose rows can be copied piece by piece; 0 for all others."""
+    """The bytes of arrays of numbers of one length, which can be copied in parts; 0 for other values."""
     import numpy as np
 
     from ._columns import TYPED
@@ -74,32 +75,32 @@ def _plain_bytes(columns: Mapping[str, Any]) -> int:
     return sum(array.nbytes for array in columns.values()) if len(lengths) == 1 else 0
 
 
-def _copied(columns: Mapping[str, Any], size: int) -> _caju.Rows:
-    """The rows of plain arrays, piece by piece: one copy of them all is made, not one after another."""
+def _copied(columns: Mapping[str, Any], size: int) -> _caju.InlineTable:
+    """Copies plain arrays in parts, so that memory holds one copy of the rows besides the arrays."""
     from ._columns import columns_of_arrays
 
     count = len(next(iter(columns.values())))
     row_bytes = size // count
     rows = _caju.message_rows(row_bytes)
-    step = rows * max(1, PIECE_BYTES // (rows * max(1, row_bytes)))
-    builder = _caju.RowsBuilder(size, rows)
+    step = rows * max(1, PART_BYTES // (rows * max(1, row_bytes)))
+    builder = _caju.InlineTableBuilder(size, rows)
     for at in range(0, count, step):
         builder.add(columns_of_arrays({name: array[at : at + step] for name, array in columns.items()}))
-    return builder.hold()
+    return builder.register()
 
 
-def _held(rows: _caju.Rows) -> Dataset:
+def _dataset_of(table: _caju.InlineTable) -> Dataset:
     from ._dataset import Dataset
 
-    return Dataset({"memory": {"sha256": rows.sha256}}, rows.num_rows, {rows.sha256: rows})
+    return Dataset({"memory": {"sha256": table.sha256}}, table.num_rows, {table.sha256: table})
 
 
-def inline(tree: dict[str, Any], held: Mapping[str, _caju.Rows]) -> dict[str, Any]:
-    """The definition with the rows themselves in place of their names."""
-    size = sum(rows.num_bytes for rows in held.values())
+def inline(tree: dict[str, Any], tables: Mapping[str, _caju.InlineTable]) -> dict[str, Any]:
+    """The definition with the rows themselves in place of their digests."""
+    size = sum(rows.num_bytes for rows in tables.values())
     if size > INLINE_BYTES:
         raise FailedPrecondition(
-            f"{size / 2**20:.0f} MiB of rows in memory cannot travel within a definition, whose limit is "
+            f"{size / 2**20:.0f} MiB of rows in memory cannot be part of a definition, whose limit is "
             f"{INLINE_BYTES >> 20} MiB: write them to storage that the servers reach (pyarrow.parquet.write_table(table, "
             "path)) and read them from there (caju.read_parquet(path)), or compute in this process, without "
             "distribute or on a LocalCluster"
@@ -111,7 +112,7 @@ def inline(tree: dict[str, Any], held: Mapping[str, _caju.Rows]) -> dict[str, An
     def source(tree: dict[str, Any]) -> dict[str, Any]:
         [(kind, arguments)] = tree.items()
         if kind == "memory" and "sha256" in arguments:
-            return {"memory": {"ipc": base64.b64encode(held[arguments["sha256"]].ipc()).decode("ascii")}}
+            return {"memory": {"ipc": base64.b64encode(tables[arguments["sha256"]].ipc()).decode("ascii")}}
         if isinstance(arguments, list):
             return {kind: [dataset(d) for d in arguments]}
         if "datasets" in arguments:

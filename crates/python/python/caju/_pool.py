@@ -1,7 +1,7 @@
-"""One process of the pool that runs functions of users: `python -m caju._pool`, started by workers.
+"""A process of the pool that runs functions of users: `python -m caju._pool`, started by workers.
 
-It hears lines of JSON on standard input and answers each call with one on what was standard output; rows are in files
-in memory, as Arrow. What user code prints goes to standard error.
+It reads requests as lines of JSON from standard input, and answers each call with a line on the original standard output.
+Rows are in files in memory, as Arrow. Output of user code goes to standard error.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from ._functions import _seed, made_of
 
 SEED = "__caju_seed"
 
-WATCH_S = 2.0
-"""How often a process looks whether who started it is still there."""
-
+PARENT_CHECK_INTERVAL_S = 2.0
+"""How often a process checks that its parent runs, in seconds. It bounds how long it outlives a parent that was killed."""
 
 NO_ROW = (1 << 64) - 1
-"""What the mark says while no row is at work."""
+"""The value of the mark while no row is processed."""
 
 
 class Mark:
-    """Eight bytes that whoever started this process reads: the row that is at work. It stands for progress, and where
-    the process dies or hangs it tells over which row.
+    """Eight bytes of shared memory with the row that is processed. The parent reads them to see progress, and to name the
+    row at which a process died or hangs.
     """
 
     def __init__(self, path: str) -> None:
@@ -49,7 +48,7 @@ class Mark:
 
 
 class Function(NamedTuple):
-    """A function that was sent here."""
+    """A function that the parent sent."""
 
     name: str
     kind: str
@@ -58,7 +57,7 @@ class Function(NamedTuple):
 
 
 class Raised(Exception):
-    """User code raised; the row, if one is to blame."""
+    """User code raised an exception, at this row if one is known."""
 
     def __init__(self, row: int | None) -> None:
         super().__init__()
@@ -66,49 +65,49 @@ class Raised(Exception):
 
 
 def main() -> None:
-    """Serves until standard input ends."""
-    hear = sys.stdin.buffer
-    say = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    """Serves requests until standard input ends."""
+    requests = sys.stdin.buffer
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    # A process lives on when its job is over: what a function prints is seen at once.
+    # The process may outlive its job: output of a function should appear at once.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.stdin = open(os.devnull, encoding="utf-8")
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    # A terminal's Ctrl-C reaches every process; the one that started this one decides what it means.
+    # Ctrl-C in a terminal reaches every process. The parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     mark = Mark(sys.argv.pop(1))
     functions: dict[int, Function] = {}
     broken: dict[int, str] = {}
-    _tell(say, {"ready": True})
-    while line := hear.readline():
-        order = json.loads(line)
-        if "define" in order:
+    _send(answers, {"ready": True})
+    while line := requests.readline():
+        request = json.loads(line)
+        if "define" in request:
             try:
-                call = pickle.loads(hear.read(order["payload"]))
-                functions[order["define"]] = Function(order["name"], order["kind"], order["batched"], call)
+                call = pickle.loads(requests.read(request["payload"]))
+                functions[request["define"]] = Function(request["name"], request["kind"], request["batched"], call)
             except Exception:
-                broken[order["define"]] = f"while it was unpacked:\n{traceback.format_exc()}"
+                broken[request["define"]] = f"while it was unpickled:\n{traceback.format_exc()}"
             continue
-        number = order["call"]
+        number = request["call"]
         if number in broken:
-            _tell(say, {"error": broken[number]})
+            _send(answers, {"error": broken[number]})
             continue
-        _tell(say, _answer(functions[number], order["rows"], order["answer"], mark))
+        _send(answers, _answer(functions[number], request["rows"], request["answer"], mark))
 
 
 def _end_with(parent: int) -> None:
-    """Ends with the process that started this one, whatever user code is doing: it may have been killed."""
+    """Ends this process when its parent has ended, whatever user code is doing. The parent may have been killed."""
     while os.getppid() == parent:
-        time.sleep(WATCH_S)
+        time.sleep(PARENT_CHECK_INTERVAL_S)
     os._exit(1)
 
 
-def _tell(say: Any, answer: Mapping[str, Any]) -> None:
+def _send(answers: Any, answer: Mapping[str, Any]) -> None:
     try:
-        say.write(json.dumps(answer) + "\n")
-        say.flush()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
     except BrokenPipeError:
-        # Whoever asked is gone, by Ctrl-C say. Python would report the pipe once more at its own end.
+        # The parent is gone, after Ctrl-C for example. Python would report the closed pipe once more when it exits.
         os._exit(0)
 
 
@@ -122,24 +121,24 @@ def _answer(f: Function, rows: str, answer: str, mark: Mark) -> dict[str, Any]:
     except Raised as e:
         cause = e.__cause__
         assert cause is not None
-        return {"error": f"raised {_told(cause)}", "row": e.row}
+        return {"error": f"raised {_traceback(cause)}", "row": e.row}
     except BadRow as e:
         return {"error": f"returned {e}", "row": e.row}
     except Exception as e:
-        return {"error": f"raised {_told(e)}"}
+        return {"error": f"raised {_traceback(e)}"}
     finally:
         mark.done()
 
 
-def _told(e: BaseException) -> str:
-    """The exception and the user's part of its traceback."""
+def _traceback(e: BaseException) -> str:
+    """The exception and the frames of its traceback that are the user's."""
     frames = [f for f in traceback.extract_tb(e.__traceback__) if os.path.dirname(f.filename) != os.path.dirname(__file__)]
     last = "".join(traceback.format_exception_only(type(e), e)).strip()
     return "\n".join([last, *(line.rstrip() for line in traceback.format_list(frames))])
 
 
 def run(f: Function, columns: dict[str, Any], mark: Mark) -> tuple[list[Column], list[int] | None]:
-    """What the function makes of a batch: columns, and the input row of each output row where they differ."""
+    """Applies the function to a batch. Returns columns, and the input row of each output row where they differ."""
     seeds = columns.pop(SEED, None)
     count = _length(columns)
     if f.batched:
@@ -153,7 +152,7 @@ def run(f: Function, columns: dict[str, Any], mark: Mark) -> tuple[list[Column],
             if f.kind == "filter":
                 kept += [i] if f.call(row_of(columns, i)) else []
                 continue
-            # What a generator yields it computes only now, so it belongs to its row.
+            # A generator computes its rows only now, so its errors belong to this row.
             made = list(made_of(f.kind, f.call(row_of(columns, i)), i))
         except BadRow:
             raise
@@ -200,7 +199,7 @@ def _length(columns: Mapping[str, Any]) -> int:
 
 
 def _taken(kept: list[int]) -> list[Column]:
-    # The worker has the rows; which of them stay is all that it needs.
+    # The worker has the rows, and needs only the numbers of those that stay.
     return [Column("kept", "int64", [len(kept)], b"".join(i.to_bytes(8, sys.byteorder) for i in kept))]
 
 

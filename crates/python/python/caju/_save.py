@@ -1,4 +1,4 @@
-"""Saving the rows of a dataset under a URL of their own, and loading them."""
+"""Saves of the rows of a dataset under a URL of their own, and their loading."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ._dataset import Dataset
 from ._errors import DeadlineExceeded, InvalidPipeline
 from ._sources import _source
 
-# How long an answer of the dispatcher is taken for the present.
-_ASK = 0.1
+_POLL_INTERVAL_S = 0.1
+"""How often `wait` asks the dispatcher, in seconds: saves take seconds, and an answer costs a fraction of a millisecond."""
 
 
 class SaveProgress(NamedTuple):
-    """How far a save is. Until it is finished, totals may be unknown."""
+    """The progress of a save. Until it is finished, totals may be None."""
 
     state: str
     """`running`, `finished` or `failed`."""
@@ -31,19 +31,19 @@ class SaveProgress(NamedTuple):
 
 
 class Save:
-    """A save that goes on by itself: the dispatcher drives it, also when this object or this process is gone (except
-    where the dispatcher is in this process).
+    """A save in progress. The dispatcher runs it, so it continues without this object, and without this process unless the
+    dispatcher is in it.
     """
 
     def __init__(self, client: _caju.Client, url: str, keep: Any) -> None:
         self._client = client
         self._keep = keep
         self.url = url
-        """Where the rows are."""
+        """The URL of the rows."""
 
     @property
     def progress(self) -> SaveProgress:
-        """How far it is now."""
+        """The current progress."""
         said = json.loads(self._client.save_status(self.url))
 
         def known(name: str) -> int | None:
@@ -55,13 +55,13 @@ class Save:
         )
 
     def done(self) -> bool:
-        """Whether it has ended; how, `wait` tells."""
+        """Whether it has ended. `wait` raises the error of a save that failed."""
         return self.progress.state != "running"
 
     def wait(self, timeout: float | None = None) -> SaveProgress:
-        """Waits for the end, at most `timeout` seconds; what it failed with is raised.
+        """Waits for the end, at most `timeout` seconds, and raises the error of a save that failed.
 
-        The dispatcher ends a save that makes no progress, so that this does not wait for ever.
+        Without a timeout this ends too: the dispatcher ends a save that makes no progress.
         """
         until = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -75,8 +75,8 @@ class Save:
                     f"the save to {self.url} is not finished after {timeout} s: {now.splits_done} of "
                     f"{now.splits_total or '?'} splits; it goes on, wait again"
                 )
-            # Between two questions; Ctrl-C is heard.
-            threading.Event().wait(_ASK)
+            # Ctrl-C interrupts this wait.
+            threading.Event().wait(_POLL_INTERVAL_S)
 
     def __repr__(self) -> str:
         return f"<caju.Save {self.url}>"
@@ -119,7 +119,7 @@ def save(
 def load(url: str | os.PathLike[str], *, wait: bool = True) -> Dataset:
     """The rows of a save, in the order of the source that was saved, chunk by chunk.
 
-    A save that is still being written is read as it grows; with `wait=False` it is not found until it is finished.
-    `.shuffle(1)` gives the chunks in a new order each epoch.
+    A save that is still being written is read as it grows. With `wait=False` it is `NotFound` until it is finished.
+    `.shuffle(1)` permutes the chunks in each epoch.
     """
     return _source({"load": {"path": url_of(url), "wait": wait}})

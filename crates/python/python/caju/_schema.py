@@ -34,11 +34,17 @@ class Schema(Mapping[str, str]):
 
     @property
     def names(self) -> list[str]:
-        """The columns in order."""
+        """The names of the columns, in order."""
         return list(self._types)
 
-    def arrow(self) -> pyarrow.Schema:
-        """The schema for pyarrow, which has to be installed."""
-        import pyarrow.ipc
+    def __arrow_c_schema__(self) -> object:
+        """The schema for other libraries, by Arrow's PyCapsule interface: `pyarrow.schema(ds.schema)`."""
+        from . import _caju
 
-        return pyarrow.ipc.open_stream(self._ipc).schema
+        return _caju.ipc_schema_capsule(self._ipc)
+
+    def arrow(self) -> pyarrow.Schema:
+        """The schema of pyarrow, which has to be installed."""
+        import pyarrow
+
+        return pyarrow.schema(self)

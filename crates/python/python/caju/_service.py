@@ -1,12 +1,13 @@
-"""Where a dataset is computed, and as which job."""
+"""Where a dataset is computed, and in which job."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from . import _caju
-from ._cluster import LocalCluster, address_of, whole
+from ._cluster import LocalCluster, address_of
 from ._errors import InvalidPipeline, Unimplemented
+from ._numbers import whole
 
 MODES = ("dynamic", "off")
 UNEVEN = ("drop", "pad")
@@ -15,7 +16,7 @@ MAX_SEED = 2**64 - 1
 
 
 class Service:
-    """A dispatcher's address, and how a job there is named and read."""
+    """A dispatcher's address, and the arguments of a job there."""
 
     __slots__ = (
         "address", "connect_timeout", "encoding", "epochs", "job_name", "keep", "lost_readers", "mode", "policy", "seed",
@@ -58,7 +59,7 @@ class Service:
         connect_timeout: float,
         lost_readers: str = "fail",
     ) -> Service:
-        """What `distribute` was given, checked."""
+        """The arguments of `distribute`, checked."""
         for name, text in (("job_name", job_name), ("policy", policy), ("encoding", encoding)):
             if text is not None and not isinstance(text, str):
                 raise InvalidPipeline(f"{name}={text!r} must be a string")
@@ -68,12 +69,12 @@ class Service:
             raise InvalidPipeline("job_name must not be empty; leave it out to read alone")
         if processing_mode not in MODES:
             raise InvalidPipeline(
-                f"processing_mode {processing_mode!r} is none of {', '.join(MODES)}; say \"dynamic\" for each row "
+                f"processing_mode {processing_mode!r} is not one of {', '.join(MODES)}; say \"dynamic\" for each row "
                 "once, \"off\" for all rows from every worker"
             )
         if lost_readers not in LOST_READERS:
             raise InvalidPipeline(
-                f"lost_readers={lost_readers!r} is none of {', '.join(LOST_READERS)}; say \"fail\" for an error at the end of "
+                f"lost_readers={lost_readers!r} is not one of {', '.join(LOST_READERS)}; say \"fail\" for an error at the end of "
                 "an epoch that lost a reader with rows, \"allow\" to accept it"
             )
         epochs = whole("epochs", epochs, 1)
@@ -89,11 +90,11 @@ class Service:
 
     @property
     def is_here(self) -> bool:
-        """Whether all that computes is in this process."""
+        """Whether the whole cluster is in this process."""
         return isinstance(self.keep, LocalCluster)
 
     def renamed(self, job_name: str) -> Service:
-        """The same under another job's name."""
+        """The same service with another job name."""
         out = Service.__new__(Service)
         for name in self.__slots__:
             setattr(out, name, getattr(self, name))
@@ -101,7 +102,7 @@ class Service:
         return out
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process has the address; the cluster's object stays here.
+        # Another process gets the address. The cluster object stays here.
         return {name: None if name == "keep" else getattr(self, name) for name in self.__slots__}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -110,22 +111,20 @@ class Service:
 
 
 def refuse_coordination(num_consumers: int | None, consumer_index: int | None, uneven: str | None) -> None:
-    """The arguments of coordinated reads are known, and checked, but the same number of steps for every rank is not
-    offered yet.
-    """
+    """Checks the arguments of coordinated reads, which are not implemented yet."""
     if num_consumers is None and consumer_index is None and uneven is None:
         return
     if uneven is not None and uneven not in UNEVEN:
-        raise InvalidPipeline(f"uneven={uneven!r} is none of {', '.join(UNEVEN)}")
+        raise InvalidPipeline(f"uneven={uneven!r} is not one of {', '.join(UNEVEN)}")
     if num_consumers is None:
         raise InvalidPipeline("consumer_index= and uneven= belong to num_consumers=, which is not given")
     num_consumers = whole("num_consumers", num_consumers, 1)
     consumer_index = whole("consumer_index", consumer_index, 0)
     if consumer_index is not None and num_consumers is not None and consumer_index >= num_consumers:
-        raise InvalidPipeline(f"consumer_index={consumer_index} is none of the {num_consumers} consumers, from 0")
+        raise InvalidPipeline(f"consumer_index={consumer_index} is not one of the {num_consumers} consumers, counted from 0")
     raise Unimplemented(
-        "coordinated reads (num_consumers=, the same number of steps for every rank) are not offered yet; ranks that "
-        "give the same job_name share its rows, each row for whoever has room, and end some steps apart: end the "
-        "epoch of all ranks at the first that ends (torch.distributed.algorithms.join.Join), or after a number of "
-        "steps that all reach"
+        "coordinated reads (num_consumers=, the same number of steps for every rank) are not implemented yet; ranks with "
+        "the same job_name share its rows, each row goes to a rank that is ready for it, and their numbers of steps differ: "
+        "end the epoch of all ranks at the first that ends (torch.distributed.algorithms.join.Join), or after a number of "
+        "steps that all ranks reach"
     )

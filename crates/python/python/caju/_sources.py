@@ -1,4 +1,4 @@
-"""Where rows come from."""
+"""Sources: files, numbers, and combinations of datasets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._service import Service
 from ._stages import refuse_not_finite
 
 Paths = Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]]
-"""A path or URL, perhaps with patterns, or a list of them."""
+"""A path or URL, which may hold patterns, or a list of them."""
 
 
 def range(*args: SupportsIndex) -> Dataset:  # noqa: A001  # tf.data's name
@@ -68,7 +68,7 @@ def read_csv(
     compression: str = "auto",
     **files: Any,
 ) -> Dataset:
-    """Comma-separated values; without `schema`, names and types come from the first rows."""
+    """Files of comma-separated values. Without `schema`, names and types are inferred from the first rows."""
     schema = None if schema is None else dict(schema)
     return _files("csv", paths, files, header=header, delimiter=delimiter, schema=schema, compression=compression)
 
@@ -76,7 +76,7 @@ def read_csv(
 def read_json(
     paths: Paths, *, schema: Mapping[str, str] | None = None, compression: str = "auto", **files: Any
 ) -> Dataset:
-    """One JSON object a line; without `schema`, names and types come from the first rows."""
+    """Files of one JSON object per line. Without `schema`, names and types are inferred from the first rows."""
     schema = None if schema is None else dict(schema)
     return _files("json", paths, files, schema=schema, compression=compression)
 
@@ -95,77 +95,78 @@ def concatenate(*datasets: Dataset) -> Dataset:
 
 
 def zip(*datasets: Dataset) -> Dataset:  # noqa: A001  # tf.data's name
-    """The datasets side by side; their rows must be aligned."""
+    """Rows with the columns of all datasets. The datasets must have the same rows in the same splits."""
     return _combined({"zip": [_child(d) for d in datasets]}, datasets)
 
 
 def sample_from_datasets(
     datasets: Sequence[Dataset], weights: Sequence[float] | None = None, seed: int | None = None
 ) -> Dataset:
-    """Rows drawn from the datasets by weight (equal ones by default) until all are used up."""
-    share = list(weights) if weights is not None else [1] * len(datasets)
-    for i, weight in enumerate(share):
+    """Rows drawn from the datasets by weight (equal weights by default) until all datasets are at their end."""
+    given = list(weights) if weights is not None else [1] * len(datasets)
+    for i, weight in enumerate(given):
         if not isinstance(weight, (int, float)) and not hasattr(weight, "__float__"):
             raise InvalidPipeline(f"weights[{i}]={weight!r} is not a number")
         if not (math.isfinite(weight) and weight > 0):
             raise InvalidPipeline(f"weights[{i}]={weight!r} must be a positive number, and finite")
-    arguments = {"datasets": [_child(d) for d in datasets], "weights": share}
+    arguments = {"datasets": [_child(d) for d in datasets], "weights": given}
     return _combined({"sample": arguments | ({} if seed is None else {"seed": seed})}, datasets)
 
 
 def from_yaml(text: str, base: str | os.PathLike[str] | None = None) -> Dataset:
-    """A dataset from the text of a pipeline file; relative paths are put below `base`, the working folder by default."""
+    """A dataset from the text of a pipeline file. Relative paths are resolved against `base`, by default the working folder."""
     return _definition(text, os.getcwd() if base is None else os.path.abspath(base))
 
 
 def read_yaml(file: str | os.PathLike[str]) -> Dataset:
-    """A dataset from a pipeline file; relative paths are put below its folder."""
+    """A dataset from a pipeline file. Relative paths are resolved against its folder."""
     with open(file, encoding="utf-8") as f:
         return _definition(f.read(), os.path.dirname(os.path.abspath(file)))
 
 
 def from_dataset_id(service: Any, dataset_id: str, **distribute: Any) -> Dataset:
-    """The dataset that was registered at a service under this id. Its elements are those of its definition.
-
-    The rest are the arguments of `distribute`.
-    """
+    """The dataset that was registered at a service under this id. Further arguments are those of `distribute`."""
     return _Registered(dataset_id).distribute(service, **distribute)
 
 
 class _Registered(Dataset):
-    """A dataset of which only the id is known here."""
+    """A dataset of which this process knows only the id."""
 
     def __init__(self, dataset_id: str) -> None:
         super().__init__({"registered": dataset_id})
         self._id = dataset_id
-        self._told: tuple[str, bytes, str] | None = None
+        self._registered: tuple[str, bytes, str] | None = None
 
-    def _ask(self) -> tuple[str, bytes, str]:
-        """Fingerprint, schema and definition, as the service has them."""
-        if self._told is None:
+    def _lookup(self) -> tuple[str, bytes, str]:
+        """The fingerprint, the schema and the definition that the service has."""
+        if self._registered is None:
             if self._service is None:
                 raise InvalidPipeline(
                     f"only the id `{self._id}` is known here, and no service to ask: caju.from_dataset_id(address, "
                     f"{self._id!r})"
                 )
-            self._told = self._connect(self._service).dataset(self._id)
-        return self._told
+            self._registered = self._connect(self._service).dataset(self._id)
+        return self._registered
 
     def _tree(self) -> dict[str, Any]:
-        tree: dict[str, Any] = json.loads(self._ask()[2])
+        tree: dict[str, Any] = json.loads(self._lookup()[2])
         return tree
 
     @property
     def fingerprint(self) -> str:
-        """The name of what is computed, as the service has it."""
-        return self._ask()[0]
+        """A digest of what is computed, from the service."""
+        return self._lookup()[0]
 
     def _columns(self) -> Sequence[Schema | None]:
-        # Its source may be in reach of the service alone, which has the columns of the elements.
-        return [None] * len(self._tree()["steps"]) + [Schema(self._ask()[1])]
+        # Only the service may reach the source. It has the columns of the elements.
+        return [None] * len(self._tree()["steps"]) + [Schema(self._lookup()[1])]
+
+    def _schema_of_epochs(self) -> Schema:
+        return self.schema
 
     def _with(self, step: dict[str, Any]) -> Dataset:
-        raise InvalidPipeline(f"the registered dataset `{self._id}` is whole; stages cannot be added to it")
+        raise InvalidPipeline(f"stages cannot be added to the registered dataset `{self._id}`; build the pipeline from its definition: "
+            "caju.from_yaml(dataset.to_yaml())")
 
     def _read(self, client: _caju.Client, service: Service, epoch: int) -> _caju.Reader:
         return client.read(None, dataset_id=self._id, **self._request(service, epoch))
@@ -178,7 +179,7 @@ class _Registered(Dataset):
 def _files(kind: str, paths: Paths, files: Mapping[str, Any], **arguments: Any) -> Dataset:
     unknown = set(files) - {"split", "version"}
     if unknown:
-        raise InvalidPipeline(f"read_{kind} does not know {', '.join(sorted(unknown))}; of all files: split, version")
+        raise InvalidPipeline(f"read_{kind} has no argument {', '.join(sorted(unknown))}; arguments of all files are split and version")
     given = {name: value for name, value in (arguments | dict(files)).items() if value is not None}
     if "columns" in given:
         given["columns"] = list(given["columns"])
@@ -198,20 +199,19 @@ def _child(dataset: Dataset) -> dict[str, Any]:
     lost = set(dataset._options) - {"name"} - _DEFAULTS
     if lost:
         raise InvalidPipeline(
-            f"{', '.join(sorted(lost))}: settings of the whole definition; give them to the combined dataset "
-            "by with_options"
+            f"{', '.join(sorted(lost))}: an option of a whole pipeline; give it to the combined dataset by with_options"
         )
     return kept
 
 
-# What a dataset from YAML has spelt out, and what is so anyway.
+# Options that a dataset from YAML always has. Their defaults hold in a combined dataset too.
 _DEFAULTS = {"on_error", "deterministic"}
 
 
 def _combined(source: dict[str, Any], datasets: Sequence[Dataset]) -> Dataset:
     out = _source(source)
     for dataset in datasets:
-        out._held |= dataset._held
+        out._tables |= dataset._tables
         out._draws |= dataset._draws
     return out
 
@@ -219,7 +219,7 @@ def _combined(source: dict[str, Any], datasets: Sequence[Dataset]) -> Dataset:
 def _source(source: dict[str, Any]) -> Dataset:
     out = Dataset(source)
     refuse_not_finite(source, "source")
-    # Defaults spelt out: paths and names are checked here, at the line that wrote them.
+    # With all defaults. Paths and names are checked here, at the line of the user that gives them.
     out._source = json.loads(_caju.check(out._json()))["source"]
     return out
 
@@ -234,7 +234,7 @@ def _definition(text: str, base: str) -> Dataset:
 
 
 def _rows_of(source: dict[str, Any]) -> int | None:
-    """The rows of a source that says it itself."""
+    """The number of rows of a source, if its definition has it."""
     import builtins
 
     [(kind, arguments)] = source.items()

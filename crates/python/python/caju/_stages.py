@@ -1,4 +1,4 @@
-"""The verbs of single datasets: each adds one stage."""
+"""The methods of datasets that add a stage."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Stages:
-    """What can happen to rows, in tf.data's verbs. Each verb gives a new dataset."""
+    """Stages by the names of tf.data. Each method returns a new dataset."""
 
     _policy: str
     _steps: tuple[dict[str, Any], ...]
 
     def _with(self, step: dict[str, Any]) -> Dataset:
-        """The same with one stage more."""
+        """The dataset with one more stage."""
         raise NotImplementedError
 
     def _python(
@@ -34,10 +34,10 @@ class Stages:
         timeout: float | None = None,
         random: bool | None = None,
     ) -> Dataset:
-        """The same with a function of the user's own as one stage more."""
+        """The dataset with one more stage, which is a function of the user."""
         raise NotImplementedError
 
-    # ---- verbs: what happens to one row ------------------------------------------------------------------------
+    # ---- stages of rows ------------------------------------------------------------------------
 
     def map(
         self,
@@ -51,15 +51,15 @@ class Stages:
         random: bool | None = None,
         **more: ExprLike,
     ) -> Dataset:
-        """The row becomes these expressions: `ds.map(x="ln(x + 1)", y=col("label") < 100)`.
+        """Replaces the columns by expressions: `ds.map(x="ln(x + 1)", y=col("label") < 100)`.
 
-        Or what a Python function makes of it, which gets and gives a dict (`batched=True`: a dict of arrays). It is
-        tried on the first rows here, to see which columns it makes, unless `schema` says so: a dict of types such as
-        `{"id": "int64", "image": "float32[224, 224, 3]"}`, a `caju.Schema` or a pyarrow one. Values are converted to
-        these types where nothing but the last digits of floats is lost, and refused elsewhere. `version` names a
-        function in place of its code. `timeout` is how many seconds it may take for a row (`batched=True`: for a
-        batch of about 1000 rows), 60 by default; then its process counts as hanging. `random` says whether it draws
-        random numbers from elsewhere than `caju.rng()`, which is warned of otherwise.
+        Or by what a Python function returns, which takes and returns a dict (`batched=True`: a dict of arrays). It is
+        called on the first rows here, to find its columns, unless `schema` gives them: a dict of types such as
+        `{"id": "int64", "image": "float32[224, 224, 3]"}`, a `caju.Schema`, or a schema of pyarrow or another Arrow
+        library. Values are converted to these types where only the last digits of floats change, and refused otherwise.
+        `version` replaces the fingerprint of the function's code. `timeout` is the number of seconds that it may take for
+        a row (`batched=True`: for a batch of about 1000 rows), 60 by default; after that its process is replaced.
+        `random` says whether it draws random numbers by other means than `caju.rng()`; without it such draws are warned of.
         """
         if callable(columns):
             return self._python("map", columns, batched, version, schema, timeout, random)
@@ -67,11 +67,11 @@ class Stages:
         return self._with({"map": _expressions("map", columns, more)})
 
     def with_columns(self, columns: Mapping[str, ExprLike] | None = None, /, **more: ExprLike) -> Dataset:
-        """Adds these expressions to the row, or replaces columns of the same name."""
+        """Adds expressions as columns, or replaces columns of the same name."""
         return self._with({"with_columns": _expressions("with_columns", columns, more)})
 
     def select(self, *columns: str | Sequence[str]) -> Dataset:
-        """Keeps these columns, in this order."""
+        """Keeps the given columns, in the given order."""
         names = [n for c in columns for n in ([c] if isinstance(c, str) else c)]
         return self._with({"select": {"columns": names}})
 
@@ -84,7 +84,7 @@ class Stages:
         timeout: float | None = None,
         random: bool | None = None,
     ) -> Dataset:
-        """Keeps the rows for which the expression is true, or a Python function says so; as `map` otherwise."""
+        """Keeps the rows for which an expression or a Python function is true. Arguments are those of `map`."""
         if callable(predicate):
             return self._python("filter", predicate, batched, version, timeout=timeout, random=random)
         _no_schema(None, timeout, random)
@@ -103,7 +103,7 @@ class Stages:
     ) -> Dataset:
         """One row per value of a list expression, as a new column: `ds.flat_map(token="tokenize(text)")`.
 
-        Or one per dict that a Python function yields for a row; as `map` otherwise.
+        Or one row per dict that a Python function returns or yields. Arguments are those of `map`.
         """
         if callable(columns):
             return self._python("flat_map", columns, False, version, schema, timeout, random)
@@ -115,53 +115,53 @@ class Stages:
         return self._with({"flat_map": {"name": name, "expr": expr}})
 
     def unnest(self, column: str) -> Dataset:
-        """One row per value of a list column; a null or empty list gives none."""
+        """One row per value of a list column. A null or empty list gives no row."""
         return self._with({"unnest": {"column": column}})
 
     def parse_example(self, features: Mapping[str, Any], column: str = "record") -> Dataset:
-        """The row becomes these features of the tf.train.Example in `column`.
+        """Replaces the columns by features of the tf.train.Example in `column`.
 
         A feature is `"int64"`, `"float32[4]"`, `"bytes[]"` or a dict of dtype and shape.
         """
         return self._with({"parse_example": {"column": column, "features": dict(features)}})
 
     def inflate(self, column: str, factor: float) -> Dataset:
-        """Repeats a column's values until they are so much longer; for experiments."""
+        """Makes the values of a column longer by a factor, by repeating them; for experiments."""
         return self._with({"inflate": {"column": column, "factor": factor}})
 
-    # ---- verbs: hints ------------------------------------------------------------------------------------------
+    # ---- hints ------------------------------------------------------------------------------------------
 
     def autocache(self, name: str | None = None) -> Dataset:
-        """A hint: for the model, reuse is acceptable here. Whether it is worth it is measured."""
+        """A hint: the model accepts that rows are reused from here. caju measures whether storing them is worth it."""
         return self._with({"autocache": {} if name is None else {"name": name}})
 
     def cache(self, name: str | None = None) -> Dataset:
-        """A hint that is not left to the measurement: rows are stored here, and read from there."""
+        """A hint at which rows are stored and read in any case, without measurements."""
         hints = sum("autocache" in step for step in self._steps)
         out = self.autocache(name)
         out._policy = f"hint:{name or f'hint-{hints}'}"
         return out
 
-    # ---- verbs: the stream -------------------------------------------------------------------------------------
+    # ---- stages of the stream -------------------------------------------------------------------------------------
 
     def shuffle(self, buffer_size: int, seed: int | None = None, max_bytes: int | str | None = None) -> Dataset:
-        """Permutes elements within a buffer, and the order of splits; anew each epoch."""
+        """Permutes elements within a buffer, and the order of splits, differently in each epoch."""
         return self._with({"shuffle": given(buffer=buffer_size, seed=seed, max_bytes=max_bytes)})
 
     def repeat(self, count: int | None = None) -> Dataset:
-        """Repeats everything above it; for ever without a count (or with -1)."""
+        """Repeats the elements `count` times; endlessly without a count, or with -1."""
         return self._with({"repeat": given(count=None if count == -1 else count)})
 
     def take(self, count: int) -> Dataset:
-        """The first elements, in the order of files and rows."""
+        """Keeps the first elements, in the order of files and rows."""
         return self._with({"take": {"count": count}})
 
     def skip(self, count: int) -> Dataset:
-        """All but the first elements."""
+        """Drops the first elements, in the order of files and rows."""
         return self._with({"skip": {"count": count}})
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:
-        """So many rows become one element: a dict of arrays."""
+        """Combines `batch_size` rows to one element: a dict of arrays."""
         return self._with({"batch": {"size": batch_size, "drop_remainder": drop_remainder}})
 
     def padded_batch(
@@ -171,7 +171,7 @@ class Stages:
         padding_values: Mapping[str, Any] | None = None,
         drop_remainder: bool = False,
     ) -> Dataset:
-        """So many rows become one element; list columns are padded to the longest, or to a length of `padded_shapes`."""
+        """Combines `batch_size` rows to one element. Lists are padded to the longest one, or to the length in `padded_shapes`."""
         lengths = {name: n for name, n in (padded_shapes or {}).items() if n is not None}
         step = {"size": batch_size, "drop_remainder": drop_remainder}
         return self._with({"padded_batch": step | given(lengths=lengths or None, values=padding_values or None)})
@@ -184,7 +184,7 @@ class Stages:
         drop_remainder: bool = False,
         pad: bool = True,
     ) -> Dataset:
-        """Rows are collected by length; each class makes batches of its own size, one class more than boundaries."""
+        """Combines rows of similar length to batches. There is one bucket more than boundaries, each with its batch size."""
         step = {
             "length": expression(length, "bucket_by_length"),
             "boundaries": list(boundaries),
@@ -195,7 +195,7 @@ class Stages:
         return self._with({"bucket_by_length": step})
 
     def unbatch(self) -> Dataset:
-        """Batches become rows."""
+        """Splits batches into rows."""
         return self._with({"unbatch": {}})
 
     def prefetch(self, buffer_size: int) -> Dataset:
@@ -204,6 +204,7 @@ class Stages:
 
 
 def given(**arguments: Any) -> dict[str, Any]:
+    """The arguments that are not None."""
     return {name: value for name, value in arguments.items() if value is not None}
 
 
@@ -221,16 +222,16 @@ def _expressions(
 
 def _no_schema(schema: Any, timeout: Any, random: Any) -> None:
     for name, value, meaning in (
-        ("schema", schema, "what a Python function makes"),
-        ("timeout", timeout, "how long a Python function may take"),
+        ("schema", schema, "the columns of a Python function"),
+        ("timeout", timeout, "the time limit of a Python function"),
         ("random", random, "whether a Python function draws random numbers"),
     ):
         if value is not None:
-            raise InvalidPipeline(f'{name}= says {meaning}; a column of that name goes by a dict: {{"{name}": "..."}}')
+            raise InvalidPipeline(f'{name}= is for {meaning}; for a column of that name give a dict: {{"{name}": "..."}}')
 
 
 def plain(value: Any) -> Any:
-    """The same with Python's own numbers in place of NumPy's and others that are whole."""
+    """The value with integers of Python in place of those of NumPy and other libraries."""
     if isinstance(value, dict):
         return {name: plain(v) for name, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -243,7 +244,7 @@ def plain(value: Any) -> Any:
 
 
 def refuse_not_finite(tree: Any, place: str) -> None:
-    """A definition holds no NaN and no infinity: JSON and YAML have no common form of them."""
+    """Refuses NaN and infinity, which JSON cannot represent."""
     if isinstance(tree, dict):
         for name, value in tree.items():
             refuse_not_finite(value, f"{place}.{name}")
@@ -251,4 +252,4 @@ def refuse_not_finite(tree: Any, place: str) -> None:
         for i, value in enumerate(tree):
             refuse_not_finite(value, f"{place}[{i}]")
     elif isinstance(tree, float) and not math.isfinite(tree):
-        raise InvalidPipeline(f"{place}: {tree!r} is not a finite number, which is all that a definition can hold")
+        raise InvalidPipeline(f"{place}: {tree!r} is not a finite number, and a definition holds no other numbers")

@@ -17,22 +17,21 @@ if TYPE_CHECKING:
     from ._caju import Reader
     from ._dataset import Dataset
 
-# Processes of a DataLoader that may count epochs: the main one, and its workers.
-PROCESSES = 1025
+PROCESSES = 1 + 1024
+"""Processes that count epochs: the main one, and the most workers of a DataLoader that are supported."""
 
 
 class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unused-ignore]  # torch may be absent
     """The elements of a dataset as dicts of tensors, for a loop or a `DataLoader(..., batch_size=None)`.
 
-    Each iteration is the next epoch. Strings and bytes are lists, ragged columns lists of tensors, dates stay NumPy.
+    Each iteration is the next epoch. Strings and bytes are lists, ragged columns are lists of tensors, dates stay NumPy.
 
-    With worker processes: on a service the workers of the loader share each epoch, every row goes to one of them.
-    Without one (no `distribute`), the first worker reads everything, since caju computes on all cores anyway. The
-    same holds for ranks of `torch.distributed`: they need a service and a `job_name` in common.
+    With worker processes and a service, the workers of the loader share each epoch: every row goes to one of them. Without
+    a service (no `distribute`), the first worker reads everything, since caju computes on all cores anyway. Ranks of
+    `torch.distributed` need a service and the same `job_name`.
 
-    Tensors are copies by default, which may be written to. `copy=False` gives tensors over caju's memory, which
-    must not be. `pin_memory=True` copies into page-locked memory, from where `.to("cuda", non_blocking=True)` is
-    asynchronous.
+    Tensors are copies by default, which may be modified. `copy=False` gives tensors over caju's memory, which must not be
+    modified. `pin_memory=True` copies into page-locked memory, from which `.to("cuda", non_blocking=True)` is asynchronous.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
                 'distribute("caju://host:7070", job_name="...") with the same name on every rank'
             )
         if service is not None and not service.job_name:
-            # The loader's workers have to meet in one job.
+            # The workers of the loader need a common job.
             dataset = dataset._copy()
             dataset._service = service.renamed(f"torch-{uuid.uuid4().hex[:12]}")
         self._dataset = dataset
@@ -64,13 +63,13 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         self._epochs = torch.zeros(PROCESSES, dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration reads this epoch; without a call epochs are counted from 0.
+        """Sets the epoch of the next iteration. Without a call, epochs are counted from 0.
 
-        An epoch of a job is read once: on a service, one that was read already has no rows left.
+        A job's epoch is read once: on a service, an epoch that was read has no rows left.
         """
         self._epochs.fill_(epoch)
         if self._dataset._service is None:
-            self._dataset = self._dataset._copy()  # a job of its own, with all epochs before it
+            self._dataset = self._dataset._copy()  # a new job, of which no epoch has been read
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
@@ -85,10 +84,10 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
             element = reader.next_numpy(row, dense)
             return None if element is None else {n: self._tensor(n, v) for n, v in element.items()}
 
-        def went(at: int) -> None:
+        def moved(at: int) -> None:
             self._epochs[place] = at + 1
 
-        return self._dataset._open(take, epoch, went)
+        return self._dataset._open(take, epoch, moved)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -111,10 +110,10 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
 
 
 class _Writeable:
-    """The same memory without the mark that it may only be read, which torch does not know and warns of."""
+    """The same memory without the read-only flag, which torch does not support and warns of."""
 
     def __init__(self, array: Any) -> None:
-        self._array = array  # holds the memory
+        self._array = array  # keeps the memory alive
         interface = dict(array.__array_interface__)
         interface["data"] = (interface["data"][0], False)
         self.__array_interface__ = interface

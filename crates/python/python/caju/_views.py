@@ -1,4 +1,4 @@
-"""The same elements in other clothes."""
+"""Datasets whose elements are of other libraries."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ __all__ = ["ArrowView", "JaxView", "TorchDataset"]
 
 
 class ArrowView:
-    """Elements as pyarrow record batches, over the same memory. Each iteration is the next epoch."""
+    """Elements as pyarrow record batches, over the same memory. Each iteration is the next epoch.
+
+    Libraries that read Arrow streams take it like the dataset itself: `polars.DataFrame(ds)`.
+    """
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
 
     def __iter__(self) -> DatasetIterator[pyarrow.RecordBatch]:
-        from ._arrow import record_batch
-        from ._schema import Schema
-
-        schema: Any = None
+        import pyarrow
 
         def take(reader: Reader) -> pyarrow.RecordBatch | None:
-            nonlocal schema
             batch = reader.next_batch()
-            if batch is None:
-                return None
-            if schema is None:
-                schema = Schema(reader.schema_ipc).arrow()
-            return record_batch(batch, schema)
+            return None if batch is None else pyarrow.record_batch(batch)
 
         return self._dataset._open(take)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """As that of the dataset."""
+        return self._dataset.__arrow_c_stream__(requested_schema)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -80,12 +79,12 @@ class JaxView:
 
 
 def refuse_nulls(name: str, value: Any) -> None:
-    """Tensors have no place for nulls, and filling them is not for us."""
+    """Raises `InvalidPipeline` for a column with nulls, which tensors cannot represent."""
     import numpy as np
 
     if value is None or isinstance(value, np.ma.MaskedArray):
         raise InvalidPipeline(
-            f'column `{name}` has nulls, for which tensors have no place; fill them: coalesce("{name}", 0)'
+            f'column `{name}` has nulls, which tensors cannot represent; fill them: coalesce("{name}", 0)'
         )
 
 
