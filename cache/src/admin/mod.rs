@@ -1,11 +1,10 @@
-//! What `caju cache` shows and does: list, inspect, verify, collect, remove, pin.
+//! Administration of a root, for `caju cache`: list, inspect, verify, repair, collect, remove, pin.
 
 mod collect;
 mod manifests;
+mod orphans;
 mod repair;
 mod report;
-mod unused;
-mod uses;
 mod verify;
 
 use std::sync::Arc;
@@ -16,18 +15,16 @@ use caju_runtime::stores::store_error;
 use caju_types::{Error, Fingerprint, Result};
 use futures::StreamExt;
 
-use crate::Cache;
-use crate::lease::Lease;
+use crate::cache::Cache;
+use crate::evict::in_use;
+use crate::record::UsageRecord;
 use crate::scan::Scan;
-use crate::store::Listed;
 
 pub use collect::{Collected, Collection, Expired};
-pub use repair::Dropped;
-pub use report::{Inspection, PartLine, SnapshotInfo, Usage};
-pub use verify::{Damage, VerifyReport};
+pub use report::{Damage, Dropped, Inspection, PartLine, SnapshotInfo, Usage, VerifyReport};
 
 impl Cache {
-    /// Whether there is a cache at a URL: something below its `v1`. Nothing is written, and no folder made.
+    /// Whether there is a cache at a URL: any object below its `v1`. Nothing is written, and no folder is created.
     ///
     /// # Errors
     /// `InvalidArgument` for a bad URL, and what the store says: `NotFound` where there is no such bucket.
@@ -43,12 +40,12 @@ impl Cache {
         }
     }
 
-    /// Every snapshot of the root, as `cache ls` shows them, by fingerprint.
+    /// All snapshots of the root by fingerprint, as `cache ls` shows them.
     ///
     /// # Errors
     /// What the store says.
     pub async fn list(self: &Arc<Self>) -> Result<Vec<SnapshotInfo>> {
-        let scans = self.scan_all().await?;
+        let scans = self.ctx.scan_all().await?;
         let mut out = Vec::with_capacity(scans.len());
         for (of, scan) in scans {
             out.push(self.info(of, &scan).await?);
@@ -56,14 +53,10 @@ impl Cache {
         Ok(out)
     }
 
-    async fn scan_all(&self) -> Result<std::collections::BTreeMap<Fingerprint, Scan>> {
-        Ok(Scan::all(&self.root.layout, self.root.list(&self.root.layout.base()).await?))
-    }
-
     async fn info(self: &Arc<Self>, of: Fingerprint, scan: &Scan) -> Result<SnapshotInfo> {
         let index = self.snapshot(&of).index().await?;
         let description = index.description().map(|d| d.as_ref().clone()).unwrap_or_default();
-        let uses = uses::of(&self.root, scan).await?;
+        let uses = UsageRecord::total(&self.ctx.root, scan).await?;
         let mut encodings: Vec<_> = index.iter().map(|(_, p)| p.encoding).collect();
         encodings.sort_unstable();
         encodings.dedup();
@@ -103,20 +96,20 @@ impl Cache {
         Ok(Inspection { info, description, parts })
     }
 
-    /// What the root holds, and its bounds.
+    /// The size of the root, and its budget.
     ///
     /// # Errors
     /// What the store says.
     pub async fn usage(&self) -> Result<Usage> {
-        let objects = self.root.list(&self.root.layout.base()).await?;
+        let objects = self.ctx.root.list(&self.ctx.root.layout.base()).await?;
         let bytes = objects.iter().map(|o| o.bytes).sum();
         let count = objects.len() as u64;
-        let snapshots = Scan::all(&self.root.layout, objects).len() as u64;
-        Ok(Usage { snapshots, objects: count, bytes, budget_bytes: self.options.budget_bytes })
+        let snapshots = Scan::all(&self.ctx.root.layout, objects).len() as u64;
+        Ok(Usage { snapshots, objects: count, bytes, budget_bytes: self.ctx.options.budget_bytes })
     }
 
-    /// Removes a snapshot, and the listings of sources that no other one has rows of; gives the bytes freed. Readers
-    /// of it fall back to computing.
+    /// Removes a snapshot, and the listings of sources of which no other snapshot has rows. Gives the bytes freed. Readers
+    /// of the snapshot fall back to computing.
     ///
     /// # Errors
     /// `NotFound` if there is none, `FailedPrecondition` if it is pinned, or in use and not `force`d.
@@ -125,26 +118,26 @@ impl Cache {
         if scan.pinned {
             return Err(Error::failed_precondition(format!("snapshot {of} is pinned; unpin it first")));
         }
-        if !force && crate::space::in_use(self, self.root.now_ms().await?).await?.contains(of) {
+        if !force && in_use(&self.ctx, self.ctx.root.now_ms().await?).await?.contains(of) {
             return Err(Error::failed_precondition(format!(
                 "snapshot {of} is being read or written; wait, or remove it with --force"
             )));
         }
-        let listings = unused::after_removal(self, *of, &scan).await?;
+        let listings = orphans::after_removal(&self.ctx, *of, &scan).await?;
         let freed = scan.bytes + listings.iter().map(|o| o.bytes).sum::<u64>();
         collect::remove_snapshot(self, *of, scan).await?;
-        self.root.delete_all(listings.into_iter().map(|o| o.path).collect()).await?;
-        self.space.refund(freed);
+        self.ctx.root.delete_all(listings.into_iter().map(|o| o.path).collect()).await?;
+        self.ctx.budget.free(freed);
         Ok(freed)
     }
 
-    /// Keeps a snapshot from being evicted, expired or removed.
+    /// Keeps a snapshot from being evicted, expired or removed, until [`Cache::unpin`].
     ///
     /// # Errors
     /// `NotFound` if there is none, and what the store says.
     pub async fn pin(&self, of: &Fingerprint) -> Result<()> {
         self.existing(*of).await?;
-        self.root.put(&self.root.layout.pin(*of), Bytes::from_static(b"{}")).await
+        self.ctx.root.put(&self.ctx.root.layout.pin(*of), Bytes::from_static(b"{}")).await
     }
 
     /// Ends a pin.
@@ -153,18 +146,18 @@ impl Cache {
     /// `NotFound` if there is no such snapshot, and what the store says.
     pub async fn unpin(&self, of: &Fingerprint) -> Result<()> {
         self.existing(*of).await?;
-        self.root.delete(&self.root.layout.pin(*of)).await
+        self.ctx.root.delete(&self.ctx.root.layout.pin(*of)).await
     }
 
     async fn existing(&self, of: Fingerprint) -> Result<Scan> {
-        let objects = self.root.list(&self.root.layout.folder(of)).await?;
+        let objects = self.ctx.root.list(&self.ctx.root.layout.folder(of)).await?;
         if objects.is_empty() {
             return Err(Error::not_found(format!(
                 "{} has no snapshot {of}; `caju cache ls` shows what there is",
-                self.root.url()
+                self.ctx.root.url()
             )));
         }
-        Ok(Scan::of(&self.root.layout, of, objects))
+        Ok(Scan::of(&self.ctx.root.layout, of, objects))
     }
 
     /// The one snapshot whose fingerprint starts with these digits.
@@ -173,28 +166,14 @@ impl Cache {
     /// `NotFound` if there is none, `InvalidArgument` if there are several.
     pub async fn find(&self, digits: &str) -> Result<Fingerprint> {
         let found: Vec<_> =
-            self.scan_all().await?.into_keys().filter(|f| f.to_string().starts_with(digits)).collect();
+            self.ctx.scan_all().await?.into_keys().filter(|f| f.to_string().starts_with(digits)).collect();
         match found.as_slice() {
             [one] => Ok(*one),
-            [] => Err(Error::not_found(format!("{} has no snapshot {digits}", self.root.url()))),
+            [] => Err(Error::not_found(format!("{} has no snapshot {digits}", self.ctx.root.url()))),
             many => Err(Error::invalid(format!(
                 "{} snapshots start with {digits}; write more digits",
                 many.len()
             ))),
         }
     }
-}
-
-/// The leases of processes that may be alive: those whose object changed within the grace, by the store's own clock.
-pub(crate) async fn live_leases(cache: &Cache, now: i64) -> Result<Vec<(Lease, Listed)>> {
-    let grace = cache.options.lease_ttl.max(cache.options.orphan_grace);
-    let grace = i64::try_from(grace.as_millis()).unwrap_or(i64::MAX);
-    let mut out = Vec::new();
-    for (lease, object) in cache.leases.all().await? {
-        let Some(lease) = lease else { continue };
-        if now.saturating_sub(object.modified_ms) < grace {
-            out.push((lease, object));
-        }
-    }
-    Ok(out)
 }

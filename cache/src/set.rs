@@ -1,9 +1,9 @@
 //! Sets: parts that count only together.
 //!
-//! Behind a stage that mixes splits, a part holds rows of many splits, and only all of them together are what the
-//! stages above put out. Every writer puts its part (under a key of its own) and then says which splits it covers;
-//! whoever finds that the parts of one attempt cover the listing exactly once creates the set's record. One attempt
-//! wins; parts of others are deleted.
+//! Below a cross-split stage a part holds rows of many splits, and only all parts together are the output of the stages
+//! above. Every writer puts its part under a key of its own, and then announces which splits the part covers. A writer that
+//! finds that the parts of one attempt cover the listing exactly once creates the set's record. One attempt wins, and the
+//! parts of the others are deleted.
 
 use std::collections::HashSet;
 
@@ -11,12 +11,16 @@ use caju_autocache::Whole;
 use caju_types::{Error, Result, SplitKey};
 use serde::{Deserialize, Serialize};
 
-use super::{PartIndex, Snapshot};
+use crate::commit::remove_part;
 use crate::record::{PartMeta, seal, unseal};
-use crate::store::Created;
+use crate::snapshot::Snapshot;
+use crate::state::PartIndex;
+use crate::store::{Created, Root};
 
-/// The version of the format, as it stands in every record.
+/// The version of the format. Every record carries it.
 const SCHEMA: &str = "caju.set/v1";
+/// How often a writer tries to create the set's record while other processes create and delete it.
+const MAX_CREATE_ATTEMPTS: usize = 16;
 
 /// One part of a set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,11 +33,11 @@ pub struct Member {
     pub covers: Vec<Name>,
 }
 
-/// A split's name, as records spell it.
+/// A split's name as records write it: 32 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Name(#[serde(with = "hex")] pub u128);
 
-/// A set that is whole.
+/// The record of a complete set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetRecord {
     schema: String,
@@ -46,37 +50,37 @@ pub struct SetRecord {
 }
 
 impl SetRecord {
-    /// Whether all its parts are there.
+    /// Whether all its parts are in the index.
     pub fn is_in(&self, index: &PartIndex) -> bool {
         self.members.iter().all(|m| index.get(&m.part).is_some_and(|p| p.attempt == m.attempt))
     }
 }
 
-/// What a member of an attempt says of itself.
+/// The announcement of one part of an attempt.
 #[derive(Serialize, Deserialize)]
 struct Announced {
     attempt: String,
     member: Member,
 }
 
-/// What came of adding a part to a set.
+/// The outcome of adding a part to a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetOutcome {
-    /// Others are still missing.
+    /// Other parts are still missing.
     Open,
-    /// The set is whole and counts.
+    /// The set is complete and counts.
     Whole,
     /// Another attempt's set counts: the part was deleted.
     Lost,
 }
 
 impl Snapshot {
-    /// The set, if a whole one was recorded. Its parts may be gone all the same: see [`SetRecord::is_in`].
+    /// The recorded set; none if no set was completed. Its parts may have been evicted since: see [`SetRecord::is_in`].
     ///
     /// # Errors
     /// What the store says.
     pub async fn set(&self) -> Result<Option<SetRecord>> {
-        let root = &self.cache.root;
+        let root = self.root();
         let path = root.layout.set(self.state.of);
         let Some(bytes) = root.get(&path).await? else { return Ok(None) };
         match unseal::<SetRecord>(&bytes) {
@@ -89,17 +93,17 @@ impl Snapshot {
         }
     }
 
-    /// Adds a committed part to an attempt at a set, and records the set if it is whole with it.
+    /// Adds a committed part to an attempt at a set, and records the set if the part completes it.
     ///
     /// # Errors
-    /// What the store says; the set does not count then, unless another part completes it.
+    /// What the store says. The set then does not count, unless another part completes it.
     pub async fn add_to_set(&self, attempt: &str, whole: Whole, member: Member) -> Result<SetOutcome> {
-        let (root, of) = (&self.cache.root, self.state.of);
+        let (root, of) = (self.root(), self.state.of);
         let path = root.layout.member(of, attempt, member.part);
         let announced = Announced { attempt: attempt.to_string(), member: member.clone() };
         root.put(&path, seal(&announced)?.into()).await?;
         if let Some(other) = self.other_set(attempt).await? {
-            tracing::debug!(set = %of, winner = other.attempt, "another set was faster");
+            tracing::debug!(set = %of, winner = other.attempt, "another attempt completed the set first");
             self.drop_attempt(attempt).await?;
             return Ok(SetOutcome::Lost);
         }
@@ -109,7 +113,7 @@ impl Snapshot {
         }
         let record = SetRecord { schema: SCHEMA.into(), attempt: attempt.to_string(), whole, members };
         if self.record(&record).await? {
-            self.tidy(&record).await?;
+            self.drop_other_attempts(&record).await?;
             Ok(SetOutcome::Whole)
         } else {
             self.drop_attempt(attempt).await?;
@@ -117,27 +121,31 @@ impl Snapshot {
         }
     }
 
-    /// Withdraws a set: one of its parts was found bad. Another set may take its place.
+    /// Withdraws a set of which a part was found bad. Another attempt may replace it.
     ///
     /// # Errors
     /// What the store says.
     pub async fn discard_set(&self, why: &str) -> Result<()> {
         tracing::warn!(set = %self.state.of, why, "a set of parts does not count any more");
-        self.cache.root.delete(&self.cache.root.layout.set(self.state.of)).await
+        self.root().delete(&self.root().layout.set(self.state.of)).await
     }
 
-    /// A set that counts, of another attempt.
+    fn root(&self) -> &Root {
+        &self.cache.ctx.root
+    }
+
+    /// The set of another attempt, if one counts.
     async fn other_set(&self, attempt: &str) -> Result<Option<SetRecord>> {
         let Some(record) = self.set().await?.filter(|r| r.attempt != attempt) else { return Ok(None) };
         Ok(record.is_in(&self.index().await?).then_some(record))
     }
 
-    /// Creates the record; false if another attempt was faster. One that is damaged, or whose parts are gone, is no
-    /// obstacle.
+    /// Creates the record. False if another attempt's set counts. A record that is damaged, or whose parts are gone, is
+    /// replaced.
     async fn record(&self, record: &SetRecord) -> Result<bool> {
-        let root = &self.cache.root;
+        let root = self.root();
         let path = root.layout.set(self.state.of);
-        for _ in 0..16 {
+        for _ in 0..MAX_CREATE_ATTEMPTS {
             match root.create(&path, seal(record)?.into()).await? {
                 Created::Yes => return Ok(true),
                 Created::Taken(_) if self.set().await?.is_some_and(|r| r.attempt == record.attempt) => {
@@ -150,9 +158,9 @@ impl Snapshot {
         Err(Error::unavailable(format!("{}: it keeps being written and deleted by others", root.name(&path))))
     }
 
-    /// What the parts of an attempt say of themselves.
+    /// The announced parts of an attempt.
     async fn members(&self, attempt: &str) -> Result<Vec<Member>> {
-        let root = &self.cache.root;
+        let root = self.root();
         let mut members = Vec::new();
         for object in root.list(&root.layout.members(self.state.of)).await? {
             let ours = object.path.filename().is_some_and(|n| n.starts_with(attempt));
@@ -168,9 +176,9 @@ impl Snapshot {
         Ok(members)
     }
 
-    /// Deletes what an attempt wrote that lost, or that can never be whole.
+    /// Deletes the parts and announcements of an attempt that lost.
     async fn drop_attempt(&self, attempt: &str) -> Result<()> {
-        let root = &self.cache.root;
+        let root = self.root();
         let index = self.index().await?;
         for member in &self.members(attempt).await? {
             if let Some(part) = index.get(&member.part).filter(|p| p.attempt == member.attempt) {
@@ -181,9 +189,9 @@ impl Snapshot {
         Ok(())
     }
 
-    /// After a set has come to count: the parts of all other attempts never will.
-    async fn tidy(&self, record: &SetRecord) -> Result<()> {
-        let root = &self.cache.root;
+    /// Deletes the parts of all other attempts, which never count once a set counts, and all announcements.
+    async fn drop_other_attempts(&self, record: &SetRecord) -> Result<()> {
+        let root = self.root();
         if root.conditional() {
             let ours: HashSet<SplitKey> = record.members.iter().map(|m| m.part).collect();
             for (key, part) in self.index().await?.iter() {
@@ -199,14 +207,14 @@ impl Snapshot {
     }
 
     async fn delete_part(&self, part: &PartMeta) -> Result<()> {
-        crate::space::remove_part(&self.cache, part).await?;
-        self.cache.space.refund(part.bytes);
+        remove_part(self.root(), part).await?;
+        self.cache.ctx.budget.free(part.bytes);
         self.state.forget();
         Ok(())
     }
 }
 
-/// Numbers of 128 bits as text: JSON readers lose digits.
+/// 128-bit numbers as hexadecimal text: JSON readers would lose digits.
 mod hex {
     use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
 

@@ -1,8 +1,8 @@
-//! The description of a save: what was saved, and whether it is whole.
+//! The description of a save: what was saved, and whether the save is complete.
 //!
-//! A save is a snapshot under a root of its own, whose parts nobody evicts. Beside it lies `save.json`, so that
-//! whoever loads it needs the folder's URL alone. It is created only if absent when the save begins, and replaced
-//! as a whole when it ends.
+//! A save is a snapshot under a root of its own. Its parts are never evicted. The root also has `save.json`, so that a save
+//! is loaded by the folder's URL alone. This object is created only if absent when the save begins, and replaced when the
+//! save ends.
 
 use std::sync::Arc;
 
@@ -14,12 +14,10 @@ use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload}
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::layout::SAVE_NAME;
 use crate::record::{seal, unseal};
 
-/// The name of the description below the save's root.
-pub(crate) const NAME: &str = "save.json";
-
-/// How far a save is.
+/// The progress of a save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum SaveState {
@@ -28,7 +26,7 @@ pub enum SaveState {
     Writing,
     /// Every split has its part.
     Finished,
-    /// It ended with an error. Its parts are whole, and used when it is begun again.
+    /// It ended with an error. Its parts are whole, and are used when the save is started again.
     Failed,
 }
 
@@ -44,7 +42,7 @@ pub struct Saved {
     pub name: Option<String>,
     /// The definition as it was given.
     pub definition: Value,
-    /// Stages of it that only order or group rows: they are not part of what is stored.
+    /// Stages of the definition that only order or group rows. They are not stored.
     #[serde(default)]
     pub left_out: Vec<String>,
     /// The columns with their types, for people.
@@ -53,40 +51,40 @@ pub struct Saved {
     pub arrow_schema: Value,
     /// How parts are encoded.
     pub encoding: String,
-    /// The size of a chunk, where it was asked for; else a part is one chunk.
+    /// The bytes of a chunk, where chunks were asked for; else a part is one chunk.
     #[serde(default)]
     pub chunk_bytes: Option<u64>,
-    /// How often each row is read: the `repeat` of the definition.
+    /// How often each row is read: the count of the definition's `repeat`.
     pub copies: u64,
-    /// How far it is.
+    /// Its progress.
     pub state: SaveState,
-    /// Why it failed.
+    /// The error with which it failed.
     #[serde(default)]
     pub error: Option<String>,
-    /// When it is finished: the splits of the source in their order, each with a part.
+    /// Once it is finished: the splits of the source in order. Each has a part.
     #[serde(default)]
     pub splits: Vec<SplitKey>,
-    /// When it is finished: rows of all parts, before they are repeated.
+    /// Once it is finished: the rows of all parts, not counting repetitions.
     #[serde(default)]
     pub rows: u64,
-    /// When it is finished: bytes of all parts.
+    /// Once it is finished: the bytes of all parts.
     #[serde(default)]
     pub bytes: u64,
-    /// When it is finished: the number of chunks of all parts.
+    /// Once it is finished: the number of chunks of all parts.
     #[serde(default)]
     pub chunks: u64,
 }
 
 impl Saved {
-    /// The version of the format, as it stands in every description.
+    /// The version of the format. Every description carries it.
     pub const SCHEMA: &str = "caju.save/v1";
 
-    /// Reads the description of the save at a URL; none if there is no save.
+    /// Reads the description of the save at a URL. None if there is no save.
     ///
     /// # Errors
     /// `DataLoss` for a description that is damaged or of another version, and what the store says.
     pub async fn load(stores: &Stores, url: &str) -> Result<Option<Self>> {
-        let at = place(stores, url)?;
+        let at = locate(stores, url)?;
         let bytes = match at.store.get(&at.path).await {
             Ok(found) => found.bytes().await.map_err(|e| store_error(&at.url, e))?,
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
@@ -105,12 +103,12 @@ impl Saved {
         Ok(Some(saved))
     }
 
-    /// Writes the description unless there is one; gives the one that is there then.
+    /// Writes the description, unless one exists. Gives the existing one then.
     ///
     /// # Errors
     /// What the store says.
     pub async fn begin(self, stores: &Stores, url: &str) -> Result<Self> {
-        let at = place(stores, url)?;
+        let at = locate(stores, url)?;
         if let Some(there) = Self::load(stores, url).await? {
             return Ok(there);
         }
@@ -121,17 +119,17 @@ impl Saved {
                     Error::unavailable(format!("{}: it keeps being created and deleted by others", at.url))
                 })
             }
-            // The store does not know conditions: the last one to begin wins, and all write the same.
+            // The store does not support conditional puts. The last process to begin wins, and all write the same.
             Err(_) => self.replace(stores, url).await,
         }
     }
 
-    /// Writes the description, whatever was there.
+    /// Writes the description, and replaces an existing one.
     ///
     /// # Errors
     /// What the store says.
     pub async fn replace(self, stores: &Stores, url: &str) -> Result<Self> {
-        let at = place(stores, url)?;
+        let at = locate(stores, url)?;
         let put = at.store.put_opts(&at.path, self.payload()?, PutOptions::default()).await;
         put.map_err(|e| store_error(&at.url, e))?;
         Ok(self)
@@ -142,12 +140,14 @@ impl Saved {
     }
 }
 
-fn place(stores: &Stores, url: &str) -> Result<Location> {
+fn locate(stores: &Stores, url: &str) -> Result<Location> {
     let at = stores.resolve(url).map_err(|e| e.context("save"))?;
-    let key = if at.url.key.is_empty() { NAME.to_owned() } else { format!("{}/{NAME}", at.url.key) };
-    let path = if at.path.as_ref().is_empty() { NAME.to_owned() } else { format!("{}/{NAME}", at.path) };
+    let key =
+        if at.url.key.is_empty() { SAVE_NAME.to_owned() } else { format!("{}/{SAVE_NAME}", at.url.key) };
+    let path =
+        if at.path.as_ref().is_empty() { SAVE_NAME.to_owned() } else { format!("{}/{SAVE_NAME}", at.path) };
     let path = object_store::path::Path::parse(&path).map_err(|e| Error::invalid(format!("{url}: {e}")))?;
-    // Others' stores keep what they have taken; of local files only those that were waited for survive a loss of power.
+    // Remote stores keep what they have accepted. Local files survive a power failure only once they were synced.
     let store: Arc<dyn ObjectStore> = match at.local {
         Some(_) => Arc::new(DurableStore::new(at.store, Arc::default())),
         None => at.store,
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_to_begin_wins_and_damage_is_told() {
+    async fn the_first_to_begin_wins_and_damage_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let stores = Stores::default();
         for url in ["memory://saved-tests/a/b", folder.path().join("x/y").to_str().unwrap()] {

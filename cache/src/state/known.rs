@@ -1,4 +1,4 @@
-//! What this process knows about one snapshot, and how it finds out.
+//! What this process knows of one snapshot: its commit records and its newest manifest.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -7,28 +7,28 @@ use caju_types::{Fingerprint, Result, SplitKey};
 use futures::{StreamExt, TryStreamExt};
 use parking_lot::Mutex;
 
-use super::{PartIndex, Uses};
-use crate::Cache;
+use super::index::PartIndex;
+use crate::commit::{LoadedCommit, is_consistent, is_present};
+use crate::context::Context;
 use crate::layout::Generation;
-use crate::manifest::{Loaded, Manifest, consistent, load_commit};
-use crate::record::{Commit, PartMeta, seal, unseal};
+use crate::manifest::{Loaded, Manifest};
+use crate::record::{Commit, PartMeta, UsageRecord};
 use crate::scan::{CommitKey, Scan};
-use crate::store::{Created, Listed, Root};
-use crate::write::Committed;
+use crate::store::{Listed, Root};
 
-/// Records that are read at once.
-const READS: usize = 16;
+/// Commit records that are read concurrently.
+const CONCURRENT_READS: usize = 16;
 
 /// A commit record that was read or written.
 #[derive(Debug, Clone)]
 struct Record {
-    /// The object that it was read from; none for our own until it is listed.
+    /// The object that it was read from; none for a record of this process until it is listed.
     object: Option<Listed>,
-    /// None if it could not be understood.
+    /// None if the record is damaged or foreign.
     commit: Option<Arc<Commit>>,
-    /// Whether its part is where it should be.
+    /// Whether the part exists with the length that the record says.
     present: bool,
-    /// When this process wrote or met it, by its own count; 0 for records that were listed.
+    /// Number of the addition by which this process wrote or found it outside a listing; 0 for a listed record.
     stamp: u64,
 }
 
@@ -39,15 +39,24 @@ pub(super) struct Known {
     records: HashMap<CommitKey, Record>,
     highest: HashMap<SplitKey, Generation>,
     pub(super) index: PartIndex,
-    /// The newest manifest that can be understood.
+    /// The newest manifest that is neither damaged nor foreign.
     pub(super) manifest: Option<Loaded>,
-    /// The numbers of all manifests, those that cannot be understood too.
+    /// The numbers of all manifests, also of damaged and foreign ones.
     pub(super) manifests: BTreeSet<u64>,
-    /// Objects in which processes say what they read.
-    pub(super) uses: usize,
+    /// Usage records, as of the last listing.
+    pub(super) usage_records: usize,
     /// Records that the manifest does not cover.
     pub(super) uncovered: usize,
+    /// Records added outside a listing so far.
     stamps: u64,
+}
+
+/// What this process read from the snapshot.
+#[derive(Debug, Default)]
+pub(super) struct OwnUsage {
+    pub(super) record: UsageRecord,
+    /// Whether the record changed since it was written.
+    pub(super) is_dirty: bool,
 }
 
 /// The state of one snapshot in this process.
@@ -59,8 +68,7 @@ pub(crate) struct SnapshotState {
     pub(super) folding: tokio::sync::Mutex<()>,
     /// Splits that tasks of this process write now.
     pub(super) active: Mutex<HashSet<SplitKey>>,
-    /// What this process read, and whether that is still to be said.
-    pub(super) uses: Mutex<(Uses, bool)>,
+    pub(super) usage: Mutex<OwnUsage>,
 }
 
 impl SnapshotState {
@@ -71,10 +79,11 @@ impl SnapshotState {
             refreshing: tokio::sync::Mutex::new(()),
             folding: tokio::sync::Mutex::new(()),
             active: Mutex::default(),
-            uses: Mutex::default(),
+            usage: Mutex::default(),
         }
     }
 
+    /// The part of a split, without asking the store.
     pub(crate) fn known_part(&self, split: SplitKey) -> Option<Arc<PartMeta>> {
         self.known.lock().index.parts.get(&split).cloned()
     }
@@ -88,18 +97,19 @@ impl SnapshotState {
         self.known.lock().highest.get(&split).copied().unwrap_or(0) + 1
     }
 
-    /// Forgets everything: after a removal.
+    /// Drops all that is known, because objects were removed: the next refresh reads them again.
     pub(crate) fn forget(&self) {
         let mut known = self.known.lock();
         let stamps = known.stamps;
         *known = Known { stamps, ..Known::default() };
     }
 
-    pub(crate) async fn refresh(&self, cache: &Cache) -> Result<PartIndex> {
+    /// Lists the snapshot's folder and reads what is new in it.
+    pub(crate) async fn refresh(&self, ctx: &Context) -> Result<PartIndex> {
         let _turn = self.refreshing.lock().await;
-        let root = &cache.root;
+        let root = &ctx.root;
         let begun = self.known.lock().stamps;
-        let scan = Scan::of(&root.layout, self.of, root.list(&root.layout.folder(self.of)).await?);
+        let scan = ctx.scan(self.of).await?;
         let manifest = self.newest_manifest(root, &scan).await?;
         let folded = manifest.as_ref().and_then(|m| m.manifest.as_ref()).map(|m| m.by_key());
         let folded = folded.unwrap_or_default();
@@ -108,7 +118,7 @@ impl SnapshotState {
         let mut records = HashMap::new();
         let mut unknown = Vec::new();
         for (key, object) in scan.winners().into_values() {
-            if let Some(record) = remembered(&old, &folded, &scan, key, object) {
+            if let Some(record) = reuse_record(&old, &folded, &scan, key, object) {
                 records.insert(key.clone(), record);
             } else {
                 unknown.push((key.clone(), object.clone()));
@@ -116,18 +126,18 @@ impl SnapshotState {
         }
         let read = futures::stream::iter(unknown)
             .map(|(key, object)| async { self.read_record(root, &scan, key, object).await })
-            .buffer_unordered(READS)
+            .buffer_unordered(CONCURRENT_READS)
             .try_collect::<Vec<_>>()
             .await?;
         records.extend(read.into_iter().flatten());
         let index = self.install(records, manifest, &folded, begun);
         let mut known = self.known.lock();
         known.manifests.extend(scan.manifests.keys());
-        known.uses = scan.uses.len();
+        known.usage_records = scan.uses.len();
         Ok(index)
     }
 
-    /// The newest manifest that can be understood, read anew only if it changed.
+    /// The newest manifest that is neither damaged nor foreign. It is read again only if it changed.
     async fn newest_manifest(&self, root: &Root, scan: &Scan) -> Result<Option<Loaded>> {
         let old = self.known.lock().manifest.clone();
         for object in scan.manifests.values().rev() {
@@ -148,13 +158,16 @@ impl SnapshotState {
         key: CommitKey,
         object: Listed,
     ) -> Result<Option<(CommitKey, Record)>> {
-        // Gone since the listing: as if it had never been.
-        let Some(commit) = load_commit(root, self.of, &object).await? else { return Ok(None) };
+        let commit = match LoadedCommit::read(root, self.of, &object).await? {
+            LoadedCommit::Gone => return Ok(None),
+            LoadedCommit::Damaged => None,
+            LoadedCommit::Valid(commit) => Some(commit),
+        };
         let present = match &commit {
             Some(Commit::Part(meta)) => match listed_bytes(scan, meta) {
                 Some(bytes) => bytes == meta.bytes,
-                // A listing is not one moment: the part may have come after its place had passed.
-                None => present(root, meta).await?,
+                // A listing is not atomic: the part may have been created after the listing had passed its name.
+                None => is_present(root, meta).await?,
             },
             _ => false,
         };
@@ -169,7 +182,7 @@ impl SnapshotState {
         begun: u64,
     ) -> PartIndex {
         let mut known = self.known.lock();
-        // Commits of this process that the listing was too early for.
+        // Commits that this process added after the listing had begun.
         for (key, record) in &known.records {
             if record.stamp > begun && !records.contains_key(key) {
                 let newer = records.keys().any(|k| k.0 == key.0 && k.1 >= key.1);
@@ -187,7 +200,7 @@ impl SnapshotState {
             if let (Some(Commit::Part(meta)), true) = (record.commit.as_deref(), record.present) {
                 let covered = folded.get(&(key.0, key.1)).is_some_and(|m| m.attempt == meta.attempt);
                 known.uncovered += usize::from(!covered);
-                // Shared with the index before, where nothing changed.
+                // An unchanged part keeps its allocation from the index before.
                 let same = known.index.parts.get(&key.0).filter(|m| ***m == *meta);
                 parts.insert(key.0, same.cloned().unwrap_or_else(|| Arc::new(meta.clone())));
             }
@@ -202,8 +215,8 @@ impl SnapshotState {
         known.index.clone()
     }
 
-    /// Adds a record that this process wrote or met.
-    fn learn(&self, key: CommitKey, commit: Commit, present: bool) {
+    /// Adds a record that this process wrote, or read outside a listing.
+    pub(super) fn add_record(&self, key: CommitKey, commit: Commit, present: bool) {
         let mut known = self.known.lock();
         let highest = known.highest.get(&key.0).copied().unwrap_or(0);
         if highest > key.1 {
@@ -225,139 +238,31 @@ impl SnapshotState {
         let stamp = known.stamps;
         known.records.insert(key, Record { object: None, commit: Some(Arc::new(commit)), present, stamp });
     }
-
-    /// What stands at a generation of a split, and whether it is a part that can be read.
-    pub(super) async fn look(
-        &self,
-        root: &Root,
-        split: SplitKey,
-        generation: Generation,
-        bytes: Option<&[u8]>,
-    ) -> Result<Seat> {
-        let path = root.layout.commit(self.of, split, generation, None);
-        let fetched;
-        let bytes = match bytes {
-            Some(bytes) => bytes,
-            None => match root.get(&path).await? {
-                Some(bytes) => {
-                    fetched = bytes;
-                    &fetched
-                }
-                None => return Ok(Seat::Free),
-            },
-        };
-        match unseal::<Commit>(bytes) {
-            Ok(Commit::Part(meta))
-                if meta.fingerprint == self.of
-                    && meta.split == split
-                    && meta.generation == generation
-                    && consistent(&meta)
-                    && present(root, &meta).await? =>
-            {
-                self.learn((split, generation, None), Commit::Part(meta.clone()), true);
-                Ok(Seat::Part(Arc::new(meta)))
-            }
-            _ => Ok(Seat::Useless),
-        }
-    }
-
-    /// Makes a part count, unless another does.
-    pub(crate) async fn commit(&self, cache: &Cache, mut meta: PartMeta) -> Result<Committed> {
-        let root = &cache.root;
-        if !root.conditional() {
-            return self.commit_unconditionally(cache, meta).await;
-        }
-        loop {
-            let path = root.layout.commit(self.of, meta.split, meta.generation, None);
-            match root.create(&path, seal(&Commit::Part(meta.clone()))?.into()).await? {
-                Created::Yes => break,
-                Created::Taken(theirs) => {
-                    match self.look(root, meta.split, meta.generation, Some(&theirs)).await? {
-                        Seat::Part(winner) => return Ok(Committed::Lost(winner)),
-                        Seat::Useless | Seat::Free => meta.generation += 1,
-                    }
-                }
-            }
-        }
-        self.learn((meta.split, meta.generation, None), Commit::Part(meta.clone()), true);
-        let meta = Arc::new(meta);
-        if self.known.lock().uncovered >= cache.options.fold_after
-            && let Err(error) = self.fold(cache).await
-        {
-            tracing::warn!(%error, "the records of a snapshot could not be folded into a manifest");
-        }
-        Ok(Committed::Ours(meta))
-    }
-
-    async fn commit_unconditionally(&self, cache: &Cache, meta: PartMeta) -> Result<Committed> {
-        let root = &cache.root;
-        let path = root.layout.commit(self.of, meta.split, meta.generation, Some(&meta.attempt));
-        root.put(&path, seal(&Commit::Part(meta.clone()))?.into()).await?;
-        let index = self.refresh(cache).await?;
-        match index.get(&meta.split) {
-            Some(winner) if winner.attempt != meta.attempt => {
-                root.delete(&path).await?;
-                Ok(Committed::Lost(Arc::clone(winner)))
-            }
-            _ => Ok(Committed::Ours(Arc::new(meta))),
-        }
-    }
-
-    /// Puts an empty generation on top of a bad part.
-    pub(super) async fn withdraw(&self, cache: &Cache, meta: &PartMeta, why: &str) -> Result<()> {
-        let root = &cache.root;
-        let (split, generation) = (meta.split, meta.generation + 1);
-        let attempt = root.unique("void");
-        let void = Commit::Void { split, generation, attempt: attempt.clone(), why: why.to_string() };
-        let name = (!root.conditional()).then_some(attempt.as_str());
-        let path = root.layout.commit(self.of, split, generation, name);
-        if let Created::Yes = root.create(&path, seal(&void)?.into()).await? {
-            self.learn((split, generation, name.map(str::to_string)), void, false);
-        } else {
-            // Somebody else has withdrawn or replaced it.
-            self.refresh(cache).await?;
-        }
-        Ok(())
-    }
-}
-
-/// What stands where a commit record would go.
-pub(super) enum Seat {
-    Free,
-    Part(Arc<PartMeta>),
-    /// A void, a damaged record, or one whose part is gone: the next generation supersedes it.
-    Useless,
 }
 
 fn listed_bytes(scan: &Scan, meta: &PartMeta) -> Option<u64> {
     scan.parts.get(&(meta.split, meta.attempt.clone())).map(|o| o.bytes)
 }
 
-/// Whether the object of a part is there, with its length.
-async fn present(root: &Root, meta: &PartMeta) -> Result<bool> {
-    let found = root.head(&root.layout.absolute(&meta.path)).await?;
-    Ok(found.is_some_and(|o| o.bytes == meta.bytes))
-}
-
-/// The record of a commit if it need not be read: it was before, or the manifest has it.
-fn remembered(
+/// The record of a listed object, if it need not be read: because it was read before, or because the manifest has it.
+fn reuse_record(
     old: &HashMap<CommitKey, Record>,
     folded: &HashMap<(SplitKey, Generation), Arc<PartMeta>>,
     scan: &Scan,
     key: &CommitKey,
     object: &Listed,
 ) -> Option<Record> {
-    let fits = |meta: &PartMeta| listed_bytes(scan, meta) == Some(meta.bytes);
+    let is_listed = |meta: &PartMeta| listed_bytes(scan, meta) == Some(meta.bytes);
     if let Some(record) = old.get(key) {
         let same = record.object.as_ref().is_none_or(|o| o == object);
         match record.commit.as_deref() {
-            Some(Commit::Part(meta)) if same && fits(meta) => {
+            Some(Commit::Part(meta)) if same && is_listed(meta) => {
                 return Some(Record { object: Some(object.clone()), present: true, ..record.clone() });
             }
             Some(Commit::Part(meta)) if same && listed_bytes(scan, meta).is_some() => {
                 return Some(Record { object: Some(object.clone()), present: false, ..record.clone() });
             }
-            // Not listed: looked for once, when the record was read.
+            // A part that is not listed was looked for when its record was read. It is not looked for again.
             Some(Commit::Part(_)) if same && record.object.is_some() && !record.present => {
                 return Some(record.clone());
             }
@@ -368,7 +273,7 @@ fn remembered(
             _ => {}
         }
     }
-    let meta = folded.get(&(key.0, key.1)).filter(|m| fits(m) && consistent(m))?;
+    let meta = folded.get(&(key.0, key.1)).filter(|m| is_listed(m) && is_consistent(m))?;
     if key.2.as_ref().is_some_and(|attempt| attempt != &meta.attempt) {
         return None;
     }

@@ -1,26 +1,25 @@
-//! What the batches of an Arrow part claim about their sizes, checked before memory is taken for them.
+//! Checks of the sizes that batches of an Arrow part claim, made before memory is allocated for them.
 //!
-//! The decoder takes memory by the lengths that stand in the file: a compressed buffer begins with the length that it
-//! will have, and misaligned buffers are copied. A failed allocation ends the process, so that no decoder can turn a
-//! false length into an error.
+//! The decoder allocates memory by the lengths in the file: a compressed buffer begins with its decompressed length, and
+//! misaligned buffers are copied. A failed allocation ends the process, so that no decoder can turn a false length into an
+//! error.
 
 use arrow::ipc::{Block, MessageHeader, RecordBatch, root_as_message};
 
-/// What a message begins with, in files since version 0.15 of the format.
+/// The first bytes of a message, in files since version 0.15 of the format.
 const CONTINUATION: [u8; 4] = [0xff; 4];
-/// The length in front of a buffer that is stored as it is, though its batch is compressed.
+/// The length in front of a buffer that is stored uncompressed in a compressed batch.
 const NOT_COMPRESSED: i64 = -1;
-/// The bytes of the length in front of a compressed buffer.
+/// Bytes of the length in front of a compressed buffer.
 const PREFIX: usize = 8;
-/// The most rows of a batch whose columns take no bytes.
-const MOST_ROWS: i64 = 1 << 30;
+/// The most rows of a batch. It bounds batches whose columns take no bytes; for others bytes are the bound.
+const MAX_ROWS: i64 = 1 << 30;
 
-/// Checks a batch: `message` begins where `block` says that the batch does. `most` bounds the bytes of all its buffers
-/// together, once they are decompressed.
+/// Checks the batch at `block`, where `message` begins. Its decompressed buffers may have `max_bytes` together.
 ///
 /// # Errors
-/// What is wrong with it, in words.
-pub(super) fn check(message: &[u8], block: &Block, most: u64) -> Result<(), String> {
+/// What is wrong with the batch, in words.
+pub(super) fn check(message: &[u8], block: &Block, max_bytes: u64) -> Result<(), String> {
     let cut = || "one of its batches is cut".to_string();
     let head = usize::try_from(block.metaDataLength()).map_err(|_| cut())?;
     let body_bytes = usize::try_from(block.bodyLength()).map_err(|_| cut())?;
@@ -30,17 +29,17 @@ pub(super) fn check(message: &[u8], block: &Block, most: u64) -> Result<(), Stri
     let head = message.get(start..head).ok_or_else(cut)?;
     let head = root_as_message(head).map_err(|e| e.to_string())?;
     if head.header_type() != MessageHeader::RecordBatch {
-        return Err("one of its batches is none".into());
+        return Err("one of its batches is another kind of message".into());
     }
     let batch = head.header_as_record_batch().ok_or_else(cut)?;
     let rows = batch.length();
-    if !(0..=MOST_ROWS).contains(&rows) {
+    if !(0..=MAX_ROWS).contains(&rows) {
         return Err(format!("one of its batches claims {rows} rows"));
     }
     let bytes = decompressed_bytes(&batch, body)?;
-    if bytes > most {
+    if bytes > max_bytes {
         return Err(format!(
-            "one of its batches claims {bytes} bytes once it is decompressed, and {most} are the most that is read at once"
+            "one of its batches claims {bytes} bytes once it is decompressed, and {max_bytes} are the most that is read at once"
         ));
     }
     Ok(())
