@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use caju_cache::*;
 use caju_runtime::{Stores, SystemClock};
-use caju_testkit::faulty::{Fault, Faults, FaultyStore, Op, Rule};
+use caju_testkit::faulty::{Fault, Faults, Op, Rule, faulty_store};
 use caju_testkit::s3::S3Server;
 use common::*;
 
@@ -248,7 +248,7 @@ impl Scene {
             }
         };
         let inner = stores.resolve(&root).unwrap();
-        stores.register(&inner.url.root(), Arc::new(FaultyStore::new(inner.store, faults.clone()))).unwrap();
+        stores.register(&inner.url.root(), Arc::new(faulty_store(inner.store, faults.clone()))).unwrap();
         (stores, root)
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct Folder {
 /// Inspects the folder of a root.
 pub(super) async fn inspect(folder: PathBuf) -> Folder {
     let inspect = move || Folder {
-        is_mappable: MappedFile::is_offered_below(&folder),
+        is_mappable: MappedFile::is_supported_below(&folder),
         is_save: folder.join(crate::layout::SAVE_NAME).is_file(),
     };
     caju_runtime::blocking("inspecting a cache root", inspect).await.unwrap_or_default()

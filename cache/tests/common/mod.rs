@@ -228,7 +228,7 @@ pub async fn open_faulty(
 ) -> caju_types::Result<Arc<Cache>> {
     let inner = stores_of(root).resolve(root).unwrap();
     let stores = Stores::default();
-    let faulty = caju_testkit::faulty::FaultyStore::new(inner.store, faults.clone());
+    let faulty = caju_testkit::faulty::faulty_store(inner.store, faults.clone());
     stores.register(&inner.url.root(), Arc::new(faulty)).unwrap();
     Cache::open(&stores, root, options, clock, writer_id()).await
 }

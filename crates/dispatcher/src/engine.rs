@@ -172,7 +172,7 @@ impl Catalog for EngineCatalog {
                 Ok((def, identity))
             }
         };
-        let (def, identity) = self.registry.aside("reading the definition", read).await?;
+        let (def, identity) = self.registry.run_isolated("reading the definition", read).await?;
         let def = Arc::new(def);
         // Combinators have no schema of their own; the journal keeps an empty one for them.
         let known = source_schema.filter(|s| !s.fields().is_empty());
@@ -187,7 +187,8 @@ impl Catalog for EngineCatalog {
             let (def, bound, registry) = (Arc::clone(&def), Arc::clone(&bound), self.registry.clone());
             move || Ok((hints(&def, &registry, &bound)?, set_bases(&def, &registry, &bound)?))
         };
-        let (hints, set_bases) = self.registry.aside("naming the hints of the definition", at_hints).await?;
+        let (hints, set_bases) =
+            self.registry.run_isolated("naming the hints of the definition", at_hints).await?;
         let shuffle = def.stages.iter().find_map(|s| match &s.op {
             StageOp::Shuffle { seed, .. } => Some(SplitShuffle { seed: *seed }),
             _ => None,

@@ -1,17 +1,15 @@
-//! Functions of users, written in Python, run over record batches by a pool of processes.
+//! Users' Python functions, run over record batches by a pool of processes.
 //!
-//! A [`Pool`] keeps some Python processes, each of which runs one call at a time: rows go there and back as Arrow
-//! IPC through files in memory, and a line of JSON each way says where they are. A call blocks, so it belongs on
-//! a thread that computes, whose core the process then uses.
+//! A [`Pool`] has Python processes, each of which runs one call at a time. Rows are passed both ways as Arrow IPC through
+//! files in memory, and a line of JSON in each direction names the files. A call blocks its thread, so it belongs on a
+//! thread of the CPU pool, whose core the process then uses.
 //!
-//! What a user's code may do to a process is part of the plan: an exception comes back with the row and the
-//! traceback; a process that dies, or hangs, is replaced and the call run once more. Rows whose second run fails as
-//! well are an error that names the function and the row at which it stood. Functions that keep to `caju.rng()` for
-//! randomness give the same rows the second time.
+//! An exception of a function is returned with the row and the traceback. A process that dies or hangs is replaced, and the
+//! call is run once more. If the second run fails, too, the error names the function and the row at which it stopped.
+//! Functions that draw random numbers from `caju.rng()` alone give the same rows in the second run.
 //!
-//! Hanging is judged by progress: a process marks the row at which it works, in a file in memory, and only one that
-//! stays at one row for longer than the function may take hangs, however long the batch takes as a whole. Functions
-//! over batches have one step, the batch.
+//! A process writes the row at which it works to a file in memory. It hangs if it stays at one row for longer than the
+//! function's timeout, however long the whole batch takes. For functions over batches the timeout is for the batch.
 
 mod pool;
 mod process;
@@ -23,18 +21,18 @@ use caju_types::Error;
 
 pub use pool::Pool;
 
-/// What a function's process gets of the environment of the process that starts it.
+/// The environment variables that the processes of functions inherit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Environment {
-    /// Everything: the functions are those of whoever runs the process.
+    /// All variables: the functions belong to the user of this process.
     Inherited,
-    /// What an interpreter needs to start, and these variables: the functions are somebody else's, to whom credentials
-    /// and settings of the server are no business.
+    /// The variables that an interpreter needs to start, and these. The functions come from clients, which must not see
+    /// credentials and settings of the server.
     Clean(Vec<String>),
 }
 
-/// Variables that a clean environment has: where programs, libraries and a home are, languages, and time zones.
-const KEPT: [&str; 11] = [
+/// Variables of a clean environment: paths of programs, libraries and home, languages, and time zones.
+const CLEAN_VARIABLES: [&str; 11] = [
     "PATH",
     "HOME",
     "LANG",
@@ -49,40 +47,40 @@ const KEPT: [&str; 11] = [
 ];
 
 impl Environment {
-    /// Whether a variable is passed on.
-    fn keeps(&self, name: &str) -> bool {
+    /// Whether processes inherit a variable.
+    fn passes(&self, name: &str) -> bool {
         match self {
             Environment::Inherited => true,
             Environment::Clean(more) => {
-                KEPT.contains(&name) || name.starts_with("LC_") || more.iter().any(|m| m == name)
+                CLEAN_VARIABLES.contains(&name) || name.starts_with("LC_") || more.iter().any(|m| m == name)
             }
         }
     }
 }
 
-/// What a pool is started with.
+/// The settings of a pool.
 #[derive(Debug, Clone)]
 pub struct PoolConfig {
-    /// The interpreter, which has the package `caju`.
+    /// The interpreter. It needs the package `caju`.
     pub python: String,
-    /// The most processes at work at once; they are started when they are needed.
+    /// The most processes that work at once. They are started when they are needed.
     pub processes: usize,
-    /// Definitions whose processes are kept: at most this many times `processes` are there, idle ones included.
+    /// Bounds the processes that exist, including idle ones: at most this many times `processes`.
     pub definitions: usize,
-    /// A process that was idle for so long is ended.
+    /// The idle time after which a process is ended.
     pub idle: Duration,
-    /// What its processes get of the environment.
+    /// The environment variables that its processes inherit.
     pub environment: Environment,
-    /// The module path of whoever starts the pool, for functions that import from it; empty: what is installed.
+    /// The module path for functions' imports; empty for the interpreter's own.
     pub path: Vec<String>,
-    /// How long a function may take for one row, or for a batch if it takes batches, unless it says so itself.
+    /// The time that a function may take for one row, or for a batch if it takes batches. A function may have its own.
     pub timeout: Duration,
-    /// How long a process may take to start.
+    /// The time that a process may take to start.
     pub start_timeout: Duration,
 }
 
 impl PoolConfig {
-    /// Up to `processes` processes of `python` at work, in a clean environment, with a minute for a row.
+    /// Settings for up to `processes` working processes of `python`, in a clean environment, with a minute per row.
     pub fn new(python: impl Into<String>, processes: usize) -> Self {
         Self {
             python: python.into(),
@@ -97,19 +95,19 @@ impl PoolConfig {
     }
 }
 
-/// What a function makes of rows.
+/// The kind of a function: what it makes from a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// One row of each.
+    /// One row per row.
     Map,
-    /// Whether to keep each.
+    /// Whether to keep the row.
     Filter,
-    /// Any number of rows of each.
+    /// Any number of rows per row.
     FlatMap,
 }
 
 impl Kind {
-    /// The word for it in messages and definitions.
+    /// The name of the kind in messages and definitions.
     pub fn as_str(self) -> &'static str {
         match self {
             Kind::Map => "map",
@@ -119,36 +117,36 @@ impl Kind {
     }
 }
 
-/// A function, as its definition carries it.
+/// A function as its definition carries it.
 #[derive(Debug, Clone)]
 pub struct Function {
-    /// For messages: the name that it has in the user's code.
+    /// Its name in the user's code, for messages.
     pub name: String,
-    /// Its code and what it closes over, as `caju` in Python packs them.
+    /// Its code and closure, as the Python package `caju` packs them.
     pub payload: Vec<u8>,
-    /// What it makes of rows.
+    /// What it makes from a row.
     pub kind: Kind,
-    /// Whether it takes a dict of arrays, not a dict per row.
+    /// Whether it takes a dict of arrays instead of a dict per row.
     pub batched: bool,
-    /// How long it may take for one row, or for a batch if it takes batches; the pool's own patience if absent.
+    /// The time that it may take for one row, or for a batch if it takes batches; the pool's timeout if absent.
     pub timeout: Option<Duration>,
 }
 
-/// What a function made of a batch.
+/// The result of a function for a batch.
 #[derive(Debug, Clone)]
 pub struct Output {
     /// The rows.
     pub batch: RecordBatch,
-    /// The input row of each, ascending; absent: one row of each.
+    /// The input row of each row, ascending; absent if there is one row per input row.
     pub rows: Option<Vec<u32>>,
 }
 
-/// Why a call failed.
+/// The error of a call.
 #[derive(Debug, Clone)]
 pub struct FunctionError {
-    /// The row of the batch, where one is to blame.
+    /// The row of the batch at which it failed, if known.
     pub row: Option<usize>,
-    /// What happened, with the user's traceback.
+    /// The error, with the user's traceback.
     pub error: Error,
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use caju_pipeline::{DatasetDef, StageOp, content_name};
-use caju_runtime::{Aside, budget};
+use caju_runtime::{IsolatedThreads, budget};
 use caju_types::{Error, Fingerprint, Result, did_you_mean, hash128};
 use datafusion_common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion_common::{DFSchema, DataFusionError, ScalarValue, SchemaError};
@@ -89,7 +89,7 @@ pub struct Registry {
 struct Inner {
     builtins: Builtins,
     limits: Limits,
-    aside: Aside,
+    threads: IsolatedThreads,
     /// Whether nested image operations become one function, and some calls of DataFusion's functions ours;
     /// off in tests only, to compare.
     fuse: bool,
@@ -118,9 +118,9 @@ impl Registry {
     }
 
     fn with(limits: Limits, fuse: bool) -> Self {
-        let aside = Aside::new("bind", BOUND_AT_ONCE, limits.bind_timeout, sql::STACK_BYTES);
+        let threads = IsolatedThreads::new("bind", BOUND_AT_ONCE, limits.bind_timeout, sql::STACK_BYTES);
         Self {
-            inner: Arc::new(Inner { builtins: Builtins::new(), limits, aside, fuse }),
+            inner: Arc::new(Inner { builtins: Builtins::new(), limits, threads, fuse }),
             python: None,
             of_others: false,
         }
@@ -137,12 +137,12 @@ impl Registry {
     ///
     /// # Errors
     /// Those of `work`, and `DeadlineExceeded`.
-    pub async fn aside<T, F>(&self, what: impl std::fmt::Display, work: F) -> Result<T>
+    pub async fn run_isolated<T, F>(&self, what: impl std::fmt::Display, work: F) -> Result<T>
     where
         T: Send + 'static,
         F: FnOnce() -> Result<T> + Send + 'static,
     {
-        self.inner.aside.run(what, work).await
+        self.inner.threads.run(what, work).await
     }
 
     /// The same functions, and those that users have written in Python, which run in this pool.

@@ -7,7 +7,7 @@
 //! are the same on every machine ([`fingerprint`], [`prefix_fingerprints`]). Expressions stay text here:
 //! what must be known about them comes through [`Functions`], which `caju-kernels` implements.
 
-mod base64;
+mod binary;
 mod def;
 mod describe;
 mod fingerprint;

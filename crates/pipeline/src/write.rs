@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use caju_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
-use crate::base64;
+use crate::binary;
 use crate::def::{
     ColumnType, Cost, DatasetDef, FileFormat, FileSource, OnError, PythonFunction, SourceDef, StageDef,
     StageOp,
@@ -101,7 +101,7 @@ fn source(source: &SourceDef) -> Value {
     let value = match source {
         SourceDef::Files(files) => file_source(files),
         SourceDef::Range { start, end, step } => json!({ "start": start, "end": end, "step": step }),
-        SourceDef::Memory { ipc } => json!({ "ipc": base64::encode(ipc) }),
+        SourceDef::Memory { ipc } => json!({ "ipc": binary::encode(ipc) }),
         SourceDef::Held { sha256 } => json!({ "sha256": sha256 }),
         SourceDef::Concatenate(list) | SourceDef::Zip(list) => children(list),
         SourceDef::Sample { datasets, weights, seed } => {
@@ -172,8 +172,8 @@ fn python(f: &PythonFunction) -> Value {
         "code": f.code,
         "batched": f.batched,
         "random": f.random,
-        "payload": base64::encode(&f.payload),
-        "schema": base64::encode(&f.schema),
+        "payload": binary::encode(&f.payload),
+        "schema": binary::encode(&f.schema),
     });
     if let Some(timeout) = f.timeout {
         map["timeout"] = json!(duration_text(timeout));

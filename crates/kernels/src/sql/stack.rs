@@ -1,6 +1,6 @@
 //! Room for recursion.
 
-use caju_runtime::is_aside;
+use caju_runtime::on_isolated_thread;
 use caju_types::{Error, Result};
 
 /// The planner's passes over an expression are recursive, with frames of many kilobytes; so much holds the
@@ -13,7 +13,7 @@ pub(crate) const STACK_BYTES: usize = 64 << 20;
 /// # Errors
 /// Those of `f`; `ResourceExhausted` if the system gives no thread, `Internal` if `f` panics.
 pub(crate) fn roomy<T: Send>(f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    if is_aside() {
+    if on_isolated_thread() {
         return f();
     }
     std::thread::scope(|scope| {

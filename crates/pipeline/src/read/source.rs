@@ -4,7 +4,7 @@ use caju_types::{Error, Result, did_you_mean};
 
 use super::Reader;
 use super::args::{Args, At};
-use crate::base64;
+use crate::binary;
 use crate::def::{
     ColumnType, Compression, DEFAULT_SPLIT_BYTES, DatasetDef, FileFormat, FileSource, SourceDef, VersionRule,
 };
@@ -153,6 +153,6 @@ fn memory(at: At<'_>, example: &'static str) -> Result<SourceDef> {
     let ipc = args.need("ipc")?;
     args.finish()?;
     let expected = "an Arrow IPC stream in base64";
-    let bytes = base64::decode(ipc.str(expected)?).ok_or_else(|| ipc.wrong(expected))?;
+    let bytes = binary::decode(ipc.str(expected)?).ok_or_else(|| ipc.wrong(expected))?;
     Ok(SourceDef::Memory { ipc: bytes.into() })
 }

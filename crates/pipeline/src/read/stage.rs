@@ -6,7 +6,7 @@ use caju_types::{Error, Result, did_you_mean};
 use serde_json::Value;
 
 use super::args::{Args, At};
-use crate::base64;
+use crate::binary;
 use crate::def::{Cost, DEFAULT_SHUFFLE_BYTES, Feature, FeatureShape, PythonFunction, PythonKind, StageOp};
 use crate::words::{FEATURE_TYPES, stage_example};
 use crate::write::round_scalar;
@@ -117,7 +117,7 @@ fn cost_or_hint(name: &str, args: &mut Args<'_>, hints: usize) -> Result<StageOp
 fn python(args: &mut Args<'_>) -> Result<StageOp> {
     let bytes = |at: &At<'_>| {
         let expected = "bytes in base64";
-        base64::decode(at.str(expected)?).map(bytes::Bytes::from).ok_or_else(|| at.wrong(expected))
+        binary::decode(at.str(expected)?).map(bytes::Bytes::from).ok_or_else(|| at.wrong(expected))
     };
     let kind = args.need("kind")?;
     let expected = "`map`, `filter` or `flat_map`";

@@ -1,13 +1,14 @@
-//! Object stores by URL: one way to name, open, list and count whatever is read and written.
+//! Object stores by URL: naming, opening, listing and counting all that is read and written.
 //!
-//! Every object has exactly one name: `file:///data/a.parquet`, `s3://bucket/key`, `memory://name/key`. Keys are taken as
-//! they are written; only `file://` URLs are percent-decoded.
+//! Every object has exactly one name: `file:///data/a.parquet`, `s3://bucket/key`, `memory://name/key`. Keys are literal.
+//! Only `file://` URLs are percent-decoded.
 
 mod access;
 mod count;
 mod durable;
 mod error;
 mod glob;
+mod layer;
 mod list;
 mod local;
 mod settled;
@@ -33,21 +34,22 @@ use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use parking_lot::Mutex;
 
 pub use access::Access;
-pub use count::{CountingStore, IoCounters, IoSnapshot};
-pub use durable::DurableStore;
+pub use count::{Counting, CountingStore, IoCounters, IoSnapshot};
+pub use durable::{Durable, DurableStore};
 pub use error::{io_error, store_error};
 pub use glob::may_lie_in;
+pub use layer::{Layered, StoreLayer};
 pub use list::Listed;
 pub use local::local_version;
 pub use settled::is_settled;
 pub use url::StoreUrl;
 
-use access::Fence;
+use access::AccessRules;
 
 /// One in-memory store per name, for the life of the process.
 static MEMORY: LazyLock<Mutex<HashMap<String, Arc<InMemory>>>> = LazyLock::new(Mutex::default);
 
-/// Where a URL leads: a store, and a path in it.
+/// The target of a URL: a store, and a path in it.
 #[derive(Debug, Clone)]
 pub struct Location {
     /// The URL in its canonical form.
@@ -74,15 +76,15 @@ pub struct Location {
 #[derive(Default)]
 pub struct Stores {
     options: BTreeMap<String, String>,
-    /// None: anything may be touched.
-    fence: Option<Fence>,
+    /// None if everything may be read and written.
+    rules: Option<AccessRules>,
     opened: Mutex<HashMap<String, Opened>>,
 }
 
 #[derive(Clone)]
 struct Opened {
     store: Arc<dyn ObjectStore>,
-    /// Put there by [`Stores::register`]: then even `file://` goes through the trait.
+    /// Added by [`Stores::register`]: then even `file://` goes through the trait.
     registered: bool,
 }
 
@@ -91,13 +93,13 @@ impl fmt::Debug for Stores {
         // Options hold secrets: only their names are shown.
         f.debug_struct("Stores")
             .field("options", &self.options.keys().collect::<Vec<_>>())
-            .field("fence", &self.fence)
+            .field("rules", &self.rules)
             .finish_non_exhaustive()
     }
 }
 
 impl Stores {
-    /// Stores with the given options, restricted to what `access` names if given.
+    /// Stores with the given options, restricted to `access` if given.
     ///
     /// Options are object_store's own names (`aws_access_key_id`, `aws_endpoint`, `aws_region`,
     /// `google_service_account`, `azure_storage_account_name`, `allow_http`, ...), in any letter case.
@@ -108,26 +110,26 @@ impl Stores {
         let options: BTreeMap<_, _> = options.into_iter().map(|(k, v)| (k.to_ascii_lowercase(), v)).collect();
         for key in options.keys() {
             if !Self::known_option(key) {
-                let near = caju_types::did_you_mean(key, SOME_OPTIONS);
+                let near = caju_types::did_you_mean(key, COMMON_OPTIONS);
                 return Err(Error::invalid(format!("unknown store option `{key}`{near}")));
             }
         }
-        let fence = access.as_ref().map(Fence::new).transpose()?;
-        Ok(Self { options, fence, opened: Mutex::default() })
+        let rules = access.as_ref().map(AccessRules::new).transpose()?;
+        Ok(Self { options, rules, opened: Mutex::default() })
     }
 
-    /// Lets the cache be read and written, wherever it is, in place of the one named before.
+    /// Lets the cache at this URL be read and written, in place of the one before. An empty text allows none.
     ///
     /// # Errors
     /// `InvalidArgument` for what is neither a URL nor an absolute path.
     pub fn allow_cache(&self, url: &str) -> Result<()> {
-        if let Some(fence) = &self.fence {
-            fence.set_cache(if url.is_empty() { None } else { Some(StoreUrl::parse(url)?) });
+        if let Some(rules) = &self.rules {
+            rules.set_cache(if url.is_empty() { None } else { Some(StoreUrl::parse(url)?) });
         }
         Ok(())
     }
 
-    /// Whether any store knows an option of this name; lets the binary pick them from the environment.
+    /// Whether any store knows an option of this name. The binary uses it to pick options from the environment.
     pub fn known_option(key: &str) -> bool {
         let key = key.to_ascii_lowercase();
         AmazonS3ConfigKey::from_str(&key).is_ok()
@@ -136,8 +138,8 @@ impl Stores {
             || ClientConfigKey::from_str(&key).is_ok()
     }
 
-    /// Puts a store in place of the one that `root` (such as `s3://bucket` or `file://`) would open: for
-    /// tests that count, delay or break things.
+    /// Replaces the store that `root` (such as `s3://bucket` or `file://`) would open, for tests that count, delay or fail
+    /// requests.
     ///
     /// # Errors
     /// `InvalidArgument` if `root` is not a URL.
@@ -147,24 +149,24 @@ impl Stores {
         Ok(())
     }
 
-    /// Where a URL, or an absolute path, leads, for reading.
+    /// Resolves a URL or an absolute path for reading.
     ///
     /// # Errors
-    /// `InvalidArgument` for what is neither, `PermissionDenied` for what may not be read, and what the store says
-    /// about its options.
+    /// `InvalidArgument` for any other text, `PermissionDenied` for what may not be read, and what the store says about its
+    /// options.
     pub fn resolve(&self, url: &str) -> Result<Location> {
         let url = StoreUrl::parse(url)?;
-        self.fence.as_ref().map_or(Ok(()), |f| f.check_read(&url))?;
+        self.rules.as_ref().map_or(Ok(()), |f| f.check_read(&url))?;
         self.locate(url)
     }
 
-    /// Where a URL, or an absolute path, leads, for writing.
+    /// Resolves a URL or an absolute path for writing.
     ///
     /// # Errors
     /// As [`Stores::resolve`]; `PermissionDenied` for what may not be written.
     pub fn resolve_to_write(&self, url: &str) -> Result<Location> {
         let url = StoreUrl::parse(url)?;
-        self.fence.as_ref().map_or(Ok(()), |f| f.check_write(&url))?;
+        self.rules.as_ref().map_or(Ok(()), |f| f.check_write(&url))?;
         self.locate(url)
     }
 
@@ -181,7 +183,7 @@ impl Stores {
             return Ok(o.clone());
         }
         let store = self.build(url, &root).map_err(|e| e.context(&root))?;
-        // Two threads may have built it: the first one stays.
+        // Two threads may have built it concurrently: the first store stays.
         let opened = Opened { store, registered: false };
         Ok(self.opened.lock().entry(root).or_insert(opened).clone())
     }
@@ -252,8 +254,8 @@ impl Stores {
     }
 }
 
-/// For "did you mean" only; the stores know many more.
-const SOME_OPTIONS: [&str; 12] = [
+/// Common options, for "did you mean". The stores know many more.
+const COMMON_OPTIONS: [&str; 12] = [
     "aws_access_key_id",
     "aws_secret_access_key",
     "aws_session_token",

@@ -1,4 +1,4 @@
-//! Threads for work that is rare, may take long and may be hostile: binding what somebody sent.
+//! Threads for work that is rare, may take long and may be hostile: binding definitions of clients.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -10,35 +10,36 @@ use caju_types::{Error, Result, format_duration};
 use tokio::sync::{Semaphore, oneshot};
 
 thread_local! {
-    static ASIDE: Cell<bool> = const { Cell::new(false) };
+    static ISOLATED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs work on threads of its own, a few at a time, each within a deadline: whatever the work is, the threads of the
-/// async runtime and of the CPU pool go on. Clones share the bound.
+/// Runs work on threads of its own, a bounded number at a time, each within a deadline. Whatever the work does, it blocks
+/// neither the async runtime nor the CPU pool. Clones share the bound.
 ///
-/// A thread cannot be stopped. Work that misses its deadline goes on unheard, and counts among the few until it is done.
+/// A thread cannot be stopped. Work that misses its deadline runs on, its result is dropped, and it holds its permit until
+/// it ends.
 #[derive(Debug, Clone)]
-pub struct Aside {
+pub struct IsolatedThreads {
     name: &'static str,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     timeout: Duration,
     stack_bytes: usize,
 }
 
-/// Whether this thread was started by [`Aside::run`]: it has the stack that goes with it.
-pub fn is_aside() -> bool {
-    ASIDE.get()
+/// Whether this thread was started by [`IsolatedThreads::run`], and so has its stack size.
+pub fn on_isolated_thread() -> bool {
+    ISOLATED.get()
 }
 
-impl Aside {
-    /// At most `at_once` pieces of work at a time, each with `timeout` and a stack of `stack_bytes`. `name` names the
-    /// threads.
+impl IsolatedThreads {
+    /// At most `at_once` pieces of work at a time, each with `timeout` and a stack of `stack_bytes`. The threads have the
+    /// name `name`.
     pub fn new(name: &'static str, at_once: usize, timeout: Duration, stack_bytes: usize) -> Self {
-        Self { name, places: Arc::new(Semaphore::new(at_once.max(1))), timeout, stack_bytes }
+        Self { name, permits: Arc::new(Semaphore::new(at_once.max(1))), timeout, stack_bytes }
     }
 
-    /// Runs `work`; `what` names it in errors. The deadline covers the wait for a free place too. Dropping the future
-    /// lets the work run to its end unheard.
+    /// Runs `work`. `what` names it in errors. The deadline covers the wait for a permit, too. If the future is dropped, the
+    /// work runs to its end and its result is dropped.
     ///
     /// # Errors
     /// Those of `work`; `DeadlineExceeded` naming `what`, `ResourceExhausted` if the system gives no thread, `Internal`
@@ -66,14 +67,14 @@ impl Aside {
         T: Send + 'static,
         F: FnOnce() -> Result<T> + Send + 'static,
     {
-        let place =
-            Arc::clone(&self.places).acquire_owned().await.map_err(|e| Failure::Broken(e.to_string()))?;
+        let permit =
+            Arc::clone(&self.permits).acquire_owned().await.map_err(|e| Failure::Broken(e.to_string()))?;
         let (tx, rx) = oneshot::channel();
         let job = move || {
-            ASIDE.set(true);
+            ISOLATED.set(true);
             let result = catch_unwind(AssertUnwindSafe(work));
-            drop(place);
-            // The receiver may be gone: nobody waits any more.
+            drop(permit);
+            // The receiver is gone if the caller's future was dropped.
             drop(tx.send(result));
         };
         let thread = std::thread::Builder::new().name(self.name.into()).stack_size(self.stack_bytes);
@@ -99,29 +100,29 @@ mod tests {
 
     #[tokio::test]
     async fn answers_errors_and_panics_come_back() {
-        let aside = Aside::new("test", 1, Duration::from_secs(60), 1 << 20);
-        assert!(aside.run("a", || Ok(is_aside())).await.unwrap());
-        assert!(!is_aside());
-        let e = aside.run("b", || Err::<(), _>(Error::invalid("no"))).await.unwrap_err();
+        let threads = IsolatedThreads::new("test", 1, Duration::from_secs(60), 1 << 20);
+        assert!(threads.run("a", || Ok(on_isolated_thread())).await.unwrap());
+        assert!(!on_isolated_thread());
+        let e = threads.run("b", || Err::<(), _>(Error::invalid("no"))).await.unwrap_err();
         assert_eq!((e.kind(), e.message()), (ErrorKind::InvalidArgument, "no"));
-        let e = aside.run("c", || -> Result<()> { panic!("boom") }).await.unwrap_err();
+        let e = threads.run("c", || -> Result<()> { panic!("boom") }).await.unwrap_err();
         assert_eq!((e.kind(), e.message()), (ErrorKind::Internal, "c: it panicked; the log has the details"));
-        assert_eq!(aside.run("d", || Ok(1)).await.unwrap(), 1);
+        assert_eq!(threads.run("d", || Ok(1)).await.unwrap(), 1);
     }
 
-    /// Work that never ends costs its own caller the deadline, and its place; the runtime's only thread goes on.
+    /// Work that never ends costs its own caller the deadline, and holds its permit. The runtime's only thread runs on.
     #[tokio::test]
     async fn endless_work_is_given_up() {
-        let aside = Aside::new("test", 1, Duration::from_millis(20), 1 << 20);
+        let threads = IsolatedThreads::new("test", 1, Duration::from_millis(20), 1 << 20);
         let (end, ended) = std::sync::mpsc::sync_channel::<()>(1);
         let work = move || ended.recv().map_err(|e| Error::internal(e.to_string()));
-        let e = aside.run("binding `x`", work).await.unwrap_err();
+        let e = threads.run("binding `x`", work).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::DeadlineExceeded);
         assert!(e.message().starts_with("binding `x` was not done within 20.0 ms"), "{e}");
-        // The place is still taken, and given back when the work ends.
-        let e = aside.run("binding `y`", || Ok(())).await.unwrap_err();
+        // The permit is held until the work ends.
+        let e = threads.run("binding `y`", || Ok(())).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::DeadlineExceeded);
         end.send(()).unwrap();
-        while aside.run("binding `z`", || Ok(())).await.is_err() {}
+        while threads.run("binding `z`", || Ok(())).await.is_err() {}
     }
 }
