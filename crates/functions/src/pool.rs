@@ -8,8 +8,9 @@ use arrow_array::RecordBatch;
 use caju_types::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
+use crate::config::PoolConfig;
+use crate::function::{Function, FunctionError, Output};
 use crate::process::{Answer, Process};
-use crate::{Function, FunctionError, Output, PoolConfig};
 
 /// Python processes that run functions over batches. Clones share them. They end with the last clone.
 ///

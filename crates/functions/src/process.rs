@@ -17,7 +17,8 @@ use caju_runtime::{PrivateFolder, environment};
 use caju_types::{Error, Result};
 use serde_json::{Value, json};
 
-use crate::{Function, FunctionError, Output, PoolConfig};
+use crate::config::PoolConfig;
+use crate::function::{Function, FunctionError, Output};
 
 /// The column of the seeds.
 const SEED_COLUMN: &str = "__caju_seed";

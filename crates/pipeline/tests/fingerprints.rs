@@ -260,7 +260,7 @@ fn functions_of_the_users_own_are_named_by_their_code_alone() {
 #[test]
 fn rows_of_functions_that_others_sent_are_named_by_the_functions() {
     let names = |believes: bool, payload: &str| {
-        let f = FakeFunctions { believes_code: believes, ..FakeFunctions::default() };
+        let f = FakeFunctions { trusts_code: believes, ..FakeFunctions::default() };
         let step = format!("python: {{ kind: filter, code: '0a', name: f, payload: '{payload}' }}");
         let def = read(&format!("source: {{ range: 3 }}\nsteps: [ {step}, autocache: h ]"));
         (prefix_fingerprints(&def, &f).unwrap()[0].fingerprint, fingerprint(&def, &f).unwrap())

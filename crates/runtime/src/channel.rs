@@ -15,7 +15,7 @@ use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use crate::TaskName;
+use crate::tasks::TaskName;
 
 /// A channel that holds at most `capacity` items (at least one). `name` names the first sender in errors.
 ///

@@ -10,7 +10,8 @@ use caju_types::{Error, Result};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tokio::sync::oneshot;
 
-use crate::{panic_text, thread_cpu_time};
+use crate::panics::panic_text;
+use crate::process::thread_cpu_time;
 
 type Work = Box<dyn FnOnce() + Send>;
 

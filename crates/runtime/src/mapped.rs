@@ -31,7 +31,7 @@ impl fmt::Debug for MappedFile {
 
 impl MappedFile {
     /// The most bytes of a file that is mapped: a copy of all mapped bytes has to fit into memory.
-    pub const MAX_BYTES: u64 = 1 << 30;
+    pub const MAX_BYTES: u64 = system::MAX_BYTES;
 
     /// Maps an open file as it is now. None for an empty file, and where mapping is unsafe or impossible (see the module's
     /// text). Blocking.
@@ -62,6 +62,8 @@ impl AsRef<[u8]> for MappedFile {
 #[cfg(not(target_os = "linux"))]
 mod other {
     //! Other systems have no leases.
+
+    pub(super) const MAX_BYTES: u64 = 0;
 
     pub(super) enum Map {}
 
@@ -96,6 +98,9 @@ mod linux {
 
     use memmap2::{Mmap, MmapMut, MmapOptions};
     use parking_lot::{Condvar, Mutex};
+
+    /// See [`MappedFile::MAX_BYTES`](super::MappedFile::MAX_BYTES).
+    pub(super) const MAX_BYTES: u64 = 1 << 30;
 
     /// The interval at which leases are checked. A process that wants to write to a mapped file waits about this long.
     const CHECK_INTERVAL: Duration = Duration::from_millis(200);
@@ -168,7 +173,7 @@ mod linux {
         // From here on the length cannot change.
         let metadata = file.metadata()?;
         let length = metadata.len();
-        if length == 0 || length > super::MappedFile::MAX_BYTES {
+        if length == 0 || length > MAX_BYTES {
             return Ok(None);
         }
         let Ok(length) = usize::try_from(length) else { return Ok(None) };
@@ -263,8 +268,9 @@ mod linux {
 }
 
 #[cfg(test)]
-#[cfg(target_os = "linux")]
 mod tests {
+    #![cfg(target_os = "linux")]
+
     use std::fs::File;
     use std::io::Write as _;
 

@@ -128,8 +128,9 @@ fn exists(pid: u32) -> bool {
 }
 
 #[cfg(test)]
-#[cfg(target_os = "linux")]
 mod tests {
+    #![cfg(target_os = "linux")]
+
     use super::*;
 
     #[test]

@@ -15,7 +15,8 @@ use std::cell::Cell;
 use std::fmt::Display;
 use std::marker::PhantomData;
 
-use crate::{Error, Result, format_bytes};
+use crate::error::{Error, Result};
+use crate::units::format_bytes;
 
 /// The bytes of a chunk's budget unless a setting changes it, and the limit of each request outside of a scope. It leaves
 /// room for wide rows, and several chunks at once still fit a usual machine.
@@ -130,7 +131,7 @@ pub fn with_capacity<T>(len: usize, what: impl Display) -> Result<Vec<T>> {
 
 #[cfg(test)]
 mod tests {
-    use crate::ErrorKind;
+    use crate::error::ErrorKind;
 
     use super::*;
 

@@ -4,7 +4,7 @@
 //! whether a chain ran fused (invariant I2). `exp` and `ln` are computed here from additions, multiplications and divisions,
 //! because the last bit of a system library's result differs between machines.
 
-use crate::mix64;
+use crate::hash::mix64;
 
 /// Draws for one call of a random kernel on one row.
 ///

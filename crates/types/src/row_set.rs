@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::RowRanges;
+use crate::ranges::RowRanges;
 
 /// A set of row ordinals of one split. It is fast for rows in order and for shuffled rows.
 ///

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 fn split_number(text: &str) -> Option<(f64, &str)> {
     let t = text.trim();

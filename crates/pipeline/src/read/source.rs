@@ -9,7 +9,7 @@ use crate::def::{
     ColumnType, Compression, DEFAULT_SPLIT_BYTES, DatasetDef, FileFormat, FileSource, SourceDef, VersionRule,
 };
 use crate::path;
-use crate::words::{COLUMN_TYPES, COMPRESSIONS, SOURCES, VERSION_RULES};
+use crate::spelling::{COLUMN_TYPES, COMPRESSIONS, SOURCES, VERSION_RULES};
 
 impl Reader<'_> {
     pub(super) fn source(&self, at: At<'_>, depth: usize) -> Result<SourceDef> {
@@ -69,7 +69,7 @@ impl Reader<'_> {
     }
 
     fn files(&self, format: &str, at: At<'_>, example: &'static str) -> Result<SourceDef> {
-        // A list is a short form too: several paths.
+        // A list is the short form of several paths.
         let mut args = Args::new(at, Some("path"), example)?;
         let path_at = args.need("path")?;
         let version = args.get("version").map_or(Ok(VersionRule::Listed), |a| a.word(VERSION_RULES))?;
@@ -100,7 +100,7 @@ fn file_format(name: &str, args: &mut Args<'_>) -> Result<FileFormat> {
         },
         "json" => FileFormat::Json { schema: schema(args)?, compression: compression(args)? },
         "images" => FileFormat::Images,
-        // The caller looked the name up in the table of sources.
+        // The caller has found the name in the table of sources.
         other => return Err(Error::internal(format!("the source `{other}` has no reader"))),
     })
 }

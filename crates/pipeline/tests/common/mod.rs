@@ -13,7 +13,7 @@ use proptest::prelude::*;
 pub(crate) struct FakeFunctions {
     pub(crate) version: u32,
     pub(crate) engines: BTreeMap<String, String>,
-    pub(crate) believes_code: bool,
+    pub(crate) trusts_code: bool,
 }
 
 impl Default for FakeFunctions {
@@ -21,7 +21,7 @@ impl Default for FakeFunctions {
         let engines =
             [("arrow", "59.3.0"), ("datafusion", "55.0.0"), ("parquet", "59.3.0"), ("zune-jpeg", "0.5.0")];
         let engines = engines.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
-        Self { version: 1, engines, believes_code: true }
+        Self { version: 1, engines, trusts_code: true }
     }
 }
 
@@ -65,8 +65,8 @@ impl Functions for FakeFunctions {
         self.engines.clone()
     }
 
-    fn believes_code(&self) -> bool {
-        self.believes_code
+    fn trusts_code(&self) -> bool {
+        self.trusts_code
     }
 
     fn engines_used(&self, sql: &str) -> Result<Vec<String>> {

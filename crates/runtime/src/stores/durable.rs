@@ -167,7 +167,7 @@ async fn blocking(
     work: impl FnOnce(&Folders, &FilePath) -> io::Result<()> + Send + 'static,
 ) -> Result<()> {
     let (file, folders) = (file_of(path), Arc::clone(folders));
-    let done = crate::blocking("writing a file durably", move || work(&folders, &file)).await;
+    let done = crate::tasks::blocking("writing a file durably", move || work(&folders, &file)).await;
     let done = done.map_err(|e| Error::Generic { store: "DurableStore", source: e.into() })?;
     done.map_err(|e| match e.kind() {
         io::ErrorKind::AlreadyExists => Error::AlreadyExists { path: path.to_string(), source: e.into() },

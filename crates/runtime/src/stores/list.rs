@@ -7,55 +7,14 @@ use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 
+use super::count::{CountingStore, IoCounters};
 use super::error::{io_error, store_error};
-use super::glob::{Pattern, is_glob, is_hidden, is_stored_layout, may_be_literal};
-use super::{CountingStore, IoCounters, Location, StoreUrl, Stores, local, settled};
-use crate::blocking;
-
-/// A listed file, with the metadata that identify its version.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
-    /// Its URL.
-    pub url: StoreUrl,
-    /// Size in bytes.
-    pub size: u64,
-    /// The store's e-tag; none for local files.
-    pub etag: Option<String>,
-    /// Time of the last modification in nanoseconds since 1970.
-    pub mtime_ns: Option<i64>,
-    /// Time of the last change of the inode in nanoseconds since 1970; local files only.
-    pub ctime_ns: Option<i64>,
-}
-
-/// Which keys are wanted.
-#[derive(Debug)]
-pub(super) struct Filter {
-    /// The key of the folder that is listed.
-    pub(super) base: String,
-    pub(super) pattern: Option<Pattern>,
-    /// Wanted extensions without the dot; all if empty. They are used for folders only, where no pattern selects files.
-    pub(super) extensions: Vec<String>,
-}
-
-impl Filter {
-    pub(super) fn accepts(&self, key: &str) -> bool {
-        if is_stored_layout(key.strip_prefix(self.base.as_str()).unwrap_or(key)) {
-            return false;
-        }
-        if let Some(p) = &self.pattern {
-            return p.matches(key);
-        }
-        let name = key.rsplit('/').next().unwrap_or(key);
-        if is_hidden(name) {
-            return false;
-        }
-        let lower = name.to_ascii_lowercase();
-        self.extensions.is_empty()
-            || self.extensions.iter().any(|e| {
-                lower.strip_suffix(e.as_str()).is_some_and(|stem| stem.len() > 1 && stem.ends_with('.'))
-            })
-    }
-}
+use super::file::{Filter, Listed, listed};
+use super::glob::{Pattern, is_glob, is_hidden, may_be_literal};
+use super::resolve::{Location, Stores};
+use super::url::StoreUrl;
+use super::{local, settled};
+use crate::tasks::blocking;
 
 impl Stores {
     /// The files that `path` names, sorted by key. They are found while the stream is polled.
@@ -165,7 +124,7 @@ async fn head(at: &Location, io: &Arc<IoCounters>) -> Result<Listed> {
         if !m.is_file() {
             return Err(Error::invalid(format!("{}: {IS_FOLDER}", at.url)));
         }
-        let file = settled::settled(vec![local::listed(at.url.clone(), &m)]).await?.pop();
+        let file = settled::settled(vec![listed(at.url.clone(), &m)]).await?.pop();
         return file
             .ok_or_else(|| Error::not_found(format!("{}: it was removed while it was listed", at.url)));
     }

@@ -1,6 +1,5 @@
 //! Walking local folders in the order of whole keys, with the metadata that identify versions of files.
 
-use std::fs::Metadata;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,10 +7,9 @@ use std::sync::Arc;
 use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
-use super::IoCounters;
+use super::count::IoCounters;
 use super::error::io_error;
-use super::glob::Pattern;
-use super::list::{Filter, Listed};
+use super::file::{Filter, Listed, listed};
 use super::url::StoreUrl;
 
 /// Files whose metadata one blocking call reads.
@@ -19,18 +17,6 @@ const STAT_BATCH: usize = 256;
 
 /// The most levels of folders. A deeper tree is taken for a loop of symbolic links.
 const MAX_DEPTH: usize = 64;
-
-/// Size, modification time and change time of a local file, in bytes and nanoseconds since 1970.
-pub fn local_version(metadata: &Metadata) -> (u64, i64, i64) {
-    use std::os::unix::fs::MetadataExt;
-    let ns = |s: i64, n: i64| s.saturating_mul(1_000_000_000).saturating_add(n);
-    (metadata.len(), ns(metadata.mtime(), metadata.mtime_nsec()), ns(metadata.ctime(), metadata.ctime_nsec()))
-}
-
-pub(super) fn listed(url: StoreUrl, metadata: &Metadata) -> Listed {
-    let (size, mtime, ctime) = local_version(metadata);
-    Listed { url, size, etag: None, mtime_ns: Some(mtime), ctime_ns: Some(ctime) }
-}
 
 /// A file or folder that is still to be visited.
 #[derive(Debug)]
@@ -82,7 +68,7 @@ pub(super) fn walk(
 }
 
 async fn blocking<T: Send + 'static>(f: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    crate::blocking("listing a folder", f).await?
+    crate::tasks::blocking("listing a folder", f).await?
 }
 
 impl Walk {
@@ -171,10 +157,4 @@ pub(super) fn peek(folder: PathBuf) -> Option<Vec<String>> {
     let mut names: Vec<String> = read_folder(&folder).ok()?.into_iter().map(|e| e.name).collect();
     names.sort_unstable();
     Some(names)
-}
-
-impl Filter {
-    fn may_enter(&self, level: usize, name: &str) -> bool {
-        self.pattern.as_ref().is_none_or(|p: &Pattern| p.may_enter(level, name))
-    }
 }

@@ -10,9 +10,8 @@ use std::io;
 use std::time::Duration;
 
 use super::error::io_error;
-use super::list::Listed;
-use super::local::{listed, local_version};
-use crate::{Clock, SystemClock};
+use super::file::{Listed, listed, local_version};
+use crate::clock::{Clock, SystemClock};
 use caju_types::Result;
 
 /// The clock step of file systems that store fractions of a second. The kernel's tick is 10 ms at most.
@@ -64,7 +63,7 @@ pub(super) async fn settled(mut files: Vec<Listed>) -> Result<Vec<Listed>> {
                 |(file, fresh): (Listed, bool)| if fresh { stat_again(file) } else { Ok(Some(file)) };
             files.into_iter().zip(fresh).filter_map(|f| update(f).transpose()).collect::<Result<Vec<_>>>()
         };
-        files = crate::blocking("reading metadata of files", update).await??;
+        files = crate::tasks::blocking("reading metadata of files", update).await??;
     }
     Ok(files)
 }

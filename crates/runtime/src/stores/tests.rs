@@ -2,15 +2,18 @@
 
 #![allow(clippy::unimplemented, reason = "stores in these tests answer only what is asked of them")]
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
-use caju_types::ErrorKind;
+use caju_types::{ErrorKind, Result};
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path;
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStoreExt,
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt,
     PutMultipartOptions, PutOptions, PutPayload, PutResult,
 };
 

@@ -1,4 +1,4 @@
-//! The words of the text form: how enumerations, features and durations are spelt in files.
+//! The spelling of names, types, features and durations in pipeline files.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,15 +7,15 @@ use crate::def::{
     ColumnType, Compression, Feature, FeatureShape, FileFormat, SourceDef, StageOp, VersionRule,
 };
 
-/// Pairs of spelling and value; the first spelling of a value is the one that is written.
-pub(crate) type Words<T> = [(&'static str, T)];
+/// Pairs of spelling and value. The first spelling of a value is the one that is written.
+pub(crate) type Spellings<T> = [(&'static str, T)];
 
-/// The spelling of a value in its list of words.
-pub(crate) fn word_of<T: PartialEq>(words: &Words<T>, value: &T) -> &'static str {
+/// The spelling of a value.
+pub(crate) fn spelling_of<T: PartialEq>(words: &Spellings<T>, value: &T) -> &'static str {
     words.iter().find(|(_, v)| v == value).map_or("", |(w, _)| w)
 }
 
-pub(crate) const COLUMN_TYPES: &Words<ColumnType> = &[
+pub(crate) const COLUMN_TYPES: &Spellings<ColumnType> = &[
     ("int64", ColumnType::Int64),
     ("int32", ColumnType::Int32),
     ("float32", ColumnType::Float32),
@@ -25,24 +25,24 @@ pub(crate) const COLUMN_TYPES: &Words<ColumnType> = &[
     ("bool", ColumnType::Bool),
 ];
 
-pub(crate) const FEATURE_TYPES: &Words<ColumnType> = &[
+pub(crate) const FEATURE_TYPES: &Spellings<ColumnType> = &[
     ("bytes", ColumnType::Bytes),
     ("int64", ColumnType::Int64),
     ("float32", ColumnType::Float32),
     ("float", ColumnType::Float32),
 ];
 
-pub(crate) const COMPRESSIONS: &Words<Compression> = &[
+pub(crate) const COMPRESSIONS: &Spellings<Compression> = &[
     ("auto", Compression::Auto),
     ("none", Compression::None),
     ("gzip", Compression::Gzip),
     ("zstd", Compression::Zstd),
 ];
 
-pub(crate) const VERSION_RULES: &Words<VersionRule> =
+pub(crate) const VERSION_RULES: &Spellings<VersionRule> =
     &[("listed", VersionRule::Listed), ("content", VersionRule::Content)];
 
-/// Every source's name in pipeline files, with an example: the order of the documentation.
+/// The names of all sources in pipeline files, each with an example, in the order of the documentation.
 pub(crate) const SOURCES: [(&str, &str); 13] = [
     ("tfrecord", r#"tfrecord: { path: "data/*.tfrecord" }"#),
     ("parquet", r#"parquet: { path: "data/*.parquet" }"#),
@@ -59,7 +59,7 @@ pub(crate) const SOURCES: [(&str, &str); 13] = [
     ("load", r#"load: { path: "saves/train" }"#),
 ];
 
-/// An example of a stage, for messages about a missing argument.
+/// An example of a stage, for errors about a missing argument.
 pub(crate) fn stage_example(name: &str) -> &'static str {
     match name {
         "parse_example" => "parse_example: { features: { image: bytes, label: int64 } }",
@@ -90,7 +90,7 @@ pub(crate) fn stage_example(name: &str) -> &'static str {
 }
 
 impl StageOp {
-    /// An example of the stage as it is written in a pipeline file.
+    /// An example of the stage in a pipeline file.
     pub fn example(&self) -> &'static str {
         stage_example(self.name())
     }
@@ -128,23 +128,23 @@ impl FileFormat {
 
 impl fmt::Display for ColumnType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(word_of(COLUMN_TYPES, self))
+        f.write_str(spelling_of(COLUMN_TYPES, self))
     }
 }
 
 impl fmt::Display for Compression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(word_of(COMPRESSIONS, self))
+        f.write_str(spelling_of(COMPRESSIONS, self))
     }
 }
 
 impl fmt::Display for VersionRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(word_of(VERSION_RULES, self))
+        f.write_str(spelling_of(VERSION_RULES, self))
     }
 }
 
-/// `int64` one value, `int64[]` a list, `int64[10]` ten values; each with `?` where records may lack it.
+/// Writes `int64` for one value, `int64[]` for a list, `int64[10]` for ten values, each with `?` if records may lack it.
 impl fmt::Display for Feature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.shape {
@@ -156,7 +156,7 @@ impl fmt::Display for Feature {
     }
 }
 
-/// A duration in its largest whole unit, exactly: `8us`, `1500ms`, `2s`.
+/// Writes a duration exactly, in its largest whole unit: `8us`, `1500ms`, `2s`.
 pub(crate) fn duration_text(d: Duration) -> String {
     let ns = d.as_nanos();
     for (unit, size) in [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)] {

@@ -1,4 +1,4 @@
-//! Subexpressions that several expressions of a stage have in common are computed once.
+//! Common subexpressions: what several expressions of a stage share is computed once.
 
 use std::cell::Cell;
 
@@ -7,18 +7,18 @@ use datafusion_common::cse::{CSE, CSEController, FoundCommonNodes};
 use datafusion_expr::expr::ScalarFunction;
 use datafusion_expr::{BinaryExpr, Case, Expr, Operator, col};
 
-/// Expressions of a stage, and what they share.
+/// The expressions of a stage, and their common subexpressions.
 pub(crate) struct Shared {
-    /// What is computed first, and the internal column that holds it.
+    /// The common subexpressions, which are computed first, and their internal columns.
     pub(crate) common: Vec<(Expr, String)>,
-    /// The expressions, over the input and those columns.
+    /// The expressions, over the input and these columns.
     pub(crate) exprs: Vec<Expr>,
 }
 
-/// Finds what the expressions share.
+/// Finds the common subexpressions.
 ///
 /// # Errors
-/// Those of DataFusion, which has none here.
+/// Those of DataFusion. It has none here.
 pub(crate) fn share(exprs: Vec<Expr>) -> Result<Shared, DataFusionError> {
     let mut cse = CSE::new(Controller { made: Cell::new(0) });
     Ok(match cse.extract_common_nodes(vec![exprs])? {
@@ -38,8 +38,8 @@ struct Controller {
 impl CSEController for Controller {
     type Node = Expr;
 
-    /// What is evaluated for every row, and what only for some: computing the latter for all could fail
-    /// where the expression as written does not.
+    /// The operands that are evaluated for every row, and those that are evaluated for some rows only. Computing the latter
+    /// for all rows could fail where the original expression does not.
     fn conditional_children(node: &Expr) -> Option<(Vec<&Expr>, Vec<&Expr>)> {
         match node {
             Expr::ScalarFunction(ScalarFunction { func, args }) => func.conditional_arguments(args),
@@ -67,7 +67,7 @@ impl CSEController for Controller {
         !node.is_volatile_node() && !matches!(node, Expr::Lambda(_) | Expr::LambdaVariable(_))
     }
 
-    /// What is as cheap to compute as to look up.
+    /// Expressions that are as cheap to compute as to look up.
     fn is_ignored(&self, node: &Expr) -> bool {
         match node {
             Expr::IsNull(e) | Expr::IsNotNull(e) => matches!(**e, Expr::Column(_)),

@@ -1,4 +1,4 @@
-//! Text to syntax tree, and places in the text.
+//! Parsing: from text to a syntax tree, and positions in the text.
 
 use std::ops::ControlFlow;
 
@@ -9,38 +9,37 @@ use datafusion_sql::sqlparser::dialect::GenericDialect;
 use datafusion_sql::sqlparser::parser::ParserError;
 use datafusion_sql::sqlparser::tokenizer::{Location, Token, Tokenizer};
 
-/// How deep calls and parentheses may nest: beyond what a person writes, below what a thread's stack holds.
-const NESTING: usize = 50;
+/// The most levels of nested calls and parentheses: more than people write, less than overflows a thread's stack.
+const MAX_NESTING: usize = 50;
 
-/// How deep the tree may be. A long sum is a deep tree too, and every pass over it is recursive.
-const DEPTH: usize = 150;
+/// The most levels of the tree. A long sum is a deep tree, too, and every pass over it is recursive.
+const MAX_DEPTH: usize = 150;
 
-/// The most words and signs of one expression, for the same reason: the tree must be small enough to be
-/// freed.
-const TOKENS: usize = 4000;
+/// The most tokens of an expression. Dropping the tree is recursive, too.
+const MAX_TOKENS: usize = 4000;
 
 /// Parses one expression.
 ///
 /// # Errors
-/// `InvalidArgument` that names the place in the text.
+/// `InvalidArgument`, which names the position in the text.
 pub(crate) fn parse(sql: &str) -> Result<Expr> {
     if sql.trim().is_empty() {
         return Err(Error::invalid("the expression is empty"));
     }
-    if count_tokens(sql) > TOKENS {
+    if count_tokens(sql) > MAX_TOKENS {
         return Err(Error::invalid(format!(
-            "the expression has more than {TOKENS} words and signs; split it into steps"
+            "the expression has more than {MAX_TOKENS} words and signs; split it into steps"
         )));
     }
     let parsed = DFParserBuilder::new(sql)
         .with_dialect(&GenericDialect {})
-        .with_recursion_limit(NESTING)
+        .with_recursion_limit(MAX_NESTING)
         .build()
         .and_then(|mut p| p.parse_into_expr())
         .map_err(|e| Error::invalid(format!("`{sql}` does not parse: {}", reason(&e))))?;
     if parsed.expr.visit(&mut Depth(0)).is_break() {
         return Err(Error::invalid(format!(
-            "the expression is a chain of more than {DEPTH} operators; split it into steps, or use parentheses to \
+            "the expression is a chain of more than {MAX_DEPTH} operators; split it into steps, or use parentheses to \
              make it balanced"
         )));
     }
@@ -58,7 +57,7 @@ fn count_tokens(sql: &str) -> usize {
     tokens.iter().filter(|t| !matches!(t, Token::Whitespace(_))).count()
 }
 
-/// Stops below the permitted depth.
+/// Stops below [`MAX_DEPTH`].
 struct Depth(usize);
 
 impl Visitor for Depth {
@@ -66,7 +65,7 @@ impl Visitor for Depth {
 
     fn pre_visit_expr(&mut self, _: &Expr) -> ControlFlow<()> {
         self.0 += 1;
-        if self.0 > DEPTH { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if self.0 > MAX_DEPTH { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     fn post_visit_expr(&mut self, _: &Expr) -> ControlFlow<()> {
@@ -80,7 +79,7 @@ fn reason(e: &datafusion_common::DataFusionError) -> String {
     while let Some(e) = source {
         match e.downcast_ref::<ParserError>() {
             Some(ParserError::RecursionLimitExceeded) => {
-                return format!("it nests more than {NESTING} levels deep");
+                return format!("it nests more than {MAX_NESTING} levels deep");
             }
             Some(ParserError::ParserError(text) | ParserError::TokenizerError(text)) => return tidy(text),
             None => source = e.source(),
@@ -89,7 +88,7 @@ fn reason(e: &datafusion_common::DataFusionError) -> String {
     tidy(&e.strip_backtrace())
 }
 
-/// `Expected: an expression, found: ) at Line: 1, Column: 8` in our words.
+/// Rewords messages such as `Expected: an expression, found: ) at Line: 1, Column: 8`.
 fn tidy(text: &str) -> String {
     let (what, place) = match text.rsplit_once(" at Line: ") {
         None => (text, String::new()),
@@ -109,7 +108,7 @@ fn tidy(text: &str) -> String {
     format!("{what}{place}")
 }
 
-/// A place in the text: ` at column 12`, or ` at line 2, column 3`; nothing where it is unknown.
+/// A position in the text: ` at column 12`, or ` at line 2, column 3`; empty if it is unknown.
 pub(crate) fn at(l: Location) -> String {
     match (l.line, l.column) {
         (0, _) | (_, 0) => String::new(),
@@ -123,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_name_their_place() {
+    fn errors_name_their_position() {
         for (sql, want) in [
             ("ln(x +)", "`ln(x +)` does not parse: expected an expression, found `)` at column 7"),
             ("ln(x", "`ln(x` does not parse: expected ), and the text ends"),
@@ -138,7 +137,7 @@ mod tests {
         }
         let deep = format!("{}1{}", "(".repeat(1000), ")".repeat(1000));
         assert!(
-            super::super::roomy(|| parse(&deep))
+            crate::sql::with_stack(|| parse(&deep))
                 .unwrap_err()
                 .to_string()
                 .ends_with("it nests more than 50 levels deep")

@@ -1,4 +1,4 @@
-//! Arguments that are known when an expression is bound.
+//! Constant arguments, known when an expression is bound.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub(crate) enum Const {
 }
 
 impl Const {
-    /// The constant that a literal stands for; None for any other expression.
+    /// The constant of a literal; none for any other expression.
     pub(crate) fn of_literal(expr: &Expr) -> Option<Self> {
         match expr {
             Expr::Nested(e) => Self::of_literal(e),
@@ -72,7 +72,7 @@ impl Const {
         }
     }
 
-    /// The constant as DataFusion's; None for lists.
+    /// The constant as a DataFusion scalar; none for lists.
     pub(crate) fn to_scalar(&self) -> Option<ScalarValue> {
         Some(match self {
             Const::Null => ScalarValue::Null,

@@ -1,33 +1,34 @@
-//! The arguments of a call of one of our functions.
+//! Resolving the arguments of a call of one of our functions.
 
 use caju_types::{Error, Result, did_you_mean};
 use datafusion_sql::sqlparser::ast::{
     Expr, Function as SqlFunction, FunctionArg, FunctionArgExpr, FunctionArguments,
 };
 
-use super::{Const, parse};
-use crate::Limits;
-use crate::catalog::{Function, Kind};
+use crate::constant::Const;
+use crate::limits::Limits;
+use crate::signature::{Kind, Signature};
+use crate::syntax::parse;
 
-/// A call with its arguments in the order of the function's table.
+/// A call with its arguments in the order of the signature.
 pub(crate) struct Resolved {
-    pub(crate) function: &'static Function,
-    /// The argument given for each of [`Function::all_args`].
+    pub(crate) function: &'static Signature,
+    /// The argument given for each of [`Signature::all_args`].
     pub(crate) given: Vec<Option<Expr>>,
 }
 
-/// What a kernel is built from.
+/// The constants and context from which a kernel is built.
 pub(crate) struct Call<'a> {
     consts: Vec<(&'static str, Const)>,
     pub(crate) limits: &'a Limits,
     pub(crate) site: u64,
 }
 
-/// Puts the arguments of a call in order.
+/// Orders the arguments of a call by the signature.
 ///
 /// # Errors
-/// `InvalidArgument` for unknown, doubled, missing or surplus arguments, with the function's signature.
-pub(crate) fn resolve(function: &'static Function, call: &SqlFunction) -> Result<Resolved> {
+/// `InvalidArgument` for unknown, duplicate, missing or surplus arguments, with the signature.
+pub(crate) fn resolve(function: &'static Signature, call: &SqlFunction) -> Result<Resolved> {
     let args: Vec<_> = function.all_args().collect();
     let mut given: Vec<Option<Expr>> = vec![None; args.len()];
     let mut position = 0;
@@ -40,9 +41,9 @@ pub(crate) fn resolve(function: &'static Function, call: &SqlFunction) -> Result
                 }
                 position += 1;
                 if position > function.args.len() {
-                    let most = function.args.len();
+                    let max = function.args.len();
                     return Err(
-                        function.misuse(format!("{} takes {most} arguments by position", function.name))
+                        function.misuse(format!("{} takes {max} arguments by position", function.name))
                     );
                 }
                 (position - 1, value)
@@ -71,7 +72,7 @@ pub(crate) fn resolve(function: &'static Function, call: &SqlFunction) -> Result
     Ok(Resolved { function, given })
 }
 
-fn list<'a>(function: &Function, call: &'a SqlFunction) -> Result<&'a [FunctionArg]> {
+fn list<'a>(function: &Signature, call: &'a SqlFunction) -> Result<&'a [FunctionArg]> {
     let plain = call.over.is_none()
         && call.filter.is_none()
         && call.null_treatment.is_none()
@@ -86,7 +87,7 @@ fn list<'a>(function: &Function, call: &'a SqlFunction) -> Result<&'a [FunctionA
     }
 }
 
-fn find(function: &Function, name: &str) -> Result<usize> {
+fn find(function: &Signature, name: &str) -> Result<usize> {
     let names = || function.all_args().map(|a| a.name);
     names().position(|n| n == name).ok_or_else(|| {
         let near = did_you_mean(name, names());
@@ -95,7 +96,7 @@ fn find(function: &Function, name: &str) -> Result<usize> {
 }
 
 impl Resolved {
-    /// The arguments that differ from row to row, defaults filled in.
+    /// The arguments that differ from row to row, with defaults.
     ///
     /// # Errors
     /// `Internal` if a default does not parse.
@@ -108,7 +109,7 @@ impl Resolved {
         .collect()
     }
 
-    /// The constant arguments; `fold` evaluates those that are not literals.
+    /// The constant arguments. `fold` evaluates those that are not literals.
     ///
     /// # Errors
     /// `InvalidArgument` for arguments that are not constant or of another type, with the signature.
@@ -133,7 +134,7 @@ impl Resolved {
                 ))
             })?;
             let absent = value == Const::Null && arg.default == Some("null");
-            if !absent && !fits(&value, arg.kind) {
+            if !absent && !is_kind(&value, arg.kind) {
                 let what = arg.kind.describe();
                 let name = self.function.name;
                 return Err(self
@@ -150,14 +151,14 @@ fn default(text: Option<&str>) -> Result<Expr> {
     parse(text.unwrap_or("null")).map_err(|e| Error::internal(e.to_string()))
 }
 
-fn fits(value: &Const, kind: Kind) -> bool {
+fn is_kind(value: &Const, kind: Kind) -> bool {
     match kind {
         Kind::Int => matches!(value, Const::Int(_)),
         Kind::Float => matches!(value, Const::Int(_) | Const::Float(_)),
         Kind::Text => matches!(value, Const::Text(_)),
         Kind::Bool => matches!(value, Const::Bool(_)),
         Kind::Floats3 => {
-            matches!(value, Const::List(l) if l.len() == 3 && l.iter().all(|v| fits(v, Kind::Float)))
+            matches!(value, Const::List(l) if l.len() == 3 && l.iter().all(|v| is_kind(v, Kind::Float)))
         }
         Kind::Literal => !matches!(value, Const::List(_)),
         Kind::Value => true,
@@ -224,7 +225,7 @@ impl Call<'_> {
         }
     }
 
-    /// The text that `key` gives, if it is given.
+    /// The value of the argument `key`; none if it is absent.
     pub(crate) fn key(&self) -> Option<&str> {
         match self.get("key") {
             Const::Text(t) => Some(t),
