@@ -89,7 +89,7 @@ impl Cache {
 
     /// Bytes of rows that tasks hold until it is decided whether these rows are stored. Every task counts its bytes here.
     /// All tasks together hold at most the capacity of the memory tier.
-    pub fn kept_bytes(&self) -> &Arc<AtomicU64> {
+    pub fn backfill_bytes(&self) -> &Arc<AtomicU64> {
         &self.backfill
     }
 

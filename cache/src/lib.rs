@@ -49,21 +49,22 @@ mod write;
 pub use caju_autocache::{Compression, Encoding, Format, Whole};
 
 pub use admin::{
-    Collected, Collection, Damage, Dropped, Expired, Inspection, PartLine, SnapshotInfo, Usage, VerifyReport,
+    CollectReason, Collection, Damage, Dropped, Expired, Inspection, PartLine, SnapshotInfo, Usage,
+    VerifyReport,
 };
 pub use cache::Cache;
 pub use commit::Committed;
 pub use evict::Eviction;
 pub use listing::SourceListing;
-pub use manifest::{SnapshotDescription, SnapshotNews};
+pub use manifest::{DescriptionUpdate, SnapshotDescription};
 pub use options::{CacheOptions, MIN_BUDGET_BYTES};
 pub use plan_record::{read_plan_record, write_plan_record};
 pub use probe::{Probe, ProbeTask};
 pub use read::{PartReader, ReadOptions};
 pub use record::{Block, PartFacts, PartMeta};
-pub use save::{SaveState, Saved};
+pub use save::{SaveDescription, SaveState};
 pub use schema::schema_hash;
-pub use set::{Member, Name, SetOutcome, SetRecord};
+pub use set::{Member, SetOutcome, SetRecord, SplitName};
 pub use snapshot::{PutOutcome, Snapshot};
 pub use state::PartIndex;
 pub use write::PartWriter;

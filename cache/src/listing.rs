@@ -49,8 +49,8 @@ impl SourceListing {
     ///
     /// # Errors
     /// What the store says.
-    pub async fn remember(&self, stores: &Stores, root: &str) -> Result<()> {
-        if Self::recall(stores, root, &self.source).await.is_ok_and(|known| known.as_ref() == Some(self)) {
+    pub async fn store(&self, stores: &Stores, root: &str) -> Result<()> {
+        if Self::load(stores, root, &self.source).await.is_ok_and(|known| known.as_ref() == Some(self)) {
             return Ok(());
         }
         let at = Self::locate(stores, root, &self.source)?;
@@ -63,7 +63,7 @@ impl SourceListing {
     ///
     /// # Errors
     /// What the store says.
-    pub async fn recall(stores: &Stores, root: &str, source: &Value) -> Result<Option<Self>> {
+    pub async fn load(stores: &Stores, root: &str, source: &Value) -> Result<Option<Self>> {
         let at = Self::locate(stores, root, source)?;
         let read = async { at.store.get(&at.path).await?.bytes().await };
         let bytes = match read.await.map_err(|e| store_error(&at.url, e)) {

@@ -46,7 +46,7 @@ pub struct SnapshotDescription {
 
 /// What becomes known of a snapshot after its first part was begun.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct SnapshotNews {
+pub struct DescriptionUpdate {
     /// The number of splits of one of its sources.
     pub splits: Option<u64>,
     /// The profile under which it was chosen (`caju.profile/v1`), or null.
@@ -54,14 +54,14 @@ pub struct SnapshotNews {
 }
 
 impl SnapshotDescription {
-    /// Whether it lacks what the first writer describes. Updates ([`SnapshotNews`]) do not count.
+    /// Whether it lacks what the first writer describes. Updates ([`DescriptionUpdate`]) do not count.
     pub(crate) fn is_empty(&self) -> bool {
         self.name.is_empty() && self.prefix.is_empty() && self.definition.is_null()
     }
 
     /// The same description with an update.
     #[must_use]
-    pub(crate) fn with(&self, news: &SnapshotNews) -> Self {
+    pub(crate) fn with(&self, news: &DescriptionUpdate) -> Self {
         let mut updated = self.clone();
         updated.splits = updated.splits.max(news.splits);
         if !news.profile.is_null() {
@@ -132,7 +132,7 @@ impl Manifest {
 
     /// Writes the manifest with an update under the first free number, starting at its own. Manifests of other processes
     /// may have taken numbers before that: what they describe is carried on.
-    pub(crate) async fn create(mut self, root: &Root, news: &SnapshotNews) -> Result<Self> {
+    pub(crate) async fn create(mut self, root: &Root, news: &DescriptionUpdate) -> Result<Self> {
         for _ in 0..MAX_NUMBERS_TRIED {
             let path = root.layout.manifest(self.fingerprint, self.number);
             self.description = Arc::new(self.description.with(news));

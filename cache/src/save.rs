@@ -32,7 +32,7 @@ pub enum SaveState {
 
 /// The content of `save.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Saved {
+pub struct SaveDescription {
     /// `caju.save/v1`.
     pub schema: String,
     /// The snapshot that holds the rows.
@@ -75,7 +75,7 @@ pub struct Saved {
     pub chunks: u64,
 }
 
-impl Saved {
+impl SaveDescription {
     /// The version of the format. Every description carries it.
     pub const SCHEMA: &str = "caju.save/v1";
 
@@ -159,9 +159,9 @@ fn locate(stores: &Stores, url: &str) -> Result<Location> {
 mod tests {
     use super::*;
 
-    fn saved(state: SaveState) -> Saved {
-        Saved {
-            schema: Saved::SCHEMA.into(),
+    fn saved(state: SaveState) -> SaveDescription {
+        SaveDescription {
+            schema: SaveDescription::SCHEMA.into(),
             fingerprint: Fingerprint(7),
             name: None,
             definition: Value::Null,
@@ -185,15 +185,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let stores = Stores::default();
         for url in ["memory://saved-tests/a/b", folder.path().join("x/y").to_str().unwrap()] {
-            assert_eq!(Saved::load(&stores, url).await.unwrap(), None);
+            assert_eq!(SaveDescription::load(&stores, url).await.unwrap(), None);
             let first = saved(SaveState::Writing).begin(&stores, url).await.unwrap();
             let second = saved(SaveState::Finished).begin(&stores, url).await.unwrap();
             assert_eq!(first, second);
             saved(SaveState::Finished).replace(&stores, url).await.unwrap();
-            assert_eq!(Saved::load(&stores, url).await.unwrap().unwrap().state, SaveState::Finished);
+            assert_eq!(
+                SaveDescription::load(&stores, url).await.unwrap().unwrap().state,
+                SaveState::Finished
+            );
         }
         std::fs::write(folder.path().join("x/y/save.json"), "{\"seal\":\"00\"}").unwrap();
-        let e = Saved::load(&stores, folder.path().join("x/y").to_str().unwrap()).await.unwrap_err();
+        let e =
+            SaveDescription::load(&stores, folder.path().join("x/y").to_str().unwrap()).await.unwrap_err();
         assert_eq!(e.kind(), caju_types::ErrorKind::DataLoss);
     }
 }

@@ -30,12 +30,12 @@ pub struct Member {
     /// The attempt that wrote it.
     pub attempt: String,
     /// The names of the splits whose rows it holds, in the order by which the part numbers them.
-    pub covers: Vec<Name>,
+    pub covers: Vec<SplitName>,
 }
 
 /// A split's name as records write it: 32 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Name(#[serde(with = "hex")] pub u128);
+pub struct SplitName(#[serde(with = "hex")] pub u128);
 
 /// The record of a complete set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

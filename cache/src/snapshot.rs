@@ -6,12 +6,12 @@ use arrow_schema::SchemaRef;
 use caju_types::{Error, Fingerprint, Result, SplitKey};
 
 use crate::cache::Cache;
-use caju_autocache::Encoding;
-use crate::manifest::{SnapshotDescription, SnapshotNews};
+use crate::manifest::{DescriptionUpdate, SnapshotDescription};
 use crate::read::{PartReader, ReadOptions};
 use crate::record::PartMeta;
 use crate::state::{ClaimOutcome, PartIndex, SnapshotState};
 use crate::write::{PartWriter, Writing};
+use caju_autocache::Encoding;
 
 /// The outcome of asking to write a part.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl Snapshot {
     }
 
     /// The part of one split, without a listing: as of the last [`Snapshot::index`] and this process's own commits.
-    pub fn known(&self, split: &SplitKey) -> Option<Arc<PartMeta>> {
+    pub fn cached_part(&self, split: &SplitKey) -> Option<Arc<PartMeta>> {
         self.state.known_part(*split)
     }
 
@@ -160,14 +160,14 @@ impl Snapshot {
     ///
     /// # Errors
     /// What the store says; nothing is lost then.
-    pub async fn tell(&self, news: &SnapshotNews) -> Result<bool> {
+    pub async fn update_description(&self, news: &DescriptionUpdate) -> Result<bool> {
         self.state.refresh(&self.cache.ctx).await?;
         self.state.update_description(&self.cache.ctx, news).await
     }
 
     /// Records that a job uses the snapshot, for `cache ls`. Rows that were read, and the CPU time that they saved, are
     /// counted whenever a part is read to its end.
-    pub fn used_by(&self, job: &str) {
+    pub fn record_job(&self, job: &str) {
         self.state.record_use(job, 0, 0.0);
     }
 }

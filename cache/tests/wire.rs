@@ -1,4 +1,4 @@
-//! Faults on the wire of a real S3 protocol: rows come out right, or there is an error in time.
+//! Faults on the wire of a real S3 protocol: rows are correct, or there is an error within the deadline.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod common;
@@ -11,12 +11,12 @@ use caju_types::ErrorKind;
 use common::*;
 
 const ALL: [&str; 4] = ["GET", "PUT", "POST", "DELETE"];
-/// The server is one for all tests of a process, and so is its fault.
+/// All tests of a process share the server and its fault.
 static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 const FAULTS: [ServerFault; 4] =
     [ServerFault::SlowDown, ServerFault::Internal, ServerFault::Cut, ServerFault::Silence];
 
-/// A request that nobody answers is given up soon.
+/// A request without an answer times out soon.
 fn options() -> CacheOptions {
     CacheOptions {
         memory_tier_bytes: 0,
@@ -28,7 +28,7 @@ fn options() -> CacheOptions {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn trouble_that_passes_is_not_seen() {
+async fn transient_faults_are_retried() {
     let want: Vec<_> = (0..4).map(|i| wide(50, 4_000, i)).collect();
     let (server, _turn) = (server(), TURN.lock().await);
     for fault in FAULTS {
@@ -54,7 +54,7 @@ async fn trouble_that_passes_is_not_seen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn trouble_that_stays_is_an_error_in_time() {
+async fn permanent_faults_are_errors_in_time() {
     let want = wide(50, 4_000, 0);
     let (server, _turn) = (server(), TURN.lock().await);
     for fault in FAULTS {

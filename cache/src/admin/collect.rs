@@ -20,7 +20,7 @@ use crate::store::Listed;
 /// Why something was collected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Collected {
+pub enum CollectReason {
     /// A snapshot that was not used for the time to live.
     Expired,
     /// A part, whole or half-written, that no commit record names.
@@ -31,23 +31,25 @@ pub enum Collected {
     /// A claim or lease of a process that is gone.
     DeadClaim,
     /// The listing of a source of which no snapshot has rows.
-    UnusedListing,
+    #[serde(rename = "unused-listing")]
+    OrphanedListing,
     /// The plan record of a pipeline, older than the time to live.
-    ForgottenPlan,
+    #[serde(rename = "forgotten-plan")]
+    ExpiredPlan,
     /// A part that was evicted to stay within the budget.
     Evicted,
 }
 
-impl Collected {
+impl CollectReason {
     fn as_str(self) -> &'static str {
         match self {
-            Collected::Expired => "expired",
-            Collected::OrphanedPart => "orphaned part",
-            Collected::Superseded => "superseded",
-            Collected::DeadClaim => "dead claim",
-            Collected::UnusedListing => "unused listing",
-            Collected::ForgottenPlan => "forgotten plan",
-            Collected::Evicted => "evicted",
+            CollectReason::Expired => "expired",
+            CollectReason::OrphanedPart => "orphaned part",
+            CollectReason::Superseded => "superseded",
+            CollectReason::DeadClaim => "dead claim",
+            CollectReason::OrphanedListing => "unused listing",
+            CollectReason::ExpiredPlan => "forgotten plan",
+            CollectReason::Evicted => "evicted",
         }
     }
 }
@@ -69,7 +71,7 @@ pub struct Collection {
     /// Whether nothing was deleted.
     pub dry_run: bool,
     /// Every object by its path below `ROOT/v1`, with its reason and its bytes. Objects of evictions are not among them.
-    pub objects: Vec<(String, Collected, u64)>,
+    pub objects: Vec<(String, CollectReason, u64)>,
     /// The expired snapshots.
     pub expired: Vec<Expired>,
     /// The parts that were evicted to stay within the budget, the one worth the least first.
@@ -88,7 +90,7 @@ impl fmt::Display for Collection {
             writeln!(f, "{object}  {}  {}", why.as_str(), format_bytes(*bytes))?;
         }
         for e in &self.evictions {
-            writeln!(f, "{}  {}  {}", e.part, Collected::Evicted.as_str(), format_bytes(e.bytes))?;
+            writeln!(f, "{}  {}  {}", e.part, CollectReason::Evicted.as_str(), format_bytes(e.bytes))?;
         }
         let verb = if self.dry_run { "would be deleted" } else { "deleted" };
         let count = self.objects.len() + self.evictions.len();
@@ -113,13 +115,13 @@ struct Plan {
 }
 
 impl Plan {
-    fn add(&mut self, cache: &Cache, object: &Listed, why: Collected) {
+    fn add(&mut self, cache: &Cache, object: &Listed, why: CollectReason) {
         let is_record = object.path.as_ref().ends_with(".commit");
         if is_record { &mut self.records } else { &mut self.objects }.push(object.path.clone());
         self.report(cache, object, why);
     }
 
-    fn report(&mut self, cache: &Cache, object: &Listed, why: Collected) {
+    fn report(&mut self, cache: &Cache, object: &Listed, why: CollectReason) {
         let name = cache.ctx.root.layout.relative(&object.path).unwrap_or_default().to_string();
         self.report.objects.push((name, why, object.bytes));
         self.report.bytes += object.bytes;
@@ -148,12 +150,12 @@ impl Cache {
         let old = |o: &Listed| now.saturating_sub(o.modified_ms) >= grace;
         for (_, object) in self.ctx.leases.all().await? {
             if !live.iter().any(|(_, o)| o.path == object.path) && old(&object) {
-                plan.add(self, &object, Collected::DeadClaim);
+                plan.add(self, &object, CollectReason::DeadClaim);
             }
         }
         let probes = self.ctx.root.layout.probes();
         for object in objects.iter().filter(|o| o.path.prefix_matches(&probes) && old(o)) {
-            plan.add(self, object, Collected::DeadClaim);
+            plan.add(self, object, CollectReason::DeadClaim);
         }
         // A job that decides again writes its record again. A job that finds none profiles its pipeline.
         let stale = |o: &Listed| {
@@ -161,11 +163,11 @@ impl Cache {
         };
         let plans = self.ctx.root.layout.plans();
         for object in objects.iter().filter(|o| o.path.prefix_matches(&plans) && stale(o)) {
-            plan.add(self, object, Collected::ForgottenPlan);
+            plan.add(self, object, CollectReason::ExpiredPlan);
         }
         for (file, object) in self.ctx.root.partial_files().await? {
             if old(&object) {
-                plan.report(self, &object, Collected::OrphanedPart);
+                plan.report(self, &object, CollectReason::OrphanedPart);
                 plan.files.push(file);
                 plan.file_bytes += object.bytes;
             }
@@ -177,7 +179,7 @@ impl Cache {
                 let idle_s = idle.max(0) as f64 / 1000.0;
                 plan.report.expired.push(Expired { snapshot: of, idle_s, bytes: scan.bytes });
                 for object in everything(&scan) {
-                    plan.add(self, object, Collected::Expired);
+                    plan.add(self, object, CollectReason::Expired);
                 }
                 continue;
             }
@@ -186,7 +188,7 @@ impl Cache {
             survivors.insert(of, scan);
         }
         for object in orphans::listings(&self.ctx.root, &survivors, &old).await? {
-            plan.add(self, &object, Collected::UnusedListing);
+            plan.add(self, &object, CollectReason::OrphanedListing);
         }
         plan.report.dry_run = dry_run;
         if dry_run {
@@ -253,7 +255,7 @@ impl Cache {
                 if writer.is_some_and(|w| alive.contains(w.as_str())) || !old(claim) {
                     claimed.insert(*split);
                 } else {
-                    plan.add(self, claim, Collected::DeadClaim);
+                    plan.add(self, claim, CollectReason::DeadClaim);
                 }
             }
         }
@@ -269,18 +271,18 @@ impl Cache {
             .iter()
             .filter(|(key, object)| !referenced.contains(*key) && !claimed.contains(&key.0) && old(object));
         for object in self.unnamed_now(of, scan, unnamed.collect()).await? {
-            plan.add(self, object, Collected::OrphanedPart);
+            plan.add(self, object, CollectReason::OrphanedPart);
         }
         for (key, object) in &scan.commits {
             // Lower generations stay: their names must not be used again, and they cost nothing.
             let loser = winners.get(&key.0).is_some_and(|(k, _)| k.1 == key.1 && *k != key);
             if loser && old(object) {
-                plan.add(self, object, Collected::Superseded);
+                plan.add(self, object, CollectReason::Superseded);
             }
         }
         for object in manifests::superseded(&self.ctx.root, of, scan).await? {
             if old(object) {
-                plan.add(self, object, Collected::Superseded);
+                plan.add(self, object, CollectReason::Superseded);
             }
         }
         Ok(())
@@ -323,7 +325,7 @@ impl Cache {
         let gone = |id: &str, object: &Listed| !alive.contains(id) && old(object);
         if let Some(folded) = fold_usage_records(&self.ctx.root, of, scan, gone).await? {
             for object in &folded.replaced {
-                plan.add(self, object, Collected::Superseded);
+                plan.add(self, object, CollectReason::Superseded);
             }
             plan.sums.push((folded.path, folded.body));
         }

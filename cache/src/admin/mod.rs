@@ -20,7 +20,7 @@ use crate::evict::in_use;
 use crate::record::UsageRecord;
 use crate::scan::Scan;
 
-pub use collect::{Collected, Collection, Expired};
+pub use collect::{CollectReason, Collection, Expired};
 pub use report::{Damage, Dropped, Inspection, PartLine, SnapshotInfo, Usage, VerifyReport};
 
 impl Cache {

@@ -10,8 +10,8 @@ use caju_types::{Error, Fingerprint, Result, SplitKey};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use xxhash_rust::xxh3::xxh3_128;
 
-use caju_autocache::{Encoding, Format};
 use crate::record::PartMeta;
+use caju_autocache::{Encoding, Format};
 
 /// How often each thread decodes a probe. The median counts; of two times, the smaller one. A few rows are decoded in
 /// microseconds, and the first time takes several times as long as the second.

@@ -15,15 +15,15 @@ use super::task::{Probe, ProbeTask};
 use super::timing::{blocking, concurrently};
 use crate::cache::Cache;
 use crate::context::cores;
-use caju_autocache::Encoding;
 use crate::write::encode_all;
+use caju_autocache::Encoding;
 
 /// The age from which a probe's object is stale: its process has ended. A probe takes seconds.
 const STALE_AFTER: Duration = Duration::from_secs(600);
 impl Cache {
     /// Encodes rows, writes them to the store under a name of their own, reads them back, decodes them on as many threads
     /// as the task has, and removes them. The requests are left out where `task` has their costs from an earlier probe. A
-    /// probe's objects that a crash leaves are removed by [`Cache::forget_probes`] and by [`Cache::gc`].
+    /// probe's objects that a crash leaves are removed by [`Cache::remove_stale_probes`] and by [`Cache::gc`].
     ///
     /// # Errors
     /// `InvalidArgument` if the rows cannot be stored in the encoding, and what the store says.
@@ -47,7 +47,7 @@ impl Cache {
         let mut spent = Duration::ZERO;
         let (file, encode_cpu, empty) = blocking(&mut spent, encode).await?;
         let whole = file.iter().map(Bytes::len).sum::<usize>() as u64;
-        let known = task.fetch_cpu_s_per_byte.filter(|_| !task.weighs && !self.ctx.maps());
+        let known = task.fetch_cpu_s_per_byte.filter(|_| !task.measures_store && !self.ctx.maps());
         let StoreSample { fetched, mapped, fetch_cpu, store, write, read } = match known {
             Some(per_byte) => StoreSample::without_requests(&file, per_byte * whole as f64),
             None => self.sample_store(&mut spent, file, task).await?,
@@ -75,7 +75,7 @@ impl Cache {
     ///
     /// # Errors
     /// What the store says.
-    pub async fn forget_probes(&self) -> Result<usize> {
+    pub async fn remove_stale_probes(&self) -> Result<usize> {
         let probes = self.ctx.root.layout.probes();
         let now = i64::try_from(self.ctx.root.clock.unix_time().as_millis()).unwrap_or(i64::MAX);
         let stale_after = i64::try_from(STALE_AFTER.as_millis()).unwrap_or(i64::MAX);

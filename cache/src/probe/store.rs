@@ -31,18 +31,19 @@ impl Cache {
         let bytes = file.iter().map(Bytes::len).sum::<usize>() as u64;
         let name = || self.ctx.root.layout.probe(&self.ctx.root.unique("probe"));
         let (task_writes, task_reads) = task.requests();
-        let (writes, requests) = if task.weighs { (task_writes, task_reads) } else { (1, 1) };
+        let (writes, requests) = if task.measures_store { (task_writes, task_reads) } else { (1, 1) };
         let paths: Vec<Path> = (0..writes).map(|_| name()).collect();
         let objects = ProbeObjects::new(self, paths.clone());
         let first = paths.first().cloned().unwrap_or_else(name);
         let sample = async {
             let (mut puts, mut gets) = (RequestTime::of(task_writes), RequestTime::of(task_reads));
-            let write = polled(spent, self.write_copies(&mut puts, &paths, &file, task.weighs)).await?;
+            let write =
+                polled(spent, self.write_copies(&mut puts, &paths, &file, task.measures_store)).await?;
             drop(file);
             // The cost of fetching is a part of reading. The pages of a mapped file are mapped by the decoding.
             let local = match self.ctx.root.local_path(&first).filter(|_| self.ctx.maps()) {
                 Some(file) => {
-                    let readers = if task.weighs { task.readers.max(1) } else { 1 };
+                    let readers = if task.measures_store { task.readers.max(1) } else { 1 };
                     blocking(spent, move || read_mapped(&file, readers)).await?
                 }
                 None => None,
@@ -52,7 +53,7 @@ impl Cache {
                 Some((bytes, rate)) => (bytes, Duration::ZERO, rate),
                 None => self.read_ranged(spent, &mut gets, &first, bytes, requests).await?,
             };
-            let (write, read) = if task.weighs { (write, read) } else { (0.0, 0.0) };
+            let (write, read) = if task.measures_store { (write, read) } else { (0.0, 0.0) };
             let store = if mapped { Duration::ZERO } else { puts.took + gets.took };
             Ok(StoreSample { fetched, mapped, fetch_cpu, store, write, read })
         };
@@ -68,10 +69,10 @@ impl Cache {
         requests: &mut RequestTime,
         paths: &[Path],
         file: &[Bytes],
-        weighs: bool,
+        measures_store: bool,
     ) -> Result<f64> {
         let start = Instant::now();
-        if let Some(first) = paths.first().filter(|_| weighs) {
+        if let Some(first) = paths.first().filter(|_| measures_store) {
             self.ctx.root.put_pieces(first, &[Bytes::from_static(b"?")]).await?;
         }
         let latency = start.elapsed();

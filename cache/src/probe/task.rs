@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::cache::Cache;
-use caju_autocache::Encoding;
 use crate::write::UPLOADS_IN_FLIGHT;
+use caju_autocache::Encoding;
 
 /// The most copies of a probe's file that are written concurrently. More would cost more bytes than the figure is worth.
 const MAX_WRITES: usize = 8;
@@ -47,7 +47,7 @@ pub struct ProbeTask {
     pub readers: usize,
     /// Whether the store's bandwidth is measured, too. The file is then written and read by as many requests as the task
     /// would have in flight. That moves many times its bytes: a few such probes per task are enough.
-    pub weighs: bool,
+    pub measures_store: bool,
     /// CPU seconds that fetching a byte took in an earlier probe. With them, a probe that does not measure the store makes
     /// no requests, unless the store's files are mapped.
     pub fetch_cpu_s_per_byte: Option<f64>,

@@ -24,9 +24,9 @@ use super::blocks::Blocks;
 use super::file::{Opened, check_tags, damaged, guarded, original_schema};
 use super::options::ReadOptions;
 use super::readahead::Readahead;
-use caju_autocache::Compression;
 use crate::record::PartMeta;
 use crate::tags;
+use caju_autocache::Compression;
 
 /// The footer of the file.
 pub(super) struct Footer {

@@ -153,7 +153,7 @@ impl Blocks {
 
     /// All blocks, as one request that waits for its permit.
     pub(crate) async fn get_whole(&self, options: &ReadOptions) -> Result<Vec<Bytes>> {
-        let _permit = match options.turns.clone().filter(|_| self.mapped.is_none()) {
+        let _permit = match options.limiter.clone().filter(|_| self.mapped.is_none()) {
             Some(limiter) => limiter.acquire_owned().await.ok(),
             None => None,
         };

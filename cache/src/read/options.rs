@@ -19,11 +19,11 @@ pub struct ReadOptions {
     pub prefetch: usize,
     /// Limits the requests that several readers have in flight together, each until its answer arrived. Without it each
     /// reader has as many as `prefetch` says.
-    pub turns: Option<Arc<Semaphore>>,
+    pub limiter: Option<Arc<Semaphore>>,
 }
 
 impl Default for ReadOptions {
     fn default() -> Self {
-        Self { projection: None, chunks: None, prefetch: PREFETCH, turns: None }
+        Self { projection: None, chunks: None, prefetch: PREFETCH, limiter: None }
     }
 }

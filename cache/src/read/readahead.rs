@@ -36,7 +36,7 @@ impl Readahead {
             queued: VecDeque::new(),
             requested: VecDeque::new(),
             max_requested: options.prefetch.max(1),
-            limiter: options.turns.clone(),
+            limiter: options.limiter.clone(),
             pending: Arc::default(),
         }
     }

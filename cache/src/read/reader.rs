@@ -17,10 +17,10 @@ use super::file::{Opened, damaged, gone};
 use super::options::{PREFETCH, ReadOptions};
 use super::{arrow, parquet};
 use crate::context::Context;
-use caju_autocache::Format;
 use crate::lease::Hold;
 use crate::record::PartMeta;
 use crate::state::SnapshotState;
+use caju_autocache::Format;
 
 /// The rows of one part, as a stream of record batches in the order in which they were written.
 ///

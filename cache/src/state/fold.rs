@@ -6,7 +6,7 @@ use caju_types::Result;
 
 use super::known::SnapshotState;
 use crate::context::Context;
-use crate::manifest::{KEPT, Loaded, Manifest, SCHEMA, SnapshotDescription, SnapshotNews};
+use crate::manifest::{DescriptionUpdate, KEPT, Loaded, Manifest, SCHEMA, SnapshotDescription};
 use crate::record::{milliseconds, seal};
 use crate::store::Listed;
 
@@ -24,12 +24,12 @@ impl SnapshotState {
         }
         // An update may have been written before any description: it is carried on.
         let updated = self.known.lock().index.description.clone().unwrap_or_default();
-        self.write_manifest(ctx, Arc::new(describe.under(&updated)), &SnapshotNews::default()).await
+        self.write_manifest(ctx, Arc::new(describe.under(&updated)), &DescriptionUpdate::default()).await
     }
 
     /// Writes a manifest with what is new about a snapshot that has parts. False if nothing is new, or if the manifest
     /// does not fit the budget.
-    pub(crate) async fn update_description(&self, ctx: &Context, news: &SnapshotNews) -> Result<bool> {
+    pub(crate) async fn update_description(&self, ctx: &Context, news: &DescriptionUpdate) -> Result<bool> {
         let _turn = self.folding.lock().await;
         let description = {
             let known = self.known.lock();
@@ -59,14 +59,14 @@ impl SnapshotState {
             }
             known.index.description.clone().unwrap_or_default()
         };
-        self.write_manifest(ctx, description, &SnapshotNews::default()).await
+        self.write_manifest(ctx, description, &DescriptionUpdate::default()).await
     }
 
     async fn write_manifest(
         &self,
         ctx: &Context,
         description: Arc<SnapshotDescription>,
-        news: &SnapshotNews,
+        news: &DescriptionUpdate,
     ) -> Result<()> {
         let root = &ctx.root;
         let (first, parts, covered) = {

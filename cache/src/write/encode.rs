@@ -12,9 +12,9 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 
 use super::sink::Sink;
-use caju_autocache::{Compression, Encoding, Format};
 use crate::record::Block;
 use crate::schema::{cast_batch, file_schema, is_bulky};
+use caju_autocache::{Compression, Encoding, Format};
 
 /// Batches of fewer bytes are coalesced before they are written: every batch in a file has a fixed cost.
 const MIN_BATCH_BYTES: usize = 256 << 10;

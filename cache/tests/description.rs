@@ -1,4 +1,4 @@
-//! What is found out about a snapshot after its first part stands in every later manifest.
+//! What becomes known of a snapshot after its first part is in every later manifest.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, missing_docs)]
 
 mod common;
@@ -6,13 +6,13 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_cache::{Cache, Encoding, SnapshotInfo, SnapshotNews};
+use caju_cache::{Cache, DescriptionUpdate, Encoding, SnapshotInfo};
 use caju_types::mix64;
 use common::*;
 use serde_json::{Value, json};
 
-fn news(splits: u64, profile: Value) -> SnapshotNews {
-    SnapshotNews { splits: Some(splits), profile }
+fn news(splits: u64, profile: Value) -> DescriptionUpdate {
+    DescriptionUpdate { splits: Some(splits), profile }
 }
 
 async fn store(cache: &Arc<Cache>, splits: std::ops::Range<u128>) {
@@ -21,8 +21,8 @@ async fn store(cache: &Arc<Cache>, splits: std::ops::Range<u128>) {
     }
 }
 
-/// What a process says that knows nothing but the root.
-async fn told(root: &str) -> (SnapshotInfo, Value) {
+/// The description as a new process reads it.
+async fn described(root: &str) -> (SnapshotInfo, Value) {
     let inspection = open(root).await.inspect(&fp(1)).await.unwrap();
     assert_eq!((inspection.description.name.as_str(), inspection.info.name.as_str()), ("test", "test"));
     (inspection.info, inspection.description.profile)
@@ -33,39 +33,42 @@ async fn manifests(root: &str) -> usize {
 }
 
 #[tokio::test]
-async fn a_manifest_tells_what_became_known_later() {
+async fn a_manifest_has_what_became_known_later() {
     let root = memory_root();
     let (writer, other) = (open(&root).await, open(&root).await);
     let snapshot = other.snapshot(&fp(1));
-    assert!(!snapshot.tell(&news(3, json!({"a": 1}))).await.unwrap(), "there is nothing to tell it of");
+    assert!(
+        !snapshot.update_description(&news(3, json!({"a": 1}))).await.unwrap(),
+        "the snapshot has no part"
+    );
     assert_eq!(manifests(&root).await, 0);
     store(&writer, 0..2).await;
-    let (info, profile) = told(&root).await;
+    let (info, profile) = described(&root).await;
     assert_eq!((info.splits_text().as_str(), profile), ("2", Value::Null));
     assert_eq!(info.source_bytes, 200);
 
-    assert!(snapshot.tell(&news(3, json!({"a": 1}))).await.unwrap());
-    let (info, profile) = told(&root).await;
+    assert!(snapshot.update_description(&news(3, json!({"a": 1}))).await.unwrap());
+    let (info, profile) = described(&root).await;
     assert_eq!((info.splits_text().as_str(), profile), ("2 of 3", json!({"a": 1})));
     assert!(info.to_string().contains("splits      2 of 3"), "{info}");
-    // Nothing new, and less than is known: no manifest.
+    // An update without news writes no manifest.
     let before = objects(&root).await;
-    assert!(!snapshot.tell(&news(3, json!({"a": 1}))).await.unwrap());
-    assert!(!snapshot.tell(&news(2, Value::Null)).await.unwrap());
+    assert!(!snapshot.update_description(&news(3, json!({"a": 1}))).await.unwrap());
+    assert!(!snapshot.update_description(&news(2, Value::Null)).await.unwrap());
     assert_eq!(objects(&root).await, before);
 
-    // The writer knows the first manifest alone, and folds its records into another one.
+    // The writer knows only the first manifest, and folds its records into another one.
     store(&writer, 2..4).await;
     writer.close(Duration::from_secs(5)).await.unwrap();
-    let (info, profile) = told(&root).await;
+    let (info, profile) = described(&root).await;
     assert_eq!((info.splits, info.splits_total, profile), (4, Some(3), json!({"a": 1})));
     assert_eq!(info.splits_text(), "4", "more parts than one source has splits");
     assert_eq!(manifests(&root).await, 2);
 }
 
-/// Processes that know different manifests put, fold and tell in any order: what was told is never lost.
+/// Processes that know different manifests put, fold and update in any order: no update is lost.
 #[tokio::test]
-async fn what_was_told_survives_every_order_of_manifests() {
+async fn updates_survive_every_order_of_manifests() {
     for seed in 0..40u64 {
         let root = memory_root();
         let caches = [open(&root).await, open(&root).await, open(&root).await];
@@ -83,18 +86,18 @@ async fn what_was_told_survives_every_order_of_manifests() {
                 _ => {
                     let splits = (draw >> 16) % 20;
                     last = json!({ "step": step });
-                    cache.snapshot(&fp(1)).tell(&news(splits, last.clone())).await.unwrap();
+                    cache.snapshot(&fp(1)).update_description(&news(splits, last.clone())).await.unwrap();
                     most = most.max(Some(splits));
                 }
             }
-            let (info, profile) = told(&root).await;
+            let (info, profile) = described(&root).await;
             assert_eq!((info.splits_total, info.splits), (most, parts as u64), "seed {seed}, step {step}");
             assert_eq!(profile, last, "seed {seed}, step {step}");
         }
         for cache in caches {
             cache.close(Duration::from_secs(5)).await.unwrap();
         }
-        let (info, profile) = told(&root).await;
+        let (info, profile) = described(&root).await;
         assert_eq!((info.splits_total, profile), (most, last), "seed {seed}, at the end");
     }
 }
