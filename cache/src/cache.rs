@@ -15,7 +15,7 @@ use crate::record::PartMeta;
 use crate::state::{SnapshotState, Snapshots};
 use crate::tier::MemoryTier;
 
-/// The least number of read requests that a worker has in flight, if there is so much to read.
+/// The least number of read requests that a worker has in flight, as long as there is enough to read.
 const MIN_REQUESTS: usize = 16;
 
 /// One process's handle on one cache root.

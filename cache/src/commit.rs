@@ -1,4 +1,4 @@
-//! Commit records as they stand in the store: reading one, and telling whether it can be believed.
+//! Commit records in the store: reading one, and checking it.
 
 use std::sync::Arc;
 

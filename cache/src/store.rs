@@ -226,7 +226,7 @@ impl Root {
         Name { root: self, path }
     }
 
-    /// Where an object lies in the local file system, if it does.
+    /// The path of an object in the local file system; none for a remote root.
     pub(crate) fn local_path(&self, path: &Path) -> Option<PathBuf> {
         self.local.as_ref().map(|root| root.join(path.as_ref()))
     }

@@ -14,7 +14,7 @@ pub struct ReadOptions {
     pub projection: Option<Vec<usize>>,
     /// The wanted chunks ([`PartMeta::chunks`](crate::PartMeta::chunks)); all if absent.
     pub chunks: Option<std::ops::Range<usize>>,
-    /// Requests in flight. A reader holds about the bytes of so many requests. One is too few: a store gives one
+    /// Requests in flight. A reader holds about the bytes of this number of requests. One is too few: a store gives one
     /// connection only a part of its bandwidth.
     pub prefetch: usize,
     /// Limits the requests that several readers have in flight together, each until its answer arrived. Without it each

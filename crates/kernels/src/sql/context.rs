@@ -31,7 +31,7 @@ pub(crate) struct Builtins {
     options: Arc<ConfigOptions>,
 }
 
-/// The kind of a function name that is not one of ours.
+/// The kind of a function name that is not in the catalog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Builtin {
     Pure,

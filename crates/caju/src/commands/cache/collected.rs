@@ -118,7 +118,9 @@ fn reason(why: CollectReason) -> &'static str {
     match why {
         CollectReason::Expired => "expired: of snapshots that nobody used for --ttl",
         CollectReason::OrphanedPart => "orphaned: parts that no record names",
-        CollectReason::Superseded => "superseded: old manifests and records, and single notes of what was read",
+        CollectReason::Superseded => {
+            "superseded: old manifests and records, and single notes of what was read"
+        }
         CollectReason::DeadClaim => "left by processes that are gone",
         CollectReason::OrphanedListing => "listings of sources of which nothing is stored",
         CollectReason::ExpiredPlan => "measurements of pipelines that are older than --ttl",
