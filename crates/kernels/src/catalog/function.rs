@@ -21,18 +21,6 @@ pub(crate) struct Function {
     pub(crate) build: fn(&Call<'_>) -> Result<Built>,
 }
 
-impl Function {
-    pub(super) const fn with_version(mut self, version: u32) -> Self {
-        self.signature.version = Some(version);
-        self
-    }
-
-    pub(super) const fn with_engines(mut self, engines: &'static [&'static str]) -> Self {
-        self.signature.engines = engines;
-        self
-    }
-}
-
 pub(super) fn kernel(k: impl Kernel + 'static) -> Result<Built> {
     Ok(Built::Kernel(Box::new(k)))
 }

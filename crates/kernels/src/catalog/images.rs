@@ -29,41 +29,56 @@ const fn image_op(
     Function { signature, build }
 }
 
+/// A function that reads image files, whose value depends on the codecs.
+const fn codec_op(
+    name: &'static str,
+    version: Option<u32>,
+    args: &'static [Arg],
+    returns: &'static str,
+    doc: &'static str,
+    build: fn(&Call<'_>) -> Result<Built>,
+) -> Function {
+    let mut function = image_op(name, args, returns, doc, false, build);
+    function.signature.version = version;
+    function.signature.engines = CODECS;
+    function
+}
+
 fn plain(op: ImageOp) -> Result<Built> {
     Ok(Built::Image { op, scaled: false })
 }
 
 pub(super) static FUNCTIONS: &[Function] = &[
-    image_op(
-            "decode_image",
-            &[
-                arg("bytes", Kind::Value, "a JPEG, PNG or WebP file"),
-                opt(
-                    "max_pixels",
-                    Kind::Int,
-                    "null",
-                    "larger images are refused from their header; null is the limit of the process (--max-pixels, \
+    codec_op(
+        "decode_image",
+        None,
+        &[
+            arg("bytes", Kind::Value, "a JPEG, PNG or WebP file"),
+            opt(
+                "max_pixels",
+                Kind::Int,
+                "null",
+                "larger images are refused from their header; null is the limit of the process (--max-pixels, \
                      100,000,000 by default), which bounds what is given here too",
-                ),
-                opt(
-                    "scaled",
-                    Kind::Bool,
-                    "false",
-                    "decode a JPEG at 1/2, 1/4 or 1/8 where the resize around this call shrinks it at least \
+            ),
+            opt(
+                "scaled",
+                Kind::Bool,
+                "false",
+                "decode a JPEG at 1/2, 1/4 or 1/8 where the resize around this call shrinks it at least \
                      that much: faster, and slightly different pixels",
-                ),
-            ],
-            "image of variable size",
-            "RGB uint8; the EXIF orientation is applied, grey and CMYK become RGB, alpha is dropped.",
-            false,
-            |c| {
-                let max_pixels = match c.literal("max_pixels") {
-                    Const::Null => c.limits.max_pixels,
-                    _ => c.u64("max_pixels")?.min(c.limits.max_pixels),
-                };
-                Ok(Built::Image { op: ImageOp::Decode { max_pixels }, scaled: c.bool("scaled")? })
-            },
-        ).with_engines(CODECS),
+            ),
+        ],
+        "image of variable size",
+        "RGB uint8; the EXIF orientation is applied, grey and CMYK become RGB, alpha is dropped.",
+        |c| {
+            let max_pixels = match c.literal("max_pixels") {
+                Const::Null => c.limits.max_pixels,
+                _ => c.u64("max_pixels")?.min(c.limits.max_pixels),
+            };
+            Ok(Built::Image { op: ImageOp::Decode { max_pixels }, scaled: c.bool("scaled")? })
+        },
+    ),
     image_op(
         "resize",
         &[IMAGE, HEIGHT, WIDTH],
@@ -189,20 +204,20 @@ pub(super) static FUNCTIONS: &[Function] = &[
         false,
         |_| plain(ImageOp::ToFloat),
     ),
-    image_op(
-            "image_width",
-            &[arg("image", Kind::Value, "an image, or a JPEG, PNG or WebP file")],
-            "int32",
-            "Columns of the image; of a file, from its header alone, the EXIF orientation applied.",
-            false,
-            |_| kernel(udf::ImageSide { width: true }),
-        ).with_version(1).with_engines(CODECS),
-    image_op(
-            "image_height",
-            &[arg("image", Kind::Value, "an image, or a JPEG, PNG or WebP file")],
-            "int32",
-            "Rows of the image; of a file, from its header alone, the EXIF orientation applied.",
-            false,
-            |_| kernel(udf::ImageSide { width: false }),
-        ).with_version(1).with_engines(CODECS),
+    codec_op(
+        "image_width",
+        Some(1),
+        &[arg("image", Kind::Value, "an image, or a JPEG, PNG or WebP file")],
+        "int32",
+        "Columns of the image; of a file, from its header alone, the EXIF orientation applied.",
+        |_| kernel(udf::ImageSide { width: true }),
+    ),
+    codec_op(
+        "image_height",
+        Some(1),
+        &[arg("image", Kind::Value, "an image, or a JPEG, PNG or WebP file")],
+        "int32",
+        "Rows of the image; of a file, from its header alone, the EXIF orientation applied.",
+        |_| kernel(udf::ImageSide { width: false }),
+    ),
 ];

@@ -111,20 +111,20 @@ pub(crate) fn charge_literals(expr: Expr) -> Result<Expr, DataFusionError> {
             e => Transformed::no(e),
         })
     });
-        Ok(long_literal(expr.data()?))
-    }
+    Ok(long_literal(expr.data()?))
+}
 
-    /// Replaces long literals by calls that charge the budget, so that no constant is computed from them while an expression is
-    /// bound.
-    pub(crate) fn keep_long_literals(expr: Expr) -> Result<Expr, DataFusionError> {
-        expr.transform_up(|e| Ok(Transformed::yes(literal_above(e, FOLDED_LITERAL_BYTES)))).data()
-    }
+/// Replaces long literals by calls that charge the budget, so that no constant is computed from them while an expression is
+/// bound.
+pub(crate) fn keep_long_literals(expr: Expr) -> Result<Expr, DataFusionError> {
+    expr.transform_up(|e| Ok(Transformed::yes(literal_above(e, FOLDED_LITERAL_BYTES)))).data()
+}
 
-    fn long_literal(expr: Expr) -> Expr {
-        literal_above(expr, LITERAL_BYTES)
-    }
+fn long_literal(expr: Expr) -> Expr {
+    literal_above(expr, LITERAL_BYTES)
+}
 
-    fn literal_above(expr: Expr, bytes: usize) -> Expr {
+fn literal_above(expr: Expr, bytes: usize) -> Expr {
     match expr {
         Expr::Literal(value, None) if is_text(&value) && value.size() > bytes => {
             call(LongLiteral::new(value), vec![])
