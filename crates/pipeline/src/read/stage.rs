@@ -42,7 +42,7 @@ pub(super) fn read(at: &At<'_>, hints: usize) -> Result<StageOp> {
 fn name_and_value<'a>(at: &At<'a>) -> Result<(&'a str, At<'a>)> {
     const NOTHING: &Value = &Value::Null;
     if let Some(name) = at.value.as_str() {
-        return Ok((name, At { path: super::join(&at.path, name), value: NOTHING }));
+        return Ok((name, At { path: crate::place::join(&at.path, name), value: NOTHING }));
     }
     if let Some(found) = at.single() {
         return Ok(found);
