@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use caju_autocache::{HintDef, fixed_hint};
-use caju_cache::{Encoding, SaveState, SaveDescription};
+use caju_cache::{Encoding, SaveDescription, SaveState};
 use caju_pipeline::{DatasetDef, SAVE_HINT, SavedForm};
 use caju_proto::v1;
 use caju_runtime::stores::{StoreUrl, may_lie_in};
@@ -317,7 +317,12 @@ async fn begin(stores: &Stores, url: &str, saved: SaveDescription) -> Result<Sav
 }
 
 /// Refuses to go on with a finished save in another form than it has: what is stored is not stored again.
-fn check_form(url: &str, saved: &SaveDescription, encoding: Option<Encoding>, chunk_bytes: Option<u64>) -> Result<()> {
+fn check_form(
+    url: &str,
+    saved: &SaveDescription,
+    encoding: Option<Encoding>,
+    chunk_bytes: Option<u64>,
+) -> Result<()> {
     let other = encoding.map(|e| e.to_string()).filter(|wanted| *wanted != saved.encoding);
     let (is, wanted) = if let Some(wanted) = other {
         (format!("encoded as {}", saved.encoding), wanted)

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use caju_cache::{Committed, Member, SplitName, PartMeta, PutOutcome, SetOutcome, Snapshot, Whole};
+use caju_cache::{Committed, Member, PartMeta, PutOutcome, SetOutcome, Snapshot, SplitName, Whole};
 use caju_runtime::caught;
 use caju_types::{Error, Result, SplitKey, hash128};
 use caju_wire::Chunk;
