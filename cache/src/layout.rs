@@ -2,39 +2,42 @@
 //!
 //! ```text
 //! ROOT/v1/writers/ID.json                            the lease object of a process
-//! ROOT/v1/plans/DEFINITION.json                      what was measured of a pipeline, for jobs that come back
-//! ROOT/v1/listings/SOURCE.json                       what a source held, for jobs that may not look at it
+//! ROOT/v1/plans/DEFINITION.json                      plan record of a pipeline: lets later jobs start warm
+//! ROOT/v1/listings/SOURCE.json                       listing of a source, for jobs that cannot reach it
 //! ROOT/v1/FINGERPRINT/manifest-00000001.json         supersedes the one before, created only if absent
 //! ROOT/v1/FINGERPRINT/parts/SPLITKEY-ATTEMPT.arrow   or .parquet
-//! ROOT/v1/FINGERPRINT/parts/_SPLITKEY-G.commit       makes a part count; highest G wins
-//! ROOT/v1/FINGERPRINT/claims/SPLITKEY-C.json         who writes the split now; highest C wins
+//! ROOT/v1/FINGERPRINT/parts/_SPLITKEY-G.commit       commits a part; the highest G wins
+//! ROOT/v1/FINGERPRINT/claims/SPLITKEY-C.json         the process that writes the split now; the highest C wins
 //! ROOT/v1/FINGERPRINT/uses/ID.json                   what a process read from the snapshot
 //! ROOT/v1/FINGERPRINT/uses/until-MS.json             what processes read that are gone
 //! ROOT/v1/FINGERPRINT/pin                            keeps the snapshot from being evicted
-//! ROOT/v1/FINGERPRINT/sets/ATTEMPT-SPLITKEY.json     a part that will count only with all others of its set
-//! ROOT/v1/FINGERPRINT/set.json                       a whole set: names all its parts, created only if absent
+//! ROOT/v1/FINGERPRINT/sets/ATTEMPT-SPLITKEY.json     a part that counts only once its set is complete
+//! ROOT/v1/FINGERPRINT/set.json                       a complete set: names all its parts, created only if absent
 //! ```
 //!
-//! On a store without conditional puts, names of commit records and claims end in `-ATTEMPT`, so that no
-//! two processes write one object; the oldest one (by the store's time, then by name) is the valid one.
+//! The root of a save has `ROOT/save.json`, too. On a store without conditional puts, names of commit records and claims
+//! end in `-ATTEMPT`, so that no two processes write one object. The oldest object (by the store's time, then by name) is
+//! valid.
 //!
-//! Tools that open a folder of files as a data set (pyarrow, Spark, Hive) skip names that begin with `_`, so that they
-//! see the parts alone. Earlier versions wrote commit records without it: both names are read.
+//! Tools that open a folder of files as a data set (pyarrow, Spark, Hive) skip names that begin with `_`, so that they see
+//! only the parts. Earlier versions wrote commit records without the `_`: both names are read.
 
 use caju_types::{Fingerprint, SplitKey};
 use object_store::path::Path;
 
 use caju_autocache::Format;
 
-/// The version of the layout and of everything inside.
+/// The version of the layout and of all formats in it.
 pub(crate) const VERSION: &str = "v1";
-/// What was measured of pipelines lies in this folder.
+/// The folder of plan records.
 pub(crate) const PLANS: &str = "plans";
+/// The description of a save, below its root.
+pub(crate) const SAVE_NAME: &str = "save.json";
 
-/// The number of a commit record of a split, or of a claim on it; counts from 1.
+/// The number of a commit record of a split, or of a claim on it. It counts from 1.
 pub(crate) type Generation = u32;
 
-/// What an object below a snapshot's folder is.
+/// The kind of an object below a snapshot's folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Object {
     Manifest(u64),
@@ -53,9 +56,9 @@ pub(crate) enum Object {
         attempt: Option<String>,
     },
     Use(String),
-    /// What processes read that are gone, until a moment by the store's clock.
+    /// A sum of what processes read that are gone. Its last use was at this time by the store's clock.
     UsesUntil(i64),
-    /// What makes the parts of a set count, or will.
+    /// The record of a set, or an announcement of one of its parts.
     Set,
     Pin,
     Other,
@@ -73,14 +76,19 @@ impl Layout {
         Self { base: if root.is_empty() { VERSION.to_string() } else { format!("{root}/{VERSION}") } }
     }
 
-    /// The folder of everything.
+    /// The folder of all objects but `save.json`.
     pub(crate) fn base(&self) -> Path {
         path(self.base.clone())
     }
 
-    /// The folder of what was measured of pipelines.
+    /// The folder of plan records.
     pub(crate) fn plans(&self) -> Path {
         path(format!("{}/{PLANS}", self.base))
+    }
+
+    /// The folder of probes' objects.
+    pub(crate) fn probes(&self) -> Path {
+        path(format!("{}/probes", self.base))
     }
 
     pub(crate) fn probe(&self, id: &str) -> Path {
@@ -117,7 +125,7 @@ impl Layout {
         path(format!("{}/{of}/parts/_{split}-{g}{}.commit", self.base, tail(attempt)))
     }
 
-    /// The name that the same record has where an earlier version wrote it.
+    /// The name of the same record as earlier versions wrote it.
     pub(crate) fn commit_before(
         &self,
         of: Fingerprint,
@@ -154,32 +162,32 @@ impl Layout {
         path(format!("{}/{of}/pin", self.base))
     }
 
-    /// What makes a set count.
+    /// The record of a complete set.
     pub(crate) fn set(&self, of: Fingerprint) -> Path {
         path(format!("{}/{of}/set.json", self.base))
     }
 
-    /// The parts of a set that is not whole yet.
+    /// The folder of the announced parts of sets.
     pub(crate) fn members(&self, of: Fingerprint) -> Path {
         path(format!("{}/{of}/sets", self.base))
     }
 
-    /// One of them.
+    /// The announcement of one part.
     pub(crate) fn member(&self, of: Fingerprint, attempt: &str, part: SplitKey) -> Path {
         path(format!("{}/{of}/sets/{attempt}-{part}.json", self.base))
     }
 
-    /// The path relative to the base folder, as it is told to people and kept in records.
+    /// The path relative to the base folder, as messages and records have it.
     pub(crate) fn relative<'a>(&self, path: &'a Path) -> Option<&'a str> {
         path.as_ref().strip_prefix(self.base.as_str())?.strip_prefix('/')
     }
 
-    /// The path of something that a record names.
+    /// The path of an object that a record names.
     pub(crate) fn absolute(&self, relative: &str) -> Path {
         path(format!("{}/{relative}", self.base))
     }
 
-    /// The snapshot that an object belongs to, and what it is in it.
+    /// The snapshot of an object, and the kind of the object.
     pub(crate) fn parse(&self, path: &Path) -> Option<(Fingerprint, Object)> {
         let rest = self.relative(path)?;
         let (folder, name) = rest.split_once('/')?;
@@ -189,7 +197,7 @@ impl Layout {
 }
 
 fn path(text: String) -> Path {
-    // The root was parsed literally; nothing that is added to it needs escapes.
+    // The root was parsed literally, and nothing that is added to it needs escapes.
     Path::parse(&text).unwrap_or_else(|_| Path::from(text))
 }
 

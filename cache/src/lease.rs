@@ -1,11 +1,10 @@
-//! Leases: who is alive, found out without comparing the clocks of two machines.
+//! Leases: which processes are alive, without comparing the clocks of two machines.
 //!
-//! Every process that writes or reads snapshots has one object, `ROOT/v1/writers/ID.json`, that it rewrites
-//! every third of the lease's life with a higher count. An observer that has seen the object unchanged for
-//! the whole life, on its own monotonic clock, takes the process for dead. So does one that meets an object which the
-//! store itself says is older than that: both times are the store's, that of the object and that of another one written
-//! just now. A process of the observer's own host is looked for by its number and start. An object that is gone
-//! belongs to a process that has left.
+//! Every process that writes or reads snapshots has one object, `ROOT/v1/writers/ID.json`. The process rewrites it every
+//! third of the lease's life with a higher count. An observer takes the process for dead in three cases: it has seen the
+//! object unchanged for the whole life, on its own monotonic clock; the object is older than that by the store's clock
+//! (compared with another object written just now); or the process is of the observer's own host, and no process with its
+//! id and start time runs. A process whose object is gone has left.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -19,56 +18,60 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::record::{Claim, seal, unseal};
-use crate::store::Root;
+use crate::store::{Listed, Root};
 
 /// The content of a lease object.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Lease {
     pub(crate) writer: String,
-    /// Counts up with every write.
+    /// The number of writes so far.
     pub(crate) beat: u64,
-    /// Snapshots that the process reads or writes now: not to be evicted.
+    /// Snapshots that the process reads or writes now: they are not evicted.
     pub(crate) uses: Vec<Fingerprint>,
-    /// The process, for others of its host.
+    /// The process, for other processes of its host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) process: Option<ProcessIdentity>,
 }
 
-/// However short the lease, its object is not rewritten more often than this.
-const SHORTEST_BEAT: Duration = Duration::from_millis(10);
+/// The least time between two writes of the lease object, however short the lease.
+const MIN_RENEW_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What the times of objects are rounded to, at most: some stores keep whole seconds.
-const ROUNDING: Duration = Duration::from_secs(2);
+/// The largest error of an object's time: some stores keep whole seconds.
+const TIME_ROUNDING: Duration = Duration::from_secs(2);
 
+/// What this process has seen of another's lease object. Times are of this process's monotonic clock.
 #[derive(Debug, Clone)]
-struct Seen {
+struct Observation {
+    /// Hash of the object.
     content: u128,
+    /// When this content was first seen.
     since: Duration,
-    looked: Duration,
-    /// How old the object was at least when it was first seen, by the store's clock.
-    aged: Duration,
+    /// When the object was last read.
+    read_at: Duration,
+    /// The least age of the object when it was first seen, by the store's clock.
+    initial_age: Duration,
     process: Option<ProcessIdentity>,
 }
 
-impl Seen {
+impl Observation {
     fn is_alive(&self, now: Duration, ttl: Duration) -> bool {
-        let idle = now.saturating_sub(self.since).saturating_add(self.aged);
+        let idle = now.saturating_sub(self.since).saturating_add(self.initial_age);
         idle < ttl && !self.process.as_ref().is_some_and(ProcessIdentity::is_gone)
     }
 }
 
-/// A snapshot that this process uses, or did a moment ago: who reads part after part lets go of the snapshot
-/// between two of them, and should not have to say so each time.
+/// A snapshot that this process uses, or used a moment ago. A reader of many parts drops its hold between two of them: the
+/// lease object is not rewritten each time.
 #[derive(Debug, Default)]
 struct InUse {
     holds: usize,
     idle_beats: u32,
 }
 
-/// Beats for which a snapshot stays in the lease after its last use.
-const LINGER: u32 = 3;
+/// Renewals for which a snapshot stays in the lease after its last use.
+const LINGER_RENEWALS: u32 = 3;
 
-/// The lease of this process, and what it has seen of others'.
+/// The lease of this process, and its observations of others.
 #[derive(Debug)]
 pub(crate) struct Leases {
     root: Arc<Root>,
@@ -77,17 +80,17 @@ pub(crate) struct Leases {
     beat: AtomicU64,
     uses: Mutex<BTreeMap<Fingerprint, InUse>>,
     started: tokio::sync::Mutex<bool>,
-    /// Whether the lease was given back: nothing is written from then on.
+    /// Held while the object is written. True once the lease was released: nothing is written from then on.
     writing: tokio::sync::Mutex<bool>,
-    /// Writes that must not be cut off half-way.
+    /// Writes that finish even if their callers are dropped.
     writes: Tasks,
-    seen: Mutex<HashMap<String, Seen>>,
+    observed: Mutex<HashMap<String, Observation>>,
     /// Claims of this process that nobody holds any more and that may still exist, with their attempts.
-    left: Mutex<Vec<(Path, String)>>,
+    stale_claims: Mutex<Vec<(Path, String)>>,
 }
 
-/// Claims to be deleted that are remembered; further ones wait for the end of the process.
-const MOST_LEFT: usize = 10_000;
+/// The most claims that are remembered for deletion. Further ones stay until the process ends, and are collected then.
+const MAX_STALE_CLAIMS: usize = 10_000;
 
 impl Leases {
     pub(crate) fn new(root: Arc<Root>, id: String, ttl: Duration) -> Self {
@@ -100,8 +103,8 @@ impl Leases {
             started: tokio::sync::Mutex::new(false),
             writing: tokio::sync::Mutex::new(false),
             writes: Tasks::new(),
-            seen: Mutex::default(),
-            left: Mutex::default(),
+            observed: Mutex::default(),
+            stale_claims: Mutex::default(),
         }
     }
 
@@ -109,7 +112,7 @@ impl Leases {
         &self.id
     }
 
-    /// Writes the lease object once and keeps it fresh from then on.
+    /// Writes the lease object, and renews it from then on.
     pub(crate) async fn start(self: &Arc<Self>, tasks: &Tasks) -> Result<()> {
         let mut started = self.started.lock().await;
         if *started {
@@ -120,11 +123,11 @@ impl Leases {
         let me = Arc::clone(self);
         tasks.background("keeping the lease on the cache", log_failure, async move {
             loop {
-                me.root.clock.sleep((me.ttl / 3).max(SHORTEST_BEAT)).await;
+                me.root.clock.sleep((me.ttl / 3).max(MIN_RENEW_INTERVAL)).await;
                 if let Err(error) = me.renew().await {
                     tracing::warn!(%error, "the lease on the cache could not be renewed");
-                } else if let Err(error) = me.clean().await {
-                    tracing::debug!(%error, "a claim could not be given back yet");
+                } else if let Err(error) = me.remove_stale_claims().await {
+                    tracing::debug!(%error, "a claim could not be deleted yet");
                 }
             }
         });
@@ -134,13 +137,13 @@ impl Leases {
     /// Writes the lease object now.
     pub(crate) async fn renew(self: &Arc<Self>) -> Result<()> {
         let me = Arc::clone(self);
-        // A write whose caller is gone is carried through all the same: the store may do that anyway, and then it
-        // must not land after the lease was given back.
+        // A write finishes even if its caller is dropped. The store may finish it anyway, and then it must not land after
+        // the lease was released.
         self.writes.spawn_graceful("writing a lease", async move { me.write().await }).await?
     }
 
     async fn write(&self) -> Result<()> {
-        // One at a time: a slow older write must not land on a newer one.
+        // One write at a time: a slow older write must not overwrite a newer one.
         let ended = self.writing.lock().await;
         if *ended {
             return Ok(());
@@ -158,12 +161,12 @@ impl Leases {
         let mut uses = self.uses.lock();
         uses.retain(|_, u| {
             u.idle_beats = if u.holds > 0 { 0 } else { u.idle_beats + 1 };
-            u.idle_beats <= LINGER
+            u.idle_beats <= LINGER_RENEWALS
         });
         uses.keys().copied().collect()
     }
 
-    /// Says that a snapshot is in use until the guard is dropped; true if the lease does not say so yet.
+    /// Marks a snapshot as in use until the guard is dropped. True if the lease object does not name it yet.
     pub(crate) fn hold(self: &Arc<Self>, of: Fingerprint) -> (Hold, bool) {
         let mut uses = self.uses.lock();
         let new = !uses.contains_key(&of);
@@ -176,87 +179,87 @@ impl Leases {
         self.uses.lock().get(&of).is_some_and(|u| u.holds > 0)
     }
 
-    /// Whether a process is alive, as far as can be told.
+    /// Whether a process is alive, as far as this process can tell.
     ///
     /// # Errors
-    /// What the store says; then nothing is known.
-    pub(crate) async fn alive(&self, writer: &str) -> Result<bool> {
+    /// What the store says.
+    pub(crate) async fn is_alive(&self, writer: &str) -> Result<bool> {
         if writer == self.id {
             return Ok(true);
         }
         let now = self.root.clock.now();
-        if let Some(seen) = self.seen.lock().get(writer)
-            && now.saturating_sub(seen.looked) < self.ttl / 8
+        if let Some(observed) = self.observed.lock().get(writer)
+            && now.saturating_sub(observed.read_at) < self.ttl / 8
         {
-            return Ok(seen.is_alive(now, self.ttl));
+            return Ok(observed.is_alive(now, self.ttl));
         }
         let path = self.root.layout.writer(writer);
         let Some(bytes) = self.root.get(&path).await? else {
-            self.seen.lock().remove(writer);
+            self.observed.lock().remove(writer);
             return Ok(false);
         };
         let content = hash128(&bytes);
-        let known = self.seen.lock().contains_key(writer);
-        let aged = if known { Duration::ZERO } else { self.age(&path).await };
+        let known = self.observed.lock().contains_key(writer);
+        let initial_age = if known { Duration::ZERO } else { self.min_age(&path).await };
         let now = self.root.clock.now();
         let process = unseal::<Lease>(&bytes).ok().and_then(|lease| lease.process);
-        let fresh = Seen { content, since: now, looked: now, aged, process };
-        let mut seen = self.seen.lock();
-        let entry = seen.entry(writer.to_string()).or_insert_with(|| fresh.clone());
-        entry.looked = now;
+        let fresh = Observation { content, since: now, read_at: now, initial_age, process };
+        let mut observed = self.observed.lock();
+        let entry = observed.entry(writer.to_string()).or_insert_with(|| fresh.clone());
+        entry.read_at = now;
         if entry.content != content {
             *entry = fresh;
         }
         Ok(entry.is_alive(now, self.ttl))
     }
 
-    /// How long an object has not been written, at least and by the store's clock; nothing where that is not known.
-    async fn age(&self, path: &Path) -> Duration {
+    /// The least time since an object was written, by the store's clock; zero if it is unknown.
+    async fn min_age(&self, path: &Path) -> Duration {
         let age = async {
             let now = self.root.now_ms().await?;
             let written = self.root.head(path).await?.map_or(now, |object| object.modified_ms);
             Ok::<_, caju_types::Error>(now.saturating_sub(written))
         };
         match age.await {
-            Ok(ms) => Duration::from_millis(u64::try_from(ms).unwrap_or(0)).saturating_sub(ROUNDING),
+            Ok(ms) => Duration::from_millis(u64::try_from(ms).unwrap_or(0)).saturating_sub(TIME_ROUNDING),
             Err(error) => {
-                tracing::debug!(%error, "the age of a lease is not known");
+                tracing::debug!(%error, "the age of a lease is unknown");
                 Duration::ZERO
             }
         }
     }
 
-    /// Remembers a claim that is to be deleted when the store lets us: while this process lives, others
-    /// would take its split for being written.
-    pub(crate) fn left_behind(&self, claim: Path, attempt: String) {
-        let mut left = self.left.lock();
-        if left.len() < MOST_LEFT {
-            left.push((claim, attempt));
+    /// Remembers a claim that could not be deleted. As long as this process lives and the claim exists, other processes
+    /// take its split for being written.
+    pub(crate) fn add_stale_claim(&self, claim: Path, attempt: String) {
+        let mut stale = self.stale_claims.lock();
+        if stale.len() < MAX_STALE_CLAIMS {
+            stale.push((claim, attempt));
         }
     }
 
-    /// Deletes claims that were left behind.
-    pub(crate) async fn clean(&self) -> Result<()> {
+    /// Deletes the claims that could not be deleted before.
+    pub(crate) async fn remove_stale_claims(&self) -> Result<()> {
         loop {
-            let Some((path, attempt)) = self.left.lock().pop() else { return Ok(()) };
-            let cleaned = async {
+            let Some((path, attempt)) = self.stale_claims.lock().pop() else { return Ok(()) };
+            let removed = async {
                 let body = self.root.get(&path).await?;
-                // Another claim may have taken the place.
+                // Another claim may have taken the name.
                 if body.and_then(|b| unseal::<Claim>(&b).ok()).is_some_and(|c| c.attempt == attempt) {
                     self.root.delete(&path).await?;
                 }
                 Ok(())
             };
-            if let Err(e) = cleaned.await {
-                self.left_behind(path, attempt);
+            if let Err(e) = removed.await {
+                self.add_stale_claim(path, attempt);
                 return Err(e);
             }
         }
     }
 
-    /// The leases of all processes, as they stand in the store, with the time of their last renewal by the
-    /// store's clock.
-    pub(crate) async fn all(&self) -> Result<Vec<(Option<Lease>, crate::store::Listed)>> {
+    /// The lease objects of all processes, with the lease if it is not damaged. An object's time is that of its last
+    /// renewal by the store's clock.
+    pub(crate) async fn all(&self) -> Result<Vec<(Option<Lease>, Listed)>> {
         let mut out = Vec::new();
         for object in self.root.list(&self.root.layout.writers()).await? {
             let Some(bytes) = self.root.get(&object.path).await? else { continue };
@@ -265,9 +268,23 @@ impl Leases {
         Ok(out)
     }
 
-    /// Gives the lease back: others need not wait for it to expire.
+    /// The leases of processes that may be alive: those whose object changed within the lease's life, or within `grace` if
+    /// that is longer. `now` and the times of objects are by the store's clock.
+    pub(crate) async fn live(&self, now: i64, grace: Duration) -> Result<Vec<(Lease, Listed)>> {
+        let grace = i64::try_from(self.ttl.max(grace).as_millis()).unwrap_or(i64::MAX);
+        let mut out = Vec::new();
+        for (lease, object) in self.all().await? {
+            let Some(lease) = lease else { continue };
+            if now.saturating_sub(object.modified_ms) < grace {
+                out.push((lease, object));
+            }
+        }
+        Ok(out)
+    }
+
+    /// Releases the lease: other processes need not wait for it to expire.
     pub(crate) async fn end(&self) -> Result<()> {
-        // Behind a write that is on its way.
+        // After a write that is in flight.
         let mut ended = self.writing.lock().await;
         *ended = true;
         if self.beat.load(Ordering::Relaxed) > 0 {
@@ -277,7 +294,7 @@ impl Leases {
     }
 }
 
-/// Keeps a snapshot in this process's lease.
+/// Keeps a snapshot in the lease of this process.
 #[derive(Debug)]
 pub(crate) struct Hold {
     leases: Arc<Leases>,

@@ -1,7 +1,7 @@
-//! What a source held when rows of it were stored: so that a job can read them when the source is out of reach.
+//! Stored listings of sources: a job can then read stored rows while the source is out of reach.
 //!
-//! Beside the snapshots, under `ROOT/v1/listings`, lies one object per source (its kind, options and paths), written
-//! whenever a listing of it came to its end. Parts are found by splits, and this is where the splits are told.
+//! `ROOT/v1/listings` has one object per source (its kind, options and paths). It is written whenever a listing of the
+//! source is complete. Parts are found by their splits, and the stored listing names the splits.
 
 use arrow_schema::Schema;
 use caju_runtime::stores::store_error;
@@ -14,12 +14,12 @@ use serde_json::Value;
 use crate::record::{seal, unseal};
 use crate::schema::canonical;
 
-/// A source as it was.
+/// The listing of a source at one time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SourceListing {
     /// `caju.listing/v1`.
     pub schema: String,
-    /// The source, as definitions say it.
+    /// The source as definitions write it.
     pub source: Value,
     /// Its columns.
     pub columns: Schema,
@@ -36,7 +36,7 @@ impl SourceListing {
         Self { schema: Self::SCHEMA.into(), source, columns, splits }
     }
 
-    fn place(stores: &Stores, root: &str, source: &Value) -> Result<Location> {
+    fn locate(stores: &Stores, root: &str, source: &Value) -> Result<Location> {
         let mut text = String::new();
         canonical(source, &mut text);
         let mut at = stores.resolve(root).map_err(|e| e.context("cache root"))?;
@@ -45,26 +45,26 @@ impl SourceListing {
         Ok(at)
     }
 
-    /// Writes the listing below a cache root, unless the same one is there.
+    /// Writes the listing below a cache root, unless an equal one is stored.
     ///
     /// # Errors
     /// What the store says.
-    pub async fn remember(&self, stores: &Stores, root: &str) -> Result<()> {
-        if Self::recall(stores, root, &self.source).await.is_ok_and(|known| known.as_ref() == Some(self)) {
+    pub async fn store(&self, stores: &Stores, root: &str) -> Result<()> {
+        if Self::load(stores, root, &self.source).await.is_ok_and(|known| known.as_ref() == Some(self)) {
             return Ok(());
         }
-        let at = Self::place(stores, root, &self.source)?;
+        let at = Self::locate(stores, root, &self.source)?;
         at.store.put(&at.path, seal(self)?.into()).await.map_err(|e| store_error(&at.url, e))?;
         Ok(())
     }
 
-    /// The listing of a source below a cache root; none if it was never listed to its end, or what is there is
-    /// damaged or of another version.
+    /// The stored listing of a source below a cache root; none if there is no complete one, or if it is damaged or of
+    /// another version.
     ///
     /// # Errors
     /// What the store says.
-    pub async fn recall(stores: &Stores, root: &str, source: &Value) -> Result<Option<Self>> {
-        let at = Self::place(stores, root, source)?;
+    pub async fn load(stores: &Stores, root: &str, source: &Value) -> Result<Option<Self>> {
+        let at = Self::locate(stores, root, source)?;
         let read = async { at.store.get(&at.path).await?.bytes().await };
         let bytes = match read.await.map_err(|e| store_error(&at.url, e)) {
             Ok(bytes) => bytes,

@@ -1,8 +1,7 @@
-//! Manifests: what a snapshot is, and its commit records folded into one object.
+//! Manifests: the description of a snapshot, and its commit records folded into one object.
 //!
-//! A manifest is a description for people and tools and spares readers a request per part. It is never the
-//! only truth: the commit records stay, and a manifest that is half-written, gone, or names a part that is
-//! not there costs requests or recomputation, never rows.
+//! A manifest describes the snapshot for people and tools, and saves readers one request per part. The commit records
+//! stay. So a manifest that is half-written, gone, or names a missing part costs requests or recomputation, never rows.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,10 +10,10 @@ use caju_types::{Fingerprint, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::record::{Commit, PartMeta, seal, unseal};
+use crate::record::{PartMeta, seal, unseal};
 use crate::store::{Created, Listed, Root};
 
-/// What a snapshot is, in a form that people read: written into its manifests.
+/// The description of a snapshot in its manifests, for people and tools.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SnapshotDescription {
     /// The job or pipeline that first wrote it.
@@ -26,8 +25,8 @@ pub struct SnapshotDescription {
     /// The definition of the prefix as it was fingerprinted.
     #[serde(default)]
     pub definition: Value,
-    /// What the fingerprint is a hash of, versions of functions and libraries included: for telling in what
-    /// two prefixes differ.
+    /// What the fingerprint is a hash of, including the versions of functions and libraries. It shows in what two
+    /// prefixes differ.
     #[serde(default)]
     pub canonical: Value,
     /// The schema of its rows.
@@ -36,42 +35,42 @@ pub struct SnapshotDescription {
     /// The encoding that its first writer chose; parts may differ.
     #[serde(default)]
     pub encoding: String,
-    /// The last profile under which it was chosen (`caju.profile/v1`); null if nobody measured.
+    /// The last profile under which it was chosen (`caju.profile/v1`); null if there was none.
     #[serde(default)]
     pub profile: Value,
-    /// How many splits the source had whose epoch was read to its end, if that is known: the most, where several
-    /// sources share the snapshot.
+    /// The number of splits of the source, known once an epoch was read to its end. Where several sources share the
+    /// snapshot: the largest number.
     #[serde(default)]
     pub splits: Option<u64>,
 }
 
-/// What is found out about a snapshot after its first part was begun.
+/// What becomes known of a snapshot after its first part was begun.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct SnapshotNews {
-    /// Splits that a source of it has.
+pub struct DescriptionUpdate {
+    /// The number of splits of one of its sources.
     pub splits: Option<u64>,
     /// The profile under which it was chosen (`caju.profile/v1`), or null.
     pub profile: Value,
 }
 
 impl SnapshotDescription {
-    /// Whether it says nothing of what the snapshot is, whatever was told of it.
+    /// Whether it lacks what the first writer describes. Updates ([`DescriptionUpdate`]) do not count.
     pub(crate) fn is_empty(&self) -> bool {
         self.name.is_empty() && self.prefix.is_empty() && self.definition.is_null()
     }
 
-    /// The same after some news.
+    /// The same description with an update.
     #[must_use]
-    pub(crate) fn with(&self, news: &SnapshotNews) -> Self {
-        let mut told = self.clone();
-        told.splits = told.splits.max(news.splits);
+    pub(crate) fn with(&self, news: &DescriptionUpdate) -> Self {
+        let mut updated = self.clone();
+        updated.splits = updated.splits.max(news.splits);
         if !news.profile.is_null() {
-            told.profile = news.profile.clone();
+            updated.profile = news.profile.clone();
         }
-        told
+        updated
     }
 
-    /// What stands in a later manifest, with what only this one knows.
+    /// The description in a later manifest, completed by what only this one has.
     #[must_use]
     pub(crate) fn under(&self, later: &Self) -> Self {
         let mut both = if later.is_empty() { self.clone() } else { later.clone() };
@@ -94,14 +93,18 @@ pub(crate) struct Manifest {
     pub(crate) parts: Vec<Arc<PartMeta>>,
 }
 
-/// The version of the format, as it stands in every manifest.
+/// The version of the format. Every manifest carries it.
 pub(crate) const SCHEMA: &str = "caju.manifest/v1";
+/// Manifests that are kept per snapshot. The one before the newest stays for readers that have just listed it.
+pub(crate) const KEPT: usize = 2;
+/// Numbers that a writer tries before it gives up: each was taken by another process in the meantime.
+const MAX_NUMBERS_TRIED: usize = 64;
 
 /// A manifest that was read, and the object that it was read from.
 #[derive(Debug, Clone)]
 pub(crate) struct Loaded {
     pub(crate) object: Listed,
-    /// None if it could not be understood.
+    /// None if it is damaged or foreign.
     pub(crate) manifest: Option<Arc<Manifest>>,
 }
 
@@ -111,7 +114,7 @@ impl Manifest {
         self.parts.iter().map(|p| ((p.split, p.generation), Arc::clone(p))).collect()
     }
 
-    /// Reads a manifest. One that is damaged, foreign or of another version is none.
+    /// Reads a manifest; none if it is gone, damaged, foreign or of another version.
     pub(crate) async fn load(root: &Root, of: Fingerprint, object: &Listed) -> Result<Option<Arc<Manifest>>> {
         let Some(bytes) = root.get(&object.path).await? else { return Ok(None) };
         match unseal::<Manifest>(&bytes) {
@@ -127,10 +130,10 @@ impl Manifest {
         }
     }
 
-    /// Writes the manifest with some news under the first free number from its own on. What others found out about
-    /// the snapshot, in the manifests that have the numbers before, is carried on.
-    pub(crate) async fn create(mut self, root: &Root, news: &SnapshotNews) -> Result<Self> {
-        for _ in 0..64 {
+    /// Writes the manifest with an update under the first free number, starting at its own. Manifests of other processes
+    /// may have taken numbers before that: what they describe is carried on.
+    pub(crate) async fn create(mut self, root: &Root, news: &DescriptionUpdate) -> Result<Self> {
+        for _ in 0..MAX_NUMBERS_TRIED {
             let path = root.layout.manifest(self.fingerprint, self.number);
             self.description = Arc::new(self.description.with(news));
             match root.create(&path, seal(&self)?.into()).await? {
@@ -152,46 +155,4 @@ impl Manifest {
             self.fingerprint
         )))
     }
-}
-
-/// Reads a commit record; one that is damaged or foreign is none.
-pub(crate) async fn load_commit(
-    root: &Root,
-    of: Fingerprint,
-    object: &Listed,
-) -> Result<Option<Option<Commit>>> {
-    let Some(bytes) = root.get(&object.path).await? else { return Ok(None) };
-    Ok(Some(understand(root, of, object, &bytes)))
-}
-
-fn understand(root: &Root, of: Fingerprint, object: &Listed, bytes: &[u8]) -> Option<Commit> {
-    let name = root.name(&object.path);
-    match unseal::<Commit>(bytes) {
-        Ok(commit) => {
-            let foreign = match &commit {
-                Commit::Part(m) => m.fingerprint != of || !consistent(m),
-                Commit::Void { .. } => false,
-            };
-            let Some((_, crate::layout::Object::Commit { split, generation, .. })) =
-                root.layout.parse(&object.path)
-            else {
-                return None;
-            };
-            if foreign || commit.split() != split || commit.generation() != generation {
-                tracing::warn!(record = %name, "a commit record of something else is ignored");
-                return None;
-            }
-            Some(commit)
-        }
-        Err(why) => {
-            tracing::warn!(record = %name, why, "a damaged commit record is ignored");
-            None
-        }
-    }
-}
-
-/// Whether the numbers of a record fit one another.
-pub(crate) fn consistent(meta: &PartMeta) -> bool {
-    let sum = meta.blocks.iter().try_fold(0u64, |sum, b| sum.checked_add(b.bytes));
-    !meta.blocks.is_empty() && meta.blocks.iter().all(|b| b.bytes > 0) && sum == Some(meta.bytes)
 }

@@ -5,55 +5,55 @@ use std::time::Duration;
 
 use caju_types::{Error, Result, format_bytes};
 
-/// The settings of one process's view of a cache root. Every bound is in bytes, every wait a duration.
+/// The settings of one process's handle on a cache root. Sizes are in bytes.
 #[derive(Debug, Clone)]
 pub struct CacheOptions {
-    /// The most that all snapshots of the root may take together; unlimited if absent.
+    /// The most bytes that all objects of the root may take together; unlimited if absent.
     pub budget_bytes: Option<u64>,
-    /// Snapshots that nobody used for so long are removed by the collection; kept for ever if absent.
+    /// The time without use after which a collection removes a snapshot; none are removed if absent.
     pub ttl: Option<Duration>,
-    /// A writer whose lease object did not change for so long is taken for dead.
+    /// The lease's life: a writer whose lease object did not change for this time is taken for dead.
     pub lease_ttl: Duration,
-    /// Unreferenced objects younger than this are left alone by the collection.
+    /// The age below which a collection does not delete unreferenced objects.
     pub orphan_grace: Duration,
-    /// Verified blocks of parts that are kept in memory; 0 for none.
+    /// The capacity of the memory tier, which has verified blocks of parts; 0 for none.
     pub memory_tier_bytes: u64,
-    /// A local folder that keeps blocks of remote parts, and the most bytes that it may hold.
+    /// The local folder of the disk tier, which has blocks of remote parts, and its capacity in bytes.
     pub disk_tier: Option<(PathBuf, u64)>,
-    /// The size of one upload request; a writer holds about three of these.
+    /// The bytes of one upload request. A writer holds about three times as many.
     pub part_buffer_bytes: usize,
-    /// The size from which a block of a part is closed: the unit of checking and of the memory tier.
+    /// The bytes at which a block of a part is closed. A block is the unit of checking and of the tiers.
     pub block_bytes: usize,
     /// The most bytes of one read request.
     pub read_bytes: u64,
-    /// How often a failed request is tried in all. The stores themselves retry what they know to be safe.
+    /// How often a request is made in all, if it fails. Clients of remote stores retry safe requests themselves.
     pub attempts: u32,
-    /// The wait before the first retry; doubled for each next one, with jitter.
+    /// The wait before the first retry. It doubles with each further retry, with jitter.
     pub retry_base: Duration,
-    /// How long one request may take before it counts as failed.
+    /// The time after which a request without an answer counts as failed.
     pub request_timeout: Duration,
-    /// Parts are mapped into memory instead of read, where that is safe: see [`caju_runtime::MappedFile`].
+    /// Whether parts are mapped into memory instead of read, where that is safe: see [`caju_runtime::MappedFile`].
     pub mmap: bool,
-    /// The largest block of a part, and the most bytes that the buffers of one record batch may have once they are
-    /// decompressed. A part whose record or whose file claims more is damaged: no memory is taken for it.
+    /// The most bytes of a block of a part, and of the decompressed buffers of one record batch. A part whose record or
+    /// file claims more counts as damaged: no memory is allocated for it.
     pub max_block_bytes: u64,
-    /// Commit records that may gather before they are folded into a new manifest.
+    /// Commit records without a manifest at which they are folded into a new manifest.
     pub fold_after: usize,
-    /// How long the size of the whole root may be remembered before it is listed again.
+    /// The time for which a listing of the whole root is used as its size.
     pub usage_refresh: Duration,
-    /// Nothing is written below the root, not even who reads: for saves, which nobody evicts.
+    /// Whether nothing is written below the root, not even leases of readers. For saves, whose parts are never evicted.
     pub read_only: bool,
 }
 
-/// The least budget that makes sense: one small part with its record, its manifest and the leases of who reads and
-/// writes it take about as much.
+/// The smallest budget in bytes. One small part takes about as much, with its record, its manifest, and the leases of its
+/// readers and writers.
 pub const MIN_BUDGET_BYTES: u64 = 16 << 10;
 
 impl CacheOptions {
-    /// Refuses a budget under which nothing could ever be stored.
+    /// Refuses a budget within which nothing could ever be stored.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the least budget.
+    /// `InvalidArgument`, which names the smallest budget.
     pub fn check_budget(budget_bytes: Option<u64>) -> Result<()> {
         match budget_bytes.filter(|b| *b < MIN_BUDGET_BYTES) {
             None => Ok(()),

@@ -1,7 +1,7 @@
 //! Plan records below a cache root.
 //!
-//! Beside the snapshots, under `ROOT/v1/plans`, lies one small object per definition: the profile of its last job, and how
-//! many jobs there were. The next job with the same definition decides by it before its first row.
+//! `ROOT/v1/plans` has one small object per definition: the profile of its last job, and the number of jobs. The next job
+//! with the same definition decides by it before its first row.
 
 use caju_autocache::PlanRecord;
 use caju_runtime::stores::store_error;

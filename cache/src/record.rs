@@ -1,4 +1,6 @@
-//! What is written about parts: commit records, and the envelope that shows whether a record is whole.
+//! The JSON records of a root, and the seal that shows whether a record is whole.
+
+use std::collections::BTreeSet;
 
 use caju_types::{Error, Fingerprint, Result, SplitKey, hash128};
 use serde::de::DeserializeOwned;
@@ -7,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use crate::layout::Generation;
 use caju_autocache::Encoding;
 
-/// One piece of a part's file that is checked as a whole before anything in it is decoded.
+/// One block of a part's file. A block is checked as a whole before anything in it is decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "(u64, String)", try_from = "(u64, String)")]
 pub struct Block {
-    /// Its length in bytes; blocks follow one another without gaps.
+    /// Its length in bytes. Blocks follow one another without gaps.
     pub bytes: u64,
     /// xxh3-64 of its bytes.
     pub checksum: u64,
@@ -32,7 +34,7 @@ impl TryFrom<(u64, String)> for Block {
     }
 }
 
-/// A committed part: everything that is needed to find it, to read it and to tell whether it is whole.
+/// A committed part: all that is needed to find it, to read it, and to check that it is whole.
 ///
 /// It travels as JSON: in commit records, in manifests, and to workers in their leases.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -41,11 +43,11 @@ pub struct PartMeta {
     pub fingerprint: Fingerprint,
     /// The split whose output it is.
     pub split: SplitKey,
-    /// Its place below `ROOT/v1`.
+    /// Its path below `ROOT/v1`.
     pub path: String,
-    /// The attempt that wrote it: unique.
+    /// The unique name of the attempt that wrote it.
     pub attempt: String,
-    /// Which commit of the split this is; the highest wins.
+    /// The number of this commit of the split. The highest number wins.
     pub generation: u32,
     /// The process that wrote it.
     pub writer: String,
@@ -53,17 +55,17 @@ pub struct PartMeta {
     pub encoding: Encoding,
     /// Rows in it.
     pub rows: u64,
-    /// Length of the file.
+    /// Length of the file in bytes.
     pub bytes: u64,
     /// xxh3-128 of the file, in hexadecimal digits.
     pub checksum: String,
-    /// The pieces of the file, in order.
+    /// The blocks of the file, in order.
     pub blocks: Vec<Block>,
-    /// The rows of each chunk (a record batch of an Arrow file, a row group of a Parquet file), where the writer
-    /// was asked for chunks of a certain size; else empty.
+    /// The rows of each chunk (a record batch of an Arrow file, a row group of a Parquet file), if the writer was asked
+    /// for chunks; else empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chunks: Vec<u64>,
-    /// Hash of the schema, as [`schema_hash`](crate::schema_hash) makes it.
+    /// The [`schema_hash`](crate::schema_hash) of its rows.
     pub schema_hash: String,
     /// Rows that `on_error: skip` left out.
     #[serde(default)]
@@ -71,22 +73,22 @@ pub struct PartMeta {
     /// Bytes of the source that were read for it.
     #[serde(default)]
     pub source_bytes: u64,
-    /// CPU time that computing it took, in microseconds: what reading it saves.
+    /// CPU time of computing it, in microseconds. Reading the part saves this time.
     #[serde(default)]
     pub compute_cpu_us: u64,
-    /// When it was committed, in milliseconds since 1970 by its writer's clock; for people only.
+    /// When it was committed, in milliseconds since 1970 by its writer's clock. Only for display.
     #[serde(default)]
     pub created_unix_ms: u64,
 }
 
 impl PartMeta {
-    /// CPU time that computing it took, in seconds.
+    /// CPU time of computing it, in seconds.
     pub fn compute_cpu_s(&self) -> f64 {
         self.compute_cpu_us as f64 / 1e6
     }
 }
 
-/// Seconds as whole microseconds; what is no duration is 0.
+/// Seconds as whole microseconds; 0 for a number that is no duration.
 pub(crate) fn microseconds(seconds: f64) -> u64 {
     let duration = std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default();
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
@@ -97,10 +99,10 @@ pub(crate) fn milliseconds(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What a writer knows about a part when its last row is written.
+/// What the caller of a writer knows of a part once its last row is written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct PartFacts {
-    /// Rows that were written; the writer has counted them too, and a difference is an error.
+    /// Rows that were written. The writer counts them, too: a difference is an error.
     pub rows: u64,
     /// Rows that `on_error: skip` left out.
     pub skipped: u64,
@@ -116,7 +118,7 @@ pub struct PartFacts {
 pub(crate) enum Commit {
     /// The split has a part.
     Part(PartMeta),
-    /// The split's part was found bad: it has none until the next generation.
+    /// The split's part was found bad. The split has no part until the next generation.
     Void { split: SplitKey, generation: Generation, attempt: String, why: String },
 }
 
@@ -143,17 +145,53 @@ pub(crate) struct Claim {
     pub(crate) attempt: String,
 }
 
+/// The most jobs that a usage record names; further ones are not recorded.
+const MAX_JOBS: usize = 1000;
+
+/// The content of an object in `uses/`: what a process, or several that are gone, read from a snapshot.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct UsageRecord {
+    #[serde(default)]
+    pub(crate) jobs: BTreeSet<String>,
+    #[serde(default)]
+    pub(crate) rows: u64,
+    #[serde(default)]
+    pub(crate) saved_cpu_s: f64,
+    /// The objects in the same folder that this one sums up. They no longer count where they still exist.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) folds: Vec<String>,
+}
+
+impl UsageRecord {
+    /// Adds the name of a job, unless it is empty.
+    pub(crate) fn add_job(&mut self, job: &str) {
+        if !job.is_empty() && self.jobs.len() < MAX_JOBS {
+            self.jobs.insert(job.to_string());
+        }
+    }
+
+    /// Adds what another record counts.
+    pub(crate) fn add(&mut self, other: &Self) {
+        let free = MAX_JOBS.saturating_sub(self.jobs.len());
+        self.jobs.extend(other.jobs.iter().take(free).cloned());
+        self.rows += other.rows;
+        self.saved_cpu_s += other.saved_cpu_s;
+    }
+}
+
+/// The text before the checksum of a sealed record.
 const HEAD: &str = "{\"seal\":\"";
+/// The digits of the checksum: 128 bits in hexadecimal.
 const DIGITS: usize = 32;
 
-/// JSON of a record, whose first member, `seal`, is the xxh3-128 of the text after it.
+/// Writes a record as JSON. Its first member, `seal`, is the xxh3-128 of the text after it.
 pub(crate) fn seal<T: Serialize>(record: &T) -> Result<Vec<u8>> {
     let body = serde_json::to_string(record).map_err(|e| Error::internal(format!("a record: {e}")))?;
     let rest = body.strip_prefix('{').ok_or_else(|| Error::internal("a record is no JSON object"))?;
     Ok(format!("{HEAD}{:032x}\",{rest}", hash128(rest.as_bytes())).into_bytes())
 }
 
-/// Reads a sealed record; an error says what is wrong with it.
+/// Reads a sealed record. The error says what is wrong with it.
 pub(crate) fn unseal<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     let text = std::str::from_utf8(bytes).map_err(|e| e.to_string())?;
     let digits = text.strip_prefix(HEAD).and_then(|t| t.get(..DIGITS)).ok_or("it has no seal")?;
@@ -169,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_changed_record_is_found_out() {
+    fn a_changed_record_is_detected() {
         let claim = Claim { writer: "w".into(), attempt: "a".into() };
         let sealed = seal(&claim).unwrap();
         assert_eq!(unseal::<Claim>(&sealed).unwrap(), claim);

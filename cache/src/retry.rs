@@ -1,4 +1,4 @@
-//! Trying again: backoff with jitter, a deadline per request, and a budget for the whole cache.
+//! Retries: backoff with jitter, a deadline per request, and a retry budget for the whole cache.
 
 use std::fmt;
 use std::future::Future;
@@ -9,13 +9,13 @@ use std::time::Duration;
 use caju_runtime::Clock;
 use caju_types::{Error, ErrorKind, Result, mix64};
 
-/// A retry costs so much of the budget; a success gives 1 back.
-const COST: i64 = 10;
-/// What the budget starts with and never exceeds: 20 retries.
-const FULL: i64 = 20 * COST;
+/// What a retry takes from the budget. A success adds 1: so at most one request in ten is a retry in the long run.
+const RETRY_COST: i64 = 10;
+/// The initial budget, and the largest: 20 retries.
+const MAX_BUDGET: i64 = 20 * RETRY_COST;
 
-/// Runs requests with retries. When many requests fail, the budget is soon spent and every failure is
-/// final at once: a store that is down is found out quickly instead of being beaten.
+/// Runs requests with retries. When many requests fail, the budget is soon spent, and every failure is final at once: an
+/// unavailable store is reported quickly and is not flooded with requests.
 #[derive(Debug)]
 pub(crate) struct Retry {
     clock: Arc<dyn Clock>,
@@ -35,11 +35,11 @@ impl Retry {
         timeout: Duration,
         seed: u64,
     ) -> Self {
-        let budget = AtomicI64::new(FULL);
+        let budget = AtomicI64::new(MAX_BUDGET);
         Self { clock, attempts: attempts.max(1), base, timeout, budget, seed, draws: AtomicU64::new(0) }
     }
 
-    /// Runs `request` until it succeeds, fails for good, or the attempts or the budget are spent.
+    /// Runs `request` until it succeeds, fails permanently, or the attempts or the budget are spent.
     pub(crate) async fn run<T, F, Fut>(&self, what: impl fmt::Display, mut request: F) -> Result<T>
     where
         F: FnMut() -> Fut,
@@ -54,7 +54,7 @@ impl Retry {
                 }
                 Err(e) => e,
             };
-            if !transient(&error) {
+            if !is_transient(&error) {
                 return Err(error);
             }
             if attempt >= self.attempts || !self.spend() {
@@ -85,23 +85,23 @@ impl Retry {
     fn wait(&self, attempt: u32) -> Duration {
         let step = self.base.saturating_mul(1 << (attempt - 1).min(10));
         let draw = mix64(self.seed, self.draws.fetch_add(1, Ordering::Relaxed));
-        // Between half of the step and all of it.
+        // Jitter: between half of the step and all of it.
         step.mul_f64(0.5 + 0.5 * (draw >> 11) as f64 / (1u64 << 53) as f64)
     }
 
     fn spend(&self) -> bool {
-        let take = |left: i64| (left >= COST).then_some(left - COST);
+        let take = |left: i64| (left >= RETRY_COST).then_some(left - RETRY_COST);
         self.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
     }
 
     fn refund(&self) {
-        let give = |left: i64| (left < FULL).then_some(left + 1);
-        // At the full mark there is nothing to give back.
+        let give = |left: i64| (left < MAX_BUDGET).then_some(left + 1);
+        // A full budget stays as it is.
         let _ = self.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, give);
     }
 }
 
-/// Whether trying again may help.
-pub(crate) fn transient(error: &Error) -> bool {
+/// Whether a retry may succeed.
+pub(crate) fn is_transient(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::DeadlineExceeded)
 }

@@ -1,4 +1,4 @@
-//! One listing of a snapshot's folder, sorted by what things are.
+//! A listing of a snapshot's folder, sorted by kind of object.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,7 +10,7 @@ use crate::store::Listed;
 /// Names a commit record: split, generation, and the attempt where names carry it.
 pub(crate) type CommitKey = (SplitKey, Generation, Option<String>);
 
-/// What a snapshot's folder holds.
+/// The objects of one snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
     pub(crate) manifests: BTreeMap<u64, Listed>,
@@ -58,7 +58,7 @@ impl Scan {
                 self.parts.insert((split, attempt), object);
             }
             Object::Commit { split, generation, attempt } => {
-                // Two names for one record: writers of two versions were at work at once. The older record counts.
+                // One record may have two names, if writers of two versions ran concurrently. The older object counts.
                 let older =
                     |there: &Listed| (there.modified_ms, &there.path) <= (object.modified_ms, &object.path);
                 let key = (split, generation, attempt);
@@ -70,7 +70,7 @@ impl Scan {
                 self.claims.entry(split).or_default().push(object);
             }
             Object::Use(_) => self.uses.push(object),
-            // When it was written says nothing: what it sums up is older.
+            // Its name tells the time of the last use that it sums up. The object itself is younger.
             Object::UsesUntil(modified_ms) => self.uses.push(Listed { modified_ms, ..object }),
             Object::Set => self.sets.push(object),
             Object::Pin => self.pinned = true,
@@ -78,8 +78,9 @@ impl Scan {
         }
     }
 
-    /// The valid commit record of every split: the highest generation; among those of one generation (on
-    /// stores without conditional puts) the oldest by the store's clock, then by name.
+    /// The valid commit record of every split: the one of the highest generation. On stores without conditional puts one
+    /// generation may have several records; the oldest by the store's clock is valid, and of equally old ones the first by
+    /// name.
     pub(crate) fn winners(&self) -> HashMap<SplitKey, (&CommitKey, &Listed)> {
         let mut best: HashMap<SplitKey, (&CommitKey, &Listed)> = HashMap::new();
         for (key, object) in &self.commits {
@@ -96,13 +97,13 @@ impl Scan {
         best
     }
 
-    /// When anything was last written or used here, by the store's clock.
+    /// When anything was last written or used, by the store's clock.
     pub(crate) fn last_change_ms(&self) -> i64 {
         let all = self.manifests.values().chain(self.commits.values()).chain(self.uses.iter());
         all.map(|o| o.modified_ms).max().unwrap_or(i64::MIN)
     }
 
-    /// When a process last said that it uses the snapshot, by the store's clock.
+    /// When the snapshot was last recorded as used, or a part committed, by the store's clock.
     pub(crate) fn last_use_ms(&self) -> Option<i64> {
         self.uses.iter().chain(self.commits.values()).map(|o| o.modified_ms).max()
     }

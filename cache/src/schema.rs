@@ -1,4 +1,4 @@
-//! Schemas of parts: their hash, and the types that files of both formats can hold.
+//! Schemas of parts: their hash, and the types that files of each format can hold.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use caju_autocache::Format;
 
-/// The hash of a schema: names, types, nullability and metadata, in any order of the metadata's keys.
+/// The hash of a schema: names, types, nullability and metadata. The order of the metadata's keys does not matter.
 pub fn schema_hash(schema: &Schema) -> String {
     let value = serde_json::to_value(schema).unwrap_or(Value::Null);
     let mut text = String::new();
@@ -17,7 +17,7 @@ pub fn schema_hash(schema: &Schema) -> String {
     format!("{:032x}", hash128(text.as_bytes()))
 }
 
-/// JSON with sorted keys and without blanks.
+/// Writes JSON with sorted keys and without spaces.
 pub(crate) fn canonical(value: &Value, out: &mut String) {
     match value {
         Value::Object(map) => {
@@ -44,14 +44,15 @@ pub(crate) fn canonical(value: &Value, out: &mut String) {
     }
 }
 
-/// The name under which a field's metadata say that it is a tensor.
+/// The metadata key of a field's extension type.
 const EXTENSION: &str = "ARROW:extension:name";
+/// The extension type of tensors of one shape.
 const FIXED_SHAPE_TENSOR: &str = "arrow.fixed_shape_tensor";
 
-/// The schema that a file has: with dictionaries replaced by their values, since an IPC file has one dictionary per
-/// column for all of its batches, which a stream of batches cannot promise. In Parquet, tensors are lists of items
-/// that may be null: other readers (Arrow C++, and so pyarrow) take only those for tensors.
-pub(crate) fn plain(schema: &SchemaRef, format: Format) -> SchemaRef {
+/// The schema of a part's file. Dictionaries are replaced by their values: an IPC file has one dictionary per column for
+/// all of its batches, which a stream of batches cannot guarantee. In Parquet, tensors are lists of nullable items: other
+/// readers (Arrow C++, and so pyarrow) recognise only those as tensors.
+pub(crate) fn file_schema(schema: &SchemaRef, format: Format) -> SchemaRef {
     let fields: Fields = schema.fields().iter().map(plain_field).collect();
     let fields: Fields = match format {
         Format::Arrow => fields,
@@ -98,8 +99,11 @@ fn plain_type(t: &DataType) -> DataType {
     }
 }
 
-/// The batch with the types and metadata of a schema that differs from its own as [`plain`] makes it at most.
-pub(crate) fn with_schema(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
+/// Casts a batch to a schema that differs from its own by what [`file_schema`] replaces.
+///
+/// # Errors
+/// `Internal` if the schemas differ in more than that.
+pub(crate) fn cast_batch(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
     let bad = |e: arrow_schema::ArrowError| Error::internal(format!("a batch of a snapshot: {e}"));
     if batch.num_columns() != schema.fields().len() {
         return Err(Error::internal(format!(
@@ -119,7 +123,7 @@ pub(crate) fn with_schema(batch: &RecordBatch, schema: &SchemaRef) -> Result<Rec
     RecordBatch::try_new_with_options(Arc::clone(schema), columns, &options).map_err(bad)
 }
 
-/// Whether a column holds large binary values or tensors, which gain nothing from dictionaries.
+/// Whether a column holds binary values or lists (tensors among them), which gain nothing from dictionaries.
 pub(crate) fn is_bulky(field: &Field) -> bool {
     match field.data_type() {
         DataType::Binary

@@ -1,4 +1,4 @@
-//! The object store under a cache: counted, retried, and with the one primitive that commits rest on.
+//! The object store under a cache: with counters, retries, and creation of an object only if it is absent.
 
 mod local;
 
@@ -25,12 +25,12 @@ use crate::layout::Layout;
 use crate::options::CacheOptions;
 use crate::retry::Retry;
 
-/// What happened to an object that was to be created.
+/// The outcome of creating an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Created {
-    /// It is ours.
+    /// The object is ours.
     Yes,
-    /// Somebody was faster: this is theirs.
+    /// Another process created it first: this is its content.
     Taken(Bytes),
 }
 
@@ -39,7 +39,7 @@ pub(crate) enum Created {
 pub(crate) struct Listed {
     pub(crate) path: Path,
     pub(crate) bytes: u64,
-    /// By the store's own clock.
+    /// Milliseconds since 1970 by the store's own clock.
     pub(crate) modified_ms: i64,
     pub(crate) etag: Option<String>,
 }
@@ -55,13 +55,20 @@ impl From<ObjectMeta> for Listed {
     }
 }
 
-/// Consecutive pieces of an object, each in memory of its own with a 64-byte aligned start, and the size of the whole
-/// object. If that is short, so are the last pieces.
+/// Consecutive pieces of an object, each in an allocation of its own with a 64-byte aligned start, and the size of the
+/// whole object. The last pieces are short if the object is.
 #[derive(Debug)]
 pub(crate) struct Fetched {
     pub(crate) pieces: Vec<Bytes>,
     pub(crate) object_bytes: u64,
 }
+
+/// How often a request to a remote store is made in all.
+const MAX_REMOTE_ATTEMPTS: u32 = 2;
+/// How often an object is created that other processes keep creating and deleting.
+const MAX_CREATE_ATTEMPTS: usize = 16;
+/// Levels of folders below `ROOT/v1` in which objects lie.
+const MAX_FOLDER_DEPTH: u32 = 3;
 
 /// The store of one cache root.
 #[derive(Debug)]
@@ -74,9 +81,9 @@ pub(crate) struct Root {
     pub(crate) retry: Retry,
     pub(crate) clock: Arc<dyn Clock>,
     conditional: bool,
-    /// Whether files of the root can be mapped: they are on a file system of this host.
+    /// Whether files of the root can be mapped: whether they are on a file system of this host.
     mappable: bool,
-    /// Why nothing can be written, where the store refuses that.
+    /// The store's error, if it refuses to have anything written.
     refusal: Option<Error>,
     names: AtomicU64,
     seed: u64,
@@ -93,17 +100,17 @@ impl Root {
         let io = Arc::new(IoCounters::new());
         #[expect(clippy::cast_possible_truncation, reason = "any 64 bits do")]
         let seed = hash128(format!("{writer} {}", clock.unix_time().as_nanos()).as_bytes()) as u64;
-        // The clients of remote stores retry by themselves: more on top only makes a dead store slow to notice.
+        // Clients of remote stores retry themselves. More retries here would only delay the report of a dead store.
         let remote = matches!(at.url.scheme.as_str(), "s3" | "gs" | "az" | "http" | "https");
         let retry = Retry::new(
             Arc::clone(&clock),
-            if remote { options.attempts.min(2) } else { options.attempts },
+            if remote { options.attempts.min(MAX_REMOTE_ATTEMPTS) } else { options.attempts },
             options.retry_base,
             options.request_timeout,
             seed,
         );
         let local = match at.local.clone() {
-            Some(folder) => local::look_at(folder).await,
+            Some(folder) => local::inspect(folder).await,
             None => local::Folder::default(),
         };
         let store: Arc<dyn ObjectStore> = match local.is_save {
@@ -127,7 +134,7 @@ impl Root {
         if !options.read_only {
             match root.probe().await {
                 Ok(conditional) => root.conditional = conditional,
-                // What others stored there can be read all the same.
+                // Stored rows can be read all the same.
                 Err(e) if e.kind() == ErrorKind::PermissionDenied => {
                     if is_first_refusal(&root.url) {
                         tracing::warn!(error = %e, "the cache is read only: stored rows are read, and none are stored");
@@ -145,12 +152,12 @@ impl Root {
         self.mappable
     }
 
-    /// Why the store refuses to have anything written below the root; none if it does not, as far as known.
+    /// The store's error if it refused to have anything written below the root.
     pub(crate) fn refusal(&self) -> Option<&Error> {
         self.refusal.as_ref()
     }
 
-    /// The time by the store's clock: that of an object written just now.
+    /// The time by the store's clock, in milliseconds since 1970: that of an object written just now.
     pub(crate) async fn now_ms(&self) -> Result<i64> {
         let path = self.layout.probe(&self.unique("time"));
         self.put(&path, Bytes::from_static(b"{}")).await?;
@@ -159,7 +166,7 @@ impl Root {
         now.ok_or_else(|| Error::unavailable(format!("{}: an object just written is not there", self.url)))
     }
 
-    /// Creates an object twice: a store that honours conditions refuses the second time.
+    /// Finds out whether the store honours conditional puts: it then refuses to create an object twice.
     async fn probe(&self) -> Result<bool> {
         let path = self.layout.probe(&self.unique("probe"));
         let create = async |body: &'static [u8]| {
@@ -169,14 +176,14 @@ impl Root {
         let honoured = match create(b"1").await {
             Ok(()) => match create(b"2").await {
                 Ok(()) => false,
-                Err(e) if refused(&e) => true,
+                Err(e) if already_exists(&e) => true,
                 Err(e) => return Err(self.unwritable(&e)),
             },
-            // Carried out before, but the answer was lost.
-            Err(e) if refused(&e) => true,
-            // That is no answer to the question: other processes may have got one.
-            Err(e) if crate::retry::transient(&e) => return Err(self.unwritable(&e)),
-            // Not offered; or a file system without hard links, which says so in many ways.
+            // An earlier attempt created the object, and its answer was lost.
+            Err(e) if already_exists(&e) => true,
+            // A transient error answers nothing, and other processes may have got another answer.
+            Err(e) if crate::retry::is_transient(&e) => return Err(self.unwritable(&e)),
+            // Not supported, or a file system without hard links, which reports that in many ways.
             Err(_) => match self.put(&path, Bytes::from_static(b"1")).await {
                 Ok(()) => false,
                 Err(e) => return Err(self.unwritable(&e)),
@@ -188,7 +195,7 @@ impl Root {
         if !honoured {
             tracing::warn!(
                 root = self.url,
-                "the cache store does not honour conditional puts: commits rest on unique names"
+                "the cache store does not honour conditional puts: commit records get unique names, and the oldest one wins"
             );
         }
         Ok(honoured)
@@ -219,7 +226,7 @@ impl Root {
         Name { root: self, path }
     }
 
-    /// Where an object lies in the local file system, if it does.
+    /// The path of an object in the local file system; none for a remote root.
     pub(crate) fn local_path(&self, path: &Path) -> Option<PathBuf> {
         self.local.as_ref().map(|root| root.join(path.as_ref()))
     }
@@ -233,12 +240,12 @@ impl Root {
         self.retry.within(self.name(path), put).await
     }
 
-    /// Writes an object, whatever was there.
+    /// Writes an object, and replaces an existing one.
     pub(crate) async fn put(&self, path: &Path, body: Bytes) -> Result<()> {
         self.retry.run(self.name(path), || self.put_once(path, body.clone(), PutMode::Overwrite)).await
     }
 
-    /// Writes several pieces as one object, whatever was there.
+    /// Writes several pieces as one object, and replaces an existing one.
     pub(crate) async fn put_pieces(&self, path: &Path, pieces: &[Bytes]) -> Result<()> {
         self.retry
             .run(self.name(path), || async {
@@ -249,8 +256,8 @@ impl Root {
             .await
     }
 
-    /// Creates an object unless it exists. A creation whose answer was lost is recognised by its content,
-    /// which therefore has to be unique to the caller.
+    /// Creates an object unless it exists. A creation whose answer was lost is recognised by the object's content, which
+    /// therefore has to be unique to the caller.
     pub(crate) async fn create(&self, path: &Path, body: Bytes) -> Result<Created> {
         if !self.conditional {
             return match self.get(path).await? {
@@ -259,12 +266,12 @@ impl Root {
                 None => self.put(path, body).await.map(|()| Created::Yes),
             };
         }
-        // The object may be deleted between the refusal and the look: then it is free again.
-        for _ in 0..16 {
+        // The object may be deleted between the refusal and the read: then it is tried again.
+        for _ in 0..MAX_CREATE_ATTEMPTS {
             let put = || self.put_once(path, body.clone(), PutMode::Create);
             match self.retry.run(self.name(path), put).await {
                 Ok(()) => return Ok(Created::Yes),
-                Err(e) if refused(&e) => {}
+                Err(e) if already_exists(&e) => {}
                 Err(e) => return Err(e),
             }
             match self.get(path).await? {
@@ -276,7 +283,7 @@ impl Root {
         Err(Error::unavailable(format!("{}: it keeps being created and deleted by others", self.name(path))))
     }
 
-    /// A whole small object; none if it does not exist.
+    /// Reads a whole small object; none if it does not exist.
     pub(crate) async fn get(&self, path: &Path) -> Result<Option<Bytes>> {
         let get = || async {
             let result = self.store.get(path).await.map_err(|e| store_error(self.name(path), e))?;
@@ -285,32 +292,32 @@ impl Root {
         optional(self.retry.run(self.name(path), get).await)
     }
 
-    /// The size of an object and so on; none if it does not exist.
+    /// The size, time and etag of an object; none if it does not exist.
     pub(crate) async fn head(&self, path: &Path) -> Result<Option<Listed>> {
         let head = || async { self.store.head(path).await.map_err(|e| store_error(self.name(path), e)) };
         Ok(optional(self.retry.run(self.name(path), head).await)?.map(Listed::from))
     }
 
-    /// The files of a local root that object_store's local store was still writing when its process ended:
-    /// they are named `NAME#1` and are not listed. With the names that people are shown and their times.
-    pub(crate) async fn unfinished(&self) -> Result<Vec<(PathBuf, Listed)>> {
+    /// The files that object_store's local store was still writing when its process ended, each with its name and time as
+    /// an object. Such files are named `NAME#1`, and listings leave them out.
+    pub(crate) async fn partial_files(&self) -> Result<Vec<(PathBuf, Listed)>> {
         let Some(base) = self.local_path(&self.layout.base()) else { return Ok(Vec::new()) };
         let prefix = self.layout.base();
         let walk = move || {
             let mut found = Vec::new();
-            local::unfinished_below(&base, &prefix, 3, &mut found);
+            local::partial_files_below(&base, &prefix, MAX_FOLDER_DEPTH, &mut found);
             found
         };
-        blocking("looking for leftovers", walk).await
+        blocking("looking for incomplete files", walk).await
     }
 
-    /// A range of an object in one request, into memory that is aligned for Arrow.
+    /// Reads a range of an object in one request, into memory that is aligned for Arrow.
     pub(crate) async fn get_range(&self, path: &Path, range: std::ops::Range<u64>) -> Result<Bytes> {
         let mut fetched = self.get_pieces(path, range.start, &[range.end - range.start]).await?;
         Ok(fetched.pieces.pop().unwrap_or_default())
     }
 
-    /// Pieces of these lengths, one behind the other, in one request.
+    /// Reads consecutive pieces of these lengths in one request.
     pub(crate) async fn get_pieces(&self, path: &Path, start: u64, lengths: &[u64]) -> Result<Fetched> {
         self.retry.run(self.name(path), || self.get_pieces_once(path, start, lengths)).await
     }
@@ -350,14 +357,14 @@ impl Root {
         if longer {
             return Err(self.cut(path, "longer"));
         }
-        // If the object itself is short, its reader sees that from the size.
+        // The caller detects a short object by its size.
         if short && object_bytes >= end {
             return Err(self.cut(path, "shorter"));
         }
         Ok(Fetched { pieces, object_bytes })
     }
 
-    /// The same of a local file, which object_store would give in pieces of 8 KiB.
+    /// Reads pieces of a local file. object_store would give them in buffers of 8 KiB.
     async fn read_pieces(&self, path: &Path, file: PathBuf, start: u64, lengths: &[u64]) -> Result<Fetched> {
         let lengths = lengths.to_vec();
         let read = blocking("reading a part", move || local::read_pieces(&file, start, &lengths)).await?;
@@ -370,7 +377,8 @@ impl Root {
         Error::unavailable(format!("{}: the store's answer was {how} than asked for", self.name(path)))
     }
 
-    /// A range that lies behind the end of the object is a sign of a truncated object, not of a bad store.
+    /// The error of a range request. A range beyond the end of the object means that the object is truncated, not that the
+    /// store failed.
     fn range_error(&self, path: &Path, error: object_store::Error) -> Error {
         let text = error.to_string();
         let beyond = ["416", "range", "Range"].iter().any(|t| text.contains(t));
@@ -394,8 +402,8 @@ impl Root {
             let all = self.store.list(Some(folder)).map_ok(Listed::from).try_collect::<Vec<_>>().await;
             match all {
                 Ok(all) => Ok(all),
-                // A local folder that vanishes under the walk, or was never made. Elsewhere there are no folders: there
-                // is no such bucket.
+                // The local folder does not exist, or was deleted during the listing. Other stores have no folders: there
+                // the bucket does not exist.
                 Err(object_store::Error::NotFound { .. }) if self.local.is_some() => Ok(Vec::new()),
                 Err(e) => Err(store_error(self.name(folder), e)),
             }
@@ -403,13 +411,13 @@ impl Root {
         self.retry.run(self.name(folder), list).await
     }
 
-    /// Deletes an object; one that does not exist is fine.
+    /// Deletes an object. An object that does not exist is no error.
     pub(crate) async fn delete(&self, path: &Path) -> Result<()> {
         let delete = || async { self.store.delete(path).await.map_err(|e| store_error(self.name(path), e)) };
         optional(self.retry.run(self.name(path), delete).await).map(drop)
     }
 
-    /// Deletes many objects with few requests; those that do not exist are fine.
+    /// Deletes many objects with few requests. Objects that do not exist are no error.
     pub(crate) async fn delete_all(&self, paths: Vec<Path>) -> Result<()> {
         let all = futures::stream::iter(paths.into_iter().map(Ok)).boxed();
         let mut deleted = self.store.delete_stream(all);
@@ -423,23 +431,24 @@ impl Root {
     }
 }
 
-/// Roots that this process has warned of.
-static REFUSED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-/// The most of them that are remembered.
-const MOST_REFUSED: usize = 1000;
+/// Roots of which this process has warned that they cannot be written.
+static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// The most roots in [`WARNED`], which bounds its memory. There is no warning for further ones.
+const MAX_WARNED: usize = 1000;
 
-/// Whether this process learns for the first time that a root cannot be written.
+/// Whether this is the first time that this process warns of a root.
 fn is_first_refusal(root: &str) -> bool {
-    let mut refused = REFUSED.lock();
-    refused.len() < MOST_REFUSED && refused.insert(root.to_owned())
+    let mut warned = WARNED.lock();
+    warned.len() < MAX_WARNED && warned.insert(root.to_owned())
 }
 
-/// Whether a creation found the object there already; some stores say so of two creations at once.
-fn refused(error: &Error) -> bool {
+/// Whether a creation failed because the object exists. Some stores report two concurrent creations as a failed
+/// precondition.
+fn already_exists(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::FailedPrecondition)
 }
 
-/// A missing object is an answer.
+/// Turns `NotFound` into none.
 fn optional<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -448,7 +457,7 @@ fn optional<T>(result: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// An object's name for messages.
+/// An object's URL, for messages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Name<'a> {
     root: &'a Root,

@@ -1,4 +1,4 @@
-//! Where blocks are kept near: verified ones in memory, others on a local disk.
+//! The memory tier and the disk tier: copies of blocks, verified ones in memory, unverified ones on a local disk.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use caju_types::hash128;
 use parking_lot::Mutex;
 
-/// Names a block: hash of its part's path under its root, and its number.
+/// The identity of a block: a hash of its root and its part's path, and its number in the part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct BlockKey {
     part: u128,
@@ -22,22 +22,22 @@ impl BlockKey {
     }
 }
 
-/// Verified blocks in memory, weighed in bytes.
+/// Verified blocks in memory, bounded in bytes.
 #[derive(Debug)]
 pub(crate) struct MemoryTier {
     blocks: moka::sync::Cache<BlockKey, Bytes>,
-    most: u64,
+    capacity: u64,
 }
 
 impl MemoryTier {
-    /// A tier of at most so many bytes; none for 0.
-    pub(crate) fn new(bytes: u64) -> Option<Self> {
-        (bytes > 0).then(|| {
+    /// A tier of at capacity `capacity` bytes; none for 0.
+    pub(crate) fn new(capacity: u64) -> Option<Self> {
+        (capacity > 0).then(|| {
             let blocks = moka::sync::Cache::builder()
-                .max_capacity(bytes)
+                .max_capacity(capacity)
                 .weigher(|_, block: &Bytes| u32::try_from(block.len()).unwrap_or(u32::MAX))
                 .build();
-            Self { blocks, most: bytes }
+            Self { blocks, capacity }
         })
     }
 
@@ -46,10 +46,10 @@ impl MemoryTier {
     }
 
     pub(crate) fn insert(&self, key: BlockKey, block: &Bytes) {
-        // One block must not push out everything else.
-        if block.len() as u64 <= self.most / 4 {
+        // One block must not evict capacity of the others.
+        if block.len() as u64 <= self.capacity / 4 {
             self.blocks.insert(key, block.clone());
-            // Evictions happen here and now: the bound holds.
+            // moka evicts in pending tasks: running them here keeps the bound.
             self.blocks.run_pending_tasks();
         }
     }
@@ -59,12 +59,12 @@ impl MemoryTier {
     }
 }
 
-/// Blocks as files of a local folder, least recently used out first. What is read from it is verified like
-/// what comes from the store, so that nothing in the folder has to be trusted.
+/// Blocks as files of a local folder. The least recently used block is evicted first. A block that is read from it is
+/// verified like one from the store, so that nothing in the folder has to be trusted.
 #[derive(Debug)]
 pub(crate) struct DiskTier {
     folder: PathBuf,
-    most: u64,
+    capacity: u64,
     state: Arc<Mutex<DiskState>>,
 }
 
@@ -94,8 +94,8 @@ impl DiskState {
 }
 
 impl DiskTier {
-    /// Opens a folder, creating it if need be; blocks that are there already are used again. Blocking.
-    pub(crate) fn open(folder: PathBuf, most: u64) -> std::io::Result<Self> {
+    /// Opens a folder, and creates it if it does not exist. Blocks that it has already are used again. Blocking.
+    pub(crate) fn open(folder: PathBuf, capacity: u64) -> std::io::Result<Self> {
         std::fs::create_dir_all(&folder)?;
         let mut state = DiskState::default();
         for entry in std::fs::read_dir(&folder)? {
@@ -103,14 +103,14 @@ impl DiskTier {
             let name = entry.file_name();
             match name.to_str().and_then(parse) {
                 Some(key) => state.touch(key, entry.metadata()?.len()),
-                // A block that was being written when its process ended.
+                // A block whose process ended while writing it.
                 None if name.to_str().is_some_and(|n| n.ends_with(".new")) => {
                     std::fs::remove_file(entry.path())?
                 }
                 None => {}
             }
         }
-        let tier = Self { folder, most, state: Arc::new(Mutex::new(state)) };
+        let tier = Self { folder, capacity, state: Arc::new(Mutex::new(state)) };
         tier.shrink();
         Ok(tier)
     }
@@ -130,16 +130,16 @@ impl DiskTier {
         }
     }
 
-    /// Keeps a block. Blocking. A disk that is full or broken is no error: the tier only makes faster.
+    /// Adds a block. Blocking. A full or broken disk is no error: the tier is only an optimisation.
     pub(crate) fn insert(&self, key: BlockKey, block: &Bytes) {
         let bytes = block.len() as u64;
-        if bytes > self.most / 4 || self.state.lock().files.contains_key(&key) {
+        if bytes > self.capacity / 4 || self.state.lock().files.contains_key(&key) {
             return;
         }
         let (file, new) = (self.file(&key), self.folder.join(format!("{}.new", name(&key))));
         let written = std::fs::write(&new, block).and_then(|()| std::fs::rename(&new, &file));
         if let Err(error) = written {
-            tracing::debug!(%error, file = %file.display(), "a block was not kept on the local disk");
+            tracing::debug!(%error, file = %file.display(), "a block was not written to the disk tier");
             drop(std::fs::remove_file(&new));
             return;
         }
@@ -147,7 +147,7 @@ impl DiskTier {
         self.shrink();
     }
 
-    /// Forgets a block that turned out bad. Blocking.
+    /// Removes a damaged block. Blocking.
     pub(crate) fn remove(&self, key: &BlockKey) {
         if self.state.lock().remove(key) {
             drop(std::fs::remove_file(self.file(key)));
@@ -162,7 +162,7 @@ impl DiskTier {
         loop {
             let oldest = {
                 let mut state = self.state.lock();
-                if state.bytes <= self.most {
+                if state.bytes <= self.capacity {
                     return;
                 }
                 let Some(key) = state.order.first_key_value().map(|(_, k)| *k) else { return };
@@ -204,7 +204,7 @@ mod tests {
             assert!(tier.bytes() <= 1000, "{}", tier.bytes());
         }
         tier.insert(key(1000), &Bytes::from(vec![0; 300]));
-        assert!(tier.get(&key(1000)).is_none(), "too large a share");
+        assert!(tier.get(&key(1000)).is_none(), "too large a fraction of the tier");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Who gets room when it is short, that the bound holds with everything that goes with parts, and what is said of it.
+//! The byte budget: which parts are evicted, that the bound covers all objects, and the messages about it.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod common;
@@ -10,11 +10,11 @@ use caju_cache::*;
 use caju_types::{ErrorKind, Result, format_bytes};
 use common::*;
 
-/// A part of one row of so many bytes.
+/// A part of one row of the given number of bytes.
 async fn fill(cache: &Arc<Cache>, of: u128, key: u128, bytes: usize, cpu_s: f64) -> Result<()> {
     let batch = wide(1, bytes, key as u64);
     let snapshot = cache.snapshot(&fp(of));
-    snapshot.used_by("job");
+    snapshot.record_job("job");
     let outcome = snapshot.put(split(key), &describe(), batch.schema(), Encoding::default()).await?;
     let PutOutcome::Writer(mut part) = outcome else { return Ok(()) };
     if let Err(e) = part.write(&batch).await {
@@ -28,7 +28,7 @@ fn bounded(bytes: u64) -> CacheOptions {
     CacheOptions { budget_bytes: Some(bytes), usage_refresh: Duration::ZERO, ..hasty() }
 }
 
-/// What a process does that stores what it can of a snapshot, and leaves; how many parts it was refused.
+/// Acts as a process that stores the parts of a snapshot that fit, and leaves. Gives the number of refused parts.
 async fn job(root: &str, options: CacheOptions, of: u128, parts: u128, bytes: usize, cpu_s: f64) -> usize {
     let cache = open_with(root, options).await;
     let mut refused = 0;
@@ -54,7 +54,7 @@ async fn used(root: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn the_worthless_evicts_nothing_that_is_dear() {
+async fn a_worthless_part_evicts_no_valuable_one() {
     let root = memory_root();
     assert_eq!(job(&root, hasty(), 1, 10, 50_000, 1.0).await, 0);
     let budget = used(&root).await + 20_000;
@@ -65,18 +65,18 @@ async fn the_worthless_evicts_nothing_that_is_dear() {
     for words in ["is full", "are worth 21.2", "worth less than half", "begins at 21", "raise the budget"] {
         assert!(e.message().contains(words), "`{words}` is not in {e}");
     }
-    // The other way round it goes, and no further than it has to.
+    // The valuable part evicts the worthless one, and no more than necessary.
     assert_eq!(job(&root, bounded(budget), 3, 3, 50_000, 10.0).await, 0);
     assert_eq!(splits(&root).await, [7, 3]);
     assert!(used(&root).await <= budget);
 }
 
 #[tokio::test]
-async fn of_two_that_are_alike_none_pushes_the_other_out() {
+async fn of_two_alike_snapshots_neither_evicts_the_other() {
     let root = memory_root();
     let budget = 400_000;
     job(&root, bounded(budget), 1, 6, 50_000, 1.0).await;
-    // What is measured is never quite the same.
+    // Measured costs are never quite equal.
     for (round, cpu_s) in [1.3, 0.8, 1.1, 1.6].into_iter().enumerate() {
         job(&root, bounded(budget), 2 - round as u128 % 2, 6, 50_000, cpu_s).await;
         let stored = splits(&root).await;
@@ -85,9 +85,9 @@ async fn of_two_that_are_alike_none_pushes_the_other_out() {
     }
 }
 
-/// What nobody has used for long goes for what is worth as much, and for what nobody measured.
+/// A snapshot without use for a long time is evicted for one of equal worth, and for an unmeasured one.
 #[tokio::test]
-async fn what_nobody_uses_any_more_goes() {
+async fn unused_parts_are_evicted() {
     for (cpu_s, days, goes) in [(1.0, 0.5, false), (1.0, 1.5, true), (0.0, 0.5, false), (0.0, 1.5, true)] {
         let folder = tempfile::tempdir().unwrap();
         let root = format!("file://{}", folder.path().display());
@@ -111,9 +111,9 @@ async fn what_nobody_uses_any_more_goes() {
     }
 }
 
-/// A part that is refused when much of it is written has cost nobody anything.
+/// A part that is refused when much of it is written has evicted nothing.
 #[tokio::test]
-async fn nothing_is_evicted_for_what_is_not_stored_in_the_end() {
+async fn nothing_is_evicted_for_a_part_that_is_refused_later() {
     let root = memory_root();
     job(&root, hasty(), 1, 2, 50_000, 0.001).await;
     job(&root, hasty(), 2, 6, 50_000, 100.0).await;
@@ -122,7 +122,7 @@ async fn nothing_is_evicted_for_what_is_not_stored_in_the_end() {
     assert_eq!(splits(&root).await, [2, 6]);
 }
 
-/// Records, manifests, and what readers say: with all of it the root stays inside its budget, and fills it.
+/// With records, manifests and usage records the root stays within its budget, and fills it.
 #[tokio::test]
 async fn the_bound_counts_everything_and_is_used() {
     for (budget, part) in
@@ -130,7 +130,7 @@ async fn the_bound_counts_everything_and_is_used() {
     {
         let root = memory_root();
         for (of, fold_after) in [(1, 64), (2, 3)] {
-            // The size of the root is remembered as long as by default.
+            // The default time for which the size of the root is used.
             let options = CacheOptions { budget_bytes: Some(budget), fold_after, ..hasty() };
             let cache = open_with(&root, options).await;
             for key in 0..200 {
@@ -143,12 +143,12 @@ async fn the_bound_counts_everything_and_is_used() {
                 break;
             }
             let snapshot = cache.snapshot(&fp(of));
-            snapshot.used_by("a job with a name of some length");
+            snapshot.record_job("a job with a name of some length");
             for (_, meta) in snapshot.index().await.unwrap().iter() {
                 read(&snapshot, meta).await.unwrap();
             }
-            let news = SnapshotNews { splits: Some(200), profile: serde_json::json!("p".repeat(2000)) };
-            snapshot.tell(&news).await.unwrap();
+            let news = DescriptionUpdate { splits: Some(200), profile: serde_json::json!("p".repeat(2000)) };
+            snapshot.update_description(&news).await.unwrap();
             cache.close(Duration::from_secs(5)).await.unwrap();
             let now = used(&root).await;
             assert!(
@@ -163,9 +163,9 @@ async fn the_bound_counts_everything_and_is_used() {
     }
 }
 
-/// What is said to be used is what is there, not what is on its way.
+/// The message counts stored bytes, not those that are being written.
 #[tokio::test]
-async fn a_full_cache_tells_true_numbers() {
+async fn a_full_cache_reports_correct_numbers() {
     let root = memory_root();
     let budget = 300 << 10;
     let cache = open_with(&root, CacheOptions { block_bytes: 10_000, ..bounded(budget) }).await;

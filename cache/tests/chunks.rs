@@ -1,4 +1,4 @@
-//! Parts in chunks of a wanted size: read one by one, they are the whole part; and a root that is only read.
+//! Parts in chunks of a given size: chunks read one by one are the whole part. And a root that is only read.
 #![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
 mod common;
@@ -64,7 +64,7 @@ proptest! {
 }
 
 #[tokio::test]
-async fn who_only_reads_writes_nothing() {
+async fn a_read_only_cache_writes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("root");
     let root = root.to_str().unwrap();

@@ -1,4 +1,4 @@
-//! Damage is found out, named, and repaired; a store that fails is an error in time, never a wrong row.
+//! Damage is detected, named and repaired. A failing store is an error within the deadline, never a wrong row.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod common;
@@ -15,7 +15,7 @@ use common::*;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 
-/// A root with its raw store, for damage.
+/// A root with its raw store, for damaging objects.
 struct Site {
     root: String,
     store: Arc<dyn object_store::ObjectStore>,
@@ -69,7 +69,7 @@ impl Site {
     }
 }
 
-/// What a job does with a snapshot: read what is there; on damage discard and compute. Never a wrong row.
+/// Acts as a job: reads existing parts, and discards and computes damaged ones. It must never get a wrong row.
 async fn epoch(
     cache: &Arc<Cache>,
     key: caju_types::SplitKey,
@@ -149,7 +149,7 @@ async fn truncated_missing_swapped_and_foreign_parts() {
                 let fresh = site.open().await;
                 assert!(!fresh.verify(Some(&fp(1))).await.unwrap().is_clean(), "round {round}");
                 assert!(!epoch(&fresh, a, &want, encoding).await, "round {round}");
-                // The process that had it in its index and its memory finds out as well, or has the rows.
+                // The process that had the part in its index and memory detects the damage, too, or has the rows.
                 for (key, rows) in [(a, &want), (b, &other)] {
                     epoch(&cache, key, rows, encoding).await;
                 }
@@ -159,7 +159,7 @@ async fn truncated_missing_swapped_and_foreign_parts() {
     }
 }
 
-/// The record of a part of another fingerprint, with its bytes: everything fits but the name.
+/// The record of a part of another fingerprint, with its bytes: all is valid but the name.
 #[tokio::test]
 async fn foreign_and_old_records() {
     for site in Site::all() {
@@ -208,14 +208,14 @@ async fn manifests_are_expendable() {
             assert_eq!(fresh.snapshot(&fp(1)).index().await.unwrap().len(), 10, "cut at {cut}");
             assert_eq!(fresh.verify(None).await.unwrap().damaged.len(), 1);
         }
-        // Naming a part that is not there.
+        // A manifest that names a missing part.
         site.put(newest, whole).await;
         let index = cache.snapshot(&fp(1)).index().await.unwrap();
         site.delete(&index.get(&split(3)).unwrap().path).await;
         let fresh = site.open().await;
         assert_eq!(fresh.snapshot(&fp(1)).index().await.unwrap().len(), 9);
         assert!(!epoch(&fresh, split(3), &want, Encoding::default()).await);
-        // None at all.
+        // No manifest at all.
         for manifest in site.named("manifest-").await {
             site.delete(&manifest).await;
         }
@@ -236,7 +236,7 @@ async fn faulty(faults: &Faults) -> (Arc<Cache>, String) {
 }
 
 #[tokio::test]
-async fn passing_troubles_pass_unseen() {
+async fn transient_faults_are_retried() {
     let want = rich(600, 1);
     for encoding in [encoding("arrow/none"), encoding("parquet/none")] {
         for op in [Op::Put, Op::Get, Op::List, Op::Delete, Op::Any] {
@@ -258,7 +258,7 @@ async fn passing_troubles_pass_unseen() {
                 let (cache, _) = faulty(&faults).await;
                 let snapshot = cache.snapshot(&fp(1));
                 let rule = Rule::new(op, fault.clone()).skip(skip);
-                // Wrong content is transient only where there is a checksum to notice it.
+                // Wrong content is transient only where a checksum detects it.
                 faults.add(if content { rule.on(".arrow").skip(0) } else { rule });
                 let meta = put(&snapshot, split(0), std::slice::from_ref(&want), encoding).await;
                 for _ in 0..3 {
@@ -271,7 +271,7 @@ async fn passing_troubles_pass_unseen() {
 }
 
 #[tokio::test]
-async fn a_store_that_fails_for_good_is_an_error_in_time() {
+async fn a_permanent_failure_is_an_error_in_time() {
     let want = rich(600, 1);
     let faults = Faults::new();
     let (cache, root) = faulty(&faults).await;
@@ -292,7 +292,7 @@ async fn a_store_that_fails_for_good_is_an_error_in_time() {
     }
     assert!(faults.log().len() - before < 60, "{}", faults.log().len() - before);
     faults.clear();
-    // It works again, and a refused put has left nothing that is in the way.
+    // The store works again, and a refused put has left nothing that blocks another one.
     assert_same(&read(&snapshot, &meta).await.unwrap(), &want);
     put(&snapshot, split(1), std::slice::from_ref(&want), Encoding::default()).await;
 
@@ -342,9 +342,9 @@ async fn silence_ends_at_the_deadline() {
     assert!(snapshot.index().await.unwrap().is_empty());
 }
 
-/// Five of a hundred requests fail: everything still comes out right.
+/// Five of a hundred requests fail: all results are still correct.
 #[tokio::test]
-async fn random_trouble() {
+async fn random_faults() {
     let want = rich(300, 1);
     for seed in 0..50 {
         let faults = Faults::new();
@@ -362,7 +362,7 @@ async fn random_trouble() {
     }
 }
 
-/// The same over the S3 protocol: what the store says about ranges of a short object is no failure of it.
+/// Damage over the S3 protocol: an error for a range beyond a short object is damage, not a failure of the store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn damaged_parts_over_the_wire() {
     let server = caju_testkit::s3::S3Server::start(&["bucket"]).await.unwrap();

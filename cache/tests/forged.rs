@@ -1,5 +1,5 @@
-//! Parts made by somebody who can write to the root, with checksums that fit: an error that names the part, or rows,
-//! and never more.
+//! Forged parts with valid checksums, as anybody could write them who can write to the root: reading one gives rows or an
+//! error that names the part, and does no other harm.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod common;
@@ -36,7 +36,7 @@ impl Part {
         self.folder.path().join("v1").join(&self.meta.path)
     }
 
-    /// Reads the part as these bytes, with all checksums as they should be.
+    /// Reads a part of these bytes, with valid checksums.
     async fn read_as(&self, bytes: &[u8]) -> caju_types::Result<RecordBatch> {
         std::fs::write(self.file(), bytes).unwrap();
         let (mut meta, mut at) = (self.meta.clone(), 0);
@@ -66,12 +66,12 @@ fn four_letters() -> RecordBatch {
 }
 
 #[tokio::test]
-async fn offsets_that_lie_are_refused() {
+async fn false_offsets_are_refused() {
     let part = Part::of(&four_letters(), "arrow/none").await;
     assert_eq!(part.read_as(&part.bytes).await.unwrap(), four_letters());
     let offsets: Vec<u8> = (0..10i32).flat_map(|i| (4 * i).to_le_bytes()).collect();
     let at = find(&part.bytes, &offsets) + 4 * 100;
-    // Behind the text, far away, before it, and not in order.
+    // After the text, far away, before it, and not in order.
     for lie in [4004, i32::MAX - 7, -400, 0] {
         let mut forged = part.bytes.clone();
         forged[at..at + 4].copy_from_slice(&i32::to_le_bytes(lie));
@@ -80,7 +80,7 @@ async fn offsets_that_lie_are_refused() {
 }
 
 #[tokio::test]
-async fn text_that_is_none_is_refused() {
+async fn invalid_text_is_refused() {
     for text in ["arrow/none", "parquet/none"] {
         let part = Part::of(&four_letters(), text).await;
         let mut forged = part.bytes.clone();
@@ -90,9 +90,9 @@ async fn text_that_is_none_is_refused() {
     }
 }
 
-/// The decoder takes memory by these lengths, and a failed allocation ends the process.
+/// The decoder allocates memory by these lengths, and a failed allocation ends the process.
 #[tokio::test]
-async fn lengths_that_lie_take_no_memory() {
+async fn false_lengths_take_no_memory() {
     let numbers = Int64Array::from_iter_values((0..1000).map(|i| i % 7));
     let batch = RecordBatch::try_from_iter([("n", Arc::new(numbers) as _)]).unwrap();
     for text in ["arrow/lz4", "arrow/zstd"] {
@@ -110,7 +110,7 @@ async fn lengths_that_lie_take_no_memory() {
     let block = &mut meta.blocks[0];
     (block.bytes, meta.bytes) = (block.bytes + (1 << 55), meta.bytes + (1 << 55));
     let file = std::fs::OpenOptions::new().write(true).open(part.file()).unwrap();
-    // A hole takes no room: as large as the file system allows.
+    // A sparse file takes no disk space: as large as the file system allows.
     for length in [1 << 55, 1 << 43, 1 << 33] {
         if file.set_len(length).is_ok() {
             meta.bytes = length;
@@ -122,8 +122,8 @@ async fn lengths_that_lie_take_no_memory() {
     part.assert_refused(read(&snapshot, &meta).await);
 }
 
-/// Some hundred parts with one to three wrong bytes each. Rows may be wrong: whoever writes checksums decides what they
-/// are. Nothing else may happen.
+/// Some hundred parts with one to three wrong bytes each. Rows may be wrong, since the checksums are forged, too. Nothing
+/// else may happen.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_part_with_wrong_bytes_is_refused_or_read() {
     let batch = rich(300, 7);
@@ -151,7 +151,7 @@ async fn a_part_with_wrong_bytes_is_refused_or_read() {
     }
 }
 
-/// A file that is cut while it is read ends nobody: rows that were there, or an error.
+/// Truncating a file while it is read gives the original rows or an error, and does not end the process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_part_that_shrinks_while_it_is_read() {
     use futures::TryStreamExt;

@@ -1,4 +1,4 @@
-//! The lease of a process that ends is gone when it has ended.
+//! The lease of a process is gone when the process has ended.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -14,9 +14,9 @@ async fn leases(root: &str) -> usize {
     objects(root).await.iter().filter(|name| name.contains("writers/")).count()
 }
 
-/// A process reads, and ends while what says so is on its way to the store.
+/// A process reads, and ends while its lease is being written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_write_on_its_way_does_not_outlive_the_lease() {
+async fn a_write_in_flight_does_not_outlive_the_lease() {
     let root = memory_root();
     let writer = open(&root).await;
     let meta = put(&writer.snapshot(&fp(1)), split(1), &[numbers(0..10)], encoding("arrow/none")).await;
@@ -26,7 +26,7 @@ async fn a_write_on_its_way_does_not_outlive_the_lease() {
     let faults = Faults::new();
     let options = CacheOptions { retry_base: Duration::from_millis(300), ..CacheOptions::default() };
     let reader = open_faulty(&root, &faults, options, SystemClock::shared()).await.unwrap();
-    // It is carried out, and the writer does not know: it tries again a little later.
+    // The store carries the write out, but the answer is lost: the writer tries again.
     faults.add(Rule::new(Op::Put, Fault::LostAnswer).on("writers/"));
     read(&reader.snapshot(&fp(1)), &meta).await.unwrap();
     faults.wait_fired(1).await;
@@ -34,7 +34,7 @@ async fn a_write_on_its_way_does_not_outlive_the_lease() {
     assert_eq!(leases(&root).await, 0);
 }
 
-/// A process that was killed long ago is not taken for a living one, however short the job is that meets its claims.
+/// A process that was killed long ago is not taken for a live one, even by a short job that finds its claims.
 #[tokio::test]
 async fn splits_of_a_writer_that_died_long_ago_are_taken_over_at_once() {
     let folder = tempfile::tempdir().unwrap();
@@ -44,7 +44,7 @@ async fn splits_of_a_writer_that_died_long_ago_are_taken_over_at_once() {
     let name = dead.writer_id().to_owned();
     let rows = numbers(0..10);
     let part = writer(&dead.snapshot(&fp(1)), split(1), &rows.schema(), encoding("arrow/none")).await;
-    // As if the process was killed: nothing is given back, and the lease is not renewed.
+    // As if the process was killed: nothing is released, and the lease is not renewed.
     std::mem::forget(part);
     std::mem::forget(dead);
     let living = open(root).await;

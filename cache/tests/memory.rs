@@ -1,4 +1,4 @@
-//! A test of its own process: it measures the memory of it.
+//! Measures the memory of its own process, so this is the only test in it.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 #![allow(unsafe_code, reason = "an allocator that counts")]
 
@@ -11,7 +11,7 @@ use caju_cache::*;
 use common::*;
 use futures::StreamExt;
 
-/// Counts what is allocated and not freed yet: what allocators keep for later is their own affair.
+/// Counts allocated bytes that were not freed yet. Memory that the allocator keeps for later does not count.
 struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
@@ -20,7 +20,7 @@ static LIVE: AtomicUsize = AtomicUsize::new(0);
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller's guarantees are passed on.
         unsafe { System.alloc(layout) }
     }
 
@@ -38,7 +38,7 @@ fn live() -> usize {
     LIVE.load(Ordering::Relaxed)
 }
 
-/// A part many times the size of all buffers is written and read inside them.
+/// A part many times as large as all buffers is written and read within them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_is_bounded_whatever_the_part() {
     let folder = tempfile::tempdir().unwrap();

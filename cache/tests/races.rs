@@ -1,4 +1,4 @@
-//! At most one part per split, whoever writes, dies, pauses and comes back.
+//! At most one part per split, whatever processes write, die, pause and resume.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod common;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use caju_cache::*;
 use caju_runtime::{Stores, SystemClock};
-use caju_testkit::faulty::{Fault, Faults, FaultyStore, Op, Rule};
+use caju_testkit::faulty::{Fault, Faults, Op, Rule, faulty_store};
 use caju_testkit::s3::S3Server;
 use common::*;
 
@@ -47,7 +47,7 @@ async fn each() -> (Vec<How>, tempfile::TempDir) {
     (how, folder)
 }
 
-/// Nobody respects claims here (they expire at once): all write, one commit counts.
+/// Claims expire at once here: all processes write, and one commit counts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn eight_writers_of_one_split_commit_one_part() {
     let (stores, _folder) = each().await;
@@ -82,7 +82,7 @@ async fn eight_writers_of_one_split_commit_one_part() {
         }
         let i = done.iter().find(|d| d.2.writer_id() == winner.writer).unwrap().0;
         assert_same(&read(&snapshot, winner).await.unwrap(), &numbers(i * 100..i * 100 + 50));
-        // The losers' bytes are gone.
+        // The losers' objects are deleted.
         if conditional {
             let scan = reader.inspect(&fp(1)).await.unwrap();
             assert!(scan.info.stored_bytes < 3 * winner.bytes, "{}", scan.info.stored_bytes);
@@ -110,7 +110,7 @@ async fn claims_let_one_of_eight_write() {
         let done = running.join_all().await;
         let writers = done.iter().filter(|d| d.0).count();
         assert!(writers == 1 || matches!(how, How::Unconditional(..)) && writers >= 1, "{writers}");
-        // A writer that gives up leaves nothing, and the next one may write.
+        // A writer that aborts leaves nothing, and the next one may write.
         for (_, outcome, cache) in done {
             if let PutOutcome::Writer(w) = outcome {
                 w.abort().await;
@@ -138,7 +138,7 @@ async fn open_at(root: &str, clock: &Arc<ManualClock>) -> Arc<Cache> {
 }
 
 #[tokio::test]
-async fn a_paused_writer_is_passed_over_and_loses() {
+async fn a_paused_writer_is_skipped_and_loses() {
     let folder = tempfile::tempdir().unwrap();
     for root in [memory_root(), format!("file://{}/c", folder.path().display()), wire_root()] {
         paused_in(root).await;
@@ -147,7 +147,7 @@ async fn a_paused_writer_is_passed_over_and_loses() {
 
 async fn paused_in(root: String) {
     let (frozen, clock) = (Arc::new(ManualClock::default()), Arc::new(ManualClock::default()));
-    // The clocks of two machines need not agree.
+    // The clocks of two machines may differ.
     frozen.advance(Duration::from_secs(1_000_000));
     let paused = open_at(&root, &frozen).await;
     let other = open_at(&root, &clock).await;
@@ -180,7 +180,7 @@ async fn a_living_writer_keeps_its_claim() {
         settle().await;
         assert!(matches!(outcome(&other).await, PutOutcome::Busy { .. }));
     }
-    // It ends in order: nobody waits for its lease.
+    // It closes its cache: no process waits for its lease.
     part.abort().await;
     let PutOutcome::Writer(_) = outcome(&other).await else { panic!() };
 }
@@ -196,10 +196,9 @@ async fn a_process_that_left_is_not_waited_for() {
     assert!(matches!(outcome(&other).await, PutOutcome::Writer(_)));
 }
 
-/// A claim that the store did not let its writer give back is not in the way of others for as long as the
-/// writer lives.
+/// A claim whose deletion failed is deleted later, and does not block others for as long as its writer lives.
 #[tokio::test]
-async fn a_claim_left_behind_is_given_back_later() {
+async fn a_stale_claim_is_deleted_later() {
     let root = memory_root();
     let clock = Arc::new(ManualClock::default());
     let faults = Faults::new();
@@ -214,7 +213,7 @@ async fn a_claim_left_behind_is_given_back_later() {
     let PutOutcome::Writer(part) = outcome(&writer).await else { panic!() };
     faults.add(Rule::new(Op::Delete, Fault::Error("503 SlowDown")).on("claims"));
     part.abort().await;
-    // Cancelled in the middle of claiming: the store has the claim, the writer does not know.
+    // Cancelled in the middle of claiming: the store has the claim, and the writer does not know.
     faults.add(Rule::new(Op::Put, Fault::LostAnswer).on("claims"));
     faults.add(Rule::new(Op::Get, Fault::Silence).on("claims"));
     let snapshot = writer.snapshot(&fp(1));
@@ -231,7 +230,7 @@ async fn a_claim_left_behind_is_given_back_later() {
     assert!(matches!(outcome(&other).await, PutOutcome::Writer(_)));
 }
 
-/// Where kills are tried.
+/// The stores on which writers are killed.
 enum Scene {
     Memory,
     Files(tempfile::TempDir),
@@ -248,13 +247,13 @@ impl Scene {
             }
         };
         let inner = stores.resolve(&root).unwrap();
-        stores.register(&inner.url.root(), Arc::new(FaultyStore::new(inner.store, faults.clone()))).unwrap();
+        stores.register(&inner.url.root(), Arc::new(faulty_store(inner.store, faults.clone()))).unwrap();
         (stores, root)
     }
 }
 
-/// Kills a writer at its n-th request and lets another process go on: no torn part is served, and no row is
-/// lost or doubled.
+/// Kills a writer at its n-th request, and lets another process continue. No torn part is served, and no row is lost or
+/// duplicated.
 async fn kill(scene: &Scene, seed: u64) -> bool {
     let faults = Faults::new();
     let (stores, root) = scene.stores(&faults, seed);
@@ -269,7 +268,7 @@ async fn kill(scene: &Scene, seed: u64) -> bool {
     let victim =
         Cache::open(&stores, &root, options.clone(), SystemClock::shared(), writer_id()).await.unwrap();
     let n = caju_types::mix64(seed, 1) % 40;
-    // Half of the kills come after the store has done the request.
+    // Half of the kills come after the store has carried the request out.
     let (fault, last) = if seed.is_multiple_of(2) { (Fault::Silence, 1) } else { (Fault::LostAnswer, 2) };
     faults.add(Rule::new(Op::Any, fault).skip(n));
     faults.add(Rule::new(Op::Any, Fault::Silence).skip(n).always());
@@ -288,7 +287,7 @@ async fn kill(scene: &Scene, seed: u64) -> bool {
     drop(victim);
     let (heirs, _) = scene.stores(&Faults::new(), seed);
     if seed.is_multiple_of(3) {
-        // Not dead, only cancelled: what it does to clean up comes in between.
+        // Only cancelled, not dead: its clean-up runs concurrently.
         faults.clear();
     }
 

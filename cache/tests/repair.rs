@@ -1,4 +1,4 @@
-//! What is damaged can be dropped, and what is left over can be collected.
+//! Repairs delete damaged objects, and collections delete orphans.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod common;
@@ -56,18 +56,18 @@ async fn store(root: &str, of: u128, keys: std::ops::Range<u128>) {
     cache.close(Duration::from_secs(5)).await.unwrap();
 }
 
-/// As `caju cache gc --grace 0s`, when everybody is gone.
+/// As `caju cache gc --grace 0s` when all processes are gone.
 fn sweeping() -> CacheOptions {
     CacheOptions { orphan_grace: Duration::ZERO, lease_ttl: Duration::ZERO, ..hasty() }
 }
 
 #[tokio::test]
-async fn what_is_damaged_goes_and_can_be_stored_again() {
+async fn damaged_splits_are_deleted_and_can_be_stored_again() {
     let root = memory_root();
     store(&root, 1, 0..6).await;
     store(&root, 2, 0..2).await;
     let raw = Raw::of(&root);
-    // An older part of a split lies below a newer one.
+    // A split has an older part below the newest one.
     let cache = open(&root).await;
     let before = cache.snapshot(&fp(1)).index().await.unwrap();
     cache.snapshot(&fp(1)).discard(before.get(&split(5)).unwrap(), "for the test").await.unwrap();
@@ -109,7 +109,7 @@ async fn what_is_damaged_goes_and_can_be_stored_again() {
     }
 }
 
-/// Only one snapshot is repaired if only one was meant.
+/// Only the given snapshot is repaired.
 #[tokio::test]
 async fn a_repair_keeps_to_what_it_was_asked_for() {
     let root = memory_root();
@@ -131,13 +131,13 @@ async fn a_junk_manifest_does_not_stay_the_newest() {
     let raw = Raw::of(&root);
     raw.put(&format!("{}/manifest-00000009.json", fp(1)), b"{\"seal\":\"junk".to_vec()).await;
     assert_eq!(open(&root).await.verify(None).await.unwrap().damaged.len(), 1);
-    // The next one to store something heals it.
+    // The next writer replaces it.
     store(&root, 1, 2..3).await;
     assert!(open(&root).await.verify(None).await.unwrap().is_clean());
     assert!(named(&root, "manifest-").await.last().unwrap().ends_with("manifest-00000010.json"));
     assert_eq!(open(&root).await.list().await.unwrap()[0].name, "test");
 
-    // And where nobody does, the collection keeps what can be understood.
+    // Without a writer, the collection keeps the newest valid manifests.
     let root = memory_root();
     store(&root, 1, 0..2).await;
     let raw = Raw::of(&root);
@@ -152,7 +152,7 @@ async fn a_junk_manifest_does_not_stay_the_newest() {
     assert!(cache.verify(None).await.unwrap().is_clean());
 }
 
-/// What is lost is the manifests; an epoch that only reads tells its news to a nameless snapshot.
+/// The manifests are lost. An epoch that only reads then updates a snapshot without a description.
 #[tokio::test]
 async fn a_snapshot_without_manifests_is_named_again() {
     let root = memory_root();
@@ -162,10 +162,10 @@ async fn a_snapshot_without_manifests_is_named_again() {
         raw.0.delete(&raw.path(&manifest)).await.unwrap();
     }
     let reader = open(&root).await;
-    let news = SnapshotNews { splits: Some(3), profile: json!({"a": 1}) };
-    assert!(reader.snapshot(&fp(1)).tell(&news).await.unwrap());
+    let news = DescriptionUpdate { splits: Some(3), profile: json!({"a": 1}) };
+    assert!(reader.snapshot(&fp(1)).update_description(&news).await.unwrap());
     assert_eq!(open(&root).await.list().await.unwrap()[0].name, "");
-    // Some of it is lost, and stored again.
+    // Parts are lost, and stored again.
     let index = reader.snapshot(&fp(1)).index().await.unwrap();
     raw.0.delete(&raw.path(&index.get(&split(1)).unwrap().path)).await.unwrap();
     store(&root, 1, 1..2).await;
@@ -177,7 +177,7 @@ async fn a_snapshot_without_manifests_is_named_again() {
 async fn read_by(root: &str, job: &str) {
     let cache = open(root).await;
     let snapshot = cache.snapshot(&fp(1));
-    snapshot.used_by(job);
+    snapshot.record_job(job);
     for (_, meta) in snapshot.index().await.unwrap().iter() {
         read(&snapshot, meta).await.unwrap();
     }
@@ -185,7 +185,7 @@ async fn read_by(root: &str, job: &str) {
 }
 
 #[tokio::test]
-async fn what_readers_said_becomes_one_object() {
+async fn usage_records_are_folded_into_one_object() {
     let root = memory_root();
     store(&root, 1, 0..2).await;
     let raw = Raw::of(&root);
@@ -217,7 +217,7 @@ async fn what_readers_said_becomes_one_object() {
     }
 }
 
-/// Nobody has to collect for that: readers that leave see to it.
+/// No collection is needed: readers fold usage records when they close the cache.
 #[tokio::test]
 async fn many_readers_leave_few_objects() {
     let root = memory_root();
@@ -240,7 +240,7 @@ async fn listings_go_with_the_last_rows_of_their_source() {
         let json = |key: &u128| json!({"key": split(*key), "url": name}).to_string();
         let splits = keys.iter().map(json).collect();
         let listing = SourceListing::new(json!({"of": name}), arrow_schema::Schema::empty(), splits);
-        listing.remember(&Stores::default(), &root).await.unwrap();
+        listing.store(&Stores::default(), &root).await.unwrap();
     };
     listing("both", &[0, 1, 2]).await;
     listing("one", &[0, 50]).await;
@@ -249,7 +249,11 @@ async fn listings_go_with_the_last_rows_of_their_source() {
     let cache = open_with(&root, sweeping()).await;
     assert!(open(&root).await.gc(false).await.unwrap().objects.is_empty(), "too young");
     let plan = cache.gc(true).await.unwrap();
-    assert_eq!(plan.objects.iter().map(|o| o.1).collect::<Vec<_>>(), [Collected::UnusedListing], "{plan}");
+    assert_eq!(
+        plan.objects.iter().map(|o| o.1).collect::<Vec<_>>(),
+        [CollectReason::OrphanedListing],
+        "{plan}"
+    );
     cache.gc(false).await.unwrap();
     assert_eq!(count().await, 2);
     cache.remove(&fp(1), false).await.unwrap();
@@ -289,9 +293,9 @@ async fn a_root_with_nothing_below_it_is_no_cache() {
     }
 }
 
-/// What a killed process left of a probe goes with the next job; what may be a probe under way stays.
+/// The next job removes the objects of a killed process's probe. Objects of a probe that may still run stay.
 #[tokio::test]
-async fn forsaken_probes_are_removed() {
+async fn stale_probes_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     let root = format!("file://{}", folder.path().display());
     let cache = open(&root).await;
@@ -302,12 +306,12 @@ async fn forsaken_probes_are_removed() {
     let old = std::fs::File::options().write(true).open(folder.path().join("v1/probes/old")).unwrap();
     let hour = Duration::from_secs(3600);
     old.set_modified(old.metadata().unwrap().modified().unwrap() - hour).unwrap();
-    assert_eq!(cache.forget_probes().await.unwrap(), 1);
+    assert_eq!(cache.remove_stale_probes().await.unwrap(), 1);
     assert_eq!(named(&root, "probes/").await, ["probes/new"]);
-    assert_eq!(cache.forget_probes().await.unwrap(), 0);
-    // And what a probe itself leaves is nothing.
+    assert_eq!(cache.remove_stale_probes().await.unwrap(), 0);
+    // A probe leaves no objects.
     let rows = rich(100, 1);
-    let task = ProbeTask { threads: 2, readers: 3, weighs: true, fetch_cpu_s_per_byte: None };
+    let task = ProbeTask { threads: 2, readers: 3, measures_store: true, fetch_cpu_s_per_byte: None };
     let probe = cache.probe(&rows.schema(), &[rows], Encoding::default(), task).await.unwrap();
     assert!(probe.spent_cpu_s >= probe.encode_cpu_s + probe.decode_cpu_s, "{probe:?}");
     assert_eq!(named(&root, "probes/").await, ["probes/new"]);

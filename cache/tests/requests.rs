@@ -1,4 +1,4 @@
-//! Requests, not only bytes: no storm of small reads, one listing per look.
+//! Counts of requests: no storms of small reads, one listing per refresh.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod common;
@@ -41,7 +41,7 @@ async fn a_small_part_is_one_request() {
         let before = cache.counters().snapshot();
         put(&snapshot, split(1), &[rich(1000, 1)], encoding).await;
         let io = since(&cache, before);
-        // A claim, a part, a record; one look for a record that might be there.
+        // A claim, a part, a record, and one read of a record that might exist.
         assert_eq!((io.writes, io.reads, io.lists, io.deletes), (3, 1, 0, 1), "{encoding}");
 
         let reader = open_with(&root, no_tiers()).await;
@@ -50,7 +50,7 @@ async fn a_small_part_is_one_request() {
         read(&snapshot, &first).await.unwrap();
         let io = since(&reader, before);
         assert_eq!((io.reads, io.bytes_read), (1, first.bytes), "{encoding}");
-        // Part after part: the lease is told once at most.
+        // Part after part: the lease is written once at most.
         let before = reader.counters().snapshot();
         for _ in 0..5 {
             read(&snapshot, &first).await.unwrap();
@@ -58,7 +58,7 @@ async fn a_small_part_is_one_request() {
         settle().await;
         let io = since(&reader, before);
         assert!(io.reads == 5 && io.writes <= 2, "{io:?}");
-        // From memory: none.
+        // From memory: no request.
         read(&cache.snapshot(&fp(1)), &first).await.unwrap();
         let before = cache.counters().snapshot();
         read(&cache.snapshot(&fp(1)), &first).await.unwrap();
@@ -71,7 +71,7 @@ async fn a_large_part_is_few_large_requests() {
     let server = S3Server::start(&["bucket"]).await.unwrap();
     let stores = Stores::new(server.options(), None).unwrap();
     let url = "s3://bucket/cache";
-    // On a slow machine claims would be renewed meanwhile, which is not what is counted here.
+    // A long lease: on a slow machine its renewals would be counted, too.
     let options = CacheOptions { lease_ttl: Duration::from_secs(600), ..no_tiers() };
     let cache = Cache::open(&stores, url, options, SystemClock::shared(), writer_id()).await.unwrap();
     let snapshot = cache.snapshot(&fp(1));
@@ -91,7 +91,7 @@ async fn a_large_part_is_few_large_requests() {
         let (io, now) = (since(&cache, before), server.requests());
         assert_eq!(io.bytes_read, meta.bytes, "{encoding}: every byte once");
         assert!(io.reads <= 2 * least + 2, "{encoding}: {io:?} for {}", meta.bytes);
-        // What the server itself was asked: no client retries or splits unseen.
+        // The server's own count: retries and split requests of the client would show.
         assert_eq!((now.gets - wire.gets, now.heads - wire.heads), (io.reads, 0), "{encoding}");
     }
     cache.close(Duration::from_secs(10)).await.unwrap();
@@ -115,8 +115,8 @@ async fn a_part_comes_while_nobody_waits_for_it() {
         let before = server.requests().gets;
         let mut reader = snapshot.open_part(&meta, ReadOptions::default()).await.unwrap();
         let mut rows = reader.next().await.unwrap().unwrap().num_rows();
-        // Footer and first group were asked for to get here. Four more groups are, although nobody asks for rows: the one
-        // that is decoded does not count, nor do row groups matter.
+        // The footer and the first group were requested so far. Four more groups are requested although no rows are taken:
+        // the decoded group does not count, and row groups do not matter.
         let asked = async {
             while server.requests().gets < before + 6 {
                 tokio::task::yield_now().await;
@@ -131,9 +131,9 @@ async fn a_part_comes_while_nobody_waits_for_it() {
     cache.close(Duration::from_secs(10)).await.unwrap();
 }
 
-/// Whose answer came is not under way any more, whether somebody took it or not; and nobody asks out of turn.
+/// A request holds its permit until its answer arrives, whether the answer is taken or not. Permits are given in order.
 #[tokio::test]
-async fn readers_share_turns_which_answers_give_back() {
+async fn readers_share_permits_that_answers_release() {
     let server = S3Server::start(&["bucket"]).await.unwrap();
     let cache = with_small_requests(&server).await;
     let snapshot = cache.snapshot(&fp(1));
@@ -153,9 +153,9 @@ async fn readers_share_turns_which_answers_give_back() {
         let key = split(u128::from(small) << 8 | encoding.format as u128);
         let meta = put(&snapshot, key, batches, encoding).await;
         assert_eq!(meta.bytes < 1 << 20, small, "{encoding}: {}", meta.bytes);
-        let turns = Arc::new(Semaphore::new(1));
-        let options = ReadOptions { turns: Some(Arc::clone(&turns)), ..ReadOptions::default() };
-        let others = Arc::clone(&turns).acquire_owned().await.unwrap();
+        let limiter = Arc::new(Semaphore::new(1));
+        let options = ReadOptions { limiter: Some(Arc::clone(&limiter)), ..ReadOptions::default() };
+        let others = Arc::clone(&limiter).acquire_owned().await.unwrap();
         let before = server.requests().gets;
         let mut read = std::pin::pin!(async {
             let mut reader = snapshot.open_part(&meta, options).await.unwrap();
@@ -177,13 +177,13 @@ async fn readers_share_turns_which_answers_give_back() {
             rows += batch.unwrap().num_rows();
         }
         let all: usize = batches.iter().map(RecordBatch::num_rows).sum();
-        assert_eq!((rows, turns.available_permits()), (all, 1), "{encoding}");
+        assert_eq!((rows, limiter.available_permits()), (all, 1), "{encoding}");
     }
     cache.close(Duration::from_secs(10)).await.unwrap();
 }
 
 #[tokio::test]
-async fn looking_again_is_one_listing() {
+async fn a_refresh_is_one_listing() {
     let root = memory_root();
     let cache = open(&root).await;
     let snapshot = cache.snapshot(&fp(1));
@@ -196,7 +196,7 @@ async fn looking_again_is_one_listing() {
     let io = since(&cache, before);
     assert_eq!((io.lists, io.reads), (1, 0));
 
-    // Another process: a manifest covers the first 64 commits, the rest are read one by one.
+    // Another process: a manifest covers the first 64 commits, and the others are read one by one.
     let other = open(&root).await;
     let before = other.counters().snapshot();
     assert_eq!(other.snapshot(&fp(1)).index().await.unwrap().len(), 70);
@@ -234,7 +234,7 @@ async fn the_disk_tier_spares_the_store_and_is_not_trusted() {
         let meta = put(&snapshot, split(0), &batches, encoding).await;
         assert!(meta.blocks.len() > 3);
         read(&snapshot, &meta).await.unwrap();
-        // Another process, the same folder.
+        // Another process with the same folder.
         let second = open_with(&root, options()).await;
         let snapshot = second.snapshot(&fp(encoding.format as u128));
         let before = second.counters().snapshot();

@@ -1,4 +1,4 @@
-//! What is written is what is read, in every encoding, on every store.
+//! Written rows are read back equal, in every encoding, on every store.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod common;
@@ -24,7 +24,7 @@ async fn every_encoding_on_memory_and_files() {
             let options = ReadOptions { projection: Some(vec![6, 0, 2]), ..ReadOptions::default() };
             let some = read_with(&snapshot, &meta, options).await.unwrap();
             assert_same(&some, &want.project(&[6, 0, 2]).unwrap());
-            // Its record travels as JSON.
+            // Its record is sent as JSON.
             let text = serde_json::to_string(&*meta).unwrap();
             assert_eq!(serde_json::from_str::<PartMeta>(&text).unwrap(), *meta);
         }
@@ -64,7 +64,7 @@ async fn rows_without_columns_and_wrong_rows() {
     assert_eq!(read(&snapshot, &meta).await.unwrap().num_rows(), 5);
     let e = snapshot.put(split(1), &describe(), bare.schema(), encoding("parquet/none")).await.unwrap_err();
     assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}");
-    // Nothing of the refusal is left: the split can be put.
+    // The refusal has left nothing: the split can be put.
     let mut writer = writer(&snapshot, split(1), &numbers(0..1).schema(), encoding("parquet/none")).await;
     assert_eq!(writer.write(&rich(1, 1)).await.unwrap_err().kind(), ErrorKind::InvalidArgument);
     assert_eq!(writer.finish(facts(7)).await.unwrap_err().kind(), ErrorKind::Internal);

@@ -1,4 +1,4 @@
-//! Roots that somebody else made, owns, or writes to at the same time with another version.
+//! Roots that other users or versions created, own, or write concurrently.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod common;
@@ -21,7 +21,7 @@ fn records(folder: &Path) -> Vec<PathBuf> {
     all.filter(|p| p.extension().is_some_and(|e| e == "commit")).collect()
 }
 
-/// Tools that open a folder as a data set skip names with `_`; earlier versions wrote names without it.
+/// Tools that open a folder as a data set skip names with `_`. Earlier versions wrote names without it.
 #[tokio::test]
 async fn records_are_hidden_from_tools_and_those_of_earlier_versions_are_read() {
     let folder = tempfile::tempdir().unwrap();
@@ -42,14 +42,14 @@ async fn records_are_hidden_from_tools_and_those_of_earlier_versions_are_read() 
     assert_same(&read(&snapshot, &meta).await.unwrap(), &rows);
     let again = snapshot.put(split(1), &describe(), rows.schema(), Encoding::default()).await.unwrap();
     assert!(matches!(again, PutOutcome::Exists(_)), "{again:?}");
-    // It is superseded and collected like any other.
+    // It is superseded and collected like any other record.
     snapshot.discard(&meta, "a test").await.unwrap();
     let next = put(&snapshot, split(1), std::slice::from_ref(&rows), encoding("arrow/none")).await;
     assert_eq!(next.generation, meta.generation + 2);
     assert!(cache.verify(None).await.unwrap().is_clean());
 }
 
-/// Whoever may read a root and not write to it still gets what is stored there.
+/// A process that may read a root but not write it still reads stored rows.
 #[tokio::test]
 async fn a_root_that_cannot_be_written_is_read() {
     let root = memory_root();
@@ -80,9 +80,9 @@ async fn a_root_that_cannot_be_written_is_read() {
     assert_eq!(objects(&root).await, before);
 }
 
-/// A writer commits its part and gives its claim back while the collection is between the listing and the claims.
+/// A writer commits its part and releases its claim while a collection is between its listing and reading claims.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_part_that_is_committed_under_the_collection_stays() {
+async fn a_part_that_is_committed_during_a_collection_stays() {
     let root = memory_root();
     let (writing, collecting) = (Faults::new(), Faults::new());
     let (commit, claim) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
@@ -114,7 +114,7 @@ async fn a_part_that_is_committed_under_the_collection_stays() {
     assert_same(&read(&fresh.snapshot(&fp(1)), &meta).await.unwrap(), &rows);
 }
 
-/// Only what belongs to a save waits for the disk.
+/// Only objects of a save are synced to the disk.
 #[tokio::test]
 async fn parts_of_a_save_are_on_the_disk_when_they_count() {
     let folder = tempfile::tempdir().unwrap();

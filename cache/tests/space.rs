@@ -1,4 +1,4 @@
-//! Room: budgets, evictions, time to live, pins, leases, and what dead processes leave.
+//! Space: budgets, evictions, time to live, pins, leases, and orphans of dead processes.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod common;
@@ -30,7 +30,7 @@ fn bounded(bytes: u64) -> CacheOptions {
     CacheOptions { budget_bytes: Some(bytes), usage_refresh: Duration::ZERO, ..hasty() }
 }
 
-/// Writes as a process that has left: nothing of it is in use any more.
+/// Writes as a process that has left and uses nothing any more.
 async fn earlier(root: &str, of: u128, parts: std::ops::Range<u128>, cpu_s: f64) {
     let cache = open(root).await;
     for key in parts {
@@ -70,7 +70,7 @@ async fn a_dry_run_names_what_a_real_one_evicts_and_why() {
     cache.pin(&fp(4)).await.unwrap();
     let plan = cache.gc(true).await.unwrap();
     assert_eq!(cache.usage().await.unwrap().bytes, all + 2, "a dry run changes nothing but the pin");
-    // 100 kB and a record each: all of the cheap ones, and as many of the next as are needed.
+    // 100 kB and a record each: all of the cheap parts, and as many of the next ones as are needed.
     let of: Vec<u128> = plan.evictions.iter().map(|e| e.snapshot.0).collect();
     assert_eq!(of, [2, 2, 2, 2, 3, 3], "{plan}");
     assert!(plan.evictions.is_sorted_by(|a, b| a.worth_cpu_s_per_gib <= b.worth_cpu_s_per_gib));
@@ -86,7 +86,7 @@ async fn a_dry_run_names_what_a_real_one_evicts_and_why() {
     );
     assert_eq!((done.bytes, done.left_bytes), (plan.bytes, plan.left_bytes));
     assert!(cache.verify(None).await.unwrap().is_clean());
-    // What cannot go is told.
+    // Bytes that cannot be evicted are reported.
     let least = open_with(&root, bounded(MIN_BUDGET_BYTES)).await;
     let plan = least.gc(true).await.unwrap();
     assert!(plan.over_budget_bytes > 150_000, "two pinned parts stay: {plan}");
@@ -94,7 +94,7 @@ async fn a_dry_run_names_what_a_real_one_evicts_and_why() {
     assert_eq!(least.list().await.unwrap().iter().map(|s| s.splits).collect::<Vec<_>>(), [0, 0, 0, 2]);
 }
 
-/// Behind a stage that mixes splits one part is worth nothing without the others.
+/// Below a cross-split stage a part is worth nothing without the others.
 #[tokio::test]
 async fn a_set_goes_as_a_whole_or_stays() {
     let root = memory_root();
@@ -129,7 +129,7 @@ async fn a_budget_that_holds_nothing_is_refused_at_the_start() {
 }
 
 #[tokio::test]
-async fn what_is_pinned_or_in_use_stays() {
+async fn pinned_and_used_snapshots_stay() {
     let root = memory_root();
     earlier(&root, 1, 0..5, 0.1).await;
     earlier(&root, 2, 0..5, 0.1).await;
@@ -144,7 +144,7 @@ async fn what_is_pinned_or_in_use_stays() {
     assert_eq!(e.kind(), ErrorKind::ResourceExhausted, "{e}");
     assert!(e.message().contains("raise the budget"), "{e}");
     assert_eq!(cache.list().await.unwrap().iter().map(|s| s.splits).sum::<u64>(), 10);
-    // The refusal left nothing behind.
+    // The refusal left nothing.
     let left = objects(&root).await;
     assert!(!left.iter().any(|o| o.contains("claims")), "{left:?}");
     let e = cache.remove(&fp(1), true).await.unwrap_err();
@@ -201,7 +201,7 @@ async fn unused_snapshots_expire() {
             && plan
                 .objects
                 .iter()
-                .all(|(o, why, _)| { *why == Collected::Expired && o.starts_with(&fp(1).to_string()) }),
+                .all(|(o, why, _)| { *why == CollectReason::Expired && o.starts_with(&fp(1).to_string()) }),
         "{plan}"
     );
     assert_eq!(cache.list().await.unwrap().len(), 2, "a dry run changes nothing");
@@ -215,7 +215,7 @@ async fn unused_snapshots_expire() {
 }
 
 #[tokio::test]
-async fn what_was_measured_of_pipelines_is_forgotten_with_time() {
+async fn plan_records_expire() {
     let root = memory_root();
     let stores = Stores::default();
     write_plan_record(&PlanRecord::default(), &stores, &root, fp(7)).await.unwrap();
@@ -227,7 +227,7 @@ async fn what_was_measured_of_pipelines_is_forgotten_with_time() {
     }
     let cache = open_with(&root, CacheOptions { ttl: Some(Duration::ZERO), ..soon }).await;
     let gone = cache.gc(false).await.unwrap();
-    let [(object, Collected::ForgottenPlan, _)] = gone.objects.as_slice() else { panic!("{gone}") };
+    let [(object, CollectReason::ExpiredPlan, _)] = gone.objects.as_slice() else { panic!("{gone}") };
     assert_eq!(*object, format!("plans/{}.json", fp(7)));
     assert!(read_plan_record(&stores, &root, fp(7)).await.unwrap().is_none());
 }
@@ -256,7 +256,7 @@ async fn orphans_are_collected_after_the_grace() {
     let names: HashSet<_> = done.objects.iter().map(|(o, why, _)| (o.as_str(), *why)).collect();
     assert_eq!(
         names,
-        HashSet::from([(bad.path.as_str(), Collected::OrphanedPart)]),
+        HashSet::from([(bad.path.as_str(), CollectReason::OrphanedPart)]),
         "its writer may be alive"
     );
     let options = CacheOptions { orphan_grace: Duration::ZERO, lease_ttl: Duration::ZERO, ..hasty() };
@@ -264,7 +264,7 @@ async fn orphans_are_collected_after_the_grace() {
         Cache::open(&Stores::default(), &root, options, SystemClock::shared(), writer_id()).await.unwrap();
     let done = old.gc(false).await.unwrap();
     let whys: HashSet<_> = done.objects.iter().map(|(_, why, _)| *why).collect();
-    assert_eq!(whys, HashSet::from([Collected::OrphanedPart, Collected::DeadClaim]), "{done}");
+    assert_eq!(whys, HashSet::from([CollectReason::OrphanedPart, CollectReason::DeadClaim]), "{done}");
     let snapshot = old.snapshot(&fp(1));
     assert_eq!(snapshot.index().await.unwrap().len(), 1);
     assert_eq!(read(&snapshot, &good).await.unwrap().num_rows(), 10);
@@ -294,7 +294,7 @@ async fn use_is_told() {
     let cache = open(&root).await;
     let snapshot = cache.snapshot(&fp(1));
     for job in ["job-a", "job-b"] {
-        snapshot.used_by(job);
+        snapshot.record_job(job);
         for (_, meta) in snapshot.index().await.unwrap().iter() {
             read(&snapshot, meta).await.unwrap();
         }

@@ -1,4 +1,4 @@
-//! Trouble on the wire of a real S3 protocol: rows come out right, or there is an error in time.
+//! Faults on the wire of a real S3 protocol: rows are correct, or there is an error within the deadline.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod common;
@@ -6,16 +6,17 @@ mod common;
 use std::time::Duration;
 
 use caju_cache::*;
-use caju_testkit::s3::Trouble;
+use caju_testkit::s3::ServerFault;
 use caju_types::ErrorKind;
 use common::*;
 
 const ALL: [&str; 4] = ["GET", "PUT", "POST", "DELETE"];
-/// The server is one for all tests of a process, and so is its trouble.
+/// All tests of a process share the server and its fault.
 static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-const TROUBLES: [Trouble; 4] = [Trouble::SlowDown, Trouble::Internal, Trouble::Cut, Trouble::Silence];
+const FAULTS: [ServerFault; 4] =
+    [ServerFault::SlowDown, ServerFault::Internal, ServerFault::Cut, ServerFault::Silence];
 
-/// A request that nobody answers is given up soon.
+/// A request without an answer times out soon.
 fn options() -> CacheOptions {
     CacheOptions {
         memory_tier_bytes: 0,
@@ -27,44 +28,44 @@ fn options() -> CacheOptions {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn trouble_that_passes_is_not_seen() {
+async fn transient_faults_are_retried() {
     let want: Vec<_> = (0..4).map(|i| wide(50, 4_000, i)).collect();
     let (server, _turn) = (server(), TURN.lock().await);
-    for trouble in TROUBLES {
+    for fault in FAULTS {
         for encoding in [encoding("arrow/none"), encoding("parquet/none")] {
             let root = wire_root();
             let cache = open_with(&root, options()).await;
             let snapshot = cache.snapshot(&fp(1));
             let before = server.requests().failed;
-            server.trouble(trouble, &ALL, 1, 3);
+            server.inject(fault, &ALL, 1, 3);
             let meta = put(&snapshot, split(0), &want, encoding).await;
             for _ in 0..3 {
                 let rows = read(&snapshot, &meta).await.unwrap();
                 assert_same(&rows, &arrow::compute::concat_batches(&want[0].schema(), &want).unwrap());
             }
             assert_eq!(snapshot.index().await.unwrap().len(), 1);
-            server.trouble(trouble, &[], 0, 0);
-            assert!(server.requests().failed > before + 1, "{trouble:?}");
+            server.inject(fault, &[], 0, 0);
+            assert!(server.requests().failed > before + 1, "{fault:?}");
             let parts = objects(&root).await.into_iter().filter(|o| o.contains(&meta.path)).count();
-            assert_eq!(parts, 1, "{trouble:?}");
+            assert_eq!(parts, 1, "{fault:?}");
             assert!(cache.verify(None).await.unwrap().is_clean());
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn trouble_that_stays_is_an_error_in_time() {
+async fn permanent_faults_are_errors_in_time() {
     let want = wide(50, 4_000, 0);
     let (server, _turn) = (server(), TURN.lock().await);
-    for trouble in TROUBLES {
+    for fault in FAULTS {
         let cache = open_with(&wire_root(), options()).await;
         let snapshot = cache.snapshot(&fp(1));
         let meta = put(&snapshot, split(0), std::slice::from_ref(&want), Encoding::default()).await;
-        server.trouble(trouble, &ALL, 1, 0);
+        server.inject(fault, &ALL, 1, 0);
         let told = |e: caju_types::Error| {
             assert!(
                 matches!(e.kind(), ErrorKind::Unavailable | ErrorKind::DeadlineExceeded),
-                "{trouble:?}: {e}"
+                "{fault:?}: {e}"
             );
         };
         let all = async {
@@ -75,7 +76,7 @@ async fn trouble_that_stays_is_an_error_in_time() {
             told(put.await.unwrap_err());
         };
         tokio::time::timeout(Duration::from_secs(60), all).await.unwrap();
-        server.trouble(trouble, &[], 0, 0);
+        server.inject(fault, &[], 0, 0);
         assert_same(&read(&snapshot, &meta).await.unwrap(), &want);
         put(&snapshot, split(2), std::slice::from_ref(&want), Encoding::default()).await;
     }

@@ -1,7 +1,7 @@
-//! The control plane's wire: generated messages and services of `caju.v1`, and how errors cross it.
+//! The protocol of the control plane: generated messages and services of `caju.v1`, and the conversion of errors.
 //!
-//! An [`Error`] travels as a gRPC status: its kind as the status code and, because two kinds may share a
-//! code, by name in the metadata `caju-error-kind`; its message as the status message.
+//! An [`Error`] is sent as a gRPC status. The status code and the status message are its kind and its message. Because two
+//! kinds may share a code, the metadata `caju-error-kind` has the kind by name, too.
 
 mod ticket;
 
@@ -24,8 +24,8 @@ pub mod v1 {
 pub use prost::bytes::Bytes;
 pub use ticket::ticket;
 
-/// Sums the figures of stages of the same name, in the order of first appearance: of several tasks, workers or epochs.
-/// What ran at once in one of them is not summed: the most counts.
+/// Adds the statistics of `more` to those of equally named stages in `sum`, for several tasks, workers or epochs. New
+/// stages are appended in order. `at_once` is not summed: the maximum counts.
 pub fn add_stages(sum: &mut Vec<v1::StageStats>, more: &[v1::StageStats]) {
     for stage in more {
         let Some(have) = sum.iter_mut().find(|s| s.name == stage.name) else {
@@ -89,7 +89,7 @@ pub fn to_status(error: &Error) -> Status {
     status
 }
 
-/// The error that a status carries; statuses of other origin are read by their code.
+/// The error that a status carries. A status from another service is converted by its code.
 pub fn from_status(status: &Status) -> Error {
     let named = status.metadata().get(KIND_KEY).and_then(|v| v.to_str().ok()).and_then(kind_from_name);
     Error::new(named.unwrap_or_else(|| kind_of(status.code())), status.message())

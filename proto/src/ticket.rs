@@ -1,4 +1,4 @@
-//! A reader's right to read a task.
+//! Tickets: a client's right to read a task.
 
 use caju_types::{ClientId, Secret};
 use sha2::{Digest, Sha256};
@@ -6,8 +6,8 @@ use sha2::{Digest, Sha256};
 /// Bytes of a block of SHA-256.
 const BLOCK: usize = 64;
 
-/// The ticket of a client for the task with this secret: HMAC-SHA256 of the client's identifier (8 bytes, little
-/// endian), cut to 128 bits. The dispatcher gives it to the client, the worker computes it again.
+/// The ticket of a client for the task with this secret: HMAC-SHA256 of the client's identifier (8 bytes, little endian),
+/// truncated to 128 bits. The dispatcher sends it to the client, and the worker computes it to check it.
 ///
 /// ```
 /// use caju_proto::ticket;

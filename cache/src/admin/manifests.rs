@@ -1,35 +1,27 @@
-//! Which manifests say nothing any more.
+//! Manifests that newer ones supersede.
 
 use caju_types::{Fingerprint, Result};
 
-use crate::Cache;
-use crate::manifest::Manifest;
+use crate::manifest::{KEPT, Manifest};
 use crate::scan::Scan;
-use crate::store::Listed;
+use crate::store::{Listed, Root};
 
-/// Manifests that are kept: the one before the newest stays for readers that have just listed it.
-const KEPT: usize = 2;
-
-/// What is below the newest manifests that can be understood, and what cannot be understood above them, if there are
-/// any such; nothing where there are no more than are kept.
-pub(super) async fn superseded<'a>(
-    cache: &Cache,
-    of: Fingerprint,
-    scan: &'a Scan,
-) -> Result<Vec<&'a Listed>> {
-    let (mut good, mut rest) = (0, Vec::new());
+/// The manifests that can go: those below the newest valid ones, and damaged or foreign ones above them. None if there is
+/// no valid manifest, or if there are not more than are kept.
+pub(super) async fn superseded<'a>(root: &Root, of: Fingerprint, scan: &'a Scan) -> Result<Vec<&'a Listed>> {
+    let (mut valid, mut superseded) = (0, Vec::new());
     if scan.manifests.len() <= KEPT {
-        return Ok(rest);
+        return Ok(superseded);
     }
     for object in scan.manifests.values().rev() {
-        if good < KEPT && Manifest::load(&cache.root, of, object).await?.is_some() {
-            good += 1;
+        if valid < KEPT && Manifest::load(root, of, object).await?.is_some() {
+            valid += 1;
         } else {
-            rest.push(object);
+            superseded.push(object);
         }
     }
-    if good == 0 {
-        rest.clear();
+    if valid == 0 {
+        superseded.clear();
     }
-    Ok(rest)
+    Ok(superseded)
 }

@@ -1,44 +1,34 @@
-//! Repair: what cannot be read goes, so that jobs compute and store it again.
+//! Repair: deletes what cannot be read, so that jobs compute and store it again.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use caju_types::{Error, Fingerprint, Result, SplitKey};
-use serde::{Deserialize, Serialize};
 
-use super::verify::{Damage, VerifyReport};
-use crate::Cache;
-use crate::manifest::{Manifest, load_commit};
-use crate::record::Commit;
+use super::report::{Damage, Dropped, VerifyReport};
+use crate::cache::Cache;
+use crate::commit::LoadedCommit;
+use crate::manifest::Manifest;
 use crate::scan::Scan;
 
-/// Something that a repair deleted.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Dropped {
-    /// The object, below `ROOT/v1`.
-    pub object: String,
-    /// Its bytes.
-    pub bytes: u64,
-}
-
-/// Rounds of looking and dropping: below a damaged record an older one may come to light.
-const ROUNDS: usize = 4;
+/// Rounds of verifying and deleting. Deleting a damaged record may make an older one valid, which may be damaged, too.
+const MAX_ROUNDS: usize = 4;
 
 impl Cache {
-    /// Verifies, and drops what is damaged: all records of a damaged split with the parts that they name, and manifests
-    /// that cannot be understood. The report says what was found and what was dropped.
+    /// Verifies, and deletes what is damaged: all records of a damaged split with the parts that they name, and damaged
+    /// manifests. The report says what was found and what was deleted.
     ///
     /// # Errors
-    /// What the store says; what was dropped before stays dropped. `Unavailable` if there is always new damage.
+    /// What the store says. What was deleted before stays deleted. `Unavailable` if every round finds new damage.
     pub async fn repair(self: &Arc<Self>, only: Option<&Fingerprint>) -> Result<VerifyReport> {
         let mut report = self.verify(only).await?;
         let mut found = report.damaged.clone();
-        for _ in 0..ROUNDS {
+        for _ in 0..MAX_ROUNDS {
             if found.is_empty() {
                 return Ok(report);
             }
             let dropped = self.drop_damaged(&found).await?;
-            self.space.refund(dropped.iter().map(|d| d.bytes).sum());
+            self.ctx.budget.free(dropped.iter().map(|d| d.bytes).sum());
             report.dropped.extend(dropped);
             let snapshots: BTreeSet<Fingerprint> = found.iter().map(|d| d.fingerprint).collect();
             found.clear();
@@ -54,16 +44,15 @@ impl Cache {
             return Ok(report);
         }
         Err(Error::unavailable(format!(
-            "{}: parts are damaged faster than they are dropped; look after the store",
-            self.root.url()
+            "{}: parts are damaged faster than they are deleted; check the store for hardware or configuration faults",
+            self.ctx.root.url()
         )))
     }
 
     async fn drop_damaged(&self, found: &[Damage]) -> Result<Vec<Dropped>> {
         let mut dropped = Vec::new();
         for of in found.iter().map(|d| d.fingerprint).collect::<BTreeSet<_>>() {
-            let folder = self.root.layout.folder(of);
-            let scan = Scan::of(&self.root.layout, of, self.root.list(&folder).await?);
+            let scan = self.ctx.scan(of).await?;
             let splits: BTreeSet<SplitKey> =
                 found.iter().filter(|d| d.fingerprint == of).filter_map(|d| d.split).collect();
             for split in splits {
@@ -71,7 +60,7 @@ impl Cache {
             }
             if found.iter().any(|d| d.fingerprint == of && d.split.is_none()) {
                 for object in scan.manifests.values() {
-                    if Manifest::load(&self.root, of, object).await?.is_none() {
+                    if Manifest::load(&self.ctx.root, of, object).await?.is_none() {
                         self.drop_one(object, &mut dropped).await?;
                     }
                 }
@@ -80,8 +69,8 @@ impl Cache {
         Ok(dropped)
     }
 
-    /// All records of a split, the one that counts last: until then the damage shows. Then the parts that they named;
-    /// one that none names may belong to a writer at work.
+    /// Deletes all records of a split, the valid one last: an interrupted repair leaves the damage visible. Then it deletes
+    /// the parts that they named. A part that no record names may belong to an active writer.
     async fn drop_split(
         &self,
         of: Fingerprint,
@@ -93,7 +82,7 @@ impl Cache {
         records.sort_by_key(|(key, _)| key.1);
         let mut parts = Vec::new();
         for (_, object) in records {
-            if let Some(Some(Commit::Part(meta))) = load_commit(&self.root, of, object).await? {
+            if let Some(meta) = LoadedCommit::read(&self.ctx.root, of, object).await?.part() {
                 parts.extend(scan.parts.get(&(split, meta.attempt)));
             }
             self.drop_one(object, dropped).await?;
@@ -105,9 +94,9 @@ impl Cache {
     }
 
     async fn drop_one(&self, object: &crate::store::Listed, dropped: &mut Vec<Dropped>) -> Result<()> {
-        self.root.delete(&object.path).await?;
-        let name = self.root.layout.relative(&object.path).unwrap_or_default().to_string();
-        tracing::debug!(object = name, "damaged, and dropped");
+        self.ctx.root.delete(&object.path).await?;
+        let name = self.ctx.root.layout.relative(&object.path).unwrap_or_default().to_string();
+        tracing::debug!(object = name, "a damaged object was deleted");
         dropped.push(Dropped { object: name, bytes: object.bytes });
         Ok(())
     }

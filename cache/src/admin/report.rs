@@ -1,4 +1,4 @@
-//! What the tools tell, as data and as text.
+//! The reports of `caju cache`, as data and as text.
 
 use std::fmt;
 
@@ -24,11 +24,11 @@ pub struct SnapshotInfo {
     pub rows: u64,
     /// Bytes of all committed parts.
     pub bytes: u64,
-    /// Bytes of everything that the snapshot occupies.
+    /// Bytes of all objects of the snapshot.
     pub stored_bytes: u64,
     /// Splits that have a part.
     pub splits: u64,
-    /// Splits that the source has, if that is known; of several that share the snapshot the most.
+    /// Splits of the source, if known. Where several sources share the snapshot: the largest number.
     pub splits_total: Option<u64>,
     /// Rows that `on_error: skip` left out.
     pub skipped: u64,
@@ -50,8 +50,8 @@ pub struct SnapshotInfo {
 }
 
 impl SnapshotInfo {
-    /// `k of n`, or `k` alone where the source's number of splits is unknown, or smaller: then there are parts of
-    /// other sources, or of older versions of its files.
+    /// `k of n`, or `k` alone where the source's number of splits is unknown or smaller than `k`. It is smaller where there
+    /// are parts of other sources, or of older versions of its files.
     pub fn splits_text(&self) -> String {
         match self.splits_total.filter(|total| *total >= self.splits) {
             Some(total) => format!("{} of {total}", self.splits),
@@ -95,7 +95,7 @@ impl fmt::Display for SnapshotInfo {
 pub struct PartLine {
     /// Its split.
     pub split: SplitKey,
-    /// Its place below `ROOT/v1`.
+    /// Its path below `ROOT/v1`.
     pub path: String,
     /// Format and compression.
     pub encoding: Encoding,
@@ -139,9 +139,9 @@ impl PartLine {
 /// What `cache inspect` shows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Inspection {
-    /// As in the list.
+    /// The entry of `cache ls`.
     pub info: SnapshotInfo,
-    /// What its manifest says about it.
+    /// The description in its manifest.
     pub description: SnapshotDescription,
     /// Its committed parts, by split key.
     pub parts: Vec<PartLine>,
@@ -165,16 +165,16 @@ impl fmt::Display for Inspection {
     }
 }
 
-/// What a root holds.
+/// The size of a root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Snapshots.
+    /// The number of snapshots.
     pub snapshots: u64,
-    /// Objects.
+    /// The number of objects.
     pub objects: u64,
     /// Bytes of all objects.
     pub bytes: u64,
-    /// The bound, if there is one.
+    /// The budget, if there is one.
     pub budget_bytes: Option<u64>,
 }
 
@@ -186,4 +186,70 @@ impl fmt::Display for Usage {
             None => Ok(()),
         }
     }
+}
+
+/// One damaged object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Damage {
+    /// Its snapshot.
+    pub fingerprint: Fingerprint,
+    /// Its split, if it belongs to one.
+    pub split: Option<SplitKey>,
+    /// The path of the object below `ROOT/v1`.
+    pub object: String,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+/// What `cache verify` found. Damage is exit code 4.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerifyReport {
+    /// Snapshots that were checked.
+    pub snapshots: u64,
+    /// Parts that were read to their ends.
+    pub parts: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Their rows.
+    pub rows: u64,
+    /// The damaged objects.
+    pub damaged: Vec<Damage>,
+    /// The objects that a repair deleted because of the damage.
+    #[serde(default)]
+    pub dropped: Vec<Dropped>,
+}
+
+impl VerifyReport {
+    /// Whether no damage was found.
+    pub fn is_clean(&self) -> bool {
+        self.damaged.is_empty()
+    }
+}
+
+impl fmt::Display for VerifyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for damage in &self.damaged {
+            writeln!(f, "damaged: {}: {}", damage.object, damage.why)?;
+        }
+        for dropped in &self.dropped {
+            writeln!(f, "dropped: {}, {}", dropped.object, format_bytes(dropped.bytes))?;
+        }
+        write!(
+            f,
+            "{} parts of {} snapshots checked ({}): {} damaged",
+            self.parts,
+            self.snapshots,
+            format_bytes(self.bytes),
+            self.damaged.len()
+        )
+    }
+}
+
+/// An object that a repair deleted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dropped {
+    /// The path of the object below `ROOT/v1`.
+    pub object: String,
+    /// Its bytes.
+    pub bytes: u64,
 }

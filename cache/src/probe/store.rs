@@ -1,4 +1,4 @@
-//! What the store does with a probe's file, and how fast it is.
+//! The store's part of a probe: writing and reading its file, and how fast that is.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,38 +9,41 @@ use caju_types::{Error, Result};
 use futures::future::{join_all, try_join_all};
 use object_store::path::Path;
 
-use super::{ProbeTask, blocking, polled};
-use crate::Cache;
+use super::task::ProbeTask;
+use super::timing::{blocking, polled};
+use crate::cache::Cache;
 use crate::store::Root;
 
-/// How often the store is read when it is weighed; the faster one counts. A few bytes on a busy worker are soon late by half.
+/// How often the store is read when its bandwidth is measured. The fastest time counts: on a busy worker a few bytes easily
+/// take half as long again.
 const READS: usize = 2;
-/// A byte of each page is looked at, so that it is there.
-const PAGE: usize = 4096;
+/// Bytes of a page. One byte of each page of a mapped file is read, so that the page is present.
+const PAGE_BYTES: usize = 4096;
 
 impl Cache {
     /// Writes a file to the store, reads it back and removes it.
-    pub(super) async fn moved(
+    pub(super) async fn sample_store(
         self: &Arc<Self>,
         spent: &mut Duration,
         file: Vec<Bytes>,
         task: ProbeTask,
-    ) -> Result<Moved> {
+    ) -> Result<StoreSample> {
         let bytes = file.iter().map(Bytes::len).sum::<usize>() as u64;
-        let name = || self.root.layout.probe(&self.root.unique("probe"));
-        let (all_writes, all_reads) = task.requests();
-        let (writes, requests) = if task.weighs { (all_writes, all_reads) } else { (1, 1) };
+        let name = || self.ctx.root.layout.probe(&self.ctx.root.unique("probe"));
+        let (task_writes, task_reads) = task.requests();
+        let (writes, requests) = if task.measures_store { (task_writes, task_reads) } else { (1, 1) };
         let paths: Vec<Path> = (0..writes).map(|_| name()).collect();
-        let written = Written::new(self, paths.clone());
+        let objects = ProbeObjects::new(self, paths.clone());
         let first = paths.first().cloned().unwrap_or_else(name);
-        let moved = async {
-            let (mut puts, mut gets) = (Requests::of(all_writes), Requests::of(all_reads));
-            let write = polled(spent, self.written(&mut puts, &paths, &file, task.weighs)).await?;
+        let sample = async {
+            let (mut puts, mut gets) = (RequestTime::of(task_writes), RequestTime::of(task_reads));
+            let write =
+                polled(spent, self.write_copies(&mut puts, &paths, &file, task.measures_store)).await?;
             drop(file);
-            // What fetching takes is a part of reading; pages are mapped by the decoding.
-            let local = match self.root.local_path(&first).filter(|_| self.maps()) {
+            // The cost of fetching is a part of reading. The pages of a mapped file are mapped by the decoding.
+            let local = match self.ctx.root.local_path(&first).filter(|_| self.ctx.maps()) {
                 Some(file) => {
-                    let readers = if task.weighs { task.readers.max(1) } else { 1 };
+                    let readers = if task.measures_store { task.readers.max(1) } else { 1 };
                     blocking(spent, move || read_mapped(&file, readers)).await?
                 }
                 None => None,
@@ -50,89 +53,90 @@ impl Cache {
                 Some((bytes, rate)) => (bytes, Duration::ZERO, rate),
                 None => self.read_ranged(spent, &mut gets, &first, bytes, requests).await?,
             };
-            let (write, read) = if task.weighs { (write, read) } else { (0.0, 0.0) };
+            let (write, read) = if task.measures_store { (write, read) } else { (0.0, 0.0) };
             let store = if mapped { Duration::ZERO } else { puts.took + gets.took };
-            Ok(Moved { fetched, mapped, fetch_cpu, store, write, read })
+            Ok(StoreSample { fetched, mapped, fetch_cpu, store, write, read })
         };
-        let moved = moved.await;
-        written.remove().await?;
-        moved
+        let sample = sample.await;
+        objects.remove().await?;
+        sample
     }
 
-    /// Writes copies of a file side by side; the bandwidth that they have together, as parts would have it, which are
-    /// written by larger requests.
-    async fn written(
+    /// Writes copies of a file concurrently. Gives their bandwidth together, scaled to the larger requests by which parts
+    /// are written.
+    async fn write_copies(
         &self,
-        requests: &mut Requests,
+        requests: &mut RequestTime,
         paths: &[Path],
         file: &[Bytes],
-        weighs: bool,
+        measures_store: bool,
     ) -> Result<f64> {
         let start = Instant::now();
-        if let Some(first) = paths.first().filter(|_| weighs) {
-            self.root.put_pieces(first, &[Bytes::from_static(b"?")]).await?;
+        if let Some(first) = paths.first().filter(|_| measures_store) {
+            self.ctx.root.put_pieces(first, &[Bytes::from_static(b"?")]).await?;
         }
         let latency = start.elapsed();
         let start = Instant::now();
-        try_join_all(paths.iter().map(|path| self.root.put_pieces(path, file))).await?;
+        try_join_all(paths.iter().map(|path| self.ctx.root.put_pieces(path, file))).await?;
         let took = start.elapsed();
         requests.count(1, latency);
         requests.count(paths.len(), took);
-        let (bytes, full) = (file.iter().map(Bytes::len).sum::<usize>(), self.options.part_buffer_bytes);
+        let (bytes, full) = (file.iter().map(Bytes::len).sum::<usize>(), self.ctx.options.part_buffer_bytes);
         Ok(at_full_size(bytes as u64, took, latency, full as u64) * paths.len() as f64)
     }
 
-    /// The bytes of an object, what one request for them takes, and the bandwidth that so many at once have together. Parts
-    /// are read by requests that are larger than a probe, so that waiting for the answer's first byte counts less for them.
-    /// As many ask for that byte before: on a busy worker every answer waits for a core, which would pass for a slow store.
+    /// Gives the bytes of an object, the CPU time of one request for them, and the bandwidth that `at_once` requests have
+    /// together. Parts are read by requests that are larger than a probe, for which the latency of the first byte counts
+    /// less. So the latency is measured first, by as many requests for one byte: on a busy worker every answer waits for a
+    /// core, and a single request would make the store look slow.
     async fn read_ranged(
         self: &Arc<Self>,
         spent: &mut Duration,
-        requests: &mut Requests,
+        requests: &mut RequestTime,
         path: &Path,
         bytes: u64,
         at_once: usize,
     ) -> Result<(Bytes, Duration, f64)> {
-        let (mut latency, mut fastest) = (Duration::ZERO, None::<Got>);
+        let (mut latency, mut fastest) = (Duration::ZERO, None::<Answers>);
         for n in 0..if at_once > 1 { READS } else { 1 } {
             if at_once > 1 {
-                let first = self.gets(spent, path, 1.min(bytes), at_once).await?;
+                let first = self.get_concurrently(spent, path, 1.min(bytes), at_once).await?;
                 requests.count(at_once, first.slowest());
-                latency = if n == 0 { first.usual() } else { first.usual().min(latency) };
+                latency = if n == 0 { first.third_quartile() } else { first.third_quartile().min(latency) };
             }
-            let got = self.gets(spent, path, bytes, at_once).await?;
+            let got = self.get_concurrently(spent, path, bytes, at_once).await?;
             requests.count(at_once, got.slowest());
-            tracing::debug!(bytes, at_once, ?latency, took = ?got.usual(), fastest = ?got.times.first(), slowest = ?got.slowest(), "a probe was read");
-            if fastest.as_ref().is_none_or(|f| got.usual() < f.usual()) {
+            tracing::debug!(bytes, at_once, ?latency, took = ?got.third_quartile(), fastest = ?got.times.first(), slowest = ?got.slowest(), "a probe was read");
+            if fastest.as_ref().is_none_or(|f| got.third_quartile() < f.third_quartile()) {
                 fastest = Some(got);
             }
         }
         let got = fastest.unwrap_or_default();
-        let took = got.usual();
-        let each = at_full_size(bytes, took, latency.min(took), self.options.read_bytes);
+        let took = got.third_quartile();
+        let each = at_full_size(bytes, took, latency.min(took), self.ctx.options.read_bytes);
         let cpu = got.cpu / u32::try_from(at_once).unwrap_or(u32::MAX);
         Ok((got.bytes, cpu, each * at_once as f64))
     }
 
-    /// The beginning of an object, by so many requests at once.
-    async fn gets(
+    /// Reads the beginning of an object by `at_once` concurrent requests.
+    async fn get_concurrently(
         self: &Arc<Self>,
         spent: &mut Duration,
         path: &Path,
         bytes: u64,
         at_once: usize,
-    ) -> Result<Got> {
-        // On any thread, as those for parts are.
+    ) -> Result<Answers> {
+        // On tasks of their own, as the requests for parts are.
         let get = |_| {
             let (me, path) = (Arc::clone(self), path.clone());
             let get = async move {
                 let (mut cpu, start) = (Duration::ZERO, Instant::now());
-                let got = polled(&mut cpu, me.root.get_range(&path, 0..bytes)).await;
+                let got = polled(&mut cpu, me.ctx.root.get_range(&path, 0..bytes)).await;
                 got.map(|got| (got, cpu, start.elapsed()))
             };
-            self.tasks.spawn("reading a probe", get)
+            self.ctx.tasks.spawn("reading a probe", get)
         };
-        let mut all = Got { times: Vec::with_capacity(at_once), ..Got::default() };
+        let mut all = Answers { times: Vec::with_capacity(at_once), ..Answers::default() };
         for got in join_all((0..at_once).map(get)).await {
             let (got, cpu, took) = got??;
             *spent += cpu;
@@ -145,37 +149,37 @@ impl Cache {
     }
 }
 
-/// What requests at once gave, and how long each took, the fastest first.
+/// The answers of concurrent requests.
 #[derive(Default)]
-struct Got {
+struct Answers {
     bytes: Bytes,
-    /// CPU time of all of them.
+    /// CPU time of all requests.
     cpu: Duration,
+    /// The time of each request, the fastest first.
     times: Vec<Duration>,
 }
 
-impl Got {
+impl Answers {
     fn slowest(&self) -> Duration {
         self.times.last().copied().unwrap_or_default()
     }
 
-    /// How long three of four took at most: where requests share a bandwidth all take as long, and single ones that are late
-    /// are so by accident.
-    fn usual(&self) -> Duration {
+    /// The third quartile of the times. RequestTime that share a bandwidth take equally long; single late ones are accidents.
+    fn third_quartile(&self) -> Duration {
         self.times.get(self.times.len() * 3 / 4).or(self.times.last()).copied().unwrap_or_default()
     }
 }
 
-/// Objects of a probe, which go with it: also if the task that it is made for ends while they are on their way.
-struct Written {
+/// The objects of a probe. They are deleted also if the task that the probe is made for ends in the middle.
+struct ProbeObjects {
     root: Arc<Root>,
     tasks: Tasks,
     paths: Vec<Path>,
 }
 
-impl Written {
+impl ProbeObjects {
     fn new(cache: &Cache, paths: Vec<Path>) -> Self {
-        Self { root: Arc::clone(&cache.root), tasks: cache.tasks.clone(), paths }
+        Self { root: Arc::clone(&cache.ctx.root), tasks: cache.ctx.tasks.clone(), paths }
     }
 
     async fn remove(mut self) -> Result<()> {
@@ -185,54 +189,56 @@ impl Written {
     }
 }
 
-impl Drop for Written {
+impl Drop for ProbeObjects {
     fn drop(&mut self) {
         let (root, paths) = (Arc::clone(&self.root), std::mem::take(&mut self.paths));
-        // Without a runtime the process is at its end; the next one finds them.
+        // Without a runtime the process is ending. The next process removes stale objects.
         if paths.is_empty() || tokio::runtime::Handle::try_current().is_err() {
             return;
         }
         self.tasks.background_graceful("removing a probe", log_failure, async move {
             if let Err(error) = root.delete_all(paths).await {
-                tracing::debug!(%error, "a probe's objects are left to the collection");
+                tracing::debug!(%error, "a probe's objects could not be deleted; `cache gc` deletes them");
             }
             Ok(())
         });
     }
 }
 
-/// Requests of a probe, as a part of those that the task would have under way.
-struct Requests {
-    all: usize,
-    /// How long all of them would have been.
+/// The time of a probe's requests, as a fraction of those that the task would have in flight.
+struct RequestTime {
+    /// RequestTime that the task would have in flight.
+    in_flight: usize,
+    /// For how long the probe's requests would have been all of them.
     took: Duration,
 }
 
-impl Requests {
-    fn of(all: usize) -> Self {
-        Self { all, took: Duration::ZERO }
+impl RequestTime {
+    fn of(in_flight: usize) -> Self {
+        Self { in_flight, took: Duration::ZERO }
     }
 
     fn count(&mut self, requests: usize, took: Duration) {
-        self.took += took.mul_f64(requests as f64 / self.all.max(1) as f64);
+        self.took += took.mul_f64(requests as f64 / self.in_flight.max(1) as f64);
     }
 }
 
-/// What became of a probe's file at the store.
-pub(super) struct Moved {
+/// A probe's file as the store gave it back, and the speed of the store.
+pub(super) struct StoreSample {
     pub(super) fetched: Bytes,
     pub(super) mapped: bool,
     pub(super) fetch_cpu: Duration,
-    /// How long all requests of the task were under way for it, or would have been.
+    /// For how long the probe's requests were, or would have been, all requests of the task.
     pub(super) store: Duration,
-    /// Bytes per second; 0 where it was one request only.
+    /// Bytes per second; 0 if a single request was made.
     pub(super) write: f64,
+    /// Bytes per second; 0 if a single request was made.
     pub(super) read: f64,
 }
 
-impl Moved {
-    /// A file that stays in memory.
-    pub(super) fn not_at_all(file: &[Bytes], fetch_cpu_s: f64) -> Self {
+impl StoreSample {
+    /// A file that stays in memory, with the CPU seconds that fetching it would take.
+    pub(super) fn without_requests(file: &[Bytes], fetch_cpu_s: f64) -> Self {
         Self {
             fetched: file.concat().into(),
             mapped: false,
@@ -244,7 +250,7 @@ impl Moved {
     }
 }
 
-/// Bytes per second of a request of the full size, where one of `bytes` took so long, of which waiting was `latency`.
+/// Bytes per second of a request of `full` bytes, where one of `bytes` took `took`, including `latency` of waiting.
 fn at_full_size(bytes: u64, took: Duration, latency: Duration, full: u64) -> f64 {
     let moving = took.saturating_sub(latency).as_secs_f64().max(0.1 * took.as_secs_f64());
     let waiting = took.as_secs_f64() - moving;
@@ -252,9 +258,9 @@ fn at_full_size(bytes: u64, took: Duration, latency: Duration, full: u64) -> f64
     bytes as f64 * times / (waiting + moving * times).max(1e-6)
 }
 
-/// The same of a local file, which parts are mapped from: each reader has its pages mapped, and none copies them. What was
-/// just written is in the kernel's memory, so that only work is measured, and not how long the cores of a busy worker
-/// kept it waiting: by the clock, a bandwidth that is never short looked a third of what it is.
+/// Maps a local file for each reader, and gives it with the bandwidth of that. Every reader's pages are mapped, and none
+/// are copied. The file was just written, so it is in the kernel's memory: only work is left to measure. CPU time is
+/// measured, not wall time: on a busy worker, waiting for cores made the bandwidth look a third of what it is.
 fn read_mapped(file: &std::path::Path, readers: usize) -> Result<Option<(Bytes, f64)>> {
     let failed = |e: std::io::Error| Error::unavailable(format!("{}: {e}", file.display()));
     let start = thread_cpu_time();
@@ -263,7 +269,7 @@ fn read_mapped(file: &std::path::Path, readers: usize) -> Result<Option<(Bytes, 
         let opened = std::fs::File::open(file).map_err(failed)?;
         let Some(map) = MappedFile::new(opened).map_err(failed)? else { return Ok(None) };
         mapped = Bytes::from_owner(map);
-        std::hint::black_box(mapped.iter().step_by(PAGE).fold(0u8, |sum, b| sum ^ b));
+        std::hint::black_box(mapped.iter().step_by(PAGE_BYTES).fold(0u8, |sum, b| sum ^ b));
     }
     let took = thread_cpu_time().saturating_sub(start);
     Ok(Some((mapped.clone(), rate(mapped.len() as u64 * readers as u64, took))))
@@ -278,15 +284,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_request_tells_of_a_large_one() {
+    fn the_bandwidth_of_a_small_request_is_scaled_to_a_large_one() {
         let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-6, "{a} is not {b}");
         let ms = Duration::from_millis;
         // 100 MB/s after 20 ms: a megabyte takes 30 ms, eight take 100.
         near(at_full_size(1_000_000, ms(30), ms(20), 8_000_000), 8e7);
         near(at_full_size(1_000_000, ms(10), ms(0), 8_000_000), 1e8);
-        // A first byte that came late by accident does not make the rest infinitely fast.
+        // A first byte that is late by accident does not make the remainder infinitely fast.
         near(at_full_size(1_000_000, ms(10), ms(50), 8_000_000), 8e6 / (0.009 + 0.008));
-        // A probe as large as a request is what it is.
+        // A probe as large as a request is not scaled.
         near(at_full_size(8_000_000, ms(100), ms(20), 8_000_000), 8e7);
     }
 }

@@ -1,9 +1,9 @@
 //! Arrow IPC parts: checked blocks to record batches, without copying.
 //!
-//! Every batch is validated as it is decoded (offsets, UTF-8, lengths of children). A block's checksum shows that it is
-//! what its record says, but anybody who can write to the root can make both, and arrays that lie about their offsets
-//! would read memory that is not theirs. Validating costs nothing where rows are tensors or numbers, and reads each
-//! string once. Of a mapped file, whose bytes cannot change unseen, a process validates each block once.
+//! Every batch is validated as it is decoded (offsets, UTF-8, lengths of children). A block's checksum only shows that the
+//! block matches its record. Anybody who can write to the root can write both, and arrays with false offsets would read
+//! foreign memory. Validation costs nothing where rows are tensors or numbers, and reads each string once. The bytes of a
+//! mapped file cannot change unseen: a process validates each of its blocks once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,13 +20,15 @@ use caju_types::{Error, Result};
 use futures::stream::{StreamExt, TryStreamExt};
 use tokio::sync::Semaphore;
 
-use super::ahead::Ahead;
-use super::blocks::{Blocks, damaged};
-use super::{Opened, ReadOptions, check_tags, guarded, original_schema};
+use super::blocks::Blocks;
+use super::file::{Opened, check_tags, damaged, guarded, original_schema};
+use super::options::ReadOptions;
+use super::readahead::Readahead;
 use crate::record::PartMeta;
+use crate::tags;
 use caju_autocache::Compression;
 
-/// What stands at the end of the file.
+/// The footer of the file.
 pub(super) struct Footer {
     pub(super) schema: SchemaRef,
     version: arrow::ipc::MetadataVersion,
@@ -34,7 +36,7 @@ pub(super) struct Footer {
 }
 
 impl Footer {
-    /// Reads the last block of a part.
+    /// Parses the last block of a part: the footer, and the file's metadata.
     fn parse(meta: &PartMeta, last: &Bytes) -> Result<(Self, HashMap<String, String>)> {
         let bad = |why: &str| damaged(meta, why);
         let end = last.len().checked_sub(10).ok_or_else(|| bad("its footer is cut"))?;
@@ -55,27 +57,27 @@ impl Footer {
     }
 }
 
-/// What decodes the blocks of one part.
+/// Decodes the blocks of one part.
 struct Decoder {
     meta: Arc<PartMeta>,
     decoder: FileDecoder,
-    /// The same without validation.
+    /// The same decoder without validation.
     trusting: FileDecoder,
     /// Whether validation takes next to no time.
     validates_cheaply: bool,
-    /// The place of every wanted column among the decoded ones, which come in the file's order.
+    /// The index of every wanted column among the decoded ones, which come in the file's order.
     order: Option<Vec<usize>>,
     schema: SchemaRef,
-    /// The most bytes of one batch.
-    most_bytes: u64,
+    /// The most bytes that one batch may have once it is decompressed.
+    max_batch_bytes: u64,
 }
 
 /// Opens a part.
 pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Opened> {
     let meta = Arc::clone(&blocks.meta);
     let last = blocks.count() - 1;
-    // A small part is one request; of a larger one the first groups come with the footer.
-    let mut ahead = Ahead::new(&blocks, &options);
+    // A small part is one request. Of a larger one the first groups are requested together with the footer.
+    let mut readahead = Readahead::new(&blocks, &options);
     let mut groups = blocks.groups(0..last);
     let (tail, small) = if blocks.groups(0..last + 1).len() == 1 {
         groups.clear();
@@ -86,26 +88,26 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
             None => groups.len(),
             Some(chunks) => usize::from(chunks.start == 0),
         };
-        ahead.want(groups.drain(..known.min(groups.len())));
+        readahead.enqueue(groups.drain(..known.min(groups.len())));
         (blocks.get(last..last + 1).await?.pop(), None)
     };
     let tail = tail.ok_or_else(|| damaged(&meta, "it is empty"))?;
-    let (footer, tags) = Footer::parse(&meta, &tail)?;
-    check_tags(&meta, |key| tags.get(key).map(String::as_str))?;
-    let whole = original_schema(&meta, &footer.schema, tags.get(crate::TAG_SCHEMA).map(String::as_str))?;
+    let (footer, entries) = Footer::parse(&meta, &tail)?;
+    check_tags(&meta, |key| entries.get(key).map(String::as_str))?;
+    let whole = original_schema(&meta, &footer.schema, entries.get(tags::SCHEMA).map(String::as_str))?;
     let wanted = options.chunks.clone().unwrap_or(0..footer.batches.len());
     let places = place_batches(&blocks, footer.batches.get(wanted).unwrap_or_default())?;
     let decoder =
-        Arc::new(Decoder::new(&meta, &footer, &whole, &options, blocks.cache.options.max_block_bytes)?);
+        Arc::new(Decoder::new(&meta, &footer, &whole, &options, blocks.ctx.options.max_block_bytes)?);
     let schema = Arc::clone(&decoder.schema);
     let all = options.chunks.is_none() && options.projection.is_none();
     groups.retain(|group| group.clone().any(|i| places.get(i).is_some_and(|p| !p.is_empty())));
-    ahead.want(groups);
-    let (left, decoding) = (ahead.left(), Arc::clone(&blocks.cache.decoding));
+    readahead.enqueue(groups);
+    let (pending, decoding) = (readahead.pending(), Arc::clone(&blocks.ctx.decoding));
     let places = Arc::new(places);
-    let fetched = futures::stream::try_unfold(ahead, |mut ahead| async move {
-        let next = ahead.next().await?;
-        Ok::<_, Error>(next.map(|group| (group, ahead)))
+    let fetched = futures::stream::try_unfold(readahead, |mut readahead| async move {
+        let next = readahead.next().await?;
+        Ok::<_, Error>(next.map(|group| (group, readahead)))
     });
     let batches = futures::stream::iter(small.map(|all| Ok((0, all))))
         .chain(fetched)
@@ -124,10 +126,10 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
         .map_ok(|batches| futures::stream::iter(batches.into_iter().map(Ok)))
         .try_flatten()
         .boxed();
-    Ok(Opened { schema, batches, left })
+    Ok(Opened { schema, batches, pending })
 }
 
-/// The batches in every block, with their offsets in it.
+/// The batches of every block, with their offsets in the block.
 fn place_batches(blocks: &Blocks, batches: &[Block]) -> Result<Vec<Vec<(usize, Block)>>> {
     let mut places = vec![Vec::new(); blocks.count()];
     for batch in batches {
@@ -145,7 +147,7 @@ fn place_batches(blocks: &Blocks, batches: &[Block]) -> Result<Vec<Vec<(usize, B
     Ok(places)
 }
 
-/// A block that came, and the batches in it.
+/// A fetched block, and the batches in it.
 struct Fetched {
     decoder: Arc<Decoder>,
     number: usize,
@@ -154,7 +156,7 @@ struct Fetched {
 }
 
 impl Fetched {
-    /// Its rows. `all`: these are all batches of the block, with all columns.
+    /// Decodes the batches. `all` says that they are all batches of the block, with all columns.
     async fn decode(
         self,
         blocks: Arc<Blocks>,
@@ -182,7 +184,7 @@ impl Fetched {
     }
 }
 
-/// Whether validating a column takes time for each row at most, and not for each byte.
+/// Whether the time to validate a column grows with its rows at most, and not with its bytes.
 fn validates_cheaply(kind: &DataType) -> bool {
     match kind {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => false,
@@ -201,7 +203,7 @@ impl Decoder {
         footer: &Footer,
         whole: &SchemaRef,
         options: &ReadOptions,
-        most_bytes: u64,
+        max_batch_bytes: u64,
     ) -> Result<Self> {
         let decoder = || FileDecoder::new(Arc::clone(&footer.schema), footer.version);
         let (decoder, trusting, order, schema) = match &options.projection {
@@ -218,17 +220,17 @@ impl Decoder {
         };
         let validates_cheaply = footer.schema.fields().iter().all(|f| validates_cheaply(f.data_type()));
         let (meta, trusting) = (Arc::clone(meta), without_validation(trusting));
-        Ok(Self { meta, decoder, trusting, validates_cheaply, order, schema, most_bytes })
+        Ok(Self { meta, decoder, trusting, validates_cheaply, order, schema, max_batch_bytes })
     }
 
-    /// Decodes batches of a block; `validated`: these very bytes were decoded with validation before.
+    /// Decodes batches of a block. `validated` says that the same bytes were decoded with validation before.
     fn decode(&self, places: &[(usize, Block)], block: Bytes, validated: bool) -> Result<Vec<RecordBatch>> {
         let decoder = if validated { &self.trusting } else { &self.decoder };
         let buffer = Buffer::from(block);
         let mut out = Vec::with_capacity(places.len());
         for (at, place) in places {
             let message = buffer.as_slice().get(*at..).unwrap_or_default();
-            super::lengths::check(message, place, self.most_bytes).map_err(|e| damaged(&self.meta, e))?;
+            super::claims::check(message, place, self.max_batch_bytes).map_err(|e| damaged(&self.meta, e))?;
             let message = buffer.slice(*at);
             let batch = guarded(&self.meta, || decoder.read_record_batch(place, &message))?;
             let Some(batch) = batch.filter(|b| b.num_rows() > 0) else { continue };
@@ -236,14 +238,14 @@ impl Decoder {
                 None => batch,
                 Some(order) => guarded(&self.meta, || batch.project(order))?,
             };
-            let fitted = crate::schema::with_schema(&batch, &self.schema);
-            out.push(fitted.map_err(|e| damaged(&self.meta, e.message()))?);
+            let cast = crate::schema::cast_batch(&batch, &self.schema);
+            out.push(cast.map_err(|e| damaged(&self.meta, e.message()))?);
         }
         Ok(out)
     }
 }
 
-/// The rows of a file that was just written: what a probe measures. `validated` as in [`Decoder::decode`].
+/// Decodes a file that was just written, for a probe. `validated` as in [`Decoder::decode`].
 pub(crate) fn decode_file(meta: &Arc<PartMeta>, file: Bytes, validated: bool) -> Result<Vec<RecordBatch>> {
     let (footer, _) = Footer::parse(meta, &file)?;
     let decoder = Decoder::new(meta, &footer, &footer.schema, &ReadOptions::default(), u64::MAX)?;
@@ -254,7 +256,7 @@ pub(crate) fn decode_file(meta: &Arc<PartMeta>, file: Bytes, validated: bool) ->
 }
 
 /// Turns validation off.
-#[allow(unsafe_code, reason = "what was validated once need not be again")]
+#[allow(unsafe_code, reason = "bytes that were validated once need no second validation")]
 fn without_validation(decoder: FileDecoder) -> FileDecoder {
     // SAFETY: only bytes reach this decoder that this process has decoded with validation before, whole batches with
     // all their columns. They are those of a mapped file, which cannot change while it is mapped, and which is known by

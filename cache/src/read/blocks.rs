@@ -1,10 +1,9 @@
-//! Blocks of a part, checked before anybody sees them.
+//! Blocks of a part. Every block is checked before it is given out.
 
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use caju_runtime::stores::{is_settled, local_version};
@@ -16,18 +15,21 @@ use object_store::path::Path;
 use tokio::sync::OwnedSemaphorePermit;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::ReadOptions;
-use crate::Cache;
-use crate::record::{Block, PartMeta};
+use super::file::damaged;
+use super::options::ReadOptions;
+use crate::commit::is_consistent;
+use crate::context::Context;
+use crate::record::PartMeta;
 use crate::tier::BlockKey;
+use crate::verified::{BlockChecks, FileChecks, FileVersion};
 
 /// The blocks of one part.
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    pub(crate) cache: Arc<Cache>,
+    pub(crate) ctx: Arc<Context>,
     pub(crate) meta: Arc<PartMeta>,
     path: Path,
-    /// Where every block starts, and the end of the last one.
+    /// The offset of every block, and the end of the last one.
     starts: Vec<u64>,
     mapped: Option<Mapped>,
 }
@@ -35,48 +37,23 @@ pub(crate) struct Blocks {
 #[derive(Debug)]
 struct Mapped {
     bytes: Bytes,
-    /// What this process has found out about the blocks, also for other readers of the same file.
-    known: Arc<Vec<KnownBlock>>,
-}
-
-/// What is known of a block of a mapped file.
-#[derive(Debug, Default)]
-pub(crate) struct KnownBlock {
-    /// It matches its checksum.
-    checked: AtomicBool,
-    /// All its batches were decoded with validation.
-    validated: AtomicBool,
-}
-
-/// A file as it was when it was mapped. Whoever changes or replaces it without being root gives it another version: it
-/// is remembered only when a later change would show in its times.
-#[derive(Debug, PartialEq, Eq, Hash)]
-pub(crate) struct FileVersion {
-    /// The blocks by its record: where they begin, and what they were compared with.
-    blocks: Vec<Block>,
-    device: u64,
-    inode: u64,
-    /// Length, modification and change time.
-    version: (u64, i64, i64),
-}
-
-pub(crate) fn damaged(meta: &PartMeta, why: impl std::fmt::Display) -> Error {
-    Error::data_loss(format!("part {} is damaged: {why}", meta.path))
+    checks: FileChecks,
 }
 
 impl Blocks {
-    /// Finds the file of a part. The length of a mapped file is checked here; in other stores the first answer tells it.
-    pub(crate) async fn open(cache: &Arc<Cache>, meta: &Arc<PartMeta>) -> Result<Self> {
-        if !crate::manifest::consistent(meta) {
+    /// Finds the file of a part. The length of a mapped file is checked here. In other stores the first answer tells the
+    /// length.
+    pub(crate) async fn open(ctx: &Arc<Context>, meta: &Arc<PartMeta>) -> Result<Self> {
+        if !is_consistent(meta) {
             return Err(damaged(meta, "its record contradicts itself"));
         }
-        // A record may come from anybody: memory for a block is taken by what it says.
-        let most = cache.options.max_block_bytes;
-        if let Some(large) = meta.blocks.iter().map(|b| b.bytes).find(|bytes| *bytes > most) {
+        // Anybody may have written the record, and memory for a block is allocated by the size in it.
+        let max = ctx.options.max_block_bytes;
+        if let Some(large) = meta.blocks.iter().map(|b| b.bytes).find(|bytes| *bytes > max) {
             return Err(damaged(
                 meta,
                 format!(
-                    "its record names a block of {large} bytes, and {most} are the most that is read at once"
+                    "its record names a block of {large} bytes, and {max} are the most that is read at once"
                 ),
             ));
         }
@@ -87,12 +64,12 @@ impl Blocks {
             at += block.bytes;
         }
         starts.push(at);
-        let path = cache.root.layout.absolute(&meta.path);
-        let mapped = match cache.root.local_path(&path).filter(|_| cache.maps()) {
-            Some(file) => map(cache, meta, file).await?,
+        let path = ctx.root.layout.absolute(&meta.path);
+        let mapped = match ctx.root.local_path(&path).filter(|_| ctx.maps()) {
+            Some(file) => map(ctx, meta, file).await?,
             None => None,
         };
-        Ok(Self { cache: Arc::clone(cache), meta: Arc::clone(meta), path, starts, mapped })
+        Ok(Self { ctx: Arc::clone(ctx), meta: Arc::clone(meta), path, starts, mapped })
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -103,28 +80,28 @@ impl Blocks {
         self.mapped.is_some()
     }
 
-    fn known(&self, block: usize) -> Option<&KnownBlock> {
-        self.mapped.as_ref()?.known.get(block)
+    fn checks(&self, block: usize) -> Option<&BlockChecks> {
+        self.mapped.as_ref()?.checks.get(block)
     }
 
-    /// Whether these very bytes of a block were decoded with validation before, all of them.
+    /// Whether all batches of a block were decoded with validation before. Its bytes have not changed since.
     pub(crate) fn is_validated(&self, block: usize) -> bool {
-        self.known(block).is_some_and(|known| known.validated.load(Ordering::Acquire))
+        self.checks(block).is_some_and(BlockChecks::is_validated)
     }
 
-    /// Remembers that all batches of a block were decoded with validation.
+    /// Records that all batches of a block were decoded with validation.
     pub(crate) fn set_validated(&self, block: usize) {
-        if let Some(known) = self.known(block) {
-            known.validated.store(true, Ordering::Release);
+        if let Some(checks) = self.checks(block) {
+            checks.set_validated();
         }
     }
 
-    /// Where a block starts in the file.
+    /// The offset of a block in the file.
     pub(crate) fn start(&self, block: usize) -> u64 {
         self.starts.get(block).copied().unwrap_or(self.meta.bytes)
     }
 
-    /// The blocks that a range of bytes touches.
+    /// The blocks that overlap a range of bytes.
     pub(crate) fn touching(&self, range: &Range<u64>) -> Range<usize> {
         let first = self.starts.partition_point(|s| *s <= range.start).saturating_sub(1);
         let end = self.starts.partition_point(|s| *s < range.end).min(self.count());
@@ -138,12 +115,12 @@ impl Blocks {
 
     /// Groups consecutive blocks into requests of about the configured size.
     pub(crate) fn groups(&self, blocks: Range<usize>) -> Vec<Range<usize>> {
-        let most = self.cache.options.read_bytes.max(1);
+        let max = self.ctx.options.read_bytes.max(1);
         let mut out = Vec::new();
         let mut first = blocks.start;
         while first < blocks.end {
             let mut end = first + 1;
-            while end < blocks.end && self.start(end + 1) - self.start(first) <= most {
+            while end < blocks.end && self.start(end + 1) - self.start(first) <= max {
                 end += 1;
             }
             out.push(first..end);
@@ -152,44 +129,45 @@ impl Blocks {
         out
     }
 
-    /// As `get`, but blocks of a store are asked for as soon as it is their turn, and come also while nobody waits for them.
-    pub(crate) fn get_ahead(
+    /// Like `get`, on a task of its own: a store's answer arrives also while nobody waits for it. The request starts when
+    /// it has its permit.
+    pub(crate) fn prefetch(
         self: &Arc<Self>,
         blocks: Range<usize>,
-        turn: Option<BoxFuture<'static, Option<OwnedSemaphorePermit>>>,
+        permit: Option<BoxFuture<'static, Option<OwnedSemaphorePermit>>>,
     ) -> impl Future<Output = Result<Vec<Bytes>>> + Send + use<> {
         let source = Arc::clone(self);
         if self.mapped.is_some() {
             return async move { source.get(blocks).await }.left_future();
         }
         let get = async move {
-            let _turn = match turn {
-                Some(turn) => turn.await,
+            let _permit = match permit {
+                Some(permit) => permit.await,
                 None => None,
             };
             source.get(blocks).await
         };
-        let coming = self.cache.tasks.spawn(format!("reading part {}", self.meta.path), get);
-        async move { coming.await? }.right_future()
+        let answer = self.ctx.tasks.spawn(format!("reading part {}", self.meta.path), get);
+        async move { answer.await? }.right_future()
     }
 
-    /// All blocks, as one request that waits for its turn.
+    /// All blocks, as one request that waits for its permit.
     pub(crate) async fn get_whole(&self, options: &ReadOptions) -> Result<Vec<Bytes>> {
-        let _turn = match options.turns.clone().filter(|_| self.mapped.is_none()) {
-            Some(turns) => turns.acquire_owned().await.ok(),
+        let _permit = match options.limiter.clone().filter(|_| self.mapped.is_none()) {
+            Some(limiter) => limiter.acquire_owned().await.ok(),
             None => None,
         };
         self.get(0..self.count()).await
     }
 
-    /// Consecutive blocks, checked. At most one request, if they are one group.
+    /// Consecutive blocks, checked. Blocks of one group take at most one request.
     pub(crate) async fn get(&self, blocks: Range<usize>) -> Result<Vec<Bytes>> {
         if let Some(mapped) = &self.mapped {
             return self.get_mapped(mapped, blocks).await;
         }
         let mut out: Vec<Option<Bytes>> = Vec::with_capacity(blocks.len());
         for n in blocks.clone() {
-            out.push(self.near(n).await?);
+            out.push(self.from_tiers(n).await?);
         }
         let mut n = blocks.start;
         while n < blocks.end {
@@ -207,25 +185,25 @@ impl Blocks {
 
     async fn get_mapped(&self, mapped: &Mapped, blocks: Range<usize>) -> Result<Vec<Bytes>> {
         let mut out = Vec::with_capacity(blocks.len());
-        let mut fresh = Vec::new();
+        let mut unchecked = Vec::new();
         for n in blocks {
             let place = usize::try_from(self.start(n)).ok().zip(usize::try_from(self.start(n + 1)).ok());
             let Some((start, end)) = place else { return Err(damaged(&self.meta, "it is too large")) };
             let block = mapped.bytes.slice(start..end);
-            self.cache.root.io.add_read(block.len() as u64);
-            if !mapped.known.get(n).is_some_and(|known| known.checked.load(Ordering::Relaxed)) {
-                fresh.push((n, block.clone()));
+            self.ctx.root.io.add_read(block.len() as u64);
+            if !mapped.checks.get(n).is_some_and(BlockChecks::has_checksum) {
+                unchecked.push((n, block.clone()));
             }
             out.push(block);
         }
-        if !fresh.is_empty() {
-            // The first touch waits for the disk, and hashing is work: not on a thread of the runtime.
-            let (meta, known) = (Arc::clone(&self.meta), Arc::clone(&mapped.known));
+        if !unchecked.is_empty() {
+            // Not on a thread of the runtime: the first access waits for the disk, and hashing takes CPU time.
+            let (meta, checks) = (Arc::clone(&self.meta), Arc::clone(&mapped.checks));
             let check = move || {
-                fresh.iter().try_for_each(|(n, block)| {
+                unchecked.iter().try_for_each(|(n, block)| {
                     check(&meta, *n, block)?;
-                    if let Some(known) = known.get(*n) {
-                        known.checked.store(true, Ordering::Relaxed);
+                    if let Some(checks) = checks.get(*n) {
+                        checks.set_checksum();
                     }
                     Ok(())
                 })
@@ -236,29 +214,31 @@ impl Blocks {
     }
 
     fn key(&self, n: usize) -> BlockKey {
-        BlockKey::new(self.cache.root.url(), &self.meta.path, n)
+        BlockKey::new(self.ctx.root.url(), &self.meta.path, n)
     }
 
-    /// A block from memory or the local disk.
-    async fn near(&self, n: usize) -> Result<Option<Bytes>> {
+    /// A block from the memory tier or the disk tier.
+    async fn from_tiers(&self, n: usize) -> Result<Option<Bytes>> {
         let key = self.key(n);
-        if let Some(block) = self.cache.memory.as_ref().and_then(|m| m.get(&key)) {
+        if let Some(block) = self.ctx.memory.as_ref().and_then(|m| m.get(&key)) {
             return Ok(Some(block));
         }
-        let Some(disk) = self.cache.disk.clone() else { return Ok(None) };
-        let near = blocking("reading the disk tier", move || disk.get(&key).map(|block| (block, disk))).await;
-        let Ok(Some((block, disk))) = near else { return Ok(None) };
+        let Some(disk) = self.ctx.disk.clone() else { return Ok(None) };
+        let found =
+            blocking("reading the disk tier", move || disk.get(&key).map(|block| (block, disk))).await;
+        let Ok(Some((block, disk))) = found else { return Ok(None) };
         if check(&self.meta, n, &block).is_err() {
             drop(blocking("clearing the disk tier", move || disk.remove(&key)).await);
             return Ok(None);
         }
-        if let Some(memory) = &self.cache.memory {
+        if let Some(memory) = &self.ctx.memory {
             memory.insert(key, &block);
         }
         Ok(Some(block))
     }
 
-    /// Blocks from the store: one request. A mismatch is looked at twice before it is believed.
+    /// Blocks from the store, in one request. After a mismatch they are fetched once more before the part counts as
+    /// damaged.
     async fn fetch(&self, blocks: Range<usize>) -> Result<Vec<Bytes>> {
         match self.fetch_once(blocks.clone()).await {
             Err(e) if e.kind() == ErrorKind::DataLoss => self.fetch_once(blocks).await,
@@ -269,7 +249,7 @@ impl Blocks {
     async fn fetch_once(&self, blocks: Range<usize>) -> Result<Vec<Bytes>> {
         let first = blocks.start;
         let lengths: Vec<u64> = blocks.map(|n| self.start(n + 1) - self.start(n)).collect();
-        let fetched = self.cache.root.get_pieces(&self.path, self.start(first), &lengths).await?;
+        let fetched = self.ctx.root.get_pieces(&self.path, self.start(first), &lengths).await?;
         if fetched.object_bytes != self.meta.bytes {
             let is = fetched.object_bytes;
             return Err(damaged(&self.meta, format!("it has {is} bytes instead of {}", self.meta.bytes)));
@@ -277,18 +257,18 @@ impl Blocks {
         for (i, block) in fetched.pieces.iter().enumerate() {
             check(&self.meta, first + i, block)?;
         }
-        self.keep(first, &fetched.pieces).await;
+        self.put_in_tiers(first, &fetched.pieces).await;
         Ok(fetched.pieces)
     }
 
-    /// Keeps blocks near. Each has memory of its own: none keeps its neighbours in memory unseen.
-    async fn keep(&self, first: usize, blocks: &[Bytes]) {
-        if let Some(memory) = &self.cache.memory {
+    /// Puts blocks into the tiers. Every block has an allocation of its own, so that none keeps its neighbours alive.
+    async fn put_in_tiers(&self, first: usize, blocks: &[Bytes]) {
+        if let Some(memory) = &self.ctx.memory {
             for (i, block) in blocks.iter().enumerate() {
                 memory.insert(self.key(first + i), block);
             }
         }
-        if let Some(disk) = self.cache.disk.clone() {
+        if let Some(disk) = self.ctx.disk.clone() {
             let kept: Vec<_> =
                 blocks.iter().enumerate().map(|(i, b)| (self.key(first + i), b.clone())).collect();
             let keep = move || kept.iter().for_each(|(key, block)| disk.insert(*key, block));
@@ -308,9 +288,9 @@ fn check(meta: &PartMeta, n: usize, block: &Bytes) -> Result<()> {
     Err(damaged(meta, format!("bytes {start} to {end} do not match their checksum")))
 }
 
-/// Maps the file of a part; none where that is not safe or not possible: then it is read.
-async fn map(cache: &Arc<Cache>, meta: &Arc<PartMeta>, path: std::path::PathBuf) -> Result<Option<Mapped>> {
-    let (meta, files, clock) = (Arc::clone(meta), cache.known_files.clone(), Arc::clone(&cache.root.clock));
+/// Maps the file of a part. None where that is unsafe or impossible: the file is read then.
+async fn map(ctx: &Arc<Context>, meta: &Arc<PartMeta>, path: std::path::PathBuf) -> Result<Option<Mapped>> {
+    let (meta, files, clock) = (Arc::clone(meta), ctx.verified.clone(), Arc::clone(&ctx.root.clock));
     let work = move || {
         let io = |e: std::io::Error| match e.kind() {
             std::io::ErrorKind::NotFound => {
@@ -320,24 +300,24 @@ async fn map(cache: &Arc<Cache>, meta: &Arc<PartMeta>, path: std::path::PathBuf)
         };
         let file = File::open(&path).map_err(io)?;
         let Some(map) = MappedFile::new(file).map_err(io)? else { return Ok(None) };
-        // From here on the bytes stay as they are.
+        // From here on the bytes cannot change.
         let metadata = map.metadata();
         let version = local_version(metadata);
         if version.0 != meta.bytes {
             return Err(damaged(&meta, format!("it has {} bytes instead of {}", version.0, meta.bytes)));
         }
-        let fresh = || Arc::new(meta.blocks.iter().map(|_| KnownBlock::default()).collect());
+        let fresh = || Arc::new(meta.blocks.iter().map(|_| BlockChecks::default()).collect());
         let file = FileVersion {
             blocks: meta.blocks.clone(),
             device: metadata.dev(),
             inode: metadata.ino(),
             version,
         };
-        let known = match is_settled(metadata, clock.as_ref()) {
-            true => files.get_with(file, fresh),
+        let checks = match is_settled(metadata, clock.as_ref()) {
+            true => files.get_or_insert(file, fresh),
             false => fresh(),
         };
-        Ok(Some(Mapped { bytes: Bytes::from_owner(map), known }))
+        Ok(Some(Mapped { bytes: Bytes::from_owner(map), checks }))
     };
     blocking("mapping a part", work).await?
 }

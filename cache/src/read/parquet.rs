@@ -22,26 +22,28 @@ use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use tokio::sync::Semaphore;
 use tokio_util::sync::PollSemaphore;
 
-use super::ahead::Ahead;
-use super::blocks::{Blocks, damaged};
-use super::{Opened, ReadOptions, check_tags, guarded, original_schema};
+use super::blocks::Blocks;
+use super::file::{Opened, check_tags, damaged, guarded, original_schema};
+use super::options::ReadOptions;
+use super::readahead::Readahead;
+use crate::tags;
 
-/// A batch is cut at about this size: the decoder's buffers grow by doubling and are copied each time, which takes more
-/// than decoding where they do not fit into a core's cache.
+/// The bytes of a decoded batch, about. The decoder's buffers grow by doubling and are copied each time. That takes longer
+/// than decoding where they do not fit a core's cache.
 const BATCH_BYTES: u64 = 1 << 20;
-/// And at this many rows.
-const BATCH_ROWS: u64 = 8192;
-/// Decoded batches that may wait.
-const AHEAD: usize = 2;
+/// The most rows of a decoded batch.
+const MAX_BATCH_ROWS: u64 = 8192;
+/// Decoded batches that may wait for the reader.
+const DECODED_BATCHES: usize = 2;
 
-/// Reads ranges through checked blocks; errors are kept, because the parquet crate would flatten them.
+/// Gives the parquet crate ranges of checked blocks. The first error is kept: the parquet crate would flatten it to text.
 struct Reader {
     blocks: Arc<Blocks>,
     metadata: Arc<ParquetMetaData>,
-    /// What the wanted row groups will ask for, in their order; nothing of a small part, whose blocks came with the footer.
-    ahead: Ahead,
-    /// Blocks that came: all of a small part, else those of the row group that is being read and what came with them.
-    have: BTreeMap<usize, Bytes>,
+    /// Requests of the wanted row groups, in their order. A small part has none: its blocks came with the footer.
+    readahead: Readahead,
+    /// Fetched blocks: all of a small part, else those of the current row group and what was fetched with them.
+    fetched: BTreeMap<usize, Bytes>,
     small: bool,
     error: Arc<Mutex<Option<Error>>>,
 }
@@ -50,18 +52,18 @@ impl Reader {
     async fn ranges(&mut self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         let wanted: BTreeSet<usize> = ranges.iter().flat_map(|r| self.blocks.touching(r)).collect();
         if !self.small {
-            // Row groups are read in order: what lies before this one has been read.
+            // Row groups are read in order: blocks before this one are not needed again.
             let first = wanted.first().copied().unwrap_or(0);
-            self.have = self.have.split_off(&first);
+            self.fetched = self.fetched.split_off(&first);
         }
-        while wanted.iter().any(|n| !self.have.contains_key(n)) {
-            let Some((start, blocks)) = self.ahead.next().await? else { break };
-            self.have.extend(blocks.into_iter().enumerate().map(|(i, block)| (start + i, block)));
+        while wanted.iter().any(|n| !self.fetched.contains_key(n)) {
+            let Some((start, blocks)) = self.readahead.next().await? else { break };
+            self.fetched.extend(blocks.into_iter().enumerate().map(|(i, block)| (start + i, block)));
         }
-        // Nothing asks for what it did not announce, or twice; if it did, it would wait.
+        // The decoder asks for no block twice, nor for one that was not announced. If it did, it would wait here.
         for n in wanted {
-            if !self.have.contains_key(&n) {
-                self.have.extend(self.blocks.get(n..n + 1).await?.into_iter().map(|block| (n, block)));
+            if !self.fetched.contains_key(&n) {
+                self.fetched.extend(self.blocks.get(n..n + 1).await?.into_iter().map(|block| (n, block)));
             }
         }
         ranges.iter().map(|range| self.cut(range)).collect()
@@ -73,7 +75,7 @@ impl Reader {
         let length = usize::try_from(range.end.saturating_sub(range.start)).map_err(|_| bad())?;
         let mut out = BytesMut::with_capacity(length.min(self.blocks.span(&touching)));
         for n in touching.clone() {
-            let block = self.have.get(&n).ok_or_else(bad)?;
+            let block = self.fetched.get(&n).ok_or_else(bad)?;
             let start = self.blocks.start(n);
             let from = usize::try_from(range.start.saturating_sub(start)).map_err(|_| bad())?;
             let to = usize::try_from(range.end - start).map_err(|_| bad())?.min(block.len());
@@ -134,11 +136,11 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
             .schema()
             .metadata()
             .iter()
-            .filter(|(k, _)| !k.starts_with(crate::TAGS))
+            .filter(|(k, _)| !k.starts_with(tags::PREFIX))
             .map(|(k, v)| (k.clone(), v.clone()))
             .collect(),
     ));
-    let whole = original_schema(&meta, &found, tag(crate::TAG_SCHEMA))?;
+    let whole = original_schema(&meta, &found, tag(tags::SCHEMA))?;
 
     let (mut order, mut schema, mut mask) = (None, Arc::clone(&whole), ProjectionMask::all());
     if let Some(wanted) = &options.projection {
@@ -150,19 +152,19 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
         schema = Arc::new(whole.project(wanted).map_err(|e| Error::internal(e.to_string()))?);
     }
     let row_groups: Vec<usize> = options.chunks.clone().unwrap_or(0..metadata.num_row_groups()).collect();
-    let mut ahead = Ahead::new(&blocks, &options);
+    let mut readahead = Readahead::new(&blocks, &options);
     if small.is_none() {
         let groups = || Ok::<_, ParquetError>(groups(&blocks, &metadata, &row_groups, &mask));
-        ahead.want(guarded(&meta, groups)?);
+        readahead.enqueue(guarded(&meta, groups)?);
     }
-    let left = ahead.left();
+    let pending = readahead.pending();
     let error = Arc::new(Mutex::new(None));
     let reader = Reader {
         blocks: Arc::clone(&blocks),
         metadata: Arc::clone(&metadata),
-        ahead,
+        readahead,
         small: small.is_some(),
-        have: small.into_iter().flatten().enumerate().collect(),
+        fetched: small.into_iter().flatten().enumerate().collect(),
         error: Arc::clone(&error),
     };
     let stream = guarded(&meta, || {
@@ -183,14 +185,14 @@ pub(super) async fn open(blocks: Arc<Blocks>, options: ReadOptions) -> Result<Op
                 Some(order) => batch.project(order).map_err(|e| damaged(&meta, e))?,
                 None => batch,
             };
-            crate::schema::with_schema(&batch, &target).map_err(|e| damaged(&meta, e.message()))
+            crate::schema::cast_batch(&batch, &target).map_err(|e| damaged(&meta, e.message()))
         })
         .boxed();
     let batches = Caught::new(batches, move |panic: &str| damaged(&part, panic)).boxed();
-    Ok(Opened { schema, batches: elsewhere(batches, Arc::clone(&blocks.cache.decoding)), left })
+    Ok(Opened { schema, batches: off_runtime(batches, Arc::clone(&blocks.ctx.decoding)), pending })
 }
 
-/// The requests that reading these columns of these row groups makes, in the order of the file.
+/// The requests for these columns of these row groups, in the order of the file.
 fn groups(
     blocks: &Blocks,
     metadata: &ParquetMetaData,
@@ -211,13 +213,13 @@ fn groups(
     runs.flat_map(|run| blocks.groups(run)).collect()
 }
 
-/// Runs a stream that computes as it is polled on a thread that may block, while it has a permit. It ends when nobody
-/// listens.
-fn elsewhere(
+/// Polls a stream that computes as it is polled on a thread that may block, one permit per poll. It ends when the receiver
+/// is dropped.
+fn off_runtime(
     mut batches: BoxStream<'static, Result<RecordBatch>>,
     decoding: Arc<Semaphore>,
 ) -> BoxStream<'static, Result<RecordBatch>> {
-    let (sender, receiver) = channel("decoding a part", AHEAD);
+    let (sender, receiver) = channel("decoding a part", DECODED_BATCHES);
     let handle = tokio::runtime::Handle::current();
     let work = blocking("decoding a part", move || {
         handle.block_on(async move {
@@ -238,12 +240,12 @@ fn elsewhere(
             sender.finish();
         });
     });
-    // The channel says how it ended; the thread ends when nobody listens.
+    // The channel carries the result, and the thread ends when the receiver is dropped.
     drop(work);
     receiver.boxed()
 }
 
-/// The footer, which is the last block of the part; and, if one request fetches all of it, all blocks.
+/// The footer, which is the last block of the part. If one request fetches the whole part: all blocks, too.
 async fn footer(
     blocks: &Arc<Blocks>,
     options: &ReadOptions,
@@ -269,12 +271,12 @@ async fn footer(
     }
 }
 
-/// Rows per batch, so that a batch of wide rows stays small.
+/// Rows per batch: fewer where rows are wide.
 fn batch_rows(metadata: &ParquetMetaData) -> usize {
     let groups = metadata.row_groups().iter();
     let (bytes, rows) = groups.fold((0i64, 0i64), |(bytes, rows), g| {
         (bytes.saturating_add(g.total_byte_size()), rows.saturating_add(g.num_rows()))
     });
     let per_row = u64::try_from(bytes / rows.max(1)).unwrap_or(0).max(1);
-    usize::try_from((BATCH_BYTES / per_row).clamp(1, BATCH_ROWS)).unwrap_or(1)
+    usize::try_from((BATCH_BYTES / per_row).clamp(1, MAX_BATCH_ROWS)).unwrap_or(1)
 }

@@ -1,4 +1,4 @@
-//! What is done with the files of a local root directly, past the object store's trait.
+//! Direct access to the files of a local root, past the object store's trait.
 
 use std::fs::File;
 use std::io;
@@ -12,31 +12,31 @@ use object_store::path::Path;
 
 use super::{Fetched, Listed};
 
-/// What is known of a local root.
+/// Properties of a local root's folder.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Folder {
-    /// Its files can be mapped into memory: they are on a file system of this host.
+    /// Whether its files can be mapped into memory: whether they are on a file system of this host.
     pub(super) is_mappable: bool,
-    /// It holds a save: what is written is to survive a loss of power.
+    /// Whether it has a save: written objects must survive a power failure.
     pub(super) is_save: bool,
 }
 
-/// Looks at the folder of a root.
-pub(super) async fn look_at(folder: PathBuf) -> Folder {
-    let look = move || Folder {
-        is_mappable: MappedFile::is_offered_below(&folder),
-        is_save: folder.join(crate::saved::NAME).is_file(),
+/// Inspects the folder of a root.
+pub(super) async fn inspect(folder: PathBuf) -> Folder {
+    let inspect = move || Folder {
+        is_mappable: MappedFile::is_supported_below(&folder),
+        is_save: folder.join(crate::layout::SAVE_NAME).is_file(),
     };
-    caju_runtime::blocking("looking at a cache root", look).await.unwrap_or_default()
+    caju_runtime::blocking("inspecting a cache root", inspect).await.unwrap_or_default()
 }
 
-/// Reads consecutive pieces of a file. Those behind its end are short. Blocking.
+/// Reads consecutive pieces of a file. Pieces beyond its end are short or empty. Blocking.
 pub(super) fn read_pieces(path: &FilePath, start: u64, lengths: &[u64]) -> io::Result<Fetched> {
     let file = File::open(path)?;
     let object_bytes = file.metadata()?.len();
     let (mut pieces, mut at) = (Vec::with_capacity(lengths.len()), start);
     for length in lengths {
-        // No more than there is: a record may claim anything.
+        // The file bounds the allocation: a record may claim any length.
         let there = object_bytes.saturating_sub(at).min(*length);
         let there = usize::try_from(there).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
         pieces.push(read_piece(&file, at, there)?);
@@ -46,12 +46,12 @@ pub(super) fn read_pieces(path: &FilePath, start: u64, lengths: &[u64]) -> io::R
 }
 
 fn read_piece(file: &File, at: u64, length: usize) -> io::Result<Bytes> {
-    // From the allocator: who reads a part twice finds its blocks in the memory tier, which keeps what it is given.
+    // From the allocator, not from recycled buffers: the memory tier keeps the block.
     let mut piece = MutableBuffer::from_len_zeroed(length);
     let mut have = 0;
     while have < length {
         match file.read_at(&mut piece.as_slice_mut()[have..], at + have as u64) {
-            // It shrank since its length was asked for.
+            // The file shrank since its length was read.
             Ok(0) => break,
             Ok(n) => have += n,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -62,8 +62,8 @@ fn read_piece(file: &File, at: u64, length: usize) -> io::Result<Bytes> {
     Ok(aligned_bytes(piece))
 }
 
-/// Gathers files in the making. A folder that cannot be read has none.
-pub(super) fn unfinished_below(
+/// Adds the incomplete files below a folder to `found`. A folder that cannot be read has none.
+pub(super) fn partial_files_below(
     folder: &FilePath,
     prefix: &Path,
     depth: u32,
@@ -75,7 +75,7 @@ pub(super) fn unfinished_below(
         let (Some(name), Ok(metadata)) = (name.to_str(), entry.metadata()) else { continue };
         if metadata.is_dir() {
             if depth > 0 {
-                unfinished_below(&entry.path(), &prefix.clone().join(name), depth - 1, found);
+                partial_files_below(&entry.path(), &prefix.clone().join(name), depth - 1, found);
             }
         } else if name.rsplit_once('#').is_some_and(|(_, n)| n.bytes().all(|b| b.is_ascii_digit())) {
             let (bytes, mtime_ns, _) = caju_runtime::stores::local_version(&metadata);
@@ -85,7 +85,7 @@ pub(super) fn unfinished_below(
     }
 }
 
-/// Gives a buffer away as `Bytes`, without a copy and with its alignment.
+/// Converts a buffer to `Bytes` without a copy. The alignment stays.
 pub(super) fn aligned_bytes(buffer: MutableBuffer) -> Bytes {
     struct Owner(arrow_buffer::Buffer);
     impl AsRef<[u8]> for Owner {

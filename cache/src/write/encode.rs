@@ -1,4 +1,4 @@
-//! Encoders: record batches to the bytes of an Arrow IPC or a Parquet file.
+//! Encoders: from record batches to the bytes of an Arrow IPC or Parquet file.
 
 use arrow::ipc::CompressionType;
 use arrow::ipc::writer::{FileWriter, IpcWriteOptions};
@@ -13,17 +13,19 @@ use parquet::file::properties::{EnabledStatistics, WriterProperties};
 
 use super::sink::Sink;
 use crate::record::Block;
-use crate::schema::{is_bulky, plain, with_schema};
+use crate::schema::{cast_batch, file_schema, is_bulky};
 use caju_autocache::{Compression, Encoding, Format};
 
-/// Batches smaller than this are gathered before they are written.
-const SMALL: usize = 256 << 10;
-/// Batches larger than this are cut, so that blocks stay small.
-const LARGE: usize = 8 << 20;
-/// A Parquet row group is closed at about this size: what a reader holds at once.
-const ROW_GROUP: usize = 8 << 20;
-/// Gathered rows of small batches.
-const GATHERED_ROWS: usize = 8192;
+/// Batches of fewer bytes are coalesced before they are written: every batch in a file has a fixed cost.
+const MIN_BATCH_BYTES: usize = 256 << 10;
+/// Batches of more bytes are cut, so that blocks stay small.
+const MAX_BATCH_BYTES: usize = 8 << 20;
+/// The bytes at which a Parquet row group is closed, about. A reader holds one row group.
+const ROW_GROUP_BYTES: usize = 8 << 20;
+/// The most rows that are coalesced, however few bytes they have.
+const MAX_COALESCED_ROWS: usize = 8192;
+/// Bytes that the header of a batch takes in an Arrow file, about.
+const BATCH_HEADER_BYTES: usize = 4096;
 
 enum Inner {
     Arrow(Box<FileWriter<Sink>>),
@@ -33,17 +35,18 @@ enum Inner {
 /// Encodes the batches of one part. All of it is CPU work.
 pub(super) struct Encoder {
     inner: Inner,
-    /// What the file holds: the rows' schema without dictionaries.
+    /// The schema of the file: that of the rows without dictionaries.
     plain: SchemaRef,
     pending: Vec<RecordBatch>,
     pending_bytes: usize,
     row_groups: usize,
-    /// The size of chunks, where somebody asked for it, and the rows of those that are complete.
+    /// The bytes of a chunk, if the writer was asked for chunks.
     chunk_bytes: Option<usize>,
+    /// The rows of each complete chunk.
     chunks: Vec<u64>,
 }
 
-/// What is left when everything is encoded.
+/// The end of an encoded file.
 pub(super) struct Encoded {
     pub(super) ready: Vec<Bytes>,
     pub(super) blocks: Vec<Block>,
@@ -56,16 +59,17 @@ fn failed(e: impl std::fmt::Display) -> Error {
 }
 
 impl Encoder {
-    /// An encoder whose file carries `tags`, so that the file itself says what it is.
+    /// An encoder whose file carries `tags` in its metadata, so that the file says which part it is.
     pub(super) fn new(
         schema: &SchemaRef,
         encoding: Encoding,
         block_bytes: usize,
         mut tags: Vec<(String, String)>,
     ) -> Result<Self> {
-        let plain = plain(schema, encoding.format);
+        let plain = file_schema(schema, encoding.format);
         if &plain != schema {
-            tags.push((crate::TAG_SCHEMA.into(), serde_json::to_string(schema.as_ref()).map_err(failed)?));
+            let original = serde_json::to_string(schema.as_ref()).map_err(failed)?;
+            tags.push((crate::tags::SCHEMA.into(), original));
         }
         let inner = match encoding.format {
             Format::Arrow => {
@@ -105,20 +109,20 @@ impl Encoder {
         })
     }
 
-    /// Encodes a batch; gives the blocks that are complete.
+    /// Encodes a batch. Gives the blocks that are complete.
     pub(super) fn write(&mut self, batch: &RecordBatch) -> Result<Vec<Bytes>> {
-        let batch = with_schema(batch, &self.plain)?;
+        let batch = cast_batch(batch, &self.plain)?;
         let bytes = batch_bytes(&batch);
         if let Some(limit) = self.chunk_bytes {
             self.gather_chunks(&batch, bytes, limit)?;
         } else if batch.num_rows() > 0 {
-            if bytes >= SMALL && self.pending.is_empty() {
+            if bytes >= MIN_BATCH_BYTES && self.pending.is_empty() {
                 self.write_sized(&batch, bytes)?;
             } else {
                 self.pending_bytes += bytes;
                 self.pending.push(batch);
                 let rows: usize = self.pending.iter().map(RecordBatch::num_rows).sum();
-                if self.pending_bytes >= SMALL || rows >= GATHERED_ROWS {
+                if self.pending_bytes >= MIN_BATCH_BYTES || rows >= MAX_COALESCED_ROWS {
                     self.flush_pending()?;
                 }
             }
@@ -130,14 +134,14 @@ impl Encoder {
         self.chunk_bytes = Some(bytes.max(1));
     }
 
-    /// Gathers rows until they make a chunk. Sizes are those of the batch's average row.
+    /// Gathers rows until they fill a chunk. Bytes are estimated by the batch's average row.
     fn gather_chunks(&mut self, batch: &RecordBatch, bytes: usize, limit: usize) -> Result<()> {
         let per_row = bytes.div_ceil(batch.num_rows().max(1)).max(1);
         let mut at = 0;
         while at < batch.num_rows() {
-            let room = limit.saturating_sub(self.pending_bytes) / per_row;
+            let fitting = limit.saturating_sub(self.pending_bytes) / per_row;
             let first = usize::from(self.pending.is_empty());
-            let n = room.max(first).min(batch.num_rows() - at);
+            let n = fitting.max(first).min(batch.num_rows() - at);
             if n > 0 {
                 self.pending.push(batch.slice(at, n));
                 self.pending_bytes += n * per_row;
@@ -180,7 +184,7 @@ impl Encoder {
     }
 
     fn write_sized(&mut self, batch: &RecordBatch, bytes: usize) -> Result<()> {
-        let pieces = bytes.div_ceil(LARGE).clamp(1, batch.num_rows().max(1));
+        let pieces = bytes.div_ceil(MAX_BATCH_BYTES).clamp(1, batch.num_rows().max(1));
         let step = batch.num_rows().div_ceil(pieces).max(1);
         let mut at = 0;
         while at < batch.num_rows() {
@@ -194,7 +198,7 @@ impl Encoder {
     fn write_piece(&mut self, batch: &RecordBatch, bytes: usize) -> Result<()> {
         match &mut self.inner {
             Inner::Arrow(w) => {
-                w.get_mut().reserve(bytes + 4096);
+                w.get_mut().reserve(bytes + BATCH_HEADER_BYTES);
                 w.write(batch).map_err(failed)?;
                 w.get_mut().may_cut();
             }
@@ -202,7 +206,7 @@ impl Encoder {
                 w.write(batch).map_err(failed)?;
                 if w.flushed_row_groups().len() > self.row_groups {
                     self.row_groups = w.flushed_row_groups().len();
-                    // A row group's last block ends with it: nobody reads a block twice.
+                    // The row group's last block ends with it, so that no reader needs a block for two row groups.
                     w.sync().map_err(failed)?;
                     w.inner_mut().cut();
                 }
@@ -218,7 +222,7 @@ impl Encoder {
         }
     }
 
-    /// Writes the footer, which gets a block of its own.
+    /// Writes the footer as a block of its own.
     pub(super) fn finish(mut self) -> Result<Encoded> {
         match self.chunk_bytes {
             Some(_) => self.close_chunk()?,
@@ -263,7 +267,7 @@ fn properties(
     let mut builder = WriterProperties::builder()
         .set_compression(codec)
         .set_key_value_metadata(Some(tags))
-        .set_max_row_group_bytes(Some(ROW_GROUP))
+        .set_max_row_group_bytes(Some(ROW_GROUP_BYTES))
         .set_statistics_enabled(EnabledStatistics::Chunk)
         .set_offset_index_disabled(true);
     let leaves = ArrowSchemaConverter::new().convert(schema).map_err(|e| unsupported(encoding, &e))?;
@@ -278,7 +282,7 @@ fn properties(
     Ok(builder.build())
 }
 
-/// The bytes of the rows themselves, also where the batch is a slice of larger buffers.
+/// The bytes of the rows themselves, even where the batch is a slice of larger buffers.
 fn batch_bytes(batch: &RecordBatch) -> usize {
     batch
         .columns()

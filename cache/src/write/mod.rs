@@ -10,26 +10,28 @@ use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use bytes::Bytes;
 use caju_runtime::{Tasks, blocking, log_failure};
-use caju_types::{Error, Fingerprint, Result, SplitKey};
+use caju_types::{Error, Result};
 
-use crate::Cache;
+use crate::admission::Newcomer;
+use crate::cache::Cache;
+use crate::commit::Committed;
 use crate::layout::Generation;
 use crate::manifest::SnapshotDescription;
 use crate::record::{PartFacts, PartMeta, microseconds, milliseconds, seal};
 use crate::schema::schema_hash;
-use crate::snapshot::{Held, SnapshotState};
-use crate::space::Newcomer;
+use crate::state::{HeldClaim, SnapshotState};
+use crate::tags;
 use caju_autocache::{Compression, Encoding, Format};
 use encode::Encoder;
-pub(crate) use upload::IN_FLIGHT;
+pub(crate) use upload::UPLOADS_IN_FLIGHT;
 use upload::Upload;
 
-/// What a record or a manifest takes beside what it says.
-const ENVELOPE: u64 = 256;
-/// Batches from this size on are compressed on a thread that may block.
-const OFFLOAD: usize = 64 << 10;
+/// Bytes that a record or a manifest takes in addition to its content, at most.
+const ENVELOPE_BYTES: u64 = 256;
+/// Batches from this many bytes on are compressed on a thread that may block: compressing them would delay other tasks.
+const MIN_OFFLOAD_BYTES: usize = 64 << 10;
 
-/// A whole file with these rows, in pieces.
+/// Encodes rows as a whole file, in pieces.
 pub(crate) fn encode_all(
     schema: &SchemaRef,
     rows: &[RecordBatch],
@@ -45,27 +47,9 @@ pub(crate) fn encode_all(
     Ok(file)
 }
 
-/// What came of finishing a part.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Committed {
-    /// The part counts from now on.
-    Ours(Arc<PartMeta>),
-    /// Somebody else's part of the same split counts already; our bytes were deleted.
-    Lost(Arc<PartMeta>),
-}
-
-impl Committed {
-    /// The part that counts.
-    pub fn meta(&self) -> &Arc<PartMeta> {
-        match self {
-            Committed::Ours(m) | Committed::Lost(m) => m,
-        }
-    }
-}
-
-/// Writes one part. It counts only after [`PartWriter::finish`]; dropped before, it leaves nothing.
+/// Writes one part. The part counts only after [`PartWriter::finish`]. A writer that is dropped before leaves nothing.
 ///
-/// About three upload requests' worth of bytes are held in memory, whatever the part's size.
+/// A writer holds the bytes of about three upload requests in memory, whatever the part's size.
 pub struct PartWriter {
     open: Option<Open>,
     schema: SchemaRef,
@@ -75,27 +59,27 @@ pub struct PartWriter {
     compute_cpu_s: Option<f64>,
 }
 
-/// The right to write a part, and what goes with it.
+/// The right to write a part.
 pub(crate) struct Writing {
-    pub(crate) held: Held,
+    pub(crate) claim: HeldClaim,
     pub(crate) generation: Generation,
-    /// What the snapshot is, where no manifest says so yet.
+    /// The snapshot's description, where no manifest has it yet.
     pub(crate) describe: Option<Arc<SnapshotDescription>>,
 }
 
-/// Everything that has to be given back when the writer ends.
+/// What has to be released when the writer ends.
 struct Open {
     cache: Arc<Cache>,
     state: Arc<SnapshotState>,
-    held: Held,
+    claim: HeldClaim,
     generation: Generation,
     describe: Option<Arc<SnapshotDescription>>,
-    /// Room that was taken for the part, its record, and what manifests will say of it.
-    charged: u64,
+    /// Bytes that were reserved for the part, its record, and its entries in manifests.
+    reserved: u64,
     encoder: Option<Encoder>,
     upload: Upload,
     path: String,
-    /// The commit was tried: whether it succeeded may be unknown, so the bytes have to stay.
+    /// The commit was begun. Whether it succeeded may be unknown, so the part's object has to stay.
     committing: bool,
 }
 
@@ -117,21 +101,21 @@ impl PartWriter {
         schema: SchemaRef,
         encoding: Encoding,
     ) -> Result<Self> {
-        let Writing { held, generation, describe } = writing;
-        let (of, split) = (state.of, held.split());
-        let tags = tags(of, split, held.attempt());
-        let encoder = Encoder::new(&schema, encoding, cache.options.block_bytes, tags)?;
-        let path = cache.root.layout.part(of, split, held.attempt(), encoding.format);
-        let relative = cache.root.layout.relative(&path).unwrap_or_default().to_string();
-        let root = Arc::clone(&cache.root);
-        let upload = Upload::new(root, cache.tasks.clone(), path, cache.options.part_buffer_bytes);
+        let Writing { claim, generation, describe } = writing;
+        let (ctx, of, split) = (&cache.ctx, state.of, claim.split());
+        let entries = tags::identity(of, split, claim.attempt()).map(|(key, value)| (key.to_string(), value));
+        let encoder = Encoder::new(&schema, encoding, ctx.options.block_bytes, entries.into())?;
+        let path = ctx.root.layout.part(of, split, claim.attempt(), encoding.format);
+        let relative = ctx.root.layout.relative(&path).unwrap_or_default().to_string();
+        let upload =
+            Upload::new(Arc::clone(&ctx.root), ctx.tasks.clone(), path, ctx.options.part_buffer_bytes);
         let open = Open {
             cache,
             state,
-            held,
+            claim,
             generation,
             describe,
-            charged: 0,
+            reserved: 0,
             encoder: Some(encoder),
             upload,
             path: relative,
@@ -140,25 +124,25 @@ impl PartWriter {
         Ok(Self { open: Some(open), schema, encoding, rows: 0, bytes: 0, compute_cpu_s: None })
     }
 
-    /// Makes chunks of about this many bytes of rows, at least one row each, that can be read one by one: see
-    /// [`ReadOptions::chunks`](crate::ReadOptions::chunks). To be called before the first row. A chunk is at most half as
-    /// large as what is read at once ([`CacheOptions::max_block_bytes`](crate::CacheOptions::max_block_bytes)).
+    /// Writes chunks of about `bytes` bytes of rows, at least one row each, that can be read one by one: see
+    /// [`ReadOptions::chunks`](crate::ReadOptions::chunks). It has to be called before the first row. A chunk is at most
+    /// half as large as a block may be ([`CacheOptions::max_block_bytes`](crate::CacheOptions::max_block_bytes)).
     pub fn set_chunk_bytes(&mut self, bytes: u64) {
         let Some(open) = &mut self.open else { return };
-        let bytes = bytes.min(open.cache.options.max_block_bytes / 2);
+        let bytes = bytes.min(open.cache.ctx.options.max_block_bytes / 2);
         if let Some(encoder) = &mut open.encoder {
             encoder.set_chunk_bytes(usize::try_from(bytes).unwrap_or(usize::MAX));
         }
     }
 
-    /// Whether what its rows are worth makes a difference: the cache has a budget.
+    /// Whether the cache has a budget, so that the worth of the rows matters: see [`PartWriter::costs`].
     pub fn is_bounded(&self) -> bool {
-        self.open.as_ref().is_some_and(|o| o.cache.space.is_bounded())
+        self.open.as_ref().is_some_and(|o| o.cache.ctx.budget.limit().is_some())
     }
 
-    /// Says how many CPU seconds computing the rows took so far, those of the next [`PartWriter::write`] included. Where
-    /// room is short it decides for whom parts of other snapshots go; without it the part is taken for like the others
-    /// of its snapshot.
+    /// Sets the CPU seconds that computing the rows took so far, including those of the next [`PartWriter::write`]. Where
+    /// the budget is short, they decide whether parts of other snapshots are evicted for this one. Without them the part
+    /// is assumed to be worth as much as others of its snapshot.
     pub fn costs(&mut self, compute_cpu_s: f64) {
         self.compute_cpu_s = Some(compute_cpu_s);
     }
@@ -167,7 +151,7 @@ impl PartWriter {
     ///
     /// # Errors
     /// `InvalidArgument` for rows of another schema, `ResourceExhausted` over the budget or on a full disk,
-    /// and what the store says. After an error only [`PartWriter::abort`] is of use.
+    /// and what the store says. After an error only [`PartWriter::abort`] may be called.
     pub async fn write(&mut self, batch: &RecordBatch) -> Result<()> {
         if batch.schema_ref().fields() != self.schema.fields() {
             return Err(Error::invalid(format!(
@@ -178,9 +162,9 @@ impl PartWriter {
         }
         let Some(open) = &mut self.open else { return Err(ended()) };
         let mut encoder = open.encoder.take().ok_or_else(ended)?;
-        let compute =
+        let is_expensive =
             self.encoding.format == Format::Parquet || self.encoding.compression != Compression::None;
-        let ready = if compute && batch.get_array_memory_size() >= OFFLOAD {
+        let ready = if is_expensive && batch.get_array_memory_size() >= MIN_OFFLOAD_BYTES {
             let batch = batch.clone();
             let work = move || {
                 let ready = encoder.write(&batch);
@@ -200,7 +184,7 @@ impl PartWriter {
     async fn push(&mut self, ready: Vec<Bytes>) -> Result<()> {
         let pushed = self.upload_all(ready).await;
         if let (Err(e), Some(open)) = (&pushed, &self.open) {
-            open.cache.failed_to_put(e);
+            open.cache.ctx.record_put_failure(e);
         }
         pushed
     }
@@ -212,28 +196,28 @@ impl PartWriter {
             self.bytes += bytes;
             let cost = self.compute_cpu_s.map(|cpu_s| (cpu_s, self.bytes));
             let newcomer = Newcomer { of: open.state.of, cost };
-            open.cache.space.charge(&open.cache, bytes, newcomer, false).await?;
-            open.charged += bytes;
+            open.cache.admission.reserve(bytes, newcomer, false).await?;
+            open.reserved += bytes;
             open.upload.push(block).await?;
         }
         Ok(())
     }
 
-    /// Takes room for the part's record, and for what the manifests will say of it: two are kept.
-    async fn charge_records(&mut self, meta: &PartMeta) -> Result<()> {
+    /// Reserves bytes for the part's record, and for its entries in the two manifests that are kept.
+    async fn reserve_records(&mut self, meta: &PartMeta) -> Result<()> {
         let Some(open) = &mut self.open else { return Err(ended()) };
-        if !open.cache.space.is_bounded() {
+        if open.cache.ctx.budget.limit().is_none() {
             return Ok(());
         }
         let description = match &open.describe {
-            Some(describe) => seal(describe.as_ref())?.len() as u64 + ENVELOPE,
+            Some(describe) => seal(describe.as_ref())?.len() as u64 + ENVELOPE_BYTES,
             None => 0,
         };
-        let record = seal(meta)?.len() as u64 + ENVELOPE;
+        let record = seal(meta)?.len() as u64 + ENVELOPE_BYTES;
         let bytes = 3 * record + 2 * description;
         let newcomer = Newcomer { of: open.state.of, cost: Some((meta.compute_cpu_s(), meta.bytes)) };
-        open.cache.space.charge(&open.cache, bytes, newcomer, true).await?;
-        open.charged += bytes;
+        open.cache.admission.reserve(bytes, newcomer, true).await?;
+        open.reserved += bytes;
         Ok(())
     }
 
@@ -247,7 +231,7 @@ impl PartWriter {
         self.bytes
     }
 
-    /// Completes the part and makes it count, unless another one does already.
+    /// Completes the part and commits it, unless another part of the split counts already.
     ///
     /// # Errors
     /// As [`PartWriter::write`]; `Internal` if `facts` counts other rows than were written. Then nothing
@@ -257,16 +241,16 @@ impl PartWriter {
         match result {
             Ok(committed) => {
                 if let Some(open) = self.open.take() {
-                    // Carried through if the caller is dropped: a claim that stays would block its split.
-                    let tasks = open.cache.tasks.clone();
-                    let release = async move { open.held.release(&open.cache).await };
-                    carry_through(&tasks, "giving a claim back", release).await;
+                    // Finished even if the caller is dropped: a claim that stays would block its split.
+                    let tasks = open.cache.ctx.tasks.clone();
+                    let release = async move { open.claim.release(&open.cache.ctx).await };
+                    run_to_end(&tasks, "releasing a claim", release).await;
                 }
                 Ok(committed)
             }
             Err(e) => {
                 if let Some(open) = &self.open {
-                    open.cache.failed_to_put(&e);
+                    open.cache.ctx.record_put_failure(&e);
                 }
                 self.abort().await;
                 Err(e)
@@ -288,11 +272,11 @@ impl PartWriter {
         let Some(open) = &self.open else { return Err(ended()) };
         let meta = PartMeta {
             fingerprint: open.state.of,
-            split: open.held.split(),
+            split: open.claim.split(),
             path: open.path.clone(),
-            attempt: open.held.attempt().to_string(),
+            attempt: open.claim.attempt().to_string(),
             generation: open.generation,
-            writer: open.cache.leases.id().to_string(),
+            writer: open.cache.ctx.leases.id().to_string(),
             encoding: self.encoding,
             rows: self.rows,
             bytes: self.bytes,
@@ -303,38 +287,38 @@ impl PartWriter {
             skipped: facts.skipped,
             source_bytes: facts.source_bytes,
             compute_cpu_us: microseconds(facts.compute_cpu_s),
-            created_unix_ms: milliseconds(open.cache.root.clock.unix_time()),
+            created_unix_ms: milliseconds(open.cache.ctx.root.clock.unix_time()),
         };
-        self.charge_records(&meta).await?;
+        self.reserve_records(&meta).await?;
         let Some(open) = &mut self.open else { return Err(ended()) };
         open.upload.finish().await?;
         if let Some(describe) = open.describe.take()
-            && let Err(error) = open.state.describe(&open.cache, &describe).await
+            && let Err(error) = open.state.describe(&open.cache.ctx, &describe).await
         {
-            // A snapshot without a description is worth having.
+            // A snapshot without a description can be used all the same.
             tracing::warn!(%error, "the manifest of a snapshot could not be written");
         }
         open.committing = true;
-        let committed = open.state.commit(&open.cache, meta).await.inspect_err(|e| {
-            // A refusal is an answer: the record is not there.
-            open.committing = crate::retry::transient(e);
+        let committed = open.state.commit(&open.cache.ctx, meta).await.inspect_err(|e| {
+            // After a refusal the record certainly does not exist.
+            open.committing = crate::retry::is_transient(e);
         })?;
         if let Committed::Lost(winner) = &committed {
-            tracing::debug!(split = %winner.split, winner = winner.writer, "another part was faster");
+            tracing::debug!(split = %winner.split, winner = winner.writer, "another writer committed the split first");
             open.upload.abort().await;
-            open.cache.space.release(open.charged);
+            open.cache.ctx.budget.cancel(open.reserved);
         } else {
-            open.cache.space.settle(open.charged);
+            open.cache.ctx.budget.commit(open.reserved);
         }
         Ok(committed)
     }
 
-    /// Gives the part up: nothing of it stays.
+    /// Abandons the part: nothing of it stays.
     pub async fn abort(mut self) {
         if let Some(open) = self.open.take() {
-            // Carried through if the caller is dropped meanwhile, as a task is that is stopped.
-            let tasks = open.cache.tasks.clone();
-            carry_through(&tasks, "giving a part up", give_up(open)).await;
+            // Finished even if the caller is dropped in the meantime, as a stopped task is.
+            let tasks = open.cache.ctx.tasks.clone();
+            run_to_end(&tasks, "abandoning a part", abandon(open)).await;
         }
     }
 }
@@ -342,48 +326,38 @@ impl PartWriter {
 impl Drop for PartWriter {
     fn drop(&mut self) {
         let Some(open) = self.open.take() else { return };
-        // Without a runtime the collection finds what is left.
+        // Without a runtime the object stays until it is collected.
         if tokio::runtime::Handle::try_current().is_ok() {
-            let tasks = open.cache.tasks.clone();
-            tasks.background("giving a part up", log_failure, async move {
-                give_up(open).await;
+            let tasks = open.cache.ctx.tasks.clone();
+            tasks.background("abandoning a part", log_failure, async move {
+                abandon(open).await;
                 Ok(())
             });
         }
     }
 }
 
-/// Does what is to be done though the caller is dropped meanwhile, as long as the cache is not closed.
-async fn carry_through(tasks: &Tasks, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+/// Runs work to its end even if the caller is dropped, as long as the cache is not closed.
+async fn run_to_end(tasks: &Tasks, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
     let token = tasks.token();
     let work = async move { token.run_until_cancelled_owned(work).await.unwrap_or_default() };
     tasks.spawn_graceful(name, work).await.unwrap_or_else(log_failure);
 }
 
-async fn give_up(mut open: Open) {
-    // If the commit failed after all, the collection finds the part.
+async fn abandon(mut open: Open) {
+    // If the commit failed after all, the part is collected later.
     if !open.committing {
         open.upload.abort().await;
-        open.cache.space.release(open.charged);
+        open.cache.ctx.budget.cancel(open.reserved);
     } else {
-        // Its bytes may stay.
-        open.cache.space.settle(open.charged);
+        // Its bytes may stay in the store.
+        open.cache.ctx.budget.commit(open.reserved);
     }
-    open.held.release(&open.cache).await;
+    open.claim.release(&open.cache.ctx).await;
 }
 
 fn ended() -> Error {
     Error::internal("a part was written to after it had ended or failed")
-}
-
-/// What a part's file says about itself.
-fn tags(of: Fingerprint, split: SplitKey, attempt: &str) -> Vec<(String, String)> {
-    vec![
-        (crate::TAG_VERSION.into(), crate::layout::VERSION.into()),
-        (crate::TAG_FINGERPRINT.into(), of.to_string()),
-        (crate::TAG_SPLIT.into(), split.to_string()),
-        (crate::TAG_ATTEMPT.into(), attempt.into()),
-    ]
 }
 
 async fn encoding<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {

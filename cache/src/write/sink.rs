@@ -1,4 +1,4 @@
-//! Where encoders write: bytes become blocks, and blocks are checksummed.
+//! The writer under the encoders: cuts their bytes into blocks and computes checksums.
 
 use std::io;
 
@@ -12,8 +12,8 @@ use crate::record::Block;
 pub(super) struct Sink {
     current: Vec<u8>,
     target: usize,
-    /// Whether a block may end anywhere, or only where [`Sink::cut`] is called.
-    anywhere: bool,
+    /// Whether a block may end after any write, or only where [`Sink::cut`] is called.
+    cuts_anywhere: bool,
     blocks: Vec<Block>,
     ready: Vec<Bytes>,
     whole: Xxh3,
@@ -21,11 +21,11 @@ pub(super) struct Sink {
 }
 
 impl Sink {
-    pub(super) fn new(target: usize, anywhere: bool) -> Self {
+    pub(super) fn new(target: usize, cuts_anywhere: bool) -> Self {
         Self {
             current: Vec::new(),
             target: target.max(1),
-            anywhere,
+            cuts_anywhere,
             blocks: Vec::new(),
             ready: Vec::new(),
             whole: Xxh3::new(),
@@ -51,31 +51,31 @@ impl Sink {
         self.ready.push(recycle::bytes(block));
     }
 
-    /// From now on, everything goes into one block.
+    /// Ends the current block. All further bytes go into one block.
     pub(super) fn last_block(&mut self) {
         self.cut();
-        self.anywhere = false;
+        self.cuts_anywhere = false;
     }
 
-    /// The blocks that ended since the last call.
+    /// The blocks that were completed since the last call.
     pub(super) fn take_ready(&mut self) -> Vec<Bytes> {
         std::mem::take(&mut self.ready)
     }
 
-    /// All blocks, and the checksum of everything.
+    /// The records of all blocks, and the checksum of the whole file.
     pub(super) fn totals(&self) -> (Vec<Block>, u128) {
         (self.blocks.clone(), self.whole.digest128())
     }
 
-    /// Makes room for so many bytes, and the rest of a block, so that it does not move as it grows.
+    /// Reserves `bytes` and the remainder of a block, so that the block is not copied as it grows.
     pub(super) fn reserve(&mut self, bytes: usize) {
         if self.current.capacity() - self.current.len() >= bytes {
             return;
         }
-        // What is there so far is little: a file's head, or nothing.
-        let mut room = recycle::take(self.current.len() + bytes + self.target);
-        room.extend_from_slice(&self.current);
-        self.current = room;
+        // There is little to copy so far: a file's head, or nothing.
+        let mut buffer = recycle::take(self.current.len() + bytes + self.target);
+        buffer.extend_from_slice(&self.current);
+        self.current = buffer;
     }
 }
 
@@ -83,7 +83,7 @@ impl io::Write for Sink {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         self.current.extend_from_slice(buf);
         self.bytes += buf.len() as u64;
-        if self.anywhere {
+        if self.cuts_anywhere {
             self.may_cut();
         }
         Ok(buf.len())

@@ -1,4 +1,4 @@
-//! Uploading a part while it is made: one request if it is small, pieces of one size otherwise.
+//! Uploading a part while it is encoded: in one request if it is small, else in pieces of one size.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,18 +12,20 @@ use object_store::{MultipartUpload, PutPayload};
 
 use crate::store::Root;
 
-/// Requests in flight per part.
-pub(crate) const IN_FLIGHT: usize = 2;
+/// Upload requests in flight per part. Two keep the store busy while the next piece is encoded.
+pub(crate) const UPLOADS_IN_FLIGHT: usize = 2;
+/// The smallest piece of a multipart upload that S3 accepts, in bytes.
+const MIN_PIECE_BYTES: usize = 5 << 20;
 
 pub(super) struct Upload {
     root: Arc<Root>,
     tasks: Tasks,
     path: Path,
-    piece: usize,
+    piece_bytes: usize,
     pending: VecDeque<Bytes>,
     pending_bytes: usize,
     pieces: Option<Box<dyn MultipartUpload>>,
-    flying: VecDeque<Task<object_store::Result<()>>>,
+    in_flight: VecDeque<Task<object_store::Result<()>>>,
 }
 
 impl Upload {
@@ -32,21 +34,20 @@ impl Upload {
             root,
             tasks,
             path,
-            // The least that S3 takes.
-            piece: piece.max(5 << 20),
+            piece_bytes: piece.max(MIN_PIECE_BYTES),
             pending: VecDeque::new(),
             pending_bytes: 0,
             pieces: None,
-            flying: VecDeque::new(),
+            in_flight: VecDeque::new(),
         }
     }
 
-    /// Takes bytes; waits while too many are on their way.
+    /// Adds bytes. Waits while [`UPLOADS_IN_FLIGHT`] requests are in flight.
     pub(super) async fn push(&mut self, bytes: Bytes) -> Result<()> {
         self.pending_bytes += bytes.len();
         self.pending.push_back(bytes);
-        while self.pending_bytes > self.piece {
-            self.send(self.piece).await?;
+        while self.pending_bytes > self.piece_bytes {
+            self.send(self.piece_bytes).await?;
         }
         Ok(())
     }
@@ -55,13 +56,13 @@ impl Upload {
         if self.pieces.is_none() {
             self.pieces = Some(self.root.upload(&self.path).await?);
         }
-        while self.flying.len() >= IN_FLIGHT {
-            self.land().await?;
+        while self.in_flight.len() >= UPLOADS_IN_FLIGHT {
+            self.wait_for_oldest().await?;
         }
         let payload = self.take(bytes);
         if let Some(pieces) = &mut self.pieces {
             let name = format!("uploading a piece of {}", self.root.name(&self.path));
-            self.flying.push_back(self.tasks.spawn(name, pieces.put_part(payload)));
+            self.in_flight.push_back(self.tasks.spawn(name, pieces.put_part(payload)));
         }
         Ok(())
     }
@@ -81,17 +82,17 @@ impl Upload {
         out.into_iter().collect()
     }
 
-    /// Waits for the oldest piece.
-    async fn land(&mut self) -> Result<()> {
-        let Some(oldest) = self.flying.front_mut() else { return Ok(()) };
+    /// Waits until the oldest piece was stored.
+    async fn wait_for_oldest(&mut self) -> Result<()> {
+        let Some(oldest) = self.in_flight.front_mut() else { return Ok(()) };
         let name = self.root.name(&self.path);
-        let landed = self.root.retry.within(name, async { oldest.await?.map_err(|e| store_error(name, e)) });
-        let landed = landed.await;
-        self.flying.pop_front();
-        landed
+        let stored = self.root.retry.within(name, async { oldest.await?.map_err(|e| store_error(name, e)) });
+        let stored = stored.await;
+        self.in_flight.pop_front();
+        stored
     }
 
-    /// Sends what is left and makes the object appear.
+    /// Sends the remainder and creates the object.
     pub(super) async fn finish(&mut self) -> Result<()> {
         if self.pieces.is_none() {
             let all: Vec<Bytes> = self.pending.drain(..).collect();
@@ -100,8 +101,8 @@ impl Upload {
         if self.pending_bytes > 0 {
             self.send(self.pending_bytes).await?;
         }
-        while !self.flying.is_empty() {
-            self.land().await?;
+        while !self.in_flight.is_empty() {
+            self.wait_for_oldest().await?;
         }
         let Some(pieces) = &mut self.pieces else { return Ok(()) };
         let name = self.root.name(&self.path);
@@ -111,11 +112,11 @@ impl Upload {
         Ok(())
     }
 
-    /// Gives up; whatever was stored is deleted.
+    /// Abandons the upload. What was stored is deleted.
     pub(super) async fn abort(&mut self) {
-        for piece in self.flying.drain(..) {
+        for piece in self.in_flight.drain(..) {
             piece.abort();
-            // Its outcome no longer matters.
+            // The piece is deleted below, whatever its result.
             drop(piece.await);
         }
         let name = self.root.name(&self.path);
@@ -127,7 +128,7 @@ impl Upload {
             None => self.root.delete(&self.path).await,
         };
         if let Err(error) = result {
-            tracing::debug!(%error, "an abandoned part is left to the collection");
+            tracing::debug!(%error, "an abandoned part could not be deleted; `cache gc` deletes it");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the tests of the cache share.
+//! Helpers of the cache tests.
 #![allow(
     dead_code,
     unused_imports,
@@ -51,7 +51,7 @@ pub fn wire_root() -> String {
     format!("s3://bucket/test-{}", NAMES.fetch_add(1, Ordering::Relaxed))
 }
 
-/// What reaches a root, wherever it is.
+/// The stores that can open a root.
 pub fn stores_of(root: &str) -> Stores {
     if root.starts_with("s3:") { Stores::new(server().options(), None).unwrap() } else { Stores::default() }
 }
@@ -156,7 +156,7 @@ pub fn encoding(text: &str) -> Encoding {
     text.parse().unwrap()
 }
 
-/// The writer of a split that nobody else writes.
+/// The writer of a split that no other process writes.
 pub async fn writer(
     snapshot: &Snapshot,
     key: SplitKey,
@@ -203,7 +203,7 @@ pub async fn read_with(
     Ok(arrow::compute::concat_batches(&schema, &batches).unwrap())
 }
 
-/// Equal as I1 means it: floats by their bits.
+/// Asserts equality as in I1: floats by their bits.
 pub fn assert_same(a: &RecordBatch, b: &RecordBatch) {
     assert_eq!(a.schema(), b.schema());
     assert_eq!(a.num_rows(), b.num_rows());
@@ -219,7 +219,7 @@ pub fn assert_same(a: &RecordBatch, b: &RecordBatch) {
     }
 }
 
-/// A cache over a store with faults in front; many may share one `(root, faults)`.
+/// A cache over a store with injected faults. Several may share one `(root, faults)`.
 pub async fn open_faulty(
     root: &str,
     faults: &caju_testkit::faulty::Faults,
@@ -228,7 +228,7 @@ pub async fn open_faulty(
 ) -> caju_types::Result<Arc<Cache>> {
     let inner = stores_of(root).resolve(root).unwrap();
     let stores = Stores::default();
-    let faulty = caju_testkit::faulty::FaultyStore::new(inner.store, faults.clone());
+    let faulty = caju_testkit::faulty::faulty_store(inner.store, faults.clone());
     stores.register(&inner.url.root(), Arc::new(faulty)).unwrap();
     Cache::open(&stores, root, options, clock, writer_id()).await
 }
@@ -254,7 +254,7 @@ pub async fn settle() {
     }
 }
 
-/// Options under which retries cost no time.
+/// Options with retries that take no time.
 pub fn hasty() -> CacheOptions {
     CacheOptions { retry_base: Duration::from_micros(10), ..CacheOptions::default() }
 }

@@ -1,4 +1,4 @@
-//! What a part's file looks like: a format and a compression.
+//! Encodings of parts: a file format with a compression.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// Arrow IPC file format: nothing to decode when it is not compressed.
+    /// The Arrow IPC file format. Uncompressed files need no decoding.
     Arrow,
-    /// Parquet: smaller, portable, slower to read.
+    /// Parquet: smaller and more portable, but slower to read.
     Parquet,
 }
 
@@ -20,7 +20,7 @@ impl Format {
     /// Every format.
     pub const ALL: [Format; 2] = [Format::Arrow, Format::Parquet];
 
-    /// The stable name, which is also the extension of part files.
+    /// The stable name. It is also the extension of the parts' files.
     pub fn as_str(self) -> &'static str {
         match self {
             Format::Arrow => "arrow",
@@ -50,13 +50,13 @@ impl FromStr for Format {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compression {
-    /// Not at all.
+    /// No compression.
     None,
-    /// LZ4: fast, light.
+    /// LZ4: fast.
     Lz4,
-    /// Zstandard: denser, slower.
+    /// Zstandard: smaller than LZ4, but slower.
     Zstd,
-    /// Snappy, for Parquet only.
+    /// Snappy. Only Parquet offers it.
     Snappy,
 }
 
@@ -93,7 +93,7 @@ impl FromStr for Compression {
     }
 }
 
-/// A format with a compression that it offers: `arrow/none`, `arrow/lz4`, `arrow/zstd`, `parquet/none`,
+/// A format with one of its compressions: `arrow/none`, `arrow/lz4`, `arrow/zstd`, `parquet/none`,
 /// `parquet/snappy`, `parquet/lz4` or `parquet/zstd`.
 ///
 /// ```
@@ -107,12 +107,12 @@ impl FromStr for Compression {
 pub struct Encoding {
     /// The file format.
     pub format: Format,
-    /// The compression inside.
+    /// The compression in the file.
     pub compression: Compression,
 }
 
 impl Encoding {
-    /// Every pair that exists.
+    /// Every valid pair.
     pub const ALL: [Encoding; 7] = [
         Encoding { format: Format::Arrow, compression: Compression::None },
         Encoding { format: Format::Arrow, compression: Compression::Lz4 },
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_go_round() {
+    fn names_round_trip() {
         for e in Encoding::ALL {
             assert_eq!(e.to_string().parse::<Encoding>().unwrap(), e);
         }

@@ -50,7 +50,7 @@ impl EngineCatalog {
         if self.cache_url.is_empty() {
             return Err(Error::failed_precondition("`cache_only`: there is no cache to read from; give one"));
         }
-        let listing = SourceListing::recall(&self.ctx.stores, &self.cache_url, &source_of(def)).await?;
+        let listing = SourceListing::load(&self.ctx.stores, &self.cache_url, &source_of(def)).await?;
         let listing = listing.filter(|l| !l.columns.fields().is_empty());
         listing.ok_or_else(|| {
             Error::not_found(format!(
@@ -68,7 +68,7 @@ impl EngineCatalog {
         if self.cache_url.is_empty() || def.hints().is_empty() {
             return (ctx, None);
         }
-        let Ok(Some(listing)) = SourceListing::recall(&ctx.stores, &self.cache_url, &source_of(def)).await
+        let Ok(Some(listing)) = SourceListing::load(&ctx.stores, &self.cache_url, &source_of(def)).await
         else {
             return (ctx, None);
         };
@@ -141,7 +141,7 @@ impl ListingRecorder {
         let listing = SourceListing::new(self.source.clone(), self.columns.as_ref().clone(), splits);
         let clock = SystemClock::shared();
         let done = tokio::select! {
-            done = listing.remember(&self.stores, &self.root) => done,
+            done = listing.store(&self.stores, &self.root) => done,
             () = clock.sleep(RECORD_TIMEOUT) => Err(Error::deadline("the cache's store does not answer")),
         };
         if let Err(error) = done {
@@ -172,7 +172,7 @@ impl Catalog for EngineCatalog {
                 Ok((def, identity))
             }
         };
-        let (def, identity) = self.registry.aside("reading the definition", read).await?;
+        let (def, identity) = self.registry.run_isolated("reading the definition", read).await?;
         let def = Arc::new(def);
         // Combinators have no schema of their own; the journal keeps an empty one for them.
         let known = source_schema.filter(|s| !s.fields().is_empty());
@@ -187,7 +187,8 @@ impl Catalog for EngineCatalog {
             let (def, bound, registry) = (Arc::clone(&def), Arc::clone(&bound), self.registry.clone());
             move || Ok((hints(&def, &registry, &bound)?, set_bases(&def, &registry, &bound)?))
         };
-        let (hints, set_bases) = self.registry.aside("naming the hints of the definition", at_hints).await?;
+        let (hints, set_bases) =
+            self.registry.run_isolated("naming the hints of the definition", at_hints).await?;
         let shuffle = def.stages.iter().find_map(|s| match &s.op {
             StageOp::Shuffle { seed, .. } => Some(SplitShuffle { seed: *seed }),
             _ => None,

@@ -8,7 +8,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_cache::{Cache, CacheOptions, PartIndex, PartMeta, ReadOptions, SaveState, Saved, Snapshot};
+use caju_cache::{
+    Cache, CacheOptions, PartIndex, PartMeta, ReadOptions, SaveDescription, SaveState, Snapshot,
+};
 use caju_client::{Client, ClientConfig, DatasetRef, ReadRequest, SaveTo};
 use caju_dispatcher::state::{Save, SaveTotals};
 use caju_dispatcher::{DispatcherHandle, Saves};
@@ -137,9 +139,11 @@ impl Driver {
 
     async fn record_failure(&self, url: &str, e: &Error) -> Result<()> {
         let stores = self.saves.stores()?;
-        if let Some(saved) = Saved::load(&stores, url).await?.filter(|s| s.state == SaveState::Writing) {
+        if let Some(saved) =
+            SaveDescription::load(&stores, url).await?.filter(|s| s.state == SaveState::Writing)
+        {
             let error = Some(e.message().to_owned());
-            Saved { state: SaveState::Failed, error, ..saved }.replace(&stores, url).await?;
+            SaveDescription { state: SaveState::Failed, error, ..saved }.replace(&stores, url).await?;
         }
         Ok(())
     }
@@ -208,7 +212,7 @@ impl Driver {
     /// Whether the save was finished before. It is refused if its source has lost splits since: saved rows stay.
     async fn was_finished(&self, url: &str, splits: &[SplitKey]) -> Result<bool> {
         let stores = self.saves.stores()?;
-        let Some(saved) = Saved::load(&stores, url).await? else { return Ok(false) };
+        let Some(saved) = SaveDescription::load(&stores, url).await? else { return Ok(false) };
         let there: HashSet<&SplitKey> = splits.iter().collect();
         let gone = saved.splits.iter().filter(|k| !there.contains(k)).count();
         if saved.state != SaveState::Finished || gone == 0 {
@@ -274,12 +278,12 @@ impl Driver {
         let index = snapshot.index().await?;
         let totals = totals(&index, &splits)?;
         let (stores, url) = (self.saves.stores()?, &save.target.url);
-        let saved = Saved::load(&stores, url).await?.ok_or_else(|| {
+        let saved = SaveDescription::load(&stores, url).await?.ok_or_else(|| {
             Error::data_loss(format!(
                 "{url}: the description of the save was deleted while it was written; save again"
             ))
         })?;
-        let finished = Saved {
+        let finished = SaveDescription {
             state: SaveState::Finished,
             error: None,
             splits,

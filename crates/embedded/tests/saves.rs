@@ -8,7 +8,7 @@ use caju_client::{ClientConfig, SaveTo};
 use caju_embedded::{Cluster, ClusterConfig};
 use caju_pipeline::DatasetDef;
 use caju_runtime::{CpuPool, Stores};
-use caju_testkit::faulty::{Fault, Faults, FaultyStore, Op, Rule};
+use caju_testkit::faulty::{Fault, Faults, Op, Rule, faulty_store};
 use object_store::memory::InMemory;
 use serde_json::json;
 
@@ -42,7 +42,7 @@ async fn saved(faults: &Faults, encoding: &str, stores: &Arc<Stores>, url: &str)
 
 fn place(name: &str) -> (Faults, Arc<Stores>, String) {
     let (faults, stores) = (Faults::new(), Stores::default());
-    let store = FaultyStore::new(Arc::new(InMemory::new()), faults.clone());
+    let store = faulty_store(Arc::new(InMemory::new()), faults.clone());
     stores.register(&format!("memory://{name}"), Arc::new(store)).unwrap();
     (faults, Arc::new(stores), format!("memory://{name}/here"))
 }

@@ -187,7 +187,7 @@ impl Prober {
         tasks.background("the probes of the cache's store", on_failure, async move {
             prober.list_parts().await;
             let tidy = async {
-                if let Err(error) = prober.cache.forget_probes().await {
+                if let Err(error) = prober.cache.remove_stale_probes().await {
                     tracing::debug!(%error, "probes of earlier tasks were not removed");
                 }
             };
@@ -316,7 +316,7 @@ impl Prober {
         let bound = &self.hints[hint];
         let before = self.clock.now();
         let fetch_cpu_s_per_byte = self.fetch_cpu_s_per_byte(&bound.name, encoding);
-        let task = ProbeTask { threads, readers, weighs: measures, fetch_cpu_s_per_byte };
+        let task = ProbeTask { threads, readers, measures_store: measures, fetch_cpu_s_per_byte };
         spent.store_s += match self.cache.probe(&bound.schema, &rows.batches, encoding, task).await {
             Ok(probe) => {
                 spent.cpu_s += probe.spent_cpu_s;

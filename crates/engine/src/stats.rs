@@ -113,7 +113,7 @@ impl StageCounters {
     /// Counts the CPU time of handing a piece of the stage's work to this thread, at its start.
     pub(crate) fn handed_over(&self) {
         if self.taps {
-            add(&self.cpu_ns, caju_runtime::handing_over());
+            add(&self.cpu_ns, caju_runtime::handover_cpu_time());
         }
     }
 

@@ -1,4 +1,4 @@
-//! The pool: who runs what, and what happens to processes that fail.
+//! The pool of processes: assigning them to calls, and replacing those that fail.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,13 +8,14 @@ use arrow_array::RecordBatch;
 use caju_types::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
+use crate::config::PoolConfig;
+use crate::function::{Function, FunctionError, Output};
 use crate::process::{Answer, Process};
-use crate::{Function, FunctionError, Output, PoolConfig};
 
-/// Python processes that run functions over batches. Clones share them; with the last one they end.
+/// Python processes that run functions over batches. Clones share them. They end with the last clone.
 ///
-/// A process serves one definition all its life, so that what one definition's code does to its interpreter no other
-/// sees: [`Pool::for_definition`].
+/// A process serves one definition for all its life: code of one definition cannot change the interpreter of another. See
+/// [`Pool::for_definition`].
 #[derive(Debug, Clone)]
 pub struct Pool {
     shared: Arc<Shared>,
@@ -30,14 +31,14 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The longest idle first.
+    /// Idle processes, the longest idle one first.
     idle: VecDeque<Idle>,
-    at_work: usize,
-    /// Whether a thread ends processes that are idle for long.
-    is_watched: bool,
-    /// The longest that any of them may stay at one row.
-    patience: Duration,
-    /// Counts what they get done.
+    working: usize,
+    /// Whether a thread runs that ends processes after their idle time.
+    has_reaper: bool,
+    /// The longest timeout of all functions so far.
+    max_timeout: Duration,
+    /// Counts rows and calls that were finished.
     progress: u64,
 }
 
@@ -48,30 +49,31 @@ struct Idle {
     process: Process,
 }
 
-/// How often a thread looks for processes that are idle for long.
-const WATCH: Duration = Duration::from_secs(1);
-/// How often a call is tried before its rows are given up.
-const ATTEMPTS: usize = 2;
+/// The interval at which idle processes are checked.
+const REAP_INTERVAL: Duration = Duration::from_secs(1);
+/// How often a call is run in all. A process that dies once may have died by accident.
+const MAX_ATTEMPTS: usize = 2;
 
 impl Pool {
-    /// A pool; its processes start when they are needed.
+    /// A pool. Its processes start when they are needed.
     pub fn new(config: PoolConfig) -> Self {
         let shared = Shared { config, state: Mutex::default(), free: Condvar::new() };
         Self { shared: Arc::new(shared), definition: 0 }
     }
 
-    /// The pool for the functions of one definition, which is named by what its functions are. All share the bounds.
+    /// The pool for the functions of one definition, which a hash of its functions identifies. All such pools share the
+    /// bounds.
     #[must_use]
     pub fn for_definition(&self, definition: u128) -> Self {
         Self { shared: Arc::clone(&self.shared), definition }
     }
 
-    /// Runs a function over a batch, blocking this thread. `seeds` holds a number per row, from which `caju.rng()`
-    /// draws; without them it is refused there.
+    /// Runs a function over a batch, and blocks this thread. `seeds` has a number per row, which seeds `caju.rng()`. Without
+    /// seeds `caju.rng()` is refused.
     ///
     /// # Errors
-    /// `InvalidArgument` naming the row for an exception of the function, `ResourceExhausted` if its process died
-    /// twice, `DeadlineExceeded` if it stayed at one row for too long twice, `FailedPrecondition` if there is no Python.
+    /// `InvalidArgument`, which names the row, for an exception of the function. `ResourceExhausted` if its process died
+    /// twice, `DeadlineExceeded` if it exceeded its timeout twice, `FailedPrecondition` if Python cannot be started.
     pub fn call(
         &self,
         function: &Arc<Function>,
@@ -79,24 +81,24 @@ impl Pool {
         seeds: Option<&[u64]>,
     ) -> Result<Output, FunctionError> {
         let timeout = function.timeout.unwrap_or(self.shared.config.timeout);
-        let went_on = || self.shared.state.lock().progress += 1;
+        let on_progress = || self.shared.state.lock().progress += 1;
         let mut last = None;
-        for attempt in 1..=ATTEMPTS {
+        for attempt in 1..=MAX_ATTEMPTS {
             let mut process = self.take(timeout)?;
-            match process.call(function, batch, seeds, timeout, &went_on) {
+            match process.call(function, batch, seeds, timeout, &on_progress) {
                 Ok(Answer::Done(output)) => {
-                    self.give_back(Some(process));
+                    self.put_back(Some(process));
                     return Ok(output);
                 }
                 Ok(Answer::Raised(error)) => {
-                    self.give_back(Some(process));
+                    self.put_back(Some(process));
                     return Err(error);
                 }
                 Err(FunctionError { row, error }) => {
                     tracing::warn!(attempt, function = function.name, row, %error, "a Python process is replaced");
-                    // Its destructor ends it.
+                    // Dropping it kills the process.
                     drop(process);
-                    self.give_back(None);
+                    self.put_back(None);
                     last = Some((row, error));
                 }
             }
@@ -121,36 +123,36 @@ impl Pool {
         })
     }
 
-    /// Processes that are there.
+    /// The number of processes, including idle ones.
     pub fn processes(&self) -> usize {
         let state = self.shared.state.lock();
-        state.at_work + state.idle.len()
+        state.working + state.idle.len()
     }
 
-    /// A process for a function that may stay at a row for `timeout`. Waits for as long as those at work get on.
+    /// A process for a function with this timeout. Waits for as long as the working processes make progress.
     fn take(&self, timeout: Duration) -> Result<Process> {
         let config = &self.shared.config;
         let mut state = self.shared.state.lock();
-        state.patience = state.patience.max(timeout);
+        state.max_timeout = state.max_timeout.max(timeout);
         loop {
-            if state.at_work < config.processes {
-                state.at_work += 1;
+            if state.working < config.processes {
+                state.working += 1;
                 if let Some(i) = state.idle.iter().rposition(|p| p.definition == self.definition)
                     && let Some(found) = state.idle.remove(i)
                 {
                     return Ok(found.process);
                 }
-                let most = config.processes.saturating_mul(config.definitions.max(1));
-                let full = state.at_work + state.idle.len() > most;
+                let max = config.processes.saturating_mul(config.definitions.max(1));
+                let full = state.working + state.idle.len() > max;
                 let ended = if full { state.idle.pop_front() } else { None };
                 drop(state);
-                // A process takes a moment to end.
+                // Without the lock: ending a process takes a moment.
                 drop(ended);
-                return Process::start(config).inspect_err(|_| self.give_back(None));
+                return Process::start(config).inspect_err(|_| self.put_back(None));
             }
             let seen = state.progress;
-            // Whoever hangs is ended by then, and tried once more.
-            let wait = state.patience.saturating_mul(2).saturating_add(config.start_timeout);
+            // By then a hanging call was stopped and run once more.
+            let wait = state.max_timeout.saturating_mul(2).saturating_add(config.start_timeout);
             if self.shared.free.wait_for(&mut state, wait).timed_out() && state.progress == seen {
                 return Err(Error::deadline(format!(
                     "no Python process of {} was free in time; let the pool have more, or functions less to do",
@@ -160,15 +162,15 @@ impl Pool {
         }
     }
 
-    /// A process that is free again, or one less.
-    fn give_back(&self, process: Option<Process>) {
+    /// Returns a process that is free again; none if it was ended.
+    fn put_back(&self, process: Option<Process>) {
         let mut state = self.shared.state.lock();
         state.progress += 1;
-        state.at_work -= 1;
+        state.working -= 1;
         if let Some(process) = process {
             state.idle.push_back(Idle { definition: self.definition, since: Instant::now(), process });
-            if !state.is_watched {
-                state.is_watched = watch(&self.shared);
+            if !state.has_reaper {
+                state.has_reaper = start_reaper(&self.shared);
             }
         }
         drop(state);
@@ -176,12 +178,12 @@ impl Pool {
     }
 }
 
-/// Starts a thread that ends processes which are idle for long; false if there are no threads.
-fn watch(shared: &Arc<Shared>) -> bool {
+/// Starts a thread that ends processes after their idle time. False if no thread could be started.
+fn start_reaper(shared: &Arc<Shared>) -> bool {
     let shared = Arc::downgrade(shared);
-    let watching = move || {
+    let reap = move || {
         loop {
-            std::thread::park_timeout(WATCH);
+            std::thread::park_timeout(REAP_INTERVAL);
             let Some(shared) = shared.upgrade() else { return };
             let mut ended = Vec::new();
             let mut state = shared.state.lock();
@@ -189,7 +191,7 @@ fn watch(shared: &Arc<Shared>) -> bool {
                 ended.extend(state.idle.pop_front());
             }
             let over = state.idle.is_empty();
-            state.is_watched = !over;
+            state.has_reaper = !over;
             drop(state);
             drop(ended);
             if over {
@@ -197,5 +199,5 @@ fn watch(shared: &Arc<Shared>) -> bool {
             }
         }
     };
-    std::thread::Builder::new().name("caju-functions".to_string()).spawn(watching).is_ok()
+    std::thread::Builder::new().name("caju-functions".to_string()).spawn(reap).is_ok()
 }

@@ -1,4 +1,4 @@
-//! One Python process: started, talked to, ended.
+//! One Python process: starting it, calling functions in it, ending it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,24 +17,27 @@ use caju_runtime::{PrivateFolder, environment};
 use caju_types::{Error, Result};
 use serde_json::{Value, json};
 
-use crate::{Function, FunctionError, Output, PoolConfig};
+use crate::config::PoolConfig;
+use crate::function::{Function, FunctionError, Output};
 
-/// The column that brings the seeds.
-const SEED: &str = "__caju_seed";
-/// What the names of the folders for rows begin with.
-const ROWS: &str = "caju-rows-";
-/// What the mark says while no row is at work.
+/// The column of the seeds.
+const SEED_COLUMN: &str = "__caju_seed";
+/// The prefix of the names of folders for rows.
+const FOLDER_PREFIX: &str = "caju-rows-";
+/// The progress mark while no row is processed.
 const NO_ROW: u64 = u64::MAX;
-/// How long a process that closed its pipe may take to end, so that it can be told how.
-const GONE: Duration = Duration::from_secs(2);
-/// How often the mark is looked at, at most and at least.
-const LOOK: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+/// The time that a process which closed its pipe may take to end. Its exit status is reported if it ends by then.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The shortest interval at which the progress mark is read. Reading it is a system call.
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// The longest interval at which the progress mark is read.
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a process said to a call.
+/// The answer of a process to a call.
 pub(crate) enum Answer {
-    /// Rows.
+    /// The function's rows.
     Done(Output),
-    /// The function raised; the process is as good as before.
+    /// The function raised an exception. The process can be used again.
     Raised(FunctionError),
 }
 
@@ -44,15 +47,15 @@ pub(crate) struct Process {
     input: ChildStdin,
     lines: Receiver<String>,
     folder: PrivateFolder,
-    /// The row at which it works.
+    /// The row that it processes.
     mark: Mark,
-    /// The functions that it has, by their address: they live as long as their definitions.
-    known: HashMap<usize, (Arc<Function>, usize)>,
+    /// The functions that were sent to it, by their addresses, with their numbers.
+    defined: HashMap<usize, (Arc<Function>, usize)>,
 }
 
-/// What an interpreter runs. The working folder is taken off the module path before anything is imported, as `-P` does
-/// in Python 3.11 and newer: whoever can write there would decide what runs. The path of whoever starts the pool comes
-/// in once our own module is loaded.
+/// The program that the interpreter runs. It removes the working folder from the module path before anything is imported,
+/// as `-P` does in Python 3.11 and newer: anybody who can write to that folder could otherwise choose the code. The path of
+/// the pool's settings is added once the module `caju._pool` is loaded.
 const START: &str = "\
 import sys
 if sys.path[:1] == ['']: del sys.path[0]
@@ -65,6 +68,8 @@ caju._pool.main()
 ";
 
 impl Process {
+    /// Starts a process.
+    ///
     /// # Errors
     /// `FailedPrecondition` if Python or the package is missing.
     pub(crate) fn start(config: &PoolConfig) -> Result<Self> {
@@ -81,7 +86,7 @@ impl Process {
             .arg(json!(config.path).to_string())
             .arg(&mark.path)
             .env_clear()
-            .envs(environment(|name| config.environment.keeps(name)))
+            .envs(environment(|name| config.environment.passes(name)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -89,7 +94,7 @@ impl Process {
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(Error::internal("a process without pipes"));
         };
-        // One line is on its way at most: an answer to a call.
+        // At most one line is in transit: the answer to a call.
         let (send, lines) = sync_channel(1);
         std::thread::Builder::new()
             .name("caju-function".to_string())
@@ -102,20 +107,22 @@ impl Process {
                 }
             })
             .map_err(|e| Error::exhausted(format!("cannot start a thread: {e}")))?;
-        let mut process = Self { child, input, lines, folder, mark, known: HashMap::new() };
+        let mut process = Self { child, input, lines, folder, mark, defined: HashMap::new() };
         process.answer(config.start_timeout, &|| ()).map_err(|e| why(&e))?;
         Ok(process)
     }
 
+    /// Runs a function over a batch.
+    ///
     /// # Errors
-    /// Whatever makes the process useless: it died, or does not get on. The row is the one at which it stood.
+    /// Errors after which the process cannot be used: it died, or it hangs. The row is the one at which it stopped.
     pub(crate) fn call(
         &mut self,
         function: &Arc<Function>,
         batch: &RecordBatch,
         seeds: Option<&[u64]>,
         timeout: Duration,
-        went_on: &dyn Fn(),
+        on_progress: &dyn Fn(),
     ) -> Result<Answer, FunctionError> {
         let number = self.define(function)?;
         let path = self.folder.path().join("rows");
@@ -123,8 +130,9 @@ impl Process {
         let bytes = write(&path, &with_seeds(batch, seeds)?)?;
         let rows = batch.num_rows();
         let (rows_path, answer_at) = (path.to_string_lossy(), answer_path.to_string_lossy());
-        self.say(&json!({"call": number, "rows": rows_path, "bytes": bytes, "answer": answer_at}), &[])?;
-        let answer = self.answer(timeout, went_on).map_err(|error| self.stood_at(error, function, rows))?;
+        self.send(&json!({"call": number, "rows": rows_path, "bytes": bytes, "answer": answer_at}), &[])?;
+        let answer =
+            self.answer(timeout, on_progress).map_err(|error| self.stopped_at(error, function, rows))?;
         if let Some(why) = answer.get("error").and_then(Value::as_str) {
             let row = answer.get("row").and_then(Value::as_u64).and_then(|r| usize::try_from(r).ok());
             let error = Error::invalid(format!("function `{}` {why}", function.name));
@@ -134,7 +142,7 @@ impl Process {
         let kept = answer.get("rows").and_then(Value::as_array).map(|list| {
             list.iter().filter_map(|v| v.as_u64().and_then(|n| u32::try_from(n).ok())).collect::<Vec<_>>()
         });
-        let fits = match &kept {
+        let is_valid = match &kept {
             None => batch.num_rows() == rows,
             Some(kept) => {
                 kept.len() == batch.num_rows()
@@ -142,16 +150,14 @@ impl Process {
                     && kept.last().is_none_or(|last| (*last as usize) < rows)
             }
         };
-        if !fits {
-            return Err(
-                Error::data_loss("its process answered with rows that do not fit the question").into()
-            );
+        if !is_valid {
+            return Err(Error::data_loss("its process answered with rows that do not match its input").into());
         }
         Ok(Answer::Done(Output { batch, rows: kept }))
     }
 
-    /// The error with the row at which the process stood.
-    fn stood_at(&self, error: Error, function: &Function, rows: usize) -> FunctionError {
+    /// The error with the row at which the process stopped.
+    fn stopped_at(&self, error: Error, function: &Function, rows: usize) -> FunctionError {
         let row = usize::try_from(self.mark.read()).ok().filter(|row| *row < rows);
         let error = match (row, function.batched) {
             (None, true) => error.context(format!("at a batch of {rows} rows, of which this is the first")),
@@ -160,37 +166,36 @@ impl Process {
         FunctionError { row: row.or(function.batched.then_some(0)), error }
     }
 
-    /// Sends the function once.
+    /// Sends a function, unless the process has it already. Gives its number.
     fn define(&mut self, function: &Arc<Function>) -> Result<usize> {
         let key = Arc::as_ptr(function).addr();
-        if let Some((_, number)) = self.known.get(&key) {
+        if let Some((_, number)) = self.defined.get(&key) {
             return Ok(*number);
         }
-        let number = self.known.len();
+        let number = self.defined.len();
         let (name, kind, batched) = (&function.name, function.kind.as_str(), function.batched);
         let line = json!({"define": number, "name": name, "kind": kind, "batched": batched, "payload": function.payload.len()});
-        self.say(&line, &function.payload)?;
-        self.known.insert(key, (Arc::clone(function), number));
+        self.send(&line, &function.payload)?;
+        self.defined.insert(key, (Arc::clone(function), number));
         Ok(number)
     }
 
-    fn say(&mut self, line: &Value, more: &[u8]) -> Result<()> {
+    fn send(&mut self, line: &Value, payload: &[u8]) -> Result<()> {
         let sent = writeln!(self.input, "{line}")
-            .and_then(|()| self.input.write_all(more))
+            .and_then(|()| self.input.write_all(payload))
             .and_then(|()| self.input.flush());
         sent.map_err(|_| self.died())
     }
 
-    /// Waits for a line, for as long as the process gets on.
-    fn answer(&mut self, timeout: Duration, went_on: &dyn Fn()) -> Result<Value> {
-        let look = (timeout / 8).clamp(LOOK.0, LOOK.1);
+    /// Waits for an answer, for as long as the process makes progress.
+    fn answer(&mut self, timeout: Duration, on_progress: &dyn Fn()) -> Result<Value> {
+        let interval = (timeout / 8).clamp(MIN_POLL_INTERVAL, MAX_POLL_INTERVAL);
         let (mut at, mut since) = (self.mark.read(), Instant::now());
         loop {
-            match self.lines.recv_timeout(look) {
+            match self.lines.recv_timeout(interval) {
                 Ok(line) => {
-                    return serde_json::from_str(&line).map_err(|e| {
-                        Error::data_loss(format!("its process answered in no known words: {e}"))
-                    });
+                    return serde_json::from_str(&line)
+                        .map_err(|e| Error::data_loss(format!("its process sent an invalid answer: {e}")));
                 }
                 Err(RecvTimeoutError::Disconnected) => return Err(self.died()),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -198,10 +203,10 @@ impl Process {
             let now = self.mark.read();
             if now != at {
                 (at, since) = (now, Instant::now());
-                went_on();
+                on_progress();
             } else if since.elapsed() >= timeout {
                 return Err(Error::deadline(format!(
-                    "its process hangs: it did not get on within {}",
+                    "its process hangs: it made no progress within {}",
                     caju_types::format_duration(timeout)
                 )));
             }
@@ -209,11 +214,11 @@ impl Process {
     }
 
     fn died(&mut self) -> Error {
-        // The pipe closes a moment before the process is gone, on a busy machine a longer one.
-        let until = Instant::now() + GONE;
+        // The pipe closes before the process has ended, on a busy machine long before.
+        let until = Instant::now() + EXIT_TIMEOUT;
         let status = loop {
             match self.child.try_wait() {
-                Ok(None) if Instant::now() < until => std::thread::park_timeout(LOOK.0),
+                Ok(None) if Instant::now() < until => std::thread::park_timeout(MIN_POLL_INTERVAL),
                 Ok(status) => break status,
                 Err(_) => break None,
             }
@@ -225,13 +230,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may be in the user's code, deaf to everything else.
+        // The user's code may run, which reacts to nothing else.
         drop(self.child.kill());
         drop(self.child.wait());
     }
 }
 
-/// A file of eight bytes into which the process writes the row at which it works.
+/// The progress mark: a file of eight bytes to which the process writes the row that it processes.
 #[derive(Debug)]
 struct Mark {
     path: std::path::PathBuf,
@@ -256,19 +261,19 @@ impl Mark {
     }
 }
 
-/// A folder in memory where the system has one.
+/// Creates a folder for rows, in memory where the system has a folder for that.
 fn folder() -> Result<PrivateFolder> {
     let (memory, files) = (std::path::Path::new("/dev/shm"), std::env::temp_dir());
     let at = if memory.is_dir() { memory } else { files.as_path() };
-    PrivateFolder::new(at, ROWS)
-        .or_else(|_| PrivateFolder::new(&files, ROWS))
+    PrivateFolder::new(at, FOLDER_PREFIX)
+        .or_else(|_| PrivateFolder::new(&files, FOLDER_PREFIX))
         .map_err(|e| Error::exhausted(format!("a folder for rows: {e}")))
 }
 
 fn with_seeds(batch: &RecordBatch, seeds: Option<&[u64]>) -> Result<RecordBatch> {
     let Some(seeds) = seeds else { return Ok(batch.clone()) };
     let mut fields: Vec<_> = batch.schema().fields().iter().cloned().collect();
-    fields.push(Arc::new(Field::new(SEED, DataType::UInt64, false)));
+    fields.push(Arc::new(Field::new(SEED_COLUMN, DataType::UInt64, false)));
     let mut columns = batch.columns().to_vec();
     columns.push(Arc::new(UInt64Array::from_iter_values(seeds.iter().copied())) as ArrayRef);
     RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)

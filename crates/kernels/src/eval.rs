@@ -1,4 +1,4 @@
-//! Evaluation of bound expressions, and finding the row at which it fails.
+//! Evaluation of bound expressions, and finding the row at which an evaluation fails.
 
 use std::sync::Arc;
 
@@ -10,15 +10,16 @@ use caju_types::{Error, ErrorKind, format_bytes};
 use datafusion_common::DataFusionError;
 use datafusion_physical_expr::PhysicalExpr;
 
-use crate::udf::Fault;
+use crate::kernel::Fault;
 
-/// Expressions of one stage, bound to its input. Immutable; any number of threads may evaluate at once.
+/// The expressions of one stage, bound to its input schema. They are immutable: any number of threads may evaluate them
+/// concurrently.
 #[derive(Debug, Clone)]
 pub struct BoundExprs {
     fields: Fields,
     columns: Vec<usize>,
     random: bool,
-    /// What one evaluation may take.
+    /// The most bytes that one evaluation may request.
     chunk_bytes: u64,
     inner: Arc<Inner>,
 }
@@ -28,28 +29,28 @@ struct Inner {
     input: SchemaRef,
     /// The columns read, and the key if the expressions are random.
     narrow: SchemaRef,
-    /// The same and the common subexpressions.
+    /// The columns of `narrow`, and the common subexpressions.
     wide: SchemaRef,
     common: Vec<Arc<dyn PhysicalExpr>>,
     outputs: Vec<Computed>,
-    /// Bytes per row of values whose size is their type's, and large.
+    /// Bytes per row of values of wide fixed-size types.
     row_bytes: u64,
 }
 
-/// One expression.
+/// One bound expression.
 #[derive(Debug)]
 pub(crate) struct Computed {
-    /// What errors call it: the column, nothing for a predicate.
+    /// Its name in errors: the column; empty for a predicate.
     pub(crate) label: String,
     pub(crate) expr: Arc<dyn PhysicalExpr>,
 }
 
-/// Why [`BoundExprs::evaluate`] failed.
+/// The error of [`BoundExprs::evaluate`].
 #[derive(Debug, Clone)]
 pub struct RowError {
-    /// A row of the batch at which it fails, where the error belongs to one.
+    /// The row of the batch at which it fails, if the error belongs to one row.
     pub row: Option<usize>,
-    /// What happened; names the column and the function. The caller knows the stage and the row's origin.
+    /// The error. It names the column and the function. The caller knows the stage and the row's provenance.
     pub error: Error,
 }
 
@@ -87,12 +88,12 @@ impl BoundExprs {
         Self { fields, columns, random, chunk_bytes: budget::DEFAULT_BYTES, inner }
     }
 
-    /// The same with a bound on what one evaluation may take.
+    /// Sets the most bytes that one evaluation may request.
     pub(crate) fn within(self, chunk_bytes: u64) -> Self {
         Self { chunk_bytes, ..self }
     }
 
-    /// The columns that are computed, extension types included, in the order of the expressions.
+    /// The computed columns with their extension types, in the order of the expressions.
     pub fn fields(&self) -> &Fields {
         &self.fields
     }
@@ -102,23 +103,20 @@ impl BoundExprs {
         self.random
     }
 
-    /// The input columns that are read, as indices into the schema that the expressions were bound to,
-    /// sorted. The others may be absent from a schema that the same expressions are bound to: what is
-    /// computed stays the same.
+    /// The input columns that are read, as sorted indices into the bound schema. The same expressions may be bound to a
+    /// schema without the other columns: they compute the same values.
     pub fn columns(&self) -> &[usize] {
         &self.columns
     }
 
-    /// Computes the columns for the rows of `batch`, which has the schema that the expressions were bound
-    /// to. `keys` holds one word per row, mixed from (seed, epoch, repetition, stage, split key, ordinal);
-    /// it is needed only if [`Self::is_random`].
+    /// Computes the columns for the rows of `batch`, which has the bound schema. `keys` has one word per row, mixed from
+    /// (seed, epoch, repetition, stage, split key, ordinal). It is needed only if [`Self::is_random`].
     ///
     /// # Errors
-    /// A failing row, where the error belongs to one. `DataLoss` and `InvalidArgument` for data
-    /// that the expressions cannot work on, and for a row that alone needs more memory than
-    /// [`Limits::chunk_bytes`](crate::Limits::chunk_bytes); `ResourceExhausted`, without a row, if the rows need that
-    /// together or do not fit one batch: evaluate fewer rows at a time; `Internal` if `batch` or `keys` are not what they
-    /// should be.
+    /// The error names a row if it belongs to one. `DataLoss` and `InvalidArgument` for data that the expressions cannot
+    /// process, and for a row that alone needs more memory than
+    /// [`Limits::chunk_bytes`](crate::limits::Limits::chunk_bytes). `ResourceExhausted`, without a row, if all rows together
+    /// need more or do not fit one batch: evaluate fewer rows at a time. `Internal` if `batch` or `keys` are invalid.
     pub fn evaluate(
         &self,
         batch: &RecordBatch,
@@ -128,7 +126,7 @@ impl BoundExprs {
         self.run(&narrow).map_err(|fault| self.locate(&narrow, fault))
     }
 
-    /// Evaluates within the budget.
+    /// Evaluates within the memory budget.
     fn run(&self, narrow: &RecordBatch) -> Result<Vec<ArrayRef>, Fault> {
         budget::scope(self.chunk_bytes, || {
             let rows = narrow.num_rows() as u64;
@@ -176,14 +174,14 @@ impl BoundExprs {
         outputs.iter().map(|o| value(&o.expr, &wide).map_err(|e| fault(&e, &o.label))).collect()
     }
 
-    /// Finds a row at which the expressions fail. A kernel names a row of the arrays that it was
-    /// given, which are not always the batch (a branch of `case` sees the rows that take it); others name
-    /// none. So the guess is tested, and failing that, the batch is halved.
+    /// Finds a row at which the expressions fail. A kernel names a row of its input arrays. These are not always those of
+    /// the batch: a branch of `case` sees only the rows that take it. DataFusion's functions name no row. So the named row is
+    /// evaluated alone first. If it does not fail, the batch is bisected.
     fn locate(&self, batch: &RecordBatch, first: Fault) -> RowError {
         let unknown = |error| RowError { row: None, error };
         let exhausted = first.error.kind() == ErrorKind::ResourceExhausted;
         if exhausted && batch.num_rows() == 1 {
-            // Cutting the batch does not help: it is this row's fault.
+            // Splitting the batch does not help: this row alone needs too much.
             return RowError { row: Some(0), error: Error::invalid(first.error.message()) };
         }
         if !first.error.is_data_error() || batch.num_rows() == 0 {
@@ -205,7 +203,7 @@ impl BoundExprs {
             } else if let Err(f) = self.run(&batch.slice(middle, end - middle)) {
                 (start, error) = (middle, f.error);
             } else {
-                // No row fails by itself, as when only the whole is too large.
+                // No row fails alone, for example when only all rows together are too large.
                 return unknown(error);
             }
         }
@@ -213,7 +211,7 @@ impl BoundExprs {
     }
 }
 
-/// An error of DataFusion's evaluation in our words.
+/// Converts an error of DataFusion's evaluation.
 fn fault(e: &DataFusionError, label: &str) -> Fault {
     let named = |error: Error| if label.is_empty() { error } else { error.context(label) };
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(e);

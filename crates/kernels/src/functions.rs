@@ -1,4 +1,4 @@
-//! What a definition's fingerprint needs to know about its expressions.
+//! The facts about expressions that a definition's fingerprint needs.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -8,14 +8,15 @@ use caju_runtime::budget;
 use caju_types::Result;
 use datafusion_sql::sqlparser::ast::{Expr, Visit, Visitor};
 
-use crate::Registry;
 use crate::catalog;
+use crate::constant::Const;
 use crate::guard::BIND_BYTES;
+use crate::registry::Registry;
 use crate::sql;
 use crate::versions::ENGINES;
 
 impl Functions for Registry {
-    /// Our functions with their versions; DataFusion's with version 0, because theirs is the engine's.
+    /// Our functions have versions of their own. Those of DataFusion have version 0: their version is the engine's.
     fn version(&self, sql: &str) -> Result<Vec<(String, u32)>> {
         Ok(self.inspect(sql)?.1.functions)
     }
@@ -25,23 +26,23 @@ impl Functions for Registry {
     }
 
     fn canonical(&self, sql: &str) -> Result<String> {
-        sql::roomy(|| budget::scope(BIND_BYTES, || sql::canonical(sql)))
+        sql::with_stack(|| budget::scope(BIND_BYTES, || sql::canonical(sql)))
     }
 
-    fn believes_code(&self) -> bool {
-        !self.runs_for_others()
+    fn trusts_code(&self) -> bool {
+        !self.runs_foreign_code()
     }
 
     fn engine_versions(&self) -> BTreeMap<String, String> {
         ENGINES.iter().map(|(name, version)| ((*name).to_owned(), (*version).to_owned())).collect()
     }
 
-    /// An expression of columns, constants and our functions alone does not depend on DataFusion or Arrow:
-    /// its value is given by the versions of the functions and the codecs that they use.
+    /// An expression of columns, constants and our functions alone does not depend on DataFusion or Arrow. The versions of
+    /// the functions and of their codecs determine its value.
     fn engines_used(&self, sql: &str) -> Result<Vec<String>> {
         let (tree, found) = self.inspect(sql)?;
         let mut used: Vec<&str> = found.engines;
-        let mut walk = OursAlone { depth: 0 };
+        let mut walk = OwnFunctionsOnly { depth: 0 };
         if tree.visit(&mut walk).is_break() {
             used.extend(["arrow", "datafusion"]);
         }
@@ -51,13 +52,14 @@ impl Functions for Registry {
     }
 }
 
-/// Stops at whatever DataFusion computes.
-struct OursAlone {
-    /// Calls of ours around the present place: literals, also negative ones and lists, are arguments there.
+/// Stops at the first part that DataFusion computes.
+struct OwnFunctionsOnly {
+    /// The number of our calls around the current expression. Within them literals, also negative ones and lists, are
+    /// arguments.
     depth: usize,
 }
 
-impl Visitor for OursAlone {
+impl Visitor for OwnFunctionsOnly {
     type Break = ();
 
     fn pre_visit_expr(&mut self, e: &Expr) -> ControlFlow<()> {
@@ -67,7 +69,7 @@ impl Visitor for OursAlone {
                 ControlFlow::Continue(())
             }
             Expr::Identifier(_) | Expr::Nested(_) => ControlFlow::Continue(()),
-            e if self.depth > 0 && sql::Const::of_literal(e).is_some() => ControlFlow::Continue(()),
+            e if self.depth > 0 && Const::of_literal(e).is_some() => ControlFlow::Continue(()),
             _ => ControlFlow::Break(()),
         }
     }

@@ -1,4 +1,4 @@
-//! Chains of image operations as one function: a row goes through the whole chain before the next one.
+//! Chains of image operations as one function: each row passes through the whole chain before the next row.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -12,32 +12,33 @@ use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, UInt8Type};
 use caju_runtime::budget;
 use caju_types::{Error, ErrorKind, Result};
 
+use crate::kernel::{Fault, Inputs, Kernel, any_null, internal};
 use crate::tensor::{self, ByteRows, CHANNELS, ImageRows, ImageType};
-use crate::udf::{Fault, Inputs, Kernel, any_null, internal, offsets};
+use crate::udf::offsets;
 use caju_image::{Dtype, ImageChain, ImageOp, InputKind, OutputKind, RowInput, Scratch};
 
 thread_local! {
-    /// The buffers of this thread, kept from batch to batch.
+    /// The buffers of this thread, reused from batch to batch.
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
 }
 
 /// A chain of image operations over one column.
 #[derive(Debug, Clone)]
 pub(crate) struct ChainKernel {
-    /// In the order of their application, with the call sites of the random ones.
+    /// The operations in the order of application, with the call sites of random ones.
     pub(crate) ops: Vec<(ImageOp, Option<u64>)>,
     pub(crate) scaled: bool,
 }
 
-/// What a chain does with a given column.
+/// A chain planned for a given column.
 struct Plan {
     chain: ImageChain,
-    /// None for columns of bytes.
+    /// The type of the input images; none for a column of bytes.
     input: Option<ImageType>,
     output: ImageType,
 }
 
-/// Whether an operation gives an image of the size that it was given.
+/// Whether an operation keeps the size of the image.
 fn keeps_size(op: &ImageOp) -> bool {
     matches!(
         op,
@@ -102,7 +103,7 @@ impl Rows<'_> {
     }
 }
 
-/// Operations name themselves in their errors; damage is found by the decoder.
+/// Adds the row to an error. Operations name themselves in errors; the decoder reports damage.
 fn failed(row: usize, e: Error) -> Fault {
     Fault::at(row, if e.kind() == ErrorKind::DataLoss { e.context("decode_image") } else { e })
 }
@@ -168,7 +169,7 @@ impl Job<'_> {
         self.keys.get(i).copied().unwrap_or(0)
     }
 
-    /// Images of one size: written straight into the column's buffer.
+    /// Images of one size, written directly to the column's buffer.
     fn fixed<T: ArrowPrimitiveType>(
         self,
         (height, width): (u32, u32),
@@ -191,7 +192,7 @@ impl Job<'_> {
         Ok(Arc::new(list.map_err(internal)?))
     }
 
-    /// Images of many sizes: one buffer of samples, and the shapes.
+    /// Images of several sizes: one buffer of samples, and the shapes.
     fn variable<T: ArrowPrimitiveType>(
         self,
         mut run: impl FnMut(RowInput<'_>, u64, &mut Vec<T::Native>) -> Result<(u32, u32)>,
@@ -203,9 +204,11 @@ impl Job<'_> {
                 let row = self.rows.get(i).map_err(|e| Fault::at(i, e))?;
                 size = run(row, self.key(i), &mut values).map_err(|e| failed(i, e))?;
                 if i == 0 {
-                    // Images of one file are of similar size; growing by doubling would copy gigabytes.
-                    // Without memory for that they grow all the same.
-                    drop(values.try_reserve_exact(values.len().saturating_mul(self.len - 1).min(RESERVE)));
+                    // Images of one file are of similar size, and growing by doubling would copy gigabytes. If this
+                    // reservation fails, the buffer grows by doubling.
+                    drop(values.try_reserve_exact(
+                        values.len().saturating_mul(self.len - 1).min(MAX_RESERVED_SAMPLES),
+                    ));
                 }
             }
             ends.push(values.len());
@@ -233,5 +236,5 @@ impl Job<'_> {
     }
 }
 
-/// The most samples that are reserved on the evidence of a batch's first image.
-const RESERVE: usize = 64 << 20;
+/// The most samples that are reserved by the size of a batch's first image.
+const MAX_RESERVED_SAMPLES: usize = 64 << 20;

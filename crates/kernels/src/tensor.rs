@@ -10,7 +10,7 @@ use arrow::buffer::ScalarBuffer;
 use arrow::datatypes::{ArrowPrimitiveType, DataType, Field, Fields, Float32Type, Int32Type, UInt8Type};
 use caju_types::Error;
 
-use crate::udf::{Fault, internal, plain_type};
+use crate::kernel::{Fault, internal, plain_type};
 use caju_image::{Dtype, InputKind, RowInput};
 
 const NAME: &str = "ARROW:extension:name";
@@ -21,7 +21,7 @@ const VARIABLE: &str = "arrow.variable_shape_tensor";
 /// The channels of an image.
 pub(crate) const CHANNELS: usize = 3;
 
-/// `field`, a fixed-size list, as `arrow.fixed_shape_tensor` of this shape.
+/// Marks `field`, a fixed-size list, as an `arrow.fixed_shape_tensor` of this shape.
 pub(crate) fn with_fixed_shape(field: Field, shape: &[u32]) -> Field {
     let shape: Vec<String> = shape.iter().map(u32::to_string).collect();
     extension(field, FIXED, format!("{{\"shape\":[{}]}}", shape.join(",")))
@@ -32,8 +32,8 @@ fn extension(field: Field, name: &str, metadata: String) -> Field {
     field.with_metadata(pairs.into_iter().collect())
 }
 
-/// The shape of an `arrow.fixed_shape_tensor`, outermost dimension first. None if it is not one, or has
-/// its dimensions permuted.
+/// The shape of an `arrow.fixed_shape_tensor`, outermost dimension first. None for any other field, and for a tensor with
+/// permuted dimensions.
 pub fn fixed_shape(field: &Field) -> Option<Vec<u32>> {
     if field.metadata().get(NAME)? != FIXED {
         return None;
@@ -64,16 +64,16 @@ fn dtype_of(t: &DataType) -> Option<Dtype> {
     }
 }
 
-/// What the images of a column have in common.
+/// The type of the images of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ImageType {
     pub(crate) dtype: Dtype,
-    /// Height and width, where all images have the same.
+    /// Height and width, if all images have the same size.
     pub(crate) size: Option<(u32, u32)>,
 }
 
 impl ImageType {
-    /// The images of a column; None if it has none.
+    /// The type of the images of a column; none if it is no image column.
     pub(crate) fn of(field: &Field) -> Option<Self> {
         match field.data_type() {
             DataType::FixedSizeList(item, n) => {
@@ -111,7 +111,7 @@ impl ImageType {
         }
     }
 
-    /// What a chain of image operations reads from such a column.
+    /// The input kind of a chain of image operations over such a column.
     pub(crate) fn input(self) -> InputKind {
         match self.dtype {
             Dtype::U8 => InputKind::U8,
@@ -159,7 +159,7 @@ pub(crate) struct ImageRows {
     place: Place,
 }
 
-/// Where each image is among the samples.
+/// The position of each image in the samples.
 enum Place {
     Fixed { height: u32, width: u32 },
     Variable { offsets: ScalarBuffer<i32>, shapes: ScalarBuffer<i32> },

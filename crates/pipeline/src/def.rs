@@ -1,20 +1,19 @@
 //! The description of a dataset: its source, its stages and its hints.
 //!
-//! A [`DatasetDef`] is plain data. It says what the rows are, never where or when they are computed; what
-//! runs is bound from it by the engine. Reading (YAML, JSON), checking and fingerprinting are in the sibling
-//! modules.
+//! A [`DatasetDef`] is plain data. It defines the rows, not where or when they are computed. The engine binds it to run it.
+//! Sibling modules read it (YAML, JSON), validate it and compute fingerprints.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A pipeline definition: immutable once made, named by its fingerprint.
+/// A pipeline definition. It is immutable, and named by its fingerprint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DatasetDef {
-    /// A name for people; not part of the fingerprint.
+    /// A name for display. It is not part of the fingerprint.
     pub name: Option<String>,
-    /// Where the rows come from.
+    /// The source of the rows.
     pub source: SourceDef,
-    /// What happens to them, in order.
+    /// The stages, in order.
     pub stages: Vec<StageDef>,
     /// Settings of the whole definition.
     pub options: Options,
@@ -23,13 +22,13 @@ pub struct DatasetDef {
 /// Settings of a whole definition.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// The seed that stages without one of their own derive theirs from, unless the job gives one; 0.
+    /// The seed from which stages without a seed derive theirs, unless the job has one; 0 if absent.
     pub seed: Option<u64>,
-    /// What to do with rows that fail.
+    /// The handling of rows that fail.
     pub on_error: OnError,
-    /// Promise the order of rows and the make-up of batches, at the price of some speed.
+    /// Whether the order of rows and the rows of each batch are the same in every run, at the cost of some speed.
     pub deterministic: bool,
-    /// Rows come from what is stored at a hint, and from nowhere else: the source is not even looked for.
+    /// Whether rows are read only from a snapshot at a hint. The source is not accessed at all.
     pub cache_only: bool,
 }
 
@@ -39,19 +38,19 @@ impl Default for Options {
     }
 }
 
-/// What to do with a row whose data is bad (I9). I/O errors always fail.
+/// The handling of a row whose data is bad (I9). I/O errors always fail the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnError {
-    /// The job fails, naming file, row and stage.
+    /// The job fails with an error that names file, row and stage.
     Fail,
-    /// The row is dropped and counted, until more than `limit` rows of an epoch were dropped.
+    /// The row is dropped and counted. The job fails once more than `limit` rows of an epoch were dropped.
     Skip {
-        /// The most rows of one epoch that may be dropped; beyond it the job fails.
+        /// The most rows of one epoch that may be dropped.
         limit: u64,
     },
 }
 
-/// Where rows come from.
+/// The source of rows.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SourceDef {
     /// Files in an object store.
@@ -65,12 +64,12 @@ pub enum SourceDef {
         /// Distance between values; not 0.
         step: i64,
     },
-    /// Rows held in the definition itself, as an Arrow IPC stream.
+    /// Rows in the definition itself, as an Arrow IPC stream.
     Memory {
         /// The bytes of an Arrow IPC stream.
         ipc: bytes::Bytes,
     },
-    /// The same rows, held by the process that computes them and named by their content.
+    /// Rows in the memory of the process that computes them, named by their content.
     Held {
         /// The SHA-256 of the Arrow IPC stream in hexadecimal digits, see [`crate::content_name`].
         sha256: String,
@@ -86,13 +85,13 @@ pub enum SourceDef {
         /// Seed of the draws; derived from the job's if absent.
         seed: Option<u64>,
     },
-    /// Rows of the datasets side by side; their rows must be aligned or the definition is refused.
+    /// One row from the rows of several datasets. The datasets must be aligned, else the definition is refused.
     Zip(Vec<DatasetDef>),
     /// The rows of a save.
     Load {
-        /// The folder or URL that the rows were saved to; a relative one was resolved against the pipeline file.
+        /// The folder or URL of the save. A relative path was resolved against the pipeline file.
         path: String,
-        /// Whether a save that is not finished is waited for.
+        /// Whether to wait for a save that is not finished.
         wait: bool,
     },
 }
@@ -100,33 +99,33 @@ pub enum SourceDef {
 /// Files of one format.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FileSource {
-    /// What is in the files.
+    /// The format of the files.
     pub format: FileFormat,
-    /// URLs or paths, each may hold globs (`*`, `?`, `[a-z]`, `**`, `{a,b}`); relative ones were resolved
-    /// against the pipeline file.
+    /// URLs or paths, which may contain globs (`*`, `?`, `[a-z]`, `**`, `{a,b}`). Relative paths were resolved against the
+    /// pipeline file.
     pub paths: Vec<String>,
-    /// How a file's version is known.
+    /// How a file's version is determined.
     pub version: VersionRule,
-    /// The size below which files are not cut, and the nominal size of a split in bytes.
+    /// The nominal bytes of a split. Smaller files are not split.
     pub split_bytes: u64,
 }
 
-/// The most rows of an epoch that `on_error: skip` drops unless it says otherwise.
+/// The default limit of `on_error: skip`, in rows per epoch.
 pub const DEFAULT_SKIP_LIMIT: u64 = 1000;
 
-/// The default nominal size of a split.
+/// The default nominal size of a split, in bytes.
 pub const DEFAULT_SPLIT_BYTES: u64 = 16 << 20;
 
-/// How the version of a source file is known.
+/// How the version of a source file is determined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VersionRule {
     /// From the listing: e-tag, or size, mtime and ctime on local files.
     Listed,
-    /// From a hash of the content (reads every file once).
+    /// From a hash of the content, for which every file is read once.
     Content,
 }
 
-/// What is in a file, and the options of its reader.
+/// The format of a file, and the options of its reader.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FileFormat {
     /// TFRecord; one column `record` (binary).
@@ -148,7 +147,7 @@ pub enum FileFormat {
     WebDataset {
         /// Compression of the whole file.
         compression: Compression,
-        /// The extensions to expect; found from the first samples if absent.
+        /// The expected extensions; those of the first samples if absent.
         columns: Option<Vec<String>>,
     },
     /// Comma-separated values.
@@ -162,7 +161,7 @@ pub enum FileFormat {
         /// Compression of the whole file.
         compression: Compression,
     },
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json {
         /// Names and types of the columns; found from the first rows if absent.
         schema: Option<Vec<(String, ColumnType)>>,
@@ -178,7 +177,7 @@ pub enum FileFormat {
 pub enum Compression {
     /// By the file's extension (`.gz` is gzip, `.zst` zstd), else none.
     Auto,
-    /// None.
+    /// No compression.
     None,
     /// Gzip.
     Gzip,
@@ -186,7 +185,7 @@ pub enum Compression {
     Zstd,
 }
 
-/// The type of a column where a definition names one.
+/// The type of a column in a definition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ColumnType {
     /// 64-bit integer.
@@ -212,11 +211,11 @@ pub struct Feature {
     pub dtype: ColumnType,
     /// A single value, a fixed number of values, or a list.
     pub shape: FeatureShape,
-    /// Null where a record lacks it. Otherwise a value that is lacking is an error, and a list is empty.
+    /// Whether the feature is null if a record lacks it. Otherwise a missing value is an error, and a missing list is empty.
     pub optional: bool,
 }
 
-/// How many values a feature has.
+/// The number of values of a feature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FeatureShape {
     /// Exactly one.
@@ -227,41 +226,41 @@ pub enum FeatureShape {
     List,
 }
 
-/// A function of the user's own. What it does is named by `code`; `payload` is the same thing in a form that runs.
+/// A user's Python function. `code` identifies it, and `payload` is the function in a form that runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PythonFunction {
-    /// What it makes of rows.
+    /// What it makes from a row.
     pub kind: PythonKind,
-    /// For messages; not part of the fingerprint.
+    /// Its name, for messages. It is not part of the fingerprint.
     pub name: String,
-    /// A digest of the code by value, or of a version that the user gave.
+    /// A digest of the code, or of a version that the user gave.
     pub code: String,
-    /// Whether it takes a dict of arrays, not a dict per row.
+    /// Whether it takes a dict of arrays instead of a dict per row.
     pub batched: bool,
     /// Whether it draws random numbers by the row's key (`caju.rng()`).
     pub random: bool,
-    /// The function, packed; not part of the fingerprint.
+    /// The packed function. It is not part of the fingerprint.
     pub payload: bytes::Bytes,
-    /// The columns that it makes, as an Arrow IPC stream without rows; empty for a filter.
+    /// The columns of its result, as an Arrow IPC stream without rows; empty for a filter.
     pub schema: bytes::Bytes,
-    /// How long it may take for a row, or for a batch if it takes batches; the server's own patience if absent. Not part
-    /// of the fingerprint.
+    /// The time that it may take for a row, or for a batch if it takes batches; the server's timeout if absent. It is not
+    /// part of the fingerprint.
     pub timeout: Option<std::time::Duration>,
 }
 
-/// What a function makes of rows.
+/// The kind of a Python function: what it makes from a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PythonKind {
-    /// One row of each.
+    /// One row per row.
     Map,
-    /// Whether to keep each.
+    /// Whether to keep the row.
     Filter,
-    /// Any number of rows of each.
+    /// Any number of rows per row.
     FlatMap,
 }
 
 impl PythonKind {
-    /// The word in pipeline files.
+    /// The name in pipeline files.
     pub fn as_str(self) -> &'static str {
         match self {
             PythonKind::Map => "map",
@@ -271,19 +270,20 @@ impl PythonKind {
     }
 }
 
-/// One stage: an operator, with the place it has in the definition.
+/// One stage.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageDef {
     /// The operator.
     pub op: StageOp,
 }
 
-/// The operators. Stages up to the first stream stage see one split at a time; the rest see the stream.
+/// The operators. Stages above the first cross-split stage see one split at a time. The others see the rows of all splits as
+/// one stream.
 #[derive(Debug, Clone, PartialEq)]
 pub enum StageOp {
-    /// Decodes tf.train.Example records in `column`; the row becomes these features, in the order given.
+    /// Decodes tf.train.Example records in `column`. The row becomes these features, in this order.
     ParseExample {
-        /// The binary column that holds the records; `record`.
+        /// The binary column of the records; `record` by default.
         column: String,
         /// Feature name to its type.
         features: Vec<(String, Feature)>,
@@ -296,103 +296,103 @@ pub enum StageOp {
     Select(Vec<String>),
     /// Keeps the rows for which the expression is true.
     Filter(String),
-    /// One row per value of a list column; the other columns repeat. A null or empty list gives no row.
+    /// One row per value of a list column. Other columns are repeated. A null or empty list gives no row.
     Unnest {
         /// The list column.
         column: String,
     },
-    /// One row per value of a list expression, as column `name`; the other columns repeat.
+    /// One row per value of a list expression, in the column `name`. Other columns are repeated.
     FlatMap {
         /// The new column.
         name: String,
         /// An expression that gives a list.
         expr: String,
     },
-    /// Waits; one at a time per worker.
+    /// Waits. One wait at a time per worker.
     Sleep(Cost),
-    /// Burns CPU time; one at a time per worker.
+    /// Uses CPU time. One thread at a time per worker.
     Burn(Cost),
-    /// Makes a column's values longer by `factor`, as Cachew's experiments do: binary, string and list
-    /// columns are repeated cyclically.
+    /// Makes the values of a column longer by `factor`, as Cachew's experiments do. Values of binary, string and list columns
+    /// are repeated cyclically.
     Inflate {
         /// The column.
         column: String,
         /// At least 1.
         factor: f64,
     },
-    /// A function of the user's own, written in Python.
+    /// A user's Python function.
     Python(PythonFunction),
-    /// A hint: reuse is acceptable here.
+    /// A hint: reusing rows is acceptable here.
     Autocache {
-        /// Its name; `hint-0`, `hint-1`, ... by default.
+        /// The hint's name; `hint-0`, `hint-1`, ... by default.
         name: String,
     },
     /// Permutes rows (or batches) within a buffer, and the order of splits each epoch.
     Shuffle {
         /// Elements in the buffer.
         buffer: u64,
-        /// Its seed; derived from the job's if absent.
+        /// The seed; derived from the job's if absent.
         seed: Option<u64>,
         /// The most bytes that the buffer may hold.
         max_bytes: u64,
     },
-    /// Repeats everything above it; for ever if the count is absent.
+    /// Repeats the rows of all stages above; endlessly if the count is absent.
     Repeat(Option<u64>),
     /// The first n elements, in canonical order.
     Take(u64),
     /// All but the first n elements, in canonical order.
     Skip(u64),
-    /// n rows become one element.
+    /// Makes one element of n rows.
     Batch {
         /// Rows per batch.
         size: u64,
         /// Whether a short batch at the end is dropped.
         drop_remainder: bool,
     },
-    /// n rows become one element; list columns are padded to the longest of the batch.
+    /// Makes one element of n rows. List columns are padded to the longest value of the batch.
     PaddedBatch {
         /// Rows per batch.
         size: u64,
         /// Whether a short batch at the end is dropped.
         drop_remainder: bool,
-        /// Fixed lengths for some columns; longer values are an error.
+        /// Fixed lengths of some columns. Longer values are an error.
         lengths: BTreeMap<String, u32>,
-        /// The padding value for some columns; 0 or the empty string by default.
+        /// The padding values of some columns; 0 or the empty string by default.
         values: BTreeMap<String, serde_json::Value>,
     },
-    /// Rows are collected by length class, and each full class becomes a padded batch.
+    /// Collects rows by length class. Each full class becomes a padded batch.
     BucketByLength {
-        /// An integer expression: the length of a row.
+        /// An integer expression for the length of a row.
         length: String,
-        /// Upper bounds (exclusive) of the classes; one class more than bounds.
+        /// The exclusive upper bounds of the classes. There is one class more than bounds.
         boundaries: Vec<i64>,
         /// Rows per batch of each class.
         batch_sizes: Vec<u64>,
         /// Whether short batches at the end are dropped.
         drop_remainder: bool,
-        /// Whether list columns are padded to the longest of the batch.
+        /// Whether list columns are padded to the longest value of the batch.
         pad: bool,
     },
-    /// A batch becomes its rows.
+    /// Makes the rows of a batch single elements again.
     Unbatch,
     /// Up to n elements are computed ahead of the reader.
     Prefetch(u64),
 }
 
-/// The default bound of a shuffle buffer in bytes.
+/// The default bound of a shuffle buffer, in bytes.
 pub const DEFAULT_SHUFFLE_BYTES: u64 = 1 << 30;
 
-/// What an artificial stage costs.
+/// The cost of an artificial stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cost {
-    /// For every row.
+    /// Per row.
     PerRow(Duration),
-    /// For every batch of the engine (below `batch`: for every element).
+    /// Per batch of the engine (below `batch`: per element).
     PerBatch(Duration),
 }
 
 impl StageOp {
-    /// Every stage's name in pipeline files, in the order of the documentation.
+    /// The names of all stages in pipeline files, in the order of the documentation.
     pub const NAMES: [&'static str; 21] = [
         "parse_example",
         "map",
@@ -444,7 +444,7 @@ impl StageOp {
         }
     }
 
-    /// Whether the stage sees one split at a time when it stands above every stream stage.
+    /// Whether the stage is split-local: it sees one split at a time when it is above all cross-split stages.
     pub fn is_split_local(&self) -> bool {
         !matches!(
             self,

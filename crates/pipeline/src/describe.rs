@@ -1,12 +1,12 @@
-//! A definition in words, one line a stage.
+//! A definition as text for people, one line per stage.
 
 use crate::def::{
     Cost, DEFAULT_SHUFFLE_BYTES, DEFAULT_SPLIT_BYTES, DatasetDef, SourceDef, StageOp, VersionRule,
 };
-use crate::words::duration_text;
+use crate::spelling::duration_text;
 use crate::write::format_arguments;
 
-/// The definition as `caju check` prints it: the source, then one line a stage with its index in `steps`.
+/// The definition as `caju check` prints it: the source, and then one line per stage with its index in `steps`.
 ///
 /// ```
 /// # use caju_pipeline::{DatasetDef, describe};
@@ -27,7 +27,7 @@ pub fn describe(def: &DatasetDef) -> Vec<String> {
 
 fn dataset(def: &DatasetDef, indent: &str, out: &mut Vec<String>) {
     let mut line = |index: &str, name: &str, text: &str| {
-        // Expressions may be written over several lines.
+        // An expression may span several lines.
         let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         out.push(format!("{indent}{index:>6}  {name:<16}  {text}").trim_end().to_owned());
     };
@@ -35,7 +35,7 @@ fn dataset(def: &DatasetDef, indent: &str, out: &mut Vec<String>) {
     for (i, op) in def.ops().enumerate() {
         line(&i.to_string(), op.name(), &stage(op));
     }
-    // A child's lines stand below those of the dataset that holds it.
+    // The lines of a child follow those of the dataset that contains it.
     for (i, child) in def.source.children().iter().enumerate() {
         out.push(format!("{indent}  dataset {i} of {}:", def.source.name()));
         dataset(child, &format!("{indent}    "), out);
@@ -51,7 +51,7 @@ fn source(source: &SourceDef) -> String {
                 _ => shown,
             };
             for (key, value) in format_arguments(&files.format) {
-                // What everybody has is not worth a place on the line.
+                // Common defaults are left out.
                 if !matches!(
                     (key.as_str(), value.to_string().as_str()),
                     ("compression", "\"auto\"") | ("header", "true") | ("delimiter", "\",\"")

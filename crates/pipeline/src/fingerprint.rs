@@ -1,16 +1,16 @@
-//! Fingerprints: names of what a pipeline computes, the same in every process and on every machine.
+//! Fingerprints: names of what a pipeline computes, equal in every process and on every machine.
 //!
-//! A fingerprint is a hash of a canonical JSON text. What enters and what does not is a promise to every
-//! snapshot that is stored under one, so a change here, however small, needs a new [`SCHEMA`].
+//! A fingerprint is a hash of a canonical JSON text. Stored snapshots rely on what the text contains, so any change here,
+//! however small, needs a new [`SCHEMA`].
 //!
-//! Enters: the source's kind and the options of its reader; the stages above the hint with their arguments,
-//! in canonical spelling; the versions of our stages, of the functions they call, and of the libraries that
-//! those depend on; whether bad rows are skipped; the seed, if something above draws from it.
+//! The text contains: the source's kind and the options of its reader; the stages above the hint with their arguments in
+//! canonical spelling; the versions of our stages, of the functions that they call, and of the libraries on which those
+//! depend; whether bad rows are skipped; the seed, if anything above the hint draws from it.
 //!
-//! Does not enter: paths, listings and split sizes (they are in the split keys, so that growing data and
-//! other subsets reuse what fits); names; hints; bounds of memory; the order of keys in maps, columns of
-//! `map`, `with_columns` and `features` included, since a row is a set of *named* columns. Who reads a
-//! snapshot arranges its columns by name.
+//! The text does not contain: paths, listings and split sizes (they are in the split keys, so that growing data and other
+//! subsets reuse matching parts); names; hints; memory bounds; the order of keys in maps. The latter include the columns of
+//! `map`, `with_columns` and `features`: a row is a set of *named* columns, and a reader of a snapshot orders columns by
+//! name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 
 use crate::def::{DatasetDef, FileFormat, OnError, SourceDef, StageOp};
 use crate::functions::Functions;
-use crate::read::join;
+use crate::place::join;
 use crate::write;
 
 /// The version of the canonical form.
@@ -33,30 +33,30 @@ pub struct PrefixFingerprint {
     pub hint: String,
     /// Its index in [`DatasetDef::stages`].
     pub stage_index: usize,
-    /// The name of what is stored there.
+    /// The fingerprint of the rows that are stored there.
     pub fingerprint: Fingerprint,
-    /// Whether something above the hint draws anew each epoch (a random function, `shuffle`, `sample`), so
-    /// that storing it freezes the draws.
+    /// Whether anything above the hint draws other random numbers each epoch (a random function, `shuffle`, `sample`), so
+    /// that storing rows freezes the draws.
     pub random: bool,
 }
 
-/// The fingerprint of what the whole definition computes. Like those of prefixes it does not cover the
-/// source's paths; [`identity`] names a definition with everything it says.
+/// The fingerprint of what the whole definition computes. Like those of prefixes it does not cover the source's paths.
+/// [`identity`] covers the whole definition.
 ///
 /// # Errors
 /// An expression that does not parse, with its place.
 pub fn fingerprint(def: &DatasetDef, functions: &dyn Functions) -> Result<Fingerprint> {
-    Ok(canonical(def, def.stages.len(), functions, Named::Code)?.fingerprint())
+    Ok(canonical(def, def.stages.len(), functions, CodeIdentity::Code)?.fingerprint())
 }
 
-/// The fingerprints of the prefixes, one per hint, from the source down.
+/// The fingerprints of the prefixes, one per hint, in order.
 ///
 /// # Errors
 /// As [`fingerprint`].
 pub fn prefix_fingerprints(def: &DatasetDef, functions: &dyn Functions) -> Result<Vec<PrefixFingerprint>> {
     let mut out = Vec::new();
     for hint in def.hints() {
-        let prefix = canonical(def, hint.stage_index, functions, Named::in_cache(functions))?;
+        let prefix = canonical(def, hint.stage_index, functions, CodeIdentity::in_cache(functions))?;
         out.push(PrefixFingerprint {
             hint: hint.name,
             stage_index: hint.stage_index,
@@ -67,17 +67,17 @@ pub fn prefix_fingerprints(def: &DatasetDef, functions: &dyn Functions) -> Resul
     Ok(out)
 }
 
-/// The canonical text whose hash is the fingerprint of the first `stages` stages: for `caju explain`, which
-/// shows in what two pipelines differ.
+/// The canonical text whose hash is the fingerprint of the first `stages` stages. `caju explain` shows with it in what two
+/// pipelines differ.
 ///
 /// # Errors
 /// As [`fingerprint`].
 pub fn canonical_text(def: &DatasetDef, stages: usize, functions: &dyn Functions) -> Result<String> {
-    Ok(canonical(def, stages.min(def.stages.len()), functions, Named::in_cache(functions))?.text)
+    Ok(canonical(def, stages.min(def.stages.len()), functions, CodeIdentity::in_cache(functions))?.text)
 }
 
-/// The canonical JSON of [`canonical_text`] for a job that has another seed than the definition, and its
-/// fingerprint; none if nothing in it draws from the seed.
+/// The canonical JSON of [`canonical_text`] for a job with another seed than the definition, and its fingerprint. None if
+/// nothing in it draws from the seed.
 pub fn reseeded(canonical: &Value, seed: u64) -> Option<(Value, Fingerprint)> {
     let mut canonical = canonical.clone();
     *canonical.get_mut("seed")? = seed.into();
@@ -87,9 +87,9 @@ pub fn reseeded(canonical: &Value, seed: u64) -> Option<(Value, Fingerprint)> {
     Some((canonical, fingerprint))
 }
 
-/// The name of the definition with everything that it says: paths, hints, order of columns and all settings,
-/// but not its name, not the spelling of its expressions, and of functions of the user's own the code's name alone,
-/// not the form that runs, which differs from process to process. Two clients share a dataset if these are equal.
+/// The fingerprint of the whole definition: paths, hints, order of columns and all settings, but not its name and not the
+/// spelling of its expressions. Of Python functions it covers the digest of the code, not the packed form, which differs
+/// from process to process. Two clients share a dataset if these fingerprints are equal.
 ///
 /// # Errors
 /// As [`fingerprint`].
@@ -100,7 +100,7 @@ pub fn identity(def: &DatasetDef, functions: &dyn Functions) -> Result<Fingerpri
     Ok(hash(&json!(["caju.definition/v1", computed.to_string(), plain.to_json()]).to_string()))
 }
 
-/// The definition of the prefix above a hint, in readable form, for manifests: without the hints.
+/// The definition of the prefix above a hint, without hints, in readable form for manifests.
 ///
 /// # Errors
 /// `InvalidArgument` if there is no such hint.
@@ -111,7 +111,7 @@ pub fn prefix_json(def: &DatasetDef, hint: &str) -> Result<Value> {
     Ok(prefix.to_json())
 }
 
-/// Takes names out of a definition and gives every expression its canonical spelling.
+/// Removes names from a definition, and gives every expression its canonical spelling.
 fn spell(def: &mut DatasetDef, functions: &dyn Functions) -> Result<()> {
     def.name = None;
     for stage in &mut def.stages {
@@ -126,9 +126,10 @@ fn spell(def: &mut DatasetDef, functions: &dyn Functions) -> Result<()> {
     def.source.children_mut().iter_mut().try_for_each(|child| spell(child, functions))
 }
 
-/// A canonical text and what was learnt on the way.
+/// A canonical text.
 struct Canonical {
     text: String,
+    /// Whether anything in it draws other random numbers each epoch.
     random: bool,
 }
 
@@ -142,24 +143,28 @@ fn hash(text: &str) -> Fingerprint {
     let digest = Sha256::digest(text.as_bytes());
     Fingerprint(digest.iter().take(16).fold(0, |h, byte| h << 8 | u128::from(*byte)))
 }
-
-/// What names a function of the user's own.
+/// What identifies a Python function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Named {
-    /// What its definition says of its code.
+enum CodeIdentity {
+    /// The digest of its code, as its definition gives it.
     Code,
-    /// The function itself, as it is sent.
+    /// The packed function, as it is sent.
     Payload,
 }
 
-impl Named {
-    /// For what is stored, and read by others.
+impl CodeIdentity {
+    /// For stored rows, which other users may read.
     fn in_cache(functions: &dyn Functions) -> Self {
-        if functions.believes_code() { Named::Code } else { Named::Payload }
+        if functions.trusts_code() { CodeIdentity::Code } else { CodeIdentity::Payload }
     }
 }
 
-fn canonical(def: &DatasetDef, stages: usize, functions: &dyn Functions, named: Named) -> Result<Canonical> {
+fn canonical(
+    def: &DatasetDef,
+    stages: usize,
+    functions: &dyn Functions,
+    named: CodeIdentity,
+) -> Result<Canonical> {
     let mut walk = Walk {
         functions,
         named,
@@ -184,7 +189,7 @@ fn canonical(def: &DatasetDef, stages: usize, functions: &dyn Functions, named: 
     if walk.seeded {
         out.insert("seed".into(), def.options.seed.unwrap_or(0).into());
     }
-    // Split by split the order is the file's own; only what is stored behind a stream stage depends on it.
+    // Rows of one split are in the order of the file. Only rows that are stored below a cross-split stage depend on it.
     if def.options.deterministic && stages > def.split_local_len() {
         out.insert("deterministic".into(), true.into());
     }
@@ -193,15 +198,15 @@ fn canonical(def: &DatasetDef, stages: usize, functions: &dyn Functions, named: 
     Ok(Canonical { text, random: walk.random })
 }
 
-/// Walks over a definition and gathers what its parts use.
+/// Visits a definition, and gathers what its parts use.
 struct Walk<'f> {
     functions: &'f dyn Functions,
-    named: Named,
+    named: CodeIdentity,
     used: BTreeMap<String, u32>,
     engines: BTreeSet<String>,
-    /// Something draws anew each epoch.
+    /// Whether anything draws other random numbers each epoch.
     random: bool,
-    /// Something draws from the job's seed.
+    /// Whether anything draws from the job's seed.
     seeded: bool,
 }
 
@@ -240,7 +245,7 @@ impl Walk<'_> {
                 self.seeded |= seed.is_none();
                 json!({ "datasets": self.datasets(datasets, &join(&path, "datasets"))?, "weights": weights, "seed": seed })
             }
-            // What is read is in the keys of the splits: they are made of the parts' checksums.
+            // The split keys identify the rows: they are made of the parts' checksums.
             SourceDef::Load { .. } => json!({}),
         };
         Ok(json!({ "kind": name, "version": own_version(name), "arguments": arguments }))
@@ -264,7 +269,7 @@ impl Walk<'_> {
             FileFormat::Arrow { .. } | FileFormat::Json { .. } => self.engine("arrow"),
             FileFormat::Csv { schema, .. } => {
                 self.engine("arrow");
-                // Without a header the schema names columns by their place, so its order counts.
+                // Without a header the schema names columns by position, so its order matters.
                 if let Some(schema) = schema {
                     let list: Vec<_> =
                         schema.iter().map(|(name, ty)| json!([name, ty.to_string()])).collect();
@@ -291,7 +296,7 @@ impl Walk<'_> {
             StageOp::Shuffle { seed, .. } => {
                 self.random = true;
                 self.seeded |= seed.is_none();
-                // A bound of memory: the buffer is never shrunk to it.
+                // A memory bound: the buffer is never shrunk to it.
                 if let Value::Object(map) = &mut arguments {
                     map.shift_remove("max_bytes");
                 }
@@ -300,10 +305,10 @@ impl Walk<'_> {
                 self.engine("arrow");
                 self.random |= f.random;
                 self.seeded |= f.random;
-                // The code names it; its packed form may differ between machines, its name says nothing.
+                // The digest of the code identifies the function. The packed form may differ between machines.
                 if let Value::Object(map) = &mut arguments {
                     map.shift_remove("payload");
-                    if self.named == Named::Payload {
+                    if self.named == CodeIdentity::Payload {
                         map.insert("payload_sha256".into(), content_name(&f.payload).into());
                     }
                     map.shift_remove("name");
@@ -337,25 +342,25 @@ impl Walk<'_> {
     }
 }
 
-/// The name of rows in memory: the SHA-256 of their Arrow IPC stream in hexadecimal digits. Rows that are held by a
-/// process and rows that a definition carries have the same name, so their datasets have the same fingerprint.
+/// The name of rows in memory: the SHA-256 of their Arrow IPC stream in hexadecimal digits. Rows in a process's memory and
+/// rows in a definition have equal names, so their datasets have equal fingerprints.
 pub fn content_name(ipc: &[u8]) -> String {
     Sha256::digest(ipc).iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Stages and sources of ours whose rows have changed since their first version, with the version they have
-/// now. One more whenever the same arguments give other rows (I10).
-const CHANGED: &[(&str, u32)] = &[
-    // Values that a record lacks are an error, or an empty list; they were nulls.
+/// The current versions of stages and sources whose rows have changed since version 1. The version is raised whenever equal
+/// arguments give other rows (I10).
+const VERSIONS: &[(&str, u32)] = &[
+    // Values that a record lacks are an error or an empty list. They were nulls in version 1.
     ("parse_example", 2),
 ];
 
 /// The version of our own code behind a stage or a source.
 fn own_version(name: &str) -> u32 {
-    CHANGED.iter().find(|(n, _)| *n == name).map_or(1, |(_, v)| *v)
+    VERSIONS.iter().find(|(n, _)| *n == name).map_or(1, |(_, v)| *v)
 }
 
-/// JSON with sorted keys, no white space, and whole floats written as integers.
+/// Writes JSON with sorted keys, without white space, and with whole floats as integers.
 fn write_canonical(value: &Value, out: &mut String) {
     match value {
         Value::Object(map) => {

@@ -1,23 +1,24 @@
-//! Definitions of datasets: what they are, how they are read and written, what is refused, and the
-//! fingerprints that name them.
+//! Definitions of datasets: reading, writing, validation and fingerprints.
 //!
-//! A [`DatasetDef`] is plain data, read from YAML or JSON with messages that name the place and the way out
-//! ([`DatasetDef::from_yaml`], [`DatasetDef::from_json`]), written back without loss
-//! ([`DatasetDef::to_json`]), checked without looking at data ([`validate`]) and named by fingerprints that
-//! are the same on every machine ([`fingerprint`], [`prefix_fingerprints`]). Expressions stay text here:
-//! what must be known about them comes through [`Functions`], which `caju-kernels` implements.
+//! A [`DatasetDef`] is plain data. It is read from YAML or JSON, with errors that name the place and the way out
+//! ([`DatasetDef::from_yaml`], [`DatasetDef::from_json`]). It is written without loss ([`DatasetDef::to_json`]), checked
+//! without data ([`validate`]), and named by fingerprints that are equal on every machine ([`fingerprint`],
+//! [`prefix_fingerprints`]). Expressions stay text here. Facts about them come through [`Functions`], which `caju-kernels`
+//! implements.
 
-mod base64;
+mod binary;
 mod def;
 mod describe;
 mod fingerprint;
 mod functions;
 mod path;
+mod place;
 mod read;
 mod saving;
 mod shape;
+mod spelling;
 mod validate;
-mod words;
+
 mod write;
 
 pub use def::{

@@ -1,4 +1,4 @@
-//! Source paths: resolved against the pipeline file, checked for what may never be in a definition.
+//! Paths of sources: resolving them against the pipeline file, and refusing credentials in them.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -7,7 +7,7 @@ use caju_types::did_you_mean;
 const SCHEMES: [&str; 12] =
     ["file", "s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "memory", "http", "https"];
 
-/// Names of query parameters that carry a signature or a secret.
+/// The names of query parameters that carry a signature or a secret.
 const SECRET_PARAMETERS: [&str; 10] = [
     "x-amz-signature",
     "x-amz-credential",
@@ -21,8 +21,8 @@ const SECRET_PARAMETERS: [&str; 10] = [
     "access_token",
 ];
 
-/// The absolute form of a path or pattern: URLs stay as they are, a relative path is put below `base`.
-/// Errors are texts without a place, which the caller adds.
+/// The absolute form of a path or pattern. URLs stay as they are, and a relative path is resolved against `base`. Errors are
+/// texts without a place, which the caller adds.
 pub(crate) fn resolve(text: &str, base: Option<&Path>) -> Result<String, String> {
     plain(text)?;
     if scheme_of(text).is_some() {
@@ -45,7 +45,7 @@ pub(crate) fn resolve(text: &str, base: Option<&Path>) -> Result<String, String>
     Ok(normal(&escape(&base), text))
 }
 
-/// Checks a path that was resolved before: absolute, or a URL of a known kind without credentials.
+/// Checks a path that was resolved before: it is absolute, or a URL of a known scheme without credentials.
 pub(crate) fn check(text: &str) -> Result<(), String> {
     plain(text)?;
     let Some((scheme, rest)) = scheme_of(text) else {
@@ -65,7 +65,7 @@ pub(crate) fn check(text: &str) -> Result<(), String> {
     let user = authority.rsplit_once('@').map(|(user, _)| user);
     // `abfss://container@account.dfs...` names a container, not a user.
     let container = lower.starts_with("abfs") && user.is_some_and(|u| !u.contains(':'));
-    // A secret may hold a `/`, which ends the authority early: what follows its colon is then no port.
+    // A secret may contain a `/`, which ends the authority early. The text after its colon is then no port.
     let port = authority.rsplit_once(':').map(|(_, port)| port).filter(|_| !authority.ends_with(']'));
     let odd_port = port.is_some_and(|p| !p.bytes().all(|b| b.is_ascii_digit()));
     if (user.is_some() && !container) || odd_port {
@@ -98,7 +98,7 @@ fn plain(text: &str) -> Result<(), String> {
     }
 }
 
-/// The scheme of a URL and what follows `://`.
+/// The scheme of a URL, and the text after `://`.
 fn scheme_of(text: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = text.split_once("://")?;
     let mut chars = scheme.chars();
@@ -121,7 +121,7 @@ fn absolute(base: &Path) -> Result<String, String> {
     }
 }
 
-/// A folder's name as a pattern that matches only itself: the signs of globs go into brackets.
+/// A folder's name as a pattern that matches only itself: glob characters are put into brackets.
 fn escape(folder: &str) -> String {
     let mut out = String::with_capacity(folder.len());
     for c in folder.chars() {
@@ -134,7 +134,7 @@ fn escape(folder: &str) -> String {
     out
 }
 
-/// `base/text` without `.` and `..`.
+/// The path `base/text` without `.` and `..`.
 fn normal(base: &str, text: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     let joined = Path::new(base).components().chain(Path::new(text).components());

@@ -1,4 +1,4 @@
-//! What of a definition a save computes: the rows themselves, without what only orders or groups them.
+//! The form of a definition that a save computes: the rows, without stages that only order or group them.
 
 use caju_types::{Error, Result};
 
@@ -9,17 +9,17 @@ pub const SAVE_HINT: &str = "save";
 
 /// A definition in the form in which it is saved.
 ///
-/// Stages that give the same rows in another order or in other groups (`shuffle`, `batch` and `unbatch`,
-/// `prefetch`, and `padded_batch` or `bucket_by_length` at the end) are left out, because a save is a set of rows
-/// that is read in any order and grouped anew. `repeat(n)` is left out too: what is stored once is read n times.
+/// A save is a set of rows, which readers order and group themselves. So stages that only change the order or the groups of
+/// rows are left out: `shuffle`, `batch` and `unbatch`, `prefetch`, and `padded_batch` or `bucket_by_length` at the end.
+/// `repeat(n)` is left out, too: rows are stored once and read n times.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SavedForm {
-    /// The stages that make the rows, a hint named [`SAVE_HINT`], and a filter that lets nothing pass: whoever
-    /// reads an epoch of it stores every row and receives none.
+    /// The stages that compute the rows, a hint named [`SAVE_HINT`], and a filter that no row passes. Reading an epoch of it
+    /// stores every row and delivers none.
     pub def: DatasetDef,
-    /// How often each row comes.
+    /// How often each row is read.
     pub copies: u64,
-    /// The names of the stages that were left out, for people.
+    /// The names of the stages that were left out, for messages.
     pub left_out: Vec<&'static str>,
 }
 
@@ -27,12 +27,12 @@ impl SavedForm {
     /// The form in which a definition is saved.
     ///
     /// # Errors
-    /// `InvalidArgument` for an endless dataset, and for stages whose rows depend on how batches were made.
+    /// `InvalidArgument` for an endless dataset, and for stages whose rows depend on the cut of batches.
     pub fn of(def: &DatasetDef) -> Result<Self> {
         if def.is_endless() {
             return Err(Error::invalid(
                 "saving an infinite dataset is not allowed: its `repeat` never ends; give it a count, or put `repeat` \
-                 behind the load",
+                 after the load",
             ));
         }
         let mut form = SavedForm {
@@ -41,13 +41,13 @@ impl SavedForm {
             left_out: Vec::new(),
         };
         form.def.options.deterministic = false;
-        // Elements are counted by these: everything above them has to stay as it is.
+        // These stages count elements: all stages above them have to stay.
         let counted = def.stages.iter().rposition(|s| matches!(s.op, StageOp::Take(_) | StageOp::Skip(_)));
         let counted = counted.map_or(0, |i| i + 1);
         if counted == 0
             && let SourceDef::Sample { datasets, .. } = &def.source
         {
-            // All rows of all datasets, whatever the order.
+            // The rows are those of all datasets. Their order does not matter.
             form.def.source = SourceDef::Concatenate(datasets.clone());
             form.left_out.push("sample");
         }
@@ -74,7 +74,7 @@ impl SavedForm {
                 if let Some(below) = def.ops().skip(i + 1).find(|op| computes(op)) {
                     return Err(Error::invalid(format!(
                         "steps[{i}].{}: `{}` below it works on padded batches, and a save stores rows; save what stands \
-                         above, and put the two behind the load",
+                         above, and put the two after the load",
                         op.name(),
                         below.name()
                     )));
@@ -96,7 +96,7 @@ impl SavedForm {
     }
 }
 
-/// Whether a stage looks into rows.
+/// Whether a stage computes rows, and does not only order or group them.
 fn computes(op: &StageOp) -> bool {
     op.is_split_local() && !matches!(op, StageOp::Autocache { .. })
 }

@@ -1,22 +1,22 @@
-//! Questions about a definition's shape that the engine, the planner and the command line ask.
+//! The structure of a definition: hints, split-local stages, batches, randomness.
 
 use caju_types::{Error, Result, did_you_mean};
 
 use crate::def::{DatasetDef, SourceDef, StageOp};
 use crate::functions::Functions;
-use crate::read::join;
+use crate::place::join;
 
-/// A hint and the place where it stands.
+/// A hint and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hint {
     /// Its name, unique in the definition.
     pub name: String,
-    /// Its index in [`DatasetDef::stages`]; the stages above it are the prefix that it marks.
+    /// Its index in [`DatasetDef::stages`]. The stages above it are its prefix.
     pub stage_index: usize,
 }
 
 impl DatasetDef {
-    /// The files, folders and patterns that it reads, of all its sources.
+    /// The files, folders and patterns of all its sources.
     pub fn source_paths(&self) -> Vec<&str> {
         match &self.source {
             SourceDef::Files(files) => files.paths.iter().map(String::as_str).collect(),
@@ -25,7 +25,7 @@ impl DatasetDef {
         }
     }
 
-    /// The hints, from the source down.
+    /// The hints, in order.
     pub fn hints(&self) -> Vec<Hint> {
         let named = |(stage_index, op): (usize, &StageOp)| match op {
             StageOp::Autocache { name } => Some(Hint { name: name.clone(), stage_index }),
@@ -34,10 +34,10 @@ impl DatasetDef {
         self.ops().enumerate().filter_map(named).collect()
     }
 
-    /// The hint of that name.
+    /// The hint of this name.
     ///
     /// # Errors
-    /// `InvalidArgument` that lists the hints there are.
+    /// `InvalidArgument`, which lists the existing hints.
     pub fn hint(&self, name: &str) -> Result<Hint> {
         let mut hints = self.hints();
         if let Some(at) = hints.iter().position(|h| h.name == name) {
@@ -54,19 +54,19 @@ impl DatasetDef {
         Err(Error::invalid(format!("the dataset has no hint `{name}`{known}")))
     }
 
-    /// The number of stages above stage `i` that are not hints: the stage's position for randomness (I2), so
-    /// that adding or removing a hint changes no draw.
+    /// The number of stages above stage `i` that are not hints. It is the stage's position for random numbers (I2), so that
+    /// adding or removing a hint changes no draw.
     pub fn stage_position_without_hints(&self, i: usize) -> usize {
         self.ops().take(i).filter(|op| !matches!(op, StageOp::Autocache { .. })).count()
     }
 
-    /// The number of stages that see one split at a time: the index of the first stream stage, or the number
-    /// of stages. A hint at or above this index is stored split by split, one below it as a whole set.
+    /// The number of split-local stages: the index of the first cross-split stage, or the number of all stages. A hint at or
+    /// above this index is stored split by split, a hint below it as a set.
     pub fn split_local_len(&self) -> usize {
         self.ops().position(|op| !op.is_split_local()).unwrap_or(self.stages.len())
     }
 
-    /// Whether an epoch has no end: an endless `repeat` that no `take` cuts.
+    /// Whether an epoch never ends: an endless `repeat` without a `take` below it.
     pub fn is_endless(&self) -> bool {
         self.ops().fold(false, |endless, op| match op {
             StageOp::Repeat(None) => true,
@@ -75,7 +75,7 @@ impl DatasetDef {
         })
     }
 
-    /// The stage whose elements are batches at the end of the pipeline, if there is one.
+    /// The stage that makes the batches at the end of the pipeline; none if the elements are rows.
     pub fn batched_by(&self) -> Option<usize> {
         self.ops().enumerate().fold(None, |at, (i, op)| match op {
             StageOp::Unbatch => None,
@@ -84,8 +84,8 @@ impl DatasetDef {
         })
     }
 
-    /// Whether a new epoch gives other rows or another order of them: a function that draws, a `shuffle`, or
-    /// a `sample`, with a seed of their own or without.
+    /// Whether each epoch gives other rows or another order of rows: because of a random function, a `shuffle` or a `sample`,
+    /// with or without a seed of its own.
     ///
     /// # Errors
     /// An expression that does not parse, with its place.
@@ -104,7 +104,7 @@ impl DatasetDef {
         Ok(random)
     }
 
-    /// The definition with another seed, as when a job brings its own.
+    /// The definition with the seed of a job.
     #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.options.seed = Some(seed);
@@ -150,7 +150,7 @@ impl StageOp {
         matches!(self, StageOp::Batch { .. } | StageOp::PaddedBatch { .. } | StageOp::BucketByLength { .. })
     }
 
-    /// The stage's expressions, each with its place for messages: `with_columns.image`, `filter`.
+    /// The stage's expressions, each with its place for errors: `with_columns.image`, `filter`.
     pub fn expressions(&self) -> Vec<(String, &str)> {
         let own = self.name();
         match self {

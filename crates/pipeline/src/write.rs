@@ -1,21 +1,20 @@
-//! Writing a definition: complete (defaults are spelt out), so that what is read back is equal and does not
-//! depend on the reader's defaults.
+//! Writing a definition. Defaults are written, too, so that the definition reads back equal whatever the reader's defaults.
 
 use std::collections::BTreeMap;
 
 use caju_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
-use crate::base64;
+use crate::binary;
 use crate::def::{
     ColumnType, Cost, DatasetDef, FileFormat, FileSource, OnError, PythonFunction, SourceDef, StageDef,
     StageOp,
 };
-use crate::words::duration_text;
+use crate::spelling::duration_text;
 
 impl DatasetDef {
-    /// The JSON form: what travels to the dispatcher and into manifests. [`DatasetDef::from_json`] gives
-    /// back an equal definition.
+    /// The JSON form, which is sent to the dispatcher and stored in manifests. [`DatasetDef::from_json`] reads it back to an
+    /// equal definition.
     pub fn to_json(&self) -> Value {
         let mut out = self.core();
         if let Some(seed) = self.options.seed {
@@ -36,13 +35,13 @@ impl DatasetDef {
     /// The YAML form, as in a pipeline file.
     ///
     /// # Errors
-    /// `Internal` if the YAML library cannot write the tree, which no definition is known to cause.
+    /// `Internal` if the YAML library cannot write the tree. No definition is known to cause that.
     pub fn to_yaml(&self) -> Result<String> {
         serde_norway::to_string(&self.to_json())
             .map_err(|e| Error::internal(format!("a definition could not be written as YAML: {e}")))
     }
 
-    /// Name, source and steps: all that a dataset inside another one has.
+    /// Name, source and steps: the fields of a dataset inside another one.
     fn core(&self) -> Map<String, Value> {
         let mut out = Map::new();
         if let Some(name) = &self.name {
@@ -55,7 +54,7 @@ impl DatasetDef {
 }
 
 impl StageDef {
-    /// The stage as one item of `steps`: `{"batch": {"size": 256, "drop_remainder": true}}`.
+    /// The stage as an item of `steps`: `{"batch": {"size": 256, "drop_remainder": true}}`.
     pub fn to_json(&self) -> Value {
         one(self.op.name(), arguments(&self.op))
     }
@@ -67,7 +66,7 @@ fn one(name: &str, value: Value) -> Value {
     Value::Object(out)
 }
 
-/// A number as people write it: `1`, not `1.0`, and with no more digits than are exact.
+/// A number without superfluous digits: `1`, not `1.0`, and no digits beyond the exact ones.
 pub(crate) fn number(x: f64) -> Value {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let x = round(x);
@@ -78,13 +77,13 @@ pub(crate) fn number(x: f64) -> Value {
     }
 }
 
-/// A float with 15 significant digits. Parsers of JSON differ in the last bit of what has more, and a
-/// definition must be the same after every journey.
+/// Rounds a float to 15 significant digits. JSON parsers differ in the last bit of longer numbers, and a definition must
+/// stay equal through every round trip.
 pub(crate) fn round(x: f64) -> f64 {
     format!("{x:.14e}").parse().ok().filter(|y: &f64| y.is_finite()).unwrap_or(x)
 }
 
-/// A scalar with its float, if it is one, rounded.
+/// Rounds a scalar if it is a float.
 pub(crate) fn round_scalar(value: &Value) -> Value {
     match value {
         Value::Number(n) if n.is_f64() => n.as_f64().map_or(Value::Null, |x| json!(round(x))),
@@ -101,7 +100,7 @@ fn source(source: &SourceDef) -> Value {
     let value = match source {
         SourceDef::Files(files) => file_source(files),
         SourceDef::Range { start, end, step } => json!({ "start": start, "end": end, "step": step }),
-        SourceDef::Memory { ipc } => json!({ "ipc": base64::encode(ipc) }),
+        SourceDef::Memory { ipc } => json!({ "ipc": binary::encode(ipc) }),
         SourceDef::Held { sha256 } => json!({ "sha256": sha256 }),
         SourceDef::Concatenate(list) | SourceDef::Zip(list) => children(list),
         SourceDef::Sample { datasets, weights, seed } => {
@@ -130,7 +129,7 @@ fn file_source(files: &FileSource) -> Value {
     Value::Object(out)
 }
 
-/// The options of a format's reader: what its rows depend on besides the files.
+/// The options of a format's reader: all that its rows depend on in addition to the files.
 pub(crate) fn format_arguments(format: &FileFormat) -> Map<String, Value> {
     let schema = |schema: &Option<Vec<(String, ColumnType)>>| {
         schema.as_ref().map(|s| object(s.iter().map(|(name, ty)| (name.clone(), ty.to_string()))))
@@ -172,8 +171,8 @@ fn python(f: &PythonFunction) -> Value {
         "code": f.code,
         "batched": f.batched,
         "random": f.random,
-        "payload": base64::encode(&f.payload),
-        "schema": base64::encode(&f.schema),
+        "payload": binary::encode(&f.payload),
+        "schema": binary::encode(&f.schema),
     });
     if let Some(timeout) = f.timeout {
         map["timeout"] = json!(duration_text(timeout));
@@ -181,7 +180,7 @@ fn python(f: &PythonFunction) -> Value {
     map
 }
 
-/// The arguments of a stage; null if it has none.
+/// The arguments of a stage; null if there are none.
 pub(crate) fn arguments(op: &StageOp) -> Value {
     match op {
         StageOp::ParseExample { column, features } => json!({

@@ -39,7 +39,7 @@ fn stages() {
         let def = read(&format!("source: {{ range: 1 }}\nsteps: [ {above}{form} ]"));
         let op = &def.stages.last().unwrap().op;
         seen.insert(op.name());
-        // The examples of messages are right as well.
+        // The examples of error messages are correct, too.
         read(&format!("source: {{ range: 1 }}\nsteps: [ {above}{} ]", op.example()));
     }
     assert_eq!(seen, StageOp::NAMES.into_iter().collect());

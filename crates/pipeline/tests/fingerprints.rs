@@ -1,4 +1,4 @@
-//! Fingerprints: what they see, what they do not, and that they never change by accident.
+//! Fingerprints: what they cover, what they do not cover, and that they never change by accident.
 #![allow(clippy::unwrap_used, reason = "tests may unwrap; clippy exempts only test functions by itself")]
 
 mod common;
@@ -25,8 +25,8 @@ fn of(text: &str) -> Vec<String> {
     out
 }
 
-/// If these change, every snapshot ever stored is lost to its users: give `SCHEMA` a new version on purpose
-/// or find out why.
+/// If these change, no stored snapshot is found any more: either raise the version of `SCHEMA` on purpose, or find the
+/// defect.
 #[test]
 fn golden() {
     let f = FakeFunctions::default();
@@ -155,7 +155,7 @@ fn what_matters() {
         assert_eq!(differ, changed, "{from} -> {to}");
         assert!(first.iter().zip(&now).skip(3 - changed).all(|(a, b)| a != b), "{from} -> {to}");
     }
-    // Skipping is part of what is stored; how much may be skipped is not.
+    // Skipping is covered, and its limit is not.
     let skip = |limit: u32| {
         of(&base.replace("name: imagenet-train", &format!("on_error: {{ skip: {{ limit: {limit} }} }}")))
     };
@@ -255,12 +255,12 @@ fn functions_of_the_users_own_are_named_by_their_code_alone() {
     assert_ne!(id("0a", "one", "AA=="), id("0b", "one", "AA=="));
 }
 
-/// Where anybody may send functions, rows are stored under a name that covers what was sent: one function cannot pass for
-/// another's by saying that its code is the same.
+/// Where clients may send functions, the fingerprint covers the functions as they were sent: a function cannot pass for
+/// another user's by giving the same digest.
 #[test]
 fn rows_of_functions_that_others_sent_are_named_by_the_functions() {
     let names = |believes: bool, payload: &str| {
-        let f = FakeFunctions { believes_code: believes, ..FakeFunctions::default() };
+        let f = FakeFunctions { trusts_code: believes, ..FakeFunctions::default() };
         let step = format!("python: {{ kind: filter, code: '0a', name: f, payload: '{payload}' }}");
         let def = read(&format!("source: {{ range: 3 }}\nsteps: [ {step}, autocache: h ]"));
         (prefix_fingerprints(&def, &f).unwrap()[0].fingerprint, fingerprint(&def, &f).unwrap())
@@ -304,7 +304,7 @@ fn another_seed_is_what_the_definition_with_it_says() {
     assert_eq!((same, zero), (canonical(drawn, 1), of_prefix(drawn)));
     let seeded = format!("{drawn}seed: 7\n");
     assert_eq!(reseeded(&canonical(drawn, 1), 7).unwrap(), (canonical(&seeded, 1), of_prefix(&seeded)));
-    // Nothing draws: there is only one fingerprint.
+    // Nothing draws random numbers: there is only one fingerprint.
     assert_eq!(reseeded(&canonical(&imagenet(), 5), 7), None);
 }
 
@@ -317,7 +317,7 @@ fn rows_that_a_process_holds_are_named_as_those_in_the_definition() {
     assert_eq!(fingerprint(&same, &f).unwrap(), fingerprint(&inline, &f).unwrap());
     let other = held(content_name(b"other rows"));
     assert_ne!(fingerprint(&other, &f).unwrap(), fingerprint(&inline, &f).unwrap());
-    // They travel by name.
+    // They are sent by name.
     assert_eq!(DatasetDef::from_json(&same.to_json()).unwrap(), same);
     let e = DatasetDef::from_json_str(r#"{"source": {"memory": {"sha256": "abc"}}}"#).unwrap_err();
     assert!(e.message().starts_with("source.memory.sha256: expected 64 hexadecimal digits"), "{e}");

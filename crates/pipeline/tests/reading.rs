@@ -1,4 +1,4 @@
-//! Short forms, and the messages of what is refused.
+//! Short forms, and the messages of refused definitions.
 #![allow(clippy::unwrap_used, reason = "tests may unwrap; clippy exempts only test functions by itself")]
 
 use std::path::Path;
@@ -14,7 +14,7 @@ fn read(text: &str) -> Result<DatasetDef, String> {
 }
 
 fn step(text: &str) -> Result<StageOp, String> {
-    // Something that may stand below a batch gets one.
+    // A stage that may be below a batch gets a batch.
     let above = if text == "unbatch" { "  - batch: 2\n" } else { "" };
     let def = read(&format!("source: {{ range: 10 }}\nsteps:\n{above}  - {text}\n"))?;
     Ok(def.stages.last().unwrap().op.clone())
@@ -394,7 +394,7 @@ fn order_of_stages() {
     assert!(!cut.is_endless());
 }
 
-/// Definitions made in code pass by the reader, so the check stands on its own feet.
+/// Definitions made in code bypass the reader, so validation has to find all errors itself.
 #[test]
 fn definitions_made_in_code_are_checked() {
     let good = read(

@@ -1,4 +1,4 @@
-//! What is written reads back equal; what cannot be read is an error and never a panic.
+//! A written definition reads back equal. Text that cannot be read is an error and never a panic.
 #![allow(clippy::unwrap_used, reason = "tests may unwrap; clippy exempts only test functions by itself")]
 
 mod common;
@@ -37,13 +37,13 @@ proptest! {
         prop_assert!(describe(&def).iter().all(|line| !line.contains('\n')));
     }
 
-    /// Names, hints and the order of keys name nothing that is computed.
+    /// Names, hints and the order of keys do not change the fingerprint.
     #[test]
     fn fingerprints_see_only_what_is_computed(def in definition()) {
         let f = FakeFunctions::default();
         let whole = fingerprint(&def, &f).unwrap();
         let sorted = DatasetDef::from_json(&backwards(&def.to_json())).unwrap();
-        // The schema of a CSV file without a header is a list in disguise.
+        // The schema of a CSV file without a header is an ordered list.
         if !def.to_json().to_string().contains("\"schema\"") {
             prop_assert_eq!(fingerprint(&sorted, &f).unwrap(), whole);
         }
@@ -77,7 +77,7 @@ proptest! {
         }
     }
 
-    /// The source and the step are wrapped rightly, so that the readers of arguments are reached.
+    /// The source and the step are wrapped correctly, so that the readers of arguments are reached.
     #[test]
     fn any_arguments_are_read_or_refused(source in tree(), step in tree(), at in 0usize..20, kind in 0usize..12) {
         let kinds = ["tfrecord", "parquet", "arrow", "webdataset", "csv", "json", "images", "range", "memory",

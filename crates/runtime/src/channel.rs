@@ -1,8 +1,8 @@
 //! A bounded channel whose end is a positive mark.
 //!
-//! The receiver of an ordinary channel cannot tell a producer that is done from one that panicked or was aborted: both
-//! drop their sender. Here every [`Sender`] says [`Sender::finish`], or [`Sender::fail`] with the reason. A sender that
-//! is dropped without either makes the receiver yield an error that names it, never the end of the stream.
+//! The receiver of an ordinary channel cannot distinguish a producer that is done from one that panicked or was aborted:
+//! both drop their senders. Here every [`Sender`] ends by [`Sender::finish`], or by [`Sender::fail`] with the reason. If a
+//! sender is dropped without either, the receiver yields an error that names it, never the end of the stream.
 
 use std::fmt;
 use std::pin::Pin;
@@ -15,9 +15,9 @@ use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use crate::TaskName;
+use crate::tasks::TaskName;
 
-/// A channel for at most `capacity` items (at least one) at a time. `name` is what errors call the first sender.
+/// A channel that holds at most `capacity` items (at least one). `name` names the first sender in errors.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> caju_types::Result<()> {
@@ -40,7 +40,7 @@ pub fn channel<T>(name: impl Into<TaskName>, capacity: usize) -> (Sender<T>, Rec
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Why the stream has no end: the first sender that stopped without one.
+    /// The error of the first sender that was dropped without an end mark.
     broken: Mutex<Option<Error>>,
     receiver: AtomicWaker,
 }
@@ -63,38 +63,38 @@ pub struct Receiver<T> {
 }
 
 impl<T> Sender<T> {
-    /// One more sender of the same channel, which has to finish, too.
+    /// Another sender of the same channel. It has to finish, too.
     pub fn another(&self, name: impl Into<TaskName>) -> Self {
         let (items, shared) = (self.items.clone(), Arc::clone(&self.shared));
         Self { name: name.into(), items, shared, finished: false }
     }
 
-    /// What errors call this sender.
+    /// The sender's name in errors.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Sends an item, waiting for room.
+    /// Sends an item. Waits while the channel is full.
     ///
     /// # Errors
-    /// `Cancelled` if the receiver is gone: nobody wants more.
+    /// `Cancelled` if the receiver was dropped.
     pub async fn send(&self, item: T) -> Result<()> {
-        self.items.send(Ok(item)).await.map_err(|_| self.unheard())
+        self.items.send(Ok(item)).await.map_err(|_| self.no_receiver())
     }
 
-    /// Says that everything was sent.
+    /// Marks that this sender has sent everything.
     pub fn finish(mut self) {
         self.finished = true;
     }
 
-    /// Ends the stream with an error, behind what was sent before.
+    /// Ends the stream with an error, after what was sent before.
     pub async fn fail(mut self, error: Error) {
-        // Without a receiver there is nobody to tell.
+        // Without a receiver the error is of no use.
         self.items.send(Err(error)).await.ok();
         self.finished = true;
     }
 
-    /// Finishes or fails, by the outcome of the work that was to send everything.
+    /// Finishes or fails, by the result of the work that sends.
     pub async fn end(self, outcome: Result<()>) {
         match outcome {
             Ok(()) => self.finish(),
@@ -102,12 +102,12 @@ impl<T> Sender<T> {
         }
     }
 
-    /// Whether the receiver is gone.
+    /// Whether the receiver was dropped.
     pub fn is_closed(&self) -> bool {
         self.items.is_closed()
     }
 
-    fn unheard(&self) -> Error {
+    fn no_receiver(&self) -> Error {
         Error::cancelled(format!("{}: nobody takes its items any more", self.name))
     }
 }
@@ -131,25 +131,26 @@ impl<T> fmt::Debug for Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// The next item. An error is the last one; `None` comes only when every sender has finished, or after an error.
-    /// Cancelling the wait loses nothing.
+    /// The next item. An error is the last item. `None` comes only when every sender has finished, or after an error. The
+    /// method is cancel safe: a cancelled wait loses no item.
     ///
     /// # Errors
-    /// What a sender failed with, or `Internal` if a sender was dropped without [`Sender::finish`]. The error names it.
+    /// The error with which a sender failed, or `Internal` if a sender was dropped without [`Sender::finish`]. The error
+    /// names the sender.
     pub async fn recv(&mut self) -> Option<Result<T>> {
         std::future::poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    /// As [`Receiver::recv`], for hand-written futures.
+    /// [`Receiver::recv`] for hand-written futures.
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T>>> {
         if self.over {
             return Poll::Ready(None);
         }
-        // A sender that breaks from here on wakes this task.
+        // A sender that is dropped from here on wakes this task.
         self.shared.receiver.register(cx.waker());
         let next = match self.items.poll_recv(cx) {
             Poll::Ready(Some(item)) => Some(item),
-            // What was sent before comes first; senders that go on are not waited for.
+            // Items that were sent before come first. Other senders are not waited for.
             Poll::Pending => match self.shared.broken.lock().clone() {
                 Some(error) => Some(Err(error)),
                 None => return Poll::Pending,

@@ -91,7 +91,7 @@ async fn panics_aborts_and_stops_of_the_sending_task_are_errors() {
     assert!(receiver.recv().await.unwrap().is_err());
 }
 
-/// What one sender does in the end.
+/// How a sender ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Finish,
@@ -120,7 +120,7 @@ async fn send_all(sender: Sender<(usize, u32)>, which: usize, items: u32, end: E
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever the senders do: everything arrives in each sender's order and then the end, or an error names a sender
+    /// Whatever the senders do: either all items arrive in each sender's order, and then the end, or an error names a sender
     /// that did not finish.
     #[test]
     fn an_end_means_that_everything_was_sent(
@@ -143,7 +143,7 @@ proptest! {
                 running.push((end, tasks.spawn("sending", send_all(sender, which, items, end))));
             }
             first.finish();
-            // Aborted tasks end at once, wherever they are.
+            // Aborted tasks end at their next await.
             running.retain(|(end, _)| *end != End::Abort);
             let (mut received, mut error) = (Vec::new(), None);
             while let Some(item) = receiver.next().await {

@@ -1,4 +1,4 @@
-//! Time as a dependency, so that tests decide what time it is.
+//! Time as a dependency, so that tests can set it.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -6,25 +6,25 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 
-/// Where times come from. Rooms hold an `Arc<dyn Clock>`; nothing else reads the time of day.
+/// A source of times. Code that needs the time holds an `Arc<dyn Clock>`.
 #[async_trait]
 pub trait Clock: Debug + Send + Sync {
     /// Monotonic time since an arbitrary origin.
     fn now(&self) -> Duration;
-    /// Wall-clock time since the Unix epoch, for records that people read.
+    /// Wall-clock time since the Unix epoch.
     fn unix_time(&self) -> Duration;
-    /// Waits.
+    /// Waits for a duration.
     async fn sleep(&self, duration: Duration);
 }
 
-/// The machine's clock.
+/// The system's clock.
 #[derive(Debug)]
 pub struct SystemClock {
     origin: Instant,
 }
 
 impl SystemClock {
-    /// The machine's clock, shared.
+    /// The system's clock, shared.
     pub fn shared() -> Arc<dyn Clock> {
         Arc::new(Self { origin: Instant::now() })
     }

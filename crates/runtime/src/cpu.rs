@@ -1,4 +1,4 @@
-//! A pool of threads for work that computes, apart from the threads that wait (design habit 13).
+//! A pool of threads for CPU work, separate from the async runtime's threads (design habit 13).
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,19 +10,20 @@ use caju_types::{Error, Result};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tokio::sync::oneshot;
 
-use crate::{panic_text, thread_cpu_time};
+use crate::panics::panic_text;
+use crate::process::thread_cpu_time;
 
 type Work = Box<dyn FnOnce() + Send>;
 
 thread_local! {
-    /// The thread's CPU time when its last piece of work was done.
-    static DONE: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    /// The thread's CPU time at the end of its last piece of work.
+    static LAST_END: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// CPU time that this thread of a pool spent between its last piece of work and now: handing the result over, and finding
-/// the next piece. Called at the start of a piece of work, it is the price of having handed that piece to the pool.
-pub fn handing_over() -> Duration {
-    thread_cpu_time().saturating_sub(DONE.get())
+/// CPU time that this pool thread spent since its last piece of work: delivering the result, and taking the next piece.
+/// Called at the start of a piece of work, it is the overhead of using the pool for that piece.
+pub fn handover_cpu_time() -> Duration {
+    thread_cpu_time().saturating_sub(LAST_END.get())
 }
 
 /// A fixed number of threads that run closures in the order of submission. Clones share the threads.
@@ -37,8 +38,8 @@ struct Inner {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Submissions that may wait before a submitter has to.
-const QUEUE: usize = 4096;
+/// Closures that may be queued. A further submission blocks its submitter.
+const MAX_QUEUED: usize = 4096;
 
 impl CpuPool {
     /// A pool of `threads` threads (at least one).
@@ -46,7 +47,7 @@ impl CpuPool {
     /// # Errors
     /// `ResourceExhausted` if the system gives no thread.
     pub fn new(threads: usize) -> Result<Self> {
-        let (sender, receiver): (Sender<Work>, Receiver<Work>) = bounded(QUEUE);
+        let (sender, receiver): (Sender<Work>, Receiver<Work>) = bounded(MAX_QUEUED);
         let threads = (0..threads.max(1))
             .map(|i| {
                 let receiver = receiver.clone();
@@ -70,8 +71,8 @@ impl CpuPool {
         self.inner.threads.len()
     }
 
-    /// Runs a closure on the pool. A panic in it becomes an `Internal` error. Dropping the future lets the
-    /// closure run to its end unheard.
+    /// Runs a closure on the pool. A panic in it becomes an `Internal` error. If the future is dropped, the closure runs to
+    /// its end and its result is dropped.
     pub fn run<T, F>(&self, work: F) -> impl Future<Output = Result<T>> + Send + use<T, F>
     where
         T: Send + 'static,
@@ -80,8 +81,8 @@ impl CpuPool {
         let (tx, rx) = oneshot::channel();
         let job: Work = Box::new(move || {
             let result = catch_unwind(AssertUnwindSafe(work));
-            DONE.set(thread_cpu_time());
-            // The receiver may be gone: its task was cancelled.
+            LAST_END.set(thread_cpu_time());
+            // The receiver is gone if its task was cancelled.
             drop(tx.send(result));
         });
         let accepted = self.inner.sender.as_ref().is_some_and(|s| s.send(job).is_ok());
@@ -104,7 +105,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.sender = None;
         for thread in self.threads.drain(..) {
-            // The last handle may be dropped on a pool thread: it cannot join itself.
+            // The last handle may be dropped on a pool thread, which cannot join itself.
             if thread.thread().id() != std::thread::current().id() {
                 drop(thread.join());
             }

@@ -1,12 +1,12 @@
-//! Everything ambient, in one place: time, tasks, threads, the process and object stores.
+//! The environment of a process, in one place: time, tasks, threads, memory, the process itself and object stores.
 //!
-//! Other rooms get these handed in. A lint (`clippy.toml`) bans reading the clock, spawning tasks and
-//! opening unbounded queues anywhere else, so that tests can be exact and shutdown complete.
+//! Other crates get handles from here. A lint (`clippy.toml`) bans reading the clock, spawning tasks and opening unbounded
+//! queues anywhere else, so that tests can be exact and shutdown complete.
 
-mod aside;
 mod channel;
 mod clock;
 mod cpu;
+mod isolated;
 mod mapped;
 mod ordered;
 mod panics;
@@ -17,11 +17,11 @@ pub mod recycle;
 pub mod stores;
 mod tasks;
 
-pub use aside::{Aside, is_aside};
 pub use caju_types::budget;
 pub use channel::{Receiver, Sender, channel};
 pub use clock::{Clock, SystemClock};
-pub use cpu::{CpuPool, handing_over};
+pub use cpu::{CpuPool, handover_cpu_time};
+pub use isolated::{IsolatedThreads, on_isolated_thread};
 pub use mapped::MappedFile;
 pub use ordered::{LockRank, OrderedGuard, OrderedMutex};
 pub use panics::{Caught, catch, caught, panic_text};

@@ -1,7 +1,7 @@
-//! Panics become errors.
+//! Turns panics into errors.
 //!
-//! Libraries that decode files may panic on damaged bytes. Work that can meet such bytes runs within [`catch`],
-//! [`caught`] or [`Caught`]: a panic is then an `Internal` error that names the work, and never a short result.
+//! Libraries that decode files may panic on damaged bytes. Work on such bytes runs within [`catch`], [`caught`] or
+//! [`Caught`]. A panic is then an `Internal` error that names the work, and never a short result.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +12,7 @@ use caju_types::{Error, Result};
 use futures::stream::{FusedStream, Stream};
 use futures::{FutureExt, StreamExt};
 
-/// The message of a panic, as far as it is text.
+/// The message of a panic, if it is text.
 pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
     panic
         .downcast_ref::<&str>()
@@ -26,7 +26,7 @@ pub(crate) fn panicked(name: &str, panic: &(dyn Any + Send)) -> Error {
     Error::internal(format!("{name} panicked: {}", panic_text(panic)))
 }
 
-/// Runs a closure.
+/// Runs a closure, and turns its panic into an error.
 ///
 /// # Errors
 /// `Internal`, with `name` and the panic's message, if the closure panics.
@@ -34,7 +34,7 @@ pub fn catch<T>(name: &str, work: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panicked(name, &*panic))
 }
 
-/// Runs a future.
+/// Runs a future, and turns its panic into an error.
 ///
 /// # Errors
 /// `Internal`, with `name` and the panic's message, if the future panics.
@@ -42,7 +42,7 @@ pub async fn caught<F: Future>(name: &str, future: F) -> Result<F::Output> {
     AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| panicked(name, &*panic))
 }
 
-/// A stream of results whose panic is its last item: an error that `on_panic` makes of the panic's message.
+/// A stream of results that turns a panic into its last item: the error that `on_panic` makes from the panic's message.
 #[derive(Debug)]
 pub struct Caught<S, F> {
     stream: Option<S>,
@@ -69,7 +69,7 @@ where
         let item = match catch_unwind(AssertUnwindSafe(|| stream.poll_next_unpin(cx))) {
             Ok(poll) => ready!(poll),
             Err(panic) => {
-                // What panicked is in no state to be asked again.
+                // A stream that panicked must not be polled again.
                 me.stream = None;
                 return Poll::Ready(Some(Err((me.on_panic)(panic_text(&*panic)))));
             }

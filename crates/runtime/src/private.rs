@@ -1,4 +1,4 @@
-//! Folders of one process alone, removed with it, or by the next process of their kind if it was killed.
+//! Private folders of a process. A folder is removed with its process, or by the next process if the owner was killed.
 
 use std::fs::File;
 use std::io;
@@ -8,34 +8,34 @@ use std::path::Path;
 use caju_types::{Error, Result};
 use tempfile::TempDir;
 
-/// In each folder, locked for as long as its owner lives, in whatever container that is: process numbers say nothing
-/// across containers that share a temporary folder.
+/// The lock file in each folder. Its owner holds the lock for as long as it lives. A process id would not do: containers
+/// that share a temporary folder have process ids of their own.
 const OWNER: &str = "owner.lock";
-/// The lock's name until it is held.
+/// The lock file's name until its lock is held.
 const UNOWNED: &str = "owner.new";
-/// What the names of private cache folders begin with.
-const CACHE: &str = "caju-cache-";
+/// The prefix of the names of private cache folders.
+const CACHE_PREFIX: &str = "caju-cache-";
 
-/// A folder that nobody else uses, and the lock that shows that somebody does.
+/// A folder of this process alone, and the lock that marks it as used.
 #[derive(Debug)]
 pub struct PrivateFolder {
-    // Goes first: a folder without its lock would look like one that is not finished.
+    // Dropped before the lock: a folder without a held lock could be swept by another process.
     folder: TempDir,
     _owner: File,
 }
 
 impl PrivateFolder {
-    /// Makes a folder in `at` whose name begins with `prefix`. Folders there of the same prefix whose owners are gone
-    /// are removed first, as far as that is possible.
+    /// Creates a folder in `at` whose name begins with `prefix`. Folders with this prefix whose owners are gone are removed
+    /// first, as far as possible.
     ///
     /// # Errors
     /// What the file system reports.
     pub fn new(at: &Path, prefix: &str) -> io::Result<Self> {
         let own = std::fs::Permissions::from_mode(0o700);
         let folder = tempfile::Builder::new().prefix(prefix).permissions(own).tempdir_in(at)?;
-        // Whose folders are ours is told by one that was just made.
+        // The user id of a new folder tells which folders are ours.
         sweep(at, prefix, folder.path().metadata()?.uid());
-        // Under its own name only when it is locked: somebody who sweeps at this moment must not find it free.
+        // The lock file gets its name only once it is locked: a concurrent sweep must not find it unlocked.
         let (unowned, owned) = (folder.path().join(UNOWNED), folder.path().join(OWNER));
         let owner = File::create(&unowned)?;
         owner.lock()?;
@@ -43,7 +43,7 @@ impl PrivateFolder {
         Ok(Self { folder, _owner: owner })
     }
 
-    /// Where it is.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
@@ -52,25 +52,25 @@ impl PrivateFolder {
 /// A folder for the snapshots of this process, in the folder for temporary files.
 ///
 /// # Errors
-/// `Unavailable`, saying how to name another place.
+/// `Unavailable`, which says how to choose another folder.
 pub fn private_cache() -> Result<PrivateFolder> {
     let at = std::env::temp_dir();
-    PrivateFolder::new(&at, CACHE).map_err(|e| {
+    PrivateFolder::new(&at, CACHE_PREFIX).map_err(|e| {
         Error::unavailable(format!(
-            "no private cache folder can be made in {}: {e}; name a folder or URL for the cache, or set TMPDIR",
+            "no private cache folder can be created in {}: {e}; give a folder or URL for the cache, or set TMPDIR",
             at.display()
         ))
     })
 }
 
-/// Removes folders of user `uid` whose lock nobody holds. Best effort: they are in nobody's way but the disk's.
+/// Removes folders of user `uid` whose locks are not held. Best effort: a folder that stays only takes disk space.
 fn sweep(at: &Path, prefix: &str, uid: u32) {
     let Ok(entries) = std::fs::read_dir(at) else { return };
     for entry in entries.flatten() {
         if !entry.file_name().to_str().is_some_and(|n| n.starts_with(prefix)) {
             continue;
         }
-        // Without a lock it is not one of ours, or not finished.
+        // A folder without a lock file is not ours, or is being created.
         let Some(owner) = lock_file(&entry.path(), uid) else { continue };
         if owner.try_lock().is_ok() {
             drop(std::fs::remove_dir_all(entry.path()));
@@ -78,14 +78,14 @@ fn sweep(at: &Path, prefix: &str, uid: u32) {
     }
 }
 
-/// The lock file of a private folder. Anybody can make such names in a folder for temporary files: what is not a folder
-/// that only `uid` can use, with a plain file in it, is left alone, and nothing here waits.
+/// Opens the lock file of a private folder. Anybody can create such names in a folder for temporary files. So anything but
+/// a folder that only `uid` can use, with a regular file in it, is skipped. Nothing here blocks.
 fn lock_file(folder: &Path, uid: u32) -> Option<File> {
     let found = folder.symlink_metadata().ok()?;
     if !found.is_dir() || found.uid() != uid || found.mode() & 0o077 != 0 {
         return None;
     }
-    // Opening a pipe would wait for somebody to write into it.
+    // Opening a pipe would block until a process writes into it.
     let mut options = File::options();
     options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC);
     let owner = options.open(folder.join(OWNER)).ok()?;
@@ -129,7 +129,7 @@ mod tests {
         let (send, made) = sync_channel(1);
         let at = all.path().to_owned();
         // Opening the pipe would wait for ever.
-        std::thread::spawn(move || send.send(PrivateFolder::new(&at, CACHE).map(drop)));
+        std::thread::spawn(move || send.send(PrivateFolder::new(&at, CACHE_PREFIX).map(drop)));
         made.recv_timeout(Duration::from_secs(60)).expect("a pipe holds nobody up").unwrap();
         for left in
             ["caju-cache-pipe", "caju-cache-open", "caju-cache-link", "caju-cache-linked", "elsewhere"]
@@ -147,11 +147,11 @@ mod tests {
             std::fs::DirBuilder::new().mode(0o700).create(&at).unwrap();
             owner.then(|| File::create(at.join(OWNER)).unwrap())
         };
-        let living = PrivateFolder::new(all.path(), CACHE).unwrap();
+        let living = PrivateFolder::new(all.path(), CACHE_PREFIX).unwrap();
         drop(make("caju-cache-dead", true));
         drop(make("caju-cache-of-others", false));
         drop(make("something-else", true));
-        let next = PrivateFolder::new(all.path(), CACHE).unwrap();
+        let next = PrivateFolder::new(all.path(), CACHE_PREFIX).unwrap();
         let left = |name: &str| all.path().join(name).exists();
         assert!(living.path().exists() && next.path() != living.path());
         assert!(left("caju-cache-of-others") && left("something-else") && !left("caju-cache-dead"));

@@ -1,4 +1,4 @@
-//! What the operating system says about this process.
+//! Facts of the operating system about this process: times, memory, environment, identity.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -26,8 +26,8 @@ fn clock(id: libc::clockid_t) -> Duration {
     Duration::new(u64::try_from(ts.tv_sec).unwrap_or(0), u32::try_from(ts.tv_nsec).unwrap_or(0))
 }
 
-/// Blocks that the calling thread had to fetch from devices so far; 0 where the system does not say. A read that
-/// does not raise it was served from memory.
+/// Blocks that the calling thread had to read from devices so far; 0 where the system does not tell. A read that leaves the
+/// number unchanged was served from memory.
 pub fn thread_blocks_read() -> u64 {
     #[cfg(target_os = "linux")]
     {
@@ -49,12 +49,12 @@ fn thread_usage() -> Option<libc::rusage> {
     (rc == 0).then(|| unsafe { usage.assume_init() })
 }
 
-/// The most memory that this process has held at once, in bytes; 0 where the system does not say.
+/// The peak resident memory of this process, in bytes; 0 where the system does not tell.
 pub fn peak_rss_bytes() -> u64 {
     status_kib("VmHWM:") * 1024
 }
 
-/// The memory that this process holds now, in bytes; 0 where the system does not say.
+/// The resident memory of this process, in bytes; 0 where the system does not tell.
 pub fn rss_bytes() -> u64 {
     status_kib("VmRSS:") * 1024
 }
@@ -67,35 +67,35 @@ fn status_kib(key: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// The variables of this process's environment whose names are wanted, for a process that it starts.
+/// The variables of this process's environment whose names are `wanted`, for a child process.
 pub fn environment(wanted: impl Fn(&str) -> bool) -> Vec<(OsString, OsString)> {
     std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(&wanted)).collect()
 }
 
-/// Names a process of a host, unlike every other process that the host had or will have.
+/// Identifies a process of a host among all processes that the host has, had or will have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
-    /// The start of the host's kernel, and the space of process numbers (a container has one of its own).
+    /// The boot id of the host's kernel, and the namespace of process ids (a container has one of its own).
     host: String,
     pid: u32,
-    /// When it began, in the kernel's ticks since its start.
+    /// The start of the process, in the kernel's ticks since boot.
     began: u64,
 }
 
 impl ProcessIdentity {
-    /// This process; none where the system does not say.
+    /// This process; none where the system does not tell.
     pub fn current() -> Option<Self> {
         let pid = std::process::id();
         Some(Self { host: host()?, pid, began: stat(pid)?.1 })
     }
 
-    /// Whether this was a process of this host and has ended. False where that cannot be known.
+    /// Whether this was a process of this host and has ended. False where that is unknown.
     pub fn is_gone(&self) -> bool {
         if host().as_deref() != Some(self.host.as_str()) {
             return false;
         }
         match stat(self.pid) {
-            // A zombie has ended, and only its parent has not looked yet.
+            // A zombie has ended: its parent has not waited for it yet.
             Some((state, began)) => began != self.began || matches!(state, 'Z' | 'X'),
             None => !exists(self.pid),
         }
@@ -108,36 +108,37 @@ fn host() -> Option<String> {
     Some(format!("{} {}", kernel.trim(), space.display()))
 }
 
-/// The state of a process and when it began; none if there is none, or it is hidden.
+/// The state of a process and its start; none if it does not exist or is hidden.
 fn stat(pid: u32) -> Option<(char, u64)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may contain anything.
+    // The process's name, in parentheses, may contain anything.
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?.chars().next()?;
     // `starttime` is the 22nd field, and `state` the third.
     Some((state, fields.nth(18)?.parse().ok()?))
 }
 
-/// Whether there is a process of this number, also one of somebody else.
+/// Whether a process with this id exists, also one of another user.
 #[allow(unsafe_code, reason = "kill has no safe wrapper in std")]
 fn exists(pid: u32) -> bool {
     let Ok(pid) = libc::pid_t::try_from(pid) else { return false };
-    // SAFETY: signal 0 only looks whether the process is there.
+    // SAFETY: signal 0 only checks that the process exists.
     let sent = unsafe { libc::kill(pid, 0) } == 0;
     sent || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
 #[cfg(test)]
-#[cfg(target_os = "linux")]
 mod tests {
+    #![cfg(target_os = "linux")]
+
     use super::*;
 
     #[test]
-    fn a_process_that_ended_is_gone_and_others_are_not() {
+    fn only_a_process_that_ended_is_gone() {
         let me = ProcessIdentity::current().unwrap();
         assert!(!me.is_gone());
         let earlier = ProcessIdentity { began: me.began - 1, ..me.clone() };
-        assert!(earlier.is_gone(), "its number was given again");
+        assert!(earlier.is_gone(), "its id was used again");
         let elsewhere = ProcessIdentity { host: "another host".into(), ..earlier };
         assert!(!elsewhere.is_gone(), "nothing is known of other hosts");
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();

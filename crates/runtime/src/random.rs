@@ -1,13 +1,13 @@
-//! Randomness that nobody can guess.
+//! Cryptographically secure random numbers.
 
 use std::io::Read as _;
 
 use caju_types::{Error, Result, Secret};
 
-/// A secret from the operating system's random numbers.
+/// A secret from the operating system's random number generator.
 ///
 /// # Errors
-/// `Internal` if the system has none to give.
+/// `Internal` if the system gives no random numbers.
 pub fn random_secret() -> Result<Secret> {
     let mut bytes = [0; Secret::BYTES];
     let source = "/dev/urandom";

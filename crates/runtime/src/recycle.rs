@@ -1,18 +1,18 @@
-//! Recycled memory for bytes on their way between a store and the engine.
+//! A pool of buffers for bytes in transit between a store and the engine.
 //!
-//! Reads of sources and blocks of parts are megabytes that live for milliseconds. From the allocator each of them is
-//! fresh memory, which the kernel has to map and clear: when parts were written that was a tenth of all CPU time
-//! (`clear_page_erms` under `perf`). Here they come back when the last slice of them is dropped.
+//! Reads of sources and blocks of parts are megabytes that live for milliseconds. The allocator gives each of them new
+//! memory, which the kernel has to map and clear. In writing parts that took a tenth of all CPU time (`clear_page_erms`
+//! under `perf`). A buffer of this pool returns to it when its last slice is dropped.
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-/// Allocations below this size are left to the allocator, which keeps them anyway.
-const SMALL: usize = 256 << 10;
-/// Allocations above this size are too rare to be kept.
-const LARGE: usize = 32 << 20;
-/// The most bytes that lie idle, for the whole process.
-const IDLE_BYTES: usize = 48 << 20;
+/// The bytes of the smallest pooled buffer. The allocator itself recycles smaller ones.
+const MIN_BYTES: usize = 256 << 10;
+/// The bytes of the largest pooled buffer. Larger ones are too rare to keep.
+const MAX_BYTES: usize = 32 << 20;
+/// The most bytes of idle buffers in the process. It bounds the memory that the pool wastes.
+const MAX_IDLE_BYTES: usize = 48 << 20;
 
 static IDLE: Mutex<Idle> = Mutex::new(Idle { buffers: Vec::new(), bytes: 0 });
 
@@ -21,7 +21,7 @@ struct Idle {
     bytes: usize,
 }
 
-/// An empty vector with room for `len` bytes.
+/// An empty vector with a capacity of at least `len` bytes.
 ///
 /// ```
 /// let mut memory = caju_runtime::recycle::take(1 << 20);
@@ -30,11 +30,11 @@ struct Idle {
 /// assert_eq!(&bytes[..4], b"some");
 /// ```
 pub fn take(len: usize) -> Vec<u8> {
-    if !(SMALL..=LARGE).contains(&len) {
+    if !(MIN_BYTES..=MAX_BYTES).contains(&len) {
         return Vec::with_capacity(len);
     }
     let mut idle = IDLE.lock();
-    // The smallest that is large enough, unless that wastes more than it holds.
+    // The smallest buffer that is large enough, unless more than half of it would be wasted.
     let fits = |b: &Vec<u8>| b.capacity() >= len && b.capacity() / 2 <= len;
     let best = idle.buffers.iter().enumerate().filter(|(_, b)| fits(b)).min_by_key(|(_, b)| b.capacity());
     let Some(i) = best.map(|(i, _)| i) else {
@@ -46,9 +46,9 @@ pub fn take(len: usize) -> Vec<u8> {
     found
 }
 
-/// The vector's content; its memory is recycled when nobody looks at it any more.
+/// The content of the vector. Its memory returns to the pool when the last slice is dropped.
 pub fn bytes(memory: Vec<u8>) -> Bytes {
-    if !(SMALL..=LARGE).contains(&memory.capacity()) {
+    if !(MIN_BYTES..=MAX_BYTES).contains(&memory.capacity()) {
         return memory.into();
     }
     Bytes::from_owner(Recycled(memory))
@@ -67,15 +67,15 @@ impl Drop for Recycled {
         let mut memory = std::mem::take(&mut self.0);
         memory.clear();
         let mut idle = IDLE.lock();
-        if idle.bytes + memory.capacity() > IDLE_BYTES {
-            // The oldest goes: sizes that are no longer asked for must not stay for ever.
+        if idle.bytes + memory.capacity() > MAX_IDLE_BYTES {
+            // The oldest buffer is dropped: sizes that are no longer used must not stay for ever.
             if idle.buffers.is_empty() {
                 return;
             }
             let old = idle.buffers.remove(0);
             idle.bytes -= old.capacity();
         }
-        if idle.bytes + memory.capacity() <= IDLE_BYTES {
+        if idle.bytes + memory.capacity() <= MAX_IDLE_BYTES {
             idle.bytes += memory.capacity();
             idle.buffers.push(memory);
         }
@@ -86,7 +86,7 @@ impl Drop for Recycled {
 mod tests {
     use super::*;
 
-    // One test: the pool is the process's.
+    // One test, because the process has one pool.
     #[test]
     fn memory_comes_back_when_its_last_slice_goes_and_idles_within_a_bound() {
         let mut memory = take(1 << 20);
@@ -96,7 +96,7 @@ mod tests {
         let slice = whole.slice(10..20);
         drop(whole);
         let other = take(1 << 20);
-        assert_ne!(other.as_ptr(), at, "a slice is still looked at");
+        assert_ne!(other.as_ptr(), at, "a slice is still in use");
         assert_eq!(&slice[..], &[7; 10]);
         drop(slice);
         let again = take(1 << 20);
@@ -113,7 +113,7 @@ mod tests {
             .collect();
         drop(many);
         let idle = IDLE.lock();
-        assert!(idle.bytes <= IDLE_BYTES && idle.bytes > IDLE_BYTES / 2, "{} bytes", idle.bytes);
+        assert!(idle.bytes <= MAX_IDLE_BYTES && idle.bytes > MAX_IDLE_BYTES / 2, "{} bytes", idle.bytes);
         assert_eq!(idle.bytes, idle.buffers.iter().map(Vec::capacity).sum::<usize>());
     }
 }

@@ -1,9 +1,9 @@
-//! Supervised tasks and shutdown: no task outlives the group that it belongs to, and none fails unseen.
+//! Supervised tasks and shutdown: no task outlives its group, and every failure is reported.
 //!
-//! A task ends in one of three ways: its future returns, the future panics, or the task is stopped or aborted. The
-//! last two are errors that name the task. They reach whoever awaits the [`Task`], or the observer that
-//! [`Tasks::background`] is given, or else the log. `tokio::spawn`, `JoinSet` and `spawn_blocking` give no such
-//! promise; `clippy.toml` and `scripts/check-house` ban them outside this crate.
+//! A task ends in one of three ways: its future returns, its future panics, or the task is stopped or aborted. The last two
+//! are errors that name the task. Such an error goes to the caller that awaits the [`Task`], or to the observer of
+//! [`Tasks::background`], or else to the log. `tokio::spawn`, `JoinSet` and `spawn_blocking` guarantee nothing like that:
+//! `clippy.toml` and `scripts/check-house` ban them outside this crate.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -21,22 +21,22 @@ use tokio_util::task::TaskTracker;
 
 use crate::panics::{catch, caught};
 
-/// What a task is called in errors: `reader of file:///data/a.parquet`.
+/// The name of a task in errors, such as `reader of file:///data/a.parquet`.
 pub type TaskName = Cow<'static, str>;
 
 /// A group of tasks with one stop signal. Clones share the group.
 ///
-/// Tasks watch [`Tasks::stopped`]; [`Tasks::shutdown`] signals it and waits, within a bound, for all of them.
+/// [`Tasks::shutdown`] gives the stop signal, which ends [`Tasks::stopped`], and waits for all tasks within a bound.
 #[derive(Debug, Clone, Default)]
 pub struct Tasks {
     token: CancellationToken,
     tracker: TaskTracker,
 }
 
-/// A task of a group. Awaiting it gives what its future returned.
+/// A task of a group. Awaiting it gives the result of its future.
 ///
-/// Dropping the handle of [`Tasks::spawn`] aborts the task. A task of [`Tasks::spawn_graceful`] goes on; if it then
-/// panics, the log has it.
+/// Dropping the handle of [`Tasks::spawn`] aborts the task. A task of [`Tasks::spawn_graceful`] runs on; a later panic of
+/// it is logged.
 ///
 /// # Errors
 /// Awaiting gives `Internal` if the task panicked or was aborted, and `Cancelled` if its group was stopped. Both name
@@ -56,14 +56,14 @@ impl Tasks {
         Self::default()
     }
 
-    /// A group that stops when this one stops, and may stop before it.
+    /// A group that stops when this one stops, or earlier.
     #[must_use]
     pub fn child(&self) -> Self {
         Self { token: self.token.child_token(), tracker: self.tracker.clone() }
     }
 
-    /// Runs a future as a task of this group. It is dropped at its next await when the group stops or the handle is
-    /// dropped.
+    /// Runs a future as a task of this group. When the group stops or the handle is dropped, the future is dropped at its
+    /// next await.
     pub fn spawn<F>(&self, name: impl Into<TaskName>, future: F) -> Task<F::Output>
     where
         F: Future + Send + 'static,
@@ -74,8 +74,7 @@ impl Tasks {
         self.start(name, supervised, true)
     }
 
-    /// Runs a future that looks at the stop signal itself and finishes its work in order. It goes on when the handle is
-    /// dropped.
+    /// Runs a future that observes the stop signal itself and finishes its work. It runs on if the handle is dropped.
     pub fn spawn_graceful<F>(&self, name: impl Into<TaskName>, future: F) -> Task<F::Output>
     where
         F: Future + Send + 'static,
@@ -86,10 +85,10 @@ impl Tasks {
         self.start(name, async move { caught(&of, future).await }, false)
     }
 
-    /// Runs a future that nobody awaits. `on_failure` gets the error that it returns, its panic (`Internal`), or the
-    /// news that it was stopped with its group (`Cancelled`) or aborted (`Internal`) before its end.
+    /// Runs a future that nobody awaits. `on_failure` gets the error that the future returns, `Internal` if the future
+    /// panics or the task is aborted, and `Cancelled` if the task is stopped with its group.
     ///
-    /// [`log_failure`] is the observer of work that nothing depends on.
+    /// [`log_failure`] is the observer for work on which nothing depends.
     pub fn background<F, O>(&self, name: impl Into<TaskName>, on_failure: O, future: F)
     where
         F: Future<Output = Result<()>> + Send + 'static,
@@ -103,7 +102,7 @@ impl Tasks {
         });
     }
 
-    /// As [`Tasks::background`], for a future that looks at the stop signal itself and finishes its work in order.
+    /// Like [`Tasks::background`], for a future that observes the stop signal itself and finishes its work.
     pub fn background_graceful<F, O>(&self, name: impl Into<TaskName>, on_failure: O, future: F)
     where
         F: Future<Output = Result<()>> + Send + 'static,
@@ -125,7 +124,7 @@ impl Tasks {
     ) -> Task<T> {
         let (sender, outcome) = oneshot::channel();
         let handle = self.tracker.spawn(async move {
-            // A result that nobody waits for any more is nobody's; a failure is told all the same.
+            // If the handle was dropped, a result is dropped, but a failure is logged.
             if let Err(Err(e)) = sender.send(supervised.await) {
                 log_failure(e);
             }
@@ -133,12 +132,12 @@ impl Tasks {
         Task { name, outcome, abort: handle.abort_handle(), aborts_on_drop }
     }
 
-    /// Signals the stop without waiting.
+    /// Gives the stop signal without waiting.
     pub fn stop(&self) {
         self.token.cancel();
     }
 
-    /// Whether the stop was signalled.
+    /// Whether the stop signal was given.
     pub fn is_stopped(&self) -> bool {
         self.token.is_cancelled()
     }
@@ -148,12 +147,12 @@ impl Tasks {
         self.token.cancelled().await;
     }
 
-    /// The stop signal, for code that wants a token.
+    /// The stop signal as a token.
     pub fn token(&self) -> CancellationToken {
         self.token.clone()
     }
 
-    /// Stops and waits for every task of the group; false if some were still running at the bound.
+    /// Gives the stop signal and waits for every task of the group. False if some tasks still run after `bound`.
     pub async fn shutdown(&self, bound: Duration) -> bool {
         self.token.cancel();
         self.tracker.close();
@@ -161,8 +160,8 @@ impl Tasks {
     }
 }
 
-/// Runs blocking work on a thread that may wait, at once; the future waits for its result. Dropping the future lets the
-/// work run to its end unheard.
+/// Starts blocking work on a thread that may block. The future waits for the result. If the future is dropped, the work
+/// runs to its end and its result is dropped.
 ///
 /// # Errors
 /// `Internal`, with `name`, if the work panics; `Cancelled` if the runtime shuts down before it begins.
@@ -177,11 +176,11 @@ where
     let running = tokio::task::spawn_blocking(move || catch(&of, work));
     running.map(move |ended| match ended {
         Ok(result) => result,
-        Err(_) => Err(Error::cancelled(format!("{name} was given up: the process is ending"))),
+        Err(_) => Err(Error::cancelled(format!("{name} was cancelled: the process is ending"))),
     })
 }
 
-/// The observer of work that nothing depends on: its failure is an error in the log. A stop is no failure.
+/// The observer for work on which nothing depends: logs a failure as an error. A stop is no failure.
 pub fn log_failure(error: Error) {
     match error.kind() {
         ErrorKind::Cancelled => tracing::debug!(%error, "a task was stopped"),
@@ -200,7 +199,7 @@ fn aborted(name: &str) -> Error {
     Error::internal(format!("{name} was aborted before its end"))
 }
 
-/// Tells of a failure once, also if the task is dropped before it could end.
+/// Reports a failure once, even if the task is dropped before its end.
 struct Observer<O: FnOnce(Error)> {
     name: TaskName,
     on_failure: Option<O>,
@@ -226,12 +225,12 @@ impl<O: FnOnce(Error)> Drop for Observer<O> {
 }
 
 impl<T> Task<T> {
-    /// What the task is called.
+    /// The task's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Aborts the task; awaiting it gives an error, unless it had ended.
+    /// Aborts the task. Awaiting it then gives an error, unless it had ended before.
     pub fn abort(&self) {
         self.abort.abort();
     }

@@ -6,7 +6,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::*;
 
-/// An observer, and what it was told.
+/// An observer, and the errors that it got.
 fn observer() -> (impl FnOnce(Error) + Send + 'static, oneshot::Receiver<Error>) {
     let (tx, rx) = oneshot::channel();
     (move |e| drop(tx.send(e)), rx)
@@ -104,7 +104,7 @@ async fn blocking_work_that_panics_is_an_error() {
     assert_eq!((e.kind(), e.message()), (ErrorKind::Internal, "decoding a part panicked: bit width"));
 }
 
-/// What a task does in the end.
+/// How a task ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Well,
@@ -116,7 +116,7 @@ enum End {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Each observer hears of exactly its own task's failure, and only of that.
+    /// Each observer gets exactly the failure of its own task.
     #[test]
     fn every_failure_is_told_once(
         ends in proptest::collection::vec(

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use arrow_array::{RecordBatch, RecordBatchOptions};
 use arrow_schema::{Schema, SchemaRef};
-use caju_cache::{Cache, CacheOptions, PartMeta, ReadOptions as PartOptions, SaveState, Saved, Snapshot};
+use caju_cache::{
+    Cache, CacheOptions, PartMeta, ReadOptions as PartOptions, SaveDescription, SaveState, Snapshot,
+};
 use caju_runtime::SystemClock;
 use caju_types::{Error, ErrorKind, Fingerprint, Result, SplitKey};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
@@ -62,9 +64,9 @@ impl LoadSource {
 
 impl Place {
     /// The description, of a save that may be read.
-    async fn saved(&self, wait: bool) -> Result<Saved> {
+    async fn saved(&self, wait: bool) -> Result<SaveDescription> {
         let url = &self.url;
-        let saved = Saved::load(&self.ctx.stores, url).await?.ok_or_else(|| {
+        let saved = SaveDescription::load(&self.ctx.stores, url).await?.ok_or_else(|| {
             Error::not_found(format!("source load: there is no save at {url}; check the path, or save first"))
         })?;
         match saved.state {
@@ -103,7 +105,7 @@ impl Place {
             .ok_or_else(|| Error::internal(format!("{}: this is not the name of a part", file.url)))?;
         let snapshot = self.snapshot(of).await?;
         let fits = |m: &Arc<PartMeta>| Some(&m.checksum) == file.version.content_hash.as_ref();
-        if let Some(meta) = snapshot.known(&key).filter(fits) {
+        if let Some(meta) = snapshot.cached_part(&key).filter(fits) {
             return Ok((snapshot, meta));
         }
         match snapshot.index().await?.get(&key).filter(|m| fits(m)) {

@@ -1,4 +1,4 @@
-//! Time as a test wants it.
+//! A clock that tests control.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use caju_runtime::Clock;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// Time that stands still until a test moves it.
+/// A clock that stands still until a test advances it.
 #[derive(Debug, Default)]
 pub struct ManualClock {
     now: Mutex<Duration>,
@@ -15,7 +15,7 @@ pub struct ManualClock {
 }
 
 impl ManualClock {
-    /// Lets this much time pass.
+    /// Advances the clock.
     pub fn advance(&self, by: Duration) {
         *self.now.lock() += by;
         self.moved.notify_waiters();

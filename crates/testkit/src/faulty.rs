@@ -1,18 +1,16 @@
-//! A store that fails on request: what networks, disks and dying processes do, at the moment that a test
-//! chooses.
+//! Fault injection: failures of networks, disks and processes, at the moments that a test chooses.
 //!
 //! ```
 //! # use std::sync::Arc;
-//! use caju_testkit::faulty::{Fault, FaultyStore, Faults, Op, Rule};
+//! use caju_testkit::faulty::{Fault, Faults, Op, Rule, faulty_store};
 //! use object_store::memory::InMemory;
 //! let faults = Faults::new();
 //! // The second read of anything below `parts/` loses its connection after 100 bytes.
 //! faults.add(Rule::new(Op::Get, Fault::Cut(100)).on("parts/").skip(1));
-//! let store = FaultyStore::new(Arc::new(InMemory::new()), faults.clone());
+//! let store = faulty_store(Arc::new(InMemory::new()), faults.clone());
 //! # drop(store);
 //! ```
 
-use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,6 +19,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use caju_runtime::Clock;
+use caju_runtime::stores::{Layered, StoreLayer};
 use futures::stream::{BoxStream, StreamExt};
 use object_store::path::Path;
 use object_store::{
@@ -34,15 +33,15 @@ use tokio::sync::{Notify, Semaphore};
 /// A kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Any of them.
+    /// Any request.
     Any,
-    /// Writing an object at once.
+    /// Writing an object in one request.
     Put,
-    /// Starting an upload in pieces.
+    /// Starting a multipart upload.
     Upload,
-    /// One piece of an upload.
+    /// One piece of a multipart upload.
     Piece,
-    /// Ending an upload in pieces.
+    /// Completing a multipart upload.
     Complete,
     /// Reading an object, a range of it, or its metadata.
     Get,
@@ -54,32 +53,32 @@ pub enum Op {
     Copy,
 }
 
-/// What goes wrong.
+/// A fault.
 #[derive(Debug, Clone)]
 pub enum Fault {
-    /// The request fails with this text, such as `503 SlowDown`, and nothing was done.
+    /// The request fails with this text, such as `503 SlowDown`, and has no effect.
     Error(&'static str),
     /// The disk is full.
     NoSpace,
-    /// The store refuses it: whoever asks may not do that.
+    /// The store refuses the request: permission is denied.
     Denied,
     /// The request is carried out, but its answer is lost.
     LostAnswer,
-    /// The answer's body ends with an error after so many bytes.
+    /// The answer's body ends with an error after this many bytes.
     Cut(u64),
-    /// The answer's body ends cleanly after so many bytes.
+    /// The answer's body ends without an error after this many bytes.
     Short(u64),
-    /// One bit of the byte at this place of the answer is wrong.
+    /// One bit of the byte at this offset of the answer is wrong.
     Flip(u64),
-    /// The request waits so long on the clock first.
+    /// The request first waits for this time on the clock.
     Delay(Duration, Arc<dyn Clock>),
-    /// The request waits for a permit first.
+    /// The request first waits for a permit.
     Gate(Arc<Semaphore>),
-    /// The request is never answered: as for a process that was killed or a connection that fell silent.
+    /// The request is never answered, as if a process was killed or a connection went silent.
     Silence,
 }
 
-/// When what goes wrong.
+/// A fault, and the requests to which it happens.
 #[derive(Debug, Clone)]
 pub struct Rule {
     op: Op,
@@ -90,33 +89,33 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// The next request of this kind fails so, once.
+    /// The fault happens to the next request of this kind, once.
     pub fn new(op: Op, fault: Fault) -> Self {
         Self { op, path: String::new(), skip: 0, times: 1, fault }
     }
 
-    /// Only requests whose path contains this text.
+    /// Restricts the rule to requests whose path contains this text.
     #[must_use]
     pub fn on(mut self, path: &str) -> Self {
         self.path = path.to_string();
         self
     }
 
-    /// Only after so many requests that fit.
+    /// Skips this many matching requests first.
     #[must_use]
     pub fn skip(mut self, requests: u64) -> Self {
         self.skip = requests;
         self
     }
 
-    /// So many requests instead of one.
+    /// The fault happens to this many requests instead of one.
     #[must_use]
     pub fn times(mut self, requests: u64) -> Self {
         self.times = requests;
         self
     }
 
-    /// Every request that fits from then on.
+    /// The fault happens to every matching request from then on.
     #[must_use]
     pub fn always(self) -> Self {
         self.times(u64::MAX)
@@ -126,15 +125,16 @@ impl Rule {
 #[derive(Debug, Default)]
 struct Plan {
     rules: Vec<Rule>,
-    /// Requests out of 1000 that fail at random, and the state of the generator.
+    /// Requests out of 1000 that fail at random.
     rate: u64,
+    /// The state of the random number generator.
     state: u64,
     ignore_conditions: bool,
     fired: u64,
     log: Vec<(Op, String)>,
 }
 
-/// The faults of one store; clones are the same faults.
+/// The faults of one store. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Faults {
     plan: Arc<Mutex<Plan>>,
@@ -147,7 +147,7 @@ impl Faults {
         Self::default()
     }
 
-    /// Adds a rule; of several that fit, the one added first is taken.
+    /// Adds a rule. Of several matching rules the one added first applies.
     pub fn add(&self, rule: Rule) {
         self.plan.lock().rules.push(rule);
     }
@@ -159,24 +159,24 @@ impl Faults {
         plan.rate = 0;
     }
 
-    /// Lets so many of 1000 requests fail with a 503, drawn from a seed.
+    /// Makes `per_mille` of 1000 requests fail with a 503, drawn at random from a seed.
     pub fn at_random(&self, per_mille: u64, seed: u64) {
         let mut plan = self.plan.lock();
         plan.rate = per_mille;
         plan.state = seed;
     }
 
-    /// Makes the store ignore conditions on writes, as some do.
+    /// Makes the store ignore conditions on writes, as some stores do.
     pub fn ignore_conditions(&self) {
         self.plan.lock().ignore_conditions = true;
     }
 
-    /// How many faults have happened.
+    /// The number of faults that have happened.
     pub fn fired(&self) -> u64 {
         self.plan.lock().fired
     }
 
-    /// Waits until so many faults have happened.
+    /// Waits until `count` faults have happened.
     pub async fn wait_fired(&self, count: u64) {
         loop {
             let changed = self.changed.notified();
@@ -189,12 +189,12 @@ impl Faults {
         }
     }
 
-    /// Every request so far, and its path.
+    /// The kind and path of every request so far.
     pub fn log(&self) -> Vec<(Op, String)> {
         self.plan.lock().log.clone()
     }
 
-    /// Forgets the requests so far.
+    /// Clears the log of requests.
     pub fn clear_log(&self) {
         self.plan.lock().log.clear();
     }
@@ -218,7 +218,7 @@ impl Faults {
             break;
         }
         if fault.is_none() && plan.rate > 0 {
-            // xorshift64*: any generator will do.
+            // xorshift64*: any generator would do.
             let mut s = plan.state.max(1);
             s ^= s >> 12;
             s ^= s << 25;
@@ -240,7 +240,7 @@ impl Faults {
         if self.plan.lock().ignore_conditions { PutMode::Overwrite } else { mode }
     }
 
-    /// What happens before the request: it may fail or wait. Gives what happens to its answer.
+    /// Applies faults that happen before the request: it may fail or wait. Gives a fault that affects the answer.
     async fn before(&self, op: Op, path: &str) -> Result<Option<Fault>> {
         match self.next(op, path) {
             None => Ok(None),
@@ -257,7 +257,7 @@ impl Faults {
                 Ok(None)
             }
             Some(Fault::Gate(gate)) => {
-                // A closed gate is an open one.
+                // A closed semaphore lets requests pass.
                 if let Ok(permit) = gate.acquire().await {
                     permit.forget();
                 }
@@ -280,29 +280,30 @@ fn after<T>(fault: Option<&Fault>, value: T) -> Result<T> {
     }
 }
 
-/// A store with faults in front of it.
+/// A store with injected faults.
+pub type FaultyStore = Layered<Faulty>;
+
+/// The layer of [`FaultyStore`].
 #[derive(Debug, Clone)]
-pub struct FaultyStore {
+pub struct Faulty {
     inner: Arc<dyn ObjectStore>,
     faults: Faults,
 }
 
-impl FaultyStore {
-    /// Puts faults in front of a store.
-    pub fn new(inner: Arc<dyn ObjectStore>, faults: Faults) -> Self {
-        Self { inner, faults }
-    }
-}
-
-impl fmt::Display for FaultyStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FaultyStore({})", self.inner)
-    }
+/// A store to whose requests `faults` happen.
+pub fn faulty_store(inner: Arc<dyn ObjectStore>, faults: Faults) -> FaultyStore {
+    Layered(Faulty { inner, faults })
 }
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
-impl ObjectStore for FaultyStore {
+impl StoreLayer for Faulty {
+    const NAME: &'static str = "FaultyStore";
+
+    fn inner(&self) -> &dyn ObjectStore {
+        self.inner.as_ref()
+    }
+
     async fn put_opts(&self, path: &Path, payload: PutPayload, mut options: PutOptions) -> Result<PutResult> {
         let fault = self.faults.before(Op::Put, path.as_ref()).await?;
         options.mode = self.faults.mode(options.mode);
@@ -384,7 +385,7 @@ impl ObjectStore for FaultyStore {
     }
 }
 
-impl FaultyStore {
+impl Faulty {
     fn listing(
         &self,
         prefix: Option<&Path>,
@@ -402,7 +403,7 @@ impl FaultyStore {
     }
 }
 
-/// A body with something wrong in it.
+/// The body of an answer with a fault applied.
 fn spoiled(fault: &Fault, bytes: Bytes) -> BoxStream<'static, Result<Bytes>> {
     let at = |n: u64| usize::try_from(n).unwrap_or(usize::MAX).min(bytes.len());
     let items = match fault {

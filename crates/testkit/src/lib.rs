@@ -1,4 +1,4 @@
-//! Fixtures of tests: servers in process, faulty stores, clocks that are turned by hand.
+//! Test fixtures: an S3 server in this process, stores with injected faults, a clock that tests advance.
 
 pub mod clock;
 pub mod faulty;

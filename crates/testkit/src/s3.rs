@@ -1,4 +1,4 @@
-//! An S3 server in this process: the real protocol over a loopback socket, files in a temporary folder.
+//! An S3 server in this process: the real protocol over a loopback socket, with files in a temporary folder.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,57 +22,58 @@ use tokio::sync::Mutex;
 const KEY: &str = "caju-test";
 const SECRET: &str = "caju-test-secret";
 
-/// What a server was asked for.
+/// The requests that a server has got.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// Objects, or ranges of them.
+    /// Reads of objects, or of ranges of them.
     pub gets: u64,
     /// Pages of listings.
     pub lists: u64,
-    /// Whether an object is there, and how long it is.
+    /// Reads of objects' metadata.
     pub heads: u64,
-    /// Objects and parts of uploads.
+    /// Writes of objects and of parts of uploads.
     pub puts: u64,
-    /// Beginnings and ends of uploads, and deletions of many.
+    /// Starts and completions of uploads, and deletions of several objects.
     pub posts: u64,
-    /// Deletions.
+    /// Deletions of single objects.
     pub deletes: u64,
-    /// Those of all these that went wrong, as [`S3Server::trouble`] said.
+    /// Those of all requests that failed by [`S3Server::inject`].
     pub failed: u64,
 }
 
-/// What goes wrong with a request, on the wire.
+/// A fault of a request, on the wire.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Trouble {
+pub enum ServerFault {
     /// 503 SlowDown.
     #[default]
     SlowDown,
     /// 500 InternalError.
     Internal,
-    /// What was asked for is done, and the connection is lost in the middle of the answer's body, or in place of one.
+    /// The request is carried out. The connection is lost in the middle of the answer's body, or before an empty one.
     Cut,
-    /// Never answered.
+    /// The request is never answered.
     Silence,
 }
 
-/// What a server counts, and which requests it fails.
+/// The counters of a server, and the requests that it fails.
 #[derive(Debug, Default)]
-struct Books {
+struct Counters {
     seen: Requests,
-    /// This goes wrong...
-    trouble: Trouble,
-    /// ... of requests for these methods...
+    /// The fault that is injected.
+    fault: ServerFault,
+    /// The methods of the requests that may fail.
     failing: Vec<String>,
-    /// ... fail so many in a row ...
+    /// Such requests that fail in a row.
     fail: u64,
-    /// ... then serve so many.
+    /// Such requests that are served after that, before others fail.
     serve: u64,
+    /// Such requests so far.
     turn: u64,
 }
 
-impl Books {
-    /// Counts a request, and says what goes wrong with it.
-    fn enter(&mut self, request: &hyper::Request<hyper::body::Incoming>) -> Option<Trouble> {
+impl Counters {
+    /// Counts a request, and gives the fault that happens to it.
+    fn enter(&mut self, request: &hyper::Request<hyper::body::Incoming>) -> Option<ServerFault> {
         let listing = request.uri().query().is_some_and(|q| q.contains("list-type"));
         let counter = match (request.method().as_str(), listing) {
             ("GET", true) => &mut self.seen.lists,
@@ -89,19 +90,19 @@ impl Books {
         let fails = self.turn % (self.fail + self.serve) < self.fail;
         self.turn += 1;
         self.seen.failed += u64::from(fails);
-        fails.then_some(self.trouble)
+        fails.then_some(self.fault)
     }
 }
 
-/// A running server; it stops when it is dropped.
+/// A running server. It stops when it is dropped.
 #[derive(Debug)]
 pub struct S3Server {
-    /// Where the buckets are.
+    /// The folder of the buckets.
     root: PathBuf,
-    /// Removed with the server.
+    /// The temporary folder, which is removed with the server.
     temporary: Option<TempDir>,
     address: SocketAddr,
-    books: SharedBooks,
+    counters: SharedCounters,
     tasks: Tasks,
 }
 
@@ -117,7 +118,7 @@ impl S3Server {
         Ok(server)
     }
 
-    /// The same with the buckets as folders of a folder that is there, and stays.
+    /// Starts a server whose buckets are folders of an existing folder, which stays.
     ///
     /// # Errors
     /// What the operating system says.
@@ -131,35 +132,35 @@ impl S3Server {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let tasks = Tasks::new();
-        let books = Arc::default();
-        let serving = serve(listener, service.build(), Arc::clone(&books), tasks.clone());
+        let counters = Arc::default();
+        let serving = serve(listener, service.build(), Arc::clone(&counters), tasks.clone());
         tasks.background("the S3 server", log_failure, async move {
             serving.await;
             Ok(())
         });
-        Ok(Self { root, temporary: None, address, books, tasks })
+        Ok(Self { root, temporary: None, address, counters, tasks })
     }
 
-    /// What was asked for so far.
+    /// The requests so far.
     pub fn requests(&self) -> Requests {
-        self.books.lock().seen
+        self.counters.lock().seen
     }
 
-    /// From now on requests with one of these methods (`GET`, `PUT`, ...) fail `fail` times in a row with 503 SlowDown, before `serve`
-    /// of them are served, and so on. None fail with 0.
+    /// Makes requests with one of these methods (`GET`, `PUT`, ...) fail from now on: `fail` in a row with 503 SlowDown, then
+    /// `serve` of them are served, and so on. None fail if `fail` is 0.
     pub fn fail(&self, methods: &[&str], fail: u64, serve: u64) {
-        self.trouble(Trouble::SlowDown, methods, fail, serve);
+        self.inject(ServerFault::SlowDown, methods, fail, serve);
     }
 
-    /// The same with other trouble.
-    pub fn trouble(&self, trouble: Trouble, methods: &[&str], fail: u64, serve: u64) {
-        let mut books = self.books.lock();
-        books.trouble = trouble;
-        (books.failing, books.fail, books.serve, books.turn) =
+    /// Like [`S3Server::fail`], with any fault.
+    pub fn inject(&self, fault: ServerFault, methods: &[&str], fail: u64, serve: u64) {
+        let mut counters = self.counters.lock();
+        counters.fault = fault;
+        (counters.failing, counters.fail, counters.serve, counters.turn) =
             (methods.iter().map(|m| (*m).to_string()).collect(), fail, serve, 0);
     }
 
-    /// The options that make [`caju_runtime::Stores`] talk to this server.
+    /// The options that make [`caju_runtime::Stores`] use this server.
     pub fn options(&self) -> BTreeMap<String, String> {
         [
             ("aws_endpoint", format!("http://{}", self.address)),
@@ -172,12 +173,12 @@ impl S3Server {
         .collect()
     }
 
-    /// Where the server listens.
+    /// The server's address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The folder in which a bucket's objects lie, by their keys.
+    /// The folder of a bucket. Objects are files in it, by their keys.
     pub fn bucket(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
@@ -189,20 +190,20 @@ impl Drop for S3Server {
     }
 }
 
-type SharedBooks = Arc<parking_lot::Mutex<Books>>;
+type SharedCounters = Arc<parking_lot::Mutex<Counters>>;
 
 type Answer = hyper::Response<s3s::Body>;
 
 fn refused(status: hyper::StatusCode, code: &str) -> Answer {
     let text = format!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code><Message>As was ordered.</Message></Error>"
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code><Message>An injected fault.</Message></Error>"
     );
     let mut answer = hyper::Response::new(s3s::Body::from(text));
     *answer.status_mut() = status;
     answer
 }
 
-/// The first half of an answer's body; then the connection breaks.
+/// The first half of an answer's body, and then an error of the connection.
 struct Half {
     body: s3s::Body,
     left: usize,
@@ -234,34 +235,34 @@ fn half(answer: Answer) -> Answer {
     answer.map(|body| s3s::Body::http_body(Half { body, left: length / 2 }))
 }
 
-async fn serve(listener: TcpListener, service: S3Service, books: SharedBooks, tasks: Tasks) {
-    // The file system behind the server looks whether an object exists, then writes it: one conditional
-    // write at a time makes that atomic, as it is in S3.
+async fn serve(listener: TcpListener, service: S3Service, counters: SharedCounters, tasks: Tasks) {
+    // The file system behind the server checks whether an object exists, and then writes it. One conditional write at a
+    // time makes that atomic, as it is in S3.
     let turn = Arc::new(Mutex::new(()));
     while let Ok((socket, _)) = listener.accept().await {
-        let (service, turn, books) = (service.clone(), Arc::clone(&turn), Arc::clone(&books));
+        let (service, turn, counters) = (service.clone(), Arc::clone(&turn), Arc::clone(&counters));
         let one = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
             let (service, turn) = (service.clone(), Arc::clone(&turn));
-            let trouble = books.lock().enter(&request);
+            let fault = counters.lock().enter(&request);
             async move {
-                match trouble {
-                    Some(Trouble::SlowDown) => {
+                match fault {
+                    Some(ServerFault::SlowDown) => {
                         return Ok(refused(hyper::StatusCode::SERVICE_UNAVAILABLE, "SlowDown"));
                     }
-                    Some(Trouble::Internal) => {
+                    Some(ServerFault::Internal) => {
                         return Ok(refused(hyper::StatusCode::INTERNAL_SERVER_ERROR, "InternalError"));
                     }
-                    Some(Trouble::Silence) => std::future::pending::<()>().await,
-                    Some(Trouble::Cut) | None => {}
+                    Some(ServerFault::Silence) => std::future::pending::<()>().await,
+                    Some(ServerFault::Cut) | None => {}
                 }
                 let conditional = request.headers().contains_key("if-none-match");
                 let write = request.method() == hyper::Method::PUT;
                 let _turn = if conditional && write { Some(turn.lock().await) } else { None };
                 let answer = Service::call(&service, request).await?;
-                Ok::<_, s3s::HttpError>(if trouble.is_some() { half(answer) } else { answer })
+                Ok::<_, s3s::HttpError>(if fault.is_some() { half(answer) } else { answer })
             }
         });
-        // A connection that breaks is the client's business.
+        // An error of the connection is no error of the server.
         tasks.background("a connection of the S3 server", log_failure, async move {
             drop(Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(socket), one).await);
             Ok(())

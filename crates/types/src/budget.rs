@@ -1,10 +1,9 @@
 //! A memory budget per chunk of work.
 //!
-//! Rust cannot unwind when the allocator fails: the process aborts, and every job in it is lost. So code that
-//! allocates by a number from data, a peer or a definition asks first. [`scope`] opens a budget of bytes on the
-//! present thread around the work on one chunk; [`reserve`] and [`hold`] charge it, and answer a request above the
-//! budget with an error that names what was asked for. The budget is cooperative: it counts what is asked for, not
-//! what the allocator gives.
+//! Rust cannot unwind when the allocator fails: the process aborts, and every job in it is lost. So code that allocates by
+//! a number from data, a peer or a definition asks this budget first. [`scope`] opens a budget of bytes on the current
+//! thread for the work on one chunk. [`reserve`] and [`hold`] charge it. A request above the budget is an error that names
+//! what was requested. The budget is cooperative: it counts requests, not the memory that the allocator gives.
 //!
 //! ```
 //! use caju_types::budget;
@@ -16,9 +15,11 @@ use std::cell::Cell;
 use std::fmt::Display;
 use std::marker::PhantomData;
 
-use crate::{Error, Result, format_bytes};
+use crate::error::{Error, Result};
+use crate::units::format_bytes;
 
-/// The budget of a chunk unless a setting says otherwise, and of every single request outside of a scope.
+/// The bytes of a chunk's budget unless a setting changes it, and the limit of each request outside of a scope. It leaves
+/// room for wide rows, and several chunks at once still fit a usual machine.
 pub const DEFAULT_BYTES: u64 = 1 << 30;
 
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +32,7 @@ thread_local! {
     static SCOPE: Cell<Option<Scope>> = const { Cell::new(None) };
 }
 
-/// Puts the scope around the present one back, also when the work panics.
+/// Restores the outer scope when the inner one ends, even by a panic.
 struct Restore(Option<Scope>);
 
 impl Drop for Restore {
@@ -46,11 +47,10 @@ pub fn scope<T>(limit: u64, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Charges `bytes` for the rest of the scope. Outside of a scope the request is compared with
-/// [`DEFAULT_BYTES`].
+/// Charges `bytes` until the scope ends. Outside of a scope the request is compared with [`DEFAULT_BYTES`].
 ///
 /// # Errors
-/// `ResourceExhausted`, naming `what`, its size and the budget, if the budget does not have that much left.
+/// `ResourceExhausted`, which names `what`, its size and the budget, if `bytes` exceeds what remains of the budget.
 pub fn reserve(bytes: u64, what: impl Display) -> Result<()> {
     let scope = SCOPE.get();
     let (limit, used) = scope.map_or((DEFAULT_BYTES, 0), |s| (s.limit, s.used));
@@ -75,7 +75,7 @@ pub fn too_much(what: &dyn Display, bytes: u64, limit: u64) -> Error {
     ))
 }
 
-/// A charge that ends when it is dropped: for buffers that do not outlive the work on one row.
+/// A charge that ends when it is dropped, for buffers that do not outlive the work on one row.
 #[derive(Debug)]
 #[must_use = "the charge ends when this is dropped"]
 pub struct Held {
@@ -92,7 +92,7 @@ impl Drop for Held {
     }
 }
 
-/// Charges `bytes` until the answer is dropped.
+/// Charges `bytes` until the returned guard is dropped.
 ///
 /// # Errors
 /// As [`reserve`].
@@ -101,12 +101,12 @@ pub fn hold(bytes: u64, what: impl Display) -> Result<Held> {
     Ok(Held { bytes, local: PhantomData })
 }
 
-/// The product of some sizes; `usize::MAX`, which no budget has, where it overflows.
+/// The product of sizes; `usize::MAX`, which exceeds every budget, if it overflows.
 pub fn product(sizes: &[usize]) -> usize {
     sizes.iter().fold(1usize, |a, n| a.saturating_mul(*n))
 }
 
-/// The bytes of `len` values of type `T`; `u64::MAX` where that overflows.
+/// The bytes of `len` values of type `T`; `u64::MAX` if that overflows.
 pub fn bytes_of<T>(len: usize) -> u64 {
     (len as u64).saturating_mul(size_of::<T>() as u64)
 }
@@ -120,7 +120,7 @@ pub fn vec<T: Clone + Default>(len: usize, what: impl Display) -> Result<Vec<T>>
     Ok(vec![T::default(); len])
 }
 
-/// An empty vector with room for `len` values, charged to the scope.
+/// An empty vector with a capacity for `len` values, charged to the scope.
 ///
 /// # Errors
 /// As [`reserve`].
@@ -131,7 +131,7 @@ pub fn with_capacity<T>(len: usize, what: impl Display) -> Result<Vec<T>> {
 
 #[cfg(test)]
 mod tests {
-    use crate::ErrorKind;
+    use crate::error::ErrorKind;
 
     use super::*;
 

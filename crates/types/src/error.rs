@@ -1,26 +1,26 @@
-//! One error for everything that leaves a room.
+//! The error of all interfaces between crates.
 //!
-//! Rooms have rich errors of their own. What crosses a room's border is an [`Error`]: a kind that tells
-//! the caller what to do, and a message that names the thing, the place and the way out. The kind survives
-//! gRPC and becomes the exit code of the binary and the exception class of the Python package.
+//! Inside, crates have detailed errors of their own. Between crates there is [`Error`]: a kind that tells the caller what to
+//! do, and a message that names the thing, the place and the way out. The kind survives gRPC. It becomes the exit code of
+//! the binary and the exception class of the Python package.
 
 use std::fmt;
 
-/// The result of everything that can fail across a room's border.
+/// The result of a fallible interface between crates.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What the caller has to do about an error.
+/// The kind of an error: what the caller has to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// The request is wrong: fix the pipeline, the argument or the expression.
     InvalidArgument,
     /// A named thing does not exist: a file, a dataset, a job.
     NotFound,
-    /// A named thing exists already and differs.
+    /// A named thing exists already, with another content.
     AlreadyExists,
     /// The system is not in the state that the call needs (a file changed while it was read, say).
     FailedPrecondition,
-    /// Stored or received bytes are damaged, or rows cannot be delivered exactly once any more.
+    /// Stored or received bytes are damaged, or rows can no longer be delivered exactly once.
     DataLoss,
     /// A peer or a store cannot be reached now: try again.
     Unavailable,
@@ -28,18 +28,18 @@ pub enum ErrorKind {
     DeadlineExceeded,
     /// The caller, or a shutdown, stopped the work.
     Cancelled,
-    /// Understood, but not offered by this version.
+    /// The request is valid, but this version does not support it.
     Unimplemented,
     /// A memory, disk or count bound was reached; the message names the setting.
     ResourceExhausted,
-    /// Credentials are missing, or a path lies outside what the server may touch.
+    /// Credentials are missing, or the server may not use the path.
     PermissionDenied,
     /// A defect of caju itself.
     Internal,
 }
 
 impl ErrorKind {
-    /// Every kind, in the order of declaration.
+    /// All kinds, in the order of declaration.
     pub const ALL: [ErrorKind; 12] = [
         ErrorKind::InvalidArgument,
         ErrorKind::NotFound,
@@ -73,7 +73,7 @@ impl ErrorKind {
         }
     }
 
-    /// The exit code of the `caju` binary: 2 the user's input, 3 the environment, 1 our fault.
+    /// The exit code of the `caju` binary: 2 for the user's input, 3 for the environment, 1 for a defect of caju.
     pub fn exit_code(self) -> u8 {
         match self {
             ErrorKind::InvalidArgument
@@ -98,7 +98,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// An error that crosses a room's border.
+/// An error between crates.
 ///
 /// ```
 /// use caju_types::{Error, ErrorKind};
@@ -131,19 +131,19 @@ impl Error {
     constructors! {
         invalid => InvalidArgument, "The request is wrong.";
         not_found => NotFound, "A named thing does not exist.";
-        already_exists => AlreadyExists, "A named thing exists already and differs.";
+        already_exists => AlreadyExists, "A named thing exists already, with another content.";
         failed_precondition => FailedPrecondition, "The system is not in the state that the call needs.";
         data_loss => DataLoss, "Bytes are damaged.";
         unavailable => Unavailable, "A peer or a store cannot be reached now.";
         deadline => DeadlineExceeded, "A wait ended at its deadline.";
         cancelled => Cancelled, "The caller, or a shutdown, stopped the work.";
-        unimplemented => Unimplemented, "Understood, but not offered by this version.";
+        unimplemented => Unimplemented, "The request is valid, but this version does not support it.";
         exhausted => ResourceExhausted, "A bound was reached.";
         permission_denied => PermissionDenied, "Credentials are missing, or a path is not allowed.";
         internal => Internal, "A defect of caju itself.";
     }
 
-    /// What the caller has to do.
+    /// The kind: what the caller has to do.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
@@ -153,14 +153,14 @@ impl Error {
         &self.message
     }
 
-    /// Puts the place in front of the message: `place: message`.
+    /// Prefixes the message with the place: `place: message`.
     #[must_use]
     pub fn context(mut self, place: impl fmt::Display) -> Self {
         self.message = format!("{place}: {}", self.message);
         self
     }
 
-    /// True for errors in the data itself, which `on_error: skip` may pass over; never for I/O errors.
+    /// Whether the data itself is wrong, so that `on_error: skip` may skip it. Never true for I/O errors.
     pub fn is_data_error(&self) -> bool {
         matches!(self.kind, ErrorKind::DataLoss | ErrorKind::InvalidArgument)
     }

@@ -1,18 +1,18 @@
-//! Hashes that are the same in every process and on every machine.
+//! Hashes that are equal in every process and on every machine.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// xxh3-128 of some bytes: fast, stable, not cryptographic.
+/// xxh3-128: fast and stable, but not cryptographic.
 pub fn hash128(bytes: &[u8]) -> u128 {
     xxhash_rust::xxh3::xxh3_128(bytes)
 }
 
 /// Mixes two words into one (the finaliser of MurmurHash3 over their combination).
 ///
-/// Used to derive the key of a row from (seed, epoch, repetition, split key, ordinal), and the key of a
-/// call site from the key of its row; see invariant I2 of the design.
+/// It derives the key of a row from (seed, epoch, repetition, split key, ordinal), and the key of a call site from the key
+/// of its row; see invariant I2 of the design.
 #[inline]
 pub fn mix64(a: u64, b: u64) -> u64 {
     let mut z = a ^ b.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29).wrapping_add(0x632B_E59B_D9B4_E019);
@@ -64,12 +64,12 @@ hex128! {
 }
 
 hex128! {
-    /// The name of a split: hash of (file URL, file version, range). The same wherever it is computed.
+    /// The name of a split: hash of (file URL, file version, range). It is equal wherever it is computed.
     SplitKey
 }
 
 impl SplitKey {
-    /// The key in one word: its two halves folded, for deriving the keys of rows.
+    /// The key folded to one word, for deriving the keys of rows.
     pub fn folded(self) -> u64 {
         let [a, b] = [self.0, self.0 >> 64].map(|half| {
             #[expect(clippy::cast_possible_truncation, reason = "one half each time")]

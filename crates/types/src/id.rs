@@ -1,4 +1,4 @@
-//! Identifiers, one type each, so that no two can be confused.
+//! Identifiers. Each has a type of its own, so that no two can be confused.
 
 use std::fmt;
 
@@ -46,7 +46,7 @@ macro_rules! text {
 }
 
 text! {
-    /// A registered dataset: chosen by the user, or its fingerprint.
+    /// A registered dataset: a name that the user chose, or its fingerprint.
     DatasetId;
     /// The name under which clients share a job.
     JobName;

@@ -1,8 +1,8 @@
-//! The words that every room of caju shares: identifiers, error kinds, units, row ranges, hashes, the memory
-//! budget of a chunk, and the random numbers of a row.
+//! The types that all crates of caju share: identifiers, errors, units, row ranges, hashes, the memory budget of a chunk,
+//! and the random numbers of a row.
 //!
-//! This crate depends on nothing else in the project, does no I/O and holds no policy. A type belongs
-//! here only if at least two rooms must agree on it exactly.
+//! This crate depends on no other crate of the project, does no I/O and makes no decisions. A type belongs here only if at
+//! least two crates must agree on it exactly.
 
 pub mod budget;
 mod error;

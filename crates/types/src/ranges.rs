@@ -1,8 +1,8 @@
-//! Sets of row numbers, kept as sorted, disjoint, half-open ranges.
+//! Sets of row numbers as sorted, disjoint, half-open ranges.
 
 use serde::{Deserialize, Serialize};
 
-/// A set of row ordinals of one split. Acknowledgements and reader states are made of these (I3).
+/// A set of row ordinals of one split. Acknowledgements and reader states consist of such sets (I3).
 ///
 /// ```
 /// let mut r = caju_types::RowRanges::default();
@@ -19,7 +19,7 @@ pub struct RowRanges {
 }
 
 impl RowRanges {
-    /// Adds `start..end`; overlapping and touching ranges melt together.
+    /// Adds `start..end`. Overlapping and adjacent ranges are merged.
     pub fn insert(&mut self, start: u64, end: u64) {
         if start >= end {
             return;

@@ -1,11 +1,10 @@
 //! The counter-based generator of the random kernels.
 //!
-//! A draw depends on (row key, call site, number of the draw) and on nothing else: not on the thread, the
-//! engine's batch size, or on whether a chain ran fused (invariant I2). The helpers that need `exp` and
-//! `ln` bring their own, made of additions, multiplications and divisions, because the last bit of a
-//! system's library differs between machines.
+//! A draw depends only on (row key, call site, number of the draw): not on the thread, on the engine's batch size, or on
+//! whether a chain ran fused (invariant I2). `exp` and `ln` are computed here from additions, multiplications and divisions,
+//! because the last bit of a system library's result differs between machines.
 
-use crate::mix64;
+use crate::hash::mix64;
 
 /// Draws for one call of a random kernel on one row.
 ///
@@ -24,7 +23,7 @@ pub struct RowRng {
 }
 
 impl RowRng {
-    /// The generator of call site `site` for the row named by `row_key`.
+    /// The generator of call site `site` for the row with the key `row_key`.
     pub fn new(row_key: u64, site: u64) -> Self {
         Self { key: mix64(row_key, site), counter: 0 }
     }
@@ -42,7 +41,7 @@ impl RowRng {
         (self.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 
-    /// A number in `[lo, hi)`; `lo` if the two are equal. One draw either way.
+    /// A number in `[lo, hi)`; `lo` if the two are equal. One draw in either case.
     #[inline]
     pub fn uniform_in(&mut self, lo: f64, hi: f64) -> f64 {
         let u = self.uniform();
@@ -68,7 +67,7 @@ impl RowRng {
     }
 }
 
-/// e^x, the same on every machine; relative error below 1e-14 for |x| < 700.
+/// e^x, equal on every machine. The relative error is below 1e-14 for |x| < 700.
 pub fn exp(x: f64) -> f64 {
     if x.is_nan() {
         return x;
@@ -95,7 +94,7 @@ pub fn exp(x: f64) -> f64 {
     sum * power
 }
 
-/// The natural logarithm of a positive normal number, the same on every machine; NaN otherwise.
+/// The natural logarithm of a positive normal number, equal on every machine; NaN for other numbers.
 pub fn ln(x: f64) -> f64 {
     if !x.is_normal() || x < 0.0 {
         return f64::NAN;

@@ -1,12 +1,12 @@
-//! A set of row numbers that is fast for rows in any order.
+//! A set of row numbers that is fast for insertions in any order.
 
 use std::collections::BTreeMap;
 
-use crate::RowRanges;
+use crate::ranges::RowRanges;
 
-/// A set of row ordinals of one split, fast for rows that come in order and for shuffled ones.
+/// A set of row ordinals of one split. It is fast for rows in order and for shuffled rows.
 ///
-/// Rows that continue the `head` extend it; others are bits, which the head swallows when it reaches them.
+/// Rows that continue the range `head` extend it. Other rows are bits, which are merged into the head when it reaches them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RowSet {
     head: (u64, u64),
@@ -34,10 +34,11 @@ impl RowSet {
                 *self.words.entry(word).or_default() |= bits;
             }
         }
-        self.swallow();
+        self.extend_head();
     }
 
-    fn swallow(&mut self) {
+    /// Merges bits that follow the head into it.
+    fn extend_head(&mut self) {
         while let Some(bits) = self.words.get(&(self.head.1 / 64)) {
             let (word, at) = (self.head.1 / 64, self.head.1 % 64);
             let n = u64::from((!(bits >> at)).trailing_zeros()).min(64 - at);
@@ -111,7 +112,7 @@ impl RowSet {
         self.head.0 == self.head.1 && self.words.is_empty()
     }
 
-    /// The set in its compact form: one range, and words of 64 rows each by their number. The form crosses the wire.
+    /// The set in its compact form: one range, and words of 64 rows each by their number. Messages carry this form.
     pub fn parts(&self) -> ((u64, u64), impl Iterator<Item = (u64, u64)> + '_) {
         (self.head, self.words.iter().map(|(word, bits)| (*word, *bits)))
     }
@@ -121,7 +122,7 @@ impl RowSet {
         let word = word.min(u64::MAX / 64 - 1);
         if bits != 0 {
             *self.words.entry(word).or_default() |= bits;
-            self.swallow();
+            self.extend_head();
         }
     }
 

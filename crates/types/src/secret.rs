@@ -1,11 +1,11 @@
-//! A random secret that proves who somebody is.
+//! Random secrets that authenticate clients, tasks and workers.
 
 use std::fmt;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// 128 bits that only their owner and the dispatcher know. They are never printed: `Debug` hides them.
+/// 128 bits that only their owner and the dispatcher know. `Debug` does not print them.
 ///
 /// ```
 /// use caju_types::Secret;
@@ -26,7 +26,7 @@ impl Secret {
         Self(bytes)
     }
 
-    /// Its bytes, to be sent to its owner or to whoever it proves itself to.
+    /// Its bytes, to be sent to its owner or to the peer that checks them.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -36,7 +36,7 @@ impl Secret {
         self.0.to_vec()
     }
 
-    /// Whether somebody gave these bytes. The time that this takes says nothing about them.
+    /// Whether the given bytes are the secret. The time that this takes does not depend on them.
     pub fn is(&self, given: &[u8]) -> bool {
         if given.len() != Self::BYTES {
             return false;
@@ -45,7 +45,7 @@ impl Secret {
         std::hint::black_box(differences) == 0
     }
 
-    /// As hexadecimal digits, for files that only the owner may read.
+    /// The secret as hexadecimal digits, for files that only the owner may read.
     pub fn to_hex(&self) -> String {
         use fmt::Write as _;
         self.0.iter().fold(String::new(), |mut text, b| {
@@ -55,7 +55,7 @@ impl Secret {
         })
     }
 
-    /// The secret that [`Secret::to_hex`] wrote; none if the text is something else.
+    /// The secret that [`Secret::to_hex`] wrote; none for any other text.
     pub fn from_hex(text: &str) -> Option<Self> {
         let digits: Option<Vec<u8>> =
             text.chars().map(|c| c.to_digit(16).and_then(|d| u8::try_from(d).ok())).collect();

@@ -1,20 +1,20 @@
-//! "Did you mean": the nearest known name to a misspelt one.
+//! "Did you mean": the known name nearest to a misspelt one.
 
-/// A word longer than this is no misspelling of anything, in bytes.
-const LONGEST_WORD: usize = 64;
-/// Candidates that are looked at. With [`LONGEST_WORD`] it bounds the work, whoever chose the words.
-const MOST_CANDIDATES: usize = 1000;
-/// Characters of a text from outside that a message repeats.
-const SHOWN: usize = 80;
+/// The most bytes of a word that may be a misspelling. It bounds the work for words from outside.
+const MAX_WORD_BYTES: usize = 64;
+/// The most candidates that are compared. It bounds the work for candidates from outside.
+const MAX_CANDIDATES: usize = 1000;
+/// The most characters of a text from outside that a message repeats.
+const SHORTENED_CHARS: usize = 80;
 
-/// The beginning of a text that came from outside, for messages: as much as a person needs to know it again.
+/// The beginning of a text from outside, for messages: enough for a person to recognise it.
 ///
 /// ```
 /// assert_eq!(caju_types::shortened("run-1"), "run-1");
 /// assert_eq!(caju_types::shortened(&"x".repeat(1000)).len(), 83);
 /// ```
 pub fn shortened(text: &str) -> std::borrow::Cow<'_, str> {
-    match text.char_indices().nth(SHOWN) {
+    match text.char_indices().nth(SHORTENED_CHARS) {
         None => text.into(),
         Some((end, _)) => format!("{}...", &text[..end]).into(),
     }
@@ -27,14 +27,14 @@ pub fn shortened(text: &str) -> std::borrow::Cow<'_, str> {
 /// assert_eq!(caju_types::did_you_mean("zzz", ["shuffle", "batch"]), "");
 /// ```
 pub fn did_you_mean<S: AsRef<str>>(word: &str, known: impl IntoIterator<Item = S>) -> String {
-    if word.len() > LONGEST_WORD {
+    if word.len() > MAX_WORD_BYTES {
         return String::new();
     }
     let lower = word.to_lowercase();
     let best = known
         .into_iter()
-        .take(MOST_CANDIDATES)
-        .filter(|k| k.as_ref().len() <= 2 * LONGEST_WORD)
+        .take(MAX_CANDIDATES)
+        .filter(|k| k.as_ref().len() <= 2 * MAX_WORD_BYTES)
         .map(|k| (strsim::damerau_levenshtein(&lower, &k.as_ref().to_lowercase()), k))
         .min_by_key(|(d, _)| *d);
     match best {

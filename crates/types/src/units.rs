@@ -1,8 +1,8 @@
-//! Sizes and durations as people write them, and counts as people read them.
+//! Sizes, durations and counts as text.
 
 use std::time::Duration;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 fn split_number(text: &str) -> Option<(f64, &str)> {
     let t = text.trim();
@@ -72,7 +72,7 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
     Duration::try_from_secs_f64(n * factor).map_err(|_| bad())
 }
 
-/// A size for people: `1.50 GiB`.
+/// Formats a size: `1.50 GiB`.
 pub fn format_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut v = bytes as f64;
@@ -84,7 +84,7 @@ pub fn format_bytes(bytes: u64) -> String {
     if u == 0 { format!("{bytes} B") } else { format!("{v:.2} {}", UNITS[u]) }
 }
 
-/// A count for people: `1,234,567`.
+/// Formats a count: `1,234,567`.
 pub fn format_count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
@@ -97,7 +97,7 @@ pub fn format_count(n: u64) -> String {
     out
 }
 
-/// A duration for people: `8.0 us`, `1.25 s`, `2 min 5 s`.
+/// Formats a duration: `8.0 us`, `1.25 s`, `2 min 5 s`.
 pub fn format_duration(d: Duration) -> String {
     let s = d.as_secs_f64();
     if s < 1e-3 {

@@ -41,7 +41,7 @@ impl Pipelines {
         }
         let text = task.definition_json.clone();
         let read = move || DatasetDef::from_json_str(&text);
-        let def = self.registry.aside("reading the definition", read).await?;
+        let def = self.registry.run_isolated("reading the definition", read).await?;
         let schema = schema_from_ipc(&task.source_schema_ipc)?.filter(|s| !s.fields().is_empty());
         let hints = if task.caching { Hints::Active } else { Hints::Ignored };
         let bound = Arc::new(bind_with(&def, &self.registry, &self.ctx, schema, hints).await?);

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use caju_cache::{
-    Cache, CacheOptions, Encoding, PutOutcome, ReadOptions, Saved, SnapshotDescription, SourceListing,
-    read_plan_record,
+    Cache, CacheOptions, Encoding, PutOutcome, ReadOptions, SaveDescription, SnapshotDescription,
+    SourceListing, read_plan_record,
 };
 use caju_runtime::SystemClock;
 use caju_types::{Fingerprint, Result, SplitKey, hash128};
@@ -119,8 +119,8 @@ async fn everything(root: &str) -> Result<()> {
     let _refused = snapshot.fold().await;
     let _refused = cache.gc(false).await;
     let _refused = read_plan_record(&STORES, root, OF).await;
-    let _refused = SourceListing::recall(&STORES, root, &serde_json::json!({})).await;
-    let _refused = Saved::load(&STORES, root).await;
+    let _refused = SourceListing::load(&STORES, root, &serde_json::json!({})).await;
+    let _refused = SaveDescription::load(&STORES, root).await;
     cache.close(Duration::from_secs(5)).await
 }
 

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_cache::SnapshotNews;
+use caju_cache::DescriptionUpdate;
 use caju_runtime::{OrderedMutex, log_failure};
 use caju_types::{Error, Fingerprint, IterationId, Result, SplitKey, hash128};
 use futures::TryStreamExt as _;
@@ -142,7 +142,7 @@ struct ManifestUpdate {
     prefix: Fingerprint,
     /// Where draws stand above the hint: the definition, the hint and the job's seed.
     drawn: Option<(Arc<str>, String, u64)>,
-    news: SnapshotNews,
+    news: DescriptionUpdate,
     /// The hash of what is written.
     hash: u128,
 }
@@ -197,8 +197,8 @@ impl Core {
         let splits = self.snapshots.counts.of(id).filter(|_| listed);
         let profile = super::status::profile_with_rates(job);
         let profile = profile.and_then(|p| serde_json::from_str(p.text()).ok()).unwrap_or_default();
-        let news = SnapshotNews { splits, profile };
-        if news == SnapshotNews::default() {
+        let news = DescriptionUpdate { splits, profile };
+        if news == DescriptionUpdate::default() {
             return None;
         }
         let dataset = state.datasets.get(&iteration.dataset)?;
@@ -221,7 +221,7 @@ impl Core {
             self.datasets.catalog().seeded_snapshot(&serde_json::from_str(definition).ok()?, hint, *seed)
         });
         let of = seeded.unwrap_or(update.prefix);
-        if self.snapshots.writer().await?.snapshot(&of).tell(&update.news).await? {
+        if self.snapshots.writer().await?.snapshot(&of).update_description(&update.news).await? {
             tracing::debug!(snapshot = %of, splits = update.news.splits, "a manifest was updated");
         }
         Ok(())

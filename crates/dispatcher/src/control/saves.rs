@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use caju_autocache::{HintDef, fixed_hint};
-use caju_cache::{Encoding, SaveState, Saved};
+use caju_cache::{Encoding, SaveDescription, SaveState};
 use caju_pipeline::{DatasetDef, SAVE_HINT, SavedForm};
 use caju_proto::v1;
 use caju_runtime::stores::{StoreUrl, may_lie_in};
@@ -151,8 +151,8 @@ impl Core {
             ));
         }
         let chunk_bytes = (request.chunk_bytes > 0).then_some(request.chunk_bytes);
-        let saved = Saved {
-            schema: Saved::SCHEMA.to_owned(),
+        let saved = SaveDescription {
+            schema: SaveDescription::SCHEMA.to_owned(),
             fingerprint: hint.prefix,
             name: bound.name.clone(),
             definition: given,
@@ -304,7 +304,7 @@ fn taken(url: &str) -> Error {
 
 /// Describes the save in its folder, and gives the description that is there. One of the same rows is gone on with; a
 /// finished one stays readable meanwhile.
-async fn begin(stores: &Stores, url: &str, saved: Saved) -> Result<Saved> {
+async fn begin(stores: &Stores, url: &str, saved: SaveDescription) -> Result<SaveDescription> {
     let (prefix, copies): (Fingerprint, u64) = (saved.fingerprint, saved.copies);
     let there = saved.clone().begin(stores, url).await?;
     if there.fingerprint != prefix || there.copies != copies {
@@ -317,7 +317,12 @@ async fn begin(stores: &Stores, url: &str, saved: Saved) -> Result<Saved> {
 }
 
 /// Refuses to go on with a finished save in another form than it has: what is stored is not stored again.
-fn check_form(url: &str, saved: &Saved, encoding: Option<Encoding>, chunk_bytes: Option<u64>) -> Result<()> {
+fn check_form(
+    url: &str,
+    saved: &SaveDescription,
+    encoding: Option<Encoding>,
+    chunk_bytes: Option<u64>,
+) -> Result<()> {
     let other = encoding.map(|e| e.to_string()).filter(|wanted| *wanted != saved.encoding);
     let (is, wanted) = if let Some(wanted) = other {
         (format!("encoded as {}", saved.encoding), wanted)

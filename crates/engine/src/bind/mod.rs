@@ -125,13 +125,13 @@ pub async fn bind_with(
             caju_pipeline::fingerprint(&def, &registry)
         }
     };
-    let fingerprint = registry.aside("reading the definition", named).await?;
+    let fingerprint = registry.run_isolated("reading the definition", named).await?;
     let source = open_source(&def.source, ctx, source_schema).await?;
     let bound = {
         let (registry, level) = (registry.clone(), Level { depth: 0, keep_hints: hints == Hints::Active });
         move || bind_opened(&shared, &registry, source, fingerprint, level)
     };
-    registry.aside("binding the definition", bound).await
+    registry.run_isolated("binding the definition", bound).await
 }
 
 /// Binds a definition to its opened source.

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use caju_cache::{Committed, Member, Name, PartMeta, PutOutcome, SetOutcome, Snapshot, Whole};
+use caju_cache::{Committed, Member, PartMeta, PutOutcome, SetOutcome, Snapshot, SplitName, Whole};
 use caju_runtime::caught;
 use caju_types::{Error, Result, SplitKey, hash128};
 use caju_wire::Chunk;
@@ -40,7 +40,7 @@ pub(super) enum SetState {
     /// Rows go to a part.
     Writing(Box<SetPart>),
     /// The last row has passed the hint; the writer takes from here what the part covers.
-    Ended(Vec<Name>),
+    Ended(Vec<SplitName>),
     /// This task's part can never count: some split is not wholly computed here, or storing failed.
     Aborted,
 }
@@ -48,7 +48,7 @@ pub(super) enum SetState {
 pub(super) struct SetPart {
     hint: usize,
     target: SetTarget,
-    covers: Vec<Name>,
+    covers: Vec<SplitName>,
     numbers: HashMap<u64, u32>,
     encoder: ProvenanceEncoder,
     items: mpsc::Sender<PartItem>,
@@ -75,7 +75,7 @@ impl TaskSet {
             SetState::Writing(part) if part.hint == hint && part.target == *target => {
                 let number = u32::try_from(part.covers.len()).unwrap_or(u32::MAX);
                 part.numbers.insert(lease.index, number);
-                part.covers.push(Name(cover(&lease.split)));
+                part.covers.push(SplitName(cover(&lease.split)));
             }
             SetState::Aborted => {}
             other => abort(other, "its splits have different plans"),
@@ -244,7 +244,7 @@ fn abort(state: &mut SetState, why: &str) {
 }
 
 async fn part_meta(snapshot: &Snapshot, key: SplitKey) -> Result<Option<Arc<PartMeta>>> {
-    if let Some(known) = snapshot.known(&key) {
+    if let Some(known) = snapshot.cached_part(&key) {
         return Ok(Some(known));
     }
     Ok(snapshot.index().await?.get(&key).cloned())

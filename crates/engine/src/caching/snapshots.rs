@@ -48,7 +48,7 @@ impl TaskSnapshots {
         readers: usize,
     ) -> Self {
         let turns = Arc::new(Semaphore::new(Cache::requests_at_once(readers)));
-        let read = ReadOptions { turns: Some(turns), ..ReadOptions::default() };
+        let read = ReadOptions { limiter: Some(turns), ..ReadOptions::default() };
         let (breaker, views) = (CircuitBreaker::default(), Mutex::default());
         Self { cache, pipeline, job, frozen_draw, read, breaker, views }
     }
@@ -179,7 +179,7 @@ impl TaskSnapshots {
     /// Records the job as a user of the snapshot, for `caju cache ls`.
     pub(super) fn mark_used(&self, snapshot: &Snapshot) {
         if !self.job.is_empty() {
-            snapshot.used_by(&self.job);
+            snapshot.record_job(&self.job);
         }
     }
 }

@@ -11,7 +11,7 @@ use caju_engine::CachePlan;
 use caju_pipeline::{DatasetDef, SourceDef};
 use caju_runtime::{Stores, SystemClock};
 use caju_testkit::clock::ManualClock;
-use caju_testkit::faulty::{Fault, Faults, FaultyStore, Op, Rule};
+use caju_testkit::faulty::{Fault, Faults, Op, Rule, faulty_store};
 use futures::TryStreamExt;
 use object_store::ObjectStoreExt;
 
@@ -42,7 +42,7 @@ async fn faulty(root: &str, faults: &Faults) -> Arc<Cache> {
 pub async fn faulty_with(root: &str, faults: &Faults, options: CacheOptions) -> Arc<Cache> {
     let inner = Stores::default().resolve(root).unwrap();
     let stores = Stores::default();
-    stores.register(&inner.url.root(), Arc::new(FaultyStore::new(inner.store, faults.clone()))).unwrap();
+    stores.register(&inner.url.root(), Arc::new(faulty_store(inner.store, faults.clone()))).unwrap();
     let options = CacheOptions {
         block_bytes: options.block_bytes.min(4 << 10),
         read_bytes: options.read_bytes.min(16 << 10),

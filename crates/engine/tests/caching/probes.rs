@@ -103,8 +103,10 @@ async fn a_probe_that_is_cut_off_leaves_nothing_behind() {
     let cache = faulty_with(&root, &faults, Default::default()).await;
     let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1000));
     let rows = RecordBatch::try_from_iter([("id", ids)]).unwrap();
-    let (schema, task) =
-        (rows.schema(), ProbeTask { threads: 2, readers: 2, weighs: true, fetch_cpu_s_per_byte: None });
+    let (schema, task) = (
+        rows.schema(),
+        ProbeTask { threads: 2, readers: 2, measures_store: true, fetch_cpu_s_per_byte: None },
+    );
     // All is written when the first read begins, which never ends.
     let written = async {
         faults.wait_fired(1).await;
@@ -127,7 +129,7 @@ async fn a_further_try_leaves_the_store_alone() {
     let rows = RecordBatch::try_from_iter([("id", ids)]).unwrap();
     let schema = rows.schema();
     let probe = |task| cache.probe(&schema, std::slice::from_ref(&rows), PLAIN, task);
-    let task = ProbeTask { threads: 1, readers: 1, weighs: false, fetch_cpu_s_per_byte: None };
+    let task = ProbeTask { threads: 1, readers: 1, measures_store: false, fetch_cpu_s_per_byte: None };
     let first = probe(task).await.unwrap();
     assert!(first.spent_store_s > 0.0 && first.fetch_cpu_s_per_byte > 0.0, "{first:?}");
     faults.add(Rule::new(Op::Any, Fault::Error("503 SlowDown")).always());
@@ -138,7 +140,7 @@ async fn a_further_try_leaves_the_store_alone() {
         "{second:?}"
     );
     assert_eq!((second.rows, second.bytes), (first.rows, first.bytes));
-    probe(ProbeTask { weighs: true, ..again }).await.unwrap_err();
+    probe(ProbeTask { measures_store: true, ..again }).await.unwrap_err();
     probe(task).await.unwrap_err();
 }
 

@@ -1,9 +1,9 @@
-//! What DataFusion computes, kept within the budget of a chunk (see [`caju_runtime::budget`]).
+//! Guards that keep DataFusion's functions within the memory budget of a chunk (see [`caju_runtime::budget`]).
 //!
-//! Our kernels ask the budget themselves. DataFusion's functions do not know it, so each call whose result can be much
-//! larger than its arguments is replaced by one that predicts the result's size and asks first ([`Rule`]). Casts to types
-//! of which even null is large, and long literals, are replaced likewise. The same guard, with a small budget, is around
-//! the folding of constants when an expression is bound.
+//! Our kernels charge the budget themselves. DataFusion's functions do not know the budget. So each call whose result can be
+//! much larger than its arguments is replaced by one that first predicts the size of the result and charges it ([`Rule`]).
+//! Casts to types of which even null is large, and long literals, are replaced in the same way. When an expression is bound,
+//! the same guards with a small budget bound the folding of constants.
 
 mod rule;
 mod size;
@@ -26,31 +26,31 @@ pub(crate) use rule::rule;
 pub(crate) use size::fixed_width;
 use udf::{Guarded, LongLiteral, WideCast};
 
-use crate::udf::{Fault, KernelUdf};
+use crate::kernel::{Fault, KernelUdf};
 
-/// The memory that binding the expressions of a stage may ask for, in bytes.
+/// The most bytes of memory that binding the expressions of a stage may request.
 pub(crate) const BIND_BYTES: u64 = 1 << 20;
 
-/// The constants of one expression that are computed while it is bound, in bytes. Larger ones are computed with the rows.
-/// The bound is on time, too: a function whose cost is the product of its arguments' lengths, such as `levenshtein`,
-/// then takes less than a second.
+/// The most bytes of the constants of one expression that are computed while it is bound. Larger constants are computed with
+/// the rows. The bound is on time, too: the cost of a function such as `levenshtein` is the product of its arguments'
+/// lengths, and stays below a second.
 pub(crate) const FOLD_BYTES: u64 = 16 << 10;
 
-/// Literals that are longer count towards [`FOLD_BYTES`].
+/// The bytes above which a literal counts towards [`FOLD_BYTES`].
 const FOLDED_LITERAL_BYTES: usize = 4 << 10;
 
-/// A value of a type of at least this number of bytes is wide: even null takes them in every row.
+/// The bytes of a fixed-size value above which its type is wide: even null takes them in every row.
 const WIDE_BYTES: u64 = 4 << 10;
 
-/// Literals that are longer are charged for every row in which they stand.
+/// The bytes above which a literal is charged for every row in which it is a value.
 const LITERAL_BYTES: usize = 128;
 
 fn call(f: impl ScalarUDFImpl + 'static, args: Vec<Expr>) -> Expr {
     Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(ScalarUDF::new_from_impl(f)), args))
 }
 
-/// Replaces the calls and casts that can give much for little. (There are no lambdas in the dialect that we parse: a test
-/// says so.)
+/// Replaces calls and casts whose results can be much larger than their inputs. The dialect that we parse has no lambdas: a
+/// test checks that.
 pub(crate) fn guard(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionError> {
     expr.transform_up(|e| match e {
         Expr::ScalarFunction(f) => {
@@ -78,7 +78,7 @@ fn is_wide(t: &DataType) -> bool {
     fixed_width(t) > WIDE_BYTES
 }
 
-/// `arrow_cast` and its like, which become casts when they are simplified.
+/// Replaces `arrow_cast` and similar functions to wide types, which simplification would turn into casts.
 fn wide_cast_call(f: &ScalarFunction, schema: &DFSchema) -> Option<Expr> {
     let null_if_not = match f.func.name() {
         "arrow_cast" | "cast_to_type" => false,
@@ -90,9 +90,9 @@ fn wide_cast_call(f: &ScalarFunction, schema: &DFSchema) -> Option<Expr> {
     is_wide(field.data_type()).then(|| call(WideCast::new(&field, null_if_not), vec![value]))
 }
 
-/// Replaces long literals where they become values of every row: as the whole expression, in the branches of `case`, and beside
-/// `||`. (Functions that copy literals are guarded, and others read them once.) After constants
-/// were folded: a call without arguments would be folded into a literal again.
+/// Replaces long literals that become values of every row: as the whole expression, in the branches of `case`, and as
+/// operands of `||`. Functions that copy literals are guarded, and others read them once. It has to run after constants were
+/// folded: folding would turn a call without arguments into a literal again.
 pub(crate) fn charge_literals(expr: Expr) -> Result<Expr, DataFusionError> {
     let expr = expr.transform_up(|e| {
         Ok(match e {
@@ -114,8 +114,8 @@ pub(crate) fn charge_literals(expr: Expr) -> Result<Expr, DataFusionError> {
     Ok(long_literal(expr.data()?))
 }
 
-/// Replaces long literals by calls that ask the budget, so that constants are not computed from them while an expression
-/// is bound.
+/// Replaces long literals by calls that charge the budget, so that no constant is computed from them while an expression is
+/// bound.
 pub(crate) fn keep_long_literals(expr: Expr) -> Result<Expr, DataFusionError> {
     expr.transform_up(|e| Ok(Transformed::yes(literal_above(e, FOLDED_LITERAL_BYTES)))).data()
 }
@@ -150,17 +150,17 @@ fn is_text(value: &ScalarValue) -> bool {
         )
 }
 
-/// Refuses an expression one value of which is more than a chunk may take, by its types alone.
+/// Refuses an expression of whose values a single one exceeds the budget of a chunk, by its type alone.
 pub(crate) fn check_widths(
     expr: &Arc<dyn PhysicalExpr>,
     schema: &Schema,
-    most: u64,
+    max_bytes: u64,
 ) -> Result<(), DataFusionError> {
     for child in expr.children() {
-        check_widths(child, schema, most)?;
+        check_widths(child, schema, max_bytes)?;
     }
     let width = expr.return_field(schema).map_or(0, |f| fixed_width(f.data_type()));
-    if width <= most || expr.downcast_ref::<Column>().is_some() {
+    if width <= max_bytes || expr.downcast_ref::<Column>().is_some() {
         return Ok(());
     }
     let what = match expr.downcast_ref::<ScalarFunctionExpr>() {
@@ -171,13 +171,13 @@ pub(crate) fn check_widths(
         "{what} gives values of {} each, and {} is the most that the work on one chunk may take; make them smaller, or \
          raise --chunk-memory",
         format_bytes(width),
-        format_bytes(most)
+        format_bytes(max_bytes)
     ));
     Err(Fault::from(error).into())
 }
 
-/// The bytes per row of everything wide in an expression that nobody charges for elsewhere: the results of `case` and the
-/// like, whose nulls take as much as values.
+/// The bytes per row of wide values in an expression that are not charged elsewhere: the results of `case` and similar
+/// expressions, whose nulls take as much as values.
 pub(crate) fn wide_bytes(expr: &Arc<dyn PhysicalExpr>, schema: &Schema) -> u64 {
     let below = expr.children().into_iter().fold(0u64, |a, c| a.saturating_add(wide_bytes(c, schema)));
     let charged = expr.downcast_ref::<ScalarFunctionExpr>().is_some_and(|f| {

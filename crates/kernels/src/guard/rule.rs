@@ -1,4 +1,4 @@
-//! What the results of DataFusion's functions can measure.
+//! Bounds of the sizes of DataFusion's results.
 
 use arrow::array::{Array, AsArray};
 use arrow::compute::cast;
@@ -7,14 +7,14 @@ use datafusion_common::{DataFusionError, plan_err};
 
 use super::size::{Arg, fixed_width};
 
-/// How the size of a function's result follows from its arguments.
+/// The bound of a function's result by its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Rule {
-    /// At most this many times all arguments together.
+    /// This many times the size of all arguments together.
     Sum(u64),
     /// All arguments together, with the first one between every two others.
     Joined,
-    /// The first argument, as often as the second one says.
+    /// The first argument, repeated as often as the second one says.
     Repeat,
     /// The first argument, filled up to a number of characters.
     Pad,
@@ -30,15 +30,15 @@ pub(crate) enum Rule {
     ArrayReplace,
     /// A list as text.
     ArrayToString,
-    /// Lists side by side, all as long as the longest.
+    /// A list of structs of several lists, as long as the longest of them.
     Zip,
     /// A time as text.
     Format,
 }
 
-/// The functions whose result can be much larger than their arguments, by DataFusion's own names. The results of all
-/// others are at most a few times as large as one argument; a test lists them, so that a new function of DataFusion has to
-/// be put on one of the lists.
+/// The rule for a function whose result can be much larger than its arguments, by DataFusion's name. The results of all other
+/// functions are at most a few times as large as one argument. A test lists those, so that each new function of DataFusion has
+/// to be added here or there.
 pub(crate) fn rule(name: &str) -> Option<Rule> {
     Some(match name {
         "concat" | "make_array" | "struct" | "named_struct" | "map" | "overlay" | "array_append"
@@ -61,9 +61,9 @@ pub(crate) fn rule(name: &str) -> Option<Rule> {
     })
 }
 
-/// The characters of a number or a time as text.
+/// The most characters of a number or a time as text.
 const NUMBER_TEXT: u64 = 40;
-/// The characters that one of a format for times can become.
+/// The most characters that one character of a time format can become.
 const FORMAT_FACTOR: u64 = 32;
 /// The most bytes of a character.
 const CHAR_BYTES: u64 = 4;
@@ -71,7 +71,7 @@ const CHAR_BYTES: u64 = 4;
 const NUMBER_BYTES: u64 = 16;
 
 impl Rule {
-    /// The bytes that the result for `rows` rows can have, or more.
+    /// An upper bound of the bytes of the result for `rows` rows.
     pub(super) fn bytes(self, args: &[Arg], rows: usize) -> Result<u64, DataFusionError> {
         let Some(first) = args.first() else { return Ok(0) };
         let all = || args.iter().fold(0u64, |a, arg| a.saturating_add(arg.total(rows)));
@@ -82,7 +82,7 @@ impl Rule {
                 all().saturating_add(first.total(rows).saturating_mul(args.len().saturating_sub(2) as u64))
             }
             (Rule::Repeat, [value, count]) => {
-                // Text is one value however often it is repeated; the values of a list are many.
+                // Repeated text is one value. A list of repeated values has many.
                 let once = if value.is_text() { value.overhead() } else { 0 };
                 let (one, count) = (count.is_scalar(), count.ints()?);
                 let content = |bytes: u64, values: u64| bytes.saturating_sub(once.saturating_mul(values));
@@ -107,7 +107,7 @@ impl Rule {
             }
             (Rule::RegexpReplace, [text, _, by, flags @ ..]) => {
                 let global = flags.first().is_some_and(|f| (0..f.array.len()).any(|i| has_g(f, i)));
-                // What groups repeat of the text: each at most the match, and matches do not overlap.
+                // Each group repeats at most the match, and matches do not overlap.
                 let groups = (0..by.array.len()).map(|i| groups(by, i)).max().unwrap_or(0);
                 let matches = if global { text.total(rows).saturating_add(rows as u64) } else { rows as u64 };
                 let kept = text.total(rows).saturating_mul(groups.saturating_add(1));
@@ -138,13 +138,13 @@ impl Rule {
                 })
             }
             (Rule::Format, [_, format, ..]) => format.total(rows).saturating_mul(FORMAT_FACTOR),
-            // Not the number of arguments that the function takes: it says so itself.
+            // A wrong number of arguments: the function reports it itself.
             _ => all(),
         })
     }
 
-    /// The same by a count of what is replaced, for results that [`Rule::bytes`] takes for too large; none where it
-    /// counts already.
+    /// A tighter bound by counting the replaced matches, for results that [`Rule::bytes`] finds too large; none for other
+    /// rules.
     pub(super) fn counted(self, args: &[Arg], rows: usize) -> Option<u64> {
         let (Rule::Replace, [text, from, to]) = (self, args) else { return None };
         let grown = |row| {
@@ -225,7 +225,7 @@ fn numbers(arg: &Arg) -> Result<Arg, DataFusionError> {
     }
 }
 
-/// The shortest time that a step can be, in nanoseconds and with its sign.
+/// The shortest duration of each step, in nanoseconds and with its sign.
 fn intervals(step: &Arg, rows: usize) -> Result<Vec<Option<i128>>, DataFusionError> {
     let array = step.array.as_primitive::<IntervalMonthDayNanoType>();
     (0..rows.min(array.len()))
@@ -236,7 +236,7 @@ fn intervals(step: &Arg, rows: usize) -> Result<Vec<Option<i128>>, DataFusionErr
             let v = array.value(i);
             let parts = [
                 i128::from(v.months) * 28 * DAY_NS,
-                // A day can have 23 hours.
+                // A day may have 23 hours.
                 i128::from(v.days) * 23 * (DAY_NS / 24),
                 i128::from(v.nanoseconds),
             ];

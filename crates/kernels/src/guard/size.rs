@@ -1,6 +1,6 @@
-//! How many bytes values take in arrays: what the results of functions are predicted from.
+//! The bytes of values in arrays, from which the sizes of results are predicted.
 //!
-//! All sums saturate: no budget has `u64::MAX` bytes.
+//! All sums saturate: `u64::MAX` exceeds every budget.
 
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array};
 use arrow::compute::cast;
@@ -8,8 +8,8 @@ use arrow::datatypes::{ArrowNativeType, ByteArrayType, ByteViewType, DataType, I
 use datafusion_common::DataFusionError;
 use datafusion_expr::ColumnarValue;
 
-/// The least that a value takes in addition to its content: an offset, a null bit, a view.
-const OVERHEAD: u64 = 8;
+/// The least bytes that a value takes in addition to its content: an offset, a null bit, a view.
+const OVERHEAD_BYTES: u64 = 8;
 
 /// One argument of a call: a value per row, or one for all of them.
 pub(super) struct Arg {
@@ -23,7 +23,7 @@ impl Arg {
         Ok(Self { array: value.to_array(1)?, scalar })
     }
 
-    /// Another array in its place.
+    /// The argument with another array.
     pub(super) fn with(&self, array: ArrayRef) -> Result<Self, DataFusionError> {
         Ok(Self { array, scalar: self.scalar })
     }
@@ -46,33 +46,33 @@ impl Arg {
         range_bytes(&self.array, 0, self.array.len())
     }
 
-    /// The values inside a row's list, lists of lists taken apart.
+    /// The number of values in a row's list, including those of nested lists.
     pub(super) fn leaves(&self, row: usize) -> u64 {
         let i = self.at(row);
         leaves(&self.array, i, i + 1)
     }
 
-    /// The length of a row's list; 0 for what is no list.
+    /// The length of a row's list; 0 for any other type.
     pub(super) fn list_len(&self, row: usize) -> u64 {
         let i = self.at(row);
         child(&self.array, i, i + 1).map_or(0, |(_, from, to)| to.saturating_sub(from) as u64)
     }
 
-    /// The argument as integers, null for what is none.
+    /// The argument as integers; null for any other value.
     pub(super) fn ints(&self) -> Result<Ints, DataFusionError> {
         let array = cast(&self.array, &DataType::Int64)?;
         Ok(Ints { array: array.as_primitive::<Int64Type>().clone(), scalar: self.scalar })
     }
 
-    /// The bytes of the longest value, without what a value takes in addition to its content.
+    /// The bytes of the longest value, without the overhead.
     pub(super) fn longest(&self) -> u64 {
         let longest = (0..self.array.len()).map(|i| range_bytes(&self.array, i, i + 1)).max();
         longest.unwrap_or(0).saturating_sub(self.overhead())
     }
 
-    /// What a value takes in addition to its content.
+    /// The bytes that a value takes in addition to its content.
     pub(super) fn overhead(&self) -> u64 {
-        if fixed_width(self.array.data_type()) > 0 { 0 } else { OVERHEAD }
+        if fixed_width(self.array.data_type()) > 0 { 0 } else { OVERHEAD_BYTES }
     }
 
     /// Whether the values are text.
@@ -85,7 +85,7 @@ impl Arg {
         self.scalar
     }
 
-    /// Whether all text is ASCII: a character is a byte then.
+    /// Whether all text is ASCII, so that a character is a byte.
     pub(super) fn is_ascii(&self) -> bool {
         match self.array.data_type() {
             DataType::Utf8 => self.array.as_string::<i32>().is_ascii(),
@@ -122,13 +122,13 @@ impl Ints {
         self.array.is_valid(i).then(|| self.array.value(i))
     }
 
-    /// The value as a number of things: 0 for null and for what is negative.
+    /// The value as a count: 0 for null and negative numbers.
     pub(super) fn count(&self, row: usize) -> u64 {
         self.get(row).and_then(|n| u64::try_from(n).ok()).unwrap_or(0)
     }
 }
 
-/// The bytes that one value of a type takes whatever it is, and null too. 0 for types of varying size.
+/// The bytes of any value of a fixed-size type, including null; 0 for types of varying size.
 pub(crate) fn fixed_width(t: &DataType) -> u64 {
     match t {
         DataType::FixedSizeBinary(n) => u64::try_from(*n).unwrap_or(0),
@@ -157,7 +157,7 @@ fn range_bytes(array: &ArrayRef, from: usize, to: usize) -> u64 {
             let columns = array.as_struct().columns().iter();
             columns.fold(0, |a: u64, c| a.saturating_add(range_bytes(c, from, to)))
         }
-        // A function may write a dictionary's values out.
+        // A function may expand a dictionary to its values.
         DataType::Dictionary(..) => {
             let values = array.as_any_dictionary().values();
             let longest = (0..values.len()).map(|i| range_bytes(values, i, i + 1)).max().unwrap_or(0);
@@ -171,7 +171,7 @@ fn range_bytes(array: &ArrayRef, from: usize, to: usize) -> u64 {
             None => array.get_array_memory_size() as u64,
         },
     };
-    let overhead = if fixed_width(array.data_type()) > 0 { 0 } else { OVERHEAD.saturating_mul(n) };
+    let overhead = if fixed_width(array.data_type()) > 0 { 0 } else { OVERHEAD_BYTES.saturating_mul(n) };
     content.saturating_add(overhead)
 }
 

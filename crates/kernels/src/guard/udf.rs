@@ -12,9 +12,9 @@ use datafusion_expr::{
 
 use super::rule::Rule;
 use super::size::{Arg, fixed_width};
-use crate::udf::Fault;
+use crate::kernel::Fault;
 
-/// One of DataFusion's functions, with what its result can measure.
+/// A function of DataFusion, with the bound of its result.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct Guarded {
     pub(super) inner: Arc<ScalarUDF>,
@@ -25,7 +25,7 @@ impl Guarded {
     fn charge(&self, values: &[ColumnarValue], rows: usize) -> Result<(), DataFusionError> {
         let args = values.iter().map(Arg::new).collect::<Result<Vec<_>, _>>()?;
         let all_scalar = args.iter().all(Arg::is_scalar);
-        // One value for all rows may be written out for each of them.
+        // One value for all rows may be copied for each of them.
         let times = if all_scalar { rows } else { 1 };
         let rows = if all_scalar { 1 } else { rows };
         let reserve = |bytes: u64| {
@@ -76,11 +76,11 @@ impl ScalarUDFImpl for Guarded {
     }
 }
 
-/// A cast to a type of which even null takes many bytes.
+/// A cast to a wide type, of which even null takes many bytes.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct WideCast {
     to: FieldRef,
-    /// What cannot be cast becomes null.
+    /// Whether values that cannot be cast become null.
     null_if_not: bool,
     signature: Signature,
 }
@@ -120,7 +120,7 @@ impl ScalarUDFImpl for WideCast {
     }
 }
 
-/// A long literal, which may be written out for every row.
+/// A long literal, which may be copied for every row.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct LongLiteral {
     value: ScalarValue,

@@ -35,7 +35,7 @@ pub(crate) fn higher_order_functions() -> Vec<Arc<HigherOrderUDF>> {
     datafusion_functions_nested::all_default_higher_order_functions()
 }
 
-/// What turns SQL syntax without a function's name (`a[1]`, `EXTRACT`, `POSITION`) into calls.
+/// The planners that turn SQL syntax without a function's name (`a[1]`, `EXTRACT`, `POSITION`) into calls.
 pub(crate) fn expr_planners() -> Vec<Arc<dyn ExprPlanner>> {
     vec![
         Arc::new(datafusion_functions::core::planner::CoreFunctionPlanner::default()),

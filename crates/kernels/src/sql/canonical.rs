@@ -1,4 +1,4 @@
-//! One spelling for all the ways of writing the same expression.
+//! The canonical spelling of an expression.
 
 use std::ops::ControlFlow;
 
@@ -8,12 +8,13 @@ use datafusion_sql::sqlparser::ast::{
     FunctionArgumentList, FunctionArguments, Ident, ObjectName, VisitMut, VisitorMut,
 };
 
-use super::{parse, resolve};
+use crate::call::resolve;
 use crate::catalog;
+use crate::syntax::parse;
 
-/// The canonical spelling: one space where white space may stand, parentheses around every operator within
-/// another one and nowhere else, columns quoted, function names in lower case, and in calls of our
-/// functions required arguments by position, others by name in the order of the documentation.
+/// The canonical spelling: single spaces, parentheses around every operator within another one and nowhere else, quoted
+/// columns, and function names in lower case. Calls of our functions have required arguments by position, and other arguments
+/// by name in the order of the documentation.
 ///
 /// # Errors
 /// `InvalidArgument` if the text does not parse or calls one of our functions wrongly.
@@ -62,7 +63,7 @@ fn quote(id: &mut Ident) {
     id.quote_style = Some('"');
 }
 
-/// Whether an expression binds less tightly than a call, so that it is put in parentheses as an operand.
+/// Whether an expression binds less tightly than a call, so that it needs parentheses as an operand.
 fn is_operator(expr: &Expr) -> bool {
     matches!(
         expr,
@@ -95,7 +96,7 @@ fn is_operator(expr: &Expr) -> bool {
     )
 }
 
-/// The places of an expression where parentheses may be needed.
+/// The operands of an expression that may need parentheses.
 fn operands(expr: &mut Expr) -> Vec<&mut Expr> {
     match expr {
         Expr::BinaryOp { left, right, .. }
@@ -143,9 +144,10 @@ fn call(f: &mut SqlFunction) -> Result<()> {
         }
     }
     let Some(function) = catalog::find(&f.name.to_string()) else { return Ok(()) };
-    let resolved = resolve(function, f)?;
+    let signature = &function.signature;
+    let resolved = resolve(signature, f)?;
     let mut args = Vec::new();
-    for (arg, given) in function.all_args().zip(resolved.given) {
+    for (arg, given) in signature.all_args().zip(resolved.given) {
         let Some(value) = given else { continue };
         let Some(default) = arg.default else {
             args.push(FunctionArg::Unnamed(FunctionArgExpr::Expr(value)));
@@ -159,7 +161,7 @@ fn call(f: &mut SqlFunction) -> Result<()> {
             });
         }
     }
-    f.name = ObjectName::from(vec![Ident::new(function.name)]);
+    f.name = ObjectName::from(vec![Ident::new(signature.name)]);
     f.args =
         FunctionArguments::List(FunctionArgumentList { duplicate_treatment: None, args, clauses: vec![] });
     Ok(())

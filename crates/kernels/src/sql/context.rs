@@ -1,4 +1,4 @@
-//! What DataFusion's planner asks for.
+//! The planner of expressions, and DataFusion's functions.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,12 +16,13 @@ use datafusion_optimizer::simplify_expressions::ExprSimplifier;
 use datafusion_sql::planner::{ParserOptions, PlannerContext, SqlToRel};
 use datafusion_sql::sqlparser::ast;
 
-use super::rewrite::CALL;
-use super::{Const, builtins};
+use super::builtins;
+use super::names::CALL;
+use crate::constant::Const;
 use crate::guard::{FOLD_BYTES, charge_literals, guard, keep_long_literals};
 use crate::udf::checked;
 
-/// The functions that DataFusion brings.
+/// The functions of DataFusion.
 pub(crate) struct Builtins {
     scalar: HashMap<String, Arc<ScalarUDF>>,
     higher_order: HashMap<String, Arc<HigherOrderUDF>>,
@@ -30,11 +31,11 @@ pub(crate) struct Builtins {
     options: Arc<ConfigOptions>,
 }
 
-/// What a name that is not one of our functions stands for.
+/// The kind of a function name that is not in the catalog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Builtin {
     Pure,
-    /// It gives another value each time.
+    /// A function that gives another value on each call.
     Impure,
     Aggregate,
     Window,
@@ -70,7 +71,7 @@ impl Builtins {
         }
     }
 
-    /// What a (lower-case) name stands for.
+    /// The kind of a (lower-case) name.
     pub(crate) fn look_up(&self, name: &str) -> Builtin {
         if let Some(f) = self.scalar.get(name) {
             return match f.signature().volatility {
@@ -100,7 +101,7 @@ impl Builtins {
 /// A planner of expressions over one schema.
 pub(crate) struct Planner<'a> {
     pub(crate) builtins: &'a Builtins,
-    /// The functions made for this stage's calls, by their number.
+    /// The functions created for the calls of this stage, by their numbers.
     pub(crate) calls: &'a [Arc<ScalarUDF>],
 }
 
@@ -114,8 +115,8 @@ impl Planner<'_> {
         };
         let planner = SqlToRel::new_with_options(self, options);
         let expr = planner.sql_to_expr(expr, schema, &mut PlannerContext::new())?;
-        // A function found under another name than its own comes wrapped in an alias, which would hide
-        // that two calls are equal.
+        // A function found by an alias of its name is wrapped in an alias expression, which would hide that two calls are
+        // equal.
         expr.transform_up(|e| {
             Ok(match e {
                 Expr::Alias(a) => Transformed::yes(*a.expr),
@@ -133,21 +134,21 @@ impl Planner<'_> {
         ExprSimplifier::new(context)
     }
 
-    /// Types made to match.
+    /// Inserts casts so that types match.
     pub(crate) fn coerce(&self, expr: Expr, schema: &Arc<DFSchema>) -> Result<Expr, DataFusionError> {
         self.simplifier(schema).coerce(expr, schema)
     }
 
-    /// Small constants folded, and what DataFusion spells out (`coalesce` as `case`) spelt out; everything that can
-    /// take much memory asks the budget first.
+    /// Folds small constants, and expands functions that DataFusion defines by others (`coalesce` by `case`). All that can
+    /// take much memory is guarded.
     pub(crate) fn simplify(&self, expr: Expr, schema: &Arc<DFSchema>) -> Result<Expr, DataFusionError> {
         let guarded = keep_long_literals(guard(checked(expr, schema)?, schema)?)?;
         let simplified = budget::scope(FOLD_BYTES, || self.simplifier(schema).simplify(guarded))?;
-        // Simplification writes calls of its own.
+        // Simplification may add calls.
         charge_literals(guard(checked(simplified, schema)?, schema)?)
     }
 
-    /// The value of an expression that needs no row.
+    /// The value of a constant expression; none if it depends on a row.
     pub(crate) fn fold(&self, expr: &ast::Expr) -> Option<Const> {
         let schema = Arc::new(DFSchema::try_from(Schema::empty()).ok()?);
         let expr = self.plan(expr.clone(), &schema).ok()?;

@@ -1,4 +1,4 @@
-//! Takes the calls of our functions out of a syntax tree, and refuses what a row cannot be computed by.
+//! Rewriting: replaces calls of our functions in a syntax tree, and refuses functions that are not scalar and immutable.
 
 use std::ops::ControlFlow;
 
@@ -9,30 +9,27 @@ use datafusion_sql::sqlparser::ast::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::context::Builtin;
-use super::{Builtins, Const, Planner, at, resolve};
-use crate::Limits;
-use crate::catalog::{self, Built, FUNCTIONS, Function};
+use super::context::{Builtin, Builtins, Planner};
+use super::names::{CALL, KEY_COLUMN};
+use crate::call::resolve;
+use crate::catalog::{self, Built, Function};
+use crate::constant::Const;
 use crate::image_udf::ChainKernel;
-use crate::udf::{Kernel, KernelUdf};
+use crate::kernel::{Kernel, KernelUdf};
+use crate::limits::Limits;
+use crate::syntax::at;
 use caju_image::{ImageChain, ImageOp, InputKind};
 
-/// The internal names of calls begin so.
-pub(crate) const CALL: &str = "__caju_call_";
-
-/// The internal column with the key of each row.
-pub(crate) const KEY_COLUMN: &str = "__caju_key";
-
-/// What a rewrite found.
+/// The result of a rewrite.
 #[derive(Default)]
 pub(crate) struct Rewritten {
-    /// The functions made for the calls, by their number.
+    /// The functions created for the calls, by their numbers.
     pub(crate) kernels: Vec<KernelUdf>,
-    /// The functions called and their versions; those of DataFusion have version 0.
+    /// The called functions and their versions. Those of DataFusion have version 0.
     pub(crate) functions: Vec<(String, u32)>,
     /// Whether any call draws random numbers.
     pub(crate) random: bool,
-    /// The libraries that our functions depend on.
+    /// The libraries on which our functions depend.
     pub(crate) engines: Vec<&'static str>,
 }
 
@@ -40,11 +37,11 @@ pub(crate) struct Rewritten {
 pub(crate) struct Rewrite<'a> {
     pub(crate) builtins: &'a Builtins,
     pub(crate) limits: &'a Limits,
-    /// The names of the input's columns, where they are known.
+    /// The names of the input's columns, if they are known.
     pub(crate) columns: Option<&'a [&'a str]>,
-    /// The column that the expression computes: part of its calls' sites.
+    /// The column that the expression computes. It is part of the call sites.
     pub(crate) output: &'a str,
-    /// Numbers of the calls made for expressions before this one.
+    /// The number of calls in expressions before this one.
     pub(crate) first_call: usize,
     /// Whether nested image operations become one function.
     pub(crate) fuse: bool,
@@ -68,43 +65,44 @@ impl Rewrite<'_> {
             return Err(*e);
         }
         let Walk { calls, mut out, .. } = walk;
-        out.kernels = calls.into_iter().map(Made::into_udf).collect();
+        out.kernels = calls.into_iter().map(ReplacedCall::into_udf).collect();
         Ok(out)
     }
 }
 
-/// A call that was taken out.
-struct Made {
+/// A call that was replaced.
+struct ReplacedCall {
     function: &'static Function,
     place: String,
     random: bool,
-    what: What,
+    target: Target,
 }
 
-enum What {
+/// The function of a replaced call.
+enum Target {
     Chain(ChainKernel),
     Kernel(Box<dyn Kernel>),
 }
 
-impl Made {
+impl ReplacedCall {
     fn into_udf(self) -> KernelUdf {
-        // What a chain finds wrong may be about any of its operations, not the outermost.
-        let usage = match &self.what {
-            What::Chain(chain) if chain.ops.len() > 1 => String::new(),
-            _ => self.function.signature(),
+        // An error of a chain may concern any of its operations, not the outermost one.
+        let usage = match &self.target {
+            Target::Chain(chain) if chain.ops.len() > 1 => String::new(),
+            _ => self.function.signature.usage(),
         };
-        let kernel = match self.what {
-            What::Chain(chain) => Box::new(chain),
-            What::Kernel(kernel) => kernel,
+        let kernel = match self.target {
+            Target::Chain(chain) => Box::new(chain),
+            Target::Kernel(kernel) => kernel,
         };
-        KernelUdf::new(self.function.name, self.place, usage, self.random, kernel)
+        KernelUdf::new(self.function.signature.name, self.place, usage, self.random, kernel)
     }
 }
 
 struct Walk<'a> {
     env: &'a Rewrite<'a>,
-    calls: Vec<Made>,
-    /// The sites of the functions around the present place.
+    calls: Vec<ReplacedCall>,
+    /// The call sites of the functions around the current expression.
     sites: Vec<u64>,
     random_calls: u64,
     out: Rewritten,
@@ -117,7 +115,7 @@ fn stop<T>(r: Result<T>) -> ControlFlow<Box<Error>, T> {
     }
 }
 
-/// The function's name as it is looked up, and its place.
+/// The function's name for the lookup, and its position.
 fn name_of(f: &SqlFunction) -> (String, String) {
     match f.name.0.as_slice() {
         [part] => match part.as_ident() {
@@ -151,8 +149,8 @@ impl VisitorMut for Walk<'_> {
                 if function.is_none() {
                     stop(self.check_builtin(f, &name, &place))?;
                 }
-                // In the order of the text, so that an outer call comes before the calls within it.
-                if function.is_some_and(|f| f.random) {
+                // Sites are numbered in the order of the text: an outer call comes before the calls in it.
+                if function.is_some_and(|f| f.signature.random) {
                     self.random_calls += 1;
                     self.sites.push(mix64(xxh3_64(self.env.output.as_bytes()), self.random_calls));
                 } else {
@@ -175,7 +173,7 @@ impl VisitorMut for Walk<'_> {
         let site = self.sites.pop().unwrap_or(0);
         let (name, place) = name_of(f);
         if let Some(function) = catalog::find(&name) {
-            let made = self.take_out(function, f, site, &place).map_err(|e| {
+            let made = self.replace_call(function, f, site, &place).map_err(|e| {
                 let place = place.trim_start();
                 if place.is_empty() { e } else { e.context(format_args!("`{name}` {place}")) }
             });
@@ -186,7 +184,7 @@ impl VisitorMut for Walk<'_> {
 }
 
 impl Walk<'_> {
-    /// Words such as `user` are functions without parentheses to the parser, and good names of columns.
+    /// The column that a function without parentheses names. To the parser, words such as `user` are functions.
     fn as_column(&self, f: &SqlFunction) -> Option<Ident> {
         let [part] = f.name.0.as_slice() else { return None };
         let id = part.as_ident()?;
@@ -203,7 +201,7 @@ impl Walk<'_> {
         }
         match self.env.builtins.look_up(name) {
             Builtin::Pure => {
-                self.out.note(name.to_owned(), 0);
+                self.out.add_function(name.to_owned(), 0);
                 Ok(())
             }
             Builtin::Impure => refuse(impure(name, place)),
@@ -222,55 +220,61 @@ impl Walk<'_> {
                 refuse(format!("`{name}`{place} is a window function: an expression sees one row"))
             }
             Builtin::Unknown => {
-                let known = FUNCTIONS.iter().map(|f| f.name).chain(self.env.builtins.names());
+                let known = catalog::functions().map(|f| f.signature.name).chain(self.env.builtins.names());
                 refuse(format!("unknown function `{name}`{place}{}", did_you_mean(name, known)))
             }
         }
     }
 
-    /// Makes the function of one call, and what is left of the call in the text.
-    fn take_out(
+    /// Creates the function of one call. Gives the call that replaces it.
+    fn replace_call(
         &mut self,
         function: &'static Function,
         f: &SqlFunction,
         site: u64,
         place: &str,
     ) -> Result<SqlFunction> {
-        let resolved = resolve(function, f)?;
+        let signature = &function.signature;
+        let resolved = resolve(signature, f)?;
         let planner = Planner { builtins: self.env.builtins, calls: &[] };
         let mut call =
             resolved.call(self.env.limits, site, |e: &Expr| -> Option<Const> { planner.fold(e) })?;
         if let Some(key) = call.key() {
-            // A word of its own, so that no key meets a site made from a column's name.
+            // The second word is one that no site of a column's name has, so that keys and sites never collide.
             call.site = mix64(xxh3_64(key.as_bytes()), u64::MAX);
         }
-        self.out.note(function.name.to_owned(), function.version());
-        for engine in function.engines {
+        self.out.add_function(signature.name.to_owned(), signature.version());
+        for engine in signature.engines {
             if !self.out.engines.contains(engine) {
                 self.out.engines.push(engine);
             }
         }
         let mut values = resolved.values()?;
-        let place = format!("`{}`{place}", function.name);
-        let made = match (function.build)(&call).map_err(|e| function.misuse(e))? {
+        let place = format!("`{}`{place}", signature.name);
+        let made = match (function.build)(&call).map_err(|e| signature.misuse(e))? {
             Built::Kernel(kernel) => {
-                Made { function, place, random: function.random, what: What::Kernel(kernel) }
+                ReplacedCall { function, place, random: signature.random, target: Target::Kernel(kernel) }
             }
             Built::Image { op, scaled } => {
                 let kind = if let ImageOp::Decode { .. } = op { InputKind::Encoded } else { InputKind::U8 };
                 let random = op.is_random();
-                // Arguments are checked here, where the place of the call is known.
+                // Arguments are checked here, where the position of the call is known.
                 ImageChain::new(vec![(op.clone(), random.then_some(0))], kind)
-                    .map_err(|e| function.misuse(e))?;
+                    .map_err(|e| signature.misuse(e))?;
                 let step = (op, random.then_some(call.site));
                 match self.inner_chain(&mut values) {
                     Some((mut chain, inner_random)) => {
                         chain.ops.push(step);
-                        Made { function, place, random: random || inner_random, what: What::Chain(chain) }
+                        ReplacedCall {
+                            function,
+                            place,
+                            random: random || inner_random,
+                            target: Target::Chain(chain),
+                        }
                     }
                     None => {
                         let chain = ChainKernel { ops: vec![step], scaled };
-                        Made { function, place, random, what: What::Chain(chain) }
+                        ReplacedCall { function, place, random, target: Target::Chain(chain) }
                     }
                 }
             }
@@ -284,7 +288,7 @@ impl Walk<'_> {
         Ok(internal_call(f, number, values))
     }
 
-    /// If the image is itself the result of a chain, takes that chain, and its input in its stead.
+    /// If the image argument is the result of a chain, gives that chain, and replaces the argument by the chain's input.
     fn inner_chain(&self, values: &mut [Expr]) -> Option<(ChainKernel, bool)> {
         let mut image = values.first().filter(|_| self.env.fuse)?;
         while let Expr::Nested(e) = image {
@@ -292,10 +296,10 @@ impl Walk<'_> {
         }
         let Expr::Function(f) = image else { return None };
         let number: usize = name_of(f).0.strip_prefix(CALL)?.parse().ok()?;
-        // Children are visited before their parents: the innermost call made last is the one around which
-        // this one stands. It stays in the list, uncalled, so that the numbers of the others hold.
+        // Children are visited before their parents, so the inner call was replaced before. It stays in the list without a
+        // call, so that the numbers of other calls stay valid.
         let inner = self.calls.get(number.checked_sub(self.env.first_call)?)?;
-        let What::Chain(chain) = &inner.what else { return None };
+        let Target::Chain(chain) = &inner.target else { return None };
         let FunctionArguments::List(list) = &f.args else { return None };
         let FunctionArg::Unnamed(FunctionArgExpr::Expr(input)) = list.args.first()? else { return None };
         let found = (chain.clone(), inner.random);
@@ -306,7 +310,7 @@ impl Walk<'_> {
 }
 
 impl Rewritten {
-    fn note(&mut self, name: String, version: u32) {
+    fn add_function(&mut self, name: String, version: u32) {
         if !self.functions.iter().any(|(n, _)| *n == name) {
             self.functions.push((name, version));
         }

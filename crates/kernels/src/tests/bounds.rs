@@ -1,4 +1,4 @@
-//! What definitions and data claim is compared with the budget of a chunk before memory is asked for.
+//! Sizes from definitions and data are compared with the budget of a chunk before memory is allocated.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use caju_types::ErrorKind;
 
 use super::*;
 
-/// Functions within 16 MiB a chunk, so that the tests compute little.
+/// Functions with a budget of 16 MiB per chunk, so that the tests compute little.
 fn tight() -> Registry {
     Registry::new(Limits { chunk_bytes: 16 << 20, ..Limits::default() })
 }
@@ -29,7 +29,7 @@ fn ids(n: i64) -> RecordBatch {
     ])
 }
 
-/// Each of these asked for many gigabytes; most of them ended the process.
+/// Each of these once requested many gigabytes, and most of them ended the process.
 #[test]
 fn values_that_are_too_large_are_errors_of_their_row() {
     let b = ids(3);
@@ -62,7 +62,7 @@ fn values_that_are_too_large_are_errors_of_their_row() {
     assert!(peak_rss_bytes() < 1 << 30, "{}", peak_rss_bytes());
 }
 
-/// Widths that types give are refused before any row is there.
+/// Types with too wide values are refused before any row is read.
 #[test]
 fn types_that_are_too_large_do_not_bind() {
     let b = ids(1);
@@ -83,7 +83,7 @@ fn types_that_are_too_large_do_not_bind() {
     assert!(e.message().contains("gives values of 1.68 GiB each"), "{e}");
 }
 
-/// Rows that are too large together are no fault of one of them: whoever evaluates takes fewer.
+/// If rows are too large only together, the error names no row: the caller evaluates fewer rows.
 #[test]
 fn batches_that_are_too_large_name_no_row() {
     let b = ids(1000);
@@ -96,7 +96,7 @@ fn batches_that_are_too_large_name_no_row() {
     }
 }
 
-/// What stays within the budget is what it was without it.
+/// Results within the budget are equal to those without guards.
 #[test]
 fn guarded_functions_compute_the_same() {
     let b = ids(4);
@@ -132,7 +132,7 @@ fn guarded_functions_compute_the_same() {
     );
 }
 
-/// Constants that may grow are not computed while an expression is bound.
+/// Constants that may be large are not computed while an expression is bound.
 #[test]
 fn binding_takes_neither_memory_nor_time() {
     let b = ids(1);
@@ -149,15 +149,15 @@ fn binding_takes_neither_memory_nor_time() {
     }
     assert!(peak_rss_bytes() - before < 200 << 20, "{}", peak_rss_bytes() - before);
     assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
-    // Small ones are: an argument may be written as a sum.
+    // Small constants are computed: an argument may be a sum.
     assert_eq!(
         bind(&b, "one_hot(id, 2 + 3)").unwrap().fields()[0].data_type(),
         &eval(&b, "one_hot(id, 5)").data_type().clone()
     );
 }
 
-/// A lambda would run for every value of a list, with the columns that it uses repeated as often, and nobody would ask
-/// the budget for them. The dialect has none.
+/// A lambda would run for every value of a list, with the columns that it uses repeated as often, and these would not be
+/// charged to the budget. The dialect has no lambdas.
 #[test]
 fn there_are_no_lambdas() {
     let e = bind_error(&ids(3), "array_transform(l, x -> concat(s, x))");
@@ -212,13 +212,13 @@ fn integers_that_do_not_fit_are_errors_of_their_row() {
     assert_eq!(values("3 - (a - a)"), [Some(3); 3]);
     assert_eq!(values("a * -1"), [Some(-1), Some(-i64::MAX), Some(-3)]);
     assert_eq!(values("a + null"), [None; 3]);
-    // What is under a null does not count.
+    // A value under a null does not count.
     assert_eq!(values("nullif(b, -9223372036854775807 - 1) - 1"), [Some(0), Some(0), None]);
     assert_eq!(values("arrow_cast(t, 'Int16') * 2"), [Some(200), Some(-256), None]);
 }
 
-/// Every function of DataFusion is either guarded, or known to give no more than a few times its arguments. A new one has
-/// to be put on one of the lists.
+/// Every function of DataFusion is either guarded, or known to give at most a few times the size of its arguments. A new
+/// function has to be added to one of the lists.
 #[test]
 fn every_builtin_is_bounded() {
     const LINEAR: &[&str] = &[
@@ -379,7 +379,7 @@ fn every_builtin_is_bounded() {
     assert_eq!(unknown, Vec::<String>::new());
 }
 
-/// A budget around an evaluation is its own: what the caller has left does not matter.
+/// An evaluation has a budget of its own: the remaining budget of the caller does not matter.
 #[test]
 fn budgets_do_not_add_up_over_evaluations() {
     let b = ids(100);

@@ -110,8 +110,8 @@ fn predicates() {
     assert_eq!(e.to_string(), "steps[1].filter: `label + 1` is Int64, and a condition must be boolean");
 }
 
-/// Common subexpressions give what the expressions alone give, and a failing branch that is not taken
-/// does not fail because another expression has it too.
+/// Sharing subexpressions changes no value, and a failing branch that is not taken does not fail because another expression
+/// has it, too.
 #[test]
 fn common_subexpressions() {
     let b = table();
@@ -130,7 +130,7 @@ fn common_subexpressions() {
     }
 }
 
-/// The error of a row names the row, also where the expression sees only some of the batch.
+/// The error of a row names the row, even if the expression sees only some rows of the batch.
 #[test]
 fn failing_rows_are_found() {
     let x: Int64Array = (0..1000).map(|i| Some(i64::from(i != 637))).collect();

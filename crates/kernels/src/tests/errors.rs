@@ -191,7 +191,7 @@ fn what_a_row_cannot_be_computed_by() {
     assert_eq!(e.to_string(), "steps[2].map: the column `a` is computed twice");
 }
 
-/// No text overflows the stack: too deep is an error, and what is not too deep is computed.
+/// No text overflows the stack: an expression that is too deep is an error, and others are computed.
 #[test]
 fn deep_expressions() {
     let b = table();

@@ -33,8 +33,8 @@ fn evaluate(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// I2: whether a chain runs fused or call by call, and in which batches, changes nothing; an error is
-    /// the same error of the same row.
+    /// I2: whether a chain runs fused or call by call, and in which batches, changes nothing. An error is the same error of
+    /// the same row.
     #[test]
     fn fused_chains_equal_single_calls(
         chain in prop::collection::vec(0..CALLS.len(), 0..5),
@@ -83,7 +83,7 @@ fn types_are_tensors() {
     assert!(bound.is_random());
 }
 
-/// Images pass from stage to stage as columns; what keeps a fixed size keeps it.
+/// Images pass from stage to stage as columns, and operations that keep the size keep the fixed type.
 #[test]
 fn stages_pass_images_on() {
     let images = pictures(9);
@@ -121,7 +121,7 @@ fn sizes_without_and_with_pixels() {
     );
 }
 
-/// An image and its mask: one key, one window.
+/// An image and its mask with one key get the same window.
 #[test]
 fn one_key_one_window() {
     let images = pictures(12);
@@ -168,7 +168,7 @@ fn damaged_rows_are_named() {
     assert!(e.error.to_string().contains("more than the limit of 100"), "{e}");
 }
 
-/// A list that does not say that it is an image is not one.
+/// A list without the extension type is no image.
 #[test]
 fn shapes_must_be_known() {
     let list = FixedSizeListArray::from_iter_primitive::<UInt8Type, _, _>([Some([Some(1u8); 12])], 12);

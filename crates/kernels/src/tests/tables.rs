@@ -49,7 +49,7 @@ proptest! {
         }
     }
 
-    /// Where a function of ours stands in for DataFusion's, the values are DataFusion's.
+    /// Where our function replaces one of DataFusion, the values are equal.
     #[test]
     fn stand_ins_compute_the_same(
         rows in prop::collection::vec(prop::option::of(-4i32..5), 1..40),
@@ -208,7 +208,7 @@ fn random_numbers() {
         (e.row, e.error.to_string().as_str()),
         (Some(2), "column `y`: random_int: there is no integer from 3 to below 3")
     );
-    // Two calls draw for themselves, within an expression and between columns; one key unites them.
+    // Two calls draw different numbers, within an expression and between columns, unless they share a key.
     for (sql, equal) in [
         ("uniform() = uniform()", false),
         ("uniform(key => 'a') = uniform(key => 'a')", true),
@@ -228,7 +228,7 @@ fn random_numbers() {
     assert!(two("uniform(key => 'k')", "uniform(key => 'k')"));
 }
 
-/// A column's draws depend on its own expression only: dropping another column changes nothing.
+/// The draws of a column depend only on its own expression: dropping another column changes nothing.
 #[test]
 fn draws_do_not_depend_on_other_columns() {
     let b = batch([("x", Arc::new(Int64Array::from(vec![1; 50])) as ArrayRef)]);

@@ -1,7 +1,7 @@
-//! `+`, `-` and `*` of integers, which fail where the result does not fit.
+//! `+`, `-` and `*` of integers that fail on overflow.
 //!
-//! DataFusion wraps: `9223372036854775807 + 1` is negative. These compute the wrapped values in one pass over the
-//! columns, as fast as that, with one flag for the whole batch; only where it is set is a row looked for.
+//! DataFusion wraps: `9223372036854775807 + 1` is negative. The functions here compute the wrapped values in one pass, as
+//! fast as DataFusion, with one overflow flag for the whole batch. Only if the flag is set, the row is searched.
 
 use std::sync::Arc;
 
@@ -22,9 +22,9 @@ use datafusion_expr::{
 use datafusion_physical_expr::PhysicalExpr;
 use datafusion_physical_expr::expressions::BinaryExpr as PhysicalBinary;
 
-use super::Fault;
+use crate::kernel::Fault;
 
-/// An operation, and whether its result did not fit.
+/// An operation that also tells whether it overflowed.
 type Overflowing<N> = fn(N, N) -> (N, bool);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,7 +34,7 @@ enum Op {
     Mul,
 }
 
-/// The arithmetic of integers in `expr`, of which types match, as checked arithmetic.
+/// Replaces the integer arithmetic in `expr` by checked arithmetic. Types have to match already.
 pub(crate) fn checked(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionError> {
     expr.transform_up(|e| {
         let (op, left, right) = match &e {
@@ -66,7 +66,7 @@ pub(crate) fn checked(expr: Expr, schema: &DFSchema) -> Result<Expr, DataFusionE
     .data()
 }
 
-/// All other arithmetic (decimals, and where types are not known before): fails where it would wrap.
+/// Makes all other arithmetic (of decimals, and where types were unknown before) fail on overflow.
 pub(crate) fn checked_rest(expr: Arc<dyn PhysicalExpr>) -> Result<Arc<dyn PhysicalExpr>, DataFusionError> {
     expr.transform_up(|e| {
         let Some(b) = e.downcast_ref::<PhysicalBinary>() else { return Ok(Transformed::no(e)) };
@@ -87,7 +87,7 @@ struct Checked {
     signature: Signature,
 }
 
-/// Arithmetic that wraps, and says whether it did.
+/// Wrapping arithmetic that also tells whether it wrapped.
 trait Wrapping: Copy {
     fn add(self, other: Self) -> (Self, bool);
     fn sub(self, other: Self) -> (Self, bool);
@@ -96,7 +96,7 @@ trait Wrapping: Copy {
 
 macro_rules! signed {
     ($($t:ty),*) => {$(impl Wrapping for $t {
-        // The signs tell, in operations that vectorise: the result's differs from both of a sum's operands.
+        // A sum overflowed if its sign differs from those of both operands. Sign operations vectorise.
         #[inline(always)]
         fn add(self, other: Self) -> (Self, bool) {
             let sum = self.wrapping_add(other);
@@ -202,7 +202,7 @@ impl Checked {
         Ok(Arc::new(PrimitiveArray::<T>::new(out.into(), nulls)))
     }
 
-    /// The first row that wraps and is not null: what is under a null may be anything.
+    /// The first row that overflows and is not null. The value under a null may be anything.
     fn first_wrapped<T>(
         &self,
         a: &Operand<'_, T>,

@@ -1,7 +1,7 @@
-//! `coalesce`, `greatest` and `least` of a column of numbers and a constant, in one pass.
+//! `coalesce`, `greatest` and `least` of a number column and a constant, in one pass.
 //!
-//! DataFusion computes them by splitting and merging the column, some twenty times slower; preprocessing of
-//! tables consists of little else. The values are the same, which a test compares.
+//! DataFusion splits and merges the column, which is some twenty times slower. Preprocessing of tables consists mostly of
+//! these functions. A test checks that the values are equal.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ enum Op {
     Least,
 }
 
-/// One of the functions with its constant; the column is its argument.
+/// One of the functions with its constant. The column is its argument.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct WithConstant {
     op: Op,
@@ -30,8 +30,7 @@ struct WithConstant {
     signature: Signature,
 }
 
-/// The call as one of ours, if its arguments (of one type, as the planner makes them) are a number and a
-/// constant that is not null.
+/// Replaces the call, if its arguments are a number and a constant that is not null. The planner has made them of one type.
 pub(crate) fn with_constant(call: &ScalarFunction, schema: &DFSchema) -> Option<Expr> {
     let op = match call.func.name() {
         "coalesce" => Op::Coalesce,
@@ -60,7 +59,7 @@ impl WithConstant {
         let pick = |keep: fn(T::Native, T::Native) -> bool| {
             a.values().iter().map(|v| if keep(*v, constant) { *v } else { constant }).collect()
         };
-        // Floats in total order, as DataFusion's comparisons are.
+        // Floats are compared in total order, as DataFusion compares them.
         let mut out: Vec<T::Native> = match self.op {
             Op::Coalesce => a.values().to_vec(),
             Op::Greatest => pick(T::Native::is_gt),

@@ -14,17 +14,17 @@ use caju_types::{Error, Result};
 use datafusion_common::ScalarValue;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Fault, Inputs, Kernel, any_null, internal, plain_type};
-use crate::sql::Const;
+use crate::constant::Const;
+use crate::kernel::{Fault, Inputs, Kernel, any_null, internal, plain_type};
 
-/// See the table of functions.
+/// The kernel of `hash_bucket`.
 #[derive(Debug, Clone)]
 pub(crate) struct HashBucket {
     n: u64,
     null_as: Option<Standin>,
 }
 
-/// What null is hashed as.
+/// The value as which null is hashed.
 #[derive(Debug, Clone, PartialEq)]
 enum Standin {
     Text(String),
@@ -98,7 +98,7 @@ impl HashBucket {
         a.values().iter().map(|v| self.bucket(xxh3_64(&le(*v)))).collect()
     }
 
-    /// Buckets of all rows, whatever stands under nulls.
+    /// Buckets of all rows. Those of null rows are arbitrary.
     fn buckets(&self, a: &dyn Array) -> Result<Vec<i64>, Fault> {
         use arrow::datatypes as t;
         Ok(match a.data_type() {
@@ -166,7 +166,7 @@ impl Kernel for HashBucket {
         let array: &dyn Array = &input;
         downcast_dictionary_array!(
             array => {
-                // Every distinct value once; a null key or a null value is a null row.
+                // Every distinct value is hashed once. A null key or a null value makes a null row.
                 let values = self.buckets(array.values().as_ref())?;
                 let keys = array.keys().values().iter();
                 let buckets = keys
@@ -186,7 +186,7 @@ impl Kernel for HashBucket {
             ScalarValue::Int64(Some(i)) => Standin::Int(*i),
             _ => return None,
         };
-        // With a stand-in of its own the call means the values that coalesce leaves null: none.
+        // A stand-in of the call itself would apply to values that coalesce leaves null. There are none.
         Some(Box::new(Self { n: self.n, null_as: Some(standin) }))
     }
 }

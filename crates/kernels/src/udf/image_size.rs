@@ -6,11 +6,11 @@ use arrow::array::{Array, ArrayRef, Int32Array};
 use arrow::datatypes::{DataType, Field, FieldRef};
 use caju_types::Error;
 
-use super::{Fault, Inputs, Kernel, any_null};
+use crate::kernel::{Fault, Inputs, Kernel, any_null};
 use crate::tensor::{ByteRows, ImageRows, ImageType};
 use caju_image::image_size;
 
-/// See the table of functions.
+/// The kernel of `image_width` and `image_height`.
 #[derive(Debug)]
 pub(crate) struct ImageSide {
     pub(crate) width: bool,

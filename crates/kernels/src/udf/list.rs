@@ -1,4 +1,4 @@
-//! `pad`: lists to one length.
+//! `pad`: makes lists of one length.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use caju_runtime::budget;
 use caju_types::{Error, Result, format_count};
 use datafusion_common::ScalarValue;
 
-use super::{Fault, Inputs, Kernel, any_null, internal, plain_type};
+use crate::constant::Const;
 use crate::guard::fixed_width;
-use crate::sql::Const;
+use crate::kernel::{Fault, Inputs, Kernel, any_null, internal, plain_type};
 use crate::tensor;
 
-/// See the table of functions.
+/// The kernel of `pad`.
 #[derive(Debug)]
 pub(crate) struct Pad {
     n: u32,
@@ -28,7 +28,7 @@ impl Pad {
         Ok(Self { n, value: value.clone() })
     }
 
-    /// The bytes of one value of padding, with the least that a value takes.
+    /// The bytes of one value of padding, including overhead.
     fn filling_bytes(&self) -> u64 {
         match &self.value {
             Const::Text(t) => 16 + t.len() as u64,

@@ -9,10 +9,10 @@ use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, Int64Type, UInt8T
 use caju_runtime::budget;
 use caju_types::{Error, Result, format_count};
 
-use super::{Fault, Inputs, Kernel, any_null, internal, plain_type};
+use crate::kernel::{Fault, Inputs, Kernel, any_null, internal, plain_type};
 use crate::tensor;
 
-/// See the table of functions.
+/// The kernel of `one_hot`.
 #[derive(Debug)]
 pub(crate) struct OneHot {
     n: u32,

@@ -1,4 +1,4 @@
-//! `uniform`, `normal`, `random_int`: random numbers per row, keyed as the random image functions are.
+//! `uniform`, `normal`, `random_int`: random numbers per row, keyed like the random image functions.
 
 use std::sync::Arc;
 
@@ -7,18 +7,18 @@ use arrow::buffer::NullBuffer;
 use arrow::datatypes::{DataType, Field, FieldRef, Float64Type, Int64Type};
 use caju_types::Error;
 
-use super::{Fault, Inputs, Kernel, any_null};
+use crate::kernel::{Fault, Inputs, Kernel, any_null};
 use caju_types::rng::RowRng;
 
-/// See the table of functions.
+/// The kernel of `uniform`, `normal` and `random_int`.
 #[derive(Debug)]
 pub(crate) struct Draw {
     site: u64,
-    what: What,
+    kind: Distribution,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
+enum Distribution {
     Uniform,
     Normal,
     Int,
@@ -26,15 +26,15 @@ enum What {
 
 impl Draw {
     pub(crate) fn uniform(site: u64) -> Self {
-        Self { site, what: What::Uniform }
+        Self { site, kind: Distribution::Uniform }
     }
 
     pub(crate) fn normal(site: u64) -> Self {
-        Self { site, what: What::Normal }
+        Self { site, kind: Distribution::Normal }
     }
 
     pub(crate) fn int(site: u64) -> Self {
-        Self { site, what: What::Int }
+        Self { site, kind: Distribution::Int }
     }
 
     fn floats(&self, inputs: &Inputs<'_>) -> Result<ArrayRef, Fault> {
@@ -43,7 +43,7 @@ impl Draw {
         let (a, b) = (a.as_primitive::<Float64Type>().values(), b.as_primitive::<Float64Type>().values());
         let values = inputs.keys.iter().zip(a.iter().zip(b.iter())).map(|(key, (a, b))| {
             let mut rng = RowRng::new(*key, self.site);
-            if self.what == What::Uniform { rng.uniform_in(*a, *b) } else { a + b * rng.normal() }
+            if self.kind == Distribution::Uniform { rng.uniform_in(*a, *b) } else { a + b * rng.normal() }
         });
         Ok(Arc::new(Float64Array::new(values.collect::<Vec<_>>().into(), nulls)))
     }
@@ -73,18 +73,18 @@ impl Kernel for Draw {
     fn output(&self, inputs: &[FieldRef]) -> Result<Field, String> {
         for f in inputs {
             let t = f.data_type();
-            if self.what == What::Int && !t.is_integer() {
+            if self.kind == Distribution::Int && !t.is_integer() {
                 return Err(format!("takes integers, not {t}"));
             }
             if !t.is_numeric() {
                 return Err(format!("takes numbers, not {t}"));
             }
         }
-        let t = if self.what == What::Int { DataType::Int64 } else { DataType::Float64 };
+        let t = if self.kind == Distribution::Int { DataType::Int64 } else { DataType::Float64 };
         Ok(Field::new("draw", t, any_null(inputs)))
     }
 
     fn run(&self, inputs: &Inputs<'_>, _: &Field) -> Result<ArrayRef, Fault> {
-        if self.what == What::Int { self.ints(inputs) } else { self.floats(inputs) }
+        if self.kind == Distribution::Int { self.ints(inputs) } else { self.floats(inputs) }
     }
 }

@@ -8,9 +8,9 @@ use arrow::datatypes::{DataType, Field, FieldRef};
 use caju_types::{Error, Result};
 use regex::Regex;
 
-use super::{Fault, Inputs, Kernel, any_null, internal, plain_type};
+use crate::kernel::{Fault, Inputs, Kernel, any_null, internal, plain_type};
 
-/// See the table of functions.
+/// The kernel of `tokenize`.
 #[derive(Debug)]
 pub(crate) struct Tokenize {
     regex: Regex,
@@ -24,7 +24,7 @@ impl Tokenize {
     }
 }
 
-/// The parser draws a picture over several lines and names the fault in the last.
+/// The last line of the parser's message, which names the error. The lines before it show its position.
 fn last_line(text: &str) -> &str {
     let line = text.lines().last().unwrap_or(text);
     line.strip_prefix("error: ").unwrap_or(line)
@@ -61,7 +61,7 @@ impl Kernel for Tokenize {
     }
 }
 
-/// The list under construction. Lengths are checked once, at the end, where they become offsets.
+/// The builder of the list. Lengths are checked once at the end, when they become offsets.
 struct Tokens {
     text: Vec<u8>,
     ends: Vec<usize>,
@@ -92,7 +92,10 @@ impl Tokens {
     }
 }
 
-/// Offsets of an array; more than 2^31 of them or of their bytes do not fit one batch.
+/// Converts ends to the offsets of an array.
+///
+/// # Errors
+/// `ResourceExhausted` if they exceed 2^31: the values do not fit one batch.
 pub(crate) fn offsets(ends: &[usize]) -> Result<OffsetBuffer<i32>, Fault> {
     if ends.last().is_some_and(|last| i32::try_from(*last).is_err()) {
         return Err(

@@ -1,4 +1,4 @@
-//! `truncate`: the beginning of lists, strings and bytes.
+//! `truncate`: the beginnings of lists, strings and bytes.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, FieldRef};
 
 use super::list::{range, values};
-use super::{Fault, Inputs, Kernel, any_null, internal, plain_type};
+use crate::kernel::{Fault, Inputs, Kernel, any_null, internal, plain_type};
 use crate::tensor;
 
-/// See the table of functions.
+/// The kernel of `truncate`.
 #[derive(Debug)]
 pub(crate) struct Truncate {
     pub(crate) n: u32,

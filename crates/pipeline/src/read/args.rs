@@ -1,33 +1,23 @@
-//! A small reader of arguments: every value knows its path, and every map knows which keys were asked for,
-//! so that a misspelt one is an error and not silently a default.
+//! Reading arguments. Every value knows its path, and every map knows which keys were read, so that a misspelt key is an
+//! error and not silently a default.
 
 use std::time::Duration;
 
 use caju_types::{Error, Result, did_you_mean, parse_bytes, parse_duration};
 use serde_json::{Map, Value};
 
-use crate::words::Words;
+use crate::place::join;
+use crate::spelling::Spellings;
 use crate::write::round;
 
-/// A value and where it stands, as in `steps[3].shuffle.buffer`.
+/// A value and its place, as in `steps[3].shuffle.buffer`.
 #[derive(Clone)]
 pub(crate) struct At<'a> {
     pub(crate) path: String,
     pub(crate) value: &'a Value,
 }
 
-/// The path of a key below `path`.
-pub(crate) fn join(path: &str, key: &str) -> String {
-    let plain = !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
-    match (path.is_empty(), plain) {
-        (true, true) => key.to_owned(),
-        (true, false) => format!("{key:?}"),
-        (false, true) => format!("{path}.{key}"),
-        (false, false) => format!("{path}.{key:?}"),
-    }
-}
-
-/// A value as messages show it: short, and never a whole tree.
+/// A short text of a value for messages: never a whole tree.
 fn shown(value: &Value) -> String {
     match value {
         Value::Null => "nothing".to_owned(),
@@ -40,11 +30,11 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// Whole numbers below this are exact as 64-bit floats, and so safe to take from `1e6` or `256.0`.
-const EXACT: f64 = 9_007_199_254_740_992.0;
+/// The bound below which whole numbers are exact as 64-bit floats (2^53), so that `1e6` and `256.0` can be read as integers.
+const MAX_EXACT_FLOAT: f64 = 9_007_199_254_740_992.0;
 
 impl<'a> At<'a> {
-    /// The error that this place holds the wrong thing.
+    /// The error for a value of the wrong kind.
     pub(crate) fn wrong(&self, expected: &str) -> Error {
         self.error(format!("expected {expected}, found {}", shown(self.value)))
     }
@@ -73,12 +63,12 @@ impl<'a> At<'a> {
         }
         match self.value.as_f64() {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole and in range")]
-            Some(x) if x.fract() == 0.0 && (0.0..EXACT).contains(&x) => Ok(x as u64),
+            Some(x) if x.fract() == 0.0 && (0.0..MAX_EXACT_FLOAT).contains(&x) => Ok(x as u64),
             _ => Err(self.wrong(expected)),
         }
     }
 
-    /// A count of at least one.
+    /// Reads a count of at least one.
     pub(crate) fn positive(&self) -> Result<u64> {
         let expected = "a positive integer";
         match self.u64(expected)? {
@@ -87,7 +77,7 @@ impl<'a> At<'a> {
         }
     }
 
-    /// A count, or zero.
+    /// Reads a count, or zero.
     pub(crate) fn count(&self) -> Result<u64> {
         self.u64("an integer of at least 0")
     }
@@ -102,7 +92,7 @@ impl<'a> At<'a> {
         }
         match self.value.as_f64() {
             #[expect(clippy::cast_possible_truncation, reason = "whole and in range")]
-            Some(x) if x.fract() == 0.0 && x.abs() < EXACT => Ok(x as i64),
+            Some(x) if x.fract() == 0.0 && x.abs() < MAX_EXACT_FLOAT => Ok(x as i64),
             _ => Err(self.wrong("an integer of 64 bits")),
         }
     }
@@ -111,7 +101,7 @@ impl<'a> At<'a> {
         self.value.as_f64().map(round).ok_or_else(|| self.wrong(expected))
     }
 
-    /// A size in bytes: a number, or text with a unit.
+    /// Reads a size in bytes: a number, or text with a unit.
     pub(crate) fn size(&self) -> Result<u64> {
         match self.value {
             Value::String(s) => parse_bytes(s).map_err(|e| self.error(e.message())),
@@ -119,13 +109,13 @@ impl<'a> At<'a> {
         }
     }
 
-    /// A duration: text with a unit.
+    /// Reads a duration: text with a unit.
     pub(crate) fn duration(&self) -> Result<Duration> {
         let text = self.str("a duration with a unit such as 8us or 200ms")?;
         parse_duration(text).map_err(|e| self.error(e.message()))
     }
 
-    /// An expression: text; a bare number or truth value stands for itself.
+    /// Reads an expression: text, or a bare number or boolean.
     pub(crate) fn expression(&self) -> Result<String> {
         match self.value {
             Value::String(s) => Ok(s.clone()),
@@ -135,8 +125,8 @@ impl<'a> At<'a> {
         }
     }
 
-    /// One word of several.
-    pub(crate) fn word<T: Copy>(&self, words: &Words<T>) -> Result<T> {
+    /// Reads one of several words.
+    pub(crate) fn word<T: Copy>(&self, words: &Spellings<T>) -> Result<T> {
         let list = words.iter().map(|(w, _)| format!("`{w}`")).collect::<Vec<_>>().join(", ");
         let expected = format!("one of {list}");
         let text = self.str(&expected)?;
@@ -149,7 +139,7 @@ impl<'a> At<'a> {
         }
     }
 
-    /// The items of a list.
+    /// Reads the items of a list.
     pub(crate) fn list(&self, expected: &str) -> Result<Vec<At<'a>>> {
         let items = self.value.as_array().ok_or_else(|| self.wrong(expected))?;
         Ok(items
@@ -159,7 +149,7 @@ impl<'a> At<'a> {
             .collect())
     }
 
-    /// A list of texts; a single text is a list of one.
+    /// Reads a list of texts. A single text is a list of one.
     pub(crate) fn texts(&self, expected: &str) -> Result<Vec<String>> {
         match self.value {
             Value::String(s) => Ok(vec![s.clone()]),
@@ -167,7 +157,7 @@ impl<'a> At<'a> {
         }
     }
 
-    /// The entries of a map whose keys are the user's own names, in their order.
+    /// Reads the entries of a map whose keys are names that the user chose, in order.
     pub(crate) fn entries(&self, expected: &str) -> Result<Vec<(String, At<'a>)>> {
         let map = self.value.as_object().ok_or_else(|| self.wrong(expected))?;
         Ok(map.iter().map(|(k, value)| (k.clone(), At { path: join(&self.path, k), value })).collect())
@@ -184,19 +174,21 @@ impl<'a> At<'a> {
 }
 
 /// The arguments of a stage or a source, or the keys of a definition.
+///
+/// [`Args::finish`] refuses keys that were not read.
 pub(crate) struct Args<'a> {
     at: At<'a>,
     map: Option<&'a Map<String, Value>>,
-    /// The argument that a bare value stands for, as in `batch: 256`.
+    /// The argument that a bare value gives, as in `batch: 256`.
     short: Option<&'static str>,
     example: &'static str,
-    /// What messages call a key of the map: an argument, say.
+    /// The kind of a key in messages, such as `argument`.
     what: &'static str,
     asked: Vec<&'static str>,
 }
 
 impl<'a> Args<'a> {
-    /// Reads a map of arguments; with `short`, a bare value stands for that argument.
+    /// Reads a map of arguments. With `short`, a bare value gives that argument.
     pub(crate) fn new(at: At<'a>, short: Option<&'static str>, example: &'static str) -> Result<Self> {
         let (map, short) = match (at.value, short) {
             (Value::Object(map), _) => (Some(map), None),
@@ -207,17 +199,17 @@ impl<'a> Args<'a> {
         Ok(Self { at, map, short, example, what: "argument", asked: Vec::new() })
     }
 
-    /// The keys of a whole definition.
+    /// Reads the keys of a whole definition.
     pub(crate) fn of_dataset(at: At<'a>, example: &'static str) -> Result<Self> {
         Ok(Self { what: "key", ..Self::new(at, None, example)? })
     }
 
-    /// Where the arguments stand.
+    /// The place of the arguments.
     pub(crate) fn at(&self) -> &At<'a> {
         &self.at
     }
 
-    /// An argument that may be left out; an empty value counts as left out.
+    /// An optional argument. An empty value counts as absent.
     pub(crate) fn get(&mut self, key: &'static str) -> Option<At<'a>> {
         self.asked.push(key);
         if self.short == Some(key) {
@@ -227,12 +219,12 @@ impl<'a> Args<'a> {
         Some(At { path: join(&self.at.path, key), value })
     }
 
-    /// An argument that must be there.
+    /// A required argument.
     pub(crate) fn need(&mut self, key: &'static str) -> Result<At<'a>> {
         if let Some(at) = self.get(key) {
             return Ok(at);
         }
-        // A misspelt key says more than a missing one.
+        // An error about a misspelt key helps more than one about a missing key.
         for found in self.map.into_iter().flat_map(Map::keys) {
             let hint = did_you_mean(found, [key]);
             if found != key && !hint.is_empty() {
@@ -242,7 +234,7 @@ impl<'a> Args<'a> {
         Err(self.at.error(format!("`{key}` is missing; write, for example, `{}`", self.example)))
     }
 
-    /// A truth value, false if left out.
+    /// A boolean, false if absent.
     pub(crate) fn flag(&mut self, key: &'static str) -> Result<bool> {
         self.get(key).map_or(Ok(false), |at| at.bool())
     }
@@ -250,7 +242,7 @@ impl<'a> Args<'a> {
     /// Ends the reading.
     ///
     /// # Errors
-    /// A key that nobody asked for.
+    /// A key that was not read.
     pub(crate) fn finish(self) -> Result<()> {
         let Some(map) = self.map else { return Ok(()) };
         let Some(unknown) = map.keys().find(|k| !self.asked.contains(&k.as_str())) else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Reading a definition: text to a tree, the tree to a [`DatasetDef`], and the check of what it says.
+//! Reading a definition: from text to a tree, from the tree to a [`DatasetDef`], and its validation.
 
 mod args;
 mod source;
@@ -10,18 +10,17 @@ use std::path::Path;
 use caju_types::Result;
 use serde_json::Value;
 
-pub(crate) use self::args::join;
 use self::args::{Args, At};
 use crate::def::{DEFAULT_SKIP_LIMIT, DatasetDef, OnError, Options, StageDef, StageOp};
 use crate::validate::{MAX_DEPTH, validate};
 
 impl DatasetDef {
-    /// Reads a pipeline file. Relative paths of sources are put below `base_dir`, the folder of the file;
-    /// without one they are refused.
+    /// Reads a pipeline file. Relative paths of sources are resolved against `base_dir`, the folder of the file. Without
+    /// `base_dir` they are refused.
     ///
     /// # Errors
-    /// `InvalidArgument` that names the place (`steps[3].shuffle.buffer`, or line and column where the
-    /// text is not YAML) and what is expected there.
+    /// `InvalidArgument`, which names the place and what is expected there. The place is as in `steps[3].shuffle.buffer`, or
+    /// a line and column where the text is not YAML.
     ///
     /// ```
     /// use caju_pipeline::DatasetDef;
@@ -35,8 +34,8 @@ impl DatasetDef {
         read(&tree::from_yaml(text)?, base_dir)
     }
 
-    /// Reads the JSON form that [`DatasetDef::to_json`] writes; it is the YAML form in other clothes. Paths
-    /// must be absolute.
+    /// Reads the JSON form that [`DatasetDef::to_json`] writes. It has the structure of the YAML form. Paths must be
+    /// absolute.
     ///
     /// # Errors
     /// As [`DatasetDef::from_yaml`].
@@ -59,7 +58,7 @@ fn read(tree: &Value, base: Option<&Path>) -> Result<DatasetDef> {
     Ok(def)
 }
 
-/// What reading needs to know besides the text.
+/// The context of reading.
 struct Reader<'b> {
     base: Option<&'b Path>,
 }
@@ -67,7 +66,7 @@ struct Reader<'b> {
 const DATASET: &str = "source: { range: 100 }, steps: [ { batch: 10 } ]";
 
 impl Reader<'_> {
-    /// A whole definition, or one inside a combinator (`depth` counts how far inside).
+    /// Reads a whole definition, or one inside a combinator. `depth` is the number of combinators around it.
     fn dataset(&self, at: At<'_>, depth: usize) -> Result<DatasetDef> {
         if !at.value.is_object() {
             return Err(at.wrong("a dataset: a map with `source` and `steps`"));
@@ -100,7 +99,7 @@ impl Reader<'_> {
     }
 }
 
-/// Settings hold for a whole job, so a dataset inside another has none of its own.
+/// Refuses settings of a dataset inside another one: settings apply to the whole job.
 fn no_options(args: &mut Args<'_>) -> Result<Options> {
     for key in ["seed", "on_error", "deterministic", "cache_only"] {
         if let Some(at) = args.get(key) {

@@ -4,12 +4,12 @@ use caju_types::{Error, Result, did_you_mean};
 
 use super::Reader;
 use super::args::{Args, At};
-use crate::base64;
+use crate::binary;
 use crate::def::{
     ColumnType, Compression, DEFAULT_SPLIT_BYTES, DatasetDef, FileFormat, FileSource, SourceDef, VersionRule,
 };
 use crate::path;
-use crate::words::{COLUMN_TYPES, COMPRESSIONS, SOURCES, VERSION_RULES};
+use crate::spelling::{COLUMN_TYPES, COMPRESSIONS, SOURCES, VERSION_RULES};
 
 impl Reader<'_> {
     pub(super) fn source(&self, at: At<'_>, depth: usize) -> Result<SourceDef> {
@@ -69,7 +69,7 @@ impl Reader<'_> {
     }
 
     fn files(&self, format: &str, at: At<'_>, example: &'static str) -> Result<SourceDef> {
-        // A list is a short form too: several paths.
+        // A list is the short form of several paths.
         let mut args = Args::new(at, Some("path"), example)?;
         let path_at = args.need("path")?;
         let version = args.get("version").map_or(Ok(VersionRule::Listed), |a| a.word(VERSION_RULES))?;
@@ -100,7 +100,7 @@ fn file_format(name: &str, args: &mut Args<'_>) -> Result<FileFormat> {
         },
         "json" => FileFormat::Json { schema: schema(args)?, compression: compression(args)? },
         "images" => FileFormat::Images,
-        // The caller looked the name up in the table of sources.
+        // The caller has found the name in the table of sources.
         other => return Err(Error::internal(format!("the source `{other}` has no reader"))),
     })
 }
@@ -153,6 +153,6 @@ fn memory(at: At<'_>, example: &'static str) -> Result<SourceDef> {
     let ipc = args.need("ipc")?;
     args.finish()?;
     let expected = "an Arrow IPC stream in base64";
-    let bytes = base64::decode(ipc.str(expected)?).ok_or_else(|| ipc.wrong(expected))?;
+    let bytes = binary::decode(ipc.str(expected)?).ok_or_else(|| ipc.wrong(expected))?;
     Ok(SourceDef::Memory { ipc: bytes.into() })
 }

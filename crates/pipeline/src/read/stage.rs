@@ -6,12 +6,12 @@ use caju_types::{Error, Result, did_you_mean};
 use serde_json::Value;
 
 use super::args::{Args, At};
-use crate::base64;
+use crate::binary;
 use crate::def::{Cost, DEFAULT_SHUFFLE_BYTES, Feature, FeatureShape, PythonFunction, PythonKind, StageOp};
-use crate::words::{FEATURE_TYPES, stage_example};
+use crate::spelling::{FEATURE_TYPES, stage_example};
 use crate::write::round_scalar;
 
-/// Reads one step. `hints` is the number of hints above it, which gives the name of one without a name.
+/// Reads one step. `hints` is the number of hints above it, which gives the default name of a hint.
 pub(super) fn read(at: &At<'_>, hints: usize) -> Result<StageOp> {
     let (name, inner) = name_and_value(at)?;
     let Some(name) = StageOp::NAMES.into_iter().find(|n| *n == name) else {
@@ -38,11 +38,11 @@ pub(super) fn read(at: &At<'_>, hints: usize) -> Result<StageOp> {
     Ok(op)
 }
 
-/// `shuffle: { .. }` or, for stages that need no argument, the bare name.
+/// Reads `shuffle: { .. }` or, for stages without required arguments, the bare name.
 fn name_and_value<'a>(at: &At<'a>) -> Result<(&'a str, At<'a>)> {
     const NOTHING: &Value = &Value::Null;
     if let Some(name) = at.value.as_str() {
-        return Ok((name, At { path: super::join(&at.path, name), value: NOTHING }));
+        return Ok((name, At { path: crate::place::join(&at.path, name), value: NOTHING }));
     }
     if let Some(found) = at.single() {
         return Ok(found);
@@ -60,7 +60,7 @@ fn name_and_value<'a>(at: &At<'a>) -> Result<(&'a str, At<'a>)> {
     }
 }
 
-/// The argument that a bare value stands for.
+/// The argument that a bare value gives.
 fn short_argument(stage: &str) -> Option<&'static str> {
     Some(match stage {
         "select" => "columns",
@@ -117,7 +117,7 @@ fn cost_or_hint(name: &str, args: &mut Args<'_>, hints: usize) -> Result<StageOp
 fn python(args: &mut Args<'_>) -> Result<StageOp> {
     let bytes = |at: &At<'_>| {
         let expected = "bytes in base64";
-        base64::decode(at.str(expected)?).map(bytes::Bytes::from).ok_or_else(|| at.wrong(expected))
+        binary::decode(at.str(expected)?).map(bytes::Bytes::from).ok_or_else(|| at.wrong(expected))
     };
     let kind = args.need("kind")?;
     let expected = "`map`, `filter` or `flat_map`";
@@ -159,7 +159,7 @@ fn stream_stage(name: &str, args: &mut Args<'_>) -> Result<StageOp> {
         "skip" => StageOp::Skip(args.need("count")?.count()?),
         "prefetch" => StageOp::Prefetch(args.need("buffer")?.positive()?),
         "unbatch" => StageOp::Unbatch,
-        // The caller looked the name up in the list of stages.
+        // The caller has found the name in the list of stages.
         other => return Err(Error::internal(format!("the stage `{other}` has no reader"))),
     })
 }
@@ -206,7 +206,7 @@ fn by_column<T>(
     entries.into_iter().map(|(name, at)| Ok((name, read(&at)?))).collect()
 }
 
-/// `int64`, `int64[]`, `int64[10]`, `int64?`, or `{ dtype: int64, shape: 10, optional: true }`.
+/// Reads `int64`, `int64[]`, `int64[10]`, `int64?`, or `{ dtype: int64, shape: 10, optional: true }`.
 fn feature(at: &At<'_>) -> Result<Feature> {
     let expected = "a feature such as `int64`, `float32[10]`, `bytes[]` or `int64?`";
     if at.value.is_object() {

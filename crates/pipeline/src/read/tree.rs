@@ -1,5 +1,5 @@
-//! Text to a tree of values, stricter than the parsers are: a key given twice, a tag, and a number that is
-//! not finite are errors with their line, instead of being resolved silently.
+//! Parsing text to a tree of values, stricter than the libraries: a duplicate key, a tag, and a number that is not finite
+//! are errors with their line.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use caju_types::{Error, Result};
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// A [`Value`] read strictly.
+/// A strictly parsed [`Value`].
 struct Strict(Value);
 
-/// Brackets within brackets that no pipeline file needs. The YAML scanner's work grows with the square of
-/// this depth, so a file of nothing else would keep it busy for minutes.
+/// The most nested brackets: more than any pipeline file needs. The YAML scanner's time grows with the square of this depth:
+/// without the bound a file of brackets alone would take minutes.
 const MAX_NESTING: usize = 1000;
 
-/// How deep brackets are nested, near enough: those in quotes are counted too.
+/// An estimate of the depth of nested brackets. Brackets in quotes count, too.
 fn nesting(text: &str) -> usize {
     let (mut depth, mut deepest) = (0usize, 0);
     for byte in text.bytes() {
@@ -47,7 +47,7 @@ pub(crate) fn from_yaml(text: &str) -> Result<Value> {
     }
 }
 
-/// The parser's message, with line and column even where it leaves them out.
+/// The parser's message with line and column, also where the parser leaves them out.
 fn located(e: &serde_norway::Error) -> String {
     let text = e.to_string();
     match e.location() {

@@ -1,5 +1,4 @@
-//! What a definition may say, checked without looking at any data: numbers in their ranges, names unique,
-//! stages in an order that means something.
+//! Validation of a definition without data: numbers are in range, names are unique, and the order of stages is meaningful.
 
 mod source;
 mod stage;
@@ -9,20 +8,20 @@ use std::collections::BTreeSet;
 use caju_types::{Error, Result};
 
 use crate::def::{DatasetDef, Options, StageOp};
-use crate::read::join;
+use crate::place::join;
 
-/// How deep datasets may be nested in combinators.
+/// The most levels of datasets nested in combinators. Reading and checking are recursive.
 pub const MAX_DEPTH: usize = 8;
 
-/// Columns whose names begin so are caju's own.
+/// The prefix of the names of internal columns.
 const RESERVED_PREFIX: &str = "__caju";
 
 /// Checks a definition's structure. Columns, types and functions are checked when it is bound to data.
 ///
-/// Definitions that were read are checked already; this is for those made in code.
+/// Reading a definition checks it. This function is for definitions made in code.
 ///
 /// # Errors
-/// `InvalidArgument` that names the place, as in `steps[3].shuffle.buffer`, and the way out.
+/// `InvalidArgument`, which names the place, as in `steps[3].shuffle.buffer`, and the way out.
 ///
 /// ```
 /// # use caju_pipeline::{DatasetDef, StageDef, StageOp, validate};
@@ -49,7 +48,7 @@ pub fn validate(def: &DatasetDef) -> Result<()> {
     order(def)
 }
 
-/// Checks a dataset inside a combinator: its stages see one split at a time.
+/// Checks a dataset inside a combinator: all its stages must be split-local.
 fn child(def: &DatasetDef, combinator: &str, path: &str, depth: usize) -> Result<()> {
     if depth > MAX_DEPTH {
         return Err(bad(path, format!("datasets are nested more than {MAX_DEPTH} deep")));
@@ -78,7 +77,7 @@ fn child(def: &DatasetDef, combinator: &str, path: &str, depth: usize) -> Result
     Ok(())
 }
 
-/// Checks which stage stands above which.
+/// Checks the order of stages.
 fn order(def: &DatasetDef) -> Result<()> {
     let mut batched: Option<(usize, &str)> = None;
     let mut endless: Option<usize> = None;
@@ -147,12 +146,12 @@ fn bad(path: &str, message: impl std::fmt::Display) -> Error {
     Error::invalid(format!("{path}: {message}"))
 }
 
-/// A number outside its range.
+/// The error for a number out of range.
 fn range(path: &str, expected: &str, found: impl std::fmt::Display) -> Error {
     bad(path, format!("expected {expected}, found {found}"))
 }
 
-/// Checks names of columns: given, unique, not ours.
+/// Checks the names of columns: at least one, unique, and not reserved.
 fn columns<'a>(path: &str, what: &str, names: impl IntoIterator<Item = &'a String>) -> Result<()> {
     let mut seen = BTreeSet::new();
     for name in names {

@@ -7,9 +7,9 @@ use caju_types::Result;
 use super::{bad, child, columns, range};
 use crate::def::{FileFormat, FileSource, SourceDef};
 use crate::path;
-use crate::read::join;
+use crate::place::join;
 
-/// The largest split that may be asked for: 1 PiB.
+/// The most bytes of a nominal split: 1 PiB. It only catches nonsense.
 const MAX_SPLIT_BYTES: u64 = 1 << 50;
 
 pub(super) fn check(source: &SourceDef, path: &str, depth: usize) -> Result<()> {

@@ -8,17 +8,17 @@ use serde_json::Value;
 
 use super::{bad, column, columns, range};
 use crate::def::{ColumnType, Cost, Feature, FeatureShape, PythonKind, StageOp};
-use crate::read::join;
+use crate::place::join;
 
-/// Arrow counts the rows of a batch in 31 bits.
+/// The most rows of a batch: Arrow counts them in 31 bits.
 const MAX_BATCH: u64 = i32::MAX as u64;
-/// More elements than any buffer in memory can hold; catches nonsense early.
+/// The most elements of a shuffle buffer: more than fit any memory. It only catches nonsense.
 const MAX_BUFFER: u64 = 1 << 40;
-/// Each prefetched element is held in memory.
+/// The most prefetched elements: all of them are in memory.
 const MAX_PREFETCH: u64 = 1 << 20;
-/// The largest bound of a shuffle buffer that may be asked for: 1 PiB.
+/// The most bytes of a shuffle buffer: 1 PiB. It only catches nonsense.
 const MAX_BYTES: u64 = 1 << 50;
-/// A count that every reader of JSON takes exactly.
+/// The largest count: every JSON parser reads integers up to it exactly.
 const MAX_COUNT: u64 = 1 << 53;
 const MAX_COST: Duration = Duration::from_secs(86_400);
 const MAX_FACTOR: f64 = 1e6;

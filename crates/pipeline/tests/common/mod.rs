@@ -1,4 +1,4 @@
-//! Arbitrary definitions, and a registry of functions that knows nothing but text.
+//! Arbitrary definitions, and a registry of functions that only looks at text.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::collections::BTreeMap;
@@ -8,12 +8,12 @@ use caju_pipeline::*;
 use caju_types::{Error, Result};
 use proptest::prelude::*;
 
-/// Takes every word before a parenthesis for a function; those that begin with `random` draw.
+/// Takes every word before a parenthesis for a function. Functions whose names begin with `random` are random.
 #[derive(Clone)]
 pub(crate) struct FakeFunctions {
     pub(crate) version: u32,
     pub(crate) engines: BTreeMap<String, String>,
-    pub(crate) believes_code: bool,
+    pub(crate) trusts_code: bool,
 }
 
 impl Default for FakeFunctions {
@@ -21,7 +21,7 @@ impl Default for FakeFunctions {
         let engines =
             [("arrow", "59.3.0"), ("datafusion", "55.0.0"), ("parquet", "59.3.0"), ("zune-jpeg", "0.5.0")];
         let engines = engines.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
-        Self { version: 1, engines, believes_code: true }
+        Self { version: 1, engines, trusts_code: true }
     }
 }
 
@@ -65,8 +65,8 @@ impl Functions for FakeFunctions {
         self.engines.clone()
     }
 
-    fn believes_code(&self) -> bool {
-        self.believes_code
+    fn trusts_code(&self) -> bool {
+        self.trusts_code
     }
 
     fn engines_used(&self, sql: &str) -> Result<Vec<String>> {
@@ -78,7 +78,7 @@ impl Functions for FakeFunctions {
     }
 }
 
-/// Floats of at most 15 digits, which is what definitions keep.
+/// Floats of at most 15 digits, which definitions keep exactly.
 fn decimal(min: f64, max: f64) -> impl Strategy<Value = f64> {
     (min..max, 0usize..15)
         .prop_map(move |(x, digits)| format!("{x:.digits$e}").parse::<f64>().unwrap().clamp(min, max))
@@ -261,7 +261,7 @@ fn with(source: SourceDef) -> DatasetDef {
     DatasetDef { name: None, source, stages: Vec::new(), options: Options::default() }
 }
 
-/// Puts stages below a source, leaving out those that may not stand where they would.
+/// Puts stages below a source, without those that are invalid at their position.
 fn build(mut def: DatasetDef, ops: Vec<StageOp>) -> DatasetDef {
     for op in ops {
         def.stages.push(StageDef { op });
@@ -291,7 +291,7 @@ fn source() -> impl Strategy<Value = SourceDef> {
     })
 }
 
-/// Any definition that is valid.
+/// Any valid definition.
 pub(crate) fn definition() -> impl Strategy<Value = DatasetDef> {
     let on_error =
         prop_oneof![Just(OnError::Fail), (0u64..1 << 40).prop_map(|limit| OnError::Skip { limit })];
@@ -306,7 +306,7 @@ pub(crate) fn definition() -> impl Strategy<Value = DatasetDef> {
         .prop_map(|(name, source, ops, options)| DatasetDef { name, options, ..build(with(source), ops) })
 }
 
-/// Texts and numbers of which definitions, right and wrong, are made.
+/// Texts and numbers of valid and invalid definitions.
 fn atom() -> impl Strategy<Value = serde_json::Value> {
     let words = "name source steps seed on_error deterministic skip limit fail path split version columns schema \
         compression header delimiter start end step ipc datasets weights buffer max_bytes count size drop_remainder \
@@ -323,7 +323,7 @@ fn atom() -> impl Strategy<Value = serde_json::Value> {
     ]
 }
 
-/// Any tree at all, made of the words of definitions so that readers get far into it.
+/// Any tree, made of the words of definitions, so that readers get far into it.
 pub(crate) fn tree() -> impl Strategy<Value = serde_json::Value> {
     let keys: Vec<String> = StageOp::NAMES
         .iter()

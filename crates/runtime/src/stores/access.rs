@@ -1,28 +1,28 @@
-//! What a server may read and write.
+//! Access rules: the URLs that a server may read and write.
 
 use caju_types::{Error, Result, did_you_mean};
 use parking_lot::Mutex;
 
 use super::url::{SCHEMES, StoreUrl};
 
-/// What a server may touch, as URLs or absolute paths. What may be written may be read.
+/// The URLs or absolute paths that a server may use. What it may write it may read, too.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
-    /// It may read at and below these.
+    /// It may read these and everything below them.
     pub read: Vec<String>,
-    /// It may write at and below these.
+    /// It may write these and everything below them.
     pub write: Vec<String>,
 }
 
-/// The same, checked; and the cache, which a server may use without being told so twice.
+/// The parsed form of [`Access`], and the cache, which a server may use without an entry of its own.
 #[derive(Debug)]
-pub(super) struct Fence {
+pub(super) struct AccessRules {
     read: Vec<StoreUrl>,
     write: Vec<StoreUrl>,
     cache: Mutex<Option<StoreUrl>>,
 }
 
-impl Fence {
+impl AccessRules {
     /// # Errors
     /// `InvalidArgument` for an entry that is not a URL or an absolute path.
     pub(super) fn new(access: &Access) -> Result<Self> {
@@ -73,7 +73,7 @@ fn list(urls: &[StoreUrl]) -> String {
     urls.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// A URL of a kind that something opens: another kind is a typing error.
+/// Parses a URL of a known scheme. An unknown scheme is a typing error.
 fn known_url(text: &str) -> Result<StoreUrl> {
     let url = StoreUrl::parse(text)?;
     if SCHEMES.contains(&url.scheme.as_str()) {

@@ -1,6 +1,5 @@
-//! Counting what goes to and comes from a store.
+//! Counting the requests to a store, and their bytes.
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +14,9 @@ use object_store::{
     ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result, UploadPart,
 };
 
-/// Requests and bytes of one user of stores, counted at the object store. Shared by reference counting.
+use super::layer::{Layered, StoreLayer};
+
+/// Requests and bytes of one user of stores, counted at the object store. Users share one by an `Arc`.
 #[derive(Debug, Default)]
 pub struct IoCounters {
     reads: AtomicU64,
@@ -27,22 +28,22 @@ pub struct IoCounters {
     syncs: AtomicU64,
 }
 
-/// The values of [`IoCounters`] at one moment.
+/// The values of [`IoCounters`] at one time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IoSnapshot {
     /// Requests that read objects or their metadata.
     pub reads: u64,
-    /// Requests that list. A listing that a store answers in pages counts once.
+    /// Listings. A listing that a store answers in pages counts once.
     pub lists: u64,
     /// Requests that write or copy objects or parts of them.
     pub writes: u64,
-    /// Objects whose deletion was asked for.
+    /// Objects that were requested to be deleted.
     pub deletes: u64,
     /// Bytes of content that were received.
     pub bytes_read: u64,
     /// Bytes of content that were sent.
     pub bytes_written: u64,
-    /// How often the disk was waited for (`fsync` of a file or a folder).
+    /// Calls of `fsync`, of files and folders.
     pub syncs: u64,
 }
 
@@ -66,13 +67,13 @@ impl IoCounters {
         }
     }
 
-    /// Counts one read request of so many bytes; for readers that open local files themselves.
+    /// Counts one read request of `bytes` bytes, for readers that open local files themselves.
     pub fn add_read(&self, bytes: u64) {
         self.reads.fetch_add(1, Ordering::Relaxed);
         self.bytes_read.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts one list request; for walkers of local folders.
+    /// Counts one list request, for code that lists local folders itself.
     pub fn add_list(&self) {
         self.lists.fetch_add(1, Ordering::Relaxed);
     }
@@ -87,9 +88,12 @@ impl IoCounters {
     }
 }
 
-/// A store that counts into [`IoCounters`] and otherwise is the store inside.
+/// A store that counts its requests in [`IoCounters`].
+pub type CountingStore = Layered<Counting>;
+
+/// The layer of [`CountingStore`].
 #[derive(Debug, Clone)]
-pub struct CountingStore {
+pub struct Counting {
     inner: Arc<dyn ObjectStore>,
     io: Arc<IoCounters>,
 }
@@ -97,19 +101,19 @@ pub struct CountingStore {
 impl CountingStore {
     /// Counts the requests to `inner` in `io`.
     pub fn new(inner: Arc<dyn ObjectStore>, io: Arc<IoCounters>) -> Self {
-        Self { inner, io }
-    }
-}
-
-impl fmt::Display for CountingStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CountingStore({})", self.inner)
+        Layered(Counting { inner, io })
     }
 }
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
-impl ObjectStore for CountingStore {
+impl StoreLayer for Counting {
+    const NAME: &'static str = "CountingStore";
+
+    fn inner(&self) -> &dyn ObjectStore {
+        self.inner.as_ref()
+    }
+
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
         self.io.add_write(payload.content_length());
         self.inner.put_opts(location, payload, opts).await
@@ -142,7 +146,7 @@ impl ObjectStore for CountingStore {
                 })
                 .boxed(),
             ),
-            // A file is read behind our back, all of the range in practice.
+            // The caller reads the file itself, in practice the whole range.
             file @ GetResultPayload::File(..) => {
                 let range = &result.range;
                 io.bytes_read.fetch_add(range.end - range.start, Ordering::Relaxed);

@@ -1,59 +1,61 @@
-//! Local files that are on the disk when they are said to be written.
+//! A local store whose writes are on the disk when they return.
 //!
-//! object_store's local store leaves it to the kernel when the bytes of a file, and its name, reach the disk: after a
-//! loss of power a file may be empty or gone that was written minutes before. For a cache that is fine, since what is
-//! damaged there is computed again. For rows that were saved it is not.
+//! object_store's local store leaves it to the kernel when the bytes of a file, and its name, reach the disk. After a power
+//! failure a file that was written minutes before may be empty or gone. A cache tolerates that: damaged parts are computed
+//! again. Saved rows have to survive.
 
 use std::collections::HashSet;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
-use bytes::Bytes;
-use futures::stream::BoxStream;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result, UploadPart,
+    CopyOptions, Error, MultipartUpload, ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload,
+    PutResult, RenameOptions, Result, UploadPart,
 };
 use parking_lot::Mutex;
 
-use super::IoCounters;
+use super::count::IoCounters;
+use super::layer::{Layered, StoreLayer};
 
-/// Numbers names of files that are being written, which no listing shows (`NAME#123`).
-static STAGED: AtomicU64 = AtomicU64::new(0);
+/// The number of the next staging file. Staging files are named `NAME#123`, and listings leave them out.
+static NEXT_STAGED: AtomicU64 = AtomicU64::new(0);
 
-/// A local store whose writes wait for the disk. When a write has returned, the file's bytes, its name and the folders
-/// above it survive a loss of power; an object that is written at once is whole or not there at any moment. So objects
+/// A local store whose writes are synced to the disk. When a write has returned, the file's bytes, its name and the folders
+/// above it survive a power failure. An object that is written in one request exists as a whole or not at all. So objects
 /// that are written one after another reach the disk in that order.
+pub type DurableStore = Layered<Durable>;
+
+/// The layer of [`DurableStore`].
 #[derive(Debug, Clone)]
-pub struct DurableStore {
+pub struct Durable {
     inner: Arc<dyn ObjectStore>,
     folders: Arc<Folders>,
 }
 
-/// The folders whose own names are known to be on the disk, and what asks the disk.
+/// Writes files, and syncs them and their folders.
 #[derive(Debug)]
 struct Folders {
-    named: Mutex<HashSet<PathBuf>>,
+    /// Folders that were synced before, with all folders above them.
+    synced: Mutex<HashSet<PathBuf>>,
     disk: Arc<dyn Disk>,
 }
 
-/// What waits for the disk.
+/// Syncing, so that tests can observe it.
 trait Disk: fmt::Debug + Send + Sync {
-    /// Waits for the bytes of a file.
+    /// Waits until the bytes of a file are on the disk.
     fn sync_file(&self, path: &FilePath, file: &File) -> io::Result<()>;
 
-    /// Waits for the names in a folder.
+    /// Waits until the names in a folder are on the disk.
     fn sync_folder(&self, path: &FilePath) -> io::Result<()>;
 }
 
-/// The machine's disk. Counts how often it is waited for.
+/// The system's disks. Counts the syncs.
 #[derive(Debug)]
 struct System(Arc<IoCounters>);
 
@@ -66,14 +68,14 @@ impl Disk for System {
     fn sync_folder(&self, path: &FilePath) -> io::Result<()> {
         self.0.add_sync();
         match File::open(path).and_then(|folder| folder.sync_all()) {
-            // A folder that may not be read was not made here, and some file systems know no waiting for folders.
-            Err(e) if is_unanswerable(&e) => Ok(()),
+            // An unreadable folder was not created here, and some file systems cannot sync folders.
+            Err(e) if is_unsupported(&e) => Ok(()),
             other => other,
         }
     }
 }
 
-fn is_unanswerable(e: &io::Error) -> bool {
+fn is_unsupported(e: &io::Error) -> bool {
     matches!(
         e.kind(),
         io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
@@ -81,32 +83,32 @@ fn is_unanswerable(e: &io::Error) -> bool {
 }
 
 impl DurableStore {
-    /// `inner` has to be the store of the local file system, whose paths are files' without the slash in front. Waiting
-    /// is counted in `io`.
+    /// Decorates the store of the local file system, whose paths are those of files without the leading slash. Syncs are
+    /// counted in `io`.
     pub fn new(inner: Arc<dyn ObjectStore>, io: Arc<IoCounters>) -> Self {
         Self::with(inner, Arc::new(System(io)))
     }
 
     fn with(inner: Arc<dyn ObjectStore>, disk: Arc<dyn Disk>) -> Self {
-        Self { inner, folders: Arc::new(Folders { named: Mutex::default(), disk }) }
+        Layered(Durable { inner, folders: Arc::new(Folders { synced: Mutex::default(), disk }) })
     }
 }
 
 impl Folders {
-    /// Waits until a name in a folder is on the disk, with all folders above it.
+    /// Waits until a file's name is on the disk, and the names of all folders above it.
     fn sync_name(&self, file: &FilePath) -> io::Result<()> {
         for (i, folder) in file.ancestors().skip(1).filter(|f| !f.as_os_str().is_empty()).enumerate() {
-            // The folder of the file has a new name. Those above it had, when they were first met.
-            if i > 0 && self.named.lock().contains(folder) {
+            // The file's own folder has a new name each time. Folders above it had one when they were first synced.
+            if i > 0 && self.synced.lock().contains(folder) {
                 break;
             }
             self.disk.sync_folder(folder)?;
-            self.named.lock().insert(folder.to_path_buf());
+            self.synced.lock().insert(folder.to_path_buf());
         }
         Ok(())
     }
 
-    /// Writes a file under another name, waits for its bytes, and gives it its own name.
+    /// Writes a file under a staging name, syncs its bytes, and then gives it its own name.
     fn put(&self, path: &FilePath, payload: &PutPayload, only_new: bool) -> io::Result<()> {
         let staged = self.stage(path, payload)?;
         let named = match only_new {
@@ -114,7 +116,7 @@ impl Folders {
             false => std::fs::rename(&staged, path),
         };
         if only_new || named.is_err() {
-            // Its second name; if it stays, the collection removes it.
+            // The staging name. If it stays, `cache gc` removes it.
             drop(std::fs::remove_file(&staged));
         }
         named?;
@@ -124,11 +126,11 @@ impl Folders {
     fn stage(&self, path: &FilePath, payload: &PutPayload) -> io::Result<PathBuf> {
         loop {
             let mut staged = path.as_os_str().to_owned();
-            staged.push(format!("#{}{}", std::process::id(), STAGED.fetch_add(1, Ordering::Relaxed)));
+            staged.push(format!("#{}{}", std::process::id(), NEXT_STAGED.fetch_add(1, Ordering::Relaxed)));
             let staged = PathBuf::from(staged);
             let mut file = match File::create_new(&staged) {
                 Ok(file) => file,
-                // A leftover of an earlier process.
+                // An earlier process left it.
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {
                     std::fs::create_dir_all(path.parent().ok_or(e)?)?;
@@ -147,8 +149,8 @@ impl Folders {
         }
     }
 
-    /// Waits for a file that is there already.
-    fn settle(&self, path: &FilePath) -> io::Result<()> {
+    /// Syncs an existing file.
+    fn sync_existing(&self, path: &FilePath) -> io::Result<()> {
         self.disk.sync_file(path, &File::open(path)?)?;
         self.sync_name(path)
     }
@@ -158,14 +160,14 @@ fn file_of(path: &Path) -> PathBuf {
     PathBuf::from(format!("/{path}"))
 }
 
-/// Does something with a file on a thread that may wait.
+/// Does file system work on a thread that may block.
 async fn blocking(
     path: &Path,
     folders: &Arc<Folders>,
     work: impl FnOnce(&Folders, &FilePath) -> io::Result<()> + Send + 'static,
 ) -> Result<()> {
     let (file, folders) = (file_of(path), Arc::clone(folders));
-    let done = crate::blocking("writing a file for good", move || work(&folders, &file)).await;
+    let done = crate::tasks::blocking("writing a file durably", move || work(&folders, &file)).await;
     let done = done.map_err(|e| Error::Generic { store: "DurableStore", source: e.into() })?;
     done.map_err(|e| match e.kind() {
         io::ErrorKind::AlreadyExists => Error::AlreadyExists { path: path.to_string(), source: e.into() },
@@ -174,20 +176,19 @@ async fn blocking(
     })
 }
 
-impl fmt::Display for DurableStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DurableStore({})", self.inner)
-    }
-}
-
 #[async_trait]
-#[deny(clippy::missing_trait_methods)]
-impl ObjectStore for DurableStore {
+impl StoreLayer for Durable {
+    const NAME: &'static str = "DurableStore";
+
+    fn inner(&self) -> &dyn ObjectStore {
+        self.inner.as_ref()
+    }
+
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
         let only_new = match opts.mode {
             PutMode::Create => true,
             PutMode::Overwrite => false,
-            // The local store has none: it says so.
+            // The local store does not support it, and says so.
             PutMode::Update(_) => return self.inner.put_opts(location, payload, opts).await,
         };
         blocking(location, &self.folders, move |folders, file| folders.put(file, &payload, only_new)).await?;
@@ -203,46 +204,18 @@ impl ObjectStore for DurableStore {
         Ok(Box::new(Upload { inner, path: location.clone(), folders: Arc::clone(&self.folders) }))
     }
 
-    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        self.inner.get_opts(location, options).await
-    }
-
-    async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        self.inner.get_ranges(location, ranges).await
-    }
-
-    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(locations)
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.inner.list(prefix)
-    }
-
-    fn list_with_offset(
-        &self,
-        prefix: Option<&Path>,
-        offset: &Path,
-    ) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.inner.list_with_offset(prefix, offset)
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.inner.list_with_delimiter(prefix).await
-    }
-
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
         self.inner.copy_opts(from, to, options).await?;
-        blocking(to, &self.folders, Folders::settle).await
+        blocking(to, &self.folders, Folders::sync_existing).await
     }
 
     async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
         self.inner.rename_opts(from, to, options).await?;
-        blocking(to, &self.folders, Folders::settle).await
+        blocking(to, &self.folders, Folders::sync_existing).await
     }
 }
 
-/// An upload in pieces, which waits for the disk at its end.
+/// A multipart upload that is synced at its end.
 #[derive(Debug)]
 struct Upload {
     inner: Box<dyn MultipartUpload>,
@@ -258,7 +231,7 @@ impl MultipartUpload for Upload {
 
     async fn complete(&mut self) -> Result<PutResult> {
         let result = self.inner.complete().await?;
-        blocking(&self.path, &self.folders, Folders::settle).await?;
+        blocking(&self.path, &self.folders, Folders::sync_existing).await?;
         Ok(result)
     }
 
@@ -269,12 +242,13 @@ impl MultipartUpload for Upload {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use object_store::ObjectStoreExt;
     use object_store::local::LocalFileSystem;
 
     use super::*;
 
-    /// Notes what was waited for, and whether the object was there by then.
+    /// Records syncs, and whether the object existed by then.
     #[derive(Debug, Default)]
     struct Noted {
         object: Mutex<PathBuf>,
@@ -317,7 +291,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_come_before_their_name_and_the_name_before_its_folders() {
+    async fn bytes_are_synced_before_the_name_and_the_name_before_its_folders() {
         let (folder, path, noted, store) = store();
         store.put(&path, "one".into()).await.unwrap();
         let seen = noted.take();

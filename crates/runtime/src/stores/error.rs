@@ -1,11 +1,11 @@
-//! What an object store says, in our words.
+//! Errors of object stores and file systems as errors of caju.
 
 use std::error::Error as _;
 use std::io;
 
 use caju_types::Error;
 
-/// Turns a store's error about `url` into one of ours: what happened, where, and the way out.
+/// Converts a store's error about `url`. The message says what happened, where, and what to do.
 pub fn store_error(url: impl std::fmt::Display, error: object_store::Error) -> Error {
     use object_store::Error as E;
     match &error {
@@ -41,7 +41,7 @@ fn generic(url: &impl std::fmt::Display, error: &object_store::Error) -> Error {
     Error::unavailable(format!("{url}: the store cannot be reached or answered badly: {}", root(error)))
 }
 
-/// Turns an I/O error about `url` into one of ours.
+/// Converts an I/O error about `url`.
 pub fn io_error(url: impl std::fmt::Display, error: &io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::NotFound => Error::not_found(format!("{url}: no such file or object; check the path")),
@@ -58,7 +58,7 @@ pub fn io_error(url: impl std::fmt::Display, error: &io::Error) -> Error {
     }
 }
 
-/// The innermost cause: what the peer or the system really said.
+/// The innermost cause: the error of the peer or the system.
 fn root(error: &object_store::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -66,7 +66,7 @@ fn root(error: &object_store::Error) -> String {
         text = e.to_string();
         cause = e.source();
     }
-    // Answers of web servers can be long pages.
+    // Answers of web servers may be long pages.
     if text.len() > 400 {
         let cut = text.char_indices().map(|(i, _)| i).take_while(|i| *i <= 400).last().unwrap_or(0);
         text.truncate(cut);

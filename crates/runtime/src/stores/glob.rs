@@ -8,34 +8,33 @@ use super::url::StoreUrl;
 /// The characters that make a path a pattern.
 const META: [char; 4] = ['*', '?', '[', '{'];
 
-/// Whether a path holds a glob.
+/// Whether a path contains a glob.
 pub(super) fn is_glob(path: &str) -> bool {
     path.contains(META)
 }
 
-/// Whether a segment of a path could be a name with brackets or braces rather than a pattern. A segment whose only
-/// globs are `*` and `?` matches its own name anyway.
+/// Whether a segment of a path may be a name with brackets or braces instead of a pattern. A segment whose only globs are
+/// `*` and `?` matches its own name anyway.
 pub(super) fn may_be_literal(segment: &str) -> bool {
     segment.contains(['[', '{'])
 }
 
-/// What the names of files and folders start with that are no data but notes about it, as `_SUCCESS`, `_temporary`
-/// and `.crc` files are.
+/// First characters of the names of files and folders that are no data but metadata: `_SUCCESS`, `_temporary`, `.crc`.
 const HIDDEN: [char; 2] = ['.', '_'];
 
-/// Whether a name is passed over where nobody asked for it by that character.
+/// Whether a name is skipped, unless a pattern names its first character.
 pub(super) fn is_hidden(name: &str) -> bool {
     name.starts_with(HIDDEN)
 }
 
-/// Whether files that `path` names (a file, a folder or a pattern) may lie at or below `folder`, or `folder` within the
-/// folder that `path` names.
+/// Whether files that `path` names (a file, a folder or a pattern) may be at or below `folder`, or `folder` may be within
+/// the folder that `path` names.
 ///
 /// # Errors
-/// `InvalidArgument` for a path that is none, or a pattern that is not valid.
+/// `InvalidArgument` for an invalid path or pattern.
 pub fn may_lie_in(path: &str, folder: &StoreUrl) -> Result<bool> {
     let url = StoreUrl::parse(path)?;
-    // A name with brackets may also be that of a file.
+    // A name with brackets may be that of a file, too.
     if url.is_below(folder) || folder.is_below(&url) {
         return Ok(true);
     }
@@ -52,11 +51,11 @@ pub fn may_lie_in(path: &str, folder: &StoreUrl) -> Result<bool> {
     Ok(folder.is_below(&base) && pattern.segments.is_none_or(|s| s.len() > depth))
 }
 
-/// What lies directly in `v1` below the root of a cache or a save, next to the fingerprints.
-const LAYOUT: [&str; 3] = ["writers", "plans", "listings"];
+/// The folders in `v1` below the root of a cache or a save, apart from those of fingerprints.
+const LAYOUT_FOLDERS: [&str; 3] = ["writers", "plans", "listings"];
 
-/// Whether a key below a listed folder is one that a cache or a save wrote there: its parts are rows of other
-/// pipelines, never rows of the folder.
+/// Whether a key below a listed folder was written by a cache or a save. Such parts are rows of other pipelines, never rows
+/// of the folder.
 pub(super) fn is_stored_layout(below: &str) -> bool {
     if below.ends_with(".commit") {
         return true;
@@ -64,25 +63,26 @@ pub(super) fn is_stored_layout(below: &str) -> bool {
     let is_fingerprint = |s: &str| s.len() == 32 && s.bytes().all(|b| b.is_ascii_hexdigit());
     let mut segments = below.split('/').peekable();
     while let Some(segment) = segments.next() {
-        if segment == "v1" && segments.peek().is_some_and(|s| is_fingerprint(s) || LAYOUT.contains(s)) {
+        if segment == "v1" && segments.peek().is_some_and(|s| is_fingerprint(s) || LAYOUT_FOLDERS.contains(s))
+        {
             return true;
         }
     }
     false
 }
 
-/// A pattern over keys: `*` and `?` stay within one segment, `**` crosses, `{a,b}` and `[a-z]` choose. Names that
-/// start with `.` or `_` match only where the pattern's own segment does too.
+/// A pattern over keys. `*` and `?` match within one segment, `**` matches across segments, `{a,b}` and `[a-z]` are
+/// alternatives. Names that start with `.` or `_` match only a segment of the pattern that starts with it, too.
 #[derive(Debug)]
 pub(super) struct Pattern {
-    /// The folder in front of the first segment with a glob; everything that matches lies below it.
+    /// The folder before the first segment with a glob. All matching keys are below it.
     pub(super) base: String,
-    /// The text in front of the first glob; every key that matches starts with it.
+    /// The text before the first glob. All matching keys start with it.
     pub(super) literal: String,
     matcher: GlobMatcher,
-    /// Which of [`HIDDEN`] some segment of the pattern starts with.
-    asked: Vec<char>,
-    /// One matcher per segment below `base`, where the pattern has no segment that can cross folders.
+    /// Those of [`HIDDEN`] with which a segment of the pattern starts.
+    visible: Vec<char>,
+    /// One matcher per segment below `base`; none if a segment can match across folders.
     segments: Option<Vec<GlobMatcher>>,
 }
 
@@ -96,7 +96,7 @@ fn compile(glob: &str) -> Result<GlobMatcher> {
 }
 
 impl Pattern {
-    /// The pattern of a key whose first `literal` bytes are taken as they are.
+    /// The pattern of a key whose first `literal` bytes are literal.
     pub(super) fn new(pattern: &str, literal: usize) -> Result<Self> {
         let (taken, globs) = pattern.split_at(literal);
         let meta = literal + globs.find(META).unwrap_or(globs.len());
@@ -119,20 +119,21 @@ impl Pattern {
         } else {
             Some(rest.split('/').map(compile).collect::<Result<Vec<_>>>()?)
         };
-        let asked = rest.split('/').filter_map(|s| s.chars().next().filter(|c| HIDDEN.contains(c))).collect();
+        let visible =
+            rest.split('/').filter_map(|s| s.chars().next().filter(|c| HIDDEN.contains(c))).collect();
         let literal = pattern[..meta].to_string();
         let matcher = compile(&(escape(taken) + globs))?;
-        Ok(Self { base, literal, matcher, asked, segments })
+        Ok(Self { base, literal, matcher, visible, segments })
     }
 
     /// Whether a whole key matches.
     pub(super) fn matches(&self, key: &str) -> bool {
         let below = key.strip_prefix(self.base.as_str()).unwrap_or(key);
-        let hidden = |name: &str| is_hidden(name) && !name.starts_with(self.asked.as_slice());
+        let hidden = |name: &str| is_hidden(name) && !name.starts_with(self.visible.as_slice());
         self.matcher.is_match(key) && !below.split('/').any(hidden)
     }
 
-    /// Whether anything below this folder (so many levels below `base`, with this name) can match.
+    /// Whether a key below the folder `name`, which is `level` levels below `base`, can match.
     pub(super) fn may_enter(&self, level: usize, name: &str) -> bool {
         match &self.segments {
             Some(s) => level + 1 < s.len() && s[level].is_match(name),

@@ -1,4 +1,4 @@
-//! Turning paths, folders and patterns into files, in canonical order, without waiting for all of them.
+//! Listing the files that a path, folder or pattern names: as a stream in canonical order.
 
 use std::sync::Arc;
 
@@ -7,68 +7,27 @@ use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 
+use super::count::{CountingStore, IoCounters};
 use super::error::{io_error, store_error};
-use super::glob::{Pattern, is_glob, is_hidden, is_stored_layout, may_be_literal};
-use super::{CountingStore, IoCounters, Location, StoreUrl, Stores, local, settled};
-use crate::blocking;
-
-/// A file that was found, with what tells its version from others.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
-    /// Its URL.
-    pub url: StoreUrl,
-    /// Size in bytes.
-    pub size: u64,
-    /// The store's e-tag; none for local files.
-    pub etag: Option<String>,
-    /// Time of the last modification in nanoseconds since 1970.
-    pub mtime_ns: Option<i64>,
-    /// Time of the last change of the inode in nanoseconds since 1970; local files only.
-    pub ctime_ns: Option<i64>,
-}
-
-/// Which keys are wanted.
-#[derive(Debug)]
-pub(super) struct Filter {
-    /// The key of the folder that is listed.
-    pub(super) base: String,
-    pub(super) pattern: Option<Pattern>,
-    /// Without the dot; any if empty. Only for folders, where nothing else says what is wanted.
-    pub(super) extensions: Vec<String>,
-}
-
-impl Filter {
-    pub(super) fn accepts(&self, key: &str) -> bool {
-        if is_stored_layout(key.strip_prefix(self.base.as_str()).unwrap_or(key)) {
-            return false;
-        }
-        if let Some(p) = &self.pattern {
-            return p.matches(key);
-        }
-        let name = key.rsplit('/').next().unwrap_or(key);
-        if is_hidden(name) {
-            return false;
-        }
-        let lower = name.to_ascii_lowercase();
-        self.extensions.is_empty()
-            || self.extensions.iter().any(|e| {
-                lower.strip_suffix(e.as_str()).is_some_and(|stem| stem.len() > 1 && stem.ends_with('.'))
-            })
-    }
-}
+use super::file::{Filter, Listed, listed};
+use super::glob::{Pattern, is_glob, is_hidden, may_be_literal};
+use super::resolve::{Location, Stores};
+use super::url::StoreUrl;
+use super::{local, settled};
+use crate::tasks::blocking;
 
 impl Stores {
-    /// The files that `path` names, sorted by key, found while the stream is polled.
+    /// The files that `path` names, sorted by key. They are found while the stream is polled.
     ///
-    /// `path` is a file, a folder (then: all files below it with one of the `extensions`, given without the
-    /// dot), or a pattern with `*`, `?`, `[a-z]`, `{a,b}` and `**`. A file or folder whose name is what is written
-    /// (`x[1].csv`) goes before the pattern's meaning; `[[]` and `[{]` match the characters themselves. Names that start
-    /// with `.` or `_` are skipped, unless a segment of the pattern starts so; what caches and saves wrote below the
-    /// folder (`v1/FINGERPRINT`) is hidden too. Only the folder in front of the first glob is listed. Listings of stores
-    /// that list in the order of their keys are streamed; those of the others (Azure, HTTP) are collected first.
+    /// `path` is a file, a folder (all files below it with one of the `extensions`, given without the dot), or a pattern
+    /// with `*`, `?`, `[a-z]`, `{a,b}` and `**`. A file or folder with exactly this name (`x[1].csv`) takes precedence over
+    /// the pattern; `[[]` and `[{]` match the characters themselves. Names that start with `.` or `_` are skipped, unless a
+    /// segment of the pattern starts with it. Objects that caches and saves wrote below the folder (`v1/FINGERPRINT`) are
+    /// skipped, too. Only the folder before the first glob is listed. Listings of stores that list in the order of keys are
+    /// streamed. Listings of other stores (Azure, HTTP) are collected first.
     ///
     /// # Errors
-    /// The stream's only item is `NotFound` if nothing matches; it names the pattern and what is there.
+    /// The stream's only item is `NotFound` if nothing matches. It names the pattern and what exists.
     pub fn list(
         self: &Arc<Self>,
         path: &str,
@@ -80,7 +39,7 @@ impl Stores {
         stream::once(async move { stores.start_list(&path, extensions, io).await }).try_flatten().boxed()
     }
 
-    /// One file's listing.
+    /// The entry of one file.
     ///
     /// # Errors
     /// `NotFound`, and what the store says.
@@ -108,17 +67,17 @@ impl Stores {
             drop(missing);
             let filter = Filter { base: at.url.key.clone(), pattern: None, extensions };
             let files = below(&at, filter, &io)?;
-            return Ok(or_nothing(files, at, url, false, io).await);
+            return Ok(or_not_found(files, at, url, false, io).await);
         }
         let pattern = Pattern::new(&url.key, literal)?;
         let at = self.resolve(&url.with_key(pattern.base.clone()).to_string())?;
         let filter = Filter { base: pattern.base.clone(), pattern: Some(pattern), extensions };
         let files = below(&at, filter, &io)?;
-        Ok(or_nothing(files, at, url, true, io).await)
+        Ok(or_not_found(files, at, url, true, io).await)
     }
 
-    /// How much of a key, in bytes, is taken as it is written: the segments without globs, and those with brackets or
-    /// braces that name a file or folder.
+    /// The bytes of a key that are literal: the segments without globs, and those with brackets or braces that name an
+    /// existing file or folder.
     async fn literal_len(&self, url: &StoreUrl, io: &Arc<IoCounters>) -> Result<usize> {
         let (mut literal, mut end) = (0, 0);
         for segment in url.key.split('/') {
@@ -126,7 +85,7 @@ impl Stores {
             if is_glob(segment) {
                 let at = |key: &str| self.resolve(&url.with_key(key).to_string());
                 let named = url.key.get(..end).unwrap_or_default();
-                if !may_be_literal(segment) || !is_there(&at(named)?, io).await? {
+                if !may_be_literal(segment) || !exists(&at(named)?, io).await? {
                     break;
                 }
             }
@@ -137,8 +96,8 @@ impl Stores {
     }
 }
 
-/// Whether a file or a folder has this name.
-async fn is_there(at: &Location, io: &Arc<IoCounters>) -> Result<bool> {
+/// Whether a file or a folder with this name exists.
+async fn exists(at: &Location, io: &Arc<IoCounters>) -> Result<bool> {
     match head(at, io).await {
         Ok(_) => return Ok(true),
         Err(e) if e.message().ends_with(IS_FOLDER) => return Ok(true),
@@ -153,21 +112,21 @@ async fn is_there(at: &Location, io: &Arc<IoCounters>) -> Result<bool> {
     Ok(first.is_some())
 }
 
-/// How the message about a folder in a file's place ends.
+/// The end of the error message for a folder where a file is expected.
 const IS_FOLDER: &str = "is a folder, not a file";
 
 async fn head(at: &Location, io: &Arc<IoCounters>) -> Result<Listed> {
     if let Some(path) = at.local.clone() {
         io.add_read(0);
-        let m = blocking("looking at a file", move || std::fs::metadata(path))
+        let m = blocking("reading metadata of a file", move || std::fs::metadata(path))
             .await?
             .map_err(|e| io_error(&at.url, &e))?;
         if !m.is_file() {
             return Err(Error::invalid(format!("{}: {IS_FOLDER}", at.url)));
         }
-        let file = settled::settled(vec![local::listed(at.url.clone(), &m)]).await?.pop();
+        let file = settled::settled(vec![listed(at.url.clone(), &m)]).await?.pop();
         return file
-            .ok_or_else(|| Error::not_found(format!("{}: it was removed while it was looked at", at.url)));
+            .ok_or_else(|| Error::not_found(format!("{}: it was removed while it was listed", at.url)));
     }
     if at.path.is_root() {
         return Err(Error::not_found(format!("{}: names no object", at.url)));
@@ -187,7 +146,7 @@ fn from_meta(root: &StoreUrl, meta: ObjectMeta) -> Listed {
     }
 }
 
-/// Whether a store lists in the order of its keys.
+/// Whether a store lists in the order of keys.
 fn lists_in_order(scheme: &str) -> bool {
     matches!(scheme, "s3" | "gs" | "memory")
 }
@@ -202,7 +161,7 @@ fn below(at: &Location, filter: Filter, io: &Arc<IoCounters>) -> Result<BoxStrea
     let prefix = (!at.path.is_root()).then(|| at.path.clone());
     let url = root.clone();
     let ordered = lists_in_order(&root.scheme);
-    // Keys in front of the pattern's literal text need not be listed, nor those behind it.
+    // Keys before and after the pattern's literal text need not be listed.
     let literal = filter.pattern.as_ref().filter(|_| ordered).map(|p| p.literal.clone()).unwrap_or_default();
     let offset = literal.char_indices().next_back().map(|(i, _)| &literal[..i]);
     let offset = offset.filter(|o| o.len() > at.path.as_ref().len()).and_then(|o| Path::parse(o).ok());
@@ -242,8 +201,8 @@ fn below(at: &Location, filter: Filter, io: &Arc<IoCounters>) -> Result<BoxStrea
     Ok(in_order.boxed())
 }
 
-/// The files, or the error that says that there are none.
-async fn or_nothing(
+/// The files, or an error if there are none.
+async fn or_not_found(
     files: BoxStream<'static, Result<Listed>>,
     folder: Location,
     wanted: StoreUrl,
@@ -254,12 +213,12 @@ async fn or_nothing(
     if std::pin::Pin::new(&mut files).peek().await.is_some() {
         return files.boxed();
     }
-    let error = nothing(&folder, &wanted, glob, &io).await;
+    let error = not_found(&folder, &wanted, glob, &io).await;
     stream::once(async move { Err(error) }).boxed()
 }
 
-async fn nothing(at: &Location, wanted: &StoreUrl, glob: bool, io: &Arc<IoCounters>) -> Error {
-    // For a plain path the folder to show is the one above it, unless it is itself a folder.
+async fn not_found(at: &Location, wanted: &StoreUrl, glob: bool, io: &Arc<IoCounters>) -> Error {
+    // The message shows the content of a folder: for a plain path that is no folder, of the folder above it.
     let mut shown = at.url.clone();
     let mut names = peek(at, io).await;
     if !glob && names.as_ref().is_some_and(Vec::is_empty) {
@@ -303,11 +262,11 @@ async fn nothing(at: &Location, wanted: &StoreUrl, glob: bool, io: &Arc<IoCounte
     Error::not_found(format!("{what}; the folder {shown} holds {first}{more}{near}"))
 }
 
-/// Some names in a folder, for messages: all of a local one, the first hundred objects of a remote one.
+/// Names in a folder, for messages: all of a local folder, those of the first hundred objects of a remote one.
 async fn peek(at: &Location, io: &Arc<IoCounters>) -> Option<Vec<String>> {
     io.add_list();
     if let Some(path) = at.local.clone() {
-        return blocking("looking into a folder", move || local::peek(path)).await.ok().flatten();
+        return blocking("listing a folder", move || local::peek(path)).await.ok().flatten();
     }
     let prefix = (!at.path.is_root()).then(|| at.path.clone());
     let found: Vec<ObjectMeta> = at.store.list(prefix.as_ref()).take(100).try_collect().await.ok()?;

@@ -1,6 +1,5 @@
-//! Walking local folders in the order of whole keys, with the metadata that tells versions apart.
+//! Walking local folders in the order of whole keys, with the metadata that identify versions of files.
 
-use std::fs::Metadata;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,34 +7,21 @@ use std::sync::Arc;
 use caju_types::{Error, Result};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
-use super::IoCounters;
+use super::count::IoCounters;
 use super::error::io_error;
-use super::glob::Pattern;
-use super::list::{Filter, Listed};
+use super::file::{Filter, Listed, listed};
 use super::url::StoreUrl;
 
-/// How many files one blocking call looks at.
+/// Files whose metadata one blocking call reads.
 const STAT_BATCH: usize = 256;
 
-/// Folders below folders beyond this are taken for a loop of symbolic links.
+/// The most levels of folders. A deeper tree is taken for a loop of symbolic links.
 const MAX_DEPTH: usize = 64;
 
-/// Size, modification time and change time of a local file, in bytes and nanoseconds since 1970.
-pub fn local_version(metadata: &Metadata) -> (u64, i64, i64) {
-    use std::os::unix::fs::MetadataExt;
-    let ns = |s: i64, n: i64| s.saturating_mul(1_000_000_000).saturating_add(n);
-    (metadata.len(), ns(metadata.mtime(), metadata.mtime_nsec()), ns(metadata.ctime(), metadata.ctime_nsec()))
-}
-
-pub(super) fn listed(url: StoreUrl, metadata: &Metadata) -> Listed {
-    let (size, mtime, ctime) = local_version(metadata);
-    Listed { url, size, etag: None, mtime_ns: Some(mtime), ctime_ns: Some(ctime) }
-}
-
-/// One thing that is still to be visited.
+/// A file or folder that is still to be visited.
 #[derive(Debug)]
 struct Entry {
-    /// The name; folders end with `/`, so that sorting names sorts whole keys.
+    /// The name. That of a folder ends with `/`, so that sorting names sorts whole keys.
     name: String,
 }
 
@@ -43,7 +29,7 @@ struct Entry {
 struct Folder {
     key: String,
     level: usize,
-    /// In reverse order: the next one is at the end.
+    /// In reverse order: the next entry is the last one.
     entries: Vec<Entry>,
 }
 
@@ -82,7 +68,7 @@ pub(super) fn walk(
 }
 
 async fn blocking<T: Send + 'static>(f: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    crate::blocking("listing a folder", f).await?
+    crate::tasks::blocking("listing a folder", f).await?
 }
 
 impl Walk {
@@ -96,7 +82,7 @@ impl Walk {
         self.io.add_list();
         let mut entries = match read_folder(&url.local_path()) {
             Ok(entries) => entries,
-            // Nothing there, or not a folder: then nothing lies below it.
+            // It does not exist or is no folder: nothing is below it.
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 Vec::new()
             }
@@ -107,7 +93,7 @@ impl Walk {
         Ok(())
     }
 
-    /// The next files, at most a batch; none at the end.
+    /// The next files, at most a batch; none at the end of the walk.
     fn step(mut self) -> Result<(Option<Vec<Listed>>, Walk)> {
         let mut found = Vec::new();
         let mut looked = 0;
@@ -145,7 +131,7 @@ fn read_folder(path: &Path) -> io::Result<Vec<Entry>> {
     for entry in std::fs::read_dir(path)? {
         let entry = entry?;
         let Ok(mut name) = entry.file_name().into_string() else {
-            // A name that is not UTF-8 has no URL.
+            // A name that is not UTF-8 cannot be part of a URL.
             continue;
         };
         if is_staging(&name) {
@@ -161,20 +147,14 @@ fn read_folder(path: &Path) -> io::Result<Vec<Entry>> {
     Ok(out)
 }
 
-/// Whether the name is that of a file that object_store's local store is still writing (`name#123`).
+/// Whether the name is that of a file that object_store's local store is writing (`name#123`).
 fn is_staging(name: &str) -> bool {
     name.rsplit_once('#').is_some_and(|(_, n)| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// The first names in a folder, sorted, for messages; folders end with `/`. None if it does not exist.
+/// The names in a folder, sorted, for messages. Names of folders end with `/`. None if the folder does not exist.
 pub(super) fn peek(folder: PathBuf) -> Option<Vec<String>> {
     let mut names: Vec<String> = read_folder(&folder).ok()?.into_iter().map(|e| e.name).collect();
     names.sort_unstable();
     Some(names)
-}
-
-impl Filter {
-    fn may_enter(&self, level: usize, name: &str) -> bool {
-        self.pattern.as_ref().is_none_or(|p: &Pattern| p.may_enter(level, name))
-    }
 }

@@ -1,35 +1,34 @@
-//! Local files whose times may not tell a later change from an earlier one.
+//! Settled files: local files whose next change is certain to change their times.
 //!
-//! A file's version is its size and its times. A file system's clock moves in steps: two changes within one step leave
-//! the same times, and a rewrite of the same length would pass for the version that was listed. So a file that changed
-//! within the last step is listed when the step is over: whatever changes it after that gets other times. Where the
-//! clocks of a file server and of this host differ by more than a step, that is no protection; `version: content` is.
+//! A file's version is its size and its times. A file system's clock moves in steps. Two changes within one step leave the
+//! same times, so that a rewrite of the same length would pass for the listed version. A file that changed within the last
+//! step is therefore listed when the step is over: any later change gives it other times. This does not protect where the
+//! clocks of a file server and of this host differ by more than a step. `version: content` does.
 
 use std::fs::Metadata;
 use std::io;
 use std::time::Duration;
 
 use super::error::io_error;
-use super::list::Listed;
-use super::local::{listed, local_version};
-use crate::{Clock, SystemClock};
+use super::file::{Listed, listed, local_version};
+use crate::clock::{Clock, SystemClock};
 use caju_types::Result;
 
-/// The step of file systems that keep fractions of a second: the kernel's tick is 10 ms at most.
-const FINE: Duration = Duration::from_millis(20);
-/// The step of those that keep whole seconds; FAT keeps even ones.
-const COARSE: Duration = Duration::from_secs(2);
-/// How often a file is waited for that never rests.
-const ROUNDS: usize = 3;
+/// The clock step of file systems that store fractions of a second. The kernel's tick is 10 ms at most.
+const FINE_STEP: Duration = Duration::from_millis(20);
+/// The clock step of file systems that store whole seconds. FAT stores even seconds.
+const COARSE_STEP: Duration = Duration::from_secs(2);
+/// How often a file that keeps changing is waited for. It is listed as it is then.
+const MAX_ROUNDS: usize = 3;
 /// Nanoseconds of a second.
 const SECOND_NS: i64 = 1_000_000_000;
 
 fn step(mtime_ns: i64, ctime_ns: i64) -> Duration {
     let coarse = mtime_ns % SECOND_NS == 0 && ctime_ns % SECOND_NS == 0;
-    if coarse { COARSE } else { FINE }
+    if coarse { COARSE_STEP } else { FINE_STEP }
 }
 
-/// Whether a later change of a local file is sure to show in its times, which are then its version.
+/// Whether any later change of a local file is certain to change its times, so that they can serve as its version.
 pub fn is_settled(metadata: &Metadata, clock: &dyn Clock) -> bool {
     let (_, mtime, ctime) = local_version(metadata);
     let now = i64::try_from(clock.unix_time().as_nanos()).unwrap_or(i64::MAX);
@@ -37,17 +36,17 @@ pub fn is_settled(metadata: &Metadata, clock: &dyn Clock) -> bool {
     age.is_ok_and(|age| age >= step(mtime, ctime))
 }
 
-/// How long a file that changed at a time has to rest until a later change shows; times in nanoseconds since 1970.
+/// The remaining time until a file that changed at `ctime_ns` is settled. Times are in nanoseconds since 1970.
 fn unsettled_for(now_ns: i64, mtime_ns: i64, ctime_ns: i64) -> Duration {
-    // What lies ahead is another clock's: nothing follows from it.
+    // A time in the future comes from another clock, and tells nothing.
     let Ok(age) = u64::try_from(now_ns.saturating_sub(ctime_ns)) else { return Duration::ZERO };
     step(mtime_ns, ctime_ns).saturating_sub(Duration::from_nanos(age))
 }
 
-/// The files as they are when later changes of them would show. Files that are gone by then are left out.
+/// Waits until files are settled, and gives their metadata then. Files that are gone by then are left out.
 pub(super) async fn settled(mut files: Vec<Listed>) -> Result<Vec<Listed>> {
     let clock = SystemClock::shared();
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_ROUNDS {
         let now = i64::try_from(clock.unix_time().as_nanos()).unwrap_or(i64::MAX);
         let wait = |f: &Listed| match (f.mtime_ns, f.ctime_ns) {
             (Some(mtime), Some(ctime)) => unsettled_for(now, mtime, ctime),
@@ -59,16 +58,17 @@ pub(super) async fn settled(mut files: Vec<Listed>) -> Result<Vec<Listed>> {
             return Ok(files);
         }
         clock.sleep(longest).await;
-        let look = move || {
-            let look = |(file, fresh): (Listed, bool)| if fresh { look_again(file) } else { Ok(Some(file)) };
-            files.into_iter().zip(fresh).filter_map(|f| look(f).transpose()).collect::<Result<Vec<_>>>()
+        let update = move || {
+            let update =
+                |(file, fresh): (Listed, bool)| if fresh { stat_again(file) } else { Ok(Some(file)) };
+            files.into_iter().zip(fresh).filter_map(|f| update(f).transpose()).collect::<Result<Vec<_>>>()
         };
-        files = crate::blocking("looking at files", look).await??;
+        files = crate::tasks::blocking("reading metadata of files", update).await??;
     }
     Ok(files)
 }
 
-fn look_again(file: Listed) -> Result<Option<Listed>> {
+fn stat_again(file: Listed) -> Result<Option<Listed>> {
     match std::fs::metadata(file.url.local_path()) {
         Ok(m) if m.is_file() => Ok(Some(listed(file.url, &m))),
         Ok(_) => Ok(None),
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(wait(now + ms(3_600_001)), Duration::ZERO, "another clock");
     }
 
-    /// Twice as long as it takes to be listed, the file changes again: the listing shows what it then is.
+    /// A file changes right after it is listed as settled, 20 times: its times differ each time.
     #[tokio::test]
     async fn a_rewrite_of_the_same_length_has_another_version() {
         let folder = tempfile::tempdir().unwrap();

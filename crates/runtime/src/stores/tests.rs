@@ -1,16 +1,19 @@
-//! Resolving, listing, counting; what each request costs and what the messages say.
+//! Resolving, listing and counting: the requests of each operation, and the error messages.
 
 #![allow(clippy::unimplemented, reason = "stores in these tests answer only what is asked of them")]
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
-use caju_types::ErrorKind;
+use caju_types::{ErrorKind, Result};
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path;
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStoreExt,
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt,
     PutMultipartOptions, PutOptions, PutPayload, PutResult,
 };
 
@@ -106,7 +109,7 @@ async fn folders_hide_what_caches_and_saves_wrote_into_them() {
     let plain = ["a.arrow", "deep/save/v1/b.arrow", "deep/save/v1/saved.arrow"];
     assert_eq!(keys(&stores, "memory://mixed", &["arrow"]).await.unwrap(), plain);
     assert_eq!(keys(&stores, "memory://mixed/**", &[]).await.unwrap(), plain);
-    // Whoever names the parts means them: they are ordinary files.
+    // A path that names the parts lists them: they are ordinary files.
     let parts = format!("memory://mixed/v1/{fingerprint}/parts/*.arrow");
     assert_eq!(keys(&stores, &parts, &[]).await.unwrap(), [format!("v1/{fingerprint}/parts/0-1.arrow")]);
 }
@@ -163,7 +166,7 @@ async fn globs_are_the_same_everywhere() {
         ("a/2{,0}.csv", &["a/2.csv"]),
         ("a", &["a/1.csv", "a/10.csv", "a/2.csv", "a/x/3.csv"]),
         ("b.csv", &["b.csv"]),
-        // Notes about data are no data, unless they are asked for.
+        // Metadata files are skipped, unless the pattern names them.
         ("a{,/x}/*.json*", &["a/x/4.json"]),
         ("a/_*", &["a/_SUCCESS", "a/_notes.json"]),
         ("a/.*", &["a/.1.csv"]),
@@ -239,7 +242,7 @@ async fn nothing_found_says_what_is_there() {
     assert!(e.message().ends_with(": the folder is empty"), "{e}");
 }
 
-/// A store of 100,000 objects that answers listings a page at a time.
+/// A store of 100,000 objects that answers listings page by page.
 #[derive(Debug, Default)]
 struct Pages {
     pages: AtomicU64,
@@ -352,7 +355,7 @@ async fn the_first_of_100_000_objects_costs_one_page() {
     assert_eq!(pages.pages.load(Ordering::Relaxed), 1);
     assert_eq!(list.count().await, 99_999);
     assert_eq!((pages.pages.load(Ordering::Relaxed), io.snapshot().lists), (100, 1));
-    // Nothing behind the last possible match is listed.
+    // Nothing after the last possible match is listed.
     assert_eq!(s.list("s3://many/d/0001*.parquet", &[], &io).count().await, 100);
     assert_eq!(pages.pages.load(Ordering::Relaxed), 101);
 }

@@ -11,17 +11,17 @@ pub(super) const SCHEMES: [&str; 7] = ["file", "s3", "gs", "az", "memory", "http
 
 /// A URL of an object, a folder or a pattern: `scheme://authority/key`.
 ///
-/// `file://` URLs are percent-decoded (`file:///a%20b` is the file `/a b`, as `Path.as_uri()` of Python writes it), and
-/// a `%` of a local path is written as `%25`. Paths without a scheme, and keys of object stores, are taken as they are.
-/// Paths of local files are normalised (`//`, `.` and `..` are resolved by their text); `s3a` is `s3`, `gcs` is `gs`,
-/// and `abfs`, `abfss`, `azure` and `adl` are `az`.
+/// `file://` URLs are percent-decoded (`file:///a%20b` is the file `/a b`, as `Path.as_uri()` of Python writes it), and a
+/// `%` of a local path is written as `%25`. Paths without a scheme, and keys of object stores, are literal. Paths of local
+/// files are normalised: `//`, `.` and `..` are resolved by their text. `s3a` is `s3`, `gcs` is `gs`, and `abfs`, `abfss`,
+/// `azure` and `adl` are `az`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StoreUrl {
     /// `file`, `s3`, ...
     pub scheme: String,
     /// Bucket, container, host or name; empty for local files.
     pub authority: String,
-    /// The rest, without a slash in front.
+    /// The remainder, without a leading slash.
     pub key: String,
 }
 
@@ -86,7 +86,7 @@ impl StoreUrl {
         format!("{}://{}", self.scheme, self.authority)
     }
 
-    /// Whether it is a file of this machine.
+    /// Whether it is a file of this host.
     pub fn is_local(&self) -> bool {
         self.scheme == "file"
     }
@@ -96,13 +96,13 @@ impl StoreUrl {
         PathBuf::from(format!("/{}", self.key))
     }
 
-    /// The same store, another key.
+    /// The URL of another key in the same store.
     #[must_use]
     pub fn with_key(&self, key: impl Into<String>) -> Self {
         Self { scheme: self.scheme.clone(), authority: self.authority.clone(), key: key.into() }
     }
 
-    /// Whether it is `folder` itself or lies below it.
+    /// Whether it is `folder` itself or below it.
     pub fn is_below(&self, folder: &StoreUrl) -> bool {
         self.scheme == folder.scheme
             && self.authority == folder.authority
@@ -115,7 +115,7 @@ impl StoreUrl {
 
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // What `parse` decodes.
+        // `parse` decodes this.
         let key = match self.is_local() && self.key.contains('%') {
             true => Cow::Owned(self.key.replace('%', "%25")),
             false => Cow::Borrowed(self.key.as_str()),
@@ -124,7 +124,7 @@ impl fmt::Display for StoreUrl {
     }
 }
 
-/// The path with its percent escapes decoded. A `%` without two hexadecimal digits stands for itself.
+/// The path with its percent escapes decoded. A `%` without two hexadecimal digits is literal.
 fn decoded(path: &str) -> Option<Cow<'_, str>> {
     if !path.contains('%') {
         return Some(Cow::Borrowed(path));

@@ -3,21 +3,17 @@
 //! `object_store`'s own throttle does not count the bytes of writes. A store with slow reads and instant writes would make
 //! writing look free.
 
-use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
+use caju_runtime::stores::{Layered, StoreLayer};
 use futures::future::FutureExt;
-use futures::stream::BoxStream;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::throttle::{ThrottleConfig, ThrottledStore};
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result, UploadPart,
+    MultipartUpload, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
 
 /// The bounds of each request.
@@ -29,16 +25,19 @@ pub(super) struct Throttle {
     pub(super) latency: Duration,
 }
 
-/// Objects in memory, behind a throttle.
+/// A store in memory, behind a throttle.
+type SlowStore = Layered<Slow>;
+
+/// The layer of [`SlowStore`].
 #[derive(Debug)]
-pub(super) struct SlowStore {
+struct Slow {
     inner: ThrottledStore<InMemory>,
     ns_per_byte: u64,
 }
 
-impl SlowStore {
+impl Slow {
     /// An empty store.
-    pub(super) fn new(throttle: Throttle) -> Self {
+    fn new(throttle: Throttle) -> Self {
         let ns_per_byte = throttle.bytes_per_s.map_or(0, |rate| 1_000_000_000 / rate.max(1));
         let config = ThrottleConfig {
             wait_delete_per_call: throttle.latency,
@@ -58,15 +57,14 @@ fn transfer_time(bytes: usize, ns_per_byte: u64) -> Duration {
     Duration::from_nanos((bytes as u64).saturating_mul(ns_per_byte))
 }
 
-impl fmt::Display for SlowStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SlowStore({})", self.inner)
-    }
-}
-
 #[async_trait]
-#[deny(clippy::missing_trait_methods)]
-impl ObjectStore for SlowStore {
+impl StoreLayer for Slow {
+    const NAME: &'static str = "SlowStore";
+
+    fn inner(&self) -> &dyn ObjectStore {
+        &self.inner
+    }
+
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
         tokio::time::sleep(transfer_time(payload.content_length(), self.ns_per_byte)).await;
         self.inner.put_opts(location, payload, opts).await
@@ -79,42 +77,6 @@ impl ObjectStore for SlowStore {
     ) -> Result<Box<dyn MultipartUpload>> {
         let upload = self.inner.put_multipart_opts(location, opts).await?;
         Ok(Box::new(SlowUpload { upload, ns_per_byte: self.ns_per_byte }))
-    }
-
-    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        self.inner.get_opts(location, options).await
-    }
-
-    async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        self.inner.get_ranges(location, ranges).await
-    }
-
-    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(locations)
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.inner.list(prefix)
-    }
-
-    fn list_with_offset(
-        &self,
-        prefix: Option<&Path>,
-        offset: &Path,
-    ) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.inner.list_with_offset(prefix, offset)
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.inner.list_with_delimiter(prefix).await
-    }
-
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.inner.copy_opts(from, to, options).await
-    }
-
-    async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
-        self.inner.rename_opts(from, to, options).await
     }
 }
 
@@ -147,7 +109,8 @@ impl MultipartUpload for SlowUpload {
 
 /// The store behind a shared pointer.
 pub(super) fn shared(throttle: Throttle) -> Arc<dyn ObjectStore> {
-    Arc::new(SlowStore::new(throttle))
+    let store: SlowStore = Layered(Slow::new(throttle));
+    Arc::new(store)
 }
 
 #[cfg(test)]

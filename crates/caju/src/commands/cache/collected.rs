@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use caju_cache::{Collected, Collection, Eviction};
+use caju_cache::{CollectReason, Collection, Eviction};
 use caju_types::{Fingerprint, format_bytes, format_count};
 
 use super::show::{MAX_LISTED, seconds, short};
@@ -29,7 +29,7 @@ pub(super) fn text(c: &Collection) -> String {
 }
 
 fn objects(c: &Collection, out: &mut String) {
-    let mut by: BTreeMap<Collected, (u64, u64)> = BTreeMap::new();
+    let mut by: BTreeMap<CollectReason, (u64, u64)> = BTreeMap::new();
     for (_, why, bytes) in &c.objects {
         let sum = by.entry(*why).or_default();
         *sum = (sum.0 + 1, sum.1 + bytes);
@@ -43,7 +43,7 @@ fn objects(c: &Collection, out: &mut String) {
             writeln!(out, "      snapshot {of}: unused for {}, {}", seconds(e.idle_s), format_bytes(e.bytes));
     }
     // Expired objects are listed by snapshot.
-    let mut single = c.objects.iter().filter(|o| o.1 != Collected::Expired);
+    let mut single = c.objects.iter().filter(|o| o.1 != CollectReason::Expired);
     if single.clone().count() <= MAX_LISTED {
         single.for_each(|(object, _, bytes)| {
             let _ = writeln!(out, "      {object}  {}", format_bytes(*bytes));
@@ -114,14 +114,16 @@ fn line(e: &Eviction) -> String {
     )
 }
 
-fn reason(why: Collected) -> &'static str {
+fn reason(why: CollectReason) -> &'static str {
     match why {
-        Collected::Expired => "expired: of snapshots that nobody used for --ttl",
-        Collected::OrphanedPart => "orphaned: parts that no record names",
-        Collected::Superseded => "superseded: old manifests and records, and single notes of what was read",
-        Collected::DeadClaim => "left by processes that are gone",
-        Collected::UnusedListing => "listings of sources of which nothing is stored",
-        Collected::ForgottenPlan => "measurements of pipelines that are older than --ttl",
-        Collected::Evicted => "evicted for the budget",
+        CollectReason::Expired => "expired: of snapshots that nobody used for --ttl",
+        CollectReason::OrphanedPart => "orphaned: parts that no record names",
+        CollectReason::Superseded => {
+            "superseded: old manifests and records, and single notes of what was read"
+        }
+        CollectReason::DeadClaim => "left by processes that are gone",
+        CollectReason::OrphanedListing => "listings of sources of which nothing is stored",
+        CollectReason::ExpiredPlan => "measurements of pipelines that are older than --ttl",
+        CollectReason::Evicted => "evicted for the budget",
     }
 }

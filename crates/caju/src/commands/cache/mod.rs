@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use caju_cache::{Cache, CacheOptions, Collection, Saved, SnapshotInfo, VerifyReport};
+use caju_cache::{Cache, CacheOptions, Collection, SaveDescription, SnapshotInfo, VerifyReport};
 use caju_runtime::{Stores, SystemClock};
 use caju_types::{Error, ErrorKind, Fingerprint, Result, format_bytes, format_count};
 use serde::Serialize;
@@ -173,7 +173,7 @@ async fn verify(global: &Global, root: &CacheRoot, digits: Option<&str>, repair:
         None => Vec::new(),
     };
     // Nothing of a save is dropped: it may be the only copy of its rows.
-    let save = repair && Saved::load(&shared::stores()?, cache.url()).await?.is_some();
+    let save = repair && SaveDescription::load(&shared::stores()?, cache.url()).await?.is_some();
     let report = verify_all(global, &cache, chosen, repair && !save).await;
     // A reader holds a lease. Left behind, it would make `rm` refuse.
     if let Err(error) = cache.close(CLOSE_TIMEOUT).await {

@@ -1,0 +1,108 @@
+//! Writing manifests: the description of the snapshot, and the commit records that this process knows.
+
+use std::sync::Arc;
+
+use caju_types::Result;
+
+use super::known::SnapshotState;
+use crate::context::Context;
+use crate::manifest::{DescriptionUpdate, KEPT, Loaded, Manifest, SCHEMA, SnapshotDescription};
+use crate::record::{milliseconds, seal};
+use crate::store::Listed;
+
+impl SnapshotState {
+    /// Whether a manifest that this process knows describes the snapshot.
+    pub(crate) fn is_described(&self) -> bool {
+        self.known.lock().index.description.as_ref().is_some_and(|d| !d.is_empty())
+    }
+
+    /// Writes the first manifest that describes a snapshot, for people and tools. Does nothing if one does already.
+    pub(crate) async fn describe(&self, ctx: &Context, describe: &SnapshotDescription) -> Result<()> {
+        let _turn = self.folding.lock().await;
+        if self.is_described() {
+            return Ok(());
+        }
+        // An update may have been written before any description: it is carried on.
+        let updated = self.known.lock().index.description.clone().unwrap_or_default();
+        self.write_manifest(ctx, Arc::new(describe.under(&updated)), &DescriptionUpdate::default()).await
+    }
+
+    /// Writes a manifest with what is new about a snapshot that has parts. False if nothing is new, or if the manifest
+    /// does not fit the budget.
+    pub(crate) async fn update_description(&self, ctx: &Context, news: &DescriptionUpdate) -> Result<bool> {
+        let _turn = self.folding.lock().await;
+        let description = {
+            let known = self.known.lock();
+            let description = known.index.description.clone().unwrap_or_default();
+            if known.index.is_empty() || description.with(news) == *description {
+                return Ok(false);
+            }
+            description
+        };
+        let size = |d: &SnapshotDescription| Ok::<_, caju_types::Error>(seal(d)?.len() as u64);
+        let growth = size(&description.with(news))?.saturating_sub(size(&description)?);
+        if !ctx.budget.admits(&ctx.root, KEPT as u64 * growth).await? {
+            tracing::debug!(snapshot = %self.of, "the new description of a snapshot does not fit the budget");
+            return Ok(false);
+        }
+        self.write_manifest(ctx, description, news).await?;
+        Ok(true)
+    }
+
+    /// Writes a manifest that covers all known records, if some are not covered yet.
+    pub(crate) async fn fold(&self, ctx: &Context) -> Result<()> {
+        let _turn = self.folding.lock().await;
+        let description = {
+            let known = self.known.lock();
+            if known.uncovered == 0 {
+                return Ok(());
+            }
+            known.index.description.clone().unwrap_or_default()
+        };
+        self.write_manifest(ctx, description, &DescriptionUpdate::default()).await
+    }
+
+    async fn write_manifest(
+        &self,
+        ctx: &Context,
+        description: Arc<SnapshotDescription>,
+        news: &DescriptionUpdate,
+    ) -> Result<()> {
+        let root = &ctx.root;
+        let (first, parts, covered) = {
+            let known = self.known.lock();
+            // Above every existing number, also those of damaged manifests: one above ours would stay the newest for ever.
+            let last = known.manifests.last().copied().unwrap_or(0);
+            let mut parts: Vec<_> = known.index.parts.values().cloned().collect();
+            parts.sort_by_key(|p| p.split);
+            (last + 1, parts, known.uncovered)
+        };
+        let manifest = Manifest {
+            schema: SCHEMA.into(),
+            fingerprint: self.of,
+            number: first,
+            attempt: root.unique("manifest"),
+            created_unix_ms: milliseconds(root.clock.unix_time()),
+            description,
+            parts,
+        };
+        let kept = manifest.create(root, news).await?;
+        let number = kept.number;
+        let object =
+            Listed { path: root.layout.manifest(self.of, number), bytes: 0, modified_ms: 0, etag: None };
+        let old: Vec<u64> = {
+            let mut known = self.known.lock();
+            // The next manifest covers what was committed meanwhile.
+            known.uncovered = known.uncovered.saturating_sub(covered);
+            known.index.description = Some(Arc::clone(&kept.description));
+            known.manifest = Some(Loaded { object, manifest: Some(Arc::new(kept)) });
+            // The numbers up to the first free one exist, too.
+            known.manifests.extend(first..=number);
+            let old = known.manifests.iter().rev().skip(KEPT).copied().collect();
+            known.manifests = known.manifests.iter().rev().take(KEPT).copied().collect();
+            old
+        };
+        let paths = old.into_iter().map(|n| root.layout.manifest(self.of, n)).collect();
+        root.delete_all(paths).await
+    }
+}

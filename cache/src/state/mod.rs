@@ -1,0 +1,18 @@
+//! What this process knows of each snapshot, and how that changes.
+//!
+//! [`SnapshotState`] holds the records that were read or written. `commits` adds records, `claim` gives the right to
+//! write a split, `fold` writes manifests, `usage` counts what was read.
+
+mod claim;
+mod commits;
+mod fold;
+mod index;
+mod known;
+mod registry;
+mod usage;
+
+pub(crate) use claim::{ClaimOutcome, HeldClaim};
+pub use index::PartIndex;
+pub(crate) use known::SnapshotState;
+pub(crate) use registry::Snapshots;
+pub(crate) use usage::fold_usage_records;

@@ -1,0 +1,36 @@
+//! The states of all snapshots that this process has met.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use caju_types::Fingerprint;
+use parking_lot::Mutex;
+
+use super::known::SnapshotState;
+use crate::context::Context;
+
+/// One state per snapshot, created when it is first asked for.
+#[derive(Debug)]
+pub(crate) struct Snapshots {
+    ctx: Arc<Context>,
+    states: Mutex<HashMap<Fingerprint, Arc<SnapshotState>>>,
+}
+
+impl Snapshots {
+    pub(crate) fn new(ctx: Arc<Context>) -> Self {
+        Self { ctx, states: Mutex::default() }
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        &self.ctx
+    }
+
+    pub(crate) fn get(&self, of: Fingerprint) -> Arc<SnapshotState> {
+        let mut states = self.states.lock();
+        Arc::clone(states.entry(of).or_insert_with(|| Arc::new(SnapshotState::new(of))))
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<SnapshotState>> {
+        self.states.lock().values().cloned().collect()
+    }
+}

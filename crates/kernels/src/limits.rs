@@ -1,0 +1,36 @@
+//! The limits of a process.
+
+use std::time::Duration;
+
+use caju_runtime::budget;
+
+/// The limits of a process, whatever a definition or the data say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// The most pixels of an image that `decode_image` accepts. A call may lower the limit, but not raise it.
+    pub max_pixels: u64,
+    /// The most bytes of memory that a stage may request while it works on one chunk of rows. A chunk that needs more is
+    /// split. A row that needs more is an error.
+    pub chunk_bytes: u64,
+    /// The most bytes of a record that a source reads.
+    pub max_record_bytes: u64,
+    /// The time that binding a definition may take, including the wait for other definitions.
+    pub bind_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_pixels: caju_image::DEFAULT_MAX_PIXELS,
+            chunk_bytes: budget::DEFAULT_BYTES,
+            max_record_bytes: DEFAULT_MAX_RECORD_BYTES,
+            bind_timeout: DEFAULT_BIND_TIMEOUT,
+        }
+    }
+}
+
+/// Bytes of the largest record by default: well above images, sounds and documents. Sixteen readers hold one or two each.
+const DEFAULT_MAX_RECORD_BYTES: u64 = 256 << 20;
+
+/// The default time for binding: ten times what the largest handwritten definitions take on a busy machine.
+const DEFAULT_BIND_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,0 +1,146 @@
+//! Parsing: from text to a syntax tree, and positions in the text.
+
+use std::ops::ControlFlow;
+
+use caju_types::{Error, Result};
+use datafusion_sql::parser::DFParserBuilder;
+use datafusion_sql::sqlparser::ast::{Expr, Visit, Visitor};
+use datafusion_sql::sqlparser::dialect::GenericDialect;
+use datafusion_sql::sqlparser::parser::ParserError;
+use datafusion_sql::sqlparser::tokenizer::{Location, Token, Tokenizer};
+
+/// The most levels of nested calls and parentheses: more than people write, less than overflows a thread's stack.
+const MAX_NESTING: usize = 50;
+
+/// The most levels of the tree. A long sum is a deep tree, too, and every pass over it is recursive.
+const MAX_DEPTH: usize = 150;
+
+/// The most tokens of an expression. Dropping the tree is recursive, too.
+const MAX_TOKENS: usize = 4000;
+
+/// Parses one expression.
+///
+/// # Errors
+/// `InvalidArgument`, which names the position in the text.
+pub(crate) fn parse(sql: &str) -> Result<Expr> {
+    if sql.trim().is_empty() {
+        return Err(Error::invalid("the expression is empty"));
+    }
+    if count_tokens(sql) > MAX_TOKENS {
+        return Err(Error::invalid(format!(
+            "the expression has more than {MAX_TOKENS} words and signs; split it into steps"
+        )));
+    }
+    let parsed = DFParserBuilder::new(sql)
+        .with_dialect(&GenericDialect {})
+        .with_recursion_limit(MAX_NESTING)
+        .build()
+        .and_then(|mut p| p.parse_into_expr())
+        .map_err(|e| Error::invalid(format!("`{sql}` does not parse: {}", reason(&e))))?;
+    if parsed.expr.visit(&mut Depth(0)).is_break() {
+        return Err(Error::invalid(format!(
+            "the expression is a chain of more than {MAX_DEPTH} operators; split it into steps, or use parentheses to \
+             make it balanced"
+        )));
+    }
+    match parsed.alias {
+        None => Ok(parsed.expr),
+        Some(alias) => Err(Error::invalid(format!(
+            "`{sql}` names its result (as {alias}){}: the key of the expression in the pipeline names the column",
+            at(alias.span.start)
+        ))),
+    }
+}
+
+fn count_tokens(sql: &str) -> usize {
+    let tokens = Tokenizer::new(&GenericDialect {}, sql).tokenize().unwrap_or_default();
+    tokens.iter().filter(|t| !matches!(t, Token::Whitespace(_))).count()
+}
+
+/// Stops below [`MAX_DEPTH`].
+struct Depth(usize);
+
+impl Visitor for Depth {
+    type Break = ();
+
+    fn pre_visit_expr(&mut self, _: &Expr) -> ControlFlow<()> {
+        self.0 += 1;
+        if self.0 > MAX_DEPTH { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    fn post_visit_expr(&mut self, _: &Expr) -> ControlFlow<()> {
+        self.0 -= 1;
+        ControlFlow::Continue(())
+    }
+}
+
+fn reason(e: &datafusion_common::DataFusionError) -> String {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(e);
+    while let Some(e) = source {
+        match e.downcast_ref::<ParserError>() {
+            Some(ParserError::RecursionLimitExceeded) => {
+                return format!("it nests more than {MAX_NESTING} levels deep");
+            }
+            Some(ParserError::ParserError(text) | ParserError::TokenizerError(text)) => return tidy(text),
+            None => source = e.source(),
+        }
+    }
+    tidy(&e.strip_backtrace())
+}
+
+/// Rewords messages such as `Expected: an expression, found: ) at Line: 1, Column: 8`.
+fn tidy(text: &str) -> String {
+    let (what, place) = match text.rsplit_once(" at Line: ") {
+        None => (text, String::new()),
+        Some((what, place)) => {
+            let mut numbers = place.split(", Column: ").map(|n| n.trim().parse().unwrap_or(0));
+            let line = numbers.next().unwrap_or(0);
+            (what, at(Location { line, column: numbers.next().unwrap_or(0) }))
+        }
+    };
+    let what =
+        what.strip_prefix("Expected: ").map_or_else(|| what.to_owned(), |rest| format!("expected {rest}"));
+    let what = match what.split_once(", found: ") {
+        Some((wanted, "EOF")) => format!("{wanted}, and the text ends"),
+        Some((wanted, found)) => format!("{wanted}, found `{found}`"),
+        None => what,
+    };
+    format!("{what}{place}")
+}
+
+/// A position in the text: ` at column 12`, or ` at line 2, column 3`; empty if it is unknown.
+pub(crate) fn at(l: Location) -> String {
+    match (l.line, l.column) {
+        (0, _) | (_, 0) => String::new(),
+        (1, c) => format!(" at column {c}"),
+        (line, c) => format!(" at line {line}, column {c}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_their_position() {
+        for (sql, want) in [
+            ("ln(x +)", "`ln(x +)` does not parse: expected an expression, found `)` at column 7"),
+            ("ln(x", "`ln(x` does not parse: expected ), and the text ends"),
+            ("a b c", "`a b c` does not parse: expected end of expression, found `b` at column 3"),
+            (
+                "a as b",
+                "`a as b` names its result (as b) at column 6: the key of the expression in the pipeline names the column",
+            ),
+            ("", "the expression is empty"),
+        ] {
+            assert_eq!(parse(sql).unwrap_err().to_string(), want);
+        }
+        let deep = format!("{}1{}", "(".repeat(1000), ")".repeat(1000));
+        assert!(
+            crate::sql::with_stack(|| parse(&deep))
+                .unwrap_err()
+                .to_string()
+                .ends_with("it nests more than 50 levels deep")
+        );
+    }
+}
