@@ -188,7 +188,7 @@ impl Dispatcher {
             false => Registry::new(limits),
         };
         let ctx = SourceContext::new(Arc::new(stores().into_py(py)?), Arc::new(IoCounters::new()))
-            .within(SourceLimits::of(&limits));
+            .with_limits(SourceLimits::from_limits(&limits));
         let cache_url = cache.unwrap_or_default();
         let catalog = Arc::new(EngineCatalog::new(registry, ctx).with_cache(&cache_url));
         let listen = listen.to_owned();

@@ -138,7 +138,7 @@ pub(crate) fn bind<'py>(
     let def = parse(definition).into_py(py)?;
     let limits = bounds.unwrap_or_default().limits(py)?;
     let ctx = SourceContext::new(Arc::new(stores().into_py(py)?), Arc::new(IoCounters::new()))
-        .within(SourceLimits::of(&limits));
+        .with_limits(SourceLimits::from_limits(&limits));
     let registry = registry_with_python(py, limits, 1, FunctionOrigin::ThisProcess)?;
     let schemas = wait(py, async move {
         let bound = Box::pin(caju_engine::bind(&def, &registry, &ctx, None)).await?;
