@@ -12,6 +12,7 @@ use caju_tests::cluster::Cluster;
 use caju_tests::pipeline::{Pipeline, Report};
 use serde_json::json;
 use tonic::Code;
+use tonic::transport::Channel;
 
 /// Kinds of frames.
 const OPEN: u16 = 1;
@@ -99,7 +100,8 @@ fn a_stranger_can_do_nothing_to_a_running_job() {
 
 /// Tickets of Arrow Flight are plain JSON: anybody can write one for a job whose name is in `caju status`.
 async fn strangers_tickets(address: &str, worker: u64, dataset: &str) {
-    let mut flight = FlightServiceClient::connect(format!("http://{address}")).await.unwrap();
+    let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+    let mut flight = FlightServiceClient::new(channel);
     for pipeline in [json!(dataset), json!({ "source": { "range": 100_000 } })] {
         let ticket =
             json!({ "pipeline": pipeline, "job": "owned", "epoch": 0, "worker": worker }).to_string();
