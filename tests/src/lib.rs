@@ -13,6 +13,7 @@
 pub mod binary;
 pub mod cluster;
 pub mod files;
+pub mod frames;
 pub mod pipeline;
 pub mod process;
 pub mod sockets;

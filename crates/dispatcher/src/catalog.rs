@@ -22,7 +22,7 @@ pub trait Catalog: Send + Sync + 'static {
     async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound>;
 
     /// The snapshot at a hint of a definition for a job with this seed; none if that is the definition's own prefix.
-    fn seeded_snapshot(&self, _definition: &Value, _hint: &str, _seed: u64) -> Option<Fingerprint> {
+    async fn seeded_snapshot(&self, _definition: &Value, _hint: &str, _seed: u64) -> Option<Fingerprint> {
         None
     }
 

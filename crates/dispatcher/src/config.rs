@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use caju_wire::ConnectionLimits;
 
+use crate::journal::JournalKind;
+
 /// What a dispatcher is started with.
 #[derive(Debug, Clone)]
 pub struct DispatcherConfig {
@@ -15,6 +17,8 @@ pub struct DispatcherConfig {
     pub connections: ConnectionLimits,
     /// Where the journal is kept; none: in memory, lost with the process.
     pub state_dir: Option<PathBuf>,
+    /// The database that holds the journal there. A journal in another one is carried over.
+    pub journal: JournalKind,
     /// Where the operator's secret is, or is written: what calls of operators carry. None: in the state folder.
     pub operator_secret_file: Option<PathBuf>,
     /// Where snapshots are kept, for `caju status`.
@@ -60,6 +64,7 @@ impl Default for DispatcherConfig {
             listen: "127.0.0.1:0".to_string(),
             connections: ConnectionLimits::default(),
             state_dir: None,
+            journal: JournalKind::default(),
             operator_secret_file: None,
             cache_url: String::new(),
             cache_budget: None,

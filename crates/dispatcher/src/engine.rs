@@ -156,10 +156,20 @@ impl Catalog for EngineCatalog {
         Some(Arc::clone(&self.ctx.stores))
     }
 
-    fn seeded_snapshot(&self, definition: &Value, hint: &str, seed: u64) -> Option<Fingerprint> {
-        let def = DatasetDef::from_json(definition).ok()?;
-        let text = canonical_text(&def, def.hint(hint).ok()?.stage_index, &self.registry).ok()?;
-        reseeded(&serde_json::from_str(&text).ok()?, seed).map(|(_, of)| of)
+    async fn seeded_snapshot(&self, definition: &Value, hint: &str, seed: u64) -> Option<Fingerprint> {
+        let (definition, hint, registry) = (definition.clone(), hint.to_string(), self.registry.clone());
+        let name = move || {
+            let def = DatasetDef::from_json(&definition)?;
+            let text = canonical_text(&def, def.hint(&hint)?.stage_index, &registry)?;
+            let text = serde_json::from_str(&text)
+                .map_err(|e| Error::internal(format!("the text of a prefix is not JSON: {e}")))?;
+            Ok(reseeded(&text, seed).map(|(_, of)| of))
+        };
+        let named = self.registry.aside("naming a snapshot of random rows", name).await;
+        named.unwrap_or_else(|error| {
+            tracing::debug!(%error, "the snapshot of a job's own seed is not known");
+            None
+        })
     }
 
     /// Definitions come from clients: work on them runs on threads of its own ([`Registry::aside`]).

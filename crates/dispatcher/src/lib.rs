@@ -23,6 +23,7 @@
 //! # Ok(()) }
 //! ```
 
+mod calls;
 mod catalog;
 mod config;
 mod control;

@@ -1,6 +1,7 @@
 //! Starting and stopping a dispatcher.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow_flight::flight_service_server::FlightServiceServer;
 use caju_proto::v1::dispatcher_server::DispatcherServer;
@@ -13,6 +14,7 @@ use caju_wire::{
 use tokio::sync::mpsc;
 use tonic::transport::Server;
 
+use crate::calls::CallCounter;
 use crate::catalog::Catalog;
 use crate::config::DispatcherConfig;
 use crate::control::Core;
@@ -22,6 +24,11 @@ use crate::service::DispatcherService;
 
 /// The largest answer, in bytes: a definition may hold rows, a status many jobs.
 const ANSWER_BYTES: usize = 256 << 20;
+/// How long peers have to close their connections once all calls are answered. A peer that lives needs milliseconds; one
+/// that stands still would hold up the end of the dispatcher.
+const CLOSING: Duration = Duration::from_secs(2);
+/// What is left for answering calls after a drain that took all of its time.
+const LEAST_TO_ANSWER: Duration = Duration::from_secs(1);
 
 /// The control plane as a server.
 #[derive(Debug)]
@@ -32,6 +39,7 @@ pub struct DispatcherHandle {
     core: Arc<Core>,
     server: Tasks,
     serving: Task<()>,
+    calls: CallCounter,
     address: String,
 }
 
@@ -46,10 +54,9 @@ impl Dispatcher {
         let journal: Box<dyn Journal> = match config.state_dir.clone() {
             None => Box::new(MemoryJournal::default()),
             Some(dir) => {
-                let unix_time = clock.unix_time();
-                let (journal, _) =
-                    blocking("opening the journal", move || open_state_dir(&dir, unix_time)).await??;
-                Box::new(journal)
+                let (kind, unix_time) = (config.journal, clock.unix_time());
+                let open = move || open_state_dir(&dir, kind, unix_time).map(|(journal, _)| journal);
+                blocking("opening the journal", open).await??
             }
         };
         Self::start_on(config, catalog, clock, journal).await
@@ -70,7 +77,7 @@ impl Dispatcher {
         let limits = config.connections.clone();
         let replayed = journal.replay()?;
         let core = Core::new(config, catalog, clock, journal, &replayed)?;
-        let server = Tasks::new();
+        let (server, calls) = (Tasks::new(), CallCounter::default());
         let stop = server.token();
         let service = DispatcherServer::new(DispatcherService::new(Arc::clone(&core)))
             .max_decoding_message_size(limits.message_bytes)
@@ -80,6 +87,7 @@ impl Dispatcher {
             .max_encoding_message_size(ANSWER_BYTES);
         let router = Server::builder()
             .layer(CallLayer::new(limits.message_bytes))
+            .layer(calls.clone())
             .max_concurrent_streams(limits.streams)
             .add_service(service)
             .add_service(flight);
@@ -103,7 +111,7 @@ impl Dispatcher {
                 Ok(())
             }
         });
-        Ok(DispatcherHandle { core, server, serving, address })
+        Ok(DispatcherHandle { core, server, serving, calls, address })
     }
 }
 
@@ -133,10 +141,15 @@ impl DispatcherHandle {
         crate::control::Saves::of(&self.core)
     }
 
-    /// Opens no epoch any more, and waits until the readers that are in the middle of one have ended, at most as long as
-    /// the settings say. False if some have not.
-    pub async fn drain(&self) -> bool {
-        self.core.drain(self.core.config.timers.drain).await
+    /// Ends in order: opens no epoch any more, waits until the readers that are in the middle of one have ended, then stops
+    /// as [`DispatcherHandle::shutdown`] does, all of it within the bound of the settings. False if readers were still
+    /// in the middle, or calls not answered.
+    pub async fn drain(self) -> bool {
+        let (clock, bound) = (Arc::clone(&self.core.clock), self.core.config.timers.drain);
+        let begun = clock.now();
+        let drained = self.core.drain(bound).await;
+        let left = bound.saturating_sub(clock.now().saturating_sub(begun));
+        self.stop(left.max(LEAST_TO_ANSWER)).await && drained
     }
 
     /// Waits until the dispatcher cannot go on, if that ever happens: its journal could not be written. The process should
@@ -146,17 +159,25 @@ impl DispatcherHandle {
     }
 
     /// Stops: no new calls, waiting calls are answered `Unavailable`, and the journal is closed. Calls that do not
-    /// end within the bound of the settings are dropped. False if there were such.
+    /// end within the bound of the settings are dropped. False if there were such. Connections of peers that do not
+    /// close them are cut.
     pub async fn shutdown(self) -> bool {
         let bound = self.core.config.timers.drain;
+        self.stop(bound).await
+    }
+
+    async fn stop(self, bound: Duration) -> bool {
         // First the waiting calls, which the server would wait for.
         self.core.tasks.stop();
-        let drained = self.server.shutdown(bound).await;
+        self.server.stop();
+        let (answered, quiet) = tokio::join!(self.calls.answered(bound), self.core.tasks.shutdown(bound));
+        if !self.server.shutdown(CLOSING).await {
+            tracing::info!("connections whose peers did not close them are cut");
+        }
         self.serving.abort();
-        let quiet = self.core.tasks.shutdown(bound).await;
         let core = Arc::clone(&self.core);
         let closed = blocking("closing the journal", move || core.close_journal()).await.is_ok();
-        drained && quiet && closed
+        answered && quiet && closed
     }
 }
 

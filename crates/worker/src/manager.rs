@@ -37,12 +37,20 @@ pub(crate) struct Manager {
     /// Held by artificial stages, which run one at a time per worker.
     one_at_a_time: Arc<tokio::sync::Mutex<()>>,
     tasks: Mutex<HashMap<TaskId, Arc<Slot>>>,
-    past: Mutex<VecDeque<(TaskId, Result<()>)>>,
+    past: Mutex<VecDeque<Past>>,
     reported_io: Mutex<v1::IoStats>,
     /// Tasks that began so far.
     begun: Arc<AtomicU64>,
     group: Tasks,
     changed: Notify,
+}
+
+/// A task that has ended.
+struct Past {
+    id: TaskId,
+    /// Tells it from a task of another dispatcher that got the same identifier.
+    secret: Option<Secret>,
+    result: Result<()>,
 }
 
 /// A task that runs, or is being started.
@@ -136,8 +144,9 @@ impl Manager {
     /// task here, `Unavailable` if this worker is leaving, and
     /// everything that binding the pipeline may find.
     pub(crate) async fn open(self: &Arc<Self>, id: TaskId, reader: &Credentials<'_>) -> Result<Found> {
-        if let Some((_, result)) = self.past.lock().iter().rev().find(|(t, _)| *t == id) {
-            return result.clone().map(|()| Found::Over);
+        let is_it = |past: &&Past| past.id == id && reader.check(id, past.secret.as_ref()).is_ok();
+        if let Some(past) = self.past.lock().iter().rev().find(is_it) {
+            return past.result.clone().map(|()| Found::Over);
         }
         let slot = {
             let mut tasks = self.tasks.lock();
@@ -373,8 +382,10 @@ impl Manager {
     }
 
     fn forget(&self, id: TaskId, result: Result<()>) {
+        let slot = self.tasks.lock().get(&id).cloned();
+        let secret = slot.and_then(|slot| slot.running.get()?.secret);
         let mut past = self.past.lock();
-        past.push_back((id, result));
+        past.push_back(Past { id, secret, result });
         if past.len() > REMEMBERED {
             past.pop_front();
         }

@@ -184,6 +184,28 @@ fn chunks_that_swell_are_cut() {
     ]);
 }
 
+/// A row that goes over the memory of a chunk by itself is a bad row: an error, or skipped and counted.
+#[test]
+fn a_row_that_is_too_large_alone_is_skipped_where_bad_rows_are() {
+    // 1 for all rows but the last one.
+    let steps = json!([{ "map": { "id": "id", "s": "lpad('x', 1 + (id / 999) * 2000000)" } }]);
+    let with = |on_error: Value| {
+        let p = json!({ "source": { "range": 1000 }, "steps": steps.clone(), "on_error": on_error });
+        Pipeline::new(&p)
+    };
+    let small = ["--chunk-memory", "1MiB"];
+    with(json!("fail")).run(&small).expect_code(2).expect_error(&[
+        "steps[0].map",
+        "row 999 of it",
+        "--chunk-memory",
+    ]);
+    let report = with(json!("skip")).report(&small);
+    assert_eq!((report.rows(), report.epochs("rows_skipped")), (vec![999], vec![json!(1)]));
+    let roomy = with(json!("skip")).report(&[]);
+    assert_eq!((roomy.rows(), roomy.epochs("rows_skipped")), (vec![1000], vec![Value::Null]));
+    with(json!({ "skip": { "limit": 0 } })).run(&small).expect_code(2).expect_error(&["on_error"]);
+}
+
 #[test]
 fn the_largest_record_is_a_setting() {
     let p = Pipeline::of(json!({ "csv": { "path": "t.csv" } }), json!([]));

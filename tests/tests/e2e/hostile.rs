@@ -1,62 +1,15 @@
 //! A client that knows every identifier and no secret: whatever it tries, it is refused, and the job's owner gets all rows.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
-use std::time::Duration;
-
 use arrow_flight::Ticket;
 use arrow_flight::flight_service_client::FlightServiceClient;
 use caju_proto::v1;
 use caju_proto::v1::dispatcher_client::DispatcherClient;
 use caju_tests::cluster::Cluster;
+use caju_tests::frames::{ERROR, VERSION, answer, open_frame};
 use caju_tests::pipeline::{Pipeline, Report};
 use serde_json::json;
 use tonic::Code;
 use tonic::transport::Channel;
-
-/// Kinds of frames.
-const OPEN: u16 = 1;
-const ERROR: u16 = 8;
-
-fn varint(out: &mut Vec<u8>, mut n: u64) {
-    while n >= 0x80 {
-        out.push((n as u8) | 0x80);
-        n >>= 7;
-    }
-    out.push(n as u8);
-}
-
-/// A frame that asks for a task.
-fn open_frame(task: u64, client: u64, ticket: &[u8]) -> Vec<u8> {
-    let mut header = Vec::new();
-    for (tag, value) in [(1u8, task), (2, client), (3, 1 << 26)] {
-        header.push(tag << 3);
-        varint(&mut header, value);
-    }
-    header.push(4 << 3 | 2);
-    varint(&mut header, ticket.len() as u64);
-    header.extend_from_slice(ticket);
-    let mut frame = b"CAJU".to_vec();
-    frame.extend_from_slice(&1u16.to_le_bytes());
-    frame.extend_from_slice(&OPEN.to_le_bytes());
-    frame.extend_from_slice(&u32::try_from(header.len()).unwrap().to_le_bytes());
-    frame.extend_from_slice(&crc32c::crc32c(&header).to_le_bytes());
-    frame.extend_from_slice(&0u64.to_le_bytes());
-    frame.extend_from_slice(&header);
-    frame
-}
-
-/// The kind and the header of the first frame that a worker answers.
-fn answer(address: &str, frame: &[u8]) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    stream.write_all(frame).unwrap();
-    let mut fixed = [0u8; 24];
-    stream.read_exact(&mut fixed).unwrap();
-    let mut header = vec![0u8; u32::from_le_bytes(fixed[8..12].try_into().unwrap()) as usize];
-    stream.read_exact(&mut header).unwrap();
-    (u16::from_le_bytes([fixed[6], fixed[7]]), String::from_utf8_lossy(&header).into_owned())
-}
 
 #[test]
 fn a_stranger_can_do_nothing_to_a_running_job() {
@@ -79,7 +32,7 @@ fn a_stranger_can_do_nothing_to_a_running_job() {
 
     for client in &clients {
         for ticket in [&[][..], &[0; 16], &[7; 16]] {
-            let (kind, says) = answer(&address, &open_frame(task, *client, ticket));
+            let (kind, says) = answer(&address, &open_frame(VERSION, task, *client, ticket));
             assert!(kind == ERROR && says.contains("has no ticket"), "{kind}: {says}");
         }
     }

@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
+mod arrow_footers;
 mod bad_data;
 mod bad_definitions;
 mod bench;
@@ -20,6 +21,8 @@ mod embedded;
 mod examples;
 mod faults;
 mod hostile;
+mod journals;
+mod leaving;
 mod lost_readers;
 mod nobody_else;
 mod options;
@@ -32,3 +35,4 @@ mod save_faults;
 mod saves;
 mod sets;
 mod snapshots;
+mod zombies;

@@ -22,6 +22,9 @@ pub(crate) enum BenchCommand {
     /// Measure what it costs to measure the time of every stage
     #[command(alias = "taps")]
     ProfilingOverhead(ProfilingOverheadArgs),
+    /// Measure the databases of the dispatcher's journal, and kill a process that writes one
+    #[command(hide = true)]
+    Journal(JournalArgs),
 }
 
 /// `caju bench policies`.
@@ -131,4 +134,38 @@ pub(crate) struct ProfilingOverheadArgs {
     /// CPU threads; the number of cores by default
     #[arg(long, value_name = "N")]
     pub(crate) cpu_threads: Option<u32>,
+}
+
+/// `caju bench journal`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  caju bench journal --dir /var/lib/caju
+  caju bench journal --rounds 0 --kills 1000
+
+A commit is what a dispatcher does before it answers: groups of updates, durable on the disk below --dir. Databases
+alternate. A kill is SIGKILL, at a random moment, to a process that commits and now and then compacts; afterwards the
+journal must hold everything that the process had called durable, in order, and nothing that was not written.")]
+pub(crate) struct JournalArgs {
+    /// Databases to measure
+    #[arg(long, value_name = "DATABASE", value_delimiter = ',', default_value = "sled,redb")]
+    pub(crate) journal: Vec<super::JournalDatabase>,
+    /// Folder on the disk that is meant; journals lie in folders of their own in it and are removed
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, default_value = ".")]
+    pub(crate) dir: PathBuf,
+    /// Rounds of commits
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) rounds: u32,
+    /// Commits of one group each in a round, and as many groups again, 16 to a commit
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(16..))]
+    pub(crate) commits: u64,
+    /// Kills of each database
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) kills: u32,
+    /// Chooses the moments of the kills
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Write to the journal in this folder until killed
+    #[arg(long, hide = true, value_name = "DIR")]
+    pub(crate) append: Option<PathBuf>,
 }

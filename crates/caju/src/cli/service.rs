@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use caju_dispatcher::journal::JournalKind;
 use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
 use clap::{Args, Subcommand, ValueEnum};
@@ -72,6 +73,24 @@ pub(crate) struct ServeArgs {
     pub(crate) drain_timeout: Duration,
 }
 
+/// What holds a journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum JournalDatabase {
+    /// A log-structured tree
+    Sled,
+    /// A copy-on-write tree in one file
+    Redb,
+}
+
+impl From<JournalDatabase> for JournalKind {
+    fn from(database: JournalDatabase) -> Self {
+        match database {
+            JournalDatabase::Sled => Self::Sled,
+            JournalDatabase::Redb => Self::Redb,
+        }
+    }
+}
+
 /// `caju dispatcher`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
@@ -88,6 +107,9 @@ pub(crate) struct DispatcherArgs {
     /// Folder of the journal. Without it a restart forgets the jobs
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) state_dir: Option<PathBuf>,
+    /// Database of the journal in --state-dir. A journal that another one holds is carried over
+    #[arg(long, value_name = "DATABASE", default_value = "sled")]
+    pub(crate) journal: JournalDatabase,
     /// Where rows are stored for later epochs and jobs: a folder or URL that every worker reaches
     #[arg(long, value_name = "URL")]
     pub(crate) cache: Option<String>,

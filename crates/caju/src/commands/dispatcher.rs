@@ -37,6 +37,7 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
         listen: args.listen.clone(),
         connections: shared::connection_limits(&args.limits),
         state_dir: args.state_dir.clone(),
+        journal: args.journal.into(),
         operator_secret_file: args.operator_secret_file.clone(),
         cache_url: args.cache.as_deref().map(shared::absolute_url).transpose()?.unwrap_or_default(),
         timers,
@@ -69,8 +70,7 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
     }
     let end = async {
         saves.stop().await;
-        dispatcher.drain().await;
-        dispatcher.shutdown().await
+        dispatcher.drain().await
     };
     drain(&mut signals, "dispatcher", &args.serve, end).await
 }

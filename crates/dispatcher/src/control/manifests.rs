@@ -217,9 +217,10 @@ impl Core {
     }
 
     async fn update_manifest(&self, update: &ManifestUpdate) -> Result<()> {
-        let seeded = update.drawn.as_ref().and_then(|(definition, hint, seed)| {
-            self.datasets.catalog().seeded_snapshot(&serde_json::from_str(definition).ok()?, hint, *seed)
-        });
+        let seeded = match &update.drawn {
+            Some((definition, hint, seed)) => self.seeded_snapshot(definition, hint, *seed).await,
+            None => None,
+        };
         let of = seeded.unwrap_or(update.prefix);
         if self.snapshots.writer().await?.snapshot(&of).update_description(&update.news).await? {
             tracing::debug!(snapshot = %of, splits = update.news.splits, "a manifest was updated");

@@ -5,26 +5,15 @@ use std::collections::BTreeSet;
 use caju_runtime::{OrderedMutex, random_secret};
 use caju_types::{Error, IterationId, Result};
 
-use super::{locks, usage};
+use super::locks;
 use crate::journal::{Journal, JournalWriter};
 use crate::state::{State, Update, follow_ups};
-
-/// Updates after which the journal is compacted.
-const COMPACT_AFTER: u64 = 20_000;
-/// Bytes after which the journal is compacted, unless the datasets in it are larger.
-const COMPACT_AFTER_BYTES: u64 = 64 << 20;
 
 /// The state and its journal. A step decides under the lock, which takes microseconds; its result is reported once it is
 /// durable.
 pub(super) struct Store {
-    inner: OrderedMutex<Inner>,
+    state: OrderedMutex<State>,
     journal: JournalWriter,
-}
-
-struct Inner {
-    state: State,
-    updates_since_snapshot: u64,
-    bytes_since_snapshot: u64,
 }
 
 /// One step: changes are applied as they are made, and journaled together.
@@ -72,17 +61,13 @@ impl Store {
         let mut state = State::default();
         replayed.iter().flatten().for_each(|u| state.apply(u));
         state.take_touched();
-        let journal = JournalWriter::start(journal)?;
-        if replayed.len() as u64 > COMPACT_AFTER / 10 {
-            journal.compact(state.clone());
-        }
-        let inner = Inner { state, updates_since_snapshot: 0, bytes_since_snapshot: 0 };
-        Ok(Self { inner: OrderedMutex::new(locks::STATE, inner), journal })
+        let journal = JournalWriter::start(journal, replayed)?;
+        Ok(Self { state: OrderedMutex::new(locks::STATE, state), journal })
     }
 
     /// Reads the state. What was read may not be durable yet and is not reported.
     pub(super) fn read<R>(&self, read: impl FnOnce(&State) -> R) -> R {
-        read(&self.inner.lock().state)
+        read(&self.state.lock())
     }
 
     /// Makes a step, then tidies up with the iterations that it touched, still under the lock. The result, and the number
@@ -92,27 +77,14 @@ impl Store {
         decide: impl FnOnce(&mut Txn<'_>) -> R,
         tidy: impl FnOnce(&State, &BTreeSet<IterationId>),
     ) -> (R, u64) {
-        let mut guard = self.inner.lock();
-        let inner = &mut *guard;
-        let mut txn = Txn { state: &mut inner.state, updates: Vec::new(), touched: BTreeSet::new() };
+        let mut state = self.state.lock();
+        let mut txn = Txn { state: &mut state, updates: Vec::new(), touched: BTreeSet::new() };
         let result = decide(&mut txn);
         txn.settle();
         let Txn { updates, touched, .. } = txn;
-        let number = if updates.is_empty() {
-            self.journal.last()
-        } else {
-            inner.updates_since_snapshot += updates.len() as u64;
-            inner.bytes_since_snapshot += updates.iter().map(usage::journal_bytes).sum::<u64>();
-            self.journal.enqueue(updates)
-        };
-        if inner.updates_since_snapshot > COMPACT_AFTER
-            || inner.bytes_since_snapshot > COMPACT_AFTER_BYTES.max(inner.state.dataset_bytes())
-        {
-            (inner.updates_since_snapshot, inner.bytes_since_snapshot) = (0, 0);
-            self.journal.compact(inner.state.clone());
-        }
-        tidy(&inner.state, &touched);
-        drop(guard);
+        let number = if updates.is_empty() { self.journal.last() } else { self.journal.enqueue(updates) };
+        tidy(&state, &touched);
+        drop(state);
         (result, number)
     }
 

@@ -20,16 +20,18 @@ impl Journal for MemoryJournal {
         self.groups.lock().iter().map(|g| codec::decode(g)).collect()
     }
 
-    fn append(&mut self, groups: &[Vec<Update>]) -> Result<()> {
-        let encoded: Result<Vec<_>> = groups.iter().map(|g| codec::encode(g)).collect();
-        self.groups.lock().extend(encoded?);
-        Ok(())
+    fn append(&mut self, groups: &[Vec<Update>]) -> Result<u64> {
+        let encoded = groups.iter().map(|g| codec::encode(g)).collect::<Result<Vec<_>>>()?;
+        let bytes = encoded.iter().map(|g| g.len() as u64).sum();
+        self.groups.lock().extend(encoded);
+        Ok(bytes)
     }
 
-    fn replace(&mut self, group: &[Update]) -> Result<()> {
+    fn replace(&mut self, group: &[Update]) -> Result<u64> {
         let encoded = codec::encode(group)?;
+        let bytes = encoded.len() as u64;
         *self.groups.lock() = vec![encoded];
-        Ok(())
+        Ok(bytes)
     }
 
     fn describe(&self) -> String {

@@ -6,7 +6,10 @@
 
 mod codec;
 mod memory;
+mod records;
+mod redb;
 mod sled;
+mod state_dir;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -15,7 +18,9 @@ use caju_types::Result;
 
 pub use codec::SCHEMA;
 pub use memory::MemoryJournal;
-pub use sled::{SledJournal, open_state_dir};
+pub use redb::RedbJournal;
+pub use sled::SledJournal;
+pub use state_dir::{JournalKind, OpenedJournal, open_state_dir};
 pub(crate) use writer::JournalWriter;
 
 use crate::state::Update;
@@ -28,17 +33,17 @@ pub trait Journal: Send {
     /// `DataLoss` if what is stored is not what was written.
     fn replay(&mut self) -> Result<Vec<Vec<Update>>>;
 
-    /// Adds groups; they are durable when this returns.
+    /// Adds groups; they are durable when this returns. Gives the bytes that they have as they are written.
     ///
     /// # Errors
     /// If they cannot be made durable. Then some of them may be stored and others not, in order.
-    fn append(&mut self, groups: &[Vec<Update>]) -> Result<()>;
+    fn append(&mut self, groups: &[Vec<Update>]) -> Result<u64>;
 
-    /// Puts one group in the place of everything stored, all at once.
+    /// Puts one group in the place of everything stored, all at once. Gives the bytes that it has as it is written.
     ///
     /// # Errors
     /// If it cannot be made durable; then the old content stands.
-    fn replace(&mut self, group: &[Update]) -> Result<()>;
+    fn replace(&mut self, group: &[Update]) -> Result<u64>;
 
     /// What it is and where, for people.
     fn describe(&self) -> String;

@@ -1,14 +1,31 @@
-//! Group commit: one thread makes durable whatever has gathered since its last write.
+//! Group commit: one thread makes durable whatever has gathered since its last write, and compacts the journal.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use caju_runtime::catch;
 use caju_types::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
 
 use super::Journal;
 use crate::state::{State, Update};
+
+/// When a journal is compacted: a start replays all of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CompactAfter {
+    /// Updates since the last snapshot. 20,000 are replayed in well under a second.
+    pub(crate) updates: u64,
+    /// Bytes since the last snapshot, unless that is larger: then as many bytes as it has. A snapshot is written in whole,
+    /// so it is worth writing when it saves reading more than itself.
+    pub(crate) bytes: u64,
+}
+
+impl Default for CompactAfter {
+    fn default() -> Self {
+        Self { updates: 20_000, bytes: 64 << 20 }
+    }
+}
 
 /// The write end of a journal. Groups are enqueued under the lock of the state, so that their order is the
 /// order of its changes, and awaited outside of it.
@@ -28,15 +45,10 @@ struct Shared {
 
 #[derive(Default)]
 struct Queue {
-    entries: Vec<Entry>,
-    /// Entries ever enqueued.
+    groups: Vec<Vec<Update>>,
+    /// Groups ever enqueued.
     enqueued: u64,
     closed: bool,
-}
-
-enum Entry {
-    Group(Vec<Update>),
-    Snapshot(Box<State>),
 }
 
 #[derive(Debug, Clone)]
@@ -46,35 +58,40 @@ enum Durable {
 }
 
 impl JournalWriter {
-    /// Starts the thread.
+    /// Starts the thread, for a journal that holds `groups`.
     ///
     /// # Errors
     /// If the system refuses one.
-    pub(crate) fn start(journal: Box<dyn Journal>) -> Result<Self> {
+    pub(crate) fn start(journal: Box<dyn Journal>, groups: &[Vec<Update>]) -> Result<Self> {
+        Self::start_with(journal, groups, CompactAfter::default())
+    }
+
+    /// The same with other bounds.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub(crate) fn start_with(
+        journal: Box<dyn Journal>,
+        groups: &[Vec<Update>],
+        compact_after: CompactAfter,
+    ) -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let (sender, durable) = watch::channel(Durable::UpTo(0));
         let description = journal.describe();
         let theirs = Arc::clone(&shared);
+        let updates = groups.iter().map(|group| group.len() as u64).sum();
+        let mut writer = Writer { journal, compact_after, updates, bytes: 0, snapshot_bytes: 0 };
         let thread = std::thread::Builder::new()
             .name("caju-journal".to_string())
-            .spawn(move || write_all(journal, &theirs, &sender))
+            .spawn(move || writer.write_all(&theirs, &sender))
             .map_err(|e| Error::exhausted(format!("the journal's thread: {e}")))?;
         Ok(Self { shared, durable, thread: Mutex::new(Some(thread)), description })
     }
 
     /// Adds a group; the number to wait for.
     pub(crate) fn enqueue(&self, group: Vec<Update>) -> u64 {
-        self.push(Entry::Group(group))
-    }
-
-    /// Puts a snapshot of the state in the place of everything before it.
-    pub(crate) fn compact(&self, state: State) {
-        self.push(Entry::Snapshot(Box::new(state)));
-    }
-
-    fn push(&self, entry: Entry) -> u64 {
         let mut queue = self.shared.queue.lock();
-        queue.entries.push(entry);
+        queue.groups.push(group);
         queue.enqueued += 1;
         self.shared.wake.notify_one();
         queue.enqueued
@@ -136,42 +153,68 @@ impl Drop for JournalWriter {
     }
 }
 
-fn write_all(mut journal: Box<dyn Journal>, shared: &Shared, durable: &watch::Sender<Durable>) {
-    loop {
-        let (entries, number) = {
-            let mut queue = shared.queue.lock();
-            while queue.entries.is_empty() && !queue.closed {
-                shared.wake.wait(&mut queue);
-            }
-            if queue.entries.is_empty() {
-                return;
-            }
-            (std::mem::take(&mut queue.entries), queue.enqueued)
-        };
-        if let Err(e) = write(journal.as_mut(), entries) {
-            let e = e.context(
-                "the journal cannot be written, and the dispatcher serves nothing without it; mend the cause and start it \
-                 again: what it answered until now is kept",
-            );
-            tracing::error!("{e}");
-            durable.send_replace(Durable::Failed(e));
-            return;
-        }
-        durable.send_replace(Durable::UpTo(number));
-    }
+/// What the thread has.
+struct Writer {
+    journal: Box<dyn Journal>,
+    compact_after: CompactAfter,
+    /// Updates since the last snapshot.
+    updates: u64,
+    /// Bytes since the last snapshot, of those that this process wrote.
+    bytes: u64,
+    snapshot_bytes: u64,
 }
 
-fn write(journal: &mut dyn Journal, entries: Vec<Entry>) -> Result<()> {
-    let mut groups = Vec::with_capacity(entries.len());
-    for entry in entries {
-        match entry {
-            Entry::Group(group) => groups.push(group),
-            Entry::Snapshot(state) => {
-                // It holds all that came before it.
-                groups.clear();
-                journal.replace(&[Update::Snapshot { state }])?;
+impl Writer {
+    fn write_all(&mut self, shared: &Shared, durable: &watch::Sender<Durable>) {
+        loop {
+            let (groups, number) = {
+                let mut queue = shared.queue.lock();
+                while queue.groups.is_empty() && !queue.closed {
+                    shared.wake.wait(&mut queue);
+                }
+                if queue.groups.is_empty() {
+                    return;
+                }
+                (std::mem::take(&mut queue.groups), queue.enqueued)
+            };
+            // A panic of the database must not leave callers waiting for a thread that is gone.
+            let written = catch("writing the journal", || self.append(&groups)).and_then(|done| done);
+            let compacted = written.and_then(|()| {
+                durable.send_replace(Durable::UpTo(number));
+                catch("compacting the journal", || self.compact_if_due()).and_then(|done| done)
+            });
+            if let Err(e) = compacted {
+                let e = e.context(
+                    "the journal cannot be written, and the dispatcher serves nothing without it; mend the cause and \
+                     start it again: what it answered until now is kept",
+                );
+                tracing::error!("{e}");
+                durable.send_replace(Durable::Failed(e));
+                return;
             }
         }
     }
-    if groups.is_empty() { Ok(()) } else { journal.append(&groups) }
+
+    fn append(&mut self, groups: &[Vec<Update>]) -> Result<()> {
+        let bytes = self.journal.append(groups)?;
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.updates += groups.iter().map(|group| group.len() as u64).sum::<u64>();
+        Ok(())
+    }
+
+    /// Replaces a journal that has grown by the state that it amounts to. The state is found as a dispatcher that starts
+    /// finds it, by a replay: nobody has to hold still for a copy of the one in use.
+    fn compact_if_due(&mut self) -> Result<()> {
+        let due = self.updates > self.compact_after.updates
+            || self.bytes > self.compact_after.bytes.max(self.snapshot_bytes);
+        if !due {
+            return Ok(());
+        }
+        let mut state = State::default();
+        self.journal.replay()?.iter().flatten().for_each(|update| state.apply(update));
+        state.take_touched();
+        self.snapshot_bytes = self.journal.replace(&[Update::Snapshot { state: Box::new(state) }])?;
+        (self.updates, self.bytes) = (0, 0);
+        Ok(())
+    }
 }

@@ -134,8 +134,19 @@ impl World {
     }
 
     pub(crate) fn with(settings: impl FnOnce(DispatcherConfig) -> DispatcherConfig) -> Self {
-        let (clock, catalog, journal) = (TestClock::new(), FakeCatalog::default(), MemoryJournal::default());
         let config = settings(DispatcherConfig { timers: timers(), ..Default::default() });
+        Self::on(TestClock::new(), config)
+    }
+
+    /// A dispatcher without a journal that starts at this time.
+    pub(crate) fn starting_at(unix_time: Duration) -> Self {
+        let clock = TestClock::new();
+        clock.advance(unix_time.saturating_sub(clock.unix_time()));
+        Self::on(clock, DispatcherConfig { timers: timers(), ..Default::default() })
+    }
+
+    fn on(clock: Arc<TestClock>, config: DispatcherConfig) -> Self {
+        let (catalog, journal) = (FakeCatalog::default(), MemoryJournal::default());
         let core = start(&config, &clock, &catalog, &journal);
         Self { core, clock, catalog, journal, config }
     }

@@ -338,3 +338,27 @@ fn a_lost_journal_makes_old_identifiers_unknown() {
         assert_eq!(e.message(), "no such stage");
     });
 }
+
+/// A dispatcher without a journal of its predecessor counts on from the clock, also from one that was set back.
+#[test]
+fn identifiers_are_not_given_out_twice_when_the_clock_is_set_back() {
+    run(async {
+        let hour = S * 3600;
+        // Started at an hour, a millisecond before it, and half an hour before it, each without a journal.
+        let starts = [hour, hour - Duration::from_millis(1), hour / 2];
+        let mut given: Vec<(u64, u64)> = Vec::new();
+        for start in starts {
+            let w = World::starting_at(start);
+            w.worker("a:1").await;
+            let mut ids = Vec::new();
+            for job in 0..50 {
+                let open = w.open(&json!({"splits": 1}), &format!("job-{job}")).await;
+                ids.extend([open.client_id, open.iteration_id, open.tasks[0].task_id]);
+            }
+            let range = (*ids.iter().min().unwrap(), *ids.iter().max().unwrap());
+            let apart = |other: &(u64, u64)| range.1 < other.0 || other.1 < range.0;
+            assert!(given.iter().all(apart), "{range:?} after {given:?}");
+            given.push(range);
+        }
+    });
+}

@@ -5,4 +5,5 @@
 mod cluster;
 mod flight;
 mod reading;
+mod same_ids;
 mod trouble;

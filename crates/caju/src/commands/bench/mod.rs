@@ -1,5 +1,7 @@
-//! `caju bench`: what each caching policy costs on a pipeline, and what profiling itself costs.
+//! `caju bench`: what each caching policy costs on a pipeline, what profiling itself costs, and the databases of
+//! the journal.
 
+mod journal;
 mod profiling_overhead;
 mod scratch;
 mod slow_store;
@@ -39,6 +41,7 @@ pub(crate) async fn run(global: &Global, args: &BenchArgs, relaunch: Option<Vec<
     match &args.command {
         BenchCommand::Policies(args) => run_policies(global, args, relaunch).await,
         BenchCommand::ProfilingOverhead(args) => profiling_overhead::run(global, args).await,
+        BenchCommand::Journal(args) => journal::run(args).await,
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use caju_autocache::{Coverage, Event, HintDef, StoredParts, StoredSet};
 use caju_cache::PartIndex;
-use caju_types::{IterationId, JobName, Result};
+use caju_types::{Fingerprint, IterationId, JobName, Result};
 use futures::TryStreamExt as _;
 
 use crate::catalog::Bound;
@@ -81,7 +81,7 @@ impl Core {
     ) -> Result<Coverage> {
         let mut indexes: Vec<(&HintDef, PartIndex)> = Vec::new();
         for hint in dataset.hints.iter().filter(|h| !h.is_set()) {
-            let snapshot = self.snapshots.reader().await?.snapshot(&self.seeded_prefix(dataset, hint, seed));
+            let snapshot = self.snapshots.reader().await?.snapshot(&self.seeded_prefix(dataset, hint, seed).await);
             let index = snapshot.index().await?;
             if !index.is_empty() {
                 indexes.push((hint, index));
@@ -119,11 +119,23 @@ impl Core {
     }
 
     /// The snapshot at a hint for a job with this seed.
-    fn seeded_prefix(&self, dataset: &Dataset, hint: &HintDef, seed: u64) -> caju_types::Fingerprint {
-        let seeded = || {
-            let definition = serde_json::from_str(&dataset.definition_json).ok()?;
-            self.datasets.catalog().seeded_snapshot(&definition, &hint.name, seed)
-        };
-        hint.random.then(seeded).flatten().unwrap_or(hint.prefix)
+    async fn seeded_prefix(&self, dataset: &Dataset, hint: &HintDef, seed: u64) -> Fingerprint {
+        if !hint.random {
+            return hint.prefix;
+        }
+        let own = self.seeded_snapshot(&dataset.definition_json, &hint.name, seed).await;
+        own.unwrap_or(hint.prefix)
+    }
+
+    /// The snapshot at a hint of a definition, given as JSON, for a job with this seed; none if that is the definition's own
+    /// prefix.
+    pub(in crate::control) async fn seeded_snapshot(
+        &self,
+        definition: &str,
+        hint: &str,
+        seed: u64,
+    ) -> Option<Fingerprint> {
+        let definition = serde_json::from_str(definition).ok()?;
+        self.datasets.catalog().seeded_snapshot(&definition, hint, seed).await
     }
 }

@@ -1,0 +1,142 @@
+//! The journal in a redb database.
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use ::redb::{Builder, Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+use caju_types::{Error, Result};
+
+use super::records::{Records, damaged, in_use, io_error};
+use super::{Journal, codec};
+use crate::state::Update;
+
+/// The file of the database in the journal's folder.
+const FILE: &str = "db.redb";
+/// What the database is: one entry, [`FORMAT_KEY`].
+const META: TableDefinition<'_, &str, &str> = TableDefinition::new("meta");
+/// Marks a database as ours.
+const FORMAT_KEY: &str = "format";
+/// Groups by the number of their record.
+const GROUPS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("groups");
+/// Memory for redb's page cache, in bytes; the journal is read once.
+const CACHE_BYTES: usize = 8 << 20;
+
+/// A journal in a folder of the state directory.
+#[derive(Debug)]
+pub struct RedbJournal {
+    db: Database,
+    records: Records,
+    path: PathBuf,
+}
+
+impl RedbJournal {
+    /// Opens or makes the journal in `folder` and reads it.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if another process has it open, `PermissionDenied` or `Unavailable` if the file
+    /// system refuses, `DataLoss` if it is damaged or not a journal.
+    pub fn open(folder: &Path) -> Result<(Self, Vec<Vec<Update>>)> {
+        // redb is not meant to panic on damage, and its debug builds do.
+        let opened = catch_unwind(AssertUnwindSafe(|| Self::open_inner(folder)));
+        opened.unwrap_or_else(|_| Err(damaged(folder, "the database does not open")))
+    }
+
+    fn open_inner(folder: &Path) -> Result<(Self, Vec<Vec<Update>>)> {
+        fs::create_dir_all(folder).map_err(|e| io_error(folder, &e))?;
+        let mut builder = Builder::new();
+        // Without the check a file that was changed outside of redb is trusted.
+        builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
+        let db = builder.create(folder.join(FILE)).map_err(|e| classify(folder, e))?;
+        let records = Records::open(folder)?;
+        let mut journal = Self { db, records, path: folder.to_path_buf() };
+        journal.check_format()?;
+        let replayed = journal.replay()?;
+        Ok((journal, replayed))
+    }
+
+    /// Marks a new database as ours.
+    ///
+    /// # Errors
+    /// `DataLoss` if it is of somebody else, or of a later version.
+    fn check_format(&self) -> Result<()> {
+        let change = self.db.begin_write().map_err(|e| self.error(e))?;
+        let is_new = change.list_tables().map_err(|e| self.error(e))?.next().is_none();
+        {
+            let mut meta = change.open_table(META).map_err(|e| self.error(e))?;
+            let found = meta.get(FORMAT_KEY).map_err(|e| self.error(e))?.map(|v| v.value().to_string());
+            match found {
+                Some(found) if found == codec::SCHEMA => {}
+                Some(found) => return Err(damaged(&self.path, &format!("it has the format `{found}`"))),
+                None if is_new => {
+                    meta.insert(FORMAT_KEY, codec::SCHEMA).map_err(|e| self.error(e))?;
+                    change.open_table(GROUPS).map_err(|e| self.error(e))?;
+                }
+                None => return Err(damaged(&self.path, "it is a database of something else")),
+            }
+        }
+        if is_new {
+            change.commit().map_err(|e| self.error(e))
+        } else {
+            change.abort().map_err(|e| self.error(e))
+        }
+    }
+
+    /// Writes groups under the next numbers, durably; in the place of all others, if so wanted.
+    fn write<'a>(&mut self, groups: impl Iterator<Item = &'a [Update]>, replace: bool) -> Result<u64> {
+        let change = self.db.begin_write().map_err(|e| self.error(e))?;
+        let (mut next, mut bytes) = (self.records.next(), 0);
+        if replace {
+            change.delete_table(GROUPS).map_err(|e| self.error(e))?;
+        }
+        {
+            let mut table = change.open_table(GROUPS).map_err(|e| self.error(e))?;
+            for group in groups {
+                let encoded = codec::encode(group)?;
+                bytes += encoded.len() as u64;
+                table.insert(next, encoded.as_slice()).map_err(|e| self.error(e))?;
+                next += 1;
+            }
+        }
+        change.commit().map_err(|e| self.error(e))?;
+        self.records.written(next)?;
+        Ok(bytes)
+    }
+
+    fn error(&self, e: impl Into<::redb::Error>) -> Error {
+        classify(&self.path, e)
+    }
+}
+
+impl Journal for RedbJournal {
+    fn replay(&mut self) -> Result<Vec<Vec<Update>>> {
+        let look = self.db.begin_read().map_err(|e| self.error(e))?;
+        let table = look.open_table(GROUPS).map_err(|e| self.error(e))?;
+        let entries = table.iter().map_err(|e| self.error(e))?;
+        let path = &self.path;
+        self.records.decode(entries.map(|entry| {
+            let (number, value) = entry.map_err(|e| classify(path, e))?;
+            Ok((number.value(), value.value().to_vec()))
+        }))
+    }
+
+    fn append(&mut self, groups: &[Vec<Update>]) -> Result<u64> {
+        self.write(groups.iter().map(Vec::as_slice), false)
+    }
+
+    fn replace(&mut self, group: &[Update]) -> Result<u64> {
+        self.write(std::iter::once(group), true)
+    }
+
+    fn describe(&self) -> String {
+        format!("redb in {}", self.path.display())
+    }
+}
+
+fn classify(folder: &Path, e: impl Into<::redb::Error>) -> Error {
+    match e.into() {
+        ::redb::Error::Io(e) => io_error(folder, &e),
+        ::redb::Error::DatabaseAlreadyOpen | ::redb::Error::LockProtocolMismatch => in_use(folder),
+        e => damaged(folder, &e.to_string()),
+    }
+}

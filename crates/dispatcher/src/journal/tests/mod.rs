@@ -1,0 +1,242 @@
+//! The format of the journal and its past; one suite for every database, what happens to damage, and the group commit.
+
+mod conformance;
+mod damage;
+mod writing;
+
+use caju_autocache::{Document, ReplanState};
+use caju_types::{ClientId, ErrorKind, Fingerprint, IterationId, TaskId, WorkerId};
+
+use super::{SCHEMA, codec};
+use crate::state::{Dataset, Failure, FeedId, Mode, Policy, SplitModes, SplitRecord, State, Update};
+
+/// The journal as it was written by the first version; it must be read for ever.
+const LATER: &str = include_str!("../../tests/fixtures/journal-v1-snapshots.jsonl");
+const FIXTURE: &str = include_str!("../../tests/fixtures/journal-v1.jsonl");
+
+/// One update of every kind; a snapshot of the state in the middle of them is the last.
+fn every_update() -> Vec<Update> {
+    let mut updates = plain_updates();
+    let mut state = State::default();
+    updates[..18].iter().for_each(|u| state.apply(u));
+    state.take_touched();
+    updates.push(Update::Snapshot { state: Box::new(state) });
+    updates
+}
+
+fn plain_updates() -> Vec<Update> {
+    let dataset = Dataset {
+        id: "images".to_string().into_id(),
+        fingerprint: Fingerprint(7),
+        identity: Fingerprint(8),
+        payloads: None,
+        name: Some("imagenet".into()),
+        definition_json: r#"{"source":{}}"#.into(),
+        schema_ipc: vec![1, 0xab],
+        source_schema_ipc: vec![],
+        seed: Some(3),
+        single_task: false,
+        deterministic: true,
+        skip_limit: Some(10),
+        hints: vec![],
+        random_stages: vec![],
+    };
+    let (job, iteration) = (caju_types::JobName("run-1".into()), IterationId(1001));
+    let (worker, client) = (WorkerId(1), ClientId(1002));
+    let split = |index, text: &str| SplitRecord { index, split: text.into(), group: None };
+    let rows = vec![(0, [(0, 5), (7, 9)].into_iter().collect())];
+    vec![
+        Update::Founded { base_id: 1000 },
+        Update::WorkerRegistered {
+            worker,
+            address: "10.0.0.1:7071".into(),
+            slot: 0,
+            tags: vec!["gpu".into()],
+            cores: 8,
+            version: "0.1.0".into(),
+            secret: None,
+            unconfirmed: false,
+        },
+        Update::WorkerRegistered {
+            worker: WorkerId(2),
+            address: "10.0.0.2:7071".into(),
+            slot: 1,
+            tags: vec![],
+            cores: 8,
+            version: "0.1.0".into(),
+            secret: None,
+            unconfirmed: false,
+        },
+        Update::DatasetRegistered { dataset: dataset.clone() },
+        Update::JobCreated {
+            job: job.clone(),
+            dataset: dataset.id,
+            seed: 3,
+            mode: Mode::Dynamic,
+            anonymous: false,
+            policy: Policy::default(),
+            encoding: None,
+            epochs: None,
+            profile_only: false,
+            save: None,
+        },
+        Update::IterationOpened { iteration, job, epoch: 0, at_ms: 1_700_000_000_000 },
+        Update::ClientJoined { client, iteration, flight: None, allow_lost: false, secret: None },
+        Update::ClientJoined {
+            client: ClientId(1003),
+            iteration,
+            flight: Some(WorkerId(2)),
+            allow_lost: false,
+            secret: None,
+        },
+        Update::TaskCreated { task: TaskId(1004), iteration, worker, feed: FeedId::SHARED, secret: None },
+        Update::TaskCreated {
+            task: TaskId(1005),
+            iteration,
+            worker: WorkerId(2),
+            feed: FeedId::SHARED,
+            secret: None,
+        },
+        Update::Leased {
+            task: TaskId(1004),
+            request_no: 1,
+            fresh: vec![split(0, r#"{"a":1}"#), split(1, r#"{"a":2}"#)],
+            requeued: vec![],
+            end: false,
+        },
+        Update::ClientLost { client, task: TaskId(1004), received: rows, reason: "reset".into() },
+        Update::TaskCreated { task: TaskId(1006), iteration, worker, feed: FeedId::SHARED, secret: None },
+        Update::FeedExhausted { iteration, feed: FeedId::SHARED },
+        Update::Leased { task: TaskId(1006), request_no: 1, fresh: vec![], requeued: vec![0], end: true },
+        Update::TaskEnded {
+            task: TaskId(1006),
+            rows_skipped: 2,
+            modes: SplitModes::default(),
+            emitted: None,
+            to_flight: None,
+        },
+        Update::ClientEnded { client, task: TaskId(1006), emitted: None },
+        Update::TaskLost { task: TaskId(1005), reason: "told to stop".into(), emitted: None },
+        Update::WorkerDraining { worker },
+        Update::WorkerLost { worker: WorkerId(2), reason: "silent".into(), at_ms: 1_700_000_001_000 },
+        Update::WorkerForgotten { worker: WorkerId(2) },
+        Update::ClientGone {
+            client,
+            iteration,
+            received: vec![(TaskId(1006), vec![])],
+            broken_off: vec![],
+            reason: String::new(),
+            returned: vec![],
+            vanished: None,
+            unknown: false,
+        },
+        Update::IterationFailed {
+            iteration,
+            failure: Failure { kind: "data loss".into(), message: "x: bad".into() },
+        },
+        Update::IterationDropped { iteration },
+    ]
+}
+
+trait IntoId {
+    fn into_id(self) -> caju_types::DatasetId;
+}
+
+impl IntoId for String {
+    fn into_id(self) -> caju_types::DatasetId {
+        caju_types::DatasetId(self)
+    }
+}
+
+fn state_of(groups: &[Vec<Update>]) -> State {
+    let mut state = State::default();
+    groups.iter().flatten().for_each(|u| state.apply(u));
+    state
+}
+
+#[test]
+fn the_first_format_is_read_and_still_written() {
+    let groups: Vec<Vec<Update>> = FIXTURE.lines().map(|l| codec::decode(l.as_bytes()).unwrap()).collect();
+    let (snapshot, plain) = groups.split_last().unwrap();
+    assert_eq!(plain.concat(), plain_updates(), "an old journal must mean what it meant");
+    let encode = |group: &[Update]| String::from_utf8(codec::encode(group).unwrap()).unwrap();
+    let written: Vec<String> = plain_updates().chunks(4).map(encode).chain([encode(snapshot)]).collect();
+    let fixture: Vec<&str> = FIXTURE.lines().collect();
+    assert_eq!(written, fixture, "a change of the format needs a new version and a new fixture");
+}
+
+#[test]
+fn what_is_forgotten_stays_forgotten() {
+    let mut state = State::default();
+    plain_updates().iter().for_each(|u| state.apply(u));
+    let [job, dataset] = [
+        Update::JobForgotten { job: caju_types::JobName("run-1".into()) },
+        Update::DatasetForgotten { dataset: "images".to_string().into_id() },
+    ];
+    let written = codec::encode(&[job.clone(), dataset.clone()]).unwrap();
+    assert_eq!(codec::decode(&written).unwrap(), [job.clone(), dataset.clone()]);
+    assert_eq!(state.unused_datasets().count(), 0, "the job refers to it");
+    state.apply(&job);
+    assert_eq!(state.unused_datasets().count(), 1);
+    state.apply(&dataset);
+    assert!(state.jobs.is_empty() && state.datasets.is_empty());
+}
+
+/// What came with snapshots.
+fn later_updates() -> Vec<Update> {
+    let (job, iteration) = (caju_types::JobName("run-2".into()), IterationId(2001));
+    vec![
+        Update::JobCreated {
+            job: job.clone(),
+            dataset: "images".to_string().into_id(),
+            seed: 3,
+            mode: Mode::Dynamic,
+            anonymous: false,
+            policy: Policy::Hint("a".into()),
+            encoding: Some("arrow/lz4".into()),
+            epochs: Some(3),
+            profile_only: true,
+            save: None,
+        },
+        Update::Planned { iteration, plan: Some(Document::from_text("{}")) },
+        Update::TaskEnded {
+            task: TaskId(2006),
+            rows_skipped: 0,
+            modes: SplitModes { compute: 1, put: 2, get: 3, fell_back: 0, kept: 0 },
+            emitted: None,
+            to_flight: None,
+        },
+        Update::ReplanStateChanged {
+            job: job.clone(),
+            replan: ReplanState {
+                computed_rate: Some(1000),
+                read_rate: Some(900),
+                epochs_worse: 1,
+                ..ReplanState::default()
+            },
+        },
+        Update::Decided {
+            job,
+            plan: None,
+            decision: Document::from_text("{\"a\":1}"),
+            profile: Document::from_text("{\"b\":2}"),
+        },
+    ]
+}
+
+#[test]
+fn what_came_with_snapshots_is_read_and_still_written() {
+    let text = String::from_utf8(codec::encode(&later_updates()).unwrap()).unwrap();
+    assert_eq!(codec::decode(LATER.trim_end().as_bytes()).unwrap(), later_updates());
+    assert_eq!(text, LATER.trim_end(), "a change of the format needs a new version and a new fixture");
+}
+
+#[test]
+fn other_formats_and_damage_are_told_apart_from_ours() {
+    let newer = br#"{"schema":"caju.journal/v2","updates":[{"unknown":{}}]}"#;
+    let e = codec::decode(newer).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::DataLoss);
+    assert!(e.message().contains("caju.journal/v2") && e.message().contains(SCHEMA), "{e}");
+    assert!(codec::decode(b"{\"schema\":").is_err());
+    assert!(codec::decode(br#"{"schema":"caju.journal/v1","updates":[{"no_such":1}]}"#).is_err());
+}

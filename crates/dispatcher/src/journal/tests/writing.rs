@@ -1,0 +1,138 @@
+//! The group commit: what is told is durable, and compaction changes nothing.
+
+use std::sync::Arc;
+
+use caju_types::{ErrorKind, Result};
+
+use super::super::writer::CompactAfter;
+use super::super::{Journal, JournalWriter, MemoryJournal};
+use super::{every_update, state_of};
+use crate::state::{State, Update};
+
+/// A journal whose disk is full after a while.
+struct Full(u32);
+
+impl Journal for Full {
+    fn replay(&mut self) -> Result<Vec<Vec<Update>>> {
+        Ok(Vec::new())
+    }
+    fn append(&mut self, _: &[Vec<Update>]) -> Result<u64> {
+        self.0 =
+            self.0.checked_sub(1).ok_or_else(|| caju_types::Error::exhausted("/state: no space left"))?;
+        Ok(0)
+    }
+    fn replace(&mut self, _: &[Update]) -> Result<u64> {
+        Ok(0)
+    }
+    fn describe(&self) -> String {
+        "full".into()
+    }
+}
+
+fn run(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test);
+}
+
+#[test]
+fn what_cannot_be_written_is_never_told() {
+    run(async {
+        let writer = Arc::new(JournalWriter::start(Box::new(Full(1)), &[]).unwrap());
+        let first = writer.enqueue(vec![]);
+        writer.durable(first).await.unwrap();
+        let second = writer.enqueue(vec![]);
+        let e = writer.durable(second).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::ResourceExhausted);
+        assert!(e.message().contains("no space left"), "{e}");
+        assert!(writer.durable(first).await.is_err(), "nor anything read since");
+        assert!(writer.failed().await.message().contains("no space left"));
+        writer.close();
+    });
+}
+
+/// A journal whose database has a defect.
+struct Panics;
+
+impl Journal for Panics {
+    fn replay(&mut self) -> Result<Vec<Vec<Update>>> {
+        Ok(Vec::new())
+    }
+    fn append(&mut self, _: &[Vec<Update>]) -> Result<u64> {
+        panic!("a defect of the database")
+    }
+    fn replace(&mut self, _: &[Update]) -> Result<u64> {
+        Ok(0)
+    }
+    fn describe(&self) -> String {
+        "panics".into()
+    }
+}
+
+#[test]
+fn a_panic_of_the_database_is_a_failure_of_the_journal() {
+    run(async {
+        let writer = JournalWriter::start(Box::new(Panics), &[]).unwrap();
+        let e = writer.durable(writer.enqueue(vec![])).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Internal);
+        assert!(e.message().contains("a defect of the database"), "{e}");
+        assert!(writer.failed().await.message().contains("serves nothing without it"));
+    });
+}
+
+fn state_after(updates: &[Update]) -> State {
+    let mut state = state_of(&[updates.to_vec()]);
+    state.take_touched();
+    state
+}
+
+/// A journal that is compacted again and again means what it would mean without.
+#[test]
+fn compaction_changes_nothing_that_a_replay_finds() {
+    let updates = every_update();
+    for compact_after in [
+        CompactAfter { updates: 0, bytes: u64::MAX },
+        CompactAfter { updates: 5, bytes: u64::MAX },
+        CompactAfter { updates: u64::MAX, bytes: 0 },
+    ] {
+        run(async {
+            let mut journal = MemoryJournal::default();
+            let writer = JournalWriter::start_with(Box::new(journal.clone()), &[], compact_after).unwrap();
+            for update in &updates {
+                writer.durable(writer.enqueue(vec![update.clone()])).await.unwrap();
+            }
+            writer.close();
+            let found = journal.replay().unwrap();
+            assert!(found.len() < updates.len(), "{compact_after:?}: {} groups", found.len());
+            assert!(matches!(&found[0][..], [Update::Snapshot { .. }]), "{compact_after:?}");
+            assert_eq!(state_after(&found.concat()), state_after(&updates), "{compact_after:?}");
+        });
+    }
+}
+
+/// What a start has to replay counts from the beginning, and a journal is not compacted for each of its bytes.
+#[test]
+fn a_journal_is_compacted_when_it_has_grown() {
+    let groups = |n: u64| (0..n).map(|_| vec![Update::Founded { base_id: 7 }]).collect::<Vec<_>>();
+    let left = |stored: u64, more: u64, compact_after: CompactAfter| {
+        let mut journal = MemoryJournal::default();
+        journal.append(&groups(stored)).unwrap();
+        let writer =
+            JournalWriter::start_with(Box::new(journal.clone()), &groups(stored), compact_after).unwrap();
+        run(async {
+            for group in groups(more) {
+                writer.durable(writer.enqueue(group)).await.unwrap();
+            }
+        });
+        writer.close();
+        journal.replay().unwrap().len()
+    };
+    let updates = CompactAfter { updates: 100, bytes: u64::MAX };
+    assert_eq!((left(0, 100, updates), left(0, 101, updates), left(0, 105, updates)), (100, 1, 5));
+    assert_eq!((left(99, 1, updates), left(100, 1, updates), left(200, 1, updates)), (100, 1, 1));
+    let group_bytes = MemoryJournal::default().append(&groups(1)).unwrap();
+    let snapshot_bytes =
+        MemoryJournal::default().replace(&[Update::Snapshot { state: Box::default() }]).unwrap();
+    assert!(group_bytes < snapshot_bytes);
+    let bytes = CompactAfter { updates: u64::MAX, bytes: group_bytes };
+    assert_eq!((left(0, 1, bytes), left(0, 2, bytes)), (1, 1));
+    assert_eq!(left(0, 3, bytes), 2, "a snapshot of {snapshot_bytes} bytes is not written for {group_bytes}");
+}

@@ -1,0 +1,57 @@
+//! Two dispatchers that give out the same identifiers, as after a clock that was set back with no journal: the worker tells
+//! their tasks apart, and no reader gets the rows, or the end, of another one's task.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use caju_client::{Client, ClientConfig};
+use caju_dispatcher::journal::{Journal, MemoryJournal};
+use caju_dispatcher::state::Update;
+use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers};
+use caju_engine::source::SourceContext;
+use caju_kernels::{Limits, Registry};
+use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock};
+use caju_worker::{Worker, WorkerConfig};
+use serde_json::json;
+
+use crate::cluster::{assert_once, drain, range, request};
+
+/// A dispatcher whose identifiers begin at 1000.
+async fn dispatcher(listen: &str, stores: &Arc<Stores>) -> DispatcherHandle {
+    let ctx = SourceContext::new(Arc::clone(stores), Arc::new(IoCounters::new()));
+    let catalog = Arc::new(EngineCatalog::new(Registry::new(Limits::default()), ctx));
+    let timers = Timers {
+        heartbeat: Duration::from_millis(50),
+        worker_timeout: Duration::from_millis(800),
+        check_every: Duration::from_millis(20),
+        ..Timers::default()
+    };
+    let config = DispatcherConfig { listen: listen.into(), timers, ..DispatcherConfig::default() };
+    let mut journal = MemoryJournal::default();
+    journal.append(&[vec![Update::Founded { base_id: 1000 }]]).unwrap();
+    Dispatcher::start_on(config, catalog, SystemClock::shared(), Box::new(journal)).await.unwrap()
+}
+
+async fn read(address: &str, rows: u64) {
+    let client = Client::connect(address, ClientConfig::default()).await.unwrap();
+    let def = range(rows, &[json!({"batch": {"size": 10, "drop_remainder": false}})]);
+    let mut reader = client.read(request(&def, "train")).await.unwrap();
+    assert_once(drain(&mut reader).await.unwrap(), rows as i64);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_ended_under_another_dispatcher_is_not_taken_for_the_one_of_now() {
+    let stores = Arc::new(Stores::default());
+    let first = dispatcher("127.0.0.1:0", &stores).await;
+    let address = first.address().to_string();
+    let mut config = WorkerConfig::new(address.clone(), Arc::clone(&stores));
+    config.pool = Some(CpuPool::new(1).unwrap());
+    let worker = Worker::start(config).await.unwrap();
+    read(&address, 1000).await;
+    assert!(first.shutdown().await);
+    let second = dispatcher(&address, &stores).await;
+    // The same identifiers: of the first job, of its first epoch, of its first client and task.
+    read(&address, 2000).await;
+    worker.shutdown().await;
+    assert!(second.shutdown().await);
+}

@@ -1,0 +1,127 @@
+//! A dispatcher that gets SIGTERM: present readers end their epoch, no other one begins, and nothing holds up its end.
+
+use std::time::{Duration, Instant};
+
+use caju_tests::cluster::Cluster;
+use caju_tests::pipeline::{Pipeline, Report};
+use caju_tests::process::Process;
+use serde_json::{Value, json};
+
+const ROWS: u64 = 100_000;
+/// The end of a process whose peers do not answer. Far less than the drain timeouts below, and far more than a busy
+/// machine needs.
+const PROMPT: Duration = Duration::from_secs(25);
+
+/// Rows that cost CPU time, in many splits.
+fn slow(rows: u64) -> Pipeline {
+    Pipeline::of(json!({ "range": rows }), json!([{ "burn": { "per_row": "50us" } }, { "batch": 100 }]))
+}
+
+fn job(status: &Value) -> Option<&Value> {
+    status["jobs"].as_array()?.first()
+}
+
+/// A reader in the middle of an epoch.
+fn reader_in_the_middle(cluster: &Cluster, p: &Pipeline) -> Process {
+    let reader = cluster.start_read(p, &["--job", "train", "--report", "r.json"]);
+    cluster.wait_for_status("rows", |s| {
+        let rows = job(s)?["stages"].as_array()?.last()?["rows_out"].as_u64()?;
+        (rows > 5_000).then_some(())
+    });
+    reader
+}
+
+#[test]
+fn readers_in_the_middle_of_an_epoch_end_it_and_no_other_epoch_begins() {
+    let cluster = Cluster::start_with(1, &["--drain-timeout", "80s"], &[]);
+    let p = slow(ROWS);
+    let reader = reader_in_the_middle(&cluster, &p);
+    cluster.dispatcher.process.signal("TERM");
+    cluster.dispatcher.process.wait_for_error_line("dispatcher: leaving within 80s");
+    let other = Pipeline::of(json!({ "range": 10 }), json!([]));
+    let late = cluster.read(&other, &["--connect-timeout", "500ms"]);
+    late.expect_code(3).expect_error(&["shutting down"]);
+    reader.wait().expect_code(0);
+    assert_eq!(Report::load(&p.folder().join("r.json")).rows(), [ROWS]);
+    cluster.dispatcher.process.wait_at_most(PROMPT).expect_code(0);
+    for worker in cluster.workers {
+        worker.process.signal("TERM");
+        worker.process.wait().expect_code(0);
+    }
+}
+
+#[test]
+fn a_reader_that_answers_no_longer_does_not_hold_up_the_end() {
+    let cluster = Cluster::start_with(1, &["--drain-timeout", "80s"], &[]);
+    let p = slow(ROWS);
+    let reader = reader_in_the_middle(&cluster, &p);
+    reader.signal("STOP");
+    let asked = Instant::now();
+    cluster.dispatcher.process.signal("TERM");
+    cluster.dispatcher.process.wait_at_most(Duration::from_secs(85)).expect_code(0);
+    assert!(asked.elapsed() < PROMPT, "{:?}", asked.elapsed());
+}
+
+#[test]
+fn readers_that_need_longer_than_the_drain_timeout_are_left_behind() {
+    let cluster = Cluster::start_with(1, &["--drain-timeout", "1s"], &[]);
+    let p = slow(20 * ROWS);
+    let _reader = reader_in_the_middle(&cluster, &p);
+    let asked = Instant::now();
+    cluster.dispatcher.process.signal("TERM");
+    let ended = cluster.dispatcher.process.wait();
+    ended.expect_code(3).expect_error(&["work was still going on after --drain-timeout 1s"]);
+    assert!(asked.elapsed() < PROMPT, "{:?}", asked.elapsed());
+}
+
+#[test]
+fn a_second_signal_ends_the_dispatcher_at_once() {
+    let cluster = Cluster::start_with(1, &["--drain-timeout", "80s"], &[]);
+    let p = slow(20 * ROWS);
+    let _reader = reader_in_the_middle(&cluster, &p);
+    let asked = Instant::now();
+    cluster.dispatcher.process.signal("TERM");
+    cluster.dispatcher.process.wait_for_error_line("leaving within");
+    cluster.dispatcher.process.signal("TERM");
+    let ended = cluster.dispatcher.process.wait();
+    ended.expect_error(&["a second signal (SIGTERM)"]);
+    assert!(asked.elapsed() < PROMPT, "{:?}", asked.elapsed());
+}
+
+#[test]
+fn a_job_without_a_worker_fails_after_the_dispatchers_worker_wait() {
+    let cluster = Cluster::start_with(0, &["--worker-wait", "700ms"], &[]);
+    let p = Pipeline::of(json!({ "range": 10 }), json!([]));
+    let asked = Instant::now();
+    let ended = cluster.read(&p, &[]);
+    ended.expect_code(3).expect_error(&["no worker has been there for 700ms", "caju worker --dispatcher"]);
+    assert!(asked.elapsed() < PROMPT, "the reader's own bound is a minute: {:?}", asked.elapsed());
+    cluster.stop();
+}
+
+#[test]
+fn a_reader_that_never_saw_a_worker_gives_up_after_its_own_worker_wait() {
+    let cluster = Cluster::start(0);
+    let p = Pipeline::of(json!({ "range": 10 }), json!([]));
+    let asked = Instant::now();
+    let ended = cluster.read(&p, &["--worker-wait", "700ms"]);
+    ended.expect_code(3).expect_error(&[
+        "no worker registered",
+        cluster.address(),
+        "caju worker --dispatcher",
+    ]);
+    assert!(asked.elapsed() < PROMPT, "the dispatcher's bound is two minutes: {:?}", asked.elapsed());
+    cluster.stop();
+}
+
+/// The wait is for a worker, not for rows: with one that comes in time the job goes on.
+#[test]
+fn a_worker_that_comes_within_the_wait_is_waited_for() {
+    let mut cluster = Cluster::start_with(0, &["--worker-wait", "80s"], &[]);
+    let p = Pipeline::of(json!({ "range": 10 }), json!([]));
+    let reader = cluster.start_read(&p, &["--worker-wait", "80s"]);
+    reader.wait_for_error_line("waiting for a worker");
+    cluster.add_worker(&[]);
+    reader.wait().expect_code(0);
+    cluster.stop();
+}
