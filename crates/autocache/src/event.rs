@@ -148,7 +148,7 @@ pub enum Event {
     /// The job is there: new, or known from the journal.
     JobOpened {
         /// The job.
-        job: JobSpec,
+        job: Box<JobSpec>,
         /// The hints of its pipeline, from the source down.
         hints: Vec<HintDef>,
         /// The stages whose output differs from epoch to epoch, by the names of their reports.

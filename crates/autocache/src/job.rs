@@ -71,7 +71,7 @@ struct Waiting {
 ///     snapshot_budget_bytes: None,
 /// };
 /// let (hints, random_stages, replan) = (Vec::new(), Vec::new(), ReplanState::default());
-/// job.apply(Event::JobOpened { job: spec, hints, random_stages, decided: None, replan });
+/// job.apply(Event::JobOpened { job: Box::new(spec), hints, random_stages, decided: None, replan });
 /// // Without hints the storage need not be checked.
 /// let actions = job.apply(Event::IterationOpened { iteration: IterationId(1), epoch: 0, peers: Vec::new() });
 /// assert!(actions.is_empty());
@@ -92,7 +92,7 @@ impl Autocache {
     /// Takes an event, and says what follows from it. Events before [`Event::JobOpened`] have no effect.
     pub fn apply(&mut self, event: Event) -> Vec<Action> {
         if let Event::JobOpened { job, hints, random_stages, decided, replan } = event {
-            self.open(job, hints, random_stages, decided, replan);
+            self.open(*job, hints, random_stages, decided, replan);
             return Vec::new();
         }
         let Some(job) = self.job.take() else { return Vec::new() };

@@ -132,8 +132,10 @@ impl Listing {
         let splits = match sets::plan_of(self.plan.as_ref()) {
             None => core.counted(self.iteration, &bound, (bound.splits)()),
             Some(plan) => match self.with_set(&core, &bound, plan).await {
-                Ok(sets::Found::Splits(all)) => Box::pin(futures::stream::iter(all.into_iter().map(Ok))),
-                Ok(sets::Found::Groups(mut groups)) => {
+                Ok(sets::IterationSplits::Splits(all)) => {
+                    Box::pin(futures::stream::iter(all.into_iter().map(Ok)))
+                }
+                Ok(sets::IterationSplits::Groups(mut groups)) => {
                     drop(core);
                     if let Some(order) = order {
                         order.permute(0, &mut groups);
