@@ -88,7 +88,7 @@ pub(super) fn peers(state: &State, job: &Job) -> Vec<Peer> {
     let like = |j: &&Job| {
         let same =
             (j.seed, &j.encoding, j.mode, &j.policy) == (job.seed, &job.encoding, job.mode, &job.policy);
-        j.dataset == job.dataset && same && !j.profile_only && j.name != job.name
+        j.decision.is_some() && j.dataset == job.dataset && same && !j.profile_only && j.name != job.name
     };
     let peer = |j: &Job| {
         let decided = decided(j)?;
