@@ -3,7 +3,8 @@
 use caju_proto::{ticket, v1};
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 
-use super::acknowledgements::{self, Acknowledged, rows_of};
+use super::acknowledged::Acknowledged;
+use super::acknowledgements::{self, rows_of};
 use super::status::decision;
 use super::workers::modes_to_proto;
 use super::{Core, Txn, secrets};

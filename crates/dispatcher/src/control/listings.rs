@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use caju_autocache::{CachePlan, Document};
 use caju_runtime::{OrderedMutex, Tasks};
-use caju_types::{DatasetId, Error, ErrorKind, IterationId};
+use caju_types::{Error, ErrorKind, IterationId};
 
+use super::listing::Listing;
 use super::notifiers::Notifier;
 use super::{Core, locks, sets};
 use crate::catalog::SplitShuffle;
@@ -101,18 +101,6 @@ impl Core {
         providers.insert((iteration.id, feed), provider);
         shared
     }
-}
-
-/// What a provider's filler must know.
-pub(super) struct Listing {
-    pub(super) feed: FeedId,
-    issued: Issued,
-    dataset: DatasetId,
-    pub(super) job_seed: u64,
-    epoch: u64,
-    slot: Option<u32>,
-    pub(super) iteration: IterationId,
-    plan: Option<Document<CachePlan>>,
 }
 
 impl Listing {

@@ -4,10 +4,12 @@
 //! decides under the lock of the state ([`store::Store`]), which takes microseconds; the answer leaves when what was decided,
 //! and all that it rests on, is durable. Who waits for news of an iteration waits at its notifier.
 
+mod acknowledged;
 mod acknowledgements;
 mod autocache;
 mod clients;
 mod datasets;
+mod listing;
 mod listings;
 mod locks;
 mod manifests;

@@ -6,7 +6,8 @@ use caju_proto::v1;
 use caju_runtime::random_secret;
 use caju_types::{ClientId, DatasetId, Error, IterationId, JobName, Result, Secret, WorkerId, did_you_mean};
 
-use super::acknowledgements::{self, Acknowledged};
+use super::acknowledged::Acknowledged;
+use super::acknowledgements;
 use super::clients::task_infos;
 use super::datasets::{difference, find, parse, register};
 use super::store::draw_secret;

@@ -9,7 +9,7 @@ use caju_types::{ClientId, IterationId, TaskId, WorkerId};
 
 use crate::state::{Iteration, TaskState};
 
-use super::acknowledgements::Acknowledged;
+use super::acknowledged::Acknowledged;
 
 /// Skipped rows of an iteration that are reported one by one; the others are only counted.
 const REPORTED_SKIPS: usize = 100;

@@ -13,7 +13,7 @@ use caju_types::{Error, Fingerprint, Result};
 use futures::TryStreamExt as _;
 
 use super::Core;
-use super::listings::Listing;
+use super::listing::Listing;
 use crate::catalog::Bound;
 use crate::state::{SplitRecord, Update};
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use caju_runtime::{OrderedMutex, random_secret};
 use caju_types::{Error, IterationId, Result};
 
-use super::{locks, usage};
+use super::locks;
 use crate::journal::{Journal, JournalWriter};
 use crate::state::{State, Update, follow_ups};
 
@@ -102,7 +102,7 @@ impl Store {
             self.journal.last()
         } else {
             inner.updates_since_snapshot += updates.len() as u64;
-            inner.bytes_since_snapshot += updates.iter().map(usage::journal_bytes).sum::<u64>();
+            inner.bytes_since_snapshot += updates.iter().map(Update::journal_bytes).sum::<u64>();
             self.journal.enqueue(updates)
         };
         if inner.updates_since_snapshot > COMPACT_AFTER

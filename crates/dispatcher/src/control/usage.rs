@@ -134,16 +134,3 @@ pub(super) fn admit_job(core: &Core, txn: &mut Txn<'_>) -> Result<()> {
     }
     Ok(())
 }
-
-/// The approximate size of an update in the journal, in bytes.
-pub(super) fn journal_bytes(update: &Update) -> u64 {
-    match update {
-        Update::DatasetRegistered { dataset } => dataset.bytes(),
-        Update::Decided { decision, profile, .. } => {
-            u64::try_from(decision.text().len() + profile.text().len())
-                .unwrap_or(u64::MAX)
-                .saturating_add(256)
-        }
-        _ => 256,
-    }
-}
