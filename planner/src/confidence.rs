@@ -12,8 +12,8 @@
 use caju_types::Result;
 
 use crate::decision::{Choice, Decision};
-use crate::model::Model;
-use crate::policy::{Policy, TIE};
+use crate::model::{Model, TIE};
+use crate::policy::Policy;
 use crate::profile::{Encoding, Hint, Profile};
 
 /// Two-sided 95 % points of Student's t by degrees of freedom, from 1.

@@ -6,8 +6,7 @@ use caju_types::format_bytes;
 
 use crate::decision::Choice;
 use crate::format;
-use crate::model::{Candidate, Limit, Model, Obstacle, Pace, Stored};
-use crate::policy::TIE;
+use crate::model::{Candidate, Limit, Model, Obstacle, Pace, Stored, TIE};
 use crate::profile::{DEFAULT_JOBS, Encoding, Hint};
 
 /// What limits an option, for a person.

@@ -37,9 +37,9 @@ mod text;
 pub use confidence::{Margin, Stake, at_stake, margins};
 pub use decision::{Choice, DECISION_SCHEMA, Decision, PlanOption};
 pub use format::rate as format_rate;
-pub use model::{Candidate, Limit, Model, Obstacle, Pace, Stored};
+pub use model::{Candidate, Limit, Model, Obstacle, Pace, Stored, TIE};
 pub use plan::plan;
-pub use policy::{POLICIES, Pick, Policy, TIE, gluster_read_ms};
+pub use policy::{POLICIES, Pick, Policy, gluster_read_ms};
 pub use profile::{
     Budget, CacheStore, Cluster, Consumer, DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Existing, Hint, Horizon,
     Measured, PROFILE_SCHEMA, Profile, Schema, Source, SourceStore, Stage,

@@ -10,6 +10,9 @@ use crate::decision::Choice;
 use crate::format;
 use crate::profile::{DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Hint, Measured, Profile, Stage};
 
+/// Options whose horizons differ from the best by at most this fraction are a tie.
+pub const TIE: f64 = 0.02;
+
 /// What limits an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {

@@ -26,9 +26,9 @@ pub(crate) fn cache_plan(
     // An existing snapshot of some splits is read and not extended. Where draws are frozen, only that many splits have
     // them.
     let reads = *fraction < 1.0 && reads_existing(&decision.choice, profile);
-    let share = if reads && !def.random { CachePlan::ALL } else { CachePlan::share_of(*fraction) };
+    let all = reads && !def.random;
     Ok(Some(CachePlan {
-        share,
+        permille: if all { CachePlan::ALL } else { CachePlan::permille_of(*fraction) },
         put: !reads,
         write_bytes_per_s: assumed_write_rate(decision, profile),
         set: def.is_set().then_some(SetPlan::Open),

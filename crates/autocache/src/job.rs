@@ -4,14 +4,12 @@ use std::collections::BTreeMap;
 
 use caju_planner::{Choice, Decision, Policy, Profile, plan};
 use caju_types::{IterationId, Result, TaskId};
-use serde::{Deserialize, Serialize};
 
+use crate::PlanRecord;
 use crate::choice::{cache_plan, reads_existing};
 use crate::coverage::{Coverage, CoverageState};
-use crate::document::Document;
-use crate::event::{
-    Action, ClusterFacts, EpochReport, Event, IterationFacts, JobSpec, Peer, TaskStage, demand,
-};
+use crate::event::{Action, Event};
+use crate::facts::{ClusterFacts, Decided, EpochReport, IterationFacts, JobSpec, Peer, TaskStage, demand};
 use crate::hint::HintDef;
 use crate::horizon::{epochs_left, expected_jobs};
 use crate::profile_builder::{Measurements, Pipeline};
@@ -19,27 +17,9 @@ use crate::replan::{ReplanState, replan};
 use crate::report::{StageKind, TaskReport};
 use crate::timing::{Observations, is_another_probe_worth_it, is_due, is_probing_over, may_try};
 use crate::warm_start::{decide_by_record, suits};
-use crate::{CachePlan, PlanRecord};
 
 /// Iterations of a job that wait for a decision at once. Identifiers grow, so that the oldest iteration has the smallest.
 const MAX_WAITING: usize = 16;
-
-/// A decision with what it rests on, and the plan that carries it out.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Decided {
-    /// What iterations do; none: compute.
-    pub plan: Option<Document<CachePlan>>,
-    /// The decision (`caju.decision/v1`).
-    pub decision: Document<Decision>,
-    /// What it rests on (`caju.profile/v1`): planned again, it gives the same bytes.
-    pub profile: Document<Profile>,
-}
-
-impl Decided {
-    pub(crate) fn new(plan: Option<CachePlan>, decision: Decision, profile: Profile) -> Self {
-        Self { plan: plan.map(Document::new), decision: decision.into(), profile: profile.into() }
-    }
-}
 
 /// What is known of an iteration that waits for a decision.
 #[derive(Debug, Default)]
@@ -71,7 +51,7 @@ struct Waiting {
 ///     snapshot_budget_bytes: None,
 /// };
 /// let (hints, random_stages, replan) = (Vec::new(), Vec::new(), ReplanState::default());
-/// job.apply(Event::JobOpened { job: spec, hints, random_stages, decided: None, replan });
+/// job.apply(Event::JobOpened { job: Box::new(spec), hints, random_stages, decided: None, replan });
 /// // Without hints the storage need not be checked.
 /// let actions = job.apply(Event::IterationOpened { iteration: IterationId(1), epoch: 0, peers: Vec::new() });
 /// assert!(actions.is_empty());
@@ -92,7 +72,7 @@ impl Autocache {
     /// Takes an event, and says what follows from it. Events before [`Event::JobOpened`] have no effect.
     pub fn apply(&mut self, event: Event) -> Vec<Action> {
         if let Event::JobOpened { job, hints, random_stages, decided, replan } = event {
-            self.open(job, hints, random_stages, decided, replan);
+            self.open(*job, hints, random_stages, decided, replan);
             return Vec::new();
         }
         let Some(job) = self.job.take() else { return Vec::new() };

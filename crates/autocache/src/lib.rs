@@ -15,6 +15,7 @@ mod coverage;
 mod document;
 mod encoding;
 mod event;
+mod facts;
 mod hint;
 mod horizon;
 mod job;
@@ -31,13 +32,13 @@ mod warm_start;
 pub use coverage::{Coverage, StoredParts, StoredSet};
 pub use document::{AsDocument, Document};
 pub use encoding::{Compression, Encoding, Format};
-pub use event::{
-    Action, ClientFacts, ClusterFacts, EpochReport, Event, IterationFacts, JobSpec, NoteLevel, Peer,
-    TaskFacts, TaskStage,
+pub use event::{Action, Event, NoteLevel};
+pub use facts::{
+    ClientFacts, ClusterFacts, Decided, EpochReport, IterationFacts, JobSpec, Peer, TaskFacts, TaskStage,
 };
 pub use hint::{HintDef, fixed_hint};
 pub use horizon::is_last_reading;
-pub use job::{Autocache, Decided};
+pub use job::Autocache;
 pub use plan::{CachePlan, GroupLease, SavePlan, SetPlan, SetTarget, SplitModes, Whole, set_id};
 pub use plan_record::{JobSummary, PlanRecord};
 pub use recording::{Recorded, describe_replay, read_log, replay};

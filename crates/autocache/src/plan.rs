@@ -18,8 +18,8 @@ pub struct CachePlan {
     /// How parts are written.
     pub encoding: Encoding,
     /// The fraction of the splits that is stored, in thousandths. A split's key alone says whether it is among them.
-    #[serde(default = "all")]
-    pub share: u32,
+    #[serde(default = "all", rename = "share")]
+    pub permille: u32,
     /// Behind a cross-split stage: what is known of the set of parts. Absent: rows are computed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub set: Option<SetPlan>,
@@ -47,7 +47,7 @@ impl CachePlan {
             prefix,
             put: true,
             encoding,
-            share: Self::ALL,
+            permille: Self::ALL,
             set: None,
             write_bytes_per_s: None,
             save: None,
@@ -56,7 +56,7 @@ impl CachePlan {
 
     /// A fraction from 0 to 1 in thousandths.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 1000")]
-    pub fn share_of(fraction: f64) -> u32 {
+    pub fn permille_of(fraction: f64) -> u32 {
         (fraction.clamp(0.0, 1.0) * f64::from(Self::ALL)).round() as u32
     }
 
@@ -67,7 +67,7 @@ impl CachePlan {
 
     /// Whether a split is among those that are stored, as far as its key is concerned.
     pub fn covers(&self, key: SplitKey) -> bool {
-        key.folded() % u64::from(Self::ALL) < u64::from(self.share)
+        key.folded() % u64::from(Self::ALL) < u64::from(self.permille)
     }
 
     /// The same plan for rows that are computed from now on and drawn as before. A set that can never be complete is not
@@ -80,13 +80,13 @@ impl CachePlan {
 
     /// Whether the plan stores every split that has no part.
     pub fn stores_all(&self) -> bool {
-        self.put && self.share == Self::ALL
+        self.put && self.permille == Self::ALL
     }
 
     /// The plan in a few words for people.
     pub fn describe(&self) -> String {
-        if self.share < Self::ALL {
-            let percent = f64::from(self.share) / 10.0;
+        if self.permille < Self::ALL {
+            let percent = f64::from(self.permille) / 10.0;
             return format!("{percent:.0} % of hint `{}` as {}", self.hint, self.encoding);
         }
         format!("hint `{}` as {}", self.hint, self.encoding)

@@ -7,10 +7,9 @@ use crate::PlanRecord;
 use crate::choice::cache_plan;
 use crate::coverage::{Coverage, MIN_COVERAGE, existing, usable};
 use crate::document::Document;
-use crate::event::{ClusterFacts, JobSpec, Peer};
+use crate::facts::{ClusterFacts, Decided, JobSpec, Peer};
 use crate::hint::HintDef;
 use crate::horizon::{epochs_left, expected_jobs};
-use crate::job::Decided;
 
 /// Workers and cores that differ by a larger fraction make another cluster: cores may be the bottleneck in one of them
 /// only.

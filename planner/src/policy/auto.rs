@@ -3,10 +3,7 @@
 use super::Pick;
 use crate::explain;
 use crate::format;
-use crate::model::{Candidate, Model};
-
-/// Options whose horizons differ from the best by at most this fraction are a tie.
-pub const TIE: f64 = 0.02;
+use crate::model::{Candidate, Model, TIE};
 
 /// Takes the option with the shortest horizon. Of the options within [`TIE`] of it, takes the one that stores least. Of those
 /// that store as much, within [`TIE`] too, takes the one whose second limit is further away. Of equals by that as well, takes

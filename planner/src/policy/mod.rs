@@ -10,7 +10,6 @@ use std::str::FromStr;
 use caju_types::{Error, Result, did_you_mean};
 use serde::{Deserialize, Serialize};
 
-pub use auto::TIE;
 pub use cachew::gluster_read_ms;
 
 use crate::model::Model;

@@ -214,7 +214,7 @@ fn rows_that_a_shuffle_holds_back_come_out_later() {
     assert_eq!(map.max_parallelism, None);
 }
 
-/// Somebody's rows at the hint `a`, as a share of the splits.
+/// Parts at the hint `a` of this fraction of the splits.
 fn stored(encoding: &str, fraction: f64) -> CoverageState {
     let parts = vec![StoredParts { hint: "a".into(), encoding: encoding.into(), fraction }];
     CoverageState::Known(Coverage { parts, ..Coverage::default() })

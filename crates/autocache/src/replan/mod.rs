@@ -9,7 +9,7 @@ use caju_planner::{Choice, Decision, Existing, Measured, Policy, Profile, Source
 use caju_types::{Error, Result};
 
 use crate::document::Document;
-use crate::event::{EpochReport, JobSpec, demand};
+use crate::facts::{EpochReport, JobSpec, demand};
 use crate::plan::SplitModes;
 use crate::profile_builder::{Pipeline, stage_costs};
 pub(crate) use state::EpochFacts;

@@ -168,14 +168,14 @@ mod tests {
     #[test]
     fn epochs_show_the_rate_of_what_they_ran() {
         let state = ReplanState::default();
-        let after = |modes, share| state.after(epoch(1000, modes), share);
+        let after = |modes, fraction| state.after(epoch(1000, modes), fraction);
         let (computed, shows) = after(COMPUTED, None);
         assert_eq!((computed.computed_rate, computed.read_rate, shows), (Some(1_000_000), None, true));
         let (read, shows) = after(READ, Some(1.0));
         assert_eq!((read.computed_rate, read.read_rate, shows), (None, Some(1_000_000), true));
         assert!(after(HALF, Some(0.5)).1 && !after(HALF, Some(1.0)).1 && !after(READ, Some(0.5)).1);
-        for share in [None, Some(1.0), Some(0.25)] {
-            let (wrote, shows) = after(WRITES, share);
+        for fraction in [None, Some(1.0), Some(0.25)] {
+            let (wrote, shows) = after(WRITES, fraction);
             assert!(
                 !shows && (wrote.computed_rate, wrote.read_rate) == (None, None),
                 "writing is no measure of either"

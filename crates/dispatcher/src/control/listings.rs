@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use caju_autocache::{CachePlan, Document};
 use caju_runtime::{OrderedMutex, Tasks};
-use caju_types::{DatasetId, Error, ErrorKind, IterationId};
+use caju_types::{Error, ErrorKind, IterationId};
 
+use super::listing::Listing;
 use super::notifiers::Notifier;
 use super::{Core, locks, sets};
 use crate::catalog::SplitShuffle;
@@ -103,18 +103,6 @@ impl Core {
     }
 }
 
-/// What a provider's filler must know.
-pub(super) struct Listing {
-    pub(super) feed: FeedId,
-    issued: Issued,
-    dataset: DatasetId,
-    pub(super) job_seed: u64,
-    epoch: u64,
-    slot: Option<u32>,
-    pub(super) iteration: IterationId,
-    plan: Option<Document<CachePlan>>,
-}
-
 impl Listing {
     async fn fill(self, core: Arc<Core>, provider: SharedProvider, notifier: Notifier) {
         let notify = || {
@@ -132,8 +120,10 @@ impl Listing {
         let splits = match sets::plan_of(self.plan.as_ref()) {
             None => core.counted(self.iteration, &bound, (bound.splits)()),
             Some(plan) => match self.with_set(&core, &bound, plan).await {
-                Ok(sets::Found::Splits(all)) => Box::pin(futures::stream::iter(all.into_iter().map(Ok))),
-                Ok(sets::Found::Groups(mut groups)) => {
+                Ok(sets::IterationSplits::Splits(all)) => {
+                    Box::pin(futures::stream::iter(all.into_iter().map(Ok)))
+                }
+                Ok(sets::IterationSplits::Groups(mut groups)) => {
                     drop(core);
                     if let Some(order) = order {
                         order.permute(0, &mut groups);

@@ -9,6 +9,7 @@ mod acknowledgements;
 mod autocache;
 mod clients;
 mod datasets;
+mod listing;
 mod listings;
 mod locks;
 mod manifests;

@@ -93,7 +93,7 @@ impl Snapshots {
     }
 }
 
-/// Whether the rest of a request lets rows be stored behind a stage that mixes splits.
+/// Whether the rest of a request lets rows be stored behind a cross-split stage.
 fn set_possible(request: &v1::OpenIterationRequest, policy: &Policy, hint: &HintDef) -> Result<()> {
     let Some(stage) = &hint.cross_split_stage else { return Ok(()) };
     let name = &hint.name;

@@ -1,4 +1,4 @@
-//! Sets of parts: what is stored behind stages that mix splits, and read as a whole or not at all.
+//! Sets of parts: what is stored behind cross-split stages, and read as a whole or not at all.
 //!
 //! Whether there is a set for an iteration is found out once, when its splits are first asked for, and journaled
 //! with the plan: after a restart the same parts, or splits, are handed out in the same order.
@@ -13,19 +13,19 @@ use caju_types::{Error, Fingerprint, Result};
 use futures::TryStreamExt as _;
 
 use super::Core;
-use super::listings::Listing;
+use super::listing::Listing;
 use crate::catalog::Bound;
 use crate::state::{SplitRecord, Update};
 
 /// What an iteration's splits are.
-pub(super) enum Found {
+pub(super) enum IterationSplits {
     /// All of them, to be computed, in canonical order.
     Splits(Vec<String>),
     /// Those that share a part, part by part.
     Groups(Vec<Vec<SplitRecord>>),
 }
 
-/// A plan that has to do with sets.
+/// The plan, if it is about a set.
 pub(super) fn plan_of(plan: Option<&Document<CachePlan>>) -> Option<CachePlan> {
     plan?.value().filter(|p| p.set.is_some()).cloned()
 }
@@ -60,20 +60,25 @@ impl Core {
 }
 
 impl Listing {
-    /// The splits of an iteration whose hint stands behind a stage that mixes them. The whole listing is needed:
+    /// The splits of an iteration whose hint stands behind a cross-split stage. The whole listing is needed:
     /// a set is of use only if it covers exactly that.
-    pub(super) async fn with_set(&self, core: &Core, bound: &Bound, plan: CachePlan) -> Result<Found> {
+    pub(super) async fn with_set(
+        &self,
+        core: &Core,
+        bound: &Bound,
+        plan: CachePlan,
+    ) -> Result<IterationSplits> {
         let splits: Vec<String> = (bound.splits)().try_collect().await?;
         match &plan.set {
             Some(SetPlan::Open) => self.decide(core, bound, plan, splits).await,
             Some(SetPlan::Read { id }) => match core.whole_set(*id).await? {
-                Some(record) => Ok(Found::Groups(self.groups(*id, &record, &splits)?)),
+                Some(record) => Ok(IterationSplits::Groups(self.groups(*id, &record, &splits)?)),
                 None => Err(Error::failed_precondition(format!(
                     "the stored rows {id} that this epoch reads were removed while the dispatcher was away: which of them \
-                     are left cannot be told; start the epoch anew under another job name"
+                     are left cannot be told; start the epoch again under another job name"
                 ))),
             },
-            _ => Ok(Found::Splits(splits)),
+            _ => Ok(IterationSplits::Splits(splits)),
         }
     }
 
@@ -83,11 +88,11 @@ impl Listing {
         bound: &Bound,
         plan: CachePlan,
         splits: Vec<String>,
-    ) -> Result<Found> {
+    ) -> Result<IterationSplits> {
         let base = bound.set_bases.iter().find(|(hint, _)| *hint == plan.hint).map(|(_, base)| base);
         let Some(base) = base.filter(|_| !splits.is_empty()) else {
             self.planned(core, plan.without_set()).await?;
-            return Ok(Found::Splits(splits));
+            return Ok(IterationSplits::Splits(splits));
         };
         let whole = Whole::of(names(&splits)?);
         let id = set_id(base.seeded(self.job_seed), whole);
@@ -95,7 +100,7 @@ impl Listing {
             Ok(Some(record)) => {
                 if let Ok(groups) = self.groups(id, &record, &splits) {
                     self.planned(core, CachePlan { set: Some(SetPlan::Read { id }), ..plan }).await?;
-                    return Ok(Found::Groups(groups));
+                    return Ok(IterationSplits::Groups(groups));
                 }
                 tracing::warn!(set = %id, "a set names splits that are not listed; it is not read");
                 self.planned(core, plan.without_set()).await?;
@@ -109,7 +114,7 @@ impl Listing {
                 self.planned(core, plan.without_set()).await?;
             }
         }
-        Ok(Found::Splits(splits))
+        Ok(IterationSplits::Splits(splits))
     }
 
     async fn planned(&self, core: &Core, plan: CachePlan) -> Result<()> {

@@ -59,15 +59,15 @@ impl Core {
         let (iteration_id, feed_id) = (iteration.id, task.feed);
         let Some(found) = self.find_splits(txn.state, iteration, task, request.want) else { return Ok(None) };
         match found {
-            Found::Requeued(requeued) => txn.apply(leased(request, Vec::new(), requeued, false)),
-            Found::Fresh(fresh) => txn.apply(leased(request, fresh, Vec::new(), false)),
-            Found::End { exhausted } => {
+            Available::Requeued(requeued) => txn.apply(leased(request, Vec::new(), requeued, false)),
+            Available::Fresh(fresh) => txn.apply(leased(request, fresh, Vec::new(), false)),
+            Available::End { exhausted } => {
                 if exhausted {
                     txn.apply(Update::FeedExhausted { iteration: iteration_id, feed: feed_id });
                 }
                 txn.apply(leased(request, Vec::new(), Vec::new(), true));
             }
-            Found::Failed(e) => {
+            Available::Failed(e) => {
                 let e = e.context(iteration.describe());
                 let failure: Failure = (&e).into();
                 txn.apply(Update::IterationFailed { iteration: iteration_id, failure });
@@ -83,35 +83,36 @@ impl Core {
         iteration: &Iteration,
         task: &Task,
         want: u32,
-    ) -> Option<Found> {
+    ) -> Option<Available> {
         let draining = state.workers.get(&task.worker).is_some_and(|w| w.state == WorkerState::Draining);
         if draining && !iteration.exclusive && state.active_workers().next().is_some() {
             // The others can take the rest, and this worker can leave.
-            return Some(Found::End { exhausted: false });
+            return Some(Available::End { exhausted: false });
         }
         let want = usize::try_from(want).unwrap_or(MAX_SPLITS).clamp(1, MAX_SPLITS);
         let feed = iteration.feeds.get(&task.feed)?;
         if !feed.pending.is_empty() {
-            let want = fair_share(iteration, task.feed, want, feed.pending.len());
-            return Some(Found::Requeued(feed.pending.keys().take(want).copied().collect()));
+            let want = fair_count(iteration, task.feed, want, feed.pending.len());
+            return Some(Available::Requeued(feed.pending.keys().take(want).copied().collect()));
         }
         if feed.exhausted {
-            return Some(Found::End { exhausted: false });
+            return Some(Available::End { exhausted: false });
         }
         let provider = self.provider(state, iteration, task.feed);
-        let want = provider.left().map_or(want, |left| fair_share(iteration, task.feed, want, left));
+        let want = provider.left().map_or(want, |left| fair_count(iteration, task.feed, want, left));
         let fresh = provider.take(want);
         if !fresh.is_empty() {
-            return Some(Found::Fresh(fresh));
+            return Some(Available::Fresh(fresh));
         }
         match provider.end()? {
-            Ok(_) => Some(Found::End { exhausted: true }),
-            Err(e) => Some(Found::Failed(e)),
+            Ok(_) => Some(Available::End { exhausted: true }),
+            Err(e) => Some(Available::Failed(e)),
         }
     }
 }
 
-enum Found {
+/// What there is to lease.
+enum Available {
     Requeued(Vec<u64>),
     Fresh(Vec<SplitRecord>),
     End { exhausted: bool },
@@ -119,7 +120,7 @@ enum Found {
 }
 
 /// Near the end of a feed the answers get smaller, so that no worker holds all of the last splits.
-fn fair_share(iteration: &Iteration, feed: FeedId, want: usize, left: usize) -> usize {
+fn fair_count(iteration: &Iteration, feed: FeedId, want: usize, left: usize) -> usize {
     let open = iteration.tasks.values().filter(|t| t.feed == feed && t.is_open()).count();
     if open < 2 { want } else { want.min(left.div_ceil(2 * open)).max(1) }
 }

@@ -180,7 +180,7 @@ impl Skip {
 fn changed() -> Error {
     Error::failed_precondition(
         "the source's files changed while the dispatcher was away: what is left of the epoch cannot be told; \
-         start the epoch anew under another job name",
+         start the epoch again under another job name",
     )
 }
 

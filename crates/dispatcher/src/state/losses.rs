@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use caju_types::{ClientId, Error, RowRanges, TaskId, WorkerId};
 
-use super::caching::without_set;
+use super::cache_plan::without_set;
 use super::{Iteration, LostReader, Task, TaskState};
 
 /// Workers that a split was lost with before it is suspected of it.

@@ -4,7 +4,7 @@
 //! and [`follow_ups`] for what must follow from any change); what was decided is an [`Update`], and the
 //! updates are the journal: applying them again, in order, gives the same state.
 
-mod caching;
+mod cache_plan;
 mod dataset;
 mod feed;
 mod follow;

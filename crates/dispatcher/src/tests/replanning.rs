@@ -28,7 +28,7 @@ fn profile() -> Profile {
     Profile::from_json(&value.to_string()).unwrap()
 }
 
-/// A job that decided by a profile, and whose epochs run as they are told.
+/// A job that decided by a profile, and whose epochs run as given.
 struct Replanned {
     world: World,
     worker: u64,
@@ -262,7 +262,7 @@ fn time_that_no_stage_counts_is_no_reason_to_store() {
     });
 }
 
-/// What another job found out stays known: the next one does not try it again, and again.
+/// The rates of another job stay known: the next one does not try the slow option again.
 #[test]
 fn rates_of_earlier_jobs_are_known_to_the_next_one() {
     run(async {
@@ -279,7 +279,7 @@ fn rates_of_earlier_jobs_are_known_to_the_next_one() {
     });
 }
 
-/// A snapshot that finds no room: an eighth of it is there, and every epoch tries to write the rest.
+/// A snapshot that does not fit: a part of it is there, and every epoch tries to write the remainder.
 #[test]
 fn a_snapshot_that_cannot_be_stored_is_given_up() {
     run(async {
@@ -296,7 +296,7 @@ fn a_snapshot_that_cannot_be_stored_is_given_up() {
     });
 }
 
-/// Readers of Arrow Flight say nothing of themselves: what waited for them does.
+/// Readers of Arrow Flight report nothing: how long rows waited for them counts.
 #[test]
 fn an_epoch_whose_flight_reader_sets_the_pace_shows_nothing() {
     run(async {
@@ -311,7 +311,7 @@ fn an_epoch_whose_flight_reader_sets_the_pace_shows_nothing() {
     });
 }
 
-/// Clients read the rows of all workers before the first of these tells how it went: its share is not the epoch's.
+/// Clients read the rows of all workers before the first of these reports its task: that task is not the whole epoch.
 #[test]
 fn an_epoch_is_replanned_once_all_its_workers_have_reported() {
     run(async {
@@ -347,7 +347,7 @@ fn an_epoch_is_replanned_once_all_its_workers_have_reported() {
         w.world.beat(client, iteration, &tasks, &[]).await;
         w.world.close(client, iteration, Vec::new()).await;
         for (n, (task, worker)) in runs.into_iter().enumerate() {
-            assert_eq!(w.job().replan.read_rate, None, "{n} have told");
+            assert_eq!(w.job().replan.read_rate, None, "{n} have reported");
             let output = v1::StageStats { name: "output".into(), rows_out: 10_000, ..Default::default() };
             let ended = v1::FinishTaskRequest {
                 task_id: task,

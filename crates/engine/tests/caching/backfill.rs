@@ -87,7 +87,7 @@ async fn a_fraction_of_the_buffered_splits_is_stored() {
     let pair = pair().await;
     let want = pair.computed(how(0)).await;
     let cache = cache_with(&place("kept"), memory(64 << 20)).await;
-    let plan = CachePlan { share: CachePlan::share_of(0.5), ..pair.hints[0].plan("arrow/none") };
+    let plan = CachePlan { permille: CachePlan::permille_of(0.5), ..pair.hints[0].plan("arrow/none") };
     let (rows, modes) = decided(&pair, &cache, 32, &plan).await;
     assert_eq!(rows, want);
     assert!(modes.put > 0 && modes.compute > 0, "{modes:?}");

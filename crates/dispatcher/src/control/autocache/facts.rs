@@ -28,7 +28,7 @@ pub(super) fn job_opened(state: &State, job: &JobName, config: &DispatcherConfig
     let job = state.jobs.get(job)?;
     let dataset = state.datasets.get(&job.dataset)?;
     Some(Event::JobOpened {
-        job: JobSpec {
+        job: Box::new(JobSpec {
             name: job.name.clone(),
             policy: job.policy.clone(),
             encoding: job.encoding.clone(),
@@ -36,7 +36,7 @@ pub(super) fn job_opened(state: &State, job: &JobName, config: &DispatcherConfig
             profile_only: job.profile_only,
             each_worker_reads_all: job.mode == Mode::Off,
             snapshot_budget_bytes: config.cache_budget,
-        },
+        }),
         hints: dataset.hints.clone(),
         random_stages: dataset.random_stages.clone(),
         decided: decided(job),
@@ -88,7 +88,7 @@ pub(super) fn peers(state: &State, job: &Job) -> Vec<Peer> {
     let like = |j: &&Job| {
         let same =
             (j.seed, &j.encoding, j.mode, &j.policy) == (job.seed, &job.encoding, job.mode, &job.policy);
-        j.dataset == job.dataset && same && !j.profile_only && j.name != job.name
+        j.decision.is_some() && j.dataset == job.dataset && same && !j.profile_only && j.name != job.name
     };
     let peer = |j: &Job| {
         let decided = decided(j)?;

@@ -1,0 +1,19 @@
+//! One listing of splits.
+
+use caju_autocache::{CachePlan, Document};
+use caju_types::{DatasetId, IterationId};
+
+use crate::splits::Issued;
+use crate::state::FeedId;
+
+/// What a provider's filler must know.
+pub(super) struct Listing {
+    pub(super) feed: FeedId,
+    pub(super) issued: Issued,
+    pub(super) dataset: DatasetId,
+    pub(super) job_seed: u64,
+    pub(super) epoch: u64,
+    pub(super) slot: Option<u32>,
+    pub(super) iteration: IterationId,
+    pub(super) plan: Option<Document<CachePlan>>,
+}
