@@ -165,7 +165,7 @@ impl Catalog for EngineCatalog {
                 .map_err(|e| Error::internal(format!("the text of a prefix is not JSON: {e}")))?;
             Ok(reseeded(&text, seed).map(|(_, of)| of))
         };
-        let named = self.registry.aside("naming a snapshot of random rows", name).await;
+        let named = self.registry.run_isolated("naming a snapshot of random rows", name).await;
         named.unwrap_or_else(|error| {
             tracing::debug!(%error, "the snapshot of a job's own seed is not known");
             None

@@ -32,7 +32,7 @@ impl Core {
                 let taken = &request.taken_tasks;
                 reports.acknowledge(txn, client, id, reported.take().unwrap_or_default(), taken)?;
                 let is_drained = txn.state.iterations.get(&id).is_some_and(Iteration::is_drained);
-                Ok((true, reports.on_client_call(id, client, is_drained)))
+                Ok((true, reports.record_call(id, client, is_drained)))
             })
             .await?;
         if !known {

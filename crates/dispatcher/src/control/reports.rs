@@ -86,12 +86,7 @@ impl Reports {
     }
 
     /// A call of a reader arrives. Whether it is its first one since all rows of the iteration were sent.
-    pub(crate) fn on_client_call(
-        &mut self,
-        iteration: IterationId,
-        client: ClientId,
-        is_drained: bool,
-    ) -> bool {
+    pub(crate) fn record_call(&mut self, iteration: IterationId, client: ClientId, is_drained: bool) -> bool {
         if is_drained {
             self.drained.entry(iteration).or_insert(self.calls);
         }

@@ -330,19 +330,6 @@ pub enum Update {
 }
 
 impl Update {
-    /// The approximate size in the journal, in bytes.
-    pub(crate) fn journal_bytes(&self) -> u64 {
-        match self {
-            Update::DatasetRegistered { dataset } => dataset.bytes(),
-            Update::Decided { decision, profile, .. } => {
-                u64::try_from(decision.text().len() + profile.text().len())
-                    .unwrap_or(u64::MAX)
-                    .saturating_add(256)
-            }
-            _ => 256,
-        }
-    }
-
     /// A client left without a report.
     pub(crate) fn client_gone(client: ClientId, iteration: IterationId) -> Self {
         let (received, broken_off, reason) = (Vec::new(), Vec::new(), String::new());

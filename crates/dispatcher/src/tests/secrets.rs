@@ -89,9 +89,13 @@ fn profiles_count_only_from_the_worker_that_runs_the_task() {
         let task_id = open.tasks.iter().find(|t| t.worker_id == mine).unwrap().task_id;
         w.core
             .commit(|txn| {
-                let text = || Document::from_text("{}");
                 let job = JobName("j".into());
-                txn.apply(Update::Decided { job, plan: None, decision: text(), profile: text() });
+                txn.apply(Update::Decided {
+                    job,
+                    plan: None,
+                    decision: Document::from_text("{}"),
+                    profile: Document::from_text("{}"),
+                });
                 Ok(())
             })
             .await

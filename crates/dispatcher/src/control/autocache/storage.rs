@@ -81,7 +81,8 @@ impl Core {
     ) -> Result<Coverage> {
         let mut indexes: Vec<(&HintDef, PartIndex)> = Vec::new();
         for hint in dataset.hints.iter().filter(|h| !h.is_set()) {
-            let snapshot = self.snapshots.reader().await?.snapshot(&self.seeded_prefix(dataset, hint, seed).await);
+            let snapshot =
+                self.snapshots.reader().await?.snapshot(&self.seeded_prefix(dataset, hint, seed).await);
             let index = snapshot.index().await?;
             if !index.is_empty() {
                 indexes.push((hint, index));
