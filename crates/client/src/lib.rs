@@ -16,7 +16,6 @@ mod receipts;
 mod session;
 mod shared;
 mod stats;
-mod taken;
 mod target;
 mod task;
 

@@ -3,7 +3,8 @@
 use arrow_array::RecordBatch;
 use caju_types::Result;
 
-use crate::{Chunk, Elements};
+use crate::chunk::slice_runs;
+use crate::{Chunk, Elements, Run};
 
 /// Hands out the elements of a chunk as record batches. Nothing is copied, unless an element lies across
 /// pieces.
@@ -27,12 +28,9 @@ impl ElementCursor {
         Self { chunk, elements: 0, rows: 0, total, piece: 0, offset: 0 }
     }
 
-    /// The number of rows of the next element; `None` after the last.
-    pub fn next_rows(&self) -> Option<usize> {
-        match &self.chunk.elements {
-            Elements::Rows => (self.rows < self.total).then_some(1),
-            Elements::Lengths(lengths) => lengths.get(self.elements).map(|rows| *rows as usize),
-        }
+    /// Where the rows that were not handed out come from.
+    pub fn rest(&self) -> Vec<Run> {
+        slice_runs(&self.chunk.runs, self.rows, self.total - self.rows)
     }
 
     /// The next element; `None` after the last.
@@ -41,7 +39,11 @@ impl ElementCursor {
     /// `ResourceExhausted` if an element over several pieces does not fit one Arrow array.
     #[expect(clippy::should_implement_trait, reason = "an iterator would not be `?`-able per element")]
     pub fn next(&mut self) -> Result<Option<RecordBatch>> {
-        let Some(rows) = self.next_rows() else { return Ok(None) };
+        let rows = match &self.chunk.elements {
+            Elements::Rows if self.rows < self.total => 1,
+            Elements::Lengths(l) if self.elements < l.len() => l[self.elements] as usize,
+            _ => return Ok(None),
+        };
         self.elements += 1;
         self.rows += rows;
         self.take(rows).map(Some)

@@ -193,8 +193,7 @@ impl Manager {
                     rows_skipped: 0,
                     first_skips: Vec::new(),
                     modes: SplitModes::default(),
-                    emitted: None,
-                    to_flight: Vec::new(),
+                    emitted: Vec::new(),
                 };
                 self.report(id, &failed, None, REPORT).await;
                 return Err(e);
@@ -349,10 +348,8 @@ impl Manager {
             }),
             profile,
             secret: self.identity.secret(),
-            counted: finished.emitted.is_some(),
-            splits_out: finished.emitted.clone().unwrap_or_default(),
-            flight_counted: true,
-            splits_to_flight: finished.to_flight.clone(),
+            counted: true,
+            splits_out: finished.emitted.clone(),
         };
         let call = |mut d: Dispatcher| {
             let request = request.clone();
@@ -473,7 +470,14 @@ impl Manager {
         let error = Error::cancelled(reason);
         for task in self.running() {
             self.cancel(&task, error.clone());
-            let finished = task.finished(Err(error.clone()));
+            let finished = Finished {
+                result: Err(error.clone()),
+                stages: task.stages(),
+                rows_skipped: 0,
+                first_skips: Vec::new(),
+                modes: SplitModes::default(),
+                emitted: Vec::new(),
+            };
             self.report(task.id, &finished, None, Duration::from_millis(500)).await;
         }
     }
@@ -507,10 +511,6 @@ struct Over;
 impl LocalTask for Over {
     async fn next(&mut self) -> Result<Option<caju_wire::Chunk>> {
         Ok(None)
-    }
-
-    fn emitted(&self) -> Option<Vec<v1::SplitCount>> {
-        None
     }
 }
 
