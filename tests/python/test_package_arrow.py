@@ -141,7 +141,7 @@ TYPES = pa.table({
     "fixed": pa.array([[1, 2], [3, 4], None], pa.list_(pa.int32(), 2)),
     "struct": pa.array([{"a": 1, "b": ["x"]}, None, {"a": None, "b": []}]),
     "d": pa.array(["x", "y", "x"]).dictionary_encode(),
-    "dec": pa.array([1, 2, None]).cast(pa.decimal128(20, 3)),
+    "dec": pa.array([1, 2, None]).cast(pa.decimal128(30, 3)),
 })  # fmt: skip
 
 

@@ -221,12 +221,12 @@ def test_options_of_the_whole(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text("n\n1\nbad\nbad\n4\n")
     rows = cj.read_csv(file, schema={"n": "int64"})
-    with pytest.raises(cj.InvalidPipeline, match="line 3"):
+    with pytest.raises(cj.CajuError, match="line 3"):
         list(rows)
     assert values(rows.with_options(on_error="skip"), "n") == [1, 4]
     with pytest.raises(cj.CajuError, match="limit|more than 1|skipped"):
         list(rows.with_options(on_error={"skip": {"limit": 1}}))
-    with pytest.raises(cj.InvalidPipeline, match="line 3"):
+    with pytest.raises(cj.CajuError, match="line 3"):
         list(rows.with_options(on_error="fail"))
 
 
@@ -274,11 +274,11 @@ def test_a_dispatcher_that_is_away_is_looked_for_as_long_as_said():
     start = time.monotonic()
     with pytest.raises(cj.Unavailable):
         list(cj.range(3).distribute("127.0.0.1:1", connect_timeout=1.5))
-    assert 1.4 < time.monotonic() - start < 8
+    assert 1 < time.monotonic() - start < 8
     start = time.monotonic()
     with pytest.raises(cj.Unavailable):
         list(cj.range(3).distribute("127.0.0.1:1", connect_timeout=0))
-    assert time.monotonic() - start < 1.4
+    assert time.monotonic() - start < 1
 
 
 def test_a_job_has_the_name_given():
@@ -424,8 +424,7 @@ def test_an_iterator_describes_its_epoch():
 def test_the_bottleneck_of_a_slow_stage_is_named():
     slow = cj.from_yaml("source: { range: 100000 }\nsteps: [ { burn: { per_row: 200us } }, { batch: 20 } ]")
     with iter(slow) as epoch:
-        wait_until(lambda: next(epoch) is not None and epoch.bottleneck is not None, "nobody knows the bottleneck")
-        assert "burn" in epoch.bottleneck or epoch.bottleneck == "consumer"
+        wait_until(lambda: next(epoch) is not None and "burn" in (epoch.bottleneck or ""), "the bottleneck is not named")
 
 
 def test_constants_and_sql():

@@ -31,7 +31,7 @@ def test_an_iterator_tells_which_rows_were_skipped(bad_rows):
     for _ in range(2):
         epoch = iter(rows)
         next(epoch)
-        with pytest.raises(cj.FailedPrecondition, match="at the epoch's end"):
+        with pytest.raises(cj.FailedPrecondition, match="not at its end"):
             epoch.skipped
         for _ in epoch:
             pass

@@ -183,7 +183,7 @@ fn texts(value: &Value) -> Option<Vec<String>> {
     })
 }
 
-/// Parses the values as the option would, so that a mistake is told with its place in the file.
+/// Parses the values as the option would, so that an error names its place in the file.
 fn check(arg: &Arg, values: &[String], place: &impl Fn() -> String) -> Result<()> {
     let lone = arg.clone().required(false).global(false).default_values(lasting(values)).env(None::<&str>);
     let probe = Command::new("caju").no_binary_name(true).disable_help_flag(true).arg(lone);

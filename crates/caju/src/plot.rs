@@ -140,7 +140,7 @@ struct Layout<'a> {
 
 impl<'a> Layout<'a> {
     fn of(chart: &'a Chart) -> Self {
-        let bars = most_telling(&chart.bars);
+        let bars = selected_bars(&chart.bars);
         let mut caption = wrapped(&chart.caption, CAPTION_WIDTH);
         if bars.len() < chart.bars.len() {
             let left_out = format_count((chart.bars.len() - bars.len()) as u64);
@@ -274,7 +274,7 @@ impl<B: DrawingBackend> Pen<'_, B> {
 }
 
 /// The rows in their order. Of too many: the highlighted ones, the first (computing), and the fastest.
-fn most_telling(bars: &[Bar]) -> Vec<&Bar> {
+fn selected_bars(bars: &[Bar]) -> Vec<&Bar> {
     if bars.len() <= MAX_BARS {
         return bars.iter().collect();
     }

@@ -62,6 +62,9 @@ pub(crate) struct IncompleteReport {
     pub(crate) why: String,
     /// Rows that lost readers took.
     pub(crate) rows_taken_by_lost_readers: u64,
+    /// More rows may be missing, or come twice: which rows a lost reader took is not known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) rows_unknown: bool,
 }
 
 impl From<Incomplete> for IncompleteReport {
@@ -71,6 +74,7 @@ impl From<Incomplete> for IncompleteReport {
             splits: i.splits,
             why: i.why,
             rows_taken_by_lost_readers: i.rows_taken_by_lost_readers,
+            rows_unknown: i.rows_unknown,
         }
     }
 }

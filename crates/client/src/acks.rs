@@ -1,5 +1,8 @@
 //! What the user has taken: rows that it got before it asked for more. They are what the dispatcher hears as
 //! acknowledged; whatever else this reader holds goes to others if it vanishes (I3).
+//!
+//! A reader that ends before its epoch does gives back what its user was not handed: [`Acks::close`] draws the line. What
+//! the user has in hand by then counts as taken, and it is handed nothing more.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,9 +14,36 @@ use tokio::sync::Notify;
 #[derive(Debug, Default)]
 pub(crate) struct Acks {
     inner: Mutex<Inner>,
-    /// Rows of the handed chunk that the user has taken, counted from its beginning.
+    /// How far the user is in the handed chunk, as [`Progress`] in one word: user and session agree on it without a lock.
     of_handed: AtomicU64,
     notify: Notify,
+}
+
+/// How far the user is in a chunk that it is handed element by element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Progress {
+    /// Rows that it has taken, from the chunk's beginning; 32 bits.
+    taken: u64,
+    /// Rows of the element in hand; 31 bits.
+    in_hand: u64,
+    /// Nothing more is handed out.
+    closed: bool,
+}
+
+impl Progress {
+    const CLOSED: u64 = 1 << 63;
+    const MAX_TAKEN: u64 = (1 << 32) - 1;
+    const MAX_IN_HAND: u64 = (1 << 31) - 1;
+
+    fn of_word(word: u64) -> Self {
+        let (taken, in_hand) = (word & Self::MAX_TAKEN, (word >> 32) & Self::MAX_IN_HAND);
+        Self { taken, in_hand, closed: word & Self::CLOSED != 0 }
+    }
+
+    /// Numbers that do not fit are cut: rows that are not said to be taken come again, and none is lost.
+    fn word(taken: u64, in_hand: u64) -> u64 {
+        taken.min(Self::MAX_TAKEN) | in_hand.min(Self::MAX_IN_HAND) << 32
+    }
 }
 
 #[derive(Debug, Default)]
@@ -21,6 +51,8 @@ struct Inner {
     /// The chunk that the user has in hand: its runs, and how many of its rows wait in the merger's account.
     handed: Vec<Run>,
     handed_merged: u64,
+    /// The user got the whole chunk at once.
+    whole: bool,
     /// Rows of `handed` that were taken out already, from its beginning.
     drawn: u64,
     /// Rows that were taken and not reported yet.
@@ -30,6 +62,7 @@ struct Inner {
     /// Rows that went through the merger, which reorders, and were not taken yet.
     merging: u64,
     took_any: bool,
+    closed: bool,
 }
 
 impl Inner {
@@ -49,6 +82,10 @@ impl Inner {
                 break;
             }
         }
+    }
+
+    fn handed_rows(&self) -> u64 {
+        self.handed.iter().map(|r| r.len).sum()
     }
 }
 
@@ -73,27 +110,38 @@ impl Acks {
         }
     }
 
-    /// Rows that came a second time and that the user has, or will get, from elsewhere.
-    pub(crate) fn came_twice(&self, runs: &[Run]) {
-        self.inner.lock().pending.extend_from_slice(runs);
-    }
-
-    /// The user asks for more: it has taken what it had in hand. From now on it has this chunk in hand.
-    pub(crate) fn hand(&self, runs: &[Run], merged: bool) {
+    /// The user asks for more: it has taken what it had in hand. From now on it has this chunk in hand, the whole of it
+    /// or element by element. False if the reader is closed: then the user gets nothing more.
+    #[must_use]
+    pub(crate) fn hand(&self, runs: &[Run], merged: bool, whole: bool) -> bool {
         let mut inner = self.inner.lock();
+        if inner.closed {
+            return false;
+        }
         inner.handed.clear();
         inner.handed.extend_from_slice(runs);
         inner.drawn = 0;
-        inner.handed_merged = if merged { runs.iter().map(|r| r.len).sum() } else { 0 };
+        inner.whole = whole;
+        inner.handed_merged = if merged { inner.handed_rows() } else { 0 };
         self.of_handed.store(0, Ordering::Release);
+        true
     }
 
-    /// The user asks for the next element of the chunk in hand: it has taken this many rows of it.
-    pub(crate) fn taken_of_handed(&self, rows: u64) {
+    /// The user asks for the next element of the chunk in hand, which has the given number of rows: it has taken the rows
+    /// before it. False if the reader is closed: then the user does not get the element.
+    #[must_use]
+    pub(crate) fn hand_next(&self, taken: u64, next: u64) -> bool {
+        let before = self.of_handed.swap(Progress::word(taken, next), Ordering::AcqRel);
+        let before = Progress::of_word(before);
+        if before.closed {
+            self.of_handed.fetch_or(Progress::CLOSED, Ordering::AcqRel);
+            return false;
+        }
         // The first rows matter: from now on this reader cannot vanish without loss.
-        if self.of_handed.swap(rows, Ordering::AcqRel) == 0 && rows > 0 {
+        if before.taken == 0 && taken > 0 {
             self.first();
         }
+        true
     }
 
     fn first(&self) {
@@ -108,7 +156,10 @@ impl Acks {
     /// The user asks for more than the chunk in hand: it has taken all of it.
     pub(crate) fn taken_handed(&self) {
         let mut inner = self.inner.lock();
-        let rows = inner.handed.iter().map(|r| r.len).sum();
+        if inner.closed {
+            return;
+        }
+        let rows = inner.handed_rows();
         inner.take(rows);
         inner.merging = inner.merging.saturating_sub(inner.handed_merged);
         inner.handed_merged = 0;
@@ -118,6 +169,16 @@ impl Acks {
         drop(inner);
         if rows > 0 {
             self.first();
+        }
+    }
+
+    /// Hands nothing out any more. What the user has in hand is taken: it will ask for more only to hear of the end.
+    pub(crate) fn close(&self) {
+        let mut inner = self.inner.lock();
+        let progress = Progress::of_word(self.of_handed.fetch_or(Progress::CLOSED, Ordering::AcqRel));
+        if !std::mem::replace(&mut inner.closed, true) {
+            let rows = if inner.whole { inner.handed_rows() } else { progress.taken + progress.in_hand };
+            inner.take(rows);
         }
     }
 
@@ -151,8 +212,9 @@ impl Acks {
     /// Rows that the user took since the last call.
     pub(crate) fn draw(&self) -> Vec<Run> {
         let mut inner = self.inner.lock();
-        let rows = self.of_handed.load(Ordering::Acquire);
-        inner.take(rows);
+        if !inner.closed {
+            inner.take(Progress::of_word(self.of_handed.load(Ordering::Acquire)).taken);
+        }
         std::mem::take(&mut inner.pending)
     }
 }
@@ -169,16 +231,16 @@ mod tests {
     fn rows_are_taken_when_more_is_asked_for() {
         let acks = Acks::default();
         acks.arrived(10);
-        acks.hand(&[run(0, 4), run(20, 2)], false);
+        assert!(acks.hand(&[run(0, 4), run(20, 2)], false, false));
         assert!(acks.draw().is_empty(), "the user has them in hand");
-        acks.taken_of_handed(5);
+        assert!(acks.hand_next(5, 1));
         assert_eq!(acks.draw(), [run(0, 4), run(20, 1)]);
-        acks.taken_of_handed(5);
+        assert!(acks.hand_next(5, 1));
         assert!(acks.draw().is_empty());
         acks.taken_handed();
         assert_eq!(acks.draw(), [run(21, 1)]);
         assert!(acks.is_taken(6) && !acks.is_taken(7) && !acks.is_all_taken());
-        acks.hand(&[run(4, 4)], false);
+        assert!(acks.hand(&[run(4, 4)], false, false));
         acks.taken_handed();
         assert!(acks.is_all_taken());
         assert_eq!(acks.draw(), [run(4, 4)]);
@@ -189,10 +251,10 @@ mod tests {
         let acks = Acks::default();
         acks.arrived(8);
         acks.merging(3);
-        acks.hand(&[run(0, 5)], false);
+        assert!(acks.hand(&[run(0, 5)], false, false));
         acks.taken_handed();
         assert!(!acks.is_taken(5), "nobody knows which of them came first");
-        acks.hand(&[run(5, 3)], true);
+        assert!(acks.hand(&[run(5, 3)], true, false));
         assert!(!acks.is_taken(8));
         acks.taken_handed();
         assert!(acks.is_taken(8));
@@ -205,13 +267,37 @@ mod tests {
     #[tokio::test]
     async fn the_first_rows_are_news() {
         let acks = Acks::default();
-        acks.hand(&[run(0, 4)], false);
-        acks.taken_of_handed(1);
+        assert!(acks.hand(&[run(0, 4)], false, false));
+        assert!(acks.hand_next(1, 1));
         acks.news().await;
-        acks.taken_of_handed(2);
+        assert!(acks.hand_next(2, 1));
         acks.taken_handed();
         assert!(futures::poll!(Box::pin(acks.news())).is_pending());
         acks.user_waits();
         acks.news().await;
+    }
+
+    #[test]
+    fn what_the_user_has_in_hand_at_the_end_is_taken_and_nothing_else() {
+        let acks = Acks::default();
+        acks.arrived(20);
+        assert!(acks.hand(&[run(0, 4), run(20, 6)], false, false));
+        assert!(acks.hand_next(0, 2) && acks.hand_next(2, 3));
+        acks.close();
+        assert!(!acks.hand_next(5, 3), "no element");
+        assert!(!acks.hand_next(5, 3), "nor at the second attempt");
+        acks.taken_handed();
+        assert!(!acks.hand(&[run(30, 10)], false, false), "and no chunk");
+        assert_eq!(acks.draw(), [run(0, 4), run(20, 1)], "two elements, the second one in hand");
+        acks.close();
+        assert!(acks.draw().is_empty());
+
+        let acks = Acks::default();
+        assert!(acks.hand(&[run(0, 4)], false, true));
+        acks.close();
+        assert_eq!(acks.draw(), [run(0, 4)], "a chunk that the user got as a whole");
+        let word = Progress::word(1 << 40, 1 << 40);
+        assert_eq!(Progress::of_word(word).taken, u64::from(u32::MAX), "cut, never wrapped");
+        assert!(!Progress::of_word(word).closed);
     }
 }

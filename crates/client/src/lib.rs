@@ -16,6 +16,7 @@ mod receipts;
 mod session;
 mod shared;
 mod stats;
+mod taken;
 mod target;
 mod task;
 

@@ -15,7 +15,7 @@ use caju_wire::{DispatcherLink, ElementCursor, schema_from_ipc};
 
 use crate::config::ClientConfig;
 use crate::merge::Merger;
-use crate::session::{Leaving, Session};
+use crate::session::Session;
 use crate::shared::{Item, Shared};
 use crate::stats::{Incomplete, Progress, ReaderStats};
 
@@ -66,7 +66,6 @@ pub struct Reader {
     /// Rows of the current chunk that the user has, or had.
     handed_rows: u64,
     stop: Tasks,
-    leaving: Leaving,
     session: Option<Task<()>>,
 }
 
@@ -80,11 +79,11 @@ impl Reader {
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
         let def = DatasetDef::from_json_str(&opened.definition_json)?;
         let shared = Arc::new(Shared::new(config));
-        let (stop, leaving) = (Tasks::new(), Leaving::default());
+        let stop = Tasks::new();
         let session = Session::new(link, Arc::clone(&shared), &opened);
         let (job, fingerprint) = (opened.job.clone(), opened.fingerprint.clone());
         let (iteration, seed) = (IterationId(opened.iteration_id), opened.seed);
-        let run = session.run(opened, stop.clone(), Arc::clone(&leaving));
+        let run = session.run(opened, stop.clone());
         let failing = Arc::clone(&shared);
         let session = Some(stop.spawn_graceful("the reader's session", async move {
             // Whoever waits for rows must not wait for ever.
@@ -105,7 +104,6 @@ impl Reader {
             current: None,
             handed_rows: 0,
             stop,
-            leaving,
             session,
         })
     }
@@ -145,7 +143,7 @@ impl Reader {
             if let Some(batch) = self.next_of_current()? {
                 return Ok(Some(Element { batch }));
             }
-            match self.next_chunk().await? {
+            match self.hand_chunk(false).await? {
                 Some(chunk) => {
                     self.current = Some(ElementCursor::new(chunk));
                 }
@@ -166,7 +164,12 @@ impl Reader {
     /// The next element of the chunk in hand. Whoever asks has taken the elements before it.
     fn next_of_current(&mut self) -> Result<Option<RecordBatch>> {
         let Some(current) = &mut self.current else { return Ok(None) };
-        self.shared.acks.taken_of_handed(self.handed_rows);
+        let next = current.next_rows().unwrap_or(0) as u64;
+        if !self.shared.acks.hand_next(self.handed_rows, next) {
+            // The session has ended; why is at the end of the queue.
+            self.current = None;
+            return Ok(None);
+        }
         let batch = current.next()?;
         match &batch {
             Some(batch) => self.handed_rows += batch.num_rows() as u64,
@@ -182,10 +185,18 @@ impl Reader {
     /// # Errors
     /// As [`Reader::next`].
     pub async fn next_chunk(&mut self) -> Result<Option<Chunk>> {
+        self.hand_chunk(true).await
+    }
+
+    /// The next chunk, for the user as a whole or element by element.
+    async fn hand_chunk(&mut self, whole: bool) -> Result<Option<Chunk>> {
         self.shared.acks.taken_handed();
         loop {
             if let Some(Ready { chunk, merged }) = self.ready.pop_front() {
-                self.shared.acks.hand(&chunk.runs, merged);
+                if !self.shared.acks.hand(&chunk.runs, merged, whole) {
+                    // The session has ended, and gave these rows to others; why is at the end of the queue.
+                    continue;
+                }
                 self.handed_rows = 0;
                 let (rows, elements) = (chunk.rows() as u64, chunk.num_elements() as u64);
                 self.shared.recorder.delivered(rows, elements, chunk.bytes() as u64);
@@ -251,30 +262,17 @@ impl Reader {
     /// Leaves the iteration. Rows that the user did not take go to other readers of the job, if there are
     /// any. Dropping a reader does the same without waiting.
     pub async fn close(mut self) {
-        self.go();
+        self.stop.stop();
         if let Some(session) = self.session.take() {
             drop(tokio::time::timeout(CLOSE, session).await);
         }
-    }
-
-    fn go(&mut self) {
-        let mut runs = self.leaving.lock();
-        if let Some(c) = &self.current {
-            runs.extend(c.rest());
-        }
-        runs.extend(self.ready.iter().flat_map(|r| r.chunk.runs.iter().copied()));
-        if let Some(m) = &self.merger {
-            runs.extend(m.held().flat_map(|c| c.runs.iter().copied()));
-        }
-        drop(runs);
-        self.stop.stop();
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
         if self.session.is_some() {
-            self.go();
+            self.stop.stop();
         }
     }
 }

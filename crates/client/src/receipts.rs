@@ -1,9 +1,9 @@
 //! Which rows were received, so that none is delivered twice and none is lost (I3).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use caju_proto::v1;
-use caju_types::{RowSet, TaskId};
+use caju_types::{RowRanges, RowSet, TaskId};
 use caju_wire::Run;
 
 /// Which of a chunk's rows are new.
@@ -13,6 +13,17 @@ pub(crate) enum Fresh {
     All,
     /// These, as (offset, length) within the chunk; perhaps none.
     Parts(Vec<(u64, u64)>),
+}
+
+/// What a reader that ends before its epoch keeps and what it gives back.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Parted {
+    /// Rows that the user took, by task, of tasks that may still be lost.
+    pub(crate) received: Vec<v1::LostTask>,
+    /// Rows that came, from any task, and that the user did not take.
+    pub(crate) returned: Vec<v1::SplitRows>,
+    /// Tasks with such rows that may still be lost.
+    pub(crate) incomplete: BTreeSet<TaskId>,
 }
 
 /// Everything that was received, by split, and by task while the task may still be lost.
@@ -83,6 +94,38 @@ impl Receipts {
         out
     }
 
+    /// Parts what was received into what the user took, by the reader's acknowledgements, and the rest.
+    pub(crate) fn part(&self, acknowledged: &HashMap<u64, RowSet>) -> Parted {
+        let mut parted = Parted::default();
+        let mut received: BTreeMap<TaskId, Vec<v1::SplitRows>> = BTreeMap::new();
+        let mut splits: Vec<_> = self.splits.iter().collect();
+        splits.sort_by_key(|(split, _)| **split);
+        for (&split, shares) in splits {
+            let taken = acknowledged.get(&split).map(RowSet::ranges).unwrap_or_default();
+            let mut returned = RowRanges::default();
+            for share in shares {
+                let mut of_user = share.rows.ranges();
+                let mut others = of_user.clone();
+                others.subtract(&taken);
+                of_user.subtract(&others);
+                returned.extend(&others);
+                if let Some(task) = share.task {
+                    received.entry(task).or_default().push(ranges_to_proto(split, &of_user));
+                    if !others.is_empty() {
+                        parted.incomplete.insert(task);
+                    }
+                }
+            }
+            if !returned.is_empty() {
+                parted.returned.push(ranges_to_proto(split, &returned));
+            }
+        }
+        let of_task =
+            |(task, received): (TaskId, _)| v1::LostTask { task_id: task.0, received, ..Default::default() };
+        parted.received = received.into_iter().map(of_task).collect();
+        parted
+    }
+
     /// Tasks that may still be lost.
     pub(crate) fn tasks(&self) -> BTreeSet<TaskId> {
         self.splits.values().flatten().filter_map(|s| s.task).collect()
@@ -99,6 +142,12 @@ impl Receipts {
             }
         }
     }
+}
+
+/// Rows of a split as ranges.
+fn ranges_to_proto(split_index: u64, rows: &RowRanges) -> v1::SplitRows {
+    let rows = rows.iter().map(|(start, end)| v1::RowRange { start, end }).collect();
+    v1::SplitRows { split_index, rows, ..Default::default() }
 }
 
 /// Rows of a split as messages carry them: one range, and the rest as bits, which is short when rows are shuffled.
@@ -139,6 +188,32 @@ mod tests {
             let held: u64 = (0..3).flat_map(|t| receipts.of_task(TaskId(t))).flat_map(|s| s.rows).map(|r| r.end - r.start).sum();
             prop_assert!(held <= model.len() as u64);
         }
+    }
+
+    #[test]
+    fn a_reader_that_ends_early_gives_back_what_its_user_did_not_take() {
+        let mut receipts = Receipts::default();
+        let run = |split, start, len| Run { split, start, len };
+        receipts.receive(TaskId(1), &[run(0, 0, 6)]);
+        receipts.settle(TaskId(1));
+        receipts.receive(TaskId(2), &[run(0, 6, 4), run(1, 0, 3)]);
+        receipts.receive(TaskId(3), &[run(2, 0, 2)]);
+        let acknowledged: HashMap<u64, RowSet> = [(0, (0, 4)), (0, (6, 7)), (2, (0, 2))].into_iter().fold(
+            HashMap::new(),
+            |mut all: HashMap<u64, RowSet>, (split, (start, end))| {
+                all.entry(split).or_default().insert(start, end);
+                all
+            },
+        );
+        let parted = receipts.part(&acknowledged);
+        let rows = |split, rows: &[(u64, u64)]| ranges_to_proto(split, &rows.iter().copied().collect());
+        assert_eq!(parted.returned, [rows(0, &[(4, 6), (7, 10)]), rows(1, &[(0, 3)])], "of any task");
+        let of = |task_id, received| v1::LostTask { task_id, received, ..Default::default() };
+        assert_eq!(
+            parted.received,
+            [of(2, vec![rows(0, &[(6, 7)]), rows(1, &[])]), of(3, vec![rows(2, &[(0, 2)])])]
+        );
+        assert_eq!(parted.incomplete, BTreeSet::from([TaskId(2)]));
     }
 
     #[test]

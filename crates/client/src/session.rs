@@ -6,23 +6,27 @@ use std::time::Duration;
 
 use caju_proto::{Bytes, v1};
 use caju_runtime::{Task, Tasks, caught};
-use caju_types::{ClientId, Error, IterationId, Result, RowRanges, RowSet, TaskId, format_count};
-use caju_wire::Run;
+use caju_types::{ClientId, Error, IterationId, Result, TaskId};
 use caju_wire::{Dispatcher, DispatcherLink, is_transient};
-use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::config::ReaderEvent;
-use crate::receipts::to_proto;
+use crate::receipts::Parted;
 use crate::shared::{Item, Shared};
+use crate::taken::Taken;
 use crate::target::Target;
-use crate::task::{Outcome, read_task};
+use crate::task::{Counts, Outcome, read_task};
 
 /// Taking leave may not hold anybody up.
 const LEAVE: Duration = Duration::from_secs(5);
 /// News that come faster than this are not news.
 const BREATH: Duration = Duration::from_millis(20);
+
+/// What the worker of a task said to have emitted.
+fn ended_counts((task, counts): (&TaskId, &Option<Counts>)) -> Option<v1::TaskCounts> {
+    Some(v1::TaskCounts { task_id: task.0, splits_out: counts.clone()? })
+}
 
 /// A reader's side of an iteration.
 pub(crate) struct Session {
@@ -34,14 +38,11 @@ pub(crate) struct Session {
     connections: Tasks,
     open: HashMap<TaskId, Open>,
     resolved: BTreeMap<TaskId, Resolved>,
-    ended: BTreeSet<TaskId>,
+    /// Tasks that are read to their end and not reported yet, with what their workers said to have emitted.
+    ended: BTreeMap<TaskId, Option<Counts>>,
     /// Tasks that are read to their end and whose rows the user has not all taken: rows that had come in by then.
     untaken: BTreeMap<TaskId, u64>,
-    /// Rows that the user took, and those of them that the dispatcher has not confirmed.
-    acknowledged: HashMap<u64, RowSet>,
-    unconfirmed: HashMap<u64, RowSet>,
-    /// The dispatcher does not know what was acknowledged before.
-    acknowledge_all: bool,
+    taken: Taken,
     /// The short batches were released, and nothing has come since.
     flushed: bool,
     accounted: bool,
@@ -74,9 +75,6 @@ enum Resolved {
     Lost,
 }
 
-/// What the reader leaves behind when it goes before the end: rows that the user did not take.
-pub(crate) type Leaving = Arc<Mutex<Vec<Run>>>;
-
 impl Session {
     pub(crate) fn new(link: DispatcherLink, shared: Arc<Shared>, opened: &v1::OpenIterationResponse) -> Self {
         Self {
@@ -88,11 +86,9 @@ impl Session {
             connections: Tasks::new(),
             open: HashMap::new(),
             resolved: BTreeMap::new(),
-            ended: BTreeSet::new(),
+            ended: BTreeMap::new(),
             untaken: BTreeMap::new(),
-            acknowledged: HashMap::new(),
-            unconfirmed: HashMap::new(),
-            acknowledge_all: false,
+            taken: Taken::default(),
             flushed: false,
             accounted: false,
             secret: opened.client_secret.clone(),
@@ -109,7 +105,7 @@ impl Session {
     }
 
     /// Reads the iteration to its end, or until `stop`, then leaves it.
-    pub(crate) async fn run(mut self, opened: v1::OpenIterationResponse, stop: Tasks, leaving: Leaving) {
+    pub(crate) async fn run(mut self, opened: v1::OpenIterationResponse, stop: Tasks) {
         let result = tokio::select! {
             r = self.drive(opened) => Some(r),
             () = stop.stopped() => None,
@@ -121,13 +117,18 @@ impl Session {
             cut.insert(task);
         }
         if let Some(Ok(())) = result {
-            self.shared.queue.close(Ok(()));
-            // Other readers of the job may still lose tasks: what came of those must not come to them again.
+            // Other readers of the job may still lose tasks: what came of those must not come to them again. So the
+            // dispatcher hears first: a process may exit as soon as its user sees the end.
             let unsettled = self.unsettled();
             self.leave(unsettled, Vec::new(), &cut, "it has read the epoch to its end").await;
+            self.shared.queue.close(Ok(()));
             return;
         }
-        let (received, returned) = self.received(&leaving, &mut cut);
+        self.shared.acks.close();
+        self.taken.draw(&self.shared.acks);
+        let Parted { received, returned, incomplete } = self.shared.receipts.lock().part(self.taken.rows());
+        // What is not in `received` of these tasks has to go to others.
+        cut.extend(incomplete);
         let error = match result {
             Some(Err(e)) => e,
             _ => Error::cancelled("the reader is closed"),
@@ -165,11 +166,10 @@ impl Session {
                 answer = self.link.call(self.poll, call) => match answer {
                     Ok(answer) => {
                         self.away = None;
-                        self.ended.retain(|t| !sent_ended.contains(&t.0));
+                        self.ended.retain(|t, _| !sent_ended.contains(&t.0));
                         self.lost.retain(|t, _| !sent_lost.contains(&t.0));
                         self.untaken.retain(|t, _| !sent_taken.contains(&t.0));
-                        self.unconfirmed.clear();
-                        self.acknowledge_all &= !sent_all;
+                        self.taken.confirm(sent_all);
                         let news = answer.version > self.version;
                         self.hear(answer).await?;
                         if !news && asked.elapsed() < BREATH {
@@ -186,12 +186,7 @@ impl Session {
     fn whole(&self) -> Result<()> {
         match self.shared.recorder.is_incomplete().filter(|i| i.fatal) {
             None => Ok(()),
-            Some(missing) => Err(Error::failed_precondition(format!(
-                "incomplete: {} rows of this epoch are missing: {}; read it again under another job name, go on with the \
-                 next epoch, or accept it with --lost-readers allow (Python: lost_readers=\"allow\")",
-                format_count(missing.rows_missing),
-                missing.why
-            ))),
+            Some(missing) => Err(missing.error()),
         }
     }
 
@@ -199,13 +194,9 @@ impl Session {
         // Before the rows are drawn: the rows of a task that is taken must be among them.
         let taken = self.untaken.iter().filter(|(_, arrived)| self.shared.acks.is_taken(**arrived));
         let taken_tasks: Vec<u64> = taken.map(|(task, _)| task.0).collect();
-        for run in self.shared.acks.draw() {
-            for rows in [&mut self.acknowledged, &mut self.unconfirmed] {
-                rows.entry(run.split).or_default().insert(run.start, run.start.saturating_add(run.len));
-            }
-        }
-        self.took |= !self.acknowledged.is_empty();
-        let acknowledged = if self.acknowledge_all { &self.acknowledged } else { &self.unconfirmed };
+        self.taken.draw(&self.shared.acks);
+        self.took |= !self.taken.rows().is_empty();
+        let (acknowledged, acknowledged_all) = self.taken.report();
         let (rows_per_s, wait_fraction) = self.shared.recorder.rates();
         let receipts = self.shared.receipts.lock();
         let lost = self.lost.iter().map(|(task, reason)| v1::LostTask {
@@ -218,13 +209,14 @@ impl Session {
             iteration_id: self.iteration.0,
             seen_version: self.version,
             wait_ms: u64::try_from(self.poll.as_millis()).unwrap_or(u64::MAX),
-            ended_tasks: self.ended.iter().map(|t| t.0).collect(),
+            ended_tasks: self.ended.keys().map(|t| t.0).collect(),
+            ended_counts: self.ended.iter().filter_map(ended_counts).collect(),
             lost_tasks: lost.collect(),
             rows_per_s,
             wait_fraction,
             secret: self.secret.clone(),
-            acknowledged: acknowledged.iter().map(|(split, rows)| to_proto(*split, rows)).collect(),
-            acknowledged_all: self.acknowledge_all,
+            acknowledged,
+            acknowledged_all,
             taken_tasks,
         }
     }
@@ -246,7 +238,7 @@ impl Session {
         self.version = answer.version;
         self.finished = answer.finished;
         self.accounted = answer.accounted;
-        self.acknowledge_all |= answer.acknowledge_all;
+        self.taken.repeat_if(answer.acknowledge_all);
         if self.shared.recorder.incomplete(answer.incomplete.as_ref())
             && let Some(missing) = &answer.incomplete
         {
@@ -271,8 +263,9 @@ impl Session {
             } else if resolved == Some(Resolved::Ended) || info.ended {
                 // Ended before this reader came: others have its rows.
                 if resolved.is_none() {
-                    self.untaken.insert(task, 0);
-                    self.ended.insert(task);
+                    // Rows that this reader still has of an earlier task may be delivered by this one's account.
+                    self.untaken.insert(task, self.shared.acks.arrived_rows());
+                    self.ended.insert(task, None);
                 }
                 self.resolved.insert(task, Resolved::Ended);
             } else {
@@ -285,7 +278,9 @@ impl Session {
         let over: Vec<TaskId> = self
             .resolved
             .keys()
-            .filter(|t| !listed(t) && !open.contains_key(t) && !lost.contains_key(t) && !ended.contains(t))
+            .filter(|t| {
+                !listed(t) && !open.contains_key(t) && !lost.contains_key(t) && !ended.contains_key(t)
+            })
             .copied()
             .collect();
         let mut receipts = self.shared.receipts.lock();
@@ -332,10 +327,10 @@ impl Session {
         let Some(open) = self.open.remove(&task) else { return Ok(()) };
         self.count();
         match outcome {
-            Outcome::Ended => {
+            Outcome::Ended(counts) => {
                 self.untaken.insert(task, self.shared.acks.arrived_rows());
                 self.resolved.insert(task, Resolved::Ended);
-                self.ended.insert(task);
+                self.ended.insert(task, counts);
             }
             Outcome::Lost(e) => {
                 tracing::warn!(%task, address = %open.address, error = %e, "a task was lost; its rows come from elsewhere");
@@ -422,43 +417,6 @@ impl Session {
         Ok(())
     }
 
-    /// What the user got of tasks that are not over. Tasks of which rows were received that the user did not
-    /// take join those that were `cut` off in the middle.
-    fn received(
-        &self,
-        leaving: &Leaving,
-        cut: &mut BTreeSet<TaskId>,
-    ) -> (Vec<v1::LostTask>, Vec<v1::SplitRows>) {
-        let mut untaken: HashMap<u64, RowRanges> = HashMap::new();
-        let mut add = |runs: &[Run]| {
-            for r in runs {
-                untaken.entry(r.split).or_default().insert(r.start, r.start + r.len);
-            }
-        };
-        add(&leaving.lock());
-        while let Some(item) = self.shared.queue.try_pop() {
-            if let Item::Rows(delivery) = item {
-                add(&delivery.chunk.runs);
-            }
-        }
-        let mut out = self.unsettled();
-        for task in &mut out {
-            for split in &mut task.received {
-                if let Some(not) = untaken.get(&split.split_index) {
-                    cut.insert(TaskId(task.task_id));
-                    let taken = split.rows.iter().flat_map(|r| not.missing_in(r.start, r.end));
-                    split.rows = taken.map(|(start, end)| v1::RowRange { start, end }).collect();
-                }
-            }
-        }
-        let returned = untaken.into_iter().map(|(split_index, rows)| v1::SplitRows {
-            split_index,
-            rows: rows.iter().map(|(start, end)| v1::RowRange { start, end }).collect(),
-            ..Default::default()
-        });
-        (out, returned.collect())
-    }
-
     /// What was received of tasks that may still be lost.
     fn unsettled(&self) -> Vec<v1::LostTask> {
         let receipts = self.shared.receipts.lock();
@@ -495,5 +453,47 @@ impl Session {
         if let Ok(Err(e)) = tokio::time::timeout(LEAVE, self.link.retry(LEAVE, Duration::ZERO, call)).await {
             tracing::debug!(error = %e, "could not take leave");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use caju_wire::{Chunk, Elements, Run};
+
+    use super::*;
+    use crate::config::ClientConfig;
+
+    /// A session of which no call leaves, as its dispatcher opened it.
+    fn session(shared: &Arc<Shared>) -> Session {
+        let link = DispatcherLink::new("127.0.0.1:1").unwrap();
+        Session::new(link, Arc::clone(shared), &v1::OpenIterationResponse::default())
+    }
+
+    fn rows(split: u64, start: u64, len: u64) -> Chunk {
+        let ids = arrow_array::UInt64Array::from_iter_values(start..start + len);
+        let batch = arrow_array::RecordBatch::try_from_iter([("id", Arc::new(ids) as _)]).unwrap();
+        let runs = vec![Run { split, start, len }];
+        Chunk { pieces: vec![batch], runs, elements: Elements::Rows, remainder: false }
+    }
+
+    #[tokio::test]
+    async fn a_task_that_ended_before_it_was_heard_of_is_taken_when_earlier_rows_are() {
+        let shared = Arc::new(Shared::new(ClientConfig::default()));
+        let mut session = session(&shared);
+        // Six rows of a task that is lost; another reader had the rest of its successor before this one heard of it.
+        shared.receive(TaskId(1), rows(0, 0, 6), 8, None);
+        session.lose(TaskId(1)).await;
+        session.accept(&[v1::TaskInfo { task_id: 2, ended: true, ..Default::default() }]).await;
+        let report = session.report();
+        assert_eq!(
+            (report.ended_tasks, report.taken_tasks),
+            (vec![2], Vec::new()),
+            "six rows are in the queue"
+        );
+        assert!(shared.acks.hand(&[Run { split: 0, start: 0, len: 6 }], false, true));
+        shared.acks.taken_handed();
+        let report = session.report();
+        assert_eq!(report.taken_tasks, [2]);
+        assert_eq!(report.acknowledged[0].rows, [v1::RowRange { start: 0, end: 6 }]);
     }
 }

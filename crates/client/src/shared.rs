@@ -76,9 +76,7 @@ impl Shared {
                 let fresh: u64 = parts.iter().map(|p| p.1).sum();
                 tracing::warn!(%task, rows = rows as u64 - fresh, "rows came twice and are skipped");
                 self.recorder.duplicates(rows as u64 - fresh);
-                if let Some(again) = only(&chunk, &complement(&parts, rows as u64)) {
-                    self.acks.came_twice(&again.runs);
-                }
+                // The first copy is acknowledged when the user takes it.
                 only(&chunk, &parts)
             }
         };
@@ -106,21 +104,6 @@ impl Shared {
             tell(event);
         }
     }
-}
-
-/// The rows of a chunk that are not in `parts`, which are in order.
-fn complement(parts: &[(u64, u64)], rows: u64) -> Vec<(u64, u64)> {
-    let (mut out, mut at) = (Vec::new(), 0);
-    for &(offset, n) in parts {
-        if offset > at {
-            out.push((at, offset - at));
-        }
-        at = offset + n;
-    }
-    if at < rows {
-        out.push((at, rows - at));
-    }
-    out
 }
 
 /// The given rows of a chunk; elements keep those of their rows that are left.
@@ -161,8 +144,7 @@ mod tests {
         };
         assert_eq!(rows(shared.queue.try_pop().unwrap()).rows(), 4);
         let second = rows(shared.queue.try_pop().unwrap());
-        let again: u64 = shared.acks.draw().iter().map(|r| r.len).sum();
-        assert_eq!(again, 2 + 4, "what came twice counts as acknowledged");
+        assert!(shared.acks.draw().is_empty(), "the user has taken none of what came twice");
         assert_eq!((second.runs[0].start, second.elements), (4, Elements::Lengths(vec![2, 2])));
         assert!(shared.queue.is_empty());
         let c = only(&chunk(0, &[1, 3, 2]), &[(2, 3)]).unwrap();

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use caju_proto::v1::{self, StageStats};
+use caju_types::{Error, format_count};
 use parking_lot::Mutex;
 
 /// What a reader has delivered so far.
@@ -57,6 +58,28 @@ pub struct Incomplete {
     pub rows_taken_by_lost_readers: u64,
     /// Whether the epoch ends with an error for it.
     pub fatal: bool,
+    /// Whether more rows may be missing, or come twice: which rows a vanished reader took is not known.
+    pub rows_unknown: bool,
+}
+
+impl Incomplete {
+    /// The error of a reader whose epoch is not whole.
+    pub(crate) fn error(&self) -> Error {
+        let accept = match self.rows_unknown {
+            true => "or go on with the next epoch",
+            false => {
+                "go on with the next epoch, or accept it with --lost-readers allow (Python: lost_readers=\"allow\")"
+            }
+        };
+        let rows = match self.rows_unknown {
+            true => "rows of this epoch are missing or came twice, nobody knows how many".to_string(),
+            false => format!("{} rows of this epoch are missing", format_count(self.rows_missing)),
+        };
+        Error::failed_precondition(format!(
+            "incomplete: {rows}: {}; read it again under another job name, {accept}",
+            self.why
+        ))
+    }
 }
 
 impl From<&v1::Incomplete> for Incomplete {
@@ -67,6 +90,7 @@ impl From<&v1::Incomplete> for Incomplete {
             why: i.why.clone(),
             rows_taken_by_lost_readers: i.rows_taken_by_lost_readers,
             fatal: i.fatal,
+            rows_unknown: i.rows_unknown,
         }
     }
 }

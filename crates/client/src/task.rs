@@ -4,8 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_schema::SchemaRef;
+use caju_proto::v1;
 use caju_types::{Error, ErrorKind, Result};
-use caju_wire::frame::{CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader, RowsHeader, SchemaHeader};
+use caju_wire::frame::{
+    CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, OpenHeader, RowsHeader, SchemaHeader,
+};
 use caju_wire::{
     FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, is_in_process, is_transient, tune,
 };
@@ -17,11 +20,14 @@ use crate::credit::{Credit, Grant};
 use crate::shared::Shared;
 use crate::target::Target;
 
+/// Rows that a task emitted, per split.
+pub(crate) type Counts = Vec<v1::SplitCount>;
+
 /// How reading a task ended.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// It has sent everything, and everything was received.
-    Ended,
+    /// It has sent everything, and everything was received; with what its worker says to have emitted.
+    Ended(Option<Counts>),
     /// Its connection broke, or its worker gave it up: the rest comes from elsewhere.
     Lost(Error),
     /// It failed, and would fail anywhere.
@@ -47,7 +53,7 @@ pub(crate) async fn read_task(shared: Arc<Shared>, target: Target) -> Outcome {
         None => read_remote(&shared, &target).await,
     };
     match result {
-        Ok(()) => Outcome::Ended,
+        Ok(counts) => Outcome::Ended(counts),
         Err(e) => e.into(),
     }
 }
@@ -60,19 +66,23 @@ impl Drop for Leave {
     }
 }
 
-async fn read_local(shared: &Shared, target: &Target, worker: Arc<dyn LocalWorker>) -> Result<()> {
+async fn read_local(
+    shared: &Shared,
+    target: &Target,
+    worker: Arc<dyn LocalWorker>,
+) -> Result<Option<Counts>> {
     let mut task = worker.open(target.task, target.client, &target.ticket).await?;
     shared.opened(target);
     // Room first: what is taken from the worker is received and must not be dropped.
     while shared.queue.writable().await {
-        let Some(chunk) = task.next().await? else { return Ok(()) };
+        let Some(chunk) = task.next().await? else { return Ok(task.emitted()) };
         let bytes = chunk.bytes();
         shared.receive(target.task, chunk, bytes, None);
     }
     Err(Error::cancelled("the reader is closed"))
 }
 
-async fn read_remote(shared: &Shared, target: &Target) -> Result<()> {
+async fn read_remote(shared: &Shared, target: &Target) -> Result<Option<Counts>> {
     if is_in_process(&target.address) {
         return Err(Error::unavailable(format!(
             "{} has stopped, or belongs to another process",
@@ -147,7 +157,7 @@ async fn receive<R: AsyncRead + Unpin>(
     target: &Target,
     mut reader: FrameReader<R>,
     credit: &Arc<Credit>,
-) -> Result<()> {
+) -> Result<Option<Counts>> {
     let mut schema: Option<SchemaRef> = None;
     loop {
         let Some(frame) = reader.next().await.map_err(broken)? else {
@@ -173,7 +183,7 @@ async fn receive<R: AsyncRead + Unpin>(
                 schema = Some(decode_schema(&header).map_err(broken)?);
             }
             Kind::Ping => {}
-            Kind::End => return Ok(()),
+            Kind::End => return Ok(frame.message::<EndHeader>().map_err(broken)?.counts()),
             Kind::Error => return Err(frame.message::<ErrorHeader>().map_err(broken)?.into()),
             other => {
                 let what = format!("{} sent a frame {other:?}, which is ours to send", target.peer());

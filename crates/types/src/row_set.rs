@@ -107,6 +107,11 @@ impl RowSet {
         self.ranges().len()
     }
 
+    /// Words of 64 rows that the set holds besides its first range: its size in memory, in units of about 24 bytes.
+    pub fn num_words(&self) -> usize {
+        self.words.len()
+    }
+
     /// Whether the set has no rows.
     pub fn is_empty(&self) -> bool {
         self.head.0 == self.head.1 && self.words.is_empty()

@@ -75,7 +75,8 @@ fn runs_of(header: &RowsHeader) -> Result<Vec<Run>> {
         }
         push_run(&mut runs, run);
     }
-    if n > 0 && sum != header.rows {
+    // Rows without runs belong to no split: nobody could say whether they came twice, or acknowledge them.
+    if sum != header.rows {
         return Err(damaged(format!("runs of {sum} rows in a chunk of {}", header.rows)));
     }
     Ok(runs)

@@ -3,8 +3,7 @@
 use arrow_array::RecordBatch;
 use caju_types::Result;
 
-use crate::chunk::slice_runs;
-use crate::{Chunk, Elements, Run};
+use crate::{Chunk, Elements};
 
 /// Hands out the elements of a chunk as record batches. Nothing is copied, unless an element lies across
 /// pieces.
@@ -28,9 +27,12 @@ impl ElementCursor {
         Self { chunk, elements: 0, rows: 0, total, piece: 0, offset: 0 }
     }
 
-    /// Where the rows that were not handed out come from.
-    pub fn rest(&self) -> Vec<Run> {
-        slice_runs(&self.chunk.runs, self.rows, self.total - self.rows)
+    /// The number of rows of the next element; `None` after the last.
+    pub fn next_rows(&self) -> Option<usize> {
+        match &self.chunk.elements {
+            Elements::Rows => (self.rows < self.total).then_some(1),
+            Elements::Lengths(lengths) => lengths.get(self.elements).map(|rows| *rows as usize),
+        }
     }
 
     /// The next element; `None` after the last.
@@ -39,11 +41,7 @@ impl ElementCursor {
     /// `ResourceExhausted` if an element over several pieces does not fit one Arrow array.
     #[expect(clippy::should_implement_trait, reason = "an iterator would not be `?`-able per element")]
     pub fn next(&mut self) -> Result<Option<RecordBatch>> {
-        let rows = match &self.chunk.elements {
-            Elements::Rows if self.rows < self.total => 1,
-            Elements::Lengths(l) if self.elements < l.len() => l[self.elements] as usize,
-            _ => return Ok(None),
-        };
+        let Some(rows) = self.next_rows() else { return Ok(None) };
         self.elements += 1;
         self.rows += rows;
         self.take(rows).map(Some)

@@ -11,6 +11,7 @@
 //!     24         protobuf header, then body
 //! ```
 
+use caju_proto::v1::SplitCount;
 use caju_types::{Error, ErrorKind, Result};
 use prost::Message;
 
@@ -184,6 +185,36 @@ pub struct CreditHeader {
 /// Header of frames that say all by their kind.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct EmptyHeader {}
+
+/// Header of [`Kind::End`]: what the task emitted, to all of its readers. A reader passes it on to the dispatcher, which
+/// then knows it although the worker may die before its own report.
+#[derive(Clone, PartialEq, Message)]
+pub struct EndHeader {
+    /// The counts are there; workers before version 0.2 send none.
+    #[prost(bool, tag = "1")]
+    pub counted: bool,
+    /// Splits, in the order of `rows`.
+    #[prost(uint64, repeated, tag = "2")]
+    pub splits: Vec<u64>,
+    /// Rows of each split.
+    #[prost(uint64, repeated, tag = "3")]
+    pub rows: Vec<u64>,
+}
+
+impl EndHeader {
+    /// Says what a task emitted, if that is known.
+    pub fn new(counts: Option<&[SplitCount]>) -> Self {
+        let of = |field: fn(&SplitCount) -> u64| counts.iter().copied().flatten().map(field).collect();
+        Self { counted: counts.is_some(), splits: of(|c| c.split_index), rows: of(|c| c.rows) }
+    }
+
+    /// What the task emitted, if its worker says so.
+    pub fn counts(&self) -> Option<Vec<SplitCount>> {
+        let count = |(split_index, rows): (&u64, &u64)| SplitCount { split_index: *split_index, rows: *rows };
+        let whole = self.counted && self.splits.len() == self.rows.len();
+        whole.then(|| self.splits.iter().zip(&self.rows).map(count).collect())
+    }
+}
 
 /// Header of [`Kind::Schema`].
 #[derive(Clone, PartialEq, Message)]

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use caju_proto::v1::SplitCount;
 use caju_types::{ClientId, Result, TaskId};
 use parking_lot::Mutex;
 
@@ -27,6 +28,9 @@ pub trait LocalTask: Send {
     /// # Errors
     /// The task's failure.
     async fn next(&mut self) -> Result<Option<Chunk>>;
+
+    /// Rows that the task emitted, per split, to all of its readers; known at its end.
+    fn emitted(&self) -> Option<Vec<SplitCount>>;
 }
 
 /// The workers of this process by their registered address. Clones share the list.

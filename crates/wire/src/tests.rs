@@ -12,7 +12,9 @@ use caju_types::{Error, ErrorKind};
 use proptest::prelude::*;
 
 use super::*;
-use crate::frame::{CreditHeader, EmptyHeader, ErrorHeader, FIXED_LEN, Kind, OpenHeader, RowsHeader};
+use crate::frame::{
+    CreditHeader, EmptyHeader, EndHeader, ErrorHeader, FIXED_LEN, Kind, OpenHeader, RowsHeader,
+};
 use crate::{Chunk, Elements, Run};
 
 /// A small deterministic generator: proptest chooses the seed and the shape, this fills the values.
@@ -361,6 +363,33 @@ fn small_chunks_share_a_frame() {
     let mut rows = one(0);
     rows.elements = Elements::Rows;
     assert!(coalesce(&mut all, rows).is_err());
+}
+
+#[test]
+fn rows_that_belong_to_no_split_are_damage() {
+    let schema = Arc::new(Schema::new(vec![Field::new("id", DataType::Int64, false)]));
+    let ids: ArrayRef = Arc::new(Int64Array::from(vec![1, 2, 3]));
+    let chunk = Chunk {
+        pieces: vec![RecordBatch::try_new(Arc::clone(&schema), vec![ids]).unwrap()],
+        runs: Vec::new(),
+        elements: Elements::Rows,
+        remainder: false,
+    };
+    let e = receive(&bytes_of(&encode_chunk(&chunk).unwrap()), &schema).unwrap_err();
+    assert!(e.kind() == ErrorKind::DataLoss && e.message().contains("runs of 0 rows in a chunk of 3"), "{e}");
+}
+
+#[test]
+fn the_end_says_what_was_emitted_or_that_it_does_not_know() {
+    let count = |split_index, rows| caju_proto::v1::SplitCount { split_index, rows };
+    let counts = vec![count(3, 7), count(1 << 40, 1)];
+    assert_eq!(EndHeader::new(Some(&counts)).counts(), Some(counts));
+    assert_eq!(EndHeader::new(Some(&[])).counts(), Some(Vec::new()), "a task without rows");
+    assert_eq!(EndHeader::new(None).counts(), None);
+    let of_old_worker: EndHeader = prost::Message::decode(&b""[..]).unwrap();
+    assert_eq!(of_old_worker.counts(), None);
+    let torn = EndHeader { counted: true, splits: vec![1], rows: Vec::new() };
+    assert_eq!(torn.counts(), None);
 }
 
 #[tokio::test]

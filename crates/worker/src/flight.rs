@@ -14,7 +14,7 @@ use arrow_flight::{
 use arrow_schema::SchemaRef;
 use caju_proto::{Bytes, to_status, v1};
 use caju_types::{ClientId, Error, Result, TaskId, WorkerId};
-use caju_wire::{Dispatcher, ElementCursor, schema_from_ipc};
+use caju_wire::{Dispatcher, ElementCursor, Run, schema_from_ipc};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use serde_json::Value;
 use tonic::{Request, Response, Status, Streaming};
@@ -114,18 +114,25 @@ impl FlightOnWorker {
 fn elements(found: Found) -> BoxStream<'static, Result<RecordBatch>> {
     let Found::Running(attachment) = found else { return stream::empty().boxed() };
     // Nobody else can read what a Flight reader leaves behind: no one knows what it has.
-    let start = (attachment.only(), None::<ElementCursor>);
+    let start = (attachment.only(), None::<(ElementCursor, Vec<Run>)>);
     stream::try_unfold(
         start,
-        |(mut attachment, mut cursor): (Attachment, Option<ElementCursor>)| async move {
+        |(mut attachment, mut sending): (Attachment, Option<(ElementCursor, Vec<Run>)>)| async move {
             loop {
-                if let Some(c) = &mut cursor
-                    && let Some(batch) = c.next()?
+                if let Some((cursor, _)) = &mut sending
+                    && let Some(batch) = cursor.next()?
                 {
-                    return Ok(Some((batch, (attachment, cursor))));
+                    return Ok(Some((batch, (attachment, sending))));
+                }
+                // A Flight reader acknowledges nothing: rows count as delivered when they are written.
+                if let Some((_, runs)) = sending.take() {
+                    attachment.task.sent_to_flight(&runs);
                 }
                 match attachment.next().await? {
-                    Some(chunk) => cursor = Some(ElementCursor::new(chunk)),
+                    Some(chunk) => {
+                        let runs = chunk.runs.clone();
+                        sending = Some((ElementCursor::new(chunk), runs));
+                    }
                     None => {
                         attachment.received();
                         return Ok(None);

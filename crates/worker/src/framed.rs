@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use arrow_schema::SchemaRef;
 use caju_types::{ClientId, Error, Result, TaskId};
 use caju_wire::Chunk;
-use caju_wire::frame::{CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader};
+use caju_wire::frame::{CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, OpenHeader};
 use caju_wire::{
     BufferPool, FrameReader, FrameWriter, PendingConnection, coalesce, encode_chunk, encode_schema,
 };
@@ -167,7 +167,7 @@ async fn send<W: AsyncWrite + Unpin>(
     let reader = Credentials { client: ClientId(open.client_id), ticket: &open.ticket };
     let found = pinging(writer, ping, manager.open(TaskId(open.task_id), &reader)).await??;
     let Found::Running(mut attachment) = found else {
-        writer.send(Kind::End, &EmptyHeader {}).await?;
+        writer.send(Kind::End, &EndHeader::default()).await?;
         return Ok(None);
     };
     let mut schema = Arc::clone(&attachment.task.schema);
@@ -190,7 +190,7 @@ async fn send<W: AsyncWrite + Unpin>(
             }
         }
     }
-    writer.send(Kind::End, &EmptyHeader {}).await?;
+    writer.send(Kind::End, &EndHeader::new(attachment.task.emitted().as_deref())).await?;
     Ok(Some(attachment))
 }
 

@@ -193,7 +193,8 @@ impl Manager {
                     rows_skipped: 0,
                     first_skips: Vec::new(),
                     modes: SplitModes::default(),
-                    emitted: Vec::new(),
+                    emitted: None,
+                    to_flight: Vec::new(),
                 };
                 self.report(id, &failed, None, REPORT).await;
                 return Err(e);
@@ -348,8 +349,10 @@ impl Manager {
             }),
             profile,
             secret: self.identity.secret(),
-            counted: true,
-            splits_out: finished.emitted.clone(),
+            counted: finished.emitted.is_some(),
+            splits_out: finished.emitted.clone().unwrap_or_default(),
+            flight_counted: true,
+            splits_to_flight: finished.to_flight.clone(),
         };
         let call = |mut d: Dispatcher| {
             let request = request.clone();
@@ -470,14 +473,7 @@ impl Manager {
         let error = Error::cancelled(reason);
         for task in self.running() {
             self.cancel(&task, error.clone());
-            let finished = Finished {
-                result: Err(error.clone()),
-                stages: task.stages(),
-                rows_skipped: 0,
-                first_skips: Vec::new(),
-                modes: SplitModes::default(),
-                emitted: Vec::new(),
-            };
+            let finished = task.finished(Err(error.clone()));
             self.report(task.id, &finished, None, Duration::from_millis(500)).await;
         }
     }
@@ -511,6 +507,10 @@ struct Over;
 impl LocalTask for Over {
     async fn next(&mut self) -> Result<Option<caju_wire::Chunk>> {
         Ok(None)
+    }
+
+    fn emitted(&self) -> Option<Vec<v1::SplitCount>> {
+        None
     }
 }
 

@@ -1,7 +1,7 @@
 //! A task that runs here, and those who read it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arrow_schema::SchemaRef;
@@ -10,8 +10,8 @@ use caju_engine::{CachePlan, Findings, SplitModes, TaskRun, TaskStats};
 use caju_proto::v1::{self, SplitCount, StageStats, TaskStatus};
 use caju_runtime::Tasks;
 use caju_types::{Error, IterationId, Result, Secret, TaskId};
-use caju_wire::Chunk;
-use caju_wire::{ByteQueue, LocalTask};
+use caju_wire::{ByteQueue, Chunk, LocalTask, Run};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -37,6 +37,10 @@ pub(crate) struct RunningTask {
     changed: Notify,
     rows_out: AtomicU64,
     bytes_out: AtomicU64,
+    /// Rows that went out, per split, once all did.
+    emitted: OnceLock<Vec<SplitCount>>,
+    /// Rows of those that were written to Arrow Flight readers.
+    to_flight: Mutex<Tally>,
 }
 
 /// Somebody who takes a decision: a plan, or that nothing is stored.
@@ -120,8 +124,10 @@ pub(crate) struct Finished {
     pub(crate) rows_skipped: u64,
     pub(crate) first_skips: Vec<String>,
     pub(crate) modes: SplitModes,
-    /// Rows that went out, per split.
-    pub(crate) emitted: Vec<SplitCount>,
+    /// Rows that went out, per split; absent unless all did.
+    pub(crate) emitted: Option<Vec<SplitCount>>,
+    /// Rows of those that were written to Arrow Flight readers, per split.
+    pub(crate) to_flight: Vec<SplitCount>,
 }
 
 impl RunningTask {
@@ -149,6 +155,36 @@ impl RunningTask {
             changed: Notify::new(),
             rows_out: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
+            emitted: OnceLock::new(),
+            to_flight: Mutex::default(),
+        }
+    }
+
+    /// Rows that went out, per split, once all did.
+    pub(crate) fn emitted(&self) -> Option<Vec<SplitCount>> {
+        self.emitted.get().cloned()
+    }
+
+    /// Rows that were written to Arrow Flight readers so far, per split.
+    pub(crate) fn to_flight(&self) -> Vec<SplitCount> {
+        self.to_flight.lock().counts()
+    }
+
+    /// An Arrow Flight reader was sent these rows.
+    pub(crate) fn sent_to_flight(&self, runs: &[Run]) {
+        self.to_flight.lock().add(runs);
+    }
+
+    /// How a task ended of which nothing is known but what it has sent.
+    pub(crate) fn finished(&self, result: Result<()>) -> Finished {
+        Finished {
+            result,
+            stages: self.stages(),
+            rows_skipped: 0,
+            first_skips: Vec::new(),
+            modes: SplitModes::default(),
+            emitted: self.emitted(),
+            to_flight: self.to_flight(),
         }
     }
 
@@ -226,32 +262,26 @@ impl RunningTask {
         };
         let result = match result {
             Ok(()) => {
+                // Before the end: whoever sees it may ask.
+                self.emitted.get_or_init(|| tally.counts());
                 self.queue.close(Ok(()));
                 self.delivered(linger).await
             }
             Err(e) => Err(e),
         };
         Finished {
-            result,
             stages: run.stats(),
             rows_skipped: run.rows_skipped(),
             first_skips: run.first_skips(),
             modes: run.modes(),
-            emitted: tally.counts(),
+            ..self.finished(result)
         }
     }
 
     /// How a task ended whose [`RunningTask::pump`] panicked.
     pub(crate) fn broken(&self, error: Error) -> Finished {
         let modes = self.profiled.as_ref().map(|p| (p.modes)()).unwrap_or_default();
-        Finished {
-            result: Err(error),
-            stages: self.stages(),
-            rows_skipped: 0,
-            first_skips: Vec::new(),
-            modes,
-            emitted: Vec::new(),
-        }
+        Finished { modes, ..self.finished(Err(error)) }
     }
 
     async fn emit(&self, run: &mut TaskRun, tally: &mut Tally) -> Result<()> {
@@ -422,6 +452,10 @@ impl LocalTask for Attachment {
         let chunk = Attachment::next(self).await?;
         self.received |= chunk.is_none();
         Ok(chunk)
+    }
+
+    fn emitted(&self) -> Option<Vec<SplitCount>> {
+        self.task.emitted()
     }
 }
 

@@ -10,7 +10,7 @@ use arrow_schema::SchemaRef;
 use caju_types::{Error, Result};
 use caju_wire::checksum::RowsChecksum;
 use caju_wire::frame::{
-    CreditHeader, EmptyHeader, ErrorHeader, FIXED_LEN, Kind, OpenHeader, RowsHeader, SchemaHeader,
+    CreditHeader, EmptyHeader, EndHeader, ErrorHeader, FIXED_LEN, Kind, OpenHeader, RowsHeader, SchemaHeader,
 };
 use caju_wire::{BufferPool, ElementCursor, FrameReader, InFrame, decode_chunk, decode_schema};
 
@@ -50,8 +50,13 @@ fn receive(frame: InFrame, schema: &mut Option<SchemaRef>) -> Result<()> {
         Kind::Credit => {
             let _bytes: CreditHeader = frame.message()?;
         }
-        Kind::Ack | Kind::Ping | Kind::End => {
+        Kind::Ack | Kind::Ping => {
             let _nothing: EmptyHeader = frame.message()?;
+        }
+        Kind::End => {
+            let header: EndHeader = frame.message()?;
+            let counts = header.counts();
+            assert!(counts.is_none_or(|c| header.counted && c.len() == header.rows.len()));
         }
         Kind::Error => drop(Error::from(frame.message::<ErrorHeader>()?)),
         Kind::Schema => *schema = Some(decode_schema(&frame.message::<SchemaHeader>()?)?),
@@ -60,7 +65,7 @@ fn receive(frame: InFrame, schema: &mut Option<SchemaRef>) -> Result<()> {
             let chunk = decode_chunk(frame.message::<RowsHeader>()?, schema, frame.body)?;
             let rows = chunk.rows() as u64;
             let of_runs: u64 = chunk.runs.iter().map(|r| r.len).sum();
-            assert!(chunk.runs.is_empty() || of_runs == rows, "{of_runs} rows of runs in a chunk of {rows}");
+            assert_eq!(of_runs, rows, "every row is of a run");
             let mut sum = RowsChecksum::default();
             let mut elements = ElementCursor::new(chunk);
             while let Some(element) = elements.next()? {

@@ -1,5 +1,7 @@
 //! A client that knows every identifier and no secret: whatever it tries, it is refused, and the job's owner gets all rows.
 
+use arrow_flight::Ticket;
+use arrow_flight::flight_service_client::FlightServiceClient;
 use caju_proto::v1;
 use caju_proto::v1::dispatcher_client::DispatcherClient;
 use caju_tests::cluster::Cluster;
@@ -7,10 +9,11 @@ use caju_tests::frames::{ERROR, VERSION, answer, open_frame};
 use caju_tests::pipeline::{Pipeline, Report};
 use serde_json::json;
 use tonic::Code;
+use tonic::transport::Channel;
 
 #[test]
 fn a_stranger_can_do_nothing_to_a_running_job() {
-    let rows = 60_000;
+    let rows = 100_000;
     let cluster = Cluster::start(1);
     let p =
         Pipeline::of(json!({ "range": rows }), json!([{ "burn": { "per_row": "50us" } }, { "batch": 100 }]));
@@ -35,6 +38,9 @@ fn a_stranger_can_do_nothing_to_a_running_job() {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(strangers_calls(&cluster, iteration, task, worker, &address, &clients));
+    let dataset =
+        cluster.wait_for_status("the dataset", |s| Some(s["jobs"][0]["dataset_id"].as_str()?.to_string()));
+    runtime.block_on(strangers_tickets(&address, worker, &dataset));
     // Its connections close with it: one that answers no longer would hold up the dispatcher's end.
     drop(runtime);
 
@@ -43,6 +49,18 @@ fn a_stranger_can_do_nothing_to_a_running_job() {
     let whole = Pipeline::of(json!({ "range": rows }), json!([{ "batch": 100 }])).report(&[]);
     assert_eq!((report.rows(), report.checksums()), (vec![rows], whole.checksums()));
     cluster.stop();
+}
+
+/// Tickets of Arrow Flight are plain JSON: anybody can write one for a job whose name is in `caju status`.
+async fn strangers_tickets(address: &str, worker: u64, dataset: &str) {
+    let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+    let mut flight = FlightServiceClient::new(channel);
+    for pipeline in [json!(dataset), json!({ "source": { "range": 100_000 } })] {
+        let ticket =
+            json!({ "pipeline": pipeline, "job": "owned", "epoch": 0, "worker": worker }).to_string();
+        let e = flight.do_get(Ticket::new(ticket)).await.expect_err("a stranger got rows of the owner's");
+        assert!(matches!(e.code(), Code::FailedPrecondition | Code::AlreadyExists), "{e}");
+    }
 }
 
 async fn strangers_calls(
@@ -107,6 +125,18 @@ async fn strangers_calls(
     let register = v1::RegisterWorkerRequest { address: address.to_string(), ..Default::default() };
     let e = rpc.register_worker(register).await.unwrap_err();
     assert!(e.message().contains("is not given to another process"), "{e}");
+    // A worker that was never registered says something about a task of the owner's.
+    let report = v1::WorkerHeartbeatRequest {
+        worker_id: 4242,
+        address: "127.0.0.1:1".into(),
+        tasks: vec![task_id],
+        profiles: vec![v1::TaskProfile { task_id, ..Default::default() }],
+        ..Default::default()
+    };
+    let answer = rpc.worker_heartbeat(report).await.unwrap().into_inner();
+    assert!(answer.register_again && answer.decided.is_empty(), "{answer:?}");
+    // Whoever knows a job's name may join it, and whoever reaches the dispatcher may register a worker: the port is for
+    // processes that are trusted. A reader that joins and vanishes is noticed (`lost_readers.rs`).
     let status = format!("{:?}", rpc.get_status(v1::GetStatusRequest {}).await.unwrap());
     let operator = std::fs::read_to_string(cluster.operator_secret_file()).unwrap();
     assert!(!status.contains(operator.trim()));

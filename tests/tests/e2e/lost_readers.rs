@@ -86,6 +86,41 @@ fn a_reader_that_is_started_again_later_is_refused_unless_it_accepts_the_loss() 
     cluster.stop();
 }
 
+/// A cluster that takes longer to miss a reader than the rest of an epoch takes, as with the timeouts that it has unless
+/// told otherwise.
+fn patient_cluster() -> Cluster {
+    Cluster::start_with(2, &["--client-timeout", "20s"], &[])
+}
+
+#[test]
+fn a_reader_that_is_killed_near_the_end_is_missed_before_the_epoch_ends() {
+    let cluster = patient_cluster();
+    let p = slow();
+    let first = start(&cluster, &p, "first.json", &[]);
+    wait_for_rows(&cluster);
+    first.signal("KILL");
+    let again = start(&cluster, &p, "again.json", &[]).wait();
+    again.expect_code(3).expect_error(&["incomplete", "vanished after its user had taken"]);
+    let (rows, missing, taken) = account(&report(&p, "again.json"));
+    assert_eq!((rows + missing, missing), (ROWS, taken), "every row is with one of them");
+    cluster.stop();
+}
+
+#[test]
+fn a_reader_that_stands_still_near_the_end_is_missed_before_the_epoch_ends() {
+    let cluster = patient_cluster();
+    let p = slow();
+    let (stopped, other) = (start(&cluster, &p, "stopped.json", &[]), start(&cluster, &p, "other.json", &[]));
+    cluster.wait_for_status("both readers", |s| (job(s)?["clients"] == 2).then_some(()));
+    wait_for_rows(&cluster);
+    stopped.signal("STOP");
+    other.wait().expect_code(3).expect_error(&["incomplete", "vanished after its user had taken"]);
+    let (rows, missing, taken) = account(&report(&p, "other.json"));
+    assert_eq!((rows + missing, missing), (ROWS, taken));
+    stopped.signal("KILL");
+    cluster.stop();
+}
+
 #[test]
 fn a_reader_that_stands_still_is_expelled_and_the_other_one_gets_what_it_did_not_take() {
     let cluster = cluster();

@@ -5,9 +5,10 @@ use std::fs::File;
 use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use caju_tests::binary::{IMAGES, ROWS, sample_images, sample_table};
+use caju_tests::binary::{IMAGES, ROWS, caju_binary, sample_images, sample_table};
 use caju_tests::cluster::Server;
 use caju_tests::{Cluster, Pipeline, Process, caju_in, files};
 use serde_json::{Value, json};
@@ -357,4 +358,9 @@ fn former_names_still_work() {
     settings("[bench.policies]\nfinals = 2\n").expect_code(2).expect_error(&["none.yaml"]);
     settings("[bench.policies]\nfinals = \"many\"\n").expect_code(2).expect_error(&["finals", "many"]);
     settings("[bench.policies]\nfinale = 2\n").expect_code(2).expect_error(&["finale", "unknown setting"]);
+    let mut command = Command::new(caju_binary());
+    command.args(["bench", "policies", "none.yaml"]).current_dir(folder.path()).env("CAJU_FINALS", "many");
+    let ended = Process::start(command, "caju bench policies".into()).wait();
+    ended.expect_code(2);
+    assert!(ended.stderr.contains("many"), "{}", ended.stderr);
 }

@@ -313,6 +313,8 @@ fn splits_that_were_all_under_way_at_the_decision_are_stored() {
     let p = on_files(json!([{ "sleep": { "per_row": "40ms" } }, "autocache", { "batch": 10 }]));
     let report = p.report(&["--cache", "cache", "--policy", "auto", "--epochs", "2"]);
     assert_eq!(report.splits(0), [0, 3, 0], "{:#}", report.0);
+    assert_eq!(report.0["epochs"][0]["splits"]["backfilled"], 3);
+    // The former name, for one more version.
     assert_eq!(report.0["epochs"][0]["splits"]["kept"], 3);
     assert_eq!(report.splits(1), [0, 0, 3]);
     assert_eq!(report.checksums()[0], report.checksums()[1]);

@@ -149,7 +149,7 @@ journal must hold everything that the process had called durable, in order, and 
 pub(crate) struct JournalArgs {
     /// Databases to measure
     #[arg(long, value_name = "DATABASE", value_delimiter = ',', default_value = "sled,redb")]
-    pub(crate) journal: Vec<super::JournalDatabase>,
+    pub(crate) journal: Vec<super::service::JournalDatabase>,
     /// Folder on the disk that is meant; journals lie in folders of their own in it and are removed
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, default_value = ".")]
     pub(crate) dir: PathBuf,

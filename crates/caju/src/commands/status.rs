@@ -184,7 +184,10 @@ fn details(job: &JobStatus) -> String {
         return out;
     }
     if let Some(i) = &job.incomplete {
-        let rows = format_count(i.rows_missing);
+        let rows = match i.rows_unknown {
+            true => "an unknown number of".to_string(),
+            false => format_count(i.rows_missing),
+        };
         out.push_str(&format!(
             "\n  {}\n",
             wrapped(&format!("incomplete: {rows} rows are missing: {}", i.why), 2)
@@ -255,7 +258,7 @@ fn job_json(j: &JobStatus) -> Value {
     let failure = j.failure.as_ref().map(|f| json!({"kind": f.kind, "message": f.message}));
     let incomplete = j.incomplete.as_ref().map(|i| {
         json!({"rows_missing": i.rows_missing, "splits": i.splits, "why": i.why,
-               "rows_taken_by_lost_readers": i.rows_taken_by_lost_readers})
+               "rows_taken_by_lost_readers": i.rows_taken_by_lost_readers, "rows_unknown": i.rows_unknown})
     });
     json!({"job": j.job, "incomplete": incomplete, "dataset_id": j.dataset_id, "pipeline": j.pipeline, "iteration_id": j.iteration_id,
            "epoch": j.epoch, "state": j.state, "mode": j.mode, "splits_total": j.splits_total,

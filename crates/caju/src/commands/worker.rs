@@ -21,7 +21,7 @@ use crate::output;
 pub(crate) async fn run(args: &WorkerArgs) -> Result<()> {
     match &args.command {
         Some(WorkerCommand::Drain { id, dispatcher, operator_secret_file, connect_timeout }) => {
-            ask_to_leave(*id, dispatcher, operator_secret_file.as_deref(), *connect_timeout).await
+            drain_worker(*id, dispatcher, operator_secret_file.as_deref(), *connect_timeout).await
         }
         None => Box::pin(serve(args)).await,
     }
@@ -64,11 +64,11 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
     }
 }
 
-async fn ask_to_leave(
+async fn drain_worker(
     id: u64,
     dispatcher: &str,
     operator_secret_file: Option<&Path>,
-    patience: Duration,
+    connect_timeout: Duration,
 ) -> Result<()> {
     let link = DispatcherLink::new(dispatcher)?;
     let secret = operator_secret_file.map(operator_secret).transpose()?;
@@ -77,7 +77,7 @@ async fn ask_to_leave(
         let request = v1::DrainWorkerRequest { worker_id: id, secret: secret.clone().into() };
         async move { d.drain_worker(request).await }
     };
-    link.retry(patience, Duration::ZERO, call).await?;
+    link.retry(connect_timeout, Duration::ZERO, call).await?;
     output::say(format_args!("worker {id} gets no new tasks, and leaves when its present ones are done"))
 }
 

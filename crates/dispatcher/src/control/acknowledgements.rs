@@ -1,54 +1,46 @@
-//! Whether what clients acknowledged is what tasks emitted.
+//! The end of tasks and epochs: whether what the users of clients took is what tasks emitted.
 //!
-//! What clients acknowledge is kept in memory alone: after a restart of the dispatcher they send all of it again. What
-//! follows from it (a task is done, rows are missing, a client vanished with rows) is journaled.
+//! The rule about which rows each client has is in [`crate::state::Iteration`]'s module. What clients acknowledge is kept
+//! in memory alone: after a restart of the dispatcher they send all of it again. What follows from it (a task is done,
+//! rows are missing, a client vanished with rows) is journaled.
+//!
+//! A reader may leave when every row of the epoch is with a user or with a client that lives: its own user has taken all,
+//! and every other reader either has too, or has called since the last row was sent. A reader that has not called may be
+//! dead, and what it received comes back when it is expelled; somebody must be there to read it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use caju_proto::v1;
-use caju_types::{ClientId, Error, IterationId, Result, RowRanges, RowSet, TaskId, format_count};
+use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId, format_count};
 
 use super::Txn;
-use super::acknowledged::{Acknowledged, Rows};
+use super::acknowledged_rows::{Acknowledged, Reported};
 use super::reports::Reports;
-use crate::state::{Iteration, Lease, Member, Task, TaskState, Update};
-
-/// The rows of a message.
-///
-/// # Errors
-/// `InvalidArgument` if they are no ranges.
-pub(super) fn rows_of(rows: &v1::SplitRows) -> Result<(u64, RowRanges)> {
-    if let Some(odd) = rows.rows.iter().find(|r| r.start > r.end) {
-        return Err(Error::invalid(format!(
-            "rows {}..{} of split {} are no range",
-            odd.start, odd.end, rows.split_index
-        )));
-    }
-    let mut ranges: RowRanges = rows.rows.iter().map(|r| (r.start, r.end)).collect();
-    let mut scattered = RowSet::default();
-    rows.words.iter().zip(&rows.bits).for_each(|(word, bits)| scattered.insert_word(*word, *bits));
-    ranges.extend(&scattered.ranges());
-    Ok((rows.split_index, ranges))
-}
+use crate::state::{Failure, Iteration, Lease, Member, Task, TaskState, Update};
 
 impl Reports {
     /// Enters what a client acknowledged, and what follows from it.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` for a client that acknowledges rows in too many pieces.
     pub(super) fn acknowledge(
         &mut self,
         txn: &mut Txn<'_>,
         client: ClientId,
         id: IterationId,
-        request: &v1::ClientHeartbeatRequest,
-    ) {
-        if !request.acknowledged.is_empty() || request.acknowledged_all {
-            let known = self.acknowledged.entry((id, client)).or_default();
-            known.add(&request.acknowledged, request.acknowledged_all);
+        mut reported: Reported,
+        taken_tasks: &[u64],
+    ) -> Result<()> {
+        let Some(iteration) = txn.state.iterations.get(&id) else { return Ok(()) };
+        let news = reported.has_rows() && iteration.members.get(&client).is_some_and(|m| !m.took);
+        if !reported.is_empty() {
+            reported.keep_open(iteration);
+            self.acknowledged.entry((id, client)).or_default().add(&reported)?;
         }
-        let member = txn.state.iterations.get(&id).and_then(|i| i.members.get(&client));
-        if !request.acknowledged.is_empty() && member.is_some_and(|m| !m.took) {
+        if news {
             txn.apply(Update::ClientTook { client, iteration: id });
         }
-        for task in request.taken_tasks.iter().copied().map(TaskId) {
+        for task in taken_tasks.iter().copied().map(TaskId) {
             let known = txn.state.task(task).is_some_and(|(iteration, task)| {
                 iteration.id == id
                     && task.read_by.contains(&client)
@@ -60,59 +52,132 @@ impl Reports {
             }
         }
         self.settle_tasks(txn, id);
+        Ok(())
     }
 
-    /// Compares what ended tasks emitted with what clients acknowledged, as soon as both are known.
-    pub(super) fn settle_tasks(&self, txn: &mut Txn<'_>, id: IterationId) {
+    /// Compares what ended tasks emitted with what the users of clients took, as soon as both are known.
+    pub(super) fn settle_tasks(&mut self, txn: &mut Txn<'_>, id: IterationId) {
         let Some(iteration) = txn.state.iterations.get(&id).filter(|i| i.failure.is_none()) else { return };
-        let tasks = iteration.to_settle().into_iter().filter_map(|t| iteration.tasks.get(&t));
-        let settled: Vec<Update> = tasks
-            .filter_map(|task| {
-                let missing = missing(self, iteration, task)?;
-                if !missing.is_empty() {
-                    let rows: u64 = missing.iter().map(|(_, rows)| rows).sum();
-                    tracing::error!(
-                        "{}: {} rows that {} emitted in {} splits were acknowledged by nobody",
-                        iteration.describe(),
-                        format_count(rows),
-                        task.id,
-                        missing.len()
-                    );
-                }
-                Some(Update::TaskSettled { task: task.id, missing })
-            })
-            .collect();
-        settled.into_iter().for_each(|update| txn.apply(update));
+        let mut updates = Vec::new();
+        for task in iteration.to_settle().into_iter().filter_map(|t| iteration.tasks.get(&t)) {
+            let Some(Sums { missing, surplus }) = compare(self, iteration, task) else { continue };
+            if let Some((split, rows)) = surplus.first() {
+                let error = too_many(iteration, task, *split, *rows);
+                tracing::error!("{error}");
+                updates = vec![Update::IterationFailed { iteration: id, failure: Failure::from(&error) }];
+                break;
+            }
+            if !missing.is_empty() {
+                tracing::error!(
+                    "{}: {} rows that {} emitted in {} splits were acknowledged by nobody",
+                    iteration.describe(),
+                    format_count(missing.iter().fold(0, |sum: u64, (_, rows)| sum.saturating_add(*rows))),
+                    task.id,
+                    missing.len()
+                );
+            }
+            let taken = forget_acknowledged(self, iteration, task);
+            updates.push(Update::TaskSettled { task: task.id, missing, taken });
+        }
+        updates.into_iter().for_each(|update| txn.apply(update));
     }
 }
 
-/// Rows per split that a task emitted and nobody acknowledged; nothing while that is not known.
-fn missing(reports: &Reports, iteration: &Iteration, task: &Task) -> Option<Vec<(u64, u64)>> {
-    let (Some(emitted), false) = (&task.emitted, iteration.flight_readers) else { return Some(Vec::new()) };
+/// The difference between the rows that users took and those that they should have, per split.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Sums {
+    missing: Vec<(u64, u64)>,
+    /// Rows that several users took, or that no task emitted.
+    surplus: Vec<(u64, u64)>,
+}
+
+/// Compares one task; nothing while clients have not said all, and no difference where its worker does not count.
+fn compare(reports: &Reports, iteration: &Iteration, task: &Task) -> Option<Sums> {
     let clients: Option<Vec<&Acknowledged>> = iteration
         .own_members()
-        .map(|c| reports.acknowledged.get(&(iteration.id, c)).filter(|a| a.complete))
+        .map(|c| reports.acknowledged.get(&(iteration.id, c)).filter(|a| a.is_complete()))
         .collect();
     let clients = clients?;
-    let missing = |(split, rows): &(u64, u64)| {
-        let done = task.leases.get(split).map(|l| &l.done);
-        let received = task.received.get(split);
-        let expected = rows + done.map_or(0, RowRanges::len);
-        let of_clients = || clients.iter().filter_map(|a| a.splits.get(split));
-        let have = if done.is_none_or(RowRanges::is_empty) && received.is_none() {
-            of_clients().map(Rows::len).sum()
-        } else {
-            let mut all = done.cloned().unwrap_or_default();
-            received.into_iter().for_each(|r| all.extend(r));
-            of_clients().for_each(|a| all.extend(&a.union()));
-            all.len()
-        };
-        (have < expected).then(|| (*split, expected - have))
-    };
-    Some(emitted.iter().filter_map(missing).collect())
+    let uncounted = iteration.flight_readers && task.to_flight.is_none();
+    let Some(emitted) = task.emitted.as_ref().filter(|_| !uncounted) else { return Some(Sums::default()) };
+    let emitted: HashMap<u64, u64> = emitted.iter().copied().collect();
+    let to_flight: HashMap<u64, u64> = task.to_flight.iter().flatten().copied().collect();
+    let splits: BTreeSet<u64> = task.leases.keys().chain(emitted.keys()).copied().collect();
+    let mut sums = Sums::default();
+    for split in splits {
+        let lease = task.leases.get(&split);
+        let delivered = lease.map_or(0, |l| l.done.len());
+        let expected = emitted.get(&split).copied().unwrap_or(0).saturating_add(delivered);
+        let (users, doubled) = taken_by_users(&clients, task, lease, split);
+        let have = users.saturating_add(to_flight.get(&split).copied().unwrap_or(0));
+        if have < expected {
+            sums.missing.push((split, expected - have));
+        }
+        let surplus = have.saturating_sub(expected).saturating_add(doubled);
+        if surplus > 0 {
+            sums.surplus.push((split, surplus));
+        }
+    }
+    Some(sums)
 }
 
-/// A client fell silent. What its user took is taken; the rest goes to others.
+/// Rows of a split that users took, and rows of those that several users took.
+fn taken_by_users(clients: &[&Acknowledged], task: &Task, lease: Option<&Lease>, split: u64) -> (u64, u64) {
+    let (mut taken, mut doubled) = (RowRanges::default(), 0u64);
+    for client in clients {
+        let rows = client.of(split);
+        let sum = taken.len().saturating_add(rows.len());
+        taken.extend(&rows);
+        doubled = doubled.saturating_add(sum.saturating_sub(taken.len()));
+    }
+    if let Some(lease) = lease {
+        // What present clients hold of it is taken when they acknowledge it, and not before.
+        let mut done = lease.done.clone();
+        lease.held.values().for_each(|held| done.subtract(held));
+        taken.extend(&done);
+    }
+    if let Some(received) = task.received.get(&split) {
+        taken.extend(received);
+    }
+    (taken.len(), doubled)
+}
+
+/// Forgets what clients acknowledged of a task that is done; how many rows of each client they were.
+fn forget_acknowledged(reports: &mut Reports, iteration: &Iteration, task: &Task) -> Vec<(ClientId, u64)> {
+    let mut taken = Vec::new();
+    for client in iteration.own_members() {
+        let Some(known) = reports.acknowledged.get_mut(&(iteration.id, client)) else { continue };
+        let rows = task.leases.keys().fold(0, |sum: u64, split| sum.saturating_add(known.forget(*split)));
+        if rows > 0 {
+            taken.push((client, rows));
+        }
+    }
+    taken
+}
+
+fn too_many(iteration: &Iteration, task: &Task, split: u64, rows: u64) -> Error {
+    Error::data_loss(format!(
+        "{}: {} rows of split {split} are acknowledged that {} did not emit, or by several readers: rows were delivered \
+         twice, so nothing that was read of this epoch can be relied on; read it again under another job name, and \
+         report this",
+        iteration.describe(),
+        format_count(rows),
+        task.id
+    ))
+}
+
+/// Whether a reader may leave: every row is with a user, or with a reader that lives.
+pub(super) fn may_leave(reports: &Reports, iteration: &Iteration, client: ClientId) -> bool {
+    let is_complete =
+        |c: ClientId| reports.acknowledged.get(&(iteration.id, c)).is_some_and(Acknowledged::is_complete);
+    let has_all = |c: ClientId| is_complete(c) && iteration.has_taken_all(c);
+    let others = || iteration.own_members().filter(|c| *c != client);
+    has_all(client)
+        && !iteration.awaits_report()
+        && others().all(|c| has_all(c) || reports.called_since_drained(iteration.id, c))
+}
+
+/// A client fell silent. What its user took is delivered, of every task that is not done; the rest goes to others.
 pub(super) fn vanished(
     iteration: &Iteration,
     client: ClientId,
@@ -123,8 +188,7 @@ pub(super) fn vanished(
         let rows = task.leases.keys().map(|split| (*split, taken(*split)));
         (task.id, rows.filter(|(_, rows)| !rows.is_empty()).collect())
     };
-    let open =
-        iteration.tasks.values().filter(|t| t.state != TaskState::Done && !t.taken_by.contains(&client));
+    let open = iteration.tasks.values().filter(|t| t.state != TaskState::Done);
     let received = open.map(of_task).filter(|(_, rows): &(_, Vec<_>)| !rows.is_empty()).collect();
     let mut returned: BTreeMap<u64, RowRanges> = BTreeMap::new();
     for (split, held) in held_by(iteration, client) {
@@ -134,8 +198,13 @@ pub(super) fn vanished(
             returned.entry(split).or_default().extend(&rows);
         }
     }
-    // A client that had taken everything has left.
-    let rows = acknowledged.map_or(0, Acknowledged::total);
+    let member = iteration.members.get(&client);
+    let done = member.map_or(0, |m| m.rows_done);
+    let rows = acknowledged.map_or(0, Acknowledged::total).saturating_add(done);
+    let is_known = acknowledged.is_some_and(Acknowledged::is_complete);
+    let all_done = || iteration.tasks.values().all(|t| t.state == TaskState::Done);
+    let has_left = iteration.has_taken_all(client) && (is_known || all_done());
+    let unknown = !has_left && !is_known && member.is_some_and(|m| m.took);
     Update::ClientGone {
         client,
         iteration: iteration.id,
@@ -143,7 +212,9 @@ pub(super) fn vanished(
         broken_off: Vec::new(),
         reason: "it was silent for longer than the client timeout".to_string(),
         returned: returned.into_iter().collect(),
-        vanished: (!iteration.is_accounted_for(client)).then_some(rows),
+        // Whoever had taken everything, and had nothing left to do but leave, has left.
+        vanished: (!has_left).then_some(rows),
+        unknown,
     }
 }
 
@@ -168,11 +239,12 @@ pub(super) fn incomplete(iteration: &Iteration, member: Option<&Member>) -> Opti
     let strict = member.map_or(iteration.strict, |m| !m.allow_lost);
     let taken = iteration.rows_of_lost_readers();
     Some(v1::Incomplete {
-        rows_missing: missing.rows + if strict { taken } else { 0 },
+        rows_missing: missing.rows.saturating_add(if strict { taken } else { 0 }),
         splits: missing.splits,
         why: why(iteration),
         rows_taken_by_lost_readers: taken,
-        fatal: missing.rows > 0 || strict,
+        fatal: missing.rows > 0 || strict || iteration.has_unknown_rows(),
+        rows_unknown: iteration.has_unknown_rows(),
     })
 }
 
@@ -181,12 +253,17 @@ fn why(iteration: &Iteration) -> String {
     let mut reasons: Vec<String> = iteration
         .lost_readers
         .iter()
-        .map(|r| {
-            format!(
+        .map(|r| match r.unknown {
+            true => format!(
+                "{} of this job vanished after its user had taken rows, before it had told the dispatcher, which was \
+                 restarted, which ones: some of them come twice",
+                r.client
+            ),
+            false => format!(
                 "{} of this job vanished after its user had taken {} rows",
                 r.client,
                 format_count(r.rows)
-            )
+            ),
         })
         .collect();
     if iteration.missing.rows > 0 {
@@ -201,9 +278,15 @@ fn why(iteration: &Iteration) -> String {
 
 /// The error of a reader that may not join an epoch that is not whole.
 pub(super) fn refuse(iteration: &Iteration) -> Error {
+    let accept = match iteration.missing.rows > 0 || iteration.has_unknown_rows() {
+        true => "or read another epoch",
+        false => {
+            "read another epoch, or accept it with --lost-readers allow (Python: lost_readers=\"allow\")"
+        }
+    };
     Error::failed_precondition(format!(
-        "{} is incomplete: {}, so a reader that joins now cannot get all rows; take another job name, read another \
-         epoch, or accept it with --lost-readers allow (Python: lost_readers=\"allow\")",
+        "{} is incomplete: {}, so a reader that joins now cannot get all rows exactly once; take another job name, \
+         {accept}",
         iteration.describe(),
         why(iteration)
     ))

@@ -3,8 +3,8 @@
 use caju_proto::{ticket, v1};
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 
-use super::acknowledged::Acknowledged;
-use super::acknowledgements::{self, rows_of};
+use super::acknowledged_rows::{Acknowledged, Reported, rows_of};
+use super::acknowledgements;
 use super::status::decision;
 use super::workers::modes_to_proto;
 use super::{Core, Txn, secrets};
@@ -17,30 +17,37 @@ impl Core {
     ) -> Result<v1::ClientHeartbeatResponse> {
         let (client, id) = (ClientId(request.client_id), IterationId(request.iteration_id));
         let lost = parse_lost(&request.lost_tasks)?;
-        request.acknowledged.iter().try_for_each(|rows| rows_of(rows).map(drop))?;
+        let mut reported = Some(Reported::parse(&request)?);
         let deadline = self.deadline(request.wait_ms);
-        let known = self
+        let (known, is_news) = self
             .commit(|txn| {
                 let known = match txn.state.iterations.get(&id) {
                     Some(iteration) => secrets::is_client(iteration, client, &request.secret)?,
                     None => false,
                 };
-                let known = known && report(txn, client, id, &request, &lost);
-                if known {
-                    self.reports.lock().acknowledge(txn, client, id, &request);
+                if !(known && report(txn, client, id, &request, &lost)) {
+                    return Ok((false, false));
                 }
-                Ok(known)
+                let mut reports = self.reports.lock();
+                let taken = &request.taken_tasks;
+                reports.acknowledge(txn, client, id, reported.take().unwrap_or_default(), taken)?;
+                let is_drained = txn.state.iterations.get(&id).is_some_and(Iteration::is_drained);
+                Ok((true, reports.record_call(id, client, is_drained)))
             })
             .await?;
         if !known {
             return Ok(self.unknown(client));
+        }
+        if is_news {
+            // Readers that wait to leave hear that this one lives.
+            self.notifiers.notify(id);
         }
         let mut news = self.notifiers.subscribe(id);
         loop {
             news.borrow_and_update();
             self.on_heartbeat(client, id, &request);
             let answer = self.look(|state| self.client_view(state, client, id)).await?;
-            let news_for_client = answer.unknown || answer.version > request.seen_version;
+            let news_for_client = answer.unknown || answer.accounted || answer.version > request.seen_version;
             if news_for_client || !self.wait(&mut news, deadline).await? {
                 self.on_heartbeat(client, id, &request);
                 return Ok(answer);
@@ -64,13 +71,14 @@ impl Core {
         };
         let reports = self.reports.lock();
         let acknowledged = reports.acknowledged.get(&(id, client)).is_some_and(Acknowledged::is_complete);
+        let accounted = acknowledgements::may_leave(&reports, iteration, client);
         let stages = reports.stages(iteration);
         drop(reports);
         v1::ClientHeartbeatResponse {
             version: iteration.version,
             tasks: task_infos(state, iteration, client),
             finished: iteration.is_drained(),
-            accounted: acknowledged && iteration.is_accounted_for(client),
+            accounted,
             incomplete: acknowledgements::incomplete(iteration, iteration.members.get(&client)),
             acknowledge_all: !acknowledged,
             failure: iteration.failure.as_ref().map(Into::into),
@@ -110,7 +118,7 @@ impl Core {
                 None => false,
             };
             if known {
-                let vanished = None;
+                let (vanished, unknown) = (None, false);
                 txn.apply(Update::ClientGone {
                     client,
                     iteration,
@@ -119,6 +127,7 @@ impl Core {
                     reason,
                     returned,
                     vanished,
+                    unknown,
                 });
                 self.reports.lock().settle_tasks(txn, iteration);
             }
@@ -165,7 +174,8 @@ fn report(
             TaskState::Done | TaskState::Lost { .. } => false,
         });
         if news {
-            txn.apply(Update::ClientEnded { client, task });
+            let emitted = counts(txn.state, request, task);
+            txn.apply(Update::ClientEnded { client, task, emitted });
         }
     }
     for Lost { task, received, reason } in lost {
@@ -180,6 +190,17 @@ fn report(
         }
     }
     true
+}
+
+/// What a task emitted by its worker's word to this client, where that is not known yet.
+fn counts(state: &State, request: &v1::ClientHeartbeatRequest, id: TaskId) -> Option<Vec<(u64, u64)>> {
+    let (_, task) = state.task(id)?;
+    if task.emitted.is_some() {
+        return None;
+    }
+    let counts = request.ended_counts.iter().find(|c| c.task_id == id.0)?;
+    let own = counts.splits_out.iter().filter(|c| task.leases.contains_key(&c.split_index));
+    Some(own.map(|c| (c.split_index, c.rows)).collect())
 }
 
 fn find(

@@ -4,7 +4,7 @@
 //! decides under the lock of the state ([`store::Store`]), which takes microseconds; the answer leaves when what was decided,
 //! and all that it rests on, is durable. Who waits for news of an iteration waits at its notifier.
 
-mod acknowledged;
+mod acknowledged_rows;
 mod acknowledgements;
 mod autocache;
 mod clients;
@@ -174,6 +174,7 @@ impl Core {
     fn tidy(&self, state: &State, touched: &BTreeSet<IterationId>) {
         for id in touched {
             let iteration = state.iterations.get(id);
+            self.reports.lock().set_drained(*id, iteration.is_some_and(Iteration::is_drained));
             if !iteration.is_some_and(Iteration::is_running) {
                 self.listings.stop(*id);
                 self.snapshots.counts.settle(*id);

@@ -6,7 +6,7 @@ use caju_proto::v1;
 use caju_runtime::random_secret;
 use caju_types::{ClientId, DatasetId, Error, IterationId, JobName, Result, Secret, WorkerId, did_you_mean};
 
-use super::acknowledged::Acknowledged;
+use super::acknowledged_rows::Acknowledged;
 use super::acknowledgements;
 use super::clients::task_infos;
 use super::datasets::{difference, find, parse, register};
@@ -126,6 +126,7 @@ impl Core {
             let allow_lost = allow_lost(request)?;
             if let Some(iteration) = txn.state.iterations.get(&id) {
                 may_join(iteration, allow_lost)?;
+                may_share(iteration, flight.is_some())?;
             }
             // A client that reads several epochs has one secret.
             let secret = match given.and(<[u8; Secret::BYTES]>::try_from(&*request.client_secret).ok()) {
@@ -216,10 +217,27 @@ fn allow_lost(request: &v1::OpenIterationRequest) -> Result<bool> {
 
 /// Whether a reader that comes now can get what it expects.
 fn may_join(iteration: &Iteration, allow_lost: bool) -> Result<()> {
-    if iteration.missing.rows > 0 || !iteration.lost_readers.is_empty() && !allow_lost {
+    let is_lossy = iteration.missing.rows > 0 || iteration.has_unknown_rows();
+    if is_lossy || !iteration.lost_readers.is_empty() && !allow_lost {
         return Err(acknowledgements::refuse(iteration));
     }
     Ok(())
+}
+
+/// Readers of caju's own kind and Arrow Flight readers do not share an epoch at the same time: what a Flight reader takes
+/// it neither acknowledges nor gives back.
+fn may_share(iteration: &Iteration, flight: bool) -> Result<()> {
+    let (mine, theirs) = match flight {
+        true => ("an Arrow Flight reader", "readers of caju's own kind"),
+        false => ("a reader of caju's own kind", "Arrow Flight readers"),
+    };
+    if !iteration.members.values().any(|m| m.flight.is_some() != flight) {
+        return Ok(());
+    }
+    Err(Error::failed_precondition(format!(
+        "{} is being read by {theirs}, and {mine} cannot share it with them: take another job name",
+        iteration.describe()
+    )))
 }
 
 fn wanted_mode(request: &v1::OpenIterationRequest) -> Result<Option<Mode>> {

@@ -9,7 +9,7 @@ use caju_types::{ClientId, IterationId, TaskId, WorkerId};
 
 use crate::state::{Iteration, TaskState};
 
-use super::acknowledged::Acknowledged;
+use super::acknowledged_rows::Acknowledged;
 
 /// Skipped rows of an iteration that are reported one by one; the others are only counted.
 const REPORTED_SKIPS: usize = 100;
@@ -26,6 +26,10 @@ pub(crate) struct Reports {
     pub(crate) clients: BTreeMap<(IterationId, ClientId), ClientReport>,
     /// What the users of present clients took.
     pub(crate) acknowledged: BTreeMap<(IterationId, ClientId), Acknowledged>,
+    /// Iterations of which all rows were sent: the call that was the last one before that, by its number.
+    drained: BTreeMap<IterationId, u64>,
+    /// Calls of clients so far.
+    calls: u64,
     /// Since when an iteration has no reader.
     pub(crate) idle: BTreeMap<IterationId, Duration>,
     /// Since when a running iteration has no worker.
@@ -62,6 +66,9 @@ pub(crate) struct ClientReport {
     pub(crate) wait_fraction: f64,
     /// Rows that it takes per second.
     pub(crate) rows_per_s: f64,
+    /// The number of its last call; 0 while it has not called this process. Unlike `at`, this changes only when a call
+    /// arrives: a call that waits here says nothing about its sender.
+    call: u64,
 }
 
 impl Reports {
@@ -76,6 +83,32 @@ impl Reports {
 
     pub(crate) fn on_client_call(&mut self, iteration: IterationId, client: ClientId, now: Duration) {
         self.clients.entry((iteration, client)).or_default().at = now;
+    }
+
+    /// A call of a reader arrives. Whether it is its first one since all rows of the iteration were sent.
+    pub(crate) fn record_call(&mut self, iteration: IterationId, client: ClientId, is_drained: bool) -> bool {
+        if is_drained {
+            self.drained.entry(iteration).or_insert(self.calls);
+        }
+        let first = is_drained && !self.called_since_drained(iteration, client);
+        self.calls += 1;
+        self.clients.entry((iteration, client)).or_default().call = self.calls;
+        first
+    }
+
+    /// Notes whether all rows of an iteration were sent.
+    pub(crate) fn set_drained(&mut self, iteration: IterationId, is_drained: bool) {
+        if is_drained {
+            self.drained.entry(iteration).or_insert(self.calls);
+        } else {
+            self.drained.remove(&iteration);
+        }
+    }
+
+    /// Whether a client has called since all rows of its iteration were sent.
+    pub(crate) fn called_since_drained(&self, iteration: IterationId, client: ClientId) -> bool {
+        let call = self.clients.get(&(iteration, client)).map_or(0, |c| c.call);
+        self.drained.get(&iteration).is_some_and(|drained| call > *drained)
     }
 
     /// Adds what an ended task reported.
@@ -113,6 +146,7 @@ impl Reports {
     pub(crate) fn forget(&mut self, iteration: IterationId) {
         self.clients.retain(|(i, _), _| *i != iteration);
         self.acknowledged.retain(|(i, _), _| *i != iteration);
+        self.drained.remove(&iteration);
         self.idle.remove(&iteration);
         self.starved.remove(&iteration);
         self.ended_stages.remove(&iteration);

@@ -41,7 +41,7 @@ impl Core {
             updates.extend(self.datasets.usage().lock().expired(txn.state, &self.config.memory, now));
             let gone: BTreeSet<IterationId> = updates.iter().filter_map(gone_from).collect();
             apply(txn, updates);
-            let reports = self.reports.lock();
+            let mut reports = self.reports.lock();
             gone.into_iter().for_each(|id| reports.settle_tasks(txn, id));
         });
     }

@@ -109,15 +109,20 @@ impl Core {
                 })
             })
             .await??;
-        if !answer.register_again {
+        if answer.register_again {
+            // Whoever this is, it has shown no secret: nothing that it says counts.
+            return Ok(answer);
+        }
+        {
             let mut reports = self.reports.lock();
             let report = reports.workers.entry(id).or_default();
             report.at = self.clock.now();
             report.stages = request.stages;
             report.tasks = request.tasks;
         }
-        let profiling: Vec<TaskId> = request.profiles.iter().map(|p| TaskId(p.task_id)).collect();
-        for profile in request.profiles {
+        let profiles = self.look(|state| of_worker(state, id, request.profiles)).await?;
+        let profiling: Vec<TaskId> = profiles.iter().map(|p| TaskId(p.task_id)).collect();
+        for profile in profiles {
             self.on_task_report(profile).await?;
         }
         if !profiling.is_empty() {
@@ -155,7 +160,10 @@ impl Core {
         let (result, number) = match &request.failure {
             Some(failure) => self.transact(|txn| {
                 if has_news(txn.state, id, worker, &request.secret)? {
-                    fail(txn, id, worker, failure);
+                    let iteration = txn.state.task_index.get(&id).copied();
+                    fail(txn, &request, failure);
+                    // A task of which every reader has everything is compared now.
+                    iteration.into_iter().for_each(|id| self.reports.lock().settle_tasks(txn, id));
                 }
                 Ok(())
             }),
@@ -165,7 +173,7 @@ impl Core {
                     worker,
                     stages: &request.stages,
                     modes: request.modes.map(modes_from_proto).unwrap_or_default(),
-                    profile: request.profile.as_ref(),
+                    profile: request.profile.as_ref().filter(|p| p.task_id == id.0),
                 };
                 self.end_task(&ended, |txn, planned| self.finish(txn, &request, &ended, planned))
             }
@@ -192,8 +200,7 @@ impl Core {
             reports.on_task_ended(iteration_id, &request.stages, request.io);
             reports.on_rows_skipped(iteration_id, &request.first_skips);
         }
-        let emitted = request.counted.then(|| emitted(&request.splits_out));
-        end(txn, id, request.rows_skipped, ended.modes, emitted);
+        end(txn, id, request.rows_skipped, ended.modes, counts(request));
         self.reports.lock().settle_tasks(txn, iteration_id);
         if txn.state.iterations.get(&iteration_id).is_some_and(|i| i.failure.is_none()) {
             planned.carry_out(txn);
@@ -278,11 +285,15 @@ fn has_news(state: &State, id: TaskId, worker: WorkerId, secret: &[u8]) -> Resul
 }
 
 /// A task failed, or was given up by its worker.
-fn fail(txn: &mut Txn<'_>, id: TaskId, worker: WorkerId, failure: &v1::Failure) {
+fn fail(txn: &mut Txn<'_>, request: &v1::FinishTaskRequest, failure: &v1::Failure) {
+    let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
     let Some((iteration, _)) = txn.state.task(id) else { return };
     let error = Error::from(failure);
     let update = if error.kind() == ErrorKind::Cancelled {
-        Update::TaskLost { task: id, reason: format!("{worker} gave {id} up: {error}") }
+        // Workers that count no rows of Flight readers send counts that are not whole.
+        let (emitted, _) = counts(request);
+        let emitted = emitted.filter(|_| request.flight_counted);
+        Update::TaskLost { task: id, reason: format!("{worker} gave {id} up: {error}"), emitted }
     } else {
         tracing::warn!("{} failed on {worker}: {error}", iteration.describe());
         Update::IterationFailed { iteration: iteration.id, failure: Failure::from(&error) }
@@ -291,14 +302,8 @@ fn fail(txn: &mut Txn<'_>, id: TaskId, worker: WorkerId, failure: &v1::Failure) 
 }
 
 /// A task ended well; too many skipped rows are a failure all the same.
-fn end(
-    txn: &mut Txn<'_>,
-    id: TaskId,
-    rows_skipped: u64,
-    modes: SplitModes,
-    emitted: Option<Vec<(u64, u64)>>,
-) {
-    txn.apply(Update::TaskEnded { task: id, rows_skipped, modes, emitted });
+fn end(txn: &mut Txn<'_>, id: TaskId, rows_skipped: u64, modes: SplitModes, (emitted, to_flight): Counts) {
+    txn.apply(Update::TaskEnded { task: id, rows_skipped, modes, emitted, to_flight });
     let Some((iteration, _)) = txn.state.task(id) else { return };
     let limit = txn.state.datasets.get(&iteration.dataset).and_then(|d| d.skip_limit);
     let (iteration_id, skipped) = (iteration.id, iteration.rows_skipped);
@@ -357,9 +362,21 @@ fn task_def(
     })
 }
 
-/// Rows that a task emitted, per split.
-fn emitted(counts: &[v1::SplitCount]) -> Vec<(u64, u64)> {
-    counts.iter().map(|c| (c.split_index, c.rows)).collect()
+/// Rows that a task emitted, and those that went to Flight readers, per split; where its worker counts.
+type Counts = (Option<Vec<(u64, u64)>>, Option<Vec<(u64, u64)>>);
+
+fn counts(request: &v1::FinishTaskRequest) -> Counts {
+    let counts = |of: &[v1::SplitCount]| of.iter().map(|c| (c.split_index, c.rows)).collect();
+    (
+        request.counted.then(|| counts(&request.splits_out)),
+        request.flight_counted.then(|| counts(&request.splits_to_flight)),
+    )
+}
+
+/// Profiles of tasks that a worker has.
+fn of_worker(state: &State, worker: WorkerId, profiles: Vec<v1::TaskProfile>) -> Vec<v1::TaskProfile> {
+    let own = |p: &v1::TaskProfile| state.task(TaskId(p.task_id)).is_some_and(|(_, t)| t.worker == worker);
+    profiles.into_iter().filter(own).collect()
 }
 
 fn modes_from_proto(m: v1::SplitModes) -> SplitModes {

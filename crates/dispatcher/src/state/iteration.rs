@@ -1,10 +1,28 @@
 //! An iteration: one epoch of a job, its feeds, tasks and readers.
 //!
 //! The life of a split: listed by a provider, leased to a task, and done when every client has read that task to
-//! its end, its user has taken every row, and the sum of what clients acknowledged is what the task emitted. If the
-//! task is lost before, the split waits until every client has reported which of its rows it received, then goes back to
-//! its feed with those rows marked as done, and to another task. Rows that a client received and its user did not
-//! take come back when the client leaves or vanishes.
+//! its end, its user has taken every row, and what clients acknowledged is what the task emitted. If the task is lost
+//! before, the split goes back to its feed with the rows that are delivered, and to another task.
+//!
+//! # Which rows of a task each client has
+//!
+//! One rule holds for every way in which a client or a task ends. A row of a split is *delivered* while some client has
+//! it, and a task computes exactly the rows of its leases that are not delivered when it gets them. A client has a row
+//! from the moment when it receives it until it gives it back:
+//!
+//! | what happens | rows that the client has afterwards | recorded in |
+//! |---|---|---|
+//! | the task is lost, the client is present | those that it received of the task, by its report | [`Lease::done`], and [`Lease::held`] until its user took them |
+//! | the client leaves, or its epoch ends | those that it received and does not give back, by its report | [`Task::received`] of every task that is not done, [`Lease::done`] |
+//! | the client is expelled | those that its user took, by its acknowledgements, of every task that is not done | the same |
+//! | the dispatcher restarts | as before; the client sends its acknowledgements again before anything is compared | the journal |
+//! | the client is expelled before it has done so | not known: the epoch is incomplete for every reader | [`LostReader::unknown`] |
+//!
+//! A task whose lease lost delivered rows in this way ran as if they were delivered, so it is lost too. A client whose
+//! user took every row of a task exempts that task from this, and from nothing else.
+//!
+//! A task is compared once its worker and every client have said all: `taken by users = emitted + delivered before`,
+//! split by split, as sets of rows. Rows that a present client only holds are not taken.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -88,6 +106,16 @@ pub struct Missing {
     pub splits: u64,
 }
 
+impl Missing {
+    /// Adds splits with the given numbers of missing rows.
+    pub(super) fn add(&mut self, splits: impl Iterator<Item = u64>) {
+        for rows in splits {
+            self.rows = self.rows.saturating_add(rows);
+            self.splits += 1;
+        }
+    }
+}
+
 /// A reader that vanished after its user had taken rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostReader {
@@ -95,10 +123,14 @@ pub struct LostReader {
     pub client: ClientId,
     /// Rows that its user had taken, as far as it had reported.
     pub rows: u64,
+    /// Its user had taken more, and nobody knows which rows: the dispatcher was restarted, and the reader vanished before
+    /// it had sent all of its acknowledgements again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unknown: bool,
 }
 
 /// A reader of an iteration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     /// For a Flight reader: the worker whose task it reads. It sends no heartbeats and leaves with its task.
     pub flight: Option<WorkerId>,
@@ -108,6 +140,9 @@ pub struct Member {
     /// Whether its user has taken rows.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub took: bool,
+    /// Rows of tasks that are done which its user took.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub rows_done: u64,
     /// What every call of it carries.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<Secret>,
@@ -138,7 +173,12 @@ impl Iteration {
     }
 
     fn lacks_rows(&self) -> bool {
-        self.missing.rows > 0 || self.strict && !self.lost_readers.is_empty()
+        self.missing.rows > 0 || self.strict && !self.lost_readers.is_empty() || self.has_unknown_rows()
+    }
+
+    /// Whether readers vanished of whose users nobody knows which rows they took.
+    pub fn has_unknown_rows(&self) -> bool {
+        self.lost_readers.iter().any(|r| r.unknown)
     }
 
     /// Whether it can still deliver rows.
@@ -159,17 +199,21 @@ impl Iteration {
 
     /// Rows that the users of lost readers had taken.
     pub fn rows_of_lost_readers(&self) -> u64 {
-        self.lost_readers.iter().map(|r| r.rows).sum()
+        self.lost_readers.iter().fold(0, |sum: u64, r| sum.saturating_add(r.rows))
     }
 
-    /// Whether all that a client read is accounted for, as far as that depends on it and on workers.
-    pub fn is_accounted_for(&self, client: ClientId) -> bool {
-        // While others read a task, its worker has not reported it, and nobody waits for them.
+    /// Whether a client's user has taken every row that the client will get: all rows were sent, and of every task it
+    /// took what the client had of it. It has nothing left to do but leave.
+    pub fn has_taken_all(&self, client: ClientId) -> bool {
+        let taken = |t: &Task| t.state == TaskState::Done || t.taken_by.contains(&client);
+        self.is_drained() && self.tasks.values().all(taken)
+    }
+
+    /// Whether the report of some worker is still to come: every reader has read a task to its end, so its worker is
+    /// about to say what it emitted.
+    pub fn awaits_report(&self) -> bool {
         let read_by_all = |t: &Task| self.own_members().all(|c| t.read_by.contains(&c));
-        let settled = |t: &Task| {
-            t.state == TaskState::Done || t.taken_by.contains(&client) && (t.is_reported() || !read_by_all(t))
-        };
-        self.is_drained() && self.tasks.values().all(settled)
+        self.tasks.values().any(|t| t.state != TaskState::Done && !t.is_reported() && read_by_all(t))
     }
 
     /// Tasks whose rows can be compared with what clients acknowledged: no further report of them will come.
@@ -292,14 +336,17 @@ impl Iteration {
         id: TaskId,
         rows_skipped: u64,
         modes: SplitModes,
-        emitted: Option<Vec<(u64, u64)>>,
+        (emitted, to_flight): (Option<&Vec<(u64, u64)>>, Option<&Vec<(u64, u64)>>),
     ) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         if task.is_lost() || task.reported {
             return;
         }
         task.reported = true;
-        task.emitted = emitted;
+        if emitted.is_some() {
+            task.emitted = emitted.cloned();
+        }
+        task.to_flight = to_flight.cloned();
         self.rows_skipped += rows_skipped;
         self.modes += modes;
         let worker = task.worker;
@@ -307,12 +354,15 @@ impl Iteration {
         self.end(id);
     }
 
-    pub(super) fn client_ended(&mut self, client: ClientId, id: TaskId) {
+    pub(super) fn client_ended(&mut self, client: ClientId, id: TaskId, emitted: Option<&Vec<(u64, u64)>>) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         if task.is_lost() || task.state == TaskState::Done {
             return;
         }
         task.read_by.insert(client);
+        if task.emitted.is_none() {
+            task.emitted = emitted.cloned();
+        }
         self.end(id);
     }
 
@@ -339,11 +389,15 @@ impl Iteration {
     }
 
     /// A task is done; rows of it that nobody acknowledged are missing.
-    pub(super) fn settle_task(&mut self, id: TaskId, missing: &[(u64, u64)]) {
+    pub(super) fn settle_task(&mut self, id: TaskId, missing: &[(u64, u64)], taken: &[(ClientId, u64)]) {
         let Some(task) = self.tasks.get_mut(&id).filter(|t| t.state == TaskState::Ended) else { return };
         task.finish();
-        self.missing.rows += missing.iter().map(|(_, rows)| rows).sum::<u64>();
-        self.missing.splits += missing.len() as u64;
+        self.missing.add(missing.iter().map(|(_, rows)| *rows));
+        for (client, rows) in taken {
+            if let Some(member) = self.members.get_mut(client) {
+                member.rows_done = member.rows_done.saturating_add(*rows);
+            }
+        }
         self.version += 1;
     }
 

@@ -17,6 +17,7 @@ pub(super) struct Gone<'a> {
     pub(super) reason: &'a str,
     pub(super) returned: &'a [(u64, RowRanges)],
     pub(super) vanished: Option<u64>,
+    pub(super) unknown: bool,
 }
 
 impl Iteration {
@@ -43,14 +44,15 @@ impl Iteration {
     }
 
     /// A client left, or vanished. Tasks that it broke off are lost, for its rows of them may be: that is nobody's
-    /// fault. Of a client that vanished all tasks are lost whose rows its user had not taken in full.
+    /// fault. Of a client that vanished all tasks are lost whose rows its user had not taken in full. Tasks whose leases
+    /// rows come back to are lost in both cases: they run as if those rows were delivered.
     pub(super) fn client_gone(&mut self, client: ClientId, gone: &Gone<'_>) {
         let Some(member) = self.members.remove(&client) else { return };
         for by_client in self.strikes.values_mut() {
             by_client.remove(&client);
         }
         if let Some(rows) = gone.vanished.filter(|_| member.took) {
-            self.lost_readers.push(LostReader { client, rows });
+            self.lost_readers.push(LostReader { client, rows, unknown: gone.unknown });
         }
         self.give_back(client, gone.returned);
         for (id, rows) in gone.received {
@@ -59,11 +61,10 @@ impl Iteration {
             }
         }
         let mut fenced: BTreeSet<TaskId> = gone.broken_off.iter().copied().collect();
-        let open = self.tasks.values().filter(|t| match gone.vanished {
-            Some(_) => member.flight.is_none() && !t.taken_by.contains(&client),
-            // Rows of it come back.
-            None => gone.returned.iter().any(|(split, _)| t.leases.contains_key(split)),
-        });
+        let gave_back = |t: &Task| gone.returned.iter().any(|(split, _)| t.leases.contains_key(split));
+        let untaken =
+            |t: &Task| gone.vanished.is_some() && member.flight.is_none() && !t.taken_by.contains(&client);
+        let open = self.tasks.values().filter(|t| untaken(t) || gave_back(t));
         fenced.extend(open.map(|t| t.id));
         for id in fenced {
             if self.lose(id, &format!("{client} left: {}", gone.reason), None)
@@ -95,8 +96,7 @@ impl Iteration {
             }
             if !found && !rows.is_empty() && self.failure.is_none() {
                 // Its task is done: nobody computes them again.
-                self.missing.rows += rows.len();
-                self.missing.splits += 1;
+                self.missing.add(std::iter::once(rows.len()));
             }
         }
         let leases = self.tasks.values_mut().flat_map(|t| t.leases.values_mut());
@@ -117,7 +117,13 @@ impl Iteration {
     }
 
     /// A worker gave a task up.
-    pub(super) fn task_given_up(&mut self, id: TaskId, reason: &str) {
+    pub(super) fn task_given_up(&mut self, id: TaskId, reason: &str, emitted: Option<&Vec<(u64, u64)>>) {
+        if let Some(task) = self.tasks.get_mut(&id)
+            && task.emitted.is_none()
+            && task.state != TaskState::Done
+        {
+            task.emitted = emitted.cloned();
+        }
         self.task_lost(id, reason, None);
     }
 

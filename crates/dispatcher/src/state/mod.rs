@@ -285,12 +285,12 @@ impl State {
             Update::ClientJoined { client, flight, allow_lost, secret, .. } => {
                 iteration.join(
                     *client,
-                    Member { flight: *flight, allow_lost: *allow_lost, took: false, secret: *secret },
+                    Member { flight: *flight, allow_lost: *allow_lost, secret: *secret, ..Member::default() },
                 );
             }
             Update::ClientTook { client, .. } => iteration.client_took(*client),
             Update::ClientTaken { client, task } => iteration.client_taken(*client, *task),
-            Update::TaskSettled { task, missing } => iteration.settle_task(*task, missing),
+            Update::TaskSettled { task, missing, taken } => iteration.settle_task(*task, missing, taken),
             Update::TaskCreated { task, worker, feed, secret, .. } => {
                 iteration.create_task(Task::new(*task, *worker, *feed, *secret));
                 self.task_index.insert(*task, id);
@@ -299,19 +299,26 @@ impl State {
                 iteration.lease(*task, *request_no, fresh, requeued, *end);
             }
             Update::FeedExhausted { feed, .. } => iteration.exhaust(*feed),
-            Update::TaskEnded { task, rows_skipped, modes, emitted } => {
-                iteration.task_ended(*task, *rows_skipped, *modes, emitted.clone());
+            Update::TaskEnded { task, rows_skipped, modes, emitted, to_flight } => {
+                iteration.task_ended(*task, *rows_skipped, *modes, (emitted.as_ref(), to_flight.as_ref()));
             }
             Update::Planned { plan, .. } => iteration.set_plan(plan.clone()),
-            Update::TaskLost { task, reason } => iteration.task_given_up(*task, reason),
-            Update::ClientEnded { client, task } => iteration.client_ended(*client, *task),
+            Update::TaskLost { task, reason, emitted } => {
+                iteration.task_given_up(*task, reason, emitted.as_ref());
+            }
+            Update::ClientEnded { client, task, emitted } => {
+                iteration.client_ended(*client, *task, emitted.as_ref());
+            }
             Update::ClientLost { client, task, received, reason } => {
                 let worker = iteration.tasks.get(task).map(|t| t.worker);
                 let incarnation = worker.and_then(|w| self.workers.get(&w)).map_or(0, |w| w.incarnation);
                 iteration.client_lost(*client, *task, received, reason, incarnation);
             }
-            Update::ClientGone { client, received, broken_off, reason, returned, vanished, .. } => {
-                let gone = Gone { received, broken_off, reason, returned, vanished: *vanished };
+            Update::ClientGone {
+                client, received, broken_off, reason, returned, vanished, unknown, ..
+            } => {
+                let (vanished, unknown) = (*vanished, *unknown);
+                let gone = Gone { received, broken_off, reason, returned, vanished, unknown };
                 iteration.client_gone(*client, &gone);
             }
             Update::IterationFailed { failure, .. } => iteration.fail(failure.clone()),

@@ -44,6 +44,10 @@ pub struct Task {
     /// Rows that it emitted, per split, as its worker reported; absent until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub emitted: Option<Vec<(u64, u64)>>,
+    /// Rows that its worker wrote to Arrow Flight readers, per split; absent until its worker reports, or if it does not
+    /// count them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to_flight: Option<Vec<(u64, u64)>>,
     /// Its worker is gone without a report, after every client had read the task to its end.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub worker_gone: bool,
@@ -87,6 +91,7 @@ impl Task {
             taken_by: BTreeSet::new(),
             held: BTreeMap::new(),
             emitted: None,
+            to_flight: None,
             worker_gone: false,
             secret,
         }
@@ -150,6 +155,7 @@ impl Task {
         self.taken_by.clear();
         self.held.clear();
         self.emitted = None;
+        self.to_flight = None;
         self.last_answer.clear();
     }
 }

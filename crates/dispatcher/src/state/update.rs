@@ -191,6 +191,9 @@ pub enum Update {
         /// Rows that nobody acknowledged, per split.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         missing: Vec<(u64, u64)>,
+        /// Rows of its splits that the users of present clients took: they count if the client vanishes later.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        taken: Vec<(ClientId, u64)>,
     },
     /// An iteration gets a task on a worker.
     TaskCreated {
@@ -238,6 +241,9 @@ pub enum Update {
         /// Rows that it emitted, per split; absent if its worker did not count.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         emitted: Option<Vec<(u64, u64)>>,
+        /// Rows that its worker wrote to Arrow Flight readers, per split; absent if its worker did not count.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to_flight: Option<Vec<(u64, u64)>>,
     },
     /// A worker gave a task up without its rows being wrong, as when it is told to stop.
     TaskLost {
@@ -245,6 +251,9 @@ pub enum Update {
         task: TaskId,
         /// Why.
         reason: String,
+        /// Rows that it emitted, per split, if it had emitted all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        emitted: Option<Vec<(u64, u64)>>,
     },
     /// A client has read a task to its end.
     ClientEnded {
@@ -252,6 +261,9 @@ pub enum Update {
         client: ClientId,
         /// The task.
         task: TaskId,
+        /// Rows that the task emitted, per split, as its worker told this client; absent if that was known before.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        emitted: Option<Vec<(u64, u64)>>,
     },
     /// A client lost its connection to a task, or was told that the task is lost.
     ClientLost {
@@ -284,6 +296,9 @@ pub enum Update {
         /// It vanished without leaving: the rows that its user had taken by then.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         vanished: Option<u64>,
+        /// It vanished, and its user had taken more rows than it had reported to this dispatcher since its start.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        unknown: bool,
     },
     /// An iteration failed, for all its clients.
     IterationFailed {
@@ -318,8 +333,8 @@ impl Update {
     /// A client left without a report.
     pub(crate) fn client_gone(client: ClientId, iteration: IterationId) -> Self {
         let (received, broken_off, reason) = (Vec::new(), Vec::new(), String::new());
-        let (returned, vanished) = (Vec::new(), None);
-        Update::ClientGone { client, iteration, received, broken_off, reason, returned, vanished }
+        let (returned, vanished, unknown) = (Vec::new(), None, false);
+        Update::ClientGone { client, iteration, received, broken_off, reason, returned, vanished, unknown }
     }
 }
 

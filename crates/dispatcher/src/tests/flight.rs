@@ -64,6 +64,60 @@ fn endpoints_read_side_by_side_share_the_splits() {
 }
 
 #[test]
+fn readers_of_both_kinds_do_not_share_an_epoch() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let owner = w.open(&json!({"splits": 4}), "owned").await;
+        let before = w.core.snapshot();
+        let e = w.open_flight(ticket("owned", worker)).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
+        assert!(e.message().contains("`owned`") && e.message().contains("another job name"), "{e}");
+        assert_eq!(w.core.snapshot().iterations, before.iterations, "nothing of it changed");
+        assert!(!w.beat(owner.client_id, owner.iteration_id, &[], &[]).await.unknown);
+        w.open_flight(ticket("foreign", worker)).await.unwrap();
+        let e = w.core.open_iteration(open_request(&json!({"splits": 4}), "foreign")).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
+    });
+}
+
+/// The end of an epoch of one Flight reader; its state's name.
+async fn ends_with(emitted: u64, to_flight: Option<u64>) -> &'static str {
+    let w = World::new();
+    let worker = w.worker("a:1").await;
+    let open = w.open_flight(ticket("f", worker)).await.unwrap();
+    let task_id = open.tasks[0].task_id;
+    for no in 1.. {
+        if w.next(task_id, worker, no, 9).await.unwrap().end {
+            break;
+        }
+    }
+    let counts = |rows| vec![v1::SplitCount { split_index: 0, rows }];
+    let request = v1::FinishTaskRequest {
+        task_id,
+        worker_id: worker,
+        secret: w.worker_secret(worker),
+        counted: true,
+        splits_out: counts(emitted),
+        flight_counted: to_flight.is_some(),
+        splits_to_flight: to_flight.map(counts).unwrap_or_default(),
+        ..Default::default()
+    };
+    w.core.finish_task(request).await.unwrap();
+    w.core.snapshot().iterations.values().next().unwrap().state_name()
+}
+
+#[test]
+fn what_was_written_to_flight_readers_is_compared_with_what_was_emitted() {
+    run(async {
+        assert_eq!(ends_with(10, Some(10)).await, "finished");
+        assert_eq!(ends_with(10, Some(7)).await, "incomplete", "three rows went elsewhere");
+        assert_eq!(ends_with(10, Some(11)).await, "failed");
+        assert_eq!(ends_with(10, None).await, "finished", "an older worker does not count");
+    });
+}
+
+#[test]
 fn a_lost_worker_is_an_error_never_a_short_epoch() {
     run(async {
         let w = World::new();

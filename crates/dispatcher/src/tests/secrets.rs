@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use caju_autocache::Document;
 use caju_proto::{Bytes, ticket, v1};
-use caju_types::{ClientId, Error, ErrorKind, Secret};
+use caju_types::{ClientId, Error, ErrorKind, JobName, Secret};
 use serde_json::json;
 
 use super::fake::{World, open_request, run};
+use crate::state::Update;
 
 const S: Duration = Duration::from_secs(1);
 
@@ -75,6 +77,41 @@ fn identifiers_alone_open_nothing() {
         let status = format!("{:?} {:?}", w.core.get_status().await.unwrap(), before);
         let mine = Secret::from_bytes(open.client_secret.to_vec().try_into().unwrap());
         assert!(!status.contains(&mine.to_hex()) && !status.contains(&format!("{:?}", open.client_secret)));
+    });
+}
+
+#[test]
+fn profiles_count_only_from_the_worker_that_runs_the_task() {
+    run(async {
+        let w = World::new();
+        let (mine, other) = (w.worker("a:1").await, w.worker("b:1").await);
+        let open = w.open(&json!({"splits": 2, "hints": ["h"]}), "j").await;
+        let task_id = open.tasks.iter().find(|t| t.worker_id == mine).unwrap().task_id;
+        w.core
+            .commit(|txn| {
+                let job = JobName("j".into());
+                txn.apply(Update::Decided {
+                    job,
+                    plan: None,
+                    decision: Document::from_text("{}"),
+                    profile: Document::from_text("{}"),
+                });
+                Ok(())
+            })
+            .await
+            .unwrap();
+        // Whose profile is taken hears of the decision.
+        let report = |worker_id: u64, address: &str| v1::WorkerHeartbeatRequest {
+            worker_id,
+            address: address.into(),
+            secret: w.worker_secret(worker_id),
+            profiles: vec![v1::TaskProfile { task_id, ..Default::default() }],
+            ..Default::default()
+        };
+        let stranger = w.core.worker_heartbeat(report(4242, "x:1")).await.unwrap();
+        assert!(stranger.register_again && stranger.decided.is_empty(), "{stranger:?}");
+        assert!(w.core.worker_heartbeat(report(other, "b:1")).await.unwrap().decided.is_empty());
+        assert_eq!(w.core.worker_heartbeat(report(mine, "a:1")).await.unwrap().decided.len(), 1);
     });
 }
 

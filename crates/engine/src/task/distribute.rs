@@ -133,12 +133,14 @@ impl Distributor {
         let reads = SplitReads::of(Arc::clone(&self.reader.ctx.stats));
         let observer: Arc<dyn ReadObserver> = Arc::clone(&reads) as _;
         let reading = with_read_observer(observer, async move {
-            let reading = async {
+            // On the heap: the state of a read takes tens of KB. Each of the wrappers around it copies the state on its way
+            // into the task, which overflows the stack of a thread (2 MiB) in a debug build.
+            let reading = Box::pin(async {
                 match group {
                     Some(group) => reader.get_group(group, &out, permit).await,
                     None => reader.read_one(lease, &reads, &out, permit).await,
                 }
-            };
+            });
             let outcome = caught(out.name(), reading).await.and_then(|read| read);
             out.end(outcome).await;
             Ok(())

@@ -1,9 +1,10 @@
 //! Epochs that go well.
 
-use caju_proto::v1::ProcessingMode;
+use caju_proto::v1::{GetStatusRequest, ProcessingMode};
+use caju_wire::{Dispatcher, DispatcherLink};
 use serde_json::json;
 
-use crate::cluster::{Cluster, assert_once, drain, range, request};
+use crate::cluster::{Cluster, PATIENCE, assert_once, drain, range, request};
 
 const ROWS: i64 = 20_000;
 
@@ -117,6 +118,22 @@ async fn the_next_epoch_reads_again_and_progress_is_seen() {
         assert_eq!(progress.stats.rows, ROWS as u64);
         assert_eq!(progress.buffered_bytes, 0);
         reader.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_has_left_when_its_user_sees_the_end() {
+    let cluster = Cluster::start(1).await;
+    for attempt in 0..5 {
+        let job = format!("job-{attempt}");
+        let mut reader = cluster.client().await.read(request(&batched(500, false), &job)).await.unwrap();
+        drain(&mut reader).await.unwrap();
+        // Its process may exit now, without another word.
+        let link = DispatcherLink::new(&cluster.address()).unwrap();
+        let call = |mut d: Dispatcher| async move { d.get_status(GetStatusRequest {}).await };
+        let status = link.call(PATIENCE, call).await.unwrap();
+        let of_job = status.jobs.iter().find(|j| j.job == job).unwrap();
+        assert_eq!((of_job.clients, of_job.state.as_str()), (0, "finished"));
     }
 }
 

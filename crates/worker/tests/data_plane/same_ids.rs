@@ -8,9 +8,9 @@ use caju_client::{Client, ClientConfig};
 use caju_dispatcher::journal::{Journal, MemoryJournal};
 use caju_dispatcher::state::Update;
 use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers};
-use caju_engine::source::SourceContext;
 use caju_kernels::{Limits, Registry};
 use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock};
+use caju_sources::SourceContext;
 use caju_worker::{Worker, WorkerConfig};
 use serde_json::json;
 

@@ -168,7 +168,7 @@ mod tests {
         json!({"op": "with_columns", "version": 1, "arguments": {"image": format!("resize(image, {size})")}})
     }
 
-    fn said(here: &Value, there: &Value) -> Vec<String> {
+    fn difference_texts(here: &Value, there: &Value) -> Vec<String> {
         let c = compare(here, there, &[1, 3]).unwrap();
         c.differences.iter().map(ToString::to_string).collect()
     }
@@ -177,7 +177,7 @@ mod tests {
     fn arguments_are_named_with_their_step() {
         let (a, b) = (canonical(json!([resize(128)])), canonical(json!([resize(256)])));
         let text = "step 1 (`with_columns`), image: `resize(image, 128)` here, `resize(image, 256)` there";
-        assert_eq!(said(&a, &b), [text]);
+        assert_eq!(difference_texts(&a, &b), [text]);
         assert_eq!(compare(&a, &b, &[1]).unwrap().common, 1);
         assert_eq!(compare(&a, &a, &[1]).unwrap(), Comparison { common: 2, differences: vec![] });
     }
@@ -186,10 +186,10 @@ mod tests {
     fn stages_that_are_there_or_not() {
         let filter = json!({"op": "filter", "version": 1, "arguments": "x > 0"});
         let (a, b) = (canonical(json!([resize(1), filter])), canonical(json!([resize(1)])));
-        assert_eq!(said(&a, &b), ["step 3 (`filter`) is not in the pipeline there"]);
-        assert_eq!(said(&b, &a), ["there one more stage follows, `filter`"]);
+        assert_eq!(difference_texts(&a, &b), ["step 3 (`filter`) is not in the pipeline there"]);
+        assert_eq!(difference_texts(&b, &a), ["there one more stage follows, `filter`"]);
         let c = canonical(json!([filter, resize(1)]));
-        assert_eq!(said(&a, &c), ["step 1: `with_columns` here, `filter` there"]);
+        assert_eq!(difference_texts(&a, &c), ["step 1: `with_columns` here, `filter` there"]);
     }
 
     #[test]
@@ -199,7 +199,7 @@ mod tests {
         b["functions"]["resize"] = json!(2);
         b["engines"]["arrow"] = json!("59");
         b["seed"] = json!(7);
-        let text = said(&a, &b);
+        let text = difference_texts(&a, &b);
         assert_eq!(text[0], "function `resize`, version: 1 here, 2 there");
         assert_eq!(text[1], "library `arrow`, version: `58` here, `59` there");
         assert_eq!(text[2], "seed: nothing here, 7 there");

@@ -265,7 +265,7 @@ fn nearest(
     Ok(compared.max_by_key(rank).map(|(other, c)| {
         let mut differences = c.differences;
         if differences.is_empty() {
-            let why = if other.exact { "a version that is not told" } else { "an older version" };
+            let why = if other.exact { "an unrecorded version" } else { "an older version" };
             let place =
                 format!("the stages are the same; it was written with {why} of a function or library");
             differences.push(Difference { place, here: None, there: None });

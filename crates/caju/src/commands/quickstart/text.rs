@@ -36,7 +36,7 @@ pub(super) fn conclusion(report: &RunReport, cache: &str, snapshot: Option<&str>
     }
     let stored = report.epochs.iter().any(|e| e.splits.put + e.splits.get > 0);
     if let Some(parts) = snapshot.filter(|_| stored) {
-        let _ = write!(out, "\n{}\n", look(report, cache, parts));
+        let _ = write!(out, "\n{}\n", stored_rows(report, cache, parts));
     }
     let _ = write!(out, "\n{OWN_DATA}");
     out
@@ -77,7 +77,7 @@ fn from_earlier_run(epochs: &[EpochReport]) -> bool {
 }
 
 /// Where the rows are, and a line that shows them.
-fn look(report: &RunReport, cache: &str, parts: &str) -> String {
+fn stored_rows(report: &RunReport, cache: &str, parts: &str) -> String {
     let format = report.decision.as_ref().and_then(|d| d["choice"]["format"].as_str()).unwrap_or("arrow");
     let name = if format == "parquet" { "Parquet" } else { "Arrow" };
     let query = "select label, count(*) as photos from rows group by label order by label";

@@ -113,9 +113,10 @@ fn plain_updates() -> Vec<Update> {
             rows_skipped: 2,
             modes: SplitModes::default(),
             emitted: None,
+            to_flight: None,
         },
-        Update::ClientEnded { client, task: TaskId(1006) },
-        Update::TaskLost { task: TaskId(1005), reason: "told to stop".into() },
+        Update::ClientEnded { client, task: TaskId(1006), emitted: None },
+        Update::TaskLost { task: TaskId(1005), reason: "told to stop".into(), emitted: None },
         Update::WorkerDraining { worker },
         Update::WorkerLost { worker: WorkerId(2), reason: "silent".into(), at_ms: 1_700_000_001_000 },
         Update::WorkerForgotten { worker: WorkerId(2) },
@@ -127,6 +128,7 @@ fn plain_updates() -> Vec<Update> {
             reason: String::new(),
             returned: vec![],
             vanished: None,
+            unknown: false,
         },
         Update::IterationFailed {
             iteration,
@@ -202,6 +204,7 @@ fn later_updates() -> Vec<Update> {
             rows_skipped: 0,
             modes: SplitModes { compute: 1, put: 2, get: 3, fell_back: 0, kept: 0 },
             emitted: None,
+            to_flight: None,
         },
         Update::ReplanStateChanged {
             job: job.clone(),
