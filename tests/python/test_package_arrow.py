@@ -61,9 +61,8 @@ def test_other_libraries_read_a_dataset(read, build):
 
 def test_a_query_of_duckdb_may_aggregate_a_dataset():
     ds = squares().batch(100)
-    assert duckdb.sql("SELECT count(*), sum(square), max(name) FROM ds").fetchone() == (
-        1000, sum(i * i for i in range(1000)), "n999",
-    )  # fmt: skip
+    [row] = duckdb.sql("SELECT count(*), sum(square), max(name) FROM ds").fetchall()
+    assert row == (1000, sum(i * i for i in range(1000)), "n999")
 
 
 def test_nothing_of_pyarrow_is_imported():
@@ -77,7 +76,7 @@ sys.meta_path.insert(0, Absent())
 import caju, polars as pl, duckdb
 ds = caju.range(10).map(x="id * 2").batch(4)
 frame = pl.DataFrame(ds)
-print(sorted(frame["x"].to_list()), duckdb.sql("SELECT sum(x) FROM ds").fetchone()[0])
+print(sorted(frame["x"].to_list()), duckdb.sql("SELECT sum(x) FROM ds").fetchall()[0][0])
 for data in (frame, duckdb.sql("SELECT 3 AS x"), ds):
     print(sum(int(row["x"]) for row in caju.from_arrow(data)))
 print(dict(caju.range(3).map(lambda row: {"y": 1}, schema=caju.range(3).map(y="id").schema).schema))
@@ -176,7 +175,7 @@ def test_an_error_of_the_epoch_is_one_of_the_consumer():
     for _ in range(2):                                        # an epoch that failed has no end
         with pytest.raises(pa.ArrowInvalid, match="[dD]ivide by zero"):
             stream.read_all()
-    with pytest.raises(cj.InvalidPipeline, match="no_such"):
+    with pytest.raises(cj.NotFound, match="no_such"):      # known before the stream: the package's own class
         pl.DataFrame(cj.read_csv("/nowhere/no_such.csv").filter("no_such > 1"))
 
 
@@ -231,15 +230,15 @@ def test_a_stream_may_be_read_by_another_thread():
 
 def test_schemas_pass_both_ways():
     schema = squares().schema
-    assert pa.schema(schema) == schema.arrow() == pa.schema([("id", pa.int64()), ("square", pa.int64()),
-                                                             ("name", pa.string())])
+    assert pa.schema(schema) == schema.arrow()
+    assert {f.name: f.type for f in pa.schema(schema)} == {"id": pa.int64(), "square": pa.int64(), "name": pa.string()}
 
     class Foreign:
         def __arrow_c_schema__(self):
             return pa.schema([("y", pa.float32())]).__arrow_c_schema__()
 
     given = cj.range(3).map(lambda row: {"y": row["id"]}, schema=Foreign())
-    assert dict(given.schema) == {"y": "float"} or dict(given.schema) == {"y": "float32"}
+    assert dict(given.schema) == {"y": "float32"}
     assert pa.table(given).schema == pa.schema([("y", pa.float32())])
 
 
@@ -278,8 +277,9 @@ def test_the_fingerprint_is_of_the_rows_and_not_of_their_batches():
     whole = cj.from_arrow(FRAME)
     parts = cj.from_arrow(pl.concat([FRAME[:1], FRAME[1:999], FRAME[999:]], rechunk=False))
     assert whole.fingerprint == parts.fingerprint != cj.from_arrow(FRAME[:999]).fingerprint
-    plain = FRAME.to_arrow().replace_schema_metadata({"writer": "another version"})
-    assert cj.from_arrow(plain).fingerprint == whole.fingerprint
+    table = FRAME.to_arrow()
+    noted = table.replace_schema_metadata({"writer": "another version"})
+    assert cj.from_arrow(noted).fingerprint == cj.from_arrow(table).fingerprint
 
 
 def test_what_happens_to_the_frame_later_changes_nothing():

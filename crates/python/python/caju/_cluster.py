@@ -202,20 +202,19 @@ def start_dispatcher(
     allow_python: bool = False,
     *,
     chunk_memory: Size | None = None,
-    max_record: Size | None = None,
     bind_timeout: float | None = None,
 ) -> DispatcherServer:
     """Starts a dispatcher in this process. Port 0 takes a free port. With `state_dir` it survives restarts. Rows are
     stored at `autocache` hints below `cache`, a folder or URL that the workers reach too; without one they are not stored.
 
-    With `allow_python` it accepts pipelines with Python functions. The bounds are those of `LocalCluster`, for pipelines
-    that it plans; workers have bounds of their own.
+    With `allow_python` it accepts pipelines with Python functions. `chunk_memory` and `bind_timeout` are those of
+    `LocalCluster`, for the pipelines that it plans; workers have bounds of their own.
 
     There is no authentication: listen on the loopback, or on a network that is trusted.
     """
     state = None if state_dir is None else os.fspath(state_dir)
     url = None if cache is None else url_of(cache)
-    bounds = Bounds.of(chunk_memory, max_record, None, bind_timeout)
+    bounds = Bounds.of(chunk_memory, None, None, bind_timeout)
     return DispatcherServer(_caju.Dispatcher(listen, state, url, allow_python, bounds))
 
 
@@ -272,8 +271,8 @@ def configure(
     stored at `autocache` hints (by default a private folder, which is removed with the process). Arguments that are not
     given keep their values.
 
-    The bounds are those of `LocalCluster`. They also hold where a stage is checked as it is added, and for `schema` and
-    `explain()`.
+    The bounds are those of `LocalCluster`. All of them except `bind_timeout` also hold where a stage is checked as it is
+    added, and for `schema` and `explain()`.
     """
     global _shared
     checked(workers, cpu_threads, cache)
