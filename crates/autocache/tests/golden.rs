@@ -1,7 +1,7 @@
 //! When decisions are made: event logs are replayed, and what follows is compared with files.
 //!
 //! `tests/events/NAME.jsonl` is a log, as `--record-autocache-events` writes it; `NAME.actions` is what
-//! `caju plan --replay` prints for it. After a wanted change: `cargo run -p caju-autocache --example bless`, and the
+//! `caju plan --replay` prints for it. After a wanted change: `cargo run -p caju-autocache --example bless_events`, and the
 //! difference belongs to the review.
 
 use std::collections::BTreeSet;
