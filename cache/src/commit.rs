@@ -43,15 +43,19 @@ pub(crate) enum LoadedCommit {
     Gone,
     /// Damaged, or the record of something else.
     Damaged,
-    Valid(Commit),
+    /// A part, or a void.
+    Valid(Box<Commit>),
 }
 
 impl LoadedCommit {
     /// The part that the record names; none if there is no valid record, or it is a void.
     pub(crate) fn part(self) -> Option<PartMeta> {
         match self {
-            LoadedCommit::Valid(Commit::Part(meta)) => Some(meta),
-            _ => None,
+            LoadedCommit::Valid(commit) => match *commit {
+                Commit::Part(meta) => Some(meta),
+                Commit::Void { .. } => None,
+            },
+            LoadedCommit::Gone | LoadedCommit::Damaged => None,
         }
     }
 
@@ -80,7 +84,7 @@ impl LoadedCommit {
             tracing::warn!(record = %name, "a commit record of something else is ignored");
             return Ok(Self::Damaged);
         }
-        Ok(Self::Valid(commit))
+        Ok(Self::Valid(Box::new(commit)))
     }
 }
 

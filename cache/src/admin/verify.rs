@@ -31,14 +31,17 @@ impl Cache {
                 let record = LoadedCommit::read(&self.ctx.root, of, object).await?;
                 let name = self.ctx.root.layout.relative(&object.path).unwrap_or_default().to_string();
                 match record {
-                    LoadedCommit::Gone | LoadedCommit::Valid(Commit::Void { .. }) => {}
+                    LoadedCommit::Gone => {}
                     LoadedCommit::Damaged => report.damaged.push(Damage {
                         fingerprint: of,
                         split: Some(key.0),
                         object: name,
                         why: "the commit record is damaged or foreign".into(),
                     }),
-                    LoadedCommit::Valid(Commit::Part(meta)) => self.verify_part(meta, &mut report).await?,
+                    LoadedCommit::Valid(commit) => match *commit {
+                        Commit::Part(meta) => self.verify_part(meta, &mut report).await?,
+                        Commit::Void { .. } => {}
+                    },
                 }
             }
         }

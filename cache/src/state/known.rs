@@ -161,7 +161,7 @@ impl SnapshotState {
         let commit = match LoadedCommit::read(root, self.of, &object).await? {
             LoadedCommit::Gone => return Ok(None),
             LoadedCommit::Damaged => None,
-            LoadedCommit::Valid(commit) => Some(commit),
+            LoadedCommit::Valid(commit) => Some(*commit),
         };
         let present = match &commit {
             Some(Commit::Part(meta)) => match listed_bytes(scan, meta) {
