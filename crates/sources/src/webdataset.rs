@@ -172,7 +172,8 @@ impl Members {
                 return Err(if self.feed.queue.len() == 0 && at == self.at {
                     self.damaged(
                         at,
-                        "the file ends without the archive's end mark; it is truncated or is still being written",
+                        "the file ends without the archive's end mark: it is truncated, or is still being written; if it is \
+                         whole, append 1,024 zero bytes to it",
                     )
                 } else {
                     self.truncated(at)
