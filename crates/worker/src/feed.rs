@@ -48,13 +48,14 @@ impl DispatcherFeed {
     }
 
     async fn ask(&mut self, want: u32) -> Result<()> {
+        let registration = self.identity.registration();
         let request = v1::NextSplitsRequest {
             task_id: self.task.0,
-            worker_id: self.identity.id().0,
+            worker_id: registration.id.0,
             want: want.max(self.want),
             wait_ms: u64::try_from(POLL.as_millis()).unwrap_or(u64::MAX),
             request_no: self.request_no + 1,
-            secret: self.identity.secret(),
+            secret: registration.secret,
         };
         let call = |mut d: Dispatcher| {
             let request = request.clone();

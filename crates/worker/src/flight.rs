@@ -105,7 +105,7 @@ impl FlightOnWorker {
             save_chunk_bytes: 0,
             lost_readers: String::new(),
             client_secret: Bytes::new(),
-            worker_secret: self.manager.identity.secret(),
+            worker_secret: self.manager.identity.registration().secret,
         })
     }
 }

@@ -9,7 +9,7 @@ use caju_proto::{Bytes, v1};
 use caju_runtime::Stores;
 use caju_types::{Result, WorkerId};
 use caju_wire::{Dispatcher, DispatcherLink};
-use parking_lot::Mutex;
+use tokio::sync::watch;
 
 /// A worker's line to the dispatcher and its present identifier there.
 pub(crate) struct Identity {
@@ -19,18 +19,26 @@ pub(crate) struct Identity {
     cores: u32,
     version: String,
     stores: Arc<Stores>,
-    id: AtomicU64,
+    /// What the last registration gave. Calls that wait for the next one subscribe.
+    registration: watch::Sender<Registration>,
     heartbeat_ms: AtomicU64,
     draining: AtomicBool,
+}
+
+/// A registration with the dispatcher: both parts go into every call, and change together.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Registration {
+    /// The identifier that the dispatcher gave.
+    pub(crate) id: WorkerId,
     /// What proves to the dispatcher that a call is this worker's.
-    secret: Mutex<Bytes>,
+    pub(crate) secret: Bytes,
 }
 
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Identity")
             .field("address", &self.address)
-            .field("id", &self.id)
+            .field("id", &self.id())
             .finish_non_exhaustive()
     }
 }
@@ -51,21 +59,29 @@ impl Identity {
             cores: u32::try_from(cores).unwrap_or(u32::MAX),
             version,
             stores,
-            id: AtomicU64::new(0),
+            registration: watch::Sender::default(),
             heartbeat_ms: AtomicU64::new(1000),
             draining: AtomicBool::new(false),
-            secret: Mutex::default(),
         }
     }
 
     /// The identifier that the dispatcher gave.
     pub(crate) fn id(&self) -> WorkerId {
-        WorkerId(self.id.load(Ordering::Acquire))
+        self.registration.borrow().id
     }
 
     /// What every call to the dispatcher carries.
-    pub(crate) fn secret(&self) -> Bytes {
-        self.secret.lock().clone()
+    pub(crate) fn registration(&self) -> Registration {
+        self.registration.borrow().clone()
+    }
+
+    /// Waits until the worker has registered again since `refused` was refused, as it does when the dispatcher was
+    /// started again without its state. False if it has not within two heartbeats.
+    pub(crate) async fn has_registered_since(&self, refused: &Registration) -> bool {
+        let mut news = self.registration.subscribe();
+        let again = news.wait_for(|now| now != refused);
+        let again = tokio::time::timeout(2 * self.heartbeat(), again).await;
+        again.is_ok_and(|again| again.is_ok())
     }
 
     /// How often to report.
@@ -89,7 +105,7 @@ impl Identity {
             tags: self.tags.clone(),
             cores: self.cores,
             version: self.version.clone(),
-            secret: self.secret(),
+            secret: self.registration().secret,
         };
         let call = |mut d: Dispatcher| {
             let request = request.clone();
@@ -98,8 +114,8 @@ impl Identity {
         let answer = self.link.retry(patience, Duration::ZERO, call).await?;
         self.stores.allow_cache(&answer.cache_url)?;
         self.heartbeat_ms.store(answer.heartbeat_ms, Ordering::Relaxed);
-        *self.secret.lock() = answer.secret;
-        self.id.store(answer.worker_id, Ordering::Release);
+        let registration = Registration { id: WorkerId(answer.worker_id), secret: answer.secret };
+        self.registration.send_replace(registration);
         Ok(())
     }
 }

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, OnceCell};
 use crate::caches::Caches;
 use crate::config::WorkerConfig;
 use crate::feed::DispatcherFeed;
-use crate::identity::Identity;
+use crate::identity::{Identity, Registration};
 use crate::pipelines::Pipelines;
 use crate::running::{Attachment, Beside, Finished, Profiled, RunningTask};
 
@@ -171,12 +171,29 @@ impl Manager {
     }
 
     async fn start(self: &Arc<Self>, id: TaskId, reader: &Credentials<'_>) -> Result<Arc<RunningTask>> {
-        let call = |mut d: Dispatcher| {
-            let (worker_id, secret) = (self.identity.id().0, self.identity.secret());
-            let request = v1::GetTaskRequest { task_id: id.0, worker_id, secret };
-            async move { d.get_task(request).await }
+        let get = async |registration: &Registration| {
+            let request = v1::GetTaskRequest {
+                task_id: id.0,
+                worker_id: registration.id.0,
+                secret: registration.secret.clone(),
+            };
+            let call = |mut d: Dispatcher| {
+                let request = request.clone();
+                async move { d.get_task(request).await }
+            };
+            self.identity.link.retry(self.config.dispatcher_timeout, Duration::ZERO, call).await
         };
-        let answer = self.identity.link.retry(self.config.dispatcher_timeout, Duration::ZERO, call).await?;
+        let registration = self.identity.registration();
+        let answer = match get(&registration).await {
+            // A dispatcher without its state knows this worker by a registration whose answer is still under way.
+            Err(e)
+                if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::Cancelled)
+                    && self.identity.has_registered_since(&registration).await =>
+            {
+                get(&self.identity.registration()).await?
+            }
+            answer => answer?,
+        };
         let def = answer
             .task
             .ok_or_else(|| Error::internal(format!("the dispatcher gave no definition of {id}")))?;
@@ -332,9 +349,10 @@ impl Manager {
         profile: Option<v1::TaskProfile>,
         patience: Duration,
     ) {
+        let registration = self.identity.registration();
         let request = v1::FinishTaskRequest {
             task_id: id.0,
-            worker_id: self.identity.id().0,
+            worker_id: registration.id.0,
             failure: finished.result.as_ref().err().map(Into::into),
             stages: finished.stages.clone(),
             io: Some(self.io_since()),
@@ -348,7 +366,7 @@ impl Manager {
                 kept: finished.modes.kept,
             }),
             profile,
-            secret: self.identity.secret(),
+            secret: registration.secret,
             counted: finished.emitted.is_some(),
             splits_out: finished.emitted.clone().unwrap_or_default(),
             flight_counted: true,

@@ -122,13 +122,14 @@ async fn heartbeats(manager: Arc<Manager>, patience: Duration) {
         let running = manager.running();
         let mut stages = Vec::new();
         running.iter().for_each(|t| caju_proto::add_stages(&mut stages, &t.stages()));
+        let registration = identity.registration();
         let request = v1::WorkerHeartbeatRequest {
-            worker_id: identity.id().0,
+            worker_id: registration.id.0,
             address: identity.address.clone(),
             tasks: running.iter().map(|t| t.id.0).collect(),
             stages,
             profiles: running.iter().filter_map(|t| t.profile()).collect(),
-            secret: identity.secret(),
+            secret: registration.secret,
         };
         let call = |mut d: Dispatcher| async move { d.worker_heartbeat(request).await };
         match identity.link.call(Duration::ZERO, call).await {
@@ -193,7 +194,8 @@ impl WorkerHandle {
         self.manager.drain();
         let identity = &self.manager.identity;
         let until = Instant::now() + bound;
-        let request = v1::DrainWorkerRequest { worker_id: identity.id().0, secret: identity.secret() };
+        let registration = identity.registration();
+        let request = v1::DrainWorkerRequest { worker_id: registration.id.0, secret: registration.secret };
         let call = |mut d: Dispatcher| async move { d.drain_worker(request).await };
         let told = tokio::time::timeout(bound, identity.link.call(Duration::ZERO, call)).await;
         if let Ok(Err(e)) = told {

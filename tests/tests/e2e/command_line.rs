@@ -108,7 +108,8 @@ fn quickstart_shows_what_caju_is_for() {
     let args = ["quickstart", "--dir", "photos", "--count", "600", "--cache", "stored"];
     let first = caju_in(folder.path(), &args);
     first.expect_code(0);
-    let at = |text: &str| first.stdout.find(text).unwrap_or_else(|| panic!("no `{text}`: {}", first.stdout));
+    let words = first.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    let at = |text: &str| words.find(text).unwrap_or_else(|| panic!("no `{text}`: {}", first.stdout));
     let order = [
         at("autocache"),
         at("3 epochs follow."),
