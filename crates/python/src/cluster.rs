@@ -17,8 +17,9 @@ use pyo3::prelude::*;
 use crate::bounds::Bounds;
 use crate::definition::{FunctionOrigin, registry_with_python, stores};
 use crate::errors::{IntoPy, exception};
+use crate::fork::check_fork;
 use crate::logging;
-use crate::runtime::{RuntimeHandle, check_fork, detached};
+use crate::runtime::{RuntimeHandle, detached};
 
 /// The workers of this process. Readers of this process get rows from them without a socket.
 static LOCAL: LazyLock<LocalWorkers> = LazyLock::new(LocalWorkers::new);

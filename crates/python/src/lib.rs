@@ -15,6 +15,7 @@ mod columns;
 mod command;
 mod definition;
 mod errors;
+mod fork;
 mod functions;
 mod inline_table;
 mod logging;

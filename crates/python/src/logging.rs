@@ -18,7 +18,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::runtime::check_fork;
+use crate::fork::check_fork;
 
 /// Log records that wait for delivery. Further ones are dropped and counted: at about 200 bytes each, this bounds the queue
 /// to a fraction of a MB where nobody delivers.

@@ -18,8 +18,9 @@ use crate::capsule::batch_capsules;
 use crate::cluster::local_workers;
 use crate::columns::Columns;
 use crate::errors::{IntoPy, exception};
+use crate::fork::check_fork;
 use crate::logging;
-use crate::runtime::{RuntimeHandle, check_fork, check_signals, detached};
+use crate::runtime::{RuntimeHandle, check_signals, detached};
 use crate::saves;
 
 /// How long dropping a reader may block. The dispatcher notices by itself that a reader is gone, only later.

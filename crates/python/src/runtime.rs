@@ -4,7 +4,6 @@
 //! fork copies memory but not threads. A child that inherited a live runtime would wait for ever, so it gets an error that
 //! says what to do instead. A process without a live runtime may fork, and start one in the child.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -16,6 +15,7 @@ use pyo3::prelude::*;
 use tokio::runtime::Runtime;
 
 use crate::errors::{IntoPy, exception};
+use crate::fork::{check_fork, is_forked, set_forked};
 use crate::logging;
 
 /// How often a wait checks for signals. Short enough that Ctrl-C seems immediate.
@@ -24,8 +24,6 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 static SHARED: Mutex<Weak<OwnedRuntime>> = Mutex::new(Weak::new());
-/// Whether this process was forked from one with a live runtime.
-static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// A handle to the process's runtime. Dropping the last one stops the threads.
 #[derive(Clone, Debug)]
@@ -37,7 +35,7 @@ struct OwnedRuntime(Option<Runtime>);
 impl Drop for OwnedRuntime {
     fn drop(&mut self) {
         let Some(runtime) = self.0.take() else { return };
-        if FORKED.load(Ordering::Relaxed) {
+        if is_forked() {
             // Its threads are in another process: there is nothing to join.
             std::mem::forget(runtime);
             return;
@@ -172,28 +170,13 @@ pub(crate) fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = Result<
     done.map_err(|e| exception(py, &e))
 }
 
-/// Whether this process may use the runtime.
-///
-/// # Errors
-/// `FailedPrecondition` if it was forked from a process whose threads it lacks.
-pub(crate) fn check_fork() -> Result<()> {
-    if !FORKED.load(Ordering::Relaxed) {
-        return Ok(());
-    }
-    Err(Error::failed_precondition(
-        "this process was forked while caju's threads were running in its parent, and threads do not survive a \
-         fork; start processes by `spawn` or `forkserver` (multiprocessing.set_start_method(\"spawn\"), \
-         DataLoader(..., multiprocessing_context=\"spawn\")), or fork before the first batch is read",
-    ))
-}
-
 /// Called in a child right after a fork.
 #[pyfunction]
 pub(crate) fn forked() {
     // If the lock is held, a thread that no longer exists held it, so its runtime was alive too.
     let alive = SHARED.try_lock().is_none_or(|shared| shared.strong_count() > 0);
     if alive {
-        FORKED.store(true, Ordering::Relaxed);
+        set_forked();
     }
     logging::discard_pending();
 }

@@ -12,8 +12,9 @@ use pyo3::types::PyCapsule;
 
 use crate::capsule::{cast_batch, requested_schema, stream_capsule};
 use crate::errors::IntoPy;
+use crate::fork::check_fork;
 use crate::reader::Reader;
-use crate::runtime::{as_error, check_fork};
+use crate::runtime::as_error;
 
 /// How long a stream that is released before its end waits for the dispatcher.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
