@@ -4,12 +4,15 @@ use caju_autocache::{ProbeReport, StageKind, StageReport, TaskReport};
 use caju_proto::v1;
 use caju_types::TaskId;
 
+/// Stages and probes of one report that are read. Pipelines have far fewer; the profile builder compares each with all others.
+const MAX_PER_REPORT: usize = 4096;
+
 /// What a task measured.
 pub(super) fn task_report(profile: v1::TaskProfile) -> TaskReport {
     TaskReport {
         task: TaskId(profile.task_id),
-        stages: profile.stages.into_iter().map(stage_report).collect(),
-        probes: profile.probes.into_iter().map(probe_report).collect(),
+        stages: profile.stages.into_iter().take(MAX_PER_REPORT).map(stage_report).collect(),
+        probes: profile.probes.into_iter().take(MAX_PER_REPORT).map(probe_report).collect(),
         checked_parts: profile.looked,
         all_probed: profile.complete,
         elapsed_s: profile.elapsed_s,

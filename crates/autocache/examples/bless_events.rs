@@ -1,4 +1,4 @@
-//! Writes what follows from every event log of the tests: `cargo run -p caju-autocache --example bless`.
+//! Writes what follows from every event log of the tests: `cargo run -p caju-autocache --example bless_events`.
 
 use std::path::Path;
 
