@@ -167,7 +167,7 @@ impl Blocks {
         }
         let mut out: Vec<Option<Bytes>> = Vec::with_capacity(blocks.len());
         for n in blocks.clone() {
-            out.push(self.from_tiers(n).await?);
+            out.push(self.block_in_tiers(n).await?);
         }
         let mut n = blocks.start;
         while n < blocks.end {
@@ -218,7 +218,7 @@ impl Blocks {
     }
 
     /// A block from the memory tier or the disk tier.
-    async fn from_tiers(&self, n: usize) -> Result<Option<Bytes>> {
+    async fn block_in_tiers(&self, n: usize) -> Result<Option<Bytes>> {
         let key = self.key(n);
         if let Some(block) = self.ctx.memory.as_ref().and_then(|m| m.get(&key)) {
             return Ok(Some(block));

@@ -4,6 +4,8 @@
 //! `caju plan --replay` prints for it. After a wanted change: `cargo run -p caju-autocache --example bless_events`, and the
 //! difference belongs to the review.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 

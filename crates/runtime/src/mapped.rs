@@ -267,10 +267,8 @@ mod linux {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
-    #![cfg(target_os = "linux")]
-
     use std::fs::File;
     use std::io::Write as _;
 

@@ -127,10 +127,8 @@ fn exists(pid: u32) -> bool {
     sent || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
-    #![cfg(target_os = "linux")]
-
     use super::*;
 
     #[test]
