@@ -1,5 +1,7 @@
 //! tf.train.Example as the protobuf library reads it: our reader gives the same values or an error, never others.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use std::collections::{BTreeMap, HashMap};
 
 use arrow_array::cast::AsArray;

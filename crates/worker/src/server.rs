@@ -64,7 +64,7 @@ async fn sort(
     match (protocol, stream) {
         (Protocol::Framed, Stream::Tcp(stream)) => {
             keep_alive(&stream)?;
-            framed::serve(stream, pending, manager).await
+            Box::pin(framed::serve(stream, pending, manager)).await
         }
         (_, stream) => {
             if let Stream::Tcp(stream) = &stream {

@@ -336,7 +336,8 @@ impl Iteration {
         id: TaskId,
         rows_skipped: u64,
         modes: SplitModes,
-        (emitted, to_flight): (Option<&Vec<(u64, u64)>>, Option<&Vec<(u64, u64)>>),
+        emitted: Option<&Vec<(u64, u64)>>,
+        to_flight: Option<&Vec<(u64, u64)>>,
     ) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         if task.is_lost() || task.reported {

@@ -300,7 +300,7 @@ impl State {
             }
             Update::FeedExhausted { feed, .. } => iteration.exhaust(*feed),
             Update::TaskEnded { task, rows_skipped, modes, emitted, to_flight } => {
-                iteration.task_ended(*task, *rows_skipped, *modes, (emitted.as_ref(), to_flight.as_ref()));
+                iteration.task_ended(*task, *rows_skipped, *modes, emitted.as_ref(), to_flight.as_ref());
             }
             Update::Planned { plan, .. } => iteration.set_plan(plan.clone()),
             Update::TaskLost { task, reason, emitted } => {

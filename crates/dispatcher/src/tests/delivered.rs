@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_proto::v1;
+use caju_runtime::Tasks;
 use caju_types::{ErrorKind, IterationId};
 use serde_json::json;
 
@@ -117,7 +118,7 @@ fn the_sign_of_life_reaches_a_reader_that_waits_at_once() {
                 secret: t.w.client_secret(client, t.iteration),
                 ..Default::default()
             };
-            tokio::spawn(async move { core.client_heartbeat(request).await.unwrap() })
+            Tasks::new().spawn("a call", async move { core.client_heartbeat(request).await.unwrap() })
         };
         let version = t.beat(t.b).await.version;
         let stopped = waits(t.b, version);

@@ -10,7 +10,6 @@ use crate::hint::BoundHint;
 use crate::lease::LeasedSplit;
 
 /// The bound hints of a task's pipeline, by their index.
-
 pub(super) struct TaskHints {
     hints: Vec<BoundHint>,
     ctx: Arc<TaskContext>,

@@ -134,8 +134,7 @@ impl Core {
     /// What is known from earlier jobs of a job's pipeline.
     pub(super) fn plan_record(&self, job: &JobName) -> Option<PlanRecord> {
         let decision = self.autocache.find(job)?;
-        let record = decision.lock().autocache.plan_record().cloned();
-        record
+        decision.lock().autocache.plan_record().cloned()
     }
 
     /// Takes the measurements of a running task, and decides if they are enough.
