@@ -5,7 +5,7 @@
 //! files written at once.
 //!
 //! [`SampleSet`] describes a set of files, and [`write()`] generates it; this is what `caju gen` does. [`Kind::rows`]
-//! and [`photo`] give rows and photos without files, for tests and benchmarks.
+//! and [`photo()`] give rows and photos without files, for tests and benchmarks.
 
 mod encode;
 mod folder;

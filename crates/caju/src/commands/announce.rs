@@ -39,7 +39,7 @@ impl<'a> DecisionAnnouncer<'a> {
         tokio::select! {
             biased;
             done = work => done,
-            never = self.poll(epoch, start, printer) => match never {},
+            never = Box::pin(self.poll(epoch, start, printer)) => match never {},
         }
     }
 
