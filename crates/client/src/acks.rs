@@ -1,5 +1,5 @@
-//! What the user has taken: rows that it got before it asked for more. They are what the dispatcher hears as
-//! acknowledged; whatever else this reader holds goes to others if it vanishes (I3).
+//! The rows that the user has taken: those that it got before it asked for more. They are reported to the dispatcher as
+//! acknowledged; all other rows of this reader go to other readers if it vanishes (I3).
 //!
 //! A reader that ends before its epoch does gives back what its user was not handed: [`Acks::close`] draws the line. What
 //! the user has in hand by then counts as taken, and it is handed nothing more.
@@ -10,7 +10,7 @@ use caju_wire::Run;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// The account of one reader.
+/// The acknowledgements of one reader.
 #[derive(Debug, Default)]
 pub(crate) struct Acks {
     inner: Mutex<Inner>,
@@ -48,7 +48,7 @@ impl Progress {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// The chunk that the user has in hand: its runs, and how many of its rows wait in the merger's account.
+    /// The chunk that the user holds: its runs, and how many of its rows came through the merger.
     handed: Vec<Run>,
     handed_merged: u64,
     /// The user got the whole chunk at once.
@@ -90,17 +90,17 @@ impl Inner {
 }
 
 impl Acks {
-    /// Fresh rows came in.
+    /// Rows that were not received before have arrived.
     pub(crate) fn arrived(&self, rows: u64) {
         self.inner.lock().arrived += rows;
     }
 
-    /// Rows are in the merger from now on.
+    /// Rows have entered the merger.
     pub(crate) fn merging(&self, rows: u64) {
         self.inner.lock().merging += rows;
     }
 
-    /// Rows that the user will never see because the pipeline drops short batches: they count as taken.
+    /// Rows that the user never gets because the pipeline drops short batches count as taken.
     pub(crate) fn dropped<'a>(&self, runs: impl Iterator<Item = &'a Run>) {
         let mut inner = self.inner.lock();
         for run in runs {
@@ -110,8 +110,8 @@ impl Acks {
         }
     }
 
-    /// The user asks for more: it has taken what it had in hand. From now on it has this chunk in hand, the whole of it
-    /// or element by element. False if the reader is closed: then the user gets nothing more.
+    /// The user asks for more: it has taken the chunk that it held, and holds this one from now on, as a whole or element by
+    /// element. False if the reader is closed: then the user gets nothing more.
     #[must_use]
     pub(crate) fn hand(&self, runs: &[Run], merged: bool, whole: bool) -> bool {
         let mut inner = self.inner.lock();
@@ -127,7 +127,7 @@ impl Acks {
         true
     }
 
-    /// The user asks for the next element of the chunk in hand, which has the given number of rows: it has taken the rows
+    /// The user asks for the next element, of the given number of rows, of the chunk that it holds: it has taken the rows
     /// before it. False if the reader is closed: then the user does not get the element.
     #[must_use]
     pub(crate) fn hand_next(&self, taken: u64, next: u64) -> bool {
@@ -137,7 +137,7 @@ impl Acks {
             self.of_handed.fetch_or(Progress::CLOSED, Ordering::AcqRel);
             return false;
         }
-        // The first rows matter: from now on this reader cannot vanish without loss.
+        // The first rows are reported at once: from now on this reader cannot vanish without loss.
         if before.taken == 0 && taken > 0 {
             self.first();
         }
@@ -153,7 +153,7 @@ impl Acks {
         }
     }
 
-    /// The user asks for more than the chunk in hand: it has taken all of it.
+    /// The user asks for more than the chunk that it holds: it has taken all of it.
     pub(crate) fn taken_handed(&self) {
         let mut inner = self.inner.lock();
         if inner.closed {
@@ -182,7 +182,7 @@ impl Acks {
         }
     }
 
-    /// The user waits: the dispatcher may be waiting for what it took.
+    /// The user waits for rows, and the dispatcher may wait for acknowledgements.
     pub(crate) fn user_waits(&self) {
         self.notify.notify_one();
     }
@@ -192,18 +192,18 @@ impl Acks {
         self.notify.notified().await;
     }
 
-    /// Rows that came in so far.
+    /// Rows that arrived so far.
     pub(crate) fn arrived_rows(&self) -> u64 {
         self.inner.lock().arrived
     }
 
-    /// Whether the user took everything that had come in when this number of rows had.
+    /// Whether the user took all of the first `arrived` rows.
     pub(crate) fn is_taken(&self, arrived: u64) -> bool {
         let inner = self.inner.lock();
         inner.merging == 0 && inner.taken >= arrived
     }
 
-    /// Whether the user took everything that came in.
+    /// Whether the user took all rows that arrived.
     pub(crate) fn is_all_taken(&self) -> bool {
         let inner = self.inner.lock();
         inner.merging == 0 && inner.taken >= inner.arrived

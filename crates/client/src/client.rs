@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::config::{ClientConfig, DatasetRef, ReadRequest, SaveTo};
 use crate::reader::Reader;
 
-/// What binding a definition may take: the dispatcher looks into the source.
+/// How long binding a definition may take: the dispatcher opens the source.
 const BIND: Duration = Duration::from_secs(120);
 
 /// A connection to a dispatcher. Clones share it.
@@ -38,7 +38,7 @@ impl Client {
         self.link.address()
     }
 
-    /// What the dispatcher says of itself, its workers and jobs.
+    /// The status of the dispatcher, its workers and its jobs.
     ///
     /// # Errors
     /// `Unavailable` if the dispatcher does not answer.
@@ -47,8 +47,8 @@ impl Client {
         self.link.retry(self.config.connect_timeout, Duration::ZERO, call).await
     }
 
-    /// What the dispatcher says of an iteration that was read to its end, once its workers have reported. It waits for
-    /// these at most `bound`, and not while the job has other readers. `None` if the dispatcher does not know it.
+    /// The final status of an iteration that was read to its end, once its workers have reported. It waits for them at most
+    /// `bound`, and not while the job has other readers. `None` if the dispatcher does not know the iteration.
     pub async fn final_status(&self, iteration: IterationId, bound: Duration) -> Option<v1::JobStatus> {
         let until = Instant::now() + bound;
         loop {
@@ -62,7 +62,7 @@ impl Client {
         }
     }
 
-    /// Registers a definition under a name of its own; an empty one: its fingerprint.
+    /// Registers a definition under a name; an empty name stands for its fingerprint.
     ///
     /// # Errors
     /// What is wrong with the definition or its source; `AlreadyExists` if the name stands for another one.
@@ -82,7 +82,7 @@ impl Client {
         self.link.retry(self.config.connect_timeout, BIND, call).await
     }
 
-    /// What is registered under an identifier: its fingerprint, its schema and its definition.
+    /// The dataset under an identifier: its fingerprint, its schema and its definition.
     ///
     /// # Errors
     /// `NotFound` if nothing is; `Unavailable` if the dispatcher does not answer.
@@ -103,8 +103,8 @@ impl Client {
         self.open(request, false).await
     }
 
-    /// Opens epoch 0 of a new job that only measures: everything is computed, every encoding is tried at every
-    /// hint, and the dispatcher's status has the profile and the decision when the epoch is over.
+    /// Opens epoch 0 of a new job that only profiles: everything is computed, every encoding is probed at every hint, and the
+    /// dispatcher's status has the profile and the decision when the epoch is over.
     ///
     /// # Errors
     /// As [`Client::read`].
@@ -112,7 +112,7 @@ impl Client {
         self.open(request, true).await
     }
 
-    /// Begins to save a definition's rows under a URL, or goes on with it: the dispatcher does the rest.
+    /// Starts or resumes saving a definition's rows under a URL; the dispatcher drives the save.
     ///
     /// # Errors
     /// What is wrong with the definition or its source; `AlreadyExists` if another save is there.
@@ -135,7 +135,7 @@ impl Client {
         self.link.retry(self.config.connect_timeout, BIND, call).await
     }
 
-    /// How the save to a URL goes.
+    /// The status of the save to a URL.
     ///
     /// # Errors
     /// `NotFound` if the dispatcher knows of none, `Unavailable` if it does not answer.

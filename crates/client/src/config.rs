@@ -8,27 +8,27 @@ use caju_pipeline::DatasetDef;
 use caju_proto::v1::ProcessingMode;
 use caju_wire::LocalWorkers;
 
-/// What a client is started with.
+/// The settings of a client.
 #[derive(Clone)]
 pub struct ClientConfig {
-    /// How long to look for a dispatcher that is not there.
+    /// How long an unavailable dispatcher is retried at start.
     pub connect_timeout: Duration,
-    /// How long a running iteration goes on without its dispatcher.
+    /// How long a running iteration continues without its dispatcher.
     pub dispatcher_timeout: Duration,
     /// How long to wait for the first task, that is, for a worker.
     pub worker_timeout: Duration,
     /// How long to wait for the next task when all are read and the iteration does not end (other clients
     /// or their lost workers hold it up).
     pub stall_timeout: Duration,
-    /// How long to dial a worker before its task counts as lost.
+    /// How long dialling a worker may take before its task counts as lost.
     pub dial_timeout: Duration,
-    /// A worker that sends nothing, not even signs of life, for so long is lost.
+    /// How long a worker may send nothing, not even pings, before it counts as lost.
     pub silence: Duration,
-    /// Bytes that may be on their way or unread, over all tasks; one element per task may always be.
+    /// Bytes that may be in flight or unread, over all tasks; one element per task is always allowed.
     pub prefetch_bytes: usize,
     /// Workers in this process, read without a socket.
     pub local: LocalWorkers,
-    /// Told what a person would want to know while waiting.
+    /// Receives events that a person wants to know of while waiting.
     pub on_event: Option<EventFn>,
 }
 
@@ -64,7 +64,7 @@ impl fmt::Debug for ClientConfig {
 /// Something that happened while reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReaderEvent {
-    /// No worker has taken the iteration up yet; once a second.
+    /// No worker has a task of the iteration yet; reported once a second.
     WaitingForWorker {
         /// Since when.
         waited: Duration,
@@ -74,11 +74,11 @@ pub enum ReaderEvent {
         /// The worker's address.
         address: String,
     },
-    /// A task was lost; its rows come from elsewhere.
+    /// A task was lost; its rows come from other workers.
     TaskLost {
         /// The worker's address.
         address: String,
-        /// What was seen.
+        /// The reason.
         reason: String,
     },
     /// The dispatcher does not answer; reading goes on meanwhile.
@@ -119,7 +119,7 @@ pub struct ReadRequest {
     pub epochs: u64,
     /// Store the rows there instead of in the cache, and deliver none: how saves are driven.
     pub save: Option<SaveTo>,
-    /// What to do about rows that other readers of the job took before they vanished.
+    /// How the epoch ends if other readers of the job took rows and vanished.
     pub lost_readers: LostReaders,
 }
 

@@ -1,14 +1,14 @@
-//! What may be on its way (I7).
+//! Credits: the bytes that workers may send (I7).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
-/// No task's window gets smaller than this.
+/// The smallest window of a task, in bytes.
 const LEAST_WINDOW: usize = 1 << 20;
 
-/// The memory that all tasks of a reader share.
+/// The memory for prefetched rows that all tasks of a reader share.
 #[derive(Debug)]
 pub(crate) struct Shares {
     total: usize,
@@ -28,14 +28,14 @@ impl Shares {
         self.tasks.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// One task's part.
+    /// The window of one task, in bytes.
     pub(crate) fn window(&self) -> u64 {
         let tasks = self.tasks.load(Ordering::Relaxed).max(1);
         (self.total / tasks).max(LEAST_WINDOW) as u64
     }
 }
 
-/// The credit of one connection: bytes come in when rows arrive, and are given back when the user takes them.
+/// The credit of one connection: arriving rows use it up, and rows that the user takes return it.
 #[derive(Debug)]
 pub(crate) struct Credit {
     shares: Arc<Shares>,
@@ -46,10 +46,10 @@ pub(crate) struct Credit {
     end: AtomicU64,
 }
 
-/// What to tell the worker.
+/// What is sent to the worker.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Grant {
-    /// That many bytes are free again; the window shrinks by so many.
+    /// Bytes that are free again, and bytes by which the window shrinks.
     Bytes { bytes: u64, shrink: u64 },
     /// Everything was received.
     Ack,
@@ -92,13 +92,13 @@ impl Credit {
         }
     }
 
-    /// The stream is at its end; `ack`: a good one.
+    /// The stream has ended; `ack`: successfully.
     pub(crate) fn finish(&self, ack: bool) {
         self.end.store(if ack { ACK } else { OVER }, Ordering::Release);
         self.notify.notify_one();
     }
 
-    /// Waits for something to tell.
+    /// Waits for something to send.
     pub(crate) async fn next(&self) -> Grant {
         loop {
             match self.end.load(Ordering::Acquire) {

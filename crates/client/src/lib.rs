@@ -1,10 +1,10 @@
-//! Reads an iteration: opens its tasks at all workers, bounds what is on its way in bytes, delivers every row
-//! exactly once, and merges the short batches at the tasks' ends.
+//! Reads an iteration: opens its tasks at all workers, bounds the bytes in flight, delivers every row exactly once, and
+//! merges the short batches at the ends of tasks.
 //!
 //! [`Client::connect`] finds the dispatcher, [`Client::read`] opens one epoch of a job, and [`Reader::next`]
-//! gives its elements one by one ([`Reader::next_chunk`] in bulk). Inside, a session keeps up the
-//! conversation with the dispatcher, and one connection per task puts chunks into a queue. Receipts say which
-//! rows have come, so that those of a lost worker come from elsewhere, and none comes twice (I3).
+//! gives its elements one by one ([`Reader::next_chunk`] in bulk). Inside, a session exchanges heartbeats with the
+//! dispatcher, and one connection per task puts chunks into a queue. Receipts record which rows were received, so that the
+//! remaining rows of a lost worker come from others, and no row comes twice (I3).
 
 mod acks;
 mod client;

@@ -1,4 +1,4 @@
-//! The short batches at the ends of tasks become full ones.
+//! Merges the short batches at the ends of tasks into full ones.
 
 use caju_pipeline::{DatasetDef, StageOp};
 use caju_types::Result;
@@ -6,8 +6,8 @@ use caju_wire::{Chunk, Elements, Padding, pad_batch};
 
 /// Collects remainders, so that one client gets floor(N / n) full batches and at most one short one.
 ///
-/// The stages after the last `batch` were applied by the tasks already; they work on rows, so it does not
-/// matter to them which rows share a batch. Padding does depend on it: remainders travel unpadded.
+/// The tasks applied the stages after the last `batch` already. These work on rows, so it does not matter which rows share a
+/// batch. Padding depends on it, so remainders are sent unpadded.
 #[derive(Debug)]
 pub(crate) struct Merger {
     size: usize,
@@ -34,7 +34,7 @@ impl Merger {
         Some(Self { size, drop_remainder, padding, held: Vec::new(), rows: 0 })
     }
 
-    /// Takes a remainder; gives full batches as soon as there are rows for them.
+    /// Takes a remainder, and appends full batches as soon as there are rows for them.
     ///
     /// # Errors
     /// Those of padding.
@@ -48,7 +48,7 @@ impl Merger {
         Ok(())
     }
 
-    /// What is left at the end, unless short batches are dropped.
+    /// The short batch at the end, unless short batches are dropped.
     ///
     /// # Errors
     /// Those of padding.

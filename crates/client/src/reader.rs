@@ -1,4 +1,4 @@
-//! The reader: what the user holds.
+//! The reader: the user's handle on one epoch.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::session::Session;
 use crate::shared::{Item, Shared};
 use crate::stats::{Incomplete, Progress, ReaderStats};
 
-/// Closing waits no longer than this for the dispatcher.
+/// How long closing waits for the dispatcher.
 const CLOSE: Duration = Duration::from_secs(10);
 
 /// One element: a row, or a batch of rows after `batch`.
@@ -37,8 +37,8 @@ struct Ready {
     merged: bool,
 }
 
-/// One epoch of a job, being read. Tasks of all workers are read at once, up to a bound in bytes; every row
-/// arrives exactly once, whichever workers die on the way.
+/// Reads one epoch of a job. The tasks of all workers are read concurrently, up to a bound in bytes. Every row arrives exactly
+/// once, whatever workers die.
 ///
 /// ```no_run
 /// # async fn example(def: caju_pipeline::DatasetDef) -> caju_types::Result<()> {
@@ -63,7 +63,7 @@ pub struct Reader {
     ready: VecDeque<Ready>,
     over: bool,
     current: Option<ElementCursor>,
-    /// Rows of the current chunk that the user has, or had.
+    /// Rows of the current chunk that were handed to the user.
     handed_rows: u64,
     stop: Tasks,
     session: Option<Task<()>>,
@@ -113,7 +113,7 @@ impl Reader {
         Arc::clone(&self.schema)
     }
 
-    /// The job's name; made up if none was given.
+    /// The job's name; generated if none was given.
     pub fn job(&self) -> &str {
         &self.job
     }
@@ -137,7 +137,7 @@ impl Reader {
     ///
     /// # Errors
     /// The iteration's failure (bad input names file, row and stage); `Unavailable` if workers or the
-    /// dispatcher are away for too long.
+    /// dispatcher are unavailable for too long.
     pub async fn next(&mut self) -> Result<Option<Element>> {
         loop {
             if let Some(batch) = self.next_of_current()? {
@@ -152,8 +152,8 @@ impl Reader {
         }
     }
 
-    /// The next element if it is at hand, without waiting; `None` says nothing about the end of the epoch. For
-    /// readers of many small elements, which would rather not pay for a future each.
+    /// The next element if it is available without waiting; `None` does not mean the end of the epoch. It spares readers of
+    /// many small elements a future per element.
     ///
     /// # Errors
     /// As [`Reader::next`].
@@ -161,7 +161,7 @@ impl Reader {
         Ok(self.next_of_current()?.map(|batch| Element { batch }))
     }
 
-    /// The next element of the chunk in hand. Whoever asks has taken the elements before it.
+    /// The next element of the current chunk. The elements before it count as taken.
     fn next_of_current(&mut self) -> Result<Option<RecordBatch>> {
         let Some(current) = &mut self.current else { return Ok(None) };
         let next = current.next_rows().unwrap_or(0) as u64;
@@ -178,7 +178,7 @@ impl Reader {
         Ok(batch)
     }
 
-    /// The next elements as they came, for those who want rows in bulk; `None` at the end of the epoch.
+    /// The next chunk of elements, for users that want rows in bulk; `None` at the end of the epoch.
     /// Elements of a chunk that [`Reader::next`] has begun to hand out are not in it. Cancelling the wait
     /// loses nothing.
     ///
@@ -243,8 +243,8 @@ impl Reader {
         }
     }
 
-    /// Rows of this epoch that no reader of the job has, or that readers took before they vanished; `None` if all is
-    /// well so far. It is final when the epoch is over.
+    /// Rows of this epoch that no reader of the job has, or that readers took before they vanished; `None` if there are none
+    /// so far. It is final when the epoch is over.
     pub fn incomplete(&self) -> Option<Incomplete> {
         self.shared.recorder.is_incomplete()
     }
@@ -254,7 +254,7 @@ impl Reader {
         self.shared.recorder.stats()
     }
 
-    /// A view of the progress that can be kept apart from the reader, for a progress bar.
+    /// A view of the progress that outlives borrows of the reader, for a progress bar.
     pub fn monitor(&self) -> Monitor {
         Monitor { shared: Arc::clone(&self.shared) }
     }
@@ -277,14 +277,14 @@ impl Drop for Reader {
     }
 }
 
-/// A reader's progress, seen from elsewhere. Clones watch the same reader.
+/// A view of a reader's progress. Clones watch the same reader.
 #[derive(Debug, Clone)]
 pub struct Monitor {
     shared: Arc<Shared>,
 }
 
 impl Monitor {
-    /// What was delivered, how much is left, and what holds the pipeline up.
+    /// What was delivered, how much is left, and the bottleneck of the pipeline.
     pub fn progress(&self) -> Progress {
         self.shared.recorder.progress(self.shared.queue.bytes())
     }

@@ -1,4 +1,4 @@
-//! Which rows were received, so that none is delivered twice and none is lost (I3).
+//! The rows that were received, so that none is delivered twice and none is lost (I3).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -6,7 +6,7 @@ use caju_proto::v1;
 use caju_types::{RowRanges, RowSet, TaskId};
 use caju_wire::Run;
 
-/// Which of a chunk's rows are new.
+/// The rows of a chunk that were not received before.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Fresh {
     /// All.
@@ -32,8 +32,8 @@ pub(crate) struct Receipts {
     splits: HashMap<u64, Vec<Share>>,
 }
 
-/// The rows of one split that came from one task; from any that is over, if no task is named. A split is with
-/// one task at a time, so there are few.
+/// The rows of one split that came from one task, or from any task that is over. One task at a time has a split, so there are
+/// few entries per split.
 #[derive(Debug)]
 struct Share {
     task: Option<TaskId>,
@@ -41,7 +41,7 @@ struct Share {
 }
 
 impl Receipts {
-    /// Enters the rows of a chunk and says which of them were not received before.
+    /// Records the rows of a chunk, and returns those that were not received before.
     pub(crate) fn receive(&mut self, task: TaskId, runs: &[Run]) -> Fresh {
         let mut parts: Option<Vec<(u64, u64)>> = None;
         let mut at = 0;
@@ -57,7 +57,7 @@ impl Receipts {
                 }
             };
             if known {
-                // All before this run was new.
+                // All rows before this run were new.
                 let parts = parts.get_or_insert_with(|| if at > 0 { vec![(0, at)] } else { Vec::new() });
                 let mut missing = vec![(run.start, end)];
                 for share in shares.iter() {
@@ -131,7 +131,7 @@ impl Receipts {
         self.splits.values().flatten().filter_map(|s| s.task).collect()
     }
 
-    /// A task is over, or its loss is reported: its rows count as received for good.
+    /// A task is over, or its loss was reported: its rows are received for good.
     pub(crate) fn settle(&mut self, task: TaskId) {
         for shares in self.splits.values_mut() {
             let Some(own) = shares.iter().position(|s| s.task == Some(task)) else { continue };
@@ -150,7 +150,7 @@ fn ranges_to_proto(split_index: u64, rows: &RowRanges) -> v1::SplitRows {
     v1::SplitRows { split_index, rows, ..Default::default() }
 }
 
-/// Rows of a split as messages carry them: one range, and the rest as bits, which is short when rows are shuffled.
+/// Rows of a split in a message: one range, and the remainder as bits, which is short for shuffled rows.
 pub(crate) fn to_proto(split_index: u64, rows: &RowSet) -> v1::SplitRows {
     let (head, words) = rows.parts();
     let (words, bits) = words.unzip();

@@ -1,4 +1,4 @@
-//! The conversation with the dispatcher: which tasks to read, what became of them, and when all is read.
+//! The session with the dispatcher: which tasks to read, how they ended, and when the epoch is complete.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use crate::taken::Taken;
 use crate::target::Target;
 use crate::task::{Counts, Outcome, read_task};
 
-/// Taking leave may not hold anybody up.
+/// How long leaving the iteration may take.
 const LEAVE: Duration = Duration::from_secs(5);
-/// News that come faster than this are not news.
+/// The shortest interval between reports to the dispatcher.
 const BREATH: Duration = Duration::from_millis(20);
 
 /// What the worker of a task said to have emitted.
@@ -40,10 +40,10 @@ pub(crate) struct Session {
     resolved: BTreeMap<TaskId, Resolved>,
     /// Tasks that are read to their end and not reported yet, with what their workers said to have emitted.
     ended: BTreeMap<TaskId, Option<Counts>>,
-    /// Tasks that are read to their end and whose rows the user has not all taken: rows that had come in by then.
+    /// Tasks that were read to their end whose rows the user has not all taken, with the rows that had arrived by then.
     untaken: BTreeMap<TaskId, u64>,
     taken: Taken,
-    /// The short batches were released, and nothing has come since.
+    /// The short batches were released, and no rows have arrived since.
     flushed: bool,
     accounted: bool,
     secret: Bytes,
@@ -51,13 +51,13 @@ pub(crate) struct Session {
     outcomes: Outcomes,
     version: u64,
     finished: bool,
-    /// Since when there has been nothing to read, and whether there ever was.
+    /// Since when there has been no task to read, and whether there ever was one.
     idle: Option<Instant>,
     ever: bool,
     warned: Duration,
-    /// Since when the dispatcher has been away.
+    /// Since when the dispatcher has not answered.
     away: Option<Instant>,
-    /// The dispatcher has heard, or is about to, that the user takes rows.
+    /// Whether it was reported, or is about to be, that the user takes rows.
     took: bool,
 }
 
@@ -117,7 +117,7 @@ impl Session {
             cut.insert(task);
         }
         if let Some(Ok(())) = result {
-            // Other readers of the job may still lose tasks: what came of those must not come to them again. So the
+            // Other readers of the job may still lose tasks: rows of these that were received here must not go to them. So the
             // dispatcher hears first: a process may exit as soon as its user sees the end.
             let unsettled = self.unsettled();
             self.leave(unsettled, Vec::new(), &cut, "it has read the epoch to its end").await;
@@ -191,7 +191,7 @@ impl Session {
     }
 
     fn report(&mut self) -> v1::ClientHeartbeatRequest {
-        // Before the rows are drawn: the rows of a task that is taken must be among them.
+        // Computed before the rows are taken, so that these include the rows of every settled task.
         let taken = self.untaken.iter().filter(|(_, arrived)| self.shared.acks.is_taken(**arrived));
         let taken_tasks: Vec<u64> = taken.map(|(task, _)| task.0).collect();
         self.taken.draw(&self.shared.acks);
@@ -249,7 +249,7 @@ impl Session {
         Ok(())
     }
 
-    /// Brings the tasks that are read in line with those that should be.
+    /// Reconciles the tasks that are read with those that should be.
     async fn accept(&mut self, tasks: &[v1::TaskInfo]) {
         for info in tasks {
             let task = TaskId(info.task_id);
@@ -257,11 +257,11 @@ impl Session {
             if info.lost {
                 self.lose(task).await;
             } else if self.open.contains_key(&task) {
-                // Ended or not: its own end says when everything was received.
+                // The task's own end says when everything was received.
             } else if resolved == Some(Resolved::Lost) {
                 self.lost.entry(task).or_insert_with(|| "it was lost before".to_string());
             } else if resolved == Some(Resolved::Ended) || info.ended {
-                // Ended before this reader came: others have its rows.
+                // It ended before this reader opened the iteration: others have its rows.
                 if resolved.is_none() {
                     // Rows that this reader still has of an earlier task may be delivered by this one's account.
                     self.untaken.insert(task, self.shared.acks.arrived_rows());
@@ -272,7 +272,7 @@ impl Session {
                 self.start(info);
             }
         }
-        // What is in the list no more cannot be lost any more.
+        // A task that left the list cannot be lost any more.
         let listed = |t: &TaskId| tasks.iter().any(|i| i.task_id == t.0);
         let (open, lost, ended) = (&self.open, &self.lost, &self.ended);
         let over: Vec<TaskId> = self
@@ -299,9 +299,9 @@ impl Session {
         let (shared, outcomes) = (Arc::clone(&self.shared), self.outcomes.0.clone());
         let name = format!("reading {task} from {address}");
         let handle = group.spawn(name.clone(), async move {
-            // Without an outcome the session would wait for the task for ever.
+            // Without an outcome the session would wait for the task without an end.
             let outcome = caught(&name, read_task(shared, target)).await.unwrap_or_else(Outcome::Failed);
-            // Nobody listens once the reader is closed.
+            // The receiver is gone once the reader is closed.
             drop(outcomes.send((task, outcome)).await);
         });
         self.open.insert(task, Open { address, group, handle });
@@ -352,11 +352,11 @@ impl Session {
         self.shared.recorder.tasks(self.open.len());
     }
 
-    /// Having nothing to read has a deadline (I8).
+    /// Checks the deadline of having nothing to read (I8).
     fn check_idle(&mut self) -> Result<()> {
         let Some(since) = self.idle else { return Ok(()) };
         if self.ever && !self.shared.acks.is_all_taken() {
-            // The user has rows to work on.
+            // The user still has rows to take.
             self.idle = Some(Instant::now());
             return Ok(());
         }
@@ -428,8 +428,8 @@ impl Session {
         receipts.tasks().into_iter().map(received).collect()
     }
 
-    /// Leaves the iteration, saying what the user got of tasks that are not over. The rest of those that were
-    /// cut off has to go to others.
+    /// Leaves the iteration with a report of what the user got of tasks that are not over. The remaining rows of tasks that
+    /// were cut off go to other readers.
     async fn leave(
         &self,
         received: Vec<v1::LostTask>,

@@ -1,4 +1,4 @@
-//! What the parts of a reader share.
+//! The state that the parts of a reader share.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::receipts::{Fresh, Receipts};
 use crate::stats::Recorder;
 use crate::target::Target;
 
-/// The middle of a reader: connections put chunks in, the user takes them out.
+/// The state of a reader: connections put chunks in, the user takes them out.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: ClientConfig,
@@ -25,12 +25,12 @@ pub(crate) struct Shared {
     pub(crate) recorder: Recorder,
 }
 
-/// What is on its way to the user.
+/// An item on its way to the user.
 #[derive(Debug)]
 pub(crate) enum Item {
     /// Rows.
     Rows(Delivery),
-    /// No more rows are to be expected: short batches that wait to be filled go out as they are.
+    /// No more rows are expected: short batches that wait to be filled are delivered as they are.
     Flush,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// The chunk, for the user: its bytes may be sent anew.
+    /// Takes the chunk, and returns its bytes as credit.
     pub(crate) fn take(self) -> Chunk {
         if let Some(credit) = &self.credit {
             credit.free(self.bytes);
@@ -66,8 +66,8 @@ impl Shared {
         }
     }
 
-    /// Takes a chunk that was received in full. It does not wait, so that a reader of a task that is stopped
-    /// never drops rows that count as received: how much comes is bounded by credit, or by the caller.
+    /// Takes a chunk that was received in full. It does not wait, so that a reader of a stopped task never drops rows that
+    /// count as received. Credit, or the caller, bounds the bytes.
     pub(crate) fn receive(&self, task: TaskId, chunk: Chunk, bytes: usize, credit: Option<&Arc<Credit>>) {
         let rows = chunk.rows();
         let chunk = match self.receipts.lock().receive(task, &chunk.runs) {
@@ -90,7 +90,7 @@ impl Shared {
             }
         };
         self.acks.arrived(delivery.chunk.rows() as u64);
-        // The queue is closed when the reader is: nobody wants the rows any more.
+        // The queue is closed with the reader, which needs no more rows.
         drop(self.queue.push_now(Item::Rows(delivery), bytes));
     }
 

@@ -1,4 +1,4 @@
-//! What a reader has done and waited for.
+//! The statistics of a reader.
 
 use std::time::{Duration, Instant};
 
@@ -15,13 +15,13 @@ pub struct ReaderStats {
     pub elements: u64,
     /// Bytes of the rows.
     pub bytes: u64,
-    /// Time for which the user waited for rows.
+    /// Time that the user waited for rows.
     pub wait: Duration,
     /// From opening the reader to its first rows; zero until then.
     pub first_batch: Duration,
     /// Since the reader was opened, until now or its end.
     pub elapsed: Duration,
-    /// Rows that came twice and were passed over.
+    /// Duplicate rows that were skipped.
     pub duplicate_rows: u64,
 }
 
@@ -38,8 +38,7 @@ pub struct Progress {
     pub tasks: usize,
     /// Bytes that wait to be taken.
     pub buffered_bytes: usize,
-    /// What holds the pipeline up at present: `consumer`, or a stage as the engine names it (`source`,
-    /// `2.map`).
+    /// The current bottleneck: `consumer`, or a stage as the engine names it (`source`, `2.map`).
     pub bottleneck: Option<String>,
     /// What every stage has done, over all workers.
     pub stages: Vec<StageStats>,
@@ -123,7 +122,7 @@ impl Inner {
     }
 }
 
-/// The user waits for rows as long as this lives.
+/// Measures the user's wait for rows until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiting<'a>(&'a Recorder);
 
@@ -184,7 +183,7 @@ impl Recorder {
         s.ended.get_or_insert(Instant::now());
     }
 
-    /// What the dispatcher says about rows that are missing. Whether that is news.
+    /// Takes the dispatcher's report of missing rows; whether it changed.
     pub(crate) fn incomplete(&self, found: Option<&v1::Incomplete>) -> bool {
         let mut s = self.inner.lock();
         let news = found.is_some() && s.incomplete.is_none();
@@ -192,12 +191,12 @@ impl Recorder {
         news
     }
 
-    /// What is missing, as far as it is known.
+    /// The missing rows, as far as they are known.
     pub(crate) fn is_incomplete(&self) -> Option<Incomplete> {
         self.inner.lock().incomplete.clone()
     }
 
-    /// The dispatcher's news.
+    /// Takes the dispatcher's report of progress.
     pub(crate) fn reported(&self, total: u64, leased: u64, stages: Vec<StageStats>) {
         let mut s = self.inner.lock();
         s.splits = (total, leased);
@@ -211,7 +210,7 @@ impl Recorder {
         }
     }
 
-    /// Rows per second so far, and the share of the time that the user waited.
+    /// Rows per second so far, and the fraction of the time that the user waited.
     pub(crate) fn rates(&self) -> (f64, f64) {
         let s = self.inner.lock();
         let t = s.opened.elapsed().as_secs_f64().max(1e-9);
@@ -239,11 +238,10 @@ impl Recorder {
     }
 }
 
-/// A reader that waits for less than this share of the time is the bottleneck itself.
+/// A reader that waits for less than this fraction of the time is the bottleneck itself.
 const STARVED: f64 = 0.1;
 
-/// What held the pipeline up between two reports: the reader, if it hardly waited, else the stage that was
-/// busy longest.
+/// The bottleneck between two reports: the reader if it hardly waited, otherwise the stage with the most busy time.
 fn bottleneck(before: &[StageStats], now: &[StageStats], starved: f64) -> Option<String> {
     if starved < STARVED {
         return Some("consumer".to_string());

@@ -28,7 +28,7 @@ pub(crate) type Counts = Vec<v1::SplitCount>;
 pub(crate) enum Outcome {
     /// It has sent everything, and everything was received; with what its worker says to have emitted.
     Ended(Option<Counts>),
-    /// Its connection broke, or its worker gave it up: the rest comes from elsewhere.
+    /// Its connection broke, or its worker gave it up: the remaining rows come from another worker.
     Lost(Error),
     /// It failed, and would fail anywhere.
     Failed(Error),
@@ -73,7 +73,7 @@ async fn read_local(
 ) -> Result<Option<Counts>> {
     let mut task = worker.open(target.task, target.client, &target.ticket).await?;
     shared.opened(target);
-    // Room first: what is taken from the worker is received and must not be dropped.
+    // The queue must have space first: a chunk that is taken from the worker is received and must not be dropped.
     while shared.queue.writable().await {
         let Some(chunk) = task.next().await? else { return Ok(task.emitted()) };
         let bytes = chunk.bytes();
@@ -131,7 +131,7 @@ async fn dial(address: &str, patience: Duration) -> Result<TcpStream> {
     }
 }
 
-/// Tells the worker what it may send; ends when the stream does.
+/// Sends credits to the worker until the stream ends.
 async fn give_credit<W: AsyncWrite + Unpin>(writer: &mut FrameWriter<W>, credit: &Credit) {
     loop {
         // A broken connection shows on the receiving side.
@@ -193,8 +193,8 @@ async fn receive<R: AsyncRead + Unpin>(
     }
 }
 
-/// Damage on the way is a broken connection: the rows are sent again. What is damaged at its source is said
-/// by the worker.
+/// Damage in transit counts as a broken connection, so that the rows are sent again. Damage of the source is an error of the
+/// worker.
 fn broken(e: Error) -> Error {
     if e.kind() == ErrorKind::DataLoss { Error::unavailable(e.message()) } else { e }
 }

@@ -19,28 +19,28 @@ pub struct Caches {
     options: CacheOptions,
     clock: Arc<dyn Clock>,
     open: Mutex<HashMap<String, Root>>,
-    /// What roots did that are closed.
+    /// Counters of closed roots.
     closed: Mutex<IoSnapshot>,
-    /// Tells caches of one process apart that were opened in the same instant.
+    /// Distinguishes caches of one process that were opened at the same time.
     opened: AtomicU64,
-    /// Why a root could not be opened when that was last tried.
+    /// Why the last attempt to open a root failed.
     trouble: Mutex<Option<Error>>,
 }
 
-/// Roots that are kept open although no task uses them: the cache, and some saves.
+/// Roots that stay open although no task uses them: the cache, and some saves.
 const UNUSED: usize = 4;
-/// How long a root may take to give its lease back.
+/// How long closing a root, which releases its lease, may take.
 const CLOSE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Default)]
 struct Root {
     cell: Arc<OnceCell<Arc<Cache>>>,
-    /// When it was last asked for: the higher, the later.
+    /// The order of its last use: higher is later.
     used: u64,
 }
 
 impl Root {
-    /// Whether a task has it, or is opening it.
+    /// Whether a task uses it, or is opening it.
     fn is_used(&self) -> bool {
         Arc::strong_count(&self.cell) > 1 || self.cell.get().is_some_and(|cache| Arc::strong_count(cache) > 1)
     }
@@ -66,10 +66,10 @@ impl Caches {
         })
     }
 
-    /// The cache with this root, which may hold so many bytes.
+    /// The cache with this root, which may hold the given number of bytes.
     ///
     /// # Errors
-    /// `PermissionDenied` for a root that may not be written; those of [`Cache::open`]. The next call tries again.
+    /// `PermissionDenied` for a root that may not be written; those of [`Cache::open`]. The next call retries.
     pub async fn get(&self, url: &str, budget: Option<u64>) -> Result<Arc<Cache>> {
         self.stores.resolve_to_write(url)?;
         let (cell, unused) = self.enter(url);
@@ -87,14 +87,13 @@ impl Caches {
         opened
     }
 
-    /// Why rows were last not stored: the root that was asked for could not be opened, or a part could not be written.
+    /// Why rows were last not stored: a root could not be opened, or a part could not be written.
     pub fn trouble(&self) -> Option<Error> {
         let opening = self.trouble.lock().clone();
         opening.or_else(|| self.all().iter().find_map(|cache| cache.put_failure()))
     }
 
-    /// The place of a root, and those that are closed for it: every save has a root of its own, and a process may see
-    /// any number of saves.
+    /// The slot of a root, and the roots that are closed to limit their number: every save has a root of its own.
     fn enter(&self, url: &str) -> (Arc<OnceCell<Arc<Cache>>>, Vec<Arc<Cache>>) {
         let mut open = self.open.lock();
         let root = open.entry(url.to_string()).or_default();
@@ -109,7 +108,7 @@ impl Caches {
         (cell, closed)
     }
 
-    /// Closes a root that is not in the list any more.
+    /// Closes a root that was removed from the list.
     async fn end(&self, cache: &Cache, bound: Duration) {
         if let Err(error) = cache.close(bound).await {
             tracing::warn!(root = cache.url(), %error, "a cache was not closed in order");
@@ -117,7 +116,7 @@ impl Caches {
         add(&mut self.closed.lock(), cache.counters().snapshot());
     }
 
-    /// A name that no other process has, living or dead.
+    /// A name that no other process has or had.
     fn writer_id(&self) -> String {
         let n = self.opened.fetch_add(1, Ordering::Relaxed);
         let pid = std::process::id();
@@ -135,7 +134,7 @@ impl Caches {
         self.open.lock().values().filter_map(|r| r.cell.get().cloned()).collect()
     }
 
-    /// Gives leases back and writes what is left to write, within `bound`.
+    /// Releases leases and completes pending writes, within `bound`.
     pub async fn close(&self, bound: Duration) {
         let all: Vec<_> = std::mem::take(&mut *self.open.lock()).into_values().collect();
         for cache in all.iter().filter_map(|r| r.cell.get()) {

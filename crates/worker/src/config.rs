@@ -11,7 +11,7 @@ use caju_wire::{ConnectionLimits, LocalWorkers};
 
 use crate::caches::Caches;
 
-/// What a worker is started with.
+/// The settings of a worker.
 #[derive(Clone)]
 pub struct WorkerConfig {
     /// The dispatcher's address: `host:port`, or one within this process.
@@ -21,7 +21,7 @@ pub struct WorkerConfig {
     pub listen: String,
     /// The `host:port` that clients dial, if it is another than the one listened on.
     pub advertise: Option<String>,
-    /// Labels for people.
+    /// Labels that `caju status` shows; they have no other effect yet.
     pub tags: Vec<String>,
     /// Threads that compute; 0: one per core. Not used if `pool` is given.
     pub cpu_threads: usize,
@@ -32,15 +32,15 @@ pub struct WorkerConfig {
     /// Bytes of finished elements that a task may hold until readers take them, and that each of its `prefetch` stages may
     /// hold; one element always fits.
     pub buffer_bytes: usize,
-    /// How long to look for a dispatcher that is not there.
+    /// How long an unavailable dispatcher is retried at start.
     pub connect_timeout: Duration,
-    /// How long tasks go on without the dispatcher.
+    /// How long tasks continue without the dispatcher.
     pub dispatcher_timeout: Duration,
-    /// How long a task is kept when nobody reads it.
+    /// How long a task without a reader is kept.
     pub linger: Duration,
-    /// A reader that takes nothing for so long is gone.
+    /// How long a reader may take nothing before it counts as gone.
     pub silence: Duration,
-    /// How often readers that wait are told that the worker lives.
+    /// The interval of pings to waiting readers.
     pub ping: Duration,
     /// What peers may use of connections, calls and messages.
     pub connections: ConnectionLimits,
@@ -48,19 +48,19 @@ pub struct WorkerConfig {
     pub stores: Arc<Stores>,
     /// Counts what is read.
     pub io: Arc<IoCounters>,
-    /// Where snapshots are kept open; shared with the other workers of the process, or this one's own.
+    /// The open cache roots: shared with the other workers of the process, or this worker's own.
     pub caches: Option<Arc<Caches>>,
-    /// The settings of caches of this worker's own.
+    /// The settings of this worker's own caches.
     pub cache: CacheOptions,
     /// The functions of expressions.
     pub registry: Registry,
     /// Time.
     pub clock: Arc<dyn Clock>,
-    /// The workers of this process: this one enters itself.
+    /// The workers of this process: this one adds itself.
     pub local: LocalWorkers,
     /// The most rows of a batch of the engine; the engine's default if absent.
     pub batch_rows: Option<usize>,
-    /// The version of caju, for people.
+    /// The version of caju, for `caju status`.
     pub version: String,
 }
 

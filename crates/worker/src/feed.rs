@@ -1,4 +1,4 @@
-//! Splits on lease from the dispatcher.
+//! Splits leased from the dispatcher.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use crate::identity::Identity;
 
 /// How long one request waits at the dispatcher for splits to be listed.
 const POLL: Duration = Duration::from_secs(5);
-/// Splits that are used up faster than this are asked for in larger hands.
+/// If splits are used up faster than this, more of them are leased per request.
 const FAST: Duration = Duration::from_millis(50);
-/// The most splits asked for at once.
+/// The most splits per request.
 const MOST: u32 = 64;
 
-/// The leases of one task. Requests are numbered, so that a repeated one gets the same splits again.
+/// The leases of one task. Requests are numbered, so that a repeated request gets the same splits.
 pub(crate) struct DispatcherFeed {
     identity: Arc<Identity>,
     task: TaskId,
@@ -96,7 +96,7 @@ impl SplitFeed for DispatcherFeed {
     async fn next(&mut self, want: usize) -> Result<Option<Vec<LeasedSplit>>> {
         let want = u32::try_from(want.max(1)).unwrap_or(MOST);
         while self.held.is_empty() && !self.over {
-            // Small splits (a file each, say) would cost a round trip each.
+            // Small splits, such as one file each, would cost a round trip each.
             self.want =
                 if self.asked.elapsed() < FAST { (self.want * 2).min(MOST) } else { (self.want / 2).max(1) };
             self.asked = Instant::now();

@@ -22,7 +22,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::manager::{Credentials, Found, Manager};
 use crate::running::Attachment;
 
-/// What binding a definition may take at the dispatcher.
+/// How long binding a definition may take at the dispatcher.
 const BIND: Duration = Duration::from_secs(120);
 
 /// The Flight service, over the tasks of this worker.
@@ -52,7 +52,7 @@ impl FlightOnWorker {
                 let reader = Credentials { client: ClientId(opened.client_id), ticket: &task.ticket };
                 self.manager.open(TaskId(task.task_id), &reader).await?
             }
-            // Nothing is left for this worker.
+            // No split is left for this worker.
             None => Found::Over,
         };
         Ok(encode(schema, elements(found)))
@@ -113,7 +113,7 @@ impl FlightOnWorker {
 /// A stream of record batches, one per element.
 fn elements(found: Found) -> BoxStream<'static, Result<RecordBatch>> {
     let Found::Running(attachment) = found else { return stream::empty().boxed() };
-    // Nobody else can read what a Flight reader leaves behind: no one knows what it has.
+    // No other reader can continue a Flight stream, because it is not known which rows were received.
     let start = (attachment.only(), None::<(ElementCursor, Vec<Run>)>);
     stream::try_unfold(
         start,

@@ -1,4 +1,4 @@
-//! Serving our own client: chunks as they are, within the reader's credit.
+//! Serving our own client: chunks without conversion, within the reader's credit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,21 +18,21 @@ use tokio::sync::Notify;
 use crate::manager::{Credentials, Found, Manager};
 use crate::running::Attachment;
 
-/// A reader that has everything says so within this time.
+/// How long a reader may take to acknowledge the end.
 const ACK: Duration = Duration::from_secs(10);
-/// Between credits a reader may be silent for as long as its user thinks; a dead peer shows by keep-alive.
+/// How long a reader may be silent between credits: as long as its user computes. TCP keep-alive detects a dead peer.
 const PATIENCE: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Chunks below this size go out together, as far as they are ready.
+/// Chunks below this size, in bytes, are sent together if several are ready.
 const SMALL: usize = 64 << 10;
-/// The size up to which small chunks are collected.
+/// The size in bytes up to which small chunks are collected.
 const COLLECTED: usize = 256 << 10;
-/// Control frames are small, and have no bodies.
+/// The longest control frame, in bytes: it has no body.
 const CONTROL: (usize, u64) = (4096, 0);
 
 /// Serves one connection.
 ///
 /// # Errors
-/// What ended the connection before its time; the reader was told, if it could be.
+/// Why the connection ended early; the reader got the error if it could be sent.
 pub(crate) async fn serve(
     stream: TcpStream,
     pending: PendingConnection,
@@ -50,7 +50,7 @@ pub(crate) async fn serve(
         Ok(None) => return Ok(()),
         Ok(Some(_)) => return Err(Error::data_loss(format!("{peer}: the first frame is not `open`"))),
         Err(e) => {
-            // Another version of the protocol, say: the peer should know.
+            // The peer should know, for example that it speaks another version of the protocol.
             drop(writer.send(Kind::Error, &ErrorHeader::from(&e)).await);
             return Err(e);
         }
@@ -60,7 +60,7 @@ pub(crate) async fn serve(
         Err(e) => {
             drop(writer.send(Kind::Error, &ErrorHeader::from(&e)).await);
             writer.shutdown().await;
-            // Said once for all that are refused.
+            // Logged once for all refused connections.
             return Err(Error::cancelled(e.message()));
         }
     };
@@ -88,7 +88,7 @@ pub(crate) async fn serve(
     ended
 }
 
-/// Whether no network lies between: what limits such a connection is the CPU, which is counted as that.
+/// Whether the peer is on this machine: the CPU limits such a connection, and CPU time is counted elsewhere.
 fn is_same_host(stream: &TcpStream) -> bool {
     let (Ok(ours), Ok(theirs)) = (stream.local_addr(), stream.peer_addr()) else { return false };
     theirs.ip().is_loopback() || ours.ip() == theirs.ip()
@@ -108,7 +108,7 @@ fn confirmed(mut attachment: Attachment, listened: Listened, peer: &str) -> Resu
     }
 }
 
-/// What may be sent.
+/// The bytes that may be sent.
 struct Flow {
     window: AtomicU64,
     outstanding: AtomicU64,
@@ -127,7 +127,7 @@ impl Flow {
 
     fn give(&self, header: &CreditHeader) {
         let less = |a: &AtomicU64, n: u64| {
-            // A peer that gives back more than it has is at zero.
+            // A peer that returns more than it has is at zero.
             a.fetch_update(Ordering::AcqRel, Ordering::Acquire, |v| Some(v.saturating_sub(n))).ok();
         };
         less(&self.outstanding, header.bytes);
@@ -136,7 +136,7 @@ impl Flow {
     }
 }
 
-/// Takes credits until the reader acknowledges the end (true) or goes away (false).
+/// Takes credits until the reader acknowledges the end (true) or disconnects (false).
 async fn listen<R: AsyncRead + Unpin>(reader: &mut FrameReader<R>, flow: &Flow) -> Result<bool> {
     loop {
         match reader.next().await? {
@@ -154,8 +154,7 @@ async fn listen<R: AsyncRead + Unpin>(reader: &mut FrameReader<R>, flow: &Flow) 
     }
 }
 
-/// Sends a task to its end; `None` if all of it was received before. Whoever gets the attachment says
-/// whether the reader has everything.
+/// Sends a task to its end; `None` if all of it was received before. The caller marks the attachment as received.
 async fn send<W: AsyncWrite + Unpin>(
     manager: &Arc<Manager>,
     open: &OpenHeader,
@@ -194,7 +193,7 @@ async fn send<W: AsyncWrite + Unpin>(
     Ok(Some(attachment))
 }
 
-/// Adds small chunks that are ready; gives one that turned out not to fit.
+/// Appends small chunks that are ready; returns one that could not be appended.
 fn collect(attachment: &mut Attachment, chunk: &mut Chunk) -> Option<Chunk> {
     let mut bytes = chunk.bytes();
     while bytes < COLLECTED {
@@ -226,7 +225,7 @@ async fn write<W: AsyncWrite + Unpin>(
     Ok(frame.body_len)
 }
 
-/// Waits for something, telling the reader meanwhile that this worker lives.
+/// Waits for something, and sends pings to the reader meanwhile.
 async fn pinging<W: AsyncWrite + Unpin, T>(
     writer: &mut FrameWriter<W>,
     every: Duration,

@@ -1,4 +1,4 @@
-//! Who this worker is, to the dispatcher.
+//! The worker's identity at the dispatcher.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use caju_types::{Result, WorkerId};
 use caju_wire::{Dispatcher, DispatcherLink};
 use tokio::sync::watch;
 
-/// A worker's line to the dispatcher and its present identifier there.
+/// A worker's connection to the dispatcher, and its current identifier there.
 pub(crate) struct Identity {
     pub(crate) link: DispatcherLink,
     pub(crate) address: String,
@@ -30,7 +30,7 @@ pub(crate) struct Identity {
 pub(crate) struct Registration {
     /// The identifier that the dispatcher gave.
     pub(crate) id: WorkerId,
-    /// What proves to the dispatcher that a call is this worker's.
+    /// The secret that authenticates calls of this worker.
     pub(crate) secret: Bytes,
 }
 
@@ -70,7 +70,7 @@ impl Identity {
         self.registration.borrow().id
     }
 
-    /// What every call to the dispatcher carries.
+    /// The credentials of every call to the dispatcher.
     pub(crate) fn registration(&self) -> Registration {
         self.registration.borrow().clone()
     }
@@ -98,7 +98,7 @@ impl Identity {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Registers, looking for the dispatcher for some time.
+    /// Registers, and retries for the connect timeout if the dispatcher does not answer.
     pub(crate) async fn register(&self, patience: Duration) -> Result<()> {
         let request = v1::RegisterWorkerRequest {
             address: self.address.clone(),

@@ -1,4 +1,4 @@
-//! The tasks of this worker: started when somebody asks for them, reported when they end.
+//! The tasks of this worker: started for their first reader, and reported when they end.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use crate::identity::{Identity, Registration};
 use crate::pipelines::Pipelines;
 use crate::running::{Attachment, Beside, Finished, Profiled, RunningTask};
 
-/// Ended tasks that are remembered, for readers that come late.
+/// Ended tasks that are remembered for late readers.
 const REMEMBERED: usize = 4096;
-/// How long to try to report a failure before readers are told.
+/// How long the report of a failure is retried before readers get the failure.
 const REPORT: Duration = Duration::from_secs(5);
 
 /// All tasks of a worker.
@@ -34,12 +34,12 @@ pub(crate) struct Manager {
     pipelines: Pipelines,
     caches: Arc<Caches>,
     pool: CpuPool,
-    /// Held by artificial stages, which run one at a time per worker.
+    /// The lock of the artificial stages, which run one at a time per worker.
     one_at_a_time: Arc<tokio::sync::Mutex<()>>,
     tasks: Mutex<HashMap<TaskId, Arc<Slot>>>,
     past: Mutex<VecDeque<Past>>,
     reported_io: Mutex<v1::IoStats>,
-    /// Tasks that began so far.
+    /// The number of tasks that began.
     begun: Arc<AtomicU64>,
     group: Tasks,
     changed: Notify,
@@ -53,13 +53,13 @@ struct Past {
     result: Result<()>,
 }
 
-/// A task that runs, or is being started.
+/// A task that runs or is being started.
 #[derive(Default)]
 struct Slot {
     running: OnceCell<Arc<RunningTask>>,
 }
 
-/// Removes the slot of a task that did not start, because it could not or because the reader went away.
+/// Removes the slot of a task that failed to start, or whose reader disconnected before.
 struct Starting<'a> {
     manager: &'a Manager,
     id: TaskId,
@@ -69,7 +69,7 @@ struct Starting<'a> {
 impl Drop for Starting<'_> {
     fn drop(&mut self) {
         let mut tasks = self.manager.tasks.lock();
-        // The list and this reader hold it; whoever else does is starting it now.
+        // The list and this reader hold it; a third holder is starting the task now.
         if self.slot.running.get().is_none() && Arc::strong_count(&self.slot) <= 2 {
             tasks.remove(&self.id);
             self.manager.changed.notify_waiters();
@@ -77,7 +77,7 @@ impl Drop for Starting<'_> {
     }
 }
 
-/// What a reader shows to read a task.
+/// The credentials of a reader for a task.
 pub(crate) struct Credentials<'a> {
     pub(crate) client: ClientId,
     pub(crate) ticket: &'a [u8],
@@ -96,7 +96,7 @@ impl Credentials<'_> {
     }
 }
 
-/// What a reader finds.
+/// The state in which a reader finds a task.
 pub(crate) enum Found {
     /// The task runs.
     Running(Attachment),
@@ -137,12 +137,11 @@ impl Manager {
         }
     }
 
-    /// Attaches a reader to a task, starting the task if need be.
+    /// Attaches a reader to a task, and starts the task if it does not run.
     ///
     /// # Errors
-    /// `PermissionDenied` if the reader's ticket is not for this task, `Cancelled` if the dispatcher does not want the
-    /// task here, `Unavailable` if this worker is leaving, and
-    /// everything that binding the pipeline may find.
+    /// `PermissionDenied` if the reader's ticket is not for this task, `Cancelled` if the dispatcher does not want the task
+    /// here, `Unavailable` if this worker is leaving, and the errors of binding the pipeline.
     pub(crate) async fn open(self: &Arc<Self>, id: TaskId, reader: &Credentials<'_>) -> Result<Found> {
         let is_it = |past: &&Past| past.id == id && reader.check(id, past.secret.as_ref()).is_ok();
         if let Some(past) = self.past.lock().iter().rev().find(is_it) {
@@ -203,7 +202,7 @@ impl Manager {
             Ok(pipeline) => pipeline,
             Err(e) => {
                 let e = self.named(e);
-                // It would fail anywhere: let the dispatcher end the iteration.
+                // It would fail on every worker: the dispatcher ends the iteration.
                 let failed = Finished {
                     result: Err(e.clone()),
                     stages: Vec::new(),
@@ -250,11 +249,11 @@ impl Manager {
         let running = Arc::new(running);
         tracing::info!(task = %id, job = %def.job, epoch = def.epoch, "task started");
         let (me, task) = (Arc::clone(self), Arc::clone(&running));
-        // Whatever becomes of the task: its readers get the end or an error.
+        // The readers get the end or an error in any case.
         let (manager, failing) = (Arc::clone(self), Arc::clone(&running));
         let on_failure = move |e: Error| {
             failing.fail(e.clone());
-            // What is stopped was forgotten by whoever stopped it.
+            // A task that was stopped is removed by its stopper.
             if e.kind() != ErrorKind::Cancelled {
                 tracing::error!(task = %id, error = %e, "task failed");
                 manager.forget(id, Err(e));
@@ -288,7 +287,7 @@ impl Manager {
     /// The cache of a task; without it everything is computed.
     ///
     /// # Errors
-    /// `PermissionDenied` for a root that this worker may not write: the dispatcher's own cache it may.
+    /// `PermissionDenied` for a root that this worker may not write. It may always write the dispatcher's own cache.
     async fn cache(&self, def: &v1::TaskDef) -> Result<Option<Arc<Cache>>> {
         if !def.caching {
             return Ok(None);
@@ -297,14 +296,14 @@ impl Manager {
             Ok(cache) => Ok(Some(cache)),
             Err(error) if error.kind() == ErrorKind::PermissionDenied => Err(error.context("save")),
             Err(error) => {
-                // Not this module's, which a process that holds the whole cluster does not log.
+                // The target is not this module, because a process with the whole cluster does not log that one.
                 tracing::warn!(target: "caju_worker::caches", root = def.cache_url, %error, "the cache cannot be used here; rows are computed");
                 Ok(None)
             }
         }
     }
 
-    /// Gives the caches back that are this worker's own.
+    /// Closes the caches that are this worker's own.
     pub(crate) async fn close_caches(&self, bound: Duration) {
         if self.config.caches.is_none() {
             self.caches.close(bound).await;
@@ -324,7 +323,7 @@ impl Manager {
             }
             Err(e) => tracing::error!(task = %task.id, error = %e, "task failed"),
         }
-        // The dispatcher hears of a failure before readers do: they ask it what to do.
+        // The failure is reported to the dispatcher before readers get it: they ask the dispatcher what to do.
         let patience = if finished.result.is_ok() { self.config.dispatcher_timeout } else { REPORT };
         self.report(task.id, &finished, task.profile(), patience).await;
         if let Err(e) = &finished.result {
@@ -333,7 +332,7 @@ impl Manager {
         self.forget(task.id, finished.result);
     }
 
-    /// A failure with the worker's address behind its first line. Work that was given up is nobody's failure.
+    /// A failure with the worker's address appended to its first line. Cancelled work is not a failure of this worker.
     fn named(&self, e: Error) -> Error {
         if e.kind() == ErrorKind::Cancelled {
             return e;
@@ -381,7 +380,7 @@ impl Manager {
         }
     }
 
-    /// What was read since the last report: tasks run side by side, and only their sum can be counted.
+    /// Bytes and requests since the last report. Tasks run concurrently, so only their sum can be counted.
     fn io_since(&self) -> v1::IoStats {
         let (source, cache) = (self.config.io.snapshot(), self.caches.io());
         let now = v1::IoStats {
@@ -412,8 +411,8 @@ impl Manager {
         self.changed.notify_waiters();
     }
 
-    /// Stops a task that the dispatcher does not want here any more; its readers get the error. A task whose
-    /// readers have everything ends by itself, with its report.
+    /// Stops a task that the dispatcher does not want here any more, with an error for its readers. A task whose readers have
+    /// received everything ends by itself, with its report.
     pub(crate) fn unwanted(&self, id: TaskId) {
         let slot = self.tasks.lock().get(&id).cloned();
         if let Some(running) = slot.as_ref().and_then(|s| s.running.get())
@@ -426,7 +425,7 @@ impl Manager {
         }
     }
 
-    /// Tells a task what was decided while it ran.
+    /// Passes on a decision to a running task.
     pub(crate) fn decided(&self, decided: &v1::TaskPlan) {
         let slot = self.tasks.lock().get(&TaskId(decided.task_id)).cloned();
         let Some(running) = slot.as_ref().and_then(|s| s.running.get()) else { return };
@@ -486,7 +485,7 @@ impl Manager {
         }
     }
 
-    /// Gives every task up, telling the dispatcher, so that others go on with them at once.
+    /// Gives up every task and reports that to the dispatcher, so that other workers continue them at once.
     pub(crate) async fn give_up(&self, reason: &str) {
         let error = Error::cancelled(reason);
         for task in self.running() {
@@ -496,7 +495,7 @@ impl Manager {
         }
     }
 
-    /// Drops every task without a word.
+    /// Drops every task without a report.
     pub(crate) fn abandon(&self) {
         for task in self.running() {
             self.cancel(&task, self.leaving());
@@ -518,7 +517,7 @@ impl LocalWorker for Here {
     }
 }
 
-/// A task whose rows are all received.
+/// A task whose rows were all received.
 struct Over;
 
 #[async_trait]
@@ -532,7 +531,7 @@ impl LocalTask for Over {
     }
 }
 
-/// Cores that so many threads really have.
+/// The cores that this number of threads can use.
 fn real_cores(threads: usize) -> f64 {
     let there = std::thread::available_parallelism().map_or(threads, std::num::NonZero::get);
     threads.min(there) as f64

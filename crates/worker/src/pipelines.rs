@@ -1,4 +1,4 @@
-//! Bound pipelines, kept for the next task of the same dataset.
+//! A cache of bound pipelines, for the next task of the same dataset.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use caju_types::{Error, Result, hash128};
 use caju_wire::schema_from_ipc;
 use parking_lot::Mutex;
 
-/// Epochs of a few jobs alternate; more than this is not worth its memory.
+/// The most bound pipelines: epochs of a few jobs alternate, and more are not worth their memory.
 const KEPT: usize = 16;
 
-/// Binds definitions, and remembers the last ones.
+/// Binds definitions, and caches the last ones.
 pub(crate) struct Pipelines {
     registry: Registry,
     ctx: SourceContext,
@@ -30,10 +30,10 @@ impl Pipelines {
     /// The bound pipeline of a task.
     ///
     /// # Errors
-    /// Those of binding, and `FailedPrecondition` if this worker computes something else than the dispatcher
-    /// means (another version of caju).
+    /// Those of binding, and `FailedPrecondition` if this worker's fingerprint differs from the dispatcher's, as with another
+    /// version of caju.
     pub(crate) async fn get(&self, task: &TaskDef) -> Result<Arc<BoundPipeline>> {
-        // A fingerprint leaves out where the data is, so it does not tell two datasets apart.
+        // A fingerprint does not cover the location of the data, so it does not identify a dataset.
         let key = hash128(task.definition_json.as_bytes()) ^ hash128(&task.source_schema_ipc).rotate_left(64);
         let key = key ^ u128::from(task.caching);
         if let Some(found) = self.find(key) {

@@ -1,4 +1,4 @@
-//! A task that runs here, and those who read it.
+//! A running task and its readers.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -17,12 +17,12 @@ use tokio::time::Instant;
 
 use crate::tally::Tally;
 
-/// A running task: its output waits in one queue, which all its readers share, first come, first served.
+/// A running task. Its output waits in one queue, from which all its readers take chunks.
 #[derive(Debug)]
 pub(crate) struct RunningTask {
     pub(crate) id: TaskId,
     pub(crate) iteration: IterationId,
-    /// What tickets of its readers are made of.
+    /// The secret that the tickets of its readers are derived from.
     pub(crate) secret: Option<Secret>,
     pub(crate) schema: SchemaRef,
     queue: ByteQueue<Chunk>,
@@ -30,9 +30,9 @@ pub(crate) struct RunningTask {
     profiled: Option<Profiled>,
     group: Tasks,
     readers: AtomicUsize,
-    /// A reader left with rows that it may not have received.
+    /// A reader disconnected with rows that it may not have received.
     broken: AtomicBool,
-    /// A reader left for good, and nobody else can take its place.
+    /// The only possible reader disconnected for good.
     abandoned: AtomicBool,
     changed: Notify,
     rows_out: AtomicU64,
@@ -43,21 +43,21 @@ pub(crate) struct RunningTask {
     to_flight: Mutex<Tally>,
 }
 
-/// Somebody who takes a decision: a plan, or that nothing is stored.
+/// Takes a decision: a plan, or that nothing is stored.
 pub(crate) type Decide = Box<dyn Fn(Option<&CachePlan>) + Send + Sync>;
 
-/// A task that was asked to measure what the planner wants to know.
+/// The measurements of a task that is profiled for the planner.
 pub(crate) struct Profiled {
     pub(crate) findings: Box<dyn Fn() -> Option<Findings> + Send + Sync>,
     pub(crate) modes: Box<dyn Fn() -> SplitModes + Send + Sync>,
-    /// Takes what was decided.
+    /// Takes the decision.
     pub(crate) decide: Decide,
     pub(crate) started: std::time::Instant,
-    /// Threads that compute; shared ones by their share.
+    /// CPU threads; shared threads count by the task's fraction of them.
     pub(crate) threads: f64,
-    /// Splits that it reads at once.
+    /// Splits that are read concurrently.
     pub(crate) readers: u64,
-    /// Bytes of parts that it keeps in memory.
+    /// Bytes of parts that are cached in memory.
     pub(crate) memory_tier_bytes: u64,
     /// What the process does beside it.
     pub(crate) beside: Beside,
@@ -188,11 +188,11 @@ impl RunningTask {
         }
     }
 
-    /// What was measured so far, if somebody wants to know.
+    /// The measurements so far, if the task is profiled.
     pub(crate) fn profile(&self) -> Option<v1::TaskProfile> {
         let profiled = self.profiled.as_ref()?;
         let modes = (profiled.modes)();
-        // Without hints, or without a cache, there is nothing to find out beyond the stages.
+        // Without hints or a cache there is nothing to probe.
         let nothing = || Findings { parts: Some(Vec::new()), complete: true, ..Findings::default() };
         let found = (profiled.findings)().unwrap_or_else(nothing);
         let mut stages = self.counters.snapshot();
@@ -235,7 +235,7 @@ impl RunningTask {
         })
     }
 
-    /// Takes what was decided while it ran: a plan, or that nothing is stored.
+    /// Takes a decision that came while the task ran: a plan, or that nothing is stored.
     pub(crate) fn decide(&self, plan: Option<&CachePlan>) {
         if let Some(profiled) = &self.profiled {
             profiled.beside.end();
@@ -243,17 +243,17 @@ impl RunningTask {
         }
     }
 
-    /// Sends something to a reader; its CPU time is the output's.
+    /// Sends something to a reader; the CPU time counts for the output stage.
     pub(crate) async fn sending<F: Future>(&self, send: F) -> F::Output {
         self.counters.output().polled(send).await
     }
 
-    /// Counts bytes that the network took.
+    /// Counts bytes that were sent over the network.
     pub(crate) fn sent(&self, bytes: u64, took: Duration) {
         self.counters.sends.add(bytes, took);
     }
 
-    /// Moves the task's output into the queue until its end, then waits until readers have it.
+    /// Moves the task's output into the queue until its end, then waits until readers have received it.
     pub(crate) async fn pump(&self, mut run: TaskRun, linger: Duration) -> Finished {
         let mut tally = Tally::default();
         let result = tokio::select! {
@@ -278,7 +278,7 @@ impl RunningTask {
         }
     }
 
-    /// How a task ended whose [`RunningTask::pump`] panicked.
+    /// The outcome of a task whose [`RunningTask::pump`] panicked.
     pub(crate) fn broken(&self, error: Error) -> Finished {
         let modes = self.profiled.as_ref().map(|p| (p.modes)()).unwrap_or_default();
         Finished { modes, ..self.finished(Err(error)) }
@@ -287,7 +287,7 @@ impl RunningTask {
     async fn emit(&self, run: &mut TaskRun, tally: &mut Tally) -> Result<()> {
         loop {
             let start = std::time::Instant::now();
-            // Room first: what waits for room is memory too.
+            // A chunk is computed when the queue has space for it: a waiting chunk takes memory too.
             if !self.queue.writable().await {
                 return Err(Error::cancelled(format!("{} was stopped", self.id)));
             }
@@ -318,7 +318,7 @@ impl RunningTask {
         }
     }
 
-    /// Everything is emitted: waits until readers have received it.
+    /// Waits until readers have received all that was emitted.
     async fn delivered(&self, linger: Duration) -> Result<()> {
         let idle = || self.readers.load(Ordering::Acquire) == 0;
         let abandoned = || self.abandoned.load(Ordering::Acquire);
@@ -331,10 +331,10 @@ impl RunningTask {
             if self.queue.is_empty() && !self.broken.load(Ordering::Acquire) {
                 return Ok(());
             }
-            // Rows wait for a reader to come (back), or the dispatcher finds out what a broken one received.
+            // Rows wait for a reader to connect, or the dispatcher finds out what a disconnected one received.
             let back = self.until(|| !idle() || abandoned());
             if tokio::time::timeout_at(until, back).await.is_err() {
-                // The reader is gone, perhaps with rows that it had: the dispatcher finds out what others need.
+                // The reader is gone and may have received rows: the dispatcher finds out which rows others need.
                 return Err(Error::cancelled(format!("nobody has read {} for {linger:?}", self.id)));
             }
             until = Instant::now() + linger;
@@ -353,18 +353,18 @@ impl RunningTask {
         }
     }
 
-    /// Stops the task; its readers get the error.
+    /// Stops the task with an error for its readers.
     pub(crate) fn abort(&self, error: Error) {
         self.queue.abort(error);
         self.group.stop();
     }
 
-    /// Whether everything was emitted and no reader is known to have lost any of it.
+    /// Whether everything was emitted, and no reader is known to have lost rows.
     pub(crate) fn is_delivered(&self) -> bool {
         self.queue.is_closed() && self.queue.is_empty() && !self.broken.load(Ordering::Acquire)
     }
 
-    /// Lets the readers know how the task failed.
+    /// Reports the task's failure to its readers.
     pub(crate) fn fail(&self, error: Error) {
         self.queue.abort(error);
     }
@@ -396,7 +396,7 @@ impl RunningTask {
     }
 }
 
-/// One reader of a task. Dropping it before [`Attachment::received`] says that rows may be lost with it.
+/// One reader of a task. If it is dropped before [`Attachment::received`], rows may be lost with it.
 #[derive(Debug)]
 pub(crate) struct Attachment {
     pub(crate) task: Arc<RunningTask>,
@@ -406,7 +406,7 @@ pub(crate) struct Attachment {
 }
 
 impl Attachment {
-    /// This reader is the only one that there can be: the task ends with it.
+    /// Marks this reader as the only possible one: the task ends with it.
     pub(crate) fn only(mut self) -> Self {
         self.only = true;
         self
@@ -419,14 +419,14 @@ impl Attachment {
         Ok(chunk)
     }
 
-    /// The next chunk, if there is one now and it is wanted.
+    /// The next chunk, if there is one now and `wanted` accepts it.
     pub(crate) fn next_if(&mut self, wanted: impl FnOnce(&Chunk, usize) -> bool) -> Option<Chunk> {
         let chunk = self.task.queue.try_pop_if(wanted);
         self.took |= chunk.is_some();
         chunk
     }
 
-    /// The reader has everything that it took.
+    /// The reader has received everything that it took.
     pub(crate) fn received(&mut self) {
         self.received = true;
     }
@@ -445,7 +445,7 @@ impl Drop for Attachment {
     }
 }
 
-/// A reader in this process: what it gets, it has.
+/// A reader in this process: rows that it takes are received.
 #[async_trait]
 impl LocalTask for Attachment {
     async fn next(&mut self) -> Result<Option<Chunk>> {

@@ -52,7 +52,7 @@ pub(crate) fn serve(listener: Listener, manager: &Arc<Manager>, group: &Tasks) {
     group.background("accepting connections", log_failure, accept(listener, gate, group.clone(), handle));
 }
 
-/// Finds out which protocol a connection speaks.
+/// Detects the protocol of a connection and serves it.
 async fn sort(
     stream: Stream,
     pending: PendingConnection,
@@ -77,7 +77,7 @@ async fn sort(
     }
 }
 
-/// Lets the system find out that a peer is gone: a reader may be silent for as long as its user thinks.
+/// Enables TCP keep-alive, which detects that a peer is gone: a reader may be silent for as long as its user computes.
 fn keep_alive(stream: &TcpStream) -> Result<()> {
     let alive = TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
     SockRef::from(stream)

@@ -40,7 +40,7 @@ impl Tally {
         }
     }
 
-    /// The counts; splits without rows are left out.
+    /// The counts, without splits that have no rows.
     pub(crate) fn counts(&self) -> Vec<SplitCount> {
         let base = self.base.unwrap_or(0);
         let table = (base..).zip(self.table.iter().copied());

@@ -24,8 +24,8 @@ use crate::server;
 #[derive(Debug)]
 pub struct Worker;
 
-/// A running worker. Dropping it stops it without a word; [`WorkerHandle::drain`] and
-/// [`WorkerHandle::shutdown`] take leave.
+/// A running worker. Dropping it stops it without a report; [`WorkerHandle::drain`] and [`WorkerHandle::shutdown`] report to
+/// the dispatcher.
 #[derive(Debug)]
 pub struct WorkerHandle {
     manager: Arc<Manager>,
@@ -37,11 +37,11 @@ impl Worker {
     /// Listens, registers with the dispatcher (waiting for it as long as the settings say), and serves.
     ///
     /// # Errors
-    /// `Unavailable` if the port is taken or no dispatcher answers, `InvalidArgument` for an address that is
-    /// none, and what the dispatcher has against this worker.
+    /// `Unavailable` if the port is taken or no dispatcher answers, `InvalidArgument` for an invalid address, and the
+    /// dispatcher's refusal.
     pub async fn start(config: WorkerConfig) -> Result<WorkerHandle> {
         let link = DispatcherLink::new(&config.dispatcher)?;
-        // Readers of this process need no listener: they find the worker in the list of those.
+        // Readers of this process need no listener: they find the worker in the list of local workers.
         let listener = match is_in_process(&config.listen) {
             true => None,
             false => Some(Listener::bind(&config.listen).await?),
@@ -69,7 +69,7 @@ impl Worker {
         let (group, local) = (Tasks::new(), config.local.clone());
         let (patience, beats) = (config.connect_timeout, config.dispatcher_timeout);
         let manager = Arc::new(Manager::new(Arc::clone(&identity), config, pipelines, pool, group.child()));
-        // Readers may come as soon as the dispatcher knows the address.
+        // Readers may connect as soon as the dispatcher knows the address.
         if let Some(listener) = listener {
             server::serve(listener, &manager, &group);
         }
@@ -90,8 +90,7 @@ fn cores(threads: usize) -> usize {
     if threads > 0 { threads } else { std::thread::available_parallelism().map_or(1, std::num::NonZero::get) }
 }
 
-/// The address that clients dial. `0.0.0.0` is none to dial: then it is the one from which this machine
-/// reaches the dispatcher.
+/// The address that clients dial. For `0.0.0.0` it is the address from which this machine reaches the dispatcher.
 async fn advertised(config: &WorkerConfig, bound: &str) -> String {
     if let Some(address) = &config.advertise {
         return address.clone();
@@ -114,7 +113,7 @@ async fn advertised(config: &WorkerConfig, bound: &str) -> String {
     }
 }
 
-/// Reports what runs here, and does what the dispatcher answers.
+/// Sends heartbeats, and acts on the dispatcher's answers.
 async fn heartbeats(manager: Arc<Manager>, patience: Duration) {
     let identity = Arc::clone(&manager.identity);
     let mut due = Instant::now();
@@ -188,8 +187,8 @@ impl WorkerHandle {
         self.manager.idle().await;
     }
 
-    /// Takes no new tasks, and waits until the present ones are done. Tasks that are not done within the
-    /// bound go to other workers; false if there were such. Then stops.
+    /// Takes no new tasks, and waits until the present ones are done, then stops. Tasks that are not done within the bound go
+    /// to other workers; false if there were such.
     pub async fn drain(self, bound: Duration) -> bool {
         self.manager.drain();
         let identity = &self.manager.identity;
@@ -206,7 +205,7 @@ impl WorkerHandle {
         done
     }
 
-    /// Gives its tasks up, telling the dispatcher, so that other workers go on with them at once; then stops.
+    /// Gives up its tasks and reports that to the dispatcher, so that other workers continue them at once; then stops.
     pub async fn shutdown(self) {
         const BOUND: Duration = Duration::from_secs(5);
         let reason = format!("the worker at {} is leaving", self.address());
@@ -216,7 +215,7 @@ impl WorkerHandle {
         self.manager.close_caches(BOUND).await;
     }
 
-    /// Stops as if the process were killed: nobody is told, connections break.
+    /// Stops as if the process were killed: without a report, and with broken connections.
     pub fn kill(self) {
         drop(self);
     }

@@ -115,7 +115,7 @@ fn quickstart_shows_what_caju_is_for() {
         at("3 epochs follow."),
         at(": decided "),
         at("quickstart: 1,800 rows"),
-        at("times as fast as epoch 0"),
+        at("times as fast as"),
         at("duckdb.sql("),
         at("For your own data"),
     ];
