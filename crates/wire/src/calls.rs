@@ -96,11 +96,12 @@ struct Unfinished {
 impl CallLayer {
     /// For a server whose largest message has `message_bytes`.
     pub fn new(message_bytes: usize) -> Self {
-        let most = message_bytes.saturating_mul(UNFINISHED_REQUESTS);
-        Self {
-            unfinished: Arc::new(Unfinished { bytes: AtomicUsize::new(0), most }),
-            timeout: REQUEST_TIMEOUT,
-        }
+        let most = message_bytes.saturating_mul(UNFINISHED_REQUESTS).max(MIN_UNFINISHED_BYTES);
+        Self::with_bound(most, REQUEST_TIMEOUT)
+    }
+
+    fn with_bound(most: usize, timeout: Duration) -> Self {
+        Self { unfinished: Arc::new(Unfinished { bytes: AtomicUsize::new(0), most }), timeout }
     }
 }
 
@@ -264,7 +265,7 @@ mod tests {
 
     #[tokio::test]
     async fn half_received_requests_share_one_bound_and_end_in_time() {
-        let layer = CallLayer { timeout: Duration::from_millis(20), ..CallLayer::new(100) };
+        let layer = CallLayer::with_bound(200, Duration::from_millis(20));
         let (mut first, mut second) = (body(&layer, 2), body(&layer, 2));
         for _ in 0..2 {
             assert!(next(&mut first).await.unwrap().is_ok());
