@@ -27,6 +27,10 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// The limit on the bytes of unfinished requests of a server, as a number of requests of the largest size.
 const UNFINISHED_REQUESTS: usize = 2;
 
+/// The bytes of unfinished requests that every server holds. A request above a small `--message-bytes` is refused by its
+/// own length then, and not for what the others take.
+const MIN_UNFINISHED_BYTES: usize = 16 << 20;
+
 /// The calls of one connection.
 #[derive(Debug, Clone, Default)]
 pub struct OpenCalls(Arc<Mutex<Calls>>);
