@@ -120,6 +120,8 @@ def test_it_fails_on_an_impure_room_and_says_where(house, tmp_path, monkeypatch,
     monkeypatch.setattr(house, "client_tree", lambda: [])
     monkeypatch.setattr(house, "module_circles", lambda: [])
     monkeypatch.setattr(house, "promised_options", lambda: [])
+    monkeypatch.setattr(house, "named_files", lambda: [])
+    monkeypatch.setattr(house, "feature_sets", lambda: [])
     monkeypatch.setattr(house, "purity", lambda: [])
     assert house.main() == 1
     assert f"{impure}/src/lib.rs:2: `Instant`" in capsys.readouterr().err

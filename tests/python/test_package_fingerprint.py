@@ -311,7 +311,7 @@ def test_a_graph_of_values_is_named_by_its_shape():
 
 def test_a_version_does_not_make_a_lock_travel():
     lock = threading.Lock()
-    with pytest.raises(caju.InvalidPipeline, match="cannot pickle '_thread.lock'.*inside the function.*version= alone"):
+    with pytest.raises(caju.InvalidPipeline, match="cannot pickle '_thread.lock'.*inside the function.*version= does not help"):
         caju.range(3).map(lambda row: {"x": row["id"], "l": lock.locked()}, version="1")
 
 
