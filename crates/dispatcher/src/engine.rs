@@ -172,7 +172,7 @@ impl Catalog for EngineCatalog {
         })
     }
 
-    /// Definitions come from clients: work on them runs on threads of its own ([`Registry::aside`]).
+    /// Definitions come from clients: work on them runs on threads of its own ([`Registry::run_isolated`]).
     async fn bind(&self, definition: &Value, source_schema: Option<SchemaRef>) -> Result<Bound> {
         let read = {
             let (definition, registry) = (definition.clone(), self.registry.clone());

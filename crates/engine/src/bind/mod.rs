@@ -65,7 +65,7 @@ impl std::fmt::Debug for BoundPipeline {
 ///
 /// `source_schema`: [`BoundPipeline::source_schema`] of an earlier binding of the definition; with it no file is read.
 ///
-/// Binding runs on threads of its own, a few definitions at a time and within a deadline ([`Registry::aside`]).
+/// Binding runs on threads of its own, a few definitions at a time and within a deadline ([`Registry::run_isolated`]).
 ///
 /// # Errors
 /// `DeadlineExceeded` for a definition that takes too long, `InvalidArgument` naming the stage for a mistake in the
