@@ -113,7 +113,7 @@ fn a_trial_ends_with_the_process_that_asked_for_it_and_leaves_no_cache() {
     let args = ["bench", "policies", "pipeline.yaml", "--policies", "auto", "--epochs", "1000000"];
     let more = ["--scratch", "scratch", "--log", "caju_dispatcher=info"];
     let bench = Process::caju(p.folder(), &[&args[..], &more[..]].concat());
-    bench.wait_for_error_line("planning");
+    bench.wait_for_error_line("control::autocache");
     assert_eq!(fs::read_dir(&scratch).unwrap().count(), 1);
     bench.signal("KILL");
     bench.wait();
