@@ -63,15 +63,20 @@ impl<'a> DecisionAnnouncer<'a> {
         let Some(reason) = decision["reason"].as_str() else { return };
         let previous = self.last.replace(Some(reason.to_owned()));
         if previous.as_deref() != Some(reason) {
-            printer.say(&text(job, reason, previous.is_some(), after));
+            printer.say(&text(job, &decision, reason, previous.is_some(), after));
         }
     }
 }
 
-fn text(job: &JobStatus, reason: &str, again: bool, after: Option<Duration>) -> String {
+fn text(job: &JobStatus, decision: &Value, reason: &str, again: bool, after: Option<Duration>) -> String {
     let decided = if again { "decided again" } else { "decided" };
     let when = after.map_or_else(|| "at its end".to_owned(), |t| format!("after {}", format_duration(t)));
-    let what = if job.caching.is_empty() { "nothing is stored" } else { &job.caching };
+    let what = match (job.caching.as_str(), decision["choice"]["hint"].as_str()) {
+        // The epoch ended before the decision.
+        ("", Some(hint)) => format!("the next epoch stores rows at hint `{hint}`"),
+        ("", None) => "nothing is stored".to_owned(),
+        (caching, _) => caching.to_owned(),
+    };
     format!("epoch {}: {decided} {when}: {what}\n  {}", job.epoch, wrapped(reason, 2))
 }
 
@@ -83,12 +88,18 @@ mod tests {
     fn a_decision_is_told_with_its_reason() {
         let job =
             JobStatus { epoch: 1, caching: "hint `resized` as arrow/none".into(), ..JobStatus::default() };
-        let shown = text(&job, "Reading is faster.", false, Some(Duration::from_millis(1500)));
+        let shown = text(&job, &Value::Null, "Reading is faster.", false, Some(Duration::from_millis(1500)));
         assert_eq!(
             shown,
             "epoch 1: decided after 1.50 s: hint `resized` as arrow/none\n  Reading is faster."
         );
-        let shown = text(&JobStatus::default(), "Computing is faster.", true, None);
+        let chosen = serde_json::json!({ "choice": { "kind": "materialize", "hint": "resized" } });
+        let shown = text(&JobStatus::default(), &chosen, "Reading is faster.", false, None);
+        assert_eq!(
+            shown,
+            "epoch 0: decided at its end: the next epoch stores rows at hint `resized`\n  Reading is faster."
+        );
+        let shown = text(&JobStatus::default(), &Value::Null, "Computing is faster.", true, None);
         assert_eq!(shown, "epoch 0: decided again at its end: nothing is stored\n  Computing is faster.");
     }
 }
