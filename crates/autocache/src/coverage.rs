@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Parts that cover a smaller fraction of the splits do not fix the encoding: they are read where they are met.
 pub(crate) const MIN_COVERAGE: f64 = 0.1;
 /// Where a job names its encoding, parts in another encoding are an option only above this fraction: then next to nothing
-/// has to be written beside them.
+/// has to be written next to them.
 const NEARLY_ALL: f64 = 0.9;
 
 /// What is known of the coverage of an iteration.

@@ -409,7 +409,7 @@ impl Case {
         profile.validate()?;
         let decision = plan(&profile, &job.policy)?;
         // What is not stored in this epoch is stored in the next one, which leaves one less to read it in. Who only wants a
-        // profile is told of jobs to come.
+        // profile gets the number of jobs to come.
         let later = |choice: &Choice| {
             let hint = choice.hint().and_then(|name| autocache.hints.iter().find(|h| h.name == name));
             hint.is_some_and(HintDef::is_set) || self.all_ended

@@ -228,7 +228,7 @@ impl Session {
             }
             return Err(Error::data_loss(format!(
                 "the dispatcher at {} does not know this reader any more: it was silent for too long, or the dispatcher \
-                 lost its state; which rows are delivered cannot be told, so read the epoch again under another job name",
+                 lost its state; which rows are delivered cannot be known, so read the epoch again under another job name",
                 self.link.address()
             )));
         }

@@ -20,7 +20,7 @@ pub(crate) struct BoundHint {
     pub(crate) fingerprint: Fingerprint,
     /// The fingerprint by the definition alone.
     pub(crate) planned: Fingerprint,
-    /// Whether a stage above it draws anew each epoch.
+    /// Whether a stage above it draws again each epoch.
     pub(crate) random: bool,
     /// The random positions of stages above it are below this one.
     pub(crate) position: u32,

@@ -1,4 +1,4 @@
-//! The names of the files of a set of sample data, and the marker file beside them.
+//! The names of the files of a set of sample data, and the marker file next to them.
 //!
 //! Deletion goes by these names alone. A file with any other name, or in any other place, is never removed.
 

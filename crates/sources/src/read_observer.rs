@@ -1,4 +1,4 @@
-//! Who is told what reading a split costs.
+//! The observer to which readers report what reading a split costs.
 //!
 //! Readers move between threads and through libraries that know nothing of the split that they read. The observer is
 //! therefore bound to the asynchronous task that reads, and readers look it up where they touch a store.

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::frame::ALIGN;
 
-/// Bodies below this size, in bytes, are allocated anew: recycling them gains nothing.
+/// Bodies below this size, in bytes, are allocated each time: recycling them gains nothing.
 const SMALL: usize = 64 << 10;
 
 /// A pool of allocations, bounded in the bytes that lie idle. Clones share the pool.

@@ -178,7 +178,7 @@ fn rates(profile: &Profile, choice: &Choice, state: &ReplanState) -> Vec<Measure
     before.chain(computed).chain(read).collect()
 }
 
-/// The profile of a decision with the rates that options had in the job's epochs beside it. They change nothing; whoever
+/// The profile of a decision with the rates that options had in the job's epochs added. They change nothing; whoever
 /// reads the profile sees what became of its predictions. The profile as it is where rates cannot be added.
 pub fn profile_with_rates(
     profile: &Document<Profile>,

@@ -13,7 +13,7 @@ use crate::state::{FeedId, Iteration, TaskState};
 /// The largest row number of a split, exclusive. 2^48 rows are more than any source has, and the sum of 65,536 such
 /// splits fits 64 bits.
 const MAX_ROW: u64 = 1 << 48;
-/// Rows of a range that are kept as bits: a range of so many takes 65 words at most. Longer ranges are kept as ranges.
+/// Rows of a range that are kept as bits: a range of this length takes 65 words at most. Longer ranges are kept as ranges.
 /// Short ones become many where rows are shuffled, and bits of neighbours share words.
 const SHORT_RANGE: u64 = 4096;
 /// Ranges and words that one client may have acknowledged of splits that are not done. A word is 64 rows, so these are

@@ -255,7 +255,7 @@ fn why(iteration: &Iteration) -> String {
         .iter()
         .map(|r| match r.unknown {
             true => format!(
-                "{} of this job vanished after its user had taken rows, before it had told the dispatcher, which was \
+                "{} of this job vanished after its user had taken rows, before it had reported them to the dispatcher, which was \
                  restarted, which ones: some of them come twice",
                 r.client
             ),

@@ -103,7 +103,7 @@ enum Seen {
     Keys(HashSet<u64>),
     /// Afterwards.
     Count(u64),
-    /// They cannot be told apart, or are too many.
+    /// They cannot be distinguished, or are too many.
     Unclear,
 }
 

@@ -75,7 +75,7 @@ impl Listing {
                 Some(record) => Ok(IterationSplits::Groups(self.groups(*id, &record, &splits)?)),
                 None => Err(Error::failed_precondition(format!(
                     "the stored rows {id} that this epoch reads were removed while the dispatcher was away: which of them \
-                     are left cannot be told; start the epoch again under another job name"
+                     are left cannot be known; start the epoch again under another job name"
                 ))),
             },
             _ => Ok(IterationSplits::Splits(splits)),

@@ -185,7 +185,7 @@ impl Writer {
             });
             if let Err(e) = compacted {
                 let e = e.context(
-                    "the journal cannot be written, and the dispatcher serves nothing without it; mend the cause and \
+                    "the journal cannot be written, and the dispatcher serves nothing without it; remove the cause and \
                      start it again: what it answered until now is kept",
                 );
                 tracing::error!("{e}");

@@ -179,7 +179,7 @@ impl Skip {
 
 fn changed() -> Error {
     Error::failed_precondition(
-        "the source's files changed while the dispatcher was away: what is left of the epoch cannot be told; \
+        "the source's files changed while the dispatcher was away: what is left of the epoch cannot be known; \
          start the epoch again under another job name",
     )
 }

@@ -48,7 +48,7 @@ pub struct Iteration {
     pub mode: Mode,
     /// Whether one task at a time must see all splits of a feed.
     pub exclusive: bool,
-    /// Grows with every change that clients are told of.
+    /// Grows with every change that is reported to clients.
     pub version: u64,
     /// When it began, in milliseconds since the Unix epoch.
     pub opened_ms: u64,

@@ -261,7 +261,7 @@ pub enum Update {
         client: ClientId,
         /// The task.
         task: TaskId,
-        /// Rows that the task emitted, per split, as its worker told this client; absent if that was known before.
+        /// Rows that the task emitted, per split, as its worker reported to this client; absent if that was known before.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         emitted: Option<Vec<(u64, u64)>>,
     },

@@ -53,7 +53,7 @@ impl TaskHints {
         self.hints.get(hint).is_some_and(|h| h.set.is_some())
     }
 
-    /// Whether stages above the hint draw anew each epoch.
+    /// Whether stages above the hint draw again each epoch.
     pub(super) fn is_random(&self, hint: usize) -> bool {
         self.hints.get(hint).is_some_and(|h| h.random)
     }

@@ -206,7 +206,7 @@ impl TaskCache {
             return Entry::Compute;
         }
         for hint in (0..self.hints.len()).rev() {
-            // A second attempt at this split could not know whether the first one drew anew.
+            // A second attempt at this split could not know whether the first one drew again.
             if self.hints.is_random(hint) || self.hints.is_set(hint) {
                 continue;
             }

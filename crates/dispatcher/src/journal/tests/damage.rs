@@ -83,7 +83,7 @@ fn set_aside(dir: &Path) -> Vec<String> {
     names.filter(|n| n.contains("set-aside")).collect()
 }
 
-/// Every so many bytes of what is not zero in a file, about this many.
+/// `about` places at equal distances among the bytes of a file that are not zero.
 fn places(bytes: &[u8], about: usize) -> Vec<usize> {
     let used: Vec<usize> = (0..bytes.len()).filter(|i| bytes[*i] != 0).collect();
     used.iter().copied().step_by((used.len() / about).max(1)).collect()

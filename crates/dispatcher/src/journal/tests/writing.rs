@@ -1,4 +1,4 @@
-//! The group commit: what is told is durable, and compaction changes nothing.
+//! The group commit: what is reported is durable, and compaction changes nothing.
 
 use std::sync::Arc;
 

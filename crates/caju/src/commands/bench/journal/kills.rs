@@ -12,9 +12,9 @@ use caju_types::{Error, Result, hash128};
 use super::{Scratch, group, number_of};
 use crate::output;
 
-/// The writer compacts after every so many groups.
+/// The number of groups after which the writer compacts.
 const COMPACT_EVERY: u64 = 40;
-/// A kill comes after at most so many commits, and then within this time.
+/// The largest number of commits before a kill, which then comes within this time.
 const MOST_COMMITS: u64 = 60;
 const MOST_PAUSE_US: u64 = 20_000;
 
