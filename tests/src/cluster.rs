@@ -41,11 +41,18 @@ impl Server {
     }
 }
 
+fn start_dispatcher(folder: &Path, listen: &str, args: &[String]) -> Server {
+    let mut all = vec!["--listen", listen];
+    all.extend(args.iter().map(String::as_str));
+    Server::start(folder, "dispatcher", &all)
+}
+
 /// A dispatcher and its workers, each a process, on free ports of the loopback. Timers are quick: silence of
 /// two seconds loses a worker.
 #[derive(Debug)]
 pub struct Cluster {
     folder: TempDir,
+    dispatcher_args: Vec<String>,
     /// The dispatcher.
     pub dispatcher: Server,
     /// The workers that were not taken away.
@@ -61,17 +68,28 @@ impl Cluster {
     /// The same with more arguments for the dispatcher and for each worker.
     pub fn start_with(workers: usize, dispatcher_args: &[&str], worker_args: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut args = vec!["--listen", "127.0.0.1:0", "--heartbeat", "100ms", "--worker-timeout", "2s"];
-        args.extend(["--allow", "/", "--allow-write", "/"]);
         let secret = folder.path().join(OPERATOR_SECRET).display().to_string();
-        args.extend(["--operator-secret-file", &secret]);
+        let mut args = vec!["--heartbeat", "100ms", "--worker-timeout", "2s", "--allow", "/"];
+        args.extend(["--allow-write", "/", "--operator-secret-file", &secret]);
         args.extend(dispatcher_args);
-        let dispatcher = Server::start(folder.path(), "dispatcher", &args);
-        let mut cluster = Self { folder, dispatcher, workers: Vec::new() };
+        let dispatcher_args: Vec<String> = args.into_iter().map(String::from).collect();
+        let dispatcher = start_dispatcher(folder.path(), "127.0.0.1:0", &dispatcher_args);
+        let mut cluster = Self { folder, dispatcher_args, dispatcher, workers: Vec::new() };
         for _ in 0..workers {
             cluster.add_worker(worker_args);
         }
         cluster
+    }
+
+    /// Starts a dispatcher under the address and with the arguments of the one that was killed before.
+    pub fn return_dispatcher(&mut self) {
+        let address = self.dispatcher.address.clone();
+        self.dispatcher = start_dispatcher(self.folder.path(), &address, &self.dispatcher_args);
+    }
+
+    /// The folder in which the servers run: relative paths of their arguments begin there.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// Starts one more worker.

@@ -11,6 +11,7 @@
 )]
 
 pub mod binary;
+pub mod chaos;
 pub mod cluster;
 pub mod files;
 pub mod frames;

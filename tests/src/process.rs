@@ -115,6 +115,22 @@ impl Process {
         self.wait_at_most(PATIENCE)
     }
 
+    /// Everything on standard error until now.
+    pub fn errors(&self) -> String {
+        self.stderr.text()
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        self.stdout.wait(Instant::now(), |_, ended| ended.then_some(())).is_some()
+    }
+
+    /// Waits until a process that was killed is gone: its ports are free then.
+    pub fn wait_for_end(&self) {
+        let ended = |_: &[String], ended: bool| ended.then_some(());
+        assert!(self.stderr.wait(Instant::now() + PATIENCE, ended).is_some(), "`{}` does not end", self.name);
+    }
+
     /// Waits for the end, at most so long; the process itself if it goes on.
     pub fn ended_within(self, limit: Duration) -> Result<Ended, Self> {
         let deadline = Instant::now() + limit;

@@ -24,8 +24,8 @@ use crate::service::DispatcherService;
 
 /// The largest answer, in bytes: a definition may hold rows, a status many jobs.
 const ANSWER_BYTES: usize = 256 << 20;
-/// How long peers have to close their connections once all calls are answered. A peer that lives needs milliseconds; one
-/// that stands still would hold up the end of the dispatcher.
+/// How long closing the cache may take once all calls are answered, and then how long peers have to close their
+/// connections. A peer that lives needs milliseconds; one that stands still would hold up the end of the dispatcher.
 const CLOSING: Duration = Duration::from_secs(2);
 /// What is left for answering calls after a drain that took all of its time.
 const LEAST_TO_ANSWER: Duration = Duration::from_secs(1);
@@ -171,6 +171,7 @@ impl DispatcherHandle {
         self.core.tasks.stop();
         self.server.stop();
         let (answered, quiet) = tokio::join!(self.calls.answered(bound), self.core.tasks.shutdown(bound));
+        self.core.close_cache(CLOSING).await;
         if !self.server.shutdown(CLOSING).await {
             tracing::info!("connections whose peers did not close them are cut");
         }

@@ -36,7 +36,7 @@ impl Core {
             })
             .await?;
         if !known {
-            return Ok(self.unknown(client));
+            return self.look(|state| self.unknown(state, client)).await;
         }
         if is_news {
             // Readers that wait to leave hear that this one lives.
@@ -67,7 +67,7 @@ impl Core {
 
     fn client_view(&self, state: &State, client: ClientId, id: IterationId) -> v1::ClientHeartbeatResponse {
         let Some(iteration) = state.iterations.get(&id).filter(|i| i.members.contains_key(&client)) else {
-            return self.unknown(client);
+            return self.unknown(state, client);
         };
         let reports = self.reports.lock();
         let acknowledged = reports.acknowledged.get(&(id, client)).is_some_and(Acknowledged::is_complete);
@@ -92,15 +92,18 @@ impl Core {
     }
 
     /// The answer to a client that is no reader of what it reads.
-    fn unknown(&self, client: ClientId) -> v1::ClientHeartbeatResponse {
-        let timeout = caju_types::format_duration(self.config.timers.client_timeout);
-        let error = Error::failed_precondition(format!(
-            "{client} is no reader of this epoch any more: it was silent for longer than the client timeout of \
-             {timeout} (it stood still, or its network did), or the dispatcher lost its state; rows that it did not \
-             take go to other readers of the job; read the epoch again under another job name, or raise the \
-             dispatcher's --client-timeout"
-        ));
+    fn unknown(&self, state: &State, client: ClientId) -> v1::ClientHeartbeatResponse {
+        let error = if client.0 < state.founded_id { lost_state(client) } else { self.expelled(client) };
         v1::ClientHeartbeatResponse { unknown: true, failure: Some((&error).into()), ..Default::default() }
+    }
+
+    fn expelled(&self, client: ClientId) -> Error {
+        let timeout = caju_types::format_duration(self.config.timers.client_timeout);
+        Error::failed_precondition(format!(
+            "{client} is no reader of this epoch any more: it was silent for longer than the client timeout of \
+             {timeout} (it stood still, or its network did); rows that it did not take go to other readers of the job; \
+             read the epoch again under another job name, or raise the dispatcher's --client-timeout"
+        ))
     }
 
     pub(crate) async fn close_client(
@@ -140,6 +143,16 @@ impl Core {
         drop(reports);
         Ok(v1::CloseClientResponse {})
     }
+}
+
+/// Which rows readers have was in the lost state: nobody can make the epoch whole without giving rows out twice (I6).
+fn lost_state(client: ClientId) -> Error {
+    Error::data_loss(format!(
+        "the dispatcher lost its state: {client} joined this epoch at a dispatcher whose --state-dir is gone, damaged or \
+         another one, or that had none; which rows the readers of the job have is not known, so the epoch cannot go on; \
+         read it again from its beginning, and give the dispatcher a --state-dir that outlives it; stored snapshots are \
+         not affected"
+    ))
 }
 
 struct Lost {

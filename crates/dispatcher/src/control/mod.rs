@@ -146,6 +146,11 @@ impl Core {
         self.store.close();
     }
 
+    /// Closes the cache in order.
+    pub(crate) async fn close_cache(&self, bound: Duration) {
+        self.snapshots.close(bound).await;
+    }
+
     /// Waits until the journal fails, if it ever does.
     pub(crate) async fn journal_failed(&self) -> Error {
         self.store.failed().await

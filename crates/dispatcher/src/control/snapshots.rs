@@ -1,6 +1,7 @@
 //! Snapshots: the dispatcher's own access to the cache, and what it knows of the sources of running iterations.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use caju_cache::{Cache, CacheOptions};
 use caju_runtime::Clock;
@@ -69,6 +70,15 @@ impl Snapshots {
     pub(super) async fn writer(&self) -> Result<Arc<Cache>> {
         let options = CacheOptions { budget_bytes: self.budget_bytes, ..CacheOptions::default() };
         self.writer.get_or_try_init(|| self.open(options, "describing-")).await.cloned()
+    }
+
+    /// Closes what is open of the cache: its lease is released, so that nobody has to wait until it expires.
+    pub(super) async fn close(&self, bound: Duration) {
+        for cache in [self.reader.get(), self.writer.get()].into_iter().flatten() {
+            if let Err(error) = cache.close(bound).await {
+                tracing::warn!(root = cache.url(), %error, "the dispatcher's cache was not closed in order");
+            }
+        }
     }
 
     /// Opens the cache without a memory tier: the dispatcher reads records and no rows.

@@ -43,6 +43,10 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 pub struct State {
     /// The next identifier for tasks, clients and iterations.
     pub next_id: u64,
+    /// The first identifier of this journal. Lower ones were given out by a dispatcher whose state is lost; 0: not known,
+    /// in journals of older versions.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub founded_id: u64,
     /// The next identifier for workers; small, since people type them.
     pub next_worker: u64,
     /// Registered datasets.
@@ -81,6 +85,7 @@ impl State {
         match update {
             Update::Founded { base_id } => {
                 self.next_id = self.next_id.max(*base_id).max(1);
+                self.founded_id = *base_id;
                 self.next_worker = self.next_worker.max(1);
             }
             Update::Snapshot { state } => {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use caju_proto::v1;
-use caju_types::ErrorKind;
+use caju_types::{Error, ErrorKind};
 use serde_json::json;
 
 use super::fake::{World, indices, lost, open_request, run};
@@ -327,10 +327,17 @@ fn a_lost_journal_makes_old_identifiers_unknown() {
         let w = World::new();
         w.worker("a:1").await;
         let open = w.open(&json!({"splits": 1}), "j").await;
-        let fresh = World::new();
-        fresh.clock.advance(S * 60);
-        let later = World::new();
-        assert!(later.beat(open.client_id, open.iteration_id, &[], &[]).await.unknown);
+        let later = World::starting_at(S * 60);
+        let answer = later.beat(open.client_id, open.iteration_id, &[], &[]).await;
+        let failure = Error::from(answer.failure.as_ref().unwrap());
+        assert!(answer.unknown && failure.kind() == ErrorKind::DataLoss, "{failure}");
+        assert!(failure.message().starts_with("the dispatcher lost its state: client-"), "{failure}");
+        assert!(failure.message().contains("--state-dir"), "{failure}");
+        let mut earlier = World::new();
+        earlier.restart();
+        let expelled = earlier.beat(u64::MAX, open.iteration_id, &[], &[]).await;
+        let failure = Error::from(expelled.failure.as_ref().unwrap());
+        assert_eq!(failure.kind(), ErrorKind::FailedPrecondition, "{failure}");
         let e = later.next(open.tasks[0].task_id, 1, 1, 1).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Cancelled);
         let e =

@@ -1,0 +1,233 @@
+//! What a round does, drawn from its seed.
+
+use std::fmt;
+
+/// Rows of an epoch. A range is cut into 64 splits.
+pub(super) const ROWS: u64 = 30_000;
+/// How long the rows of an epoch take, in milliseconds, whatever the number of workers is.
+const EPOCH_MS: u64 = 3_000;
+/// Faults of a round that may lose workers. A split that is lost with three workers that died fails its epoch, by design.
+const MAX_LOSSES: usize = 2;
+/// The worker timeout of the cluster, in milliseconds.
+pub(super) const WORKER_TIMEOUT_MS: u64 = 1_000;
+/// The client timeout of the cluster, in milliseconds: readers stand still for less.
+pub(super) const CLIENT_TIMEOUT_MS: u64 = 6_000;
+
+/// Random numbers from a seed: SplitMix64.
+#[derive(Debug, Clone)]
+pub(super) struct Random(u64);
+
+impl Random {
+    /// The numbers of a seed.
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number from `from` to below `to`.
+    pub(super) fn between(&mut self, from: u64, to: u64) -> u64 {
+        from + self.next() % (to - from).max(1)
+    }
+
+    fn index(&mut self, len: usize) -> usize {
+        usize::try_from(self.between(0, len as u64)).unwrap()
+    }
+}
+
+/// How the splits of a round are run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Every row is computed.
+    Compute,
+    /// Rows are computed and stored in the first epoch, and read in the second one.
+    Put,
+    /// Rows are read from a snapshot.
+    Get,
+}
+
+/// Something that happens to a process or a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    /// `kill -9` of a worker.
+    KillWorker(usize),
+    /// The worker comes back under its address.
+    ReturnWorker(usize),
+    /// One more worker.
+    AddWorker,
+    /// SIGSTOP of a worker.
+    StopWorker(usize),
+    /// SIGCONT of a worker.
+    ContinueWorker(usize),
+    /// All connections of a worker break.
+    CutWorker(usize),
+    /// No byte reaches or leaves a worker's port.
+    StallWorker(usize),
+    /// Bytes reach the worker again.
+    UnstallWorker(usize),
+    /// `kill -9` of the dispatcher.
+    KillDispatcher,
+    /// The dispatcher comes back under its address.
+    ReturnDispatcher,
+    /// SIGSTOP of the dispatcher.
+    StopDispatcher,
+    /// SIGCONT of the dispatcher.
+    ContinueDispatcher,
+    /// All connections to the dispatcher break.
+    CutDispatcher,
+    /// No byte reaches or leaves the dispatcher.
+    StallDispatcher,
+    /// Bytes reach the dispatcher again.
+    UnstallDispatcher,
+    /// SIGSTOP of a reader.
+    StopReader(usize),
+    /// SIGCONT of a reader.
+    ContinueReader(usize),
+    /// `kill -9` of a reader, and a new one in its place.
+    KillReader(usize),
+}
+
+/// What a round does.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    /// Where it comes from.
+    pub(super) seed: u64,
+    /// How splits are run.
+    pub(super) mode: Mode,
+    /// The database of the journal.
+    pub(super) journal: &'static str,
+    /// Workers at the beginning.
+    pub(super) workers: usize,
+    /// Readers of the job.
+    pub(super) readers: usize,
+    /// What happens, in the order of its time in milliseconds since the first row.
+    pub(super) actions: Vec<(u64, Action)>,
+}
+
+impl Plan {
+    /// The round of a seed.
+    pub(super) fn of(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let mode = [Mode::Compute, Mode::Put, Mode::Get][usize::try_from(seed % 3).unwrap()];
+        let journal = ["sled", "redb"][random.index(2)];
+        let (workers, readers) = (random.index(3) + 2, random.index(2) + 1);
+        let mut plan = Self { seed, mode, journal, workers, readers, actions: Vec::new() };
+        let (faults, mut losses) = (random.between(2, 6), 0);
+        for _ in 0..faults {
+            plan.add_fault(&mut random, &mut losses);
+        }
+        plan.actions.sort_by_key(|(at, _)| *at);
+        plan
+    }
+
+    fn add_fault(&mut self, random: &mut Random, losses: &mut usize) {
+        let at = random.between(0, EPOCH_MS * 9 / 10);
+        let (worker, reader) = (random.index(self.workers), random.index(self.readers));
+        let mut push = |after: u64, action| self.actions.push((at + after, action));
+        let loses = *losses < MAX_LOSSES;
+        match random.index(10) {
+            0 | 1 if loses => {
+                *losses += 1;
+                push(0, Action::KillWorker(worker));
+                let back =
+                    if random.index(3) == 0 { Action::AddWorker } else { Action::ReturnWorker(worker) };
+                push(random.between(0, 1_500), back);
+            }
+            2 if loses => {
+                *losses += 1;
+                push(0, Action::StopWorker(worker));
+                push(random.between(100, WORKER_TIMEOUT_MS * 2), Action::ContinueWorker(worker));
+            }
+            3 if loses => {
+                *losses += 1;
+                push(0, Action::StallWorker(worker));
+                push(random.between(100, WORKER_TIMEOUT_MS * 2), Action::UnstallWorker(worker));
+            }
+            4 if loses => {
+                *losses += 1;
+                push(0, Action::StallDispatcher);
+                push(random.between(100, WORKER_TIMEOUT_MS * 2), Action::UnstallDispatcher);
+            }
+            5 => push(0, Action::CutWorker(worker)),
+            6 => push(0, Action::CutDispatcher),
+            7 => {
+                push(0, Action::StopReader(reader));
+                push(random.between(100, CLIENT_TIMEOUT_MS / 3), Action::ContinueReader(reader));
+            }
+            8 if self.readers > 1 => push(0, Action::KillReader(reader)),
+            9 => {
+                push(0, Action::StopDispatcher);
+                push(random.between(100, WORKER_TIMEOUT_MS * 2), Action::ContinueDispatcher);
+            }
+            _ => {
+                push(0, Action::KillDispatcher);
+                push(random.between(0, 2_000), Action::ReturnDispatcher);
+            }
+        }
+    }
+
+    /// Whether a reader is killed: then rows that its user took are missing for the others.
+    pub(super) fn kills_readers(&self) -> bool {
+        self.has(|a| matches!(a, Action::KillReader(_)))
+    }
+
+    /// Whether the dispatcher is killed.
+    pub(super) fn kills_dispatcher(&self) -> bool {
+        self.has(|a| *a == Action::KillDispatcher)
+    }
+
+    /// Whether some action is of a kind.
+    pub(super) fn has(&self, kind: impl Fn(&Action) -> bool) -> bool {
+        self.actions.iter().any(|(_, a)| kind(a))
+    }
+
+    /// The time that a row takes on its worker, in microseconds.
+    pub(super) fn row_us(&self) -> u64 {
+        EPOCH_MS * 1_000 * self.workers as u64 / ROWS
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { seed, mode, journal, workers, readers, actions } = self;
+        write!(f, "seed {seed}: {mode:?}, {workers} workers, {readers} readers, {journal}:")?;
+        for (at, action) in actions {
+            write!(f, " {at}ms {action:?}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_plan_and_seeds_try_everything() {
+        let plans: Vec<Plan> = (0..300).map(Plan::of).collect();
+        assert_eq!(plans[7].to_string(), Plan::of(7).to_string());
+        let kinds = [
+            |a: &Action| matches!(a, Action::KillWorker(_)),
+            |a: &Action| matches!(a, Action::AddWorker),
+            |a: &Action| matches!(a, Action::StopWorker(_)),
+            |a: &Action| matches!(a, Action::StallWorker(_)),
+            |a: &Action| matches!(a, Action::CutWorker(_)),
+            |a: &Action| *a == Action::KillDispatcher,
+            |a: &Action| *a == Action::StopDispatcher,
+            |a: &Action| *a == Action::StallDispatcher,
+            |a: &Action| *a == Action::CutDispatcher,
+            |a: &Action| matches!(a, Action::StopReader(_)),
+            |a: &Action| matches!(a, Action::KillReader(_)),
+        ];
+        for (i, kind) in kinds.iter().enumerate() {
+            assert!(plans.iter().filter(|p| p.has(kind)).count() >= 10, "kind {i}");
+        }
+        assert!(plans.iter().all(|p| p.actions.is_sorted_by_key(|(at, _)| *at)));
+    }
+}
