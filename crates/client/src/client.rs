@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use caju_proto::{Bytes, v1};
-use caju_types::{IterationId, Result};
+use caju_types::{Error, IterationId, Result};
 use caju_wire::DispatcherLink;
 use tokio::time::Instant;
 
@@ -152,6 +152,13 @@ impl Client {
             DatasetRef::Definition(def) => (String::new(), def.to_json().to_string()),
             DatasetRef::Registered(id) => (id.clone(), String::new()),
         };
+        let local_workers = self.config.local.addresses();
+        if request.target == v1::TargetWorkers::Local && local_workers.is_empty() {
+            return Err(Error::invalid(
+                "no local worker is found: target_workers LOCAL reads from workers in this process alone, and there is none; \
+                 start one (Python: caju.start_worker), or read from ANY",
+            ));
+        }
         let open = v1::OpenIterationRequest {
             dataset_id,
             definition_json,
@@ -172,6 +179,8 @@ impl Client {
             lost_readers: request.lost_readers.as_str().to_string(),
             client_secret: Bytes::new(),
             worker_secret: Bytes::new(),
+            target_workers: request.target.into(),
+            local_workers,
         };
         let call = |mut d: caju_wire::Dispatcher| {
             let open = open.clone();

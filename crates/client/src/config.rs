@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_pipeline::DatasetDef;
-use caju_proto::v1::ProcessingMode;
+use caju_proto::v1::{ProcessingMode, TargetWorkers};
+use caju_types::{Error, Result, did_you_mean};
 use caju_wire::LocalWorkers;
 
 /// The settings of a client.
@@ -121,6 +122,30 @@ pub struct ReadRequest {
     pub save: Option<SaveTo>,
     /// How the epoch ends if other readers of the job took rows and vanished.
     pub lost_readers: LostReaders,
+    /// From which workers to read; unspecified: as the job does it already, else from all but the colocated workers of other
+    /// processes.
+    pub target: TargetWorkers,
+}
+
+/// The target of a name: `auto`, `any` or `local`, in any letter case.
+///
+/// # Errors
+/// `InvalidArgument` for another word.
+///
+/// ```
+/// use caju_proto::v1::TargetWorkers;
+/// assert_eq!(caju_client::target_workers("LOCAL").unwrap(), TargetWorkers::Local);
+/// ```
+pub fn target_workers(name: &str) -> Result<TargetWorkers> {
+    match name.to_ascii_lowercase().as_str() {
+        "auto" => Ok(TargetWorkers::Auto),
+        "any" => Ok(TargetWorkers::Any),
+        "local" => Ok(TargetWorkers::Local),
+        other => Err(Error::invalid(format!(
+            "target_workers `{name}`{}: say `auto`, `any` or `local`",
+            did_you_mean(other, ["auto", "any", "local"])
+        ))),
+    }
 }
 
 /// What a reader does at the end of an epoch of which other readers took rows before they vanished (they were killed,
@@ -167,6 +192,7 @@ impl ReadRequest {
             epochs: 0,
             save: None,
             lost_readers: LostReaders::Fail,
+            target: TargetWorkers::Unspecified,
         }
     }
 }

@@ -21,6 +21,8 @@ mod target;
 mod task;
 
 pub use client::Client;
-pub use config::{ClientConfig, DatasetRef, EventFn, LostReaders, ReadRequest, ReaderEvent, SaveTo};
+pub use config::{
+    ClientConfig, DatasetRef, EventFn, LostReaders, ReadRequest, ReaderEvent, SaveTo, target_workers,
+};
 pub use reader::{Element, Monitor, Reader};
 pub use stats::{Incomplete, Progress, ReaderStats};

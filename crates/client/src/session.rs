@@ -140,6 +140,7 @@ impl Session {
 
     async fn drive(&mut self, opened: v1::OpenIterationResponse) -> Result<()> {
         self.accept(&opened.tasks).await;
+        let mut local = self.shared.config.local.watch();
         loop {
             if self.finished && self.open.is_empty() && self.ended.is_empty() && self.lost.is_empty() {
                 if self.accounted {
@@ -152,6 +153,7 @@ impl Session {
                 self.flushed = false;
             }
             self.check_idle()?;
+            local.mark_unchanged();
             let request = self.report();
             let (sent_ended, sent_lost): (Vec<u64>, Vec<u64>) =
                 (request.ended_tasks.clone(), request.lost_tasks.iter().map(|t| t.task_id).collect());
@@ -163,6 +165,7 @@ impl Session {
                 Some((task, outcome)) = self.outcomes.1.recv() => self.resolve(task, outcome)?,
                 // Report at once.
                 () = self.shared.acks.news(), if at_end || !self.took => {}
+                Ok(()) = local.changed() => {}
                 answer = self.link.call(self.poll, call) => match answer {
                     Ok(answer) => {
                         self.away = None;
@@ -218,6 +221,7 @@ impl Session {
             acknowledged,
             acknowledged_all,
             taken_tasks,
+            local_workers: self.shared.config.local.addresses(),
         }
     }
 

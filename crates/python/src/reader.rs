@@ -6,7 +6,7 @@ use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use caju_client::{ClientConfig, DatasetRef, Element, LostReaders, Monitor, ReadRequest, SaveTo};
 use caju_pipeline::DatasetDef;
-use caju_proto::v1::ProcessingMode;
+use caju_proto::v1::{ProcessingMode, TargetWorkers};
 use caju_types::{Error, IterationId, Result};
 use caju_wire::schema_to_ipc;
 use parking_lot::Mutex;
@@ -54,7 +54,7 @@ impl Client {
     /// Opens one epoch of a job.
     #[pyo3(signature = (
         definition, *, job="", epoch=0, seed=None, mode="dynamic", dataset_id=None, policy="", encoding="", epochs=0,
-        lost_readers="fail"
+        lost_readers="fail", target_workers=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn read(
@@ -70,6 +70,7 @@ impl Client {
         encoding: &str,
         epochs: u64,
         lost_readers: &str,
+        target_workers: Option<&str>,
     ) -> PyResult<Reader> {
         let dataset = match (definition, dataset_id) {
             (Some(text), None) => {
@@ -97,6 +98,10 @@ impl Client {
             epochs,
             save: None,
             lost_readers: if lost_readers == "allow" { LostReaders::Allow } else { LostReaders::Fail },
+            target: match target_workers {
+                Some(name) => caju_client::target_workers(name).into_py(py)?,
+                None => TargetWorkers::Unspecified,
+            },
         };
         let client = self.client.clone();
         let opened = self.runtime.wait(py, async move { Box::pin(client.read(request)).await })?;

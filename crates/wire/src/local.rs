@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use caju_proto::v1::SplitCount;
 use caju_types::{ClientId, Result, TaskId};
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use crate::Chunk;
 
@@ -39,6 +40,8 @@ pub trait LocalTask: Send {
 #[derive(Clone, Debug, Default)]
 pub struct LocalWorkers {
     by_address: Arc<Mutex<HashMap<String, Arc<dyn LocalWorker>>>>,
+    /// How many workers were ever entered.
+    entered: Arc<watch::Sender<u64>>,
 }
 
 impl LocalWorkers {
@@ -50,11 +53,24 @@ impl LocalWorkers {
     /// Enters a worker, replacing one of the same address.
     pub fn insert(&self, address: impl Into<String>, worker: Arc<dyn LocalWorker>) {
         self.by_address.lock().insert(address.into(), worker);
+        self.entered.send_modify(|n| *n += 1);
     }
 
     /// Strikes a worker off.
     pub fn remove(&self, address: &str) {
         self.by_address.lock().remove(address);
+    }
+
+    /// The addresses of all workers of this process, in their order.
+    pub fn addresses(&self) -> Vec<String> {
+        let mut all: Vec<String> = self.by_address.lock().keys().cloned().collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Sees that a worker is entered.
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.entered.subscribe()
     }
 
     /// The worker at an address, if it lives in this process.

@@ -21,7 +21,8 @@ pub struct WorkerConfig {
     pub listen: String,
     /// The `host:port` that clients dial, if it is another than the one listened on.
     pub advertise: Option<String>,
-    /// Labels that `caju status` shows; they have no other effect yet.
+    /// Labels that `caju status` shows. `COLOCATED` says that the worker shares its machine with a training process: readers
+    /// in other processes do not read from it, unless their job's target is ANY.
     pub tags: Vec<String>,
     /// Threads that compute; 0: one per core. Not used if `pool` is given.
     pub cpu_threads: usize,

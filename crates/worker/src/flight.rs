@@ -106,6 +106,8 @@ impl FlightOnWorker {
             lost_readers: String::new(),
             client_secret: Bytes::new(),
             worker_secret: self.manager.identity.registration().secret,
+            target_workers: 0,
+            local_workers: Vec::new(),
         })
     }
 }

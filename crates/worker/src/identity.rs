@@ -98,6 +98,17 @@ impl Identity {
         self.draining.store(true, Ordering::Release);
     }
 
+    /// Tells the dispatcher that this worker takes no new tasks; or that it is gone from now on.
+    ///
+    /// # Errors
+    /// `Unavailable` if the dispatcher does not answer.
+    pub(crate) async fn leave(&self, now: bool) -> Result<()> {
+        let Registration { id, secret } = self.registration();
+        let request = v1::DrainWorkerRequest { worker_id: id.0, secret, leaving: now };
+        let call = |mut d: Dispatcher| async move { d.drain_worker(request).await };
+        self.link.call(Duration::ZERO, call).await.map(|_| ())
+    }
+
     /// Registers, and retries for the connect timeout if the dispatcher does not answer.
     pub(crate) async fn register(&self, patience: Duration) -> Result<()> {
         let request = v1::RegisterWorkerRequest {

@@ -193,11 +193,8 @@ impl WorkerHandle {
         self.manager.drain();
         let identity = &self.manager.identity;
         let until = Instant::now() + bound;
-        let registration = identity.registration();
-        let request = v1::DrainWorkerRequest { worker_id: registration.id.0, secret: registration.secret };
-        let call = |mut d: Dispatcher| async move { d.drain_worker(request).await };
-        let told = tokio::time::timeout(bound, identity.link.call(Duration::ZERO, call)).await;
-        if let Ok(Err(e)) = told {
+        let reported = tokio::time::timeout(bound, identity.leave(false)).await;
+        if let Ok(Err(e)) = reported {
             tracing::warn!(error = %e, "the dispatcher could not be told that this worker leaves");
         }
         let done = tokio::time::timeout_at(until, self.manager.idle()).await.is_ok();
@@ -205,11 +202,20 @@ impl WorkerHandle {
         done
     }
 
-    /// Gives up its tasks and reports that to the dispatcher, so that other workers continue them at once; then stops.
+    /// Gives up its tasks and leaves the dispatcher, so that other workers continue them at once; then stops.
     pub async fn shutdown(self) {
         const BOUND: Duration = Duration::from_secs(5);
         let reason = format!("the worker at {} is leaving", self.address());
-        drop(tokio::time::timeout(BOUND, self.manager.give_up(&reason)).await);
+        let identity = &self.manager.identity;
+        let leaving = async {
+            // No new task comes while the present ones are given up.
+            let reported = identity.leave(false).await;
+            self.manager.give_up(&reason).await;
+            if reported.is_ok() { identity.leave(true).await } else { reported }
+        };
+        if let Ok(Err(e)) = tokio::time::timeout(BOUND, leaving).await {
+            tracing::debug!(error = %e, "the dispatcher was not told that this worker left, and will miss it");
+        }
         self.local.remove(self.address());
         self.group.shutdown(BOUND).await;
         self.manager.close_caches(BOUND).await;

@@ -118,7 +118,7 @@ async fn strangers_calls(
     assert_eq!(rpc.next_splits(next).await.unwrap_err().code(), Code::PermissionDenied);
     let get = v1::GetTaskRequest { task_id, worker_id, ..Default::default() };
     assert_eq!(rpc.get_task(get).await.unwrap_err().code(), Code::PermissionDenied);
-    let drain = v1::DrainWorkerRequest { worker_id, secret: vec![0; 16].into() };
+    let drain = v1::DrainWorkerRequest { worker_id, secret: vec![0; 16].into(), leaving: false };
     assert_eq!(rpc.drain_worker(drain).await.unwrap_err().code(), Code::PermissionDenied);
     let beat = v1::WorkerHeartbeatRequest { worker_id, address: address.to_string(), ..Default::default() };
     assert_eq!(rpc.worker_heartbeat(beat).await.unwrap_err().code(), Code::PermissionDenied);

@@ -10,6 +10,7 @@ mod service;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use caju_proto::v1::TargetWorkers;
 use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -211,6 +212,28 @@ pub(crate) enum LostReadersArg {
     Allow,
 }
 
+/// From which workers a reader reads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum TargetWorkersArg {
+    /// All but workers with the tag COLOCATED
+    #[default]
+    Auto,
+    /// All
+    Any,
+    /// Those in the reader's own process
+    Local,
+}
+
+impl From<TargetWorkersArg> for TargetWorkers {
+    fn from(arg: TargetWorkersArg) -> Self {
+        match arg {
+            TargetWorkersArg::Auto => Self::Auto,
+            TargetWorkersArg::Any => Self::Any,
+            TargetWorkersArg::Local => Self::Local,
+        }
+    }
+}
+
 /// `caju read`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
@@ -233,6 +256,10 @@ pub(crate) struct ReadArgs {
     /// lost when it was killed, or silent for the dispatcher's --client-timeout
     #[arg(long, value_name = "fail|allow", default_value = "fail")]
     pub(crate) lost_readers: LostReadersArg,
+    /// From which workers to read: `any`, or `auto`, which leaves out workers with the tag COLOCATED: they are read in their
+    /// own processes. `local` reads workers of the reader's process alone, and this command has none
+    #[arg(long, value_name = "auto|any|local", default_value = "auto", ignore_case = true)]
+    pub(crate) target_workers: TargetWorkersArg,
     /// How long to wait for the first worker before the reader fails
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = service::duration)]
     pub(crate) worker_wait: std::time::Duration,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use arrow_array::RecordBatch;
 use caju_client::{Client, DatasetRef, LostReaders, Monitor, ReadRequest, Reader};
 use caju_pipeline::DatasetDef;
-use caju_proto::v1::{IoStats, JobStatus, ProcessingMode};
+use caju_proto::v1::{IoStats, JobStatus, ProcessingMode, TargetWorkers};
 use caju_runtime::{CpuPool, IoCounters, cpu_time, peak_rss_bytes};
 use caju_types::{Error, Result};
 use caju_wire::Chunk;
@@ -45,6 +45,8 @@ pub(crate) struct Epochs<'a> {
     pub(crate) io: Option<Meters>,
     /// What to do about rows that lost readers took.
     pub(crate) lost_readers: LostReaders,
+    /// From which workers to read.
+    pub(crate) target: TargetWorkers,
     /// Whether each decision of the policy is printed when it is made.
     pub(crate) announce: bool,
 }
@@ -152,6 +154,7 @@ impl Epochs<'_> {
             epochs: self.args.horizon.unwrap_or(0).max(self.args.epochs),
             save: None,
             lost_readers: self.lost_readers,
+            target: self.target,
         }
     }
 

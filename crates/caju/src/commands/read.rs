@@ -35,6 +35,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
             LostReadersArg::Fail => LostReaders::Fail,
             LostReadersArg::Allow => LostReaders::Allow,
         },
+        target: args.target_workers.into(),
         announce: false,
     };
     let outcome = Box::pin(epochs.read()).await?;

@@ -101,6 +101,7 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
             cpu_before: job.cpu_before,
             io: Some(Meters { source: io, caches: cluster.caches() }),
             lost_readers: LostReaders::Fail,
+            target: caju_proto::v1::TargetWorkers::Unspecified,
             announce: job.announce,
         };
         Box::pin(epochs.read()).await

@@ -74,7 +74,7 @@ async fn drain_worker(
     let secret = operator_secret_file.map(operator_secret).transpose()?;
     let secret = secret.map(|s| s.to_vec()).unwrap_or_default();
     let call = |mut d: Dispatcher| {
-        let request = v1::DrainWorkerRequest { worker_id: id, secret: secret.clone().into() };
+        let request = v1::DrainWorkerRequest { worker_id: id, secret: secret.clone().into(), leaving: false };
         async move { d.drain_worker(request).await }
     };
     link.retry(connect_timeout, Duration::ZERO, call).await?;

@@ -7,7 +7,7 @@ use super::acknowledged_rows::{Acknowledged, Reported, rows_of};
 use super::acknowledgements;
 use super::status::decision;
 use super::workers::modes_to_proto;
-use super::{Core, Txn, secrets};
+use super::{Core, Txn, secrets, targets};
 use crate::state::{Iteration, State, TaskState, Update};
 
 impl Core {
@@ -16,6 +16,7 @@ impl Core {
         request: v1::ClientHeartbeatRequest,
     ) -> Result<v1::ClientHeartbeatResponse> {
         let (client, id) = (ClientId(request.client_id), IterationId(request.iteration_id));
+        targets::check_local(&request.local_workers)?;
         let lost = parse_lost(&request.lost_tasks)?;
         let mut reported = Some(Reported::parse(&request)?);
         let deadline = self.deadline(request.wait_ms);
@@ -28,6 +29,7 @@ impl Core {
                 if !(known && report(txn, client, id, &request, &lost)) {
                     return Ok((false, false));
                 }
+                targets::update_local(txn, client, id, &request.local_workers);
                 let mut reports = self.reports.lock();
                 let taken = &request.taken_tasks;
                 reports.acknowledge(txn, client, id, reported.take().unwrap_or_default(), taken)?;

@@ -26,6 +26,7 @@ mod snapshots;
 mod splits;
 mod status;
 mod store;
+mod targets;
 pub(crate) mod usage;
 mod workers;
 

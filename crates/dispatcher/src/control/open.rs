@@ -12,7 +12,7 @@ use super::clients::task_infos;
 use super::datasets::{difference, find, parse, register};
 use super::store::draw_secret;
 use super::usage::{admit_job, check_name};
-use super::{Core, Txn, secrets};
+use super::{Core, Txn, secrets, targets};
 use crate::catalog::Bound;
 use crate::state::{
     Dataset, Iteration, Job, Mode, Policy, SaveTarget, State, Task, TaskState, Update, Worker, owed_tasks,
@@ -41,6 +41,7 @@ impl Core {
         check_name("a dataset's name", &request.dataset_id)?;
         check_name("a policy", &request.policy)?;
         check_name("an encoding", &request.encoding)?;
+        targets::check_local(&request.local_workers)?;
         self.check_save_url(&request).await?;
         if request.job.is_empty() {
             request.job = self.unique_name(ANONYMOUS);
@@ -128,13 +129,15 @@ impl Core {
                 may_join(iteration, allow_lost)?;
                 may_share(iteration, flight.is_some())?;
             }
+            let target = txn.state.iterations.get(&id).map(|i| i.target).unwrap_or_default();
+            let local = targets::local_workers(txn.state, request, target)?;
             // A client that reads several epochs has one secret.
             let secret = match given.and(<[u8; Secret::BYTES]>::try_from(&*request.client_secret).ok()) {
                 Some(known) => Secret::from_bytes(known),
                 None => random_secret()?,
             };
             let secret = Some(secret);
-            txn.apply(Update::ClientJoined { client, iteration: id, flight, allow_lost, secret });
+            txn.apply(Update::ClientJoined { client, iteration: id, flight, allow_lost, secret, local });
             if flight.is_none() {
                 self.reports.lock().acknowledged.insert((id, client), Acknowledged::complete());
             }
@@ -259,10 +262,12 @@ fn get_or_create_job(
 ) -> Result<Job> {
     let name = JobName(request.job.clone());
     let mode = wanted_mode(request)?;
+    let target = targets::wanted(request)?;
     let caching = core.snapshots.wanted(request, dataset)?;
     core.datasets.usage().lock().use_job(&name, core.clock.now());
     if let Some(job) = txn.state.jobs.get(&name) {
         check_job(txn.state, job, dataset, request.has_seed.then_some(request.seed), mode)?;
+        targets::check_job(job, target)?;
         check_policy(job, caching.policy.as_ref())?;
         check_encoding(job, caching.encoding.as_deref())?;
         if job.epochs.is_some_and(|n| request.epochs > 0 && n != request.epochs) {
@@ -278,6 +283,8 @@ fn get_or_create_job(
         url: request.save_url.clone(),
         chunk_bytes: (request.save_chunk_bytes > 0).then_some(request.save_chunk_bytes),
     });
+    // Before there is a job: nobody could read it.
+    targets::local_workers(txn.state, request, target.unwrap_or_default())?;
     admit_job(core, txn)?;
     txn.apply(Update::JobCreated {
         job: name.clone(),
@@ -290,6 +297,7 @@ fn get_or_create_job(
         epochs: (request.epochs > 0).then_some(request.epochs),
         profile_only: request.profile_only,
         save,
+        target: target.unwrap_or_default(),
     });
     let missing = || Error::internal(format!("job `{name}` vanished while it was opened"));
     txn.state.jobs.get(&name).cloned().ok_or_else(missing)
@@ -389,7 +397,18 @@ fn get_or_create_iteration(
     if !txn.state.jobs.contains_key(name) {
         // Dropping the failed iteration took an anonymous job with it.
         let Job {
-            name, dataset, seed, mode, anonymous, policy, encoding, epochs, profile_only, save, ..
+            name,
+            dataset,
+            seed,
+            mode,
+            anonymous,
+            policy,
+            encoding,
+            epochs,
+            profile_only,
+            save,
+            target,
+            ..
         } = job.clone();
         txn.apply(Update::JobCreated {
             job: name,
@@ -402,6 +421,7 @@ fn get_or_create_iteration(
             epochs,
             profile_only,
             save,
+            target,
         });
     }
     let iteration = IterationId(txn.state.next_id);

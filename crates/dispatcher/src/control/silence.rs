@@ -10,7 +10,7 @@ use caju_types::{Error, IterationId, WorkerId};
 use super::reports::Reports;
 use super::{Core, Txn, acknowledgements};
 use crate::config::Timers;
-use crate::state::{State, Update, Worker, WorkerState};
+use crate::state::{Iteration, State, Update, Worker, WorkerState};
 
 impl Core {
     /// Checks everything at intervals, until the dispatcher stops.
@@ -101,7 +101,7 @@ fn silent_workers(
         let silent = now.saturating_sub(report.at);
         if silent > timers.worker_timeout {
             let reason = format!("{} was silent for {:.1} s", worker.describe(), silent.as_secs_f64());
-            out.push(Update::WorkerLost { worker: worker.id, reason, at_ms: unix_ms });
+            out.push(Update::WorkerLost { worker: worker.id, reason, at_ms: unix_ms, left: false });
         }
     }
     reports.workers.retain(|id, _| state.workers.get(id).is_some_and(|w| !w.is_lost()));
@@ -164,21 +164,27 @@ fn idle_iterations(state: &State, reports: &mut Reports, timers: &Timers, now: D
     out
 }
 
-/// Iterations whose clients wait for a worker and there is none.
+/// Iterations whose clients wait for a worker and there is none that they would read from.
 fn starved_iterations(state: &State, reports: &mut Reports, timers: &Timers, now: Duration) -> Vec<Update> {
     let hungry =
         |id: &IterationId| state.iterations.get(id).is_some_and(|i| i.is_running() && !i.members.is_empty());
-    let any_worker = state.workers.values().any(|w| !w.is_lost());
-    reports.starved.retain(|id, _| !any_worker && hungry(id));
-    if any_worker {
-        return Vec::new();
-    }
+    let workers = state.workers.values().filter(|w| !w.is_lost()).count();
+    let served = |i: &Iteration| state.workers.values().any(|w| !w.is_lost() && i.is_readable(w));
+    let starved = |id: &IterationId| hungry(id) && state.iterations.get(id).is_some_and(|i| !served(i));
+    reports.starved.retain(|id, _| starved(id));
     let mut out = Vec::new();
-    for iteration in state.iterations.values().filter(|i| hungry(&i.id)) {
+    for iteration in state.iterations.values().filter(|i| starved(&i.id)) {
         let since = *reports.starved.entry(iteration.id).or_insert(now);
         if now.saturating_sub(since) > timers.worker_wait {
+            let which = match workers {
+                0 => "no worker has been there".to_string(),
+                n => format!(
+                    "no worker that its readers may read from has been there (of {n} workers, each has the tag COLOCATED or \
+                     no port, and is in none of the readers' processes; target_workers ANY reads the former too)"
+                ),
+            };
             let error = Error::unavailable(format!(
-                "{}: no worker has been there for {}; start one with `caju worker --dispatcher ADDRESS`",
+                "{}: {which} for {}; start one with `caju worker --dispatcher ADDRESS`",
                 iteration.describe(),
                 caju_types::format_duration(timers.worker_wait)
             ));

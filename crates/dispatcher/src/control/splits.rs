@@ -85,7 +85,7 @@ impl Core {
         want: u32,
     ) -> Option<Available> {
         let draining = state.workers.get(&task.worker).is_some_and(|w| w.state == WorkerState::Draining);
-        if draining && !iteration.exclusive && state.active_workers().next().is_some() {
+        if draining && !iteration.exclusive && state.active_workers().any(|w| iteration.is_readable(w)) {
             // The others can take the rest, and this worker can leave.
             return Some(Available::End { exhausted: false });
         }

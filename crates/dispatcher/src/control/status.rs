@@ -34,7 +34,7 @@ impl Core {
             tags: worker.tags.clone(),
             cores: worker.cores,
             silent_s: heard.map_or(0.0, |at| self.clock.now().saturating_sub(at).as_secs_f64()),
-            state: worker.state.as_str().to_string(),
+            state: worker.state_name().to_string(),
             tasks: here.map(|t| t.id.0).collect(),
         }
     }
@@ -63,6 +63,7 @@ impl Core {
             clients: count(iteration.members.len()),
             tasks: count(running.count()),
             mode: iteration.mode.as_str().to_string(),
+            target_workers: iteration.target.as_str().to_string(),
             failure: iteration.failure.as_ref().map(Into::into),
             bottleneck,
             stages,

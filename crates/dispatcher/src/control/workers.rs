@@ -14,7 +14,9 @@ use super::splits::running_task;
 use super::usage::check_name;
 use super::{Core, Txn, secrets};
 use crate::config::DispatcherConfig;
-use crate::state::{Failure, Iteration, Mode, State, Task, TaskState, Update, Worker, WorkerState};
+use crate::state::{
+    Failure, Iteration, Mode, State, TargetWorkers, Task, TaskState, Update, Worker, WorkerState,
+};
 
 /// A worker that reported within this number of heartbeats, or half its timeout, lives.
 const MAX_MISSED_HEARTBEATS: u32 = 3;
@@ -29,9 +31,8 @@ impl Core {
             .address
             .rsplit_once(':')
             .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p != 0));
-        // Who reaches a dispatcher within a process is in that process too.
-        let is_here = is_in_process(&self.config.listen) && is_in_process(&request.address);
-        if !valid && !is_here {
+        // A worker without a port is read by the readers in its own process.
+        if !valid && !is_in_process(&request.address) {
             return Err(Error::invalid(format!(
                 "worker address `{}` is not HOST:PORT that clients could dial",
                 request.address
@@ -80,9 +81,11 @@ impl Core {
         )))
     }
 
-    /// Workers that get tasks, with their addresses.
+    /// Workers that any reader may read from, with their addresses.
     pub(crate) async fn active_workers(&self) -> Result<Vec<(WorkerId, String)>> {
-        self.look(|state| state.active_workers().map(|w| (w.id, w.address.clone())).collect()).await
+        let open = |w: &&Worker| !w.is_local_only(TargetWorkers::Auto);
+        self.look(|state| state.active_workers().filter(open).map(|w| (w.id, w.address.clone())).collect())
+            .await
     }
 
     pub(crate) fn heartbeat_ms(&self) -> u64 {
@@ -234,7 +237,7 @@ impl Core {
         &self,
         request: v1::DrainWorkerRequest,
     ) -> Result<v1::DrainWorkerResponse> {
-        let id = WorkerId(request.worker_id);
+        let (id, at_ms) = (WorkerId(request.worker_id), self.unix_ms());
         self.commit(|txn| {
             let known: Vec<String> = txn.state.workers.values().map(|w| w.describe()).collect();
             let Some(worker) = txn.state.workers.get(&id) else {
@@ -242,6 +245,13 @@ impl Core {
                 return Err(Error::not_found(format!("there is no {id}; registered workers: {known}")));
             };
             self.may_drain(worker, &request.secret)?;
+            if request.leaving {
+                let reason = format!("{} left", worker.describe());
+                if !worker.is_lost() {
+                    txn.apply(Update::WorkerLost { worker: id, reason, at_ms, left: true });
+                }
+                return Ok(v1::DrainWorkerResponse {});
+            }
             if worker.is_lost() {
                 return Err(Error::failed_precondition(format!("{} is lost already", worker.describe())));
             }

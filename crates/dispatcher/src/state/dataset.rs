@@ -5,7 +5,7 @@ use caju_planner::{Decision, Profile};
 use caju_types::{DatasetId, Fingerprint, JobName, RowRanges};
 use serde::{Deserialize, Serialize};
 
-use super::{Mode, SaveTarget};
+use super::{Mode, SaveTarget, TargetWorkers};
 
 /// A registered definition, with what binding it has found out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +57,9 @@ pub struct Job {
     pub seed: u64,
     /// How splits are handed out.
     pub mode: Mode,
+    /// From which workers its readers read.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub target: TargetWorkers,
     /// Who decides what is stored.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub policy: Policy,

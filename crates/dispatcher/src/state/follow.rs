@@ -1,11 +1,11 @@
 //! What must follow from a change, whatever the change was: the desired tasks, and the end of what is hopeless.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use caju_types::{Error, IterationId, TaskId, WorkerId};
 
 use super::losses::SUSPICIOUS;
-use super::{FeedId, Iteration, Lease, Mode, State, Task, TaskState, Update, Worker};
+use super::{FeedId, Iteration, Lease, Mode, State, TargetWorkers, Task, TaskState, Update, Worker};
 
 /// Lost connections after which an iteration prefers other workers.
 const STRIKES_TO_AVOID: u32 = 3;
@@ -40,13 +40,14 @@ pub fn follow_ups(state: &State, id: IterationId) -> Vec<Update> {
 
 /// Active workers that somebody would read from.
 fn eligible_workers<'a>(state: &'a State, iteration: &Iteration) -> Vec<&'a Worker> {
-    let own = iteration.own_members().next().is_some();
-    let by_flight = |w: &Worker| iteration.members.values().any(|m| m.flight == Some(w.id));
-    state.active_workers().filter(|w| own || by_flight(w)).collect()
+    state.active_workers().filter(|w| iteration.is_readable(w)).collect()
 }
 
 fn hopeless(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Option<Error> {
     let place = iteration.describe();
+    if let Some(error) = no_local_worker(state, iteration, eligible) {
+        return Some(error);
+    }
     let loss = iteration.last_loss.as_deref().unwrap_or("no reason was given");
     if !eligible.is_empty() && eligible.iter().all(|w| iteration.strikes_of(w.id) >= STRIKES_TO_FAIL) {
         let workers: Vec<String> = eligible.iter().map(|w| w.describe()).collect();
@@ -62,6 +63,25 @@ fn hopeless(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Optio
         "{place}: split {index} was lost with {SUSPICIOUS} workers that died, and is held to be the cause: {}; the \
          last loss: {loss}; see the workers' logs (out of memory?), and check the file",
         lease.split
+    )))
+}
+
+/// Readers that read from workers of their own processes alone have none left.
+fn no_local_worker(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Option<Error> {
+    let runs = |t: &Task| t.state == TaskState::Active;
+    if iteration.target != TargetWorkers::Local || !eligible.is_empty() || iteration.tasks.values().any(runs)
+    {
+        return None;
+    }
+    let locals = iteration.locals.values().flatten();
+    let name = |id: &WorkerId| state.workers.get(id).map_or_else(|| id.to_string(), Worker::describe);
+    let gone: BTreeSet<String> = locals.map(name).collect();
+    let gone: Vec<String> = gone.into_iter().collect();
+    Some(Error::cancelled(format!(
+        "{}: no longer available: {}; target_workers LOCAL reads from workers in the readers' own processes alone, and \
+         none of them is left",
+        iteration.describe(),
+        gone.join(", ")
     )))
 }
 
@@ -127,7 +147,8 @@ pub fn owed_tasks(state: &State, id: IterationId, flight: Option<WorkerId>) -> V
     if iteration.mode != Mode::Off || iteration.failure.is_some() {
         return Vec::new();
     }
-    let wanted = state.active_workers().filter(|w| !w.unconfirmed && flight.is_none_or(|f| f == w.id));
+    let wanted = |w: &&Worker| flight.map_or_else(|| iteration.is_readable(w), |f| f == w.id);
+    let wanted = state.active_workers().filter(|w| !w.unconfirmed && wanted(w));
     let owed = wanted.filter(|w| !iteration.feeds.contains_key(&FeedId(w.slot)));
     let created = |(k, w): (u64, &Worker)| Update::TaskCreated {
         task: TaskId(state.next_id + k),

@@ -31,7 +31,7 @@ use caju_autocache::{CachePlan, Document, SplitModes};
 use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, Secret, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{Failure, Feed, FeedId, Lease, Mode, SplitRecord, Task, TaskState};
+use super::{Failure, Feed, FeedId, Lease, Mode, SplitRecord, TargetWorkers, Task, TaskState};
 
 /// One epoch of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +54,12 @@ pub struct Iteration {
     pub opened_ms: u64,
     /// Its readers.
     pub members: BTreeMap<ClientId, Member>,
+    /// From which workers they read.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub target: TargetWorkers,
+    /// The workers in each reader's own process.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub locals: BTreeMap<ClientId, BTreeSet<WorkerId>>,
     /// Its tasks; those that are done stay as a record.
     pub tasks: BTreeMap<TaskId, Task>,
     /// Its rows of splits.
@@ -205,24 +211,24 @@ impl Iteration {
     /// Whether a client's user has taken every row that the client will get: all rows were sent, and of every task it
     /// took what the client had of it. It has nothing left to do but leave.
     pub fn has_taken_all(&self, client: ClientId) -> bool {
-        let taken = |t: &Task| t.state == TaskState::Done || t.taken_by.contains(&client);
+        let taken =
+            |t: &Task| t.state == TaskState::Done || t.taken_by.contains(&client) || !self.reads(client, t);
         self.is_drained() && self.tasks.values().all(taken)
     }
 
     /// Whether the report of some worker is still to come: every reader has read a task to its end, so its worker is
     /// about to say what it emitted.
     pub fn awaits_report(&self) -> bool {
-        let read_by_all = |t: &Task| self.own_members().all(|c| t.read_by.contains(&c));
+        let read_by_all = |t: &Task| self.readers_of(t).all(|c| t.read_by.contains(&c));
         self.tasks.values().any(|t| t.state != TaskState::Done && !t.is_reported() && read_by_all(t))
     }
 
     /// Tasks whose rows can be compared with what clients acknowledged: no further report of them will come.
     pub fn to_settle(&self) -> Vec<TaskId> {
-        let own: BTreeSet<ClientId> = self.own_members().collect();
+        let taken = |t: &Task| self.readers_of(t).all(|c| t.taken_by.contains(&c));
         let flight = |w: WorkerId| self.members.values().any(|m| m.flight == Some(w));
-        let ready = |t: &&Task| {
-            t.state == TaskState::Ended && t.is_reported() && own.is_subset(&t.taken_by) && !flight(t.worker)
-        };
+        let ready =
+            |t: &&Task| t.state == TaskState::Ended && t.is_reported() && taken(t) && !flight(t.worker);
         self.tasks.values().filter(ready).map(|t| t.id).collect()
     }
 
@@ -243,9 +249,8 @@ impl Iteration {
 
     /// The tasks that a client should know of.
     pub fn tasks_for(&self, client: ClientId) -> impl Iterator<Item = &Task> + '_ {
-        let flight = self.members.get(&client).and_then(|m| m.flight);
         self.tasks.values().filter(move |t| match &t.state {
-            TaskState::Active | TaskState::Ended => flight.is_none_or(|w| w == t.worker),
+            TaskState::Active | TaskState::Ended => self.reads(client, t),
             TaskState::Lost { awaiting } => awaiting.contains(&client),
             TaskState::Done => false,
         })
@@ -405,7 +410,7 @@ impl Iteration {
     /// Whether every present reader has all that an ended task emitted: its worker is needed no more.
     pub(super) fn is_delivered(&self, task: &Task) -> bool {
         let flight = self.members.values().any(|m| m.flight == Some(task.worker));
-        task.state == TaskState::Ended && !flight && self.own_members().all(|c| task.read_by.contains(&c))
+        task.state == TaskState::Ended && !flight && self.readers_of(task).all(|c| task.read_by.contains(&c))
     }
 
     /// The lease of a split, wherever it is.

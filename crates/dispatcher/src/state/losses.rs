@@ -48,6 +48,8 @@ impl Iteration {
     /// rows come back to are lost in both cases: they run as if those rows were delivered.
     pub(super) fn client_gone(&mut self, client: ClientId, gone: &Gone<'_>) {
         let Some(member) = self.members.remove(&client) else { return };
+        let locals = self.locals.remove(&client).unwrap_or_default();
+        let was_read = |t: &Task| !t.local_only || locals.contains(&t.worker);
         for by_client in self.strikes.values_mut() {
             by_client.remove(&client);
         }
@@ -64,7 +66,8 @@ impl Iteration {
         let gave_back = |t: &Task| gone.returned.iter().any(|(split, _)| t.leases.contains_key(split));
         let untaken =
             |t: &Task| gone.vanished.is_some() && member.flight.is_none() && !t.taken_by.contains(&client);
-        let open = self.tasks.values().filter(|t| untaken(t) || gave_back(t));
+        let deserted = |t: &Task| was_read(t) && self.is_deserted(t);
+        let open = self.tasks.values().filter(|t| was_read(t) && untaken(t) || gave_back(t) || deserted(t));
         fenced.extend(open.map(|t| t.id));
         for id in fenced {
             if self.lose(id, &format!("{client} left: {}", gone.reason), None)
@@ -142,7 +145,8 @@ impl Iteration {
     /// A task's rows will not come. Nothing changes, and the answer is false, if that is known or the task is
     /// done. `incarnation`: of its worker, if that may be to blame.
     fn lose(&mut self, id: TaskId, reason: &str, incarnation: Option<u32>) -> bool {
-        let awaiting: BTreeSet<ClientId> = self.own_members().collect();
+        let Some(task) = self.tasks.get(&id) else { return false };
+        let awaiting: BTreeSet<ClientId> = self.readers_of(task).collect();
         let Some(task) = self.tasks.get_mut(&id) else { return false };
         if task.is_lost() || task.state == TaskState::Done {
             return false;

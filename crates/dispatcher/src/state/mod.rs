@@ -11,6 +11,7 @@ mod follow;
 mod forget;
 mod iteration;
 mod losses;
+mod readers;
 mod saves;
 mod task;
 mod update;
@@ -28,10 +29,11 @@ pub use feed::{Feed, FeedId, Lease, next_digest};
 pub use follow::{follow_ups, owed_tasks};
 pub use iteration::{Iteration, LostReader, Member, Missing};
 use losses::Gone;
+pub use readers::TargetWorkers;
 pub use saves::{Save, SaveStage, SaveTarget, SaveTotals};
 pub use task::{Task, TaskState};
 pub use update::{Failure, Mode, SplitRecord, Update};
-pub use worker::{Worker, WorkerState};
+pub use worker::{COLOCATED, Worker, WorkerState};
 
 /// Fields that came later are left out where they say nothing new: what is written stays what older versions wrote.
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -112,12 +114,14 @@ impl State {
                 epochs,
                 profile_only,
                 save,
+                target,
             } => {
                 let job = Job {
                     name: job.clone(),
                     dataset: dataset.clone(),
                     seed: *seed,
                     mode: *mode,
+                    target: *target,
                     policy: policy.clone(),
                     encoding: encoding.clone(),
                     epochs: *epochs,
@@ -178,6 +182,7 @@ impl State {
                     version: version.clone(),
                     state: WorkerState::Active,
                     secret: *secret,
+                    left: false,
                     unconfirmed: *unconfirmed,
                 };
                 self.workers.insert(*worker, registered);
@@ -193,8 +198,9 @@ impl State {
                     w.state = WorkerState::Draining;
                 }
             }
-            Update::WorkerLost { worker, reason, at_ms } => {
+            Update::WorkerLost { worker, reason, at_ms, left } => {
                 if let Some(w) = self.workers.get_mut(worker) {
+                    w.left = *left;
                     w.state = WorkerState::Lost { at_ms: *at_ms };
                 }
                 self.lose_worker(*worker, reason);
@@ -218,7 +224,7 @@ impl State {
 
     fn open(&mut self, id: IterationId, job: &JobName, epoch: u64, opened_ms: u64) {
         let Some(of) = self.jobs.get(job) else { return };
-        let (dataset, mode) = (of.dataset.clone(), of.mode);
+        let (dataset, mode, target) = (of.dataset.clone(), of.mode, of.target);
         let decided_against = of.decision.is_some() && of.plan.is_none();
         let useful = |d: &Dataset| {
             let planned = of.policy.is_planned() && mode != Mode::Off;
@@ -240,6 +246,8 @@ impl State {
             version: 1,
             opened_ms,
             members: BTreeMap::new(),
+            target,
+            locals: BTreeMap::new(),
             tasks: BTreeMap::new(),
             feeds: BTreeMap::new(),
             strikes: BTreeMap::new(),
@@ -287,17 +295,20 @@ impl State {
         let Some(iteration) = self.iterations.get_mut(&id) else { return };
         self.touched.0.insert(id);
         match update {
-            Update::ClientJoined { client, flight, allow_lost, secret, .. } => {
+            Update::ClientJoined { client, flight, allow_lost, secret, local, .. } => {
                 iteration.join(
                     *client,
                     Member { flight: *flight, allow_lost: *allow_lost, secret: *secret, ..Member::default() },
                 );
+                iteration.add_locals(*client, local);
             }
+            Update::LocalWorkersAdded { client, workers, .. } => iteration.add_locals(*client, workers),
             Update::ClientTook { client, .. } => iteration.client_took(*client),
             Update::ClientTaken { client, task } => iteration.client_taken(*client, *task),
             Update::TaskSettled { task, missing, taken } => iteration.settle_task(*task, missing, taken),
             Update::TaskCreated { task, worker, feed, secret, .. } => {
-                iteration.create_task(Task::new(*task, *worker, *feed, *secret));
+                let local_only = self.workers.get(worker).is_some_and(|w| w.is_local_only(iteration.target));
+                iteration.create_task(Task::new(*task, *worker, *feed, *secret, local_only));
                 self.task_index.insert(*task, id);
             }
             Update::Leased { task, request_no, fresh, requeued, end } => {
@@ -334,6 +345,7 @@ impl State {
     fn iteration_of(&self, update: &Update) -> Option<IterationId> {
         match update {
             Update::ClientJoined { iteration, .. }
+            | Update::LocalWorkersAdded { iteration, .. }
             | Update::TaskCreated { iteration, .. }
             | Update::Planned { iteration, .. }
             | Update::FeedExhausted { iteration, .. }

@@ -51,6 +51,9 @@ pub struct Task {
     /// Its worker is gone without a report, after every client had read the task to its end.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub worker_gone: bool,
+    /// Only readers in its worker's own process read it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub local_only: bool,
     /// What readers of it must know; drawn when it is created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<Secret>,
@@ -74,7 +77,13 @@ pub enum TaskState {
 }
 
 impl Task {
-    pub(super) fn new(id: TaskId, worker: WorkerId, feed: FeedId, secret: Option<Secret>) -> Self {
+    pub(super) fn new(
+        id: TaskId,
+        worker: WorkerId,
+        feed: FeedId,
+        secret: Option<Secret>,
+        local_only: bool,
+    ) -> Self {
         Self {
             id,
             worker,
@@ -93,6 +102,7 @@ impl Task {
             emitted: None,
             to_flight: None,
             worker_gone: false,
+            local_only,
             secret,
         }
     }

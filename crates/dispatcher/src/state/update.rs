@@ -11,7 +11,7 @@ use caju_types::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Dataset, FeedId, Save, SaveStage, SaveTarget, State};
+use super::{Dataset, FeedId, Save, SaveStage, SaveTarget, State, TargetWorkers};
 
 /// One change of the state. Times and identifiers travel inside, so that a replay is exact.
 ///
@@ -66,6 +66,9 @@ pub enum Update {
         reason: String,
         /// When, in milliseconds since the Unix epoch.
         at_ms: u64,
+        /// It said that it leaves.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        left: bool,
     },
     /// A worker that was lost long ago is removed.
     WorkerForgotten {
@@ -104,6 +107,9 @@ pub enum Update {
         /// Where it stores rows, if that is all that it is for.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         save: Option<SaveTarget>,
+        /// From which workers its readers read.
+        #[serde(default, skip_serializing_if = "super::is_default")]
+        target: TargetWorkers,
     },
     /// Something is to be saved, or saved again.
     SaveAdded {
@@ -169,6 +175,18 @@ pub enum Update {
         /// What every call of this client carries.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         secret: Option<Secret>,
+        /// Workers in its own process.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        local: Vec<WorkerId>,
+    },
+    /// More workers have come in a reader's own process.
+    LocalWorkersAdded {
+        /// The reader.
+        client: ClientId,
+        /// What it reads.
+        iteration: IterationId,
+        /// The workers.
+        workers: Vec<WorkerId>,
     },
     /// The user of a client has taken rows: from now on they are lost with the client.
     ClientTook {

@@ -1,7 +1,14 @@
 //! Workers, as they should be; what they report is elsewhere.
 
 use caju_types::{Secret, WorkerId};
+use caju_wire::is_in_process;
 use serde::{Deserialize, Serialize};
+
+use super::TargetWorkers;
+
+/// The tag of a worker that shares its machine with a training process: other processes do not read from it, so that
+/// trainers do not take each other's CPUs.
+pub const COLOCATED: &str = "COLOCATED";
 
 /// A registered worker process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,7 +21,7 @@ pub struct Worker {
     pub incarnation: u32,
     /// Enters the seed under `off`.
     pub slot: u32,
-    /// Labels for people.
+    /// Labels. [`COLOCATED`] has a meaning, others are shown.
     pub tags: Vec<String>,
     /// CPU cores.
     pub cores: u32,
@@ -25,6 +32,9 @@ pub struct Worker {
     /// What every call of this incarnation carries.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<Secret>,
+    /// It is lost because it said that it leaves.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub left: bool,
     /// It came while another worker may have been dying: under `off` it has no splits of its own until that is known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unconfirmed: bool,
@@ -65,6 +75,22 @@ impl Worker {
     /// Whether it is silent.
     pub fn is_lost(&self) -> bool {
         matches!(self.state, WorkerState::Lost { .. })
+    }
+
+    /// The state's name for people.
+    pub fn state_name(&self) -> &'static str {
+        if self.left { "left" } else { self.state.as_str() }
+    }
+
+    /// Whether only readers in its own process read from it, in a job with this target.
+    pub fn is_local_only(&self, target: TargetWorkers) -> bool {
+        let colocated = || self.tags.iter().any(|t| t.eq_ignore_ascii_case(COLOCATED));
+        is_in_process(&self.address)
+            || match target {
+                TargetWorkers::Auto => colocated(),
+                TargetWorkers::Any => false,
+                TargetWorkers::Local => true,
+            }
     }
 
     /// The name for messages: the identifier and the address.

@@ -179,7 +179,7 @@ fn a_draining_worker_finishes_and_gets_nothing_new() {
         let task = open.tasks.iter().find(|t| t.worker_id == a).unwrap().task_id;
         w.next(task, a, 1, 1).await.unwrap();
         w.core
-            .drain_worker(v1::DrainWorkerRequest { worker_id: a, secret: w.worker_secret(a) })
+            .drain_worker(v1::DrainWorkerRequest { worker_id: a, secret: w.worker_secret(a), leaving: false })
             .await
             .unwrap();
         assert!(w.next(task, a, 2, 1).await.unwrap().end, "the other takes the rest");
@@ -192,7 +192,11 @@ fn a_draining_worker_finishes_and_gets_nothing_new() {
         assert!(view.tasks.iter().all(|t| t.worker_id == b) && !view.finished);
         let e = w
             .core
-            .drain_worker(v1::DrainWorkerRequest { worker_id: 99, secret: caju_proto::Bytes::new() })
+            .drain_worker(v1::DrainWorkerRequest {
+                worker_id: 99,
+                secret: caju_proto::Bytes::new(),
+                leaving: false,
+            })
             .await
             .unwrap_err();
         assert!(e.message().contains("worker-1 at a:1"), "{e}");

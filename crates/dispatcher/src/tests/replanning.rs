@@ -9,7 +9,7 @@ use caju_types::{DatasetId, JobName};
 use serde_json::{Value, json};
 
 use super::fake::{World, run};
-use crate::state::{Job, Mode, Policy, Update};
+use crate::state::{Job, Mode, Policy, TargetWorkers, Update};
 
 /// The design's example with a second hint, at which rows are five times as large.
 fn profile() -> Profile {
@@ -60,6 +60,7 @@ impl Replanned {
                     epochs: Some(90),
                     profile_only: false,
                     save: None,
+                    target: TargetWorkers::Auto,
                 });
                 txn.apply(Update::Decided {
                     job: job.clone(),

@@ -70,7 +70,7 @@ fn identifiers_alone_open_nothing() {
                 ..Default::default()
             };
             denied(w.core.worker_heartbeat(beat).await, "a worker's heartbeat");
-            let drain = v1::DrainWorkerRequest { worker_id: worker, secret: secret() };
+            let drain = v1::DrainWorkerRequest { worker_id: worker, secret: secret(), leaving: false };
             denied(w.core.drain_worker(drain).await, "draining a worker");
         }
         assert_eq!(w.core.snapshot(), before, "nothing changed");

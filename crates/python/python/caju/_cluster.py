@@ -226,6 +226,7 @@ def start_worker(
     tags: list[str] | None = None,
     allow_python: bool = False,
     *,
+    local_only: bool = False,
     chunk_memory: Size | None = None,
     max_record: Size | None = None,
     max_pixels: int | None = None,
@@ -234,7 +235,11 @@ def start_worker(
     """Starts a worker in this process for the dispatcher at an address, or for that of `start_dispatcher`.
 
     It listens on `listen`, and readers dial `advertise` if that is another `host:port`. It computes on `cpu_threads`
-    threads, one per core by default. `tags` are labels that `caju status` shows. The bounds are those of `LocalCluster`.
+    threads, one per core by default. `tags` are labels that `caju status` shows; a worker with the tag `COLOCATED` is read
+    by datasets of other processes only if their `target_workers` is "any". The bounds are those of `LocalCluster`.
+
+    Datasets of this process read its rows without a socket. With `local_only=True` it opens no port: only this process
+    reads from it, also for a dispatcher that is elsewhere.
 
     With `allow_python` it runs functions that readers send, in processes of this interpreter: whoever reaches the
     dispatcher can then run code here.
@@ -242,6 +247,10 @@ def start_worker(
     whole("cpu_threads", cpu_threads, 1)
     bounds = Bounds.of(chunk_memory, max_record, max_pixels, bind_timeout)
     address = address_of(dispatcher)
+    if local_only:
+        if advertise is not None or listen != "127.0.0.1:0":
+            raise InvalidPipeline("local_only=True opens no port: leave listen= and advertise= out")
+        listen = "memory://"
     return WorkerServer(_caju.Worker(address, listen, advertise, cpu_threads, tags or [], allow_python, bounds))
 
 

@@ -107,6 +107,7 @@ class Dataset(Stages):
         policy: str | None = None,
         encoding: str | None = None,
         lost_readers: str = "fail",
+        target_workers: str | None = None,
         connect_timeout: float = 10.0,
     ) -> Dataset:
         """Computes the dataset on a service: `"caju://host:7070"`, a `LocalCluster` or `start_dispatcher()`.
@@ -120,6 +121,11 @@ class Dataset(Stages):
         A reader of the job that is killed, or silent for the dispatcher's `--client-timeout`, is lost. The rows that it had
         used are not delivered again, so the epoch ends with a `FailedPrecondition` for the other readers, unless they accept
         the loss with `lost_readers="allow"`. Rows that it had not used go to the other readers in any case.
+
+        `target_workers="local"` reads only from the workers of this process (`start_worker`), without a socket; a dispatcher
+        elsewhere still deals the rows. When the last of them stops, the epoch fails with `Cancelled`. "any" reads from all
+        workers. "auto", the default, reads from all except workers of other processes that have the tag `COLOCATED`. All
+        readers of a job say the same.
         """
         refuse_coordination(num_consumers, consumer_index, uneven)
         if self._service is not None:
@@ -129,7 +135,8 @@ class Dataset(Stages):
             )
         out = self._copy()
         out._service = Service.of(
-            service, job_name, epochs, processing_mode, seed, policy, encoding, connect_timeout, lost_readers
+            service, job_name, epochs, processing_mode, seed, policy, encoding, connect_timeout, lost_readers,
+            target_workers,
         )
         return out
 
@@ -396,6 +403,7 @@ class Dataset(Stages):
             "encoding": service.encoding,
             "epochs": service.epochs or 0,
             "lost_readers": service.lost_readers,
+            "target_workers": service.target_workers,
         }
 
     # ---- changes ------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from ._numbers import whole
 MODES = ("dynamic", "off")
 UNEVEN = ("drop", "pad")
 LOST_READERS = ("fail", "allow")
+TARGETS = ("auto", "any", "local")
 MAX_SEED = 2**64 - 1
 
 
@@ -20,6 +21,7 @@ class Service:
 
     __slots__ = (
         "address", "connect_timeout", "encoding", "epochs", "job_name", "keep", "lost_readers", "mode", "policy", "seed",
+        "target_workers",
     )
 
     def __init__(
@@ -34,6 +36,7 @@ class Service:
         encoding: str = "",
         connect_timeout: float = 10.0,
         lost_readers: str = "fail",
+        target_workers: str | None = None,
     ) -> None:
         self.address = address
         self.keep = keep
@@ -45,6 +48,7 @@ class Service:
         self.encoding = encoding
         self.connect_timeout = connect_timeout
         self.lost_readers = lost_readers
+        self.target_workers = target_workers
 
     @classmethod
     def of(
@@ -58,6 +62,7 @@ class Service:
         encoding: str | None,
         connect_timeout: float,
         lost_readers: str = "fail",
+        target_workers: str | None = None,
     ) -> Service:
         """The arguments of `distribute`, checked."""
         for name, text in (("job_name", job_name), ("policy", policy), ("encoding", encoding)):
@@ -77,6 +82,13 @@ class Service:
                 f"lost_readers={lost_readers!r} is not one of {', '.join(LOST_READERS)}; say \"fail\" for an error at the end of "
                 "an epoch that lost a reader with rows, \"allow\" to accept it"
             )
+        if target_workers is not None:
+            if not isinstance(target_workers, str) or target_workers.lower() not in TARGETS:
+                raise InvalidPipeline(
+                    f"target_workers={target_workers!r} is not one of {', '.join(TARGETS)}; say \"local\" to read from the "
+                    "workers of this process alone, \"any\" to read from all"
+                )
+            target_workers = target_workers.lower()
         epochs = whole("epochs", epochs, 1)
         seed = whole("seed", seed, 0, MAX_SEED)
         if isinstance(connect_timeout, bool) or not isinstance(connect_timeout, (int, float)) or not connect_timeout >= 0:
@@ -85,7 +97,7 @@ class Service:
         keep = None if service is address else service
         return cls(
             address, keep, job_name or "", epochs, processing_mode, seed, policy or "", encoding or "", connect_timeout,
-            lost_readers,
+            lost_readers, target_workers,
         )
 
     @property

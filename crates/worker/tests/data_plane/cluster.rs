@@ -100,6 +100,7 @@ pub(crate) fn request(def: &Value, job: &str) -> ReadRequest {
         epoch: 0,
         seed: None,
         mode: ProcessingMode::Unspecified,
+        target: caju_proto::v1::TargetWorkers::Unspecified,
     }
 }
 

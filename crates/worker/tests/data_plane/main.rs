@@ -4,6 +4,7 @@
 
 mod cluster;
 mod flight;
+mod membership;
 mod reading;
 mod same_ids;
 mod trouble;

@@ -8,7 +8,9 @@ use caju_autocache::{Document, ReplanState};
 use caju_types::{ClientId, ErrorKind, Fingerprint, IterationId, TaskId, WorkerId};
 
 use super::{SCHEMA, codec};
-use crate::state::{Dataset, Failure, FeedId, Mode, Policy, SplitModes, SplitRecord, State, Update};
+use crate::state::{
+    Dataset, Failure, FeedId, Mode, Policy, SplitModes, SplitRecord, State, TargetWorkers, Update,
+};
 
 /// The journal as it was written by the first version; it must be read for ever.
 const LATER: &str = include_str!("../../tests/fixtures/journal-v1-snapshots.jsonl");
@@ -79,15 +81,24 @@ fn plain_updates() -> Vec<Update> {
             epochs: None,
             profile_only: false,
             save: None,
+            target: TargetWorkers::Auto,
         },
         Update::IterationOpened { iteration, job, epoch: 0, at_ms: 1_700_000_000_000 },
-        Update::ClientJoined { client, iteration, flight: None, allow_lost: false, secret: None },
+        Update::ClientJoined {
+            client,
+            iteration,
+            flight: None,
+            allow_lost: false,
+            secret: None,
+            local: Vec::new(),
+        },
         Update::ClientJoined {
             client: ClientId(1003),
             iteration,
             flight: Some(WorkerId(2)),
             allow_lost: false,
             secret: None,
+            local: Vec::new(),
         },
         Update::TaskCreated { task: TaskId(1004), iteration, worker, feed: FeedId::SHARED, secret: None },
         Update::TaskCreated {
@@ -118,7 +129,12 @@ fn plain_updates() -> Vec<Update> {
         Update::ClientEnded { client, task: TaskId(1006), emitted: None },
         Update::TaskLost { task: TaskId(1005), reason: "told to stop".into(), emitted: None },
         Update::WorkerDraining { worker },
-        Update::WorkerLost { worker: WorkerId(2), reason: "silent".into(), at_ms: 1_700_000_001_000 },
+        Update::WorkerLost {
+            worker: WorkerId(2),
+            reason: "silent".into(),
+            at_ms: 1_700_000_001_000,
+            left: false,
+        },
         Update::WorkerForgotten { worker: WorkerId(2) },
         Update::ClientGone {
             client,
@@ -197,6 +213,7 @@ fn later_updates() -> Vec<Update> {
             epochs: Some(3),
             profile_only: true,
             save: None,
+            target: TargetWorkers::Auto,
         },
         Update::Planned { iteration, plan: Some(Document::from_text("{}")) },
         Update::TaskEnded {

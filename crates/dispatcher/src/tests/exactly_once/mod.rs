@@ -267,6 +267,7 @@ impl Sim {
                 let request = v1::DrainWorkerRequest {
                     worker_id: self.workers[w].id,
                     secret: self.world.worker_secret(self.workers[w].id),
+                    leaving: false,
                 };
                 // Refused for a lost one.
                 let _ = self.world.core.drain_worker(request).await;
