@@ -282,6 +282,32 @@ fn tag_08_an_empty_tag() {
 }
 
 #[test]
+fn tag_02_the_command_reads_colocated_workers_only_with_any() {
+    let mut cluster = Cluster::start(1);
+    cluster.add_worker(&["--tags", "gpu-0,COLOCATED"]);
+    let p = range(10, json!([]));
+    for (args, copies) in [(&[][..], 1), (&["--target-workers", "AUTO"], 1), (&["--target-workers", "any"], 2)] {
+        let mut all = vec!["--processing-mode", "off"];
+        all.extend(args);
+        assert_eq!(cluster.report(&p, &all).rows(), [10 * copies], "{args:?}");
+    }
+    let local = cluster.read(&p, &["--target-workers", "local"]);
+    local.expect_code(2).expect_error(&["no local worker is found", "ANY"]);
+    cluster.read(&p, &["--target-workers", "remote"]).expect_code(2).expect_error(&["--target-workers"]);
+    cluster.stop();
+}
+
+/// Where every worker is colocated with another process, an epoch under `auto` has nobody to read from.
+#[test]
+fn tags_that_leave_no_worker_are_named() {
+    let cluster = Cluster::start_with(1, &["--worker-wait", "500ms"], &["--tags", "colocated"]);
+    let p = range(10, json!([]));
+    cluster.read(&p, &[]).expect_code(3).expect_error(&["COLOCATED", "ANY"]);
+    assert_eq!(cluster.report(&p, &["--target-workers", "any"]).rows(), [10]);
+    cluster.stop();
+}
+
+#[test]
 fn srv_04_the_dispatcher_counts_its_workers() {
     let mut cluster = Cluster::start(0);
     for n in 0..3 {
