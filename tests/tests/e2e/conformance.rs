@@ -286,7 +286,9 @@ fn tag_02_the_command_reads_colocated_workers_only_with_any() {
     let mut cluster = Cluster::start(1);
     cluster.add_worker(&["--tags", "gpu-0,COLOCATED"]);
     let p = range(10, json!([]));
-    for (args, copies) in [(&[][..], 1), (&["--target-workers", "AUTO"], 1), (&["--target-workers", "any"], 2)] {
+    for (args, copies) in
+        [(&[][..], 1), (&["--target-workers", "AUTO"], 1), (&["--target-workers", "any"], 2)]
+    {
         let mut all = vec!["--processing-mode", "off"];
         all.extend(args);
         assert_eq!(cluster.report(&p, &all).rows(), [10 * copies], "{args:?}");
