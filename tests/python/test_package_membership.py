@@ -1,9 +1,6 @@
 """Workers of this process, jobs, identifiers and readers, by their ids in docs/conformance.md."""
 
 import json
-import os
-import pathlib
-import resource
 import subprocess
 import sys
 import threading
@@ -52,3 +49,209 @@ def test_loc_01_and_loc_05_local_workers_in_python(cluster):
             cj.range(10).distribute(address, target_workers=wrong)
     with pytest.raises(cj.InvalidPipeline, match="local_only=True opens no port"):
         cj.start_worker(address, listen="127.0.0.1:7", local_only=True)
+
+
+# ---- jobs and identifiers ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dispatcher():
+    """A dispatcher of this process with one worker."""
+    with cj.start_dispatcher() as server, cj.start_worker(server, cpu_threads=1):
+        yield server
+
+
+def test_reg_02_a_chosen_identifier(dispatcher):
+    assert cj.range(10).register(dispatcher, "dataset_id") == "dataset_id"
+    assert values(cj.from_dataset_id(dispatcher.address, "dataset_id")) == list(range(10))
+    with pytest.raises(cj.AlreadyExists, match="dataset_id"):
+        cj.range(11).register(dispatcher, "dataset_id")
+
+
+def test_reg_04_equal_definitions_have_one_identifier(dispatcher):
+    one, two = cj.range(10).map(x="id * 2"), cj.range(10).map(x="id * 2")
+    assert one.register(dispatcher) == two.register(dispatcher) == one.fingerprint
+    assert one.register(dispatcher, "mine") == "mine"
+    assert cj.range(10).map(x="id * 3").register(dispatcher) != one.fingerprint
+
+
+def test_reg_11_a_shared_job_is_read_once(dispatcher):
+    for n, dataset in enumerate([cj.range(10), cj.range(10).repeat(5)]):
+        dataset.register(dispatcher, f"shared-{n}")
+        readers = [cj.from_dataset_id(dispatcher, f"shared-{n}", job_name=f"job-{n}", processing_mode="off") for _ in range(2)]
+        assert values(readers[0]) == list(range(10)) * (1 + 4 * n)
+        assert values(readers[1]) == []
+
+
+def test_reg_12_readers_of_an_endless_job_share_it(dispatcher):
+    cj.range(10**9).batch(8).register(dispatcher, "endless")
+    readers = [iter(cj.from_dataset_id(dispatcher, "endless", job_name="endless")) for _ in range(2)]
+    taken = [[int(i) for _ in range(10) for i in next(reader)["id"]] for reader in readers]
+    assert [len(set(ids)) for ids in taken] == [80, 80]
+    assert not set(taken[0]) & set(taken[1])
+    for reader in readers:
+        reader.close()
+
+
+ENDLESS = cj.range(10**9).batch(64)
+
+
+def tasks(servers):
+    return [len(worker["tasks"]) for worker in servers.status()["workers"]]
+
+
+def test_gc_02_a_job_with_a_reader_keeps_its_task(cluster):
+    servers = cluster(workers=1)
+    address = servers.dispatcher.address
+    epochs = [iter(ENDLESS.distribute(address, job_name=name)) for name in ("test1", "test2", "test2")]
+    for epoch in epochs[:2]:
+        next(epoch)
+    assert tasks(servers) == [2]
+    epochs[0].close()
+    epochs[1].close()
+    wait_until(lambda: tasks(servers) == [1], "the task of test1 stays")
+    [job] = [j for j in servers.status()["jobs"] if j["clients"]]
+    assert (job["job"], job["clients"]) == ("test2", 1)
+    next(epochs[2])
+    epochs[2].close()
+    wait_until(lambda: tasks(servers) == [0], "the task of test2 stays")
+
+
+def test_gc_04_a_job_that_was_left_starts_again_at_its_first_row(cluster):
+    servers = cluster(workers=1)
+    rows = cj.range(100_000).with_options(deterministic=True).distribute(servers.dispatcher.address)
+    with iter(rows) as epoch:
+        assert [int(next(epoch)["id"]) for _ in range(5)] == list(range(5))
+    wait_until(lambda: tasks(servers) == [0], "the task stays")
+    assert values(rows) == list(range(100_000))
+
+
+def test_gc_07_a_reader_that_only_reports_is_kept(cluster, caju):
+    servers = cluster(workers=0)
+    dispatcher = servers.start("dispatcher", "--heartbeat", "100ms", "--client-timeout", "1s").address
+    servers.start("worker", "--dispatcher", dispatcher, "--cpu-threads", "1")
+    epoch = iter(cj.range(1000).distribute(dispatcher))
+
+    def uptime():
+        return json.loads(caju("status", "--dispatcher", dispatcher, "--format", "json").stdout)["uptime_s"]
+
+    opened = uptime()
+    wait_until(lambda: uptime() > opened + 3, "the dispatcher's clock stands still")
+    assert [int(row["id"]) for row in epoch] == list(range(1000))
+
+
+# ---- readers -------------------------------------------------------------------------------------------------------
+
+
+def test_cli_02_a_source_that_cannot_be_opened_is_told_when_the_iterator_is_made(cluster, tmp_path):
+    servers = cluster(workers=1)
+    missing = cj.read_csv(tmp_path / "missing.csv").distribute(servers.dispatcher.address)
+    with pytest.raises(cj.NotFound, match=r"missing\.csv"):
+        iter(missing)
+    # The dispatcher may read the file and the worker may not: the first element says so, and nothing hangs.
+    (tmp_path / "there.csv").write_text("id\n1\n")
+    (tmp_path / "other").mkdir()
+    lonely = servers.start("dispatcher").address
+    from conftest import Server
+
+    worker = Server(servers.caju, tmp_path, "worker", "--listen", "127.0.0.1:0", "--dispatcher", lonely,
+                    "--allow", str(tmp_path / "other"))  # fmt: skip
+    servers.servers.append(worker)
+    with pytest.raises(cj.NotPermitted, match=r"there\.csv"):
+        next(iter(cj.read_csv(tmp_path / "there.csv").distribute(lonely)))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: cj.LocalCluster(workers=-1),
+    lambda: cj.LocalCluster(cpu_threads=0),
+    lambda: cj.range(3).distribute("h:1", connect_timeout=-1),
+    lambda: cj.range(3).distribute("h:1", epochs=0),
+    lambda: cj.range(3).distribute("h:1", seed=-1),
+    lambda: cj.range(3).distribute("h:1", uneven="drop"),
+    lambda: cj.range(3).distribute("h:1").distribute("h:1"),
+    lambda: cj.range(3).batch(0),
+    lambda: cj.start_worker("h:1", local_only=True, advertise="h:2"),
+])  # fmt: skip
+def test_cli_07_wrong_arguments_are_refused_at_construction(make):
+    with pytest.raises(ValueError):
+        make()
+
+
+def test_cli_07_a_dataset_does_not_change_under_its_iterator():
+    rows = cj.range(10)
+    epoch = iter(rows)
+    assert int(next(epoch)["id"]) == 0
+    doubled = rows.map(id="id * 2")
+    assert [int(r["id"]) for r in epoch] == list(range(1, 10)) and values(doubled) == [2 * i for i in range(10)]
+    with pytest.raises(AttributeError):
+        epoch.epoch = 3
+
+
+def test_cli_08_two_readers_in_one_process_both_get_everything(dispatcher):
+    rows = cj.range(1000)
+    assert values(rows) == values(rows) == list(range(1000))
+    one, two = iter(rows.distribute(dispatcher)), iter(rows.distribute(dispatcher))
+    together = [(int(a["id"]), int(b["id"])) for a, b in zip(one, two, strict=True)]
+    assert sorted(a for a, _ in together) == sorted(b for _, b in together) == list(range(1000))
+
+
+def test_cli_09_a_prefetcher_restarts_and_can_be_shut_down_twice(dispatcher):
+    rows = cj.range(1000).batch(10).prefetch(4).distribute(dispatcher, epochs=3)
+    for _ in range(2):
+        assert sorted(int(i) for batch in rows for i in batch["id"]) == list(range(1000))
+    epoch = iter(rows)
+    next(epoch)
+    epoch.close()
+    epoch.close()
+    assert list(epoch) == [], "a closed epoch is at its end"
+
+
+LIMITED = """
+import resource
+import caju
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+kept = [batch for batch in caju.range(20_000).batch(100)]
+assert len(kept) == 200 and sorted(int(i) for b in kept for i in b["id"]) == list(range(20_000))
+print("kept", len(kept))
+"""
+
+
+def test_cli_10_batches_that_are_kept_take_no_open_files():
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.stdout == "kept 200\n", done.stderr
+
+
+# ---- what cannot be shipped ----------------------------------------------------------------------------------------
+
+
+def test_ops_15_a_generator_is_refused_where_it_is_given(dispatcher):
+    def numbers():
+        yield from range(10)
+
+    with pytest.raises(ValueError):
+        cj.from_numpy(numbers())
+    # Its values can be shipped.
+    rows = cj.from_numpy({"id": list(numbers())}).distribute(dispatcher)
+    assert values(rows) == list(range(10))
+
+
+def test_ops_22_a_function_that_cannot_be_pickled_is_refused_at_registration():
+    lock = threading.Lock()
+
+    def locked(row):
+        with lock:
+            return {"x": row["id"]}
+
+    with cj.start_dispatcher(allow_python=True) as server, cj.start_worker(server, allow_python=True):
+        with pytest.raises(cj.CajuError, match="lock"):
+            cj.range(3).map(locked).register(server, "locked")
+        with pytest.raises(cj.NotFound):
+            cj.from_dataset_id(server, "locked").schema  # noqa: B018
+
+
+def test_met_03_registering_always_stores_the_schema():
+    with cj.start_dispatcher(allow_python=True) as server, cj.start_worker(server, allow_python=True):
+        opaque = cj.range(3).map(lambda row: {"x": float(row["id"]), "name": str(row["id"])})
+        opaque.register(server, "opaque")
+        known = cj.from_dataset_id(server.address, "opaque")
+        assert dict(known.schema) == dict(opaque.schema) and set(known.schema) == {"x", "name"}
