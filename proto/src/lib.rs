@@ -3,7 +3,10 @@
 //! An [`Error`] is sent as a gRPC status. The status code and the status message are its kind and its message. Because two
 //! kinds may share a code, the metadata `caju-error-kind` has the kind by name, too.
 
+#[cfg(test)]
+mod fixtures;
 mod ticket;
+mod version;
 
 use caju_types::{Error, ErrorKind};
 use tonic::{Code, Status, metadata::MetadataValue};
@@ -23,6 +26,9 @@ pub mod v1 {
 
 pub use prost::bytes::Bytes;
 pub use ticket::ticket;
+pub use version::{
+    Intercept, PROTOCOL, ProtocolVersion, name_version, put_version, refuse_other_major, speaks_with,
+};
 
 /// Adds the statistics of `more` to those of equally named stages in `sum`, for several tasks, workers or epochs. New
 /// stages are appended in order. `at_once` is not summed: the maximum counts.

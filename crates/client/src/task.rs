@@ -20,6 +20,11 @@ use crate::credit::{Credit, Grant};
 use crate::shared::Shared;
 use crate::target::Target;
 
+/// The pause after the first attempt to connect to a worker; it doubles with each further attempt.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// The longest pause between two attempts.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
 /// Rows that a task emitted, per split.
 pub(crate) type Counts = Vec<v1::SplitCount>;
 
@@ -89,7 +94,30 @@ async fn read_remote(shared: &Shared, target: &Target) -> Result<Option<Counts>>
             target.peer()
         )));
     }
-    let stream = dial(&target.address, shared.config.dial_timeout).await?;
+    let until = Instant::now() + shared.config.dial_timeout;
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let mut heard = false;
+        match read_connection(shared, target, until, &mut heard).await {
+            // Whatever accepted it (a proxy, the system for a process that died just now), it was not the worker.
+            Err(e) if !heard && is_transient(&e) && Instant::now() + pause < until => {
+                tracing::debug!(task = %target.task, error = %e, "connecting again");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Connects until a deadline and reads to the end; `heard` is set when the first frame has come.
+async fn read_connection(
+    shared: &Shared,
+    target: &Target,
+    until: Instant,
+    heard: &mut bool,
+) -> Result<Option<Counts>> {
+    let stream = dial(&target.address, until).await?;
     tune(&stream)?;
     let (input, output) = stream.into_split();
     let credit = Arc::new(Credit::new(Arc::clone(&shared.shares)));
@@ -105,7 +133,7 @@ async fn read_remote(shared: &Shared, target: &Target) -> Result<Option<Counts>>
     shared.opened(target);
     let reader = FrameReader::new(input, target.peer(), shared.pool.clone(), silence);
     let receiving = async {
-        let result = receive(shared, target, reader, &credit).await;
+        let result = receive(shared, target, reader, &credit, heard).await;
         credit.finish(result.is_ok());
         result
     };
@@ -113,9 +141,8 @@ async fn read_remote(shared: &Shared, target: &Target) -> Result<Option<Counts>>
     result
 }
 
-async fn dial(address: &str, patience: Duration) -> Result<TcpStream> {
-    let until = Instant::now() + patience;
-    let mut pause = Duration::from_millis(20);
+async fn dial(address: &str, until: Instant) -> Result<TcpStream> {
+    let mut pause = FIRST_PAUSE;
     loop {
         let left = until.saturating_duration_since(Instant::now());
         let failed = match tokio::time::timeout(left, TcpStream::connect(address)).await {
@@ -127,7 +154,7 @@ async fn dial(address: &str, patience: Duration) -> Result<TcpStream> {
             return Err(Error::unavailable(format!("cannot connect to the worker at {address}: {failed}")));
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(1));
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
@@ -157,12 +184,14 @@ async fn receive<R: AsyncRead + Unpin>(
     target: &Target,
     mut reader: FrameReader<R>,
     credit: &Arc<Credit>,
+    heard: &mut bool,
 ) -> Result<Option<Counts>> {
     let mut schema: Option<SchemaRef> = None;
     loop {
         let Some(frame) = reader.next().await.map_err(broken)? else {
             return Err(Error::unavailable(format!("{} closed the connection", target.peer())));
         };
+        *heard = true;
         match frame.kind {
             Kind::Rows => {
                 let Some(schema) = &schema else {

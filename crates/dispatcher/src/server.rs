@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use arrow_flight::flight_service_server::FlightServiceServer;
 use caju_proto::v1::dispatcher_server::DispatcherServer;
+use caju_proto::{Intercept, refuse_other_major};
 use caju_runtime::{Clock, SystemClock, Task, Tasks, blocking, log_failure};
 use caju_types::{Error, Result};
 use caju_wire::{
@@ -12,6 +13,7 @@ use caju_wire::{
     grpc_connections,
 };
 use tokio::sync::mpsc;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 
 use crate::calls::CallCounter;
@@ -82,6 +84,8 @@ impl Dispatcher {
         let service = DispatcherServer::new(DispatcherService::new(Arc::clone(&core)))
             .max_decoding_message_size(limits.message_bytes)
             .max_encoding_message_size(ANSWER_BYTES);
+        let refuse: Intercept = refuse_other_major;
+        let service = InterceptedService::new(service, refuse);
         let flight = FlightServiceServer::new(FlightOnDispatcher::new(Arc::clone(&core)))
             .max_decoding_message_size(limits.message_bytes)
             .max_encoding_message_size(ANSWER_BYTES);

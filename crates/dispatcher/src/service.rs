@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use caju_proto::v1::dispatcher_server::Dispatcher;
-use caju_proto::{to_status, v1};
+use caju_proto::{put_version, to_status, v1};
 use caju_types::{DatasetId, Result};
 use tonic::{Request, Response, Status};
 
@@ -22,7 +22,9 @@ impl DispatcherService {
 }
 
 async fn respond<T>(answer: impl Future<Output = Result<T>>) -> Result<Response<T>, Status> {
-    answer.await.map(Response::new).map_err(|e| to_status(&e))
+    let mut response = answer.await.map(Response::new).map_err(|e| to_status(&e))?;
+    put_version(response.metadata_mut());
+    Ok(response)
 }
 
 #[tonic::async_trait]

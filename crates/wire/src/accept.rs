@@ -61,7 +61,7 @@ pub struct ConnectionLimits {
 impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
-            connections: 1024,
+            connections: 2048,
             pending: 128,
             handshake: Duration::from_secs(5),
             idle: Duration::from_secs(300),

@@ -2,18 +2,19 @@
 
 use std::time::Duration;
 
-use caju_proto::from_status;
 use caju_proto::v1::dispatcher_client::DispatcherClient;
+use caju_proto::{Intercept, from_status, name_version, speaks_with};
 use caju_types::{Error, ErrorKind, Result, did_you_mean};
 use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
 use crate::transport::{connect, is_in_process};
 
-/// A stub of the dispatcher's service.
-pub type Dispatcher = DispatcherClient<Channel>;
+/// A stub of the dispatcher's service, whose calls name the version of the protocol.
+pub type Dispatcher = DispatcherClient<InterceptedService<Channel, Intercept>>;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -47,7 +48,9 @@ impl DispatcherLink {
                 let to = to.clone();
                 async move { connect(&to).await.map(TokioIo::new) }
             }));
-        let client = Dispatcher::new(channel).max_decoding_message_size(usize::MAX);
+        let name_version: Intercept = name_version;
+        let client = Dispatcher::new(InterceptedService::new(channel, name_version))
+            .max_decoding_message_size(usize::MAX);
         Ok(Self { address, client })
     }
 
@@ -67,7 +70,10 @@ impl DispatcherLink {
         Fut: Future<Output = Result<Response<T>, Status>>,
     {
         match tokio::time::timeout(wait + CALL, call(self.client.clone())).await {
-            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Ok(answer)) => {
+                speaks_with(answer.metadata(), &format!("the dispatcher at {}", self.address))?;
+                Ok(answer.into_inner())
+            }
             Ok(Err(status)) => Err(self.error(&status)),
             Err(_) => Err(Error::deadline(format!(
                 "the dispatcher at {} did not answer within {:?}",

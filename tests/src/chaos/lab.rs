@@ -1,33 +1,19 @@
 //! The processes of a round.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::plan::{Action, CLIENT_TIMEOUT_MS, Mode, Plan, ROWS, WORKER_TIMEOUT_MS};
-use super::proxy::Proxy;
+use super::proxy::{Proxy, free_port};
 use super::{Fixture, checksum, copy_folder, definition, logs};
 use crate::process::{PATIENCE, Process, caju_in};
 
 /// How long a process may take to drain and end.
 const STOP: Duration = Duration::from_secs(40);
-
-/// A free port that no outgoing connection takes while its server is away: below those that the system gives out.
-fn free_port() -> u16 {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    loop {
-        let n = std::process::id().wrapping_mul(64).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-        let port = 12_000 + u16::try_from(n % 20_000).unwrap();
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
-}
 
 /// A server behind a proxy.
 #[derive(Debug)]

@@ -23,6 +23,9 @@ const RULES: &[Rule] = &[
     // A reader was killed: its tasks are fenced, and the others say what is missing.
     ("the epoch will be incomplete", Plan::kills_readers),
     ("vanished", Plan::kills_readers),
+    ("error: incomplete: rows of this epoch are missing or came twice", |p| {
+        p.kills_readers() && p.kills_dispatcher()
+    }),
     ("a connection ended", disturbs_anything),
     ("the end of a task could not be reported", disturbs_anything),
 ];

@@ -11,7 +11,7 @@
 mod lab;
 mod logs;
 mod plan;
-mod proxy;
+pub mod proxy;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;

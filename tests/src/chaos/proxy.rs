@@ -2,16 +2,28 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 /// How long connecting to the target may take.
 const CONNECT: Duration = Duration::from_secs(2);
 
+/// A free port that no outgoing connection takes while its server is away: below those that the system gives out.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let n = std::process::id().wrapping_mul(64).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = 12_000 + u16::try_from(n % 20_000).unwrap();
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
 /// Forwards connections to one address of the loopback.
 #[derive(Debug)]
-pub(super) struct Proxy {
+pub struct Proxy {
     address: SocketAddr,
     shared: Arc<Shared>,
 }
@@ -27,7 +39,7 @@ struct Shared {
 
 impl Proxy {
     /// A proxy on a free port, in front of a port of the loopback. Nobody has to listen there yet.
-    pub(super) fn start(target_port: u16) -> Self {
+    pub fn start(target_port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
@@ -51,19 +63,19 @@ impl Proxy {
     }
 
     /// `host:port` of the proxy.
-    pub(super) fn address(&self) -> String {
+    pub fn address(&self) -> String {
         self.address.to_string()
     }
 
     /// Breaks every open connection. New ones are accepted.
-    pub(super) fn cut(&self) {
+    pub fn cut(&self) {
         for stream in self.shared.open.lock().unwrap().drain(..) {
             drop(stream.shutdown(Shutdown::Both));
         }
     }
 
     /// Holds back every byte from now on, or no longer. Both ends believe that they are connected.
-    pub(super) fn stall(&self, stalled: bool) {
+    pub fn stall(&self, stalled: bool) {
         *self.shared.stalled.lock().unwrap() = stalled;
         self.shared.changed.notify_all();
     }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use caju_tests::chaos::proxy::{Proxy, free_port};
 use caju_tests::pipeline::Report;
 use caju_tests::{Cluster, Pipeline, Process, caju_in};
 use serde_json::{Value, json};
@@ -154,6 +155,36 @@ fn without_its_state_a_running_epoch_fails_as_data_loss_and_the_service_goes_on(
         caju_in(p.folder(), &["cache", "verify", "--cache", &url]).expect_code(0);
         cluster.stop();
     }
+}
+
+/// A proxy accepts connections for a worker that is dead, and closes them at once.
+#[test]
+fn workers_behind_proxies_that_die_together_are_waited_for() {
+    let cluster = Cluster::start(0);
+    let ports = [free_port(), free_port()];
+    let proxies = ports.map(Proxy::start);
+    let add = |cluster: &Cluster, i: usize| {
+        let (listen, advertise) = (format!("127.0.0.1:{}", ports[i]), proxies[i].address());
+        let mut args = vec!["worker", "--dispatcher", cluster.address(), "--listen", &listen];
+        args.extend(["--advertise", &advertise, "--cpu-threads", "1", "--connect-timeout", "60s"]);
+        Process::caju(cluster.folder(), &args)
+    };
+    let workers = [add(&cluster, 0), add(&cluster, 1)];
+    workers.iter().for_each(|w| drop(w.first_line()));
+    let p = slow();
+    let read = cluster.start_read(&p, &["--report", "r.json"]);
+    cluster.wait_for_status("rows", |s| rows_made(s).filter(|rows| *rows > 0));
+    for worker in workers {
+        worker.signal("KILL");
+        worker.wait_for_end();
+    }
+    let again = add(&cluster, 0);
+    read.wait().expect_code(0);
+    let report = Report::load(&p.folder().join("r.json"));
+    assert_eq!((report.rows(), report.checksums()), (vec![ROWS], known()));
+    again.signal("TERM");
+    again.wait_at_most(Duration::from_secs(40)).expect_code(0);
+    cluster.stop();
 }
 
 #[test]

@@ -43,7 +43,7 @@ pub(crate) struct StoreArgs {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConnectionArgs {
     /// The most open connections. Each takes a file descriptor
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) connections: u32,
     /// The most concurrent calls of one gRPC connection
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]

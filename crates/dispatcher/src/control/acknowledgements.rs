@@ -255,8 +255,8 @@ fn why(iteration: &Iteration) -> String {
         .iter()
         .map(|r| match r.unknown {
             true => format!(
-                "{} of this job vanished after its user had taken rows, before it had reported them to the dispatcher, which was \
-                 restarted, which ones: some of them come twice",
+                "{} of this job vanished after its user had taken rows, and before it had reported them to the dispatcher, \
+                 which was restarted: some of them come twice",
                 r.client
             ),
             false => format!(

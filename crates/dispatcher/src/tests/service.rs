@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 use super::fake::{FakeCatalog, open_request, run};
 use crate::{Dispatcher, DispatcherConfig, DispatcherHandle, Timers};
 
-async fn start(config: DispatcherConfig) -> (DispatcherHandle, String) {
+pub(super) async fn start(config: DispatcherConfig) -> (DispatcherHandle, String) {
     let handle = Dispatcher::start(config, Arc::new(FakeCatalog::default())).await.unwrap();
     let url = format!("http://{}", handle.address());
     (handle, url)
 }
 
-fn fast() -> DispatcherConfig {
+pub(super) fn fast() -> DispatcherConfig {
     let ms = Duration::from_millis;
     let timers = Timers {
         heartbeat: ms(50),
