@@ -5,6 +5,7 @@
 
 #[cfg(test)]
 mod fixtures;
+mod modes;
 mod ticket;
 mod version;
 
@@ -24,6 +25,7 @@ pub mod v1 {
     tonic::include_proto!("caju.v1");
 }
 
+pub use modes::{MODES, mode_from_name, mode_names};
 pub use prost::bytes::Bytes;
 pub use ticket::ticket;
 pub use version::{

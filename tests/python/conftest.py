@@ -86,14 +86,15 @@ class Server:
 class Cluster:
     """A dispatcher and workers that may read anything."""
 
-    def __init__(self, caju, folder, workers):
+    def __init__(self, caju, folder, workers, *args):
         self.caju, self.folder = caju, folder
         self.servers = []
-        self.dispatcher = self.start("dispatcher", "--heartbeat", "100ms", "--worker-timeout", "2s")
+        self.dispatcher = self.start("dispatcher", "--heartbeat", "100ms", "--worker-timeout", "2s", *args)
         self.workers = [self.add_worker() for _ in range(workers)]
 
     def start(self, role, *args):
-        server = Server(self.caju, self.folder, role, "--listen", "127.0.0.1:0", "--allow", "/", "--allow-write", "/", *args)
+        listen = [] if "--listen" in args else ["--listen", "127.0.0.1:0"]
+        server = Server(self.caju, self.folder, role, *listen, "--allow", "/", "--allow-write", "/", *args)
         self.servers.append(server)
         return server
 
@@ -134,10 +135,10 @@ def cluster(caju, tmp_path):
     """Starts clusters: `cluster(workers=2)`. Whatever a test leaves running is killed."""
     started = []
 
-    def start(workers=2):
+    def start(workers=2, *args):
         folder = tmp_path / f"cluster-{len(started)}"
         folder.mkdir()
-        started.append(Cluster(caju, folder, workers))
+        started.append(Cluster(caju, folder, workers, *args))
         return started[-1]
 
     yield start

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
 use caju_autocache::HintDef;
-use caju_engine::SetBase;
+use caju_engine::{ListingDigest, SetBase, Shard};
 use caju_runtime::Stores;
 use caju_types::{Fingerprint, Result};
 use futures::stream::BoxStream;
@@ -35,6 +35,19 @@ pub trait Catalog: Send + Sync + 'static {
 /// Makes a stream of splits, each as JSON, in canonical order; found lazily while it is polled.
 pub type ListSplits = Arc<dyn Fn() -> BoxStream<'static, Result<String>> + Send + Sync>;
 
+/// The splits of one shard, as [`ListSplits`] gives them.
+pub struct ShardListing {
+    /// Each split as JSON.
+    pub splits: BoxStream<'static, Result<String>>,
+    /// Whether a `shuffle` has them in another order each epoch.
+    pub permutes: bool,
+    /// Names the listing of the whole source.
+    pub listed: ListingDigest,
+}
+
+/// Makes the listing of a shard.
+pub type ListShards = Arc<dyn Fn(Shard) -> ShardListing + Send + Sync>;
+
 /// A definition with its source found.
 #[derive(Clone)]
 pub struct Bound {
@@ -56,8 +69,10 @@ pub struct Bound {
     pub single_task: bool,
     /// Whether the definition promises an order.
     pub deterministic: bool,
-    /// Whether the order of splits is permuted each epoch; else it is the canonical one.
+    /// The first `shuffle`, if there is one.
     pub shuffle: Option<SplitShuffle>,
+    /// Whether it permutes the order of splits each epoch; else it is the canonical one.
+    pub permutes: bool,
     /// Rows that an epoch may drop under `on_error: skip`; none if rows may not be dropped.
     pub skip_limit: Option<u64>,
     /// Its hints, from the source down.
@@ -68,9 +83,11 @@ pub struct Bound {
     pub random_stages: Vec<String>,
     /// Its splits.
     pub splits: ListSplits,
+    /// Its splits in a static processing mode.
+    pub shards: ListShards,
 }
 
-/// The order of splits is permuted each epoch.
+/// What may permute the order of splits each epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SplitShuffle {
     /// The stage's own seed; the job's if absent.

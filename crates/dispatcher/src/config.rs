@@ -6,6 +6,7 @@ use std::time::Duration;
 use caju_wire::ConnectionLimits;
 
 use crate::journal::JournalKind;
+use crate::workers::WorkerList;
 
 /// What a dispatcher is started with.
 #[derive(Debug, Clone)]
@@ -29,6 +30,9 @@ pub struct DispatcherConfig {
     pub timers: Timers,
     /// How many datasets and jobs are kept.
     pub memory: MemoryLimits,
+    /// The workers that may register, in order: their positions are the shards of the static processing modes. Empty: any
+    /// worker may register, and there are no shards.
+    pub workers: WorkerList,
     /// A folder to record the autocache events of each job in, for `caju plan --replay`; none: they are not recorded.
     pub record_autocache_events: Option<PathBuf>,
 }
@@ -70,6 +74,7 @@ impl Default for DispatcherConfig {
             cache_budget: None,
             timers: Timers::default(),
             memory: MemoryLimits::default(),
+            workers: WorkerList::default(),
             record_autocache_events: None,
         }
     }

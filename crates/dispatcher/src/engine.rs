@@ -7,7 +7,7 @@ use arrow_schema::{Schema, SchemaRef};
 use async_trait::async_trait;
 use caju_autocache::HintDef;
 use caju_cache::SourceListing;
-use caju_engine::{BoundPipeline, SetBase, bind};
+use caju_engine::{BoundPipeline, SetBase, ShardSplits, bind};
 use caju_kernels::Registry;
 use caju_pipeline::{DatasetDef, OnError, StageOp, canonical_text, identity, prefix_fingerprints, reseeded};
 use caju_runtime::{Stores, SystemClock};
@@ -17,7 +17,7 @@ use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use serde_json::Value;
 
-use crate::catalog::{Bound, Catalog, ListSplits, SplitShuffle};
+use crate::catalog::{Bound, Catalog, ListShards, ListSplits, ShardListing, SplitShuffle};
 
 /// Binds definitions with the engine: what a running dispatcher is started with.
 pub struct EngineCatalog {
@@ -203,7 +203,7 @@ impl Catalog for EngineCatalog {
             StageOp::Shuffle { seed, .. } => Some(SplitShuffle { seed: *seed }),
             _ => None,
         });
-        let shuffle = shuffle.filter(|_| bound.shuffles_splits());
+        let permutes = bound.shuffles_splits();
         Ok(Bound {
             name: def.name.clone(),
             fingerprint: bound.fingerprint(),
@@ -215,6 +215,7 @@ impl Catalog for EngineCatalog {
             single_task: bound.single_task(),
             deterministic: def.options.deterministic,
             shuffle,
+            permutes,
             skip_limit: match def.options.on_error {
                 OnError::Fail => None,
                 OnError::Skip { limit } => Some(limit),
@@ -222,6 +223,7 @@ impl Catalog for EngineCatalog {
             random_stages: bound.random_stages(),
             hints,
             set_bases,
+            shards: list_shards(&bound),
             splits: match recorded {
                 Some(listing) => Arc::new(move || stream::iter(listing.splits.clone()).map(Ok).boxed()),
                 None => list(Arc::clone(&bound), self.recorder(&def, &bound)),
@@ -253,12 +255,22 @@ impl std::fmt::Debug for EngineCatalog {
     }
 }
 
+fn list_shards(bound: &Arc<BoundPipeline>) -> ListShards {
+    let bound = Arc::clone(bound);
+    Arc::new(move |shard| {
+        let ShardSplits { splits, permutes, listed } = bound.shard_splits(shard);
+        ShardListing { splits: splits.and_then(text).boxed(), permutes, listed }
+    })
+}
+
+/// A split as JSON.
+fn text(split: Split) -> futures::future::Ready<Result<String>> {
+    let json = serde_json::to_string(&split);
+    futures::future::ready(json.map_err(|e| Error::internal(format!("a split as JSON: {e}"))))
+}
+
 fn list(bound: Arc<BoundPipeline>, recorder: Option<ListingRecorder>) -> ListSplits {
     Arc::new(move || {
-        let text = |split| {
-            let json = serde_json::to_string(&split);
-            futures::future::ready(json.map_err(|e| Error::internal(format!("a split as JSON: {e}"))))
-        };
         let splits = bound.splits().and_then(text).boxed();
         match recorder.clone() {
             Some(recorder) => recorder.record(splits),

@@ -12,7 +12,7 @@ use arrow_flight::{
     HandshakeRequest, HandshakeResponse, PollInfo, PutResult, SchemaAsIpc, SchemaResult, Ticket,
 };
 use arrow_schema::SchemaRef;
-use caju_proto::to_status;
+use caju_proto::{mode_from_name, mode_names, to_status};
 use caju_types::{DatasetId, Error, Result, WorkerId, did_you_mean, shortened};
 use futures::stream::BoxStream;
 use serde_json::{Map, Value, json};
@@ -99,9 +99,9 @@ fn parse_command(descriptor: &FlightDescriptor) -> Result<Map<String, Value>> {
             return Err(Error::invalid(format!("`{key}` of the command is no whole number from 0 on")));
         }
     }
-    for (key, expected) in [("job", "a string"), ("mode", "`dynamic` or `off`")] {
+    for (key, expected) in [("job", "a string"), ("mode", &*format!("one of {}", mode_names()))] {
         let fine = |v: &Value| match (key, v.as_str()) {
-            ("mode", Some(mode)) => ["dynamic", "off"].contains(&mode),
+            ("mode", Some(mode)) => mode_from_name(mode).is_some(),
             (_, text) => text.is_some() || v.is_null(),
         };
         if command.get(key).is_some_and(|v| !fine(v)) {

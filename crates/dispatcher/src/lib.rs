@@ -36,9 +36,11 @@ mod splits;
 pub mod state;
 #[cfg(test)]
 mod tests;
+mod workers;
 
-pub use catalog::{Bound, Catalog, ListSplits, SplitShuffle};
+pub use catalog::{Bound, Catalog, ListShards, ListSplits, ShardListing, SplitShuffle};
 pub use config::{DispatcherConfig, MemoryLimits, Timers};
 pub use control::Saves;
 pub use engine::EngineCatalog;
 pub use server::{Dispatcher, DispatcherHandle};
+pub use workers::WorkerList;

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use caju_cache::CacheOptions;
 use caju_client::{Client, ClientConfig};
-use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers};
+use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers, WorkerList};
 use caju_kernels::{Limits, Registry};
 use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock};
 use caju_sources::{SourceContext, SourceLimits};
@@ -48,7 +48,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// The settings of a cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterConfig {
-    /// Number of workers. All compute on the same threads.
+    /// Number of workers. All compute on the same threads. In a static processing mode it is the number of shards.
     pub workers: u32,
     /// The CPU threads of all workers.
     pub pool: CpuPool,
@@ -123,6 +123,7 @@ impl Cluster {
             cache_url,
             cache_budget: config.cache.budget_bytes,
             record_autocache_events: config.record_autocache_events.clone(),
+            workers: WorkerList::first(config.workers),
             ..DispatcherConfig::default()
         };
         let dispatcher = Dispatcher::start(dispatcher, catalog).await?;

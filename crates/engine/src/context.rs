@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arrow_array::UInt64Array;
 use caju_pipeline::OnError;
 use caju_runtime::{Clock, CpuPool, budget};
-use caju_sources::Split;
+use caju_sources::{Split, Stride};
 use caju_types::{Error, Result, RowRanges, mix64};
 use caju_wire::{Chunk, Elements, Run};
 use parking_lot::{Mutex, RwLock};
@@ -34,6 +34,8 @@ struct SplitInfo {
     child: usize,
     /// Rows of the split-local output that readers have already.
     done: RowRanges,
+    /// The rows of it that a shard has; none: all.
+    stride: Option<Stride>,
 }
 
 /// Draws of another epoch.
@@ -50,6 +52,8 @@ pub(crate) struct TaskContext {
     epoch: u64,
     /// Under `off`: the worker's slot, which enters the draws of stream stages.
     slot: Option<u32>,
+    /// In a static processing mode: the number of shards, and the task's own.
+    pub(crate) shard: Option<(u64, u64)>,
     on_error: OnError,
     skipped: AtomicU64,
     last_skip: RwLock<Option<Error>>,
@@ -85,6 +89,7 @@ impl TaskContext {
             seed,
             epoch,
             slot,
+            shard: None,
             on_error,
             skipped: AtomicU64::new(0),
             last_skip: RwLock::new(None),
@@ -103,6 +108,16 @@ impl TaskContext {
     /// Sets the memory limits: of a stage while it works on one chunk, and of a `prefetch` stage.
     pub(crate) fn within(self, chunk_bytes: u64, buffer_bytes: usize) -> Self {
         Self { chunk_bytes, buffer_bytes, ..self }
+    }
+
+    /// Sets the number of shards, and the task's own.
+    pub(crate) fn with_shard(self, shard: Option<(u64, u64)>) -> Self {
+        Self { shard, ..self }
+    }
+
+    /// The rows of a split that belong to the shard that it was leased for; none: all.
+    pub(crate) fn stride_of(&self, split: u64) -> Option<Stride> {
+        self.splits.read().get(&split).and_then(|i| i.stride)
     }
 
     /// The key that all draws of one repetition of the source share.
@@ -143,6 +158,7 @@ impl TaskContext {
             place: split.describe().into(),
             child: split.child.first().map_or(0, |&c| c as usize),
             done,
+            stride: split.stride,
         };
         self.splits.write().insert(index, info);
     }

@@ -342,6 +342,13 @@ pub enum StageOp {
     Take(u64),
     /// All but the first n elements, in canonical order.
     Skip(u64),
+    /// Every n-th element, in canonical order: those whose number, divided by `num_shards`, leaves the remainder `index`.
+    Shard {
+        /// The number of shards; none (`HINT`): in processing mode `hint` the number of configured workers.
+        num_shards: Option<u64>,
+        /// The shard; none (`HINT`): the worker's position. Without effect if `num_shards` is `HINT`.
+        index: Option<u64>,
+    },
     /// Makes one element of n rows.
     Batch {
         /// Rows per batch.
@@ -393,7 +400,7 @@ pub enum Cost {
 
 impl StageOp {
     /// The names of all stages in pipeline files, in the order of the documentation.
-    pub const NAMES: [&'static str; 21] = [
+    pub const NAMES: [&'static str; 22] = [
         "parse_example",
         "map",
         "with_columns",
@@ -410,6 +417,7 @@ impl StageOp {
         "repeat",
         "take",
         "skip",
+        "shard",
         "batch",
         "padded_batch",
         "bucket_by_length",
@@ -436,6 +444,7 @@ impl StageOp {
             StageOp::Repeat(_) => "repeat",
             StageOp::Take(_) => "take",
             StageOp::Skip(_) => "skip",
+            StageOp::Shard { .. } => "shard",
             StageOp::Batch { .. } => "batch",
             StageOp::PaddedBatch { .. } => "padded_batch",
             StageOp::BucketByLength { .. } => "bucket_by_length",
@@ -452,6 +461,7 @@ impl StageOp {
                 | StageOp::Repeat(_)
                 | StageOp::Take(_)
                 | StageOp::Skip(_)
+                | StageOp::Shard { .. }
                 | StageOp::Batch { .. }
                 | StageOp::PaddedBatch { .. }
                 | StageOp::BucketByLength { .. }

@@ -131,6 +131,10 @@ fn stage(op: &StageOp) -> String {
         StageOp::Repeat(Some(n)) => format!("{n} times"),
         StageOp::Take(n) => format!("the first {n}"),
         StageOp::Skip(n) => format!("all but the first {n}"),
+        StageOp::Shard { num_shards: None, .. } => "the worker's shard".to_owned(),
+        StageOp::Shard { num_shards: Some(n), index } => {
+            format!("shard {} of {n}", index.map_or_else(|| "HINT".to_owned(), |i| i.to_string()))
+        }
         StageOp::Batch { size, drop_remainder } => format!("{size} rows, {}", remainder(*drop_remainder)),
         StageOp::PaddedBatch { size, drop_remainder, lengths, .. } => {
             let fixed: String = lengths.iter().map(|(name, n)| format!(", {name} to {n}")).collect();

@@ -42,7 +42,8 @@ impl SavedForm {
         };
         form.def.options.deterministic = false;
         // These stages count elements: all stages above them have to stay.
-        let counted = def.stages.iter().rposition(|s| matches!(s.op, StageOp::Take(_) | StageOp::Skip(_)));
+        let counts = |op: &StageOp| matches!(op, StageOp::Take(_) | StageOp::Skip(_) | StageOp::Shard { .. });
+        let counted = def.stages.iter().rposition(|s| counts(&s.op));
         let counted = counted.map_or(0, |i| i + 1);
         if counted == 0
             && let SourceDef::Sample { datasets, .. } = &def.source

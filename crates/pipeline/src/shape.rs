@@ -66,6 +66,11 @@ impl DatasetDef {
         self.ops().position(|op| !op.is_split_local()).unwrap_or(self.stages.len())
     }
 
+    /// Whether some `shard` leaves its numbers to the processing mode `hint`.
+    pub fn has_shard_hint(&self) -> bool {
+        self.ops().any(|op| matches!(op, StageOp::Shard { num_shards: None, .. }))
+    }
+
     /// Whether an epoch never ends: an endless `repeat` without a `take` below it.
     pub fn is_endless(&self) -> bool {
         self.ops().fold(false, |endless, op| match op {

@@ -32,6 +32,9 @@ pub(crate) const FEATURE_TYPES: &Spellings<ColumnType> = &[
     ("float", ColumnType::Float32),
 ];
 
+/// A number of `shard` that the processing mode `hint` gives.
+pub(crate) const HINT: &str = "HINT";
+
 pub(crate) const COMPRESSIONS: &Spellings<Compression> = &[
     ("auto", Compression::Auto),
     ("none", Compression::None),
@@ -78,6 +81,7 @@ pub(crate) fn stage_example(name: &str) -> &'static str {
         "repeat" => "repeat: 3",
         "take" => "take: 1000",
         "skip" => "skip: 1000",
+        "shard" => "shard: { num_shards: 5, index: 1 }",
         "batch" => "batch: { size: 256, drop_remainder: true }",
         "padded_batch" => "padded_batch: { size: 32, lengths: { tokens: 128 } }",
         "bucket_by_length" => {

@@ -10,7 +10,7 @@ use crate::def::{
     ColumnType, Cost, DatasetDef, FileFormat, FileSource, OnError, PythonFunction, SourceDef, StageDef,
     StageOp,
 };
-use crate::spelling::duration_text;
+use crate::spelling::{HINT, duration_text};
 
 impl DatasetDef {
     /// The JSON form, which is sent to the dispatcher and stored in manifests. [`DatasetDef::from_json`] reads it back to an
@@ -202,6 +202,9 @@ pub(crate) fn arguments(op: &StageOp) -> Value {
         },
         StageOp::Repeat(count) => json!(count),
         StageOp::Take(count) | StageOp::Skip(count) => json!(count),
+        StageOp::Shard { num_shards, index } => {
+            json!({ "num_shards": number_or_hint(*num_shards), "index": number_or_hint(*index) })
+        }
         StageOp::Batch { size, drop_remainder } => json!({ "size": size, "drop_remainder": drop_remainder }),
         StageOp::PaddedBatch { size, drop_remainder, lengths, values } => {
             padded_batch(*size, *drop_remainder, lengths, values)
@@ -216,6 +219,10 @@ pub(crate) fn arguments(op: &StageOp) -> Value {
         StageOp::Unbatch => Value::Null,
         StageOp::Prefetch(n) => json!(n),
     }
+}
+
+fn number_or_hint(number: Option<u64>) -> Value {
+    number.map_or_else(|| HINT.into(), Value::from)
 }
 
 fn padded_batch(

@@ -6,7 +6,8 @@ use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use caju_client::{ClientConfig, DatasetRef, Element, LostReaders, Monitor, ReadRequest, SaveTo};
 use caju_pipeline::DatasetDef;
-use caju_proto::v1::{ProcessingMode, TargetWorkers};
+use caju_proto::v1::TargetWorkers;
+use caju_proto::{mode_from_name, mode_names};
 use caju_types::{Error, IterationId, Result};
 use caju_wire::schema_to_ipc;
 use parking_lot::Mutex;
@@ -79,13 +80,9 @@ impl Client {
             (None, Some(id)) => DatasetRef::Registered(id),
             _ => return Err(exception(py, &Error::invalid("give a definition or the id of one"))),
         };
-        let mode = match mode {
-            "dynamic" => ProcessingMode::Dynamic,
-            "off" => ProcessingMode::Off,
-            other => {
-                let why = format!("processing_mode `{other}`: say \"dynamic\" or \"off\"");
-                return Err(exception(py, &Error::invalid(why)));
-            }
+        let Some(mode) = mode_from_name(mode) else {
+            let why = format!("processing_mode `{mode}`: it is one of {}", mode_names());
+            return Err(exception(py, &Error::invalid(why)));
         };
         let request = ReadRequest {
             job: job.to_owned(),

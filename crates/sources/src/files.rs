@@ -140,7 +140,16 @@ fn partition_error(url: &str, column: &str) -> Error {
 /// A split of a file.
 pub(crate) fn file_split(file: &FileRef, range: SplitRange, rows: Option<u64>) -> Split {
     let key = split_key(Some(file), &range);
-    Split { child: Vec::new(), repetition: 0, key, file: Some(file.clone()), range, rows, trim: None }
+    Split {
+        child: Vec::new(),
+        repetition: 0,
+        key,
+        file: Some(file.clone()),
+        range,
+        rows,
+        trim: None,
+        stride: None,
+    }
 }
 
 /// Cuts a file into byte ranges of about `split_bytes` (the last one has half to one and a half of it);

@@ -65,6 +65,7 @@ fn split(rows: Option<u64>) -> Split {
         range: SplitRange::RowGroups { first: 2, count: 3 },
         rows,
         trim: None,
+        stride: None,
     }
 }
 

@@ -46,7 +46,7 @@ fn split_of(files: Vec<FileRef>) -> Split {
     let rows = Some(files.len() as u64);
     let range = SplitRange::Files(files);
     let key = split_key(None, &range);
-    Split { child: Vec::new(), repetition: 0, key, file: None, range, rows, trim: None }
+    Split { child: Vec::new(), repetition: 0, key, file: None, range, rows, trim: None, stride: None }
 }
 
 /// The name of the folder that a file lies in. A URL escapes a `%` in it.

@@ -29,6 +29,7 @@ mod read_observer;
 mod record_scan;
 #[cfg(test)]
 mod s3_tests;
+mod shard;
 mod sniff;
 mod source;
 mod split;
@@ -52,5 +53,6 @@ pub use inline_table::{InlineTable, register_inline_table};
 pub use listing_cache::ListingCache;
 pub use open::open_source;
 pub use read_observer::{ReadObserver, with_read_observer};
+pub use shard::{ShardBy, by_file, has_files};
 pub use source::{ReadOptions, RowPredicate, RowTest, SkipFn, Source, child_split};
-pub use split::{FileRef, FileVersion, KeyHasher, Split, SplitRange, split_key};
+pub use split::{FileRef, FileVersion, KeyHasher, Split, SplitRange, Stride, split_key};

@@ -206,6 +206,7 @@ fn splits_of(url: &str, meta: &PartMeta, copy: u64) -> Vec<Split> {
             range,
             rows: Some(rows),
             trim: None,
+            stride: None,
         }
     };
     if meta.chunks.len() < 2 {

@@ -56,6 +56,7 @@ fn row_split(key: KeyHasher, start: u64, end: u64) -> Split {
         range,
         rows: Some(end - start),
         trim: None,
+        stride: None,
     }
 }
 

@@ -30,6 +30,31 @@ pub struct Split {
     /// row it then returns has ordinal `skip`. The key does not change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trim: Option<(u64, u64)>,
+    /// Only some of these rows: those of one shard. The engine honours it; a source reads all rows. The key does not change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stride: Option<Stride>,
+}
+
+/// Every n-th row of a split, by the rows' ordinals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stride {
+    /// The remainder of the ordinals of these rows, divided by `step`.
+    pub first: u64,
+    /// The number of shards; at least 1.
+    pub step: u64,
+}
+
+impl Stride {
+    /// The rows of shard `index` of `step`, in a split whose row with ordinal 0 is row `offset` of the dataset.
+    pub fn of(step: u64, index: u64, offset: u64) -> Self {
+        let step = step.max(1);
+        Self { first: (index % step + step - offset % step) % step, step }
+    }
+
+    /// Whether the row with this ordinal is one of them.
+    pub fn has(&self, ordinal: u64) -> bool {
+        ordinal % self.step.max(1) == self.first
+    }
 }
 
 impl Split {
@@ -266,6 +291,18 @@ mod tests {
     }
 
     #[test]
+    fn a_stride_goes_on_across_splits() {
+        // Splits of 7, 3 and 10 rows: shard 3 of 5 has rows 3, 8, 13 and 18 of all.
+        let (mut offset, mut found) = (0, Vec::new());
+        for rows in [7, 3, 10] {
+            let stride = Stride::of(5, 3, offset);
+            found.extend((0..rows).filter(|o| stride.has(*o)).map(|o| offset + o));
+            offset += rows;
+        }
+        assert_eq!(found, [3, 8, 13, 18]);
+    }
+
+    #[test]
     fn splits_survive_json() {
         let split = Split {
             child: vec![1],
@@ -275,6 +312,7 @@ mod tests {
             range: SplitRange::Bytes { start: 1, end: 9 },
             rows: None,
             trim: Some((1, 2)),
+            stride: Some(Stride { first: 1, step: 5 }),
         };
         let text = serde_json::to_string(&split).unwrap();
         assert_eq!(serde_json::from_str::<Split>(&text).unwrap(), split);

@@ -142,8 +142,16 @@ impl Source for Zipped {
             }
             let range = SplitRange::Zipped(parts);
             let key = KeyHasher::new("zip").range(&range).finish();
-            let split =
-                Split { child: Vec::new(), repetition: 0, key, file: None, range, rows: Some(rows), trim: None };
+            let split = Split {
+                child: Vec::new(),
+                repetition: 0,
+                key,
+                file: None,
+                range,
+                rows: Some(rows),
+                trim: None,
+                stride: None,
+            };
             Ok(Some((split, sides)))
         })
         .boxed()

@@ -12,7 +12,7 @@ use arrow_flight::{
     HandshakeResponse, PollInfo, PutResult, SchemaResult, Ticket,
 };
 use arrow_schema::SchemaRef;
-use caju_proto::{Bytes, to_status, v1};
+use caju_proto::{Bytes, mode_from_name, to_status, v1};
 use caju_types::{ClientId, Error, Result, TaskId, WorkerId};
 use caju_wire::{Dispatcher, ElementCursor, Run, schema_from_ipc};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
@@ -79,11 +79,8 @@ impl FlightOnWorker {
             Some(definition @ Value::Object(_)) => (String::new(), definition.to_string()),
             _ => return Err(bad("names no pipeline")),
         };
-        let mode = match value.get("mode").and_then(Value::as_str) {
-            Some("off") => v1::ProcessingMode::Off,
-            Some("dynamic") => v1::ProcessingMode::Dynamic,
-            _ => v1::ProcessingMode::Unspecified,
-        };
+        let mode = value.get("mode").and_then(Value::as_str).and_then(mode_from_name);
+        let mode = mode.unwrap_or(v1::ProcessingMode::Unspecified);
         let seed = value.get("seed").and_then(Value::as_u64);
         let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_string();
         Ok(v1::OpenIterationRequest {

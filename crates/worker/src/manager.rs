@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use caju_cache::Cache;
-use caju_engine::{SplitModes, TaskOptions, run_task};
+use caju_engine::{Shard, SplitModes, TaskOptions, run_task};
 use caju_proto::{ticket, v1};
 use caju_runtime::{CpuPool, Tasks, caught};
 use caju_types::{ClientId, Error, ErrorKind, IterationId, Result, Secret, TaskId};
@@ -19,7 +19,7 @@ use crate::caches::Caches;
 use crate::config::WorkerConfig;
 use crate::feed::DispatcherFeed;
 use crate::identity::{Identity, Registration};
-use crate::pipelines::Pipelines;
+use crate::pipelines::{Pipelines, shard_by};
 use crate::running::{Attachment, Beside, Finished, Profiled, RunningTask};
 
 /// Ended tasks that are remembered for late readers.
@@ -219,7 +219,7 @@ impl Manager {
         let feed = DispatcherFeed::new(Arc::clone(&self.identity), id, self.config.dispatcher_timeout);
         let group = self.group.child();
         let schema = pipeline.schema();
-        let mut options = self.options(&def);
+        let mut options = self.options(&def)?;
         options.cache = self.cache(&def).await?;
         options.probe = def.profile;
         options.probe_to_end = def.profile_only;
@@ -270,18 +270,23 @@ impl Manager {
         Ok(running)
     }
 
-    fn options(&self, def: &v1::TaskDef) -> TaskOptions {
+    fn options(&self, def: &v1::TaskDef) -> Result<TaskOptions> {
         let mut options = TaskOptions::new(self.pool.clone(), Arc::clone(&self.config.clock));
         options.job.clone_from(&def.job);
         options.seed = def.seed;
         options.epoch = def.epoch;
         options.slot = (def.mode() == v1::ProcessingMode::Off).then_some(def.worker_slot);
+        options.shard = shard_by(def)?.map(|by| Shard {
+            by,
+            num_shards: u64::from(def.num_shards.max(1)),
+            index: u64::from(def.shard_index),
+        });
         options.deterministic = def.deterministic;
         options.one_at_a_time = Arc::clone(&self.one_at_a_time);
         if let Some(rows) = self.config.batch_rows {
             options.batch_rows = rows;
         }
-        options
+        Ok(options)
     }
 
     /// The cache of a task; without it everything is computed.

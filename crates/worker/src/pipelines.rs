@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use caju_engine::{BoundPipeline, Hints, bind_with};
+use caju_engine::{BoundPipeline, Hints, ShardBy, bind_with};
 use caju_kernels::Registry;
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::TaskDef;
@@ -35,7 +35,7 @@ impl Pipelines {
     pub(crate) async fn get(&self, task: &TaskDef) -> Result<Arc<BoundPipeline>> {
         // A fingerprint does not cover the location of the data, so it does not identify a dataset.
         let key = hash128(task.definition_json.as_bytes()) ^ hash128(&task.source_schema_ipc).rotate_left(64);
-        let key = key ^ u128::from(task.caching);
+        let key = key ^ u128::from(task.caching) ^ hash128(task.shard_by.as_bytes()).rotate_left(32);
         if let Some(found) = self.find(key) {
             return Ok(found);
         }
@@ -44,7 +44,8 @@ impl Pipelines {
         let def = self.registry.run_isolated("reading the definition", read).await?;
         let schema = schema_from_ipc(&task.source_schema_ipc)?.filter(|s| !s.fields().is_empty());
         let hints = if task.caching { Hints::Active } else { Hints::Ignored };
-        let bound = Arc::new(bind_with(&def, &self.registry, &self.ctx, schema, hints).await?);
+        let bound =
+            Arc::new(bind_with(&def, &self.registry, &self.ctx, schema, hints, shard_by(task)?).await?);
         let ours = bound.fingerprint().to_string();
         if !task.fingerprint.is_empty() && ours != task.fingerprint {
             return Err(Error::failed_precondition(format!(
@@ -69,4 +70,20 @@ impl Pipelines {
         kept.push_back(found);
         Some(pipeline)
     }
+}
+
+/// What the task's processing mode divides; none: nothing.
+///
+/// # Errors
+/// `FailedPrecondition` for a mode that this version does not know.
+pub(crate) fn shard_by(task: &TaskDef) -> Result<Option<ShardBy>> {
+    if task.shard_by.is_empty() {
+        return Ok(None);
+    }
+    ShardBy::from_name(&task.shard_by).map(Some).ok_or_else(|| {
+        Error::failed_precondition(format!(
+            "this worker does not know shards by `{}`; run the same version of caju as the dispatcher",
+            task.shard_by
+        ))
+    })
 }

@@ -10,7 +10,7 @@ mod service;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use caju_proto::v1::TargetWorkers;
+use caju_proto::v1::{ProcessingMode, TargetWorkers};
 use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -128,6 +128,29 @@ pub(crate) enum Mode {
     Dynamic,
     /// Every worker runs the whole pipeline
     Off,
+    /// Each of n workers has every n-th file of the source
+    File,
+    /// Each of n workers has every n-th row
+    Data,
+    /// By file if there are at least n files, else by row
+    #[value(name = "file_or_data", alias = "file-or-data")]
+    FileOrData,
+    /// Each of n workers has its shard where the pipeline has a `shard` with HINT
+    Hint,
+}
+
+impl Mode {
+    /// The mode in a request.
+    pub(crate) fn to_proto(self) -> ProcessingMode {
+        match self {
+            Mode::Dynamic => ProcessingMode::Dynamic,
+            Mode::Off => ProcessingMode::Off,
+            Mode::File => ProcessingMode::File,
+            Mode::Data => ProcessingMode::Data,
+            Mode::FileOrData => ProcessingMode::FileOrData,
+            Mode::Hint => ProcessingMode::Hint,
+        }
+    }
 }
 
 fn policy(text: &str) -> Result<String, String> {
@@ -150,7 +173,7 @@ pub(crate) struct EpochArgs {
     /// Seed of everything random. By default the pipeline's own, else 0
     #[arg(long, value_name = "S")]
     pub(crate) seed: Option<u64>,
-    /// Whether workers share the rows, or each computes all of them
+    /// How the rows are divided among the workers. With `caju read`, all but dynamic and off need the dispatcher's --workers
     #[arg(long, value_name = "MODE", default_value = "dynamic")]
     pub(crate) processing_mode: Mode,
     /// Policy that decides at which autocache() rows are stored: auto, compute, source, full, hint:NAME or cachew. auto

@@ -141,6 +141,10 @@ pub(crate) struct DispatcherArgs {
     /// How long an unused job, with its finished epochs, and an unused dataset without a name are remembered
     #[arg(long, value_name = "TIME", default_value = "168h", value_parser = duration)]
     pub(crate) forget_after: Duration,
+    /// The workers that may register, in order: worker k of n has shard k of n in the processing modes file, data,
+    /// file_or_data and hint. A port may be %port% (any port), and * is any address. Without it any worker may register
+    #[arg(long, value_name = "HOST:PORT,...", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) workers: Vec<String>,
     /// Folder to record the autocache events of each job in, for `caju plan --replay`
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) record_autocache_events: Option<PathBuf>,

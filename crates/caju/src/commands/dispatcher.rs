@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use caju_dispatcher::{Dispatcher, DispatcherConfig, EngineCatalog, MemoryLimits, Timers};
+use caju_dispatcher::{Dispatcher, DispatcherConfig, EngineCatalog, MemoryLimits, Timers, WorkerList};
 use caju_embedded::SaveDriver;
 use caju_runtime::IoCounters;
 use caju_sources::{SourceContext, SourceLimits};
@@ -48,6 +48,7 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
             jobs: args.max_jobs as usize,
             forget_after: args.forget_after,
         },
+        workers: WorkerList::new(args.workers.clone()).map_err(|e| e.context("--workers"))?,
         record_autocache_events: args.record_autocache_events.clone(),
     };
     let stores = shared::server_stores(&args.stores)?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use arrow_array::RecordBatch;
 use caju_client::{Client, DatasetRef, LostReaders, Monitor, ReadRequest, Reader};
 use caju_pipeline::DatasetDef;
-use caju_proto::v1::{IoStats, JobStatus, ProcessingMode, TargetWorkers};
+use caju_proto::v1::{IoStats, JobStatus, TargetWorkers};
 use caju_runtime::{CpuPool, IoCounters, cpu_time, peak_rss_bytes};
 use caju_types::{Error, Result};
 use caju_wire::Chunk;
@@ -17,7 +17,7 @@ use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 
 use super::announce::DecisionAnnouncer;
-use crate::cli::{EpochArgs, Mode};
+use crate::cli::EpochArgs;
 use crate::progress::{Progress, State};
 use crate::report::{EpochReport, RunReport, SplitsReport};
 
@@ -138,17 +138,13 @@ impl Epochs<'_> {
     }
 
     fn request(&self, epoch: u64) -> ReadRequest {
-        let mode = match self.args.processing_mode {
-            Mode::Dynamic => ProcessingMode::Dynamic,
-            Mode::Off => ProcessingMode::Off,
-        };
         let dataset = DatasetRef::Definition(Box::new(self.def.clone()));
         ReadRequest {
             dataset,
             job: self.job.clone(),
             epoch,
             seed: self.args.seed,
-            mode,
+            mode: self.args.processing_mode.to_proto(),
             policy: self.args.policy.clone().unwrap_or_default(),
             encoding: self.args.encoding.clone().unwrap_or_default(),
             epochs: self.args.horizon.unwrap_or(0).max(self.args.epochs),

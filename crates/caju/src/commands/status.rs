@@ -237,12 +237,13 @@ fn as_json(s: &GetStatusResponse) -> Value {
         .iter()
         .map(|w| {
             json!({"worker_id": w.worker_id, "address": w.address, "tags": w.tags, "cores": w.cores,
-               "silent_s": w.silent_s, "state": w.state, "tasks": w.tasks})
+               "silent_s": w.silent_s, "state": w.state, "tasks": w.tasks, "slot": w.slot})
         })
         .collect();
     let jobs: Vec<Value> = s.jobs.iter().map(job_json).collect();
     json!({"schema": "caju.status/v1", "version": s.version, "uptime_s": s.uptime_s, "workers": workers,
-           "jobs": jobs, "saves": s.saves.iter().map(super::save::as_json).collect::<Vec<_>>(), "cache_url": s.cache_url, "journal": s.journal})
+           "jobs": jobs, "saves": s.saves.iter().map(super::save::as_json).collect::<Vec<_>>(), "cache_url": s.cache_url, "journal": s.journal,
+           "configured_workers": s.configured_workers})
 }
 
 fn job_json(j: &JobStatus) -> Value {
@@ -264,6 +265,7 @@ fn job_json(j: &JobStatus) -> Value {
            "epoch": j.epoch, "state": j.state, "mode": j.mode, "splits_total": j.splits_total,
            "splits_leased": j.splits_leased, "clients": j.clients, "tasks": j.tasks, "failure": failure,
            "bottleneck": j.bottleneck, "stages": stages, "policy": j.policy, "caching": j.caching,
+           "shard_by": Some(&j.shard_by).filter(|by| !by.is_empty()), "num_shards": j.num_shards,
            "modes": modes_json(j), "io": io_json(j), "rows_skipped": j.rows_skipped, "first_skips": j.first_skips,
            "decision": document(&j.decision_json), "profile": document(&j.profile_json)})
 }

@@ -241,6 +241,7 @@ pub(super) fn task_infos(state: &State, iteration: &Iteration, client: ClientId)
         address: state.workers.get(&t.worker).map(|w| w.address.clone()).unwrap_or_default(),
         ended: t.is_over(),
         lost: t.is_lost(),
+        slot: t.feed.0,
         ticket: t.secret.map(|s| ticket(&s, client).to_vec().into()).unwrap_or_default(),
     };
     iteration.tasks_for(client).map(info).collect()

@@ -1,6 +1,7 @@
 //! One listing of splits.
 
 use caju_autocache::{CachePlan, Document};
+use caju_engine::Shard;
 use caju_types::{DatasetId, IterationId};
 
 use crate::splits::Issued;
@@ -14,6 +15,8 @@ pub(super) struct Listing {
     pub(super) job_seed: u64,
     pub(super) epoch: u64,
     pub(super) slot: Option<u32>,
+    /// In a static mode: which splits are listed.
+    pub(super) shard: Option<Shard>,
     pub(super) iteration: IterationId,
     pub(super) plan: Option<Document<CachePlan>>,
 }

@@ -77,6 +77,7 @@ impl Core {
             job_seed: state.jobs.get(&iteration.job).map_or(0, |j| j.seed),
             epoch: iteration.epoch,
             slot: (iteration.mode == Mode::Off).then_some(feed.0),
+            shard: iteration.shard_of(feed),
             iteration: iteration.id,
             plan: iteration.plan.clone(),
         };
@@ -115,8 +116,17 @@ impl Listing {
                 return notify();
             }
         };
+        let shard = self.shard.map(|shard| (bound.shards)(shard));
+        let permutes = shard.as_ref().map_or(bound.permutes, |s| s.permutes);
         let seed = |s: SplitShuffle| s.seed.unwrap_or(self.job_seed);
-        let order = bound.shuffle.map(|s| SplitOrder::new(seed(s), self.epoch, self.slot));
+        let shuffle = bound.shuffle.filter(|_| permutes);
+        let order = shuffle.map(|s| SplitOrder::new(seed(s), self.epoch, self.slot));
+        if let Some(shard) = shard {
+            provider.names_listing(shard.listed);
+            let splits = core.counted(self.iteration, &bound, shard.splits);
+            drop(core);
+            return provider.fill(self.feed, order, splits, self.issued, notify).await;
+        }
         let splits = match sets::plan_of(self.plan.as_ref()) {
             None => core.counted(self.iteration, &bound, (bound.splits)()),
             Some(plan) => match self.with_set(&core, &bound, plan).await {

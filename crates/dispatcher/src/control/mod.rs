@@ -21,6 +21,7 @@ mod reports;
 mod saves;
 pub(crate) mod secrets;
 mod sets;
+mod shards;
 mod silence;
 mod snapshots;
 mod splits;

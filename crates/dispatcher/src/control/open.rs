@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use caju_proto::v1;
+use caju_engine::ShardBy;
+use caju_proto::{mode_names, v1};
 use caju_runtime::random_secret;
 use caju_types::{ClientId, DatasetId, Error, IterationId, JobName, Result, Secret, WorkerId, did_you_mean};
 
@@ -47,6 +48,7 @@ impl Core {
             request.job = self.unique_name(ANONYMOUS);
         }
         let wanted = self.wanted(&request).await?;
+        let shard_by = self.shards_of_new_job(&request, &wanted).await?;
         let (now, unix_ms) = (self.clock.now(), self.unix_ms());
         let (answer, dataset) = self
             .commit(|txn| {
@@ -56,7 +58,7 @@ impl Core {
                         register(self, txn, (**dataset).clone(), None, Some(&JobName(request.job.clone())))?
                     }
                 };
-                let job = get_or_create_job(self, txn, &request, &dataset)?;
+                let job = get_or_create_job(self, txn, &request, &dataset, shard_by)?;
                 let answer = match get_or_create_iteration(self, txn, &request, &job, unix_ms)? {
                     Some(iteration) => self.join(txn, &request, iteration, now)?,
                     None => over(&request, &job),
@@ -76,6 +78,28 @@ impl Core {
             definition_json: dataset.definition_json,
             ..answer
         })
+    }
+
+    /// What the shards of the job divide, if this request makes it.
+    async fn shards_of_new_job(
+        &self,
+        request: &v1::OpenIterationRequest,
+        wanted: &Wanted,
+    ) -> Result<Option<ShardBy>> {
+        let mode = wanted_mode(request)?.unwrap_or(Mode::Dynamic);
+        let name = JobName(request.job.clone());
+        if self.look(|state| state.jobs.contains_key(&name)).await? {
+            return Ok(None);
+        }
+        let (bound, definition) = match wanted {
+            Wanted::Bound(bound, dataset) => (Arc::clone(bound), dataset.definition_json.clone()),
+            Wanted::Known(id) => {
+                let definition =
+                    self.look(|state| find(state, id).map(|d| d.definition_json.clone())).await??;
+                (self.bound(id).await?, definition)
+            }
+        };
+        self.shard_by(mode, &definition, &bound).await
     }
 
     /// Finds or binds the dataset. A definition that the job reads already is not bound again.
@@ -248,9 +272,15 @@ fn wanted_mode(request: &v1::OpenIterationRequest) -> Result<Option<Mode>> {
         Ok(v1::ProcessingMode::Unspecified) => Ok(None),
         Ok(v1::ProcessingMode::Dynamic) => Ok(Some(Mode::Dynamic)),
         Ok(v1::ProcessingMode::Off) => Ok(Some(Mode::Off)),
-        Err(_) => {
-            Err(Error::invalid(format!("processing mode {} is not known; `dynamic` or `off`", request.mode)))
-        }
+        Ok(v1::ProcessingMode::File) => Ok(Some(Mode::File)),
+        Ok(v1::ProcessingMode::Data) => Ok(Some(Mode::Data)),
+        Ok(v1::ProcessingMode::FileOrData) => Ok(Some(Mode::FileOrData)),
+        Ok(v1::ProcessingMode::Hint) => Ok(Some(Mode::Hint)),
+        Err(_) => Err(Error::invalid(format!(
+            "processing mode {} is not known; it is one of {}",
+            request.mode,
+            mode_names()
+        ))),
     }
 }
 
@@ -259,6 +289,7 @@ fn get_or_create_job(
     txn: &mut Txn<'_>,
     request: &v1::OpenIterationRequest,
     dataset: &Dataset,
+    shard_by: Option<ShardBy>,
 ) -> Result<Job> {
     let name = JobName(request.job.clone());
     let mode = wanted_mode(request)?;
@@ -292,15 +323,36 @@ fn get_or_create_job(
         seed: if request.has_seed { request.seed } else { dataset.seed.unwrap_or(0) },
         mode: mode.unwrap_or(Mode::Dynamic),
         anonymous: request.job.starts_with(ANONYMOUS) || save.is_some(),
-        policy: caching.policy.unwrap_or_else(|| core.snapshots.default_policy()),
+        policy: policy_of(caching.policy, shard_by, || core.snapshots.default_policy())?,
         encoding: caching.encoding,
         epochs: (request.epochs > 0).then_some(request.epochs),
         profile_only: request.profile_only,
         save,
         target: target.unwrap_or_default(),
+        shard_by,
     });
     let missing = || Error::internal(format!("job `{name}` vanished while it was opened"));
     txn.state.jobs.get(&name).cloned().ok_or_else(missing)
+}
+
+/// The policy of a new job. Where shards are cut by rows, no task has whole splits, and nothing is stored.
+fn policy_of(
+    wanted: Option<Policy>,
+    shard_by: Option<ShardBy>,
+    default: impl Fn() -> Policy,
+) -> Result<Policy> {
+    match (shard_by, wanted) {
+        (
+            Some(ShardBy::Data | ShardBy::Hint),
+            None | Some(Policy::Compute | Policy::Auto | Policy::Cachew),
+        ) => Ok(Policy::Compute),
+        (Some(by @ (ShardBy::Data | ShardBy::Hint)), Some(policy)) => Err(Error::invalid(format!(
+            "policy `{policy}`: with shards by `{}` each worker has only some rows of each split, and nothing can be \
+             stored; take policy `compute`, or processing mode `file` or `dynamic`",
+            by.as_str()
+        ))),
+        (_, wanted) => Ok(wanted.unwrap_or_else(default)),
+    }
 }
 
 fn check_job(
@@ -408,6 +460,7 @@ fn get_or_create_iteration(
             profile_only,
             save,
             target,
+            shard_by,
             ..
         } = job.clone();
         txn.apply(Update::JobCreated {
@@ -422,10 +475,19 @@ fn get_or_create_iteration(
             profile_only,
             save,
             target,
+            shard_by,
         });
     }
     let iteration = IterationId(txn.state.next_id);
-    txn.apply(Update::IterationOpened { iteration, job: name.clone(), epoch, at_ms });
+    let num_shards = core.num_shards(job.mode);
+    if job.mode.is_static() && num_shards == 0 {
+        return Err(Error::not_found(format!(
+            "job `{name}` runs in processing mode `{}`, and the dispatcher has no list of workers any more; start it with \
+             --workers",
+            job.mode
+        )));
+    }
+    txn.apply(Update::IterationOpened { iteration, job: name.clone(), epoch, at_ms, num_shards });
     let plan = match txn.state.datasets.get(&job.dataset) {
         Some(dataset) => core.snapshots.first_plan(job, dataset)?,
         None => None,

@@ -102,9 +102,9 @@ fn set_possible(request: &v1::OpenIterationRequest, policy: &Policy, hint: &Hint
             "a save goes split by split, and `{name}` stands behind `{stage}`, whose rows belong to no single split"
         )));
     }
-    if request.mode() == v1::ProcessingMode::Off {
+    if !matches!(request.mode(), v1::ProcessingMode::Unspecified | v1::ProcessingMode::Dynamic) {
         return Err(Error::invalid(format!(
-            "policy `{policy}`: in processing mode `off` every worker has a `{stage}` of its own above hint `{name}`, and \
+            "policy `{policy}`: outside processing mode `dynamic` every worker has a `{stage}` of its own above hint `{name}`, and \
              nothing can be stored there; move the hint above `{stage}`, or take mode `dynamic`"
         )));
     }

@@ -8,9 +8,10 @@ use caju_runtime::catch;
 use caju_types::{Error, IterationId, WorkerId};
 
 use super::reports::Reports;
+use super::shards::orphans;
 use super::{Core, Txn, acknowledgements};
 use crate::config::Timers;
-use crate::state::{Iteration, State, Update, Worker, WorkerState};
+use crate::state::{Iteration, State, TargetWorkers, Update, Worker, WorkerState};
 
 impl Core {
     /// Checks everything at intervals, until the dispatcher stops.
@@ -33,10 +34,11 @@ impl Core {
             let mut reports = self.reports.lock();
             forgive_standstill(&mut reports, timers, now);
             let mut updates = silent_workers(txn.state, &mut reports, timers, now, unix_ms);
-            updates.extend(confirmed_workers(txn.state, &reports));
+            let has_list = !self.config.workers.is_open();
+            updates.extend(confirmed_workers(txn.state, &reports, has_list));
             updates.extend(silent_clients(txn.state, &mut reports, timers, now));
             updates.extend(idle_iterations(txn.state, &mut reports, timers, now));
-            updates.extend(starved_iterations(txn.state, &mut reports, timers, now));
+            updates.extend(self.starved_iterations(txn.state, &mut reports, now));
             drop(reports);
             updates.extend(self.datasets.usage().lock().expired(txn.state, &self.config.memory, now));
             let gone: BTreeSet<IterationId> = updates.iter().filter_map(gone_from).collect();
@@ -110,7 +112,7 @@ fn silent_workers(
 
 /// Confirms a worker that registered while another one may have been dying, once every other worker has reported since or is
 /// lost. The worker then takes the lost one's slot.
-fn confirmed_workers(state: &State, reports: &Reports) -> Vec<Update> {
+fn confirmed_workers(state: &State, reports: &Reports, has_list: bool) -> Vec<Update> {
     let heard = |id: &WorkerId| reports.workers.get(id).map(|r| (r.registered, r.at));
     let unconfirmed = |w: &&Worker| w.unconfirmed && !w.is_lost();
     let others_known = |w: &&Worker| {
@@ -124,7 +126,8 @@ fn confirmed_workers(state: &State, reports: &Reports) -> Vec<Update> {
     let held =
         |slot: u32| state.workers.values().any(|w| w.id != worker.id && !w.is_lost() && w.slot == slot);
     let lost = state.workers.values().filter(|w| w.is_lost() && !held(w.slot)).map(|w| w.slot);
-    let slot = lost.min().unwrap_or(worker.slot);
+    // A configured position stays with its address.
+    let slot = lost.min().filter(|_| !has_list).unwrap_or(worker.slot);
     vec![Update::WorkerConfirmed { worker: worker.id, slot }]
 }
 
@@ -164,32 +167,48 @@ fn idle_iterations(state: &State, reports: &mut Reports, timers: &Timers, now: D
     out
 }
 
-/// Iterations whose clients wait for a worker and there is none that they would read from.
-fn starved_iterations(state: &State, reports: &mut Reports, timers: &Timers, now: Duration) -> Vec<Update> {
-    let hungry =
-        |id: &IterationId| state.iterations.get(id).is_some_and(|i| i.is_running() && !i.members.is_empty());
-    let workers = state.workers.values().filter(|w| !w.is_lost()).count();
-    let served = |i: &Iteration| state.workers.values().any(|w| !w.is_lost() && i.is_readable(w));
-    let starved = |id: &IterationId| hungry(id) && state.iterations.get(id).is_some_and(|i| !served(i));
-    reports.starved.retain(|id, _| starved(id));
-    let mut out = Vec::new();
-    for iteration in state.iterations.values().filter(|i| starved(&i.id)) {
-        let since = *reports.starved.entry(iteration.id).or_insert(now);
-        if now.saturating_sub(since) > timers.worker_wait {
-            let which = match workers {
-                0 => "no worker has been there".to_string(),
-                n => format!(
-                    "no worker that its readers may read from has been there (of {n} workers, each has the tag COLOCATED or \
-                     no port, and is in none of the readers' processes; target_workers ANY reads the former too)"
-                ),
+impl Core {
+    /// Iterations whose clients wait for a worker: none that they would read from is there, or not the one whose shard is
+    /// left.
+    fn starved_iterations(&self, state: &State, reports: &mut Reports, now: Duration) -> Vec<Update> {
+        let timers = &self.config.timers;
+        let served = |i: &Iteration| state.workers.values().any(|w| !w.is_lost() && i.is_readable(w));
+        // A Flight reader waits for nobody but its own worker.
+        let lacks_shards = |i: &Iteration| {
+            i.target != TargetWorkers::Local
+                && i.own_members().next().is_some()
+                && !orphans(state, i).is_empty()
+        };
+        let starved =
+            |i: &Iteration| i.is_running() && !i.members.is_empty() && (!served(i) || lacks_shards(i));
+        reports.starved.retain(|id, _| state.iterations.get(id).is_some_and(starved));
+        let mut out = Vec::new();
+        for iteration in state.iterations.values().filter(|i| starved(i)) {
+            let since = *reports.starved.entry(iteration.id).or_insert(now);
+            if now.saturating_sub(since) <= timers.worker_wait {
+                continue;
+            }
+            let error = match served(iteration) {
+                true => self.lacks_workers(iteration, &orphans(state, iteration)),
+                false => no_worker(state, iteration, timers),
             };
-            let error = Error::unavailable(format!(
-                "{}: {which} for {}; start one with `caju worker --dispatcher ADDRESS`",
-                iteration.describe(),
-                caju_types::format_duration(timers.worker_wait)
-            ));
             out.push(Update::IterationFailed { iteration: iteration.id, failure: (&error).into() });
         }
+        out
     }
-    out
+}
+
+fn no_worker(state: &State, iteration: &Iteration, timers: &Timers) -> Error {
+    let which = match state.workers.values().filter(|w| !w.is_lost()).count() {
+        0 => "no worker has been there".to_string(),
+        n => format!(
+            "no worker that its readers may read from has been there (of {n} workers, each has the tag COLOCATED or \
+             no port, and is in none of the readers' processes; target_workers ANY reads the former too)"
+        ),
+    };
+    Error::unavailable(format!(
+        "{}: {which} for {}; start one with `caju worker --dispatcher ADDRESS`",
+        iteration.describe(),
+        caju_types::format_duration(timers.worker_wait)
+    ))
 }

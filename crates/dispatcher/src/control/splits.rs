@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use caju_proto::v1;
-use caju_types::{Error, Result, RowRanges, TaskId, WorkerId};
+use caju_types::{Error, IterationId, Result, RowRanges, TaskId, WorkerId};
 
 use super::{Core, Txn, secrets};
 use crate::state::{Failure, FeedId, Iteration, Lease, SplitRecord, State, Task, Update, WorkerState};
@@ -62,16 +62,17 @@ impl Core {
             Available::Requeued(requeued) => txn.apply(leased(request, Vec::new(), requeued, false)),
             Available::Fresh(fresh) => txn.apply(leased(request, fresh, Vec::new(), false)),
             Available::End { exhausted } => {
-                if exhausted {
-                    txn.apply(Update::FeedExhausted { iteration: iteration_id, feed: feed_id });
+                if let Some(listing) = exhausted {
+                    if let Some(e) = other_listing(iteration, listing) {
+                        return Err(fail(txn, iteration_id, e));
+                    }
+                    txn.apply(Update::FeedExhausted { iteration: iteration_id, feed: feed_id, listing });
                 }
                 txn.apply(leased(request, Vec::new(), Vec::new(), true));
             }
             Available::Failed(e) => {
                 let e = e.context(iteration.describe());
-                let failure: Failure = (&e).into();
-                txn.apply(Update::IterationFailed { iteration: iteration_id, failure });
-                return Err(e);
+                return Err(fail(txn, iteration_id, e));
             }
         }
         Ok(txn.state.task(id).map(|(iteration, task)| answer(iteration, task)))
@@ -87,7 +88,7 @@ impl Core {
         let draining = state.workers.get(&task.worker).is_some_and(|w| w.state == WorkerState::Draining);
         if draining && !iteration.exclusive && state.active_workers().any(|w| iteration.is_readable(w)) {
             // The others can take the rest, and this worker can leave.
-            return Some(Available::End { exhausted: false });
+            return Some(Available::End { exhausted: None });
         }
         let want = usize::try_from(want).unwrap_or(MAX_SPLITS).clamp(1, MAX_SPLITS);
         let feed = iteration.feeds.get(&task.feed)?;
@@ -96,7 +97,7 @@ impl Core {
             return Some(Available::Requeued(feed.pending.keys().take(want).copied().collect()));
         }
         if feed.exhausted {
-            return Some(Available::End { exhausted: false });
+            return Some(Available::End { exhausted: None });
         }
         let provider = self.provider(state, iteration, task.feed);
         let want = provider.left().map_or(want, |left| fair_count(iteration, task.feed, want, left));
@@ -105,17 +106,38 @@ impl Core {
             return Some(Available::Fresh(fresh));
         }
         match provider.end()? {
-            Ok(_) => Some(Available::End { exhausted: true }),
+            Ok(_) => Some(Available::End { exhausted: Some(provider.listing()) }),
             Err(e) => Some(Available::Failed(e)),
         }
     }
+}
+
+fn fail(txn: &mut Txn<'_>, iteration: IterationId, e: Error) -> Error {
+    let failure: Failure = (&e).into();
+    txn.apply(Update::IterationFailed { iteration, failure });
+    e
+}
+
+/// The error of shards that were cut from different listings of the source.
+fn other_listing(iteration: &Iteration, listing: Option<u64>) -> Option<Error> {
+    let mut others = iteration.feeds.values().filter_map(|f| f.listing);
+    listing.filter(|own| others.any(|other| other != *own)).map(|_| {
+        Error::failed_precondition(format!(
+            "{}: the source's files changed between the listings of two shards, so rows may be in both or in none; start \
+             the epoch again under another job name",
+            iteration.describe()
+        ))
+    })
 }
 
 /// What there is to lease.
 enum Available {
     Requeued(Vec<u64>),
     Fresh(Vec<SplitRecord>),
-    End { exhausted: bool },
+    /// If the feed is exhausted from now on: the hash of its listing, in a static mode.
+    End {
+        exhausted: Option<Option<u64>>,
+    },
     Failed(Error),
 }
 

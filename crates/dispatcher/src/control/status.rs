@@ -20,6 +20,7 @@ impl Core {
             saves: state.saves.values().map(|s| self.save_status(s)).collect(),
             cache_url: self.config.cache_url.clone(),
             journal: self.store.describe_journal().to_string(),
+            configured_workers: self.config.workers.entries().to_vec(),
         })
         .await
     }
@@ -36,6 +37,7 @@ impl Core {
             silent_s: heard.map_or(0.0, |at| self.clock.now().saturating_sub(at).as_secs_f64()),
             state: worker.state_name().to_string(),
             tasks: here.map(|t| t.id.0).collect(),
+            slot: worker.slot,
         }
     }
 
@@ -80,6 +82,8 @@ impl Core {
             caching: iteration.plan.as_ref().map(describe).unwrap_or_default(),
             io,
             first_skips,
+            shard_by: iteration.shard_by.map_or("", |by| by.as_str()).to_string(),
+            num_shards: iteration.num_shards,
         }
     }
 }

@@ -44,7 +44,7 @@ impl Core {
         let worker = self
             .commit(|txn| {
                 self.may_register(txn.state, &request, now)?;
-                let id = register(txn, &request, secret);
+                let id = register(self, txn, &request, secret)?;
                 self.reports.lock().worker_registered(id, now);
                 Ok(id)
             })
@@ -99,7 +99,14 @@ impl Core {
         let id = WorkerId(request.worker_id);
         let mut answer = self
             .look(|state| -> Result<v1::WorkerHeartbeatResponse> {
-                let known = state.workers.get(&id).filter(|w| !w.is_lost() && w.address == request.address);
+                // A dispatcher that was started again may have another list of workers.
+                let fits = |w: &Worker| {
+                    self.config.workers.is_open() || self.config.workers.fits(w.slot, &w.address)
+                };
+                let known = state
+                    .workers
+                    .get(&id)
+                    .filter(|w| !w.is_lost() && w.address == request.address && fits(w));
                 if known.is_some() {
                     secrets::worker(state, id, &request.secret)?;
                 }
@@ -264,10 +271,15 @@ impl Core {
     }
 }
 
-fn register(txn: &mut Txn<'_>, request: &v1::RegisterWorkerRequest, secret: Secret) -> WorkerId {
+fn register(
+    core: &Core,
+    txn: &mut Txn<'_>,
+    request: &v1::RegisterWorkerRequest,
+    secret: Secret,
+) -> Result<WorkerId> {
     let known = txn.state.worker_at(&request.address).map(|w| (w.id, w.slot));
     let worker = known.map_or(WorkerId(txn.state.next_worker.max(1)), |(id, _)| id);
-    let slot = txn.state.free_slot(known.map(|(_, slot)| slot), worker);
+    let slot = core.slot_for(txn.state, &request.address, worker, known.map(|(_, slot)| slot))?;
     // Under `off` a worker that comes back under another address must not count twice.
     let off = |i: &Iteration| i.mode == Mode::Off && i.is_running() && !i.feeds.is_empty();
     let unconfirmed = known.is_none() && txn.state.iterations.values().any(off);
@@ -281,7 +293,7 @@ fn register(txn: &mut Txn<'_>, request: &v1::RegisterWorkerRequest, secret: Secr
         secret: Some(secret),
         unconfirmed,
     });
-    worker
+    Ok(worker)
 }
 
 /// Whether a worker's report of the end of a task is news. A task that is unknown, lost or reported already needs nothing
@@ -345,6 +357,7 @@ fn task_def(
     let job = state.jobs.get(&iteration.job).ok_or_else(|| lost("job"))?;
     let worker = state.workers.get(&task.worker).ok_or_else(|| lost("worker"))?;
     let worker_slot = if iteration.mode == Mode::Off { task.feed.0 } else { worker.slot };
+    let shard = iteration.shard_of(task.feed);
     Ok(v1::TaskDef {
         task_id: task.id.0,
         iteration_id: iteration.id.0,
@@ -368,6 +381,9 @@ fn task_def(
             None => String::new(),
         },
         cache_budget: config.cache_budget.filter(|_| job.save.is_none()).unwrap_or(0),
+        shard_by: shard.map_or("", |s| s.by.as_str()).to_string(),
+        num_shards: shard.map_or(0, |_| iteration.num_shards),
+        shard_index: shard.map_or(0, |_| task.feed.0),
         secret: task.secret.map(|s| s.to_vec().into()).unwrap_or_default(),
     })
 }
@@ -401,5 +417,9 @@ pub(super) fn mode_to_proto(mode: Mode) -> v1::ProcessingMode {
     match mode {
         Mode::Dynamic => v1::ProcessingMode::Dynamic,
         Mode::Off => v1::ProcessingMode::Off,
+        Mode::File => v1::ProcessingMode::File,
+        Mode::Data => v1::ProcessingMode::Data,
+        Mode::FileOrData => v1::ProcessingMode::FileOrData,
+        Mode::Hint => v1::ProcessingMode::Hint,
     }
 }

@@ -6,8 +6,9 @@ mod tests;
 mod windows;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use caju_engine::ListingDigest;
 use caju_types::{Error, Result};
 use futures::stream::BoxStream;
 use parking_lot::Mutex;
@@ -25,6 +26,8 @@ use crate::state::{FeedId, SplitRecord, next_digest};
 pub(crate) struct SplitProvider {
     ready: Mutex<Ready>,
     room: Notify,
+    /// In a static mode: names the listing of the whole source.
+    listed: OnceLock<ListingDigest>,
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +44,17 @@ pub(crate) struct Issued {
 }
 
 impl SplitProvider {
+    /// Says which listing of the whole source the splits come from.
+    pub(crate) fn names_listing(&self, listed: ListingDigest) {
+        // A provider is filled once.
+        let _ = self.listed.set(listed);
+    }
+
+    /// The hash of the listing of the whole source, once the splits have ended; none outside the static modes.
+    pub(crate) fn listing(&self) -> Option<u64> {
+        self.listed.get().map(ListingDigest::get)
+    }
+
     /// Up to `want` splits that are there now. Splits that share a part of a set are given together.
     pub(crate) fn take(&self, want: usize) -> Vec<SplitRecord> {
         let mut ready = self.ready.lock();

@@ -1,6 +1,7 @@
 //! What is read, and under which name.
 
 use caju_autocache::{CachePlan, Document, HintDef, Policy, ReplanState};
+use caju_engine::ShardBy;
 use caju_planner::{Decision, Profile};
 use caju_types::{DatasetId, Fingerprint, JobName, RowRanges};
 use serde::{Deserialize, Serialize};
@@ -76,6 +77,9 @@ pub struct Job {
     /// Where it stores rows, if that is all that it is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub save: Option<SaveTarget>,
+    /// In a static mode: what its shards divide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard_by: Option<ShardBy>,
     /// What the planner decided (`caju.decision/v1`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<Document<Decision>>,

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::SplitRecord;
 
-/// Which row of splits of an iteration: one for all workers under `dynamic`, one per worker slot under `off`.
+/// Which row of splits of an iteration: one for all workers under `dynamic`, one per worker slot under `off`, one per
+/// shard in a static mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct FeedId(pub u32);
@@ -49,6 +50,9 @@ pub struct Feed {
     pub exhausted: bool,
     /// The one task that sees this feed ended without needing the rest (`take`).
     pub closed: bool,
+    /// In a static mode, once it is exhausted: a hash of the listing of the whole source. Shards of an epoch agree on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listing: Option<u64>,
     /// Splits that came back from lost tasks.
     pub pending: BTreeMap<u64, Lease>,
 }

@@ -25,8 +25,9 @@ pub fn follow_ups(state: &State, id: IterationId) -> Vec<Update> {
     }
     let wanted = match (iteration.mode, iteration.exclusive) {
         (Mode::Off, _) => off_tasks(state, iteration, &eligible),
-        (Mode::Dynamic, true) => exclusive_task(state, iteration, FeedId::SHARED, &eligible, None),
-        (Mode::Dynamic, false) => shared_tasks(iteration, &eligible),
+        (mode, _) if mode.is_static() => static_tasks(state, iteration, &eligible),
+        (_, true) => exclusive_task(state, iteration, FeedId::SHARED, &eligible, None),
+        (_, false) => shared_tasks(iteration, &eligible),
     };
     let created = |(k, (worker, feed)): (u64, (WorkerId, FeedId))| Update::TaskCreated {
         task: TaskId(state.next_id + k),
@@ -49,8 +50,12 @@ fn hopeless(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Optio
         return Some(error);
     }
     let loss = iteration.last_loss.as_deref().unwrap_or("no reason was given");
-    if !eligible.is_empty() && eligible.iter().all(|w| iteration.strikes_of(w.id) >= STRIKES_TO_FAIL) {
-        let workers: Vec<String> = eligible.iter().map(|w| w.describe()).collect();
+    let out_of_reach = |w: &&&Worker| iteration.strikes_of(w.id) >= STRIKES_TO_FAIL;
+    let failed: Vec<&Worker> = eligible.iter().filter(out_of_reach).copied().collect();
+    // Nobody else has the shard of a worker.
+    let is_alone = |w: &&Worker| iteration.shards_with_work().any(|shard| shard.0 == w.slot);
+    if !failed.is_empty() && (failed.len() == eligible.len() || failed.iter().any(is_alone)) {
+        let workers: Vec<String> = failed.iter().map(|w| w.describe()).collect();
         return Some(Error::unavailable(format!(
             "{place}: clients cannot read from {}: {loss}; check that clients reach the workers' addresses",
             workers.join(", ")
@@ -135,6 +140,16 @@ fn off_tasks(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Vec<
     let mut wanted: Vec<_> = new.map(|w| (w.id, FeedId(w.slot))).collect();
     for feed in iteration.feeds.keys() {
         wanted.extend(exclusive_task(state, iteration, *feed, eligible, Some(feed.0)));
+    }
+    wanted
+}
+
+/// Every shard has a feed, which only the worker at its position in the configured list runs.
+fn static_tasks(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Vec<(WorkerId, FeedId)> {
+    let mut wanted = Vec::new();
+    for shard in iteration.shards_with_work() {
+        let own: Vec<&Worker> = eligible.iter().filter(|w| w.slot == shard.0).copied().collect();
+        wanted.extend(exclusive_task(state, iteration, shard, &own, None));
     }
     wanted
 }

@@ -28,6 +28,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use caju_autocache::{CachePlan, Document, SplitModes};
+use caju_engine::{Shard, ShardBy};
 use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, Secret, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +47,12 @@ pub struct Iteration {
     pub dataset: DatasetId,
     /// How splits are handed out.
     pub mode: Mode,
+    /// In a static mode: what its shards divide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard_by: Option<ShardBy>,
+    /// In a static mode: the number of shards, which all have a feed from the beginning.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub num_shards: u32,
     /// Whether one task at a time must see all splits of a feed.
     pub exclusive: bool,
     /// Grows with every change that is reported to clients.
@@ -331,9 +338,23 @@ impl Iteration {
         self.former.get(lease.plan).unwrap_or(&self.plan).as_ref()
     }
 
-    pub(super) fn exhaust(&mut self, feed: FeedId) {
-        self.feeds.entry(feed).or_default().exhausted = true;
+    pub(super) fn exhaust(&mut self, feed: FeedId, listing: Option<u64>) {
+        let feed = self.feeds.entry(feed).or_default();
+        feed.exhausted = true;
+        feed.listing = listing;
         self.version += 1;
+    }
+
+    /// The shard that a feed has; none outside the static modes.
+    pub fn shard_of(&self, feed: FeedId) -> Option<Shard> {
+        let (num_shards, index) = (u64::from(self.num_shards.max(1)), u64::from(feed.0));
+        self.shard_by.map(|by| Shard { by, num_shards, index })
+    }
+
+    /// Shards that still need their workers.
+    pub fn shards_with_work(&self) -> impl Iterator<Item = FeedId> + '_ {
+        let is_static = self.mode.is_static();
+        self.feeds.iter().filter(move |(_, f)| is_static && f.has_work()).map(|(id, _)| *id)
     }
 
     pub(super) fn task_ended(

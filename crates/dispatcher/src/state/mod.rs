@@ -20,6 +20,7 @@ mod worker;
 use std::collections::{BTreeMap, BTreeSet};
 
 use caju_autocache::{ReplanState, fixed_hint};
+use caju_engine::ShardBy;
 use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
@@ -115,6 +116,7 @@ impl State {
                 profile_only,
                 save,
                 target,
+                shard_by,
             } => {
                 let job = Job {
                     name: job.clone(),
@@ -127,6 +129,7 @@ impl State {
                     epochs: *epochs,
                     profile_only: *profile_only,
                     save: save.clone(),
+                    shard_by: *shard_by,
                     decision: None,
                     profile: None,
                     plan: None,
@@ -152,8 +155,8 @@ impl State {
             }
             Update::SaveAdded { save } => self.add_save(save),
             Update::SaveEnded { url, stage } => self.end_save(url, stage),
-            Update::IterationOpened { iteration, job, epoch, at_ms } => {
-                self.open(*iteration, job, *epoch, *at_ms);
+            Update::IterationOpened { iteration, job, epoch, at_ms, num_shards } => {
+                self.open(*iteration, job, *epoch, *at_ms, *num_shards);
             }
             Update::IterationDropped { iteration } => self.drop_iteration(*iteration),
             Update::DatasetForgotten { dataset } => {
@@ -222,26 +225,33 @@ impl State {
         }
     }
 
-    fn open(&mut self, id: IterationId, job: &JobName, epoch: u64, opened_ms: u64) {
+    fn open(&mut self, id: IterationId, job: &JobName, epoch: u64, opened_ms: u64, num_shards: u32) {
         let Some(of) = self.jobs.get(job) else { return };
         let (dataset, mode, target) = (of.dataset.clone(), of.mode, of.target);
         let decided_against = of.decision.is_some() && of.plan.is_none();
         let useful = |d: &Dataset| {
-            let planned = of.policy.is_planned() && mode != Mode::Off;
+            let planned = of.policy.is_planned() && !mode.has_feed_per_worker();
             d.hints.iter().any(|h| !h.is_set() || planned && h.is_storable())
                 || fixed_hint(&of.policy, &d.hints).is_ok_and(|h| h.is_some())
         };
+        // Rows of a shard that is cut by rows are no whole splits.
+        let whole_splits = matches!(of.shard_by, None | Some(ShardBy::File));
+        let shard_by = of.shard_by;
         let caching = of.policy != Policy::Compute
+            && whole_splits
             && !decided_against
             && self.datasets.get(&dataset).is_some_and(useful);
         self.next_id = self.next_id.max(id.0 + 1);
-        let exclusive = mode == Mode::Off || self.datasets.get(&dataset).is_some_and(|d| d.single_task);
+        let exclusive =
+            mode.has_feed_per_worker() || self.datasets.get(&dataset).is_some_and(|d| d.single_task);
         let iteration = Iteration {
             id,
             job: job.clone(),
             epoch,
             dataset,
             mode,
+            shard_by,
+            num_shards,
             exclusive,
             version: 1,
             opened_ms,
@@ -249,7 +259,7 @@ impl State {
             target,
             locals: BTreeMap::new(),
             tasks: BTreeMap::new(),
-            feeds: BTreeMap::new(),
+            feeds: (0..num_shards).map(|shard| (FeedId(shard), Feed::default())).collect(),
             strikes: BTreeMap::new(),
             last_loss: None,
             rows_skipped: 0,
@@ -314,7 +324,7 @@ impl State {
             Update::Leased { task, request_no, fresh, requeued, end } => {
                 iteration.lease(*task, *request_no, fresh, requeued, *end);
             }
-            Update::FeedExhausted { feed, .. } => iteration.exhaust(*feed),
+            Update::FeedExhausted { feed, listing, .. } => iteration.exhaust(*feed, *listing),
             Update::TaskEnded { task, rows_skipped, modes, emitted, to_flight } => {
                 iteration.task_ended(*task, *rows_skipped, *modes, emitted.as_ref(), to_flight.as_ref());
             }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use caju_autocache::{CachePlan, Document, Policy, ReplanState, SplitModes};
+use caju_engine::ShardBy;
 use caju_planner::{Decision, Profile};
 use caju_proto::v1;
 use caju_types::{
@@ -110,6 +111,9 @@ pub enum Update {
         /// From which workers its readers read.
         #[serde(default, skip_serializing_if = "super::is_default")]
         target: TargetWorkers,
+        /// In a static mode: what its shards divide.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        shard_by: Option<ShardBy>,
     },
     /// Something is to be saved, or saved again.
     SaveAdded {
@@ -133,6 +137,9 @@ pub enum Update {
         epoch: u64,
         /// When, in milliseconds since the Unix epoch.
         at_ms: u64,
+        /// In a static mode: the number of shards, each with a feed of its own.
+        #[serde(default, skip_serializing_if = "super::is_default")]
+        num_shards: u32,
     },
     /// The planner decided what a job stores and reads from now on.
     Decided {
@@ -246,6 +253,9 @@ pub enum Update {
         iteration: IterationId,
         /// The feed.
         feed: FeedId,
+        /// In a static mode: a hash of the listing of the whole source.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        listing: Option<u64>,
     },
     /// A worker reported that a task has emitted everything.
     TaskEnded {
@@ -376,6 +386,14 @@ pub enum Mode {
     Dynamic,
     /// Each worker runs the whole pipeline.
     Off,
+    /// Each worker of the configured list has every n-th file.
+    File,
+    /// Each worker of the configured list has every n-th row.
+    Data,
+    /// By file, if there are enough files for the configured list; else by row.
+    FileOrData,
+    /// Each worker of the configured list has its shard where the pipeline says so.
+    Hint,
 }
 
 impl Mode {
@@ -384,7 +402,24 @@ impl Mode {
         match self {
             Mode::Dynamic => "dynamic",
             Mode::Off => "off",
+            Mode::File => "file",
+            Mode::Data => "data",
+            Mode::FileOrData => "file_or_data",
+            Mode::Hint => "hint",
         }
+    }
+
+    /// Whether workers have shards by their positions in the configured list.
+    pub fn is_static(self) -> bool {
+        match self {
+            Mode::Dynamic | Mode::Off => false,
+            Mode::File | Mode::Data | Mode::FileOrData | Mode::Hint => true,
+        }
+    }
+
+    /// Whether each worker has splits of its own, so that the end of one is not the end of others.
+    pub fn has_feed_per_worker(self) -> bool {
+        self != Mode::Dynamic
     }
 }
 

@@ -64,6 +64,8 @@ impl Catalog for FakeCatalog {
             hints: definition["hints"].as_array().into_iter().flatten().filter_map(hint).collect(),
             set_bases: Vec::new(),
             random_stages: Vec::new(),
+            permutes: definition.get("shuffle").is_some(),
+            shards: Arc::new(|_| panic!("definitions of these tests have no shards")),
             splits: Arc::new(move || {
                 let v = version.load(Ordering::Relaxed);
                 let split = move |i: u64| Ok(json!({ "i": i, "v": v }).to_string());

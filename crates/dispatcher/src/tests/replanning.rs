@@ -61,6 +61,7 @@ impl Replanned {
                     profile_only: false,
                     save: None,
                     target: TargetWorkers::Auto,
+                    shard_by: None,
                 });
                 txn.apply(Update::Decided {
                     job: job.clone(),

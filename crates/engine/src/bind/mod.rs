@@ -16,10 +16,11 @@ use caju_sources::{RowPredicate, Source, SourceContext, Split, open_source};
 use caju_types::{Error, Fingerprint, Result};
 use futures::stream::BoxStream;
 
-use steps::Level;
-pub(crate) use steps::{Step, StreamOp};
+use steps::{Level, PlannedShards};
+pub(crate) use steps::{ShardStep, Step, StreamOp};
 
 use crate::hint::BoundHint;
+use crate::shard::{ListingDigest, Shard, ShardBy, ShardSplits};
 
 /// A definition bound to its data: everything a task needs, shared by all tasks of the dataset.
 pub struct BoundPipeline {
@@ -76,7 +77,7 @@ pub async fn bind(
     ctx: &SourceContext,
     source_schema: Option<SchemaRef>,
 ) -> Result<BoundPipeline> {
-    bind_with(def, registry, ctx, source_schema, Hints::Ignored).await
+    bind_with(def, registry, ctx, source_schema, Hints::Ignored, None).await
 }
 
 /// What the names of the folders of a hint's sets are derived from.
@@ -105,7 +106,7 @@ pub enum Hints {
     Active,
 }
 
-/// [`bind`], with active hints or without.
+/// [`bind`], with active hints or without, and for a static processing mode or none.
 ///
 /// # Errors
 /// As [`bind`].
@@ -115,6 +116,7 @@ pub async fn bind_with(
     ctx: &SourceContext,
     source_schema: Option<SchemaRef>,
     hints: Hints,
+    by: Option<ShardBy>,
 ) -> Result<BoundPipeline> {
     let registry = &registry.for_definition(def);
     let shared = Arc::new(def.clone());
@@ -128,8 +130,8 @@ pub async fn bind_with(
     let fingerprint = registry.run_isolated("reading the definition", named).await?;
     let source = open_source(&def.source, ctx, source_schema).await?;
     let bound = {
-        let (registry, level) = (registry.clone(), Level { depth: 0, keep_hints: hints == Hints::Active });
-        move || bind_opened(&shared, &registry, source, fingerprint, level)
+        let (registry, keep_hints) = (registry.clone(), hints == Hints::Active);
+        move || bind_opened(&shared, &registry, source, fingerprint, keep_hints, by)
     };
     registry.run_isolated("binding the definition", bound).await
 }
@@ -140,10 +142,13 @@ fn bind_opened(
     registry: &Registry,
     source: Arc<dyn Source>,
     fingerprint: Fingerprint,
-    level: Level,
+    keep_hints: bool,
+    by: Option<ShardBy>,
 ) -> Result<BoundPipeline> {
+    let plan = plan::SplitPlan::of(def, by);
+    let shards = PlannedShards { data: plan.data_shard(), has_stride: plan.has_stride() };
+    let level = Level { depth: 0, keep_hints, shards };
     let mut root = bind_branch(def, registry, source, String::new(), level)?;
-    let plan = plan::SplitPlan::of(def);
     plan.finish_steps(&mut root.steps);
     let stats_stages = std::iter::once(("source".to_string(), StageKind::Rows))
         .chain(
@@ -151,7 +156,7 @@ fn bind_opened(
         )
         .chain(std::iter::once(("output".to_string(), StageKind::Output)))
         .collect();
-    let hints = if level.keep_hints { bound_hints(def, registry, &root, &plan)? } else { Vec::new() };
+    let hints = if keep_hints { bound_hints(def, registry, &root, &plan)? } else { Vec::new() };
     let chunk_bytes = registry.limits().chunk_bytes;
     Ok(BoundPipeline { def: def.clone(), fingerprint, root, plan, stats_stages, hints, chunk_bytes })
 }
@@ -164,6 +169,7 @@ fn stage_kind(op: &StageOp) -> StageKind {
         StageOp::Take(_) => StageKind::Take,
         StageOp::Shuffle { .. }
         | StageOp::Skip(_)
+        | StageOp::Shard { .. }
         | StageOp::Batch { .. }
         | StageOp::PaddedBatch { .. }
         | StageOp::BucketByLength { .. }
@@ -251,7 +257,7 @@ fn bind_branch(
         SourceDef::Zip(c) => (BranchKind::Zip, c),
         _ => (BranchKind::Leaf, &[]),
     };
-    let below = Level { depth: level.depth + 1, ..level };
+    let below = Level { depth: level.depth + 1, shards: PlannedShards::default(), ..level };
     let children = child_defs
         .iter()
         .zip(source.children())
@@ -405,7 +411,15 @@ impl BoundPipeline {
 
     /// All splits of an iteration in canonical order, repetitions one after another, found while polled.
     pub fn splits(&self) -> BoxStream<'static, Result<Split>> {
-        self.plan.splits(&self.root.source)
+        self.plan.splits(self.root.source.splits(), None)
+    }
+
+    /// The splits of one shard of an iteration in a static processing mode.
+    pub fn shard_splits(&self, shard: Shard) -> ShardSplits {
+        let plan = plan::SplitPlan::of(&self.def, Some(shard.by));
+        let listed = ListingDigest::default();
+        let splits = plan.splits(listed.of(self.root.source.splits()), Some(shard));
+        ShardSplits { splits, permutes: plan.permutes(), listed }
     }
 
     /// Whether one task at a time must run everything in order: because elements have to be counted (`take`

@@ -4,12 +4,13 @@
 use std::sync::Arc;
 
 use caju_pipeline::{DatasetDef, FileFormat, OnError, PythonKind, SourceDef, StageOp};
-use caju_sources::{Source, Split};
+use caju_sources::{Split, Stride, by_file};
 use caju_types::Result;
 use futures::stream::{self, BoxStream, StreamExt};
 use parking_lot::Mutex;
 
-use super::steps::{Step, StreamOp};
+use super::steps::{ShardNumbers, Step, StreamOp};
+use crate::shard::{Shard, ShardBy};
 
 /// The planned part of `take`, `skip` and `repeat`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +25,12 @@ pub(crate) struct SplitPlan {
     planned: usize,
     /// Whether a `shuffle` may have the splits in another order: no rows are counted above the first one.
     permutes: bool,
+    /// The first `shard`, if its rows are chosen per split: the splits themselves say which.
+    stride: Option<ShardNumbers>,
+    /// Whether some other `shard` counts its input, so that one task has to see all of it in order.
+    counts_shards: bool,
+    /// The index of the stage above which the processing mode `data` has its shards.
+    data_shard: Option<usize>,
 }
 
 /// A planned `take` or `skip`.
@@ -57,15 +64,33 @@ fn keeps_rows(op: &StageOp) -> bool {
 }
 
 impl SplitPlan {
-    pub(crate) fn of(def: &DatasetDef) -> Self {
+    /// The plan of a definition, as it is run in a static processing mode or in none.
+    pub(crate) fn of(def: &DatasetDef, by: Option<ShardBy>) -> Self {
         // A promised order and composition of batches needs one stream of rows.
         let ordered = def.options.deterministic;
-        let mut plan =
-            Self { trims: Vec::new(), repetitions: Some(1), counts: ordered, planned: 0, permutes: false };
+        let mut plan = Self {
+            trims: Vec::new(),
+            repetitions: Some(1),
+            counts: ordered,
+            planned: 0,
+            permutes: false,
+            stride: None,
+            counts_shards: false,
+            data_shard: (by == Some(ShardBy::Data)).then(|| behind_counts(def)),
+        };
         let (mut shuffled, mut counted) = (false, false);
-        let mut plannable = rows_known(&def.source) && matches!(def.options.on_error, OnError::Fail);
-        for stage in &def.stages {
+        // By file, each worker counts the rows of its own files.
+        let mut plannable = rows_known(&def.source)
+            && matches!(def.options.on_error, OnError::Fail)
+            && by != Some(ShardBy::File);
+        for (i, stage) in def.stages.iter().enumerate() {
+            if plan.data_shard == Some(i) {
+                counted |= plan.shard(ShardNumbers::OfTask, &mut plannable);
+            }
             match &stage.op {
+                StageOp::Shard { num_shards, index } => {
+                    counted |= plan.shard(ShardNumbers::new(*num_shards, *index), &mut plannable);
+                }
                 StageOp::Take(n) if plannable => plan.trims.push(Trim::Take(*n)),
                 StageOp::Skip(n) if plannable => plan.trims.push(Trim::Skip(*n)),
                 StageOp::Take(_) | StageOp::Skip(_) => {
@@ -87,12 +112,35 @@ impl SplitPlan {
                 op => plannable &= keeps_rows(op) || matches!(op, StageOp::Prefetch(_)),
             }
         }
+        if plan.data_shard == Some(def.stages.len()) {
+            plan.shard(ShardNumbers::OfTask, &mut plannable);
+        }
         plan.planned = plan.trims.len();
         plan
     }
 
+    /// Plans a `shard`. Returns whether its input has to be counted.
+    fn shard(&mut self, numbers: ShardNumbers, plannable: &mut bool) -> bool {
+        let is_planned = std::mem::replace(plannable, false) && self.stride.is_none();
+        match is_planned {
+            true => self.stride = Some(numbers),
+            false => self.counts_shards = true,
+        }
+        !is_planned
+    }
+
     pub(crate) fn single_task(&self) -> bool {
-        self.counts
+        self.counts || self.counts_shards
+    }
+
+    /// Whether the rows of the first `shard` are chosen per split.
+    pub(crate) fn has_stride(&self) -> bool {
+        self.stride.is_some()
+    }
+
+    /// The index of the stage above which the processing mode `data` has its shards; none in other modes.
+    pub(crate) fn data_shard(&self) -> Option<usize> {
+        self.data_shard
     }
 
     pub(crate) fn permutes(&self) -> bool {
@@ -123,11 +171,24 @@ impl SplitPlan {
     }
 
     /// The iteration's splits. The source is listed once; later repetitions replay what was listed.
-    pub(crate) fn splits(&self, source: &Arc<dyn Source>) -> BoxStream<'static, Result<Split>> {
+    pub(crate) fn splits(
+        &self,
+        listed: BoxStream<'static, Result<Split>>,
+        shard: Option<Shard>,
+    ) -> BoxStream<'static, Result<Split>> {
         if self.repetitions == Some(0) {
             return stream::empty().boxed();
         }
-        let once = trimmed(source.splits(), self.trims.clone());
+        let listed = match shard {
+            Some(shard) if shard.by == ShardBy::File => by_file(listed, shard.num_shards, shard.index),
+            _ => listed,
+        };
+        let once = trimmed(listed, self.trims.clone());
+        let numbers = self.stride.and_then(|s| s.resolve(shard.map(|s| (s.num_shards, s.index))));
+        let once = match numbers {
+            Some((num_shards, index)) => strided(once, num_shards, index),
+            None => once,
+        };
         if self.repetitions == Some(1) {
             return once;
         }
@@ -155,6 +216,35 @@ impl SplitPlan {
         });
         first.chain(rest).boxed()
     }
+}
+
+/// The index behind the last stage that counts elements: an epoch's elements are divided below it.
+fn behind_counts(def: &DatasetDef) -> usize {
+    let counts = |op: &StageOp| matches!(op, StageOp::Take(_) | StageOp::Skip(_) | StageOp::Shard { .. });
+    def.stages.iter().rposition(|s| counts(&s.op)).map_or(0, |i| i + 1)
+}
+
+/// The splits with rows of a shard, each marked with these rows. The row counts of all splits are known.
+fn strided(
+    splits: BoxStream<'static, Result<Split>>,
+    num_shards: u64,
+    index: u64,
+) -> BoxStream<'static, Result<Split>> {
+    let mut at = 0u64;
+    let mut mark = move |split: Result<Split>| {
+        let mut split = match split {
+            Ok(split) => split,
+            Err(e) => return Some(Err(e)),
+        };
+        let (skip, rows) = (split.trim.map_or(0, |t| t.0), split.trimmed_rows().unwrap_or(0));
+        // The row with ordinal `skip` is row `at` of all rows.
+        let first = Stride::of(num_shards, index, at);
+        let stride = Stride { first: (first.first + skip) % first.step, ..first };
+        at += rows;
+        split.stride = Some(stride);
+        (first.first < rows).then_some(Ok(split))
+    };
+    splits.filter_map(move |split| std::future::ready(mark(split))).boxed()
 }
 
 /// Applies takes and skips over rows to a canonical stream of splits whose row counts are known.

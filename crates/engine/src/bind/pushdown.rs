@@ -17,7 +17,7 @@ use crate::row::RowOp;
 ///
 /// Only filters above all other stages qualify: no stage above them sees ordinals or random draws, and rows below are
 /// numbered as they leave the filter in either case. A filter stays a step if a hint above it needs all rows, if `take` or
-/// `skip` count rows above or below it, or under `on_error: skip`, where the stage must see a row at which the predicate
+/// `skip` or `shard` count rows above or below it, or under `on_error: skip`, where the stage must see a row at which the predicate
 /// fails.
 pub(super) fn predicates(
     def: &DatasetDef,
@@ -26,7 +26,10 @@ pub(super) fn predicates(
     steps: &mut Vec<Step>,
     place: &str,
 ) -> Result<Vec<RowPredicate>> {
-    let counts = def.stages.iter().any(|s| matches!(s.op, StageOp::Take(_) | StageOp::Skip(_)));
+    let counts = def
+        .stages
+        .iter()
+        .any(|s| matches!(s.op, StageOp::Take(_) | StageOp::Skip(_) | StageOp::Shard { .. }));
     if !source.filters() || counts || !matches!(def.options.on_error, OnError::Fail) {
         return Ok(Vec::new());
     }

@@ -40,6 +40,11 @@ pub(super) fn shape(def: &DatasetDef, stage: usize, plan: &SplitPlan) -> Option<
 pub(super) fn refusal(def: &DatasetDef, stage: usize, plan: &SplitPlan) -> Option<String> {
     let (above, below) = def.stages.split_at(stage);
     let mixes = above.iter().find(|s| !s.op.is_split_local())?.op.name().to_string();
+    if above.iter().any(|s| matches!(s.op, StageOp::Shard { .. })) {
+        return Some(
+            "it stands below a `shard`, where only some of the rows arrive; move it above that".into(),
+        );
+    }
     if above.iter().any(|s| matches!(s.op, StageOp::Repeat(None))) {
         return Some(
             "it stands below an endless `repeat`, so what arrives there never ends; move it above that"

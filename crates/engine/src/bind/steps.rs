@@ -28,11 +28,47 @@ pub(crate) enum Step {
         elements: usize,
         stats: usize,
     },
+    /// Only the elements of a shard go on.
+    Shard(ShardStep),
     /// A cross-split stage.
     Stream {
         op: StreamOp,
         stats: usize,
     },
+}
+
+/// What a `shard` does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ShardStep {
+    pub(crate) numbers: ShardNumbers,
+    /// Its rows are chosen per split, as the splits say. Else elements are counted.
+    pub(crate) planned: bool,
+    /// The index of its counters; none for the shards of the processing mode `data`, which no stage stands for.
+    pub(crate) stats: Option<usize>,
+}
+
+/// The numbers of a `shard`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ShardNumbers {
+    /// The number of shards, and which of them.
+    Fixed(u64, u64),
+    /// Those of the task.
+    OfTask,
+}
+
+impl ShardNumbers {
+    /// As a definition gives them.
+    pub(crate) fn new(num_shards: Option<u64>, index: Option<u64>) -> Self {
+        num_shards.map_or(ShardNumbers::OfTask, |n| ShardNumbers::Fixed(n, index.unwrap_or(0)))
+    }
+
+    /// The number of shards, and which of them; none if the task has none.
+    pub(crate) fn resolve(self, task: Option<(u64, u64)>) -> Option<(u64, u64)> {
+        match self {
+            ShardNumbers::Fixed(n, i) => Some((n, i)),
+            ShardNumbers::OfTask => task,
+        }
+    }
 }
 
 /// What a stream stage does.
@@ -84,12 +120,18 @@ pub(crate) fn bind_stages(
     place: &str,
     at: Level,
 ) -> Result<(Vec<Step>, Vec<SchemaRef>)> {
-    let Level { depth, keep_hints } = at;
-    let mut hints = 0;
+    let Level { depth, keep_hints, shards } = at;
+    let (mut hints, mut has_stride) = (0, shards.has_stride);
+    // The first `shard` is the planned one.
+    let mut shard =
+        |numbers, stats| Step::Shard(ShardStep { numbers, planned: std::mem::take(&mut has_stride), stats });
     let mut schemas = vec![Arc::clone(input)];
     let mut steps = Vec::new();
     let mut streaming = false;
     for (i, stage) in def.stages.iter().enumerate() {
+        if shards.data == Some(i) {
+            steps.push(shard(ShardNumbers::OfTask, None));
+        }
         let schema = Arc::clone(&schemas[schemas.len() - 1]);
         let place = format!("{place}steps[{i}].{}", stage.op.name());
         let position =
@@ -101,8 +143,11 @@ pub(crate) fn bind_stages(
                 at.place
             )));
         }
-        streaming |= !stage.op.is_split_local();
+        streaming |= !stage.op.is_split_local() && !matches!(stage.op, StageOp::Shard { .. });
         let step = match stage.op {
+            StageOp::Shard { num_shards, index } => {
+                Some(shard(ShardNumbers::new(num_shards, index), Some(at.stats)))
+            }
             StageOp::Autocache { .. } if keep_hints && depth == 0 => {
                 hints += 1;
                 Some(Step::Hint(hints - 1))
@@ -115,7 +160,23 @@ pub(crate) fn bind_stages(
         });
         steps.extend(step);
     }
+    if shards.data == Some(def.stages.len()) {
+        steps.push(shard(ShardNumbers::OfTask, None));
+    }
+    if shards.data.is_some() && shards.has_stride {
+        first_to_front(&mut steps);
+    }
     Ok((steps, schemas))
+}
+
+/// Moves the planned shards of the processing mode `data` to the front: the stages above pass on row for row, so they need
+/// not compute the rows of other shards.
+fn first_to_front(steps: &mut Vec<Step>) {
+    let own = |s: &Step| matches!(s, Step::Shard(ShardStep { planned: true, stats: None, .. }));
+    if let Some(at) = steps.iter().position(own) {
+        let step = steps.remove(at);
+        steps.insert(0, step);
+    }
 }
 
 /// Where a definition stands: nested in others or not, and whether its hints are of use.
@@ -123,6 +184,16 @@ pub(crate) fn bind_stages(
 pub(crate) struct Level {
     pub(crate) depth: u32,
     pub(crate) keep_hints: bool,
+    pub(crate) shards: PlannedShards,
+}
+
+/// What was planned of the shards of the outermost definition.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PlannedShards {
+    /// The stage above which the processing mode `data` has its shards.
+    pub(crate) data: Option<usize>,
+    /// Whether the rows of the first `shard` are chosen per split.
+    pub(crate) has_stride: bool,
 }
 
 struct Place {

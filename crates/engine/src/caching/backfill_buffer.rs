@@ -218,6 +218,7 @@ mod tests {
             range: caju_sources::SplitRange::Whole,
             rows: None,
             trim: None,
+            stride: None,
         };
         for index in 0..2 {
             one.begin(index, &split, 0..1);

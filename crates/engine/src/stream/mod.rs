@@ -8,6 +8,7 @@ mod bucket;
 mod draws;
 mod mix;
 
+mod shard;
 mod shuffle;
 mod take;
 
@@ -16,6 +17,7 @@ pub(crate) use bucket::Bucket;
 pub(crate) use draws::Draws;
 pub(crate) use mix::Mix;
 
+pub(crate) use shard::{Shard, only};
 pub(crate) use shuffle::Shuffle;
 pub(crate) use take::{Skip, Take};
 

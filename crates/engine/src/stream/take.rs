@@ -14,7 +14,7 @@ fn rows_of(chunk: &Chunk, n: usize) -> usize {
 }
 
 /// Elements `from..to` of a chunk.
-fn elements(chunk: &Chunk, from: usize, to: usize) -> Chunk {
+pub(super) fn elements(chunk: &Chunk, from: usize, to: usize) -> Chunk {
     let (s, e) = (rows_of(chunk, from), rows_of(chunk, to));
     let mut out = chunk.slice_rows(s, e - s);
     if let Elements::Lengths(l) = &chunk.elements {

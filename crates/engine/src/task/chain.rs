@@ -11,8 +11,9 @@ use futures::stream::{self, StreamExt};
 use super::hint::{Numbering, at_hint, at_set, without_marks};
 use super::prefetch::prefetched;
 use super::rows::RowWork;
+use super::shard::{shard_stage, sharded};
 use super::{Item, Items};
-use crate::bind::{BoundPipeline, BranchKind, Step, StreamOp};
+use crate::bind::{BoundPipeline, BranchKind, ShardStep, Step, StreamOp};
 use crate::caching::TaskCache;
 use crate::context::TaskContext;
 use crate::row::{RowStage, pay};
@@ -29,14 +30,17 @@ pub(super) fn build(
     cache: &Arc<TaskCache>,
 ) -> Items {
     let steps = &pipeline.root.steps;
-    let first_stream = steps.iter().position(is_stream).unwrap_or(steps.len());
+    // A `shard` behind a sampling source divides its rows in the order in which they are drawn.
+    let sampled = matches!(pipeline.root.kind, BranchKind::Sample { .. });
+    let drawn = |s: &Step| sampled && matches!(s, Step::Shard(shard) if shard.stats.is_some());
+    let first_stream = steps.iter().position(|s| is_stream(s) || drawn(s)).unwrap_or(steps.len());
     let (local, streaming) = steps.split_at(first_stream);
     let items = local_part(local, source, ctx, cache);
     // Rows that readers already have are dropped where splits end, unless elements are counted below: then
     // they must be counted too. A promised order is that of all rows: there they pass every stream stage.
     let promised = pipeline.def().options.deterministic;
     let counts = |s: &Step| {
-        matches!(s, Step::Stream { op: StreamOp::Take(_) | StreamOp::Skip(_), .. })
+        matches!(s, Step::Stream { op: StreamOp::Take(_) | StreamOp::Skip(_), .. } | Step::Shard(_))
             || promised && is_stream(s)
     };
     let last_count = streaming.iter().rposition(counts);
@@ -65,6 +69,7 @@ pub(super) fn build(
                 }
             }
             Step::Hint(hint) => items = at_set(*hint, items, cache),
+            Step::Shard(shard) => items = run_shard(*shard, items, ctx, repeats > 0),
             Step::Cost { cost, burn, stats } => items = pay_for(items, ctx, *cost, *burn, *stats),
             Step::Prefetch { elements, stats } => items = prefetched(items, *elements, *stats, ctx),
             Step::Stream { op, stats } => {
@@ -82,16 +87,22 @@ pub(super) fn build(
 }
 
 fn is_stream(step: &Step) -> bool {
-    !matches!(step, Step::Rows(_) | Step::Cost { .. } | Step::Prefetch { .. } | Step::Hint(_))
+    matches!(step, Step::Stream { .. } | Step::Repeat)
 }
 
 /// Chains the split-local stages. Where ordinals change above a random stage, chunks pass one by one, in order, to be
 /// renumbered; everything between such places runs in parallel.
 fn local_part(steps: &[Step], mut items: Items, ctx: &Arc<TaskContext>, cache: &Arc<TaskCache>) -> Items {
     let mut segment: Vec<Arc<RowStage>> = Vec::new();
-    let mut dirty = false;
+    // Below a shard, rows keep the ordinals that they have without it, and draw the same.
+    let (mut dirty, mut gaps) = (false, false);
     for step in steps {
         match step {
+            Step::Shard(shard) => {
+                items = rows(std::mem::take(&mut segment), items, ctx);
+                items = sharded(*shard, items, ctx);
+                gaps = true;
+            }
             Step::Rows(stage) => {
                 if stage.is_random() && dirty {
                     items = renumber(rows(std::mem::take(&mut segment), items, ctx));
@@ -115,8 +126,8 @@ fn local_part(steps: &[Step], mut items: Items, ctx: &Arc<TaskContext>, cache: &
             }
             Step::Hint(hint) => {
                 items = rows(std::mem::take(&mut segment), items, ctx);
-                items = at_hint(*hint, dirty, items, cache);
-                dirty = false;
+                items = at_hint(*hint, dirty || gaps, items, cache);
+                (dirty, gaps) = (false, false);
             }
             _ => {}
         }
@@ -125,7 +136,7 @@ fn local_part(steps: &[Step], mut items: Items, ctx: &Arc<TaskContext>, cache: &
         items = without_marks(items);
     }
     items = rows(segment, items, ctx);
-    if dirty { renumber(items) } else { items }
+    if dirty || gaps { renumber(items) } else { items }
 }
 
 /// Chunks of one split each, as they are above all cross-split stages.
@@ -249,6 +260,23 @@ fn pay_for(items: Items, ctx: &Arc<TaskContext>, cost: Cost, burn: bool, stats: 
             }
         })
         .boxed()
+}
+
+/// Runs a `shard` over the stream of elements.
+fn run_shard(shard: ShardStep, items: Items, ctx: &Arc<TaskContext>, restarts: bool) -> Items {
+    const PLACE: &str = "the shards of processing mode `data`";
+    let stage = match shard_stage(shard, ctx) {
+        Ok(stage) => stage,
+        Err(e) => return stream::iter([Err(e)]).boxed(),
+    };
+    match shard.stats {
+        Some(stats) => {
+            let place = ctx.stats.stage(stats).place();
+            let stage = Counted { stage: Box::new(stage), ctx: Arc::clone(ctx), stats };
+            run_stream_stage(Box::new(stage), place, items, restarts)
+        }
+        None => run_stream_stage(Box::new(stage), PLACE.into(), items, restarts),
+    }
 }
 
 fn stream_stage(op: &StreamOp, ctx: &TaskContext) -> Box<dyn StreamStage> {

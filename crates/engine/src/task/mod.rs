@@ -10,6 +10,7 @@ mod prefetch;
 mod read;
 mod read_limiter;
 mod rows;
+mod shard;
 mod zip;
 
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use crate::caching::{CacheOptions, TaskCache};
 use crate::context::TaskContext;
 use crate::lease::SplitFeed;
 use crate::probing::{Findings, Prober, Probing};
+use crate::shard::Shard;
 use crate::stats::TaskStats;
 
 /// How a task runs.
@@ -42,6 +44,8 @@ pub struct TaskOptions {
     pub epoch: u64,
     /// Under `off`: the worker's slot.
     pub slot: Option<u32>,
+    /// In a static processing mode: the task's shard.
+    pub shard: Option<Shard>,
     /// Keep the canonical order of rows.
     pub deterministic: bool,
     /// The threads that compute.
@@ -87,6 +91,7 @@ impl TaskOptions {
             seed: 0,
             epoch: 0,
             slot: None,
+            shard: None,
             deterministic: false,
             pool,
             clock,
@@ -153,7 +158,8 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
         stats,
         Arc::clone(&options.one_at_a_time),
     );
-    let ctx = Arc::new(ctx.within(pipeline.chunk_bytes(), options.buffer_bytes));
+    let shard = options.shard.map(|s| (s.num_shards, s.index));
+    let ctx = Arc::new(ctx.with_shard(shard).within(pipeline.chunk_bytes(), options.buffer_bytes));
     let tasks = Tasks::new();
     let reading = read::Reading {
         batch_rows: options.batch_rows.max(1),

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::args::{Args, At};
 use crate::binary;
 use crate::def::{Cost, DEFAULT_SHUFFLE_BYTES, Feature, FeatureShape, PythonFunction, PythonKind, StageOp};
-use crate::spelling::{FEATURE_TYPES, stage_example};
+use crate::spelling::{FEATURE_TYPES, HINT, stage_example};
 use crate::write::round_scalar;
 
 /// Reads one step. `hints` is the number of hints above it, which gives the default name of a hint.
@@ -157,11 +157,24 @@ fn stream_stage(name: &str, args: &mut Args<'_>) -> Result<StageOp> {
         "repeat" => StageOp::Repeat(args.get("count").map(|a| a.positive()).transpose()?),
         "take" => StageOp::Take(args.need("count")?.count()?),
         "skip" => StageOp::Skip(args.need("count")?.count()?),
+        "shard" => StageOp::Shard {
+            num_shards: number_or_hint(&args.need("num_shards")?, |a| a.positive())?,
+            index: number_or_hint(&args.need("index")?, |a| a.count())?,
+        },
         "prefetch" => StageOp::Prefetch(args.need("buffer")?.positive()?),
         "unbatch" => StageOp::Unbatch,
         // The caller has found the name in the list of stages.
         other => return Err(Error::internal(format!("the stage `{other}` has no reader"))),
     })
+}
+
+/// Reads a number, or `HINT`: none.
+fn number_or_hint(at: &At<'_>, number: impl Fn(&At<'_>) -> Result<u64>) -> Result<Option<u64>> {
+    match at.value.as_str() {
+        Some(HINT) => Ok(None),
+        Some(_) => Err(at.wrong("a number or `HINT`")),
+        None => number(at).map(Some),
+    }
 }
 
 fn batch_stage(name: &str, args: &mut Args<'_>) -> Result<StageOp> {

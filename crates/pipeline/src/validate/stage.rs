@@ -74,6 +74,17 @@ fn stream(op: &StageOp, path: &str) -> Result<()> {
         }
         StageOp::Repeat(count) => count.map_or(Ok(()), |n| within(path, n, 1, MAX_COUNT)),
         StageOp::Take(n) | StageOp::Skip(n) => within(path, *n, 0, MAX_COUNT),
+        StageOp::Shard { num_shards: Some(n), index } => {
+            within(&join(path, "num_shards"), *n, 1, MAX_COUNT)?;
+            match index {
+                Some(i) if i < n => Ok(()),
+                Some(i) => Err(range(&join(path, "index"), &format!("an integer from 0 to {}", n - 1), i)),
+                None => Err(bad(
+                    &join(path, "index"),
+                    format!("index must be between 0 and {}: `HINT` needs `num_shards: HINT`", n - 1),
+                )),
+            }
+        }
         StageOp::Prefetch(n) => within(path, *n, 1, MAX_PREFETCH),
         StageOp::Batch { size, .. } => within(&join(path, "size"), *size, 1, MAX_BATCH),
         StageOp::PaddedBatch { size, lengths, values, .. } => {

@@ -181,6 +181,9 @@ fn stream_op() -> impl Strategy<Value = StageOp> {
         prop::option::of(1u64..1 << 53).prop_map(StageOp::Repeat),
         (0u64..1 << 53).prop_map(StageOp::Take),
         (0u64..1 << 53).prop_map(StageOp::Skip),
+        (1u64..1 << 53, 0u64..1 << 53)
+            .prop_map(|(n, i)| StageOp::Shard { num_shards: Some(n), index: Some(i % n) }),
+        prop::option::of(0u64..1 << 53).prop_map(|index| StageOp::Shard { num_shards: None, index }),
         (1u64..1 << 31, any::<bool>())
             .prop_map(|(size, drop_remainder)| StageOp::Batch { size, drop_remainder }),
         padded.prop_map(|(size, drop_remainder, lengths, values)| StageOp::PaddedBatch {

@@ -9,7 +9,7 @@ from ._cluster import LocalCluster, address_of
 from ._errors import InvalidPipeline, Unimplemented
 from ._numbers import whole
 
-MODES = ("dynamic", "off")
+MODES = ("dynamic", "off", "file", "data", "file_or_data", "hint")
 UNEVEN = ("drop", "pad")
 LOST_READERS = ("fail", "allow")
 TARGETS = ("auto", "any", "local")
@@ -75,7 +75,7 @@ class Service:
         if processing_mode not in MODES:
             raise InvalidPipeline(
                 f"processing_mode {processing_mode!r} is not one of {', '.join(MODES)}; say \"dynamic\" for each row "
-                "once, \"off\" for all rows from every worker"
+                "once, \"off\" for all rows from every worker, \"file\" or \"data\" for a shard per configured worker"
             )
         if lost_readers not in LOST_READERS:
             raise InvalidPipeline(

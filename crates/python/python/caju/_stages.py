@@ -160,6 +160,13 @@ class Stages:
         """Drops the first elements, in the order of files and rows."""
         return self._with({"skip": {"count": count}})
 
+    def shard(self, num_shards: int | str, index: int | str) -> Dataset:
+        """Every `num_shards`-th element from element `index` on, in the order of files and rows.
+
+        With "HINT" for both, worker k of n has shard k of n: that needs `processing_mode="hint"`.
+        """
+        return self._with({"shard": {"num_shards": num_shards, "index": index}})
+
     def batch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:
         """Combines `batch_size` rows to one element: a dict of arrays."""
         return self._with({"batch": {"size": batch_size, "drop_remainder": drop_remainder}})

@@ -34,7 +34,7 @@ pub(super) fn job_opened(state: &State, job: &JobName, config: &DispatcherConfig
             encoding: job.encoding.clone(),
             epochs: job.epochs,
             profile_only: job.profile_only,
-            each_worker_reads_all: job.mode == Mode::Off,
+            each_worker_reads_all: reads_all(job.mode),
             snapshot_budget_bytes: config.cache_budget,
         }),
         hints: dataset.hints.clone(),
@@ -42,6 +42,11 @@ pub(super) fn job_opened(state: &State, job: &JobName, config: &DispatcherConfig
         decided: decided(job),
         replan: job.replan.clone(),
     })
+}
+
+/// Whether each worker reads all splits.
+fn reads_all(mode: Mode) -> bool {
+    mode == Mode::Off
 }
 
 fn decided(job: &Job) -> Option<Decided> {
@@ -59,7 +64,7 @@ pub(super) fn iteration(core: &Core, state: &State, id: IterationId) -> Option<I
         epoch: iteration.epoch,
         tasks: iteration.tasks.values().map(task).collect(),
         splits_listed: core.listings.splits_total(iteration),
-        readings: if job.mode == Mode::Off { iteration.feeds.len() as u64 } else { 1 },
+        readings: if reads_all(job.mode) { iteration.feeds.len() as u64 } else { 1 },
         clients: clients(core, id),
         peers: peers(state, job),
     })

@@ -82,8 +82,9 @@ fn plain_updates() -> Vec<Update> {
             profile_only: false,
             save: None,
             target: TargetWorkers::Auto,
+            shard_by: None,
         },
-        Update::IterationOpened { iteration, job, epoch: 0, at_ms: 1_700_000_000_000 },
+        Update::IterationOpened { iteration, job, epoch: 0, at_ms: 1_700_000_000_000, num_shards: 0 },
         Update::ClientJoined {
             client,
             iteration,
@@ -117,7 +118,7 @@ fn plain_updates() -> Vec<Update> {
         },
         Update::ClientLost { client, task: TaskId(1004), received: rows, reason: "reset".into() },
         Update::TaskCreated { task: TaskId(1006), iteration, worker, feed: FeedId::SHARED, secret: None },
-        Update::FeedExhausted { iteration, feed: FeedId::SHARED },
+        Update::FeedExhausted { iteration, feed: FeedId::SHARED, listing: None },
         Update::Leased { task: TaskId(1006), request_no: 1, fresh: vec![], requeued: vec![0], end: true },
         Update::TaskEnded {
             task: TaskId(1006),
@@ -214,6 +215,7 @@ fn later_updates() -> Vec<Update> {
             profile_only: true,
             save: None,
             target: TargetWorkers::Auto,
+            shard_by: None,
         },
         Update::Planned { iteration, plan: Some(Document::from_text("{}")) },
         Update::TaskEnded {

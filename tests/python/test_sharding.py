@@ -1,0 +1,279 @@
+"""The static processing modes: worker k of n has shard k of n (docs/processing-modes.md, docs/conformance.md)."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.flight
+import pyarrow.parquet as pq
+import pytest
+from conftest import Server
+from foreign import column, flight_info, read_endpoint
+
+ANY = ["--workers", ",".join(["127.0.0.1:%port%"] * 5)]
+RANGE = {"source": {"range": 20}}
+STATIC = ["file", "data", "file_or_data", "hint"]
+
+
+def tfrecord(values):
+    """A TFRecord file of these texts; checksums of zero are not allowed, so they are computed."""
+    table = []
+    for i in range(256):
+        c = i
+        for _ in range(8):
+            c = (c >> 1) ^ (0x82F63B78 if c & 1 else 0)
+        table.append(c)
+
+    def masked(blob):
+        c = 0xFFFFFFFF
+        for b in blob:
+            c = table[(c ^ b) & 255] ^ (c >> 8)
+        c ^= 0xFFFFFFFF
+        return (((c >> 15) | (c << 17)) + 0xA282EAD8 & 0xFFFFFFFF).to_bytes(4, "little")
+
+    out = b""
+    for value in values:
+        data = value.encode()
+        length = len(data).to_bytes(8, "little")
+        out += length + masked(length) + data + masked(data)
+    return out
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Ten TFRecord files of ten records each: record r of file f is `f,r`."""
+    folder = tmp_path / "records"
+    folder.mkdir()
+    for f in range(10):
+        (folder / f"part-{f}.tfrecord").write_bytes(tfrecord([f"{f},{r}" for r in range(10)]))
+    return {"tfrecord": str(folder / "*.tfrecord")}
+
+
+def endpoint_of(c, index, info):
+    """The endpoint of the worker at a position of the list."""
+    address = next(w["address"] for w in c.status()["workers"] if w["slot"] == index)
+    return next(e for e in info.endpoints if e.locations[0].uri == f"grpc+tcp://{address}".encode())
+
+
+def shard(c, index, definition, mode, name="id", **command):
+    """What the worker at a position of the list gives, in its order."""
+    info = flight_info(c.dispatcher.address, definition, mode=mode, **command)
+    return column(read_endpoint(endpoint_of(c, index, info)), name)
+
+
+def all_shards(c, definition, mode, workers=5, name="id"):
+    info = flight_info(c.dispatcher.address, definition, mode=mode)
+    return [column(read_endpoint(endpoint_of(c, k, info)), name) for k in range(workers)]
+
+
+def records(c, index, definition, mode):
+    return [r.decode() for r in shard(c, index, definition, mode, "record")]
+
+
+def of_files(*numbers):
+    return [f"{f},{r}" for f in numbers for r in range(10)]
+
+
+@pytest.fixture
+def five(cluster):
+    return cluster(5, *ANY)
+
+
+@pytest.mark.parametrize("mode", ["data", "file_or_data"])
+def test_sta_01_each_worker_has_every_nth_row_in_order(five, mode):
+    assert shard(five, 1, RANGE, mode) == [1, 6, 11, 16]
+    assert all_shards(five, RANGE, mode) == [list(range(k, 20, 5)) for k in range(5)]
+
+
+def test_sta_02_rows_without_files_have_no_shards_by_file(five):
+    with pytest.raises(pa.ArrowKeyError, match="unshardable source.*range"):
+        shard(five, 1, RANGE, "file")
+
+
+@pytest.mark.parametrize("index", ["HINT", 0, 5])
+def test_sta_03_a_hint_says_where_the_shards_are(five, index):
+    definition = {"source": {"range": 20}, "steps": [{"shard": {"num_shards": "HINT", "index": index}}]}
+    assert shard(five, 1, definition, "hint") == [1, 6, 11, 16]
+
+
+def test_sta_03_a_hint_below_other_stages(five):
+    steps = [{"filter": "id % 2 = 0"}, {"shard": {"num_shards": "HINT", "index": "HINT"}}, {"batch": 2}]
+    assert shard(five, 1, {"source": {"range": 20}, "steps": steps}, "hint") == [2, 12]
+    above = [{"batch": 2}, {"shard": {"num_shards": "HINT", "index": "HINT"}}]
+    assert shard(five, 1, {"source": {"range": 20}, "steps": above}, "hint") == [2, 3, 12, 13]
+
+
+def test_sta_04_a_hint_for_the_index_alone_is_refused(five):
+    definition = {"source": {"range": 20}, "steps": [{"shard": {"num_shards": 5, "index": "HINT"}}]}
+    with pytest.raises(pa.ArrowInvalid, match="index must be between 0 and 4"):
+        shard(five, 1, definition, "hint")
+
+
+def test_sta_05_without_a_hint_the_given_numbers_count(five):
+    definition = {"source": {"range": 20}, "steps": [{"shard": {"num_shards": 1, "index": 0}}]}
+    assert shard(five, 1, definition, "hint") == list(range(20))
+
+
+def test_a_hint_needs_its_mode(five):
+    definition = {"source": {"range": 20}, "steps": [{"shard": {"num_shards": "HINT", "index": "HINT"}}]}
+    for mode in ("dynamic", "off", "data"):
+        with pytest.raises(pa.ArrowInvalid, match="needs processing mode `hint`"):
+            shard(five, 1, definition, mode)
+
+
+def test_sta_07_off_gives_all_whatever_the_list(five, files):
+    assert shard(five, 1, RANGE, "off") == list(range(20))
+    assert records(five, 1, {"source": files, "deterministic": True}, "off") == of_files(*range(10))
+
+
+@pytest.mark.parametrize("mode", ["file_or_data", "data"])
+def test_sta_08_one_configured_worker_has_everything(cluster, mode):
+    c = cluster(1, "--workers", "127.0.0.1:%port%")
+    assert shard(c, 0, RANGE, mode) == list(range(20))
+
+
+@pytest.mark.parametrize("mode", ["file", "file_or_data"])
+def test_sta_10_each_worker_has_every_nth_file_whole(five, files, mode):
+    assert records(five, 3, {"source": files, "deterministic": True}, mode) == of_files(3, 8)
+    shuffled = {"source": files, "steps": [{"shuffle": 1000}]}
+    found = records(five, 3, shuffled, mode)
+    assert sorted(found) == of_files(3, 8) and found != of_files(3, 8)
+
+
+def test_sta_10_shards_by_file_are_every_row_once(five, files):
+    found = all_shards(five, {"source": files}, "file", name="record")
+    assert sorted(r.decode() for part in found for r in part) == of_files(*range(10))
+
+
+@pytest.mark.parametrize("mode", ["data", "hint"])
+def test_sta_11_rows_of_unknown_number_are_counted(five, files, mode):
+    steps = [{"shard": {"num_shards": "HINT", "index": "HINT"}}] if mode == "hint" else []
+    want = [f"{f},{r}" for f in range(10) for r in (3, 8)]
+    assert records(five, 3, {"source": files, "steps": steps}, mode) == want
+
+
+def test_data_shards_go_on_across_files_of_any_length(five, tmp_path):
+    for f, rows in enumerate([7, 0, 3, 10]):
+        (tmp_path / f"{f}.tfrecord").write_bytes(tfrecord([f"{f},{r}" for r in range(rows)]))
+    everything = [f"{f},{r}" for f, rows in enumerate([7, 0, 3, 10]) for r in range(rows)]
+    source = {"tfrecord": {"path": str(tmp_path / "*.tfrecord"), "split": 60}}
+    for k in range(5):
+        assert records(five, k, {"source": source}, "data") == everything[k::5]
+
+
+def test_data_shards_of_a_repeated_dataset(five):
+    definition = {"source": {"range": 7}, "steps": [{"repeat": 3}]}
+    found = all_shards(five, definition, "data")
+    assert sorted(i for part in found for i in part) == sorted(list(range(7)) * 3)
+
+
+def test_take_is_of_the_whole_dataset_under_data_and_of_each_workers_files_under_file(five, files):
+    taken = {"source": {"range": 20}, "steps": [{"take": 7}]}
+    assert all_shards(five, taken, "data") == [[0, 5], [1, 6], [2], [3], [4]]
+    taken = {"source": files, "steps": [{"take": 7}]}
+    found = all_shards(five, taken, "data", name="record")
+    assert [[r.decode() for r in part] for part in found] == [["0,0", "0,5"], ["0,1", "0,6"], ["0,2"], ["0,3"], ["0,4"]]
+    found = all_shards(five, taken, "file", name="record")
+    assert [[r.decode() for r in part] for part in found] == [[f"{f},{r}" for r in range(7)] for f in range(5)]
+
+
+def test_flat_map_and_filters_work_on_shards_of_data(five):
+    steps = [{"filter": "id > 3"}, {"flat_map": {"name": "x", "expr": "[id, id + 100]"}}]
+    definition = {"source": {"range": 20}, "steps": steps}
+    info = flight_info(five.dispatcher.address, definition, mode="data")
+    found = column(read_endpoint(endpoint_of(five, 2, info)), "x")
+    assert sorted(found) == sorted(x for i in (7, 12, 17) for x in (i, i + 100))
+
+
+def test_rows_draw_the_same_in_every_mode(five):
+    definition = {"source": {"range": 50}, "steps": [{"with_columns": {"x": "random_int(0, 1000000)"}}], "seed": 5}
+    drawn = {}
+    for mode in ("dynamic", "data"):
+        info = flight_info(five.dispatcher.address, definition, mode=mode)
+        batches = [b for e in info.endpoints for b in read_endpoint(e)]
+        drawn[mode] = dict(zip(column(batches, "id"), column(batches, "x")))
+    assert len(drawn["data"]) == 50 and drawn["data"] == drawn["dynamic"]
+
+
+@pytest.mark.parametrize("workers", ["127.0.0.1:%port%", "127.0.0.1:%port_worker%"])
+def test_sta_17_workers_take_wildcard_positions_in_the_order_of_registration(cluster, workers):
+    c = cluster(0, "--workers", ",".join([workers] * 5))
+    for _ in range(5):
+        c.add_worker()
+    slots = [w["slot"] for w in sorted(c.status()["workers"], key=lambda w: w["worker_id"])]
+    assert slots == list(range(5))
+    assert shard(c, 3, RANGE, "data") == [3, 8, 13, 18]
+
+
+def test_sta_18_a_worker_that_is_not_in_the_list_does_not_start(cluster, caju):
+    c = cluster(0, "--workers", "elsewhere:7001,elsewhere:%port%")
+    ended = caju("worker", "--dispatcher", c.dispatcher.address, "--listen", "127.0.0.1:0", code=3)
+    assert "is not configured" in ended.stderr and "elsewhere:7001" in ended.stderr
+    bad = caju("dispatcher", "--listen", "127.0.0.1:0", "--workers", "localhost:%port:1", code=2)
+    assert "--workers" in bad.stderr and "localhost:%port:1" in bad.stderr
+
+
+@pytest.mark.parametrize("mode", STATIC)
+def test_sta_19_static_modes_need_a_list_of_workers(cluster, mode):
+    c = cluster(1)
+    with pytest.raises(pa.ArrowKeyError, match="not in the workers list.*--workers"):
+        flight = flight_info(c.dispatcher.address, RANGE, mode=mode)
+        read_endpoint(flight.endpoints[0])
+
+
+@pytest.mark.parametrize("mode", ["off", "dynamic", *STATIC])
+def test_sta_22_every_mode_runs_to_the_end(five, files, mode, tmp_path):
+    report = five.report({"source": files}, tmp_path, "--processing-mode", mode)
+    rows = {"off": 500, "hint": 500}.get(mode, 100)
+    assert report["epochs"][0]["rows"] == rows
+
+
+@pytest.mark.parametrize("mode", ["file", "data"])
+def test_two_epochs_and_the_checksum_of_all_shards(five, files, mode, tmp_path):
+    once = five.report({"source": files}, tmp_path)["epochs"][0]["rows_checksum"]
+    epochs = five.report({"source": files}, tmp_path, "--processing-mode", mode, "--epochs", "2")["epochs"]
+    assert [e["rows_checksum"] for e in epochs] == [once, once]
+
+
+def test_fewer_files_than_workers(five, tmp_path):
+    pq.write_table(pa.table({"id": list(range(20))}), tmp_path / "one.parquet")
+    definition = {"source": {"parquet": str(tmp_path / "one.parquet")}}
+    assert all_shards(five, definition, "file_or_data") == [list(range(k, 20, 5)) for k in range(5)]
+    assert all_shards(five, definition, "file") == [list(range(20)), [], [], [], []]
+
+
+def test_status_names_shards_and_configured_workers(five, tmp_path):
+    five.report(RANGE, tmp_path, "--processing-mode", "data", "--job", "seen")
+    status = five.status()
+    job = next(j for j in status["jobs"] if j["job"] == "seen")
+    assert (job["mode"], job["shard_by"], job["num_shards"]) == ("data", "data", 5)
+    assert status["configured_workers"] == ["127.0.0.1:%port%"] * 5
+
+
+def test_an_embedded_cluster_has_as_many_shards_as_workers(caju, tmp_path):
+    for mode in ("data", "file_or_data"):
+        report = caju.report("run", RANGE, tmp_path, "--workers", "3", "--processing-mode", mode)
+        assert report["epochs"][0]["rows"] == 20
+    once = caju.report("run", RANGE, tmp_path)["epochs"][0]["rows_checksum"]
+    assert report["epochs"][0]["rows_checksum"] == once
+
+
+def test_policies_that_store_are_refused_where_rows_are_cut(cluster, caju, tmp_path):
+    c = cluster(2, "--workers", "127.0.0.1:%port%,127.0.0.1:%port%", "--cache", str(tmp_path / "cache"))
+    definition = {"source": {"range": 20}, "steps": ["autocache"]}
+    file = tmp_path / "p.yaml"
+    file.write_text(json.dumps(definition))
+    args = ["read", file, "--dispatcher", c.dispatcher.address, "--processing-mode", "data", "--policy", "full"]
+    assert "nothing can be stored" in caju(*args, code=2).stderr
+    assert c.report(definition, tmp_path, "--processing-mode", "data")["epochs"][0]["splits"]["compute"] == 2
+
+
+def test_shards_by_file_are_stored_and_read(cluster, files, tmp_path):
+    c = cluster(2, "--workers", "127.0.0.1:%port%,127.0.0.1:%port%", "--cache", str(tmp_path / "cache"))
+    definition = {"source": files, "steps": ["autocache"]}
+    args = ["--processing-mode", "file", "--policy", "full", "--epochs", "2"]
+    epochs = c.report(definition, tmp_path, *args)["epochs"]
+    assert [e["splits"]["put"] for e in epochs] == [10, 0] and epochs[1]["splits"]["get"] == 10
+    assert epochs[0]["rows_checksum"] == epochs[1]["rows_checksum"]
+    # Parts are those of any other mode.
+    dynamic = c.report(definition, tmp_path, "--policy", "full")["epochs"][0]
+    assert dynamic["splits"]["get"] == 10 and dynamic["rows_checksum"] == epochs[0]["rows_checksum"]
