@@ -1,12 +1,14 @@
 """The static processing modes: worker k of n has shard k of n (docs/processing-modes.md, docs/conformance.md)."""
 
 import json
+import subprocess
+import time
 
 import pyarrow as pa
 import pyarrow.flight
 import pyarrow.parquet as pq
 import pytest
-from conftest import Server
+from conftest import PATIENCE_S
 from foreign import column, flight_info, read_endpoint
 
 ANY = ["--workers", ",".join(["127.0.0.1:%port%"] * 5)]
@@ -277,3 +279,56 @@ def test_shards_by_file_are_stored_and_read(cluster, files, tmp_path):
     # Parts are those of any other mode.
     dynamic = c.report(definition, tmp_path, "--policy", "full")["epochs"][0]
     assert dynamic["splits"]["get"] == 10 and dynamic["rows_checksum"] == epochs[0]["rows_checksum"]
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.mark.parametrize("source", ["parquet", "tfrecord"])
+@pytest.mark.parametrize("mode", ["file", "data"])
+def test_a_worker_that_is_started_again_continues_its_shard(cluster, caju, files, tmp_path, mode, source):
+    for f in range(10):
+        pq.write_table(pa.table({"id": list(range(10 * f, 10 * f + 10))}), tmp_path / f"{f}.parquet")
+    # The rows of each split are known, or counted.
+    source = {"parquet": str(tmp_path / "*.parquet")} if source == "parquet" else files
+    definition = {"source": source, "steps": [{"sleep": {"per_row": "20ms"}}]}
+    ports = [free_port(), free_port()]
+    c = cluster(0, "--workers", ",".join(f"127.0.0.1:{p}" for p in ports))
+    workers = [c.add_worker("--listen", f"127.0.0.1:{p}") for p in reversed(ports)]
+    assert {w["address"]: w["slot"] for w in c.status()["workers"]} == {f"127.0.0.1:{p}": k for k, p in enumerate(ports)}
+    once = caju.report("run", {"source": source}, tmp_path)["epochs"][0]["rows_checksum"]
+
+    file, report = tmp_path / "slow.yaml", tmp_path / "slow.json"
+    file.write_text(json.dumps(definition))
+    args = ["read", file, "--dispatcher", c.dispatcher.address, "--job", "j", "--processing-mode", mode, "--report", report]
+    reading = subprocess.Popen([caju.binary, *map(str, args)], env=caju.env, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def rows_out():
+        jobs = [j for j in c.status()["jobs"] if j["job"] == "j"]
+        stages = {s["name"]: s["rows_out"] for j in jobs for s in j["stages"]}
+        return stages.get("output", 0)
+
+    deadline = time.monotonic() + PATIENCE_S
+    while rows_out() < 20:
+        assert reading.poll() is None and time.monotonic() < deadline, reading.communicate()
+    workers[0].kill()
+    c.add_worker("--listen", f"127.0.0.1:{ports[1]}")
+    out, errors = reading.communicate(timeout=PATIENCE_S)
+    assert reading.returncode == 0, out + errors
+    epoch = json.loads(report.read_text())["epochs"][0]
+    assert (epoch["rows"], epoch["rows_checksum"]) == (100, once)
+
+
+def test_an_epoch_whose_shard_has_no_worker_fails_and_names_it(cluster, caju, tmp_path):
+    c = cluster(1, "--workers", "127.0.0.1:%port%,elsewhere:7001", "--worker-wait", "1s")
+    file = tmp_path / "p.yaml"
+    file.write_text(json.dumps(RANGE))
+    args = ["read", file, "--dispatcher", c.dispatcher.address, "--processing-mode", "data"]
+    errors = caju(*args, code=3).stderr
+    assert "worker 1 (`elsewhere:7001`)" in errors and "nobody else has" in errors

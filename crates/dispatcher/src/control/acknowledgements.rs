@@ -171,7 +171,7 @@ pub(super) fn may_leave(reports: &Reports, iteration: &Iteration, client: Client
     let is_complete =
         |c: ClientId| reports.acknowledged.get(&(iteration.id, c)).is_some_and(Acknowledged::is_complete);
     let has_all = |c: ClientId| is_complete(c) && iteration.has_taken_all(c);
-    let others = || iteration.own_members().filter(|c| *c != client);
+    let others = || iteration.own_members().filter(|c| *c != client && iteration.share_tasks(*c, client));
     has_all(client)
         && !iteration.awaits_report()
         && others().all(|c| has_all(c) || reports.called_since_drained(iteration.id, c))

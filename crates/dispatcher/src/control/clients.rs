@@ -79,7 +79,7 @@ impl Core {
         v1::ClientHeartbeatResponse {
             version: iteration.version,
             tasks: task_infos(state, iteration, client),
-            finished: iteration.is_drained(),
+            finished: iteration.is_drained_for(client),
             accounted,
             incomplete: acknowledgements::incomplete(iteration, iteration.members.get(&client)),
             acknowledge_all: !acknowledged,

@@ -155,6 +155,9 @@ impl Core {
             }
             let target = txn.state.iterations.get(&id).map(|i| i.target).unwrap_or_default();
             let local = targets::local_workers(txn.state, request, target)?;
+            if let Some(iteration) = txn.state.iterations.get(&id).filter(|_| flight.is_none()) {
+                targets::has_shard(txn.state, iteration, &local)?;
+            }
             // A client that reads several epochs has one secret.
             let secret = match given.and(<[u8; Secret::BYTES]>::try_from(&*request.client_secret).ok()) {
                 Some(known) => Secret::from_bytes(known),
@@ -198,7 +201,7 @@ fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::Open
         job: iteration.job.0.clone(),
         version: iteration.version,
         tasks: if joined { task_infos(state, iteration, client) } else { Vec::new() },
-        finished: iteration.is_drained(),
+        finished: iteration.is_drained_for(client),
         client_secret: iteration
             .members
             .get(&client)

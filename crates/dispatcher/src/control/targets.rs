@@ -5,7 +5,7 @@ use caju_types::{ClientId, Error, IterationId, Result, WorkerId};
 
 use super::Txn;
 use super::usage::check_name;
-use crate::state::{Job, State, TargetWorkers, Update, Worker};
+use crate::state::{Iteration, Job, State, TargetWorkers, Update, Worker};
 
 /// The most workers of its own process that a client may name; a process has a few.
 const MAX_LOCAL_WORKERS: usize = 4096;
@@ -84,6 +84,24 @@ pub(super) fn local_workers(
         "no local worker is found: target_workers LOCAL reads from workers in the reader's own process alone, and none of \
          them is registered at this dispatcher; start one there (Python: caju.start_worker), or read from ANY",
     ))
+}
+
+/// Whether a reader of a static mode reads some shard, with these workers in its own process.
+///
+/// # Errors
+/// `InvalidArgument` if it reads none.
+pub(super) fn has_shard(state: &State, iteration: &Iteration, local: &[WorkerId]) -> Result<()> {
+    let own = local.iter().copied().collect();
+    let shards = iteration.num_shards as usize;
+    if shards == 0 || iteration.shards_unread_by(&state.workers, &own).len() < shards {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{}: static sharding requires local workers: each of the {shards} configured workers is read in its own process \
+         alone (its tag is COLOCATED, or target_workers is LOCAL), and none is in this one; start one here, or read with \
+         target_workers ANY",
+        iteration.describe()
+    )))
 }
 
 /// Enters the workers that have come in a client's process since it joined.

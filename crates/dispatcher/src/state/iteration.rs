@@ -67,6 +67,9 @@ pub struct Iteration {
     /// The workers in each reader's own process.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub locals: BTreeMap<ClientId, BTreeSet<WorkerId>>,
+    /// In a static mode: the shards that a reader does not read, of those readers that do not read all.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub unread: BTreeMap<ClientId, BTreeSet<FeedId>>,
     /// Its tasks; those that are done stay as a record.
     pub tasks: BTreeMap<TaskId, Task>,
     /// Its rows of splits.
@@ -166,7 +169,7 @@ impl Iteration {
     pub fn is_drained(&self) -> bool {
         self.failure.is_none()
             && !self.feeds.is_empty()
-            && !self.feeds.values().any(Feed::has_work)
+            && !self.feeds.iter().any(|(id, feed)| feed.has_work() && self.is_wanted(*id))
             && self.tasks.values().all(Task::is_over)
     }
 
@@ -213,14 +216,6 @@ impl Iteration {
     /// Rows that the users of lost readers had taken.
     pub fn rows_of_lost_readers(&self) -> u64 {
         self.lost_readers.iter().fold(0, |sum: u64, r| sum.saturating_add(r.rows))
-    }
-
-    /// Whether a client's user has taken every row that the client will get: all rows were sent, and of every task it
-    /// took what the client had of it. It has nothing left to do but leave.
-    pub fn has_taken_all(&self, client: ClientId) -> bool {
-        let taken =
-            |t: &Task| t.state == TaskState::Done || t.taken_by.contains(&client) || !self.reads(client, t);
-        self.is_drained() && self.tasks.values().all(taken)
     }
 
     /// Whether the report of some worker is still to come: every reader has read a task to its end, so its worker is
@@ -354,7 +349,8 @@ impl Iteration {
     /// Shards that still need their workers.
     pub fn shards_with_work(&self) -> impl Iterator<Item = FeedId> + '_ {
         let is_static = self.mode.is_static();
-        self.feeds.iter().filter(move |(_, f)| is_static && f.has_work()).map(|(id, _)| *id)
+        let waited_for = move |(id, f): &(&FeedId, &Feed)| is_static && f.has_work() && self.is_wanted(**id);
+        self.feeds.iter().filter(waited_for).map(|(id, _)| *id)
     }
 
     pub(super) fn task_ended(

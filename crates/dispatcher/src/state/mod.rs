@@ -214,6 +214,7 @@ impl State {
             }
             _ => {}
         }
+        self.iterations.values_mut().for_each(|i| i.note_unread_shards(&self.workers));
         // Who is there decides who gets tasks, everywhere.
         self.touched.0.extend(self.iterations.keys().copied());
     }
@@ -258,6 +259,7 @@ impl State {
             members: BTreeMap::new(),
             target,
             locals: BTreeMap::new(),
+            unread: BTreeMap::new(),
             tasks: BTreeMap::new(),
             feeds: (0..num_shards).map(|shard| (FeedId(shard), Feed::default())).collect(),
             strikes: BTreeMap::new(),
@@ -311,8 +313,12 @@ impl State {
                     Member { flight: *flight, allow_lost: *allow_lost, secret: *secret, ..Member::default() },
                 );
                 iteration.add_locals(*client, local);
+                iteration.note_unread_shards(&self.workers);
             }
-            Update::LocalWorkersAdded { client, workers, .. } => iteration.add_locals(*client, workers),
+            Update::LocalWorkersAdded { client, workers, .. } => {
+                iteration.add_locals(*client, workers);
+                iteration.note_unread_shards(&self.workers);
+            }
             Update::ClientTook { client, .. } => iteration.client_took(*client),
             Update::ClientTaken { client, task } => iteration.client_taken(*client, *task),
             Update::TaskSettled { task, missing, taken } => iteration.settle_task(*task, missing, taken),

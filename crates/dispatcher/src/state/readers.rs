@@ -4,12 +4,12 @@
 //! task that is *local only* is read by the readers in its worker's own process. Who does not read a task is not asked
 //! for it: it neither has to read it to its end nor to report what it received of it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use caju_types::{ClientId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{Iteration, Task, TaskState, Worker};
+use super::{FeedId, Iteration, Task, TaskState, Worker};
 
 /// From which workers the readers of a job read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +60,63 @@ impl Iteration {
 
     fn is_local(&self, client: ClientId, worker: WorkerId) -> bool {
         self.locals.get(&client).is_some_and(|own| own.contains(&worker))
+    }
+
+    /// The shards of a static mode that a reader with these workers in its own process does not read: those of workers that
+    /// others alone read.
+    pub fn shards_unread_by(
+        &self,
+        workers: &BTreeMap<WorkerId, Worker>,
+        own: &BTreeSet<WorkerId>,
+    ) -> BTreeSet<FeedId> {
+        let readable = |w: &Worker| !w.is_local_only(self.target) || own.contains(&w.id);
+        let is_unread = |shard: &FeedId| {
+            let mut there = workers.values().filter(|w| w.slot == shard.0).peekable();
+            match there.peek() {
+                Some(_) => !there.any(readable),
+                None => self.target == TargetWorkers::Local,
+            }
+        };
+        (0..self.num_shards).map(FeedId).filter(is_unread).collect()
+    }
+
+    /// Notes which shards each reader does not read, by the workers that are known now.
+    pub(super) fn note_unread_shards(&mut self, workers: &BTreeMap<WorkerId, Worker>) {
+        if !self.mode.is_static() {
+            return;
+        }
+        let none = BTreeSet::new();
+        let own = |c: &ClientId| self.locals.get(c).unwrap_or(&none);
+        let unread = self.own_members().map(|c| (c, self.shards_unread_by(workers, own(&c))));
+        self.unread = unread.filter(|(_, shards)| !shards.is_empty()).collect();
+    }
+
+    /// Whether a reader waits for the rows of a feed; without readers all are waited for.
+    pub(super) fn is_wanted(&self, feed: FeedId) -> bool {
+        let reads = |c: ClientId| self.unread.get(&c).is_none_or(|u| !u.contains(&feed));
+        self.unread.is_empty() || self.own_members().next().is_none() || self.own_members().any(reads)
+    }
+
+    /// Whether two readers may get rows of the same task.
+    pub fn share_tasks(&self, a: ClientId, b: ClientId) -> bool {
+        let reads = |c: ClientId, feed: &FeedId| self.unread.get(&c).is_none_or(|u| !u.contains(feed));
+        self.unread.is_empty() || self.feeds.keys().any(|feed| reads(a, feed) && reads(b, feed))
+    }
+
+    /// Whether nothing is left to hand out of what a reader reads, and its tasks have emitted everything.
+    pub fn is_drained_for(&self, client: ClientId) -> bool {
+        let Some(unread) = self.unread.get(&client) else { return self.is_drained() };
+        self.failure.is_none()
+            && !self.feeds.iter().any(|(id, feed)| feed.has_work() && !unread.contains(id))
+            && self.tasks.values().all(|t| t.is_over() || unread.contains(&t.feed))
+    }
+
+    /// Whether a client's user has taken every row that the client will get: all rows were sent, and of every task it
+    /// took what the client had of it. It has nothing left to do but leave.
+    pub fn has_taken_all(&self, client: ClientId) -> bool {
+        let taken =
+            |t: &Task| t.state == TaskState::Done || t.taken_by.contains(&client) || !self.reads(client, t);
+        self.is_drained_for(client) && self.tasks.values().all(taken)
     }
 
     /// Whether a running task has lost its last reader, while the epoch has others.

@@ -190,7 +190,7 @@ fn flight_info_names_the_endpoints_and_leaves_no_trace() {
             (json!({"job": "x"}), "has no `pipeline`"),
             (json!({"pipeline": "x", "epoch": -1}), "`epoch`"),
             (json!({"pipeline": "nope"}), "no dataset `nope` is registered"),
-            (json!({"pipeline": {}, "mode": "of"}), "`dynamic` or `off`"),
+            (json!({"pipeline": {}, "mode": "of"}), "`dynamic`, `off`, `file`"),
             (json!([1]), "not a JSON object"),
         ] {
             let e = flight.get_flight_info(command(bad)).await.unwrap_err();

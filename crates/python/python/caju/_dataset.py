@@ -114,8 +114,9 @@ class Dataset(Stages):
 
         Readers with the same `job_name` share each epoch: every row goes to one of them. Without a name this dataset reads
         alone. `epochs` is the number of epochs that will be read, which helps to decide what is worth storing.
-        `processing_mode` is "dynamic" (every row once) or "off" (all rows from every worker). `seed` replaces that of the
-        pipeline. `policy` and `encoding` are those of `caju run`: who decides where rows are stored, and how new parts are
+        `processing_mode` is "dynamic" (every row once), "off" (all rows from every worker), or "file", "data",
+        "file_or_data" or "hint": worker k of the n that the dispatcher is configured with has shard k of n. `seed` replaces
+        that of the pipeline. `policy` and `encoding` are those of `caju run`: who decides where rows are stored, and how new parts are
         written. A dispatcher that is absent is looked for during `connect_timeout` seconds.
 
         A reader of the job that is killed, or silent for the dispatcher's `--client-timeout`, is lost. The rows that it had
@@ -224,9 +225,9 @@ class Dataset(Stages):
 
     def __len__(self) -> int:
         """The number of elements of an epoch, where it follows from the definition. Elsewhere a `TypeError` says why not."""
-        off = self._service is not None and self._service.mode == "off"
-        if off:
-            raise TypeError("under processing_mode=\"off\" the number of elements depends on the workers")
+        mode = self._service.mode if self._service else "dynamic"
+        if mode != "dynamic":
+            raise TypeError(f"under processing_mode=\"{mode}\" the number of elements depends on the workers")
         return Cardinality.of(self._rows, self._tree()).elements()
 
     def __bool__(self) -> bool:
