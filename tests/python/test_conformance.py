@@ -170,3 +170,50 @@ def test_cli_06_a_reader_that_stops_early_does_not_hold_up_the_worker(cluster):
     _, batches = read_flight(c.dispatcher.address, {"source": {"range": 100}}, job="next")
     assert column(batches, "id") == list(range(100))
     c.workers[0].stop()
+
+
+def test_ops_04_a_handle_gives_five_ordered_passes(cluster):
+    c = cluster(workers=1)
+    passes = [read_flight(c.dispatcher.address, {"source": {"range": 10}}, job="five", epoch=e)[1] for e in range(5)]
+    assert [column(p, "id") for p in passes] == [list(range(10))] * 5
+
+
+def test_ops_16_two_datasets_in_turn_on_the_clients_side(cluster):
+    c = cluster(workers=1)
+    parts = [
+        column(read_flight(c.dispatcher.address, {"source": {"range": {"start": 10 * x, "end": 10 * x + 2, "step": 1}}})[1], "id")
+        for x in (0, 1)
+    ]
+    assert [i for pair in zip(*parts) for i in pair] == [0, 10, 1, 11]
+
+
+def test_ops_18_one_service_feeds_another(cluster):
+    import base64
+
+    first, second = cluster(workers=3), cluster(workers=1)
+    keys = {"source": {"range": 50}, "steps": [{"map": {"key": "id % 10"}}]}
+    _, batches = read_flight(first.dispatcher.address, keys, mode="off")
+    table = pa.Table.from_batches(batches).sort_by("key")
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    grouped = {"source": {"memory": base64.b64encode(sink.getvalue()).decode()}, "steps": [{"batch": 5}]}
+    _, batches = read_flight(second.dispatcher.address, grouped)
+    assert [b.column("key").to_pylist() for b in batches] == [[k] * 5 for k in range(10) for _ in range(3)]
+
+
+def test_ops_19_datasets_of_two_modes_are_zipped_on_the_clients_side(cluster):
+    c = cluster(workers=1)
+    definition = {"source": {"range": 100}}
+    once, off = (column(read_flight(c.dispatcher.address, definition, mode=m)[1], "id") for m in ("dynamic", "off"))
+    assert list(zip(once, off, strict=True)) == [(i, i) for i in range(100)]
+
+
+def test_xfr_02_both_protocols_give_the_rows_by_definition_and_by_id(cluster, tmp_path):
+    c = cluster(workers=1)
+    definition = {"source": {"range": 10}}
+    framed = c.report(definition, tmp_path, "--job", "framed")
+    _, batches = read_flight(c.dispatcher.address, definition)
+    assert (framed["epochs"][0]["rows"], column(batches, "id")) == (10, list(range(10)))
+    _, by_id = read_flight(c.dispatcher.address, framed["fingerprint"])
+    assert column(by_id, "id") == list(range(10))

@@ -31,6 +31,10 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) async fn start(workers: usize) -> Self {
+        Self::start_with(workers, |_| {}).await
+    }
+
+    pub(crate) async fn start_with(workers: usize, change: impl FnOnce(&mut DispatcherConfig)) -> Self {
         let stores = Arc::new(Stores::default());
         let ctx = SourceContext::new(Arc::clone(&stores), Arc::new(IoCounters::new()));
         let catalog = EngineCatalog::new(Registry::new(Limits::default()), ctx);
@@ -40,7 +44,8 @@ impl Cluster {
             check_every: Duration::from_millis(20),
             ..Timers::default()
         };
-        let config = DispatcherConfig { timers, ..DispatcherConfig::default() };
+        let mut config = DispatcherConfig { timers, ..DispatcherConfig::default() };
+        change(&mut config);
         let dispatcher = Dispatcher::start(config, Arc::new(catalog)).await.unwrap();
         let pool = CpuPool::new(2).unwrap();
         let mut cluster = Self { dispatcher, workers: Vec::new(), local: LocalWorkers::new(), stores, pool };

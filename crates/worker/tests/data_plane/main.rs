@@ -7,4 +7,5 @@ mod flight;
 mod membership;
 mod reading;
 mod same_ids;
+mod sharding;
 mod trouble;

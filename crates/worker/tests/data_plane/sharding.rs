@@ -1,0 +1,95 @@
+//! Static processing modes, as readers of our own kind see them.
+
+use caju_client::{Client, ReadRequest};
+use caju_dispatcher::WorkerList;
+use caju_proto::v1::{ProcessingMode, TargetWorkers};
+use caju_types::ErrorKind;
+use caju_wire::LocalWorkers;
+use serde_json::json;
+
+use crate::cluster::{Cluster, assert_once, drain, range, request};
+
+/// Five configured workers with the tag COLOCATED. The first ones are in the readers' process, the others in none.
+async fn colocated(local: usize) -> Cluster {
+    let entries = vec!["127.0.0.1:%port%".to_owned(); 5];
+    let mut cluster = Cluster::start_with(0, |c| c.workers = WorkerList::new(entries).unwrap()).await;
+    for n in 0..5 {
+        let list = if n < local { cluster.local.clone() } else { LocalWorkers::new() };
+        cluster.add(|c| (c.local, c.tags) = (list, vec!["COLOCATED".to_owned()])).await;
+    }
+    cluster
+}
+
+async fn client(cluster: &Cluster) -> Client {
+    let local = cluster.local.clone();
+    cluster.client_with(|c| c.local = local).await
+}
+
+fn data(job: &str, target: TargetWorkers) -> ReadRequest {
+    ReadRequest { mode: ProcessingMode::Data, target, ..request(&range(100, &[]), job) }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tag_05_a_reader_reads_the_shard_of_its_own_worker() {
+    let cluster = colocated(1).await;
+    let client = client(&cluster).await;
+    for (job, target) in [("", TargetWorkers::Auto), ("named", TargetWorkers::Local)] {
+        for epoch in 0..2 {
+            let request = ReadRequest { epoch, ..data(job, target) };
+            if job.is_empty() && epoch > 0 {
+                continue;
+            }
+            let mut reader = client.read(request).await.unwrap();
+            let got = drain(&mut reader).await.unwrap();
+            assert_eq!(got.concat(), (0..100).step_by(5).collect::<Vec<_>>(), "{job} epoch {epoch}");
+            reader.close().await;
+        }
+    }
+    let mut all = client.read(data("", TargetWorkers::Any)).await.unwrap();
+    assert_once(drain(&mut all).await.unwrap(), 100);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_readers_of_one_job_each_end_with_the_shards_of_their_own_workers() {
+    let cluster = colocated(2).await;
+    let client = client(&cluster).await;
+    let mut reader = client.read(data("shared", TargetWorkers::Auto)).await.unwrap();
+    let mut got = drain(&mut reader).await.unwrap().concat();
+    got.sort_unstable();
+    assert_eq!(got, (0..100).filter(|i| i % 5 < 2).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sta_21_colocated_workers_of_other_processes_alone_are_refused() {
+    let cluster = colocated(0).await;
+    for target in [TargetWorkers::Auto, TargetWorkers::Local] {
+        let e = client(&cluster).await.read(data("", target)).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidArgument);
+        let wanted = match target {
+            TargetWorkers::Local => "no local worker is found",
+            _ => "static sharding requires local workers",
+        };
+        assert!(e.message().contains(wanted), "{e}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ops_06_the_least_prefetch_starves_nobody() {
+    let cluster = Cluster::start(3).await;
+    let client = cluster.client_with(|c| c.prefetch_bytes = 1).await;
+    let def = range(10, &[json!({"batch": 1})]);
+    let request = ReadRequest { mode: ProcessingMode::Off, ..request(&def, "") };
+    let got = drain(&mut client.read(request).await.unwrap()).await.unwrap();
+    assert_eq!((got.len(), got.concat().iter().sum::<i64>()), (30, 3 * 45));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_list_gives_the_first_workers_shards_and_no_others() {
+    let mut cluster = Cluster::start_with(2, |c| c.workers = WorkerList::first(2)).await;
+    cluster.add(|_| {}).await;
+    let client = cluster.client().await;
+    let mut reader = client.read(data("", TargetWorkers::Auto)).await.unwrap();
+    assert_once(drain(&mut reader).await.unwrap(), 100);
+    let slots: Vec<u32> = client.status().await.unwrap().workers.iter().map(|w| w.slot).collect();
+    assert_eq!(slots, [0, 1, 2]);
+}
