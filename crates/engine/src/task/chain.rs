@@ -8,9 +8,9 @@ use caju_types::Result;
 use caju_wire::Chunk;
 use futures::stream::{self, StreamExt};
 
+use super::concurrent::{Order, rows};
 use super::hint::{Numbering, at_hint, at_set, without_marks};
 use super::prefetch::prefetched;
-use super::rows::RowWork;
 use super::shard::{shard_stage, sharded};
 use super::{Item, Items};
 use crate::bind::{BoundPipeline, BranchKind, ShardStep, Step, StreamOp};
@@ -28,6 +28,7 @@ pub(super) fn build(
     source: Items,
     ctx: &Arc<TaskContext>,
     cache: &Arc<TaskCache>,
+    ordered: bool,
 ) -> Items {
     let steps = &pipeline.root.steps;
     // A `shard` behind a sampling source divides its rows in the order in which they are drawn.
@@ -35,7 +36,8 @@ pub(super) fn build(
     let drawn = |s: &Step| sampled && matches!(s, Step::Shard(shard) if shard.stats.is_some());
     let first_stream = steps.iter().position(|s| is_stream(s) || drawn(s)).unwrap_or(steps.len());
     let (local, streaming) = steps.split_at(first_stream);
-    let items = local_part(local, source, ctx, cache);
+    let items = local_part(local, source, ctx, cache, ordered);
+    let order = if ordered { Order::Input } else { Order::Any };
     // Rows that readers already have are dropped where splits end, unless elements are counted below: then
     // they must be counted too. A promised order is that of all rows: there they pass every stream stage.
     let promised = pipeline.def().options.deterministic;
@@ -59,7 +61,7 @@ pub(super) fn build(
             run.push(Arc::clone(r));
             continue;
         }
-        items = rows(std::mem::take(&mut run), items, ctx);
+        items = rows(std::mem::take(&mut run), items, ctx, order);
         match step {
             Step::Repeat => {
                 repeats -= 1;
@@ -83,7 +85,7 @@ pub(super) fn build(
             items = drop_done(items, ctx);
         }
     }
-    rows(run, items, ctx)
+    rows(run, items, ctx, order)
 }
 
 fn is_stream(step: &Step) -> bool {
@@ -92,40 +94,47 @@ fn is_stream(step: &Step) -> bool {
 
 /// Chains the split-local stages. Where ordinals change above a random stage, chunks pass one by one, in order, to be
 /// renumbered; everything between such places runs in parallel.
-fn local_part(steps: &[Step], mut items: Items, ctx: &Arc<TaskContext>, cache: &Arc<TaskCache>) -> Items {
+fn local_part(
+    steps: &[Step],
+    mut items: Items,
+    ctx: &Arc<TaskContext>,
+    cache: &Arc<TaskCache>,
+    ordered: bool,
+) -> Items {
+    let order = order_of(steps, ctx, ordered);
     let mut segment: Vec<Arc<RowStage>> = Vec::new();
     // Below a shard, rows keep the ordinals that they have without it, and draw the same.
     let (mut dirty, mut gaps) = (false, false);
     for step in steps {
         match step {
             Step::Shard(shard) => {
-                items = rows(std::mem::take(&mut segment), items, ctx);
+                items = rows(std::mem::take(&mut segment), items, ctx, order);
                 items = sharded(*shard, items, ctx);
                 gaps = true;
             }
             Step::Rows(stage) => {
                 if stage.is_random() && dirty {
-                    items = renumber(rows(std::mem::take(&mut segment), items, ctx));
+                    items = renumber(rows(std::mem::take(&mut segment), items, ctx, order));
                     dirty = false;
                 }
                 dirty |= stage.changes_ordinals() || ctx.skips();
                 segment.push(Arc::clone(stage));
             }
             Step::Cost { cost, burn, stats } => {
-                items = rows(std::mem::take(&mut segment), items, ctx);
+                items = rows(std::mem::take(&mut segment), items, ctx, order);
                 items = pay_for(items, ctx, *cost, *burn, *stats);
             }
             Step::Prefetch { elements, stats } => {
-                items = rows(std::mem::take(&mut segment), items, ctx);
+                items = rows(std::mem::take(&mut segment), items, ctx, order);
                 items = prefetched(items, *elements, *stats, ctx);
             }
             // Behind a `take` that was planned away. Ordinals are counted as if it were not there.
             Step::Hint(hint) if cache.is_set(*hint) => {
-                items = rows(std::mem::take(&mut segment), items, ctx);
+                items = rows(std::mem::take(&mut segment), items, ctx, order);
                 items = by_split(at_set(*hint, items, cache));
             }
             Step::Hint(hint) => {
-                items = rows(std::mem::take(&mut segment), items, ctx);
+                items = rows(std::mem::take(&mut segment), items, ctx, order);
                 items = at_hint(*hint, dirty || gaps, items, cache);
                 (dirty, gaps) = (false, false);
             }
@@ -135,8 +144,23 @@ fn local_part(steps: &[Step], mut items: Items, ctx: &Arc<TaskContext>, cache: &
     if steps.iter().any(|s| matches!(s, Step::Hint(_))) {
         items = without_marks(items);
     }
-    items = rows(segment, items, ctx);
+    items = rows(segment, items, ctx, order);
     if dirty || gaps { renumber(items) } else { items }
+}
+
+/// The order that the split-local stages must keep. Where rows are numbered anew within their split, or stored, the rows of a
+/// split must stay in order.
+fn order_of(steps: &[Step], ctx: &TaskContext, ordered: bool) -> Order {
+    let numbers = |s: &Step| match s {
+        Step::Rows(stage) => stage.changes_ordinals(),
+        Step::Hint(_) | Step::Shard(_) => true,
+        _ => false,
+    };
+    match ordered {
+        true => Order::Input,
+        false if ctx.skips() || steps.iter().any(numbers) => Order::PerSplit,
+        false => Order::Any,
+    }
 }
 
 /// Chunks of one split each, as they are above all cross-split stages.
@@ -156,37 +180,6 @@ fn apart(chunk: &Chunk) -> Vec<Chunk> {
         at += rows;
     }
     out
-}
-
-/// Runs row stages over chunks on the CPU pool, several chunks at a time, keeping their order.
-fn rows(stages: Vec<Arc<RowStage>>, items: Items, ctx: &Arc<TaskContext>) -> Items {
-    if stages.is_empty() {
-        return items;
-    }
-    let stages = Arc::new(stages);
-    let ctx = Arc::clone(ctx);
-    let depth = ctx.pool.threads() + 1;
-    items
-        .map(move |item| {
-            let (stages, ctx) = (Arc::clone(&stages), Arc::clone(&ctx));
-            async move {
-                match item? {
-                    Item::Chunk(chunk) => {
-                        let (chunk, rest) = RowWork::new(stages, ctx, chunk).next().await?;
-                        Ok((Item::Chunk(chunk), rest))
-                    }
-                    other => Ok((other, None)),
-                }
-            }
-        })
-        .buffered(depth)
-        .flat_map(|done| match done {
-            Ok((item, None)) => stream::iter([Ok(item)]).left_stream(),
-            Ok((item, Some(rest))) => stream::iter([Ok(item)]).chain(rest.stream()).right_stream(),
-            Err(e) => stream::iter([Err(e)]).left_stream(),
-        })
-        .filter(|item| std::future::ready(!matches!(item, Ok(Item::Chunk(c)) if c.rows() == 0)))
-        .boxed()
 }
 
 /// Renumbers the rows of every split consecutively.

@@ -3,6 +3,7 @@
 
 mod batch_size;
 mod chain;
+mod concurrent;
 mod distribute;
 mod hint;
 mod open_splits;
@@ -190,7 +191,7 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
     let cache = Arc::new(TaskCache::new(cache, Arc::clone(&ctx), prober));
     let reader = read::Reader::new(Arc::clone(pipeline), Arc::clone(&ctx), Arc::clone(&cache), reading);
     let source = distribute::read_splits(reader, feed, tasks.clone());
-    let items = chain::build(pipeline, source, &ctx, &cache);
+    let items = chain::build(pipeline, source, &ctx, &cache, deterministic);
     TaskRun { items, ctx, cache, tasks, probe_to_end: options.probe_to_end, over: None }
 }
 

@@ -8,9 +8,7 @@ use std::sync::Arc;
 
 use caju_types::{ErrorKind, Result};
 use caju_wire::{Chunk, Elements, Run, push_run, slice_runs};
-use futures::stream::{self, Stream};
 
-use super::Item;
 use crate::context::TaskContext;
 use crate::row::{RowSelection, RowStage};
 
@@ -40,15 +38,6 @@ impl RowWork {
             Ok((chunk, (!self.left.is_empty()).then_some(self)))
         })
         .await?
-    }
-
-    /// The rows of the work that is left, one piece after the other.
-    pub(super) fn stream(self) -> impl Stream<Item = Result<Item>> + Send {
-        stream::try_unfold(Some(self), |work| async move {
-            let Some(work) = work else { return Ok(None) };
-            let (chunk, rest) = work.next().await?;
-            Ok(Some((Item::Chunk(chunk), rest)))
-        })
     }
 
     fn run(&mut self) -> Result<Chunk> {
