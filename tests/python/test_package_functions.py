@@ -348,6 +348,30 @@ def test_stages_run_functions():
     assert rows == [(i, 3 * i, f"n{i}", [i] * 3) for i in range(0, 1000, 2)]
 
 
+def test_a_slow_row_delays_no_other_split(tmp_path):
+    """The row of one file waits until the test has the rows of all other files."""
+    go = str(tmp_path / "go")
+    files = [str(tmp_path / f"{i:02}.arrow") for i in range(40)]
+    for i, file in enumerate(files):
+        with pa.ipc.new_file(file, pa.schema([("id", pa.int64())])) as writer:
+            writer.write_table(pa.table({"id": [i]}))
+
+    def wait(row):
+        deadline = time.monotonic() + 30
+        while row["id"] == 3 and not os.path.exists(go) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return {"id": row["id"], "late": time.monotonic() >= deadline}
+
+    for steps in (lambda ds: ds, lambda ds: ds.filter("id >= 0")):
+        rows = iter(steps(cj.read_arrow(str(tmp_path / "*.arrow")).map(wait)))
+        seen = [next(rows) for _ in range(39)]
+        assert sorted(int(r["id"]) for r in seen) == [i for i in range(40) if i != 3]
+        open(go, "w").close()
+        last = list(rows)
+        assert [int(r["id"]) for r in last] == [3] and not last[0]["late"]
+        os.remove(go)
+
+
 def test_batched_stages_and_flat_map():
     dataset = cj.range(100).map(lambda b: {"x": b["id"] * 2}, batched=True).filter(lambda b: b["x"] < 10, batched=True)
     assert [r["x"] for r in dataset] == [0, 2, 4, 6, 8]

@@ -69,8 +69,11 @@ impl Cluster {
     pub fn start_with(workers: usize, dispatcher_args: &[&str], worker_args: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let secret = folder.path().join(OPERATOR_SECRET).display().to_string();
-        let mut args = vec!["--heartbeat", "100ms", "--worker-timeout", "2s", "--allow", "/"];
-        args.extend(["--allow-write", "/", "--operator-secret-file", &secret]);
+        let mut args = vec!["--heartbeat", "100ms", "--allow", "/", "--allow-write", "/"];
+        args.extend(["--operator-secret-file", &secret]);
+        if !dispatcher_args.contains(&"--worker-timeout") {
+            args.extend(["--worker-timeout", "2s"]);
+        }
         args.extend(dispatcher_args);
         let dispatcher_args: Vec<String> = args.into_iter().map(String::from).collect();
         let dispatcher = start_dispatcher(folder.path(), "127.0.0.1:0", &dispatcher_args);

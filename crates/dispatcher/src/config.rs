@@ -95,6 +95,9 @@ pub struct Timers {
     pub worker_wait: Duration,
     /// How long a lost worker is listed.
     pub worker_memory: Duration,
+    /// A task that takes this many times as long for a split as the finished ones is taken over by idle workers at the end
+    /// of an epoch; 0: never.
+    pub straggler_factor: u32,
     /// How often workers, clients and iterations are checked.
     pub check_every: Duration,
     /// The longest that one call waits for news, whatever it asks for.
@@ -112,6 +115,7 @@ impl Default for Timers {
             job_gc_timeout: Duration::from_secs(300),
             worker_wait: Duration::from_secs(120),
             worker_memory: Duration::from_secs(3600),
+            straggler_factor: 3,
             check_every: Duration::from_millis(250),
             longest_poll: Duration::from_secs(30),
             drain: Duration::from_secs(5),

@@ -37,4 +37,5 @@ mod save_faults;
 mod saves;
 mod sets;
 mod snapshots;
+mod stragglers;
 mod zombies;

@@ -125,6 +125,10 @@ pub(crate) struct DispatcherArgs {
     /// How long a job waits while there is no worker before it fails
     #[arg(long, value_name = "TIME", default_value = "2m", value_parser = duration)]
     pub(crate) worker_wait: Duration,
+    /// At the end of an epoch idle workers take over the splits of a worker that takes this many times as long for a split;
+    /// 0: never
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) straggler_factor: u32,
     /// File with the secret that `caju worker drain` must present. Written if it does not exist. By default operator-secret
     /// in --state-dir. Without both no worker can be drained remotely
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]

@@ -30,6 +30,7 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
         worker_timeout: args.worker_timeout,
         client_timeout: args.client_timeout,
         worker_wait: args.worker_wait,
+        straggler_factor: args.straggler_factor,
         drain: args.serve.drain_timeout,
         ..Timers::default()
     };

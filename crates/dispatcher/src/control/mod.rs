@@ -27,6 +27,7 @@ mod snapshots;
 mod splits;
 mod status;
 mod store;
+mod stragglers;
 mod targets;
 pub(crate) mod usage;
 mod workers;

@@ -10,6 +10,7 @@ use caju_types::{ClientId, IterationId, TaskId, WorkerId};
 use crate::state::{Iteration, TaskState};
 
 use super::acknowledged_rows::Acknowledged;
+use super::stragglers::Paces;
 
 /// Skipped rows of an iteration that are reported one by one; the others are only counted.
 const REPORTED_SKIPS: usize = 100;
@@ -40,6 +41,8 @@ pub(crate) struct Reports {
     pub(crate) ended_io: BTreeMap<IterationId, IoStats>,
     /// Why ended tasks skipped rows, by iteration; the first [`REPORTED_SKIPS`] of each.
     pub(crate) first_skips: BTreeMap<IterationId, Vec<String>>,
+    /// How fast tasks went through their splits.
+    pub(super) paces: Paces,
     /// The time of the last check for silence.
     pub(crate) last_check: Option<Duration>,
 }
@@ -167,6 +170,12 @@ impl Reports {
             }
         }
         sum
+    }
+
+    /// Whether a reader of the iteration waits for rows for at least this fraction of its time.
+    pub(super) fn awaits_rows(&self, iteration: &Iteration, fraction: f64) -> bool {
+        let mut clients = self.clients.iter().filter(|((i, _), _)| *i == iteration.id);
+        clients.any(|(_, c)| c.wait_fraction >= fraction)
     }
 
     /// The consumer, if it hardly ever waits; else the stage that works most.

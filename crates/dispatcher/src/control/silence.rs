@@ -9,7 +9,7 @@ use caju_types::{Error, IterationId, WorkerId};
 
 use super::reports::Reports;
 use super::shards::orphans;
-use super::{Core, Txn, acknowledgements};
+use super::{Core, Txn, acknowledgements, stragglers};
 use crate::config::Timers;
 use crate::state::{Iteration, State, TargetWorkers, Update, Worker, WorkerState};
 
@@ -39,6 +39,7 @@ impl Core {
             updates.extend(silent_clients(txn.state, &mut reports, timers, now));
             updates.extend(idle_iterations(txn.state, &mut reports, timers, now));
             updates.extend(self.starved_iterations(txn.state, &mut reports, now));
+            updates.extend(stragglers::take_overs(txn.state, &mut reports, timers, now));
             drop(reports);
             updates.extend(self.datasets.usage().lock().expired(txn.state, &self.config.memory, now));
             let gone: BTreeSet<IterationId> = updates.iter().filter_map(gone_from).collect();
@@ -60,6 +61,7 @@ fn apply(txn: &mut Txn<'_>, updates: Vec<Update>) {
     for update in updates {
         match &update {
             Update::WorkerLost { reason, .. } => tracing::warn!("{reason}"),
+            Update::TaskTakenOver { reason, .. } => tracing::info!("{reason}"),
             Update::ClientGone { client, iteration, vanished, .. } => tracing::warn!(
                 "{client} of {iteration} was silent for longer than the client timeout and is expelled; its user had \
                  taken {} rows, and the rest of its rows go to other readers",

@@ -24,13 +24,23 @@ impl Core {
         loop {
             news.borrow_and_update();
             let answer = self.commit(|txn| self.lease(txn, &request)).await?;
-            self.reports.lock().on_worker_call(WorkerId(request.worker_id), self.clock.now());
+            self.record_lease(&request, answer.as_ref());
             if let Some(answer) = answer {
                 return Ok(answer);
             }
             if !self.wait(&mut news, deadline).await? {
                 return Ok(v1::NextSplitsResponse { splits: Vec::new(), end: false });
             }
+        }
+    }
+
+    /// Notes that a worker called, and how many splits it got.
+    fn record_lease(&self, request: &v1::NextSplitsRequest, answer: Option<&v1::NextSplitsResponse>) {
+        let now = self.clock.now();
+        let mut reports = self.reports.lock();
+        reports.on_worker_call(WorkerId(request.worker_id), now);
+        if let Some(answer) = answer {
+            reports.paces.leased(TaskId(request.task_id), answer.splits.len(), now);
         }
     }
 

@@ -94,6 +94,9 @@ pub struct Lease {
     /// Rows of `done` that present clients received from lost tasks. Their users may not have taken them yet.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub held: BTreeMap<ClientId, RowRanges>,
+    /// It was taken over from a straggler.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub taken_over: bool,
     /// Which of the iteration's plans it was first leased under: the first ones are superseded.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub plan: usize,

@@ -175,9 +175,10 @@ pub fn owed_tasks(state: &State, id: IterationId, flight: Option<WorkerId>) -> V
     (0..).zip(owed).map(created).collect()
 }
 
-/// Workers that clients can read from; all, if there are none such.
+/// Workers that clients can read from and that are no stragglers; all, if there are none such.
 fn preferred<'a>(iteration: &Iteration, eligible: &[&'a Worker]) -> Vec<&'a Worker> {
-    let good = |w: &&&Worker| iteration.strikes_of(w.id) < STRIKES_TO_AVOID;
+    let good =
+        |w: &&&Worker| iteration.strikes_of(w.id) < STRIKES_TO_AVOID && !iteration.stragglers.contains(&w.id);
     let good: Vec<&Worker> = eligible.iter().filter(good).copied().collect();
     if good.is_empty() { eligible.to_vec() } else { good }
 }

@@ -111,6 +111,9 @@ pub struct Iteration {
     /// Splits that were lost with several workers.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub suspects: BTreeSet<u64>,
+    /// Workers whose last splits others took over.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub stragglers: BTreeSet<WorkerId>,
 }
 
 /// Rows that tasks emitted and nobody acknowledged.
@@ -312,6 +315,7 @@ impl Iteration {
                 lost: 0,
                 lost_with: BTreeSet::new(),
                 held: BTreeMap::new(),
+                taken_over: false,
                 plan,
                 group: record.group.clone(),
             };

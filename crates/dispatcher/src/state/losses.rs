@@ -130,6 +130,19 @@ impl Iteration {
         self.task_lost(id, reason, None);
     }
 
+    /// The splits of a straggler go to other workers. It is not to blame for anything but its speed.
+    pub(super) fn take_over(&mut self, id: TaskId, reason: &str) {
+        if !self.lose(id, reason, None) {
+            return;
+        }
+        if let Some(task) = self.tasks.get_mut(&id) {
+            task.blameless = true;
+            task.leases.values_mut().for_each(|l| l.taken_over = true);
+            self.stragglers.insert(task.worker);
+        }
+        self.settle_lost(id);
+    }
+
     fn task_lost(&mut self, id: TaskId, reason: &str, incarnation: Option<u32>) {
         if self.tasks.get(&id).is_some_and(|t| self.is_delivered(t)) {
             if let Some(task) = self.tasks.get_mut(&id) {

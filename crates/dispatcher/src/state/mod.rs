@@ -275,6 +275,7 @@ impl State {
             strict: false,
             flight_readers: false,
             suspects: BTreeSet::new(),
+            stragglers: BTreeSet::new(),
         };
         self.iterations.insert(id, iteration);
         self.touched.0.insert(id);
@@ -338,6 +339,7 @@ impl State {
             Update::TaskLost { task, reason, emitted } => {
                 iteration.task_given_up(*task, reason, emitted.as_ref());
             }
+            Update::TaskTakenOver { task, reason } => iteration.take_over(*task, reason),
             Update::ClientEnded { client, task, emitted } => {
                 iteration.client_ended(*client, *task, emitted.as_ref());
             }
@@ -371,6 +373,7 @@ impl State {
             Update::Leased { task, .. }
             | Update::TaskEnded { task, .. }
             | Update::TaskLost { task, .. }
+            | Update::TaskTakenOver { task, .. }
             | Update::ClientEnded { task, .. }
             | Update::ClientTaken { task, .. }
             | Update::TaskSettled { task, .. }

@@ -283,6 +283,13 @@ pub enum Update {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         emitted: Option<Vec<(u64, u64)>>,
     },
+    /// A task is a straggler at the end of its epoch: its splits go to other workers, and it gets no more of this epoch.
+    TaskTakenOver {
+        /// The task.
+        task: TaskId,
+        /// Why.
+        reason: String,
+    },
     /// A client has read a task to its end.
     ClientEnded {
         /// The client.

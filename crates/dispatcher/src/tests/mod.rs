@@ -14,3 +14,4 @@ mod recovery;
 mod replanning;
 mod secrets;
 mod service;
+mod stragglers;
