@@ -382,6 +382,17 @@ def test_a_local_cluster():
         assert len(cluster.workers) == 3
         off = cj.range(10).distribute(cluster, processing_mode="off")
         assert sorted(ids(off)) == sorted(list(range(10)) * 3)
+        # The two workers of the beginning have a shard each.
+        for mode in ("data", "file_or_data"):
+            assert sorted(ids(cj.range(10).distribute(cluster, processing_mode=mode))) == list(range(10))
+        ordered = cj.range(10).shard("HINT", "HINT").with_options(deterministic=True)
+        assert ids(ordered.distribute(cluster, processing_mode="hint")) == list(range(10))
+        with pytest.raises(cj.NotFound, match="unshardable source"):
+            ids(cj.range(10).distribute(cluster, processing_mode="file"))
+        with pytest.raises(TypeError, match="depends on the workers"):
+            len(cj.range(10).distribute(cluster, processing_mode="data"))
+        with pytest.raises(TypeError, match="HINT"):
+            len(ordered)
     cluster.stop()
     with pytest.raises(cj.Unavailable):
         ids(cj.range(3).distribute(cluster, connect_timeout=0.2))

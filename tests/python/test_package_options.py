@@ -189,6 +189,8 @@ def test_stages_of_the_stream():
     assert [len(b["id"]) for b in ordered.batch(30)] == [30, 30, 30, 10]
     assert [len(b["id"]) for b in ordered.batch(30, drop_remainder=True)] == [30, 30, 30]
     assert values(ordered.batch(30).unbatch()) == list(range(100))
+    assert values(ordered.shard(30, 7)) == [7, 37, 67, 97] and len(ordered.shard(30, 7)) == 4
+    assert len(ordered.shard(30, 10)) == 3 and len(cj.range(5).shard(9, 7)) == 0
     assert ordered.prefetch(3).to_dict()["steps"] == [{"prefetch": {"buffer": 3}}]
 
 

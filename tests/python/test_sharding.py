@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.flight
 import pyarrow.parquet as pq
 import pytest
-from conftest import PATIENCE_S
+from conftest import PATIENCE_S, Server, write_pipeline
 from foreign import column, flight_info, read_endpoint
 
 ANY = ["--workers", ",".join(["127.0.0.1:%port%"] * 5)]
@@ -269,6 +269,20 @@ def test_policies_that_store_are_refused_where_rows_are_cut(cluster, caju, tmp_p
     assert c.report(definition, tmp_path, "--processing-mode", "data")["epochs"][0]["splits"]["compute"] == 2
 
 
+def test_what_has_no_fixed_listing_has_no_shards(cluster, caju, tmp_path):
+    c = cluster(2, "--workers", "127.0.0.1:%port%,127.0.0.1:%port%", "--cache", str(tmp_path / "cache"))
+    caju("save", write_pipeline(tmp_path, RANGE), "--to", tmp_path / "saved")
+    load = lambda wait: {"source": {"load": {"path": str(tmp_path / "saved"), "wait": wait}}}
+    read = ["read", tmp_path / "pipeline.yaml", "--dispatcher", c.dispatcher.address, "--processing-mode", "data"]
+    write_pipeline(tmp_path, load(True))
+    assert "wait: false" in caju(*read, code=2).stderr
+    assert c.report(load(False), tmp_path, "--processing-mode", "data")["epochs"][0]["rows"] == 20
+    stored = {"source": {"range": 20}, "steps": ["autocache"], "cache_only": True}
+    c.report({**stored, "cache_only": False}, tmp_path, "--policy", "full")
+    write_pipeline(tmp_path, stored)
+    assert "`cache_only` reads recorded splits" in caju(*read, code=2).stderr
+
+
 def test_shards_by_file_are_stored_and_read(cluster, files, tmp_path):
     c = cluster(2, "--workers", "127.0.0.1:%port%,127.0.0.1:%port%", "--cache", str(tmp_path / "cache"))
     definition = {"source": files, "steps": ["autocache"]}
@@ -332,3 +346,39 @@ def test_an_epoch_whose_shard_has_no_worker_fails_and_names_it(cluster, caju, tm
     args = ["read", file, "--dispatcher", c.dispatcher.address, "--processing-mode", "data"]
     errors = caju(*args, code=3).stderr
     assert "worker 1 (`elsewhere:7001`)" in errors and "nobody else has" in errors
+
+
+@pytest.mark.parametrize("mode", ["file", "data"])
+def test_a_dispatcher_that_is_started_again_continues_all_shards(caju, files, tmp_path, mode):
+    """Killed in the middle of an epoch, with the tasks of both shards running."""
+    definition = {"source": files, "steps": [{"sleep": {"per_row": "20ms"}}]}
+    ports = [free_port() for _ in range(3)]
+    everything = ["--allow", "/", "--allow-write", "/"]
+    args = ["--listen", f"127.0.0.1:{ports[0]}", "--state-dir", tmp_path / "state", "--heartbeat", "100ms", "--worker-timeout", "2s",
+            "--workers", ",".join(f"127.0.0.1:{p}" for p in ports[1:]), *everything]
+    servers = [Server(caju, tmp_path, "dispatcher", *args)]
+    try:
+        address = servers[0].address
+        for p in ports[1:]:
+            servers.append(Server(caju, tmp_path, "worker", "--dispatcher", address, "--listen", f"127.0.0.1:{p}", *everything))
+        file, report = tmp_path / "slow.yaml", tmp_path / "slow.json"
+        file.write_text(json.dumps(definition))
+        read = ["read", file, "--dispatcher", address, "--job", "j", "--processing-mode", mode, "--report", report]
+        reading = subprocess.Popen([caju.binary, *map(str, read)], env=caju.env, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + PATIENCE_S
+        leased = 0
+        while leased < 4:
+            assert reading.poll() is None and time.monotonic() < deadline, reading.communicate()
+            status = json.loads(caju("status", "--dispatcher", address, "--format", "json").stdout)
+            leased = sum(j["splits_leased"] for j in status["jobs"])
+        servers[0].kill()
+        servers.append(Server(caju, tmp_path, "dispatcher", *args))
+        out, errors = reading.communicate(timeout=PATIENCE_S)
+        assert reading.returncode == 0, out + errors
+        once = caju.report("run", {"source": files}, tmp_path)["epochs"][0]["rows_checksum"]
+        epoch = json.loads(report.read_text())["epochs"][0]
+        assert (epoch["rows"], epoch["rows_checksum"]) == (100, once)
+    finally:
+        for server in servers:
+            server.kill()

@@ -10,6 +10,7 @@ mod acks;
 mod client;
 mod config;
 mod credit;
+mod lanes;
 mod merge;
 mod reader;
 mod receipts;

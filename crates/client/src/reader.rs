@@ -14,6 +14,7 @@ use caju_wire::Chunk;
 use caju_wire::{DispatcherLink, ElementCursor, schema_from_ipc};
 
 use crate::config::ClientConfig;
+use crate::lanes::Lanes;
 use crate::merge::Merger;
 use crate::session::Session;
 use crate::shared::{Item, Shared};
@@ -60,6 +61,8 @@ pub struct Reader {
     fingerprint: String,
     seed: u64,
     merger: Option<Merger>,
+    /// Where the order is promised and each slot has rows of its own.
+    lanes: Option<Lanes>,
     ready: VecDeque<Ready>,
     over: bool,
     current: Option<ElementCursor>,
@@ -78,7 +81,8 @@ impl Reader {
         let schema = schema_from_ipc(&opened.schema_ipc)?
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
         let def = DatasetDef::from_json_str(&opened.definition_json)?;
-        let shared = Arc::new(Shared::new(config));
+        let shared = Arc::new(Shared::new(config, opened.in_turn));
+        let lanes = opened.in_turn.then(|| Lanes::new(&opened.slots));
         let stop = Tasks::new();
         let session = Session::new(link, Arc::clone(&shared), &opened);
         let (job, fingerprint) = (opened.job.clone(), opened.fingerprint.clone());
@@ -99,6 +103,7 @@ impl Reader {
             fingerprint,
             seed,
             merger: Merger::of(&def),
+            lanes,
             ready: VecDeque::new(),
             over: false,
             current: None,
@@ -215,6 +220,13 @@ impl Reader {
                     popped?
                 }
             };
+            let item = match (&mut self.lanes, item) {
+                (Some(lanes), item) => match in_turn(lanes, item, &self.shared, &mut self.ready) {
+                    Some(item) => item,
+                    None => continue,
+                },
+                (None, item) => item,
+            };
             match (item, &mut self.merger) {
                 (Some(Item::Rows(delivery)), merger) => {
                     let chunk = delivery.take();
@@ -234,7 +246,7 @@ impl Reader {
                     }
                     self.ready.extend(merger.finish()?.map(|chunk| Ready { chunk, merged: true }));
                 }
-                (Some(Item::Flush), None) => {}
+                (Some(Item::Flush | Item::SlotEnd(_)), _) => {}
                 (None, _) => {
                     self.over = true;
                     self.shared.recorder.ended();
@@ -275,6 +287,33 @@ impl Drop for Reader {
             self.stop.stop();
         }
     }
+}
+
+/// Puts rows into their lanes, and what has its turn to the ready chunks. Gives back what is no rows.
+fn in_turn(
+    lanes: &mut Lanes,
+    item: Option<Item>,
+    shared: &Shared,
+    ready: &mut VecDeque<Ready>,
+) -> Option<Option<Item>> {
+    let rest = match item {
+        Some(Item::Rows(delivery)) => {
+            // They leave in another order than they came.
+            shared.acks.merging(delivery.chunk.rows() as u64);
+            lanes.push(delivery);
+            None
+        }
+        Some(Item::SlotEnd(slot)) => {
+            lanes.end(slot);
+            None
+        }
+        other => {
+            lanes.end_all();
+            Some(other)
+        }
+    };
+    ready.extend(std::iter::from_fn(|| lanes.next()).map(|chunk| Ready { chunk, merged: true }));
+    rest
 }
 
 /// A view of a reader's progress. Clones watch the same reader.

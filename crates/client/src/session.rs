@@ -65,6 +65,7 @@ type Outcomes = (mpsc::Sender<(TaskId, Outcome)>, mpsc::Receiver<(TaskId, Outcom
 
 struct Open {
     address: String,
+    slot: u32,
     group: Tasks,
     handle: Task<()>,
 }
@@ -270,6 +271,7 @@ impl Session {
                     // Rows that this reader still has of an earlier task may be delivered by this one's account.
                     self.untaken.insert(task, self.shared.acks.arrived_rows());
                     self.ended.insert(task, None);
+                    self.end_slot(info.slot);
                 }
                 self.resolved.insert(task, Resolved::Ended);
             } else {
@@ -299,7 +301,8 @@ impl Session {
         let (task, address) = (TaskId(info.task_id), info.address.clone());
         let group = self.connections.child();
         let ticket = info.ticket.clone();
-        let target = Target { task, client: self.client, ticket, address: address.clone() };
+        let slot = info.slot;
+        let target = Target { task, client: self.client, ticket, address: address.clone(), slot };
         let (shared, outcomes) = (Arc::clone(&self.shared), self.outcomes.0.clone());
         let name = format!("reading {task} from {address}");
         let handle = group.spawn(name.clone(), async move {
@@ -308,7 +311,7 @@ impl Session {
             // The receiver is gone once the reader is closed.
             drop(outcomes.send((task, outcome)).await);
         });
-        self.open.insert(task, Open { address, group, handle });
+        self.open.insert(task, Open { address, slot, group, handle });
         self.ever = true;
         self.count();
     }
@@ -335,6 +338,7 @@ impl Session {
                 self.untaken.insert(task, self.shared.acks.arrived_rows());
                 self.resolved.insert(task, Resolved::Ended);
                 self.ended.insert(task, counts);
+                self.end_slot(open.slot);
             }
             Outcome::Lost(e) => {
                 tracing::warn!(%task, address = %open.address, error = %e, "a task was lost; its rows come from elsewhere");
@@ -345,6 +349,13 @@ impl Session {
             Outcome::Failed(e) => return Err(e),
         }
         Ok(())
+    }
+
+    /// One task at a time has a slot's rows: the end of one is that of the slot.
+    fn end_slot(&self, slot: u32) {
+        if self.shared.held.is_some() {
+            drop(self.shared.queue.push_now(Item::SlotEnd(slot), 0));
+        }
     }
 
     fn tell_lost(&self, address: String, reason: &str) {
@@ -482,10 +493,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_task_that_ended_before_it_was_heard_of_is_taken_when_earlier_rows_are() {
-        let shared = Arc::new(Shared::new(ClientConfig::default()));
+        let shared = Arc::new(Shared::new(ClientConfig::default(), false));
         let mut session = session(&shared);
         // Six rows of a task that is lost; another reader had the rest of its successor before this one heard of it.
-        shared.receive(TaskId(1), rows(0, 0, 6), 8, None);
+        shared.receive(TaskId(1), 0, rows(0, 0, 6), 8, None);
         session.lose(TaskId(1)).await;
         session.accept(&[v1::TaskInfo { task_id: 2, ended: true, ..Default::default() }]).await;
         let report = session.report();

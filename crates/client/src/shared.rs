@@ -1,10 +1,12 @@
 //! The state that the parts of a reader share.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use caju_types::TaskId;
 use caju_wire::{BufferPool, ByteQueue, Chunk};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use crate::acks::Acks;
 use crate::config::{ClientConfig, ReaderEvent};
@@ -23,6 +25,8 @@ pub(crate) struct Shared {
     pub(crate) pool: BufferPool,
     pub(crate) receipts: Mutex<Receipts>,
     pub(crate) recorder: Recorder,
+    /// Where slots take turns: bytes that wait for that.
+    pub(crate) held: Option<Arc<HeldBytes>>,
 }
 
 /// An item on its way to the user.
@@ -30,6 +34,8 @@ pub(crate) struct Shared {
 pub(crate) enum Item {
     /// Rows.
     Rows(Delivery),
+    /// A slot has no further rows.
+    SlotEnd(u32),
     /// No more rows are expected: short batches that wait to be filled are delivered as they are.
     Flush,
 }
@@ -38,22 +44,72 @@ pub(crate) enum Item {
 #[derive(Debug)]
 pub(crate) struct Delivery {
     pub(crate) chunk: Chunk,
+    /// The slot that it came from.
+    pub(crate) slot: u32,
     bytes: u64,
     credit: Option<Arc<Credit>>,
+    held: Option<Arc<HeldBytes>>,
+}
+
+/// Bytes that wait for their turn, of the tasks of workers in this process: these have no credit.
+#[derive(Debug, Default)]
+pub(crate) struct HeldBytes {
+    by_slot: Mutex<BTreeMap<u32, u64>>,
+    freed: Notify,
+}
+
+impl HeldBytes {
+    fn add(&self, slot: u32, bytes: u64) {
+        *self.by_slot.lock().entry(slot).or_default() += bytes;
+    }
+
+    fn free(&self, slot: u32, bytes: u64) {
+        if let Some(held) = self.by_slot.lock().get_mut(&slot) {
+            *held = held.saturating_sub(bytes);
+        }
+        self.freed.notify_waiters();
+    }
+
+    /// Waits until a slot holds less than its part of `bound` bytes.
+    pub(crate) async fn below(&self, slot: u32, bound: usize) {
+        loop {
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            freed.as_mut().enable();
+            let is_below = {
+                let by_slot = self.by_slot.lock();
+                let part = bound as u64 / by_slot.len().max(1) as u64;
+                by_slot.get(&slot).is_none_or(|held| *held < part.max(1))
+            };
+            if is_below {
+                return;
+            }
+            freed.await;
+        }
+    }
 }
 
 impl Delivery {
+    /// A delivery without credit.
+    #[cfg(test)]
+    pub(crate) fn new(slot: u32, chunk: Chunk) -> Self {
+        Self { chunk, slot, bytes: 0, credit: None, held: None }
+    }
+
     /// Takes the chunk, and returns its bytes as credit.
     pub(crate) fn take(self) -> Chunk {
         if let Some(credit) = &self.credit {
             credit.free(self.bytes);
+        }
+        if let Some(held) = &self.held {
+            held.free(self.slot, self.bytes);
         }
         self.chunk
     }
 }
 
 impl Shared {
-    pub(crate) fn new(config: ClientConfig) -> Self {
+    pub(crate) fn new(config: ClientConfig, in_turn: bool) -> Self {
         let bound = config.prefetch_bytes;
         Self {
             config,
@@ -63,12 +119,20 @@ impl Shared {
             pool: BufferPool::new(bound),
             receipts: Mutex::default(),
             recorder: Recorder::new(),
+            held: in_turn.then(Arc::default),
         }
     }
 
     /// Takes a chunk that was received in full. It does not wait, so that a reader of a stopped task never drops rows that
     /// count as received. Credit, or the caller, bounds the bytes.
-    pub(crate) fn receive(&self, task: TaskId, chunk: Chunk, bytes: usize, credit: Option<&Arc<Credit>>) {
+    pub(crate) fn receive(
+        &self,
+        task: TaskId,
+        slot: u32,
+        chunk: Chunk,
+        bytes: usize,
+        credit: Option<&Arc<Credit>>,
+    ) {
         let rows = chunk.rows();
         let chunk = match self.receipts.lock().receive(task, &chunk.runs) {
             Fresh::All => Some(chunk),
@@ -81,7 +145,13 @@ impl Shared {
             }
         };
         let delivery = match chunk {
-            Some(chunk) => Delivery { chunk, bytes: bytes as u64, credit: credit.map(Arc::clone) },
+            Some(chunk) => {
+                let held = self.held.as_ref().filter(|_| credit.is_none()).map(Arc::clone);
+                if let Some(held) = &held {
+                    held.add(slot, bytes as u64);
+                }
+                Delivery { chunk, slot, bytes: bytes as u64, credit: credit.map(Arc::clone), held }
+            }
             None => {
                 if let Some(credit) = credit {
                     credit.free(bytes as u64);
@@ -133,14 +203,14 @@ mod tests {
 
     #[test]
     fn rows_that_come_twice_are_skipped() {
-        let shared = Shared::new(ClientConfig::default());
-        shared.receive(TaskId(1), chunk(0, &[2, 2]), 8, None);
-        shared.receive(TaskId(2), chunk(2, &[1, 3, 2]), 8, None);
-        shared.receive(TaskId(2), chunk(0, &[2, 2]), 8, None);
+        let shared = Shared::new(ClientConfig::default(), false);
+        shared.receive(TaskId(1), 0, chunk(0, &[2, 2]), 8, None);
+        shared.receive(TaskId(2), 0, chunk(2, &[1, 3, 2]), 8, None);
+        shared.receive(TaskId(2), 0, chunk(0, &[2, 2]), 8, None);
         assert_eq!(shared.recorder.stats().duplicate_rows, 2 + 4);
         let rows = |item: Item| match item {
             Item::Rows(delivery) => delivery.take(),
-            Item::Flush => panic!("nothing was flushed"),
+            Item::Flush | Item::SlotEnd(_) => panic!("nothing was flushed"),
         };
         assert_eq!(rows(shared.queue.try_pop().unwrap()).rows(), 4);
         let second = rows(shared.queue.try_pop().unwrap());

@@ -11,6 +11,8 @@ pub(crate) struct Target {
     /// The secret that entitles this client to read the task.
     pub(crate) ticket: Bytes,
     pub(crate) address: String,
+    /// The feed of splits that the task draws from.
+    pub(crate) slot: u32,
 }
 
 impl Target {

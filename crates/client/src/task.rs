@@ -80,9 +80,12 @@ async fn read_local(
     shared.opened(target);
     // The queue must have space first: a chunk that is taken from the worker is received and must not be dropped.
     while shared.queue.writable().await {
+        if let Some(held) = &shared.held {
+            held.below(target.slot, shared.config.prefetch_bytes).await;
+        }
         let Some(chunk) = task.next().await? else { return Ok(task.emitted()) };
         let bytes = chunk.bytes();
-        shared.receive(target.task, chunk, bytes, None);
+        shared.receive(target.task, target.slot, chunk, bytes, None);
     }
     Err(Error::cancelled("the reader is closed"))
 }
@@ -205,7 +208,7 @@ async fn receive<R: AsyncRead + Unpin>(
                 let chunk =
                     decode_chunk(header, schema, frame.body).map_err(|e| broken(e.context(target.peer())))?;
                 credit.arrived(bytes as u64);
-                shared.receive(target.task, chunk, bytes, Some(credit));
+                shared.receive(target.task, target.slot, chunk, bytes, Some(credit));
             }
             Kind::Schema => {
                 let header = frame.message::<SchemaHeader>().map_err(broken)?;

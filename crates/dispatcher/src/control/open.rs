@@ -209,6 +209,8 @@ fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::Open
             .map_or(Vec::new(), |s| s.to_vec())
             .into(),
         seed: state.jobs.get(&iteration.job).map_or(0, |j| j.seed),
+        in_turn: iteration.takes_turns(state.datasets.get(&iteration.dataset)),
+        slots: iteration.slots_of(client).map(|feed| feed.0).collect(),
         ..Default::default()
     })
 }

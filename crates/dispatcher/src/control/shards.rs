@@ -50,6 +50,12 @@ impl Core {
                  with --workers HOST:PORT,... (such as `localhost:%port%,localhost:%port%`), or take mode `dynamic`"
             )));
         }
+        if def.options.cache_only {
+            return Err(Error::invalid(format!(
+                "processing mode `{mode}`: `cache_only` reads recorded splits, which have no shards; take mode `dynamic` or \
+                 `off`"
+            )));
+        }
         if grows(&def.source) {
             return Err(Error::invalid(format!(
                 "processing mode `{mode}`: a save that may still be written has no shards; say `wait: false` in `load`, \

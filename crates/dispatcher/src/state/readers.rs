@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use caju_types::{ClientId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{FeedId, Iteration, Task, TaskState, Worker};
+use super::{Dataset, Feed, FeedId, Iteration, Task, TaskState, Worker};
 
 /// From which workers the readers of a job read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,6 +95,27 @@ impl Iteration {
     pub(super) fn is_wanted(&self, feed: FeedId) -> bool {
         let reads = |c: ClientId| self.unread.get(&c).is_none_or(|u| !u.contains(&feed));
         self.unread.is_empty() || self.own_members().next().is_none() || self.own_members().any(reads)
+    }
+
+    /// Whether the order of rows is promised, and that of several feeds.
+    pub fn takes_turns(&self, dataset: Option<&Dataset>) -> bool {
+        self.mode.has_feed_per_worker() && dataset.is_some_and(|d| d.deterministic)
+    }
+
+    /// The feeds that have rows for a reader now: those of running tasks that it reads, and of shards that have none yet.
+    pub fn slots_of(&self, client: ClientId) -> impl Iterator<Item = FeedId> + '_ {
+        let runs = move |feed: FeedId| {
+            self.tasks
+                .values()
+                .any(|t| t.feed == feed && t.state == TaskState::Active && self.reads(client, t))
+        };
+        let unread = self.unread.get(&client);
+        let waits = move |feed: FeedId| {
+            self.mode.is_static()
+                && self.feeds.get(&feed).is_some_and(Feed::has_work)
+                && unread.is_none_or(|u| !u.contains(&feed))
+        };
+        self.feeds.keys().copied().filter(move |feed| runs(*feed) || waits(*feed))
     }
 
     /// Whether two readers may get rows of the same task.

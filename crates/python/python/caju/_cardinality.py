@@ -59,7 +59,11 @@ class Cardinality:
             self.endless = False
         elif name == "skip" and self.count is not None:
             self.count = max(0, self.count - int(value))
-        elif name in ("take", "skip"):
+        elif name == "shard" and "HINT" in arguments.values():
+            self.unknown("a `shard` with HINT has as many elements as the worker's shard")
+        elif name == "shard" and self.count is not None:
+            self.count = max(0, -(-(self.count - int(arguments["index"])) // int(arguments["num_shards"])))
+        elif name in ("take", "skip", "shard"):
             return
         elif name in ("batch", "padded_batch") and not self.endless:
             self.batch(arguments)

@@ -5,9 +5,9 @@ use caju_dispatcher::WorkerList;
 use caju_proto::v1::{ProcessingMode, TargetWorkers};
 use caju_types::ErrorKind;
 use caju_wire::LocalWorkers;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, assert_once, drain, range, request};
+use crate::cluster::{Cluster, assert_once, drain, ids, range, request};
 
 /// Five configured workers with the tag COLOCATED. The first ones are in the readers' process, the others in none.
 async fn colocated(local: usize) -> Cluster {
@@ -92,4 +92,57 @@ async fn an_open_list_gives_the_first_workers_shards_and_no_others() {
     assert_once(drain(&mut reader).await.unwrap(), 100);
     let slots: Vec<u32> = client.status().await.unwrap().workers.iter().map(|w| w.slot).collect();
     assert_eq!(slots, [0, 1, 2]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_promised_order_takes_one_element_of_each_slot_in_turn() {
+    let cluster = Cluster::start_with(3, |c| c.workers = WorkerList::first(3)).await;
+    let near = client(&cluster).await;
+    let far = cluster.client_with(|c| c.local = LocalWorkers::new()).await;
+    let def = |steps: &[Value]| {
+        let mut def = range(20_000, steps);
+        def["deterministic"] = json!(true);
+        def
+    };
+    for client in [&near, &far] {
+        let read = async |mode, steps: &[Value]| {
+            let request = ReadRequest { mode, ..request(&def(steps), "") };
+            drain(&mut client.read(request).await.unwrap()).await.unwrap()
+        };
+        // Shards by row, in turn, are the rows of the source in order.
+        let data = read(ProcessingMode::Data, &[]).await;
+        assert_eq!(data.concat(), (0..20_000).collect::<Vec<_>>());
+        // Shard 0 has one row more than shard 2; batches are each shard's own.
+        let batched = read(ProcessingMode::Data, &[json!({"batch": 1000})]).await;
+        let firsts: Vec<i64> = batched.iter().map(|b| b[0]).collect();
+        assert_eq!(firsts, (0..7).flat_map(|b| (0..3).map(move |k| 3000 * b + k)).collect::<Vec<_>>());
+        // Three workers with the same rows.
+        let off = read(ProcessingMode::Off, &[]).await;
+        assert_eq!(off.concat(), (0..20_000).flat_map(|i| [i; 3]).collect::<Vec<_>>());
+        let shuffled = [json!({"shuffle": 100}), json!({"batch": 500})];
+        let once = read(ProcessingMode::Off, &shuffled).await;
+        assert_eq!(once, read(ProcessingMode::Off, &shuffled).await);
+        assert_ne!(once[0], once[1], "the slot enters the draw");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_promised_order_survives_a_lost_worker() {
+    let entries = vec!["127.0.0.1:%port%".to_owned(); 2];
+    let mut cluster = Cluster::start_with(2, |c| c.workers = WorkerList::new(entries).unwrap()).await;
+    let mut def = range(20_000, &[json!({"batch": 10})]);
+    def["deterministic"] = json!(true);
+    let request = ReadRequest { mode: ProcessingMode::Data, ..request(&def, "") };
+    let client = cluster.client_with(|c| c.local = LocalWorkers::new()).await;
+    let mut reader = client.read(request).await.unwrap();
+    let mut got = Vec::new();
+    for _ in 0..20 {
+        got.push(ids(&reader.next().await.unwrap().unwrap().batch));
+    }
+    // The next worker waits until its position is free.
+    cluster.workers.remove(1).kill();
+    cluster.add(|_| {}).await;
+    got.extend(drain(&mut reader).await.unwrap());
+    let want = |b: i64| (0..2).map(move |k| (0..10).map(|r| 20 * b + 2 * r + k).collect::<Vec<i64>>());
+    assert_eq!(got, (0..1000).flat_map(want).collect::<Vec<_>>());
 }

@@ -1,0 +1,146 @@
+//! The order of elements under `deterministic`, where each worker has rows of its own: one element of each slot in turn.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use caju_wire::{Chunk, Elements};
+
+use crate::shared::Delivery;
+
+/// What arrived of each slot and is not its turn yet.
+///
+/// A slot is a worker under `off`, and a shard in a static processing mode. Its own elements are in order. A slot that has
+/// ended is left out of the rotation; one that comes later joins it.
+#[derive(Debug, Default)]
+pub(crate) struct Lanes {
+    lanes: BTreeMap<u32, Lane>,
+    /// The slot whose turn it is, or the next one that there is.
+    turn: u32,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    waiting: VecDeque<Delivery>,
+    /// Elements, and their rows, that were taken from the first of `waiting`.
+    elements: usize,
+    rows: usize,
+    over: bool,
+}
+
+impl Lanes {
+    /// The slots of an epoch, all of which are waited for.
+    pub(crate) fn new(slots: &[u32]) -> Self {
+        Self { lanes: slots.iter().map(|slot| (*slot, Lane::default())).collect(), turn: 0 }
+    }
+
+    pub(crate) fn push(&mut self, delivery: Delivery) {
+        let lane = self.lanes.entry(delivery.slot).or_default();
+        lane.over = false;
+        lane.waiting.push_back(delivery);
+    }
+
+    /// No further rows of a slot will come.
+    pub(crate) fn end(&mut self, slot: u32) {
+        self.lanes.entry(slot).or_default().over = true;
+    }
+
+    /// No further rows of any slot will come.
+    pub(crate) fn end_all(&mut self) {
+        self.lanes.values_mut().for_each(|lane| lane.over = true);
+    }
+
+    /// The elements whose turn it is; none while they have not arrived.
+    pub(crate) fn next(&mut self) -> Option<Chunk> {
+        self.lanes.retain(|_, lane| !lane.over || !lane.waiting.is_empty());
+        let is_last = self.lanes.len() == 1;
+        let turn = self.lanes.range(self.turn..).map(|(slot, _)| *slot).next();
+        let slot = turn.or_else(|| self.lanes.keys().next().copied())?;
+        let lane = self.lanes.get_mut(&slot)?;
+        // The last slot gives all that it has. Before that nobody knows whether another one has ended.
+        let chunk = lane.next(if is_last { usize::MAX } else { 1 })?;
+        self.turn = slot.saturating_add(1);
+        Some(chunk)
+    }
+}
+
+impl Lane {
+    /// At most `most` elements.
+    fn next(&mut self, most: usize) -> Option<Chunk> {
+        let chunk = &self.waiting.front()?.chunk;
+        let n = most.min(chunk.num_elements() - self.elements);
+        let rows = match &chunk.elements {
+            Elements::Rows => n,
+            Elements::Lengths(lengths) => {
+                lengths[self.elements..self.elements + n].iter().map(|rows| *rows as usize).sum()
+            }
+        };
+        let mut out = chunk.slice_rows(self.rows, rows);
+        if let Elements::Lengths(lengths) = &chunk.elements {
+            out.elements = Elements::Lengths(lengths[self.elements..self.elements + n].to_vec());
+        }
+        (self.elements, self.rows) = (self.elements + n, self.rows + rows);
+        if self.elements == chunk.num_elements() {
+            (self.elements, self.rows) = (0, 0);
+            // Its bytes are credit again.
+            self.waiting.pop_front().map(Delivery::take);
+        }
+        Some(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::cast::AsArray;
+    use arrow_array::types::UInt64Type;
+    use arrow_array::{RecordBatch, UInt64Array};
+    use caju_wire::Run;
+
+    use super::*;
+
+    fn delivery(slot: u32, ids: std::ops::Range<u64>, lengths: Option<Vec<u32>>) -> Delivery {
+        let runs = vec![Run { split: slot.into(), start: ids.start, len: ids.end - ids.start }];
+        let ids = UInt64Array::from_iter_values(ids.map(|i| u64::from(slot) * 100 + i));
+        let batch = RecordBatch::try_from_iter([("id", Arc::new(ids) as _)]).unwrap();
+        let mut chunk = Chunk::rows_of(batch, runs);
+        if let Some(lengths) = lengths {
+            chunk.elements = Elements::Lengths(lengths);
+        }
+        Delivery::new(slot, chunk)
+    }
+
+    fn drain(lanes: &mut Lanes) -> Vec<Vec<u64>> {
+        let next = std::iter::from_fn(|| lanes.next());
+        next.map(|c| {
+            let pieces = c.pieces.iter();
+            pieces.flat_map(|p| p.column(0).as_primitive::<UInt64Type>().values().to_vec()).collect()
+        })
+        .collect()
+    }
+
+    #[test]
+    fn slots_take_turns_whatever_arrives_first() {
+        let mut lanes = Lanes::new(&[0, 1, 2]);
+        lanes.push(delivery(2, 0..2, None));
+        lanes.push(delivery(0, 0..3, None));
+        assert_eq!(drain(&mut lanes), [[0]], "slot 1 is waited for");
+        lanes.push(delivery(1, 0..1, None));
+        assert_eq!(drain(&mut lanes), [[100], [200], [1]]);
+        lanes.end(1);
+        assert_eq!(drain(&mut lanes), [[201], [2]]);
+        lanes.end(2);
+        lanes.push(delivery(0, 3..6, None));
+        assert_eq!(drain(&mut lanes), [[3, 4, 5]], "the last slot does not wait");
+        lanes.end_all();
+        assert!(lanes.next().is_none());
+    }
+
+    #[test]
+    fn batches_stay_whole() {
+        let mut lanes = Lanes::new(&[0, 1]);
+        lanes.push(delivery(0, 0..5, Some(vec![2, 3])));
+        lanes.push(delivery(1, 0..2, Some(vec![2])));
+        lanes.end(1);
+        assert_eq!(drain(&mut lanes), [vec![0, 1], vec![100, 101], vec![2, 3, 4]]);
+    }
+}
