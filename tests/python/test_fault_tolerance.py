@@ -189,3 +189,34 @@ def test_det_13_two_datasets_over_one_cache_that_is_wiped_between(tmp_path, seed
     shutil.rmtree(cache)
     assert sorted(whole(seed)) == list(range(117))
     assert sorted(whole(seed)) == list(range(117)), "from what the second one stored"
+
+
+# ---- functions that are none ---------------------------------------------------------------------------------------
+
+
+def test_a_function_that_depends_on_the_time_is_named_when_its_split_is_run_again(caju, tmp_path):
+    import sys
+
+    from conftest import Server
+
+    def now(row):
+        import time
+
+        return {"id": row["id"], "at": time.time_ns()}
+
+    python = ["--allow-python", sys.executable]
+    dispatcher = Server(caju, tmp_path, "dispatcher", "--heartbeat", "50ms", "--worker-timeout", "1s", *python)
+    workers = [Server(caju, tmp_path, "worker", "--dispatcher", dispatcher.address, *python) for _ in range(2)]
+    try:
+        slow = cj.from_yaml("source: { range: 20000 }\nsteps: [sleep: { per_row: 500us }]")
+        epoch = iter(slow.map(now).batch(10).distribute(dispatcher.address, job_name="j"))
+        seen = sum(len(next(epoch)["id"]) for _ in range(400))
+        assert seen == 4000
+        workers[0].kill()
+        with pytest.raises(cj.CajuError, match="run again after its worker was lost") as e:
+            for _ in epoch:
+                pass
+        assert "python gave another output for the same input" in str(e.value), e.value
+    finally:
+        for server in [*workers, dispatcher]:
+            server.kill()

@@ -90,6 +90,15 @@ impl Process {
         }
     }
 
+    /// The first lines on standard output: so many, or all if the process ends before.
+    pub fn wait_for_lines(&self, count: usize) -> Vec<String> {
+        let enough = |lines: &[String], ended: bool| {
+            (ended || lines.len() >= count).then(|| lines.iter().take(count).cloned().collect())
+        };
+        let found = self.stdout.wait(Instant::now() + PATIENCE, enough);
+        found.unwrap_or_else(|| panic!("`{}` says too little: {}", self.name, self.stdout.text()))
+    }
+
     /// Waits for a line on standard error that contains a text.
     pub fn wait_for_error_line(&self, text: &str) -> String {
         let found = |lines: &[String], _| lines.iter().find(|l| l.contains(text)).cloned();

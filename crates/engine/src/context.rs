@@ -12,6 +12,8 @@ use caju_types::{Error, Result, RowRanges, mix64};
 use caju_wire::{Chunk, Elements, Run};
 use parking_lot::{Mutex, RwLock};
 
+use crate::lease::LeasedSplit;
+use crate::row_checks::RowChecks;
 use crate::stats::TaskStats;
 
 /// The most skipped rows that a task reports one by one; the others are only counted.
@@ -69,6 +71,8 @@ pub(crate) struct TaskContext {
     pub(crate) pool: CpuPool,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) stats: Arc<TaskStats>,
+    /// The rows that are compared when a split is run again.
+    pub(crate) checks: Arc<RowChecks>,
     /// The lock of the artificial stages (`sleep`, `burn`), which run one at a time per worker.
     pub(crate) one_at_a_time: Arc<tokio::sync::Mutex<()>>,
 }
@@ -101,6 +105,7 @@ impl TaskContext {
             pool,
             clock,
             stats,
+            checks: Arc::default(),
             one_at_a_time,
         }
     }
@@ -136,8 +141,9 @@ impl TaskContext {
     }
 
     /// Registers a split before its first row moves.
-    pub(crate) fn register(&self, index: u64, split: &Split, done: &RowRanges) {
-        self.insert(index, index, split, done.clone(), None);
+    pub(crate) fn register(&self, lease: &LeasedSplit) {
+        self.checks.expect(lease.index, &lease.checksums);
+        self.insert(lease.index, lease.index, &lease.split, lease.done.clone(), None);
     }
 
     /// Registers a split of a nested dataset, which belongs to a lease.

@@ -17,6 +17,8 @@ pub struct LeasedSplit {
     pub split: Split,
     /// Rows of its split-local output that readers already have.
     pub done: RowRanges,
+    /// Checksums of rows in `done`, as an earlier run gave them: ordinal and checksum.
+    pub checksums: Vec<(u64, u64)>,
     /// What to store and to read; none: compute.
     pub cache: Option<Arc<CachePlan>>,
     /// The part of a set that has all rows of this split and of the splits that are leased with it.
@@ -26,7 +28,7 @@ pub struct LeasedSplit {
 impl LeasedSplit {
     /// A split that no task began before, to be computed.
     pub fn new(index: u64, split: Split) -> Self {
-        Self { index, split, done: RowRanges::default(), cache: None, group: None }
+        Self { index, split, done: RowRanges::default(), checksums: Vec::new(), cache: None, group: None }
     }
 }
 

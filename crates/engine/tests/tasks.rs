@@ -6,9 +6,9 @@ mod common;
 
 use caju_engine::{LeasedSplit, TaskOptions, TaskRun, run_task};
 use caju_runtime::{CpuPool, SystemClock};
-use caju_types::RowRanges;
+use caju_types::{ErrorKind, RowRanges};
 use caju_wire::{Chunk, Elements};
-use common::{Fixed, How, bound, chunks, rows, run, sorted, splits};
+use common::{Fixed, How, bound, chunks, rows, run, sorted, splits, task};
 
 /// Random stages above and below filters, unnest, and a stream stage in between.
 const RANDOM: &str = "
@@ -187,7 +187,7 @@ async fn rows_that_readers_have_are_not_sent_again() {
     let lease = |done: RowRanges| {
         (0u64..)
             .zip(all.clone())
-            .map(|(index, split)| LeasedSplit { index, split, done: done.clone(), cache: None, group: None })
+            .map(|(index, split)| LeasedSplit { done: done.clone(), ..LeasedSplit::new(index, split) })
             .collect()
     };
     let whole = sorted(rows(&run(&pipeline, lease(RowRanges::default()), How::default()).await.unwrap()));
@@ -354,5 +354,47 @@ async fn a_task_ends_only_when_it_was_said_that_no_split_is_left() {
         let want = if panics { "the feed broke down" } else { "the feed is away" };
         assert!(e.message().contains(want), "{e}");
         assert_eq!(task.next().await.unwrap().unwrap_err().message(), e.message(), "and never ends");
+    }
+}
+
+/// Rows of a split: an earlier run under one definition is compared with a later one under another, as if one definition
+/// had a function that is none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_split_that_is_run_again_must_give_the_rows_that_it_gave_before() {
+    let yaml = |x: &str, keep: &str| {
+        format!(
+            "source: {{ range: {{ start: 0, end: 200000, step: 1 }} }}\n\
+             steps: [ {{ with_columns: {{ x: '{x}' }} }}, {{ filter: '{keep}' }}, {{ batch: 7 }} ]"
+        )
+    };
+    let first = bound(&yaml("id * 2", "id % 3 = 0")).await.unwrap();
+    let split = splits(&first).await.unwrap().remove(0);
+    let mut run_once = task(&first, [LeasedSplit::new(5, split.clone())].into(), &How::default());
+    while let Some(chunk) = run_once.next().await {
+        chunk.unwrap();
+    }
+    let checks = run_once.row_checks().take();
+    let ordinals: Vec<u64> = sorted(checks.iter().map(|c| c.ordinal).collect());
+    assert_eq!(ordinals[..6], [0, 1, 2, 4, 8, 16], "and so on: {ordinals:?}");
+    assert!(checks.iter().all(|c| c.split == 5) && run_once.row_checks().take().is_empty(), "taken once");
+
+    let done: RowRanges = [(0, 40)].into_iter().collect();
+    let checksums: Vec<_> =
+        checks.iter().filter(|c| c.ordinal < 40).map(|c| (c.ordinal, c.checksum)).collect();
+    let again = async |yaml: String, how: How| {
+        let lease = LeasedSplit {
+            done: done.clone(),
+            checksums: checksums.clone(),
+            ..LeasedSplit::new(5, split.clone())
+        };
+        run(&bound(&yaml).await.unwrap(), [lease].into(), how).await
+    };
+    let other_batches = How { threads: 3, batch_rows: 91, ..How::default() };
+    again(yaml("id * 2", "id % 3 = 0"), other_batches).await.unwrap();
+    for (x, keep) in [("id * 2 + 1", "id % 3 = 0"), ("id * 2", "id % 3 = 0 and id <> 33")] {
+        let e = again(yaml(x, keep), How::default()).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::DataLoss);
+        let named = e.message().contains("steps[0].with_columns or steps[1].filter gave another output");
+        assert!(named && e.message().contains("run again"), "{e}");
     }
 }

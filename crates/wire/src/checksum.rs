@@ -113,6 +113,11 @@ impl RowsChecksum {
         self.rows
     }
 
+    /// The sum.
+    pub fn sum(&self) -> u128 {
+        self.sum
+    }
+
     /// The sum as 32 hexadecimal digits.
     pub fn hex(&self) -> String {
         format!("{:032x}", self.sum)

@@ -75,6 +75,7 @@ fn leased(lease: v1::SplitLease) -> Result<LeasedSplit> {
     let split: Split = serde_json::from_str(&lease.split_json).map_err(|e| {
         Error::internal(format!("a split of the dispatcher cannot be read: {e}: {}", lease.split_json))
     })?;
+    let checksums = lease.checksums.iter().map(|c| (c.ordinal, c.checksum)).collect();
     let done = lease.done.iter().map(|r| (r.start, r.end)).collect();
     let cache = match lease.cache.as_str() {
         "" => None,
@@ -88,7 +89,7 @@ fn leased(lease: v1::SplitLease) -> Result<LeasedSplit> {
             Error::internal(format!("the place of a split in a set cannot be read: {e}: {text}"))
         })?),
     };
-    Ok(LeasedSplit { index: lease.index, split, done, cache, group })
+    Ok(LeasedSplit { index: lease.index, split, done, checksums, cache, group })
 }
 
 #[async_trait]

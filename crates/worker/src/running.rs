@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arrow_schema::SchemaRef;
 use async_trait::async_trait;
-use caju_engine::{CachePlan, Findings, SplitModes, TaskRun, TaskStats};
+use caju_engine::{CachePlan, Findings, RowChecks, SplitModes, TaskRun, TaskStats};
 use caju_proto::v1::{self, SplitCount, StageStats, TaskStatus};
 use caju_runtime::Tasks;
 use caju_types::{Error, IterationId, Result, Secret, TaskId};
@@ -27,6 +27,7 @@ pub(crate) struct RunningTask {
     pub(crate) schema: SchemaRef,
     queue: ByteQueue<Chunk>,
     counters: Arc<TaskStats>,
+    row_checks: Arc<RowChecks>,
     profiled: Option<Profiled>,
     group: Tasks,
     readers: AtomicUsize,
@@ -147,6 +148,7 @@ impl RunningTask {
             schema,
             queue: ByteQueue::new(buffer_bytes),
             counters: run.counters(),
+            row_checks: run.row_checks(),
             profiled,
             group,
             readers: AtomicUsize::new(0),
@@ -158,6 +160,17 @@ impl RunningTask {
             emitted: OnceLock::new(),
             to_flight: Mutex::default(),
         }
+    }
+
+    /// Checksums of rows since the last call.
+    pub(crate) fn take_checksums(&self) -> Vec<v1::RowChecksum> {
+        let of = |c: caju_engine::RowChecksum| v1::RowChecksum {
+            task_id: self.id.0,
+            split_index: c.split,
+            ordinal: c.ordinal,
+            checksum: c.checksum,
+        };
+        self.row_checks.take().into_iter().map(of).collect()
     }
 
     /// Rows that went out, per split, once all did.

@@ -128,6 +128,7 @@ async fn heartbeats(manager: Arc<Manager>, patience: Duration) {
             tasks: running.iter().map(|t| t.id.0).collect(),
             stages,
             profiles: running.iter().filter_map(|t| t.profile()).collect(),
+            checksums: running.iter().flat_map(|t| t.take_checksums()).collect(),
             secret: registration.secret,
         };
         let call = |mut d: Dispatcher| async move { d.worker_heartbeat(request).await };

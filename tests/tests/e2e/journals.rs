@@ -1,9 +1,11 @@
 //! The dispatcher's journal in each of its databases: what was finished stays finished, whatever ends the process.
 
 use std::path::Path;
+use std::process::Command;
 
+use caju_tests::binary::caju_binary;
 use caju_tests::cluster::Server;
-use caju_tests::{Pipeline, caju_in};
+use caju_tests::{Pipeline, Process, caju_in};
 use serde_json::json;
 use tempfile::tempdir;
 
@@ -90,4 +92,39 @@ fn writers_that_are_killed_lose_nothing_that_was_durable() {
         assert!(all_there && speed, "{ended:?}");
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "it leaves nothing behind");
+}
+
+/// The number that a writer of a journal said last, while no file may grow beyond `blocks` of 512 bytes: the write that
+/// crosses the limit is short, and the next one fails, as on a full disk. It is killed after so many lines in any case.
+fn write_until_full(folder: &Path, database: &str, blocks: u64) -> (u64, bool) {
+    let line = format!(
+        "trap '' XFSZ; ulimit -f {blocks}; exec {} bench journal --journal {database} --append journal",
+        caju_binary().display()
+    );
+    let mut command = Command::new("sh");
+    command.args(["-c", &line]).current_dir(folder);
+    let writer = Process::start(command, format!("a writer of {database} within {blocks} blocks"));
+    let said = writer.wait_for_lines(MOST_LINES);
+    let full = said.len() < MOST_LINES;
+    writer.signal("KILL");
+    writer.wait_for_end();
+    (said.last().map_or(0, |l| l.parse().unwrap()), full)
+}
+
+/// Durable steps after which a writer is stopped that still has space.
+const MOST_LINES: usize = 150;
+
+#[test]
+fn a_disk_that_is_full_at_any_write_loses_nothing_that_was_durable() {
+    for (database, sizes) in [("sled", 2..60), ("redb", 20..110)] {
+        let mut full = 0;
+        for blocks in sizes.step_by(5) {
+            let folder = tempdir().unwrap();
+            let (durable, was_full) = write_until_full(folder.path(), database, blocks * 8);
+            full += u32::from(was_full);
+            let (found, _) = write_until_full(folder.path(), database, 1 << 20);
+            assert!(found > durable, "{database}, {blocks}: {found} after {durable}, and it goes on");
+        }
+        assert!(full > 3, "{database}: the disk was full in {full} runs only");
+    }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use caju_proto::v1::{IoStats, StageStats};
 use caju_types::{ClientId, IterationId, TaskId, WorkerId};
 
+use super::row_checksums::RowChecksums;
 use crate::state::{Iteration, TaskState};
 
 use super::acknowledged_rows::Acknowledged;
@@ -43,6 +44,8 @@ pub(crate) struct Reports {
     pub(crate) first_skips: BTreeMap<IterationId, Vec<String>>,
     /// How fast tasks went through their splits.
     pub(super) paces: Paces,
+    /// Checksums of rows, by iteration.
+    pub(super) row_checksums: BTreeMap<IterationId, RowChecksums>,
     /// The time of the last check for silence.
     pub(crate) last_check: Option<Duration>,
 }
@@ -155,6 +158,7 @@ impl Reports {
         self.ended_stages.remove(&iteration);
         self.ended_io.remove(&iteration);
         self.first_skips.remove(&iteration);
+        self.row_checksums.remove(&iteration);
     }
 
     /// What the stages of an iteration did: in ended tasks by their final reports, in running ones by

@@ -55,7 +55,7 @@ impl Core {
         secrets::worker(txn.state, worker, &request.secret)?;
         let (iteration, task) = running_task(txn.state, id, worker)?;
         if request.request_no == task.last_request && request.request_no > 0 {
-            return Ok(Some(answer(iteration, task)));
+            return Ok(Some(self.answer(iteration, task)));
         }
         if request.request_no < task.last_request {
             return Err(Error::failed_precondition(format!(
@@ -85,7 +85,27 @@ impl Core {
                 return Err(fail(txn, iteration_id, e));
             }
         }
-        Ok(txn.state.task(id).map(|(iteration, task)| answer(iteration, task)))
+        let Some((iteration, task)) = txn.state.task(id) else { return Ok(None) };
+        if let Some(checksums) = self.reports.lock().row_checksums.get_mut(&iteration.id) {
+            let given = task.last_answer.iter();
+            checksums.begin_again(given.filter_map(|index| task.leases.get_key_value(index)));
+        }
+        Ok(Some(self.answer(iteration, task)))
+    }
+
+    fn answer(&self, iteration: &Iteration, task: &Task) -> v1::NextSplitsResponse {
+        let reports = self.reports.lock();
+        let checksums = reports.row_checksums.get(&iteration.id);
+        let lease = |index: &u64| {
+            let lease = task.leases.get(index)?;
+            let split = to_proto(*index, lease, iteration.plan_of(lease).map_or("", |p| p.text()));
+            let checksums = checksums.map(|c| c.of(*index, &lease.done)).unwrap_or_default();
+            Some(v1::SplitLease { checksums, ..split })
+        };
+        v1::NextSplitsResponse {
+            splits: task.last_answer.iter().filter_map(lease).collect(),
+            end: task.told_end,
+        }
     }
 
     fn find_splits(
@@ -161,14 +181,6 @@ fn leased(request: &v1::NextSplitsRequest, fresh: Vec<SplitRecord>, requeued: Ve
     Update::Leased { task: TaskId(request.task_id), request_no: request.request_no, fresh, requeued, end }
 }
 
-fn answer(iteration: &Iteration, task: &Task) -> v1::NextSplitsResponse {
-    let lease = |index: &u64| {
-        let lease = task.leases.get(index)?;
-        Some(to_proto(*index, lease, iteration.plan_of(lease).map_or("", |p| p.text())))
-    };
-    v1::NextSplitsResponse { splits: task.last_answer.iter().filter_map(lease).collect(), end: task.told_end }
-}
-
 fn to_proto(index: u64, lease: &Lease, cache: &str) -> v1::SplitLease {
     v1::SplitLease {
         index,
@@ -176,6 +188,7 @@ fn to_proto(index: u64, lease: &Lease, cache: &str) -> v1::SplitLease {
         done: ranges_to_proto(&lease.done),
         cache: cache.to_string(),
         group: lease.group.as_deref().unwrap_or_default().to_string(),
+        checksums: Vec::new(),
     }
 }
 

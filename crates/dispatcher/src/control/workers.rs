@@ -130,6 +130,7 @@ impl Core {
             report.stages = request.stages;
             report.tasks = request.tasks;
         }
+        self.store.read(|state| self.on_row_checksums(state, id, &request.checksums));
         let profiles = self.look(|state| of_worker(state, id, request.profiles)).await?;
         let profiling: Vec<TaskId> = profiles.iter().map(|p| TaskId(p.task_id)).collect();
         for profile in profiles {

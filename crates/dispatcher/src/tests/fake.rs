@@ -147,6 +147,23 @@ impl World {
         Self::on(clock, DispatcherConfig { timers: timers(), ..Default::default() })
     }
 
+    /// A dispatcher whose journal is made of the one that a later process finds.
+    pub(crate) fn over(wrap: impl FnOnce(MemoryJournal) -> Box<dyn Journal>) -> Self {
+        let (catalog, journal) = (FakeCatalog::default(), MemoryJournal::default());
+        let (clock, config) = (TestClock::new(), DispatcherConfig { timers: timers(), ..Default::default() });
+        let over = wrap(journal.clone());
+        let core =
+            Core::new(config.clone(), Arc::new(catalog.clone()), Arc::<TestClock>::clone(&clock), over, &[]);
+        Self { core: core.unwrap(), clock, catalog, journal, config }
+    }
+
+    /// The same after its end: what it had not written is lost, and another one starts on its journal.
+    pub(crate) fn after_its_end(&mut self) {
+        self.core.tasks.stop();
+        self.core.close_journal();
+        self.core = start(&self.config, &self.clock, &self.catalog, &self.journal);
+    }
+
     fn on(clock: Arc<TestClock>, config: DispatcherConfig) -> Self {
         let (catalog, journal) = (FakeCatalog::default(), MemoryJournal::default());
         let core = start(&config, &clock, &catalog, &journal);

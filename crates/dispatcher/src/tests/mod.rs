@@ -2,6 +2,7 @@
 
 mod delivered;
 mod exactly_once;
+mod failing_journal;
 mod fake;
 mod flight;
 mod incomplete;

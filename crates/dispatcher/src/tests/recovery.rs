@@ -373,3 +373,45 @@ fn identifiers_are_not_given_out_twice_when_the_clock_is_set_back() {
         }
     });
 }
+
+#[test]
+fn a_split_that_is_run_again_comes_with_the_checksums_of_rows_that_readers_have() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let open = w.open(&json!({"splits": 2}), "j").await;
+        let (task, me) = (open.tasks[0].task_id, (open.client_id, open.iteration_id));
+        let first = w.next(task, worker, 1, 2).await.unwrap();
+        assert!(first.splits.iter().all(|s| s.checksums.is_empty()));
+        let checksum = |task_id, split_index, ordinal| v1::RowChecksum {
+            task_id,
+            split_index,
+            ordinal,
+            checksum: 10 * split_index + ordinal,
+        };
+        let rows = [0, 1, 2, 4, 8, 16].map(|ordinal| checksum(task, 0, ordinal));
+        // Neither of a split that the task does not have, nor of a task of another worker.
+        let foreign = [checksum(task, 9, 0), checksum(999, 0, 1), checksum(task, 0, 3), checksum(task, 1, 0)];
+        let beat = v1::WorkerHeartbeatRequest {
+            worker_id: worker,
+            address: "a:1".into(),
+            secret: w.worker_secret(worker),
+            checksums: rows.into_iter().chain(foreign).collect(),
+            ..Default::default()
+        };
+        w.core.worker_heartbeat(beat).await.unwrap();
+        let view = w.beat(me.0, me.1, &[], &[lost(task, &[(0, 0, 9)])]).await;
+        let again = view.tasks[0].task_id;
+        for _ in 0..2 {
+            let answer = w.next(again, worker, 1, 2).await.unwrap();
+            let of =
+                |s: &v1::SplitLease| s.checksums.iter().map(|c| (c.ordinal, c.checksum)).collect::<Vec<_>>();
+            let found: Vec<_> = answer.splits.iter().map(of).collect();
+            assert_eq!(
+                found,
+                [vec![(0, 0), (1, 1), (2, 2), (4, 4), (8, 8)], vec![]],
+                "also when asked again"
+            );
+        }
+    });
+}

@@ -16,7 +16,8 @@ use super::{Item, Items};
 use crate::bind::{BoundPipeline, BranchKind, ShardStep, Step, StreamOp};
 use crate::caching::TaskCache;
 use crate::context::TaskContext;
-use crate::row::{RowStage, pay};
+use crate::row::{RowOp, RowStage, pay};
+use crate::row_checks::diverged;
 use crate::stream::{Batch, BatchEnd, Bucket, Flow, Mix, Shuffle, Skip, StreamStage, Take, Unbatch};
 
 /// The random position of a sampling source, apart from those of stages.
@@ -36,7 +37,7 @@ pub(super) fn build(
     let drawn = |s: &Step| sampled && matches!(s, Step::Shard(shard) if shard.stats.is_some());
     let first_stream = steps.iter().position(|s| is_stream(s) || drawn(s)).unwrap_or(steps.len());
     let (local, streaming) = steps.split_at(first_stream);
-    let items = local_part(local, source, ctx, cache, ordered);
+    let items = check_rows(local_part(local, source, ctx, cache, ordered), stages_of(local), ctx);
     let order = if ordered { Order::Input } else { Order::Any };
     // Rows that readers already have are dropped where splits end, unless elements are counted below: then
     // they must be counted too. A promised order is that of all rows: there they pass every stream stage.
@@ -194,6 +195,28 @@ fn renumber(items: Items) -> Items {
             Ok(item)
         })
         .boxed()
+}
+
+/// The stages that a row's checksum is about, for messages: users' functions, since everything else is a function by
+/// construction, or all of them.
+fn stages_of(local: &[Step]) -> String {
+    let rows = || local.iter().filter_map(|s| if let Step::Rows(r) = s { Some(r) } else { None });
+    let users: Vec<&str> = rows().filter(|r| matches!(r.op, RowOp::Python(_))).map(|r| &*r.place).collect();
+    let named = if users.is_empty() { rows().map(|r| &*r.place).collect() } else { users };
+    if named.is_empty() { "the source".to_string() } else { named.join(" or ") }
+}
+
+/// Compares rows of splits that are run again with those of the run before.
+fn check_rows(items: Items, stages: String, ctx: &Arc<TaskContext>) -> Items {
+    let ctx = Arc::clone(ctx);
+    let checked = move |item| match item {
+        Ok(Item::Chunk(chunk)) => match ctx.checks.first_difference(&chunk) {
+            None => Ok(Item::Chunk(chunk)),
+            Some((split, ordinal)) => Err(diverged(&ctx.place(split, ordinal), &stages)),
+        },
+        other => other,
+    };
+    items.map(checked).boxed()
 }
 
 /// Drops rows that readers already have, as their leases say.

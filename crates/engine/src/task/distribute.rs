@@ -103,7 +103,7 @@ impl Distributor {
                 self.end_repetition().await?;
             }
             self.repetition = Some(lease.split.repetition);
-            self.reader.ctx.register(lease.index, &lease.split, &lease.done);
+            self.reader.ctx.register(&lease);
             let name = format!("reading {}", lease.split.describe());
             let out = self.queue(&name).await?;
             let requests = self.reader.cache.known_requests(&lease).filter(|_| group.is_none());
@@ -188,7 +188,7 @@ impl Distributor {
             }
             all.extend(self.leases.pop_front());
         }
-        all.iter().for_each(|l| self.reader.ctx.register(l.index, &l.split, &l.done));
+        all.iter().for_each(|l| self.reader.ctx.register(l));
         let whole = all.len() == of as usize && all.iter().all(|l| l.group.is_some() && l.done.is_empty());
         if whole && let Some((hint, part)) = self.reader.cache.open_group(&all).await {
             return Ok(Some(Group { hint, part, splits: all.iter().map(|l| l.index).collect() }));

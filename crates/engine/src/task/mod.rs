@@ -31,6 +31,7 @@ use crate::caching::{CacheOptions, TaskCache};
 use crate::context::TaskContext;
 use crate::lease::SplitFeed;
 use crate::probing::{Findings, Prober, Probing};
+use crate::row_checks::RowChecks;
 use crate::shard::Shard;
 use crate::stats::TaskStats;
 
@@ -258,6 +259,11 @@ impl TaskRun {
     pub fn decider(&self) -> impl Fn(Option<&CachePlan>) + Send + Sync + use<> {
         let cache = Arc::clone(&self.cache);
         move |plan| cache.decide(plan)
+    }
+
+    /// The rows of splits that are checked when a split is run again.
+    pub fn row_checks(&self) -> Arc<RowChecks> {
+        Arc::clone(&self.ctx.checks)
     }
 
     /// What probes found so far; none if the task does not probe.

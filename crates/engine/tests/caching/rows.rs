@@ -140,6 +140,7 @@ impl Pair {
                     index,
                     split: split.clone(),
                     done: RowRanges::default(),
+                    checksums: Vec::new(),
                     cache: plan(index, split),
                     group: None,
                 })

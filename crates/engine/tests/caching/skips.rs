@@ -20,6 +20,7 @@ async fn run(pair: &Pair, root: &str, limited: bool) -> Result<(Vec<Row>, u64), 
             index,
             split: split.clone(),
             done: RowRanges::default(),
+            checksums: Vec::new(),
             cache: Some(Arc::clone(&plan)),
             group: None,
         })

@@ -85,6 +85,7 @@ pub async fn chunks(yaml: &str, how: How) -> Result<Vec<Chunk>> {
                 index,
                 split,
                 done: RowRanges::default(),
+                checksums: Vec::new(),
                 cache: None,
                 group: None,
             })

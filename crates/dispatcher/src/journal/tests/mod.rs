@@ -1,6 +1,7 @@
 //! The format of the journal and its past; one suite for every database, what happens to damage, and the group commit.
 
 mod conformance;
+mod cuts;
 mod damage;
 mod writing;
 

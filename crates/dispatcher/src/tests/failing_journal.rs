@@ -1,0 +1,164 @@
+//! Every write of the journal fails in turn: nobody is told what was not stored, and what was told is there afterwards.
+
+use caju_proto::v1;
+use caju_types::{Error, Result};
+use serde_json::json;
+
+use super::fake::{World, indices, lost, open_request, run, split_rows};
+use crate::journal::{Journal, MemoryJournal};
+use crate::state::Update;
+
+/// What a write that fails leaves behind.
+#[derive(Debug, Clone, Copy)]
+enum Left {
+    /// Nothing: the disk was full, say.
+    Nothing,
+    /// The first half of the groups: a short write.
+    Half,
+    /// Everything: the error came after the data.
+    All,
+}
+
+/// Fails at one write, and at every later one.
+struct FailsAt {
+    stored: MemoryJournal,
+    writes: u32,
+    left: Left,
+}
+
+impl Journal for FailsAt {
+    fn replay(&mut self) -> Result<Vec<Vec<Update>>> {
+        self.stored.replay()
+    }
+
+    fn append(&mut self, groups: &[Vec<Update>]) -> Result<u64> {
+        if let Some(writes) = self.writes.checked_sub(1) {
+            self.writes = writes;
+            return self.stored.append(groups);
+        }
+        let stored = match self.left {
+            Left::Nothing => 0,
+            Left::Half => groups.len() / 2,
+            Left::All => groups.len(),
+        };
+        self.stored.append(&groups[..stored])?;
+        self.left = Left::Nothing;
+        Err(Error::unavailable("/state: input/output error"))
+    }
+
+    fn replace(&mut self, group: &[Update]) -> Result<u64> {
+        self.stored.replace(group)
+    }
+
+    fn describe(&self) -> String {
+        "failing".into()
+    }
+}
+
+/// What callers were told.
+#[derive(Debug, Default)]
+struct Told {
+    worker: Option<u64>,
+    opened: Option<v1::OpenIterationResponse>,
+    /// Splits by the number of the request.
+    leased: Vec<(u64, Vec<u64>)>,
+    took: bool,
+    lost: bool,
+    again: Option<u64>,
+}
+
+/// An epoch in which a task is lost, until a call fails.
+async fn epoch(w: &World, told: &mut Told) -> Result<()> {
+    let request = v1::RegisterWorkerRequest { address: "a:1".into(), cores: 1, ..Default::default() };
+    let registered = w.core.register_worker(request).await?;
+    let (worker, secret) = (registered.worker_id, registered.secret);
+    told.worker = Some(worker);
+    let opened = w.core.open_iteration(open_request(&json!({"splits": 6}), "j")).await?;
+    told.opened = Some(opened.clone());
+    let next = async |task_id: u64, request_no: u64| {
+        let (worker_id, secret) = (worker, secret.clone());
+        let request =
+            v1::NextSplitsRequest { task_id, worker_id, want: 2, wait_ms: 60_000, request_no, secret };
+        w.core.next_splits(request).await
+    };
+    let task = opened.tasks[0].task_id;
+    for no in 1..=2 {
+        told.leased.push((no, indices(&next(task, no).await?)));
+    }
+    let beat = |lost_tasks: Vec<v1::LostTask>, acknowledged: Vec<v1::SplitRows>| v1::ClientHeartbeatRequest {
+        client_id: opened.client_id,
+        iteration_id: opened.iteration_id,
+        secret: opened.client_secret.clone(),
+        lost_tasks,
+        acknowledged,
+        ..Default::default()
+    };
+    w.core.client_heartbeat(beat(vec![], vec![split_rows(&(0, 0, 3))])).await?;
+    told.took = true;
+    let view = w.core.client_heartbeat(beat(vec![lost(task, &[(0, 0, 5)])], vec![])).await?;
+    told.lost = true;
+    let again = view.tasks[0].task_id;
+    told.again = Some(again);
+    next(again, 1).await?;
+    Ok(())
+}
+
+/// What the next process knows of what was told.
+async fn check(w: &World, told: &Told, place: &str) {
+    let state = w.core.snapshot();
+    assert!(told.worker.is_none() || !state.workers.is_empty(), "{place}: a registration");
+    let Some(opened) = &told.opened else { return };
+    let iteration = state.iterations.values().next().unwrap_or_else(|| panic!("{place}: no iteration"));
+    assert_eq!(iteration.id.0, opened.iteration_id, "{place}");
+    let member = iteration.members.values().next().unwrap();
+    assert!(member.secret.is_some_and(|s| s.is(&opened.client_secret)), "{place}: the client's secret");
+    assert!(member.took || !told.took, "{place}: rows that its user took");
+    // Every split that was leased is with the task or waits to be leased again, once.
+    for split in told.leased.iter().flat_map(|(_, splits)| splits) {
+        let with_tasks = iteration.tasks.values().filter(|t| t.leases.contains_key(split)).count();
+        let waiting = iteration.feeds.values().filter(|f| f.pending.contains_key(split)).count();
+        assert_eq!(with_tasks + waiting, 1, "{place}: split {split}");
+    }
+    if told.lost {
+        let lease = iteration.lease_of(0).unwrap();
+        assert_eq!(lease.done.iter().collect::<Vec<_>>(), [(0, 5)], "{place}: rows of the lost task");
+    } else if let (Some((no, splits)), Some(worker)) = (told.leased.last(), told.worker) {
+        // The worker asks again, for it had no answer to its last request.
+        let task = opened.tasks[0].task_id;
+        if iteration
+            .tasks
+            .get(&caju_types::TaskId(task))
+            .is_some_and(|t| t.last_request == *no && !t.is_lost())
+        {
+            assert_eq!(
+                &indices(&w.next(task, worker, *no, 2).await.unwrap()),
+                splits,
+                "{place}: the same answer"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_write_that_fails_ends_the_journal_and_loses_nothing_that_was_told() {
+    run(async {
+        for left in [Left::Nothing, Left::Half, Left::All] {
+            let mut failures = 0;
+            for writes in 0.. {
+                let place = format!("{left:?} of write {writes}");
+                let mut w = World::over(|stored| Box::new(FailsAt { stored, writes, left }));
+                let mut told = Told::default();
+                let ended = epoch(&w, &mut told).await;
+                let Err(e) = ended else { break };
+                assert!(e.message().contains("input/output error"), "{place}: {e}");
+                let later = w.core.open_iteration(open_request(&json!({"splits": 1}), "later")).await;
+                assert!(later.is_err(), "{place}: nothing is served any more");
+                assert!(w.core.journal_failed().await.message().contains("start it again"), "{place}");
+                failures += 1;
+                w.after_its_end();
+                check(&w, &told, &place).await;
+            }
+            assert!(failures >= 6, "{left:?}: only {failures} writes could fail");
+        }
+    });
+}
