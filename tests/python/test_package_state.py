@@ -1,5 +1,6 @@
 """States of iterators: where a reading stands, and how another process goes on from there."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -69,16 +70,20 @@ def test_states_at_the_borders_of_epochs_are_for_every_dataset(dataset):
     assert list(over) == [] and iter(resumed).epoch == 1
 
 
-def test_where_the_order_is_not_promised_there_is_no_state_within_an_epoch():
+def test_where_no_order_is_promised_a_state_is_exact_too():
     epoch = iter(cj.range(100).batch(5))
-    next(epoch)
-    with pytest.raises(cj.Unimplemented, match="after 1 elements of epoch 0.*deterministic=True"):
-        epoch.state_dict()
+    taken = ids([next(epoch)])
+    rest = iter(cj.range(100).batch(5))
+    rest.load_state_dict(epoch.state_dict())
+    assert sorted(taken + ids(rest)) == list(range(100))
     with cj.LocalCluster() as cluster:
         epoch = iter(shuffled().distribute(cluster, job_name="shared"))
-        next(epoch)
-        with pytest.raises(cj.Unimplemented, match="`shared` may have other readers"):
-            epoch.state_dict()
+        taken = ids([next(epoch)])
+        rest = iter(shuffled().distribute(cluster, job_name="shared"))
+        rest.load_state_dict(epoch.state_dict())
+        with pytest.raises(cj.FailedPrecondition, match="opened again from a state"):
+            list(epoch)
+        assert taken + ids(rest) == ids(shuffled())
         alone = iter(shuffled().distribute(cluster))
         taken = ids([next(alone)])
         rest = iter(shuffled().distribute(cluster))
@@ -86,25 +91,69 @@ def test_where_the_order_is_not_promised_there_is_no_state_within_an_epoch():
         assert taken + ids(rest) == ids(shuffled())
 
 
+def test_readers_of_one_job_go_on_from_their_states():
+    with cj.LocalCluster() as cluster:
+        def reader():
+            # Slow enough that no reader has all of it before the others come: rows go to whoever has room.
+            slow = cj.from_yaml("source: { range: 20000 }\nsteps: [ { sleep: { per_row: 100us } } ]")
+            return iter(slow.shuffle(50).batch(16).distribute(cluster, job_name="ranks"))
+
+        readers = [reader() for _ in range(3)]
+        before = [[], [], []]
+        for _ in range(30):
+            for r, taken in zip(readers, before, strict=True):
+                taken += ids([next(r)])
+        states = [json.loads(json.dumps(r.state_dict())) for r in readers]
+        for r in readers:
+            next(r)                                           # is lost with the crash
+        # Each loads its own: the epoch begins with the last one.
+        again = [reader() for _ in range(3)]
+        for r, state in zip(again, states, strict=True):
+            r.load_state_dict(state)
+        some = [[], [], []]
+        for _ in range(10):
+            for r, taken in zip(again, some, strict=True):
+                taken += ids([next(r)])
+        states = [json.loads(json.dumps(r.state_dict())) for r in again]
+    # Each of another number of readers loads all, on another cluster.
+    with cj.LocalCluster(workers=2) as cluster:
+        last = [reader() for _ in range(2)]
+        for r in last:
+            r.load_state_dict(states)
+        rest = [b for pair in itertools.zip_longest(*last) for b in pair if b is not None]
+    assert sorted(sum(before + some, []) + ids(rest)) == list(range(20_000))
+
+
+def test_a_state_of_the_first_version_is_read_on():
+    epoch = iter(shuffled())
+    state = {"version": 1, "fingerprint": epoch.fingerprint, "seed": 0, "epoch": 1, "elements": 4, "exhausted": False}
+    whole = shuffled()
+    ids(whole)
+    epoch.load_state_dict(state)
+    assert ids(epoch) == ids(whole)[28:]
+    over = iter(shuffled())
+    over.load_state_dict(state | {"exhausted": True})
+    assert list(over) == [] and over.epoch == 1
+    with pytest.raises(cj.InvalidPipeline, match="the data have changed"):
+        iter(shuffled()).load_state_dict(state | {"elements": 1000})
+
+
 def test_states_that_do_not_fit_are_refused():
     epoch = iter(shuffled())
     next(epoch)
     state = epoch.state_dict()
-    with pytest.raises(cj.FailedPrecondition, match="before the first element"):
-        epoch.load_state_dict(state)
     with pytest.raises(cj.InvalidPipeline, match="of the dataset"):
         iter(shuffled(99)).load_state_dict(state)
     with pytest.raises(cj.InvalidPipeline, match="of the seed"):
         iter(shuffled(seed=5)).load_state_dict(state | {"fingerprint": iter(shuffled(seed=5)).fingerprint})
-    with pytest.raises(cj.InvalidPipeline, match="not a state of a caju iterator"):
+    with pytest.raises(cj.InvalidPipeline, match="not a state of a caju reader"):
         iter(shuffled()).load_state_dict({"epoch": 1})
     with pytest.raises(cj.InvalidPipeline, match="does not know"):
         iter(shuffled()).load_state_dict(state | {"version": 9})
-    with pytest.raises(cj.InvalidPipeline, match="the data have changed"):
-        iter(shuffled()).load_state_dict(state | {"elements": 1000})
-    plain = iter(cj.range(10).batch(2))
-    with pytest.raises(cj.Unimplemented, match="cannot be continued exactly"):
-        plain.load_state_dict(plain.state_dict() | {"elements": 2})
+    with pytest.raises(cj.InvalidPipeline, match="not a state of a caju reader"):
+        iter(shuffled()).load_state_dict(state | {"elements": object()})
+    with pytest.raises(cj.InvalidPipeline, match="the union of no state"):
+        iter(shuffled()).load_state_dict([])
 
 
 def test_rows_and_other_views_have_states_too():
@@ -133,14 +182,78 @@ def test_a_state_is_loaded_into_a_second_iterator_of_the_same_dataset():
     ("epoch", "3"), ("epoch", 2.5), ("epoch", 10**30), ("epoch", True), ("elements", -1), ("elements", 1.0), ("exhausted", 1),
 ])
 def test_positions_in_a_state_are_whole_numbers(name, value):
-    state = iter(shuffled()).state_dict() | {name: value}
-    with pytest.raises(cj.InvalidPipeline, match=f"`{name}` is "):
+    epoch = iter(shuffled())
+    state = epoch.state_dict() | {name: value}
+    with pytest.raises(cj.InvalidPipeline, match="not a state of a caju reader"):
         iter(shuffled()).load_state_dict(state)
+    first = {"fingerprint": epoch.fingerprint, "seed": 0, "epoch": 0, "elements": 0, "exhausted": False}
+    with pytest.raises(cj.InvalidPipeline, match=f"`{name}` is "):
+        iter(shuffled()).load_state_dict(first | {"version": 1, name: value})
 
 
 def test_a_state_that_could_not_be_loaded_leaves_no_epoch_that_seems_whole():
-    epoch = iter(shuffled())
-    with pytest.raises(cj.InvalidPipeline, match="the data have changed"):
-        epoch.load_state_dict(epoch.state_dict() | {"elements": 1000})
-    with pytest.raises(cj.InvalidPipeline, match="the data have changed"):
+    with cj.LocalCluster() as cluster:
+        epoch = iter(cj.range(100).batch(7).distribute(cluster))
         next(epoch)
+        state = epoch.state_dict() | {"mode": "off"}
+        with pytest.raises(cj.InvalidPipeline, match="processing mode"):
+            epoch.load_state_dict(state)
+        with pytest.raises(cj.InvalidPipeline, match="processing mode"):
+            next(epoch)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "off", "data", "file_or_data"])
+@pytest.mark.parametrize("steps", [
+    lambda rows: rows.batch(10),
+    lambda rows: rows.filter("id % 3 = 0").shuffle(50).batch(10),
+    lambda rows: rows.bucket_by_length("id", [1000, 2000], 8),
+])
+def test_every_processing_mode_has_states(mode, steps):
+    def dataset(cluster):
+        return steps(cj.range(4000)).distribute(cluster, processing_mode=mode)
+
+    with cj.LocalCluster(workers=2) as cluster:
+        whole = sorted(ids(dataset(cluster)))
+        epoch = iter(dataset(cluster))
+        taken = ids(next(epoch) for _ in range(60))
+        state = epoch.state_dict()
+        assert state["mode"] == mode
+    with cj.LocalCluster(workers=2) as cluster:
+        rest = iter(dataset(cluster))
+        rest.load_state_dict(state)
+        assert sorted(taken + ids(rest)) == whole
+
+
+def test_shards_of_a_state_are_those_of_the_cluster():
+    with cj.LocalCluster(workers=2) as cluster:
+        epoch = iter(cj.range(4000).batch(10).distribute(cluster, processing_mode="data"))
+        next(epoch)
+        state = epoch.state_dict()
+    with cj.LocalCluster(workers=3) as cluster:
+        rest = iter(cj.range(4000).batch(10).distribute(cluster, processing_mode="data"))
+        with pytest.raises(cj.InvalidPipeline, match="of 2 shards"):
+            rest.load_state_dict(state)
+
+
+@pytest.mark.parametrize("hint", ["above", "behind"])
+@pytest.mark.parametrize(("before", "after"), [
+    ("compute", "hint:h"), ("hint:h", "compute"), ("hint:h", "hint:h"), ("auto", "compute"),
+])
+def test_a_state_is_exact_whatever_is_computed_or_read(tmp_path, hint, before, after):
+    def dataset(cluster, policy):
+        rows = cj.range(20_000).map(id="id", x="id * 2")
+        rows = rows.autocache("h").shuffle(300) if hint == "above" else rows.shuffle(300).autocache("h")
+        return rows.batch(20).distribute(cluster, policy=policy)
+
+    with cj.LocalCluster(workers=2, cache=tmp_path / "cache") as cluster:
+        rows = dataset(cluster, before)
+        list(rows)                                            # epoch 0 stores what epoch 1 reads
+        epoch = iter(rows)
+        taken = ids(next(epoch) for _ in range(300))
+        state = epoch.state_dict()
+        assert state["epoch"] == 1
+        epoch.close()
+    with cj.LocalCluster(cache=tmp_path / "cache") as cluster:
+        rest = iter(dataset(cluster, after))
+        rest.load_state_dict(state)
+        assert sorted(taken + ids(rest)) == list(range(20_000))

@@ -173,6 +173,125 @@ def test_a_stateful_loader_goes_on_where_it_was():
     assert [b["id"].tolist() for b in after] == epochs[1]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_goes_on_where_no_order_is_promised(cluster, workers):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    service = f"caju://{cluster(workers=2).dispatcher.address}"
+
+    def loader(job):
+        data = cj.range(20_000).shuffle(50).batch(16).distribute(service, job_name=job).torch()
+        context = "spawn" if workers else None
+        return stateful(data, batch_size=None, num_workers=workers, multiprocessing_context=context)
+
+    stopped = loader("stopped")
+    reading = iter(stopped)
+    taken = [next(reading) for _ in range(40)]
+    state = json.loads(json.dumps(stopped.state_dict(), default=str)) if not workers else stopped.state_dict()
+    del reading, stopped
+    resumed = loader("resumed")
+    resumed.load_state_dict(state)
+    assert ids(taken + list(resumed)) == list(range(20_000))
+    assert ids(resumed) == list(range(20_000)), "the next epoch is whole"
+
+
+def test_a_dataset_in_a_plain_loader_has_a_state():
+    def dataset():
+        return cj.range(2_000).shuffle(50).batch(16).torch()
+
+    data = dataset()
+    start = data.state_dict()
+    taken = []
+    for batch in DataLoader(data, batch_size=None, num_workers=0):
+        taken.append(batch)
+        if len(taken) == 30:
+            state = json.loads(json.dumps(data.state_dict()))
+            break
+    gc.collect()
+    assert data.state_dict() == state, "also when the loop was left"
+    again = dataset()
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    assert ids(taken + list(DataLoader(again, batch_size=None, num_workers=0))) == list(range(2_000))
+    assert ids(again) == list(range(2_000)), "the next epoch is whole"
+    again.load_state_dict(start)
+    assert ids(again) == list(range(2_000))
+
+
+def test_the_state_of_a_dataset_whose_workers_read_is_the_loaders():
+    data = cj.range(100).batch(10).torch()
+    list(DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="spawn"))
+    with pytest.raises(cj.FailedPrecondition, match="StatefulDataLoader"):
+        data.state_dict()
+
+
+CHECKPOINT = """
+import json, sys
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import caju
+address, folder, run, rank = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-{run}", rank=rank, world_size=2)
+rows = caju.range(20_000).shuffle(50).batch(16).distribute(address, job_name="train")
+data = rows.torch()
+if run == "second":
+    dcp.load({"data": data}, checkpoint_id=f"{folder}/checkpoint")
+stream, seen = iter(data), []
+for step, batch in enumerate(stream):
+    seen += batch["id"].tolist()
+    if run == "first" and step == 39:
+        dist.barrier()
+        dcp.save({"data": data}, checkpoint_id=f"{folder}/checkpoint")
+        break
+with open(f"{folder}/{run}-{rank}.json", "w") as f:
+    json.dump(seen, f)
+dist.barrier()
+"""
+
+
+def test_ranks_go_on_from_a_distributed_checkpoint(cluster, tmp_path):
+    service = f"caju://{cluster(workers=2).dispatcher.address}"
+    seen = []
+    for run in ("first", "second"):
+        args = [sys.executable, "-c", CHECKPOINT, service, str(tmp_path), run]
+        ranks = [subprocess.Popen([*args, str(rank)]) for rank in range(2)]
+        assert [r.wait(timeout=150) for r in ranks] == [0, 0]
+        seen += [i for rank in range(2) for i in json.loads((tmp_path / f"{run}-{rank}.json").read_text())]
+    assert sorted(seen) == list(range(20_000))
+
+
+def test_lightning_keeps_the_position_of_its_dataloader(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Model(lightning.LightningModule):
+        def __init__(self, stop):
+            super().__init__()
+            self.layer, self.seen, self.stop = torch.nn.Linear(1, 1), [], stop
+
+        def training_step(self, batch, step):
+            self.seen += batch["id"].tolist()
+            if len(self.seen) >= self.stop:
+                self.trainer.should_stop = True
+            return self.layer(batch["id"].float()[:, None]).sum() * 0
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.0)
+
+    def fit(stop, checkpoint=None):
+        model = Model(stop)
+        trainer = lightning.Trainer(
+            max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path,
+            min_steps=1, enable_checkpointing=False,
+        )
+        trainer.fit(model, cj.range(2_000).shuffle(50).batch(16).torch(), ckpt_path=checkpoint)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        return model.seen
+
+    first = fit(480)
+    assert len(first) == 480
+    second = fit(10**9, tmp_path / "last.ckpt")
+    assert sorted(first + second) == list(range(2_000))
+
+
 def test_epochs_can_be_set():
     data = cj.range(50).shuffle(50).batch(50).torch()
     [first], [second] = list(data), list(data)

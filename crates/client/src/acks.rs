@@ -153,11 +153,12 @@ impl Acks {
         }
     }
 
-    /// The user asks for more than the chunk that it holds: it has taken all of it.
-    pub(crate) fn taken_handed(&self) {
+    /// The user asks for more than the chunk that it holds: it has taken all of it. False if the reader is closed: then the
+    /// user has taken what it was handed until then.
+    pub(crate) fn taken_handed(&self) -> bool {
         let mut inner = self.inner.lock();
         if inner.closed {
-            return;
+            return false;
         }
         let rows = inner.handed_rows();
         inner.take(rows);
@@ -170,6 +171,7 @@ impl Acks {
         if rows > 0 {
             self.first();
         }
+        true
     }
 
     /// Hands nothing out any more. What the user has in hand is taken: it will ask for more only to hear of the end.

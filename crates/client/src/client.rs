@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::config::{ClientConfig, DatasetRef, ReadRequest, SaveTo};
 use crate::reader::Reader;
+use crate::state::ReaderState;
 
 /// How long binding a definition may take: the dispatcher opens the source.
 const BIND: Duration = Duration::from_secs(120);
@@ -181,12 +182,15 @@ impl Client {
             worker_secret: Bytes::new(),
             target_workers: request.target.into(),
             local_workers,
+            states: request.states.iter().map(ReaderState::to_proto).collect(),
+            num_states: request.num_states,
+            states_of_all: request.states_of_all,
         };
         let call = |mut d: caju_wire::Dispatcher| {
             let open = open.clone();
             async move { d.open_iteration(open).await }
         };
         let opened = self.link.retry(self.config.connect_timeout, BIND, call).await?;
-        Reader::start(self.link.clone(), self.config.clone(), opened)
+        Reader::start(self.link.clone(), self.config.clone(), opened, request.epoch, &request.states)
     }
 }

@@ -9,6 +9,8 @@ use caju_proto::v1::{ProcessingMode, TargetWorkers};
 use caju_types::{Error, Result, did_you_mean};
 use caju_wire::LocalWorkers;
 
+use crate::state::ReaderState;
+
 /// The settings of a client.
 #[derive(Clone)]
 pub struct ClientConfig {
@@ -125,6 +127,16 @@ pub struct ReadRequest {
     /// From which workers to read; unspecified: as the job does it already, else from all but the colocated workers of other
     /// processes.
     pub target: TargetWorkers,
+    /// Read what is left of the epoch behind these states of its readers.
+    ///
+    /// The epoch begins when the states of all readers that had taken rows by then were given, by one reader or by several
+    /// under the same job name. Give to each reader its own, or the states of all of them to each.
+    pub states: Vec<ReaderState>,
+    /// With `states`: the epoch begins when at least this number of states were given; 0: those that the states name.
+    pub num_states: u64,
+    /// `states` are those of all readers, and each reader of the job is given them. Then the number of readers may differ from
+    /// before. Else a reader whose state is given again begins the epoch again.
+    pub states_of_all: bool,
 }
 
 /// The target of a name: `auto`, `any` or `local`, in any letter case.
@@ -193,6 +205,9 @@ impl ReadRequest {
             save: None,
             lost_readers: LostReaders::Fail,
             target: TargetWorkers::Unspecified,
+            states: Vec::new(),
+            num_states: 0,
+            states_of_all: false,
         }
     }
 }

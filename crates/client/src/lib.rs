@@ -4,18 +4,21 @@
 //! [`Client::connect`] finds the dispatcher, [`Client::read`] opens one epoch of a job, and [`Reader::next`]
 //! gives its elements one by one ([`Reader::next_chunk`] in bulk). Inside, a session exchanges heartbeats with the
 //! dispatcher, and one connection per task puts chunks into a queue. Receipts record which rows were received, so that the
-//! remaining rows of a lost worker come from others, and no row comes twice (I3).
+//! remaining rows of a lost worker come from others, and no row comes twice (I3). [`Reader::state`] says which rows the user got,
+//! and [`ReadRequest::states`] reads what is left of the epoch.
 
 mod acks;
 mod client;
 mod config;
 mod credit;
+mod delivered;
 mod lanes;
 mod merge;
 mod reader;
 mod receipts;
 mod session;
 mod shared;
+mod state;
 mod stats;
 mod taken;
 mod target;
@@ -26,4 +29,5 @@ pub use config::{
     ClientConfig, DatasetRef, EventFn, LostReaders, ReadRequest, ReaderEvent, SaveTo, target_workers,
 };
 pub use reader::{Element, Monitor, Reader};
+pub use state::ReaderState;
 pub use stats::{Incomplete, Progress, ReaderStats};

@@ -1,23 +1,24 @@
 //! The reader: the user's handle on one epoch.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use caju_pipeline::DatasetDef;
-use caju_proto::v1;
+use caju_proto::{MODES, v1};
 use caju_runtime::{Task, Tasks, caught};
-use caju_types::{Error, IterationId, Result};
-use caju_wire::Chunk;
-use caju_wire::{DispatcherLink, ElementCursor, schema_from_ipc};
+use caju_types::{Error, IterationId, Result, TakenRows};
+use caju_wire::{Chunk, DispatcherLink, ElementCursor, Run, schema_from_ipc};
 
 use crate::config::ClientConfig;
+use crate::delivered::Delivered;
 use crate::lanes::Lanes;
 use crate::merge::Merger;
 use crate::session::Session;
 use crate::shared::{Item, Shared};
+use crate::state::ReaderState;
 use crate::stats::{Incomplete, Progress, ReaderStats};
 
 /// How long closing waits for the dispatcher.
@@ -68,6 +69,17 @@ pub struct Reader {
     current: Option<ElementCursor>,
     /// Rows of the current chunk that were handed to the user.
     handed_rows: u64,
+    /// Where the rows of the current chunk came from, and whether the user got it as a whole.
+    in_hand: (Vec<Run>, bool),
+    /// Rows that the user got before the current chunk.
+    delivered: Delivered,
+    /// Elements and rows that the user got of this reader.
+    elements: u64,
+    rows: u64,
+    /// The position at which this reader was opened.
+    origin: ReaderState,
+    is_resumed: bool,
+    client: u64,
     stop: Tasks,
     session: Option<Task<()>>,
 }
@@ -77,12 +89,27 @@ impl Reader {
         link: DispatcherLink,
         config: ClientConfig,
         opened: v1::OpenIterationResponse,
+        epoch: u64,
+        states: &[ReaderState],
     ) -> Result<Self> {
         let schema = schema_from_ipc(&opened.schema_ipc)?
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
         let def = DatasetDef::from_json_str(&opened.definition_json)?;
         let shared = Arc::new(Shared::new(config, opened.in_turn));
         let lanes = opened.in_turn.then(|| Lanes::new(&opened.slots));
+        shared.facts.hear(&opened.listed, &opened.readers, &opened.resumed, opened.states_missing)?;
+        let is_resumed = !states.is_empty();
+        if is_resumed && opened.resumed.is_empty() && opened.states_missing == 0 {
+            return Err(Error::unimplemented(format!(
+                "the dispatcher at {} does not know states of readers: it is older than this caju; give it the same version",
+                link.address()
+            )));
+        }
+        let origin = match is_resumed {
+            true => ReaderState::union(states)?,
+            false => beginning(&opened, epoch),
+        };
+        let client = opened.client_id;
         let stop = Tasks::new();
         let session = Session::new(link, Arc::clone(&shared), &opened);
         let (job, fingerprint) = (opened.job.clone(), opened.fingerprint.clone());
@@ -108,6 +135,13 @@ impl Reader {
             over: false,
             current: None,
             handed_rows: 0,
+            in_hand: (Vec::new(), false),
+            delivered: Delivered::default(),
+            elements: 0,
+            rows: 0,
+            origin,
+            is_resumed,
+            client,
             stop,
             session,
         })
@@ -177,7 +211,11 @@ impl Reader {
         }
         let batch = current.next()?;
         match &batch {
-            Some(batch) => self.handed_rows += batch.num_rows() as u64,
+            Some(batch) => {
+                self.handed_rows += batch.num_rows() as u64;
+                self.elements += 1;
+                self.rows += batch.num_rows() as u64;
+            }
             None => self.current = None,
         }
         Ok(batch)
@@ -195,7 +233,10 @@ impl Reader {
 
     /// The next chunk, for the user as a whole or element by element.
     async fn hand_chunk(&mut self, whole: bool) -> Result<Option<Chunk>> {
-        self.shared.acks.taken_handed();
+        let is_open = self.shared.acks.taken_handed();
+        self.shared.facts.pass_to(&mut self.delivered);
+        let (runs, as_whole) = std::mem::take(&mut self.in_hand);
+        self.delivered.add_first(&runs, if is_open || as_whole { u64::MAX } else { self.handed_rows });
         loop {
             if let Some(Ready { chunk, merged }) = self.ready.pop_front() {
                 if !self.shared.acks.hand(&chunk.runs, merged, whole) {
@@ -203,6 +244,11 @@ impl Reader {
                     continue;
                 }
                 self.handed_rows = 0;
+                self.in_hand = (chunk.runs.clone(), whole);
+                if whole {
+                    self.elements += chunk.num_elements() as u64;
+                    self.rows += chunk.rows() as u64;
+                }
                 let (rows, elements) = (chunk.rows() as u64, chunk.num_elements() as u64);
                 self.shared.recorder.delivered(rows, elements, chunk.bytes() as u64);
                 return Ok(Some(chunk));
@@ -243,6 +289,7 @@ impl Reader {
                 (Some(Item::Flush), Some(merger)) => {
                     if merger.drops() {
                         self.shared.acks.dropped(merger.held().flat_map(|c| &c.runs));
+                        merger.held().for_each(|c| self.delivered.add(&c.runs));
                     }
                     self.ready.extend(merger.finish()?.map(|chunk| Ready { chunk, merged: true }));
                 }
@@ -253,6 +300,41 @@ impl Reader {
                 }
             }
         }
+    }
+
+    /// The position of this reader: which rows of the epoch its user got, the last element included. It does not wait, and
+    /// takes time in proportion to the splits that are partly taken, not to all splits.
+    ///
+    /// [`crate::ReadRequest::states`] reads what is left, on any dispatcher, with any number of workers and readers. In a
+    /// job of several readers the states of all of them are needed.
+    ///
+    /// # Errors
+    /// None that a user can cause.
+    pub fn state(&self) -> Result<ReaderState> {
+        if self.elements == 0 && !self.over && self.is_resumed {
+            return Ok(self.origin.clone());
+        }
+        let mut delivered = self.delivered.clone();
+        self.shared.facts.copy_to(&mut delivered);
+        let (runs, whole) = &self.in_hand;
+        delivered.add_first(runs, if *whole { u64::MAX } else { self.handed_rows });
+        let mut taken = delivered.taken()?;
+        let (listed, mut readers) = self.shared.facts.listed_and_readers();
+        listed.into_iter().for_each(|(feed, listed)| taken.set_listed(feed, listed));
+        if self.rows > 0 {
+            readers.insert(self.client);
+        }
+        Ok(ReaderState {
+            iteration: self.iteration.0,
+            behind: if self.is_resumed { behind(&self.origin) } else { BTreeSet::new() },
+            readers: [self.client].into(),
+            all_readers: readers,
+            elements: self.origin.elements.saturating_add(self.elements),
+            rows: self.origin.rows.saturating_add(self.rows),
+            exhausted: self.over,
+            taken,
+            ..self.origin.clone()
+        })
     }
 
     /// Rows of this epoch that no reader of the job has, or that readers took before they vanished; `None` if there are none
@@ -278,6 +360,39 @@ impl Reader {
         if let Some(session) = self.session.take() {
             drop(tokio::time::timeout(CLOSE, session).await);
         }
+    }
+}
+
+/// Iterations that a state names which it went on from: readers that take nothing for so many restarts are refused.
+const MAX_BEHIND: usize = 64;
+
+/// The iterations that a reader goes on from.
+fn behind(origin: &ReaderState) -> BTreeSet<u64> {
+    let mut behind = origin.behind.clone();
+    behind.insert(origin.iteration);
+    while behind.len() > MAX_BEHIND {
+        behind.pop_first();
+    }
+    behind
+}
+
+/// The state of a reader that has taken nothing.
+fn beginning(opened: &v1::OpenIterationResponse, epoch: u64) -> ReaderState {
+    let named = MODES.iter().find(|(_, mode)| *mode == opened.mode());
+    let mode = named.map_or("dynamic", |(name, _)| *name);
+    ReaderState {
+        fingerprint: opened.fingerprint.clone(),
+        seed: opened.seed,
+        epoch,
+        mode: mode.to_string(),
+        iteration: 0,
+        behind: BTreeSet::new(),
+        readers: BTreeSet::new(),
+        all_readers: BTreeSet::new(),
+        elements: 0,
+        rows: 0,
+        exhausted: false,
+        taken: TakenRows::default(),
     }
 }
 

@@ -223,6 +223,7 @@ impl Session {
             acknowledged_all,
             taken_tasks,
             local_workers: self.shared.config.local.addresses(),
+            knows_resumed: self.shared.facts.knows_resumed(),
         }
     }
 
@@ -244,6 +245,8 @@ impl Session {
         self.finished = answer.finished;
         self.accounted = answer.accounted;
         self.taken.repeat_if(answer.acknowledge_all);
+        let facts = &self.shared.facts;
+        facts.hear(&answer.listed, &answer.readers, &answer.resumed, answer.states_missing)?;
         if self.shared.recorder.incomplete(answer.incomplete.as_ref())
             && let Some(missing) = &answer.incomplete
         {
@@ -386,6 +389,14 @@ impl Session {
             }
             return Ok(());
         }
+        let states = self.shared.facts.states_missing();
+        if states > 0 && waited > self.shared.config.worker_timeout {
+            return Err(Error::deadline(format!(
+                "the epoch goes on from the states of its readers, and {states} of these were not given within {:.0?}: give \
+                 the states of all readers of the job, of the same step",
+                self.shared.config.worker_timeout
+            )));
+        }
         if waited > self.shared.config.worker_timeout {
             return Err(Error::unavailable(format!(
                 "no worker registered at the dispatcher at {address} within {:.0?}; start one with `caju worker \
@@ -395,7 +406,7 @@ impl Session {
             )));
         }
         if waited >= self.warned + Duration::from_secs(1) {
-            if self.warned.is_zero() {
+            if self.warned.is_zero() && states == 0 {
                 let within = self.shared.config.worker_timeout;
                 tracing::warn!(
                     dispatcher = self.link.address(),

@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 use crate::acks::Acks;
 use crate::config::{ClientConfig, ReaderEvent};
 use crate::credit::{Credit, Shares};
+use crate::delivered::EpochFacts;
 use crate::receipts::{Fresh, Receipts};
 use crate::stats::Recorder;
 use crate::target::Target;
@@ -27,6 +28,7 @@ pub(crate) struct Shared {
     pub(crate) recorder: Recorder,
     /// Where slots take turns: bytes that wait for that.
     pub(crate) held: Option<Arc<HeldBytes>>,
+    pub(crate) facts: EpochFacts,
 }
 
 /// An item on its way to the user.
@@ -120,6 +122,7 @@ impl Shared {
             receipts: Mutex::default(),
             recorder: Recorder::new(),
             held: in_turn.then(Arc::default),
+            facts: EpochFacts::default(),
         }
     }
 

@@ -83,7 +83,9 @@ async fn read_local(
         if let Some(held) = &shared.held {
             held.below(target.slot, shared.config.prefetch_bytes).await;
         }
-        let Some(chunk) = task.next().await? else { return Ok(task.emitted()) };
+        let next = task.next().await?;
+        shared.facts.sized(task.take_sized());
+        let Some(chunk) = next else { return Ok(task.emitted()) };
         let bytes = chunk.bytes();
         shared.receive(target.task, target.slot, chunk, bytes, None);
     }
@@ -205,17 +207,23 @@ async fn receive<R: AsyncRead + Unpin>(
                 };
                 let bytes = frame.body.len();
                 let header = frame.message::<RowsHeader>().map_err(broken)?;
+                let sized = header.sized();
                 let chunk =
                     decode_chunk(header, schema, frame.body).map_err(|e| broken(e.context(target.peer())))?;
                 credit.arrived(bytes as u64);
                 shared.receive(target.task, target.slot, chunk, bytes, Some(credit));
+                shared.facts.sized(sized);
             }
             Kind::Schema => {
                 let header = frame.message::<SchemaHeader>().map_err(broken)?;
                 schema = Some(decode_schema(&header).map_err(broken)?);
             }
             Kind::Ping => {}
-            Kind::End => return Ok(frame.message::<EndHeader>().map_err(broken)?.counts()),
+            Kind::End => {
+                let end = frame.message::<EndHeader>().map_err(broken)?;
+                shared.facts.sized(end.sized());
+                return Ok(end.counts());
+            }
             Kind::Error => return Err(frame.message::<ErrorHeader>().map_err(broken)?.into()),
             other => {
                 let what = format!("{} sent a frame {other:?}, which is ours to send", target.peer());

@@ -38,6 +38,8 @@ struct SplitInfo {
     done: RowRanges,
     /// The rows of it that a shard has; none: all.
     stride: Option<Stride>,
+    /// Rows of the split-local output that passed so far; absent if they come from a part behind a cross-split stage.
+    passed: Option<u64>,
 }
 
 /// Draws of another epoch.
@@ -64,6 +66,8 @@ pub(crate) struct TaskContext {
     /// Skipped rows, by lease and by the index of the stage's counters.
     skips: Mutex<HashMap<(u64, usize), u64>>,
     splits: RwLock<HashMap<u64, SplitInfo>>,
+    /// Splits whose rows have all passed the split-local stages, with their numbers of rows.
+    sized: Mutex<Vec<(u64, u64)>>,
     /// The memory in bytes that a stage may use for one chunk.
     pub(crate) chunk_bytes: u64,
     /// Bytes that a `prefetch` stage may hold computed ahead.
@@ -100,6 +104,7 @@ impl TaskContext {
             first_skips: Mutex::default(),
             skips: Mutex::default(),
             splits: RwLock::new(HashMap::new()),
+            sized: Mutex::default(),
             chunk_bytes: budget::DEFAULT_BYTES,
             buffer_bytes: 64 << 20,
             pool,
@@ -165,8 +170,39 @@ impl TaskContext {
             child: split.child.first().map_or(0, |&c| c as usize),
             done,
             stride: split.stride,
+            passed: Some(0),
         };
         self.splits.write().insert(index, info);
+    }
+
+    /// The rows of a split come from a part behind a cross-split stage: they do not pass the split-local stages.
+    pub(crate) fn not_sized(&self, index: u64) {
+        if let Some(info) = self.splits.write().get_mut(&index) {
+            info.passed = None;
+        }
+    }
+
+    /// Rows of the split-local output have passed.
+    pub(crate) fn passed(&self, runs: &[Run]) {
+        let mut splits = self.splits.write();
+        for run in runs {
+            if let Some(passed) = splits.get_mut(&run.split).and_then(|i| i.passed.as_mut()) {
+                *passed += run.len;
+            }
+        }
+    }
+
+    /// All rows of a split have passed.
+    pub(crate) fn ended(&self, index: u64) {
+        let passed = self.splits.read().get(&index).and_then(|i| i.passed);
+        if let Some(rows) = passed {
+            self.sized.lock().push((index, rows));
+        }
+    }
+
+    /// Splits of which all rows have passed the split-local stages since the last call, with their numbers of rows.
+    pub(crate) fn take_sized(&self) -> Vec<(u64, u64)> {
+        std::mem::take(&mut *self.sized.lock())
     }
 
     /// Makes the stages above a hint draw for this split as they did when its part was computed.

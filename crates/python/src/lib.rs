@@ -54,7 +54,7 @@ mod _caju {
     #[pymodule_export]
     use crate::logging::{log_level, take_records, wait_log, wake_log};
     #[pymodule_export]
-    use crate::reader::{Batch, Client, Reader};
+    use crate::reader::{Batch, Client, Reader, union_states};
     #[pymodule_export]
     use crate::runtime::{forked, runtime_alive};
     #[pymodule_export]

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
-use caju_client::{ClientConfig, DatasetRef, Element, LostReaders, Monitor, ReadRequest, SaveTo};
+use caju_client::{
+    ClientConfig, DatasetRef, Element, LostReaders, Monitor, ReadRequest, ReaderState, SaveTo,
+};
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::TargetWorkers;
 use caju_proto::{mode_from_name, mode_names};
@@ -55,7 +57,8 @@ impl Client {
     /// Opens one epoch of a job.
     #[pyo3(signature = (
         definition, *, job="", epoch=0, seed=None, mode="dynamic", dataset_id=None, policy="", encoding="", epochs=0,
-        lost_readers="fail", target_workers=None
+        lost_readers="fail", target_workers=None, states=Vec::new(), num_states=0,
+        states_of_all=false
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn read(
@@ -72,6 +75,9 @@ impl Client {
         epochs: u64,
         lost_readers: &str,
         target_workers: Option<&str>,
+        states: Vec<String>,
+        num_states: u64,
+        states_of_all: bool,
     ) -> PyResult<Reader> {
         let dataset = match (definition, dataset_id) {
             (Some(text), None) => {
@@ -99,6 +105,9 @@ impl Client {
                 Some(name) => caju_client::target_workers(name).into_py(py)?,
                 None => TargetWorkers::Unspecified,
             },
+            states: parse_states(&states).into_py(py)?,
+            num_states,
+            states_of_all,
         };
         let client = self.client.clone();
         let opened = self.runtime.wait(py, async move { Box::pin(client.read(request)).await })?;
@@ -173,10 +182,23 @@ impl Drop for Client {
     }
 }
 
+fn parse_states(texts: &[String]) -> Result<Vec<ReaderState>> {
+    texts.iter().map(|text| ReaderState::from_json(text)).collect()
+}
+
+/// The union of the states of readers of one epoch, as JSON.
+#[pyfunction]
+pub(crate) fn union_states(py: Python<'_>, states: Vec<String>) -> PyResult<String> {
+    let union = parse_states(&states).and_then(|states| ReaderState::union(&states)?.to_json());
+    union.into_py(py)
+}
+
 /// An open epoch of a job. It leaves the job when it is dropped or closed.
 #[pyclass(frozen, module = "caju._caju")]
 pub(crate) struct Reader {
     open: Mutex<Option<Open>>,
+    /// The state at the end, once the reader is closed.
+    last_state: Mutex<Option<Result<String>>>,
     monitor: Monitor,
     names: Vec<Py<PyString>>,
     schema: SchemaRef,
@@ -207,6 +229,7 @@ impl Reader {
             fingerprint: reader.fingerprint().to_owned(),
             seed: reader.seed(),
             open: Mutex::new(Some(Open { reader, runtime })),
+            last_state: Mutex::default(),
             schema,
         })
     }
@@ -289,6 +312,7 @@ impl Reader {
         detached(|| {
             let open = self.open.lock().take();
             if let Some(Open { reader, runtime }) = open {
+                *self.last_state.lock() = Some(reader.state().and_then(|s| s.to_json()));
                 runtime.finish(async { tokio::time::timeout(timeout, reader.close()).await.is_ok() });
             }
         });
@@ -332,6 +356,19 @@ impl Reader {
     fn next_batch(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
         let schema = SchemaRef::clone(&self.schema);
         Ok(self.next_element(py)?.map(|batch| Batch { schema, batch }))
+    }
+
+    /// The position of this reader, as JSON: the last element that it gave is part of it.
+    fn state(&self, py: Python<'_>) -> PyResult<String> {
+        check_fork().into_py(py)?;
+        let state = py.detach(|| {
+            if let Some(open) = self.open.lock().as_ref() {
+                return open.reader.state().and_then(|s| s.to_json());
+            }
+            let closed = self.last_state.lock().clone();
+            closed.unwrap_or_else(|| Err(Error::cancelled("the reader is being closed")))
+        });
+        state.into_py(py)
     }
 
     /// The schema of the rows as an Arrow IPC stream.

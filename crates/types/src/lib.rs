@@ -5,6 +5,7 @@
 //! least two crates must agree on it exactly.
 
 pub mod budget;
+mod bytes;
 mod error;
 mod hash;
 mod id;
@@ -13,6 +14,7 @@ pub mod rng;
 mod row_set;
 mod secret;
 mod suggest;
+mod taken_rows;
 mod units;
 
 pub use error::{Error, ErrorKind, Result};
@@ -22,4 +24,5 @@ pub use ranges::RowRanges;
 pub use row_set::RowSet;
 pub use secret::Secret;
 pub use suggest::{did_you_mean, shortened};
+pub use taken_rows::{Listed, TakenRows};
 pub use units::{format_bytes, format_count, format_duration, parse_bytes, parse_duration};

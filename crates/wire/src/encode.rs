@@ -64,7 +64,17 @@ impl OutFrame {
 /// `Unimplemented` for types that cannot travel (the schema frame names the column before), `ResourceExhausted`
 /// if a column in several pieces does not fit one Arrow array.
 pub fn encode_chunk(chunk: &Chunk) -> Result<OutFrame> {
-    let mut out = Encoder { header: header_of(chunk), body: Vec::new(), body_len: 0 };
+    encode_chunk_sized(chunk, &[])
+}
+
+/// A chunk as a frame, with the numbers of rows of splits.
+///
+/// # Errors
+/// As [`encode_chunk`].
+pub fn encode_chunk_sized(chunk: &Chunk, sized: &[(u64, u64)]) -> Result<OutFrame> {
+    let (sized_split, sized_rows) = sized.iter().copied().unzip();
+    let header = RowsHeader { sized_split, sized_rows, ..header_of(chunk) };
+    let mut out = Encoder { header, body: Vec::new(), body_len: 0 };
     let columns = chunk.pieces[0].num_columns();
     for c in 0..columns {
         let parts: Vec<ArrayData> = chunk

@@ -199,13 +199,31 @@ pub struct EndHeader {
     /// Rows of each split.
     #[prost(uint64, repeated, tag = "3")]
     pub rows: Vec<u64>,
+    /// As in [`RowsHeader`].
+    #[prost(uint64, repeated, tag = "30")]
+    pub sized_split: Vec<u64>,
+    /// As in [`RowsHeader`].
+    #[prost(uint64, repeated, tag = "31")]
+    pub sized_rows: Vec<u64>,
 }
 
 impl EndHeader {
     /// Says what a task emitted, if that is known.
     pub fn new(counts: Option<&[SplitCount]>) -> Self {
         let of = |field: fn(&SplitCount) -> u64| counts.iter().copied().flatten().map(field).collect();
-        Self { counted: counts.is_some(), splits: of(|c| c.split_index), rows: of(|c| c.rows) }
+        let (splits, rows) = (of(|c| c.split_index), of(|c| c.rows));
+        Self { counted: counts.is_some(), splits, rows, ..Self::default() }
+    }
+
+    /// The same with the numbers of rows of splits that no earlier frame had.
+    pub fn with_sized(self, sized: &[(u64, u64)]) -> Self {
+        let (sized_split, sized_rows) = sized.iter().copied().unzip();
+        Self { sized_split, sized_rows, ..self }
+    }
+
+    /// As [`RowsHeader::sized`].
+    pub fn sized(&self) -> Vec<(u64, u64)> {
+        self.sized_split.iter().copied().zip(self.sized_rows.iter().copied()).collect()
     }
 
     /// What the task emitted, if its worker says so.
@@ -261,6 +279,19 @@ pub struct RowsHeader {
     /// Data buffers of each array of a view type.
     #[prost(uint32, repeated, tag = "10")]
     pub variadic: Vec<u32>,
+    /// Splits whose numbers of rows are known since the last frame, in the order of `sized_rows`.
+    #[prost(uint64, repeated, tag = "30")]
+    pub sized_split: Vec<u64>,
+    /// Rows of the split-local output of each of these splits. Rows that readers had before are among them.
+    #[prost(uint64, repeated, tag = "31")]
+    pub sized_rows: Vec<u64>,
+}
+
+impl RowsHeader {
+    /// Splits whose numbers of rows are known since the last frame, with these numbers.
+    pub fn sized(&self) -> Vec<(u64, u64)> {
+        self.sized_split.iter().copied().zip(self.sized_rows.iter().copied()).collect()
+    }
 }
 
 /// Header of [`Kind::Error`].

@@ -56,7 +56,7 @@ pub use chunk::{Chunk, Elements, Run, batch_bytes, part_bytes, push_run, slice_r
 pub use coalesce::coalesce;
 pub use decode::decode_chunk;
 pub use elements::ElementCursor;
-pub use encode::{OutFrame, Segment, encode_chunk};
+pub use encode::{OutFrame, Segment, encode_chunk, encode_chunk_sized};
 pub use io::{FrameReader, FrameWriter, InFrame, looks_framed};
 pub use link::{Dispatcher, DispatcherLink, is_transient};
 pub use local::{LocalTask, LocalWorker, LocalWorkers};

@@ -32,6 +32,9 @@ pub trait LocalTask: Send {
 
     /// Rows that the task emitted, per split, to all of its readers; known at its end.
     fn emitted(&self) -> Option<Vec<SplitCount>>;
+
+    /// Splits whose numbers of rows are known since the last call of any of its readers, with these numbers.
+    fn take_sized(&mut self) -> Vec<(u64, u64)>;
 }
 
 /// The workers of this process by their registered address. Clones share the list.

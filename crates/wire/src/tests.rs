@@ -388,7 +388,7 @@ fn the_end_says_what_was_emitted_or_that_it_does_not_know() {
     assert_eq!(EndHeader::new(None).counts(), None);
     let of_old_worker: EndHeader = prost::Message::decode(&b""[..]).unwrap();
     assert_eq!(of_old_worker.counts(), None);
-    let torn = EndHeader { counted: true, splits: vec![1], rows: Vec::new() };
+    let torn = EndHeader { counted: true, splits: vec![1], ..EndHeader::default() };
     assert_eq!(torn.counts(), None);
 }
 

@@ -105,6 +105,9 @@ impl FlightOnWorker {
             worker_secret: self.manager.identity.registration().secret,
             target_workers: 0,
             local_workers: Vec::new(),
+            states: Vec::new(),
+            num_states: 0,
+            states_of_all: false,
         })
     }
 }

@@ -9,7 +9,7 @@ use caju_types::{ClientId, Error, Result, TaskId};
 use caju_wire::Chunk;
 use caju_wire::frame::{CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, OpenHeader};
 use caju_wire::{
-    BufferPool, FrameReader, FrameWriter, PendingConnection, coalesce, encode_chunk, encode_schema,
+    BufferPool, FrameReader, FrameWriter, PendingConnection, coalesce, encode_chunk_sized, encode_schema,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -182,14 +182,16 @@ async fn send<W: AsyncWrite + Unpin>(
         let odd = collect(&mut attachment, &mut chunk);
         for chunk in std::iter::once(chunk).chain(odd) {
             let start = Instant::now();
-            let writing = write(writer, flow, &mut schema, &chunk);
+            let sized = attachment.task.take_sized();
+            let writing = write(writer, flow, &mut schema, &chunk, &sized);
             let bytes = attachment.task.sending(writing).await?;
             if !same_host {
                 attachment.task.sent(bytes, start.elapsed());
             }
         }
     }
-    writer.send(Kind::End, &EndHeader::new(attachment.task.emitted().as_deref())).await?;
+    let end = EndHeader::new(attachment.task.emitted().as_deref());
+    writer.send(Kind::End, &end.with_sized(&attachment.task.take_sized())).await?;
     Ok(Some(attachment))
 }
 
@@ -213,13 +215,14 @@ async fn write<W: AsyncWrite + Unpin>(
     flow: &Flow,
     schema: &mut SchemaRef,
     chunk: &Chunk,
+    sized: &[(u64, u64)],
 ) -> Result<u64> {
     let now = chunk.schema();
     if !Arc::ptr_eq(&now, schema) && now != *schema {
         writer.send(Kind::Schema, &encode_schema(&now)?).await?;
         *schema = now;
     }
-    let frame = encode_chunk(chunk)?;
+    let frame = encode_chunk_sized(chunk, sized)?;
     flow.outstanding.fetch_add(frame.body_len, Ordering::AcqRel);
     writer.write(&frame).await?;
     Ok(frame.body_len)

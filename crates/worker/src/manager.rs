@@ -534,6 +534,10 @@ impl LocalTask for Over {
     fn emitted(&self) -> Option<Vec<v1::SplitCount>> {
         None
     }
+
+    fn take_sized(&mut self) -> Vec<(u64, u64)> {
+        Vec::new()
+    }
 }
 
 /// The cores that this number of threads can use.

@@ -42,7 +42,12 @@ pub(crate) struct RunningTask {
     emitted: OnceLock<Vec<SplitCount>>,
     /// Rows of those that were written to Arrow Flight readers.
     to_flight: Mutex<Tally>,
+    /// Splits whose numbers of rows no reader was told yet.
+    sized: Mutex<Vec<(u64, u64)>>,
 }
+
+/// Splits of which a task remembers the number of rows until a reader is told: 1 MiB. Readers do without those of more.
+const MAX_SIZED: usize = 1 << 16;
 
 /// Takes a decision: a plan, or that nothing is stored.
 pub(crate) type Decide = Box<dyn Fn(Option<&CachePlan>) + Send + Sync>;
@@ -159,6 +164,7 @@ impl RunningTask {
             bytes_out: AtomicU64::new(0),
             emitted: OnceLock::new(),
             to_flight: Mutex::default(),
+            sized: Mutex::default(),
         }
     }
 
@@ -181,6 +187,18 @@ impl RunningTask {
     /// Rows that were written to Arrow Flight readers so far, per split.
     pub(crate) fn to_flight(&self) -> Vec<SplitCount> {
         self.to_flight.lock().counts()
+    }
+
+    fn sized(&self, more: Vec<(u64, u64)>) {
+        let mut sized = self.sized.lock();
+        if sized.len() < MAX_SIZED {
+            sized.extend(more);
+        }
+    }
+
+    /// Splits whose numbers of rows no reader was told yet.
+    pub(crate) fn take_sized(&self) -> Vec<(u64, u64)> {
+        std::mem::take(&mut *self.sized.lock())
     }
 
     /// An Arrow Flight reader was sent these rows.
@@ -305,7 +323,9 @@ impl RunningTask {
                 return Err(Error::cancelled(format!("{} was stopped", self.id)));
             }
             self.counters.output().waited_out(start.elapsed());
-            let Some(chunk) = run.next().await.transpose()? else { return Ok(()) };
+            let next = run.next().await.transpose()?;
+            self.sized(run.take_sized());
+            let Some(chunk) = next else { return Ok(()) };
             let bytes = chunk.bytes();
             self.rows_out.fetch_add(chunk.rows() as u64, Ordering::Relaxed);
             self.bytes_out.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -469,6 +489,10 @@ impl LocalTask for Attachment {
 
     fn emitted(&self) -> Option<Vec<SplitCount>> {
         self.task.emitted()
+    }
+
+    fn take_sized(&mut self) -> Vec<(u64, u64)> {
+        self.task.take_sized()
     }
 }
 

@@ -31,6 +31,7 @@ mod overload;
 mod plan;
 mod planning;
 mod processes;
+mod reading_on;
 mod restarts;
 mod sample_data;
 mod save_faults;

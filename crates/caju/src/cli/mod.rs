@@ -279,6 +279,13 @@ pub(crate) struct ReadArgs {
     /// lost when it was killed, or silent for the dispatcher's --client-timeout
     #[arg(long, value_name = "fail|allow", default_value = "fail")]
     pub(crate) lost_readers: LostReadersArg,
+    /// Keep the reader's state in this file: written at the end of each epoch and on SIGINT or SIGTERM. If it is there,
+    /// the reader goes on from it, in any mode, with any number of workers
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) state: Option<PathBuf>,
+    /// With --state: fail if the file is not there
+    #[arg(long, requires = "state")]
+    pub(crate) resume: bool,
     /// From which workers to read: `any`, or `auto`, which leaves out workers with the tag COLOCATED: they are read in their
     /// own processes. `local` reads workers of the reader's process alone, and this command has none
     #[arg(long, value_name = "auto|any|local", default_value = "auto", ignore_case = true)]

@@ -17,6 +17,8 @@ use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 
 use super::announce::DecisionAnnouncer;
+use super::serve::Signals;
+use super::state_file::StateFile;
 use crate::cli::EpochArgs;
 use crate::progress::{Progress, State};
 use crate::report::{EpochReport, RunReport, SplitsReport};
@@ -49,6 +51,8 @@ pub(crate) struct Epochs<'a> {
     pub(crate) target: TargetWorkers,
     /// Whether each decision of the policy is printed when it is made.
     pub(crate) announce: bool,
+    /// Where the reader's state is kept.
+    pub(crate) state_file: Option<StateFile<'a>>,
 }
 
 /// What a reader does with the rows.
@@ -100,7 +104,7 @@ impl Epochs<'_> {
         let mut report = RunReport::new();
         let (mut job, mut failure) = (None, None);
         let announcer = DecisionAnnouncer::new(self.client, &self.job, self.announce);
-        for epoch in 0..self.args.epochs {
+        for epoch in self.state_file.as_ref().map_or(0, StateFile::first_epoch)..self.args.epochs {
             let before = Instant::now();
             let reader = self.client.read(self.request(epoch)).await?;
             report.fingerprint = reader.fingerprint().to_string();
@@ -151,6 +155,9 @@ impl Epochs<'_> {
             save: None,
             lost_readers: self.lost_readers,
             target: self.target,
+            states: self.state_file.as_ref().map(|f| f.states(epoch)).unwrap_or_default(),
+            num_states: 0,
+            states_of_all: false,
         }
     }
 
@@ -169,6 +176,9 @@ impl Epochs<'_> {
         let printer = progress.printer();
         let work = announcer.during(epoch, &printer, self.drain(&mut reader));
         let drained = progress.watch(work, || state(&monitor, expected)).await;
+        if let Some(file) = &self.state_file {
+            file.write(&reader.state()?)?;
+        }
         let incomplete = reader.incomplete();
         let (checksum, failure) = match drained {
             Ok(checksum) => (checksum, None),
@@ -217,7 +227,8 @@ impl Epochs<'_> {
         let mut sum = (!self.args.no_checksum).then(|| RowsChecksum::for_definition(self.def));
         let mut sums = FuturesOrdered::new();
         let mut staging = Staging::default();
-        while let Some(chunk) = reader.next_chunk().await? {
+        let mut signals = self.state_file.is_some().then(Signals::new).transpose()?;
+        while let Some(chunk) = next_chunk(reader, signals.as_mut()).await? {
             if self.consumer.copies {
                 staging.copy(&chunk)?;
             }
@@ -238,6 +249,18 @@ impl Epochs<'_> {
             total.add(&part??);
         }
         Ok(sum)
+    }
+}
+
+/// The next chunk, unless a signal comes that ends the reading.
+async fn next_chunk(reader: &mut Reader, signals: Option<&mut Signals>) -> Result<Option<Chunk>> {
+    let Some(signals) = signals else { return reader.next_chunk().await };
+    tokio::select! {
+        biased;
+        name = signals.next() => {
+            Err(Error::cancelled(format!("{name}: the state is written; the same command reads on from it")))
+        }
+        chunk = reader.next_chunk() => chunk,
     }
 }
 

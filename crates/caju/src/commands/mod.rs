@@ -16,6 +16,7 @@ mod run;
 mod save;
 mod serve;
 mod shared;
+mod state_file;
 mod status;
 mod summary;
 mod worker;

@@ -5,6 +5,7 @@ use caju_runtime::SystemClock;
 use caju_types::Result;
 
 use super::epochs::{Consumer, Epochs};
+use super::state_file::StateFile;
 use super::{check, shared};
 use crate::cli::{Global, LostReadersArg, ReadArgs};
 
@@ -21,6 +22,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
         ..ClientConfig::default()
     };
     let client = Client::connect(&args.dispatcher, config).await?;
+    let state_file = args.state.as_deref().map(|path| StateFile::open(path, args.resume)).transpose()?;
     let epochs = Epochs {
         client: &client,
         def: &def,
@@ -37,6 +39,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
         },
         target: args.target_workers.into(),
         announce: false,
+        state_file,
     };
     let outcome = Box::pin(epochs.read()).await?;
     shared::finish(&check::title(&def, &args.file), &outcome, &args.epochs, global.quiet)

@@ -103,6 +103,7 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
             lost_readers: LostReaders::Fail,
             target: caju_proto::v1::TargetWorkers::Unspecified,
             announce: job.announce,
+            state_file: None,
         };
         Box::pin(epochs.read()).await
     }

@@ -5,10 +5,14 @@ use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 
 use super::acknowledged_rows::{Acknowledged, Reported, rows_of};
 use super::acknowledgements;
+use super::resume::Facts;
 use super::status::decision;
 use super::workers::modes_to_proto;
 use super::{Core, Txn, secrets, targets};
 use crate::state::{Iteration, State, TaskState, Update};
+
+/// Heartbeats after which a reader that missed them counts as gone where another one opens its epoch again from a state.
+const SILENT_HEARTBEATS: u32 = 5;
 
 impl Core {
     pub(crate) async fn client_heartbeat(
@@ -48,13 +52,21 @@ impl Core {
         loop {
             news.borrow_and_update();
             self.on_heartbeat(client, id, &request);
-            let answer = self.look(|state| self.client_view(state, client, id)).await?;
+            let knows = request.knows_resumed;
+            let answer = self.look(|state| self.client_view(state, client, id, knows)).await?;
             let news_for_client = answer.unknown || answer.accounted || answer.version > request.seen_version;
             if news_for_client || !self.wait(&mut news, deadline).await? {
                 self.on_heartbeat(client, id, &request);
                 return Ok(answer);
             }
         }
+    }
+
+    /// Whether a client has called within the last heartbeats.
+    pub(super) fn is_heard(&self, id: IterationId, client: ClientId) -> bool {
+        let since = self.reports.lock().clients.get(&(id, client)).map(|known| known.at);
+        let bound = self.config.timers.heartbeat.saturating_mul(SILENT_HEARTBEATS);
+        since.is_some_and(|at| self.clock.now().saturating_sub(at) <= bound)
     }
 
     fn on_heartbeat(&self, client: ClientId, id: IterationId, request: &v1::ClientHeartbeatRequest) {
@@ -67,7 +79,13 @@ impl Core {
         }
     }
 
-    fn client_view(&self, state: &State, client: ClientId, id: IterationId) -> v1::ClientHeartbeatResponse {
+    fn client_view(
+        &self,
+        state: &State,
+        client: ClientId,
+        id: IterationId,
+        knows_resumed: bool,
+    ) -> v1::ClientHeartbeatResponse {
         let Some(iteration) = state.iterations.get(&id).filter(|i| i.members.contains_key(&client)) else {
             return self.unknown(state, client);
         };
@@ -76,7 +94,12 @@ impl Core {
         let accounted = acknowledgements::may_leave(&reports, iteration, client);
         let stages = reports.stages(iteration);
         drop(reports);
+        let facts = Facts::of(iteration, knows_resumed);
         v1::ClientHeartbeatResponse {
+            listed: facts.listed,
+            readers: facts.readers,
+            resumed: facts.resumed.into(),
+            states_missing: facts.states_missing,
             version: iteration.version,
             tasks: task_infos(state, iteration, client),
             finished: iteration.is_drained_for(client),
@@ -103,8 +126,9 @@ impl Core {
         let timeout = caju_types::format_duration(self.config.timers.client_timeout);
         Error::failed_precondition(format!(
             "{client} is no reader of this epoch any more: it was silent for longer than the client timeout of \
-             {timeout} (it stood still, or its network did); rows that it did not take go to other readers of the job; \
-             read the epoch again under another job name, or raise the dispatcher's --client-timeout"
+             {timeout} (it stood still, or its network did), or the epoch was opened again from a state under the same \
+             job name; rows that it did not take go to other readers of the job; read the epoch again under another job \
+             name, or raise the dispatcher's --client-timeout"
         ))
     }
 

@@ -10,7 +10,7 @@ use super::listing::Listing;
 use super::notifiers::Notifier;
 use super::{Core, locks, sets};
 use crate::catalog::SplitShuffle;
-use crate::splits::{Issued, SharedProvider, SplitOrder, SplitProvider};
+use crate::splits::{Issued, PassedOver, SharedProvider, SplitOrder, SplitProvider};
 use crate::state::{Feed, FeedId, Iteration, Mode, State};
 
 /// The providers of the splits of running iterations.
@@ -44,10 +44,9 @@ impl Listings {
     /// The number of splits of an iteration, as far as its providers know it; 0 while one of them does not.
     pub(super) fn splits_total(&self, iteration: &Iteration) -> u64 {
         let providers = self.providers.lock();
-        let total = |(id, feed): (&FeedId, &Feed)| match providers.get(&(iteration.id, *id)) {
-            _ if feed.exhausted => Some(feed.issued),
-            Some(provider) => provider.shared.total(),
-            None => None,
+        let total = |(id, feed): (&FeedId, &Feed)| {
+            let listed = providers.get(&(iteration.id, *id)).and_then(|p| p.shared.total());
+            listed.or_else(|| feed.exhausted.then_some(feed.issued))
         };
         let all: Option<Vec<u64>> = iteration.feeds.iter().map(total).collect();
         all.unwrap_or_default().into_iter().sum()
@@ -70,9 +69,14 @@ impl Core {
         let known = iteration.feeds.get(&feed);
         let issued =
             known.map_or(Issued { count: 0, digest: 0 }, |f| Issued { count: f.issued, digest: f.digest });
+        let passed_over = iteration.resume.as_deref().map_or_else(PassedOver::default, |r| PassedOver {
+            positions: r.passed_over(feed),
+            listed: r.taken.listed().get(&feed.0).copied(),
+        });
         let listing = Listing {
             feed,
             issued,
+            passed_over,
             dataset: iteration.dataset.clone(),
             job_seed: state.jobs.get(&iteration.job).map_or(0, |j| j.seed),
             epoch: iteration.epoch,
@@ -125,11 +129,11 @@ impl Listing {
             provider.names_listing(shard.listed);
             let splits = core.counted(self.iteration, &bound, shard.splits);
             drop(core);
-            return provider.fill(self.feed, order, splits, self.issued, notify).await;
+            return provider.fill(self.feed, order, splits, (self.issued, self.passed_over), notify).await;
         }
         let splits = match sets::plan_of(self.plan.as_ref()) {
             None => core.counted(self.iteration, &bound, (bound.splits)()),
-            Some(plan) => match self.with_set(&core, &bound, plan).await {
+            Some(plan) => match self.with_set(&core, &bound, plan, order).await {
                 Ok(sets::IterationSplits::Splits(all)) => {
                     Box::pin(futures::stream::iter(all.into_iter().map(Ok)))
                 }
@@ -147,6 +151,6 @@ impl Listing {
             },
         };
         drop(core);
-        provider.fill(self.feed, order, splits, self.issued, notify).await;
+        provider.fill(self.feed, order, splits, (self.issued, self.passed_over), notify).await;
     }
 }

@@ -18,6 +18,7 @@ mod open;
 mod policies;
 mod process;
 mod reports;
+mod resume;
 mod row_checksums;
 mod saves;
 pub(crate) mod secrets;

@@ -11,12 +11,14 @@ use super::acknowledged_rows::Acknowledged;
 use super::acknowledgements;
 use super::clients::task_infos;
 use super::datasets::{difference, find, parse, register};
+use super::resume::{Facts, mode_of};
 use super::store::draw_secret;
 use super::usage::{admit_job, check_name};
-use super::{Core, Txn, secrets, targets};
+use super::{Core, Txn, resume, secrets, targets};
 use crate::catalog::Bound;
 use crate::state::{
-    Dataset, Iteration, Job, Mode, Policy, SaveTarget, State, Task, TaskState, Update, Worker, owed_tasks,
+    Dataset, Iteration, Job, Mode, Policy, Resume, SaveTarget, State, Task, TaskState, Update, Worker,
+    owed_tasks,
 };
 
 /// Jobs of one client alone are named so, and forgotten with their last iteration.
@@ -47,6 +49,7 @@ impl Core {
         if request.job.is_empty() {
             request.job = self.unique_name(ANONYMOUS);
         }
+        let resume = resume::parse(&request)?;
         let wanted = self.wanted(&request).await?;
         let shard_by = self.shards_of_new_job(&request, &wanted).await?;
         let (now, unix_ms) = (self.clock.now(), self.unix_ms());
@@ -59,7 +62,9 @@ impl Core {
                     }
                 };
                 let job = get_or_create_job(self, txn, &request, &dataset, shard_by)?;
-                let answer = match get_or_create_iteration(self, txn, &request, &job, unix_ms)? {
+                resume::check(&request, &job, &dataset)?;
+                let opened = get_or_create_iteration(self, txn, &request, &job, unix_ms, resume.clone())?;
+                let answer = match opened {
                     Some(iteration) => self.join(txn, &request, iteration, now)?,
                     None => over(&request, &job),
                 };
@@ -86,7 +91,7 @@ impl Core {
         request: &v1::OpenIterationRequest,
         wanted: &Wanted,
     ) -> Result<Option<ShardBy>> {
-        let mode = wanted_mode(request)?.unwrap_or(Mode::Dynamic);
+        let mode = mode_of_message(request.mode)?.unwrap_or(Mode::Dynamic);
         let name = JobName(request.job.clone());
         if self.look(|state| state.jobs.contains_key(&name)).await? {
             return Ok(None);
@@ -195,7 +200,13 @@ fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::Open
         return Err(failure.into());
     }
     let joined = iteration.members.contains_key(&client);
+    let facts = Facts::of(iteration, false);
     Ok(v1::OpenIterationResponse {
+        listed: facts.listed,
+        readers: facts.readers,
+        resumed: facts.resumed.into(),
+        states_missing: facts.states_missing,
+        mode: mode_of(state, iteration).into(),
         client_id: client.0,
         iteration_id: id.0,
         job: iteration.job.0.clone(),
@@ -272,8 +283,12 @@ fn may_share(iteration: &Iteration, flight: bool) -> Result<()> {
     )))
 }
 
-fn wanted_mode(request: &v1::OpenIterationRequest) -> Result<Option<Mode>> {
-    match v1::ProcessingMode::try_from(request.mode) {
+/// The processing mode of a message; none if it names none.
+///
+/// # Errors
+/// `InvalidArgument` for a mode that is not known.
+pub(super) fn mode_of_message(mode: i32) -> Result<Option<Mode>> {
+    match v1::ProcessingMode::try_from(mode) {
         Ok(v1::ProcessingMode::Unspecified) => Ok(None),
         Ok(v1::ProcessingMode::Dynamic) => Ok(Some(Mode::Dynamic)),
         Ok(v1::ProcessingMode::Off) => Ok(Some(Mode::Off)),
@@ -281,11 +296,9 @@ fn wanted_mode(request: &v1::OpenIterationRequest) -> Result<Option<Mode>> {
         Ok(v1::ProcessingMode::Data) => Ok(Some(Mode::Data)),
         Ok(v1::ProcessingMode::FileOrData) => Ok(Some(Mode::FileOrData)),
         Ok(v1::ProcessingMode::Hint) => Ok(Some(Mode::Hint)),
-        Err(_) => Err(Error::invalid(format!(
-            "processing mode {} is not known; it is one of {}",
-            request.mode,
-            mode_names()
-        ))),
+        Err(_) => {
+            Err(Error::invalid(format!("processing mode {mode} is not known; it is one of {}", mode_names())))
+        }
     }
 }
 
@@ -297,7 +310,7 @@ fn get_or_create_job(
     shard_by: Option<ShardBy>,
 ) -> Result<Job> {
     let name = JobName(request.job.clone());
-    let mode = wanted_mode(request)?;
+    let mode = mode_of_message(request.mode)?;
     let target = targets::wanted(request)?;
     let caching = core.snapshots.wanted(request, dataset)?;
     core.datasets.usage().lock().use_job(&name, core.clock.now());
@@ -422,8 +435,19 @@ fn get_or_create_iteration(
     request: &v1::OpenIterationRequest,
     job: &Job,
     at_ms: u64,
+    resume: Option<Resume>,
 ) -> Result<Option<IterationId>> {
     let (name, epoch) = (&job.name, request.epoch);
+    let known = txn.state.find_iteration(name, epoch).map(|i| i.id);
+    if let (Some(id), Some(given)) = (known, &resume)
+        && let Some(joined) = resume::join(txn, id, given, |client| core.is_heard(id, client))?
+    {
+        return Ok(Some(joined));
+    }
+    if resume.is_some() {
+        // What readers took since the state was taken is read again, whatever became of it.
+        return open_new(core, txn, job, epoch, at_ms, resume).map(Some);
+    }
     if let Some(iteration) = txn.state.find_iteration(name, epoch) {
         let id = iteration.id;
         match &iteration.failure {
@@ -451,6 +475,18 @@ fn get_or_create_iteration(
              another job name"
         )));
     }
+    open_new(core, txn, job, epoch, at_ms, None).map(Some)
+}
+
+fn open_new(
+    core: &Core,
+    txn: &mut Txn<'_>,
+    job: &Job,
+    epoch: u64,
+    at_ms: u64,
+    resume: Option<Resume>,
+) -> Result<IterationId> {
+    let name = &job.name;
     if !txn.state.jobs.contains_key(name) {
         // Dropping the failed iteration took an anonymous job with it.
         let Job {
@@ -492,7 +528,9 @@ fn get_or_create_iteration(
             job.mode
         )));
     }
-    txn.apply(Update::IterationOpened { iteration, job: name.clone(), epoch, at_ms, num_shards });
+    resume::check_shards(num_shards, resume.as_ref())?;
+    let resume = resume.map(Box::new);
+    txn.apply(Update::IterationOpened { iteration, job: name.clone(), epoch, at_ms, num_shards, resume });
     let plan = match txn.state.datasets.get(&job.dataset) {
         Some(dataset) => core.snapshots.first_plan(job, dataset)?,
         None => None,
@@ -500,7 +538,7 @@ fn get_or_create_iteration(
     if plan.is_some() {
         txn.apply(Update::Planned { iteration, plan });
     }
-    Ok(Some(iteration))
+    Ok(iteration)
 }
 
 fn read_already(name: &JobName, epoch: u64) -> Error {

@@ -15,6 +15,7 @@ use futures::TryStreamExt as _;
 use super::Core;
 use super::listing::Listing;
 use crate::catalog::Bound;
+use crate::splits::{SplitOrder, in_order};
 use crate::state::{SplitRecord, Update};
 
 /// What an iteration's splits are.
@@ -67,12 +68,13 @@ impl Listing {
         core: &Core,
         bound: &Bound,
         plan: CachePlan,
+        order: Option<SplitOrder>,
     ) -> Result<IterationSplits> {
         let splits: Vec<String> = (bound.splits)().try_collect().await?;
         match &plan.set {
-            Some(SetPlan::Open) => self.decide(core, bound, plan, splits).await,
+            Some(SetPlan::Open) => self.decide(core, bound, plan, splits, order).await,
             Some(SetPlan::Read { id }) => match core.whole_set(*id).await? {
-                Some(record) => Ok(IterationSplits::Groups(self.groups(*id, &record, &splits)?)),
+                Some(record) => Ok(IterationSplits::Groups(self.groups(*id, &record, splits, order).await?)),
                 None => Err(Error::failed_precondition(format!(
                     "the stored rows {id} that this epoch reads were removed while the dispatcher was away: which of them \
                      are left cannot be known; start the epoch again under another job name"
@@ -88,6 +90,7 @@ impl Listing {
         bound: &Bound,
         plan: CachePlan,
         splits: Vec<String>,
+        order: Option<SplitOrder>,
     ) -> Result<IterationSplits> {
         let base = bound.set_bases.iter().find(|(hint, _)| *hint == plan.hint).map(|(_, base)| base);
         let Some(base) = base.filter(|_| !splits.is_empty()) else {
@@ -98,7 +101,7 @@ impl Listing {
         let id = set_id(base.seeded(self.job_seed), whole);
         match core.whole_set(id).await {
             Ok(Some(record)) => {
-                if let Ok(groups) = self.groups(id, &record, &splits) {
+                if let Ok(groups) = self.groups(id, &record, splits.clone(), order).await {
                     self.planned(core, CachePlan { set: Some(SetPlan::Read { id }), ..plan }).await?;
                     return Ok(IterationSplits::Groups(groups));
                 }
@@ -126,13 +129,16 @@ impl Listing {
         .await
     }
 
-    /// The listed splits, part by part, each with the part that has its rows.
-    fn groups(
+    /// The listed splits, part by part, each with the part that has its rows. Their indexes are positions in the epoch's
+    /// order, as where rows are computed: a state of a reader means the same in both.
+    async fn groups(
         &self,
         id: Fingerprint,
         record: &SetRecord,
-        splits: &[String],
+        splits: Vec<String>,
+        order: Option<SplitOrder>,
     ) -> Result<Vec<Vec<SplitRecord>>> {
+        let splits = &in_order(splits, order).await?;
         let mut places: HashMap<u128, Vec<usize>> = HashMap::new();
         for (at, name) in names(splits)?.into_iter().enumerate().rev() {
             places.entry(name).or_default().push(at);
@@ -153,6 +159,7 @@ impl Listing {
                     index: self.feed.index(place as u64),
                     split: splits[place].as_str().into(),
                     group: Some(json.into()),
+                    after: None,
                 });
             }
             groups.push(group);

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
 use caju_engine::ListingDigest;
-use caju_types::{Error, Result};
+use caju_types::{Error, Listed, Result, RowRanges};
 use futures::stream::BoxStream;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -41,6 +41,15 @@ struct Ready {
 pub(crate) struct Issued {
     pub(crate) count: u64,
     pub(crate) digest: u64,
+}
+
+/// What was taken before the iteration began.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PassedOver {
+    /// Positions of splits that need not be issued.
+    pub(crate) positions: RowRanges,
+    /// What was listed then: the listing must still begin with it.
+    pub(crate) listed: Option<Listed>,
 }
 
 impl SplitProvider {
@@ -90,17 +99,17 @@ impl SplitProvider {
         feed: FeedId,
         order: Option<SplitOrder>,
         splits: BoxStream<'static, Result<String>>,
-        issued: Issued,
+        begin: (Issued, PassedOver),
         poke: impl Fn(),
     ) {
-        let end = self.fill_until_end(feed, order, splits, issued, &poke).await;
+        let end = self.fill_until_end(feed, order, splits, begin, &poke).await;
         self.fail_or_end(end);
         poke();
     }
 
     /// The same with splits that are known in full, group by group.
     pub(crate) async fn fill_groups(&self, groups: Vec<Vec<SplitRecord>>, issued: Issued, poke: impl Fn()) {
-        let mut skip = Skip { issued, count: 0, digest: 0 };
+        let mut skip = Skip::new(issued, PassedOver::default());
         let mut all = 0;
         for group in groups {
             all += group.len() as u64;
@@ -126,11 +135,11 @@ impl SplitProvider {
         feed: FeedId,
         order: Option<SplitOrder>,
         splits: BoxStream<'static, Result<String>>,
-        issued: Issued,
+        (issued, passed_over): (Issued, PassedOver),
         poke: &impl Fn(),
     ) -> Result<u64> {
         let mut windows = Windows::new(splits, order);
-        let mut skip = Skip { issued, count: 0, digest: 0 };
+        let mut skip = Skip::new(issued, passed_over);
         let mut position = 0;
         while let Some(window) = windows.next().await? {
             // Positions are those of the epoch's order: what comes back from a lost task goes out in it again.
@@ -138,6 +147,7 @@ impl SplitProvider {
                 index: feed.index(at),
                 split: split.into(),
                 group: None,
+                after: None,
             };
             let (ahead, start) = (windows.look_ahead(), position);
             position += window.len() as u64;
@@ -165,29 +175,61 @@ fn group_size(group: &str) -> usize {
     serde_json::from_str::<caju_engine::GroupLease>(group).map_or(1, |g| g.of as usize)
 }
 
-/// Passes over what was issued before a restart, and sees to it that the listing still begins with it.
+/// Passes over what was issued before a restart, and what was taken before the iteration began, and sees to it that the
+/// listing still begins with both.
 struct Skip {
     issued: Issued,
+    passed_over: PassedOver,
+    /// Splits so far, and their rolling hash as long as it is of use.
     count: u64,
     digest: u64,
+    /// The last split was passed over, and is not issued.
+    gap: bool,
 }
 
 impl Skip {
+    fn new(issued: Issued, passed_over: PassedOver) -> Self {
+        Self { issued, passed_over, count: 0, digest: 0, gap: false }
+    }
+
     fn pass(&mut self, records: Vec<SplitRecord>) -> Result<Vec<SplitRecord>> {
-        let mut records = records.into_iter();
-        while self.count < self.issued.count {
-            let Some(record) = records.next() else { return Ok(Vec::new()) };
+        let listed = self.passed_over.listed.map_or(0, |l| l.count);
+        if self.count >= self.issued.count.max(listed) && self.passed_over.positions.is_empty() {
+            return Ok(records);
+        }
+        let mut left = Vec::new();
+        for mut record in records {
             self.digest = next_digest(self.digest, &record.split);
+            let position = self.count;
             self.count += 1;
             if self.count == self.issued.count && self.digest != self.issued.digest {
                 return Err(changed());
             }
+            if self.passed_over.listed.is_some_and(|l| l.count == self.count && l.digest != self.digest) {
+                return Err(changed_since());
+            }
+            if self.count <= self.issued.count {
+                continue;
+            }
+            if self.passed_over.positions.contains(position) {
+                self.gap = true;
+                continue;
+            }
+            if std::mem::take(&mut self.gap) {
+                record.after = Some((self.count, self.digest));
+            }
+            left.push(record);
         }
-        Ok(records.collect())
+        Ok(left)
     }
 
     fn finish(&self) -> Result<()> {
-        if self.count < self.issued.count { Err(changed()) } else { Ok(()) }
+        if self.count < self.issued.count {
+            return Err(changed());
+        }
+        let last = self.passed_over.positions.iter().last().map_or(0, |(_, end)| end);
+        let listed = self.passed_over.listed.map_or(0, |l| l.count);
+        if self.count < listed.max(last) { Err(changed_since()) } else { Ok(()) }
     }
 }
 
@@ -196,6 +238,24 @@ fn changed() -> Error {
         "the source's files changed while the dispatcher was away: what is left of the epoch cannot be known; \
          start the epoch again under another job name",
     )
+}
+
+fn changed_since() -> Error {
+    Error::failed_precondition(
+        "the source's files changed since the state was taken: what is left of the epoch cannot be known; give the files of \
+         that time, or start the epoch again without a state",
+    )
+}
+
+/// All splits of a listing in the order of the epoch.
+pub(crate) async fn in_order(splits: Vec<String>, order: Option<SplitOrder>) -> Result<Vec<String>> {
+    let Some(order) = order else { return Ok(splits) };
+    let mut windows = Windows::new(Box::pin(futures::stream::iter(splits.into_iter().map(Ok))), Some(order));
+    let mut ordered = Vec::new();
+    while let Some(window) = windows.next().await? {
+        ordered.extend(window);
+    }
+    Ok(ordered)
 }
 
 /// A provider behind a shared handle.

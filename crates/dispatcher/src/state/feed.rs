@@ -55,6 +55,9 @@ pub struct Feed {
     pub listing: Option<u64>,
     /// Splits that came back from lost tasks.
     pub pending: BTreeMap<u64, Lease>,
+    /// Splits were issued in another order than that of their indexes: the hash is not that of a listing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scattered: bool,
 }
 
 impl Feed {
@@ -64,8 +67,10 @@ impl Feed {
     }
 
     pub(super) fn issue(&mut self, record: &SplitRecord) {
-        self.issued += 1;
-        self.digest = next_digest(self.digest, &record.split);
+        (self.issued, self.digest) =
+            record.after.unwrap_or_else(|| (self.issued + 1, next_digest(self.digest, &record.split)));
+        let position = record.index & ((1 << INDEX_BITS) - 1);
+        self.scattered |= position + 1 != self.issued;
     }
 }
 

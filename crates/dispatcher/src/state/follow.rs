@@ -16,7 +16,7 @@ const STRIKES_TO_FAIL: u32 = 10;
 /// again gives none: the caller need not loop.
 pub fn follow_ups(state: &State, id: IterationId) -> Vec<Update> {
     let Some(iteration) = state.iterations.get(&id) else { return Vec::new() };
-    if iteration.members.is_empty() || !iteration.is_running() {
+    if iteration.members.is_empty() || !iteration.is_running() || iteration.awaits_states() {
         return Vec::new();
     }
     let eligible = eligible_workers(state, iteration);
@@ -136,7 +136,9 @@ fn exclusive_task(
 
 /// Every worker has a feed of its own, by slot; that of a lost worker moves to another.
 fn off_tasks(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Vec<(WorkerId, FeedId)> {
-    let new = eligible.iter().filter(|w| !w.unconfirmed && !iteration.feeds.contains_key(&FeedId(w.slot)));
+    // An epoch that goes on from states has the feeds that there were.
+    let is_new = |w: &&&Worker| !w.unconfirmed && !iteration.feeds.contains_key(&FeedId(w.slot));
+    let new = eligible.iter().filter(|w| iteration.resume.is_none() && is_new(w));
     let mut wanted: Vec<_> = new.map(|w| (w.id, FeedId(w.slot))).collect();
     for feed in iteration.feeds.keys() {
         wanted.extend(exclusive_task(state, iteration, *feed, eligible, Some(feed.0)));
@@ -159,7 +161,7 @@ fn static_tasks(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> V
 /// Later [`follow_ups`] see these tasks as any other.
 pub fn owed_tasks(state: &State, id: IterationId, flight: Option<WorkerId>) -> Vec<Update> {
     let Some(iteration) = state.iterations.get(&id) else { return Vec::new() };
-    if iteration.mode != Mode::Off || iteration.failure.is_some() {
+    if iteration.mode != Mode::Off || iteration.failure.is_some() || iteration.resume.is_some() {
         return Vec::new();
     }
     let wanted = |w: &&Worker| flight.map_or_else(|| iteration.is_readable(w), |f| f == w.id);

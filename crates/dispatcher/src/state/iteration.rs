@@ -29,10 +29,14 @@ use std::sync::Arc;
 
 use caju_autocache::{CachePlan, Document, SplitModes};
 use caju_engine::{Shard, ShardBy};
-use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, Secret, TaskId, WorkerId};
+use caju_types::{ClientId, DatasetId, IterationId, JobName, Secret, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{Failure, Feed, FeedId, Lease, Mode, SplitRecord, TargetWorkers, Task, TaskState};
+use super::{Failure, Feed, FeedId, Lease, Mode, Resume, SplitRecord, TargetWorkers, Task, TaskState};
+
+/// Readers up to which all others hear at once that a further one has taken rows, so that their states name it. More readers
+/// hear with their next heartbeat: messages to all of them for each of them would be millions.
+const TAKERS_TOLD: usize = 64;
 
 /// One epoch of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,6 +118,12 @@ pub struct Iteration {
     /// Workers whose last splits others took over.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub stragglers: BTreeSet<WorkerId>,
+    /// Readers whose users took rows, those that left included.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub takers: BTreeSet<ClientId>,
+    /// What was taken before it began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resume: Option<Box<Resume>>,
 }
 
 /// Rows that tasks emitted and nobody acknowledged.
@@ -275,6 +285,34 @@ impl Iteration {
     pub(super) fn client_took(&mut self, client: ClientId) {
         if let Some(member) = self.members.get_mut(&client) {
             member.took = true;
+            self.takers.insert(client);
+        }
+        if self.takers.len() <= TAKERS_TOLD {
+            self.version += 1;
+        }
+    }
+
+    /// Further states of the readers that it goes on from.
+    pub(super) fn states_given(&mut self, states: &Resume) {
+        if let Some(resume) = &mut self.resume {
+            // Whether they fit was found out before.
+            drop(resume.extend(states));
+        }
+        self.begin_if_ready();
+        self.version += 1;
+    }
+
+    /// Whether it waits for states of readers.
+    pub fn awaits_states(&self) -> bool {
+        self.resume.as_deref().is_some_and(|r| r.missing() > 0)
+    }
+
+    /// Under `off`, the feeds are those that there were.
+    pub(super) fn begin_if_ready(&mut self) {
+        if let Some(resume) = self.resume.as_deref().filter(|r| self.mode == Mode::Off && r.missing() == 0) {
+            for feed in resume.taken.listed().keys() {
+                self.feeds.entry(FeedId(*feed)).or_default();
+            }
         }
     }
 
@@ -311,7 +349,7 @@ impl Iteration {
             feed.issue(record);
             let lease = Lease {
                 split: Arc::clone(&record.split),
-                done: RowRanges::default(),
+                done: self.resume.as_deref().map(|r| r.done_of(record.index)).unwrap_or_default(),
                 lost: 0,
                 lost_with: BTreeSet::new(),
                 held: BTreeMap::new(),
@@ -325,7 +363,13 @@ impl Iteration {
     }
 
     /// What is stored and read from now on.
-    pub(super) fn set_plan(&mut self, plan: Option<Document<CachePlan>>) {
+    pub(super) fn set_plan(&mut self, mut plan: Option<Document<CachePlan>>) {
+        // Rows that were taken before are in no set, and would come again from one.
+        if self.resume.is_some()
+            && let Some(of_set) = plan.as_ref().and_then(Document::value).filter(|p| p.set.is_some())
+        {
+            plan = Some(of_set.clone().without_set().into());
+        }
         if self.plan != plan {
             let former = std::mem::replace(&mut self.plan, plan);
             self.former.push(former);

@@ -12,6 +12,7 @@ mod forget;
 mod iteration;
 mod losses;
 mod readers;
+mod resume;
 mod saves;
 mod task;
 mod update;
@@ -31,6 +32,7 @@ pub use follow::{follow_ups, owed_tasks};
 pub use iteration::{Iteration, LostReader, Member, Missing};
 use losses::Gone;
 pub use readers::TargetWorkers;
+pub use resume::Resume;
 pub use saves::{Save, SaveStage, SaveTarget, SaveTotals};
 pub use task::{Task, TaskState};
 pub use update::{Failure, Mode, SplitRecord, Update};
@@ -155,8 +157,8 @@ impl State {
             }
             Update::SaveAdded { save } => self.add_save(save),
             Update::SaveEnded { url, stage } => self.end_save(url, stage),
-            Update::IterationOpened { iteration, job, epoch, at_ms, num_shards } => {
-                self.open(*iteration, job, *epoch, *at_ms, *num_shards);
+            Update::IterationOpened { iteration, job, epoch, at_ms, num_shards, resume } => {
+                self.open((*iteration, job, *epoch, *at_ms), *num_shards, resume.as_deref());
             }
             Update::IterationDropped { iteration } => self.drop_iteration(*iteration),
             Update::DatasetForgotten { dataset } => {
@@ -226,7 +228,12 @@ impl State {
         }
     }
 
-    fn open(&mut self, id: IterationId, job: &JobName, epoch: u64, opened_ms: u64, num_shards: u32) {
+    fn open(
+        &mut self,
+        (id, job, epoch, opened_ms): (IterationId, &JobName, u64, u64),
+        num_shards: u32,
+        resume: Option<&Resume>,
+    ) {
         let Some(of) = self.jobs.get(job) else { return };
         let (dataset, mode, target) = (of.dataset.clone(), of.mode, of.target);
         let decided_against = of.decision.is_some() && of.plan.is_none();
@@ -243,9 +250,12 @@ impl State {
             && !decided_against
             && self.datasets.get(&dataset).is_some_and(useful);
         self.next_id = self.next_id.max(id.0 + 1);
-        let exclusive =
-            mode.has_feed_per_worker() || self.datasets.get(&dataset).is_some_and(|d| d.single_task);
-        let iteration = Iteration {
+        let single_task = self.datasets.get(&dataset).is_some_and(|d| d.single_task);
+        let exclusive = mode.has_feed_per_worker() || single_task;
+        // A shard that is cut by rows counts them over all of its splits.
+        let recount = single_task || !whole_splits;
+        let resume = resume.map(|r| Box::new(Resume { recount, ..r.clone() }));
+        let mut iteration = Iteration {
             id,
             job: job.clone(),
             epoch,
@@ -276,7 +286,10 @@ impl State {
             flight_readers: false,
             suspects: BTreeSet::new(),
             stragglers: BTreeSet::new(),
+            takers: BTreeSet::new(),
+            resume,
         };
+        iteration.begin_if_ready();
         self.iterations.insert(id, iteration);
         self.touched.0.insert(id);
     }
@@ -321,6 +334,7 @@ impl State {
                 iteration.note_unread_shards(&self.workers);
             }
             Update::ClientTook { client, .. } => iteration.client_took(*client),
+            Update::StatesGiven { states, .. } => iteration.states_given(states),
             Update::ClientTaken { client, task } => iteration.client_taken(*client, *task),
             Update::TaskSettled { task, missing, taken } => iteration.settle_task(*task, missing, taken),
             Update::TaskCreated { task, worker, feed, secret, .. } => {
@@ -369,6 +383,7 @@ impl State {
             | Update::FeedExhausted { iteration, .. }
             | Update::ClientGone { iteration, .. }
             | Update::ClientTook { iteration, .. }
+            | Update::StatesGiven { iteration, .. }
             | Update::IterationFailed { iteration, .. } => Some(*iteration),
             Update::Leased { task, .. }
             | Update::TaskEnded { task, .. }

@@ -12,7 +12,7 @@ use caju_types::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Dataset, FeedId, Save, SaveStage, SaveTarget, State, TargetWorkers};
+use super::{Dataset, FeedId, Resume, Save, SaveStage, SaveTarget, State, TargetWorkers};
 
 /// One change of the state. Times and identifiers travel inside, so that a replay is exact.
 ///
@@ -140,6 +140,16 @@ pub enum Update {
         /// In a static mode: the number of shards, each with a feed of its own.
         #[serde(default, skip_serializing_if = "super::is_default")]
         num_shards: u32,
+        /// What was taken before it began.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        resume: Option<Box<Resume>>,
+    },
+    /// Further readers gave their states to an iteration that goes on from states.
+    StatesGiven {
+        /// The iteration.
+        iteration: IterationId,
+        /// The states, as one.
+        states: Box<Resume>,
     },
     /// The planner decided what a job stores and reads from now on.
     Decided {
@@ -383,6 +393,10 @@ pub struct SplitRecord {
     /// The part of a set that has its rows, as the engine describes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<Arc<str>>,
+    /// The number of splits that were issued with this one, and their rolling hash; absent if it follows the last one that was
+    /// issued. Splits before it were passed over, because all their rows were taken before the iteration began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<(u64, u64)>,
 }
 
 /// How the splits of an iteration reach its tasks.

@@ -13,6 +13,7 @@ mod plans;
 mod protocol;
 mod recovery;
 mod replanning;
+mod resume;
 mod secrets;
 mod service;
 mod stragglers;

@@ -37,7 +37,8 @@ pub(super) fn build(
     let drawn = |s: &Step| sampled && matches!(s, Step::Shard(shard) if shard.stats.is_some());
     let first_stream = steps.iter().position(|s| is_stream(s) || drawn(s)).unwrap_or(steps.len());
     let (local, streaming) = steps.split_at(first_stream);
-    let items = check_rows(local_part(local, source, ctx, cache, ordered), stages_of(local), ctx);
+    let checked = check_rows(local_part(local, source, ctx, cache, ordered), stages_of(local), ctx);
+    let items = sized(checked, ctx);
     let order = if ordered { Order::Input } else { Order::Any };
     // Rows that readers already have are dropped where splits end, unless elements are counted below: then
     // they must be counted too. A promised order is that of all rows: there they pass every stream stage.
@@ -47,12 +48,16 @@ pub(super) fn build(
             || promised && is_stream(s)
     };
     let last_count = streaming.iter().rposition(counts);
-    let mut items = if last_count.is_none() { drop_done(items, ctx) } else { items };
+    let mixes_in_order = promised && matches!(pipeline.root.kind, BranchKind::Sample { .. });
+    let mut items = if last_count.is_none() && !mixes_in_order { drop_done(items, ctx) } else { items };
     if let BranchKind::Sample { weights, seed } = &pipeline.root.kind {
         let of = Arc::clone(ctx);
         let mix = Mix::new(weights.clone(), ctx.stream_seed(SAMPLE_POSITION, *seed), move |s| of.child_of(s));
         let repeats = streaming.iter().any(|s| matches!(s, Step::Repeat));
         items = run_stream_stage(Box::new(mix), "source sample".into(), items, repeats);
+        if last_count.is_none() && mixes_in_order {
+            items = drop_done(items, ctx);
+        }
     }
     // Stages above the last `repeat` restart with every repetition.
     let mut repeats = streaming.iter().filter(|s| matches!(s, Step::Repeat)).count();
@@ -217,6 +222,18 @@ fn check_rows(items: Items, stages: String, ctx: &Arc<TaskContext>) -> Items {
         other => other,
     };
     items.map(checked).boxed()
+}
+
+/// Counts the rows of every split, so that readers learn when they have all of one.
+fn sized(items: Items, ctx: &Arc<TaskContext>) -> Items {
+    let ctx = Arc::clone(ctx);
+    items
+        .inspect(move |item| match item {
+            Ok(Item::Chunk(chunk)) => ctx.passed(&chunk.runs),
+            Ok(Item::EndOfSplit(index)) => ctx.ended(*index),
+            _ => {}
+        })
+        .boxed()
 }
 
 /// Drops rows that readers already have, as their leases say.

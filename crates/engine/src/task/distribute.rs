@@ -126,7 +126,10 @@ impl Distributor {
         permit: ReadPermit,
     ) {
         match &group {
-            Some(group) => group.splits.iter().for_each(|index| self.reader.open.begin(*index)),
+            Some(group) => group.splits.iter().for_each(|index| {
+                self.reader.ctx.not_sized(*index);
+                self.reader.open.begin(*index);
+            }),
             None => self.reader.open.begin(lease.index),
         }
         let reader = Arc::clone(&self.reader);

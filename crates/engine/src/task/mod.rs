@@ -238,6 +238,12 @@ impl TaskRun {
         }
     }
 
+    /// Splits whose rows have all passed the split-local stages since the last call, with the number of rows of each. Rows
+    /// that readers had before are among them.
+    pub fn take_sized(&mut self) -> Vec<(u64, u64)> {
+        self.ctx.take_sized()
+    }
+
     /// The counters, live.
     pub fn counters(&self) -> Arc<TaskStats> {
         Arc::clone(&self.ctx.stats)

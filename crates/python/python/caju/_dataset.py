@@ -330,14 +330,17 @@ class Dataset(Stages):
         take: Callable[[_caju.Reader], Any],
         epoch: int | None = None,
         moved: Callable[[int], None] | None = None,
+        num_readers: int = 0,
     ) -> DatasetIterator[Any]:
-        """Opens an epoch, the next by default. `moved` is called with the epoch of a state that is loaded."""
+        """Opens an epoch, the next by default. `moved` is called with the epoch of a state that is loaded. `num_readers`: of
+        the job, where that is known.
+        """
         service = self._service or self._embedded()
         sync_level()
         if epoch is None:
             epoch, self._epochs = self._epochs, self._epochs + 1
 
-        def reopen(at: int) -> _caju.Reader:
+        def reopen(at: int, states: Sequence[str], of_all: bool) -> _caju.Reader | None:
             if not service.job_name:
                 # Other iterators may have read epochs of this dataset's own job, and a job's epoch is read once.
                 self._job = None
@@ -345,7 +348,12 @@ class Dataset(Stages):
                 self._epochs = at + 1
             else:
                 moved(at)
-            return self._read(self._connect(service), service, at)
+            if not states:
+                return None
+            # A reader that gives its own state waits for those of all others.
+            wanted = 0 if of_all else num_readers
+            given = {"states": states, "num_states": wanted, "states_of_all": of_all}
+            return self._read(self._connect(service), service, at, given)
 
         def skipped(iteration: int) -> tuple[int, list[str]] | None:
             return self._connect(service).skipped(iteration)
@@ -356,18 +364,13 @@ class Dataset(Stages):
             service.keep,
             epoch,
             reopen,
-            self._not_exact(service),
+            self._not_exact(),
+            bool(service.job_name),
             skipped if self._tree().get("on_error", "fail") != "fail" else None,
         )
 
-    def _not_exact(self, service: Service) -> str | None:
+    def _not_exact(self) -> str | None:
         """Why a position within an epoch cannot be restored; None if it can."""
-        if service.job_name:
-            return f"the job `{service.job_name}` may have other readers, and hands out no row twice"
-        if service.mode != "dynamic":
-            return f"processing_mode=\"{service.mode}\" promises no order"
-        if not self._tree().get("deterministic"):
-            return "the order of rows is promised only under with_options(deterministic=True)"
         for name, source in self._draws.items():
             return (
                 f"function `{name}` draws from {source}, and would draw other rows; draw from caju.rng(), or say random=True "
@@ -387,9 +390,16 @@ class Dataset(Stages):
             connected(self)
         return client
 
-    def _read(self, client: _caju.Client, service: Service, epoch: int) -> _caju.Reader:
+    def _read(
+        self,
+        client: _caju.Client,
+        service: Service,
+        epoch: int,
+        states: Mapping[str, Any] | None = None,
+    ) -> _caju.Reader:
         definition = self._json() if service.is_here else self._whole()
-        return client.read(definition, **self._request(service, epoch))
+        request = self._request(service, epoch)
+        return client.read(definition, **request, **(states or {}))
 
     def _request(self, service: Service, epoch: int) -> dict[str, Any]:
         if self._job is None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
+import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -12,11 +15,13 @@ if TYPE_CHECKING:
     from ._caju import Reader
     from ._dataset import Dataset
 
+from ._caju import union_states
 from ._errors import Cancelled, FailedPrecondition, InvalidPipeline, Unimplemented
 
 T = TypeVar("T")
 
-STATE_VERSION = 1
+EMPTY = "AQAAAA=="
+"""The taken rows of a state without rows."""
 
 MAX_POSITION = 2**63 - 1
 """The largest epoch, and the largest number of elements, in a state: integers of Rust have 64 bits."""
@@ -84,8 +89,9 @@ class DatasetIterator(Iterator[T], Generic[T]):
         take: Callable[[Reader], T | None],
         keep: Any,
         epoch: int,
-        reopen: Callable[[int], Reader],
+        reopen: Callable[[int, Sequence[str], bool], Reader | None],
         not_exact: str | None,
+        shared: bool,
         skipped: Callable[[int], tuple[int, list[str]] | None] | None,
     ) -> None:
         self._reader: Reader | None = reader
@@ -95,6 +101,9 @@ class DatasetIterator(Iterator[T], Generic[T]):
         self._epoch = epoch
         self._reopen = reopen
         self._not_exact = not_exact
+        self._shared = shared  # the job may have other readers
+        self._loaded: dict[str, Any] | None = None  # the state that was loaded, until the next element
+        self._ended: list[dict[str, Any]] | None = None  # gets the last state of an iterator that is dropped
         self._ask_skipped = skipped  # None if no row may be skipped
         self._skipped: Skipped | None = None
         self._elements = 0
@@ -135,43 +144,106 @@ class DatasetIterator(Iterator[T], Generic[T]):
             del keep  # the cluster has to answer until here
             raise StopIteration
         self._elements += 1
+        self._loaded = None
         return element
 
     def state_dict(self) -> dict[str, Any]:
         """The position of this iterator, for `load_state_dict` of an iterator of the same dataset, also in another process.
 
-        At the beginning and at the end of an epoch, every dataset has a state. Within an epoch, a dataset has one if the
-        order of its elements is the same in every run and no other reader shares the job; elsewhere this raises
-        `Unimplemented`.
+        The elements that were given so far are before it, and what is left of the epoch behind it, whatever the order of
+        the elements. It consists of plain values, and does not depend on workers, ranks, batches or the cache. In a job of
+        several readers, such as ranks, the states of all of them at the same step are needed to go on.
+
+        Functions of the dataset that draw from generators which are not caju's raise `Unimplemented` within an epoch.
         """
-        within = self._elements > 0 and not self._exhausted
+        if self._loaded is not None:
+            return dict(self._loaded)
+        state: dict[str, Any] = json.loads(self._last.state())
+        if self._not_exact is not None and state["elements"] and not state["exhausted"]:
+            raise Unimplemented(
+                f"a state after {state['elements']} elements of epoch {self._epoch} could not be continued exactly: "
+                f"{self._not_exact}; or take it at an epoch's end"
+            )
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Moves to the position of another iterator, or goes back to an earlier one of this iterator.
+
+        A job of several readers goes on from the states of all of them at one step: each reader loads its own, or each
+        loads the states of all as a list. With the list, the number of readers may differ from before. The epoch begins
+        when all states were given. Rows that readers of this job took after the state are read again.
+
+        After the state of an exhausted iterator this one is exhausted too, and the next iterator reads the next epoch.
+        """
+        states = [state] if isinstance(state, Mapping) else list(state)
+        if len(states) == 1 and isinstance(states[0], Mapping) and states[0].get("version") == 1:
+            self._load_version_1(states[0])
+            return
+        try:
+            texts = [json.dumps(dict(s)) for s in states]
+        except (TypeError, ValueError) as e:
+            raise InvalidPipeline(f"this is not a state of a caju reader: {e}") from None
+        union: dict[str, Any] = json.loads(union_states(texts))
+        self._check_place(union["fingerprint"], union["seed"])
+        within = union["elements"] and not union["exhausted"]
         if within and self._not_exact is not None:
             raise Unimplemented(
-                f"a state after {self._elements} elements of epoch {self._epoch} could not be continued exactly: "
-                f"{self._not_exact}; take it at an epoch's end, or read alone and with_options(deterministic=True)"
+                f"the state is {union['elements']} elements into epoch {union['epoch']}, which cannot be continued exactly "
+                f"here: {self._not_exact}"
             )
-        return {
-            "version": STATE_VERSION,
-            "fingerprint": self.fingerprint,
-            "seed": self._last.seed,
-            "epoch": self._epoch,
-            "elements": self._elements,
-            "exhausted": self._exhausted,
-        }
+        exhausted = union["exhausted"]
+        # The other readers of a job need the rows of this state, also if nothing is left for this reader.
+        alone = exhausted and not self._shared
+        self._begin_again(union["epoch"], [] if alone else texts, not isinstance(state, Mapping))
+        self._elements, self._exhausted, self._loaded = union["elements"], exhausted, union
+        if exhausted:
+            self.close()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Moves to the position of another iterator. It has to be called before the first element is taken.
+    def _begin_again(self, epoch: int, states: Sequence[str], of_all: bool = False) -> None:
+        self._leave(5.0, keep=True)
+        self._failure = self._stopped = None
+        try:
+            reader = self._reopen(epoch, states, of_all)
+        except Exception as e:
+            self._failure = e
+            raise
+        self._epoch = epoch
+        if reader is not None:
+            self._reader = self._last = reader
+            _open.add(self)
 
-        The elements before that position are computed again and skipped. After the state of an exhausted iterator this
-        one is exhausted too, and the next iterator reads the next epoch.
-        """
-        epoch, elements, exhausted = self._place(state)
-        if epoch != self._epoch or self._reader is None:
-            self._leave(5.0, keep=True)
-            self._reader = self._last = self._reopen(epoch)
-            self._epoch = epoch
+    def _check_place(self, fingerprint: Any, seed: Any) -> None:
+        for what, was, here in [("dataset", fingerprint, self.fingerprint), ("seed", seed, self._last.seed)]:
+            if was != here:
+                raise InvalidPipeline(f"the state is of the {what} {was}, and this iterator reads {here}")
+
+    def _load_version_1(self, state: Mapping[str, Any]) -> None:
+        """Loads a state of caju 0.1, which counts the elements of a promised order: they are computed again and skipped."""
+        try:
+            fingerprint, seed = state["fingerprint"], state["seed"]
+            epoch, elements, exhausted = state["epoch"], state["elements"], state["exhausted"]
+        except KeyError as e:
+            raise InvalidPipeline(f"this is not a state of a caju reader: {e!r} in {state!r}") from None
+        for name, value in (("epoch", epoch), ("elements", elements)):
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_POSITION:
+                raise InvalidPipeline(
+                    f"this is not a state of a caju reader: `{name}` is {value!r}, not an integer from 0 to {MAX_POSITION}"
+                )
+        if not isinstance(exhausted, bool):
+            raise InvalidPipeline(f"this is not a state of a caju reader: `exhausted` is {exhausted!r}, not True or False")
+        self._check_place(fingerprint, seed)
+        if exhausted:
+            self._begin_again(epoch, [])
+        elif epoch != self._epoch or self._reader is None or self._elements:
+            # The state of a reader that has taken nothing.
+            begin = json.loads(self._last.state()) | {
+                "epoch": epoch, "elements": 0, "rows": 0, "exhausted": False, "readers": [], "all_readers": [],
+                "taken": EMPTY,
+            }
+            self._begin_again(epoch, [json.dumps(begin)])
         self._elements, self._exhausted = elements, exhausted
         if exhausted:
+            self._loaded = json.loads(self._last.state()) | {"exhausted": True, "elements": elements}
             self.close()
             return
         try:
@@ -184,37 +256,6 @@ class DatasetIterator(Iterator[T], Generic[T]):
             self._failure = e
             self.close()
             raise
-
-    def _place(self, state: Mapping[str, Any]) -> tuple[int, int, bool]:
-        """The epoch, the number of elements and whether it is exhausted, of a state that fits this iterator."""
-        if self._elements or self._exhausted or self._stopped is not None or self._failure is not None:
-            raise FailedPrecondition(
-                f"load_state_dict comes before the first element; this iterator has given {self._elements}: load into "
-                "iter(dataset)"
-            )
-        try:
-            version, fingerprint, seed = state["version"], state["fingerprint"], state["seed"]
-            epoch, elements, exhausted = state["epoch"], state["elements"], state["exhausted"]
-        except (KeyError, TypeError) as e:
-            raise InvalidPipeline(f"this is not a state of a caju iterator: {e!r} in {state!r}") from None
-        if version != STATE_VERSION:
-            raise InvalidPipeline(f"this caju does not know states such as {dict(state)!r}")
-        for name, value in (("epoch", epoch), ("elements", elements)):
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_POSITION:
-                raise InvalidPipeline(
-                    f"this is not a state of a caju iterator: `{name}` is {value!r}, not an integer from 0 to {MAX_POSITION}"
-                )
-        if not isinstance(exhausted, bool):
-            raise InvalidPipeline(f"this is not a state of a caju iterator: `exhausted` is {exhausted!r}, not True or False")
-        for what, was, here in [("dataset", fingerprint, self.fingerprint), ("seed", seed, self._last.seed)]:
-            if was != here:
-                raise InvalidPipeline(f"the state is of the {what} {was}, and this iterator reads {here}")
-        if elements and not exhausted and self._not_exact is not None:
-            raise Unimplemented(
-                f"the state is {elements} elements into epoch {epoch}, which cannot be continued exactly here: "
-                f"{self._not_exact}"
-            )
-        return epoch, elements, exhausted
 
     @property
     def epoch(self) -> int:
@@ -273,6 +314,13 @@ class DatasetIterator(Iterator[T], Generic[T]):
         if self._reader is not None:
             self._stopped = why
             self.close()
+
+    def __del__(self) -> None:
+        ended = getattr(self, "_ended", None)
+        if ended is not None and not sys.is_finalizing():
+            # Errors of a state that nobody may ask for are nobody's.
+            with contextlib.suppress(Exception):
+                ended.append(self.state_dict())
 
     def __enter__(self) -> DatasetIterator[T]:
         return self

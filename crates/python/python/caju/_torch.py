@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ._errors import InvalidPipeline
+from ._errors import FailedPrecondition, InvalidPipeline
 from ._views import refuse_nulls
 
 if TYPE_CHECKING:
     from ._caju import Reader
     from ._dataset import Dataset
+    from ._iterator import DatasetIterator
+
+RANK = "rank-"
+"""The names of ranks in states begin so."""
 
 PROCESSES = 1 + 1024
 """Processes that count epochs: the main one, and the most workers of a DataLoader that are supported."""
@@ -60,7 +66,11 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         self._dataset = dataset
         self._copy = copy
         self._pin = pin_memory
+        self._rank, self._world_size = rank or 0, world_size or 1
         self._epochs = torch.zeros(PROCESSES, dtype=torch.int64).share_memory_()
+        self._current: weakref.ref[DatasetIterator[Any]] | None = None
+        self._ended: list[dict[str, Any]] = []
+        self._to_load: dict[str, str] = {}
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iteration. Without a call, epochs are counted from 0.
@@ -87,7 +97,52 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         def moved(at: int) -> None:
             self._epochs[place] = at + 1
 
-        return self._dataset._open(take, epoch, moved)
+        readers = self._world_size * (1 if info is None else info.num_workers)
+        states, self._to_load = [json.loads(text) for text in self._to_load.values()], {}
+        iterator = self._dataset._open(take, epoch, moved, readers)
+        if states:
+            iterator.load_state_dict(states if len(states) > 1 else states[0])
+            if iterator._exhausted:
+                iterator = self._dataset._open(take, iterator.epoch + 1, moved, readers)
+                moved(iterator.epoch)
+        self._current = weakref.ref(iterator)
+        self._ended = iterator._ended = []
+        return iterator
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the loop over this dataset in this process, by rank: for `torch.distributed.checkpoint`, Lightning,
+        and loaders without worker processes.
+
+        The states of several ranks have different keys, so a checkpoint of all ranks keeps them all. Workers of a
+        `DataLoader` have positions of their own, which torchdata's `StatefulDataLoader` collects.
+        """
+        if self._epochs[1:].any():
+            raise FailedPrecondition(
+                "worker processes of a DataLoader read this dataset, and their positions are not known here: use torchdata's "
+                "StatefulDataLoader, or num_workers=0 (caju computes on all cores without them)"
+            )
+        if self._to_load:
+            return {"epoch": int(self._epochs[0])} | self._to_load
+        # A loop that was left has closed its iterator.
+        current = self._current() if self._current is not None else None
+        states = self._ended if current is None else [current.state_dict()]
+        name = f"{RANK}{self._rank}"
+        if not states:
+            return {"epoch": int(self._epochs[0]), name: ""}
+        return {"epoch": states[0]["epoch"], name: json.dumps(states[0])}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a position with the next loop.
+
+        With the states of several ranks, as the dicts of `state_dict` of all ranks merged into one, this rank goes on from
+        all of them: then the number of ranks may be another one, provided that every rank loads the same.
+        """
+        if not isinstance(state, Mapping) or not isinstance(state.get("epoch"), int):
+            raise InvalidPipeline(f"this is not a state of a caju dataset for PyTorch: {state!r}")
+        self._to_load = {name: text for name, text in state.items() if name.startswith(RANK) and text}
+        self._epochs.zero_()
+        self._epochs[0] = state["epoch"]
+        self._current, self._ended = None, []
 
     def __len__(self) -> int:
         return len(self._dataset)

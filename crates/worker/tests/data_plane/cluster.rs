@@ -6,11 +6,10 @@ use std::time::Duration;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Array, RecordBatch};
-use caju_client::{Client, ClientConfig, DatasetRef, ReadRequest, Reader};
+use caju_client::{Client, ClientConfig, ReadRequest, Reader};
 use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
-use caju_proto::v1::ProcessingMode;
 use caju_runtime::{CpuPool, IoCounters, Stores};
 use caju_sources::SourceContext;
 use caju_types::Result;
@@ -94,19 +93,8 @@ pub(crate) fn range(rows: u64, steps: &[Value]) -> Value {
 }
 
 pub(crate) fn request(def: &Value, job: &str) -> ReadRequest {
-    ReadRequest {
-        policy: String::new(),
-        encoding: String::new(),
-        epochs: 0,
-        save: None,
-        lost_readers: caju_client::LostReaders::Fail,
-        dataset: DatasetRef::Definition(Box::new(DatasetDef::from_json(def).unwrap())),
-        job: job.to_string(),
-        epoch: 0,
-        seed: None,
-        mode: ProcessingMode::Unspecified,
-        target: caju_proto::v1::TargetWorkers::Unspecified,
-    }
+    let def = DatasetDef::from_json(def).unwrap();
+    ReadRequest { job: job.to_string(), ..ReadRequest::of(def) }
 }
 
 pub(crate) fn ids(batch: &RecordBatch) -> Vec<i64> {

@@ -6,6 +6,7 @@ mod cluster;
 mod flight;
 mod membership;
 mod reading;
+mod resume;
 mod same_ids;
 mod sharding;
 mod trouble;

@@ -46,7 +46,7 @@ fn plain_updates() -> Vec<Update> {
     };
     let (job, iteration) = (caju_types::JobName("run-1".into()), IterationId(1001));
     let (worker, client) = (WorkerId(1), ClientId(1002));
-    let split = |index, text: &str| SplitRecord { index, split: text.into(), group: None };
+    let split = |index, text: &str| SplitRecord { index, split: text.into(), group: None, after: None };
     let rows = vec![(0, [(0, 5), (7, 9)].into_iter().collect())];
     vec![
         Update::Founded { base_id: 1000 },
@@ -85,7 +85,14 @@ fn plain_updates() -> Vec<Update> {
             target: TargetWorkers::Auto,
             shard_by: None,
         },
-        Update::IterationOpened { iteration, job, epoch: 0, at_ms: 1_700_000_000_000, num_shards: 0 },
+        Update::IterationOpened {
+            iteration,
+            job,
+            epoch: 0,
+            at_ms: 1_700_000_000_000,
+            num_shards: 0,
+            resume: None,
+        },
         Update::ClientJoined {
             client,
             iteration,

@@ -1,0 +1,248 @@
+//! The rows that the user of a reader got, in the form of its states: kept as they are handed out, so that a state is
+//! encoded without looking at every split.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use caju_proto::v1;
+use caju_types::{Listed, Result, RowSet, TakenRows};
+use caju_wire::Run;
+use parking_lot::Mutex;
+
+/// The rows that the user got.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Delivered {
+    /// What was taken before this reader began.
+    before: Option<Arc<TakenRows>>,
+    /// Splits of which the user got every row since then.
+    whole: TakenRows,
+    /// Other splits.
+    open: BTreeMap<u64, Open>,
+}
+
+/// A split of which the user got rows, or of which the number of rows is known.
+#[derive(Debug, Clone, Default)]
+struct Open {
+    rows: RowSet,
+    /// The number of `rows`: each row is handed out once.
+    got: u64,
+    /// Rows of `before`.
+    had: u64,
+    /// The split's number of rows.
+    all: Option<u64>,
+}
+
+impl Delivered {
+    /// The reader goes on behind these rows.
+    pub(crate) fn begin_behind(&mut self, before: Arc<TakenRows>) {
+        for (split, open) in &mut self.open {
+            open.had = before.rows_of(*split).map_or(0, caju_types::RowRanges::len);
+        }
+        self.before = Some(before);
+    }
+
+    fn open(&mut self, split: u64) -> &mut Open {
+        let before = &self.before;
+        self.open.entry(split).or_insert_with(|| Open {
+            had: before.as_ref().and_then(|b| b.rows_of(split)).map_or(0, caju_types::RowRanges::len),
+            ..Open::default()
+        })
+    }
+
+    /// The user got these rows.
+    pub(crate) fn add(&mut self, runs: &[Run]) {
+        for run in runs {
+            let open = self.open(run.split);
+            open.rows.insert(run.start, run.start.saturating_add(run.len));
+            open.got += run.len;
+            self.close_if_whole(run.split);
+        }
+    }
+
+    /// The user got the first rows of these.
+    pub(crate) fn add_first(&mut self, runs: &[Run], mut rows: u64) {
+        for run in runs {
+            let len = run.len.min(rows);
+            rows -= len;
+            if len == 0 {
+                return;
+            }
+            self.add(&[Run { len, ..*run }]);
+        }
+    }
+
+    /// The numbers of rows of splits.
+    pub(crate) fn sized(&mut self, sized: Vec<(u64, u64)>) {
+        for (split, rows) in sized {
+            if !self.whole.whole().contains(split) {
+                self.open(split).all = Some(rows);
+                self.close_if_whole(split);
+            }
+        }
+    }
+
+    fn close_if_whole(&mut self, split: u64) {
+        let is_whole = self.open.get(&split).is_some_and(|o| o.all == Some(o.got + o.had));
+        if is_whole {
+            self.open.remove(&split);
+            self.whole.add_whole(split);
+        }
+    }
+
+    /// All rows that were taken of the epoch, as far as this reader knows.
+    ///
+    /// # Errors
+    /// `Internal` if they do not fit what was taken before.
+    pub(crate) fn taken(&self) -> Result<TakenRows> {
+        let mut taken = self.whole.clone();
+        for (split, open) in &self.open {
+            taken.add_rows(*split, &open.rows.ranges());
+        }
+        if let Some(before) = &self.before {
+            taken.extend(before)?;
+        }
+        Ok(taken)
+    }
+}
+
+/// What the dispatcher and the workers say of the epoch, for states.
+#[derive(Debug, Default)]
+pub(crate) struct EpochFacts {
+    inner: Mutex<Facts>,
+}
+
+#[derive(Debug, Default)]
+struct Facts {
+    listed: BTreeMap<u32, Listed>,
+    readers: BTreeSet<u64>,
+    /// What was taken before the epoch was opened; until the reader knows it.
+    resumed: Option<Arc<TakenRows>>,
+    knows_resumed: bool,
+    sized: Vec<(u64, u64)>,
+    /// Readers whose states are missing.
+    states_missing: u64,
+}
+
+impl EpochFacts {
+    /// What an answer of the dispatcher says.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it cannot be read.
+    pub(crate) fn hear(
+        &self,
+        listed: &[v1::ListedSplits],
+        readers: &[u64],
+        resumed: &[u8],
+        states_missing: u64,
+    ) -> Result<()> {
+        let mut facts = self.inner.lock();
+        for l in listed {
+            facts.listed.insert(l.feed, Listed { count: l.count, digest: l.digest });
+        }
+        facts.readers.extend(readers);
+        facts.states_missing = states_missing;
+        if !resumed.is_empty() && !facts.knows_resumed {
+            facts.resumed = Some(Arc::new(TakenRows::decode(resumed)?));
+            facts.knows_resumed = true;
+        }
+        Ok(())
+    }
+
+    /// Whether what was taken before is known.
+    pub(crate) fn knows_resumed(&self) -> bool {
+        self.inner.lock().knows_resumed
+    }
+
+    /// Readers whose states the epoch waits for.
+    pub(crate) fn states_missing(&self) -> u64 {
+        self.inner.lock().states_missing
+    }
+
+    /// The numbers of rows of splits, from their worker.
+    pub(crate) fn sized(&self, sized: Vec<(u64, u64)>) {
+        if !sized.is_empty() {
+            self.inner.lock().sized.extend(sized);
+        }
+    }
+
+    /// Moves what was heard to where the rows are counted.
+    pub(crate) fn pass_to(&self, delivered: &mut Delivered) {
+        let mut facts = self.inner.lock();
+        if let Some(resumed) = facts.resumed.take() {
+            delivered.begin_behind(resumed);
+        }
+        let sized = std::mem::take(&mut facts.sized);
+        drop(facts);
+        delivered.sized(sized);
+    }
+
+    /// What was heard, for a copy of where the rows are counted.
+    pub(crate) fn copy_to(&self, delivered: &mut Delivered) {
+        let facts = self.inner.lock();
+        let (resumed, sized) = (facts.resumed.clone(), facts.sized.clone());
+        drop(facts);
+        if let Some(resumed) = resumed {
+            delivered.begin_behind(resumed);
+        }
+        delivered.sized(sized);
+    }
+
+    /// What was listed, and which readers had taken rows.
+    pub(crate) fn listed_and_readers(&self) -> (BTreeMap<u32, Listed>, BTreeSet<u64>) {
+        let facts = self.inner.lock();
+        (facts.listed.clone(), facts.readers.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(split: u64, start: u64, len: u64) -> Run {
+        Run { split, start, len }
+    }
+
+    #[test]
+    fn a_split_is_whole_when_all_its_rows_came_whatever_is_known_first() {
+        let mut delivered = Delivered::default();
+        delivered.sized(vec![(0, 5), (2, 0)]);
+        delivered.add(&[run(0, 0, 3), run(1, 4, 2)]);
+        delivered.add_first(&[run(0, 3, 2), run(1, 0, 4), run(9, 0, 9)], 4);
+        delivered.sized(vec![(1, 9)]);
+        let taken = delivered.taken().unwrap();
+        assert_eq!(taken.whole().iter().collect::<Vec<_>>(), [(0, 1), (2, 3)]);
+        let rows: Vec<_> = taken.rows().map(|(s, r)| (s, r.iter().collect::<Vec<_>>())).collect();
+        assert_eq!(rows, [(1, vec![(0, 2), (4, 6)])]);
+    }
+
+    #[test]
+    fn rows_from_before_count() {
+        let mut before = TakenRows::default();
+        before.add_whole(0);
+        before.add_rows(1, &[(0, 4)].into_iter().collect());
+        let mut delivered = Delivered::default();
+        delivered.add(&[run(1, 4, 2)]);
+        delivered.begin_behind(Arc::new(before));
+        delivered.sized(vec![(1, 8), (0, 7)]);
+        delivered.add(&[run(1, 6, 2)]);
+        assert_eq!(delivered.taken().unwrap().whole().iter().collect::<Vec<_>>(), [(0, 2)]);
+    }
+
+    #[test]
+    fn a_state_of_one_million_splits_is_small_and_quick() {
+        let mut delivered = Delivered::default();
+        // Two splits are always half taken.
+        for split in 0..1_000_000u64 {
+            delivered.sized(vec![(split, 64)]);
+            delivered.add(&[run(split, 0, 32)]);
+            if let Some(before) = split.checked_sub(2) {
+                delivered.add(&[run(before, 32, 32)]);
+            }
+        }
+        let start = std::time::Instant::now();
+        let bytes = delivered.taken().unwrap().encode();
+        assert!(bytes.len() < 64 << 10, "{} bytes", bytes.len());
+        // A debug build on a busy machine has ten times what is promised.
+        assert!(start.elapsed() < std::time::Duration::from_millis(50), "{:?}", start.elapsed());
+    }
+}

@@ -1,0 +1,276 @@
+//! States of readers: which rows of an epoch were taken, so that others can read what is left.
+
+use std::collections::BTreeSet;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use caju_proto::{mode_from_name, mode_names, v1};
+use caju_types::{Error, Result, TakenRows};
+use serde::{Deserialize, Serialize};
+
+/// The version of the JSON form.
+const VERSION: u32 = 2;
+/// The longest JSON form, in bytes.
+const MAX_JSON_BYTES: usize = 32 << 20;
+
+/// The position of a reader within an epoch, or of several readers of one epoch at the same step.
+///
+/// It says which rows the user got, as sets of rows per split, so it does not depend on workers, ranks, batches or the
+/// cache. [`crate::ReadRequest::states`] reads what is left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReaderState {
+    /// The dataset's fingerprint.
+    pub fingerprint: String,
+    /// The job's seed.
+    pub seed: u64,
+    /// The epoch.
+    pub epoch: u64,
+    /// How splits were handed out: the name of the processing mode.
+    pub mode: String,
+    /// The iteration that was read, by its number at its dispatcher; 0 before the epoch was opened.
+    pub iteration: u64,
+    /// The iterations that this one went on from, by their states; the latest ones.
+    pub behind: BTreeSet<u64>,
+    /// The readers whose rows are in `taken`, by their numbers.
+    pub readers: BTreeSet<u64>,
+    /// The readers of the epoch that had taken rows: the states of all of them are needed to go on exactly.
+    pub all_readers: BTreeSet<u64>,
+    /// Elements that the user got.
+    pub elements: u64,
+    /// Rows that the user got.
+    pub rows: u64,
+    /// The reader was at the epoch's end.
+    pub exhausted: bool,
+    /// The rows that were taken of the epoch.
+    pub taken: TakenRows,
+}
+
+/// The JSON form.
+#[derive(Serialize, Deserialize)]
+struct Json {
+    version: u32,
+    fingerprint: String,
+    seed: u64,
+    epoch: u64,
+    mode: String,
+    iteration: u64,
+    #[serde(default)]
+    behind: BTreeSet<u64>,
+    readers: BTreeSet<u64>,
+    all_readers: BTreeSet<u64>,
+    elements: u64,
+    rows: u64,
+    exhausted: bool,
+    taken: String,
+}
+
+impl ReaderState {
+    /// The state as one JSON object, with the rows in base64.
+    ///
+    /// # Errors
+    /// None that a state can cause.
+    pub fn to_json(&self) -> Result<String> {
+        let json = Json {
+            version: VERSION,
+            fingerprint: self.fingerprint.clone(),
+            seed: self.seed,
+            epoch: self.epoch,
+            mode: self.mode.clone(),
+            iteration: self.iteration,
+            behind: self.behind.clone(),
+            readers: self.readers.clone(),
+            all_readers: self.all_readers.clone(),
+            elements: self.elements,
+            rows: self.rows,
+            exhausted: self.exhausted,
+            taken: STANDARD.encode(self.taken.encode()),
+        };
+        serde_json::to_string(&json).map_err(|e| Error::internal(format!("a state as JSON: {e}")))
+    }
+
+    /// Reads what [`ReaderState::to_json`] wrote.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for anything else, and for the form of a later version.
+    pub fn from_json(text: &str) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Header {
+            version: u32,
+        }
+        if text.len() > MAX_JSON_BYTES {
+            return Err(Error::invalid(format!(
+                "a state of {} bytes is larger than any that caju writes: {MAX_JSON_BYTES} bytes are the most",
+                text.len()
+            )));
+        }
+        let wrong =
+            |e: &dyn std::fmt::Display| Error::invalid(format!("this is not a state of a caju reader: {e}"));
+        let header: Header = serde_json::from_str(text).map_err(|e| wrong(&e))?;
+        if header.version != VERSION {
+            return Err(Error::invalid(format!(
+                "this caju does not know states of version {}, but those of version {VERSION}; read it with the caju that \
+                 wrote it",
+                header.version
+            )));
+        }
+        let json: Json = serde_json::from_str(text).map_err(|e| wrong(&e))?;
+        if mode_from_name(&json.mode).is_none() {
+            return Err(wrong(&format!("`mode` is `{}`, not one of {}", json.mode, mode_names())));
+        }
+        let bytes = STANDARD.decode(&json.taken).map_err(|e| wrong(&format!("`taken`: {e}")))?;
+        Ok(Self {
+            fingerprint: json.fingerprint,
+            seed: json.seed,
+            epoch: json.epoch,
+            mode: json.mode,
+            iteration: json.iteration,
+            behind: json.behind,
+            readers: json.readers,
+            all_readers: json.all_readers,
+            elements: json.elements,
+            rows: json.rows,
+            exhausted: json.exhausted,
+            taken: TakenRows::decode(&bytes)?,
+        })
+    }
+
+    /// One state with the rows of several readers of the same epoch.
+    ///
+    /// # Errors
+    /// `InvalidArgument` without a state, and if the states are not of one reading of one epoch.
+    pub fn union(states: &[ReaderState]) -> Result<Self> {
+        let (first, others) =
+            states.split_first().ok_or_else(|| Error::invalid("the union of no state is not a state"))?;
+        let mut all = first.clone();
+        for state in others {
+            let same = |s: &ReaderState| (s.fingerprint.clone(), s.seed, s.epoch, s.mode.clone());
+            let is_later = state.iteration != all.iteration && state.behind.contains(&all.iteration);
+            let is_earlier = state.iteration != all.iteration && all.behind.contains(&state.iteration);
+            if same(state) != same(first) || state.iteration != all.iteration && !is_later && !is_earlier {
+                return Err(Error::invalid(
+                    "the states are not of one reading of one epoch: give the states that all readers of a job have at one \
+                     step",
+                ));
+            }
+            all.taken.extend(&state.taken)?;
+            all.readers.extend(&state.readers);
+            if is_later {
+                // A reader that has taken nothing since has the state that it began with: its rows are in the others' states.
+                (all.iteration, all.behind) = (state.iteration, state.behind.clone());
+                all.all_readers.clone_from(&state.all_readers);
+            } else if !is_earlier {
+                all.all_readers.extend(&state.all_readers);
+            }
+            if is_later || is_earlier {
+                // As many readers have their earlier states as are missing under their later numbers.
+                let missing = all.all_readers.difference(&all.readers).count();
+                if all.readers.difference(&all.all_readers).count() >= missing {
+                    let known = all.all_readers.clone();
+                    all.readers.extend(known);
+                }
+            }
+            all.elements = all.elements.saturating_add(state.elements);
+            all.rows = all.rows.saturating_add(state.rows);
+            all.exhausted &= state.exhausted;
+        }
+        Ok(all)
+    }
+
+    /// The state as the dispatcher gets it.
+    pub(crate) fn to_proto(&self) -> v1::ReaderState {
+        let mode = mode_from_name(&self.mode).unwrap_or_default();
+        v1::ReaderState {
+            fingerprint: self.fingerprint.clone(),
+            seed: self.seed,
+            epoch: self.epoch,
+            mode: mode.into(),
+            iteration_id: self.iteration,
+            behind: self.behind.iter().copied().collect(),
+            readers: self.readers.iter().copied().collect(),
+            all_readers: self.all_readers.iter().copied().collect(),
+            taken: self.taken.encode().into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> ReaderState {
+        let mut taken = TakenRows::default();
+        taken.add_whole_range(0, 7);
+        taken.add_rows(8, &[(3, 9)].into_iter().collect());
+        ReaderState {
+            fingerprint: "f".into(),
+            seed: 3,
+            epoch: 1,
+            mode: "dynamic".into(),
+            iteration: 5,
+            behind: BTreeSet::new(),
+            readers: [6].into(),
+            all_readers: [6, 7].into(),
+            elements: 4,
+            rows: 40,
+            exhausted: false,
+            taken,
+        }
+    }
+
+    #[test]
+    fn ckp_22_a_state_passes_through_json() {
+        let state = state();
+        assert_eq!(ReaderState::from_json(&state.to_json().unwrap()).unwrap(), state);
+    }
+
+    #[test]
+    fn a_state_of_version_2_is_read_as_it_was_written() {
+        let written = r#"{"version":2,"fingerprint":"f","seed":3,"epoch":1,"mode":"dynamic","iteration":5,"readers":[6],
+            "all_readers":[6,7],"elements":4,"rows":40,"exhausted":false,"taken":"AQABAAcBCAABAwY="}"#;
+        assert_eq!(ReaderState::from_json(written).unwrap(), state());
+    }
+
+    #[test]
+    fn ckp_30_what_is_no_state_is_refused() {
+        let text = state().to_json().unwrap();
+        for (from, to, said) in [
+            ("\"version\":2", "\"version\":9", "version 9"),
+            ("\"mode\":\"dynamic\"", "\"mode\":\"often\"", "`mode` is `often`"),
+            ("\"epoch\":1", "\"epoch\":-1", "not a state"),
+            ("\"taken\":\"", "\"taken\":\"?", "`taken`"),
+            ("\"taken\":\"AQ", "\"taken\":\"AA", "format 0"),
+        ] {
+            let e = ReaderState::from_json(&text.replace(from, to)).unwrap_err();
+            assert!(
+                e.kind() == caju_types::ErrorKind::InvalidArgument && e.message().contains(said),
+                "{said}: {e}"
+            );
+        }
+    }
+
+    #[test]
+    fn states_of_two_readings_have_no_union() {
+        let other = ReaderState { iteration: 6, ..state() };
+        assert!(ReaderState::union(&[state(), other]).is_err());
+        assert!(ReaderState::union(&[]).is_err());
+        let later = ReaderState {
+            iteration: 6,
+            behind: [5].into(),
+            readers: [8].into(),
+            all_readers: [8].into(),
+            ..state()
+        };
+        for both in [[state(), later.clone()], [later, state()]] {
+            let both = ReaderState::union(&both).unwrap();
+            assert_eq!(
+                (both.iteration, both.all_readers.len(), both.readers.len()),
+                (6, 1, 2),
+                "one began where it was"
+            );
+        }
+        let mut second = ReaderState { readers: [7].into(), taken: TakenRows::default(), ..state() };
+        second.taken.add_rows(7, &[(0, 1)].into_iter().collect());
+        let both = ReaderState::union(&[state(), second]).unwrap();
+        assert_eq!((both.readers.len(), both.rows, both.taken.rows().count()), (2, 80, 2));
+    }
+}

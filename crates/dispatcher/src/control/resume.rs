@@ -1,0 +1,201 @@
+//! States of readers, as they come with the opening of an epoch.
+
+use std::collections::BTreeSet;
+
+use caju_proto::v1;
+use caju_types::{ClientId, Error, IterationId, Result, TakenRows};
+
+use super::Txn;
+use super::open::mode_of_message;
+use crate::state::{Dataset, Failure, Iteration, Job, Mode, Resume, State, Update};
+
+/// The states of a request, as one. None if it has no states.
+///
+/// # Errors
+/// `InvalidArgument` for states that cannot be read, or that are not of one epoch.
+pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>> {
+    let Some(first) = request.states.first() else { return Ok(None) };
+    if request.flight {
+        return Err(Error::invalid("an Arrow Flight reader cannot go on from a state"));
+    }
+    let mut all: Option<Resume> = None;
+    for state in &request.states {
+        if state.epoch != request.epoch {
+            return Err(Error::invalid(format!(
+                "the state is of epoch {}, and this reader reads epoch {}",
+                state.epoch, request.epoch
+            )));
+        }
+        if (&state.fingerprint, state.seed, state.mode) != (&first.fingerprint, first.seed, first.mode) {
+            return Err(Error::invalid("the states are of different datasets, seeds or processing modes"));
+        }
+        let ids = |ids: &[u64]| ids.iter().copied().map(ClientId).collect();
+        let one = Resume {
+            of: IterationId(state.iteration_id),
+            behind: state.behind.iter().copied().map(IterationId).collect(),
+            of_all: request.states_of_all,
+            given: ids(&state.readers),
+            needed: ids(&state.all_readers),
+            at_least: request.num_states,
+            earlier: BTreeSet::new(),
+            recount: false,
+            taken: TakenRows::decode(&state.taken)?,
+        };
+        match &mut all {
+            None => all = Some(one),
+            Some(all) => all.extend(&one)?,
+        }
+    }
+    Ok(all)
+}
+
+/// Whether states fit what the job reads.
+///
+/// # Errors
+/// `InvalidArgument` that says what differs.
+pub(super) fn check(request: &v1::OpenIterationRequest, job: &Job, dataset: &Dataset) -> Result<()> {
+    let Some(state) = request.states.first() else { return Ok(()) };
+    let here = dataset.fingerprint.to_string();
+    if state.fingerprint != here {
+        return Err(Error::invalid(format!(
+            "the state is of the dataset {}, and this reader reads {here}: a state goes on in the dataset that it was taken \
+             of, in the same version",
+            state.fingerprint
+        )));
+    }
+    if state.seed != job.seed {
+        return Err(Error::invalid(format!(
+            "the state is of the seed {}, and this reader reads {}: read with the seed of the state",
+            state.seed, job.seed
+        )));
+    }
+    let mode = mode_of_message(state.mode)?.unwrap_or(Mode::Dynamic);
+    if mode != job.mode {
+        return Err(Error::invalid(format!(
+            "the state is of the processing mode `{mode}`, and job `{}` runs in `{}`: read in the mode of the state",
+            job.name, job.mode
+        )));
+    }
+    Ok(())
+}
+
+/// The iteration that a reader with these states joins; none if a new one has to be opened for it. An iteration that does
+/// not go on from these states is dropped: what its readers took since then is read again.
+///
+/// # Errors
+/// `InvalidArgument` for states that do not belong together, `FailedPrecondition` for a state that comes too late.
+pub(super) fn join(
+    txn: &mut Txn<'_>,
+    iteration: IterationId,
+    given: &Resume,
+    is_alive: impl Fn(ClientId) -> bool,
+) -> Result<Option<IterationId>> {
+    let Some(known) = txn.state.iterations.get(&iteration) else { return Ok(None) };
+    let has_readers = known.own_members().any(is_alive);
+    match place_of(known, given, has_readers) {
+        Place::Joins => Ok(Some(iteration)),
+        Place::Adds => {
+            // Whether they fit each other is known before anything changes.
+            let mut all = known.resume.as_deref().cloned().unwrap_or_default();
+            all.extend(given)?;
+            txn.apply(Update::StatesGiven { iteration, states: Box::new(given.clone()) });
+            Ok(Some(iteration))
+        }
+        Place::TooLate => Err(Error::failed_precondition(format!(
+            "{} has begun from other states, without this one: its rows may come twice; read the epoch again under another \
+             job name, from the states of all readers at once, or say how many states there are",
+            known.describe()
+        ))),
+        Place::Replaces => {
+            let error = Error::failed_precondition(format!(
+                "{} was opened again from a state: this reading of it is over",
+                known.describe()
+            ));
+            if !known.members.is_empty() {
+                txn.apply(Update::IterationFailed { iteration, failure: Failure::from(&error) });
+            }
+            txn.apply(Update::IterationDropped { iteration });
+            Ok(None)
+        }
+    }
+}
+
+/// What a reader with states is to an iteration that is there.
+enum Place {
+    /// It reads along.
+    Joins,
+    /// Its states are among those that the iteration waits for.
+    Adds,
+    /// The iteration began without its states.
+    TooLate,
+    /// It begins the epoch again.
+    Replaces,
+}
+
+fn place_of(iteration: &Iteration, given: &Resume, has_readers: bool) -> Place {
+    let Some(known) = iteration.resume.as_deref().filter(|known| known.is_of_one_reading_as(given)) else {
+        return Place::Replaces;
+    };
+    if iteration.failure.is_some() || iteration.members.is_empty() {
+        return Place::Replaces;
+    }
+    if given.of_all && known.of_all && given.given == known.given && given.taken == known.taken {
+        // Readers that are all silent crashed, and this is the first one of the next attempt.
+        return if has_readers { Place::Joins } else { Place::Replaces };
+    }
+    if !given.given.is_disjoint(&known.given) {
+        // A reader gives its state once: this is its next attempt.
+        return Place::Replaces;
+    }
+    match known.missing() {
+        0 if given.taken.is_empty() => Place::Joins,
+        0 => Place::TooLate,
+        _ => Place::Adds,
+    }
+}
+
+/// What the readers of an iteration have to know for their states.
+pub(super) struct Facts {
+    pub(super) listed: Vec<v1::ListedSplits>,
+    pub(super) readers: Vec<u64>,
+    pub(super) resumed: Vec<u8>,
+    pub(super) states_missing: u64,
+}
+
+impl Facts {
+    pub(super) fn of(iteration: &Iteration, knows_resumed: bool) -> Self {
+        let listed = iteration.feeds.iter().filter(|(_, feed)| !feed.scattered);
+        let listed =
+            listed.map(|(id, feed)| v1::ListedSplits { feed: id.0, count: feed.issued, digest: feed.digest });
+        let resume = iteration.resume.as_deref();
+        let states_missing = resume.map_or(0, Resume::missing);
+        let resumed = resume.filter(|_| !knows_resumed && states_missing == 0);
+        Self {
+            listed: listed.collect(),
+            readers: iteration.takers.iter().map(|c| c.0).collect(),
+            resumed: resumed.map(|r| r.taken.encode()).unwrap_or_default(),
+            states_missing,
+        }
+    }
+}
+
+/// The job's mode, as messages say it.
+pub(super) fn mode_of(state: &State, iteration: &Iteration) -> v1::ProcessingMode {
+    let mode = state.jobs.get(&iteration.job).map_or(iteration.mode, |j| j.mode);
+    caju_proto::mode_from_name(mode.as_str()).unwrap_or_default()
+}
+
+/// Whether the shards of a static mode are those of the states.
+///
+/// # Errors
+/// `InvalidArgument` for another number of shards: each shard has its own splits.
+pub(super) fn check_shards(num_shards: u32, resume: Option<&Resume>) -> Result<()> {
+    let was = resume.map_or(0, |r| r.taken.listed().len());
+    if num_shards == 0 || was == 0 || u32::try_from(was) == Ok(num_shards) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the state is of {was} shards, and the dispatcher's list of workers has {num_shards}: start it with as many --workers, \
+         or read in the processing mode `dynamic`, whose states go on with any number of workers"
+    )))
+}

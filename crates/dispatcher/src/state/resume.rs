@@ -1,0 +1,107 @@
+//! An iteration that goes on behind states of readers: which rows were taken before it began.
+//!
+//! Splits of which every row was taken are passed over, and the other ones are leased with their taken rows as
+//! [`super::Lease::done`], as if tasks of this iteration had delivered them. Where elements are counted, or their order is
+//! promised, all rows have to pass the stages again, so no split is passed over there.
+//!
+//! The iteration begins when the states of all readers that had taken rows are there. Until then it has no tasks.
+
+use std::collections::BTreeSet;
+
+use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TakenRows};
+use serde::{Deserialize, Serialize};
+
+use super::FeedId;
+
+/// More rows than any split has: all rows of a split.
+const ALL_ROWS: (u64, u64) = (0, 1 << 48);
+
+/// What was taken before an iteration began.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resume {
+    /// The iteration that the states are of, as its dispatcher called it.
+    pub of: IterationId,
+    /// The iterations that it went on from, by their states.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub behind: BTreeSet<IterationId>,
+    /// Each reader gives the states of all.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub of_all: bool,
+    /// The readers whose states were given.
+    pub given: BTreeSet<ClientId>,
+    /// Those of them that gave a state of an iteration that `of` went on from.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub earlier: BTreeSet<ClientId>,
+    /// The readers whose states are needed.
+    pub needed: BTreeSet<ClientId>,
+    /// The least number of states.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub at_least: u64,
+    /// Every row passes the stages again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub recount: bool,
+    /// The rows that were taken.
+    pub taken: TakenRows,
+}
+
+impl Resume {
+    /// How many states are missing.
+    pub fn missing(&self) -> u64 {
+        // A reader that took nothing since it went on from a state gives that state, under the number that it had then.
+        let earlier = self.earlier.difference(&self.needed).count();
+        let named = self.needed.difference(&self.given).count().saturating_sub(earlier) as u64;
+        named.max(self.at_least.saturating_sub(self.given.len() as u64))
+    }
+
+    /// Whether further states are of the same reading. A reader that has taken nothing since it went on from a state has
+    /// that state still: its rows are in the other readers' states.
+    pub fn is_of_one_reading_as(&self, more: &Resume) -> bool {
+        self.of == more.of || more.behind.contains(&self.of) || self.behind.contains(&more.of)
+    }
+
+    /// Adds further states of the same readers' job.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if they are of another reading or another listing.
+    pub fn extend(&mut self, more: &Resume) -> Result<()> {
+        if !self.is_of_one_reading_as(more) {
+            return Err(Error::invalid(
+                "the states are not of one reading of one epoch: give the states that all readers of a job have at one step",
+            ));
+        }
+        self.taken.extend(&more.taken)?;
+        if self.of == more.of {
+            self.needed.extend(&more.needed);
+            self.earlier.extend(&more.earlier);
+        } else if more.behind.contains(&self.of) {
+            (self.of, self.behind) = (more.of, more.behind.clone());
+            self.needed.clone_from(&more.needed);
+            self.earlier.extend(&self.given);
+            self.earlier.extend(&more.earlier);
+        } else {
+            self.earlier.extend(&more.given);
+        }
+        self.given.extend(&more.given);
+        self.at_least = self.at_least.max(more.at_least);
+        Ok(())
+    }
+
+    /// Positions of a feed's splits that need not be leased.
+    pub(crate) fn passed_over(&self, feed: FeedId) -> RowRanges {
+        if self.recount {
+            return RowRanges::default();
+        }
+        let (first, end) = (feed.index(0), FeedId(feed.0.saturating_add(1)).index(0));
+        let of_feed = |(s, e): (u64, u64)| (s.max(first), e.min(end));
+        let mine = self.taken.whole().iter().map(of_feed).filter(|(s, e)| s < e);
+        mine.map(|(s, e)| (s - first, e - first)).collect()
+    }
+
+    /// Rows of a split that were taken.
+    pub(super) fn done_of(&self, split: u64) -> RowRanges {
+        if self.taken.whole().contains(split) {
+            return std::iter::once(ALL_ROWS).collect();
+        }
+        self.taken.rows_of(split).cloned().unwrap_or_default()
+    }
+}

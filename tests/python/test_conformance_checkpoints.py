@@ -1,0 +1,316 @@
+"""Conformance of states of iterators (CKP): what was read before a state and what is read behind it is the epoch."""
+
+import json
+
+import numpy as np
+import pytest
+
+import caju as cj
+
+
+def plain(rows=137):
+    """Elements in no promised order, as most pipelines are."""
+    return cj.range(rows)
+
+
+def ids(elements):
+    return [int(i) for e in elements for i in np.atleast_1d(e["id"])]
+
+
+def split(dataset, taken, **kwargs):
+    """The ids of the first elements of an epoch, and a state that passed through JSON."""
+    epoch = iter(dataset)
+    before = ids(next(epoch) for _ in range(taken))
+    state = json.loads(json.dumps(epoch.state_dict()))
+    epoch.close()
+    return before, state
+
+
+def behind(dataset, state):
+    epoch = iter(dataset)
+    epoch.load_state_dict(state)
+    return ids(epoch)
+
+
+ordered = [
+    lambda: cj.range(2, 10).with_options(deterministic=True),
+    lambda: cj.range(60).batch(7).with_options(deterministic=True),
+    lambda: cj.range(60).shuffle(20).batch(4).with_options(deterministic=True),
+    lambda: cj.range(60).filter("id % 3 = 0").take(11).with_options(deterministic=True),
+]
+unordered = [
+    lambda: cj.range(20_000).batch(64),
+    lambda: cj.range(20_000).shuffle(3000, seed=3).batch(100),
+    lambda: cj.range(5_000).filter("id % 7 < 3").shuffle(100),
+    lambda: cj.range(5_000).take(3_000).skip(500).batch(10),
+    lambda: cj.range(5_000).filter("id % 2 = 0").take(1_000).batch(10),
+]
+
+
+@pytest.mark.parametrize("dataset", ordered)
+def test_ckp_01_the_sequence_goes_on(dataset):
+    whole = [ids([e]) for e in dataset()]
+    for taken in range(0, len(whole) + 1, max(1, len(whole) // 10)):
+        before, state = split(dataset(), taken)
+        assert before + behind(dataset(), state) == sum(whole, []), taken
+    epoch = iter(dataset())
+    first = [next(epoch) for _ in range(3)]
+    earlier = epoch.state_dict()
+    second = [next(epoch) for _ in range(2)]
+    assert ids(first) + behind(dataset(), earlier) == sum(whole, [])
+    assert ids(first + second) + behind(dataset(), epoch.state_dict()) == sum(whole, [])
+
+
+@pytest.mark.parametrize("dataset", unordered)
+def test_ckp_01_where_no_order_is_promised_the_rows_are_those_that_are_left(dataset):
+    whole = sorted(ids(dataset()))
+    for taken in (0, 1, 17, 80):
+        before, state = split(dataset(), taken)
+        assert sorted(before + behind(dataset(), state)) == whole
+        assert state["rows"] == len(before)
+
+
+def test_ckp_03_a_live_iterator_goes_back():
+    epoch = iter(cj.range(10).map(x="id * id").with_options(deterministic=True))
+    first = [next(epoch)["x"] for _ in range(3)]
+    state = epoch.state_dict()
+    second = [next(epoch)["x"] for _ in range(2)]
+    epoch.load_state_dict(state)
+    assert [next(epoch)["x"] for _ in range(2)] == second == [9, 16]
+    rest = [e["x"] for e in epoch]
+    epoch.load_state_dict(state)                              # also behind its end
+    assert first + second + rest == [i * i for i in range(10)] == first + [e["x"] for e in epoch]
+
+
+def test_ckp_05_repetitions_go_on():
+    def dataset():
+        return cj.range(2, 10).repeat(5).with_options(deterministic=True)
+
+    before, state = split(dataset(), 2 * 8 + 5)
+    assert before == [*range(2, 10)] * 2 + [*range(2, 7)]
+    assert behind(dataset(), state) == [7, 8, 9] + [*range(2, 10)] * 2
+
+
+def test_ckp_07_five_rounds_of_load_read_save(tmp_path):
+    saved, reads = tmp_path / "state.json", []
+    for _ in range(5):
+        epoch = iter(cj.range(10).with_options(deterministic=True))
+        if saved.exists():
+            epoch.load_state_dict(json.loads(saved.read_text()))
+        reads += ids(next(epoch) for _ in range(2))
+        saved.write_text(json.dumps(epoch.state_dict()))
+    assert reads == list(range(10))
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_ckp_08_a_shuffle_gives_the_same_values_again(deterministic):
+    dataset = cj.range(100).shuffle(10).with_options(deterministic=deterministic)
+    list(dataset)                                             # each epoch has another order
+    epoch = iter(dataset)
+    ids(next(epoch) for _ in range(50))
+    state = epoch.state_dict()
+    rest = ids(epoch)
+    epoch.load_state_dict(state)
+    again = ids(epoch)
+    assert sorted(again) == sorted(rest) and (again == rest or not deterministic)
+
+
+def test_ckp_11_a_new_pass_after_a_state_is_whole():
+    _, state = split(cj.range(40).shuffle(40), 20)
+    dataset = cj.range(40).shuffle(40)
+    epoch = iter(dataset)
+    epoch.load_state_dict(state)
+    assert len(ids(epoch)) == 20
+    for _ in range(2):
+        assert sorted(ids(dataset)) == list(range(40))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("batch", [None, 7])
+@pytest.mark.parametrize("taken", [0, 1, 10])
+def test_ckp_14_the_remaining_elements_come_whatever_the_workers(workers, batch, taken):
+    def dataset(cluster, workers):
+        rows = cj.concatenate(cj.range(0), cj.range(100), cj.range(100, 137))     # one share is empty
+        return (rows.batch(batch) if batch else rows).distribute(cluster)
+
+    with cj.LocalCluster(workers=workers) as cluster:
+        before, state = split(dataset(cluster, workers), taken)
+    with cj.LocalCluster(workers=4 - workers) as cluster:
+        after = behind(dataset(cluster, 4 - workers), state)
+    assert sorted(before + after) == list(range(137))
+    in_order = plain().with_options(deterministic=True)
+    before, state = split(in_order, taken)
+    assert before + behind(plain().with_options(deterministic=True), state) == list(range(137))
+
+
+def noise(row):
+    return {"id": row["id"], "x": float(cj.rng().random())}
+
+
+def test_ckp_16_random_draws_go_on():
+    def dataset():
+        return cj.range(60).map(noise, schema={"id": "int64", "x": "float64"}).with_options(deterministic=True)
+
+    whole = [(int(e["id"]), float(e["x"])) for e in dataset()]
+    for taken in (0, 1, 10):
+        epoch = iter(dataset())
+        before = [(int(e["id"]), float(e["x"])) for e in (next(epoch) for _ in range(taken))]
+        state = epoch.state_dict()
+        rest = iter(dataset())
+        rest.load_state_dict(state)
+        assert before + [(int(e["id"]), float(e["x"])) for e in rest] == whole
+
+
+def test_ckp_18_behind_the_end_is_the_next_epoch():
+    def dataset():
+        return cj.range(50).shuffle(50).with_options(deterministic=True)
+
+    uninterrupted = dataset()
+    epochs = [ids(uninterrupted) for _ in range(4)]
+    first = dataset()
+    seen = [ids(first)]
+    last = iter(first)
+    seen.append(ids(last))
+    state = last.state_dict()
+    second = dataset()
+    elsewhere = iter(second)
+    next(elsewhere)
+    elsewhere.load_state_dict(state)
+    assert list(elsewhere) == [] and elsewhere.state_dict() == state
+    assert seen + [ids(second), ids(second)] == epochs
+
+
+def test_ckp_20_another_number_of_workers_reads_on(tmp_path):
+    for before_workers, after_workers in ((1, 3), (3, 1)):
+        with cj.LocalCluster(workers=before_workers) as cluster:
+            before, state = split(cj.range(9_000).batch(30).distribute(cluster), 100)
+        with cj.LocalCluster(workers=after_workers) as cluster:
+            after = behind(cj.range(9_000).batch(30).distribute(cluster), state)
+        assert sorted(before + after) == list(range(9_000))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_ckp_22_a_state_passes_through_json(workers):
+    with cj.LocalCluster(workers=workers) as cluster:
+        epoch = iter(cj.range(100).batch(3).distribute(cluster))
+        before = ids(next(epoch) for _ in range(4))
+        state = epoch.state_dict()
+        text = json.dumps(state)
+        assert json.loads(text) == state and state["version"] == 2
+        after = behind(cj.range(100).batch(3).distribute(cluster), json.loads(text))
+    assert sorted(before + after) == list(range(100))
+
+
+def test_ckp_23_the_first_state_is_the_start():
+    dataset = cj.range(30).batch(4)
+    epoch = iter(dataset)
+    start = epoch.state_dict()
+    assert (start["elements"], start["rows"], start["exhausted"]) == (0, 0, False)
+    assert sorted(behind(cj.range(30).batch(4), start)) == list(range(30))
+    _, state = split(cj.range(30).batch(4), 3)
+    epoch.load_state_dict(state)                              # after the first state was asked for
+    assert epoch.state_dict() == state
+    assert len(ids(epoch)) == 30 - 12
+    assert sorted(ids(dataset)) == list(range(30)) == sorted(ids(dataset))
+
+
+def test_ckp_25_states_do_not_grow_with_what_was_read():
+    epoch = iter(cj.range(60_000).shuffle(10).batch(8))
+    sizes = []
+    for n, _ in enumerate(epoch):
+        if n % 1000 == 500:
+            sizes.append(len(json.dumps(epoch.state_dict())))
+    assert len(sizes) > 5 and max(sizes[1:]) < 2 * sizes[0] + 200 < 4096, sizes
+    assert len(json.dumps(epoch.state_dict())) < 1000
+
+
+def test_ckp_26_what_was_taken_is_not_read_again(tmp_path):
+    for n in range(8):
+        cj.range(n * 1000, n * 1000 + 1000).save(tmp_path / f"part-{n}")
+    with cj.LocalCluster() as cluster:
+        files = cj.concatenate(*(cj.load(tmp_path / f"part-{n}") for n in range(8))).batch(100)
+        before, state = split(files.distribute(cluster), 75)
+    with cj.LocalCluster() as cluster:
+        after = behind(files.distribute(cluster), state)
+        assert sorted(before + after) == list(range(8000))
+        resumed = cluster.bytes_read
+    with cj.LocalCluster() as cluster:
+        assert len(ids(files.distribute(cluster))) == 8000
+        whole = cluster.bytes_read
+    assert resumed < whole / 2, (resumed, whole)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ckp_27_thirty_before_the_end(workers):
+    with cj.LocalCluster(workers=workers) as cluster:
+        before, state = split(cj.range(100).distribute(cluster), 70)
+        assert set(before + behind(cj.range(100).distribute(cluster), state)) == set(range(100))
+
+
+@pytest.mark.parametrize("taken", [10, 50, 80])
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_ckp_29_the_order_under_a_seed_goes_on(taken, shuffled):
+    def dataset():
+        rows = cj.range(100).with_options(deterministic=True, seed=5)
+        return rows.shuffle(100) if shuffled else rows
+
+    before, state = split(dataset(), taken)
+    assert before + behind(dataset(), state) == ids(dataset())
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("epoch", -1), ("elements", "3"), ("rows", 1.5), ("taken", "!"), ("taken", "AQ"), ("mode", "often"), ("readers", [-1]),
+    ("exhausted", 3), ("seed", None), ("version", 99),
+])
+def test_ckp_30_malformed_states_are_refused(name, value):
+    _, state = split(cj.range(100), 3)
+    with pytest.raises(cj.InvalidPipeline):
+        iter(cj.range(100)).load_state_dict(state | {name: value})
+    del state[name]
+    with pytest.raises(cj.InvalidPipeline):
+        iter(cj.range(100)).load_state_dict(state)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("shuffled", [True, False])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_ckp_31_half_of_117_and_the_rest_on_new_clusters(tmp_path, batch, shuffled, workers):
+    cj.range(117).save(tmp_path / "rows")
+
+    def dataset(cluster):
+        rows = cj.load(tmp_path / "rows")
+        return (rows.shuffle(50) if shuffled else rows).batch(batch).distribute(cluster)
+
+    with cj.LocalCluster(workers=workers) as cluster:
+        before, state = split(dataset(cluster), 117 // batch // 2)
+    with cj.LocalCluster(workers=workers) as cluster:
+        after = behind(dataset(cluster), state)
+    assert sorted(before + after) == list(range(117))
+
+
+@pytest.mark.parametrize("times", [1, 10])
+def test_ckp_32_a_loaded_state_is_read_back_as_it_was(times):
+    _, state = split(cj.range(500).shuffle(100).batch(5), 30)
+    again = state
+    for _ in range(times):
+        epoch = iter(cj.range(500).shuffle(100).batch(5))
+        epoch.load_state_dict(again)
+        again = epoch.state_dict()
+        assert again == state
+
+
+def test_ckp_33_a_state_that_is_too_large_is_refused():
+    _, state = split(cj.range(100), 3)
+    with pytest.raises(cj.InvalidPipeline, match="larger than any that caju writes|are the most"):
+        iter(cj.range(100)).load_state_dict(state | {"taken": "A" * (40 << 20)})
+
+
+@pytest.mark.parametrize("taken", [0, 3, 7])
+def test_ckp_35_a_buffered_shuffle_goes_on(taken):
+    before, state = split(cj.range(20).shuffle(5), taken)
+    assert sorted(before + behind(cj.range(20).shuffle(5), state)) == list(range(20))
+    with pytest.raises(cj.InvalidPipeline, match="of the dataset"):
+        iter(cj.range(20).shuffle(10)).load_state_dict(state)
+    for buffer in (0, -3):
+        with pytest.raises(cj.InvalidPipeline, match="shuffle"):
+            cj.range(20).shuffle(buffer)

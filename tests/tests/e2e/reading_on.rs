@@ -1,0 +1,54 @@
+//! `caju read --state FILE`: a reader that is stopped, and one that reads on.
+
+use caju_tests::cluster::Cluster;
+use caju_tests::pipeline::{Pipeline, Report};
+use serde_json::json;
+
+const ROWS: u64 = 60_000;
+
+fn slow() -> Pipeline {
+    let steps = json!([{ "burn": { "per_row": "50us" } }, { "shuffle": 500 }, { "batch": 10 }]);
+    Pipeline::of(json!({ "range": ROWS }), steps)
+}
+
+#[test]
+fn a_reader_that_is_stopped_is_read_on_by_another_with_option_state() {
+    let cluster = Cluster::start(2);
+    let p = slow();
+    let file = p.folder().join("state.json");
+    let state = file.to_str().unwrap();
+    for signal in ["TERM", "INT"] {
+        let reader = cluster.start_read(&p, &["--state", state, "--no-checksum"]);
+        cluster.wait_for_status("rows", |s| {
+            let running = s["jobs"].as_array()?.iter().find(|j| j["state"] == "running")?;
+            (running["stages"].as_array()?.last()?["rows_out"].as_u64()? > 500).then_some(())
+        });
+        reader.signal(signal);
+        reader.wait().expect_error(&["the state is written"]);
+    }
+    let written: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let before = written["rows"].as_u64().unwrap();
+    assert!(0 < before && before < ROWS && written["exhausted"] == false, "{written}");
+    let elsewhere = Cluster::start(1);
+    let args = ["--state", state, "--resume", "--report", "report.json", "--epochs", "2"];
+    elsewhere.read(&p, &args).expect_code(0);
+    assert_eq!(Report::load(&p.folder().join("report.json")).rows(), [ROWS - before, ROWS]);
+    // At the end of the last epoch nothing is left.
+    elsewhere.read(&p, &args).expect_code(0);
+    assert!(Report::load(&p.folder().join("report.json")).rows().is_empty());
+}
+
+#[test]
+fn ckp_06_no_state_at_the_path_is_not_found_with_option_resume() {
+    let cluster = Cluster::start(1);
+    let p = Pipeline::of(json!({ "range": 10 }), json!([]));
+    let missing = p.folder().join("none.json");
+    let missing = missing.to_str().unwrap();
+    cluster
+        .read(&p, &["--state", missing, "--resume"])
+        .expect_error(&["not found", "no state to go on from"]);
+    let damaged = p.folder().join("damaged.json");
+    std::fs::write(&damaged, "{}").unwrap();
+    let damaged = damaged.to_str().unwrap();
+    cluster.read(&p, &["--state", damaged]).expect_code(2).expect_error(&["not a state of a caju reader"]);
+}
