@@ -253,7 +253,8 @@ async fn the_states_of_all_readers_of_a_step_are_read_on_by_any_number() {
             true => states.into_iter().map(|s| vec![s]).collect(),
             false => (0..after).map(|_| states.clone()).collect(),
         };
-        let request = ReadRequest { states_of_all: !same, num_states: 0, ..request };
+        let num_states = if same { before as u64 } else { 0 };
+        let request = ReadRequest { states_of_all: !same, num_states, ..request };
         let rest = rest_together(cluster, &request, each).await;
         assert_parts(&taken, &rest, &whole);
     }
