@@ -116,6 +116,8 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         The states of several ranks have different keys, so a checkpoint of all ranks keeps them all. Workers of a
         `DataLoader` have positions of their own, which torchdata's `StatefulDataLoader` collects.
         """
+        if get_worker_info() is not None:
+            return {}  # in a worker process the position is that of its iterator
         if self._epochs[1:].any():
             raise FailedPrecondition(
                 "worker processes of a DataLoader read this dataset, and their positions are not known here: use torchdata's "
@@ -137,12 +139,16 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         With the states of several ranks, as the dicts of `state_dict` of all ranks merged into one, this rank goes on from
         all of them: then the number of ranks may be another one, provided that every rank loads the same.
         """
+        if state == {}:
+            return
         if not isinstance(state, Mapping) or not isinstance(state.get("epoch"), int):
             raise InvalidPipeline(f"this is not a state of a caju dataset for PyTorch: {state!r}")
         self._to_load = {name: text for name, text in state.items() if name.startswith(RANK) and text}
         self._epochs.zero_()
         self._epochs[0] = state["epoch"]
         self._current, self._ended = None, []
+        if self._dataset._service is None:
+            self._dataset = self._dataset._copy()  # a new job, of which no epoch has been read
 
     def __len__(self) -> int:
         return len(self._dataset)
