@@ -153,6 +153,21 @@ def test_sta_11_rows_of_unknown_number_are_counted(five, files, mode):
     assert records(five, 3, {"source": files, "steps": steps}, mode) == want
 
 
+def test_sta_11_a_hint_before_the_read_divides_files(five, files):
+    hinted = {"tfrecord": {"path": files["tfrecord"], "shard": {"num_shards": "HINT", "index": "HINT"}}}
+    assert records(five, 3, {"source": hinted, "deterministic": True}, "hint") == of_files(3, 8)
+    with pytest.raises(pa.ArrowInvalid, match="needs processing mode `hint`"):
+        records(five, 3, {"source": hinted}, "data")
+    with pytest.raises(pa.ArrowInvalid, match="outermost source"):
+        records(five, 3, {"source": {"concatenate": [{"source": hinted}]}}, "hint")
+    numbered = {"tfrecord": {"path": files["tfrecord"], "shard": {"num_shards": 4, "index": 1}}}
+    # Files 1, 5 and 9; under `file`, worker 2 of five has the last of these.
+    assert records(five, 2, {"source": numbered, "deterministic": True}, "file") == of_files(9)
+    with pytest.raises(pa.ArrowInvalid, match="an integer from 0 to 3"):
+        numbered["tfrecord"]["shard"]["index"] = 4
+        records(five, 2, {"source": numbered}, "dynamic")
+
+
 def test_data_shards_go_on_across_files_of_any_length(five, tmp_path):
     for f, rows in enumerate([7, 0, 3, 10]):
         (tmp_path / f"{f}.tfrecord").write_bytes(tfrecord([f"{f},{r}" for r in range(rows)]))

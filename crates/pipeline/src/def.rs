@@ -108,6 +108,17 @@ pub struct FileSource {
     pub version: VersionRule,
     /// The nominal bytes of a split. Smaller files are not split.
     pub split_bytes: u64,
+    /// Which of the files are read; none: all.
+    pub shard: Option<FileShard>,
+}
+
+/// Every n-th file of a source, in the order of the listing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileShard {
+    /// The number of shards; none (`HINT`): in processing mode `hint` the number of configured workers.
+    pub num_shards: Option<u64>,
+    /// The shard; none (`HINT`): the worker's position. Without effect if `num_shards` is `HINT`.
+    pub index: Option<u64>,
 }
 
 /// The default limit of `on_error: skip`, in rows per epoch.

@@ -62,6 +62,9 @@ fn source(source: &SourceDef) -> String {
             if files.split_bytes != DEFAULT_SPLIT_BYTES {
                 text.push_str(&format!("  split {}", caju_types::format_bytes(files.split_bytes)));
             }
+            if let Some(shard) = files.shard {
+                text.push_str(&format!("  {}", shard_text(shard.num_shards, shard.index)));
+            }
             if files.version != VersionRule::Listed {
                 text.push_str(&format!("  version {}", files.version));
             }
@@ -102,6 +105,11 @@ fn cost(cost: &Cost) -> String {
     }
 }
 
+fn shard_text(num_shards: Option<u64>, index: Option<u64>) -> String {
+    let index = index.map_or_else(|| "HINT".to_owned(), |i| i.to_string());
+    num_shards.map_or_else(|| "the worker's shard".to_owned(), |n| format!("shard {index} of {n}"))
+}
+
 fn stage(op: &StageOp) -> String {
     match op {
         StageOp::ParseExample { column, features } => {
@@ -131,10 +139,7 @@ fn stage(op: &StageOp) -> String {
         StageOp::Repeat(Some(n)) => format!("{n} times"),
         StageOp::Take(n) => format!("the first {n}"),
         StageOp::Skip(n) => format!("all but the first {n}"),
-        StageOp::Shard { num_shards: None, .. } => "the worker's shard".to_owned(),
-        StageOp::Shard { num_shards: Some(n), index } => {
-            format!("shard {} of {n}", index.map_or_else(|| "HINT".to_owned(), |i| i.to_string()))
-        }
+        StageOp::Shard { num_shards, index } => shard_text(*num_shards, *index),
         StageOp::Batch { size, drop_remainder } => format!("{size} rows, {}", remainder(*drop_remainder)),
         StageOp::PaddedBatch { size, drop_remainder, lengths, .. } => {
             let fixed: String = lengths.iter().map(|(name, n)| format!(", {name} to {n}")).collect();

@@ -23,8 +23,8 @@ mod write;
 
 pub use def::{
     ColumnType, Compression, Cost, DEFAULT_SHUFFLE_BYTES, DEFAULT_SKIP_LIMIT, DEFAULT_SPLIT_BYTES,
-    DatasetDef, Feature, FeatureShape, FileFormat, FileSource, OnError, Options, PythonFunction, PythonKind,
-    SourceDef, StageDef, StageOp, VersionRule,
+    DatasetDef, Feature, FeatureShape, FileFormat, FileShard, FileSource, OnError, Options, PythonFunction,
+    PythonKind, SourceDef, StageDef, StageOp, VersionRule,
 };
 pub use describe::describe;
 pub use fingerprint::{

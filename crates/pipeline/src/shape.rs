@@ -66,9 +66,14 @@ impl DatasetDef {
         self.ops().position(|op| !op.is_split_local()).unwrap_or(self.stages.len())
     }
 
+    /// Whether the files of the source are those of the worker's shard, in the processing mode `hint`.
+    pub fn has_file_hint(&self) -> bool {
+        matches!(&self.source, SourceDef::Files(f) if f.shard.is_some_and(|s| s.num_shards.is_none()))
+    }
+
     /// Whether some `shard` leaves its numbers to the processing mode `hint`.
     pub fn has_shard_hint(&self) -> bool {
-        self.ops().any(|op| matches!(op, StageOp::Shard { num_shards: None, .. }))
+        self.has_file_hint() || self.ops().any(|op| matches!(op, StageOp::Shard { num_shards: None, .. }))
     }
 
     /// Whether an epoch never ends: an endless `repeat` without a `take` below it.

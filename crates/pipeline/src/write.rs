@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 
 use crate::binary;
 use crate::def::{
-    ColumnType, Cost, DatasetDef, FileFormat, FileSource, OnError, PythonFunction, SourceDef, StageDef,
-    StageOp,
+    ColumnType, Cost, DatasetDef, FileFormat, FileShard, FileSource, OnError, PythonFunction, SourceDef,
+    StageDef, StageOp,
 };
 use crate::spelling::{HINT, duration_text};
 
@@ -126,6 +126,9 @@ fn file_source(files: &FileSource) -> Value {
     out.extend(format_arguments(&files.format));
     out.insert("version".into(), files.version.to_string().into());
     out.insert("split".into(), files.split_bytes.into());
+    if let Some(FileShard { num_shards, index }) = files.shard {
+        out.insert("shard".into(), shard(num_shards, index));
+    }
     Value::Object(out)
 }
 
@@ -202,9 +205,7 @@ pub(crate) fn arguments(op: &StageOp) -> Value {
         },
         StageOp::Repeat(count) => json!(count),
         StageOp::Take(count) | StageOp::Skip(count) => json!(count),
-        StageOp::Shard { num_shards, index } => {
-            json!({ "num_shards": number_or_hint(*num_shards), "index": number_or_hint(*index) })
-        }
+        StageOp::Shard { num_shards, index } => shard(*num_shards, *index),
         StageOp::Batch { size, drop_remainder } => json!({ "size": size, "drop_remainder": drop_remainder }),
         StageOp::PaddedBatch { size, drop_remainder, lengths, values } => {
             padded_batch(*size, *drop_remainder, lengths, values)
@@ -219,6 +220,10 @@ pub(crate) fn arguments(op: &StageOp) -> Value {
         StageOp::Unbatch => Value::Null,
         StageOp::Prefetch(n) => json!(n),
     }
+}
+
+fn shard(num_shards: Option<u64>, index: Option<u64>) -> Value {
+    json!({ "num_shards": number_or_hint(num_shards), "index": number_or_hint(index) })
 }
 
 fn number_or_hint(number: Option<u64>) -> Value {

@@ -14,6 +14,7 @@ use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use crate::context::SourceContext;
 use crate::file::{SourceFile, file_ref};
 use crate::guard::planned;
+use crate::shard::of_shard;
 use crate::source::{ReadOptions, Source};
 use crate::split::split_key;
 use crate::split::{FileRef, Split, SplitRange};
@@ -196,7 +197,7 @@ impl<F: Format> Source for FilesSource<F> {
 
     fn splits(&self) -> BoxStream<'static, Result<Split>> {
         let (format, ctx, split_bytes) = (Arc::clone(&self.format), self.ctx.clone(), self.def.split_bytes);
-        list_files(&self.ctx, &self.def)
+        let splits = list_files(&self.ctx, &self.def)
             .map(move |file| {
                 let cut = file.map(|file| match ctx.listing.splits_of(&file) {
                     Some(splits) => std::future::ready(Ok(splits)).boxed(),
@@ -211,7 +212,8 @@ impl<F: Format> Source for FilesSource<F> {
             .buffered(FILE_READAHEAD)
             .map_ok(|splits| stream::iter(splits.into_iter().map(Ok)))
             .try_flatten()
-            .boxed()
+            .boxed();
+        of_shard(splits, &self.def)
     }
 
     fn read(&self, split: &Split, options: &ReadOptions) -> BoxStream<'static, Result<RecordBatch>> {

@@ -14,6 +14,7 @@ use futures::stream::{self, BoxStream, StreamExt};
 use crate::context::SourceContext;
 use crate::file::SourceFile;
 use crate::files::list_files;
+use crate::shard::of_shard;
 use crate::source::{ReadOptions, Source};
 use crate::split::split_key;
 use crate::split::{FileRef, Split, SplitRange};
@@ -69,7 +70,7 @@ impl Source for ImagesSource {
         let files = list_files(&self.ctx, &self.def);
         let split_bytes = self.def.split_bytes;
         // A file that did not fit into the last group goes into the next one.
-        stream::try_unfold((files, None::<FileRef>), move |(mut files, left)| async move {
+        let splits = stream::try_unfold((files, None::<FileRef>), move |(mut files, left)| async move {
             let mut bytes = left.as_ref().map_or(0, |f| f.version.size);
             let mut group: Vec<FileRef> = left.into_iter().collect();
             while let Some(file) = files.next().await {
@@ -82,8 +83,8 @@ impl Source for ImagesSource {
                 group.push(file);
             }
             Ok((!group.is_empty()).then(|| (split_of(group), (files, None))))
-        })
-        .boxed()
+        });
+        of_shard(splits.boxed(), &self.def)
     }
 
     fn read(&self, split: &Split, options: &ReadOptions) -> BoxStream<'static, Result<RecordBatch>> {

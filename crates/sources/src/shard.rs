@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use caju_pipeline::SourceDef;
+use caju_pipeline::{FileShard, FileSource, SourceDef};
 use caju_types::{Error, Result, SplitKey};
 use futures::future::ready;
 use futures::stream::{BoxStream, StreamExt};
@@ -63,6 +63,17 @@ pub fn by_file(
 ) -> BoxStream<'static, Result<Split>> {
     let mut files = Files { num_shards: num_shards.max(1), index, seen: 0, last: BTreeMap::new() };
     splits.filter_map(move |split| ready(split.and_then(|split| files.select(split)).transpose())).boxed()
+}
+
+/// The splits of those files that a definition asks for. What the processing mode decides is not decided here.
+pub(crate) fn of_shard(
+    splits: BoxStream<'static, Result<Split>>,
+    def: &FileSource,
+) -> BoxStream<'static, Result<Split>> {
+    match def.shard {
+        Some(FileShard { num_shards: Some(n), index }) => by_file(splits, n, index.unwrap_or(0)),
+        _ => splits,
+    }
 }
 
 /// Numbers the files of a listing.

@@ -38,6 +38,7 @@ pub(crate) fn def(format: FileFormat, path: &str) -> FileSource {
         paths: vec![path.to_string()],
         version: VersionRule::Listed,
         split_bytes: DEFAULT_SPLIT_BYTES,
+        shard: None,
     }
 }
 

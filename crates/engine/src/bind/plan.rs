@@ -29,6 +29,8 @@ pub(crate) struct SplitPlan {
     stride: Option<ShardNumbers>,
     /// Whether some other `shard` counts its input, so that one task has to see all of it in order.
     counts_shards: bool,
+    /// Whether the processing mode `hint` divides the files of the source.
+    file_hint: bool,
     /// The index of the stage above which the processing mode `data` has its shards.
     data_shard: Option<usize>,
 }
@@ -76,6 +78,7 @@ impl SplitPlan {
             permutes: false,
             stride: None,
             counts_shards: false,
+            file_hint: def.has_file_hint(),
             data_shard: (by == Some(ShardBy::Data)).then(|| behind_counts(def)),
         };
         let (mut shuffled, mut counted) = (false, false);
@@ -180,7 +183,9 @@ impl SplitPlan {
             return stream::empty().boxed();
         }
         let listed = match shard {
-            Some(shard) if shard.by == ShardBy::File => by_file(listed, shard.num_shards, shard.index),
+            Some(shard) if shard.by == ShardBy::File || self.file_hint => {
+                by_file(listed, shard.num_shards, shard.index)
+            }
             _ => listed,
         };
         let once = trimmed(listed, self.trims.clone());

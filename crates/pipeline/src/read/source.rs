@@ -4,9 +4,11 @@ use caju_types::{Error, Result, did_you_mean};
 
 use super::Reader;
 use super::args::{Args, At};
+use super::stage::number_or_hint;
 use crate::binary;
 use crate::def::{
-    ColumnType, Compression, DEFAULT_SPLIT_BYTES, DatasetDef, FileFormat, FileSource, SourceDef, VersionRule,
+    ColumnType, Compression, DEFAULT_SPLIT_BYTES, DatasetDef, FileFormat, FileShard, FileSource, SourceDef,
+    VersionRule,
 };
 use crate::path;
 use crate::spelling::{COLUMN_TYPES, COMPRESSIONS, SOURCES, VERSION_RULES};
@@ -74,6 +76,7 @@ impl Reader<'_> {
         let path_at = args.need("path")?;
         let version = args.get("version").map_or(Ok(VersionRule::Listed), |a| a.word(VERSION_RULES))?;
         let split_bytes = args.get("split").map_or(Ok(DEFAULT_SPLIT_BYTES), |a| a.size())?;
+        let shard = args.get("shard").map(shard).transpose()?;
         let format = file_format(format, &mut args)?;
         args.finish()?;
         let expected = "a path or a list of paths";
@@ -82,8 +85,17 @@ impl Reader<'_> {
             .iter()
             .map(|text| path::resolve(text, self.base).map_err(|e| path_at.error(e)))
             .collect::<Result<_>>()?;
-        Ok(SourceDef::Files(FileSource { format, paths, version, split_bytes }))
+        Ok(SourceDef::Files(FileSource { format, paths, version, split_bytes, shard }))
     }
+}
+
+/// Reads `{ num_shards: 5, index: 1 }`, where both may be `HINT`.
+fn shard(at: At<'_>) -> Result<FileShard> {
+    let mut args = Args::new(at, None, "shard: { num_shards: 5, index: 1 }")?;
+    let num_shards = number_or_hint(&args.need("num_shards")?, |a| a.positive())?;
+    let index = number_or_hint(&args.need("index")?, |a| a.count())?;
+    args.finish()?;
+    Ok(FileShard { num_shards, index })
 }
 
 fn file_format(name: &str, args: &mut Args<'_>) -> Result<FileFormat> {

@@ -169,7 +169,7 @@ fn stream_stage(name: &str, args: &mut Args<'_>) -> Result<StageOp> {
 }
 
 /// Reads a number, or `HINT`: none.
-fn number_or_hint(at: &At<'_>, number: impl Fn(&At<'_>) -> Result<u64>) -> Result<Option<u64>> {
+pub(super) fn number_or_hint(at: &At<'_>, number: impl Fn(&At<'_>) -> Result<u64>) -> Result<Option<u64>> {
     match at.value.as_str() {
         Some(HINT) => Ok(None),
         Some(_) => Err(at.wrong("a number or `HINT`")),

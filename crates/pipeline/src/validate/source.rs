@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use caju_types::Result;
 
-use super::{bad, child, columns, range};
+use super::{bad, child, columns, range, stage};
 use crate::def::{FileFormat, FileSource, SourceDef};
 use crate::path;
 use crate::place::join;
@@ -16,7 +16,7 @@ pub(super) fn check(source: &SourceDef, path: &str, depth: usize) -> Result<()> 
     let name = source.name();
     let path = join(path, name);
     match source {
-        SourceDef::Files(files) => check_files(files, &path),
+        SourceDef::Files(files) => check_files(files, &path, depth),
         SourceDef::Range { start, end, step } => check_range(*start, *end, *step, &path),
         SourceDef::Memory { ipc } if ipc.is_empty() => Err(bad(&join(&path, "ipc"), "it holds no bytes")),
         SourceDef::Memory { .. } | SourceDef::Held { .. } => Ok(()),
@@ -62,7 +62,7 @@ fn check_range(start: i64, end: i64, step: i64, path: &str) -> Result<()> {
     Ok(())
 }
 
-fn check_files(files: &FileSource, path: &str) -> Result<()> {
+fn check_files(files: &FileSource, path: &str, depth: usize) -> Result<()> {
     if files.paths.is_empty() {
         return Err(bad(&join(path, "path"), "it names no file; give a path, a pattern or a URL"));
     }
@@ -78,6 +78,13 @@ fn check_files(files: &FileSource, path: &str) -> Result<()> {
     }
     if !(1..=MAX_SPLIT_BYTES).contains(&files.split_bytes) {
         return Err(range(&join(path, "split"), "a size of 1 byte to 1024 TiB", files.split_bytes));
+    }
+    if let Some(of) = files.shard {
+        let path = join(path, "shard");
+        stage::shard(of.num_shards, of.index, &path)?;
+        if of.num_shards.is_none() && depth > 0 {
+            return Err(bad(&path, "`HINT` is for the outermost source; put a `shard` into `steps`"));
+        }
     }
     match &files.format {
         FileFormat::Parquet { columns: Some(names) }

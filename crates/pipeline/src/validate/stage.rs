@@ -74,17 +74,7 @@ fn stream(op: &StageOp, path: &str) -> Result<()> {
         }
         StageOp::Repeat(count) => count.map_or(Ok(()), |n| within(path, n, 1, MAX_COUNT)),
         StageOp::Take(n) | StageOp::Skip(n) => within(path, *n, 0, MAX_COUNT),
-        StageOp::Shard { num_shards: Some(n), index } => {
-            within(&join(path, "num_shards"), *n, 1, MAX_COUNT)?;
-            match index {
-                Some(i) if i < n => Ok(()),
-                Some(i) => Err(range(&join(path, "index"), &format!("an integer from 0 to {}", n - 1), i)),
-                None => Err(bad(
-                    &join(path, "index"),
-                    format!("index must be between 0 and {}: `HINT` needs `num_shards: HINT`", n - 1),
-                )),
-            }
-        }
+        StageOp::Shard { num_shards, index } => shard(*num_shards, *index, path),
         StageOp::Prefetch(n) => within(path, *n, 1, MAX_PREFETCH),
         StageOp::Batch { size, .. } => within(&join(path, "size"), *size, 1, MAX_BATCH),
         StageOp::PaddedBatch { size, lengths, values, .. } => {
@@ -96,6 +86,20 @@ fn stream(op: &StageOp, path: &str) -> Result<()> {
             buckets(boundaries, batch_sizes, path)
         }
         _ => Ok(()),
+    }
+}
+
+/// Checks the numbers of a `shard`.
+pub(super) fn shard(num_shards: Option<u64>, index: Option<u64>, path: &str) -> Result<()> {
+    let Some(n) = num_shards else { return Ok(()) };
+    within(&join(path, "num_shards"), n, 1, MAX_COUNT)?;
+    match index {
+        Some(i) if i < n => Ok(()),
+        Some(i) => Err(range(&join(path, "index"), &format!("an integer from 0 to {}", n - 1), i)),
+        None => Err(bad(
+            &join(path, "index"),
+            format!("index must be between 0 and {}: `HINT` needs `num_shards: HINT`", n - 1),
+        )),
     }
 }
 

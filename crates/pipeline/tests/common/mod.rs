@@ -204,6 +204,12 @@ fn stream_op() -> impl Strategy<Value = StageOp> {
     ]
 }
 
+fn file_shard() -> impl Strategy<Value = Option<FileShard>> {
+    let shard = (1u64..1 << 53, 0u64..1 << 53)
+        .prop_map(|(n, i)| FileShard { num_shards: Some(n), index: Some(i % n) });
+    prop::option::of(shard)
+}
+
 fn format() -> impl Strategy<Value = FileFormat> {
     let compression = || {
         prop::sample::select(vec![Compression::Auto, Compression::None, Compression::Gzip, Compression::Zstd])
@@ -244,12 +250,12 @@ fn leaf() -> impl Strategy<Value = SourceDef> {
     ];
     let version = prop::sample::select(vec![VersionRule::Listed, VersionRule::Content]);
     prop_oneof![
-        3 => (format(), prop::collection::vec(path, 1..4), version, 1u64..1 << 50).prop_map(
-            |(format, mut paths, version, split_bytes)| {
+        3 => (format(), prop::collection::vec(path, 1..4), version, 1u64..1 << 50, file_shard()).prop_map(
+            |(format, mut paths, version, split_bytes, shard)| {
                 // A path may be given once.
                 paths.sort_unstable();
                 paths.dedup();
-                SourceDef::Files(FileSource { format, paths, version, split_bytes })
+                SourceDef::Files(FileSource { format, paths, version, split_bytes, shard })
             }
         ),
         1 => (any::<i32>(), any::<i64>(), prop_oneof![Just(-3i64), Just(1), Just(7)])
