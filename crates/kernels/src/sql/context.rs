@@ -11,7 +11,6 @@ use datafusion_common::{DFSchema, DataFusionError, TableReference, plan_err};
 use datafusion_expr::planner::{ContextProvider, ExprPlanner};
 use datafusion_expr::simplify::SimplifyContext;
 use datafusion_expr::{AggregateUDF, Expr, HigherOrderUDF, ScalarUDF, TableSource, Volatility, WindowUDF};
-use datafusion_functions_aggregate::all_default_aggregate_functions;
 use datafusion_optimizer::simplify_expressions::ExprSimplifier;
 use datafusion_sql::planner::{ParserOptions, PlannerContext, SqlToRel};
 use datafusion_sql::sqlparser::ast;
@@ -26,7 +25,6 @@ use crate::udf::checked;
 pub(crate) struct Builtins {
     scalar: HashMap<String, Arc<ScalarUDF>>,
     higher_order: HashMap<String, Arc<HigherOrderUDF>>,
-    aggregates: Vec<String>,
     planners: Vec<Arc<dyn ExprPlanner>>,
     options: Arc<ConfigOptions>,
 }
@@ -56,19 +54,10 @@ impl Builtins {
                 higher_order.insert(name.to_owned(), Arc::clone(&f));
             }
         }
-        let names = |name: &str, aliases: &[String]| [&[name.to_owned()], aliases].concat();
-        let aggregates =
-            all_default_aggregate_functions().iter().flat_map(|f| names(f.name(), f.aliases())).collect();
         let mut options = ConfigOptions::default();
         options.sql_parser.enable_ident_normalization = false;
         options.sql_parser.map_string_types_to_utf8view = false;
-        Self {
-            scalar,
-            higher_order,
-            aggregates,
-            planners: builtins::expr_planners(),
-            options: Arc::new(options),
-        }
+        Self { scalar, higher_order, planners: builtins::expr_planners(), options: Arc::new(options) }
     }
 
     /// The kind of a (lower-case) name.
@@ -82,7 +71,7 @@ impl Builtins {
         if self.higher_order.contains_key(name) {
             return Builtin::Pure;
         }
-        match (self.aggregates.iter().any(|n| n == name), builtins::WINDOW_FUNCTIONS.contains(&name)) {
+        match (builtins::AGGREGATE_FUNCTIONS.contains(&name), builtins::WINDOW_FUNCTIONS.contains(&name)) {
             (true, _) => Builtin::Aggregate,
             (_, true) => Builtin::Window,
             _ => Builtin::Unknown,
