@@ -67,6 +67,8 @@ struct Inner {
 
 impl Inner {
     fn take(&mut self, rows: u64) {
+        // Padding has no runs, and nothing to acknowledge.
+        let rows = rows.min(self.handed_rows());
         let (mut skip, mut left) = (self.drawn, rows.saturating_sub(self.drawn));
         self.drawn += left;
         self.taken += left;

@@ -185,6 +185,9 @@ impl Client {
             states: request.states.iter().map(ReaderState::to_proto).collect(),
             num_states: request.num_states,
             states_of_all: request.states_of_all,
+            num_consumers: request.consumer.map_or(0, |c| c.count),
+            consumer_index: request.consumer.map_or(0, |c| c.index),
+            uneven: request.consumer.map_or("", |c| c.uneven.as_str()).to_string(),
         };
         let call = |mut d: caju_wire::Dispatcher| {
             let open = open.clone();

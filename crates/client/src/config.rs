@@ -124,6 +124,9 @@ pub struct ReadRequest {
     pub save: Option<SaveTo>,
     /// How the epoch ends if other readers of the job took rows and vanished.
     pub lost_readers: LostReaders,
+    /// Which consumer of a job this reader is, of how many: all of them get the same number of elements. Without it the
+    /// readers of a job share its elements as they come.
+    pub consumer: Option<Consumer>,
     /// From which workers to read; unspecified: as the job does it already, else from all but the colocated workers of other
     /// processes.
     pub target: TargetWorkers,
@@ -137,6 +140,37 @@ pub struct ReadRequest {
     /// `states` are those of all readers, and each reader of the job is given them. Then the number of readers may differ from
     /// before. Else a reader whose state is given again begins the epoch again.
     pub states_of_all: bool,
+}
+
+/// One of the consumers of a job, which all get the same number of elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Consumer {
+    /// Which, from 0.
+    pub index: u32,
+    /// How many there are.
+    pub count: u32,
+    /// What happens to the elements that are left when all have had equally many.
+    pub uneven: Uneven,
+}
+
+/// What happens to the elements of an epoch that do not fill a last round of consumers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Uneven {
+    /// They are dropped: every consumer gets floor(elements / consumers).
+    #[default]
+    Drop,
+    /// Some are repeated: every consumer gets ceil(elements / consumers).
+    Pad,
+}
+
+impl Uneven {
+    /// The name in flags and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Uneven::Drop => "drop",
+            Uneven::Pad => "pad",
+        }
+    }
 }
 
 /// The target of a name: `auto`, `any` or `local`, in any letter case.
@@ -208,6 +242,7 @@ impl ReadRequest {
             states: Vec::new(),
             num_states: 0,
             states_of_all: false,
+            consumer: None,
         }
     }
 }

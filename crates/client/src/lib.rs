@@ -26,7 +26,8 @@ mod task;
 
 pub use client::Client;
 pub use config::{
-    ClientConfig, DatasetRef, EventFn, LostReaders, ReadRequest, ReaderEvent, SaveTo, target_workers,
+    ClientConfig, Consumer, DatasetRef, EventFn, LostReaders, ReadRequest, ReaderEvent, SaveTo, Uneven,
+    target_workers,
 };
 pub use reader::{Element, Monitor, Reader};
 pub use state::ReaderState;

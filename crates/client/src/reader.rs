@@ -29,6 +29,8 @@ const CLOSE: Duration = Duration::from_secs(10);
 pub struct Element {
     /// The rows.
     pub batch: RecordBatch,
+    /// It repeats an element that another consumer of the job got, so that all have equally many.
+    pub is_padding: bool,
 }
 
 /// A chunk that is ready for the user.
@@ -64,9 +66,14 @@ pub struct Reader {
     merger: Option<Merger>,
     /// Where the order is promised and each slot has rows of its own.
     lanes: Option<Lanes>,
+    /// Merges the padding.
+    pad_merger: Option<Merger>,
+    /// Which consumer of the job this reader is.
+    consumer: Option<u32>,
     ready: VecDeque<Ready>,
     over: bool,
     current: Option<ElementCursor>,
+    current_is_padding: bool,
     /// Rows of the current chunk that were handed to the user.
     handed_rows: u64,
     /// Where the rows of the current chunk came from, and whether the user got it as a whole.
@@ -112,6 +119,7 @@ impl Reader {
         let client = opened.client_id;
         let stop = Tasks::new();
         let session = Session::new(link, Arc::clone(&shared), &opened);
+        let consumer = opened.consumer.checked_sub(1);
         let (job, fingerprint) = (opened.job.clone(), opened.fingerprint.clone());
         let (iteration, seed) = (IterationId(opened.iteration_id), opened.seed);
         let run = session.run(opened, stop.clone());
@@ -131,9 +139,12 @@ impl Reader {
             seed,
             merger: Merger::of(&def),
             lanes,
+            pad_merger: Merger::of(&def),
+            consumer,
             ready: VecDeque::new(),
             over: false,
             current: None,
+            current_is_padding: false,
             handed_rows: 0,
             in_hand: (Vec::new(), false),
             delivered: Delivered::default(),
@@ -180,10 +191,11 @@ impl Reader {
     pub async fn next(&mut self) -> Result<Option<Element>> {
         loop {
             if let Some(batch) = self.next_of_current()? {
-                return Ok(Some(Element { batch }));
+                return Ok(Some(Element { batch, is_padding: self.current_is_padding }));
             }
             match self.hand_chunk(false).await? {
                 Some(chunk) => {
+                    self.current_is_padding = chunk.is_padding();
                     self.current = Some(ElementCursor::new(chunk));
                 }
                 None => return Ok(None),
@@ -197,7 +209,8 @@ impl Reader {
     /// # Errors
     /// As [`Reader::next`].
     pub fn try_next(&mut self) -> Result<Option<Element>> {
-        Ok(self.next_of_current()?.map(|batch| Element { batch }))
+        let is_padding = self.current_is_padding;
+        Ok(self.next_of_current()?.map(|batch| Element { batch, is_padding }))
     }
 
     /// The next element of the current chunk. The elements before it count as taken.
@@ -251,6 +264,9 @@ impl Reader {
                 }
                 let (rows, elements) = (chunk.rows() as u64, chunk.num_elements() as u64);
                 self.shared.recorder.delivered(rows, elements, chunk.bytes() as u64);
+                if chunk.is_padding() {
+                    self.shared.recorder.padded(rows, elements);
+                }
                 return Ok(Some(chunk));
             }
             if self.over {
@@ -261,7 +277,7 @@ impl Reader {
                 None => {
                     self.shared.acks.user_waits();
                     let waiting = self.shared.recorder.wait();
-                    let popped = self.shared.queue.pop().await;
+                    let popped = self.pop().await;
                     drop(waiting);
                     popped?
                 }
@@ -277,6 +293,14 @@ impl Reader {
                 (Some(Item::Rows(delivery)), merger) => {
                     let chunk = delivery.take();
                     match merger {
+                        Some(_) if chunk.remainder && chunk.is_padding() => {
+                            if let Some(merger) = &mut self.pad_merger {
+                                let mut full = Vec::new();
+                                merger.push(chunk, &mut full)?;
+                                self.ready
+                                    .extend(full.into_iter().map(|chunk| Ready { chunk, merged: true }));
+                            }
+                        }
                         Some(merger) if chunk.remainder => {
                             self.shared.acks.merging(chunk.rows() as u64);
                             let mut full = Vec::new();
@@ -292,6 +316,9 @@ impl Reader {
                         merger.held().for_each(|c| self.delivered.add(&c.runs));
                     }
                     self.ready.extend(merger.finish()?.map(|chunk| Ready { chunk, merged: true }));
+                    if let Some(padding) = &mut self.pad_merger {
+                        self.ready.extend(padding.finish()?.map(|chunk| Ready { chunk, merged: true }));
+                    }
                 }
                 (Some(Item::Flush | Item::SlotEnd(_)), _) => {}
                 (None, _) => {
@@ -335,6 +362,21 @@ impl Reader {
             taken,
             ..self.origin.clone()
         })
+    }
+
+    /// The next item. A consumer of a job waits for its peers, and not for ever.
+    async fn pop(&self) -> Result<Option<Item>> {
+        let bound = self.shared.config.stall_timeout;
+        let Some(consumer) = self.consumer else { return self.shared.queue.pop().await };
+        match tokio::time::timeout(bound, self.shared.queue.pop()).await {
+            Ok(popped) => popped,
+            Err(_) => Err(Error::deadline(format!(
+                "consumer {consumer} of job `{}` has waited for {bound:.0?} for an element; all consumers get equally many, \
+                 and the slowest one is {}",
+                self.job,
+                self.shared.recorder.slowest()
+            ))),
+        }
     }
 
     /// Rows of this epoch that no reader of the job has, or that readers took before they vanished; `None` if there are none

@@ -47,6 +47,7 @@ pub(crate) struct Session {
     flushed: bool,
     accounted: bool,
     secret: Bytes,
+    consumer: Option<u32>,
     lost: BTreeMap<TaskId, String>,
     outcomes: Outcomes,
     version: u64,
@@ -93,6 +94,7 @@ impl Session {
             flushed: false,
             accounted: false,
             secret: opened.client_secret.clone(),
+            consumer: opened.consumer.checked_sub(1),
             lost: BTreeMap::new(),
             outcomes: mpsc::channel(64),
             version: opened.version,
@@ -144,11 +146,12 @@ impl Session {
         let mut local = self.shared.config.local.watch();
         loop {
             if self.finished && self.open.is_empty() && self.ended.is_empty() && self.lost.is_empty() {
-                if self.accounted {
-                    return self.whole();
-                }
+                // Padding waits to be merged too, and nobody accounts for it.
                 if !std::mem::replace(&mut self.flushed, true) {
                     drop(self.shared.queue.push_now(Item::Flush, 0));
+                }
+                if self.accounted {
+                    return self.whole();
                 }
             } else {
                 self.flushed = false;
@@ -207,6 +210,7 @@ impl Session {
             task_id: task.0,
             received: receipts.of_task(*task),
             reason: reason.clone(),
+            elements: self.shared.elements_of(*task),
         });
         v1::ClientHeartbeatRequest {
             client_id: self.client.0,
@@ -224,6 +228,7 @@ impl Session {
             taken_tasks,
             local_workers: self.shared.config.local.addresses(),
             knows_resumed: self.shared.facts.knows_resumed(),
+            elements: self.shared.recorder.stats().elements,
         }
     }
 
@@ -253,6 +258,7 @@ impl Session {
             tracing::warn!(iteration = %self.iteration, "the epoch will be incomplete: {}", missing.why);
         }
         self.accept(&answer.tasks).await;
+        self.shared.recorder.waits_for(answer.slowest);
         self.shared.recorder.reported(answer.splits_total, answer.splits_leased, answer.stages);
         Ok(())
     }
@@ -305,7 +311,8 @@ impl Session {
         let group = self.connections.child();
         let ticket = info.ticket.clone();
         let slot = info.slot;
-        let target = Target { task, client: self.client, ticket, address: address.clone(), slot };
+        let (consumer, address_of) = (self.consumer, address.clone());
+        let target = Target { task, client: self.client, ticket, address: address_of, slot, consumer };
         let (shared, outcomes) = (Arc::clone(&self.shared), self.outcomes.0.clone());
         let name = format!("reading {task} from {address}");
         let handle = group.spawn(name.clone(), async move {

@@ -1,6 +1,6 @@
 //! The state that the parts of a reader share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use caju_types::TaskId;
@@ -29,6 +29,8 @@ pub(crate) struct Shared {
     /// Where slots take turns: bytes that wait for that.
     pub(crate) held: Option<Arc<HeldBytes>>,
     pub(crate) facts: EpochFacts,
+    /// Elements that came of each task.
+    elements: Mutex<HashMap<TaskId, u64>>,
 }
 
 /// An item on its way to the user.
@@ -123,6 +125,7 @@ impl Shared {
             recorder: Recorder::new(),
             held: in_turn.then(Arc::default),
             facts: EpochFacts::default(),
+            elements: Mutex::default(),
         }
     }
 
@@ -137,6 +140,9 @@ impl Shared {
         credit: Option<&Arc<Credit>>,
     ) {
         let rows = chunk.rows();
+        if !chunk.remainder {
+            *self.elements.lock().entry(task).or_default() += chunk.num_elements() as u64;
+        }
         let chunk = match self.receipts.lock().receive(task, &chunk.runs) {
             Fresh::All => Some(chunk),
             Fresh::Parts(parts) => {
@@ -162,9 +168,15 @@ impl Shared {
                 return;
             }
         };
-        self.acks.arrived(delivery.chunk.rows() as u64);
+        // Padding belongs to another consumer, which acknowledges it.
+        self.acks.arrived(delivery.chunk.runs.iter().map(|r| r.len).sum());
         // The queue is closed with the reader, which needs no more rows.
         drop(self.queue.push_now(Item::Rows(delivery), bytes));
+    }
+
+    /// Elements that came of a task.
+    pub(crate) fn elements_of(&self, task: TaskId) -> u64 {
+        self.elements.lock().get(&task).copied().unwrap_or(0)
     }
 
     pub(crate) fn opened(&self, target: &Target) {

@@ -23,6 +23,10 @@ pub struct ReaderStats {
     pub elapsed: Duration,
     /// Duplicate rows that were skipped.
     pub duplicate_rows: u64,
+    /// Elements of those that repeat what another consumer of the job got, so that all have equally many.
+    pub padded_elements: u64,
+    /// Rows of these.
+    pub padded_rows: u64,
 }
 
 /// A snapshot of an iteration's progress.
@@ -113,6 +117,8 @@ struct Inner {
     /// Since when the user waits, if at present.
     waiting: Option<Instant>,
     incomplete: Option<Incomplete>,
+    /// The consumer that holds up the others.
+    slowest: String,
 }
 
 impl Inner {
@@ -149,6 +155,7 @@ impl Recorder {
                 reported: (now, Duration::ZERO),
                 waiting: None,
                 incomplete: None,
+                slowest: String::new(),
             }),
         }
     }
@@ -162,6 +169,23 @@ impl Recorder {
         s.stats.rows += rows;
         s.stats.elements += elements;
         s.stats.bytes += bytes;
+    }
+
+    /// Rows that were handed to the user were padding.
+    pub(crate) fn padded(&self, rows: u64, elements: u64) {
+        let mut s = self.inner.lock();
+        s.stats.padded_rows += rows;
+        s.stats.padded_elements += elements;
+    }
+
+    /// The dispatcher says who holds up the others.
+    pub(crate) fn waits_for(&self, slowest: String) {
+        self.inner.lock().slowest = slowest;
+    }
+
+    /// The consumer that holds up the others; empty if the job has none.
+    pub(crate) fn slowest(&self) -> String {
+        self.inner.lock().slowest.clone()
     }
 
     /// The user waits from now on, until the answer is dropped.

@@ -13,6 +13,8 @@ pub(crate) struct Target {
     pub(crate) address: String,
     /// The feed of splits that the task draws from.
     pub(crate) slot: u32,
+    /// Which consumer of the job this client is.
+    pub(crate) consumer: Option<u32>,
 }
 
 impl Target {

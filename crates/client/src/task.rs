@@ -76,7 +76,7 @@ async fn read_local(
     target: &Target,
     worker: Arc<dyn LocalWorker>,
 ) -> Result<Option<Counts>> {
-    let mut task = worker.open(target.task, target.client, &target.ticket).await?;
+    let mut task = worker.open(target.task, target.client, &target.ticket, target.consumer).await?;
     shared.opened(target);
     // The queue must have space first: a chunk that is taken from the worker is received and must not be dropped.
     while shared.queue.writable().await {
@@ -133,6 +133,7 @@ async fn read_connection(
         client_id: target.client.0,
         window_bytes: credit.window(),
         ticket: target.ticket.to_vec(),
+        consumer: target.consumer.map_or(0, |c| c.saturating_add(1)),
     };
     writer.send(Kind::Open, &open).await?;
     shared.opened(target);
@@ -210,6 +211,10 @@ async fn receive<R: AsyncRead + Unpin>(
                 let sized = header.sized();
                 let chunk =
                     decode_chunk(header, schema, frame.body).map_err(|e| broken(e.context(target.peer())))?;
+                if chunk.is_padding() && target.consumer.is_none() {
+                    let what = format!("{} sent rows that belong to no split", target.peer());
+                    return Err(Error::unavailable(what));
+                }
                 credit.arrived(bytes as u64);
                 shared.receive(target.task, target.slot, chunk, bytes, Some(credit));
                 shared.facts.sized(sized);

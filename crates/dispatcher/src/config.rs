@@ -93,6 +93,8 @@ pub struct Timers {
     pub job_gc_timeout: Duration,
     /// How long clients wait for a worker when there is none.
     pub worker_wait: Duration,
+    /// How long the consumers of a job wait for those of them that have not come.
+    pub consumer_wait: Duration,
     /// How long a lost worker is listed.
     pub worker_memory: Duration,
     /// A task that takes this many times as long for a split as the finished ones is taken over by idle workers at the end
@@ -114,6 +116,7 @@ impl Default for Timers {
             client_timeout: Duration::from_secs(60),
             job_gc_timeout: Duration::from_secs(300),
             worker_wait: Duration::from_secs(120),
+            consumer_wait: Duration::from_secs(600),
             worker_memory: Duration::from_secs(3600),
             straggler_factor: 3,
             check_every: Duration::from_millis(250),

@@ -57,6 +57,13 @@ impl Dispatcher for DispatcherService {
         respond(self.core.next_splits(request.into_inner())).await
     }
 
+    async fn deal_tail(
+        &self,
+        request: Request<v1::DealTailRequest>,
+    ) -> Result<Response<v1::DealTailResponse>, Status> {
+        respond(self.core.deal_tail(request.into_inner())).await
+    }
+
     async fn finish_task(
         &self,
         request: Request<v1::FinishTaskRequest>,

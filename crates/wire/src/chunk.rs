@@ -33,7 +33,8 @@ pub enum Elements {
 pub struct Chunk {
     /// The rows in order, in several pieces if a batch was assembled without copying. Never empty; all of one schema.
     pub pieces: Vec<RecordBatch>,
-    /// The provenance of exactly the rows of `pieces`, in the same order. Empty for rows that the reader made.
+    /// The provenance of exactly the rows of `pieces`, in the same order. Empty for padding: copies of rows that another
+    /// consumer of the job gets.
     pub runs: Vec<Run>,
     /// Which rows form elements.
     pub elements: Elements,
@@ -45,6 +46,11 @@ impl Chunk {
     /// A chunk of rows that are elements by themselves.
     pub fn rows_of(batch: RecordBatch, runs: Vec<Run>) -> Self {
         Self { pieces: vec![batch], runs, elements: Elements::Rows, remainder: false }
+    }
+
+    /// Whether these rows are copies of rows that another consumer gets.
+    pub fn is_padding(&self) -> bool {
+        self.runs.is_empty() && self.rows() > 0
     }
 
     /// The number of rows.

@@ -103,6 +103,7 @@ fn header_of(chunk: &Chunk) -> RowsHeader {
         rows_are_elements,
         lengths,
         remainder: chunk.remainder,
+        padding: chunk.is_padding(),
         ..RowsHeader::default()
     }
 }

@@ -169,6 +169,9 @@ pub struct OpenHeader {
     /// The reader's right to read the task, as the dispatcher gave it.
     #[prost(bytes = "vec", tag = "4")]
     pub ticket: Vec<u8>,
+    /// Which consumer of the job reads, counted from 1; 0: the job has none.
+    #[prost(uint32, tag = "50")]
+    pub consumer: u32,
 }
 
 /// Header of [`Kind::Credit`].
@@ -285,6 +288,9 @@ pub struct RowsHeader {
     /// Rows of the split-local output of each of these splits. Rows that readers had before are among them.
     #[prost(uint64, repeated, tag = "31")]
     pub sized_rows: Vec<u64>,
+    /// Whether these are copies of rows that another consumer gets: they have no runs.
+    #[prost(bool, tag = "50")]
+    pub padding: bool,
 }
 
 impl RowsHeader {

@@ -15,10 +15,17 @@ use crate::Chunk;
 #[async_trait]
 pub trait LocalWorker: Send + Sync + std::fmt::Debug {
     /// Opens a task for reading, starting it if this worker has not yet. `ticket`: the client's right to read it.
+    /// `consumer`: which consumer of the job it is, if the job has such.
     ///
     /// # Errors
     /// Whatever keeps the task from being started.
-    async fn open(&self, task: TaskId, client: ClientId, ticket: &[u8]) -> Result<Box<dyn LocalTask>>;
+    async fn open(
+        &self,
+        task: TaskId,
+        client: ClientId,
+        ticket: &[u8],
+        consumer: Option<u32>,
+    ) -> Result<Box<dyn LocalTask>>;
 }
 
 /// A task of a worker in this process. Dropping it says that this reader wants no more.

@@ -371,12 +371,15 @@ fn rows_that_belong_to_no_split_are_damage() {
     let ids: ArrayRef = Arc::new(Int64Array::from(vec![1, 2, 3]));
     let chunk = Chunk {
         pieces: vec![RecordBatch::try_new(Arc::clone(&schema), vec![ids]).unwrap()],
-        runs: Vec::new(),
+        runs: vec![Run { split: 0, start: 0, len: 2 }],
         elements: Elements::Rows,
         remainder: false,
     };
     let e = receive(&bytes_of(&encode_chunk(&chunk).unwrap()), &schema).unwrap_err();
-    assert!(e.kind() == ErrorKind::DataLoss && e.message().contains("runs of 0 rows in a chunk of 3"), "{e}");
+    assert!(e.kind() == ErrorKind::DataLoss && e.message().contains("runs of 2 rows in a chunk of 3"), "{e}");
+    let padding = Chunk { runs: Vec::new(), ..chunk };
+    let back = receive(&bytes_of(&encode_chunk(&padding).unwrap()), &schema).unwrap();
+    assert!(back.is_padding() && back.rows() == 3, "rows of another consumer");
 }
 
 #[test]
@@ -397,7 +400,8 @@ async fn control_frames_and_errors() {
     let (a, b) = tokio::io::duplex(64);
     let mut w = FrameWriter::new(a, "worker", Duration::from_secs(5));
     let mut r = FrameReader::new(b, "worker w:1", BufferPool::new(0), Duration::from_secs(5));
-    let open = OpenHeader { task_id: 7, client_id: 9, window_bytes: 1 << 26, ticket: vec![5; 16] };
+    let open =
+        OpenHeader { task_id: 7, client_id: 9, window_bytes: 1 << 26, ticket: vec![5; 16], consumer: 0 };
     let send = async {
         w.send(Kind::Open, &open).await.unwrap();
         w.send(Kind::Credit, &CreditHeader { bytes: 5, shrink_bytes: 0 }).await.unwrap();

@@ -12,6 +12,7 @@ use caju_types::{Error, Result, TaskId};
 use caju_wire::Dispatcher;
 use tokio::time::Instant;
 
+use crate::dealer::Behind;
 use crate::identity::Identity;
 
 /// How long one request waits at the dispatcher for splits to be listed.
@@ -31,10 +32,12 @@ pub(crate) struct DispatcherFeed {
     asked: Instant,
     held: VecDeque<LeasedSplit>,
     over: bool,
+    /// Elements that consumers are to get first, as leases come with them.
+    behind: Behind,
 }
 
 impl DispatcherFeed {
-    pub(crate) fn new(identity: Arc<Identity>, task: TaskId, patience: Duration) -> Self {
+    pub(crate) fn new(identity: Arc<Identity>, task: TaskId, patience: Duration, behind: Behind) -> Self {
         Self {
             identity,
             task,
@@ -44,6 +47,7 @@ impl DispatcherFeed {
             asked: Instant::now(),
             held: VecDeque::new(),
             over: false,
+            behind,
         }
     }
 
@@ -64,6 +68,12 @@ impl DispatcherFeed {
         let answer = self.identity.link.retry(self.patience, POLL, call).await?;
         self.request_no += 1;
         self.over = answer.end;
+        if !answer.behind.is_empty() {
+            let mut behind = self.behind.lock();
+            let count = behind.len().max(answer.behind.len());
+            behind.resize(count, 0);
+            behind.iter_mut().zip(&answer.behind).for_each(|(sum, more)| *sum += more);
+        }
         for lease in answer.splits {
             self.held.push_back(leased(lease)?);
         }

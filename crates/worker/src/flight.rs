@@ -49,7 +49,8 @@ impl FlightOnWorker {
         let task = opened.tasks.iter().find(|t| t.worker_id == me.0 && !t.ended && !t.lost);
         let found = match task {
             Some(task) => {
-                let reader = Credentials { client: ClientId(opened.client_id), ticket: &task.ticket };
+                let reader =
+                    Credentials { client: ClientId(opened.client_id), ticket: &task.ticket, consumer: None };
                 self.manager.open(TaskId(task.task_id), &reader).await?
             }
             // No split is left for this worker.
@@ -108,6 +109,9 @@ impl FlightOnWorker {
             states: Vec::new(),
             num_states: 0,
             states_of_all: false,
+            num_consumers: 0,
+            consumer_index: 0,
+            uneven: String::new(),
         })
     }
 }

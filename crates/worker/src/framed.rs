@@ -163,7 +163,9 @@ async fn send<W: AsyncWrite + Unpin>(
     same_host: bool,
 ) -> Result<Option<Attachment>> {
     let ping = manager.config.ping;
-    let reader = Credentials { client: ClientId(open.client_id), ticket: &open.ticket };
+    // Consumers count from 1 on the wire: 0 is none.
+    let consumer = open.consumer.checked_sub(1);
+    let reader = Credentials { client: ClientId(open.client_id), ticket: &open.ticket, consumer };
     let found = pinging(writer, ping, manager.open(TaskId(open.task_id), &reader)).await??;
     let Found::Running(mut attachment) = found else {
         writer.send(Kind::End, &EndHeader::default()).await?;

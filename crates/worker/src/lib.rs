@@ -20,11 +20,13 @@
 
 mod caches;
 mod config;
+mod dealer;
 mod feed;
 mod flight;
 mod framed;
 mod identity;
 mod manager;
+mod outlet;
 mod pipelines;
 mod running;
 mod server;

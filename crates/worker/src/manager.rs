@@ -17,6 +17,7 @@ use tokio::sync::{Notify, OnceCell};
 
 use crate::caches::Caches;
 use crate::config::WorkerConfig;
+use crate::dealer::{Behind, Dealer, Dispatch};
 use crate::feed::DispatcherFeed;
 use crate::identity::{Identity, Registration};
 use crate::pipelines::{Pipelines, shard_by};
@@ -81,6 +82,8 @@ impl Drop for Starting<'_> {
 pub(crate) struct Credentials<'a> {
     pub(crate) client: ClientId,
     pub(crate) ticket: &'a [u8],
+    /// Which consumer of the job it is.
+    pub(crate) consumer: Option<u32>,
 }
 
 impl Credentials<'_> {
@@ -162,7 +165,7 @@ impl Manager {
         let starting = Starting { manager: self, id, slot };
         let running = starting.slot.running.get_or_try_init(|| self.start(id, reader)).await?;
         reader.check(id, running.secret.as_ref())?;
-        Ok(Found::Running(running.attach()))
+        Ok(Found::Running(running.attach(reader.consumer)?))
     }
 
     fn leaving(&self) -> Error {
@@ -216,7 +219,15 @@ impl Manager {
                 return Err(e);
             }
         };
-        let feed = DispatcherFeed::new(Arc::clone(&self.identity), id, self.config.dispatcher_timeout);
+        let (behind, patience) = (Behind::default(), self.config.dispatcher_timeout);
+        let feed = DispatcherFeed::new(Arc::clone(&self.identity), id, patience, Arc::clone(&behind));
+        let dealer = match def.num_consumers {
+            0 => None,
+            _ => {
+                let dispatch = Dispatch { identity: Arc::clone(&self.identity), task: id, patience };
+                Some(Dealer::new(dispatch, &def, behind)?)
+            }
+        };
         let group = self.group.child();
         let schema = pipeline.schema();
         let mut options = self.options(&def)?;
@@ -231,7 +242,8 @@ impl Manager {
         let readers = options.readers;
         let memory_tier_bytes = options.cache.as_ref().map_or(0, |cache| cache.memory_tier_bytes());
         let run = run_task(&pipeline, Box::new(feed), options);
-        let bytes = self.config.buffer_bytes;
+        let consumers = usize::try_from(def.num_consumers).unwrap_or(usize::MAX);
+        let bytes = (self.config.buffer_bytes, consumers);
         let iteration = IterationId(def.iteration_id);
         let begun = self.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let alone = self.running().is_empty() && self.config.sharers <= 1;
@@ -260,7 +272,7 @@ impl Manager {
             }
         };
         group.background(id.to_string(), on_failure, async move {
-            let finished = match caught(&id.to_string(), task.pump(run, me.config.linger)).await {
+            let finished = match caught(&id.to_string(), task.pump(run, me.config.linger, dealer)).await {
                 Ok(finished) => finished,
                 Err(e) => task.broken(e),
             };
@@ -514,8 +526,14 @@ pub(crate) struct Here(pub(crate) Arc<Manager>);
 
 #[async_trait]
 impl LocalWorker for Here {
-    async fn open(&self, task: TaskId, client: ClientId, ticket: &[u8]) -> Result<Box<dyn LocalTask>> {
-        Ok(match self.0.open(task, &Credentials { client, ticket }).await? {
+    async fn open(
+        &self,
+        task: TaskId,
+        client: ClientId,
+        ticket: &[u8],
+        consumer: Option<u32>,
+    ) -> Result<Box<dyn LocalTask>> {
+        Ok(match self.0.open(task, &Credentials { client, ticket, consumer }).await? {
             Found::Running(attachment) => Box::new(attachment),
             Found::Over => Box::new(Over),
         })

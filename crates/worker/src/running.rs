@@ -10,14 +10,16 @@ use caju_engine::{CachePlan, Findings, RowChecks, SplitModes, TaskRun, TaskStats
 use caju_proto::v1::{self, SplitCount, StageStats, TaskStatus};
 use caju_runtime::Tasks;
 use caju_types::{Error, IterationId, Result, Secret, TaskId};
-use caju_wire::{ByteQueue, Chunk, LocalTask, Run};
+use caju_wire::{Chunk, LocalTask, Run};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::dealer::Dealer;
+use crate::outlet::Outlet;
 use crate::tally::Tally;
 
-/// A running task. Its output waits in one queue, from which all its readers take chunks.
+/// A running task. Its output waits in one queue, from which all its readers take chunks, or in one for each consumer.
 #[derive(Debug)]
 pub(crate) struct RunningTask {
     pub(crate) id: TaskId,
@@ -25,7 +27,7 @@ pub(crate) struct RunningTask {
     /// The secret that the tickets of its readers are derived from.
     pub(crate) secret: Option<Secret>,
     pub(crate) schema: SchemaRef,
-    queue: ByteQueue<Chunk>,
+    queue: Outlet,
     counters: Arc<TaskStats>,
     row_checks: Arc<RowChecks>,
     profiled: Option<Profiled>,
@@ -142,7 +144,7 @@ impl RunningTask {
         (iteration, secret): (IterationId, Option<Secret>),
         schema: SchemaRef,
         run: &TaskRun,
-        buffer_bytes: usize,
+        (buffer_bytes, consumers): (usize, usize),
         profiled: Option<Profiled>,
         group: Tasks,
     ) -> Self {
@@ -151,7 +153,7 @@ impl RunningTask {
             iteration,
             secret,
             schema,
-            queue: ByteQueue::new(buffer_bytes),
+            queue: Outlet::new(buffer_bytes, consumers),
             counters: run.counters(),
             row_checks: run.row_checks(),
             profiled,
@@ -285,17 +287,22 @@ impl RunningTask {
     }
 
     /// Moves the task's output into the queue until its end, then waits until readers have received it.
-    pub(crate) async fn pump(&self, mut run: TaskRun, linger: Duration) -> Finished {
+    pub(crate) async fn pump(
+        &self,
+        mut run: TaskRun,
+        linger: Duration,
+        mut dealer: Option<Dealer>,
+    ) -> Finished {
         let mut tally = Tally::default();
         let result = tokio::select! {
-            r = self.emit(&mut run, &mut tally) => r,
+            r = self.emit(&mut run, &mut tally, dealer.as_mut()) => r,
             () = self.deserted(linger) => Err(Error::cancelled(format!("nobody has read {} for {linger:?}", self.id))),
         };
         let result = match result {
             Ok(()) => {
                 // Before the end: whoever sees it may ask.
                 self.emitted.get_or_init(|| tally.counts());
-                self.queue.close(Ok(()));
+                self.queue.close();
                 self.delivered(linger).await
             }
             Err(e) => Err(e),
@@ -315,25 +322,45 @@ impl RunningTask {
         Finished { modes, ..self.finished(Err(error)) }
     }
 
-    async fn emit(&self, run: &mut TaskRun, tally: &mut Tally) -> Result<()> {
+    async fn emit(
+        &self,
+        run: &mut TaskRun,
+        tally: &mut Tally,
+        mut dealer: Option<&mut Dealer>,
+    ) -> Result<()> {
         loop {
             let start = std::time::Instant::now();
-            // A chunk is computed when the queue has space for it: a waiting chunk takes memory too.
+            // A chunk is computed when there is space for it: a waiting chunk takes memory too.
             if !self.queue.writable().await {
                 return Err(Error::cancelled(format!("{} was stopped", self.id)));
             }
             self.counters.output().waited_out(start.elapsed());
             let next = run.next().await.transpose()?;
             self.sized(run.take_sized());
-            let Some(chunk) = next else { return Ok(()) };
-            let bytes = chunk.bytes();
-            self.rows_out.fetch_add(chunk.rows() as u64, Ordering::Relaxed);
-            self.bytes_out.fetch_add(bytes as u64, Ordering::Relaxed);
-            tally.add(&chunk.runs);
-            if self.queue.push_now(chunk, bytes).is_err() {
-                return Err(Error::cancelled(format!("{} was stopped", self.id)));
+            let Some(chunk) = next else { break };
+            match dealer.as_mut() {
+                None => self.put(0, chunk, tally)?,
+                Some(dealer) => {
+                    dealer.deal(chunk).into_iter().try_for_each(|(to, chunk)| self.put(to, chunk, tally))?;
+                }
             }
         }
+        match dealer {
+            None => Ok(()),
+            Some(dealer) => {
+                dealer.deal_tail().await?.into_iter().try_for_each(|(to, chunk)| self.put(to, chunk, tally))
+            }
+        }
+    }
+
+    fn put(&self, to: usize, chunk: Chunk, tally: &mut Tally) -> Result<()> {
+        self.rows_out.fetch_add(chunk.rows() as u64, Ordering::Relaxed);
+        self.bytes_out.fetch_add(chunk.bytes() as u64, Ordering::Relaxed);
+        tally.add(&chunk.runs);
+        if self.queue.push(to, chunk) {
+            return Ok(());
+        }
+        Err(Error::cancelled(format!("{} was stopped", self.id)))
     }
 
     /// Waits until nobody has read the task for so long, or its only reader has left for good.
@@ -388,7 +415,7 @@ impl RunningTask {
 
     /// Stops the task with an error for its readers.
     pub(crate) fn abort(&self, error: Error) {
-        self.queue.abort(error);
+        self.queue.abort(&error);
         self.group.stop();
     }
 
@@ -399,7 +426,7 @@ impl RunningTask {
 
     /// Reports the task's failure to its readers.
     pub(crate) fn fail(&self, error: Error) {
-        self.queue.abort(error);
+        self.queue.abort(&error);
     }
 
     pub(crate) fn stages(&self) -> Vec<StageStats> {
@@ -421,11 +448,15 @@ impl RunningTask {
         }
     }
 
-    /// Attaches a reader.
-    pub(crate) fn attach(self: &Arc<Self>) -> Attachment {
+    /// Attaches a reader, or a consumer of its job.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` for a reader that is none of the job's consumers.
+    pub(crate) fn attach(self: &Arc<Self>, consumer: Option<u32>) -> Result<Attachment> {
+        let at = self.queue.queue_of(consumer)?;
         self.readers.fetch_add(1, Ordering::AcqRel);
         self.changed.notify_waiters();
-        Attachment { task: Arc::clone(self), took: false, received: false, only: false }
+        Ok(Attachment { task: Arc::clone(self), at, took: false, received: false, only: false })
     }
 }
 
@@ -433,6 +464,8 @@ impl RunningTask {
 #[derive(Debug)]
 pub(crate) struct Attachment {
     pub(crate) task: Arc<RunningTask>,
+    /// The queue that it takes from.
+    at: usize,
     took: bool,
     received: bool,
     only: bool,
@@ -447,14 +480,14 @@ impl Attachment {
 
     /// The next chunk; `None` at the end. Cancelling the wait loses nothing.
     pub(crate) async fn next(&mut self) -> Result<Option<Chunk>> {
-        let chunk = self.task.queue.pop().await?;
+        let chunk = self.task.queue.pop(self.at).await?;
         self.took |= chunk.is_some();
         Ok(chunk)
     }
 
     /// The next chunk, if there is one now and `wanted` accepts it.
     pub(crate) fn next_if(&mut self, wanted: impl FnOnce(&Chunk, usize) -> bool) -> Option<Chunk> {
-        let chunk = self.task.queue.try_pop_if(wanted);
+        let chunk = self.task.queue.pop_if(self.at, wanted);
         self.took |= chunk.is_some();
         chunk
     }

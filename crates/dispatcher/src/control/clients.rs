@@ -8,7 +8,7 @@ use super::acknowledgements;
 use super::resume::Facts;
 use super::status::decision;
 use super::workers::modes_to_proto;
-use super::{Core, Txn, secrets, targets};
+use super::{Core, Txn, consumers, secrets, targets};
 use crate::state::{Iteration, State, TaskState, Update};
 
 /// Heartbeats after which a reader that missed them counts as gone where another one opens its epoch again from a state.
@@ -76,6 +76,7 @@ impl Core {
             known.at = now;
             known.wait_fraction = request.wait_fraction;
             known.rows_per_s = request.rows_per_s;
+            known.elements = request.elements;
         }
     }
 
@@ -93,6 +94,7 @@ impl Core {
         let acknowledged = reports.acknowledged.get(&(id, client)).is_some_and(Acknowledged::is_complete);
         let accounted = acknowledgements::may_leave(&reports, iteration, client);
         let stages = reports.stages(iteration);
+        let slowest = consumers::slowest(&reports, iteration);
         drop(reports);
         let facts = Facts::of(iteration, knows_resumed);
         v1::ClientHeartbeatResponse {
@@ -113,6 +115,7 @@ impl Core {
             stages,
             modes: Some(modes_to_proto(iteration.modes)),
             decision_json: decision(state, iteration),
+            slowest,
         }
     }
 
@@ -185,12 +188,18 @@ struct Lost {
     task: TaskId,
     received: Vec<(u64, RowRanges)>,
     reason: String,
+    elements: u64,
 }
 
 fn parse_lost(lost: &[v1::LostTask]) -> Result<Vec<Lost>> {
     let parse = |lost: &v1::LostTask| {
         let received: Result<Vec<_>> = lost.received.iter().map(rows_of).collect();
-        Ok(Lost { task: TaskId(lost.task_id), received: received?, reason: lost.reason.clone() })
+        Ok(Lost {
+            task: TaskId(lost.task_id),
+            received: received?,
+            reason: lost.reason.clone(),
+            elements: lost.elements,
+        })
     };
     lost.iter().map(parse).collect()
 }
@@ -217,7 +226,7 @@ fn report(
             txn.apply(Update::ClientEnded { client, task, emitted });
         }
     }
-    for Lost { task, received, reason } in lost {
+    for Lost { task, received, reason, elements } in lost {
         let news = find(txn.state, id, *task, |s, _| match s {
             TaskState::Active | TaskState::Ended => true,
             TaskState::Lost { awaiting } => awaiting.contains(&client),
@@ -225,7 +234,8 @@ fn report(
         });
         if news {
             let reason = lost_reason(txn.state, *task, client, reason);
-            txn.apply(Update::ClientLost { client, task: *task, received: received.clone(), reason });
+            let (received, elements) = (received.clone(), *elements);
+            txn.apply(Update::ClientLost { client, task: *task, received, reason, elements });
         }
     }
     true

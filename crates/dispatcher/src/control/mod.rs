@@ -8,6 +8,7 @@ mod acknowledged_rows;
 mod acknowledgements;
 mod autocache;
 mod clients;
+mod consumers;
 mod datasets;
 mod listing;
 mod listings;

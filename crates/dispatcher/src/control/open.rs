@@ -14,7 +14,7 @@ use super::datasets::{difference, find, parse, register};
 use super::resume::{Facts, mode_of};
 use super::store::draw_secret;
 use super::usage::{admit_job, check_name};
-use super::{Core, Txn, resume, secrets, targets};
+use super::{Core, Txn, consumers, resume, secrets, targets};
 use crate::catalog::Bound;
 use crate::state::{
     Dataset, Iteration, Job, Mode, Policy, Resume, SaveTarget, State, Task, TaskState, Update, Worker,
@@ -163,13 +163,25 @@ impl Core {
             if let Some(iteration) = txn.state.iterations.get(&id).filter(|_| flight.is_none()) {
                 targets::has_shard(txn.state, iteration, &local)?;
             }
+            let consumer = match txn.state.iterations.get(&id) {
+                Some(iteration) => consumers::index(iteration, request)?,
+                None => None,
+            };
             // A client that reads several epochs has one secret.
             let secret = match given.and(<[u8; Secret::BYTES]>::try_from(&*request.client_secret).ok()) {
                 Some(known) => Secret::from_bytes(known),
                 None => random_secret()?,
             };
             let secret = Some(secret);
-            txn.apply(Update::ClientJoined { client, iteration: id, flight, allow_lost, secret, local });
+            txn.apply(Update::ClientJoined {
+                client,
+                iteration: id,
+                flight,
+                allow_lost,
+                secret,
+                local,
+                consumer,
+            });
             if flight.is_none() {
                 self.reports.lock().acknowledged.insert((id, client), Acknowledged::complete());
             }
@@ -222,6 +234,7 @@ fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::Open
         seed: state.jobs.get(&iteration.job).map_or(0, |j| j.seed),
         in_turn: iteration.takes_turns(state.datasets.get(&iteration.dataset)),
         slots: iteration.slots_of(client).map(|feed| feed.0).collect(),
+        consumer: iteration.members.get(&client).and_then(|m| m.consumer).map_or(0, |c| c + 1),
         ..Default::default()
     })
 }
@@ -312,11 +325,13 @@ fn get_or_create_job(
     let name = JobName(request.job.clone());
     let mode = mode_of_message(request.mode)?;
     let target = targets::wanted(request)?;
+    let consumers = consumers::wanted(request)?;
     let caching = core.snapshots.wanted(request, dataset)?;
     core.datasets.usage().lock().use_job(&name, core.clock.now());
     if let Some(job) = txn.state.jobs.get(&name) {
         check_job(txn.state, job, dataset, request.has_seed.then_some(request.seed), mode)?;
         targets::check_job(job, target)?;
+        consumers::check_job(job, consumers.as_ref())?;
         check_policy(job, caching.policy.as_ref())?;
         check_encoding(job, caching.encoding.as_deref())?;
         if job.epochs.is_some_and(|n| request.epochs > 0 && n != request.epochs) {
@@ -334,6 +349,7 @@ fn get_or_create_job(
     });
     // Before there is a job: nobody could read it.
     targets::local_workers(txn.state, request, target.unwrap_or_default())?;
+    consumers::check_new(consumers.as_ref(), mode.unwrap_or(Mode::Dynamic), target.unwrap_or_default())?;
     admit_job(core, txn)?;
     txn.apply(Update::JobCreated {
         job: name.clone(),
@@ -348,6 +364,7 @@ fn get_or_create_job(
         save,
         target: target.unwrap_or_default(),
         shard_by,
+        consumers,
     });
     let missing = || Error::internal(format!("job `{name}` vanished while it was opened"));
     txn.state.jobs.get(&name).cloned().ok_or_else(missing)
@@ -502,6 +519,7 @@ fn open_new(
             save,
             target,
             shard_by,
+            consumers,
             ..
         } = job.clone();
         txn.apply(Update::JobCreated {
@@ -517,6 +535,7 @@ fn open_new(
             save,
             target,
             shard_by,
+            consumers,
         });
     }
     let iteration = IterationId(txn.state.next_id);

@@ -36,6 +36,8 @@ pub(crate) struct Reports {
     pub(crate) idle: BTreeMap<IterationId, Duration>,
     /// Since when a running iteration has no worker.
     pub(crate) starved: BTreeMap<IterationId, Duration>,
+    /// Since when an iteration lacks consumers.
+    pub(crate) incomplete_groups: BTreeMap<IterationId, Duration>,
     /// What ended tasks reported, by iteration.
     pub(crate) ended_stages: BTreeMap<IterationId, Vec<StageStats>>,
     /// What ended tasks moved to and from stores, by iteration.
@@ -75,6 +77,8 @@ pub(crate) struct ClientReport {
     /// The number of its last call; 0 while it has not called this process. Unlike `at`, this changes only when a call
     /// arrives: a call that waits here says nothing about its sender.
     call: u64,
+    /// Elements that its user took.
+    pub(crate) elements: u64,
 }
 
 impl Reports {

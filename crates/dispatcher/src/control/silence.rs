@@ -9,7 +9,7 @@ use caju_types::{Error, IterationId, WorkerId};
 
 use super::reports::Reports;
 use super::shards::orphans;
-use super::{Core, Txn, acknowledgements, stragglers};
+use super::{Core, Txn, acknowledgements, consumers, stragglers};
 use crate::config::Timers;
 use crate::state::{Iteration, State, TargetWorkers, Update, Worker, WorkerState};
 
@@ -40,6 +40,7 @@ impl Core {
             updates.extend(idle_iterations(txn.state, &mut reports, timers, now));
             updates.extend(self.starved_iterations(txn.state, &mut reports, now));
             updates.extend(stragglers::take_overs(txn.state, &mut reports, timers, now));
+            updates.extend(consumers::absent_consumers(txn.state, &mut reports, timers, now));
             drop(reports);
             updates.extend(self.datasets.usage().lock().expired(txn.state, &self.config.memory, now));
             let gone: BTreeSet<IterationId> = updates.iter().filter_map(gone_from).collect();

@@ -29,7 +29,7 @@ impl Core {
                 return Ok(answer);
             }
             if !self.wait(&mut news, deadline).await? {
-                return Ok(v1::NextSplitsResponse { splits: Vec::new(), end: false });
+                return Ok(v1::NextSplitsResponse::default());
             }
         }
     }
@@ -64,7 +64,7 @@ impl Core {
             )));
         }
         if task.told_end || task.is_over() {
-            return Ok(Some(v1::NextSplitsResponse { splits: Vec::new(), end: true }));
+            return Ok(Some(v1::NextSplitsResponse { end: true, ..Default::default() }));
         }
         let (iteration_id, feed_id) = (iteration.id, task.feed);
         let Some(found) = self.find_splits(txn.state, iteration, task, request.want) else { return Ok(None) };
@@ -105,6 +105,7 @@ impl Core {
         v1::NextSplitsResponse {
             splits: task.last_answer.iter().filter_map(lease).collect(),
             end: task.told_end,
+            behind: task.last_behind.clone(),
         }
     }
 

@@ -111,6 +111,10 @@ fn late_tasks(
     }
     let mut out = Vec::new();
     for task in iteration.tasks.values().filter(running) {
+        // What a task keeps for the end of an epoch with consumers is not late.
+        if task.tail.is_some() {
+            continue;
+        }
         let Some(per_split) = pace(task).map(|p| p.per_split(now)) else { continue };
         if per_split > usual * factor && !task.leases.values().all(|l| l.taken_over) {
             let reason = format!(

@@ -381,6 +381,7 @@ fn task_def(
             None if iteration.caching => config.cache_url.clone(),
             None => String::new(),
         },
+        num_consumers: iteration.even.as_ref().map_or(0, |e| e.consumers.count),
         cache_budget: config.cache_budget.filter(|_| job.save.is_none()).unwrap_or(0),
         shard_by: shard.map_or("", |s| s.by.as_str()).to_string(),
         num_shards: shard.map_or(0, |_| iteration.num_shards),

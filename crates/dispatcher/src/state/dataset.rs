@@ -6,7 +6,7 @@ use caju_planner::{Decision, Profile};
 use caju_types::{DatasetId, Fingerprint, JobName, RowRanges};
 use serde::{Deserialize, Serialize};
 
-use super::{Mode, SaveTarget, TargetWorkers};
+use super::{Consumers, Mode, SaveTarget, TargetWorkers};
 
 /// A registered definition, with what binding it has found out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +61,9 @@ pub struct Job {
     /// From which workers its readers read.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub target: TargetWorkers,
+    /// Consumers that get equally many elements.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consumers: Option<Consumers>,
     /// Who decides what is stored.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub policy: Policy,

@@ -32,7 +32,7 @@ use caju_engine::{Shard, ShardBy};
 use caju_types::{ClientId, DatasetId, IterationId, JobName, Secret, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{Failure, Feed, FeedId, Lease, Mode, Resume, SplitRecord, TargetWorkers, Task, TaskState};
+use super::{Even, Failure, Feed, FeedId, Lease, Mode, Resume, SplitRecord, TargetWorkers, Task, TaskState};
 
 /// Readers up to which all others hear at once that a further one has taken rows, so that their states name it. More readers
 /// hear with their next heartbeat: messages to all of them for each of them would be millions.
@@ -74,6 +74,9 @@ pub struct Iteration {
     /// In a static mode: the shards that a reader does not read, of those readers that do not read all.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unread: BTreeMap<ClientId, BTreeSet<FeedId>>,
+    /// Consumers that get equally many elements; none: readers share them as they come.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub even: Option<Even>,
     /// Its tasks; those that are done stay as a record.
     pub tasks: BTreeMap<TaskId, Task>,
     /// Its rows of splits.
@@ -175,6 +178,9 @@ pub struct Member {
     /// What every call of it carries.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<Secret>,
+    /// Which consumer it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consumer: Option<u32>,
 }
 
 impl Iteration {
@@ -336,6 +342,7 @@ impl Iteration {
         task.last_request = request_no;
         task.last_answer.clear();
         task.told_end |= end;
+        task.last_behind.clear();
         for index in requeued {
             if let Some(mut lease) = feed.pending.remove(index) {
                 if lease.done.is_empty() {
@@ -359,6 +366,9 @@ impl Iteration {
             };
             task.leases.insert(record.index, lease);
             task.last_answer.push(record.index);
+        }
+        if !requeued.is_empty() {
+            self.serve_behind(id);
         }
     }
 

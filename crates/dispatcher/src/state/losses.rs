@@ -47,6 +47,7 @@ impl Iteration {
     /// fault. Of a client that vanished all tasks are lost whose rows its user had not taken in full. Tasks whose leases
     /// rows come back to are lost in both cases: they run as if those rows were delivered.
     pub(super) fn client_gone(&mut self, client: ClientId, gone: &Gone<'_>) {
+        let has_left_early = self.even.is_some() && !self.has_taken_all(client);
         let Some(member) = self.members.remove(&client) else { return };
         let locals = self.locals.remove(&client).unwrap_or_default();
         let was_read = |t: &Task| !t.local_only || locals.contains(&t.worker);
@@ -83,7 +84,31 @@ impl Iteration {
             }
             self.settle_lost(id);
         }
+        if has_left_early && let Some(consumer) = member.consumer {
+            let error = self.early_leave(client, consumer, gone);
+            self.fail((&error).into());
+        }
         self.version += 1;
+    }
+
+    /// A job with consumers goes on with all of them or not at all.
+    fn early_leave(&self, client: ClientId, consumer: u32, gone: &Gone<'_>) -> Error {
+        let count = self.even.as_ref().map_or(0, |e| e.consumers.count);
+        Error::unavailable(format!(
+            "{}: consumer {consumer} of {count} ({client}) is gone before the end of the epoch: {}; the others cannot have as \
+             many elements without it, so start all consumers again: the epoch begins anew when all have left",
+            self.describe(),
+            gone.reason
+        ))
+    }
+
+    /// Elements that a client received of a task that is lost.
+    pub(super) fn received_elements(&mut self, client: ClientId, id: TaskId, elements: u64) {
+        if self.even.is_some()
+            && let Some(task) = self.tasks.get_mut(&id)
+        {
+            task.elements_of.insert(client, elements);
+        }
     }
 
     /// Rows that counted as done because a client had received them, and that its user did not take.
@@ -194,6 +219,10 @@ impl Iteration {
             return;
         }
         let Some(mut task) = self.tasks.remove(&id) else { return };
+        self.fall_behind(&task);
+        if self.failure.is_some() {
+            return;
+        }
         let feed = self.feeds.entry(task.feed).or_default();
         feed.closed = false;
         let mut came_back = false;

@@ -6,6 +6,7 @@
 
 mod cache_plan;
 mod dataset;
+mod even;
 mod feed;
 mod follow;
 mod forget;
@@ -27,6 +28,7 @@ use serde::{Deserialize, Serialize};
 
 pub use caju_autocache::{HintDef, Policy, SplitModes};
 pub use dataset::{Dataset, Job};
+pub use even::{Consumers, Deal, DealtPiece, Even, Tail, Uneven};
 pub use feed::{Feed, FeedId, Lease, next_digest};
 pub use follow::{follow_ups, owed_tasks};
 pub use iteration::{Iteration, LostReader, Member, Missing};
@@ -119,6 +121,7 @@ impl State {
                 save,
                 target,
                 shard_by,
+                consumers,
             } => {
                 let job = Job {
                     name: job.clone(),
@@ -126,6 +129,7 @@ impl State {
                     seed: *seed,
                     mode: *mode,
                     target: *target,
+                    consumers: consumers.clone(),
                     policy: policy.clone(),
                     encoding: encoding.clone(),
                     epochs: *epochs,
@@ -236,6 +240,7 @@ impl State {
     ) {
         let Some(of) = self.jobs.get(job) else { return };
         let (dataset, mode, target) = (of.dataset.clone(), of.mode, of.target);
+        let even = of.consumers.clone().map(Even::new);
         let decided_against = of.decision.is_some() && of.plan.is_none();
         let useful = |d: &Dataset| {
             let planned = of.policy.is_planned() && !mode.has_feed_per_worker();
@@ -270,6 +275,7 @@ impl State {
             target,
             locals: BTreeMap::new(),
             unread: BTreeMap::new(),
+            even,
             tasks: BTreeMap::new(),
             feeds: (0..num_shards).map(|shard| (FeedId(shard), Feed::default())).collect(),
             strikes: BTreeMap::new(),
@@ -321,10 +327,16 @@ impl State {
         let Some(iteration) = self.iterations.get_mut(&id) else { return };
         self.touched.0.insert(id);
         match update {
-            Update::ClientJoined { client, flight, allow_lost, secret, local, .. } => {
+            Update::ClientJoined { client, flight, allow_lost, secret, local, consumer, .. } => {
                 iteration.join(
                     *client,
-                    Member { flight: *flight, allow_lost: *allow_lost, secret: *secret, ..Member::default() },
+                    Member {
+                        flight: *flight,
+                        allow_lost: *allow_lost,
+                        secret: *secret,
+                        consumer: *consumer,
+                        ..Member::default()
+                    },
                 );
                 iteration.add_locals(*client, local);
                 iteration.note_unread_shards(&self.workers);
@@ -346,6 +358,8 @@ impl State {
                 iteration.lease(*task, *request_no, fresh, requeued, *end);
             }
             Update::FeedExhausted { feed, listing, .. } => iteration.exhaust(*feed, *listing),
+            Update::TailReached { task, tail } => iteration.reach_tail(*task, tail),
+            Update::TailsDealt { deal, .. } => iteration.dealt(deal),
             Update::TaskEnded { task, rows_skipped, modes, emitted, to_flight } => {
                 iteration.task_ended(*task, *rows_skipped, *modes, emitted.as_ref(), to_flight.as_ref());
             }
@@ -357,7 +371,8 @@ impl State {
             Update::ClientEnded { client, task, emitted } => {
                 iteration.client_ended(*client, *task, emitted.as_ref());
             }
-            Update::ClientLost { client, task, received, reason } => {
+            Update::ClientLost { client, task, received, reason, elements } => {
+                iteration.received_elements(*client, *task, *elements);
                 let worker = iteration.tasks.get(task).map(|t| t.worker);
                 let incarnation = worker.and_then(|w| self.workers.get(&w)).map_or(0, |w| w.incarnation);
                 iteration.client_lost(*client, *task, received, reason, incarnation);
@@ -378,6 +393,7 @@ impl State {
         match update {
             Update::ClientJoined { iteration, .. }
             | Update::LocalWorkersAdded { iteration, .. }
+            | Update::TailsDealt { iteration, .. }
             | Update::TaskCreated { iteration, .. }
             | Update::Planned { iteration, .. }
             | Update::FeedExhausted { iteration, .. }
@@ -389,6 +405,7 @@ impl State {
             | Update::TaskEnded { task, .. }
             | Update::TaskLost { task, .. }
             | Update::TaskTakenOver { task, .. }
+            | Update::TailReached { task, .. }
             | Update::ClientEnded { task, .. }
             | Update::ClientTaken { task, .. }
             | Update::TaskSettled { task, .. }

@@ -52,6 +52,10 @@ impl Iteration {
     /// Whether some reader would read from a worker.
     pub fn is_readable(&self, worker: &Worker) -> bool {
         let local_only = worker.is_local_only(self.target);
+        if self.even.is_some() {
+            // Every consumer gets elements of every task.
+            return !local_only && !self.members.is_empty();
+        }
         self.members.iter().any(|(client, member)| match member.flight {
             Some(own) => own == worker.id,
             None => !local_only || self.is_local(*client, worker.id),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use caju_types::{ClientId, RowRanges, Secret, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{FeedId, Lease};
+use super::{DealtPiece, FeedId, Lease, Tail};
 
 /// An iteration's work on one worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +51,21 @@ pub struct Task {
     /// Its worker is gone without a report, after every client had read the task to its end.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub worker_gone: bool,
+    /// Of a job with consumers: what it keeps at its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tail: Option<Tail>,
+    /// Who gets what of that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dealt: Option<Vec<DealtPiece>>,
+    /// Elements that each consumer is to get of it beyond rounds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub first: Vec<u64>,
+    /// The part of `first` that came with the last answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub last_behind: Vec<u64>,
+    /// Of a lost task: elements that clients have received.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub elements_of: BTreeMap<ClientId, u64>,
     /// Only readers in its worker's own process read it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub local_only: bool,
@@ -102,6 +117,11 @@ impl Task {
             emitted: None,
             to_flight: None,
             worker_gone: false,
+            tail: None,
+            dealt: None,
+            first: Vec::new(),
+            last_behind: Vec::new(),
+            elements_of: BTreeMap::new(),
             local_only,
             secret,
         }

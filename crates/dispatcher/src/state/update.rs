@@ -12,7 +12,9 @@ use caju_types::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Dataset, FeedId, Resume, Save, SaveStage, SaveTarget, State, TargetWorkers};
+use super::{
+    Consumers, Dataset, Deal, FeedId, Resume, Save, SaveStage, SaveTarget, State, Tail, TargetWorkers,
+};
 
 /// One change of the state. Times and identifiers travel inside, so that a replay is exact.
 ///
@@ -114,6 +116,9 @@ pub enum Update {
         /// In a static mode: what its shards divide.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         shard_by: Option<ShardBy>,
+        /// Consumers that get equally many elements.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        consumers: Option<Consumers>,
     },
     /// Something is to be saved, or saved again.
     SaveAdded {
@@ -195,6 +200,9 @@ pub enum Update {
         /// Workers in its own process.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         local: Vec<WorkerId>,
+        /// Which consumer it is.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        consumer: Option<u32>,
     },
     /// More workers have come in a reader's own process.
     LocalWorkersAdded {
@@ -320,6 +328,23 @@ pub enum Update {
         received: Vec<(u64, RowRanges)>,
         /// What the client saw.
         reason: String,
+        /// Elements that it has received from it.
+        #[serde(default, skip_serializing_if = "super::is_default")]
+        elements: u64,
+    },
+    /// A task of a job with consumers has emitted all whole rounds.
+    TailReached {
+        /// The task.
+        task: TaskId,
+        /// What it keeps.
+        tail: Tail,
+    },
+    /// Every task of an iteration is at its tail: who gets what.
+    TailsDealt {
+        /// The iteration.
+        iteration: IterationId,
+        /// Who gets what.
+        deal: Deal,
     },
     /// A client left an iteration, or fell silent.
     ClientGone {

@@ -386,6 +386,7 @@ pub(crate) fn lost(task: u64, received: &[(u64, u64, u64)]) -> v1::LostTask {
         task_id: task,
         received: received.iter().map(split_rows).collect(),
         reason: "connection reset".into(),
+        ..Default::default()
     }
 }
 

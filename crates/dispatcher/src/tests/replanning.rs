@@ -62,6 +62,7 @@ impl Replanned {
                     save: None,
                     target: TargetWorkers::Auto,
                     shard_by: None,
+                    consumers: None,
                 });
                 txn.apply(Update::Decided {
                     job: job.clone(),

@@ -84,6 +84,7 @@ fn plain_updates() -> Vec<Update> {
             save: None,
             target: TargetWorkers::Auto,
             shard_by: None,
+            consumers: None,
         },
         Update::IterationOpened {
             iteration,
@@ -100,6 +101,7 @@ fn plain_updates() -> Vec<Update> {
             allow_lost: false,
             secret: None,
             local: Vec::new(),
+            consumer: None,
         },
         Update::ClientJoined {
             client: ClientId(1003),
@@ -108,6 +110,7 @@ fn plain_updates() -> Vec<Update> {
             allow_lost: false,
             secret: None,
             local: Vec::new(),
+            consumer: None,
         },
         Update::TaskCreated { task: TaskId(1004), iteration, worker, feed: FeedId::SHARED, secret: None },
         Update::TaskCreated {
@@ -124,7 +127,13 @@ fn plain_updates() -> Vec<Update> {
             requeued: vec![],
             end: false,
         },
-        Update::ClientLost { client, task: TaskId(1004), received: rows, reason: "reset".into() },
+        Update::ClientLost {
+            client,
+            task: TaskId(1004),
+            received: rows,
+            reason: "reset".into(),
+            elements: 0,
+        },
         Update::TaskCreated { task: TaskId(1006), iteration, worker, feed: FeedId::SHARED, secret: None },
         Update::FeedExhausted { iteration, feed: FeedId::SHARED, listing: None },
         Update::Leased { task: TaskId(1006), request_no: 1, fresh: vec![], requeued: vec![0], end: true },
@@ -224,6 +233,7 @@ fn later_updates() -> Vec<Update> {
             save: None,
             target: TargetWorkers::Auto,
             shard_by: None,
+            consumers: None,
         },
         Update::Planned { iteration, plan: Some(Document::from_text("{}")) },
         Update::TaskEnded {

@@ -36,7 +36,7 @@ impl SimClient {
 
     pub(super) fn report(&self, task: u64) -> v1::LostTask {
         let received = self.received.get(&task).into_iter().flatten().map(to_proto).collect();
-        v1::LostTask { task_id: task, received, reason: "broken".into() }
+        v1::LostTask { task_id: task, received, reason: "broken".into(), ..Default::default() }
     }
 }
 

@@ -1,0 +1,241 @@
+//! Consumers: readers of a job that all get the same number of elements.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use caju_proto::v1;
+use caju_types::{Error, IterationId, Result, TaskId, WorkerId, did_you_mean};
+
+use super::reports::Reports;
+use super::splits::running_task;
+use super::{Core, Txn, secrets};
+use crate::config::Timers;
+use crate::state::{
+    Consumers, DealtPiece, Failure, Iteration, Job, Mode, State, Tail, TargetWorkers, Uneven, Update,
+};
+
+/// The most consumers of one job. A task keeps a queue for each.
+const MAX_CONSUMERS: u32 = 65_536;
+
+/// What a reader asks for; none if it shares elements as they come.
+///
+/// # Errors
+/// `InvalidArgument` for numbers or words that mean nothing.
+pub(super) fn wanted(request: &v1::OpenIterationRequest) -> Result<Option<Consumers>> {
+    let (count, index) = (request.num_consumers, request.consumer_index);
+    let uneven = match request.uneven.as_str() {
+        "" | "drop" => Uneven::Drop,
+        "pad" => Uneven::Pad,
+        other => {
+            let hint = did_you_mean(other, ["drop", "pad"]);
+            return Err(Error::invalid(format!("uneven `{other}`{hint}: say `drop` or `pad`")));
+        }
+    };
+    if count == 0 {
+        return Ok(None);
+    }
+    if index >= count || count > MAX_CONSUMERS {
+        return Err(Error::invalid(format!(
+            "consumer_index {index} is not one of {count} consumers, counted from 0; at most {MAX_CONSUMERS} are possible"
+        )));
+    }
+    Ok(Some(Consumers { count, uneven }))
+}
+
+/// Whether a job can have consumers.
+///
+/// # Errors
+/// `InvalidArgument` for modes in which workers or readers do not share one epoch.
+pub(super) fn check_new(consumers: Option<&Consumers>, mode: Mode, target: TargetWorkers) -> Result<()> {
+    if consumers.is_none() {
+        return Ok(());
+    }
+    if mode != Mode::Dynamic {
+        return Err(Error::invalid(format!(
+            "num_consumers needs the processing mode `dynamic`, and this job has `{mode}`"
+        )));
+    }
+    if target == TargetWorkers::Local {
+        return Err(Error::invalid(
+            "num_consumers and target_workers `local` exclude each other: every consumer gets elements of every worker",
+        ));
+    }
+    Ok(())
+}
+
+/// Whether a reader takes part in a job as it is.
+///
+/// # Errors
+/// `AlreadyExists` if the job has other consumers.
+pub(super) fn check_job(job: &Job, consumers: Option<&Consumers>) -> Result<()> {
+    if job.consumers.as_ref() == consumers {
+        return Ok(());
+    }
+    let describe = |c: Option<&Consumers>| match c {
+        Some(c) => format!("num_consumers {} and uneven `{}`", c.count, c.uneven.as_str()),
+        None => "no consumers".to_string(),
+    };
+    Err(Error::already_exists(format!(
+        "job `{}` has {}, and this reader asks for {}; take another job name",
+        job.name,
+        describe(job.consumers.as_ref()),
+        describe(consumers)
+    )))
+}
+
+/// The index under which a reader joins.
+///
+/// # Errors
+/// `AlreadyExists` if another reader has it, `FailedPrecondition` for an Arrow Flight reader.
+pub(super) fn index(iteration: &Iteration, request: &v1::OpenIterationRequest) -> Result<Option<u32>> {
+    let Some(even) = &iteration.even else { return Ok(None) };
+    if request.flight {
+        return Err(Error::failed_precondition(format!(
+            "{} has {} consumers, and an Arrow Flight reader is none of them; take another job name",
+            iteration.describe(),
+            even.consumers.count
+        )));
+    }
+    let index = request.consumer_index;
+    match iteration.members.iter().find(|(_, m)| m.consumer == Some(index)) {
+        Some((client, _)) => Err(Error::already_exists(format!(
+            "{}: consumer {index} of {} is {client} already; give every consumer an index of its own",
+            iteration.describe(),
+            even.consumers.count
+        ))),
+        None => Ok(Some(index)),
+    }
+}
+
+/// Epochs that wait for a consumer that does not come.
+pub(super) fn absent_consumers(
+    state: &State,
+    reports: &mut Reports,
+    timers: &Timers,
+    now: Duration,
+) -> Vec<Update> {
+    let mut out = Vec::new();
+    let mut waiting = BTreeSet::new();
+    for iteration in state.iterations.values() {
+        let Some(even) = iteration.even.as_ref().filter(|_| iteration.is_running()) else { continue };
+        let present: BTreeSet<u32> = iteration.members.values().filter_map(|m| m.consumer).collect();
+        let absent: Vec<String> =
+            (0..even.consumers.count).filter(|c| !present.contains(c)).map(|c| c.to_string()).collect();
+        if absent.is_empty() || present.is_empty() {
+            continue;
+        }
+        waiting.insert(iteration.id);
+        let since = *reports.incomplete_groups.entry(iteration.id).or_insert(now);
+        if now.saturating_sub(since) > timers.consumer_wait {
+            let error = Error::deadline(format!(
+                "{}: of {} consumers these have not come within {}: {}; start them, or raise the dispatcher's --consumer-wait",
+                iteration.describe(),
+                even.consumers.count,
+                caju_types::format_duration(timers.consumer_wait),
+                absent.join(", ")
+            ));
+            out.push(Update::IterationFailed { iteration: iteration.id, failure: Failure::from(&error) });
+        }
+    }
+    reports.incomplete_groups.retain(|id, _| waiting.contains(id));
+    out
+}
+
+/// The consumer that holds up the others: one that has not come, or the one whose user took the fewest elements.
+pub(super) fn slowest(reports: &Reports, iteration: &Iteration) -> String {
+    let Some(even) = &iteration.even else { return String::new() };
+    let present: BTreeSet<u32> = iteration.members.values().filter_map(|m| m.consumer).collect();
+    if let Some(absent) = (0..even.consumers.count).find(|c| !present.contains(c)) {
+        return format!("consumer {absent} of {}, which has not come", even.consumers.count);
+    }
+    let taken = |client| reports.clients.get(&(iteration.id, client)).map_or(0, |r| r.elements);
+    let slowest = iteration.members.iter().min_by_key(|(client, m)| (taken(**client), m.consumer));
+    let Some((client, member)) = slowest else { return String::new() };
+    let consumer = member.consumer.unwrap_or_default();
+    format!(
+        "consumer {consumer} of {} ({client}), which has taken {} elements",
+        even.consumers.count,
+        taken(*client)
+    )
+}
+
+impl Core {
+    /// Waits until the tails of an epoch are given out.
+    pub(crate) async fn deal_tail(
+        self: &Arc<Self>,
+        request: v1::DealTailRequest,
+    ) -> Result<v1::DealTailResponse> {
+        let deadline = self.deadline(request.wait_ms);
+        let (id, worker) = (TaskId(request.task_id), WorkerId(request.worker_id));
+        let iteration = self.look(|state| state.task_index.get(&id).copied()).await?;
+        let Some(iteration) = iteration else {
+            return Err(Error::cancelled(format!("{id} is lost, or its job is over: stop it")));
+        };
+        let mut news = self.notifiers.subscribe(iteration);
+        loop {
+            news.borrow_and_update();
+            let answer = self.commit(|txn| {
+                secrets::worker(txn.state, worker, &request.secret)?;
+                reach_tail(txn, id, worker, &request)?;
+                deal(txn, iteration)?;
+                let (_, task) = running_task(txn.state, id, worker)?;
+                Ok(task.dealt.as_ref().map(|pieces| pieces.iter().map(to_proto).collect()))
+            });
+            let answer = answer.await?;
+            self.reports.lock().on_worker_call(worker, self.clock.now());
+            if let Some(pieces) = answer {
+                return Ok(v1::DealTailResponse { dealt: true, pieces });
+            }
+            if !self.wait(&mut news, deadline).await? {
+                return Ok(v1::DealTailResponse::default());
+            }
+        }
+    }
+}
+
+fn reach_tail(txn: &mut Txn<'_>, id: TaskId, worker: WorkerId, request: &v1::DealTailRequest) -> Result<()> {
+    let (iteration, task) = running_task(txn.state, id, worker)?;
+    let Some(even) = &iteration.even else {
+        return Err(Error::failed_precondition(format!("{} has no consumers", iteration.describe())));
+    };
+    let count = u64::from(even.consumers.count);
+    if request.elements >= count || request.behind.len() as u64 > count {
+        return Err(Error::invalid(format!(
+            "{id} keeps {} elements for {count} consumers: it should have dealt a round",
+            request.elements
+        )));
+    }
+    if task.tail.is_none() {
+        let mut behind = request.behind.clone();
+        behind.resize(even.behind.len(), 0);
+        let tail = Tail {
+            elements: request.elements,
+            rows: request.rows,
+            batch_rows: request.batch_rows,
+            drop_remainder: request.drop_remainder,
+            behind,
+        };
+        txn.apply(Update::TailReached { task: id, tail });
+    }
+    Ok(())
+}
+
+fn deal(txn: &mut Txn<'_>, id: IterationId) -> Result<()> {
+    match txn.state.iterations.get(&id).and_then(Iteration::deal) {
+        None => Ok(()),
+        Some(Ok(deal)) => {
+            txn.apply(Update::TailsDealt { iteration: id, deal });
+            Ok(())
+        }
+        Some(Err(error)) => {
+            txn.apply(Update::IterationFailed { iteration: id, failure: Failure::from(&error) });
+            Err(error)
+        }
+    }
+}
+
+fn to_proto(piece: &DealtPiece) -> v1::DealtPiece {
+    let DealtPiece { consumer, of_rows, start, end, copy } = *piece;
+    v1::DealtPiece { consumer, of_rows, start, end, copy }
+}

@@ -1,0 +1,344 @@
+//! The same number of elements for every consumer of a job.
+//!
+//! A task deals its elements to the consumers in rounds: one to each. So the consumers have equally many of it, whatever
+//! their speeds, until less than a round is left at its end: its *tail*, some elements and the rows that fill no batch. A
+//! worker keeps the tail until every task of the epoch is there, and [`deal`] gives out all tails together.
+//!
+//! A task that is lost may have given some consumers more than others. Those are *behind* by what they lack, and the task
+//! that runs the lost rows again serves them first.
+
+use caju_types::{Error, TaskId};
+use serde::{Deserialize, Serialize};
+
+use super::{Failure, Iteration, Task, TaskState};
+
+/// How the elements of a job reach its consumers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Consumers {
+    /// How many there are.
+    pub count: u32,
+    /// What happens to elements that do not fill a last round.
+    pub uneven: Uneven,
+}
+
+/// What happens to the elements that are left when every consumer has had equally many.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Uneven {
+    /// They are dropped.
+    #[default]
+    Drop,
+    /// They are delivered, and the other consumers get copies of them.
+    Pad,
+}
+
+impl Uneven {
+    /// The name in flags and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Uneven::Drop => "drop",
+            Uneven::Pad => "pad",
+        }
+    }
+}
+
+/// What is known of an epoch that is dealt in rounds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Even {
+    /// Who reads it.
+    pub consumers: Consumers,
+    /// By how many elements each consumer is behind after tasks were lost.
+    #[serde(default)]
+    pub behind: Vec<u64>,
+    /// Elements that were dropped at the end.
+    #[serde(default)]
+    pub surplus: u64,
+    /// Elements that were delivered a second time at the end.
+    #[serde(default)]
+    pub padded: u64,
+}
+
+impl Even {
+    pub(super) fn new(consumers: Consumers) -> Self {
+        let behind = vec![0; consumers.count as usize];
+        Self { consumers, behind, surplus: 0, padded: 0 }
+    }
+}
+
+/// What a task keeps at its end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tail {
+    /// Elements, fewer than there are consumers.
+    pub elements: u64,
+    /// Rows that fill no batch.
+    pub rows: u64,
+    /// Rows of a batch; 0 if the pipeline has none, or merges none.
+    pub batch_rows: u64,
+    /// Whether the pipeline drops a short batch.
+    pub drop_remainder: bool,
+    /// Elements by which consumers are still behind.
+    pub behind: Vec<u64>,
+}
+
+/// A part of a tail for one consumer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DealtPiece {
+    /// Who gets it.
+    pub consumer: u32,
+    /// Whether it is rows that fill no batch; else elements.
+    pub of_rows: bool,
+    /// The first one.
+    pub start: u64,
+    /// The end.
+    pub end: u64,
+    /// Another consumer gets it too: this is padding.
+    pub copy: bool,
+}
+
+/// The tails of an epoch, given out.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deal {
+    /// The parts of each task's tail.
+    pub tasks: Vec<(TaskId, Vec<DealtPiece>)>,
+    /// Elements that nobody gets.
+    pub surplus: u64,
+    /// Elements that somebody gets as padding.
+    pub padded: u64,
+}
+
+/// An element of the tails: where its rows are, as (task, whether of rows, start, end).
+type Unit = Vec<(usize, bool, u64, u64)>;
+
+/// Gives out the tails so that every consumer ends with the same number of elements; `behind` says how many each lacks.
+///
+/// # Errors
+/// `Unavailable` if consumers are behind and nothing is there that could be repeated for them.
+pub(super) fn deal(tails: &[(TaskId, &Tail)], behind: &[u64], uneven: Uneven) -> Result<Deal, Error> {
+    let units = units(tails);
+    // Elements that each consumer has beyond the one that is furthest behind.
+    let most = behind.iter().copied().max().unwrap_or(0);
+    let mut have: Vec<u64> = behind.iter().map(|b| most - b).collect();
+    let delivered = have.iter().copied().max().unwrap_or(0);
+    let mut given: Vec<(usize, usize, bool)> = Vec::new();
+    for unit in 0..units.len() {
+        let Some(least) = (0..have.len()).min_by_key(|c| (have[*c], *c)) else { break };
+        have[least] += 1;
+        given.push((unit, least, false));
+    }
+    let (least, largest) = (have.iter().copied().min().unwrap_or(0), have.iter().copied().max().unwrap_or(0));
+    let target = match uneven {
+        Uneven::Pad => largest,
+        // What was delivered before the tails cannot be taken back.
+        Uneven::Drop => least.max(delivered),
+    };
+    let before = given.len();
+    for consumer in 0..have.len() {
+        while have[consumer] > target {
+            let Some(last) = given.iter().rposition(|(_, c, _)| *c == consumer) else { break };
+            given.remove(last);
+            have[consumer] -= 1;
+        }
+    }
+    let surplus = (before - given.len()) as u64;
+    let mut padded = 0u64;
+    for (consumer, have) in have.iter_mut().enumerate() {
+        while *have < target {
+            if units.is_empty() {
+                return Err(Error::unavailable(
+                    "after the loss of a worker no elements are left with which all consumers would have equally many",
+                ));
+            }
+            given.push((usize::try_from(padded).unwrap_or(0) % units.len(), consumer, true));
+            padded += 1;
+            *have += 1;
+        }
+    }
+    let mut tasks: Vec<(TaskId, Vec<DealtPiece>)> = tails.iter().map(|(id, _)| (*id, Vec::new())).collect();
+    for (unit, consumer, copy) in given {
+        let consumer = u32::try_from(consumer).unwrap_or(u32::MAX);
+        for &(task, of_rows, start, end) in &units[unit] {
+            tasks[task].1.push(DealtPiece { consumer, of_rows, start, end, copy });
+        }
+    }
+    Ok(Deal { tasks, surplus, padded })
+}
+
+/// The elements of the tails: those that tasks keep, and those that rows of several tasks fill.
+fn units(tails: &[(TaskId, &Tail)]) -> Vec<Unit> {
+    let elements = tails
+        .iter()
+        .enumerate()
+        .flat_map(|(t, (_, tail))| (0..tail.elements).map(move |k| vec![(t, false, k, k + 1)]));
+    let mut units: Vec<Unit> = elements.collect();
+    let batch = tails.iter().map(|(_, t)| t.batch_rows).max().unwrap_or(0);
+    let drops = tails.iter().any(|(_, t)| t.drop_remainder);
+    if batch == 0 {
+        return units;
+    }
+    let (mut unit, mut filled): (Unit, u64) = (Vec::new(), 0);
+    for (t, (_, tail)) in tails.iter().enumerate() {
+        let mut at = 0;
+        while at < tail.rows {
+            let n = (tail.rows - at).min(batch - filled);
+            unit.push((t, true, at, at + n));
+            (at, filled) = (at + n, filled + n);
+            if filled == batch {
+                units.push(std::mem::take(&mut unit));
+                filled = 0;
+            }
+        }
+    }
+    if !unit.is_empty() && !drops {
+        units.push(unit);
+    }
+    units
+}
+
+impl Iteration {
+    /// The deal of all tails, once every task that runs is at its tail and no split is left.
+    pub fn deal(&self) -> Option<Result<Deal, Error>> {
+        let even = self.even.as_ref().filter(|_| self.failure.is_none())?;
+        if self.feeds.values().any(super::Feed::has_work) || self.tasks.values().any(Task::is_lost) {
+            return None;
+        }
+        let waiting = || self.tasks.values().filter(|t| t.state == TaskState::Active && t.dealt.is_none());
+        if waiting().any(|t| t.tail.is_none()) {
+            return None;
+        }
+        let tails: Vec<(TaskId, &Tail)> = waiting().filter_map(|t| Some((t.id, t.tail.as_ref()?))).collect();
+        if tails.is_empty() {
+            return None;
+        }
+        let mut behind = even.behind.clone();
+        for (_, tail) in &tails {
+            behind.iter_mut().zip(&tail.behind).for_each(|(sum, more)| *sum += more);
+        }
+        Some(deal(&tails, &behind, even.consumers.uneven).map_err(|e| e.context(self.describe())))
+    }
+
+    pub(super) fn reach_tail(&mut self, id: TaskId, tail: &Tail) {
+        if let Some(task) = self.tasks.get_mut(&id).filter(|t| t.state == TaskState::Active) {
+            task.tail = Some(tail.clone());
+            self.version += 1;
+        }
+    }
+
+    pub(super) fn dealt(&mut self, deal: &Deal) {
+        for (id, pieces) in &deal.tasks {
+            if let Some(task) = self.tasks.get_mut(id) {
+                task.dealt = Some(pieces.clone());
+            }
+        }
+        if let Some(even) = &mut self.even {
+            even.behind.iter_mut().for_each(|b| *b = 0);
+            even.surplus += deal.surplus;
+            even.padded += deal.padded;
+        }
+        self.version += 1;
+    }
+
+    /// A task that leases splits which came back serves those first who are behind.
+    pub(super) fn serve_behind(&mut self, id: TaskId) {
+        let Some(even) = &mut self.even else { return };
+        let Some(task) = self.tasks.get_mut(&id) else { return };
+        let behind: Vec<u64> = even.behind.iter_mut().map(std::mem::take).collect();
+        task.first.resize(behind.len(), 0);
+        task.first.iter_mut().zip(&behind).for_each(|(sum, more)| *sum += more);
+        task.last_behind = behind;
+    }
+
+    /// Which consumers a lost task leaves behind.
+    pub(super) fn fall_behind(&mut self, task: &Task) {
+        let Some(even) = &mut self.even else { return };
+        let received = |c: u32| {
+            let client = self.members.iter().find(|(_, m)| m.consumer == Some(c)).map(|(id, _)| id);
+            client.and_then(|id| task.elements_of.get(id)).copied().unwrap_or(0)
+        };
+        let dealt = |c: u32| {
+            let own = task.dealt.iter().flatten().filter(|p| p.consumer == c && !p.of_rows);
+            own.map(|p| p.end - p.start).sum::<u64>()
+        };
+        // Elements of rounds that each had: what it received less what it was to get beyond rounds.
+        let rounds: Vec<i128> = (0..even.consumers.count)
+            .map(|c| {
+                let first = task.first.get(c as usize).copied().unwrap_or(0);
+                i128::from(received(c)) - i128::from(first) - i128::from(dealt(c))
+            })
+            .collect();
+        let most = rounds.iter().copied().max().unwrap_or(0).max(0);
+        for (behind, had) in even.behind.iter_mut().zip(rounds) {
+            *behind += u64::try_from(most - had).unwrap_or(0);
+        }
+        if task.dealt.iter().flatten().any(|p| p.of_rows) {
+            let error = Error::unavailable(format!(
+                "{}: {} of {} was lost while it gave out the last rows of the epoch, and batches that were filled with them \
+                 cannot be made even; read the epoch again under another job name; the loss: {}",
+                self.describe(),
+                task.id,
+                task.worker,
+                self.last_loss.as_deref().unwrap_or("no reason was given")
+            ));
+            self.fail(Failure::from(&error));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn tail(elements: u64, rows: u64, batch_rows: u64, drop_remainder: bool) -> Tail {
+        Tail { elements, rows, batch_rows, drop_remainder, behind: Vec::new() }
+    }
+
+    proptest! {
+        /// Whatever is left where: all consumers end with equally many elements, no row is given out twice but as a copy,
+        /// and at most a round less one is dropped, or repeated.
+        #[test]
+        fn every_consumer_ends_with_as_many(
+            left in prop::collection::vec((0u64..4, 0u64..20), 0..6),
+            consumers in 1usize..6,
+            lost in prop::collection::vec(0u64..3, 6),
+            drop_remainder: bool,
+            pad: bool,
+        ) {
+            let batch = 5;
+            let tails: Vec<Tail> = left.iter().map(|(e, r)| tail(*e, *r, batch, drop_remainder)).collect();
+            let tails: Vec<_> = (1..).map(TaskId).zip(&tails).collect();
+            let rows: u64 = left.iter().map(|l| l.1).sum();
+            let total = left.iter().map(|l| l.0).sum::<u64>() + if drop_remainder { rows / batch } else { rows.div_ceil(batch) };
+            // Enough is left for those that are behind.
+            let mut behind = lost[..consumers].to_vec();
+            let least = *behind.iter().min().unwrap();
+            behind.iter_mut().for_each(|b| *b -= least);
+            prop_assume!(behind.iter().sum::<u64>() <= total);
+            let uneven = if pad { Uneven::Pad } else { Uneven::Drop };
+            let deal = deal(&tails, &behind, uneven).unwrap();
+            let (mut rows_of, mut copied) = (vec![0u64; consumers], vec![0u64; consumers]);
+            let mut elements = vec![0u64; consumers];
+            let mut seen = std::collections::BTreeSet::new();
+            for (task, pieces) in &deal.tasks {
+                for p in pieces {
+                    let slot = p.consumer as usize;
+                    match (p.of_rows, p.copy) {
+                        (true, false) => rows_of[slot] += p.end - p.start,
+                        (true, true) => copied[slot] += p.end - p.start,
+                        _ => elements[slot] += p.end - p.start,
+                    }
+                    prop_assert!(p.copy || (p.start..p.end).all(|i| seen.insert((*task, p.of_rows, i))), "twice");
+                }
+            }
+            let most = behind.iter().max().unwrap();
+            let level: Vec<u64> = (0..consumers)
+                .map(|c| most - behind[c] + elements[c] + rows_of[c].div_ceil(batch) + copied[c].div_ceil(batch))
+                .collect();
+            prop_assert!(level.iter().all(|l| *l == level[0]), "{level:?}");
+            let n = consumers as u64;
+            let spread = total + behind.iter().map(|b| most - b).sum::<u64>();
+            prop_assert_eq!(deal.surplus, if pad { 0 } else { spread % n });
+            prop_assert_eq!(deal.padded, if pad { (n - spread % n) % n } else { 0 });
+        }
+    }
+}

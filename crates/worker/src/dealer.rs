@@ -1,0 +1,265 @@
+//! Deals the elements of a task to the consumers of its job, in rounds of one each, so that all have equally many.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use caju_pipeline::{DatasetDef, StageOp};
+use caju_proto::v1;
+use caju_types::{Error, Result, TaskId};
+use caju_wire::{Chunk, Dispatcher, Elements};
+use parking_lot::Mutex;
+
+use crate::identity::Identity;
+
+/// How long one request waits at the dispatcher for the other tasks to be at their ends.
+const POLL: Duration = Duration::from_secs(5);
+
+/// Elements that each consumer is to get before the next round. The feed of the task adds to it.
+pub(crate) type Behind = Arc<Mutex<Vec<u64>>>;
+
+/// Where the tail of a task is given out.
+pub(crate) struct Dispatch {
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) task: TaskId,
+    /// How long an unavailable dispatcher is retried.
+    pub(crate) patience: Duration,
+}
+
+/// Deals the elements of one task.
+pub(crate) struct Dealer {
+    dispatch: Dispatch,
+    rounds: Rounds,
+    /// Rows of a batch, and whether a short one is dropped; 0 without a batch.
+    batch: (u64, bool),
+}
+
+impl Dealer {
+    /// A dealer to this number of consumers.
+    ///
+    /// # Errors
+    /// Those of reading the definition.
+    pub(crate) fn new(dispatch: Dispatch, def: &v1::TaskDef, behind: Behind) -> Result<Self> {
+        let consumers = usize::try_from(def.num_consumers).unwrap_or(usize::MAX);
+        let definition = DatasetDef::from_json_str(&def.definition_json)?;
+        let batch = definition.stages.iter().rev().find_map(|s| match &s.op {
+            StageOp::Batch { size, drop_remainder } | StageOp::PaddedBatch { size, drop_remainder, .. } => {
+                Some((*size, *drop_remainder))
+            }
+            _ => None,
+        });
+        let rounds = Rounds { consumers, behind, carry: VecDeque::new(), remainders: Vec::new() };
+        Ok(Self { dispatch, rounds, batch: batch.unwrap_or_default() })
+    }
+
+    /// What a chunk of the task's output gives to whom.
+    pub(crate) fn deal(&mut self, chunk: Chunk) -> Vec<(usize, Chunk)> {
+        self.rounds.deal(chunk)
+    }
+
+    /// What is left at the end of the task, once the dispatcher has heard of the ends of all tasks.
+    ///
+    /// # Errors
+    /// `Unavailable` if the dispatcher does not answer, `Cancelled` if the task is lost, and the epoch's failure.
+    pub(crate) async fn deal_tail(&mut self) -> Result<Vec<(usize, Chunk)>> {
+        let (batch_rows, drop_remainder) = self.batch;
+        let Dispatch { identity, task, patience } = &self.dispatch;
+        loop {
+            let registration = identity.registration();
+            let request = v1::DealTailRequest {
+                task_id: task.0,
+                worker_id: registration.id.0,
+                secret: registration.secret,
+                wait_ms: u64::try_from(POLL.as_millis()).unwrap_or(u64::MAX),
+                elements: self.rounds.carry.len() as u64,
+                rows: self.rounds.remainders.iter().map(|c| c.rows() as u64).sum(),
+                batch_rows,
+                drop_remainder,
+                behind: self.rounds.behind.lock().clone(),
+            };
+            let call = |mut d: Dispatcher| {
+                let request = request.clone();
+                async move { d.deal_tail(request).await }
+            };
+            let answer = identity.link.retry(*patience, POLL, call).await?;
+            if answer.dealt {
+                return answer.pieces.iter().map(|piece| self.rounds.piece(piece)).try_fold(
+                    Vec::new(),
+                    |mut all, some| {
+                        all.extend(some?);
+                        Ok(all)
+                    },
+                );
+            }
+        }
+    }
+}
+
+/// The rounds of a task.
+struct Rounds {
+    consumers: usize,
+    behind: Behind,
+    /// Elements that fill no round yet, one per chunk.
+    carry: VecDeque<Chunk>,
+    /// Rows that fill no batch.
+    remainders: Vec<Chunk>,
+}
+
+impl Rounds {
+    fn deal(&mut self, chunk: Chunk) -> Vec<(usize, Chunk)> {
+        if chunk.remainder {
+            self.remainders.push(chunk);
+            return Vec::new();
+        }
+        let mut cut = Cutter::new(chunk);
+        let mut out = Vec::new();
+        let mut behind = self.behind.lock();
+        for (consumer, behind) in behind.iter_mut().enumerate() {
+            while *behind > 0 {
+                let Some(element) = self.carry.pop_front().or_else(|| cut.next(1)) else { return out };
+                out.push((consumer, element));
+                *behind -= 1;
+            }
+        }
+        drop(behind);
+        while !self.carry.is_empty() && self.carry.len() < self.consumers {
+            let Some(element) = cut.next(1) else { return out };
+            self.carry.push_back(element);
+        }
+        out.extend(self.carry.drain(..).enumerate());
+        let each = cut.left() / self.consumers;
+        out.extend((0..self.consumers).filter_map(|consumer| Some((consumer, cut.next(each)?))));
+        self.carry.extend(std::iter::from_fn(|| cut.next(1)));
+        out
+    }
+
+    /// A part of the tail for one consumer. Padding has no provenance: its rows belong to another consumer.
+    fn piece(&self, piece: &v1::DealtPiece) -> Result<Vec<(usize, Chunk)>> {
+        let consumer = usize::try_from(piece.consumer).unwrap_or(usize::MAX);
+        let index = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+        let (start, end) = (index(piece.start), index(piece.end));
+        let mut chunks: Vec<Chunk> = if piece.of_rows {
+            let mut at = 0;
+            let parts = self.remainders.iter().filter_map(|chunk| {
+                let (from, to) = (start.max(at), end.min(at + chunk.rows()));
+                let part = (from < to).then(|| chunk.slice_rows(from - at, to - from));
+                at += chunk.rows();
+                let rows = u32::try_from(to.saturating_sub(from)).unwrap_or(u32::MAX);
+                part.map(|p| Chunk { elements: Elements::Lengths(vec![rows]), ..p })
+            });
+            parts.collect()
+        } else {
+            (start..end).filter_map(|k| self.carry.get(k).cloned()).collect()
+        };
+        if consumer >= self.consumers || chunks.is_empty() {
+            return Err(Error::internal("the dispatcher gave out elements that are not there, or to nobody"));
+        }
+        if piece.copy {
+            chunks.iter_mut().for_each(|c| c.runs.clear());
+        }
+        Ok(chunks.into_iter().map(|c| (consumer, c)).collect())
+    }
+}
+
+/// Cuts a chunk at the borders of its elements, from the front.
+struct Cutter {
+    chunk: Chunk,
+    elements: usize,
+    at: usize,
+    row: usize,
+}
+
+impl Cutter {
+    fn new(chunk: Chunk) -> Self {
+        Self { elements: chunk.num_elements(), chunk, at: 0, row: 0 }
+    }
+
+    fn left(&self) -> usize {
+        self.elements - self.at
+    }
+
+    /// The next `n` elements; none if fewer are left, or none are wanted.
+    fn next(&mut self, n: usize) -> Option<Chunk> {
+        if n == 0 || self.left() < n {
+            return None;
+        }
+        let (elements, rows) = match &self.chunk.elements {
+            Elements::Rows => (Elements::Rows, n),
+            Elements::Lengths(lengths) => {
+                let own = lengths.get(self.at..self.at + n)?.to_vec();
+                let rows = own.iter().map(|l| *l as usize).sum();
+                (Elements::Lengths(own), rows)
+            }
+        };
+        let part = self.chunk.slice_rows(self.row, rows);
+        (self.at, self.row) = (self.at + n, self.row + rows);
+        Some(Chunk { elements, ..part })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "small numbers")]
+mod tests {
+    use arrow_array::{Int64Array, RecordBatch};
+    use caju_wire::Run;
+
+    use super::*;
+
+    fn chunk(start: u64, lengths: Option<&[u32]>, rows: u64) -> Chunk {
+        let ids = Int64Array::from_iter_values(start as i64..(start + rows) as i64);
+        Chunk {
+            pieces: vec![RecordBatch::try_from_iter([("id", Arc::new(ids) as _)]).unwrap()],
+            runs: vec![Run { split: 0, start, len: rows }],
+            elements: lengths.map_or(Elements::Rows, |l| Elements::Lengths(l.to_vec())),
+            remainder: false,
+        }
+    }
+
+    /// Elements that each consumer got.
+    fn counts(dealt: &[(usize, Chunk)], consumers: usize) -> Vec<usize> {
+        (0..consumers)
+            .map(|c| dealt.iter().filter(|(to, _)| *to == c).map(|(_, c)| c.num_elements()).sum())
+            .collect()
+    }
+
+    #[test]
+    fn all_get_as_many_and_those_behind_more() {
+        let behind: Behind = Arc::new(Mutex::new(vec![0, 2, 0]));
+        let mut rounds = Rounds {
+            consumers: 3,
+            behind: Arc::clone(&behind),
+            carry: VecDeque::new(),
+            remainders: Vec::new(),
+        };
+        let mut dealt = rounds.deal(chunk(0, None, 10));
+        assert_eq!(counts(&dealt, 3), [2, 4, 2], "two for consumer 1, then rounds of the other eight");
+        assert_eq!(rounds.carry.len(), 2);
+        dealt.extend(rounds.deal(chunk(10, Some(&[2, 3, 1, 4]), 10)));
+        assert_eq!(counts(&dealt, 3), [4, 6, 4]);
+        assert!(rounds.carry.is_empty());
+        behind.lock()[0] = 1;
+        dealt.extend(rounds.deal(chunk(20, None, 1)));
+        assert_eq!(counts(&dealt, 3), [5, 6, 4]);
+        let mut rows: Vec<u64> =
+            dealt.iter().flat_map(|(_, c)| c.runs.iter().flat_map(|r| r.start..r.start + r.len)).collect();
+        rows.sort_unstable();
+        assert_eq!(rows, (0..21).collect::<Vec<_>>(), "every row once");
+    }
+
+    #[test]
+    fn pieces_of_the_tail() {
+        let behind: Behind = Arc::default();
+        let mut rounds = Rounds { consumers: 2, behind, carry: VecDeque::new(), remainders: Vec::new() };
+        assert!(rounds.deal(chunk(0, None, 1)).is_empty());
+        for start in [1, 4] {
+            assert!(rounds.deal(Chunk { remainder: true, ..chunk(start, Some(&[3]), 3) }).is_empty());
+        }
+        let piece = |of_rows, start, end, copy| v1::DealtPiece { consumer: 1, of_rows, start, end, copy };
+        let got = rounds.piece(&piece(true, 2, 5, false)).unwrap();
+        assert_eq!(got.iter().map(|(_, c)| c.runs[0].start).collect::<Vec<_>>(), [3, 4]);
+        assert!(got.iter().all(|(to, c)| *to == 1 && c.remainder));
+        let copy = rounds.piece(&piece(false, 0, 1, true)).unwrap();
+        assert!(copy[0].1.runs.is_empty() && copy[0].1.rows() == 1, "padding belongs to no split");
+        assert!(rounds.piece(&piece(false, 1, 2, false)).is_err(), "there is one element");
+    }
+}

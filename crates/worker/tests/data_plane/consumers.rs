@@ -1,0 +1,206 @@
+//! Consumers of a job: all get the same number of elements, however fast they are.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use caju_client::{Consumer, ReadRequest, Reader, Uneven};
+use caju_types::{ErrorKind, Result};
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, PATIENCE, ids, request};
+
+/// What one consumer got: the ids of its own elements, and those of padding.
+#[derive(Default)]
+struct Got {
+    own: Vec<Vec<i64>>,
+    padding: Vec<Vec<i64>>,
+}
+
+impl Got {
+    fn steps(&self) -> usize {
+        self.own.len() + self.padding.len()
+    }
+}
+
+fn consumer(def: &Value, job: &str, index: u32, count: u32, uneven: Uneven) -> ReadRequest {
+    ReadRequest { consumer: Some(Consumer { index, count, uneven }), ..request(def, job) }
+}
+
+/// Reads to the end; consumer 0 works on each element for a while.
+async fn read(mut reader: Reader, step: Duration) -> Result<Got> {
+    let mut got = Got::default();
+    while let Some(e) = reader.next().await? {
+        let of = if e.is_padding { &mut got.padding } else { &mut got.own };
+        of.push(ids(&e.batch));
+        if !step.is_zero() {
+            tokio::time::sleep(step).await;
+        }
+    }
+    let padded = reader.stats().padded_elements;
+    assert_eq!(padded as usize, got.padding.len());
+    Ok(got)
+}
+
+async fn epoch(cluster: &Cluster, def: &Value, job: &str, count: u32, uneven: Uneven) -> Vec<Got> {
+    let client = cluster.client_with(|c| c.prefetch_bytes = 4 << 10).await;
+    let mut readers = Vec::new();
+    for index in 0..count {
+        readers.push(client.read(consumer(def, job, index, count, uneven)).await.unwrap());
+    }
+    let slow = |i: usize| if i == 0 { Duration::from_micros(300) } else { Duration::ZERO };
+    let reading = readers.into_iter().enumerate().map(|(i, r)| read(r, slow(i)));
+    let all = tokio::time::timeout(PATIENCE, futures::future::try_join_all(reading)).await;
+    all.expect("the epoch must end").unwrap()
+}
+
+fn batched(rows: u64, batch: u64, drop_remainder: bool) -> Value {
+    json!({"source": {"range": {"start": 0, "end": rows}},
+           "steps": [{"shuffle": {"buffer": 100}}, {"batch": {"size": batch, "drop_remainder": drop_remainder}}]})
+}
+
+/// All have `steps` elements, and no row comes twice but as padding; the rows that came.
+#[track_caller]
+fn even(got: &[Got], steps: u64, batch: usize) -> usize {
+    let counts: Vec<usize> = got.iter().map(Got::steps).collect();
+    assert!(counts.iter().all(|n| *n as u64 == steps), "{counts:?}, not {steps}");
+    let own: Vec<i64> = got.iter().flat_map(|g| g.own.concat()).collect();
+    let distinct: BTreeSet<i64> = own.iter().copied().collect();
+    assert_eq!(distinct.len(), own.len(), "a row came twice");
+    let short = got.iter().flat_map(|g| &g.own).filter(|e| e.len() != batch).count();
+    assert!(short <= 1, "{short} elements are short");
+    for element in got.iter().flat_map(|g| &g.padding) {
+        assert!(element.iter().all(|id| distinct.contains(id)), "padding repeats rows of the epoch");
+    }
+    own.len()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_rank_gets_as_many_elements_at_any_speed() {
+    for (workers, rows, batch, count) in [
+        (1, 10_000, 64, 3),
+        (3, 10_000, 64, 4),
+        (2, 9_984, 64, 4),
+        (3, 1_000, 400, 4),
+        (2, 0, 8, 2),
+        (3, 5_003, 1, 3),
+    ] {
+        let cluster = Cluster::start(workers).await;
+        for drop_remainder in [false, true] {
+            let def = batched(rows, batch, drop_remainder);
+            let total = if drop_remainder { rows / batch } else { rows.div_ceil(batch) };
+            let n = u64::from(count);
+            let job = format!("drop-{drop_remainder}");
+            let got = epoch(&cluster, &def, &job, count, Uneven::Drop).await;
+            even(&got, total / n, batch as usize);
+            let client = cluster.client().await;
+            let status = client.status().await.unwrap();
+            let known = status.jobs.iter().find(|j| j.job == job).unwrap();
+            assert_eq!(
+                (known.num_consumers, known.surplus_elements),
+                (count, total % n),
+                "{rows} by {batch}"
+            );
+            let job = format!("pad-{drop_remainder}");
+            let got = epoch(&cluster, &def, &job, count, Uneven::Pad).await;
+            let came = even(&got, total.div_ceil(n), batch as usize);
+            let kept = if drop_remainder { rows / batch * batch } else { rows };
+            assert_eq!(came as u64, kept, "every row reaches somebody");
+            let status = client.status().await.unwrap();
+            let known = status.jobs.iter().find(|j| j.job == job).unwrap();
+            assert_eq!(known.padded_elements, (n - total % n) % n);
+            assert_eq!(known.state, "finished");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_worker_leaves_nobody_behind() {
+    for attempt in 0..3 {
+        let mut cluster = Cluster::start(3).await;
+        let def = json!({"source": {"range": {"start": 0, "end": 20_000}},
+                         "steps": [{"sleep": {"per_row": "10us"}}, {"batch": 32}]});
+        let client = cluster.client_with(|c| c.prefetch_bytes = 4 << 10).await;
+        let mut readers = Vec::new();
+        for index in 0..3 {
+            readers.push(client.read(consumer(&def, "job", index, 3, Uneven::Drop)).await.unwrap());
+        }
+        // In the middle: one has taken some elements.
+        let mut first = Got::default();
+        for _ in 0..20 * (attempt + 1) {
+            first.own.push(ids(&readers[0].next().await.unwrap().unwrap().batch));
+            readers[1].next().await.unwrap().map(|e| first.padding.push(ids(&e.batch))).unwrap();
+            let e = readers[2].next().await.unwrap().unwrap();
+            first.padding.push(ids(&e.batch));
+        }
+        cluster.workers.remove(0).kill();
+        let reading = readers.into_iter().map(|r| read(r, Duration::ZERO));
+        let all = tokio::time::timeout(PATIENCE, futures::future::try_join_all(reading)).await;
+        let got = all.expect("the epoch must end").unwrap();
+        let steps: Vec<usize> = got.iter().map(Got::steps).collect();
+        assert_eq!(steps, [steps[0]; 3], "20000 rows by 32 are 625 elements, 208 for each");
+        assert_eq!(steps[0] + 20 * (attempt + 1), 208);
+        let mut rows: Vec<i64> = got.iter().flat_map(|g| g.own.concat()).collect();
+        rows.extend(first.own.concat());
+        rows.extend(first.padding.concat());
+        let n = rows.len();
+        assert_eq!(rows.into_iter().collect::<BTreeSet<_>>().len(), n, "no row twice");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_that_leaves_early_ends_the_epoch_of_all() {
+    let cluster = Cluster::start(2).await;
+    let def = json!({"source": {"range": 100_000}, "steps": [{"sleep": {"per_row": "20us"}}, {"batch": 32}]});
+    let client = cluster.client_with(|c| c.prefetch_bytes = 4 << 10).await;
+    let mut stays = client.read(consumer(&def, "job", 0, 2, Uneven::Drop)).await.unwrap();
+    let mut leaves = client.read(consumer(&def, "job", 1, 2, Uneven::Drop)).await.unwrap();
+    stays.next().await.unwrap().unwrap();
+    leaves.next().await.unwrap().unwrap();
+    leaves.close().await;
+    let e = tokio::time::timeout(PATIENCE, read(stays, Duration::ZERO)).await.unwrap().err().unwrap();
+    assert_eq!(e.kind(), ErrorKind::Unavailable);
+    assert!(e.message().contains("consumer 1 of 2"), "{e}");
+    // All start again: the epoch begins anew.
+    let again = epoch(&cluster, &batched(1000, 10, false), "again", 2, Uneven::Drop).await;
+    even(&again, 50, 10);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_that_does_not_come_is_named() {
+    let cluster = Cluster::start(1).await;
+    let def = batched(100_000, 10, false);
+    let client = cluster
+        .client_with(|c| (c.prefetch_bytes, c.stall_timeout) = (4 << 10, Duration::from_secs(2)))
+        .await;
+    let alone = client.read(consumer(&def, "job", 0, 3, Uneven::Drop)).await.unwrap();
+    let e = tokio::time::timeout(PATIENCE, read(alone, Duration::ZERO)).await.unwrap().err().unwrap();
+    assert_eq!(e.kind(), ErrorKind::DeadlineExceeded);
+    assert!(e.message().contains("consumer 1 of 3, which has not come"), "{e}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_agree_about_the_consumers_of_a_job() {
+    let cluster = Cluster::start(1).await;
+    let def = batched(1000, 10, false);
+    let client = cluster.client().await;
+    let _first = client.read(consumer(&def, "job", 0, 2, Uneven::Drop)).await.unwrap();
+    let refused = |r: Result<Reader>| r.err().unwrap();
+    let e = refused(client.read(consumer(&def, "job", 0, 2, Uneven::Drop)).await);
+    assert!(e.kind() == ErrorKind::AlreadyExists && e.message().contains("consumer 0 of 2"), "{e}");
+    for other in [
+        consumer(&def, "job", 1, 3, Uneven::Drop),
+        consumer(&def, "job", 1, 2, Uneven::Pad),
+        request(&def, "job"),
+    ] {
+        let e = refused(client.read(other).await);
+        assert!(
+            e.kind() == ErrorKind::AlreadyExists && e.message().contains("num_consumers 2 and uneven `drop`"),
+            "{e}"
+        );
+    }
+    let e = refused(client.read(consumer(&def, "k", 2, 2, Uneven::Drop)).await);
+    assert!(e.kind() == ErrorKind::InvalidArgument && e.message().contains("consumer_index 2"), "{e}");
+    let off = caju_proto::v1::ProcessingMode::Off;
+    let e = refused(client.read(ReadRequest { mode: off, ..consumer(&def, "k", 0, 2, Uneven::Drop) }).await);
+    assert!(e.message().contains("needs the processing mode `dynamic`"), "{e}");
+}
