@@ -140,6 +140,41 @@ def test_gc_07_a_reader_that_only_reports_is_kept(cluster, caju):
     assert [int(row["id"]) for row in epoch] == list(range(1000))
 
 
+# ---- consumers -----------------------------------------------------------------------------------------------------
+
+
+def ranks(dataset, address, count, uneven=None, epochs=1):
+    """What each of several ranks gets, each in a thread: the ids of its batches, per epoch, and the batches of padding."""
+    got = [[] for _ in range(count)]
+
+    def run(rank):
+        mine = dataset.distribute(address, job_name="ranks", num_consumers=count, consumer_index=rank, uneven=uneven)
+        for _ in range(epochs):
+            epoch = iter(mine)
+            batches = [[int(i) for i in batch["id"]] for batch in epoch]
+            got[rank].append((batches, epoch.stats.padded_elements))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert [len(g) for g in got] == [epochs] * count
+    return got
+
+
+def test_num_consumers_gives_every_rank_as_many_steps():
+    with cj.LocalCluster(workers=2) as cluster:
+        for uneven, steps in ((None, 26), ("drop", 26), ("pad", 27)):
+            with cj.start_dispatcher() as dispatcher, cj.start_worker(dispatcher), cj.start_worker(dispatcher):
+                got = ranks(cj.range(2_635).shuffle(100).batch(25), dispatcher, 4, uneven, epochs=2)
+            for epoch in range(2):
+                assert [len(rank[epoch][0]) for rank in got] == [steps] * 4
+                assert sum(rank[epoch][1] for rank in got) == (2 if uneven == "pad" else 0)
+        got = ranks(cj.range(1_000).batch(10), cluster, 2)
+        assert sorted(i for rank in got for batch in rank[0][0] for i in batch) == list(range(1_000))
+
+
 # ---- readers -------------------------------------------------------------------------------------------------------
 
 

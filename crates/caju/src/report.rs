@@ -43,6 +43,12 @@ pub(crate) struct EpochReport {
     /// Bytes of the delivered rows, for the summary only.
     #[serde(skip)]
     pub(crate) bytes: u64,
+    /// Rows of `rows` that repeat those of another consumer of the job.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) padded_rows: u64,
+    /// Elements of the job that no consumer got.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) surplus_elements: u64,
     /// Rows skipped under `on_error: skip`.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) rows_skipped: u64,
@@ -187,6 +193,8 @@ mod tests {
         let mut report = RunReport::new();
         report.epochs.push(EpochReport {
             rows_skipped: 0,
+            padded_rows: 0,
+            surplus_elements: 0,
             first_skips: Vec::new(),
             incomplete: None,
             epoch: 0,

@@ -5,7 +5,8 @@ use std::time::Duration;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use caju_client::{
-    ClientConfig, DatasetRef, Element, LostReaders, Monitor, ReadRequest, ReaderState, SaveTo,
+    ClientConfig, Consumer, DatasetRef, Element, LostReaders, Monitor, ReadRequest, ReaderState, SaveTo,
+    Uneven,
 };
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::TargetWorkers;
@@ -58,7 +59,7 @@ impl Client {
     #[pyo3(signature = (
         definition, *, job="", epoch=0, seed=None, mode="dynamic", dataset_id=None, policy="", encoding="", epochs=0,
         lost_readers="fail", target_workers=None, states=Vec::new(), num_states=0,
-        states_of_all=false
+        states_of_all=false, consumer=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn read(
@@ -78,6 +79,7 @@ impl Client {
         states: Vec<String>,
         num_states: u64,
         states_of_all: bool,
+        consumer: Option<(u32, u32, String)>,
     ) -> PyResult<Reader> {
         let dataset = match (definition, dataset_id) {
             (Some(text), None) => {
@@ -108,6 +110,11 @@ impl Client {
             states: parse_states(&states).into_py(py)?,
             num_states,
             states_of_all,
+            consumer: consumer.map(|(count, index, uneven)| Consumer {
+                index,
+                count,
+                uneven: if uneven == "pad" { Uneven::Pad } else { Uneven::Drop },
+            }),
         };
         let client = self.client.clone();
         let opened = self.runtime.wait(py, async move { Box::pin(client.read(request)).await })?;
@@ -377,13 +384,15 @@ impl Reader {
         Ok(PyBytes::new(py, &schema_to_ipc(&self.schema).into_py(py)?))
     }
 
-    /// Rows, elements and bytes that were delivered so far; seconds waited, seconds to the first batch, seconds since opening.
+    /// Rows, elements and bytes that were delivered so far; seconds waited, seconds to the first batch, seconds since opening;
+    /// elements that were padding.
     #[getter]
-    fn stats(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, f64, f64, f64)> {
+    fn stats(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, f64, f64, f64, u64)> {
         check_fork().into_py(py)?;
         let s = self.monitor.progress().stats;
         let seconds = |d: Duration| d.as_secs_f64();
-        Ok((s.rows, s.elements, s.bytes, seconds(s.wait), seconds(s.first_batch), seconds(s.elapsed)))
+        let times = (seconds(s.wait), seconds(s.first_batch), seconds(s.elapsed));
+        Ok((s.rows, s.elements, s.bytes, times.0, times.1, times.2, s.padded_elements))
     }
 
     /// The number of splits that were assigned, and of all splits (0 until the source is listed).

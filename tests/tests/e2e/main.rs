@@ -17,6 +17,7 @@ mod cache_upkeep;
 mod chaos;
 mod command_line;
 mod conformance;
+mod consumers;
 mod determinism;
 mod embedded;
 mod examples;

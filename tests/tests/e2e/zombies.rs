@@ -111,8 +111,12 @@ async fn everything_that_a_reader_can_do(cluster: &Cluster, me: &v1::OpenIterati
         ..Default::default()
     };
     let all: Vec<v1::SplitRows> = (0..100).map(all).collect();
-    let received =
-        |task_id: &u64| v1::LostTask { task_id: *task_id, received: all.clone(), reason: "asleep".into() };
+    let received = |task_id: &u64| v1::LostTask {
+        task_id: *task_id,
+        received: all.clone(),
+        reason: "asleep".into(),
+        elements: 0,
+    };
     let lost: Vec<v1::LostTask> = tasks.iter().map(received).collect();
     let beat = v1::ClientHeartbeatRequest {
         client_id,

@@ -235,6 +235,16 @@ pub(crate) enum LostReadersArg {
     Allow,
 }
 
+/// What happens to the elements that do not fill a last round of consumers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum UnevenArg {
+    /// They are dropped
+    #[default]
+    Drop,
+    /// Some are delivered twice
+    Pad,
+}
+
 /// From which workers a reader reads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum TargetWorkersArg {
@@ -286,6 +296,17 @@ pub(crate) struct ReadArgs {
     /// With --state: fail if the file is not there
     #[arg(long, requires = "state")]
     pub(crate) resume: bool,
+    /// Number of consumers of the job. All of them get the same number of elements, and each says --consumer-index. Without
+    /// it the readers of a job share its elements as they come
+    #[arg(long, value_name = "N", requires = "consumer_index", requires = "job", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) num_consumers: Option<u32>,
+    /// Which of the consumers this reader is, from 0
+    #[arg(long, value_name = "I", requires = "num_consumers")]
+    pub(crate) consumer_index: Option<u32>,
+    /// What happens to the elements that are left when all consumers have had equally many: they are dropped, or the other
+    /// consumers get copies of them
+    #[arg(long, value_name = "drop|pad", default_value = "drop", requires = "num_consumers")]
+    pub(crate) uneven: UnevenArg,
     /// From which workers to read: `any`, or `auto`, which leaves out workers with the tag COLOCATED: they are read in their
     /// own processes. `local` reads workers of the reader's process alone, and this command has none
     #[arg(long, value_name = "auto|any|local", default_value = "auto", ignore_case = true)]

@@ -129,6 +129,9 @@ pub(crate) struct DispatcherArgs {
     /// 0: never
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) straggler_factor: u32,
+    /// How long the consumers of a job (--num-consumers) wait for those of them that have not come before the epoch fails
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = duration)]
+    pub(crate) consumer_wait: Duration,
     /// File with the secret that `caju worker drain` must present. Written if it does not exist. By default operator-secret
     /// in --state-dir. Without both no worker can be drained remotely
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]

@@ -31,6 +31,7 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
         client_timeout: args.client_timeout,
         worker_wait: args.worker_wait,
         straggler_factor: args.straggler_factor,
+        consumer_wait: args.consumer_wait,
         drain: args.serve.drain_timeout,
         ..Timers::default()
     };

@@ -40,7 +40,9 @@ pub(crate) struct Epochs<'a> {
     /// Where checksums are computed.
     pub(crate) pool: CpuPool,
     /// What is done with the rows.
-    pub(crate) consumer: Consumer,
+    pub(crate) work: Consumer,
+    /// Which consumer of the job this is.
+    pub(crate) consumer: Option<caju_client::Consumer>,
     /// CPU time that this process used before the job.
     pub(crate) cpu_before: Duration,
     /// Counters of the workers of this process. Absent if the workers are elsewhere.
@@ -158,6 +160,7 @@ impl Epochs<'_> {
             states: self.state_file.as_ref().map(|f| f.states(epoch)).unwrap_or_default(),
             num_states: 0,
             states_of_all: false,
+            consumer: self.consumer,
         }
     }
 
@@ -215,6 +218,8 @@ impl Epochs<'_> {
             cache_bytes_written: io.cache_bytes_written,
             splits: splits(job.as_ref(), leased),
             bytes: stats.bytes,
+            padded_rows: stats.padded_rows,
+            surplus_elements: job.as_ref().map_or(0, |j| j.surplus_elements),
             rows_skipped: job.as_ref().map_or(0, |j| j.rows_skipped),
             first_skips: job.as_ref().map(|j| j.first_skips.clone()).unwrap_or_default(),
             incomplete: incomplete.map(Into::into),
@@ -229,14 +234,15 @@ impl Epochs<'_> {
         let mut staging = Staging::default();
         let mut signals = self.state_file.is_some().then(Signals::new).transpose()?;
         while let Some(chunk) = next_chunk(reader, signals.as_mut()).await? {
-            if self.consumer.copies {
+            if self.work.copies {
                 staging.copy(&chunk)?;
             }
-            if !self.consumer.step.is_zero() {
+            if !self.work.step.is_zero() {
                 let elements = u32::try_from(chunk.num_elements()).unwrap_or(u32::MAX);
-                tokio::time::sleep(self.consumer.step.saturating_mul(elements)).await;
+                tokio::time::sleep(self.work.step.saturating_mul(elements)).await;
             }
-            let Some(total) = &mut sum else { continue };
+            // Padding is of the rows of another consumer, which counts them.
+            let Some(total) = sum.as_mut().filter(|_| !chunk.is_padding()) else { continue };
             let part = total.empty();
             sums.push_back(self.pool.run(move || summed(part, &chunk.pieces)));
             if sums.len() >= CHECKSUMS_IN_FLIGHT

@@ -1,13 +1,13 @@
 //! `caju read`: reads a pipeline through a dispatcher that runs elsewhere.
 
-use caju_client::{Client, ClientConfig, LostReaders};
+use caju_client::{Client, ClientConfig, Consumer, LostReaders, Uneven};
 use caju_runtime::SystemClock;
 use caju_types::Result;
 
-use super::epochs::{Consumer, Epochs};
+use super::epochs::{Consumer as Work, Epochs};
 use super::state_file::StateFile;
 use super::{check, shared};
-use crate::cli::{Global, LostReadersArg, ReadArgs};
+use crate::cli::{Global, LostReadersArg, ReadArgs, UnevenArg};
 
 /// Reads the epochs, and reports.
 ///
@@ -30,7 +30,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
         args: &args.epochs,
         quiet: global.quiet,
         pool: shared::cpu_pool(None)?,
-        consumer: Consumer::default(),
+        work: Work::default(),
         cpu_before: std::time::Duration::ZERO,
         io: None,
         lost_readers: match args.lost_readers {
@@ -38,6 +38,14 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
             LostReadersArg::Allow => LostReaders::Allow,
         },
         target: args.target_workers.into(),
+        consumer: args.num_consumers.map(|count| Consumer {
+            index: args.consumer_index.unwrap_or_default(),
+            count,
+            uneven: match args.uneven {
+                UnevenArg::Drop => Uneven::Drop,
+                UnevenArg::Pad => Uneven::Pad,
+            },
+        }),
         announce: false,
         state_file,
     };

@@ -264,6 +264,8 @@ fn job_json(j: &JobStatus) -> Value {
     json!({"job": j.job, "incomplete": incomplete, "dataset_id": j.dataset_id, "pipeline": j.pipeline, "iteration_id": j.iteration_id,
            "epoch": j.epoch, "state": j.state, "mode": j.mode, "splits_total": j.splits_total,
            "splits_leased": j.splits_leased, "clients": j.clients, "tasks": j.tasks, "failure": failure,
+           "target_workers": j.target_workers, "num_consumers": j.num_consumers,
+           "surplus_elements": j.surplus_elements, "padded_elements": j.padded_elements,
            "bottleneck": j.bottleneck, "stages": stages, "policy": j.policy, "caching": j.caching,
            "shard_by": Some(&j.shard_by).filter(|by| !by.is_empty()), "num_shards": j.num_shards,
            "modes": modes_json(j), "io": io_json(j), "rows_skipped": j.rows_skipped, "first_skips": j.first_skips,

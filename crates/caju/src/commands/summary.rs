@@ -185,6 +185,8 @@ mod tests {
         for epoch in 0..2 {
             report.epochs.push(EpochReport {
                 rows_skipped: 0,
+                padded_rows: 0,
+                surplus_elements: 0,
                 first_skips: Vec::new(),
                 incomplete: None,
                 epoch,

@@ -87,14 +87,27 @@ pub(super) fn check_job(job: &Job, consumers: Option<&Consumers>) -> Result<()> 
 /// The index under which a reader joins.
 ///
 /// # Errors
-/// `AlreadyExists` if another reader has it, `FailedPrecondition` for an Arrow Flight reader.
-pub(super) fn index(iteration: &Iteration, request: &v1::OpenIterationRequest) -> Result<Option<u32>> {
+/// `AlreadyExists` if another reader has it, `FailedPrecondition` for an Arrow Flight reader, and for one that cannot read
+/// from a worker that the other consumers read from.
+pub(super) fn index(
+    iteration: &Iteration,
+    request: &v1::OpenIterationRequest,
+    local: &[WorkerId],
+) -> Result<Option<u32>> {
     let Some(even) = &iteration.even else { return Ok(None) };
     if request.flight {
         return Err(Error::failed_precondition(format!(
             "{} has {} consumers, and an Arrow Flight reader is none of them; take another job name",
             iteration.describe(),
             even.consumers.count
+        )));
+    }
+    if let Some(task) = iteration.tasks.values().find(|t| t.local_only && !local.contains(&t.worker)) {
+        return Err(Error::failed_precondition(format!(
+            "{}: its other consumers read from {}, which only their own process reads, and every consumer gets elements of \
+             every worker; take workers that all consumers reach, and another job name",
+            iteration.describe(),
+            task.worker
         )));
     }
     let index = request.consumer_index;

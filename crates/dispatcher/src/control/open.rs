@@ -164,7 +164,7 @@ impl Core {
                 targets::has_shard(txn.state, iteration, &local)?;
             }
             let consumer = match txn.state.iterations.get(&id) {
-                Some(iteration) => consumers::index(iteration, request)?,
+                Some(iteration) => consumers::index(iteration, request, &local)?,
                 None => None,
             };
             // A client that reads several epochs has one secret.

@@ -54,7 +54,8 @@ impl Iteration {
         let local_only = worker.is_local_only(self.target);
         if self.even.is_some() {
             // Every consumer gets elements of every task.
-            return !local_only && !self.members.is_empty();
+            let everybody = || self.members.keys().all(|c| self.is_local(*c, worker.id));
+            return !self.members.is_empty() && (!local_only || everybody());
         }
         self.members.iter().any(|(client, member)| match member.flight {
             Some(own) => own == worker.id,

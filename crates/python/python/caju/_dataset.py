@@ -16,7 +16,7 @@ from ._iterator import DatasetIterator, connected
 from ._logging import sync_level
 from ._memory import inline
 from ._schema import Schema
-from ._service import Service, refuse_coordination
+from ._service import Service, consumers_of
 from ._stages import Stages, given, plain, refuse_not_finite
 
 if TYPE_CHECKING:
@@ -123,12 +123,17 @@ class Dataset(Stages):
         used are not delivered again, so the epoch ends with a `FailedPrecondition` for the other readers, unless they accept
         the loss with `lost_readers="allow"`. Rows that it had not used go to the other readers in any case.
 
+        With `num_consumers=N` the job has N readers, each with a `consumer_index` from 0 to N - 1, and all of them get the
+        same number of elements in each epoch, however fast they are. What is left when all have had equally many is dropped
+        (`uneven="drop"`, the default), or delivered with copies for the others (`uneven="pad"`; `stats` counts them). A
+        consumer that leaves early or vanishes ends the epoch of all with an `Unavailable`.
+
         `target_workers="local"` reads only from the workers of this process (`start_worker`), without a socket; a dispatcher
         elsewhere still deals the rows. When the last of them stops, the epoch fails with `Cancelled`. "any" reads from all
         workers. "auto", the default, reads from all except workers of other processes that have the tag `COLOCATED`. All
         readers of a job say the same.
         """
-        refuse_coordination(num_consumers, consumer_index, uneven)
+        consumer = consumers_of(job_name, num_consumers, consumer_index, uneven)
         if self._service is not None:
             raise InvalidPipeline(
                 f"this dataset is distributed already, to {self._service.address}, and a second `distribute` would "
@@ -137,7 +142,7 @@ class Dataset(Stages):
         out = self._copy()
         out._service = Service.of(
             service, job_name, epochs, processing_mode, seed, policy, encoding, connect_timeout, lost_readers,
-            target_workers,
+            target_workers, consumer,
         )
         return out
 
@@ -415,6 +420,7 @@ class Dataset(Stages):
             "epochs": service.epochs or 0,
             "lost_readers": service.lost_readers,
             "target_workers": service.target_workers,
+            "consumer": service.consumer,
         }
 
     # ---- changes ------------------------------------------------------------------------------------------------

@@ -63,6 +63,8 @@ class Stats(NamedTuple):
     """Seconds from opening the epoch to the first rows; 0 until then."""
     elapsed_s: float
     """Seconds from opening the epoch until now, or until its end."""
+    padded_elements: int = 0
+    """Elements of those that repeat what another consumer of the job got (`uneven="pad"`)."""
 
 
 class Skipped(NamedTuple):

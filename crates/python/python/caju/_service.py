@@ -6,7 +6,7 @@ from typing import Any
 
 from . import _caju
 from ._cluster import LocalCluster, address_of
-from ._errors import InvalidPipeline, Unimplemented
+from ._errors import InvalidPipeline
 from ._numbers import whole
 
 MODES = ("dynamic", "off", "file", "data", "file_or_data", "hint")
@@ -21,7 +21,7 @@ class Service:
 
     __slots__ = (
         "address", "connect_timeout", "encoding", "epochs", "job_name", "keep", "lost_readers", "mode", "policy", "seed",
-        "target_workers",
+        "target_workers", "consumer",
     )
 
     def __init__(
@@ -37,6 +37,7 @@ class Service:
         connect_timeout: float = 10.0,
         lost_readers: str = "fail",
         target_workers: str | None = None,
+        consumer: tuple[int, int, str] | None = None,
     ) -> None:
         self.address = address
         self.keep = keep
@@ -49,6 +50,7 @@ class Service:
         self.connect_timeout = connect_timeout
         self.lost_readers = lost_readers
         self.target_workers = target_workers
+        self.consumer = consumer
 
     @classmethod
     def of(
@@ -63,6 +65,7 @@ class Service:
         connect_timeout: float,
         lost_readers: str = "fail",
         target_workers: str | None = None,
+        consumer: tuple[int, int, str] | None = None,
     ) -> Service:
         """The arguments of `distribute`, checked."""
         for name, text in (("job_name", job_name), ("policy", policy), ("encoding", encoding)):
@@ -97,7 +100,7 @@ class Service:
         keep = None if service is address else service
         return cls(
             address, keep, job_name or "", epochs, processing_mode, seed, policy or "", encoding or "", connect_timeout,
-            lost_readers, target_workers,
+            lost_readers, target_workers, consumer,
         )
 
     @property
@@ -122,21 +125,24 @@ class Service:
             setattr(self, name, value)
 
 
-def refuse_coordination(num_consumers: int | None, consumer_index: int | None, uneven: str | None) -> None:
-    """Checks the arguments of coordinated reads, which are not implemented yet."""
+def consumers_of(
+    job_name: str | None, num_consumers: int | None, consumer_index: int | None, uneven: str | None
+) -> tuple[int, int, str] | None:
+    """The number of consumers of a job, which of them this dataset is, and what happens to elements that are left; None if
+    the readers of the job share its elements as they come.
+    """
     if num_consumers is None and consumer_index is None and uneven is None:
-        return
+        return None
     if uneven is not None and uneven not in UNEVEN:
         raise InvalidPipeline(f"uneven={uneven!r} is not one of {', '.join(UNEVEN)}")
-    if num_consumers is None:
+    count = whole("num_consumers", num_consumers, 1, 2**16)
+    if count is None:
         raise InvalidPipeline("consumer_index= and uneven= belong to num_consumers=, which is not given")
-    num_consumers = whole("num_consumers", num_consumers, 1)
-    consumer_index = whole("consumer_index", consumer_index, 0)
-    if consumer_index is not None and num_consumers is not None and consumer_index >= num_consumers:
-        raise InvalidPipeline(f"consumer_index={consumer_index} is not one of the {num_consumers} consumers, counted from 0")
-    raise Unimplemented(
-        "coordinated reads (num_consumers=, the same number of steps for every rank) are not implemented yet; ranks with "
-        "the same job_name share its rows, each row goes to a rank that is ready for it, and their numbers of steps differ: "
-        "end the epoch of all ranks at the first that ends (torch.distributed.algorithms.join.Join), or after a number of "
-        "steps that all ranks reach"
-    )
+    index = whole("consumer_index", consumer_index, 0)
+    if index is None:
+        raise InvalidPipeline(f"num_consumers={count} needs consumer_index=, from 0 to {count - 1}: which of them this process is")
+    if index >= count:
+        raise InvalidPipeline(f"consumer_index={index} is not one of the {count} consumers, counted from 0")
+    if job_name is None:
+        raise InvalidPipeline("num_consumers= needs job_name=, under which the consumers find each other")
+    return count, index, uneven or "drop"

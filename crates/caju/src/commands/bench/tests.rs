@@ -26,6 +26,8 @@ fn trial(policy: &str, times: &[f64], get: u64) -> Trial {
         splits: if epoch == 0 { SplitsReport::default() } else { SplitsReport { get, ..Default::default() } },
         bytes: 0,
         rows_skipped: 0,
+        padded_rows: 0,
+        surplus_elements: 0,
         first_skips: Vec::new(),
         incomplete: None,
     };

@@ -111,6 +111,8 @@ mod tests {
             splits,
             bytes: 0,
             rows_skipped: 0,
+            padded_rows: 0,
+            surplus_elements: 0,
             first_skips: Vec::new(),
             incomplete: None,
         }
