@@ -269,11 +269,14 @@ fn lost_reason(state: &State, task: TaskId, client: ClientId, reason: &str) -> S
 
 /// The tasks that a client should know of.
 pub(super) fn task_infos(state: &State, iteration: &Iteration, client: ClientId) -> Vec<v1::TaskInfo> {
+    // What a task has for one consumer nobody else reads.
+    let is_read =
+        |t: &crate::state::Task| iteration.even.is_none() || t.is_done() || t.read_by.contains(&client);
     let info = |t: &crate::state::Task| v1::TaskInfo {
         task_id: t.id.0,
         worker_id: t.worker.0,
         address: state.workers.get(&t.worker).map(|w| w.address.clone()).unwrap_or_default(),
-        ended: t.is_over(),
+        ended: t.is_over() && is_read(t),
         lost: t.is_lost(),
         slot: t.feed.0,
         ticket: t.secret.map(|s| ticket(&s, client).to_vec().into()).unwrap_or_default(),

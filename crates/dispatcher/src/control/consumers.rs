@@ -112,6 +112,11 @@ pub(super) fn index(
     }
     let index = request.consumer_index;
     match iteration.members.iter().find(|(_, m)| m.consumer == Some(index)) {
+        None if even.joined.contains(&index) => Err(Error::failed_precondition(format!(
+            "{}: consumer {index} of {} has read it already; take another job name to read the data again",
+            iteration.describe(),
+            even.consumers.count
+        ))),
         Some((client, _)) => Err(Error::already_exists(format!(
             "{}: consumer {index} of {} is {client} already; give every consumer an index of its own",
             iteration.describe(),
@@ -132,10 +137,9 @@ pub(super) fn absent_consumers(
     let mut waiting = BTreeSet::new();
     for iteration in state.iterations.values() {
         let Some(even) = iteration.even.as_ref().filter(|_| iteration.is_running()) else { continue };
-        let present: BTreeSet<u32> = iteration.members.values().filter_map(|m| m.consumer).collect();
         let absent: Vec<String> =
-            (0..even.consumers.count).filter(|c| !present.contains(c)).map(|c| c.to_string()).collect();
-        if absent.is_empty() || present.is_empty() {
+            (0..even.consumers.count).filter(|c| !even.joined.contains(c)).map(|c| c.to_string()).collect();
+        if absent.is_empty() || iteration.members.is_empty() {
             continue;
         }
         waiting.insert(iteration.id);
@@ -158,8 +162,7 @@ pub(super) fn absent_consumers(
 /// The consumer that holds up the others: one that has not come, or the one whose user took the fewest elements.
 pub(super) fn slowest(reports: &Reports, iteration: &Iteration) -> String {
     let Some(even) = &iteration.even else { return String::new() };
-    let present: BTreeSet<u32> = iteration.members.values().filter_map(|m| m.consumer).collect();
-    if let Some(absent) = (0..even.consumers.count).find(|c| !present.contains(c)) {
+    if let Some(absent) = (0..even.consumers.count).find(|c| !even.joined.contains(c)) {
         return format!("consumer {absent} of {}, which has not come", even.consumers.count);
     }
     let taken = |client| reports.clients.get(&(iteration.id, client)).map_or(0, |r| r.elements);

@@ -7,6 +7,8 @@
 //! A task that is lost may have given some consumers more than others. Those are *behind* by what they lack, and the task
 //! that runs the lost rows again serves them first.
 
+use std::collections::BTreeSet;
+
 use caju_types::{Error, TaskId};
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +49,9 @@ impl Uneven {
 pub struct Even {
     /// Who reads it.
     pub consumers: Consumers,
+    /// Consumers that have come.
+    #[serde(default)]
+    pub joined: BTreeSet<u32>,
     /// By how many elements each consumer is behind after tasks were lost.
     #[serde(default)]
     pub behind: Vec<u64>,
@@ -61,7 +66,12 @@ pub struct Even {
 impl Even {
     pub(super) fn new(consumers: Consumers) -> Self {
         let behind = vec![0; consumers.count as usize];
-        Self { consumers, behind, surplus: 0, padded: 0 }
+        Self { consumers, joined: BTreeSet::new(), behind, surplus: 0, padded: 0 }
+    }
+
+    /// Whether every consumer has come.
+    pub fn is_complete(&self) -> bool {
+        self.joined.len() == self.consumers.count as usize
     }
 }
 
@@ -195,9 +205,10 @@ fn units(tails: &[(TaskId, &Tail)]) -> Vec<Unit> {
 }
 
 impl Iteration {
-    /// The deal of all tails, once every task that runs is at its tail and no split is left.
+    /// The deal of all tails, once every consumer has come, every task that runs is at its tail and no split is left. Until
+    /// then no task ends: who comes late finds them all.
     pub fn deal(&self) -> Option<Result<Deal, Error>> {
-        let even = self.even.as_ref().filter(|_| self.failure.is_none())?;
+        let even = self.even.as_ref().filter(|even| even.is_complete() && self.failure.is_none())?;
         if self.feeds.values().any(super::Feed::has_work) || self.tasks.values().any(Task::is_lost) {
             return None;
         }

@@ -285,6 +285,10 @@ impl Iteration {
     pub(super) fn join(&mut self, client: ClientId, member: Member) {
         self.flight_readers |= member.flight.is_some();
         self.strict |= !member.allow_lost;
+        if let (Some(even), Some(consumer)) = (&mut self.even, member.consumer) {
+            even.joined.insert(consumer);
+            self.version += 1;
+        }
         self.members.insert(client, member);
     }
 

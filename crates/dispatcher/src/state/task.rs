@@ -137,6 +137,11 @@ impl Task {
         matches!(self.state, TaskState::Lost { .. })
     }
 
+    /// Whether its rows cannot be lost any more.
+    pub fn is_done(&self) -> bool {
+        self.state == TaskState::Done
+    }
+
     /// Whether all its rows were emitted.
     pub fn is_over(&self) -> bool {
         matches!(self.state, TaskState::Ended | TaskState::Done)

@@ -178,6 +178,25 @@ async fn a_rank_that_does_not_come_is_named() {
     assert!(e.message().contains("consumer 1 of 3, which has not come"), "{e}");
 }
 
+/// A small epoch is computed in full before the second consumer comes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_that_comes_late_finds_its_elements() {
+    let cluster = Cluster::start(2).await;
+    let def = batched(1000, 10, false);
+    let client = cluster.client().await;
+    let first = client.read(consumer(&def, "job", 0, 2, Uneven::Drop)).await.unwrap();
+    let monitor = first.monitor();
+    let early = tokio::spawn(read(first, Duration::ZERO));
+    while monitor.progress().stats.elements < 40 {
+        tokio::task::yield_now().await;
+    }
+    let second = client.read(consumer(&def, "job", 1, 2, Uneven::Drop)).await.unwrap();
+    let late = tokio::time::timeout(PATIENCE, read(second, Duration::ZERO)).await.unwrap().unwrap();
+    even(&[early.await.unwrap().unwrap(), late], 50, 10);
+    let again = client.read(consumer(&def, "job", 1, 2, Uneven::Drop)).await.err().unwrap();
+    assert!(again.message().contains("already"), "{again}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_agree_about_the_consumers_of_a_job() {
     let cluster = Cluster::start(1).await;
