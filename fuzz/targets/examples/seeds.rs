@@ -120,6 +120,7 @@ fn messages() {
             ..Default::default()
         }],
         reason: "the connection broke".into(),
+        elements: 0,
     };
     let failure = v1::Failure { kind: "data loss".into(), message: "a file: it is damaged".into() };
     let definition_json = DEFINITION.to_string();
