@@ -130,5 +130,5 @@ fn what_cannot_be_stored_is_said() {
     p.run(&FULL).expect_code(2).expect_error(&["`repeat` at steps[0] never ends"]);
     let p = on_files(2, json!([{ "batch": 5 }, "autocache"]));
     let off = [&FULL[..], &["--processing-mode", "off"]].concat();
-    p.run(&off).expect_code(2).expect_error(&["`off`", "`batch`"]);
+    p.run(&off).expect_code(2).expect_error(&["outside processing mode `dynamic`", "`batch`"]);
 }

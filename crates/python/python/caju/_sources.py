@@ -168,8 +168,14 @@ class _Registered(Dataset):
         raise InvalidPipeline(f"stages cannot be added to the registered dataset `{self._id}`; build the pipeline from its definition: "
             "caju.from_yaml(dataset.to_yaml())")
 
-    def _read(self, client: _caju.Client, service: Service, epoch: int) -> _caju.Reader:
-        return client.read(None, dataset_id=self._id, **self._request(service, epoch))
+    def _read(
+        self,
+        client: _caju.Client,
+        service: Service,
+        epoch: int,
+        states: Mapping[str, Any] | None = None,
+    ) -> _caju.Reader:
+        return client.read(None, dataset_id=self._id, **self._request(service, epoch), **(states or {}))
 
     def __repr__(self) -> str:
         where = self._service.address if isinstance(self._service, Service) else "?"
