@@ -17,6 +17,9 @@ fn through<M: Message + Default>(bytes: &[u8]) -> Vec<u8> {
     M::decode(bytes).unwrap().encode_to_vec()
 }
 
+/// The name of a message, and what becomes of its bytes when it is read and written.
+type RoundTrip = (&'static str, fn(&[u8]) -> Vec<u8>);
+
 macro_rules! round_trips {
     ($($name:ident,)*) => {
         &[$((stringify!($name), through::<v1::$name> as fn(&[u8]) -> Vec<u8>)),*]
@@ -25,7 +28,7 @@ macro_rules! round_trips {
 
 #[test]
 fn every_field_of_the_first_version_is_still_read_and_written() {
-    let messages: &[(&str, fn(&[u8]) -> Vec<u8>)] = round_trips![
+    let messages: &[RoundTrip] = round_trips![
         ClientHeartbeatRequest,
         ClientHeartbeatResponse,
         CloseClientRequest,

@@ -40,7 +40,6 @@ pub type Intercept = fn(Request<()>) -> Result<Request<()>, Status>;
 ///
 /// # Errors
 /// None: a version is always valid metadata.
-#[expect(clippy::result_large_err, reason = "tonic's own type")]
 pub fn name_version(mut request: Request<()>) -> Result<Request<()>, Status> {
     put_version(request.metadata_mut());
     Ok(request)
@@ -57,7 +56,6 @@ pub fn put_version(metadata: &mut MetadataMap) {
 ///
 /// # Errors
 /// `FailedPrecondition` with both versions.
-#[expect(clippy::result_large_err, reason = "tonic's own type")]
 pub fn refuse_other_major(request: Request<()>) -> Result<Request<()>, Status> {
     match speaks_with(request.metadata(), "the caller") {
         Ok(()) => Ok(request),

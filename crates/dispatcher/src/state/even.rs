@@ -142,11 +142,11 @@ pub(super) fn deal(tails: &[(TaskId, &Tail)], behind: &[u64], uneven: Uneven) ->
         Uneven::Drop => least.max(delivered),
     };
     let before = given.len();
-    for consumer in 0..have.len() {
-        while have[consumer] > target {
+    for (consumer, have) in have.iter_mut().enumerate() {
+        while *have > target {
             let Some(last) = given.iter().rposition(|(_, c, _)| *c == consumer) else { break };
             given.remove(last);
-            have[consumer] -= 1;
+            *have -= 1;
         }
     }
     let surplus = (before - given.len()) as u64;

@@ -86,6 +86,9 @@ fn concurrent<W: Work>(
     .boxed()
 }
 
+/// An item that leaves, with the work that is left of it and the place of that work.
+type Leaving<W> = (Result<Item>, Option<(u64, W)>);
+
 /// What computing gives: a chunk and the work that is left.
 type Computed<W> = Result<(Chunk, Option<W>)>;
 
@@ -245,7 +248,7 @@ impl<W> Window<W> {
     }
 
     /// An item that may leave, with the work that is left of it. That work keeps the item's place.
-    fn leave(&mut self) -> Option<(Result<Item>, Option<(u64, W)>)> {
+    fn leave(&mut self) -> Option<Leaving<W>> {
         let number = self.first_to_leave()?;
         let slot = self.slots.get_mut(&number)?;
         let (item, rest) = slot.ready.take()?;
@@ -331,10 +334,12 @@ mod tests {
         }
     }
 
+    type Gate = oneshot::Sender<Result<()>>;
+
     /// The stages at work on these items, with one gate for each chunk, and the names of what left.
     struct Bench {
         items: Items,
-        gates: Arc<Mutex<HashMap<(u64, u64), oneshot::Sender<Result<()>>>>>,
+        gates: Arc<Mutex<HashMap<(u64, u64), Gate>>>,
     }
 
     impl Bench {

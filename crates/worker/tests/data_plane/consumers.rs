@@ -186,13 +186,16 @@ async fn a_rank_that_comes_late_finds_its_elements() {
     let client = cluster.client().await;
     let first = client.read(consumer(&def, "job", 0, 2, Uneven::Drop)).await.unwrap();
     let monitor = first.monitor();
-    let early = tokio::spawn(read(first, Duration::ZERO));
-    while monitor.progress().stats.elements < 40 {
-        tokio::task::yield_now().await;
-    }
-    let second = client.read(consumer(&def, "job", 1, 2, Uneven::Drop)).await.unwrap();
-    let late = tokio::time::timeout(PATIENCE, read(second, Duration::ZERO)).await.unwrap().unwrap();
-    even(&[early.await.unwrap().unwrap(), late], 50, 10);
+    let late = async {
+        while monitor.progress().stats.elements < 40 {
+            tokio::task::yield_now().await;
+        }
+        let second = client.read(consumer(&def, "job", 1, 2, Uneven::Drop)).await.unwrap();
+        read(second, Duration::ZERO).await
+    };
+    let both = futures::future::join(read(first, Duration::ZERO), late);
+    let (early, late) = tokio::time::timeout(PATIENCE, both).await.unwrap();
+    even(&[early.unwrap(), late.unwrap()], 50, 10);
     let again = client.read(consumer(&def, "job", 1, 2, Uneven::Drop)).await.err().unwrap();
     assert!(again.message().contains("already"), "{again}");
 }

@@ -122,7 +122,7 @@ async fn ckp_07_a_state_is_read_on_and_a_state_taken_there_again() {
     assert!(end, "five times 70 elements are more than 300");
     assert_eq!(sorted(&all), whole);
     let state = state.unwrap();
-    assert!(rest(1, behind(&def, "", &[state.clone()])).await.is_empty(), "nothing is left");
+    assert!(rest(1, behind(&def, "", std::slice::from_ref(&state))).await.is_empty(), "nothing is left");
     assert!(state.taken.encode().len() < 200, "the end is a short state: {state:?}");
 }
 
@@ -136,7 +136,7 @@ async fn ckp_03_a_state_goes_back_on_the_same_dispatcher_under_the_same_job() {
     let state = first.state().unwrap();
     let mut more = take_of(&mut first, 50).await;
     // The first reader is still there: it is over with the epoch's second beginning.
-    let mut second = client.read(behind(&def, "train", &[state.clone()])).await.unwrap();
+    let mut second = client.read(behind(&def, "train", std::slice::from_ref(&state))).await.unwrap();
     let e = loop {
         match tokio::time::timeout(PATIENCE, first.next()).await.expect("an end") {
             Ok(element) => more.push(ids(&element.expect("the epoch is not over").batch)),
@@ -187,13 +187,16 @@ async fn a_state_of_something_else_is_refused_with_the_reason() {
         (one(&|s| s.seed = 9), "of the seed 9"),
         (one(&|s| s.epoch = 4), "of epoch 4"),
         (one(&|s| s.mode = "off".into()), "processing mode `off`"),
-        (behind(&range(30_000, &[json!({"batch": 38})]), "", &[state.clone()]), "of the dataset"),
+        (behind(&range(30_000, &[json!({"batch": 38})]), "", std::slice::from_ref(&state)), "of the dataset"),
         (
             behind(&def, "", &[state.clone(), ReaderState { iteration: 77, ..state.clone() }]),
             "not of one reading of one epoch",
         ),
-        (ReadRequest { seed: Some(5), ..behind(&def, "", &[state.clone()]) }, "of the seed 0"),
-        (ReadRequest { mode: ProcessingMode::Off, ..behind(&def, "", &[state.clone()]) }, "mode `dynamic`"),
+        (ReadRequest { seed: Some(5), ..behind(&def, "", std::slice::from_ref(&state)) }, "of the seed 0"),
+        (
+            ReadRequest { mode: ProcessingMode::Off, ..behind(&def, "", std::slice::from_ref(&state)) },
+            "mode `dynamic`",
+        ),
     ];
     for (request, said) in cases {
         let e = client.read(request).await.map(|_| ()).unwrap_err();
