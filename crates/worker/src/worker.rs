@@ -215,7 +215,7 @@ impl WorkerHandle {
             if reported.is_ok() { identity.leave(true).await } else { reported }
         };
         if let Ok(Err(e)) = tokio::time::timeout(BOUND, leaving).await {
-            tracing::debug!(error = %e, "the dispatcher was not told that this worker left, and will miss it");
+            tracing::debug!(error = %e, "the dispatcher could not be notified that this worker leaves; it will find out by its silence");
         }
         self.local.remove(self.address());
         self.group.shutdown(BOUND).await;

@@ -46,6 +46,7 @@ fn ckp_06_no_state_at_the_path_is_not_found_with_option_resume() {
     let missing = missing.to_str().unwrap();
     cluster
         .read(&p, &["--state", missing, "--resume"])
+        .expect_code(2)
         .expect_error(&["none.json", "no state to go on from"]);
     let damaged = p.folder().join("damaged.json");
     std::fs::write(&damaged, "{}").unwrap();

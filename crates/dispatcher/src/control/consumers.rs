@@ -18,6 +18,10 @@ use crate::state::{
 /// The most consumers of one job. A task keeps a queue for each.
 const MAX_CONSUMERS: u32 = 65_536;
 
+/// The most elements of one tail that its rows may fill, and that its consumers together may lack: each is dealt under the lock of
+/// the state. A task keeps less than one batch per repetition, and is behind by what a lost worker had sent.
+const MAX_TAIL_ELEMENTS: u64 = 1 << 20;
+
 /// What a reader asks for; none if it shares elements as they come.
 ///
 /// # Errors
@@ -215,13 +219,7 @@ fn reach_tail(txn: &mut Txn<'_>, id: TaskId, worker: WorkerId, request: &v1::Dea
     let Some(even) = &iteration.even else {
         return Err(Error::failed_precondition(format!("{} has no consumers", iteration.describe())));
     };
-    let count = u64::from(even.consumers.count);
-    if request.elements >= count || request.behind.len() as u64 > count {
-        return Err(Error::invalid(format!(
-            "{id} keeps {} elements for {count} consumers: it should have dealt a round",
-            request.elements
-        )));
-    }
+    check_tail(id, request, even.consumers.count)?;
     if task.tail.is_none() {
         let mut behind = request.behind.clone();
         behind.resize(even.behind.len(), 0);
@@ -233,6 +231,26 @@ fn reach_tail(txn: &mut Txn<'_>, id: TaskId, worker: WorkerId, request: &v1::Dea
             behind,
         };
         txn.apply(Update::TailReached { task: id, tail });
+    }
+    Ok(())
+}
+
+/// Whether a tail can be dealt in bounded time and memory.
+fn check_tail(id: TaskId, request: &v1::DealTailRequest, count: u32) -> Result<()> {
+    let count = u64::from(count);
+    if request.elements >= count || request.behind.len() as u64 > count {
+        return Err(Error::invalid(format!(
+            "{id} keeps {} elements for {count} consumers: it should have dealt a round",
+            request.elements
+        )));
+    }
+    let of_rows = request.rows.checked_div(request.batch_rows).unwrap_or(0);
+    let behind = request.behind.iter().fold(0, |sum: u64, more| sum.saturating_add(*more));
+    if of_rows > MAX_TAIL_ELEMENTS || behind > MAX_TAIL_ELEMENTS {
+        return Err(Error::invalid(format!(
+            "{id} keeps rows of {of_rows} elements at its end, and its consumers lack {behind}; at most \
+             {MAX_TAIL_ELEMENTS} are possible: start the epoch again under another job name"
+        )));
     }
     Ok(())
 }
@@ -254,4 +272,33 @@ fn deal(txn: &mut Txn<'_>, id: IterationId) -> Result<()> {
 fn to_proto(piece: &DealtPiece) -> v1::DealtPiece {
     let DealtPiece { consumer, of_rows, start, end, copy } = *piece;
     v1::DealtPiece { consumer, of_rows, start, end, copy }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tail_that_cannot_be_dealt_in_bounded_time_is_refused() {
+        let check = |request: v1::DealTailRequest| {
+            check_tail(TaskId(7), &request, 2).map_err(|e| e.message().to_string())
+        };
+        let tail = v1::DealTailRequest {
+            elements: 1,
+            rows: 9,
+            batch_rows: 10,
+            behind: vec![0, 3],
+            ..Default::default()
+        };
+        assert_eq!(check(tail.clone()), Ok(()));
+        assert_eq!(check(v1::DealTailRequest { batch_rows: 0, ..tail.clone() }), Ok(()));
+        for bad in [
+            v1::DealTailRequest { elements: 2, ..tail.clone() },
+            v1::DealTailRequest { behind: vec![0; 3], ..tail.clone() },
+            v1::DealTailRequest { rows: u64::MAX, batch_rows: 1, ..tail.clone() },
+            v1::DealTailRequest { behind: vec![u64::MAX, u64::MAX], ..tail },
+        ] {
+            assert!(check(bad).is_err_and(|e| e.starts_with("task-7 keeps")));
+        }
+    }
 }

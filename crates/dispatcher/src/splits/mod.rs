@@ -183,7 +183,7 @@ struct Skip {
     /// Splits so far, and their rolling hash as long as it is of use.
     count: u64,
     digest: u64,
-    /// The last split was passed over, and is not issued.
+    /// The last split was skipped, and is not issued.
     gap: bool,
 }
 

@@ -222,7 +222,7 @@ impl Iteration {
         }
         let mut behind = even.behind.clone();
         for (_, tail) in &tails {
-            behind.iter_mut().zip(&tail.behind).for_each(|(sum, more)| *sum += more);
+            behind.iter_mut().zip(&tail.behind).for_each(|(sum, more)| *sum = sum.saturating_add(*more));
         }
         Some(deal(&tails, &behind, even.consumers.uneven).map_err(|e| e.context(self.describe())))
     }

@@ -96,7 +96,7 @@ impl Iteration {
         let count = self.even.as_ref().map_or(0, |e| e.consumers.count);
         Error::unavailable(format!(
             "{}: consumer {consumer} of {count} ({client}) is gone before the end of the epoch: {}; the others cannot have as \
-             many elements without it, so start all consumers again: the epoch begins anew when all have left",
+             many elements without it, so start all consumers again: the epoch begins again when all have left",
             self.describe(),
             gone.reason
         ))

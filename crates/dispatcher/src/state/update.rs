@@ -419,7 +419,7 @@ pub struct SplitRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<Arc<str>>,
     /// The number of splits that were issued with this one, and their rolling hash; absent if it follows the last one that was
-    /// issued. Splits before it were passed over, because all their rows were taken before the iteration began.
+    /// issued. Splits before it were skipped, because all their rows were taken before the iteration began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<(u64, u64)>,
 }

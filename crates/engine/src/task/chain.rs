@@ -154,7 +154,7 @@ fn local_part(
     if dirty || gaps { renumber(items) } else { items }
 }
 
-/// The order that the split-local stages must keep. Where rows are numbered anew within their split, or stored, the rows of a
+/// The order that the split-local stages must keep. Where rows are renumbered within their split, or stored, the rows of a
 /// split must stay in order.
 fn order_of(steps: &[Step], ctx: &TaskContext, ordered: bool) -> Order {
     let numbers = |s: &Step| match s {

@@ -160,7 +160,7 @@ async fn a_rank_that_leaves_early_ends_the_epoch_of_all() {
     let e = tokio::time::timeout(PATIENCE, read(stays, Duration::ZERO)).await.unwrap().err().unwrap();
     assert_eq!(e.kind(), ErrorKind::Unavailable);
     assert!(e.message().contains("consumer 1 of 2"), "{e}");
-    // All start again: the epoch begins anew.
+    // All start again: the epoch begins again.
     let again = epoch(&cluster, &batched(1000, 10, false), "again", 2, Uneven::Drop).await;
     even(&again, 50, 10);
 }
