@@ -71,12 +71,13 @@ async fn splits_that_exceed_the_buffer_are_computed_again() {
     let pair = pair().await;
     let want = pair.computed(how(0)).await;
     // A split has some 22 kB at one hint and 33 kB at the other.
-    let cache = cache_with(&place("kept"), memory(300 << 10)).await;
+    let cache = cache_with(&place("kept"), memory(100 << 10)).await;
     let plan = pair.hints[1].plan("arrow/none");
     let (rows, modes) = decided(&pair, &cache, 40, &plan).await;
     assert_eq!(rows, want);
-    // Of 300 KiB.
-    assert!(modes.kept <= 14 && modes.compute >= 16, "{modes:?}");
+    // 100 KiB hold four whole splits. Splits that are read while the decision comes have few rows in the buffer, and are
+    // stored as well: how many they are depends on the machine. Without the limit all forty would be stored.
+    assert!(modes.compute >= 16, "{modes:?}");
     assert_eq!(modes.put + modes.compute, SPLITS, "{modes:?}");
     let (rows, again) = pair.with(&cache, how(1), &plan).await;
     assert_eq!((rows, again.put, again.get), (want, modes.compute, modes.put));
