@@ -73,7 +73,7 @@ pub(super) fn check_new(consumers: Option<&Consumers>, mode: Mode, target: Targe
 /// # Errors
 /// `AlreadyExists` if the job has other consumers.
 pub(super) fn check_job(job: &Job, consumers: Option<&Consumers>) -> Result<()> {
-    if job.consumers.as_ref() == consumers {
+    if job.spec.consumers.as_ref() == consumers {
         return Ok(());
     }
     let describe = |c: Option<&Consumers>| match c {
@@ -83,7 +83,7 @@ pub(super) fn check_job(job: &Job, consumers: Option<&Consumers>) -> Result<()> 
     Err(Error::already_exists(format!(
         "job `{}` has {}, and this reader asks for {}; take another job name",
         job.name,
-        describe(job.consumers.as_ref()),
+        describe(job.spec.consumers.as_ref()),
         describe(consumers)
     )))
 }

@@ -184,7 +184,7 @@ pub(super) fn register(
 /// is.
 fn known<'a>(state: &'a State, new: &Dataset, job: Option<&JobName>) -> Option<&'a Dataset> {
     let same = || state.datasets.values().filter(|d| d.identity == new.identity);
-    let of_job = job.and_then(|name| state.jobs.get(name)).map(|j| &j.dataset);
+    let of_job = job.and_then(|name| state.jobs.get(name)).map(|j| &j.spec.dataset);
     let joined = same().find(|d| Some(&d.id) == of_job);
     joined
         .or_else(|| same().find(|d| d.payloads == new.payloads))

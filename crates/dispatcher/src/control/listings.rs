@@ -78,7 +78,7 @@ impl Core {
             issued,
             passed_over,
             dataset: iteration.dataset.clone(),
-            job_seed: state.jobs.get(&iteration.job).map_or(0, |j| j.seed),
+            job_seed: state.jobs.get(&iteration.job).map_or(0, |j| j.spec.seed),
             epoch: iteration.epoch,
             slot: (iteration.mode == Mode::Off).then_some(feed.0),
             shard: iteration.shard_of(feed),

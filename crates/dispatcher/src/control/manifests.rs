@@ -206,13 +206,14 @@ impl Core {
         // Rates are written when there are some, and not each time that they change.
         let decided_by = job.profile.as_ref().map_or("", |p| p.text());
         let read = job.replan.read_rate.is_some();
-        let text = format!("{} {} {:?} {read} {decided_by}", plan.prefix, job.seed, news.splits);
+        let text = format!("{} {} {:?} {read} {decided_by}", plan.prefix, job.spec.seed, news.splits);
         let hash = hash128(text.as_bytes());
         // A job that stored something may have begun a snapshot that was removed since its manifest was written.
         if !self.snapshots.written.is_new(hash) && put == 0 {
             return None;
         }
-        let drawn = draws.then(|| (dataset.definition_json.as_str().into(), plan.hint.clone(), job.seed));
+        let drawn =
+            draws.then(|| (dataset.definition_json.as_str().into(), plan.hint.clone(), job.spec.seed));
         Some(ManifestUpdate { prefix: plan.prefix, drawn, news, hash })
     }
 

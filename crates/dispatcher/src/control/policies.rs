@@ -9,7 +9,7 @@ use crate::state::{Dataset, Job, Policy};
 
 /// What a request to open an iteration says of caching.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct CachingRequest {
     /// None: the job's.
     pub(super) policy: Option<Policy>,
     /// None: the policy chooses.
@@ -23,7 +23,11 @@ impl Snapshots {
     }
 
     /// Reads what a request says, and checks it against the dataset.
-    pub(super) fn wanted(&self, request: &v1::OpenIterationRequest, dataset: &Dataset) -> Result<Wanted> {
+    pub(super) fn wanted(
+        &self,
+        request: &v1::OpenIterationRequest,
+        dataset: &Dataset,
+    ) -> Result<CachingRequest> {
         let encoding = match request.encoding.as_str() {
             "" => None,
             text => Some(text.parse::<Encoding>()?.to_string()),
@@ -39,7 +43,7 @@ impl Snapshots {
             }
         };
         let policy = if cache_only(dataset) { Some(self.stored_only(dataset, policy)?) } else { policy };
-        Ok(Wanted { policy, encoding })
+        Ok(CachingRequest { policy, encoding })
     }
 
     /// The policy of a job that may read stored rows alone: a forced one, the last hint's by default.
@@ -73,21 +77,21 @@ impl Snapshots {
 
     /// What an iteration of a job does at first; none: everything is computed.
     pub(super) fn first_plan(&self, job: &Job, dataset: &Dataset) -> Result<Option<Document<CachePlan>>> {
-        if job.profile_only {
+        if job.spec.profile_only {
             return Ok(None);
         }
         if job.decision.is_some() {
             return Ok(job.plan.clone());
         }
-        let Some(hint) = fixed_hint(&job.policy, &dataset.hints)? else { return Ok(None) };
-        let encoding = match &job.encoding {
+        let Some(hint) = fixed_hint(&job.spec.policy, &dataset.hints)? else { return Ok(None) };
+        let encoding = match &job.spec.encoding {
             Some(text) => text.parse()?,
             None => Encoding::default(),
         };
         // Behind a stage that mixes splits only a whole set of parts counts, and whether there is one is found out when
         // the splits are listed.
         let set = hint.is_set().then_some(SetPlan::Open);
-        let save = job.save.as_ref().map(|s| SavePlan { chunk_bytes: s.chunk_bytes });
+        let save = job.spec.save.as_ref().map(|s| SavePlan { chunk_bytes: s.chunk_bytes });
         let plan = CachePlan { save, set, ..CachePlan::whole(&hint.name, hint.prefix, encoding) };
         Ok(Some(plan.into()))
     }

@@ -6,7 +6,7 @@ use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, Result, TakenRows};
 
 use super::Txn;
-use super::open::mode_of_message;
+use super::jobs::mode_of_message;
 use crate::state::{Dataset, Failure, Iteration, Job, Mode, Resume, State, Update};
 
 /// The states of a request, as one. None if it has no states.
@@ -63,17 +63,17 @@ pub(super) fn check(request: &v1::OpenIterationRequest, job: &Job, dataset: &Dat
             state.fingerprint
         )));
     }
-    if state.seed != job.seed {
+    if state.seed != job.spec.seed {
         return Err(Error::invalid(format!(
             "the state is of the seed {}, and this reader reads {}: read with the seed of the state",
-            state.seed, job.seed
+            state.seed, job.spec.seed
         )));
     }
     let mode = mode_of_message(state.mode)?.unwrap_or(Mode::Dynamic);
-    if mode != job.mode {
+    if mode != job.spec.mode {
         return Err(Error::invalid(format!(
             "the state is of the processing mode `{mode}`, and job `{}` runs in `{}`: read in the mode of the state",
-            job.name, job.mode
+            job.name, job.spec.mode
         )));
     }
     Ok(())
@@ -181,7 +181,7 @@ impl Facts {
 
 /// The job's mode, as messages say it.
 pub(super) fn mode_of(state: &State, iteration: &Iteration) -> v1::ProcessingMode {
-    let mode = state.jobs.get(&iteration.job).map_or(iteration.mode, |j| j.mode);
+    let mode = state.jobs.get(&iteration.job).map_or(iteration.mode, |j| j.spec.mode);
     caju_proto::mode_from_name(mode.as_str()).unwrap_or_default()
 }
 

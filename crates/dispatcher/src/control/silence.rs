@@ -162,7 +162,7 @@ fn idle_iterations(state: &State, reports: &mut Reports, timers: &Timers, now: D
             continue;
         }
         let since = *reports.idle.entry(iteration.id).or_insert(now);
-        let alone = state.jobs.get(&iteration.job).is_some_and(|j| j.anonymous);
+        let alone = state.jobs.get(&iteration.job).is_some_and(|j| j.spec.anonymous);
         if alone || now.saturating_sub(since) > timers.job_gc_timeout {
             out.push(Update::IterationDropped { iteration: iteration.id });
         }

@@ -80,7 +80,7 @@ impl Core {
                 .and_then(profile_with_rates)
                 .map(|profile| profile.text().to_string())
                 .unwrap_or_default(),
-            policy: state.jobs.get(&iteration.job).map(|j| j.policy.to_string()).unwrap_or_default(),
+            policy: state.jobs.get(&iteration.job).map(|j| j.spec.policy.to_string()).unwrap_or_default(),
             modes: Some(modes_to_proto(iteration.modes)),
             caching: iteration.plan.as_ref().map(describe).unwrap_or_default(),
             io,

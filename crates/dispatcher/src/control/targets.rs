@@ -46,11 +46,11 @@ pub(super) fn wanted(request: &v1::OpenIterationRequest) -> Result<Option<Target
 /// # Errors
 /// `AlreadyExists` if the job has another target.
 pub(super) fn check_job(job: &Job, target: Option<TargetWorkers>) -> Result<()> {
-    match target.filter(|t| *t != job.target) {
+    match target.filter(|t| *t != job.spec.target) {
         Some(target) => Err(Error::already_exists(format!(
             "job `{}` runs with target_workers `{}`, not `{}`; take another job name, or leave target_workers out",
             job.name,
-            job.target.as_str(),
+            job.spec.target.as_str(),
             target.as_str()
         ))),
         None => Ok(()),

@@ -47,23 +47,17 @@ pub struct Dataset {
     pub random_stages: Vec<String>,
 }
 
-/// A named use of a dataset.
+/// What a job was created to do. It does not change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Job {
-    /// Its name.
-    pub name: JobName,
+pub struct JobSpec {
     /// What it reads.
     pub dataset: DatasetId,
     /// Its seed.
     pub seed: u64,
-    /// How splits are handed out.
+    /// How its splits are handed out.
     pub mode: Mode,
-    /// From which workers its readers read.
-    #[serde(default, skip_serializing_if = "super::is_default")]
-    pub target: TargetWorkers,
-    /// Consumers that get equally many elements.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub consumers: Option<Consumers>,
+    /// Whether it was made for one client and dies with it.
+    pub anonymous: bool,
     /// Who decides what is stored.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub policy: Policy,
@@ -80,9 +74,25 @@ pub struct Job {
     /// Where it stores rows, if that is all that it is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub save: Option<SaveTarget>,
+    /// From which workers its readers read.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub target: TargetWorkers,
     /// In a static mode: what its shards divide.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard_by: Option<ShardBy>,
+    /// Consumers that get equally many elements.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consumers: Option<Consumers>,
+}
+
+/// A named use of a dataset.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// Its name.
+    pub name: JobName,
+    /// What it was created to do.
+    #[serde(flatten)]
+    pub spec: JobSpec,
     /// What the planner decided (`caju.decision/v1`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<Document<Decision>>,
@@ -95,8 +105,6 @@ pub struct Job {
     /// What its epochs showed of the decision.
     #[serde(default, rename = "watch", skip_serializing_if = "super::is_default")]
     pub replan: ReplanState,
-    /// Whether it was made for one client.
-    pub anonymous: bool,
     /// Epochs that were read to their end and forgotten since.
     pub finished: RowRanges,
     /// Epochs that were left by all their clients before their end.
@@ -104,6 +112,23 @@ pub struct Job {
     /// Epochs that were read to their end with rows missing.
     #[serde(default, skip_serializing_if = "RowRanges::is_empty")]
     pub incomplete: RowRanges,
+}
+
+impl Job {
+    /// A job of which nothing was read or decided.
+    pub(super) fn new(name: JobName, spec: JobSpec) -> Self {
+        Self {
+            name,
+            spec,
+            decision: None,
+            profile: None,
+            plan: None,
+            replan: ReplanState::default(),
+            finished: RowRanges::default(),
+            abandoned: RowRanges::default(),
+            incomplete: RowRanges::default(),
+        }
+    }
 }
 
 /// Bytes as hexadecimal text, so that a journal stays readable.

@@ -7,8 +7,6 @@ use std::sync::Arc;
 use caju_types::{ClientId, RowRanges, WorkerId, hash128, mix64};
 use serde::{Deserialize, Serialize};
 
-use super::SplitRecord;
-
 /// Which row of splits of an iteration: one for all workers under `dynamic`, one per worker slot under `off`, one per
 /// shard in a static mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -37,6 +35,22 @@ impl fmt::Display for FeedId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "feed-{}", self.0)
     }
+}
+
+/// A split as it was listed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SplitRecord {
+    /// Its position in the order of its feed, which is that of the epoch; the feed's number is in the upper bits.
+    pub index: u64,
+    /// The engine's description of it, in JSON.
+    pub split: Arc<str>,
+    /// The part of a set that has its rows, as the engine describes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<Arc<str>>,
+    /// The number of splits that were issued with this one, and their rolling hash; absent if it follows the last one that was
+    /// issued. Splits before it were skipped, because all their rows were taken before the iteration began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<(u64, u64)>,
 }
 
 /// One row of splits, as far as they were issued. The provider knows those that are still to be listed.

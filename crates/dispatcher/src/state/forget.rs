@@ -23,7 +23,7 @@ impl State {
     /// Datasets that neither a job nor a save refers to.
     pub fn unused_datasets(&self) -> impl Iterator<Item = &DatasetId> {
         let of_saves = self.saves.values().filter(|s| Save::is_running(s)).map(|s| &s.dataset);
-        let of_jobs = self.jobs.values().map(|j| &j.dataset);
+        let of_jobs = self.jobs.values().map(|j| &j.spec.dataset);
         let of_iterations = self.iterations.values().map(|i| &i.dataset);
         let used: BTreeSet<&DatasetId> = of_saves.chain(of_jobs).chain(of_iterations).collect();
         self.datasets.keys().filter(move |id| !used.contains(id))

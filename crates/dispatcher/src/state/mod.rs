@@ -7,37 +7,44 @@
 mod cache_plan;
 mod dataset;
 mod even;
+mod failure;
 mod feed;
 mod follow;
 mod forget;
 mod iteration;
+mod leases;
 mod losses;
+mod mode;
 mod readers;
 mod resume;
 mod saves;
+mod settling;
 mod task;
 mod update;
 mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use caju_autocache::{ReplanState, fixed_hint};
+use caju_autocache::fixed_hint;
 use caju_engine::ShardBy;
-use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, TaskId, WorkerId};
+use caju_types::{ClientId, DatasetId, IterationId, JobName, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 pub use caju_autocache::{HintDef, Policy, SplitModes};
-pub use dataset::{Dataset, Job};
+pub use dataset::{Dataset, Job, JobSpec};
 pub use even::{Consumers, Deal, DealtPiece, Even, Tail, Uneven};
-pub use feed::{Feed, FeedId, Lease, next_digest};
+pub use failure::Failure;
+pub use feed::{Feed, FeedId, Lease, SplitRecord, next_digest};
 pub use follow::{follow_ups, owed_tasks};
-pub use iteration::{Iteration, LostReader, Member, Missing};
+pub use iteration::{Iteration, Member};
 use losses::Gone;
+pub use mode::Mode;
 pub use readers::TargetWorkers;
 pub use resume::Resume;
 pub use saves::{Save, SaveStage, SaveTarget, SaveTotals};
+pub use settling::{LostReader, Missing};
 pub use task::{Task, TaskState};
-pub use update::{Failure, Mode, SplitRecord, Update};
+pub use update::Update;
 pub use worker::{COLOCATED, Worker, WorkerState};
 
 /// Fields that came later are left out where they say nothing new: what is written stays what older versions wrote.
@@ -108,44 +115,8 @@ impl State {
             Update::DatasetRegistered { dataset } => {
                 self.datasets.insert(dataset.id.clone(), dataset.clone());
             }
-            Update::JobCreated {
-                job,
-                dataset,
-                seed,
-                mode,
-                anonymous,
-                policy,
-                encoding,
-                epochs,
-                profile_only,
-                save,
-                target,
-                shard_by,
-                consumers,
-            } => {
-                let job = Job {
-                    name: job.clone(),
-                    dataset: dataset.clone(),
-                    seed: *seed,
-                    mode: *mode,
-                    target: *target,
-                    consumers: consumers.clone(),
-                    policy: policy.clone(),
-                    encoding: encoding.clone(),
-                    epochs: *epochs,
-                    profile_only: *profile_only,
-                    save: save.clone(),
-                    shard_by: *shard_by,
-                    decision: None,
-                    profile: None,
-                    plan: None,
-                    replan: ReplanState::default(),
-                    anonymous: *anonymous,
-                    finished: RowRanges::default(),
-                    abandoned: RowRanges::default(),
-                    incomplete: RowRanges::default(),
-                };
-                self.jobs.insert(job.name.clone(), job);
+            Update::JobCreated { job, spec } => {
+                self.jobs.insert(job.clone(), Job::new(job.clone(), spec.clone()));
             }
             Update::Decided { job, plan, decision, profile } => {
                 if let Some(job) = self.jobs.get_mut(job) {
@@ -239,18 +210,18 @@ impl State {
         resume: Option<&Resume>,
     ) {
         let Some(of) = self.jobs.get(job) else { return };
-        let (dataset, mode, target) = (of.dataset.clone(), of.mode, of.target);
-        let even = of.consumers.clone().map(Even::new);
+        let (dataset, mode, target) = (of.spec.dataset.clone(), of.spec.mode, of.spec.target);
+        let even = of.spec.consumers.clone().map(Even::new);
         let decided_against = of.decision.is_some() && of.plan.is_none();
         let useful = |d: &Dataset| {
-            let planned = of.policy.is_planned() && !mode.has_feed_per_worker();
+            let planned = of.spec.policy.is_planned() && !mode.has_feed_per_worker();
             d.hints.iter().any(|h| !h.is_set() || planned && h.is_storable())
-                || fixed_hint(&of.policy, &d.hints).is_ok_and(|h| h.is_some())
+                || fixed_hint(&of.spec.policy, &d.hints).is_ok_and(|h| h.is_some())
         };
         // Rows of a shard that is cut by rows are no whole splits.
-        let whole_splits = matches!(of.shard_by, None | Some(ShardBy::File));
-        let shard_by = of.shard_by;
-        let caching = of.policy != Policy::Compute
+        let whole_splits = matches!(of.spec.shard_by, None | Some(ShardBy::File));
+        let shard_by = of.spec.shard_by;
+        let caching = of.spec.policy != Policy::Compute
             && whole_splits
             && !decided_against
             && self.datasets.get(&dataset).is_some_and(useful);
@@ -305,7 +276,7 @@ impl State {
         self.task_index.retain(|_, i| *i != id);
         self.touched.0.insert(id);
         let Some(job) = self.jobs.get_mut(&iteration.job) else { return };
-        if job.anonymous && !self.iterations.values().any(|i| i.job == iteration.job) {
+        if job.spec.anonymous && !self.iterations.values().any(|i| i.job == iteration.job) {
             self.jobs.remove(&iteration.job);
         } else if iteration.is_finished() {
             job.finished.insert(iteration.epoch, iteration.epoch + 1);

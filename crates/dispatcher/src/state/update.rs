@@ -1,20 +1,11 @@
 //! The updates: everything that ever changes the state, and the journal's only content.
 
-use std::fmt;
-use std::sync::Arc;
-
-use caju_autocache::{CachePlan, Document, Policy, ReplanState, SplitModes};
-use caju_engine::ShardBy;
+use caju_autocache::{CachePlan, Document, ReplanState, SplitModes};
 use caju_planner::{Decision, Profile};
-use caju_proto::v1;
-use caju_types::{
-    ClientId, DatasetId, Error, ErrorKind, IterationId, JobName, RowRanges, Secret, TaskId, WorkerId,
-};
+use caju_types::{ClientId, DatasetId, IterationId, JobName, RowRanges, Secret, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Consumers, Dataset, Deal, FeedId, Resume, Save, SaveStage, SaveTarget, State, Tail, TargetWorkers,
-};
+use super::{Dataset, Deal, Failure, FeedId, JobSpec, Resume, Save, SaveStage, SplitRecord, State, Tail};
 
 /// One change of the state. Times and identifiers travel inside, so that a replay is exact.
 ///
@@ -87,38 +78,9 @@ pub enum Update {
     JobCreated {
         /// Its name.
         job: JobName,
-        /// What it reads.
-        dataset: DatasetId,
-        /// Its seed.
-        seed: u64,
-        /// How its splits are handed out.
-        mode: Mode,
-        /// Whether it was made for one client and dies with it.
-        anonymous: bool,
-        /// Who decides what is stored.
-        #[serde(default, skip_serializing_if = "super::is_default")]
-        policy: Policy,
-        /// How parts are written, if the user chose.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        encoding: Option<String>,
-        /// Epochs that the job will read, if they were announced.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        epochs: Option<u64>,
-        /// Whether it only measures.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-        profile_only: bool,
-        /// Where it stores rows, if that is all that it is for.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        save: Option<SaveTarget>,
-        /// From which workers its readers read.
-        #[serde(default, skip_serializing_if = "super::is_default")]
-        target: TargetWorkers,
-        /// In a static mode: what its shards divide.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        shard_by: Option<ShardBy>,
-        /// Consumers that get equally many elements.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        consumers: Option<Consumers>,
+        /// What it does.
+        #[serde(flatten)]
+        spec: JobSpec,
     },
     /// Something is to be saved, or saved again.
     SaveAdded {
@@ -405,100 +367,5 @@ impl Update {
         let (received, broken_off, reason) = (Vec::new(), Vec::new(), String::new());
         let (returned, vanished, unknown) = (Vec::new(), None, false);
         Update::ClientGone { client, iteration, received, broken_off, reason, returned, vanished, unknown }
-    }
-}
-
-/// A split as it was listed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SplitRecord {
-    /// Its position in the order of its feed, which is that of the epoch; the feed's number is in the upper bits.
-    pub index: u64,
-    /// The engine's description of it, in JSON.
-    pub split: Arc<str>,
-    /// The part of a set that has its rows, as the engine describes it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub group: Option<Arc<str>>,
-    /// The number of splits that were issued with this one, and their rolling hash; absent if it follows the last one that was
-    /// issued. Splits before it were skipped, because all their rows were taken before the iteration began.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub after: Option<(u64, u64)>,
-}
-
-/// How the splits of an iteration reach its tasks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Mode {
-    /// Each split goes to one task.
-    Dynamic,
-    /// Each worker runs the whole pipeline.
-    Off,
-    /// Each worker of the configured list has every n-th file.
-    File,
-    /// Each worker of the configured list has every n-th row.
-    Data,
-    /// By file, if there are enough files for the configured list; else by row.
-    FileOrData,
-    /// Each worker of the configured list has its shard where the pipeline says so.
-    Hint,
-}
-
-impl Mode {
-    /// The mode's name in flags and messages.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Mode::Dynamic => "dynamic",
-            Mode::Off => "off",
-            Mode::File => "file",
-            Mode::Data => "data",
-            Mode::FileOrData => "file_or_data",
-            Mode::Hint => "hint",
-        }
-    }
-
-    /// Whether workers have shards by their positions in the configured list.
-    pub fn is_static(self) -> bool {
-        match self {
-            Mode::Dynamic | Mode::Off => false,
-            Mode::File | Mode::Data | Mode::FileOrData | Mode::Hint => true,
-        }
-    }
-
-    /// Whether each worker has splits of its own, so that the end of one is not the end of others.
-    pub fn has_feed_per_worker(self) -> bool {
-        self != Mode::Dynamic
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// An error as it is stored.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    /// The stable name of its [`ErrorKind`].
-    pub kind: String,
-    /// Its message.
-    pub message: String,
-}
-
-impl From<&Error> for Failure {
-    fn from(e: &Error) -> Self {
-        Self { kind: e.kind().as_str().to_string(), message: e.message().to_string() }
-    }
-}
-
-impl From<&Failure> for Error {
-    fn from(f: &Failure) -> Self {
-        let kind = ErrorKind::ALL.into_iter().find(|k| k.as_str() == f.kind);
-        Error::new(kind.unwrap_or(ErrorKind::Internal), f.message.clone())
-    }
-}
-
-impl From<&Failure> for v1::Failure {
-    fn from(f: &Failure) -> Self {
-        Self { kind: f.kind.clone(), message: f.message.clone() }
     }
 }

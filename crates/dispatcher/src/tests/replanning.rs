@@ -9,7 +9,7 @@ use caju_types::{DatasetId, JobName};
 use serde_json::{Value, json};
 
 use super::fake::{World, run};
-use crate::state::{Job, Mode, Policy, TargetWorkers, Update};
+use crate::state::{Job, JobSpec, Mode, Policy, TargetWorkers, Update};
 
 /// The design's example with a second hint, at which rows are five times as large.
 fn profile() -> Profile {
@@ -51,18 +51,20 @@ impl Replanned {
                 let id: DatasetId = txn.state.datasets.keys().next().unwrap().clone();
                 txn.apply(Update::JobCreated {
                     job: job.clone(),
-                    dataset: id,
-                    seed: 0,
-                    mode: Mode::Dynamic,
-                    anonymous: false,
-                    policy: Policy::Auto,
-                    encoding: None,
-                    epochs: Some(90),
-                    profile_only: false,
-                    save: None,
-                    target: TargetWorkers::Auto,
-                    shard_by: None,
-                    consumers: None,
+                    spec: JobSpec {
+                        dataset: id,
+                        seed: 0,
+                        mode: Mode::Dynamic,
+                        anonymous: false,
+                        policy: Policy::Auto,
+                        encoding: None,
+                        epochs: Some(90),
+                        profile_only: false,
+                        save: None,
+                        target: TargetWorkers::Auto,
+                        shard_by: None,
+                        consumers: None,
+                    },
                 });
                 txn.apply(Update::Decided {
                     job: job.clone(),

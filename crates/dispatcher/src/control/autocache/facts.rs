@@ -26,15 +26,15 @@ pub(in crate::control) struct EndedTask<'a> {
 /// A job as it is now, for a decision that begins, or begins again after a restart.
 pub(super) fn job_opened(state: &State, job: &JobName, config: &DispatcherConfig) -> Option<Event> {
     let job = state.jobs.get(job)?;
-    let dataset = state.datasets.get(&job.dataset)?;
+    let dataset = state.datasets.get(&job.spec.dataset)?;
     Some(Event::JobOpened {
         job: Box::new(JobSpec {
             name: job.name.clone(),
-            policy: job.policy.clone(),
-            encoding: job.encoding.clone(),
-            epochs: job.epochs,
-            profile_only: job.profile_only,
-            each_worker_reads_all: reads_all(job.mode),
+            policy: job.spec.policy.clone(),
+            encoding: job.spec.encoding.clone(),
+            epochs: job.spec.epochs,
+            profile_only: job.spec.profile_only,
+            each_worker_reads_all: reads_all(job.spec.mode),
             snapshot_budget_bytes: config.cache_budget,
         }),
         hints: dataset.hints.clone(),
@@ -64,7 +64,7 @@ pub(super) fn iteration(core: &Core, state: &State, id: IterationId) -> Option<I
         epoch: iteration.epoch,
         tasks: iteration.tasks.values().map(task).collect(),
         splits_listed: core.listings.splits_total(iteration),
-        readings: if reads_all(job.mode) { iteration.feeds.len() as u64 } else { 1 },
+        readings: if reads_all(job.spec.mode) { iteration.feeds.len() as u64 } else { 1 },
         clients: clients(core, id),
         peers: peers(state, job),
     })
@@ -86,14 +86,18 @@ fn clients(core: &Core, id: IterationId) -> Vec<ClientFacts> {
 
 /// Decisions of running jobs that are like this one.
 pub(super) fn peers(state: &State, job: &Job) -> Vec<Peer> {
-    if job.policy != Policy::Auto || job.profile_only {
+    if job.spec.policy != Policy::Auto || job.spec.profile_only {
         return Vec::new();
     }
     let runs = |j: &Job| state.iterations.values().any(|i| i.job == j.name && i.is_running());
     let like = |j: &&Job| {
-        let same =
-            (j.seed, &j.encoding, j.mode, &j.policy) == (job.seed, &job.encoding, job.mode, &job.policy);
-        j.decision.is_some() && j.dataset == job.dataset && same && !j.profile_only && j.name != job.name
+        let same = (j.spec.seed, &j.spec.encoding, j.spec.mode, &j.spec.policy)
+            == (job.spec.seed, &job.spec.encoding, job.spec.mode, &job.spec.policy);
+        j.decision.is_some()
+            && j.spec.dataset == job.spec.dataset
+            && same
+            && !j.spec.profile_only
+            && j.name != job.name
     };
     let peer = |j: &Job| {
         let decided = decided(j)?;

@@ -182,7 +182,7 @@ impl Core {
 /// The job of a task, if its decision is planned.
 fn planned_job(state: &State, task: TaskId) -> Option<JobName> {
     let job = state.jobs.get(&state.task(task)?.0.job)?;
-    job.policy.is_planned().then(|| job.name.clone())
+    job.spec.policy.is_planned().then(|| job.name.clone())
 }
 
 /// An iteration that waits for a decision.
@@ -193,6 +193,6 @@ struct Waiting {
 
 fn undecided(state: &State, iteration: IterationId) -> Option<Waiting> {
     let job = state.jobs.get(&state.iterations.get(&iteration)?.job)?;
-    let job = (job.policy.is_planned() && job.decision.is_none()).then(|| job.name.clone())?;
+    let job = (job.spec.policy.is_planned() && job.decision.is_none()).then(|| job.name.clone())?;
     Some(Waiting { iteration, job })
 }

@@ -52,7 +52,7 @@ impl Core {
         let found = self.look(|state| {
             let iteration = state.iterations.get(&id)?;
             let job = state.jobs.get(&iteration.job)?;
-            let (epoch, seed, job) = (iteration.epoch, job.seed, job.name.clone());
+            let (epoch, seed, job) = (iteration.epoch, job.spec.seed, job.name.clone());
             let dataset = state.datasets.get(of)?.clone();
             Some(StorageCheck { iteration: id, epoch, job, seed, dataset })
         });
@@ -141,7 +141,7 @@ impl Core {
     ) -> Option<(caju_types::Fingerprint, JobName, JobSummary)> {
         let iteration = state.iterations.get(&id).filter(|i| i.is_drained())?;
         let job = state.jobs.get(&iteration.job);
-        let job = job.filter(|j| j.policy == Policy::Auto && !j.profile_only)?;
+        let job = job.filter(|j| j.spec.policy == Policy::Auto && !j.spec.profile_only)?;
         let dataset = state.datasets.get(&iteration.dataset)?;
         if !self.snapshots.exists() || dataset.hints.is_empty() {
             return None;
@@ -150,19 +150,19 @@ impl Core {
         let is_new = |what: &str| self.snapshots.written.is_new(hash128(what.as_bytes()));
         let first = is_new(&format!("job {} {}", dataset.identity, job.name));
         // Of a job that announced no epochs those count that it had.
-        let reached = job.epochs.is_none().then_some(iteration.epoch.saturating_add(1));
+        let reached = job.spec.epochs.is_none().then_some(iteration.epoch.saturating_add(1));
         if !is_new(&format!("plan {} {} {reached:?} {text}", dataset.identity, job.name)) {
             return None;
         }
         // A job that names its encoding has not weighed the others.
-        let profile = job.profile.as_ref().and_then(|p| p.value()).filter(|_| job.encoding.is_none());
+        let profile = job.profile.as_ref().and_then(|p| p.value()).filter(|_| job.spec.encoding.is_none());
         let listed = iteration.feeds.values().all(|f| f.exhausted);
         let cluster = cluster(state);
         let summary = JobSummary {
             profile: profile.cloned(),
             splits: self.snapshots.counts.of(id).filter(|_| listed),
             cores: Some(cluster.cores).filter(|_| cluster.workers > 0),
-            epochs: job.epochs,
+            epochs: job.spec.epochs,
             reached,
             is_new: first,
         };

@@ -10,7 +10,7 @@ use caju_types::{ClientId, ErrorKind, Fingerprint, IterationId, TaskId, WorkerId
 
 use super::{SCHEMA, codec};
 use crate::state::{
-    Dataset, Failure, FeedId, Mode, Policy, SplitModes, SplitRecord, State, TargetWorkers, Update,
+    Dataset, Failure, FeedId, JobSpec, Mode, Policy, SplitModes, SplitRecord, State, TargetWorkers, Update,
 };
 
 /// The journal as it was written by the first version; it must be read for ever.
@@ -73,18 +73,20 @@ fn plain_updates() -> Vec<Update> {
         Update::DatasetRegistered { dataset: dataset.clone() },
         Update::JobCreated {
             job: job.clone(),
-            dataset: dataset.id,
-            seed: 3,
-            mode: Mode::Dynamic,
-            anonymous: false,
-            policy: Policy::default(),
-            encoding: None,
-            epochs: None,
-            profile_only: false,
-            save: None,
-            target: TargetWorkers::Auto,
-            shard_by: None,
-            consumers: None,
+            spec: JobSpec {
+                dataset: dataset.id,
+                seed: 3,
+                mode: Mode::Dynamic,
+                anonymous: false,
+                policy: Policy::default(),
+                encoding: None,
+                epochs: None,
+                profile_only: false,
+                save: None,
+                target: TargetWorkers::Auto,
+                shard_by: None,
+                consumers: None,
+            },
         },
         Update::IterationOpened {
             iteration,
@@ -222,18 +224,20 @@ fn later_updates() -> Vec<Update> {
     vec![
         Update::JobCreated {
             job: job.clone(),
-            dataset: "images".to_string().into_id(),
-            seed: 3,
-            mode: Mode::Dynamic,
-            anonymous: false,
-            policy: Policy::Hint("a".into()),
-            encoding: Some("arrow/lz4".into()),
-            epochs: Some(3),
-            profile_only: true,
-            save: None,
-            target: TargetWorkers::Auto,
-            shard_by: None,
-            consumers: None,
+            spec: JobSpec {
+                dataset: "images".to_string().into_id(),
+                seed: 3,
+                mode: Mode::Dynamic,
+                anonymous: false,
+                policy: Policy::Hint("a".into()),
+                encoding: Some("arrow/lz4".into()),
+                epochs: Some(3),
+                profile_only: true,
+                save: None,
+                target: TargetWorkers::Auto,
+                shard_by: None,
+                consumers: None,
+            },
         },
         Update::Planned { iteration, plan: Some(Document::from_text("{}")) },
         Update::TaskEnded {

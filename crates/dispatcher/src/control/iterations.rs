@@ -1,0 +1,98 @@
+//! The iteration that a request reads: the one that runs, or a new one.
+
+use caju_proto::v1;
+use caju_types::{Error, IterationId, JobName, Result};
+
+use super::{Core, Txn, resume};
+use crate::state::{Job, Mode, Resume, Update};
+
+/// The iteration to join; none if a Flight reader comes after its end.
+pub(super) fn get_or_create(
+    core: &Core,
+    txn: &mut Txn<'_>,
+    request: &v1::OpenIterationRequest,
+    job: &Job,
+    at_ms: u64,
+    resume: Option<Resume>,
+) -> Result<Option<IterationId>> {
+    let (name, epoch) = (&job.name, request.epoch);
+    let known = txn.state.find_iteration(name, epoch).map(|i| i.id);
+    if let (Some(id), Some(given)) = (known, &resume)
+        && let Some(joined) = resume::join(txn, id, given, |client| core.is_heard(id, client))?
+    {
+        return Ok(Some(joined));
+    }
+    if resume.is_some() {
+        // What readers took since the state was taken is read again, whatever became of it.
+        return open_new(core, txn, job, epoch, at_ms, resume).map(Some);
+    }
+    if let Some(iteration) = txn.state.find_iteration(name, epoch) {
+        let id = iteration.id;
+        match &iteration.failure {
+            None => return Ok(Some(id)),
+            Some(failure) if !iteration.members.is_empty() => return Err(failure.into()),
+            // Nobody is left who saw it fail: a new attempt begins.
+            Some(_) => txn.apply(Update::IterationDropped { iteration: id }),
+        }
+    }
+    if job.finished.contains(epoch) {
+        // Under `dynamic` the other endpoints had all rows; under `off` this one's are its own, and which
+        // endpoints were read is forgotten.
+        let over = request.flight && job.spec.mode == Mode::Dynamic;
+        return if over { Ok(None) } else { Err(read_already(name, epoch)) };
+    }
+    if job.incomplete.contains(epoch) {
+        return Err(Error::failed_precondition(format!(
+            "job `{name}` epoch {epoch} ended incomplete: rows of it went to readers that vanished, or to none; take \
+             another job name, or read another epoch"
+        )));
+    }
+    if job.abandoned.contains(epoch) {
+        return Err(Error::failed_precondition(format!(
+            "job `{name}` epoch {epoch}: all its readers left it before its end, and it was dropped; take \
+             another job name"
+        )));
+    }
+    open_new(core, txn, job, epoch, at_ms, None).map(Some)
+}
+
+fn open_new(
+    core: &Core,
+    txn: &mut Txn<'_>,
+    job: &Job,
+    epoch: u64,
+    at_ms: u64,
+    resume: Option<Resume>,
+) -> Result<IterationId> {
+    let name = &job.name;
+    if !txn.state.jobs.contains_key(name) {
+        // Dropping the failed iteration took an anonymous job with it.
+        txn.apply(Update::JobCreated { job: name.clone(), spec: job.spec.clone() });
+    }
+    let iteration = IterationId(txn.state.next_id);
+    let num_shards = core.num_shards(job.spec.mode);
+    if job.spec.mode.is_static() && num_shards == 0 {
+        return Err(Error::not_found(format!(
+            "job `{name}` runs in processing mode `{}`, and the dispatcher has no list of workers any more; start it with \
+             --workers",
+            job.spec.mode
+        )));
+    }
+    resume::check_shards(num_shards, resume.as_ref())?;
+    let resume = resume.map(Box::new);
+    txn.apply(Update::IterationOpened { iteration, job: name.clone(), epoch, at_ms, num_shards, resume });
+    let plan = match txn.state.datasets.get(&job.spec.dataset) {
+        Some(dataset) => core.snapshots.first_plan(job, dataset)?,
+        None => None,
+    };
+    if plan.is_some() {
+        txn.apply(Update::Planned { iteration, plan });
+    }
+    Ok(iteration)
+}
+
+fn read_already(name: &JobName, epoch: u64) -> Error {
+    Error::failed_precondition(format!(
+        "job `{name}` epoch {epoch} was read to its end already; take another job name to read the data again"
+    ))
+}

@@ -1,0 +1,202 @@
+//! What a request asks of its job: a new job is made so, and a job that is there must be so.
+
+use caju_engine::ShardBy;
+use caju_proto::{mode_names, v1};
+use caju_types::{Error, JobName, Result};
+
+use super::datasets::difference;
+use super::policies::CachingRequest;
+use super::usage::admit_job;
+use super::{Core, Txn, consumers, targets};
+use crate::state::{
+    Consumers, Dataset, Job, JobSpec, Mode, Policy, SaveTarget, State, TargetWorkers, Update,
+};
+
+/// Jobs of one client alone are named so, and forgotten with their last iteration.
+pub(super) const ANONYMOUS: &str = "anonymous-";
+
+/// The processing mode of a message; none if it names none.
+///
+/// # Errors
+/// `InvalidArgument` for a mode that is not known.
+pub(super) fn mode_of_message(mode: i32) -> Result<Option<Mode>> {
+    match v1::ProcessingMode::try_from(mode) {
+        Ok(v1::ProcessingMode::Unspecified) => Ok(None),
+        Ok(v1::ProcessingMode::Dynamic) => Ok(Some(Mode::Dynamic)),
+        Ok(v1::ProcessingMode::Off) => Ok(Some(Mode::Off)),
+        Ok(v1::ProcessingMode::File) => Ok(Some(Mode::File)),
+        Ok(v1::ProcessingMode::Data) => Ok(Some(Mode::Data)),
+        Ok(v1::ProcessingMode::FileOrData) => Ok(Some(Mode::FileOrData)),
+        Ok(v1::ProcessingMode::Hint) => Ok(Some(Mode::Hint)),
+        Err(_) => {
+            Err(Error::invalid(format!("processing mode {mode} is not known; it is one of {}", mode_names())))
+        }
+    }
+}
+
+/// What a request asks of its job. What it leaves out is as the job has it, or the default of a new job.
+struct Wanted {
+    seed: Option<u64>,
+    mode: Option<Mode>,
+    target: Option<TargetWorkers>,
+    consumers: Option<Consumers>,
+    caching: CachingRequest,
+    epochs: Option<u64>,
+}
+
+impl Wanted {
+    /// # Errors
+    /// `InvalidArgument` for names and numbers that mean nothing.
+    fn parse(core: &Core, request: &v1::OpenIterationRequest, dataset: &Dataset) -> Result<Self> {
+        Ok(Self {
+            seed: request.has_seed.then_some(request.seed),
+            mode: mode_of_message(request.mode)?,
+            target: targets::wanted(request)?,
+            consumers: consumers::wanted(request)?,
+            caching: core.snapshots.wanted(request, dataset)?,
+            epochs: (request.epochs > 0).then_some(request.epochs),
+        })
+    }
+
+    /// Whether a job that is there does what the request asks.
+    ///
+    /// # Errors
+    /// `AlreadyExists` that names the first difference.
+    fn check(&self, state: &State, job: &Job, dataset: &Dataset) -> Result<()> {
+        let name = &job.name;
+        let Job { spec, .. } = job;
+        if spec.dataset != dataset.id {
+            let (theirs, differ) = match state.datasets.get(&spec.dataset) {
+                Some(d) => (d.fingerprint.to_string(), difference(d, dataset)),
+                None => (spec.dataset.to_string(), ""),
+            };
+            return Err(Error::already_exists(format!(
+                "job `{name}` reads the dataset with fingerprint {theirs}, and this one has {}{differ}; take another \
+                 job name",
+                dataset.fingerprint
+            )));
+        }
+        if let Some(seed) = self.seed.filter(|s| *s != spec.seed) {
+            return Err(Error::already_exists(format!(
+                "job `{name}` runs with seed {}, not {seed}; take another job name, or leave the seed out",
+                spec.seed
+            )));
+        }
+        if let Some(mode) = self.mode.filter(|m| *m != spec.mode) {
+            return Err(Error::already_exists(format!(
+                "job `{name}` runs in processing mode `{}`, not `{mode}`; take another job name",
+                spec.mode
+            )));
+        }
+        targets::check_job(job, self.target)?;
+        consumers::check_job(job, self.consumers.as_ref())?;
+        self.check_caching(job)?;
+        if let (Some(theirs), Some(epochs)) = (spec.epochs, self.epochs)
+            && theirs != epochs
+        {
+            tracing::warn!(
+                "a reader of job `{name}` plans for {epochs} epochs, and the job for {theirs}: the job's count stays"
+            );
+        }
+        Ok(())
+    }
+
+    fn check_caching(&self, job: &Job) -> Result<()> {
+        let (name, spec) = (&job.name, &job.spec);
+        if let Some(policy) = self.caching.policy.as_ref().filter(|p| **p != spec.policy) {
+            return Err(Error::already_exists(format!(
+                "job `{name}` runs with policy `{}`, not `{policy}`; take another job name, or leave the policy out",
+                spec.policy
+            )));
+        }
+        // How parts are written is the job's: a reader that wants something else takes another job.
+        let theirs = spec.encoding.as_deref();
+        let Some(encoding) = self.caching.encoding.as_deref().filter(|e| theirs != Some(*e)) else {
+            return Ok(());
+        };
+        let theirs = theirs.map_or("no encoding of its own".to_string(), |e| format!("encoding `{e}`"));
+        Err(Error::already_exists(format!(
+            "job `{name}` runs with {theirs}, not `{encoding}`; take another job name, or leave the encoding out"
+        )))
+    }
+
+    /// The new job of a request.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for parts that exclude each other.
+    fn into_spec(
+        self,
+        request: &v1::OpenIterationRequest,
+        dataset: &Dataset,
+        shard_by: Option<ShardBy>,
+        default_policy: impl Fn() -> Policy,
+    ) -> Result<JobSpec> {
+        let (mode, target) = (self.mode.unwrap_or(Mode::Dynamic), self.target.unwrap_or_default());
+        consumers::check_new(self.consumers.as_ref(), mode, target)?;
+        let save = (!request.save_url.is_empty()).then(|| SaveTarget {
+            url: request.save_url.clone(),
+            chunk_bytes: (request.save_chunk_bytes > 0).then_some(request.save_chunk_bytes),
+        });
+        Ok(JobSpec {
+            dataset: dataset.id.clone(),
+            seed: self.seed.or(dataset.seed).unwrap_or(0),
+            mode,
+            anonymous: request.job.starts_with(ANONYMOUS) || save.is_some(),
+            policy: policy_of(self.caching.policy, shard_by, default_policy)?,
+            encoding: self.caching.encoding,
+            epochs: self.epochs,
+            profile_only: request.profile_only,
+            save,
+            target,
+            shard_by,
+            consumers: self.consumers,
+        })
+    }
+}
+
+/// The policy of a new job. Where shards are cut by rows, no task has whole splits, and nothing is stored.
+fn policy_of(
+    wanted: Option<Policy>,
+    shard_by: Option<ShardBy>,
+    default: impl Fn() -> Policy,
+) -> Result<Policy> {
+    match (shard_by, wanted) {
+        (
+            Some(ShardBy::Data | ShardBy::Hint),
+            None | Some(Policy::Compute | Policy::Auto | Policy::Cachew),
+        ) => Ok(Policy::Compute),
+        (Some(by @ (ShardBy::Data | ShardBy::Hint)), Some(policy)) => Err(Error::invalid(format!(
+            "policy `{policy}`: with shards by `{}` each worker has only some rows of each split, and nothing can be \
+             stored; take policy `compute`, or processing mode `file` or `dynamic`",
+            by.as_str()
+        ))),
+        (_, wanted) => Ok(wanted.unwrap_or_else(default)),
+    }
+}
+
+/// The job of a request, as it is or made now.
+///
+/// # Errors
+/// Those of [`Wanted`], and `ResourceExhausted` for a job too many.
+pub(super) fn get_or_create(
+    core: &Core,
+    txn: &mut Txn<'_>,
+    request: &v1::OpenIterationRequest,
+    dataset: &Dataset,
+    shard_by: Option<ShardBy>,
+) -> Result<Job> {
+    let name = JobName(request.job.clone());
+    let wanted = Wanted::parse(core, request, dataset)?;
+    core.datasets.usage().lock().use_job(&name, core.clock.now());
+    if let Some(job) = txn.state.jobs.get(&name) {
+        wanted.check(txn.state, job, dataset)?;
+        return Ok(job.clone());
+    }
+    // Before there is a job: nobody could read it.
+    targets::local_workers(txn.state, request, wanted.target.unwrap_or_default())?;
+    let spec = wanted.into_spec(request, dataset, shard_by, || core.snapshots.default_policy())?;
+    admit_job(core, txn)?;
+    txn.apply(Update::JobCreated { job: name.clone(), spec });
+    let missing = || Error::internal(format!("job `{name}` vanished while it was opened"));
+    txn.state.jobs.get(&name).cloned().ok_or_else(missing)
+}

@@ -1,0 +1,183 @@
+//! A reader joins an iteration.
+
+use std::time::Duration;
+
+use caju_proto::v1;
+use caju_runtime::random_secret;
+use caju_types::{ClientId, Error, IterationId, Result, Secret, WorkerId, did_you_mean};
+
+use super::acknowledged_rows::Acknowledged;
+use super::acknowledgements;
+use super::clients::task_infos;
+use super::resume::{Facts, mode_of};
+use super::store::draw_secret;
+use super::{Core, Txn, consumers, secrets, targets};
+use crate::state::{Iteration, Job, State, Task, TaskState, Update, Worker, owed_tasks};
+
+impl Core {
+    pub(super) fn join(
+        &self,
+        txn: &mut Txn<'_>,
+        request: &v1::OpenIterationRequest,
+        id: IterationId,
+        now: Duration,
+    ) -> Result<v1::OpenIterationResponse> {
+        let given = Some(ClientId(request.client_id)).filter(|c| c.0 != 0);
+        if let Some(client) = given {
+            known_client(txn.state, client, &request.client_secret)?;
+        }
+        let client = given.unwrap_or(ClientId(txn.state.next_id));
+        let flight = request.flight.then_some(WorkerId(request.flight_worker_id));
+        if let Some(worker) = flight.filter(|w| txn.state.workers.contains_key(w)) {
+            secrets::worker(txn.state, worker, &request.worker_secret)?;
+        }
+        if let Some(worker) = flight
+            && txn.state.workers.get(&worker).is_none_or(Worker::is_lost)
+        {
+            return Err(Error::unavailable(format!(
+                "{worker} of the ticket is lost; ask for the flight's info again and read under another job name"
+            )));
+        }
+        if !txn.state.is_member(client, id) {
+            let allow_lost = allow_lost(request)?;
+            if let Some(iteration) = txn.state.iterations.get(&id) {
+                may_join(iteration, allow_lost)?;
+                may_share(iteration, flight.is_some())?;
+            }
+            let target = txn.state.iterations.get(&id).map(|i| i.target).unwrap_or_default();
+            let local = targets::local_workers(txn.state, request, target)?;
+            if let Some(iteration) = txn.state.iterations.get(&id).filter(|_| flight.is_none()) {
+                targets::has_shard(txn.state, iteration, &local)?;
+            }
+            let consumer = match txn.state.iterations.get(&id) {
+                Some(iteration) => consumers::index(iteration, request, &local)?,
+                None => None,
+            };
+            // A client that reads several epochs has one secret.
+            let secret = match given.and(<[u8; Secret::BYTES]>::try_from(&*request.client_secret).ok()) {
+                Some(known) => Secret::from_bytes(known),
+                None => random_secret()?,
+            };
+            let secret = Some(secret);
+            txn.apply(Update::ClientJoined {
+                client,
+                iteration: id,
+                flight,
+                allow_lost,
+                secret,
+                local,
+                consumer,
+            });
+            if flight.is_none() {
+                self.reports.lock().acknowledged.insert((id, client), Acknowledged::complete());
+            }
+            for mut update in owed_tasks(txn.state, id, flight) {
+                draw_secret(&mut update);
+                txn.apply(update);
+            }
+        }
+        txn.settle();
+        if let Some(worker) = flight {
+            let running = |t: &Task| t.worker == worker && t.state == TaskState::Active;
+            let has_task = txn.state.iterations.get(&id).is_some_and(|i| i.tasks.values().any(running));
+            if !has_task {
+                // Nothing is left for this worker: its stream is empty, and nobody stays behind.
+                txn.apply(Update::client_gone(client, id));
+            }
+        } else {
+            self.reports.lock().on_client_call(id, client, now);
+        }
+        describe(txn.state, client, id)
+    }
+}
+
+fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::OpenIterationResponse> {
+    let missing = || Error::internal(format!("{id} vanished while it was opened"));
+    let iteration = state.iterations.get(&id).ok_or_else(missing)?;
+    if let Some(failure) = &iteration.failure {
+        return Err(failure.into());
+    }
+    let joined = iteration.members.contains_key(&client);
+    let facts = Facts::of(iteration, false);
+    Ok(v1::OpenIterationResponse {
+        listed: facts.listed,
+        readers: facts.readers,
+        resumed: facts.resumed.into(),
+        states_missing: facts.states_missing,
+        mode: mode_of(state, iteration).into(),
+        client_id: client.0,
+        iteration_id: id.0,
+        job: iteration.job.0.clone(),
+        version: iteration.version,
+        tasks: if joined { task_infos(state, iteration, client) } else { Vec::new() },
+        finished: iteration.is_drained_for(client),
+        client_secret: iteration
+            .members
+            .get(&client)
+            .and_then(|m| m.secret)
+            .map_or(Vec::new(), |s| s.to_vec())
+            .into(),
+        seed: state.jobs.get(&iteration.job).map_or(0, |j| j.spec.seed),
+        in_turn: iteration.takes_turns(state.datasets.get(&iteration.dataset)),
+        slots: iteration.slots_of(client).map(|feed| feed.0).collect(),
+        consumer: iteration.members.get(&client).and_then(|m| m.consumer).map_or(0, |c| c + 1),
+        ..Default::default()
+    })
+}
+
+/// The answer to a Flight reader that comes when all is read and forgotten: an empty stream.
+pub(super) fn over(request: &v1::OpenIterationRequest, job: &Job) -> v1::OpenIterationResponse {
+    v1::OpenIterationResponse {
+        job: request.job.clone(),
+        finished: true,
+        seed: job.spec.seed,
+        ..Default::default()
+    }
+}
+
+/// A client that joins again, or another epoch, shows that it is the one.
+fn known_client(state: &State, client: ClientId, given: &[u8]) -> Result<()> {
+    for iteration in state.iterations.values() {
+        if secrets::is_client(iteration, client, given)? {
+            return Ok(());
+        }
+    }
+    Err(Error::failed_precondition(format!("{client} reads nothing here; open the epoch as a new client")))
+}
+
+/// Whether the reader accepts that rows went to readers that are lost.
+fn allow_lost(request: &v1::OpenIterationRequest) -> Result<bool> {
+    match request.lost_readers.as_str() {
+        "" | "fail" => Ok(false),
+        "allow" => Ok(true),
+        other => {
+            let hint = did_you_mean(other, ["fail", "allow"]);
+            Err(Error::invalid(format!("lost readers `{other}`{hint}: say `fail` or `allow`")))
+        }
+    }
+}
+
+/// Whether a reader that comes now can get what it expects.
+fn may_join(iteration: &Iteration, allow_lost: bool) -> Result<()> {
+    let is_lossy = iteration.missing.rows > 0 || iteration.has_unknown_rows();
+    if is_lossy || !iteration.lost_readers.is_empty() && !allow_lost {
+        return Err(acknowledgements::refuse(iteration));
+    }
+    Ok(())
+}
+
+/// Readers of caju's own kind and Arrow Flight readers do not share an epoch at the same time: what a Flight reader takes
+/// it neither acknowledges nor gives back.
+fn may_share(iteration: &Iteration, flight: bool) -> Result<()> {
+    let (mine, theirs) = match flight {
+        true => ("an Arrow Flight reader", "readers of caju's own kind"),
+        false => ("a reader of caju's own kind", "Arrow Flight readers"),
+    };
+    if !iteration.members.values().any(|m| m.flight.is_some() != flight) {
+        return Ok(());
+    }
+    Err(Error::failed_precondition(format!(
+        "{} is being read by {theirs}, and {mine} cannot share it with them: take another job name",
+        iteration.describe()
+    )))
+}

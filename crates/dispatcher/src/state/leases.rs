@@ -1,0 +1,106 @@
+//! Leases of an iteration: which splits its tasks have, and under which plan they run.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use caju_autocache::{CachePlan, Document};
+use caju_engine::Shard;
+use caju_types::TaskId;
+
+use super::{Feed, FeedId, Iteration, Lease, SplitRecord};
+
+impl Iteration {
+    /// Splits that are with a task, or were.
+    pub fn splits_leased(&self) -> u64 {
+        self.feeds.values().map(|f| f.issued.saturating_sub(f.pending.len() as u64)).sum()
+    }
+
+    pub(super) fn lease(
+        &mut self,
+        id: TaskId,
+        request_no: u64,
+        fresh: &[SplitRecord],
+        requeued: &[u64],
+        end: bool,
+    ) {
+        let plan = self.former.len();
+        let Some(task) = self.tasks.get_mut(&id) else { return };
+        let feed = self.feeds.entry(task.feed).or_default();
+        task.last_request = request_no;
+        task.last_answer.clear();
+        task.told_end |= end;
+        task.last_behind.clear();
+        for index in requeued {
+            if let Some(mut lease) = feed.pending.remove(index) {
+                if lease.done.is_empty() {
+                    lease.plan = plan;
+                }
+                task.leases.insert(*index, lease);
+                task.last_answer.push(*index);
+            }
+        }
+        for record in fresh {
+            feed.issue(record);
+            let lease = Lease {
+                split: Arc::clone(&record.split),
+                done: self.resume.as_deref().map(|r| r.done_of(record.index)).unwrap_or_default(),
+                lost: 0,
+                lost_with: BTreeSet::new(),
+                held: BTreeMap::new(),
+                taken_over: false,
+                plan,
+                group: record.group.clone(),
+            };
+            task.leases.insert(record.index, lease);
+            task.last_answer.push(record.index);
+        }
+        if !requeued.is_empty() {
+            self.serve_behind(id);
+        }
+    }
+
+    /// What is stored and read from now on.
+    pub(super) fn set_plan(&mut self, mut plan: Option<Document<CachePlan>>) {
+        // Rows that were taken before are in no set, and would come again from one.
+        if self.resume.is_some()
+            && let Some(of_set) = plan.as_ref().and_then(Document::value).filter(|p| p.set.is_some())
+        {
+            plan = Some(of_set.clone().without_set().into());
+        }
+        if self.plan != plan {
+            let former = std::mem::replace(&mut self.plan, plan);
+            self.former.push(former);
+        }
+    }
+
+    /// The plan under which a lease is run.
+    pub fn plan_of(&self, lease: &Lease) -> Option<&Document<CachePlan>> {
+        self.former.get(lease.plan).unwrap_or(&self.plan).as_ref()
+    }
+
+    pub(super) fn exhaust(&mut self, feed: FeedId, listing: Option<u64>) {
+        let feed = self.feeds.entry(feed).or_default();
+        feed.exhausted = true;
+        feed.listing = listing;
+        self.version += 1;
+    }
+
+    /// The shard that a feed has; none outside the static modes.
+    pub fn shard_of(&self, feed: FeedId) -> Option<Shard> {
+        let (num_shards, index) = (u64::from(self.num_shards.max(1)), u64::from(feed.0));
+        self.shard_by.map(|by| Shard { by, num_shards, index })
+    }
+
+    /// Shards that still need their workers.
+    pub fn shards_with_work(&self) -> impl Iterator<Item = FeedId> + '_ {
+        let is_static = self.mode.is_static();
+        let waited_for = move |(id, f): &(&FeedId, &Feed)| is_static && f.has_work() && self.is_wanted(**id);
+        self.feeds.iter().filter(waited_for).map(|(id, _)| *id)
+    }
+
+    /// The lease of a split, wherever it is.
+    pub fn lease_of(&self, index: u64) -> Option<&Lease> {
+        let pending = self.feeds.get(&FeedId::of_index(index)).and_then(|f| f.pending.get(&index));
+        pending.or_else(|| self.tasks.values().find_map(|t| t.leases.get(&index)))
+    }
+}
