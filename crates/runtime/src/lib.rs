@@ -5,6 +5,7 @@
 
 mod channel;
 mod clock;
+mod condition;
 mod cpu;
 mod isolated;
 mod mapped;
@@ -20,6 +21,7 @@ mod tasks;
 pub use caju_types::budget;
 pub use channel::{Receiver, Sender, channel};
 pub use clock::{Clock, SystemClock};
+pub use condition::Condition;
 pub use cpu::{CpuPool, handover_cpu_time};
 pub use isolated::{IsolatedThreads, on_isolated_thread};
 pub use mapped::MappedFile;

@@ -19,8 +19,8 @@ use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use serde_json::Value;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::attachment::Attachment;
 use crate::manager::{Credentials, Found, Manager};
-use crate::running::Attachment;
 
 /// How long binding a definition may take at the dispatcher.
 const BIND: Duration = Duration::from_secs(120);

@@ -15,8 +15,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
+use crate::attachment::Attachment;
 use crate::manager::{Credentials, Found, Manager};
-use crate::running::Attachment;
 
 /// How long a reader may take to acknowledge the end.
 const ACK: Duration = Duration::from_secs(10);

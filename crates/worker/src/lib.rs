@@ -18,19 +18,26 @@
 //! # }
 //! ```
 
+mod attachment;
 mod caches;
 mod config;
 mod dealer;
 mod feed;
+mod finishing;
 mod flight;
 mod framed;
 mod identity;
+mod local;
 mod manager;
 mod outlet;
 mod pipelines;
+mod profiling;
+mod readers;
 mod running;
 mod server;
+mod starting;
 mod tally;
+mod tasks;
 mod worker;
 
 pub use caches::Caches;

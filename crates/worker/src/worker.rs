@@ -16,7 +16,8 @@ use tokio::time::Instant;
 
 use crate::config::WorkerConfig;
 use crate::identity::Identity;
-use crate::manager::{Here, Manager};
+use crate::local::InProcess;
+use crate::manager::Manager;
 use crate::pipelines::Pipelines;
 use crate::server;
 
@@ -73,7 +74,7 @@ impl Worker {
         if let Some(listener) = listener {
             server::serve(listener, &manager, &group);
         }
-        local.insert(address.clone(), Arc::new(Here(Arc::clone(&manager))));
+        local.insert(address.clone(), Arc::new(InProcess(Arc::clone(&manager))));
         let handle = WorkerHandle { manager, local, group };
         identity.register(patience).await?;
         tracing::info!(%address, worker = %identity.id(), "worker registered");

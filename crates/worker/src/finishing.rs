@@ -1,0 +1,105 @@
+//! The end of a task: what the dispatcher is told, and then its readers.
+
+use std::time::Duration;
+
+use caju_proto::v1;
+use caju_types::{Error, ErrorKind, TaskId};
+use caju_wire::Dispatcher;
+
+use crate::manager::Manager;
+use crate::running::{Finished, RunningTask};
+
+/// How long the report of a failure is retried before readers get the failure: longer than the restart of a dispatcher
+/// takes, and short for a user who waits for an error.
+pub(crate) const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Manager {
+    pub(crate) async fn finish(&self, task: &RunningTask, mut finished: Finished) {
+        finished.result = finished.result.map_err(|e| self.named(e));
+        if let Some(first) = finished.first_skips.first() {
+            let rows = finished.rows_skipped;
+            tracing::warn!(task = %task.id, rows, first, "bad rows were skipped, as `on_error` says");
+        }
+        match &finished.result {
+            Ok(()) => tracing::info!(task = %task.id, "task ended"),
+            Err(e) if e.kind() == ErrorKind::Cancelled => {
+                tracing::info!(task = %task.id, reason = %e, "task given up")
+            }
+            Err(e) => tracing::error!(task = %task.id, error = %e, "task failed"),
+        }
+        // The failure is reported to the dispatcher before readers get it: they ask the dispatcher what to do.
+        let patience =
+            if finished.result.is_ok() { self.config.dispatcher_timeout } else { FAILURE_REPORT_TIMEOUT };
+        self.report(task.id, &finished, task.profile(), patience).await;
+        if let Err(e) = &finished.result {
+            task.fail(e.clone());
+        }
+        self.tasks.end(task.id, finished.result);
+    }
+
+    /// A failure with the worker's address appended to its first line. Cancelled work is not a failure of this worker.
+    pub(crate) fn named(&self, e: Error) -> Error {
+        if e.kind() == ErrorKind::Cancelled {
+            return e;
+        }
+        let (line, rest) = e.message().split_at(e.message().find('\n').unwrap_or(e.message().len()));
+        Error::new(e.kind(), format!("{line} (at the worker {}){rest}", self.identity.address))
+    }
+
+    pub(crate) async fn report(
+        &self,
+        id: TaskId,
+        finished: &Finished,
+        profile: Option<v1::TaskProfile>,
+        patience: Duration,
+    ) {
+        let registration = self.identity.registration();
+        let request = v1::FinishTaskRequest {
+            task_id: id.0,
+            worker_id: registration.id.0,
+            failure: finished.result.as_ref().err().map(Into::into),
+            stages: finished.stages.clone(),
+            io: Some(self.io_since()),
+            rows_skipped: finished.rows_skipped,
+            first_skips: finished.first_skips.clone(),
+            modes: Some(v1::SplitModes {
+                compute: finished.modes.compute,
+                put: finished.modes.put,
+                get: finished.modes.get,
+                fell_back: finished.modes.fell_back,
+                kept: finished.modes.kept,
+            }),
+            profile,
+            secret: registration.secret,
+            counted: finished.emitted.is_some(),
+            splits_out: finished.emitted.clone().unwrap_or_default(),
+            flight_counted: true,
+            splits_to_flight: finished.to_flight.clone(),
+        };
+        let call = |mut d: Dispatcher| {
+            let request = request.clone();
+            async move { d.finish_task(request).await }
+        };
+        if let Err(e) = self.identity.link.retry(patience, Duration::ZERO, call).await {
+            tracing::warn!(task = %id, error = %e, "the end of a task could not be reported");
+        }
+    }
+
+    /// Bytes and requests since the last report. Tasks run concurrently, so only their sum can be counted.
+    fn io_since(&self) -> v1::IoStats {
+        let (source, cache) = (self.config.io.snapshot(), self.caches.io());
+        let now = v1::IoStats {
+            source_bytes_read: source.bytes_read,
+            source_requests: source.reads + source.lists,
+            cache_bytes_read: cache.bytes_read,
+            cache_bytes_written: cache.bytes_written,
+        };
+        let last = std::mem::replace(&mut *self.reported_io.lock(), now);
+        v1::IoStats {
+            source_bytes_read: now.source_bytes_read.saturating_sub(last.source_bytes_read),
+            source_requests: now.source_requests.saturating_sub(last.source_requests),
+            cache_bytes_read: now.cache_bytes_read.saturating_sub(last.cache_bytes_read),
+            cache_bytes_written: now.cache_bytes_written.saturating_sub(last.cache_bytes_written),
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! The start of a task: its definition, its pipeline, and the run behind its readers.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use caju_cache::Cache;
+use caju_engine::{BoundPipeline, Shard, SplitModes, TaskOptions, TaskRun, run_task};
+use caju_proto::v1;
+use caju_runtime::caught;
+use caju_types::{Error, ErrorKind, IterationId, Result, Secret, TaskId};
+use caju_wire::Dispatcher;
+
+use crate::dealer::{Behind, Dealer, Dispatch};
+use crate::feed::DispatcherFeed;
+use crate::finishing::FAILURE_REPORT_TIMEOUT;
+use crate::identity::Registration;
+use crate::manager::{Credentials, Manager};
+use crate::pipelines::shard_by;
+use crate::profiling::{ProcessOverhead, Profiled};
+use crate::running::{Finished, RunningTask};
+
+impl Manager {
+    /// Starts a task for its first reader.
+    ///
+    /// # Errors
+    /// `PermissionDenied` if the reader's ticket is not for this task, `Cancelled` if the dispatcher does not want the task
+    /// here, and the errors of binding the pipeline.
+    pub(crate) async fn start(
+        self: &Arc<Self>,
+        id: TaskId,
+        reader: &Credentials<'_>,
+    ) -> Result<Arc<RunningTask>> {
+        let def = self.definition(id).await?;
+        let secret = <[u8; Secret::BYTES]>::try_from(&*def.secret).ok().map(Secret::from_bytes);
+        reader.check(id, secret.as_ref())?;
+        let pipeline = self.pipeline(id, &def).await?;
+        let (behind, patience) = (Behind::default(), self.config.dispatcher_timeout);
+        let feed = DispatcherFeed::new(Arc::clone(&self.identity), id, patience, Arc::clone(&behind));
+        let dealer = match def.num_consumers {
+            0 => None,
+            _ => {
+                let dispatch = Dispatch { identity: Arc::clone(&self.identity), task: id, patience };
+                Some(Dealer::new(dispatch, &def, behind)?)
+            }
+        };
+        let group = self.group.child();
+        let schema = pipeline.schema();
+        let options = self.options(&def).await?;
+        let readers = options.readers;
+        let memory_tier_bytes = options.cache.as_ref().map_or(0, |cache| cache.memory_tier_bytes());
+        let run = run_task(&pipeline, Box::new(feed), options);
+        let profiled = self.profiled(&def, &run, readers, memory_tier_bytes);
+        let consumers = usize::try_from(def.num_consumers).unwrap_or(usize::MAX);
+        let bytes = (self.config.buffer_bytes, consumers);
+        let iteration = IterationId(def.iteration_id);
+        let running = RunningTask::new(id, (iteration, secret), schema, &run, bytes, profiled, group);
+        let running = Arc::new(running);
+        tracing::info!(task = %id, job = %def.job, epoch = def.epoch, "task started");
+        self.drive(Arc::clone(&running), run, dealer);
+        Ok(running)
+    }
+
+    /// Asks the dispatcher what a task is.
+    async fn definition(&self, id: TaskId) -> Result<v1::TaskDef> {
+        let get = async |registration: &Registration| {
+            let request = v1::GetTaskRequest {
+                task_id: id.0,
+                worker_id: registration.id.0,
+                secret: registration.secret.clone(),
+            };
+            let call = |mut d: Dispatcher| {
+                let request = request.clone();
+                async move { d.get_task(request).await }
+            };
+            self.identity.link.retry(self.config.dispatcher_timeout, Duration::ZERO, call).await
+        };
+        let registration = self.identity.registration();
+        let answer = match get(&registration).await {
+            // A dispatcher without its state knows this worker by a registration whose answer is still under way.
+            Err(e)
+                if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::Cancelled)
+                    && self.identity.has_registered_since(&registration).await =>
+            {
+                get(&self.identity.registration()).await?
+            }
+            answer => answer?,
+        };
+        answer.task.ok_or_else(|| Error::internal(format!("the dispatcher gave no definition of {id}")))
+    }
+
+    /// Binds the task's definition. A failure is reported: it would come on every worker, so the dispatcher ends the
+    /// iteration.
+    async fn pipeline(&self, id: TaskId, def: &v1::TaskDef) -> Result<Arc<BoundPipeline>> {
+        match self.pipelines.get(def).await {
+            Ok(pipeline) => Ok(pipeline),
+            Err(e) => {
+                let e = self.named(e);
+                let failed = Finished {
+                    result: Err(e.clone()),
+                    stages: Vec::new(),
+                    rows_skipped: 0,
+                    first_skips: Vec::new(),
+                    modes: SplitModes::default(),
+                    emitted: None,
+                    to_flight: Vec::new(),
+                };
+                self.report(id, &failed, None, FAILURE_REPORT_TIMEOUT).await;
+                Err(e)
+            }
+        }
+    }
+
+    /// What is measured of a task that is profiled.
+    fn profiled(
+        &self,
+        def: &v1::TaskDef,
+        run: &TaskRun,
+        readers: usize,
+        memory_tier_bytes: u64,
+    ) -> Option<Profiled> {
+        let started = self.started.fetch_add(1, Ordering::AcqRel) + 1;
+        let alone = self.running().is_empty() && self.config.sharers <= 1;
+        def.profile.then(|| Profiled {
+            findings: Box::new(run.watch_findings()),
+            modes: Box::new(run.watch_modes()),
+            decide: Box::new(run.decider()),
+            started: std::time::Instant::now(),
+            threads: self.cores(),
+            readers: readers as u64,
+            memory_tier_bytes,
+            overhead: ProcessOverhead::from_now(alone.then(|| (Arc::clone(&self.started), started))),
+        })
+    }
+
+    /// Runs a task to its end in the background. Its readers get the end or an error in any case.
+    fn drive(self: &Arc<Self>, running: Arc<RunningTask>, run: TaskRun, dealer: Option<Dealer>) {
+        let (id, group) = (running.id, running.group.clone());
+        let (manager, failing) = (Arc::clone(self), Arc::clone(&running));
+        let on_failure = move |e: Error| {
+            failing.fail(e.clone());
+            // A task that was stopped is removed by its stopper.
+            if e.kind() != ErrorKind::Cancelled {
+                tracing::error!(task = %id, error = %e, "task failed");
+                manager.tasks.end(id, Err(e));
+            }
+        };
+        let manager = Arc::clone(self);
+        group.background(id.to_string(), on_failure, async move {
+            let pumped = running.pump(run, manager.config.linger, dealer);
+            let finished = match caught(&id.to_string(), pumped).await {
+                Ok(finished) => finished,
+                Err(e) => running.broken(e),
+            };
+            manager.finish(&running, finished).await;
+            Ok(())
+        });
+    }
+
+    /// CPU cores that a task of this worker can use.
+    fn cores(&self) -> f64 {
+        let threads = self.pool.threads();
+        let there = std::thread::available_parallelism().map_or(threads, std::num::NonZero::get);
+        threads.min(there) as f64 / f64::from(self.config.sharers.max(1))
+    }
+
+    async fn options(&self, def: &v1::TaskDef) -> Result<TaskOptions> {
+        let mut options = TaskOptions::new(self.pool.clone(), Arc::clone(&self.config.clock));
+        options.job.clone_from(&def.job);
+        options.seed = def.seed;
+        options.epoch = def.epoch;
+        options.slot = (def.mode() == v1::ProcessingMode::Off).then_some(def.worker_slot);
+        options.shard = shard_by(def)?.map(|by| Shard {
+            by,
+            num_shards: u64::from(def.num_shards.max(1)),
+            index: u64::from(def.shard_index),
+        });
+        options.deterministic = def.deterministic;
+        options.one_at_a_time = Arc::clone(&self.one_at_a_time);
+        if let Some(rows) = self.config.batch_rows {
+            options.batch_rows = rows;
+        }
+        options.cache = self.cache(def).await?;
+        options.probe = def.profile;
+        options.probe_to_end = def.profile_only;
+        options.probe_encoding = def.probe_encoding.parse().ok();
+        options.probe_stored_only = def.probe_stored_only;
+        options.cores = Some(self.cores());
+        options.buffer_bytes = self.config.buffer_bytes;
+        Ok(options)
+    }
+
+    /// The cache of a task; without it everything is computed.
+    ///
+    /// # Errors
+    /// `PermissionDenied` for a root that this worker may not write. It may always write the dispatcher's own cache.
+    async fn cache(&self, def: &v1::TaskDef) -> Result<Option<Arc<Cache>>> {
+        if !def.caching {
+            return Ok(None);
+        }
+        match self.caches.get(&def.cache_url, (def.cache_budget > 0).then_some(def.cache_budget)).await {
+            Ok(cache) => Ok(Some(cache)),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => Err(error.context("save")),
+            Err(error) => {
+                // The target is not this module, because a process with the whole cluster does not log that one.
+                tracing::warn!(target: "caju_worker::caches", root = def.cache_url, %error, "the cache cannot be used here; rows are computed");
+                Ok(None)
+            }
+        }
+    }
+}
