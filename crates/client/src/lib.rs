@@ -11,6 +11,7 @@ mod acks;
 mod client;
 mod config;
 mod credit;
+mod deadlines;
 mod delivered;
 mod lanes;
 mod merge;
@@ -23,6 +24,7 @@ mod stats;
 mod taken;
 mod target;
 mod task;
+mod tasks;
 
 pub use client::Client;
 pub use config::{

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use caju_runtime::Condition;
 use caju_types::TaskId;
 use caju_wire::{BufferPool, ByteQueue, Chunk};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 
 use crate::acks::Acks;
 use crate::config::{ClientConfig, ReaderEvent};
@@ -59,7 +59,7 @@ pub(crate) struct Delivery {
 #[derive(Debug, Default)]
 pub(crate) struct HeldBytes {
     by_slot: Mutex<BTreeMap<u32, u64>>,
-    freed: Notify,
+    freed: Condition,
 }
 
 impl HeldBytes {
@@ -71,25 +71,17 @@ impl HeldBytes {
         if let Some(held) = self.by_slot.lock().get_mut(&slot) {
             *held = held.saturating_sub(bytes);
         }
-        self.freed.notify_waiters();
+        self.freed.notify_all();
     }
 
     /// Waits until a slot holds less than its part of `bound` bytes.
     pub(crate) async fn below(&self, slot: u32, bound: usize) {
-        loop {
-            let freed = self.freed.notified();
-            tokio::pin!(freed);
-            freed.as_mut().enable();
-            let is_below = {
-                let by_slot = self.by_slot.lock();
-                let part = bound as u64 / by_slot.len().max(1) as u64;
-                by_slot.get(&slot).is_none_or(|held| *held < part.max(1))
-            };
-            if is_below {
-                return;
-            }
-            freed.await;
-        }
+        let is_below = || {
+            let by_slot = self.by_slot.lock();
+            let part = bound as u64 / by_slot.len().max(1) as u64;
+            by_slot.get(&slot).is_none_or(|held| *held < part.max(1))
+        };
+        self.freed.wait_until(is_below).await;
     }
 }
 
@@ -185,8 +177,8 @@ impl Shared {
     }
 
     pub(crate) fn event(&self, event: &ReaderEvent) {
-        if let Some(tell) = &self.config.on_event {
-            tell(event);
+        if let Some(on_event) = &self.config.on_event {
+            on_event(event);
         }
     }
 }
