@@ -9,7 +9,7 @@ use arrow_array::RecordBatch;
 use arrow_array::cast::AsArray;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
-use crate::lines::{INFER_ROWS, Text, shown, type_name};
+use crate::text::{INFER_ROWS, Text, shown, type_name};
 
 /// How a CSV file is written. An empty value is null.
 #[derive(Debug, Clone)]

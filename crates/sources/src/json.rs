@@ -8,7 +8,7 @@ use arrow::json::reader::infer_json_schema;
 use arrow_array::{RecordBatch, RecordBatchOptions};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
-use crate::lines::{INFER_ROWS, Text, shown, type_name};
+use crate::text::{INFER_ROWS, Text, shown, type_name};
 
 /// JSON lines. A missing value is null; fields without a column are skipped.
 #[derive(Debug, Clone)]

@@ -18,6 +18,7 @@ mod inline_table;
 mod ipc;
 mod ipc_bounds;
 mod json;
+mod line_reader;
 mod lines;
 mod listing_cache;
 mod load;
@@ -39,6 +40,7 @@ mod test_util;
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, reason = "test data")]
 mod tests;
+mod text;
 mod tfrecord;
 mod thrift;
 mod trim;

@@ -3,8 +3,8 @@
 use arrow_array::Array;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float64Type, Int64Type};
-use arrow_schema::DataType;
-use caju_pipeline::FileFormat;
+use arrow_schema::{DataType, Field};
+use caju_pipeline::{ColumnType, FileFormat};
 use caju_types::ErrorKind;
 use proptest::prelude::*;
 

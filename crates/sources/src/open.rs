@@ -12,7 +12,7 @@ use crate::context::SourceContext;
 use crate::source::Source;
 use crate::split::FileRef;
 use crate::{
-    combine, csv, files, guard, images, inline_table, ipc, json, lines, load, parquet, plain, tfrecord,
+    combine, csv, files, guard, images, inline_table, ipc, json, lines, load, parquet, plain, text, tfrecord,
     webdataset, zip,
 };
 
@@ -133,14 +133,14 @@ async fn open_files(
             let delimiter = u8::try_from(*delimiter).ok().filter(u8::is_ascii).ok_or_else(|| {
                 Error::invalid(format!("source csv: the delimiter `{delimiter}` is not an ASCII character"))
             })?;
-            let given = given.as_ref().map(|g| lines::given_schema(g, "csv")).transpose()?;
+            let given = given.as_ref().map(|g| text::given_schema(g, "csv")).transpose()?;
             let text = csv::Csv { header: *header, delimiter };
             let format = lines::Lines::open(ctx, text, *compression, schema.or(given), first.as_ref());
             let format = guard::planned(name_of(first.as_ref()), format).await?;
             Arc::new(files::FilesSource::new(format, def, ctx))
         }
         FileFormat::Json { schema: given, compression } => {
-            let given = given.as_ref().map(|g| lines::given_schema(g, "json")).transpose()?;
+            let given = given.as_ref().map(|g| text::given_schema(g, "json")).transpose()?;
             let format = lines::Lines::open(ctx, json::Json, *compression, schema.or(given), first.as_ref());
             let format = guard::planned(name_of(first.as_ref()), format).await?;
             Arc::new(files::FilesSource::new(format, def, ctx))

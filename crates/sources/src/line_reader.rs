@@ -1,0 +1,299 @@
+//! Reads one split of a file of lines.
+
+use std::io::BufRead;
+use std::sync::Arc;
+
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use bytes::Bytes;
+use caju_types::{Error, Result};
+use futures::stream::StreamExt;
+
+use crate::feed::{Codec, Feed};
+use crate::file::SourceFile;
+use crate::sniff::{SNIFFED_BYTES, other_format};
+use crate::source::ReadOptions;
+use crate::text::{Text, strip_bom};
+use crate::trim::sliced;
+
+/// Consecutive lines in the reader's buffer.
+struct Piece {
+    /// Bytes of the buffer.
+    bytes: usize,
+    /// Rows in them.
+    rows: usize,
+}
+
+/// Reads the rows of one split: finds whole lines, and decodes as many at once as fit into a batch.
+pub(crate) struct LineReader<T> {
+    text: T,
+    schema: SchemaRef,
+    file: Arc<SourceFile>,
+    feed: Feed,
+    codec: Codec,
+    /// Bytes that arrived, from `at` on.
+    buffer: Vec<u8>,
+    at: u64,
+    start: u64,
+    end: u64,
+    cut: bool,
+    started: bool,
+    ended: bool,
+    /// Lines in front of `at`, once somebody had to count them.
+    line: Option<u64>,
+    projection: Vec<usize>,
+    options: ReadOptions,
+    max_record: usize,
+}
+
+impl<T: Text> LineReader<T> {
+    /// A reader of the lines that start in a range of bytes, or of all lines.
+    pub(crate) fn new(
+        (text, schema): (T, SchemaRef),
+        (file, codec): (Arc<SourceFile>, Codec),
+        range: Option<(u64, u64)>,
+        options: ReadOptions,
+        max_record: u64,
+    ) -> Self {
+        let (start, end) = range.unwrap_or((0, u64::MAX));
+        // One byte before the start tells whether a line starts there.
+        let from = start.saturating_sub(1);
+        let projection = options.projection.clone().unwrap_or_else(|| (0..schema.fields().len()).collect());
+        Self {
+            feed: Feed::open(&file, codec, from, end),
+            text,
+            schema,
+            file,
+            codec,
+            buffer: Vec::new(),
+            at: from,
+            start,
+            end,
+            cut: range.is_some(),
+            started: false,
+            ended: false,
+            line: (start == 0).then_some(0),
+            projection,
+            options,
+            max_record: usize::try_from(max_record).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// Adds what arrives next to the buffer; false at the end of the file.
+    async fn more(&mut self) -> Result<bool> {
+        if self.ended {
+            return Ok(false);
+        }
+        if !self.feed.fill(1).await? {
+            self.ended = true;
+            return Ok(false);
+        }
+        let n = self.feed.queue.len();
+        let buffer = &mut self.buffer;
+        self.feed.queue.consume(n, |piece| buffer.extend_from_slice(piece));
+        Ok(true)
+    }
+
+    /// The length of the line at `from` in the buffer with its end; waits for it. The last line of a file
+    /// may lack an end. 0 at the end of the file.
+    async fn line_len(&mut self, from: usize) -> Result<usize> {
+        let mut seen = from;
+        loop {
+            let mut rest = &self.buffer[seen..];
+            let n = rest.skip_until(b'\n').map_err(|e| Error::internal(e.to_string()))?;
+            let ended = n > 0 && self.buffer[seen + n - 1] == b'\n';
+            seen += n;
+            if ended && seen - from <= self.max_record {
+                return Ok(seen - from);
+            }
+            if seen - from > self.max_record {
+                return Err(Error::data_loss(format!(
+                    "{}: the line at byte {} has over {} bytes",
+                    self.file.file.url,
+                    self.at + from as u64,
+                    self.max_record
+                )));
+            }
+            if !self.more().await? {
+                return Ok(seen - from);
+            }
+        }
+    }
+
+    /// Goes to the first line of the split, over the header.
+    async fn start(&mut self) -> Result<()> {
+        self.started = true;
+        if self.start > 0 {
+            let n = self.line_len(0).await?;
+            self.drop_front(n);
+            return Ok(());
+        }
+        while self.buffer.len() < SNIFFED_BYTES && self.more().await? {}
+        let text = &self.text;
+        if let Some(what) = other_format(&self.buffer).or_else(|| text.misread(strip_bom(&self.buffer))) {
+            return Err(Error::invalid(format!("{}: {what}", self.file.file.url)));
+        }
+        let bom = self.buffer.len() - strip_bom(&self.buffer).len();
+        self.drop_front(bom);
+        if self.text.header() {
+            let n = self.record_len(0).await?;
+            if let Some(why) = self.text.check_header(&self.buffer[..n], &self.schema) {
+                return Err(Error::invalid(format!("{}: line 1: {why}", self.file.file.url)));
+            }
+            self.count_lines(n);
+            self.drop_front(n);
+        }
+        Ok(())
+    }
+
+    fn drop_front(&mut self, n: usize) {
+        self.buffer.drain(..n);
+        self.at += n as u64;
+    }
+
+    fn count_lines(&mut self, bytes: usize) {
+        if let Some(line) = &mut self.line {
+            *line += newlines(&self.buffer[..bytes]);
+        }
+    }
+
+    /// The length of the row at `from`: one line, or several where a quoted value holds line ends.
+    async fn record_len(&mut self, from: usize) -> Result<usize> {
+        let mut n = self.line_len(from).await?;
+        let Some(quote) = self.text.quote() else { return Ok(n) };
+        let mut quotes = count(&self.buffer[from..from + n], quote);
+        if quotes.is_multiple_of(2) {
+            return Ok(n);
+        }
+        if self.cut {
+            let line = self.line_of(from).await?;
+            return Err(Error::invalid(format!(
+                "{}: line {line}: a quoted value goes on in the next line, or a quote is missing; a file with line \
+                 ends in quoted values cannot be cut: set `split` of the source above the file's size",
+                self.file.file.url
+            )));
+        }
+        loop {
+            let next = self.line_len(from + n).await?;
+            if next == 0 || n > self.max_record {
+                let line = self.line_of(from).await?;
+                return Err(Error::data_loss(format!(
+                    "{}: line {line}: a quoted value does not end; a quote is missing or the file is truncated",
+                    self.file.file.url
+                )));
+            }
+            quotes += count(&self.buffer[from + n..from + n + next], quote);
+            n += next;
+            if quotes.is_multiple_of(2) {
+                return Ok(n);
+            }
+        }
+    }
+
+    /// The number, from 1, of the line at `from` in the buffer.
+    async fn line_of(&mut self, from: usize) -> Result<u64> {
+        let before = match self.line {
+            Some(n) => n,
+            None => {
+                let n = self.lines_before().await?;
+                self.line = Some(n);
+                n
+            }
+        };
+        Ok(before + newlines(&self.buffer[..from]) + 1)
+    }
+
+    /// Counts the lines in front of the buffer by reading the file again: only for messages.
+    async fn lines_before(&mut self) -> Result<u64> {
+        if self.codec != Codec::Plain {
+            return Ok(0);
+        }
+        let mut blocks = self.file.blocks(0..self.at);
+        let mut n = 0;
+        while let Some(block) = blocks.next().await {
+            n += newlines(&block?);
+        }
+        Ok(n)
+    }
+
+    /// Finds the rows of the next batch in the buffer.
+    async fn piece(&mut self) -> Result<Piece> {
+        let (most_rows, most_bytes) = (self.options.batch_rows.max(1), self.options.batch_bytes.max(1));
+        let mut piece = Piece { bytes: 0, rows: 0 };
+        while piece.rows < most_rows && self.at + (piece.bytes as u64) < self.end {
+            let n = self.record_len(piece.bytes).await?;
+            if n == 0 || (piece.rows > 0 && piece.bytes + n > most_bytes) {
+                break;
+            }
+            piece.bytes += n;
+            piece.rows += 1;
+        }
+        Ok(piece)
+    }
+
+    /// The next rows; none at the end of the split.
+    pub(crate) async fn batches(&mut self) -> Result<Option<Vec<RecordBatch>>> {
+        if !self.started {
+            self.start().await?;
+        }
+        let piece = self.piece().await?;
+        if piece.rows == 0 {
+            return Ok(None);
+        }
+        let batches = self.decode(&piece).await?;
+        self.count_lines(piece.bytes);
+        self.drop_front(piece.bytes);
+        let (rows, bytes) = (self.options.batch_rows, self.options.batch_bytes);
+        Ok(Some(
+            batches
+                .into_iter()
+                .filter(|b| b.num_rows() > 0)
+                .flat_map(|b| sliced(b, rows, bytes.max(1) * 4))
+                .collect(),
+        ))
+    }
+
+    async fn decode(&mut self, piece: &Piece) -> Result<Vec<RecordBatch>> {
+        let (text, schema) = (self.text.clone(), Arc::clone(&self.schema));
+        let decode = |lines: &[u8], rows| text.decode(&schema, &self.projection, lines, rows);
+        let result = decode(&self.buffer[..piece.bytes], piece.rows);
+        let why = match result {
+            Ok(batches) => return Ok(batches),
+            Err(why) => why,
+        };
+        // Something is wrong: look at every row by itself.
+        let mut good: Vec<u8> = Vec::new();
+        let (mut at, mut rows) = (0, 0);
+        while at < piece.bytes {
+            let n = self.record_len(at).await?;
+            let row = Bytes::copy_from_slice(&self.buffer[at..at + n]);
+            if text.decode(&schema, &self.projection, &row, 1).is_ok() {
+                good.extend_from_slice(&row);
+                rows += 1;
+            } else {
+                let line = self.line_of(at).await?;
+                let why = text.diagnose(&schema, &self.projection, &row).unwrap_or_else(|| why.clone());
+                let e = Error::data_loss(format!("{}: line {line}: {why}", self.file.file.url));
+                match &self.options.skip {
+                    Some(skip) => skip(e),
+                    None => return Err(e),
+                }
+            }
+            at += n;
+        }
+        text.decode(&schema, &self.projection, &good, rows.max(1)).map_err(|why| {
+            Error::data_loss(format!("{}: the rows from byte {} on: {why}", self.file.file.url, self.at))
+        })
+    }
+}
+
+fn count(bytes: &[u8], what: u8) -> usize {
+    if !bytes.contains(&what) {
+        return 0;
+    }
+    bytes.iter().filter(|b| **b == what).count()
+}
+
+fn newlines(bytes: &[u8]) -> u64 {
+    count(bytes, b'\n') as u64
+}

@@ -1,0 +1,89 @@
+//! Kinds of text with one row a line: CSV and JSON lines.
+
+use std::sync::Arc;
+
+use arrow_array::RecordBatch;
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use caju_pipeline::ColumnType;
+use caju_types::{Error, Result};
+
+/// Rows of a file that a schema is inferred from.
+pub(crate) const INFER_ROWS: usize = 1000;
+
+/// One kind of text.
+pub(crate) trait Text: Clone + Send + Sync + 'static {
+    /// Whether the first line of a file is no row; it is then checked by [`Text::check_header`].
+    fn header(&self) -> bool;
+
+    /// The character within which a line end is no line end.
+    fn quote(&self) -> Option<u8>;
+
+    /// What a file of another kind is, and what to do about it, by its first bytes.
+    fn misread(&self, _head: &[u8]) -> Option<&'static str> {
+        None
+    }
+
+    /// Why a header is not what the schema says, if so.
+    fn check_header(&self, line: &[u8], schema: &Schema) -> Option<String>;
+
+    /// Rows of whole lines. The columns are those of `projection`.
+    fn decode(
+        &self,
+        schema: &SchemaRef,
+        projection: &[usize],
+        lines: &[u8],
+        rows: usize,
+    ) -> Result<Vec<RecordBatch>, String>;
+
+    /// Why one line cannot be decoded: the column and the value.
+    fn diagnose(&self, schema: &SchemaRef, projection: &[usize], line: &[u8]) -> Option<String>;
+
+    /// The schema of some whole lines, the header included.
+    fn infer(&self, lines: &[u8]) -> Result<Schema, String>;
+}
+
+/// Text without its byte order mark.
+pub(crate) fn strip_bom(text: &[u8]) -> &[u8] {
+    text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
+}
+
+/// The type as definitions name it.
+pub(crate) fn type_name(t: &DataType) -> String {
+    match t {
+        DataType::Utf8 => "string".to_string(),
+        DataType::Boolean => "bool".to_string(),
+        other => other.to_string().to_lowercase(),
+    }
+}
+
+/// The schema that a definition gives.
+pub(crate) fn given_schema(columns: &[(String, ColumnType)], what: &str) -> Result<SchemaRef> {
+    let fields = columns
+        .iter()
+        .map(|(name, t)| {
+            let t = match t {
+                ColumnType::Int64 => DataType::Int64,
+                ColumnType::Int32 => DataType::Int32,
+                ColumnType::Float32 => DataType::Float32,
+                ColumnType::Float64 => DataType::Float64,
+                ColumnType::String => DataType::Utf8,
+                ColumnType::Bool => DataType::Boolean,
+                ColumnType::Bytes => {
+                    return Err(Error::invalid(format!(
+                        "source {what}: column `{name}`: text files hold no bytes; use string"
+                    )));
+                }
+            };
+            Ok(Field::new(name, t, true))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    Ok(Arc::new(Schema::new(fields)))
+}
+
+/// A value for a message: not too long.
+pub(crate) fn shown(value: &str) -> String {
+    match value.char_indices().nth(60) {
+        Some((i, _)) => format!("`{}...`", &value[..i]),
+        None => format!("`{value}`"),
+    }
+}
