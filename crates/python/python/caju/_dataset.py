@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import copy
 import json
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from . import _caju
 from ._cardinality import Cardinality
-from ._cluster import address_of, configured_bounds, embedded
-from ._errors import FailedPrecondition, InvalidPipeline
-from ._iterator import DatasetIterator, connected
-from ._logging import sync_level
+from ._cluster import address_of, configured_bounds
+from ._epochs import Epochs
+from ._errors import InvalidPipeline
+from ._iterator import DatasetIterator
 from ._memory import inline
 from ._schema import Schema
 from ._service import Service, consumers_of
 from ._stages import Stages, given, plain, refuse_not_finite
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ._save import Save
     from ._views import ArrowView, JaxView, TorchDataset
 
-    Array = Union[NDArray[Any], dict[str, Any]]
-    Element = dict[str, Any]
 
-
-class Dataset(Stages):
+class Dataset(Stages, Epochs):
     """A source and stages. Every method that adds a stage returns a new dataset.
 
     Iterating reads one epoch: dicts of NumPy arrays after `batch`, dicts of single values before it. Each new iteration
@@ -54,12 +47,6 @@ class Dataset(Stages):
         # Functions that draw random numbers and do not declare it: the source of the draws, by the function's name.
         self._draws: dict[str, str] = {}
         self._fresh()
-
-    def _fresh(self) -> None:
-        self._epochs = 0
-        self._client: _caju.Client | None = None
-        self._cluster: Any = None
-        self._job: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -184,6 +171,11 @@ class Dataset(Stages):
         """The definition for any process."""
         return json.dumps(inline(self._tree(), self._tables) if self._tables else self._tree())
 
+    def register(self, service: Any, dataset_id: str | None = None) -> str:
+        """Registers the definition at a service, for `from_dataset_id`. Returns its id, by default the fingerprint."""
+        client = _caju.Client(address_of(service))
+        return client.register(self._whole(), dataset_id or "")[0]
+
     def to_yaml(self) -> str:
         """The definition as a pipeline file, with all defaults."""
         return _caju.to_yaml(self._whole())
@@ -238,38 +230,7 @@ class Dataset(Stages):
     def __bool__(self) -> bool:
         return True
 
-    # ---- reading -----------------------------------------------------------------------------------------------
-
-    def __iter__(self) -> DatasetIterator[Element]:
-        row, dense = self._form()
-        return self._open(lambda reader: reader.next_numpy(row, dense))
-
-    def as_numpy_iterator(self) -> DatasetIterator[Element]:
-        """The next epoch: tf.data's name for `iter(ds)`."""
-        return iter(self)
-
-    def progress(self, **bar: Any) -> Iterator[Element]:
-        """The next epoch with a progress bar of tqdm, which has to be installed. `bar` are arguments for tqdm."""
-        try:
-            from tqdm.auto import tqdm
-        except ImportError as e:
-            raise FailedPrecondition(
-                f"progress() shows an epoch with tqdm, which cannot be imported ({e}): pip install tqdm, or iterate over "
-                "the dataset itself"
-            ) from e
-        return self._progress(tqdm, bar)
-
-    def _progress(self, tqdm: Callable[..., Any], bar: dict[str, Any]) -> Iterator[Element]:
-        try:
-            total: int | None = len(self)
-        except TypeError:
-            total = None
-        with iter(self) as epoch, tqdm(**{"total": total, "unit": "batch", "desc": f"epoch {epoch.epoch}"} | bar) as shown:
-            for element in epoch:
-                yield element
-                shown.update()
-                if epoch.bottleneck is not None:
-                    shown.set_postfix_str(f"bottleneck {epoch.bottleneck}", refresh=False)
+    # ---- views -------------------------------------------------------------------------------------------------
 
     def torch(self, **options: Any) -> TorchDataset:
         """The dataset as a `torch.utils.data.IterableDataset` of tensors. `options` are `copy`, `pin_memory`, `rank` and
@@ -290,138 +251,6 @@ class Dataset(Stages):
         from ._views import ArrowView
 
         return ArrowView(self)
-
-    def register(self, service: Any, dataset_id: str | None = None) -> str:
-        """Registers the definition at a service, for `from_dataset_id`. Returns its id, by default the fingerprint."""
-        client = _caju.Client(address_of(service))
-        return client.register(self._whole(), dataset_id or "")[0]
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The rows of the next epoch as an Arrow stream, by the PyCapsule interface. The consumer reads caju's memory.
-
-        Rows come in batches as workers send them, whatever elements they form. The epoch is opened when the first of them
-        is read. An error of the epoch is an error of the consumer, with the same message. If the consumer gives a
-        `requested_schema`, the columns are cast to its types.
-        """
-        opened: list[DatasetIterator[Any]] = []
-
-        def open_epoch() -> _caju.Reader:
-            opened.append(self._open(lambda reader: reader.next_batch()))  # alive as long as this function
-            return opened[0]._last
-
-        return _caju.epoch_stream(self._schema_of_epochs()._ipc, open_epoch, requested_schema)
-
-    def _schema_of_epochs(self) -> Schema:
-        """The columns of the elements. A service tells those of sources that only its workers reach."""
-        service = self._service
-        if service is None or service.is_here:
-            return self.schema
-        client = self._connect(service)
-        return Schema(client.dataset(client.register(self._whole())[0])[1])
-
-    def _form(self) -> tuple[bool, bool]:
-        """Whether elements are single rows, and whether their lists are padded."""
-        batched = padded = False
-        for step in self._tree()["steps"]:
-            [(name, arguments)] = step.items()
-            if name in ("batch", "padded_batch", "bucket_by_length"):
-                batched, padded = True, name != "batch" and arguments.get("pad", True)
-            elif name == "unbatch":
-                batched = padded = False
-        return not batched, padded
-
-    def _open(
-        self,
-        take: Callable[[_caju.Reader], Any],
-        epoch: int | None = None,
-        moved: Callable[[int], None] | None = None,
-        num_readers: int = 0,
-    ) -> DatasetIterator[Any]:
-        """Opens an epoch, the next by default. `moved` is called with the epoch of a state that is loaded. `num_readers`: of
-        the job, where that is known.
-        """
-        service = self._service or self._embedded()
-        sync_level()
-        if epoch is None:
-            epoch, self._epochs = self._epochs, self._epochs + 1
-
-        def reopen(at: int, states: Sequence[str], of_all: bool) -> _caju.Reader | None:
-            if not service.job_name:
-                # Other iterators may have read epochs of this dataset's own job, and a job's epoch is read once.
-                self._job = None
-            if moved is None:
-                self._epochs = at + 1
-            else:
-                moved(at)
-            if not states:
-                return None
-            # A reader that gives its own state waits for those of all others.
-            wanted = 0 if of_all else num_readers
-            given = {"states": states, "num_states": wanted, "states_of_all": of_all}
-            return self._read(self._connect(service), service, at, given)
-
-        def skipped(iteration: int) -> tuple[int, list[str]] | None:
-            return self._connect(service).skipped(iteration)
-
-        return DatasetIterator(
-            self._read(self._connect(service), service, epoch),
-            take,
-            service.keep,
-            epoch,
-            reopen,
-            self._not_exact(),
-            bool(service.job_name),
-            skipped if self._tree().get("on_error", "fail") != "fail" else None,
-        )
-
-    def _not_exact(self) -> str | None:
-        """Why a position within an epoch cannot be restored; None if it can."""
-        for name, source in self._draws.items():
-            return (
-                f"function `{name}` draws from {source}, and would draw other rows; draw from caju.rng(), or say random=True "
-                "where it is added, if that does not matter"
-            )
-        return None
-
-    def _embedded(self) -> Service:
-        # The cluster lives as long as datasets that have used it, with the profiles of their jobs.
-        self._cluster = self._cluster or embedded()
-        return Service(self._cluster.address, self._cluster)
-
-    def _connect(self, service: Service) -> _caju.Client:
-        client = self._client
-        if client is None:
-            client = self._client = _caju.Client(service.address, service.connect_timeout)
-            connected(self)
-        return client
-
-    def _read(
-        self,
-        client: _caju.Client,
-        service: Service,
-        epoch: int,
-        states: Mapping[str, Any] | None = None,
-    ) -> _caju.Reader:
-        definition = self._json() if service.is_here else self._whole()
-        request = self._request(service, epoch)
-        return client.read(definition, **request, **(states or {}))
-
-    def _request(self, service: Service, epoch: int) -> dict[str, Any]:
-        if self._job is None:
-            # A unique name: the epochs of this dataset are one job, which no other dataset joins.
-            self._job = service.job_name or f"python-{uuid.uuid4().hex[:16]}"
-        return {
-            "job": self._job,
-            "epoch": epoch,
-            "seed": service.seed,
-            "mode": service.mode,
-            "policy": service.policy or self._policy,
-            "encoding": service.encoding,
-            "epochs": service.epochs or 0,
-            "lost_readers": service.lost_readers,
-            "target_workers": service.target_workers,
-            "consumer": service.consumer,
-        }
 
     # ---- changes ------------------------------------------------------------------------------------------------
 

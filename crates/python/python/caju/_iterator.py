@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from ._caju import Reader
-    from ._dataset import Dataset
+    from ._epochs import Epochs
 
 from ._caju import union_states
 from ._errors import Cancelled, FailedPrecondition, InvalidPipeline, Unimplemented
@@ -27,7 +27,7 @@ MAX_POSITION = 2**63 - 1
 """The largest epoch, and the largest number of elements, in a state: integers of Rust have 64 bits."""
 
 _open: weakref.WeakSet[DatasetIterator[Any]] = weakref.WeakSet()
-_connected: weakref.WeakSet[Dataset] = weakref.WeakSet()
+_connected: weakref.WeakSet[Epochs] = weakref.WeakSet()
 
 
 def stop_readers(of: Any = None) -> None:
@@ -43,7 +43,7 @@ def stop_readers(of: Any = None) -> None:
             _connected.discard(dataset)
 
 
-def connected(dataset: Dataset) -> None:
+def connected(dataset: Epochs) -> None:
     """Registers the connection of a dataset, which `stop_readers` closes."""
     _connected.add(dataset)
 
