@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::config::ReaderEvent;
 use crate::deadlines::Idle;
-use crate::shared::Shared;
+use crate::shared::{Item, Shared};
 use crate::target::Target;
 use crate::task::{Counts, Outcome, read_task};
 

@@ -3,7 +3,7 @@
 use arrow_array::Array;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float64Type, Int64Type};
-use arrow_schema::{DataType, Field};
+use arrow_schema::DataType;
 use caju_pipeline::{ColumnType, FileFormat};
 use caju_types::ErrorKind;
 use proptest::prelude::*;

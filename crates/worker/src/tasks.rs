@@ -47,9 +47,9 @@ impl Starting<'_> {
     /// The task, which `start` starts unless it runs or somebody else is starting it.
     pub(crate) async fn get_or_start(
         &self,
-        start: impl AsyncFnOnce() -> Result<Arc<RunningTask>>,
+        start: impl Future<Output = Result<Arc<RunningTask>>>,
     ) -> Result<&Arc<RunningTask>> {
-        self.slot.running.get_or_try_init(start).await
+        self.slot.running.get_or_try_init(|| start).await
     }
 }
 
