@@ -21,8 +21,9 @@ use crate::catalog::Catalog;
 use crate::config::DispatcherConfig;
 use crate::control::Core;
 use crate::flight::FlightOnDispatcher;
-use crate::journal::{Journal, MemoryJournal, open_state_dir};
+use crate::journal::{Journal, MemoryJournal, OpenedJournal, open_state_dir};
 use crate::service::DispatcherService;
+use crate::state::Update;
 
 /// The largest answer, in bytes: a definition may hold rows, a status many jobs.
 const ANSWER_BYTES: usize = 256 << 20;
@@ -53,15 +54,15 @@ impl Dispatcher {
     pub async fn start(config: DispatcherConfig, catalog: Arc<dyn Catalog>) -> Result<DispatcherHandle> {
         let clock = SystemClock::shared();
         caju_cache::CacheOptions::check_budget(config.cache_budget)?;
-        let journal: Box<dyn Journal> = match config.state_dir.clone() {
-            None => Box::new(MemoryJournal::default()),
+        let (journal, replayed): OpenedJournal = match config.state_dir.clone() {
+            None => (Box::new(MemoryJournal::default()), Vec::new()),
             Some(dir) => {
                 let (kind, unix_time) = (config.journal, clock.unix_time());
-                let open = move || open_state_dir(&dir, kind, unix_time).map(|(journal, _)| journal);
+                let open = move || open_state_dir(&dir, kind, unix_time);
                 blocking("opening the journal", open).await??
             }
         };
-        Self::start_on(config, catalog, clock, journal).await
+        Self::start_replayed(config, catalog, clock, journal, replayed).await
     }
 
     /// Starts a dispatcher on a given clock and journal.
@@ -74,11 +75,22 @@ impl Dispatcher {
         clock: Arc<dyn Clock>,
         mut journal: Box<dyn Journal>,
     ) -> Result<DispatcherHandle> {
+        let replayed = journal.replay()?;
+        Self::start_replayed(config, catalog, clock, journal, replayed).await
+    }
+
+    /// Starts a dispatcher on a journal and what it holds.
+    async fn start_replayed(
+        config: DispatcherConfig,
+        catalog: Arc<dyn Catalog>,
+        clock: Arc<dyn Clock>,
+        journal: Box<dyn Journal>,
+        replayed: Vec<Vec<Update>>,
+    ) -> Result<DispatcherHandle> {
         let listener = Listener::bind(&config.listen).await?;
         let address = listener.address().to_owned();
         let limits = config.connections.clone();
-        let replayed = journal.replay()?;
-        let core = Core::new(config, catalog, clock, journal, &replayed)?;
+        let core = Core::new(config, catalog, clock, journal, replayed)?;
         let (server, calls) = (Tasks::new(), CallCounter::default());
         let stop = server.token();
         let service = DispatcherServer::new(DispatcherService::new(Arc::clone(&core)))

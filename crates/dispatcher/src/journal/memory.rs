@@ -1,40 +1,93 @@
 //! A journal that lives as long as the process: for embedded use and for tests.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use caju_types::Result;
 use parking_lot::Mutex;
 
-use super::{Journal, codec};
+use super::codec::{self, Encoder};
+use super::{Journal, Stored};
 use crate::state::Update;
 
 /// Groups in memory, encoded as any journal encodes them. Clones share the content, so that a test can
 /// "restart" a dispatcher on what the previous one wrote.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryJournal {
-    groups: Arc<Mutex<Vec<Vec<u8>>>>,
+    records: Arc<Mutex<Records>>,
+}
+
+#[derive(Debug, Default)]
+struct Records {
+    /// The number of the first one.
+    first: u64,
+    groups: VecDeque<Vec<u8>>,
+    encoder: Option<Encoder>,
+}
+
+impl Records {
+    fn next(&self) -> u64 {
+        self.first + self.groups.len() as u64
+    }
+
+    fn encode(&mut self, group: &[Update]) -> Result<Vec<u8>> {
+        match &mut self.encoder {
+            Some(encoder) => encoder.encode(group),
+            None => self.encoder.insert(Encoder::new()?).encode(group),
+        }
+    }
 }
 
 impl Journal for MemoryJournal {
     fn replay(&mut self) -> Result<Vec<Vec<Update>>> {
-        self.groups.lock().iter().map(|g| codec::decode(g)).collect()
+        self.records.lock().groups.iter().map(|g| codec::decode(g)).collect()
     }
 
     fn append(&mut self, groups: &[Vec<Update>]) -> Result<u64> {
-        let encoded = groups.iter().map(|g| codec::encode(g)).collect::<Result<Vec<_>>>()?;
+        let mut records = self.records.lock();
+        let encoded = groups.iter().map(|g| records.encode(g)).collect::<Result<Vec<_>>>()?;
         let bytes = encoded.iter().map(|g| g.len() as u64).sum();
-        self.groups.lock().extend(encoded);
+        records.groups.extend(encoded);
         Ok(bytes)
     }
 
-    fn replace(&mut self, group: &[Update]) -> Result<u64> {
-        let encoded = codec::encode(group)?;
-        let bytes = encoded.len() as u64;
-        *self.groups.lock() = vec![encoded];
-        Ok(bytes)
+    fn stored(&self) -> Result<Box<dyn Stored>> {
+        let end = self.records.lock().next();
+        Ok(Box::new(StoredInMemory { records: Arc::clone(&self.records), end }))
     }
 
     fn describe(&self) -> String {
         "in memory".to_string()
+    }
+}
+
+struct StoredInMemory {
+    records: Arc<Mutex<Records>>,
+    /// The number after the last record.
+    end: u64,
+}
+
+impl StoredInMemory {
+    /// How many records from the front are meant.
+    fn len(&self, records: &Records) -> usize {
+        usize::try_from(self.end.saturating_sub(records.first)).unwrap_or(usize::MAX)
+    }
+}
+
+impl Stored for StoredInMemory {
+    fn read(&mut self) -> Result<Vec<Vec<Update>>> {
+        let records = self.records.lock();
+        records.groups.iter().take(self.len(&records)).map(|g| codec::decode(g)).collect()
+    }
+
+    fn replace(&mut self, group: &[Update]) -> Result<u64> {
+        let mut records = self.records.lock();
+        let encoded = records.encode(group)?;
+        let bytes = encoded.len() as u64;
+        let replaced = self.len(&records).min(records.groups.len());
+        drop(records.groups.drain(..replaced));
+        records.groups.push_front(encoded);
+        records.first = self.end.saturating_sub(1);
+        Ok(bytes)
     }
 }

@@ -16,7 +16,7 @@ mod writer;
 
 use caju_types::Result;
 
-pub use codec::SCHEMA;
+pub use codec::{FORMER_SCHEMAS, SCHEMA};
 pub use memory::MemoryJournal;
 pub use redb::RedbJournal;
 pub use sled::SledJournal;
@@ -39,12 +39,28 @@ pub trait Journal: Send {
     /// If they cannot be made durable. Then some of them may be stored and others not, in order.
     fn append(&mut self, groups: &[Vec<Update>]) -> Result<u64>;
 
-    /// Puts one group in the place of everything stored, all at once. Gives the bytes that it has as it is written.
+    /// Everything that is stored now, for another thread: groups can be appended meanwhile.
+    ///
+    /// # Errors
+    /// Those of the database.
+    fn stored(&self) -> Result<Box<dyn Stored>>;
+
+    /// What it is and where, for people.
+    fn describe(&self) -> String;
+}
+
+/// What a journal held at one moment: at least one group. Groups that were appended since are not part of it.
+pub trait Stored: Send {
+    /// The groups, in order.
+    ///
+    /// # Errors
+    /// `DataLoss` if what is stored is not what was written.
+    fn read(&mut self) -> Result<Vec<Vec<Update>>>;
+
+    /// Puts one group, which stands for all of them and does not depend on what came before it, in their place. A journal that
+    /// is cut off meanwhile has both. Gives the bytes that the group has as it is written.
     ///
     /// # Errors
     /// If it cannot be made durable; then the old content stands.
     fn replace(&mut self, group: &[Update]) -> Result<u64>;
-
-    /// What it is and where, for people.
-    fn describe(&self) -> String;
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use caju_types::{Error, Result};
 
-use super::codec;
+use super::codec::{self, Encoder};
 use crate::state::Update;
 
 /// The file next to the database's own that counts the records.
@@ -24,6 +24,7 @@ pub(super) struct Records {
     folder: PathBuf,
     next: u64,
     count: fs::File,
+    encoder: Encoder,
 }
 
 impl Records {
@@ -32,7 +33,15 @@ impl Records {
         let mut options = fs::File::options();
         options.read(true).write(true).create(true).truncate(false);
         let count = options.open(folder.join(COUNT)).map_err(|e| io_error(folder, &e))?;
-        Ok(Self { folder: folder.to_path_buf(), next: 0, count })
+        Ok(Self { folder: folder.to_path_buf(), next: 0, count, encoder: Encoder::new()? })
+    }
+
+    /// A group as it is stored.
+    ///
+    /// # Errors
+    /// `Internal` for a group that cannot be written.
+    pub(super) fn encode(&mut self, group: &[Update]) -> Result<Vec<u8>> {
+        self.encoder.encode(group)
     }
 
     /// The number of the next record.
@@ -48,17 +57,8 @@ impl Records {
         &mut self,
         records: impl Iterator<Item = Result<(u64, B)>>,
     ) -> Result<Vec<Vec<Update>>> {
-        let mut out = Vec::new();
-        let mut expected: Option<u64> = None;
-        for record in records {
-            let (number, value) = record?;
-            if expected.is_some_and(|e| e != number) {
-                return Err(damaged(&self.folder, &format!("records before number {number} are missing")));
-            }
-            expected = Some(number.saturating_add(1));
-            out.push(codec::decode(value.as_ref()).map_err(|e| e.context(self.folder.display()))?);
-        }
-        self.next = expected.unwrap_or(0);
+        let (out, next) = decode(&self.folder, records)?;
+        self.next = next;
         let counted = read_count(&self.count);
         if self.next < counted {
             let (left, lost) = (out.len(), counted - self.next);
@@ -75,6 +75,27 @@ impl Records {
         let note = [next.to_le_bytes(), (!next).to_le_bytes()].concat();
         self.count.write_all_at(&note, 0).map_err(|e| io_error(&self.folder, &e))
     }
+}
+
+/// The groups in records that are given in their order, and the number after the last one.
+///
+/// # Errors
+/// `DataLoss` if one is missing or damaged.
+pub(super) fn decode<B: AsRef<[u8]>>(
+    folder: &Path,
+    records: impl Iterator<Item = Result<(u64, B)>>,
+) -> Result<(Vec<Vec<Update>>, u64)> {
+    let mut out = Vec::new();
+    let mut expected: Option<u64> = None;
+    for record in records {
+        let (number, value) = record?;
+        if expected.is_some_and(|e| e != number) {
+            return Err(damaged(folder, &format!("records before number {number} are missing")));
+        }
+        expected = Some(number.saturating_add(1));
+        out.push(codec::decode(value.as_ref()).map_err(|e| e.context(folder.display()))?);
+    }
+    Ok((out, expected.unwrap_or(0)))
 }
 
 /// The records that were durable when that was last noted; 0 where nothing, or nothing whole, is noted.

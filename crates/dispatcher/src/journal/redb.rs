@@ -3,12 +3,14 @@
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ::redb::{Builder, Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
 use caju_types::{Error, Result};
 
-use super::records::{Records, damaged, in_use, io_error};
-use super::{Journal, codec};
+use super::codec::{self, Encoder};
+use super::records::{self, Records, damaged, in_use, io_error};
+use super::{Journal, Stored};
 use crate::state::Update;
 
 /// The file of the database in the journal's folder.
@@ -25,7 +27,7 @@ const CACHE_BYTES: usize = 8 << 20;
 /// A journal in a folder of the state directory.
 #[derive(Debug)]
 pub struct RedbJournal {
-    db: Database,
+    db: Arc<Database>,
     records: Records,
     path: PathBuf,
 }
@@ -49,7 +51,7 @@ impl RedbJournal {
         builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
         let db = builder.create(folder.join(FILE)).map_err(|e| classify(folder, e))?;
         let records = Records::open(folder)?;
-        let mut journal = Self { db, records, path: folder.to_path_buf() };
+        let mut journal = Self { db: Arc::new(db), records, path: folder.to_path_buf() };
         journal.check_format()?;
         let replayed = journal.replay()?;
         Ok((journal, replayed))
@@ -62,11 +64,16 @@ impl RedbJournal {
     fn check_format(&self) -> Result<()> {
         let change = self.db.begin_write().map_err(|e| self.error(e))?;
         let is_new = change.list_tables().map_err(|e| self.error(e))?.next().is_none();
+        let mut is_former = false;
         {
             let mut meta = change.open_table(META).map_err(|e| self.error(e))?;
             let found = meta.get(FORMAT_KEY).map_err(|e| self.error(e))?.map(|v| v.value().to_string());
             match found {
                 Some(found) if found == codec::SCHEMA => {}
+                Some(found) if codec::FORMER_SCHEMAS.contains(&found.as_str()) => {
+                    meta.insert(FORMAT_KEY, codec::SCHEMA).map_err(|e| self.error(e))?;
+                    is_former = true;
+                }
                 Some(found) => return Err(damaged(&self.path, &format!("it has the format `{found}`"))),
                 None if is_new => {
                     meta.insert(FORMAT_KEY, codec::SCHEMA).map_err(|e| self.error(e))?;
@@ -75,24 +82,21 @@ impl RedbJournal {
                 None => return Err(damaged(&self.path, "it is a database of something else")),
             }
         }
-        if is_new {
+        if is_new || is_former {
             change.commit().map_err(|e| self.error(e))
         } else {
             change.abort().map_err(|e| self.error(e))
         }
     }
 
-    /// Writes groups under the next numbers, durably; in the place of all others, if so wanted.
-    fn write<'a>(&mut self, groups: impl Iterator<Item = &'a [Update]>, replace: bool) -> Result<u64> {
+    /// Writes groups under the next numbers, durably.
+    fn write(&mut self, groups: &[Vec<Update>]) -> Result<u64> {
         let change = self.db.begin_write().map_err(|e| self.error(e))?;
         let (mut next, mut bytes) = (self.records.next(), 0);
-        if replace {
-            change.delete_table(GROUPS).map_err(|e| self.error(e))?;
-        }
         {
             let mut table = change.open_table(GROUPS).map_err(|e| self.error(e))?;
             for group in groups {
-                let encoded = codec::encode(group)?;
+                let encoded = self.records.encode(group)?;
                 bytes += encoded.len() as u64;
                 table.insert(next, encoded.as_slice()).map_err(|e| self.error(e))?;
                 next += 1;
@@ -114,23 +118,67 @@ impl Journal for RedbJournal {
         let table = look.open_table(GROUPS).map_err(|e| self.error(e))?;
         let entries = table.iter().map_err(|e| self.error(e))?;
         let path = &self.path;
-        self.records.decode(entries.map(|entry| {
-            let (number, value) = entry.map_err(|e| classify(path, e))?;
-            Ok((number.value(), value.value().to_vec()))
-        }))
+        self.records.decode(entries.map(|entry| record(path, entry)))
     }
 
     fn append(&mut self, groups: &[Vec<Update>]) -> Result<u64> {
-        self.write(groups.iter().map(Vec::as_slice), false)
+        self.write(groups)
     }
 
-    fn replace(&mut self, group: &[Update]) -> Result<u64> {
-        self.write(std::iter::once(group), true)
+    fn stored(&self) -> Result<Box<dyn Stored>> {
+        let (db, end, path) = (Arc::clone(&self.db), self.records.next(), self.path.clone());
+        Ok(Box::new(StoredInRedb { db, end, path }))
     }
 
     fn describe(&self) -> String {
         format!("redb in {}", self.path.display())
     }
+}
+
+/// The records before a number.
+struct StoredInRedb {
+    db: Arc<Database>,
+    end: u64,
+    path: PathBuf,
+}
+
+impl StoredInRedb {
+    fn error(&self, e: impl Into<::redb::Error>) -> Error {
+        classify(&self.path, e)
+    }
+}
+
+impl Stored for StoredInRedb {
+    fn read(&mut self) -> Result<Vec<Vec<Update>>> {
+        let look = self.db.begin_read().map_err(|e| self.error(e))?;
+        let table = look.open_table(GROUPS).map_err(|e| self.error(e))?;
+        let entries = table.range(..self.end).map_err(|e| self.error(e))?;
+        Ok(records::decode(&self.path, entries.map(|entry| record(&self.path, entry)))?.0)
+    }
+
+    fn replace(&mut self, group: &[Update]) -> Result<u64> {
+        let encoded = Encoder::new()?.encode(group)?;
+        // It has the number of the last one, so that the numbers have no gap.
+        let number = self.end.saturating_sub(1);
+        let change = self.db.begin_write().map_err(|e| self.error(e))?;
+        {
+            let mut table = change.open_table(GROUPS).map_err(|e| self.error(e))?;
+            table.retain_in(..number, |_, _| false).map_err(|e| self.error(e))?;
+            table.insert(number, encoded.as_slice()).map_err(|e| self.error(e))?;
+        }
+        change.commit().map_err(|e| self.error(e))?;
+        Ok(encoded.len() as u64)
+    }
+}
+
+type Entry<'a> = (::redb::AccessGuard<'a, u64>, ::redb::AccessGuard<'a, &'static [u8]>);
+
+fn record(
+    path: &Path,
+    entry: std::result::Result<Entry<'_>, ::redb::StorageError>,
+) -> Result<(u64, Vec<u8>)> {
+    let (number, value) = entry.map_err(|e| classify(path, e))?;
+    Ok((number.value(), value.value().to_vec()))
 }
 
 fn classify(folder: &Path, e: impl Into<::redb::Error>) -> Error {

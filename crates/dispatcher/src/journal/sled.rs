@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use caju_types::{Error, Result};
 
-use super::records::{Records, damaged, in_use, io_error};
-use super::{Journal, codec};
+use super::codec::{self, Encoder};
+use super::records::{self, Records, damaged, in_use, io_error};
+use super::{Journal, Stored};
 use crate::state::Update;
 
 /// Marks a database as ours.
@@ -48,6 +49,9 @@ impl SledJournal {
         let groups = db.open_tree("groups").map_err(at)?;
         match meta.get(FORMAT_KEY).map_err(at)? {
             Some(found) if found == codec::SCHEMA.as_bytes() => {}
+            Some(found) if codec::FORMER_SCHEMAS.iter().any(|former| found == former.as_bytes()) => {
+                meta.insert(FORMAT_KEY, codec::SCHEMA.as_bytes()).map_err(at)?;
+            }
             Some(found) => {
                 let found = String::from_utf8_lossy(&found).into_owned();
                 return Err(damaged(folder, &format!("it has the format `{found}`")));
@@ -97,19 +101,15 @@ pub(super) fn open_database(config: &::sled::Config) -> ::sled::Result<::sled::D
 
 impl Journal for SledJournal {
     fn replay(&mut self) -> Result<Vec<Vec<Update>>> {
-        let record = |entry: ::sled::Result<(::sled::IVec, ::sled::IVec)>| {
-            let (key, value) = entry.map_err(|e| classify(&self.path, e))?;
-            let key: [u8; 8] = key.as_ref().try_into().map_err(|_| damaged(&self.path, "a key is odd"))?;
-            Ok((u64::from_be_bytes(key), value))
-        };
-        self.records.decode(self.groups.iter().map(record))
+        let path = &self.path;
+        self.records.decode(self.groups.iter().map(|entry| record(path, entry)))
     }
 
     fn append(&mut self, groups: &[Vec<Update>]) -> Result<u64> {
         let mut batch = ::sled::Batch::default();
         let (mut next, mut bytes) = (self.records.next(), 0);
         for group in groups {
-            let encoded = codec::encode(group)?;
+            let encoded = self.records.encode(group)?;
             bytes += encoded.len() as u64;
             batch.insert(&next.to_be_bytes(), encoded);
             next += 1;
@@ -118,21 +118,64 @@ impl Journal for SledJournal {
         Ok(bytes)
     }
 
-    fn replace(&mut self, group: &[Update]) -> Result<u64> {
-        let mut batch = ::sled::Batch::default();
-        for key in self.groups.iter().keys() {
-            batch.remove(key.map_err(|e| self.io(e))?);
-        }
-        let (number, encoded) = (self.records.next(), codec::encode(group)?);
-        let bytes = encoded.len() as u64;
-        batch.insert(&number.to_be_bytes(), encoded);
-        self.commit(batch, number + 1)?;
-        Ok(bytes)
+    fn stored(&self) -> Result<Box<dyn Stored>> {
+        Ok(Box::new(StoredInSled {
+            db: self.db.clone(),
+            groups: self.groups.clone(),
+            end: self.records.next(),
+            path: self.path.clone(),
+        }))
     }
 
     fn describe(&self) -> String {
         format!("sled in {}", self.path.display())
     }
+}
+
+/// The records before a number.
+struct StoredInSled {
+    db: ::sled::Db,
+    groups: ::sled::Tree,
+    end: u64,
+    path: PathBuf,
+}
+
+/// Records that are removed in one step: others write between two steps.
+const REMOVED_AT_ONCE: usize = 1024;
+
+impl Stored for StoredInSled {
+    fn read(&mut self) -> Result<Vec<Vec<Update>>> {
+        let stored = self.groups.range(..self.end.to_be_bytes());
+        Ok(records::decode(&self.path, stored.map(|entry| record(&self.path, entry)))?.0)
+    }
+
+    fn replace(&mut self, group: &[Update]) -> Result<u64> {
+        let io = |e: ::sled::Error| classify(&self.path, e);
+        let encoded = Encoder::new()?.encode(group)?;
+        let bytes = encoded.len() as u64;
+        // It has the number of the last one, so that the numbers have no gap, whatever is removed of the others by then.
+        let number = self.end.saturating_sub(1).to_be_bytes();
+        self.groups.insert(number, encoded).map_err(io)?;
+        self.db.flush().map_err(io)?;
+        loop {
+            let mut batch = ::sled::Batch::default();
+            let mut removed = 0;
+            for key in self.groups.range(..number).keys().take(REMOVED_AT_ONCE) {
+                batch.remove(key.map_err(io)?);
+                removed += 1;
+            }
+            if removed == 0 {
+                return Ok(bytes);
+            }
+            self.groups.apply_batch(batch).map_err(io)?;
+        }
+    }
+}
+
+fn record(path: &Path, entry: ::sled::Result<(::sled::IVec, ::sled::IVec)>) -> Result<(u64, ::sled::IVec)> {
+    let (key, value) = entry.map_err(|e| classify(path, e))?;
+    let key: [u8; 8] = key.as_ref().try_into().map_err(|_| damaged(path, "a key is odd"))?;
+    Ok((u64::from_be_bytes(key), value))
 }
 
 fn classify(folder: &Path, e: ::sled::Error) -> Error {

@@ -1,4 +1,5 @@
-//! Group commit: one thread makes durable whatever has gathered since its last write, and compacts the journal.
+//! Group commit: one thread makes durable whatever has gathered since its last write. Another one compacts the journal, when
+//! that is due, while groups are appended.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -8,22 +9,23 @@ use caju_types::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
 
-use super::Journal;
+use super::{Journal, Stored};
 use crate::state::{State, Update};
 
 /// When a journal is compacted: a start replays all of it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CompactAfter {
-    /// Updates since the last snapshot. 20,000 are replayed in well under a second.
+    /// Updates since the last snapshot. 200,000 small ones are replayed in well under a second.
     pub(crate) updates: u64,
     /// Bytes since the last snapshot, unless that is larger: then as many bytes as it has. A snapshot is written in whole,
-    /// so it is worth writing when it saves reading more than itself.
+    /// so it is worth writing when it saves reading more than itself. Splits take about 20 bytes each, so this bound is
+    /// about 800,000 of them.
     pub(crate) bytes: u64,
 }
 
 impl Default for CompactAfter {
     fn default() -> Self {
-        Self { updates: 20_000, bytes: 64 << 20 }
+        Self { updates: 200_000, bytes: 16 << 20 }
     }
 }
 
@@ -49,6 +51,8 @@ struct Queue {
     /// Groups ever enqueued.
     enqueued: u64,
     closed: bool,
+    /// How a compaction that ran ended: the bytes of the snapshot.
+    compacted: Option<Result<u64>>,
 }
 
 #[derive(Debug, Clone)]
@@ -58,12 +62,12 @@ enum Durable {
 }
 
 impl JournalWriter {
-    /// Starts the thread, for a journal that holds `groups`.
+    /// Starts the thread, for a journal that holds so many updates.
     ///
     /// # Errors
     /// If the system refuses one.
-    pub(crate) fn start(journal: Box<dyn Journal>, groups: &[Vec<Update>]) -> Result<Self> {
-        Self::start_with(journal, groups, CompactAfter::default())
+    pub(crate) fn start(journal: Box<dyn Journal>, updates: u64) -> Result<Self> {
+        Self::start_with(journal, updates, CompactAfter::default())
     }
 
     /// The same with other bounds.
@@ -72,15 +76,15 @@ impl JournalWriter {
     /// If the system refuses a thread.
     pub(crate) fn start_with(
         journal: Box<dyn Journal>,
-        groups: &[Vec<Update>],
+        updates: u64,
         compact_after: CompactAfter,
     ) -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let (sender, durable) = watch::channel(Durable::UpTo(0));
         let description = journal.describe();
         let theirs = Arc::clone(&shared);
-        let updates = groups.iter().map(|group| group.len() as u64).sum();
-        let mut writer = Writer { journal, compact_after, updates, bytes: 0, snapshot_bytes: 0 };
+        let mut writer =
+            Writer { journal, compact_after, updates, bytes: 0, snapshot_bytes: 0, compacting: None };
         let thread = std::thread::Builder::new()
             .name("caju-journal".to_string())
             .spawn(move || writer.write_all(&theirs, &sender))
@@ -162,36 +166,50 @@ struct Writer {
     /// Bytes since the last snapshot, of those that this process wrote.
     bytes: u64,
     snapshot_bytes: u64,
+    /// The compaction that runs.
+    compacting: Option<JoinHandle<()>>,
 }
 
 impl Writer {
-    fn write_all(&mut self, shared: &Shared, durable: &watch::Sender<Durable>) {
+    fn write_all(&mut self, shared: &Arc<Shared>, durable: &watch::Sender<Durable>) {
+        let ended = self.write_until_closed(shared, durable);
+        if let Some(thread) = self.compacting.take() {
+            drop(thread.join());
+        }
+        let compacted = shared.queue.lock().compacted.take();
+        if let Err(e) = ended.and(compacted.transpose()) {
+            let e = e.context(
+                "the journal cannot be written, and the dispatcher serves nothing without it; remove the cause and \
+                 start it again: what it answered until now is kept",
+            );
+            tracing::error!("{e}");
+            durable.send_replace(Durable::Failed(e));
+        }
+    }
+
+    fn write_until_closed(&mut self, shared: &Arc<Shared>, durable: &watch::Sender<Durable>) -> Result<()> {
         loop {
-            let (groups, number) = {
+            let (groups, number, compacted) = {
                 let mut queue = shared.queue.lock();
-                while queue.groups.is_empty() && !queue.closed {
+                while queue.groups.is_empty() && !queue.closed && queue.compacted.is_none() {
                     shared.wake.wait(&mut queue);
                 }
-                if queue.groups.is_empty() {
-                    return;
+                let compacted = queue.compacted.take();
+                if queue.groups.is_empty() && compacted.is_none() {
+                    return Ok(());
                 }
-                (std::mem::take(&mut queue.groups), queue.enqueued)
+                (std::mem::take(&mut queue.groups), queue.enqueued, compacted)
             };
-            // A panic of the database must not leave callers waiting for a thread that is gone.
-            let written = catch("writing the journal", || self.append(&groups)).and_then(|done| done);
-            let compacted = written.and_then(|()| {
-                durable.send_replace(Durable::UpTo(number));
-                catch("compacting the journal", || self.compact_if_due()).and_then(|done| done)
-            });
-            if let Err(e) = compacted {
-                let e = e.context(
-                    "the journal cannot be written, and the dispatcher serves nothing without it; remove the cause and \
-                     start it again: what it answered until now is kept",
-                );
-                tracing::error!("{e}");
-                durable.send_replace(Durable::Failed(e));
-                return;
+            if let Some(snapshot_bytes) = compacted {
+                self.snapshot_bytes = snapshot_bytes?;
+                self.compacting = None;
             }
+            if !groups.is_empty() {
+                // A panic of the database must not leave callers waiting for a thread that is gone.
+                catch("writing the journal", || self.append(&groups)).and_then(|done| done)?;
+                durable.send_replace(Durable::UpTo(number));
+            }
+            self.compact_if_due(shared)?;
         }
     }
 
@@ -202,19 +220,29 @@ impl Writer {
         Ok(())
     }
 
-    /// Replaces a journal that has grown by the state that it amounts to. The state is found as a dispatcher that starts
-    /// finds it, by a replay: nobody has to hold still for a copy of the one in use.
-    fn compact_if_due(&mut self) -> Result<()> {
+    /// Begins to replace a journal that has grown by the state that it amounts to. The state is found as a dispatcher that
+    /// starts finds it, by a replay: nobody has to hold still for a copy of the one in use.
+    fn compact_if_due(&mut self, shared: &Arc<Shared>) -> Result<()> {
         let due = self.updates > self.compact_after.updates
             || self.bytes > self.compact_after.bytes.max(self.snapshot_bytes);
-        if !due {
+        if !due || self.compacting.is_some() {
             return Ok(());
         }
-        let mut state = State::default();
-        self.journal.replay()?.iter().flatten().for_each(|update| state.apply(update));
-        state.take_touched();
-        self.snapshot_bytes = self.journal.replace(&[Update::Snapshot { state: Box::new(state) }])?;
+        let stored = catch("reading the journal", || self.journal.stored()).and_then(|stored| stored)?;
+        let theirs = Arc::clone(shared);
+        let thread = std::thread::Builder::new().name("caju-compaction".to_string()).spawn(move || {
+            let compacted = catch("compacting the journal", || compact(stored)).and_then(|done| done);
+            theirs.queue.lock().compacted = Some(compacted);
+            theirs.wake.notify_one();
+        });
+        self.compacting = Some(thread.map_err(|e| Error::exhausted(format!("the journal's thread: {e}")))?);
         (self.updates, self.bytes) = (0, 0);
         Ok(())
     }
+}
+
+/// Replaces what is stored by the state that it amounts to. Gives the bytes of the state as it is written.
+fn compact(mut stored: Box<dyn Stored>) -> Result<u64> {
+    let state = State::replay(stored.read()?);
+    stored.replace(&[Update::Snapshot { state: Box::new(state) }])
 }

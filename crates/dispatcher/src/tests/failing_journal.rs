@@ -5,7 +5,7 @@ use caju_types::{Error, Result};
 use serde_json::json;
 
 use super::fake::{World, indices, lost, open_request, run, split_rows};
-use crate::journal::{Journal, MemoryJournal};
+use crate::journal::{Journal, MemoryJournal, Stored};
 use crate::state::Update;
 
 /// What a write that fails leaves behind.
@@ -46,8 +46,8 @@ impl Journal for FailsAt {
         Err(Error::unavailable("/state: input/output error"))
     }
 
-    fn replace(&mut self, group: &[Update]) -> Result<u64> {
-        self.stored.replace(group)
+    fn stored(&self) -> Result<Box<dyn Stored>> {
+        self.stored.stored()
     }
 
     fn describe(&self) -> String {

@@ -22,9 +22,13 @@ fn conforms(mut journal: Box<dyn Journal>, reopen: impl Fn(Box<dyn Journal>) -> 
 
     let state = state_of(&groups);
     let snapshot = Update::Snapshot { state: Box::new(state.clone()) };
-    journal.replace(std::slice::from_ref(&snapshot)).unwrap();
+    let mut stored = journal.stored().unwrap();
+    assert_eq!(stored.read().unwrap(), groups);
     let more = vec![Update::Founded { base_id: 9 }, Update::WorkerDraining { worker: WorkerId(1) }];
     journal.append(std::slice::from_ref(&more)).unwrap();
+    assert_eq!(stored.read().unwrap(), groups, "what came since is not part of it");
+    stored.replace(std::slice::from_ref(&snapshot)).unwrap();
+    drop(stored);
     assert_eq!(journal.replay().unwrap(), vec![vec![snapshot.clone()], more.clone()]);
     journal = reopen(journal);
     let found = journal.replay().unwrap();
@@ -43,7 +47,7 @@ fn conforms(mut journal: Box<dyn Journal>, reopen: impl Fn(Box<dyn Journal>) -> 
     journal.append(std::slice::from_ref(&large)).unwrap();
     journal = reopen(journal);
     assert_eq!(journal.replay().unwrap().last(), Some(&large));
-    journal.replace(&[]).unwrap();
+    journal.stored().unwrap().replace(&[]).unwrap();
     journal = reopen(journal);
     assert_eq!(journal.replay().unwrap(), [Vec::new()]);
     assert!(!journal.describe().is_empty());

@@ -161,7 +161,7 @@ fn damage_is_set_aside_and_the_rest_of_the_folder_left_alone() {
         for change in [
             Change::Format("caju.journal/v9"),
             Change::Insert(1, b"{\"schema\"".to_vec()),
-            Change::Insert(7, codec::encode(&[]).unwrap()),
+            Change::Insert(7, codec::Encoder::new().unwrap().encode(&[]).unwrap()),
         ] {
             let aside = make(&|folder| {
                 write(kind, folder, &[every_update(), every_update()]);

@@ -190,15 +190,81 @@ fn state_of(groups: &[Vec<Update>]) -> State {
     state
 }
 
+/// A group as the first version wrote it. The names in it are those of later versions, too.
+fn as_json(group: &[Update]) -> String {
+    let updates = serde_json::to_string(group).unwrap();
+    format!("{{\"schema\":\"caju.journal/v1\",\"updates\":{updates}}}")
+}
+
+fn encode(group: &[Update]) -> Vec<u8> {
+    codec::Encoder::new().unwrap().encode(group).unwrap()
+}
+
+/// The second version: a line of hexadecimal digits per group.
+const SECOND: &str = include_str!("../../tests/fixtures/journal-v2.hex");
+
 #[test]
-fn the_first_format_is_read_and_still_written() {
+fn the_second_format_is_read_and_its_plain_form_still_written() {
+    let bytes = |line: &str| -> Vec<u8> {
+        let digits: Vec<u32> = line.chars().map(|c| c.to_digit(16).unwrap()).collect();
+        digits.chunks(2).map(|d| u8::try_from(d[0] * 16 + d[1]).unwrap()).collect()
+    };
+    let stored: Vec<Vec<u8>> = SECOND.lines().map(bytes).collect();
+    let groups: Vec<Vec<Update>> = stored.iter().map(|g| codec::decode(g).unwrap()).collect();
+    let all: Vec<Update> = plain_updates().into_iter().chain(later_updates()).collect();
+    assert_eq!(
+        groups.concat(),
+        [all.clone(), all.clone()].concat(),
+        "an old journal must mean what it meant"
+    );
+    let (plain, compressed) = stored.split_at(all.len());
+    assert_eq!(compressed.len(), 1, "the last one is compressed");
+    let written: Vec<Vec<u8>> = all.chunks(1).map(encode).collect();
+    assert_eq!(written, plain, "a change of the format needs a new version and a new fixture");
+}
+
+#[test]
+fn every_update_survives_its_encoding() {
+    let all = [every_update(), later_updates()].concat();
+    assert_eq!(codec::decode(&encode(&all)).unwrap(), all);
+    for update in all {
+        assert_eq!(codec::decode(&encode(std::slice::from_ref(&update))).unwrap(), [update]);
+    }
+    assert_eq!(codec::decode(&encode(&[])).unwrap(), []);
+}
+
+#[test]
+fn leases_take_few_bytes() {
+    let split = |index: u64| {
+        let split = format!(
+            "{{\"repetition\":0,\"key\":\"{:032x}\",\"file\":{{\"url\":\"s3://bucket/train/part-{:05}.parquet\",\"size\":\
+             134217728,\"version\":\"{:016x}\"}},\"range\":{{\"row_groups\":{{\"first\":{},\"count\":1}}}}}}",
+            u128::from(caju_types::mix64(index, 1)) << 64 | u128::from(caju_types::mix64(index, 2)),
+            index / 64,
+            caju_types::mix64(index / 64, 3),
+            index % 64
+        );
+        SplitRecord { index, split: split.into(), group: None, after: None }
+    };
+    let leased = |from: u64, n: u64| Update::Leased {
+        task: TaskId(1),
+        request_no: from,
+        fresh: (from..from + n).map(split).collect(),
+        requeued: vec![],
+        end: false,
+    };
+    let [one, many] = [1, 64].map(|n| encode(&[leased(0, n)]).len() as u64 / n);
+    assert!(one < 300 && many < 50, "{one} and {many} bytes of a split");
+}
+
+#[test]
+fn the_first_format_is_read_and_its_names_are_still_written() {
     let groups: Vec<Vec<Update>> = FIXTURE.lines().map(|l| codec::decode(l.as_bytes()).unwrap()).collect();
     let (snapshot, plain) = groups.split_last().unwrap();
     assert_eq!(plain.concat(), plain_updates(), "an old journal must mean what it meant");
-    let encode = |group: &[Update]| String::from_utf8(codec::encode(group).unwrap()).unwrap();
-    let written: Vec<String> = plain_updates().chunks(4).map(encode).chain([encode(snapshot)]).collect();
+    let written: Vec<String> = plain_updates().chunks(4).map(as_json).chain([as_json(snapshot)]).collect();
     let fixture: Vec<&str> = FIXTURE.lines().collect();
-    assert_eq!(written, fixture, "a change of the format needs a new version and a new fixture");
+    assert_eq!(written, fixture, "a change of names needs a new version and a new fixture");
 }
 
 #[test]
@@ -209,7 +275,7 @@ fn what_is_forgotten_stays_forgotten() {
         Update::JobForgotten { job: caju_types::JobName("run-1".into()) },
         Update::DatasetForgotten { dataset: "images".to_string().into_id() },
     ];
-    let written = codec::encode(&[job.clone(), dataset.clone()]).unwrap();
+    let written = encode(&[job.clone(), dataset.clone()]);
     assert_eq!(codec::decode(&written).unwrap(), [job.clone(), dataset.clone()]);
     assert_eq!(state.unused_datasets().count(), 0, "the job refers to it");
     state.apply(&job);
@@ -267,17 +333,26 @@ fn later_updates() -> Vec<Update> {
 
 #[test]
 fn what_came_with_snapshots_is_read_and_still_written() {
-    let text = String::from_utf8(codec::encode(&later_updates()).unwrap()).unwrap();
+    let text = as_json(&later_updates());
     assert_eq!(codec::decode(LATER.trim_end().as_bytes()).unwrap(), later_updates());
     assert_eq!(text, LATER.trim_end(), "a change of the format needs a new version and a new fixture");
 }
 
 #[test]
 fn other_formats_and_damage_are_told_apart_from_ours() {
-    let newer = br#"{"schema":"caju.journal/v2","updates":[{"unknown":{}}]}"#;
+    let newer = br#"{"schema":"caju.journal/v9","updates":[{"unknown":{}}]}"#;
     let e = codec::decode(newer).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::DataLoss);
-    assert!(e.message().contains("caju.journal/v2") && e.message().contains(SCHEMA), "{e}");
+    assert!(e.message().contains("caju.journal/v9") && e.message().contains(SCHEMA), "{e}");
+    let e = codec::decode(&[9, 0]).unwrap_err();
+    assert!(e.kind() == ErrorKind::DataLoss && e.message().contains("form 9"), "{e}");
+    let all = every_update();
+    for whole in [encode(&all[..1]), encode(&all)] {
+        for end in 0..whole.len() {
+            assert_eq!(codec::decode(&whole[..end]).unwrap_err().kind(), ErrorKind::DataLoss, "cut at {end}");
+        }
+        assert!(codec::decode(&[&whole[..], &[0xc0]].concat()).is_err(), "more than a group");
+    }
     assert!(codec::decode(b"{\"schema\":").is_err());
     assert!(codec::decode(br#"{"schema":"caju.journal/v1","updates":[{"no_such":1}]}"#).is_err());
 }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use caju_types::{ErrorKind, Result};
+use parking_lot::Mutex;
 
 use super::super::writer::CompactAfter;
-use super::super::{Journal, JournalWriter, MemoryJournal};
+use super::super::{Journal, JournalWriter, MemoryJournal, Stored};
 use super::{every_update, state_of};
 use crate::state::{State, Update};
 
@@ -21,8 +22,8 @@ impl Journal for Full {
             self.0.checked_sub(1).ok_or_else(|| caju_types::Error::exhausted("/state: no space left"))?;
         Ok(0)
     }
-    fn replace(&mut self, _: &[Update]) -> Result<u64> {
-        Ok(0)
+    fn stored(&self) -> Result<Box<dyn Stored>> {
+        MemoryJournal::default().stored()
     }
     fn describe(&self) -> String {
         "full".into()
@@ -36,7 +37,7 @@ fn run(test: impl Future<Output = ()>) {
 #[test]
 fn what_cannot_be_written_is_never_told() {
     run(async {
-        let writer = Arc::new(JournalWriter::start(Box::new(Full(1)), &[]).unwrap());
+        let writer = Arc::new(JournalWriter::start(Box::new(Full(1)), 0).unwrap());
         let first = writer.enqueue(vec![]);
         writer.durable(first).await.unwrap();
         let second = writer.enqueue(vec![]);
@@ -59,8 +60,8 @@ impl Journal for Panics {
     fn append(&mut self, _: &[Vec<Update>]) -> Result<u64> {
         panic!("a defect of the database")
     }
-    fn replace(&mut self, _: &[Update]) -> Result<u64> {
-        Ok(0)
+    fn stored(&self) -> Result<Box<dyn Stored>> {
+        MemoryJournal::default().stored()
     }
     fn describe(&self) -> String {
         "panics".into()
@@ -70,7 +71,7 @@ impl Journal for Panics {
 #[test]
 fn a_panic_of_the_database_is_a_failure_of_the_journal() {
     run(async {
-        let writer = JournalWriter::start(Box::new(Panics), &[]).unwrap();
+        let writer = JournalWriter::start(Box::new(Panics), 0).unwrap();
         let e = writer.durable(writer.enqueue(vec![])).await.unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Internal);
         assert!(e.message().contains("a defect of the database"), "{e}");
@@ -95,7 +96,7 @@ fn compaction_changes_nothing_that_a_replay_finds() {
     ] {
         run(async {
             let mut journal = MemoryJournal::default();
-            let writer = JournalWriter::start_with(Box::new(journal.clone()), &[], compact_after).unwrap();
+            let writer = JournalWriter::start_with(Box::new(journal.clone()), 0, compact_after).unwrap();
             for update in &updates {
                 writer.durable(writer.enqueue(vec![update.clone()])).await.unwrap();
             }
@@ -115,8 +116,7 @@ fn a_journal_is_compacted_when_it_has_grown() {
     let left = |stored: u64, more: u64, compact_after: CompactAfter| {
         let mut journal = MemoryJournal::default();
         journal.append(&groups(stored)).unwrap();
-        let writer =
-            JournalWriter::start_with(Box::new(journal.clone()), &groups(stored), compact_after).unwrap();
+        let writer = JournalWriter::start_with(Box::new(journal.clone()), stored, compact_after).unwrap();
         run(async {
             for group in groups(more) {
                 writer.durable(writer.enqueue(group)).await.unwrap();
@@ -130,9 +130,69 @@ fn a_journal_is_compacted_when_it_has_grown() {
     assert_eq!((left(99, 1, updates), left(100, 1, updates), left(200, 1, updates)), (100, 1, 1));
     let group_bytes = MemoryJournal::default().append(&groups(1)).unwrap();
     let snapshot_bytes =
-        MemoryJournal::default().replace(&[Update::Snapshot { state: Box::default() }]).unwrap();
+        MemoryJournal::default().append(&[vec![Update::Snapshot { state: Box::default() }]]).unwrap();
     assert!(group_bytes < snapshot_bytes);
     let bytes = CompactAfter { updates: u64::MAX, bytes: group_bytes };
     assert_eq!((left(0, 1, bytes), left(0, 2, bytes)), (1, 1));
     assert_eq!(left(0, 3, bytes), 2, "a snapshot of {snapshot_bytes} bytes is not written for {group_bytes}");
+}
+
+/// A journal whose compaction waits until it may go on.
+struct Held {
+    journal: MemoryJournal,
+    may_go: Arc<Mutex<std::sync::mpsc::Receiver<()>>>,
+}
+
+impl Journal for Held {
+    fn replay(&mut self) -> Result<Vec<Vec<Update>>> {
+        self.journal.replay()
+    }
+    fn append(&mut self, groups: &[Vec<Update>]) -> Result<u64> {
+        self.journal.append(groups)
+    }
+    fn stored(&self) -> Result<Box<dyn Stored>> {
+        let may_go = Arc::clone(&self.may_go);
+        Ok(Box::new(HeldStored { stored: self.journal.stored()?, may_go }))
+    }
+    fn describe(&self) -> String {
+        "held".into()
+    }
+}
+
+struct HeldStored {
+    stored: Box<dyn Stored>,
+    may_go: Arc<Mutex<std::sync::mpsc::Receiver<()>>>,
+}
+
+impl Stored for HeldStored {
+    fn read(&mut self) -> Result<Vec<Vec<Update>>> {
+        // The sender is dropped when the test has ended.
+        assert!(self.may_go.lock().recv().is_err());
+        self.stored.read()
+    }
+    fn replace(&mut self, group: &[Update]) -> Result<u64> {
+        self.stored.replace(group)
+    }
+}
+
+#[test]
+fn groups_are_durable_while_the_journal_is_compacted() {
+    let updates = every_update();
+    let (go, may_go) = std::sync::mpsc::sync_channel(1);
+    let mut journal = MemoryJournal::default();
+    let held = Held { journal: journal.clone(), may_go: Arc::new(Mutex::new(may_go)) };
+    run(async {
+        let compact_after = CompactAfter { updates: 3, bytes: u64::MAX };
+        let writer = JournalWriter::start_with(Box::new(held), 0, compact_after).unwrap();
+        // The compaction begins after the fourth update and waits: the others do not wait for it.
+        for update in &updates {
+            writer.durable(writer.enqueue(vec![update.clone()])).await.unwrap();
+        }
+        assert_eq!(journal.replay().unwrap().len(), updates.len(), "nothing is compacted yet");
+        drop(go);
+        writer.close();
+    });
+    let found = journal.replay().unwrap();
+    assert!(found.len() < updates.len() && matches!(&found[0][..], [Update::Snapshot { .. }]));
+    assert_eq!(state_after(&found.concat()), state_after(&updates));
 }

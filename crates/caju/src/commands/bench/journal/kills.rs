@@ -34,7 +34,7 @@ pub(super) fn append(kind: JournalKind, folder: &Path) -> Result<()> {
         output::say(next)?;
         if next % COMPACT_EVERY < groups.len() as u64 {
             // As a snapshot stands for all that came before it.
-            journal.replace(&group(next))?;
+            journal.stored()?.replace(&group(next))?;
             output::say(next)?;
         }
     }

@@ -77,9 +77,9 @@ fn round(scratch: &Scratch, kind: JournalKind, commits: u64) -> Result<Round> {
     drop(journal);
     let bytes = bytes_below(&folder)?;
     let start = Instant::now();
-    let (mut journal, _) = kind.open(&folder)?;
+    let (journal, _) = kind.open(&folder)?;
     let open = start.elapsed();
-    journal.replace(&group(0))?;
+    journal.stored()?.replace(&group(0))?;
     drop(journal);
     let total: Duration = times.iter().sum();
     times.sort_unstable();
