@@ -33,6 +33,10 @@ pub struct ClientConfig {
     pub local: LocalWorkers,
     /// Receives events that a person wants to know of while waiting.
     pub on_event: Option<EventFn>,
+    /// Whether rows are tracked and acknowledged, as exactly-once delivery needs it. Without it the epoch ends as incomplete and
+    /// states of the reader are empty: `caju bench exactly-once` measures what tracking costs.
+    #[doc(hidden)]
+    pub tracks_rows: bool,
 }
 
 /// Receives [`ReaderEvent`]s; must not block.
@@ -50,6 +54,7 @@ impl Default for ClientConfig {
             prefetch_bytes: 64 << 20,
             local: LocalWorkers::new(),
             on_event: None,
+            tracks_rows: true,
         }
     }
 }

@@ -187,6 +187,11 @@ impl EpochFacts {
         delivered.sized(sized);
     }
 
+    /// The number of readers that had taken rows, as far as this one knows.
+    pub(crate) fn num_readers(&self) -> u64 {
+        self.inner.lock().readers.len() as u64
+    }
+
     /// What was listed, and which readers had taken rows.
     pub(crate) fn listed_and_readers(&self) -> (BTreeMap<u32, Listed>, BTreeSet<u64>) {
         let facts = self.inner.lock();

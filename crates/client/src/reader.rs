@@ -217,7 +217,7 @@ impl Reader {
     fn next_of_current(&mut self) -> Result<Option<RecordBatch>> {
         let Some(current) = &mut self.current else { return Ok(None) };
         let next = current.next_rows().unwrap_or(0) as u64;
-        if !self.shared.acks.hand_next(self.handed_rows, next) {
+        if self.shared.config.tracks_rows && !self.shared.acks.hand_next(self.handed_rows, next) {
             // The session has ended; why is at the end of the queue.
             self.current = None;
             return Ok(None);
@@ -247,9 +247,11 @@ impl Reader {
     /// The next chunk, for the user as a whole or element by element.
     async fn hand_chunk(&mut self, whole: bool) -> Result<Option<Chunk>> {
         let is_open = self.shared.acks.taken_handed();
-        self.shared.facts.pass_to(&mut self.delivered);
         let (runs, as_whole) = std::mem::take(&mut self.in_hand);
-        self.delivered.add_first(&runs, if is_open || as_whole { u64::MAX } else { self.handed_rows });
+        if self.shared.config.tracks_rows {
+            self.shared.facts.pass_to(&mut self.delivered);
+            self.delivered.add_first(&runs, if is_open || as_whole { u64::MAX } else { self.handed_rows });
+        }
         loop {
             if let Some(Ready { chunk, merged }) = self.ready.pop_front() {
                 if !self.shared.acks.hand(&chunk.runs, merged, whole) {

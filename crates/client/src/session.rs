@@ -37,6 +37,8 @@ pub(crate) struct Session {
     accounted: bool,
     secret: Bytes,
     version: u64,
+    /// The tasks of that version.
+    listed: Vec<v1::TaskInfo>,
     finished: bool,
     absence: Absence,
     /// Whether it was reported, or is about to be, that the user takes rows.
@@ -58,6 +60,7 @@ impl Session {
             accounted: false,
             secret: opened.client_secret.clone(),
             version: opened.version,
+            listed: Vec::new(),
             finished: opened.finished,
             absence: Absence::default(),
             took: false,
@@ -94,7 +97,8 @@ impl Session {
     }
 
     async fn drive(&mut self, opened: v1::OpenIterationResponse) -> Result<()> {
-        self.tasks.accept(&opened.tasks).await;
+        self.listed = opened.tasks;
+        self.tasks.accept(&self.listed).await;
         let mut local = self.shared.config.local.watch();
         loop {
             if self.finished && self.tasks.is_reported() {
@@ -153,7 +157,11 @@ impl Session {
     fn report(&mut self) -> v1::ClientHeartbeatRequest {
         // Computed before the rows are taken, so that these include the rows of every settled task.
         let tasks = self.tasks.report();
-        self.taken.draw(&self.shared.acks);
+        if self.shared.config.tracks_rows {
+            self.taken.draw(&self.shared.acks);
+        } else {
+            drop(self.shared.acks.draw());
+        }
         self.took |= !self.taken.rows().is_empty();
         let (acknowledged, acknowledged_all) = self.taken.report();
         let (rows_per_s, wait_fraction) = self.shared.recorder.rates();
@@ -174,6 +182,8 @@ impl Session {
             local_workers: self.shared.config.local.addresses(),
             knows_resumed: self.shared.facts.knows_resumed(),
             elements: self.shared.recorder.stats().elements,
+            knows_tasks: true,
+            known_readers: self.shared.facts.num_readers(),
         }
     }
 
@@ -202,7 +212,11 @@ impl Session {
         {
             tracing::warn!(iteration = %self.iteration, "the epoch will be incomplete: {}", missing.why);
         }
-        self.tasks.accept(&answer.tasks).await;
+        if !answer.same_tasks {
+            self.listed = answer.tasks;
+        }
+        // Also where the list is the same: tasks that left it before may have been read to their ends since.
+        self.tasks.accept(&self.listed).await;
         self.shared.recorder.waits_for(answer.slowest);
         self.shared.recorder.reported(answer.splits_total, answer.splits_leased, answer.stages);
         Ok(())

@@ -135,7 +135,11 @@ impl Shared {
         if !chunk.remainder {
             *self.elements.lock().entry(task).or_default() += chunk.num_elements() as u64;
         }
-        let chunk = match self.receipts.lock().receive(task, &chunk.runs) {
+        let fresh = match self.config.tracks_rows {
+            true => self.receipts.lock().receive(task, &chunk.runs),
+            false => Fresh::All,
+        };
+        let chunk = match fresh {
             Fresh::All => Some(chunk),
             Fresh::Parts(parts) => {
                 let fresh: u64 = parts.iter().map(|p| p.1).sum();

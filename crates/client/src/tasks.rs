@@ -1,6 +1,6 @@
 //! The tasks of an iteration, as one reader reads them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use caju_proto::v1;
@@ -168,7 +168,8 @@ impl TaskSet {
             }
         }
         // A task that left the list cannot be lost any more.
-        let listed = |t: &TaskId| tasks.iter().any(|i| i.task_id == t.0);
+        let listed: HashSet<u64> = tasks.iter().map(|t| t.task_id).collect();
+        let listed = |t: &TaskId| listed.contains(&t.0);
         let (open, lost, ended) = (&self.open, &self.lost, &self.ended);
         let over: Vec<TaskId> = self
             .resolved

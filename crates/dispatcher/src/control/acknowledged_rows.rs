@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use caju_proto::v1;
 use caju_types::{Error, Result, RowRanges, RowSet, format_count};
 
-use crate::state::{FeedId, Iteration, TaskState};
+use super::holders::Holders;
+use crate::state::{Iteration, TaskState};
 
 /// The largest row number of a split, exclusive. 2^48 rows are more than any source has, and the sum of 65,536 such
 /// splits fits 64 bits.
@@ -19,6 +20,9 @@ const SHORT_RANGE: u64 = 4096;
 /// Ranges and words that one client may have acknowledged of splits that are not done. A word is 64 rows, so these are
 /// 268 million rows in any order, in at most about 100 MiB.
 const MAX_ENTRIES: usize = 1 << 22;
+
+/// Splits of one message that are looked up one by one, however many are leased.
+const FEW_SPLITS: usize = 4096;
 
 /// Rows of one split: long ranges, and bits for the others.
 #[derive(Debug, Default)]
@@ -107,21 +111,27 @@ impl Reported {
         self.splits.is_empty() && !self.all
     }
 
+    /// Whether this is all that the client has acknowledged since the epoch began.
+    pub(super) fn is_all(&self) -> bool {
+        self.all
+    }
+
     pub(super) fn has_rows(&self) -> bool {
         !self.splits.is_empty()
     }
 
     /// Drops splits that are done or were never handed out. The time it takes is bounded by what the dispatcher handed
     /// out, however many splits the message names.
-    pub(super) fn keep_open(&mut self, iteration: &Iteration) {
+    pub(super) fn keep_open(&mut self, iteration: &Iteration, holders: &mut Holders) {
+        if self.splits.len() <= FEW_SPLITS {
+            self.splits.retain(|split, _| holders.is_open(iteration, *split));
+            return;
+        }
         let open = || iteration.tasks.values().filter(|t| t.state != TaskState::Done);
-        let pending = |split: &u64| {
-            iteration.feeds.get(&FeedId::of_index(*split)).is_some_and(|f| f.pending.contains_key(split))
-        };
         let leased: usize = open().map(|t| t.leases.len()).sum();
         let all: usize = leased + iteration.feeds.values().map(|f| f.pending.len()).sum::<usize>();
         if self.splits.len() <= all {
-            self.splits.retain(|split, _| pending(split) || open().any(|t| t.leases.contains_key(split)));
+            self.splits.retain(|split, _| holders.is_open(iteration, *split));
             return;
         }
         let leases = open().flat_map(|t| t.leases.keys());

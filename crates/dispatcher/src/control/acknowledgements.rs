@@ -32,9 +32,12 @@ impl Reports {
         taken_tasks: &[u64],
     ) -> Result<()> {
         let Some(iteration) = txn.state.iterations.get(&id) else { return Ok(()) };
+        let is_compared = self.compared.get(&id) == Some(&iteration.version);
+        // Rows alone end no task: its readers say when their users took all of it.
+        let may_end = reported.is_all() || !taken_tasks.is_empty() || !is_compared;
         let news = reported.has_rows() && iteration.members.get(&client).is_some_and(|m| !m.took);
         if !reported.is_empty() {
-            reported.keep_open(iteration);
+            reported.keep_open(iteration, &mut self.holders);
             self.acknowledged.entry((id, client)).or_default().add(&reported)?;
         }
         if news {
@@ -51,7 +54,9 @@ impl Reports {
                 txn.apply(Update::ClientTaken { client, task });
             }
         }
-        self.settle_tasks(txn, id);
+        if may_end {
+            self.settle_tasks(txn, id);
+        }
         Ok(())
     }
 
@@ -77,9 +82,13 @@ impl Reports {
                 );
             }
             let taken = forget_acknowledged(self, iteration, task);
+            self.holders.forget_task(id, task);
             updates.push(Update::TaskSettled { task: task.id, missing, taken });
         }
         updates.into_iter().for_each(|update| txn.apply(update));
+        if let Some(iteration) = txn.state.iterations.get(&id) {
+            self.compared.insert(id, iteration.version);
+        }
     }
 }
 

@@ -25,7 +25,7 @@ impl Core {
         let mut reported = Some(Reported::parse(&request)?);
         let deadline = self.deadline(request.wait_ms);
         let (known, is_news) = self
-            .commit(|txn| {
+            .commit_besides_leases(|txn| {
                 let known = match txn.state.iterations.get(&id) {
                     Some(iteration) => secrets::is_client(iteration, client, &request.secret)?,
                     None => false,
@@ -52,12 +52,21 @@ impl Core {
         loop {
             news.borrow_and_update();
             self.on_heartbeat(client, id, &request);
-            let knows = request.knows_resumed;
-            let answer = self.look(|state| self.client_view(state, client, id, knows)).await?;
-            let news_for_client = answer.unknown || answer.accounted || answer.version > request.seen_version;
-            if news_for_client || !self.wait(&mut news, deadline).await? {
+            let has_news = self.store.read(|state| self.has_news(state, client, id, request.seen_version));
+            if has_news || !self.wait(&mut news, deadline).await? {
                 self.on_heartbeat(client, id, &request);
-                return Ok(answer);
+                return self.look_besides_leases(|state| self.client_view(state, client, id, &request)).await;
+            }
+        }
+    }
+
+    /// Whether a client that waits is answered now. This is asked at every change of the iteration, for every client.
+    fn has_news(&self, state: &State, client: ClientId, id: IterationId, seen_version: u64) -> bool {
+        match state.iterations.get(&id).filter(|i| i.members.contains_key(&client)) {
+            None => true,
+            Some(iteration) => {
+                iteration.version > seen_version
+                    || acknowledgements::may_leave(&self.reports.lock(), iteration, client)
             }
         }
     }
@@ -85,25 +94,27 @@ impl Core {
         state: &State,
         client: ClientId,
         id: IterationId,
-        knows_resumed: bool,
+        request: &v1::ClientHeartbeatRequest,
     ) -> v1::ClientHeartbeatResponse {
         let Some(iteration) = state.iterations.get(&id).filter(|i| i.members.contains_key(&client)) else {
             return self.unknown(state, client);
         };
-        let reports = self.reports.lock();
+        let mut reports = self.reports.lock();
         let acknowledged = reports.acknowledged.get(&(id, client)).is_some_and(Acknowledged::is_complete);
         let accounted = acknowledgements::may_leave(&reports, iteration, client);
-        let stages = reports.stages(iteration);
+        let stages = reports.recent_stages(iteration, self.clock.now(), self.config.timers.heartbeat);
         let slowest = consumers::slowest(&reports, iteration);
         drop(reports);
-        let facts = Facts::of(iteration, knows_resumed);
+        let facts = Facts::of(iteration, request.knows_resumed, request.known_readers);
+        let same_tasks = request.knows_tasks && request.seen_version == iteration.version;
         v1::ClientHeartbeatResponse {
             listed: facts.listed,
             readers: facts.readers,
             resumed: facts.resumed.into(),
             states_missing: facts.states_missing,
             version: iteration.version,
-            tasks: task_infos(state, iteration, client),
+            tasks: if same_tasks { Vec::new() } else { task_infos(state, iteration, client) },
+            same_tasks,
             finished: iteration.is_drained_for(client),
             accounted,
             incomplete: acknowledgements::incomplete(iteration, iteration.members.get(&client)),
@@ -114,7 +125,8 @@ impl Core {
             splits_leased: iteration.splits_leased(),
             stages,
             modes: Some(modes_to_proto(iteration.modes)),
-            decision_json: decision(state, iteration),
+            // Of interest to clients of older versions alone.
+            decision_json: if request.knows_tasks { String::new() } else { decision(state, iteration) },
             slowest,
         }
     }
@@ -268,7 +280,7 @@ fn lost_reason(state: &State, task: TaskId, client: ClientId, reason: &str) -> S
 }
 
 /// The tasks that a client should know of.
-pub(super) fn task_infos(state: &State, iteration: &Iteration, client: ClientId) -> Vec<v1::TaskInfo> {
+pub(crate) fn task_infos(state: &State, iteration: &Iteration, client: ClientId) -> Vec<v1::TaskInfo> {
     // What a task has for one consumer nobody else reads.
     let is_read =
         |t: &crate::state::Task| iteration.even.is_none() || t.is_done() || t.read_by.contains(&client);

@@ -98,7 +98,7 @@ fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::Open
         return Err(failure.into());
     }
     let joined = iteration.members.contains_key(&client);
-    let facts = Facts::of(iteration, false);
+    let facts = Facts::of(iteration, false, 0);
     Ok(v1::OpenIterationResponse {
         listed: facts.listed,
         readers: facts.readers,

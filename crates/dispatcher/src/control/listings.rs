@@ -94,7 +94,7 @@ impl Core {
             if e.kind() != ErrorKind::Cancelled {
                 tracing::error!(error = %e, "a listing broke down");
                 failing.fail_or_end(Err(e));
-                notified.send_replace(());
+                notified.notify_splits();
             }
         };
         let filling = listing.fill(Arc::clone(self), Arc::clone(&shared), notifier);
@@ -109,10 +109,8 @@ impl Core {
 }
 
 impl Listing {
-    async fn fill(self, core: Arc<Core>, provider: SharedProvider, notifier: Notifier) {
-        let notify = || {
-            notifier.send_replace(());
-        };
+    async fn fill(self, core: Arc<Core>, provider: SharedProvider, notifier: Arc<Notifier>) {
+        let notify = || notifier.notify_splits();
         let bound = match core.bound(&self.dataset).await {
             Ok(bound) => bound,
             Err(e) => {

@@ -2,7 +2,8 @@
 //!
 //! [`Core`] is made of parts, each with what it keeps under a lock of its own; `locks` states the order of the locks. A step
 //! decides under the lock of the state ([`store::Store`]), which takes microseconds; the answer leaves when what was decided,
-//! and all that it rests on, is durable. Who waits for news of an iteration waits at its notifier.
+//! and all that it rests on, is durable. Who waits for news of an iteration, or for its splits, waits
+//! at its notifier.
 
 mod acknowledged_rows;
 mod acknowledgements;
@@ -10,6 +11,7 @@ mod autocache;
 mod clients;
 mod consumers;
 mod datasets;
+mod holders;
 mod iterations;
 mod jobs;
 mod joining;
@@ -51,6 +53,8 @@ use crate::config::DispatcherConfig;
 use crate::journal::Journal;
 use crate::state::{Iteration, State, Update};
 use autocache::AutocacheJobs;
+#[cfg(test)]
+pub(crate) use clients::task_infos;
 use datasets::Datasets;
 use listings::Listings;
 use notifiers::Notifiers;
@@ -79,6 +83,8 @@ pub(crate) struct Core {
     reports: OrderedMutex<Reports>,
     autocache: AutocacheJobs,
     saves: SaveProgress,
+    #[cfg(test)]
+    task_lists: crate::tests::TaskLists,
 }
 
 impl Core {
@@ -91,8 +97,9 @@ impl Core {
         catalog: Arc<dyn Catalog>,
         clock: Arc<dyn Clock>,
         journal: Box<dyn Journal>,
-        replayed: &[Vec<Update>],
+        replayed: Vec<Vec<Update>>,
     ) -> Result<Arc<Self>> {
+        let is_new = replayed.is_empty();
         let process = Arc::new(Process::start(&config, clock.as_ref())?);
         let snapshots =
             Snapshots::new(&config, Arc::clone(&catalog), Arc::clone(&clock), Arc::clone(&process));
@@ -105,12 +112,14 @@ impl Core {
             datasets: Datasets::new(catalog),
             saves: SaveProgress::default(),
             tasks: Tasks::new(),
+            #[cfg(test)]
+            task_lists: crate::tests::TaskLists::default(),
             snapshots,
             process,
             config,
             clock,
         });
-        if replayed.is_empty() {
+        if is_new {
             let base_id = core.process.first_id()?;
             core.transact(|txn| txn.apply(Update::Founded { base_id }));
         }
@@ -167,7 +176,8 @@ impl Core {
 
     /// Makes a step under the lock of the state; the result, and the number that must be durable before the result is reported.
     fn transact<R>(&self, decide: impl FnOnce(&mut Txn<'_>) -> R) -> (R, u64) {
-        self.store.transact(decide, |state, touched| self.tidy(state, touched))
+        let (result, numbers) = self.store.transact(decide, |state, touched| self.tidy(state, touched));
+        (result, numbers.all)
     }
 
     /// Makes a step and waits until it is durable, whether it turned out well or not.
@@ -184,8 +194,26 @@ impl Core {
         Ok(result)
     }
 
+    /// The same as [`Core::commit`], for a result that does not depend on which splits are leased: it does not wait for
+    /// leases of others to be durable, of which there are thousands a second.
+    pub(crate) async fn commit_besides_leases<R>(
+        &self,
+        decide: impl FnOnce(&mut Txn<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let (result, numbers) = self.store.transact(decide, |state, touched| self.tidy(state, touched));
+        self.store.durable(numbers.besides_leases).await?;
+        result
+    }
+
+    /// The same as [`Core::look`], for a result that does not depend on which splits are leased.
+    pub(crate) async fn look_besides_leases<R>(&self, look: impl FnOnce(&State) -> R) -> Result<R> {
+        self.commit_besides_leases(|txn| Ok(look(txn.state))).await
+    }
+
     /// Notifies those who wait for changed iterations, and drops what nobody needs any more.
     fn tidy(&self, state: &State, touched: &BTreeSet<IterationId>) {
+        #[cfg(test)]
+        self.task_lists.check(state, touched);
         for id in touched {
             let iteration = state.iterations.get(id);
             self.reports.lock().set_drained(*id, iteration.is_some_and(Iteration::is_drained));

@@ -7,6 +7,7 @@ use std::time::Duration;
 use caju_proto::v1::{IoStats, StageStats};
 use caju_types::{ClientId, IterationId, TaskId, WorkerId};
 
+use super::holders::Holders;
 use super::row_checksums::RowChecksums;
 use crate::state::{Iteration, TaskState};
 
@@ -38,6 +39,8 @@ pub(crate) struct Reports {
     pub(crate) starved: BTreeMap<IterationId, Duration>,
     /// Since when an iteration lacks consumers.
     pub(crate) incomplete_groups: BTreeMap<IterationId, Duration>,
+    /// What the stages of iterations did, and when that was added up.
+    stage_sums: BTreeMap<IterationId, (Duration, Vec<StageStats>)>,
     /// What ended tasks reported, by iteration.
     pub(crate) ended_stages: BTreeMap<IterationId, Vec<StageStats>>,
     /// What ended tasks moved to and from stores, by iteration.
@@ -46,6 +49,10 @@ pub(crate) struct Reports {
     pub(crate) first_skips: BTreeMap<IterationId, Vec<String>>,
     /// How fast tasks went through their splits.
     pub(super) paces: Paces,
+    /// The versions of iterations whose tasks were last compared with what was acknowledged of them.
+    pub(super) compared: BTreeMap<IterationId, u64>,
+    /// Which task has a split.
+    pub(super) holders: Holders,
     /// Checksums of rows, by iteration.
     pub(super) row_checksums: BTreeMap<IterationId, RowChecksums>,
     /// The time of the last check for silence.
@@ -159,10 +166,31 @@ impl Reports {
         self.drained.remove(&iteration);
         self.idle.remove(&iteration);
         self.starved.remove(&iteration);
+        self.stage_sums.remove(&iteration);
         self.ended_stages.remove(&iteration);
         self.ended_io.remove(&iteration);
         self.first_skips.remove(&iteration);
         self.row_checksums.remove(&iteration);
+        self.compared.remove(&iteration);
+        self.holders.forget(iteration);
+        self.paces.forget(iteration);
+    }
+
+    /// What the stages of an iteration did, added up within the last interval of heartbeats: all clients of the iteration ask in
+    /// each, and adding up looks at every worker.
+    pub(super) fn recent_stages(
+        &mut self,
+        iteration: &Iteration,
+        now: Duration,
+        heartbeat: Duration,
+    ) -> Vec<StageStats> {
+        let known = self.stage_sums.get(&iteration.id).filter(|(at, _)| now.saturating_sub(*at) < heartbeat);
+        if let Some((_, sum)) = known {
+            return sum.clone();
+        }
+        let sum = self.stages(iteration);
+        self.stage_sums.insert(iteration.id, (now, sum.clone()));
+        sum
     }
 
     /// What the stages of an iteration did: in ended tasks by their final reports, in running ones by

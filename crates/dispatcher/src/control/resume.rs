@@ -163,16 +163,18 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    pub(super) fn of(iteration: &Iteration, knows_resumed: bool) -> Self {
+    pub(super) fn of(iteration: &Iteration, knows_resumed: bool, known_readers: u64) -> Self {
         let listed = iteration.feeds.iter().filter(|(_, feed)| !feed.scattered);
         let listed =
             listed.map(|(id, feed)| v1::ListedSplits { feed: id.0, count: feed.issued, digest: feed.digest });
         let resume = iteration.resume.as_deref();
         let states_missing = resume.map_or(0, Resume::missing);
         let resumed = resume.filter(|_| !knows_resumed && states_missing == 0);
+        let knows_readers = iteration.takers.len() as u64 == known_readers;
+        let readers = iteration.takers.iter().filter(|_| !knows_readers);
         Self {
             listed: listed.collect(),
-            readers: iteration.takers.iter().map(|c| c.0).collect(),
+            readers: readers.map(|c| c.0).collect(),
             resumed: resumed.map(|r| r.taken.encode()).unwrap_or_default(),
             states_missing,
         }

@@ -18,13 +18,18 @@ impl Core {
     ) -> Result<v1::NextSplitsResponse> {
         let deadline = self.deadline(request.wait_ms);
         let id = TaskId(request.task_id);
-        let iteration = self.look(|state| state.task_index.get(&id).copied()).await?;
+        let place = |state: &State| state.task_index.get(&id).copied();
+        // Only that a task is gone has to be durable: the lease is.
+        let iteration = match self.store.read(place) {
+            Some(found) => Some(found),
+            None => self.look(place).await?,
+        };
         let Some(iteration) = iteration else { return Err(gone(id)) };
-        let mut news = self.notifiers.subscribe(iteration);
+        let mut news = self.notifiers.subscribe_splits(iteration);
         loop {
             news.borrow_and_update();
             let answer = self.commit(|txn| self.lease(txn, &request)).await?;
-            self.record_lease(&request, answer.as_ref());
+            self.record_lease(iteration, &request, answer.as_ref());
             if let Some(answer) = answer {
                 return Ok(answer);
             }
@@ -35,12 +40,17 @@ impl Core {
     }
 
     /// Notes that a worker called, and how many splits it got.
-    fn record_lease(&self, request: &v1::NextSplitsRequest, answer: Option<&v1::NextSplitsResponse>) {
+    fn record_lease(
+        &self,
+        iteration: IterationId,
+        request: &v1::NextSplitsRequest,
+        answer: Option<&v1::NextSplitsResponse>,
+    ) {
         let now = self.clock.now();
         let mut reports = self.reports.lock();
         reports.on_worker_call(WorkerId(request.worker_id), now);
         if let Some(answer) = answer {
-            reports.paces.leased(TaskId(request.task_id), answer.splits.len(), now);
+            reports.paces.leased(iteration, TaskId(request.task_id), answer.splits.len(), now);
         }
     }
 
@@ -86,10 +96,13 @@ impl Core {
             }
         }
         let Some((iteration, task)) = txn.state.task(id) else { return Ok(None) };
-        if let Some(checksums) = self.reports.lock().row_checksums.get_mut(&iteration.id) {
+        let mut reports = self.reports.lock();
+        reports.holders.leased(iteration, task);
+        if let Some(checksums) = reports.row_checksums.get_mut(&iteration.id) {
             let given = task.last_answer.iter();
             checksums.begin_again(given.filter_map(|index| task.leases.get_key_value(index)));
         }
+        drop(reports);
         Ok(Some(self.answer(iteration, task)))
     }
 

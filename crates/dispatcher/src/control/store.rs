@@ -1,19 +1,22 @@
 //! The state under its lock, and the journal under the state.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use caju_runtime::{OrderedMutex, random_secret};
 use caju_types::{Error, IterationId, Result};
 
 use super::locks;
 use crate::journal::{Journal, JournalWriter};
-use crate::state::{State, Update, follow_ups};
+use crate::state::{State, Update, follow_ups, is_quiet};
 
 /// The state and its journal. A step decides under the lock, which takes microseconds; its result is reported once it is
 /// durable.
 pub(super) struct Store {
     state: OrderedMutex<State>,
     journal: JournalWriter,
+    /// The number of the last step that somebody waits for: the last one that did more than lease splits.
+    last_notable: AtomicU64,
 }
 
 /// One step: changes are applied as they are made, and journaled together.
@@ -21,6 +24,15 @@ pub(crate) struct Txn<'a> {
     pub(crate) state: &'a mut State,
     updates: Vec<Update>,
     touched: BTreeSet<IterationId>,
+}
+
+/// The numbers of steps that must be durable before the result of a step is reported.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Numbers {
+    /// For a result that may depend on anything.
+    pub(super) all: u64,
+    /// For a result that does not depend on which splits are leased.
+    pub(super) besides_leases: u64,
 }
 
 impl Txn<'_> {
@@ -57,12 +69,11 @@ impl Store {
     ///
     /// # Errors
     /// `ResourceExhausted` if the journal's thread cannot be started.
-    pub(super) fn open(journal: Box<dyn Journal>, replayed: &[Vec<Update>]) -> Result<Self> {
-        let mut state = State::default();
-        replayed.iter().flatten().for_each(|u| state.apply(u));
-        state.take_touched();
-        let journal = JournalWriter::start(journal, replayed)?;
-        Ok(Self { state: OrderedMutex::new(locks::STATE, state), journal })
+    pub(super) fn open(journal: Box<dyn Journal>, replayed: Vec<Vec<Update>>) -> Result<Self> {
+        let updates = replayed.iter().map(|group| group.len() as u64).sum();
+        let state = State::replay(replayed);
+        let journal = JournalWriter::start(journal, updates)?;
+        Ok(Self { state: OrderedMutex::new(locks::STATE, state), journal, last_notable: AtomicU64::new(0) })
     }
 
     /// Reads the state. What was read may not be durable yet and is not reported.
@@ -70,22 +81,28 @@ impl Store {
         read(&self.state.lock())
     }
 
-    /// Makes a step, then tidies up with the iterations that it touched, still under the lock. The result, and the number
+    /// Makes a step, then tidies up with the iterations that it touched, still under the lock. The result, and the numbers
     /// that must be durable before the result is reported.
     pub(super) fn transact<R>(
         &self,
         decide: impl FnOnce(&mut Txn<'_>) -> R,
         tidy: impl FnOnce(&State, &BTreeSet<IterationId>),
-    ) -> (R, u64) {
+    ) -> (R, Numbers) {
         let mut state = self.state.lock();
         let mut txn = Txn { state: &mut state, updates: Vec::new(), touched: BTreeSet::new() };
         let result = decide(&mut txn);
         txn.settle();
         let Txn { updates, touched, .. } = txn;
-        let number = if updates.is_empty() { self.journal.last() } else { self.journal.enqueue(updates) };
+        let is_notable = updates.iter().any(|u| !is_quiet(u));
+        let all = if updates.is_empty() { self.journal.last() } else { self.journal.enqueue(updates) };
+        // Written and read under the lock of the state alone.
+        if is_notable {
+            self.last_notable.store(all, Ordering::Relaxed);
+        }
+        let besides_leases = self.last_notable.load(Ordering::Relaxed);
         tidy(&state, &touched);
         drop(state);
-        (result, number)
+        (result, Numbers { all, besides_leases })
     }
 
     /// Waits until a step is durable.

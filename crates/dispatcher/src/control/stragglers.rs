@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use caju_types::TaskId;
+use caju_types::{IterationId, TaskId};
 
 use super::reports::Reports;
 use crate::config::Timers;
@@ -20,7 +20,7 @@ const WAITING_READER: f64 = 0.2;
 /// How fast the tasks went through their splits.
 #[derive(Debug, Default)]
 pub(super) struct Paces {
-    tasks: BTreeMap<TaskId, Pace>,
+    by_iteration: BTreeMap<IterationId, BTreeMap<TaskId, Pace>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -42,19 +42,31 @@ impl Pace {
 
 impl Paces {
     /// A task got splits.
-    pub(super) fn leased(&mut self, task: TaskId, splits: usize, now: Duration) {
-        let pace = self.tasks.entry(task).or_insert(Pace { began: now, ended: None, splits: 0 });
+    pub(super) fn leased(&mut self, iteration: IterationId, task: TaskId, splits: usize, now: Duration) {
+        let tasks = self.by_iteration.entry(iteration).or_default();
+        let pace = tasks.entry(task).or_insert(Pace { began: now, ended: None, splits: 0 });
         pace.splits = pace.splits.saturating_add(u32::try_from(splits).unwrap_or(u32::MAX));
     }
 
-    fn observe(&mut self, state: &State, now: Duration) {
-        self.tasks.retain(|id, pace| {
-            let Some((_, task)) = state.task(*id) else { return false };
+    fn of(&self, task: TaskId, iteration: &Iteration) -> Option<&Pace> {
+        self.by_iteration.get(&iteration.id)?.get(&task).filter(|p| p.splits > 0)
+    }
+
+    /// Looks at an iteration that is at its end: until then nobody asks.
+    fn observe(&mut self, iteration: &Iteration, now: Duration) {
+        let Some(tasks) = self.by_iteration.get_mut(&iteration.id) else { return };
+        tasks.retain(|id, pace| {
+            let Some(task) = iteration.tasks.get(id) else { return false };
             if task.is_over() && pace.ended.is_none() {
                 pace.ended = Some(now);
             }
             !task.is_lost()
         });
+    }
+
+    /// An iteration is gone.
+    pub(super) fn forget(&mut self, iteration: IterationId) {
+        self.by_iteration.remove(&iteration);
     }
 }
 
@@ -65,12 +77,15 @@ pub(super) fn take_overs(
     timers: &Timers,
     now: Duration,
 ) -> Vec<Update> {
-    reports.paces.observe(state, now);
     if timers.straggler_factor == 0 {
         return Vec::new();
     }
-    let late = |i: &Iteration| late_tasks(state, i, reports, timers.straggler_factor, now);
-    state.iterations.values().filter(|i| is_at_its_end(i)).flat_map(late).collect()
+    let mut out = Vec::new();
+    for iteration in state.iterations.values().filter(|i| is_at_its_end(i)) {
+        reports.paces.observe(iteration, now);
+        out.extend(late_tasks(state, iteration, reports, timers.straggler_factor, now));
+    }
+    out
 }
 
 /// Whether all splits are with tasks, and may move from one to another.
@@ -93,7 +108,7 @@ fn late_tasks(
     if !reports.awaits_rows(iteration, WAITING_READER) {
         return Vec::new();
     }
-    let pace = |t: &Task| reports.paces.tasks.get(&t.id).filter(|p| p.splits > 0);
+    let pace = |t: &Task| reports.paces.of(t.id, iteration);
     let running = |t: &&Task| t.state == TaskState::Active && !t.leases.is_empty();
     let is_idle = |w: &caju_types::WorkerId| {
         state.workers.get(w).is_some_and(crate::state::Worker::is_active)

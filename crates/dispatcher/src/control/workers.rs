@@ -98,7 +98,7 @@ impl Core {
     ) -> Result<v1::WorkerHeartbeatResponse> {
         let id = WorkerId(request.worker_id);
         let mut answer = self
-            .look(|state| -> Result<v1::WorkerHeartbeatResponse> {
+            .look_besides_leases(|state| -> Result<v1::WorkerHeartbeatResponse> {
                 // A dispatcher that was started again may have another list of workers.
                 let fits = |w: &Worker| {
                     self.config.workers.is_open() || self.config.workers.fits(w.slot, &w.address)
@@ -130,7 +130,12 @@ impl Core {
             report.stages = request.stages;
             report.tasks = request.tasks;
         }
-        self.store.read(|state| self.on_row_checksums(state, id, &request.checksums));
+        if !request.checksums.is_empty() {
+            self.store.read(|state| self.on_row_checksums(state, id, &request.checksums));
+        }
+        if request.profiles.is_empty() {
+            return Ok(answer);
+        }
         let profiles = self.look(|state| of_worker(state, id, request.profiles)).await?;
         let profiling: Vec<TaskId> = profiles.iter().map(|p| TaskId(p.task_id)).collect();
         for profile in profiles {

@@ -1,15 +1,18 @@
 //! A listing, window by window, in the order of the epoch.
 
-use caju_types::Result;
-use futures::StreamExt as _;
+use caju_types::{Error, Result};
 use futures::stream::BoxStream;
+use futures::{FutureExt as _, StreamExt as _};
 
 use super::SplitOrder;
 
 /// Splits listed ahead of their lease when their order is the canonical one.
-const LOOK_AHEAD: usize = 256;
+const LOOK_AHEAD: usize = 1024;
 
-/// Cuts a listing into windows and permutes each. Without an order every split is a window of its own.
+/// The most splits of a window without an order: as many as a task leases at once.
+const MOST_READY: usize = 64;
+
+/// Cuts a listing into windows and permutes each. Without an order a window has the splits that are listed without waiting.
 pub(super) struct Windows {
     splits: BoxStream<'static, Result<String>>,
     order: Option<SplitOrder>,
@@ -17,12 +20,14 @@ pub(super) struct Windows {
     count: u32,
     /// The first split of the next repetition: repetitions follow one another, whatever the order in each.
     held: Option<(u32, String)>,
+    /// How the listing failed, after the last window.
+    failed: Option<Error>,
     over: bool,
 }
 
 impl Windows {
     pub(super) fn new(splits: BoxStream<'static, Result<String>>, order: Option<SplitOrder>) -> Self {
-        Self { splits, order, count: 0, held: None, over: false }
+        Self { splits, order, count: 0, held: None, failed: None, over: false }
     }
 
     /// How many splits may wait before the window after the last one is listed.
@@ -38,12 +43,37 @@ impl Windows {
         if self.over {
             return Ok(None);
         }
-        let Some(order) = self.order else {
-            return self.splits.next().await.map(|s| Ok(vec![s?])).transpose();
-        };
+        let Some(order) = self.order else { return self.list_ready().await };
         let mut window = self.list(SplitOrder::window_len(self.count)).await?;
         order.permute(self.count, &mut window);
         self.count = self.count.saturating_add(1);
+        Ok(Some(window))
+    }
+
+    /// The next split, and those that follow it without waiting.
+    async fn list_ready(&mut self) -> Result<Option<Vec<String>>> {
+        if let Some(e) = self.failed.take() {
+            return Err(e);
+        }
+        let Some(first) = self.splits.next().await else {
+            self.over = true;
+            return Ok(None);
+        };
+        let mut window = vec![first?];
+        while window.len() < MOST_READY {
+            match self.splits.next().now_or_never() {
+                Some(Some(Ok(split))) => window.push(split),
+                Some(Some(Err(e))) => {
+                    self.failed = Some(e);
+                    break;
+                }
+                Some(None) => {
+                    self.over = true;
+                    break;
+                }
+                None => break,
+            }
+        }
         Ok(Some(window))
     }
 

@@ -26,7 +26,10 @@ pub fn follow_ups(state: &State, id: IterationId) -> Vec<Update> {
     let wanted = match (iteration.mode, iteration.exclusive) {
         (Mode::Off, _) => off_tasks(state, iteration, &eligible),
         (mode, _) if mode.is_static() => static_tasks(state, iteration, &eligible),
-        (_, true) => exclusive_task(state, iteration, FeedId::SHARED, &eligible, None),
+        (_, true) => {
+            let unfinished = unfinished_feeds(iteration);
+            exclusive_task(state, iteration, FeedId::SHARED, &unfinished, &eligible, None)
+        }
         (_, false) => shared_tasks(iteration, &eligible),
     };
     let created = |(k, (worker, feed)): (u64, (WorkerId, FeedId))| Update::TaskCreated {
@@ -104,14 +107,21 @@ fn shared_tasks(iteration: &Iteration, eligible: &[&Worker]) -> Vec<(WorkerId, F
     if feed.is_some_and(|f| !f.has_work()) {
         return Vec::new();
     }
-    let open = |w: &&&Worker| iteration.tasks.values().any(|t| t.worker == w.id && t.is_open());
-    let open_tasks = iteration.tasks.values().filter(|t| t.is_open()).count();
+    let open = || iteration.tasks.values().filter(|t| t.is_open());
+    let open_tasks = open().count();
+    let busy: BTreeSet<WorkerId> = open().map(|t| t.worker).collect();
     let room = match feed {
         Some(f) if f.exhausted => f.pending.len().saturating_sub(open_tasks),
         _ => usize::MAX,
     };
-    let idle = preferred(iteration, eligible).into_iter().filter(|w| !open(&w));
+    let idle = preferred(iteration, eligible).into_iter().filter(|w| !busy.contains(&w.id));
     idle.take(room).map(|w| (w.id, FeedId::SHARED)).collect()
+}
+
+/// Feeds with a task that runs, or that is lost and whose splits are not back yet.
+fn unfinished_feeds(iteration: &Iteration) -> BTreeSet<FeedId> {
+    let unfinished = |t: &&Task| matches!(t.state, TaskState::Active | TaskState::Lost { .. });
+    iteration.tasks.values().filter(unfinished).map(|t| t.feed).collect()
 }
 
 /// One task at a time sees the whole feed.
@@ -119,12 +129,11 @@ fn exclusive_task(
     state: &State,
     iteration: &Iteration,
     feed: FeedId,
+    unfinished: &BTreeSet<FeedId>,
     eligible: &[&Worker],
     slot: Option<u32>,
 ) -> Vec<(WorkerId, FeedId)> {
-    let unfinished =
-        |t: &Task| t.feed == feed && matches!(t.state, TaskState::Active | TaskState::Lost { .. });
-    if iteration.feeds.get(&feed).is_some_and(|f| !f.has_work()) || iteration.tasks.values().any(unfinished) {
+    if iteration.feeds.get(&feed).is_some_and(|f| !f.has_work()) || unfinished.contains(&feed) {
         return Vec::new();
     }
     let load = load(state);
@@ -140,8 +149,9 @@ fn off_tasks(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Vec<
     let is_new = |w: &&&Worker| !w.unconfirmed && !iteration.feeds.contains_key(&FeedId(w.slot));
     let new = eligible.iter().filter(|w| iteration.resume.is_none() && is_new(w));
     let mut wanted: Vec<_> = new.map(|w| (w.id, FeedId(w.slot))).collect();
+    let unfinished = unfinished_feeds(iteration);
     for feed in iteration.feeds.keys() {
-        wanted.extend(exclusive_task(state, iteration, *feed, eligible, Some(feed.0)));
+        wanted.extend(exclusive_task(state, iteration, *feed, &unfinished, eligible, Some(feed.0)));
     }
     wanted
 }
@@ -149,9 +159,10 @@ fn off_tasks(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Vec<
 /// Every shard has a feed, which only the worker at its position in the configured list runs.
 fn static_tasks(state: &State, iteration: &Iteration, eligible: &[&Worker]) -> Vec<(WorkerId, FeedId)> {
     let mut wanted = Vec::new();
+    let unfinished = unfinished_feeds(iteration);
     for shard in iteration.shards_with_work() {
         let own: Vec<&Worker> = eligible.iter().filter(|w| w.slot == shard.0).copied().collect();
-        wanted.extend(exclusive_task(state, iteration, shard, &own, None));
+        wanted.extend(exclusive_task(state, iteration, shard, &unfinished, &own, None));
     }
     wanted
 }

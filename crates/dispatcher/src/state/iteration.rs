@@ -33,9 +33,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Even, Failure, Feed, FeedId, LostReader, Missing, Mode, Resume, TargetWorkers, Task, TaskState};
 
-/// Readers up to which all others hear at once that a further one has taken rows, so that their states name it. More readers
-/// hear with their next heartbeat: messages to all of them for each of them would be millions.
-const TAKERS_TOLD: usize = 64;
+/// The most readers of an iteration that all hear at once when one of them has taken its first rows, so that their states name
+/// it. The readers of a larger job hear with their next heartbeat: each with a long list of tasks for each other reader would
+/// be gigabytes.
+const MAX_READERS_TOLD: usize = 16;
 
 /// One epoch of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -201,7 +202,7 @@ impl Iteration {
             member.took = true;
             self.takers.insert(client);
         }
-        if self.takers.len() <= TAKERS_TOLD {
+        if self.members.len() <= MAX_READERS_TOLD {
             self.version += 1;
         }
     }

@@ -39,6 +39,8 @@ impl Iteration {
         task.hold(client, received);
         if let TaskState::Lost { awaiting } = &mut task.state {
             awaiting.remove(&client);
+            // The task leaves the client's list.
+            self.version += 1;
         }
         self.settle_lost(id);
     }

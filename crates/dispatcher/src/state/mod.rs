@@ -93,7 +93,25 @@ impl PartialEq for Touched {
 
 impl Eq for Touched {}
 
+/// Whether nothing follows from a change, and nobody waits for it: splits went to a task. There are thousands a second.
+pub fn is_quiet(update: &Update) -> bool {
+    matches!(update, Update::Leased { end: false, .. })
+}
+
 impl State {
+    /// The state that a journal amounts to.
+    pub fn replay(groups: Vec<Vec<Update>>) -> Self {
+        let mut state = Self::default();
+        for update in groups.into_iter().flatten() {
+            match update {
+                Update::Snapshot { state: snapshot } => state = *snapshot,
+                update => state.apply(&update),
+            }
+        }
+        state.take_touched();
+        state
+    }
+
     /// Applies one change. Changes of unknown things do nothing: a journal cannot make this fail.
     pub fn apply(&mut self, update: &Update) {
         match update {
@@ -296,7 +314,9 @@ impl State {
             self.next_id = self.next_id.max(task.0 + 1);
         }
         let Some(iteration) = self.iterations.get_mut(&id) else { return };
-        self.touched.0.insert(id);
+        if !is_quiet(update) {
+            self.touched.0.insert(id);
+        }
         match update {
             Update::ClientJoined { client, flight, allow_lost, secret, local, consumer, .. } => {
                 iteration.join(

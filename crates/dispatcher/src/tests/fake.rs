@@ -152,8 +152,13 @@ impl World {
         let (catalog, journal) = (FakeCatalog::default(), MemoryJournal::default());
         let (clock, config) = (TestClock::new(), DispatcherConfig { timers: timers(), ..Default::default() });
         let over = wrap(journal.clone());
-        let core =
-            Core::new(config.clone(), Arc::new(catalog.clone()), Arc::<TestClock>::clone(&clock), over, &[]);
+        let core = Core::new(
+            config.clone(),
+            Arc::new(catalog.clone()),
+            Arc::<TestClock>::clone(&clock),
+            over,
+            vec![],
+        );
         Self { core: core.unwrap(), clock, catalog, journal, config }
     }
 
@@ -357,7 +362,7 @@ fn start(
         Arc::new(catalog.clone()),
         Arc::<TestClock>::clone(clock),
         Box::new(journal),
-        &replayed,
+        replayed,
     )
     .unwrap()
 }

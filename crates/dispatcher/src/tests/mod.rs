@@ -16,4 +16,8 @@ mod replanning;
 mod resume;
 mod secrets;
 mod service;
+mod speed;
 mod stragglers;
+mod task_lists;
+
+pub(crate) use task_lists::TaskLists;
