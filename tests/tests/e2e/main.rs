@@ -39,5 +39,6 @@ mod save_faults;
 mod saves;
 mod sets;
 mod snapshots;
+mod speed;
 mod stragglers;
 mod zombies;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use clap::{Args, Subcommand, ValueHint};
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
 
 /// `caju bench`.
 #[derive(Debug, Clone, Args)]
@@ -25,6 +25,15 @@ pub(crate) enum BenchCommand {
     /// Measure the databases of the dispatcher's journal, and kill a process that writes one
     #[command(hide = true)]
     Journal(JournalArgs),
+    /// Measure a dispatcher under simulated workers and clients
+    #[command(hide = true)]
+    Dispatcher(DispatcherBenchArgs),
+    /// Measure what exactly-once delivery with a journal on disk costs
+    #[command(hide = true)]
+    ExactlyOnce(ExactlyOnceArgs),
+    /// Measure the states of the readers of a job of many splits
+    #[command(hide = true)]
+    State(StateBenchArgs),
 }
 
 /// `caju bench policies`.
@@ -168,4 +177,123 @@ pub(crate) struct JournalArgs {
     /// Write to the journal in this folder until killed
     #[arg(long, hide = true, value_name = "DIR")]
     pub(crate) append: Option<PathBuf>,
+}
+
+/// `caju bench exactly-once`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Example:
+  caju bench exactly-once pipeline.yaml --repeats 9 --dir /var/lib/caju
+
+Two clusters of a dispatcher and a worker stand by, and epochs of them alternate. The dispatcher of one has its journal below
+--dir, and the reader tracks and acknowledges rows. The other one has its journal in memory, and its reader does neither.")]
+pub(crate) struct ExactlyOnceArgs {
+    /// Pipeline file (YAML or JSON)
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) file: PathBuf,
+    /// Pairs of epochs
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) repeats: u32,
+    /// Folder on the disk that is meant; what is written there is removed
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, default_value = ".")]
+    pub(crate) dir: PathBuf,
+    /// Write the result (caju.exactly-once-bench/v1, JSON)
+    #[arg(long, value_name = "OUT.json", value_hint = ValueHint::FilePath)]
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// `caju bench state`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Example:
+  caju bench state --splits 1000000 --readers 8
+
+Readers of one job read a source of tiny splits from workers of this process, and each takes its state twenty times.")]
+pub(crate) struct StateBenchArgs {
+    /// Splits of the job
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) splits: u32,
+    /// Readers that share the job
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) readers: u32,
+    /// Workers in this process
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) workers: u32,
+    /// Folder for the source; what is written there is removed
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, default_value = ".")]
+    pub(crate) dir: PathBuf,
+    /// Write the result (caju.state-bench/v1, JSON)
+    #[arg(long, value_name = "OUT.json", value_hint = ValueHint::FilePath)]
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// What `caju bench dispatcher` measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DispatcherPart {
+    /// Answers to heartbeats of many workers and clients
+    Heartbeats,
+    /// Splits that are leased durably
+    Splits,
+    /// The start on the journal that the part `splits` left
+    Restart,
+}
+
+/// `caju bench dispatcher`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  caju bench dispatcher --core 0
+  caju bench dispatcher --parts heartbeats --splits-per-s 20000 --duration 30s
+  caju bench dispatcher --parts splits,restart --splits 1000000 --out result.json
+
+Workers and clients are simulated over loopback TCP, one connection each; the dispatcher is a process of its own with its
+journal below --dir. --core pins it to one core by `taskset`, so that the simulation has the others. A client waits for
+news as a real one does, and the time of its answer counts from the end of this wait. Part `restart` kills the dispatcher
+of part `splits` by SIGKILL and starts it again.")]
+pub(crate) struct DispatcherBenchArgs {
+    /// Parts to run, in their order
+    #[arg(long, value_name = "PART", value_delimiter = ',', default_value = "heartbeats,splits,restart")]
+    pub(crate) parts: Vec<DispatcherPart>,
+    /// Simulated workers
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) workers: u32,
+    /// Simulated clients
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) clients: u32,
+    /// Jobs that the clients share
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) jobs: u32,
+    /// Interval of heartbeats
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = super::service::duration)]
+    pub(crate) heartbeat: Duration,
+    /// How long heartbeats are measured
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = super::service::duration)]
+    pub(crate) duration: Duration,
+    /// Splits that are leased per second while heartbeats are measured
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) splits_per_s: u32,
+    /// Splits that part `splits` leases
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(64..))]
+    pub(crate) splits: u32,
+    /// Workers of part `splits`, each with one lease after another
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) leasing_workers: u32,
+    /// Splits of one lease
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) lease: u32,
+    /// Database of the journal
+    #[arg(long, value_name = "DATABASE", default_value = "sled")]
+    pub(crate) journal: super::service::JournalDatabase,
+    /// Folder on the disk that is meant; what is written there is removed
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, default_value = ".")]
+    pub(crate) dir: PathBuf,
+    /// Program that is measured, this one by default: another build of caju, to compare with
+    #[arg(long, value_name = "CAJU", value_hint = ValueHint::FilePath)]
+    pub(crate) program: Option<PathBuf>,
+    /// Core of the dispatcher; without it the system chooses
+    #[arg(long, value_name = "N")]
+    pub(crate) core: Option<u32>,
+    /// Write the result (caju.dispatcher-bench/v1, JSON)
+    #[arg(long, value_name = "OUT.json", value_hint = ValueHint::FilePath)]
+    pub(crate) out: Option<PathBuf>,
 }

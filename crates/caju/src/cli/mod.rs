@@ -15,7 +15,10 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub(crate) use bench::{BenchArgs, BenchCommand, JournalArgs, OneTrial, PoliciesArgs, ProfilingOverheadArgs};
+pub(crate) use bench::{
+    BenchArgs, BenchCommand, DispatcherBenchArgs, DispatcherPart, ExactlyOnceArgs, JournalArgs, OneTrial,
+    PoliciesArgs, ProfilingOverheadArgs, StateBenchArgs,
+};
 pub(crate) use cache::{CacheArgs, CacheCommand, CacheRoot, ExplainArgs, OutputFormat, ProfileArgs};
 pub(crate) use plan::{PlanArgs, PlanFormat};
 pub(crate) use sample::{DEFAULT_DIR, GenArgs, QuickstartArgs};

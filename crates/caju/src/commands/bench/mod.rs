@@ -1,10 +1,15 @@
 //! `caju bench`: what each caching policy costs on a pipeline, what profiling itself costs, and the databases of
 //! the journal.
 
+mod dispatcher;
+mod exactly_once;
 mod journal;
 mod profiling_overhead;
 mod scratch;
+mod server;
 mod slow_store;
+mod source;
+mod state;
 mod stats;
 mod summary;
 mod text;
@@ -42,6 +47,9 @@ pub(crate) async fn run(global: &Global, args: &BenchArgs, relaunch: Option<Vec<
         BenchCommand::Policies(args) => run_policies(global, args, relaunch).await,
         BenchCommand::ProfilingOverhead(args) => profiling_overhead::run(global, args).await,
         BenchCommand::Journal(args) => journal::run(args).await,
+        BenchCommand::State(args) => state::run(args).await,
+        BenchCommand::ExactlyOnce(args) => exactly_once::run(global, args).await,
+        BenchCommand::Dispatcher(args) => dispatcher::run(args).await,
     }
 }
 
