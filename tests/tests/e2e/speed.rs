@@ -55,7 +55,18 @@ fn exactly_once_is_compared_with_at_most_once() {
     let p = Pipeline::of(json!({ "range": 20_000 }), json!([{ "batch": 8 }]));
     let folder = tempdir().unwrap();
     let file = p.folder().join("pipeline.yaml");
-    let args = ["bench", "exactly-once", file.to_str().unwrap(), "--repeats", "2", "--out", "out.json"];
+    let program = caju_binary().to_str().unwrap();
+    let args = [
+        "bench",
+        "exactly-once",
+        file.to_str().unwrap(),
+        "--repeats",
+        "2",
+        "--program",
+        program,
+        "--out",
+        "out.json",
+    ];
     let ended = caju_in(folder.path(), &args);
     ended.expect_code(0);
     assert!(ended.stdout.contains("exactly once takes"), "{}", ended.stdout);

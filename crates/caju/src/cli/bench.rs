@@ -197,6 +197,9 @@ pub(crate) struct ExactlyOnceArgs {
     /// Folder on the disk that is meant; what is written there is removed
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, default_value = ".")]
     pub(crate) dir: PathBuf,
+    /// Program of the workers, this one by default: another build of caju
+    #[arg(long, value_name = "CAJU", value_hint = ValueHint::FilePath)]
+    pub(crate) program: Option<PathBuf>,
     /// Write the result (caju.exactly-once-bench/v1, JSON)
     #[arg(long, value_name = "OUT.json", value_hint = ValueHint::FilePath)]
     pub(crate) out: Option<PathBuf>,

@@ -1,6 +1,7 @@
 //! The journal in a sled database.
 
 use std::io;
+use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ const CACHE_BYTES: u64 = 8 << 20;
 pub struct SledJournal {
     // Kept for `flush`, and because the trees die with it.
     db: ::sled::Db,
-    groups: ::sled::Tree,
+    trees: Trees,
     records: Records,
     path: PathBuf,
 }
@@ -62,15 +63,17 @@ impl SledJournal {
             }
             None => return Err(damaged(folder, "it is a database of something else")),
         }
+        let snapshots = db.open_tree("snapshots").map_err(at)?;
+        let trees = Trees { groups, snapshots };
         let records = Records::open(folder)?;
-        let mut journal = Self { db, groups, records, path: folder.to_path_buf() };
+        let mut journal = Self { db, trees, records, path: folder.to_path_buf() };
         let replayed = journal.replay()?;
         Ok((journal, replayed))
     }
 
     /// Applies changes that end before record number `next`, and makes them durable.
     fn commit(&mut self, batch: ::sled::Batch, next: u64) -> Result<()> {
-        self.groups.apply_batch(batch).map_err(|e| self.io(e))?;
+        self.trees.groups.apply_batch(batch).map_err(|e| self.io(e))?;
         self.db.flush().map_err(|e| self.io(e))?;
         self.records.written(next)
     }
@@ -102,7 +105,8 @@ pub(super) fn open_database(config: &::sled::Config) -> ::sled::Result<::sled::D
 impl Journal for SledJournal {
     fn replay(&mut self) -> Result<Vec<Vec<Update>>> {
         let path = &self.path;
-        self.records.decode(self.groups.iter().map(|entry| record(path, entry)))
+        let stored = self.trees.stored(None).map_err(|e| classify(path, e))?;
+        self.records.decode(stored.map(|entry| record(path, entry)))
     }
 
     fn append(&mut self, groups: &[Vec<Update>]) -> Result<u64> {
@@ -121,7 +125,7 @@ impl Journal for SledJournal {
     fn stored(&self) -> Result<Box<dyn Stored>> {
         Ok(Box::new(StoredInSled {
             db: self.db.clone(),
-            groups: self.groups.clone(),
+            trees: self.trees.clone(),
             end: self.records.next(),
             path: self.path.clone(),
         }))
@@ -132,10 +136,37 @@ impl Journal for SledJournal {
     }
 }
 
+/// What holds the records.
+#[derive(Debug, Clone)]
+struct Trees {
+    /// Groups by their numbers.
+    groups: ::sled::Tree,
+    /// The group that stands for all up to its number, and until it is removed the one before. It is large, and would be written
+    /// again with each of its neighbours.
+    snapshots: ::sled::Tree,
+}
+
+impl Trees {
+    /// The last snapshot and the groups after it, up to `end`; each under its number.
+    fn stored(
+        &self,
+        end: Option<u64>,
+    ) -> ::sled::Result<impl Iterator<Item = ::sled::Result<(::sled::IVec, ::sled::IVec)>> + use<>> {
+        let end = end.map_or_else(|| vec![u8::MAX; 9], |end| end.to_be_bytes().to_vec());
+        let snapshot = match self.snapshots.last()? {
+            Some(last) if last.0.as_ref() < end.as_slice() => Some(last),
+            _ => None,
+        };
+        let from = snapshot.as_ref().map_or(Bound::Unbounded, |(number, _)| Bound::Excluded(number.to_vec()));
+        let groups = self.groups.range((from, Bound::Excluded(end)));
+        Ok(snapshot.map(Ok).into_iter().chain(groups))
+    }
+}
+
 /// The records before a number.
 struct StoredInSled {
     db: ::sled::Db,
-    groups: ::sled::Tree,
+    trees: Trees,
     end: u64,
     path: PathBuf,
 }
@@ -145,7 +176,7 @@ const REMOVED_AT_ONCE: usize = 1024;
 
 impl Stored for StoredInSled {
     fn read(&mut self) -> Result<Vec<Vec<Update>>> {
-        let stored = self.groups.range(..self.end.to_be_bytes());
+        let stored = self.trees.stored(Some(self.end)).map_err(|e| classify(&self.path, e))?;
         Ok(records::decode(&self.path, stored.map(|entry| record(&self.path, entry)))?.0)
     }
 
@@ -155,20 +186,24 @@ impl Stored for StoredInSled {
         let bytes = encoded.len() as u64;
         // It has the number of the last one, so that the numbers have no gap, whatever is removed of the others by then.
         let number = self.end.saturating_sub(1).to_be_bytes();
-        self.groups.insert(number, encoded).map_err(io)?;
+        self.trees.snapshots.insert(number, encoded).map_err(io)?;
         self.db.flush().map_err(io)?;
         loop {
             let mut batch = ::sled::Batch::default();
             let mut removed = 0;
-            for key in self.groups.range(..number).keys().take(REMOVED_AT_ONCE) {
+            for key in self.trees.groups.range(..=number).keys().take(REMOVED_AT_ONCE) {
                 batch.remove(key.map_err(io)?);
                 removed += 1;
             }
             if removed == 0 {
-                return Ok(bytes);
+                break;
             }
-            self.groups.apply_batch(batch).map_err(io)?;
+            self.trees.groups.apply_batch(batch).map_err(io)?;
         }
+        for former in self.trees.snapshots.range(..number).keys() {
+            self.trees.snapshots.remove(former.map_err(io)?).map_err(io)?;
+        }
+        Ok(bytes)
     }
 }
 

@@ -45,7 +45,7 @@ pub(super) async fn run(global: &Global, args: &ExactlyOnceArgs) -> Result<()> {
     let state = std::path::absolute(&args.dir)
         .map_err(|e| Error::unavailable(format!("{}: {e}", args.dir.display())))?
         .join(format!("caju-bench-exactly-once-{}", std::process::id()));
-    let (once, most) = (Cluster::start(Some(&state)).await?, Cluster::start(None).await?);
+    let (once, most) = (Cluster::start(args, Some(&state)).await?, Cluster::start(args, None).await?);
     let measured = pairs(global, args, &def, &once, &most).await;
     drop((once, most));
     drop(std::fs::remove_dir_all(&state));
@@ -133,7 +133,7 @@ async fn pairs(
 
 impl Cluster {
     /// Starts a cluster: exactly-once if it has a folder for its journal.
-    async fn start(state: Option<&Path>) -> Result<Self> {
+    async fn start(options: &ExactlyOnceArgs, state: Option<&Path>) -> Result<Self> {
         let arg = |text: &str| OsString::from(text);
         let program = Program::default();
         // Without acknowledgements each epoch ends as incomplete, which is not worth a word here.
@@ -142,6 +142,7 @@ impl Cluster {
         args.extend(state.into_iter().flat_map(|dir| [arg("--state-dir"), dir.into()]));
         let dispatcher = Server::start(&program, "dispatcher", &args).await?;
         let args = [arg("--dispatcher"), arg(&dispatcher.address), arg("--allow"), arg("/")];
+        let program = Program { path: options.program.clone(), ..program };
         let worker = Server::start(&program, "worker", &args).await?;
         let tracks_rows = state.is_some();
         let config = ClientConfig { tracks_rows, ..ClientConfig::default() };

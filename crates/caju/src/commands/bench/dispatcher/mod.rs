@@ -29,7 +29,8 @@ pub(super) async fn run(args: &DispatcherBenchArgs) -> Result<()> {
     // Each job reads all splits, and some are left for a dispatcher that is started again. The part `heartbeats` leases at its
     // rate, and a listing must not end meanwhile.
     let paced = u64::from(args.splits_per_s) * (args.duration.as_secs() + 60) / u64::from(args.jobs) + 1024;
-    let splits = u64::from(args.splits).saturating_add(1024).max(paced);
+    let leases = args.parts.iter().any(|part| *part != DispatcherPart::Heartbeats);
+    let splits = if leases { u64::from(args.splits).saturating_add(1024).max(paced) } else { paced };
     let scratch = LineSource::write(&args.dir, "dispatcher", splits)?;
     let mut results = Map::new();
     if args.parts.contains(&DispatcherPart::Heartbeats) {
