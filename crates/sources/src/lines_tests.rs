@@ -1,8 +1,8 @@
 //! CSV and JSON lines: every line once however the file is cut, and what is said about bad ones.
 
-use arrow_array::Array;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float64Type, Int64Type};
+use arrow_array::{Array, RecordBatch};
 use arrow_schema::DataType;
 use caju_pipeline::{ColumnType, FileFormat};
 use caju_types::ErrorKind;
