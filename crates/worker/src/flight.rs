@@ -12,7 +12,7 @@ use arrow_flight::{
     HandshakeResponse, PollInfo, PutResult, SchemaResult, Ticket,
 };
 use arrow_schema::SchemaRef;
-use caju_proto::{Bytes, mode_from_name, to_status, v1};
+use caju_proto::{Bytes, mode_from_name, read_flight_ticket, to_status, v1};
 use caju_types::{ClientId, Error, Result, TaskId, WorkerId};
 use caju_wire::{Dispatcher, ElementCursor, Run, schema_from_ipc};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
@@ -66,9 +66,11 @@ impl FlightOnWorker {
                 "the ticket {why}; tickets come from the dispatcher's GetFlightInfo and are used as they are"
             ))
         };
-        let value: Value = serde_json::from_slice(&ticket.ticket).map_err(|_| bad("is not JSON"))?;
+        let registration = self.manager.identity.registration();
+        let command = read_flight_ticket(&registration.secret, &ticket.ticket)?;
+        let value: Value = serde_json::from_str(command).map_err(|_| bad("is not JSON"))?;
         let worker = value.get("worker").and_then(Value::as_u64).ok_or_else(|| bad("names no worker"))?;
-        let me = self.manager.identity.id();
+        let me = registration.id;
         if worker != me.0 {
             return Err(Error::unavailable(format!(
                 "the ticket is for {}, and this is {me}; ask the dispatcher for the flight's info again",
@@ -103,7 +105,7 @@ impl FlightOnWorker {
             save_chunk_bytes: 0,
             lost_readers: String::new(),
             client_secret: Bytes::new(),
-            worker_secret: self.manager.identity.registration().secret,
+            worker_secret: registration.secret,
             target_workers: 0,
             local_workers: Vec::new(),
             states: Vec::new(),
