@@ -80,7 +80,7 @@ impl Idle {
                 tracing::warn!(dispatcher, "waiting for a worker, for at most {within:.0?}");
             }
             self.warned = waited;
-            shared.event(&ReaderEvent::WaitingForWorker { waited });
+            shared.event(&ReaderEvent::WaitingForWorker { waited })?;
         }
         Ok(())
     }
@@ -120,7 +120,6 @@ impl Absence {
             return Err(error.context(format!("the dispatcher has been away for {waited:.0?}")));
         }
         tracing::debug!(error = %error, ?waited, "the dispatcher is still away");
-        shared.event(&ReaderEvent::DispatcherAway { waited });
-        Ok(())
+        shared.event(&ReaderEvent::DispatcherAway { waited })
     }
 }

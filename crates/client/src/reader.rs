@@ -443,6 +443,10 @@ fn beginning(opened: &v1::OpenIterationResponse, epoch: u64) -> ReaderState {
 impl Drop for Reader {
     fn drop(&mut self) {
         if self.session.is_some() {
+            // Nobody knows whether the user's code had done its work on the rows in hand, so they go to others.
+            if std::thread::panicking() {
+                self.shared.acks.close_after_panic();
+            }
             self.stop.stop();
         }
     }

@@ -98,7 +98,7 @@ impl Session {
 
     async fn drive(&mut self, opened: v1::OpenIterationResponse) -> Result<()> {
         self.listed = opened.tasks;
-        self.tasks.accept(&self.listed).await;
+        self.tasks.accept(&self.listed).await?;
         let mut local = self.shared.config.local.watch();
         loop {
             if self.finished && self.tasks.is_reported() {
@@ -216,7 +216,7 @@ impl Session {
             self.listed = answer.tasks;
         }
         // Also where the list is the same: tasks that left it before may have been read to their ends since.
-        self.tasks.accept(&self.listed).await;
+        self.tasks.accept(&self.listed).await?;
         self.shared.recorder.waits_for(answer.slowest);
         self.shared.recorder.reported(answer.splits_total, answer.splits_leased, answer.stages);
         Ok(())
@@ -278,8 +278,12 @@ mod tests {
         let mut session = session(&shared);
         // Six rows of a task that is lost; another reader had the rest of its successor before this one heard of it.
         shared.receive(TaskId(1), 0, rows(0, 0, 6), 8, None);
-        session.tasks.lose(TaskId(1)).await;
-        session.tasks.accept(&[v1::TaskInfo { task_id: 2, ended: true, ..Default::default() }]).await;
+        session.tasks.lose(TaskId(1)).await.unwrap();
+        session
+            .tasks
+            .accept(&[v1::TaskInfo { task_id: 2, ended: true, ..Default::default() }])
+            .await
+            .unwrap();
         let report = session.report();
         assert_eq!(
             (report.ended_tasks, report.taken_tasks),

@@ -7,7 +7,8 @@ use arrow_schema::SchemaRef;
 use caju_proto::v1;
 use caju_types::{Error, ErrorKind, Result};
 use caju_wire::frame::{
-    CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, OpenHeader, RowsHeader, SchemaHeader,
+    CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, MAX_HEADER_BYTES, OpenHeader, RowsHeader,
+    SchemaHeader,
 };
 use caju_wire::{
     FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, is_in_process, is_transient, tune,
@@ -77,7 +78,7 @@ async fn read_local(
     worker: Arc<dyn LocalWorker>,
 ) -> Result<Option<Counts>> {
     let mut task = worker.open(target.task, target.client, &target.ticket, target.consumer).await?;
-    shared.opened(target);
+    shared.opened(target)?;
     // The queue must have space first: a chunk that is taken from the worker is received and must not be dropped.
     while shared.queue.writable().await {
         if let Some(held) = &shared.held {
@@ -136,8 +137,9 @@ async fn read_connection(
         consumer: target.consumer.map_or(0, |c| c.saturating_add(1)),
     };
     writer.send(Kind::Open, &open).await?;
-    shared.opened(target);
-    let reader = FrameReader::new(input, target.peer(), shared.pool.clone(), silence);
+    shared.opened(target)?;
+    let reader = FrameReader::new(input, target.peer(), shared.pool.clone(), silence)
+        .with_limits(MAX_HEADER_BYTES, shared.config.max_frame_bytes);
     let receiving = async {
         let result = receive(shared, target, reader, &credit, heard).await;
         credit.finish(result.is_ok());
