@@ -176,7 +176,7 @@ impl Acks {
         true
     }
 
-    /// Hands nothing out any more. What the user has in hand is taken: it will ask for more only to hear of the end.
+    /// Hands nothing out any more. What the user has in hand is taken: it will ask for more only to get the end.
     pub(crate) fn close(&self) {
         let mut inner = self.inner.lock();
         let progress = Progress::of_word(self.of_handed.fetch_or(Progress::CLOSED, Ordering::AcqRel));
@@ -200,7 +200,7 @@ impl Acks {
         self.notify.notify_one();
     }
 
-    /// Waits until the dispatcher should hear of rows at once.
+    /// Waits until rows should be reported to the dispatcher at once.
     pub(crate) async fn news(&self) {
         self.notify.notified().await;
     }

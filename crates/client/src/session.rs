@@ -76,7 +76,7 @@ impl Session {
         let mut cut = self.tasks.stop().await;
         if let Some(Ok(())) = result {
             // Other readers of the job may still lose tasks: rows of these that were received here must not go to them. So the
-            // dispatcher hears first: a process may exit as soon as its user sees the end.
+            // report to the dispatcher comes first: a process may exit as soon as its user sees the end.
             let unsettled = self.tasks.unsettled();
             self.leave(unsettled, Vec::new(), &cut, "it has read the epoch to its end").await;
             self.shared.queue.close(Ok(()));
@@ -206,7 +206,7 @@ impl Session {
         self.accounted = answer.accounted;
         self.taken.repeat_if(answer.acknowledge_all);
         let facts = &self.shared.facts;
-        facts.hear(&answer.listed, &answer.readers, &answer.resumed, answer.states_missing)?;
+        facts.record(&answer.listed, &answer.readers, &answer.resumed, answer.states_missing)?;
         if self.shared.recorder.incomplete(answer.incomplete.as_ref())
             && let Some(missing) = &answer.incomplete
         {
@@ -273,10 +273,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_that_ended_before_it_was_heard_of_is_taken_when_earlier_rows_are() {
+    async fn a_task_that_ended_before_it_was_known_is_taken_when_earlier_rows_are() {
         let shared = Arc::new(Shared::new(ClientConfig::default(), false));
         let mut session = session(&shared);
-        // Six rows of a task that is lost; another reader had the rest of its successor before this one heard of it.
+        // Six rows of a task that is lost; another reader had the rest of its successor before this one knew of it.
         shared.receive(TaskId(1), 0, rows(0, 0, 6), 8, None);
         session.tasks.lose(TaskId(1)).await.unwrap();
         session

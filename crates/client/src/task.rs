@@ -103,10 +103,10 @@ async fn read_remote(shared: &Shared, target: &Target) -> Result<Option<Counts>>
     let until = Instant::now() + shared.config.dial_timeout;
     let mut pause = FIRST_PAUSE;
     loop {
-        let mut heard = false;
-        match read_connection(shared, target, until, &mut heard).await {
+        let mut has_answered = false;
+        match read_connection(shared, target, until, &mut has_answered).await {
             // Whatever accepted it (a proxy, the system for a process that died just now), it was not the worker.
-            Err(e) if !heard && is_transient(&e) && Instant::now() + pause < until => {
+            Err(e) if !has_answered && is_transient(&e) && Instant::now() + pause < until => {
                 tracing::debug!(task = %target.task, error = %e, "connecting again");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
@@ -116,12 +116,12 @@ async fn read_remote(shared: &Shared, target: &Target) -> Result<Option<Counts>>
     }
 }
 
-/// Connects until a deadline and reads to the end; `heard` is set when the first frame has come.
+/// Connects until a deadline and reads to the end; `has_answered` is set when the first frame has come.
 async fn read_connection(
     shared: &Shared,
     target: &Target,
     until: Instant,
-    heard: &mut bool,
+    has_answered: &mut bool,
 ) -> Result<Option<Counts>> {
     let stream = dial(&target.address, until).await?;
     tune(&stream)?;
@@ -141,7 +141,7 @@ async fn read_connection(
     let reader = FrameReader::new(input, target.peer(), shared.pool.clone(), silence)
         .with_limits(MAX_HEADER_BYTES, shared.config.max_frame_bytes);
     let receiving = async {
-        let result = receive(shared, target, reader, &credit, heard).await;
+        let result = receive(shared, target, reader, &credit, has_answered).await;
         credit.finish(result.is_ok());
         result
     };
@@ -192,14 +192,14 @@ async fn receive<R: AsyncRead + Unpin>(
     target: &Target,
     mut reader: FrameReader<R>,
     credit: &Arc<Credit>,
-    heard: &mut bool,
+    has_answered: &mut bool,
 ) -> Result<Option<Counts>> {
     let mut schema: Option<SchemaRef> = None;
     loop {
         let Some(frame) = reader.next().await.map_err(broken)? else {
             return Err(Error::unavailable(format!("{} closed the connection", target.peer())));
         };
-        *heard = true;
+        *has_answered = true;
         match frame.kind {
             Kind::Rows => {
                 let Some(schema) = &schema else {

@@ -17,7 +17,7 @@ use crate::task::{Counts, Outcome, read_task};
 /// The most outcomes that wait for the session: one of each task, and of as many tasks as there are workers.
 const MAX_OUTCOMES: usize = 64;
 
-/// Tasks that are being read, and what the dispatcher has yet to hear of the others.
+/// Tasks that are being read, and what is still to be reported of the others.
 pub(crate) struct TaskSet {
     shared: Arc<Shared>,
     client: ClientId,
@@ -93,7 +93,7 @@ impl TaskSet {
         self.outcomes.1.recv().await
     }
 
-    /// What the dispatcher has yet to hear.
+    /// What is still to be reported to the dispatcher.
     pub(crate) fn report(&self) -> TaskReport {
         let taken = self.untaken.iter().filter(|(_, arrived)| self.shared.acks.is_taken(**arrived));
         let counts = |(task, counts): (&TaskId, &Option<Counts>)| {

@@ -1,4 +1,7 @@
 //! Sizes, durations and counts as text.
+//!
+//! The parsers are not those of `bytesize` and `humantime`: there `64MB` is a power of 1000 and `1.5s` no duration, and what
+//! stands in pipeline files decides where splits begin and enters fingerprints, so its meaning stays.
 
 use std::time::Duration;
 

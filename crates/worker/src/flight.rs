@@ -23,7 +23,7 @@ use crate::attachment::Attachment;
 use crate::manager::{Credentials, Found, Manager};
 
 /// How long binding a definition may take at the dispatcher.
-const BIND: Duration = Duration::from_secs(120);
+const BIND_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The Flight service, over the tasks of this worker.
 pub(crate) struct FlightOnWorker {
@@ -43,7 +43,7 @@ impl FlightOnWorker {
             async move { d.open_iteration(request).await }
         };
         let link = &self.manager.identity.link;
-        let opened = link.retry(self.manager.config.connect_timeout, BIND, call).await?;
+        let opened = link.retry(self.manager.config.connect_timeout, BIND_TIMEOUT, call).await?;
         let schema = schema_from_ipc(&opened.schema_ipc)?
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
         let task = opened.tasks.iter().find(|t| t.worker_id == me.0 && !t.ended && !t.lost);

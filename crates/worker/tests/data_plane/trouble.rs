@@ -229,7 +229,7 @@ async fn strangers_on_the_port_harm_nobody() {
     assert_once(drain(&mut reader).await.unwrap(), 2000);
 }
 
-/// Forwards connections to `target`; the first ones are cut after so many bytes from there.
+/// Forwards connections to `target`; the first ones are cut after the given numbers of bytes from there.
 async fn flaky_proxy(target: String, cuts: Vec<u64>) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
