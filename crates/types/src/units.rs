@@ -1,7 +1,8 @@
 //! Sizes, durations and counts as text.
 //!
-//! The parsers are not those of `bytesize` and `humantime`: there `64MB` is a power of 1000 and `1.5s` no duration, and what
-//! stands in pipeline files decides where splits begin and enters fingerprints, so its meaning stays.
+//! The parsers are not those of `bytesize` and `humantime`. In `bytesize` `64MB` is a power of 1000, and here of 1024: sizes in
+//! pipeline files decide where splits begin and enter fingerprints, so their meaning stays. `humantime` also takes months, years
+//! and sums such as `1h 30m`, and prints other texts than the reports have.
 
 use std::time::Duration;
 
