@@ -79,6 +79,12 @@ ROWS = [
     ("README.md", r"You need Rust (N) or newer", "Cargo.toml", r'rust-version = "(N)"'),
     ("CONTRIBUTING.md", r"# Rust (N) or newer", "Cargo.toml", r'rust-version = "(N)"'),
     ("docs/python/README.md", r"`chunk_memory` | `--chunk-memory` | (N) |", f"{FLAGS}/mod.rs", "chunk_memory"),
+    ("docs/python/README.md", r"`max_pixels` | `--max-pixels` | (N) |", f"{FLAGS}/mod.rs", "max_pixels"),
+    ("docs/python/README.md", r"`bind_timeout` | `--bind-timeout` | (N) |", f"{FLAGS}/mod.rs", "bind_timeout"),
+    ("docs/python/README.md", r"waited for, (N) by default", f"{FLAGS}/service.rs", "consumer_wait"),
+    ("docs/python/README.md", r"`max_frame` of `distribute` \((N) by default", f"{FLAGS}/mod.rs", "max_frame"),
+    ("docs/python/README.md", r"`max_frame` of `distribute` \(2 GiB by default, at least (N)\)",
+     "crates/caju/src/cli/service.rs", r"bytes if bytes < (N) =>"),
     ("docs/python/README.md", r"`max_record` | `--max-record` | (N) |", f"{FLAGS}/mod.rs", "max_record"),
 ]  # fmt: skip
 
