@@ -17,6 +17,7 @@ UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "%": 0.01, "ms
 DURATIONS = {"from_secs": 1, "from_millis": 0.001}
 
 ARCHITECTURE, CLI, GUARANTEES, CACHING = "ARCHITECTURE.md", "docs/cli.md", "docs/guarantees.md", "docs/caching.md"
+PIPELINE, PLAN = "docs/pipeline.md", "docs/plan.md"
 FLAGS = "crates/caju/src/cli"
 AUTOCACHE = "crates/autocache/src"
 DISPATCHER = "crates/dispatcher/src"
@@ -75,6 +76,22 @@ ROWS = [
     (CACHING, r"A budget below (N), in which", "cache/src/options.rs", r"MIN_BUDGET_BYTES: u64 = (N);"),
     (CACHING, r"its lease has not changed for (N),", "cache/src/options.rs", r"lease_ttl: Duration::(N),"),
     (CACHING, r"by the store's own clock \((N) more\)", "cache/src/lease.rs", r"TIME_ROUNDING: Duration = Duration::(N);"),
+    (CACHING, r"A job changes its decision (N) times at most", f"{AUTOCACHE}/replan/state.rs", r"MAX_CHANGES: usize = (N);"),
+    (CACHING, r"is judged after (N) such epochs", f"{AUTOCACHE}/replan/state.rs", r"MAX_EPOCHS_MISSED: u32 = (N);"),
+    (PIPELINE, r"dropped and counted, up to (N) per epoch", "crates/pipeline/src/def.rs", r"DEFAULT_SKIP_LIMIT: u64 = (N);"),
+    (PIPELINE, r"the nominal size of a split, (N) by default", "crates/pipeline/src/def.rs", r"DEFAULT_SPLIT_BYTES: u64 = (N);"),
+    (PIPELINE, r"Datasets nest up to (N) deep", "crates/pipeline/src/validate/mod.rs", r"MAX_DEPTH: usize = (N);"),
+    (PIPELINE, r"counts as hanging, (N) by default", "crates/functions/src/config.rs", r" timeout: Duration::(N),"),
+    (PLAN, r"when (N) of the epoch's splits were begun", f"{AUTOCACHE}/timing.rs", r"MAX_FRACTION_BEGUN: f64 = (N);"),
+    (PLAN, r"the probes are awaited for (N) at most", f"{AUTOCACHE}/timing.rs", r"PROBE_TIMEOUT_S: f64 = (N);"),
+    (PLAN, r"or after (N);", f"{AUTOCACHE}/timing.rs", r"DECISION_TIMEOUT_S: f64 = (N);"),
+    (PLAN, r"waits for at most (N) probes", f"{AUTOCACHE}/timing.rs", r"MAX_PROBES: usize = (N);"),
+    (PLAN, r"The first sample has (N), for", "crates/engine/src/probing/sample.rs", r"const FIRST: Size = Size \{ bytes: (N),"),
+    (PLAN, r"Further ones have (N), the size", "crates/engine/src/probing/sample.rs", r"const FURTHER: Size = Size \{ bytes: (N),"),
+    (PLAN, r"all of that stays within (N) of the CPU time", "crates/engine/src/probing.rs", r"const QUOTA: f64 = (N);"),
+    (PLAN, r"is probed for at most (N) more", "crates/engine/src/task/mod.rs", r"LAST_PROBES: Duration = Duration::(N);"),
+    ("docs/python/batches.md", r"part of the definition, up to (N); write", "crates/python/python/caju/_memory.py",
+     r"INLINE_BYTES = (N)"),
     ("README.md", r"`quickstart` generates (N) JPEG photos", f"{FLAGS}/sample.rs", "count"),
     ("README.md", r"You need Rust (N) or newer", "Cargo.toml", r'rust-version = "(N)"'),
     ("CONTRIBUTING.md", r"# Rust (N) or newer", "Cargo.toml", r'rust-version = "(N)"'),
