@@ -5,6 +5,7 @@
 
 #[cfg(test)]
 mod fixtures;
+mod flight_ticket;
 mod modes;
 mod ticket;
 mod version;
@@ -25,6 +26,7 @@ pub mod v1 {
     tonic::include_proto!("caju.v1");
 }
 
+pub use flight_ticket::{read_flight_ticket, sign_flight_ticket};
 pub use modes::{MODES, mode_from_name, mode_names};
 pub use prost::bytes::Bytes;
 pub use ticket::ticket;

@@ -22,7 +22,7 @@ pub fn ticket(task: &Secret, client: ClientId) -> Secret {
 }
 
 /// HMAC-SHA256 (RFC 2104) with a key of at most one block.
-fn hmac(key: &[u8], message: &[u8]) -> [u8; 32] {
+pub(crate) fn hmac(key: &[u8], message: &[u8]) -> [u8; 32] {
     let mut padded = [0u8; BLOCK];
     for (to, from) in padded.iter_mut().zip(key) {
         *to = *from;

@@ -248,7 +248,17 @@ print("fine")
     (lambda: cj.range(3).distribute("h:1", policy=3), "policy=3 must be a string"),
     (lambda: cj.range(3).distribute("h:1", connect_timeout="1"), "connect_timeout='1' must be"),
     (lambda: cj.range(3).distribute("h:1", num_consumers="2"), "num_consumers='2' must be"),
+    (lambda: cj.range(3).distribute("h:1", max_frame="1KiB"), "max_frame='1KiB' must be at least 1 MiB"),
+    (lambda: cj.range(3).distribute("h:1", max_frame=1.5), "max_frame=1.5 must be"),
 ])  # fmt: skip
 def test_arguments_that_cannot_be_are_named(call, words):
     with pytest.raises(cj.InvalidPipeline, match=words):
         call()
+
+
+def test_an_element_above_max_frame_is_refused(cluster):
+    address = cluster(workers=1).dispatcher.address
+    batches = cj.range(300_000).batch(300_000)
+    with pytest.raises(cj.ResourceExhausted, match="more than the bound of 1048576 bytes"):
+        list(batches.distribute(address, max_frame="1MiB"))
+    assert len(list(batches.distribute(address, max_frame=4 << 20))) == 1

@@ -176,7 +176,7 @@ impl Acks {
         true
     }
 
-    /// Hands nothing out any more. What the user has in hand is taken: it will ask for more only to hear of the end.
+    /// Hands nothing out any more. What the user has in hand is taken: it will ask for more only to get the end.
     pub(crate) fn close(&self) {
         let mut inner = self.inner.lock();
         let progress = Progress::of_word(self.of_handed.fetch_or(Progress::CLOSED, Ordering::AcqRel));
@@ -186,12 +186,21 @@ impl Acks {
         }
     }
 
+    /// Hands nothing out any more, to a user whose code panicked: what it has in hand is not taken, and goes to others.
+    pub(crate) fn close_after_panic(&self) {
+        let mut inner = self.inner.lock();
+        let progress = Progress::of_word(self.of_handed.fetch_or(Progress::CLOSED, Ordering::AcqRel));
+        if !std::mem::replace(&mut inner.closed, true) && !inner.whole {
+            inner.take(progress.taken);
+        }
+    }
+
     /// The user waits for rows, and the dispatcher may wait for acknowledgements.
     pub(crate) fn user_waits(&self) {
         self.notify.notify_one();
     }
 
-    /// Waits until the dispatcher should hear of rows at once.
+    /// Waits until rows should be reported to the dispatcher at once.
     pub(crate) async fn news(&self) {
         self.notify.notified().await;
     }
@@ -300,6 +309,21 @@ mod tests {
         assert!(acks.hand(&[run(0, 4)], false, true));
         acks.close();
         assert_eq!(acks.draw(), [run(0, 4)], "a chunk that the user got as a whole");
+        let acks = Acks::default();
+        assert!(acks.hand(&[run(0, 4), run(20, 6)], false, false));
+        assert!(acks.hand_next(0, 2) && acks.hand_next(2, 3));
+        acks.close_after_panic();
+        acks.close();
+        assert_eq!(
+            acks.draw(),
+            [run(0, 2)],
+            "the second element, in whose hands the user panicked, is not taken"
+        );
+        let acks = Acks::default();
+        assert!(acks.hand(&[run(0, 4)], false, true));
+        acks.close_after_panic();
+        acks.close();
+        assert!(acks.draw().is_empty(), "nor is a chunk");
         let word = Progress::word(1 << 40, 1 << 40);
         assert_eq!(Progress::of_word(word).taken, u64::from(u32::MAX), "cut, never wrapped");
         assert!(!Progress::of_word(word).closed);

@@ -8,6 +8,7 @@ use caju_pipeline::DatasetDef;
 use caju_proto::v1::{ProcessingMode, TargetWorkers};
 use caju_types::{Error, Result, did_you_mean};
 use caju_wire::LocalWorkers;
+use caju_wire::frame::DEFAULT_MAX_BODY_BYTES;
 
 use crate::state::ReaderState;
 
@@ -29,6 +30,9 @@ pub struct ClientConfig {
     pub silence: Duration,
     /// Bytes that may be in flight or unread, over all tasks; one element per task is always allowed.
     pub prefetch_bytes: usize,
+    /// The most bytes of one frame of a worker, which holds one element at least. A frame that claims more is refused before
+    /// memory is asked for.
+    pub max_frame_bytes: u64,
     /// Workers in this process, read without a socket.
     pub local: LocalWorkers,
     /// Receives events that a person wants to know of while waiting.
@@ -52,6 +56,7 @@ impl Default for ClientConfig {
             dial_timeout: Duration::from_secs(5),
             silence: Duration::from_secs(30),
             prefetch_bytes: 64 << 20,
+            max_frame_bytes: DEFAULT_MAX_BODY_BYTES,
             local: LocalWorkers::new(),
             on_event: None,
             tracks_rows: true,

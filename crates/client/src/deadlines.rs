@@ -51,9 +51,8 @@ impl Idle {
         if self.has_read {
             if waited > shared.config.stall_timeout {
                 return Err(Error::deadline(format!(
-                    "nothing to read for {waited:.0?}, and the dispatcher at {} does not end the epoch; `caju status` \
-                     says what it waits for",
-                    dispatcher
+                    "nothing to read for {waited:.0?}, and the dispatcher at {dispatcher} does not end the epoch; `caju \
+                     status` says what it waits for"
                 )));
             }
             return Ok(());
@@ -68,10 +67,9 @@ impl Idle {
         }
         if waited > shared.config.worker_timeout {
             return Err(Error::unavailable(format!(
-                "no worker registered at the dispatcher at {address} within {:.0?}; start one with `caju worker \
-                 --dispatcher {address}`",
-                shared.config.worker_timeout,
-                address = dispatcher
+                "no worker registered at the dispatcher at {dispatcher} within {:.0?}; start one with `caju worker \
+                 --dispatcher {dispatcher}`",
+                shared.config.worker_timeout
             )));
         }
         if waited >= self.warned + Duration::from_secs(1) {
@@ -80,7 +78,7 @@ impl Idle {
                 tracing::warn!(dispatcher, "waiting for a worker, for at most {within:.0?}");
             }
             self.warned = waited;
-            shared.event(&ReaderEvent::WaitingForWorker { waited });
+            shared.event(&ReaderEvent::WaitingForWorker { waited })?;
         }
         Ok(())
     }
@@ -108,9 +106,8 @@ impl Absence {
         }
         if self.since.is_none() {
             tracing::warn!(
-                "the dispatcher at {} does not answer; tasks are read on without it, and the reader gives up when it \
-                 has been away for {:.0?}: {error}",
-                dispatcher,
+                "the dispatcher at {dispatcher} does not answer; tasks are read on without it, and the reader gives up \
+                 when it has been away for {:.0?}: {error}",
                 shared.config.dispatcher_timeout
             );
         }
@@ -120,7 +117,6 @@ impl Absence {
             return Err(error.context(format!("the dispatcher has been away for {waited:.0?}")));
         }
         tracing::debug!(error = %error, ?waited, "the dispatcher is still away");
-        shared.event(&ReaderEvent::DispatcherAway { waited });
-        Ok(())
+        shared.event(&ReaderEvent::DispatcherAway { waited })
     }
 }

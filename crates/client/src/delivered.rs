@@ -1,4 +1,4 @@
-//! The rows that the user of a reader got, in the form of its states: kept as they are handed out, so that a state is
+//! The rows that the user of a reader got, in the form of its states: counted as they are handed out, so that a state is
 //! encoded without looking at every split.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -128,7 +128,7 @@ impl EpochFacts {
     ///
     /// # Errors
     /// `InvalidArgument` if it cannot be read.
-    pub(crate) fn hear(
+    pub(crate) fn record(
         &self,
         listed: &[v1::ListedSplits],
         readers: &[u64],
@@ -165,7 +165,7 @@ impl EpochFacts {
         }
     }
 
-    /// Moves what was heard to where the rows are counted.
+    /// Moves what was reported to where the rows are counted.
     pub(crate) fn pass_to(&self, delivered: &mut Delivered) {
         let mut facts = self.inner.lock();
         if let Some(resumed) = facts.resumed.take() {
@@ -176,7 +176,7 @@ impl EpochFacts {
         delivered.sized(sized);
     }
 
-    /// What was heard, for a copy of where the rows are counted.
+    /// What was reported, for a copy of where the rows are counted.
     pub(crate) fn copy_to(&self, delivered: &mut Delivered) {
         let facts = self.inner.lock();
         let (resumed, sized) = (facts.resumed.clone(), facts.sized.clone());

@@ -104,7 +104,7 @@ impl Reader {
         let def = DatasetDef::from_json_str(&opened.definition_json)?;
         let shared = Arc::new(Shared::new(config, opened.in_turn));
         let lanes = opened.in_turn.then(|| Lanes::new(&opened.slots));
-        shared.facts.hear(&opened.listed, &opened.readers, &opened.resumed, opened.states_missing)?;
+        shared.facts.record(&opened.listed, &opened.readers, &opened.resumed, opened.states_missing)?;
         let is_resumed = !states.is_empty();
         if is_resumed && opened.resumed.is_empty() && opened.states_missing == 0 {
             return Err(Error::unimplemented(format!(
@@ -407,7 +407,7 @@ impl Reader {
     }
 }
 
-/// Iterations that a state names which it went on from: readers that take nothing for so many restarts are refused.
+/// Iterations that a state names which it went on from: a reader that takes nothing during this number of restarts is refused.
 const MAX_BEHIND: usize = 64;
 
 /// The iterations that a reader goes on from.
@@ -443,6 +443,10 @@ fn beginning(opened: &v1::OpenIterationResponse, epoch: u64) -> ReaderState {
 impl Drop for Reader {
     fn drop(&mut self) {
         if self.session.is_some() {
+            // Nobody knows whether the user's code had done its work on the rows in hand, so they go to others.
+            if std::thread::panicking() {
+                self.shared.acks.close_after_panic();
+            }
             self.stop.stop();
         }
     }

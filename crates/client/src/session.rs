@@ -76,7 +76,7 @@ impl Session {
         let mut cut = self.tasks.stop().await;
         if let Some(Ok(())) = result {
             // Other readers of the job may still lose tasks: rows of these that were received here must not go to them. So the
-            // dispatcher hears first: a process may exit as soon as its user sees the end.
+            // report to the dispatcher comes first: a process may exit as soon as its user sees the end.
             let unsettled = self.tasks.unsettled();
             self.leave(unsettled, Vec::new(), &cut, "it has read the epoch to its end").await;
             self.shared.queue.close(Ok(()));
@@ -98,7 +98,7 @@ impl Session {
 
     async fn drive(&mut self, opened: v1::OpenIterationResponse) -> Result<()> {
         self.listed = opened.tasks;
-        self.tasks.accept(&self.listed).await;
+        self.tasks.accept(&self.listed).await?;
         let mut local = self.shared.config.local.watch();
         loop {
             if self.finished && self.tasks.is_reported() {
@@ -206,7 +206,7 @@ impl Session {
         self.accounted = answer.accounted;
         self.taken.repeat_if(answer.acknowledge_all);
         let facts = &self.shared.facts;
-        facts.hear(&answer.listed, &answer.readers, &answer.resumed, answer.states_missing)?;
+        facts.record(&answer.listed, &answer.readers, &answer.resumed, answer.states_missing)?;
         if self.shared.recorder.incomplete(answer.incomplete.as_ref())
             && let Some(missing) = &answer.incomplete
         {
@@ -216,7 +216,7 @@ impl Session {
             self.listed = answer.tasks;
         }
         // Also where the list is the same: tasks that left it before may have been read to their ends since.
-        self.tasks.accept(&self.listed).await;
+        self.tasks.accept(&self.listed).await?;
         self.shared.recorder.waits_for(answer.slowest);
         self.shared.recorder.reported(answer.splits_total, answer.splits_leased, answer.stages);
         Ok(())
@@ -273,13 +273,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_that_ended_before_it_was_heard_of_is_taken_when_earlier_rows_are() {
+    async fn a_task_that_ended_before_it_was_known_is_taken_when_earlier_rows_are() {
         let shared = Arc::new(Shared::new(ClientConfig::default(), false));
         let mut session = session(&shared);
-        // Six rows of a task that is lost; another reader had the rest of its successor before this one heard of it.
+        // Six rows of a task that is lost; another reader had the rest of its successor before this one knew of it.
         shared.receive(TaskId(1), 0, rows(0, 0, 6), 8, None);
-        session.tasks.lose(TaskId(1)).await;
-        session.tasks.accept(&[v1::TaskInfo { task_id: 2, ended: true, ..Default::default() }]).await;
+        session.tasks.lose(TaskId(1)).await.unwrap();
+        session
+            .tasks
+            .accept(&[v1::TaskInfo { task_id: 2, ended: true, ..Default::default() }])
+            .await
+            .unwrap();
         let report = session.report();
         assert_eq!(
             (report.ended_tasks, report.taken_tasks),

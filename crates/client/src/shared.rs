@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use caju_runtime::Condition;
-use caju_types::TaskId;
+use caju_types::{Result, TaskId};
 use caju_wire::{BufferPool, ByteQueue, Chunk};
 use parking_lot::Mutex;
 
@@ -175,14 +175,21 @@ impl Shared {
         self.elements.lock().get(&task).copied().unwrap_or(0)
     }
 
-    pub(crate) fn opened(&self, target: &Target) {
+    /// # Errors
+    /// Those of [`Shared::event`].
+    pub(crate) fn opened(&self, target: &Target) -> Result<()> {
         tracing::debug!(task = %target.task, address = %target.address, "reading a task");
-        self.event(&ReaderEvent::TaskOpened { address: target.address.clone() });
+        self.event(&ReaderEvent::TaskOpened { address: target.address.clone() })
     }
 
-    pub(crate) fn event(&self, event: &ReaderEvent) {
-        if let Some(on_event) = &self.config.on_event {
-            on_event(event);
+    /// Calls the listener of events.
+    ///
+    /// # Errors
+    /// `Internal` if it panics: the reader ends with this error, and gives back what its user has not taken.
+    pub(crate) fn event(&self, event: &ReaderEvent) -> Result<()> {
+        match &self.config.on_event {
+            Some(on_event) => caju_runtime::catch("the listener of events", || on_event(event)),
+            None => Ok(()),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Rows that the user took, as the dispatcher hears of them.
+//! Rows that the user took, as they are reported to the dispatcher.
 
 use std::collections::HashMap;
 
@@ -33,13 +33,13 @@ impl Taken {
         &self.rows
     }
 
-    /// What to tell the dispatcher, and whether that is all since the epoch began.
+    /// What to report to the dispatcher, and whether that is all since the epoch began.
     pub(crate) fn report(&self) -> (Vec<v1::SplitRows>, bool) {
         let rows = if self.repeat { &self.rows } else { &self.unconfirmed };
         (rows.iter().map(|(split, rows)| to_proto(*split, rows)).collect(), self.repeat)
     }
 
-    /// The dispatcher has heard the last report.
+    /// The dispatcher has the last report.
     pub(crate) fn confirm(&mut self, was_all: bool) {
         self.unconfirmed.clear();
         self.repeat &= !was_all;

@@ -7,7 +7,8 @@ use arrow_schema::SchemaRef;
 use caju_proto::v1;
 use caju_types::{Error, ErrorKind, Result};
 use caju_wire::frame::{
-    CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, OpenHeader, RowsHeader, SchemaHeader,
+    CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, MAX_HEADER_BYTES, OpenHeader, RowsHeader,
+    SchemaHeader,
 };
 use caju_wire::{
     FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, is_in_process, is_transient, tune,
@@ -77,7 +78,7 @@ async fn read_local(
     worker: Arc<dyn LocalWorker>,
 ) -> Result<Option<Counts>> {
     let mut task = worker.open(target.task, target.client, &target.ticket, target.consumer).await?;
-    shared.opened(target);
+    shared.opened(target)?;
     // The queue must have space first: a chunk that is taken from the worker is received and must not be dropped.
     while shared.queue.writable().await {
         if let Some(held) = &shared.held {
@@ -102,10 +103,10 @@ async fn read_remote(shared: &Shared, target: &Target) -> Result<Option<Counts>>
     let until = Instant::now() + shared.config.dial_timeout;
     let mut pause = FIRST_PAUSE;
     loop {
-        let mut heard = false;
-        match read_connection(shared, target, until, &mut heard).await {
+        let mut has_answered = false;
+        match read_connection(shared, target, until, &mut has_answered).await {
             // Whatever accepted it (a proxy, the system for a process that died just now), it was not the worker.
-            Err(e) if !heard && is_transient(&e) && Instant::now() + pause < until => {
+            Err(e) if !has_answered && is_transient(&e) && Instant::now() + pause < until => {
                 tracing::debug!(task = %target.task, error = %e, "connecting again");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
@@ -115,12 +116,12 @@ async fn read_remote(shared: &Shared, target: &Target) -> Result<Option<Counts>>
     }
 }
 
-/// Connects until a deadline and reads to the end; `heard` is set when the first frame has come.
+/// Connects until a deadline and reads to the end; `has_answered` is set when the first frame has come.
 async fn read_connection(
     shared: &Shared,
     target: &Target,
     until: Instant,
-    heard: &mut bool,
+    has_answered: &mut bool,
 ) -> Result<Option<Counts>> {
     let stream = dial(&target.address, until).await?;
     tune(&stream)?;
@@ -136,10 +137,11 @@ async fn read_connection(
         consumer: target.consumer.map_or(0, |c| c.saturating_add(1)),
     };
     writer.send(Kind::Open, &open).await?;
-    shared.opened(target);
-    let reader = FrameReader::new(input, target.peer(), shared.pool.clone(), silence);
+    shared.opened(target)?;
+    let reader = FrameReader::new(input, target.peer(), shared.pool.clone(), silence)
+        .with_limits(MAX_HEADER_BYTES, shared.config.max_frame_bytes);
     let receiving = async {
-        let result = receive(shared, target, reader, &credit, heard).await;
+        let result = receive(shared, target, reader, &credit, has_answered).await;
         credit.finish(result.is_ok());
         result
     };
@@ -190,14 +192,14 @@ async fn receive<R: AsyncRead + Unpin>(
     target: &Target,
     mut reader: FrameReader<R>,
     credit: &Arc<Credit>,
-    heard: &mut bool,
+    has_answered: &mut bool,
 ) -> Result<Option<Counts>> {
     let mut schema: Option<SchemaRef> = None;
     loop {
         let Some(frame) = reader.next().await.map_err(broken)? else {
             return Err(Error::unavailable(format!("{} closed the connection", target.peer())));
         };
-        *heard = true;
+        *has_answered = true;
         match frame.kind {
             Kind::Rows => {
                 let Some(schema) = &schema else {

@@ -17,7 +17,7 @@ use crate::task::{Counts, Outcome, read_task};
 /// The most outcomes that wait for the session: one of each task, and of as many tasks as there are workers.
 const MAX_OUTCOMES: usize = 64;
 
-/// Tasks that are being read, and what the dispatcher has yet to hear of the others.
+/// Tasks that are being read, and what is still to be reported of the others.
 pub(crate) struct TaskSet {
     shared: Arc<Shared>,
     client: ClientId,
@@ -93,7 +93,7 @@ impl TaskSet {
         self.outcomes.1.recv().await
     }
 
-    /// What the dispatcher has yet to hear.
+    /// What is still to be reported to the dispatcher.
     pub(crate) fn report(&self) -> TaskReport {
         let taken = self.untaken.iter().filter(|(_, arrived)| self.shared.acks.is_taken(**arrived));
         let counts = |(task, counts): (&TaskId, &Option<Counts>)| {
@@ -144,12 +144,15 @@ impl TaskSet {
     }
 
     /// Reconciles the tasks that are read with those that should be.
-    pub(crate) async fn accept(&mut self, tasks: &[v1::TaskInfo]) {
+    ///
+    /// # Errors
+    /// That of the user's listener of events.
+    pub(crate) async fn accept(&mut self, tasks: &[v1::TaskInfo]) -> Result<()> {
         for info in tasks {
             let task = TaskId(info.task_id);
             let resolved = self.resolved.get(&task).copied();
             if info.lost {
-                self.lose(task).await;
+                self.lose(task).await?;
             } else if self.open.contains_key(&task) {
                 // The task's own end says when everything was received.
             } else if resolved == Some(Resolved::Lost) {
@@ -185,6 +188,7 @@ impl TaskSet {
             self.untaken.remove(&task);
             receipts.settle(task);
         }
+        Ok(())
     }
 
     fn start(&mut self, info: &v1::TaskInfo) {
@@ -208,17 +212,22 @@ impl TaskSet {
     }
 
     /// The dispatcher says that a task is lost: stop reading it, then say what was received.
-    pub(crate) async fn lose(&mut self, task: TaskId) {
-        if let Some(open) = self.open.remove(&task) {
+    ///
+    /// # Errors
+    /// That of the user's listener of events.
+    pub(crate) async fn lose(&mut self, task: TaskId) -> Result<()> {
+        let open = self.open.remove(&task);
+        if let Some(open) = &open {
             open.group.stop();
-            drop(open.handle.await);
-            self.emit_lost(open.address, "the dispatcher says that it is lost");
             self.count();
         }
         self.untaken.remove(&task);
         self.ended.remove(&task);
         self.resolved.insert(task, Resolved::Lost);
         self.lost.entry(task).or_insert_with(|| "the dispatcher said so".to_string());
+        let Some(open) = open else { return Ok(()) };
+        drop(open.handle.await);
+        self.emit_lost(open.address, "the dispatcher says that it is lost")
     }
 
     /// Reading a task has ended.
@@ -237,9 +246,9 @@ impl TaskSet {
             }
             Outcome::Lost(e) => {
                 tracing::warn!(%task, address = %open.address, error = %e, "a task was lost; its rows come from elsewhere");
-                self.emit_lost(open.address, e.message());
                 self.resolved.insert(task, Resolved::Lost);
                 self.lost.insert(task, e.message().to_string());
+                self.emit_lost(open.address, e.message())?;
             }
             Outcome::Failed(e) => return Err(e),
         }
@@ -253,8 +262,8 @@ impl TaskSet {
         }
     }
 
-    fn emit_lost(&self, address: String, reason: &str) {
-        self.shared.event(&ReaderEvent::TaskLost { address, reason: reason.to_string() });
+    fn emit_lost(&self, address: String, reason: &str) -> Result<()> {
+        self.shared.event(&ReaderEvent::TaskLost { address, reason: reason.to_string() })
     }
 
     fn count(&mut self) {

@@ -1,7 +1,8 @@
 //! Arrow Flight on the dispatcher: where to read, never the rows themselves.
 //!
 //! `GetFlightInfo` has no side effect: it binds the definition for its schema and answers one endpoint per
-//! active worker. The ticket says everything that the worker's `DoGet` needs to open the iteration.
+//! active worker. The ticket says everything that the worker's `DoGet` needs to open the iteration, and is signed with the
+//! worker's secret.
 
 use std::sync::Arc;
 
@@ -12,8 +13,8 @@ use arrow_flight::{
     HandshakeRequest, HandshakeResponse, PollInfo, PutResult, SchemaAsIpc, SchemaResult, Ticket,
 };
 use arrow_schema::SchemaRef;
-use caju_proto::{mode_from_name, mode_names, to_status};
-use caju_types::{DatasetId, Error, Result, WorkerId, did_you_mean, shortened};
+use caju_proto::{mode_from_name, mode_names, sign_flight_ticket, to_status};
+use caju_types::{DatasetId, Error, Result, Secret, WorkerId, did_you_mean, shortened};
 use futures::stream::BoxStream;
 use serde_json::{Map, Value, json};
 use tonic::{Request, Response, Status, Streaming};
@@ -47,11 +48,12 @@ impl FlightOnDispatcher {
                 "no worker is registered: start one with `caju worker --dispatcher ADDRESS`",
             ));
         }
-        let endpoint = |(worker, address): &(WorkerId, String)| {
+        let endpoint = |(worker, address, secret): &(WorkerId, String, Secret)| {
             let mut ticket = command.clone();
             ticket.insert("worker".to_string(), json!(worker.0));
+            let ticket = sign_flight_ticket(secret, &Value::Object(ticket).to_string());
             FlightEndpoint::new()
-                .with_ticket(Ticket::new(Value::Object(ticket).to_string()))
+                .with_ticket(Ticket::new(ticket))
                 .with_location(format!("grpc+tcp://{address}"))
         };
         let info = FlightInfo::new()

@@ -45,7 +45,7 @@ async fn rows_do_not_depend_on_workers_threads_or_batches() {
         assert_ne!(
             sorted(rows(&chunks(RANDOM, how).await.unwrap())),
             reference,
-            "a new epoch or seed draws anew"
+            "a new epoch or seed draws again"
         );
     }
 }
@@ -232,7 +232,7 @@ async fn elements_are_what_the_stages_say() {
     assert_eq!(r, [ids(0..5), ids(0..5), ids(0..5)].concat());
     let (_, r) = lengths("[ { shuffle: { buffer: 2000, seed: 1 } }, { repeat: 2 } ]", d).await;
     assert_eq!(sorted(r[..1000].to_vec()), sorted(ids(0..1000)), "each repetition is whole");
-    assert_ne!(r[..1000], r[1000..], "and shuffled anew");
+    assert_ne!(r[..1000], r[1000..], "and shuffled again");
     let (l, _) = lengths("[ { batch: 100 }, { shuffle: 4 }, { with_columns: { x: 'id * 2' } } ]", d).await;
     assert_eq!(l, vec![100; 10]);
 }

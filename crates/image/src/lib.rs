@@ -56,7 +56,7 @@ pub use chain::{Dtype, ImageChain, InputKind, OutputKind, RowInput};
 pub use source::image_size;
 pub use state::Scratch;
 
-/// The number of pixels that `decode_image` accepts unless told otherwise.
+/// The number of pixels that `decode_image` accepts by default.
 pub const DEFAULT_MAX_PIXELS: u64 = 100_000_000;
 
 /// The means of ImageNet, for inputs in `[0, 1]`.

@@ -42,14 +42,17 @@ pub(crate) struct Client {
 
 #[pymethods]
 impl Client {
-    /// Connects to the dispatcher at `address`, which it looks for during `connect_timeout` seconds.
+    /// Connects to the dispatcher at `address`, which it looks for during `connect_timeout` seconds. `max_frame` bounds the
+    /// bytes of an element.
     #[new]
-    #[pyo3(signature = (address, connect_timeout=10.0))]
-    fn new(py: Python<'_>, address: String, connect_timeout: f64) -> PyResult<Self> {
+    #[pyo3(signature = (address, connect_timeout=10.0, max_frame=None))]
+    fn new(py: Python<'_>, address: String, connect_timeout: f64, max_frame: Option<u64>) -> PyResult<Self> {
         let runtime = RuntimeHandle::get().into_py(py)?;
         let connect_timeout = Duration::try_from_secs_f64(connect_timeout)
             .map_err(|e| exception(py, &Error::invalid(format!("connect_timeout: {e}"))))?;
-        let config = ClientConfig { connect_timeout, local: local_workers(), ..ClientConfig::default() };
+        let defaults = ClientConfig::default();
+        let max_frame_bytes = max_frame.unwrap_or(defaults.max_frame_bytes);
+        let config = ClientConfig { connect_timeout, max_frame_bytes, local: local_workers(), ..defaults };
         let connected =
             runtime.wait(py, async move { caju_client::Client::connect(&address, config).await })?;
         Ok(Self { client: connected.into_py(py)?, runtime })

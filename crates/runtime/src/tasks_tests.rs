@@ -52,10 +52,10 @@ async fn dropping_a_handle_aborts_its_task() {
 async fn a_graceful_task_goes_on_without_its_handle_and_after_the_stop() {
     let tasks = Tasks::new();
     let (go, done) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (theirs, told) = (Arc::clone(&go), Arc::clone(&done));
+    let (theirs, notified) = (Arc::clone(&go), Arc::clone(&done));
     let task = tasks.spawn_graceful("writing a lease", async move {
         theirs.notified().await;
-        told.notify_one();
+        notified.notify_one();
     });
     drop(task);
     tasks.stop();
@@ -67,33 +67,33 @@ async fn a_graceful_task_goes_on_without_its_handle_and_after_the_stop() {
 #[tokio::test]
 async fn background_work_tells_its_observer_how_it_failed() {
     let tasks = Tasks::new();
-    let (on_failure, told) = observer();
+    let (on_failure, reported) = observer();
     tasks.background("listing", on_failure, async { Err(Error::data_loss("a.parquet: damaged")) });
-    assert_eq!(told.await.unwrap().kind(), ErrorKind::DataLoss);
-    let (on_failure, told) = observer();
+    assert_eq!(reported.await.unwrap().kind(), ErrorKind::DataLoss);
+    let (on_failure, reported) = observer();
     tasks.background("listing", on_failure, async { panic!("boom") });
-    assert_eq!(told.await.unwrap().message(), "listing panicked: boom");
-    let (on_failure, told) = observer();
+    assert_eq!(reported.await.unwrap().message(), "listing panicked: boom");
+    let (on_failure, reported) = observer();
     tasks.background_graceful("listing", on_failure, async { panic!("boom") });
-    assert_eq!(told.await.unwrap().message(), "listing panicked: boom");
-    let (on_failure, told) = observer();
+    assert_eq!(reported.await.unwrap().message(), "listing panicked: boom");
+    let (on_failure, reported) = observer();
     tasks.background("listing", on_failure, async { Ok(()) });
-    assert!(told.await.is_err(), "work that ends well tells nothing");
-    let (on_failure, told) = observer();
+    assert!(reported.await.is_err(), "work that ends well reports nothing");
+    let (on_failure, reported) = observer();
     tasks.background("listing", on_failure, std::future::pending());
     tasks.stop();
-    assert_eq!(told.await.unwrap().kind(), ErrorKind::Cancelled);
+    assert_eq!(reported.await.unwrap().kind(), ErrorKind::Cancelled);
 }
 
 #[test]
 fn background_work_that_dies_with_its_runtime_is_a_failure_too() {
-    let (on_failure, mut told) = observer();
+    let (on_failure, mut reported) = observer();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let tasks = Tasks::new();
     let of = tasks.clone();
     runtime.block_on(async move { of.background("listing", on_failure, std::future::pending()) });
     drop(runtime);
-    let e = told.try_recv().unwrap();
+    let e = reported.try_recv().unwrap();
     assert!(e.message().contains("listing was aborted"), "{e}");
 }
 
@@ -123,13 +123,13 @@ proptest! {
             prop_oneof![Just(End::Well), Just(End::Failed), Just(End::Panicked), Just(End::Stopped)], 1..12),
         threads in 1usize..4,
     ) {
-        let told: Arc<Mutex<Vec<(usize, ErrorKind)>>> = Arc::default();
+        let reported: Arc<Mutex<Vec<(usize, ErrorKind)>>> = Arc::default();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_time().build().unwrap();
         let ended = runtime.block_on(async {
             let tasks = Tasks::new();
             for (i, end) in ends.iter().copied().enumerate() {
-                let told = Arc::clone(&told);
-                let on_failure = move |e: Error| told.lock().push((i, e.kind()));
+                let reported = Arc::clone(&reported);
+                let on_failure = move |e: Error| reported.lock().push((i, e.kind()));
                 let group = tasks.child();
                 let of = group.clone();
                 group.background(format!("task {i}"), on_failure, async move {
@@ -149,14 +149,14 @@ proptest! {
             tokio::time::timeout(Duration::from_secs(60), tasks.tracker.wait()).await
         });
         prop_assert!(ended.is_ok());
-        let mut told = told.lock().clone();
-        told.sort_unstable_by_key(|(i, _)| *i);
+        let mut reported = reported.lock().clone();
+        reported.sort_unstable_by_key(|(i, _)| *i);
         let want: Vec<_> = ends.iter().copied().enumerate().filter_map(|(i, end)| match end {
             End::Well => None,
             End::Failed => Some((i, ErrorKind::DataLoss)),
             End::Panicked => Some((i, ErrorKind::Internal)),
             End::Stopped => Some((i, ErrorKind::Cancelled)),
         }).collect();
-        prop_assert_eq!(told, want);
+        prop_assert_eq!(reported, want);
     }
 }

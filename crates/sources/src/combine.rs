@@ -9,6 +9,7 @@ use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use crate::source::{ReadOptions, Source, child_split};
 use crate::split::{KeyHasher, Split};
+use crate::split_reader::failed;
 
 /// Marks a child's split as a split of the combinator.
 fn adopt(index: usize, mut split: Split) -> Result<Split> {
@@ -29,7 +30,7 @@ fn read_child(
         Some((child, split)) => child.read(&split, options),
         None => {
             let e = Error::internal(format!("{}: the split names no child of its source", split.describe()));
-            stream::once(async move { Err(e) }).boxed()
+            failed(e)
         }
     }
 }

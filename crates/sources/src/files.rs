@@ -3,21 +3,22 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
-use caju_pipeline::{FileFormat, FileSource, VersionRule};
+use caju_pipeline::{Compression, FileFormat, FileSource, VersionRule};
 use caju_types::{Error, Result};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use crate::context::SourceContext;
+use crate::feed::Codec;
 use crate::file::{SourceFile, file_ref};
 use crate::guard::planned;
 use crate::shard::of_shard;
 use crate::source::{ReadOptions, Source};
 use crate::split::split_key;
 use crate::split::{FileRef, Split, SplitRange};
+use crate::split_reader::{Rows, failed};
 use crate::trim::trimmed;
 
 /// Readahead in files: footers that are read, or contents that are hashed, before they are needed.
@@ -37,13 +38,7 @@ pub(crate) trait Format: Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<Vec<Split>>>;
 
     /// The projected rows of one split of a file, before `split.trim`.
-    fn read(
-        &self,
-        ctx: &SourceContext,
-        file: Arc<SourceFile>,
-        split: &Split,
-        options: &ReadOptions,
-    ) -> BoxStream<'static, Result<RecordBatch>>;
+    fn read(&self, ctx: &SourceContext, file: Arc<SourceFile>, split: &Split, options: &ReadOptions) -> Rows;
 
     /// Whether [`Format::read`] drops the rows outside `split.trim` itself.
     fn trims(&self) -> bool {
@@ -173,6 +168,17 @@ pub(crate) fn byte_splits(file: &FileRef, split_bytes: Option<u64>) -> Vec<Split
         .collect()
 }
 
+/// The splits of a file of records or lines, which are found by reading: a compressed file cannot be cut.
+pub(crate) fn cut_bytes(
+    compression: Compression,
+    file: &FileRef,
+    split_bytes: u64,
+) -> BoxFuture<'static, Result<Vec<Split>>> {
+    let is_plain = Codec::of(compression, &file.url) == Codec::Plain;
+    let splits = byte_splits(file, is_plain.then_some(split_bytes));
+    std::future::ready(Ok(splits)).boxed()
+}
+
 /// A source of files of one format.
 pub(crate) struct FilesSource<F> {
     format: Arc<F>,
@@ -216,7 +222,7 @@ impl<F: Format> Source for FilesSource<F> {
         of_shard(splits, &self.def)
     }
 
-    fn read(&self, split: &Split, options: &ReadOptions) -> BoxStream<'static, Result<RecordBatch>> {
+    fn read(&self, split: &Split, options: &ReadOptions) -> Rows {
         let file = match &split.file {
             Some(file) => SourceFile::new(&self.ctx, file),
             None => Err(Error::internal(format!("{}: the split names no file", split.describe()))),
@@ -226,7 +232,7 @@ impl<F: Format> Source for FilesSource<F> {
                 let rows = self.format.read(&self.ctx, file, split, options);
                 if self.format.trims() { rows } else { trimmed(rows, split.trim) }
             }
-            Err(e) => stream::once(async move { Err(e) }).boxed(),
+            Err(e) => failed(e),
         }
     }
 }

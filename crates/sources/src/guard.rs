@@ -13,6 +13,7 @@ use futures::stream::{self, BoxStream, Stream, StreamExt};
 
 use crate::source::{ReadOptions, RowPredicate, SkipFn, Source};
 use crate::split::Split;
+use crate::split_reader::failed;
 
 /// The rows of a split from [`Source::read`]. Panics become errors, and the rows are counted.
 ///
@@ -26,7 +27,7 @@ pub fn read_split(
     let place = split.describe();
     let rows = match caju_runtime::catch(&place, || source.read(split, &options)) {
         Ok(rows) => rows,
-        Err(e) => stream::once(async move { Err(e) }).boxed(),
+        Err(e) => failed(e),
     };
     let of = place.clone();
     let rows = Caught::new(rows, move |panic: &str| undecodable(&of, panic));

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use arrow_array::builder::{BinaryBuilder, StringBuilder};
-use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow_array::{ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
 use caju_pipeline::FileSource;
@@ -18,6 +18,7 @@ use crate::shard::of_shard;
 use crate::source::{ReadOptions, Source};
 use crate::split::split_key;
 use crate::split::{FileRef, Split, SplitRange};
+use crate::split_reader::{PendingRows, Rows, SplitReader, batch_of, failed, open_rows};
 use crate::trim::trimmed;
 
 /// The most files of a split, so that its description stays small.
@@ -87,15 +88,14 @@ impl Source for ImagesSource {
         of_shard(splits.boxed(), &self.def)
     }
 
-    fn read(&self, split: &Split, options: &ReadOptions) -> BoxStream<'static, Result<RecordBatch>> {
+    fn read(&self, split: &Split, options: &ReadOptions) -> Rows {
         let SplitRange::Files(files) = &split.range else {
-            let e = Error::internal(format!("{}: not a split of files", split.describe()));
-            return stream::once(async move { Err(e) }).boxed();
+            return failed(Error::internal(format!("{}: not a split of files", split.describe())));
         };
-        let wanted = options.projection.clone().unwrap_or_else(|| vec![0, 1, 2]);
+        let wanted = options.columns(self.schema.fields().len());
         let (ctx, with_data) = (self.ctx.clone(), wanted.contains(&1));
         let most_file = ctx.limits.max_record_bytes;
-        let rows = stream::iter(files.clone())
+        let files = stream::iter(files.clone())
             .map(move |file| {
                 let ctx = ctx.clone();
                 async move {
@@ -114,63 +114,43 @@ impl Source for ImagesSource {
                 }
             })
             .buffered(FILES_AHEAD);
-        let batching = Batching {
-            rows: rows.boxed(),
-            left: None,
-            schema: Arc::clone(&self.schema),
-            wanted,
-            options: options.clone(),
+        let schema = self.schema.project(&wanted).map_err(|e| Error::internal(e.to_string()));
+        let options = options.clone();
+        let open = async move {
+            let pending = PendingRows::new(&options);
+            Ok(Reader { files: files.boxed(), pending, schema: Arc::new(schema?), wanted, options })
         };
-        let batches =
-            stream::try_unfold(batching, |mut b| async move { Ok(b.next().await?.map(|batch| (batch, b))) })
-                .boxed();
-        trimmed(batches, split.trim)
+        trimmed(open_rows(open), split.trim)
     }
 }
 
-struct Batching {
-    rows: BoxStream<'static, Result<(FileRef, Bytes)>>,
-    left: Option<(FileRef, Bytes)>,
+struct Reader {
+    files: BoxStream<'static, Result<(FileRef, Bytes)>>,
+    pending: PendingRows<(FileRef, Bytes)>,
     schema: SchemaRef,
     wanted: Vec<usize>,
     options: ReadOptions,
 }
 
-impl Batching {
-    async fn next(&mut self) -> Result<Option<RecordBatch>> {
-        let mut rows: Vec<(FileRef, Bytes)> = Vec::new();
-        let mut bytes = 0;
-        while rows.len() < self.options.batch_rows.max(1) {
-            let row = match self.left.take() {
-                Some(row) => row,
-                None => match self.rows.next().await {
-                    Some(Ok(row)) => row,
-                    Some(Err(e)) => match (&self.options.skip, e.is_data_error()) {
-                        (Some(skip), true) => {
-                            skip(e);
-                            continue;
-                        }
-                        _ => return Err(e),
-                    },
-                    None => break,
-                },
-            };
-            if !rows.is_empty() && bytes + row.1.len() > self.options.batch_bytes {
-                self.left = Some(row);
-                break;
+impl SplitReader for Reader {
+    async fn next(&mut self) -> Result<Option<Vec<RecordBatch>>> {
+        while !self.pending.is_full() {
+            match self.files.next().await {
+                Some(Ok(row)) => {
+                    let bytes = row.1.len();
+                    self.pending.push(row, bytes);
+                }
+                Some(Err(e)) if e.is_data_error() => self.options.skip_or_fail(e)?,
+                Some(Err(e)) => return Err(e),
+                None => break,
             }
-            bytes += row.1.len();
-            rows.push(row);
         }
-        if rows.is_empty() {
+        let files = self.pending.take();
+        if files.is_empty() {
             return Ok(None);
         }
-        let columns = self.wanted.iter().map(|&c| column(&rows, c)).collect();
-        let schema = self.schema.project(&self.wanted).map_err(|e| Error::internal(e.to_string()))?;
-        let options = RecordBatchOptions::new().with_row_count(Some(rows.len()));
-        RecordBatch::try_new_with_options(Arc::new(schema), columns, &options)
-            .map(Some)
-            .map_err(|e| Error::internal(e.to_string()))
+        let columns = self.wanted.iter().map(|&c| column(&files, c)).collect();
+        batch_of(&self.schema, columns, files.len()).map(|batch| Some(vec![batch]))
     }
 }
 

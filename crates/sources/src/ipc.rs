@@ -8,19 +8,20 @@ use arrow::ipc::reader::FileDecoder;
 use arrow::ipc::{Block, root_as_footer, root_as_message};
 use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
-use arrow_schema::{ArrowError, Schema, SchemaRef};
+use arrow_schema::{ArrowError, DataType, Schema, SchemaRef};
 use bytes::Bytes;
 use caju_types::{Error, ErrorKind, Result};
 use futures::future::BoxFuture;
-use futures::stream::{self, BoxStream, StreamExt};
 
 use crate::context::SourceContext;
 use crate::file::SourceFile;
-use crate::files::{Format, file_split};
+use crate::file_columns::{FileColumns, file_order};
+use crate::files::Format;
 use crate::ipc_bounds::check_block;
-use crate::parquet::pick;
+use crate::row_groups::{groups_of, pack};
 use crate::source::ReadOptions;
 use crate::split::{FileRef, Split, SplitRange};
+use crate::split_reader::{Rows, SplitReader, batch_of, open_rows};
 use crate::trim::sliced;
 
 /// The magic bytes at the start and the end of every file.
@@ -31,9 +32,7 @@ const TAIL_BYTES: u64 = 64 << 10;
 /// Arrow IPC files.
 #[derive(Debug, Clone)]
 pub(crate) struct Ipc {
-    schema: SchemaRef,
-    picked: bool,
-    model: Option<String>,
+    columns: FileColumns,
 }
 
 impl Ipc {
@@ -44,44 +43,18 @@ impl Ipc {
         columns: Option<&[String]>,
     ) -> Result<Self> {
         let footer = Footer::read(&SourceFile::new(ctx, file)?).await?;
-        let schema = match columns {
-            None => Arc::new(Schema::new(footer.schema.fields().clone())),
-            Some(columns) => pick(&footer.schema, columns, &file.url)?,
-        };
-        Ok(Self { schema, picked: columns.is_some(), model: Some(file.url.clone()) })
+        let schema = Arc::new(Schema::new(footer.schema.fields().clone()));
+        Ok(Self { columns: FileColumns::found(schema, columns, &file.url)? })
     }
 
     /// Uses a known schema without reading a file.
     pub(crate) fn with_schema(schema: SchemaRef, picked: bool) -> Self {
-        Self { schema, picked, model: None }
+        Self { columns: FileColumns::known(schema, picked) }
     }
 
     /// The place of every column in a file, which must have the columns of its siblings.
     fn places(&self, found: &Schema, url: &str) -> Result<Vec<usize>> {
-        let model = self.model.as_deref().unwrap_or("the first file of the source");
-        let differs = |what: String| {
-            Error::invalid(format!(
-                "{url}: its schema differs from that of {model}: {what}; give the source only files of one schema, \
-                 or name the columns that they share in `columns`"
-            ))
-        };
-        if !self.picked
-            && let Some(extra) =
-                found.fields().iter().find(|f| self.schema.field_with_name(f.name()).is_err())
-        {
-            return Err(differs(format!("it has a column `{}`", extra.name())));
-        }
-        let place = |want: &arrow_schema::FieldRef| match found.column_with_name(want.name()) {
-            None => Err(differs(format!("it has no column `{}`", want.name()))),
-            Some((_, is)) if is.data_type() != want.data_type() => Err(differs(format!(
-                "column `{}` is {} instead of {}",
-                want.name(),
-                is.data_type(),
-                want.data_type()
-            ))),
-            Some((i, _)) => Ok(i),
-        };
-        self.schema.fields().iter().map(place).collect()
+        self.columns.places(found, url, DataType::clone)
     }
 }
 
@@ -244,7 +217,7 @@ fn rows_of(metadata: &Bytes, url: &str) -> Result<u64> {
 
 impl Format for Ipc {
     fn schema(&self) -> SchemaRef {
-        Arc::clone(&self.schema)
+        Arc::clone(&self.columns.schema)
     }
 
     fn cut(
@@ -274,53 +247,12 @@ impl Format for Ipc {
         })
     }
 
-    fn read(
-        &self,
-        ctx: &SourceContext,
-        file: Arc<SourceFile>,
-        split: &Split,
-        options: &ReadOptions,
-    ) -> BoxStream<'static, Result<RecordBatch>> {
+    fn read(&self, ctx: &SourceContext, file: Arc<SourceFile>, split: &Split, options: &ReadOptions) -> Rows {
         let (me, range, options) = (self.clone(), split.range.clone(), options.clone());
         let most = ctx.limits.chunk_bytes;
         let open = async move { Reader::open(me, file, range, options, most).await };
-        stream::once(open)
-            .flat_map(|reader| match reader {
-                Ok(reader) => {
-                    stream::try_unfold(reader, |mut r| async move { Ok(r.batches().await?.map(|b| (b, r))) })
-                        .boxed()
-                }
-                Err(e) => stream::once(async move { Err(e) }).boxed(),
-            })
-            .flat_map(|batches| match batches {
-                Ok(batches) => stream::iter(batches.into_iter().map(Ok).collect::<Vec<_>>()),
-                Err(e) => stream::iter(vec![Err(e)]),
-            })
-            .boxed()
+        open_rows(open)
     }
-}
-
-/// Packs consecutive batches of `(bytes, rows)` into splits of about `split_bytes`.
-fn pack(file: &FileRef, sizes: &[(u64, u64)], split_bytes: u64) -> Result<Vec<Split>> {
-    let mut splits = Vec::new();
-    let mut first = 0;
-    while first < sizes.len() {
-        let (mut bytes, mut rows, mut end) = (0, 0, first);
-        while end < sizes.len() && (end == first || bytes + sizes[end].0 / 2 < split_bytes) {
-            bytes += sizes[end].0;
-            rows += sizes[end].1;
-            end += 1;
-        }
-        let number = |n: usize| u32::try_from(n).map_err(|e| damaged(&file.url, e));
-        let range = if end - first == sizes.len() {
-            SplitRange::Whole
-        } else {
-            SplitRange::RowGroups { first: number(first)?, count: number(end - first)? }
-        };
-        splits.push(file_split(file, range, Some(rows)));
-        first = end;
-    }
-    Ok(splits)
 }
 
 struct Reader {
@@ -346,12 +278,13 @@ impl Reader {
         let url = file.file.url.clone();
         let footer = Footer::read(&file).await?;
         let places = ipc.places(&footer.schema, &url)?;
-        let wanted = options.projection.clone().unwrap_or_else(|| (0..places.len()).collect());
-        let schema = Arc::new(ipc.schema.project(&wanted).map_err(|e| Error::internal(e.to_string()))?);
+        let wanted = options.columns(places.len());
+        let schema =
+            Arc::new(ipc.columns.schema.project(&wanted).map_err(|e| Error::internal(e.to_string()))?);
         let roots: Vec<usize> = wanted.iter().filter_map(|&i| places.get(i).copied()).collect();
-        let mut sorted = roots.clone();
+        let order = file_order(&roots);
+        let mut sorted = roots;
         sorted.sort_unstable();
-        let order = roots.iter().map(|r| sorted.partition_point(|s| s < r)).collect();
         let mut decoder =
             FileDecoder::new(Arc::clone(&footer.schema), footer.version).with_projection(sorted);
         for block in &footer.dictionaries {
@@ -359,30 +292,23 @@ impl Reader {
             check(&url, block, &data, most)?;
             guarded(&url, || decoder.read_dictionary(block, &Buffer::from(data)))?;
         }
-        let (first, count) = match range {
-            SplitRange::Whole => (0, footer.batches.len()),
-            SplitRange::RowGroups { first, count } => (first as usize, count as usize),
-            _ => return Err(Error::internal(format!("{url}: not a split of record batches"))),
-        };
-        let blocks = footer.batches.get(first..first.saturating_add(count));
-        let mut blocks = blocks
-            .ok_or_else(|| Error::internal(format!("{url}: has no record batch {}", first + count)))?
-            .to_vec();
+        let groups = groups_of(&range, footer.batches.len(), &url)?;
+        let mut blocks = footer.batches.get(groups).unwrap_or_default().to_vec();
         blocks.reverse();
         Ok(Self { file, decoder, blocks, schema, order, options, most })
     }
+}
 
-    async fn batches(&mut self) -> Result<Option<Vec<RecordBatch>>> {
+impl SplitReader for Reader {
+    async fn next(&mut self) -> Result<Option<Vec<RecordBatch>>> {
         let Some(block) = self.blocks.pop() else { return Ok(None) };
         let url = self.file.file.url.clone();
         let data = self.file.read(admitted(&block, &url, self.most)?).await?;
         check(&url, &block, &data, self.most)?;
         let batch = guarded(&url, || self.decoder.read_record_batch(&block, &Buffer::from(data)))?;
         let Some(batch) = batch.filter(|b| b.num_rows() > 0) else { return Ok(Some(Vec::new())) };
-        let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
         let columns = self.order.iter().map(|&i| Arc::clone(batch.column(i))).collect();
-        let batch = RecordBatch::try_new_with_options(Arc::clone(&self.schema), columns, &options)
-            .map_err(|e| damaged(&url, e))?;
+        let batch = batch_of(&self.schema, columns, batch.num_rows()).map_err(|e| damaged(&url, e))?;
         Ok(Some(sliced(batch, self.options.batch_rows, self.options.batch_bytes)))
     }
 }

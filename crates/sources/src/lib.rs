@@ -11,6 +11,7 @@ mod csv;
 mod example;
 mod feed;
 mod file;
+mod file_columns;
 mod files;
 mod guard;
 mod images;
@@ -28,12 +29,14 @@ mod parquet_bounds;
 mod plain;
 mod read_observer;
 mod record_scan;
+mod row_groups;
 #[cfg(test)]
 mod s3_tests;
 mod shard;
 mod sniff;
 mod source;
 mod split;
+mod split_reader;
 mod tar;
 #[cfg(test)]
 mod test_util;

@@ -13,6 +13,7 @@ use crate::feed::{Codec, Feed};
 use crate::file::SourceFile;
 use crate::sniff::{SNIFFED_BYTES, other_format};
 use crate::source::ReadOptions;
+use crate::split_reader::SplitReader;
 use crate::text::{Text, strip_bom};
 use crate::trim::sliced;
 
@@ -231,28 +232,6 @@ impl<T: Text> LineReader<T> {
         Ok(piece)
     }
 
-    /// The next rows; none at the end of the split.
-    pub(crate) async fn batches(&mut self) -> Result<Option<Vec<RecordBatch>>> {
-        if !self.started {
-            self.start().await?;
-        }
-        let piece = self.piece().await?;
-        if piece.rows == 0 {
-            return Ok(None);
-        }
-        let batches = self.decode(&piece).await?;
-        self.count_lines(piece.bytes);
-        self.drop_front(piece.bytes);
-        let (rows, bytes) = (self.options.batch_rows, self.options.batch_bytes);
-        Ok(Some(
-            batches
-                .into_iter()
-                .filter(|b| b.num_rows() > 0)
-                .flat_map(|b| sliced(b, rows, bytes.max(1) * 4))
-                .collect(),
-        ))
-    }
-
     async fn decode(&mut self, piece: &Piece) -> Result<Vec<RecordBatch>> {
         let (text, schema) = (self.text.clone(), Arc::clone(&self.schema));
         let decode = |lines: &[u8], rows| text.decode(&schema, &self.projection, lines, rows);
@@ -274,16 +253,36 @@ impl<T: Text> LineReader<T> {
                 let line = self.line_of(at).await?;
                 let why = text.diagnose(&schema, &self.projection, &row).unwrap_or_else(|| why.clone());
                 let e = Error::data_loss(format!("{}: line {line}: {why}", self.file.file.url));
-                match &self.options.skip {
-                    Some(skip) => skip(e),
-                    None => return Err(e),
-                }
+                self.options.skip_or_fail(e)?;
             }
             at += n;
         }
         text.decode(&schema, &self.projection, &good, rows.max(1)).map_err(|why| {
             Error::data_loss(format!("{}: the rows from byte {} on: {why}", self.file.file.url, self.at))
         })
+    }
+}
+
+impl<T: Text> SplitReader for LineReader<T> {
+    async fn next(&mut self) -> Result<Option<Vec<RecordBatch>>> {
+        if !self.started {
+            self.start().await?;
+        }
+        let piece = self.piece().await?;
+        if piece.rows == 0 {
+            return Ok(None);
+        }
+        let batches = self.decode(&piece).await?;
+        self.count_lines(piece.bytes);
+        self.drop_front(piece.bytes);
+        let (rows, bytes) = (self.options.batch_rows, self.options.batch_bytes);
+        Ok(Some(
+            batches
+                .into_iter()
+                .filter(|b| b.num_rows() > 0)
+                .flat_map(|b| sliced(b, rows, bytes.max(1) * 4))
+                .collect(),
+        ))
     }
 }
 

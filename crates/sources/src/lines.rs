@@ -6,21 +6,20 @@
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
-use arrow_array::RecordBatch;
 use arrow_schema::{Schema, SchemaRef};
 use caju_pipeline::Compression;
 use caju_types::{Error, Result, format_bytes};
 use futures::future::BoxFuture;
-use futures::stream::{self, BoxStream, StreamExt};
 
 use crate::context::SourceContext;
 use crate::feed::{Codec, Feed};
 use crate::file::SourceFile;
-use crate::files::{Format, byte_splits};
+use crate::files::{Format, cut_bytes};
 use crate::line_reader::LineReader;
 use crate::sniff::other_format;
 use crate::source::ReadOptions;
-use crate::split::{FileRef, Split, SplitRange};
+use crate::split::{FileRef, Split};
+use crate::split_reader::{Rows, open_rows};
 use crate::text::{Text, strip_bom};
 
 /// Bytes of a file that a schema is inferred from.
@@ -124,35 +123,19 @@ impl<T: Text> Format for Lines<T> {
         file: FileRef,
         split_bytes: u64,
     ) -> BoxFuture<'static, Result<Vec<Split>>> {
-        let plain = Codec::of(self.compression, &file.url) == Codec::Plain;
-        Box::pin(async move { Ok(byte_splits(&file, plain.then_some(split_bytes))) })
+        cut_bytes(self.compression, &file, split_bytes)
     }
 
-    fn read(
-        &self,
-        ctx: &SourceContext,
-        file: Arc<SourceFile>,
-        split: &Split,
-        options: &ReadOptions,
-    ) -> BoxStream<'static, Result<RecordBatch>> {
-        let range = match split.range {
-            SplitRange::Bytes { start, end } => Some((start, end)),
-            _ => None,
-        };
+    fn read(&self, ctx: &SourceContext, file: Arc<SourceFile>, split: &Split, options: &ReadOptions) -> Rows {
         let codec = Codec::of(self.compression, &file.file.url);
         let reader = LineReader::new(
             (self.text.clone(), Arc::clone(&self.schema)),
             (file, codec),
-            range,
+            split.range.bytes(),
             options.clone(),
             ctx.limits.max_record_bytes,
         );
-        stream::try_unfold(reader, |mut r| async move { Ok(r.batches().await?.map(|b| (b, r))) })
-            .flat_map(|batches| match batches {
-                Ok(batches) => stream::iter(batches.into_iter().map(Ok).collect::<Vec<_>>()),
-                Err(e) => stream::iter(vec![Err(e)]),
-            })
-            .boxed()
+        open_rows(std::future::ready(Ok(reader)))
     }
 }
 

@@ -1,8 +1,8 @@
 //! CSV and JSON lines: every line once however the file is cut, and what is said about bad ones.
 
-use arrow_array::Array;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float64Type, Int64Type};
+use arrow_array::{Array, RecordBatch};
 use arrow_schema::DataType;
 use caju_pipeline::{ColumnType, FileFormat};
 use caju_types::ErrorKind;
@@ -224,11 +224,11 @@ async fn quoted_line_ends_work_in_whole_files() {
 
 #[tokio::test]
 async fn bad_lines_can_be_passed_over() {
-    let (skip, heard) = skips();
+    let (skip, errors) = skips();
     let options = ReadOptions { skip: Some(skip), ..ReadOptions::default() };
     let (_, all) = read("n,s\n1,a\nx,b\n3,c\n4\n5,d\n", csv(Some(&TWO)), &options, 10).await;
     assert_eq!(two_of(all.unwrap()).iter().map(|r| r.0.unwrap()).collect::<Vec<_>>(), [1, 3, 5]);
-    assert_eq!(heard.lock().len(), 2);
+    assert_eq!(errors.lock().len(), 2);
 }
 
 #[tokio::test]

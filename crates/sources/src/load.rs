@@ -22,10 +22,10 @@ use crate::source::{ReadOptions, Source};
 use crate::split::{FileRef, FileVersion, KeyHasher, Split, SplitRange};
 use crate::trim::{sliced, trimmed};
 
-/// How often a save that is being written is looked at, at first and at most.
-const LOOK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// A save without a new part for so long is given up.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// The interval at which a save that is being written is checked, at first and at most.
+const CHECK_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// How long a save may go without a new part before it is given up.
+const MAX_QUIET: Duration = Duration::from_secs(300);
 
 /// The rows of a save.
 pub(crate) struct LoadSource {
@@ -99,7 +99,7 @@ impl Place {
         Ok(self.cache().await?.snapshot(&of))
     }
 
-    /// The part of a split, looked for again if this process has not heard of it.
+    /// The part of a split, looked for again if this process does not know it.
     async fn part(&self, file: &FileRef) -> Result<(Snapshot, Arc<PartMeta>)> {
         let (of, key) = names_in(&file.url)
             .ok_or_else(|| Error::internal(format!("{}: this is not the name of a part", file.url)))?;
@@ -268,7 +268,7 @@ impl Listing {
                 }
             }
             if !splits.is_empty() {
-                (self.pause, self.quiet) = (LOOK.0, Duration::ZERO);
+                (self.pause, self.quiet) = (CHECK_INTERVAL.0, Duration::ZERO);
                 return Ok(Some(splits));
             }
             if !self.done {
@@ -279,17 +279,17 @@ impl Listing {
     }
 
     async fn look_again(&mut self, clock: &dyn caju_runtime::Clock) -> Result<()> {
-        if self.quiet >= PATIENCE {
+        if self.quiet >= MAX_QUIET {
             return Err(Error::deadline(format!(
                 "source load: the save at {} is not finished, and had no new part for {} s; see how it goes with `caju \
                  status`",
                 self.place.url,
-                PATIENCE.as_secs()
+                MAX_QUIET.as_secs()
             )));
         }
         clock.sleep(self.pause).await;
         self.quiet += self.pause;
-        self.pause = (self.pause * 2).min(LOOK.1);
+        self.pause = (self.pause * 2).min(CHECK_INTERVAL.1);
         Ok(())
     }
 }
@@ -305,7 +305,7 @@ impl Source for LoadSource {
             wait: self.wait,
             given: HashSet::new(),
             parts: Vec::new(),
-            pause: LOOK.0,
+            pause: CHECK_INTERVAL.0,
             quiet: Duration::ZERO,
             done: false,
         };

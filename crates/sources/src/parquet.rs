@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use arrow_array::{RecordBatch, RecordBatchOptions};
+use arrow_array::RecordBatch;
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef};
-use caju_types::{Error, Result, did_you_mean};
+use caju_types::{Error, Result};
 use futures::future::BoxFuture;
-use futures::stream::{self, BoxStream, StreamExt};
 use parking_lot::Mutex;
 use parquet::DecodeResult;
 use parquet::arrow::arrow_reader::{
@@ -22,10 +21,13 @@ use parquet::schema::types::SchemaDescriptor;
 
 use crate::context::SourceContext;
 use crate::file::SourceFile;
-use crate::files::{Format, file_split};
+use crate::file_columns::{FileColumns, file_order};
+use crate::files::Format;
 use crate::parquet_bounds::{PageBounds, check_footer, footer_start};
+use crate::row_groups::{GroupSize, groups_of, pack};
 use crate::source::{ReadOptions, RowPredicate};
 use crate::split::{FileRef, Split, SplitRange};
+use crate::split_reader::{Rows, SplitReader, batch_of, open_rows};
 
 /// Bytes at the end of a file that are read first; they hold most footers.
 const TAIL_BYTES: u64 = 64 << 10;
@@ -35,11 +37,7 @@ const LEAST_BYTES: u64 = 12;
 /// Parquet files.
 #[derive(Debug)]
 pub(crate) struct Parquet {
-    schema: SchemaRef,
-    /// Only some columns are read: files may have others.
-    picked: bool,
-    /// The file that the schema is from, if it is known.
-    model: Option<String>,
+    columns: FileColumns,
 }
 
 impl Parquet {
@@ -50,36 +48,14 @@ impl Parquet {
         columns: Option<&[String]>,
     ) -> Result<Self> {
         let footer = footer(ctx, &SourceFile::new(ctx, file)?).await?;
-        let all = arrow_schema_of(&footer, &file.url)?;
-        let schema = match columns {
-            None => all,
-            Some(columns) => pick(&all, columns, &file.url)?,
-        };
-        Ok(Self { schema, picked: columns.is_some(), model: Some(file.url.clone()) })
+        let schema = arrow_schema_of(&footer, &file.url)?;
+        Ok(Self { columns: FileColumns::found(schema, columns, &file.url)? })
     }
 
     /// Uses a known schema without reading a file.
     pub(crate) fn with_schema(schema: SchemaRef, columns: Option<&[String]>) -> Self {
-        Self { schema, picked: columns.is_some(), model: None }
+        Self { columns: FileColumns::known(schema, columns.is_some()) }
     }
-}
-
-/// The columns of a schema that a definition names, in its order.
-pub(crate) fn pick(schema: &Schema, columns: &[String], url: &str) -> Result<SchemaRef> {
-    let fields = columns
-        .iter()
-        .map(|name| {
-            schema.fields().iter().find(|f| f.name() == name).cloned().ok_or_else(|| {
-                let names: Vec<&str> = schema.fields().iter().map(|f| f.name().as_str()).collect();
-                Error::invalid(format!(
-                    "{url}: has no column `{name}`{}; its columns are {}",
-                    did_you_mean(name, &names),
-                    names.join(", ")
-                ))
-            })
-        })
-        .collect::<Result<Vec<_>>>()?;
-    Ok(Arc::new(Schema::new(fields)))
 }
 
 fn damaged(url: &str, error: &ParquetError) -> Error {
@@ -162,78 +138,19 @@ fn arrow_schema_of(footer: &ParquetMetaData, url: &str) -> Result<SchemaRef> {
     Ok(Arc::new(Schema::new(fields)))
 }
 
-impl Parquet {
-    /// Refuses a file that has other columns than its siblings; else the index of every column of the
-    /// schema in the file.
-    fn check(&self, found: &Schema, url: &str) -> Result<Vec<usize>> {
-        let model = self.model.as_deref().unwrap_or("the first file of the source");
-        let differs = |what: String| {
-            Error::invalid(format!(
-                "{url}: its schema differs from that of {model}: {what}; give the source only files of one schema, \
-                 or name the columns that they share in `columns`"
-            ))
-        };
-        let mut at = Vec::with_capacity(self.schema.fields().len());
-        for want in self.schema.fields() {
-            let Some(i) = found.fields().iter().position(|f| f.name() == want.name()) else {
-                return Err(differs(format!("it has no column `{}`", want.name())));
-            };
-            let is = plain_type(found.field(i).data_type());
-            if &is != want.data_type() {
-                return Err(differs(format!(
-                    "column `{}` is {is} instead of {}",
-                    want.name(),
-                    want.data_type()
-                )));
-            }
-            at.push(i);
-        }
-        if !self.picked
-            && let Some(extra) =
-                found.fields().iter().find(|f| self.schema.field_with_name(f.name()).is_err())
-        {
-            return Err(differs(format!("it has a column `{}`", extra.name())));
-        }
-        Ok(at)
-    }
-}
-
-/// Packs consecutive row groups into splits of about `split_bytes`.
-fn pack(file: &FileRef, footer: &ParquetMetaData, split_bytes: u64) -> Result<Vec<Split>> {
-    let mut splits = Vec::new();
-    let (mut first, mut count, mut bytes, mut rows) = (0u32, 0u32, 0u64, 0u64);
-    let mut close = |first: u32, count: u32, rows: u64| {
-        let all = first == 0 && count as usize == footer.num_row_groups();
-        let range = if all { SplitRange::Whole } else { SplitRange::RowGroups { first, count } };
-        splits.push(file_split(file, range, Some(rows)));
+/// The row groups of a file, by their sizes.
+fn group_sizes(footer: &ParquetMetaData, url: &str) -> Result<Vec<GroupSize>> {
+    let size = |group: &RowGroupMetaData| {
+        let rows = u64::try_from(group.num_rows())
+            .map_err(|_| Error::data_loss(format!("{url}: a row group has {} rows", group.num_rows())))?;
+        Ok((group.compressed_size().max(0).cast_unsigned(), rows))
     };
-    for group in footer.row_groups() {
-        let size = group.compressed_size().max(0).cast_unsigned();
-        if count > 0 && bytes + size / 2 >= split_bytes {
-            close(first, count, rows);
-            (first, count, bytes, rows) = (first + count, 0, 0, 0);
-        }
-        count += 1;
-        bytes += size;
-        rows += u64::try_from(group.num_rows()).map_err(|_| {
-            Error::data_loss(format!("{}: a row group has {} rows", file.url, group.num_rows()))
-        })?;
-    }
-    if rows > 0 {
-        close(first, count, rows);
-    }
-    Ok(splits)
-}
-
-impl Parquet {
-    fn clone_for_check(&self) -> Self {
-        Self { schema: Arc::clone(&self.schema), picked: self.picked, model: self.model.clone() }
-    }
+    footer.row_groups().iter().map(size).collect()
 }
 
 impl Format for Parquet {
     fn schema(&self) -> SchemaRef {
-        Arc::clone(&self.schema)
+        Arc::clone(&self.columns.schema)
     }
 
     fn cut(
@@ -242,37 +159,23 @@ impl Format for Parquet {
         file: FileRef,
         split_bytes: u64,
     ) -> BoxFuture<'static, Result<Vec<Split>>> {
-        let (ctx, me) = (ctx.clone(), self.clone_for_check());
+        let (ctx, columns) = (ctx.clone(), self.columns.clone());
         Box::pin(async move {
             let footer = footer(&ctx, &SourceFile::new(&ctx, &file)?).await?;
-            me.check(&file_schema(&footer, &file.url)?, &file.url)?;
-            pack(&file, &footer, split_bytes)
+            columns.places(&file_schema(&footer, &file.url)?, &file.url, plain_type)?;
+            pack(&file, &group_sizes(&footer, &file.url)?, split_bytes)
         })
     }
 
-    fn read(
-        &self,
-        ctx: &SourceContext,
-        file: Arc<SourceFile>,
-        split: &Split,
-        options: &ReadOptions,
-    ) -> BoxStream<'static, Result<RecordBatch>> {
-        let (ctx, me, options) = (ctx.clone(), self.clone_for_check(), options.clone());
+    fn read(&self, ctx: &SourceContext, file: Arc<SourceFile>, split: &Split, options: &ReadOptions) -> Rows {
+        let (ctx, columns, options) = (ctx.clone(), self.columns.clone(), options.clone());
         let (range, trim) = (split.range.clone(), split.trim);
         let open = async move {
             let footer = footer(&ctx, &file).await?;
             let bounds = PageBounds { footer: Arc::clone(&footer), most: ctx.limits.chunk_bytes };
-            Reader::open(&me, file, footer, bounds, &range, trim, &options)
+            Reader::open(&columns, file, footer, bounds, &range, trim, &options)
         };
-        stream::once(open)
-            .flat_map(|reader| match reader {
-                Ok(reader) => {
-                    stream::try_unfold(reader, |mut r| async move { Ok(r.batch().await?.map(|b| (b, r))) })
-                        .boxed()
-                }
-                Err(e) => stream::once(async move { Err(e) }).boxed(),
-            })
-            .boxed()
+        open_rows(open)
     }
 
     fn trims(&self) -> bool {
@@ -290,7 +193,7 @@ type PredicateError = Arc<Mutex<Option<Error>>>;
 /// The predicate as the decoder runs it: over the file's columns, in the order of the file.
 fn row_predicate(
     predicate: &RowPredicate,
-    parquet: &Parquet,
+    of_source: &FileColumns,
     places: &[usize],
     descr: &SchemaDescriptor,
     failed: &PredicateError,
@@ -298,7 +201,7 @@ fn row_predicate(
     let lost = || Error::internal("a predicate looks at a column that the source does not have");
     let roots: Vec<usize> =
         predicate.columns.iter().map(|&c| places.get(c).copied().ok_or_else(lost)).collect::<Result<_>>()?;
-    let schema = parquet.schema.project(&predicate.columns).map_err(|_| lost())?;
+    let schema = of_source.schema.project(&predicate.columns).map_err(|_| lost())?;
     let (schema, order) = (Arc::new(schema), file_order(&roots));
     let (test, failed) = (Arc::clone(&predicate.test), Arc::clone(failed));
     let mask = ProjectionMask::roots(descr, roots);
@@ -311,13 +214,6 @@ fn row_predicate(
             ArrowError::ComputeError(text)
         })
     })))
-}
-
-/// Where each of the given columns is among them in the order of the file.
-fn file_order(roots: &[usize]) -> Vec<usize> {
-    let mut sorted = roots.to_vec();
-    sorted.sort_unstable();
-    roots.iter().map(|r| sorted.partition_point(|s| s < r)).collect()
 }
 
 struct Reader {
@@ -333,7 +229,7 @@ struct Reader {
 
 impl Reader {
     fn open(
-        parquet: &Parquet,
+        columns: &FileColumns,
         file: Arc<SourceFile>,
         footer: Arc<ParquetMetaData>,
         bounds: PageBounds,
@@ -344,11 +240,8 @@ impl Reader {
         let url = file.file.url.clone();
         let bad = |e: ParquetError| damaged(&url, &e);
         let found = file_schema(&footer, &url)?;
-        let places = parquet.check(&found, &url)?;
-        let wanted: Vec<usize> = match &options.projection {
-            Some(p) => p.clone(),
-            None => (0..parquet.schema.fields().len()).collect(),
-        };
+        let places = columns.places(&found, &url, plain_type)?;
+        let wanted = options.columns(columns.schema.fields().len());
         // What the decoder is told to make of the file's columns.
         let mut hint: Vec<Field> = found
             .fields()
@@ -358,7 +251,7 @@ impl Reader {
         let mut fields = Vec::with_capacity(wanted.len());
         let mut roots = Vec::with_capacity(wanted.len());
         for &i in &wanted {
-            let (Some(field), Some(&at)) = (parquet.schema.fields().get(i), places.get(i)) else {
+            let (Some(field), Some(&at)) = (columns.schema.fields().get(i), places.get(i)) else {
                 return Err(Error::internal(format!("{url}: there is no column {i} to read")));
             };
             let mut field = field.as_ref().clone();
@@ -373,26 +266,19 @@ impl Reader {
         let hint = Schema::new_with_metadata(hint, found.metadata().clone());
         let reader_options = ArrowReaderOptions::new().with_schema(Arc::new(hint));
         let metadata = ArrowReaderMetadata::try_new(Arc::clone(&footer), reader_options).map_err(bad)?;
-        let groups: Vec<usize> = match range {
-            SplitRange::Whole => (0..footer.num_row_groups()).collect(),
-            SplitRange::RowGroups { first, count } => (*first as usize..(*first + *count) as usize).collect(),
-            _ => return Err(Error::internal(format!("{url}: not a split of row groups"))),
-        };
-        if groups.last().is_some_and(|&g| g >= footer.num_row_groups()) {
-            return Err(Error::internal(format!("{url}: has no row group {}", groups[groups.len() - 1])));
-        }
+        let groups: Vec<usize> = groups_of(range, footer.num_row_groups(), &url)?.collect();
         let failed = PredicateError::default();
         let predicates = options
             .predicates
             .iter()
-            .map(|p| row_predicate(p, parquet, &places, metadata.parquet_schema(), &failed))
+            .map(|p| row_predicate(p, columns, &places, metadata.parquet_schema(), &failed))
             .collect::<Result<Vec<_>>>()?;
         let mask = ProjectionMask::roots(metadata.parquet_schema(), roots.iter().copied());
-        let rows = batch_rows(groups.iter().map(|&g| footer.row_group(g)), &mask, options);
+        let most_rows = batch_rows(groups.iter().map(|&g| footer.row_group(g)), &mask, options);
         let mut builder = ParquetPushDecoderBuilder::new_with_metadata(metadata)
             .with_row_groups(groups)
             .with_projection(mask)
-            .with_batch_size(rows);
+            .with_batch_size(most_rows);
         if let Some((skip, take)) = trim {
             let size = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
             builder = builder.with_offset(size(skip)).with_limit(size(take));
@@ -411,8 +297,10 @@ impl Reader {
             bounds,
         })
     }
+}
 
-    async fn batch(&mut self) -> Result<Option<RecordBatch>> {
+impl SplitReader for Reader {
+    async fn next(&mut self) -> Result<Option<Vec<RecordBatch>>> {
         loop {
             let step = self.decoder.try_decode().map_err(|e| match self.failed.lock().take() {
                 Some(error) => error.context(&self.file.file.url),
@@ -435,11 +323,10 @@ impl Reader {
                     self.decoder.push_ranges(ranges, data).map_err(|e| damaged(&self.file.file.url, &e))?;
                 }
                 DecodeResult::Data(batch) => {
-                    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
                     let columns = self.order.iter().map(|&i| Arc::clone(batch.column(i))).collect();
-                    return RecordBatch::try_new_with_options(Arc::clone(&self.schema), columns, &options)
-                        .map(Some)
-                        .map_err(|e| Error::internal(format!("{}: {e}", self.file.file.url)));
+                    return batch_of(&self.schema, columns, batch.num_rows())
+                        .map(|batch| Some(vec![batch]))
+                        .map_err(|e| e.context(&self.file.file.url));
                 }
             }
         }

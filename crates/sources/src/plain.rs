@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow_array::{Array, Int64Array, RecordBatch, RecordBatchOptions};
+use arrow_array::{Array, Int64Array};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
 use caju_types::{Error, Result};
@@ -11,6 +11,7 @@ use futures::stream::{self, BoxStream, StreamExt};
 use crate::inline_table::InlineTable;
 use crate::source::{ReadOptions, Source};
 use crate::split::{KeyHasher, Split, SplitRange};
+use crate::split_reader::{Rows, batch_of, failed};
 use crate::trim::{sliced, trimmed};
 
 /// A range is cut into about 64 splits, of a power of two of rows between these bounds: growing its end
@@ -85,10 +86,10 @@ impl Source for RangeSource {
         .boxed()
     }
 
-    fn read(&self, split: &Split, options: &ReadOptions) -> BoxStream<'static, Result<RecordBatch>> {
+    fn read(&self, split: &Split, options: &ReadOptions) -> Rows {
         let (start, end) = match wanted(split) {
             Ok(w) => w,
-            Err(e) => return stream::once(async move { Err(e) }).boxed(),
+            Err(e) => return failed(e),
         };
         let (first, step) = (self.start, self.step);
         let most = options.batch_rows.min(options.batch_bytes / 8).max(1) as u64;
@@ -98,7 +99,6 @@ impl Source for RangeSource {
             let a = start + i * most;
             let b = end.min(a + most);
             let rows = usize::try_from(b - a).map_err(|e| Error::internal(e.to_string()))?;
-            let row_options = RecordBatchOptions::new().with_row_count(Some(rows));
             // Row numbers stay below the number of values, so that no product leaves i64 (modulo 2^64).
             let base = first.wrapping_add(step.wrapping_mul(a.cast_signed()));
             let columns: Vec<Arc<dyn Array>> = if none {
@@ -107,8 +107,7 @@ impl Source for RangeSource {
                 let values = (0..rows as i64).map(|k| base.wrapping_add(k.wrapping_mul(step)));
                 vec![Arc::new(Int64Array::from_iter_values(values))]
             };
-            RecordBatch::try_new_with_options(Arc::clone(&schema), columns, &row_options)
-                .map_err(|e| Error::internal(e.to_string()))
+            batch_of(&schema, columns, rows)
         });
         stream::iter(batches).boxed()
     }
@@ -144,10 +143,10 @@ impl Source for MemorySource {
         .boxed()
     }
 
-    fn read(&self, split: &Split, options: &ReadOptions) -> BoxStream<'static, Result<RecordBatch>> {
+    fn read(&self, split: &Split, options: &ReadOptions) -> Rows {
         let (start, end) = match wanted(split) {
             Ok(w) => w,
-            Err(e) => return stream::once(async move { Err(e) }).boxed(),
+            Err(e) => return failed(e),
         };
         let rows = Arc::clone(&self.rows);
         let all = stream::iter((0..rows.batches().len()).map(move |i| Ok(rows.batches()[i].clone()))).boxed();

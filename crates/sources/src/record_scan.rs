@@ -11,6 +11,7 @@ use std::sync::Arc;
 use caju_types::Result;
 
 use crate::caches::{RecordIndex, RecordStart};
+use crate::feed::{Codec, Feed};
 use crate::file::SourceFile;
 
 /// What a scan needs next.
@@ -31,7 +32,7 @@ pub(crate) trait RecordScan: Send + 'static {
 ///
 /// # Errors
 /// A damaged header before the target, and the errors of reading the file.
-pub(crate) async fn find_record_start<S: RecordScan>(
+async fn find_record_start<S: RecordScan>(
     file: &Arc<SourceFile>,
     index: &RecordIndex,
     target: u64,
@@ -71,6 +72,25 @@ pub(crate) async fn find_record_start<S: RecordScan>(
     };
     index.insert(found);
     Ok(found)
+}
+
+/// The first record that starts in a range of bytes, and the bytes of the file from there on. A compressed file is read from
+/// its beginning, decompressed.
+///
+/// # Errors
+/// A damaged header before the range, and the errors of reading the file.
+pub(crate) async fn open_records<S: RecordScan>(
+    file: &Arc<SourceFile>,
+    index: &RecordIndex,
+    codec: Codec,
+    (start, end): (u64, u64),
+    scan: impl FnOnce(RecordStart) -> S,
+) -> Result<(RecordStart, Feed)> {
+    if codec != Codec::Plain {
+        return Ok((RecordStart::default(), Feed::whole(file, codec)));
+    }
+    let here = find_record_start(file, index, start, scan).await?;
+    Ok((here, Feed::range(file, here.at, end.max(here.at))))
 }
 
 /// Bytes to read at the next header, given the size of the last record: the header alone where records are large, a

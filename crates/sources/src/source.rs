@@ -44,6 +44,27 @@ pub struct ReadOptions {
     pub predicates: Vec<RowPredicate>,
 }
 
+impl ReadOptions {
+    /// Reports a bad row that is skipped.
+    ///
+    /// # Errors
+    /// The error, unless bad rows are skipped.
+    pub(crate) fn skip_or_fail(&self, error: Error) -> Result<()> {
+        match &self.skip {
+            Some(skip) => {
+                skip(error);
+                Ok(())
+            }
+            None => Err(error),
+        }
+    }
+
+    /// The columns to read, of a source that has this number of them.
+    pub(crate) fn columns(&self, columns: usize) -> Vec<usize> {
+        self.projection.clone().unwrap_or_else(|| (0..columns).collect())
+    }
+}
+
 impl Default for ReadOptions {
     fn default() -> Self {
         Self {

@@ -118,6 +118,16 @@ pub enum SplitRange {
     Zipped(Vec<Vec<Split>>),
 }
 
+impl SplitRange {
+    /// The range of bytes; none for other ranges.
+    pub(crate) fn bytes(&self) -> Option<(u64, u64)> {
+        match self {
+            SplitRange::Bytes { start, end } => Some((*start, *end)),
+            _ => None,
+        }
+    }
+}
+
 /// A file at one version.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FileRef {

@@ -107,9 +107,9 @@ pub(crate) fn small(batch_rows: usize, batch_bytes: usize) -> ReadOptions {
     ReadOptions { batch_rows, batch_bytes, ..ReadOptions::default() }
 }
 
-/// A sink for passed-over rows, and what it heard.
+/// A sink for skipped rows, and their errors.
 pub(crate) fn skips() -> (SkipFn, Arc<parking_lot::Mutex<Vec<String>>>) {
-    let heard = Arc::new(parking_lot::Mutex::new(Vec::new()));
-    let sink = Arc::clone(&heard);
-    (Arc::new(move |e: Error| sink.lock().push(e.to_string())), heard)
+    let errors = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let sink = Arc::clone(&errors);
+    (Arc::new(move |e: Error| sink.lock().push(e.to_string())), errors)
 }

@@ -8,16 +8,16 @@ use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use caju_pipeline::Compression;
 use caju_types::{Error, Result};
 use futures::future::BoxFuture;
-use futures::stream::{self, BoxStream, StreamExt};
 
 use crate::caches::{RecordIndex, RecordStart};
 use crate::context::SourceContext;
 use crate::feed::{Codec, Feed};
 use crate::file::SourceFile;
-use crate::files::{Format, byte_splits};
-use crate::record_scan::{Progress, RecordScan, find_record_start, read_window};
+use crate::files::{Format, cut_bytes};
+use crate::record_scan::{Progress, RecordScan, open_records, read_window};
 use crate::source::ReadOptions;
-use crate::split::{FileRef, Split, SplitRange};
+use crate::split::{FileRef, Split};
+use crate::split_reader::{Rows, SplitReader, batch_of, open_rows};
 
 /// Length and its checksum.
 const HEADER: usize = 12;
@@ -49,35 +49,17 @@ impl Format for TfRecord {
         file: FileRef,
         split_bytes: u64,
     ) -> BoxFuture<'static, Result<Vec<Split>>> {
-        let plain = Codec::of(self.compression, &file.url) == Codec::Plain;
-        Box::pin(async move { Ok(byte_splits(&file, plain.then_some(split_bytes))) })
+        cut_bytes(self.compression, &file, split_bytes)
     }
 
-    fn read(
-        &self,
-        ctx: &SourceContext,
-        file: Arc<SourceFile>,
-        split: &Split,
-        options: &ReadOptions,
-    ) -> BoxStream<'static, Result<RecordBatch>> {
+    fn read(&self, ctx: &SourceContext, file: Arc<SourceFile>, split: &Split, options: &ReadOptions) -> Rows {
         let codec = Codec::of(self.compression, &file.file.url);
         let index = ctx.caches.record_index(&file.file);
-        let range = match split.range {
-            SplitRange::Bytes { start, end } => (start, end),
-            _ => (0, u64::MAX),
-        };
+        let range = split.range.bytes().unwrap_or((0, u64::MAX));
         let (schema, options) = (Arc::clone(&self.schema), options.clone());
         let max_record = ctx.limits.max_record_bytes;
         let open = async move { Reader::open(file, index, codec, range, schema, options, max_record).await };
-        stream::once(open)
-            .flat_map(|reader| match reader {
-                Ok(reader) => {
-                    stream::try_unfold(reader, |mut r| async move { Ok(r.batch().await?.map(|b| (b, r))) })
-                        .boxed()
-                }
-                Err(e) => stream::once(async move { Err(e) }).boxed(),
-            })
-            .boxed()
+        open_rows(open)
     }
 }
 
@@ -197,22 +179,9 @@ impl Reader {
         options: ReadOptions,
         max_record: u64,
     ) -> Result<Self> {
-        let plain = codec == Codec::Plain;
-        let here = if plain {
-            find_record_start(&file, &index, start, |from| HeaderScan {
-                url: file.file.url.clone(),
-                local: file.is_local(),
-                size: file.size(),
-                target: start,
-                here: from,
-                last_record: 0,
-            })
-            .await?
-        } else {
-            RecordStart::default()
-        };
-        let feed =
-            if plain { Feed::range(&file, here.at, end.max(here.at)) } else { Feed::whole(&file, codec) };
+        let (url, local, size) = (file.file.url.clone(), file.is_local(), file.size());
+        let scan = |from| HeaderScan { url, local, size, target: start, here: from, last_record: 0 };
+        let (here, feed) = open_records(&file, &index, codec, (start, end), scan).await?;
         Ok(Self { file, index, codec, feed, here, end, schema, options, max_record, done: false })
     }
 
@@ -242,16 +211,13 @@ impl Reader {
         if rows == 0 {
             return Ok(None);
         }
-        let batch = if wanted {
-            let offsets = OffsetBuffer::new(ScalarBuffer::from(offsets));
-            let array = BinaryArray::try_new(offsets, Buffer::from_vec(values), None)
-                .map_err(|e| Error::internal(e.to_string()))?;
-            RecordBatch::try_new(Arc::clone(&self.schema), vec![Arc::new(array) as ArrayRef])
-        } else {
-            let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(rows));
-            RecordBatch::try_new_with_options(Arc::new(Schema::empty()), vec![], &options)
-        };
-        batch.map(Some).map_err(|e| Error::internal(e.to_string()))
+        if !wanted {
+            return batch_of(&Arc::new(Schema::empty()), Vec::new(), rows).map(Some);
+        }
+        let offsets = OffsetBuffer::new(ScalarBuffer::from(offsets));
+        let array = BinaryArray::try_new(offsets, Buffer::from_vec(values), None)
+            .map_err(|e| Error::internal(e.to_string()))?;
+        batch_of(&self.schema, vec![Arc::new(array) as ArrayRef], rows).map(Some)
     }
 
     /// The capacity of a batch in bytes: the remainder of the split, or the limit of a batch.
@@ -277,7 +243,9 @@ impl Reader {
             self.done = true;
             return match self.feed.queue.len() {
                 0 => Ok(None),
-                n => self.fail(self.place().truncated(HEADER as u64, n as u64)).map(|()| None),
+                n => {
+                    self.options.skip_or_fail(self.place().truncated(HEADER as u64, n as u64)).map(|()| None)
+                }
             };
         }
         let header = self.feed.queue.peek::<HEADER>();
@@ -287,7 +255,7 @@ impl Reader {
         if self.codec == Codec::Plain && all > left {
             // Known without reading what is left.
             self.done = true;
-            return self.fail(self.place().truncated(all, left)).map(|()| None);
+            return self.options.skip_or_fail(self.place().truncated(all, left)).map(|()| None);
         }
         if len > self.max_record.min(i32::MAX as u64 - 1) {
             return Err(self.place().too_long(len, self.max_record));
@@ -301,7 +269,7 @@ impl Reader {
         if self.feed.queue.len() < all && !self.feed.fill(all).await? {
             self.done = true;
             let left = self.feed.queue.len() as u64;
-            return self.fail(self.place().truncated(all as u64, left)).map(|()| None);
+            return self.options.skip_or_fail(self.place().truncated(all as u64, left)).map(|()| None);
         }
         let (before, mut crc) = (values.len(), 0);
         self.feed.queue.consume(HEADER, |_| {});
@@ -314,7 +282,7 @@ impl Reader {
         let stored = u32::from_le_bytes(self.feed.queue.peek());
         self.feed.queue.consume(FOOTER, |_| {});
         let good = mask(crc) == stored;
-        let result = if good { Ok(()) } else { self.fail(self.place().bad_data()) };
+        let result = if good { Ok(()) } else { self.options.skip_or_fail(self.place().bad_data()) };
         self.here = RecordStart { at: self.here.at + all as u64, record: self.here.record + 1 };
         result?;
         if !good {
@@ -323,16 +291,11 @@ impl Reader {
         }
         i32::try_from(values.len()).map(Some).map_err(|e| Error::internal(e.to_string()))
     }
+}
 
-    /// A bad row: an error, or skipped.
-    fn fail(&self, error: Error) -> Result<()> {
-        match &self.options.skip {
-            Some(skip) => {
-                skip(error);
-                Ok(())
-            }
-            None => Err(error),
-        }
+impl SplitReader for Reader {
+    async fn next(&mut self) -> Result<Option<Vec<RecordBatch>>> {
+        Ok(self.batch().await?.map(|batch| vec![batch]))
     }
 }
 

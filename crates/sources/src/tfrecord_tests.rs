@@ -183,11 +183,11 @@ async fn bad_records_can_be_passed_over() {
     let ctx = context();
     let url = format!("{}/x.tfrecord", fresh());
     put(&ctx, &url, data).await;
-    let (skip, heard) = skips();
+    let (skip, errors) = skips();
     let options = ReadOptions { skip: Some(skip), ..ReadOptions::default() };
     let got = values(all_rows(&ctx, &def(format(), &url), &options).await.unwrap());
     assert_eq!(got.iter().map(|v| v[0]).collect::<Vec<_>>(), [0, 1, 2, 4, 5, 6, 7, 8]);
-    assert_eq!(heard.lock().len(), 2);
+    assert_eq!(errors.lock().len(), 2);
 }
 
 #[tokio::test]
@@ -221,7 +221,7 @@ async fn a_changed_file_is_not_read() {
         );
         assert_eq!((e.kind(), e.message()), (ErrorKind::FailedPrecondition, want.as_str()));
     }
-    // The same size: only the times tell.
+    // The same size: only the times differ.
     put(&ctx, &local, encode(&[vec![3; 16]])).await;
     let source = open(&ctx, &def(format(), &local)).await.unwrap();
     let listed = splits(&source).await.unwrap();

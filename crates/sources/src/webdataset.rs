@@ -4,21 +4,21 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow_array::builder::{BinaryBuilder, StringBuilder};
-use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow_array::{ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use caju_pipeline::Compression;
 use caju_types::{Error, Result, did_you_mean};
 use futures::future::BoxFuture;
-use futures::stream::{self, BoxStream, StreamExt};
 
 use crate::caches::{RecordIndex, RecordStart};
 use crate::context::SourceContext;
 use crate::feed::{Codec, Feed};
 use crate::file::SourceFile;
-use crate::files::{Format, byte_splits};
-use crate::record_scan::find_record_start;
+use crate::files::{Format, cut_bytes};
+use crate::record_scan::open_records;
 use crate::source::ReadOptions;
-use crate::split::{FileRef, Split, SplitRange};
+use crate::split::{FileRef, Split};
+use crate::split_reader::{PendingRows, Rows, SplitReader, batch_of, open_rows};
 use crate::tar::{BLOCK, Entry, Names, SampleScan, key_and_extension, padded};
 
 /// The column of the samples' keys.
@@ -68,7 +68,7 @@ impl WebDataset {
                     found.push(extension);
                 }
             }
-            members.pass_over(&member).await?;
+            members.skip(&member).await?;
         }
         if found.is_empty() {
             return Err(Error::invalid(format!(
@@ -95,33 +95,15 @@ impl Format for WebDataset {
         file: FileRef,
         split_bytes: u64,
     ) -> BoxFuture<'static, Result<Vec<Split>>> {
-        let plain = Codec::of(self.compression, &file.url) == Codec::Plain;
-        Box::pin(async move { Ok(byte_splits(&file, plain.then_some(split_bytes))) })
+        cut_bytes(self.compression, &file, split_bytes)
     }
 
-    fn read(
-        &self,
-        ctx: &SourceContext,
-        file: Arc<SourceFile>,
-        split: &Split,
-        options: &ReadOptions,
-    ) -> BoxStream<'static, Result<RecordBatch>> {
+    fn read(&self, ctx: &SourceContext, file: Arc<SourceFile>, split: &Split, options: &ReadOptions) -> Rows {
         let index = ctx.caches.record_index(&file.file);
-        let range = match split.range {
-            SplitRange::Bytes { start, end } => (start, end),
-            _ => (0, u64::MAX),
-        };
+        let range = split.range.bytes().unwrap_or((0, u64::MAX));
         let (me, options, max_record) = (self.clone(), options.clone(), ctx.limits.max_record_bytes);
         let open = async move { Reader::open(me, file, index, range, options, max_record).await };
-        stream::once(open)
-            .flat_map(|reader| match reader {
-                Ok(reader) => {
-                    stream::try_unfold(reader, |mut r| async move { Ok(r.batch().await?.map(|b| (b, r))) })
-                        .boxed()
-                }
-                Err(e) => stream::once(async move { Err(e) }).boxed(),
-            })
-            .boxed()
+        open_rows(open)
     }
 }
 
@@ -203,7 +185,7 @@ impl Members {
                     return Ok(Some(Member { name, at, size }));
                 }
                 Entry::Member { name, size, regular: false } => {
-                    self.pass_over(&Member { name, at, size }).await?;
+                    self.skip(&Member { name, at, size }).await?;
                     first = None;
                 }
             }
@@ -266,7 +248,7 @@ impl Members {
         Ok(())
     }
 
-    async fn pass_over(&mut self, member: &Member) -> Result<()> {
+    async fn skip(&mut self, member: &Member) -> Result<()> {
         if !self.feed.skip(member.size).await? {
             return Err(self.truncated(member.at));
         }
@@ -287,8 +269,8 @@ struct Reader {
     members: Members,
     /// A member that was met but belongs to the next sample.
     next: Option<Member>,
-    /// A sample that did not fit into the last batch.
-    left: Option<Sample>,
+    /// Samples of the next batch.
+    pending: PendingRows<Sample>,
     columns: HashMap<String, usize>,
     wanted: Vec<usize>,
     picked: bool,
@@ -311,24 +293,19 @@ impl Reader {
     ) -> Result<Self> {
         let url = file.file.url.clone();
         let codec = Codec::of(format.compression, &url);
-        let (here, feed) = if codec == Codec::Plain {
-            let scan = |from| SampleScan::new(url.clone(), file.is_local(), file.size(), start, from);
-            let here = find_record_start(&file, &index, start, scan).await?;
-            // The reader of the last sample checks what follows it.
-            let ended = start > 0 && here.at >= file.size();
-            let feed = if ended { None } else { Some(Feed::range(&file, here.at, end.max(here.at))) };
-            (here, feed)
-        } else {
-            (RecordStart::default(), Some(Feed::whole(&file, codec)))
-        };
+        let (local, size) = (file.is_local(), file.size());
+        let scan = |from| SampleScan::new(url.clone(), local, size, start, from);
+        let (here, feed) = open_records(&file, &index, codec, (start, end), scan).await?;
+        // The reader of the last sample checks what follows it.
+        let is_behind_all = codec == Codec::Plain && start > 0 && here.at >= size;
+        let feed = Some(feed).filter(|_| !is_behind_all);
         let columns = format.schema.fields().iter().enumerate().map(|(i, f)| (f.name().clone(), i)).collect();
-        let all = || (0..format.schema.fields().len()).collect();
-        let wanted = options.projection.clone().unwrap_or_else(all);
+        let wanted = options.columns(format.schema.fields().len());
         let schema = format.schema.project(&wanted).map_err(|e| Error::internal(e.to_string()))?;
         Ok(Self {
             members: Members::new(feed, url, here.at, codec),
             next: None,
-            left: None,
+            pending: PendingRows::new(&options),
             columns,
             wanted,
             picked: format.picked,
@@ -341,44 +318,13 @@ impl Reader {
         })
     }
 
-    async fn batch(&mut self) -> Result<Option<RecordBatch>> {
-        let (most_rows, most_bytes) =
-            (self.options.batch_rows.max(1), self.options.batch_bytes.clamp(1, 1 << 30));
-        let mut samples: Vec<Sample> = Vec::new();
-        let mut bytes = 0;
-        while samples.len() < most_rows {
-            let sample = match self.left.take() {
-                Some(s) => s,
-                None => match self.sample().await? {
-                    Some(s) => s,
-                    None => break,
-                },
-            };
-            if !samples.is_empty() && bytes + sample.bytes > most_bytes {
-                self.left = Some(sample);
-                break;
-            }
-            bytes += sample.bytes;
-            samples.push(sample);
-        }
-        if samples.is_empty() {
-            return Ok(None);
-        }
-        let columns = self.wanted.iter().map(|&c| column(&samples, c)).collect();
-        let options = RecordBatchOptions::new().with_row_count(Some(samples.len()));
-        RecordBatch::try_new_with_options(Arc::clone(&self.schema), columns, &options)
-            .map(Some)
-            .map_err(|e| Error::internal(e.to_string()))
-    }
-
     /// The next good sample of this split.
     async fn sample(&mut self) -> Result<Option<Sample>> {
         loop {
             let Some(sample) = self.any_sample().await? else { return Ok(None) };
-            match (sample.bad, &self.options.skip) {
-                (None, _) => return Ok(Some(Sample { bad: None, ..sample })),
-                (Some(e), Some(skip)) => skip(e),
-                (Some(e), None) => return Err(e),
+            match sample.bad {
+                None => return Ok(Some(sample)),
+                Some(e) => self.options.skip_or_fail(e)?,
             }
         }
     }
@@ -395,7 +341,7 @@ impl Reader {
                 },
             };
             let Some((key, extension)) = key_and_extension(&member.name) else {
-                self.members.pass_over(&member).await?;
+                self.members.skip(&member).await?;
                 continue;
             };
             match &sample {
@@ -449,7 +395,7 @@ impl Reader {
                     did_you_mean(extension, &known)
                 )));
             }
-            return self.members.pass_over(member).await;
+            return self.members.skip(member).await;
         };
         if sample.values[column].is_some() {
             sample.bad.get_or_insert(Error::invalid(format!(
@@ -463,9 +409,25 @@ impl Reader {
             sample.values[column] = Some(content);
         } else {
             sample.values[column] = Some(Vec::new());
-            self.members.pass_over(member).await?;
+            self.members.skip(member).await?;
         }
         Ok(())
+    }
+}
+
+impl SplitReader for Reader {
+    async fn next(&mut self) -> Result<Option<Vec<RecordBatch>>> {
+        while !self.pending.is_full() {
+            let Some(sample) = self.sample().await? else { break };
+            let bytes = sample.bytes;
+            self.pending.push(sample, bytes);
+        }
+        let samples = self.pending.take();
+        if samples.is_empty() {
+            return Ok(None);
+        }
+        let columns = self.wanted.iter().map(|&c| column(&samples, c)).collect();
+        batch_of(&self.schema, columns, samples.len()).map(|batch| Some(vec![batch]))
     }
 }
 

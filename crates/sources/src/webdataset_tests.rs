@@ -138,10 +138,10 @@ async fn columns_are_found_and_strangers_refused() {
         "{url}: `x.jpq`: the first samples have no `.jpq`; did you mean `jpg`?; name the extensions to read in `columns`"
     );
     assert_eq!((e.kind(), e.message()), (ErrorKind::InvalidArgument, want.as_str()));
-    let (skip, heard) = skips();
+    let (skip, errors) = skips();
     let options = ReadOptions { skip: Some(skip), ..ReadOptions::default() };
     let all = all_rows(&ctx, &def(format(None), &url), &options).await.unwrap().unwrap();
-    assert_eq!((all.num_rows(), heard.lock().len()), (200, 2));
+    assert_eq!((all.num_rows(), errors.lock().len()), (200, 2));
 }
 
 #[tokio::test]

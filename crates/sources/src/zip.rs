@@ -10,6 +10,7 @@ use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use crate::source::{ReadOptions, Source};
 use crate::split::{KeyHasher, Split, SplitRange};
+use crate::split_reader::failed;
 use crate::trim::trimmed;
 
 /// Zipped rows of the children. Splits end where those of the first child end; the pieces of the others are trimmed to fit.
@@ -161,7 +162,7 @@ impl Source for Zipped {
     fn read(&self, split: &Split, options: &ReadOptions) -> BoxStream<'static, Result<RecordBatch>> {
         let SplitRange::Zipped(parts) = &split.range else {
             let e = Error::internal(format!("{}: not a split of zip", split.describe()));
-            return stream::once(async move { Err(e) }).boxed();
+            return failed(e);
         };
         let own = ReadOptions { projection: None, ..options.clone() };
         let sides: Vec<_> = self

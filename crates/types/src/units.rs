@@ -1,4 +1,8 @@
 //! Sizes, durations and counts as text.
+//!
+//! The parsers are not those of `bytesize` and `humantime`. In `bytesize` `64MB` is a power of 1000, and here of 1024: sizes in
+//! pipeline files decide where splits begin and enter fingerprints, so their meaning stays. `humantime` also takes months, years
+//! and sums such as `1h 30m`, and prints other texts than the reports have.
 
 use std::time::Duration;
 

@@ -23,8 +23,9 @@ pub const VERSION: u16 = 1;
 pub const FIXED_LEN: usize = 24;
 /// The longest protobuf header that is accepted; a frame describes at most some millions of runs.
 pub const MAX_HEADER_BYTES: usize = 256 << 20;
-/// The longest body, in bytes, that a reader accepts by default.
-pub const DEFAULT_MAX_BODY_BYTES: u64 = 8 << 30;
+/// The longest body, in bytes, that a reader accepts by default. One element is one body, so this bounds the memory that a
+/// worker's word makes a reader ask for, and leaves room for batches of thousands of images.
+pub const DEFAULT_MAX_BODY_BYTES: u64 = 2 << 30;
 /// Alignment of every buffer within a body.
 pub const ALIGN: usize = 64;
 
@@ -109,7 +110,8 @@ impl Fixed {
         }
         if body_len > max_body {
             return Err(Error::exhausted(format!(
-                "a frame's body claims {body_len} bytes, more than the bound of {max_body} bytes; use a smaller `batch`"
+                "a frame's body claims {body_len} bytes, more than the bound of {max_body} bytes; use a smaller `batch`, or \
+                 raise the reader's bound (--max-frame of `caju read`, max_frame= of `distribute` in Python)"
             )));
         }
         Ok(Self { kind, header_len, header_crc: u32::from_le_bytes([c0, c1, c2, c3]), body_len })

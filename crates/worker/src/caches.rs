@@ -28,9 +28,9 @@ pub struct Caches {
 }
 
 /// Roots that stay open although no task uses them: the cache, and some saves.
-const UNUSED: usize = 4;
+const MAX_UNUSED: usize = 4;
 /// How long closing a root, which releases its lease, may take.
-const CLOSE: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Default)]
 struct Root {
@@ -74,7 +74,7 @@ impl Caches {
         self.stores.resolve_to_write(url)?;
         let (cell, unused) = self.enter(url);
         for cache in unused {
-            self.end(&cache, CLOSE).await;
+            self.end(&cache, CLOSE_TIMEOUT).await;
         }
         let open = || async {
             let clock = Arc::clone(&self.clock);
@@ -102,7 +102,7 @@ impl Caches {
         let mut unused: Vec<(u64, String)> =
             open.iter().filter(|(_, r)| !r.is_used()).map(|(url, r)| (r.used, url.clone())).collect();
         unused.sort_unstable();
-        let over = unused.len().saturating_sub(UNUSED);
+        let over = unused.len().saturating_sub(MAX_UNUSED);
         let over = unused.into_iter().take(over);
         let closed = over.filter_map(|(_, url)| open.remove(&url)?.cell.get().cloned()).collect();
         (cell, closed)
@@ -170,10 +170,10 @@ mod tests {
             drop(caches.get(&url(i), None).await.unwrap());
         }
         // The last one counts as used while it is handed out.
-        assert!(caches.all().len() <= UNUSED + 2, "{}", caches.all().len());
+        assert!(caches.all().len() <= MAX_UNUSED + 2, "{}", caches.all().len());
         assert!(Arc::ptr_eq(&held, &caches.get(&url(0), None).await.unwrap()), "what is used stays");
         let before = caches.io();
-        caches.close(CLOSE).await;
+        caches.close(CLOSE_TIMEOUT).await;
         assert!(caches.io().writes >= before.writes && before.writes > 0);
     }
 }

@@ -37,7 +37,7 @@ pub struct WorkerConfig {
     pub connect_timeout: Duration,
     /// How long tasks continue without the dispatcher.
     pub dispatcher_timeout: Duration,
-    /// How long a task without a reader is kept.
+    /// How long a task waits for a reader before it ends.
     pub linger: Duration,
     /// How long a reader may take nothing before it counts as gone.
     pub silence: Duration,

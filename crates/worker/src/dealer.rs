@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::identity::Identity;
 
 /// How long one request waits at the dispatcher for the other tasks to be at their ends.
-const POLL: Duration = Duration::from_secs(5);
+const POLL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Elements that each consumer is to get before the next round. The feed of the task adds to it.
 pub(crate) type Behind = Arc<Mutex<Vec<u64>>>;
@@ -23,7 +23,7 @@ pub(crate) struct Dispatch {
     pub(crate) identity: Arc<Identity>,
     pub(crate) task: TaskId,
     /// How long an unavailable dispatcher is retried.
-    pub(crate) patience: Duration,
+    pub(crate) retry_timeout: Duration,
 }
 
 /// Deals the elements of one task.
@@ -57,20 +57,20 @@ impl Dealer {
         self.rounds.deal(chunk)
     }
 
-    /// What is left at the end of the task, once the dispatcher has heard of the ends of all tasks.
+    /// What is left at the end of the task, once all tasks have reported their ends to the dispatcher.
     ///
     /// # Errors
     /// `Unavailable` if the dispatcher does not answer, `Cancelled` if the task is lost, and the epoch's failure.
     pub(crate) async fn deal_tail(&mut self) -> Result<Vec<(usize, Chunk)>> {
         let (batch_rows, drop_remainder) = self.batch;
-        let Dispatch { identity, task, patience } = &self.dispatch;
+        let Dispatch { identity, task, retry_timeout } = &self.dispatch;
         loop {
             let registration = identity.registration();
             let request = v1::DealTailRequest {
                 task_id: task.0,
                 worker_id: registration.id.0,
                 secret: registration.secret,
-                wait_ms: u64::try_from(POLL.as_millis()).unwrap_or(u64::MAX),
+                wait_ms: u64::try_from(POLL_TIMEOUT.as_millis()).unwrap_or(u64::MAX),
                 elements: self.rounds.carry.len() as u64,
                 rows: self.rounds.remainders.iter().map(|c| c.rows() as u64).sum(),
                 batch_rows,
@@ -81,7 +81,7 @@ impl Dealer {
                 let request = request.clone();
                 async move { d.deal_tail(request).await }
             };
-            let answer = identity.link.retry(*patience, POLL, call).await?;
+            let answer = identity.link.retry(*retry_timeout, POLL_TIMEOUT, call).await?;
             if answer.dealt {
                 return answer.pieces.iter().map(|piece| self.rounds.piece(piece)).try_fold(
                     Vec::new(),

@@ -16,36 +16,43 @@ use crate::dealer::Behind;
 use crate::identity::Identity;
 
 /// How long one request waits at the dispatcher for splits to be listed.
-const POLL: Duration = Duration::from_secs(5);
+const POLL_TIMEOUT: Duration = Duration::from_secs(5);
 /// If splits are used up faster than this, more of them are leased per request.
-const FAST: Duration = Duration::from_millis(50);
+const FAST_REQUEST_INTERVAL: Duration = Duration::from_millis(50);
 /// The most splits per request.
-const MOST: u32 = 64;
+const MAX_SPLITS_PER_REQUEST: u32 = 64;
 
 /// The leases of one task. Requests are numbered, so that a repeated request gets the same splits.
 pub(crate) struct DispatcherFeed {
     identity: Arc<Identity>,
     task: TaskId,
-    patience: Duration,
+    /// How long an unavailable dispatcher is retried.
+    retry_timeout: Duration,
     request_no: u64,
     want: u32,
     asked: Instant,
-    held: VecDeque<LeasedSplit>,
+    /// Splits that were leased and not taken yet.
+    leased: VecDeque<LeasedSplit>,
     over: bool,
     /// Elements that consumers are to get first, as leases come with them.
     behind: Behind,
 }
 
 impl DispatcherFeed {
-    pub(crate) fn new(identity: Arc<Identity>, task: TaskId, patience: Duration, behind: Behind) -> Self {
+    pub(crate) fn new(
+        identity: Arc<Identity>,
+        task: TaskId,
+        retry_timeout: Duration,
+        behind: Behind,
+    ) -> Self {
         Self {
             identity,
             task,
-            patience,
+            retry_timeout,
             request_no: 0,
             want: 1,
             asked: Instant::now(),
-            held: VecDeque::new(),
+            leased: VecDeque::new(),
             over: false,
             behind,
         }
@@ -57,7 +64,7 @@ impl DispatcherFeed {
             task_id: self.task.0,
             worker_id: registration.id.0,
             want: want.max(self.want),
-            wait_ms: u64::try_from(POLL.as_millis()).unwrap_or(u64::MAX),
+            wait_ms: u64::try_from(POLL_TIMEOUT.as_millis()).unwrap_or(u64::MAX),
             request_no: self.request_no + 1,
             secret: registration.secret,
         };
@@ -65,7 +72,7 @@ impl DispatcherFeed {
             let request = request.clone();
             async move { d.next_splits(request).await }
         };
-        let answer = self.identity.link.retry(self.patience, POLL, call).await?;
+        let answer = self.identity.link.retry(self.retry_timeout, POLL_TIMEOUT, call).await?;
         self.request_no += 1;
         self.over = answer.end;
         if !answer.behind.is_empty() {
@@ -75,7 +82,7 @@ impl DispatcherFeed {
             behind.iter_mut().zip(&answer.behind).for_each(|(sum, more)| *sum += more);
         }
         for lease in answer.splits {
-            self.held.push_back(leased(lease)?);
+            self.leased.push_back(leased(lease)?);
         }
         Ok(())
     }
@@ -105,15 +112,18 @@ fn leased(lease: v1::SplitLease) -> Result<LeasedSplit> {
 #[async_trait]
 impl SplitFeed for DispatcherFeed {
     async fn next(&mut self, want: usize) -> Result<Option<Vec<LeasedSplit>>> {
-        let want = u32::try_from(want.max(1)).unwrap_or(MOST);
-        while self.held.is_empty() && !self.over {
+        let want = u32::try_from(want.max(1)).unwrap_or(MAX_SPLITS_PER_REQUEST);
+        while self.leased.is_empty() && !self.over {
             // Small splits, such as one file each, would cost a round trip each.
-            self.want =
-                if self.asked.elapsed() < FAST { (self.want * 2).min(MOST) } else { (self.want / 2).max(1) };
+            self.want = if self.asked.elapsed() < FAST_REQUEST_INTERVAL {
+                (self.want * 2).min(MAX_SPLITS_PER_REQUEST)
+            } else {
+                (self.want / 2).max(1)
+            };
             self.asked = Instant::now();
             self.ask(want).await?;
         }
-        let n = self.held.len().min(want as usize);
-        Ok(if n == 0 { None } else { Some(self.held.drain(..n).collect()) })
+        let n = self.leased.len().min(want as usize);
+        Ok(if n == 0 { None } else { Some(self.leased.drain(..n).collect()) })
     }
 }

@@ -1,4 +1,4 @@
-//! The end of a task: what the dispatcher is told, and then its readers.
+//! The end of a task: its report to the dispatcher, and then its end for its readers.
 
 use std::time::Duration;
 
@@ -28,9 +28,9 @@ impl Manager {
             Err(e) => tracing::error!(task = %task.id, error = %e, "task failed"),
         }
         // The failure is reported to the dispatcher before readers get it: they ask the dispatcher what to do.
-        let patience =
+        let timeout =
             if finished.result.is_ok() { self.config.dispatcher_timeout } else { FAILURE_REPORT_TIMEOUT };
-        self.report(task.id, &finished, task.profile(), patience).await;
+        self.report(task.id, &finished, task.profile(), timeout).await;
         if let Err(e) = &finished.result {
             task.fail(e.clone());
         }
@@ -51,7 +51,7 @@ impl Manager {
         id: TaskId,
         finished: &Finished,
         profile: Option<v1::TaskProfile>,
-        patience: Duration,
+        timeout: Duration,
     ) {
         let registration = self.identity.registration();
         let request = v1::FinishTaskRequest {
@@ -80,7 +80,7 @@ impl Manager {
             let request = request.clone();
             async move { d.finish_task(request).await }
         };
-        if let Err(e) = self.identity.link.retry(patience, Duration::ZERO, call).await {
+        if let Err(e) = self.identity.link.retry(timeout, Duration::ZERO, call).await {
             tracing::warn!(task = %id, error = %e, "the end of a task could not be reported");
         }
     }

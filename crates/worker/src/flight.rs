@@ -12,7 +12,7 @@ use arrow_flight::{
     HandshakeResponse, PollInfo, PutResult, SchemaResult, Ticket,
 };
 use arrow_schema::SchemaRef;
-use caju_proto::{Bytes, mode_from_name, to_status, v1};
+use caju_proto::{Bytes, mode_from_name, read_flight_ticket, to_status, v1};
 use caju_types::{ClientId, Error, Result, TaskId, WorkerId};
 use caju_wire::{Dispatcher, ElementCursor, Run, schema_from_ipc};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
@@ -23,7 +23,7 @@ use crate::attachment::Attachment;
 use crate::manager::{Credentials, Found, Manager};
 
 /// How long binding a definition may take at the dispatcher.
-const BIND: Duration = Duration::from_secs(120);
+const BIND_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The Flight service, over the tasks of this worker.
 pub(crate) struct FlightOnWorker {
@@ -43,7 +43,7 @@ impl FlightOnWorker {
             async move { d.open_iteration(request).await }
         };
         let link = &self.manager.identity.link;
-        let opened = link.retry(self.manager.config.connect_timeout, BIND, call).await?;
+        let opened = link.retry(self.manager.config.connect_timeout, BIND_TIMEOUT, call).await?;
         let schema = schema_from_ipc(&opened.schema_ipc)?
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
         let task = opened.tasks.iter().find(|t| t.worker_id == me.0 && !t.ended && !t.lost);
@@ -66,9 +66,11 @@ impl FlightOnWorker {
                 "the ticket {why}; tickets come from the dispatcher's GetFlightInfo and are used as they are"
             ))
         };
-        let value: Value = serde_json::from_slice(&ticket.ticket).map_err(|_| bad("is not JSON"))?;
+        let registration = self.manager.identity.registration();
+        let command = read_flight_ticket(&registration.secret, &ticket.ticket)?;
+        let value: Value = serde_json::from_str(command).map_err(|_| bad("is not JSON"))?;
         let worker = value.get("worker").and_then(Value::as_u64).ok_or_else(|| bad("names no worker"))?;
-        let me = self.manager.identity.id();
+        let me = registration.id;
         if worker != me.0 {
             return Err(Error::unavailable(format!(
                 "the ticket is for {}, and this is {me}; ask the dispatcher for the flight's info again",
@@ -103,7 +105,7 @@ impl FlightOnWorker {
             save_chunk_bytes: 0,
             lost_readers: String::new(),
             client_secret: Bytes::new(),
-            worker_secret: self.manager.identity.registration().secret,
+            worker_secret: registration.secret,
             target_workers: 0,
             local_workers: Vec::new(),
             states: Vec::new(),

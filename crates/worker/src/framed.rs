@@ -19,15 +19,15 @@ use crate::attachment::Attachment;
 use crate::manager::{Credentials, Found, Manager};
 
 /// How long a reader may take to acknowledge the end.
-const ACK: Duration = Duration::from_secs(10);
+const ACK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a reader may be silent between credits: as long as its user computes. TCP keep-alive detects a dead peer.
-const PATIENCE: Duration = Duration::from_secs(365 * 24 * 3600);
+const MAX_SILENCE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Chunks below this size, in bytes, are sent together if several are ready.
-const SMALL: usize = 64 << 10;
+const SMALL_CHUNK_BYTES: usize = 64 << 10;
 /// The size in bytes up to which small chunks are collected.
-const COLLECTED: usize = 256 << 10;
+const COALESCED_BYTES: usize = 256 << 10;
 /// The longest control frame, in bytes: it has no body.
-const CONTROL: (usize, u64) = (4096, 0);
+const CONTROL_LIMITS: (usize, u64) = (4096, 0);
 
 /// Serves one connection.
 ///
@@ -42,8 +42,8 @@ pub(crate) async fn serve(
     let same_host = is_same_host(&stream);
     let silence = manager.config.silence;
     let (input, output) = stream.into_split();
-    let mut reader =
-        FrameReader::new(input, peer.clone(), BufferPool::new(0), PATIENCE).with_limits(CONTROL.0, CONTROL.1);
+    let mut reader = FrameReader::new(input, peer.clone(), BufferPool::new(0), MAX_SILENCE)
+        .with_limits(CONTROL_LIMITS.0, CONTROL_LIMITS.1);
     let mut writer = FrameWriter::new(output, peer.clone(), silence);
     let open = match pending.within(reader.next()).await? {
         Ok(Some(frame)) if frame.kind == Kind::Open => frame.message::<OpenHeader>()?,
@@ -72,7 +72,7 @@ pub(crate) async fn serve(
             biased;
             r = send(&manager, &open, &mut writer, &flow, same_host) => match r {
                 Ok(None) => Ok(()),
-                Ok(Some(attachment)) => confirmed(attachment, tokio::time::timeout(ACK, listening).await, &peer),
+                Ok(Some(attachment)) => confirmed(attachment, tokio::time::timeout(ACK_TIMEOUT, listening).await, &peer),
                 Err(e) => Err(e),
             },
             gone = &mut listening => match gone {
@@ -104,7 +104,9 @@ fn confirmed(mut attachment: Attachment, listened: Listened, peer: &str) -> Resu
         }
         Ok(Ok(false)) => Err(Error::unavailable(format!("{peer} left before it had everything"))),
         Ok(Err(e)) => Err(e),
-        Err(_) => Err(Error::deadline(format!("{peer} did not say within {ACK:?} that it had everything"))),
+        Err(_) => {
+            Err(Error::deadline(format!("{peer} did not say within {ACK_TIMEOUT:?} that it had everything")))
+        }
     }
 }
 
@@ -200,10 +202,10 @@ async fn send<W: AsyncWrite + Unpin>(
 /// Appends small chunks that are ready; returns one that could not be appended.
 fn collect(attachment: &mut Attachment, chunk: &mut Chunk) -> Option<Chunk> {
     let mut bytes = chunk.bytes();
-    while bytes < COLLECTED {
+    while bytes < COALESCED_BYTES {
         let next = attachment.next_if(|_, n| {
             bytes += n;
-            n < SMALL
+            n < SMALL_CHUNK_BYTES
         })?;
         if let Err(odd) = coalesce(chunk, next) {
             return Some(odd);

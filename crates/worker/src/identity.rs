@@ -98,7 +98,7 @@ impl Identity {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Tells the dispatcher that this worker takes no new tasks; or that it is gone from now on.
+    /// Reports to the dispatcher that this worker takes no new tasks; or that it is gone from now on.
     ///
     /// # Errors
     /// `Unavailable` if the dispatcher does not answer.
@@ -110,7 +110,7 @@ impl Identity {
     }
 
     /// Registers, and retries for the connect timeout if the dispatcher does not answer.
-    pub(crate) async fn register(&self, patience: Duration) -> Result<()> {
+    pub(crate) async fn register(&self, retry_timeout: Duration) -> Result<()> {
         let request = v1::RegisterWorkerRequest {
             address: self.address.clone(),
             tags: self.tags.clone(),
@@ -122,7 +122,7 @@ impl Identity {
             let request = request.clone();
             async move { d.register_worker(request).await }
         };
-        let answer = self.link.retry(patience, Duration::ZERO, call).await?;
+        let answer = self.link.retry(retry_timeout, Duration::ZERO, call).await?;
         self.stores.allow_cache(&answer.cache_url)?;
         self.heartbeat_ms.store(answer.heartbeat_ms, Ordering::Relaxed);
         let registration = Registration { id: WorkerId(answer.worker_id), secret: answer.secret };

@@ -104,7 +104,7 @@ impl Manager {
         }
         let may_start = || if self.group.is_stopped() { Err(self.leaving()) } else { Ok(()) };
         let starting = self.tasks.enter(id, may_start)?;
-        let running = starting.get_or_start(self.start(id, reader)).await?;
+        let running = starting.get_or_start(Box::pin(self.start(id, reader))).await?;
         reader.check(id, running.secret.as_ref())?;
         Ok(Found::Running(Attachment::new(running, reader.consumer)?))
     }

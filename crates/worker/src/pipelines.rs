@@ -13,18 +13,18 @@ use caju_wire::schema_from_ipc;
 use parking_lot::Mutex;
 
 /// The most bound pipelines: epochs of a few jobs alternate, and more are not worth their memory.
-const KEPT: usize = 16;
+const MAX_PIPELINES: usize = 16;
 
 /// Binds definitions, and caches the last ones.
 pub(crate) struct Pipelines {
     registry: Registry,
     ctx: SourceContext,
-    kept: Mutex<VecDeque<(u128, Arc<BoundPipeline>)>>,
+    recent: Mutex<VecDeque<(u128, Arc<BoundPipeline>)>>,
 }
 
 impl Pipelines {
     pub(crate) fn new(registry: Registry, ctx: SourceContext) -> Self {
-        Self { registry, ctx, kept: Mutex::default() }
+        Self { registry, ctx, recent: Mutex::default() }
     }
 
     /// The bound pipeline of a task.
@@ -54,20 +54,20 @@ impl Pipelines {
                 task.fingerprint
             )));
         }
-        let mut kept = self.kept.lock();
-        kept.push_back((key, Arc::clone(&bound)));
-        if kept.len() > KEPT {
-            kept.pop_front();
+        let mut recent = self.recent.lock();
+        recent.push_back((key, Arc::clone(&bound)));
+        if recent.len() > MAX_PIPELINES {
+            recent.pop_front();
         }
         Ok(bound)
     }
 
     fn find(&self, key: u128) -> Option<Arc<BoundPipeline>> {
-        let mut kept = self.kept.lock();
-        let at = kept.iter().position(|(k, _)| *k == key)?;
-        let found = kept.remove(at)?;
+        let mut recent = self.recent.lock();
+        let at = recent.iter().position(|(k, _)| *k == key)?;
+        let found = recent.remove(at)?;
         let pipeline = Arc::clone(&found.1);
-        kept.push_back(found);
+        recent.push_back(found);
         Some(pipeline)
     }
 }

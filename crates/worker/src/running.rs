@@ -38,11 +38,11 @@ pub(crate) struct RunningTask {
     emitted: OnceLock<Vec<SplitCount>>,
     /// Rows of those that were written to Arrow Flight readers.
     to_flight: Mutex<Tally>,
-    /// Splits whose numbers of rows no reader was told yet.
+    /// Splits whose numbers of rows were sent to no reader yet.
     sized: Mutex<Vec<(u64, u64)>>,
 }
 
-/// Splits of which a task remembers the number of rows until a reader is told: 1 MiB. Readers do without those of more.
+/// Splits of which a task remembers the number of rows until it is sent to a reader: 1 MiB. Readers do without those of more.
 const MAX_SIZED: usize = 1 << 16;
 
 /// How a task ended.
@@ -116,7 +116,7 @@ impl RunningTask {
         }
     }
 
-    /// Splits whose numbers of rows no reader was told yet.
+    /// Splits whose numbers of rows were sent to no reader yet.
     pub(crate) fn take_sized(&self) -> Vec<(u64, u64)> {
         std::mem::take(&mut *self.sized.lock())
     }

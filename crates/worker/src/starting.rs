@@ -35,12 +35,12 @@ impl Manager {
         let secret = <[u8; Secret::BYTES]>::try_from(&*def.secret).ok().map(Secret::from_bytes);
         reader.check(id, secret.as_ref())?;
         let pipeline = self.pipeline(id, &def).await?;
-        let (behind, patience) = (Behind::default(), self.config.dispatcher_timeout);
-        let feed = DispatcherFeed::new(Arc::clone(&self.identity), id, patience, Arc::clone(&behind));
+        let (behind, retry_timeout) = (Behind::default(), self.config.dispatcher_timeout);
+        let feed = DispatcherFeed::new(Arc::clone(&self.identity), id, retry_timeout, Arc::clone(&behind));
         let dealer = match def.num_consumers {
             0 => None,
             _ => {
-                let dispatch = Dispatch { identity: Arc::clone(&self.identity), task: id, patience };
+                let dispatch = Dispatch { identity: Arc::clone(&self.identity), task: id, retry_timeout };
                 Some(Dealer::new(dispatch, &def, behind)?)
             }
         };

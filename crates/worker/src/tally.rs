@@ -7,7 +7,7 @@ use caju_wire::Run;
 
 /// Splits up to this position of their feed are counted in a table, which costs a row of a shuffle next to nothing.
 /// The table has 8 bytes per split.
-const MOST_IN_TABLE: u64 = 1 << 20;
+const MAX_TABLE_SPLITS: u64 = 1 << 20;
 
 /// Rows that a task emitted, per split.
 #[derive(Debug, Default)]
@@ -27,8 +27,8 @@ impl Tally {
     }
 
     fn count_of(&mut self, split: u64) -> &mut u64 {
-        let base = *self.base.get_or_insert(split - split % MOST_IN_TABLE);
-        let position = split.checked_sub(base).filter(|p| *p < MOST_IN_TABLE);
+        let base = *self.base.get_or_insert(split - split % MAX_TABLE_SPLITS);
+        let position = split.checked_sub(base).filter(|p| *p < MAX_TABLE_SPLITS);
         match position.and_then(|p| usize::try_from(p).ok()) {
             Some(at) => {
                 if at >= self.table.len() {
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn rows_are_counted_per_split_near_and_far() {
         let mut tally = Tally::default();
-        let (near, far) = ((3u64 << 40) + 5, (3u64 << 40) + MOST_IN_TABLE + 1);
+        let (near, far) = ((3u64 << 40) + 5, (3u64 << 40) + MAX_TABLE_SPLITS + 1);
         let run = |split, len| Run { split, start: 0, len };
         tally.add(&[run(near, 2), run(far, 1), run(near, 3)]);
         tally.add(&[run(near + 1, 4), run(0, 7)]);

@@ -68,7 +68,7 @@ impl Worker {
             .with_limits(SourceLimits::from_limits(config.registry.limits()));
         let pipelines = Pipelines::new(config.registry.clone(), ctx);
         let (group, local) = (Tasks::new(), config.local.clone());
-        let (patience, beats) = (config.connect_timeout, config.dispatcher_timeout);
+        let (connect_timeout, retry_timeout) = (config.connect_timeout, config.dispatcher_timeout);
         let manager = Arc::new(Manager::new(Arc::clone(&identity), config, pipelines, pool, group.child()));
         // Readers may connect as soon as the dispatcher knows the address.
         if let Some(listener) = listener {
@@ -76,11 +76,11 @@ impl Worker {
         }
         local.insert(address.clone(), Arc::new(InProcess(Arc::clone(&manager))));
         let handle = WorkerHandle { manager, local, group };
-        identity.register(patience).await?;
+        identity.register(connect_timeout).await?;
         tracing::info!(%address, worker = %identity.id(), "worker registered");
         let manager = Arc::clone(&handle.manager);
         handle.group.background("the worker's heartbeats", log_failure, async move {
-            heartbeats(manager, beats).await;
+            heartbeats(manager, retry_timeout).await;
             Ok(())
         });
         Ok(handle)
@@ -115,7 +115,7 @@ async fn advertised(config: &WorkerConfig, bound: &str) -> String {
 }
 
 /// Sends heartbeats, and acts on the dispatcher's answers.
-async fn heartbeats(manager: Arc<Manager>, patience: Duration) {
+async fn heartbeats(manager: Arc<Manager>, retry_timeout: Duration) {
     let identity = Arc::clone(&manager.identity);
     let mut due = Instant::now();
     loop {
@@ -143,7 +143,7 @@ async fn heartbeats(manager: Arc<Manager>, patience: Duration) {
                     manager.drain();
                 }
                 if answer.register_again {
-                    match identity.register(patience).await {
+                    match identity.register(retry_timeout).await {
                         Ok(()) => tracing::info!(worker = %identity.id(), "worker registered again"),
                         Err(e) => tracing::warn!(error = %e, "the worker could not register again"),
                     }
@@ -197,7 +197,7 @@ impl WorkerHandle {
         let until = Instant::now() + bound;
         let reported = tokio::time::timeout(bound, identity.leave(false)).await;
         if let Ok(Err(e)) = reported {
-            tracing::warn!(error = %e, "the dispatcher could not be told that this worker leaves");
+            tracing::warn!(error = %e, "the dispatcher could not be notified that this worker leaves");
         }
         let done = tokio::time::timeout_at(until, self.manager.idle()).await.is_ok();
         self.shutdown().await;

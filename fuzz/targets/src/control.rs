@@ -101,6 +101,7 @@ pub(crate) fn ticket(data: &[u8]) {
     let text = String::from_utf8_lossy(data).replace("\"WORKER\"", &cluster.worker.worker_id().0.to_string());
     block_on(async {
         let mut client = FlightServiceClient::new(cluster.at_worker.clone());
+        let text = signed(cluster, &text).await.unwrap_or(text);
         if let Some(stream) = answered(client.do_get(Request::new(Ticket::new(text))).await) {
             // Some messages: a definition may have more rows than there is time for.
             let mut stream = stream.into_inner();
@@ -114,6 +115,16 @@ pub(crate) fn ticket(data: &[u8]) {
         }
         still_serves(cluster).await;
     });
+}
+
+/// The ticket as the dispatcher signs it, if it is the ticket of a command.
+async fn signed(cluster: &Cluster, ticket: &str) -> Option<String> {
+    let mut command: serde_json::Value = serde_json::from_str(ticket).ok()?;
+    command.as_object_mut()?.remove("worker");
+    let mut dispatcher = FlightServiceClient::new(cluster.channel.clone());
+    let command = Request::new(FlightDescriptor::new_cmd(command.to_string()));
+    let info = answered(dispatcher.get_flight_info(command).await)?.into_inner();
+    String::from_utf8(info.endpoint.into_iter().next()?.ticket?.ticket.to_vec()).ok()
 }
 
 pub(crate) fn message(data: &[u8]) {

@@ -222,3 +222,18 @@ fn binding_has_a_deadline() {
     let ended = range(steps).run(&["--bind-timeout", "1us"]);
     ended.expect_code(3).expect_error(&["the definition was not done within", "--bind-timeout"]);
 }
+
+/// An element above the reader's bound is refused by its length alone.
+#[test]
+fn an_element_above_max_frame_ends_its_reader() {
+    let cluster = Cluster::start(1);
+    let p = Pipeline::of(json!({ "range": 300_000 }), json!([{ "batch": 300_000 }]));
+    cluster
+        .read(&p, &["--max-frame", "1MiB"])
+        .expect_code(3)
+        .expect_error(&["more than the bound of 1048576 bytes", "--max-frame"]);
+    assert_eq!(cluster.report(&p, &["--max-frame", "4MiB"]).rows(), [300_000]);
+    cluster.read(&p, &["--max-frame", "1KiB"]).expect_code(2).expect_error(&["--max-frame", "at least 1MiB"]);
+    still_serves(&cluster);
+    cluster.stop();
+}

@@ -1,7 +1,7 @@
 //! A client that knows every identifier and no secret: whatever it tries, it is refused, and the job's owner gets all rows.
 
-use arrow_flight::Ticket;
 use arrow_flight::flight_service_client::FlightServiceClient;
+use arrow_flight::{FlightDescriptor, Ticket};
 use caju_proto::v1;
 use caju_proto::v1::dispatcher_client::DispatcherClient;
 use caju_tests::cluster::Cluster;
@@ -41,6 +41,7 @@ fn a_stranger_can_do_nothing_to_a_running_job() {
     let dataset =
         cluster.wait_for_status("the dataset", |s| Some(s["jobs"][0]["dataset_id"].as_str()?.to_string()));
     runtime.block_on(strangers_tickets(&address, worker, &dataset));
+    runtime.block_on(anothers_tickets(&cluster, &address));
     // Its connections close with it: one that answers no longer would hold up the dispatcher's end.
     drop(runtime);
 
@@ -51,16 +52,40 @@ fn a_stranger_can_do_nothing_to_a_running_job() {
     cluster.stop();
 }
 
-/// Tickets of Arrow Flight are plain JSON: anybody can write one for a job whose name is in `caju status`.
+/// Tickets of Arrow Flight are signed for one incarnation of a worker: nobody writes one for a job whose name is in
+/// `caju status`, and nobody changes one of another job.
 async fn strangers_tickets(address: &str, worker: u64, dataset: &str) {
     let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
     let mut flight = FlightServiceClient::new(channel);
     for pipeline in [json!(dataset), json!({ "source": { "range": 100_000 } })] {
-        let ticket =
-            json!({ "pipeline": pipeline, "job": "owned", "epoch": 0, "worker": worker }).to_string();
-        let e = flight.do_get(Ticket::new(ticket)).await.expect_err("a stranger got rows of the owner's");
-        assert!(matches!(e.code(), Code::FailedPrecondition | Code::AlreadyExists), "{e}");
+        let ticket = json!({ "pipeline": pipeline, "job": "owned", "epoch": 0, "worker": worker });
+        for signature in ["", ".", "00000000000000000000000000000000."] {
+            let ticket = Ticket::new(format!("{signature}{ticket}"));
+            let e = flight.do_get(ticket).await.expect_err("a stranger got rows of the owner's");
+            assert_eq!(e.code(), Code::PermissionDenied, "{e}");
+            assert!(e.message().contains("is not one that the dispatcher signed"), "{e}");
+        }
     }
+}
+
+/// Whoever asks for the flight's info of a job gets tickets that the worker accepts as they are, and in no other form. That a
+/// Flight reader may not share an epoch with the owner's readers is told by the dispatcher.
+async fn anothers_tickets(cluster: &Cluster, address: &str) {
+    let connect = |address: String| async move {
+        FlightServiceClient::new(Channel::from_shared(address).unwrap().connect().await.unwrap())
+    };
+    let mut dispatcher = connect(format!("http://{}", cluster.address())).await;
+    let mut worker = connect(format!("http://{address}")).await;
+    let command = json!({ "pipeline": { "source": { "range": 7 } }, "job": "mine" }).to_string();
+    let info = dispatcher.get_flight_info(FlightDescriptor::new_cmd(command)).await.unwrap().into_inner();
+    let ticket = info.endpoint[0].ticket.clone().unwrap();
+    let text = String::from_utf8(ticket.ticket.to_vec()).unwrap();
+    let changed = Ticket::new(text.replace("mine", "owned"));
+    let e = worker.do_get(changed).await.expect_err("a changed ticket was accepted");
+    assert_eq!(e.code(), Code::PermissionDenied, "{e}");
+    let mut stream = worker.do_get(ticket).await.unwrap().into_inner();
+    let first = stream.message().await.unwrap();
+    assert!(first.is_some(), "the ticket itself reads its own job");
 }
 
 async fn strangers_calls(

@@ -320,6 +320,9 @@ pub(crate) struct ReadArgs {
     /// How long to try to reach a dispatcher that does not answer
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = service::duration)]
     pub(crate) connect_timeout: std::time::Duration,
+    /// The largest element that is accepted from a worker, at least 1MiB. A larger one ends the reader with an error
+    #[arg(long, value_name = "SIZE", default_value = "2GiB", value_parser = service::frame_size)]
+    pub(crate) max_frame: u64,
     #[command(flatten)]
     pub(crate) epochs: EpochArgs,
 }

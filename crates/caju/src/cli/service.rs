@@ -18,6 +18,16 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     caju_types::parse_bytes(text).map_err(|e| e.to_string())
 }
 
+/// The bound of a frame: a worker sends small elements together, in frames of some hundred KiB.
+pub(super) fn frame_size(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        bytes if bytes < 1 << 20 => {
+            Err("at least 1MiB, because a worker sends small elements together".to_string())
+        }
+        bytes => Ok(bytes),
+    }
+}
+
 /// What a server may read, write and run.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct StoreArgs {

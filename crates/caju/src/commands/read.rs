@@ -18,6 +18,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
     let config = ClientConfig {
         connect_timeout: args.connect_timeout,
         worker_timeout: args.worker_wait,
+        max_frame_bytes: args.max_frame,
         on_event: shared::events(global.quiet),
         ..ClientConfig::default()
     };

@@ -82,10 +82,12 @@ impl Core {
     }
 
     /// Workers that any reader may read from, with their addresses.
-    pub(crate) async fn active_workers(&self) -> Result<Vec<(WorkerId, String)>> {
+    /// Workers that any process can read from: their identifiers, addresses and secrets. A worker of a journal without secrets
+    /// is left out until it registers again, which it does with its next heartbeat.
+    pub(crate) async fn active_workers(&self) -> Result<Vec<(WorkerId, String, Secret)>> {
         let open = |w: &&Worker| !w.is_local_only(TargetWorkers::Auto);
-        self.look(|state| state.active_workers().filter(open).map(|w| (w.id, w.address.clone())).collect())
-            .await
+        let known = |w: &Worker| Some((w.id, w.address.clone(), w.secret?));
+        self.look(|state| state.active_workers().filter(open).filter_map(known).collect()).await
     }
 
     pub(crate) fn heartbeat_ms(&self) -> u64 {

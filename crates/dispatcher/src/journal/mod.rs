@@ -1,4 +1,4 @@
-//! The journal: updates, durable before anybody is told of what they changed.
+//! The journal: updates, durable before any answer says what they changed.
 //!
 //! A journal holds *groups*: the updates of one decision, all of them or none. It is expendable (the truth
 //! about snapshots is in object storage), so what cannot be read is set aside, never repaired and never a

@@ -1,4 +1,4 @@
-//! Every write of the journal fails in turn: nobody is told what was not stored, and what was told is there afterwards.
+//! Every write of the journal fails in turn: nothing is answered that was not stored, and what was answered is there afterwards.
 
 use caju_proto::v1;
 use caju_types::{Error, Result};
@@ -55,9 +55,9 @@ impl Journal for FailsAt {
     }
 }
 
-/// What callers were told.
+/// What callers were answered.
 #[derive(Debug, Default)]
-struct Told {
+struct Answered {
     worker: Option<u64>,
     opened: Option<v1::OpenIterationResponse>,
     /// Splits by the number of the request.
@@ -68,13 +68,13 @@ struct Told {
 }
 
 /// An epoch in which a task is lost, until a call fails.
-async fn epoch(w: &World, told: &mut Told) -> Result<()> {
+async fn epoch(w: &World, answered: &mut Answered) -> Result<()> {
     let request = v1::RegisterWorkerRequest { address: "a:1".into(), cores: 1, ..Default::default() };
     let registered = w.core.register_worker(request).await?;
     let (worker, secret) = (registered.worker_id, registered.secret);
-    told.worker = Some(worker);
+    answered.worker = Some(worker);
     let opened = w.core.open_iteration(open_request(&json!({"splits": 6}), "j")).await?;
-    told.opened = Some(opened.clone());
+    answered.opened = Some(opened.clone());
     let next = async |task_id: u64, request_no: u64| {
         let (worker_id, secret) = (worker, secret.clone());
         let request =
@@ -83,7 +83,7 @@ async fn epoch(w: &World, told: &mut Told) -> Result<()> {
     };
     let task = opened.tasks[0].task_id;
     for no in 1..=2 {
-        told.leased.push((no, indices(&next(task, no).await?)));
+        answered.leased.push((no, indices(&next(task, no).await?)));
     }
     let beat = |lost_tasks: Vec<v1::LostTask>, acknowledged: Vec<v1::SplitRows>| v1::ClientHeartbeatRequest {
         client_id: opened.client_id,
@@ -94,35 +94,35 @@ async fn epoch(w: &World, told: &mut Told) -> Result<()> {
         ..Default::default()
     };
     w.core.client_heartbeat(beat(vec![], vec![split_rows(&(0, 0, 3))])).await?;
-    told.took = true;
+    answered.took = true;
     let view = w.core.client_heartbeat(beat(vec![lost(task, &[(0, 0, 5)])], vec![])).await?;
-    told.lost = true;
+    answered.lost = true;
     let again = view.tasks[0].task_id;
-    told.again = Some(again);
+    answered.again = Some(again);
     next(again, 1).await?;
     Ok(())
 }
 
-/// What the next process knows of what was told.
-async fn check(w: &World, told: &Told, place: &str) {
+/// What the next process knows of what was answered.
+async fn check(w: &World, answered: &Answered, place: &str) {
     let state = w.core.snapshot();
-    assert!(told.worker.is_none() || !state.workers.is_empty(), "{place}: a registration");
-    let Some(opened) = &told.opened else { return };
+    assert!(answered.worker.is_none() || !state.workers.is_empty(), "{place}: a registration");
+    let Some(opened) = &answered.opened else { return };
     let iteration = state.iterations.values().next().unwrap_or_else(|| panic!("{place}: no iteration"));
     assert_eq!(iteration.id.0, opened.iteration_id, "{place}");
     let member = iteration.members.values().next().unwrap();
     assert!(member.secret.is_some_and(|s| s.is(&opened.client_secret)), "{place}: the client's secret");
-    assert!(member.took || !told.took, "{place}: rows that its user took");
+    assert!(member.took || !answered.took, "{place}: rows that its user took");
     // Every split that was leased is with the task or waits to be leased again, once.
-    for split in told.leased.iter().flat_map(|(_, splits)| splits) {
+    for split in answered.leased.iter().flat_map(|(_, splits)| splits) {
         let with_tasks = iteration.tasks.values().filter(|t| t.leases.contains_key(split)).count();
         let waiting = iteration.feeds.values().filter(|f| f.pending.contains_key(split)).count();
         assert_eq!(with_tasks + waiting, 1, "{place}: split {split}");
     }
-    if told.lost {
+    if answered.lost {
         let lease = iteration.lease_of(0).unwrap();
         assert_eq!(lease.done.iter().collect::<Vec<_>>(), [(0, 5)], "{place}: rows of the lost task");
-    } else if let (Some((no, splits)), Some(worker)) = (told.leased.last(), told.worker) {
+    } else if let (Some((no, splits)), Some(worker)) = (answered.leased.last(), answered.worker) {
         // The worker asks again, for it had no answer to its last request.
         let task = opened.tasks[0].task_id;
         if iteration
@@ -140,15 +140,15 @@ async fn check(w: &World, told: &Told, place: &str) {
 }
 
 #[test]
-fn every_write_that_fails_ends_the_journal_and_loses_nothing_that_was_told() {
+fn every_write_that_fails_ends_the_journal_and_loses_nothing_that_was_answered() {
     run(async {
         for left in [Left::Nothing, Left::Half, Left::All] {
             let mut failures = 0;
             for writes in 0.. {
                 let place = format!("{left:?} of write {writes}");
                 let mut w = World::over(|stored| Box::new(FailsAt { stored, writes, left }));
-                let mut told = Told::default();
-                let ended = epoch(&w, &mut told).await;
+                let mut answered = Answered::default();
+                let ended = epoch(&w, &mut answered).await;
                 let Err(e) = ended else { break };
                 assert!(e.message().contains("input/output error"), "{place}: {e}");
                 let later = w.core.open_iteration(open_request(&json!({"splits": 1}), "later")).await;
@@ -156,7 +156,7 @@ fn every_write_that_fails_ends_the_journal_and_loses_nothing_that_was_told() {
                 assert!(w.core.journal_failed().await.message().contains("start it again"), "{place}");
                 failures += 1;
                 w.after_its_end();
-                check(&w, &told, &place).await;
+                check(&w, &answered, &place).await;
             }
             assert!(failures >= 6, "{left:?}: only {failures} writes could fail");
         }

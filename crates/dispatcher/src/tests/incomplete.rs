@@ -163,9 +163,9 @@ fn a_job_may_accept_that_readers_are_lost() {
         t.w.close(joins.client_id, joins.iteration_id, Vec::new()).await;
         t.rest().await;
         let view = t.beat().await;
-        let told = view.incomplete.unwrap();
-        assert!(view.accounted && !told.fatal);
-        assert_eq!((told.rows_missing, told.rows_taken_by_lost_readers), (0, 2));
+        let reported = view.incomplete.unwrap();
+        assert!(view.accounted && !reported.fatal);
+        assert_eq!((reported.rows_missing, reported.rows_taken_by_lost_readers), (0, 2));
         assert_eq!(state_of(&t.w, t.stays.iteration_id), "finished");
         let bad = v1::OpenIterationRequest { lost_readers: "alow".into(), ..open_request(&json!({}), "k") };
         let e = t.w.core.open_iteration(bad).await.unwrap_err();

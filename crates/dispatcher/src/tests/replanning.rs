@@ -87,7 +87,7 @@ impl Replanned {
         self.job().decision.unwrap().read().unwrap().clone()
     }
 
-    /// One more epoch that runs as decided, at so many rows per second for ten seconds.
+    /// One more epoch that runs as decided, at the given number of rows per second for ten seconds.
     async fn epoch(&mut self, rows_per_s: u64) -> Decision {
         self.epoch_of(rows_per_s, Vec::new()).await
     }

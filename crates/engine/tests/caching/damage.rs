@@ -112,7 +112,7 @@ async fn draws_above_the_hint_are_those_of_the_part() {
         let mut only_read = plan.clone();
         only_read.put = false;
         let (rows, _) = pair.with(&cache(&root).await, how(3), &only_read).await;
-        // A part that is bad from its first block on is not read at all: everything is drawn anew.
+        // A part that is bad from its first block on is not read at all: everything is drawn again.
         if rows.first() == stored.first() {
             assert_eq!(rows, stored, "damaged at {thousandth}/1000");
             resumed += 1;

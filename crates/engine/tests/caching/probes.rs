@@ -151,7 +151,7 @@ async fn probes_at(root: &str) -> Vec<String> {
     all.into_iter().filter(|path| path.contains("/probes/")).collect()
 }
 
-/// A cache whose store takes so many milliseconds to answer.
+/// A cache whose store takes the given number of milliseconds to answer.
 async fn far(ms: u64) -> Arc<Cache> {
     let faults = Faults::new();
     for op in [Op::Get, Op::Put] {

@@ -217,7 +217,7 @@ async fn check(seed: u64) {
         undecided: false,
     };
     let above = case.yaml.split("autocache").next().unwrap();
-    // What is drawn above the hint is drawn as in epoch 0; what is drawn below is drawn anew. A `take` of what is
+    // What is drawn above the hint is drawn as in epoch 0; what is drawn below is drawn again. A `take` of what is
     // shuffled is another one each epoch.
     let frozen = ["uniform", "random"].iter().any(|f| above.contains(f))
         || above.contains("shuffle") && case.yaml.contains("take");

@@ -1,4 +1,4 @@
-//! Rows passed over under `on_error: skip` are passed over, and counted, also when they are read from a part.
+//! Rows skipped under `on_error: skip` are skipped, and counted, also when they are read from a part.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::common::{Fixed, How};
 use crate::generated::put;
 use crate::rows::{Pair, Row, cache, place, rows_of};
 
-/// Rows and how many were passed over.
+/// Rows and how many were skipped.
 async fn run(pair: &Pair, root: &str, limited: bool) -> Result<(Vec<Row>, u64), String> {
     let plan = Arc::new(pair.hints[0].plan("parquet/zstd"));
     let leases: VecDeque<_> = (0u64..)

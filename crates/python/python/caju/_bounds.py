@@ -32,14 +32,15 @@ class Bounds(NamedTuple):
     def of(cls, chunk_memory: Any, max_record: Any, max_pixels: Any, bind_timeout: Any) -> Bounds:
         """The arguments of a user, checked."""
         return cls(
-            _size("chunk_memory", chunk_memory),
-            _size("max_record", max_record),
+            size_of("chunk_memory", chunk_memory),
+            size_of("max_record", max_record),
             whole("max_pixels", max_pixels, 1),
             _seconds("bind_timeout", bind_timeout),
         )
 
 
-def _size(name: str, value: Any) -> int | None:
+def size_of(name: str, value: Any) -> int | None:
+    """A number of bytes, also as text, checked."""
     if not isinstance(value, str):
         return whole(name, value, 1, text="a number of bytes, or text such as \"64MiB\"")
     try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _caju
+from ._bounds import Size
 from ._cardinality import Cardinality
 from ._cluster import address_of, configured_bounds
 from ._epochs import Epochs
@@ -96,6 +97,7 @@ class Dataset(Stages, Epochs):
         lost_readers: str = "fail",
         target_workers: str | None = None,
         connect_timeout: float = 10.0,
+        max_frame: Size | None = None,
     ) -> Dataset:
         """Computes the dataset on a service: `"caju://host:7070"`, a `LocalCluster` or `start_dispatcher()`.
 
@@ -104,7 +106,8 @@ class Dataset(Stages, Epochs):
         `processing_mode` is "dynamic" (every row once), "off" (all rows from every worker), or "file", "data",
         "file_or_data" or "hint": worker k of the n that the dispatcher is configured with has shard k of n. `seed` replaces
         that of the pipeline. `policy` and `encoding` are those of `caju run`: who decides where rows are stored, and how new parts are
-        written. A dispatcher that is absent is looked for during `connect_timeout` seconds.
+        written. A dispatcher that is absent is looked for during `connect_timeout` seconds. An element of more than `max_frame`
+        bytes (also text such as `"4GiB"`; 2 GiB by default) is refused before memory is asked for.
 
         A reader of the job that is killed, or silent for the dispatcher's `--client-timeout`, is lost. The rows that it had
         used are not delivered again, so the epoch ends with a `FailedPrecondition` for the other readers, unless they accept
@@ -129,7 +132,7 @@ class Dataset(Stages, Epochs):
         out = self._copy()
         out._service = Service.of(
             service, job_name, epochs, processing_mode, seed, policy, encoding, connect_timeout, lost_readers,
-            target_workers, consumer,
+            target_workers, consumer, max_frame,
         )
         return out
 

@@ -177,7 +177,7 @@ class Epochs:
     def _connect(self, service: Service) -> _caju.Client:
         client = self._client
         if client is None:
-            client = self._client = _caju.Client(service.address, service.connect_timeout)
+            client = self._client = _caju.Client(service.address, service.connect_timeout, service.max_frame)
             connected(self)
         return client
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _caju
+from ._bounds import Size, size_of
 from ._cluster import LocalCluster, address_of
 from ._errors import InvalidPipeline
 from ._numbers import whole
@@ -14,6 +15,8 @@ UNEVEN = ("drop", "pad")
 LOST_READERS = ("fail", "allow")
 TARGETS = ("auto", "any", "local")
 MAX_SEED = 2**64 - 1
+MIN_FRAME = 2**20
+"""The smallest bound of a frame, in bytes: a worker sends small elements in frames of some hundred KiB."""
 
 
 class Service:
@@ -21,7 +24,7 @@ class Service:
 
     __slots__ = (
         "address", "connect_timeout", "encoding", "epochs", "job_name", "keep", "lost_readers", "mode", "policy", "seed",
-        "target_workers", "consumer",
+        "target_workers", "consumer", "max_frame",
     )
 
     def __init__(
@@ -38,6 +41,7 @@ class Service:
         lost_readers: str = "fail",
         target_workers: str | None = None,
         consumer: tuple[int, int, str] | None = None,
+        max_frame: int | None = None,
     ) -> None:
         self.address = address
         self.keep = keep
@@ -51,6 +55,7 @@ class Service:
         self.lost_readers = lost_readers
         self.target_workers = target_workers
         self.consumer = consumer
+        self.max_frame = max_frame
 
     @classmethod
     def of(
@@ -66,6 +71,7 @@ class Service:
         lost_readers: str = "fail",
         target_workers: str | None = None,
         consumer: tuple[int, int, str] | None = None,
+        max_frame: Size | None = None,
     ) -> Service:
         """The arguments of `distribute`, checked."""
         for name, text in (("job_name", job_name), ("policy", policy), ("encoding", encoding)):
@@ -96,11 +102,14 @@ class Service:
         seed = whole("seed", seed, 0, MAX_SEED)
         if isinstance(connect_timeout, bool) or not isinstance(connect_timeout, (int, float)) or not connect_timeout >= 0:
             raise InvalidPipeline(f"connect_timeout={connect_timeout!r} must be a number of seconds, 0 or more")
+        frame = size_of("max_frame", max_frame)
+        if frame is not None and frame < MIN_FRAME:
+            raise InvalidPipeline(f"max_frame={max_frame!r} must be at least 1 MiB: a worker sends small elements together")
         address = address_of(service)
         keep = None if service is address else service
         return cls(
             address, keep, job_name or "", epochs, processing_mode, seed, policy or "", encoding or "", connect_timeout,
-            lost_readers, target_workers, consumer,
+            lost_readers, target_workers, consumer, frame,
         )
 
     @property

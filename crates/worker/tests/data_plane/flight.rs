@@ -47,6 +47,7 @@ async fn elements_are_never_cut_and_bad_tickets_are_refused() {
     let batches: Vec<_> = worker.do_get(ticket).await.unwrap().try_collect().await.unwrap();
     assert_eq!(batches.len(), 1);
     assert_once(batches.iter().map(ids), 1_000_000);
+    // Tickets that the dispatcher has not signed for this worker.
     for bad in ["{}", "nonsense", r#"{"worker": 999999, "pipeline": {}}"#] {
         let e = match worker.do_get(arrow_flight::Ticket::new(bad.to_string())).await {
             Err(e) => e.to_string(),

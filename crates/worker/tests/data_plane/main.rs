@@ -6,6 +6,7 @@ mod cluster;
 mod consumers;
 mod flight;
 mod membership;
+mod panics;
 mod reading;
 mod resume;
 mod same_ids;

@@ -131,7 +131,7 @@ async fn what_a_leaving_reader_did_not_take_goes_to_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_reader_held_whose_listener_panics_is_missed_and_not_lost_in_silence() {
+async fn what_a_reader_had_whose_listener_panics_goes_to_the_others() {
     let mut cluster = Cluster::start(1).await;
     let broken = cluster
         .client_with(|c| {
@@ -164,17 +164,8 @@ async fn what_a_reader_held_whose_listener_panics_is_missed_and_not_lost_in_sile
     let e = tokio::time::timeout(PATIENCE, failing).await.expect("the reader must fail");
     assert!(e.message().contains("the listener broke down"), "{e}");
     assert!(a.next().await.is_err(), "and stays broken");
-    // Its session cannot say any more what its user had not taken. The other reader gets all rows, or is told.
-    match drain(&mut b).await {
-        Ok(others) => {
-            elements.extend(others);
-            assert_once(elements, ROWS);
-        }
-        Err(e) => {
-            assert_eq!(e.kind(), ErrorKind::FailedPrecondition, "{e}");
-            assert!(e.message().starts_with("incomplete: ") && e.message().contains("by no reader"), "{e}");
-        }
-    }
+    elements.extend(drain(&mut b).await.unwrap());
+    assert_once(elements, ROWS);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -238,7 +229,7 @@ async fn strangers_on_the_port_harm_nobody() {
     assert_once(drain(&mut reader).await.unwrap(), 2000);
 }
 
-/// Forwards connections to `target`; the first ones are cut after so many bytes from there.
+/// Forwards connections to `target`; the first ones are cut after the given numbers of bytes from there.
 async fn flaky_proxy(target: String, cuts: Vec<u64>) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();

@@ -127,8 +127,8 @@ fn lost_records_are_counted() {
         // As after damage: the database ends before its end.
         tamper(kind, &at, &Change::Remove(2));
         let e = kind.open(&at).err().unwrap();
-        let told = e.kind() == ErrorKind::DataLoss && e.message().contains("2 records of at least 3");
-        assert!(told, "{}: {e}", kind.name());
+        let is_reported = e.kind() == ErrorKind::DataLoss && e.message().contains("2 records of at least 3");
+        assert!(is_reported, "{}: {e}", kind.name());
     }
 }
 

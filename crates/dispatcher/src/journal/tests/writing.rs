@@ -35,7 +35,7 @@ fn run(test: impl Future<Output = ()>) {
 }
 
 #[test]
-fn what_cannot_be_written_is_never_told() {
+fn what_cannot_be_written_is_never_answered() {
     run(async {
         let writer = Arc::new(JournalWriter::start(Box::new(Full(1)), 0).unwrap());
         let first = writer.enqueue(vec![]);
