@@ -41,6 +41,8 @@ pub(crate) struct Epochs<'a> {
     pub(crate) pool: CpuPool,
     /// What is done with the rows.
     pub(crate) work: Consumer,
+    /// How rows travel to it.
+    pub(crate) transfer: caju_client::Transfer,
     /// Which consumer of the job this is.
     pub(crate) consumer: Option<caju_client::Consumer>,
     /// CPU time that this process used before the job.
@@ -161,6 +163,7 @@ impl Epochs<'_> {
             num_states: 0,
             states_of_all: false,
             consumer: self.consumer,
+            transfer: self.transfer,
         }
     }
 

@@ -1,6 +1,6 @@
 //! `caju read`: reads a pipeline through a dispatcher that runs elsewhere.
 
-use caju_client::{Client, ClientConfig, Consumer, LostReaders, Uneven};
+use caju_client::{Client, ClientConfig, Consumer, LostReaders, Transfer, Uneven};
 use caju_runtime::SystemClock;
 use caju_types::Result;
 
@@ -46,6 +46,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
                 UnevenArg::Pad => Uneven::Pad,
             },
         }),
+        transfer: Transfer { protocol: args.data_transfer_protocol, compression: args.compression },
         announce: false,
         state_file,
     };
