@@ -5,8 +5,8 @@ use std::time::Duration;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use caju_client::{
-    ClientConfig, Consumer, DatasetRef, Element, LostReaders, Monitor, ReadRequest, ReaderState, SaveTo,
-    Uneven,
+    ClientConfig, Compression, Consumer, DatasetRef, Element, LostReaders, Monitor, ReadRequest, ReaderState,
+    SaveTo, Transfer, TransferProtocol, Uneven,
 };
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::TargetWorkers;

@@ -8,9 +8,9 @@ use std::io::{Read, Write};
 use arrow_buffer::Buffer;
 use caju_types::{Error, Result, did_you_mean};
 
-use crate::encode::Segment;
 use crate::frame::{DEFAULT_MAX_BODY_BYTES, RowsHeader, damaged};
 use crate::pool::BufferPool;
+use crate::segment::Segment;
 
 /// Bodies below this size, in bytes, are sent as they are: a packet has 1.5 KB, and fewer bytes in it gain nothing.
 const MIN_BODY_BYTES: u64 = 4 << 10;

@@ -13,6 +13,7 @@ use caju_types::{Error, Result};
 
 use crate::compression::{Codec, compress};
 use crate::frame::{self, ALIGN, Kind, RowsHeader};
+use crate::segment::Segment;
 use crate::{Chunk, Elements};
 
 /// A frame that is ready to be written: its headers, and the slices of memory that make up its body.
@@ -26,27 +27,6 @@ pub struct OutFrame {
     pub body_len: u64,
     /// Bytes of the body before it was compressed: what it takes in memory.
     pub raw_len: u64,
-}
-
-/// A part of a body.
-#[derive(Debug)]
-pub enum Segment {
-    /// Bytes of an array.
-    Data(Buffer),
-    /// This many zeros, fewer than [`ALIGN`].
-    Zeros(usize),
-}
-
-static ZEROS: [u8; ALIGN] = [0; ALIGN];
-
-impl Segment {
-    /// The bytes.
-    pub fn as_slice(&self) -> &[u8] {
-        match self {
-            Segment::Data(b) => b.as_slice(),
-            Segment::Zeros(n) => &ZEROS[..(*n).min(ALIGN)],
-        }
-    }
 }
 
 impl OutFrame {

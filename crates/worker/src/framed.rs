@@ -173,7 +173,7 @@ async fn send<W: AsyncWrite + Unpin>(
         writer.send(Kind::End, &EndHeader::default()).await?;
         return Ok(None);
     };
-    let mut packing = Packing::new(Compression::codec(open.compression, same_host), manager.pool().clone());
+    let mut packing = Packing::new(Compression::codec(open.compression, same_host), manager.pool.clone());
     let mut schema = Arc::clone(&attachment.task.schema);
     writer.send(Kind::Schema, &encode_schema(&schema)?).await?;
     loop {

@@ -104,6 +104,7 @@ impl Manager {
                     modes: SplitModes::default(),
                     emitted: None,
                     to_flight: Vec::new(),
+                    served: None,
                 };
                 self.report(id, &failed, None, FAILURE_REPORT_TIMEOUT).await;
                 Err(e)

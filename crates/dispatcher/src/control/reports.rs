@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use caju_proto::v1::{IoStats, StageStats};
+use caju_proto::v1::{IoStats, StageStats, WorkerUsage};
 use caju_types::{ClientId, IterationId, TaskId, WorkerId};
 
 use super::holders::Holders;
@@ -12,6 +12,7 @@ use super::row_checksums::RowChecksums;
 use crate::state::{Iteration, TaskState};
 
 use super::acknowledged_rows::Acknowledged;
+use super::served::Served;
 use super::stragglers::Paces;
 
 /// Skipped rows of an iteration that are reported one by one; the others are only counted.
@@ -45,6 +46,8 @@ pub(crate) struct Reports {
     pub(crate) ended_stages: BTreeMap<IterationId, Vec<StageStats>>,
     /// What ended tasks moved to and from stores, by iteration.
     pub(crate) ended_io: BTreeMap<IterationId, IoStats>,
+    /// What each task gave out by the last report of its worker.
+    pub(super) served: Served,
     /// Why ended tasks skipped rows, by iteration; the first [`REPORTED_SKIPS`] of each.
     pub(crate) first_skips: BTreeMap<IterationId, Vec<String>>,
     /// How fast tasks went through their splits.
@@ -70,6 +73,8 @@ pub(crate) struct WorkerReport {
     pub(crate) tasks: Vec<u64>,
     /// When it registered, by the monotonic clock.
     pub(crate) registered: Duration,
+    /// Memory and caches of its process; none if it does not report them.
+    pub(crate) usage: Option<WorkerUsage>,
 }
 
 /// The last report of a client.
@@ -86,6 +91,14 @@ pub(crate) struct ClientReport {
     call: u64,
     /// Elements that its user took.
     pub(crate) elements: u64,
+    /// Rows of these.
+    pub(crate) rows: u64,
+    /// Bytes of these.
+    pub(crate) bytes: u64,
+    /// Rows that it has received and its user has not taken.
+    pub(crate) rows_waiting: u64,
+    /// Since when its user has not asked for rows, as of `at`.
+    pub(crate) user_busy: Duration,
 }
 
 impl Reports {
@@ -174,6 +187,7 @@ impl Reports {
         self.compared.remove(&iteration);
         self.holders.forget(iteration);
         self.paces.forget(iteration);
+        self.served.forget(iteration);
     }
 
     /// What the stages of an iteration did, added up within the last interval of heartbeats: all clients of the iteration ask in

@@ -10,4 +10,5 @@ mod reading;
 mod resume;
 mod same_ids;
 mod sharding;
+mod status;
 mod trouble;
