@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_autocache::{CachePlan, Document};
-use caju_planner::Profile;
+use caju_planner::{Profile, Scaling};
 use caju_proto::v1;
 use caju_types::{ClientId, Result};
 
@@ -65,6 +65,7 @@ impl Core {
         let io = reports.ended_io.get(&iteration.id).copied();
         let readers = readers(&reports, iteration, self.clock.now());
         let served = reports.served.of_iteration(iteration.id);
+        let workers_wanted = workers_wanted(&reports, iteration);
         drop(reports);
         let splits_total = self.listings.splits_total(iteration);
         // A task that a client has read to its end runs on until its worker has reported.
@@ -108,9 +109,31 @@ impl Core {
             readers,
             splits: Some(split_states(iteration, splits_total)),
             served: Some(served),
+            workers_wanted,
         }
     }
 }
+
+/// The workers that would keep the readers of an iteration busy; 0 while too little is known.
+fn workers_wanted(reports: &Reports, iteration: &Iteration) -> u64 {
+    let mut scaling = Scaling::default();
+    let workers = reports.served.by_worker(iteration.id);
+    for (worker, served) in workers.iter().filter(|(_, s)| s.elements > 0) {
+        // A report without a time, of a worker that has just begun, is left out.
+        drop(scaling.report_worker(worker.0, served.busy_s / served.elements as f64));
+    }
+    for client in iteration.members.keys() {
+        let Some(r) = reports.clients.get(&(iteration.id, *client)) else { continue };
+        let since_opened = r.rows as f64 / r.rows_per_s;
+        // One that waits all the time takes no time itself: nobody knows how fast it would be.
+        let own = since_opened * (1.0 - r.wait_fraction).max(MIN_OWN_FRACTION);
+        drop(scaling.report_consumer(client.0, own / r.elements as f64));
+    }
+    scaling.advice(workers.len() as u64).unwrap_or(0)
+}
+
+/// The least fraction of its time that a reader counts as busy with rows.
+const MIN_OWN_FRACTION: f64 = 1e-3;
 
 /// The present readers of an iteration, by their last reports.
 fn readers(reports: &Reports, iteration: &Iteration, now: Duration) -> Vec<v1::ReaderStatus> {

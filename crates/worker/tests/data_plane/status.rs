@@ -62,6 +62,28 @@ async fn the_status_shows_how_far_readers_and_splits_are() {
     assert!(worker.running.is_empty());
 }
 
+/// SRV-05: a reader that always waits wants more workers, and one that hardly asks wants one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn srv_05_the_status_says_how_many_workers_are_wanted() {
+    let cluster = Cluster::start(1).await;
+    let client = cluster.client().await;
+    let slow = range(100_000, &[json!({"sleep": {"per_row": "2ms"}})]);
+    let mut hungry = client.read(request(&slow, "hungry")).await.unwrap();
+    for _ in 0..50 {
+        hungry.next().await.unwrap().unwrap();
+    }
+    let wanted = status_until(&client, |s| s.jobs.first().map(|j| j.workers_wanted).filter(|n| *n > 1)).await;
+    assert!(wanted <= 4, "{wanted}: at most four times the one worker");
+    hungry.close().await;
+    let mut idle = client.read(request(&range(5_000_000, &[]), "idle")).await.unwrap();
+    for _ in 0..50 {
+        idle.next().await.unwrap().unwrap();
+    }
+    let of_idle = |s: &GetStatusResponse| s.jobs.iter().find(|j| j.job == "idle").map(|j| j.workers_wanted);
+    // It takes nothing more: the longer it does not, the fewer workers it would need.
+    status_until(&client, |s| of_idle(s).filter(|n| *n == 1)).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_status_shows_which_consumer_is_behind() {
     let cluster = Cluster::start(1).await;

@@ -166,6 +166,9 @@ fn progress(job: &JobStatus, out: &mut String) {
     if job.readers.is_empty() {
         return;
     }
+    if job.workers_wanted > 0 {
+        out.push_str(&format!("  workers that would keep its readers busy: {}\n", job.workers_wanted));
+    }
     let mut readers: Vec<&ReaderStatus> = job.readers.iter().collect();
     readers.sort_by(|a, b| b.user_busy_s.total_cmp(&a.user_busy_s).then(b.rows_waiting.cmp(&a.rows_waiting)));
     let head = ["reader", "elements", "rows", "rows/s", "behind", "rows ready", "its user", "silent"];

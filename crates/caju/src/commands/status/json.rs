@@ -70,7 +70,7 @@ fn job_json(j: &JobStatus) -> Value {
            "modes": modes_json(j), "io": io_json(j), "rows_skipped": j.rows_skipped, "first_skips": j.first_skips,
            "readers": j.readers.iter().map(reader_json).collect::<Vec<_>>(),
            "splits": j.splits.map(|s| json!({"waiting": s.waiting, "leased": s.leased, "sent": s.sent, "done": s.done})),
-           "served": j.served.as_ref().map(served_json),
+           "served": j.served.as_ref().map(served_json), "workers_wanted": (j.workers_wanted > 0).then_some(j.workers_wanted),
            "decision": document(&j.decision_json), "profile": document(&j.profile_json)})
 }
 
