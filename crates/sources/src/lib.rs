@@ -30,6 +30,7 @@ mod read_observer;
 mod record_scan;
 #[cfg(test)]
 mod s3_tests;
+mod save_polls;
 mod shard;
 mod sniff;
 mod source;

@@ -20,10 +20,10 @@ use tokio::sync::Notify;
 use crate::attachment::Attachment;
 use crate::manager::{Credentials, Found, Manager};
 
-/// How long a reader may take to acknowledge the end.
-const ACK: Duration = Duration::from_secs(10);
+/// How long a reader may take to acknowledge the end: it has received all rows by then, and its user may hold it up.
+const ACK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a reader may be silent between credits: as long as its user computes. TCP keep-alive detects a dead peer.
-const PATIENCE: Duration = Duration::from_secs(365 * 24 * 3600);
+const CREDIT_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Chunks below this size, in bytes, are sent together if several are ready.
 const SMALL: usize = 64 << 10;
 /// The size in bytes up to which small chunks are collected.
@@ -45,7 +45,7 @@ pub(crate) async fn serve(
     let silence = manager.config.silence;
     let (input, output) = stream.into_split();
     let mut reader =
-        FrameReader::new(input, peer.clone(), BufferPool::new(0), PATIENCE).with_limits(CONTROL.0, CONTROL.1);
+        FrameReader::new(input, peer.clone(), BufferPool::new(0), CREDIT_TIMEOUT).with_limits(CONTROL.0, CONTROL.1);
     let mut writer = FrameWriter::new(output, peer.clone(), silence);
     let open = match pending.within(reader.next()).await? {
         Ok(Some(frame)) if frame.kind == Kind::Open => frame.message::<OpenHeader>()?,
@@ -74,7 +74,7 @@ pub(crate) async fn serve(
             biased;
             r = send(&manager, &open, &mut writer, &flow, same_host) => match r {
                 Ok(None) => Ok(()),
-                Ok(Some(attachment)) => confirmed(attachment, tokio::time::timeout(ACK, listening).await, &peer),
+                Ok(Some(attachment)) => confirmed(attachment, tokio::time::timeout(ACK_TIMEOUT, listening).await, &peer),
                 Err(e) => Err(e),
             },
             gone = &mut listening => match gone {
@@ -106,7 +106,7 @@ fn confirmed(mut attachment: Attachment, listened: Listened, peer: &str) -> Resu
         }
         Ok(Ok(false)) => Err(Error::unavailable(format!("{peer} left before it had everything"))),
         Ok(Err(e)) => Err(e),
-        Err(_) => Err(Error::deadline(format!("{peer} did not say within {ACK:?} that it had everything"))),
+        Err(_) => Err(Error::deadline(format!("{peer} did not say within {ACK_TIMEOUT:?} that it had everything"))),
     }
 }
 
