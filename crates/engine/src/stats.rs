@@ -133,6 +133,11 @@ impl StageCounters {
         add(&self.wait_out_ns, d);
     }
 
+    /// Seconds that the task waited for space below this stage.
+    pub fn waited_out_s(&self) -> f64 {
+        seconds(&self.wait_out_ns)
+    }
+
     fn snapshot(&self) -> StageStats {
         StageStats {
             name: self.name.clone(),

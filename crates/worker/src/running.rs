@@ -35,6 +35,7 @@ pub(crate) struct RunningTask {
     rows_out: AtomicU64,
     bytes_out: AtomicU64,
     elements_out: AtomicU64,
+    began: std::time::Instant,
     /// Rows that went out, per split, once all did.
     emitted: OnceLock<Vec<SplitCount>>,
     /// Rows of those that were written to Arrow Flight readers.
@@ -86,6 +87,7 @@ impl RunningTask {
             rows_out: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
             elements_out: AtomicU64::new(0),
+            began: std::time::Instant::now(),
             emitted: OnceLock::new(),
             to_flight: Mutex::default(),
             sized: Mutex::default(),
@@ -294,6 +296,7 @@ impl RunningTask {
             bytes: self.bytes_out.load(Ordering::Relaxed),
             source_opens: self.counters.source_opens(),
             buffered_bytes: self.queue.bytes() as u64,
+            busy_s: (self.began.elapsed().as_secs_f64() - self.counters.output().waited_out_s()).max(0.0),
         }
     }
 

@@ -178,6 +178,7 @@ impl Manager {
         });
         options.deterministic = def.deterministic;
         options.one_at_a_time = Arc::clone(&self.one_at_a_time);
+        options.slowdown = self.config.slowdown.max(1);
         if let Some(rows) = self.config.batch_rows {
             options.batch_rows = rows;
         }

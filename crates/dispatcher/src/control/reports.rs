@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use caju_proto::v1::{IoStats, StageStats, WorkerUsage};
+use caju_proto::v1::{IoStats, StageStats, TaskServed, WorkerUsage};
 use caju_types::{ClientId, IterationId, TaskId, WorkerId};
 
 use super::holders::Holders;
 use super::row_checksums::RowChecksums;
-use crate::state::{Iteration, TaskState};
+use crate::state::{Iteration, State, TaskState};
 
 use super::acknowledged_rows::Acknowledged;
 use super::served::Served;
@@ -139,6 +139,13 @@ impl Reports {
     pub(crate) fn called_since_drained(&self, iteration: IterationId, client: ClientId) -> bool {
         let call = self.clients.get(&(iteration, client)).map_or(0, |c| c.call);
         self.drained.get(&iteration).is_some_and(|drained| call > *drained)
+    }
+
+    /// A worker says what its tasks have given out.
+    pub(super) fn on_served(&mut self, state: &State, worker: WorkerId, served: &[TaskServed], now: Duration) {
+        for (iteration, report) in self.served.on_reports(state, worker, served) {
+            self.paces.emitted(iteration, TaskId(report.task_id), report.rows, now);
+        }
     }
 
     /// Adds what an ended task reported.

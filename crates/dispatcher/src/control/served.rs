@@ -14,15 +14,23 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// Takes a worker's reports of its tasks. Reports of tasks that are not its own are ignored.
-    pub(super) fn on_reports(&mut self, state: &State, worker: WorkerId, reports: &[TaskServed]) {
+    /// Takes a worker's reports of its tasks, and returns them with their iterations. Reports of tasks that are not its own are left out.
+    pub(super) fn on_reports(
+        &mut self,
+        state: &State,
+        worker: WorkerId,
+        reports: &[TaskServed],
+    ) -> Vec<(IterationId, TaskServed)> {
+        let mut own = Vec::new();
         for report in reports {
             let id = TaskId(report.task_id);
             let Some((iteration, task)) = state.task(id) else { continue };
             if task.worker == worker {
                 self.tasks.insert((iteration.id, id), (worker, *report));
+                own.push((iteration.id, *report));
             }
         }
+        own
     }
 
     /// Drops the reports of an iteration.
@@ -33,6 +41,15 @@ impl Served {
     /// What all tasks of an iteration gave out.
     pub(super) fn of_iteration(&self, iteration: IterationId) -> TaskServed {
         sum(self.tasks.iter().filter(|((i, _), _)| *i == iteration).map(|(_, (_, served))| served))
+    }
+
+    /// What each worker gave out for an iteration.
+    pub(super) fn by_worker(&self, iteration: IterationId) -> BTreeMap<WorkerId, TaskServed> {
+        let mut all: BTreeMap<WorkerId, Vec<TaskServed>> = BTreeMap::new();
+        for (_, (worker, served)) in self.tasks.iter().filter(|((i, _), _)| *i == iteration) {
+            all.entry(*worker).or_default().push(*served);
+        }
+        all.into_iter().map(|(worker, served)| (worker, sum(served.iter()))).collect()
     }
 
     /// What all tasks of a worker gave out.
@@ -54,5 +71,6 @@ fn sum<'a>(all: impl Iterator<Item = &'a TaskServed>) -> TaskServed {
         bytes: sum.bytes.saturating_add(one.bytes),
         source_opens: sum.source_opens.saturating_add(one.source_opens),
         buffered_bytes: sum.buffered_bytes.saturating_add(one.buffered_bytes),
+        busy_s: sum.busy_s + one.busy_s,
     })
 }

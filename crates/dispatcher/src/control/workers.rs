@@ -134,7 +134,7 @@ impl Core {
         if !(request.checksums.is_empty() && request.served.is_empty()) {
             self.store.read(|state| {
                 self.on_row_checksums(state, id, &request.checksums);
-                self.reports.lock().served.on_reports(state, id, &request.served);
+                self.reports.lock().on_served(state, id, &request.served, self.clock.now());
             });
         }
         if request.profiles.is_empty() {
@@ -217,7 +217,7 @@ impl Core {
         let Some(iteration_id) = txn.state.task(id).map(|(iteration, _)| iteration.id) else { return Ok(()) };
         {
             let mut reports = self.reports.lock();
-            reports.served.on_reports(txn.state, ended.worker, request.served.as_slice());
+            reports.on_served(txn.state, ended.worker, request.served.as_slice(), self.clock.now());
             reports.on_task_ended(iteration_id, &request.stages, request.io);
             reports.on_rows_skipped(iteration_id, &request.first_skips);
         }
