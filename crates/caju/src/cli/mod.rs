@@ -24,6 +24,7 @@ pub(crate) use cache::{CacheArgs, CacheCommand, CacheRoot, ExplainArgs, OutputFo
 pub(crate) use plan::{PlanArgs, PlanFormat};
 pub(crate) use sample::{DEFAULT_DIR, GenArgs, QuickstartArgs};
 pub(crate) use save::SaveArgs;
+use service::ReadWaitArgs;
 pub(crate) use service::{
     ConnectionArgs, DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, StoreArgs, WorkerArgs, WorkerCommand,
 };
@@ -329,6 +330,8 @@ pub(crate) struct ReadArgs {
     /// How long to try to reach a dispatcher that does not answer
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = service::duration)]
     pub(crate) connect_timeout: std::time::Duration,
+    #[command(flatten)]
+    pub(crate) waits: ReadWaitArgs,
     #[command(flatten)]
     pub(crate) epochs: EpochArgs,
 }

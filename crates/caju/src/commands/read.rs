@@ -18,6 +18,11 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
     let config = ClientConfig {
         connect_timeout: args.connect_timeout,
         worker_timeout: args.worker_wait,
+        dispatcher_timeout: args.waits.dispatcher_timeout,
+        stall_timeout: args.waits.stall_timeout,
+        dial_timeout: args.waits.dial_timeout,
+        silence: args.waits.worker_silence,
+        prefetch_bytes: usize::try_from(args.waits.prefetch).unwrap_or(usize::MAX),
         on_event: shared::events(global.quiet),
         ..ClientConfig::default()
     };
