@@ -99,6 +99,11 @@ impl Cache {
         (memory, self.ctx.disk.as_ref().map_or(0, |d| d.bytes()))
     }
 
+    /// The capacities of the memory tier and of the disk tier in bytes; 0 for a tier that there is not.
+    pub fn tier_limits(&self) -> (u64, u64) {
+        (self.memory_tier_bytes(), self.ctx.options.disk_tier.as_ref().map_or(0, |(_, capacity)| *capacity))
+    }
+
     /// The capacity of the memory tier in bytes; 0 where parts are mapped.
     pub fn memory_tier_bytes(&self) -> u64 {
         if self.ctx.maps() { 0 } else { self.ctx.options.memory_tier_bytes }

@@ -32,6 +32,7 @@ mod model;
 mod plan;
 mod policy;
 mod profile;
+mod scaling;
 mod text;
 
 pub use confidence::{Margin, Stake, at_stake, margins};
@@ -44,3 +45,4 @@ pub use profile::{
     Budget, CacheStore, Cluster, Consumer, DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Existing, Hint, Horizon,
     Measured, PROFILE_SCHEMA, Profile, Schema, Source, SourceStore, Stage,
 };
+pub use scaling::Scaling;

@@ -13,6 +13,7 @@
 pub mod binary;
 pub mod chaos;
 pub mod cluster;
+pub mod epoch_end;
 pub mod files;
 pub mod frames;
 pub mod pipeline;

@@ -30,6 +30,9 @@ pub(crate) struct EpochReport {
     pub(crate) wall_s: f64,
     pub(crate) rows_per_s: f64,
     pub(crate) first_batch_s: f64,
+    /// From 99 % of the rows to the end.
+    #[serde(default)]
+    pub(crate) tail_s: f64,
     pub(crate) wait_s: f64,
     /// None with `--no-checksum`.
     pub(crate) rows_checksum: Option<String>,
@@ -43,6 +46,9 @@ pub(crate) struct EpochReport {
     /// Bytes of the delivered rows, for the summary only.
     #[serde(skip)]
     pub(crate) bytes: u64,
+    /// Bytes of rows that came over sockets, compressed ones as they came.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) received_bytes: u64,
     /// Rows of `rows` that repeat those of another consumer of the job.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) padded_rows: u64,
@@ -193,6 +199,7 @@ mod tests {
         let mut report = RunReport::new();
         report.epochs.push(EpochReport {
             rows_skipped: 0,
+            received_bytes: 0,
             padded_rows: 0,
             surplus_elements: 0,
             first_skips: Vec::new(),
@@ -203,6 +210,7 @@ mod tests {
             wall_s: 0.5,
             rows_per_s: 20.0,
             first_batch_s: 0.1,
+            tail_s: 0.1,
             wait_s: 0.2,
             rows_checksum: None,
             source_bytes_read: 1,
@@ -224,6 +232,7 @@ mod tests {
             "wall_s",
             "rows_per_s",
             "first_batch_s",
+            "tail_s",
             "wait_s",
             "rows_checksum",
             "source_bytes_read",

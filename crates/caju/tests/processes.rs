@@ -102,6 +102,10 @@ fn apart_they_give_the_rows_that_they_give_together() {
         (&"j".into(), &"finished".into()),
         "{status}"
     );
+    let job = &status["jobs"][0];
+    assert_eq!((&job["served"]["rows"], &job["splits"]["waiting"]), (&3000.into(), &0.into()), "{status}");
+    assert_eq!(job["splits"]["done"], job["splits_total"], "{status}");
+    assert!(status["cache"].is_null() && status["workers"][0]["usage"]["rss_bytes"].is_u64(), "{status}");
     let text = ok(dir.path(), &["status", "--dispatcher", &at]);
     assert!(text.contains(&workers[0].address) && text.contains("finished"), "{text}");
 

@@ -216,6 +216,14 @@ impl Acks {
         inner.merging == 0 && inner.taken >= arrived
     }
 
+    /// Rows that arrived so far, and those of them that the user has taken.
+    pub(crate) fn progress(&self) -> (u64, u64) {
+        let inner = self.inner.lock();
+        let handed = Progress::of_word(self.of_handed.load(Ordering::Acquire)).taken;
+        let undrawn = if inner.closed { 0 } else { handed.saturating_sub(inner.drawn) };
+        (inner.arrived, inner.taken + undrawn)
+    }
+
     /// Whether the user took all rows that arrived.
     pub(crate) fn is_all_taken(&self) -> bool {
         let inner = self.inner.lock();
@@ -246,8 +254,11 @@ mod tests {
         acks.arrived(10);
         assert!(acks.hand(&[run(0, 4), run(20, 2)], false, false));
         assert!(acks.draw().is_empty(), "the user has them in hand");
+        assert_eq!(acks.progress(), (10, 0));
         assert!(acks.hand_next(5, 1));
+        assert_eq!(acks.progress(), (10, 5), "before it is drawn");
         assert_eq!(acks.draw(), [run(0, 4), run(20, 1)]);
+        assert_eq!(acks.progress(), (10, 5), "and afterwards");
         assert!(acks.hand_next(5, 1));
         assert!(acks.draw().is_empty());
         acks.taken_handed();

@@ -194,6 +194,7 @@ impl Client {
             async move { d.open_iteration(open).await }
         };
         let opened = self.link.retry(self.config.connect_timeout, BIND, call).await?;
-        Reader::start(self.link.clone(), self.config.clone(), opened, request.epoch, &request.states)
+        let config = (self.config.clone(), request.transfer);
+        Reader::start(self.link.clone(), config, opened, request.epoch, &request.states)
     }
 }

@@ -11,6 +11,7 @@ use caju_wire::LocalWorkers;
 use caju_wire::frame::DEFAULT_MAX_BODY_BYTES;
 
 use crate::state::ReaderState;
+use crate::transfer::Transfer;
 
 /// The settings of a client.
 #[derive(Clone)]
@@ -140,6 +141,8 @@ pub struct ReadRequest {
     /// From which workers to read; unspecified: as the job does it already, else from all but the colocated workers of other
     /// processes.
     pub target: TargetWorkers,
+    /// How rows travel from the workers to this reader.
+    pub transfer: Transfer,
     /// Read what is left of the epoch behind these states of its readers.
     ///
     /// The epoch begins when the states of all readers that had taken rows by then were given, by one reader or by several
@@ -253,6 +256,7 @@ impl ReadRequest {
             num_states: 0,
             states_of_all: false,
             consumer: None,
+            transfer: Transfer::default(),
         }
     }
 }

@@ -25,7 +25,9 @@ mod taken;
 mod target;
 mod task;
 mod tasks;
+mod transfer;
 
+pub use caju_wire::Compression;
 pub use client::Client;
 pub use config::{
     ClientConfig, Consumer, DatasetRef, EventFn, LostReaders, ReadRequest, ReaderEvent, SaveTo, Uneven,
@@ -34,3 +36,4 @@ pub use config::{
 pub use reader::{Element, Monitor, Reader};
 pub use state::ReaderState;
 pub use stats::{Incomplete, Progress, ReaderStats};
+pub use transfer::{Transfer, TransferProtocol};

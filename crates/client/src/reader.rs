@@ -20,6 +20,7 @@ use crate::session::Session;
 use crate::shared::{Item, Shared};
 use crate::state::ReaderState;
 use crate::stats::{Incomplete, Progress, ReaderStats};
+use crate::transfer::Transfer;
 
 /// How long closing waits for the dispatcher.
 const CLOSE: Duration = Duration::from_secs(10);
@@ -94,7 +95,7 @@ pub struct Reader {
 impl Reader {
     pub(crate) fn start(
         link: DispatcherLink,
-        config: ClientConfig,
+        (config, transfer): (ClientConfig, Transfer),
         opened: v1::OpenIterationResponse,
         epoch: u64,
         states: &[ReaderState],
@@ -102,7 +103,7 @@ impl Reader {
         let schema = schema_from_ipc(&opened.schema_ipc)?
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
         let def = DatasetDef::from_json_str(&opened.definition_json)?;
-        let shared = Arc::new(Shared::new(config, opened.in_turn));
+        let shared = Arc::new(Shared::new(config, transfer, opened.in_turn));
         let lanes = opened.in_turn.then(|| Lanes::new(&opened.slots));
         shared.facts.record(&opened.listed, &opened.readers, &opened.resumed, opened.states_missing)?;
         let is_resumed = !states.is_empty();

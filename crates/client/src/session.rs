@@ -165,6 +165,9 @@ impl Session {
         self.took |= !self.taken.rows().is_empty();
         let (acknowledged, acknowledged_all) = self.taken.report();
         let (rows_per_s, wait_fraction) = self.shared.recorder.rates();
+        let stats = self.shared.recorder.stats();
+        let (arrived, user_took) = self.shared.acks.progress();
+        let user_busy = self.shared.recorder.user_busy(user_took, std::time::Instant::now());
         v1::ClientHeartbeatRequest {
             client_id: self.client.0,
             iteration_id: self.iteration.0,
@@ -181,7 +184,11 @@ impl Session {
             taken_tasks: tasks.taken,
             local_workers: self.shared.config.local.addresses(),
             knows_resumed: self.shared.facts.knows_resumed(),
-            elements: self.shared.recorder.stats().elements,
+            elements: stats.elements,
+            rows: stats.rows,
+            bytes: stats.bytes,
+            rows_waiting: arrived.saturating_sub(user_took),
+            user_busy_ms: u64::try_from(user_busy.as_millis()).unwrap_or(u64::MAX),
             knows_tasks: true,
             known_readers: self.shared.facts.num_readers(),
         }
@@ -274,7 +281,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_task_that_ended_before_it_was_known_is_taken_when_earlier_rows_are() {
-        let shared = Arc::new(Shared::new(ClientConfig::default(), false));
+        let shared = Arc::new(Shared::new(ClientConfig::default(), crate::Transfer::default(), false));
         let mut session = session(&shared);
         // Six rows of a task that is lost; another reader had the rest of its successor before this one knew of it.
         shared.receive(TaskId(1), 0, rows(0, 0, 6), 8, None);

@@ -15,11 +15,13 @@ use crate::delivered::EpochFacts;
 use crate::receipts::{Fresh, Receipts};
 use crate::stats::Recorder;
 use crate::target::Target;
+use crate::transfer::Transfer;
 
 /// The state of a reader: connections put chunks in, the user takes them out.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: ClientConfig,
+    pub(crate) transfer: Transfer,
     pub(crate) queue: ByteQueue<Item>,
     pub(crate) acks: Acks,
     pub(crate) shares: Arc<Shares>,
@@ -105,10 +107,11 @@ impl Delivery {
 }
 
 impl Shared {
-    pub(crate) fn new(config: ClientConfig, in_turn: bool) -> Self {
+    pub(crate) fn new(config: ClientConfig, transfer: Transfer, in_turn: bool) -> Self {
         let bound = config.prefetch_bytes;
         Self {
             config,
+            transfer,
             queue: ByteQueue::new(bound),
             acks: Acks::default(),
             shares: Arc::new(Shares::new(bound)),
@@ -221,7 +224,7 @@ mod tests {
 
     #[test]
     fn rows_that_come_twice_are_skipped() {
-        let shared = Shared::new(ClientConfig::default(), false);
+        let shared = Shared::new(ClientConfig::default(), Transfer::default(), false);
         shared.receive(TaskId(1), 0, chunk(0, &[2, 2]), 8, None);
         shared.receive(TaskId(2), 0, chunk(2, &[1, 3, 2]), 8, None);
         shared.receive(TaskId(2), 0, chunk(0, &[2, 2]), 8, None);

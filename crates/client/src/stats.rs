@@ -15,6 +15,8 @@ pub struct ReaderStats {
     pub elements: u64,
     /// Bytes of the rows.
     pub bytes: u64,
+    /// Bytes of rows that came over sockets, as they came: compressed ones count by their compressed size.
+    pub received_bytes: u64,
     /// Time that the user waited for rows.
     pub wait: Duration,
     /// From opening the reader to its first rows; zero until then.
@@ -119,6 +121,8 @@ struct Inner {
     incomplete: Option<Incomplete>,
     /// The consumer that holds up the others.
     slowest: String,
+    /// Rows that the user had taken, and when that was first seen.
+    taken: (u64, Instant),
 }
 
 impl Inner {
@@ -156,6 +160,7 @@ impl Recorder {
                 waiting: None,
                 incomplete: None,
                 slowest: String::new(),
+                taken: (0, now),
             }),
         }
     }
@@ -192,6 +197,11 @@ impl Recorder {
     pub(crate) fn wait(&self) -> Waiting<'_> {
         self.inner.lock().waiting = Some(Instant::now());
         Waiting(self)
+    }
+
+    /// Rows came over a socket.
+    pub(crate) fn received(&self, bytes: u64) {
+        self.inner.lock().stats.received_bytes += bytes;
     }
 
     pub(crate) fn duplicates(&self, rows: u64) {
@@ -232,6 +242,16 @@ impl Recorder {
             s.stages = stages;
             s.reported = (Instant::now(), s.wait());
         }
+    }
+
+    /// How long the user has not taken further rows; zero while it waits for some. `taken` are the rows that it has taken by
+    /// now.
+    pub(crate) fn user_busy(&self, taken: u64, now: Instant) -> Duration {
+        let mut s = self.inner.lock();
+        if s.waiting.is_some() || s.taken.0 != taken {
+            s.taken = (taken, now);
+        }
+        now.saturating_duration_since(s.taken.1)
     }
 
     /// Rows per second so far, and the fraction of the time that the user waited.
@@ -280,6 +300,18 @@ fn bottleneck(before: &[StageStats], now: &[StageStats], starved: f64) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_user_is_busy_until_it_takes_rows_or_waits() {
+        let (recorder, now, second) = (Recorder::new(), Instant::now(), Duration::from_secs(1));
+        assert!(recorder.user_busy(3, now).is_zero());
+        assert_eq!(recorder.user_busy(3, now + 5 * second), 5 * second);
+        assert!(recorder.user_busy(4, now + 6 * second).is_zero(), "it has taken a row");
+        let waiting = recorder.wait();
+        assert!(recorder.user_busy(4, now + 9 * second).is_zero(), "it waits for rows");
+        drop(waiting);
+        assert_eq!(recorder.user_busy(4, now + 11 * second), 2 * second);
+    }
 
     #[test]
     fn the_busiest_stage_is_the_bottleneck_unless_the_reader_is() {

@@ -11,7 +11,8 @@ use caju_wire::frame::{
     SchemaHeader,
 };
 use caju_wire::{
-    FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, is_in_process, is_transient, tune,
+    FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, decompress, is_in_process,
+    is_transient, tune,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -20,6 +21,7 @@ use tokio::time::Instant;
 use crate::credit::{Credit, Grant};
 use crate::shared::Shared;
 use crate::target::Target;
+use crate::transfer::TransferProtocol;
 
 /// The pause after the first attempt to connect to a worker; it doubles with each further attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -54,14 +56,35 @@ impl From<Error> for Outcome {
 pub(crate) async fn read_task(shared: Arc<Shared>, target: Target) -> Outcome {
     shared.shares.join();
     let _leave = Leave(Arc::clone(&shared));
-    let result = match shared.config.local.get(&target.address) {
-        Some(worker) => read_local(&shared, &target, worker).await,
-        None => read_remote(&shared, &target).await,
+    let local = shared.config.local.get(&target.address);
+    let result = match (local, shared.transfer.protocol) {
+        (Some(worker), TransferProtocol::Auto | TransferProtocol::Local) => {
+            read_local(&shared, &target, worker).await
+        }
+        (None, TransferProtocol::Local) => Err(elsewhere(&target)),
+        (_, TransferProtocol::Framed) if is_in_process(&target.address) => Err(without_port(&target)),
+        (_, TransferProtocol::Auto | TransferProtocol::Framed) => read_remote(&shared, &target).await,
     };
     match result {
         Ok(counts) => Outcome::Ended(counts),
         Err(e) => e.into(),
     }
+}
+
+fn elsewhere(target: &Target) -> Error {
+    Error::failed_precondition(format!(
+        "{} is not in this process, and the data transfer protocol `local` reads no other; read from local workers alone \
+         (target_workers LOCAL), or take the protocol `auto`",
+        target.peer()
+    ))
+}
+
+fn without_port(target: &Target) -> Error {
+    Error::failed_precondition(format!(
+        "{} listens on no port, which the data transfer protocol `framed` needs; give it a port, or take the protocol \
+         `auto`",
+        target.peer()
+    ))
 }
 
 struct Leave(Arc<Shared>);
@@ -135,6 +158,7 @@ async fn read_connection(
         window_bytes: credit.window(),
         ticket: target.ticket.to_vec(),
         consumer: target.consumer.map_or(0, |c| c.saturating_add(1)),
+        compression: shared.transfer.compression.code(),
     };
     writer.send(Kind::Open, &open).await?;
     shared.opened(target)?;
@@ -208,11 +232,13 @@ async fn receive<R: AsyncRead + Unpin>(
                         target.peer()
                     )));
                 };
-                let bytes = frame.body.len();
                 let header = frame.message::<RowsHeader>().map_err(broken)?;
                 let sized = header.sized();
-                let chunk =
-                    decode_chunk(header, schema, frame.body).map_err(|e| broken(e.context(target.peer())))?;
+                let named = |e: Error| broken(e.context(target.peer()));
+                shared.recorder.received(frame.body.len() as u64);
+                let body = decompress(&header, frame.body, &shared.pool).map_err(named)?;
+                let bytes = body.len();
+                let chunk = decode_chunk(header, schema, body).map_err(named)?;
                 if chunk.is_padding() && target.consumer.is_none() {
                     let what = format!("{} sent rows that belong to no split", target.peer());
                     return Err(Error::unavailable(what));

@@ -79,6 +79,8 @@ pub(crate) struct TaskContext {
     pub(crate) checks: Arc<RowChecks>,
     /// The lock of the artificial stages (`sleep`, `burn`), which run one at a time per worker.
     pub(crate) one_at_a_time: Arc<tokio::sync::Mutex<()>>,
+    /// How many times as long as their definition says these stages take.
+    pub(crate) slowdown: u32,
 }
 
 impl TaskContext {
@@ -112,7 +114,13 @@ impl TaskContext {
             stats,
             checks: Arc::default(),
             one_at_a_time,
+            slowdown: 1,
         }
+    }
+
+    /// Sets how many times as long the artificial stages take.
+    pub(crate) fn slowed(self, slowdown: u32) -> Self {
+        Self { slowdown, ..self }
     }
 
     /// Sets the memory limits: of a stage while it works on one chunk, and of a `prefetch` stage.

@@ -133,6 +133,11 @@ impl StageCounters {
         add(&self.wait_out_ns, d);
     }
 
+    /// Seconds that the task waited for space below this stage.
+    pub fn waited_out_s(&self) -> f64 {
+        seconds(&self.wait_out_ns)
+    }
+
     fn snapshot(&self) -> StageStats {
         StageStats {
             name: self.name.clone(),
@@ -207,13 +212,27 @@ pub struct TaskStats {
     pub reads: TransferCounter,
     /// Rows sent to readers through sockets.
     pub sends: TransferCounter,
+    /// Splits that the task began to read from the source.
+    opens: AtomicU64,
 }
 
 impl TaskStats {
     pub(crate) fn new(stages: impl IntoIterator<Item = (String, StageKind)>, taps: bool) -> Self {
         let stage = |(name, kind)| StageCounters { name, kind, taps, ..Default::default() };
         let stages = stages.into_iter().map(stage).collect();
-        Self { stages, reads: TransferCounter::default(), sends: TransferCounter::default() }
+        let (reads, sends) = (TransferCounter::default(), TransferCounter::default());
+        Self { stages, reads, sends, opens: AtomicU64::new(0) }
+    }
+
+    /// Counts a split that is opened at the source.
+    pub(crate) fn source_opened(&self) {
+        self.opens.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Splits that the task began to read from the source. Reads of snapshots do not count; of datasets that are combined
+    /// each one's split counts.
+    pub fn source_opens(&self) -> u64 {
+        self.opens.load(Ordering::Relaxed)
     }
 
     pub(crate) fn stage(&self, index: usize) -> &StageCounters {

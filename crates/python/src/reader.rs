@@ -5,8 +5,8 @@ use std::time::Duration;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use caju_client::{
-    ClientConfig, Consumer, DatasetRef, Element, LostReaders, Monitor, ReadRequest, ReaderState, SaveTo,
-    Uneven,
+    ClientConfig, Compression, Consumer, DatasetRef, Element, LostReaders, Monitor, ReadRequest, ReaderState,
+    SaveTo, Transfer, TransferProtocol, Uneven,
 };
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::TargetWorkers;
@@ -62,7 +62,7 @@ impl Client {
     #[pyo3(signature = (
         definition, *, job="", epoch=0, seed=None, mode="dynamic", dataset_id=None, policy="", encoding="", epochs=0,
         lost_readers="fail", target_workers=None, states=Vec::new(), num_states=0,
-        states_of_all=false, consumer=None
+        states_of_all=false, consumer=None, compression="none", data_transfer_protocol="auto"
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn read(
@@ -83,6 +83,8 @@ impl Client {
         num_states: u64,
         states_of_all: bool,
         consumer: Option<(u32, u32, String)>,
+        compression: &str,
+        data_transfer_protocol: &str,
     ) -> PyResult<Reader> {
         let dataset = match (definition, dataset_id) {
             (Some(text), None) => {
@@ -109,6 +111,10 @@ impl Client {
             target: match target_workers {
                 Some(name) => caju_client::target_workers(name).into_py(py)?,
                 None => TargetWorkers::Unspecified,
+            },
+            transfer: Transfer {
+                protocol: TransferProtocol::of_name(data_transfer_protocol).into_py(py)?,
+                compression: Compression::of_name(compression).into_py(py)?,
             },
             states: parse_states(&states).into_py(py)?,
             num_states,

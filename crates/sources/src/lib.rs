@@ -32,6 +32,7 @@ mod record_scan;
 mod row_groups;
 #[cfg(test)]
 mod s3_tests;
+mod save_polls;
 mod shard;
 mod sniff;
 mod source;

@@ -6,7 +6,6 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use arrow_array::{RecordBatch, RecordBatchOptions};
 use arrow_schema::{Schema, SchemaRef};
@@ -18,14 +17,10 @@ use caju_types::{Error, ErrorKind, Fingerprint, Result, SplitKey};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use crate::context::SourceContext;
+use crate::save_polls::{SAVE_TIMEOUT, SavePolls};
 use crate::source::{ReadOptions, Source};
 use crate::split::{FileRef, FileVersion, KeyHasher, Split, SplitRange};
 use crate::trim::{sliced, trimmed};
-
-/// The interval at which a save that is being written is checked, at first and at most.
-const CHECK_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// How long a save may go without a new part before it is given up.
-const MAX_QUIET: Duration = Duration::from_secs(300);
 
 /// The rows of a save.
 pub(crate) struct LoadSource {
@@ -226,8 +221,7 @@ struct Listing {
     given: HashSet<SplitKey>,
     /// Parts, in their order, for further repetitions.
     parts: Vec<Arc<PartMeta>>,
-    pause: Duration,
-    quiet: Duration,
+    polls: SavePolls,
     done: bool,
 }
 
@@ -268,7 +262,7 @@ impl Listing {
                 }
             }
             if !splits.is_empty() {
-                (self.pause, self.quiet) = (CHECK_INTERVAL.0, Duration::ZERO);
+                self.polls.on_part();
                 return Ok(Some(splits));
             }
             if !self.done {
@@ -279,17 +273,15 @@ impl Listing {
     }
 
     async fn look_again(&mut self, clock: &dyn caju_runtime::Clock) -> Result<()> {
-        if self.quiet >= MAX_QUIET {
+        let Some(pause) = self.polls.next_pause() else {
             return Err(Error::deadline(format!(
                 "source load: the save at {} is not finished, and had no new part for {} s; see how it goes with `caju \
                  status`",
                 self.place.url,
-                MAX_QUIET.as_secs()
+                SAVE_TIMEOUT.as_secs()
             )));
-        }
-        clock.sleep(self.pause).await;
-        self.quiet += self.pause;
-        self.pause = (self.pause * 2).min(CHECK_INTERVAL.1);
+        };
+        clock.sleep(pause).await;
         Ok(())
     }
 }
@@ -305,8 +297,7 @@ impl Source for LoadSource {
             wait: self.wait,
             given: HashSet::new(),
             parts: Vec::new(),
-            pause: CHECK_INTERVAL.0,
-            quiet: Duration::ZERO,
+            polls: SavePolls::default(),
             done: false,
         };
         stream::try_unfold(listing, |mut listing| async move {

@@ -11,7 +11,9 @@ use arrow_buffer::{ArrowNativeType, Buffer, ScalarBuffer};
 use arrow_schema::DataType;
 use caju_types::{Error, Result};
 
+use crate::compression::{Codec, compress};
 use crate::frame::{self, ALIGN, Kind, RowsHeader};
+use crate::segment::Segment;
 use crate::{Chunk, Elements};
 
 /// A frame that is ready to be written: its headers, and the slices of memory that make up its body.
@@ -23,27 +25,8 @@ pub struct OutFrame {
     pub body: Vec<Segment>,
     /// Bytes of the body.
     pub body_len: u64,
-}
-
-/// A part of a body.
-#[derive(Debug)]
-pub enum Segment {
-    /// Bytes of an array.
-    Data(Buffer),
-    /// This many zeros, fewer than [`ALIGN`].
-    Zeros(usize),
-}
-
-static ZEROS: [u8; ALIGN] = [0; ALIGN];
-
-impl Segment {
-    /// The bytes.
-    pub fn as_slice(&self) -> &[u8] {
-        match self {
-            Segment::Data(b) => b.as_slice(),
-            Segment::Zeros(n) => &ZEROS[..(*n).min(ALIGN)],
-        }
-    }
+    /// Bytes of the body before it was compressed: what it takes in memory.
+    pub raw_len: u64,
 }
 
 impl OutFrame {
@@ -64,14 +47,14 @@ impl OutFrame {
 /// `Unimplemented` for types that cannot travel (the schema frame names the column before), `ResourceExhausted`
 /// if a column in several pieces does not fit one Arrow array.
 pub fn encode_chunk(chunk: &Chunk) -> Result<OutFrame> {
-    encode_chunk_sized(chunk, &[])
+    encode_chunk_as(chunk, &[], None)
 }
 
-/// A chunk as a frame, with the numbers of rows of splits.
+/// A chunk as a frame, with the numbers of rows of splits, compressed where that helps.
 ///
 /// # Errors
 /// As [`encode_chunk`].
-pub fn encode_chunk_sized(chunk: &Chunk, sized: &[(u64, u64)]) -> Result<OutFrame> {
+pub fn encode_chunk_as(chunk: &Chunk, sized: &[(u64, u64)], codec: Option<Codec>) -> Result<OutFrame> {
     let (sized_split, sized_rows) = sized.iter().copied().unzip();
     let header = RowsHeader { sized_split, sized_rows, ..header_of(chunk) };
     let mut out = Encoder { header, body: Vec::new(), body_len: 0 };
@@ -86,8 +69,13 @@ pub fn encode_chunk_sized(chunk: &Chunk, sized: &[(u64, u64)]) -> Result<OutFram
         let parts = if parts.is_empty() { vec![chunk.pieces[0].column(c).to_data()] } else { parts };
         out.array(parts)?;
     }
-    let head = frame::head(Kind::Rows, &out.header, out.body_len)?;
-    Ok(OutFrame { head, body: out.body, body_len: out.body_len })
+    let Encoder { mut header, mut body, body_len: raw_len } = out;
+    let body_len = match codec {
+        Some(codec) => compress(codec, &mut header, &mut body, raw_len)?,
+        None => raw_len,
+    };
+    let head = frame::head(Kind::Rows, &header, body_len)?;
+    Ok(OutFrame { head, body, body_len, raw_len })
 }
 
 fn header_of(chunk: &Chunk) -> RowsHeader {

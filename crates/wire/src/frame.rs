@@ -174,6 +174,9 @@ pub struct OpenHeader {
     /// Which consumer of the job reads, counted from 1; 0: the job has none.
     #[prost(uint32, tag = "50")]
     pub consumer: u32,
+    /// How the rows may be compressed: a code of [`Compression`](crate::Compression). A worker may send rows as they are.
+    #[prost(uint32, tag = "760")]
+    pub compression: u32,
 }
 
 /// Header of [`Kind::Credit`].
@@ -293,6 +296,12 @@ pub struct RowsHeader {
     /// Whether these are copies of rows that another consumer gets: they have no runs.
     #[prost(bool, tag = "50")]
     pub padding: bool,
+    /// How the body is compressed; 0: not at all.
+    #[prost(uint32, tag = "760")]
+    pub codec: u32,
+    /// Of a compressed body: its bytes before.
+    #[prost(uint64, tag = "761")]
+    pub raw_bytes: u64,
 }
 
 impl RowsHeader {

@@ -161,7 +161,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     /// `Unavailable` if the connection breaks, `DeadlineExceeded` if the peer takes nothing.
     pub async fn send<M: Message>(&mut self, kind: Kind, header: &M) -> Result<()> {
         let head = frame::head(kind, header, 0)?;
-        self.write(&OutFrame { head, body: Vec::new(), body_len: 0 }).await
+        self.write(&OutFrame { head, body: Vec::new(), body_len: 0, raw_len: 0 }).await
     }
 
     /// Writes a frame, handing the memory of its columns to the system as it is.

@@ -24,6 +24,8 @@
 //!   Ack                          ->
 //! ```
 //!
+//! A reader may ask for compressed rows ([`Compression`]). Windows and credits count bytes as they are in memory.
+//!
 //! A worker sends while fewer than `window` bytes are on their way or unused at the reader, so at least one
 //! chunk always is, however large. `Ack` tells the worker that the reader has everything.
 
@@ -32,6 +34,7 @@ mod calls;
 pub mod checksum;
 mod chunk;
 mod coalesce;
+mod compression;
 mod decode;
 mod elements;
 mod encode;
@@ -43,6 +46,7 @@ mod padding;
 mod pool;
 mod queue;
 mod schema;
+mod segment;
 #[cfg(test)]
 mod tests;
 mod transport;
@@ -54,9 +58,10 @@ pub use accept::{
 pub use calls::{CallLayer, CountedCalls, OpenCall, OpenCalls};
 pub use chunk::{Chunk, Elements, Run, batch_bytes, part_bytes, push_run, slice_runs};
 pub use coalesce::coalesce;
+pub use compression::{Codec, Compression, decompress};
 pub use decode::decode_chunk;
 pub use elements::ElementCursor;
-pub use encode::{OutFrame, Segment, encode_chunk, encode_chunk_sized};
+pub use encode::{OutFrame, encode_chunk, encode_chunk_as};
 pub use io::{FrameReader, FrameWriter, InFrame, looks_framed};
 pub use link::{Dispatcher, DispatcherLink, is_transient};
 pub use local::{LocalTask, LocalWorker, LocalWorkers};
@@ -64,4 +69,5 @@ pub use padding::{Padding, pad_batch};
 pub use pool::{Body, BufferPool};
 pub use queue::ByteQueue;
 pub use schema::{decode_schema, encode_schema, schema_from_ipc, schema_to_ipc};
+pub use segment::Segment;
 pub use transport::{IN_PROCESS, Listener, Stream, connect, is_in_process, new_in_process_address, tune};

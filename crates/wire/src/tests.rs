@@ -400,8 +400,14 @@ async fn control_frames_and_errors() {
     let (a, b) = tokio::io::duplex(64);
     let mut w = FrameWriter::new(a, "worker", Duration::from_secs(5));
     let mut r = FrameReader::new(b, "worker w:1", BufferPool::new(0), Duration::from_secs(5));
-    let open =
-        OpenHeader { task_id: 7, client_id: 9, window_bytes: 1 << 26, ticket: vec![5; 16], consumer: 0 };
+    let open = OpenHeader {
+        task_id: 7,
+        client_id: 9,
+        window_bytes: 1 << 26,
+        ticket: vec![5; 16],
+        consumer: 0,
+        compression: 0,
+    };
     let send = async {
         w.send(Kind::Open, &open).await.unwrap();
         w.send(Kind::Credit, &CreditHeader { bytes: 5, shrink_bytes: 0 }).await.unwrap();

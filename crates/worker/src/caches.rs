@@ -27,6 +27,19 @@ pub struct Caches {
     trouble: Mutex<Option<Error>>,
 }
 
+/// The memory tiers and disk tiers of a process, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tiers {
+    /// Blocks in memory.
+    pub memory_bytes: u64,
+    /// The most of these; 0 where parts are mapped.
+    pub memory_limit: u64,
+    /// Blocks on a local disk.
+    pub disk_bytes: u64,
+    /// The most of these; 0 without a disk tier.
+    pub disk_limit: u64,
+}
+
 /// Roots that stay open although no task uses them: the cache, and some saves.
 const MAX_UNUSED: usize = 4;
 /// How long closing a root, which releases its lease, may take.
@@ -127,6 +140,19 @@ impl Caches {
     pub fn io(&self) -> IoSnapshot {
         let mut sum = *self.closed.lock();
         self.all().iter().for_each(|cache| add(&mut sum, cache.counters().snapshot()));
+        sum
+    }
+
+    /// Bytes in the memory tiers and in the disk tiers of the open roots, and the capacities of both.
+    pub fn tiers(&self) -> Tiers {
+        let mut sum = Tiers::default();
+        for cache in self.all() {
+            let ((memory, disk), (memory_limit, disk_limit)) = (cache.tier_bytes(), cache.tier_limits());
+            sum.memory_bytes += memory;
+            sum.disk_bytes += disk;
+            sum.memory_limit += memory_limit;
+            sum.disk_limit += disk_limit;
+        }
         sum
     }
 

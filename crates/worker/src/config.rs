@@ -30,6 +30,9 @@ pub struct WorkerConfig {
     pub pool: Option<CpuPool>,
     /// Workers of this process that compute on `pool`.
     pub sharers: u32,
+    /// How many times as long as their definition says the stages `sleep` and `burn` take here: for experiments with a slow
+    /// worker.
+    pub slowdown: u32,
     /// Bytes of finished elements that a task may hold until readers take them, and that each of its `prefetch` stages may
     /// hold; one element always fits.
     pub buffer_bytes: usize,
@@ -76,6 +79,7 @@ impl WorkerConfig {
             cpu_threads: 0,
             pool: None,
             sharers: 1,
+            slowdown: 1,
             buffer_bytes: 64 << 20,
             connect_timeout: Duration::from_secs(10),
             dispatcher_timeout: Duration::from_secs(60),

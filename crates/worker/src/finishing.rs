@@ -75,6 +75,7 @@ impl Manager {
             splits_out: finished.emitted.clone().unwrap_or_default(),
             flight_counted: true,
             splits_to_flight: finished.to_flight.clone(),
+            served: finished.served,
         };
         let call = |mut d: Dispatcher| {
             let request = request.clone();

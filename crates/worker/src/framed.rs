@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arrow_schema::SchemaRef;
+use caju_runtime::CpuPool;
 use caju_types::{ClientId, Error, Result, TaskId};
 use caju_wire::Chunk;
 use caju_wire::frame::{CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, OpenHeader};
 use caju_wire::{
-    BufferPool, FrameReader, FrameWriter, PendingConnection, coalesce, encode_chunk_sized, encode_schema,
+    BufferPool, Codec, Compression, FrameReader, FrameWriter, OutFrame, PendingConnection, coalesce,
+    encode_chunk_as, encode_schema,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -18,10 +20,10 @@ use tokio::sync::Notify;
 use crate::attachment::Attachment;
 use crate::manager::{Credentials, Found, Manager};
 
-/// How long a reader may take to acknowledge the end.
+/// How long a reader may take to acknowledge the end: it has received all rows by then, and its user may hold it up.
 const ACK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a reader may be silent between credits: as long as its user computes. TCP keep-alive detects a dead peer.
-const MAX_SILENCE: Duration = Duration::from_secs(365 * 24 * 3600);
+const CREDIT_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Chunks below this size, in bytes, are sent together if several are ready.
 const SMALL_CHUNK_BYTES: usize = 64 << 10;
 /// The size in bytes up to which small chunks are collected.
@@ -42,8 +44,8 @@ pub(crate) async fn serve(
     let same_host = is_same_host(&stream);
     let silence = manager.config.silence;
     let (input, output) = stream.into_split();
-    let mut reader = FrameReader::new(input, peer.clone(), BufferPool::new(0), MAX_SILENCE)
-        .with_limits(CONTROL_LIMITS.0, CONTROL_LIMITS.1);
+    let mut reader =
+        FrameReader::new(input, peer.clone(), BufferPool::new(0), CREDIT_TIMEOUT).with_limits(CONTROL_LIMITS.0, CONTROL_LIMITS.1);
     let mut writer = FrameWriter::new(output, peer.clone(), silence);
     let open = match pending.within(reader.next()).await? {
         Ok(Some(frame)) if frame.kind == Kind::Open => frame.message::<OpenHeader>()?,
@@ -104,9 +106,7 @@ fn confirmed(mut attachment: Attachment, listened: Listened, peer: &str) -> Resu
         }
         Ok(Ok(false)) => Err(Error::unavailable(format!("{peer} left before it had everything"))),
         Ok(Err(e)) => Err(e),
-        Err(_) => {
-            Err(Error::deadline(format!("{peer} did not say within {ACK_TIMEOUT:?} that it had everything")))
-        }
+        Err(_) => Err(Error::deadline(format!("{peer} did not say within {ACK_TIMEOUT:?} that it had everything"))),
     }
 }
 
@@ -173,6 +173,7 @@ async fn send<W: AsyncWrite + Unpin>(
         writer.send(Kind::End, &EndHeader::default()).await?;
         return Ok(None);
     };
+    let mut packing = Packing::new(Compression::codec(open.compression, same_host), manager.pool.clone());
     let mut schema = Arc::clone(&attachment.task.schema);
     writer.send(Kind::Schema, &encode_schema(&schema)?).await?;
     loop {
@@ -187,7 +188,8 @@ async fn send<W: AsyncWrite + Unpin>(
         for chunk in std::iter::once(chunk).chain(odd) {
             let start = Instant::now();
             let sized = attachment.task.take_sized();
-            let writing = write(writer, flow, &mut schema, &chunk, &sized);
+            let frame = packing.frame(&chunk, sized).await?;
+            let writing = write(writer, flow, &mut schema, &chunk, frame);
             let bytes = attachment.task.sending(writing).await?;
             if !same_host {
                 attachment.task.sent(bytes, start.elapsed());
@@ -219,17 +221,47 @@ async fn write<W: AsyncWrite + Unpin>(
     flow: &Flow,
     schema: &mut SchemaRef,
     chunk: &Chunk,
-    sized: &[(u64, u64)],
+    frame: OutFrame,
 ) -> Result<u64> {
     let now = chunk.schema();
     if !Arc::ptr_eq(&now, schema) && now != *schema {
         writer.send(Kind::Schema, &encode_schema(&now)?).await?;
         *schema = now;
     }
-    let frame = encode_chunk_sized(chunk, sized)?;
-    flow.outstanding.fetch_add(frame.body_len, Ordering::AcqRel);
+    // The window is what the reader has in memory.
+    flow.outstanding.fetch_add(frame.raw_len, Ordering::AcqRel);
     writer.write(&frame).await?;
     Ok(frame.body_len)
+}
+
+/// Chunks that are sent as they are after one that hardly shrank: a few percent of the chunks are tried again.
+const SENT_AS_THEY_ARE: u32 = 31;
+
+/// Makes frames of chunks, and compresses them where the reader wants it and it helps.
+struct Packing {
+    codec: Option<Codec>,
+    pool: CpuPool,
+    /// Chunks that are not tried.
+    untried: u32,
+}
+
+impl Packing {
+    fn new(codec: Option<Codec>, pool: CpuPool) -> Self {
+        Self { codec, pool, untried: 0 }
+    }
+
+    async fn frame(&mut self, chunk: &Chunk, sized: Vec<(u64, u64)>) -> Result<OutFrame> {
+        let Some(codec) = self.codec.filter(|_| self.untried == 0) else {
+            self.untried = self.untried.saturating_sub(1);
+            return encode_chunk_as(chunk, &sized, None);
+        };
+        let chunk = chunk.clone();
+        let frame = self.pool.run(move || encode_chunk_as(&chunk, &sized, Some(codec))).await??;
+        if frame.body_len == frame.raw_len {
+            self.untried = SENT_AS_THEY_ARE;
+        }
+        Ok(frame)
+    }
 }
 
 /// Waits for something, and sends pings to the reader meanwhile.

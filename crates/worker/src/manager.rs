@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use caju_proto::{ticket, v1};
-use caju_runtime::{CpuPool, Tasks};
+use caju_runtime::{CpuPool, Tasks, rss_bytes};
 use caju_types::{ClientId, Error, Result, Secret, TaskId};
 use parking_lot::Mutex;
 
@@ -90,6 +90,18 @@ impl Manager {
             reported_io: Mutex::default(),
             started: Arc::default(),
             group,
+        }
+    }
+
+    /// Memory and caches of this process.
+    pub(crate) fn usage(&self) -> v1::WorkerUsage {
+        let tiers = self.caches.tiers();
+        v1::WorkerUsage {
+            rss_bytes: rss_bytes(),
+            memory_tier_bytes: tiers.memory_bytes,
+            memory_tier_limit: tiers.memory_limit,
+            disk_tier_bytes: tiers.disk_bytes,
+            disk_tier_limit: tiers.disk_limit,
         }
     }
 

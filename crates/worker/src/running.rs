@@ -34,6 +34,8 @@ pub(crate) struct RunningTask {
     pub(crate) readers: Readers,
     rows_out: AtomicU64,
     bytes_out: AtomicU64,
+    elements_out: AtomicU64,
+    began: std::time::Instant,
     /// Rows that went out, per split, once all did.
     emitted: OnceLock<Vec<SplitCount>>,
     /// Rows of those that were written to Arrow Flight readers.
@@ -57,6 +59,8 @@ pub(crate) struct Finished {
     pub(crate) emitted: Option<Vec<SplitCount>>,
     /// Rows of those that were written to Arrow Flight readers, per split.
     pub(crate) to_flight: Vec<SplitCount>,
+    /// What it gave out; absent if it did not begin.
+    pub(crate) served: Option<v1::TaskServed>,
 }
 
 impl RunningTask {
@@ -82,6 +86,8 @@ impl RunningTask {
             readers: Readers::default(),
             rows_out: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
+            elements_out: AtomicU64::new(0),
+            began: std::time::Instant::now(),
             emitted: OnceLock::new(),
             to_flight: Mutex::default(),
             sized: Mutex::default(),
@@ -136,6 +142,7 @@ impl RunningTask {
             modes: SplitModes::default(),
             emitted: self.emitted(),
             to_flight: self.to_flight(),
+            served: Some(self.served()),
         }
     }
 
@@ -248,6 +255,7 @@ impl RunningTask {
     fn put(&self, to: usize, chunk: Chunk, tally: &mut Tally) -> Result<()> {
         self.rows_out.fetch_add(chunk.rows() as u64, Ordering::Relaxed);
         self.bytes_out.fetch_add(chunk.bytes() as u64, Ordering::Relaxed);
+        self.elements_out.fetch_add(chunk.num_elements() as u64, Ordering::Relaxed);
         tally.add(&chunk.runs);
         if self.queue.push(to, chunk) {
             return Ok(());
@@ -277,6 +285,19 @@ impl RunningTask {
 
     pub(crate) fn buffered_bytes(&self) -> usize {
         self.queue.bytes()
+    }
+
+    /// What it gave out so far, and how often it opened splits of the source.
+    pub(crate) fn served(&self) -> v1::TaskServed {
+        v1::TaskServed {
+            task_id: self.id.0,
+            elements: self.elements_out.load(Ordering::Relaxed),
+            rows: self.rows_out.load(Ordering::Relaxed),
+            bytes: self.bytes_out.load(Ordering::Relaxed),
+            source_opens: self.counters.source_opens(),
+            buffered_bytes: self.queue.bytes() as u64,
+            busy_s: (self.began.elapsed().as_secs_f64() - self.counters.output().waited_out_s()).max(0.0),
+        }
     }
 
     pub(crate) fn status(&self) -> TaskStatus {

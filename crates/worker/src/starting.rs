@@ -104,6 +104,7 @@ impl Manager {
                     modes: SplitModes::default(),
                     emitted: None,
                     to_flight: Vec::new(),
+                    served: None,
                 };
                 self.report(id, &failed, None, FAILURE_REPORT_TIMEOUT).await;
                 Err(e)
@@ -177,6 +178,7 @@ impl Manager {
         });
         options.deterministic = def.deterministic;
         options.one_at_a_time = Arc::clone(&self.one_at_a_time);
+        options.slowdown = self.config.slowdown.max(1);
         if let Some(rows) = self.config.batch_rows {
             options.batch_rows = rows;
         }

@@ -131,6 +131,8 @@ async fn heartbeats(manager: Arc<Manager>, retry_timeout: Duration) {
             profiles: running.iter().filter_map(|t| t.profile()).collect(),
             checksums: running.iter().flat_map(|t| t.take_checksums()).collect(),
             secret: registration.secret,
+            served: running.iter().map(|t| t.served()).collect(),
+            usage: Some(manager.usage()),
         };
         let call = |mut d: Dispatcher| async move { d.worker_heartbeat(request).await };
         match identity.link.call(Duration::ZERO, call).await {

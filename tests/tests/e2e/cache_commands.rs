@@ -458,6 +458,9 @@ fn recorded_decisions_are_replayed() {
     let unknown = caju_in(p.folder(), &[&args[..], &["--job", "jj"]].concat());
     unknown.expect_code(2).expect_error(&["no job `jj`", "did you mean `j`"]);
     let shown = caju_in(p.folder(), &["status", "--dispatcher", cluster.address()]).stdout;
-    assert!(shown.contains("j (policy auto): "), "{shown}");
+    assert!(shown.contains("j (policy auto): ") && shown.contains(" snapshots)"), "{shown}");
+    let cache = &cluster.status()["cache"];
+    assert!(cache["bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{cache}");
+    assert!(cache["snapshots"].is_u64() && cache["budget_bytes"].is_null(), "{cache}");
     cluster.stop();
 }

@@ -284,6 +284,41 @@ fn status_shows_every_epoch_if_asked() {
     cluster.stop();
 }
 
+/// `--compression`: fewer bytes come, and the same rows.
+#[test]
+fn rows_come_compressed_if_asked() {
+    let cluster = Cluster::start(1);
+    let p = Pipeline::of(json!({ "range": 20_000 }), json!([{ "batch": 1000 }]));
+    let read = |more: &[&str]| {
+        let report = cluster.report(&p, more);
+        let bytes = report.0["epochs"][0]["received_bytes"].as_u64().unwrap();
+        (report.checksums(), bytes)
+    };
+    let (wanted, plain) = read(&[]);
+    for name in ["lz4", "zstd", "auto", "none"] {
+        let (checksums, bytes) = read(&["--compression", name]);
+        assert_eq!(checksums, wanted, "{name}");
+        // On one machine `auto` sends rows as they are.
+        assert_eq!(4 * bytes < 3 * plain, ["lz4", "zstd"].contains(&name), "{name}: {bytes} of {plain}");
+    }
+    let refused = cluster.read(&p, &["--compression", "foo"]);
+    refused.expect_code(2).expect_error(&["no compression `foo`", "zstd"]);
+    cluster.stop();
+}
+
+/// `--data-transfer-protocol`: rows come by the one that is named, or not at all.
+#[test]
+fn rows_come_by_the_named_protocol() {
+    let cluster = Cluster::start(1);
+    let p = Pipeline::of(json!({ "range": 100 }), json!([]));
+    assert_eq!(cluster.report(&p, &["--data-transfer-protocol", "framed"]).rows(), [100]);
+    let local = cluster.read(&p, &["--data-transfer-protocol", "local"]);
+    local.expect_code(3).expect_error(&["is not in this process"]);
+    let refused = cluster.read(&p, &["--data-transfer-protocol", "grpc"]);
+    refused.expect_code(2).expect_error(&["`grpc` is not available", "framed"]);
+    cluster.stop();
+}
+
 /// `--force`: a snapshot that a living process reads is removed only with it.
 #[test]
 fn a_snapshot_in_use_is_removed_by_force_alone() {

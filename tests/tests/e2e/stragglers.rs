@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use caju_tests::epoch_end::Setup;
 use caju_tests::pipeline::Report;
 use caju_tests::{Cluster, Pipeline};
 use serde_json::json;
@@ -39,4 +40,23 @@ fn idle_workers_take_over_the_last_splits_of_a_slow_one() {
     // The worker that woke up is a worker like any other again.
     assert_eq!(cluster.report(&p, &["--job", "again"]).checksums(), wanted.checksums());
     cluster.stop();
+}
+
+/// `--slowdown`, `--straggler-factor`: with one of three workers at a twentieth of the speed an epoch is much shorter if the
+/// others take its last splits over. Both epochs run here and now, so the comparison holds on a busy machine.
+#[test]
+fn a_slow_worker_costs_little_if_others_take_its_last_splits_over() {
+    let setup = |straggler_factor| Setup {
+        fast: 2,
+        slowdown: Some(20),
+        files: 20,
+        rows_per_file: 20,
+        per_row: Duration::from_millis(10),
+        straggler_factor,
+    };
+    let (alone, helped) = (setup(0).measure(), setup(2).measure());
+    // A split takes the slow worker 4 s, and two of them are with it at the end.
+    assert!(alone.wall >= Duration::from_secs(4), "{alone:?}");
+    assert!(helped.wall < alone.wall.mul_f64(0.9), "{helped:?} is not much shorter than {alone:?}");
+    assert!(helped.tail < alone.tail, "{helped:?}, {alone:?}");
 }

@@ -10,6 +10,7 @@ mod service;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use caju_client::{Compression, TransferProtocol};
 use caju_proto::v1::{ProcessingMode, TargetWorkers};
 use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
@@ -23,6 +24,7 @@ pub(crate) use cache::{CacheArgs, CacheCommand, CacheRoot, ExplainArgs, OutputFo
 pub(crate) use plan::{PlanArgs, PlanFormat};
 pub(crate) use sample::{DEFAULT_DIR, GenArgs, QuickstartArgs};
 pub(crate) use save::SaveArgs;
+use service::ReadWaitArgs;
 pub(crate) use service::{
     ConnectionArgs, DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, StoreArgs, WorkerArgs, WorkerCommand,
 };
@@ -314,6 +316,14 @@ pub(crate) struct ReadArgs {
     /// own processes. `local` reads workers of the reader's process alone, and this command has none
     #[arg(long, value_name = "auto|any|local", default_value = "auto", ignore_case = true)]
     pub(crate) target_workers: TargetWorkersArg,
+    /// How rows are compressed on their way from workers: `auto` is lz4 from other machines, and none from this one. Rows that
+    /// hardly shrink are sent as they are
+    #[arg(long, value_name = "none|auto|lz4|zstd", default_value = "none", value_parser = Compression::of_name)]
+    pub(crate) compression: Compression,
+    /// The protocol by which rows come: `framed`, or `auto`, which is the same for this command. `local` is for workers of
+    /// the reader's process
+    #[arg(long, value_name = "auto|framed|local", default_value = "auto", value_parser = TransferProtocol::of_name)]
+    pub(crate) data_transfer_protocol: TransferProtocol,
     /// How long to wait for the first worker before the reader fails
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = service::duration)]
     pub(crate) worker_wait: std::time::Duration,
@@ -323,6 +333,8 @@ pub(crate) struct ReadArgs {
     /// The largest element that is accepted from a worker, at least 1MiB. A larger one ends the reader with an error
     #[arg(long, value_name = "SIZE", default_value = "2GiB", value_parser = service::frame_size)]
     pub(crate) max_frame: u64,
+    #[command(flatten)]
+    pub(crate) waits: ReadWaitArgs,
     #[command(flatten)]
     pub(crate) epochs: EpochArgs,
 }

@@ -165,6 +165,12 @@ pub(crate) struct DispatcherArgs {
     /// Folder to record the autocache events of each job in, for `caju plan --replay`
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) record_autocache_events: Option<PathBuf>,
+    /// How long an epoch without a reader, and a job whose last reader has left, are kept for a reader that comes back
+    #[arg(long, value_name = "TIME", default_value = "5min", value_parser = duration)]
+    pub(crate) job_gc_timeout: Duration,
+    /// How often the dispatcher looks for silent workers and readers, and for stragglers
+    #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = duration)]
+    pub(crate) check_interval: Duration,
     /// How often workers and readers report
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     pub(crate) heartbeat: Duration,
@@ -208,11 +214,56 @@ pub(crate) struct WorkerArgs {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(crate) connect_timeout: Duration,
     #[command(flatten)]
+    pub(crate) tasks: TaskArgs,
+    #[command(flatten)]
     pub(crate) serve: ServeArgs,
     #[command(flatten)]
     pub(crate) limits: ConnectionArgs,
     #[command(flatten)]
     pub(crate) stores: StoreArgs,
+}
+
+/// What bounds the tasks of a worker.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct TaskArgs {
+    /// Bytes of finished elements that each task may hold until readers take them
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = size)]
+    pub(crate) buffer: u64,
+    /// How long tasks go on without the dispatcher before they fail
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub(crate) dispatcher_timeout: Duration,
+    /// How long a task that nobody reads is kept
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    pub(crate) linger: Duration,
+    /// How long a reader that is sent rows may take none of them before its connection is closed
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    pub(crate) reader_silence: Duration,
+    /// Interval of signs of life to readers for which there are no rows yet
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    pub(crate) ping: Duration,
+    /// For experiments with a slow worker: the stages `sleep` and `burn` take this many times as long here
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) slowdown: u32,
+}
+
+/// How long a reader waits for others, and how far it reads ahead.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ReadWaitArgs {
+    /// How long an epoch goes on without the dispatcher before the reader fails
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub(crate) dispatcher_timeout: Duration,
+    /// How long the reader waits, with nothing left to read, for an epoch that does not end
+    #[arg(long, value_name = "TIME", default_value = "5min", value_parser = duration)]
+    pub(crate) stall_timeout: Duration,
+    /// How long to try to connect to a worker before its rows are asked of others
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    pub(crate) dial_timeout: Duration,
+    /// How long a worker may send nothing, not even a sign of life, before its rows are asked of others
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    pub(crate) worker_silence: Duration,
+    /// Bytes of rows that may be on their way or wait for the reader, over all workers
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = size)]
+    pub(crate) prefetch: u64,
 }
 
 /// Commands on running workers.

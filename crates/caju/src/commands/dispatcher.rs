@@ -1,6 +1,7 @@
 //! `caju dispatcher`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use caju_dispatcher::{Dispatcher, DispatcherConfig, EngineCatalog, MemoryLimits, Timers, WorkerList};
 use caju_embedded::SaveDriver;
@@ -12,6 +13,9 @@ use caju_wire::LocalWorkers;
 use super::serve::{Signals, announce, check_listen, drain};
 use super::shared;
 use crate::cli::DispatcherArgs;
+
+/// The shortest interval of checks: each one looks at all workers, readers and epochs.
+const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Serves until a signal arrives.
 ///
@@ -31,6 +35,8 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
         client_timeout: args.client_timeout,
         worker_wait: args.worker_wait,
         straggler_factor: args.straggler_factor,
+        job_gc_timeout: args.job_gc_timeout,
+        check_every: args.check_interval.max(MIN_CHECK_INTERVAL),
         consumer_wait: args.consumer_wait,
         drain: args.serve.drain_timeout,
         ..Timers::default()

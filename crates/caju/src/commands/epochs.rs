@@ -19,6 +19,7 @@ use futures::stream::FuturesOrdered;
 use super::announce::DecisionAnnouncer;
 use super::serve::Signals;
 use super::state_file::StateFile;
+use super::tail::Tail;
 use crate::cli::EpochArgs;
 use crate::progress::{Progress, State};
 use crate::report::{EpochReport, RunReport, SplitsReport};
@@ -41,6 +42,8 @@ pub(crate) struct Epochs<'a> {
     pub(crate) pool: CpuPool,
     /// What is done with the rows.
     pub(crate) work: Consumer,
+    /// How rows travel to it.
+    pub(crate) transfer: caju_client::Transfer,
     /// Which consumer of the job this is.
     pub(crate) consumer: Option<caju_client::Consumer>,
     /// CPU time that this process used before the job.
@@ -161,6 +164,7 @@ impl Epochs<'_> {
             num_states: 0,
             states_of_all: false,
             consumer: self.consumer,
+            transfer: self.transfer,
         }
     }
 
@@ -177,8 +181,10 @@ impl Epochs<'_> {
         let what = if self.args.epochs == 1 { "reading".to_string() } else { format!("epoch {epoch}") };
         let progress = Progress::new(what, self.quiet);
         let printer = progress.printer();
-        let work = announcer.during(epoch, &printer, self.drain(&mut reader));
+        let mut tail = Tail::from_now();
+        let work = announcer.during(epoch, &printer, self.drain(&mut reader, &mut tail));
         let drained = progress.watch(work, || state(&monitor, expected)).await;
+        let tail = tail.ended();
         if let Some(file) = &self.state_file {
             file.write(&reader.state()?)?;
         }
@@ -211,6 +217,7 @@ impl Epochs<'_> {
             wall_s,
             rows_per_s: stats.rows as f64 / wall_s.max(1e-9),
             first_batch_s: stats.first_batch.as_secs_f64(),
+            tail_s: tail.as_secs_f64(),
             wait_s: stats.wait.as_secs_f64(),
             rows_checksum: checksum.map(|c| c.hex()),
             source_bytes_read: io.source_bytes_read,
@@ -218,6 +225,7 @@ impl Epochs<'_> {
             cache_bytes_written: io.cache_bytes_written,
             splits: splits(job.as_ref(), leased),
             bytes: stats.bytes,
+            received_bytes: stats.received_bytes,
             padded_rows: stats.padded_rows,
             surplus_elements: job.as_ref().map_or(0, |j| j.surplus_elements),
             rows_skipped: job.as_ref().map_or(0, |j| j.rows_skipped),
@@ -228,12 +236,13 @@ impl Epochs<'_> {
     }
 
     /// Takes every row, and computes checksums on the CPU pool.
-    async fn drain(&self, reader: &mut Reader) -> Result<Option<RowsChecksum>> {
+    async fn drain(&self, reader: &mut Reader, tail: &mut Tail) -> Result<Option<RowsChecksum>> {
         let mut sum = (!self.args.no_checksum).then(|| RowsChecksum::for_definition(self.def));
         let mut sums = FuturesOrdered::new();
         let mut staging = Staging::default();
         let mut signals = self.state_file.is_some().then(Signals::new).transpose()?;
         while let Some(chunk) = next_chunk(reader, signals.as_mut()).await? {
+            tail.record(chunk.rows());
             if self.work.copies {
                 staging.copy(&chunk)?;
             }

@@ -19,6 +19,7 @@ mod shared;
 mod state_file;
 mod status;
 mod summary;
+mod tail;
 mod worker;
 
 use std::ffi::OsString;

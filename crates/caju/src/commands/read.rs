@@ -1,6 +1,6 @@
 //! `caju read`: reads a pipeline through a dispatcher that runs elsewhere.
 
-use caju_client::{Client, ClientConfig, Consumer, LostReaders, Uneven};
+use caju_client::{Client, ClientConfig, Consumer, LostReaders, Transfer, Uneven};
 use caju_runtime::SystemClock;
 use caju_types::Result;
 
@@ -19,6 +19,11 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
         connect_timeout: args.connect_timeout,
         worker_timeout: args.worker_wait,
         max_frame_bytes: args.max_frame,
+        dispatcher_timeout: args.waits.dispatcher_timeout,
+        stall_timeout: args.waits.stall_timeout,
+        dial_timeout: args.waits.dial_timeout,
+        silence: args.waits.worker_silence,
+        prefetch_bytes: usize::try_from(args.waits.prefetch).unwrap_or(usize::MAX),
         on_event: shared::events(global.quiet),
         ..ClientConfig::default()
     };
@@ -47,6 +52,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
                 UnevenArg::Pad => Uneven::Pad,
             },
         }),
+        transfer: Transfer { protocol: args.data_transfer_protocol, compression: args.compression },
         announce: false,
         state_file,
     };

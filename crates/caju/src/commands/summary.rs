@@ -185,6 +185,7 @@ mod tests {
         for epoch in 0..2 {
             report.epochs.push(EpochReport {
                 rows_skipped: 0,
+                received_bytes: 0,
                 padded_rows: 0,
                 surplus_elements: 0,
                 first_skips: Vec::new(),
@@ -195,6 +196,7 @@ mod tests {
                 wall_s: 2.0,
                 rows_per_s: 1000.0,
                 first_batch_s: 0.3,
+                tail_s: 0.0,
                 wait_s: 1.9,
                 rows_checksum: None,
                 source_bytes_read: 220 << 20,

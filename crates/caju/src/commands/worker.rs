@@ -43,6 +43,12 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
         tags: args.tags.clone(),
         cpu_threads: args.cpu_threads.map_or(0, |n| n as usize),
         connect_timeout: args.connect_timeout,
+        buffer_bytes: usize::try_from(args.tasks.buffer).unwrap_or(usize::MAX),
+        dispatcher_timeout: args.tasks.dispatcher_timeout,
+        linger: args.tasks.linger,
+        silence: args.tasks.reader_silence,
+        ping: args.tasks.ping,
+        slowdown: args.tasks.slowdown,
         registry: shared::server_registry(
             &args.stores,
             args.cpu_threads.map_or_else(shared::cores, |n| n.max(1) as usize),

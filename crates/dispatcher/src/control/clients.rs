@@ -1,5 +1,7 @@
 //! Clients: heartbeats with their reports, and leaving.
 
+use std::time::Duration;
+
 use caju_proto::{ticket, v1};
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 
@@ -86,6 +88,10 @@ impl Core {
             known.wait_fraction = request.wait_fraction;
             known.rows_per_s = request.rows_per_s;
             known.elements = request.elements;
+            known.rows = request.rows;
+            known.bytes = request.bytes;
+            known.rows_waiting = request.rows_waiting;
+            known.user_busy = Duration::from_millis(request.user_busy_ms);
         }
     }
 

@@ -8,6 +8,7 @@
 mod acknowledged_rows;
 mod acknowledgements;
 mod autocache;
+mod cache_size;
 mod clients;
 mod consumers;
 mod datasets;
@@ -28,6 +29,7 @@ mod resume;
 mod row_checksums;
 mod saves;
 pub(crate) mod secrets;
+mod served;
 mod sets;
 mod shards;
 mod silence;

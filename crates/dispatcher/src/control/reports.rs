@@ -4,14 +4,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use caju_proto::v1::{IoStats, StageStats};
+use caju_proto::v1::{IoStats, StageStats, TaskServed, WorkerUsage};
 use caju_types::{ClientId, IterationId, TaskId, WorkerId};
 
 use super::holders::Holders;
 use super::row_checksums::RowChecksums;
-use crate::state::{Iteration, TaskState};
+use crate::state::{Iteration, State, TaskState};
 
 use super::acknowledged_rows::Acknowledged;
+use super::served::Served;
 use super::stragglers::Paces;
 
 /// Skipped rows of an iteration that are reported one by one; the others are only counted.
@@ -45,6 +46,8 @@ pub(crate) struct Reports {
     pub(crate) ended_stages: BTreeMap<IterationId, Vec<StageStats>>,
     /// What ended tasks moved to and from stores, by iteration.
     pub(crate) ended_io: BTreeMap<IterationId, IoStats>,
+    /// What each task gave out by the last report of its worker.
+    pub(super) served: Served,
     /// Why ended tasks skipped rows, by iteration; the first [`REPORTED_SKIPS`] of each.
     pub(crate) first_skips: BTreeMap<IterationId, Vec<String>>,
     /// How fast tasks went through their splits.
@@ -70,6 +73,8 @@ pub(crate) struct WorkerReport {
     pub(crate) tasks: Vec<u64>,
     /// When it registered, by the monotonic clock.
     pub(crate) registered: Duration,
+    /// Memory and caches of its process; none if it does not report them.
+    pub(crate) usage: Option<WorkerUsage>,
 }
 
 /// The last report of a client.
@@ -86,6 +91,14 @@ pub(crate) struct ClientReport {
     call: u64,
     /// Elements that its user took.
     pub(crate) elements: u64,
+    /// Rows of these.
+    pub(crate) rows: u64,
+    /// Bytes of these.
+    pub(crate) bytes: u64,
+    /// Rows that it has received and its user has not taken.
+    pub(crate) rows_waiting: u64,
+    /// Since when its user has not asked for rows, as of `at`.
+    pub(crate) user_busy: Duration,
 }
 
 impl Reports {
@@ -126,6 +139,13 @@ impl Reports {
     pub(crate) fn called_since_drained(&self, iteration: IterationId, client: ClientId) -> bool {
         let call = self.clients.get(&(iteration, client)).map_or(0, |c| c.call);
         self.drained.get(&iteration).is_some_and(|drained| call > *drained)
+    }
+
+    /// A worker says what its tasks have given out.
+    pub(super) fn on_served(&mut self, state: &State, worker: WorkerId, served: &[TaskServed], now: Duration) {
+        for (iteration, report) in self.served.on_reports(state, worker, served) {
+            self.paces.emitted(iteration, TaskId(report.task_id), report.rows, now);
+        }
     }
 
     /// Adds what an ended task reported.
@@ -174,6 +194,7 @@ impl Reports {
         self.compared.remove(&iteration);
         self.holders.forget(iteration);
         self.paces.forget(iteration);
+        self.served.forget(iteration);
     }
 
     /// What the stages of an iteration did, added up within the last interval of heartbeats: all clients of the iteration ask in

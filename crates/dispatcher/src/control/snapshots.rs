@@ -8,6 +8,7 @@ use caju_runtime::Clock;
 use caju_types::{Error, Result};
 use tokio::sync::OnceCell;
 
+use super::cache_size::KnownSize;
 use super::manifests::{SplitCounts, Written};
 use super::process::Process;
 use crate::catalog::Catalog;
@@ -23,6 +24,7 @@ pub(super) struct Snapshots {
     process: Arc<Process>,
     reader: OnceCell<Arc<Cache>>,
     writer: OnceCell<Arc<Cache>>,
+    size: KnownSize,
     /// The splits of running iterations.
     pub(super) counts: SplitCounts,
     /// What was written to manifests and plan records.
@@ -44,6 +46,7 @@ impl Snapshots {
             process,
             reader: OnceCell::new(),
             writer: OnceCell::new(),
+            size: KnownSize::default(),
             counts: SplitCounts::default(),
             written: Written::default(),
         }
@@ -52,6 +55,11 @@ impl Snapshots {
     /// Whether there is a cache.
     pub(super) fn exists(&self) -> bool {
         !self.url.is_empty()
+    }
+
+    /// The size of the cache, as far as it is known.
+    pub(super) fn size(&self) -> &KnownSize {
+        &self.size
     }
 
     /// The cache, to look into.

@@ -1,16 +1,21 @@
 //! For people: what is there and how it goes.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use caju_autocache::{CachePlan, Document};
-use caju_planner::Profile;
+use caju_planner::{Profile, Scaling};
 use caju_proto::v1;
-use caju_types::Result;
+use caju_types::{ClientId, Result};
 
 use super::Core;
+use super::reports::Reports;
 use super::workers::modes_to_proto;
-use crate::state::{Iteration, Job, State, TaskState, Worker};
+use crate::state::{Iteration, Job, Member, State, Task, TaskState, Worker};
 
 impl Core {
-    pub(crate) async fn get_status(&self) -> Result<v1::GetStatusResponse> {
+    pub(crate) async fn get_status(self: &Arc<Self>) -> Result<v1::GetStatusResponse> {
+        let cache = self.cache_size().await;
         let now = self.clock.now();
         self.look(|state| v1::GetStatusResponse {
             version: env!("CARGO_PKG_VERSION").to_string(),
@@ -21,14 +26,21 @@ impl Core {
             cache_url: self.config.cache_url.clone(),
             journal: self.store.describe_journal().to_string(),
             configured_workers: self.config.workers.entries().to_vec(),
+            cache,
         })
         .await
     }
 
     fn worker_status(&self, state: &State, worker: &Worker) -> v1::WorkerStatus {
-        let heard = self.reports.lock().workers.get(&worker.id).map(|r| r.at);
-        let tasks = state.iterations.values().flat_map(|i| i.tasks.values());
-        let here = tasks.filter(|t| t.worker == worker.id && t.state == TaskState::Active);
+        let reports = self.reports.lock();
+        let report = reports.workers.get(&worker.id);
+        let (heard, usage) = (report.map(|r| r.at), report.and_then(|r| r.usage));
+        let tasks = state.iterations.values().flat_map(|i| i.tasks.values().map(|t| (i.id, t)));
+        let here: Vec<_> =
+            tasks.filter(|(_, t)| t.worker == worker.id && t.state == TaskState::Active).collect();
+        let running = here.iter().filter_map(|(i, t)| reports.served.of_task(*i, t.id)).collect();
+        let served = reports.served.of_worker(worker.id);
+        drop(reports);
         v1::WorkerStatus {
             worker_id: worker.id.0,
             address: worker.address.clone(),
@@ -36,8 +48,11 @@ impl Core {
             cores: worker.cores,
             silent_s: heard.map_or(0.0, |at| self.clock.now().saturating_sub(at).as_secs_f64()),
             state: worker.state_name().to_string(),
-            tasks: here.map(|t| t.id.0).collect(),
+            tasks: here.iter().map(|(_, t)| t.id.0).collect(),
             slot: worker.slot,
+            served: Some(served),
+            usage,
+            running,
         }
     }
 
@@ -48,7 +63,11 @@ impl Core {
         let bottleneck = reports.bottleneck(iteration, &stages);
         let first_skips = reports.first_skips.get(&iteration.id).cloned().unwrap_or_default();
         let io = reports.ended_io.get(&iteration.id).copied();
+        let readers = readers(&reports, iteration, self.clock.now());
+        let served = reports.served.of_iteration(iteration.id);
+        let workers_wanted = workers_wanted(&reports, iteration);
         drop(reports);
+        let splits_total = self.listings.splits_total(iteration);
         // A task that a client has read to its end runs on until its worker has reported.
         let running =
             iteration.tasks.values().filter(|t| t.state == TaskState::Active || t.is_over() && !t.reported);
@@ -60,7 +79,7 @@ impl Core {
             iteration_id: iteration.id.0,
             epoch: iteration.epoch,
             state: iteration.state_name().to_string(),
-            splits_total: self.listings.splits_total(iteration),
+            splits_total,
             splits_leased: iteration.splits_leased(),
             clients: count(iteration.members.len()),
             tasks: count(running.count()),
@@ -87,8 +106,80 @@ impl Core {
             first_skips,
             shard_by: iteration.shard_by.map_or("", |by| by.as_str()).to_string(),
             num_shards: iteration.num_shards,
+            readers,
+            splits: Some(split_states(iteration, splits_total)),
+            served: Some(served),
+            workers_wanted,
         }
     }
+}
+
+/// The workers that would keep the readers of an iteration busy; 0 while too little is known.
+fn workers_wanted(reports: &Reports, iteration: &Iteration) -> u64 {
+    let mut scaling = Scaling::default();
+    let workers = reports.served.by_worker(iteration.id);
+    for (worker, served) in workers.iter().filter(|(_, s)| s.elements > 0) {
+        // A report without a time, of a worker that has just begun, is left out.
+        drop(scaling.report_worker(worker.0, served.busy_s / served.elements as f64));
+    }
+    for client in iteration.members.keys() {
+        let Some(r) = reports.clients.get(&(iteration.id, *client)) else { continue };
+        let since_opened = r.rows as f64 / r.rows_per_s;
+        // One that waits all the time takes no time itself: nobody knows how fast it would be.
+        let own = since_opened * (1.0 - r.wait_fraction).max(MIN_OWN_FRACTION);
+        drop(scaling.report_consumer(client.0, own / r.elements as f64));
+    }
+    scaling.advice(workers.len() as u64).unwrap_or(0)
+}
+
+/// The least fraction of its time that a reader counts as busy with rows.
+const MIN_OWN_FRACTION: f64 = 1e-3;
+
+/// The present readers of an iteration, by their last reports.
+fn readers(reports: &Reports, iteration: &Iteration, now: Duration) -> Vec<v1::ReaderStatus> {
+    let report = |client| reports.clients.get(&(iteration.id, client)).copied().unwrap_or_default();
+    let most = iteration.members.keys().map(|client| report(*client).elements).max().unwrap_or(0);
+    let status = |(client, member): (&ClientId, &Member)| {
+        let r = report(*client);
+        let silent = if reports.clients.contains_key(&(iteration.id, *client)) {
+            now.saturating_sub(r.at)
+        } else {
+            Duration::ZERO
+        };
+        // What its user did since the report is not known; most likely it went on.
+        let user_busy = if r.user_busy.is_zero() { Duration::ZERO } else { r.user_busy + silent };
+        v1::ReaderStatus {
+            client_id: client.0,
+            consumer: member.consumer.map_or(0, |c| c + 1),
+            flight: member.flight.is_some(),
+            silent_s: silent.as_secs_f64(),
+            elements: r.elements,
+            rows: r.rows,
+            bytes: r.bytes,
+            rows_per_s: r.rows_per_s,
+            wait_fraction: r.wait_fraction,
+            rows_waiting: r.rows_waiting,
+            user_busy_s: user_busy.as_secs_f64(),
+            elements_behind: if iteration.even.is_some() { most.saturating_sub(r.elements) } else { 0 },
+        }
+    };
+    iteration.members.iter().map(status).collect()
+}
+
+/// The splits of an iteration by their states. While its listing goes on, those that are not listed count nowhere.
+fn split_states(iteration: &Iteration, total: u64) -> v1::SplitStates {
+    let with_tasks = |wanted: fn(&Task) -> bool| -> u64 {
+        iteration.tasks.values().filter(|t| wanted(t)).map(|t| t.leases.len() as u64).sum()
+    };
+    let issued: u64 = iteration.feeds.values().map(|f| f.issued).sum();
+    let pending: u64 = iteration.feeds.values().map(|f| f.pending.len() as u64).sum();
+    // Readers of a lost task say first what they have of its splits.
+    let back = pending + with_tasks(Task::is_lost);
+    let (leased, sent) =
+        (with_tasks(|t| t.state == TaskState::Active), with_tasks(|t| t.state == TaskState::Ended));
+    let is_open = iteration.feeds.values().any(|f| f.has_work());
+    let fresh = if is_open { total.saturating_sub(issued) } else { 0 };
+    v1::SplitStates { waiting: fresh + back, leased, sent, done: issued.saturating_sub(back + leased + sent) }
 }
 
 /// The planner's decision for an iteration's job.

@@ -1,9 +1,10 @@
 //! Stragglers: tasks that hold the last splits of an epoch while other workers have nothing left to do.
 //!
-//! A task is a straggler if its worker takes several times as long for a split as the workers that are finished took, and these
-//! have been idle for as long as a split takes them. Its splits go back to the feed and from there to the idle workers. Rows
-//! that readers have received of it stay with them, as when a task is lost. A split is taken over once: if it is the split
-//! that is slow, nothing is gained by moving it again.
+//! A task is a straggler if its worker is several times slower than the workers that are finished. Speeds are rows per second,
+//! as workers report them; of workers that report none, splits per second. The splits of a straggler go back to the feed and
+//! from there to the idle workers, as soon as that ends the epoch earlier. Rows that readers have received of it stay with
+//! them, as when a task is lost. A split is taken over once: if it is the split that is slow, nothing is gained by moving it
+//! again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,6 +17,9 @@ use crate::state::{FeedId, Iteration, Mode, State, Task, TaskState, Update};
 
 /// Readers that wait for less than this fraction of their time are what the epoch waits for: a task of theirs is not late.
 const WAITING_READER: f64 = 0.2;
+
+/// What taking splits over costs at least: readers say what they have, new tasks are opened, and sources read again.
+const TAKE_OVER_COST: Duration = Duration::from_millis(200);
 
 /// How fast the tasks went through their splits.
 #[derive(Debug, Default)]
@@ -31,12 +35,27 @@ struct Pace {
     ended: Option<Duration>,
     /// The splits that it got.
     splits: u32,
+    /// Rows that it has emitted by its worker's last report, and when it was first reported to have so many.
+    rows: u64,
+    progress: Duration,
 }
 
 impl Pace {
+    fn begun(now: Duration) -> Self {
+        Self { began: now, ended: None, splits: 0, rows: 0, progress: now }
+    }
+
+    fn busy(&self, now: Duration) -> Duration {
+        self.ended.unwrap_or(now).saturating_sub(self.began)
+    }
+
     /// The time that a split took; of a running task the least that it can be.
     fn per_split(&self, now: Duration) -> Duration {
-        self.ended.unwrap_or(now).saturating_sub(self.began) / self.splits.max(1)
+        self.busy(now) / self.splits.max(1)
+    }
+
+    fn rows_per_s(&self, now: Duration) -> f64 {
+        self.rows as f64 / self.busy(now).as_secs_f64().max(1e-3)
     }
 }
 
@@ -44,8 +63,17 @@ impl Paces {
     /// A task got splits.
     pub(super) fn leased(&mut self, iteration: IterationId, task: TaskId, splits: usize, now: Duration) {
         let tasks = self.by_iteration.entry(iteration).or_default();
-        let pace = tasks.entry(task).or_insert(Pace { began: now, ended: None, splits: 0 });
+        let pace = tasks.entry(task).or_insert(Pace::begun(now));
         pace.splits = pace.splits.saturating_add(u32::try_from(splits).unwrap_or(u32::MAX));
+    }
+
+    /// A worker reports how many rows a task has emitted.
+    pub(super) fn emitted(&mut self, iteration: IterationId, task: TaskId, rows: u64, now: Duration) {
+        if let Some(pace) = self.by_iteration.get_mut(&iteration).and_then(|tasks| tasks.get_mut(&task))
+            && rows > pace.rows
+        {
+            (pace.rows, pace.progress) = (rows, now);
+        }
     }
 
     fn of(&self, task: TaskId, iteration: &Iteration) -> Option<&Pace> {
@@ -117,31 +145,126 @@ fn late_tasks(
     };
     let finished: Vec<_> =
         iteration.tasks.values().filter(|t| t.is_over() && is_idle(&t.worker)).filter_map(pace).collect();
-    let mut usual: Vec<Duration> = finished.iter().map(|p| p.per_split(now)).collect();
-    usual.sort();
-    let Some(usual) = usual.get(usual.len() / 2).copied() else { return Vec::new() };
+    let Some(usual) = Usual::of(&finished, now) else { return Vec::new() };
     let idle_since = finished.iter().filter_map(|p| p.ended).max().unwrap_or(now);
-    if now.saturating_sub(idle_since) < usual {
-        return Vec::new();
-    }
+    let idle = now.saturating_sub(idle_since);
     let mut out = Vec::new();
     for task in iteration.tasks.values().filter(running) {
         // What a task keeps for the end of an epoch with consumers is not late.
-        if task.tail.is_some() {
+        if task.tail.is_some() || task.leases.values().all(|l| l.taken_over) {
             continue;
         }
-        let Some(per_split) = pace(task).map(|p| p.per_split(now)) else { continue };
-        if per_split > usual * factor && !task.leases.values().all(|l| l.taken_over) {
+        let Some(pace) = pace(task) else { continue };
+        let held = u32::try_from(task.leases.len()).unwrap_or(u32::MAX);
+        if usual.is_late(pace, factor, now) && (idle >= usual.per_split || usual.pays(pace, held, now)) {
             let reason = format!(
-                "{} takes {:.2} s for a split, and the workers that are finished took {:.2} s: they take over its {} last \
-                 splits",
+                "{} is at least {factor} times slower than the workers that are finished, which took {:.2} s for a split: they \
+                 take over its {held} splits",
                 task.worker,
-                per_split.as_secs_f64(),
-                usual.as_secs_f64(),
-                task.leases.len()
+                usual.per_split.as_secs_f64(),
             );
             out.push(Update::TaskTakenOver { task: task.id, reason });
         }
     }
     out
+}
+
+/// How fast the workers are that are finished.
+#[derive(Debug)]
+struct Usual {
+    workers: u32,
+    per_split: Duration,
+    /// None if some of them do not report rows.
+    rows_per_s: Option<f64>,
+    rows_per_split: f64,
+}
+
+impl Usual {
+    fn of(finished: &[&Pace], now: Duration) -> Option<Self> {
+        let mut per_split: Vec<Duration> = finished.iter().map(|p| p.per_split(now)).collect();
+        per_split.sort();
+        let mut rates: Vec<f64> = finished.iter().map(|p| p.rows_per_s(now)).collect();
+        rates.sort_by(f64::total_cmp);
+        let (rows, splits) =
+            finished.iter().fold((0, 0), |(rows, splits), p| (rows + p.rows, splits + u64::from(p.splits)));
+        Some(Self {
+            workers: u32::try_from(finished.len()).unwrap_or(u32::MAX),
+            per_split: per_split.get(per_split.len() / 2).copied()?,
+            rows_per_s: rates.get(rates.len() / 2).copied().filter(|_| rates.iter().all(|r| *r > 0.0)),
+            rows_per_split: rows as f64 / splits.max(1) as f64,
+        })
+    }
+
+    /// Whether a task's worker is slower by more than the factor, or stands still for longer than a split should take.
+    fn is_late(&self, pace: &Pace, factor: u32, now: Duration) -> bool {
+        if now.saturating_sub(pace.began) < self.per_split {
+            return false;
+        }
+        match self.rows_per_s {
+            Some(usual) if pace.rows > 0 => {
+                let still = now.saturating_sub(pace.progress);
+                usual > f64::from(factor) * pace.rows_per_s(now) || still > self.per_split * factor
+            }
+            _ => pace.per_split(now) > self.per_split * factor,
+        }
+    }
+
+    /// Whether the finished workers would be through with the splits of a task in half of the time that it needs itself.
+    fn pays(&self, pace: &Pace, held: u32, now: Duration) -> bool {
+        if self.rows_per_s.is_none() {
+            return false;
+        }
+        // Splits differ in size: half of one is the least that is left.
+        let left = (self.rows_per_split * f64::from(held) - pace.rows as f64).max(self.rows_per_split / 2.0);
+        let alone = left / pace.rows_per_s(now).max(1e-9);
+        let each = held.div_ceil(self.workers.max(1));
+        alone > 2.0 * (TAKE_OVER_COST + self.per_split * each).as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn pace(splits: u32, rows: u64, progress: Duration) -> Pace {
+        Pace { began: Duration::ZERO, ended: None, splits, rows, progress }
+    }
+
+    /// Two workers that took four seconds for four splits of 100 rows each, and the time of that.
+    fn usual(rows: u64) -> (Usual, Duration) {
+        let now = SECOND * 4;
+        let ended = Pace { ended: Some(now), ..pace(4, rows, now) };
+        (Usual::of(&[&ended, &ended], now).unwrap(), now)
+    }
+
+    #[test]
+    fn a_worker_at_a_tenth_of_the_speed_is_late_at_once() {
+        let (usual, now) = usual(400);
+        let slow = pace(3, 40, now);
+        assert!(usual.is_late(&slow, 3, now) && usual.pays(&slow, 3, now), "26 s alone, 2 s for the others");
+        assert!(!usual.is_late(&slow, 11, now));
+        assert!(!usual.pays(&pace(4, 390, now), 4, now), "its last rows are about to come");
+    }
+
+    #[test]
+    fn a_worker_like_the_others_is_not_late() {
+        let (usual, now) = usual(400);
+        assert!(!usual.is_late(&pace(4, 300, now), 3, now));
+        assert!(!usual.is_late(&pace(3, 0, now), 3, now), "of one without rows its splits are counted");
+        let still = pace(4, 390, now);
+        assert!(!usual.is_late(&still, 3, now + SECOND * 3));
+        assert!(usual.is_late(&still, 3, now + SECOND * 3 + SECOND / 10), "it stands still");
+        let joined = Pace { began: now, ..pace(1, 0, now) };
+        assert!(!usual.is_late(&joined, 3, now + SECOND / 2), "it has had no time for a split");
+    }
+
+    #[test]
+    fn of_workers_that_report_no_rows_splits_are_counted() {
+        let (usual, now) = usual(0);
+        let slow = pace(1, 0, Duration::ZERO);
+        assert!(usual.is_late(&slow, 3, now) && !usual.pays(&slow, 1, now), "the others wait for a split's time");
+        assert!(!usual.is_late(&pace(2, 0, Duration::ZERO), 3, now));
+    }
 }

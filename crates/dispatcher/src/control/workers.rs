@@ -131,9 +131,13 @@ impl Core {
             report.at = self.clock.now();
             report.stages = request.stages;
             report.tasks = request.tasks;
+            report.usage = request.usage;
         }
-        if !request.checksums.is_empty() {
-            self.store.read(|state| self.on_row_checksums(state, id, &request.checksums));
+        if !(request.checksums.is_empty() && request.served.is_empty()) {
+            self.store.read(|state| {
+                self.on_row_checksums(state, id, &request.checksums);
+                self.reports.lock().on_served(state, id, &request.served, self.clock.now());
+            });
         }
         if request.profiles.is_empty() {
             return Ok(answer);
@@ -215,6 +219,7 @@ impl Core {
         let Some(iteration_id) = txn.state.task(id).map(|(iteration, _)| iteration.id) else { return Ok(()) };
         {
             let mut reports = self.reports.lock();
+            reports.on_served(txn.state, ended.worker, request.served.as_slice(), self.clock.now());
             reports.on_task_ended(iteration_id, &request.stages, request.io);
             reports.on_rows_skipped(iteration_id, &request.first_skips);
         }

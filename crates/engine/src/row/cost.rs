@@ -23,6 +23,7 @@ pub(crate) async fn pay(
         Cost::PerRow(d) => each(d, rows),
         Cost::PerBatch(d) => each(d, elements),
     };
+    let due = due.saturating_mul(ctx.slowdown);
     let _turn = ctx.one_at_a_time.lock().await;
     if burn {
         let counters = Arc::clone(&ctx.stats);

@@ -65,6 +65,8 @@ pub struct TaskOptions {
     pub readers: usize,
     /// The lock of the artificial stages, one per worker.
     pub one_at_a_time: Arc<tokio::sync::Mutex<()>>,
+    /// How many times as long as their definition says the artificial stages take; 1: as long.
+    pub slowdown: u32,
     /// Where snapshots are, if there are any.
     pub cache: Option<Arc<Cache>>,
     /// Whether to probe in the background what storing would cost at each hint.
@@ -102,6 +104,7 @@ impl TaskOptions {
             buffer_bytes: 64 << 20,
             readers,
             one_at_a_time: Arc::default(),
+            slowdown: 1,
             cache: None,
             probe: false,
             probe_to_end: false,
@@ -161,6 +164,7 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
         Arc::clone(&options.one_at_a_time),
     );
     let shard = options.shard.map(|s| (s.num_shards, s.index));
+    let ctx = ctx.slowed(options.slowdown);
     let ctx = Arc::new(ctx.with_shard(shard).within(pipeline.chunk_bytes(), options.buffer_bytes));
     let tasks = Tasks::new();
     let reading = read::Reading {

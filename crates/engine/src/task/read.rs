@@ -205,6 +205,7 @@ impl Reader {
                     predicates: branch.predicates.clone(),
                 };
                 let ctx = Arc::clone(&self.ctx);
+                ctx.stats.source_opened();
                 let batches = read_split(&*branch.source, split, &options);
                 batches.map(move |b| b.and_then(|b| ctx.check_skips().map(|()| b))).boxed()
             }

@@ -96,6 +96,8 @@ class Dataset(Stages, Epochs):
         encoding: str | None = None,
         lost_readers: str = "fail",
         target_workers: str | None = None,
+        compression: str | None = None,
+        data_transfer_protocol: str | None = None,
         connect_timeout: float = 10.0,
         max_frame: Size | None = None,
     ) -> Dataset:
@@ -122,6 +124,10 @@ class Dataset(Stages, Epochs):
         elsewhere still deals the rows. When the last of them stops, the epoch fails with `Cancelled`. "any" reads from all
         workers. "auto", the default, reads from all except workers of other processes that have the tag `COLOCATED`. All
         readers of a job say the same.
+
+        `compression` is how rows travel over sockets: None, "lz4", "zstd", or "auto": lz4 from workers on other machines. Rows
+        that hardly shrink are sent as they are. `data_transfer_protocol` is "framed" (over sockets), "local" (from workers of
+        this process, as they are) or "auto", the default, which takes the one that fits each worker.
         """
         consumer = consumers_of(job_name, num_consumers, consumer_index, uneven)
         if self._service is not None:
@@ -132,7 +138,7 @@ class Dataset(Stages, Epochs):
         out = self._copy()
         out._service = Service.of(
             service, job_name, epochs, processing_mode, seed, policy, encoding, connect_timeout, lost_readers,
-            target_workers, consumer, max_frame,
+            target_workers, consumer, compression, data_transfer_protocol, max_frame,
         )
         return out
 

@@ -206,5 +206,7 @@ class Epochs:
             "epochs": service.epochs or 0,
             "lost_readers": service.lost_readers,
             "target_workers": service.target_workers,
+            "compression": service.compression,
+            "data_transfer_protocol": service.data_transfer_protocol,
             "consumer": service.consumer,
         }

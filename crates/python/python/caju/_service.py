@@ -7,13 +7,15 @@ from typing import Any
 from . import _caju
 from ._bounds import Size, size_of
 from ._cluster import LocalCluster, address_of
-from ._errors import InvalidPipeline
+from ._errors import InvalidPipeline, NotFound
 from ._numbers import whole
 
 MODES = ("dynamic", "off", "file", "data", "file_or_data", "hint")
 UNEVEN = ("drop", "pad")
 LOST_READERS = ("fail", "allow")
 TARGETS = ("auto", "any", "local")
+COMPRESSIONS = ("none", "auto", "lz4", "zstd")
+PROTOCOLS = ("auto", "framed", "local")
 MAX_SEED = 2**64 - 1
 MIN_FRAME = 2**20
 """The smallest bound of a frame, in bytes: a worker sends small elements in frames of some hundred KiB."""
@@ -24,7 +26,7 @@ class Service:
 
     __slots__ = (
         "address", "connect_timeout", "encoding", "epochs", "job_name", "keep", "lost_readers", "mode", "policy", "seed",
-        "target_workers", "consumer", "max_frame",
+        "target_workers", "consumer", "compression", "data_transfer_protocol", "max_frame",
     )
 
     def __init__(
@@ -41,6 +43,8 @@ class Service:
         lost_readers: str = "fail",
         target_workers: str | None = None,
         consumer: tuple[int, int, str] | None = None,
+        compression: str = "none",
+        data_transfer_protocol: str = "auto",
         max_frame: int | None = None,
     ) -> None:
         self.address = address
@@ -56,6 +60,8 @@ class Service:
         self.target_workers = target_workers
         self.consumer = consumer
         self.max_frame = max_frame
+        self.compression = compression
+        self.data_transfer_protocol = data_transfer_protocol
 
     @classmethod
     def of(
@@ -71,6 +77,8 @@ class Service:
         lost_readers: str = "fail",
         target_workers: str | None = None,
         consumer: tuple[int, int, str] | None = None,
+        compression: str | None = None,
+        data_transfer_protocol: str | None = None,
         max_frame: Size | None = None,
     ) -> Service:
         """The arguments of `distribute`, checked."""
@@ -98,6 +106,7 @@ class Service:
                     "workers of this process alone, \"any\" to read from all"
                 )
             target_workers = target_workers.lower()
+        compression, data_transfer_protocol = transfer_of(compression, data_transfer_protocol)
         epochs = whole("epochs", epochs, 1)
         seed = whole("seed", seed, 0, MAX_SEED)
         if isinstance(connect_timeout, bool) or not isinstance(connect_timeout, (int, float)) or not connect_timeout >= 0:
@@ -109,7 +118,7 @@ class Service:
         keep = None if service is address else service
         return cls(
             address, keep, job_name or "", epochs, processing_mode, seed, policy or "", encoding or "", connect_timeout,
-            lost_readers, target_workers, consumer, frame,
+            lost_readers, target_workers, consumer, compression, data_transfer_protocol, frame,
         )
 
     @property
@@ -132,6 +141,25 @@ class Service:
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
+
+
+def transfer_of(compression: str | None, protocol: str | None) -> tuple[str, str]:
+    """The names of a compression and of a data transfer protocol, checked."""
+    compression = "none" if compression is None else compression
+    if not isinstance(compression, str) or compression.lower() not in COMPRESSIONS:
+        raise InvalidPipeline(
+            f"compression={compression!r} is not one of {', '.join(COMPRESSIONS)}; say \"auto\" for lz4 from workers on other "
+            "machines, None for no compression"
+        )
+    protocol = "auto" if protocol is None else protocol
+    if not isinstance(protocol, str):
+        raise InvalidPipeline(f"data_transfer_protocol={protocol!r} must be a string, one of {', '.join(PROTOCOLS)}")
+    if protocol.lower() not in PROTOCOLS:
+        raise NotFound(
+            f"the data transfer protocol {protocol!r} is not available; there are {', '.join(PROTOCOLS)}: \"framed\" over "
+            "sockets, \"local\" from workers of this process, \"auto\" takes the one that fits"
+        )
+    return compression.lower(), protocol.lower()
 
 
 def consumers_of(

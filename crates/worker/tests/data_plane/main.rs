@@ -11,4 +11,5 @@ mod reading;
 mod resume;
 mod same_ids;
 mod sharding;
+mod status;
 mod trouble;

@@ -1,6 +1,8 @@
 //! Epochs that go well.
 
+use caju_client::{Compression, ReadRequest, Transfer, TransferProtocol};
 use caju_proto::v1::{GetStatusRequest, ProcessingMode};
+use caju_types::ErrorKind;
 use caju_wire::{Dispatcher, DispatcherLink};
 use serde_json::json;
 
@@ -37,6 +39,55 @@ async fn rows_are_elements_above_batch() {
     assert!(elements.iter().all(|e| e.len() == 1));
     assert_once(elements, 5000);
     assert!(drain(&mut reader).await.unwrap().is_empty(), "the end stays the end");
+}
+
+/// XFR-01, ARG-06: every compression gives the same rows, and lz4 and zstd send fewer bytes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn xfr_01_every_compression_gives_the_rows() {
+    let cluster = Cluster::start(2).await;
+    let client = cluster.client().await;
+    let mut sent = Vec::new();
+    for compression in Compression::ALL {
+        let transfer = Transfer { compression, ..Transfer::default() };
+        let request = ReadRequest { transfer, ..request(&batched(1000, false), "") };
+        let mut reader = client.read(request).await.unwrap();
+        assert_once(drain(&mut reader).await.unwrap(), ROWS);
+        sent.push(reader.stats().received_bytes);
+    }
+    let [none, auto, lz4, zstd] = sent[..] else { panic!("{sent:?}") };
+    assert!(
+        none >= 8 * ROWS as u64 && auto >= 8 * ROWS as u64,
+        "on one host rows are sent as they are: {sent:?}"
+    );
+    assert!(2 * lz4 < none + none / 2 && 2 * zstd < none, "{sent:?}");
+}
+
+/// XFR-04: a reader names the protocol by which it gets its rows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn xfr_04_the_protocol_is_the_one_that_was_asked_for() {
+    let mut cluster = Cluster::start(0).await;
+    let local = cluster.local.clone();
+    cluster.add(|c| c.local = local.clone()).await;
+    let client = cluster.client_with(|c| c.local = local).await;
+    let read = async |protocol| {
+        let transfer = Transfer { protocol, ..Transfer::default() };
+        let request = ReadRequest { transfer, ..request(&batched(100, false), "") };
+        let mut reader = client.read(request).await.unwrap();
+        let elements = drain(&mut reader).await;
+        (elements, reader.stats().received_bytes)
+    };
+    for (protocol, over_socket) in
+        [(TransferProtocol::Auto, false), (TransferProtocol::Local, false), (TransferProtocol::Framed, true)]
+    {
+        let (elements, received) = read(protocol).await;
+        assert_once(elements.unwrap(), ROWS);
+        assert_eq!(received > 0, over_socket, "{protocol:?}");
+    }
+    // A worker of another process hands nothing over.
+    cluster.add(|_| {}).await;
+    let e = read(TransferProtocol::Local).await.0.unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::FailedPrecondition);
+    assert!(e.message().contains("is not in this process") && e.message().contains("`auto`"), "{e}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,216 @@
+//! The jobs of a dispatcher as text.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use caju_proto::v1::{JobStatus, ReaderStatus, StageStats};
+use caju_types::{ClientId, format_bytes, format_count};
+use serde_json::Value;
+
+use super::span;
+use crate::commands::summary::{advice, splits};
+use crate::report::SplitsReport;
+use crate::text::{aligned, table, wrapped};
+
+/// The number of ended jobs that are shown.
+const ENDED_JOBS: usize = 10;
+
+/// The running epochs, and the last epoch of each of the [`ENDED_JOBS`] jobs that began last.
+pub(super) fn recent(jobs: &[JobStatus]) -> Vec<&JobStatus> {
+    let under_way = |j: &&JobStatus| state(j) == "running";
+    let mut last: BTreeMap<&str, &JobStatus> = BTreeMap::new();
+    for job in jobs.iter().filter(|j| !under_way(j)) {
+        let kept = last.entry(&job.job).or_insert(job);
+        if kept.iteration_id < job.iteration_id {
+            *kept = job;
+        }
+    }
+    let mut ended: Vec<&JobStatus> = last.into_values().collect();
+    ended.sort_unstable_by_key(|j| std::cmp::Reverse(j.iteration_id));
+    ended.truncate(ENDED_JOBS);
+    let shown: BTreeSet<u64> = ended.iter().map(|j| j.iteration_id).collect();
+    jobs.iter().filter(|j| under_way(j) || shown.contains(&j.iteration_id)).collect()
+}
+
+/// The state of an epoch. An epoch whose readers all left before its end is abandoned: it is idle until one returns.
+fn state(job: &JobStatus) -> &str {
+    match job.state.as_str() {
+        "running" if job.clients == 0 && job.tasks == 0 => "abandoned",
+        state => state,
+    }
+}
+
+pub(super) fn text(jobs: &[&JobStatus]) -> String {
+    let head = ["job", "pipeline", "epoch", "state", "mode", "splits", "readers", "tasks", "policy"];
+    let mut rows = vec![head.map(String::from)];
+    let total = |j: &JobStatus| if j.splits_total > 0 { j.splits_total.to_string() } else { "?".into() };
+    rows.extend(jobs.iter().map(|j| {
+        [
+            j.job.clone(),
+            j.pipeline.clone(),
+            j.epoch.to_string(),
+            state(j).to_string(),
+            j.mode.clone(),
+            format!("{}/{}", j.splits_leased, total(j)),
+            j.clients.to_string(),
+            j.tasks.to_string(),
+            j.policy.clone(),
+        ]
+    }));
+    let mut out = aligned(&rows, 8);
+    for (i, job) in jobs.iter().enumerate() {
+        // The epochs of a job share its decision, which is shown with the last one.
+        if !jobs[i + 1..].iter().any(|later| later.job == job.job) {
+            caching(job, &mut out);
+        }
+    }
+    for job in jobs.iter().filter(|j| {
+        ["running", "abandoned"].contains(&state(j)) || j.failure.is_some() || j.incomplete.is_some()
+    }) {
+        out.push_str(&details(job));
+    }
+    out
+}
+
+/// What is stored of a job, the execution modes of its last epoch, and the reason.
+fn caching(job: &JobStatus, out: &mut String) {
+    if ["", "compute"].contains(&job.policy.as_str()) {
+        return;
+    }
+    let modes = job.modes.unwrap_or_default();
+    let ran = splits(SplitsReport {
+        compute: modes.compute,
+        put: modes.put,
+        get: modes.get,
+        fell_back: modes.fell_back,
+        backfilled: modes.kept,
+        kept: modes.kept,
+    });
+    let ran = if ran.is_empty() { ran } else { format!("; splits of ended tasks: {ran}") };
+    let stored = match job.caching.as_str() {
+        "" if job.decision_json.is_empty() && ["auto", "cachew"].contains(&job.policy.as_str()) => {
+            "not decided yet"
+        }
+        "" => "everything is computed",
+        caching => caching,
+    };
+    let head = format!("{} (policy {}): {stored}{ran}", job.job, job.policy);
+    out.push_str(&format!("\n{}\n", wrapped(&head, 2)));
+    let decision: Option<Value> = serde_json::from_str(&job.decision_json).ok();
+    if let Some(reason) = decision.as_ref().and_then(|d| d["reason"].as_str()) {
+        out.push_str(&format!("  {}\n", wrapped(reason, 2)));
+    }
+}
+
+/// The stages of a job: their rows and their rates while busy.
+fn details(job: &JobStatus) -> String {
+    let mut out = format!("\n{} epoch {}", job.job, job.epoch);
+    if let Some(f) = &job.failure {
+        let message = f.message.lines().collect::<Vec<_>>().join("\n    ");
+        out.push_str(&format!("\n  failed: {}: {message}\n", f.kind));
+        return out;
+    }
+    if let Some(i) = &job.incomplete {
+        let rows = match i.rows_unknown {
+            true => "an unknown number of".to_string(),
+            false => format_count(i.rows_missing),
+        };
+        out.push_str(&format!(
+            "\n  {}\n",
+            wrapped(&format!("incomplete: {rows} rows are missing: {}", i.why), 2)
+        ));
+        if job.state == "incomplete" {
+            return out;
+        }
+    }
+    if !job.bottleneck.is_empty() {
+        out.push_str(&format!(", bottleneck {}: {}", job.bottleneck, advice(&job.bottleneck)));
+    }
+    out.push('\n');
+    progress(job, &mut out);
+    let mut rows = vec![
+        ["stage", "rows in", "rows out", "bytes out", "busy", "at once", "CPU", "rows/busy s"]
+            .map(String::from),
+    ];
+    rows.extend(job.stages.iter().map(|s| {
+        [
+            s.name.clone(),
+            format_count(s.rows_in),
+            format_count(s.rows_out),
+            format_bytes(s.bytes_out),
+            span(s.busy_s),
+            format_count(u64::from(s.at_once)),
+            span(s.cpu_s),
+            rate(s).map_or("-".into(), format_count),
+        ]
+    }));
+    out.push_str(&table(&rows));
+    out
+}
+
+/// The readers of an epoch that are shown.
+const SHOWN_READERS: usize = 10;
+
+/// Where the splits of an epoch are, and how far its readers are: those first whose users take nothing.
+fn progress(job: &JobStatus, out: &mut String) {
+    let (splits, served) = (job.splits.unwrap_or_default(), job.served.unwrap_or_default());
+    out.push_str(&format!(
+        "  splits: {} waiting, {} running, {} sent, {} done; opened at the source: {}; sent: {} elements, {}\n",
+        format_count(splits.waiting),
+        format_count(splits.leased),
+        format_count(splits.sent),
+        format_count(splits.done),
+        format_count(served.source_opens),
+        format_count(served.elements),
+        format_bytes(served.bytes)
+    ));
+    if job.readers.is_empty() {
+        return;
+    }
+    if job.workers_wanted > 0 {
+        out.push_str(&format!("  workers that would keep its readers busy: {}\n", job.workers_wanted));
+    }
+    let mut readers: Vec<&ReaderStatus> = job.readers.iter().collect();
+    readers.sort_by(|a, b| b.user_busy_s.total_cmp(&a.user_busy_s).then(b.rows_waiting.cmp(&a.rows_waiting)));
+    let head = ["reader", "elements", "rows", "rows/s", "behind", "rows ready", "its user", "silent"];
+    let mut rows = vec![head.map(String::from)];
+    rows.extend(readers.iter().take(SHOWN_READERS).map(|r| {
+        [
+            reader(r),
+            format_count(r.elements),
+            format_count(r.rows),
+            format_count(rounded(r.rows_per_s)),
+            format_count(r.elements_behind),
+            format_count(r.rows_waiting),
+            match r.user_busy_s > 0.0 {
+                true => format!("busy {}", span(r.user_busy_s)),
+                false => format!("waits {:.0} %", 100.0 * r.wait_fraction),
+            },
+            span(r.silent_s),
+        ]
+    }));
+    out.push_str(&table(&rows));
+    if let Some(more) = readers.len().checked_sub(SHOWN_READERS).filter(|more| *more > 0) {
+        out.push_str(&format!("  {} more readers: --format json shows them\n", format_count(more as u64)));
+    }
+}
+
+/// A reader's name.
+fn reader(r: &ReaderStatus) -> String {
+    let client = ClientId(r.client_id);
+    match (r.consumer, r.flight) {
+        (0, false) => client.to_string(),
+        (0, true) => format!("{client} (Flight)"),
+        (n, _) => format!("consumer {} ({client})", n - 1),
+    }
+}
+
+/// Rows per second of busy time, of one thread.
+fn rate(s: &StageStats) -> Option<u64> {
+    let busy = s.busy_s.max(s.cpu_s);
+    (busy > 0.0).then(|| rounded(s.rows_in.max(s.rows_out) as f64 / busy))
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate for people; saturates")]
+fn rounded(rate: f64) -> u64 {
+    rate.round() as u64
+}

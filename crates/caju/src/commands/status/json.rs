@@ -1,0 +1,93 @@
+//! `caju.status/v1`.
+
+use caju_proto::v1::{GetStatusResponse, JobStatus, ReaderStatus, TaskServed, WorkerStatus, WorkerUsage};
+use serde_json::{Value, json};
+
+pub(super) fn status(s: &GetStatusResponse) -> Value {
+    let workers: Vec<Value> = s.workers.iter().map(worker_json).collect();
+    let jobs: Vec<Value> = s.jobs.iter().map(job_json).collect();
+    json!({"schema": "caju.status/v1", "version": s.version, "uptime_s": s.uptime_s, "workers": workers,
+           "jobs": jobs, "saves": s.saves.iter().map(crate::commands::save::as_json).collect::<Vec<_>>(), "cache_url": s.cache_url, "journal": s.journal,
+           "configured_workers": s.configured_workers,
+           "cache": s.cache.map(|c| json!({"bytes": c.bytes, "budget_bytes": (c.budget_bytes > 0).then_some(c.budget_bytes),
+               "snapshots": c.snapshots, "age_s": c.age_s}))})
+}
+
+fn worker_json(w: &WorkerStatus) -> Value {
+    let usage = |u: &WorkerUsage| {
+        json!({"rss_bytes": u.rss_bytes, "memory_tier_bytes": u.memory_tier_bytes,
+           "memory_tier_limit": u.memory_tier_limit, "disk_tier_bytes": u.disk_tier_bytes,
+           "disk_tier_limit": u.disk_tier_limit})
+    };
+    let running: Vec<Value> = w
+        .running
+        .iter()
+        .map(|t| {
+            let mut task = served_json(t);
+            task["task_id"] = json!(t.task_id);
+            task
+        })
+        .collect();
+    json!({"worker_id": w.worker_id, "address": w.address, "tags": w.tags, "cores": w.cores,
+       "silent_s": w.silent_s, "state": w.state, "tasks": w.tasks, "slot": w.slot,
+       "served": w.served.as_ref().map(served_json), "usage": w.usage.as_ref().map(usage), "running": running})
+}
+
+fn served_json(t: &TaskServed) -> Value {
+    json!({"elements": t.elements, "rows": t.rows, "bytes": t.bytes, "source_opens": t.source_opens,
+       "buffered_bytes": t.buffered_bytes})
+}
+
+fn reader_json(r: &ReaderStatus) -> Value {
+    json!({"client_id": r.client_id, "consumer": r.consumer.checked_sub(1), "flight": r.flight,
+       "silent_s": r.silent_s, "elements": r.elements, "rows": r.rows, "bytes": r.bytes,
+       "rows_per_s": r.rows_per_s, "wait_fraction": r.wait_fraction, "rows_waiting": r.rows_waiting,
+       "user_busy_s": r.user_busy_s, "elements_behind": r.elements_behind})
+}
+
+fn job_json(j: &JobStatus) -> Value {
+    let stages: Vec<Value> = j
+        .stages
+        .iter()
+        .map(|s| {
+            json!({"name": s.name, "rows_in": s.rows_in, "rows_out": s.rows_out, "bytes_out": s.bytes_out,
+               "cpu_s": s.cpu_s, "busy_s": s.busy_s, "wait_in_s": s.wait_in_s, "wait_out_s": s.wait_out_s,
+               "at_once": s.at_once})
+        })
+        .collect();
+    let failure = j.failure.as_ref().map(|f| json!({"kind": f.kind, "message": f.message}));
+    let incomplete = j.incomplete.as_ref().map(|i| {
+        json!({"rows_missing": i.rows_missing, "splits": i.splits, "why": i.why,
+               "rows_taken_by_lost_readers": i.rows_taken_by_lost_readers, "rows_unknown": i.rows_unknown})
+    });
+    json!({"job": j.job, "incomplete": incomplete, "dataset_id": j.dataset_id, "pipeline": j.pipeline, "iteration_id": j.iteration_id,
+           "epoch": j.epoch, "state": j.state, "mode": j.mode, "splits_total": j.splits_total,
+           "splits_leased": j.splits_leased, "clients": j.clients, "tasks": j.tasks, "failure": failure,
+           "target_workers": j.target_workers, "num_consumers": j.num_consumers,
+           "surplus_elements": j.surplus_elements, "padded_elements": j.padded_elements,
+           "bottleneck": j.bottleneck, "stages": stages, "policy": j.policy, "caching": j.caching,
+           "shard_by": Some(&j.shard_by).filter(|by| !by.is_empty()), "num_shards": j.num_shards,
+           "modes": modes_json(j), "io": io_json(j), "rows_skipped": j.rows_skipped, "first_skips": j.first_skips,
+           "readers": j.readers.iter().map(reader_json).collect::<Vec<_>>(),
+           "splits": j.splits.map(|s| json!({"waiting": s.waiting, "leased": s.leased, "sent": s.sent, "done": s.done})),
+           "served": j.served.as_ref().map(served_json), "workers_wanted": (j.workers_wanted > 0).then_some(j.workers_wanted),
+           "decision": document(&j.decision_json), "profile": document(&j.profile_json)})
+}
+
+/// The splits of ended tasks by execution mode, as in `caju.run/v1`.
+fn modes_json(j: &JobStatus) -> Value {
+    let m = j.modes.unwrap_or_default();
+    json!({"compute": m.compute, "put": m.put, "get": m.get, "fell_back": m.fell_back, "backfilled": m.kept,
+           "kept": m.kept})
+}
+
+fn io_json(j: &JobStatus) -> Value {
+    let io = j.io.unwrap_or_default();
+    json!({"source_bytes_read": io.source_bytes_read, "source_requests": io.source_requests,
+           "cache_bytes_read": io.cache_bytes_read, "cache_bytes_written": io.cache_bytes_written})
+}
+
+/// A recorded JSON document, or null.
+fn document(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or(Value::Null)
+}

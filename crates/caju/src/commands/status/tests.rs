@@ -1,0 +1,163 @@
+//! What the text and the JSON of a status show.
+
+use caju_proto::v1::{
+    CacheSize, JobStatus, ReaderStatus, SplitStates, StageStats, TaskServed, WorkerStatus, WorkerUsage,
+};
+
+use super::*;
+
+#[test]
+fn an_idle_dispatcher_tells_what_to_do() {
+    let text = text("h:1", &GetStatusResponse::default(), false);
+    assert!(text.contains("caju worker --dispatcher h:1") && text.contains("caju read FILE"), "{text}");
+}
+
+#[test]
+fn a_running_job_shows_its_stages() {
+    let stage = StageStats {
+        name: "1.map".into(),
+        rows_in: 500,
+        rows_out: 500,
+        busy_s: 2.0,
+        at_once: 17,
+        ..Default::default()
+    };
+    let job = JobStatus {
+        job: "run-1".into(),
+        state: "running".into(),
+        clients: 1,
+        splits_leased: 3,
+        splits_total: 9,
+        bottleneck: "1.map".into(),
+        stages: vec![stage],
+        policy: "auto".into(),
+        caching: "hint `a` as arrow/none".into(),
+        decision_json: r#"{"reason": "Because."}"#.into(),
+        modes: Some(caju_proto::v1::SplitModes { compute: 2, put: 1, ..Default::default() }),
+        ..Default::default()
+    };
+    let worker =
+        WorkerStatus { worker_id: 4, address: "h:2".into(), state: "active".into(), ..Default::default() };
+    let status = GetStatusResponse { jobs: vec![job], workers: vec![worker], ..Default::default() };
+    let shown = text("h:1", &status, false);
+    assert!(
+        shown.contains("3/9")
+            && shown.contains("bottleneck 1.map")
+            && shown.contains("250")
+            && shown.contains(" 17 "),
+        "{shown}"
+    );
+    for words in ["run-1 (policy auto): hint `a` as arrow/none", "2 computed, 1 stored", "Because."] {
+        assert!(shown.contains(words), "`{words}` is not in\n{shown}");
+    }
+    let json = json::status(&status);
+    assert_eq!(json["jobs"][0]["decision"]["reason"], "Because.");
+    assert!(json["jobs"][0]["profile"].is_null());
+    assert_eq!(json["jobs"][0]["stages"][0]["rows_out"], 500);
+    assert_eq!(json["workers"][0]["state"], "active");
+}
+
+fn job(n: u64, name: &str, state: &str) -> JobStatus {
+    JobStatus {
+        job: name.into(),
+        iteration_id: n,
+        epoch: n,
+        state: state.into(),
+        clients: 1,
+        ..Default::default()
+    }
+}
+
+#[test]
+fn epochs_that_are_over_are_collapsed() {
+    let mut jobs: Vec<JobStatus> = (0..400).map(|n| job(n, &format!("job-{n}"), "finished")).collect();
+    jobs.extend((400..430).map(|n| job(n, "long", "finished")));
+    jobs.push(job(430, "long", "running"));
+    jobs.push(JobStatus { clients: 0, ..job(431, "left", "running") });
+    let status = GetStatusResponse { jobs, ..Default::default() };
+    let shown = text("h:1", &status, false);
+    assert!(shown.lines().count() < 30, "{shown}");
+    assert!(shown.contains("job-399") && shown.contains(" 429 ") && !shown.contains(" 428 "), "{shown}");
+    assert!(shown.contains(" 430 ") && shown.contains("421 epochs that are over are not shown"), "{shown}");
+    let left = shown.lines().find(|l| l.contains(" left ")).unwrap();
+    assert!(left.contains("abandoned"), "{left}");
+    let all = text("h:1", &status, true);
+    assert!(all.contains("job-0 ") && !all.contains("--all"), "{all}");
+}
+
+#[test]
+fn tables_keep_their_shape_whatever_messages_hold() {
+    let failure = caju_proto::v1::Failure {
+        kind: "invalid argument".into(),
+        message: "raised ValueError\nFile \"x.py\", line 3".into(),
+    };
+    let save = caju_proto::v1::SaveStatus {
+        url: "file:///s".into(),
+        state: "failed".into(),
+        failure: Some(failure.clone()),
+        ..Default::default()
+    };
+    let lost = WorkerStatus { worker_id: 7, state: "lost".into(), ..Default::default() };
+    let jobs = vec![JobStatus { failure: Some(failure), ..job(1, "a", "failed") }];
+    let status = GetStatusResponse { jobs, saves: vec![save], workers: vec![lost], ..Default::default() };
+    let shown = text("h:1", &status, false);
+    let row = shown.lines().find(|l| l.contains("file:///s")).unwrap();
+    assert!(row.ends_with("raised ValueError [...]"), "{shown}");
+    assert!(shown.contains("raised ValueError\n    File \"x.py\""), "{shown}");
+    let worker = shown.lines().find(|l| l.contains("lost")).unwrap();
+    assert!(worker.contains(" -") && !worker.contains("us"), "{worker}");
+}
+
+#[test]
+fn readers_that_take_nothing_come_first() {
+    let reader = |n: u64, busy: f64| ReaderStatus {
+        client_id: n,
+        elements: 10 * n,
+        rows_waiting: 77,
+        user_busy_s: busy,
+        wait_fraction: 0.5,
+        ..Default::default()
+    };
+    let mut readers: Vec<ReaderStatus> = (1..=12).map(|n| reader(n, 0.0)).collect();
+    readers.push(ReaderStatus { consumer: 4, elements_behind: 5, ..reader(13, 90.0) });
+    let served =
+        TaskServed { elements: 120, rows: 4321, source_opens: 19, bytes: 5 << 20, ..Default::default() };
+    let job = JobStatus {
+        readers,
+        splits: Some(SplitStates { waiting: 81, leased: 4, sent: 3, done: 12 }),
+        served: Some(served),
+        ..job(1, "a", "running")
+    };
+    let usage = WorkerUsage { rss_bytes: 300 << 20, memory_tier_bytes: 7 << 20, ..Default::default() };
+    let worker =
+        WorkerStatus { worker_id: 4, served: Some(served), usage: Some(usage), ..Default::default() };
+    let cache = CacheSize { bytes: 3 << 30, budget_bytes: 5 << 30, snapshots: 2, age_s: 0.1 };
+    let status = GetStatusResponse {
+        jobs: vec![job],
+        workers: vec![worker],
+        cache_url: "s3://c".into(),
+        cache: Some(cache),
+        ..Default::default()
+    };
+    let shown = text("h:1", &status, false);
+    for words in [
+        "cache s3://c (3.00 GiB of 5.00 GiB in 2 snapshots)",
+        "splits: 81 waiting, 4 running, 3 sent, 12 done; opened at the source: 19",
+        "4,321",
+        "300.00 MiB",
+        "waits 50 %",
+        "3 more readers",
+    ] {
+        assert!(shown.contains(words), "`{words}` is not in\n{shown}");
+    }
+    let at = |words: &str| shown.find(words).unwrap_or_else(|| panic!("`{words}` is not in\n{shown}"));
+    assert!(at("consumer 3 (client-13)") < at("client-1 "), "{shown}");
+    assert!(shown.contains("busy 1 min 30 s"), "{shown}");
+    let json = json::status(&status);
+    assert_eq!(json["jobs"][0]["readers"][12]["consumer"], 3);
+    assert_eq!(json["jobs"][0]["readers"][0]["rows_waiting"], 77);
+    assert_eq!(json["jobs"][0]["splits"]["sent"], 3);
+    assert_eq!(json["jobs"][0]["served"]["source_opens"], 19);
+    assert_eq!(json["workers"][0]["usage"]["rss_bytes"], 300 << 20);
+    assert_eq!(json["cache"]["budget_bytes"], 5u64 << 30);
+}

@@ -1,0 +1,76 @@
+//! What tasks gave to their readers, as their workers report it with heartbeats and at the end of a task.
+
+use std::collections::BTreeMap;
+
+use caju_proto::v1::TaskServed;
+use caju_types::{IterationId, TaskId, WorkerId};
+
+use crate::state::State;
+
+/// The last report of each task of the iterations that the dispatcher knows.
+#[derive(Debug, Default)]
+pub(super) struct Served {
+    tasks: BTreeMap<(IterationId, TaskId), (WorkerId, TaskServed)>,
+}
+
+impl Served {
+    /// Takes a worker's reports of its tasks, and returns them with their iterations. Reports of tasks that are not its own are left out.
+    pub(super) fn on_reports(
+        &mut self,
+        state: &State,
+        worker: WorkerId,
+        reports: &[TaskServed],
+    ) -> Vec<(IterationId, TaskServed)> {
+        let mut own = Vec::new();
+        for report in reports {
+            let id = TaskId(report.task_id);
+            let Some((iteration, task)) = state.task(id) else { continue };
+            if task.worker == worker {
+                self.tasks.insert((iteration.id, id), (worker, *report));
+                own.push((iteration.id, *report));
+            }
+        }
+        own
+    }
+
+    /// Drops the reports of an iteration.
+    pub(super) fn forget(&mut self, iteration: IterationId) {
+        self.tasks.retain(|(i, _), _| *i != iteration);
+    }
+
+    /// What all tasks of an iteration gave out.
+    pub(super) fn of_iteration(&self, iteration: IterationId) -> TaskServed {
+        sum(self.tasks.iter().filter(|((i, _), _)| *i == iteration).map(|(_, (_, served))| served))
+    }
+
+    /// What each worker gave out for an iteration.
+    pub(super) fn by_worker(&self, iteration: IterationId) -> BTreeMap<WorkerId, TaskServed> {
+        let mut all: BTreeMap<WorkerId, Vec<TaskServed>> = BTreeMap::new();
+        for (_, (worker, served)) in self.tasks.iter().filter(|((i, _), _)| *i == iteration) {
+            all.entry(*worker).or_default().push(*served);
+        }
+        all.into_iter().map(|(worker, served)| (worker, sum(served.iter()))).collect()
+    }
+
+    /// What all tasks of a worker gave out.
+    pub(super) fn of_worker(&self, worker: WorkerId) -> TaskServed {
+        sum(self.tasks.values().filter(|(w, _)| *w == worker).map(|(_, served)| served))
+    }
+
+    /// The last report of a task.
+    pub(super) fn of_task(&self, iteration: IterationId, task: TaskId) -> Option<TaskServed> {
+        self.tasks.get(&(iteration, task)).map(|(_, served)| *served)
+    }
+}
+
+fn sum<'a>(all: impl Iterator<Item = &'a TaskServed>) -> TaskServed {
+    all.fold(TaskServed::default(), |sum, one| TaskServed {
+        task_id: 0,
+        elements: sum.elements.saturating_add(one.elements),
+        rows: sum.rows.saturating_add(one.rows),
+        bytes: sum.bytes.saturating_add(one.bytes),
+        source_opens: sum.source_opens.saturating_add(one.source_opens),
+        buffered_bytes: sum.buffered_bytes.saturating_add(one.buffered_bytes),
+        busy_s: sum.busy_s + one.busy_s,
+    })
+}
