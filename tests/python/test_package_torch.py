@@ -1,5 +1,6 @@
 """Datasets for PyTorch. Left out where torch is not installed: its ordinary wheel brings several GB of GPU libraries."""
 
+import faulthandler
 import gc
 import itertools
 import json
@@ -17,7 +18,27 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 import caju as cj  # noqa: E402
 
+PATIENCE_S = 120
+"""No test waits longer for processes. Each needs seconds, most of them to import PyTorch."""
+
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+
+
+def wait_for(processes):
+    """Waits until processes have ended well; whatever is left at the deadline is killed."""
+    try:
+        assert [p.wait(timeout=PATIENCE_S) for p in processes] == [0] * len(processes)
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@pytest.fixture(autouse=True)
+def deadline():
+    """Whatever hangs ends the run with the stacks of all threads."""
+    faulthandler.dump_traceback_later(2 * PATIENCE_S, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 def ids(batches):
@@ -140,11 +161,50 @@ def test_ranks_of_a_process_group_get_their_share(cluster, tmp_path):
     service = f"caju://{cluster(workers=2).dispatcher.address}"
     meeting = tmp_path / "meeting"
     ranks = [subprocess.Popen([sys.executable, "-c", RANK, service, str(meeting), str(rank)]) for rank in range(2)]
-    assert [r.wait(timeout=150) for r in ranks] == [0, 0]
+    wait_for(ranks)
     outs = [json.loads((tmp_path / f"meeting-{rank}.json").read_text()) for rank in range(2)]
     for epoch in range(2):
         one, two = outs[0][epoch], outs[1][epoch]
         assert one and two and sorted(one + two) == list(range(16384)), (len(one), len(two))
+
+
+REPLICA = """
+import json, sys
+import torch.distributed as dist
+import caju
+address, folder, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=4)
+rows = caju.range(2_000).shuffle(50).batch(16)
+data = rows.distribute(address, job_name="groups", num_consumers=2, consumer_index=rank // 2).torch(replication=2)
+seen = [batch["id"].tolist() for batch in data]
+try:
+    rows.distribute(address, job_name="other").torch(replication=3)
+except caju.InvalidPipeline as e:
+    assert "does not divide the 4 ranks" in str(e), e
+else:
+    raise SystemExit("groups of three of four ranks")
+with open(f"{folder}/{rank}.json", "w") as f:
+    json.dump(seen, f)
+dist.barrier()
+"""
+
+
+def test_det_09_ranks_of_a_group_get_the_same_elements(cluster, tmp_path):
+    service = f"caju://{cluster(workers=2).dispatcher.address}"
+    args = [sys.executable, "-c", REPLICA, service, str(tmp_path)]
+    wait_for([subprocess.Popen([*args, str(rank)]) for rank in range(4)])
+    seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
+    assert seen[0] == seen[1] and seen[2] == seen[3], "identical elements in identical order"
+    assert len(seen[0]) == len(seen[2]) == 62, "125 batches for two groups"
+    both = [i for group in (seen[0], seen[2]) for batch in group for i in batch]
+    assert len(set(both)) == len(both)
+
+
+@pytest.mark.parametrize("replication, said", [(0, "1 or more"), (-10, "1 or more"), (7, "does not divide"), (2, "init_process_group")])
+def test_det_09_groups_that_cannot_be_are_refused(replication, said):
+    data = cj.range(10).batch(2).distribute("h:1", job_name="j")
+    with pytest.raises(cj.InvalidPipeline, match=said):
+        data.torch(rank=0, world_size=4, replication=replication)
 
 
 def test_a_stateful_loader_goes_on_where_it_was():
@@ -254,41 +314,43 @@ def test_ranks_go_on_from_a_distributed_checkpoint(cluster, tmp_path):
     for run in ("first", "second"):
         args = [sys.executable, "-c", CHECKPOINT, service, str(tmp_path), run]
         ranks = [subprocess.Popen([*args, str(rank)]) for rank in range(2)]
-        assert [r.wait(timeout=150) for r in ranks] == [0, 0]
+        wait_for(ranks)
         seen += [i for rank in range(2) for i in json.loads((tmp_path / f"{run}-{rank}.json").read_text())]
     assert sorted(seen) == list(range(20_000))
 
 
 def test_lightning_keeps_the_position_of_its_dataloader(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch")
+    checkpoint = tmp_path / "last.ckpt"
 
     class Model(lightning.LightningModule):
-        def __init__(self, stop):
+        def __init__(self, save_at):
             super().__init__()
-            self.layer, self.seen, self.stop = torch.nn.Linear(1, 1), [], stop
+            self.layer, self.seen, self.save_at = torch.nn.Linear(1, 1), [], save_at
 
         def training_step(self, batch, step):
             self.seen += batch["id"].tolist()
-            if len(self.seen) >= self.stop:
-                self.trainer.should_stop = True
             return self.layer(batch["id"].float()[:, None]).sum() * 0
+
+        def on_train_batch_end(self, *args):
+            if self.trainer.global_step == self.save_at:
+                self.trainer.save_checkpoint(checkpoint)
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.0)
 
-    def fit(stop, checkpoint=None):
-        model = Model(stop)
+    def fit(steps, goes_on_from=None):
+        model = Model(steps)
         trainer = lightning.Trainer(
-            max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path,
-            min_steps=1, enable_checkpointing=False,
+            max_epochs=1, max_steps=steps, accelerator="cpu", logger=False, enable_progress_bar=False,
+            enable_model_summary=False, enable_checkpointing=False, default_root_dir=tmp_path,
         )
-        trainer.fit(model, cj.range(2_000).shuffle(50).batch(16).torch(), ckpt_path=checkpoint)
-        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        trainer.fit(model, cj.range(2_000).shuffle(50).batch(16).torch(), ckpt_path=goes_on_from)
         return model.seen
 
-    first = fit(480)
+    first = fit(30)
     assert len(first) == 480
-    second = fit(10**9, tmp_path / "last.ckpt")
+    second = fit(-1, checkpoint)
     assert sorted(first + second) == list(range(2_000))
 
 

@@ -4,9 +4,9 @@
 //! A reader that ends before its epoch does gives back what its user was not handed: [`Acks::close`] draws the line. What
 //! the user has in hand by then counts as taken, and it is handed nothing more.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use caju_wire::Run;
+use caju_wire::{Chunk, Elements, Run};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -16,6 +16,8 @@ pub(crate) struct Acks {
     inner: Mutex<Inner>,
     /// How far the user is in the handed chunk, as [`Progress`] in one word: user and session agree on it without a lock.
     of_handed: AtomicU64,
+    /// The user has asked for rows that were not there.
+    asked: AtomicBool,
     notify: Notify,
 }
 
@@ -46,10 +48,63 @@ impl Progress {
     }
 }
 
+/// What the user took since the last call of [`Acks::draw`].
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Drawn {
+    /// The rows.
+    pub(crate) runs: Vec<Run>,
+    /// Elements that the user took since the reader began, padding included.
+    pub(crate) elements: u64,
+}
+
+/// Counts the elements of a chunk as its rows are taken from the beginning on.
+#[derive(Debug)]
+struct ElementCount {
+    elements: Elements,
+    rows: u64,
+    /// Elements that are counted, and their rows.
+    counted: (usize, u64),
+}
+
+impl Default for ElementCount {
+    fn default() -> Self {
+        Self { elements: Elements::Rows, rows: 0, counted: (0, 0) }
+    }
+}
+
+impl ElementCount {
+    fn of(chunk: &Chunk) -> Self {
+        Self { elements: chunk.elements.clone(), rows: chunk.rows() as u64, counted: (0, 0) }
+    }
+
+    /// The first rows of the chunk are taken: the number of further elements that lie in them.
+    fn advance(&mut self, rows: u64) -> u64 {
+        let rows = rows.min(self.rows);
+        let (elements, at) = &mut self.counted;
+        match &self.elements {
+            Elements::Rows => {
+                let before = *at;
+                *at = rows.max(before);
+                *at - before
+            }
+            Elements::Lengths(lengths) => {
+                let before = *elements;
+                while let Some(end) = lengths.get(*elements).map(|len| *at + u64::from(*len))
+                    && end <= rows
+                {
+                    (*elements, *at) = (*elements + 1, end);
+                }
+                (*elements - before) as u64
+            }
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Inner {
-    /// The chunk that the user holds: its runs, and how many of its rows came through the merger.
+    /// The chunk that the user holds: its runs, its elements, and how many of its rows came through the merger.
     handed: Vec<Run>,
+    handed_elements: ElementCount,
     handed_merged: u64,
     /// The user got the whole chunk at once.
     whole: bool,
@@ -57,6 +112,8 @@ struct Inner {
     drawn: u64,
     /// Rows that were taken and not reported yet.
     pending: Vec<Run>,
+    /// Elements that were taken.
+    elements: u64,
     arrived: u64,
     taken: u64,
     /// Rows that went through the merger, which reorders, and were not taken yet.
@@ -67,6 +124,7 @@ struct Inner {
 
 impl Inner {
     fn take(&mut self, rows: u64) {
+        self.elements += self.handed_elements.advance(rows);
         // Padding has no runs, and nothing to acknowledge.
         let rows = rows.min(self.handed_rows());
         let (mut skip, mut left) = (self.drawn, rows.saturating_sub(self.drawn));
@@ -102,26 +160,33 @@ impl Acks {
         self.inner.lock().merging += rows;
     }
 
-    /// Rows that the user never gets because the pipeline drops short batches count as taken.
-    pub(crate) fn dropped<'a>(&self, runs: impl Iterator<Item = &'a Run>) {
+    /// Rows that the user never gets because the pipeline drops short batches count as taken. False if the reader is closed:
+    /// then they go to others.
+    #[must_use]
+    pub(crate) fn dropped<'a>(&self, runs: impl Iterator<Item = &'a Run>) -> bool {
         let mut inner = self.inner.lock();
+        if inner.closed {
+            return false;
+        }
         for run in runs {
             inner.taken += run.len;
             inner.merging = inner.merging.saturating_sub(run.len);
             inner.pending.push(*run);
         }
+        true
     }
 
     /// The user asks for more: it has taken the chunk that it held, and holds this one from now on, as a whole or element by
     /// element. False if the reader is closed: then the user gets nothing more.
     #[must_use]
-    pub(crate) fn hand(&self, runs: &[Run], merged: bool, whole: bool) -> bool {
+    pub(crate) fn hand(&self, chunk: &Chunk, merged: bool, whole: bool) -> bool {
         let mut inner = self.inner.lock();
         if inner.closed {
             return false;
         }
         inner.handed.clear();
-        inner.handed.extend_from_slice(runs);
+        inner.handed.extend_from_slice(&chunk.runs);
+        inner.handed_elements = ElementCount::of(chunk);
         inner.drawn = 0;
         inner.whole = whole;
         inner.handed_merged = if merged { inner.handed_rows() } else { 0 };
@@ -163,7 +228,8 @@ impl Acks {
             return false;
         }
         let rows = inner.handed_rows();
-        inner.take(rows);
+        inner.take(u64::MAX);
+        inner.handed_elements = ElementCount::default();
         inner.merging = inner.merging.saturating_sub(inner.handed_merged);
         inner.handed_merged = 0;
         inner.handed.clear();
@@ -181,7 +247,7 @@ impl Acks {
         let mut inner = self.inner.lock();
         let progress = Progress::of_word(self.of_handed.fetch_or(Progress::CLOSED, Ordering::AcqRel));
         if !std::mem::replace(&mut inner.closed, true) {
-            let rows = if inner.whole { inner.handed_rows() } else { progress.taken + progress.in_hand };
+            let rows = if inner.whole { u64::MAX } else { progress.taken + progress.in_hand };
             inner.take(rows);
         }
     }
@@ -197,7 +263,13 @@ impl Acks {
 
     /// The user waits for rows, and the dispatcher may wait for acknowledgements.
     pub(crate) fn user_waits(&self) {
+        self.asked.store(true, Ordering::Release);
         self.notify.notify_one();
+    }
+
+    /// Whether the user has ever waited for rows.
+    pub(crate) fn has_asked(&self) -> bool {
+        self.asked.load(Ordering::Acquire)
     }
 
     /// Waits until rows should be reported to the dispatcher at once.
@@ -230,44 +302,76 @@ impl Acks {
         inner.merging == 0 && inner.taken >= inner.arrived
     }
 
-    /// Rows that the user took since the last call.
-    pub(crate) fn draw(&self) -> Vec<Run> {
+    /// Rows that the user took since the last call, and all elements.
+    pub(crate) fn draw(&self) -> Drawn {
         let mut inner = self.inner.lock();
         if !inner.closed {
             inner.take(Progress::of_word(self.of_handed.load(Ordering::Acquire)).taken);
         }
-        std::mem::take(&mut inner.pending)
+        Drawn { runs: std::mem::take(&mut inner.pending), elements: inner.elements }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{RecordBatch, UInt64Array};
+
     use super::*;
 
     fn run(start: u64, len: u64) -> Run {
         Run { split: 1, start, len }
     }
 
+    fn chunk(runs: &[Run], elements: Elements) -> Chunk {
+        let ids = UInt64Array::from_iter_values(runs.iter().flat_map(|r| r.start..r.start + r.len));
+        let batch = RecordBatch::try_from_iter([("id", Arc::new(ids) as _)]).unwrap();
+        Chunk { pieces: vec![batch], runs: runs.to_vec(), elements, remainder: false }
+    }
+
+    fn hand(acks: &Acks, runs: &[Run], merged: bool, whole: bool) -> bool {
+        acks.hand(&chunk(runs, Elements::Rows), merged, whole)
+    }
+
+    #[test]
+    fn elements_are_taken_when_their_last_rows_are() {
+        let acks = Acks::default();
+        assert!(acks.hand(&chunk(&[run(0, 6)], Elements::Lengths(vec![2, 3, 1])), false, false));
+        let drawn = [(0, 2), (2, 3), (5, 1)].map(|(taken, next)| {
+            assert!(acks.hand_next(taken, next));
+            acks.draw().elements
+        });
+        assert_eq!(drawn, [0, 1, 2]);
+        acks.taken_handed();
+        assert_eq!(acks.draw().elements, 3);
+        let padding = Chunk { runs: Vec::new(), ..chunk(&[run(0, 4)], Elements::Lengths(vec![2, 2])) };
+        assert!(acks.hand(&padding, false, false) && acks.hand_next(0, 2) && acks.hand_next(2, 2));
+        assert_eq!(acks.draw().elements, 4, "padding counts");
+        acks.close();
+        assert_eq!(acks.draw().elements, 5, "what the user has in hand is taken");
+    }
+
     #[test]
     fn rows_are_taken_when_more_is_asked_for() {
         let acks = Acks::default();
         acks.arrived(10);
-        assert!(acks.hand(&[run(0, 4), run(20, 2)], false, false));
-        assert!(acks.draw().is_empty(), "the user has them in hand");
+        assert!(hand(&acks, &[run(0, 4), run(20, 2)], false, false));
+        assert!(acks.draw().runs.is_empty(), "the user has them in hand");
         assert_eq!(acks.progress(), (10, 0));
         assert!(acks.hand_next(5, 1));
         assert_eq!(acks.progress(), (10, 5), "before it is drawn");
-        assert_eq!(acks.draw(), [run(0, 4), run(20, 1)]);
+        assert_eq!(acks.draw().runs, [run(0, 4), run(20, 1)]);
         assert_eq!(acks.progress(), (10, 5), "and afterwards");
         assert!(acks.hand_next(5, 1));
-        assert!(acks.draw().is_empty());
+        assert!(acks.draw().runs.is_empty());
         acks.taken_handed();
-        assert_eq!(acks.draw(), [run(21, 1)]);
+        assert_eq!(acks.draw().runs, [run(21, 1)]);
         assert!(acks.is_taken(6) && !acks.is_taken(7) && !acks.is_all_taken());
-        assert!(acks.hand(&[run(4, 4)], false, false));
+        assert!(hand(&acks, &[run(4, 4)], false, false));
         acks.taken_handed();
         assert!(acks.is_all_taken());
-        assert_eq!(acks.draw(), [run(4, 4)]);
+        assert_eq!(acks.draw().runs, [run(4, 4)]);
     }
 
     #[test]
@@ -275,23 +379,23 @@ mod tests {
         let acks = Acks::default();
         acks.arrived(8);
         acks.merging(3);
-        assert!(acks.hand(&[run(0, 5)], false, false));
+        assert!(hand(&acks, &[run(0, 5)], false, false));
         acks.taken_handed();
         assert!(!acks.is_taken(5), "nobody knows which of them came first");
-        assert!(acks.hand(&[run(5, 3)], true, false));
+        assert!(hand(&acks, &[run(5, 3)], true, false));
         assert!(!acks.is_taken(8));
         acks.taken_handed();
         assert!(acks.is_taken(8));
         acks.arrived(2);
         acks.merging(2);
-        acks.dropped([run(8, 2)].iter());
+        assert!(acks.dropped([run(8, 2)].iter()));
         assert!(acks.is_all_taken());
     }
 
     #[tokio::test]
     async fn the_first_rows_are_news() {
         let acks = Acks::default();
-        assert!(acks.hand(&[run(0, 4)], false, false));
+        assert!(hand(&acks, &[run(0, 4)], false, false));
         assert!(acks.hand_next(1, 1));
         acks.news().await;
         assert!(acks.hand_next(2, 1));
@@ -305,36 +409,36 @@ mod tests {
     fn what_the_user_has_in_hand_at_the_end_is_taken_and_nothing_else() {
         let acks = Acks::default();
         acks.arrived(20);
-        assert!(acks.hand(&[run(0, 4), run(20, 6)], false, false));
+        assert!(hand(&acks, &[run(0, 4), run(20, 6)], false, false));
         assert!(acks.hand_next(0, 2) && acks.hand_next(2, 3));
         acks.close();
         assert!(!acks.hand_next(5, 3), "no element");
         assert!(!acks.hand_next(5, 3), "nor at the second attempt");
         acks.taken_handed();
-        assert!(!acks.hand(&[run(30, 10)], false, false), "and no chunk");
-        assert_eq!(acks.draw(), [run(0, 4), run(20, 1)], "two elements, the second one in hand");
+        assert!(!hand(&acks, &[run(30, 10)], false, false), "and no chunk");
+        assert_eq!(acks.draw().runs, [run(0, 4), run(20, 1)], "two elements, the second one in hand");
         acks.close();
-        assert!(acks.draw().is_empty());
+        assert!(acks.draw().runs.is_empty());
 
         let acks = Acks::default();
-        assert!(acks.hand(&[run(0, 4)], false, true));
+        assert!(hand(&acks, &[run(0, 4)], false, true));
         acks.close();
-        assert_eq!(acks.draw(), [run(0, 4)], "a chunk that the user got as a whole");
+        assert_eq!(acks.draw().runs, [run(0, 4)], "a chunk that the user got as a whole");
         let acks = Acks::default();
-        assert!(acks.hand(&[run(0, 4), run(20, 6)], false, false));
+        assert!(hand(&acks, &[run(0, 4), run(20, 6)], false, false));
         assert!(acks.hand_next(0, 2) && acks.hand_next(2, 3));
         acks.close_after_panic();
         acks.close();
         assert_eq!(
-            acks.draw(),
+            acks.draw().runs,
             [run(0, 2)],
             "the second element, in whose hands the user panicked, is not taken"
         );
         let acks = Acks::default();
-        assert!(acks.hand(&[run(0, 4)], false, true));
+        assert!(hand(&acks, &[run(0, 4)], false, true));
         acks.close_after_panic();
         acks.close();
-        assert!(acks.draw().is_empty(), "nor is a chunk");
+        assert!(acks.draw().runs.is_empty(), "nor is a chunk");
         let word = Progress::word(1 << 40, 1 << 40);
         assert_eq!(Progress::of_word(word).taken, u64::from(u32::MAX), "cut, never wrapped");
         assert!(!Progress::of_word(word).closed);

@@ -9,10 +9,8 @@ use tokio::time::Instant;
 
 use crate::config::{ClientConfig, DatasetRef, ReadRequest, SaveTo};
 use crate::reader::Reader;
+use crate::reattach::BIND;
 use crate::state::ReaderState;
-
-/// How long binding a definition may take: the dispatcher opens the source.
-const BIND: Duration = Duration::from_secs(120);
 
 /// A connection to a dispatcher. Clones share it.
 #[derive(Debug, Clone)]
@@ -188,13 +186,13 @@ impl Client {
             num_consumers: request.consumer.map_or(0, |c| c.count),
             consumer_index: request.consumer.map_or(0, |c| c.index),
             uneven: request.consumer.map_or("", |c| c.uneven.as_str()).to_string(),
+            reattached_client: 0,
         };
         let call = |mut d: caju_wire::Dispatcher| {
             let open = open.clone();
             async move { d.open_iteration(open).await }
         };
         let opened = self.link.retry(self.config.connect_timeout, BIND, call).await?;
-        let config = (self.config.clone(), request.transfer);
-        Reader::start(self.link.clone(), config, opened, request.epoch, &request.states)
+        Reader::start(self.link.clone(), (self.config.clone(), request.transfer), open, opened, &request.states)
     }
 }

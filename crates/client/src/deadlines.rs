@@ -35,12 +35,12 @@ impl Idle {
         self.since = (tasks == 0).then(Instant::now);
     }
 
-    /// Checks the deadline of having nothing to read (I8).
+    /// Checks the deadline of having nothing to read (I8). `states_within` is how long states of other readers are waited for.
     ///
     /// # Errors
     /// `DeadlineExceeded` if the dispatcher does not end the epoch, or states of other readers are missing; `Unavailable`
     /// without a worker.
-    pub(crate) fn check(&mut self, shared: &Shared, dispatcher: &str) -> Result<()> {
+    pub(crate) fn check(&mut self, shared: &Shared, dispatcher: &str, states_within: Duration) -> Result<()> {
         let Some(since) = self.since else { return Ok(()) };
         if self.has_read && !shared.acks.is_all_taken() {
             // The user still has rows to take.
@@ -58,14 +58,13 @@ impl Idle {
             return Ok(());
         }
         let states = shared.facts.states_missing();
-        if states > 0 && waited > shared.config.worker_timeout {
+        if states > 0 && waited > states_within {
             return Err(Error::deadline(format!(
-                "the epoch goes on from the states of its readers, and {states} of these were not given within {:.0?}: give \
-                 the states of all readers of the job, of the same step",
-                shared.config.worker_timeout
+                "the epoch goes on from the states of its readers, and {states} of these were not given within \
+                 {states_within:.0?}: give the states of all readers of the job, of the same step"
             )));
         }
-        if waited > shared.config.worker_timeout {
+        if states == 0 && waited > shared.config.worker_timeout {
             return Err(Error::unavailable(format!(
                 "no worker registered at the dispatcher at {dispatcher} within {:.0?}; start one with `caju worker \
                  --dispatcher {dispatcher}`",

@@ -117,8 +117,16 @@ struct Facts {
     readers: BTreeSet<u64>,
     /// What was taken before the epoch was opened; until the reader knows it.
     resumed: Option<Arc<TakenRows>>,
+    /// The same, for as long as the reader lives.
+    all_resumed: Option<Arc<TakenRows>>,
     knows_resumed: bool,
     sized: Vec<(u64, u64)>,
+    /// The same, for the session.
+    sized_for_session: Vec<(u64, u64)>,
+    /// The readers that are there.
+    present: BTreeSet<u64>,
+    /// Of a consumer: elements that its user got before the epoch was opened.
+    steps: u64,
     /// Readers whose states are missing.
     states_missing: u64,
 }
@@ -142,7 +150,9 @@ impl EpochFacts {
         facts.readers.extend(readers);
         facts.states_missing = states_missing;
         if !resumed.is_empty() && !facts.knows_resumed {
-            facts.resumed = Some(Arc::new(TakenRows::decode(resumed)?));
+            let resumed = Arc::new(TakenRows::decode(resumed)?);
+            facts.all_resumed = Some(Arc::clone(&resumed));
+            facts.resumed = Some(resumed);
             facts.knows_resumed = true;
         }
         Ok(())
@@ -161,11 +171,41 @@ impl EpochFacts {
     /// The numbers of rows of splits, from their worker.
     pub(crate) fn sized(&self, sized: Vec<(u64, u64)>) {
         if !sized.is_empty() {
-            self.inner.lock().sized.extend(sized);
+            let mut facts = self.inner.lock();
+            facts.sized_for_session.extend(&sized);
+            facts.sized.extend(sized);
         }
     }
 
-    /// Moves what was reported to where the rows are counted.
+    /// The numbers of rows of splits that were heard since the last call.
+    pub(crate) fn draw_sized(&self) -> Vec<(u64, u64)> {
+        std::mem::take(&mut self.inner.lock().sized_for_session)
+    }
+
+    /// The readers that are there now, and the elements that the user of a consumer got before the epoch was opened.
+    pub(crate) fn set_present(&self, present: &[u64], steps: u64) {
+        let mut facts = self.inner.lock();
+        facts.present = present.iter().copied().collect();
+        facts.steps = steps;
+    }
+
+    /// Elements that the user of a consumer got before the epoch was opened, by the dispatcher.
+    pub(crate) fn steps(&self) -> u64 {
+        self.inner.lock().steps
+    }
+
+    /// The readers whose rows nobody else knows: those that had taken rows, and those that are there.
+    pub(crate) fn holders(&self) -> BTreeSet<u64> {
+        let facts = self.inner.lock();
+        facts.readers.union(&facts.present).copied().collect()
+    }
+
+    /// What was taken before the epoch was opened; none while that is not known, or if nothing was.
+    pub(crate) fn resumed(&self) -> Option<Arc<TakenRows>> {
+        self.inner.lock().all_resumed.clone()
+    }
+
+    /// Moves what was heard to where the rows are counted.
     pub(crate) fn pass_to(&self, delivered: &mut Delivered) {
         let mut facts = self.inner.lock();
         if let Some(resumed) = facts.resumed.take() {

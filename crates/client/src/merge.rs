@@ -34,6 +34,17 @@ impl Merger {
         Some(Self { size, drop_remainder, padding, held: Vec::new(), rows: 0 })
     }
 
+    /// A merger for the same definition that has nothing.
+    pub(crate) fn again(&self) -> Self {
+        Self {
+            size: self.size,
+            drop_remainder: self.drop_remainder,
+            padding: self.padding.clone(),
+            held: Vec::new(),
+            rows: 0,
+        }
+    }
+
     /// Takes a remainder, and appends full batches as soon as there are rows for them.
     ///
     /// # Errors

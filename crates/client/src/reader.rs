@@ -7,17 +7,18 @@ use std::time::Duration;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use caju_pipeline::DatasetDef;
-use caju_proto::{MODES, v1};
+use caju_proto::v1;
 use caju_runtime::{Task, Tasks, caught};
-use caju_types::{Error, IterationId, Result, TakenRows};
+use caju_types::{Error, IterationId, Result};
 use caju_wire::{Chunk, DispatcherLink, ElementCursor, Run, schema_from_ipc};
 
 use crate::config::ClientConfig;
 use crate::delivered::Delivered;
 use crate::lanes::Lanes;
 use crate::merge::Merger;
+use crate::reattach::Reopening;
 use crate::session::Session;
-use crate::shared::{Item, Shared};
+use crate::shared::{Item, OpenedAgain, Shared};
 use crate::state::ReaderState;
 use crate::stats::{Incomplete, Progress, ReaderStats};
 use crate::transfer::Transfer;
@@ -96,8 +97,8 @@ impl Reader {
     pub(crate) fn start(
         link: DispatcherLink,
         (config, transfer): (ClientConfig, Transfer),
+        request: v1::OpenIterationRequest,
         opened: v1::OpenIterationResponse,
-        epoch: u64,
         states: &[ReaderState],
     ) -> Result<Self> {
         let schema = schema_from_ipc(&opened.schema_ipc)?
@@ -105,7 +106,7 @@ impl Reader {
         let def = DatasetDef::from_json_str(&opened.definition_json)?;
         let shared = Arc::new(Shared::new(config, transfer, opened.in_turn));
         let lanes = opened.in_turn.then(|| Lanes::new(&opened.slots));
-        shared.facts.record(&opened.listed, &opened.readers, &opened.resumed, opened.states_missing)?;
+        shared.on_opened(&opened)?;
         let is_resumed = !states.is_empty();
         if is_resumed && opened.resumed.is_empty() && opened.states_missing == 0 {
             return Err(Error::unimplemented(format!(
@@ -115,11 +116,12 @@ impl Reader {
         }
         let origin = match is_resumed {
             true => ReaderState::union(states)?,
-            false => beginning(&opened, epoch),
+            false => ReaderState::at_beginning(&opened, request.epoch),
         };
         let client = opened.client_id;
         let stop = Tasks::new();
-        let session = Session::new(link, Arc::clone(&shared), &opened);
+        let reopening = Reopening::new(request, &opened, origin.clone(), is_resumed);
+        let session = Session::new(link, Arc::clone(&shared), &opened, reopening);
         let consumer = opened.consumer.checked_sub(1);
         let (job, fingerprint) = (opened.job.clone(), opened.fingerprint.clone());
         let (iteration, seed) = (IterationId(opened.iteration_id), opened.seed);
@@ -129,6 +131,7 @@ impl Reader {
             // Whoever waits for rows must not wait for ever.
             if let Err(e) = caught("the reader's session", run).await {
                 failing.queue.abort(e);
+                failing.hearing.open();
             }
         }));
         Ok(Self {
@@ -254,8 +257,13 @@ impl Reader {
             self.delivered.add_first(&runs, if is_open || as_whole { u64::MAX } else { self.handed_rows });
         }
         loop {
+            if !self.ready.is_empty() && !self.shared.hearing.is_open() {
+                let waiting = self.shared.recorder.wait();
+                self.shared.hearing.pass().await;
+                drop(waiting);
+            }
             if let Some(Ready { chunk, merged }) = self.ready.pop_front() {
-                if !self.shared.acks.hand(&chunk.runs, merged, whole) {
+                if !self.shared.acks.hand(&chunk, merged, whole) {
                     // The session has ended, and gave these rows to others; why is at the end of the queue.
                     continue;
                 }
@@ -314,8 +322,7 @@ impl Reader {
                     }
                 }
                 (Some(Item::Flush), Some(merger)) => {
-                    if merger.drops() {
-                        self.shared.acks.dropped(merger.held().flat_map(|c| &c.runs));
+                    if merger.drops() && self.shared.acks.dropped(merger.held().flat_map(|c| &c.runs)) {
                         merger.held().for_each(|c| self.delivered.add(&c.runs));
                     }
                     self.ready.extend(merger.finish()?.map(|chunk| Ready { chunk, merged: true }));
@@ -323,6 +330,7 @@ impl Reader {
                         self.ready.extend(padding.finish()?.map(|chunk| Ready { chunk, merged: true }));
                     }
                 }
+                (Some(Item::OpenedAgain(again)), _) => self.go_on(*again),
                 (Some(Item::Flush | Item::SlotEnd(_)), _) => {}
                 (None, _) => {
                     self.over = true;
@@ -330,6 +338,22 @@ impl Reader {
                 }
             }
         }
+    }
+
+    /// The epoch was opened again behind what the user has. What was not handed to the user comes again.
+    fn go_on(&mut self, again: OpenedAgain) {
+        let OpenedAgain { shared, origin, iteration, client, slots } = again;
+        // The user's own count includes padding.
+        let (elements, rows) = (self.origin.elements + self.elements, self.origin.rows + self.rows);
+        self.origin = ReaderState { elements, rows, ..origin };
+        (self.shared, self.iteration, self.client) = (shared, iteration, client);
+        (self.elements, self.rows, self.is_resumed) = (0, 0, true);
+        self.delivered = Delivered::default();
+        self.ready.clear();
+        (self.current, self.handed_rows) = (None, 0);
+        self.lanes = slots.map(|slots| Lanes::new(&slots));
+        self.merger = self.merger.as_ref().map(Merger::again);
+        self.pad_merger = self.pad_merger.as_ref().map(Merger::again);
     }
 
     /// The position of this reader: which rows of the epoch its user got, the last element included. It does not wait, and
@@ -356,13 +380,14 @@ impl Reader {
         }
         Ok(ReaderState {
             iteration: self.iteration.0,
-            behind: if self.is_resumed { behind(&self.origin) } else { BTreeSet::new() },
+            behind: if self.is_resumed { self.origin.behind_this() } else { BTreeSet::new() },
             readers: [self.client].into(),
             all_readers: readers,
             elements: self.origin.elements.saturating_add(self.elements),
             rows: self.origin.rows.saturating_add(self.rows),
             exhausted: self.over,
             taken,
+            steps: self.origin.steps_after(self.consumer, self.shared.facts.steps(), self.elements),
             ..self.origin.clone()
         })
     }
@@ -371,14 +396,20 @@ impl Reader {
     async fn pop(&self) -> Result<Option<Item>> {
         let bound = self.shared.config.stall_timeout;
         let Some(consumer) = self.consumer else { return self.shared.queue.pop().await };
-        match tokio::time::timeout(bound, self.shared.queue.pop()).await {
-            Ok(popped) => popped,
-            Err(_) => Err(Error::deadline(format!(
-                "consumer {consumer} of job `{}` has waited for {bound:.0?} for an element; all consumers get equally many, \
-                 and the slowest one is {}",
-                self.job,
-                self.shared.recorder.slowest()
-            ))),
+        loop {
+            match tokio::time::timeout(bound, self.shared.queue.pop()).await {
+                Ok(popped) => return popped,
+                // The dispatcher waits for a consumer that is gone, and says when that is over.
+                Err(_) if self.shared.facts.states_missing() > 0 => {}
+                Err(_) => {
+                    return Err(Error::deadline(format!(
+                        "consumer {consumer} of job `{}` has waited for {bound:.0?} for an element; all consumers get \
+                         equally many, and the slowest one is {}",
+                        self.job,
+                        self.shared.recorder.slowest()
+                    )));
+                }
+            }
         }
     }
 
@@ -405,39 +436,6 @@ impl Reader {
         if let Some(session) = self.session.take() {
             drop(tokio::time::timeout(CLOSE, session).await);
         }
-    }
-}
-
-/// Iterations that a state names which it went on from: a reader that takes nothing during this number of restarts is refused.
-const MAX_BEHIND: usize = 64;
-
-/// The iterations that a reader goes on from.
-fn behind(origin: &ReaderState) -> BTreeSet<u64> {
-    let mut behind = origin.behind.clone();
-    behind.insert(origin.iteration);
-    while behind.len() > MAX_BEHIND {
-        behind.pop_first();
-    }
-    behind
-}
-
-/// The state of a reader that has taken nothing.
-fn beginning(opened: &v1::OpenIterationResponse, epoch: u64) -> ReaderState {
-    let named = MODES.iter().find(|(_, mode)| *mode == opened.mode());
-    let mode = named.map_or("dynamic", |(name, _)| *name);
-    ReaderState {
-        fingerprint: opened.fingerprint.clone(),
-        seed: opened.seed,
-        epoch,
-        mode: mode.to_string(),
-        iteration: 0,
-        behind: BTreeSet::new(),
-        readers: BTreeSet::new(),
-        all_readers: BTreeSet::new(),
-        elements: 0,
-        rows: 0,
-        exhausted: false,
-        taken: TakenRows::default(),
     }
 }
 

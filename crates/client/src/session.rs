@@ -11,8 +11,9 @@ use caju_wire::{Dispatcher, DispatcherLink};
 use tokio::time::Instant;
 
 use crate::deadlines::Absence;
+use crate::reattach::{BIND, Reopening};
 use crate::receipts::Parted;
-use crate::shared::{Item, Shared};
+use crate::shared::{Item, OpenedAgain, Shared};
 use crate::taken::Taken;
 use crate::tasks::TaskSet;
 
@@ -43,10 +44,29 @@ pub(crate) struct Session {
     absence: Absence,
     /// Whether it was reported, or is about to be, that the user takes rows.
     took: bool,
+    reopening: Reopening,
+}
+
+/// Why a session stopped before the end of its epoch.
+enum Stopped {
+    Failed(Error),
+    /// The dispatcher lost its state, or lost a consumer of the job: the epoch goes on when it is opened again.
+    Recalled(Error),
+}
+
+impl From<Error> for Stopped {
+    fn from(e: Error) -> Self {
+        Self::Failed(e)
+    }
 }
 
 impl Session {
-    pub(crate) fn new(link: DispatcherLink, shared: Arc<Shared>, opened: &v1::OpenIterationResponse) -> Self {
+    pub(crate) fn new(
+        link: DispatcherLink,
+        shared: Arc<Shared>,
+        opened: &v1::OpenIterationResponse,
+        reopening: Reopening,
+    ) -> Self {
         let client = ClientId(opened.client_id);
         Self {
             link,
@@ -64,14 +84,30 @@ impl Session {
             finished: opened.finished,
             absence: Absence::default(),
             took: false,
+            reopening,
         }
     }
 
     /// Reads the iteration to its end, or until `stop`, then leaves it.
-    pub(crate) async fn run(mut self, opened: v1::OpenIterationResponse, stop: Tasks) {
-        let result = tokio::select! {
-            r = self.drive(opened) => Some(r),
-            () = stop.stopped() => None,
+    pub(crate) async fn run(mut self, mut opened: v1::OpenIterationResponse, stop: Tasks) {
+        let result = loop {
+            let driven = tokio::select! {
+                r = self.drive(opened) => r,
+                () = stop.stopped() => break None,
+            };
+            let why = match driven {
+                Ok(()) => break Some(Ok(())),
+                Err(Stopped::Failed(e)) => break Some(Err(e)),
+                Err(Stopped::Recalled(why)) => why,
+            };
+            let again = tokio::select! {
+                r = self.open_again(why) => r,
+                () = stop.stopped() => break None,
+            };
+            match again {
+                Ok((session, answer)) => (self, opened) = (session, answer),
+                Err(e) => break Some(Err(e)),
+            }
         };
         let mut cut = self.tasks.stop().await;
         if let Some(Ok(())) = result {
@@ -80,6 +116,8 @@ impl Session {
             let unsettled = self.tasks.unsettled();
             self.leave(unsettled, Vec::new(), &cut, "it has read the epoch to its end").await;
             self.shared.queue.close(Ok(()));
+            // What is left for the user may be padding, which nobody accounts for.
+            self.shared.hearing.open();
             return;
         }
         self.shared.acks.close();
@@ -93,10 +131,55 @@ impl Session {
         };
         let reason = error.message().to_string();
         self.shared.queue.abort(error);
+        self.shared.hearing.open();
         self.leave(received, returned, &cut, &reason).await;
     }
 
-    async fn drive(&mut self, opened: v1::OpenIterationResponse) -> Result<()> {
+    /// Opens the epoch again behind what the user has taken, and goes on in a session of its own. The user gets nothing until
+    /// then.
+    async fn open_again(&mut self, why: Error) -> Result<(Self, v1::OpenIterationResponse)> {
+        if !self.reopening.is_possible() || !self.shared.config.tracks_rows {
+            return Err(why);
+        }
+        tracing::warn!("the epoch is opened again behind the rows that were taken: {}", why.message());
+        self.tasks.stop().await;
+        self.shared.acks.close();
+        self.draw();
+        let (request, origin) =
+            self.reopening.again(&self.shared, &self.taken, (self.client, &self.secret), self.iteration)?;
+        let call = |mut d: Dispatcher| {
+            let request = request.clone();
+            async move { d.open_iteration(request).await }
+        };
+        let opened = self.link.retry(self.shared.config.dispatcher_timeout, BIND, call).await;
+        let opened = opened.map_err(|e| e.context("the epoch could not be opened again"))?;
+        let shared = Arc::new(self.shared.successor(opened.in_turn));
+        shared.on_opened(&opened)?;
+        let reopening = Reopening::new(request, &opened, origin.clone(), true);
+        let session = Self::new(self.link.clone(), Arc::clone(&shared), &opened, reopening);
+        let again = OpenedAgain {
+            shared,
+            origin,
+            iteration: session.iteration,
+            client: session.client.0,
+            slots: opened.in_turn.then(|| opened.slots.clone()),
+        };
+        drop(self.shared.queue.push_now(Item::OpenedAgain(Box::new(again)), 0));
+        Ok((session, opened))
+    }
+
+    /// How long the states of other readers are waited for. The dispatcher itself waits for readers that come back.
+    fn states_within(&self) -> Duration {
+        if self.reopening.is_reattached() { Duration::MAX } else { self.shared.config.worker_timeout }
+    }
+
+    /// Takes over what the user took, and what workers said of their splits.
+    fn draw(&mut self) {
+        self.taken.draw(&self.shared.acks);
+        self.taken.sized(self.shared.facts.draw_sized());
+    }
+
+    async fn drive(&mut self, opened: v1::OpenIterationResponse) -> Result<(), Stopped> {
         self.listed = opened.tasks;
         self.tasks.accept(&self.listed).await?;
         let mut local = self.shared.config.local.watch();
@@ -107,12 +190,12 @@ impl Session {
                     drop(self.shared.queue.push_now(Item::Flush, 0));
                 }
                 if self.accounted {
-                    return self.whole();
+                    return Ok(self.whole()?);
                 }
             } else {
                 self.flushed = false;
             }
-            self.tasks.idle.check(&self.shared, self.link.address())?;
+            self.tasks.idle.check(&self.shared, self.link.address(), self.states_within())?;
             local.mark_unchanged();
             let request = self.report();
             let (sent_ended, sent_lost): (Vec<u64>, Vec<u64>) =
@@ -158,7 +241,7 @@ impl Session {
         // Computed before the rows are taken, so that these include the rows of every settled task.
         let tasks = self.tasks.report();
         if self.shared.config.tracks_rows {
-            self.taken.draw(&self.shared.acks);
+            self.draw();
         } else {
             drop(self.shared.acks.draw());
         }
@@ -184,29 +267,31 @@ impl Session {
             taken_tasks: tasks.taken,
             local_workers: self.shared.config.local.addresses(),
             knows_resumed: self.shared.facts.knows_resumed(),
-            elements: stats.elements,
             rows: stats.rows,
             bytes: stats.bytes,
             rows_waiting: arrived.saturating_sub(user_took),
             user_busy_ms: u64::try_from(user_busy.as_millis()).unwrap_or(u64::MAX),
+            elements: self.taken.elements(),
             knows_tasks: true,
             known_readers: self.shared.facts.num_readers(),
+            awaits_hearing: !self.shared.hearing.is_open(),
+            asks: self.shared.acks.has_asked(),
         }
     }
 
-    async fn on_answer(&mut self, answer: v1::ClientHeartbeatResponse) -> Result<()> {
+    async fn on_answer(&mut self, answer: v1::ClientHeartbeatResponse) -> Result<(), Stopped> {
         if answer.unknown {
-            if let Some(failure) = &answer.failure {
-                return Err(failure.into());
-            }
-            return Err(Error::data_loss(format!(
-                "the dispatcher at {} does not know this reader any more: it was silent for too long, or the dispatcher \
-                 lost its state; which rows are delivered cannot be known, so read the epoch again under another job name",
-                self.link.address()
-            )));
+            let why = answer.failure.as_ref().map(Error::from).unwrap_or_else(|| {
+                Error::data_loss(format!(
+                    "the dispatcher at {} does not know this reader any more: it was silent for too long, or the dispatcher \
+                     lost its state; which rows are delivered cannot be known, so read the epoch again under another job name",
+                    self.link.address()
+                ))
+            });
+            return Err(if answer.reattach { Stopped::Recalled(why) } else { Stopped::Failed(why) });
         }
         if let Some(failure) = &answer.failure {
-            return Err(failure.into());
+            return Err(Stopped::Failed(failure.into()));
         }
         self.version = answer.version;
         self.finished = answer.finished;
@@ -214,6 +299,10 @@ impl Session {
         self.taken.repeat_if(answer.acknowledge_all);
         let facts = &self.shared.facts;
         facts.record(&answer.listed, &answer.readers, &answer.resumed, answer.states_missing)?;
+        facts.set_present(&answer.present, answer.steps);
+        if answer.unheard == 0 {
+            self.shared.hearing.open();
+        }
         if self.shared.recorder.incomplete(answer.incomplete.as_ref())
             && let Some(missing) = &answer.incomplete
         {
@@ -246,6 +335,7 @@ impl Session {
             reason: reason.to_string(),
             secret: self.secret.clone(),
             returned,
+            elements: self.taken.elements(),
         };
         let call = |mut d: Dispatcher| {
             let request = request.clone();
@@ -265,11 +355,15 @@ mod tests {
 
     use super::*;
     use crate::config::ClientConfig;
+    use crate::state::ReaderState;
 
     /// A session of which no call leaves, as its dispatcher opened it.
     fn session(shared: &Arc<Shared>) -> Session {
         let link = DispatcherLink::new("127.0.0.1:1").unwrap();
-        Session::new(link, Arc::clone(shared), &v1::OpenIterationResponse::default())
+        let opened = v1::OpenIterationResponse::default();
+        let origin = ReaderState::at_beginning(&opened, 0);
+        let reopening = Reopening::new(v1::OpenIterationRequest::default(), &opened, origin, false);
+        Session::new(link, Arc::clone(shared), &opened, reopening)
     }
 
     fn rows(split: u64, start: u64, len: u64) -> Chunk {
@@ -297,7 +391,7 @@ mod tests {
             (vec![2], Vec::new()),
             "six rows are in the queue"
         );
-        assert!(shared.acks.hand(&[Run { split: 0, start: 0, len: 6 }], false, true));
+        assert!(shared.acks.hand(&rows(0, 0, 6), false, true));
         shared.acks.taken_handed();
         let report = session.report();
         assert_eq!(report.taken_tasks, [2]);

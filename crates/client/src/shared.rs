@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use caju_proto::v1;
 use caju_runtime::Condition;
-use caju_types::{Result, TaskId};
+use caju_types::{IterationId, Result, TaskId};
 use caju_wire::{BufferPool, ByteQueue, Chunk};
 use parking_lot::Mutex;
 
@@ -12,25 +13,32 @@ use crate::acks::Acks;
 use crate::config::{ClientConfig, ReaderEvent};
 use crate::credit::{Credit, Shares};
 use crate::delivered::EpochFacts;
+use crate::gate::Gate;
 use crate::receipts::{Fresh, Receipts};
+use crate::state::ReaderState;
 use crate::stats::Recorder;
 use crate::target::Target;
 use crate::transfer::Transfer;
 
 /// The state of a reader: connections put chunks in, the user takes them out.
+///
+/// A reader that opens its epoch again at a dispatcher that lost its state has a further one from then on, with the same
+/// queue: what comes behind [`Item::OpenedAgain`] there belongs to it.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: ClientConfig,
     pub(crate) transfer: Transfer,
-    pub(crate) queue: ByteQueue<Item>,
+    pub(crate) queue: Arc<ByteQueue<Item>>,
     pub(crate) acks: Acks,
     pub(crate) shares: Arc<Shares>,
     pub(crate) pool: BufferPool,
     pub(crate) receipts: Mutex<Receipts>,
-    pub(crate) recorder: Recorder,
+    pub(crate) recorder: Arc<Recorder>,
     /// Where slots take turns: bytes that wait for that.
     pub(crate) held: Option<Arc<HeldBytes>>,
     pub(crate) facts: EpochFacts,
+    /// Opens when every other reader knows of this one: until then the user gets no row.
+    pub(crate) hearing: Gate,
     /// Elements that came of each task.
     elements: Mutex<HashMap<TaskId, u64>>,
 }
@@ -44,6 +52,21 @@ pub(crate) enum Item {
     SlotEnd(u32),
     /// No more rows are expected: short batches that wait to be filled are delivered as they are.
     Flush,
+    /// The epoch was opened again behind what the user had taken. Rows that came before this and were not handed to the user
+    /// come again.
+    OpenedAgain(Box<OpenedAgain>),
+}
+
+/// How a reader goes on in the epoch that was opened again.
+#[derive(Debug)]
+pub(crate) struct OpenedAgain {
+    pub(crate) shared: Arc<Shared>,
+    /// As the user had it by then.
+    pub(crate) origin: ReaderState,
+    pub(crate) iteration: IterationId,
+    pub(crate) client: u64,
+    /// Where slots take turns: those that have rows now.
+    pub(crate) slots: Option<Vec<u32>>,
 }
 
 /// A chunk on its way to the user.
@@ -112,15 +135,40 @@ impl Shared {
         Self {
             config,
             transfer,
-            queue: ByteQueue::new(bound),
+            queue: Arc::new(ByteQueue::new(bound)),
             acks: Acks::default(),
             shares: Arc::new(Shares::new(bound)),
             pool: BufferPool::new(bound),
             receipts: Mutex::default(),
-            recorder: Recorder::new(),
+            recorder: Arc::new(Recorder::new()),
             held: in_turn.then(Arc::default),
             facts: EpochFacts::default(),
+            hearing: Gate::default(),
             elements: Mutex::default(),
+        }
+    }
+
+    /// The epoch was opened.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the answer cannot be read.
+    pub(crate) fn on_opened(&self, opened: &v1::OpenIterationResponse) -> Result<()> {
+        self.facts.record(&opened.listed, &opened.readers, &opened.resumed, opened.states_missing)?;
+        self.facts.set_present(&opened.present, opened.steps);
+        if opened.unheard == 0 {
+            self.hearing.open();
+        }
+        Ok(())
+    }
+
+    /// The state of the same reader in an epoch that is opened again.
+    pub(crate) fn successor(&self, in_turn: bool) -> Self {
+        Self {
+            queue: Arc::clone(&self.queue),
+            shares: Arc::clone(&self.shares),
+            pool: self.pool.clone(),
+            recorder: Arc::clone(&self.recorder),
+            ..Self::new(self.config.clone(), in_turn)
         }
     }
 
@@ -231,11 +279,11 @@ mod tests {
         assert_eq!(shared.recorder.stats().duplicate_rows, 2 + 4);
         let rows = |item: Item| match item {
             Item::Rows(delivery) => delivery.take(),
-            Item::Flush | Item::SlotEnd(_) => panic!("nothing was flushed"),
+            Item::Flush | Item::SlotEnd(_) | Item::OpenedAgain(_) => panic!("nothing was flushed"),
         };
         assert_eq!(rows(shared.queue.try_pop().unwrap()).rows(), 4);
         let second = rows(shared.queue.try_pop().unwrap());
-        assert!(shared.acks.draw().is_empty(), "the user has taken none of what came twice");
+        assert!(shared.acks.draw().runs.is_empty(), "the user has taken none of what came twice");
         assert_eq!((second.runs[0].start, second.elements), (4, Elements::Lengths(vec![2, 2])));
         assert!(shared.queue.is_empty());
         let c = only(&chunk(0, &[1, 3, 2]), &[(2, 3)]).unwrap();

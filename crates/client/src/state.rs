@@ -1,15 +1,17 @@
 //! States of readers: which rows of an epoch were taken, so that others can read what is left.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use caju_proto::{mode_from_name, mode_names, v1};
+use caju_proto::{MODES, mode_from_name, mode_names, v1};
 use caju_types::{Error, Result, TakenRows};
 use serde::{Deserialize, Serialize};
 
 /// The version of the JSON form.
 const VERSION: u32 = 2;
+/// Iterations that a state names which it went on from: readers that take nothing for so many restarts are refused.
+const MAX_BEHIND: usize = 64;
 /// The longest JSON form, in bytes.
 const MAX_JSON_BYTES: usize = 32 << 20;
 
@@ -43,6 +45,8 @@ pub struct ReaderState {
     pub exhausted: bool,
     /// The rows that were taken of the epoch.
     pub taken: TakenRows,
+    /// Of consumers of a job: the number of elements that the user of each got of the epoch.
+    pub steps: BTreeMap<u32, u64>,
 }
 
 /// The JSON form.
@@ -62,9 +66,32 @@ struct Json {
     rows: u64,
     exhausted: bool,
     taken: String,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    steps: BTreeMap<u32, u64>,
 }
 
 impl ReaderState {
+    /// The state of a reader that has taken nothing.
+    pub(crate) fn at_beginning(opened: &v1::OpenIterationResponse, epoch: u64) -> Self {
+        let named = MODES.iter().find(|(_, mode)| *mode == opened.mode());
+        let mode = named.map_or("dynamic", |(name, _)| *name);
+        Self {
+            fingerprint: opened.fingerprint.clone(),
+            seed: opened.seed,
+            epoch,
+            mode: mode.to_string(),
+            iteration: 0,
+            behind: BTreeSet::new(),
+            readers: BTreeSet::new(),
+            all_readers: BTreeSet::new(),
+            elements: 0,
+            rows: 0,
+            exhausted: false,
+            taken: TakenRows::default(),
+            steps: BTreeMap::new(),
+        }
+    }
+
     /// The state as one JSON object, with the rows in base64.
     ///
     /// # Errors
@@ -84,6 +111,7 @@ impl ReaderState {
             rows: self.rows,
             exhausted: self.exhausted,
             taken: STANDARD.encode(self.taken.encode()),
+            steps: self.steps.clone(),
         };
         serde_json::to_string(&json).map_err(|e| Error::internal(format!("a state as JSON: {e}")))
     }
@@ -131,6 +159,7 @@ impl ReaderState {
             rows: json.rows,
             exhausted: json.exhausted,
             taken: TakenRows::decode(&bytes)?,
+            steps: json.steps,
         })
     }
 
@@ -153,6 +182,7 @@ impl ReaderState {
                 ));
             }
             all.taken.extend(&state.taken)?;
+            all.steps.extend(&state.steps);
             all.readers.extend(&state.readers);
             if is_later {
                 // A reader that has taken nothing since has the state that it began with: its rows are in the others' states.
@@ -176,6 +206,29 @@ impl ReaderState {
         Ok(all)
     }
 
+    /// The iterations that a reader which goes on from this state goes on from.
+    pub(crate) fn behind_this(&self) -> BTreeSet<u64> {
+        let mut behind = self.behind.clone();
+        behind.insert(self.iteration);
+        while behind.len() > MAX_BEHIND {
+            behind.pop_first();
+        }
+        behind
+    }
+
+    /// The steps of a consumer that went on from this state and has got further elements since; `before` by the dispatcher.
+    /// All consumers of an epoch that another number of consumers reads on begin at the same step.
+    pub(crate) fn steps_after(
+        &self,
+        consumer: Option<u32>,
+        before: u64,
+        elements: u64,
+    ) -> BTreeMap<u32, u64> {
+        let Some(consumer) = consumer else { return BTreeMap::new() };
+        let known = self.steps.get(&consumer).or_else(|| self.steps.values().max());
+        [(consumer, known.copied().unwrap_or(before).saturating_add(elements))].into()
+    }
+
     /// The state as the dispatcher gets it.
     pub(crate) fn to_proto(&self) -> v1::ReaderState {
         let mode = mode_from_name(&self.mode).unwrap_or_default();
@@ -189,6 +242,11 @@ impl ReaderState {
             readers: self.readers.iter().copied().collect(),
             all_readers: self.all_readers.iter().copied().collect(),
             taken: self.taken.encode().into(),
+            steps: self
+                .steps
+                .iter()
+                .map(|(consumer, elements)| v1::ConsumerSteps { consumer: *consumer, elements: *elements })
+                .collect(),
         }
     }
 }
@@ -214,6 +272,7 @@ mod tests {
             rows: 40,
             exhausted: false,
             taken,
+            steps: BTreeMap::new(),
         }
     }
 

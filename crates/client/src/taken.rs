@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use caju_proto::v1;
-use caju_types::RowSet;
+use caju_types::{Result, RowRanges, RowSet, TakenRows};
 
 use crate::acks::Acks;
 use crate::receipts::to_proto;
@@ -16,16 +16,58 @@ pub(crate) struct Taken {
     unconfirmed: HashMap<u64, RowSet>,
     /// The dispatcher does not know what was acknowledged before: it was restarted.
     repeat: bool,
+    /// Elements that the user took since the reader began.
+    elements: u64,
+    /// The numbers of rows of splits, as workers say them.
+    sizes: HashMap<u64, u64>,
 }
 
 impl Taken {
     /// Takes over what the user took since the last time.
     pub(crate) fn draw(&mut self, acks: &Acks) {
-        for run in acks.draw() {
+        let drawn = acks.draw();
+        self.elements = drawn.elements;
+        for run in drawn.runs {
             for rows in [&mut self.rows, &mut self.unconfirmed] {
                 rows.entry(run.split).or_default().insert(run.start, run.start.saturating_add(run.len));
             }
         }
+    }
+
+    /// Workers say how many rows splits have.
+    pub(crate) fn sized(&mut self, sized: Vec<(u64, u64)>) {
+        self.sizes.extend(sized);
+    }
+
+    /// Elements since the reader began, by the last call of [`Taken::draw`].
+    pub(crate) fn elements(&self) -> u64 {
+        self.elements
+    }
+
+    /// Rows since the reader began.
+    pub(crate) fn num_rows(&self) -> u64 {
+        self.rows.values().map(RowSet::len).sum()
+    }
+
+    /// Everything that was taken of the epoch, with what was taken before this reader began.
+    ///
+    /// # Errors
+    /// `Internal` if the rows do not fit what was taken before.
+    pub(crate) fn all(&self, before: Option<&TakenRows>) -> Result<TakenRows> {
+        let mut all = TakenRows::default();
+        let had = |split: &u64| before.and_then(|b| b.rows_of(*split)).map_or(0, RowRanges::len);
+        for (split, rows) in &self.rows {
+            match self.sizes.get(split) {
+                Some(size) if rows.len() + had(split) == *size => all.add_whole(*split),
+                _ => all.add_rows(*split, &rows.ranges()),
+            }
+        }
+        let empty = self.sizes.iter().filter(|(_, size)| **size == 0);
+        empty.for_each(|(split, _)| all.add_whole(*split));
+        if let Some(before) = before {
+            all.extend(before)?;
+        }
+        Ok(all)
     }
 
     /// Rows since the epoch began.

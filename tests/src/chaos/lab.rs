@@ -7,11 +7,15 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::plan::{Action, CLIENT_TIMEOUT_MS, Mode, Plan, ROWS, WORKER_TIMEOUT_MS};
+use super::plan::{Action, CLIENT_TIMEOUT_MS, Group, Mode, Plan, ROWS, WORKER_TIMEOUT_MS};
 use super::proxy::{Proxy, free_port};
 use super::{Fixture, checksum, copy_folder, definition, logs};
 use crate::process::{PATIENCE, Process, caju_in};
 
+/// The file with the state of the reader.
+const STATE: &str = "state.json";
+/// Rows of one element: the batch of the definition.
+const ROWS_PER_ELEMENT: u64 = 50;
 /// How long a process may take to drain and end.
 const STOP: Duration = Duration::from_secs(40);
 
@@ -40,6 +44,10 @@ impl Behind {
 struct Reader {
     process: Process,
     report: PathBuf,
+    /// Its place among the readers.
+    index: usize,
+    /// Rows and elements that it took before it was restarted.
+    before: (u64, u64),
 }
 
 /// A cluster with the readers of one job.
@@ -64,6 +72,14 @@ struct Epoch {
     /// Rows that lost readers took.
     lost: u64,
     unknown: bool,
+    /// Rows of elements that no consumer got, so that all have equally many.
+    surplus: u64,
+    /// Elements of the reader that has most.
+    most_batches: u64,
+    /// Elements of the reader that has fewest.
+    least_batches: u64,
+    /// Some rows are in no report.
+    is_partial: bool,
 }
 
 impl Lab {
@@ -79,7 +95,7 @@ impl Lab {
             Self { folder, plan, dispatcher, workers, readers: Vec::new(), started: 0, past: Vec::new() };
         lab.start_dispatcher();
         (0..lab.workers.len()).for_each(|w| lab.start_worker(w));
-        (0..lab.plan.readers).for_each(|_| lab.start_reader());
+        (0..lab.plan.readers).for_each(|index| lab.start_reader(index, (0, 0)));
         lab
     }
 
@@ -110,7 +126,7 @@ impl Lab {
         worker.process = Some(Process::caju(self.folder.path(), &args));
     }
 
-    fn start_reader(&mut self) {
+    fn start_reader(&mut self, index: usize, before: (u64, u64)) {
         let report = format!("report-{}.json", self.started);
         self.started += 1;
         let address = self.dispatcher.proxy.address();
@@ -121,8 +137,34 @@ impl Lab {
         if self.plan.kills_readers() {
             args.extend(["--lost-readers", "allow"]);
         }
+        let (consumer, count) = (index.to_string(), self.plan.readers.to_string());
+        match self.plan.group {
+            Group::Share => {}
+            Group::State if before.0 > 0 => args.extend(["--state", STATE, "--resume"]),
+            Group::State => args.extend(["--state", STATE]),
+            Group::Consumers => args.extend(["--num-consumers", &count, "--consumer-index", &consumer]),
+        }
         let process = Process::caju(self.folder.path(), &args);
-        self.readers.push(Reader { process, report: self.folder.path().join(&report) });
+        let report = self.folder.path().join(&report);
+        self.readers.insert(index.min(self.readers.len()), Reader { process, report, index, before });
+    }
+
+    /// SIGTERM of the reader. What it had taken is in its state, from which the next one goes on.
+    fn restart_reader(&mut self) {
+        let Some(reader) = self.readers.pop() else { return };
+        reader.process.signal("TERM");
+        reader.process.wait_for_end();
+        let errors = reader.process.errors();
+        if !errors.contains("the state is written") {
+            // It was at its end.
+            self.readers.push(reader);
+            return;
+        }
+        self.past.push(("reader".into(), errors));
+        let state = std::fs::read_to_string(self.folder.path().join(STATE)).unwrap();
+        let state: Value = serde_json::from_str(&state).unwrap();
+        let number = |key: &str| state[key].as_u64().unwrap();
+        self.start_reader(reader.index, (number("rows"), number("elements")));
     }
 
     /// The whole round: what happened, in a line.
@@ -142,6 +184,12 @@ impl Lab {
             self.past.push(("reader".into(), ended.stderr.clone()));
             codes.push(ended.code);
             add_report(&mut epochs, &reader.report);
+            if reader.before.0 > 0 {
+                let epoch = epochs.entry(0).or_default();
+                epoch.rows += reader.before.0;
+                // Its report has the checksum of what it took after that.
+                epoch.is_partial = true;
+            }
         }
         let wall = begin.elapsed();
         self.check_epochs(&epochs, &codes, fixture)?;
@@ -182,12 +230,19 @@ impl Lab {
                 if !self.readers[r].process.has_ended() {
                     let reader = self.readers.remove(r);
                     self.kill("reader", Some(reader.process));
-                    self.start_reader();
-                    // The new one takes the place of the old one.
-                    if let Some(new) = self.readers.pop() {
-                        self.readers.insert(r, new);
-                    }
+                    self.start_reader(r, (0, 0));
                 }
+            }
+            Action::RestartReader => self.restart_reader(),
+            Action::ReturnConsumer(r) => {
+                let reader = self.readers.remove(r);
+                self.kill("reader", Some(reader.process));
+                self.start_reader(r, (0, 0));
+            }
+            Action::LoseState => {
+                let process = self.dispatcher.process.take();
+                self.kill("dispatcher", process);
+                drop(std::fs::remove_dir_all(self.folder.path().join("state")));
             }
         }
     }
@@ -233,8 +288,21 @@ impl Lab {
             return Err(format!("{wanted} epochs were wanted: {epochs:?}"));
         }
         for (number, epoch) in epochs {
-            let whole = epoch.missing == 0 && epoch.rows + epoch.lost == ROWS;
-            let equal = epoch.lost > 0 && self.plan.kills_readers() || epoch.checksum == fixture.checksum;
+            if self.plan.has(|a| matches!(a, Action::ReturnConsumer(_))) {
+                // Both have equally many: the difference is what the other one had before it was killed.
+                let before = (epoch.most_batches - epoch.least_batches) * ROWS_PER_ELEMENT;
+                if epoch.rows + before + epoch.surplus == ROWS && epoch.missing == 0 {
+                    continue;
+                }
+                return Err(format!(
+                    "epoch {number} has other rows than {ROWS}, or its consumers: {epoch:?}"
+                ));
+            }
+            let whole = epoch.missing == 0 && epoch.rows + epoch.lost + epoch.surplus == ROWS;
+            let equal = epoch.is_partial
+                || epoch.surplus > 0
+                || epoch.lost > 0 && self.plan.kills_readers()
+                || epoch.checksum == fixture.checksum;
             let same = whole && equal;
             if !epoch.unknown && !same {
                 return Err(format!("epoch {number} has other rows than {ROWS}: {epoch:?}"));
@@ -301,7 +369,13 @@ fn add_report(epochs: &mut BTreeMap<u64, Epoch>, path: &std::path::Path) {
     let report: Value = serde_json::from_str(&text).unwrap();
     for said in report["epochs"].as_array().unwrap() {
         let epoch = epochs.entry(said["epoch"].as_u64().unwrap()).or_default();
-        epoch.rows += said["rows"].as_u64().unwrap();
+        let count = |key: &str| said[key].as_u64().unwrap_or(0);
+        epoch.rows += count("rows") - count("padded_rows");
+        epoch.surplus = epoch.surplus.max(count("surplus_elements") * ROWS_PER_ELEMENT);
+        let is_first = epoch.most_batches == 0;
+        epoch.most_batches = epoch.most_batches.max(count("batches"));
+        epoch.least_batches =
+            if is_first { count("batches") } else { epoch.least_batches.min(count("batches")) };
         // An incomplete epoch has none.
         let sum = said["rows_checksum"].as_str().map_or(0, checksum);
         epoch.checksum = epoch.checksum.wrapping_add(sum);

@@ -26,6 +26,11 @@ const RULES: &[Rule] = &[
     ("error: incomplete: rows of this epoch are missing or came twice", |p| {
         p.kills_readers() && p.kills_dispatcher()
     }),
+    // A dispatcher that lost its state, or a consumer: readers open the epoch again.
+    ("the epoch is opened again behind the rows that were taken", reopens),
+    ("is gone before the end of the epoch", |p| p.has(|a| matches!(a, Action::ReturnConsumer(_)))),
+    // A reader that is stopped writes its state.
+    ("the state is written", |p| p.has(|a| *a == Action::RestartReader)),
     ("a connection ended", disturbs_anything),
     ("the end of a task could not be reported", disturbs_anything),
 ];
@@ -40,9 +45,13 @@ fn disturbs_workers(plan: &Plan) -> bool {
         || plan.kills_readers()
 }
 
+fn reopens(plan: &Plan) -> bool {
+    plan.has(|a| matches!(a, Action::LoseState | Action::ReturnConsumer(_)))
+}
+
 fn disturbs_dispatcher(plan: &Plan) -> bool {
     plan.has(|a| {
-        let killed = matches!(a, Action::KillDispatcher | Action::CutDispatcher);
+        let killed = matches!(a, Action::KillDispatcher | Action::CutDispatcher | Action::LoseState);
         killed || matches!(a, Action::StopDispatcher | Action::StallDispatcher)
     })
 }

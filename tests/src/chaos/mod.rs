@@ -5,6 +5,9 @@
 //! row is missing or comes twice, if an epoch does not end, if a process logs a warning or an error that the round did
 //! not announce, or if one does not end in order afterwards.
 //!
+//! In some rounds the reader is stopped and goes on from its state, in others the readers are consumers that get equally many
+//! elements, and in some of all of these the dispatcher loses its state folder.
+//!
 //! A reader that is killed takes rows with it. The other readers accept that (`--lost-readers allow`), and the round
 //! checks that their rows and those that the lost reader took are all rows.
 

@@ -52,6 +52,17 @@ pub(super) enum Mode {
     Get,
 }
 
+/// How the readers of a round divide the epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Group {
+    /// They share its rows as they come.
+    Share,
+    /// One reader, which writes its state when it is stopped, and goes on from it.
+    State,
+    /// Two consumers, which get equally many elements.
+    Consumers,
+}
+
 /// Something that happens to a process or a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
@@ -91,6 +102,12 @@ pub(super) enum Action {
     ContinueReader(usize),
     /// `kill -9` of a reader, and a new one in its place.
     KillReader(usize),
+    /// SIGTERM of the reader, which writes its state, and a new one that goes on from there.
+    RestartReader,
+    /// `kill -9` of a consumer, which comes back under its index.
+    ReturnConsumer(usize),
+    /// `kill -9` of the dispatcher, whose state folder is deleted then.
+    LoseState,
 }
 
 /// What a round does.
@@ -106,6 +123,8 @@ pub(super) struct Plan {
     pub(super) workers: usize,
     /// Readers of the job.
     pub(super) readers: usize,
+    /// How they divide the epoch.
+    pub(super) group: Group,
     /// What happens, in the order of its time in milliseconds since the first row.
     pub(super) actions: Vec<(u64, Action)>,
 }
@@ -117,11 +136,18 @@ impl Plan {
         let mode = [Mode::Compute, Mode::Put, Mode::Get][usize::try_from(seed % 3).unwrap()];
         let journal = ["sled", "redb"][random.index(2)];
         let (workers, readers) = (random.index(3) + 2, random.index(2) + 1);
-        let mut plan = Self { seed, mode, journal, workers, readers, actions: Vec::new() };
+        // What readers had in an earlier epoch is in no report of theirs after a restart.
+        let (group, readers) = match random.index(4) {
+            0 if mode != Mode::Put => (Group::State, 1),
+            1 if mode != Mode::Put => (Group::Consumers, 2),
+            _ => (Group::Share, readers),
+        };
+        let mut plan = Self { seed, mode, journal, workers, readers, group, actions: Vec::new() };
         let (faults, mut losses) = (random.between(2, 6), 0);
         for _ in 0..faults {
             plan.add_fault(&mut random, &mut losses);
         }
+        plan.add_special_fault(&mut random);
         plan.actions.sort_by_key(|(at, _)| *at);
         plan
     }
@@ -160,7 +186,7 @@ impl Plan {
                 push(0, Action::StopReader(reader));
                 push(random.between(100, CLIENT_TIMEOUT_MS / 3), Action::ContinueReader(reader));
             }
-            8 if self.readers > 1 => push(0, Action::KillReader(reader)),
+            8 if self.group == Group::Share && self.readers > 1 => push(0, Action::KillReader(reader)),
             9 => {
                 push(0, Action::StopDispatcher);
                 push(random.between(100, WORKER_TIMEOUT_MS * 2), Action::ContinueDispatcher);
@@ -169,6 +195,28 @@ impl Plan {
                 push(0, Action::KillDispatcher);
                 push(random.between(0, 2_000), Action::ReturnDispatcher);
             }
+        }
+    }
+
+    /// What only rounds of some kind can bear. It comes in the first half of the epoch: a reader that is at its end does not
+    /// come back.
+    fn add_special_fault(&mut self, random: &mut Random) {
+        let (at, reader) = (random.between(0, EPOCH_MS / 2), random.index(self.readers));
+        let loses_state = random.index(2) == 0;
+        match self.group {
+            Group::State => self.actions.push((at, Action::RestartReader)),
+            // Who is back without a state needs what the dispatcher knew of it.
+            // What a dead consumer had acknowledged is not in the journal.
+            Group::Consumers if !loses_state && !self.kills_dispatcher() => {
+                self.actions.push((at, Action::ReturnConsumer(reader)))
+            }
+            _ => {}
+        }
+        let kills = self.has(|a| matches!(a, Action::KillReader(_) | Action::ReturnConsumer(_)));
+        if loses_state && !kills {
+            let at = random.between(0, EPOCH_MS / 2);
+            self.actions.push((at, Action::LoseState));
+            self.actions.push((at + random.between(0, 2_000), Action::ReturnDispatcher));
         }
     }
 
@@ -195,8 +243,8 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, mode, journal, workers, readers, actions } = self;
-        write!(f, "seed {seed}: {mode:?}, {workers} workers, {readers} readers, {journal}:")?;
+        let Self { seed, mode, journal, workers, readers, group, actions } = self;
+        write!(f, "seed {seed}: {mode:?}, {workers} workers, {readers} readers ({group:?}), {journal}:")?;
         for (at, action) in actions {
             write!(f, " {at}ms {action:?}")?;
         }
@@ -224,6 +272,9 @@ mod tests {
             |a: &Action| *a == Action::CutDispatcher,
             |a: &Action| matches!(a, Action::StopReader(_)),
             |a: &Action| matches!(a, Action::KillReader(_)),
+            |a: &Action| *a == Action::RestartReader,
+            |a: &Action| matches!(a, Action::ReturnConsumer(_)),
+            |a: &Action| *a == Action::LoseState,
         ];
         for (i, kind) in kinds.iter().enumerate() {
             assert!(plans.iter().filter(|p| p.has(kind)).count() >= 10, "kind {i}");

@@ -58,22 +58,82 @@ fn consumers_get_the_same_number_of_elements_by_drop_and_by_pad() {
     cluster.stop();
 }
 
+/// Rows that take time: 1,200 elements of 50.
+fn slow() -> Pipeline {
+    Pipeline::of(json!({ "range": 60_000 }), json!([{ "burn": { "per_row": "50us" } }, { "batch": 50 }]))
+}
+
+/// Waits until the consumers have taken elements.
+fn wait_for_elements(cluster: &Cluster) {
+    cluster.wait_for_status("rows", |s| {
+        let job = &s["jobs"][0];
+        let rows = job["stages"].as_array()?.last()?["rows_out"].as_u64()?;
+        (rows > 5_000 && job["clients"] == 2).then_some(())
+    });
+}
+
 #[test]
-fn a_consumer_that_is_killed_ends_the_epoch_of_the_others_and_they_can_start_again() {
-    let cluster = Cluster::start_with(1, &["--client-timeout", "2s"], &[]);
-    let p =
-        Pipeline::of(json!({ "range": 60_000 }), json!([{ "burn": { "per_row": "50us" } }, { "batch": 50 }]));
+fn a_consumer_that_is_killed_and_does_not_come_back_ends_the_epoch_of_the_others_by_name() {
+    let cluster = Cluster::start_with(1, &["--client-timeout", "2s", "--consumer-wait", "1s"], &[]);
+    let p = slow();
     let (first, _) = start(&cluster, &p, 0, 2, &["--job", "train"]);
     let (second, _) = start(&cluster, &p, 1, 2, &["--job", "train"]);
-    cluster.wait_for_status("rows", |s| {
-        let rows = s["jobs"][0]["stages"].as_array()?.last()?["rows_out"].as_u64()?;
-        (rows > 2_000).then_some(())
-    });
+    wait_for_elements(&cluster);
     second.signal("KILL");
-    first.wait().expect_code(3).expect_error(&["consumer 1 of 2", "start all consumers again"]);
+    let said = ["have not come within 1", "consumer 1 of 2", "is gone before the end of the epoch"];
+    first.wait().expect_code(3).expect_error(&said);
+    // All start again.
     let small = Pipeline::of(json!({ "range": 1000 }), json!([{ "batch": 10 }]));
     assert_eq!(field(&read(&cluster, &small, 2, &["--job", "again"]), "batches"), [50, 50]);
     drop(second);
+    cluster.stop();
+}
+
+#[test]
+fn a_consumer_that_is_killed_comes_back_under_its_index_and_the_epoch_goes_on() {
+    let cluster = Cluster::start_with(2, &["--client-timeout", "2s"], &[]);
+    let p = slow();
+    let (first, one) = start(&cluster, &p, 0, 2, &["--job", "train"]);
+    let (second, _) = start(&cluster, &p, 1, 2, &["--job", "train"]);
+    wait_for_elements(&cluster);
+    second.signal("KILL");
+    second.wait_for_end();
+    cluster.wait_for_status("the wait for the consumer", |s| (s["jobs"][0]["clients"] == 1).then_some(()));
+    let (back, two) = start(&cluster, &p, 1, 2, &["--job", "train"]);
+    first.wait().expect_code(0);
+    back.wait().expect_code(0);
+    let load = |name: String| serde_json::from_slice(&std::fs::read(p.folder().join(name)).unwrap()).unwrap();
+    let reports: Vec<Value> = [one, two].into_iter().map(load).collect();
+    let (batches, rows, copies) =
+        (field(&reports, "batches"), field(&reports, "rows"), field(&reports, "padded_rows"));
+    // Both got equally many: the difference is what the other one had before it was killed.
+    let before = batches[0] - batches[1];
+    let own = (rows.iter().sum::<u64>() - copies.iter().sum::<u64>()) / 50;
+    assert_eq!(own + before, 1_200, "no element is lost or comes twice: {batches:?} {rows:?} {copies:?}");
+    cluster.stop();
+}
+
+#[test]
+fn a_consumer_that_is_stopped_comes_back_with_its_state() {
+    let cluster = Cluster::start(2);
+    let p = slow();
+    let file = p.folder().join("state.json").display().to_string();
+    let (first, one) = start(&cluster, &p, 0, 2, &["--job", "train"]);
+    let (second, _) = start(&cluster, &p, 1, 2, &["--job", "train", "--state", &file, "--no-checksum"]);
+    wait_for_elements(&cluster);
+    second.signal("TERM");
+    second.wait().expect_error(&["the state is written"]);
+    let state: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let (back, two) = start(&cluster, &p, 1, 2, &["--job", "train", "--state", &file, "--resume"]);
+    first.wait().expect_code(0);
+    back.wait().expect_code(0);
+    let load = |name: String| serde_json::from_slice(&std::fs::read(p.folder().join(name)).unwrap()).unwrap();
+    let reports: Vec<Value> = [one, two].into_iter().map(load).collect();
+    let batches = field(&reports, "batches");
+    assert_eq!(batches[0], batches[1] + state["elements"].as_u64().unwrap());
+    let copies = field(&reports, "padded_rows").iter().sum::<u64>();
+    let rows = field(&reports, "rows").iter().sum::<u64>() + state["rows"].as_u64().unwrap();
+    assert_eq!(rows - copies, 60_000);
     cluster.stop();
 }
 

@@ -41,6 +41,10 @@ fn cluster(workers: usize) -> (Cluster, TempDir) {
     (Cluster::start_with(workers, &["--state-dir", "state", "--cache", &url], &[]), cache)
 }
 
+fn sum(checksum: &str) -> u128 {
+    u128::from_str_radix(checksum, 16).unwrap()
+}
+
 fn job(status: &Value) -> Option<&Value> {
     status["jobs"].as_array()?.first()
 }
@@ -48,12 +52,6 @@ fn job(status: &Value) -> Option<&Value> {
 /// Rows that have left the last stage, as far as this dispatcher has heard.
 fn rows_made(status: &Value) -> Option<u64> {
     job(status)?["stages"].as_array()?.last()?["rows_out"].as_u64()
-}
-
-fn start(cluster: &Cluster, p: &Pipeline, more: &[&str]) -> Process {
-    let mut args = vec!["--job", "train", "--report", "r.json", "--policy", "hint:stored"];
-    args.extend(more);
-    cluster.start_read(p, &args)
 }
 
 fn kill(cluster: &Cluster) {
@@ -120,13 +118,32 @@ fn spoil(state: &Path, how: &str) {
     }
 }
 
+/// A reader of a job with a report of its own.
+fn start_reader(cluster: &Cluster, p: &Pipeline, n: usize, more: &[&str]) -> Process {
+    let report = format!("r-{n}.json");
+    let mut args = vec!["--job", "train", "--report", &report, "--policy", "hint:stored"];
+    args.extend(more);
+    cluster.start_read(p, &args)
+}
+
+/// The rows that readers got together, and the sum of their checksums.
+fn together(p: &Pipeline, readers: usize) -> (u64, u128) {
+    let of = |n| Report::load(&p.folder().join(format!("r-{n}.json")));
+    let add =
+        |(rows, all): (u64, u128), r: Report| (rows + r.rows()[0], all.wrapping_add(sum(&r.checksums()[0])));
+    (0..readers).map(of).fold((0, 0), add)
+}
+
 #[test]
-fn without_its_state_a_running_epoch_fails_as_data_loss_and_the_service_goes_on() {
-    for how in ["deleted", "truncated", "overwritten"] {
+fn without_its_state_a_dispatcher_goes_on_behind_what_the_readers_took() {
+    for (how, readers) in [("deleted", 2), ("truncated", 1), ("overwritten", 1), ("overwritten", 2)] {
         let (mut cluster, cache) = cluster(2);
         let p = slow();
-        let first = start(&cluster, &p, &[]);
-        cluster.wait_for_status("rows", |s| rows_made(s).filter(|rows| *rows > ROWS / 10));
+        let running: Vec<_> = (0..readers).map(|n| start_reader(&cluster, &p, n, &[])).collect();
+        cluster.wait_for_status("rows", |s| {
+            (job(s)?["clients"] == readers).then_some(())?;
+            rows_made(s).filter(|rows| *rows > ROWS / 10)
+        });
         kill(&cluster);
         let state = cluster.folder().join("state");
         spoil(&state, how);
@@ -135,24 +152,70 @@ fn without_its_state_a_running_epoch_fails_as_data_loss_and_the_service_goes_on(
             cluster.dispatcher.process.wait_for_error_line("it is set aside as");
             assert_eq!(journals(&state, "set-aside").len(), 1, "{how}");
         }
-        let failed = first.wait();
-        failed.expect_code(2).expect_error(&[
-            "the dispatcher lost its state",
-            "read it again",
-            "--state-dir",
-        ]);
-        cluster.wait_for_status("both workers", |s| {
-            let active = s["workers"].as_array()?.iter().filter(|w| w["state"] == "active").count();
-            (active == 2).then_some(())
-        });
-        // The same job again, on the same workers: every row once, and parts that were stored are found again.
-        start(&cluster, &p, &[]).wait().expect_code(0);
+        for reader in running {
+            reader.wait().expect_code(0);
+        }
+        assert_eq!(together(&p, readers), (ROWS, sum(&known()[0])), "{how}: {readers} readers");
+        // Parts that were stored are found again.
+        let again = ["--job", "again", "--report", "r.json", "--policy", "hint:stored"];
+        cluster.read(&p, &again).expect_code(0);
         let report = Report::load(&p.folder().join("r.json"));
         assert_eq!((report.rows(), report.checksums()), (vec![ROWS], known()), "{how}");
         let [computed, put, get] = report.splits(0);
-        assert!(get > 0 && computed == 0 && put > 0, "{how}: {computed} {put} {get}");
+        assert!(get > 0 && computed == 0, "{how}: {computed} {put} {get}");
         let url = cache.path().display().to_string();
         caju_in(p.folder(), &["cache", "verify", "--cache", &url]).expect_code(0);
+        cluster.stop();
+    }
+}
+
+/// A dispatcher that loses its state twice, which never had a folder for it.
+#[test]
+fn readers_of_a_dispatcher_without_a_state_folder_go_on_whenever_it_restarts() {
+    let mut cluster = Cluster::start(2);
+    let p = slow();
+    let read = cluster.start_read(&p, &["--report", "r.json"]);
+    for _ in 0..2 {
+        // Counted by this dispatcher.
+        cluster.wait_for_status("rows", |s| rows_made(s).filter(|rows| *rows > ROWS / 20));
+        kill(&cluster);
+        cluster.return_dispatcher();
+        cluster.wait_for_status("the reader", |s| (job(s)?["clients"] == 1).then_some(()));
+    }
+    read.wait().expect_code(0);
+    let report = Report::load(&p.folder().join("r.json"));
+    assert_eq!((report.rows(), report.checksums()), (vec![ROWS], known()));
+    cluster.stop();
+}
+
+#[test]
+fn a_reader_that_does_not_come_back_after_the_state_was_lost_is_named_unless_lost_readers_are_allowed() {
+    for accepts in [false, true] {
+        let mut cluster = Cluster::start_with(2, &["--client-timeout", "2s"], &[]);
+        let p = slow();
+        let more = if accepts { &["--lost-readers", "allow"][..] } else { &[] };
+        let start = |n: usize| {
+            let report = format!("r-{n}.json");
+            cluster.start_read(&p, &[&["--job", "train", "--report", &report], more].concat())
+        };
+        let (survivor, victim) = (start(0), start(1));
+        cluster.wait_for_status("rows", |s| {
+            (job(s)?["clients"] == 2).then_some(())?;
+            rows_made(s).filter(|rows| *rows > ROWS / 10)
+        });
+        kill(&cluster);
+        victim.signal("KILL");
+        victim.wait_for_end();
+        cluster.return_dispatcher();
+        let ended = survivor.wait();
+        if accepts {
+            ended.expect_code(0);
+            assert_eq!(together(&p, 1), (ROWS, sum(&known()[0])), "what the victim took came again");
+        } else {
+            let said =
+                ["the dispatcher lost its state", "client-", "client timeout of 2", "--lost-readers allow"];
+            ended.expect_code(2).expect_error(&said);
+        }
         cluster.stop();
     }
 }
@@ -184,17 +247,5 @@ fn workers_behind_proxies_that_die_together_are_waited_for() {
     assert_eq!((report.rows(), report.checksums()), (vec![ROWS], known()));
     again.signal("TERM");
     again.wait_at_most(Duration::from_secs(40)).expect_code(0);
-    cluster.stop();
-}
-
-#[test]
-fn a_dispatcher_without_a_state_folder_says_so_to_running_readers() {
-    let mut cluster = Cluster::start(1);
-    let p = slow();
-    let read = cluster.start_read(&p, &[]);
-    cluster.wait_for_status("rows", |s| rows_made(s).filter(|rows| *rows > 0));
-    kill(&cluster);
-    cluster.return_dispatcher();
-    read.wait().expect_code(2).expect_error(&["the dispatcher lost its state", "--state-dir"]);
     cluster.stop();
 }

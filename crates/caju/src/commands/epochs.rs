@@ -109,12 +109,15 @@ impl Epochs<'_> {
         let mut report = RunReport::new();
         let (mut job, mut failure) = (None, None);
         let announcer = DecisionAnnouncer::new(self.client, &self.job, self.announce);
+        // Before the first row can be asked for: a signal that comes before that has a state to write, too.
+        let mut signals = self.state_file.is_some().then(Signals::new).transpose()?;
         for epoch in self.state_file.as_ref().map_or(0, StateFile::first_epoch)..self.args.epochs {
             let before = Instant::now();
             let reader = self.client.read(self.request(epoch)).await?;
             report.fingerprint = reader.fingerprint().to_string();
             let expected = report.epochs.last().map(|e| e.rows);
-            let (read, status, incomplete) = self.epoch(epoch, reader, before, expected, &announcer).await?;
+            let (read, status, incomplete) =
+                self.epoch(epoch, (reader, signals.as_mut()), before, expected, &announcer).await?;
             report.epochs.push(read);
             if let Some(decision) = status.as_ref().and_then(|j| serde_json::from_str(&j.decision_json).ok())
             {
@@ -171,7 +174,7 @@ impl Epochs<'_> {
     async fn epoch(
         &self,
         epoch: u64,
-        mut reader: Reader,
+        (mut reader, signals): (Reader, Option<&mut Signals>),
         start: Instant,
         expected: Option<u64>,
         announcer: &DecisionAnnouncer<'_>,
@@ -182,7 +185,7 @@ impl Epochs<'_> {
         let progress = Progress::new(what, self.quiet);
         let printer = progress.printer();
         let mut tail = Tail::from_now();
-        let work = announcer.during(epoch, &printer, self.drain(&mut reader, &mut tail));
+        let work = announcer.during(epoch, &printer, self.drain(&mut reader, &mut tail, signals));
         let drained = progress.watch(work, || state(&monitor, expected)).await;
         let tail = tail.ended();
         if let Some(file) = &self.state_file {
@@ -236,12 +239,16 @@ impl Epochs<'_> {
     }
 
     /// Takes every row, and computes checksums on the CPU pool.
-    async fn drain(&self, reader: &mut Reader, tail: &mut Tail) -> Result<Option<RowsChecksum>> {
+    async fn drain(
+        &self,
+        reader: &mut Reader,
+        tail: &mut Tail,
+        mut signals: Option<&mut Signals>,
+    ) -> Result<Option<RowsChecksum>> {
         let mut sum = (!self.args.no_checksum).then(|| RowsChecksum::for_definition(self.def));
         let mut sums = FuturesOrdered::new();
         let mut staging = Staging::default();
-        let mut signals = self.state_file.is_some().then(Signals::new).transpose()?;
-        while let Some(chunk) = next_chunk(reader, signals.as_mut()).await? {
+        while let Some(chunk) = next_chunk(reader, signals.as_deref_mut()).await? {
             tail.record(chunk.rows());
             if self.work.copies {
                 staging.copy(&chunk)?;

@@ -164,6 +164,11 @@ impl Acknowledged {
         self.splits.get(&split).map(Rows::ranges).unwrap_or_default()
     }
 
+    /// The rows of each split that is not done.
+    pub(super) fn splits(&self) -> impl Iterator<Item = (u64, RowRanges)> + '_ {
+        self.splits.iter().map(|(split, rows)| (*split, rows.ranges()))
+    }
+
     /// Rows in all splits that are not done.
     pub(super) fn total(&self) -> u64 {
         self.splits.values().fold(0, |sum: u64, rows| sum.saturating_add(rows.ranges().len()))

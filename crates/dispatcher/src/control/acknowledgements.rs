@@ -263,6 +263,11 @@ fn why(iteration: &Iteration) -> String {
         .lost_readers
         .iter()
         .map(|r| match r.unknown {
+            _ if r.not_back => format!(
+                "{} of this job did not come back after the dispatcher had lost its state: rows that its user had taken come \
+                 twice",
+                r.client
+            ),
             true => format!(
                 "{} of this job vanished after its user had taken rows, and before it had reported them to the dispatcher, \
                  which was restarted: some of them come twice",

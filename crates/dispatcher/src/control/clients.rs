@@ -7,14 +7,13 @@ use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TaskId};
 
 use super::acknowledged_rows::{Acknowledged, Reported, rows_of};
 use super::acknowledgements;
+use super::recall::{self, LastWord};
+use super::reports::{Reports, SILENT_HEARTBEATS};
 use super::resume::Facts;
 use super::status::decision;
 use super::workers::modes_to_proto;
 use super::{Core, Txn, consumers, secrets, targets};
-use crate::state::{Iteration, State, TaskState, Update};
-
-/// Heartbeats after which a reader that missed them counts as gone where another one opens its epoch again from a state.
-const SILENT_HEARTBEATS: u32 = 5;
+use crate::state::{Iteration, READERS_TOLD, State, TaskState, Update};
 
 impl Core {
     pub(crate) async fn client_heartbeat(
@@ -36,15 +35,26 @@ impl Core {
                     return Ok((false, false));
                 }
                 targets::update_local(txn, client, id, &request.local_workers);
+                if request.asks {
+                    recall::stand_in(txn, client, id);
+                }
                 let mut reports = self.reports.lock();
                 let taken = &request.taken_tasks;
                 reports.acknowledge(txn, client, id, reported.take().unwrap_or_default(), taken)?;
                 let is_drained = txn.state.iterations.get(&id).is_some_and(Iteration::is_drained);
-                Ok((true, reports.record_call(id, client, is_drained)))
+                let is_first = reports.record_call(id, client, is_drained);
+                let is_awaited = reports.record_seen(
+                    id,
+                    client,
+                    request.seen_version,
+                    request.elements,
+                    request.awaits_hearing,
+                );
+                Ok((true, is_first || is_awaited))
             })
             .await?;
         if !known {
-            return self.look(|state| self.unknown(state, client)).await;
+            return self.look(|state| self.unknown(state, client, id)).await;
         }
         if is_news {
             // Readers that wait to leave hear that this one lives.
@@ -54,7 +64,7 @@ impl Core {
         loop {
             news.borrow_and_update();
             self.on_heartbeat(client, id, &request);
-            let has_news = self.store.read(|state| self.has_news(state, client, id, request.seen_version));
+            let has_news = self.store.read(|state| self.has_news(state, client, id, &request));
             if has_news || !self.wait(&mut news, deadline).await? {
                 self.on_heartbeat(client, id, &request);
                 return self.look_besides_leases(|state| self.client_view(state, client, id, &request)).await;
@@ -63,14 +73,40 @@ impl Core {
     }
 
     /// Whether a client that waits is answered now. This is asked at every change of the iteration, for every client.
-    fn has_news(&self, state: &State, client: ClientId, id: IterationId, seen_version: u64) -> bool {
+    fn has_news(
+        &self,
+        state: &State,
+        client: ClientId,
+        id: IterationId,
+        request: &v1::ClientHeartbeatRequest,
+    ) -> bool {
         match state.iterations.get(&id).filter(|i| i.members.contains_key(&client)) {
             None => true,
             Some(iteration) => {
-                iteration.version > seen_version
-                    || acknowledgements::may_leave(&self.reports.lock(), iteration, client)
+                let reports = self.reports.lock();
+                iteration.version > request.seen_version
+                    || request.awaits_hearing && self.unheard(&reports, iteration, client) == 0
+                    || acknowledgements::may_leave(&reports, iteration, client)
             }
         }
+    }
+
+    /// How many readers that are there have not heard of one that came after them. Those that have been silent do not count.
+    pub(super) fn unheard(&self, reports: &Reports, iteration: &Iteration, client: ClientId) -> u64 {
+        let Some(own) = iteration.members.get(&client) else { return 0 };
+        if iteration.members.len() > READERS_TOLD {
+            return 0;
+        }
+        let bound = self.config.timers.heartbeat.saturating_mul(SILENT_HEARTBEATS);
+        let now = self.clock.now();
+        let has_heard = |other: &ClientId| {
+            reports
+                .clients
+                .get(&(iteration.id, *other))
+                .is_some_and(|r| r.seen_version >= own.since || now.saturating_sub(r.at) > bound)
+        };
+        let earlier = iteration.members.iter().filter(|(_, m)| m.flight.is_none() && m.since < own.since);
+        earlier.filter(|(other, _)| !has_heard(other)).count() as u64
     }
 
     /// Whether a client has called within the last heartbeats.
@@ -103,19 +139,24 @@ impl Core {
         request: &v1::ClientHeartbeatRequest,
     ) -> v1::ClientHeartbeatResponse {
         let Some(iteration) = state.iterations.get(&id).filter(|i| i.members.contains_key(&client)) else {
-            return self.unknown(state, client);
+            return self.unknown(state, client, id);
         };
         let mut reports = self.reports.lock();
         let acknowledged = reports.acknowledged.get(&(id, client)).is_some_and(Acknowledged::is_complete);
         let accounted = acknowledgements::may_leave(&reports, iteration, client);
         let stages = reports.recent_stages(iteration, self.clock.now(), self.config.timers.heartbeat);
         let slowest = consumers::slowest(&reports, iteration);
+        let unheard = self.unheard(&reports, iteration, client);
         drop(reports);
         let facts = Facts::of(iteration, request.knows_resumed, request.known_readers);
         let same_tasks = request.knows_tasks && request.seen_version == iteration.version;
         v1::ClientHeartbeatResponse {
             listed: facts.listed,
             readers: facts.readers,
+            present: facts.present,
+            unheard,
+            steps: iteration.steps_before(client),
+            reattach: false,
             resumed: facts.resumed.into(),
             states_missing: facts.states_missing,
             version: iteration.version,
@@ -138,9 +179,21 @@ impl Core {
     }
 
     /// The answer to a client that is no reader of what it reads.
-    fn unknown(&self, state: &State, client: ClientId) -> v1::ClientHeartbeatResponse {
-        let error = if client.0 < state.founded_id { lost_state(client) } else { self.expelled(client) };
-        v1::ClientHeartbeatResponse { unknown: true, failure: Some((&error).into()), ..Default::default() }
+    fn unknown(&self, state: &State, client: ClientId, id: IterationId) -> v1::ClientHeartbeatResponse {
+        // An identifier that this journal has not given out is one of a lost journal, or of its lost end.
+        let is_lost = client.0 < state.founded_id || client.0 >= state.next_id;
+        let recalled = state.iterations.values().find(|i| i.awaits_reader(id, client));
+        let (reattach, error) = match recalled.and_then(|i| i.resume.as_deref()) {
+            _ if is_lost => (true, lost_state(client)),
+            Some(resume) => (true, Error::unavailable(resume.recalled.clone())),
+            None => (false, self.expelled(client)),
+        };
+        v1::ClientHeartbeatResponse {
+            unknown: true,
+            failure: Some((&error).into()),
+            reattach,
+            ..Default::default()
+        }
     }
 
     fn expelled(&self, client: ClientId) -> Error {
@@ -162,11 +215,20 @@ impl Core {
         let broken_off = request.broken_off.iter().copied().map(TaskId).collect();
         let reason = request.reason.clone();
         let returned = request.returned.iter().map(rows_of).collect::<Result<Vec<_>>>()?;
+        let last = last_word(&request)?;
+        let unix_ms = self.unix_ms();
         self.commit(|txn| {
             let known = match txn.state.iterations.get(&iteration) {
                 Some(iteration) => secrets::is_client(iteration, client, &request.secret)?,
                 None => false,
             };
+            if known && recall::is_due(txn.state, iteration, client) {
+                let resume = txn.state.iterations.get(&iteration).map(|known| {
+                    let why = recall::why(known, client, &reason);
+                    recall::resume(&self.reports.lock(), known, (client, &last), &why)
+                });
+                return resume.map_or(Ok(()), |r| recall::recall(self, txn, iteration, r, unix_ms));
+            }
             if known {
                 let (vanished, unknown) = (None, false);
                 txn.apply(Update::ClientGone {
@@ -192,7 +254,8 @@ impl Core {
     }
 }
 
-/// Which rows readers have was in the lost state: nobody can make the epoch whole without giving rows out twice (I6).
+/// Which rows readers have was in the lost state: only they know it now. Readers before version 0.2 do not say it, and end
+/// with this error (I6).
 fn lost_state(client: ClientId) -> Error {
     Error::data_loss(format!(
         "the dispatcher lost its state: {client} joined this epoch at a dispatcher whose --state-dir is gone, damaged or \
@@ -200,6 +263,12 @@ fn lost_state(client: ClientId) -> Error {
          read it again from its beginning, and give the dispatcher a --state-dir that outlives it; stored snapshots are \
          not affected"
     ))
+}
+
+/// What a reader that leaves says that its user took.
+fn last_word(request: &v1::CloseClientRequest) -> Result<LastWord> {
+    let rows = request.received.iter().flat_map(|l| &l.received).map(rows_of).collect::<Result<Vec<_>>>()?;
+    Ok(LastWord { rows, elements: request.elements })
 }
 
 struct Lost {

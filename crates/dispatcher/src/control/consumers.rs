@@ -1,6 +1,6 @@
 //! Consumers: readers of a job that all get the same number of elements.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +17,9 @@ use crate::state::{
 
 /// The most consumers of one job. A task keeps a queue for each.
 const MAX_CONSUMERS: u32 = 65_536;
+
+/// The most consumers that a message names.
+const MAX_NAMED: usize = 8;
 
 /// The most elements of one tail that its rows may fill, and that its consumers together may lack: each is dealt under the lock of
 /// the state. A task keeps less than one batch per repetition, and is behind by what a lost worker had sent.
@@ -88,6 +91,30 @@ pub(super) fn check_job(job: &Job, consumers: Option<&Consumers>) -> Result<()> 
     )))
 }
 
+/// Whether consumers can go on from states after these numbers of elements.
+///
+/// # Errors
+/// `InvalidArgument` for states of different steps where the number of consumers is another one.
+pub(super) fn check_steps(consumers: Option<&Consumers>, steps: &BTreeMap<u32, u64>) -> Result<()> {
+    let Some(consumers) = consumers else { return Ok(()) };
+    let is_same_number =
+        steps.keys().all(|c| *c < consumers.count) && steps.len() == consumers.count as usize;
+    let (least, most) = (steps.values().min(), steps.values().max());
+    // Fewer states than consumers may be the first of them.
+    let may_grow = steps.len() < consumers.count as usize && steps.keys().all(|c| *c < consumers.count);
+    if is_same_number || may_grow || least == most {
+        return Ok(());
+    }
+    let say = |(consumer, elements): (&u32, &u64)| format!("consumer {consumer} after {elements} elements");
+    let steps: Vec<String> = steps.iter().map(say).take(MAX_NAMED).collect();
+    Err(Error::invalid(format!(
+        "the states are of different steps ({}), and {} consumers cannot have equally many elements behind them: give the states \
+         of one step, or read with as many consumers as before",
+        steps.join(", "),
+        consumers.count
+    )))
+}
+
 /// The index under which a reader joins.
 ///
 /// # Errors
@@ -149,12 +176,15 @@ pub(super) fn absent_consumers(
         waiting.insert(iteration.id);
         let since = *reports.incomplete_groups.entry(iteration.id).or_insert(now);
         if now.saturating_sub(since) > timers.consumer_wait {
+            let recalled = iteration.resume.as_deref().map_or("", |r| r.recalled.as_str());
             let error = Error::deadline(format!(
-                "{}: of {} consumers these have not come within {}: {}; start them, or raise the dispatcher's --consumer-wait",
+                "{}: of {} consumers these have not come within {}: {}; start them, or raise the dispatcher's \
+                 --consumer-wait{}{recalled}",
                 iteration.describe(),
                 even.consumers.count,
                 caju_types::format_duration(timers.consumer_wait),
-                absent.join(", ")
+                absent.join(", "),
+                if recalled.is_empty() { "" } else { "; the epoch was waiting, because " }
             ));
             out.push(Update::IterationFailed { iteration: iteration.id, failure: Failure::from(&error) });
         }

@@ -3,7 +3,7 @@
 use caju_proto::v1;
 use caju_types::{Error, IterationId, JobName, Result};
 
-use super::{Core, Txn, resume};
+use super::{Core, Txn, consumers, reattach, resume};
 use crate::state::{Job, Mode, Resume, Update};
 
 /// The iteration to join; none if a Flight reader comes after its end.
@@ -21,6 +21,9 @@ pub(super) fn get_or_create(
         && let Some(joined) = resume::join(txn, id, given, |client| core.is_heard(id, client))?
     {
         return Ok(Some(joined));
+    }
+    if let Some(given) = resume.as_ref().filter(|r| r.reattached) {
+        reattach::check_over(job, epoch, given)?;
     }
     if resume.is_some() {
         // What readers took since the state was taken is read again, whatever became of it.
@@ -56,7 +59,11 @@ pub(super) fn get_or_create(
     open_new(core, txn, job, epoch, at_ms, None).map(Some)
 }
 
-fn open_new(
+/// Opens an epoch of a job.
+///
+/// # Errors
+/// `InvalidArgument` for states from which it cannot go on, `NotFound` without the shards that it needs.
+pub(super) fn open_new(
     core: &Core,
     txn: &mut Txn<'_>,
     job: &Job,
@@ -79,6 +86,9 @@ fn open_new(
         )));
     }
     resume::check_shards(num_shards, resume.as_ref())?;
+    if let Some(resume) = &resume {
+        consumers::check_steps(job.spec.consumers.as_ref(), &resume.steps)?;
+    }
     let resume = resume.map(Box::new);
     txn.apply(Update::IterationOpened { iteration, job: name.clone(), epoch, at_ms, num_shards, resume });
     let plan = match txn.state.datasets.get(&job.spec.dataset) {

@@ -26,6 +26,13 @@ impl Core {
         if let Some(client) = given {
             known_client(txn.state, client, &request.client_secret)?;
         }
+        let was = Some(ClientId(request.reattached_client)).filter(|c| c.0 != 0);
+        // An answer that was lost on its way is given again.
+        let again = was.and_then(|was| txn.state.iterations.get(&id)?.reattached(was));
+        if let (Some(client), Some(iteration)) = (again, txn.state.iterations.get(&id)) {
+            secrets::is_client(iteration, client, &request.client_secret)?;
+        }
+        let given = given.or(again);
         let client = given.unwrap_or(ClientId(txn.state.next_id));
         let flight = request.flight.then_some(WorkerId(request.flight_worker_id));
         if let Some(worker) = flight.filter(|w| txn.state.workers.contains_key(w)) {
@@ -54,10 +61,12 @@ impl Core {
                 None => None,
             };
             // A client that reads several epochs has one secret.
-            let secret = match given.and(<[u8; Secret::BYTES]>::try_from(&*request.client_secret).ok()) {
-                Some(known) => Secret::from_bytes(known),
-                None => random_secret()?,
-            };
+            // One that comes back keeps its own.
+            let secret =
+                match given.or(was).and(<[u8; Secret::BYTES]>::try_from(&*request.client_secret).ok()) {
+                    Some(known) => Secret::from_bytes(known),
+                    None => random_secret()?,
+                };
             let secret = Some(secret);
             txn.apply(Update::ClientJoined {
                 client,
@@ -67,6 +76,7 @@ impl Core {
                 secret,
                 local,
                 consumer,
+                was,
             });
             if flight.is_none() {
                 self.reports.lock().acknowledged.insert((id, client), Acknowledged::complete());
@@ -87,7 +97,12 @@ impl Core {
         } else {
             self.reports.lock().on_client_call(id, client, now);
         }
-        describe(txn.state, client, id)
+        let answer = describe(txn.state, client, id)?;
+        let unheard = match txn.state.iterations.get(&id) {
+            Some(iteration) => self.unheard(&self.reports.lock(), iteration, client),
+            None => 0,
+        };
+        Ok(v1::OpenIterationResponse { unheard, ..answer })
     }
 }
 
@@ -99,9 +114,12 @@ fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::Open
     }
     let joined = iteration.members.contains_key(&client);
     let facts = Facts::of(iteration, false, 0);
+    let spec = state.jobs.get(&iteration.job).map(|job| &job.spec);
     Ok(v1::OpenIterationResponse {
         listed: facts.listed,
         readers: facts.readers,
+        present: facts.present,
+        steps: iteration.steps_before(client),
         resumed: facts.resumed.into(),
         states_missing: facts.states_missing,
         mode: mode_of(state, iteration).into(),
@@ -117,7 +135,10 @@ fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::Open
             .and_then(|m| m.secret)
             .map_or(Vec::new(), |s| s.to_vec())
             .into(),
-        seed: state.jobs.get(&iteration.job).map_or(0, |j| j.spec.seed),
+        seed: spec.map_or(0, |spec| spec.seed),
+        policy: spec.map(|spec| spec.policy.to_string()).unwrap_or_default(),
+        encoding: spec.and_then(|spec| spec.encoding.clone()).unwrap_or_default(),
+        target_workers: targets::to_proto(iteration.target).into(),
         in_turn: iteration.takes_turns(state.datasets.get(&iteration.dataset)),
         slots: iteration.slots_of(client).map(|feed| feed.0).collect(),
         consumer: iteration.members.get(&client).and_then(|m| m.consumer).map_or(0, |c| c + 1),

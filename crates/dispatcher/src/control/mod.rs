@@ -24,6 +24,8 @@ mod notifiers;
 mod open;
 mod policies;
 mod process;
+mod reattach;
+mod recall;
 mod reports;
 mod resume;
 mod row_checksums;

@@ -39,6 +39,7 @@ impl Core {
             request.job = self.unique_name(ANONYMOUS);
         }
         let resume = resume::parse(&request)?;
+        self.lose_silent_consumer(&request).await?;
         let wanted = self.wanted(&request).await?;
         let shard_by = self.shards_of_new_job(&request, &wanted).await?;
         let (now, unix_ms) = (self.clock.now(), self.unix_ms());

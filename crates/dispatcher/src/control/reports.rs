@@ -15,6 +15,10 @@ use super::acknowledged_rows::Acknowledged;
 use super::served::Served;
 use super::stragglers::Paces;
 
+/// Heartbeats after which a reader that missed them counts as gone where another one opens its epoch again from a state, comes
+/// as the same consumer, or waits to be known.
+pub(super) const SILENT_HEARTBEATS: u32 = 5;
+
 /// Skipped rows of an iteration that are reported one by one; the others are only counted.
 const REPORTED_SKIPS: usize = 100;
 /// Characters of such a report that are kept.
@@ -38,6 +42,8 @@ pub(crate) struct Reports {
     pub(crate) idle: BTreeMap<IterationId, Duration>,
     /// Since when a running iteration has no worker.
     pub(crate) starved: BTreeMap<IterationId, Duration>,
+    /// Since when an iteration waits for readers to come back after a dispatcher had lost its state.
+    pub(crate) awaiting_states: BTreeMap<IterationId, Duration>,
     /// Since when an iteration lacks consumers.
     pub(crate) incomplete_groups: BTreeMap<IterationId, Duration>,
     /// What the stages of iterations did, and when that was added up.
@@ -99,6 +105,10 @@ pub(crate) struct ClientReport {
     pub(crate) rows_waiting: u64,
     /// Since when its user has not asked for rows, as of `at`.
     pub(crate) user_busy: Duration,
+    /// The version of the iteration that it knows.
+    pub(crate) seen_version: u64,
+    /// It waits until all others know of it.
+    awaits_hearing: bool,
 }
 
 impl Reports {
@@ -124,6 +134,30 @@ impl Reports {
         self.calls += 1;
         self.clients.entry((iteration, client)).or_default().call = self.calls;
         first
+    }
+
+    /// The number of the last call of a reader; 0 while it has not called.
+    pub(super) fn last_call(&self, iteration: IterationId, client: ClientId) -> u64 {
+        self.clients.get(&(iteration, client)).map_or(0, |c| c.call)
+    }
+
+    /// Notes what a reader knows of its iteration, and how many elements its user took. Whether some reader may wait for
+    /// what it knows.
+    pub(super) fn record_seen(
+        &mut self,
+        iteration: IterationId,
+        client: ClientId,
+        version: u64,
+        elements: u64,
+        awaits_hearing: bool,
+    ) -> bool {
+        let known = self.clients.entry((iteration, client)).or_default();
+        // A call that waits here may be an older one.
+        known.elements = known.elements.max(elements);
+        let is_news = known.seen_version < version;
+        (known.seen_version, known.awaits_hearing) = (version, awaits_hearing);
+        let all = (iteration, ClientId(0))..=(iteration, ClientId(u64::MAX));
+        is_news && self.clients.range(all).any(|(_, c)| c.awaits_hearing)
     }
 
     /// Notes whether all rows of an iteration were sent.

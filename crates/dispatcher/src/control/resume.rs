@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use caju_proto::v1;
 use caju_types::{ClientId, Error, IterationId, Result, TakenRows};
 
-use super::Txn;
 use super::jobs::mode_of_message;
-use crate::state::{Dataset, Failure, Iteration, Job, Mode, Resume, State, Update};
+use super::{Txn, reattach};
+use crate::state::{Dataset, Failure, Iteration, Job, Mode, READERS_TOLD, Resume, State, Update};
 
 /// The states of a request, as one. None if it has no states.
 ///
@@ -36,9 +36,13 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>
             of_all: request.states_of_all,
             given: ids(&state.readers),
             needed: ids(&state.all_readers),
-            at_least: request.num_states,
+            at_least: num_states(request),
             earlier: BTreeSet::new(),
             recount: false,
+            reattached: request.reattached_client != 0,
+            recalled: String::new(),
+            stand_ins: None,
+            steps: state.steps.iter().map(|s| (s.consumer, s.elements)).collect(),
             taken: TakenRows::decode(&state.taken)?,
         };
         match &mut all {
@@ -47,6 +51,14 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>
         }
     }
     Ok(all)
+}
+
+/// The least number of states. Each consumer gives its own: there are as many as consumers, whichever of them know of each
+/// other.
+fn num_states(request: &v1::OpenIterationRequest) -> u64 {
+    let of_consumers = request.states.iter().any(|s| !s.steps.is_empty());
+    let gives_own = of_consumers && !request.states_of_all && request.reattached_client == 0;
+    request.num_states.max(if gives_own { u64::from(request.num_consumers) } else { 0 })
 }
 
 /// Whether states fit what the job reads.
@@ -91,16 +103,13 @@ pub(super) fn join(
     is_alive: impl Fn(ClientId) -> bool,
 ) -> Result<Option<IterationId>> {
     let Some(known) = txn.state.iterations.get(&iteration) else { return Ok(None) };
+    if given.reattached && known.resume.is_some() {
+        return reattach::join(txn, iteration, given).map(Some);
+    }
     let has_readers = known.own_members().any(is_alive);
     match place_of(known, given, has_readers) {
         Place::Joins => Ok(Some(iteration)),
-        Place::Adds => {
-            // Whether they fit each other is known before anything changes.
-            let mut all = known.resume.as_deref().cloned().unwrap_or_default();
-            all.extend(given)?;
-            txn.apply(Update::StatesGiven { iteration, states: Box::new(given.clone()) });
-            Ok(Some(iteration))
-        }
+        Place::Adds => reattach::add(txn, iteration, given).map(|()| Some(iteration)),
         Place::TooLate => Err(Error::failed_precondition(format!(
             "{} has begun from other states, without this one: its rows may come twice; read the epoch again under another \
              job name, from the states of all readers at once, or say how many states there are",
@@ -136,7 +145,9 @@ fn place_of(iteration: &Iteration, given: &Resume, has_readers: bool) -> Place {
     let Some(known) = iteration.resume.as_deref().filter(|known| known.is_of_one_reading_as(given)) else {
         return Place::Replaces;
     };
-    if iteration.failure.is_some() || iteration.members.is_empty() {
+    // While states are missing, readers that gave theirs may have left: they were at their ends.
+    let is_deserted = iteration.members.is_empty() && known.missing() == 0;
+    if iteration.failure.is_some() || is_deserted || given.of == iteration.id {
         return Place::Replaces;
     }
     if given.of_all && known.of_all && given.given == known.given && given.taken == known.taken {
@@ -158,6 +169,8 @@ fn place_of(iteration: &Iteration, given: &Resume, has_readers: bool) -> Place {
 pub(super) struct Facts {
     pub(super) listed: Vec<v1::ListedSplits>,
     pub(super) readers: Vec<u64>,
+    /// The readers that are there, if they are few enough to know each other.
+    pub(super) present: Vec<u64>,
     pub(super) resumed: Vec<u8>,
     pub(super) states_missing: u64,
 }
@@ -172,9 +185,12 @@ impl Facts {
         let resumed = resume.filter(|_| !knows_resumed && states_missing == 0);
         let knows_readers = iteration.takers.len() as u64 == known_readers;
         let readers = iteration.takers.iter().filter(|_| !knows_readers);
+        let know_each_other = iteration.members.len() <= READERS_TOLD;
+        let present = iteration.own_members().filter(|_| know_each_other);
         Self {
             listed: listed.collect(),
             readers: readers.map(|c| c.0).collect(),
+            present: present.map(|c| c.0).collect(),
             resumed: resumed.map(|r| r.taken.encode()).unwrap_or_default(),
             states_missing,
         }

@@ -7,9 +7,10 @@ use std::time::Duration;
 use caju_runtime::catch;
 use caju_types::{Error, IterationId, WorkerId};
 
+use super::recall::{self, LastWord};
 use super::reports::Reports;
 use super::shards::orphans;
-use super::{Core, Txn, acknowledgements, consumers, stragglers};
+use super::{Core, Txn, acknowledgements, consumers, reattach, stragglers};
 use crate::config::Timers;
 use crate::state::{Iteration, State, TargetWorkers, Update, Worker, WorkerState};
 
@@ -40,8 +41,28 @@ impl Core {
             updates.extend(idle_iterations(txn.state, &mut reports, timers, now));
             updates.extend(self.starved_iterations(txn.state, &mut reports, now));
             updates.extend(stragglers::take_overs(txn.state, &mut reports, timers, now));
+            updates.extend(reattach::overdue(txn.state, &mut reports, timers, now));
             updates.extend(consumers::absent_consumers(txn.state, &mut reports, timers, now));
+            let mut recalled = Vec::new();
+            updates.retain(|update| match update {
+                Update::ClientGone { client, iteration, reason, .. }
+                    if recall::is_due(txn.state, *iteration, *client) =>
+                {
+                    let known = txn.state.iterations.get(iteration);
+                    recalled.extend(known.map(|known| {
+                        let why = recall::why(known, *client, reason);
+                        (*iteration, recall::resume(&reports, known, (*client, &LastWord::default()), &why))
+                    }));
+                    false
+                }
+                _ => true,
+            });
             drop(reports);
+            for (iteration, resume) in recalled {
+                if let Err(error) = recall::recall(self, txn, iteration, resume, unix_ms) {
+                    tracing::warn!("{iteration} could not be opened again without a consumer: {error}");
+                }
+            }
             updates.extend(self.datasets.usage().lock().expired(txn.state, &self.config.memory, now));
             let gone: BTreeSet<IterationId> = updates.iter().filter_map(gone_from).collect();
             apply(txn, updates);

@@ -41,6 +41,15 @@ pub(super) fn wanted(request: &v1::OpenIterationRequest) -> Result<Option<Target
     }
 }
 
+/// A target as messages say it.
+pub(super) fn to_proto(target: TargetWorkers) -> v1::TargetWorkers {
+    match target {
+        TargetWorkers::Auto => v1::TargetWorkers::Auto,
+        TargetWorkers::Any => v1::TargetWorkers::Any,
+        TargetWorkers::Local => v1::TargetWorkers::Local,
+    }
+}
+
 /// Whether a reader may read a job as it asks.
 ///
 /// # Errors

@@ -7,7 +7,7 @@
 //! A task that is lost may have given some consumers more than others. Those are *behind* by what they lack, and the task
 //! that runs the lost rows again serves them first.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use caju_types::{Error, TaskId};
 use serde::{Deserialize, Serialize};
@@ -67,6 +67,18 @@ impl Even {
     pub(super) fn new(consumers: Consumers) -> Self {
         let behind = vec![0; consumers.count as usize];
         Self { consumers, joined: BTreeSet::new(), behind, surplus: 0, padded: 0 }
+    }
+
+    /// The consumers had got these numbers of elements when the epoch went on from their states. Another number of consumers
+    /// begins where all had got equally many.
+    pub(super) fn begin_at(&mut self, steps: &BTreeMap<u32, u64>) {
+        if steps.len() != self.behind.len() {
+            return;
+        }
+        let most = steps.values().copied().max().unwrap_or(0);
+        for (behind, consumer) in self.behind.iter_mut().zip(0..) {
+            *behind = most - steps.get(&consumer).copied().unwrap_or(most);
+        }
     }
 
     /// Whether every consumer has come.
@@ -248,9 +260,9 @@ impl Iteration {
         self.version += 1;
     }
 
-    /// A task that leases splits which came back serves those first who are behind.
+    /// A task that leases splits serves those first who are behind.
     pub(super) fn serve_behind(&mut self, id: TaskId) {
-        let Some(even) = &mut self.even else { return };
+        let Some(even) = self.even.as_mut().filter(|e| e.behind.iter().any(|b| *b > 0)) else { return };
         let Some(task) = self.tasks.get_mut(&id) else { return };
         let behind: Vec<u64> = even.behind.iter_mut().map(std::mem::take).collect();
         task.first.resize(behind.len(), 0);

@@ -33,10 +33,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Even, Failure, Feed, FeedId, LostReader, Missing, Mode, Resume, TargetWorkers, Task, TaskState};
 
-/// The most readers of an iteration that all hear at once when one of them has taken its first rows, so that their states name
-/// it. The readers of a larger job hear with their next heartbeat: each with a long list of tasks for each other reader would
-/// be gigabytes.
-const MAX_READERS_TOLD: usize = 16;
+/// The most readers of an iteration that all hear at once when a further one has come, or one of them has taken its first rows:
+/// their states name it then, and they know whose states are needed if the dispatcher loses its own. The readers of a larger
+/// job hear with their next heartbeat: each with a long list of tasks for each other reader would be gigabytes.
+pub const READERS_TOLD: usize = 16;
 
 /// One epoch of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,6 +149,12 @@ pub struct Member {
     /// Which consumer it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consumer: Option<u32>,
+    /// The version of the iteration with which it came: readers that have seen it know of this one.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub since: u64,
+    /// Its number at a dispatcher that lost its state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub was: Option<ClientId>,
 }
 
 impl Iteration {
@@ -194,7 +200,11 @@ impl Iteration {
             even.joined.insert(consumer);
             self.version += 1;
         }
-        self.members.insert(client, member);
+        // Readers that know of each other know whose states are needed if the dispatcher loses its own.
+        if member.flight.is_none() && self.members.len() < READERS_TOLD {
+            self.version += 1;
+        }
+        self.members.insert(client, Member { since: self.version, ..member });
     }
 
     pub(super) fn client_took(&mut self, client: ClientId) {
@@ -202,7 +212,7 @@ impl Iteration {
             member.took = true;
             self.takers.insert(client);
         }
-        if self.members.len() <= MAX_READERS_TOLD {
+        if self.members.len() <= READERS_TOLD {
             self.version += 1;
         }
     }
@@ -217,17 +227,50 @@ impl Iteration {
         self.version += 1;
     }
 
+    /// It goes on without the states that are missing: rows that those readers took come again.
+    pub(super) fn states_given_up(&mut self) {
+        let Some(resume) = &mut self.resume else { return };
+        let lost = |client| LostReader { client, rows: 0, unknown: false, not_back: true };
+        self.lost_readers.extend(resume.missing_readers().into_iter().map(lost));
+        resume.give_up_missing();
+        self.begin_if_ready();
+        self.version += 1;
+    }
+
+    /// The reader that had this number at a dispatcher that lost its state.
+    pub fn reattached(&self, was: ClientId) -> Option<ClientId> {
+        self.members.iter().find(|(_, m)| m.was == Some(was)).map(|(client, _)| *client)
+    }
+
+    /// Elements that the user of a consumer got before the iteration began.
+    pub fn steps_before(&self, client: ClientId) -> u64 {
+        let consumer = self.members.get(&client).and_then(|m| m.consumer);
+        let resume = self.resume.as_deref().filter(|r| r.missing() == 0);
+        consumer.and_then(|c| Some(resume?.steps_of(c))).unwrap_or(0)
+    }
+
+    /// Whether it waits for the state of a reader of an earlier iteration.
+    pub fn awaits_reader(&self, earlier: IterationId, client: ClientId) -> bool {
+        self.resume.as_deref().is_some_and(|r| {
+            r.reattached && r.of == earlier && r.needed.contains(&client) && !r.given.contains(&client)
+        })
+    }
+
     /// Whether it waits for states of readers.
     pub fn awaits_states(&self) -> bool {
         self.resume.as_deref().is_some_and(|r| r.missing() > 0)
     }
 
-    /// Under `off`, the feeds are those that there were.
+    /// Under `off`, the feeds are those that there were. Consumers that had got fewer elements than others are behind.
     pub(super) fn begin_if_ready(&mut self) {
-        if let Some(resume) = self.resume.as_deref().filter(|r| self.mode == Mode::Off && r.missing() == 0) {
+        let Some(resume) = self.resume.as_deref().filter(|r| r.missing() == 0) else { return };
+        if self.mode == Mode::Off {
             for feed in resume.taken.listed().keys() {
                 self.feeds.entry(FeedId(*feed)).or_default();
             }
+        }
+        if let Some(even) = &mut self.even {
+            even.begin_at(&resume.steps);
         }
     }
 

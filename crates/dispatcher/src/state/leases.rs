@@ -54,7 +54,7 @@ impl Iteration {
             task.leases.insert(record.index, lease);
             task.last_answer.push(record.index);
         }
-        if !requeued.is_empty() {
+        if !requeued.is_empty() || !fresh.is_empty() {
             self.serve_behind(id);
         }
     }

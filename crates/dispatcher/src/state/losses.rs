@@ -49,15 +49,21 @@ impl Iteration {
     /// fault. Of a client that vanished all tasks are lost whose rows its user had not taken in full. Tasks whose leases
     /// rows come back to are lost in both cases: they run as if those rows were delivered.
     pub(super) fn client_gone(&mut self, client: ClientId, gone: &Gone<'_>) {
-        let has_left_early = self.even.is_some() && !self.has_taken_all(client);
+        let mut has_left_early = self.even.is_some() && !self.has_taken_all(client);
+        let awaits_states = self.awaits_states();
         let Some(member) = self.members.remove(&client) else { return };
+        if awaits_states && let (Some(even), Some(consumer)) = (&mut self.even, member.consumer) {
+            // The epoch has not begun: the consumer may come again.
+            even.joined.remove(&consumer);
+            has_left_early = false;
+        }
         let locals = self.locals.remove(&client).unwrap_or_default();
         let was_read = |t: &Task| !t.local_only || locals.contains(&t.worker);
         for by_client in self.strikes.values_mut() {
             by_client.remove(&client);
         }
         if let Some(rows) = gone.vanished.filter(|_| member.took) {
-            self.lost_readers.push(LostReader { client, rows, unknown: gone.unknown });
+            self.lost_readers.push(LostReader { client, rows, unknown: gone.unknown, not_back: false });
         }
         self.give_back(client, gone.returned);
         for (id, rows) in gone.received {

@@ -36,11 +36,11 @@ pub use even::{Consumers, Deal, DealtPiece, Even, Tail, Uneven};
 pub use failure::Failure;
 pub use feed::{Feed, FeedId, Lease, SplitRecord, next_digest};
 pub use follow::{follow_ups, owed_tasks};
-pub use iteration::{Iteration, Member};
+pub use iteration::{Iteration, Member, READERS_TOLD};
 use losses::Gone;
 pub use mode::Mode;
 pub use readers::TargetWorkers;
-pub use resume::Resume;
+pub use resume::{Resume, StandIn, StandIns};
 pub use saves::{Save, SaveStage, SaveTarget, SaveTotals};
 pub use settling::{LostReader, Missing};
 pub use task::{Task, TaskState};
@@ -318,7 +318,7 @@ impl State {
             self.touched.0.insert(id);
         }
         match update {
-            Update::ClientJoined { client, flight, allow_lost, secret, local, consumer, .. } => {
+            Update::ClientJoined { client, flight, allow_lost, secret, local, consumer, was, .. } => {
                 iteration.join(
                     *client,
                     Member {
@@ -326,6 +326,7 @@ impl State {
                         allow_lost: *allow_lost,
                         secret: *secret,
                         consumer: *consumer,
+                        was: *was,
                         ..Member::default()
                     },
                 );
@@ -338,6 +339,7 @@ impl State {
             }
             Update::ClientTook { client, .. } => iteration.client_took(*client),
             Update::StatesGiven { states, .. } => iteration.states_given(states),
+            Update::StatesGivenUp { .. } => iteration.states_given_up(),
             Update::ClientTaken { client, task } => iteration.client_taken(*client, *task),
             Update::TaskSettled { task, missing, taken } => iteration.settle_task(*task, missing, taken),
             Update::TaskCreated { task, worker, feed, secret, .. } => {
@@ -391,6 +393,7 @@ impl State {
             | Update::ClientGone { iteration, .. }
             | Update::ClientTook { iteration, .. }
             | Update::StatesGiven { iteration, .. }
+            | Update::StatesGivenUp { iteration }
             | Update::IterationFailed { iteration, .. } => Some(*iteration),
             Update::Leased { task, .. }
             | Update::TaskEnded { task, .. }

@@ -6,7 +6,7 @@
 //!
 //! The iteration begins when the states of all readers that had taken rows are there. Until then it has no tasks.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use caju_types::{ClientId, Error, IterationId, Result, RowRanges, TakenRows};
 use serde::{Deserialize, Serialize};
@@ -37,6 +37,18 @@ pub struct Resume {
     /// The least number of states.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub at_least: u64,
+    /// A dispatcher lost its state: the states are what its readers had taken by then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reattached: bool,
+    /// A consumer was lost, and the epoch waits for it: why.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub recalled: String,
+    /// What stands in for the states of consumers that come back without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stand_ins: Option<Box<StandIns>>,
+    /// Of consumers: the number of elements that the user of each had got.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub steps: BTreeMap<u32, u64>,
     /// Every row passes the stages again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recount: bool,
@@ -44,7 +56,49 @@ pub struct Resume {
     pub taken: TakenRows,
 }
 
+/// What stands in for the states of consumers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StandIns {
+    /// Rows that users took, of whichever consumer.
+    pub whole: TakenRows,
+    /// What each consumer had acknowledged beyond that.
+    pub consumers: BTreeMap<u32, StandIn>,
+}
+
+/// What stands in for the state of one consumer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StandIn {
+    /// Its number.
+    pub client: ClientId,
+    /// Rows that its user took, per split.
+    pub taken: Vec<(u64, RowRanges)>,
+    /// Elements that its user got of the epoch.
+    pub elements: u64,
+}
+
 impl Resume {
+    /// The elements that the user of a consumer had got. All consumers of an epoch that another number of consumers reads on
+    /// begin at the same step.
+    pub fn steps_of(&self, consumer: u32) -> u64 {
+        self.steps.get(&consumer).or_else(|| self.steps.values().max()).copied().unwrap_or(0)
+    }
+
+    /// What stands in for the state of a consumer that comes back without one; none if its state was given.
+    pub fn stand_in(&self, consumer: u32) -> Option<Resume> {
+        let stand_ins = self.stand_ins.as_deref()?;
+        let of = stand_ins.consumers.get(&consumer).filter(|s| !self.given.contains(&s.client))?;
+        let mut taken = stand_ins.whole.clone();
+        of.taken.iter().for_each(|(split, rows)| taken.add_rows(*split, rows));
+        Some(Resume {
+            of: self.of,
+            reattached: true,
+            given: [of.client].into(),
+            steps: [(consumer, of.elements)].into(),
+            taken,
+            ..Resume::default()
+        })
+    }
+
     /// How many states are missing.
     pub fn missing(&self) -> u64 {
         // A reader that took nothing since it went on from a state gives that state, under the number that it had then.
@@ -83,7 +137,21 @@ impl Resume {
         }
         self.given.extend(&more.given);
         self.at_least = self.at_least.max(more.at_least);
+        self.reattached |= more.reattached;
+        self.steps.extend(&more.steps);
         Ok(())
+    }
+
+    /// The readers whose states are missing, where they are named.
+    pub fn missing_readers(&self) -> BTreeSet<ClientId> {
+        self.needed.difference(&self.given).copied().collect()
+    }
+
+    /// Goes on without the states that are missing.
+    pub(super) fn give_up_missing(&mut self) {
+        self.needed.clone_from(&self.given);
+        self.earlier.clear();
+        self.at_least = 0;
     }
 
     /// Positions of a feed's splits that need not be leased.

@@ -36,6 +36,9 @@ pub struct LostReader {
     /// it had sent all of its acknowledgements again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unknown: bool,
+    /// It did not come back after a dispatcher had lost its state: the rows that its user took come again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub not_back: bool,
 }
 
 impl Iteration {

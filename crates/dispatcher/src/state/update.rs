@@ -118,6 +118,11 @@ pub enum Update {
         /// The states, as one.
         states: Box<Resume>,
     },
+    /// An iteration goes on without the states of readers that did not come back after a dispatcher had lost its state.
+    StatesGivenUp {
+        /// The iteration.
+        iteration: IterationId,
+    },
     /// The planner decided what a job stores and reads from now on.
     Decided {
         /// The job.
@@ -165,6 +170,9 @@ pub enum Update {
         /// Which consumer it is.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         consumer: Option<u32>,
+        /// Its number at a dispatcher that lost its state.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        was: Option<ClientId>,
     },
     /// More workers have come in a reader's own process.
     LocalWorkersAdded {

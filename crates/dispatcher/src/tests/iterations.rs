@@ -501,6 +501,7 @@ fn readers_that_leave_early_are_no_strike_against_a_split() {
                 reason: "enough".into(),
                 secret: goes.client_secret.clone(),
                 returned: Vec::new(),
+                elements: 0,
             };
             w.core.close_client(request).await.unwrap();
             let lost = super::fake::lost(task, &[(0, 0, 2)]);

@@ -11,6 +11,7 @@ mod limits;
 mod many_peers;
 mod plans;
 mod protocol;
+mod reattach;
 mod recovery;
 mod replanning;
 mod resume;

@@ -144,3 +144,19 @@ fn an_epoch_begins_when_all_states_are_there() {
         assert!(again.iteration_id != open.iteration_id && again.states_missing == 1);
     });
 }
+
+/// A reader that was at its end gives its state for the others, and has nothing to read.
+#[test]
+fn the_state_of_a_reader_that_has_left_counts() {
+    run(async {
+        let w = World::new();
+        w.worker("a:1").await;
+        let def = json!({"splits": 8});
+        let ended = behind(&w, &def, "j", &TakenRows::default(), 8).await;
+        let open = w.core.open_iteration(ended).await.unwrap();
+        assert_eq!(open.states_missing, 1);
+        w.close(open.client_id, open.iteration_id, Vec::new()).await;
+        let other = w.core.open_iteration(behind(&w, &def, "j", &taken(0), 7).await).await.unwrap();
+        assert_eq!((other.iteration_id, other.states_missing), (open.iteration_id, 0));
+    });
+}

@@ -242,8 +242,8 @@ class Dataset(Stages, Epochs):
     # ---- views -------------------------------------------------------------------------------------------------
 
     def torch(self, **options: Any) -> TorchDataset:
-        """The dataset as a `torch.utils.data.IterableDataset` of tensors. `options` are `copy`, `pin_memory`, `rank` and
-        `world_size` of `TorchDataset`.
+        """The dataset as a `torch.utils.data.IterableDataset` of tensors. `options` are `copy`, `pin_memory`, `rank`,
+        `world_size` and `replication` of `TorchDataset`.
         """
         from ._torch import TorchDataset
 

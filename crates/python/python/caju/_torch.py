@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ._errors import FailedPrecondition, InvalidPipeline
+from ._replicas import Replicas
 from ._views import refuse_nulls
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
 
     Tensors are copies by default, which may be modified. `copy=False` gives tensors over caju's memory, which must not be
     modified. `pin_memory=True` copies into page-locked memory, from which `.to("cuda", non_blocking=True)` is asynchronous.
+
+    `replication=N` gives each group of N consecutive ranks the same elements in the same order: the first rank of a group
+    reads, and sends every element to the others. `num_consumers` and `consumer_index` of the service then count groups.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         pin_memory: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
+        replication: int = 1,
     ) -> None:
         super().__init__()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -63,6 +68,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
             # The workers of the loader need a common job.
             dataset = dataset._copy()
             dataset._service = service.renamed(f"torch-{uuid.uuid4().hex[:12]}")
+        self._replicas = Replicas(replication, rank or 0, world_size or 1)
         self._dataset = dataset
         self._copy = copy
         self._pin = pin_memory
@@ -88,6 +94,11 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         self._epochs[place] += 1
         if info is not None and info.id > 0 and self._dataset._service is None:
             return iter(())
+        if info is not None and not self._replicas.is_alone:
+            raise InvalidPipeline("replication needs a loader with num_workers=0: ranks exchange elements in their main processes")
+        if not self._replicas.reads:
+            self._to_load, self._current, self._ended = {}, None, []
+            return self._replicas.share(None)
         row, dense = self._dataset._form()
 
         def take(reader: Reader) -> dict[str, Any] | None:
@@ -97,7 +108,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
         def moved(at: int) -> None:
             self._epochs[place] = at + 1
 
-        readers = self._world_size * (1 if info is None else info.num_workers)
+        readers = self._replicas.num_readers * (1 if info is None else info.num_workers)
         states, self._to_load = [json.loads(text) for text in self._to_load.values()], {}
         iterator = self._dataset._open(take, epoch, moved, readers)
         if states:
@@ -107,7 +118,7 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
                 moved(iterator.epoch)
         self._current = weakref.ref(iterator)
         self._ended = iterator._ended = []
-        return iterator
+        return iterator if self._replicas.is_alone else self._replicas.share(iterator)
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the loop over this dataset in this process, by rank: for `torch.distributed.checkpoint`, Lightning,
@@ -127,6 +138,8 @@ class TorchDataset(IterableDataset[dict[str, Any]]):  # type: ignore[misc, unuse
             return {"epoch": int(self._epochs[0])} | self._to_load
         # A loop that was left has closed its iterator.
         current = self._current() if self._current is not None else None
+        if not self._replicas.reads:
+            return {"epoch": int(self._epochs[0])}
         states = self._ended if current is None else [current.state_dict()]
         name = f"{RANK}{self._rank}"
         if not states:

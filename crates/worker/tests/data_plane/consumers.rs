@@ -148,24 +148,6 @@ async fn a_lost_worker_leaves_nobody_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rank_that_leaves_early_ends_the_epoch_of_all() {
-    let cluster = Cluster::start(2).await;
-    let def = json!({"source": {"range": 100_000}, "steps": [{"sleep": {"per_row": "20us"}}, {"batch": 32}]});
-    let client = cluster.client_with(|c| c.prefetch_bytes = 4 << 10).await;
-    let mut stays = client.read(consumer(&def, "job", 0, 2, Uneven::Drop)).await.unwrap();
-    let mut leaves = client.read(consumer(&def, "job", 1, 2, Uneven::Drop)).await.unwrap();
-    stays.next().await.unwrap().unwrap();
-    leaves.next().await.unwrap().unwrap();
-    leaves.close().await;
-    let e = tokio::time::timeout(PATIENCE, read(stays, Duration::ZERO)).await.unwrap().err().unwrap();
-    assert_eq!(e.kind(), ErrorKind::Unavailable);
-    assert!(e.message().contains("consumer 1 of 2"), "{e}");
-    // All start again: the epoch begins again.
-    let again = epoch(&cluster, &batched(1000, 10, false), "again", 2, Uneven::Drop).await;
-    even(&again, 50, 10);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rank_that_does_not_come_is_named() {
     let cluster = Cluster::start(1).await;
     let def = batched(100_000, 10, false);

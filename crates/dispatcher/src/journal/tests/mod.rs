@@ -104,6 +104,7 @@ fn plain_updates() -> Vec<Update> {
             secret: None,
             local: Vec::new(),
             consumer: None,
+            was: None,
         },
         Update::ClientJoined {
             client: ClientId(1003),
@@ -113,6 +114,7 @@ fn plain_updates() -> Vec<Update> {
             secret: None,
             local: Vec::new(),
             consumer: None,
+            was: None,
         },
         Update::TaskCreated { task: TaskId(1004), iteration, worker, feed: FeedId::SHARED, secret: None },
         Update::TaskCreated {

@@ -80,6 +80,7 @@ impl Sim {
                 reason: "enough".into(),
                 secret: self.world.client_secret(client.id, self.iteration),
                 returned: Vec::new(),
+                elements: 0,
             };
             self.world.core.close_client(request).await.unwrap();
         }

@@ -1,0 +1,117 @@
+//! Opening an epoch again at a dispatcher that lost its state (I6).
+//!
+//! The reader hands nothing more to its user, says what the user has, and reads what is left: a new iteration goes on behind
+//! the states of all readers of the lost one, as it does behind states that a user gives. What had arrived and was not handed
+//! to the user is dropped, and comes again.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use caju_proto::{Bytes, v1};
+use caju_types::{ClientId, IterationId, Result};
+
+use crate::shared::Shared;
+use crate::state::ReaderState;
+use crate::taken::Taken;
+
+/// How long binding a definition may take: the dispatcher opens the source.
+pub(crate) const BIND: Duration = Duration::from_secs(120);
+
+/// What is needed to open the epoch of a reader again.
+#[derive(Debug, Clone)]
+pub(crate) struct Reopening {
+    /// The request with which the epoch was opened, with the job's settings.
+    request: v1::OpenIterationRequest,
+    /// The position at which the reader was opened.
+    origin: ReaderState,
+    is_resumed: bool,
+}
+
+impl Reopening {
+    pub(crate) fn new(
+        request: v1::OpenIterationRequest,
+        opened: &v1::OpenIterationResponse,
+        origin: ReaderState,
+        is_resumed: bool,
+    ) -> Self {
+        let or_own = |jobs: &str, own: String| if jobs.is_empty() { own } else { jobs.to_string() };
+        let request = v1::OpenIterationRequest {
+            // The dataset's name may be lost, too.
+            dataset_id: String::new(),
+            definition_json: or_own(&request.definition_json, opened.definition_json.clone()),
+            job: opened.job.clone(),
+            seed: opened.seed,
+            has_seed: true,
+            mode: opened.mode,
+            policy: or_own(&opened.policy, request.policy),
+            encoding: or_own(&opened.encoding, request.encoding),
+            target_workers: match opened.target_workers() {
+                v1::TargetWorkers::Unspecified => request.target_workers,
+                _ => opened.target_workers,
+            },
+            ..request
+        };
+        Self { request, origin, is_resumed }
+    }
+
+    /// Whether the epoch can be opened again. A save is driven by the dispatcher, which begins it again.
+    pub(crate) fn is_possible(&self) -> bool {
+        self.request.save_url.is_empty()
+    }
+
+    /// Whether the epoch was opened again before.
+    pub(crate) fn is_reattached(&self) -> bool {
+        self.request.reattached_client != 0
+    }
+
+    /// The request that opens the epoch again, and the position of the reader then.
+    ///
+    /// # Errors
+    /// `Internal` if what was taken does not fit together.
+    pub(crate) fn again(
+        &self,
+        shared: &Shared,
+        taken: &Taken,
+        client: (ClientId, &Bytes),
+        iteration: IterationId,
+    ) -> Result<(v1::OpenIterationRequest, ReaderState)> {
+        let (client, secret) = client;
+        let local_workers = shared.config.local.addresses();
+        let resumed = shared.facts.resumed();
+        if self.is_resumed && resumed.is_none() {
+            // The epoch had not begun: the states of other readers were missing.
+            return Ok((
+                v1::OpenIterationRequest { local_workers, ..self.request.clone() },
+                self.origin.clone(),
+            ));
+        }
+        let mut rows = taken.all(resumed.as_deref())?;
+        let (listed, _) = shared.facts.listed_and_readers();
+        listed.into_iter().for_each(|(feed, listed)| rows.set_listed(feed, listed));
+        let mut all_readers = shared.facts.holders();
+        all_readers.insert(client.0);
+        let consumer = (self.request.num_consumers > 0).then_some(self.request.consumer_index);
+        let state = ReaderState {
+            iteration: iteration.0,
+            behind: if self.is_resumed { self.origin.behind_this() } else { BTreeSet::new() },
+            readers: [client.0].into(),
+            all_readers,
+            elements: self.origin.elements.saturating_add(taken.elements()),
+            rows: self.origin.rows.saturating_add(taken.num_rows()),
+            exhausted: false,
+            taken: rows,
+            steps: self.origin.steps_after(consumer, shared.facts.steps(), taken.elements()),
+            ..self.origin.clone()
+        };
+        let request = v1::OpenIterationRequest {
+            states: vec![state.to_proto()],
+            num_states: 0,
+            states_of_all: false,
+            reattached_client: client.0,
+            client_secret: secret.clone(),
+            local_workers,
+            ..self.request.clone()
+        };
+        Ok((request, state))
+    }
+}

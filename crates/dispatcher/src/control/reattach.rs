@@ -1,0 +1,135 @@
+//! Readers that open their epoch again after the dispatcher lost its state (I6).
+//!
+//! Each of them says what its user has taken, and which readers it knows of. The epoch goes on when all of these have come: then
+//! every row that is left is read once. A reader does not hand out rows before every earlier one knows of it, so no reader is
+//! forgotten ([`Core::unheard`](super::Core::unheard)).
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use caju_types::{Error, IterationId, Result};
+
+use super::reports::Reports;
+use super::{Txn, consumers};
+use crate::config::Timers;
+use crate::state::{Even, Failure, Iteration, Job, Resume, State, Update};
+
+/// The most readers that a message names.
+const MAX_NAMED: usize = 8;
+
+/// A reader comes back to an iteration that goes on from states.
+///
+/// # Errors
+/// The failure of the iteration; `DataLoss` if it has begun without this reader.
+pub(super) fn join(txn: &mut Txn<'_>, id: IterationId, given: &Resume) -> Result<IterationId> {
+    let known = txn.state.iterations.get(&id).and_then(|i| Some((i, i.resume.as_deref()?)));
+    let Some((iteration, known)) = known else {
+        return Err(Error::internal(format!("{id} vanished while it was opened")));
+    };
+    if let Some(failure) = &iteration.failure {
+        return Err(failure.into());
+    }
+    if !known.is_of_one_reading_as(given) {
+        return Err(too_late(&iteration.describe()));
+    }
+    if given.given.is_subset(&known.given) {
+        return Ok(id);
+    }
+    if known.missing() > 0 {
+        return add(txn, id, given).map(|()| id);
+    }
+    let mut all = known.taken.clone();
+    all.extend(&given.taken)?;
+    if all == known.taken {
+        return Ok(id);
+    }
+    let error = too_late(&iteration.describe());
+    if iteration.lost_readers.is_empty() {
+        // Nobody has accepted that.
+        txn.apply(Update::IterationFailed { iteration: id, failure: Failure::from(&error) });
+    }
+    Err(error)
+}
+
+/// Adds states to those that an iteration waits for.
+///
+/// # Errors
+/// `InvalidArgument` for states that do not belong together.
+pub(super) fn add(txn: &mut Txn<'_>, iteration: IterationId, given: &Resume) -> Result<()> {
+    let Some(known) = txn.state.iterations.get(&iteration) else { return Ok(()) };
+    // Whether they fit each other is known before anything changes.
+    let mut all = known.resume.as_deref().cloned().unwrap_or_default();
+    all.extend(given)?;
+    consumers::check_steps(known.even.as_ref().map(|e| &e.consumers), &all.steps)?;
+    txn.apply(Update::StatesGiven { iteration, states: Box::new(given.clone()) });
+    Ok(())
+}
+
+/// Whether an epoch that does not run was read by others meanwhile.
+///
+/// # Errors
+/// `DataLoss` if it was.
+pub(super) fn check_over(job: &Job, epoch: u64, given: &Resume) -> Result<()> {
+    let was_read = [&job.finished, &job.incomplete, &job.abandoned].iter().any(|e| e.contains(epoch));
+    if was_read && !given.taken.is_empty() {
+        return Err(too_late(&format!("job `{}` epoch {epoch}", job.name)));
+    }
+    Ok(())
+}
+
+fn too_late(epoch: &str) -> Error {
+    Error::data_loss(format!(
+        "{epoch}: the dispatcher lost its state, and the epoch went on before this reader came back: rows that its user had \
+         taken may have come twice; read the epoch again under another job name"
+    ))
+}
+
+/// Epochs whose other readers have not come back within the client timeout.
+pub(super) fn overdue(state: &State, reports: &mut Reports, timers: &Timers, now: Duration) -> Vec<Update> {
+    let mut out = Vec::new();
+    // Consumers that do not come are another matter.
+    let has_consumers = |i: &Iteration| i.even.as_ref().is_none_or(Even::is_complete);
+    let waits = |i: &&Iteration| {
+        let awaits = i.resume.as_deref().is_some_and(|r| r.reattached && r.missing() > 0);
+        i.failure.is_none() && awaits && has_consumers(i)
+    };
+    let mut waiting = BTreeSet::new();
+    for iteration in state.iterations.values().filter(waits) {
+        waiting.insert(iteration.id);
+        let since = *reports.awaiting_states.entry(iteration.id).or_insert(now);
+        if now.saturating_sub(since) <= timers.client_timeout {
+            continue;
+        }
+        let names = missing_names(iteration);
+        if iteration.strict {
+            let error = Error::data_loss(format!(
+                "{}: the dispatcher lost its state, and of the readers of the epoch {names} did not come back within the \
+                 client timeout of {}: nobody knows which rows their users took, so the epoch cannot go on; read it again \
+                 under another job name, or accept that such rows come twice with --lost-readers allow (Python: \
+                 lost_readers=\"allow\")",
+                iteration.describe(),
+                caju_types::format_duration(timers.client_timeout)
+            ));
+            out.push(Update::IterationFailed { iteration: iteration.id, failure: Failure::from(&error) });
+        } else {
+            tracing::warn!(
+                "{}: {names} did not come back after the dispatcher had lost its state; the epoch goes on, and rows that \
+                 their users took come twice",
+                iteration.describe()
+            );
+            out.push(Update::StatesGivenUp { iteration: iteration.id });
+        }
+    }
+    reports.awaiting_states.retain(|id, _| waiting.contains(id));
+    out
+}
+
+fn missing_names(iteration: &Iteration) -> String {
+    let missing = iteration.resume.as_deref().map(Resume::missing_readers).unwrap_or_default();
+    let more = missing.len().saturating_sub(MAX_NAMED);
+    let named: Vec<String> = missing.iter().take(MAX_NAMED).map(ToString::to_string).collect();
+    match more {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
+    }
+}

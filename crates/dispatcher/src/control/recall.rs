@@ -1,0 +1,182 @@
+//! The loss of a consumer in mid-epoch: the epoch is opened again behind what every consumer has taken, and waits for it.
+//!
+//! The others open it again with the states that they hold, as after the loss of the dispatcher's state. The consumer comes
+//! back with its own state, or under its index alone: then what it had acknowledged stands in for its state. Until then
+//! nobody gets further elements, since all get equally many. The dispatcher's `--consumer-wait` bounds the wait.
+
+use caju_proto::v1;
+use caju_types::{ClientId, IterationId, JobName, Result, RowRanges, TakenRows};
+
+use super::reports::{Reports, SILENT_HEARTBEATS};
+use super::{Core, Txn, acknowledgements, iterations};
+use crate::state::{Failure, Iteration, Resume, StandIn, StandIns, State, TaskState, Update};
+
+/// How often a silent consumer is looked for within a heartbeat.
+const POLLS_PER_HEARTBEAT: u32 = 4;
+
+/// What a consumer that leaves says it has taken, beyond what it had acknowledged.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LastWord {
+    pub(super) rows: Vec<(u64, RowRanges)>,
+    pub(super) elements: u64,
+}
+
+/// Whether the loss of a reader recalls its epoch: it is a consumer that others wait for, and all that have come are there.
+/// A consumer that is at its end would not come back.
+pub(super) fn is_due(state: &State, id: IterationId, client: ClientId) -> bool {
+    let Some(iteration) = state.iterations.get(&id).filter(|i| i.failure.is_none()) else { return false };
+    let Some(even) = &iteration.even else { return false };
+    iteration.members.contains_key(&client)
+        && iteration.members.len() > 1
+        && even.joined.len() == iteration.members.len()
+        && !iteration.awaits_states()
+        && iteration.missing.rows == 0
+        && !iteration.has_taken_all(client)
+}
+
+/// The state from which a recalled epoch goes on.
+pub(super) fn resume(
+    reports: &Reports,
+    iteration: &Iteration,
+    gone: (ClientId, &LastWord),
+    why: &str,
+) -> Resume {
+    let known = iteration.resume.as_deref();
+    let stand_in = |(client, consumer): (ClientId, u32)| {
+        let acknowledged = reports.acknowledged.get(&(iteration.id, client)).filter(|a| a.is_complete())?;
+        let report = reports.clients.get(&(iteration.id, client))?;
+        let mut taken: Vec<(u64, RowRanges)> = acknowledged.splits().collect();
+        let mut elements = report.elements;
+        if client == gone.0 {
+            taken.extend(gone.1.rows.iter().cloned());
+            elements = elements.max(gone.1.elements);
+        }
+        let before = known.map_or(0, |k| k.steps_of(consumer));
+        Some((consumer, StandIn { client, taken, elements: before + elements }))
+    };
+    let consumers = iteration.members.iter().filter_map(|(client, m)| Some((*client, m.consumer?)));
+    let whole = whole(iteration);
+    let stand_ins =
+        whole.map(|whole| Box::new(StandIns { whole, consumers: consumers.filter_map(stand_in).collect() }));
+    let mut behind = known.map(|k| k.behind.clone()).unwrap_or_default();
+    behind.extend(known.map(|k| k.of));
+    Resume {
+        of: iteration.id,
+        behind,
+        reattached: true,
+        needed: iteration.own_members().collect(),
+        recalled: why.to_string(),
+        stand_ins,
+        ..Resume::default()
+    }
+}
+
+/// Everything that users took of splits that are done, and before the iteration began; none if it is not known.
+fn whole(iteration: &Iteration) -> Option<TakenRows> {
+    let mut whole = iteration.resume.as_deref().map(|r| r.taken.clone()).unwrap_or_default();
+    for (id, feed) in &iteration.feeds {
+        if feed.scattered {
+            return None;
+        }
+        let mut done: RowRanges = std::iter::once((id.index(0), id.index(feed.issued))).collect();
+        let open = iteration.tasks.values().filter(|t| t.state != TaskState::Done);
+        let open = open.flat_map(|t| t.leases.keys()).chain(feed.pending.keys());
+        let open: RowRanges = open.map(|split| (*split, split + 1)).collect();
+        done.subtract(&open);
+        done.iter().for_each(|(start, end)| whole.add_whole_range(start, end));
+    }
+    Some(whole)
+}
+
+/// Opens the epoch of a lost consumer again.
+///
+/// # Errors
+/// Those of opening an epoch.
+pub(super) fn recall(
+    core: &Core,
+    txn: &mut Txn<'_>,
+    id: IterationId,
+    resume: Resume,
+    at_ms: u64,
+) -> Result<()> {
+    let Some(iteration) = txn.state.iterations.get(&id) else { return Ok(()) };
+    let epoch = iteration.epoch;
+    let Some(job) = txn.state.jobs.get(&iteration.job).cloned() else { return Ok(()) };
+    tracing::warn!("{}: {}; the epoch waits for it", iteration.describe(), resume.recalled);
+    let failure = Failure::from(&caju_types::Error::unavailable(resume.recalled.clone()));
+    txn.apply(Update::IterationFailed { iteration: id, failure });
+    txn.apply(Update::IterationDropped { iteration: id });
+    iterations::open_new(core, txn, &job, epoch, at_ms, Some(resume)).map(drop)
+}
+
+/// A consumer that came back without a state asks for elements: what it had acknowledged stands in for its state.
+pub(super) fn stand_in(txn: &mut Txn<'_>, client: ClientId, id: IterationId) {
+    let states = txn.state.iterations.get(&id).and_then(|iteration| {
+        let consumer = iteration.members.get(&client)?.consumer?;
+        let resume = iteration.resume.as_deref().filter(|_| iteration.awaits_states())?;
+        resume.stand_in(consumer)
+    });
+    if let Some(states) = states {
+        txn.apply(Update::StatesGiven { iteration: id, states: Box::new(states) });
+    }
+}
+
+impl Core {
+    /// A consumer that comes under the index of another one waits until that one calls: then the index is taken. If it is
+    /// silent for some heartbeats, it is lost, and the new one comes in its place.
+    ///
+    /// # Errors
+    /// Those of the journal.
+    pub(super) async fn lose_silent_consumer(&self, request: &v1::OpenIterationRequest) -> Result<()> {
+        let Some((id, client)) = self.look(|state| holder(state, request)).await? else { return Ok(()) };
+        let heartbeat = self.config.timers.heartbeat;
+        let until = self.clock.now() + heartbeat.saturating_mul(SILENT_HEARTBEATS);
+        let before = self.reports.lock().last_call(id, client);
+        while self.reports.lock().last_call(id, client) == before {
+            if self.clock.now() >= until {
+                let unix_ms = self.unix_ms();
+                return self.commit(|txn| self.lose_client(txn, id, client, unix_ms)).await;
+            }
+            self.clock.sleep(heartbeat / POLLS_PER_HEARTBEAT).await;
+        }
+        Ok(())
+    }
+
+    /// A reader that is silent is lost.
+    fn lose_client(&self, txn: &mut Txn<'_>, id: IterationId, client: ClientId, at_ms: u64) -> Result<()> {
+        let Some(iteration) = txn.state.iterations.get(&id).filter(|i| i.members.contains_key(&client))
+        else {
+            return Ok(());
+        };
+        let mut reports = self.reports.lock();
+        if is_due(txn.state, id, client) {
+            let why = why(iteration, client, "it is silent, and another process has come in its place");
+            let resume = resume(&reports, iteration, (client, &LastWord::default()), &why);
+            drop(reports);
+            return recall(self, txn, id, resume, at_ms);
+        }
+        let gone = acknowledgements::vanished(iteration, client, reports.acknowledged.get(&(id, client)));
+        txn.apply(gone);
+        reports.settle_tasks(txn, id);
+        Ok(())
+    }
+}
+
+/// The reader that is the consumer as which another one comes.
+fn holder(state: &State, request: &v1::OpenIterationRequest) -> Option<(IterationId, ClientId)> {
+    let is_new = request.client_id == 0 && request.num_consumers > 0;
+    let job = JobName(request.job.clone());
+    let iteration = state.find_iteration(&job, request.epoch).filter(|i| is_new && i.failure.is_none())?;
+    // A reader that comes back is not another one.
+    let was = ClientId(request.reattached_client);
+    let mut holders = iteration.members.iter().filter(|(_, m)| m.was.is_none_or(|known| known != was));
+    let (client, _) = holders.find(|(_, m)| m.consumer == Some(request.consumer_index))?;
+    Some((iteration.id, *client))
+}
+
+/// Why a consumer is missed, for messages.
+pub(super) fn why(iteration: &Iteration, client: ClientId, reason: &str) -> String {
+    let count = iteration.even.as_ref().map_or(0, |e| e.consumers.count);
+    let consumer = iteration.members.get(&client).and_then(|m| m.consumer).unwrap_or_default();
+    format!("consumer {consumer} of {count} ({client}) is gone before the end of the epoch: {reason}")
+}

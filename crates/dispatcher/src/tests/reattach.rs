@@ -1,0 +1,171 @@
+//! Readers that come back to a dispatcher that lost its state, and what readers know of each other for that.
+
+use std::time::Duration;
+
+use caju_proto::v1;
+use caju_types::{ErrorKind, Secret, TakenRows};
+use serde_json::{Value, json};
+
+use super::fake::{World, open_request, run};
+
+const S: Duration = Duration::from_secs(1);
+
+fn taken(splits: std::ops::Range<u64>) -> TakenRows {
+    let mut taken = TakenRows::default();
+    taken.add_whole_range(splits.start, splits.end);
+    taken
+}
+
+/// What a reader of the lost iteration 5 sends, that knew of readers 7 and 8.
+async fn back(w: &World, def: &Value, reader: u64, taken: &TakenRows) -> v1::OpenIterationRequest {
+    let fingerprint = w.core.open_iteration(open_request(def, "other")).await.unwrap().fingerprint;
+    let state = v1::ReaderState {
+        fingerprint,
+        iteration_id: 5,
+        readers: vec![reader],
+        all_readers: vec![7, 8],
+        taken: taken.encode().into(),
+        ..Default::default()
+    };
+    v1::OpenIterationRequest {
+        states: vec![state],
+        reattached_client: reader,
+        client_secret: vec![3; Secret::BYTES].into(),
+        ..open_request(def, "j")
+    }
+}
+
+#[test]
+fn an_epoch_goes_on_when_all_readers_that_are_known_have_come_back() {
+    run(async {
+        let mut w = World::new();
+        w.worker("a:1").await;
+        let def = json!({"splits": 8});
+        let first = w.core.open_iteration(back(&w, &def, 7, &taken(0..2)).await).await.unwrap();
+        assert!(first.tasks.is_empty() && first.states_missing == 1);
+        // The answer was lost on its way.
+        let again = w.core.open_iteration(back(&w, &def, 7, &taken(0..2)).await).await.unwrap();
+        assert_eq!((again.client_id, again.client_secret), (first.client_id, first.client_secret.clone()));
+        let stranger = v1::OpenIterationRequest {
+            client_secret: vec![4; Secret::BYTES].into(),
+            ..back(&w, &def, 7, &taken(0..2)).await
+        };
+        assert_eq!(w.core.open_iteration(stranger).await.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        w.restart();
+        let second = w.core.open_iteration(back(&w, &def, 8, &taken(4..5)).await).await.unwrap();
+        assert_eq!((second.iteration_id, second.states_missing), (first.iteration_id, 0));
+        let union = TakenRows::decode(&second.resumed).unwrap();
+        assert_eq!(union.whole().iter().collect::<Vec<_>>(), [(0, 2), (4, 5)]);
+        assert!(!second.tasks.is_empty());
+    });
+}
+
+#[test]
+fn readers_that_do_not_come_back_are_named_or_given_up() {
+    run(async {
+        for accepts in [false, true] {
+            let w = World::new();
+            w.worker("a:1").await;
+            let def = json!({"splits": 8});
+            let lost_readers = if accepts { "allow".to_string() } else { String::new() };
+            let request = v1::OpenIterationRequest { lost_readers, ..back(&w, &def, 7, &taken(0..2)).await };
+            let open = w.core.open_iteration(request.clone()).await.unwrap();
+            let me = (open.client_id, open.iteration_id);
+            w.silence(S * 61, &[(1, "a:1")], &[me]).await;
+            let view = w.beat(me.0, me.1, &[], &[]).await;
+            match (&view.failure, accepts) {
+                (Some(failure), false) => {
+                    let known =
+                        failure.kind == ErrorKind::DataLoss.as_str() && failure.message.contains("client-8");
+                    assert!(known, "{failure:?}");
+                }
+                (None, true) => {
+                    assert!(view.states_missing == 0 && !view.tasks.is_empty(), "{view:?}");
+                    let incomplete = view.incomplete.expect("rows of the other one come twice");
+                    assert!(
+                        !incomplete.fatal
+                            && incomplete.why.contains("client-8 of this job did not come back")
+                    );
+                    // It comes after all: what its user took may come twice, so it may not read along.
+                    let late = v1::OpenIterationRequest {
+                        lost_readers: "allow".into(),
+                        ..back(&w, &def, 8, &taken(4..5)).await
+                    };
+                    let e = w.core.open_iteration(late).await.unwrap_err();
+                    assert!(
+                        e.kind() == ErrorKind::DataLoss
+                            && e.message().contains("before this reader came back")
+                    );
+                    assert!(w.beat(me.0, me.1, &[], &[]).await.failure.is_none());
+                }
+                (failure, accepts) => panic!("{accepts}: {failure:?}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn an_epoch_that_went_on_without_a_reader_fails_when_that_one_comes_back() {
+    run(async {
+        let w = World::new();
+        w.worker("a:1").await;
+        let def = json!({"splits": 8});
+        let mut alone = back(&w, &def, 7, &taken(0..2)).await;
+        alone.states[0].all_readers = vec![7];
+        let open = w.core.open_iteration(alone).await.unwrap();
+        assert_eq!(open.states_missing, 0);
+        // One that took nothing reads along.
+        w.core.open_iteration(back(&w, &def, 9, &taken(0..1)).await).await.unwrap();
+        let e = w.core.open_iteration(back(&w, &def, 8, &taken(4..5)).await).await.unwrap_err();
+        assert!(
+            e.kind() == ErrorKind::DataLoss && e.message().contains("before this reader came back"),
+            "{e}"
+        );
+        let view = w.beat(open.client_id, open.iteration_id, &[], &[]).await;
+        assert_eq!(view.failure.unwrap().kind, ErrorKind::DataLoss.as_str());
+    });
+}
+
+#[test]
+fn a_reader_gets_no_row_before_those_that_were_there_know_of_it() {
+    run(async {
+        let w = World::new();
+        w.worker("a:1").await;
+        let def = json!({"splits": 8});
+        let (first, second) = (w.open(&def, "j").await, w.open(&def, "j").await);
+        assert_eq!((first.unheard, second.unheard), (0, 1));
+        assert_eq!(second.present, [first.client_id, second.client_id]);
+        let beat = |client: u64, seen_version: u64| v1::ClientHeartbeatRequest {
+            client_id: client,
+            iteration_id: first.iteration_id,
+            seen_version,
+            wait_ms: 60_000,
+            awaits_hearing: true,
+            secret: w.client_secret(client, first.iteration_id),
+            ..Default::default()
+        };
+        let waits = w.core.client_heartbeat(beat(second.client_id, second.version));
+        tokio::pin!(waits);
+        assert!(futures::poll!(&mut waits).is_pending());
+        // The first reader is told at once, and its next call says that it knows.
+        let told = w.core.client_heartbeat(beat(first.client_id, first.version)).await.unwrap();
+        assert_eq!(told.present, [first.client_id, second.client_id]);
+        assert!(futures::poll!(&mut waits).is_pending());
+        let knows = v1::ClientHeartbeatRequest { wait_ms: 0, ..beat(first.client_id, told.version) };
+        w.core.client_heartbeat(knows).await.unwrap();
+        assert_eq!(waits.await.unwrap().unheard, 0);
+    });
+}
+
+#[test]
+fn a_reader_that_is_silent_is_not_waited_for() {
+    run(async {
+        let w = World::new();
+        w.worker("a:1").await;
+        let def = json!({"splits": 8});
+        let (first, second) = (w.open(&def, "j").await, w.open(&def, "j").await);
+        w.silence(S * 6, &[(1, "a:1")], &[(second.client_id, second.iteration_id)]).await;
+        assert_eq!(w.beat(second.client_id, second.iteration_id, &[], &[]).await.unheard, 0);
+        assert_eq!(first.iteration_id, second.iteration_id);
+    });
+}

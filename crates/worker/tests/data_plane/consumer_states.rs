@@ -1,0 +1,190 @@
+//! States of consumers, and consumers that come back in mid-epoch.
+
+use std::time::Duration;
+
+use caju_client::{Client, Consumer, ReadRequest, Reader, ReaderState, Uneven};
+use caju_types::{ErrorKind, Result};
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, PATIENCE, drain, ids, request};
+
+/// 300 elements of 10 rows.
+fn def() -> Value {
+    json!({"source": {"range": {"start": 0, "end": 3000}}, "steps": [{"shuffle": {"buffer": 100}}, {"batch": 10}]})
+}
+
+fn consumer(index: u32, count: u32, uneven: Uneven) -> ReadRequest {
+    ReadRequest { consumer: Some(Consumer { index, count, uneven }), ..request(&def(), "train") }
+}
+
+/// A client whose readers hold a few elements only, so that nobody gets far ahead.
+async fn client(cluster: &Cluster) -> Client {
+    cluster.client_with(|c| c.prefetch_bytes = 4 << 10).await
+}
+
+async fn open(client: &Client, count: u32, uneven: Uneven) -> Vec<Reader> {
+    let mut readers = Vec::new();
+    for index in 0..count {
+        readers.push(client.read(consumer(index, count, uneven)).await.unwrap());
+    }
+    readers
+}
+
+async fn step(reader: &mut Reader, rows: &mut Vec<i64>) {
+    let next = tokio::time::timeout(PATIENCE, reader.next()).await.expect("an element").unwrap();
+    rows.extend(ids(&next.expect("it is not the end").batch));
+}
+
+/// Reads several readers to their ends: what each got, without padding, and the number of its elements.
+async fn finish(readers: Vec<Reader>) -> Result<Vec<(Vec<i64>, usize)>> {
+    let reading = readers.into_iter().map(|mut reader| async move {
+        let (mut rows, mut steps) = (Vec::new(), 0);
+        while let Some(element) = reader.next().await? {
+            steps += 1;
+            if !element.is_padding {
+                rows.extend(ids(&element.batch));
+            }
+        }
+        Ok((rows, steps))
+    });
+    let all = tokio::time::timeout(PATIENCE, futures::future::try_join_all(reading)).await;
+    all.expect("the epoch must end")
+}
+
+#[track_caller]
+fn assert_all_rows(mut rows: Vec<i64>) {
+    rows.sort_unstable();
+    let twice = rows.windows(2).filter(|w| w[0] == w[1]).count();
+    assert!(rows == (0..3000).collect::<Vec<_>>(), "{} rows, {twice} of them twice", rows.len());
+}
+
+/// What three consumers took, so many elements each, and their states.
+async fn stopped(steps: [usize; 3], uneven: Uneven) -> (Vec<i64>, Vec<ReaderState>) {
+    let cluster = Cluster::start(2).await;
+    let mut readers = open(&client(&cluster).await, 3, uneven).await;
+    let mut rows = Vec::new();
+    for n in 0..20 {
+        for (reader, steps) in readers.iter_mut().zip(steps) {
+            if n < steps {
+                step(reader, &mut rows).await;
+            }
+        }
+    }
+    let through_json = |r: &Reader| ReaderState::from_json(&r.state().unwrap().to_json().unwrap()).unwrap();
+    (rows, readers.iter().map(through_json).collect())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn consumers_go_on_from_their_states_in_the_same_number() {
+    for (steps, uneven) in [([20; 3], Uneven::Drop), ([20; 3], Uneven::Pad), ([5, 20, 9], Uneven::Drop)] {
+        let (mut rows, states) = stopped(steps, uneven).await;
+        let cluster = Cluster::start(1).await;
+        let client = client(&cluster).await;
+        let mut readers = Vec::new();
+        for (index, state) in (0..).zip(&states) {
+            let own = ReadRequest { states: vec![state.clone()], ..consumer(index, 3, uneven) };
+            readers.push(client.read(own).await.unwrap());
+        }
+        let got = finish(readers).await.unwrap();
+        let totals: Vec<usize> = got.iter().zip(steps).map(|((_, more), before)| before + more).collect();
+        assert!(totals.iter().all(|n| *n == totals[0] && *n >= 100), "all have equally many: {totals:?}");
+        rows.extend(got.into_iter().flat_map(|(rows, _)| rows));
+        assert_all_rows(rows);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn consumers_go_on_from_the_states_of_another_number_of_consumers() {
+    // 240 elements are left.
+    for (count, each) in [(2, 120), (4, 60), (1, 240)] {
+        let (mut rows, states) = stopped([20; 3], Uneven::Drop).await;
+        let cluster = Cluster::start(2).await;
+        let client = client(&cluster).await;
+        let mut readers = Vec::new();
+        for index in 0..count {
+            let of_all = ReadRequest {
+                states: states.clone(),
+                states_of_all: true,
+                ..consumer(index, count, Uneven::Drop)
+            };
+            readers.push(client.read(of_all).await.unwrap());
+        }
+        // In the middle they are stopped again, and a reader that is no consumer reads the rest.
+        for reader in &mut readers {
+            step(reader, &mut rows).await;
+        }
+        let again: Vec<ReaderState> = readers.iter().map(|r| r.state().unwrap()).collect();
+        assert!(again.iter().all(|s| s.steps.values().eq(&[21])), "{again:?}");
+        if count == 2 {
+            let elsewhere = Cluster::start(1).await;
+            let plain = ReadRequest { states: again, states_of_all: true, ..request(&def(), "plain") };
+            let mut plain = elsewhere.client().await.read(plain).await.unwrap();
+            rows.extend(drain(&mut plain).await.unwrap().concat());
+        } else {
+            let got = finish(readers).await.unwrap();
+            assert!(got.iter().all(|(_, steps)| *steps == each - 1), "{count}");
+            rows.extend(got.into_iter().flat_map(|(rows, _)| rows));
+        }
+        assert_all_rows(rows);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn states_of_different_steps_are_refused_for_another_number_of_consumers() {
+    let (_, states) = stopped([5, 20, 9], Uneven::Drop).await;
+    let cluster = Cluster::start(1).await;
+    let of_all = ReadRequest { states, states_of_all: true, ..consumer(0, 2, Uneven::Drop) };
+    let e = client(&cluster).await.read(of_all).await.err().unwrap();
+    let said = ["different steps", "consumer 0 after 5 elements", "with as many consumers as before"];
+    assert!(e.kind() == ErrorKind::InvalidArgument && said.iter().all(|s| e.message().contains(s)), "{e}");
+}
+
+/// One consumer of two is gone in mid-epoch, and comes back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_that_is_gone_comes_back_under_its_index_or_with_its_state() {
+    for with_state in [false, true] {
+        let cluster = Cluster::start(2).await;
+        let client = client(&cluster).await;
+        let mut readers = open(&client, 2, Uneven::Drop).await;
+        let mut rows = Vec::new();
+        for _ in 0..30 {
+            step(&mut readers[0], &mut rows).await;
+            step(&mut readers[1], &mut rows).await;
+        }
+        let state = readers[1].state().unwrap();
+        let (mut after_state, mut leaves) = (Vec::new(), readers.pop().unwrap());
+        for _ in 0..5 {
+            step(&mut readers[0], &mut rows).await;
+            step(&mut leaves, &mut after_state).await;
+        }
+        leaves.close().await;
+        // The other one waits; what it had before is not lost.
+        let mut request = consumer(1, 2, Uneven::Drop);
+        if with_state {
+            // What was taken behind the state comes again.
+            request.states = vec![state];
+        } else {
+            rows.extend(after_state);
+        }
+        readers.push(client.read(request).await.unwrap());
+        let got = finish(readers).await.unwrap();
+        let second = if with_state { 30 } else { 35 };
+        assert_eq!(got[0].1 + 35, got[1].1 + second, "{with_state}: equally many of the whole epoch");
+        rows.extend(got.into_iter().flat_map(|(rows, _)| rows));
+        assert_all_rows(rows);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_that_does_not_come_back_is_named() {
+    let wait = Duration::from_millis(500);
+    let cluster = Cluster::start_with(2, |c| c.timers.consumer_wait = wait).await;
+    let mut readers = open(&client(&cluster).await, 2, Uneven::Drop).await;
+    let mut rows = Vec::new();
+    step(&mut readers[0], &mut rows).await;
+    step(&mut readers[1], &mut rows).await;
+    readers.pop().unwrap().close().await;
+    let e = finish(readers).await.unwrap_err();
+    let said = ["have not come within", ": 1;", "consumer 1 of 2", "is gone before the end of the epoch"];
+    assert!(e.kind() == ErrorKind::DeadlineExceeded && said.iter().all(|s| e.message().contains(s)), "{e}");
+}
