@@ -7,7 +7,7 @@ use std::time::Duration;
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::{ProcessingMode, TargetWorkers};
 use caju_types::{Error, Result, did_you_mean};
-use caju_wire::LocalWorkers;
+use caju_wire::{LocalWorkers, Network};
 
 use crate::state::ReaderState;
 
@@ -31,6 +31,8 @@ pub struct ClientConfig {
     pub prefetch_bytes: usize,
     /// Workers in this process, read without a socket.
     pub local: LocalWorkers,
+    /// The network that it connects on.
+    pub network: Network,
     /// Receives events that a person wants to know of while waiting.
     pub on_event: Option<EventFn>,
     /// Whether rows are tracked and acknowledged, as exactly-once delivery needs it. Without it the epoch ends as incomplete and
@@ -53,6 +55,7 @@ impl Default for ClientConfig {
             silence: Duration::from_secs(30),
             prefetch_bytes: 64 << 20,
             local: LocalWorkers::new(),
+            network: Network::default(),
             on_event: None,
             tracks_rows: true,
         }

@@ -10,10 +10,10 @@ use caju_wire::frame::{
     CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, OpenHeader, RowsHeader, SchemaHeader,
 };
 use caju_wire::{
-    FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, is_in_process, is_transient, tune,
+    FrameReader, FrameWriter, LocalWorker, Network, Stream, decode_chunk, decode_schema, is_in_process,
+    is_transient,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::credit::{Credit, Grant};
@@ -122,8 +122,7 @@ async fn read_connection(
     until: Instant,
     heard: &mut bool,
 ) -> Result<Option<Counts>> {
-    let stream = dial(&target.address, until).await?;
-    tune(&stream)?;
+    let stream = dial(&shared.config.network, &target.address, until).await?;
     let (input, output) = stream.into_split();
     let credit = Arc::new(Credit::new(Arc::clone(&shared.shares)));
     let silence = shared.config.silence;
@@ -147,11 +146,11 @@ async fn read_connection(
     result
 }
 
-async fn dial(address: &str, until: Instant) -> Result<TcpStream> {
+async fn dial(network: &Network, address: &str, until: Instant) -> Result<Stream> {
     let mut pause = FIRST_PAUSE;
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        let failed = match tokio::time::timeout(left, TcpStream::connect(address)).await {
+        let failed = match tokio::time::timeout(left, network.connect(address)).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(e)) => e.to_string(),
             Err(_) => "no answer".to_string(),

@@ -9,10 +9,10 @@ use caju_types::{ClientId, Error, Result, TaskId};
 use caju_wire::Chunk;
 use caju_wire::frame::{CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, OpenHeader};
 use caju_wire::{
-    BufferPool, FrameReader, FrameWriter, PendingConnection, coalesce, encode_chunk_sized, encode_schema,
+    BufferPool, FrameReader, FrameWriter, PendingConnection, Stream, coalesce, encode_chunk_sized,
+    encode_schema,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
 use crate::attachment::Attachment;
@@ -33,13 +33,10 @@ const CONTROL: (usize, u64) = (4096, 0);
 ///
 /// # Errors
 /// Why the connection ended early; the reader got the error if it could be sent.
-pub(crate) async fn serve(
-    stream: TcpStream,
-    pending: PendingConnection,
-    manager: Arc<Manager>,
-) -> Result<()> {
-    let peer = stream.peer_addr().map_or_else(|_| "a reader".to_string(), |a| format!("reader {a}"));
-    let same_host = is_same_host(&stream);
+pub(crate) async fn serve(stream: Stream, pending: PendingConnection, manager: Arc<Manager>) -> Result<()> {
+    let peer = stream.peer().map_or_else(|| "a reader".to_string(), |a| format!("reader {a}"));
+    // The CPU limits a connection within this machine, and CPU time is counted elsewhere.
+    let same_host = stream.is_same_host();
     let silence = manager.config.silence;
     let (input, output) = stream.into_split();
     let mut reader =
@@ -86,12 +83,6 @@ pub(crate) async fn serve(
     }
     writer.shutdown().await;
     ended
-}
-
-/// Whether the peer is on this machine: the CPU limits such a connection, and CPU time is counted elsewhere.
-fn is_same_host(stream: &TcpStream) -> bool {
-    let (Ok(ours), Ok(theirs)) = (stream.local_addr(), stream.peer_addr()) else { return false };
-    theirs.ip().is_loopback() || ours.ip() == theirs.ip()
 }
 
 type Listened = Result<Result<bool>, tokio::time::error::Elapsed>;
