@@ -104,7 +104,8 @@ async fn read_remote(shared: &Shared, target: &Target) -> Result<Option<Counts>>
     loop {
         let mut heard = false;
         match read_connection(shared, target, until, &mut heard).await {
-            // Whatever accepted it (a proxy, the system for a process that died just now), it was not the worker.
+            // Whatever accepted it was not the worker (a proxy, the system for a process that died just now), or the worker
+            // refuses the next connection if it has sent rows on this one.
             Err(e) if !heard && is_transient(&e) && Instant::now() + pause < until => {
                 tracing::debug!(task = %target.task, error = %e, "connecting again");
                 tokio::time::sleep(pause).await;

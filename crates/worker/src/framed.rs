@@ -158,10 +158,11 @@ async fn send<W: AsyncWrite + Unpin>(
     let consumer = open.consumer.checked_sub(1);
     let reader = Credentials { client: ClientId(open.client_id), ticket: &open.ticket, consumer };
     let found = pinging(writer, ping, manager.open(TaskId(open.task_id), &reader)).await??;
-    let Found::Running(mut attachment) = found else {
+    let Found::Running(attachment) = found else {
         writer.send(Kind::End, &EndHeader::default()).await?;
         return Ok(None);
     };
+    let mut attachment = attachment.over_network(reader.client);
     let mut schema = Arc::clone(&attachment.task.schema);
     writer.send(Kind::Schema, &encode_schema(&schema)?).await?;
     loop {
