@@ -26,7 +26,7 @@ impl Client {
     /// # Errors
     /// `InvalidArgument` if the address is none, `Unavailable` if no dispatcher answers.
     pub async fn connect(dispatcher: &str, config: ClientConfig) -> Result<Self> {
-        let link = DispatcherLink::new(dispatcher)?;
+        let link = DispatcherLink::over(config.network.clone(), dispatcher)?;
         let probe = |mut d: caju_wire::Dispatcher| async move { d.get_status(v1::GetStatusRequest {}).await };
         link.retry(config.connect_timeout, Duration::ZERO, probe).await?;
         Ok(Self { link, config })

@@ -7,8 +7,8 @@ use std::time::Duration;
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::{ProcessingMode, TargetWorkers};
 use caju_types::{Error, Result, did_you_mean};
-use caju_wire::LocalWorkers;
 use caju_wire::frame::DEFAULT_MAX_BODY_BYTES;
+use caju_wire::{LocalWorkers, Network};
 
 use crate::state::ReaderState;
 use crate::transfer::Transfer;
@@ -36,6 +36,8 @@ pub struct ClientConfig {
     pub max_frame_bytes: u64,
     /// Workers in this process, read without a socket.
     pub local: LocalWorkers,
+    /// The network that it connects on.
+    pub network: Network,
     /// Receives events that a person wants to know of while waiting.
     pub on_event: Option<EventFn>,
     /// Whether rows are tracked and acknowledged, as exactly-once delivery needs it. Without it the epoch ends as incomplete and
@@ -59,6 +61,7 @@ impl Default for ClientConfig {
             prefetch_bytes: 64 << 20,
             max_frame_bytes: DEFAULT_MAX_BODY_BYTES,
             local: LocalWorkers::new(),
+            network: Network::default(),
             on_event: None,
             tracks_rows: true,
         }

@@ -177,6 +177,11 @@ impl Reader {
         self.iteration
     }
 
+    /// The number that the dispatcher gave to this reader, as its log and its states name it.
+    pub fn client_number(&self) -> u64 {
+        self.client
+    }
+
     /// The dataset's fingerprint, in hexadecimal digits.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint

@@ -11,11 +11,10 @@ use caju_wire::frame::{
     SchemaHeader,
 };
 use caju_wire::{
-    FrameReader, FrameWriter, LocalWorker, decode_chunk, decode_schema, decompress, is_in_process,
-    is_transient, tune,
+    FrameReader, FrameWriter, LocalWorker, Network, Stream, decode_chunk, decode_schema, decompress,
+    is_in_process, is_transient,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::credit::{Credit, Grant};
@@ -128,7 +127,8 @@ async fn read_remote(shared: &Shared, target: &Target) -> Result<Option<Counts>>
     loop {
         let mut has_answered = false;
         match read_connection(shared, target, until, &mut has_answered).await {
-            // Whatever accepted it (a proxy, the system for a process that died just now), it was not the worker.
+            // Whatever accepted it was not the worker (a proxy, the system for a process that died just now), or the worker
+            // refuses the next connection if it has sent rows on this one.
             Err(e) if !has_answered && is_transient(&e) && Instant::now() + pause < until => {
                 tracing::debug!(task = %target.task, error = %e, "connecting again");
                 tokio::time::sleep(pause).await;
@@ -146,8 +146,7 @@ async fn read_connection(
     until: Instant,
     has_answered: &mut bool,
 ) -> Result<Option<Counts>> {
-    let stream = dial(&target.address, until).await?;
-    tune(&stream)?;
+    let stream = dial(&shared.config.network, &target.address, until).await?;
     let (input, output) = stream.into_split();
     let credit = Arc::new(Credit::new(Arc::clone(&shared.shares)));
     let silence = shared.config.silence;
@@ -173,11 +172,11 @@ async fn read_connection(
     result
 }
 
-async fn dial(address: &str, until: Instant) -> Result<TcpStream> {
+async fn dial(network: &Network, address: &str, until: Instant) -> Result<Stream> {
     let mut pause = FIRST_PAUSE;
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        let failed = match tokio::time::timeout(left, TcpStream::connect(address)).await {
+        let failed = match tokio::time::timeout(left, network.connect(address)).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(e)) => e.to_string(),
             Err(_) => "no answer".to_string(),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use caju_wire::ConnectionLimits;
+use caju_wire::{ConnectionLimits, Network};
 
 use crate::journal::JournalKind;
 use crate::workers::WorkerList;
@@ -14,6 +14,8 @@ pub struct DispatcherConfig {
     /// `host:port` to listen on, where port 0 takes a free one; or
     /// [`IN_PROCESS`](caju_wire::IN_PROCESS), for peers of this process alone.
     pub listen: String,
+    /// The network that it listens on.
+    pub network: Network,
     /// What peers may use of connections, calls and messages.
     pub connections: ConnectionLimits,
     /// Where the journal is kept; none: in memory, lost with the process.
@@ -66,6 +68,7 @@ impl Default for DispatcherConfig {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:0".to_string(),
+            network: Network::default(),
             connections: ConnectionLimits::default(),
             state_dir: None,
             journal: JournalKind::default(),

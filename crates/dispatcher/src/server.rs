@@ -9,8 +9,7 @@ use caju_proto::{Intercept, refuse_other_major};
 use caju_runtime::{Clock, SystemClock, Task, Tasks, blocking, log_failure};
 use caju_types::{Error, Result};
 use caju_wire::{
-    CallLayer, ConnectionGate, GrpcConnection, Listener, PendingConnection, Protocol, Stream, accept,
-    grpc_connections,
+    CallLayer, ConnectionGate, GrpcConnection, PendingConnection, Protocol, Stream, accept, grpc_connections,
 };
 use tokio::sync::mpsc;
 use tonic::service::interceptor::InterceptedService;
@@ -87,7 +86,7 @@ impl Dispatcher {
         journal: Box<dyn Journal>,
         replayed: Vec<Vec<Update>>,
     ) -> Result<DispatcherHandle> {
-        let listener = Listener::bind(&config.listen).await?;
+        let listener = config.network.bind(&config.listen).await?;
         let address = listener.address().to_owned();
         let limits = config.connections.clone();
         let core = Core::new(config, catalog, clock, journal, replayed)?;
@@ -133,12 +132,12 @@ impl Dispatcher {
 
 /// Hands a connection that speaks gRPC to the server.
 async fn admit(
-    stream: Stream,
+    mut stream: Stream,
     pending: PendingConnection,
     gate: Arc<ConnectionGate>,
     to: mpsc::Sender<std::io::Result<GrpcConnection>>,
 ) -> Result<()> {
-    if pending.protocol(&stream).await? == Protocol::Framed {
+    if pending.protocol(&mut stream).await? == Protocol::Framed {
         return Err(Error::cancelled("a reader asked the dispatcher for rows; workers serve them"));
     }
     let permit = pending.admit().await.map_err(|e| Error::cancelled(e.message()))?;
@@ -171,7 +170,13 @@ impl DispatcherHandle {
     /// Waits until the dispatcher cannot go on, if that ever happens: its journal could not be written. The process should
     /// end then, so that it is started again.
     pub async fn failed(&self) -> Error {
-        self.core.journal_failed().await
+        self.watch_failure().await
+    }
+
+    /// As [`DispatcherHandle::failed`], for a task that does not have the handle.
+    pub fn watch_failure(&self) -> impl Future<Output = Error> + Send + use<> {
+        let core = Arc::clone(&self.core);
+        async move { core.journal_failed().await }
     }
 
     /// Stops: no new calls, waiting calls are answered `Unavailable`, and the journal is closed. Calls that do not

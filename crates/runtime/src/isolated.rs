@@ -9,6 +9,8 @@ use std::time::Duration;
 use caju_types::{Error, Result, format_duration};
 use tokio::sync::{Semaphore, oneshot};
 
+use crate::simulation::is_simulated;
+
 thread_local! {
     static ISOLATED: Cell<bool> = const { Cell::new(false) };
 }
@@ -77,8 +79,13 @@ impl IsolatedThreads {
             // The receiver is gone if the caller's future was dropped.
             drop(tx.send(result));
         };
-        let thread = std::thread::Builder::new().name(self.name.into()).stack_size(self.stack_bytes);
-        thread.spawn(job).map_err(|e| Failure::NoThread(e.to_string()))?;
+        if is_simulated() {
+            job();
+            ISOLATED.set(false);
+        } else {
+            let thread = std::thread::Builder::new().name(self.name.into()).stack_size(self.stack_bytes);
+            thread.spawn(job).map_err(|e| Failure::NoThread(e.to_string()))?;
+        }
         match rx.await {
             Ok(Ok(result)) => result.map_err(Failure::Work),
             Ok(Err(_)) | Err(_) => Err(Failure::Broken("it panicked; the log has the details".into())),

@@ -15,6 +15,7 @@ mod private;
 mod process;
 mod random;
 pub mod recycle;
+mod simulation;
 pub mod stores;
 mod tasks;
 
@@ -32,5 +33,6 @@ pub use process::{
     ProcessIdentity, cpu_time, environment, peak_rss_bytes, rss_bytes, thread_blocks_read, thread_cpu_time,
 };
 pub use random::random_secret;
+pub use simulation::{is_simulated, simulate};
 pub use stores::{Access, CountingStore, IoCounters, IoSnapshot, Location, Stores};
 pub use tasks::{Task, TaskName, Tasks, blocking, log_failure};

@@ -14,12 +14,14 @@ use std::time::Duration;
 
 use caju_types::{Error, ErrorKind, Result};
 use futures::FutureExt;
+use futures::future::{Either, ready as done};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::panics::{catch, caught};
+use crate::simulation::is_simulated;
 
 /// The name of a task in errors, such as `reader of file:///data/a.parquet`.
 pub type TaskName = Cow<'static, str>;
@@ -171,13 +173,16 @@ where
     W: FnOnce() -> T + Send + 'static,
 {
     let name = name.into();
+    if is_simulated() {
+        return Either::Left(done(catch(&name, work)));
+    }
     let of = name.clone();
     #[expect(clippy::disallowed_methods, reason = "this is the wrapper")]
     let running = tokio::task::spawn_blocking(move || catch(&of, work));
-    running.map(move |ended| match ended {
+    Either::Right(running.map(move |ended| match ended {
         Ok(result) => result,
         Err(_) => Err(Error::cancelled(format!("{name} was cancelled: the process is ending"))),
-    })
+    }))
 }
 
 /// The observer for work on which nothing depends: logs a failure as an error. A stop is no failure.

@@ -24,7 +24,7 @@ use tonic::transport::server::Connected;
 
 use crate::calls::{OpenCalls, Use};
 use crate::io::looks_framed;
-use crate::transport::{Listener, Stream};
+use crate::transport::{Listener, SimulatedStream, Stream};
 
 /// The first bytes of an HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -165,11 +165,12 @@ impl PendingConnection {
     ///
     /// # Errors
     /// `Cancelled` if nothing arrives in time, `InvalidArgument` if it is neither protocol.
-    pub async fn protocol(&self, stream: &Stream) -> Result<Protocol> {
+    pub async fn protocol(&self, stream: &mut Stream) -> Result<Protocol> {
         match stream {
             // Only our own client opens these, and it speaks gRPC.
             Stream::Memory(_) => Ok(Protocol::Grpc),
             Stream::Tcp(stream) => self.within(first_bytes(stream)).await?,
+            Stream::Simulated(stream) => self.within(first_simulated_bytes(stream)).await?,
         }
     }
 
@@ -217,20 +218,42 @@ async fn first_bytes(stream: &tokio::net::TcpStream) -> Result<Protocol> {
         if n == 0 {
             return Err(Error::cancelled("a connection closed before its first request"));
         }
-        let said = &first[..n];
-        if looks_framed(said) {
-            return Ok(Protocol::Framed);
-        }
-        if !PREFACE.starts_with(said) {
-            return Err(Error::invalid(
-                "a connection speaks neither gRPC nor our framed stream; it is closed",
-            ));
-        }
-        if n == PREFACE.len() {
-            return Ok(Protocol::Grpc);
+        if let Some(protocol) = protocol_of(&first[..n])? {
+            return Ok(protocol);
         }
         tokio::time::sleep(PEEK_INTERVAL).await;
     }
+}
+
+async fn first_simulated_bytes(stream: &mut SimulatedStream) -> Result<Protocol> {
+    let mut known = 0;
+    loop {
+        let said = stream
+            .peek()
+            .await
+            .map_err(|e| Error::cancelled(format!("a connection broke before its first request: {e}")))?;
+        if said.len() == known {
+            return Err(Error::cancelled("a connection closed before its first request"));
+        }
+        if let Some(protocol) = protocol_of(said)? {
+            return Ok(protocol);
+        }
+        known = said.len();
+    }
+}
+
+/// The protocol of a connection that begins with these bytes; `None` if they are too few.
+fn protocol_of(said: &[u8]) -> Result<Option<Protocol>> {
+    if looks_framed(said) {
+        return Ok(Some(Protocol::Framed));
+    }
+    if said.starts_with(PREFACE) {
+        return Ok(Some(Protocol::Grpc));
+    }
+    if PREFACE.starts_with(said) {
+        return Ok(None);
+    }
+    Err(Error::invalid("a connection speaks neither gRPC nor our framed stream; it is closed"))
 }
 
 /// Accepts connections until the task is stopped, each handled in a task of its own. A lack of descriptors is logged once;
@@ -301,7 +324,7 @@ impl GrpcConnection {
     /// A connection under a server's limits.
     pub fn new(stream: Stream, permit: Permit, limits: &ConnectionLimits) -> Self {
         let (first_call, idle) = match stream {
-            Stream::Tcp(_) => (limits.handshake, limits.idle),
+            Stream::Tcp(_) | Stream::Simulated(_) => (limits.handshake, limits.idle),
             // A peer in this process never times out.
             Stream::Memory(_) => (UNBOUNDED, UNBOUNDED),
         };

@@ -70,4 +70,7 @@ pub use pool::{Body, BufferPool};
 pub use queue::ByteQueue;
 pub use schema::{decode_schema, encode_schema, schema_from_ipc, schema_to_ipc};
 pub use segment::Segment;
-pub use transport::{IN_PROCESS, Listener, Stream, connect, is_in_process, new_in_process_address, tune};
+pub use transport::{
+    ByteStream, IN_PROCESS, Listener, Network, ReadHalf, SimulatedNetwork, SimulatedStream, Stream,
+    WriteHalf, connect, is_in_process, new_in_process_address, tune,
+};

@@ -11,7 +11,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
-use crate::transport::{connect, is_in_process};
+use crate::transport::{Network, is_in_process};
 
 /// A stub of the dispatcher's service, whose calls name the version of the protocol.
 pub type Dispatcher = DispatcherClient<InterceptedService<Channel, Intercept>>;
@@ -35,6 +35,14 @@ impl DispatcherLink {
     /// # Errors
     /// `InvalidArgument` if the address is none.
     pub fn new(address: &str) -> Result<Self> {
+        Self::over(Network::default(), address)
+    }
+
+    /// The same over a given network.
+    ///
+    /// # Errors
+    /// As [`DispatcherLink::new`].
+    pub fn over(network: Network, address: &str) -> Result<Self> {
         let address = dial_address(address)?;
         let to = address.clone();
         // The connector knows where to; the URI is only what HTTP/2 names the peer.
@@ -45,8 +53,8 @@ impl DispatcherLink {
             .http2_keep_alive_interval(Duration::from_secs(10))
             .keep_alive_timeout(Duration::from_secs(10))
             .connect_with_connector_lazy(tower::service_fn(move |_| {
-                let to = to.clone();
-                async move { connect(&to).await.map(TokioIo::new) }
+                let (network, to) = (network.clone(), to.clone());
+                async move { network.connect(&to).await.map(TokioIo::new) }
             }));
         let name_version: Intercept = name_version;
         let client = Dispatcher::new(InterceptedService::new(channel, name_version))

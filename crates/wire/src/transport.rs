@@ -1,9 +1,11 @@
-//! Listening and connecting: by TCP, or within this process.
+//! Listening and connecting: by TCP, within this process, or over a network that a test provides.
 //!
 //! Addresses are text, and this module alone interprets them. `HOST:PORT` is a TCP address. `memory://NAME` is a server of
-//! this process: its peers connect over streams in memory, which no other process can open.
+//! this process: its peers connect over streams in memory, which no other process can open. A [`Network`] of a simulation
+//! takes every address itself.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::pin::Pin;
@@ -11,9 +13,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll};
 
+use async_trait::async_trait;
 use caju_types::{Error, Result};
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
@@ -43,13 +46,132 @@ pub fn new_in_process_address() -> String {
     format!("{IN_PROCESS}{:016x}-{}", *PROCESS, NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A connection of either kind.
+/// The bytes of a connection, in both directions.
+pub trait ByteStream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> ByteStream for T {}
+
+/// A network that a test puts in the place of the system's.
+#[async_trait]
+pub trait SimulatedNetwork: Send + Sync {
+    /// Listens at an address. Gives the address that peers connect to, and the connections; it is over when the receiver is
+    /// dropped.
+    ///
+    /// # Errors
+    /// `Unavailable` if somebody listens there.
+    async fn bind(&self, listen: &str) -> Result<(String, mpsc::Receiver<Box<dyn ByteStream>>)>;
+
+    /// Connects to an address.
+    ///
+    /// # Errors
+    /// As TCP would give them.
+    async fn connect(&self, address: &str) -> io::Result<Box<dyn ByteStream>>;
+}
+
+/// How a process listens and connects: over the system's network by default.
+#[derive(Clone, Default)]
+pub struct Network(Option<Arc<dyn SimulatedNetwork>>);
+
+impl Network {
+    /// A network of a test.
+    pub fn simulated(network: Arc<dyn SimulatedNetwork>) -> Self {
+        Self(Some(network))
+    }
+
+    /// Listens, as [`Listener::bind`] does.
+    ///
+    /// # Errors
+    /// Those of [`Listener::bind`].
+    pub async fn bind(&self, listen: &str) -> Result<Listener> {
+        let Some(network) = &self.0 else { return Listener::bind(listen).await };
+        let (address, incoming) = network.bind(listen).await?;
+        Ok(Listener { address, inner: Inner::Simulated(incoming) })
+    }
+
+    /// Connects, as [`connect`] does.
+    ///
+    /// # Errors
+    /// Those of [`connect`].
+    pub async fn connect(&self, address: &str) -> io::Result<Stream> {
+        let Some(network) = &self.0 else { return connect(address).await };
+        Ok(Stream::Simulated(SimulatedStream { bytes: network.connect(address).await?, peeked: Vec::new() }))
+    }
+}
+
+impl fmt::Debug for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "simulated" } else { "of the system" })
+    }
+}
+
+/// A connection of any kind.
 #[derive(Debug)]
 pub enum Stream {
     /// Over TCP.
     Tcp(TcpStream),
     /// Within this process.
     Memory(DuplexStream),
+    /// Over a network of a test.
+    Simulated(SimulatedStream),
+}
+
+/// A connection over a network of a test.
+pub struct SimulatedStream {
+    bytes: Box<dyn ByteStream>,
+    /// Read already, and not consumed.
+    peeked: Vec<u8>,
+}
+
+impl SimulatedStream {
+    /// At least one byte more than were peeked before, and all of these, without consuming them; fewer at the end.
+    pub(crate) async fn peek(&mut self) -> io::Result<&[u8]> {
+        let mut more = [0; 64];
+        let n = self.bytes.read(&mut more).await?;
+        self.peeked.extend(more.iter().take(n));
+        Ok(&self.peeked)
+    }
+}
+
+impl fmt::Debug for SimulatedStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimulatedStream").finish_non_exhaustive()
+    }
+}
+
+/// The reading half of a [`Stream`].
+pub type ReadHalf = Box<dyn AsyncRead + Send + Unpin>;
+/// The writing half of a [`Stream`].
+pub type WriteHalf = Box<dyn AsyncWrite + Send + Unpin>;
+
+impl Stream {
+    /// Halves that can be used concurrently.
+    pub fn into_split(self) -> (ReadHalf, WriteHalf) {
+        match self {
+            Stream::Tcp(stream) => {
+                let (input, output) = stream.into_split();
+                (Box::new(input), Box::new(output))
+            }
+            other => {
+                let (input, output) = tokio::io::split(other);
+                (Box::new(input), Box::new(output))
+            }
+        }
+    }
+
+    /// The peer's address, if it has one.
+    pub fn peer(&self) -> Option<String> {
+        match self {
+            Stream::Tcp(stream) => stream.peer_addr().ok().map(|a| a.to_string()),
+            Stream::Memory(_) | Stream::Simulated(_) => None,
+        }
+    }
+
+    /// Whether the peer is on this machine.
+    pub fn is_same_host(&self) -> bool {
+        let Stream::Tcp(stream) = self else { return true };
+        let (Ok(ours), Ok(theirs)) = (stream.local_addr(), stream.peer_addr()) else { return false };
+        theirs.ip().is_loopback() || ours.ip() == theirs.ip()
+    }
 }
 
 /// A server's end of an address. Nobody can connect any more once it is dropped.
@@ -63,6 +185,7 @@ pub struct Listener {
 enum Inner {
     Tcp(TcpListener),
     Memory(mpsc::Receiver<DuplexStream>),
+    Simulated(mpsc::Receiver<Box<dyn ByteStream>>),
 }
 
 impl Listener {
@@ -110,6 +233,10 @@ impl Listener {
                 Ok(Stream::Tcp(stream))
             }
             Inner::Memory(incoming) => incoming.recv().await.map(Stream::Memory).ok_or_else(gone),
+            Inner::Simulated(incoming) => {
+                let bytes = incoming.recv().await.ok_or_else(gone)?;
+                Ok(Stream::Simulated(SimulatedStream { bytes, peeked: Vec::new() }))
+            }
         }
     }
 }
@@ -160,6 +287,12 @@ impl AsyncRead for Stream {
         match self.get_mut() {
             Stream::Tcp(s) => Pin::new(s).poll_read(cx, buf),
             Stream::Memory(s) => Pin::new(s).poll_read(cx, buf),
+            Stream::Simulated(s) if s.peeked.is_empty() => Pin::new(&mut s.bytes).poll_read(cx, buf),
+            Stream::Simulated(s) => {
+                let n = buf.remaining().min(s.peeked.len());
+                buf.put_slice(s.peeked.drain(..n).as_slice());
+                Poll::Ready(Ok(()))
+            }
         }
     }
 }
@@ -169,6 +302,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Tcp(s) => Pin::new(s).poll_write(cx, buf),
             Stream::Memory(s) => Pin::new(s).poll_write(cx, buf),
+            Stream::Simulated(s) => Pin::new(&mut s.bytes).poll_write(cx, buf),
         }
     }
 
@@ -180,6 +314,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Tcp(s) => Pin::new(s).poll_write_vectored(cx, bufs),
             Stream::Memory(s) => Pin::new(s).poll_write_vectored(cx, bufs),
+            Stream::Simulated(s) => Pin::new(&mut s.bytes).poll_write_vectored(cx, bufs),
         }
     }
 
@@ -187,6 +322,7 @@ impl AsyncWrite for Stream {
         match self {
             Stream::Tcp(s) => s.is_write_vectored(),
             Stream::Memory(s) => s.is_write_vectored(),
+            Stream::Simulated(s) => s.bytes.is_write_vectored(),
         }
     }
 
@@ -194,6 +330,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Tcp(s) => Pin::new(s).poll_flush(cx),
             Stream::Memory(s) => Pin::new(s).poll_flush(cx),
+            Stream::Simulated(s) => Pin::new(&mut s.bytes).poll_flush(cx),
         }
     }
 
@@ -201,6 +338,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Tcp(s) => Pin::new(s).poll_shutdown(cx),
             Stream::Memory(s) => Pin::new(s).poll_shutdown(cx),
+            Stream::Simulated(s) => Pin::new(&mut s.bytes).poll_shutdown(cx),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use caju_types::Result;
+use caju_types::{ClientId, Error, Result};
 use caju_wire::Chunk;
 
 use crate::running::RunningTask;
@@ -16,6 +16,8 @@ pub(crate) struct Attachment {
     took: bool,
     received: bool,
     only: bool,
+    /// The client and the number of its connection, where it may connect again without having heard anything.
+    connection: Option<(ClientId, u64)>,
 }
 
 impl Attachment {
@@ -26,7 +28,7 @@ impl Attachment {
     pub(crate) fn new(task: &Arc<RunningTask>, consumer: Option<u32>) -> Result<Self> {
         let at = task.queue.queue_of(consumer)?;
         task.readers.enter();
-        Ok(Self { task: Arc::clone(task), at, took: false, received: false, only: false })
+        Ok(Self { task: Arc::clone(task), at, took: false, received: false, only: false, connection: None })
     }
 
     /// Marks this reader as the only possible one: the task ends with it.
@@ -35,17 +37,45 @@ impl Attachment {
         self
     }
 
+    /// Makes this the connection of a client that may have given up an earlier one before it heard anything.
+    pub(crate) fn over_network(mut self, client: ClientId) -> Self {
+        self.connection = Some((client, self.task.readers.connect(client)));
+        self
+    }
+
     /// The next chunk; `None` at the end. Cancelling the wait loses nothing.
+    ///
+    /// # Errors
+    /// The task's failure; `Unavailable` if rows were lost with an earlier connection of the same client, which has to read
+    /// them from another worker.
     pub(crate) async fn next(&mut self) -> Result<Option<Chunk>> {
         let chunk = self.task.queue.pop(self.at).await?;
-        self.took |= chunk.is_some();
+        if let Some((client, _)) = self.connection.filter(|(c, _)| self.task.readers.has_lost_rows(*c)) {
+            self.count(chunk.as_ref());
+            return Err(Error::unavailable(format!(
+                "rows of {} were sent to {client} on a connection that broke before they arrived",
+                self.task.id
+            )));
+        }
+        self.count(chunk.as_ref());
         Ok(chunk)
+    }
+
+    /// Notes whether rows were taken.
+    fn count(&mut self, chunk: Option<&Chunk>) {
+        if chunk.is_none() {
+            return;
+        }
+        self.took = true;
+        if let Some((client, connection)) = self.connection {
+            self.task.readers.on_taken(client, connection);
+        }
     }
 
     /// The next chunk, if there is one now and `wanted` accepts it.
     pub(crate) fn next_if(&mut self, wanted: impl FnOnce(&Chunk, usize) -> bool) -> Option<Chunk> {
         let chunk = self.task.queue.pop_if(self.at, wanted);
-        self.took |= chunk.is_some();
+        self.count(chunk.as_ref());
         chunk
     }
 

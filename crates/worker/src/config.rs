@@ -7,7 +7,7 @@ use std::time::Duration;
 use caju_cache::CacheOptions;
 use caju_kernels::{Limits, Registry};
 use caju_runtime::{Clock, CpuPool, IoCounters, Stores, SystemClock};
-use caju_wire::{ConnectionLimits, LocalWorkers};
+use caju_wire::{ConnectionLimits, LocalWorkers, Network};
 
 use crate::caches::Caches;
 
@@ -46,6 +46,8 @@ pub struct WorkerConfig {
     pub silence: Duration,
     /// The interval of pings to waiting readers.
     pub ping: Duration,
+    /// The network that it listens and connects on.
+    pub network: Network,
     /// What peers may use of connections, calls and messages.
     pub connections: ConnectionLimits,
     /// Where sources are read from.
@@ -86,6 +88,7 @@ impl WorkerConfig {
             linger: Duration::from_secs(30),
             silence: Duration::from_secs(30),
             ping: Duration::from_secs(5),
+            network: Network::default(),
             connections: ConnectionLimits::default(),
             stores,
             io: Arc::new(IoCounters::new()),

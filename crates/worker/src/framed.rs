@@ -10,11 +10,10 @@ use caju_types::{ClientId, Error, Result, TaskId};
 use caju_wire::Chunk;
 use caju_wire::frame::{CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, OpenHeader};
 use caju_wire::{
-    BufferPool, Codec, Compression, FrameReader, FrameWriter, OutFrame, PendingConnection, coalesce,
+    BufferPool, Codec, Compression, FrameReader, FrameWriter, OutFrame, PendingConnection, Stream, coalesce,
     encode_chunk_as, encode_schema,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
 use crate::attachment::Attachment;
@@ -35,13 +34,10 @@ const CONTROL_LIMITS: (usize, u64) = (4096, 0);
 ///
 /// # Errors
 /// Why the connection ended early; the reader got the error if it could be sent.
-pub(crate) async fn serve(
-    stream: TcpStream,
-    pending: PendingConnection,
-    manager: Arc<Manager>,
-) -> Result<()> {
-    let peer = stream.peer_addr().map_or_else(|_| "a reader".to_string(), |a| format!("reader {a}"));
-    let same_host = is_same_host(&stream);
+pub(crate) async fn serve(stream: Stream, pending: PendingConnection, manager: Arc<Manager>) -> Result<()> {
+    let peer = stream.peer().map_or_else(|| "a reader".to_string(), |a| format!("reader {a}"));
+    // The CPU limits a connection within this machine, and CPU time is counted elsewhere.
+    let same_host = stream.is_same_host();
     let silence = manager.config.silence;
     let (input, output) = stream.into_split();
     let mut reader =
@@ -88,12 +84,6 @@ pub(crate) async fn serve(
     }
     writer.shutdown().await;
     ended
-}
-
-/// Whether the peer is on this machine: the CPU limits such a connection, and CPU time is counted elsewhere.
-fn is_same_host(stream: &TcpStream) -> bool {
-    let (Ok(ours), Ok(theirs)) = (stream.local_addr(), stream.peer_addr()) else { return false };
-    theirs.ip().is_loopback() || ours.ip() == theirs.ip()
 }
 
 type Listened = Result<Result<bool>, tokio::time::error::Elapsed>;
@@ -169,11 +159,12 @@ async fn send<W: AsyncWrite + Unpin>(
     let consumer = open.consumer.checked_sub(1);
     let reader = Credentials { client: ClientId(open.client_id), ticket: &open.ticket, consumer };
     let found = pinging(writer, ping, manager.open(TaskId(open.task_id), &reader)).await??;
-    let Found::Running(mut attachment) = found else {
+    let Found::Running(attachment) = found else {
         writer.send(Kind::End, &EndHeader::default()).await?;
         return Ok(None);
     };
     let mut packing = Packing::new(Compression::codec(open.compression, same_host), manager.pool.clone());
+    let mut attachment = attachment.over_network(reader.client);
     let mut schema = Arc::clone(&attachment.task.schema);
     writer.send(Kind::Schema, &encode_schema(&schema)?).await?;
     loop {

@@ -1,9 +1,12 @@
 //! The readers of a task.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use caju_runtime::Condition;
+use caju_types::ClientId;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Who reads a task now, and what became of those who left.
@@ -15,6 +18,22 @@ pub(crate) struct Readers {
     /// The only possible reader disconnected for good.
     abandoned: AtomicBool,
     changed: Condition,
+    /// The connections of each client that reads over the network.
+    connections: Mutex<BTreeMap<ClientId, Connections>>,
+}
+
+/// The connections of one client to a task, of which the last one counts.
+///
+/// A client connects again when a connection breaks before it has heard anything. Rows that were sent by then are lost with
+/// the connection, and the client does not know of them.
+#[derive(Debug, Default)]
+struct Connections {
+    /// How many there were.
+    count: u64,
+    /// The last one took rows.
+    took: bool,
+    /// An earlier one took rows.
+    lost: bool,
 }
 
 /// How the wait for the readers of a task ended.
@@ -37,6 +56,28 @@ impl Readers {
     pub(crate) fn enter(&self) {
         self.count.fetch_add(1, Ordering::AcqRel);
         self.changed.notify_all();
+    }
+
+    /// A client connects: the number of its connection.
+    pub(crate) fn connect(&self, client: ClientId) -> u64 {
+        let mut connections = self.connections.lock();
+        let of = connections.entry(client).or_default();
+        of.lost |= of.took;
+        of.took = false;
+        of.count += 1;
+        of.count
+    }
+
+    /// A connection takes rows. It may be one that the client has given up.
+    pub(crate) fn on_taken(&self, client: ClientId, connection: u64) {
+        let mut connections = self.connections.lock();
+        let of = connections.entry(client).or_default();
+        if of.count == connection { of.took = true } else { of.lost = true }
+    }
+
+    /// Whether rows were sent to a client on a connection before its last one.
+    pub(crate) fn has_lost_rows(&self, client: ClientId) -> bool {
+        self.connections.lock().get(&client).is_some_and(|of| of.lost)
     }
 
     /// A reader leaves: it may have lost rows with it, or it was the only possible one and has not received everything.

@@ -54,22 +54,19 @@ pub(crate) fn serve(listener: Listener, manager: &Arc<Manager>, group: &Tasks) {
 
 /// Detects the protocol of a connection and serves it.
 async fn sort(
-    stream: Stream,
+    mut stream: Stream,
     pending: PendingConnection,
     manager: Arc<Manager>,
     gate: Arc<ConnectionGate>,
     grpc: mpsc::Sender<std::io::Result<GrpcConnection>>,
 ) -> Result<()> {
-    let protocol = pending.protocol(&stream).await?;
-    match (protocol, stream) {
-        (Protocol::Framed, Stream::Tcp(stream)) => {
-            keep_alive(&stream)?;
-            Box::pin(framed::serve(stream, pending, manager)).await
-        }
-        (_, stream) => {
-            if let Stream::Tcp(stream) = &stream {
-                keep_alive(stream)?;
-            }
+    let protocol = pending.protocol(&mut stream).await?;
+    if let Stream::Tcp(stream) = &stream {
+        keep_alive(stream)?;
+    }
+    match protocol {
+        Protocol::Framed => Box::pin(framed::serve(stream, pending, manager)).await,
+        Protocol::Grpc => {
             let permit = pending.admit().await.map_err(|e| Error::cancelled(e.message()))?;
             let admitted = GrpcConnection::new(stream, permit, gate.limits());
             grpc.send(Ok(admitted)).await.map_err(|_| Error::cancelled("the worker is leaving"))

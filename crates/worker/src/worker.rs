@@ -9,7 +9,7 @@ use caju_runtime::{CpuPool, Tasks, log_failure};
 use caju_sources::{SourceContext, SourceLimits};
 use caju_types::{Result, TaskId, WorkerId};
 use caju_wire::{
-    Dispatcher, DispatcherLink, Listener, LocalWorkers, is_in_process, is_transient, new_in_process_address,
+    Dispatcher, DispatcherLink, LocalWorkers, is_in_process, is_transient, new_in_process_address,
 };
 use tokio::net::UdpSocket;
 use tokio::time::Instant;
@@ -41,11 +41,11 @@ impl Worker {
     /// `Unavailable` if the port is taken or no dispatcher answers, `InvalidArgument` for an invalid address, and the
     /// dispatcher's refusal.
     pub async fn start(config: WorkerConfig) -> Result<WorkerHandle> {
-        let link = DispatcherLink::new(&config.dispatcher)?;
+        let link = DispatcherLink::over(config.network.clone(), &config.dispatcher)?;
         // Readers of this process need no listener: they find the worker in the list of local workers.
         let listener = match is_in_process(&config.listen) {
             true => None,
-            false => Some(Listener::bind(&config.listen).await?),
+            false => Some(config.network.bind(&config.listen).await?),
         };
         let address = match &listener {
             Some(listener) => advertised(&config, listener.address()).await,

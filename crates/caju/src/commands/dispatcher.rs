@@ -43,6 +43,7 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
     };
     let config = DispatcherConfig {
         listen: args.listen.clone(),
+        network: caju_wire::Network::default(),
         connections: shared::connection_limits(&args.limits),
         state_dir: args.state_dir.clone(),
         journal: args.journal.into(),

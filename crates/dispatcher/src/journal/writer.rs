@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use caju_runtime::catch;
+use caju_runtime::{Tasks, catch, is_simulated, log_failure};
 use caju_types::{Error, Result};
 use parking_lot::{Condvar, Mutex};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::{Journal, Stored};
 use crate::state::{State, Update};
@@ -29,12 +30,17 @@ impl Default for CompactAfter {
     }
 }
 
+/// The time that a write takes in a simulation, which has no thread for the journal: that of an `fsync` of a fast disk.
+const SIMULATED_WRITE: Duration = Duration::from_millis(1);
+
 /// The write end of a journal. Groups are enqueued under the lock of the state, so that their order is the
 /// order of its changes, and awaited outside of it.
 pub(crate) struct JournalWriter {
     shared: Arc<Shared>,
     durable: watch::Receiver<Durable>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// In place of the thread, in a simulation.
+    simulated: Tasks,
     description: String,
 }
 
@@ -43,6 +49,8 @@ struct Shared {
     // Bounded by its callers: each one waits until its group is durable before it can add another.
     queue: Mutex<Queue>,
     wake: Condvar,
+    /// The same in a simulation.
+    wake_simulated: Notify,
 }
 
 #[derive(Default)]
@@ -85,11 +93,20 @@ impl JournalWriter {
         let theirs = Arc::clone(&shared);
         let mut writer =
             Writer { journal, compact_after, updates, bytes: 0, snapshot_bytes: 0, compacting: None };
-        let thread = std::thread::Builder::new()
-            .name("caju-journal".to_string())
-            .spawn(move || writer.write_all(&theirs, &sender))
-            .map_err(|e| Error::exhausted(format!("the journal's thread: {e}")))?;
-        Ok(Self { shared, durable, thread: Mutex::new(Some(thread)), description })
+        let (mut thread, simulated) = (None, Tasks::new());
+        if is_simulated() {
+            simulated.background("the journal", log_failure, async move {
+                writer.write_simulated(&theirs, &sender).await;
+                Ok(())
+            });
+        } else {
+            let started = std::thread::Builder::new()
+                .name("caju-journal".to_string())
+                .spawn(move || writer.write_all(&theirs, &sender))
+                .map_err(|e| Error::exhausted(format!("the journal's thread: {e}")))?;
+            thread = Some(started);
+        }
+        Ok(Self { shared, durable, thread: Mutex::new(thread), simulated, description })
     }
 
     /// Adds a group; the number to wait for.
@@ -98,6 +115,7 @@ impl JournalWriter {
         queue.groups.push(group);
         queue.enqueued += 1;
         self.shared.wake.notify_one();
+        self.shared.wake_simulated.notify_one();
         queue.enqueued
     }
 
@@ -143,6 +161,7 @@ impl JournalWriter {
     pub(crate) fn close(&self) {
         self.shared.queue.lock().closed = true;
         self.shared.wake.notify_one();
+        self.simulated.stop();
         if let Some(thread) = self.thread.lock().take()
             && thread.join().is_err()
         {
@@ -178,12 +197,7 @@ impl Writer {
         }
         let compacted = shared.queue.lock().compacted.take();
         if let Err(e) = ended.and(compacted.transpose()) {
-            let e = e.context(
-                "the journal cannot be written, and the dispatcher serves nothing without it; remove the cause and \
-                 start it again: what it answered until now is kept",
-            );
-            tracing::error!("{e}");
-            durable.send_replace(Durable::Failed(e));
+            report(e, durable);
         }
     }
 
@@ -213,6 +227,26 @@ impl Writer {
         }
     }
 
+    /// The same in a simulation, until it is stopped: what waits then is lost, as with a process that is killed. Nothing is
+    /// compacted.
+    async fn write_simulated(&mut self, shared: &Shared, durable: &watch::Sender<Durable>) {
+        loop {
+            tokio::time::sleep(SIMULATED_WRITE).await;
+            let (groups, number) = {
+                let mut queue = shared.queue.lock();
+                (std::mem::take(&mut queue.groups), queue.enqueued)
+            };
+            if groups.is_empty() {
+                shared.wake_simulated.notified().await;
+                continue;
+            }
+            match self.append(&groups) {
+                Ok(()) => drop(durable.send_replace(Durable::UpTo(number))),
+                Err(e) => return report(e, durable),
+            }
+        }
+    }
+
     fn append(&mut self, groups: &[Vec<Update>]) -> Result<()> {
         let bytes = self.journal.append(groups)?;
         self.bytes = self.bytes.saturating_add(bytes);
@@ -239,6 +273,16 @@ impl Writer {
         (self.updates, self.bytes) = (0, 0);
         Ok(())
     }
+}
+
+/// Lets everybody who waits know that nothing becomes durable any more.
+fn report(error: Error, durable: &watch::Sender<Durable>) {
+    let e = error.context(
+        "the journal cannot be written, and the dispatcher serves nothing without it; remove the cause and \
+         start it again: what it answered until now is kept",
+    );
+    tracing::error!("{e}");
+    durable.send_replace(Durable::Failed(e));
 }
 
 /// Replaces what is stored by the state that it amounts to. Gives the bytes of the state as it is written.

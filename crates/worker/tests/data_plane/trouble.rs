@@ -229,8 +229,9 @@ async fn strangers_on_the_port_harm_nobody() {
     assert_once(drain(&mut reader).await.unwrap(), 2000);
 }
 
-/// Forwards connections to `target`; the first ones are cut after the given numbers of bytes from there.
-async fn flaky_proxy(target: String, cuts: Vec<u64>) -> String {
+/// Forwards connections to `target`; the first ones are cut after the given numbers of bytes from there. `swallows`: none of these reach
+/// the client.
+async fn flaky_proxy(target: String, cuts: Vec<u64>, swallows: bool) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let tasks = caju_runtime::Tasks::new();
@@ -239,11 +240,19 @@ async fn flaky_proxy(target: String, cuts: Vec<u64>) -> String {
         loop {
             let (client, _) = listener.accept().await.unwrap();
             let worker = tokio::net::TcpStream::connect(&target).await.unwrap();
-            let limit = cuts.next().unwrap_or(u64::MAX);
+            let limit = cuts.next();
             tasks.background("a connection", caju_runtime::log_failure, async move {
                 let (mut up, mut to_client) = client.into_split();
                 let (from_worker, mut to_worker) = worker.into_split();
-                let mut from_worker = from_worker.take(limit);
+                let mut from_worker = from_worker.take(limit.unwrap_or(u64::MAX));
+                if swallows && limit.is_some() {
+                    let mut sink = tokio::io::sink();
+                    tokio::select! {
+                        _ = tokio::io::copy(&mut up, &mut to_worker) => {}
+                        _ = tokio::io::copy(&mut from_worker, &mut sink) => {}
+                    }
+                    return Ok(());
+                }
                 tokio::select! {
                     _ = tokio::io::copy(&mut up, &mut to_worker) => {}
                     _ = tokio::io::copy(&mut from_worker, &mut to_client) => {}
@@ -261,7 +270,7 @@ async fn flaky_proxy(target: String, cuts: Vec<u64>) -> String {
 async fn connections_that_break_within_a_frame_cost_no_row() {
     let mut cluster = Cluster::start(0).await;
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let proxy = flaky_proxy(port.clone(), vec![10, 700, 5_000, 40_001]).await;
+    let proxy = flaky_proxy(port.clone(), vec![10, 700, 5_000, 40_001], false).await;
     cluster
         .add(|c| {
             c.listen = port;
@@ -273,6 +282,22 @@ async fn connections_that_break_within_a_frame_cost_no_row() {
     let elements = drain(&mut reader).await.unwrap();
     assert!(elements.iter().all(|e| e.len() == 100));
     assert_once(elements, ROWS);
+}
+
+/// A client that has heard nothing connects again, and does not know that rows were on their way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_break_before_the_first_frame_arrives_cost_no_row() {
+    let mut cluster = Cluster::start(0).await;
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let proxy = flaky_proxy(port.clone(), vec![5_000], true).await;
+    cluster
+        .add(|c| {
+            c.listen = port;
+            c.advertise = Some(proxy);
+        })
+        .await;
+    let mut reader = cluster.read(&range(ROWS as u64, &[json!({"batch": 100})])).await;
+    assert_once(drain(&mut reader).await.unwrap(), ROWS);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

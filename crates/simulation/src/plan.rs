@@ -1,0 +1,287 @@
+//! What a run does, drawn from its seed.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::pipe::Quality;
+use crate::random::Random;
+
+/// Rows of a split: the least that a `range` makes.
+pub(crate) const SPLIT_ROWS: u64 = 1024;
+/// Faults of a run that may lose a worker. A split that is lost with three workers that died fails its epoch, by design.
+const MAX_LOSSES: usize = 2;
+/// Rows after which a reader's user works on them for a while.
+pub(crate) const ROWS_PER_PAUSE: usize = 64;
+/// The timeouts of the cluster.
+pub(crate) const WORKER_TIMEOUT: Duration = Duration::from_secs(3);
+pub(crate) const CLIENT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How rows are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Caching {
+    /// Every row is computed.
+    Compute,
+    /// Rows are stored in the first epoch and read in the second one.
+    PutGet,
+}
+
+/// Who gets which rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Division {
+    /// Splits are leased; readers share elements as they come.
+    Dynamic,
+    /// Each worker of a list has a shard of the rows.
+    ByRow,
+    /// Splits are leased; every reader gets equally many elements. With `pads` some are repeated, else some dropped.
+    Consumers { pads: bool },
+}
+
+/// A fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A worker dies, silently if its machine loses power, and comes back after a time.
+    KillWorker { worker: usize, is_silent: bool, back: Duration },
+    /// The dispatcher dies and comes back.
+    KillDispatcher { back: Duration },
+    /// The disk fails at the write after this number of writes; the dispatcher ends and comes back.
+    FailDisk { writes: u64 },
+    /// Nothing passes between two hosts for a time, or nothing in one direction.
+    Partition { between: (Host, Host), one_way: bool, lasts: Duration },
+    /// Every connection of a host breaks.
+    Cut { host: Host },
+    /// A worker's machine is cut off from everybody for a time: it stands still, as others see it.
+    Isolate { worker: usize, lasts: Duration },
+    /// One more worker comes.
+    AddWorker,
+    /// A worker is drained.
+    DrainWorker { worker: usize },
+    /// A reader dies.
+    KillReader { reader: usize },
+}
+
+/// Whose machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Host {
+    Dispatcher,
+    Worker(usize),
+    Reader(usize),
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Host::Dispatcher => f.write_str("dispatcher"),
+            Host::Worker(w) => write!(f, "worker-{w}"),
+            Host::Reader(r) => write!(f, "reader-{r}"),
+        }
+    }
+}
+
+/// A run.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) rows: u64,
+    pub(crate) workers: usize,
+    pub(crate) readers: usize,
+    pub(crate) caching: Caching,
+    pub(crate) division: Division,
+    /// Every reader stops after this number of rows, and others read on from their states.
+    pub(crate) resumes_after: Option<u64>,
+    pub(crate) is_deterministic: bool,
+    pub(crate) shuffles: bool,
+    pub(crate) filters: bool,
+    pub(crate) batch: Option<u64>,
+    /// How long a row takes on a worker.
+    pub(crate) row_us: u64,
+    /// How long the user of a reader works on an element, at most.
+    pub(crate) pace: Duration,
+    pub(crate) batch_rows: usize,
+    pub(crate) quality: Quality,
+    pub(crate) buffer_bytes: usize,
+    pub(crate) prefetch_bytes: usize,
+    /// Faults, with the time of each since the beginning of the first epoch.
+    pub(crate) faults: Vec<(Duration, Fault)>,
+}
+
+impl Plan {
+    /// The plan of a seed.
+    pub(crate) fn of(seed: u64) -> Self {
+        let mut r = Random::new(seed, 10);
+        let workers = usize::try_from(r.between(1, 5)).unwrap_or(1);
+        let readers = usize::try_from(r.between(1, 5)).unwrap_or(1);
+        let splits = r.between(3, 21);
+        let division = match r.between(0, 10) {
+            0 => Division::ByRow,
+            1 => Division::Consumers { pads: r.permille(500) },
+            _ => Division::Dynamic,
+        };
+        let is_dynamic = division == Division::Dynamic;
+        let caching = if r.permille(250) && is_dynamic { Caching::PutGet } else { Caching::Compute };
+        let resumes = r.permille(150) && is_dynamic && caching == Caching::Compute;
+        let mut plan = Self {
+            rows: splits * SPLIT_ROWS - r.between(0, SPLIT_ROWS),
+            workers,
+            readers,
+            caching,
+            division,
+            resumes_after: resumes.then(|| r.between(1, splits * SPLIT_ROWS)),
+            is_deterministic: r.permille(150) && is_dynamic,
+            shuffles: r.permille(250),
+            filters: r.permille(250),
+            batch: (r.permille(800) || !is_dynamic).then(|| r.between(8, 200)),
+            row_us: r.pick(&[0, 50, 200, 500]).unwrap_or(0),
+            pace: r.ms(10, 120),
+            batch_rows: usize::try_from(r.between(16, 600)).unwrap_or(64),
+            quality: Quality {
+                delay_us: (r.between(50, 500), r.between(600, 30_000)),
+                loss_permille: r.pick(&[0, 0, 5, 20]).unwrap_or(0),
+            },
+            buffer_bytes: usize::try_from(r.between(4 << 10, 256 << 10)).unwrap_or(64 << 10),
+            prefetch_bytes: usize::try_from(r.between(4 << 10, 256 << 10)).unwrap_or(64 << 10),
+            faults: Vec::new(),
+        };
+        plan.draw_faults(&mut r);
+        plan
+    }
+
+    fn draw_faults(&mut self, r: &mut Random) {
+        let count = r.between(1, 7);
+        let is_static = self.division == Division::ByRow;
+        let may_lose_readers =
+            self.division == Division::Dynamic && self.resumes_after.is_none() && self.readers > 1;
+        let mut losses = 0;
+        let (mut kills_reader, mut drains) = (false, false);
+        let span = self.expected_ms() * self.epochs();
+        for _ in 0..count {
+            let worker = r.index(self.workers);
+            let host = |r: &mut Random, plan: &Plan| match r.between(0, 3) {
+                0 => Host::Dispatcher,
+                1 => Host::Worker(r.index(plan.workers)),
+                _ => Host::Reader(r.index(plan.readers)),
+            };
+            let fault = match r.between(0, 100) {
+                0..=24 => Fault::KillWorker { worker, is_silent: r.permille(300), back: r.ms(10, 8_000) },
+                25..=39 => Fault::KillDispatcher { back: r.ms(5, 6_000) },
+                40..=47 => Fault::FailDisk { writes: r.between(0, 30) },
+                48..=66 => {
+                    let between = match r.between(0, 3) {
+                        0 => (Host::Worker(worker), Host::Dispatcher),
+                        1 => (Host::Reader(r.index(self.readers)), Host::Dispatcher),
+                        _ => (Host::Reader(r.index(self.readers)), Host::Worker(worker)),
+                    };
+                    // A reader that reaches no dispatcher for longer than its timeout is expelled.
+                    let most =
+                        if matches!(between, (Host::Reader(_), Host::Dispatcher)) { 5_000 } else { 12_000 };
+                    Fault::Partition { between, one_way: r.permille(400), lasts: r.ms(50, most) }
+                }
+                67..=76 => Fault::Cut { host: host(r, self) },
+                77..=84 => Fault::Isolate { worker, lasts: r.ms(100, 10_000) },
+                85..=90 if !is_static => Fault::AddWorker,
+                91..=94 if self.workers > 1 && !drains && !is_static => {
+                    drains = true;
+                    Fault::DrainWorker { worker }
+                }
+                95..=99 if may_lose_readers && !kills_reader => {
+                    kills_reader = true;
+                    Fault::KillReader { reader: r.index(self.readers) }
+                }
+                _ => continue,
+            };
+            if fault.may_lose_a_worker() {
+                losses += 1;
+                if losses > MAX_LOSSES {
+                    continue;
+                }
+            }
+            self.faults.push((r.ms(0, span), fault));
+        }
+        self.faults.sort_by_key(|(at, _)| *at);
+    }
+
+    /// About how long an epoch lasts without faults, in milliseconds.
+    fn expected_ms(&self) -> u64 {
+        let (workers, readers) = (self.workers as u64, self.readers as u64);
+        let computing = self.rows * self.row_us / 1000 / workers;
+        let pace = u64::try_from(self.pace.as_millis()).unwrap_or(0);
+        let taking = self.rows / ROWS_PER_PAUSE as u64 * pace / 2 / readers;
+        computing.max(taking) + 200
+    }
+
+    /// The pipeline.
+    pub(crate) fn definition(&self) -> Value {
+        let mut steps = vec![json!({ "with_columns": { "x": "id * 3 + 1" } })];
+        if self.filters {
+            steps.push(json!({ "filter": "id % 3 <> 0" }));
+        }
+        if self.caching == Caching::PutGet {
+            steps.push(json!({ "autocache": "stored" }));
+        }
+        if self.row_us > 0 {
+            steps.push(json!({ "sleep": { "per_row": format!("{}us", self.row_us) } }));
+        }
+        if self.shuffles {
+            steps.push(json!({ "shuffle": { "buffer": 500, "seed": 7 } }));
+        }
+        if let Some(size) = self.batch {
+            steps.push(json!({ "batch": size }));
+        }
+        json!({ "source": { "range": self.rows }, "steps": steps, "deterministic": self.is_deterministic })
+    }
+
+    /// The values of `id` that the readers of an epoch get, in order.
+    pub(crate) fn expected(&self) -> impl Iterator<Item = i64> + use<> {
+        let filters = self.filters;
+        (0..i64::try_from(self.rows).unwrap_or(0)).filter(move |id| !filters || id % 3 != 0)
+    }
+
+    pub(crate) fn epochs(&self) -> u64 {
+        if self.caching == Caching::PutGet { 2 } else { 1 }
+    }
+
+    /// Whether a fault of the plan meets a condition.
+    pub(crate) fn has(&self, is: impl Fn(&Fault) -> bool) -> bool {
+        self.faults.iter().any(|(_, fault)| is(fault))
+    }
+}
+
+impl Fault {
+    /// Whether the tasks of a worker may be lost with it.
+    fn may_lose_a_worker(&self) -> bool {
+        matches!(
+            self,
+            Fault::KillWorker { .. }
+                | Fault::Isolate { .. }
+                | Fault::Cut { .. }
+                | Fault::Partition { between: (_, Host::Worker(_)) | (Host::Worker(_), _), .. }
+        )
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} rows, {} workers, {} readers", self.rows, self.workers, self.readers)?;
+        if self.caching == Caching::PutGet {
+            f.write_str(", put and get")?;
+        }
+        if self.division != Division::Dynamic {
+            write!(f, ", {:?}", self.division)?;
+        }
+        let resumes = self.resumes_after.is_some();
+        for (says, word) in [
+            (self.is_deterministic, "deterministic"),
+            (self.shuffles, "shuffle"),
+            (self.filters, "filter"),
+            (resumes, "resumes"),
+        ] {
+            if says {
+                write!(f, ", {word}")?;
+            }
+        }
+        for (at, fault) in &self.faults {
+            write!(f, "; {} ms: {fault:?}", at.as_millis())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,113 @@
+//! A user who reads epochs.
+
+use std::time::Duration;
+
+use arrow_array::cast::AsArray as _;
+use arrow_array::types::Int64Type;
+use caju_client::{Client, ReadRequest, Reader, ReaderState};
+use caju_types::{Error, Result};
+use caju_wire::Network;
+
+use crate::ambient;
+use crate::plan::ROWS_PER_PAUSE;
+use crate::random::Random;
+use crate::seat::Epoch;
+use crate::world::World;
+
+/// Reads every epoch of the plan.
+///
+/// # Errors
+/// Why an epoch could not be read to its end.
+pub(crate) async fn read_epochs(world: &World, reader: usize, network: Network) -> Result<()> {
+    let client = world.client(network).await?;
+    for epoch in 0..world.plan().epochs() {
+        let request = world.request(reader, epoch)?;
+        match world.plan().resumes_after {
+            None => drop(read_part(world, reader, &client, request, u64::MAX).await?),
+            Some(rows) => {
+                let state = read_part(world, reader, &client, request.clone(), rows).await?;
+                let states = world.gather_states(state).await;
+                let job = "train on".to_string();
+                let request = ReadRequest { job, states, states_of_all: true, ..request };
+                drop(read_part(world, reader, &client, request, u64::MAX).await?);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Reads until the end of an epoch, or until the user has a number of rows.
+async fn read_part(
+    world: &World,
+    reader: usize,
+    client: &Client,
+    request: ReadRequest,
+    most_rows: u64,
+) -> Result<ReaderState> {
+    let number = request.epoch;
+    let mut open = client.read(request).await?;
+    // The state of a reader that reads on names those before it until it has rows.
+    let me = open.client_number();
+    world.log().event(format_args!("reader-{reader} opens epoch {number} as client {me}"));
+    with_seat(world, reader, |parts| parts.push(Epoch { number, client: me, ..Epoch::default() }));
+    let read = take_rows(world, reader, &mut open, me, most_rows).await;
+    let missing = open.incomplete().map(|i| (i.rows_missing, i.rows_unknown));
+    with_seat(world, reader, |parts| {
+        if let Some(last) = parts.last_mut() {
+            (last.is_over, last.missing) = (matches!(read, Ok(true)), missing);
+            last.left = ambient::elapsed();
+        }
+    });
+    let state = open.state()?;
+    open.close().await;
+    match &read {
+        Ok(is_over) => {
+            world.log().event(format_args!("reader-{reader} leaves epoch {number}, over: {is_over}"))
+        }
+        Err(e) => world.log().event(format_args!("reader-{reader} fails in epoch {number}: {e}")),
+    }
+    read.map(|_| state)
+}
+
+fn with_seat(world: &World, reader: usize, change: impl FnOnce(&mut Vec<Epoch>)) {
+    if let Some(seat) = world.seat(reader) {
+        change(&mut seat.lock().epochs);
+    }
+}
+
+/// True at the end of the epoch.
+async fn take_rows(world: &World, reader: usize, open: &mut Reader, me: u64, most_rows: u64) -> Result<bool> {
+    let mut random = Random::new(reader as u64, 30);
+    let pace = u64::try_from(world.plan().pace.as_micros()).unwrap_or(0);
+    let (mut since_pause, mut rows) = (0, 0);
+    while let Some(element) = open.next().await? {
+        let column = element
+            .batch
+            .column_by_name("id")
+            .ok_or_else(|| Error::internal("the rows have no column `id`"))?;
+        let ids = column.as_primitive::<Int64Type>().values();
+        if let Some(first) = ids.first() {
+            let padding = if element.is_padding { " of padding" } else { "" };
+            world.log().event(format_args!("reader-{reader} takes {} rows{padding} from {first}", ids.len()));
+        }
+        world.heard().handed(me, ids.len() as u64);
+        with_seat(world, reader, |parts| {
+            if let Some(last) = parts.last_mut() {
+                last.elements += 1;
+                if !element.is_padding {
+                    last.ids.extend_from_slice(ids);
+                }
+            }
+        });
+        rows += ids.len() as u64;
+        if rows >= most_rows {
+            return Ok(false);
+        }
+        since_pause += ids.len();
+        if since_pause >= ROWS_PER_PAUSE {
+            since_pause = 0;
+            tokio::time::sleep(Duration::from_micros(random.between(0, pace + 1))).await;
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,266 @@
+//! One run: the plan is carried out, and what came of it is compared with the model.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use caju_types::{Error, ErrorKind};
+use serde::{Deserialize, Serialize};
+
+use crate::ambient;
+use crate::disk::Disk;
+use crate::log::EventLog;
+use crate::plan::{CLIENT_TIMEOUT, Division, Fault, Host, Plan};
+use crate::reader::read_epochs;
+use crate::seat::Epoch;
+use crate::tap::{Heard, Spoil};
+use crate::world::{Outcome, World};
+
+/// The simulated time within which all readers must have ended. Faults last seconds, and the longest timeout of a reader
+/// is that of `stall_timeout`, 5 minutes.
+const LONGEST: Duration = Duration::from_secs(900);
+/// How often bounds on memory are looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What came of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// A digest of everything that happened, with the time of each event.
+    pub digest: String,
+    /// The number of events.
+    pub events: u64,
+    /// The simulated time, in milliseconds.
+    pub simulated_ms: u64,
+    /// The plan, for people.
+    pub plan: String,
+    /// What must not have happened; empty: the run passed.
+    pub violations: Vec<String>,
+    /// The error of each reader that ended with one, as the plan permits.
+    pub errors: Vec<String>,
+}
+
+/// Carries out the plan of a seed in this process, which is a simulation from then on.
+///
+/// # Errors
+/// If there is no thread or no runtime.
+pub fn run(seed: u64, spoil: Option<Spoil>, prints: bool) -> caju_types::Result<Report> {
+    ambient::start(seed, stuck);
+    caju_runtime::simulate(seed);
+    let thread = std::thread::Builder::new().name("simulation".into()).stack_size(64 << 20);
+    let body = move || -> caju_types::Result<Report> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|e| Error::internal(format!("no runtime: {e}")))?;
+        runtime.block_on(simulate(seed, spoil, prints))
+    };
+    let running = thread.spawn(body).map_err(|e| Error::exhausted(format!("no thread: {e}")))?;
+    running.join().map_err(|_| Error::internal("the simulation panicked"))?
+}
+
+/// Every task waits, and no timer is set.
+fn stuck() -> ! {
+    eprintln!("nothing will ever happen again: every task waits, and no timer is set");
+    std::process::exit(4);
+}
+
+async fn simulate(seed: u64, spoil: Option<Spoil>, prints: bool) -> caju_types::Result<Report> {
+    let (plan, log) = (Plan::of(seed), EventLog::new(prints));
+    log.event(format_args!("seed {seed}: {plan}"));
+    let (heard, disk) = (Heard::new(spoil, log.clone()), Disk::new(log.clone()));
+    if spoil == Some(Spoil::LoseJournalRecord) {
+        disk.lose_lease_after(seed % 7);
+    }
+    let world = World::new(plan.clone(), seed, log.clone(), heard, disk)?;
+    world.start_dispatcher().await;
+    (0..plan.workers).for_each(|w| world.start_worker(w));
+    for reader in 0..plan.readers {
+        let read = |world: World, network| async move { read_epochs(&world, reader, network).await };
+        world.start_reader(reader, read);
+    }
+    for (at, fault) in &plan.faults {
+        let (world, fault) = (world.clone(), *fault);
+        world.clone().after(*at, async move { inflict(&world, fault).await });
+    }
+    let watching = watch_memory(&world);
+    tokio::select! {
+        biased;
+        () = world.readers_end() => {}
+        () = watching => {}
+        () = tokio::time::sleep(LONGEST) => {
+            log.violation(format!("readers have not ended after {} s", LONGEST.as_secs()));
+        }
+    }
+    let errors = check(&world);
+    world.stop();
+    let (digest, events) = log.digest();
+    Ok(Report {
+        seed,
+        digest: format!("{digest:016x}"),
+        events,
+        simulated_ms: u64::try_from(ambient::elapsed().as_millis()).unwrap_or(u64::MAX),
+        plan: plan.to_string(),
+        violations: log.violations(),
+        errors,
+    })
+}
+
+async fn inflict(world: &World, fault: Fault) {
+    world.log().event(format_args!("{fault:?}"));
+    let (network, again) = (world.network().clone(), world.clone());
+    match fault {
+        Fault::KillWorker { worker, is_silent, back } => {
+            world.kill_worker(worker, is_silent);
+            world.after(back, async move { again.start_worker(worker) });
+        }
+        Fault::KillDispatcher { back } => {
+            if world.kill_dispatcher() {
+                world.after(back, async move { again.start_dispatcher().await });
+            }
+        }
+        Fault::FailDisk { writes } => world.disk().fail_after(writes),
+        Fault::Partition { between: (a, b), one_way, lasts } => {
+            let mut links = vec![(a.to_string(), b.to_string())];
+            if !one_way {
+                links.push((b.to_string(), a.to_string()));
+            }
+            links.iter().for_each(|(a, b)| network.block(a, b, true));
+            world.after(lasts, async move { links.iter().for_each(|(a, b)| network.block(a, b, false)) });
+        }
+        Fault::Cut { host } => network.cut(&host.to_string()),
+        Fault::Isolate { worker, lasts } => {
+            let name = Host::Worker(worker).to_string();
+            let readers = (0..world.plan().readers).map(Host::Reader);
+            let others: Vec<String> = readers.chain([Host::Dispatcher]).map(|h| h.to_string()).collect();
+            let set = move |is_blocked| {
+                for other in &others {
+                    network.block(&name, other, is_blocked);
+                    network.block(other, &name, is_blocked);
+                }
+            };
+            set(true);
+            world.after(lasts, async move { set(false) });
+        }
+        Fault::AddWorker => world.start_worker(world.next_worker()),
+        Fault::DrainWorker { worker } => world.drain_worker(worker),
+        Fault::KillReader { reader } => world.kill_reader(reader),
+    }
+}
+
+/// Looks at the bytes that wait in workers, for as long as it is polled.
+async fn watch_memory(world: &World) {
+    // One element may always wait, however large: two columns of 8 bytes per row, twice for padding of buffers.
+    let plan = world.plan();
+    let element = 32 * usize::try_from(plan.batch.unwrap_or(0)).unwrap_or(0).max(plan.batch_rows);
+    loop {
+        tokio::time::sleep(LOOK).await;
+        for (bytes, tasks) in world.buffered() {
+            let most = tasks.max(1) * (plan.buffer_bytes + element);
+            if bytes > most {
+                world
+                    .log()
+                    .violation(format!("{bytes} bytes wait in {tasks} tasks of a worker, {most} at most"));
+            }
+        }
+    }
+}
+
+/// Compares what users got with what they should have. Gives the errors that the plan permits.
+fn check(world: &World) -> Vec<String> {
+    let (plan, log) = (world.plan(), world.log());
+    let mut errors = Vec::new();
+    let kills_reader = plan.has(|f| matches!(f, Fault::KillReader { .. }));
+    let loses_state = plan.has(|f| matches!(f, Fault::KillDispatcher { .. } | Fault::FailDisk { .. }));
+    let is_even = matches!(plan.division, Division::Consumers { .. });
+    let readers = world.outcomes();
+    for Outcome { reader, killed, error, .. } in &readers {
+        let Some(error) = error.as_ref().filter(|_| killed.is_none()) else { continue };
+        // Which rows a killed reader took is not known to a dispatcher that was restarted just before.
+        let incomplete =
+            error.kind() == ErrorKind::FailedPrecondition && error.message().starts_with("incomplete");
+        // Documented: what a lost worker has given out of the last rows cannot be made even.
+        let uneven = error.message().contains("cannot be made even");
+        if kills_reader && loses_state && incomplete || is_even && uneven {
+            errors.push(format!("reader-{reader}: {error}"));
+        } else {
+            log.violation(format!("reader-{reader} fails: {:?}: {error}", error.kind()));
+        }
+    }
+    for epoch in 0..plan.epochs() {
+        let of = |r: &Outcome| {
+            let read: Vec<Epoch> = r.epochs.iter().filter(|e| e.number == epoch).cloned().collect();
+            (r.reader, r.killed.is_some(), read)
+        };
+        let read: Vec<_> = readers.iter().map(of).collect();
+        check_rows(world, epoch, &read, left_before_it_was_missed(&readers, epoch));
+        check_evenness(world, &read);
+        for (reader, is_killed, read) in &read {
+            for part in read.iter().filter(|e| e.is_over && !is_killed) {
+                check_acknowledgements(world, *reader, part);
+            }
+        }
+    }
+    errors
+}
+
+/// Whether every reader that lives left an epoch before a killed one could be missed: nobody was left to take the rows
+/// that were with that one.
+fn left_before_it_was_missed(readers: &[Outcome], epoch: u64) -> bool {
+    let Some(killed) = readers.iter().filter_map(|r| r.killed).min() else { return false };
+    let alive = readers.iter().filter(|r| r.killed.is_none());
+    let left = alive.flat_map(|r| &r.epochs).filter(|e| e.number == epoch).map(|e| e.left).max();
+    left.is_some_and(|left| left < killed + CLIENT_TIMEOUT)
+}
+
+/// Every row came once.
+fn check_rows(world: &World, epoch: u64, readers: &[(usize, bool, Vec<Epoch>)], may_leave_rows: bool) {
+    let (plan, log) = (world.plan(), world.log());
+    let parts = || readers.iter().flat_map(|(_, killed, parts)| parts.iter().map(move |p| (*killed, p)));
+    let unknown = parts().any(|(_, e)| e.missing.is_some_and(|(_, unknown)| unknown));
+    // Rows by how often readers got them; those of a killed one may come again.
+    let mut got: BTreeMap<i64, u32> = BTreeMap::new();
+    for (is_killed, part) in parts() {
+        for id in &part.ids {
+            *got.entry(*id).or_default() += u32::from(!is_killed);
+        }
+    }
+    let twice: Vec<i64> = got.iter().filter(|(_, times)| **times > 1).map(|(id, _)| *id).collect();
+    if !twice.is_empty() && !unknown {
+        log.violation(format!("epoch {epoch}: {} rows came twice, {:?} first", twice.len(), twice.first()));
+    }
+    let is_over = |(_, killed, parts): &(usize, bool, Vec<Epoch>)| *killed || parts.iter().any(|p| p.is_over);
+    if !readers.iter().all(is_over) || readers.iter().all(|(_, killed, _)| *killed) {
+        return;
+    }
+    let missing: Vec<i64> = plan.expected().filter(|id| !got.contains_key(id)).collect();
+    // Elements that do not fill a last round of consumers are dropped.
+    let elements = if plan.division == (Division::Consumers { pads: false }) { plan.readers - 1 } else { 0 };
+    let may_miss = elements as u64 * plan.batch.unwrap_or(1);
+    if missing.len() as u64 > may_miss && !unknown && !may_leave_rows {
+        log.violation(format!(
+            "epoch {epoch}: {} rows are missing, {:?} first",
+            missing.len(),
+            missing.first()
+        ));
+    }
+    if got.len() + missing.len() != plan.expected().count() {
+        log.violation(format!("epoch {epoch}: rows came that the dataset does not have"));
+    }
+}
+
+/// Consumers got equally many elements.
+fn check_evenness(world: &World, readers: &[(usize, bool, Vec<Epoch>)]) {
+    let ended = readers.iter().flat_map(|(_, _, parts)| parts).filter(|p| p.is_over);
+    let elements: Vec<u64> = ended.map(|p| p.elements).collect();
+    let is_even = elements.windows(2).all(|pair| pair[0] == pair[1]);
+    if matches!(world.plan().division, Division::Consumers { .. }) && !is_even {
+        world.log().violation(format!("consumers got {elements:?} elements"));
+    }
+}
+
+/// What a reader acknowledged is what its user took.
+fn check_acknowledgements(world: &World, reader: usize, part: &Epoch) {
+    let (said, got) = (world.heard().acknowledged(part.client), part.ids.len() as u64);
+    if said != got && !matches!(world.plan().division, Division::Consumers { .. }) {
+        world.log().violation(format!("reader-{reader} took {got} rows and acknowledged {said}"));
+    }
+}

@@ -1,0 +1,433 @@
+//! The processes of a run: a dispatcher, workers and readers, with their real code.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use caju_client::{Client, ClientConfig, Consumer, LostReaders, ReadRequest, ReaderState, Uneven};
+use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers, WorkerList};
+use caju_kernels::{Limits, Registry};
+use caju_pipeline::DatasetDef;
+use caju_proto::v1::ProcessingMode;
+use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock, Task, Tasks, log_failure};
+use caju_sources::SourceContext;
+use caju_types::{Error, Result};
+use caju_wire::Network;
+use caju_worker::{Worker, WorkerConfig, WorkerHandle};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::ambient;
+use crate::disk::Disk;
+use crate::log::EventLog;
+use crate::network::SimNetwork;
+use crate::plan::{CLIENT_TIMEOUT, Caching, Division, Host, Plan, WORKER_TIMEOUT};
+use crate::random::Random;
+use crate::seat::{Epoch, Seat};
+use crate::tap::{self, Heard};
+
+/// Where clients and workers reach the dispatcher: its tap.
+pub(crate) const DISPATCHER: &str = "dispatcher:7070";
+/// Where the dispatcher itself listens, behind the tap.
+const BEHIND_TAP: &str = "dispatcher:7071";
+/// How long a process tries to reach a dispatcher when it starts.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a drained worker has.
+const DRAIN: Duration = Duration::from_secs(30);
+
+/// The processes of a run. Clones are the same processes.
+#[derive(Clone)]
+pub(crate) struct World(Arc<Inner>);
+
+struct Inner {
+    plan: Plan,
+    log: EventLog,
+    network: SimNetwork,
+    disk: Disk,
+    heard: Heard,
+    registry: Registry,
+    stores: Arc<Stores>,
+    pool: CpuPool,
+    tasks: Tasks,
+    dispatcher: Mutex<Option<Running>>,
+    workers: Mutex<Vec<WorkerProcess>>,
+    seats: Vec<Mutex<Seat>>,
+    /// Readers that have ended.
+    ended: watch::Sender<usize>,
+    /// The states of readers that stopped.
+    states: watch::Sender<Vec<ReaderState>>,
+}
+
+/// A dispatcher and its tap.
+struct Running {
+    handle: DispatcherHandle,
+    tap: Tasks,
+}
+
+#[derive(Default)]
+struct WorkerProcess {
+    handle: Option<WorkerHandle>,
+    /// Its start, until it has registered.
+    starting: Option<Task<()>>,
+    is_up: bool,
+}
+
+impl World {
+    pub(crate) fn new(plan: Plan, seed: u64, log: EventLog, heard: Heard, disk: Disk) -> Result<Self> {
+        let network = SimNetwork::new(Random::new(seed, 20), plan.quality, log.clone());
+        Ok(Self(Arc::new(Inner {
+            seats: (0..plan.readers).map(|_| Mutex::default()).collect(),
+            plan,
+            log,
+            network,
+            disk,
+            heard,
+            registry: Registry::new(Limits::default()),
+            stores: Arc::new(Stores::default()),
+            pool: CpuPool::new(2)?,
+            tasks: Tasks::new(),
+            dispatcher: Mutex::default(),
+            workers: Mutex::default(),
+            ended: watch::Sender::new(0),
+            states: watch::Sender::new(Vec::new()),
+        })))
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.0.plan
+    }
+
+    pub(crate) fn log(&self) -> &EventLog {
+        &self.0.log
+    }
+
+    pub(crate) fn heard(&self) -> &Heard {
+        &self.0.heard
+    }
+
+    pub(crate) fn network(&self) -> &SimNetwork {
+        &self.0.network
+    }
+
+    pub(crate) fn disk(&self) -> &Disk {
+        &self.0.disk
+    }
+
+    /// What a reader has done so far.
+    pub(crate) fn seat(&self, reader: usize) -> Option<&Mutex<Seat>> {
+        self.0.seats.get(reader)
+    }
+
+    /// Does something later.
+    pub(crate) fn after(&self, delay: Duration, what: impl Future<Output = ()> + Send + 'static) {
+        self.0.tasks.background("a later event", log_failure, async move {
+            tokio::time::sleep(delay).await;
+            what.await;
+            Ok(())
+        });
+    }
+
+    // ---- the dispatcher
+
+    /// Starts a dispatcher on what is on the disk.
+    pub(crate) async fn start_dispatcher(&self) {
+        let inner = &self.0;
+        if inner.dispatcher.lock().is_some() {
+            return;
+        }
+        let network = inner.network.start_host("dispatcher");
+        match self.try_start_dispatcher(network).await {
+            Ok(running) => {
+                inner.log.event(format_args!("the dispatcher starts"));
+                *inner.dispatcher.lock() = Some(running);
+                self.watch_disk();
+            }
+            Err(e) => inner.log.violation(format!("the dispatcher does not start: {e}")),
+        }
+    }
+
+    async fn try_start_dispatcher(&self, network: Network) -> Result<Running> {
+        let inner = &self.0;
+        let timers = Timers {
+            heartbeat: Duration::from_millis(500),
+            worker_timeout: WORKER_TIMEOUT,
+            client_timeout: CLIENT_TIMEOUT,
+            drain: Duration::from_secs(1),
+            ..Timers::default()
+        };
+        let cache_url = self.cache_url();
+        let ctx = SourceContext::new(Arc::clone(&inner.stores), Arc::new(IoCounters::new()));
+        let catalog = EngineCatalog::new(inner.registry.clone(), ctx).with_cache(&cache_url);
+        let config = DispatcherConfig {
+            listen: BEHIND_TAP.to_string(),
+            network: network.clone(),
+            timers,
+            cache_url,
+            workers: self.worker_list()?,
+            ..DispatcherConfig::default()
+        };
+        let (clock, journal) = (SystemClock::shared(), inner.disk.journal());
+        let handle = Dispatcher::start_on(config, Arc::new(catalog), clock, journal).await?;
+        let (tap, behind) = (Tasks::new(), handle.address().to_owned());
+        tap::start(network, DISPATCHER, behind, inner.heard.clone(), &tap).await?;
+        Ok(Running { handle, tap })
+    }
+
+    /// The workers that have shards, where they have such.
+    fn worker_list(&self) -> Result<WorkerList> {
+        let plan = &self.0.plan;
+        let count = if plan.division == Division::ByRow { plan.workers } else { 0 };
+        WorkerList::new((0..count).map(|w| worker_address(&Host::Worker(w).to_string())).collect())
+    }
+
+    fn cache_url(&self) -> String {
+        match self.0.plan.caching {
+            Caching::Compute => String::new(),
+            Caching::PutGet => "memory://cache".to_string(),
+        }
+    }
+
+    /// A dispatcher whose disk fails ends, as the binary does, and is started again.
+    fn watch_disk(&self) {
+        let world = self.clone();
+        let failed = self.0.dispatcher.lock().as_ref().map(|running| running.handle.watch_failure());
+        let Some(failed) = failed else { return };
+        self.0.tasks.background("the dispatcher's end", log_failure, async move {
+            let error = failed.await;
+            world.0.log.event(format_args!("the dispatcher gives up: {error}"));
+            if world.kill_dispatcher() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                world.start_dispatcher().await;
+            }
+            Ok(())
+        });
+    }
+
+    /// Kills the dispatcher; false if there is none.
+    pub(crate) fn kill_dispatcher(&self) -> bool {
+        let Some(running) = self.0.dispatcher.lock().take() else { return false };
+        self.0.log.event(format_args!("the dispatcher is killed"));
+        self.0.disk.detach();
+        self.0.network.stop_host("dispatcher", false);
+        running.tap.stop();
+        drop(running.handle);
+        true
+    }
+
+    // ---- workers
+
+    /// Starts a worker at its address; the next new one if there is none yet.
+    pub(crate) fn start_worker(&self, worker: usize) {
+        let inner = &self.0;
+        let mut workers = inner.workers.lock();
+        while workers.len() <= worker {
+            workers.push(WorkerProcess::default());
+        }
+        let Some(process) = workers.get_mut(worker).filter(|p| !p.is_up) else { return };
+        let name = Host::Worker(worker).to_string();
+        inner.log.event(format_args!("{name} starts"));
+        let network = inner.network.start_host(&name);
+        let world = self.clone();
+        process.is_up = true;
+        process.starting = Some(inner.tasks.spawn("a worker's start", async move {
+            let started = Worker::start(world.worker_config(&name, network)).await;
+            let mut workers = world.0.workers.lock();
+            let Some(process) = workers.get_mut(worker) else { return };
+            match started {
+                Ok(handle) => {
+                    world.0.log.event(format_args!("{name} is {}", handle.worker_id()));
+                    process.handle = Some(handle);
+                }
+                Err(e) => {
+                    world.0.log.event(format_args!("{name} does not start: {e}"));
+                    process.is_up = false;
+                }
+            }
+        }));
+    }
+
+    /// The number of the next new worker.
+    pub(crate) fn next_worker(&self) -> usize {
+        self.0.workers.lock().len()
+    }
+
+    fn worker_config(&self, name: &str, network: Network) -> WorkerConfig {
+        let inner = &self.0;
+        WorkerConfig {
+            listen: worker_address(name),
+            network,
+            pool: Some(inner.pool.clone()),
+            buffer_bytes: inner.plan.buffer_bytes,
+            connect_timeout: CONNECT_TIMEOUT,
+            registry: inner.registry.clone(),
+            batch_rows: Some(inner.plan.batch_rows),
+            ..WorkerConfig::new(DISPATCHER, Arc::clone(&inner.stores))
+        }
+    }
+
+    /// Kills a worker.
+    pub(crate) fn kill_worker(&self, worker: usize, is_silent: bool) {
+        let Some((handle, starting)) = self.take_worker(worker) else { return };
+        let name = Host::Worker(worker).to_string();
+        self.0.log.event(format_args!("{name} is killed"));
+        self.0.network.stop_host(&name, is_silent);
+        drop(starting);
+        if let Some(handle) = handle {
+            handle.kill();
+        }
+    }
+
+    /// Drains a worker, which ends then.
+    pub(crate) fn drain_worker(&self, worker: usize) {
+        let Some((Some(handle), _)) = self.take_worker(worker) else { return };
+        let (world, name) = (self.clone(), Host::Worker(worker).to_string());
+        self.0.log.event(format_args!("{name} drains"));
+        self.0.tasks.background("a worker that drains", log_failure, async move {
+            let done = handle.drain(DRAIN).await;
+            world.0.log.event(format_args!("{name} is drained: {done}"));
+            world.0.network.stop_host(&name, false);
+            Ok(())
+        });
+    }
+
+    fn take_worker(&self, worker: usize) -> Option<(Option<WorkerHandle>, Option<Task<()>>)> {
+        let mut workers = self.0.workers.lock();
+        let process = workers.get_mut(worker).filter(|p| p.is_up)?;
+        process.is_up = false;
+        Some((process.handle.take(), process.starting.take()))
+    }
+
+    /// Bytes of finished elements that wait in each worker, with the number of its tasks.
+    pub(crate) fn buffered(&self) -> Vec<(usize, usize)> {
+        let workers = self.0.workers.lock();
+        let running = workers.iter().filter_map(|w| w.handle.as_ref());
+        running.map(|w| (w.buffered_bytes(), w.tasks().len())).collect()
+    }
+
+    // ---- readers
+
+    /// Starts a reader of the job: `read` is what it does on the network of its host.
+    pub(crate) fn start_reader<F>(&self, reader: usize, read: impl FnOnce(World, Network) -> F)
+    where
+        F: Future<Output = Result<()>> + Send + 'static,
+    {
+        let name = Host::Reader(reader).to_string();
+        let (world, reading) = (self.clone(), read(self.clone(), self.0.network.start_host(&name)));
+        let running = self.0.tasks.spawn("a reader", async move {
+            let ended = reading.await;
+            if let Some(seat) = world.seat(reader) {
+                seat.lock().ended(ended);
+            }
+            world.0.ended.send_modify(|n| *n += 1);
+        });
+        if let Some(seat) = self.seat(reader) {
+            seat.lock().running = Some(running);
+        }
+    }
+
+    /// Kills a reader.
+    pub(crate) fn kill_reader(&self, reader: usize) {
+        let Some(seat) = self.seat(reader) else { return };
+        let running = {
+            let mut seat = seat.lock();
+            if seat.has_ended() {
+                return;
+            }
+            seat.killed = Some(ambient::elapsed());
+            seat.running.take()
+        };
+        let name = Host::Reader(reader).to_string();
+        self.0.log.event(format_args!("{name} is killed"));
+        self.0.network.stop_host(&name, false);
+        drop(running);
+        self.0.ended.send_modify(|n| *n += 1);
+    }
+
+    /// Waits until every reader has ended.
+    pub(crate) async fn readers_end(&self) {
+        let mut ended = self.0.ended.subscribe();
+        let all = self.0.plan.readers;
+        drop(ended.wait_for(|n| *n >= all).await);
+    }
+
+    /// The client of a reader.
+    ///
+    /// # Errors
+    /// Those of [`Client::connect`].
+    pub(crate) async fn client(&self, network: Network) -> Result<Client> {
+        let config = ClientConfig {
+            connect_timeout: CONNECT_TIMEOUT,
+            prefetch_bytes: self.0.plan.prefetch_bytes,
+            network,
+            ..ClientConfig::default()
+        };
+        Client::connect(DISPATCHER, config).await
+    }
+
+    /// What every reader asks for.
+    ///
+    /// # Errors
+    /// If the plan's definition is none.
+    pub(crate) fn request(&self, reader: usize, epoch: u64) -> Result<ReadRequest> {
+        let plan = &self.0.plan;
+        let def = DatasetDef::from_json(&plan.definition())?;
+        let policy = if plan.caching == Caching::PutGet { "hint:stored" } else { "compute" };
+        Ok(ReadRequest {
+            job: "train".to_string(),
+            epoch,
+            policy: policy.to_string(),
+            mode: if plan.division == Division::ByRow {
+                ProcessingMode::Data
+            } else {
+                ProcessingMode::Dynamic
+            },
+            consumer: self.consumer(reader),
+            lost_readers: LostReaders::Allow,
+            ..ReadRequest::of(def)
+        })
+    }
+
+    fn consumer(&self, reader: usize) -> Option<Consumer> {
+        let Division::Consumers { pads } = self.0.plan.division else { return None };
+        let (index, count) = (u32::try_from(reader).ok()?, u32::try_from(self.0.plan.readers).ok()?);
+        Some(Consumer { index, count, uneven: if pads { Uneven::Pad } else { Uneven::Drop } })
+    }
+
+    /// Gives a reader's state, and waits for those of all readers.
+    pub(crate) async fn gather_states(&self, state: ReaderState) -> Vec<ReaderState> {
+        self.0.states.send_modify(|states| states.push(state));
+        let (all, mut given) = (self.0.plan.readers, self.0.states.subscribe());
+        given.wait_for(|states| states.len() >= all).await.map(|states| states.clone()).unwrap_or_default()
+    }
+
+    /// Ends everything, without waiting.
+    pub(crate) fn stop(&self) {
+        self.kill_dispatcher();
+        for worker in 0..self.next_worker() {
+            self.kill_worker(worker, false);
+        }
+        self.0.tasks.stop();
+    }
+
+    /// What came of each reader.
+    pub(crate) fn outcomes(&self) -> Vec<Outcome> {
+        let of = |(reader, seat): (usize, &Mutex<Seat>)| {
+            let seat = seat.lock();
+            let (killed, epochs, error) = (seat.killed, seat.epochs.clone(), seat.error.clone());
+            Outcome { reader, killed, epochs, error }
+        };
+        self.0.seats.iter().enumerate().map(of).collect()
+    }
+}
+
+/// The address at which a worker listens.
+fn worker_address(host: &str) -> String {
+    format!("{host}:7100")
+}
+
+/// What came of a reader.
+pub(crate) struct Outcome {
+    pub(crate) reader: usize,
+    pub(crate) killed: Option<Duration>,
+    pub(crate) epochs: Vec<Epoch>,
+    pub(crate) error: Option<Error>,
+}

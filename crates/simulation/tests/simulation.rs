@@ -1,0 +1,97 @@
+//! Seeds of the simulation, each in a process of its own.
+
+use std::process::{Command, Output};
+
+use caju_simulation::Report;
+
+/// Seeds of which one at least must meet each spoilt message. A spoilt message that a plan never sends changes nothing.
+const SEEDS_TO_FIND: u64 = 60;
+
+fn simulate(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_simulate")).args(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn report(seed: u64, more: &[&str]) -> Report {
+    let output = simulate(&[&["--json", "--seed", &seed.to_string()], more].concat());
+    serde_json::from_str(text(&output.stdout).trim())
+        .unwrap_or_else(|e| panic!("seed {seed}: {e}: {output:?}"))
+}
+
+/// Seeds of one test: each test has four minutes on a busy machine.
+const SEEDS: u64 = 50;
+
+fn pass(first: u64) {
+    let output = simulate(&["--first", &first.to_string(), "--seeds", &SEEDS.to_string(), "--jobs", "1"]);
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+}
+
+#[test]
+fn simulated_clusters_keep_every_promise() {
+    pass(0);
+}
+
+#[test]
+fn simulated_clusters_of_further_seeds_keep_every_promise() {
+    pass(SEEDS);
+}
+
+#[test]
+fn simulated_clusters_of_still_further_seeds_keep_every_promise() {
+    pass(2 * SEEDS);
+}
+
+#[test]
+fn simulated_clusters_of_the_last_seeds_keep_every_promise() {
+    pass(3 * SEEDS);
+}
+
+#[test]
+fn a_seed_gives_the_same_run_each_time() {
+    for seed in 0..5 {
+        assert_eq!(report(seed, &[]), report(seed, &[]));
+    }
+    assert_ne!(report(0, &[]).digest, report(1, &[]).digest);
+}
+
+/// Some seed fails with this fault of the code, and passes without it.
+fn is_found(spoil: &str) {
+    let seeds = SEEDS_TO_FIND.to_string();
+    let output = simulate(&["--seeds", &seeds, "--until-failure", "--jobs", "1", "--spoil", spoil]);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "no seed finds {spoil}: {said}");
+    let line =
+        said.lines().find_map(|l| l.trim().strip_prefix("replay: ")).unwrap_or_else(|| panic!("{said}"));
+    let (_, seed) = line.strip_suffix(&format!(" --spoil {spoil}")).unwrap().rsplit_once(' ').unwrap();
+    let seed = seed.parse().unwrap();
+    assert_eq!(report(seed, &[]).violations, Vec::<String>::new(), "seed {seed} fails without {spoil}");
+    println!("{spoil}: seed {seed}: {}", report(seed, &["--spoil", spoil]).violations.join("; "));
+}
+
+#[test]
+fn a_dropped_acknowledgement_is_found() {
+    is_found("drop-acknowledgement");
+}
+
+#[test]
+fn a_skipped_fence_is_found() {
+    is_found("skip-fence");
+}
+
+#[test]
+fn a_double_lease_is_found() {
+    is_found("double-lease");
+}
+
+#[test]
+fn a_forgotten_done_range_is_found() {
+    is_found("forget-done-range");
+}
+
+#[test]
+fn a_lost_journal_record_is_found() {
+    is_found("lose-journal-record");
+}
