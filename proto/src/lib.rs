@@ -25,7 +25,7 @@ pub mod v1 {
     tonic::include_proto!("caju.v1");
 }
 
-pub use modes::{MODES, mode_from_name, mode_names};
+pub use modes::{MODES, mode_from_name, mode_name, mode_names};
 pub use prost::bytes::Bytes;
 pub use ticket::ticket;
 pub use version::{

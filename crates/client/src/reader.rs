@@ -7,7 +7,7 @@ use std::time::Duration;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use caju_pipeline::DatasetDef;
-use caju_proto::{MODES, v1};
+use caju_proto::{mode_name, v1};
 use caju_runtime::{Task, Tasks, caught};
 use caju_types::{Error, IterationId, Result, TakenRows};
 use caju_wire::{Chunk, DispatcherLink, ElementCursor, Run, schema_from_ipc};
@@ -39,6 +39,8 @@ struct Ready {
     chunk: Chunk,
     /// It went through the merger.
     merged: bool,
+    /// With lanes: the slot whose turn comes behind it.
+    turn: Option<u32>,
 }
 
 /// Reads one epoch of a job. The tasks of all workers are read concurrently, up to a bound in bytes. Every row arrives exactly
@@ -80,6 +82,8 @@ pub struct Reader {
     in_hand: (Vec<Run>, bool),
     /// Rows that the user got before the current chunk.
     delivered: Delivered,
+    /// With lanes: the slot whose element comes behind the current chunk.
+    turn: u32,
     /// Elements and rows that the user got of this reader.
     elements: u64,
     rows: u64,
@@ -103,8 +107,7 @@ impl Reader {
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
         let def = DatasetDef::from_json_str(&opened.definition_json)?;
         let shared = Arc::new(Shared::new(config, opened.in_turn));
-        let lanes = opened.in_turn.then(|| Lanes::new(&opened.slots));
-        shared.facts.hear(&opened.listed, &opened.readers, &opened.resumed, opened.states_missing)?;
+                shared.facts.hear(&opened.listed, &opened.readers, &opened.resumed, opened.states_missing)?;
         let is_resumed = !states.is_empty();
         if is_resumed && opened.resumed.is_empty() && opened.states_missing == 0 {
             return Err(Error::unimplemented(format!(
@@ -116,6 +119,7 @@ impl Reader {
             true => ReaderState::union(states)?,
             false => beginning(&opened, epoch),
         };
+        let lanes = opened.in_turn.then(|| Lanes::new(&opened.slots, origin.turn));
         let client = opened.client_id;
         let stop = Tasks::new();
         let session = Session::new(link, Arc::clone(&shared), &opened);
@@ -148,6 +152,7 @@ impl Reader {
             handed_rows: 0,
             in_hand: (Vec::new(), false),
             delivered: Delivered::default(),
+            turn: origin.turn,
             elements: 0,
             rows: 0,
             origin,
@@ -251,11 +256,12 @@ impl Reader {
         let (runs, as_whole) = std::mem::take(&mut self.in_hand);
         self.delivered.add_first(&runs, if is_open || as_whole { u64::MAX } else { self.handed_rows });
         loop {
-            if let Some(Ready { chunk, merged }) = self.ready.pop_front() {
+            if let Some(Ready { chunk, merged, turn }) = self.ready.pop_front() {
                 if !self.shared.acks.hand(&chunk.runs, merged, whole) {
                     // The session has ended, and gave these rows to others; why is at the end of the queue.
                     continue;
                 }
+                self.turn = turn.unwrap_or(self.turn);
                 self.handed_rows = 0;
                 self.in_hand = (chunk.runs.clone(), whole);
                 if whole {
@@ -298,16 +304,16 @@ impl Reader {
                                 let mut full = Vec::new();
                                 merger.push(chunk, &mut full)?;
                                 self.ready
-                                    .extend(full.into_iter().map(|chunk| Ready { chunk, merged: true }));
+                                    .extend(full.into_iter().map(|chunk| Ready { chunk, merged: true, turn: None }));
                             }
                         }
                         Some(merger) if chunk.remainder => {
                             self.shared.acks.merging(chunk.rows() as u64);
                             let mut full = Vec::new();
                             merger.push(chunk, &mut full)?;
-                            self.ready.extend(full.into_iter().map(|chunk| Ready { chunk, merged: true }));
+                            self.ready.extend(full.into_iter().map(|chunk| Ready { chunk, merged: true, turn: None }));
                         }
-                        _ => self.ready.push_back(Ready { chunk, merged: false }),
+                        _ => self.ready.push_back(Ready { chunk, merged: false, turn: None }),
                     }
                 }
                 (Some(Item::Flush), Some(merger)) => {
@@ -315,9 +321,9 @@ impl Reader {
                         self.shared.acks.dropped(merger.held().flat_map(|c| &c.runs));
                         merger.held().for_each(|c| self.delivered.add(&c.runs));
                     }
-                    self.ready.extend(merger.finish()?.map(|chunk| Ready { chunk, merged: true }));
+                    self.ready.extend(merger.finish()?.map(|chunk| Ready { chunk, merged: true, turn: None }));
                     if let Some(padding) = &mut self.pad_merger {
-                        self.ready.extend(padding.finish()?.map(|chunk| Ready { chunk, merged: true }));
+                        self.ready.extend(padding.finish()?.map(|chunk| Ready { chunk, merged: true, turn: None }));
                     }
                 }
                 (Some(Item::Flush | Item::SlotEnd(_)), _) => {}
@@ -359,6 +365,7 @@ impl Reader {
             elements: self.origin.elements.saturating_add(self.elements),
             rows: self.origin.rows.saturating_add(self.rows),
             exhausted: self.over,
+            turn: self.turn,
             taken,
             ..self.origin.clone()
         })
@@ -420,13 +427,11 @@ fn behind(origin: &ReaderState) -> BTreeSet<u64> {
 
 /// The state of a reader that has taken nothing.
 fn beginning(opened: &v1::OpenIterationResponse, epoch: u64) -> ReaderState {
-    let named = MODES.iter().find(|(_, mode)| *mode == opened.mode());
-    let mode = named.map_or("dynamic", |(name, _)| *name);
     ReaderState {
         fingerprint: opened.fingerprint.clone(),
         seed: opened.seed,
         epoch,
-        mode: mode.to_string(),
+        mode: mode_name(opened.mode()).to_string(),
         iteration: 0,
         behind: BTreeSet::new(),
         readers: BTreeSet::new(),
@@ -434,6 +439,7 @@ fn beginning(opened: &v1::OpenIterationResponse, epoch: u64) -> ReaderState {
         elements: 0,
         rows: 0,
         exhausted: false,
+        turn: 0,
         taken: TakenRows::default(),
     }
 }
@@ -469,7 +475,8 @@ fn in_turn(
             Some(other)
         }
     };
-    ready.extend(std::iter::from_fn(|| lanes.next()).map(|chunk| Ready { chunk, merged: true }));
+    let next = std::iter::from_fn(|| lanes.next());
+    ready.extend(next.map(|(chunk, turn)| Ready { chunk, merged: true, turn: Some(turn) }));
     rest
 }
 

@@ -41,6 +41,8 @@ pub struct ReaderState {
     pub rows: u64,
     /// The reader was at the epoch's end.
     pub exhausted: bool,
+    /// Where slots take turns (`deterministic` in the mode `off` and in static modes): the slot whose element comes next.
+    pub turn: u32,
     /// The rows that were taken of the epoch.
     pub taken: TakenRows,
 }
@@ -61,6 +63,8 @@ struct Json {
     elements: u64,
     rows: u64,
     exhausted: bool,
+    #[serde(default)]
+    turn: u32,
     taken: String,
 }
 
@@ -83,6 +87,7 @@ impl ReaderState {
             elements: self.elements,
             rows: self.rows,
             exhausted: self.exhausted,
+            turn: self.turn,
             taken: STANDARD.encode(self.taken.encode()),
         };
         serde_json::to_string(&json).map_err(|e| Error::internal(format!("a state as JSON: {e}")))
@@ -130,6 +135,7 @@ impl ReaderState {
             elements: json.elements,
             rows: json.rows,
             exhausted: json.exhausted,
+            turn: json.turn,
             taken: TakenRows::decode(&bytes)?,
         })
     }
@@ -172,6 +178,8 @@ impl ReaderState {
             all.elements = all.elements.saturating_add(state.elements);
             all.rows = all.rows.saturating_add(state.rows);
             all.exhausted &= state.exhausted;
+            // Several readers have turns of their own.
+            all.turn = 0;
         }
         Ok(all)
     }
@@ -213,6 +221,7 @@ mod tests {
             elements: 4,
             rows: 40,
             exhausted: false,
+            turn: 0,
             taken,
         }
     }

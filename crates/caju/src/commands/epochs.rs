@@ -106,6 +106,9 @@ impl Epochs<'_> {
         let mut report = RunReport::new();
         let (mut job, mut failure) = (None, None);
         let announcer = DecisionAnnouncer::new(self.client, &self.job, self.announce);
+        if let Some(file) = &self.state_file {
+            file.check(self.client, self.def, self.args).await?;
+        }
         for epoch in self.state_file.as_ref().map_or(0, StateFile::first_epoch)..self.args.epochs {
             let before = Instant::now();
             let reader = self.client.read(self.request(epoch)).await?;
