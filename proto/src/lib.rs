@@ -27,7 +27,7 @@ pub mod v1 {
 }
 
 pub use flight_ticket::{read_flight_ticket, sign_flight_ticket};
-pub use modes::{MODES, mode_from_name, mode_names};
+pub use modes::{MODES, mode_from_name, mode_name, mode_names};
 pub use prost::bytes::Bytes;
 pub use ticket::ticket;
 pub use version::{

@@ -23,6 +23,11 @@ pub fn mode_from_name(name: &str) -> Option<ProcessingMode> {
     MODES.iter().find(|(n, _)| *n == name).map(|(_, mode)| *mode)
 }
 
+/// The name of a processing mode; `dynamic` for one that is not given.
+pub fn mode_name(mode: ProcessingMode) -> &'static str {
+    MODES.iter().find(|(_, m)| *m == mode).map_or("dynamic", |(name, _)| *name)
+}
+
 /// The names of all processing modes, for messages: ``dynamic`, `off`, ...``.
 pub fn mode_names() -> String {
     MODES.map(|(name, _)| format!("`{name}`")).join(", ")

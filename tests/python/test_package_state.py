@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import caju as cj
@@ -16,8 +18,8 @@ def shuffled(rows=100, **options):
     return cj.range(rows).shuffle(rows).batch(7).with_options(deterministic=True, **options)
 
 
-def ids(batches):
-    return [int(i) for b in batches for i in b["id"]]
+def ids(elements):
+    return [int(i) for e in elements for i in np.atleast_1d(e["id"])]
 
 
 def test_a_state_within_an_epoch_is_continued_exactly():
@@ -221,6 +223,54 @@ def test_every_processing_mode_has_states(mode, steps):
         rest = iter(dataset(cluster))
         rest.load_state_dict(state)
         assert sorted(taken + ids(rest)) == whole
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "file_or_data", "data"])
+@pytest.mark.parametrize("steps", [
+    lambda rows: rows.take(60),
+    lambda rows: rows.skip(25).batch(2),
+    lambda rows: rows.shard(3, 1),
+    lambda rows: rows.take(70).with_options(deterministic=True),
+])
+def test_states_of_counted_rows_are_exact_in_every_mode(tmp_path, mode, steps):
+    for i in range(8):
+        rows = pa.table({"id": list(range(i * 25, i * 25 + 25))})
+        pq.write_table(rows, tmp_path / f"{i}.parquet", row_group_size=10)
+
+    def dataset(cluster):
+        rows = steps(cj.read_parquet(str(tmp_path / "*.parquet")))
+        return rows.distribute(cluster, processing_mode=mode)
+
+    with cj.LocalCluster(workers=2) as cluster:
+        # Which rows an epoch has is certain only where one task counts them all, or where shards are fixed.
+        whole = sorted(ids(dataset(cluster)))
+    for elements in (1, 17, 30):
+        with cj.LocalCluster(workers=2) as cluster:
+            epoch = iter(dataset(cluster))
+            taken = ids(next(epoch) for _ in range(elements))
+            state = epoch.state_dict()
+        with cj.LocalCluster(workers=2) as cluster:
+            rest = iter(dataset(cluster))
+            rest.load_state_dict(state)
+            assert sorted(taken + ids(rest)) == whole
+
+
+@pytest.mark.parametrize("mode", ["off", "data", "file_or_data"])
+@pytest.mark.parametrize("taken", [1, 2, 7])
+def test_the_rotation_of_slots_goes_on_behind_a_state(mode, taken):
+    def dataset(cluster):
+        return cj.range(40).with_options(deterministic=True).distribute(cluster, processing_mode=mode)
+
+    with cj.LocalCluster(workers=2) as cluster:
+        whole = ids(dataset(cluster))
+    with cj.LocalCluster(workers=2) as cluster:
+        epoch = iter(dataset(cluster))
+        before = ids(next(epoch) for _ in range(taken))
+        state = epoch.state_dict()
+    with cj.LocalCluster(workers=2) as cluster:
+        rest = iter(dataset(cluster))
+        rest.load_state_dict(state)
+        assert before + ids(rest) == whole
 
 
 def test_shards_of_a_state_are_those_of_the_cluster():

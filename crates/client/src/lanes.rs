@@ -27,9 +27,10 @@ struct Lane {
 }
 
 impl Lanes {
-    /// The slots of an epoch, all of which are waited for.
-    pub(crate) fn new(slots: &[u32]) -> Self {
-        Self { lanes: slots.iter().map(|slot| (*slot, Lane::default())).collect(), turn: 0 }
+    /// The slots of an epoch, all of which are waited for. The first element is of the slot `turn`, or of the next one
+    /// that there is: a reader that goes on from a state begins where the state ends.
+    pub(crate) fn new(slots: &[u32], turn: u32) -> Self {
+        Self { lanes: slots.iter().map(|slot| (*slot, Lane::default())).collect(), turn }
     }
 
     pub(crate) fn push(&mut self, delivery: Delivery) {
@@ -48,8 +49,8 @@ impl Lanes {
         self.lanes.values_mut().for_each(|lane| lane.over = true);
     }
 
-    /// The elements whose turn it is; none while they have not arrived.
-    pub(crate) fn next(&mut self) -> Option<Chunk> {
+    /// The elements whose turn it is, and the slot whose turn comes behind them; none while they have not arrived.
+    pub(crate) fn next(&mut self) -> Option<(Chunk, u32)> {
         self.lanes.retain(|_, lane| !lane.over || !lane.waiting.is_empty());
         let is_last = self.lanes.len() == 1;
         let turn = self.lanes.range(self.turn..).map(|(slot, _)| *slot).next();
@@ -58,7 +59,7 @@ impl Lanes {
         // The last slot gives all that it has. Before that nobody knows whether another one has ended.
         let chunk = lane.next(if is_last { usize::MAX } else { 1 })?;
         self.turn = slot.saturating_add(1);
-        Some(chunk)
+        Some((chunk, self.turn))
     }
 }
 
@@ -111,7 +112,7 @@ mod tests {
 
     fn drain(lanes: &mut Lanes) -> Vec<Vec<u64>> {
         let next = std::iter::from_fn(|| lanes.next());
-        next.map(|c| {
+        next.map(|(c, _)| {
             let pieces = c.pieces.iter();
             pieces.flat_map(|p| p.column(0).as_primitive::<UInt64Type>().values().to_vec()).collect()
         })
@@ -120,7 +121,7 @@ mod tests {
 
     #[test]
     fn slots_take_turns_whatever_arrives_first() {
-        let mut lanes = Lanes::new(&[0, 1, 2]);
+        let mut lanes = Lanes::new(&[0, 1, 2], 0);
         lanes.push(delivery(2, 0..2, None));
         lanes.push(delivery(0, 0..3, None));
         assert_eq!(drain(&mut lanes), [[0]], "slot 1 is waited for");
@@ -136,8 +137,25 @@ mod tests {
     }
 
     #[test]
+    fn a_rotation_begins_where_another_one_stopped() {
+        let rows = |lanes: &mut Lanes| {
+            (0..3).for_each(|slot| lanes.push(delivery(slot, 0..2, None)));
+        };
+        let mut whole = Lanes::new(&[0, 1, 2], 0);
+        rows(&mut whole);
+        let turns: Vec<u32> = std::iter::from_fn(|| whole.next()).take(4).map(|(_, turn)| turn).collect();
+        assert_eq!(turns, [1, 2, 3, 1]);
+        let mut rest = Lanes::new(&[0, 1, 2], 2);
+        rows(&mut rest);
+        assert_eq!(drain(&mut rest)[..4], [[200], [0], [100], [201]]);
+        let mut wrapped = Lanes::new(&[0, 1, 2], 3);
+        rows(&mut wrapped);
+        assert_eq!(drain(&mut wrapped)[0], [0], "behind the last slot comes the first one");
+    }
+
+    #[test]
     fn batches_stay_whole() {
-        let mut lanes = Lanes::new(&[0, 1]);
+        let mut lanes = Lanes::new(&[0, 1], 0);
         lanes.push(delivery(0, 0..5, Some(vec![2, 3])));
         lanes.push(delivery(1, 0..2, Some(vec![2])));
         lanes.end(1);

@@ -41,6 +41,8 @@ struct Ready {
     chunk: Chunk,
     /// It went through the merger.
     merged: bool,
+    /// With lanes: the slot whose turn comes behind it.
+    turn: Option<u32>,
 }
 
 /// Reads one epoch of a job. The tasks of all workers are read concurrently, up to a bound in bytes. Every row arrives exactly
@@ -82,6 +84,8 @@ pub struct Reader {
     in_hand: (Vec<Run>, bool),
     /// Rows that the user got before the current chunk.
     delivered: Delivered,
+    /// With lanes: the slot whose element comes behind the current chunk.
+    turn: u32,
     /// Elements and rows that the user got of this reader.
     elements: u64,
     rows: u64,
@@ -105,7 +109,6 @@ impl Reader {
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
         let def = DatasetDef::from_json_str(&opened.definition_json)?;
         let shared = Arc::new(Shared::new(config, transfer, opened.in_turn));
-        let lanes = opened.in_turn.then(|| Lanes::new(&opened.slots));
         shared.on_opened(&opened)?;
         let is_resumed = !states.is_empty();
         if is_resumed && opened.resumed.is_empty() && opened.states_missing == 0 {
@@ -118,6 +121,7 @@ impl Reader {
             true => ReaderState::union(states)?,
             false => ReaderState::at_beginning(&opened, request.epoch),
         };
+        let lanes = opened.in_turn.then(|| Lanes::new(&opened.slots, origin.turn));
         let client = opened.client_id;
         let stop = Tasks::new();
         let reopening = Reopening::new(request, &opened, origin.clone(), is_resumed);
@@ -152,6 +156,7 @@ impl Reader {
             handed_rows: 0,
             in_hand: (Vec::new(), false),
             delivered: Delivered::default(),
+            turn: origin.turn,
             elements: 0,
             rows: 0,
             origin,
@@ -267,11 +272,12 @@ impl Reader {
                 self.shared.hearing.pass().await;
                 drop(waiting);
             }
-            if let Some(Ready { chunk, merged }) = self.ready.pop_front() {
+            if let Some(Ready { chunk, merged, turn }) = self.ready.pop_front() {
                 if !self.shared.acks.hand(&chunk, merged, whole) {
                     // The session has ended, and gave these rows to others; why is at the end of the queue.
                     continue;
                 }
+                self.turn = turn.unwrap_or(self.turn);
                 self.handed_rows = 0;
                 self.in_hand = (chunk.runs.clone(), whole);
                 if whole {
@@ -314,25 +320,25 @@ impl Reader {
                                 let mut full = Vec::new();
                                 merger.push(chunk, &mut full)?;
                                 self.ready
-                                    .extend(full.into_iter().map(|chunk| Ready { chunk, merged: true }));
+                                    .extend(full.into_iter().map(|chunk| Ready { chunk, merged: true, turn: None }));
                             }
                         }
                         Some(merger) if chunk.remainder => {
                             self.shared.acks.merging(chunk.rows() as u64);
                             let mut full = Vec::new();
                             merger.push(chunk, &mut full)?;
-                            self.ready.extend(full.into_iter().map(|chunk| Ready { chunk, merged: true }));
+                            self.ready.extend(full.into_iter().map(|chunk| Ready { chunk, merged: true, turn: None }));
                         }
-                        _ => self.ready.push_back(Ready { chunk, merged: false }),
+                        _ => self.ready.push_back(Ready { chunk, merged: false, turn: None }),
                     }
                 }
                 (Some(Item::Flush), Some(merger)) => {
                     if merger.drops() && self.shared.acks.dropped(merger.held().flat_map(|c| &c.runs)) {
                         merger.held().for_each(|c| self.delivered.add(&c.runs));
                     }
-                    self.ready.extend(merger.finish()?.map(|chunk| Ready { chunk, merged: true }));
+                    self.ready.extend(merger.finish()?.map(|chunk| Ready { chunk, merged: true, turn: None }));
                     if let Some(padding) = &mut self.pad_merger {
-                        self.ready.extend(padding.finish()?.map(|chunk| Ready { chunk, merged: true }));
+                        self.ready.extend(padding.finish()?.map(|chunk| Ready { chunk, merged: true, turn: None }));
                     }
                 }
                 (Some(Item::OpenedAgain(again)), _) => self.go_on(*again),
@@ -356,7 +362,7 @@ impl Reader {
         self.delivered = Delivered::default();
         self.ready.clear();
         (self.current, self.handed_rows) = (None, 0);
-        self.lanes = slots.map(|slots| Lanes::new(&slots));
+        self.lanes = slots.map(|slots| Lanes::new(&slots, self.turn));
         self.merger = self.merger.as_ref().map(Merger::again);
         self.pad_merger = self.pad_merger.as_ref().map(Merger::again);
     }
@@ -391,6 +397,7 @@ impl Reader {
             elements: self.origin.elements.saturating_add(self.elements),
             rows: self.origin.rows.saturating_add(self.rows),
             exhausted: self.over,
+            turn: self.turn,
             taken,
             steps: self.origin.steps_after(self.consumer, self.shared.facts.steps(), self.elements),
             ..self.origin.clone()
@@ -479,7 +486,8 @@ fn in_turn(
             Some(other)
         }
     };
-    ready.extend(std::iter::from_fn(|| lanes.next()).map(|chunk| Ready { chunk, merged: true }));
+    let next = std::iter::from_fn(|| lanes.next());
+    ready.extend(next.map(|(chunk, turn)| Ready { chunk, merged: true, turn: Some(turn) }));
     rest
 }
 

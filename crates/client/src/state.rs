@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use caju_proto::{MODES, mode_from_name, mode_names, v1};
+use caju_proto::{mode_from_name, mode_name, mode_names, v1};
 use caju_types::{Error, Result, TakenRows};
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +43,8 @@ pub struct ReaderState {
     pub rows: u64,
     /// The reader was at the epoch's end.
     pub exhausted: bool,
+    /// Where slots take turns (`deterministic` in the mode `off` and in static modes): the slot whose element comes next.
+    pub turn: u32,
     /// The rows that were taken of the epoch.
     pub taken: TakenRows,
     /// Of consumers of a job: the number of elements that the user of each got of the epoch.
@@ -65,6 +67,8 @@ struct Json {
     elements: u64,
     rows: u64,
     exhausted: bool,
+    #[serde(default)]
+    turn: u32,
     taken: String,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     steps: BTreeMap<u32, u64>,
@@ -73,13 +77,11 @@ struct Json {
 impl ReaderState {
     /// The state of a reader that has taken nothing.
     pub(crate) fn at_beginning(opened: &v1::OpenIterationResponse, epoch: u64) -> Self {
-        let named = MODES.iter().find(|(_, mode)| *mode == opened.mode());
-        let mode = named.map_or("dynamic", |(name, _)| *name);
         Self {
             fingerprint: opened.fingerprint.clone(),
             seed: opened.seed,
             epoch,
-            mode: mode.to_string(),
+            mode: mode_name(opened.mode()).to_string(),
             iteration: 0,
             behind: BTreeSet::new(),
             readers: BTreeSet::new(),
@@ -87,6 +89,7 @@ impl ReaderState {
             elements: 0,
             rows: 0,
             exhausted: false,
+            turn: 0,
             taken: TakenRows::default(),
             steps: BTreeMap::new(),
         }
@@ -110,6 +113,7 @@ impl ReaderState {
             elements: self.elements,
             rows: self.rows,
             exhausted: self.exhausted,
+            turn: self.turn,
             taken: STANDARD.encode(self.taken.encode()),
             steps: self.steps.clone(),
         };
@@ -158,6 +162,7 @@ impl ReaderState {
             elements: json.elements,
             rows: json.rows,
             exhausted: json.exhausted,
+            turn: json.turn,
             taken: TakenRows::decode(&bytes)?,
             steps: json.steps,
         })
@@ -202,6 +207,8 @@ impl ReaderState {
             all.elements = all.elements.saturating_add(state.elements);
             all.rows = all.rows.saturating_add(state.rows);
             all.exhausted &= state.exhausted;
+            // Several readers have turns of their own.
+            all.turn = 0;
         }
         Ok(all)
     }
@@ -271,6 +278,7 @@ mod tests {
             elements: 4,
             rows: 40,
             exhausted: false,
+            turn: 0,
             taken,
             steps: BTreeMap::new(),
         }

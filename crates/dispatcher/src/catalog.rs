@@ -67,6 +67,8 @@ pub struct Bound {
     pub seed: Option<u64>,
     /// Whether one task at a time must see all splits in their order.
     pub single_task: bool,
+    /// Whether each file shard must see all of its splits in their order.
+    pub counts_by_file: bool,
     /// Whether the definition promises an order.
     pub deterministic: bool,
     /// The first `shuffle`, if there is one.

@@ -213,6 +213,7 @@ impl Catalog for EngineCatalog {
             source_schema: bound.source_schema().unwrap_or_else(|| Arc::new(Schema::empty())),
             seed: def.options.seed,
             single_task: bound.single_task(),
+            counts_by_file: bound.counts_by_file(),
             deterministic: def.options.deterministic,
             shuffle,
             permutes,

@@ -36,6 +36,17 @@ fn a_reader_that_is_stopped_is_read_on_by_another_with_option_state() {
     // At the end of the last epoch nothing is left.
     elsewhere.read(&p, &args).expect_code(0);
     assert!(Report::load(&p.folder().join("report.json")).rows().is_empty());
+    // A state of an epoch's end is of one dataset, seed and mode, too.
+    let other = Pipeline::of(json!({ "range": 10 }), json!([]));
+    for (pipeline, more, said) in [
+        (&other, &[][..], "another dataset"),
+        (&p, &["--seed", "77"][..], "another seed"),
+        (&p, &["--processing-mode", "off"][..], "another processing mode"),
+    ] {
+        let args = [&["--state", state, "--epochs", "3"], more].concat();
+        elsewhere.read(pipeline, &args).expect_code(2).expect_error(&["state.json", said]);
+    }
+    assert_eq!(Report::load(&p.folder().join("report.json")).rows().len(), 0);
 }
 
 #[test]

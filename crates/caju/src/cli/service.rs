@@ -204,7 +204,7 @@ pub(crate) struct WorkerArgs {
     /// Address that readers connect to, if it differs from --listen
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) advertise: Option<String>,
-    /// Labels of this worker, separated by commas. `caju status` displays them; nothing else uses them yet
+    /// Labels of this worker, separated by commas. Readers in other processes do not read from a worker with the tag COLOCATED unless their job's target is `any`
     #[arg(long, value_name = "TAG", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub(crate) tags: Vec<String>,
     /// CPU threads; the number of cores by default

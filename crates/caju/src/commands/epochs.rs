@@ -111,6 +111,9 @@ impl Epochs<'_> {
         let announcer = DecisionAnnouncer::new(self.client, &self.job, self.announce);
         // Before the first row can be asked for: a signal that comes before that has a state to write, too.
         let mut signals = self.state_file.is_some().then(Signals::new).transpose()?;
+        if let Some(file) = &self.state_file {
+            file.check(self.client, self.def, self.args).await?;
+        }
         for epoch in self.state_file.as_ref().map_or(0, StateFile::first_epoch)..self.args.epochs {
             let before = Instant::now();
             let reader = self.client.read(self.request(epoch)).await?;

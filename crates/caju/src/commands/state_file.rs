@@ -2,9 +2,12 @@
 
 use std::path::Path;
 
-use caju_client::ReaderState;
+use caju_client::{Client, ReaderState};
+use caju_pipeline::DatasetDef;
+use caju_proto::mode_name;
 use caju_types::{Error, Result};
 
+use crate::cli::EpochArgs;
 use crate::report::write_whole;
 
 /// A file with the state of a reader.
@@ -39,6 +42,34 @@ impl<'a> StateFile<'a> {
     /// The epoch that comes first: that of the state, or the next one if the state is of its end.
     pub(crate) fn first_epoch(&self) -> u64 {
         self.found.as_ref().map_or(0, |s| s.epoch.saturating_add(u64::from(s.exhausted)))
+    }
+
+    /// Whether a state of an epoch's end is of what is read. No reader is opened with such a state, so no reader refuses it.
+    /// The dispatcher names the dataset.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that says what differs.
+    pub(crate) async fn check(&self, client: &Client, def: &DatasetDef, args: &EpochArgs) -> Result<()> {
+        let Some(found) = self.found.as_ref().filter(|s| s.exhausted) else { return Ok(()) };
+        let of_another = |what: &str, theirs: &str, ours: &str| {
+            Error::invalid(format!(
+                "--state {}: it is the state of another {what} ({theirs}, and this reader reads {ours}); give the file of \
+                 this reader, or another path",
+                self.path.display()
+            ))
+        };
+        let here = client.register(def, "").await?.fingerprint;
+        if found.fingerprint != here {
+            return Err(of_another("dataset", &found.fingerprint, &here));
+        }
+        if let Some(seed) = args.seed.or(def.options.seed).filter(|seed| *seed != found.seed) {
+            return Err(of_another("seed", &found.seed.to_string(), &seed.to_string()));
+        }
+        let mode = mode_name(args.processing_mode.to_proto());
+        if found.mode != mode {
+            return Err(of_another("processing mode", &found.mode, mode));
+        }
+        Ok(())
     }
 
     /// The states that a reader of an epoch goes on from.

@@ -77,6 +77,7 @@ impl Datasets {
             source_schema_ipc,
             seed: bound.seed,
             single_task: bound.single_task,
+            counts_by_file: bound.counts_by_file,
             deterministic: bound.deterministic,
             skip_limit: bound.skip_limit,
             hints: bound.hints.clone(),

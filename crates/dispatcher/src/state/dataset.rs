@@ -34,6 +34,9 @@ pub struct Dataset {
     pub seed: Option<u64>,
     /// Whether one task at a time must see all splits in their order.
     pub single_task: bool,
+    /// Whether each file shard must see all of its splits in their order.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub counts_by_file: bool,
     /// Whether the definition promises an order.
     pub deterministic: bool,
     /// Rows that an epoch may drop under `on_error: skip`; none if rows may not be dropped.

@@ -246,8 +246,9 @@ impl State {
         self.next_id = self.next_id.max(id.0 + 1);
         let single_task = self.datasets.get(&dataset).is_some_and(|d| d.single_task);
         let exclusive = mode.has_feed_per_worker() || single_task;
-        // A shard that is cut by rows counts them over all of its splits.
-        let recount = single_task || !whole_splits;
+        // A shard that is cut by rows counts them over all of its splits; a file shard does where a stage counts rows.
+        let counts_by_file = self.datasets.get(&dataset).is_some_and(|d| d.counts_by_file);
+        let recount = single_task || !whole_splits || shard_by == Some(ShardBy::File) && counts_by_file;
         let resume = resume.map(|r| Box::new(Resume { recount, ..r.clone() }));
         let mut iteration = Iteration {
             id,

@@ -58,6 +58,7 @@ impl Catalog for FakeCatalog {
             schema,
             seed: definition["seed"].as_u64(),
             single_task: definition["single"].as_bool().unwrap_or(false),
+            counts_by_file: false,
             deterministic: false,
             shuffle: definition.get("shuffle").map(|s| SplitShuffle { seed: s.as_u64() }),
             skip_limit: definition["skip_limit"].as_u64(),

@@ -429,6 +429,12 @@ impl BoundPipeline {
         self.plan.single_task()
     }
 
+    /// Whether the rows of a file shard have to be counted in order, although those of the whole dataset need not: `take`,
+    /// `skip` and `shard` count the rows of each file shard anew, so they cannot be planned from the splits.
+    pub fn counts_by_file(&self) -> bool {
+        plan::SplitPlan::of(&self.def, Some(ShardBy::File)).single_task()
+    }
+
     /// Whether a `shuffle` asks for a new order of splits each epoch. It does not if rows are counted above it (`take` or
     /// `skip` without known row counts), because the counted rows are those of the canonical order.
     pub fn shuffles_splits(&self) -> bool {
