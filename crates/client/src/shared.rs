@@ -168,7 +168,7 @@ impl Shared {
             shares: Arc::clone(&self.shares),
             pool: self.pool.clone(),
             recorder: Arc::clone(&self.recorder),
-            ..Self::new(self.config.clone(), in_turn)
+            ..Self::new(self.config.clone(), self.transfer, in_turn)
         }
     }
 
