@@ -76,7 +76,8 @@ impl Scaling {
                 "nobody has reported yet what an element costs workers, or how fast readers take them",
             ));
         }
-        let rates = |times: &BTreeMap<u64, f64>| without_outliers(times).into_iter().map(|s| 1.0 / s).sum::<f64>();
+        let rates =
+            |times: &BTreeMap<u64, f64>| without_outliers(times).into_iter().map(|s| 1.0 / s).sum::<f64>();
         let per_worker = rates(&self.workers) / self.workers.len() as f64;
         // Rounding must not ask for one more.
         let wanted = (rates(&self.consumers) / per_worker * (1.0 - 1e-9)).ceil();

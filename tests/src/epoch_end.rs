@@ -54,10 +54,8 @@ impl Setup {
             cluster.add_worker(&["--slowdown", &slowdown.to_string()]);
         }
         let per_row = format!("{}us", self.per_row.as_micros());
-        let mut pipeline = Pipeline::of(
-            json!({ "csv": { "path": "*.csv" } }),
-            json!([{ "sleep": { "per_row": per_row } }]),
-        );
+        let mut pipeline =
+            Pipeline::of(json!({ "csv": { "path": "*.csv" } }), json!([{ "sleep": { "per_row": per_row } }]));
         for file in 0..self.files {
             let rows: String =
                 (0..self.rows_per_file).map(|row| format!("{}\n", file * self.rows_per_file + row)).collect();

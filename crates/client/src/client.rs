@@ -193,6 +193,12 @@ impl Client {
             async move { d.open_iteration(open).await }
         };
         let opened = self.link.retry(self.config.connect_timeout, BIND, call).await?;
-        Reader::start(self.link.clone(), (self.config.clone(), request.transfer), open, opened, &request.states)
+        Reader::start(
+            self.link.clone(),
+            (self.config.clone(), request.transfer),
+            open,
+            opened,
+            &request.states,
+        )
     }
 }

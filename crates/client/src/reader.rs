@@ -319,15 +319,22 @@ impl Reader {
                             if let Some(merger) = &mut self.pad_merger {
                                 let mut full = Vec::new();
                                 merger.push(chunk, &mut full)?;
-                                self.ready
-                                    .extend(full.into_iter().map(|chunk| Ready { chunk, merged: true, turn: None }));
+                                self.ready.extend(full.into_iter().map(|chunk| Ready {
+                                    chunk,
+                                    merged: true,
+                                    turn: None,
+                                }));
                             }
                         }
                         Some(merger) if chunk.remainder => {
                             self.shared.acks.merging(chunk.rows() as u64);
                             let mut full = Vec::new();
                             merger.push(chunk, &mut full)?;
-                            self.ready.extend(full.into_iter().map(|chunk| Ready { chunk, merged: true, turn: None }));
+                            self.ready.extend(full.into_iter().map(|chunk| Ready {
+                                chunk,
+                                merged: true,
+                                turn: None,
+                            }));
                         }
                         _ => self.ready.push_back(Ready { chunk, merged: false, turn: None }),
                     }
@@ -336,9 +343,17 @@ impl Reader {
                     if merger.drops() && self.shared.acks.dropped(merger.held().flat_map(|c| &c.runs)) {
                         merger.held().for_each(|c| self.delivered.add(&c.runs));
                     }
-                    self.ready.extend(merger.finish()?.map(|chunk| Ready { chunk, merged: true, turn: None }));
+                    self.ready.extend(merger.finish()?.map(|chunk| Ready {
+                        chunk,
+                        merged: true,
+                        turn: None,
+                    }));
                     if let Some(padding) = &mut self.pad_merger {
-                        self.ready.extend(padding.finish()?.map(|chunk| Ready { chunk, merged: true, turn: None }));
+                        self.ready.extend(padding.finish()?.map(|chunk| Ready {
+                            chunk,
+                            merged: true,
+                            turn: None,
+                        }));
                     }
                 }
                 (Some(Item::OpenedAgain(again)), _) => self.go_on(*again),

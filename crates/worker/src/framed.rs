@@ -40,8 +40,8 @@ pub(crate) async fn serve(stream: Stream, pending: PendingConnection, manager: A
     let same_host = stream.is_same_host();
     let silence = manager.config.silence;
     let (input, output) = stream.into_split();
-    let mut reader =
-        FrameReader::new(input, peer.clone(), BufferPool::new(0), CREDIT_TIMEOUT).with_limits(CONTROL_LIMITS.0, CONTROL_LIMITS.1);
+    let mut reader = FrameReader::new(input, peer.clone(), BufferPool::new(0), CREDIT_TIMEOUT)
+        .with_limits(CONTROL_LIMITS.0, CONTROL_LIMITS.1);
     let mut writer = FrameWriter::new(output, peer.clone(), silence);
     let open = match pending.within(reader.next()).await? {
         Ok(Some(frame)) if frame.kind == Kind::Open => frame.message::<OpenHeader>()?,
@@ -96,7 +96,9 @@ fn confirmed(mut attachment: Attachment, listened: Listened, peer: &str) -> Resu
         }
         Ok(Ok(false)) => Err(Error::unavailable(format!("{peer} left before it had everything"))),
         Ok(Err(e)) => Err(e),
-        Err(_) => Err(Error::deadline(format!("{peer} did not say within {ACK_TIMEOUT:?} that it had everything"))),
+        Err(_) => {
+            Err(Error::deadline(format!("{peer} did not say within {ACK_TIMEOUT:?} that it had everything")))
+        }
     }
 }
 

@@ -35,10 +35,8 @@ fn numbers(rows: u64) -> Pipeline {
 
 /// Files of ten rows of 10 ms each.
 fn slow_files(files: usize) -> Pipeline {
-    let mut p = Pipeline::of(
-        json!({ "csv": { "path": "*.csv" } }),
-        json!([{ "sleep": { "per_row": "10ms" } }]),
-    );
+    let mut p =
+        Pipeline::of(json!({ "csv": { "path": "*.csv" } }), json!([{ "sleep": { "per_row": "10ms" } }]));
     for file in 0..files {
         p = p.with_file(&format!("{file:04}.csv"), b"id\n0\n1\n2\n3\n4\n5\n6\n7\n8\n9\n");
     }
@@ -130,7 +128,8 @@ fn a_reader_that_takes_nothing_is_cut_off_and_costs_bounded_memory() {
 /// `--linger`: a task whose reader was killed ends long before the reader counts as gone.
 #[test]
 fn a_task_that_nobody_reads_ends_after_the_linger_time() {
-    let cluster = Cluster::start_with(1, &["--client-timeout", "90s"], &["--linger", "300ms", "--log", "info"]);
+    let cluster =
+        Cluster::start_with(1, &["--client-timeout", "90s"], &["--linger", "300ms", "--log", "info"]);
     let p = slow_files(1000);
     let began = Instant::now();
     let reader = cluster.start_read(&p, &["--job", "train"]);
@@ -162,9 +161,8 @@ fn a_dispatcher_that_died_is_named_within_the_dispatcher_timeout() {
 fn an_epoch_that_does_not_end_is_given_up_after_the_stall_timeout() {
     let cluster = Cluster::start_with(1, &["--client-timeout", "90s"], &[]);
     let p = slow_files(40);
-    let start = |more: &[&str]| -> Process {
-        cluster.start_read(&p, &[&["--job", "train"][..], more].concat())
-    };
+    let start =
+        |more: &[&str]| -> Process { cluster.start_read(&p, &[&["--job", "train"][..], more].concat()) };
     let stuck = start(&[]);
     let waiting = start(&["--stall-timeout", "1s"]);
     cluster.wait_for_status("two readers with rows", |s| {

@@ -176,7 +176,13 @@ impl Reports {
     }
 
     /// A worker says what its tasks have given out.
-    pub(super) fn on_served(&mut self, state: &State, worker: WorkerId, served: &[TaskServed], now: Duration) {
+    pub(super) fn on_served(
+        &mut self,
+        state: &State,
+        worker: WorkerId,
+        served: &[TaskServed],
+        now: Duration,
+    ) {
         for (iteration, report) in self.served.on_reports(state, worker, served) {
             self.paces.emitted(iteration, TaskId(report.task_id), report.rows, now);
         }

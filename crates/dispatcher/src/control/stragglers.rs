@@ -264,7 +264,10 @@ mod tests {
     fn of_workers_that_report_no_rows_splits_are_counted() {
         let (usual, now) = usual(0);
         let slow = pace(1, 0, Duration::ZERO);
-        assert!(usual.is_late(&slow, 3, now) && !usual.pays(&slow, 1, now), "the others wait for a split's time");
+        assert!(
+            usual.is_late(&slow, 3, now) && !usual.pays(&slow, 1, now),
+            "the others wait for a split's time"
+        );
         assert!(!usual.is_late(&pace(2, 0, Duration::ZERO), 3, now));
     }
 }
