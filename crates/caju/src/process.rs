@@ -69,7 +69,8 @@ fn execute(cli: Cli, relaunch: Option<Vec<OsString>>) -> Result<u8> {
 
 /// The log filter of commands with a whole cluster in their process. Failures of its workers and dispatcher are the
 /// error of the command, so they are not logged as well.
-const EMBEDDED_LOG: &str = "warn,caju_worker::manager=off,caju_dispatcher::control=off,caju_dispatcher::control::autocache=warn,\
+const EMBEDDED_LOG: &str = "warn,caju_worker::manager=off,caju_worker::starting=off,caju_worker::finishing=off,\
+     caju_dispatcher::control=off,caju_dispatcher::control::autocache=warn,\
      caju_dispatcher::control::replanning=off";
 
 fn init_log(global: &Global, command: &Command) -> Result<()> {

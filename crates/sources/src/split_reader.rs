@@ -106,7 +106,6 @@ mod tests {
             pending.push(row, bytes);
         }
         batches.push(pending.take());
-        batches.push(pending.take());
         assert_eq!(batches, [vec![0], vec![1, 2], vec![3, 4, 5], vec![6]]);
         assert!(pending.take().is_empty());
     }

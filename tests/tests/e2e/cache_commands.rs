@@ -423,6 +423,21 @@ fn profile_measures_without_storing() {
     caju_in(bad.folder(), &["profile", "pipeline.yaml"]).expect_code(2).expect_error(&["nope"]);
 }
 
+#[test]
+fn the_status_says_how_large_the_cache_is() {
+    let cache = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start_with(1, &["--cache", cache.path().to_str().unwrap()], &[]);
+    let p = Pipeline::of(json!({"range": 1000}), json!([{"autocache": "rows"}, {"batch": 100}]));
+    cluster.read(&p, &["--policy", "full", "--epochs", "1"]).expect_code(0);
+    // A status that was asked for while rows were stored is the answer for ten seconds.
+    let size = cluster.wait_for_status("the size of what was stored", |s| {
+        s["cache"]["bytes"].as_u64().filter(|bytes| *bytes > 0)?;
+        Some(s["cache"].clone())
+    });
+    assert_eq!(size["snapshots"], 1, "{size}");
+    cluster.stop();
+}
+
 /// A decision that was recorded can be made again from the profile beside it: same bytes.
 #[test]
 fn recorded_decisions_are_replayed() {
@@ -460,7 +475,7 @@ fn recorded_decisions_are_replayed() {
     let shown = caju_in(p.folder(), &["status", "--dispatcher", cluster.address()]).stdout;
     assert!(shown.contains("j (policy auto): ") && shown.contains(" snapshots)"), "{shown}");
     let cache = &cluster.status()["cache"];
-    assert!(cache["bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{cache}");
-    assert!(cache["snapshots"].is_u64() && cache["budget_bytes"].is_null(), "{cache}");
+    // Whether the decision stores rows depends on the machine.
+    assert!(cache["bytes"].is_u64() && cache["snapshots"].is_u64() && cache["budget_bytes"].is_null(), "{cache}");
     cluster.stop();
 }

@@ -132,9 +132,14 @@ fn a_dispatcher_whose_journal_cannot_be_written_ends() {
     let process = Process::start(command, "caju dispatcher on a full disk".into());
     let address = process.first_line().rsplit_once(' ').unwrap().1.to_owned();
     let _worker = Server::start(folder.path(), "worker", &["--dispatcher", &address]);
-    for i in 0..40 {
+    for i in 0..200_u64 {
+        // The journal is compressed, so the texts must not repeat themselves.
+        let text = |c: u64| -> String {
+            let number = |k: u64| (i * 300_000 + c * 1000 + k).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            (0..12).map(|k| format!("{:016x}", number(k) ^ number(k + 500).rotate_left(29))).collect()
+        };
         let columns: serde_json::Map<_, _> =
-            (0..300).map(|c| (format!("c{i}_{c}"), json!(format!("'{}'", "x".repeat(200))))).collect();
+            (0..300).map(|c| (format!("c{i}_{c}"), json!(format!("'{}'", text(c))))).collect();
         let p = Pipeline::of(json!({ "range": 1 }), json!([{ "map": columns }]));
         if caju_in(
             p.folder(),

@@ -58,5 +58,4 @@ fn a_slow_worker_costs_little_if_others_take_its_last_splits_over() {
     // A split takes the slow worker 4 s, and two of them are with it at the end.
     assert!(alone.wall >= Duration::from_secs(4), "{alone:?}");
     assert!(helped.wall < alone.wall.mul_f64(0.9), "{helped:?} is not much shorter than {alone:?}");
-    assert!(helped.tail < alone.tail, "{helped:?}, {alone:?}");
 }

@@ -39,7 +39,7 @@ fn plain_updates() -> Vec<Update> {
         source_schema_ipc: vec![],
         seed: Some(3),
         single_task: false,
-        counts_by_file: true,
+        counts_by_file: false,
         deterministic: true,
         skip_limit: Some(10),
         hints: vec![],
