@@ -117,6 +117,7 @@ def test_it_fails_on_an_impure_room_and_says_where(house, tmp_path, monkeypatch,
     monkeypatch.setattr(house, "single_copies", lambda: [])
     monkeypatch.setattr(house, "conformance", lambda: [])
     monkeypatch.setattr(house, "guarantees", lambda: [])
+    monkeypatch.setattr(house, "waits", lambda: [])
     monkeypatch.setattr(house, "dependency_directions", lambda: [])
     monkeypatch.setattr(house, "client_tree", lambda: [])
     monkeypatch.setattr(house, "module_circles", lambda: [])

@@ -5,12 +5,10 @@
 //! memory; only a single row that is too large is an error.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use caju_types::{ErrorKind, Result};
 use caju_wire::{Chunk, Elements, Run, push_run, slice_runs};
 
-use super::concurrent::Pace;
 use crate::context::TaskContext;
 use crate::row::{RowSelection, RowStage};
 
@@ -18,19 +16,13 @@ use crate::row::{RowSelection, RowStage};
 pub(super) struct RowWork {
     stages: Arc<Vec<Arc<RowStage>>>,
     ctx: Arc<TaskContext>,
-    pace: Arc<Pace>,
     /// The pieces that are left, the first rows last, each with the first stage that it has not passed.
     left: Vec<(usize, Chunk)>,
 }
 
 impl RowWork {
-    pub(super) fn new(
-        stages: Arc<Vec<Arc<RowStage>>>,
-        ctx: Arc<TaskContext>,
-        pace: Arc<Pace>,
-        chunk: Chunk,
-    ) -> Self {
-        Self { stages, ctx, pace, left: vec![(0, chunk)] }
+    pub(super) fn new(stages: Arc<Vec<Arc<RowStage>>>, ctx: Arc<TaskContext>, chunk: Chunk) -> Self {
+        Self { stages, ctx, left: vec![(0, chunk)] }
     }
 
     /// The next rows that have passed all stages, and the work that is left then, if there is any. Runs on a thread of
@@ -42,16 +34,10 @@ impl RowWork {
             if let Some(first) = self.stages.first() {
                 self.ctx.stats.stage(first.stats).handed_over();
             }
-            let (began, rows) = (Instant::now(), self.rows_left());
             let chunk = self.run()?;
-            self.pace.record(rows.saturating_sub(self.rows_left()), began.elapsed());
             Ok((chunk, (!self.left.is_empty()).then_some(self)))
         })
         .await?
-    }
-
-    fn rows_left(&self) -> usize {
-        self.left.iter().map(|(_, chunk)| chunk.rows()).sum()
     }
 
     fn run(&mut self) -> Result<Chunk> {

@@ -18,7 +18,7 @@ CHECK_INTERVAL_S = 0.5
 """How often the delivering thread checks whether servers still run, in seconds. It bounds how long it outlives them."""
 
 # Loggers of failures that the loop over the dataset raises too, and an exception among them.
-RAISED = ("caju.worker.manager", "caju.dispatcher.control")
+RAISED = ("caju.worker.manager", "caju.worker.starting", "caju.worker.finishing", "caju.dispatcher.control")
 NOT_RAISED = "caju.dispatcher.control.planning"
 
 _lock = threading.Lock()
