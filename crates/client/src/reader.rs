@@ -133,7 +133,7 @@ impl Reader {
         let failing = Arc::clone(&shared);
         let session = Some(stop.spawn_graceful("the reader's session", async move {
             // Whoever waits for rows must not wait for ever.
-            if let Err(e) = caught("the reader's session", run).await {
+            if let Err(e) = Box::pin(caught("the reader's session", run)).await {
                 failing.queue.abort(e);
                 failing.hearing.open();
             }

@@ -1,5 +1,7 @@
 //! Seeds of the simulation, each in a process of its own.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use std::process::{Command, Output};
 
 use caju_simulation::Report;

@@ -14,7 +14,10 @@ const MOST: usize = 64;
 
 /// The last version of each list.
 #[derive(Debug, Default)]
-pub(crate) struct TaskLists(Mutex<HashMap<(IterationId, ClientId), (u64, Vec<v1::TaskInfo>)>>);
+pub(crate) struct TaskLists(Mutex<HashMap<(IterationId, ClientId), Known>>);
+
+/// A version of an iteration, and the tasks that it has for a client.
+type Known = (u64, Vec<v1::TaskInfo>);
 
 impl TaskLists {
     /// Compares the lists of changed iterations with their last versions.

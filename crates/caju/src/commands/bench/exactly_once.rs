@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use caju_client::{Client, ClientConfig, ReadRequest};
 use caju_pipeline::DatasetDef;
 use caju_runtime::cpu_time;
-use caju_types::{Error, Result, format_count};
+use caju_types::{Error, Result};
 use serde_json::json;
 
 use super::server::{Program, Server};
@@ -63,12 +63,12 @@ pub(super) async fn run(global: &Global, args: &ExactlyOnceArgs) -> Result<()> {
         format!("{:+.2} % ({low:+.2} to {high:+.2} %)", median(costs.to_vec()))
     };
     output::say(format_args!(
-        "{}\n\n{} pairs of epochs; exactly once {} rows/s, at most once {} rows/s\nexactly once takes {} of wall time, {} of \
+        "{}\n\n{} pairs of epochs; exactly once {:.0} rows/s, at most once {:.0} rows/s\nexactly once takes {} of wall time, {} of \
          CPU time (medians of the pairs, and their intervals in nine of ten cases)",
         check::title(&def, &args.file),
         pairs.len(),
-        format_count(once as u64),
-        format_count(most as u64),
+        once,
+        most,
         text(&wall),
         text(&cpu)
     ))?;
