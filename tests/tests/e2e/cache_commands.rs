@@ -476,6 +476,9 @@ fn recorded_decisions_are_replayed() {
     assert!(shown.contains("j (policy auto): ") && shown.contains(" snapshots)"), "{shown}");
     let cache = &cluster.status()["cache"];
     // Whether the decision stores rows depends on the machine.
-    assert!(cache["bytes"].is_u64() && cache["snapshots"].is_u64() && cache["budget_bytes"].is_null(), "{cache}");
+    assert!(
+        cache["bytes"].is_u64() && cache["snapshots"].is_u64() && cache["budget_bytes"].is_null(),
+        "{cache}"
+    );
     cluster.stop();
 }
