@@ -31,6 +31,8 @@ pub(crate) struct Session {
     client: ClientId,
     iteration: IterationId,
     poll: Duration,
+    /// One of the consumers of a job, which all get equally many elements.
+    is_consumer: bool,
     tasks: TaskSet,
     taken: Taken,
     /// The short batches were released, and no rows have arrived since.
@@ -70,6 +72,7 @@ impl Session {
         let client = ClientId(opened.client_id);
         Self {
             link,
+            is_consumer: opened.consumer > 0,
             tasks: TaskSet::new(Arc::clone(&shared), client, opened.consumer.checked_sub(1)),
             shared,
             client,
@@ -271,7 +274,8 @@ impl Session {
             bytes: stats.bytes,
             rows_waiting: arrived.saturating_sub(user_took),
             user_busy_ms: u64::try_from(user_busy.as_millis()).unwrap_or(u64::MAX),
-            elements: self.taken.elements(),
+            // Of consumers whole elements count, without padding: what they have to get is computed from it.
+            elements: if self.is_consumer { self.taken.elements() } else { stats.elements },
             knows_tasks: true,
             known_readers: self.shared.facts.num_readers(),
             awaits_hearing: !self.shared.hearing.is_open(),

@@ -27,7 +27,7 @@ use crate::state::Update;
 
 /// Where updates are kept.
 pub trait Journal: Send {
-    /// Every group ever appended, or since the last [`Journal::replace`], in order.
+    /// Every group ever appended, or since the journal was last compacted, in order.
     ///
     /// # Errors
     /// `DataLoss` if what is stored is not what was written.
