@@ -121,10 +121,11 @@ impl TaskSet {
         self.untaken.retain(|t, _| !taken.contains(&t.0));
     }
 
-    /// Stops reading. Returns the tasks that were cut off.
+    /// Stops reading. Returns the tasks that were cut off: they are read no further, and the dispatcher does not know how they
+    /// ended.
     pub(crate) async fn stop(&mut self) -> BTreeSet<TaskId> {
         self.connections.stop();
-        let mut cut = BTreeSet::new();
+        let mut cut: BTreeSet<TaskId> = self.lost.keys().copied().collect();
         for (task, open) in self.open.drain() {
             drop(open.handle.await);
             cut.insert(task);
@@ -235,24 +236,32 @@ impl TaskSet {
     /// # Errors
     /// The failure of the task.
     pub(crate) fn resolve(&mut self, task: TaskId, outcome: Outcome) -> Result<()> {
-        let Some(open) = self.open.remove(&task) else { return Ok(()) };
-        self.count();
         match outcome {
+            // It stays open: the rows that its worker has sent go to others once it is cut off.
+            Outcome::Failed(e) => return Err(e),
             Outcome::Ended(counts) => {
+                let Some(open) = self.close(task) else { return Ok(()) };
                 self.untaken.insert(task, self.shared.acks.arrived_rows());
                 self.resolved.insert(task, Resolved::Ended);
                 self.ended.insert(task, counts);
                 self.end_slot(open.slot);
             }
             Outcome::Lost(e) => {
+                let Some(open) = self.close(task) else { return Ok(()) };
                 tracing::warn!(%task, address = %open.address, error = %e, "a task was lost; its rows come from elsewhere");
                 self.resolved.insert(task, Resolved::Lost);
                 self.lost.insert(task, e.message().to_string());
                 self.emit_lost(open.address, e.message())?;
             }
-            Outcome::Failed(e) => return Err(e),
         }
         Ok(())
+    }
+
+    /// Takes a task out of those that are read.
+    fn close(&mut self, task: TaskId) -> Option<Open> {
+        let open = self.open.remove(&task);
+        self.count();
+        open
     }
 
     /// One task at a time has a slot's rows: the end of one is that of the slot.
