@@ -60,7 +60,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a dispatcher and so many workers that may read anything below the file system's root.
+    /// Starts a dispatcher and the given number of workers, which may read anything below the file system's root.
     pub fn start(workers: usize) -> Self {
         Self::start_with(workers, &[], &[])
     }

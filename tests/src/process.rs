@@ -90,7 +90,7 @@ impl Process {
         }
     }
 
-    /// The first lines on standard output: so many, or all if the process ends before.
+    /// The first `count` lines on standard output, or all if the process ends before.
     pub fn wait_for_lines(&self, count: usize) -> Vec<String> {
         let enough = |lines: &[String], ended: bool| {
             (ended || lines.len() >= count).then(|| lines.iter().take(count).cloned().collect())

@@ -360,6 +360,7 @@ mod tests {
     use super::*;
     use crate::config::ClientConfig;
     use crate::state::ReaderState;
+    use crate::task::Outcome;
 
     /// A session of which no call leaves, as its dispatcher opened it.
     fn session(shared: &Arc<Shared>) -> Session {
@@ -400,5 +401,19 @@ mod tests {
         let report = session.report();
         assert_eq!(report.taken_tasks, [2]);
         assert_eq!(report.acknowledged[0].rows, [v1::RowRange { start: 0, end: 6 }]);
+    }
+
+    #[tokio::test]
+    async fn tasks_that_fail_or_whose_loss_is_not_reported_are_cut_off() {
+        let shared = Arc::new(Shared::new(ClientConfig::default(), crate::Transfer::default(), false));
+        let mut session = session(&shared);
+        let task =
+            |task_id| v1::TaskInfo { task_id, address: "127.0.0.1:1".to_string(), ..Default::default() };
+        session.tasks.accept(&[task(1), task(2), task(3)]).await.unwrap();
+        let failed = Outcome::Failed(Error::internal("the listener of events panicked"));
+        assert!(session.tasks.resolve(TaskId(1), failed).is_err());
+        session.tasks.resolve(TaskId(2), Outcome::Lost(Error::unavailable("it is gone"))).unwrap();
+        session.tasks.resolve(TaskId(3), Outcome::Ended(None)).unwrap();
+        assert_eq!(session.tasks.stop().await, [TaskId(1), TaskId(2)].into());
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// The version of the JSON form.
 const VERSION: u32 = 2;
-/// Iterations that a state names which it went on from: readers that take nothing for so many restarts are refused.
+/// The most earlier iterations that a state names. A reader that takes nothing across more restarts than this is refused.
 const MAX_BEHIND: usize = 64;
 /// The longest JSON form, in bytes.
 const MAX_JSON_BYTES: usize = 32 << 20;

@@ -57,7 +57,7 @@ impl<T: Text> LineReader<T> {
         max_record: u64,
     ) -> Self {
         let (start, end) = range.unwrap_or((0, u64::MAX));
-        // One byte before the start tells whether a line starts there.
+        // The byte before the start shows whether a line starts there.
         let from = start.saturating_sub(1);
         let projection = options.projection.clone().unwrap_or_else(|| (0..schema.fields().len()).collect());
         Self {

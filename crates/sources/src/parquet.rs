@@ -242,7 +242,7 @@ impl Reader {
         let found = file_schema(&footer, &url)?;
         let places = columns.places(&found, &url, plain_type)?;
         let wanted = options.columns(columns.schema.fields().len());
-        // What the decoder is told to make of the file's columns.
+        // The types that the decoder reads the file's columns as.
         let mut hint: Vec<Field> = found
             .fields()
             .iter()

@@ -69,7 +69,7 @@ async fn strangers_tickets(address: &str, worker: u64, dataset: &str) {
 }
 
 /// Whoever asks for the flight's info of a job gets tickets that the worker accepts as they are, and in no other form. That a
-/// Flight reader may not share an epoch with the owner's readers is told by the dispatcher.
+/// Flight reader may not share an epoch with the owner's readers is refused by the dispatcher.
 async fn anothers_tickets(cluster: &Cluster, address: &str) {
     let connect = |address: String| async move {
         FlightServiceClient::new(Channel::from_shared(address).unwrap().connect().await.unwrap())

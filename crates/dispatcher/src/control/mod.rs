@@ -199,7 +199,7 @@ impl Core {
     }
 
     /// The same as [`Core::commit`], for a result that does not depend on which splits are leased: it does not wait for
-    /// leases of others to be durable, of which there are thousands a second.
+    /// leases of others to be durable. Leases come in thousands a second.
     pub(crate) async fn commit_besides_leases<R>(
         &self,
         decide: impl FnOnce(&mut Txn<'_>) -> Result<R>,

@@ -35,7 +35,7 @@ struct Pace {
     ended: Option<Duration>,
     /// The splits that it got.
     splits: u32,
-    /// Rows that it has emitted by its worker's last report, and when it was first reported to have so many.
+    /// Rows that it has emitted by its worker's last report, and when that count was first reported.
     rows: u64,
     progress: Duration,
 }

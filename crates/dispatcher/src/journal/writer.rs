@@ -70,7 +70,7 @@ enum Durable {
 }
 
 impl JournalWriter {
-    /// Starts the thread, for a journal that holds so many updates.
+    /// Starts the thread for a journal that holds `updates` updates.
     ///
     /// # Errors
     /// If the system refuses one.

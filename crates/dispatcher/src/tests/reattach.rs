@@ -147,11 +147,11 @@ fn a_reader_gets_no_row_before_those_that_were_there_know_of_it() {
         let waits = w.core.client_heartbeat(beat(second.client_id, second.version));
         tokio::pin!(waits);
         assert!(futures::poll!(&mut waits).is_pending());
-        // The first reader is told at once, and its next call says that it knows.
-        let told = w.core.client_heartbeat(beat(first.client_id, first.version)).await.unwrap();
-        assert_eq!(told.present, [first.client_id, second.client_id]);
+        // The answer to the first reader names both, and its next call confirms it.
+        let answer = w.core.client_heartbeat(beat(first.client_id, first.version)).await.unwrap();
+        assert_eq!(answer.present, [first.client_id, second.client_id]);
         assert!(futures::poll!(&mut waits).is_pending());
-        let knows = v1::ClientHeartbeatRequest { wait_ms: 0, ..beat(first.client_id, told.version) };
+        let knows = v1::ClientHeartbeatRequest { wait_ms: 0, ..beat(first.client_id, answer.version) };
         w.core.client_heartbeat(knows).await.unwrap();
         assert_eq!(waits.await.unwrap().unheard, 0);
     });

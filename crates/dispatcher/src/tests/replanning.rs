@@ -330,7 +330,7 @@ fn an_epoch_is_replanned_once_all_its_workers_have_reported() {
         for task in &tasks {
             for worker in [w.worker, other] {
                 let mut no = 1;
-                // Of a task that runs elsewhere nobody is told anything.
+                // No message goes out about a task that runs elsewhere.
                 while w.world.next(*task, worker, no, 2).await.is_ok_and(|a| !a.end) {
                     no += 1;
                 }

@@ -89,7 +89,7 @@ fn the_last_splits_of_a_slow_worker_go_to_idle_ones() {
         assert_eq!(indices(&again), [0, 1]);
         let done: Vec<_> = again.splits[0].done.iter().map(|r| (r.start, r.end)).collect();
         assert_eq!(done, [(0, 3)]);
-        // The slow worker is told to stop, and what it reports later changes nothing.
+        // The slow worker is asked to stop, and what it reports later changes nothing.
         let e = end.world.next(end.slow_task, end.slow, 2, 1).await.unwrap_err();
         assert_eq!(e.kind(), caju_types::ErrorKind::Cancelled, "{e}");
         end.world.finish(end.slow_task, end.slow).await;

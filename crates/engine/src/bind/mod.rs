@@ -430,7 +430,7 @@ impl BoundPipeline {
     }
 
     /// Whether the rows of a file shard have to be counted in order, although those of the whole dataset need not: `take`,
-    /// `skip` and `shard` count the rows of each file shard anew, so they cannot be planned from the splits.
+    /// `skip` and `shard` count the rows of each file shard from zero, so they cannot be planned from the splits.
     pub fn counts_by_file(&self) -> bool {
         plan::SplitPlan::of(&self.def, Some(ShardBy::File)).single_task()
     }

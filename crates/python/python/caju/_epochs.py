@@ -98,7 +98,7 @@ class Epochs:
         return _caju.epoch_stream(self._schema_of_epochs()._ipc, open_epoch, requested_schema)
 
     def _schema_of_epochs(self) -> Schema:
-        """The columns of the elements. A service tells those of sources that only its workers reach."""
+        """The columns of the elements. A service knows those of sources that only its workers reach."""
         service = self._service
         if service is None or service.is_here:
             return self.schema

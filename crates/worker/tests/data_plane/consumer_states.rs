@@ -58,7 +58,7 @@ fn assert_all_rows(mut rows: Vec<i64>) {
     assert!(rows == (0..3000).collect::<Vec<_>>(), "{} rows, {twice} of them twice", rows.len());
 }
 
-/// What three consumers took, so many elements each, and their states.
+/// What three consumers took, the same number of elements each, and their states.
 async fn stopped(steps: [usize; 3], uneven: Uneven) -> (Vec<i64>, Vec<ReaderState>) {
     let cluster = Cluster::start(2).await;
     let mut readers = open(&client(&cluster).await, 3, uneven).await;

@@ -1,9 +1,11 @@
 //! Code of users that panics while it reads: what it had not taken goes to others, and is never taken for read.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use caju_client::ReaderEvent;
+use caju_client::{Reader, ReaderEvent};
+use caju_types::Error;
 use serde_json::json;
 
 use crate::cluster::{Cluster, PATIENCE, assert_once, drain, ids, range, request};
@@ -12,6 +14,22 @@ const ROWS: i64 = 20_000;
 
 fn slow() -> serde_json::Value {
     range(ROWS as u64, &[json!({"sleep": {"per_row": "20us"}}), json!({"batch": 25})])
+}
+
+/// The error that a reader ends with. Its elements until then are added to `elements`.
+async fn failure(reader: &mut Reader, elements: &mut Vec<Vec<i64>>) -> Error {
+    let failing = async {
+        loop {
+            match reader.next().await {
+                Ok(Some(element)) => elements.push(ids(&element.batch)),
+                Ok(None) => panic!("the reader ended well"),
+                Err(e) => return e,
+            }
+        }
+    };
+    let e = tokio::time::timeout(PATIENCE, failing).await.expect("the reader must fail");
+    assert!(reader.next().await.is_err(), "it stays broken");
+    e
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -51,19 +69,36 @@ async fn a_listener_of_events_that_panics_ends_its_reader_and_loses_no_row() {
         elements.push(ids(&a.next().await.unwrap().unwrap().batch));
     }
     cluster.workers.remove(0).kill();
-    let failing = async {
-        loop {
-            match a.next().await {
-                Ok(Some(element)) => elements.push(ids(&element.batch)),
-                Ok(None) => panic!("the reader ended well"),
-                Err(e) => return e,
-            }
-        }
-    };
-    let e = tokio::time::timeout(PATIENCE, failing).await.expect("the reader must fail");
+    let e = failure(&mut a, &mut elements).await;
     assert!(e.message().contains("the listener of events panicked: the listener broke down"), "{e}");
-    assert!(a.next().await.is_err(), "and stays broken");
     // Its session lives, so it says what its user had taken, and the other reader gets the rest.
+    elements.extend(drain(&mut b).await.unwrap());
+    assert_once(elements, ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listener_that_panics_when_a_task_is_opened_loses_no_row() {
+    let mut cluster = Cluster::start(1).await;
+    let broken = cluster
+        .client_with(|c| {
+            let opened = AtomicUsize::new(0);
+            c.on_event = Some(Arc::new(move |e| {
+                let is_second =
+                    matches!(e, ReaderEvent::TaskOpened { .. }) && opened.fetch_add(1, Ordering::Relaxed) > 0;
+                assert!(!is_second, "the listener broke down");
+            }));
+        })
+        .await;
+    let mut a = broken.read(request(&slow(), "job")).await.unwrap();
+    let mut b = cluster.client_with(|_| {}).await.read(request(&slow(), "job")).await.unwrap();
+    let mut elements = Vec::new();
+    for _ in 0..3 {
+        elements.push(ids(&a.next().await.unwrap().unwrap().batch));
+    }
+    // The second task that it opens is that of this worker.
+    cluster.add(|_| {}).await;
+    let e = failure(&mut a, &mut elements).await;
+    assert!(e.message().contains("the listener broke down"), "{e}");
     elements.extend(drain(&mut b).await.unwrap());
     assert_once(elements, ROWS);
 }

@@ -19,7 +19,7 @@ pub(super) struct LineSource {
 }
 
 impl LineSource {
-    /// Writes files of so many lines in all below `dir`.
+    /// Writes files below `dir` that have the given number of lines in all.
     ///
     /// # Errors
     /// `Unavailable` if it cannot be written.
