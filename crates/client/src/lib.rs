@@ -8,6 +8,7 @@
 //! and [`ReadRequest::states`] reads what is left of the epoch.
 
 mod acks;
+mod assembly;
 mod client;
 mod config;
 mod credit;

@@ -1,6 +1,6 @@
 //! The reader: the user's handle on one epoch.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use caju_runtime::{Task, Tasks, caught};
 use caju_types::{Error, IterationId, Result};
 use caju_wire::{Chunk, DispatcherLink, ElementCursor, Run, schema_from_ipc};
 
+use crate::assembly::{Arrival, Assembly, Ready};
 use crate::config::ClientConfig;
 use crate::delivered::Delivered;
 use crate::lanes::Lanes;
-use crate::merge::Merger;
 use crate::reattach::Reopening;
 use crate::session::Session;
 use crate::shared::{Item, OpenedAgain, Shared};
@@ -33,16 +33,6 @@ pub struct Element {
     pub batch: RecordBatch,
     /// It repeats an element that another consumer of the job got, so that all have equally many.
     pub is_padding: bool,
-}
-
-/// A chunk that is ready for the user.
-#[derive(Debug)]
-struct Ready {
-    chunk: Chunk,
-    /// It went through the merger.
-    merged: bool,
-    /// With lanes: the slot whose turn comes behind it.
-    turn: Option<u32>,
 }
 
 /// Reads one epoch of a job. The tasks of all workers are read concurrently, up to a bound in bytes. Every row arrives exactly
@@ -67,14 +57,9 @@ pub struct Reader {
     iteration: IterationId,
     fingerprint: String,
     seed: u64,
-    merger: Option<Merger>,
-    /// Where the order is promised and each slot has rows of its own.
-    lanes: Option<Lanes>,
-    /// Merges the padding.
-    pad_merger: Option<Merger>,
+    assembly: Assembly,
     /// Which consumer of the job this reader is.
     consumer: Option<u32>,
-    ready: VecDeque<Ready>,
     over: bool,
     current: Option<ElementCursor>,
     current_is_padding: bool,
@@ -145,11 +130,8 @@ impl Reader {
             iteration,
             fingerprint,
             seed,
-            merger: Merger::of(&def),
-            lanes,
-            pad_merger: Merger::of(&def),
+            assembly: Assembly::new(&def, lanes),
             consumer,
-            ready: VecDeque::new(),
             over: false,
             current: None,
             current_is_padding: false,
@@ -267,103 +249,63 @@ impl Reader {
             self.delivered.add_first(&runs, if is_open || as_whole { u64::MAX } else { self.handed_rows });
         }
         loop {
-            if !self.ready.is_empty() && !self.shared.hearing.is_open() {
+            if !self.assembly.is_empty() && !self.shared.hearing.is_open() {
                 let waiting = self.shared.recorder.wait();
                 self.shared.hearing.pass().await;
                 drop(waiting);
             }
-            if let Some(Ready { chunk, merged, turn }) = self.ready.pop_front() {
-                if !self.shared.acks.hand(&chunk, merged, whole) {
-                    // The session has ended, and gave these rows to others; why is at the end of the queue.
-                    continue;
+            if let Some(ready) = self.assembly.pop() {
+                match self.hand(ready, whole) {
+                    Some(chunk) => return Ok(Some(chunk)),
+                    None => continue,
                 }
-                self.turn = turn.unwrap_or(self.turn);
-                self.handed_rows = 0;
-                self.in_hand = (chunk.runs.clone(), whole);
-                if whole {
-                    self.elements += chunk.num_elements() as u64;
-                    self.rows += chunk.rows() as u64;
-                }
-                let (rows, elements) = (chunk.rows() as u64, chunk.num_elements() as u64);
-                self.shared.recorder.delivered(rows, elements, chunk.bytes() as u64);
-                if chunk.is_padding() {
-                    self.shared.recorder.padded(rows, elements);
-                }
-                return Ok(Some(chunk));
             }
             if self.over {
                 return Ok(None);
             }
-            let item = match self.shared.queue.try_pop() {
-                Some(item) => Some(item),
-                None => {
-                    self.shared.acks.user_waits();
-                    let waiting = self.shared.recorder.wait();
-                    let popped = self.pop().await;
-                    drop(waiting);
-                    popped?
-                }
-            };
-            let item = match (&mut self.lanes, item) {
-                (Some(lanes), item) => match in_turn(lanes, item, &self.shared, &mut self.ready) {
-                    Some(item) => item,
-                    None => continue,
-                },
-                (None, item) => item,
-            };
-            match (item, &mut self.merger) {
-                (Some(Item::Rows(delivery)), merger) => {
-                    let chunk = delivery.take();
-                    match merger {
-                        Some(_) if chunk.remainder && chunk.is_padding() => {
-                            if let Some(merger) = &mut self.pad_merger {
-                                let mut full = Vec::new();
-                                merger.push(chunk, &mut full)?;
-                                self.ready.extend(full.into_iter().map(|chunk| Ready {
-                                    chunk,
-                                    merged: true,
-                                    turn: None,
-                                }));
-                            }
-                        }
-                        Some(merger) if chunk.remainder => {
-                            self.shared.acks.merging(chunk.rows() as u64);
-                            let mut full = Vec::new();
-                            merger.push(chunk, &mut full)?;
-                            self.ready.extend(full.into_iter().map(|chunk| Ready {
-                                chunk,
-                                merged: true,
-                                turn: None,
-                            }));
-                        }
-                        _ => self.ready.push_back(Ready { chunk, merged: false, turn: None }),
-                    }
-                }
-                (Some(Item::Flush), Some(merger)) => {
-                    if merger.drops() && self.shared.acks.dropped(merger.held().flat_map(|c| &c.runs)) {
-                        merger.held().for_each(|c| self.delivered.add(&c.runs));
-                    }
-                    self.ready.extend(merger.finish()?.map(|chunk| Ready {
-                        chunk,
-                        merged: true,
-                        turn: None,
-                    }));
-                    if let Some(padding) = &mut self.pad_merger {
-                        self.ready.extend(padding.finish()?.map(|chunk| Ready {
-                            chunk,
-                            merged: true,
-                            turn: None,
-                        }));
-                    }
-                }
-                (Some(Item::OpenedAgain(again)), _) => self.go_on(*again),
-                (Some(Item::Flush | Item::SlotEnd(_)), _) => {}
-                (None, _) => {
+            let item = self.arrived().await?;
+            match self.assembly.accept(item, &self.shared.acks, &mut self.delivered)? {
+                Arrival::Rows => {}
+                Arrival::OpenedAgain(again) => self.go_on(*again),
+                Arrival::End => {
                     self.over = true;
                     self.shared.recorder.ended();
                 }
             }
         }
+    }
+
+    /// Hands a chunk to the user; `None` if the session has ended and gave its rows to others. Why is at the end of the queue.
+    fn hand(&mut self, ready: Ready, whole: bool) -> Option<Chunk> {
+        let Ready { chunk, reordered, turn } = ready;
+        if !self.shared.acks.hand(&chunk, reordered, whole) {
+            return None;
+        }
+        self.turn = turn.unwrap_or(self.turn);
+        self.handed_rows = 0;
+        self.in_hand = (chunk.runs.clone(), whole);
+        let (rows, elements) = (chunk.rows() as u64, chunk.num_elements() as u64);
+        if whole {
+            self.elements += elements;
+            self.rows += rows;
+        }
+        self.shared.recorder.delivered(rows, elements, chunk.bytes() as u64);
+        if chunk.is_padding() {
+            self.shared.recorder.padded(rows, elements);
+        }
+        Some(chunk)
+    }
+
+    /// The next item of the queue; `None` is its end.
+    async fn arrived(&self) -> Result<Option<Item>> {
+        if let Some(item) = self.shared.queue.try_pop() {
+            return Ok(Some(item));
+        }
+        self.shared.acks.user_waits();
+        let waiting = self.shared.recorder.wait();
+        let popped = self.pop().await;
+        drop(waiting);
+        popped
     }
 
     /// The epoch was opened again behind what the user has. What was not handed to the user comes again.
@@ -375,11 +317,8 @@ impl Reader {
         (self.shared, self.iteration, self.client) = (shared, iteration, client);
         (self.elements, self.rows, self.is_resumed) = (0, 0, true);
         self.delivered = Delivered::default();
-        self.ready.clear();
         (self.current, self.handed_rows) = (None, 0);
-        self.lanes = slots.map(|slots| Lanes::new(&slots, self.turn));
-        self.merger = self.merger.as_ref().map(Merger::again);
-        self.pad_merger = self.pad_merger.as_ref().map(Merger::again);
+        self.assembly = self.assembly.again(slots.map(|slots| Lanes::new(&slots, self.turn)));
     }
 
     /// The position of this reader: which rows of the epoch its user got, the last element included. It does not wait, and
@@ -476,34 +415,6 @@ impl Drop for Reader {
             self.stop.stop();
         }
     }
-}
-
-/// Puts rows into their lanes, and what has its turn to the ready chunks. Gives back what is no rows.
-fn in_turn(
-    lanes: &mut Lanes,
-    item: Option<Item>,
-    shared: &Shared,
-    ready: &mut VecDeque<Ready>,
-) -> Option<Option<Item>> {
-    let rest = match item {
-        Some(Item::Rows(delivery)) => {
-            // They leave in another order than they came.
-            shared.acks.merging(delivery.chunk.rows() as u64);
-            lanes.push(delivery);
-            None
-        }
-        Some(Item::SlotEnd(slot)) => {
-            lanes.end(slot);
-            None
-        }
-        other => {
-            lanes.end_all();
-            Some(other)
-        }
-    };
-    let next = std::iter::from_fn(|| lanes.next());
-    ready.extend(next.map(|(chunk, turn)| Ready { chunk, merged: true, turn: Some(turn) }));
-    rest
 }
 
 /// A view of a reader's progress. Clones watch the same reader.
