@@ -95,6 +95,11 @@ impl Absence {
         self.since = None;
     }
 
+    /// The last call was not answered.
+    pub(crate) fn is_ongoing(&self) -> bool {
+        self.since.is_some()
+    }
+
     /// The dispatcher did not answer a call: tasks go on without it, for a while.
     ///
     /// # Errors

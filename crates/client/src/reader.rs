@@ -119,8 +119,7 @@ impl Reader {
         let session = Some(stop.spawn_graceful("the reader's session", async move {
             // Whoever waits for rows must not wait for ever.
             if let Err(e) = Box::pin(caught("the reader's session", run)).await {
-                failing.queue.abort(e);
-                failing.hearing.open();
+                failing.fail(e);
             }
         }));
         Ok(Self {

@@ -133,9 +133,16 @@ impl Session {
             _ => Error::cancelled("the reader is closed"),
         };
         let reason = error.message().to_string();
-        self.shared.queue.abort(error);
-        self.shared.hearing.open();
-        self.leave(received, returned, &cut, &reason).await;
+        let leave = self.leave(received, returned, &cut, &reason);
+        if self.absence.is_ongoing() {
+            // Nobody may hear it.
+            self.shared.fail(error);
+            leave.await;
+        } else {
+            // The dispatcher comes first: a process may exit as soon as its user sees the error.
+            leave.await;
+            self.shared.fail(error);
+        }
     }
 
     /// Opens the epoch again behind what the user has taken, and goes on in a session of its own. The user gets nothing until

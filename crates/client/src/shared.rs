@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use caju_proto::v1;
 use caju_runtime::Condition;
-use caju_types::{IterationId, Result, TaskId};
+use caju_types::{Error, IterationId, Result, TaskId};
 use caju_wire::{BufferPool, ByteQueue, Chunk};
 use parking_lot::Mutex;
 
@@ -130,6 +130,12 @@ impl Delivery {
 }
 
 impl Shared {
+    /// The user gets this error behind what it was handed, and waits for nothing any more.
+    pub(crate) fn fail(&self, error: Error) {
+        self.queue.abort(error);
+        self.hearing.open();
+    }
+
     pub(crate) fn new(config: ClientConfig, transfer: Transfer, in_turn: bool) -> Self {
         let bound = config.prefetch_bytes;
         Self {

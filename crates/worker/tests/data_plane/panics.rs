@@ -55,7 +55,7 @@ async fn an_element_in_whose_hands_the_user_panics_goes_to_another_reader() {
     let cluster = Cluster::start(2).await;
     let client = cluster.client_with(|_| {}).await;
     let mut a = client.read(request(&slow(), "job")).await.unwrap();
-    let mut b = client.read(request(&slow(), "job")).await.unwrap();
+    let b = client.read(request(&slow(), "job")).await.unwrap();
     let mut elements = Vec::new();
     for _ in 0..5 {
         elements.push(ids(&a.next().await.unwrap().unwrap().batch));
@@ -80,7 +80,7 @@ async fn a_listener_of_events_that_panics_ends_its_reader_and_loses_no_row() {
         })
         .await;
     let mut a = broken.read(request(&slow(), "job")).await.unwrap();
-    let mut b = cluster.client_with(|_| {}).await.read(request(&slow(), "job")).await.unwrap();
+    let b = cluster.client_with(|_| {}).await.read(request(&slow(), "job")).await.unwrap();
     let mut elements = Vec::new();
     for _ in 0..3 {
         elements.push(ids(&a.next().await.unwrap().unwrap().batch));
@@ -106,7 +106,7 @@ async fn a_listener_that_panics_when_a_task_is_opened_loses_no_row() {
         })
         .await;
     let mut a = broken.read(request(&slow(), "job")).await.unwrap();
-    let mut b = cluster.client_with(|_| {}).await.read(request(&slow(), "job")).await.unwrap();
+    let b = cluster.client_with(|_| {}).await.read(request(&slow(), "job")).await.unwrap();
     let mut elements = Vec::new();
     for _ in 0..3 {
         elements.push(ids(&a.next().await.unwrap().unwrap().batch));
