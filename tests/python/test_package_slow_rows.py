@@ -55,7 +55,7 @@ def test_slow_rows_hold_back_nobody_else(cluster, tmp_path, slow):
 def test_functions_of_several_stages(cluster, tmp_path):
     go = tmp_path / "go"
     twice = {"id": "int64", "y": "int64"}
-    rows = (cj.range(ROWS).map(held_at([9], go), schema={"id": "int64"}, timeout=PATIENCE_S).map(x="id + 1")
+    rows = (cj.range(ROWS).map(held_at([9], go), schema={"id": "int64"}, timeout=PATIENCE_S).with_columns(x="id + 1")
               .map(lambda row: {"id": row["id"], "y": row["x"] * 2}, schema=twice))
     epoch = iter(rows.distribute(cluster))
     first = [next(epoch) for _ in range(ROWS - 1)]

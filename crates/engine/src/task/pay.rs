@@ -7,6 +7,7 @@ use caju_runtime::{Tasks, caught, channel};
 use caju_types::Result;
 use caju_wire::Elements;
 use futures::stream::{self, StreamExt};
+use parking_lot::Mutex;
 
 use super::concurrent::rows_within;
 use super::{Item, Items};
@@ -38,11 +39,11 @@ fn readahead(mut items: Items) -> Items {
 /// The artificial stages `sleep` and `burn`: every chunk pays for its rows. Rows that take long leave in slices.
 pub(super) fn pay_for(items: Items, ctx: &Arc<TaskContext>, cost: Cost, burn: bool, stats: usize) -> Items {
     let ctx = Arc::clone(ctx);
-    let slowdown = ctx.slowdown;
+    let (slowdown, late) = (ctx.slowdown, Arc::new(Mutex::default()));
     readahead(items)
         .flat_map(move |item| stream::iter(slices(item, cost, slowdown)))
         .then(move |item| {
-            let ctx = Arc::clone(&ctx);
+            let (ctx, late) = (Arc::clone(&ctx), Arc::clone(&late));
             async move {
                 let item = item?;
                 if let Item::Chunk(chunk) = &item {
@@ -50,7 +51,7 @@ pub(super) fn pay_for(items: Items, ctx: &Arc<TaskContext>, cost: Cost, burn: bo
                         Elements::Rows => 1,
                         Elements::Lengths(l) => l.len(),
                     };
-                    pay(&ctx, cost, burn, chunk.rows(), units, stats).await?;
+                    pay(&ctx, &late, cost, burn, chunk.rows(), units, stats).await?;
                     ctx.stats.stage(stats).moved(chunk.rows(), chunk.rows(), chunk.bytes());
                 }
                 Ok(item)

@@ -202,9 +202,10 @@ impl<W: Work, F: Fn(Chunk) -> W> Concurrent<W, F> {
         }
     }
 
-    /// Begins slices of the waiting rows. A slice is cut when a thread is free, by what is measured until then.
+    /// Begins slices of the waiting rows. A slice is cut when a thread is free, by what is measured until then. One is always
+    /// computed: rows that are computed may wait for it.
     fn begin(&mut self) {
-        while self.may_begin() {
+        while self.may_begin() || self.running.is_empty() {
             let Some((place, work)) = self.waiting.pop_front() else { return };
             let (first, left) = work.cut();
             if let Some(left) = left

@@ -11,6 +11,9 @@ use super::super::Item;
 use super::slice::{Progress, SLOW};
 use super::{Computed, Order};
 
+/// The shortest wait for a slice to be slow: time passes between two looks at it.
+const MIN_WAIT: Duration = Duration::from_millis(1);
+
 /// Where a slice is: the number of its item in the input, and the slice's own among those of the item.
 pub(super) type Place = (u64, u32);
 
@@ -213,10 +216,10 @@ impl<W> Window<W> {
             return None;
         }
         let held = |slot: &Slot<W>| {
-            let last_ready = slot.slices.iter().rposition(|s| s.ready.is_some())?;
-            let at_work = slot.slices.iter().take(last_ready).filter(|s| s.ready.is_none());
-            // One that is not at work may begin at any time.
-            at_work.map(|s| s.slow_in().unwrap_or(SLOW)).filter(|wait| !wait.is_zero()).min()
+            let ready = slot.slices.iter().position(|s| s.ready.is_some())?;
+            // All before it have to be slow. One that is not at work may begin at any time.
+            let before = slot.slices.iter().take(ready).map(|s| s.slow_in().unwrap_or(SLOW));
+            before.max().map(|wait| wait.max(MIN_WAIT))
         };
         self.slots.values().filter_map(held).min()
     }
