@@ -206,7 +206,7 @@ impl<'a> TakingBack<'a> {
     fn run_pieces(&mut self) -> Result<Chunk, Stopped> {
         let (ctx, chunk, stage) = (Arc::clone(&self.work.rows.ctx), self.chunk, self.stage);
         let may_give_back = chunk.elements == Elements::Rows && self.work.rows.may_be_cut;
-        for piece in chunk.pieces.iter() {
+        for piece in &chunk.pieces {
             if self.at >= self.end && self.at > 0 {
                 break;
             }
