@@ -1,5 +1,6 @@
 //! Functions, and the results of calling them.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
@@ -42,13 +43,44 @@ pub struct Function {
     pub timeout: Option<Duration>,
 }
 
-/// The result of a function for a batch.
+/// The result of a function for a batch, or for some rows of it.
 #[derive(Debug, Clone)]
 pub struct Output {
     /// The rows.
     pub batch: RecordBatch,
     /// The input row of each row, ascending; absent if there is one row per input row.
     pub rows: Option<Vec<u32>>,
+    /// The input rows that the function ran over.
+    pub ran: Range<usize>,
+    /// How long the function took for these rows, without the start of its process.
+    pub took: Duration,
+}
+
+/// What the caller of a function does while the call runs.
+///
+/// A call is slow if it takes longer than [`SLOW_CALL`](crate::SLOW_CALL). Rows of a slow call that are ready need not wait for
+/// the row at which it is, and rows behind that one may be run by another process.
+pub trait Caller {
+    /// Whether rows of a slow call may be given back before its end.
+    fn takes_back(&self) -> bool {
+        false
+    }
+
+    /// The function has been seen to work at a row. Not called for calls that end before [`SLOW_CALL`](crate::SLOW_CALL).
+    fn working(&mut self) {}
+
+    /// The call is slow. `ready` are the rows of it that are ready, the first ones of the batch, perhaps none; the rows of the
+    /// batch from `from` on are not begun, and the call does not run them any more. `took` is the time of the rows before
+    /// `from`. At most once per call of a function.
+    fn given_back(&mut self, ready: Option<Output>, from: usize, took: Duration);
+}
+
+/// A caller that waits for the whole batch.
+#[derive(Debug, Clone, Copy)]
+pub struct WaitForAll;
+
+impl Caller for WaitForAll {
+    fn given_back(&mut self, _: Option<Output>, _: usize, _: Duration) {}
 }
 
 /// The error of a call.

@@ -10,6 +10,10 @@
 //!
 //! A process writes the row at which it works to a file in memory. It hangs if it stays at one row for longer than the
 //! function's timeout, however long the whole batch takes. For functions over batches the timeout is for the batch.
+//!
+//! A call of a function over rows that takes longer than [`SLOW_CALL`] gives rows back ([`Caller`]): those that are ready, and
+//! those that are not begun. A slow row then holds back itself alone. A thread of the process does that while the function runs,
+//! so it waits for as long as the function holds the interpreter's lock.
 
 mod config;
 mod function;
@@ -17,5 +21,6 @@ mod pool;
 mod process;
 
 pub use config::{Environment, PoolConfig};
-pub use function::{Function, FunctionError, Kind, Output};
+pub use function::{Caller, Function, FunctionError, Kind, Output, WaitForAll};
 pub use pool::Pool;
+pub use process::SLOW_CALL;

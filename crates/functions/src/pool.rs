@@ -9,8 +9,8 @@ use caju_types::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 
 use crate::config::PoolConfig;
-use crate::function::{Function, FunctionError, Output};
-use crate::process::{Answer, Process};
+use crate::function::{Caller, Function, FunctionError, Output};
+use crate::process::{Answer, Call, Process};
 
 /// Python processes that run functions over batches. Clones share them. They end with the last clone.
 ///
@@ -69,7 +69,8 @@ impl Pool {
     }
 
     /// Runs a function over a batch, and blocks this thread. `seeds` has a number per row, which seeds `caju.rng()`. Without
-    /// seeds `caju.rng()` is refused.
+    /// seeds `caju.rng()` is refused. The output is of all rows that were not given back to the caller; if any were, it may
+    /// also lack the row before those, which was not begun then: [`Output::ran`] has the rows.
     ///
     /// # Errors
     /// `InvalidArgument`, which names the row, for an exception of the function. `ResourceExhausted` if its process died
@@ -79,13 +80,15 @@ impl Pool {
         function: &Arc<Function>,
         batch: &RecordBatch,
         seeds: Option<&[u64]>,
+        caller: &mut dyn Caller,
     ) -> Result<Output, FunctionError> {
         let timeout = function.timeout.unwrap_or(self.shared.config.timeout);
         let on_progress = || self.shared.state.lock().progress += 1;
         let mut last = None;
+        let mut call = Call::new(function, batch, seeds, timeout);
         for attempt in 1..=MAX_ATTEMPTS {
             let mut process = self.take(timeout)?;
-            match process.call(function, batch, seeds, timeout, &on_progress) {
+            match process.call(&mut call, caller, &on_progress) {
                 Ok(Answer::Done(output)) => {
                     self.put_back(Some(process));
                     return Ok(output);

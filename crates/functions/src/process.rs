@@ -1,8 +1,10 @@
 //! One Python process: starting it, calling functions in it, ending it.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -18,12 +20,15 @@ use caju_types::{Error, Result};
 use serde_json::{Value, json};
 
 use crate::config::PoolConfig;
-use crate::function::{Function, FunctionError, Output};
+use crate::function::{Caller, Function, FunctionError, Output};
 
 /// The column of the seeds.
 const SEED_COLUMN: &str = "__caju_seed";
 /// The prefix of the names of folders for rows.
 const FOLDER_PREFIX: &str = "caju-rows-";
+/// A call that takes longer than this gives rows back: those that are ready, and those that are not begun. Giving rows back
+/// costs about a millisecond, and perhaps the start of another process (0.2 s to 0.5 s of one core), which then runs the others.
+pub const SLOW_CALL: Duration = Duration::from_millis(100);
 /// The progress mark while no row is processed.
 const NO_ROW: u64 = u64::MAX;
 /// The time that a process which closed its pipe may take to end. Its exit status is reported if it ends by then.
@@ -51,6 +56,61 @@ pub(crate) struct Process {
     mark: Mark,
     /// The functions that were sent to it, by their addresses, with their numbers.
     defined: HashMap<usize, (Arc<Function>, usize)>,
+    /// Whether it gives rows of slow calls back. That of an older package does not.
+    gives_back: bool,
+}
+
+/// A call, and which of its rows are still to be run.
+pub(crate) struct Call<'a> {
+    function: &'a Arc<Function>,
+    batch: &'a RecordBatch,
+    seeds: Option<&'a [u64]>,
+    timeout: Duration,
+    rows: Range<usize>,
+    gave_back: bool,
+}
+
+impl<'a> Call<'a> {
+    pub(crate) fn new(
+        function: &'a Arc<Function>,
+        batch: &'a RecordBatch,
+        seeds: Option<&'a [u64]>,
+        timeout: Duration,
+    ) -> Self {
+        Self { function, batch, seeds, timeout, rows: 0..batch.num_rows(), gave_back: false }
+    }
+
+    /// The rows that are still to be run, with their seeds.
+    fn input(&self) -> Result<RecordBatch> {
+        let seeds = self.seeds.and_then(|seeds| seeds.get(self.rows.clone()));
+        with_seeds(&self.batch.slice(self.rows.start, self.rows.len()), seeds)
+    }
+
+    /// Rows that an attempt counts from the first one that it got, counted from the first one of the batch.
+    fn in_batch(&self, rows: &Range<usize>) -> Range<usize> {
+        self.rows.start + rows.start..self.rows.start + rows.end
+    }
+
+    /// What a process made of `ran`, rows of the present attempt.
+    fn output(&self, path: &Path, message: &Value, ran: Range<usize>) -> Result<Output> {
+        let batch = read(path, &self.function.name)?;
+        let kept = message.get("rows").and_then(Value::as_array).map(|list| {
+            list.iter().filter_map(|v| v.as_u64().and_then(|n| usize::try_from(n).ok())).collect::<Vec<_>>()
+        });
+        let is_valid = match &kept {
+            None => batch.num_rows() == ran.len(),
+            Some(kept) => {
+                kept.len() == batch.num_rows() && kept.is_sorted() && kept.iter().all(|row| ran.contains(row))
+            }
+        };
+        let rows = kept.map(|kept| {
+            kept.iter().map(|row| u32::try_from(self.rows.start + row)).collect::<Result<_, _>>()
+        });
+        match (is_valid && ran.end <= self.rows.len(), rows.transpose()) {
+            (true, Ok(rows)) => Ok(Output { batch, rows, ran: self.in_batch(&ran), took: took(message) }),
+            _ => Err(Error::data_loss("its process answered with rows that do not match its input")),
+        }
+    }
 }
 
 /// The program that the interpreter runs. It removes the working folder from the module path before anything is imported,
@@ -94,8 +154,8 @@ impl Process {
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(Error::internal("a process without pipes"));
         };
-        // At most one line is in transit: the answer to a call.
-        let (send, lines) = sync_channel(1);
+        // At most two lines are in transit: rows that are given back, and the answer to a call.
+        let (send, lines) = sync_channel(2);
         std::thread::Builder::new()
             .name("caju-function".to_string())
             .spawn(move || {
@@ -107,63 +167,81 @@ impl Process {
                 }
             })
             .map_err(|e| Error::exhausted(format!("cannot start a thread: {e}")))?;
-        let mut process = Self { child, input, lines, folder, mark, defined: HashMap::new() };
-        process.answer(config.start_timeout, &|| ()).map_err(|e| why(&e))?;
+        let mut process =
+            Self { child, input, lines, folder, mark, defined: HashMap::new(), gives_back: false };
+        let ready = process.answer(config.start_timeout, false, &mut || (), &|| ()).map_err(|e| why(&e))?;
+        process.gives_back = ready.get("gives_back").and_then(Value::as_bool).unwrap_or(false);
         Ok(process)
     }
 
-    /// Runs a function over a batch.
+    /// Runs the rows of a call that are left. If it takes long the caller gets rows back, and fewer are left.
     ///
     /// # Errors
     /// Errors after which the process cannot be used: it died, or it hangs. The row is the one at which it stopped.
     pub(crate) fn call(
         &mut self,
-        function: &Arc<Function>,
-        batch: &RecordBatch,
-        seeds: Option<&[u64]>,
-        timeout: Duration,
+        call: &mut Call<'_>,
+        caller: &mut dyn Caller,
         on_progress: &dyn Fn(),
     ) -> Result<Answer, FunctionError> {
-        let number = self.define(function)?;
-        let path = self.folder.path().join("rows");
-        let answer_path = self.folder.path().join("answer");
-        let bytes = write(&path, &with_seeds(batch, seeds)?)?;
-        let rows = batch.num_rows();
+        let number = self.define(call.function)?;
+        let (path, answer_path) = (self.folder.path().join("rows"), self.folder.path().join("answer"));
+        let bytes = write(&path, &call.input()?)?;
+        self.mark.set_slow(false)?;
         let (rows_path, answer_at) = (path.to_string_lossy(), answer_path.to_string_lossy());
         self.send(&json!({"call": number, "rows": rows_path, "bytes": bytes, "answer": answer_at}), &[])?;
-        let answer =
-            self.answer(timeout, on_progress).map_err(|error| self.stopped_at(error, function, rows))?;
+        let gives_back = self.gives_back && caller.takes_back() && !call.function.batched && !call.gave_back;
+        let rows = call.rows.len();
+        let first = self
+            .answer(call.timeout, gives_back, &mut || caller.working(), on_progress)
+            .map_err(|error| self.stopped_at(error, call, rows))?;
+        let (Some(ready), Some(to)) = (number_in(&first, "ready"), number_in(&first, "to")) else {
+            return self.answered(call, &first, &(0..rows), &answer_path);
+        };
+        // The rows that it still has to answer for.
+        let owed = ready.min(rows)..to.min(rows);
+        let part = self.folder.path().join("answer-part");
+        let output = if ready > 0 { Some(call.output(&part, &first, 0..owed.start)?) } else { None };
+        caller.given_back(output, call.rows.start + owed.end, took(&first));
+        call.gave_back = true;
+        let last = self.answer(call.timeout, false, &mut || (), on_progress);
+        let answered = match last {
+            Ok(last) => self.answered(call, &last, &owed, &answer_path),
+            Err(error) => Err(self.stopped_at(error, call, rows)),
+        };
+        call.rows = call.in_batch(&owed);
+        answered
+    }
+
+    /// The meaning of the last answer to an attempt that owes these rows.
+    fn answered(
+        &self,
+        call: &Call<'_>,
+        answer: &Value,
+        owed: &Range<usize>,
+        path: &Path,
+    ) -> Result<Answer, FunctionError> {
         if let Some(why) = answer.get("error").and_then(Value::as_str) {
-            let row = answer.get("row").and_then(Value::as_u64).and_then(|r| usize::try_from(r).ok());
-            let error = Error::invalid(format!("function `{}` {why}", function.name));
+            let row = number_in(answer, "row").map(|row| call.rows.start + row);
+            let error = Error::invalid(format!("function `{}` {why}", call.function.name));
             return Ok(Answer::Raised(FunctionError { row, error }));
         }
-        let batch = read(&answer_path, &function.name)?;
-        let kept = answer.get("rows").and_then(Value::as_array).map(|list| {
-            list.iter().filter_map(|v| v.as_u64().and_then(|n| u32::try_from(n).ok())).collect::<Vec<_>>()
-        });
-        let is_valid = match &kept {
-            None => batch.num_rows() == rows,
-            Some(kept) => {
-                kept.len() == batch.num_rows()
-                    && kept.is_sorted()
-                    && kept.last().is_none_or(|last| (*last as usize) < rows)
-            }
-        };
-        if !is_valid {
-            return Err(Error::data_loss("its process answered with rows that do not match its input").into());
+        let ran = number_in(answer, "from").unwrap_or(0)..number_in(answer, "to").unwrap_or(call.rows.len());
+        if ran.start != owed.start || ran.end > owed.end {
+            return Err(Error::data_loss("its process answered for rows that it does not have").into());
         }
-        Ok(Answer::Done(Output { batch, rows: kept }))
+        Ok(Answer::Done(call.output(path, answer, ran)?))
     }
 
     /// The error with the row at which the process stopped.
-    fn stopped_at(&self, error: Error, function: &Function, rows: usize) -> FunctionError {
+    fn stopped_at(&self, error: Error, call: &Call<'_>, rows: usize) -> FunctionError {
         let row = usize::try_from(self.mark.read()).ok().filter(|row| *row < rows);
-        let error = match (row, function.batched) {
+        let batched = call.function.batched;
+        let error = match (row, batched) {
             (None, true) => error.context(format!("at a batch of {rows} rows, of which this is the first")),
             _ => error,
         };
-        FunctionError { row: row.or(function.batched.then_some(0)), error }
+        FunctionError { row: row.map(|row| call.rows.start + row).or(batched.then_some(0)), error }
     }
 
     /// Sends a function, unless the process has it already. Gives its number.
@@ -187,12 +265,21 @@ impl Process {
         sent.map_err(|_| self.died())
     }
 
-    /// Waits for an answer, for as long as the process makes progress.
-    fn answer(&mut self, timeout: Duration, on_progress: &dyn Fn()) -> Result<Value> {
+    /// Waits for an answer, for as long as the process makes progress. `gives_back`: a call that is slow is called that, and
+    /// `on_working` is called when it is known to work at a row.
+    fn answer(
+        &mut self,
+        timeout: Duration,
+        mut gives_back: bool,
+        on_working: &mut dyn FnMut(),
+        on_progress: &dyn Fn(),
+    ) -> Result<Value> {
         let interval = (timeout / 8).clamp(MIN_POLL_INTERVAL, MAX_POLL_INTERVAL);
         let (mut at, mut since) = (self.mark.read(), Instant::now());
+        let began = since;
         loop {
-            match self.lines.recv_timeout(interval) {
+            let wait = if gives_back { interval.min(SLOW_CALL) } else { interval };
+            match self.lines.recv_timeout(wait) {
                 Ok(line) => {
                     return serde_json::from_str(&line)
                         .map_err(|e| Error::data_loss(format!("its process sent an invalid answer: {e}")));
@@ -201,6 +288,11 @@ impl Process {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             let now = self.mark.read();
+            if gives_back && now != NO_ROW && began.elapsed() >= SLOW_CALL {
+                gives_back = false;
+                on_working();
+                self.mark.set_slow(true)?;
+            }
             if now != at {
                 (at, since) = (now, Instant::now());
                 on_progress();
@@ -236,18 +328,21 @@ impl Drop for Process {
     }
 }
 
-/// The progress mark: a file of eight bytes to which the process writes the row that it processes.
+/// The progress mark: a file of two words. The process writes the row that it processes to the first one. The second one says
+/// that the call is slow.
 #[derive(Debug)]
 struct Mark {
     path: std::path::PathBuf,
     file: File,
+    is_slow: bool,
 }
 
 impl Mark {
     fn new(path: std::path::PathBuf) -> Result<Self> {
-        std::fs::write(&path, NO_ROW.to_le_bytes())
-            .and_then(|()| File::open(&path))
-            .map(|file| Self { path: path.clone(), file })
+        let words = [NO_ROW.to_ne_bytes(), 0_u64.to_ne_bytes()].concat();
+        std::fs::write(&path, words)
+            .and_then(|()| OpenOptions::new().read(true).write(true).open(&path))
+            .map(|file| Self { path: path.clone(), file, is_slow: false })
             .map_err(|e| Error::exhausted(format!("{}: {e}", path.display())))
     }
 
@@ -255,10 +350,34 @@ impl Mark {
         let mut bytes = [0; 8];
         let mut file = &self.file;
         match file.seek(SeekFrom::Start(0)).and_then(|_| file.read_exact(&mut bytes)) {
-            Ok(()) => u64::from_le_bytes(bytes),
+            Ok(()) => u64::from_ne_bytes(bytes),
             Err(_) => NO_ROW,
         }
     }
+
+    /// Says whether the call is slow, unless that was said last.
+    fn set_slow(&mut self, is_slow: bool) -> Result<()> {
+        if self.is_slow == is_slow {
+            return Ok(());
+        }
+        let word = u64::from(is_slow).to_ne_bytes();
+        self.file
+            .seek(SeekFrom::Start(8))
+            .and_then(|_| self.file.write_all(&word))
+            .map_err(|e| Error::exhausted(format!("{}: {e}", self.path.display())))?;
+        self.is_slow = is_slow;
+        Ok(())
+    }
+}
+
+/// How long the function took, as its process says.
+fn took(message: &Value) -> Duration {
+    let seconds = message.get("took").and_then(Value::as_f64).unwrap_or(0.0);
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
+}
+
+fn number_in(message: &Value, key: &str) -> Option<usize> {
+    message.get(key).and_then(Value::as_u64).and_then(|n| usize::try_from(n).ok())
 }
 
 /// Creates a folder for rows, in memory where the system has a folder for that.

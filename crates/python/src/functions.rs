@@ -7,7 +7,7 @@ use std::time::Duration;
 use arrow::compute::concat_batches;
 use arrow::ipc::reader::StreamReader;
 use arrow_array::RecordBatch;
-use caju_functions::{Function, Kind, Pool, PoolConfig};
+use caju_functions::{Function, Kind, Pool, PoolConfig, WaitForAll};
 use caju_types::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -65,7 +65,8 @@ impl FunctionPool {
     ) -> PyResult<(Bound<'py, PyBytes>, Option<Vec<u32>>)> {
         let done = py.detach(|| {
             let batch = read_batch(rows)?;
-            self.pool.call(&self.function, &batch, seeds.as_deref()).map_err(|e| match e.row {
+            let whole = &mut WaitForAll;
+            self.pool.call(&self.function, &batch, seeds.as_deref(), whole).map_err(|e| match e.row {
                 Some(row) => e.error.context(format!("row {row}")),
                 None => e.error,
             })

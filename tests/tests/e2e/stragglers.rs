@@ -42,6 +42,41 @@ fn idle_workers_take_over_the_last_splits_of_a_slow_one() {
     cluster.stop();
 }
 
+/// `--num-consumers`: a worker that stands still at the end of an epoch holds consumers up no longer than other readers, and
+/// they have equally many elements.
+#[test]
+fn the_last_splits_of_a_slow_worker_are_taken_over_in_jobs_with_consumers() {
+    let timeout = format!("{}s", WORKER_TIMEOUT.as_secs());
+    let cluster = Cluster::start_with(3, &["--worker-timeout", &timeout, "--straggler-factor", "2"], &[]);
+    let mut p =
+        Pipeline::of(json!({ "csv": { "path": "*.csv" } }), json!([{ "sleep": { "per_row": "5ms" } }]));
+    for file in 0..60 {
+        let rows: String = (0..10).map(|row| format!("{}\n", file * 10 + row)).collect();
+        p = p.with_file(&format!("{file:02}.csv"), format!("id\n{rows}").as_bytes());
+    }
+    let wanted = p.report(&[]);
+    let consumer = |index: &str, report: &str| {
+        let more = ["--job", "train", "--num-consumers", "2", "--consumer-index", index, "--report", report];
+        cluster.start_read(&p, &more)
+    };
+    let readers = [consumer("0", "0.json"), consumer("1", "1.json")];
+    cluster.wait_for_status("splits of every worker", |s| {
+        let job = s["jobs"].as_array()?.first()?;
+        (job["splits_leased"].as_u64()? >= 12).then_some(())
+    });
+    cluster.workers[0].process.signal("STOP");
+    for reader in readers {
+        reader.wait_at_most(WORKER_TIMEOUT / 2).expect_code(0);
+    }
+    cluster.workers[0].process.signal("CONT");
+    let reports = ["0.json", "1.json"].map(|name| Report::load(&p.folder().join(name)));
+    assert_eq!(reports.each_ref().map(|r| r.rows()[0]), [300, 300]);
+    let checksum = |r: &Report| u128::from_str_radix(&r.checksums()[0], 16).unwrap();
+    let sum = reports.iter().fold(0, |sum: u128, r| sum.wrapping_add(checksum(r)));
+    assert_eq!(sum, checksum(&wanted), "every row once");
+    cluster.stop();
+}
+
 /// `--slowdown`, `--straggler-factor`: with one of three workers at a twentieth of the speed an epoch is much shorter if the
 /// others take its last splits over. Both epochs run here and now, so the comparison holds on a busy machine.
 #[test]

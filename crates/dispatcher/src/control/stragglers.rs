@@ -85,7 +85,7 @@ impl Paces {
         let Some(tasks) = self.by_iteration.get_mut(&iteration.id) else { return };
         tasks.retain(|id, pace| {
             let Some(task) = iteration.tasks.get(id) else { return false };
-            if task.is_over() && pace.ended.is_none() {
+            if has_finished(task) && pace.ended.is_none() {
                 pace.ended = Some(now);
             }
             !task.is_lost()
@@ -116,6 +116,12 @@ pub(super) fn take_overs(
     out
 }
 
+/// Whether a task has no work any more. One that keeps what is left at its end, for equally many elements of all consumers,
+/// waits for the other tasks.
+fn has_finished(task: &Task) -> bool {
+    task.is_over() || task.tail.is_some()
+}
+
 /// Whether all splits are with tasks, and may move from one to another.
 fn is_at_its_end(iteration: &Iteration) -> bool {
     let feed = iteration.feeds.get(&FeedId::SHARED);
@@ -137,21 +143,20 @@ fn late_tasks(
         return Vec::new();
     }
     let pace = |t: &Task| reports.paces.of(t.id, iteration);
-    let running = |t: &&Task| t.state == TaskState::Active && !t.leases.is_empty();
+    let running = |t: &&Task| t.state == TaskState::Active && !t.leases.is_empty() && !has_finished(t);
     let is_idle = |w: &caju_types::WorkerId| {
         state.workers.get(w).is_some_and(crate::state::Worker::is_active)
             && !iteration.stragglers.contains(w)
             && !iteration.tasks.values().filter(running).any(|t| t.worker == *w)
     };
     let finished: Vec<_> =
-        iteration.tasks.values().filter(|t| t.is_over() && is_idle(&t.worker)).filter_map(pace).collect();
+        iteration.tasks.values().filter(|t| has_finished(t) && is_idle(&t.worker)).filter_map(pace).collect();
     let Some(usual) = Usual::of(&finished, now) else { return Vec::new() };
     let idle_since = finished.iter().filter_map(|p| p.ended).max().unwrap_or(now);
     let idle = now.saturating_sub(idle_since);
     let mut out = Vec::new();
     for task in iteration.tasks.values().filter(running) {
-        // What a task keeps for the end of an epoch with consumers is not late.
-        if task.tail.is_some() || task.leases.values().all(|l| l.taken_over) {
+        if task.leases.values().all(|l| l.taken_over) {
             continue;
         }
         let Some(pace) = pace(task) else { continue };

@@ -6,12 +6,18 @@ use std::time::Duration;
 use caju_pipeline::Cost;
 use caju_runtime::thread_cpu_time;
 use caju_types::Result;
+use parking_lot::Mutex;
 
 use crate::context::TaskContext;
 
-/// Waits or burns for one batch of `rows` rows (`elements` elements below `batch`), one at a time per worker.
+/// The most that a `sleep` makes up for: sleeps end up to a few milliseconds late, more on a busy machine.
+const MAX_LATE: Duration = Duration::from_millis(20);
+
+/// Waits or burns for one batch of `rows` rows (`elements` elements below `batch`), one at a time per worker. `late` is how much
+/// longer than due the last wait was: the next one is that much shorter.
 pub(crate) async fn pay(
     ctx: &TaskContext,
+    late: &Mutex<Duration>,
     cost: Cost,
     burn: bool,
     rows: usize,
@@ -39,7 +45,13 @@ pub(crate) async fn pay(
             .await?;
     } else {
         let _serving = ctx.stats.stage(stats).serving();
-        ctx.clock.sleep(due).await;
+        let owed = *late.lock();
+        let began = ctx.clock.now();
+        if due > owed {
+            ctx.clock.sleep(due - owed).await;
+        }
+        let took = ctx.clock.now().saturating_sub(began);
+        *late.lock() = (took + owed).saturating_sub(due).min(MAX_LATE);
     }
     Ok(())
 }

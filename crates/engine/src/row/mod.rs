@@ -9,7 +9,9 @@ mod inflate;
 mod nested;
 mod python;
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::compute::{filter_record_batch, prep_null_mask_filter};
 use arrow_array::cast::AsArray;
@@ -66,6 +68,32 @@ pub(crate) enum RowOp {
     Inflate { column: usize, factor: f64 },
 }
 
+/// What a stage made of rows.
+pub(crate) struct Made {
+    /// The output.
+    pub(crate) batch: RecordBatch,
+    /// Which of the rows that it ran over are in it.
+    pub(crate) kept: RowSelection,
+    /// The rows that it ran over: all, or a part, if it gave the others back.
+    pub(crate) ran: Range<usize>,
+}
+
+/// What takes rows back from a slow stage.
+pub(crate) trait TakesBack {
+    /// The stage waits for something that is not its work: no row is at work.
+    fn waiting(&mut self);
+
+    /// A row is at work.
+    fn working(&mut self);
+
+    /// The stage spent this time without work.
+    fn idled(&mut self, time: Duration);
+
+    /// These rows are ready, if any are, and the rows from `from` on were not begun and stay with the caller. `took` is the
+    /// time of the rows before `from`.
+    fn take_back(&mut self, ready: Option<Made>, from: usize, took: Duration);
+}
+
 /// Which input rows are in the output.
 #[derive(Debug, Clone)]
 pub(crate) enum RowSelection {
@@ -99,23 +127,30 @@ impl RowStage {
         }
     }
 
-    /// Runs the stage over rows whose provenance is `runs`.
+    /// Runs the stage over rows whose provenance is `runs`. A stage that is slow may give rows back to `taker`.
     pub(crate) fn run(
         &self,
         ctx: &TaskContext,
         batch: &RecordBatch,
         runs: &[Run],
-    ) -> Result<(RecordBatch, RowSelection)> {
+        taker: Option<&mut dyn TakesBack>,
+    ) -> Result<Made> {
         let counters = ctx.stats.stage(self.stats);
-        let running = || counters.timed(|| self.run_or_skip(ctx, batch, runs));
+        let running = || counters.timed(|| self.run_or_skip(ctx, batch, runs, taker));
         let result = caju_runtime::catch(&self.place, running).unwrap_or_else(|e| {
             let rows = runs.first().map(|r| ctx.place(r.split, r.start));
             Err(e.context(rows.map_or_else(|| "a batch".into(), |first| format!("a batch from {first} on"))))
         });
-        if let Ok((out, _)) = &result {
-            counters.moved(batch.num_rows(), out.num_rows(), caju_wire::batch_bytes(out));
+        if let Ok(made) = &result {
+            self.count(ctx, made);
         }
         result
+    }
+
+    /// Counts rows that passed.
+    pub(crate) fn count(&self, ctx: &TaskContext, made: &Made) {
+        let (rows, bytes) = (made.batch.num_rows(), caju_wire::batch_bytes(&made.batch));
+        ctx.stats.stage(self.stats).moved(made.ran.len(), rows, bytes);
     }
 
     fn run_or_skip(
@@ -123,8 +158,10 @@ impl RowStage {
         ctx: &TaskContext,
         batch: &RecordBatch,
         runs: &[Run],
-    ) -> Result<(RecordBatch, RowSelection)> {
-        match self.within_budget(ctx, batch, runs) {
+        taker: Option<&mut dyn TakesBack>,
+    ) -> Result<Made> {
+        // Rows of a batch with a bad row are run again, one by one, which must not find some of them gone.
+        match self.within_budget(ctx, batch, runs, taker.filter(|_| !ctx.skips())) {
             Ok(done) => Ok(done),
             Err(e) => {
                 let located = self.locate(ctx, runs, &e);
@@ -137,22 +174,17 @@ impl RowStage {
     }
 
     /// The slow path of `on_error: skip`: finds the bad rows by running each row alone.
-    fn run_row_by_row(
-        &self,
-        ctx: &TaskContext,
-        batch: &RecordBatch,
-        runs: &[Run],
-    ) -> Result<(RecordBatch, RowSelection)> {
+    fn run_row_by_row(&self, ctx: &TaskContext, batch: &RecordBatch, runs: &[Run]) -> Result<Made> {
         let mut pieces = Vec::with_capacity(batch.num_rows());
         let mut kept = Vec::with_capacity(batch.num_rows());
         for row in 0..batch.num_rows() {
             let run = caju_wire::slice_runs(runs, row, 1);
-            match self.within_budget(ctx, &batch.slice(row, 1), &run) {
-                Ok((out, _)) => {
+            match self.within_budget(ctx, &batch.slice(row, 1), &run, None) {
+                Ok(made) => {
                     let index =
                         u32::try_from(row).map_err(|_| Error::internal("a batch has more than 2^32 rows"))?;
-                    kept.extend(std::iter::repeat_n(index, out.num_rows()));
-                    pieces.push(out);
+                    kept.extend(std::iter::repeat_n(index, made.batch.num_rows()));
+                    pieces.push(made.batch);
                 }
                 Err(e) => {
                     let located = self.locate(ctx, &run, &e);
@@ -166,7 +198,7 @@ impl RowStage {
         }
         let out = arrow::compute::concat_batches(&self.schema, &pieces)
             .map_err(|e| Error::internal(format!("{}: {e}", self.place)))?;
-        Ok((out, RowSelection::Rows(kept.into())))
+        Ok(Made { batch: out, kept: RowSelection::Rows(kept.into()), ran: 0..batch.num_rows() })
     }
 
     /// Runs the stage within the memory limit of a chunk. A single row that needs more is a bad row. Several rows that need
@@ -176,14 +208,15 @@ impl RowStage {
         ctx: &TaskContext,
         batch: &RecordBatch,
         runs: &[Run],
-    ) -> Result<(RecordBatch, RowSelection), RowError> {
-        let done = budget::scope(ctx.chunk_bytes, || self.apply(ctx, batch, runs)).and_then(|(out, kept)| {
-            let bytes = caju_wire::batch_bytes(&out) as u64;
-            if bytes <= ctx.chunk_bytes || out.num_rows() == 0 {
-                return Ok((out, kept));
+        taker: Option<&mut dyn TakesBack>,
+    ) -> Result<Made, RowError> {
+        let done = budget::scope(ctx.chunk_bytes, || self.apply(ctx, batch, runs, taker)).and_then(|made| {
+            let bytes = caju_wire::batch_bytes(&made.batch) as u64;
+            if bytes <= ctx.chunk_bytes || made.batch.num_rows() == 0 {
+                return Ok(made);
             }
             Err(whole(budget::too_much(
-                &format_args!("the result of {} rows", batch.num_rows()),
+                &format_args!("the result of {} rows", made.ran.len()),
                 bytes,
                 ctx.chunk_bytes,
             )))
@@ -225,8 +258,9 @@ impl RowStage {
         ctx: &TaskContext,
         batch: &RecordBatch,
         runs: &[Run],
-    ) -> Result<(RecordBatch, RowSelection), RowError> {
-        match &self.op {
+        taker: Option<&mut dyn TakesBack>,
+    ) -> Result<Made, RowError> {
+        let (made, kept) = match &self.op {
             RowOp::Parse { column, features } => {
                 let records = batch.column(*column);
                 let records = records.as_binary_opt::<i32>().ok_or_else(|| {
@@ -237,12 +271,12 @@ impl RowStage {
                 })?;
                 let columns = parse_example(records, features)
                     .map_err(|(row, error)| RowError { row: Some(row), error })?;
-                Ok((self.batch(columns, batch.num_rows())?, RowSelection::All))
+                (self.batch(columns, batch.num_rows())?, RowSelection::All)
             }
             RowOp::Project { exprs, out } => {
                 let values = self.evaluate(ctx, exprs.as_ref(), batch, runs)?;
                 let columns = out.iter().map(|c| pick(*c, batch, &values)).collect();
-                Ok((self.batch(columns, batch.num_rows())?, RowSelection::All))
+                (self.batch(columns, batch.num_rows())?, RowSelection::All)
             }
             RowOp::Filter(predicate) => {
                 let values = self.evaluate(ctx, Some(predicate), batch, runs)?;
@@ -251,29 +285,31 @@ impl RowStage {
                     .ok_or_else(|| whole(Error::internal("a filter is not boolean")))?;
                 let mask = if mask.null_count() > 0 { prep_null_mask_filter(mask) } else { mask.clone() };
                 if mask.true_count() == mask.len() {
-                    return Ok((batch.clone(), RowSelection::All));
+                    (batch.clone(), RowSelection::All)
+                } else {
+                    let out = filter_record_batch(batch, &mask)
+                        .map_err(|e| whole(Error::internal(e.to_string())))?;
+                    (out, RowSelection::Mask(mask))
                 }
-                let out =
-                    filter_record_batch(batch, &mask).map_err(|e| whole(Error::internal(e.to_string())))?;
-                Ok((out, RowSelection::Mask(mask)))
             }
             RowOp::Unnest { list, exprs, at } => {
                 let values = self.evaluate(ctx, exprs.as_ref(), batch, runs)?;
                 let list = pick(*list, batch, &values);
                 let (out, rows) = unnest(batch, &list, *at, &self.schema).map_err(whole)?;
-                Ok((out, RowSelection::Rows(rows)))
+                (out, RowSelection::Rows(rows))
             }
             RowOp::Python(f) => {
                 let keys = f.is_random().then(|| ctx.keys(self.position, runs));
-                f.run(batch, keys.as_ref())
+                return f.run(batch, keys.as_ref(), taker);
             }
             RowOp::Inflate { column, factor } => {
                 let mut columns = batch.columns().to_vec();
                 columns[*column] =
                     inflate(&columns[*column], *factor, self.schema.field(*column)).map_err(whole)?;
-                Ok((self.batch(columns, batch.num_rows())?, RowSelection::All))
+                (self.batch(columns, batch.num_rows())?, RowSelection::All)
             }
-        }
+        };
+        Ok(Made { batch: made, kept, ran: 0..batch.num_rows() })
     }
 
     fn evaluate(

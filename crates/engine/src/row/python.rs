@@ -1,19 +1,52 @@
 //! Users' functions, run by the pool of Python processes.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use arrow::compute::take_record_batch;
 use arrow_array::{RecordBatch, RecordBatchOptions, UInt32Array, UInt64Array};
 use arrow_schema::{Field, SchemaRef};
-use caju_functions::{Function, Kind, Pool};
+use caju_functions::{Caller, Function, Kind, Output, Pool};
 use caju_kernels::{Registry, RowError};
 use caju_pipeline::{PythonFunction, PythonKind};
 use caju_types::{Error, Result, did_you_mean};
 use caju_wire::schema_from_ipc;
 
-use super::RowSelection;
 use super::cast::{CastError, cast_column};
+use super::{Made, RowSelection, TakesBack};
 use crate::typename::type_name;
+
+/// A call that may give rows back.
+struct Call<'a, 'b> {
+    stage: &'a PythonStage,
+    input: &'a RecordBatch,
+    taker: Option<&'a mut (dyn TakesBack + 'b)>,
+    /// Why rows that were given back cannot be used.
+    failed: Option<RowError>,
+}
+
+impl Caller for Call<'_, '_> {
+    fn takes_back(&self) -> bool {
+        self.taker.is_some()
+    }
+
+    fn working(&mut self) {
+        if let Some(taker) = &mut self.taker {
+            taker.working();
+        }
+    }
+
+    fn given_back(&mut self, ready: Option<Output>, from: usize, took: Duration) {
+        let made = ready.map(|output| self.stage.made(self.input, output)).transpose();
+        let made = made.unwrap_or_else(|e| {
+            self.failed = Some(e);
+            None
+        });
+        if let Some(taker) = &mut self.taker {
+            taker.take_back(made, from, took);
+        }
+    }
+}
 
 /// A function, bound to the pool that runs it.
 pub(crate) struct PythonStage {
@@ -64,42 +97,79 @@ impl PythonStage {
         self.function.kind != Kind::Map
     }
 
-    /// Runs it over a batch; `keys` seed the generators of rows.
+    /// Whether it takes a batch at once.
+    pub(crate) fn is_batched(&self) -> bool {
+        self.function.batched
+    }
+
+    /// Runs it over a batch; `keys` seed the generators of rows. If it is slow, `taker` gets rows back.
     pub(crate) fn run(
         &self,
         batch: &RecordBatch,
         keys: Option<&UInt64Array>,
-    ) -> Result<(RecordBatch, RowSelection), RowError> {
+        mut taker: Option<&mut dyn TakesBack>,
+    ) -> Result<Made, RowError> {
         if batch.num_rows() == 0 {
-            return Ok((RecordBatch::new_empty(self.schema()), RowSelection::All));
+            return Ok(Made {
+                batch: RecordBatch::new_empty(self.schema()),
+                kept: RowSelection::All,
+                ran: 0..0,
+            });
         }
         let seeds = keys.map(|k| k.values().as_ref());
+        if let Some(taker) = &mut taker {
+            taker.waiting();
+        }
+        let began = Instant::now();
+        let mut call = Call { stage: self, input: batch, taker, failed: None };
         let output = self
             .pool
-            .call(&self.function, batch, seeds)
+            .call(&self.function, batch, seeds, &mut call)
             .map_err(|e| RowError { row: e.row, error: e.error })?;
-        let whole = |error| RowError { row: None, error };
-        let rows = output.rows.map(UInt32Array::from);
-        match (self.function.kind, rows) {
-            (Kind::Map, _) => Ok((self.cast(&output.batch, None)?, RowSelection::All)),
-            (Kind::Filter, Some(rows)) => {
-                let kept =
-                    take_record_batch(batch, &rows).map_err(|e| whole(Error::internal(e.to_string())))?;
-                Ok((kept, RowSelection::Rows(rows)))
-            }
-            (Kind::FlatMap, Some(rows)) if rows.is_empty() => {
-                Ok((RecordBatch::new_empty(self.schema()), RowSelection::Rows(rows)))
-            }
-            (Kind::FlatMap, Some(rows)) => {
-                Ok((self.cast(&output.batch, Some(&rows))?, RowSelection::Rows(rows)))
-            }
-            (_, None) => Err(whole(Error::internal("a function did not report which rows it kept"))),
+        if let Some(e) = call.failed {
+            return Err(e);
         }
+        if let Some(taker) = call.taker {
+            taker.idled(began.elapsed().saturating_sub(output.took));
+            taker.working();
+        }
+        self.made(batch, output)
     }
 
-    /// The columns in the order and of the types of the stage's schema. `rows`: the input row of each output row, if it is
-    /// another one.
-    fn cast(&self, made: &RecordBatch, rows: Option<&UInt32Array>) -> Result<RecordBatch, RowError> {
+    /// What the function made of some rows of a batch.
+    fn made(&self, input: &RecordBatch, output: Output) -> Result<Made, RowError> {
+        let whole = |error| RowError { row: None, error };
+        let rows = output.rows.map(UInt32Array::from);
+        let ran = output.ran;
+        let (batch, kept) = match (self.function.kind, rows) {
+            (Kind::Map, _) if ran.is_empty() => (RecordBatch::new_empty(self.schema()), RowSelection::All),
+            (Kind::Map, _) => (self.cast(&output.batch, ran.start, None)?, RowSelection::All),
+            (Kind::Filter, Some(rows)) => {
+                let kept =
+                    take_record_batch(input, &rows).map_err(|e| whole(Error::internal(e.to_string())))?;
+                (kept, RowSelection::Rows(rows))
+            }
+            (Kind::FlatMap, Some(rows)) if rows.is_empty() => {
+                (RecordBatch::new_empty(self.schema()), RowSelection::Rows(rows))
+            }
+            (Kind::FlatMap, Some(rows)) => {
+                (self.cast(&output.batch, ran.start, Some(&rows))?, RowSelection::Rows(rows))
+            }
+            (_, None) => {
+                return Err(whole(Error::internal("a function did not report which rows it kept")));
+            }
+        };
+        Ok(Made { batch, kept, ran })
+    }
+
+    /// The columns in the order and of the types of the stage's schema. `first` is the first input row; `rows`: the input row of
+    /// each output row, if these differ.
+    fn cast(
+        &self,
+        made: &RecordBatch,
+        first: usize,
+        rows: Option<&UInt32Array>,
+    ) -> Result<RecordBatch, RowError> {
         let whole = |error| RowError { row: None, error };
         let found = made.schema();
         let mut columns = Vec::with_capacity(self.schema.fields().len());
@@ -112,7 +182,7 @@ impl PythonStage {
             columns.push(cast_column(column, made_as, field).map_err(|e| {
                 let row = match rows {
                     Some(rows) => rows.values().get(e.row).and_then(|r| usize::try_from(*r).ok()),
-                    None => Some(e.row),
+                    None => Some(first + e.row),
                 };
                 RowError { row, error: self.cast_error(field, made_as, &e) }
             })?);

@@ -2,21 +2,21 @@
 
 use std::sync::Arc;
 
-use caju_pipeline::Cost;
-use caju_runtime::{Tasks, budget, catch, caught, channel};
+use caju_runtime::{budget, catch};
 use caju_types::Result;
 use caju_wire::Chunk;
 use futures::stream::{self, StreamExt};
 
 use super::concurrent::{Order, rows};
 use super::hint::{Numbering, at_hint, at_set, without_marks};
+use super::pay::pay_for;
 use super::prefetch::prefetched;
 use super::shard::{shard_stage, sharded};
 use super::{Item, Items};
 use crate::bind::{BoundPipeline, BranchKind, ShardStep, Step, StreamOp};
 use crate::caching::TaskCache;
 use crate::context::TaskContext;
-use crate::row::{RowOp, RowStage, pay};
+use crate::row::{RowOp, RowStage};
 use crate::row_checks::diverged;
 use crate::stream::{Batch, BatchEnd, Bucket, Flow, Mix, Shuffle, Skip, StreamStage, Take, Unbatch};
 
@@ -252,49 +252,6 @@ fn drop_done(items: Items, ctx: &Arc<TaskContext>) -> Items {
         .boxed()
 }
 
-/// The same items, computed by a task of their own: one item is ready while the next one is computed. Without that a stage
-/// that waits without using a CPU would stall all stages above it.
-fn readahead(mut items: Items) -> Items {
-    const NAME: &str = "the stages above a slow one";
-    let (sender, receiver) = channel(NAME, 1);
-    let running = Tasks::new().spawn(NAME, async move {
-        let passing = async {
-            while let Some(item) = items.next().await {
-                sender.send(item?).await?;
-            }
-            Ok(())
-        };
-        let outcome = caught(NAME, passing).await.and_then(|passed| passed);
-        sender.end(outcome).await;
-    });
-    stream::unfold((receiver, running), |(mut receiver, running)| async move {
-        let item = receiver.recv().await?;
-        Some((item, (receiver, running)))
-    })
-    .boxed()
-}
-
-fn pay_for(items: Items, ctx: &Arc<TaskContext>, cost: Cost, burn: bool, stats: usize) -> Items {
-    let ctx = Arc::clone(ctx);
-    readahead(items)
-        .then(move |item| {
-            let ctx = Arc::clone(&ctx);
-            async move {
-                let item = item?;
-                if let Item::Chunk(chunk) = &item {
-                    let units = match &chunk.elements {
-                        caju_wire::Elements::Rows => 1,
-                        caju_wire::Elements::Lengths(l) => l.len(),
-                    };
-                    pay(&ctx, cost, burn, chunk.rows(), units, stats).await?;
-                    ctx.stats.stage(stats).moved(chunk.rows(), chunk.rows(), chunk.bytes());
-                }
-                Ok(item)
-            }
-        })
-        .boxed()
-}
-
 /// Runs a `shard` over the stream of elements.
 fn run_shard(shard: ShardStep, items: Items, ctx: &Arc<TaskContext>, restarts: bool) -> Items {
     const PLACE: &str = "the shards of processing mode `data`";
@@ -474,17 +431,5 @@ mod tests {
             let got = errors(run_stream_stage(Box::new(Broken { pushed }), place, items, false)).await;
             assert_eq!(got, [format!("steps[2].bucket_by_length panicked: {text}")]);
         }
-    }
-
-    #[tokio::test]
-    async fn what_is_made_ahead_ends_only_when_it_has_ended() {
-        let good = || stream::iter([Ok(Item::Chunk(chunk())), Ok(Item::EndOfSplit(0))]);
-        assert_eq!(readahead(good().boxed()).collect::<Vec<_>>().await.len(), 2);
-        let broken = good()
-            .chain(stream::once(async { if true { panic!("above") } else { Ok(Item::EndOfRepetition) } }));
-        let got = errors(readahead(broken.boxed())).await;
-        assert!(got.len() == 1 && got[0].contains("above"), "{got:?}");
-        let failed = good().chain(stream::iter([Err(caju_types::Error::data_loss("damaged"))]));
-        assert_eq!(errors(readahead(failed.boxed())).await, ["damaged"]);
     }
 }

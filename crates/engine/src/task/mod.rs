@@ -7,6 +7,7 @@ mod concurrent;
 mod distribute;
 mod hint;
 mod open_splits;
+mod pay;
 mod prefetch;
 mod read;
 mod read_limiter;

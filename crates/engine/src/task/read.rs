@@ -265,7 +265,7 @@ impl Reader {
                     let len = batch.num_rows() as u64;
                     let run = Run { split: index, start: *next, len };
                     *next += len;
-                    batch = stage.run(&ctx, &batch, &[run])?.0;
+                    batch = stage.run(&ctx, &batch, &[run], None)?.batch;
                 }
                 Ok(batch)
             });

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -31,17 +32,31 @@ NO_ROW = (1 << 64) - 1
 """The value of the mark while no row is processed."""
 
 
+SLOW_CHECK_INTERVAL_S = 0.025
+"""How often a process looks whether its call was called slow, in seconds. A check takes some microseconds."""
+
+
 class Mark:
-    """Eight bytes of shared memory with the row that is processed. The parent reads them to see progress, and to name the
-    row at which a process died or hangs.
+    """Two words of memory that the parent shares. The first one has the row that is processed: the parent reads it to see
+    progress, and to name the row at which a process died or hangs. The parent sets the second one when a call is slow.
     """
 
     def __init__(self, path: str) -> None:
         with open(path, "r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), 8)
+            self._words = memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
+        self._has_slow = len(self._words) > 1
 
     def row(self, i: int) -> None:
-        self._memory[:] = i.to_bytes(8, "little")
+        self._words[0] = i
+
+    def current(self) -> int | None:
+        """The row that is processed."""
+        i = self._words[0]
+        return None if i == NO_ROW else i
+
+    def is_slow(self) -> bool:
+        """Whether the parent called the current call slow."""
+        return self._has_slow and self._words[1] != 0
 
     def done(self) -> None:
         self.row(NO_ROW)
@@ -56,6 +71,94 @@ class Function(NamedTuple):
     call: Callable[[Any], Any]
 
 
+class Call:
+    """The rows of a call that runs row by row. If the call is slow, another thread sends the rows that are ready, and gives
+    those back that are not begun: the slow row then holds back itself alone.
+    """
+
+    def __init__(self, function: Function, answers: Answers, part: str, mark: Mark) -> None:
+        self.function = function
+        self.answers = answers
+        self.part = part
+        self.mark = mark
+        self.rows: list[Mapping[str, Any]] = []
+        self.kept: list[int] = []
+        self.is_stopped = False
+        """Whether no further row may begin."""
+        self.sent = 0
+        """The number of input rows that were sent already."""
+        self.began = time.perf_counter()
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def give_back(self) -> None:
+        """Sends the rows before the current one, and gives those behind it back. Called by another thread than the rest."""
+        with self._lock:
+            if self._is_over or self.is_stopped:
+                return
+            # In this order: the row that is read next is the last one that can begin.
+            self.is_stopped = True
+            row = self.mark.current()
+            if row is None:
+                return
+            took = time.perf_counter() - self.began
+            message: dict[str, Any] = {"ready": 0, "to": row + 1, "took": took}
+            try:
+                count = bisect_left(self.kept, row)
+                if row > 0:
+                    columns, kept = self.columns(0, count, row)
+                    with open(self.part, "wb") as file:
+                        file.write(_caju.ipc_from_columns(columns))
+                    message |= {"ready": row} if kept is None else {"ready": row, "rows": kept}
+                    self.sent = row
+            except Exception:
+                # The end of the call has the same error, and names the row.
+                pass
+            self.answers.send(message)
+
+    def finish(self, end: int) -> tuple[list[Column], list[int] | None, int]:
+        """What was not sent, of rows before `end`: columns, input rows, and the first of the input rows."""
+        with self._lock:
+            self._is_over = True
+        first = bisect_left(self.kept, self.sent)
+        columns, kept = self.columns(first, len(self.kept), end)
+        return columns, kept, self.sent
+
+    def close(self) -> None:
+        """The answer is about to be sent: nothing is given back any more."""
+        with self._lock:
+            self._is_over = True
+
+    def columns(self, start: int, stop: int, end: int) -> tuple[list[Column], list[int] | None]:
+        """Columns of some output rows, and their input rows where these differ. All input rows are before `end`."""
+        kept = self.kept[start:stop]
+        if self.function.kind == "filter":
+            return _taken(kept), kept
+        rows = self.rows[start:stop]
+        try:
+            out = columns_of(rows) if rows else []
+        except BadRow as e:
+            raise BadRow(None if e.row is None else kept[e.row], str(e)) from None
+        return out, None if self.function.kind == "map" else kept
+
+
+class Answers:
+    """The lines to the parent, from two threads."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+
+    def send(self, answer: Mapping[str, Any]) -> None:
+        try:
+            with self._lock:
+                self._file.write(json.dumps(answer) + "\n")
+                self._file.flush()
+        except BrokenPipeError:
+            # The parent is gone, after Ctrl-C for example. Python would report the closed pipe once more when it exits.
+            os._exit(0)
+
+
 class Raised(Exception):
     """User code raised an exception, at this row if one is known."""
 
@@ -64,21 +167,45 @@ class Raised(Exception):
         self.row = row
 
 
+class Pool:
+    """What the threads of this process share."""
+
+    def __init__(self, answers: Answers, mark: Mark) -> None:
+        self.answers = answers
+        self.mark = mark
+        self.call: Call | None = None
+        """The call that may be slow: one that runs row by row."""
+
+    def watch(self, parent: int) -> None:
+        """Gives rows of slow calls back, and ends this process when its parent has ended, whatever user code is doing. The
+        parent may have been killed.
+        """
+        checks = max(1, round(PARENT_CHECK_INTERVAL_S / SLOW_CHECK_INTERVAL_S))
+        while True:
+            for _ in range(checks):
+                time.sleep(SLOW_CHECK_INTERVAL_S)
+                call = self.call
+                if call is not None and not call.is_stopped and self.mark.is_slow():
+                    call.give_back()
+            if os.getppid() != parent:
+                os._exit(1)
+
+
 def main() -> None:
     """Serves requests until standard input ends."""
     requests = sys.stdin.buffer
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    answers = Answers(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)
     # The process may outlive its job: output of a function should appear at once.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.stdin = open(os.devnull, encoding="utf-8")
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    pool = Pool(answers, Mark(sys.argv.pop(1)))
+    threading.Thread(target=pool.watch, args=(os.getppid(),), daemon=True).start()
     # Ctrl-C in a terminal reaches every process. The parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    mark = Mark(sys.argv.pop(1))
     functions: dict[int, Function] = {}
     broken: dict[int, str] = {}
-    _send(answers, {"ready": True})
+    answers.send({"ready": True, "gives_back": True})
     while line := requests.readline():
         request = json.loads(line)
         if "define" in request:
@@ -90,34 +217,28 @@ def main() -> None:
             continue
         number = request["call"]
         if number in broken:
-            _send(answers, {"error": broken[number]})
+            answers.send({"error": broken[number]})
             continue
-        _send(answers, _answer(functions[number], request["rows"], request["answer"], mark))
+        answers.send(_answer(functions[number], request["rows"], request["answer"], pool))
 
 
-def _end_with(parent: int) -> None:
-    """Ends this process when its parent has ended, whatever user code is doing. The parent may have been killed."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_INTERVAL_S)
-    os._exit(1)
-
-
-def _send(answers: Any, answer: Mapping[str, Any]) -> None:
-    try:
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-    except BrokenPipeError:
-        # The parent is gone, after Ctrl-C for example. Python would report the closed pipe once more when it exits.
-        os._exit(0)
-
-
-def _answer(f: Function, rows: str, answer: str, mark: Mark) -> dict[str, Any]:
+def _answer(f: Function, rows: str, answer: str, pool: Pool) -> dict[str, Any]:
     try:
         columns = _caju.read_rows(rows)
-        out, kept = run(f, columns, mark)
+        seeds = columns.pop(SEED, None)
+        count = _length(columns)
+        began = time.perf_counter()
+        if f.batched:
+            out, kept = _batch(f, columns, count, None if seeds is None else seeds[0])
+            first, end = 0, count
+        else:
+            call = pool.call = Call(f, pool.answers, answer + "-part", pool.mark)
+            end = _run(call, columns, count, seeds)
+            out, kept, first = call.finish(end)
+        took = time.perf_counter() - began
         with open(answer, "wb") as file:
             file.write(_caju.ipc_from_columns(out))
-        return {} if kept is None else {"rows": kept}
+        return {"from": first, "to": end, "took": took, **({} if kept is None else {"rows": kept})}
     except Raised as e:
         cause = e.__cause__
         assert cause is not None
@@ -127,7 +248,10 @@ def _answer(f: Function, rows: str, answer: str, mark: Mark) -> dict[str, Any]:
     except Exception as e:
         return {"error": f"raised {_traceback(e)}"}
     finally:
-        mark.done()
+        if pool.call is not None:
+            pool.call.close()
+        pool.call = None
+        pool.mark.done()
 
 
 def _traceback(e: BaseException) -> str:
@@ -137,20 +261,18 @@ def _traceback(e: BaseException) -> str:
     return "\n".join([last, *(line.rstrip() for line in traceback.format_list(frames))])
 
 
-def run(f: Function, columns: dict[str, Any], mark: Mark) -> tuple[list[Column], list[int] | None]:
-    """Applies the function to a batch. Returns columns, and the input row of each output row where they differ."""
-    seeds = columns.pop(SEED, None)
-    count = _length(columns)
-    if f.batched:
-        return _batch(f, columns, count, None if seeds is None else seeds[0])
-    rows: list[Mapping[str, Any]] = []
-    kept: list[int] = []
+def _run(call: Call, columns: dict[str, Any], count: int, seeds: Any) -> int:
+    """Applies the function row by row. Returns the first row that was not begun."""
+    f, mark = call.function, call.mark
     for i in range(count):
         mark.row(i)
+        # The first row always begins: a call makes progress.
+        if call.is_stopped and i > 0:
+            return i
         _seed.set(None if seeds is None else seeds[i])
         try:
             if f.kind == "filter":
-                kept += [i] if f.call(row_of(columns, i)) else []
+                call.kept += [i] if f.call(row_of(columns, i)) else []
                 continue
             # A generator computes its rows only now, so its errors belong to this row.
             made = list(made_of(f.kind, f.call(row_of(columns, i)), i))
@@ -160,16 +282,10 @@ def run(f: Function, columns: dict[str, Any], mark: Mark) -> tuple[list[Column],
             raise Raised(i) from e
         finally:
             _seed.set(None)
-        rows += made
-        kept += [i] * len(made)
+        call.rows += made
+        call.kept += [i] * len(made)
     mark.done()
-    if f.kind == "filter":
-        return _taken(kept), kept
-    try:
-        out = columns_of(rows) if rows else []
-    except BadRow as e:
-        raise BadRow(None if e.row is None else kept[e.row], str(e)) from None
-    return out, None if f.kind == "map" else kept
+    return count
 
 
 def _batch(f: Function, columns: dict[str, Any], count: int, seed: Any) -> tuple[list[Column], list[int] | None]:
