@@ -18,8 +18,8 @@ use crate::world::{Outcome, World};
 /// The simulated time within which all readers must have ended. Faults last seconds, and the longest timeout of a reader
 /// is that of `stall_timeout`, 5 minutes.
 const LONGEST: Duration = Duration::from_secs(900);
-/// How often bounds on memory are looked at.
-const LOOK: Duration = Duration::from_millis(100);
+/// The interval at which bounds on memory are checked.
+const MEMORY_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What came of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -146,15 +146,13 @@ async fn inflict(world: &World, fault: Fault) {
     }
 }
 
-/// Looks at the bytes that wait in workers, for as long as it is polled.
+/// Checks the bytes that wait in workers, for as long as it is polled.
 async fn watch_memory(world: &World) {
-    // One element may always wait, however large: two columns of 8 bytes per row, twice for padding of buffers.
-    let plan = world.plan();
-    let element = 32 * usize::try_from(plan.batch.unwrap_or(0)).unwrap_or(0).max(plan.batch_rows);
+    let per_task = world.plan().max_task_bytes();
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(MEMORY_CHECK_INTERVAL).await;
         for (bytes, tasks) in world.buffered() {
-            let most = tasks.max(1) * (plan.buffer_bytes + element);
+            let most = tasks.max(1) * per_task;
             if bytes > most {
                 world
                     .log()

@@ -122,7 +122,7 @@ impl Inner {
             task.lost = false;
             if self.fenced.insert((request.client_id, task.task_id)) {
                 self.log.event(format_args!(
-                    "client {} is not told that task {} is lost",
+                    "the loss of task {1} is not reported to client {0}",
                     request.client_id, task.task_id
                 ));
                 let reason = "the fence is skipped".to_string();
