@@ -176,7 +176,8 @@ fn check(world: &World) -> Vec<String> {
         let incomplete =
             error.kind() == ErrorKind::FailedPrecondition && error.message().starts_with("incomplete");
         // Documented: what a lost worker has given out of the last rows cannot be made even.
-        let uneven = error.message().contains("cannot be made even");
+        let uneven =
+            ["cannot be made even", "no elements are left"].iter().any(|s| error.message().contains(s));
         if kills_reader && loses_state && incomplete || is_even && uneven {
             errors.push(format!("reader-{reader}: {error}"));
         } else {
@@ -214,11 +215,13 @@ fn check_rows(world: &World, epoch: u64, readers: &[(usize, bool, Vec<Epoch>)], 
     let (plan, log) = (world.plan(), world.log());
     let parts = || readers.iter().flat_map(|(_, killed, parts)| parts.iter().map(move |p| (*killed, p)));
     let unknown = parts().any(|(_, e)| e.missing.is_some_and(|(_, unknown)| unknown));
-    // Rows by how often readers got them; those of a killed one may come again.
+    // Rows by how often readers got them. Those of a killed one may come again, and those of one that stopped before the end
+    // and whose leave reached no dispatcher.
     let mut got: BTreeMap<i64, u32> = BTreeMap::new();
     for (is_killed, part) in parts() {
+        let may_come_again = is_killed || !part.is_over && !world.heard().has_left(part.client);
         for id in &part.ids {
-            *got.entry(*id).or_default() += u32::from(!is_killed);
+            *got.entry(*id).or_default() += u32::from(!may_come_again);
         }
     }
     let twice: Vec<i64> = got.iter().filter(|(_, times)| **times > 1).map(|(id, _)| *id).collect();
