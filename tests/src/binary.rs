@@ -17,6 +17,14 @@ pub fn caju_binary() -> &'static Path {
     })
 }
 
+/// The reader of the rounds of chaos, of this build.
+pub fn chaos_reader() -> PathBuf {
+    caju_binary();
+    let path = profile_folder().join("chaos-reader");
+    assert!(path.exists(), "{}: cargo build --workspace --bins makes it", path.display());
+    path
+}
+
 /// The folder of this build's artefacts: `target/debug`, say. Test executables lie in its `deps`.
 fn profile_folder() -> PathBuf {
     let exe = std::env::current_exe().unwrap();

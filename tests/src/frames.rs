@@ -8,8 +8,12 @@ use std::time::Duration;
 pub const VERSION: u16 = 1;
 /// The frame in which a worker refuses something.
 pub const ERROR: u16 = 8;
+/// The frame behind the last row of a task.
+const END: u16 = 7;
 /// The frame that asks for a task.
 const OPEN: u16 = 1;
+/// Bytes of a frame in front of its header.
+const FIXED_BYTES: usize = 24;
 
 fn varint(out: &mut Vec<u8>, mut n: u64) {
     while n >= 0x80 {
@@ -41,12 +45,33 @@ pub fn open_frame(version: u16, task: u64, client: u64, ticket: &[u8]) -> Vec<u8
 
 /// The kind and the header of the first frame that a worker answers.
 pub fn answer(address: &str, frame: &[u8]) -> (u16, String) {
+    let mut stream = open(address, frame);
+    let (kind, header) = next(&mut stream);
+    (kind, String::from_utf8_lossy(&header).into_owned())
+}
+
+/// Reads a task to its end, and does not acknowledge that. The connection stays open.
+pub fn read_to_end(address: &str, frame: &[u8]) -> TcpStream {
+    let mut stream = open(address, frame);
+    while next(&mut stream).0 != END {}
+    stream
+}
+
+fn open(address: &str, frame: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream.write_all(frame).unwrap();
-    let mut fixed = [0u8; 24];
+    stream
+}
+
+/// The kind and the header of the next frame.
+fn next(stream: &mut TcpStream) -> (u16, Vec<u8>) {
+    let mut fixed = [0u8; FIXED_BYTES];
     stream.read_exact(&mut fixed).unwrap();
-    let mut header = vec![0u8; u32::from_le_bytes(fixed[8..12].try_into().unwrap()) as usize];
+    let header_bytes = u32::from_le_bytes(fixed[8..12].try_into().unwrap());
+    let body_bytes = u64::from_le_bytes(fixed[16..24].try_into().unwrap());
+    let mut header = vec![0u8; header_bytes as usize];
     stream.read_exact(&mut header).unwrap();
-    (u16::from_le_bytes([fixed[6], fixed[7]]), String::from_utf8_lossy(&header).into_owned())
+    stream.read_exact(&mut vec![0u8; usize::try_from(body_bytes).unwrap()]).unwrap();
+    (u16::from_le_bytes([fixed[6], fixed[7]]), header)
 }

@@ -101,7 +101,7 @@ impl Dispatcher {
             .max_decoding_message_size(limits.message_bytes)
             .max_encoding_message_size(ANSWER_BYTES);
         let router = Server::builder()
-            .layer(CallLayer::new(limits.message_bytes))
+            .layer(CallLayer::new(limits.message_bytes, limits.request))
             .layer(calls.clone())
             .max_concurrent_streams(limits.streams)
             .add_service(service)

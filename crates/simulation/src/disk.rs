@@ -1,4 +1,4 @@
-//! The disk below a dispatcher's journal, and what the journal tells about leases.
+//! The disk below a dispatcher's journal, and what the journal records about leases.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl Disk {
         self.inner.lock().fails_after = Some(writes);
     }
 
-    /// The record of the lease after `leases` more is not written, and nobody is told: no disk should do that.
+    /// The record of the lease after `leases` more is not written, and the write succeeds: no disk should do that.
     pub(crate) fn lose_lease_after(&self, leases: u64) {
         self.inner.lock().loses_lease = Some(leases);
     }

@@ -43,7 +43,7 @@ struct State {
     end: Option<Instant>,
     /// Nothing arrives while the network is partitioned.
     is_blocked: bool,
-    /// The writer's machine vanished: nothing more arrives, and nobody is told.
+    /// The writer's machine vanished: nothing more arrives, and neither end gets an error.
     is_silent: bool,
     /// What both ends see.
     broken: Option<io::ErrorKind>,
@@ -99,7 +99,7 @@ impl Pipe {
         state.wake();
     }
 
-    /// What the writer wrote and writes never arrives, and the reader is not told.
+    /// What the writer wrote and writes never arrives, and the reader gets no error.
     pub(crate) fn silence(&self) {
         let mut state = self.0.lock();
         state.is_silent = true;

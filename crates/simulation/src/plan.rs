@@ -12,6 +12,10 @@ use crate::random::Random;
 pub(crate) const SPLIT_ROWS: u64 = 1024;
 /// Faults of a run that may lose a worker. A split that is lost with three workers that died fails its epoch, by design.
 const MAX_LOSSES: usize = 2;
+/// Rows in the buffer of a `shuffle`.
+const SHUFFLE_ROWS: u64 = 500;
+/// Bytes of a row: two columns of 64-bit integers.
+const ROW_BYTES: u64 = 16;
 /// Rows after which a reader's user works on them for a while.
 pub(crate) const ROWS_PER_PAUSE: usize = 64;
 /// The timeouts of the cluster.
@@ -222,7 +226,7 @@ impl Plan {
             steps.push(json!({ "sleep": { "per_row": format!("{}us", self.row_us) } }));
         }
         if self.shuffles {
-            steps.push(json!({ "shuffle": { "buffer": 500, "seed": 7 } }));
+            steps.push(json!({ "shuffle": { "buffer": SHUFFLE_ROWS, "seed": 7 } }));
         }
         if let Some(size) = self.batch {
             steps.push(json!({ "batch": size }));
@@ -234,6 +238,19 @@ impl Plan {
     pub(crate) fn expected(&self) -> impl Iterator<Item = i64> + use<> {
         let filters = self.filters;
         (0..i64::try_from(self.rows).unwrap_or(0)).filter(move |id| !filters || id % 3 != 0)
+    }
+
+    /// The most bytes that wait in one task of a worker: its buffer, and the chunk that was computed when there was space
+    /// in it. How large a chunk is shows only when it is computed.
+    pub(crate) fn max_task_bytes(&self) -> usize {
+        self.buffer_bytes + usize::try_from(self.max_chunk_rows() * ROW_BYTES).unwrap_or(usize::MAX)
+    }
+
+    /// Rows of the largest chunk. Batches of the engine grow from `batch_rows` to eight times that where rows cost little, so
+    /// a chunk may have all rows of a split. A `shuffle` empties its buffer in one chunk, and a `batch` joins chunks.
+    fn max_chunk_rows(&self) -> u64 {
+        let shuffled = if self.shuffles { SHUFFLE_ROWS } else { 0 };
+        SPLIT_ROWS.max(shuffled).max(self.batch.unwrap_or(1))
     }
 
     pub(crate) fn epochs(&self) -> u64 {

@@ -50,7 +50,7 @@ async fn read_part(
     let me = open.client_number();
     world.log().event(format_args!("reader-{reader} opens epoch {number} as client {me}"));
     with_seat(world, reader, |parts| parts.push(Epoch { number, client: me, ..Epoch::default() }));
-    let read = take_rows(world, reader, &mut open, me, most_rows).await;
+    let read = take_rows(world, reader, &mut open, most_rows).await;
     let missing = open.incomplete().map(|i| (i.rows_missing, i.rows_unknown));
     with_seat(world, reader, |parts| {
         if let Some(last) = parts.last_mut() {
@@ -76,7 +76,7 @@ fn with_seat(world: &World, reader: usize, change: impl FnOnce(&mut Vec<Epoch>))
 }
 
 /// True at the end of the epoch.
-async fn take_rows(world: &World, reader: usize, open: &mut Reader, me: u64, most_rows: u64) -> Result<bool> {
+async fn take_rows(world: &World, reader: usize, open: &mut Reader, most_rows: u64) -> Result<bool> {
     let mut random = Random::new(reader as u64, 30);
     let pace = u64::try_from(world.plan().pace.as_micros()).unwrap_or(0);
     let (mut since_pause, mut rows) = (0, 0);
@@ -90,7 +90,8 @@ async fn take_rows(world: &World, reader: usize, open: &mut Reader, me: u64, mos
             let padding = if element.is_padding { " of padding" } else { "" };
             world.log().event(format_args!("reader-{reader} takes {} rows{padding} from {first}", ids.len()));
         }
-        world.heard().handed(me, ids.len() as u64);
+        // A reader that opened its epoch again has another number since.
+        world.heard().handed(open.client_number(), ids.len() as u64);
         with_seat(world, reader, |parts| {
             if let Some(last) = parts.last_mut() {
                 last.elements += 1;

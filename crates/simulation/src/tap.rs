@@ -56,6 +56,8 @@ struct Inner {
     leases: Vec<(u64, v1::SplitLease)>,
     /// Tasks that were declared as left, by client.
     fenced: BTreeSet<(u64, u64)>,
+    /// Clients that said what they had taken when they left.
+    left: BTreeSet<u64>,
 }
 
 impl Heard {
@@ -67,12 +69,18 @@ impl Heard {
             handed: BTreeMap::new(),
             leases: Vec::new(),
             fenced: BTreeSet::new(),
+            left: BTreeSet::new(),
         })))
     }
 
     /// A client's user was handed more rows.
     pub(crate) fn handed(&self, client: u64, rows: u64) {
         *self.0.lock().handed.entry(client).or_default() += rows;
+    }
+
+    /// Whether a client's leave has reached a dispatcher.
+    pub(crate) fn has_left(&self, client: u64) -> bool {
+        self.0.lock().left.contains(&client)
     }
 
     /// The rows that a client has acknowledged.
@@ -122,7 +130,7 @@ impl Inner {
             task.lost = false;
             if self.fenced.insert((request.client_id, task.task_id)) {
                 self.log.event(format_args!(
-                    "client {} is not told that task {} is lost",
+                    "the loss of task {1} is not reported to client {0}",
                     request.client_id, task.task_id
                 ));
                 let reason = "the fence is skipped".to_string();
@@ -296,10 +304,16 @@ dispatcher! {
         register_dataset: v1::RegisterDatasetRequest => v1::RegisterDatasetResponse;
         get_dataset: v1::GetDatasetRequest => v1::GetDatasetResponse;
         open_iteration: v1::OpenIterationRequest => v1::OpenIterationResponse;
-        close_client: v1::CloseClientRequest => v1::CloseClientResponse;
         start_save: v1::StartSaveRequest => v1::SaveStatus;
         get_save: v1::GetSaveRequest => v1::SaveStatus;
         get_status: v1::GetStatusRequest => v1::GetStatusResponse;
+    }
+
+    async fn close_client(&self, request: Request<v1::CloseClientRequest>) -> Answer<v1::CloseClientResponse> {
+        let client = request.get_ref().client_id;
+        let answer = self.dispatcher.clone().close_client(without_extensions(request)).await?;
+        self.heard.0.lock().left.insert(client);
+        Ok(answer)
     }
 
     async fn next_splits(&self, request: Request<v1::NextSplitsRequest>) -> Answer<v1::NextSplitsResponse> {

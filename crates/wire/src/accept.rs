@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use caju_runtime::Tasks;
-use caju_types::{Error, ErrorKind, Result};
+use caju_types::{Error, ErrorKind, Result, format_duration};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -52,6 +52,8 @@ pub struct ConnectionLimits {
     pub handshake: Duration,
     /// How long a gRPC connection may be open after its last call.
     pub idle: Duration,
+    /// How long the bytes of one request may take to arrive.
+    pub request: Duration,
     /// Concurrent calls on one gRPC connection.
     pub streams: u32,
     /// The largest message, in bytes.
@@ -65,6 +67,8 @@ impl Default for ConnectionLimits {
             pending: 128,
             handshake: Duration::from_secs(5),
             idle: Duration::from_secs(300),
+            // A message of the largest size at 4 MiB/s.
+            request: Duration::from_secs(60),
             streams: 256,
             message_bytes: 256 << 20,
         }
@@ -96,6 +100,8 @@ pub struct ConnectionGate {
 pub struct PendingConnection {
     gate: Arc<ConnectionGate>,
     number: u64,
+    /// Who connected, for messages.
+    peer: String,
     closed: CancellationToken,
 }
 
@@ -123,7 +129,7 @@ impl ConnectionGate {
         &self.limits
     }
 
-    fn enter(self: &Arc<Self>) -> PendingConnection {
+    fn enter(self: &Arc<Self>, peer: Option<String>) -> PendingConnection {
         let (number, closed) = (self.next.fetch_add(1, Ordering::Relaxed), CancellationToken::new());
         let mut pending = self.pending.lock();
         while pending.len() >= self.limits.pending.max(1) {
@@ -131,7 +137,8 @@ impl ConnectionGate {
             oldest.cancel();
         }
         pending.insert(number, closed.clone());
-        PendingConnection { gate: Arc::clone(self), number, closed }
+        let peer = peer.unwrap_or_else(|| "a peer".to_owned());
+        PendingConnection { gate: Arc::clone(self), number, peer, closed }
     }
 
     /// Closes some pending connections, the oldest first.
@@ -153,10 +160,14 @@ impl PendingConnection {
         tokio::select! {
             biased;
             () = self.closed.cancelled() => {
-                Err(Error::cancelled("a connection without a request was closed to admit others"))
+                Err(Error::cancelled(format!("{} had sent no request and was closed to admit others", self.peer)))
             }
             said = tokio::time::timeout(self.gate.limits.handshake, said) => {
-                said.map_err(|_| Error::cancelled("a connection sent no request in time"))
+                said.map_err(|_| Error::cancelled(format!(
+                    "{} sent no request within the handshake timeout of {}",
+                    self.peer,
+                    format_duration(self.gate.limits.handshake)
+                )))
             }
         }
     }
@@ -276,7 +287,8 @@ where
                     tracing::info!(attempts = refused, "connections are accepted again");
                     refused = 0;
                 }
-                let handled = handle(stream, gate.enter());
+                let pending = gate.enter(stream.peer());
+                let handled = handle(stream, pending);
                 tasks.background("a connection", connection_ended, handled);
             }
             // The peer went away meanwhile.
@@ -422,7 +434,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
-        let permit = ConnectionGate::new(limits.clone()).enter().admit().await.unwrap();
+        let permit = ConnectionGate::new(limits.clone()).enter(None).admit().await.unwrap();
         let mut connection = GrpcConnection::new(Stream::Tcp(stream), permit, &limits);
         let calls = connection.connect_info();
         let pings = async {

@@ -13,6 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use caju_types::format_duration;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep};
@@ -20,9 +21,6 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
 use tower::{Layer, Service};
-
-/// How long the bytes of one request may take to arrive: 256 MiB at 4 MiB/s.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The limit on the bytes of unfinished requests of a server, as a number of requests of the largest size.
 const UNFINISHED_REQUESTS: usize = 2;
@@ -98,10 +96,10 @@ struct Unfinished {
 }
 
 impl CallLayer {
-    /// For a server whose largest message has `message_bytes`.
-    pub fn new(message_bytes: usize) -> Self {
+    /// For a server whose largest message has `message_bytes`, and whose requests may take `timeout` to arrive.
+    pub fn new(message_bytes: usize, timeout: Duration) -> Self {
         let most = message_bytes.saturating_mul(UNFINISHED_REQUESTS).max(MIN_UNFINISHED_BYTES);
-        Self::with_bound(most, REQUEST_TIMEOUT)
+        Self::with_bound(most, timeout)
     }
 
     fn with_bound(most: usize, timeout: Duration) -> Self {
@@ -170,9 +168,10 @@ impl HttpBody for RequestBody {
         let this = self.get_mut();
         let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
             if this.timer.as_mut().poll(cx).is_ready() {
-                let seconds = this.timeout.as_secs();
                 return Poll::Ready(Some(Err(Status::deadline_exceeded(format!(
-                    "the request did not arrive within {seconds} s; send it again over a faster connection"
+                    "the request did not arrive within the server's --request-timeout of {}; send it again over a faster \
+                     connection",
+                    format_duration(this.timeout)
                 )))));
             }
             return Poll::Pending;

@@ -20,6 +20,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest that a single call may take beyond the wait that it asks the dispatcher for.
 const CALL: Duration = Duration::from_secs(10);
+/// The shortest such bound, where the dispatcher is waited for less than [`CALL`]: a busy dispatcher answers in seconds.
+const MIN_CALL: Duration = Duration::from_secs(2);
 
 /// A connection to a dispatcher, opened on first use and reopened after a failure. Clones share it.
 #[derive(Clone, Debug)]
@@ -77,16 +79,23 @@ impl DispatcherLink {
         F: FnOnce(Dispatcher) -> Fut,
         Fut: Future<Output = Result<Response<T>, Status>>,
     {
-        match tokio::time::timeout(wait + CALL, call(self.client.clone())).await {
+        self.call_within(wait + CALL, call).await
+    }
+
+    async fn call_within<T, F, Fut>(&self, bound: Duration, call: F) -> Result<T>
+    where
+        F: FnOnce(Dispatcher) -> Fut,
+        Fut: Future<Output = Result<Response<T>, Status>>,
+    {
+        match tokio::time::timeout(bound, call(self.client.clone())).await {
             Ok(Ok(answer)) => {
                 speaks_with(answer.metadata(), &format!("the dispatcher at {}", self.address))?;
                 Ok(answer.into_inner())
             }
             Ok(Err(status)) => Err(self.error(&status)),
             Err(_) => Err(Error::deadline(format!(
-                "the dispatcher at {} did not answer within {:?}",
-                self.address,
-                wait + CALL
+                "the dispatcher at {} did not answer within {bound:?}",
+                self.address
             ))),
         }
     }
@@ -101,9 +110,10 @@ impl DispatcherLink {
         Fut: Future<Output = Result<Response<T>, Status>>,
     {
         let until = Instant::now() + timeout;
+        let bound = wait + timeout.clamp(MIN_CALL, CALL);
         let mut pause = FIRST_PAUSE;
         loop {
-            match self.call(wait, &mut call).await {
+            match self.call_within(bound, &mut call).await {
                 Err(e) if is_transient(&e) && Instant::now() + pause < until => {
                     tracing::debug!(error = %e, "the dispatcher is unavailable");
                     tokio::time::sleep(pause).await;
@@ -196,6 +206,23 @@ mod tests {
     use caju_proto::v1::GetStatusRequest;
 
     use super::*;
+
+    /// One that accepts connections and says nothing.
+    #[tokio::test]
+    async fn a_call_that_is_not_answered_ends_in_time_and_names_the_dispatcher() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let link = DispatcherLink::new(&address).unwrap();
+        let began = std::time::Instant::now();
+        let status = |mut d: Dispatcher| async move { d.get_status(GetStatusRequest {}).await };
+        let e = link.retry(Duration::from_millis(50), Duration::ZERO, status).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::DeadlineExceeded);
+        assert!(
+            e.message().contains(&format!("the dispatcher at {address} did not answer within 2s")),
+            "{e}"
+        );
+        assert!(began.elapsed() < CALL, "{:?}", began.elapsed());
+    }
 
     #[tokio::test]
     async fn an_absent_dispatcher_is_named() {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use arrow_schema::SchemaRef;
 use caju_runtime::CpuPool;
-use caju_types::{ClientId, Error, Result, TaskId};
+use caju_types::{ClientId, Error, Result, TaskId, format_duration};
 use caju_wire::Chunk;
 use caju_wire::frame::{CreditHeader, EmptyHeader, EndHeader, ErrorHeader, Kind, OpenHeader};
 use caju_wire::{
@@ -19,8 +19,6 @@ use tokio::sync::Notify;
 use crate::attachment::Attachment;
 use crate::manager::{Credentials, Found, Manager};
 
-/// How long a reader may take to acknowledge the end: it has received all rows by then, and its user may hold it up.
-const ACK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a reader may be silent between credits: as long as its user computes. TCP keep-alive detects a dead peer.
 const CREDIT_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Chunks below this size, in bytes, are sent together if several are ready.
@@ -70,7 +68,7 @@ pub(crate) async fn serve(stream: Stream, pending: PendingConnection, manager: A
             biased;
             r = send(&manager, &open, &mut writer, &flow, same_host) => match r {
                 Ok(None) => Ok(()),
-                Ok(Some(attachment)) => confirmed(attachment, tokio::time::timeout(ACK_TIMEOUT, listening).await, &peer),
+                Ok(Some(attachment)) => confirmed(attachment, tokio::time::timeout(silence, listening).await, (&peer, silence)),
                 Err(e) => Err(e),
             },
             gone = &mut listening => match gone {
@@ -88,7 +86,11 @@ pub(crate) async fn serve(stream: Stream, pending: PendingConnection, manager: A
 
 type Listened = Result<Result<bool>, tokio::time::error::Elapsed>;
 
-fn confirmed(mut attachment: Attachment, listened: Listened, peer: &str) -> Result<()> {
+fn confirmed(
+    mut attachment: Attachment,
+    listened: Listened,
+    (peer, silence): (&str, Duration),
+) -> Result<()> {
     match listened {
         Ok(Ok(true)) => {
             attachment.received();
@@ -96,9 +98,10 @@ fn confirmed(mut attachment: Attachment, listened: Listened, peer: &str) -> Resu
         }
         Ok(Ok(false)) => Err(Error::unavailable(format!("{peer} left before it had everything"))),
         Ok(Err(e)) => Err(e),
-        Err(_) => {
-            Err(Error::deadline(format!("{peer} did not say within {ACK_TIMEOUT:?} that it had everything")))
-        }
+        Err(_) => Err(Error::deadline(format!(
+            "{peer} did not acknowledge within the reader silence of {} that it had everything",
+            format_duration(silence)
+        ))),
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) fn serve(listener: Listener, manager: &Arc<Manager>, group: &Tasks) {
         .max_encoding_message_size(usize::MAX);
     let status = WorkerServer::new(StatusService { manager: Arc::clone(manager) });
     let router = Server::builder()
-        .layer(CallLayer::new(limits.message_bytes))
+        .layer(CallLayer::new(limits.message_bytes, limits.request))
         .max_concurrent_streams(limits.streams)
         .initial_stream_window_size(Some(16 << 20))
         .initial_connection_window_size(Some(32 << 20))

@@ -1,21 +1,22 @@
 //! The processes of a round.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::plan::{Action, CLIENT_TIMEOUT_MS, Group, Mode, Plan, ROWS, WORKER_TIMEOUT_MS};
+use super::plan::{Action, CLIENT_TIMEOUT_MS, Group, Mode, Plan, WORKER_TIMEOUT_MS};
 use super::proxy::{Proxy, free_port};
-use super::{Fixture, checksum, copy_folder, definition, logs};
+use super::reader::Settings;
+use super::verify::{self, Rules, Taken};
+use super::{Fixture, copy_folder, logs};
+use crate::binary::chaos_reader;
 use crate::process::{PATIENCE, Process, caju_in};
 
-/// The file with the state of the reader.
-const STATE: &str = "state.json";
-/// Rows of one element: the batch of the definition.
-const ROWS_PER_ELEMENT: u64 = 50;
+/// The file with the reader's last state.
+const CHECKPOINT: &str = "checkpoint.json";
 /// How long a process may take to drain and end.
 const STOP: Duration = Duration::from_secs(40);
 
@@ -43,59 +44,43 @@ impl Behind {
 #[derive(Debug)]
 struct Reader {
     process: Process,
-    report: PathBuf,
+    /// What it took.
+    ledger: PathBuf,
     /// Its place among the readers.
     index: usize,
-    /// Rows and elements that it took before it was restarted.
-    before: (u64, u64),
 }
 
 /// A cluster with the readers of one job.
 pub(super) struct Lab {
     folder: TempDir,
+    /// The folder of the sources.
+    sources: String,
     plan: Plan,
     dispatcher: Behind,
     workers: Vec<Behind>,
     readers: Vec<Reader>,
-    started: usize,
+    /// The places and ledgers of readers that were killed.
+    killed: Vec<(usize, PathBuf)>,
     /// The logs of processes that are gone.
     past: Vec<(String, String)>,
-}
-
-/// What the readers that are left report about an epoch.
-#[derive(Debug, Default)]
-struct Epoch {
-    rows: u64,
-    checksum: u128,
-    /// Rows that no reader has.
-    missing: u64,
-    /// Rows that lost readers took.
-    lost: u64,
-    unknown: bool,
-    /// Rows of elements that no consumer got, so that all have equally many.
-    surplus: u64,
-    /// Elements of the reader that has most.
-    most_batches: u64,
-    /// Elements of the reader that has fewest.
-    least_batches: u64,
-    /// Some rows are in no report.
-    is_partial: bool,
 }
 
 impl Lab {
     pub(super) fn start(plan: Plan, fixture: &Fixture) -> Self {
         let folder = tempfile::tempdir().unwrap();
         if plan.mode == Mode::Get {
-            copy_folder(fixture.cache.path(), &folder.path().join("cache"));
+            copy_folder(&fixture.cache(plan.dataset), &folder.path().join("cache"));
         }
-        let definition = definition(plan.row_us()).to_string();
-        std::fs::write(folder.path().join("pipeline.yaml"), definition).unwrap();
+        let row_us = plan.dataset.row_us(plan.workers);
+        let definition = plan.dataset.definition(fixture.sources(), row_us).to_string();
+        std::fs::write(folder.path().join("pipeline.json"), definition).unwrap();
         let (dispatcher, workers) = (Behind::new(), (0..plan.workers).map(|_| Behind::new()).collect());
-        let mut lab =
-            Self { folder, plan, dispatcher, workers, readers: Vec::new(), started: 0, past: Vec::new() };
+        let (readers, killed, past) = (Vec::new(), Vec::new(), Vec::new());
+        let sources = fixture.sources().display().to_string();
+        let mut lab = Self { folder, sources, plan, dispatcher, workers, readers, killed, past };
         lab.start_dispatcher();
         (0..lab.workers.len()).for_each(|w| lab.start_worker(w));
-        (0..lab.plan.readers).for_each(|index| lab.start_reader(index, (0, 0)));
+        (0..lab.plan.readers).for_each(|index| lab.start_reader(index));
         lab
     }
 
@@ -103,13 +88,12 @@ impl Lab {
         if self.dispatcher.process.is_some() {
             return;
         }
-        let (listen, cache) =
-            (format!("127.0.0.1:{}", self.dispatcher.port), self.folder.path().join("cache"));
+        let (listen, cache) = (format!("127.0.0.1:{}", self.dispatcher.port), self.path("cache"));
         let (worker, client) = (format!("{WORKER_TIMEOUT_MS}ms"), format!("{CLIENT_TIMEOUT_MS}ms"));
         let mut args =
             vec!["dispatcher", "--listen", &listen, "--state-dir", "state", "--heartbeat", "100ms"];
         let cache = cache.display().to_string();
-        args.extend(["--cache", &cache, "--journal", self.plan.journal]);
+        args.extend(["--cache", &cache, "--journal", self.plan.journal, "--allow-read", &self.sources]);
         args.extend(["--worker-timeout", &worker, "--client-timeout", &client]);
         let process = Process::caju(self.folder.path(), &args);
         process.first_line();
@@ -122,53 +106,61 @@ impl Lab {
         let listen = format!("127.0.0.1:{}", worker.port);
         let (advertise, dispatcher) = (worker.proxy.address(), self.dispatcher.proxy.address());
         let args = ["worker", "--dispatcher", &dispatcher, "--listen", &listen, "--advertise", &advertise];
-        let args = [&args[..], &["--cpu-threads", "1", "--connect-timeout", "60s"]].concat();
+        let args =
+            [&args[..], &["--cpu-threads", "1", "--connect-timeout", "60s", "--allow-read", &self.sources]]
+                .concat();
         worker.process = Some(Process::caju(self.folder.path(), &args));
     }
 
-    fn start_reader(&mut self, index: usize, before: (u64, u64)) {
-        let report = format!("report-{}.json", self.started);
-        self.started += 1;
-        let address = self.dispatcher.proxy.address();
-        let mut args = vec!["read", "pipeline.yaml", "--dispatcher", &address, "--job", "train", "--quiet"];
-        args.extend(["--report", &report, "--connect-timeout", "60s", "--policy"]);
-        args.push(if self.plan.mode == Mode::Compute { "compute" } else { "hint:stored" });
-        args.extend(["--epochs", if self.plan.mode == Mode::Put { "2" } else { "1" }]);
-        if self.plan.kills_readers() {
-            args.extend(["--lost-readers", "allow"]);
-        }
-        let (consumer, count) = (index.to_string(), self.plan.readers.to_string());
-        match self.plan.group {
-            Group::Share => {}
-            Group::State if before.0 > 0 => args.extend(["--state", STATE, "--resume"]),
-            Group::State => args.extend(["--state", STATE]),
-            Group::Consumers => args.extend(["--num-consumers", &count, "--consumer-index", &consumer]),
-        }
-        let process = Process::caju(self.folder.path(), &args);
-        let report = self.folder.path().join(&report);
-        self.readers.insert(index.min(self.readers.len()), Reader { process, report, index, before });
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
     }
 
-    /// SIGTERM of the reader. What it had taken is in its state, from which the next one goes on.
-    fn restart_reader(&mut self) {
-        let Some(reader) = self.readers.pop() else { return };
-        reader.process.signal("TERM");
-        reader.process.wait_for_end();
-        let errors = reader.process.errors();
-        if !errors.contains("the state is written") {
-            // It was at its end.
-            self.readers.push(reader);
-            return;
+    /// Starts a reader in a place. One with a checkpoint goes on in the ledger of the one before it.
+    fn start_reader(&mut self, index: usize) {
+        let saves = self.plan.group == Group::State;
+        let consumers = (self.plan.group == Group::Consumers).then_some(self.plan.readers);
+        let settings = Settings {
+            dispatcher: self.dispatcher.proxy.address(),
+            pipeline: self.path("pipeline.json"),
+            epochs: self.plan.epochs(),
+            policy: if self.plan.mode == Mode::Compute { "compute" } else { "hint:stored" }.to_string(),
+            allows_lost_readers: self.plan.kills_readers(),
+            consumer: consumers.map(|n| (u32::try_from(index).unwrap(), u32::try_from(n).unwrap())),
+            ledger: self.path(&format!("reader-{index}-{}.ledger", self.killed.len())),
+            checkpoint: saves.then(|| self.path(CHECKPOINT)),
+        };
+        let mut command = Command::new(chaos_reader());
+        command.arg(serde_json::to_string(&settings).unwrap());
+        let process = Process::start(command, format!("reader {index}"));
+        let reader = Reader { process, ledger: settings.ledger, index };
+        self.readers.insert(index.min(self.readers.len()), reader);
+    }
+
+    /// Kills a reader, unless it has ended. What it took stays in its ledger.
+    fn kill_reader(&mut self, at: usize) -> bool {
+        if self.readers[at].process.has_ended() {
+            return false;
         }
-        self.past.push(("reader".into(), errors));
-        let state = std::fs::read_to_string(self.folder.path().join(STATE)).unwrap();
-        let state: Value = serde_json::from_str(&state).unwrap();
-        let number = |key: &str| state[key].as_u64().unwrap();
-        self.start_reader(reader.index, (number("rows"), number("elements")));
+        let reader = self.readers.remove(at);
+        self.kill("reader", Some(reader.process));
+        if self.plan.group != Group::State {
+            self.killed.push((reader.index, reader.ledger));
+        }
+        true
+    }
+
+    /// Waits until the reader has saved a state.
+    fn wait_for_checkpoint(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.path(CHECKPOINT).exists() && !self.readers[0].process.has_ended() {
+            assert!(Instant::now() < deadline, "no state was ever saved");
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
     }
 
     /// The whole round: what happened, in a line.
-    pub(super) fn run(&mut self, fixture: &Fixture) -> Result<String, String> {
+    pub(super) fn run(&mut self) -> Result<String, String> {
         self.wait_for_rows();
         let begin = Instant::now();
         for (at, action) in self.plan.actions.clone() {
@@ -178,21 +170,15 @@ impl Lab {
             }
             self.act(action);
         }
-        let (mut epochs, mut codes) = (BTreeMap::<u64, Epoch>::new(), Vec::new());
+        let (mut ledgers, mut codes) = (Vec::new(), Vec::new());
         for reader in std::mem::take(&mut self.readers) {
             let ended = reader.process.wait_at_most(PATIENCE);
             self.past.push(("reader".into(), ended.stderr.clone()));
             codes.push(ended.code);
-            add_report(&mut epochs, &reader.report);
-            if reader.before.0 > 0 {
-                let epoch = epochs.entry(0).or_default();
-                epoch.rows += reader.before.0;
-                // Its report has the checksum of what it took after that.
-                epoch.is_partial = true;
-            }
+            ledgers.push((reader.index, reader.ledger));
         }
         let wall = begin.elapsed();
-        self.check_epochs(&epochs, &codes, fixture)?;
+        self.check_epochs(&ledgers, &codes)?;
         self.stop()?;
         self.check_logs()?;
         Ok(format!("{:.1} s, {}", wall.as_secs_f64(), self.plan))
@@ -226,23 +212,21 @@ impl Lab {
             Action::UnstallDispatcher => self.dispatcher.proxy.stall(false),
             Action::StopReader(r) => self.readers[r].process.signal("STOP"),
             Action::ContinueReader(r) => self.readers[r].process.signal("CONT"),
-            Action::KillReader(r) => {
-                if !self.readers[r].process.has_ended() {
-                    let reader = self.readers.remove(r);
-                    self.kill("reader", Some(reader.process));
-                    self.start_reader(r, (0, 0));
+            Action::KillReader(r) | Action::ReturnConsumer(r) => {
+                if self.kill_reader(r) {
+                    self.start_reader(r);
                 }
             }
-            Action::RestartReader => self.restart_reader(),
-            Action::ReturnConsumer(r) => {
-                let reader = self.readers.remove(r);
-                self.kill("reader", Some(reader.process));
-                self.start_reader(r, (0, 0));
+            Action::RestartReader => {
+                self.wait_for_checkpoint();
+                if self.kill_reader(0) {
+                    self.start_reader(0);
+                }
             }
             Action::LoseState => {
                 let process = self.dispatcher.process.take();
                 self.kill("dispatcher", process);
-                drop(std::fs::remove_dir_all(self.folder.path().join("state")));
+                drop(std::fs::remove_dir_all(self.path("state")));
             }
         }
     }
@@ -271,44 +255,30 @@ impl Lab {
         }
     }
 
-    fn check_epochs(
-        &self,
-        epochs: &BTreeMap<u64, Epoch>,
-        codes: &[Option<i32>],
-        fixture: &Fixture,
-    ) -> Result<(), String> {
-        let unknown = epochs.values().any(|e| e.unknown);
-        let may_fail = unknown && self.plan.kills_readers() && self.plan.kills_dispatcher();
-        let fine = |c: &Option<i32>| *c == Some(0) || may_fail && *c == Some(3);
-        if !codes.iter().all(fine) {
-            return Err(format!("readers ended with {codes:?}: {epochs:?}"));
-        }
-        let wanted = if self.plan.mode == Mode::Put { 2 } else { 1 };
-        if epochs.len() != wanted && !may_fail {
-            return Err(format!("{wanted} epochs were wanted: {epochs:?}"));
-        }
-        for (number, epoch) in epochs {
-            if self.plan.has(|a| matches!(a, Action::ReturnConsumer(_))) {
-                // Both have equally many: the difference is what the other one had before it was killed.
-                let before = (epoch.most_batches - epoch.least_batches) * ROWS_PER_ELEMENT;
-                if epoch.rows + before + epoch.surplus == ROWS && epoch.missing == 0 {
-                    continue;
-                }
-                return Err(format!(
-                    "epoch {number} has other rows than {ROWS}, or its consumers: {epoch:?}"
-                ));
-            }
-            let whole = epoch.missing == 0 && epoch.rows + epoch.lost + epoch.surplus == ROWS;
-            let equal = epoch.is_partial
-                || epoch.surplus > 0
-                || epoch.lost > 0 && self.plan.kills_readers()
-                || epoch.checksum == fixture.checksum;
-            let same = whole && equal;
-            if !epoch.unknown && !same {
-                return Err(format!("epoch {number} has other rows than {ROWS}: {epoch:?}"));
+    /// Compares what the readers took with the rows of each epoch. `living`: those that were not killed.
+    fn check_epochs(&self, living: &[(usize, PathBuf)], codes: &[Option<i32>]) -> Result<(), String> {
+        let rules = Rules {
+            consumers: if self.plan.group == Group::Consumers { self.plan.readers } else { 0 },
+            forgets_acknowledgements: self.plan.forgets_acknowledgements(),
+        };
+        let rows = self.plan.dataset.rows();
+        // Which rows a killed reader took is not known to a dispatcher that was restarted just before: that is an error.
+        let mut may_fail = false;
+        for epoch in 0..self.plan.epochs() {
+            let of = |readers: &[(usize, PathBuf)], is_killed| -> Vec<Taken> {
+                readers.iter().map(|(seat, path)| Taken::of(path, epoch, *seat, is_killed)).collect()
+            };
+            let taken = [of(living, false), of(&self.killed, true)].concat();
+            may_fail |= taken.iter().filter_map(|t| t.end).any(|e| e.is_unknown);
+            if let Err(problem) = verify::check(&rows, &taken, rules) {
+                return Err(format!("epoch {epoch}: {problem}; readers ended with {codes:?}"));
             }
         }
-        Ok(())
+        may_fail &= self.plan.kills_readers() && rules.forgets_acknowledgements;
+        match may_fail || codes.iter().all(|code| *code == Some(0)) {
+            true => Ok(()),
+            false => Err(format!("readers ended with {codes:?}")),
+        }
     }
 
     /// Ends every server in order.
@@ -361,28 +331,5 @@ impl Lab {
         let readers = self.readers.iter().map(|r| ("reader", r.process.errors()));
         let past = self.past.iter().map(|(who, log)| of(who, log));
         past.chain(running.chain(readers).map(|(who, log)| of(who, &log))).collect::<Vec<_>>().join("\n")
-    }
-}
-
-fn add_report(epochs: &mut BTreeMap<u64, Epoch>, path: &std::path::Path) {
-    let Ok(text) = std::fs::read_to_string(path) else { return };
-    let report: Value = serde_json::from_str(&text).unwrap();
-    for said in report["epochs"].as_array().unwrap() {
-        let epoch = epochs.entry(said["epoch"].as_u64().unwrap()).or_default();
-        let count = |key: &str| said[key].as_u64().unwrap_or(0);
-        epoch.rows += count("rows") - count("padded_rows");
-        epoch.surplus = epoch.surplus.max(count("surplus_elements") * ROWS_PER_ELEMENT);
-        let is_first = epoch.most_batches == 0;
-        epoch.most_batches = epoch.most_batches.max(count("batches"));
-        epoch.least_batches =
-            if is_first { count("batches") } else { epoch.least_batches.min(count("batches")) };
-        // An incomplete epoch has none.
-        let sum = said["rows_checksum"].as_str().map_or(0, checksum);
-        epoch.checksum = epoch.checksum.wrapping_add(sum);
-        let incomplete = &said["incomplete"];
-        let number = |key: &str| incomplete[key].as_u64().unwrap_or(0);
-        epoch.missing = epoch.missing.max(number("rows_missing"));
-        epoch.lost = epoch.lost.max(number("rows_taken_by_lost_readers"));
-        epoch.unknown |= incomplete["rows_unknown"] == true;
     }
 }

@@ -29,8 +29,6 @@ const RULES: &[Rule] = &[
     // A dispatcher that lost its state, or a consumer: readers open the epoch again.
     ("the epoch is opened again behind the rows that were taken", reopens),
     ("is gone before the end of the epoch", |p| p.has(|a| matches!(a, Action::ReturnConsumer(_)))),
-    // A reader that is stopped writes its state.
-    ("the state is written", |p| p.has(|a| *a == Action::RestartReader)),
     ("a connection ended", disturbs_anything),
     ("the end of a task could not be reported", disturbs_anything),
 ];

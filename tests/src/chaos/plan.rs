@@ -2,10 +2,8 @@
 
 use std::fmt;
 
-/// Rows of an epoch. A range is cut into 64 splits.
-pub(super) const ROWS: u64 = 30_000;
-/// How long the rows of an epoch take, in milliseconds, whatever the number of workers is.
-const EPOCH_MS: u64 = 3_000;
+use super::dataset::{Dataset, EPOCH_MS};
+
 /// Faults of a round that may lose workers. A split that is lost with three workers that died fails its epoch, by design.
 const MAX_LOSSES: usize = 2;
 /// The worker timeout of the cluster, in milliseconds.
@@ -57,7 +55,7 @@ pub(super) enum Mode {
 pub(super) enum Group {
     /// They share its rows as they come.
     Share,
-    /// One reader, which writes its state when it is stopped, and goes on from it.
+    /// One reader, which saves its state from time to time, and goes on from it.
     State,
     /// Two consumers, which get equally many elements.
     Consumers,
@@ -102,7 +100,7 @@ pub(super) enum Action {
     ContinueReader(usize),
     /// `kill -9` of a reader, and a new one in its place.
     KillReader(usize),
-    /// SIGTERM of the reader, which writes its state, and a new one that goes on from there.
+    /// `kill -9` of the reader, and a new one that goes on from its last state.
     RestartReader,
     /// `kill -9` of a consumer, which comes back under its index.
     ReturnConsumer(usize),
@@ -115,6 +113,8 @@ pub(super) enum Action {
 pub(super) struct Plan {
     /// Where it comes from.
     pub(super) seed: u64,
+    /// What is read.
+    pub(super) dataset: Dataset,
     /// How splits are run.
     pub(super) mode: Mode,
     /// The database of the journal.
@@ -134,15 +134,16 @@ impl Plan {
     pub(super) fn of(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let mode = [Mode::Compute, Mode::Put, Mode::Get][usize::try_from(seed % 3).unwrap()];
+        // Nine seeds in a row have every mode with every dataset.
+        let dataset = Dataset::ALL[usize::try_from((seed / 3 + seed) % 3).unwrap()];
         let journal = ["sled", "redb"][random.index(2)];
         let (workers, readers) = (random.index(3) + 2, random.index(2) + 1);
-        // What readers had in an earlier epoch is in no report of theirs after a restart.
         let (group, readers) = match random.index(4) {
-            0 if mode != Mode::Put => (Group::State, 1),
-            1 if mode != Mode::Put => (Group::Consumers, 2),
+            0 => (Group::State, 1),
+            1 => (Group::Consumers, 2),
             _ => (Group::Share, readers),
         };
-        let mut plan = Self { seed, mode, journal, workers, readers, group, actions: Vec::new() };
+        let mut plan = Self { seed, dataset, mode, journal, workers, readers, group, actions: Vec::new() };
         let (faults, mut losses) = (random.between(2, 6), 0);
         for _ in 0..faults {
             plan.add_fault(&mut random, &mut losses);
@@ -225,6 +226,16 @@ impl Plan {
         self.has(|a| matches!(a, Action::KillReader(_)))
     }
 
+    /// Whether the dispatcher may not know what a killed reader had acknowledged: that is in no journal.
+    pub(super) fn forgets_acknowledgements(&self) -> bool {
+        self.kills_dispatcher() || self.has(|a| *a == Action::LoseState)
+    }
+
+    /// Epochs of the job: rows that are stored are read in the second one.
+    pub(super) fn epochs(&self) -> u64 {
+        if self.mode == Mode::Put { 2 } else { 1 }
+    }
+
     /// Whether the dispatcher is killed.
     pub(super) fn kills_dispatcher(&self) -> bool {
         self.has(|a| *a == Action::KillDispatcher)
@@ -234,17 +245,15 @@ impl Plan {
     pub(super) fn has(&self, kind: impl Fn(&Action) -> bool) -> bool {
         self.actions.iter().any(|(_, a)| kind(a))
     }
-
-    /// The time that a row takes on its worker, in microseconds.
-    pub(super) fn row_us(&self) -> u64 {
-        EPOCH_MS * 1_000 * self.workers as u64 / ROWS
-    }
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, mode, journal, workers, readers, group, actions } = self;
-        write!(f, "seed {seed}: {mode:?}, {workers} workers, {readers} readers ({group:?}), {journal}:")?;
+        let Self { seed, dataset, mode, journal, workers, readers, group, actions } = self;
+        write!(
+            f,
+            "seed {seed}: {dataset:?}, {mode:?}, {workers} workers, {readers} readers ({group:?}), {journal}:"
+        )?;
         for (at, action) in actions {
             write!(f, " {at}ms {action:?}")?;
         }
@@ -278,6 +287,12 @@ mod tests {
         ];
         for (i, kind) in kinds.iter().enumerate() {
             assert!(plans.iter().filter(|p| p.has(kind)).count() >= 10, "kind {i}");
+        }
+        for dataset in Dataset::ALL {
+            for mode in [Mode::Compute, Mode::Put, Mode::Get] {
+                let both = |p: &&Plan| p.dataset == dataset && p.mode == mode;
+                assert!(plans.iter().filter(both).count() >= 30, "{dataset:?}, {mode:?}");
+            }
         }
         assert!(plans.iter().all(|p| p.actions.is_sorted_by_key(|(at, _)| *at)));
     }

@@ -1,11 +1,19 @@
 //! Peers that accept a connection and say nothing, or take nothing: every wait for one has a deadline that is a setting, and
 //! its error names who was waited for. docs/limits.md has the list.
 
-use std::net::TcpListener;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use caju_client::{Client, ClientConfig, ReadRequest};
+use caju_pipeline::DatasetDef;
 use caju_proto::v1;
 use caju_proto::v1::dispatcher_client::DispatcherClient;
+use caju_testkit::s3::{S3Server, ServerFault};
+use caju_tests::binary::caju_binary;
+use caju_tests::cluster::Server;
+use caju_tests::frames::{VERSION, open_frame, read_to_end};
 use caju_tests::process::{PATIENCE, Process, caju_in};
 use caju_tests::{Cluster, Pipeline};
 use serde_json::json;
@@ -201,4 +209,164 @@ fn a_dispatcher_that_seldom_checks_forgets_late() {
     let shown = caju_in(folder.path(), &args).stdout;
     assert!(shown.contains("one") && shown.contains("two"), "{shown}");
     drop(cluster);
+}
+
+/// `--reader-silence`: a reader that has all rows and does not acknowledge that is cut off, and named.
+#[test]
+fn a_reader_that_does_not_acknowledge_the_end_is_cut_off_after_the_reader_silence() {
+    let cluster = Cluster::start_with(1, &["--client-timeout", "90s"], &["--reader-silence", "300ms"]);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let opened = runtime.block_on(async {
+        let mut rpc = DispatcherClient::connect(format!("http://{}", cluster.address())).await.unwrap();
+        let definition_json = json!({ "source": { "range": 1000 }, "steps": [] }).to_string();
+        let open = v1::OpenIterationRequest { definition_json, job: "train".into(), ..Default::default() };
+        rpc.open_iteration(open).await.unwrap().into_inner()
+    });
+    let task = &opened.tasks[0];
+    let frame = open_frame(VERSION, task.task_id, opened.client_id, &task.ticket);
+    let mut stream = read_to_end(&task.address, &frame);
+    let name = format!("reader {} did not acknowledge", stream.local_addr().unwrap());
+    let line = cluster.workers[0].process.wait_for_error_line(&name);
+    assert!(line.contains("within the reader silence of 300.0 ms"), "{line}");
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    // The error frame, and then the end of the connection.
+    drop(stream.read_to_end(&mut Vec::new()));
+    drop(cluster);
+}
+
+/// `LEAVE_TIMEOUT`: a reader that leaves does not wait for ever for a dispatcher that stands still.
+#[test]
+fn a_reader_leaves_a_dispatcher_that_stands_still_within_its_bound() {
+    let cluster = Cluster::start_with(1, &[], &[]);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let took = runtime.block_on(async {
+        let config = ClientConfig { dispatcher_timeout: 2 * PATIENCE, ..ClientConfig::default() };
+        let client = Client::connect(cluster.address(), config).await.unwrap();
+        let definition = json!({ "source": { "range": 1000 }, "steps": [{ "batch": 10 }] });
+        let def = DatasetDef::from_json_str(&definition.to_string()).unwrap();
+        let mut reader = client.read(ReadRequest::of(def)).await.unwrap();
+        assert!(reader.next().await.unwrap().is_some());
+        cluster.dispatcher.process.signal("STOP");
+        let began = Instant::now();
+        reader.close().await;
+        began.elapsed()
+    });
+    cluster.dispatcher.process.signal("CONT");
+    assert!(took < PATIENCE / 2, "{took:?}");
+    cluster.stop();
+}
+
+/// `--worker-timeout`: a worker that stands still is lost, and named.
+#[test]
+fn a_worker_that_stands_still_is_named_and_lost_after_the_worker_timeout() {
+    let cluster = Cluster::start_with(2, &["--worker-timeout", "600ms"], &[]);
+    let worker = &cluster.workers[0];
+    worker.process.signal("STOP");
+    let line = cluster.dispatcher.process.wait_for_error_line("was silent for");
+    assert!(line.contains(&worker.address), "{line}");
+    cluster.wait_for_status("one worker", |s| {
+        let active = s["workers"].as_array()?.iter().filter(|w| w["state"] == "active").count();
+        (active == 1).then_some(())
+    });
+    worker.process.signal("CONT");
+    cluster.stop();
+}
+
+/// `--handshake-timeout`: a connection without a request is closed, and its peer is in the log. A server that waits longer
+/// keeps its connection.
+#[test]
+fn a_connection_without_a_request_is_closed_after_the_handshake_timeout() {
+    let folder = tempdir().unwrap();
+    let server = |timeout: &str| {
+        let args = ["--listen", "127.0.0.1:0", "--handshake-timeout", timeout, "--log", "caju_wire=debug"];
+        Server::start(folder.path(), "dispatcher", &args)
+    };
+    let (patient, hasty) = (server("1h"), server("200ms"));
+    let mut kept = TcpStream::connect(&patient.address).unwrap();
+    let mut closed = TcpStream::connect(&hasty.address).unwrap();
+    closed.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert!(matches!(closed.read(&mut [0]), Ok(0) | Err(_)), "a silent connection was sent something");
+    let name = format!("{} sent no request within the handshake timeout", closed.local_addr().unwrap());
+    hasty.process.wait_for_error_line(&name);
+    kept.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    let waits = kept.read(&mut [0]).unwrap_err().kind();
+    assert!(matches!(waits, std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut), "{waits:?}");
+    hasty.terminate().expect_code(0);
+    drop((kept, patient));
+}
+
+/// An HTTP/2 frame.
+fn http2(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// A header of HPACK: a name of the static table, and a value of at most 126 bytes as it is.
+fn header(name: &[u8], value: &str) -> Vec<u8> {
+    [name, &[u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()
+}
+
+/// `--request-timeout`: a call whose message does not arrive whole is answered with an error.
+#[test]
+fn a_request_that_does_not_arrive_is_answered_after_the_request_timeout() {
+    const TIMEOUT: Duration = Duration::from_millis(300);
+    let folder = tempdir().unwrap();
+    let args = ["--listen", "127.0.0.1:0", "--request-timeout", "300ms"];
+    let server = Server::start(folder.path(), "dispatcher", &args);
+    let mut stream = TcpStream::connect(&server.address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    // POST over http, and the path, the authority and the type of the content.
+    let headers = [
+        vec![0x83, 0x86],
+        header(&[0x04], "/caju.v1.Dispatcher/GetStatus"),
+        header(&[0x01], "localhost"),
+        header(&[0x0f, 0x10], "application/grpc"),
+    ];
+    let begin = Instant::now();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    stream.write_all(&http2(4, 0, 0, &[])).unwrap();
+    stream.write_all(&http2(1, 4, 1, &headers.concat())).unwrap();
+    // A message of 100 bytes, of which 10 arrive.
+    stream.write_all(&http2(0, 0, 1, &[&[0, 0, 0, 0, 100][..], &[0; 10]].concat())).unwrap();
+    loop {
+        let mut fixed = [0; 9];
+        stream.read_exact(&mut fixed).unwrap();
+        let length = u32::from_be_bytes([0, fixed[0], fixed[1], fixed[2]]) as usize;
+        stream.read_exact(&mut vec![0; length]).unwrap();
+        assert_ne!(fixed[3], 7, "the connection is given up");
+        // The answer's headers.
+        if (fixed[3], fixed[8]) == (1, 1) {
+            break;
+        }
+    }
+    let took = begin.elapsed();
+    // A minute is the default.
+    assert!(TIMEOUT <= took && took < Duration::from_secs(50), "{took:?}");
+    server.terminate().expect_code(0);
+}
+
+/// `MAX_WAIT`: a cache that does not answer holds up no status call; its size is left out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_status_call_leaves_out_the_size_of_a_cache_that_does_not_answer() {
+    let s3 = S3Server::start(&["bucket"]).await.unwrap();
+    let env: Vec<_> = s3.options().into_iter().map(|(k, v)| (k.to_uppercase(), v)).collect();
+    s3.inject(ServerFault::Silence, &["GET"], 1, 0);
+    let asked = tokio::task::spawn_blocking(move || {
+        let folder = tempdir().unwrap();
+        let mut command = Command::new(caju_binary());
+        command.args(["dispatcher", "--listen", "127.0.0.1:0", "--cache", "s3://bucket/cache"]);
+        command.current_dir(folder.path()).env_remove("CAJU_CONFIG").envs(env);
+        let dispatcher = Process::start(command, "caju dispatcher".to_owned());
+        let address = dispatcher.first_line().rsplit(' ').next().unwrap().to_owned();
+        let began = Instant::now();
+        let status = caju_in(folder.path(), &["status", "--dispatcher", &address, "--format", "json"]);
+        status.expect_code(0);
+        let took = began.elapsed();
+        (serde_json::from_str::<serde_json::Value>(&status.stdout).unwrap(), took)
+    });
+    let (status, took) = asked.await.unwrap();
+    assert!(status["cache"].is_null() && status["cache_url"] == "s3://bucket/cache", "{status:#}");
+    // A request to the store is given up after a minute.
+    assert!(took < Duration::from_secs(40), "{took:?}");
+    assert!(s3.requests().lists + s3.requests().gets > 0, "the store was asked");
 }

@@ -64,6 +64,9 @@ pub(crate) struct ConnectionArgs {
     /// How long a gRPC connection may stay open without a call
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
     pub(crate) idle_timeout: Duration,
+    /// How long the bytes of one request may take to arrive
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = duration)]
+    pub(crate) request_timeout: Duration,
     /// The largest accepted message, such as a definition with its rows
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size)]
     pub(crate) message_bytes: u64,
@@ -235,7 +238,8 @@ pub(crate) struct TaskArgs {
     /// How long a task that nobody reads is kept
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub(crate) linger: Duration,
-    /// How long a reader that is sent rows may take none of them before its connection is closed
+    /// How long a reader that is sent rows may take none of them, or may not acknowledge that it has all, before its
+    /// connection is closed
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub(crate) reader_silence: Duration,
     /// Interval of signs of life to readers for which there are no rows yet

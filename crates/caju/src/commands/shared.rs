@@ -45,6 +45,7 @@ pub(crate) fn connection_limits(args: &ConnectionArgs) -> ConnectionLimits {
         connections: args.connections as usize,
         handshake: args.handshake_timeout,
         idle: args.idle_timeout,
+        request: args.request_timeout,
         streams: args.connection_calls,
         message_bytes: usize::try_from(args.message_bytes).unwrap_or(usize::MAX),
         ..ConnectionLimits::default()

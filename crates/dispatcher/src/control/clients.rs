@@ -109,11 +109,12 @@ impl Core {
         earlier.filter(|(other, _)| !has_heard(other)).count() as u64
     }
 
-    /// Whether a client has called within the last heartbeats.
+    /// Whether a client has called within the last heartbeats. One that is not known yet counts as heard: this dispatcher has
+    /// just started, and the client may be about to call.
     pub(super) fn is_heard(&self, id: IterationId, client: ClientId) -> bool {
         let since = self.reports.lock().clients.get(&(id, client)).map(|known| known.at);
         let bound = self.config.timers.heartbeat.saturating_mul(SILENT_HEARTBEATS);
-        since.is_some_and(|at| self.clock.now().saturating_sub(at) <= bound)
+        since.is_none_or(|at| self.clock.now().saturating_sub(at) <= bound)
     }
 
     fn on_heartbeat(&self, client: ClientId, id: IterationId, request: &v1::ClientHeartbeatRequest) {

@@ -131,12 +131,22 @@ pub struct Deal {
 /// An element of the tails: where its rows are, as (task, whether of rows, start, end).
 type Unit = Vec<(usize, bool, u64, u64)>;
 
+/// The elements of the tails.
+struct Units {
+    all: Vec<Unit>,
+    /// The number of whole elements. They are the first ones; behind them is at most one short batch.
+    whole: usize,
+}
+
 /// Gives out the tails so that every consumer ends with the same number of elements; `behind` says how many each lacks.
 ///
 /// # Errors
 /// `Unavailable` if consumers are behind and nothing is there that could be repeated for them.
 pub(super) fn deal(tails: &[(TaskId, &Tail)], behind: &[u64], uneven: Uneven) -> Result<Deal, Error> {
-    let units = units(tails);
+    let Units { all: units, whole } = units(tails);
+    // A reader merges rows that fill no batch, so two copies of a short batch would be one element for it. It is repeated
+    // only where there is no other element, and once for each consumer.
+    let (repeatable, times) = if whole > 0 { (whole, u64::MAX) } else { (units.len(), 1) };
     // Elements that each consumer has beyond the one that is furthest behind.
     let most = behind.iter().copied().max().unwrap_or(0);
     let mut have: Vec<u64> = behind.iter().map(|b| most - b).collect();
@@ -163,16 +173,16 @@ pub(super) fn deal(tails: &[(TaskId, &Tail)], behind: &[u64], uneven: Uneven) ->
     }
     let surplus = (before - given.len()) as u64;
     let mut padded = 0u64;
-    for (consumer, have) in have.iter_mut().enumerate() {
-        while *have < target {
-            if units.is_empty() {
+    for (consumer, have) in have.iter().enumerate() {
+        let lacks = target.saturating_sub(*have);
+        for _ in 0..lacks {
+            if repeatable == 0 || lacks > times {
                 return Err(Error::unavailable(
                     "after the loss of a worker no elements are left with which all consumers would have equally many",
                 ));
             }
-            given.push((usize::try_from(padded).unwrap_or(0) % units.len(), consumer, true));
+            given.push((usize::try_from(padded).unwrap_or(0) % repeatable, consumer, true));
             padded += 1;
-            *have += 1;
         }
     }
     let mut tasks: Vec<(TaskId, Vec<DealtPiece>)> = tails.iter().map(|(id, _)| (*id, Vec::new())).collect();
@@ -186,7 +196,7 @@ pub(super) fn deal(tails: &[(TaskId, &Tail)], behind: &[u64], uneven: Uneven) ->
 }
 
 /// The elements of the tails: those that tasks keep, and those that rows of several tasks fill.
-fn units(tails: &[(TaskId, &Tail)]) -> Vec<Unit> {
+fn units(tails: &[(TaskId, &Tail)]) -> Units {
     let elements = tails
         .iter()
         .enumerate()
@@ -195,7 +205,7 @@ fn units(tails: &[(TaskId, &Tail)]) -> Vec<Unit> {
     let batch = tails.iter().map(|(_, t)| t.batch_rows).max().unwrap_or(0);
     let drops = tails.iter().any(|(_, t)| t.drop_remainder);
     if batch == 0 {
-        return units;
+        return Units { whole: units.len(), all: units };
     }
     let (mut unit, mut filled): (Unit, u64) = (Vec::new(), 0);
     for (t, (_, tail)) in tails.iter().enumerate() {
@@ -210,10 +220,11 @@ fn units(tails: &[(TaskId, &Tail)]) -> Vec<Unit> {
             }
         }
     }
+    let whole = units.len();
     if !unit.is_empty() && !drops {
         units.push(unit);
     }
-    units
+    Units { all: units, whole }
 }
 
 impl Iteration {
@@ -318,12 +329,12 @@ mod tests {
 
     proptest! {
         /// Whatever is left where: all consumers end with equally many elements, no row is given out twice but as a copy,
-        /// and at most a round less one is dropped, or repeated.
+        /// and at most a round less one is dropped, or repeated. More is repeated where less is left than consumers lack.
         #[test]
         fn every_consumer_ends_with_as_many(
             left in prop::collection::vec((0u64..4, 0u64..20), 0..6),
             consumers in 1usize..6,
-            lost in prop::collection::vec(0u64..3, 6),
+            lost in prop::collection::vec(0u64..5, 6),
             drop_remainder: bool,
             pad: bool,
         ) {
@@ -332,13 +343,20 @@ mod tests {
             let tails: Vec<_> = (1..).map(TaskId).zip(&tails).collect();
             let rows: u64 = left.iter().map(|l| l.1).sum();
             let total = left.iter().map(|l| l.0).sum::<u64>() + if drop_remainder { rows / batch } else { rows.div_ceil(batch) };
-            // Enough is left for those that are behind.
             let mut behind = lost[..consumers].to_vec();
             let least = *behind.iter().min().unwrap();
             behind.iter_mut().for_each(|b| *b -= least);
-            prop_assume!(behind.iter().sum::<u64>() <= total);
+            let lack = behind.iter().sum::<u64>();
             let uneven = if pad { Uneven::Pad } else { Uneven::Drop };
-            let deal = deal(&tails, &behind, uneven).unwrap();
+            let deal = match deal(&tails, &behind, uneven) {
+                Ok(deal) => deal,
+                // Nothing can be repeated, or a short batch that somebody would need twice.
+                Err(_) => {
+                    let whole = left.iter().map(|l| l.0).sum::<u64>() + rows / batch;
+                    prop_assert!(whole == 0 && (total == 0 && lack > 0 || total == 1 && lack > total + 1), "{behind:?}");
+                    return Ok(());
+                }
+            };
             let (mut rows_of, mut copied) = (vec![0u64; consumers], vec![0u64; consumers]);
             let mut elements = vec![0u64; consumers];
             let mut seen = std::collections::BTreeSet::new();
@@ -360,8 +378,12 @@ mod tests {
             prop_assert!(level.iter().all(|l| *l == level[0]), "{level:?}");
             let n = consumers as u64;
             let spread = total + behind.iter().map(|b| most - b).sum::<u64>();
-            prop_assert_eq!(deal.surplus, if pad { 0 } else { spread % n });
-            prop_assert_eq!(deal.padded, if pad { (n - spread % n) % n } else { 0 });
+            if lack > total {
+                prop_assert_eq!((deal.surplus, deal.padded), (0, lack - total));
+            } else {
+                prop_assert_eq!(deal.surplus, if pad { 0 } else { spread % n });
+                prop_assert_eq!(deal.padded, if pad { (n - spread % n) % n } else { 0 });
+            }
         }
     }
 }

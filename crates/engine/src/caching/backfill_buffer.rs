@@ -198,19 +198,13 @@ mod tests {
         assert!(bytes < 10_000, "{bytes}");
     }
 
-    #[test]
-    fn tasks_share_the_limit() {
-        let all = Arc::new(AtomicU64::new(0));
-        let rows = || {
-            let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1000));
-            vec![compacted(&RecordBatch::try_from_iter([("id", ids)]).unwrap())]
-        };
-        let each = rows()[0].1;
-        let (mut one, mut two) = (
-            BackfillBuffer::new(3 * each, Arc::clone(&all), 1),
-            BackfillBuffer::new(3 * each, Arc::clone(&all), 1),
-        );
-        let split = Split {
+    fn rows() -> Vec<(RecordBatch, u64)> {
+        let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1000));
+        vec![compacted(&RecordBatch::try_from_iter([("id", ids)]).unwrap())]
+    }
+
+    fn split() -> Split {
+        Split {
             child: Vec::new(),
             repetition: 0,
             key: caju_types::SplitKey(3),
@@ -219,11 +213,35 @@ mod tests {
             rows: None,
             trim: None,
             stride: None,
-        };
+        }
+    }
+
+    #[test]
+    fn rows_wait_for_a_decision_no_longer_than_its_timeout() {
+        let all = Arc::new(AtomicU64::new(0));
+        let mut buffer = BackfillBuffer::new(1 << 20, Arc::clone(&all), 1);
+        let begin = Duration::from_secs(7);
+        assert!(buffer.is_active(begin));
+        buffer.begin(0, &split(), 0..1);
+        buffer.push(0, 0, rows());
+        assert!(buffer.is_active(begin + DECISION_TIMEOUT) && buffer.contains(0, 0));
+        assert!(!buffer.is_active(begin + DECISION_TIMEOUT + Duration::from_millis(1)));
+        assert!(!buffer.contains(0, 0));
+        assert_eq!(all.load(Ordering::Relaxed), 0, "the memory is free again");
+    }
+
+    #[test]
+    fn tasks_share_the_limit() {
+        let all = Arc::new(AtomicU64::new(0));
+        let each = rows()[0].1;
+        let (mut one, mut two) = (
+            BackfillBuffer::new(3 * each, Arc::clone(&all), 1),
+            BackfillBuffer::new(3 * each, Arc::clone(&all), 1),
+        );
         for index in 0..2 {
-            one.begin(index, &split, 0..1);
+            one.begin(index, &split(), 0..1);
             one.push(0, index, rows());
-            two.begin(index, &split, 0..1);
+            two.begin(index, &split(), 0..1);
             two.push(0, index, rows());
         }
         assert!(one.contains(0, 1) && two.contains(0, 0) && !two.contains(0, 1));
