@@ -45,6 +45,12 @@ struct Ready {
     turn: Option<u32>,
 }
 
+impl Ready {
+    fn merged(chunk: Chunk) -> Self {
+        Self { chunk, merged: true, turn: None }
+    }
+}
+
 /// Reads one epoch of a job. The tasks of all workers are read concurrently, up to a bound in bytes. Every row arrives exactly
 /// once, whatever workers die.
 ///
@@ -135,7 +141,7 @@ impl Reader {
             // Whoever waits for rows must not wait for ever.
             if let Err(e) = Box::pin(caught("the reader's session", run)).await {
                 failing.queue.abort(e);
-                failing.hearing.open();
+                failing.open_gates();
             }
         }));
         Ok(Self {
@@ -260,6 +266,9 @@ impl Reader {
 
     /// The next chunk, for the user as a whole or element by element.
     async fn hand_chunk(&mut self, whole: bool) -> Result<Option<Chunk>> {
+        if !self.shared.acks.has_asked() {
+            self.shared.acks.user_waits();
+        }
         let is_open = self.shared.acks.taken_handed();
         let (runs, as_whole) = std::mem::take(&mut self.in_hand);
         if self.shared.config.tracks_rows {
@@ -267,10 +276,8 @@ impl Reader {
             self.delivered.add_first(&runs, if is_open || as_whole { u64::MAX } else { self.handed_rows });
         }
         loop {
-            if !self.ready.is_empty() && !self.shared.hearing.is_open() {
-                let waiting = self.shared.recorder.wait();
-                self.shared.hearing.pass().await;
-                drop(waiting);
+            if !self.ready.is_empty() {
+                self.shared.be_heard().await;
             }
             if let Some(Ready { chunk, merged, turn }) = self.ready.pop_front() {
                 if !self.shared.acks.hand(&chunk, merged, whole) {
@@ -319,22 +326,14 @@ impl Reader {
                             if let Some(merger) = &mut self.pad_merger {
                                 let mut full = Vec::new();
                                 merger.push(chunk, &mut full)?;
-                                self.ready.extend(full.into_iter().map(|chunk| Ready {
-                                    chunk,
-                                    merged: true,
-                                    turn: None,
-                                }));
+                                self.ready.extend(full.into_iter().map(Ready::merged));
                             }
                         }
                         Some(merger) if chunk.remainder => {
                             self.shared.acks.merging(chunk.rows() as u64);
                             let mut full = Vec::new();
                             merger.push(chunk, &mut full)?;
-                            self.ready.extend(full.into_iter().map(|chunk| Ready {
-                                chunk,
-                                merged: true,
-                                turn: None,
-                            }));
+                            self.ready.extend(full.into_iter().map(Ready::merged));
                         }
                         _ => self.ready.push_back(Ready { chunk, merged: false, turn: None }),
                     }
@@ -343,17 +342,9 @@ impl Reader {
                     if merger.drops() && self.shared.acks.dropped(merger.held().flat_map(|c| &c.runs)) {
                         merger.held().for_each(|c| self.delivered.add(&c.runs));
                     }
-                    self.ready.extend(merger.finish()?.map(|chunk| Ready {
-                        chunk,
-                        merged: true,
-                        turn: None,
-                    }));
+                    self.ready.extend(merger.finish()?.map(Ready::merged));
                     if let Some(padding) = &mut self.pad_merger {
-                        self.ready.extend(padding.finish()?.map(|chunk| Ready {
-                            chunk,
-                            merged: true,
-                            turn: None,
-                        }));
+                        self.ready.extend(padding.finish()?.map(Ready::merged));
                     }
                 }
                 (Some(Item::OpenedAgain(again)), _) => self.go_on(*again),
