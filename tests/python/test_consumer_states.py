@@ -107,3 +107,48 @@ def test_a_rank_that_is_gone_comes_back_with_its_state_while_the_others_wait():
         got = finish([first, back])
     assert [len(g) for g in got] == [100, 100]
     assert sorted(taken + [i for g in got for batch in g for i in batch]) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("way", ["own", "list"])
+@pytest.mark.parametrize("steps", [1, STEPS])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_ranks_that_load_their_states_one_after_another_go_on_together(way, steps, order):
+    taken, states = stopped(steps=(steps,) * RANKS)
+    with cj.LocalCluster(workers=2) as cluster:
+        # Each begins to read before the next one has opened the epoch.
+        got, failures, begun = {}, [], {index: threading.Event() for index in order}
+
+        def run(index):
+            try:
+                epoch = rank(cluster, index, RANKS)
+                epoch.load_state_dict(states if way == "list" else states[index])
+                begun[index].set()
+                got[index] = [[int(i) for i in b["id"]] for b in epoch]
+            except Exception as e:
+                failures.append(e)
+            finally:
+                begun[index].set()
+
+        threads = []
+        for index in order:
+            threads.append(threading.Thread(target=run, args=(index,)))
+            threads[-1].start()
+            assert begun[index].wait(PATIENCE_S)
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert not failures, failures
+    assert [len(got[index]) for index in range(RANKS)] == [ROWS // BATCH // RANKS - steps] * RANKS
+    assert sorted(taken + [i for g in got.values() for batch in g for i in batch]) == list(range(ROWS))
+
+
+def test_one_thread_loads_and_reads_all_ranks():
+    taken, states = stopped(steps=(3,) * RANKS)
+    with cj.LocalCluster(workers=2) as cluster:
+        epochs = []
+        for index, state in enumerate(states):
+            epochs.append(rank(cluster, index, RANKS))
+            epochs[-1].load_state_dict(state)
+        for _ in range(ROWS // BATCH // RANKS - 3):
+            taken += ids(next(epoch) for epoch in epochs)
+        assert [next(epoch, None) for epoch in epochs] == [None] * RANKS
+    assert sorted(taken) == list(range(ROWS))

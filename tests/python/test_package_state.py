@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pyarrow as pa
@@ -123,6 +124,36 @@ def test_readers_of_one_job_go_on_from_their_states():
             r.load_state_dict(states)
         rest = [b for pair in itertools.zip_longest(*last) for b in pair if b is not None]
     assert sorted(sum(before + some, []) + ids(rest)) == list(range(20_000))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_have_their_first_element_in_hand_go_on_from_their_own_states(ranks):
+    def reader(cluster):
+        slow = cj.from_yaml("source: { range: 4000 }\nsteps: [ { sleep: { per_row: 100us } }, { batch: 10 } ]")
+        return iter(slow.distribute(cluster, job_name="ranks"))
+
+    with cj.LocalCluster(workers=2) as cluster:
+        readers = [reader(cluster) for _ in range(ranks)]
+        # Rows go to whoever asks first: one that is late may get none.
+        taken = ids(b for r in readers for b in [next(r, None)] if b is not None)
+        states = [json.loads(json.dumps(r.state_dict())) for r in readers]
+    states = [s for s in states if s["elements"]]
+    named = sorted(n for s in states for n in s["readers"])
+    assert states and all(s["all_readers"] == named for s in states)
+    with cj.LocalCluster(workers=2) as cluster:
+        got, threads = [], []
+
+        def run(state):
+            epoch = reader(cluster)
+            epoch.load_state_dict(state)
+            got.append(ids(epoch))
+
+        for state in states:
+            threads.append(threading.Thread(target=run, args=(state,)))
+            threads[-1].start()
+        for thread in threads:
+            thread.join(90)
+    assert len(got) == len(states) and sorted(taken + sum(got, [])) == list(range(4000))
 
 
 def test_a_state_of_the_first_version_is_read_on():

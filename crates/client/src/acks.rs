@@ -16,7 +16,7 @@ pub(crate) struct Acks {
     inner: Mutex<Inner>,
     /// How far the user is in the handed chunk, as [`Progress`] in one word: user and session agree on it without a lock.
     of_handed: AtomicU64,
-    /// The user has asked for rows that were not there.
+    /// The user has asked for rows.
     asked: AtomicBool,
     notify: Notify,
 }
@@ -267,7 +267,12 @@ impl Acks {
         self.notify.notify_one();
     }
 
-    /// Whether the user has ever waited for rows.
+    /// The session has something to report at once.
+    pub(crate) fn report_soon(&self) {
+        self.notify.notify_one();
+    }
+
+    /// Whether the user has ever asked for rows.
     pub(crate) fn has_asked(&self) -> bool {
         self.asked.load(Ordering::Acquire)
     }

@@ -187,6 +187,7 @@ impl Client {
             consumer_index: request.consumer.map_or(0, |c| c.index),
             uneven: request.consumer.map_or("", |c| c.uneven.as_str()).to_string(),
             reattached_client: 0,
+            announces_asking: true,
         };
         let call = |mut d: caju_wire::Dispatcher| {
             let open = open.clone();

@@ -25,6 +25,11 @@ impl Idle {
         Self { since: Some(Instant::now()), has_read: false, warned: Duration::ZERO }
     }
 
+    /// Nobody waits for tasks yet.
+    pub(crate) fn restart(&mut self) {
+        self.since = self.since.map(|_| Instant::now());
+    }
+
     /// A task is read.
     pub(crate) fn on_start(&mut self) {
         self.has_read = true;

@@ -93,10 +93,13 @@ impl Delivered {
     ///
     /// # Errors
     /// `Internal` if they do not fit what was taken before.
-    pub(crate) fn taken(&self) -> Result<TakenRows> {
-        let mut taken = self.whole.clone();
-        for (split, open) in &self.open {
+    pub(crate) fn taken(self) -> Result<TakenRows> {
+        let mut taken = self.whole;
+        for (split, open) in self.open.iter().filter(|(_, open)| open.got > 0) {
             taken.add_rows(*split, &open.rows.ranges());
+            if let Some(all) = open.all {
+                taken.set_size(*split, all);
+            }
         }
         if let Some(before) = &self.before {
             taken.extend(before)?;
@@ -125,6 +128,10 @@ struct Facts {
     sized_for_session: Vec<(u64, u64)>,
     /// The readers that are there.
     present: BTreeSet<u64>,
+    /// Those of them whose users get elements.
+    taking: BTreeSet<u64>,
+    /// The user of this one does, or is about to.
+    takes: bool,
     /// Of a consumer: elements that its user got before the epoch was opened.
     steps: u64,
     /// Readers whose states are missing.
@@ -183,10 +190,24 @@ impl EpochFacts {
     }
 
     /// The readers that are there now, and the elements that the user of a consumer got before the epoch was opened.
-    pub(crate) fn set_present(&self, present: &[u64], steps: u64) {
+    pub(crate) fn set_present(&self, present: &[u64], taking: &[u64], steps: u64) {
         let mut facts = self.inner.lock();
         facts.present = present.iter().copied().collect();
+        facts.taking = taking.iter().copied().collect();
         facts.steps = steps;
+    }
+
+    /// The user is about to get its first element. Whether other readers are there that have to hear of it before. A reader
+    /// that this one does not know of yet hears of it: this one's next report says it.
+    pub(crate) fn begin_taking(&self) -> bool {
+        let mut facts = self.inner.lock();
+        facts.takes = true;
+        facts.present.len() > 1
+    }
+
+    /// Whether the user gets elements, or is about to.
+    pub(crate) fn takes(&self) -> bool {
+        self.inner.lock().takes
     }
 
     /// Elements that the user of a consumer got before the epoch was opened, by the dispatcher.
@@ -232,10 +253,10 @@ impl EpochFacts {
         self.inner.lock().readers.len() as u64
     }
 
-    /// What was listed, and which readers had taken rows.
+    /// What was listed, and which readers had taken rows, or have some in hand.
     pub(crate) fn listed_and_readers(&self) -> (BTreeMap<u32, Listed>, BTreeSet<u64>) {
         let facts = self.inner.lock();
-        (facts.listed.clone(), facts.readers.clone())
+        (facts.listed.clone(), facts.readers.union(&facts.taking).copied().collect())
     }
 }
 

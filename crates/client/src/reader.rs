@@ -241,6 +241,9 @@ impl Reader {
 
     /// The next chunk, for the user as a whole or element by element.
     async fn hand_chunk(&mut self, whole: bool) -> Result<Option<Chunk>> {
+        if !self.shared.acks.has_asked() {
+            self.shared.acks.user_waits();
+        }
         let is_open = self.shared.acks.taken_handed();
         let (runs, as_whole) = std::mem::take(&mut self.in_hand);
         if self.shared.config.tracks_rows {
@@ -248,10 +251,8 @@ impl Reader {
             self.delivered.add_first(&runs, if is_open || as_whole { u64::MAX } else { self.handed_rows });
         }
         loop {
-            if !self.assembly.is_empty() && !self.shared.hearing.is_open() {
-                let waiting = self.shared.recorder.wait();
-                self.shared.hearing.pass().await;
-                drop(waiting);
+            if !self.assembly.is_empty() {
+                self.shared.be_heard().await;
             }
             if let Some(ready) = self.assembly.pop() {
                 match self.hand(ready, whole) {

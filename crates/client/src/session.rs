@@ -120,7 +120,7 @@ impl Session {
             self.leave(unsettled, Vec::new(), &cut, "it has read the epoch to its end").await;
             self.shared.queue.close(Ok(()));
             // What is left for the user may be padding, which nobody accounts for.
-            self.shared.hearing.open();
+            self.shared.open_gates();
             return;
         }
         self.shared.acks.close();
@@ -154,6 +154,7 @@ impl Session {
         tracing::warn!("the epoch is opened again behind the rows that were taken: {}", why.message());
         self.tasks.stop().await;
         self.shared.acks.close();
+        self.shared.open_gates();
         self.draw();
         let (request, origin) =
             self.reopening.again(&self.shared, &self.taken, (self.client, &self.secret), self.iteration)?;
@@ -205,12 +206,17 @@ impl Session {
             } else {
                 self.flushed = false;
             }
+            if self.is_consumer && !self.shared.acks.has_asked() {
+                // It gets no task before its user asks for an element.
+                self.tasks.idle.restart();
+            }
             self.tasks.idle.check(&self.shared, self.link.address(), self.states_within())?;
             local.mark_unchanged();
             let request = self.report();
             let (sent_ended, sent_lost): (Vec<u64>, Vec<u64>) =
                 (request.ended_tasks.clone(), request.lost_tasks.iter().map(|t| t.task_id).collect());
             let (sent_taken, sent_all) = (request.taken_tasks.clone(), request.acknowledged_all);
+            let sent_takes = request.takes;
             let (asked, is_reading) = (Instant::now(), self.tasks.is_reading());
             let call = |mut d: Dispatcher| async move { d.client_heartbeat(request).await };
             tokio::select! {
@@ -225,7 +231,7 @@ impl Session {
                         self.tasks.confirm(&sent_ended, &sent_lost, &sent_taken);
                         self.taken.confirm(sent_all);
                         let news = answer.version > self.version;
-                        self.on_answer(answer).await?;
+                        self.on_answer(answer, sent_takes).await?;
                         if !news && asked.elapsed() < MIN_POLL_INTERVAL {
                             tokio::time::sleep(MIN_POLL_INTERVAL).await;
                         }
@@ -256,6 +262,7 @@ impl Session {
             drop(self.shared.acks.draw());
         }
         self.took |= !self.taken.rows().is_empty();
+        let takes = self.shared.facts.takes();
         let (acknowledged, acknowledged_all) = self.taken.report();
         let (rows_per_s, wait_fraction) = self.shared.recorder.rates();
         let stats = self.shared.recorder.stats();
@@ -285,12 +292,14 @@ impl Session {
             elements: if self.is_consumer { self.taken.elements() } else { stats.elements },
             knows_tasks: true,
             known_readers: self.shared.facts.num_readers(),
-            awaits_hearing: !self.shared.hearing.is_open(),
+            awaits_hearing: !self.shared.hearing.is_open() || takes && !self.shared.taking.is_open(),
             asks: self.shared.acks.has_asked(),
+            takes,
         }
     }
 
-    async fn on_answer(&mut self, answer: v1::ClientHeartbeatResponse) -> Result<(), Stopped> {
+    /// `takes`: the dispatcher was told that the user gets elements.
+    async fn on_answer(&mut self, answer: v1::ClientHeartbeatResponse, takes: bool) -> Result<(), Stopped> {
         if answer.unknown {
             let why = answer.failure.as_ref().map(Error::from).unwrap_or_else(|| {
                 Error::data_loss(format!(
@@ -310,9 +319,12 @@ impl Session {
         self.taken.repeat_if(answer.acknowledge_all);
         let facts = &self.shared.facts;
         facts.record(&answer.listed, &answer.readers, &answer.resumed, answer.states_missing)?;
-        facts.set_present(&answer.present, answer.steps);
+        facts.set_present(&answer.present, &answer.taking, answer.steps);
         if answer.unheard == 0 {
             self.shared.hearing.open();
+            if takes {
+                self.shared.taking.open();
+            }
         }
         if self.shared.recorder.incomplete(answer.incomplete.as_ref())
             && let Some(missing) = &answer.incomplete

@@ -39,6 +39,8 @@ pub(crate) struct Shared {
     pub(crate) facts: EpochFacts,
     /// Opens when every other reader knows of this one: until then the user gets no row.
     pub(crate) hearing: Gate,
+    /// Opens when every other reader knows that the user of this one gets elements: until then it gets none.
+    pub(crate) taking: Gate,
     /// Elements that came of each task.
     elements: Mutex<HashMap<TaskId, u64>>,
 }
@@ -133,7 +135,7 @@ impl Shared {
     /// The user gets this error behind what it was handed, and waits for nothing any more.
     pub(crate) fn fail(&self, error: Error) {
         self.queue.abort(error);
-        self.hearing.open();
+        self.open_gates();
     }
 
     pub(crate) fn new(config: ClientConfig, transfer: Transfer, in_turn: bool) -> Self {
@@ -150,6 +152,7 @@ impl Shared {
             held: in_turn.then(Arc::default),
             facts: EpochFacts::default(),
             hearing: Gate::default(),
+            taking: Gate::default(),
             elements: Mutex::default(),
         }
     }
@@ -160,11 +163,36 @@ impl Shared {
     /// `InvalidArgument` if the answer cannot be read.
     pub(crate) fn on_opened(&self, opened: &v1::OpenIterationResponse) -> Result<()> {
         self.facts.record(&opened.listed, &opened.readers, &opened.resumed, opened.states_missing)?;
-        self.facts.set_present(&opened.present, opened.steps);
+        self.facts.set_present(&opened.present, &opened.taking, opened.steps);
         if opened.unheard == 0 {
             self.hearing.open();
         }
         Ok(())
+    }
+
+    /// Waits until every other reader knows that this one is there, and that its user gets elements: the states that they take
+    /// from then on name it.
+    pub(crate) async fn be_heard(&self) {
+        if self.hearing.is_open() && self.taking.is_open() {
+            return;
+        }
+        let has_others = self.facts.begin_taking();
+        self.acks.report_soon();
+        let waiting = self.recorder.wait();
+        self.hearing.pass().await;
+        if has_others {
+            self.taking.pass().await;
+        } else {
+            // Whoever comes from now on hears of it before its own user gets an element.
+            self.taking.open();
+        }
+        drop(waiting);
+    }
+
+    /// The session is over: nobody waits for others any more.
+    pub(crate) fn open_gates(&self) {
+        self.hearing.open();
+        self.taking.open();
     }
 
     /// The state of the same reader in an epoch that is opened again.

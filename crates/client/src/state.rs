@@ -114,7 +114,7 @@ impl ReaderState {
             rows: self.rows,
             exhausted: self.exhausted,
             turn: self.turn,
-            taken: STANDARD.encode(self.taken.encode()),
+            taken: STANDARD.encode(self.taken.encode_short()),
             steps: self.steps.clone(),
         };
         serde_json::to_string(&json).map_err(|e| Error::internal(format!("a state as JSON: {e}")))
@@ -249,6 +249,7 @@ impl ReaderState {
             readers: self.readers.iter().copied().collect(),
             all_readers: self.all_readers.iter().copied().collect(),
             taken: self.taken.encode().into(),
+            taken_short: self.taken.encode_short().into(),
             steps: self
                 .steps
                 .iter()

@@ -10,6 +10,7 @@ mod error;
 mod hash;
 mod id;
 mod ranges;
+mod rice;
 pub mod rng;
 mod row_set;
 mod secret;

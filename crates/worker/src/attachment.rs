@@ -6,6 +6,7 @@ use caju_types::{ClientId, Error, Result};
 use caju_wire::Chunk;
 
 use crate::running::RunningTask;
+use crate::sizes::SentRows;
 
 /// One reader of a task. If it is dropped before [`Attachment::received`], rows may be lost with it.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub(crate) struct Attachment {
     only: bool,
     /// The client and the number of its connection, where it may connect again without having heard anything.
     connection: Option<(ClientId, u64)>,
+    /// What it was sent of splits whose numbers of rows it does not know.
+    sent: SentRows,
 }
 
 impl Attachment {
@@ -28,7 +31,15 @@ impl Attachment {
     pub(crate) fn new(task: &Arc<RunningTask>, consumer: Option<u32>) -> Result<Self> {
         let at = task.queue.queue_of(consumer)?;
         task.readers.enter();
-        Ok(Self { task: Arc::clone(task), at, took: false, received: false, only: false, connection: None })
+        Ok(Self {
+            task: Arc::clone(task),
+            at,
+            took: false,
+            received: false,
+            only: false,
+            connection: None,
+            sent: SentRows::default(),
+        })
     }
 
     /// Marks this reader as the only possible one: the task ends with it.
@@ -63,10 +74,11 @@ impl Attachment {
 
     /// Notes whether rows were taken.
     fn count(&mut self, chunk: Option<&Chunk>) {
-        if chunk.is_none() {
-            return;
-        }
+        let Some(chunk) = chunk else { return };
         self.took = true;
+        if self.task.readers.are_several() {
+            self.sent.add(&chunk.runs);
+        }
         if let Some((client, connection)) = self.connection {
             self.task.readers.on_taken(client, connection);
         }
@@ -77,6 +89,14 @@ impl Attachment {
         let chunk = self.task.queue.pop_if(self.at, wanted);
         self.count(chunk.as_ref());
         chunk
+    }
+
+    /// Splits whose numbers of rows this reader does not know, and can use.
+    pub(crate) fn take_sized(&mut self) -> Vec<(u64, u64)> {
+        match self.task.readers.are_several() {
+            true => self.task.sizes.take_for(&mut self.sent),
+            false => self.task.sizes.take_all(),
+        }
     }
 
     /// The reader has received everything that it took.

@@ -115,6 +115,7 @@ impl FlightOnWorker {
             consumer_index: 0,
             uneven: String::new(),
             reattached_client: 0,
+            announces_asking: false,
         })
     }
 }

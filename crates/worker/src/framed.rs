@@ -183,7 +183,7 @@ async fn send<W: AsyncWrite + Unpin>(
         let odd = collect(&mut attachment, &mut chunk);
         for chunk in std::iter::once(chunk).chain(odd) {
             let start = Instant::now();
-            let sized = attachment.task.take_sized();
+            let sized = attachment.take_sized();
             let frame = packing.frame(&chunk, sized).await?;
             let writing = write(writer, flow, &mut schema, &chunk, frame);
             let bytes = attachment.task.sending(writing).await?;
@@ -193,7 +193,7 @@ async fn send<W: AsyncWrite + Unpin>(
         }
     }
     let end = EndHeader::new(attachment.task.emitted().as_deref());
-    writer.send(Kind::End, &end.with_sized(&attachment.task.take_sized())).await?;
+    writer.send(Kind::End, &end.with_sized(&attachment.take_sized())).await?;
     Ok(Some(attachment))
 }
 

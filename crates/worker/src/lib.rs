@@ -35,6 +35,7 @@ mod profiling;
 mod readers;
 mod running;
 mod server;
+mod sizes;
 mod starting;
 mod tally;
 mod tasks;

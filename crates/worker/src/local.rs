@@ -46,7 +46,7 @@ impl LocalTask for Attachment {
     }
 
     fn take_sized(&mut self) -> Vec<(u64, u64)> {
-        self.task.take_sized()
+        Attachment::take_sized(self)
     }
 }
 

@@ -13,6 +13,8 @@ use tokio::time::Instant;
 #[derive(Debug, Default)]
 pub(crate) struct Readers {
     count: AtomicUsize,
+    /// How many have come so far.
+    entered: AtomicUsize,
     /// A reader disconnected with rows that it may not have received.
     lost_rows: AtomicBool,
     /// The only possible reader disconnected for good.
@@ -55,6 +57,7 @@ impl Readers {
     /// A reader comes.
     pub(crate) fn enter(&self) {
         self.count.fetch_add(1, Ordering::AcqRel);
+        self.entered.fetch_add(1, Ordering::AcqRel);
         self.changed.notify_all();
     }
 
@@ -88,6 +91,11 @@ impl Readers {
         self.changed.notify_all();
     }
 
+    /// Whether several readers are there.
+    pub(crate) fn are_several(&self) -> bool {
+        self.count.load(Ordering::Acquire) > 1
+    }
+
     fn are_absent(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
@@ -96,17 +104,35 @@ impl Readers {
         self.abandoned.load(Ordering::Acquire)
     }
 
-    /// Waits until a reader is there, or none will come; false if that takes longer than `linger`.
-    async fn come_back(&self, until: Instant) -> bool {
-        let back = self.changed.wait_until(|| !self.are_absent() || self.is_abandoned());
+    /// How many have come so far.
+    fn entered(&self) -> usize {
+        self.entered.load(Ordering::Acquire)
+    }
+
+    /// Waits until a further reader has come than the given number, or none will come; false if that takes until `until`. A
+    /// reader in the same process may have come, received everything and left again before anybody looks.
+    async fn come_back(&self, entered: usize, until: Instant) -> bool {
+        let back = self.changed.wait_until(|| self.entered() != entered || self.is_abandoned());
         tokio::time::timeout_at(until, back).await.is_ok()
+    }
+
+    /// Waits until nobody is there: how many have come by then.
+    async fn absent(&self) -> usize {
+        loop {
+            self.changed.wait_until(|| self.are_absent()).await;
+            let entered = self.entered();
+            // Whoever comes from now on is counted.
+            if self.are_absent() {
+                return entered;
+            }
+        }
     }
 
     /// Waits until nobody has read the task for `linger`, or its only reader has left for good.
     pub(crate) async fn gone(&self, linger: Duration) {
         loop {
-            self.changed.wait_until(|| self.are_absent()).await;
-            if self.is_abandoned() || !self.come_back(Instant::now() + linger).await {
+            let entered = self.absent().await;
+            if self.is_abandoned() || !self.come_back(entered, Instant::now() + linger).await {
                 return;
             }
         }
@@ -116,7 +142,7 @@ impl Readers {
     pub(crate) async fn until_received(&self, is_empty: impl Fn() -> bool, linger: Duration) -> Received {
         let mut until = Instant::now() + linger;
         loop {
-            self.changed.wait_until(|| self.are_absent()).await;
+            let entered = self.absent().await;
             if self.is_abandoned() {
                 return Received::LeftEarly;
             }
@@ -124,10 +150,29 @@ impl Readers {
                 return Received::All;
             }
             // Rows wait for a reader to connect, or the dispatcher finds out what a disconnected one received.
-            if !self.come_back(until).await {
+            if !self.come_back(entered, until).await {
                 return Received::Unread;
             }
             until = Instant::now() + linger;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_reader_that_came_and_left_before_anybody_looked_has_received_everything() {
+        let readers = Readers::default();
+        let is_empty = AtomicBool::new(false);
+        let mut waiting =
+            Box::pin(readers.until_received(|| is_empty.load(Ordering::Acquire), Duration::from_secs(3600)));
+        assert!(futures::poll!(&mut waiting).is_pending(), "rows wait for a reader");
+        readers.enter();
+        is_empty.store(true, Ordering::Release);
+        readers.leave(false, false);
+        let ended = tokio::time::timeout(Duration::from_secs(60), waiting).await;
+        assert!(matches!(ended, Ok(Received::All)));
     }
 }

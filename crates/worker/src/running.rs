@@ -16,6 +16,7 @@ use crate::dealer::Dealer;
 use crate::outlet::Outlet;
 use crate::profiling::Profiled;
 use crate::readers::{Readers, Received};
+use crate::sizes::Sizes;
 use crate::tally::Tally;
 
 /// A running task. Its output waits in one queue, from which all its readers take chunks, or in one for each consumer.
@@ -40,12 +41,9 @@ pub(crate) struct RunningTask {
     emitted: OnceLock<Vec<SplitCount>>,
     /// Rows of those that were written to Arrow Flight readers.
     to_flight: Mutex<Tally>,
-    /// Splits whose numbers of rows were sent to no reader yet.
-    sized: Mutex<Vec<(u64, u64)>>,
+    /// The numbers of rows of splits, for readers.
+    pub(crate) sizes: Sizes,
 }
-
-/// Splits of which a task remembers the number of rows until it is sent to a reader: 1 MiB. Readers do without those of more.
-const MAX_SIZED: usize = 1 << 16;
 
 /// How a task ended.
 #[derive(Debug, Clone)]
@@ -90,7 +88,7 @@ impl RunningTask {
             began: std::time::Instant::now(),
             emitted: OnceLock::new(),
             to_flight: Mutex::default(),
-            sized: Mutex::default(),
+            sizes: Sizes::default(),
         }
     }
 
@@ -113,18 +111,6 @@ impl RunningTask {
     /// Rows that were written to Arrow Flight readers so far, per split.
     pub(crate) fn to_flight(&self) -> Vec<SplitCount> {
         self.to_flight.lock().counts()
-    }
-
-    fn sized(&self, more: Vec<(u64, u64)>) {
-        let mut sized = self.sized.lock();
-        if sized.len() < MAX_SIZED {
-            sized.extend(more);
-        }
-    }
-
-    /// Splits whose numbers of rows were sent to no reader yet.
-    pub(crate) fn take_sized(&self) -> Vec<(u64, u64)> {
-        std::mem::take(&mut *self.sized.lock())
     }
 
     /// An Arrow Flight reader was sent these rows.
@@ -235,7 +221,7 @@ impl RunningTask {
             }
             self.counters.output().waited_out(start.elapsed());
             let next = run.next().await.transpose()?;
-            self.sized(run.take_sized());
+            self.sizes.add(run.take_sized());
             let Some(chunk) = next else { break };
             match dealer.as_mut() {
                 None => self.put(0, chunk, tally)?,

@@ -35,9 +35,7 @@ impl Core {
                     return Ok((false, false));
                 }
                 targets::update_local(txn, client, id, &request.local_workers);
-                if request.asks {
-                    recall::stand_in(txn, client, id);
-                }
+                enter_progress(txn, client, id, &request);
                 let mut reports = self.reports.lock();
                 let taken = &request.taken_tasks;
                 reports.acknowledge(txn, client, id, reported.take().unwrap_or_default(), taken)?;
@@ -91,22 +89,24 @@ impl Core {
         }
     }
 
-    /// How many readers that are there have not heard of one that came after them. Those that have been silent do not count.
+    /// How many of the other readers have not heard that one has come, and that its user gets elements. Those that have been
+    /// silent do not count.
     pub(super) fn unheard(&self, reports: &Reports, iteration: &Iteration, client: ClientId) -> u64 {
         let Some(own) = iteration.members.get(&client) else { return 0 };
         if iteration.members.len() > READERS_TOLD {
             return 0;
         }
         let bound = self.config.timers.heartbeat.saturating_mul(SILENT_HEARTBEATS);
-        let now = self.clock.now();
+        let (now, news) = (self.clock.now(), own.since.max(own.takes_since));
         let has_heard = |other: &ClientId| {
             reports
                 .clients
                 .get(&(iteration.id, *other))
-                .is_some_and(|r| r.seen_version >= own.since || now.saturating_sub(r.at) > bound)
+                .is_some_and(|r| r.seen_version >= news || now.saturating_sub(r.at) > bound)
         };
-        let earlier = iteration.members.iter().filter(|(_, m)| m.flight.is_none() && m.since < own.since);
-        earlier.filter(|(other, _)| !has_heard(other)).count() as u64
+        let others = iteration.members.iter().filter(|(other, m)| **other != client && m.flight.is_none());
+        // Those that came later heard of it then.
+        others.filter(|(other, m)| m.since < news && !has_heard(other)).count() as u64
     }
 
     /// Whether a client has called within the last heartbeats. One that is not known yet counts as heard: this dispatcher has
@@ -155,6 +155,7 @@ impl Core {
             listed: facts.listed,
             readers: facts.readers,
             present: facts.present,
+            taking: facts.taking,
             unheard,
             steps: iteration.steps_before(client),
             reattach: false,
@@ -231,6 +232,9 @@ impl Core {
                 return resume.map_or(Ok(()), |r| recall::recall(self, txn, iteration, r, unix_ms));
             }
             if known {
+                if request.elements > 0 {
+                    took(txn, client, iteration);
+                }
                 let (vanished, unknown) = (None, false);
                 txn.apply(Update::ClientGone {
                     client,
@@ -270,6 +274,33 @@ fn lost_state(client: ClientId) -> Error {
 fn last_word(request: &v1::CloseClientRequest) -> Result<LastWord> {
     let rows = request.received.iter().flat_map(|l| &l.received).map(rows_of).collect::<Result<Vec<_>>>()?;
     Ok(LastWord { rows, elements: request.elements })
+}
+
+/// Enters that the user of a client asks for elements, and gets some.
+fn enter_progress(
+    txn: &mut Txn<'_>,
+    client: ClientId,
+    id: IterationId,
+    request: &v1::ClientHeartbeatRequest,
+) {
+    let member = |txn: &Txn<'_>| txn.state.iterations.get(&id).and_then(|i| i.members.get(&client)).copied();
+    if request.asks {
+        if member(txn).is_some_and(|m| m.may_load) {
+            txn.apply(Update::ClientAsked { client, iteration: id });
+        }
+        recall::stand_in(txn, client, id);
+    }
+    if request.takes && member(txn).is_some_and(|m| m.takes_since == 0) {
+        txn.apply(Update::ClientTakes { client, iteration: id });
+    }
+}
+
+/// Enters that the user of a client took elements: the states of the others name it, also when it is gone.
+fn took(txn: &mut Txn<'_>, client: ClientId, iteration: IterationId) {
+    let known = txn.state.iterations.get(&iteration).and_then(|i| i.members.get(&client));
+    if known.is_some_and(|m| !m.took) {
+        txn.apply(Update::ClientTook { client, iteration });
+    }
 }
 
 struct Lost {

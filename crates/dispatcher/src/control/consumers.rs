@@ -168,8 +168,7 @@ pub(super) fn absent_consumers(
     let mut waiting = BTreeSet::new();
     for iteration in state.iterations.values() {
         let Some(even) = iteration.even.as_ref().filter(|_| iteration.is_running()) else { continue };
-        let absent: Vec<String> =
-            (0..even.consumers.count).filter(|c| !even.joined.contains(c)).map(|c| c.to_string()).collect();
+        let absent: Vec<String> = iteration.absent_consumers().map(|c| c.to_string()).collect();
         if absent.is_empty() || iteration.members.is_empty() {
             continue;
         }
@@ -196,8 +195,11 @@ pub(super) fn absent_consumers(
 /// The consumer that holds up the others: one that has not come, or the one whose user took the fewest elements.
 pub(super) fn slowest(reports: &Reports, iteration: &Iteration) -> String {
     let Some(even) = &iteration.even else { return String::new() };
-    if let Some(absent) = (0..even.consumers.count).find(|c| !even.joined.contains(c)) {
+    if let Some(absent) = iteration.absent_consumers().next() {
         return format!("consumer {absent} of {}, which has not come", even.consumers.count);
+    }
+    if let Some(waits) = iteration.members.values().filter(|m| m.may_load).find_map(|m| m.consumer) {
+        return format!("consumer {waits} of {}, whose user has asked for no element", even.consumers.count);
     }
     let taken = |client| reports.clients.get(&(iteration.id, client)).map_or(0, |r| r.elements);
     let slowest = iteration.members.iter().min_by_key(|(client, m)| (taken(**client), m.consumer));

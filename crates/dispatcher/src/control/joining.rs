@@ -60,6 +60,8 @@ impl Core {
                 Some(iteration) => consumers::index(iteration, request, &local)?,
                 None => None,
             };
+            // Its user says when it asks for elements: until then it may load a state.
+            let may_load = consumer.is_some() && request.states.is_empty() && request.announces_asking;
             // A client that reads several epochs has one secret.
             // One that comes back keeps its own.
             let secret =
@@ -77,6 +79,7 @@ impl Core {
                 local,
                 consumer,
                 was,
+                may_load,
             });
             if flight.is_none() {
                 self.reports.lock().acknowledged.insert((id, client), Acknowledged::complete());
@@ -119,6 +122,7 @@ fn describe(state: &State, client: ClientId, id: IterationId) -> Result<v1::Open
         listed: facts.listed,
         readers: facts.readers,
         present: facts.present,
+        taking: facts.taking,
         steps: iteration.steps_before(client),
         resumed: facts.resumed.into(),
         states_missing: facts.states_missing,

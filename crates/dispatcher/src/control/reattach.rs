@@ -12,7 +12,7 @@ use caju_types::{Error, IterationId, Result};
 use super::reports::Reports;
 use super::{Txn, consumers};
 use crate::config::Timers;
-use crate::state::{Even, Failure, Iteration, Job, Resume, State, Update};
+use crate::state::{Failure, Iteration, Job, Resume, State, Update};
 
 /// The most readers that a message names.
 const MAX_NAMED: usize = 8;
@@ -33,15 +33,19 @@ pub(super) fn join(txn: &mut Txn<'_>, id: IterationId, given: &Resume) -> Result
         return Err(too_late(&iteration.describe()));
     }
     if given.given.is_subset(&known.given) {
-        return Ok(id);
+        // The answer was lost on its way, or another process has given a state in place of this one.
+        let is_known = known.has_rows_of(given);
+        return if is_known { Ok(id) } else { Err(replaced(&iteration.describe())) };
     }
     if known.missing() > 0 {
         return add(txn, id, given).map(|()| id);
     }
-    let mut all = known.taken.clone();
-    all.extend(&given.taken)?;
-    if all == known.taken {
+    if known.has_rows_of(given) {
         return Ok(id);
+    }
+    if !known.reattached {
+        // The job has gone back to states that users had stored.
+        return Err(replaced(&iteration.describe()));
     }
     let error = too_late(&iteration.describe());
     if iteration.lost_readers.is_empty() {
@@ -84,14 +88,20 @@ fn too_late(epoch: &str) -> Error {
     ))
 }
 
+fn replaced(epoch: &str) -> Error {
+    Error::failed_precondition(format!(
+        "{epoch} was opened again from a state, or another process has come in the place of this reader: this reading of it is \
+         over"
+    ))
+}
+
 /// Epochs whose other readers have not come back within the client timeout.
 pub(super) fn overdue(state: &State, reports: &mut Reports, timers: &Timers, now: Duration) -> Vec<Update> {
     let mut out = Vec::new();
     // Consumers that do not come are another matter.
-    let has_consumers = |i: &Iteration| i.even.as_ref().is_none_or(Even::is_complete);
     let waits = |i: &&Iteration| {
         let awaits = i.resume.as_deref().is_some_and(|r| r.reattached && r.missing() > 0);
-        i.failure.is_none() && awaits && has_consumers(i)
+        i.failure.is_none() && awaits && i.has_all_consumers()
     };
     let mut waiting = BTreeSet::new();
     for iteration in state.iterations.values().filter(waits) {

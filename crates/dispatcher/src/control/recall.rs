@@ -26,9 +26,11 @@ pub(super) struct LastWord {
 pub(super) fn is_due(state: &State, id: IterationId, client: ClientId) -> bool {
     let Some(iteration) = state.iterations.get(&id).filter(|i| i.failure.is_none()) else { return false };
     let Some(even) = &iteration.even else { return false };
-    iteration.members.contains_key(&client)
+    // One whose user has asked for nothing leaves nothing behind.
+    let readers = iteration.members.values().filter(|m| !m.may_load).count();
+    iteration.members.get(&client).is_some_and(|m| !m.may_load)
         && iteration.members.len() > 1
-        && even.joined.len() == iteration.members.len()
+        && even.joined.len() == readers
         && !iteration.awaits_states()
         && iteration.missing.rows == 0
         && !iteration.has_taken_all(client)

@@ -37,13 +37,17 @@ pub(super) fn parse(request: &v1::OpenIterationRequest) -> Result<Option<Resume>
             given: ids(&state.readers),
             needed: ids(&state.all_readers),
             at_least: num_states(request),
+            num_given: if request.states_of_all { state.readers.len() as u64 } else { 1 },
             earlier: BTreeSet::new(),
             recount: false,
             reattached: request.reattached_client != 0,
             recalled: String::new(),
             stand_ins: None,
             steps: state.steps.iter().map(|s| (s.consumer, s.elements)).collect(),
-            taken: TakenRows::decode(&state.taken)?,
+            taken: match state.taken_short.is_empty() {
+                true => TakenRows::decode(&state.taken)?,
+                false => TakenRows::decode(&state.taken_short)?,
+            },
         };
         match &mut all {
             None => all = Some(one),
@@ -150,13 +154,21 @@ fn place_of(iteration: &Iteration, given: &Resume, has_readers: bool) -> Place {
     if iteration.failure.is_some() || is_deserted || given.of == iteration.id {
         return Place::Replaces;
     }
-    if given.of_all && known.of_all && given.given == known.given && given.taken == known.taken {
-        // Readers that are all silent crashed, and this is the first one of the next attempt.
-        return if has_readers { Place::Joins } else { Place::Replaces };
+    // Where readers are all silent they crashed, and this is the first one of the next attempt.
+    if given.of_all {
+        // Everybody goes back to these states.
+        let is_same = known.of_all && given.given == known.given && given.taken == known.taken;
+        return if is_same && has_readers { Place::Joins } else { Place::Replaces };
     }
     if !given.given.is_disjoint(&known.given) {
-        // A reader gives its state once: this is its next attempt.
-        return Place::Replaces;
+        // A reader gives its state once: this is its next attempt. But readers that loaded the states of all and have taken
+        // nothing since all give the same one.
+        let is_same = given.is_union() && given.given.is_subset(&known.given) && known.has_rows_of(given);
+        return match is_same && has_readers {
+            true if known.missing() > 0 => Place::Adds,
+            true => Place::Joins,
+            false => Place::Replaces,
+        };
     }
     match known.missing() {
         0 if given.taken.is_empty() => Place::Joins,
@@ -171,6 +183,8 @@ pub(super) struct Facts {
     pub(super) readers: Vec<u64>,
     /// The readers that are there, if they are few enough to know each other.
     pub(super) present: Vec<u64>,
+    /// Those of them whose users were handed elements, or are about to be.
+    pub(super) taking: Vec<u64>,
     pub(super) resumed: Vec<u8>,
     pub(super) states_missing: u64,
 }
@@ -187,10 +201,14 @@ impl Facts {
         let readers = iteration.takers.iter().filter(|_| !knows_readers);
         let know_each_other = iteration.members.len() <= READERS_TOLD;
         let present = iteration.own_members().filter(|_| know_each_other);
+        let present: Vec<ClientId> = present.collect();
+        let takes = |c: &&ClientId| iteration.members.get(c).is_some_and(|m| m.takes_since > 0);
+        let taking = present.iter().filter(takes);
         Self {
             listed: listed.collect(),
             readers: readers.map(|c| c.0).collect(),
-            present: present.map(|c| c.0).collect(),
+            taking: taking.map(|c| c.0).collect(),
+            present: present.iter().map(|c| c.0).collect(),
             resumed: resumed.map(|r| r.taken.encode()).unwrap_or_default(),
             states_missing,
         }

@@ -16,7 +16,8 @@ const STRIKES_TO_FAIL: u32 = 10;
 /// again gives none: the caller need not loop.
 pub fn follow_ups(state: &State, id: IterationId) -> Vec<Update> {
     let Some(iteration) = state.iterations.get(&id) else { return Vec::new() };
-    if iteration.members.is_empty() || !iteration.is_running() || iteration.awaits_states() {
+    let has_readers = iteration.members.values().any(|m| !m.may_load);
+    if !has_readers || !iteration.is_running() || iteration.awaits_states() {
         return Vec::new();
     }
     let eligible = eligible_workers(state, iteration);

@@ -155,6 +155,13 @@ pub struct Member {
     /// Its number at a dispatcher that lost its state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub was: Option<ClientId>,
+    /// A consumer that came without a state, and whose user has not asked for an element: it may leave, and come again with a
+    /// state. It reads no task until then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub may_load: bool,
+    /// The version of the iteration since which its user may have its first element in hand; 0 before that.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub takes_since: u64,
 }
 
 impl Iteration {
@@ -196,7 +203,7 @@ impl Iteration {
     pub(super) fn join(&mut self, client: ClientId, member: Member) {
         self.flight_readers |= member.flight.is_some();
         self.strict |= !member.allow_lost;
-        if let (Some(even), Some(consumer)) = (&mut self.even, member.consumer) {
+        if let (Some(even), Some(consumer)) = (&mut self.even, member.consumer.filter(|_| !member.may_load)) {
             even.joined.insert(consumer);
             self.version += 1;
         }
@@ -215,6 +222,40 @@ impl Iteration {
         if self.members.len() <= READERS_TOLD {
             self.version += 1;
         }
+    }
+
+    /// The user of a consumer that came without a state asks for an element: it reads along from now on.
+    pub(super) fn client_asked(&mut self, client: ClientId) {
+        let Some(member) = self.members.get_mut(&client).filter(|m| m.may_load) else { return };
+        member.may_load = false;
+        let consumer = member.consumer;
+        if let (Some(even), Some(consumer)) = (&mut self.even, consumer) {
+            even.joined.insert(consumer);
+        }
+        self.version += 1;
+    }
+
+    /// The user of a reader is about to get its first element: the states of the others name it from now on.
+    pub(super) fn client_takes(&mut self, client: ClientId) {
+        let is_told = self.members.len() <= READERS_TOLD;
+        let version = self.version + u64::from(is_told);
+        if let Some(member) = self.members.get_mut(&client).filter(|m| m.takes_since == 0) {
+            member.takes_since = version;
+            self.version = version;
+        }
+    }
+
+    /// Whether every consumer is there, or was.
+    pub fn has_all_consumers(&self) -> bool {
+        self.absent_consumers().next().is_none()
+    }
+
+    /// Consumers that have not come.
+    pub fn absent_consumers(&self) -> impl Iterator<Item = u32> + '_ {
+        let count = self.even.as_ref().map_or(0, |even| even.consumers.count);
+        let has_read = |c: &u32| self.even.as_ref().is_some_and(|even| even.joined.contains(c));
+        let is_there = |c: &u32| self.members.values().any(|m| m.consumer == Some(*c));
+        (0..count).filter(move |c| !has_read(c) && !is_there(c))
     }
 
     /// Further states of the readers that it goes on from.

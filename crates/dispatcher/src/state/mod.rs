@@ -319,7 +319,17 @@ impl State {
             self.touched.0.insert(id);
         }
         match update {
-            Update::ClientJoined { client, flight, allow_lost, secret, local, consumer, was, .. } => {
+            Update::ClientJoined {
+                client,
+                flight,
+                allow_lost,
+                secret,
+                local,
+                consumer,
+                was,
+                may_load,
+                ..
+            } => {
                 iteration.join(
                     *client,
                     Member {
@@ -328,6 +338,7 @@ impl State {
                         secret: *secret,
                         consumer: *consumer,
                         was: *was,
+                        may_load: *may_load,
                         ..Member::default()
                     },
                 );
@@ -339,6 +350,8 @@ impl State {
                 iteration.note_unread_shards(&self.workers);
             }
             Update::ClientTook { client, .. } => iteration.client_took(*client),
+            Update::ClientAsked { client, .. } => iteration.client_asked(*client),
+            Update::ClientTakes { client, .. } => iteration.client_takes(*client),
             Update::StatesGiven { states, .. } => iteration.states_given(states),
             Update::StatesGivenUp { .. } => iteration.states_given_up(),
             Update::ClientTaken { client, task } => iteration.client_taken(*client, *task),
@@ -393,6 +406,8 @@ impl State {
             | Update::FeedExhausted { iteration, .. }
             | Update::ClientGone { iteration, .. }
             | Update::ClientTook { iteration, .. }
+            | Update::ClientAsked { iteration, .. }
+            | Update::ClientTakes { iteration, .. }
             | Update::StatesGiven { iteration, .. }
             | Update::StatesGivenUp { iteration }
             | Update::IterationFailed { iteration, .. } => Some(*iteration),

@@ -38,8 +38,10 @@ impl TargetWorkers {
 impl Iteration {
     /// Whether a reader reads a task.
     pub fn reads(&self, client: ClientId, task: &Task) -> bool {
-        match self.members.get(&client).and_then(|m| m.flight) {
+        let member = self.members.get(&client);
+        match member.and_then(|m| m.flight) {
             Some(worker) => worker == task.worker,
+            None if member.is_some_and(|m| m.may_load) => false,
             None => !task.local_only || self.is_local(client, task.worker),
         }
     }

@@ -37,6 +37,10 @@ pub struct Resume {
     /// The least number of states.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub at_least: u64,
+    /// How many states were given. They may be fewer or more than the readers in `given`: a reader that loaded the states of
+    /// all and has taken nothing since gives the union of them. 0 in older journals: one of each reader.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub num_given: u64,
     /// A dispatcher lost its state: the states are what its readers had taken by then.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reattached: bool,
@@ -93,6 +97,7 @@ impl Resume {
             of: self.of,
             reattached: true,
             given: [of.client].into(),
+            num_given: 1,
             steps: [(consumer, of.elements)].into(),
             taken,
             ..Resume::default()
@@ -104,7 +109,27 @@ impl Resume {
         // A reader that took nothing since it went on from a state gives that state, under the number that it had then.
         let earlier = self.earlier.difference(&self.needed).count();
         let named = self.needed.difference(&self.given).count().saturating_sub(earlier) as u64;
-        named.max(self.at_least.saturating_sub(self.given.len() as u64))
+        named.max(self.at_least.saturating_sub(self.num_given()))
+    }
+
+    /// How many states were given.
+    fn num_given(&self) -> u64 {
+        if self.num_given == 0 { self.given.len() as u64 } else { self.num_given }
+    }
+
+    /// Whether a reader gives the states of several.
+    pub fn is_union(&self) -> bool {
+        self.num_given() < self.given.len() as u64
+    }
+
+    /// Whether every row of further states was taken by the states that were given.
+    pub fn has_rows_of(&self, more: &Resume) -> bool {
+        self.taken.contains(&more.taken)
+    }
+
+    /// One reader for each state of an earlier iteration: which of its readers that one was does not matter.
+    fn one_each(&self) -> impl Iterator<Item = ClientId> + '_ {
+        self.given.iter().copied().take(usize::try_from(self.num_given()).unwrap_or(usize::MAX))
     }
 
     /// Whether further states are of the same reading. A reader that has taken nothing since it went on from a state has
@@ -130,11 +155,13 @@ impl Resume {
         } else if more.behind.contains(&self.of) {
             (self.of, self.behind) = (more.of, more.behind.clone());
             self.needed.clone_from(&more.needed);
-            self.earlier.extend(&self.given);
+            let own: Vec<ClientId> = self.one_each().collect();
+            self.earlier.extend(own);
             self.earlier.extend(&more.earlier);
         } else {
-            self.earlier.extend(&more.given);
+            self.earlier.extend(more.one_each());
         }
+        self.num_given = self.num_given().saturating_add(more.num_given());
         self.given.extend(&more.given);
         self.at_least = self.at_least.max(more.at_least);
         self.reattached |= more.reattached;

@@ -173,6 +173,23 @@ pub enum Update {
         /// Its number at a dispatcher that lost its state.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         was: Option<ClientId>,
+        /// It gets no task until its user asks for an element: it may leave, and come again with a state.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        may_load: bool,
+    },
+    /// The user of a consumer that came without a state has asked for an element.
+    ClientAsked {
+        /// The client.
+        client: ClientId,
+        /// What it reads.
+        iteration: IterationId,
+    },
+    /// The user of a client gets its first element when the other readers have heard of that.
+    ClientTakes {
+        /// The client.
+        client: ClientId,
+        /// What it reads.
+        iteration: IterationId,
     },
     /// More workers have come in a reader's own process.
     LocalWorkersAdded {

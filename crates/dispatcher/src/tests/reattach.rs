@@ -158,6 +158,75 @@ fn a_reader_gets_no_row_before_those_that_were_there_know_of_it() {
 }
 
 #[test]
+fn a_reader_gets_no_element_before_the_others_know_that_it_takes_some() {
+    run(async {
+        let mut w = World::new();
+        w.worker("a:1").await;
+        let def = json!({"splits": 8});
+        let (first, second) = (w.open(&def, "j").await, w.open(&def, "j").await);
+        let id = first.iteration_id;
+        let beat = |w: &World, client: u64, seen_version: u64, takes: bool| v1::ClientHeartbeatRequest {
+            client_id: client,
+            iteration_id: id,
+            seen_version,
+            takes,
+            secret: w.client_secret(client, id),
+            ..Default::default()
+        };
+        let call = async |w: &World, request| w.core.client_heartbeat(request).await.unwrap();
+        let known = call(&w, beat(&w, second.client_id, second.version, false)).await;
+        let said = call(&w, beat(&w, first.client_id, known.version, true)).await;
+        assert_eq!(
+            (said.unheard, said.taking),
+            (1, vec![first.client_id]),
+            "the second one has not heard of it"
+        );
+        let told = call(&w, beat(&w, second.client_id, known.version, false)).await;
+        assert_eq!(told.taking, [first.client_id]);
+        call(&w, beat(&w, second.client_id, told.version, false)).await;
+        // A restarted dispatcher knows it too.
+        w.restart();
+        let third = w.open(&def, "j").await;
+        assert_eq!(third.taking, [first.client_id], "whoever comes later hears of it then");
+        call(&w, beat(&w, second.client_id, third.version, false)).await;
+        let again = call(&w, beat(&w, first.client_id, third.version, true)).await;
+        assert_eq!(again.unheard, 0);
+        // It leaves without having taken an element: nobody needs its state.
+        w.close(first.client_id, id, Vec::new()).await;
+        let after = call(&w, beat(&w, second.client_id, third.version, false)).await;
+        assert!(after.taking.is_empty() && after.readers.is_empty(), "{after:?}");
+        let took = v1::CloseClientRequest {
+            client_id: third.client_id,
+            iteration_id: id,
+            elements: 1,
+            secret: w.client_secret(third.client_id, id),
+            ..Default::default()
+        };
+        w.core.close_client(took).await.unwrap();
+        let after = call(&w, beat(&w, second.client_id, third.version, false)).await;
+        assert_eq!(after.readers, [third.client_id]);
+    });
+}
+
+/// The state of a reader that lives was loaded by another process, and the epoch goes on behind it.
+#[test]
+fn a_reader_in_whose_place_another_process_has_come_does_not_end_its_epoch() {
+    run(async {
+        let w = World::new();
+        w.worker("a:1").await;
+        let def = json!({"splits": 8});
+        let mut stored = back(&w, &def, 7, &taken(0..2)).await;
+        stored.states[0].all_readers = vec![7];
+        let stored =
+            v1::OpenIterationRequest { reattached_client: 0, client_secret: Default::default(), ..stored };
+        let open = w.core.open_iteration(stored).await.unwrap();
+        let e = w.core.open_iteration(back(&w, &def, 7, &taken(0..3)).await).await.unwrap_err();
+        assert!(e.kind() == ErrorKind::FailedPrecondition && e.message().contains("another process"), "{e}");
+        assert!(w.beat(open.client_id, open.iteration_id, &[], &[]).await.failure.is_none());
+    });
+}
+
+#[test]
 fn a_reader_that_is_silent_is_not_waited_for() {
     run(async {
         let w = World::new();

@@ -175,6 +175,138 @@ async fn a_consumer_that_is_gone_comes_back_under_its_index_or_with_its_state() 
     }
 }
 
+/// How consumers go on from their states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loads {
+    Own,
+    List,
+}
+
+/// A consumer comes as an iterator of Python does: it opens the epoch, leaves it, and comes again with its state.
+async fn load(client: &Client, index: u32, states: &[ReaderState], loads: Loads) -> Reader {
+    let plain = consumer(index, 2, Uneven::Drop);
+    client.read(plain.clone()).await.unwrap().close().await;
+    let (states, states_of_all) = match loads {
+        Loads::Own => (vec![states[index as usize].clone()], false),
+        Loads::List => (states.to_vec(), true),
+    };
+    client.read(ReadRequest { states, states_of_all, ..plain }).await.unwrap()
+}
+
+/// What two consumers took, so many elements each, and their states.
+async fn two_stopped(steps: usize) -> (Vec<i64>, Vec<ReaderState>) {
+    let cluster = Cluster::start(2).await;
+    let mut readers = open(&client(&cluster).await, 2, Uneven::Drop).await;
+    let mut rows = Vec::new();
+    for _ in 0..steps {
+        step(&mut readers[0], &mut rows).await;
+        step(&mut readers[1], &mut rows).await;
+    }
+    (rows, readers.iter().map(|r| r.state().unwrap()).collect())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn consumers_that_load_their_states_one_after_another_go_on_together() {
+    for (loads, steps) in [(Loads::Own, 20), (Loads::List, 20), (Loads::Own, 1), (Loads::List, 1)] {
+        let (mut rows, states) = two_stopped(steps).await;
+        let cluster = Cluster::start(2).await;
+        let mut first = load(&client(&cluster).await, 0, &states, loads).await;
+        let mut began = 0;
+        if loads == Loads::List {
+            // It has all states, and begins without the other one.
+            for _ in 0..3 {
+                step(&mut first, &mut rows).await;
+                began += 1;
+            }
+        } else {
+            // Its user waits for an element.
+            let asks = tokio::time::timeout(Duration::from_millis(50), first.next()).await;
+            assert!(asks.is_err(), "{loads:?}: {asks:?}");
+        }
+        let second = load(&client(&cluster).await, 1, &states, loads).await;
+        let got = finish(vec![first, second]).await.unwrap();
+        assert_eq!((got[0].1 + began, got[1].1), (150 - steps, 150 - steps), "{loads:?}");
+        rows.extend(got.into_iter().flat_map(|(rows, _)| rows));
+        assert_all_rows(rows);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_whose_user_asked_for_nothing_leaves_nothing_behind() {
+    let cluster = Cluster::start(2).await;
+    let client = client(&cluster).await;
+    let mut first = client.read(consumer(0, 2, Uneven::Drop)).await.unwrap();
+    let mut rows = Vec::new();
+    step(&mut first, &mut rows).await;
+    // The other one comes and goes, while the first one reads on.
+    for _ in 0..2 {
+        client.read(consumer(1, 2, Uneven::Drop)).await.unwrap().close().await;
+        step(&mut first, &mut rows).await;
+    }
+    let second = client.read(consumer(1, 2, Uneven::Drop)).await.unwrap();
+    let iteration = first.iteration();
+    assert_eq!(second.iteration(), iteration, "nobody had to begin again");
+    let got = finish(vec![first, second]).await.unwrap();
+    assert_eq!((got[0].1, got[1].1), (147, 150));
+    rows.extend(got.into_iter().flat_map(|(rows, _)| rows));
+    assert_all_rows(rows);
+}
+
+/// A consumer that loaded the states of all and took nothing has the union of them as its state, and so have the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn consumers_that_took_nothing_behind_a_list_of_states_give_the_union_each() {
+    let (mut rows, mut states) = two_stopped(20).await;
+    for _ in 0..2 {
+        let cluster = Cluster::start(1).await;
+        let client = client(&cluster).await;
+        let mut readers = Vec::new();
+        for index in 0..2 {
+            readers.push(load(&client, index, &states, Loads::List).await);
+        }
+        states = readers.iter().map(|r| r.state().unwrap()).collect();
+        assert_eq!(states[0].readers.len(), 2, "{states:?}");
+    }
+    let cluster = Cluster::start(2).await;
+    let client = client(&cluster).await;
+    let mut readers = Vec::new();
+    for index in 0..2 {
+        readers.push(load(&client, index, &states, Loads::Own).await);
+    }
+    let got = finish(readers).await.unwrap();
+    assert_eq!((got[0].1, got[1].1), (130, 130));
+    rows.extend(got.into_iter().flat_map(|(rows, _)| rows));
+    assert_all_rows(rows);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_that_goes_back_to_the_states_of_all_ends_the_reading_of_the_others() {
+    let (rows, states) = two_stopped(20).await;
+    let cluster = Cluster::start(2).await;
+    let client = client(&cluster).await;
+    let (mut first, mut second) =
+        (load(&client, 0, &states, Loads::List).await, load(&client, 1, &states, Loads::List).await);
+    let mut discarded = Vec::new();
+    for _ in 0..5 {
+        step(&mut first, &mut discarded).await;
+        step(&mut second, &mut discarded).await;
+    }
+    // The second one crashes, and is started again; the first one reads on.
+    second.close().await;
+    let second = load(&client, 1, &states, Loads::List).await;
+    let e = loop {
+        match tokio::time::timeout(PATIENCE, first.next()).await.expect("an end") {
+            Ok(element) => assert!(element.is_some(), "it is not the end"),
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(e.kind(), ErrorKind::FailedPrecondition, "{e}");
+    first.close().await;
+    let first = load(&client, 0, &states, Loads::List).await;
+    let got = finish(vec![first, second]).await.unwrap();
+    assert_eq!((got[0].1, got[1].1), (130, 130));
+    assert_all_rows(rows.into_iter().chain(got.into_iter().flat_map(|(rows, _)| rows)).collect());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_consumer_that_does_not_come_back_is_named() {
     let wait = Duration::from_millis(500);

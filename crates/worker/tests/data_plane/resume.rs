@@ -287,6 +287,60 @@ async fn states_of_two_steps_after_another_are_those_of_the_last() {
     assert_parts(&taken, &rest, &whole);
 }
 
+/// Nobody says how many readers there are: the states name each other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn states_with_the_first_element_in_hand_name_all_readers() {
+    // Rows come slowly, so that several readers wait for them. One that is late may still get none.
+    let def = range(20_000, &[json!({"sleep": {"per_row": "20us"}}), json!({"batch": 10})]);
+    let (request, whole) = (request(&def, "ranks"), (0..20_000).collect::<Vec<_>>());
+    for readers in [2, 5] {
+        let cluster = Cluster::start(2).await;
+        let (mut open, mut taken) = (Vec::new(), Vec::new());
+        for _ in 0..readers {
+            open.push(cluster.client().await.read(request.clone()).await.unwrap());
+        }
+        for reader in &mut open {
+            taken.extend(take_of(reader, 1).await);
+        }
+        let mut states: Vec<ReaderState> = open.iter().map(|r| r.state().unwrap()).collect();
+        states.retain(|state| state.elements > 0);
+        let all = states.iter().flat_map(|state| state.readers.clone()).collect();
+        assert!(states.iter().all(|state| state.all_readers == all), "{all:?}: {states:?}");
+        // Each gives its own; the last ones come when the first one waits for an element.
+        let elsewhere = Cluster::start(1).await;
+        let own = |state: &ReaderState| ReadRequest { states: vec![state.clone()], ..request.clone() };
+        let mut first = elsewhere.client().await.read(own(&states[0])).await.unwrap();
+        if states.len() > 1 {
+            let asks = tokio::time::timeout(std::time::Duration::from_millis(50), first.next()).await;
+            assert!(asks.is_err(), "{asks:?}");
+        }
+        let mut again = vec![first];
+        for state in &states[1..] {
+            again.push(elsewhere.client().await.read(own(state)).await.unwrap());
+        }
+        let rest = futures::future::join_all(again.iter_mut().map(drain)).await;
+        let rest: Vec<Vec<i64>> = rest.into_iter().flat_map(Result::unwrap).collect();
+        assert_parts(&taken, &rest, &whole);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn states_name_a_reader_that_left_only_if_its_user_took_rows() {
+    let (def, _) = pipeline(0);
+    for takes in [0, 1] {
+        let cluster = Cluster::start(2).await;
+        let request = request(&def, "ranks");
+        let mut first = cluster.client().await.read(request.clone()).await.unwrap();
+        let mut second = cluster.client().await.read(request.clone()).await.unwrap();
+        // Rows go to whoever asks first: one that is late may get none.
+        let (mine, others) = (take_of(&mut first, 1).await.len(), take_of(&mut second, takes).await.len());
+        assert_eq!(first.state().unwrap().all_readers.len(), mine + others);
+        second.close().await;
+        let more = drain(&mut first).await.unwrap().len();
+        assert_eq!(first.state().unwrap().all_readers.len(), usize::from(mine + more > 0) + others);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_epoch_waits_for_all_states_and_says_so() {
     let (def, _) = pipeline(0);

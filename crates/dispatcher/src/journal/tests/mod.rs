@@ -106,6 +106,7 @@ fn plain_updates() -> Vec<Update> {
             local: Vec::new(),
             consumer: None,
             was: None,
+            may_load: false,
         },
         Update::ClientJoined {
             client: ClientId(1003),
@@ -116,6 +117,7 @@ fn plain_updates() -> Vec<Update> {
             local: Vec::new(),
             consumer: None,
             was: None,
+            may_load: false,
         },
         Update::TaskCreated { task: TaskId(1004), iteration, worker, feed: FeedId::SHARED, secret: None },
         Update::TaskCreated {
