@@ -13,13 +13,13 @@ ROWS = 60
 PATIENCE_S = 90
 
 
-def held_at(rows, go, told=None):
-    """A function that stays at these rows until the file `go` exists. It writes the worker's process id to the file `told`."""
+def held_at(rows, go, pid_file=None):
+    """A function that stays at these rows until the file `go` exists. The worker's process id goes to `pid_file`."""
 
     def f(row):
         if int(row["id"]) in rows:
-            if told is not None:
-                told.write_text(str(os.getppid()))
+            if pid_file is not None:
+                pid_file.write_text(str(os.getppid()))
             until = time.monotonic() + PATIENCE_S
             while not go.exists() and time.monotonic() < until:
                 time.sleep(0.005)
@@ -111,17 +111,17 @@ def test_an_error_behind_a_slow_row_names_its_row(cluster, tmp_path):
 def test_a_worker_that_is_killed_at_a_slow_row_loses_and_doubles_nothing(caju, tmp_path):
     from conftest import Server
 
-    go, told = tmp_path / "go", tmp_path / "told"
+    go, pid_file = tmp_path / "go", tmp_path / "pid"
     python = ("--allow-python", sys.executable)
     dispatcher = Server(caju, tmp_path, "dispatcher", "--heartbeat", "100ms", "--worker-timeout", "1s", *python)
     workers = [Server(caju, tmp_path, "worker", "--dispatcher", dispatcher.address, "--cpu-threads", "2", *python)
                for _ in range(2)]
     try:
-        rows = cj.range(ROWS).map(held_at([7], go, told), schema={"id": "int64"}, timeout=PATIENCE_S)
+        rows = cj.range(ROWS).map(held_at([7], go, pid_file), schema={"id": "int64"}, timeout=PATIENCE_S)
         epoch = iter(rows.distribute(f"caju://{dispatcher.address}"))
         first = take(epoch, ROWS - 1)
         assert sorted(first + [7]) == list(range(ROWS))
-        os.kill(int(told.read_text()), signal.SIGKILL)
+        os.kill(int(pid_file.read_text()), signal.SIGKILL)
         go.touch()
         assert take(epoch, 1) == [7] and list(epoch) == []
     finally:

@@ -184,7 +184,7 @@ impl EpochFacts {
         }
     }
 
-    /// The numbers of rows of splits that were heard since the last call.
+    /// The numbers of rows of splits that were received since the last call.
     pub(crate) fn draw_sized(&self) -> Vec<(u64, u64)> {
         std::mem::take(&mut self.inner.lock().sized_for_session)
     }
@@ -197,8 +197,8 @@ impl EpochFacts {
         facts.steps = steps;
     }
 
-    /// The user is about to get its first element. Whether other readers are there that have to hear of it before. A reader
-    /// that this one does not know of yet hears of it: this one's next report says it.
+    /// The user is about to get its first element. Whether other readers are there that have to be notified before. A reader
+    /// that this one does not know of yet is notified too: by this one's next report.
     pub(crate) fn begin_taking(&self) -> bool {
         let mut facts = self.inner.lock();
         facts.takes = true;
@@ -226,7 +226,7 @@ impl EpochFacts {
         self.inner.lock().all_resumed.clone()
     }
 
-    /// Moves what was heard to where the rows are counted.
+    /// Moves what the dispatcher said to where the rows are counted.
     pub(crate) fn pass_to(&self, delivered: &mut Delivered) {
         let mut facts = self.inner.lock();
         if let Some(resumed) = facts.resumed.take() {

@@ -252,7 +252,7 @@ impl Reader {
         }
         loop {
             if !self.assembly.is_empty() {
-                self.shared.be_heard().await;
+                self.shared.be_announced().await;
             }
             if let Some(ready) = self.assembly.pop() {
                 match self.hand(ready, whole) {

@@ -135,7 +135,7 @@ impl Session {
         let reason = error.message().to_string();
         let leave = self.leave(received, returned, &cut, &reason);
         if self.absence.is_ongoing() {
-            // Nobody may hear it.
+            // The dispatcher may be gone.
             self.shared.fail(error);
             leave.await;
         } else {
@@ -292,7 +292,7 @@ impl Session {
             elements: if self.is_consumer { self.taken.elements() } else { stats.elements },
             knows_tasks: true,
             known_readers: self.shared.facts.num_readers(),
-            awaits_hearing: !self.shared.hearing.is_open() || takes && !self.shared.taking.is_open(),
+            awaits_notices: !self.shared.announced.is_open() || takes && !self.shared.taking.is_open(),
             asks: self.shared.acks.has_asked(),
             takes,
         }
@@ -320,8 +320,8 @@ impl Session {
         let facts = &self.shared.facts;
         facts.record(&answer.listed, &answer.readers, &answer.resumed, answer.states_missing)?;
         facts.set_present(&answer.present, &answer.taking, answer.steps);
-        if answer.unheard == 0 {
-            self.shared.hearing.open();
+        if answer.unnotified == 0 {
+            self.shared.announced.open();
             if takes {
                 self.shared.taking.open();
             }

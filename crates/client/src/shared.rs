@@ -38,7 +38,7 @@ pub(crate) struct Shared {
     pub(crate) held: Option<Arc<HeldBytes>>,
     pub(crate) facts: EpochFacts,
     /// Opens when every other reader knows of this one: until then the user gets no row.
-    pub(crate) hearing: Gate,
+    pub(crate) announced: Gate,
     /// Opens when every other reader knows that the user of this one gets elements: until then it gets none.
     pub(crate) taking: Gate,
     /// Elements that came of each task.
@@ -151,7 +151,7 @@ impl Shared {
             recorder: Arc::new(Recorder::new()),
             held: in_turn.then(Arc::default),
             facts: EpochFacts::default(),
-            hearing: Gate::default(),
+            announced: Gate::default(),
             taking: Gate::default(),
             elements: Mutex::default(),
         }
@@ -164,26 +164,26 @@ impl Shared {
     pub(crate) fn on_opened(&self, opened: &v1::OpenIterationResponse) -> Result<()> {
         self.facts.record(&opened.listed, &opened.readers, &opened.resumed, opened.states_missing)?;
         self.facts.set_present(&opened.present, &opened.taking, opened.steps);
-        if opened.unheard == 0 {
-            self.hearing.open();
+        if opened.unnotified == 0 {
+            self.announced.open();
         }
         Ok(())
     }
 
     /// Waits until every other reader knows that this one is there, and that its user gets elements: the states that they take
     /// from then on name it.
-    pub(crate) async fn be_heard(&self) {
-        if self.hearing.is_open() && self.taking.is_open() {
+    pub(crate) async fn be_announced(&self) {
+        if self.announced.is_open() && self.taking.is_open() {
             return;
         }
         let has_others = self.facts.begin_taking();
         self.acks.report_soon();
         let waiting = self.recorder.wait();
-        self.hearing.pass().await;
+        self.announced.pass().await;
         if has_others {
             self.taking.pass().await;
         } else {
-            // Whoever comes from now on hears of it before its own user gets an element.
+            // A reader that comes later is notified before its own user gets an element.
             self.taking.open();
         }
         drop(waiting);
@@ -191,7 +191,7 @@ impl Shared {
 
     /// The session is over: nobody waits for others any more.
     pub(crate) fn open_gates(&self) {
-        self.hearing.open();
+        self.announced.open();
         self.taking.open();
     }
 

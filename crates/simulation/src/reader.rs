@@ -91,7 +91,7 @@ async fn take_rows(world: &World, reader: usize, open: &mut Reader, most_rows: u
             world.log().event(format_args!("reader-{reader} takes {} rows{padding} from {first}", ids.len()));
         }
         // A reader that opened its epoch again has another number since.
-        world.heard().handed(open.client_number(), ids.len() as u64);
+        world.observed().handed(open.client_number(), ids.len() as u64);
         with_seat(world, reader, |parts| {
             if let Some(last) = parts.last_mut() {
                 last.elements += 1;

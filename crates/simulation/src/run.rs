@@ -12,7 +12,7 @@ use crate::log::EventLog;
 use crate::plan::{CLIENT_TIMEOUT, Division, Fault, Host, Plan};
 use crate::reader::read_epochs;
 use crate::seat::Epoch;
-use crate::tap::{Heard, Spoil};
+use crate::tap::{Observed, Spoil};
 use crate::world::{Outcome, World};
 
 /// The simulated time within which all readers must have ended. Faults last seconds, and the longest timeout of a reader
@@ -66,11 +66,11 @@ fn stuck() -> ! {
 async fn simulate(seed: u64, spoil: Option<Spoil>, prints: bool) -> caju_types::Result<Report> {
     let (plan, log) = (Plan::of(seed), EventLog::new(prints));
     log.event(format_args!("seed {seed}: {plan}"));
-    let (heard, disk) = (Heard::new(spoil, log.clone()), Disk::new(log.clone()));
+    let (observed, disk) = (Observed::new(spoil, log.clone()), Disk::new(log.clone()));
     if spoil == Some(Spoil::LoseJournalRecord) {
         disk.lose_lease_after(seed % 7);
     }
-    let world = World::new(plan.clone(), seed, log.clone(), heard, disk)?;
+    let world = World::new(plan.clone(), seed, log.clone(), observed, disk)?;
     world.start_dispatcher().await;
     (0..plan.workers).for_each(|w| world.start_worker(w));
     for reader in 0..plan.readers {
@@ -219,7 +219,7 @@ fn check_rows(world: &World, epoch: u64, readers: &[(usize, bool, Vec<Epoch>)], 
     // and whose leave reached no dispatcher.
     let mut got: BTreeMap<i64, u32> = BTreeMap::new();
     for (is_killed, part) in parts() {
-        let may_come_again = is_killed || !part.is_over && !world.heard().has_left(part.client);
+        let may_come_again = is_killed || !part.is_over && !world.observed().has_left(part.client);
         for id in &part.ids {
             *got.entry(*id).or_default() += u32::from(!may_come_again);
         }
@@ -262,7 +262,7 @@ fn check_evenness(world: &World, readers: &[(usize, bool, Vec<Epoch>)]) {
 
 /// What a reader acknowledged is what its user took.
 fn check_acknowledgements(world: &World, reader: usize, part: &Epoch) {
-    let (said, got) = (world.heard().acknowledged(part.client), part.ids.len() as u64);
+    let (said, got) = (world.observed().acknowledged(part.client), part.ids.len() as u64);
     if said != got && !matches!(world.plan().division, Division::Consumers { .. }) {
         world.log().violation(format!("reader-{reader} took {got} rows and acknowledged {said}"));
     }

@@ -1,4 +1,4 @@
-//! What a dispatcher hears and says: every call passes through here, is compared with the model, and can be spoilt.
+//! What a dispatcher is asked and answers: every call passes through here, is compared with the model, and can be spoilt.
 //!
 //! A tap runs on the dispatcher's host. It takes the calls in its place and passes them on, unchanged as long as no
 //! [`Spoil`] is asked for. With one it does to a message what broken code would have done, so that a test can show that the
@@ -41,9 +41,9 @@ pub enum Spoil {
     LoseJournalRecord,
 }
 
-/// What the taps of all dispatchers of a run have heard. Clones share it.
+/// What the taps of all dispatchers of a run have observed. Clones share it.
 #[derive(Clone)]
-pub(crate) struct Heard(Arc<Mutex<Inner>>);
+pub(crate) struct Observed(Arc<Mutex<Inner>>);
 
 struct Inner {
     spoil: Option<Spoil>,
@@ -60,7 +60,7 @@ struct Inner {
     left: BTreeSet<u64>,
 }
 
-impl Heard {
+impl Observed {
     pub(crate) fn new(spoil: Option<Spoil>, log: EventLog) -> Self {
         Self(Arc::new(Mutex::new(Inner {
             spoil,
@@ -185,7 +185,7 @@ impl Inner {
 /// A tap in front of one dispatcher.
 struct Tap {
     dispatcher: DispatcherClient<Channel>,
-    heard: Heard,
+    observed: Observed,
 }
 
 /// Takes the calls at `listen` and passes them on to `inner`, on the same host.
@@ -196,7 +196,7 @@ pub(crate) async fn start(
     network: Network,
     listen: &str,
     inner: String,
-    heard: Heard,
+    observed: Observed,
     tasks: &Tasks,
 ) -> Result<()> {
     let mut listener = network.bind(listen).await?;
@@ -209,7 +209,7 @@ pub(crate) async fn start(
     let dispatcher = DispatcherClient::new(channel)
         .max_decoding_message_size(usize::MAX)
         .max_encoding_message_size(usize::MAX);
-    let service = DispatcherServer::new(Tap { dispatcher, heard })
+    let service = DispatcherServer::new(Tap { dispatcher, observed })
         .max_decoding_message_size(usize::MAX)
         .max_encoding_message_size(usize::MAX);
     let (accepted, incoming) = mpsc::channel(BACKLOG);
@@ -312,14 +312,14 @@ dispatcher! {
     async fn close_client(&self, request: Request<v1::CloseClientRequest>) -> Answer<v1::CloseClientResponse> {
         let client = request.get_ref().client_id;
         let answer = self.dispatcher.clone().close_client(without_extensions(request)).await?;
-        self.heard.0.lock().left.insert(client);
+        self.observed.0.lock().left.insert(client);
         Ok(answer)
     }
 
     async fn next_splits(&self, request: Request<v1::NextSplitsRequest>) -> Answer<v1::NextSplitsResponse> {
         let task = request.get_ref().task_id;
         let mut answer = self.dispatcher.clone().next_splits(without_extensions(request)).await?;
-        self.heard.0.lock().on_leases(task, answer.get_mut());
+        self.observed.0.lock().on_leases(task, answer.get_mut());
         Ok(answer)
     }
 
@@ -327,12 +327,12 @@ dispatcher! {
         &self,
         mut request: Request<v1::ClientHeartbeatRequest>,
     ) -> Answer<v1::ClientHeartbeatResponse> {
-        self.heard.0.lock().on_acknowledgements(request.get_mut());
+        self.observed.0.lock().on_acknowledgements(request.get_mut());
         let metadata = request.metadata().clone();
         let said = request.get_ref().clone();
         let mut dispatcher = self.dispatcher.clone();
         let mut answer = dispatcher.client_heartbeat(without_extensions(request)).await?;
-        let instead = self.heard.0.lock().skip_fence(&said, answer.get_mut());
+        let instead = self.observed.0.lock().skip_fence(&said, answer.get_mut());
         if let Some(report) = instead {
             dispatcher.client_heartbeat(Request::from_parts(metadata, Extensions::default(), report)).await?;
         }

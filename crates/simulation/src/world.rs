@@ -23,7 +23,7 @@ use crate::network::SimNetwork;
 use crate::plan::{CLIENT_TIMEOUT, Caching, Division, Host, Plan, WORKER_TIMEOUT};
 use crate::random::Random;
 use crate::seat::{Epoch, Seat};
-use crate::tap::{self, Heard};
+use crate::tap::{self, Observed};
 
 /// Where clients and workers reach the dispatcher: its tap.
 pub(crate) const DISPATCHER: &str = "dispatcher:7070";
@@ -43,7 +43,7 @@ struct Inner {
     log: EventLog,
     network: SimNetwork,
     disk: Disk,
-    heard: Heard,
+    observed: Observed,
     registry: Registry,
     stores: Arc<Stores>,
     pool: CpuPool,
@@ -72,7 +72,7 @@ struct WorkerProcess {
 }
 
 impl World {
-    pub(crate) fn new(plan: Plan, seed: u64, log: EventLog, heard: Heard, disk: Disk) -> Result<Self> {
+    pub(crate) fn new(plan: Plan, seed: u64, log: EventLog, observed: Observed, disk: Disk) -> Result<Self> {
         let network = SimNetwork::new(Random::new(seed, 20), plan.quality, log.clone());
         Ok(Self(Arc::new(Inner {
             seats: (0..plan.readers).map(|_| Mutex::default()).collect(),
@@ -80,7 +80,7 @@ impl World {
             log,
             network,
             disk,
-            heard,
+            observed,
             registry: Registry::new(Limits::default()),
             stores: Arc::new(Stores::default()),
             pool: CpuPool::new(2)?,
@@ -100,8 +100,8 @@ impl World {
         &self.0.log
     }
 
-    pub(crate) fn heard(&self) -> &Heard {
-        &self.0.heard
+    pub(crate) fn observed(&self) -> &Observed {
+        &self.0.observed
     }
 
     pub(crate) fn network(&self) -> &SimNetwork {
@@ -168,7 +168,7 @@ impl World {
         let (clock, journal) = (SystemClock::shared(), inner.disk.journal());
         let handle = Dispatcher::start_on(config, Arc::new(catalog), clock, journal).await?;
         let (tap, behind) = (Tasks::new(), handle.address().to_owned());
-        tap::start(network, DISPATCHER, behind, inner.heard.clone(), &tap).await?;
+        tap::start(network, DISPATCHER, behind, inner.observed.clone(), &tap).await?;
         Ok(Running { handle, tap })
     }
 

@@ -59,7 +59,7 @@ fn simulated_clusters_of_the_last_seeds_keep_every_promise() {
 /// - 1310: the model counted what a reader was handed after it had opened its epoch again for its earlier number, and asked for
 ///   equally many elements in an epoch that was reported as incomplete.
 /// - 1838: the model did not know the error of consumers for which nothing is left that could be repeated.
-/// - 2215: a reader stopped while no dispatcher was there, so nobody heard what it had taken; the model did not permit that
+/// - 2215: a reader stopped while no dispatcher was there, so what it had taken was not reported; the model did not permit that
 ///   these rows come again.
 const REGRESSIONS: &[u64] = &[233, 278, 565, 1310, 1838, 2215];
 

@@ -38,7 +38,7 @@ impl BitWriter {
         let k = k.min(MAX_K);
         match u32::try_from(n >> k).ok().filter(|q| *q < ESCAPE) {
             Some(quotient) => {
-                // So many ones, and a zero.
+                // This number of ones, and a zero.
                 self.put((1 << quotient) - 1, quotient + 1);
                 self.put(n & ((1 << k) - 1), k);
             }

@@ -17,7 +17,7 @@ pub(crate) struct Attachment {
     took: bool,
     received: bool,
     only: bool,
-    /// The client and the number of its connection, where it may connect again without having heard anything.
+    /// The client and the number of its connection, where it may connect again without having received anything.
     connection: Option<(ClientId, u64)>,
     /// What it was sent of splits whose numbers of rows it does not know.
     sent: SentRows,
@@ -48,7 +48,7 @@ impl Attachment {
         self
     }
 
-    /// Makes this the connection of a client that may have given up an earlier one before it heard anything.
+    /// Makes this the connection of a client that may have given up an earlier one before it received anything.
     pub(crate) fn over_network(mut self, client: ClientId) -> Self {
         self.connection = Some((client, self.task.readers.connect(client)));
         self

@@ -26,7 +26,7 @@ pub(crate) struct Readers {
 
 /// The connections of one client to a task, of which the last one counts.
 ///
-/// A client connects again when a connection breaks before it has heard anything. Rows that were sent by then are lost with
+/// A client connects again when a connection breaks before it has received anything. Rows that were sent by then are lost with
 /// the connection, and the client does not know of them.
 #[derive(Debug, Default)]
 struct Connections {

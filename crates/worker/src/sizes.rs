@@ -1,7 +1,7 @@
 //! The numbers of rows of a task's splits, for the readers that were sent rows of these.
 //!
 //! A reader that knows how many rows a split has knows when its user has all of them. Its state then names the split alone, and
-//! whoever reads on behind the state does not open it again. A size that went to another reader would be of no use to either.
+//! a reader that reads on behind the state does not open it again. A size that went to another reader would be of no use to either.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -31,7 +31,7 @@ struct Known {
 struct Size {
     rows: u64,
     /// Rows whose readers know the number.
-    told: u64,
+    reported: u64,
 }
 
 /// The rows that one reader was sent of splits whose numbers of rows it does not know.
@@ -59,7 +59,7 @@ impl Sizes {
         let known = &mut *self.inner.lock();
         for (split, rows) in more {
             if rows > 0 {
-                known.splits.insert(split, Size { rows, told: 0 });
+                known.splits.insert(split, Size { rows, reported: 0 });
             } else if known.empty.len() < MAX_SPLITS {
                 known.empty.push(split);
             }
@@ -82,9 +82,9 @@ impl Sizes {
         let mut out: Vec<(u64, u64)> = known.empty.drain(..).map(|split| (split, 0)).collect();
         reader.rows.retain(|split, sent| {
             let Some(size) = known.splits.get_mut(split) else { return true };
-            size.told = size.told.saturating_add(*sent);
+            size.reported = size.reported.saturating_add(*sent);
             out.push((*split, size.rows));
-            if size.told >= size.rows {
+            if size.reported >= size.rows {
                 known.splits.remove(split);
             }
             false

@@ -351,6 +351,7 @@ async fn a_status_call_leaves_out_the_size_of_a_cache_that_does_not_answer() {
     let s3 = S3Server::start(&["bucket"]).await.unwrap();
     let env: Vec<_> = s3.options().into_iter().map(|(k, v)| (k.to_uppercase(), v)).collect();
     s3.inject(ServerFault::Silence, &["GET"], 1, 0);
+    #[expect(clippy::disallowed_methods, reason = "a panic of a test is a panic")]
     let asked = tokio::task::spawn_blocking(move || {
         let folder = tempdir().unwrap();
         let mut command = Command::new(caju_binary());

@@ -13,7 +13,7 @@ use super::resume::Facts;
 use super::status::decision;
 use super::workers::modes_to_proto;
 use super::{Core, Txn, consumers, secrets, targets};
-use crate::state::{Iteration, READERS_TOLD, State, TaskState, Update};
+use crate::state::{Iteration, READERS_NOTIFIED, State, TaskState, Update};
 
 impl Core {
     pub(crate) async fn client_heartbeat(
@@ -46,7 +46,7 @@ impl Core {
                     client,
                     request.seen_version,
                     request.elements,
-                    request.awaits_hearing,
+                    request.awaits_notices,
                 );
                 Ok((true, is_first || is_awaited))
             })
@@ -55,7 +55,7 @@ impl Core {
             return self.look(|state| self.unknown(state, client, id)).await;
         }
         if is_news {
-            // Readers that wait to leave hear that this one lives.
+            // Readers that wait to leave are notified that this one lives.
             self.notifiers.notify(id);
         }
         let mut news = self.notifiers.subscribe(id);
@@ -83,35 +83,35 @@ impl Core {
             Some(iteration) => {
                 let reports = self.reports.lock();
                 iteration.version > request.seen_version
-                    || request.awaits_hearing && self.unheard(&reports, iteration, client) == 0
+                    || request.awaits_notices && self.unnotified(&reports, iteration, client) == 0
                     || acknowledgements::may_leave(&reports, iteration, client)
             }
         }
     }
 
-    /// How many of the other readers have not heard that one has come, and that its user gets elements. Those that have been
+    /// How many of the other readers have not been notified that one has come, and that its user gets elements. Those that have been
     /// silent do not count.
-    pub(super) fn unheard(&self, reports: &Reports, iteration: &Iteration, client: ClientId) -> u64 {
+    pub(super) fn unnotified(&self, reports: &Reports, iteration: &Iteration, client: ClientId) -> u64 {
         let Some(own) = iteration.members.get(&client) else { return 0 };
-        if iteration.members.len() > READERS_TOLD {
+        if iteration.members.len() > READERS_NOTIFIED {
             return 0;
         }
         let bound = self.config.timers.heartbeat.saturating_mul(SILENT_HEARTBEATS);
         let (now, news) = (self.clock.now(), own.since.max(own.takes_since));
-        let has_heard = |other: &ClientId| {
+        let is_notified = |other: &ClientId| {
             reports
                 .clients
                 .get(&(iteration.id, *other))
                 .is_some_and(|r| r.seen_version >= news || now.saturating_sub(r.at) > bound)
         };
         let others = iteration.members.iter().filter(|(other, m)| **other != client && m.flight.is_none());
-        // Those that came later heard of it then.
-        others.filter(|(other, m)| m.since < news && !has_heard(other)).count() as u64
+        // Those that came later were notified when they came.
+        others.filter(|(other, m)| m.since < news && !is_notified(other)).count() as u64
     }
 
-    /// Whether a client has called within the last heartbeats. One that is not known yet counts as heard: this dispatcher has
+    /// Whether a client has called within the last heartbeats. One that is not known yet counts as one that has: this dispatcher has
     /// just started, and the client may be about to call.
-    pub(super) fn is_heard(&self, id: IterationId, client: ClientId) -> bool {
+    pub(super) fn called_recently(&self, id: IterationId, client: ClientId) -> bool {
         let since = self.reports.lock().clients.get(&(id, client)).map(|known| known.at);
         let bound = self.config.timers.heartbeat.saturating_mul(SILENT_HEARTBEATS);
         since.is_none_or(|at| self.clock.now().saturating_sub(at) <= bound)
@@ -147,7 +147,7 @@ impl Core {
         let accounted = acknowledgements::may_leave(&reports, iteration, client);
         let stages = reports.recent_stages(iteration, self.clock.now(), self.config.timers.heartbeat);
         let slowest = consumers::slowest(&reports, iteration);
-        let unheard = self.unheard(&reports, iteration, client);
+        let unnotified = self.unnotified(&reports, iteration, client);
         drop(reports);
         let facts = Facts::of(iteration, request.knows_resumed, request.known_readers);
         let same_tasks = request.knows_tasks && request.seen_version == iteration.version;
@@ -156,7 +156,7 @@ impl Core {
             readers: facts.readers,
             present: facts.present,
             taking: facts.taking,
-            unheard,
+            unnotified,
             steps: iteration.steps_before(client),
             reattach: false,
             resumed: facts.resumed.into(),

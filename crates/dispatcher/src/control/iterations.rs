@@ -18,7 +18,7 @@ pub(super) fn get_or_create(
     let (name, epoch) = (&job.name, request.epoch);
     let known = txn.state.find_iteration(name, epoch).map(|i| i.id);
     if let (Some(id), Some(given)) = (known, &resume)
-        && let Some(joined) = resume::join(txn, id, given, |client| core.is_heard(id, client))?
+        && let Some(joined) = resume::join(txn, id, given, |client| core.called_recently(id, client))?
     {
         return Ok(Some(joined));
     }

@@ -101,11 +101,11 @@ impl Core {
             self.reports.lock().on_client_call(id, client, now);
         }
         let answer = describe(txn.state, client, id)?;
-        let unheard = match txn.state.iterations.get(&id) {
-            Some(iteration) => self.unheard(&self.reports.lock(), iteration, client),
+        let unnotified = match txn.state.iterations.get(&id) {
+            Some(iteration) => self.unnotified(&self.reports.lock(), iteration, client),
             None => 0,
         };
-        Ok(v1::OpenIterationResponse { unheard, ..answer })
+        Ok(v1::OpenIterationResponse { unnotified, ..answer })
     }
 }
 

@@ -108,7 +108,7 @@ pub(crate) struct ClientReport {
     /// The version of the iteration that it knows.
     pub(crate) seen_version: u64,
     /// It waits until all others know of it.
-    awaits_hearing: bool,
+    awaits_notices: bool,
 }
 
 impl Reports {
@@ -149,15 +149,15 @@ impl Reports {
         client: ClientId,
         version: u64,
         elements: u64,
-        awaits_hearing: bool,
+        awaits_notices: bool,
     ) -> bool {
         let known = self.clients.entry((iteration, client)).or_default();
         // A call that waits here may be an older one.
         known.elements = known.elements.max(elements);
         let is_news = known.seen_version < version;
-        (known.seen_version, known.awaits_hearing) = (version, awaits_hearing);
+        (known.seen_version, known.awaits_notices) = (version, awaits_notices);
         let all = (iteration, ClientId(0))..=(iteration, ClientId(u64::MAX));
-        is_news && self.clients.range(all).any(|(_, c)| c.awaits_hearing)
+        is_news && self.clients.range(all).any(|(_, c)| c.awaits_notices)
     }
 
     /// Notes whether all rows of an iteration were sent.

@@ -7,7 +7,7 @@ use caju_types::{ClientId, Error, IterationId, Result, TakenRows};
 
 use super::jobs::mode_of_message;
 use super::{Txn, reattach};
-use crate::state::{Dataset, Failure, Iteration, Job, Mode, READERS_TOLD, Resume, State, Update};
+use crate::state::{Dataset, Failure, Iteration, Job, Mode, READERS_NOTIFIED, Resume, State, Update};
 
 /// The states of a request, as one. None if it has no states.
 ///
@@ -199,7 +199,7 @@ impl Facts {
         let resumed = resume.filter(|_| !knows_resumed && states_missing == 0);
         let knows_readers = iteration.takers.len() as u64 == known_readers;
         let readers = iteration.takers.iter().filter(|_| !knows_readers);
-        let know_each_other = iteration.members.len() <= READERS_TOLD;
+        let know_each_other = iteration.members.len() <= READERS_NOTIFIED;
         let present = iteration.own_members().filter(|_| know_each_other);
         let present: Vec<ClientId> = present.collect();
         let takes = |c: &&ClientId| iteration.members.get(c).is_some_and(|m| m.takes_since > 0);

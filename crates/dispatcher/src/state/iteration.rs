@@ -33,10 +33,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Even, Failure, Feed, FeedId, LostReader, Missing, Mode, Resume, TargetWorkers, Task, TaskState};
 
-/// The most readers of an iteration that all hear at once when a further one has come, or one of them has taken its first rows:
+/// The most readers of an iteration that are all notified at once when a further one has come, or one of them has taken its first rows:
 /// their states name it then, and they know whose states are needed if the dispatcher loses its own. The readers of a larger
-/// job hear with their next heartbeat: each with a long list of tasks for each other reader would be gigabytes.
-pub const READERS_TOLD: usize = 16;
+/// job are notified by the answers to their next heartbeats: each with a long list of tasks for each other reader would be gigabytes.
+pub const READERS_NOTIFIED: usize = 16;
 
 /// One epoch of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -208,7 +208,7 @@ impl Iteration {
             self.version += 1;
         }
         // Readers that know of each other know whose states are needed if the dispatcher loses its own.
-        if member.flight.is_none() && self.members.len() < READERS_TOLD {
+        if member.flight.is_none() && self.members.len() < READERS_NOTIFIED {
             self.version += 1;
         }
         self.members.insert(client, Member { since: self.version, ..member });
@@ -219,7 +219,7 @@ impl Iteration {
             member.took = true;
             self.takers.insert(client);
         }
-        if self.members.len() <= READERS_TOLD {
+        if self.members.len() <= READERS_NOTIFIED {
             self.version += 1;
         }
     }
@@ -237,8 +237,8 @@ impl Iteration {
 
     /// The user of a reader is about to get its first element: the states of the others name it from now on.
     pub(super) fn client_takes(&mut self, client: ClientId) {
-        let is_told = self.members.len() <= READERS_TOLD;
-        let version = self.version + u64::from(is_told);
+        let is_notified = self.members.len() <= READERS_NOTIFIED;
+        let version = self.version + u64::from(is_notified);
         if let Some(member) = self.members.get_mut(&client).filter(|m| m.takes_since == 0) {
             member.takes_since = version;
             self.version = version;

@@ -36,7 +36,7 @@ pub use even::{Consumers, Deal, DealtPiece, Even, Tail, Uneven};
 pub use failure::Failure;
 pub use feed::{Feed, FeedId, Lease, SplitRecord, next_digest};
 pub use follow::{follow_ups, owed_tasks};
-pub use iteration::{Iteration, Member, READERS_TOLD};
+pub use iteration::{Iteration, Member, READERS_NOTIFIED};
 use losses::Gone;
 pub use mode::Mode;
 pub use readers::TargetWorkers;

@@ -184,7 +184,7 @@ pub enum Update {
         /// What it reads.
         iteration: IterationId,
     },
-    /// The user of a client gets its first element when the other readers have heard of that.
+    /// The user of a client gets its first element when the other readers have been notified of that.
     ClientTakes {
         /// The client.
         client: ClientId,

@@ -133,14 +133,14 @@ fn a_reader_gets_no_row_before_those_that_were_there_know_of_it() {
         w.worker("a:1").await;
         let def = json!({"splits": 8});
         let (first, second) = (w.open(&def, "j").await, w.open(&def, "j").await);
-        assert_eq!((first.unheard, second.unheard), (0, 1));
+        assert_eq!((first.unnotified, second.unnotified), (0, 1));
         assert_eq!(second.present, [first.client_id, second.client_id]);
         let beat = |client: u64, seen_version: u64| v1::ClientHeartbeatRequest {
             client_id: client,
             iteration_id: first.iteration_id,
             seen_version,
             wait_ms: 60_000,
-            awaits_hearing: true,
+            awaits_notices: true,
             secret: w.client_secret(client, first.iteration_id),
             ..Default::default()
         };
@@ -153,7 +153,7 @@ fn a_reader_gets_no_row_before_those_that_were_there_know_of_it() {
         assert!(futures::poll!(&mut waits).is_pending());
         let knows = v1::ClientHeartbeatRequest { wait_ms: 0, ..beat(first.client_id, answer.version) };
         w.core.client_heartbeat(knows).await.unwrap();
-        assert_eq!(waits.await.unwrap().unheard, 0);
+        assert_eq!(waits.await.unwrap().unnotified, 0);
     });
 }
 
@@ -177,20 +177,20 @@ fn a_reader_gets_no_element_before_the_others_know_that_it_takes_some() {
         let known = call(&w, beat(&w, second.client_id, second.version, false)).await;
         let said = call(&w, beat(&w, first.client_id, known.version, true)).await;
         assert_eq!(
-            (said.unheard, said.taking),
+            (said.unnotified, said.taking),
             (1, vec![first.client_id]),
-            "the second one has not heard of it"
+            "the second one is not notified yet"
         );
-        let told = call(&w, beat(&w, second.client_id, known.version, false)).await;
-        assert_eq!(told.taking, [first.client_id]);
-        call(&w, beat(&w, second.client_id, told.version, false)).await;
+        let answer = call(&w, beat(&w, second.client_id, known.version, false)).await;
+        assert_eq!(answer.taking, [first.client_id]);
+        call(&w, beat(&w, second.client_id, answer.version, false)).await;
         // A restarted dispatcher knows it too.
         w.restart();
         let third = w.open(&def, "j").await;
-        assert_eq!(third.taking, [first.client_id], "whoever comes later hears of it then");
+        assert_eq!(third.taking, [first.client_id], "a reader that comes later is notified when it comes");
         call(&w, beat(&w, second.client_id, third.version, false)).await;
         let again = call(&w, beat(&w, first.client_id, third.version, true)).await;
-        assert_eq!(again.unheard, 0);
+        assert_eq!(again.unnotified, 0);
         // It leaves without having taken an element: nobody needs its state.
         w.close(first.client_id, id, Vec::new()).await;
         let after = call(&w, beat(&w, second.client_id, third.version, false)).await;
@@ -234,7 +234,7 @@ fn a_reader_that_is_silent_is_not_waited_for() {
         let def = json!({"splits": 8});
         let (first, second) = (w.open(&def, "j").await, w.open(&def, "j").await);
         w.silence(S * 6, &[(1, "a:1")], &[(second.client_id, second.iteration_id)]).await;
-        assert_eq!(w.beat(second.client_id, second.iteration_id, &[], &[]).await.unheard, 0);
+        assert_eq!(w.beat(second.client_id, second.iteration_id, &[], &[]).await.unnotified, 0);
         assert_eq!(first.iteration_id, second.iteration_id);
     });
 }

@@ -100,7 +100,7 @@ fn profiles_count_only_from_the_worker_that_runs_the_task() {
             })
             .await
             .unwrap();
-        // Whose profile is taken hears of the decision.
+        // A worker whose profile is taken is notified of the decision.
         let report = |worker_id: u64, address: &str| v1::WorkerHeartbeatRequest {
             worker_id,
             address: address.into(),

@@ -246,7 +246,7 @@ async fn connections_that_break_within_a_frame_cost_no_row() {
     assert_once(elements, ROWS);
 }
 
-/// A client that has heard nothing connects again, and does not know that rows were on their way.
+/// A client that has received nothing connects again, and does not know that rows were on their way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_break_before_the_first_frame_arrives_cost_no_row() {
     let mut cluster = Cluster::start(0).await;

@@ -314,7 +314,7 @@ impl Sim {
         panic!("the epoch does not end: {:#?}", self.world.core.snapshot().iterations);
     }
 
-    /// Workers hear which of their tasks nobody wants any more.
+    /// Workers are notified of tasks that no reader wants any more.
     async fn cancel_tasks(&mut self) {
         for (w, worker) in self.workers.iter().enumerate().filter(|(_, w)| w.alive) {
             let request = v1::WorkerHeartbeatRequest {

@@ -10,15 +10,15 @@ use parking_lot::Mutex;
 
 use super::*;
 
-/// What a test tells a chunk that is being computed.
-enum Told {
+/// What happens to a chunk that is being computed.
+enum Event {
     /// It is computed, or fails.
     End(Result<()>),
     /// It is slow at this row, counted from its first one, and gives the others back.
     Slow(usize),
 }
 
-type Gate = mpsc::UnboundedSender<Told>;
+type Gate = mpsc::Sender<Event>;
 
 /// The chunks that are being computed, by split and first row.
 type Gates = Arc<Mutex<HashMap<(u64, u64), Gate>>>;
@@ -27,7 +27,7 @@ type Gates = Arc<Mutex<HashMap<(u64, u64), Gate>>>;
 struct Gated {
     chunk: Chunk,
     gates: Gates,
-    /// It gives its rows so many times more.
+    /// How many times more it gives its rows.
     more: u32,
     /// Rows of a slice.
     rows: usize,
@@ -45,13 +45,13 @@ impl Gated {
 impl Work for Gated {
     async fn next(mut self, slice: Slice<Self>) -> Result<(Chunk, Option<Self>)> {
         if !self.is_computed {
-            let (open, mut gate) = mpsc::unbounded_channel();
+            let (open, mut gate) = mpsc::channel(8);
             self.gates.lock().insert((self.chunk.runs[0].split, self.chunk.runs[0].start), open);
             loop {
                 match gate.recv().await {
-                    Some(Told::End(outcome)) => break outcome?,
+                    Some(Event::End(outcome)) => break outcome?,
                     None => break,
-                    Some(Told::Slow(row)) => {
+                    Some(Event::Slow(row)) => {
                         let behind = self.of(row + 1, self.chunk.rows() - row - 1, false);
                         slice.working();
                         slice.give_back(GivenBack { ready: self.of(0, row, true), behind })?;
@@ -138,14 +138,14 @@ impl Bench {
 
     fn open_with(&self, split: u64, start: u64, outcome: Result<()>) {
         let gate = self.gates.lock().remove(&(split, start)).expect("the chunk was begun");
-        gate.send(Told::End(outcome)).expect("it is awaited");
+        gate.try_send(Event::End(outcome)).expect("it is awaited");
     }
 
     /// The chunk that begins with this row is slow at its row `at`; the others are given back.
     fn slow_at(&self, split: u64, start: u64, at: usize) {
         let mut gates = self.gates.lock();
         let gate = gates.remove(&(split, start)).expect("the chunk was begun");
-        gate.send(Told::Slow(at)).expect("it is awaited");
+        gate.try_send(Event::Slow(at)).expect("it is awaited");
         gates.insert((split, start + at as u64), gate);
     }
 
