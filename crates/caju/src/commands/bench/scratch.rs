@@ -1,9 +1,11 @@
 //! The place of a bench's caches: a folder, or a URL of an object store. Each cache is removed after its trials.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use caju_runtime::stores::{Location, store_error};
 use caju_runtime::{Stores, SystemClock};
@@ -18,8 +20,10 @@ use crate::commands::shared;
 /// The beginning of the names of caches.
 const PREFIX: &str = "caju-bench-";
 
-/// How often a store is listed until nothing is left. Writes in flight when a job failed may arrive late.
+/// How often a cache is removed until nothing is left. Writes in flight when a job failed may arrive late.
 const DELETE_ATTEMPTS: usize = 5;
+/// The pause between two attempts to remove a folder: the tasks of a job that was dropped end within it.
+const DELETE_PAUSE: Duration = Duration::from_millis(200);
 
 /// The place for all caches of a bench.
 #[derive(Debug)]
@@ -124,10 +128,7 @@ impl TrialCache {
     /// The errors of the file system or the store, with the place.
     pub(super) async fn remove(self) -> Result<()> {
         match self {
-            Self::Folder(folder) => {
-                let shown = folder.path().display().to_string();
-                folder.close().map_err(|e| Error::unavailable(format!("{shown}: {e}")))
-            }
+            Self::Folder(folder) => remove_folder(folder).await,
             Self::Store(at) => remove_all(&at).await,
         }
     }
@@ -147,6 +148,26 @@ async fn probe(at: &Location) -> Result<()> {
     let Location { url, store, path, .. } = below(at);
     store.put(&path, "caju bench".into()).await.map_err(|e| store_error(&url, e))?;
     store.delete(&path).await.map_err(|e| store_error(&url, e))
+}
+
+/// Removes a folder until it stays away: a job that was dropped may write files for a moment longer.
+async fn remove_folder(folder: TempDir) -> Result<()> {
+    let error = |e: io::Error| Error::unavailable(format!("{}: {e}", folder.path().display()));
+    for _ in 0..DELETE_ATTEMPTS {
+        match std::fs::remove_dir_all(folder.path()) {
+            Err(e) if !matches!(e.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotFound) => {
+                return Err(error(e));
+            }
+            _ => tokio::time::sleep(DELETE_PAUSE).await,
+        }
+        if !folder.path().exists() {
+            return Ok(());
+        }
+    }
+    Err(Error::unavailable(format!(
+        "{}: files are left after {DELETE_ATTEMPTS} attempts to remove them",
+        folder.path().display()
+    )))
 }
 
 /// Deletes every object below a place, until a listing shows none.
