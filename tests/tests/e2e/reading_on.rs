@@ -18,10 +18,10 @@ fn a_reader_that_is_stopped_is_read_on_by_another_with_option_state() {
     let file = p.folder().join("state.json");
     let state = file.to_str().unwrap();
     for signal in ["TERM", "INT"] {
-        let reader = cluster.start_read(&p, &["--state", state, "--no-checksum"]);
+        let reader = cluster.start_read(&p, &["--state", state, "--no-checksum", "--job", signal]);
         cluster.wait_for_status("rows", |s| {
-            let running = s["jobs"].as_array()?.iter().find(|j| j["state"] == "running")?;
-            (running["stages"].as_array()?.last()?["rows_out"].as_u64()? > 500).then_some(())
+            let job = s["jobs"].as_array()?.iter().find(|j| j["job"] == signal)?;
+            (job["readers"].as_array()?.first()?["rows"].as_u64()? > 0).then_some(())
         });
         reader.signal(signal);
         reader.wait().expect_error(&["the state is written"]);
