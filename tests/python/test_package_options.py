@@ -424,7 +424,7 @@ def test_an_iterator_describes_its_epoch():
 
 
 def test_the_bottleneck_of_a_slow_stage_is_named():
-    slow = cj.from_yaml("source: { range: 100000 }\nsteps: [ { burn: { per_row: 200us } }, { batch: 20 } ]")
+    slow = cj.from_yaml("source: { range: 100000 }\nsteps: [ { burn: { per_row: 2ms } }, { batch: 20 } ]")
     with iter(slow) as epoch:
         wait_until(lambda: next(epoch) is not None and "burn" in (epoch.bottleneck or ""), "the bottleneck is not named")
 
