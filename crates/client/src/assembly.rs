@@ -22,7 +22,7 @@ pub(crate) struct Ready {
     pub(crate) turn: Option<u32>,
 }
 
-/// What an item of the queue means to the reader, beside the rows that it made ready.
+/// What an item of the queue means to the reader, apart from the rows that it made ready.
 #[derive(Debug)]
 pub(crate) enum Arrival {
     /// Nothing else.

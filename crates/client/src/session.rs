@@ -298,7 +298,7 @@ impl Session {
         }
     }
 
-    /// `takes`: the dispatcher was told that the user gets elements.
+    /// `takes`: this is the answer to a report that the user gets elements.
     async fn on_answer(&mut self, answer: v1::ClientHeartbeatResponse, takes: bool) -> Result<(), Stopped> {
         if answer.unknown {
             let why = answer.failure.as_ref().map(Error::from).unwrap_or_else(|| {

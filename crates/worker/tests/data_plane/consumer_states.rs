@@ -193,7 +193,7 @@ async fn load(client: &Client, index: u32, states: &[ReaderState], loads: Loads)
     client.read(ReadRequest { states, states_of_all, ..plain }).await.unwrap()
 }
 
-/// What two consumers took, so many elements each, and their states.
+/// What two consumers took, the same number of elements each, and their states.
 async fn two_stopped(steps: usize) -> (Vec<i64>, Vec<ReaderState>) {
     let cluster = Cluster::start(2).await;
     let mut readers = open(&client(&cluster).await, 2, Uneven::Drop).await;
