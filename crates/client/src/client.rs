@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::config::{ClientConfig, DatasetRef, ReadRequest, SaveTo};
 use crate::reader::Reader;
-use crate::reattach::BIND;
+use crate::reattach::OPEN_TIMEOUT;
 use crate::state::ReaderState;
 
 /// A connection to a dispatcher. Clones share it.
@@ -78,7 +78,7 @@ impl Client {
             let request = request.clone();
             async move { d.register_dataset(request).await }
         };
-        self.link.retry(self.config.connect_timeout, BIND, call).await
+        self.link.retry(self.config.connect_timeout, OPEN_TIMEOUT, call).await
     }
 
     /// The dataset under an identifier: its fingerprint, its schema and its definition.
@@ -131,7 +131,7 @@ impl Client {
             let request = request.clone();
             async move { d.start_save(request).await }
         };
-        self.link.retry(self.config.connect_timeout, BIND, call).await
+        self.link.retry(self.config.connect_timeout, OPEN_TIMEOUT, call).await
     }
 
     /// The status of the save to a URL.
@@ -193,7 +193,7 @@ impl Client {
             let open = open.clone();
             async move { d.open_iteration(open).await }
         };
-        let opened = self.link.retry(self.config.connect_timeout, BIND, call).await?;
+        let opened = self.link.retry(self.config.connect_timeout, OPEN_TIMEOUT, call).await?;
         Reader::start(
             self.link.clone(),
             (self.config.clone(), request.transfer),

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
@@ -17,14 +16,11 @@ use crate::config::ClientConfig;
 use crate::delivered::Delivered;
 use crate::lanes::Lanes;
 use crate::reattach::Reopening;
-use crate::session::Session;
+use crate::session::{LEAVE_TIMEOUT, Session};
 use crate::shared::{Item, OpenedAgain, Shared};
 use crate::state::ReaderState;
 use crate::stats::{Incomplete, Progress, ReaderStats};
 use crate::transfer::Transfer;
-
-/// How long closing waits for the dispatcher.
-const CLOSE: Duration = Duration::from_secs(10);
 
 /// One element: a row, or a batch of rows after `batch`.
 #[derive(Debug, Clone)]
@@ -395,12 +391,13 @@ impl Reader {
         Monitor { shared: Arc::clone(&self.shared) }
     }
 
-    /// Leaves the iteration. Rows that the user did not take go to other readers of the job, if there are
-    /// any. Dropping a reader does the same without waiting.
+    /// Leaves the iteration. Rows that the user did not take go to other readers of the job, if there are any. The dispatcher is
+    /// waited for up to 5 s; after that the reader goes on trying without its user. Dropping a reader does the same without
+    /// waiting.
     pub async fn close(mut self) {
         self.stop.stop();
         if let Some(session) = self.session.take() {
-            drop(tokio::time::timeout(CLOSE, session).await);
+            drop(tokio::time::timeout(LEAVE_TIMEOUT, session).await);
         }
     }
 }

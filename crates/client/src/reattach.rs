@@ -14,8 +14,9 @@ use crate::shared::Shared;
 use crate::state::ReaderState;
 use crate::taken::Taken;
 
-/// How long binding a definition may take: the dispatcher opens the source.
-pub(crate) const BIND: Duration = Duration::from_secs(120);
+/// How long the dispatcher may take to open an epoch or a dataset: it binds the definition, lists the beginning of the source
+/// and reads the schema of a first file. Ten times the default of its own `--bind-timeout`, which bounds the first of these.
+pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What is needed to open the epoch of a reader again.
 #[derive(Debug, Clone)]

@@ -11,7 +11,7 @@ use caju_wire::{Dispatcher, DispatcherLink};
 use tokio::time::Instant;
 
 use crate::deadlines::Absence;
-use crate::reattach::{BIND, Reopening};
+use crate::reattach::{OPEN_TIMEOUT, Reopening};
 use crate::receipts::Parted;
 use crate::shared::{Item, OpenedAgain, Shared};
 use crate::taken::Taken;
@@ -19,8 +19,9 @@ use crate::tasks::TaskSet;
 
 /// The pause after a call that the dispatcher did not answer.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
-/// How long leaving the iteration may take.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest time for which a user who closes a reader, or whose reader fails, waits until the dispatcher knows. The reader
+/// tries on without its user, up to the dispatcher timeout. 5 s is longer than a dispatcher takes to start again.
+pub(crate) const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The shortest interval between reports to the dispatcher: news that come faster are reported together.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -133,15 +134,13 @@ impl Session {
             _ => Error::cancelled("the reader is closed"),
         };
         let reason = error.message().to_string();
-        let leave = self.leave(received, returned, &cut, &reason);
-        if self.absence.is_ongoing() {
-            // The dispatcher may be gone.
-            self.shared.fail(error);
+        let mut leave = std::pin::pin!(self.leave(received, returned, &cut, &reason));
+        // The dispatcher comes first: a process may exit as soon as its user sees the error. It may also be gone.
+        let head_start = if self.absence.is_ongoing() { Duration::ZERO } else { LEAVE_TIMEOUT };
+        let has_left = tokio::time::timeout(head_start, &mut leave).await.is_ok();
+        self.shared.fail(error);
+        if !has_left {
             leave.await;
-        } else {
-            // The dispatcher comes first: a process may exit as soon as its user sees the error.
-            leave.await;
-            self.shared.fail(error);
         }
     }
 
@@ -162,7 +161,7 @@ impl Session {
             let request = request.clone();
             async move { d.open_iteration(request).await }
         };
-        let opened = self.link.retry(self.shared.config.dispatcher_timeout, BIND, call).await;
+        let opened = self.link.retry(self.shared.config.dispatcher_timeout, OPEN_TIMEOUT, call).await;
         let opened = opened.map_err(|e| e.context("the epoch could not be opened again"))?;
         let shared = Arc::new(self.shared.successor(opened.in_turn));
         shared.on_opened(&opened)?;
@@ -364,10 +363,10 @@ impl Session {
             let request = request.clone();
             async move { d.close_client(request).await }
         };
-        if let Ok(Err(e)) =
-            tokio::time::timeout(LEAVE_TIMEOUT, self.link.retry(LEAVE_TIMEOUT, Duration::ZERO, call)).await
-        {
-            tracing::debug!(error = %e, "could not take leave");
+        // Without this report, what the user took last counts as lost with this reader: a dispatcher that is started again
+        // is waited for.
+        if let Err(e) = self.link.retry(self.shared.config.dispatcher_timeout, Duration::ZERO, call).await {
+            tracing::debug!(error = %e, "the dispatcher was not told that this reader has left");
         }
     }
 }
