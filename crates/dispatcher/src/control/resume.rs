@@ -149,6 +149,15 @@ fn place_of(iteration: &Iteration, given: &Resume, has_readers: bool) -> Place {
     let Some(known) = iteration.resume.as_deref().filter(|known| known.is_of_one_reading_as(given)) else {
         return Place::Replaces;
     };
+    // A reader that had taken nothing is not waited for. The others have read the epoch to its end before it came.
+    let had_nothing = !given.of_all && given.taken.is_empty() && !given.given.is_empty();
+    if iteration.is_finished()
+        && had_nothing
+        && given.of != iteration.id
+        && given.given.is_disjoint(&known.given)
+    {
+        return Place::Joins;
+    }
     // While states are missing, readers that gave theirs may have left: they were at their ends.
     let is_deserted = iteration.members.is_empty() && known.missing() == 0;
     if iteration.failure.is_some() || is_deserted || given.of == iteration.id {

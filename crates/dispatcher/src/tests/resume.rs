@@ -160,3 +160,30 @@ fn the_state_of_a_reader_that_has_left_counts() {
         assert_eq!((other.iteration_id, other.states_missing), (open.iteration_id, 0));
     });
 }
+
+/// A reader that had taken nothing is not waited for. One that comes when the others have read the epoch to its end gets
+/// nothing: their rows would come twice.
+#[test]
+fn a_reader_that_had_taken_nothing_and_comes_after_the_end_finds_the_end() {
+    run(async {
+        let w = World::new();
+        let worker = w.worker("a:1").await;
+        let def = json!({"splits": 1});
+        let open =
+            w.core.open_iteration(behind(&w, &def, "j", &TakenRows::default(), 7).await).await.unwrap();
+        let (client, iteration, task) = (open.client_id, open.iteration_id, open.tasks[0].task_id);
+        let leased = w.next(task, worker, 1, 9).await.unwrap();
+        assert!(leased.end || w.next(task, worker, 2, 9).await.unwrap().end);
+        w.finish_counted(task, worker, Some(&[(0, 5)])).await;
+        let view = w.take(client, iteration, &[(0, 0, 5)], &[task]).await;
+        assert!(view.accounted);
+        w.close(client, iteration, Vec::new()).await;
+        let late = behind(&w, &def, "j", &TakenRows::default(), 9).await;
+        let late = w.core.open_iteration(late).await.unwrap();
+        assert_eq!((late.iteration_id, late.finished, late.tasks.len()), (iteration, true, 0));
+        w.close(late.client_id, late.iteration_id, Vec::new()).await;
+        // The reader of the epoch itself goes back to its state.
+        let again = behind(&w, &def, "j", &TakenRows::default(), 7).await;
+        assert_ne!(w.core.open_iteration(again).await.unwrap().iteration_id, iteration);
+    });
+}
