@@ -7,6 +7,7 @@
 mod fixtures;
 mod flight_ticket;
 mod modes;
+mod split_name;
 mod ticket;
 mod version;
 
@@ -29,6 +30,7 @@ pub mod v1 {
 pub use flight_ticket::{read_flight_ticket, sign_flight_ticket};
 pub use modes::{MODES, mode_from_name, mode_name, mode_names};
 pub use prost::bytes::Bytes;
+pub use split_name::split_name;
 pub use ticket::ticket;
 pub use version::{
     Intercept, PROTOCOL, ProtocolVersion, name_version, put_version, refuse_other_major, speaks_with,

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use caju_client::Incomplete;
+use caju_proto::v1::SharedUse;
 use caju_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +41,9 @@ pub(crate) struct EpochReport {
     pub(crate) cache_bytes_read: u64,
     pub(crate) cache_bytes_written: u64,
     pub(crate) splits: SplitsReport,
+    /// What was shared with other jobs. Absent for a job that shares nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) shared: Option<SharedReport>,
     /// Rows that no reader of the job has, or that lost readers took. Absent if there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) incomplete: Option<IncompleteReport>,
@@ -87,6 +91,33 @@ impl From<Incomplete> for IncompleteReport {
             why: i.why,
             rows_taken_by_lost_readers: i.rows_taken_by_lost_readers,
             rows_unknown: i.rows_unknown,
+        }
+    }
+}
+
+/// What the tasks of a job that shares computed, and what they read from the windows of their workers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SharedReport {
+    /// Rows that the job's own tasks computed, counted at the first place at which rows are shared.
+    pub(crate) computed_rows: u64,
+    /// Rows that other jobs had computed.
+    pub(crate) window_rows: u64,
+    /// Splits with such rows.
+    pub(crate) window_hits: u64,
+    /// Of these: splits whose remaining rows the job's own tasks computed.
+    pub(crate) taken_over: u64,
+    /// Rows of the epoch that the job did not get: 0 under `exact`.
+    pub(crate) skipped: u64,
+}
+
+impl From<SharedUse> for SharedReport {
+    fn from(shared: SharedUse) -> Self {
+        Self {
+            computed_rows: shared.computed_rows,
+            window_rows: shared.window_rows,
+            window_hits: shared.window_hits,
+            taken_over: shared.taken_over,
+            skipped: 0,
         }
     }
 }
@@ -217,6 +248,7 @@ mod tests {
             cache_bytes_read: 0,
             cache_bytes_written: 0,
             splits: SplitsReport { compute: 3, ..SplitsReport::default() },
+            shared: None,
             bytes: 99,
         });
         let json = serde_json::to_value(&report).unwrap();

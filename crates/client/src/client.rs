@@ -186,6 +186,8 @@ impl Client {
             num_consumers: request.consumer.map_or(0, |c| c.count),
             consumer_index: request.consumer.map_or(0, |c| c.index),
             uneven: request.consumer.map_or("", |c| c.uneven.as_str()).to_string(),
+            sharing: request.sharing.as_str().to_string(),
+            trainer_id: request.sharing.trainer_id().to_string(),
             reattached_client: 0,
             announces_asking: true,
         };

@@ -141,6 +141,8 @@ pub struct ReadRequest {
     /// Which consumer of a job this reader is, of how many: all of them get the same number of elements. Without it the
     /// readers of a job share its elements as they come.
     pub consumer: Option<Consumer>,
+    /// Whether the job shares computed rows with other jobs.
+    pub sharing: Sharing,
     /// From which workers to read; unspecified: as the job does it already, else from all but the colocated workers of other
     /// processes.
     pub target: TargetWorkers,
@@ -156,6 +158,74 @@ pub struct ReadRequest {
     /// `states` are those of all readers, and each reader of the job is given them. Then the number of readers may differ from
     /// before. Else a reader whose state is given again begins the epoch again.
     pub states_of_all: bool,
+}
+
+/// Whether a job shares computed rows with other jobs that run at the same time.
+///
+/// Rows are equal where pipelines are, down to a common hint or to their last split-local stage. A worker computes them once
+/// for all jobs that share them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Sharing {
+    /// As the job does it already; a new job computes its rows itself.
+    #[default]
+    AsJob,
+    /// The job computes its rows itself.
+    Off,
+    /// Other jobs may compute its rows. It gets each row of its epoch exactly once.
+    Exact {
+        /// Trainers of one named job with different ids get all rows of each epoch, as if their jobs had different names. None:
+        /// the readers of the job divide its rows.
+        trainer_id: Option<String>,
+    },
+}
+
+impl Sharing {
+    /// The sharing of a name: `exact` or `off`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for another word, and for a trainer id that is empty or belongs to nothing.
+    ///
+    /// ```
+    /// use caju_client::Sharing;
+    /// let sharing = Sharing::from_name("exact", Some("trial-1".into())).unwrap();
+    /// assert_eq!(sharing, Sharing::Exact { trainer_id: Some("trial-1".into()) });
+    /// assert!(Sharing::from_name("off", Some("trial-1".into())).is_err());
+    /// ```
+    pub fn from_name(name: &str, trainer_id: Option<String>) -> Result<Self> {
+        if trainer_id.as_ref().is_some_and(String::is_empty) {
+            return Err(Error::invalid(
+                "a trainer id is empty: give each trainer of the job a name of its own",
+            ));
+        }
+        match (name, trainer_id) {
+            ("exact", trainer_id) => Ok(Sharing::Exact { trainer_id }),
+            ("off", None) => Ok(Sharing::Off),
+            ("off", Some(_)) => {
+                Err(Error::invalid("a trainer id belongs to sharing `exact`, and this reader has `off`"))
+            }
+            (other, _) => Err(Error::invalid(format!(
+                "sharing `{other}`{}: say `exact` or `off`",
+                did_you_mean(other, ["exact", "off"])
+            ))),
+        }
+    }
+
+    /// The name in messages; empty for [`Sharing::AsJob`].
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Sharing::AsJob => "",
+            Sharing::Off => "off",
+            Sharing::Exact { .. } => "exact",
+        }
+    }
+
+    /// The trainer id; empty if there is none.
+    pub fn trainer_id(&self) -> &str {
+        match self {
+            Sharing::Exact { trainer_id: Some(id) } => id,
+            _ => "",
+        }
+    }
 }
 
 /// One of the consumers of a job, which all get the same number of elements.
@@ -259,6 +329,7 @@ impl ReadRequest {
             num_states: 0,
             states_of_all: false,
             consumer: None,
+            sharing: Sharing::default(),
             transfer: Transfer::default(),
         }
     }

@@ -23,12 +23,22 @@ pub struct LeasedSplit {
     pub cache: Option<Arc<CachePlan>>,
     /// The part of a set that has all rows of this split and of the splits that are leased with it.
     pub group: Option<GroupLease>,
+    /// A hash of the split as the dispatcher describes it: equal in all jobs that read the split. 0: not known.
+    pub name: u64,
 }
 
 impl LeasedSplit {
     /// A split that no task began before, to be computed.
     pub fn new(index: u64, split: Split) -> Self {
-        Self { index, split, done: RowRanges::default(), checksums: Vec::new(), cache: None, group: None }
+        Self {
+            index,
+            split,
+            done: RowRanges::default(),
+            checksums: Vec::new(),
+            cache: None,
+            group: None,
+            name: 0,
+        }
     }
 }
 

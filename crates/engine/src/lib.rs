@@ -13,6 +13,7 @@ mod probing;
 mod row;
 mod row_checks;
 mod shard;
+mod sharing;
 mod stats;
 mod stream;
 mod task;
@@ -24,6 +25,9 @@ pub use lease::{LeasedSplit, SplitFeed};
 pub use probing::{Findings, HintParts, HintProbe};
 pub use row_checks::{RowChecks, RowChecksum};
 pub use shard::{ListingDigest, Shard, ShardBy, ShardSplits};
+pub use sharing::{
+    SharedCounts, SharingLag, SharingMember, SharingPoint, SharingSettings, SharingWindow, WindowUsage,
+};
 pub use stats::TaskStats;
 pub use task::{TaskOptions, TaskRun, run_task};
 pub use typename::type_name;

@@ -76,6 +76,22 @@ pub fn canonical_text(def: &DatasetDef, stages: usize, functions: &dyn Functions
     Ok(canonical(def, stages.min(def.stages.len()), functions, CodeIdentity::in_cache(functions))?.text)
 }
 
+/// The canonical JSON of the first `stages` stages, its fingerprint, and whether anything in it draws other random numbers
+/// each epoch.
+///
+/// # Errors
+/// As [`fingerprint`].
+pub fn prefix_at(
+    def: &DatasetDef,
+    stages: usize,
+    functions: &dyn Functions,
+) -> Result<(Value, Fingerprint, bool)> {
+    let found = canonical(def, stages.min(def.stages.len()), functions, CodeIdentity::in_cache(functions))?;
+    let json = serde_json::from_str(&found.text)
+        .map_err(|e| Error::internal(format!("the canonical text of a prefix is not JSON: {e}")))?;
+    Ok((json, found.fingerprint(), found.random))
+}
+
 /// The canonical JSON of [`canonical_text`] for a job with another seed than the definition, and its fingerprint. None if
 /// nothing in it draws from the seed.
 pub fn reseeded(canonical: &Value, seed: u64) -> Option<(Value, Fingerprint)> {

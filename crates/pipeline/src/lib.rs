@@ -29,7 +29,7 @@ pub use def::{
 pub use describe::describe;
 pub use fingerprint::{
     PrefixFingerprint, SCHEMA as FINGERPRINT_SCHEMA, canonical_text, content_name, fingerprint, identity,
-    prefix_fingerprints, prefix_json, reseeded,
+    prefix_at, prefix_fingerprints, prefix_json, reseeded,
 };
 pub use functions::Functions;
 pub use saving::{SAVE_HINT, SavedForm};

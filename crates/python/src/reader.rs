@@ -6,7 +6,7 @@ use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use caju_client::{
     ClientConfig, Compression, Consumer, DatasetRef, Element, LostReaders, Monitor, ReadRequest, ReaderState,
-    SaveTo, Transfer, TransferProtocol, Uneven,
+    SaveTo, Sharing, Transfer, TransferProtocol, Uneven,
 };
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::TargetWorkers;
@@ -62,7 +62,7 @@ impl Client {
     #[pyo3(signature = (
         definition, *, job="", epoch=0, seed=None, mode="dynamic", dataset_id=None, policy="", encoding="", epochs=0,
         lost_readers="fail", target_workers=None, states=Vec::new(), num_states=0,
-        states_of_all=false, consumer=None, compression="none", data_transfer_protocol="auto"
+        states_of_all=false, consumer=None, sharing=None, compression="none", data_transfer_protocol="auto"
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn read(
@@ -83,6 +83,7 @@ impl Client {
         num_states: u64,
         states_of_all: bool,
         consumer: Option<(u32, u32, String)>,
+        sharing: Option<(String, Option<String>)>,
         compression: &str,
         data_transfer_protocol: &str,
     ) -> PyResult<Reader> {
@@ -124,6 +125,10 @@ impl Client {
                 count,
                 uneven: if uneven == "pad" { Uneven::Pad } else { Uneven::Drop },
             }),
+            sharing: match sharing {
+                Some((name, trainer_id)) => Sharing::from_name(&name, trainer_id).into_py(py)?,
+                None => Sharing::AsJob,
+            },
         };
         let client = self.client.clone();
         let opened = self.runtime.wait(py, async move { Box::pin(client.read(request)).await })?;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_cache::CacheOptions;
+use caju_engine::SharingSettings;
 use caju_kernels::{Limits, Registry};
 use caju_runtime::{Clock, CpuPool, IoCounters, Stores, SystemClock};
 use caju_wire::{ConnectionLimits, LocalWorkers, Network};
@@ -58,6 +59,8 @@ pub struct WorkerConfig {
     pub caches: Option<Arc<Caches>>,
     /// The settings of this worker's own caches.
     pub cache: CacheOptions,
+    /// The window of rows that jobs share.
+    pub sharing: SharingSettings,
     /// The functions of expressions.
     pub registry: Registry,
     /// Time.
@@ -94,6 +97,7 @@ impl WorkerConfig {
             io: Arc::new(IoCounters::new()),
             caches: None,
             cache: CacheOptions::default(),
+            sharing: SharingSettings::default(),
             registry: Registry::new(Limits::default()),
             clock: SystemClock::shared(),
             local: LocalWorkers::new(),

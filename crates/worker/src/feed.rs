@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use caju_engine::{LeasedSplit, SplitFeed};
-use caju_proto::v1;
+use caju_engine::{LeasedSplit, SharingMember, SplitFeed};
+use caju_proto::{split_name, v1};
 use caju_sources::Split;
 use caju_types::{Error, Result, TaskId};
 use caju_wire::Dispatcher;
@@ -36,6 +36,8 @@ pub(crate) struct DispatcherFeed {
     over: bool,
     /// Elements that consumers are to get first, as leases come with them.
     behind: Behind,
+    /// The task's part in the window of shared rows.
+    sharing: Option<Arc<SharingMember>>,
 }
 
 impl DispatcherFeed {
@@ -44,6 +46,7 @@ impl DispatcherFeed {
         task: TaskId,
         retry_timeout: Duration,
         behind: Behind,
+        sharing: Option<Arc<SharingMember>>,
     ) -> Self {
         Self {
             identity,
@@ -55,6 +58,7 @@ impl DispatcherFeed {
             leased: VecDeque::new(),
             over: false,
             behind,
+            sharing,
         }
     }
 
@@ -67,6 +71,8 @@ impl DispatcherFeed {
             wait_ms: u64::try_from(POLL_TIMEOUT.as_millis()).unwrap_or(u64::MAX),
             request_no: self.request_no + 1,
             secret: registration.secret,
+            shared_splits: self.sharing.as_ref().map(|s| s.unread_splits()).unwrap_or_default(),
+            sharing_points: self.sharing.as_ref().map(|s| s.point_names()).unwrap_or_default(),
         };
         let call = |mut d: Dispatcher| {
             let request = request.clone();
@@ -106,7 +112,8 @@ fn leased(lease: v1::SplitLease) -> Result<LeasedSplit> {
             Error::internal(format!("the place of a split in a set cannot be read: {e}: {text}"))
         })?),
     };
-    Ok(LeasedSplit { index: lease.index, split, done, checksums, cache, group })
+    let name = split_name(&lease.split_json);
+    Ok(LeasedSplit { index: lease.index, split, done, checksums, cache, group, name })
 }
 
 #[async_trait]

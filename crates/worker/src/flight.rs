@@ -114,6 +114,8 @@ impl FlightOnWorker {
             num_consumers: 0,
             consumer_index: 0,
             uneven: String::new(),
+            sharing: String::new(),
+            trainer_id: String::new(),
             reattached_client: 0,
             announces_asking: false,
         })

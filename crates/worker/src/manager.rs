@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use caju_engine::SharingWindow;
 use caju_proto::{ticket, v1};
 use caju_runtime::{CpuPool, Tasks, rss_bytes};
 use caju_types::{ClientId, Error, Result, Secret, TaskId};
@@ -23,6 +24,8 @@ pub(crate) struct Manager {
     pub(crate) config: WorkerConfig,
     pub(crate) pipelines: Pipelines,
     pub(crate) caches: Arc<Caches>,
+    /// Rows that tasks of several jobs read.
+    pub(crate) window: Arc<SharingWindow>,
     pub(crate) pool: CpuPool,
     /// The lock of the artificial stages, which run one at a time per worker.
     pub(crate) one_at_a_time: Arc<tokio::sync::Mutex<()>>,
@@ -81,6 +84,7 @@ impl Manager {
         });
         Self {
             identity,
+            window: SharingWindow::new(config.sharing, Arc::clone(&config.clock)),
             caches,
             config,
             pipelines,
@@ -95,13 +99,21 @@ impl Manager {
 
     /// Memory and caches of this process.
     pub(crate) fn usage(&self) -> v1::WorkerUsage {
-        let tiers = self.caches.tiers();
+        let (tiers, shared) = (self.caches.tiers(), self.window.usage());
         v1::WorkerUsage {
             rss_bytes: rss_bytes(),
             memory_tier_bytes: tiers.memory_bytes,
             memory_tier_limit: tiers.memory_limit,
             disk_tier_bytes: tiers.disk_bytes,
             disk_tier_limit: tiers.disk_limit,
+            sharing: Some(v1::SharingUsage {
+                bytes: shared.bytes,
+                limit_bytes: shared.limit_bytes,
+                peak_bytes: shared.peak_bytes,
+                hits: shared.hits,
+                misses: shared.misses,
+                evicted_unread: shared.evicted_unread,
+            }),
         }
     }
 

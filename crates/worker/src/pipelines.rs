@@ -35,7 +35,9 @@ impl Pipelines {
     pub(crate) async fn get(&self, task: &TaskDef) -> Result<Arc<BoundPipeline>> {
         // A fingerprint does not cover the location of the data, so it does not identify a dataset.
         let key = hash128(task.definition_json.as_bytes()) ^ hash128(&task.source_schema_ipc).rotate_left(64);
-        let key = key ^ u128::from(task.caching) ^ hash128(task.shard_by.as_bytes()).rotate_left(32);
+        // Rows are shared at hints, too.
+        let has_hints = task.caching || !task.sharing.is_empty();
+        let key = key ^ u128::from(has_hints) ^ hash128(task.shard_by.as_bytes()).rotate_left(32);
         if let Some(found) = self.find(key) {
             return Ok(found);
         }
@@ -43,7 +45,7 @@ impl Pipelines {
         let read = move || DatasetDef::from_json_str(&text);
         let def = self.registry.run_isolated("reading the definition", read).await?;
         let schema = schema_from_ipc(&task.source_schema_ipc)?.filter(|s| !s.fields().is_empty());
-        let hints = if task.caching { Hints::Active } else { Hints::Ignored };
+        let hints = if has_hints { Hints::Active } else { Hints::Ignored };
         let bound =
             Arc::new(bind_with(&def, &self.registry, &self.ctx, schema, hints, shard_by(task)?).await?);
         let ours = bound.fingerprint().to_string();

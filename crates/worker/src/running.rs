@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arrow_schema::SchemaRef;
-use caju_engine::{CachePlan, RowChecks, SplitModes, TaskRun, TaskStats};
+use caju_engine::{CachePlan, RowChecks, SharedCounts, SharingMember, SplitModes, TaskRun, TaskStats};
 use caju_proto::v1::{self, SplitCount, StageStats, TaskStatus};
 use caju_runtime::Tasks;
 use caju_types::{Error, IterationId, Result, Secret, TaskId};
@@ -31,6 +31,8 @@ pub(crate) struct RunningTask {
     counters: Arc<TaskStats>,
     row_checks: Arc<RowChecks>,
     profiled: Option<Profiled>,
+    /// Its part in the window of shared rows.
+    sharing: Option<Arc<SharingMember>>,
     pub(crate) group: Tasks,
     pub(crate) readers: Readers,
     rows_out: AtomicU64,
@@ -68,7 +70,7 @@ impl RunningTask {
         schema: SchemaRef,
         run: &TaskRun,
         (buffer_bytes, consumers): (usize, usize),
-        profiled: Option<Profiled>,
+        (profiled, sharing): (Option<Profiled>, Option<Arc<SharingMember>>),
         group: Tasks,
     ) -> Self {
         Self {
@@ -80,6 +82,7 @@ impl RunningTask {
             counters: run.counters(),
             row_checks: run.row_checks(),
             profiled,
+            sharing,
             group,
             readers: Readers::default(),
             rows_out: AtomicU64::new(0),
@@ -282,6 +285,7 @@ impl RunningTask {
             bytes: self.bytes_out.load(Ordering::Relaxed),
             source_opens: self.counters.source_opens(),
             buffered_bytes: self.queue.bytes() as u64,
+            shared: self.sharing.as_ref().map(|member| shared_use(member.counts())),
             busy_s: (self.began.elapsed().as_secs_f64() - self.counters.output().waited_out_s()).max(0.0),
         }
     }
@@ -295,5 +299,14 @@ impl RunningTask {
             buffered_bytes: self.queue.bytes() as u64,
             stages: self.stages(),
         }
+    }
+}
+
+fn shared_use(counts: SharedCounts) -> v1::SharedUse {
+    v1::SharedUse {
+        computed_rows: counts.computed_rows,
+        window_rows: counts.window_rows,
+        window_hits: counts.window_hits,
+        taken_over: counts.taken_over,
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use caju_cache::Cache;
-use caju_engine::{BoundPipeline, Shard, SplitModes, TaskOptions, TaskRun, run_task};
+use caju_engine::{BoundPipeline, Shard, SharingMember, SplitModes, TaskOptions, TaskRun, run_task};
 use caju_proto::v1;
 use caju_runtime::caught;
 use caju_types::{Error, ErrorKind, IterationId, Result, Secret, TaskId};
@@ -36,7 +36,14 @@ impl Manager {
         reader.check(id, secret.as_ref())?;
         let pipeline = self.pipeline(id, &def).await?;
         let (behind, retry_timeout) = (Behind::default(), self.config.dispatcher_timeout);
-        let feed = DispatcherFeed::new(Arc::clone(&self.identity), id, retry_timeout, Arc::clone(&behind));
+        let sharing = self.share(&def, &pipeline)?;
+        let feed = DispatcherFeed::new(
+            Arc::clone(&self.identity),
+            id,
+            retry_timeout,
+            Arc::clone(&behind),
+            sharing.clone(),
+        );
         let dealer = match def.num_consumers {
             0 => None,
             _ => {
@@ -46,7 +53,7 @@ impl Manager {
         };
         let group = self.group.child();
         let schema = pipeline.schema();
-        let options = self.options(&def).await?;
+        let options = TaskOptions { sharing: sharing.clone(), ..self.options(&def).await? };
         let readers = options.readers;
         let memory_tier_bytes = options.cache.as_ref().map_or(0, |cache| cache.memory_tier_bytes());
         let run = run_task(&pipeline, Box::new(feed), options);
@@ -54,11 +61,30 @@ impl Manager {
         let consumers = usize::try_from(def.num_consumers).unwrap_or(usize::MAX);
         let bytes = (self.config.buffer_bytes, consumers);
         let iteration = IterationId(def.iteration_id);
-        let running = RunningTask::new(id, (iteration, secret), schema, &run, bytes, profiled, group);
+        let sides = (profiled, sharing);
+        let running = RunningTask::new(id, (iteration, secret), schema, &run, bytes, sides, group);
         let running = Arc::new(running);
         tracing::info!(task = %id, job = %def.job, epoch = def.epoch, "task started");
         self.drive(Arc::clone(&running), run, dealer);
         Ok(running)
+    }
+
+    /// The task's part in the window of shared rows; none if its job shares nothing, or if none of its rows can be shared.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` for a way of sharing that this version does not know.
+    fn share(&self, def: &v1::TaskDef, pipeline: &BoundPipeline) -> Result<Option<Arc<SharingMember>>> {
+        match def.sharing.as_str() {
+            "" => Ok(None),
+            "exact" => {
+                let points = pipeline.sharing_points(def.seed, def.epoch, def.caching);
+                let shares = !points.is_empty() && self.config.sharing.window_bytes > 0;
+                Ok(shares.then(|| self.window.join(points)))
+            }
+            other => Err(Error::failed_precondition(format!(
+                "this worker does not know sharing `{other}`; run the same version of caju as the dispatcher"
+            ))),
+        }
     }
 
     /// Asks the dispatcher what a task is.

@@ -180,6 +180,11 @@ impl WorkerHandle {
         self.manager.running().iter().map(|t| t.buffered_bytes()).sum()
     }
 
+    /// What is in the window of rows that jobs share.
+    pub fn window_usage(&self) -> caju_engine::WindowUsage {
+        self.manager.window.usage()
+    }
+
     /// Waits until no task runs here.
     pub async fn idle(&self) {
         self.manager.idle().await;

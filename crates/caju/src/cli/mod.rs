@@ -312,6 +312,14 @@ pub(crate) struct ReadArgs {
     /// consumers get copies of them
     #[arg(long, value_name = "drop|pad", default_value = "drop", requires = "num_consumers")]
     pub(crate) uneven: UnevenArg,
+    /// Share computed rows with other jobs that run at the same time and compute the same rows, down to a common hint at least:
+    /// a worker computes them once for all. `exact`: this job gets each row of its epochs once. A new job shares nothing by
+    /// default
+    #[arg(long, value_name = "exact|off", requires = "job", value_parser = ["exact", "off"])]
+    pub(crate) sharing: Option<String>,
+    /// With --sharing exact: one of several trainers that read the job under this --job and other ids. Each gets all rows
+    #[arg(long, value_name = "ID", requires = "sharing", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) trainer_id: Option<String>,
     /// From which workers to read: `any`, or `auto`, which leaves out workers with the tag COLOCATED: they are read in their
     /// own processes. `local` reads workers of the reader's process alone, and this command has none
     #[arg(long, value_name = "auto|any|local", default_value = "auto", ignore_case = true)]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use caju_dispatcher::journal::JournalKind;
+use caju_engine::SharingLag;
 use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
 use clap::{Args, Subcommand, ValueEnum};
@@ -245,6 +246,16 @@ pub(crate) struct TaskArgs {
     /// Interval of signs of life to readers for which there are no rows yet
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub(crate) ping: Duration,
+    /// The most bytes of computed rows that are held for other jobs that share them; 0 shares nothing
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size)]
+    pub(crate) sharing_window: u64,
+    /// What happens to a job that falls behind the window of shared rows: `drop`, it computes what it has missed itself; or
+    /// `throttle`, the others wait for it, for --sharing-wait at most
+    #[arg(long, value_name = "drop|throttle", default_value = "drop", value_parser = SharingLag::from_name)]
+    pub(crate) sharing_lag: SharingLag,
+    /// How long a task waits for rows that a task of another job computes before it computes them itself
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
+    pub(crate) sharing_wait: Duration,
     /// For experiments with a slow worker: the stages `sleep` and `burn` take this many times as long here
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) slowdown: u32,

@@ -46,6 +46,8 @@ pub(crate) struct Epochs<'a> {
     pub(crate) transfer: caju_client::Transfer,
     /// Which consumer of the job this is.
     pub(crate) consumer: Option<caju_client::Consumer>,
+    /// Whether the job shares computed rows with other jobs.
+    pub(crate) sharing: caju_client::Sharing,
     /// CPU time that this process used before the job.
     pub(crate) cpu_before: Duration,
     /// Counters of the workers of this process. Absent if the workers are elsewhere.
@@ -170,6 +172,7 @@ impl Epochs<'_> {
             num_states: 0,
             states_of_all: false,
             consumer: self.consumer,
+            sharing: self.sharing.clone(),
             transfer: self.transfer,
         }
     }
@@ -230,6 +233,7 @@ impl Epochs<'_> {
             cache_bytes_read: io.cache_bytes_read,
             cache_bytes_written: io.cache_bytes_written,
             splits: splits(job.as_ref(), leased),
+            shared: job.as_ref().and_then(|j| j.served).and_then(|s| s.shared).map(Into::into),
             bytes: stats.bytes,
             received_bytes: stats.received_bytes,
             padded_rows: stats.padded_rows,

@@ -1,6 +1,6 @@
 //! `caju read`: reads a pipeline through a dispatcher that runs elsewhere.
 
-use caju_client::{Client, ClientConfig, Consumer, LostReaders, Transfer, Uneven};
+use caju_client::{Client, ClientConfig, Consumer, LostReaders, Sharing, Transfer, Uneven};
 use caju_runtime::SystemClock;
 use caju_types::Result;
 
@@ -52,6 +52,10 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
                 UnevenArg::Pad => Uneven::Pad,
             },
         }),
+        sharing: match &args.sharing {
+            Some(name) => Sharing::from_name(name, args.trainer_id.clone())?,
+            None => Sharing::AsJob,
+        },
         transfer: Transfer { protocol: args.data_transfer_protocol, compression: args.compression },
         announce: false,
         state_file,

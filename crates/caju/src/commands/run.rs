@@ -97,6 +97,7 @@ pub(crate) async fn embedded(job: Job<'_>, stores: Arc<Stores>, pool: CpuPool) -
             args: job.epochs,
             quiet: job.quiet,
             consumer: None,
+            sharing: caju_client::Sharing::AsJob,
             transfer: caju_client::Transfer::default(),
             work: job.consumer,
             pool,

@@ -189,6 +189,7 @@ mod tests {
                 padded_rows: 0,
                 surplus_elements: 0,
                 first_skips: Vec::new(),
+                shared: None,
                 incomplete: None,
                 epoch,
                 rows: 2000,

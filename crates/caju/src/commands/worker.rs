@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use caju_engine::SharingSettings;
 use caju_proto::v1;
 use caju_types::{Error, Result, Secret};
 use caju_wire::{Dispatcher, DispatcherLink};
@@ -49,6 +50,11 @@ async fn serve(args: &WorkerArgs) -> Result<()> {
         silence: args.tasks.reader_silence,
         ping: args.tasks.ping,
         slowdown: args.tasks.slowdown,
+        sharing: SharingSettings {
+            window_bytes: args.tasks.sharing_window,
+            lag: args.tasks.sharing_lag,
+            wait: args.tasks.sharing_wait,
+        },
         registry: shared::server_registry(
             &args.stores,
             args.cpu_threads.map_or_else(shared::cores, |n| n.max(1) as usize),

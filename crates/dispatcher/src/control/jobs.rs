@@ -7,9 +7,9 @@ use caju_types::{Error, JobName, Result};
 use super::datasets::difference;
 use super::policies::CachingRequest;
 use super::usage::admit_job;
-use super::{Core, Txn, consumers, targets};
+use super::{Core, Txn, consumers, sharing, targets};
 use crate::state::{
-    Consumers, Dataset, Job, JobSpec, Mode, Policy, SaveTarget, State, TargetWorkers, Update,
+    Consumers, Dataset, Job, JobSpec, Mode, Policy, SaveTarget, Sharing, State, TargetWorkers, Update,
 };
 
 /// Jobs of one client alone are named so, and forgotten with their last iteration.
@@ -40,6 +40,7 @@ struct Wanted {
     mode: Option<Mode>,
     target: Option<TargetWorkers>,
     consumers: Option<Consumers>,
+    sharing: Option<Sharing>,
     caching: CachingRequest,
     epochs: Option<u64>,
 }
@@ -53,6 +54,7 @@ impl Wanted {
             mode: mode_of_message(request.mode)?,
             target: targets::wanted(request)?,
             consumers: consumers::wanted(request)?,
+            sharing: sharing::wanted(request)?,
             caching: core.snapshots.wanted(request, dataset)?,
             epochs: (request.epochs > 0).then_some(request.epochs),
         })
@@ -90,6 +92,7 @@ impl Wanted {
         }
         targets::check_job(job, self.target)?;
         consumers::check_job(job, self.consumers.as_ref())?;
+        sharing::check_job(job, self.sharing)?;
         self.check_caching(job)?;
         if let (Some(theirs), Some(epochs)) = (spec.epochs, self.epochs)
             && theirs != epochs
@@ -150,6 +153,7 @@ impl Wanted {
             target,
             shard_by,
             consumers: self.consumers,
+            sharing: self.sharing.unwrap_or_default(),
         })
     }
 }

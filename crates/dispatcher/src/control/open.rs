@@ -9,7 +9,7 @@ use caju_types::{DatasetId, Error, IterationId, JobName, Result};
 use super::datasets::{find, parse, register};
 use super::jobs::{ANONYMOUS, mode_of_message};
 use super::usage::check_name;
-use super::{Core, iterations, jobs, joining, resume, targets};
+use super::{Core, iterations, jobs, joining, resume, sharing, targets};
 use crate::catalog::Bound;
 use crate::state::{Dataset, Mode};
 
@@ -30,6 +30,8 @@ impl Core {
             return Err(Error::unavailable("the dispatcher is shutting down; try again when it is back"));
         }
         check_name("a job's name", &request.job)?;
+        check_name("a trainer's id", &request.trainer_id)?;
+        request.job = sharing::job_name(&request)?;
         check_name("a dataset's name", &request.dataset_id)?;
         check_name("a policy", &request.policy)?;
         check_name("an encoding", &request.encoding)?;

@@ -13,6 +13,7 @@ use crate::state::{Iteration, State, TaskState};
 
 use super::acknowledged_rows::Acknowledged;
 use super::served::Served;
+use super::sharing::SharingIterations;
 use super::stragglers::Paces;
 
 /// Heartbeats after which a reader that missed them counts as gone where another one opens its epoch again from a state, comes
@@ -62,6 +63,8 @@ pub(crate) struct Reports {
     pub(super) compared: BTreeMap<IterationId, u64>,
     /// Which task has a split.
     pub(super) holders: Holders,
+    /// The iterations that share rows.
+    pub(super) sharing: SharingIterations,
     /// Checksums of rows, by iteration.
     pub(super) row_checksums: BTreeMap<IterationId, RowChecksums>,
     /// The time of the last check for silence.
@@ -235,6 +238,7 @@ impl Reports {
         self.holders.forget(iteration);
         self.paces.forget(iteration);
         self.served.forget(iteration);
+        self.sharing.forget(iteration);
     }
 
     /// What the stages of an iteration did, added up within the last interval of heartbeats: all clients of the iteration ask in

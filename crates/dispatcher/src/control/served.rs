@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use caju_proto::v1::TaskServed;
+use caju_proto::v1::{SharedUse, TaskServed};
 use caju_types::{IterationId, TaskId, WorkerId};
 
 use crate::state::State;
@@ -72,5 +72,18 @@ fn sum<'a>(all: impl Iterator<Item = &'a TaskServed>) -> TaskServed {
         source_opens: sum.source_opens.saturating_add(one.source_opens),
         buffered_bytes: sum.buffered_bytes.saturating_add(one.buffered_bytes),
         busy_s: sum.busy_s + one.busy_s,
+        shared: match (sum.shared, one.shared) {
+            (Some(sum), Some(one)) => Some(both(sum, one)),
+            (sum, one) => sum.or(one),
+        },
     })
+}
+
+fn both(sum: SharedUse, one: SharedUse) -> SharedUse {
+    SharedUse {
+        computed_rows: sum.computed_rows.saturating_add(one.computed_rows),
+        window_rows: sum.window_rows.saturating_add(one.window_rows),
+        window_hits: sum.window_hits.saturating_add(one.window_hits),
+        taken_over: sum.taken_over.saturating_add(one.taken_over),
+    }
 }

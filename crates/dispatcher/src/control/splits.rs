@@ -5,7 +5,8 @@ use std::sync::Arc;
 use caju_proto::v1;
 use caju_types::{Error, IterationId, Result, RowRanges, TaskId, WorkerId};
 
-use super::{Core, Txn, secrets};
+use super::fairness::fair_count;
+use super::{Core, Txn, secrets, sharing};
 use crate::state::{Failure, FeedId, Iteration, Lease, SplitRecord, State, Task, Update, WorkerState};
 
 /// The most splits in one answer.
@@ -77,9 +78,15 @@ impl Core {
             return Ok(Some(v1::NextSplitsResponse { end: true, ..Default::default() }));
         }
         let (iteration_id, feed_id) = (iteration.id, task.feed);
-        let Some(found) = self.find_splits(txn.state, iteration, task, request.want) else { return Ok(None) };
+        let chosen = self.shared_splits(txn, (iteration_id, feed_id, worker), request);
+        let Some((iteration, task)) = txn.state.task(id) else { return Ok(None) };
+        let found = match chosen.is_empty() {
+            false => Some(Available::Waiting(chosen)),
+            true => self.find_splits(txn.state, iteration, task, request.want),
+        };
+        let Some(found) = found else { return Ok(None) };
         match found {
-            Available::Requeued(requeued) => txn.apply(leased(request, Vec::new(), requeued, false)),
+            Available::Waiting(requeued) => txn.apply(leased(request, Vec::new(), requeued, false)),
             Available::Fresh(fresh) => txn.apply(leased(request, fresh, Vec::new(), false)),
             Available::End { exhausted } => {
                 if let Some(listing) = exhausted {
@@ -98,6 +105,7 @@ impl Core {
         let Some((iteration, task)) = txn.state.task(id) else { return Ok(None) };
         let mut reports = self.reports.lock();
         reports.holders.leased(iteration, task);
+        reports.sharing.leased(iteration.id, task);
         if let Some(checksums) = reports.row_checksums.get_mut(&iteration.id) {
             let given = task.last_answer.iter();
             checksums.begin_again(given.filter_map(|index| task.leases.get_key_value(index)));
@@ -122,6 +130,28 @@ impl Core {
         }
     }
 
+    /// Splits for a task of a job that shares, by index; empty if it gets them as any other.
+    fn shared_splits(
+        self: &Arc<Self>,
+        txn: &mut Txn<'_>,
+        (id, feed, worker): (IterationId, FeedId, WorkerId),
+        request: &v1::NextSplitsRequest,
+    ) -> Vec<u64> {
+        let Some(iteration) = txn.state.iterations.get(&id) else { return Vec::new() };
+        if request.sharing_points.is_empty() || !sharing::has_free_order(txn.state, iteration) {
+            return Vec::new();
+        }
+        if txn.state.workers.get(&worker).is_some_and(|w| w.state == WorkerState::Draining) {
+            return Vec::new();
+        }
+        let exhausted = iteration.feeds.get(&feed).is_some_and(|f| f.exhausted);
+        let provider = (!exhausted).then(|| self.provider(txn.state, iteration, feed));
+        let want = count_of(request.want);
+        let mut reports = self.reports.lock();
+        reports.sharing.on_request(id, request);
+        sharing::take(txn, &mut reports.sharing, (id, feed), provider.as_ref(), (request, want))
+    }
+
     fn find_splits(
         self: &Arc<Self>,
         state: &State,
@@ -134,11 +164,11 @@ impl Core {
             // The others can take the rest, and this worker can leave.
             return Some(Available::End { exhausted: None });
         }
-        let want = usize::try_from(want).unwrap_or(MAX_SPLITS).clamp(1, MAX_SPLITS);
+        let want = count_of(want);
         let feed = iteration.feeds.get(&task.feed)?;
         if !feed.pending.is_empty() {
             let want = fair_count(iteration, task.feed, want, feed.pending.len());
-            return Some(Available::Requeued(feed.pending.keys().take(want).copied().collect()));
+            return Some(Available::Waiting(feed.pending.keys().take(want).copied().collect()));
         }
         if feed.exhausted {
             return Some(Available::End { exhausted: None });
@@ -154,6 +184,11 @@ impl Core {
             Err(e) => Some(Available::Failed(e)),
         }
     }
+}
+
+/// The splits that a request asks for.
+fn count_of(want: u32) -> usize {
+    usize::try_from(want).unwrap_or(MAX_SPLITS).clamp(1, MAX_SPLITS)
 }
 
 fn fail(txn: &mut Txn<'_>, iteration: IterationId, e: Error) -> Error {
@@ -176,19 +211,14 @@ fn other_listing(iteration: &Iteration, listing: Option<u64>) -> Option<Error> {
 
 /// What there is to lease.
 enum Available {
-    Requeued(Vec<u64>),
+    /// Splits that waited.
+    Waiting(Vec<u64>),
     Fresh(Vec<SplitRecord>),
     /// If the feed is exhausted from now on: the hash of its listing, in a static mode.
     End {
         exhausted: Option<Option<u64>>,
     },
     Failed(Error),
-}
-
-/// Near the end of a feed the answers get smaller, so that no worker holds all of the last splits.
-fn fair_count(iteration: &Iteration, feed: FeedId, want: usize, left: usize) -> usize {
-    let open = iteration.tasks.values().filter(|t| t.feed == feed && t.is_open()).count();
-    if open < 2 { want } else { want.min(left.div_ceil(2 * open)).max(1) }
 }
 
 fn leased(request: &v1::NextSplitsRequest, fresh: Vec<SplitRecord>, requeued: Vec<u64>, end: bool) -> Update {

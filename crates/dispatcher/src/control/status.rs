@@ -10,7 +10,7 @@ use caju_types::{ClientId, Result};
 
 use super::Core;
 use super::reports::Reports;
-use super::workers::modes_to_proto;
+use super::workers::{modes_to_proto, sharing_name};
 use crate::state::{Iteration, Job, Member, State, Task, TaskState, Worker};
 
 impl Core {
@@ -66,6 +66,8 @@ impl Core {
         let readers = readers(&reports, iteration, self.clock.now());
         let served = reports.served.of_iteration(iteration.id);
         let workers_wanted = workers_wanted(&reports, iteration);
+        let others = reports.sharing.others(state, iteration.id);
+        let shares_with = others.map(|i| format!("{} epoch {}", i.job, i.epoch)).collect();
         drop(reports);
         let splits_total = self.listings.splits_total(iteration);
         // A task that a client has read to its end runs on until its worker has reported.
@@ -110,6 +112,8 @@ impl Core {
             splits: Some(split_states(iteration, splits_total)),
             served: Some(served),
             workers_wanted,
+            sharing: state.jobs.get(&iteration.job).map(sharing_name).unwrap_or_default(),
+            shares_with,
         }
     }
 }

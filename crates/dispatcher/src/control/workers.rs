@@ -15,7 +15,8 @@ use super::usage::check_name;
 use super::{Core, Txn, secrets};
 use crate::config::DispatcherConfig;
 use crate::state::{
-    Failure, Iteration, Mode, State, TargetWorkers, Task, TaskState, Update, Worker, WorkerState,
+    Failure, Iteration, Job, Mode, Sharing, State, TargetWorkers, Task, TaskState, Update, Worker,
+    WorkerState,
 };
 
 /// A worker that reported within this number of heartbeats, or half its timeout, lives.
@@ -396,12 +397,21 @@ fn task_def(
             None => String::new(),
         },
         num_consumers: iteration.even.as_ref().map_or(0, |e| e.consumers.count),
+        sharing: sharing_name(job),
         cache_budget: config.cache_budget.filter(|_| job.spec.save.is_none()).unwrap_or(0),
         shard_by: shard.map_or("", |s| s.by.as_str()).to_string(),
         num_shards: shard.map_or(0, |_| iteration.num_shards),
         shard_index: shard.map_or(0, |_| task.feed.0),
         secret: task.secret.map(|s| s.to_vec().into()).unwrap_or_default(),
     })
+}
+
+/// As messages name it; empty if the job shares nothing.
+pub(super) fn sharing_name(job: &Job) -> String {
+    match job.spec.sharing {
+        Sharing::Off => String::new(),
+        sharing => sharing.as_str().to_string(),
+    }
 }
 
 /// Rows that a task emitted, and those that went to Flight readers, per split; where its worker counts.

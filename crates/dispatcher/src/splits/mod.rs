@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
 use caju_engine::ListingDigest;
+use caju_proto::split_name;
 use caju_types::{Error, Listed, Result, RowRanges};
 use futures::stream::BoxStream;
 use parking_lot::Mutex;
@@ -33,6 +34,8 @@ pub(crate) struct SplitProvider {
 #[derive(Debug, Default)]
 struct Ready {
     queue: VecDeque<SplitRecord>,
+    /// The names of the splits in the queue, as workers give them.
+    names: VecDeque<u64>,
     end: Option<Result<u64>>,
 }
 
@@ -71,9 +74,15 @@ impl SplitProvider {
         let n = want.max(together).min(ready.queue.len());
         let n = if together == 0 { n } else { together.min(n) };
         let taken = ready.queue.drain(..n).collect();
+        ready.names.drain(..n);
         drop(ready);
         self.room.notify_one();
         taken
+    }
+
+    /// The names of the splits that are there now, in order.
+    pub(crate) fn names(&self) -> Vec<u64> {
+        self.ready.lock().names.iter().copied().collect()
     }
 
     /// The end, once everything before it was taken: the number of splits, or what went wrong.
@@ -165,7 +174,10 @@ impl SplitProvider {
         while self.ready.lock().queue.len() >= look_ahead {
             self.room.notified().await;
         }
-        self.ready.lock().queue.extend(records);
+        let mut ready = self.ready.lock();
+        ready.names.extend(records.iter().map(|record| split_name(&record.split)));
+        ready.queue.extend(records);
+        drop(ready);
         poke();
     }
 }

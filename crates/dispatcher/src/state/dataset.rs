@@ -6,7 +6,7 @@ use caju_planner::{Decision, Profile};
 use caju_types::{DatasetId, Fingerprint, JobName, RowRanges};
 use serde::{Deserialize, Serialize};
 
-use super::{Consumers, Mode, SaveTarget, TargetWorkers};
+use super::{Consumers, Mode, SaveTarget, Sharing, TargetWorkers};
 
 /// A registered definition, with what binding it has found out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,6 +86,9 @@ pub struct JobSpec {
     /// Consumers that get equally many elements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consumers: Option<Consumers>,
+    /// Whether it shares computed rows with other jobs.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub sharing: Sharing,
 }
 
 /// A named use of a dataset.

@@ -67,7 +67,7 @@ pub struct Feed {
     /// In a static mode, once it is exhausted: a hash of the listing of the whole source. Shards of an epoch agree on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listing: Option<u64>,
-    /// Splits that came back from lost tasks.
+    /// Splits that came back from lost tasks, or that were set aside.
     pub pending: BTreeMap<u64, Lease>,
     /// Splits were issued in another order than that of their indexes: the hash is not that of a listing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -7,7 +7,21 @@ use caju_autocache::{CachePlan, Document};
 use caju_engine::Shard;
 use caju_types::TaskId;
 
-use super::{Feed, FeedId, Iteration, Lease, SplitRecord};
+use super::{Feed, FeedId, Iteration, Lease, Resume, SplitRecord};
+
+/// The lease of a split that was never leased before.
+fn first_lease(record: &SplitRecord, resume: Option<&Resume>, plan: usize) -> Lease {
+    Lease {
+        split: Arc::clone(&record.split),
+        done: resume.map(|r| r.done_of(record.index)).unwrap_or_default(),
+        lost: 0,
+        lost_with: BTreeSet::new(),
+        held: BTreeMap::new(),
+        taken_over: false,
+        plan,
+        group: record.group.clone(),
+    }
+}
 
 impl Iteration {
     /// Splits that are with a task, or were.
@@ -41,21 +55,21 @@ impl Iteration {
         }
         for record in fresh {
             feed.issue(record);
-            let lease = Lease {
-                split: Arc::clone(&record.split),
-                done: self.resume.as_deref().map(|r| r.done_of(record.index)).unwrap_or_default(),
-                lost: 0,
-                lost_with: BTreeSet::new(),
-                held: BTreeMap::new(),
-                taken_over: false,
-                plan,
-                group: record.group.clone(),
-            };
-            task.leases.insert(record.index, lease);
+            task.leases.insert(record.index, first_lease(record, self.resume.as_deref(), plan));
             task.last_answer.push(record.index);
         }
         if !requeued.is_empty() || !fresh.is_empty() {
             self.serve_behind(id);
+        }
+    }
+
+    /// Splits were issued, and wait.
+    pub(super) fn set_aside(&mut self, feed: FeedId, splits: &[SplitRecord]) {
+        let plan = self.former.len();
+        let feed = self.feeds.entry(feed).or_default();
+        for record in splits {
+            feed.issue(record);
+            feed.pending.insert(record.index, first_lease(record, self.resume.as_deref(), plan));
         }
     }
 

@@ -19,6 +19,7 @@ mod readers;
 mod resume;
 mod saves;
 mod settling;
+mod sharing;
 mod task;
 mod update;
 mod worker;
@@ -43,6 +44,7 @@ pub use readers::TargetWorkers;
 pub use resume::{Resume, StandIn, StandIns};
 pub use saves::{Save, SaveStage, SaveTarget, SaveTotals};
 pub use settling::{LostReader, Missing};
+pub use sharing::Sharing;
 pub use task::{Task, TaskState};
 pub use update::Update;
 pub use worker::{COLOCATED, Worker, WorkerState};
@@ -95,7 +97,7 @@ impl Eq for Touched {}
 
 /// Whether nothing follows from a change, and nobody waits for it: splits went to a task. There are thousands a second.
 pub fn is_quiet(update: &Update) -> bool {
-    matches!(update, Update::Leased { end: false, .. })
+    matches!(update, Update::Leased { end: false, .. } | Update::SplitsSetAside { .. })
 }
 
 impl State {
@@ -364,6 +366,7 @@ impl State {
             Update::Leased { task, request_no, fresh, requeued, end } => {
                 iteration.lease(*task, *request_no, fresh, requeued, *end);
             }
+            Update::SplitsSetAside { feed, splits, .. } => iteration.set_aside(*feed, splits),
             Update::FeedExhausted { feed, listing, .. } => iteration.exhaust(*feed, *listing),
             Update::TailReached { task, tail } => iteration.reach_tail(*task, tail),
             Update::TailsDealt { deal, .. } => iteration.dealt(deal),
@@ -403,6 +406,7 @@ impl State {
             | Update::TailsDealt { iteration, .. }
             | Update::TaskCreated { iteration, .. }
             | Update::Planned { iteration, .. }
+            | Update::SplitsSetAside { iteration, .. }
             | Update::FeedExhausted { iteration, .. }
             | Update::ClientGone { iteration, .. }
             | Update::ClientTook { iteration, .. }

@@ -247,10 +247,19 @@ pub enum Update {
         request_no: u64,
         /// Splits that were never leased before, in the order of the provider.
         fresh: Vec<SplitRecord>,
-        /// Splits that came back from lost tasks, by index.
+        /// Splits that waited, by index: they came back from lost tasks, or were set aside.
         requeued: Vec<u64>,
         /// Whether the task was answered that nothing more will come.
         end: bool,
+    },
+    /// Splits are passed over for now: tasks of other jobs that share were given them before. They wait in their feed.
+    SplitsSetAside {
+        /// The iteration.
+        iteration: IterationId,
+        /// The feed.
+        feed: FeedId,
+        /// Splits that were never leased before, in the order of the provider.
+        splits: Vec<SplitRecord>,
     },
     /// The provider of a feed has no further split.
     FeedExhausted {

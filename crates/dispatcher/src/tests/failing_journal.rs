@@ -77,8 +77,15 @@ async fn epoch(w: &World, answered: &mut Answered) -> Result<()> {
     answered.opened = Some(opened.clone());
     let next = async |task_id: u64, request_no: u64| {
         let (worker_id, secret) = (worker, secret.clone());
-        let request =
-            v1::NextSplitsRequest { task_id, worker_id, want: 2, wait_ms: 60_000, request_no, secret };
+        let request = v1::NextSplitsRequest {
+            task_id,
+            worker_id,
+            want: 2,
+            wait_ms: 60_000,
+            request_no,
+            secret,
+            ..Default::default()
+        };
         w.core.next_splits(request).await
     };
     let task = opened.tasks[0].task_id;

@@ -242,6 +242,7 @@ impl World {
             wait_ms: 60_000,
             request_no: no,
             secret: self.worker_secret(worker),
+            ..Default::default()
         };
         self.core.next_splits(request).await
     }

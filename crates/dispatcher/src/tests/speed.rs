@@ -41,6 +41,7 @@ fn leases_and_heartbeats_of_a_thousand_workers_are_quick() {
             wait_ms: 60_000,
             request_no,
             secret: secret(task.worker_id).into(),
+            ..Default::default()
         };
         let begin = Instant::now();
         let mut leased = Vec::new();

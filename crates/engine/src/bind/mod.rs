@@ -21,6 +21,7 @@ pub(crate) use steps::{ShardStep, Step, StreamOp};
 
 use crate::hint::BoundHint;
 use crate::shard::{ListingDigest, Shard, ShardBy, ShardSplits};
+use crate::sharing::LocalEnd;
 
 /// A definition bound to its data: everything a task needs, shared by all tasks of the dataset.
 pub struct BoundPipeline {
@@ -30,6 +31,7 @@ pub struct BoundPipeline {
     plan: plan::SplitPlan,
     stats_stages: Vec<(String, StageKind)>,
     hints: Vec<BoundHint>,
+    local_end: Option<LocalEnd>,
     chunk_bytes: u64,
 }
 
@@ -157,8 +159,10 @@ fn bind_opened(
         .chain(std::iter::once(("output".to_string(), StageKind::Output)))
         .collect();
     let hints = if keep_hints { bound_hints(def, registry, &root, &plan)? } else { Vec::new() };
+    let local_end = local_end(def, registry, &root, &plan)?;
     let chunk_bytes = registry.limits().chunk_bytes;
-    Ok(BoundPipeline { def: def.clone(), fingerprint, root, plan, stats_stages, hints, chunk_bytes })
+    let def = def.clone();
+    Ok(BoundPipeline { def, fingerprint, root, plan, stats_stages, hints, local_end, chunk_bytes })
 }
 
 /// What a stage is to the planner.
@@ -211,6 +215,24 @@ fn bound_hints(
         })
     };
     def.hints().into_iter().zip(prefixes).map(bound).collect()
+}
+
+/// The end of the split-local stages; none where a task sees only some rows of a split.
+fn local_end(
+    def: &DatasetDef,
+    registry: &Registry,
+    root: &Branch,
+    plan: &plan::SplitPlan,
+) -> Result<Option<LocalEnd>> {
+    if plan.planned() > 0 || plan.has_stride() || root.steps.iter().any(|s| matches!(s, Step::Shard(_))) {
+        return Ok(None);
+    }
+    // A `prefetch` changes no rows.
+    let mixes = |op: &StageOp| !op.is_split_local() && !matches!(op, StageOp::Prefetch(_));
+    let stages = def.stages.iter().position(|s| mixes(&s.op)).unwrap_or(def.stages.len());
+    let (canonical, fingerprint, random) = caju_pipeline::prefix_at(def, stages, registry)?;
+    let found_columns = found_columns(def, root);
+    Ok(Some(LocalEnd { canonical, fingerprint, random, found_columns, stages }))
 }
 
 /// The columns whose types a source's reader inferred from the first rows of its first file. No fingerprint covers them,
@@ -478,6 +500,11 @@ impl BoundPipeline {
     /// The memory limit of a stage for one chunk, in bytes.
     pub(crate) fn chunk_bytes(&self) -> u64 {
         self.chunk_bytes
+    }
+
+    /// The end of the split-local stages, if rows can be shared there.
+    pub(crate) fn local_end(&self) -> Option<&LocalEnd> {
+        self.local_end.as_ref()
     }
 
     /// The active hints.

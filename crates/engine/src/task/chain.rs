@@ -8,7 +8,7 @@ use caju_wire::Chunk;
 use futures::stream::{self, StreamExt};
 
 use super::concurrent::{Order, rows};
-use super::hint::{Numbering, at_hint, at_set, without_marks};
+use super::hint::{Numbering, at_hint, at_set, at_sharing_point, without_marks};
 use super::pay::pay_for;
 use super::prefetch::prefetched;
 use super::shard::{shard_stage, sharded};
@@ -18,6 +18,7 @@ use crate::caching::TaskCache;
 use crate::context::TaskContext;
 use crate::row::{RowOp, RowStage};
 use crate::row_checks::diverged;
+use crate::sharing::{END, Flights};
 use crate::stream::{Batch, BatchEnd, Bucket, Flow, Mix, Shuffle, Skip, StreamStage, Take, Unbatch};
 
 /// The random position of a sampling source, apart from those of stages.
@@ -28,7 +29,7 @@ pub(super) fn build(
     pipeline: &Arc<BoundPipeline>,
     source: Items,
     ctx: &Arc<TaskContext>,
-    cache: &Arc<TaskCache>,
+    (cache, sharing): (&Arc<TaskCache>, Option<&Arc<Flights>>),
     ordered: bool,
 ) -> Items {
     let steps = &pipeline.root.steps;
@@ -37,7 +38,8 @@ pub(super) fn build(
     let drawn = |s: &Step| sampled && matches!(s, Step::Shard(shard) if shard.stats.is_some());
     let first_stream = steps.iter().position(|s| is_stream(s) || drawn(s)).unwrap_or(steps.len());
     let (local, streaming) = steps.split_at(first_stream);
-    let checked = check_rows(local_part(local, source, ctx, cache, ordered), stages_of(local), ctx);
+    let local_items = local_part(local, source, ctx, (cache, sharing), ordered);
+    let checked = check_rows(local_items, stages_of(local), ctx);
     let items = sized(checked, ctx);
     let order = if ordered { Order::Input } else { Order::Any };
     // Rows that readers already have are dropped where splits end, unless elements are counted below: then
@@ -104,10 +106,10 @@ fn local_part(
     steps: &[Step],
     mut items: Items,
     ctx: &Arc<TaskContext>,
-    cache: &Arc<TaskCache>,
+    (cache, sharing): (&Arc<TaskCache>, Option<&Arc<Flights>>),
     ordered: bool,
 ) -> Items {
-    let order = order_of(steps, ctx, ordered);
+    let order = order_of(steps, ctx, ordered, sharing.is_some());
     let mut segment: Vec<Arc<RowStage>> = Vec::new();
     // Below a shard, rows keep the ordinals that they have without it, and draw the same.
     let (mut dirty, mut gaps) = (false, false);
@@ -142,21 +144,28 @@ fn local_part(
             Step::Hint(hint) => {
                 items = rows(std::mem::take(&mut segment), items, ctx, order);
                 items = at_hint(*hint, dirty || gaps, items, cache);
+                if let Some(sharing) = sharing {
+                    items = at_sharing_point(*hint, items, sharing);
+                }
                 (dirty, gaps) = (false, false);
             }
             _ => {}
         }
     }
-    if steps.iter().any(|s| matches!(s, Step::Hint(_))) {
+    if sharing.is_none() && steps.iter().any(|s| matches!(s, Step::Hint(_))) {
         items = without_marks(items);
     }
     items = rows(segment, items, ctx, order);
-    if dirty || gaps { renumber(items) } else { items }
+    items = if dirty || gaps { renumber(items) } else { items };
+    match sharing {
+        Some(sharing) => at_sharing_point(END, items, sharing),
+        None => items,
+    }
 }
 
-/// The order that the split-local stages must keep. Where rows are renumbered within their split, or stored, the rows of a
-/// split must stay in order.
-fn order_of(steps: &[Step], ctx: &TaskContext, ordered: bool) -> Order {
+/// The order that the split-local stages must keep. Where rows are renumbered within their split, stored, or shared with other
+/// jobs, the rows of a split must stay in order.
+fn order_of(steps: &[Step], ctx: &TaskContext, ordered: bool, is_shared: bool) -> Order {
     let numbers = |s: &Step| match s {
         Step::Rows(stage) => stage.changes_ordinals(),
         Step::Hint(_) | Step::Shard(_) => true,
@@ -164,7 +173,7 @@ fn order_of(steps: &[Step], ctx: &TaskContext, ordered: bool) -> Order {
     };
     match ordered {
         true => Order::Input,
-        false if ctx.skips() || steps.iter().any(numbers) => Order::PerSplit,
+        false if is_shared || ctx.skips() || steps.iter().any(numbers) => Order::PerSplit,
         false => Order::Any,
     }
 }

@@ -9,6 +9,7 @@ use futures::stream::StreamExt;
 
 use super::{Item, Items};
 use crate::caching::TaskCache;
+use crate::sharing::{Flights, entry_place};
 
 /// Renumbers the rows of every split consecutively.
 #[derive(Debug, Default)]
@@ -53,6 +54,21 @@ pub(super) fn at_hint(hint: usize, dirty: bool, items: Items, cache: &Arc<TaskCa
         }
     })
     .boxed()
+}
+
+/// Rows that other jobs computed enter here, and rows that this task computed go to the window.
+pub(super) fn at_sharing_point(place: usize, items: Items, sharing: &Arc<Flights>) -> Items {
+    let (sharing, entry) = (Arc::clone(sharing), entry_place(place));
+    let passing = move |item| match item {
+        Ok(Item::Entry { hint, chunk }) if hint == entry => Some(Ok(Item::Chunk(chunk))),
+        Ok(Item::Chunk(chunk)) => sharing.pass(place, chunk).map(|chunk| Ok(Item::Chunk(chunk))),
+        Ok(Item::EndOfSplit(split)) => {
+            sharing.end(place, split);
+            Some(Ok(Item::EndOfSplit(split)))
+        }
+        other => Some(other),
+    };
+    items.filter_map(move |item| std::future::ready(passing(item))).boxed()
 }
 
 async fn pass(

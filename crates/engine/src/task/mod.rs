@@ -34,6 +34,7 @@ use crate::lease::SplitFeed;
 use crate::probing::{Findings, Prober, Probing};
 use crate::row_checks::RowChecks;
 use crate::shard::Shard;
+use crate::sharing::{END, Flights, SharingMember};
 use crate::stats::TaskStats;
 
 /// How a task runs.
@@ -83,6 +84,8 @@ pub struct TaskOptions {
     /// Cores that the task may count on if its threads are more than that, or shared; probes are limited to a fraction of
     /// them. None: one per thread.
     pub cores: Option<f64>,
+    /// The task's part in the window of rows that jobs share; none: it shares nothing.
+    pub sharing: Option<Arc<SharingMember>>,
     /// Whether the times of stages are measured. Only a benchmark of the profiling overhead turns that off.
     pub taps: bool,
 }
@@ -112,6 +115,7 @@ impl TaskOptions {
             probe_encoding: None,
             probe_stored_only: false,
             cores: None,
+            sharing: None,
             taps: true,
         }
     }
@@ -142,6 +146,7 @@ pub struct TaskRun {
     items: Items,
     ctx: Arc<TaskContext>,
     cache: Arc<TaskCache>,
+    sharing: Option<Arc<Flights>>,
     tasks: Tasks,
     probe_to_end: bool,
     /// How the task ended; an error is returned again by every later call.
@@ -195,10 +200,21 @@ pub fn run_task(pipeline: &Arc<BoundPipeline>, feed: Box<dyn SplitFeed>, options
         readers: options.readers,
     };
     let cache = Arc::new(TaskCache::new(cache, Arc::clone(&ctx), prober));
-    let reader = read::Reader::new(Arc::clone(pipeline), Arc::clone(&ctx), Arc::clone(&cache), reading);
+    let sharing = options.sharing.map(|member| {
+        let hints = pipeline.hints().iter().enumerate().map(|(place, hint)| (place, hint.stage));
+        let end = pipeline.local_end().map(|end| (END, end.stages));
+        Arc::new(Flights::new(member, Arc::clone(&ctx), hints.chain(end).collect()))
+    });
+    let reader = read::Reader::new(
+        Arc::clone(pipeline),
+        Arc::clone(&ctx),
+        Arc::clone(&cache),
+        sharing.clone(),
+        reading,
+    );
     let source = distribute::read_splits(reader, feed, tasks.clone());
-    let items = chain::build(pipeline, source, &ctx, &cache, deterministic);
-    TaskRun { items, ctx, cache, tasks, probe_to_end: options.probe_to_end, over: None }
+    let items = chain::build(pipeline, source, &ctx, (&cache, sharing.as_ref()), deterministic);
+    TaskRun { items, ctx, cache, sharing, tasks, probe_to_end: options.probe_to_end, over: None }
 }
 
 impl TaskRun {
@@ -217,6 +233,7 @@ impl TaskRun {
         loop {
             // The cost of moving items counts for the output; the stages count their own work.
             let Some(item) = self.ctx.stats.output().polled(self.items.next()).await else {
+                self.share_no_more();
                 // Parts are committed before the task's end is reported.
                 if let Err(e) = self.cache.settled().await {
                     self.tasks.stop();
@@ -236,10 +253,18 @@ impl TaskRun {
                 }
                 Err(e) => {
                     self.tasks.stop();
+                    self.share_no_more();
                     self.over = Some(Err(e.clone()));
                     Some(Err(e))
                 }
             };
+        }
+    }
+
+    /// Tasks of other jobs do not wait for this one any more.
+    fn share_no_more(&self) {
+        if let Some(sharing) = &self.sharing {
+            sharing.close();
         }
     }
 
@@ -317,5 +342,6 @@ impl Drop for TaskRun {
     fn drop(&mut self) {
         self.cache.stop();
         self.tasks.stop();
+        self.share_no_more();
     }
 }

@@ -19,6 +19,7 @@ use crate::bind::{BoundPipeline, Branch, BranchKind, Step};
 use crate::caching::{Entry, OpenPart, TaskCache};
 use crate::context::TaskContext;
 use crate::lease::LeasedSplit;
+use crate::sharing::{END, Flights, Next, SharedRows, entry_place};
 use crate::stats::SplitReads;
 
 /// How splits are read.
@@ -36,6 +37,8 @@ pub(super) struct Reader {
     pipeline: Arc<BoundPipeline>,
     pub(super) ctx: Arc<TaskContext>,
     pub(super) cache: Arc<TaskCache>,
+    /// The splits whose rows are shared with other jobs; none: the task shares nothing.
+    sharing: Option<Arc<Flights>>,
     pub(super) reading: Reading,
     /// The index of the first cross-split stage among the counters.
     local: usize,
@@ -48,6 +51,7 @@ impl Reader {
         pipeline: Arc<BoundPipeline>,
         ctx: Arc<TaskContext>,
         cache: Arc<TaskCache>,
+        sharing: Option<Arc<Flights>>,
         reading: Reading,
     ) -> Self {
         let streams = pipeline.root.steps.iter().filter_map(|s| match s {
@@ -55,7 +59,7 @@ impl Reader {
             _ => None,
         });
         let local = streams.min().unwrap_or(usize::MAX);
-        Self { pipeline, ctx, cache, reading, local, open: OpenSplits::default() }
+        Self { pipeline, ctx, cache, sharing, reading, local, open: OpenSplits::default() }
     }
 
     /// How rows are read that enter at the stage with these counters.
@@ -111,19 +115,63 @@ impl Reader {
     ) -> Result<()> {
         match self.cache.enter(&lease).await {
             Entry::Skip => {}
-            Entry::Compute => self.compute(&lease, out).await?,
+            Entry::Compute => match self.share(&lease, None, true).await {
+                Some(rows) => self.follow(rows, &lease, out).await?,
+                None => self.compute(&lease, out).await?,
+            },
             Entry::Put | Entry::Buffer => {
+                // Its rows are stored by this task, so they are computed here. Others read them.
+                self.share(&lease, None, false).await;
                 self.compute(&lease, out).await?;
                 self.cache.source_was_read(lease.index, reads.bytes());
             }
             Entry::Get { hint, part } => {
-                if let Some(rows) = self.get(hint, part, &lease, out, &mut permit).await? {
+                if let Some(rows) = self.share(&lease, Some(hint), true).await {
+                    drop(part);
+                    self.follow(rows, &lease, out).await?;
+                } else if let Some(rows) = self.get(hint, part, &lease, out, &mut permit).await? {
                     self.cache.resume(lease.index, hint, rows);
                     self.compute(&lease, out).await?;
                 }
             }
         }
         out.send(Item::EndOfSplit(lease.index)).await
+    }
+
+    /// The rows of a split that another task computes, if this one may read them below the given hint.
+    async fn share(&self, lease: &LeasedSplit, below: Option<usize>, may_read: bool) -> Option<SharedRows> {
+        match &self.sharing {
+            Some(sharing) => sharing.begin(lease, below, may_read).await,
+            None => None,
+        }
+    }
+
+    /// Sends rows that another task computes, and computes those that it does not give.
+    async fn follow(&self, mut rows: SharedRows, lease: &LeasedSplit, out: &Sender<Item>) -> Result<()> {
+        let place = rows.place;
+        let stage = if place == END { self.local } else { self.cache.stats_index(place) };
+        let reading = self.reading(stage);
+        let mut ordinal = 0;
+        loop {
+            match rows.next().await {
+                Next::Batch(batch) => {
+                    for batch in pieces(&batch, reading) {
+                        let len = batch.num_rows() as u64;
+                        let run = Run { split: lease.index, start: ordinal, len };
+                        ordinal += len;
+                        let chunk = Chunk::rows_of(batch, vec![run]);
+                        out.send(Item::Entry { hint: entry_place(place), chunk }).await?;
+                    }
+                }
+                Next::End { skipped } => return self.ctx.count_stored_skips(lease.index, skipped),
+                Next::Gone | Next::Pending => break,
+            }
+        }
+        drop(rows);
+        if let Some(sharing) = &self.sharing {
+            sharing.take_over(lease.index, place, ordinal);
+        }
+        self.compute(lease, out).await
     }
 
     /// Sends the rows of a part. Returns the number of rows that were sent if the part turns out to be damaged.

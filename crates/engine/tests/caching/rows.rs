@@ -13,7 +13,7 @@ use caju_kernels::{Limits, Registry};
 use caju_pipeline::{DatasetDef, prefix_fingerprints};
 use caju_runtime::{Clock, CpuPool, IoCounters, Stores, SystemClock};
 use caju_sources::{SourceContext, Split};
-use caju_types::{Result, RowRanges};
+use caju_types::Result;
 use caju_wire::Chunk;
 use caju_wire::checksum::RowsChecksum;
 use futures::TryStreamExt;
@@ -137,12 +137,8 @@ impl Pair {
             let leases = (0u64..).zip(&self.splits).skip(worker).step_by(workers);
             let leases: VecDeque<_> = leases
                 .map(|(index, split)| LeasedSplit {
-                    index,
-                    split: split.clone(),
-                    done: RowRanges::default(),
-                    checksums: Vec::new(),
                     cache: plan(index, split),
-                    group: None,
+                    ..LeasedSplit::new(index, split.clone())
                 })
                 .collect();
             let (more, m) = run(pipeline, leases, how, cache, &self.clock).await?;

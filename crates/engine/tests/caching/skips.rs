@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use caju_engine::{LeasedSplit, TaskOptions, run_task};
 use caju_runtime::{CpuPool, SystemClock};
-use caju_types::RowRanges;
 
 use crate::common::{Fixed, How};
 use crate::generated::put;
@@ -17,12 +16,8 @@ async fn run(pair: &Pair, root: &str, limited: bool) -> Result<(Vec<Row>, u64), 
     let leases: VecDeque<_> = (0u64..)
         .zip(&pair.splits)
         .map(|(index, split)| LeasedSplit {
-            index,
-            split: split.clone(),
-            done: RowRanges::default(),
-            checksums: Vec::new(),
             cache: Some(Arc::clone(&plan)),
-            group: None,
+            ..LeasedSplit::new(index, split.clone())
         })
         .collect();
     let mut options = TaskOptions::new(CpuPool::new(2).unwrap(), SystemClock::shared());

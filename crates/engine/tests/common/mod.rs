@@ -13,7 +13,7 @@ use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
 use caju_runtime::{CpuPool, IoCounters, Stores, SystemClock};
 use caju_sources::{SourceContext, Split};
-use caju_types::{Result, RowRanges};
+use caju_types::Result;
 use caju_wire::{Chunk, Elements};
 use futures::TryStreamExt;
 
@@ -81,14 +81,7 @@ pub async fn chunks(yaml: &str, how: How) -> Result<Vec<Chunk>> {
             .zip(all.clone())
             .skip(w)
             .step_by(workers)
-            .map(|(index, split)| LeasedSplit {
-                index,
-                split,
-                done: RowRanges::default(),
-                checksums: Vec::new(),
-                cache: None,
-                group: None,
-            })
+            .map(|(index, split)| LeasedSplit::new(index, split))
             .collect();
         out.extend(run(&pipeline, mine, how).await?);
     }

@@ -83,6 +83,7 @@ class Client:
         num_states: int = 0,
         states_of_all: bool = False,
         consumer: tuple[int, int, str] | None = None,
+        sharing: tuple[str, str | None] | None = None,
         compression: str = "none",
         data_transfer_protocol: str = "auto",
     ) -> Reader: ...

@@ -16,7 +16,7 @@ from ._errors import InvalidPipeline
 from ._iterator import DatasetIterator
 from ._memory import inline
 from ._schema import Schema
-from ._service import Service, consumers_of
+from ._service import Service, consumers_of, sharing_of
 from ._stages import Stages, given, plain, refuse_not_finite
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ class Dataset(Stages, Epochs):
         num_consumers: int | None = None,
         consumer_index: int | None = None,
         uneven: str | None = None,
+        sharing: str | None = None,
+        trainer_id: str | None = None,
         policy: str | None = None,
         encoding: str | None = None,
         lost_readers: str = "fail",
@@ -120,6 +122,11 @@ class Dataset(Stages, Epochs):
         (`uneven="drop"`, the default), or delivered with copies for the others (`uneven="pad"`; `stats` counts them). A
         consumer that leaves early or vanishes ends the epoch of all with an `Unavailable`.
 
+        With `sharing="exact"` jobs that run at the same time and compute the same rows, down to a common `autocache` hint or to
+        their last stage above `shuffle` and `batch`, compute them once per worker. Each job still gets each row of its epochs
+        exactly once, whenever it begins and however fast it is: rows that a worker holds no more are computed for it. Trainers
+        that read one `job_name` with different `trainer_id`s get all rows each, as jobs of different names do.
+
         `target_workers="local"` reads only from the workers of this process (`start_worker`), without a socket; a dispatcher
         elsewhere still deals the rows. When the last of them stops, the epoch fails with `Cancelled`. "any" reads from all
         workers. "auto", the default, reads from all except workers of other processes that have the tag `COLOCATED`. All
@@ -130,6 +137,7 @@ class Dataset(Stages, Epochs):
         this process, as they are) or "auto", the default, which takes the one that fits each worker.
         """
         consumer = consumers_of(job_name, num_consumers, consumer_index, uneven)
+        shares = sharing_of(job_name, sharing, trainer_id, consumer)
         if self._service is not None:
             raise InvalidPipeline(
                 f"this dataset is distributed already, to {self._service.address}, and a second `distribute` would "
@@ -138,7 +146,7 @@ class Dataset(Stages, Epochs):
         out = self._copy()
         out._service = Service.of(
             service, job_name, epochs, processing_mode, seed, policy, encoding, connect_timeout, lost_readers,
-            target_workers, consumer, compression, data_transfer_protocol, max_frame,
+            target_workers, consumer, shares, compression, data_transfer_protocol, max_frame,
         )
         return out
 

@@ -209,4 +209,5 @@ class Epochs:
             "compression": service.compression,
             "data_transfer_protocol": service.data_transfer_protocol,
             "consumer": service.consumer,
+            "sharing": service.sharing,
         }

@@ -11,6 +11,8 @@ from ._errors import InvalidPipeline, NotFound
 from ._numbers import whole
 
 MODES = ("dynamic", "off", "file", "data", "file_or_data", "hint")
+SHARING = ("exact", "off")
+"""Whether a job shares computed rows with other jobs."""
 UNEVEN = ("drop", "pad")
 LOST_READERS = ("fail", "allow")
 TARGETS = ("auto", "any", "local")
@@ -26,7 +28,7 @@ class Service:
 
     __slots__ = (
         "address", "connect_timeout", "encoding", "epochs", "job_name", "keep", "lost_readers", "mode", "policy", "seed",
-        "target_workers", "consumer", "compression", "data_transfer_protocol", "max_frame",
+        "target_workers", "consumer", "sharing", "compression", "data_transfer_protocol", "max_frame",
     )
 
     def __init__(
@@ -43,6 +45,7 @@ class Service:
         lost_readers: str = "fail",
         target_workers: str | None = None,
         consumer: tuple[int, int, str] | None = None,
+        sharing: tuple[str, str | None] | None = None,
         compression: str = "none",
         data_transfer_protocol: str = "auto",
         max_frame: int | None = None,
@@ -59,6 +62,7 @@ class Service:
         self.lost_readers = lost_readers
         self.target_workers = target_workers
         self.consumer = consumer
+        self.sharing = sharing
         self.max_frame = max_frame
         self.compression = compression
         self.data_transfer_protocol = data_transfer_protocol
@@ -77,6 +81,7 @@ class Service:
         lost_readers: str = "fail",
         target_workers: str | None = None,
         consumer: tuple[int, int, str] | None = None,
+        sharing: tuple[str, str | None] | None = None,
         compression: str | None = None,
         data_transfer_protocol: str | None = None,
         max_frame: Size | None = None,
@@ -118,7 +123,7 @@ class Service:
         keep = None if service is address else service
         return cls(
             address, keep, job_name or "", epochs, processing_mode, seed, policy or "", encoding or "", connect_timeout,
-            lost_readers, target_workers, consumer, compression, data_transfer_protocol, frame,
+            lost_readers, target_workers, consumer, sharing, compression, data_transfer_protocol, frame,
         )
 
     @property
@@ -183,3 +188,24 @@ def consumers_of(
     if job_name is None:
         raise InvalidPipeline("num_consumers= needs job_name=, under which the consumers find each other")
     return count, index, uneven or "drop"
+
+
+def sharing_of(
+    job_name: str | None, sharing: str | None, trainer_id: str | None, consumer: tuple[int, int, str] | None
+) -> tuple[str, str | None] | None:
+    """Whether the job shares computed rows with other jobs, and which of its trainers this dataset is; None: as the job does."""
+    if trainer_id is not None and (not isinstance(trainer_id, str) or not trainer_id.strip()):
+        raise InvalidPipeline(f"trainer_id={trainer_id!r} must be a name that is not empty, one for each trainer of the job")
+    if sharing is None:
+        if trainer_id is not None:
+            raise InvalidPipeline("trainer_id= belongs to sharing=\"exact\", which is not given")
+        return None
+    if sharing not in SHARING:
+        raise InvalidPipeline(f"sharing={sharing!r} is not one of {', '.join(SHARING)}")
+    if sharing == "off" and trainer_id is not None:
+        raise InvalidPipeline("trainer_id= belongs to sharing=\"exact\", and this dataset has sharing=\"off\"")
+    if sharing == "exact" and job_name is None:
+        raise InvalidPipeline("sharing=\"exact\" needs job_name=: sharing requires named jobs")
+    if sharing == "exact" and consumer is not None:
+        raise InvalidPipeline("num_consumers= and sharing= exclude each other: consumers divide one epoch, jobs that share have one each")
+    return sharing, trainer_id

@@ -12,5 +12,6 @@ mod reading;
 mod resume;
 mod same_ids;
 mod sharding;
+mod sharing;
 mod status;
 mod trouble;

@@ -31,6 +31,7 @@ fn trial(policy: &str, times: &[f64], get: u64) -> Trial {
         padded_rows: 0,
         surplus_elements: 0,
         first_skips: Vec::new(),
+        shared: None,
         incomplete: None,
     };
     Trial {

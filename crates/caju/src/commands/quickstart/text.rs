@@ -116,6 +116,7 @@ mod tests {
             padded_rows: 0,
             surplus_elements: 0,
             first_skips: Vec::new(),
+            shared: None,
             incomplete: None,
         }
     }

@@ -163,6 +163,7 @@ fn progress(job: &JobStatus, out: &mut String) {
         format_count(served.elements),
         format_bytes(served.bytes)
     ));
+    sharing(job, out);
     if job.readers.is_empty() {
         return;
     }
@@ -192,6 +193,26 @@ fn progress(job: &JobStatus, out: &mut String) {
     if let Some(more) = readers.len().checked_sub(SHOWN_READERS).filter(|more| *more > 0) {
         out.push_str(&format!("  {} more readers: --format json shows them\n", format_count(more as u64)));
     }
+}
+
+/// With whom a job shares, and what that saved it.
+fn sharing(job: &JobStatus, out: &mut String) {
+    if job.sharing.is_empty() {
+        return;
+    }
+    let shared = job.served.and_then(|s| s.shared).unwrap_or_default();
+    let with = match job.shares_with.is_empty() {
+        true => "no running job".to_string(),
+        false => job.shares_with.join(", "),
+    };
+    let line = format!(
+        "sharing {} with {with}: {} rows computed, {} rows of {} splits from others",
+        job.sharing,
+        format_count(shared.computed_rows),
+        format_count(shared.window_rows),
+        format_count(shared.window_hits)
+    );
+    out.push_str(&format!("  {}\n", wrapped(&line, 2)));
 }
 
 /// A reader's name.

@@ -1,7 +1,11 @@
 //! `caju.status/v1`.
 
-use caju_proto::v1::{GetStatusResponse, JobStatus, ReaderStatus, TaskServed, WorkerStatus, WorkerUsage};
+use caju_proto::v1::{
+    GetStatusResponse, JobStatus, ReaderStatus, SharingUsage, TaskServed, WorkerStatus, WorkerUsage,
+};
 use serde_json::{Value, json};
+
+use crate::report::SharedReport;
 
 pub(super) fn status(s: &GetStatusResponse) -> Value {
     let workers: Vec<Value> = s.workers.iter().map(worker_json).collect();
@@ -17,7 +21,7 @@ fn worker_json(w: &WorkerStatus) -> Value {
     let usage = |u: &WorkerUsage| {
         json!({"rss_bytes": u.rss_bytes, "memory_tier_bytes": u.memory_tier_bytes,
            "memory_tier_limit": u.memory_tier_limit, "disk_tier_bytes": u.disk_tier_bytes,
-           "disk_tier_limit": u.disk_tier_limit})
+           "disk_tier_limit": u.disk_tier_limit, "sharing": u.sharing.as_ref().map(sharing_json)})
     };
     let running: Vec<Value> = w
         .running
@@ -33,9 +37,14 @@ fn worker_json(w: &WorkerStatus) -> Value {
        "served": w.served.as_ref().map(served_json), "usage": w.usage.as_ref().map(usage), "running": running})
 }
 
+fn sharing_json(s: &SharingUsage) -> Value {
+    json!({"bytes": s.bytes, "limit_bytes": s.limit_bytes, "peak_bytes": s.peak_bytes, "hits": s.hits, "misses": s.misses,
+       "evicted_unread": s.evicted_unread})
+}
+
 fn served_json(t: &TaskServed) -> Value {
     json!({"elements": t.elements, "rows": t.rows, "bytes": t.bytes, "source_opens": t.source_opens,
-       "buffered_bytes": t.buffered_bytes})
+       "buffered_bytes": t.buffered_bytes, "shared": t.shared.map(SharedReport::from)})
 }
 
 fn reader_json(r: &ReaderStatus) -> Value {
@@ -70,7 +79,8 @@ fn job_json(j: &JobStatus) -> Value {
            "modes": modes_json(j), "io": io_json(j), "rows_skipped": j.rows_skipped, "first_skips": j.first_skips,
            "readers": j.readers.iter().map(reader_json).collect::<Vec<_>>(),
            "splits": j.splits.map(|s| json!({"waiting": s.waiting, "leased": s.leased, "sent": s.sent, "done": s.done})),
-           "served": j.served.as_ref().map(served_json), "workers_wanted": (j.workers_wanted > 0).then_some(j.workers_wanted),
+           "served": j.served.as_ref().map(served_json), "sharing": Some(&j.sharing).filter(|s| !s.is_empty()), "shares_with": j.shares_with,
+           "workers_wanted": (j.workers_wanted > 0).then_some(j.workers_wanted),
            "decision": document(&j.decision_json), "profile": document(&j.profile_json)})
 }
 

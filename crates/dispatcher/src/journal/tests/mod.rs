@@ -10,7 +10,8 @@ use caju_types::{ClientId, ErrorKind, Fingerprint, IterationId, TaskId, WorkerId
 
 use super::{SCHEMA, codec};
 use crate::state::{
-    Dataset, Failure, FeedId, JobSpec, Mode, Policy, SplitModes, SplitRecord, State, TargetWorkers, Update,
+    Dataset, Failure, FeedId, JobSpec, Mode, Policy, Sharing, SplitModes, SplitRecord, State, TargetWorkers,
+    Update,
 };
 
 /// The journal as it was written by the first version; it must be read for ever.
@@ -87,6 +88,7 @@ fn plain_updates() -> Vec<Update> {
                 target: TargetWorkers::Auto,
                 shard_by: None,
                 consumers: None,
+                sharing: Sharing::Off,
             },
         },
         Update::IterationOpened {
@@ -308,6 +310,7 @@ fn later_updates() -> Vec<Update> {
                 target: TargetWorkers::Auto,
                 shard_by: None,
                 consumers: None,
+                sharing: Sharing::Off,
             },
         },
         Update::Planned { iteration, plan: Some(Document::from_text("{}")) },

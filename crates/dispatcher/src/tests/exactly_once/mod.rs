@@ -157,6 +157,7 @@ impl Sim {
             wait_ms: 60_000,
             request_no: sim.requests,
             secret: self.world.worker_secret(self.workers[sim.worker].id),
+            ..Default::default()
         };
         let Ok(answer) = self.world.core.next_splits(request.clone()).await else {
             self.tasks.remove(&task);

@@ -142,6 +142,7 @@ impl Peers {
             wait_ms: 10_000,
             request_no: *number,
             secret: worker.secret.clone(),
+            ..Default::default()
         };
         let call = |mut d: Dispatcher| async move { d.next_splits(request).await };
         let answer = worker.link.call(BOUND, call).await?;

@@ -1,0 +1,246 @@
+//! Which splits a task of a job that shares gets next.
+//!
+//! A worker computes a split once for all jobs that share it, as long as its rows are in the worker's window. So a task gets
+//! first what is in the window of its worker, then splits that no task of another such job was given, and last what it has
+//! missed. Nothing of this is in the journal: after a restart tasks get the same splits in another order.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use caju_proto::{split_name, v1};
+use caju_types::{Error, IterationId, Result, did_you_mean};
+
+use super::Txn;
+use super::fairness::fair_count;
+use crate::splits::SharedProvider;
+use crate::state::{Feed, FeedId, Iteration, Job, Mode, Sharing, SplitRecord, State, Task, Update};
+
+/// The iterations whose tasks share rows, by what their workers said.
+#[derive(Debug, Default)]
+pub(super) struct SharingIterations {
+    iterations: BTreeMap<IterationId, SharingIteration>,
+}
+
+#[derive(Debug, Default)]
+struct SharingIteration {
+    /// Names of the places of its pipeline at which its rows are shared.
+    points: BTreeSet<u64>,
+    /// Splits that its tasks were given, by name.
+    given: HashSet<u64>,
+    /// Splits that wait in its feed, by name.
+    waiting: HashMap<u64, u64>,
+}
+
+impl SharingIterations {
+    /// A task asks for splits.
+    pub(super) fn on_request(&mut self, iteration: IterationId, request: &v1::NextSplitsRequest) {
+        if !request.sharing_points.is_empty() {
+            let known = self.iterations.entry(iteration).or_default();
+            known.points.extend(&request.sharing_points);
+        }
+    }
+
+    /// A task got the splits of its last answer.
+    pub(super) fn leased(&mut self, iteration: IterationId, task: &Task) {
+        let Some(known) = self.iterations.get_mut(&iteration) else { return };
+        let leases = task.last_answer.iter().filter_map(|index| task.leases.get(index));
+        for lease in leases {
+            let name = split_name(&lease.split);
+            known.waiting.remove(&name);
+            known.given.insert(name);
+        }
+    }
+
+    /// An iteration is gone.
+    pub(super) fn forget(&mut self, iteration: IterationId) {
+        self.iterations.remove(&iteration);
+    }
+
+    /// The other iterations that share rows with this one and run.
+    pub(super) fn others<'a>(
+        &'a self,
+        state: &'a State,
+        iteration: IterationId,
+    ) -> impl Iterator<Item = &'a Iteration> + 'a {
+        self.related(state, iteration).filter_map(|(id, _)| state.iterations.get(&id))
+    }
+
+    fn related<'a>(
+        &'a self,
+        state: &'a State,
+        iteration: IterationId,
+    ) -> impl Iterator<Item = (IterationId, &'a SharingIteration)> + 'a {
+        let own = self.iterations.get(&iteration).map(|known| &known.points);
+        let runs = |id: &IterationId| state.iterations.get(id).is_some_and(Iteration::is_running);
+        let others = self.iterations.iter().filter(move |(id, _)| **id != iteration && runs(id));
+        let related = others.filter(move |(_, other)| own.is_some_and(|own| !own.is_disjoint(&other.points)));
+        related.map(|(id, other)| (*id, other))
+    }
+
+    /// The splits that wait in a feed, by name.
+    fn waiting(&mut self, iteration: IterationId, feed: &Feed) -> &HashMap<u64, u64> {
+        let known = self.iterations.entry(iteration).or_default();
+        // Splits of lost tasks come back without a word.
+        if known.waiting.len() != feed.pending.len() {
+            let named = feed.pending.iter().map(|(index, lease)| (split_name(&lease.split), *index));
+            known.waiting = named.collect();
+        }
+        &known.waiting
+    }
+
+    /// Chooses splits for a task, at most `want`.
+    fn choose(
+        &mut self,
+        state: &State,
+        iteration: &Iteration,
+        feed: FeedId,
+        provider: Option<&SharedProvider>,
+        (request, want): (&v1::NextSplitsRequest, usize),
+    ) -> Choice {
+        let Some(known) = iteration.feeds.get(&feed) else { return Choice::default() };
+        let listed = provider.map(|p| p.names()).unwrap_or_default();
+        let place = |name: &u64| listed.iter().position(|listed| listed == name);
+        let mut choice = Choice::default();
+        let waiting = self.waiting(iteration.id, known);
+        for name in &request.shared_splits {
+            match waiting.get(name) {
+                Some(index) => choice.waiting.push(*index),
+                None => choice.listed.extend(place(name)),
+            }
+            if choice.waiting.len() + choice.listed.len() >= want {
+                break;
+            }
+        }
+        if !choice.is_empty() {
+            choice.listed.sort_unstable();
+            choice.passed = choice.listed.last().map_or(0, |last| last + 1);
+            return choice;
+        }
+        let others: Vec<&SharingIteration> = self.related(state, iteration.id).map(|(_, o)| o).collect();
+        let is_given = |name: &u64| others.iter().any(|other| other.given.contains(name));
+        let fresh = listed.iter().enumerate().filter(|(_, name)| !is_given(name)).map(|(at, _)| at);
+        let left = provider.and_then(|p| p.left()).unwrap_or(usize::MAX);
+        choice.listed.extend(fresh.take(fair_count(iteration, feed, want, left)));
+        if let Some(last) = choice.listed.last() {
+            choice.passed = last + 1;
+            return choice;
+        }
+        // The others were given all of these; they wait until the others are at their ends.
+        choice.passed = listed.len();
+        let left = known.pending.len();
+        choice.waiting.extend(known.pending.keys().take(fair_count(iteration, feed, want, left)));
+        if choice.waiting.is_empty() && !listed.is_empty() {
+            choice.listed.extend(0..fair_count(iteration, feed, want, left).min(listed.len()));
+        }
+        choice
+    }
+}
+
+/// What a task gets.
+#[derive(Debug, Default)]
+struct Choice {
+    /// Splits that wait, by index.
+    waiting: Vec<u64>,
+    /// Listed splits, by their place in the listing.
+    listed: Vec<usize>,
+    /// Listed splits up to the last of these: those that are not chosen wait from now on.
+    passed: usize,
+}
+
+impl Choice {
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.listed.is_empty()
+    }
+}
+
+/// Splits for a task of a job that shares, by index: they wait in its feed. Listed splits before them wait from now on, too.
+/// Empty if the order of splits is the job's own, or if there is none to give.
+pub(super) fn take(
+    txn: &mut Txn<'_>,
+    sharing: &mut SharingIterations,
+    (id, feed): (IterationId, FeedId),
+    provider: Option<&SharedProvider>,
+    (request, want): (&v1::NextSplitsRequest, usize),
+) -> Vec<u64> {
+    let Some(iteration) = txn.state.iterations.get(&id) else { return Vec::new() };
+    let choice = sharing.choose(txn.state, iteration, feed, provider, (request, want));
+    let mut chosen = choice.waiting;
+    if let Some(provider) = provider.filter(|_| choice.passed > 0) {
+        let splits: Vec<SplitRecord> = provider.take(choice.passed);
+        chosen.extend(choice.listed.iter().filter_map(|at| splits.get(*at)).map(|record| record.index));
+        let named = splits.iter().map(|record| (split_name(&record.split), record.index));
+        sharing.iterations.entry(id).or_default().waiting.extend(named);
+        txn.apply(Update::SplitsSetAside { iteration: id, feed, splits });
+    }
+    chosen
+}
+
+/// Whether the tasks of an iteration may get its splits in any order, and share them.
+pub(super) fn has_free_order(state: &State, iteration: &Iteration) -> bool {
+    let is_shared = state.jobs.get(&iteration.job).is_some_and(|job| job.spec.sharing == Sharing::Exact);
+    // Splits that share a part of a set are given together.
+    let has_set = iteration.plan.as_ref().and_then(|p| p.value()).is_some_and(|p| p.set.is_some());
+    is_shared && iteration.mode == Mode::Dynamic && !iteration.exclusive && !has_set
+}
+
+/// What a reader asks for; none if it says nothing.
+///
+/// # Errors
+/// `InvalidArgument` for another word, and for a trainer id where nothing is shared.
+pub(super) fn wanted(request: &v1::OpenIterationRequest) -> Result<Option<Sharing>> {
+    let sharing = match request.sharing.as_str() {
+        "" => None,
+        "off" => Some(Sharing::Off),
+        "exact" => Some(Sharing::Exact),
+        other => {
+            let hint = did_you_mean(other, ["exact", "off"]);
+            return Err(Error::invalid(format!("sharing `{other}`{hint}: say `exact` or `off`")));
+        }
+    };
+    if !request.trainer_id.is_empty() && sharing != Some(Sharing::Exact) {
+        return Err(Error::invalid(format!(
+            "trainer_id `{}` belongs to sharing `exact`, which this reader does not ask for",
+            request.trainer_id
+        )));
+    }
+    Ok(sharing)
+}
+
+/// The name of the job that a reader reads: each trainer of a job that shares has an iteration of its own.
+///
+/// # Errors
+/// `InvalidArgument` without a job name, and together with consumers.
+pub(super) fn job_name(request: &v1::OpenIterationRequest) -> Result<String> {
+    if wanted(request)? != Some(Sharing::Exact) {
+        return Ok(request.job.clone());
+    }
+    if request.job.is_empty() {
+        return Err(Error::invalid("sharing requires a named job: give it a name, which says who shares"));
+    }
+    if request.num_consumers > 0 {
+        return Err(Error::invalid(
+            "num_consumers and sharing exclude each other: consumers divide one epoch, and jobs that share have one each",
+        ));
+    }
+    match request.trainer_id.as_str() {
+        "" => Ok(request.job.clone()),
+        // A reader that opens its epoch again gives the name that it was told.
+        trainer if request.job.ends_with(&format!("@{trainer}")) => Ok(request.job.clone()),
+        trainer => Ok(format!("{}@{trainer}", request.job)),
+    }
+}
+
+/// Whether a job shares as a reader asks.
+///
+/// # Errors
+/// `AlreadyExists` if it does not.
+pub(super) fn check_job(job: &Job, wanted: Option<Sharing>) -> Result<()> {
+    match wanted.filter(|w| *w != job.spec.sharing) {
+        None => Ok(()),
+        Some(wanted) => Err(Error::already_exists(format!(
+            "job `{}` runs with sharing `{}`, not `{}`; take another job name",
+            job.name,
+            job.spec.sharing.as_str(),
+            wanted.as_str()
+        ))),
+    }
+}

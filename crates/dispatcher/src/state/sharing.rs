@@ -1,0 +1,24 @@
+//! Whether a job shares computed rows with other jobs.
+
+use serde::{Deserialize, Serialize};
+
+/// Whether a job shares computed rows with other jobs that run at the same time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sharing {
+    /// It computes its rows itself.
+    #[default]
+    Off,
+    /// Its rows may be computed by other jobs. It gets each of them exactly once.
+    Exact,
+}
+
+impl Sharing {
+    /// The name in flags and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Sharing::Off => "off",
+            Sharing::Exact => "exact",
+        }
+    }
+}

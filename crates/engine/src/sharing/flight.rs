@@ -1,0 +1,118 @@
+//! The splits of one task on their way past its sharing points.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use caju_wire::Chunk;
+use parking_lot::Mutex;
+
+use super::member::{SharedRows, SharingMember, Writer};
+use super::shared_split::SplitRef;
+use crate::context::TaskContext;
+use crate::lease::LeasedSplit;
+
+/// The splits of a task that read from the window, or put rows into it.
+pub(crate) struct Flights {
+    member: Arc<SharingMember>,
+    ctx: Arc<TaskContext>,
+    /// The number of the definition's stages above each place.
+    stages: HashMap<usize, usize>,
+    splits: Mutex<HashMap<u64, Flight>>,
+}
+
+/// A split on its way.
+struct Flight {
+    of: SplitRef,
+    /// As leases name it.
+    name: u64,
+    /// Where its rows go to.
+    writers: Vec<Writer>,
+    /// Whether the task computes its rows: they come neither from the window nor from a stored part.
+    is_computed: bool,
+    /// Rows below this ordinal were read at this place.
+    had: Option<(usize, u64)>,
+}
+
+impl Flights {
+    /// `stages`: the places of the task's points, and the number of the definition's stages above each.
+    pub(crate) fn new(
+        member: Arc<SharingMember>,
+        ctx: Arc<TaskContext>,
+        stages: HashMap<usize, usize>,
+    ) -> Self {
+        Self { member, ctx, stages, splits: Mutex::default() }
+    }
+
+    /// A split begins. Returns its rows if they are in the window, or will be. `below`: the place of a hint at which a stored
+    /// part has them; `may_read`: false for a split that this task computes in any case.
+    pub(crate) async fn begin(
+        &self,
+        lease: &LeasedSplit,
+        below: Option<usize>,
+        may_read: bool,
+    ) -> Option<SharedRows> {
+        // Rows of a part of a split have gaps.
+        if lease.split.trim.is_some() || lease.split.stride.is_some() || lease.group.is_some() {
+            return None;
+        }
+        let of = SplitRef { key: lease.split.key.0, repetition: lease.split.repetition };
+        let begun = self.member.begin(of, lease.name, below, may_read).await;
+        let is_computed = begun.read.is_none() && below.is_none();
+        let flight = Flight { of, name: lease.name, writers: begun.write, is_computed, had: None };
+        self.splits.lock().insert(lease.index, flight);
+        begun.read
+    }
+
+    /// The task computes a split of which it has read the first `rows` rows at a place.
+    pub(crate) fn take_over(&self, index: u64, place: usize, rows: u64) {
+        let mut splits = self.splits.lock();
+        let Some(flight) = splits.get_mut(&index) else { return };
+        flight.is_computed = true;
+        flight.had = Some((place, rows));
+        flight.writers.extend(self.member.take_over(flight.of, flight.name, place));
+    }
+
+    /// Rows of one split pass a place. Returns those that the task has not read there.
+    pub(crate) fn pass(&self, place: usize, chunk: Chunk) -> Option<Chunk> {
+        let run = *chunk.runs.first()?;
+        let mut splits = self.splits.lock();
+        let Some(flight) = splits.get_mut(&run.split) else { return Some(chunk) };
+        if flight.is_computed && self.member.is_first(place) {
+            self.member.counters.add_computed(chunk.rows() as u64);
+        }
+        for writer in flight.writers.iter_mut().filter(|w| w.place == place) {
+            writer.pass(run.start, &chunk.pieces);
+        }
+        let had = flight.had.filter(|(at, _)| *at == place).map_or(0, |(_, rows)| rows);
+        drop(splits);
+        if run.start >= had {
+            return Some(chunk);
+        }
+        let (first, rows) = (usize::try_from(had - run.start).unwrap_or(usize::MAX), chunk.rows());
+        (first < rows).then(|| chunk.slice_rows(first, rows - first))
+    }
+
+    /// All rows of a split have passed a place.
+    pub(crate) fn end(&self, place: usize, index: u64) {
+        let mut splits = self.splits.lock();
+        let Some(flight) = splits.get_mut(&index) else { return };
+        let (here, others) = std::mem::take(&mut flight.writers).into_iter().partition(|w| w.place == place);
+        flight.writers = others;
+        if self.member.is_last(place) {
+            splits.remove(&index);
+        }
+        drop(splits);
+        let here: Vec<Writer> = here;
+        let stages = self.stages.get(&place).copied().unwrap_or(0);
+        for writer in here {
+            writer.finish(self.ctx.skipped_above(index, stages));
+        }
+    }
+
+    /// The task is over: what it had not computed, others compute.
+    pub(crate) fn close(&self) {
+        let left = std::mem::take(&mut *self.splits.lock());
+        drop(left);
+        self.member.leave();
+    }
+}

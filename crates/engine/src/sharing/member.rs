@@ -1,0 +1,188 @@
+//! A task's part in the window.
+
+use std::sync::Arc;
+
+use arrow_array::RecordBatch;
+
+use super::point::SharingPoint;
+use super::shared_split::{Next, SharedSplit, SplitRef};
+use super::stats::{Counters, SharedCounts};
+use super::window::SharingWindow;
+
+/// The most splits that a request for leases names: as many as one answer leases, four times over, because some of them are
+/// leased already.
+const MAX_NAMED_SPLITS: usize = 256;
+
+/// A task that shares the rows of its splits. Dropping it leaves the window.
+#[derive(Debug)]
+pub struct SharingMember {
+    window: Arc<SharingWindow>,
+    id: u64,
+    points: Vec<SharingPoint>,
+    pub(super) counters: Counters,
+}
+
+impl SharingMember {
+    pub(super) fn new(window: Arc<SharingWindow>, id: u64, points: Vec<SharingPoint>) -> Self {
+        Self { window, id, points, counters: Counters::default() }
+    }
+
+    /// The splits in the window that the task has not had, the oldest first, by the names of their leases.
+    pub fn unread_splits(&self) -> Vec<u64> {
+        self.window.unread_splits(self.id, MAX_NAMED_SPLITS)
+    }
+
+    /// The names of its sharing points.
+    pub fn point_names(&self) -> Vec<u64> {
+        self.points.iter().map(SharingPoint::name).collect()
+    }
+
+    /// What it computed, and what it read from the window.
+    pub fn counts(&self) -> SharedCounts {
+        self.counters.snapshot()
+    }
+
+    /// The task ends: nobody waits for it, or computes for it.
+    pub(crate) fn leave(&self) {
+        self.window.leave(self.id);
+    }
+
+    /// The places of its points, from the source on.
+    pub(super) fn places(&self) -> impl Iterator<Item = usize> + '_ {
+        self.points.iter().map(|p| p.place)
+    }
+
+    pub(super) fn is_first(&self, place: usize) -> bool {
+        self.points.first().is_some_and(|p| p.place == place)
+    }
+
+    pub(super) fn is_last(&self, place: usize) -> bool {
+        self.points.last().is_some_and(|p| p.place == place)
+    }
+
+    /// A split begins. `below`: the place of the point above which the task does not read the window, and which has the rows
+    /// of the split in another way.
+    pub(super) async fn begin(
+        self: &Arc<Self>,
+        of: SplitRef,
+        name: u64,
+        below: Option<usize>,
+        may_read: bool,
+    ) -> Begun {
+        let from = below.and_then(|place| self.places().position(|p| p == place)).map_or(0, |at| at + 1);
+        let begun = self.window.begin(self.id, of, name, from, may_read).await;
+        let read = begun.read.and_then(|(at, split)| {
+            let place = self.points.get(at)?.place;
+            Some(SharedRows { member: Arc::clone(self), split, place, batches: 0 })
+        });
+        if read.is_some() {
+            self.counters.add_hit();
+        }
+        let write = begun.write.into_iter().filter_map(|(at, split)| self.writer(at, split)).collect();
+        Begun { read, write }
+    }
+
+    /// The task computes the remaining rows of a split that it read at a place.
+    pub(super) fn take_over(self: &Arc<Self>, of: SplitRef, name: u64, place: usize) -> Option<Writer> {
+        self.counters.add_taken_over();
+        let at = self.places().position(|p| p == place)?;
+        let (at, split) = self.window.take_over(self.id, at, of, name)?;
+        self.writer(at, split)
+    }
+
+    fn writer(self: &Arc<Self>, at: usize, split: Arc<SharedSplit>) -> Option<Writer> {
+        let place = self.points.get(at)?.place;
+        Some(Writer { member: Arc::clone(self), split, place, rows: 0 })
+    }
+}
+
+impl Drop for SharingMember {
+    fn drop(&mut self) {
+        self.window.leave(self.id);
+    }
+}
+
+/// How a split begins.
+#[derive(Debug)]
+pub(super) struct Begun {
+    /// Where its rows are read from.
+    pub(super) read: Option<SharedRows>,
+    /// Where its rows go to.
+    pub(super) write: Vec<Writer>,
+}
+
+/// The rows of a split in the window, for a task that reads them.
+#[derive(Debug)]
+pub(crate) struct SharedRows {
+    member: Arc<SharingMember>,
+    split: Arc<SharedSplit>,
+    /// The place of the point at which the rows are.
+    pub(crate) place: usize,
+    batches: usize,
+}
+
+impl SharedRows {
+    /// The next rows; [`Next::Gone`] if nobody has given any for as long as the settings say.
+    pub(crate) async fn next(&mut self) -> Next {
+        let window = &self.member.window;
+        let deadline = window.clock.now() + window.wait();
+        loop {
+            let changed = self.split.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            match self.split.read(self.batches) {
+                Next::Pending => {}
+                Next::Batch(batch) => {
+                    self.batches += 1;
+                    self.member.counters.add_from_window(batch.num_rows() as u64);
+                    return Next::Batch(batch);
+                }
+                other => return other,
+            }
+            let left = deadline.saturating_sub(window.clock.now());
+            if left.is_zero() {
+                return Next::Gone;
+            }
+            tokio::select! {
+                () = changed => {}
+                () = window.clock.sleep(left) => {}
+            }
+        }
+    }
+}
+
+impl Drop for SharedRows {
+    fn drop(&mut self) {
+        self.split.remove_reader();
+    }
+}
+
+/// Puts the rows of a split into the window as they pass a point. Dropped before the end, it gives the rest up.
+#[derive(Debug)]
+pub(super) struct Writer {
+    member: Arc<SharingMember>,
+    split: Arc<SharedSplit>,
+    pub(super) place: usize,
+    /// Rows that have passed.
+    rows: u64,
+}
+
+impl Writer {
+    /// Rows from ordinal `start` on have passed.
+    pub(super) fn pass(&mut self, start: u64, pieces: &[RecordBatch]) {
+        let rows: u64 = pieces.iter().map(|p| p.num_rows() as u64).sum();
+        self.rows = start.saturating_add(rows);
+        self.member.window.add(&self.split, start, pieces);
+    }
+
+    /// All rows have passed. `skipped`: rows that `on_error: skip` left out.
+    pub(super) fn finish(self, skipped: u64) {
+        self.member.window.finish(&self.split, self.rows, skipped);
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.member.window.remove_writer(&self.split);
+    }
+}

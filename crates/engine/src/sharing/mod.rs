@@ -1,0 +1,27 @@
+//! Sharing between jobs that run at the same time: a split is computed once on a worker, for all jobs that need its rows.
+//!
+//! A pipeline has *sharing points*: its active hints with split-local stages alone above them, and the end of its split-local
+//! stages. Two jobs share the points whose prefix, columns and draws are equal. A worker has one [`SharingWindow`], bounded in
+//! bytes. The first task that runs a split puts the rows that pass a point into the window. A task of another job that leases
+//! the split reads them there. Rows keep their ordinals, so each job acknowledges, repeats and resumes as it does alone.
+//!
+//! A task never depends on another one. It computes the remaining rows of a split itself when the task that computed them
+//! fails, ends, or gives no row for [`SharingSettings::wait`], and when the window had no space for them.
+
+mod flight;
+mod member;
+mod point;
+mod settings;
+mod shared_split;
+mod stats;
+mod window;
+
+pub(crate) use flight::Flights;
+pub(crate) use member::SharedRows;
+pub use member::SharingMember;
+pub use point::SharingPoint;
+pub(crate) use point::{END, LocalEnd, entry_place};
+pub use settings::{SharingLag, SharingSettings};
+pub(crate) use shared_split::Next;
+pub use stats::{SharedCounts, WindowUsage};
+pub use window::SharingWindow;

@@ -1,0 +1,84 @@
+//! Sharing points: where rows of different jobs are equal.
+
+use arrow_schema::Schema;
+use caju_types::{Fingerprint, hash128, mix64};
+
+use crate::bind::BoundPipeline;
+use crate::hint::BoundHint;
+
+/// The place of the end of the split-local stages, where hints have their index.
+pub(crate) const END: usize = usize::MAX;
+
+/// Added to a hint's index: rows of the window that enter there, unlike rows of a part.
+const FROM_WINDOW: usize = 1 << (usize::BITS - 2);
+
+/// The place at which rows of the window enter for a sharing point.
+pub(crate) fn entry_place(place: usize) -> usize {
+    if place == END { END } else { place + FROM_WINDOW }
+}
+
+/// A place of a pipeline at which rows can be shared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharingPoint {
+    /// Names the rows there: equal for pipelines whose rows of a split are equal there.
+    pub(crate) key: u128,
+    /// The index of the hint, or [`END`].
+    pub(crate) place: usize,
+}
+
+impl SharingPoint {
+    /// A short name of the rows there, for a dispatcher that looks for jobs with common points.
+    pub fn name(&self) -> u64 {
+        #[expect(clippy::cast_possible_truncation, reason = "the halves of a hash")]
+        let (high, low) = ((self.key >> 64) as u64, self.key as u64);
+        mix64(high, low)
+    }
+}
+
+/// The end of the split-local stages, if rows can be shared there.
+#[derive(Debug, Clone)]
+pub(crate) struct LocalEnd {
+    /// What the fingerprint is a hash of.
+    pub(crate) canonical: serde_json::Value,
+    /// The fingerprint of the stages above, by the definition alone.
+    pub(crate) fingerprint: Fingerprint,
+    /// Whether a stage above draws again each epoch.
+    pub(crate) random: bool,
+    /// The source's columns, where their types were inferred.
+    pub(crate) found_columns: Option<String>,
+    /// The number of the definition's stages above.
+    pub(crate) stages: usize,
+}
+
+impl BoundPipeline {
+    /// The places at which tasks of a job with this seed can share the rows of an epoch, from the source on. None where a
+    /// task sees only some rows of a split, or reads stored parts alone. With `caching` there are none either where a random
+    /// stage stands above a hint: rows of stored splits have the draws of another epoch.
+    pub fn sharing_points(&self, seed: u64, epoch: u64, caching: bool) -> Vec<SharingPoint> {
+        let Some(end) = self.local_end() else { return Vec::new() };
+        if self.def().options.cache_only || caching && self.hints().iter().any(|h| h.random) {
+            return Vec::new();
+        }
+        let draw = |random: bool| random.then_some((seed, epoch));
+        let at_hint = |(place, hint): (usize, &BoundHint)| {
+            let of = hint.clone().seeded(seed).fingerprint;
+            SharingPoint {
+                key: key(of, &hint.schema, hint.found_columns.as_deref(), draw(hint.random)),
+                place,
+            }
+        };
+        let local = self.hints().iter().enumerate().filter(|(_, hint)| hint.set.is_none());
+        let mut points: Vec<SharingPoint> = local.map(at_hint).collect();
+        let reseeded = caju_pipeline::reseeded(&end.canonical, seed).map_or(end.fingerprint, |(_, of)| of);
+        if let Some(schema) = self.stage_schemas().get(end.stages) {
+            let key = key(reseeded, schema, end.found_columns.as_deref(), draw(end.random));
+            points.push(SharingPoint { key, place: END });
+        }
+        points
+    }
+}
+
+fn key(of: Fingerprint, schema: &Schema, found: Option<&str>, draw: Option<(u64, u64)>) -> u128 {
+    // Columns have an order here, which fingerprints leave out.
+    hash128(format!("caju.sharing/v1 {of} {draw:?} {found:?} {:?}", schema.fields()).as_bytes())
+}

@@ -1,0 +1,63 @@
+//! The settings of a window.
+
+use std::time::Duration;
+
+use caju_types::{Error, Result, did_you_mean};
+
+/// What happens to a job that falls behind a full window.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SharingLag {
+    /// The oldest rows leave the window. The job computes their splits itself.
+    #[default]
+    Drop,
+    /// The other jobs wait for it before they begin a further split, for [`SharingSettings::wait`] at most.
+    Throttle,
+}
+
+impl SharingLag {
+    /// The setting of a name: `drop` or `throttle`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for another word.
+    ///
+    /// ```
+    /// use caju_engine::SharingLag;
+    /// assert_eq!(SharingLag::from_name("throttle").unwrap(), SharingLag::Throttle);
+    /// ```
+    pub fn from_name(name: &str) -> Result<Self> {
+        match name {
+            "drop" => Ok(SharingLag::Drop),
+            "throttle" => Ok(SharingLag::Throttle),
+            other => {
+                let hint = did_you_mean(other, ["drop", "throttle"]);
+                Err(Error::invalid(format!("sharing lag `{other}`{hint}: say `drop` or `throttle`")))
+            }
+        }
+    }
+}
+
+/// How a worker shares computed rows among jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharingSettings {
+    /// The most bytes of rows in the window; 0: no rows are shared.
+    pub window_bytes: u64,
+    /// What happens to a job that falls behind.
+    pub lag: SharingLag,
+    /// How long a task waits for rows that another task computes before it computes them itself. Under
+    /// [`SharingLag::Throttle`] also how long it waits for jobs that are behind.
+    pub wait: Duration,
+}
+
+/// The default size of a window in bytes: a quarter of the default memory tier of the cache would be 256 MiB; decoded images
+/// take four times the bytes of stored ones.
+const DEFAULT_WINDOW_BYTES: u64 = 1 << 30;
+
+/// The default of [`SharingSettings::wait`]: longer than a chunk takes to compute, except of the slowest stages, and short
+/// enough that a job whose neighbour stands still hardly notices it.
+const DEFAULT_WAIT: Duration = Duration::from_secs(2);
+
+impl Default for SharingSettings {
+    fn default() -> Self {
+        Self { window_bytes: DEFAULT_WINDOW_BYTES, lag: SharingLag::default(), wait: DEFAULT_WAIT }
+    }
+}

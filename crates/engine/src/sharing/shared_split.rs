@@ -1,0 +1,224 @@
+//! The rows of one split at one sharing point: appended by the tasks that compute them, read by others.
+
+use arrow_array::RecordBatch;
+use caju_wire::batch_bytes;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// Names the rows of a split at a sharing point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct SplitId {
+    /// The key of the point.
+    pub(super) point: u128,
+    /// The split.
+    pub(super) split: SplitRef,
+}
+
+/// A split, whatever the point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct SplitRef {
+    pub(super) key: u128,
+    pub(super) repetition: u32,
+}
+
+/// The rows of a split at a point, as far as they were computed.
+#[derive(Debug)]
+pub(super) struct SharedSplit {
+    pub(super) id: SplitId,
+    /// The split as leases name it.
+    pub(super) name: u64,
+    /// Its place in the order of the window.
+    pub(super) number: u64,
+    rows: Mutex<Rows>,
+    /// Rows were added, or none follow.
+    pub(super) changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Rows {
+    /// Batches in the order of their rows, without gaps.
+    batches: Vec<RecordBatch>,
+    count: u64,
+    bytes: u64,
+    /// Tasks that compute the split.
+    writers: u32,
+    /// Tasks that read it.
+    readers: u32,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    /// More rows may come.
+    #[default]
+    Growing,
+    /// These are all rows. `skipped`: rows that `on_error: skip` left out.
+    Whole { skipped: u64 },
+    /// It left the window.
+    Gone,
+}
+
+/// What a reader finds.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Rows.
+    Batch(RecordBatch),
+    /// All rows were read.
+    End {
+        /// Rows that were skipped when the split was computed.
+        skipped: u64,
+    },
+    /// Nobody gives the remaining rows.
+    Gone,
+    /// None yet.
+    Pending,
+}
+
+impl SharedSplit {
+    pub(super) fn new(id: SplitId, name: u64, number: u64) -> Self {
+        Self { id, name, number, rows: Mutex::default(), changed: Notify::new() }
+    }
+
+    /// Adds the rows from ordinal `start` on that are not there yet. Returns the bytes that were added.
+    pub(super) fn add(&self, start: u64, pieces: &[RecordBatch]) -> u64 {
+        let mut rows = self.rows.lock();
+        let (before, mut at) = (rows.bytes, start);
+        for piece in pieces {
+            let (first, len) = (at, piece.num_rows() as u64);
+            at += len;
+            // Rows behind a gap cannot be added: the end shows that they are missing.
+            if rows.state != State::Growing || first > rows.count || at <= rows.count {
+                continue;
+            }
+            let known = usize::try_from(rows.count - first).unwrap_or(0);
+            let new = piece.slice(known, piece.num_rows() - known);
+            rows.bytes += batch_bytes(&new) as u64;
+            rows.batches.push(new);
+            rows.count = at;
+        }
+        rows.bytes - before
+    }
+
+    /// A task has computed all `rows` rows of the split. False if rows are missing here.
+    pub(super) fn finish(&self, rows: u64, skipped: u64) -> bool {
+        let mut have = self.rows.lock();
+        if have.state == State::Growing && have.count == rows {
+            have.state = State::Whole { skipped };
+        }
+        matches!(have.state, State::Whole { .. })
+    }
+
+    /// It leaves the window. Returns the bytes that are freed.
+    pub(super) fn remove(&self) -> u64 {
+        let mut rows = self.rows.lock();
+        rows.state = State::Gone;
+        rows.batches = Vec::new();
+        std::mem::take(&mut rows.bytes)
+    }
+
+    /// What a reader gets that has `batches` batches.
+    pub(super) fn read(&self, batches: usize) -> Next {
+        let rows = self.rows.lock();
+        match (rows.state, rows.batches.get(batches)) {
+            (State::Gone, _) => Next::Gone,
+            (_, Some(batch)) => Next::Batch(batch.clone()),
+            (State::Whole { skipped }, None) => Next::End { skipped },
+            (State::Growing, None) => Next::Pending,
+        }
+    }
+
+    pub(super) fn add_writer(&self) {
+        self.rows.lock().writers += 1;
+    }
+
+    /// A task computes it no more. Whether nobody will give its remaining rows.
+    pub(super) fn remove_writer(&self) -> bool {
+        let mut rows = self.rows.lock();
+        rows.writers = rows.writers.saturating_sub(1);
+        rows.writers == 0 && rows.state == State::Growing
+    }
+
+    pub(super) fn add_reader(&self) {
+        self.rows.lock().readers += 1;
+    }
+
+    pub(super) fn remove_reader(&self) {
+        let mut rows = self.rows.lock();
+        rows.readers = rows.readers.saturating_sub(1);
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        matches!(self.rows.lock().state, State::Whole { .. })
+    }
+
+    pub(super) fn is_read(&self) -> bool {
+        self.rows.lock().readers > 0
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.rows.lock().bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::cast::AsArray;
+    use arrow_array::types::Int64Type;
+    use arrow_array::{ArrayRef, Int64Array};
+
+    use super::*;
+
+    fn batch(ids: std::ops::Range<i64>) -> RecordBatch {
+        let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(ids));
+        RecordBatch::try_from_iter([("id", ids)]).unwrap()
+    }
+
+    fn split() -> SharedSplit {
+        let id = SplitId { point: 1, split: SplitRef { key: 2, repetition: 0 } };
+        SharedSplit::new(id, 3, 4)
+    }
+
+    fn ids(split: &SharedSplit) -> Vec<i64> {
+        let mut out = Vec::new();
+        for at in 0.. {
+            let Next::Batch(batch) = split.read(at) else { break };
+            out.extend(batch.column(0).as_primitive::<Int64Type>().values());
+        }
+        out
+    }
+
+    #[test]
+    fn two_tasks_that_compute_a_split_give_each_row_once() {
+        let split = split();
+        assert_eq!(split.add(0, &[batch(0..4)]), 32);
+        // The other one is behind, then ahead.
+        assert_eq!(split.add(0, &[batch(0..2)]), 0);
+        assert_eq!(split.add(2, &[batch(2..7)]), 24);
+        assert_eq!(split.add(4, &[batch(4..6), batch(6..9)]), 16);
+        assert_eq!(ids(&split), (0..9).collect::<Vec<_>>());
+        assert!(matches!(split.read(9), Next::Pending));
+        assert!(split.finish(9, 0), "all rows are there");
+        assert!(matches!(split.read(9), Next::End { skipped: 0 }));
+    }
+
+    #[test]
+    fn a_gap_is_no_end() {
+        let split = split();
+        split.add(0, &[batch(0..2)]);
+        assert_eq!(split.add(5, &[batch(5..9)]), 0, "rows behind a gap");
+        assert!(!split.finish(9, 0));
+        assert!(matches!(split.read(1), Next::Pending));
+    }
+
+    #[test]
+    fn a_split_that_left_frees_its_bytes_and_gives_no_rows() {
+        let split = split();
+        split.add(0, &[batch(0..4)]);
+        assert_eq!(split.remove(), 32);
+        assert!(matches!(split.read(0), Next::Gone));
+        assert_eq!((split.bytes(), split.add(4, &[batch(4..5)])), (0, 0));
+        assert!(!split.finish(4, 0));
+    }
+}

@@ -1,0 +1,357 @@
+//! The window of a worker: the rows of the splits that were computed last, bounded in bytes.
+//!
+//! # Locks
+//! The state of the window is locked before the rows of a split.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow_array::RecordBatch;
+use caju_runtime::Clock;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::member::SharingMember;
+use super::point::SharingPoint;
+use super::settings::{SharingLag, SharingSettings};
+use super::shared_split::{SharedSplit, SplitId, SplitRef};
+use super::stats::WindowUsage;
+
+/// Computed rows that tasks of several jobs read. One per worker.
+#[derive(Debug)]
+pub struct SharingWindow {
+    settings: SharingSettings,
+    pub(super) clock: Arc<dyn Clock>,
+    state: Mutex<State>,
+    /// Space may be free, or a job that was behind has caught up.
+    freed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By number: in the order in which tasks began to compute them.
+    splits: BTreeMap<u64, Arc<SharedSplit>>,
+    by_id: HashMap<SplitId, u64>,
+    members: BTreeMap<u64, Member>,
+    next_split: u64,
+    next_member: u64,
+    bytes: u64,
+    /// The bytes of a whole split at each point: the mean of the last ones.
+    sizes: HashMap<u128, u64>,
+    counts: WindowUsage,
+}
+
+/// A task that shares.
+#[derive(Debug)]
+struct Member {
+    /// The keys of its points, from the source on.
+    points: Vec<u128>,
+    /// Splits that it computed or read.
+    had: HashSet<SplitRef>,
+    /// It was behind for too long: nobody waits for it until it begins its next split.
+    is_out: bool,
+    /// It waits for others: they do not wait for it.
+    is_waiting: bool,
+}
+
+/// What a task finds when it begins a split.
+#[derive(Debug, Default)]
+pub(super) struct Begun {
+    /// The index of a point at which the rows are in the window, or will be.
+    pub(super) read: Option<(usize, Arc<SharedSplit>)>,
+    /// The points at which the task puts rows into the window.
+    pub(super) write: Vec<(usize, Arc<SharedSplit>)>,
+}
+
+impl SharingWindow {
+    /// An empty window.
+    pub fn new(settings: SharingSettings, clock: Arc<dyn Clock>) -> Arc<Self> {
+        Arc::new(Self { settings, clock, state: Mutex::default(), freed: Notify::new() })
+    }
+
+    /// Adds a task that shares its rows at these points. It leaves when the handle is dropped.
+    pub fn join(self: &Arc<Self>, points: Vec<SharingPoint>) -> Arc<SharingMember> {
+        let mut state = self.state.lock();
+        let id = state.next_member;
+        state.next_member += 1;
+        let keys = points.iter().map(|p| p.key).collect();
+        let member = Member { points: keys, had: HashSet::new(), is_out: false, is_waiting: false };
+        state.members.insert(id, member);
+        drop(state);
+        Arc::new(SharingMember::new(Arc::clone(self), id, points))
+    }
+
+    /// What is in the window.
+    pub fn usage(&self) -> WindowUsage {
+        let state = self.state.lock();
+        let (bytes, splits) = (state.bytes, state.splits.len() as u64);
+        WindowUsage { bytes, limit_bytes: self.settings.window_bytes, splits, ..state.counts }
+    }
+
+    pub(super) fn wait(&self) -> Duration {
+        self.settings.wait
+    }
+
+    /// The splits at points of a member that it has not had, the oldest first, at most `most`; by the names of leases.
+    pub(super) fn unread_splits(&self, member: u64, most: usize) -> Vec<u64> {
+        let state = self.state.lock();
+        let Some(of) = state.members.get(&member) else { return Vec::new() };
+        let unread = state.splits.values().filter(|s| of.needs(s));
+        let mut names = Vec::new();
+        for split in unread {
+            // A split is there once per point.
+            if !names.contains(&split.name) {
+                names.push(split.name);
+            }
+            if names.len() == most {
+                break;
+            }
+        }
+        names
+    }
+
+    /// A task begins a split. `from`: the first point at which rows of it can be shared; `may_read`: whether the task may read
+    /// rows that others compute.
+    pub(super) async fn begin(
+        &self,
+        member: u64,
+        of: SplitRef,
+        name: u64,
+        from: usize,
+        may_read: bool,
+    ) -> Begun {
+        let is_new = {
+            let mut state = self.state.lock();
+            let Some(me) = state.members.get_mut(&member) else { return Begun::default() };
+            me.is_out = false;
+            me.had.insert(of);
+            state.find(member, of, from).is_none()
+        };
+        if is_new && self.settings.lag == SharingLag::Throttle {
+            self.wait_for_others(member).await;
+        } else {
+            // It has what it read before.
+            self.freed.notify_waiters();
+        }
+        let mut state = self.state.lock();
+        let read = state.find(member, of, from).filter(|_| may_read);
+        match &read {
+            Some((_, split)) => {
+                split.add_reader();
+                state.counts.hits += 1;
+            }
+            None => state.counts.misses += 1,
+        }
+        let below = read.as_ref().map_or(from, |(at, _)| at + 1);
+        let write = state.useful_points(member).into_iter().filter(|at| *at >= below).collect::<Vec<_>>();
+        let write = write.into_iter().filter_map(|at| state.open(member, at, of, name)).collect();
+        Begun { read, write }
+    }
+
+    /// A task that read a split at a point computes its remaining rows: it gives them to others, too.
+    pub(super) fn take_over(
+        &self,
+        member: u64,
+        at: usize,
+        of: SplitRef,
+        name: u64,
+    ) -> Option<(usize, Arc<SharedSplit>)> {
+        self.state.lock().open(member, at, of, name)
+    }
+
+    /// Waits until the window has space that no other task needs, or for as long as the settings say. Tasks that are behind
+    /// then are not waited for any more.
+    async fn wait_for_others(&self, member: u64) {
+        let deadline = self.clock.now() + self.settings.wait;
+        loop {
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            freed.as_mut().enable();
+            let left = deadline.saturating_sub(self.clock.now());
+            {
+                let mut state = self.state.lock();
+                if state.has_space(member, self.settings.window_bytes) {
+                    break;
+                }
+                if left.is_zero() {
+                    state.leave_behind(member);
+                    break;
+                }
+                if let Some(me) = state.members.get_mut(&member).filter(|m| !m.is_waiting) {
+                    me.is_waiting = true;
+                    // Nobody waits for this one.
+                    self.freed.notify_waiters();
+                }
+            }
+            tokio::select! {
+                () = freed => {}
+                () = self.clock.sleep(left) => {}
+            }
+        }
+        if let Some(me) = self.state.lock().members.get_mut(&member) {
+            me.is_waiting = false;
+        }
+    }
+
+    /// Rows of a split have passed a point.
+    pub(super) fn add(&self, split: &Arc<SharedSplit>, start: u64, pieces: &[RecordBatch]) {
+        let mut state = self.state.lock();
+        let added = split.add(start, pieces);
+        if added > 0 {
+            state.bytes += added;
+            state.evict(split, self.settings.window_bytes);
+            state.counts.peak_bytes = state.counts.peak_bytes.max(state.bytes);
+        }
+        drop(state);
+        split.changed.notify_waiters();
+    }
+
+    /// All rows of a split have passed a point.
+    pub(super) fn finish(&self, split: &Arc<SharedSplit>, rows: u64, skipped: u64) {
+        let mut state = self.state.lock();
+        if split.finish(rows, skipped) {
+            let bytes = split.bytes();
+            state.sizes.entry(split.id.point).and_modify(|mean| *mean = (*mean + bytes) / 2).or_insert(bytes);
+        }
+        drop(state);
+        split.changed.notify_waiters();
+    }
+
+    /// A task computes a split no more.
+    pub(super) fn remove_writer(&self, split: &Arc<SharedSplit>) {
+        let mut state = self.state.lock();
+        if split.remove_writer() {
+            state.remove(split);
+        }
+        drop(state);
+        split.changed.notify_waiters();
+        self.freed.notify_waiters();
+    }
+
+    /// A task leaves. Rows at points that no other task has leave with it.
+    pub(super) fn leave(&self, member: u64) {
+        let mut state = self.state.lock();
+        state.members.remove(&member);
+        let shared: HashSet<u128> = state.members.values().flat_map(|m| m.points.iter().copied()).collect();
+        let unused = state.splits.values().filter(|s| !shared.contains(&s.id.point) && !s.is_read());
+        let unused: Vec<Arc<SharedSplit>> = unused.cloned().collect();
+        unused.iter().for_each(|split| state.remove(split));
+        state.sizes.retain(|point, _| shared.contains(point));
+        drop(state);
+        unused.iter().for_each(|split| split.changed.notify_waiters());
+        self.freed.notify_waiters();
+    }
+}
+
+impl Member {
+    /// Whether it has not had a split, and can read it.
+    fn needs(&self, split: &SharedSplit) -> bool {
+        self.points.contains(&split.id.point) && !self.had.contains(&split.id.split)
+    }
+}
+
+impl State {
+    /// The last point of a member at which a split is in the window, from the point with index `from` on.
+    fn find(&self, member: u64, of: SplitRef, from: usize) -> Option<(usize, Arc<SharedSplit>)> {
+        let points = &self.members.get(&member)?.points;
+        points.iter().enumerate().skip(from).rev().find_map(|(at, point)| {
+            let number = self.by_id.get(&SplitId { point: *point, split: of })?;
+            self.splits.get(number).map(|split| (at, Arc::clone(split)))
+        })
+    }
+
+    /// The points at which rows of a member are of use: for each other task the last one that both have. Without such a task
+    /// the last one of all, for a task that may come.
+    fn useful_points(&self, member: u64) -> Vec<usize> {
+        let Some(me) = self.members.get(&member) else { return Vec::new() };
+        let common = |other: &Member| me.points.iter().rposition(|point| other.points.contains(point));
+        let others = self.members.iter().filter(|(id, _)| **id != member);
+        let mut useful: Vec<usize> = others.filter_map(|(_, other)| common(other)).collect();
+        if useful.is_empty() {
+            useful.extend(me.points.len().checked_sub(1));
+        }
+        useful.sort_unstable();
+        useful.dedup();
+        useful
+    }
+
+    /// The rows of a split at a point, for a task that computes them.
+    fn open(&mut self, member: u64, at: usize, of: SplitRef, name: u64) -> Option<(usize, Arc<SharedSplit>)> {
+        let point = *self.members.get(&member)?.points.get(at)?;
+        let id = SplitId { point, split: of };
+        let known = self.by_id.get(&id).and_then(|number| self.splits.get(number));
+        let split = match known {
+            Some(split) => Arc::clone(split),
+            None => {
+                let number = self.next_split;
+                self.next_split += 1;
+                let split = Arc::new(SharedSplit::new(id, name, number));
+                self.splits.insert(number, Arc::clone(&split));
+                self.by_id.insert(id, number);
+                split
+            }
+        };
+        split.add_writer();
+        Some((at, split))
+    }
+
+    /// Whether another task than `but` needs a split, and may be waited for.
+    fn is_awaited(&self, split: &SharedSplit, but: u64) -> bool {
+        let others = self.members.iter().filter(|(id, m)| **id != but && !m.is_out && !m.is_waiting);
+        others.into_iter().any(|(_, m)| m.needs(split))
+    }
+
+    /// Whether a further split fits beside those that other tasks need.
+    fn has_space(&self, member: u64, limit: u64) -> bool {
+        let mut needed = 0u64;
+        for split in self.splits.values().filter(|s| self.is_awaited(s, member)) {
+            let mean = self.sizes.get(&split.id.point).copied().unwrap_or(0);
+            needed =
+                needed.saturating_add(if split.is_whole() { split.bytes() } else { split.bytes().max(mean) });
+        }
+        let points = self.members.get(&member).map_or(&[][..], |m| &m.points);
+        let own = points.last().and_then(|point| self.sizes.get(point)).copied().unwrap_or(0);
+        needed == 0 || needed.saturating_add(own) <= limit
+    }
+
+    /// Tasks that need the oldest split that some task needs are not waited for any more.
+    fn leave_behind(&mut self, but: u64) {
+        let oldest = self.splits.values().find(|s| self.is_awaited(s, but)).cloned();
+        let Some(oldest) = oldest else { return };
+        for (_, member) in self.members.iter_mut().filter(|(id, m)| **id != but && m.needs(&oldest)) {
+            member.is_out = true;
+        }
+    }
+
+    /// Removes splits until the window is within its bound: first those that no task needs, then the oldest whole ones, then
+    /// the last of those that tasks compute. What tasks read stays: else they would compute it again.
+    fn evict(&mut self, growing: &Arc<SharedSplit>, limit: u64) {
+        while self.bytes > limit {
+            let is_needed = |s: &SharedSplit| self.members.values().any(|m| m.needs(s));
+            let idle = |s: &SharedSplit| s.is_whole() && !s.is_read();
+            let all = || self.splits.values();
+            let victim = all()
+                .find(|s| idle(s) && !is_needed(s))
+                .or_else(|| all().find(|s| idle(s)))
+                .or_else(|| all().rev().find(|s| !s.is_whole() && !s.is_read() && s.bytes() > 0))
+                .unwrap_or(growing);
+            let victim = Arc::clone(victim);
+            self.counts.evicted_unread += u64::from(is_needed(&victim));
+            self.remove(&victim);
+            victim.changed.notify_waiters();
+            if victim.number == growing.number {
+                // What was there before it is within the bound.
+                return;
+            }
+        }
+    }
+
+    fn remove(&mut self, split: &SharedSplit) {
+        self.bytes = self.bytes.saturating_sub(split.remove());
+        self.splits.remove(&split.number);
+        if self.by_id.get(&split.id) == Some(&split.number) {
+            self.by_id.remove(&split.id);
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! Jobs that share: rows are computed once on a worker, and each job gets each row of its epoch once.
+
+use std::time::Duration;
+
+use caju_client::{Client, ReadRequest, Reader, Sharing};
+use caju_engine::{SharingLag, SharingSettings};
+use caju_proto::v1::{JobStatus, SharedUse};
+use caju_types::{ErrorKind, mix64};
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, PATIENCE, assert_once, drain, ids, range, request};
+
+/// Rows of an epoch: 64 splits of 1024 rows.
+const ROWS: u64 = 64 * 1024;
+/// Rows of a split.
+const SPLIT: u64 = 1024;
+
+/// A window that has space for everything, and tasks that wait for each other as long as a test may take: each row is
+/// computed once.
+fn patient(window_bytes: u64, lag: SharingLag) -> SharingSettings {
+    SharingSettings { window_bytes, lag, wait: PATIENCE }
+}
+
+async fn cluster(workers: usize, sharing: SharingSettings) -> Cluster {
+    let mut cluster = Cluster::start(0).await;
+    for _ in 0..workers {
+        cluster.add(|config| config.sharing = sharing).await;
+    }
+    cluster
+}
+
+fn shared(def: &Value, job: &str) -> ReadRequest {
+    ReadRequest { sharing: Sharing::Exact { trainer_id: None }, ..request(def, job) }
+}
+
+fn squares() -> Value {
+    range(ROWS, &[json!({"with_columns": {"square": "id * id"}}), json!({"batch": 100})])
+}
+
+/// The status of a reader's epoch after its end.
+async fn status(client: &Client, reader: Reader) -> JobStatus {
+    let iteration = reader.iteration();
+    reader.close().await;
+    client.final_status(iteration, PATIENCE).await.unwrap()
+}
+
+fn shared_use(status: &JobStatus) -> SharedUse {
+    status.served.unwrap().shared.unwrap()
+}
+
+/// Readers that have begun: all of them have rows before any comes to its end.
+async fn begun(client: &Client, requests: Vec<ReadRequest>) -> Vec<(Reader, Vec<Vec<i64>>)> {
+    let mut readers = Vec::new();
+    for request in requests {
+        let mut reader = client.read(request).await.unwrap();
+        let first = tokio::time::timeout(PATIENCE, reader.next()).await.unwrap().unwrap().unwrap();
+        readers.push((reader, vec![ids(&first.batch)]));
+    }
+    readers
+}
+
+/// Reads all to their ends at the same time: what each job's own tasks did.
+async fn finish(client: &Client, readers: Vec<(Reader, Vec<Vec<i64>>)>, rows: u64) -> Vec<SharedUse> {
+    let all = readers.into_iter().map(|(mut reader, mut got)| async move {
+        got.extend(drain(&mut reader).await.unwrap());
+        assert_once(got, rows.cast_signed());
+        shared_use(&status(client, reader).await)
+    });
+    futures::future::join_all(all).await
+}
+
+fn computed(uses: &[SharedUse]) -> u64 {
+    uses.iter().map(|u| u.computed_rows).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn equal_jobs_compute_each_row_once() {
+    let cluster = cluster(1, patient(1 << 30, SharingLag::Drop)).await;
+    let client = cluster.client().await;
+    let requests = ["a", "b", "c"].map(|job| shared(&squares(), job)).into();
+    let readers = begun(&client, requests).await;
+    let running = client.status().await.unwrap();
+    let of_a = running.jobs.iter().find(|j| j.job == "a").unwrap();
+    assert_eq!((of_a.sharing.as_str(), of_a.shares_with.len()), ("exact", 2), "{:?}", of_a.shares_with);
+    let uses = finish(&client, readers, ROWS).await;
+    assert_eq!(computed(&uses), ROWS, "{uses:?}");
+    let read: u64 = uses.iter().map(|u| u.window_rows).sum();
+    assert_eq!((read, uses.iter().map(|u| u.taken_over).sum::<u64>()), (2 * ROWS, 0), "{uses:?}");
+}
+
+/// Jobs whose epochs draw the same random numbers share; jobs with another seed do not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_are_shared_where_the_draws_are_equal() {
+    let cluster = cluster(1, patient(1 << 30, SharingLag::Drop)).await;
+    let client = cluster.client().await;
+    let def = range(
+        ROWS,
+        &[json!({"with_columns": {"x": "uniform(0.0, 1.0)"}}), json!({"shuffle": {"buffer": 500}})],
+    );
+    let of = |job: &str, seed, epoch| ReadRequest { seed: Some(seed), epoch, ..shared(&def, job) };
+    let readers = begun(&client, vec![of("a", 7, 0), of("b", 7, 0), of("c", 8, 0), of("d", 7, 1)]).await;
+    let uses = finish(&client, readers, ROWS).await;
+    assert_eq!(computed(&uses[..2]), ROWS, "{uses:?}");
+    assert_eq!((uses[2].computed_rows, uses[3].computed_rows), (ROWS, ROWS), "{uses:?}");
+}
+
+/// A job that joins late reads what is in the window, goes on with the others, and computes what it has missed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_job_computes_what_it_has_missed() {
+    let window = 16 * SPLIT * 16;
+    let cluster = cluster(1, patient(window, SharingLag::Throttle)).await;
+    let client = cluster.client().await;
+    let mut readers = begun(&client, vec![shared(&squares(), "early")]).await;
+    let (early, got) = &mut readers[0];
+    while got.iter().map(Vec::len).sum::<usize>() < 32 * 1024 {
+        got.push(ids(&early.next().await.unwrap().unwrap().batch));
+    }
+    readers.extend(begun(&client, vec![shared(&squares(), "late")]).await);
+    let uses = finish(&client, readers, ROWS).await;
+    let extra = computed(&uses) - ROWS;
+    // Of the rows that the early job's user had not taken, some were computed and had left the window.
+    let ahead = 24 * SPLIT;
+    assert!(extra <= 32 * SPLIT + ahead, "{} splits were computed twice: {uses:?}", extra / SPLIT);
+    assert!(uses[1].window_rows > 0, "{uses:?}");
+    let usage = cluster.workers[0].window_usage();
+    assert!(usage.peak_bytes <= window && usage.peak_bytes > 0, "{usage:?}");
+}
+
+/// Pipelines that differ below a hint share the rows above it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pipelines_share_down_to_their_common_hint() {
+    let cluster = cluster(1, patient(1 << 30, SharingLag::Drop)).await;
+    let client = cluster.client().await;
+    let with = |below: &[Value]| {
+        let above = [
+            json!({"filter": "id % 2 = 0"}),
+            json!({"with_columns": {"s": "id * id"}}),
+            json!({"autocache": "base"}),
+        ];
+        range(ROWS, &[&above[..], below].concat())
+    };
+    let a = with(&[json!({"with_columns": {"a": "s + 1"}}), json!({"batch": 100})]);
+    let b = with(&[json!({"with_columns": {"b": "s - 1"}}), json!({"batch": 37})]);
+    let requests = vec![shared(&a, "a"), shared(&b, "b"), shared(&a, "c")];
+    let readers = begun(&client, requests).await;
+    let all = readers.into_iter().map(|(mut reader, mut got)| {
+        let client = &client;
+        async move {
+            got.extend(drain(&mut reader).await.unwrap());
+            assert_once([got.concat().into_iter().map(|id| id / 2).collect()], ROWS.cast_signed() / 2);
+            shared_use(&status(client, reader).await)
+        }
+    });
+    let uses = futures::future::join_all(all).await;
+    assert_eq!(computed(&uses), ROWS / 2, "{uses:?}");
+}
+
+/// Every job gets each row of its epoch once, whatever the window, whoever is slow and whenever it joins.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn xtr_05_each_job_gets_its_epoch_at_any_speed() {
+    for seed in 0..10u64 {
+        let draw = |n: u64, most: u64| mix64(mix64(77, seed), n) % most;
+        let settings = SharingSettings {
+            window_bytes: [0, 500, 40_000, 300_000, 1 << 30][usize::try_from(draw(0, 5)).unwrap()],
+            lag: if draw(1, 2) == 0 { SharingLag::Drop } else { SharingLag::Throttle },
+            wait: Duration::from_millis(1 + draw(2, 50)),
+        };
+        let cluster = cluster(1 + usize::try_from(draw(3, 2)).unwrap(), settings).await;
+        let client = cluster.client().await;
+        let mut steps =
+            vec![json!({"filter": "id % 7 <> 3"}), json!({"with_columns": {"x": "uniform(0.0, 1.0)"}})];
+        if draw(4, 2) == 0 {
+            steps.push(json!({"shuffle": {"buffer": 3000}}));
+        }
+        steps.push(json!({"batch": 64}));
+        let def = range(ROWS / 2, &steps);
+        let deterministic = draw(5, 3) == 0;
+        let def = if deterministic {
+            json!({"deterministic": true, "source": def["source"], "steps": def["steps"]})
+        } else {
+            def
+        };
+        let jobs = (0..2 + draw(6, 3)).map(|job| {
+            let (client, def) = (client.clone(), &def);
+            async move {
+                // It joins when another one has read some rows, as the machine goes.
+                tokio::time::sleep(Duration::from_millis(draw(10 + job, 60))).await;
+                let seed = Some(if draw(40 + job, 4) == 0 { 9 } else { 5 });
+                let request = ReadRequest { seed, ..shared(def, &format!("job-{job}")) };
+                let mut reader = client.read(request).await.unwrap();
+                let pause = Duration::from_micros(300 * draw(20 + job, 3));
+                let mut got = Vec::new();
+                while let Some(element) = reader.next().await.unwrap() {
+                    got.extend(ids(&element.batch));
+                    if !pause.is_zero() {
+                        tokio::time::sleep(pause).await;
+                    }
+                }
+                reader.close().await;
+                got
+            }
+        });
+        let all = tokio::time::timeout(PATIENCE, futures::future::join_all(jobs)).await;
+        let expected: Vec<i64> = (0..ROWS.cast_signed() / 2).filter(|id| id % 7 != 3).collect();
+        for (job, mut got) in
+            all.unwrap_or_else(|_| panic!("seed {seed}: an epoch must end")).into_iter().enumerate()
+        {
+            got.sort_unstable();
+            assert_eq!(got.len(), expected.len(), "seed {seed}, job {job}, {settings:?}");
+            assert!(got == expected, "seed {seed}, job {job}: other rows");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_worker_costs_no_row_of_any_job() {
+    let mut cluster =
+        cluster(2, SharingSettings { wait: Duration::from_millis(100), ..SharingSettings::default() }).await;
+    let client = cluster.client().await;
+    let mut readers = begun(&client, ["a", "b", "c"].map(|job| shared(&squares(), job)).into()).await;
+    for (reader, got) in &mut readers {
+        for _ in 0..100 {
+            got.push(ids(&reader.next().await.unwrap().unwrap().batch));
+        }
+    }
+    cluster.workers.remove(0).kill();
+    finish(&client, readers, ROWS).await;
+}
+
+/// A job whose user takes nothing holds up no other job.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_stands_still_holds_up_nobody() {
+    for lag in [SharingLag::Drop, SharingLag::Throttle] {
+        let wait = Duration::from_millis(50);
+        let cluster = cluster(1, SharingSettings { window_bytes: 100_000, lag, wait }).await;
+        let client = cluster.client().await;
+        let mut readers =
+            begun(&client, vec![shared(&squares(), "still"), shared(&squares(), "quick")]).await;
+        let quick = readers.pop().unwrap();
+        finish(&client, vec![quick], ROWS).await;
+        finish(&client, readers, ROWS).await;
+    }
+}
+
+/// What a job reads is not what another one failed with.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn xtr_25_errors_are_not_shared() {
+    let cluster = cluster(1, patient(1 << 30, SharingLag::Drop)).await;
+    let client = cluster.client().await;
+    let def = range(ROWS, &[json!({"with_columns": {"x": "1 / (id - 60000)"}}), json!({"batch": 100})]);
+    let readers = begun(&client, vec![shared(&def, "a"), shared(&def, "b")]).await;
+    let all = readers.into_iter().map(|(mut reader, _)| async move { drain(&mut reader).await.unwrap_err() });
+    let errors = futures::future::join_all(all).await;
+    assert_eq!(errors[0].kind(), errors[1].kind(), "{errors:?}");
+    // Another pipeline on the same rows is as good as ever.
+    let good = begun(&client, vec![shared(&squares(), "c")]).await;
+    finish(&client, good, ROWS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn xtr_15_trainers_of_one_job_get_all_rows_each() {
+    let cluster = cluster(1, patient(1 << 30, SharingLag::Drop)).await;
+    let client = cluster.client().await;
+    let trainer = |id: &str| ReadRequest {
+        sharing: Sharing::Exact { trainer_id: Some(id.into()) },
+        ..request(&squares(), "trials")
+    };
+    let mut readers = begun(&client, vec![trainer("one"), trainer("two"), trainer("one")]).await;
+    let (mut again, first_again) = readers.pop().unwrap();
+    let (mut one, first_one) = readers.remove(0);
+    let both = async {
+        let (a, b) = futures::join!(drain(&mut one), drain(&mut again));
+        [first_one, first_again, a.unwrap(), b.unwrap()].concat()
+    };
+    let (of_one, uses) = futures::join!(both, finish(&client, readers, ROWS));
+    assert_once(of_one, ROWS.cast_signed());
+    let of_one = shared_use(&status(&client, one).await);
+    again.close().await;
+    assert_eq!(computed(&uses) + of_one.computed_rows, ROWS, "{of_one:?} {uses:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn xtr_12_what_cannot_be_shared_is_refused() {
+    let cluster = cluster(1, SharingSettings::default()).await;
+    let client = cluster.client().await;
+    let refused = async |request: ReadRequest, kind, part: &str| {
+        let e = client.read(request).await.map(|_| ()).unwrap_err();
+        assert!(e.kind() == kind && e.message().contains(part), "{e}");
+    };
+    refused(shared(&squares(), ""), ErrorKind::InvalidArgument, "requires a named job").await;
+    let consumer = caju_client::Consumer { index: 0, count: 2, uneven: caju_client::Uneven::Drop };
+    let both = ReadRequest { consumer: Some(consumer), ..shared(&squares(), "j") };
+    refused(both, ErrorKind::InvalidArgument, "num_consumers and sharing exclude each other").await;
+    let (reader, _) = begun(&client, vec![shared(&squares(), "j")]).await.remove(0);
+    let off = ReadRequest { sharing: Sharing::Off, ..request(&squares(), "j") };
+    refused(off, ErrorKind::AlreadyExists, "runs with sharing `exact`, not `off`").await;
+    reader.close().await;
+    let e = Sharing::from_name("exact", Some(String::new())).unwrap_err();
+    assert!(e.message().contains("a trainer id is empty"), "{e}");
+}
+
+/// Jobs of other names share nothing unless they ask for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn xtr_08_jobs_share_nothing_by_default() {
+    let cluster = cluster(1, patient(1 << 30, SharingLag::Drop)).await;
+    let client = cluster.client().await;
+    let readers = begun(&client, vec![request(&squares(), "a"), request(&squares(), "b")]).await;
+    for (mut reader, mut got) in readers {
+        got.extend(drain(&mut reader).await.unwrap());
+        assert_once(got, ROWS.cast_signed());
+        let status = status(&client, reader).await;
+        assert!(status.sharing.is_empty() && status.served.unwrap().shared.is_none());
+        assert_eq!(status.served.unwrap().source_opens, 64);
+    }
+}
