@@ -186,6 +186,7 @@ impl Client {
             num_consumers: request.consumer.map_or(0, |c| c.count),
             consumer_index: request.consumer.map_or(0, |c| c.index),
             uneven: request.consumer.map_or("", |c| c.uneven.as_str()).to_string(),
+            balance: request.consumer.map_or("", |c| c.balance.as_str()).to_string(),
             reattached_client: 0,
             announces_asking: true,
         };

@@ -114,6 +114,7 @@ impl FlightOnWorker {
             num_consumers: 0,
             consumer_index: 0,
             uneven: String::new(),
+            balance: String::new(),
             reattached_client: 0,
             announces_asking: false,
         })

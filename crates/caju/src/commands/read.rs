@@ -51,6 +51,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
                 UnevenArg::Drop => Uneven::Drop,
                 UnevenArg::Pad => Uneven::Pad,
             },
+            balance: args.balance.into(),
         }),
         transfer: Transfer { protocol: args.data_transfer_protocol, compression: args.compression },
         announce: false,

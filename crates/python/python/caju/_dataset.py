@@ -92,6 +92,7 @@ class Dataset(Stages, Epochs):
         num_consumers: int | None = None,
         consumer_index: int | None = None,
         uneven: str | None = None,
+        balance: str | None = None,
         policy: str | None = None,
         encoding: str | None = None,
         lost_readers: str = "fail",
@@ -120,6 +121,11 @@ class Dataset(Stages, Epochs):
         (`uneven="drop"`, the default), or delivered with copies for the others (`uneven="pad"`; `stats` counts them). A
         consumer that leaves early or vanishes ends the epoch of all with an `Unavailable`.
 
+        `balance` says what the n-th elements of all consumers, a round, have in common. "bucket": they are of one worker and
+        one class of `bucket_by_length`, and their padded lists have one length. "tokens": rows are packed so that they have
+        nearly the same number of items. Then the consumers read at the same time, each in a process or thread of its own:
+        a round is delivered when all have received it, and `stats.consumer_wait_s` is how long this one waited for others.
+
         `target_workers="local"` reads only from the workers of this process (`start_worker`), without a socket; a dispatcher
         elsewhere still deals the rows. When the last of them stops, the epoch fails with `Cancelled`. "any" reads from all
         workers. "auto", the default, reads from all except workers of other processes that have the tag `COLOCATED`. All
@@ -129,7 +135,7 @@ class Dataset(Stages, Epochs):
         that hardly shrink are sent as they are. `data_transfer_protocol` is "framed" (over sockets), "local" (from workers of
         this process, as they are) or "auto", the default, which takes the one that fits each worker.
         """
-        consumer = consumers_of(job_name, num_consumers, consumer_index, uneven)
+        consumer = consumers_of(job_name, num_consumers, consumer_index, uneven, balance)
         if self._service is not None:
             raise InvalidPipeline(
                 f"this dataset is distributed already, to {self._service.address}, and a second `distribute` would "
