@@ -56,6 +56,13 @@ pub(crate) struct EpochReport {
     /// Rows of `rows` that repeat those of another consumer of the job.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) padded_rows: u64,
+    /// Rounds that this consumer took part in. None without `--balance`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rounds: Option<u64>,
+    /// Of `wait_s`: an element was there, and other consumers did not have theirs of the same round. None without
+    /// `--balance`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) consumer_wait_s: Option<f64>,
     /// Elements of the job that no consumer got.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) surplus_elements: u64,
@@ -232,6 +239,8 @@ mod tests {
             rows_skipped: 0,
             received_bytes: 0,
             padded_rows: 0,
+            rounds: None,
+            consumer_wait_s: None,
             surplus_elements: 0,
             first_skips: Vec::new(),
             incomplete: None,

@@ -332,7 +332,7 @@ mod tests {
     fn chunk(runs: &[Run], elements: Elements) -> Chunk {
         let ids = UInt64Array::from_iter_values(runs.iter().flat_map(|r| r.start..r.start + r.len));
         let batch = RecordBatch::try_from_iter([("id", Arc::new(ids) as _)]).unwrap();
-        Chunk { pieces: vec![batch], runs: runs.to_vec(), elements, remainder: false }
+        Chunk { elements, ..Chunk::rows_of(batch, runs.to_vec()) }
     }
 
     fn hand(acks: &Acks, runs: &[Run], merged: bool, whole: bool) -> bool {

@@ -8,9 +8,10 @@ use caju_wire::Chunk;
 
 use crate::acks::Acks;
 use crate::delivered::Delivered;
+use crate::delivery::Delivery;
 use crate::lanes::Lanes;
 use crate::merge::Merger;
-use crate::shared::{Delivery, Item, OpenedAgain};
+use crate::shared::{Item, OpenedAgain};
 
 /// A chunk that is ready for the user.
 #[derive(Debug)]

@@ -188,6 +188,7 @@ impl Client {
             uneven: request.consumer.map_or("", |c| c.uneven.as_str()).to_string(),
             sharing: request.sharing.as_str().to_string(),
             trainer_id: request.sharing.trainer_id().to_string(),
+            balance: request.consumer.map_or("", |c| c.balance.as_str()).to_string(),
             reattached_client: 0,
             announces_asking: true,
         };

@@ -237,6 +237,40 @@ pub struct Consumer {
     pub count: u32,
     /// What happens to the elements that are left when all have had equally many.
     pub uneven: Uneven,
+    /// What the consumers' elements of one round have in common.
+    pub balance: Balance,
+}
+
+impl Consumer {
+    /// One of `count` consumers, which share nothing but the number of their elements; what is left at the end is dropped.
+    pub fn new(index: u32, count: u32) -> Self {
+        Self { index, count, uneven: Uneven::Drop, balance: Balance::None }
+    }
+}
+
+/// What the elements that the consumers of a job get in one round have in common. The n-th elements of all consumers are a
+/// round.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Balance {
+    /// Nothing: every consumer has its own order.
+    #[default]
+    None,
+    /// They are of one worker and of one class of `bucket_by_length`, and their padded lists have one length. The consumers
+    /// read at the same time: a round is delivered when all have received it.
+    Bucket,
+    /// As `Bucket`, and rows are packed so that they have nearly the same number of items.
+    Tokens,
+}
+
+impl Balance {
+    /// The name in flags and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Balance::None => "none",
+            Balance::Bucket => "bucket",
+            Balance::Tokens => "tokens",
+        }
+    }
 }
 
 /// What happens to the elements of an epoch that do not fill a last round of consumers.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use caju_wire::{Chunk, Elements};
 
-use crate::shared::Delivery;
+use crate::delivery::Delivery;
 
 /// What arrived of each slot and is not its turn yet.
 ///
@@ -107,7 +107,7 @@ mod tests {
         if let Some(lengths) = lengths {
             chunk.elements = Elements::Lengths(lengths);
         }
-        Delivery::new(slot, chunk)
+        Delivery::new(slot, chunk, 0, None, None)
     }
 
     fn drain(lanes: &mut Lanes) -> Vec<Vec<u64>> {

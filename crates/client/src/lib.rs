@@ -14,12 +14,15 @@ mod config;
 mod credit;
 mod deadlines;
 mod delivered;
+mod delivery;
+mod follow;
 mod gate;
 mod lanes;
 mod merge;
 mod reader;
 mod reattach;
 mod receipts;
+mod rounds;
 mod session;
 mod shared;
 mod state;
@@ -33,8 +36,8 @@ mod transfer;
 pub use caju_wire::Compression;
 pub use client::Client;
 pub use config::{
-    ClientConfig, Consumer, DatasetRef, EventFn, LostReaders, ReadRequest, ReaderEvent, SaveTo, Sharing,
-    Uneven, target_workers,
+    Balance, ClientConfig, Consumer, DatasetRef, EventFn, LostReaders, ReadRequest, ReaderEvent, SaveTo,
+    Sharing, Uneven, target_workers,
 };
 pub use reader::{Element, Monitor, Reader};
 pub use state::ReaderState;

@@ -2,7 +2,7 @@
 
 use caju_pipeline::{DatasetDef, StageOp};
 use caju_types::Result;
-use caju_wire::{Chunk, Elements, Padding, pad_batch};
+use caju_wire::{Chunk, Elements, Padding, RoundMark, pad_batch};
 
 /// Collects remainders, so that one client gets floor(N / n) full batches and at most one short one.
 ///
@@ -97,7 +97,7 @@ impl Merger {
         }
         self.rows -= have;
         let elements = Elements::Lengths(vec![u32::try_from(have).unwrap_or(u32::MAX)]);
-        let chunk = Chunk { pieces, runs, elements, remainder: false };
+        let chunk = Chunk { pieces, runs, elements, remainder: false, round: RoundMark::default() };
         match &self.padding {
             Some(padding) => pad_batch(&chunk, padding),
             None => Ok(chunk),
@@ -127,7 +127,7 @@ mod tests {
                 let batch = RecordBatch::try_from_iter([("id", Arc::new(ids) as _)]).unwrap();
                 let runs = vec![Run { split: 0, start: at as u64, len: n as u64 }];
                 let elements = Elements::Lengths(vec![n as u32]);
-                merger.push(Chunk { pieces: vec![batch], runs, elements, remainder: true }, &mut out).unwrap();
+                merger.push(Chunk { elements, remainder: true, ..Chunk::rows_of(batch, runs) }, &mut out).unwrap();
                 at += n as i64;
             }
             let full = out.len();

@@ -89,7 +89,9 @@ impl Reader {
         let schema = schema_from_ipc(&opened.schema_ipc)?
             .ok_or_else(|| Error::internal("the dispatcher sent no schema of the rows"))?;
         let def = DatasetDef::from_json_str(&opened.definition_json)?;
-        let shared = Arc::new(Shared::new(config, transfer, opened.in_turn));
+        let shared = Shared::new(config, transfer, opened.in_turn);
+        let is_in_rounds = !matches!(request.balance.as_str(), "" | "none");
+        let shared = Arc::new(if is_in_rounds { shared.in_rounds() } else { shared });
         shared.on_opened(&opened)?;
         let is_resumed = !states.is_empty();
         if is_resumed && opened.resumed.is_empty() && opened.states_missing == 0 {

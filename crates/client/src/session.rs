@@ -11,6 +11,7 @@ use caju_wire::{Dispatcher, DispatcherLink};
 use tokio::time::Instant;
 
 use crate::deadlines::Absence;
+use crate::follow::{self, Identity};
 use crate::reattach::{OPEN_TIMEOUT, Reopening};
 use crate::receipts::Parted;
 use crate::shared::{Item, OpenedAgain, Shared};
@@ -95,8 +96,12 @@ impl Session {
     /// Reads the iteration to its end, or until `stop`, then leaves it.
     pub(crate) async fn run(mut self, mut opened: v1::OpenIterationResponse, stop: Tasks) {
         let result = loop {
+            let own =
+                Identity { client: self.client, iteration: self.iteration, secret: self.secret.clone() };
+            let rounds = follow::follow(self.link.clone(), Arc::clone(&self.shared), own, self.poll);
             let driven = tokio::select! {
                 r = self.drive(opened) => r,
+                e = rounds => Err(Stopped::Failed(e)),
                 () = stop.stopped() => break None,
             };
             let why = match driven {
@@ -224,6 +229,7 @@ impl Session {
                 // Report at once.
                 () = self.shared.acks.news(), if !is_reading || !self.took => {}
                 Ok(()) = local.changed() => {}
+                () = self.shared.settled() => {}
                 answer = self.link.call(self.poll, call) => match answer {
                     Ok(answer) => {
                         self.absence.end();
@@ -294,6 +300,7 @@ impl Session {
             awaits_notices: !self.shared.announced.is_open() || takes && !self.shared.taking.is_open(),
             asks: self.shared.acks.has_asked(),
             takes,
+            consumer_wait_ms: u64::try_from(stats.consumer_wait.as_millis()).unwrap_or(u64::MAX),
         }
     }
 
@@ -373,7 +380,7 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    use caju_wire::{Chunk, Elements, Run};
+    use caju_wire::{Chunk, Run};
 
     use super::*;
     use crate::config::ClientConfig;
@@ -393,7 +400,7 @@ mod tests {
         let ids = arrow_array::UInt64Array::from_iter_values(start..start + len);
         let batch = arrow_array::RecordBatch::try_from_iter([("id", Arc::new(ids) as _)]).unwrap();
         let runs = vec![Run { split, start, len }];
-        Chunk { pieces: vec![batch], runs, elements: Elements::Rows, remainder: false }
+        Chunk::rows_of(batch, runs)
     }
 
     #[tokio::test]

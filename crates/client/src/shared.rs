@@ -1,10 +1,9 @@
 //! The state that the parts of a reader share.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use caju_proto::v1;
-use caju_runtime::Condition;
 use caju_types::{Error, IterationId, Result, TaskId};
 use caju_wire::{BufferPool, ByteQueue, Chunk};
 use parking_lot::Mutex;
@@ -13,8 +12,10 @@ use crate::acks::Acks;
 use crate::config::{ClientConfig, ReaderEvent};
 use crate::credit::{Credit, Shares};
 use crate::delivered::EpochFacts;
+use crate::delivery::{Delivery, HeldBytes};
 use crate::gate::Gate;
 use crate::receipts::{Fresh, Receipts};
+use crate::rounds::Staging;
 use crate::state::ReaderState;
 use crate::stats::Recorder;
 use crate::target::Target;
@@ -41,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) announced: Gate,
     /// Opens when every other reader knows that the user of this one gets elements: until then it gets none.
     pub(crate) taking: Gate,
+    /// Where all consumers of the job get their elements in one order: what has no place in it yet.
+    pub(crate) rounds: Option<Staging>,
     /// Elements that came of each task.
     elements: Mutex<HashMap<TaskId, u64>>,
 }
@@ -71,66 +74,6 @@ pub(crate) struct OpenedAgain {
     pub(crate) slots: Option<Vec<u32>>,
 }
 
-/// A chunk on its way to the user.
-#[derive(Debug)]
-pub(crate) struct Delivery {
-    pub(crate) chunk: Chunk,
-    /// The slot that it came from.
-    pub(crate) slot: u32,
-    bytes: u64,
-    credit: Option<Arc<Credit>>,
-    held: Option<Arc<HeldBytes>>,
-}
-
-/// Bytes that wait for their turn, of the tasks of workers in this process: these have no credit.
-#[derive(Debug, Default)]
-pub(crate) struct HeldBytes {
-    by_slot: Mutex<BTreeMap<u32, u64>>,
-    freed: Condition,
-}
-
-impl HeldBytes {
-    fn add(&self, slot: u32, bytes: u64) {
-        *self.by_slot.lock().entry(slot).or_default() += bytes;
-    }
-
-    fn free(&self, slot: u32, bytes: u64) {
-        if let Some(held) = self.by_slot.lock().get_mut(&slot) {
-            *held = held.saturating_sub(bytes);
-        }
-        self.freed.notify_all();
-    }
-
-    /// Waits until a slot holds less than its part of `bound` bytes.
-    pub(crate) async fn below(&self, slot: u32, bound: usize) {
-        let is_below = || {
-            let by_slot = self.by_slot.lock();
-            let part = bound as u64 / by_slot.len().max(1) as u64;
-            by_slot.get(&slot).is_none_or(|held| *held < part.max(1))
-        };
-        self.freed.wait_until(is_below).await;
-    }
-}
-
-impl Delivery {
-    /// A delivery without credit.
-    #[cfg(test)]
-    pub(crate) fn new(slot: u32, chunk: Chunk) -> Self {
-        Self { chunk, slot, bytes: 0, credit: None, held: None }
-    }
-
-    /// Takes the chunk, and returns its bytes as credit.
-    pub(crate) fn take(self) -> Chunk {
-        if let Some(credit) = &self.credit {
-            credit.free(self.bytes);
-        }
-        if let Some(held) = &self.held {
-            held.free(self.slot, self.bytes);
-        }
-        self.chunk
-    }
-}
-
 impl Shared {
     /// The user gets this error behind what it was handed, and waits for nothing any more.
     pub(crate) fn fail(&self, error: Error) {
@@ -153,8 +96,14 @@ impl Shared {
             facts: EpochFacts::default(),
             announced: Gate::default(),
             taking: Gate::default(),
+            rounds: None,
             elements: Mutex::default(),
         }
+    }
+
+    /// The same for one of several consumers that get their elements in one order.
+    pub(crate) fn in_rounds(self) -> Self {
+        Self { rounds: Some(Staging::default()), held: Some(Arc::default()), ..self }
     }
 
     /// The epoch was opened.
@@ -197,12 +146,13 @@ impl Shared {
 
     /// The state of the same reader in an epoch that is opened again.
     pub(crate) fn successor(&self, in_turn: bool) -> Self {
+        let new = Self::new(self.config.clone(), self.transfer, in_turn);
         Self {
             queue: Arc::clone(&self.queue),
             shares: Arc::clone(&self.shares),
             pool: self.pool.clone(),
             recorder: Arc::clone(&self.recorder),
-            ..Self::new(self.config.clone(), self.transfer, in_turn)
+            ..if self.rounds.is_some() { new.in_rounds() } else { new }
         }
     }
 
@@ -216,6 +166,17 @@ impl Shared {
         bytes: usize,
         credit: Option<&Arc<Credit>>,
     ) {
+        let held = self.held.as_ref().filter(|_| credit.is_none());
+        let delivery = Delivery::new(slot, chunk, bytes as u64, credit, held);
+        match &self.rounds {
+            Some(rounds) => rounds.push(task, delivery),
+            None => self.admit(task, delivery),
+        }
+    }
+
+    /// A chunk is for the user: from now on it counts as received.
+    pub(crate) fn admit(&self, task: TaskId, mut delivery: Delivery) {
+        let chunk = &delivery.chunk;
         let rows = chunk.rows();
         if !chunk.remainder {
             *self.elements.lock().entry(task).or_default() += chunk.num_elements() as u64;
@@ -224,34 +185,24 @@ impl Shared {
             true => self.receipts.lock().receive(task, &chunk.runs),
             false => Fresh::All,
         };
-        let chunk = match fresh {
-            Fresh::All => Some(chunk),
+        match fresh {
+            Fresh::All => {}
             Fresh::Parts(parts) => {
                 let fresh: u64 = parts.iter().map(|p| p.1).sum();
                 tracing::warn!(%task, rows = rows as u64 - fresh, "rows came twice and are skipped");
                 self.recorder.duplicates(rows as u64 - fresh);
                 // The first copy is acknowledged when the user takes it.
-                only(&chunk, &parts)
+                let Some(left) = only(chunk, &parts) else {
+                    drop(delivery.take());
+                    return;
+                };
+                delivery.chunk = left;
             }
-        };
-        let delivery = match chunk {
-            Some(chunk) => {
-                let held = self.held.as_ref().filter(|_| credit.is_none()).map(Arc::clone);
-                if let Some(held) = &held {
-                    held.add(slot, bytes as u64);
-                }
-                Delivery { chunk, slot, bytes: bytes as u64, credit: credit.map(Arc::clone), held }
-            }
-            None => {
-                if let Some(credit) = credit {
-                    credit.free(bytes as u64);
-                }
-                return;
-            }
-        };
+        }
         // Padding belongs to another consumer, which acknowledges it.
         self.acks.arrived(delivery.chunk.runs.iter().map(|r| r.len).sum());
         // The queue is closed with the reader, which needs no more rows.
+        let bytes = usize::try_from(delivery.bytes()).unwrap_or(usize::MAX);
         drop(self.queue.push_now(Item::Rows(delivery), bytes));
     }
 
@@ -301,6 +252,7 @@ mod tests {
             runs: vec![Run { split: 0, start, len: n }],
             elements: Elements::Lengths(lengths.to_vec()),
             remainder: false,
+            round: caju_wire::RoundMark::default(),
         }
     }
 

@@ -29,6 +29,9 @@ pub struct ReaderStats {
     pub padded_elements: u64,
     /// Rows of these.
     pub padded_rows: u64,
+    /// Of a consumer that reads in rounds: time that the user waited for an element that had arrived, because other
+    /// consumers did not have theirs of the same round. It is part of `wait`.
+    pub consumer_wait: Duration,
 }
 
 /// A snapshot of an iteration's progress.
@@ -181,6 +184,14 @@ impl Recorder {
         let mut s = self.inner.lock();
         s.stats.padded_rows += rows;
         s.stats.padded_elements += elements;
+    }
+
+    /// An element that arrived at this time is the user's: until now other consumers did not have theirs.
+    pub(crate) fn waited_for_others(&self, arrived: Instant) {
+        let mut s = self.inner.lock();
+        if let Some(since) = s.waiting {
+            s.stats.consumer_wait += since.max(arrived).elapsed();
+        }
     }
 
     /// The dispatcher says who holds up the others.

@@ -100,7 +100,8 @@ impl TaskSet {
             Some(v1::TaskCounts { task_id: task.0, splits_out: counts.clone()? })
         };
         let receipts = self.shared.receipts.lock();
-        let lost = self.lost.iter().map(|(task, reason)| v1::LostTask {
+        let settled = self.lost.iter().filter(|(task, _)| self.shared.is_settled(**task));
+        let lost = settled.map(|(task, reason)| v1::LostTask {
             task_id: task.0,
             received: receipts.of_task(*task),
             reason: reason.clone(),
@@ -203,7 +204,11 @@ impl TaskSet {
         let name = format!("reading {task} from {address}");
         let handle = group.spawn(name.clone(), async move {
             // Without an outcome the session would wait for the task without an end.
-            let outcome = caught(&name, read_task(shared, target)).await.unwrap_or_else(Outcome::Failed);
+            let reading = read_task(Arc::clone(&shared), target);
+            let outcome = caught(&name, reading).await.unwrap_or_else(Outcome::Failed);
+            if let (Outcome::Ended(_), Some(rounds)) = (&outcome, &shared.rounds) {
+                rounds.end(task).await;
+            }
             // The receiver is gone once the reader is closed.
             drop(outcomes.send((task, outcome)).await);
         });
@@ -224,6 +229,7 @@ impl TaskSet {
         }
         self.untaken.remove(&task);
         self.ended.remove(&task);
+        self.lose_rounds(task);
         self.resolved.insert(task, Resolved::Lost);
         self.lost.entry(task).or_insert_with(|| "the dispatcher said so".to_string());
         let Some(open) = open else { return Ok(()) };
@@ -249,12 +255,20 @@ impl TaskSet {
             Outcome::Lost(e) => {
                 let Some(open) = self.close(task) else { return Ok(()) };
                 tracing::warn!(%task, address = %open.address, error = %e, "a task was lost; its rows come from elsewhere");
+                self.lose_rounds(task);
                 self.resolved.insert(task, Resolved::Lost);
                 self.lost.insert(task, e.message().to_string());
                 self.emit_lost(open.address, e.message())?;
             }
         }
         Ok(())
+    }
+
+    /// Elements of a lost task that have no place in the order of rounds are dropped.
+    fn lose_rounds(&self, task: TaskId) {
+        if let Some(rounds) = &self.shared.rounds {
+            rounds.lose(task);
+        }
     }
 
     /// Takes a task out of those that are read.

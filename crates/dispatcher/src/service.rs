@@ -64,6 +64,13 @@ impl Dispatcher for DispatcherService {
         respond(self.core.deal_tail(request.into_inner())).await
     }
 
+    async fn next_rounds(
+        &self,
+        request: Request<v1::NextRoundsRequest>,
+    ) -> Result<Response<v1::NextRoundsResponse>, Status> {
+        respond(self.core.next_rounds(request.into_inner())).await
+    }
+
     async fn finish_task(
         &self,
         request: Request<v1::FinishTaskRequest>,

@@ -5,8 +5,8 @@ use std::time::Duration;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use caju_client::{
-    ClientConfig, Compression, Consumer, DatasetRef, Element, LostReaders, Monitor, ReadRequest, ReaderState,
-    SaveTo, Sharing, Transfer, TransferProtocol, Uneven,
+    Balance, ClientConfig, Compression, Consumer, DatasetRef, Element, LostReaders, Monitor, ReadRequest,
+    ReaderState, SaveTo, Sharing, Transfer, TransferProtocol, Uneven,
 };
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::TargetWorkers;
@@ -82,7 +82,7 @@ impl Client {
         states: Vec<String>,
         num_states: u64,
         states_of_all: bool,
-        consumer: Option<(u32, u32, String)>,
+        consumer: Option<(u32, u32, String, String)>,
         sharing: Option<(String, Option<String>)>,
         compression: &str,
         data_transfer_protocol: &str,
@@ -120,10 +120,15 @@ impl Client {
             states: parse_states(&states).into_py(py)?,
             num_states,
             states_of_all,
-            consumer: consumer.map(|(count, index, uneven)| Consumer {
+            consumer: consumer.map(|(count, index, uneven, balance)| Consumer {
                 index,
                 count,
                 uneven: if uneven == "pad" { Uneven::Pad } else { Uneven::Drop },
+                balance: match balance.as_str() {
+                    "bucket" => Balance::Bucket,
+                    "tokens" => Balance::Tokens,
+                    _ => Balance::None,
+                },
             }),
             sharing: match sharing {
                 Some((name, trainer_id)) => Sharing::from_name(&name, trainer_id).into_py(py)?,
@@ -399,14 +404,23 @@ impl Reader {
     }
 
     /// Rows, elements and bytes that were delivered so far; seconds waited, seconds to the first batch, seconds since opening;
-    /// elements that were padding.
+    /// elements that were padding; seconds waited for other consumers.
     #[getter]
-    fn stats(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, f64, f64, f64, u64)> {
+    fn stats(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, f64, f64, f64, u64, f64)> {
         check_fork().into_py(py)?;
         let s = self.monitor.progress().stats;
         let seconds = |d: Duration| d.as_secs_f64();
         let times = (seconds(s.wait), seconds(s.first_batch), seconds(s.elapsed));
-        Ok((s.rows, s.elements, s.bytes, times.0, times.1, times.2, s.padded_elements))
+        Ok((
+            s.rows,
+            s.elements,
+            s.bytes,
+            times.0,
+            times.1,
+            times.2,
+            s.padded_elements,
+            seconds(s.consumer_wait),
+        ))
     }
 
     /// The number of splits that were assigned, and of all splits (0 until the source is listed).

@@ -300,6 +300,7 @@ dispatcher! {
         get_task: v1::GetTaskRequest => v1::GetTaskResponse;
         finish_task: v1::FinishTaskRequest => v1::FinishTaskResponse;
         deal_tail: v1::DealTailRequest => v1::DealTailResponse;
+        next_rounds: v1::NextRoundsRequest => v1::NextRoundsResponse;
         drain_worker: v1::DrainWorkerRequest => v1::DrainWorkerResponse;
         register_dataset: v1::RegisterDatasetRequest => v1::RegisterDatasetResponse;
         get_dataset: v1::GetDatasetRequest => v1::GetDatasetResponse;

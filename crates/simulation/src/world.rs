@@ -389,7 +389,8 @@ impl World {
     fn consumer(&self, reader: usize) -> Option<Consumer> {
         let Division::Consumers { pads } = self.0.plan.division else { return None };
         let (index, count) = (u32::try_from(reader).ok()?, u32::try_from(self.0.plan.readers).ok()?);
-        Some(Consumer { index, count, uneven: if pads { Uneven::Pad } else { Uneven::Drop } })
+        let uneven = if pads { Uneven::Pad } else { Uneven::Drop };
+        Some(Consumer { uneven, ..Consumer::new(index, count) })
     }
 
     /// Gives a reader's state, and waits for those of all readers.

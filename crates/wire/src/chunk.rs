@@ -1,7 +1,7 @@
 //! Chunks: rows with their provenance, and the elements that they form.
 
-use arrow::compute::concat_batches;
-use arrow_array::RecordBatch;
+use arrow::compute::{concat_batches, take_record_batch};
+use arrow_array::{RecordBatch, UInt32Array};
 use arrow_schema::{DataType, SchemaRef};
 use caju_types::{Error, Result};
 
@@ -28,6 +28,15 @@ pub enum Elements {
     Lengths(Vec<u32>),
 }
 
+/// Where a chunk stands in the rounds of a job whose consumers read in rounds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoundMark {
+    /// The class of `bucket_by_length` that all rows belong to; none without that stage.
+    pub bucket: Option<u32>,
+    /// Of what a task gives out at its end: its place among the last rounds of the epoch, from 1. 0 for everything else.
+    pub tail: u64,
+}
+
 /// Rows with their provenance.
 #[derive(Clone, Debug)]
 pub struct Chunk {
@@ -40,12 +49,20 @@ pub struct Chunk {
     pub elements: Elements,
     /// Whether this is the short batch at the end of a task, which the reader merges with those of other tasks.
     pub remainder: bool,
+    /// Its place in the rounds of consumers.
+    pub round: RoundMark,
 }
 
 impl Chunk {
     /// A chunk of rows that are elements by themselves.
     pub fn rows_of(batch: RecordBatch, runs: Vec<Run>) -> Self {
-        Self { pieces: vec![batch], runs, elements: Elements::Rows, remainder: false }
+        Self {
+            pieces: vec![batch],
+            runs,
+            elements: Elements::Rows,
+            remainder: false,
+            round: RoundMark::default(),
+        }
     }
 
     /// Whether these rows are copies of rows that another consumer gets.
@@ -112,7 +129,56 @@ impl Chunk {
             runs: slice_runs(&self.runs, offset, len),
             elements: Elements::Rows,
             remainder: self.remainder,
+            round: self.round,
         }
+    }
+
+    /// The given elements, counted from 0, in the given order. Rows that are elements are copied; batches keep their pieces.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if the rows do not fit one Arrow array (offset overflow).
+    pub fn pick_elements(&self, picked: &[usize]) -> Result<Self> {
+        let bad = || Error::internal("an element of a chunk is picked that is not there");
+        if self.elements == Elements::Rows {
+            let index: Option<Vec<u32>> = picked.iter().map(|at| u32::try_from(*at).ok()).collect();
+            let batch = self.concat()?;
+            let index = index.filter(|all| all.iter().all(|at| (*at as usize) < batch.num_rows()));
+            let index = UInt32Array::from(index.ok_or_else(bad)?);
+            let rows = take_record_batch(&batch, &index).map_err(|e| {
+                Error::exhausted(format!("the rows of a round do not fit one Arrow array: {e}"))
+            })?;
+            let mut runs = Vec::new();
+            let rows_of = |run: &Run| {
+                (run.start..run.start + run.len).map({
+                    let split = run.split;
+                    move |start| Run { split, start, len: 1 }
+                })
+            };
+            let all: Vec<Run> = self.runs.iter().flat_map(rows_of).collect();
+            picked.iter().filter_map(|at| all.get(*at)).for_each(|run| push_run(&mut runs, *run));
+            return Ok(Self { pieces: vec![rows], runs, ..self.clone() });
+        }
+        let Elements::Lengths(lengths) = &self.elements else { return Err(bad()) };
+        let mut starts = Vec::with_capacity(lengths.len());
+        let mut at = 0usize;
+        for len in lengths {
+            starts.push(at);
+            at += *len as usize;
+        }
+        let (mut pieces, mut runs, mut own) = (Vec::new(), Vec::new(), Vec::with_capacity(picked.len()));
+        for element in picked {
+            let (Some(start), Some(len)) = (starts.get(*element), lengths.get(*element)) else {
+                return Err(bad());
+            };
+            let part = self.slice_rows(*start, *len as usize);
+            pieces.extend(part.pieces);
+            part.runs.into_iter().for_each(|run| push_run(&mut runs, run));
+            own.push(*len);
+        }
+        if pieces.is_empty() {
+            return Err(bad());
+        }
+        Ok(Self { pieces, runs, elements: Elements::Lengths(own), ..self.clone() })
     }
 
     /// The given rows, as (offset, length) in ascending order. Elements keep their remaining rows; empty ones are dropped.
@@ -141,7 +207,7 @@ impl Chunk {
                 Elements::Lengths(left.filter(|&l| l > 0).collect())
             }
         };
-        Some(Self { pieces, runs, elements, remainder: self.remainder })
+        Some(Self { pieces, runs, elements, remainder: self.remainder, round: self.round })
     }
 }
 

@@ -8,13 +8,13 @@ use crate::{Chunk, Elements};
 /// Appends a chunk to another, so that many small elements share a frame. Nothing is copied.
 ///
 /// # Errors
-/// The second chunk, if the two cannot share a frame: their schemas or kinds of elements differ, or one is a
-/// remainder, which the reader must be able to tell.
+/// The second chunk, if the two cannot share a frame: their schemas, kinds of elements or places in rounds differ, or one is
+/// a remainder, which the reader must be able to tell.
 pub fn coalesce(into: &mut Chunk, mut next: Chunk) -> Result<(), Chunk> {
     let (a, b) = (into.schema(), next.schema());
     let same_schema = Arc::ptr_eq(&a, &b) || a == b;
     let provenance = into.runs.is_empty() == next.runs.is_empty();
-    if !same_schema || !provenance || into.remainder || next.remainder {
+    if !same_schema || !provenance || into.remainder || next.remainder || into.round != next.round {
         return Err(next);
     }
     match (&mut into.elements, &mut next.elements) {

@@ -14,7 +14,7 @@ use caju_types::Result;
 
 use crate::chunk::push_run;
 use crate::frame::{ALIGN, RowsHeader, damaged};
-use crate::{Chunk, Elements, Run};
+use crate::{Chunk, Elements, RoundMark, Run};
 
 /// More rows than this in one frame are not believed.
 const MAX_ROWS: u64 = 1 << 31;
@@ -50,7 +50,8 @@ pub fn decode_chunk(header: RowsHeader, schema: &SchemaRef, body: Buffer) -> Res
         }
         Elements::Lengths(header.lengths)
     };
-    Ok(Chunk { pieces: vec![batch], runs, elements, remainder: header.remainder })
+    let round = RoundMark { bucket: header.bucket.checked_sub(1), tail: header.tail_round };
+    Ok(Chunk { pieces: vec![batch], runs, elements, remainder: header.remainder, round })
 }
 
 fn rows(claimed: u64) -> Result<usize> {

@@ -68,9 +68,7 @@ impl ElementCursor {
         match parts.len() {
             1 => Ok(parts.swap_remove(0)),
             0 => Ok(pieces[first.min(pieces.len() - 1)].slice(0, 0)),
-            _ => {
-                Chunk { pieces: parts, runs: Vec::new(), elements: Elements::Rows, remainder: false }.concat()
-            }
+            _ => Chunk { pieces: parts, ..self.chunk.clone() }.concat(),
         }
     }
 }
@@ -86,6 +84,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::RoundMark;
 
     proptest! {
         /// Elements over any pieces: every row once, in order, in the lengths asked for.
@@ -105,7 +104,7 @@ mod tests {
             }
             lengths.push(total as u32 - lengths.iter().sum::<u32>());
             let elements = if flat { Elements::Rows } else { Elements::Lengths(lengths.clone()) };
-            let chunk = Chunk { pieces: batches, runs: vec![], elements, remainder: false };
+            let chunk = Chunk { pieces: batches, runs: vec![], elements, remainder: false, round: RoundMark::default() };
             let mut current = ElementCursor::new(chunk);
             let (mut ids, mut got) = (Vec::new(), Vec::new());
             while let Some(b) = current.next().unwrap() {

@@ -92,6 +92,8 @@ fn header_of(chunk: &Chunk) -> RowsHeader {
         lengths,
         remainder: chunk.remainder,
         padding: chunk.is_padding(),
+        bucket: chunk.round.bucket.map_or(0, |b| b.saturating_add(1)),
+        tail_round: chunk.round.tail,
         ..RowsHeader::default()
     }
 }

@@ -296,6 +296,12 @@ pub struct RowsHeader {
     /// Whether these are copies of rows that another consumer gets: they have no runs.
     #[prost(bool, tag = "50")]
     pub padding: bool,
+    /// The class of `bucket_by_length` that all rows belong to, plus 1; 0: none.
+    #[prost(uint32, tag = "70")]
+    pub bucket: u32,
+    /// Of what a task gives out at its end: its place among the last rounds of the epoch, from 1; 0 for everything else.
+    #[prost(uint64, tag = "71")]
+    pub tail_round: u64,
     /// How the body is compressed; 0: not at all.
     #[prost(uint32, tag = "760")]
     pub codec: u32,

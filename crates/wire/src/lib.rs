@@ -56,7 +56,7 @@ pub use accept::{
     grpc_connections,
 };
 pub use calls::{CallLayer, CountedCalls, OpenCall, OpenCalls};
-pub use chunk::{Chunk, Elements, Run, batch_bytes, part_bytes, push_run, slice_runs};
+pub use chunk::{Chunk, Elements, RoundMark, Run, batch_bytes, part_bytes, push_run, slice_runs};
 pub use coalesce::coalesce;
 pub use compression::{Codec, Compression, decompress};
 pub use decode::decode_chunk;
@@ -65,7 +65,7 @@ pub use encode::{OutFrame, encode_chunk, encode_chunk_as};
 pub use io::{FrameReader, FrameWriter, InFrame, looks_framed};
 pub use link::{Dispatcher, DispatcherLink, is_transient};
 pub use local::{LocalTask, LocalWorker, LocalWorkers};
-pub use padding::{Padding, pad_batch};
+pub use padding::{Padding, pad_batch, pad_to_lengths};
 pub use pool::{Body, BufferPool};
 pub use queue::ByteQueue;
 pub use schema::{decode_schema, encode_schema, schema_from_ipc, schema_to_ipc};

@@ -32,6 +32,18 @@ pub struct Padding {
 /// # Errors
 /// `InvalidArgument` if a value is longer than the fixed length, or a padding value does not fit its column.
 pub fn pad_batch(chunk: &Chunk, padding: &Padding) -> Result<Chunk> {
+    pad_columns(chunk, padding, |_| true)
+}
+
+/// Pads those list columns of a chunk that have a fixed length in `padding`.
+///
+/// # Errors
+/// As [`pad_batch`].
+pub fn pad_to_lengths(chunk: &Chunk, padding: &Padding) -> Result<Chunk> {
+    pad_columns(chunk, padding, |name| padding.lengths.contains_key(name))
+}
+
+fn pad_columns(chunk: &Chunk, padding: &Padding, is_padded: impl Fn(&str) -> bool) -> Result<Chunk> {
     let batch = chunk.concat()?;
     let schema = batch.schema();
     let columns = schema
@@ -39,7 +51,7 @@ pub fn pad_batch(chunk: &Chunk, padding: &Padding) -> Result<Chunk> {
         .iter()
         .zip(batch.columns())
         .map(|(field, column)| match column.data_type() {
-            DataType::List(_) => {
+            DataType::List(_) if is_padded(field.name()) => {
                 let length = padding.lengths.get(field.name()).copied();
                 pad_list(field.name(), column.as_list::<i32>(), length, padding.values.get(field.name()))
             }

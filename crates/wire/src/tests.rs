@@ -15,7 +15,7 @@ use super::*;
 use crate::frame::{
     CreditHeader, EmptyHeader, EndHeader, ErrorHeader, FIXED_LEN, Kind, OpenHeader, RowsHeader,
 };
-use crate::{Chunk, Elements, Run};
+use crate::{Chunk, Elements, RoundMark, Run};
 
 /// A small deterministic generator: proptest chooses the seed and the shape, this fills the values.
 struct Values(u64);
@@ -203,7 +203,13 @@ fn chunks() -> impl Strategy<Value = Chunk> {
                 left -= len.min(90);
             }
             let elements = if flat { Elements::Rows } else { Elements::Lengths(vec![0, rows as u32]) };
-            Chunk { pieces, runs, elements, remainder }
+            Chunk {
+                pieces,
+                runs,
+                elements,
+                remainder,
+                round: RoundMark { bucket: remainder.then_some(3), tail: 7 },
+            }
         },
     )
 }
@@ -318,6 +324,7 @@ fn pieces_of_fixed_width_columns_are_not_copied() {
         runs: vec![Run { split: 0, start: 0, len: 100 }],
         elements: Elements::Lengths(vec![100]),
         remainder: false,
+        round: RoundMark::default(),
     };
     let frame = encode_chunk(&chunk).unwrap();
     let sent: Vec<*const u8> = frame
@@ -346,6 +353,7 @@ fn small_chunks_share_a_frame() {
             runs: vec![Run { split: 0, start: i, len: 1 }],
             elements: Elements::Lengths(vec![1]),
             remainder: false,
+            round: RoundMark::default(),
         }
     };
     let mut all = one(0);
@@ -374,6 +382,7 @@ fn rows_that_belong_to_no_split_are_damage() {
         runs: vec![Run { split: 0, start: 0, len: 2 }],
         elements: Elements::Rows,
         remainder: false,
+        round: RoundMark::default(),
     };
     let e = receive(&bytes_of(&encode_chunk(&chunk).unwrap()), &schema).unwrap_err();
     assert!(e.kind() == ErrorKind::DataLoss && e.message().contains("runs of 2 rows in a chunk of 3"), "{e}");

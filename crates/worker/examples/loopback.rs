@@ -13,7 +13,7 @@ use arrow_array::{ArrayRef, FixedSizeListArray, Int64Array, RecordBatch, UInt8Ar
 use arrow_schema::{DataType, Field, Schema};
 use caju_wire::frame::{Kind, RowsHeader};
 use caju_wire::{BufferPool, FrameReader, FrameWriter, decode_chunk, encode_chunk, tune};
-use caju_wire::{Chunk, Elements, Run};
+use caju_wire::{Chunk, Elements, RoundMark, Run};
 use tokio::net::{TcpListener, TcpStream};
 
 type Fallible<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -90,6 +90,7 @@ fn images(pieces: usize) -> Fallible<Chunk> {
         runs: vec![Run { split: 0, start: 0, len: ROWS as u64 }],
         elements: Elements::Lengths(vec![u32::try_from(ROWS)?]),
         remainder: false,
+        round: RoundMark::default(),
     })
 }
 
@@ -155,6 +156,7 @@ async fn tiny(time: Duration) -> Fallible<f64> {
         runs: vec![Run { split: 0, start: 0, len: rows.cast_unsigned() }],
         elements: Elements::Lengths(vec![1; usize::try_from(rows)?]),
         remainder: false,
+        round: RoundMark::default(),
     };
     stream(chunk, time, |chunk| {
         let Elements::Lengths(lengths) = &chunk.elements else { return 0 };

@@ -1,4 +1,4 @@
-//! Deals the elements of a task to the consumers of its job, in rounds of one each, so that all have equally many.
+//! Deals the elements of a task to the consumers of its job, one each in turn, so that all have equally many.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use caju_wire::{Chunk, Dispatcher, Elements};
 use parking_lot::Mutex;
 
 use crate::identity::Identity;
+use crate::rounds::{Rounds, rows_of};
 
 /// How long one request waits at the dispatcher for the other tasks to be at their ends.
 const POLL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -29,16 +30,32 @@ pub(crate) struct Dispatch {
 /// Deals the elements of one task.
 pub(crate) struct Dealer {
     dispatch: Dispatch,
-    rounds: Rounds,
+    deals: Deals,
     /// Rows of a batch, and whether a short one is dropped; 0 without a batch.
     batch: (u64, bool),
+}
+
+/// What the consumers' elements have in common.
+enum Deals {
+    /// Their number.
+    EqualCounts(EqualCounts),
+    /// Those of one round, their class or their length.
+    Rounds(Rounds),
+}
+
+/// What a task keeps at its end.
+struct Tail {
+    elements: u64,
+    rows: u64,
+    behind: Vec<u64>,
+    kinds: Vec<v1::TailElement>,
 }
 
 impl Dealer {
     /// A dealer to this number of consumers.
     ///
     /// # Errors
-    /// Those of reading the definition.
+    /// Those of reading the definition, and `Unimplemented` for a balance that this worker does not know.
     pub(crate) fn new(dispatch: Dispatch, def: &v1::TaskDef, behind: Behind) -> Result<Self> {
         let consumers = usize::try_from(def.num_consumers).unwrap_or(usize::MAX);
         let definition = DatasetDef::from_json_str(&def.definition_json)?;
@@ -48,13 +65,44 @@ impl Dealer {
             }
             _ => None,
         });
-        let rounds = Rounds { consumers, behind, carry: VecDeque::new(), remainders: Vec::new() };
-        Ok(Self { dispatch, rounds, batch: batch.unwrap_or_default() })
+        let deals = match def.balance.as_str() {
+            "" => Deals::EqualCounts(EqualCounts {
+                consumers,
+                behind,
+                carry: VecDeque::new(),
+                remainders: Vec::new(),
+            }),
+            "bucket" => Deals::Rounds(Rounds::new(&definition, consumers, false)),
+            "tokens" => Deals::Rounds(Rounds::new(&definition, consumers, true)),
+            other => {
+                return Err(Error::unimplemented(format!(
+                    "the dispatcher asks for balance `{other}`, which this worker does not know; run a newer worker"
+                )));
+            }
+        };
+        Ok(Self { dispatch, deals, batch: batch.unwrap_or_default() })
     }
 
     /// What a chunk of the task's output gives to whom.
-    pub(crate) fn deal(&mut self, chunk: Chunk) -> Vec<(usize, Chunk)> {
-        self.rounds.deal(chunk)
+    ///
+    /// # Errors
+    /// Those of making the elements of a round one shape.
+    pub(crate) fn deal(&mut self, chunk: Chunk) -> Result<Vec<(usize, Chunk)>> {
+        match &mut self.deals {
+            Deals::EqualCounts(counts) => Ok(counts.deal(chunk)),
+            Deals::Rounds(rounds) => rounds.deal(chunk),
+        }
+    }
+
+    /// Full rounds of what waited for more, when no further chunk comes.
+    ///
+    /// # Errors
+    /// As [`Dealer::deal`].
+    pub(crate) fn finish(&mut self) -> Result<Vec<(usize, Chunk)>> {
+        match &mut self.deals {
+            Deals::EqualCounts(_) => Ok(Vec::new()),
+            Deals::Rounds(rounds) => rounds.finish(),
+        }
     }
 
     /// What is left at the end of the task, once all tasks have reported their ends to the dispatcher.
@@ -66,16 +114,18 @@ impl Dealer {
         let Dispatch { identity, task, retry_timeout } = &self.dispatch;
         loop {
             let registration = identity.registration();
+            let tail = self.deals.tail();
             let request = v1::DealTailRequest {
                 task_id: task.0,
                 worker_id: registration.id.0,
                 secret: registration.secret,
                 wait_ms: u64::try_from(POLL_TIMEOUT.as_millis()).unwrap_or(u64::MAX),
-                elements: self.rounds.carry.len() as u64,
-                rows: self.rounds.remainders.iter().map(|c| c.rows() as u64).sum(),
+                elements: tail.elements,
+                rows: tail.rows,
                 batch_rows,
                 drop_remainder,
-                behind: self.rounds.behind.lock().clone(),
+                behind: tail.behind,
+                tail: tail.kinds,
             };
             let call = |mut d: Dispatcher| {
                 let request = request.clone();
@@ -83,20 +133,42 @@ impl Dealer {
             };
             let answer = identity.link.retry(*retry_timeout, POLL_TIMEOUT, call).await?;
             if answer.dealt {
-                return answer.pieces.iter().map(|piece| self.rounds.piece(piece)).try_fold(
-                    Vec::new(),
-                    |mut all, some| {
-                        all.extend(some?);
-                        Ok(all)
-                    },
-                );
+                let mut all = Vec::new();
+                for piece in &answer.pieces {
+                    all.extend(self.deals.piece(piece)?);
+                }
+                return Ok(all);
             }
         }
     }
 }
 
-/// The rounds of a task.
-struct Rounds {
+impl Deals {
+    fn tail(&self) -> Tail {
+        match self {
+            Deals::EqualCounts(counts) => Tail {
+                elements: counts.carry.len() as u64,
+                rows: counts.remainders.iter().map(|c| c.rows() as u64).sum(),
+                behind: counts.behind.lock().clone(),
+                kinds: Vec::new(),
+            },
+            Deals::Rounds(rounds) => {
+                let (kinds, rows) = rounds.tail();
+                Tail { elements: kinds.len() as u64, rows, behind: Vec::new(), kinds }
+            }
+        }
+    }
+
+    fn piece(&self, piece: &v1::DealtPiece) -> Result<Vec<(usize, Chunk)>> {
+        match self {
+            Deals::EqualCounts(counts) => counts.piece(piece),
+            Deals::Rounds(rounds) => rounds.piece(piece),
+        }
+    }
+}
+
+/// Elements in turn: each consumer has equally many, whichever they are.
+struct EqualCounts {
     consumers: usize,
     behind: Behind,
     /// Elements that fill no round yet, one per chunk.
@@ -105,7 +177,7 @@ struct Rounds {
     remainders: Vec<Chunk>,
 }
 
-impl Rounds {
+impl EqualCounts {
     fn deal(&mut self, chunk: Chunk) -> Vec<(usize, Chunk)> {
         if chunk.remainder {
             self.remainders.push(chunk);
@@ -139,15 +211,7 @@ impl Rounds {
         let index = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         let (start, end) = (index(piece.start), index(piece.end));
         let mut chunks: Vec<Chunk> = if piece.of_rows {
-            let mut at = 0;
-            let parts = self.remainders.iter().filter_map(|chunk| {
-                let (from, to) = (start.max(at), end.min(at + chunk.rows()));
-                let part = (from < to).then(|| chunk.slice_rows(from - at, to - from));
-                at += chunk.rows();
-                let rows = u32::try_from(to.saturating_sub(from)).unwrap_or(u32::MAX);
-                part.map(|p| Chunk { elements: Elements::Lengths(vec![rows]), ..p })
-            });
-            parts.collect()
+            rows_of(&self.remainders, start, end)
         } else {
             (start..end).filter_map(|k| self.carry.get(k).cloned()).collect()
         };
@@ -208,10 +272,11 @@ mod tests {
     fn chunk(start: u64, lengths: Option<&[u32]>, rows: u64) -> Chunk {
         let ids = Int64Array::from_iter_values(start as i64..(start + rows) as i64);
         Chunk {
-            pieces: vec![RecordBatch::try_from_iter([("id", Arc::new(ids) as _)]).unwrap()],
-            runs: vec![Run { split: 0, start, len: rows }],
             elements: lengths.map_or(Elements::Rows, |l| Elements::Lengths(l.to_vec())),
-            remainder: false,
+            ..Chunk::rows_of(
+                RecordBatch::try_from_iter([("id", Arc::new(ids) as _)]).unwrap(),
+                vec![Run { split: 0, start, len: rows }],
+            )
         }
     }
 
@@ -225,7 +290,7 @@ mod tests {
     #[test]
     fn all_get_as_many_and_those_behind_more() {
         let behind: Behind = Arc::new(Mutex::new(vec![0, 2, 0]));
-        let mut rounds = Rounds {
+        let mut rounds = EqualCounts {
             consumers: 3,
             behind: Arc::clone(&behind),
             carry: VecDeque::new(),
@@ -249,12 +314,19 @@ mod tests {
     #[test]
     fn pieces_of_the_tail() {
         let behind: Behind = Arc::default();
-        let mut rounds = Rounds { consumers: 2, behind, carry: VecDeque::new(), remainders: Vec::new() };
+        let mut rounds = EqualCounts { consumers: 2, behind, carry: VecDeque::new(), remainders: Vec::new() };
         assert!(rounds.deal(chunk(0, None, 1)).is_empty());
         for start in [1, 4] {
             assert!(rounds.deal(Chunk { remainder: true, ..chunk(start, Some(&[3]), 3) }).is_empty());
         }
-        let piece = |of_rows, start, end, copy| v1::DealtPiece { consumer: 1, of_rows, start, end, copy };
+        let piece = |of_rows, start, end, copy| v1::DealtPiece {
+            consumer: 1,
+            of_rows,
+            start,
+            end,
+            copy,
+            ..Default::default()
+        };
         let got = rounds.piece(&piece(true, 2, 5, false)).unwrap();
         assert_eq!(got.iter().map(|(_, c)| c.runs[0].start).collect::<Vec<_>>(), [3, 4]);
         assert!(got.iter().all(|(to, c)| *to == 1 && c.remainder));

@@ -116,6 +116,7 @@ impl FlightOnWorker {
             uneven: String::new(),
             sharing: String::new(),
             trainer_id: String::new(),
+            balance: String::new(),
             reattached_client: 0,
             announces_asking: false,
         })

@@ -229,13 +229,14 @@ impl RunningTask {
             match dealer.as_mut() {
                 None => self.put(0, chunk, tally)?,
                 Some(dealer) => {
-                    dealer.deal(chunk).into_iter().try_for_each(|(to, chunk)| self.put(to, chunk, tally))?;
+                    dealer.deal(chunk)?.into_iter().try_for_each(|(to, chunk)| self.put(to, chunk, tally))?;
                 }
             }
         }
         match dealer {
             None => Ok(()),
             Some(dealer) => {
+                dealer.finish()?.into_iter().try_for_each(|(to, chunk)| self.put(to, chunk, tally))?;
                 dealer.deal_tail().await?.into_iter().try_for_each(|(to, chunk)| self.put(to, chunk, tally))
             }
         }

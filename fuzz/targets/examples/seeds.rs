@@ -17,7 +17,7 @@ use caju_proto::v1;
 use caju_runtime::{Stores, SystemClock};
 use caju_types::{Error, SplitKey};
 use caju_wire::frame::{CreditHeader, EmptyHeader, ErrorHeader, Kind, OpenHeader};
-use caju_wire::{Chunk, Elements, Run};
+use caju_wire::{Chunk, Elements, RoundMark, Run};
 use caju_wire::{FrameWriter, encode_chunk, encode_schema, schema_to_ipc};
 use futures::TryStreamExt;
 use object_store::ObjectStoreExt;
@@ -74,6 +74,7 @@ async fn frames() {
         runs,
         elements: Elements::Lengths(vec![16, 8]),
         remainder: false,
+        round: RoundMark::default(),
     };
     to.write(&encode_chunk(&chunk).unwrap()).await.unwrap();
     let rest = Chunk::rows_of(rows.slice(3, 2), vec![Run { split: 9, start: 3, len: 2 }]);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use arrow::util::display::array_value_to_string;
 use arrow_array::RecordBatch;
-use caju_client::{Client, ClientConfig, Consumer, LostReaders, ReadRequest, Reader, ReaderState, Uneven};
+use caju_client::{Client, ClientConfig, Consumer, LostReaders, ReadRequest, Reader, ReaderState};
 use caju_pipeline::DatasetDef;
 use caju_types::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -89,7 +89,7 @@ impl Settings {
             policy: self.policy.clone(),
             epochs: self.epochs,
             lost_readers: lost,
-            consumer: self.consumer.map(|(index, count)| Consumer { index, count, uneven: Uneven::Drop }),
+            consumer: self.consumer.map(|(index, count)| Consumer::new(index, count)),
             ..ReadRequest::of(def)
         }
     }

@@ -10,7 +10,7 @@ mod service;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use caju_client::{Compression, TransferProtocol};
+use caju_client::{Balance, Compression, TransferProtocol};
 use caju_proto::v1::{ProcessingMode, TargetWorkers};
 use clap::builder::NonEmptyStringValueParser;
 use clap::builder::ValueHint;
@@ -250,6 +250,28 @@ pub(crate) enum UnevenArg {
     Pad,
 }
 
+/// What the elements that the consumers of a job get in one round have in common.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum BalanceArg {
+    /// Nothing
+    #[default]
+    None,
+    /// Worker and class of bucket_by_length
+    Bucket,
+    /// Worker, and nearly the number of items
+    Tokens,
+}
+
+impl From<BalanceArg> for Balance {
+    fn from(arg: BalanceArg) -> Self {
+        match arg {
+            BalanceArg::None => Balance::None,
+            BalanceArg::Bucket => Balance::Bucket,
+            BalanceArg::Tokens => Balance::Tokens,
+        }
+    }
+}
+
 /// From which workers a reader reads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum TargetWorkersArg {
@@ -320,6 +342,11 @@ pub(crate) struct ReadArgs {
     /// With --sharing exact: one of several trainers that read the job under this --job and other ids. Each gets all rows
     #[arg(long, value_name = "ID", requires = "sharing", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) trainer_id: Option<String>,
+    /// What the n-th elements of all consumers have in common: `bucket`, the class of bucket_by_length and the length of
+    /// padded lists; `tokens`, nearly the same number of items in all lists, for which rows are packed. Then the consumers
+    /// read at the same time
+    #[arg(long, value_name = "none|bucket|tokens", default_value = "none", requires = "num_consumers")]
+    pub(crate) balance: BalanceArg,
     /// From which workers to read: `any`, or `auto`, which leaves out workers with the tag COLOCATED: they are read in their
     /// own processes. `local` reads workers of the reader's process alone, and this command has none
     #[arg(long, value_name = "auto|any|local", default_value = "auto", ignore_case = true)]

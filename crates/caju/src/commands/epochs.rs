@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
-use caju_client::{Client, DatasetRef, LostReaders, Monitor, ReadRequest, Reader};
+use caju_client::{Balance, Client, DatasetRef, LostReaders, Monitor, ReadRequest, Reader};
 use caju_pipeline::DatasetDef;
 use caju_proto::v1::{IoStats, JobStatus, TargetWorkers};
 use caju_runtime::{CpuPool, IoCounters, cpu_time, peak_rss_bytes};
@@ -219,6 +219,7 @@ impl Epochs<'_> {
             _ => job.as_ref().and_then(|j| j.io).unwrap_or_default(),
         };
         let leased = job.as_ref().map_or(done.splits_leased, |j| j.splits_leased.max(done.splits_leased));
+        let is_in_rounds = self.consumer.is_some_and(|c| c.balance != Balance::None);
         let report = EpochReport {
             epoch,
             rows: stats.rows,
@@ -237,6 +238,8 @@ impl Epochs<'_> {
             bytes: stats.bytes,
             received_bytes: stats.received_bytes,
             padded_rows: stats.padded_rows,
+            rounds: is_in_rounds.then_some(stats.elements),
+            consumer_wait_s: is_in_rounds.then_some(stats.consumer_wait.as_secs_f64()),
             surplus_elements: job.as_ref().map_or(0, |j| j.surplus_elements),
             rows_skipped: job.as_ref().map_or(0, |j| j.rows_skipped),
             first_skips: job.as_ref().map(|j| j.first_skips.clone()).unwrap_or_default(),

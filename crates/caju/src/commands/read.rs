@@ -51,6 +51,7 @@ pub(crate) async fn run(global: &Global, args: &ReadArgs) -> Result<()> {
                 UnevenArg::Drop => Uneven::Drop,
                 UnevenArg::Pad => Uneven::Pad,
             },
+            balance: args.balance.into(),
         }),
         sharing: match &args.sharing {
             Some(name) => Sharing::from_name(name, args.trainer_id.clone())?,

@@ -128,6 +128,7 @@ impl Core {
             known.rows = request.rows;
             known.bytes = request.bytes;
             known.rows_waiting = request.rows_waiting;
+            known.consumer_wait = Duration::from_millis(request.consumer_wait_ms);
             known.user_busy = Duration::from_millis(request.user_busy_ms);
         }
     }

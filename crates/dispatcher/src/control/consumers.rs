@@ -4,15 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use arrow_schema::{DataType, Field};
+use caju_pipeline::{DatasetDef, StageDef, StageOp};
 use caju_proto::v1;
 use caju_types::{Error, IterationId, Result, TaskId, WorkerId, did_you_mean};
+use caju_wire::schema_from_ipc;
 
 use super::reports::Reports;
 use super::splits::running_task;
 use super::{Core, Txn, secrets};
 use crate::config::Timers;
 use crate::state::{
-    Consumers, DealtPiece, Failure, Iteration, Job, Mode, State, Tail, TargetWorkers, Uneven, Update,
+    Balance, Consumers, Dataset, DealtPiece, Failure, Iteration, Job, Mode, State, Tail, TailElement,
+    TargetWorkers, Uneven, Update,
 };
 
 /// The most consumers of one job. A task keeps a queue for each.
@@ -39,6 +43,15 @@ pub(super) fn wanted(request: &v1::OpenIterationRequest) -> Result<Option<Consum
             return Err(Error::invalid(format!("uneven `{other}`{hint}: say `drop` or `pad`")));
         }
     };
+    let balance = match request.balance.as_str() {
+        "" | "none" => Balance::None,
+        "bucket" => Balance::Bucket,
+        "tokens" => Balance::Tokens,
+        other => {
+            let hint = did_you_mean(other, ["none", "bucket", "tokens"]);
+            return Err(Error::invalid(format!("balance `{other}`{hint}: say `none`, `bucket` or `tokens`")));
+        }
+    };
     if count == 0 {
         return Ok(None);
     }
@@ -47,7 +60,7 @@ pub(super) fn wanted(request: &v1::OpenIterationRequest) -> Result<Option<Consum
             "consumer_index {index} is not one of {count} consumers, counted from 0; at most {MAX_CONSUMERS} are possible"
         )));
     }
-    Ok(Some(Consumers { count, uneven }))
+    Ok(Some(Consumers { count, uneven, balance }))
 }
 
 /// Whether a job can have consumers.
@@ -71,6 +84,47 @@ pub(super) fn check_new(consumers: Option<&Consumers>, mode: Mode, target: Targe
     Ok(())
 }
 
+/// Whether the elements of a dataset can be dealt in rounds.
+///
+/// # Errors
+/// `InvalidArgument` that says what the definition has to change.
+pub(super) fn check_dataset(consumers: Option<&Consumers>, dataset: &Dataset) -> Result<()> {
+    let Some(balance) = consumers.map(|c| c.balance).filter(|b| *b != Balance::None) else { return Ok(()) };
+    let definition = DatasetDef::from_json_str(&dataset.definition_json)?;
+    let batches = definition.stages.iter().rposition(|s| s.op.makes_batches());
+    if balance == Balance::Bucket {
+        let is_hint = |s: &StageDef| matches!(s.op, StageOp::Autocache { .. });
+        let classes = definition.stages.iter().rposition(|s| matches!(s.op, StageOp::BucketByLength { .. }));
+        return match classes.filter(|at| definition.stages[*at..].iter().any(is_hint)) {
+            None => Ok(()),
+            Some(_) => Err(Error::invalid(
+                "balance `bucket` needs the class of every batch, which snapshots do not have: put `autocache` above \
+                 `bucket_by_length`",
+            )),
+        };
+    }
+    let pads = |s: &StageDef| {
+        matches!(s.op, StageOp::PaddedBatch { .. } | StageOp::BucketByLength { pad: true, .. })
+    };
+    if batches.is_some_and(|at| pads(&definition.stages[at])) {
+        return Err(Error::invalid(
+            "balance `tokens` packs rows of any length, and this pipeline pads its batches: use `batch`, or balance `bucket`",
+        ));
+    }
+    let schema = schema_from_ipc(&dataset.schema_ipc)?;
+    let is_sized = |field: &Arc<Field>| {
+        use DataType::{Binary, LargeBinary, LargeList, LargeUtf8, List, Utf8};
+        matches!(field.data_type(), List(_) | LargeList(_) | Utf8 | LargeUtf8 | Binary | LargeBinary)
+    };
+    if schema.is_some_and(|schema| !schema.fields().iter().any(is_sized)) {
+        return Err(Error::invalid(
+            "balance `tokens` counts the items of lists, or else the bytes of texts, and no column is a list or a text: use \
+             balance `bucket`",
+        ));
+    }
+    Ok(())
+}
+
 /// Whether a reader takes part in a job as it is.
 ///
 /// # Errors
@@ -80,6 +134,14 @@ pub(super) fn check_job(job: &Job, consumers: Option<&Consumers>) -> Result<()> 
         return Ok(());
     }
     let describe = |c: Option<&Consumers>| match c {
+        Some(c) if c.balance != Balance::None => {
+            format!(
+                "num_consumers {}, uneven `{}` and balance `{}`",
+                c.count,
+                c.uneven.as_str(),
+                c.balance.as_str()
+            )
+        }
         Some(c) => format!("num_consumers {} and uneven `{}`", c.count, c.uneven.as_str()),
         None => "no consumers".to_string(),
     };
@@ -100,19 +162,33 @@ pub(super) fn check_steps(consumers: Option<&Consumers>, steps: &BTreeMap<u32, u
     let is_same_number =
         steps.keys().all(|c| *c < consumers.count) && steps.len() == consumers.count as usize;
     let (least, most) = (steps.values().min(), steps.values().max());
+    // Elements that some consumers lack of a round would be of another class, or of another length.
+    if consumers.balance != Balance::None && least != most {
+        return Err(Error::failed_precondition(format!(
+            "the states are of different steps ({}), and consumers with balance `{}` go on from states of one step alone: a \
+             round of which some have their element cannot be made again; start all consumers again from the states of one \
+             step, or read the epoch again under another job name",
+            describe_steps(steps),
+            consumers.balance.as_str()
+        )));
+    }
     // Fewer states than consumers may be the first of them.
     let may_grow = steps.len() < consumers.count as usize && steps.keys().all(|c| *c < consumers.count);
     if is_same_number || may_grow || least == most {
         return Ok(());
     }
-    let say = |(consumer, elements): (&u32, &u64)| format!("consumer {consumer} after {elements} elements");
-    let steps: Vec<String> = steps.iter().map(say).take(MAX_NAMED).collect();
     Err(Error::invalid(format!(
         "the states are of different steps ({}), and {} consumers cannot have equally many elements behind them: give the states \
          of one step, or read with as many consumers as before",
-        steps.join(", "),
+        describe_steps(steps),
         consumers.count
     )))
+}
+
+fn describe_steps(steps: &BTreeMap<u32, u64>) -> String {
+    let say = |(consumer, elements): (&u32, &u64)| format!("consumer {consumer} after {elements} elements");
+    let steps: Vec<String> = steps.iter().map(say).take(MAX_NAMED).collect();
+    steps.join(", ")
 }
 
 /// The index under which a reader joins.
@@ -251,7 +327,7 @@ fn reach_tail(txn: &mut Txn<'_>, id: TaskId, worker: WorkerId, request: &v1::Dea
     let Some(even) = &iteration.even else {
         return Err(Error::failed_precondition(format!("{} has no consumers", iteration.describe())));
     };
-    check_tail(id, request, even.consumers.count)?;
+    check_tail(id, request, &even.consumers)?;
     if task.tail.is_none() {
         let mut behind = request.behind.clone();
         behind.resize(even.behind.len(), 0);
@@ -261,6 +337,7 @@ fn reach_tail(txn: &mut Txn<'_>, id: TaskId, worker: WorkerId, request: &v1::Dea
             batch_rows: request.batch_rows,
             drop_remainder: request.drop_remainder,
             behind,
+            kinds: request.tail.iter().map(kind_of).collect(),
         };
         txn.apply(Update::TailReached { task: id, tail });
     }
@@ -268,12 +345,22 @@ fn reach_tail(txn: &mut Txn<'_>, id: TaskId, worker: WorkerId, request: &v1::Dea
 }
 
 /// Whether a tail can be dealt in bounded time and memory.
-fn check_tail(id: TaskId, request: &v1::DealTailRequest, count: u32) -> Result<()> {
-    let count = u64::from(count);
-    if request.elements >= count || request.behind.len() as u64 > count {
+fn check_tail(id: TaskId, request: &v1::DealTailRequest, consumers: &Consumers) -> Result<()> {
+    let count = u64::from(consumers.count);
+    let is_in_rounds = consumers.balance != Balance::None;
+    let mut of_class: BTreeMap<u32, u64> = BTreeMap::new();
+    request.tail.iter().for_each(|element| *of_class.entry(element.bucket).or_default() += 1);
+    let largest = if is_in_rounds { of_class.values().copied().max().unwrap_or(0) } else { request.elements };
+    if is_in_rounds && request.tail.len() as u64 != request.elements {
         return Err(Error::invalid(format!(
-            "{id} keeps {} elements for {count} consumers: it should have dealt a round",
-            request.elements
+            "{id} keeps {} elements, and describes {} of them; run workers of the dispatcher's version",
+            request.elements,
+            request.tail.len()
+        )));
+    }
+    if largest >= count || request.behind.len() as u64 > count {
+        return Err(Error::invalid(format!(
+            "{id} keeps {largest} elements for {count} consumers: it should have dealt a round"
         )));
     }
     let of_rows = request.rows.checked_div(request.batch_rows).unwrap_or(0);
@@ -301,9 +388,13 @@ fn deal(txn: &mut Txn<'_>, id: IterationId) -> Result<()> {
     }
 }
 
+fn kind_of(element: &v1::TailElement) -> TailElement {
+    TailElement { bucket: element.bucket.checked_sub(1), widths: element.widths.clone() }
+}
+
 fn to_proto(piece: &DealtPiece) -> v1::DealtPiece {
-    let DealtPiece { consumer, of_rows, start, end, copy } = *piece;
-    v1::DealtPiece { consumer, of_rows, start, end, copy }
+    let DealtPiece { consumer, of_rows, start, end, copy, round, pad_to } = piece.clone();
+    v1::DealtPiece { consumer, of_rows, start, end, copy, round, pad_to }
 }
 
 #[cfg(test)]
@@ -313,7 +404,8 @@ mod tests {
     #[test]
     fn a_tail_that_cannot_be_dealt_in_bounded_time_is_refused() {
         let check = |request: v1::DealTailRequest| {
-            check_tail(TaskId(7), &request, 2).map_err(|e| e.message().to_string())
+            let consumers = Consumers { count: 2, uneven: Uneven::Drop, balance: Balance::None };
+            check_tail(TaskId(7), &request, &consumers).map_err(|e| e.message().to_string())
         };
         let tail = v1::DealTailRequest {
             elements: 1,

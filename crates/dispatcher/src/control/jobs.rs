@@ -136,6 +136,7 @@ impl Wanted {
     ) -> Result<JobSpec> {
         let (mode, target) = (self.mode.unwrap_or(Mode::Dynamic), self.target.unwrap_or_default());
         consumers::check_new(self.consumers.as_ref(), mode, target)?;
+        consumers::check_dataset(self.consumers.as_ref(), dataset)?;
         let save = (!request.save_url.is_empty()).then(|| SaveTarget {
             url: request.save_url.clone(),
             chunk_bytes: (request.save_chunk_bytes > 0).then_some(request.save_chunk_bytes),

@@ -12,6 +12,8 @@ pub(super) const USAGE: LockRank = LockRank::new(30, "the usage of datasets and 
 pub(super) const LISTINGS: LockRank = LockRank::new(40, "the listings of splits");
 /// Those who wait for news of iterations.
 pub(super) const NOTIFIERS: LockRank = LockRank::new(50, "the notifiers of iterations");
+/// Where the orders of rounds are found.
+pub(super) const ROUNDS: LockRank = LockRank::new(55, "the orders of rounds");
 /// What workers and clients report.
 pub(super) const REPORTS: LockRank = LockRank::new(60, "the reports of workers and clients");
 /// Where the decisions of jobs are found.

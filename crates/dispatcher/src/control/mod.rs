@@ -29,6 +29,7 @@ mod reattach;
 mod recall;
 mod reports;
 mod resume;
+mod rounds;
 mod row_checksums;
 mod saves;
 pub(crate) mod secrets;
@@ -66,6 +67,7 @@ use listings::Listings;
 use notifiers::Notifiers;
 use process::Process;
 use reports::Reports;
+use rounds::RoundOrders;
 use saves::SaveProgress;
 pub use saves::Saves;
 use snapshots::Snapshots;
@@ -83,6 +85,7 @@ pub(crate) struct Core {
     process: Arc<Process>,
     store: Store,
     notifiers: Notifiers,
+    rounds: RoundOrders,
     listings: Listings,
     datasets: Datasets,
     snapshots: Snapshots,
@@ -114,6 +117,7 @@ impl Core {
             autocache: AutocacheJobs::new(config.record_autocache_events.as_deref()),
             reports: OrderedMutex::new(locks::REPORTS, Reports::default()),
             notifiers: Notifiers::default(),
+            rounds: RoundOrders::default(),
             listings: Listings::default(),
             datasets: Datasets::new(catalog),
             saves: SaveProgress::default(),
@@ -228,8 +232,10 @@ impl Core {
                 self.snapshots.counts.settle(*id);
             }
             self.notifiers.notify(*id);
+            self.rounds.notify(*id);
             if iteration.is_none() {
                 self.notifiers.forget(*id);
+                self.rounds.forget(*id);
                 self.reports.lock().forget(*id);
                 self.autocache.retain_jobs_of(state);
                 self.snapshots.counts.forget(*id);

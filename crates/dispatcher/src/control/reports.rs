@@ -104,6 +104,8 @@ pub(crate) struct ClientReport {
     pub(crate) rows: u64,
     /// Bytes of these.
     pub(crate) bytes: u64,
+    /// Time that its user waited for elements that other consumers did not have yet.
+    pub(crate) consumer_wait: Duration,
     /// Rows that it has received and its user has not taken.
     pub(crate) rows_waiting: u64,
     /// Since when its user has not asked for rows, as of `at`.

@@ -73,6 +73,8 @@ impl Core {
         // A task that a client has read to its end runs on until its worker has reported.
         let running =
             iteration.tasks.values().filter(|t| t.state == TaskState::Active || t.is_over() && !t.reported);
+        let in_rounds = iteration.even.as_ref().filter(|e| e.is_in_rounds());
+        let balance = in_rounds.map_or("", |e| e.consumers.balance.as_str());
         v1::JobStatus {
             rows_skipped: iteration.rows_skipped,
             job: iteration.job.0.clone(),
@@ -90,6 +92,12 @@ impl Core {
             num_consumers: iteration.even.as_ref().map_or(0, |e| e.consumers.count),
             surplus_elements: iteration.even.as_ref().map_or(0, |e| e.surplus),
             padded_elements: iteration.even.as_ref().map_or(0, |e| e.padded),
+            balance: balance.to_string(),
+            rounds: if balance.is_empty() {
+                0
+            } else {
+                readers.iter().map(|r| r.elements).min().unwrap_or(0)
+            },
             failure: iteration.failure.as_ref().map(Into::into),
             bottleneck,
             stages,
@@ -164,6 +172,7 @@ fn readers(reports: &Reports, iteration: &Iteration, now: Duration) -> Vec<v1::R
             wait_fraction: r.wait_fraction,
             rows_waiting: r.rows_waiting,
             user_busy_s: user_busy.as_secs_f64(),
+            consumer_wait_s: r.consumer_wait.as_secs_f64(),
             elements_behind: if iteration.even.is_some() { most.saturating_sub(r.elements) } else { 0 },
         }
     };

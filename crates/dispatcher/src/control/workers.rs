@@ -398,6 +398,12 @@ fn task_def(
         },
         num_consumers: iteration.even.as_ref().map_or(0, |e| e.consumers.count),
         sharing: sharing_name(job),
+        balance: iteration
+            .even
+            .as_ref()
+            .filter(|e| e.is_in_rounds())
+            .map_or("", |e| e.consumers.balance.as_str())
+            .to_string(),
         cache_budget: config.cache_budget.filter(|_| job.spec.save.is_none()).unwrap_or(0),
         shard_by: shard.map_or("", |s| s.by.as_str()).to_string(),
         num_shards: shard.map_or(0, |_| iteration.num_shards),

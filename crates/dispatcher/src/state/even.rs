@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use caju_types::{Error, TaskId};
 use serde::{Deserialize, Serialize};
 
-use super::{Failure, Iteration, Task, TaskState};
+use super::{Failure, Iteration, Task, TaskState, rounds};
 
 /// How the elements of a job reach its consumers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +21,33 @@ pub struct Consumers {
     pub count: u32,
     /// What happens to elements that do not fill a last round.
     pub uneven: Uneven,
+    /// What the consumers' elements of one round have in common.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub balance: Balance,
+}
+
+/// What the elements that the consumers of a job get in one round have in common.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Balance {
+    /// Nothing: the consumers have equally many elements, each in an order of its own.
+    #[default]
+    None,
+    /// They are of one worker and of one class of `bucket_by_length`, in one order for all.
+    Bucket,
+    /// They are of one worker and of nearly the same number of items, in one order for all.
+    Tokens,
+}
+
+impl Balance {
+    /// The name in flags and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Balance::None => "none",
+            Balance::Bucket => "bucket",
+            Balance::Tokens => "tokens",
+        }
+    }
 }
 
 /// What happens to the elements that are left when every consumer has had equally many.
@@ -61,12 +88,15 @@ pub struct Even {
     /// Elements that were delivered a second time at the end.
     #[serde(default)]
     pub padded: u64,
+    /// Of consumers that read in rounds: the last rounds that were given out.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub tail_rounds: u64,
 }
 
 impl Even {
     pub(super) fn new(consumers: Consumers) -> Self {
         let behind = vec![0; consumers.count as usize];
-        Self { consumers, joined: BTreeSet::new(), behind, surplus: 0, padded: 0 }
+        Self { consumers, joined: BTreeSet::new(), behind, surplus: 0, padded: 0, tail_rounds: 0 }
     }
 
     /// The consumers had got these numbers of elements when the epoch went on from their states. Another number of consumers
@@ -79,6 +109,11 @@ impl Even {
         for (behind, consumer) in self.behind.iter_mut().zip(0..) {
             *behind = most - steps.get(&consumer).copied().unwrap_or(most);
         }
+    }
+
+    /// Whether the consumers get their elements in one order of rounds.
+    pub fn is_in_rounds(&self) -> bool {
+        self.consumers.balance != Balance::None
     }
 
     /// Whether every consumer has come.
@@ -100,10 +135,22 @@ pub struct Tail {
     pub drop_remainder: bool,
     /// Elements by which consumers are still behind.
     pub behind: Vec<u64>,
+    /// Of consumers that read in rounds: the elements.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kinds: Vec<TailElement>,
+}
+
+/// An element that fills no round of consumers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TailElement {
+    /// Its class of `bucket_by_length`.
+    pub bucket: Option<u32>,
+    /// Items that every list of a column has, plus 1; 0 where they differ, or are no lists.
+    pub widths: Vec<u32>,
 }
 
 /// A part of a tail for one consumer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DealtPiece {
     /// Who gets it.
     pub consumer: u32,
@@ -115,6 +162,12 @@ pub struct DealtPiece {
     pub end: u64,
     /// Another consumer gets it too: this is padding.
     pub copy: bool,
+    /// Of consumers that read in rounds: its place among the last rounds of the epoch, from 1.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub round: u64,
+    /// To which number of items the lists of each column are padded, plus 1; 0: they stay as they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pad_to: Vec<u32>,
 }
 
 /// The tails of an epoch, given out.
@@ -126,6 +179,9 @@ pub struct Deal {
     pub surplus: u64,
     /// Elements that somebody gets as padding.
     pub padded: u64,
+    /// Of consumers that read in rounds: the rounds that these parts make.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub rounds: u64,
 }
 
 /// An element of the tails: where its rows are, as (task, whether of rows, start, end).
@@ -189,10 +245,11 @@ pub(super) fn deal(tails: &[(TaskId, &Tail)], behind: &[u64], uneven: Uneven) ->
     for (unit, consumer, copy) in given {
         let consumer = u32::try_from(consumer).unwrap_or(u32::MAX);
         for &(task, of_rows, start, end) in &units[unit] {
-            tasks[task].1.push(DealtPiece { consumer, of_rows, start, end, copy });
+            let piece = DealtPiece { consumer, of_rows, start, end, copy, round: 0, pad_to: Vec::new() };
+            tasks[task].1.push(piece);
         }
     }
-    Ok(Deal { tasks, surplus, padded })
+    Ok(Deal { tasks, surplus, padded, rounds: 0 })
 }
 
 /// The elements of the tails: those that tasks keep, and those that rows of several tasks fill.
@@ -227,6 +284,16 @@ fn units(tails: &[(TaskId, &Tail)]) -> Units {
     Units { all: units, whole }
 }
 
+/// Gives out the tails so that the consumers' last elements make rounds, too.
+fn deal_rounds(tails: &[(TaskId, &Tail)], even: &Even) -> Result<Deal, Error> {
+    let first = even.tail_rounds + 1;
+    if tails.iter().all(|(_, tail)| tail.rows == 0) {
+        return Ok(rounds::by_class(tails, &even.consumers, first));
+    }
+    let behind = vec![0; even.behind.len()];
+    Ok(rounds::numbered(deal(tails, &behind, even.consumers.uneven)?, first))
+}
+
 impl Iteration {
     /// The deal of all tails, once every consumer has come, every task that runs is at its tail and no split is left. Until
     /// then no task ends: who comes late finds them all.
@@ -242,6 +309,9 @@ impl Iteration {
         let tails: Vec<(TaskId, &Tail)> = waiting().filter_map(|t| Some((t.id, t.tail.as_ref()?))).collect();
         if tails.is_empty() {
             return None;
+        }
+        if even.is_in_rounds() {
+            return Some(deal_rounds(&tails, even).map_err(|e| e.context(self.describe())));
         }
         let mut behind = even.behind.clone();
         for (_, tail) in &tails {
@@ -267,6 +337,7 @@ impl Iteration {
             even.behind.iter_mut().for_each(|b| *b = 0);
             even.surplus += deal.surplus;
             even.padded += deal.padded;
+            even.tail_rounds += deal.rounds;
         }
         self.version += 1;
     }
@@ -283,6 +354,9 @@ impl Iteration {
 
     /// Which consumers a lost task leaves behind.
     pub(super) fn fall_behind(&mut self, task: &Task) {
+        if self.even.as_ref().is_some_and(Even::is_in_rounds) {
+            return self.take_back_tails(task);
+        }
         let Some(even) = &mut self.even else { return };
         let received = |c: u32| {
             let client = self.members.iter().find(|(_, m)| m.consumer == Some(c)).map(|(id, _)| id);
@@ -324,7 +398,7 @@ mod tests {
     use super::*;
 
     fn tail(elements: u64, rows: u64, batch_rows: u64, drop_remainder: bool) -> Tail {
-        Tail { elements, rows, batch_rows, drop_remainder, behind: Vec::new() }
+        Tail { elements, rows, batch_rows, drop_remainder, behind: Vec::new(), kinds: Vec::new() }
     }
 
     proptest! {

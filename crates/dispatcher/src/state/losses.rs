@@ -177,6 +177,16 @@ impl Iteration {
         self.settle_lost(id);
     }
 
+    /// A task is lost through no fault of its worker.
+    pub(super) fn lose_blameless(&mut self, id: TaskId, reason: &str) {
+        if self.lose(id, reason, None)
+            && let Some(task) = self.tasks.get_mut(&id)
+        {
+            task.blameless = true;
+        }
+        self.settle_lost(id);
+    }
+
     fn task_lost(&mut self, id: TaskId, reason: &str, incarnation: Option<u32>) {
         if self.tasks.get(&id).is_some_and(|t| self.is_delivered(t)) {
             if let Some(task) = self.tasks.get_mut(&id) {

@@ -17,6 +17,7 @@ mod losses;
 mod mode;
 mod readers;
 mod resume;
+mod rounds;
 mod saves;
 mod settling;
 mod sharing;
@@ -33,7 +34,7 @@ use serde::{Deserialize, Serialize};
 
 pub use caju_autocache::{HintDef, Policy, SplitModes};
 pub use dataset::{Dataset, Job, JobSpec};
-pub use even::{Consumers, Deal, DealtPiece, Even, Tail, Uneven};
+pub use even::{Balance, Consumers, Deal, DealtPiece, Even, Tail, TailElement, Uneven};
 pub use failure::Failure;
 pub use feed::{Feed, FeedId, Lease, SplitRecord, next_digest};
 pub use follow::{follow_ups, owed_tasks};

@@ -197,7 +197,7 @@ mod tests {
     fn chunk(ids: Vec<i64>, runs: Vec<Run>, elements: Elements, remainder: bool) -> Chunk {
         let ids: ArrayRef = Arc::new(Int64Array::from(ids));
         let batch = RecordBatch::try_from_iter([("id", ids)]).unwrap();
-        Chunk { pieces: vec![batch], runs, elements, remainder }
+        Chunk { elements, remainder, ..Chunk::rows_of(batch, runs) }
     }
 
     /// The ids and provenance of an element's rows, and whether it is a remainder.

@@ -1,7 +1,7 @@
 //! `batch` and `unbatch`.
 
 use caju_types::Result;
-use caju_wire::{Chunk, Elements, Padding, Run, pad_batch, push_run};
+use caju_wire::{Chunk, Elements, Padding, RoundMark, Run, pad_batch, push_run};
 
 use super::{Flow, StreamStage};
 
@@ -33,7 +33,8 @@ impl Pending {
         }
         let taken = std::mem::take(self);
         let elements = Elements::Lengths(vec![u32::try_from(taken.rows).unwrap_or(u32::MAX)]);
-        Some(Chunk { pieces: taken.pieces, runs: taken.runs, elements, remainder: false })
+        let round = RoundMark::default();
+        Some(Chunk { pieces: taken.pieces, runs: taken.runs, elements, remainder: false, round })
     }
 }
 
@@ -84,6 +85,7 @@ impl StreamStage for Batch {
             if self.pending.rows() == 0 && rows - at >= self.size {
                 let full = self.per_chunk((rows - at) / self.size);
                 let mut whole = chunk.slice_rows(at, full * self.size);
+                whole.round = RoundMark::default();
                 let size = u32::try_from(self.size).unwrap_or(u32::MAX);
                 whole.elements = Elements::Lengths(vec![size; full]);
                 self.emit(whole, out)?;
@@ -124,6 +126,7 @@ impl StreamStage for Unbatch {
     fn push(&mut self, mut chunk: Chunk, out: &mut Vec<Chunk>) -> Result<Flow> {
         chunk.elements = Elements::Rows;
         chunk.remainder = false;
+        chunk.round = RoundMark::default();
         out.push(chunk);
         Ok(Flow::More)
     }

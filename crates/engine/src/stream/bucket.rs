@@ -7,7 +7,7 @@ use arrow_array::{Array, UInt32Array};
 use arrow_schema::DataType;
 use caju_kernels::BoundExprs;
 use caju_types::{Error, Result};
-use caju_wire::{Chunk, Padding, Run, pad_batch, push_run};
+use caju_wire::{Chunk, Padding, RoundMark, Run, pad_batch, push_run};
 
 use super::batch::Pending;
 use super::{Flow, StreamStage};
@@ -37,7 +37,8 @@ impl Bucket {
         Self { length, place, boundaries, sizes, drop_remainder, padding, pending }
     }
 
-    fn emit(&self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<()> {
+    fn emit(&self, class: usize, mut chunk: Chunk, out: &mut Vec<Chunk>) -> Result<()> {
+        chunk.round = RoundMark { bucket: u32::try_from(class).ok(), ..RoundMark::default() };
         out.push(match &self.padding {
             Some(p) => pad_batch(&chunk, p)?,
             None => chunk,
@@ -83,7 +84,7 @@ impl StreamStage for Bucket {
     fn push(&mut self, chunk: Chunk, out: &mut Vec<Chunk>) -> Result<Flow> {
         let classes = self.classes(&chunk)?;
         // Full batches by the row that filled them: the order in which they would come row by row.
-        let mut full: Vec<(u32, Chunk)> = Vec::new();
+        let mut full: Vec<(u32, usize, Chunk)> = Vec::new();
         for class in 0..self.sizes.len() {
             let rows: Vec<u32> =
                 (0u32..).zip(&classes).filter(|(_, c)| **c == class).map(|(i, _)| i).collect();
@@ -99,13 +100,13 @@ impl StreamStage for Bucket {
                 if self.pending[class].rows() == self.sizes[class]
                     && let Some(batch) = self.pending[class].finish()
                 {
-                    full.push((rows[at - 1], batch));
+                    full.push((rows[at - 1], class, batch));
                 }
             }
         }
-        full.sort_unstable_by_key(|(filled, _)| *filled);
-        for (_, batch) in full {
-            self.emit(batch, out)?;
+        full.sort_unstable_by_key(|(filled, ..)| *filled);
+        for (_, class, batch) in full {
+            self.emit(class, batch, out)?;
         }
         Ok(Flow::More)
     }
@@ -115,7 +116,7 @@ impl StreamStage for Bucket {
             if let Some(rest) = self.pending[class].finish()
                 && !self.drop_remainder
             {
-                self.emit(rest, out)?;
+                self.emit(class, rest, out)?;
             }
         }
         Ok(())

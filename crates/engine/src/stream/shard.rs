@@ -49,7 +49,7 @@ pub(crate) fn only(chunk: &Chunk, keep: impl Fn((u64, u64), u64) -> bool) -> Res
         runs.extend(RowSelection::Mask(mask).runs(&here));
         pieces.push(kept);
     }
-    Ok(Chunk { pieces, runs, elements: Elements::Rows, remainder: chunk.remainder })
+    Ok(Chunk { pieces, runs, elements: Elements::Rows, ..chunk.clone() })
 }
 
 impl StreamStage for Shard {

@@ -310,5 +310,6 @@ fn without_rows(chunk: &Chunk) -> Chunk {
         runs: Vec::new(),
         elements: chunk.elements.clone(),
         remainder: chunk.remainder,
+        round: chunk.round,
     }
 }

@@ -82,7 +82,7 @@ class Client:
         states: Sequence[str] = (),
         num_states: int = 0,
         states_of_all: bool = False,
-        consumer: tuple[int, int, str] | None = None,
+        consumer: tuple[int, int, str, str] | None = None,
         sharing: tuple[str, str | None] | None = None,
         compression: str = "none",
         data_transfer_protocol: str = "auto",
@@ -106,7 +106,7 @@ class Reader:
     @property
     def schema_ipc(self) -> bytes: ...
     @property
-    def stats(self) -> tuple[int, int, int, float, float, float, int]: ...
+    def stats(self) -> tuple[int, int, int, float, float, float, int, float]: ...
     @property
     def splits(self) -> tuple[int, int]: ...
     @property

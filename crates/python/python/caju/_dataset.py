@@ -94,6 +94,7 @@ class Dataset(Stages, Epochs):
         uneven: str | None = None,
         sharing: str | None = None,
         trainer_id: str | None = None,
+        balance: str | None = None,
         policy: str | None = None,
         encoding: str | None = None,
         lost_readers: str = "fail",
@@ -127,6 +128,11 @@ class Dataset(Stages, Epochs):
         exactly once, whenever it begins and however fast it is: rows that a worker holds no more are computed for it. Trainers
         that read one `job_name` with different `trainer_id`s get all rows each, as jobs of different names do.
 
+        `balance` says what the n-th elements of all consumers, a round, have in common. "bucket": they are of one worker and
+        one class of `bucket_by_length`, and their padded lists have one length. "tokens": rows are packed so that they have
+        nearly the same number of items. Then the consumers read at the same time, each in a process or thread of its own:
+        a round is delivered when all have received it, and `stats.consumer_wait_s` is how long this one waited for others.
+
         `target_workers="local"` reads only from the workers of this process (`start_worker`), without a socket; a dispatcher
         elsewhere still deals the rows. When the last of them stops, the epoch fails with `Cancelled`. "any" reads from all
         workers. "auto", the default, reads from all except workers of other processes that have the tag `COLOCATED`. All
@@ -136,7 +142,7 @@ class Dataset(Stages, Epochs):
         that hardly shrink are sent as they are. `data_transfer_protocol` is "framed" (over sockets), "local" (from workers of
         this process, as they are) or "auto", the default, which takes the one that fits each worker.
         """
-        consumer = consumers_of(job_name, num_consumers, consumer_index, uneven)
+        consumer = consumers_of(job_name, num_consumers, consumer_index, uneven, balance)
         shares = sharing_of(job_name, sharing, trainer_id, consumer)
         if self._service is not None:
             raise InvalidPipeline(

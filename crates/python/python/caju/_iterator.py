@@ -65,6 +65,8 @@ class Stats(NamedTuple):
     """Seconds from opening the epoch until now, or until its end."""
     padded_elements: int = 0
     """Elements of those that repeat what another consumer of the job got (`uneven="pad"`)."""
+    consumer_wait_s: float = 0.0
+    """Of `wait_s`: an element was there, and other consumers of the job did not have theirs of the same round (`balance=`)."""
 
 
 class Skipped(NamedTuple):

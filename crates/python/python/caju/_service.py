@@ -14,6 +14,7 @@ MODES = ("dynamic", "off", "file", "data", "file_or_data", "hint")
 SHARING = ("exact", "off")
 """Whether a job shares computed rows with other jobs."""
 UNEVEN = ("drop", "pad")
+BALANCES = ("none", "bucket", "tokens")
 LOST_READERS = ("fail", "allow")
 TARGETS = ("auto", "any", "local")
 COMPRESSIONS = ("none", "auto", "lz4", "zstd")
@@ -168,18 +169,24 @@ def transfer_of(compression: str | None, protocol: str | None) -> tuple[str, str
 
 
 def consumers_of(
-    job_name: str | None, num_consumers: int | None, consumer_index: int | None, uneven: str | None
-) -> tuple[int, int, str] | None:
-    """The number of consumers of a job, which of them this dataset is, and what happens to elements that are left; None if
-    the readers of the job share its elements as they come.
+    job_name: str | None,
+    num_consumers: int | None,
+    consumer_index: int | None,
+    uneven: str | None,
+    balance: str | None,
+) -> tuple[int, int, str, str] | None:
+    """The number of consumers of a job, which of them this dataset is, what happens to elements that are left, and what the
+    elements of a round have in common; None if the readers of the job share its elements as they come.
     """
-    if num_consumers is None and consumer_index is None and uneven is None:
+    if num_consumers is None and consumer_index is None and uneven is None and balance is None:
         return None
     if uneven is not None and uneven not in UNEVEN:
         raise InvalidPipeline(f"uneven={uneven!r} is not one of {', '.join(UNEVEN)}")
+    if balance is not None and balance not in BALANCES:
+        raise InvalidPipeline(f"balance={balance!r} is not one of {', '.join(BALANCES)}")
     count = whole("num_consumers", num_consumers, 1, 2**16)
     if count is None:
-        raise InvalidPipeline("consumer_index= and uneven= belong to num_consumers=, which is not given")
+        raise InvalidPipeline("consumer_index=, uneven= and balance= belong to num_consumers=, which is not given")
     index = whole("consumer_index", consumer_index, 0)
     if index is None:
         raise InvalidPipeline(f"num_consumers={count} needs consumer_index=, from 0 to {count - 1}: which of them this process is")
@@ -187,11 +194,11 @@ def consumers_of(
         raise InvalidPipeline(f"consumer_index={index} is not one of the {count} consumers, counted from 0")
     if job_name is None:
         raise InvalidPipeline("num_consumers= needs job_name=, under which the consumers find each other")
-    return count, index, uneven or "drop"
+    return count, index, uneven or "drop", balance or "none"
 
 
 def sharing_of(
-    job_name: str | None, sharing: str | None, trainer_id: str | None, consumer: tuple[int, int, str] | None
+    job_name: str | None, sharing: str | None, trainer_id: str | None, consumer: tuple[int, int, str, str] | None
 ) -> tuple[str, str | None] | None:
     """Whether the job shares computed rows with other jobs, and which of its trainers this dataset is; None: as the job does."""
     if trainer_id is not None and (not isinstance(trainer_id, str) or not trainer_id.strip()):

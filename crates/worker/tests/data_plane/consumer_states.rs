@@ -14,7 +14,10 @@ fn def() -> Value {
 }
 
 fn consumer(index: u32, count: u32, uneven: Uneven) -> ReadRequest {
-    ReadRequest { consumer: Some(Consumer { index, count, uneven }), ..request(&def(), "train") }
+    ReadRequest {
+        consumer: Some(Consumer { uneven, ..Consumer::new(index, count) }),
+        ..request(&def(), "train")
+    }
 }
 
 /// A client whose readers hold a few elements only, so that nobody gets far ahead.

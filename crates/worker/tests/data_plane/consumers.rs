@@ -23,7 +23,7 @@ impl Got {
 }
 
 fn consumer(def: &Value, job: &str, index: u32, count: u32, uneven: Uneven) -> ReadRequest {
-    ReadRequest { consumer: Some(Consumer { index, count, uneven }), ..request(def, job) }
+    ReadRequest { consumer: Some(Consumer { uneven, ..Consumer::new(index, count) }), ..request(def, job) }
 }
 
 /// Reads to the end; consumer 0 works on each element for a while.

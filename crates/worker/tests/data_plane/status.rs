@@ -1,6 +1,6 @@
 //! What the status says of running epochs.
 
-use caju_client::{Client, Consumer, ReadRequest, Uneven};
+use caju_client::{Client, Consumer, ReadRequest};
 use caju_proto::v1::GetStatusResponse;
 use serde_json::json;
 
@@ -88,7 +88,7 @@ async fn the_status_shows_which_consumer_is_behind() {
     let cluster = Cluster::start(1).await;
     let client = cluster.client().await;
     let consumer = |index| ReadRequest {
-        consumer: Some(Consumer { index, count: 2, uneven: Uneven::Drop }),
+        consumer: Some(Consumer::new(index, 2)),
         ..request(&range(4_000, &[json!({"batch": 10})]), "even")
     };
     let (one, two) = tokio::join!(client.read(consumer(0)), client.read(consumer(1)));

@@ -29,6 +29,8 @@ fn trial(policy: &str, times: &[f64], get: u64) -> Trial {
         rows_skipped: 0,
         received_bytes: 0,
         padded_rows: 0,
+        rounds: None,
+        consumer_wait_s: None,
         surplus_elements: 0,
         first_skips: Vec::new(),
         shared: None,

@@ -114,6 +114,8 @@ mod tests {
             rows_skipped: 0,
             received_bytes: 0,
             padded_rows: 0,
+            rounds: None,
+            consumer_wait_s: None,
             surplus_elements: 0,
             first_skips: Vec::new(),
             shared: None,

@@ -170,6 +170,19 @@ fn progress(job: &JobStatus, out: &mut String) {
     if job.workers_wanted > 0 {
         out.push_str(&format!("  workers that would keep its readers busy: {}\n", job.workers_wanted));
     }
+    if !job.balance.is_empty() {
+        let waits = job
+            .readers
+            .iter()
+            .filter(|r| r.consumer > 0)
+            .map(|r| format!("consumer {} {}", r.consumer - 1, span(r.consumer_wait_s)));
+        out.push_str(&format!(
+            "  rounds ({}): {} taken by all; waited for other consumers: {}\n",
+            job.balance,
+            format_count(job.rounds),
+            waits.take(SHOWN_READERS).collect::<Vec<_>>().join(", ")
+        ));
+    }
     let mut readers: Vec<&ReaderStatus> = job.readers.iter().collect();
     readers.sort_by(|a, b| b.user_busy_s.total_cmp(&a.user_busy_s).then(b.rows_waiting.cmp(&a.rows_waiting)));
     let head = ["reader", "elements", "rows", "rows/s", "behind", "rows ready", "its user", "silent"];

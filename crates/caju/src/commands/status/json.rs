@@ -51,7 +51,7 @@ fn reader_json(r: &ReaderStatus) -> Value {
     json!({"client_id": r.client_id, "consumer": r.consumer.checked_sub(1), "flight": r.flight,
        "silent_s": r.silent_s, "elements": r.elements, "rows": r.rows, "bytes": r.bytes,
        "rows_per_s": r.rows_per_s, "wait_fraction": r.wait_fraction, "rows_waiting": r.rows_waiting,
-       "user_busy_s": r.user_busy_s, "elements_behind": r.elements_behind})
+       "user_busy_s": r.user_busy_s, "elements_behind": r.elements_behind, "consumer_wait_s": r.consumer_wait_s})
 }
 
 fn job_json(j: &JobStatus) -> Value {
@@ -73,6 +73,7 @@ fn job_json(j: &JobStatus) -> Value {
            "epoch": j.epoch, "state": j.state, "mode": j.mode, "splits_total": j.splits_total,
            "splits_leased": j.splits_leased, "clients": j.clients, "tasks": j.tasks, "failure": failure,
            "target_workers": j.target_workers, "num_consumers": j.num_consumers,
+           "balance": Some(&j.balance).filter(|b| !b.is_empty()), "rounds": j.rounds,
            "surplus_elements": j.surplus_elements, "padded_elements": j.padded_elements,
            "bottleneck": j.bottleneck, "stages": stages, "policy": j.policy, "caching": j.caching,
            "shard_by": Some(&j.shard_by).filter(|by| !by.is_empty()), "num_shards": j.num_shards,

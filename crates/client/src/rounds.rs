@@ -1,0 +1,257 @@
+//! Rounds: all consumers of a job pass elements to their users in one order.
+//!
+//! What arrives of tasks is staged here, task by task. The dispatcher gives a round its place when every consumer has its
+//! element of it; then the element goes to the user, and counts as received from then on. What has no place when its task
+//! is lost is dropped: no consumer has passed it on, and its rows come again in other rounds.
+//!
+//! The last rounds of an epoch have places of their own in the chunks, and are passed on together, when every consumer has
+//! read every task to its end.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
+
+use caju_proto::v1;
+use caju_runtime::Condition;
+use caju_types::{Error, Result, TaskId};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::delivery::Delivery;
+
+/// What has arrived and has no place yet.
+#[derive(Debug, Default)]
+pub(crate) struct Staging {
+    inner: Mutex<Inner>,
+    /// There is something to report.
+    changed: Notify,
+    /// A lost task has nothing here any more.
+    settled: Notify,
+    passed: Condition,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    tasks: BTreeMap<TaskId, Staged>,
+    /// How far this consumer is in the order of rounds.
+    position: u64,
+    /// The steps before `position` that some consumer may not know.
+    recent: VecDeque<v1::RoundStep>,
+    /// The last rounds up to this one were passed on.
+    tail_through: u64,
+    request_no: u64,
+}
+
+/// What has arrived of one task.
+#[derive(Debug, Default)]
+struct Staged {
+    waiting: VecDeque<(Delivery, Instant)>,
+    /// Of `waiting`.
+    elements: u64,
+    /// Parts of the last rounds.
+    tail: Vec<Delivery>,
+    /// It was read to its end.
+    has_ended: bool,
+    lost: Lost,
+}
+
+/// What becomes of the elements of a task that is lost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Lost {
+    #[default]
+    No,
+    /// No round of it gets a place behind the answer to a report without it.
+    Reporting,
+    /// The number of such a report.
+    Reported(u64),
+    /// What had no place is dropped.
+    Settled,
+}
+
+/// An element that has its place, and when it arrived.
+pub(crate) type Placed = (TaskId, Delivery, Instant);
+
+impl Staging {
+    /// A chunk has arrived.
+    pub(crate) fn push(&self, task: TaskId, delivery: Delivery) {
+        let mut inner = self.inner.lock();
+        let staged = inner.tasks.entry(task).or_default();
+        if staged.lost != Lost::No {
+            drop(inner);
+            drop(delivery.take());
+            return;
+        }
+        if delivery.chunk.round.tail > 0 {
+            // It waits for the end of the epoch: its bytes are credit at once, or nothing else could come.
+            staged.tail.push(delivery.without_credit());
+        } else {
+            staged.elements += delivery.chunk.num_elements() as u64;
+            staged.waiting.push_back((delivery, Instant::now()));
+        }
+        drop(inner);
+        self.changed.notify_one();
+    }
+
+    /// A task was read to its end. Waits until everything of it was passed on.
+    pub(crate) async fn end(&self, task: TaskId) {
+        self.inner.lock().tasks.entry(task).or_default().has_ended = true;
+        self.changed.notify_one();
+        let is_passed = || {
+            let inner = self.inner.lock();
+            inner.tasks.get(&task).is_none_or(|s| s.waiting.is_empty() && s.tail.is_empty())
+        };
+        self.passed.wait_until(is_passed).await;
+    }
+
+    /// A task is lost.
+    pub(crate) fn lose(&self, task: TaskId) {
+        let mut inner = self.inner.lock();
+        let staged = inner.tasks.entry(task).or_default();
+        if staged.lost == Lost::No {
+            staged.lost = Lost::Reporting;
+            drop(inner);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Whether it is known which rounds of a lost task were passed on.
+    pub(crate) fn is_settled(&self, task: TaskId) -> bool {
+        self.inner.lock().tasks.get(&task).is_some_and(|s| s.lost == Lost::Settled)
+    }
+
+    /// Waits until there is something to report.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Waits until a lost task is settled.
+    pub(crate) async fn settled(&self) {
+        self.settled.notified().await;
+    }
+
+    /// What the dispatcher has to know.
+    pub(crate) fn report(&self) -> v1::NextRoundsRequest {
+        let mut inner = self.inner.lock();
+        inner.request_no += 1;
+        let number = inner.request_no;
+        for staged in inner.tasks.values_mut().filter(|s| s.lost == Lost::Reporting) {
+            staged.lost = Lost::Reported(number);
+        }
+        let has = |(_, staged): &(&TaskId, &Staged)| staged.lost == Lost::No;
+        let waiting = inner.tasks.iter().filter(has).filter(|(_, staged)| staged.elements > 0);
+        v1::NextRoundsRequest {
+            request_no: number,
+            position: inner.position,
+            waiting: waiting
+                .map(|(task, staged)| v1::TaskElements { task_id: task.0, elements: staged.elements })
+                .collect(),
+            ended_tasks: inner
+                .tasks
+                .iter()
+                .filter(has)
+                .filter(|(_, s)| s.has_ended)
+                .map(|(t, _)| t.0)
+                .collect(),
+            recent: inner.recent.iter().copied().collect(),
+            tail_through: inner.tail_through,
+            ..Default::default()
+        }
+    }
+
+    /// Takes the answer to a report: the elements that have their places now, in order.
+    ///
+    /// # Errors
+    /// `Internal` if the dispatcher names elements that have not arrived.
+    pub(crate) fn accept(&self, answer: &v1::NextRoundsResponse) -> Result<Vec<Placed>> {
+        let mut inner = self.inner.lock();
+        let mut placed = Vec::new();
+        for step in &answer.steps {
+            if step.tail_through > 0 {
+                inner.take_tail(step.tail_through, &mut placed);
+                inner.position = inner.position.saturating_add(1);
+            } else {
+                let task = TaskId(step.task_id);
+                let staged = inner.tasks.entry(task).or_default();
+                staged.take(task, step.rounds, &mut placed)?;
+                inner.position = inner.position.saturating_add(step.rounds);
+            }
+            inner.recent.push_back(*step);
+        }
+        inner.forget_known(answer.known_to_all);
+        Ok(placed)
+    }
+
+    /// The elements of an answer were passed on. What lost tasks have left has no place.
+    pub(crate) fn passed_on(&self, number: u64) {
+        let mut dropped = Vec::new();
+        let mut inner = self.inner.lock();
+        for staged in inner.tasks.values_mut() {
+            if matches!(staged.lost, Lost::Reported(at) if at <= number) {
+                staged.lost = Lost::Settled;
+                staged.elements = 0;
+                dropped.extend(staged.waiting.drain(..).map(|(delivery, _)| delivery));
+                dropped.append(&mut staged.tail);
+                self.settled.notify_one();
+            }
+        }
+        drop(inner);
+        // Their bytes are credit again.
+        dropped.into_iter().for_each(|delivery| drop(delivery.take()));
+        self.passed.notify_all();
+    }
+}
+
+impl Inner {
+    /// The parts of the last rounds, in their order; rows that fill batches come behind whole elements.
+    fn take_tail(&mut self, through: u64, placed: &mut Vec<Placed>) {
+        let now = Instant::now();
+        let mut parts: Vec<Placed> = Vec::new();
+        for (task, staged) in self.tasks.iter_mut().filter(|(_, s)| s.lost != Lost::Settled) {
+            let all = std::mem::take(&mut staged.tail);
+            let (now_due, later): (Vec<_>, Vec<_>) =
+                all.into_iter().partition(|part| part.chunk.round.tail <= through);
+            staged.tail = later;
+            parts.extend(now_due.into_iter().map(|part| (*task, part, now)));
+        }
+        parts.sort_by_key(|(_, part, _)| (part.chunk.round.tail, part.chunk.remainder));
+        placed.append(&mut parts);
+        self.tail_through = self.tail_through.max(through);
+    }
+
+    fn forget_known(&mut self, known: u64) {
+        let span = |step: &v1::RoundStep| if step.tail_through > 0 { 1 } else { step.rounds };
+        let mut at = self.position.saturating_sub(self.recent.iter().map(span).sum());
+        while let Some(first) = self.recent.front().map(span)
+            && at.saturating_add(first) <= known
+        {
+            at += first;
+            self.recent.pop_front();
+        }
+    }
+}
+
+impl Staged {
+    /// Takes the next elements.
+    fn take(&mut self, task: TaskId, mut elements: u64, placed: &mut Vec<Placed>) -> Result<()> {
+        if self.elements < elements {
+            return Err(Error::internal(format!(
+                "the dispatcher says that {elements} further elements of {task} have arrived, and {} have",
+                self.elements
+            )));
+        }
+        self.elements -= elements;
+        while elements > 0 {
+            let Some((mut delivery, arrived)) = self.waiting.pop_front() else { break };
+            let here = delivery.chunk.num_elements() as u64;
+            if here > elements {
+                let n = usize::try_from(elements).unwrap_or(usize::MAX);
+                let front = delivery.split_front(n);
+                self.waiting.push_front((delivery, arrived));
+                placed.push((task, front, arrived));
+                return Ok(());
+            }
+            elements -= here;
+            placed.push((task, delivery, arrived));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,425 @@
+//! The order of rounds of consumers that read in rounds.
+//!
+//! A task sends every consumer one element per round, in one order for all (`worker/src/rounds.rs`). Tasks of several
+//! workers send at the same time, so the consumers have to agree whose round comes next. They say here what has arrived, and
+//! a round gets its place when *all* consumers have received their elements of it. A consumer passes elements to its user
+//! only in this order. So the n-th elements of all consumers are of one round, whatever their speeds, and a round that some
+//! consumer lacks (its worker died) has no place: nobody was given it, and its rows are computed again.
+//!
+//! Nothing of this is in the journal. Consumers repeat the steps that some of them may not know, so a dispatcher that was
+//! restarted goes on with the order that they have.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+use caju_proto::v1;
+use caju_runtime::OrderedMutex;
+use caju_types::{ClientId, Error, IterationId, Result, TaskId};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::{Core, locks, secrets};
+use crate::state::{Iteration, State};
+
+/// The most steps that a consumer repeats. Each is at least one element that some consumer has received and not passed on, and
+/// those fit the memory of a reader.
+const MAX_RECENT: usize = 1 << 20;
+
+/// A step in the order of rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// The next rounds are of this task.
+    Rounds { task: TaskId, rounds: u64 },
+    /// The last rounds of the epoch, up to this one.
+    Tail { through: u64 },
+}
+
+impl Step {
+    /// By how much it moves the position of a consumer.
+    fn len(self) -> u64 {
+        match self {
+            Step::Rounds { rounds, .. } => rounds,
+            Step::Tail { .. } => 1,
+        }
+    }
+
+    fn of_proto(step: &v1::RoundStep) -> Self {
+        match step.tail_through {
+            0 => Step::Rounds { task: TaskId(step.task_id), rounds: step.rounds },
+            through => Step::Tail { through },
+        }
+    }
+
+    fn to_proto(self) -> v1::RoundStep {
+        match self {
+            Step::Rounds { task, rounds } => v1::RoundStep { task_id: task.0, rounds, tail_through: 0 },
+            Step::Tail { through } => v1::RoundStep { tail_through: through, ..Default::default() },
+        }
+    }
+}
+
+/// By how much steps move the position of a consumer.
+fn span<'a>(steps: impl IntoIterator<Item = &'a Step>) -> u64 {
+    steps.into_iter().fold(0, |sum: u64, step| sum.saturating_add(step.len()))
+}
+
+/// What one consumer reported last.
+#[derive(Debug, Default)]
+struct Position {
+    client: ClientId,
+    request_no: u64,
+    /// What it has passed to its user.
+    at: u64,
+    /// Elements beyond that.
+    waiting: BTreeMap<TaskId, u64>,
+    ended: BTreeSet<TaskId>,
+}
+
+/// What the state knows of an iteration that is read in rounds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct View {
+    consumer: u32,
+    consumers: u32,
+    /// Tasks that every consumer reads to their ends.
+    tasks: BTreeSet<TaskId>,
+    /// The last rounds that were given out.
+    tail_rounds: u64,
+}
+
+impl View {
+    fn of(iteration: &Iteration, client: ClientId) -> Option<Self> {
+        let even = iteration.even.as_ref().filter(|even| even.is_in_rounds())?;
+        Some(Self {
+            consumer: iteration.members.get(&client)?.consumer?,
+            consumers: even.consumers.count,
+            tasks: iteration.tasks.values().filter(|t| !t.is_lost() && !t.is_done()).map(|t| t.id).collect(),
+            tail_rounds: even.tail_rounds,
+        })
+    }
+}
+
+/// The order of rounds of one iteration, as far as some consumer may not know it.
+#[derive(Debug, Default)]
+struct Order {
+    /// The position of the first of `steps`; none before the first report.
+    base: Option<u64>,
+    steps: VecDeque<Step>,
+    positions: BTreeMap<u32, Position>,
+    /// The last rounds that have their place.
+    tail_through: u64,
+}
+
+impl Order {
+    fn end(&self) -> u64 {
+        span(&self.steps).saturating_add(self.base.unwrap_or(0))
+    }
+
+    /// Takes the report of a consumer. Steps that only consumers know come from them.
+    fn report(&mut self, consumer: u32, client: ClientId, request: &v1::NextRoundsRequest) {
+        let recent: Vec<Step> = request.recent.iter().map(Step::of_proto).collect();
+        let mut at = request.position.saturating_sub(span(&recent));
+        self.base.get_or_insert(at);
+        for step in recent {
+            if at == self.end() {
+                self.steps.push_back(step);
+            }
+            at = at.saturating_add(step.len());
+        }
+        self.tail_through = self.tail_through.max(request.tail_through);
+        let position = self.positions.entry(consumer).or_default();
+        if position.client == client && position.request_no >= request.request_no {
+            // It was overtaken on its way.
+            return;
+        }
+        *position = Position {
+            client,
+            request_no: request.request_no,
+            at: request.position,
+            waiting: request.waiting.iter().map(|w| (TaskId(w.task_id), w.elements)).collect(),
+            ended: request.ended_tasks.iter().copied().map(TaskId).collect(),
+        };
+    }
+
+    /// Gives places to the rounds that all consumers have received. Whether there are any.
+    fn advance(&mut self, view: &View) -> bool {
+        if self.positions.len() < view.consumers as usize {
+            return false;
+        }
+        let before = self.steps.len();
+        let tasks: BTreeSet<TaskId> =
+            self.positions.values().flat_map(|p| p.waiting.keys()).copied().collect();
+        for task in tasks {
+            let rounds = self.positions.values().map(|p| self.beyond(p, task)).min().unwrap_or(0);
+            if rounds > 0 {
+                self.steps.push_back(Step::Rounds { task, rounds });
+            }
+        }
+        let has_all = |p: &Position| view.tasks.iter().all(|task| p.ended.contains(task));
+        if self.tail_through < view.tail_rounds && self.positions.values().all(has_all) {
+            self.tail_through = view.tail_rounds;
+            self.steps.push_back(Step::Tail { through: view.tail_rounds });
+        }
+        let is_news = self.steps.len() > before;
+        self.forget_known();
+        is_news
+    }
+
+    /// Elements of a task that a consumer has beyond the rounds that have their places.
+    fn beyond(&self, position: &Position, task: TaskId) -> u64 {
+        let mut at = self.base.unwrap_or(0);
+        let mut placed = 0;
+        for step in &self.steps {
+            if let Step::Rounds { task: of, rounds } = step
+                && *of == task
+                && at >= position.at
+            {
+                placed = rounds.saturating_add(placed);
+            }
+            at = at.saturating_add(step.len());
+        }
+        position.waiting.get(&task).copied().unwrap_or(0).saturating_sub(placed)
+    }
+
+    /// The position that every consumer has reached.
+    fn known_to_all(&self) -> u64 {
+        self.positions.values().map(|p| p.at).min().unwrap_or(0)
+    }
+
+    fn forget_known(&mut self) {
+        let known = self.known_to_all();
+        while let (Some(base), Some(first)) = (self.base, self.steps.front())
+            && base.saturating_add(first.len()) <= known
+        {
+            self.base = Some(base.saturating_add(first.len()));
+            self.steps.pop_front();
+        }
+    }
+
+    /// The steps behind a position.
+    fn behind(&self, position: u64) -> Vec<Step> {
+        let mut at = self.base.unwrap_or(0);
+        let mut out = Vec::new();
+        for step in &self.steps {
+            if at >= position {
+                out.push(*step);
+            }
+            at = at.saturating_add(step.len());
+        }
+        out
+    }
+}
+
+/// The order of one iteration, and who waits for it.
+#[derive(Debug, Default)]
+struct Waiting {
+    order: Mutex<Order>,
+    news: watch::Sender<()>,
+}
+
+/// The orders of all iterations that are read in rounds.
+pub(super) struct RoundOrders {
+    by_iteration: OrderedMutex<HashMap<IterationId, Arc<Waiting>>>,
+}
+
+impl Default for RoundOrders {
+    fn default() -> Self {
+        Self { by_iteration: OrderedMutex::new(locks::ROUNDS, HashMap::new()) }
+    }
+}
+
+impl RoundOrders {
+    fn of(&self, id: IterationId) -> Arc<Waiting> {
+        Arc::clone(self.by_iteration.lock().entry(id).or_default())
+    }
+
+    /// The iteration changed: what a consumer waits for may be there.
+    pub(super) fn notify(&self, id: IterationId) {
+        if let Some(waiting) = self.by_iteration.lock().get(&id) {
+            waiting.news.send_replace(());
+        }
+    }
+
+    /// Forgets an iteration that is gone.
+    pub(super) fn forget(&self, id: IterationId) {
+        self.by_iteration.lock().remove(&id);
+    }
+}
+
+impl Core {
+    /// A consumer reports what it has received, and waits for the rounds that come next.
+    pub(crate) async fn next_rounds(&self, request: v1::NextRoundsRequest) -> Result<v1::NextRoundsResponse> {
+        let (client, id) = (ClientId(request.client_id), IterationId(request.iteration_id));
+        if request.recent.len() > MAX_RECENT {
+            return Err(Error::invalid(format!(
+                "{client} repeats {} steps of rounds, and {MAX_RECENT} are the most",
+                request.recent.len()
+            )));
+        }
+        let deadline = self.deadline(request.wait_ms);
+        let known = |state: &State| -> Result<Option<View>> {
+            let Some(iteration) = state.iterations.get(&id) else { return Ok(None) };
+            let is_reader = secrets::is_client(iteration, client, &request.secret)?;
+            Ok(View::of(iteration, client).filter(|_| is_reader))
+        };
+        let unknown = v1::NextRoundsResponse { unknown: true, ..Default::default() };
+        let Some(view) = self.look_besides_leases(known).await?? else { return Ok(unknown) };
+        let waiting = self.rounds.of(id);
+        waiting.order.lock().report(view.consumer, client, &request);
+        let mut news = waiting.news.subscribe();
+        loop {
+            news.borrow_and_update();
+            let Some(view) = self.store.read(known)? else { return Ok(unknown) };
+            let (is_news, steps, known_to_all) = {
+                let mut order = waiting.order.lock();
+                let is_news = order.advance(&view);
+                (is_news, order.behind(request.position), order.known_to_all())
+            };
+            if is_news {
+                waiting.news.send_replace(());
+            }
+            if !steps.is_empty() || !self.wait(&mut news, deadline).await? {
+                let steps = steps.into_iter().map(Step::to_proto).collect();
+                return Ok(v1::NextRoundsResponse { steps, known_to_all, unknown: false });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A consumer as the client is one: it passes elements on as it is told, and repeats what others may not know.
+    #[derive(Default)]
+    struct Reader {
+        at: u64,
+        waiting: BTreeMap<u64, u64>,
+        ended: BTreeSet<u64>,
+        recent: Vec<v1::RoundStep>,
+        request_no: u64,
+        /// The task of each round, 0 for the last rounds.
+        got: Vec<u64>,
+        lost: BTreeSet<u64>,
+    }
+
+    impl Reader {
+        fn request(&mut self) -> v1::NextRoundsRequest {
+            self.request_no += 1;
+            let has = |task: &u64| !self.lost.contains(task);
+            let waiting = self.waiting.iter().filter(|(t, _)| has(t));
+            v1::NextRoundsRequest {
+                request_no: self.request_no,
+                position: self.at,
+                waiting: waiting.map(|(t, n)| v1::TaskElements { task_id: *t, elements: *n }).collect(),
+                ended_tasks: self.ended.iter().copied().filter(has).collect(),
+                recent: self.recent.clone(),
+                tail_through: u64::from(self.got.last() == Some(&0)) * 9,
+                ..Default::default()
+            }
+        }
+
+        fn accept(&mut self, steps: Vec<Step>) {
+            for step in steps {
+                self.at += step.len();
+                self.recent.push(step.to_proto());
+                match step {
+                    Step::Rounds { task, rounds } => {
+                        let left = self.waiting.get_mut(&task.0).unwrap();
+                        *left = left.checked_sub(rounds).expect("it has arrived here");
+                        self.got.extend((0..rounds).map(|_| task.0));
+                    }
+                    Step::Tail { .. } => self.got.push(0),
+                }
+            }
+        }
+    }
+
+    fn view(consumers: usize, tasks: impl IntoIterator<Item = u64>) -> View {
+        View {
+            consumer: 0,
+            consumers: u32::try_from(consumers).unwrap(),
+            tasks: tasks.into_iter().map(TaskId).collect(),
+            tail_rounds: 9,
+        }
+    }
+
+    proptest! {
+        /// Elements of three tasks arrive at the consumers in any order, one task is lost at some time, and the dispatcher
+        /// forgets everything at another one: all consumers pass on the same rounds in the same order, all rounds of the
+        /// tasks that are not lost, and the last rounds behind them.
+        #[test]
+        fn cor_08_all_consumers_pass_on_the_same_rounds(
+            consumers in 1usize..5,
+            rounds in prop::collection::vec(0u64..6, 3),
+            order in prop::collection::vec((0usize..5, 1u64..4), 0..200),
+            lost_at in 0usize..250,
+            forgotten_at in 0usize..250,
+        ) {
+            let mut all: Vec<Reader> = (0..consumers).map(|_| Reader::default()).collect();
+            let mut dispatcher = Order::default();
+            let mut arrived = vec![[0u64; 4]; consumers];
+            let rest = (0..3 * 7 * consumers).map(|k| (k % consumers, 1 + (k / consumers) as u64 % 3));
+            for (step, (consumer, task)) in order.into_iter().chain(rest.clone()).chain(rest).enumerate() {
+                let consumer = consumer % consumers;
+                if step == lost_at {
+                    all[consumer].lost.insert(3);
+                }
+                if step == forgotten_at {
+                    dispatcher = Order::default();
+                }
+                // A consumer hears of a loss with some later call.
+                if step > lost_at + consumer {
+                    all[consumer].lost.insert(3);
+                }
+                let (reader, count) = (&mut all[consumer], &mut arrived[consumer][usize::try_from(task).unwrap()]);
+                let most = rounds[usize::try_from(task).unwrap() - 1];
+                if *count < most && !reader.lost.contains(&task) {
+                    *count += 1;
+                    *reader.waiting.entry(task).or_default() += 1;
+                } else if *count == most {
+                    reader.ended.insert(task);
+                }
+                let request = reader.request();
+                dispatcher.report(u32::try_from(consumer).unwrap(), ClientId(7), &request);
+                let is_lost = all.iter().any(|r| r.lost.contains(&3));
+                dispatcher.advance(&view(consumers, if is_lost { 1..3 } else { 1..4 }));
+                let steps = dispatcher.behind(request.position);
+                all[consumer].accept(steps);
+                let least = all.iter().map(|r| r.at).min().unwrap();
+                for reader in &mut all {
+                    let mut start = reader.at - reader.recent.iter().map(|s| Step::of_proto(s).len()).sum::<u64>();
+                    while let Some(first) = reader.recent.first().map(|s| Step::of_proto(s).len())
+                        && start + first <= least
+                    {
+                        reader.recent.remove(0);
+                        start += first;
+                    }
+                }
+            }
+            for reader in &all {
+                prop_assert_eq!(&reader.got, &all[0].got);
+            }
+            let of = |task: u64| all[0].got.iter().filter(|t| **t == task).count() as u64;
+            prop_assert_eq!((of(1), of(2)), (rounds[0], rounds[1]));
+            prop_assert!(of(3) <= rounds[2]);
+            prop_assert_eq!(of(0), 1, "the last rounds have a place");
+            let tail = all[0].got.iter().position(|t| *t == 0).unwrap();
+            prop_assert!(all[0].got[tail..].iter().all(|t| *t == 0), "behind all others");
+        }
+    }
+
+    #[test]
+    fn a_report_that_was_overtaken_changes_nothing() {
+        let mut order = Order::default();
+        let mut reader = Reader { waiting: BTreeMap::from([(1, 3)]), ..Reader::default() };
+        let (early, late) = (reader.request(), {
+            reader.lost.insert(1);
+            reader.request()
+        });
+        order.report(0, ClientId(7), &late);
+        order.report(0, ClientId(7), &early);
+        assert!(!order.advance(&view(1, [1])), "the consumer has dropped these elements");
+    }
+}

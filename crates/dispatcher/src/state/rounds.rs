@@ -1,0 +1,157 @@
+//! The last rounds of an epoch whose consumers read in rounds.
+//!
+//! Consumers that read in rounds deliver the elements of all tasks in one order ([`crate::control`] keeps it), so the n-th
+//! element of each is of the same round. What fills no round of one task is given out here: elements of one class make
+//! rounds with those of other tasks. Their places are numbered, and a consumer delivers them when all consumers have
+//! received everything.
+
+use std::collections::BTreeMap;
+
+use caju_types::TaskId;
+
+use super::{Consumers, Deal, DealtPiece, Iteration, Tail, Task, TaskState, Uneven};
+
+/// Gives out elements: those of one class make rounds, of which `first` is the first.
+pub(super) fn by_class(tails: &[(TaskId, &Tail)], consumers: &Consumers, first: u64) -> Deal {
+    let (count, uneven) = (u64::from(consumers.count).max(1), consumers.uneven);
+    let mut classes: BTreeMap<Option<u32>, Vec<(usize, u64)>> = BTreeMap::new();
+    for (task, (_, tail)) in tails.iter().enumerate() {
+        for element in 0..tail.elements {
+            classes.entry(kind(tail, element).and_then(|k| k.bucket)).or_default().push((task, element));
+        }
+    }
+    let mut deal = Deal { tasks: tails.iter().map(|(id, _)| (*id, Vec::new())).collect(), ..Deal::default() };
+    let per_round = usize::try_from(count).unwrap_or(usize::MAX);
+    for elements in classes.values() {
+        for round in elements.chunks(per_round) {
+            let lacks = count - round.len() as u64;
+            if lacks > 0 && uneven == Uneven::Drop {
+                deal.surplus += round.len() as u64;
+                continue;
+            }
+            deal.padded += lacks;
+            let pad_to = widest(round.iter().filter_map(|(task, element)| {
+                let (_, tail) = tails.get(*task)?;
+                kind(tail, *element).map(|k| k.widths.as_slice())
+            }));
+            for (consumer, (task, element)) in (0..consumers.count.max(1)).zip(round.iter().cycle()) {
+                let Some((_, pieces)) = deal.tasks.get_mut(*task) else { continue };
+                pieces.push(DealtPiece {
+                    consumer,
+                    of_rows: false,
+                    start: *element,
+                    end: element + 1,
+                    copy: u64::from(consumer) >= round.len() as u64,
+                    round: first + deal.rounds,
+                    pad_to: pad_to.clone(),
+                });
+            }
+            deal.rounds += 1;
+        }
+    }
+    deal
+}
+
+fn kind(tail: &Tail, element: u64) -> Option<&super::TailElement> {
+    tail.kinds.get(usize::try_from(element).ok()?)
+}
+
+/// The widths to which elements are padded to be of one shape: the largest of each column, where all have one.
+fn widest<'a>(mut all: impl Iterator<Item = &'a [u32]>) -> Vec<u32> {
+    let Some(first) = all.next() else { return Vec::new() };
+    all.fold(first.to_vec(), |widest, widths| {
+        let both = widest.iter().zip(widths);
+        both.map(|(a, b)| if *a == 0 || *b == 0 { 0 } else { *a.max(b) }).collect()
+    })
+}
+
+/// Numbers what was dealt without classes: the whole elements of each consumer, then the rows that fill batches.
+pub(super) fn numbered(mut deal: Deal, first: u64) -> Deal {
+    let mut given: BTreeMap<u32, u64> = BTreeMap::new();
+    for piece in deal.tasks.iter_mut().flat_map(|(_, pieces)| pieces).filter(|p| !p.of_rows) {
+        let given = given.entry(piece.consumer).or_default();
+        piece.round = first + *given;
+        *given += 1;
+    }
+    let last = given.values().copied().max().unwrap_or(0);
+    for piece in deal.tasks.iter_mut().flat_map(|(_, pieces)| pieces).filter(|p| p.of_rows) {
+        piece.round = first + last;
+    }
+    deal.rounds = last + 1;
+    deal
+}
+
+impl Iteration {
+    /// A task was lost that had given out its tail. Consumers have delivered all of the last rounds, or nothing of them: what
+    /// they have received of them otherwise they drop. So the tails of all tasks are computed and given out again.
+    pub(super) fn take_back_tails(&mut self, lost: &Task) {
+        if lost.dealt.as_ref().is_none_or(Vec::is_empty) {
+            return;
+        }
+        if let Some(even) = &mut self.even {
+            (even.surplus, even.padded) = (0, 0);
+        }
+        let has_dealt = |t: &&Task| {
+            let runs = matches!(t.state, TaskState::Active | TaskState::Ended);
+            runs && t.dealt.as_ref().is_some_and(|pieces| !pieces.is_empty())
+        };
+        let others: Vec<TaskId> = self.tasks.values().filter(has_dealt).map(|t| t.id).collect();
+        for id in others {
+            self.lose_blameless(
+                id,
+                "the last rounds of the epoch are made again, because another task of it was lost",
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{Balance, TailElement};
+    use super::*;
+
+    proptest! {
+        /// Whatever is left where: each of the last rounds has one element for every consumer, all of one class and padded
+        /// to one width, no element is given out twice but as a copy, and less than a round per class is dropped or copied.
+        #[test]
+        fn cor_03_the_last_rounds_are_of_one_class_each(
+            left in prop::collection::vec(prop::collection::vec((0u32..4, 1u32..9), 0..12), 0..5),
+            count in 1u32..6,
+            pad: bool,
+        ) {
+            let tails: Vec<Tail> = left.iter().map(|kinds| Tail {
+                elements: kinds.len() as u64,
+                rows: 0,
+                batch_rows: 0,
+                drop_remainder: false,
+                behind: Vec::new(),
+                kinds: kinds.iter().map(|(b, w)| TailElement { bucket: Some(*b), widths: vec![*w] }).collect(),
+            }).collect();
+            let tails: Vec<_> = (1..).map(TaskId).zip(&tails).collect();
+            let uneven = if pad { Uneven::Pad } else { Uneven::Drop };
+            let dealt = by_class(&tails, &Consumers { count, uneven, balance: Balance::Bucket }, 8);
+            let mut rounds: BTreeMap<u64, Vec<(u32, u32, Vec<u32>)>> = BTreeMap::new();
+            let mut seen = std::collections::BTreeSet::new();
+            for (task, pieces) in &dealt.tasks {
+                let kinds = &left[usize::try_from(task.0).unwrap() - 1];
+                for p in pieces {
+                    let (bucket, width) = kinds[usize::try_from(p.start).unwrap()];
+                    prop_assert!(p.end == p.start + 1 && p.pad_to[0] >= width);
+                    prop_assert!(p.copy || seen.insert((*task, p.start)), "twice");
+                    rounds.entry(p.round).or_default().push((p.consumer, bucket, p.pad_to.clone()));
+                }
+            }
+            prop_assert_eq!(rounds.keys().copied().collect::<Vec<_>>(), (8..8 + dealt.rounds).collect::<Vec<_>>());
+            for round in rounds.values_mut() {
+                round.sort();
+                prop_assert_eq!(round.iter().map(|r| r.0).collect::<Vec<_>>(), (0..count).collect::<Vec<_>>());
+                prop_assert!(round.iter().all(|r| (&r.1, &r.2) == (&round[0].1, &round[0].2)), "{round:?}");
+            }
+            let total = left.iter().map(Vec::len).sum::<usize>() as u64;
+            prop_assert_eq!(seen.len() as u64 + dealt.surplus, total);
+            prop_assert!(dealt.surplus <= 4 * u64::from(count - 1) && (pad || dealt.padded == 0));
+        }
+    }
+}

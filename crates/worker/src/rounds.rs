@@ -1,0 +1,287 @@
+//! The rounds of a task whose consumers read in rounds: one element for each consumer, of one class and of one shape.
+//!
+//! The elements of a task that are of one class of `bucket_by_length` make rounds in the order in which they come. Lists that
+//! the pipeline padded to the longest of their batch are padded to the longest of the round. With `tokens` the rows of a
+//! window of batches are packed anew first ([`crate::packing`]).
+//!
+//! Every consumer gets its elements of a task in the order of the task's rounds. Which task's round comes next is agreed
+//! upon at the dispatcher.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use arrow_array::Array;
+use arrow_array::cast::AsArray;
+use arrow_schema::DataType;
+use caju_pipeline::{DatasetDef, StageOp};
+use caju_proto::v1;
+use caju_types::{Error, Result};
+use caju_wire::{Chunk, Elements, Padding, RoundMark, pad_to_lengths};
+
+use crate::packing::{items_per_row, pack};
+
+/// Rounds whose rows are packed together. More of them balance better, and wait longer for the first.
+const WINDOW_ROUNDS: usize = 8;
+/// The same where rows are elements by themselves: a batch of one row cannot be balanced, but rows of like lengths can meet.
+const WINDOW_ROUNDS_OF_ROWS: usize = 256;
+/// The most rows that are packed together, unless one round has more.
+const WINDOW_ROWS: usize = 65_536;
+/// The most bytes of rows that wait to be packed together, unless one round has more: as many as the elements that wait for
+/// readers by default.
+const WINDOW_BYTES: usize = 64 << 20;
+
+/// The rounds of one task.
+pub(crate) struct Rounds {
+    consumers: usize,
+    /// How batches are padded; none if they are not.
+    padding: Option<Padding>,
+    /// Elements that fill no round yet, one per chunk, by class.
+    classes: BTreeMap<Option<u32>, VecDeque<Chunk>>,
+    /// With `tokens`: elements that wait to be packed.
+    window: Option<Window>,
+    /// Rows that fill no batch.
+    remainders: Vec<Chunk>,
+    /// At the end of the task: the elements that fill no round.
+    tail: Vec<Chunk>,
+}
+
+/// Elements whose rows are packed together.
+#[derive(Default)]
+struct Window {
+    elements: Vec<Chunk>,
+    rows: usize,
+    bytes: usize,
+}
+
+impl Rounds {
+    /// The rounds of a definition's elements. `packs`: batches are packed anew.
+    pub(crate) fn new(definition: &DatasetDef, consumers: usize, packs: bool) -> Self {
+        let last = definition.stages.iter().rev().find(|s| s.op.makes_batches()).map(|s| &s.op);
+        let padding = match last {
+            Some(StageOp::BucketByLength { pad: true, .. }) => Some(Padding::default()),
+            Some(StageOp::PaddedBatch { values, .. }) => {
+                Some(Padding { values: values.clone(), ..Padding::default() })
+            }
+            _ => None,
+        };
+        Self {
+            consumers: consumers.max(1),
+            padding,
+            classes: BTreeMap::new(),
+            window: packs.then(Window::default),
+            remainders: Vec::new(),
+            tail: Vec::new(),
+        }
+    }
+
+    /// What a chunk of the task's output gives to whom.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if elements do not fit one Arrow array, and those of padding.
+    pub(crate) fn deal(&mut self, chunk: Chunk) -> Result<Vec<(usize, Chunk)>> {
+        let mut out = Vec::new();
+        if chunk.remainder {
+            self.remainders.push(chunk);
+        } else if self.window.is_some() {
+            for at in 0..chunk.num_elements() {
+                self.push_to_window(chunk.pick_elements(&[at])?, &mut out)?;
+            }
+        } else {
+            self.deal_elements(&chunk, &mut out)?;
+        }
+        Ok(out)
+    }
+
+    fn deal_elements(&mut self, chunk: &Chunk, out: &mut Vec<(usize, Chunk)>) -> Result<()> {
+        let class = chunk.round.bucket;
+        let waiting = self.classes.get(&class).map_or(0, VecDeque::len);
+        let count = chunk.num_elements();
+        let mut at = 0;
+        if chunk.elements == Elements::Rows {
+            // Rows in bulk: single ones only where a round was begun, and at the end.
+            let first = if waiting > 0 { (self.consumers - waiting).min(count) } else { 0 };
+            for row in 0..first {
+                self.deal_element(class, chunk.pick_elements(&[row])?, out)?;
+            }
+            let full = (count - first) / self.consumers * self.consumers;
+            for consumer in (0..self.consumers).filter(|_| full > 0) {
+                let own: Vec<usize> = (first + consumer..first + full).step_by(self.consumers).collect();
+                out.push((consumer, chunk.pick_elements(&own)?));
+            }
+            at = first + full;
+        }
+        for element in at..count {
+            self.deal_element(class, chunk.pick_elements(&[element])?, out)?;
+        }
+        Ok(())
+    }
+
+    fn deal_element(
+        &mut self,
+        class: Option<u32>,
+        element: Chunk,
+        out: &mut Vec<(usize, Chunk)>,
+    ) -> Result<()> {
+        let waiting = self.classes.entry(class).or_default();
+        waiting.push_back(element);
+        if waiting.len() >= self.consumers {
+            let round: Vec<Chunk> = waiting.drain(..).collect();
+            out.extend(self.of_one_shape(round)?.into_iter().enumerate());
+        }
+        Ok(())
+    }
+
+    fn push_to_window(&mut self, element: Chunk, out: &mut Vec<(usize, Chunk)>) -> Result<()> {
+        let Some(window) = &mut self.window else { return Ok(()) };
+        let rounds = if element.elements == Elements::Rows { WINDOW_ROUNDS_OF_ROWS } else { WINDOW_ROUNDS };
+        window.rows += element.rows();
+        window.bytes += element.bytes();
+        window.elements.push(element);
+        let count = window.elements.len();
+        let is_full = count >= rounds.saturating_mul(self.consumers)
+            || window.rows >= WINDOW_ROWS
+            || window.bytes >= WINDOW_BYTES;
+        if is_full && count.is_multiple_of(self.consumers) {
+            self.pack_window(out)?;
+        }
+        Ok(())
+    }
+
+    /// Packs the rows of the window. Elements that fill no round stay.
+    fn pack_window(&mut self, out: &mut Vec<(usize, Chunk)>) -> Result<()> {
+        let Some(window) = self.window.as_mut().map(std::mem::take) else { return Ok(()) };
+        let mut elements = window.elements;
+        let rest = elements.split_off(elements.len() / self.consumers * self.consumers);
+        for element in rest {
+            self.classes.entry(None).or_default().push_back(element);
+        }
+        let Some(first) = elements.first() else { return Ok(()) };
+        let sizes: Vec<usize> = elements.iter().map(Chunk::rows).collect();
+        let are_rows = first.elements == Elements::Rows;
+        let pieces = elements.iter().flat_map(|e| e.pieces.iter().cloned()).collect();
+        let runs = elements.iter().flat_map(|e| e.runs.iter().copied()).collect();
+        let all =
+            Chunk { pieces, runs, elements: Elements::Rows, remainder: false, round: RoundMark::default() };
+        let batch = all.concat()?;
+        let items = items_per_row(&batch);
+        let all = Chunk { pieces: vec![batch], ..all };
+        for round in pack(&items, &sizes, self.consumers) {
+            for (consumer, rows) in round.iter().enumerate() {
+                let element = all.pick_elements(rows)?;
+                let lengths = Elements::Lengths(vec![u32::try_from(rows.len()).unwrap_or(u32::MAX)]);
+                let elements = if are_rows { Elements::Rows } else { lengths };
+                out.push((consumer, Chunk { elements, ..element }));
+            }
+        }
+        Ok(())
+    }
+
+    /// The task is at its end: full rounds of elements that waited, and the tail stays.
+    ///
+    /// # Errors
+    /// As [`Rounds::deal`].
+    pub(crate) fn finish(&mut self) -> Result<Vec<(usize, Chunk)>> {
+        let mut out = Vec::new();
+        self.pack_window(&mut out)?;
+        self.tail = std::mem::take(&mut self.classes).into_values().flatten().collect();
+        Ok(out)
+    }
+
+    /// What the task keeps: its elements, and the number of rows that fill no batch.
+    pub(crate) fn tail(&self) -> (Vec<v1::TailElement>, u64) {
+        let kind = |element: &Chunk| v1::TailElement {
+            bucket: element.round.bucket.map_or(0, |b| b.saturating_add(1)),
+            widths: self.widths(element),
+        };
+        (self.tail.iter().map(kind).collect(), self.remainders.iter().map(|c| c.rows() as u64).sum())
+    }
+
+    /// A part of the tail for one consumer.
+    ///
+    /// # Errors
+    /// `Internal` if the dispatcher names what is not there, and those of padding.
+    pub(crate) fn piece(&self, piece: &v1::DealtPiece) -> Result<Vec<(usize, Chunk)>> {
+        let consumer = usize::try_from(piece.consumer).unwrap_or(usize::MAX);
+        let index = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+        let (start, end) = (index(piece.start), index(piece.end));
+        let mut chunks = match piece.of_rows {
+            true => rows_of(&self.remainders, start, end),
+            false => self.tail.get(start..end).unwrap_or_default().to_vec(),
+        };
+        if consumer >= self.consumers || chunks.is_empty() {
+            return Err(Error::internal("the dispatcher gave out elements that are not there, or to nobody"));
+        }
+        for chunk in &mut chunks {
+            if !piece.of_rows {
+                *chunk = self.padded(chunk, &piece.pad_to)?;
+            }
+            chunk.round.tail = piece.round;
+            if piece.copy {
+                chunk.runs.clear();
+            }
+        }
+        Ok(chunks.into_iter().map(|c| (consumer, c)).collect())
+    }
+
+    /// The elements of a round, padded to one shape.
+    fn of_one_shape(&self, round: Vec<Chunk>) -> Result<Vec<Chunk>> {
+        if self.padding.is_none() {
+            return Ok(round);
+        }
+        let widths: Vec<Vec<u32>> = round.iter().map(|element| self.widths(element)).collect();
+        let columns = widths.first().map_or(0, Vec::len);
+        let widest: Vec<u32> = (0..columns)
+            .map(|column| {
+                let of = || widths.iter().map(|w| w.get(column).copied().unwrap_or(0));
+                if of().any(|width| width == 0) { 0 } else { of().max().unwrap_or(0) }
+            })
+            .collect();
+        round.iter().map(|element| self.padded(element, &widest)).collect()
+    }
+
+    /// An element whose lists have these numbers of items, plus 1, where these are not 0.
+    fn padded(&self, element: &Chunk, to: &[u32]) -> Result<Chunk> {
+        let Some(padding) = &self.padding else { return Ok(element.clone()) };
+        let widths = self.widths(element);
+        let schema = element.schema();
+        let differ = schema.fields().iter().zip(widths.iter().zip(to)).filter(|(_, (own, to))| own < to);
+        let lengths = differ.map(|(field, (_, to))| (field.name().clone(), to - 1)).collect();
+        let padding = Padding { lengths, values: padding.values.clone() };
+        if padding.lengths.is_empty() { Ok(element.clone()) } else { pad_to_lengths(element, &padding) }
+    }
+
+    /// Items that every list of a column has, plus 1; 0 where they differ, or are no lists. Where the pipeline does not pad
+    /// nothing has a width.
+    fn widths(&self, element: &Chunk) -> Vec<u32> {
+        if self.padding.is_none() {
+            return Vec::new();
+        }
+        let width = |column: usize| {
+            let mut widths = element.pieces.iter().flat_map(|piece| {
+                let column = piece.column(column);
+                let DataType::List(_) = column.data_type() else { return vec![None] };
+                let list = column.as_list::<i32>();
+                (0..list.len()).map(|row| u32::try_from(list.value_length(row)).ok()).collect()
+            });
+            let first = widths.next().flatten();
+            first.filter(|width| widths.all(|w| w == Some(*width))).map_or(0, |width| width.saturating_add(1))
+        };
+        (0..element.schema().fields().len()).map(width).collect()
+    }
+}
+
+/// Rows `start..end` of chunks that follow each other, as parts of a batch.
+pub(crate) fn rows_of(chunks: &[Chunk], start: usize, end: usize) -> Vec<Chunk> {
+    let mut at = 0;
+    let parts = chunks.iter().filter_map(|chunk| {
+        let (from, to) = (start.max(at), end.min(at + chunk.rows()));
+        let part = (from < to).then(|| chunk.slice_rows(from - at, to - from));
+        at += chunk.rows();
+        let rows = u32::try_from(to.saturating_sub(from)).unwrap_or(u32::MAX);
+        part.map(|p| Chunk { elements: Elements::Lengths(vec![rows]), ..p })
+    });
+    parts.collect()
+}
+
+#[cfg(test)]
+#[path = "rounds_tests.rs"]
+mod tests;
