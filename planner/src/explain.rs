@@ -7,11 +7,15 @@ use caju_types::format_bytes;
 use crate::decision::Choice;
 use crate::format;
 use crate::model::{Candidate, Limit, Model, Obstacle, Pace, Stored, TIE};
-use crate::profile::{DEFAULT_JOBS, Encoding, Hint};
+use crate::profile::{DEFAULT_JOBS, Encoding, Hint, Profile};
 
 /// What limits an option, for a person.
 fn limited_by(model: &Model, limit: Limit) -> String {
-    let profile = model.profile();
+    limit_text(model.profile(), limit)
+}
+
+/// A limit of a pipeline, for a person.
+pub(crate) fn limit_text(profile: &Profile, limit: Limit) -> String {
     match limit {
         Limit::Cores => "the workers' cores".into(),
         Limit::Stage(i) => match profile.stages.get(i) {

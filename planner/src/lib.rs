@@ -1,4 +1,4 @@
-//! The planner: a measured [`Profile`] in, a [`Decision`] and its explanation out.
+//! The planner: a measured [`Profile`] in, a [`Decision`] and its explanation out; and how many workers it takes ([`scale`]).
 //!
 //! At every `autocache` hint a pipeline may be cut: its output there is stored once and read in every later
 //! epoch. The planner predicts the rate of every such option and of computing, adds up the horizon that is
@@ -32,6 +32,7 @@ mod model;
 mod plan;
 mod policy;
 mod profile;
+mod reported_times;
 mod scaling;
 mod text;
 
@@ -43,6 +44,11 @@ pub use plan::plan;
 pub use policy::{POLICIES, Pick, Policy, gluster_read_ms};
 pub use profile::{
     Budget, CacheStore, Cluster, Consumer, DEFAULT_EPOCHS, DEFAULT_JOBS, Encoding, Existing, Hint, Horizon,
-    Measured, PROFILE_SCHEMA, Profile, Schema, Source, SourceStore, Stage,
+    Measured, PROFILE_SCHEMA, Prices, Profile, Schema, Source, SourceStore, Stage,
 };
-pub use scaling::Scaling;
+pub use reported_times::ReportedTimes;
+pub use scaling::{
+    CachewScaler, DEFAULT_MAX_WORKERS, Hpa, JobSample, JobShare, PoolJob, PoolScaling, SCALING_POLICIES,
+    SCALING_SCHEMA, Scaling, ScalingCandidate, ScalingEvent, ScalingLoop, ScalingPolicy, ScalingSample,
+    ScalingSettings, ScalingTarget, TargetRange, WorkerLimits, scale, scale_pool,
+};

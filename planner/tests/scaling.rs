@@ -2,11 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use caju_planner::Scaling;
+use caju_planner::ReportedTimes;
 use caju_types::ErrorKind;
 
-fn scaling(workers: &[f64], consumers: &[f64]) -> Scaling {
-    let mut scaling = Scaling::default();
+fn scaling(workers: &[f64], consumers: &[f64]) -> ReportedTimes {
+    let mut scaling = ReportedTimes::default();
     (0..).zip(workers).for_each(|(id, t)| scaling.report_worker(id, *t).unwrap());
     (0..).zip(consumers).for_each(|(id, t)| scaling.report_consumer(id, *t).unwrap());
     scaling
@@ -43,5 +43,5 @@ fn srv_05_reports_are_checked() {
     assert_eq!(s.remove_consumer(7).unwrap_err().kind(), ErrorKind::NotFound);
     s.remove_worker(0).unwrap();
     s.remove_consumer(0).unwrap();
-    assert_eq!(s, Scaling::default());
+    assert_eq!(s, ReportedTimes::default());
 }

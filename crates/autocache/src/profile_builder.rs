@@ -1,8 +1,8 @@
 //! The profile builder: from what tasks measured to the planner's profile.
 
 use caju_planner::{
-    Budget, CacheStore, Cluster, Consumer, Existing, Hint, Horizon, Profile, Schema, Source, SourceStore,
-    Stage,
+    Budget, CacheStore, Cluster, Consumer, Existing, Hint, Horizon, Prices, Profile, Schema, Source,
+    SourceStore, Stage,
 };
 use caju_types::TaskId;
 
@@ -147,6 +147,7 @@ impl Measurements {
             consumer: Consumer { rows_per_s: self.demand },
             horizon: Horizon { epochs: self.epochs, jobs: self.jobs.filter(|n| *n > 1) },
             budget: Budget { snapshot_bytes: self.budget.map(|b| b as f64) },
+            prices: Prices::default(),
             source: Source { rows: self.source_rows(), readings: self.readings().filter(|n| *n > 1) },
             existing,
             stages,

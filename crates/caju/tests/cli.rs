@@ -18,7 +18,9 @@ fn help_teaches() {
     for word in ["caju quickstart", "--config", "Exit codes", "dispatcher", "status"] {
         assert!(help.contains(word), "{word}: {help}");
     }
-    for command in ["run", "read", "check", "dispatcher", "worker", "status", "plan", "gen", "quickstart"] {
+    for command in
+        ["run", "read", "check", "dispatcher", "worker", "status", "plan", "scale", "gen", "quickstart"]
+    {
         let help = ok(dir.path(), &[command, "--help"]);
         assert!(
             help.contains("Usage: caju") && help.contains("Example") || command == "quickstart",

@@ -58,6 +58,9 @@ pub struct Profile {
     pub horizon: Horizon,
     /// What snapshots may take.
     pub budget: Budget,
+    /// What the machines cost. `caju scale` alone uses it.
+    #[serde(skip_serializing_if = "Prices::is_empty")]
+    pub prices: Prices,
     /// The data itself.
     pub source: Source,
     /// Snapshots stored already, by this or by other jobs.
@@ -138,6 +141,30 @@ pub struct Horizon {
 pub struct Budget {
     /// Bytes that the snapshot of this pipeline may occupy.
     pub snapshot_bytes: Option<f64>,
+}
+
+/// What the machines cost, in any one currency.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Prices {
+    /// One worker for an hour.
+    pub worker_per_h: Option<f64>,
+    /// All machines that take the rows, for an hour: they are paid for while they wait, too.
+    pub accelerator_per_h: Option<f64>,
+}
+
+impl Prices {
+    /// Whether no price is known.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What the given number of workers and the consumers cost in an hour; none if no price is known. A price that is absent
+    /// counts as nothing.
+    #[expect(clippy::cast_precision_loss, reason = "counts of workers are far below 2^53")]
+    pub fn per_h(&self, workers: u64) -> Option<f64> {
+        let cost = workers as f64 * self.worker_per_h.unwrap_or(0.0) + self.accelerator_per_h.unwrap_or(0.0);
+        (!self.is_empty()).then_some(cost)
+    }
 }
 
 /// The data itself.
@@ -285,6 +312,8 @@ impl Profile {
         opt(&mut self.cache_store.memory_bytes_per_worker);
         opt(&mut self.consumer.rows_per_s);
         opt(&mut self.budget.snapshot_bytes);
+        opt(&mut self.prices.worker_per_h);
+        opt(&mut self.prices.accelerator_per_h);
         self.existing.iter_mut().for_each(|x| round(&mut x.fraction));
         for m in self.measured.iter_mut().chain(&mut self.observed) {
             round(&mut m.rows_per_s);

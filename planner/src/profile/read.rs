@@ -9,7 +9,7 @@ use super::node::{Fields, Node};
 use super::rules::Rule;
 use super::{
     Budget, CacheStore, Cluster, Consumer, Encoding, Existing, Hint, Horizon, Measured, PROFILE_SCHEMA,
-    Profile, Schema, Source, SourceStore, Stage,
+    Prices, Profile, Schema, Source, SourceStore, Stage,
 };
 use crate::decision::Choice;
 
@@ -136,6 +136,12 @@ pub(super) fn profile(value: &Node) -> Result<Profile> {
         })?,
         budget: top.section("budget", |o| {
             Ok(Budget { snapshot_bytes: o.number_or_null("snapshot_bytes", Rule::Cost)? })
+        })?,
+        prices: top.section("prices", |o| {
+            Ok(Prices {
+                worker_per_h: o.number_or_null("worker_per_h", Rule::Cost)?,
+                accelerator_per_h: o.number_or_null("accelerator_per_h", Rule::Cost)?,
+            })
         })?,
         source: top.section("source", |o| {
             Ok(Source {

@@ -123,7 +123,9 @@ fn settings(p: &Profile) -> Result<()> {
     Rule::Rate.check_opt(p.cache_store.write_bytes_per_s, "cache_store.write_bytes_per_s")?;
     Rule::Cost.check_opt(p.cache_store.memory_bytes_per_worker, "cache_store.memory_bytes_per_worker")?;
     Rule::Rate.check_opt(p.consumer.rows_per_s, "consumer.rows_per_s")?;
-    Rule::Cost.check_opt(p.budget.snapshot_bytes, "budget.snapshot_bytes")
+    Rule::Cost.check_opt(p.budget.snapshot_bytes, "budget.snapshot_bytes")?;
+    Rule::Cost.check_opt(p.prices.worker_per_h, "prices.worker_per_h")?;
+    Rule::Cost.check_opt(p.prices.accelerator_per_h, "prices.accelerator_per_h")
 }
 
 fn stage(i: usize, s: &Stage) -> Result<()> {

@@ -1,8 +1,8 @@
 //! A profile of any size, the same every time.
 
 use caju_planner::{
-    Budget, CacheStore, Cluster, Consumer, Encoding, Hint, Horizon, Profile, Schema, Source, SourceStore,
-    Stage,
+    Budget, CacheStore, Cluster, Consumer, Encoding, Hint, Horizon, Prices, Profile, Schema, Source,
+    SourceStore, Stage,
 };
 
 /// A pipeline of so many stages, with hints spread evenly over it.
@@ -42,6 +42,7 @@ pub(crate) fn profile(stages: u32, hints: u32, encodings: u32) -> Profile {
         consumer: Consumer::default(),
         horizon: Horizon { epochs: Some(90), jobs: Some(1) },
         budget: Budget { snapshot_bytes: Some(9e10) },
+        prices: Prices::default(),
         source: Source { rows: 1_000_000, readings: None },
         existing: Vec::new(),
         stages: (0..stages).map(stage).collect(),

@@ -1,8 +1,8 @@
 //! Random profiles: small, but with every field in every state.
 
 use caju_planner::{
-    Budget, CacheStore, Cluster, Consumer, Encoding, Existing, Hint, Horizon, Profile, Schema, Source,
-    SourceStore, Stage,
+    Budget, CacheStore, Cluster, Consumer, Encoding, Existing, Hint, Horizon, Prices, Profile, Schema,
+    Source, SourceStore, Stage,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -72,6 +72,7 @@ prop_compose! {
         consumer in option::weighted(0.3, positive(1, 5)),
         (epochs, jobs) in (option::weighted(0.9, 0u64..100), option::weighted(0.5, 0u64..4)),
         budget in option::weighted(0.4, cost(6, 12)),
+        (worker_price, accelerator_price) in (option::weighted(0.3, cost(-2, 2)), option::weighted(0.3, cost(-2, 3))),
         (rows, readings) in (prop_oneof![1 => Just(0u64), 9 => 1u64..1_000_000], option::weighted(0.2, 1u64..4)),
     ) -> Profile {
         for (i, s) in stages.iter_mut().enumerate() {
@@ -95,6 +96,7 @@ prop_compose! {
             consumer: Consumer { rows_per_s: consumer },
             horizon: Horizon { epochs, jobs },
             budget: Budget { snapshot_bytes: budget },
+            prices: Prices { worker_per_h: worker_price, accelerator_per_h: accelerator_price },
             source: Source { rows, readings },
             existing,
             stages,

@@ -37,6 +37,7 @@ mod restarts;
 mod sample_data;
 mod save_faults;
 mod saves;
+mod scale;
 mod sets;
 mod silent_peers;
 mod snapshots;

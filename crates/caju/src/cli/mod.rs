@@ -5,6 +5,7 @@ mod cache;
 mod plan;
 mod sample;
 mod save;
+mod scale;
 mod service;
 
 use std::path::PathBuf;
@@ -24,6 +25,7 @@ pub(crate) use cache::{CacheArgs, CacheCommand, CacheRoot, ExplainArgs, OutputFo
 pub(crate) use plan::{PlanArgs, PlanFormat};
 pub(crate) use sample::{DEFAULT_DIR, GenArgs, QuickstartArgs};
 pub(crate) use save::SaveArgs;
+pub(crate) use scale::ScaleArgs;
 use service::ReadWaitArgs;
 pub(crate) use service::{
     ConnectionArgs, DispatcherArgs, ServeArgs, StatusArgs, StatusFormat, StoreArgs, WorkerArgs, WorkerCommand,
@@ -112,6 +114,8 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Decide what is worth storing, from a measured profile, and explain it
     Plan(PlanArgs),
+    /// Compute how many workers a pipeline needs, from a measured profile
+    Scale(ScaleArgs),
     /// Measure what each caching policy costs on this pipeline and machine
     Bench(BenchArgs),
     /// Run one epoch and measure what storing rows would gain: a profile for `caju plan`

@@ -14,6 +14,7 @@ mod quickstart;
 mod read;
 mod run;
 mod save;
+mod scale;
 mod serve;
 mod shared;
 mod state_file;
@@ -46,6 +47,7 @@ pub(crate) async fn run(cli: Cli, relaunch: Option<Vec<OsString>>) -> Result<u8>
         Command::Cache(_) | Command::Gen(_) | Command::Quickstart(_) => Ok(()),
         Command::Check(args) => Box::pin(check::run(&args)).await,
         Command::Plan(args) => plan::run(&args),
+        Command::Scale(args) => scale::run(&args),
         Command::Profile(args) => Box::pin(profile::run(&global, &args)).await,
         Command::Explain(args) => Box::pin(explain::run(&global, &args)).await,
         Command::Bench(args) => Box::pin(bench::run(&global, &args, relaunch)).await,

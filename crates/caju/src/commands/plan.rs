@@ -50,7 +50,7 @@ fn replay_log(path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// One line with the file's name and the field.
-fn read_profile(path: &Path) -> Result<Profile> {
+pub(super) fn read_profile(path: &Path) -> Result<Profile> {
     let text = read_text(path, "profile")?;
     Profile::from_json(&text).map_err(|e| e.context(shown(path)))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caju_autocache::{CachePlan, Document};
-use caju_planner::{Profile, Scaling};
+use caju_planner::{Profile, ReportedTimes};
 use caju_proto::v1;
 use caju_types::{ClientId, Result};
 
@@ -128,20 +128,20 @@ impl Core {
 
 /// The workers that would keep the readers of an iteration busy; 0 while too little is known.
 fn workers_wanted(reports: &Reports, iteration: &Iteration) -> u64 {
-    let mut scaling = Scaling::default();
+    let mut times = ReportedTimes::default();
     let workers = reports.served.by_worker(iteration.id);
     for (worker, served) in workers.iter().filter(|(_, s)| s.elements > 0) {
         // A report without a time, of a worker that has just begun, is left out.
-        drop(scaling.report_worker(worker.0, served.busy_s / served.elements as f64));
+        drop(times.report_worker(worker.0, served.busy_s / served.elements as f64));
     }
     for client in iteration.members.keys() {
         let Some(r) = reports.clients.get(&(iteration.id, *client)) else { continue };
         let since_opened = r.rows as f64 / r.rows_per_s;
         // One that waits all the time takes no time itself: nobody knows how fast it would be.
         let own = since_opened * (1.0 - r.wait_fraction).max(MIN_OWN_FRACTION);
-        drop(scaling.report_consumer(client.0, own / r.elements as f64));
+        drop(times.report_consumer(client.0, own / r.elements as f64));
     }
-    scaling.advice(workers.len() as u64).unwrap_or(0)
+    times.advice(workers.len() as u64).unwrap_or(0)
 }
 
 /// The least fraction of its time that a reader counts as busy with rows.

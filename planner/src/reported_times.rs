@@ -17,20 +17,20 @@ const MAX_GROWTH: u64 = 4;
 /// The reports about one job. Identifiers are the caller's.
 ///
 /// ```
-/// let mut scaling = caju_planner::Scaling::default();
-/// scaling.report_worker(1, 0.2)?;
-/// scaling.report_consumer(7, 0.025)?;
-/// assert_eq!(scaling.workers_wanted()?, 8);
-/// assert_eq!(scaling.advice(1)?, 4, "one step at a time");
+/// let mut times = caju_planner::ReportedTimes::default();
+/// times.report_worker(1, 0.2)?;
+/// times.report_consumer(7, 0.025)?;
+/// assert_eq!(times.workers_wanted()?, 8);
+/// assert_eq!(times.advice(1)?, 4, "one step at a time");
 /// # Ok::<(), caju_types::Error>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Scaling {
+pub struct ReportedTimes {
     workers: BTreeMap<u64, f64>,
     consumers: BTreeMap<u64, f64>,
 }
 
-impl Scaling {
+impl ReportedTimes {
     /// A worker takes this many seconds for an element, while it does not wait for readers.
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl Scaling {
     /// The same, but at most four times the present workers.
     ///
     /// # Errors
-    /// As [`Scaling::workers_wanted`].
+    /// As [`ReportedTimes::workers_wanted`].
     pub fn advice(&self, present: u64) -> Result<u64> {
         Ok(self.workers_wanted()?.min(present.max(1).saturating_mul(MAX_GROWTH)))
     }

@@ -1,0 +1,393 @@
+//! The number of workers of a running cluster, again and again: samples in, a target out.
+//!
+//! Every few seconds the dispatcher hands over what it has measured so far ([`ScalingEvent`]). The difference to the sample
+//! before is a window: how many rows a second of a worker's time gives, and how fast the readers take rows while they do not
+//! wait. The first divides the second: these are the workers that each job needs. Times come with the events.
+//!
+//! What is learned: where more workers did not bring the rows that they should have brought, something that they share is
+//! the bottleneck. The job then asks for no more than reach the rate that was seen, until a worker's own rate changes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::pool::{PoolJob, scale_pool, whole};
+use super::range::TargetRange;
+use super::{DEFAULT_MAX_WORKERS, WorkerLimits};
+use crate::format::{count, percent, rate};
+
+/// A reader whose own time is a smaller fraction than this waits nearly always: how fast it could be is not known.
+const MIN_OWN_FRACTION: f64 = 0.02;
+
+/// Where the demand is not known, the target is at most this many times the workers that work: more of them show.
+const MAX_GROWTH: f64 = 4.0;
+
+/// The weight of the newest window in the running means, so that one odd window does not change the target by much.
+const NEWEST: f64 = 0.5;
+
+/// A worker's rate that changed by more than this fraction is another pipeline, such as one that reads a snapshot from now
+/// on: the mean begins again.
+const OTHER_PIPELINE: f64 = 0.3;
+
+/// Readers that wait for a smaller fraction of their time do not need more rows.
+const SATISFIED_WAIT: f64 = 0.02;
+
+/// Readers that wait for a larger fraction of their time get the number that was computed, whatever the error.
+const MAX_WAIT: f64 = 0.05;
+
+/// Added workers that bring less than this fraction of the rows that were predicted are not the bottleneck.
+const MIN_MARGINAL_GAIN: f64 = 0.3;
+
+/// What the loop is set to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ScalingSettings {
+    /// The fewest workers, also while no job runs.
+    pub min_workers: u64,
+    /// The most workers.
+    pub max_workers: u64,
+    /// Relative error of the measurements: a target changes where more than this shows that it is wrong.
+    pub relative_error: f64,
+    /// How long fewer workers must have been enough before the target falls.
+    pub scale_down_after: Duration,
+}
+
+impl Default for ScalingSettings {
+    fn default() -> Self {
+        Self {
+            min_workers: 0,
+            max_workers: DEFAULT_MAX_WORKERS,
+            // Windows of some seconds differ by that much on a busy machine.
+            relative_error: 0.1,
+            // Long against the windows, short against epochs of minutes.
+            scale_down_after: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What a job has done since it began.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct JobSample {
+    /// The iteration: counters begin with it.
+    pub iteration: u64,
+    /// The job's name.
+    pub job: String,
+    /// Rows that its workers gave out.
+    pub rows: u64,
+    /// Seconds of its workers, added up, without those in which they waited for readers.
+    pub busy_s: f64,
+    /// The workers that work for it.
+    pub workers: u64,
+    /// Per reader: rows that its user took, and the seconds in which it waited and did not wait.
+    pub readers: BTreeMap<u64, (u64, f64, f64)>,
+}
+
+/// Something that happened to the cluster.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ScalingEvent {
+    /// A regular sample.
+    Sampled {
+        /// When, by a monotonic clock.
+        at: Duration,
+        /// Workers that run.
+        workers: u64,
+        /// The jobs that run.
+        jobs: Vec<JobSample>,
+    },
+}
+
+/// The number of workers that should run.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ScalingTarget {
+    /// The number; 0 while no job runs.
+    pub workers: u64,
+    /// One sentence for a person.
+    pub reason: String,
+    /// What each running job would need alone, in the order of the sample; 0 while too little is known.
+    pub jobs: Vec<(String, u64)>,
+}
+
+/// What is known of one iteration.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Known {
+    last: JobSample,
+    /// The workers of the last window that was measured.
+    workers: u64,
+    /// Rows per second of a worker that does not wait for readers.
+    per_worker: Option<f64>,
+    /// Rows per second that the readers take while they do not wait, and whether that is only a lower bound.
+    demand: Option<(f64, bool)>,
+    /// Rows per second in the last window, and the fraction of the readers' time that they waited.
+    rate: f64,
+    wait: f64,
+    /// The fraction of its workers' time in which it was busy.
+    busy: f64,
+    /// Before the number of workers last rose: that number, the rate, and a worker's rate.
+    before: Option<(u64, f64, f64)>,
+    /// The most rows per second that any number of workers gives, and a worker's rate alone.
+    ceiling: Option<(f64, f64)>,
+}
+
+/// The loop. It keeps no time and draws nothing at random: the same events give the same targets.
+///
+/// ```
+/// use std::collections::BTreeMap;
+/// use std::time::Duration;
+/// use caju_planner::{JobSample, ScalingEvent, ScalingLoop, ScalingSettings};
+///
+/// let mut scaling = ScalingLoop::new(ScalingSettings::default());
+/// assert_eq!(scaling.target().workers, 0);
+/// let at = |s: u64| ScalingEvent::Sampled {
+///     at: Duration::from_secs(s),
+///     workers: 1,
+///     // The worker gives 100 rows/s. The reader waits three quarters of its time: it could take 400.
+///     jobs: vec![JobSample {
+///         iteration: 1, job: "train".into(), rows: 100 * s, busy_s: s as f64, workers: 1,
+///         readers: BTreeMap::from([(7, (100 * s, 0.75 * s as f64, 0.25 * s as f64))]),
+///     }],
+/// };
+/// scaling.apply(at(5));
+/// assert_eq!(scaling.apply(at(10)).workers, 4);
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct ScalingLoop {
+    settings: ScalingSettings,
+    jobs: BTreeMap<u64, Known>,
+    at: Duration,
+    workers: u64,
+    target: ScalingTarget,
+    /// Since when fewer workers would be enough.
+    fewer_since: Option<Duration>,
+}
+
+impl ScalingLoop {
+    /// Without any sample. The target is the fewest workers.
+    pub fn new(settings: ScalingSettings) -> Self {
+        let reason = "No job runs.".to_string();
+        let target = ScalingTarget { workers: settings.min_workers, reason, jobs: Vec::new() };
+        Self { settings, target, ..Self::default() }
+    }
+
+    /// The present target.
+    pub fn target(&self) -> &ScalingTarget {
+        &self.target
+    }
+
+    /// Takes an event, and returns the target that follows from it.
+    pub fn apply(&mut self, event: ScalingEvent) -> &ScalingTarget {
+        let ScalingEvent::Sampled { at, workers, jobs } = event;
+        let window_s = at.saturating_sub(self.at).as_secs_f64();
+        let running: Vec<u64> = jobs.iter().map(|j| j.iteration).collect();
+        self.jobs.retain(|iteration, _| running.contains(iteration));
+        for job in jobs {
+            let known = self.jobs.entry(job.iteration).or_default();
+            known.record(job, window_s);
+        }
+        (self.at, self.workers) = (at, workers);
+        self.decide(&running);
+        &self.target
+    }
+
+    fn limits(&self) -> WorkerLimits {
+        let min = self.settings.min_workers.max(1);
+        WorkerLimits::new(min, self.settings.max_workers.max(min)).unwrap_or_default()
+    }
+
+    fn decide(&mut self, running: &[u64]) {
+        if running.is_empty() {
+            let reason = "No job runs.".to_string();
+            self.fewer_since = None;
+            self.target = ScalingTarget { workers: self.settings.min_workers, reason, jobs: Vec::new() };
+            return;
+        }
+        let known: Vec<&Known> = running.iter().filter_map(|i| self.jobs.get(i)).collect();
+        let total_busy: f64 = known.iter().map(|k| k.busy).sum();
+        let needs: Vec<Option<f64>> = known.iter().map(|k| k.need(total_busy)).collect();
+        let jobs =
+            (known.iter().zip(&needs)).map(|(k, need)| (k.last.job.clone(), need.map_or(0, whole))).collect();
+        // A job of which nothing is known counts as one worker, or it would never show what it needs.
+        let total = |factor: f64| {
+            let pool: Vec<PoolJob> = (known.iter().zip(&needs))
+                .map(|(k, need)| PoolJob {
+                    name: k.last.job.clone(),
+                    priority: 0,
+                    weight: 1.0,
+                    busy_workers: need.map_or(1.0, |n| n * factor),
+                    spread: 0.0,
+                })
+                .collect();
+            scale_pool(&pool, self.limits()).map_or(self.limits().min(), |p| p.workers)
+        };
+        let error = self.settings.relative_error;
+        let mut range = TargetRange { low: total(1.0 - error), best: total(1.0), high: total(1.0 + error) };
+        let reason = self.reason(&known, &needs, range.best);
+        let begins = self.target.jobs.is_empty();
+        let present =
+            if begins { self.workers.max(self.target.workers).max(range.best) } else { self.target.workers };
+        if known.iter().any(|k| k.ceiling.is_none() && k.wait > MAX_WAIT) {
+            // Readers that wait show that the error does not explain the difference.
+            range.low = range.best;
+        }
+        if needs.iter().any(Option::is_none) {
+            // What is not known yet is no reason to take workers away.
+            range.high = range.high.max(present);
+        }
+        self.settle(range, self.limits().clamp(present), ScalingTarget { workers: 0, reason, jobs });
+    }
+
+    /// Moves the target: up at once, down when fewer workers were enough for long enough.
+    fn settle(&mut self, range: TargetRange, present: u64, next: ScalingTarget) {
+        let wanted = range.settle(present);
+        let workers = if wanted >= present {
+            self.fewer_since = None;
+            wanted
+        } else {
+            let since = *self.fewer_since.get_or_insert(self.at);
+            let due = self.at.saturating_sub(since) >= self.settings.scale_down_after;
+            if due {
+                self.fewer_since = None;
+            }
+            if due { wanted } else { present }
+        };
+        let waits = if workers > wanted {
+            format!(
+                " {} would be enough; the target falls when that has been so for {}.",
+                count(wanted, "worker"),
+                { caju_types::format_duration(self.settings.scale_down_after) }
+            )
+        } else {
+            String::new()
+        };
+        self.target = ScalingTarget { workers, reason: next.reason + &waits, jobs: next.jobs };
+    }
+
+    fn reason(&self, known: &[&Known], needs: &[Option<f64>], best: u64) -> String {
+        let of_job = |(k, need): (&&Known, &Option<f64>)| match need {
+            None => format!("`{}` has shown no rates yet", k.last.job),
+            Some(need) => format!("`{}` {}", k.last.job, k.describe(*need)),
+        };
+        let mut jobs: Vec<String> = known.iter().zip(needs).take(SHOWN_JOBS).map(of_job).collect();
+        if known.len() > SHOWN_JOBS {
+            jobs.push(count((known.len() - SHOWN_JOBS) as u64, "more job"));
+        }
+        let capped = if best >= self.settings.max_workers { ", the most allowed" } else { "" };
+        format!("{}{capped}: {}.", count(best, "worker"), jobs.join("; "))
+    }
+}
+
+/// The jobs that a reason describes.
+const SHOWN_JOBS: usize = 3;
+
+impl Known {
+    /// Takes a sample; the window is what differs from the one before.
+    fn record(&mut self, job: JobSample, window_s: f64) {
+        #[expect(clippy::cast_precision_loss, reason = "rates of rows need no exact counts")]
+        let rows = job.rows.saturating_sub(self.last.rows) as f64;
+        let busy_s = job.busy_s - self.last.busy_s;
+        #[expect(clippy::cast_precision_loss, reason = "counts of workers are far below 2^53")]
+        let of_workers_s = job.workers as f64 * window_s;
+        if rows <= 0.0 || busy_s <= 0.0 || window_s <= 0.0 {
+            // Nothing came: a stage or a reader may take longer than the window.
+            return;
+        }
+        if let (fewer @ 1.., Some(per_worker)) = (self.last.workers, self.per_worker)
+            && job.workers > fewer
+        {
+            // The new workers were there for a part of the window only.
+            self.before.get_or_insert((fewer, self.rate, per_worker));
+            self.last = job;
+            return;
+        }
+        let (demand, wait) = self.demand_of(&job);
+        self.rate = rows / window_s;
+        self.wait = wait;
+        self.busy = (busy_s / of_workers_s).clamp(0.0, 1.0);
+        self.per_worker = Some(mean(self.per_worker, rows / busy_s));
+        if let Some((rate, bound)) = demand {
+            self.demand = Some((mean(self.demand.map(|d| d.0), rate), bound));
+        }
+        self.workers = job.workers;
+        self.learn(job.workers);
+        self.last = job;
+    }
+
+    /// What the readers would take, and whether that is a lower bound; and the fraction of their time that they waited.
+    fn demand_of(&self, job: &JobSample) -> (Option<(f64, bool)>, f64) {
+        let (mut demand, mut bound, mut waited, mut lived) = (0.0, false, 0.0, 0.0);
+        for (reader, (rows, wait_s, own_s)) in &job.readers {
+            let (rows_before, wait_before, own_before) =
+                self.last.readers.get(reader).copied().unwrap_or_default();
+            let (wait_s, own_s) = ((wait_s - wait_before).max(0.0), (own_s - own_before).max(0.0));
+            let all_s = wait_s + own_s;
+            if all_s <= 0.0 {
+                continue;
+            }
+            #[expect(clippy::cast_precision_loss, reason = "rates of rows need no exact counts")]
+            let rows = rows.saturating_sub(rows_before) as f64;
+            bound |= own_s < MIN_OWN_FRACTION * all_s;
+            demand += rows / own_s.max(MIN_OWN_FRACTION * all_s);
+            (waited, lived) = (waited + wait_s, lived + all_s);
+        }
+        let wait = if lived > 0.0 { waited / lived } else { 0.0 };
+        ((demand > 0.0).then_some((demand, bound)), wait)
+    }
+
+    /// Compares what added workers brought with what was predicted for them, a window after they came.
+    fn learn(&mut self, workers: u64) {
+        let Some(per_worker) = self.per_worker else { return };
+        if let Some((_, then)) = self.ceiling
+            && (per_worker > then * (1.0 + OTHER_PIPELINE) || self.wait < SATISFIED_WAIT)
+        {
+            self.ceiling = None;
+        }
+        let Some((fewer, rate_before, alone)) = self.before.take() else { return };
+        let demand = self.demand.map_or(f64::INFINITY, |(rate, _)| rate);
+        #[expect(clippy::cast_precision_loss, reason = "counts of workers are far below 2^53")]
+        let predicted = (rate_before * workers as f64 / fewer as f64).min(demand);
+        let gain = (self.rate - rate_before) / (predicted - rate_before);
+        if predicted > rate_before && gain < MIN_MARGINAL_GAIN && self.wait > SATISFIED_WAIT {
+            self.ceiling = Some((self.rate.max(rate_before), alone));
+        }
+    }
+
+    /// The workers that it keeps busy if its readers do not wait, as a fractional number. `total_busy` is the fraction of
+    /// the workers' time in which the jobs were busy, added up.
+    fn need(&self, total_busy: f64) -> Option<f64> {
+        let (per_worker, (demand, bound)) = (self.per_worker?, self.demand?);
+        // A worker that is busy for other jobs, too, gives this one less than it would alone.
+        let others = (total_busy - self.busy).max(0.0);
+        let need = demand / (per_worker * (1.0 + others));
+        #[expect(clippy::cast_precision_loss, reason = "counts of workers are far below 2^53")]
+        let present = self.workers.max(1) as f64;
+        let need = if bound { need.min(MAX_GROWTH * present) } else { need };
+        Some(match self.ceiling {
+            Some((ceiling, alone)) => need.min(ceiling / alone),
+            None => need,
+        })
+    }
+
+    fn describe(&self, need: f64) -> String {
+        let (per_worker, (demand, bound)) = (self.per_worker.unwrap_or(0.0), self.demand.unwrap_or_default());
+        if let Some((ceiling, _)) = self.ceiling {
+            return format!(
+                "reached {} rows/s, and more workers did not bring more: something that they share is the bottleneck, so \
+                 that its readers wait {} of their time",
+                rate(ceiling),
+                percent(self.wait)
+            );
+        }
+        let at_least = if bound { "at least " } else { "" };
+        format!(
+            "takes {at_least}{} rows/s, of which a worker gives {}: {need:.1} workers (its readers wait {} of their time)",
+            rate(demand),
+            rate(per_worker),
+            percent(self.wait)
+        )
+    }
+}
+
+/// A running mean, which begins again where the value has changed by much.
+fn mean(before: Option<f64>, new: f64) -> f64 {
+    match before {
+        Some(old) if (new / old - 1.0).abs() <= OTHER_PIPELINE => old + NEWEST * (new - old),
+        _ => new,
+    }
+}

@@ -1,0 +1,197 @@
+//! The loop that follows a running cluster, fed by a cluster of a few lines.
+
+use std::time::Duration;
+
+use caju_planner::{JobSample, ScalingEvent, ScalingLoop, ScalingSettings};
+
+/// Seconds between two samples.
+const EVERY_S: f64 = 5.0;
+
+/// A job on the cluster.
+#[derive(Debug, Clone)]
+struct Job {
+    iteration: u64,
+    /// Rows per second of one worker that runs it alone.
+    per_worker: f64,
+    /// Rows per second that a store gives all workers.
+    store: f64,
+    /// Rows per second that its reader takes if it never waits.
+    demand: f64,
+    sample: JobSample,
+}
+
+fn job(iteration: u64, per_worker: f64, demand: f64) -> Job {
+    let sample = JobSample { iteration, job: format!("job-{iteration}"), ..JobSample::default() };
+    Job { iteration, per_worker, store: f64::INFINITY, demand, sample }
+}
+
+/// A cluster that does what the target says.
+struct Cluster {
+    scaling: ScalingLoop,
+    at_s: f64,
+    workers: u64,
+    follows: bool,
+    jobs: Vec<Job>,
+}
+
+impl Cluster {
+    fn new(workers: u64, jobs: Vec<Job>) -> Self {
+        let scaling = ScalingLoop::new(ScalingSettings::default());
+        Self { scaling, at_s: 0.0, workers, follows: true, jobs }
+    }
+
+    /// Runs for a window, samples, and follows the target. The error makes the next window's rates wrong by that fraction.
+    fn step(&mut self, error: f64) -> u64 {
+        self.at_s += EVERY_S;
+        // Jobs get the workers' time as they need it; where it is too short, in equal fractions.
+        let crowd = self.jobs.iter().filter(|j| j.demand > 0.0).count() as f64;
+        for job in &mut self.jobs {
+            let workers = self.workers as f64;
+            let supply = (workers * job.per_worker / crowd).min(job.store) * (1.0 + error);
+            let rate = supply.min(job.demand);
+            job.sample.rows += (rate * EVERY_S) as u64;
+            job.sample.busy_s += workers * EVERY_S * (rate / supply).min(1.0);
+            job.sample.workers = self.workers;
+            let (rows, wait, own) = job.sample.readers.entry(job.iteration).or_default();
+            let idle = 1.0 - rate / job.demand;
+            (*rows, *wait, *own) = (job.sample.rows, *wait + idle * EVERY_S, *own + (1.0 - idle) * EVERY_S);
+        }
+        let target = self.scaling.apply(ScalingEvent::Sampled {
+            at: Duration::from_secs_f64(self.at_s),
+            workers: self.workers,
+            jobs: self.jobs.iter().map(|j| j.sample.clone()).collect(),
+        });
+        let target = target.workers;
+        if self.follows {
+            self.workers = target;
+        }
+        target
+    }
+
+    fn run(&mut self, steps: usize) -> Vec<u64> {
+        (0..steps).map(|_| self.step(0.0)).collect()
+    }
+
+    fn reason(&self) -> &str {
+        &self.scaling.target().reason
+    }
+}
+
+#[test]
+fn one_step_leads_to_the_number_that_is_needed() {
+    let mut cluster = Cluster::new(1, vec![job(1, 100.0, 550.0)]);
+    assert_eq!(cluster.run(20), [6; 20]);
+    assert!(
+        cluster.reason().contains("takes 550 rows/s, of which a worker gives 100: 5.5 workers"),
+        "{}",
+        cluster.reason()
+    );
+    assert_eq!(cluster.scaling.target().jobs, [("job-1".to_string(), 6)]);
+}
+
+#[test]
+fn no_job_needs_no_worker() {
+    let mut cluster = Cluster::new(3, Vec::new());
+    assert_eq!(cluster.step(0.0), 0);
+    assert_eq!(cluster.reason(), "No job runs.");
+    cluster.jobs = vec![job(1, 100.0, 250.0)];
+    (cluster.workers, cluster.follows) = (0, false);
+    assert_eq!(cluster.run(2), [1, 1], "a worker must be there to show what is needed");
+    (cluster.workers, cluster.follows) = (1, true);
+    assert_eq!(cluster.run(3), [3, 3, 3]);
+    cluster.jobs.clear();
+    assert_eq!(cluster.step(0.0), 0);
+}
+
+/// A decision to store that halves the CPU time of a row halves the target within the same epoch.
+#[test]
+fn a_caching_decision_lowers_the_target_in_the_same_epoch() {
+    let mut cluster = Cluster::new(1, vec![job(1, 100.0, 750.0)]);
+    assert_eq!(cluster.run(6), [8; 6]);
+    cluster.jobs[0].per_worker = 200.0;
+    let after = cluster.run(10);
+    let fell = after.iter().position(|n| *n == 4).unwrap();
+    assert!(fell as f64 * EVERY_S <= 40.0, "{after:?}");
+    assert!(after[..fell].iter().all(|n| *n == 8) && after[fell..].iter().all(|n| *n == 4), "{after:?}");
+}
+
+/// A stage that becomes four times as expensive, and a reader that becomes twice as fast, raise it at once.
+#[test]
+fn more_work_raises_the_target_at_once() {
+    let mut cluster = Cluster::new(1, vec![job(1, 100.0, 190.0)]);
+    assert_eq!(cluster.run(4), [2; 4]);
+    cluster.jobs[0].per_worker = 25.0;
+    assert_eq!(cluster.run(4), [8; 4]);
+    cluster.jobs[0].demand = 380.0;
+    assert_eq!(cluster.run(4), [16; 4]);
+    // Half of the workers are preempted, and new ones come late.
+    cluster.follows = false;
+    cluster.workers = 8;
+    assert_eq!(cluster.run(4), [16; 4]);
+}
+
+/// Where a store is the bottleneck, the number goes back to those that reach what it gives.
+#[test]
+fn workers_that_bring_nothing_are_given_back() {
+    let mut one = job(1, 100.0, 1000.0);
+    one.store = 220.0;
+    let mut cluster = Cluster::new(1, vec![one]);
+    let path = cluster.run(20);
+    assert!(path[0] >= 9, "{path:?}");
+    // Ten workers bring 2.2 times the rows of one: that is more than nothing, but a fifth of what was predicted.
+    assert!(path.last().unwrap() <= &3 && path.last().unwrap() >= &2, "{path:?}");
+    assert!(cluster.reason().contains("more workers did not bring more"), "{}", cluster.reason());
+    let settled = cluster.run(20);
+    assert!(settled.windows(2).all(|w| w[0] == w[1]), "{settled:?}");
+    // A faster store is noticed by the rate of a worker.
+    cluster.jobs[0].store = f64::INFINITY;
+    cluster.jobs[0].per_worker = 300.0;
+    assert_eq!(cluster.run(4).last(), Some(&4));
+}
+
+/// Windows that differ by 8 % leave the target where it is.
+#[test]
+fn noise_changes_nothing() {
+    let mut cluster = Cluster::new(1, vec![job(1, 100.0, 550.0)]);
+    cluster.run(3);
+    let errors = [0.08, -0.08, 0.03, -0.05, 0.08, 0.08, -0.08, -0.08];
+    let path: Vec<u64> = errors.iter().cycle().take(80).map(|e| cluster.step(*e)).collect();
+    assert_eq!(path, [6; 80]);
+}
+
+/// A reader that waits all the time could take any number of rows: the target at most quadruples, and not again before the
+/// new workers have shown what they bring.
+#[test]
+fn unknown_demand_grows_in_steps() {
+    let mut cluster = Cluster::new(1, vec![job(1, 100.0, 1e7)]);
+    assert_eq!(cluster.run(7), [4, 4, 16, 16, 64, 64, 100]);
+    assert!(cluster.reason().contains("the most allowed"), "{}", cluster.reason());
+    assert!(cluster.reason().contains("takes at least"), "{}", cluster.reason());
+}
+
+/// What jobs need adds up.
+#[test]
+fn jobs_share_the_target() {
+    let mut cluster = Cluster::new(2, vec![job(1, 100.0, 250.0), job(2, 100.0, 250.0)]);
+    let path = cluster.run(12);
+    assert!(path.iter().all(|n| (5..=6).contains(n)), "{path:?}");
+    cluster.jobs.pop();
+    let path = cluster.run(12);
+    assert_eq!(path.last(), Some(&3), "{path:?}");
+}
+
+/// An epoch without rows in a window, such as behind a large shuffle, is no reason to give workers back.
+#[test]
+fn windows_without_rows_change_nothing() {
+    let mut cluster = Cluster::new(1, vec![job(1, 100.0, 550.0)]);
+    cluster.run(3);
+    let demand = cluster.jobs[0].demand;
+    cluster.jobs[0].demand = 0.0;
+    assert_eq!(cluster.run(10), [6; 10]);
+    cluster.jobs[0].demand = demand;
+    assert_eq!(cluster.run(5), [6; 5]);
+    // The next epoch begins: nothing is known of it.
+    cluster.jobs = vec![job(2, 100.0, 550.0)];
+    cluster.jobs[0].per_worker = 1e-9;
+    assert_eq!(cluster.run(10), [6; 10]);
+}
