@@ -38,6 +38,7 @@ mod sample_data;
 mod save_faults;
 mod saves;
 mod sets;
+mod sharing;
 mod silent_peers;
 mod snapshots;
 mod speed;
