@@ -39,6 +39,7 @@ mod save_faults;
 mod saves;
 mod scale;
 mod sets;
+mod sharing;
 mod silent_peers;
 mod snapshots;
 mod speed;

@@ -17,6 +17,7 @@ mod replanning;
 mod resume;
 mod secrets;
 mod service;
+mod sharing;
 mod speed;
 mod stragglers;
 mod task_lists;

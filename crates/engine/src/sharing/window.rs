@@ -302,17 +302,20 @@ impl State {
         others.into_iter().any(|(_, m)| m.needs(split))
     }
 
-    /// Whether a further split fits beside those that other tasks need.
+    /// Whether a further split fits beside those that some task needs, or no other task is waited for.
     fn has_space(&self, member: u64, limit: u64) -> bool {
-        let mut needed = 0u64;
-        for split in self.splits.values().filter(|s| self.is_awaited(s, member)) {
-            let mean = self.sizes.get(&split.id.point).copied().unwrap_or(0);
-            needed =
-                needed.saturating_add(if split.is_whole() { split.bytes() } else { split.bytes().max(mean) });
+        if !self.splits.values().any(|s| self.is_awaited(s, member)) {
+            return true;
         }
+        let size = |split: &Arc<SharedSplit>| {
+            let mean = self.sizes.get(&split.id.point).copied().unwrap_or(0);
+            if split.is_whole() { split.bytes() } else { split.bytes().max(mean) }
+        };
+        let is_needed = |s: &Arc<SharedSplit>| self.members.values().any(|m| !m.is_out && m.needs(s));
+        let needed = self.splits.values().filter(|s| is_needed(s)).map(size).fold(0, u64::saturating_add);
         let points = self.members.get(&member).map_or(&[][..], |m| &m.points);
         let own = points.last().and_then(|point| self.sizes.get(point)).copied().unwrap_or(0);
-        needed == 0 || needed.saturating_add(own) <= limit
+        needed.saturating_add(own) <= limit
     }
 
     /// Tasks that need the oldest split that some task needs are not waited for any more.
@@ -355,3 +358,6 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,10 @@ const ROWS: u64 = 64 * 1024;
 /// Rows of a split.
 const SPLIT: u64 = 1024;
 
+/// Rows that a task computes at most while its user takes none: 1 MiB wait in the reader, 64 KiB in the task, and the splits of
+/// its readers are under way; twice that, for rows of half the width.
+const AHEAD: u64 = 40 * SPLIT;
+
 /// A window that has space for everything, and tasks that wait for each other as long as a test may take: each row is
 /// computed once.
 fn patient(window_bytes: u64, lag: SharingLag) -> SharingSettings {
@@ -33,8 +37,13 @@ fn shared(def: &Value, job: &str) -> ReadRequest {
     ReadRequest { sharing: Sharing::Exact { trainer_id: None }, ..request(def, job) }
 }
 
+/// A stage that makes rows so wide that a reader which takes nothing holds an epoch up.
+fn wide() -> Value {
+    json!({"with_columns": {"pad": "repeat('x', 200)"}})
+}
+
 fn squares() -> Value {
-    range(ROWS, &[json!({"with_columns": {"square": "id * id"}}), json!({"batch": 100})])
+    range(ROWS, &[json!({"with_columns": {"square": "id * id"}}), wide(), json!({"batch": 100})])
 }
 
 /// The status of a reader's epoch after its end.
@@ -95,7 +104,7 @@ async fn rows_are_shared_where_the_draws_are_equal() {
     let client = cluster.client().await;
     let def = range(
         ROWS,
-        &[json!({"with_columns": {"x": "uniform(0.0, 1.0)"}}), json!({"shuffle": {"buffer": 500}})],
+        &[json!({"with_columns": {"x": "uniform(0.0, 1.0)"}}), wide(), json!({"shuffle": {"buffer": 500}})],
     );
     let of = |job: &str, seed, epoch| ReadRequest { seed: Some(seed), epoch, ..shared(&def, job) };
     let readers = begun(&client, vec![of("a", 7, 0), of("b", 7, 0), of("c", 8, 0), of("d", 7, 1)]).await;
@@ -107,7 +116,7 @@ async fn rows_are_shared_where_the_draws_are_equal() {
 /// A job that joins late reads what is in the window, goes on with the others, and computes what it has missed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_job_computes_what_it_has_missed() {
-    let window = 16 * SPLIT * 16;
+    let window = 16 * SPLIT * 250;
     let cluster = cluster(1, patient(window, SharingLag::Throttle)).await;
     let client = cluster.client().await;
     let mut readers = begun(&client, vec![shared(&squares(), "early")]).await;
@@ -119,8 +128,7 @@ async fn a_late_job_computes_what_it_has_missed() {
     let uses = finish(&client, readers, ROWS).await;
     let extra = computed(&uses) - ROWS;
     // Of the rows that the early job's user had not taken, some were computed and had left the window.
-    let ahead = 24 * SPLIT;
-    assert!(extra <= 32 * SPLIT + ahead, "{} splits were computed twice: {uses:?}", extra / SPLIT);
+    assert!(extra <= 32 * SPLIT + AHEAD, "{} splits were computed twice: {uses:?}", extra / SPLIT);
     assert!(uses[1].window_rows > 0, "{uses:?}");
     let usage = cluster.workers[0].window_usage();
     assert!(usage.peak_bytes <= window && usage.peak_bytes > 0, "{usage:?}");
@@ -135,6 +143,7 @@ async fn pipelines_share_down_to_their_common_hint() {
         let above = [
             json!({"filter": "id % 2 = 0"}),
             json!({"with_columns": {"s": "id * id"}}),
+            wide(),
             json!({"autocache": "base"}),
         ];
         range(ROWS, &[&above[..], below].concat())
@@ -152,7 +161,10 @@ async fn pipelines_share_down_to_their_common_hint() {
         }
     });
     let uses = futures::future::join_all(all).await;
-    assert_eq!(computed(&uses), ROWS / 2, "{uses:?}");
+    // A job that is alone holds rows for equal jobs: what it had computed by then, the second one computes again.
+    let extra = computed(&uses) - ROWS / 2;
+    assert!(extra <= AHEAD / 2, "{} splits were computed twice: {uses:?}", 2 * extra / SPLIT);
+    assert!(uses[1].window_rows > 0 && uses[2].window_rows > 0, "{uses:?}");
 }
 
 /// Every job gets each row of its epoch once, whatever the window, whoever is slow and whenever it joins.

@@ -1,0 +1,175 @@
+use arrow_array::{ArrayRef, Int64Array};
+use caju_runtime::SystemClock;
+use futures::FutureExt as _;
+
+use super::super::member::Begun;
+use super::super::point::END;
+use super::super::shared_split::Next;
+use super::*;
+
+/// Bytes of a split of these tests: 100 numbers.
+const SPLIT: u64 = 800;
+
+fn window(window_bytes: u64, lag: SharingLag, wait: Duration) -> Arc<SharingWindow> {
+    SharingWindow::new(SharingSettings { window_bytes, lag, wait }, SystemClock::shared())
+}
+
+fn join(window: &Arc<SharingWindow>, points: &[(u128, usize)]) -> Arc<SharingMember> {
+    window.join(points.iter().map(|(key, place)| SharingPoint { key: *key, place: *place }).collect())
+}
+
+fn rows() -> RecordBatch {
+    let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..100));
+    RecordBatch::try_from_iter([("id", ids)]).unwrap()
+}
+
+fn of(split: u64) -> SplitRef {
+    SplitRef { key: u128::from(split), repetition: 0 }
+}
+
+async fn begin(member: &Arc<SharingMember>, split: u64) -> Begun {
+    member.begin(of(split), split, None, true).await
+}
+
+/// A member computes a split, or reads it.
+async fn run(member: &Arc<SharingMember>, split: u64) -> bool {
+    let begun = begin(member, split).await;
+    for mut writer in begun.write {
+        writer.pass(0, &[rows()]);
+        writer.finish(0);
+    }
+    let Some(mut read) = begun.read else { return false };
+    assert!(matches!(read.next().await, Next::Batch(batch) if batch == rows()));
+    assert!(matches!(read.next().await, Next::End { skipped: 0 }));
+    true
+}
+
+#[tokio::test]
+async fn the_first_one_computes_and_the_others_read() {
+    let window = window(1 << 20, SharingLag::Drop, Duration::from_secs(60));
+    let members = [0; 3].map(|_| join(&window, &[(1, END)]));
+    let other = join(&window, &[(2, END)]);
+    assert!(!run(&members[0], 7).await);
+    assert_eq!(members[1].unread_splits(), [7]);
+    assert!(run(&members[1], 7).await && run(&members[2], 7).await);
+    assert!(members[1].unread_splits().is_empty() && other.unread_splits().is_empty());
+    assert!(!run(&other, 7).await, "its rows are others");
+    let usage = window.usage();
+    assert_eq!((usage.hits, usage.misses, usage.bytes, usage.splits), (2, 2, 2 * SPLIT, 2));
+}
+
+/// XTR-22: the window grows to its bound and not beyond, and counts what was read of it and what was not there.
+#[tokio::test]
+async fn xtr_22_the_window_grows_to_its_bound() {
+    let window = window(5 * SPLIT, SharingLag::Drop, Duration::from_secs(60));
+    let (one, two) = (join(&window, &[(1, END)]), join(&window, &[(1, END)]));
+    for split in 0..105 {
+        assert!(!run(&one, split).await);
+        assert_eq!(window.usage().bytes, SPLIT * (split + 1).min(5));
+    }
+    assert_eq!((window.usage().hits, window.usage().misses, window.usage().evicted_unread), (0, 105, 100));
+    assert_eq!(two.unread_splits(), [100, 101, 102, 103, 104], "the oldest first");
+    for split in 100..105 {
+        assert!(run(&two, split).await);
+    }
+    assert!(!run(&two, 0).await, "it has left the window");
+    assert_eq!((window.usage().hits, window.usage().misses), (5, 106));
+    assert!(window.usage().peak_bytes <= 5 * SPLIT);
+}
+
+#[tokio::test]
+async fn rows_that_all_have_had_leave_first() {
+    let window = window(3 * SPLIT, SharingLag::Drop, Duration::from_secs(60));
+    let (one, two) = (join(&window, &[(1, END)]), join(&window, &[(1, END)]));
+    for split in [0, 1, 2] {
+        run(&one, split).await;
+    }
+    run(&two, 1).await;
+    run(&one, 3).await;
+    assert_eq!(two.unread_splits(), [0, 2, 3]);
+    assert_eq!(window.usage().evicted_unread, 0);
+}
+
+/// Where another job is behind, a job waits before it begins a split, until the other one has caught up, is gone, or waits itself.
+#[tokio::test]
+async fn a_full_window_throttles_those_who_are_ahead() {
+    for leaves in [false, true] {
+        let window = window(2 * SPLIT, SharingLag::Throttle, Duration::from_secs(600));
+        let (ahead, behind) = (join(&window, &[(1, END)]), join(&window, &[(1, END)]));
+        assert!(!run(&ahead, 0).await && !run(&ahead, 1).await);
+        let mut third = Box::pin(begin(&ahead, 2));
+        assert!(third.as_mut().now_or_never().is_none(), "the window is full");
+        if leaves {
+            behind.leave();
+        } else {
+            assert!(run(&behind, 0).await && run(&behind, 1).await);
+        }
+        assert!(third.await.read.is_none());
+    }
+    let window = window(4 * SPLIT, SharingLag::Throttle, Duration::from_secs(600));
+    let (one, two) = (join(&window, &[(1, END)]), join(&window, &[(1, END)]));
+    for split in [0, 1] {
+        assert!(!run(&one, split).await && !run(&two, split + 2).await);
+    }
+    let mut waiting = Box::pin(begin(&one, 4));
+    assert!(waiting.as_mut().now_or_never().is_none(), "the other one has not had splits 0 and 1");
+    assert!(begin(&two, 5).await.read.is_none(), "nobody waits for a job that waits");
+    assert!(run(&two, 0).await && run(&two, 1).await);
+    assert!(waiting.await.read.is_none());
+}
+
+#[tokio::test]
+async fn a_job_that_stays_behind_is_waited_for_once() {
+    let window = window(2 * SPLIT, SharingLag::Throttle, Duration::from_millis(20));
+    let (ahead, behind) = (join(&window, &[(1, END)]), join(&window, &[(1, END)]));
+    for split in 0..50 {
+        assert!(!run(&ahead, split).await);
+    }
+    assert_eq!(behind.unread_splits(), [48, 49]);
+}
+
+/// What the writer does not give, the reader computes itself, and gives to others.
+#[tokio::test]
+async fn a_reader_takes_over_when_the_writer_stops() {
+    let window = window(1 << 20, SharingLag::Drop, Duration::from_millis(20));
+    let (one, two, three) =
+        (join(&window, &[(1, END)]), join(&window, &[(1, END)]), join(&window, &[(1, END)]));
+    let mut begun = begin(&one, 0).await;
+    begun.write[0].pass(0, &[rows()]);
+    let mut read = begin(&two, 0).await.read.unwrap();
+    assert!(matches!(read.next().await, Next::Batch(_)));
+    assert!(matches!(read.next().await, Next::Gone), "no row came for as long as it waits");
+    drop(read);
+    let mut writer = two.take_over(of(0), 0, END).unwrap();
+    writer.pass(0, &[rows()]);
+    writer.pass(100, &[rows()]);
+    writer.finish(0);
+    let mut read = begin(&three, 0).await.read.unwrap();
+    assert!(matches!(read.next().await, Next::Batch(_)) && matches!(read.next().await, Next::Batch(_)));
+    assert!(matches!(read.next().await, Next::End { .. }));
+    // A writer that breaks off leaves nothing that others wait for.
+    let broken = begin(&one, 1).await;
+    let mut read = begin(&two, 1).await.read.unwrap();
+    drop(broken);
+    assert!(matches!(read.next().await, Next::Gone));
+}
+
+#[tokio::test]
+async fn rows_go_to_the_last_point_that_each_other_job_has() {
+    let window = window(1 << 20, SharingLag::Drop, Duration::from_secs(60));
+    let places = |begun: &Begun| begun.write.iter().map(|w| w.place).collect::<Vec<_>>();
+    let one = join(&window, &[(1, 0), (2, 1), (3, END)]);
+    assert_eq!(places(&begin(&one, 0).await), [END], "for an equal job that may come");
+    let differs = join(&window, &[(1, 0), (2, 1), (4, END)]);
+    assert_eq!(places(&begin(&one, 1).await), [1]);
+    let equal = join(&window, &[(1, 0), (2, 1), (3, END)]);
+    let begun = begin(&one, 2).await;
+    assert_eq!(places(&begun), [1, END]);
+    let read = begin(&differs, 2).await.read.unwrap();
+    assert_eq!(read.place, 1);
+    assert_eq!(begin(&equal, 2).await.read.unwrap().place, END);
+    // A stored part gives the rows at a hint: what is above it is of no use.
+    let below = equal.begin(of(2), 2, Some(1), true).await;
+    assert_eq!(below.read.unwrap().place, END);
+    assert!(differs.begin(of(2), 2, Some(1), true).await.read.is_none());
+}

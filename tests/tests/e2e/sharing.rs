@@ -1,0 +1,100 @@
+//! Jobs of several `caju read` that share computed rows.
+
+use caju_tests::{Cluster, Pipeline};
+use serde_json::{Value, json};
+
+/// Rows so wide that a reader that stands still holds its epoch up: 20 splits of 2 MB.
+fn wide() -> Pipeline {
+    let steps = json!([{ "with_columns": { "pad": "repeat('x', 2000)", "x": "uniform(0.0, 1.0)" } }, { "batch": 50 }]);
+    Pipeline::of(json!({ "range": 20_000 }), steps)
+}
+
+fn start(cluster: &Cluster, p: &Pipeline, report: &str, more: &[&str]) -> caju_tests::process::Process {
+    let mut args = vec!["--sharing", "exact", "--prefetch", "1MiB", "--report", report];
+    args.extend(more);
+    cluster.start_read(p, &args)
+}
+
+fn epoch(p: &Pipeline, report: &str) -> Value {
+    let text = std::fs::read(p.folder().join(report)).unwrap();
+    serde_json::from_slice::<Value>(&text).unwrap()["epochs"][0].clone()
+}
+
+/// The sum of a field of `shared`.
+fn sum(epochs: &[Value], field: &str) -> u64 {
+    epochs.iter().map(|e| e["shared"][field].as_u64().unwrap()).sum()
+}
+
+/// `--sharing`, `--trainer-id`, `--sharing-window`, `--sharing-wait`: one trainer stands still, the other one computes the rows
+/// for both, and each gets all of them.
+#[test]
+fn what_one_trainer_computed_the_other_one_reads() {
+    let worker = ["--buffer", "1MiB", "--sharing-window", "1GiB", "--sharing-wait", "200ms"];
+    let cluster = Cluster::start_with(1, &[], &worker);
+    let p = wide();
+    let whole = p.report(&[]).checksums();
+    let still = start(&cluster, &p, "one.json", &["--job", "trials", "--trainer-id", "one"]);
+    cluster.wait_for_status("rows of the first trainer", |s| {
+        (s["jobs"][0]["readers"][0]["rows"].as_u64()? > 0).then_some(())
+    });
+    still.signal("STOP");
+    start(&cluster, &p, "two.json", &["--job", "trials", "--trainer-id", "two"]).wait().expect_code(0);
+    let status = cluster.status();
+    let job = status["jobs"].as_array().unwrap().iter().find(|j| j["job"] == "trials@one").unwrap();
+    assert_eq!((&job["sharing"], &job["state"]), (&json!("exact"), &json!("running")));
+    still.signal("CONT");
+    still.wait().expect_code(0);
+    let epochs = ["one.json", "two.json"].map(|report| epoch(&p, report));
+    for e in &epochs {
+        assert_eq!((&e["rows"], &e["rows_checksum"]), (&json!(20_000), &json!(whole[0])), "{e}");
+        assert_eq!(e["shared"]["skipped"], 0);
+    }
+    let computed = sum(&epochs, "computed_rows");
+    assert!((20_000..30_000).contains(&computed), "{computed} rows were computed: {epochs:?}");
+    assert!(sum(&epochs, "window_hits") > 0 && sum(&epochs, "window_rows") > 10_000, "{epochs:?}");
+    let usage = &cluster.status()["workers"][0]["usage"]["sharing"];
+    assert!(usage["hits"].as_u64().unwrap() > 0 && usage["limit_bytes"] == 1u64 << 30, "{usage}");
+    cluster.stop();
+}
+
+/// `--sharing-lag`: with a window of half a split, and with none, every job gets its epoch.
+#[test]
+fn jobs_that_share_end_with_any_window() {
+    for (window, lag) in [("1MiB", "throttle"), ("1MiB", "drop"), ("0", "drop")] {
+        let worker =
+            ["--buffer", "1MiB", "--sharing-window", window, "--sharing-lag", lag, "--sharing-wait", "100ms"];
+        let cluster = Cluster::start_with(2, &[], &worker);
+        let p = wide();
+        let whole = p.report(&[]).checksums();
+        let readers = ["a", "b", "c"].map(|job| start(&cluster, &p, &format!("{job}.json"), &["--job", job]));
+        for reader in readers {
+            reader.wait().expect_code(0);
+        }
+        for job in ["a", "b", "c"] {
+            let e = epoch(&p, &format!("{job}.json"));
+            assert_eq!(e["rows_checksum"], json!(whole[0]), "window {window}, lag {lag}, job {job}: {e}");
+        }
+        let usage = &cluster.status()["workers"][0]["usage"]["sharing"];
+        assert!(usage["peak_bytes"].as_u64().unwrap() <= 1 << 20, "window {window}, lag {lag}: {usage}");
+        cluster.stop();
+    }
+}
+
+/// `--sharing` without `--job`, and a trainer without `--sharing`, are refused with the reason.
+#[test]
+fn xtr_18_what_names_no_trainer_is_refused() {
+    let cluster = Cluster::start(0);
+    let p = wide();
+    for (args, part) in [
+        (&["--sharing", "exact"][..], "--job"),
+        (&["--job", "a", "--sharing", "relaxed"], "relaxed"),
+        (&["--job", "a", "--trainer-id", "one"], "--sharing"),
+        (&["--job", "a", "--sharing", "exact", "--trainer-id", ""], "--trainer-id"),
+        (&["--job", "a", "--sharing", "off", "--trainer-id", "one"], "belongs to sharing `exact`"),
+    ] {
+        let ended = cluster.read(&p, args);
+        ended.expect_code(2);
+        assert!(ended.stderr.contains(part), "{args:?}: {}", ended.stderr);
+    }
+    cluster.stop();
+}
