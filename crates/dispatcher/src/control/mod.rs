@@ -30,6 +30,7 @@ mod reports;
 mod resume;
 mod row_checksums;
 mod saves;
+mod scaling;
 pub(crate) mod secrets;
 mod served;
 mod sets;
@@ -66,6 +67,7 @@ use process::Process;
 use reports::Reports;
 use saves::SaveProgress;
 pub use saves::Saves;
+use scaling::Scaling;
 use snapshots::Snapshots;
 use store::Store;
 pub(crate) use store::Txn;
@@ -87,6 +89,7 @@ pub(crate) struct Core {
     reports: OrderedMutex<Reports>,
     autocache: AutocacheJobs,
     saves: SaveProgress,
+    scaling: Scaling,
     #[cfg(test)]
     task_lists: crate::tests::TaskLists,
 }
@@ -115,6 +118,7 @@ impl Core {
             listings: Listings::default(),
             datasets: Datasets::new(catalog),
             saves: SaveProgress::default(),
+            scaling: Scaling::new(&config),
             tasks: Tasks::new(),
             #[cfg(test)]
             task_lists: crate::tests::TaskLists::default(),
