@@ -27,6 +27,19 @@ pub mod v1 {
     tonic::include_proto!("caju.v1");
 }
 
+/// KEDA's protocol for external scalers.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    clippy::pedantic,
+    clippy::clone_on_ref_ptr,
+    reason = "generated code"
+)]
+pub mod externalscaler {
+    tonic::include_proto!("externalscaler");
+}
+
 pub use flight_ticket::{read_flight_ticket, sign_flight_ticket};
 pub use modes::{MODES, mode_from_name, mode_name, mode_names};
 pub use prost::bytes::Bytes;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use caju_planner::ScalingSettings;
 use caju_wire::{ConnectionLimits, Network};
 
 use crate::journal::JournalKind;
@@ -37,6 +38,10 @@ pub struct DispatcherConfig {
     pub workers: WorkerList,
     /// A folder to record the autocache events of each job in, for `caju plan --replay`; none: they are not recorded.
     pub record_autocache_events: Option<PathBuf>,
+    /// How the number of workers that should run is computed.
+    pub scaling: ScalingSettings,
+    /// `host:port` of a second port for `GET /metrics` and `GET /healthz`; none: there is no such port.
+    pub http_listen: Option<String>,
 }
 
 /// How many datasets and jobs a dispatcher keeps. Beyond these bounds it forgets those that nobody uses, the longest unused
@@ -79,6 +84,8 @@ impl Default for DispatcherConfig {
             memory: MemoryLimits::default(),
             workers: WorkerList::default(),
             record_autocache_events: None,
+            scaling: ScalingSettings::default(),
+            http_listen: None,
         }
     }
 }
@@ -105,6 +112,8 @@ pub struct Timers {
     pub straggler_factor: u32,
     /// How often workers, clients and iterations are checked.
     pub check_every: Duration,
+    /// How often the number of workers that should run is computed; zero: never.
+    pub scaling_interval: Duration,
     /// The longest that one call waits for news, whatever it asks for.
     pub longest_poll: Duration,
     /// How long calls may take to end at shutdown.
@@ -123,6 +132,8 @@ impl Default for Timers {
             worker_memory: Duration::from_secs(3600),
             straggler_factor: 3,
             check_every: Duration::from_millis(250),
+            // A few heartbeats, so that the reports of a window are of about the same time.
+            scaling_interval: Duration::from_secs(5),
             longest_poll: Duration::from_secs(30),
             drain: Duration::from_secs(5),
         }

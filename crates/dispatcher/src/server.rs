@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_flight::flight_service_server::FlightServiceServer;
+use caju_proto::externalscaler::external_scaler_server::ExternalScalerServer;
 use caju_proto::v1::dispatcher_server::DispatcherServer;
 use caju_proto::{Intercept, refuse_other_major};
 use caju_runtime::{Clock, SystemClock, Task, Tasks, blocking, log_failure};
@@ -20,7 +21,9 @@ use crate::catalog::Catalog;
 use crate::config::DispatcherConfig;
 use crate::control::Core;
 use crate::flight::FlightOnDispatcher;
+use crate::http;
 use crate::journal::{Journal, MemoryJournal, OpenedJournal, open_state_dir};
+use crate::keda::KedaScaler;
 use crate::service::DispatcherService;
 use crate::state::Update;
 
@@ -43,6 +46,7 @@ pub struct DispatcherHandle {
     serving: Task<()>,
     calls: CallCounter,
     address: String,
+    http_address: Option<String>,
 }
 
 impl Dispatcher {
@@ -89,6 +93,11 @@ impl Dispatcher {
         let listener = config.network.bind(&config.listen).await?;
         let address = listener.address().to_owned();
         let limits = config.connections.clone();
+        let http_listener = match &config.http_listen {
+            Some(listen) => Some(config.network.bind(listen).await.map_err(|e| e.context("the HTTP port"))?),
+            None => None,
+        };
+        let http_address = http_listener.as_ref().map(|l| l.address().to_owned());
         let core = Core::new(config, catalog, clock, journal, replayed)?;
         let (server, calls) = (Tasks::new(), CallCounter::default());
         let stop = server.token();
@@ -105,13 +114,18 @@ impl Dispatcher {
             .layer(calls.clone())
             .max_concurrent_streams(limits.streams)
             .add_service(service)
-            .add_service(flight);
+            .add_service(flight)
+            .add_service(ExternalScalerServer::new(KedaScaler::new(Arc::clone(&core))));
         let (admitted_to, incoming) = grpc_connections();
         let serving = server.spawn_graceful("the dispatcher's server", async move {
             if let Err(e) = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await {
                 tracing::error!("the dispatcher's server ended: {e}");
             }
         });
+        if let Some(listener) = http_listener {
+            let http = http::serve(listener, Arc::clone(&core), server.clone());
+            server.background("the HTTP port", log_failure, http);
+        }
         let gate = ConnectionGate::new(limits);
         let admit = {
             let gate = Arc::clone(&gate);
@@ -126,7 +140,16 @@ impl Dispatcher {
                 Ok(())
             }
         });
-        Ok(DispatcherHandle { core, server, serving, calls, address })
+        if !core.config.timers.scaling_interval.is_zero() {
+            core.tasks.background("the target of workers", log_failure, {
+                let core = Arc::clone(&core);
+                async move {
+                    core.scale_regularly().await;
+                    Ok(())
+                }
+            });
+        }
+        Ok(DispatcherHandle { core, server, serving, calls, address, http_address })
     }
 }
 
@@ -149,6 +172,11 @@ impl DispatcherHandle {
     /// The address that it listens on, with the port that was found for port 0, or its address within this process.
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// The address of the HTTP port, if there is one.
+    pub fn http_address(&self) -> Option<&str> {
+        self.http_address.as_deref()
     }
 
     /// The saves that were asked for: somebody in this process has to drive them, with a client.

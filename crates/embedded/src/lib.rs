@@ -113,6 +113,8 @@ impl Cluster {
             worker_timeout: SILENCE_TIMEOUT,
             client_timeout: SILENCE_TIMEOUT,
             drain: DRAIN_TIMEOUT,
+            // The number of workers is fixed when the cluster starts.
+            scaling_interval: Duration::ZERO,
             ..Timers::default()
         };
         let cache_url = config.cache_url.clone().unwrap_or_default();

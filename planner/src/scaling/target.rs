@@ -247,16 +247,15 @@ impl ScalingLoop {
             }
             if due { wanted } else { present }
         };
-        let waits = if workers > wanted {
-            format!(
-                " {} would be enough; the target falls when that has been so for {}.",
-                count(wanted, "worker"),
-                { caju_types::format_duration(self.settings.scale_down_after) }
-            )
-        } else {
-            String::new()
+        let after = caju_types::format_duration(self.settings.scale_down_after);
+        let held = match workers {
+            n if n > wanted => {
+                format!(" {wanted} would be enough: the target falls when that has been so for {after}.")
+            }
+            n if n != range.best => format!(" {} as measured, which is within the error.", range.best),
+            _ => String::new(),
         };
-        self.target = ScalingTarget { workers, reason: next.reason + &waits, jobs: next.jobs };
+        self.target = ScalingTarget { workers, reason: next.reason + &held, jobs: next.jobs };
     }
 
     fn reason(&self, known: &[&Known], needs: &[Option<f64>], best: u64) -> String {
@@ -268,8 +267,8 @@ impl ScalingLoop {
         if known.len() > SHOWN_JOBS {
             jobs.push(count((known.len() - SHOWN_JOBS) as u64, "more job"));
         }
-        let capped = if best >= self.settings.max_workers { ", the most allowed" } else { "" };
-        format!("{}{capped}: {}.", count(best, "worker"), jobs.join("; "))
+        let capped = if best >= self.settings.max_workers { "These are the most allowed: " } else { "" };
+        format!("{capped}{}.", jobs.join("; "))
     }
 }
 

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
 mod arrow_footers;
+mod autoscaling;
 mod bad_data;
 mod bad_definitions;
 mod bench;

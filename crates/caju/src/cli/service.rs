@@ -175,6 +175,22 @@ pub(crate) struct DispatcherArgs {
     /// How often the dispatcher looks for silent workers and readers, and for stragglers
     #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = duration)]
     pub(crate) check_interval: Duration,
+    /// The fewest workers that the target of `caju status` names, also while no job runs
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=10_000))]
+    pub(crate) min_workers: u64,
+    /// The most workers that the target of `caju status` names
+    #[arg(long, value_name = "N", default_value_t = caju_planner::DEFAULT_MAX_WORKERS,
+          value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub(crate) max_workers: u64,
+    /// How often the target is computed; 0s: never
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    pub(crate) scaling_interval: Duration,
+    /// How long fewer workers must have been enough before the target falls
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    pub(crate) scale_down_after: Duration,
+    /// A second port, for GET /metrics (Prometheus) and GET /healthz; port 0 takes any free one
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) http_listen: Option<String>,
     /// How often workers and readers report
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     pub(crate) heartbeat: Duration,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use caju_dispatcher::{Dispatcher, DispatcherConfig, EngineCatalog, MemoryLimits, Timers, WorkerList};
 use caju_embedded::SaveDriver;
+use caju_planner::{ScalingSettings, WorkerLimits};
 use caju_runtime::IoCounters;
 use caju_sources::{SourceContext, SourceLimits};
 use caju_types::{Error, Result};
@@ -13,6 +14,7 @@ use caju_wire::LocalWorkers;
 use super::serve::{Signals, announce, check_listen, drain};
 use super::shared;
 use crate::cli::DispatcherArgs;
+use crate::output;
 
 /// The shortest interval of checks: each one looks at all workers, readers and epochs.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
@@ -23,6 +25,16 @@ const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// A wrong setting, a port in use, a state folder that cannot be used.
 pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
     check_listen(&args.listen, args.serve.insecure).await?;
+    if let Some(http) = &args.http_listen {
+        check_listen(http, args.serve.insecure).await.map_err(|e| e.context("--http-listen"))?;
+    }
+    // The limits are those of `caju scale`; here no worker is needed while no job runs.
+    WorkerLimits::new(args.min_workers.max(1), args.max_workers)?;
+    if !args.scaling_interval.is_zero() && args.scaling_interval < args.heartbeat * 2 {
+        return Err(Error::invalid(
+            "--scaling-interval must be at least twice --heartbeat, or a sample has no news of some workers; 0s computes no target",
+        ));
+    }
     if args.heartbeat * 2 > args.worker_timeout {
         return Err(Error::invalid(
             "--worker-timeout must be at least twice --heartbeat, or a worker is lost between two of them",
@@ -39,6 +51,7 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
         check_every: args.check_interval.max(MIN_CHECK_INTERVAL),
         consumer_wait: args.consumer_wait,
         drain: args.serve.drain_timeout,
+        scaling_interval: args.scaling_interval,
         ..Timers::default()
     };
     let config = DispatcherConfig {
@@ -59,6 +72,13 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
         },
         workers: WorkerList::new(args.workers.clone()).map_err(|e| e.context("--workers"))?,
         record_autocache_events: args.record_autocache_events.clone(),
+        scaling: ScalingSettings {
+            min_workers: args.min_workers,
+            max_workers: args.max_workers,
+            scale_down_after: args.scale_down_after,
+            ..ScalingSettings::default()
+        },
+        http_listen: args.http_listen.clone(),
     };
     let stores = shared::server_stores(&args.stores)?;
     stores.allow_cache(&config.cache_url)?;
@@ -69,6 +89,9 @@ pub(crate) async fn run(args: &DispatcherArgs) -> Result<()> {
     let dispatcher = Dispatcher::start(config, catalog).await?;
     let saves = SaveDriver::start(&dispatcher, LocalWorkers::new());
     announce("dispatcher", dispatcher.address(), &args.serve)?;
+    if let Some(http) = dispatcher.http_address() {
+        output::say(format_args!("caju dispatcher serves http://{http}/metrics"))?;
+    }
     tokio::select! {
         _ = signals.next() => {}
         // Clients and workers try to reach it for a while, so it can be restarted with another disk meanwhile.

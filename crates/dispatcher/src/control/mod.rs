@@ -32,6 +32,7 @@ mod resume;
 mod rounds;
 mod row_checksums;
 mod saves;
+mod scaling;
 pub(crate) mod secrets;
 mod served;
 mod sets;
@@ -70,6 +71,7 @@ use reports::Reports;
 use rounds::RoundOrders;
 use saves::SaveProgress;
 pub use saves::Saves;
+use scaling::Scaling;
 use snapshots::Snapshots;
 use store::Store;
 pub(crate) use store::Txn;
@@ -92,6 +94,7 @@ pub(crate) struct Core {
     reports: OrderedMutex<Reports>,
     autocache: AutocacheJobs,
     saves: SaveProgress,
+    scaling: Scaling,
     #[cfg(test)]
     task_lists: crate::tests::TaskLists,
 }
@@ -121,6 +124,7 @@ impl Core {
             listings: Listings::default(),
             datasets: Datasets::new(catalog),
             saves: SaveProgress::default(),
+            scaling: Scaling::new(&config),
             tasks: Tasks::new(),
             #[cfg(test)]
             task_lists: crate::tests::TaskLists::default(),

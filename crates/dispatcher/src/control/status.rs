@@ -27,6 +27,7 @@ impl Core {
             journal: self.store.describe_journal().to_string(),
             configured_workers: self.config.workers.entries().to_vec(),
             cache,
+            scaling: self.scaling_status(),
         })
         .await
     }

@@ -15,6 +15,7 @@ mod reattach;
 mod recovery;
 mod replanning;
 mod resume;
+mod scaling;
 mod secrets;
 mod service;
 mod sharing;

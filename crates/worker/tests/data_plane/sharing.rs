@@ -300,7 +300,12 @@ async fn xtr_12_what_cannot_be_shared_is_refused() {
         assert!(e.kind() == kind && e.message().contains(part), "{e}");
     };
     refused(shared(&squares(), ""), ErrorKind::InvalidArgument, "requires a named job").await;
-    let consumer = caju_client::Consumer { index: 0, count: 2, uneven: caju_client::Uneven::Drop };
+    let consumer = caju_client::Consumer {
+        index: 0,
+        count: 2,
+        uneven: caju_client::Uneven::Drop,
+        balance: caju_client::Balance::None,
+    };
     let both = ReadRequest { consumer: Some(consumer), ..shared(&squares(), "j") };
     refused(both, ErrorKind::InvalidArgument, "num_consumers and sharing exclude each other").await;
     let (reader, _) = begun(&client, vec![shared(&squares(), "j")]).await.remove(0);

@@ -1,7 +1,8 @@
 //! `caju.status/v1`.
 
 use caju_proto::v1::{
-    GetStatusResponse, JobStatus, ReaderStatus, SharingUsage, TaskServed, WorkerStatus, WorkerUsage,
+    GetStatusResponse, JobStatus, ReaderStatus, ScalingStatus, SharingUsage, TaskServed, WorkerStatus,
+    WorkerUsage,
 };
 use serde_json::{Value, json};
 
@@ -12,9 +13,19 @@ pub(super) fn status(s: &GetStatusResponse) -> Value {
     let jobs: Vec<Value> = s.jobs.iter().map(job_json).collect();
     json!({"schema": "caju.status/v1", "version": s.version, "uptime_s": s.uptime_s, "workers": workers,
            "jobs": jobs, "saves": s.saves.iter().map(crate::commands::save::as_json).collect::<Vec<_>>(), "cache_url": s.cache_url, "journal": s.journal,
-           "configured_workers": s.configured_workers,
+           "configured_workers": s.configured_workers, "scaling": s.scaling.as_ref().map(scaling_json),
            "cache": s.cache.map(|c| json!({"bytes": c.bytes, "budget_bytes": (c.budget_bytes > 0).then_some(c.budget_bytes),
                "snapshots": c.snapshots, "age_s": c.age_s}))})
+}
+
+/// How many workers should run, and how many each running job would need alone.
+fn scaling_json(s: &ScalingStatus) -> Value {
+    let jobs: Vec<Value> = s
+        .jobs
+        .iter()
+        .map(|j| json!({"job": j.job, "workers": (j.workers > 0).then_some(j.workers)}))
+        .collect();
+    json!({"target_workers": s.target_workers, "reason": s.reason, "jobs": jobs})
 }
 
 fn worker_json(w: &WorkerStatus) -> Value {

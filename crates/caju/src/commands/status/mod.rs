@@ -13,7 +13,7 @@ use caju_types::{Result, format_bytes, format_count, format_duration};
 
 use crate::cli::{StatusArgs, StatusFormat};
 use crate::output;
-use crate::text::table;
+use crate::text::{table, wrapped};
 
 /// Prints the status.
 ///
@@ -45,6 +45,12 @@ fn text(address: &str, status: &GetStatusResponse, all: bool) -> String {
         out.push_str(&format!("{address}`\n"));
     } else {
         out.push_str(&workers(&status.workers));
+    }
+    if let Some(scaling) = &status.scaling {
+        let s = if scaling.target_workers == 1 { "" } else { "s" };
+        let target =
+            format!("target: {} worker{s}. {}", format_count(scaling.target_workers), scaling.reason);
+        out.push_str(&format!("{}\n", wrapped(&target, 0)));
     }
     out.push('\n');
     if status.jobs.is_empty() {

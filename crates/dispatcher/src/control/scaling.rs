@@ -1,0 +1,121 @@
+//! How many workers should run: samples of what workers and readers report go to the planner's loop, and its target comes back.
+//!
+//! The loop ([`caju_planner::ScalingLoop`]) is pure. Here its samples are made of the last reports. The target is not in the
+//! journal: a dispatcher that was started again knows it after two samples.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use caju_planner::{JobSample, ScalingEvent, ScalingLoop, ScalingTarget};
+use caju_proto::v1;
+use caju_runtime::{OrderedMutex, catch};
+use tokio::sync::watch;
+
+use super::reports::{ClientReport, Reports};
+use super::{Core, locks};
+use crate::config::DispatcherConfig;
+use crate::state::{Iteration, State, TaskState};
+
+/// The loop, and its last target.
+pub(super) struct Scaling {
+    planner: OrderedMutex<ScalingLoop>,
+    target: watch::Sender<ScalingTarget>,
+}
+
+impl Scaling {
+    pub(super) fn new(config: &DispatcherConfig) -> Self {
+        let planner = ScalingLoop::new(config.scaling);
+        let target = watch::Sender::new(planner.target().clone());
+        Self { planner: OrderedMutex::new(locks::SCALING, planner), target }
+    }
+}
+
+impl Core {
+    /// Samples at intervals, until the dispatcher stops.
+    pub(crate) async fn scale_regularly(self: Arc<Self>) {
+        loop {
+            self.clock.sleep(self.config.timers.scaling_interval).await;
+            if let Err(error) = catch("a sample for the target of workers", || self.sample_for_scaling()) {
+                tracing::error!(%error, "the target of workers is computed again later");
+            }
+        }
+    }
+
+    /// Takes one sample, and publishes the target that follows.
+    pub(crate) fn sample_for_scaling(&self) {
+        let at = self.clock.now();
+        let (workers, jobs) = self.store.read(|state| {
+            let reports = self.reports.lock();
+            let running = state.iterations.values().filter(|i| is_read(i));
+            (state.active_workers().count() as u64, running.map(|i| sample(&reports, i)).collect())
+        });
+        let mut planner = self.scaling.planner.lock();
+        let target = planner.apply(ScalingEvent::Sampled { at, workers, jobs }).clone();
+        drop(planner);
+        let before = self.scaling.target.borrow().workers;
+        if target.workers != before {
+            tracing::info!(
+                workers = target.workers,
+                before,
+                "the target of workers changed: {}",
+                target.reason
+            );
+        }
+        self.scaling.target.send_replace(target);
+    }
+
+    /// The last target, and notices of later ones.
+    pub(crate) fn scaling_target(&self) -> watch::Receiver<ScalingTarget> {
+        self.scaling.target.subscribe()
+    }
+
+    /// The target in a status; none if no target is computed.
+    pub(super) fn scaling_status(&self) -> Option<v1::ScalingStatus> {
+        if self.config.timers.scaling_interval.is_zero() {
+            return None;
+        }
+        let target = self.scaling.target.borrow();
+        let job = |(job, workers): &(String, u64)| v1::JobWorkers { job: job.clone(), workers: *workers };
+        Some(v1::ScalingStatus {
+            target_workers: target.workers,
+            reason: target.reason.clone(),
+            jobs: target.jobs.iter().map(job).collect(),
+        })
+    }
+
+    /// Workers that take tasks, and epochs that are being read, for metrics.
+    pub(crate) fn cluster_counts(&self) -> (u64, u64) {
+        self.store.read(|state: &State| {
+            let running = state.iterations.values().filter(|i| is_read(i));
+            (state.active_workers().count() as u64, running.count() as u64)
+        })
+    }
+}
+
+fn is_read(iteration: &Iteration) -> bool {
+    iteration.is_running() && !iteration.members.is_empty()
+}
+
+/// What an iteration has done so far.
+fn sample(reports: &Reports, iteration: &Iteration) -> JobSample {
+    let served = reports.served.by_worker(iteration.id);
+    let active = iteration.tasks.values().filter(|t| t.state == TaskState::Active);
+    let readers: BTreeMap<u64, (u64, f64, f64)> = (iteration.members.keys())
+        .filter_map(|client| Some((client.0, reader(reports.clients.get(&(iteration.id, *client))?)?)))
+        .collect();
+    JobSample {
+        iteration: iteration.id.0,
+        job: iteration.job.0.clone(),
+        rows: served.values().map(|s| s.rows).sum(),
+        busy_s: served.values().map(|s| s.busy_s).sum(),
+        workers: active.count() as u64,
+        readers,
+    }
+}
+
+/// Rows that a reader's user took, and the seconds since it was opened in which it waited and did not wait.
+fn reader(report: &ClientReport) -> Option<(u64, f64, f64)> {
+    let elapsed_s = (report.rows_per_s > 0.0).then(|| report.rows as f64 / report.rows_per_s)?;
+    let wait_s = elapsed_s * report.wait_fraction.clamp(0.0, 1.0);
+    Some((report.rows, wait_s, elapsed_s - wait_s))
+}

@@ -1,0 +1,134 @@
+//! The target of workers: what is sampled, and who is told.
+
+use std::time::Duration;
+
+use caju_planner::ScalingSettings;
+use caju_proto::externalscaler::external_scaler_server::ExternalScaler;
+use caju_proto::externalscaler::{GetMetricsRequest, ScaledObjectRef};
+use caju_proto::v1;
+use futures::StreamExt as _;
+use serde_json::json;
+use tonic::{Code, Request};
+
+use super::fake::World;
+use crate::keda::KedaScaler;
+
+/// A worker that gives 100 rows/s, and a reader that could take 350.
+struct Running {
+    world: World,
+    worker: u64,
+    client: u64,
+    iteration: u64,
+    task: u64,
+    seconds: u64,
+    rows: u64,
+    busy_s: f64,
+}
+
+impl Running {
+    async fn new() -> Self {
+        let world = World::with(|mut config| {
+            config.scaling =
+                ScalingSettings { scale_down_after: Duration::from_secs(10), ..ScalingSettings::default() };
+            config
+        });
+        let worker = world.worker("a:1").await;
+        let opened = world.open(&json!({ "splits": 1000 }), "train").await;
+        let (client, iteration, task) = (opened.client_id, opened.iteration_id, opened.tasks[0].task_id);
+        Self { world, worker, client, iteration, task, seconds: 0, rows: 0, busy_s: 0.0 }
+    }
+
+    /// A window of five seconds in which the worker gives so many rows per busy second, and the reader takes 350 at most. The
+    /// target after it.
+    async fn window(&mut self, per_worker: u64) -> u64 {
+        let rate = per_worker.min(350);
+        self.seconds += 5;
+        self.rows += 5 * rate;
+        self.busy_s += 5.0 * rate as f64 / per_worker as f64;
+        self.world.clock.advance(Duration::from_secs(5));
+        let served =
+            v1::TaskServed { task_id: self.task, rows: self.rows, busy_s: self.busy_s, ..Default::default() };
+        let heartbeat = v1::WorkerHeartbeatRequest {
+            worker_id: self.worker,
+            address: "a:1".into(),
+            secret: self.world.worker_secret(self.worker),
+            tasks: vec![self.task],
+            served: vec![served],
+            ..Default::default()
+        };
+        self.world.core.worker_heartbeat(heartbeat).await.unwrap();
+        // A reader says its means since it was opened.
+        let rows_per_s = self.rows as f64 / self.seconds as f64;
+        let heartbeat = v1::ClientHeartbeatRequest {
+            client_id: self.client,
+            iteration_id: self.iteration,
+            secret: self.world.client_secret(self.client, self.iteration),
+            rows: self.rows,
+            rows_per_s,
+            wait_fraction: 1.0 - rows_per_s / 350.0,
+            ..Default::default()
+        };
+        self.world.core.client_heartbeat(heartbeat).await.unwrap();
+        self.world.core.sample_for_scaling();
+        self.world.core.scaling_target().borrow().workers
+    }
+}
+
+#[tokio::test]
+async fn the_target_follows_what_workers_and_readers_report() {
+    let mut running = Running::new().await;
+    assert_eq!([running.window(100).await, running.window(100).await], [4, 4]);
+    let status = running.world.core.get_status().await.unwrap().scaling.unwrap();
+    assert_eq!(status.target_workers, 4);
+    assert!(
+        status.reason.contains("`train` takes 350 rows/s, of which a worker gives 100"),
+        "{}",
+        status.reason
+    );
+    assert_eq!(status.jobs, [v1::JobWorkers { job: "train".into(), workers: 4 }]);
+    // From now on rows are read from a snapshot, in half the time: fewer workers, in the same epoch.
+    let mut targets = Vec::new();
+    for _ in 0..4 {
+        targets.push(running.window(200).await);
+    }
+    assert_eq!(targets, [4, 4, 2, 2]);
+    running.world.close(running.client, running.iteration, Vec::new()).await;
+    running.world.core.sample_for_scaling();
+    assert_eq!(running.world.core.scaling_target().borrow().workers, 0);
+}
+
+#[tokio::test]
+async fn keda_is_told_the_target() {
+    let mut running = Running::new().await;
+    let keda = KedaScaler::new(std::sync::Arc::clone(&running.world.core));
+    let object = || Request::new(ScaledObjectRef::default());
+    let mut active = keda.stream_is_active(object()).await.unwrap().into_inner();
+    assert!(!active.next().await.unwrap().unwrap().result, "no job runs");
+    running.window(100).await;
+    assert!(active.next().await.unwrap().unwrap().result);
+    assert!(keda.is_active(object()).await.unwrap().into_inner().result);
+
+    let spec = keda.get_metric_spec(object()).await.unwrap().into_inner().metric_specs.remove(0);
+    assert_eq!((spec.target_size, spec.target_size_float), (1, 1.0), "one per worker");
+    // KEDA numbers the metrics of its triggers.
+    for name in [spec.metric_name.clone(), format!("s0-{}", spec.metric_name)] {
+        let request = GetMetricsRequest { scaled_object_ref: None, metric_name: name.clone() };
+        let value =
+            keda.get_metrics(Request::new(request)).await.unwrap().into_inner().metric_values.remove(0);
+        assert_eq!((value.metric_name, value.metric_value, value.metric_value_float), (name, 4, 4.0));
+    }
+    let request = GetMetricsRequest { scaled_object_ref: None, metric_name: "queue".into() };
+    assert_eq!(keda.get_metrics(Request::new(request)).await.unwrap_err().code(), Code::NotFound);
+    running.world.core.tasks.stop();
+    assert!(active.next().await.is_none(), "it ends with the dispatcher");
+}
+
+/// `scaling_interval` of zero: no target is computed, and the status names none.
+#[tokio::test]
+async fn without_an_interval_there_is_no_target() {
+    let world = World::with(|mut config| {
+        config.timers.scaling_interval = Duration::ZERO;
+        config
+    });
+    assert_eq!(world.core.get_status().await.unwrap().scaling, None);
+}

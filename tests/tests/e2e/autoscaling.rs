@@ -1,0 +1,112 @@
+//! The target of workers, from real processes to `caju status`, Prometheus and KEDA.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use caju_proto::externalscaler::external_scaler_client::ExternalScalerClient;
+use caju_proto::externalscaler::{GetMetricsRequest, ScaledObjectRef};
+use caju_tests::{Cluster, Pipeline, caju};
+use serde_json::{Value, json};
+
+/// The answer of the HTTP port: the status line, and the body.
+fn get(address: &str, method: &str, path: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "{method} {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head.lines().next().unwrap().to_string(), body.to_string())
+}
+
+fn target(status: &Value) -> Option<u64> {
+    status["scaling"]["target_workers"].as_u64()
+}
+
+/// `--scaling-interval`, `--max-workers`, `--min-workers`, `--scale-down-after`, `--http-listen`: a reader that waits for one
+/// worker raises the target to the limit, and its end brings it down.
+#[test]
+fn a_waiting_reader_raises_the_target_and_its_end_lowers_it() {
+    let mut cluster = Cluster::start_with(
+        1,
+        &[
+            "--scaling-interval",
+            "500ms",
+            "--min-workers",
+            "1",
+            "--max-workers",
+            "3",
+            "--scale-down-after",
+            "1s",
+            // A reader that is killed does not take leave.
+            "--client-timeout",
+            "2s",
+            "--http-listen",
+            "127.0.0.1:0",
+        ],
+        &[],
+    );
+    let lines = cluster.dispatcher.process.wait_for_lines(2);
+    let http = lines[1].strip_prefix("caju dispatcher serves http://").unwrap();
+    let http = http.strip_suffix("/metrics").unwrap().to_string();
+    assert_eq!(get(&http, "GET", "/healthz"), ("HTTP/1.1 200 OK".into(), "ok\n".into()));
+    assert_eq!(get(&http, "GET", "/nothing").0, "HTTP/1.1 404 Not Found");
+    assert_eq!(get(&http, "POST", "/metrics").0, "HTTP/1.1 405 Method Not Allowed");
+    assert_eq!(target(&cluster.status()), Some(1));
+
+    let p = Pipeline::of(
+        json!({ "range": { "start": 0, "end": 10_000_000 } }),
+        json!([{ "sleep": { "per_row": "2ms" } }]),
+    );
+    let reader = cluster.start_read(&p, &["--job", "train"]);
+    let reason = cluster.wait_for_status("a target of three workers", |s| {
+        (target(s)? == 3).then(|| s["scaling"]["reason"].as_str().unwrap().to_string())
+    });
+    assert!(reason.contains("These are the most allowed: `train` takes"), "{reason}");
+    let text = caju(&["status", "--dispatcher", cluster.address()]).stdout;
+    assert!(text.contains("target: 3 workers. These are"), "{text}");
+
+    let (_, metrics) = get(&http, "GET", "/metrics");
+    for line in ["caju_target_workers 3", "caju_workers 1", "caju_epochs_read 1", "# TYPE caju_workers gauge"]
+    {
+        assert!(metrics.lines().any(|l| l == line), "{line}: {metrics}");
+    }
+    assert!(metrics.contains("caju_job_target_workers{job=\"train\"} "), "{metrics}");
+
+    // KEDA asks the dispatcher's own port.
+    let address = format!("http://{}", cluster.address());
+    let (active, workers) = tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let mut keda = ExternalScalerClient::connect(address).await.unwrap();
+        let object = ScaledObjectRef { name: "caju-worker".into(), ..Default::default() };
+        let active = keda.is_active(object.clone()).await.unwrap().into_inner().result;
+        let spec = keda.get_metric_spec(object.clone()).await.unwrap().into_inner().metric_specs.remove(0);
+        let request = GetMetricsRequest { scaled_object_ref: Some(object), metric_name: spec.metric_name };
+        let value = keda.get_metrics(request).await.unwrap().into_inner().metric_values.remove(0);
+        (active, value.metric_value_float / spec.target_size_float)
+    });
+    assert_eq!((active, workers), (true, 3.0));
+
+    cluster.add_worker(&[]);
+    cluster.add_worker(&[]);
+    cluster.wait_for_status("three workers that work for the job, and the same target", |s| {
+        let job = s["jobs"].as_array()?.first()?;
+        (job["tasks"].as_u64()? == 3 && target(s)? == 3).then_some(())
+    });
+    reader.signal("TERM");
+    drop(reader.wait());
+    cluster.wait_for_status("the fewest workers", |s| (target(s)? == 1).then_some(()));
+    assert_eq!(cluster.status()["scaling"]["reason"], "No job runs.");
+    cluster.stop();
+}
+
+#[test]
+fn settings_of_the_target_are_checked() {
+    for (args, says) in [
+        (&["--min-workers", "5", "--max-workers", "3"][..], "--max-workers 3 is less than --min-workers 5"),
+        (&["--scaling-interval", "1s"], "--scaling-interval must be at least twice --heartbeat"),
+        (&["--http-listen", "0.0.0.0:0"], "--insecure"),
+    ] {
+        caju(&[&["dispatcher", "--listen", "127.0.0.1:0"], args].concat())
+            .expect_code(2)
+            .expect_error(&[says]);
+    }
+}
