@@ -1,5 +1,6 @@
 //! Binding a definition to its data: finds schemas, plans expressions, and decides what is planned per split.
 
+mod local_end;
 mod plan;
 mod pushdown;
 mod sets;
@@ -19,9 +20,8 @@ use futures::stream::BoxStream;
 use steps::{Level, PlannedShards};
 pub(crate) use steps::{ShardStep, Step, StreamOp};
 
-use crate::hint::BoundHint;
+use crate::hint::{BoundHint, LocalEnd};
 use crate::shard::{ListingDigest, Shard, ShardBy, ShardSplits};
-use crate::sharing::LocalEnd;
 
 /// A definition bound to its data: everything a task needs, shared by all tasks of the dataset.
 pub struct BoundPipeline {
@@ -159,9 +159,8 @@ fn bind_opened(
         .chain(std::iter::once(("output".to_string(), StageKind::Output)))
         .collect();
     let hints = if keep_hints { bound_hints(def, registry, &root, &plan)? } else { Vec::new() };
-    let local_end = local_end(def, registry, &root, &plan)?;
-    let chunk_bytes = registry.limits().chunk_bytes;
-    let def = def.clone();
+    let local_end = local_end::of(def, registry, (&root.steps, found_columns(def, &root)), &plan)?;
+    let (def, chunk_bytes) = (def.clone(), registry.limits().chunk_bytes);
     Ok(BoundPipeline { def, fingerprint, root, plan, stats_stages, hints, local_end, chunk_bytes })
 }
 
@@ -215,24 +214,6 @@ fn bound_hints(
         })
     };
     def.hints().into_iter().zip(prefixes).map(bound).collect()
-}
-
-/// The end of the split-local stages; none where a task sees only some rows of a split.
-fn local_end(
-    def: &DatasetDef,
-    registry: &Registry,
-    root: &Branch,
-    plan: &plan::SplitPlan,
-) -> Result<Option<LocalEnd>> {
-    if plan.planned() > 0 || plan.has_stride() || root.steps.iter().any(|s| matches!(s, Step::Shard(_))) {
-        return Ok(None);
-    }
-    // A `prefetch` changes no rows.
-    let mixes = |op: &StageOp| !op.is_split_local() && !matches!(op, StageOp::Prefetch(_));
-    let stages = def.stages.iter().position(|s| mixes(&s.op)).unwrap_or(def.stages.len());
-    let (canonical, fingerprint, random) = caju_pipeline::prefix_at(def, stages, registry)?;
-    let found_columns = found_columns(def, root);
-    Ok(Some(LocalEnd { canonical, fingerprint, random, found_columns, stages }))
 }
 
 /// The columns whose types a source's reader inferred from the first rows of its first file. No fingerprint covers them,

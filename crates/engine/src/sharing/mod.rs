@@ -20,7 +20,7 @@ pub(crate) use flight::Flights;
 pub(crate) use member::SharedRows;
 pub use member::SharingMember;
 pub use point::SharingPoint;
-pub(crate) use point::{END, LocalEnd, entry_place};
+pub(crate) use point::{END, entry_place};
 pub use settings::{SharingLag, SharingSettings};
 pub(crate) use shared_split::Next;
 pub use stats::{SharedCounts, WindowUsage};

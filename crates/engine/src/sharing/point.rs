@@ -35,21 +35,6 @@ impl SharingPoint {
     }
 }
 
-/// The end of the split-local stages, if rows can be shared there.
-#[derive(Debug, Clone)]
-pub(crate) struct LocalEnd {
-    /// What the fingerprint is a hash of.
-    pub(crate) canonical: serde_json::Value,
-    /// The fingerprint of the stages above, by the definition alone.
-    pub(crate) fingerprint: Fingerprint,
-    /// Whether a stage above draws again each epoch.
-    pub(crate) random: bool,
-    /// The source's columns, where their types were inferred.
-    pub(crate) found_columns: Option<String>,
-    /// The number of the definition's stages above.
-    pub(crate) stages: usize,
-}
-
 impl BoundPipeline {
     /// The places at which tasks of a job with this seed can share the rows of an epoch, from the source on. None where a
     /// task sees only some rows of a split, or reads stored parts alone. With `caching` there are none either where a random
