@@ -64,3 +64,18 @@ impl BoundHint {
 pub(crate) fn set_base(prefix: Fingerprint, variant: &str) -> Fingerprint {
     Fingerprint(hash128(format!("{prefix} {variant}").as_bytes()))
 }
+
+/// The end of the split-local stages, if rows can be shared there.
+#[derive(Debug, Clone)]
+pub(crate) struct LocalEnd {
+    /// What the fingerprint is a hash of.
+    pub(crate) canonical: serde_json::Value,
+    /// The fingerprint of the stages above, by the definition alone.
+    pub(crate) fingerprint: Fingerprint,
+    /// Whether a stage above draws again each epoch.
+    pub(crate) random: bool,
+    /// The source's columns, where their types were inferred.
+    pub(crate) found_columns: Option<String>,
+    /// The number of the definition's stages above.
+    pub(crate) stages: usize,
+}

@@ -98,3 +98,30 @@ fn xtr_18_what_names_no_trainer_is_refused() {
     }
     cluster.stop();
 }
+
+#[test]
+fn xtr_20_jobs_that_share_survive_a_restart_of_the_dispatcher() {
+    let state = tempfile::tempdir().unwrap();
+    let folder = state.path().display().to_string();
+    let mut cluster = Cluster::start_with(2, &["--state-dir", &folder], &["--sharing-wait", "200ms"]);
+    let p =
+        Pipeline::of(json!({ "range": 60_000 }), json!([{ "burn": { "per_row": "50us" } }, { "batch": 50 }]));
+    let whole = Pipeline::of(json!({ "range": 60_000 }), json!([{ "batch": 50 }])).report(&[]).checksums();
+    let readers = ["a", "b"].map(|job| start(&cluster, &p, &format!("{job}.json"), &["--job", job]));
+    cluster.wait_for_status("rows of both jobs", |s| {
+        let jobs = s["jobs"].as_array()?;
+        let rows = |j: &Value| j["readers"][0]["rows"].as_u64();
+        (jobs.len() == 2 && jobs.iter().all(|j| rows(j) > Some(5_000))).then_some(())
+    });
+    cluster.dispatcher.process.signal("KILL");
+    cluster.dispatcher.process.wait_for_end();
+    cluster.return_dispatcher();
+    for reader in readers {
+        reader.wait().expect_code(0);
+    }
+    for job in ["a", "b"] {
+        let e = epoch(&p, &format!("{job}.json"));
+        assert_eq!((&e["rows"], &e["rows_checksum"]), (&json!(60_000), &json!(whole[0])), "{e}");
+    }
+    cluster.stop();
+}

@@ -98,13 +98,16 @@ impl SharingIterations {
     ) -> Choice {
         let Some(known) = iteration.feeds.get(&feed) else { return Choice::default() };
         let listed = provider.map(|p| p.names()).unwrap_or_default();
-        let place = |name: &u64| listed.iter().position(|listed| listed == name);
+        let places: HashMap<u64, usize> = match request.shared_splits.is_empty() {
+            true => HashMap::new(),
+            false => listed.iter().enumerate().map(|(at, name)| (*name, at)).collect(),
+        };
         let mut choice = Choice::default();
         let waiting = self.waiting(iteration.id, known);
         for name in &request.shared_splits {
             match waiting.get(name) {
                 Some(index) => choice.waiting.push(*index),
-                None => choice.listed.extend(place(name)),
+                None => choice.listed.extend(places.get(name)),
             }
             if choice.waiting.len() + choice.listed.len() >= want {
                 break;

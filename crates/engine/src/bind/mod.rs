@@ -17,11 +17,10 @@ use caju_sources::{RowPredicate, Source, SourceContext, Split, open_source};
 use caju_types::{Error, Fingerprint, Result};
 use futures::stream::BoxStream;
 
-use local_end::LocalEnd;
 use steps::{Level, PlannedShards};
 pub(crate) use steps::{ShardStep, Step, StreamOp};
 
-use crate::hint::BoundHint;
+use crate::hint::{BoundHint, LocalEnd};
 use crate::shard::{ListingDigest, Shard, ShardBy, ShardSplits};
 
 /// A definition bound to its data: everything a task needs, shared by all tasks of the dataset.
@@ -160,9 +159,8 @@ fn bind_opened(
         .chain(std::iter::once(("output".to_string(), StageKind::Output)))
         .collect();
     let hints = if keep_hints { bound_hints(def, registry, &root, &plan)? } else { Vec::new() };
-    let local_end = local_end::of(def, registry, &root, &plan)?;
-    let chunk_bytes = registry.limits().chunk_bytes;
-    let def = def.clone();
+    let local_end = local_end::of(def, registry, (&root.steps, found_columns(def, &root)), &plan)?;
+    let (def, chunk_bytes) = (def.clone(), registry.limits().chunk_bytes);
     Ok(BoundPipeline { def, fingerprint, root, plan, stats_stages, hints, local_end, chunk_bytes })
 }
 

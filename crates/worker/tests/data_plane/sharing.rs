@@ -95,6 +95,8 @@ async fn equal_jobs_compute_each_row_once() {
     assert_eq!(computed(&uses), ROWS, "{uses:?}");
     let read: u64 = uses.iter().map(|u| u.window_rows).sum();
     assert_eq!((read, uses.iter().map(|u| u.taken_over).sum::<u64>()), (2 * ROWS, 0), "{uses:?}");
+    let usage = cluster.workers[0].window_usage();
+    assert_eq!((usage.hits, usage.misses, usage.evicted_unread), (128, 64, 0), "{usage:?}");
 }
 
 /// Jobs whose epochs draw the same random numbers share; jobs with another seed do not.
@@ -329,4 +331,46 @@ async fn xtr_08_jobs_share_nothing_by_default() {
         assert!(status.sharing.is_empty() && status.served.unwrap().shared.is_none());
         assert_eq!(status.served.unwrap().source_opens, 64);
     }
+}
+
+/// Where the order is promised, trainers that read step by step get equal elements.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn xtr_03_trainers_in_step_get_equal_elements_in_a_promised_order() {
+    let settings = SharingSettings { wait: Duration::from_millis(200), ..SharingSettings::default() };
+    let cluster = cluster(1, settings).await;
+    let client = cluster.client().await;
+    let steps = [
+        json!({"with_columns": {"x": "uniform(0.0, 1.0)"}}),
+        json!({"shuffle": {"buffer": 100}}),
+        json!({"batch": 10}),
+    ];
+    let mut def = range(20_000, &steps);
+    def["deterministic"] = json!(true);
+    let trainer = |n: u32| ReadRequest {
+        sharing: Sharing::Exact { trainer_id: Some(n.to_string()) },
+        ..request(&def, "trials")
+    };
+    let mut readers = begun(&client, (0..20).map(trainer).collect()).await;
+    for (_, got) in &readers[1..] {
+        assert_eq!(*got, readers[0].1);
+    }
+    for step in 1..50 {
+        let mut elements = Vec::new();
+        for (reader, _) in &mut readers {
+            let next = tokio::time::timeout(PATIENCE, reader.next()).await.unwrap();
+            elements.push(ids(&next.unwrap().unwrap().batch));
+        }
+        assert!(elements.iter().all(|e| *e == elements[0]), "step {step}: {elements:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn xtr_24_a_job_that_leaves_ends_no_other_job() {
+    let cluster = cluster(1, patient(1 << 30, SharingLag::Drop)).await;
+    let client = cluster.client().await;
+    let mut readers = begun(&client, ["a", "b", "c"].map(|job| shared(&squares(), job)).into()).await;
+    let (leaving, _) = readers.remove(0);
+    let others = finish(&client, readers, ROWS);
+    let (uses, ()) = futures::join!(others, leaving.close());
+    assert!(computed(&uses) <= 2 * ROWS, "{uses:?}");
 }

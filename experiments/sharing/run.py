@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""Measures what k identical jobs cost on one worker, with sharing and without, and what a job costs that joins late.
+
+    cargo build --release && experiments/sharing/run.py
+
+Photos are generated once, under data/sharing. The CPU time is that of the worker's process, from /proc, so that readers
+and the dispatcher are not in it. A table and a picture go to results/.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def caju(*command, **more):
+    return [str(args.caju), *map(str, command)]
+
+
+def generate():
+    folder = args.data / f"photos-{args.photos}"
+    if not folder.exists():
+        subprocess.run(caju("gen", "images", "--out", folder, "--count", args.photos, "--format", "tfrecord", "--shards", 8),
+                       check=True)
+    return folder
+
+
+class Server:
+    """A server process, and the address that it prints."""
+
+    def __init__(self, *command):
+        self.process = subprocess.Popen(caju(*command), stdout=subprocess.PIPE, text=True)
+        self.address = self.process.stdout.readline().split()[-1]
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(60)
+
+    def cpu_s(self):
+        fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def peak_bytes(self):
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+class Cluster:
+    """A dispatcher and one worker."""
+
+    def __enter__(self):
+        self.dispatcher = Server("dispatcher", "--listen", "127.0.0.1:0", "--allow-read", ROOT, "--allow-read", args.data)
+        self.worker = Server("worker", "--dispatcher", self.dispatcher.address, "--allow-read", ROOT, "--allow-read", args.data,
+                             "--sharing-window", args.window)
+        return self
+
+    def __exit__(self, *_):
+        self.worker.stop()
+        self.dispatcher.stop()
+
+    def read(self, job, sharing):
+        report = pathlib.Path(tempfile.mkstemp(suffix=".json")[1])
+        command = caju("read", args.ready, "--dispatcher", self.dispatcher.address, "--job", job, "--sharing", sharing,
+                       "--policy", "compute", "--no-checksum", "--quiet", "--report", report)
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL), report
+
+    def rows(self, job):
+        status = json.loads(subprocess.run(caju("status", "--dispatcher", self.dispatcher.address, "--format", "json"),
+                                           check=True, capture_output=True, text=True).stdout)
+        return sum(r["rows"] for j in status["jobs"] if j["job"] == job for r in j["readers"])
+
+
+def finish(reader):
+    process, report = reader
+    if process.wait() != 0:
+        sys.exit("a reader failed")
+    epoch = json.loads(report.read_text())["epochs"][0]
+    report.unlink()
+    return epoch
+
+
+def together(jobs, sharing):
+    """k jobs that begin together."""
+    with Cluster() as cluster:
+        begin, start = cluster.worker.cpu_s(), time.monotonic()
+        epochs = [finish(r) for r in [cluster.read(f"job-{i}", sharing) for i in range(jobs)]]
+        wall, cpu = time.monotonic() - start, cluster.worker.cpu_s() - begin
+        rows = sum(e["rows"] for e in epochs)
+        computed = sum(e["shared"]["computed_rows"] for e in epochs) if sharing == "exact" else rows
+        return {"jobs": jobs, "sharing": sharing, "rows": rows, "computed_rows": computed, "cpu_s": round(cpu, 2),
+                "wall_s": round(wall, 2), "rows_per_cpu_s": round(rows / cpu, 1), "peak_bytes": cluster.worker.peak_bytes()}
+
+
+def late(percent):
+    """A job that begins when another one has read a part of its epoch."""
+    with Cluster() as cluster:
+        first = cluster.read("early", "exact")
+        while cluster.rows("early") < args.photos * percent / 100:
+            if first[0].poll() is not None:
+                sys.exit("the epoch is too short: more --photos")
+        missed = cluster.rows("early")
+        epochs = [finish(r) for r in (cluster.read("late", "exact"), first)]
+        computed = sum(e["shared"]["computed_rows"] for e in epochs)
+        return {"joined_at_percent": percent, "missed_rows": missed, "extra_rows": computed - args.photos}
+
+
+def table(runs, joins):
+    base = next(r["cpu_s"] for r in runs if r["jobs"] == 1 and r["sharing"] == "off")
+    out = ["# Jobs that share: the last run", "",
+           f"{args.photos} photos of P1, one worker with a window of {args.window}, `nproc` {os.cpu_count()}.", "",
+           "| jobs | sharing | CPU s of the worker | of one job alone | rows per CPU s | computed rows | seconds | peak MiB |",
+           "|---|---|---|---|---|---|---|---|"]
+    out += [f"| {r['jobs']} | {r['sharing']} | {r['cpu_s']} | {r['cpu_s'] / base:.2f} | {r['rows_per_cpu_s']} | {r['computed_rows']} "
+            f"| {r['wall_s']} | {r['peak_bytes'] >> 20} |" for r in runs]
+    out += ["", "A job that joins late:", "", "| joined at | rows that it had missed | rows that were computed twice |", "|---|---|---|"]
+    out += [f"| {j['joined_at_percent']} % | {j['missed_rows']} | {j['extra_rows']} |" for j in joins]
+    return "\n".join(out) + "\n\n![CPU time of the worker](sharing.svg)\n"
+
+
+def plot(runs):
+    """CPU time against the number of jobs, as SVG."""
+    width, height, left, top = 560, 320, 60, 20
+    most = max(r["cpu_s"] for r in runs)
+    x = lambda jobs: left + (jobs - 1) / 7 * (width - left - 20)
+    y = lambda cpu: top + (1 - cpu / most) * (height - top - 50)
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
+             f'<line x1="{left}" y1="{y(0):.0f}" x2="{width - 20}" y2="{y(0):.0f}" stroke="black"/>']
+    for sharing, colour in (("off", "#888"), ("exact", "#c40")):
+        line = [(x(r["jobs"]), y(r["cpu_s"])) for r in runs if r["sharing"] == sharing]
+        parts.append(f'<polyline fill="none" stroke="{colour}" points="{" ".join(f"{a:.0f},{b:.0f}" for a, b in line)}"/>')
+        parts.append(f'<text x="{line[-1][0] - 60:.0f}" y="{line[-1][1] - 6:.0f}" fill="{colour}">sharing {sharing}</text>')
+    parts += [f'<text x="{x(k):.0f}" y="{y(0) + 16:.0f}">{k}</text>' for k in (1, 2, 4, 8)]
+    parts += [f'<text x="{left}" y="{height - 12}">jobs</text>', f'<text x="4" y="{y(most) + 4:.0f}">{most:.0f} s</text>',
+              f'<text x="4" y="{y(0):.0f}">CPU s</text>', "</svg>"]
+    return "\n".join(parts) + "\n"
+
+
+def main():
+    args.data.mkdir(parents=True, exist_ok=True)
+    args.results.mkdir(parents=True, exist_ok=True)
+    args.ready = args.data / "pipeline.yaml"
+    args.ready.write_text((HERE / "pipeline.yaml").read_text().replace("$PHOTOS", str(generate().resolve())))
+    runs = [together(k, sharing) for k in args.jobs for sharing in ("off", "exact")]
+    joins = [late(percent) for percent in args.joins]
+    (args.data / "result.json").write_text(json.dumps({"runs": runs, "joins": joins}, indent=1) + "\n")
+    (args.results / "README.md").write_text(table(runs, joins))
+    (args.results / "sharing.svg").write_text(plot(runs))
+    print((args.results / "README.md").read_text())
+
+
+def numbers(text):
+    return [int(n) for n in text.split(",") if n]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--caju", type=pathlib.Path, default=ROOT / "target/release/caju")
+    parser.add_argument("--data", type=pathlib.Path, default=ROOT / "data/sharing")
+    parser.add_argument("--results", type=pathlib.Path, default=HERE / "results")
+    parser.add_argument("--photos", type=int, default=4000)
+    parser.add_argument("--jobs", type=numbers, default=[1, 2, 4, 8])
+    parser.add_argument("--joins", type=numbers, default=[5, 20, 50, 80])
+    parser.add_argument("--window", default="1GiB")
+    args = parser.parse_args()
+    main()
