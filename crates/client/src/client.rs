@@ -152,7 +152,10 @@ impl Client {
             DatasetRef::Registered(id) => (id.clone(), String::new()),
         };
         let local_workers = self.config.local.addresses();
-        if request.target == v1::TargetWorkers::Local && local_workers.is_empty() {
+        if request.target == v1::TargetWorkers::Local
+            && local_workers.is_empty()
+            && request.consumer.is_none()
+        {
             return Err(Error::invalid(
                 "no local worker is found: target_workers LOCAL reads from workers in this process alone, and there is none; \
                  start one (Python: caju.start_worker), or read from ANY",

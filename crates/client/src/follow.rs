@@ -7,7 +7,7 @@ use caju_proto::{Bytes, v1};
 use caju_types::{ClientId, Error, IterationId, TaskId};
 use caju_wire::{Dispatcher, DispatcherLink};
 
-use crate::rounds::Placed;
+use crate::rounds::{Asked, Placed};
 use crate::shared::Shared;
 
 /// The shortest interval between two reports of what has arrived: elements that come faster are reported together.
@@ -22,7 +22,10 @@ pub(crate) struct Identity {
     pub(crate) secret: Bytes,
 }
 
-/// Passes elements on in the order of rounds, for ever. Without rounds it does nothing.
+/// Passes elements on in the order of rounds, until that fails. Without rounds it does nothing.
+///
+/// One call waits at the dispatcher for rounds. What arrives meanwhile is reported by calls of their own: a call that is
+/// broken off costs more than one that is answered.
 pub(crate) async fn follow(
     link: DispatcherLink,
     shared: Arc<Shared>,
@@ -30,29 +33,41 @@ pub(crate) async fn follow(
     poll: Duration,
 ) -> Error {
     let Some(staging) = &shared.rounds else { return std::future::pending().await };
-    loop {
+    let call = |wait: Duration| {
         let request = v1::NextRoundsRequest {
             client_id: own.client.0,
             iteration_id: own.iteration.0,
             secret: own.secret.clone(),
-            wait_ms: u64::try_from(poll.as_millis()).unwrap_or(u64::MAX),
+            wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
             ..staging.report()
         };
-        let number = request.request_no;
-        let call = |mut d: Dispatcher| async move { d.next_rounds(request).await };
-        let news = async {
-            tokio::time::sleep(MIN_REPORT_INTERVAL).await;
-            staging.changed().await;
-        };
-        tokio::select! {
-            biased;
-            answer = link.call(poll, call) => match answer {
+        let at = Asked { number: request.request_no, position: request.position };
+        let link = link.clone();
+        async move { (at, link.call(wait, |mut d: Dispatcher| async move { d.next_rounds(request).await }).await) }
+    };
+    loop {
+        let waiting = call(poll);
+        tokio::pin!(waiting);
+        loop {
+            let news = async {
+                tokio::time::sleep(MIN_REPORT_INTERVAL).await;
+                staging.changed().await;
+            };
+            let (at, answer, is_over) = tokio::select! {
+                biased;
+                (at, answer) = &mut waiting => (at, answer, true),
+                () = news => {
+                    let (at, answer) = call(Duration::ZERO).await;
+                    (at, answer, false)
+                }
+            };
+            match answer {
                 // A heartbeat says why.
                 Ok(answer) if answer.unknown => tokio::time::sleep(RETRY_PAUSE).await,
-                Ok(answer) => match staging.accept(&answer) {
+                Ok(answer) => match staging.accept(at, &answer) {
                     Ok(placed) => {
                         shared.pass_on(placed);
-                        staging.passed_on(number);
+                        staging.passed_on(at);
                     }
                     Err(error) => return error,
                 },
@@ -60,8 +75,10 @@ pub(crate) async fn follow(
                     tracing::debug!(%error, "the order of rounds is not known");
                     tokio::time::sleep(RETRY_PAUSE).await;
                 }
-            },
-            () = news => {}
+            }
+            if is_over {
+                break;
+            }
         }
     }
 }

@@ -18,6 +18,11 @@ use tokio::sync::Notify;
 
 use crate::delivery::Delivery;
 
+/// By how much a step moves the position of a consumer.
+fn span(step: &v1::RoundStep) -> u64 {
+    if step.tail_through > 0 { 1 } else { step.rounds }
+}
+
 /// What has arrived and has no place yet.
 #[derive(Debug, Default)]
 pub(crate) struct Staging {
@@ -65,6 +70,15 @@ enum Lost {
     Reported(u64),
     /// What had no place is dropped.
     Settled,
+}
+
+/// Which report an answer is to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    /// Its number.
+    pub(crate) number: u64,
+    /// How far this consumer was.
+    pub(crate) position: u64,
 }
 
 /// An element that has its place, and when it arrived.
@@ -161,10 +175,17 @@ impl Staging {
     ///
     /// # Errors
     /// `Internal` if the dispatcher names elements that have not arrived.
-    pub(crate) fn accept(&self, answer: &v1::NextRoundsResponse) -> Result<Vec<Placed>> {
+    pub(crate) fn accept(&self, asked: Asked, answer: &v1::NextRoundsResponse) -> Result<Vec<Placed>> {
         let mut inner = self.inner.lock();
         let mut placed = Vec::new();
+        let mut at = asked.position;
         for step in &answer.steps {
+            let is_known = at < inner.position;
+            at = at.saturating_add(span(step));
+            if is_known {
+                // The answer to another report came first.
+                continue;
+            }
             if step.tail_through > 0 {
                 inner.take_tail(step.tail_through, &mut placed);
                 inner.position = inner.position.saturating_add(1);
@@ -181,11 +202,11 @@ impl Staging {
     }
 
     /// The elements of an answer were passed on. What lost tasks have left has no place.
-    pub(crate) fn passed_on(&self, number: u64) {
+    pub(crate) fn passed_on(&self, asked: Asked) {
         let mut dropped = Vec::new();
         let mut inner = self.inner.lock();
         for staged in inner.tasks.values_mut() {
-            if matches!(staged.lost, Lost::Reported(at) if at <= number) {
+            if matches!(staged.lost, Lost::Reported(at) if at <= asked.number) {
                 staged.lost = Lost::Settled;
                 staged.elements = 0;
                 dropped.extend(staged.waiting.drain(..).map(|(delivery, _)| delivery));
@@ -218,7 +239,6 @@ impl Inner {
     }
 
     fn forget_known(&mut self, known: u64) {
-        let span = |step: &v1::RoundStep| if step.tail_through > 0 { 1 } else { step.rounds };
         let mut at = self.position.saturating_sub(self.recent.iter().map(span).sum());
         while let Some(first) = self.recent.front().map(span)
             && at.saturating_add(first) <= known

@@ -126,6 +126,8 @@ struct Inner {
     slowest: String,
     /// Rows that the user had taken, and when that was first seen.
     taken: (u64, Instant),
+    /// Until when the time that the user waited for other consumers is counted.
+    waited_for_others_until: Instant,
 }
 
 impl Inner {
@@ -164,6 +166,7 @@ impl Recorder {
                 incomplete: None,
                 slowest: String::new(),
                 taken: (0, now),
+                waited_for_others_until: now,
             }),
         }
     }
@@ -189,8 +192,12 @@ impl Recorder {
     /// An element that arrived at this time is the user's: until now other consumers did not have theirs.
     pub(crate) fn waited_for_others(&self, arrived: Instant) {
         let mut s = self.inner.lock();
+        let now = Instant::now();
         if let Some(since) = s.waiting {
-            s.stats.consumer_wait += since.max(arrived).elapsed();
+            // Several elements may come in one wait: no time counts twice.
+            let since = since.max(arrived).max(s.waited_for_others_until);
+            s.stats.consumer_wait += now.saturating_duration_since(since);
+            s.waited_for_others_until = now;
         }
     }
 

@@ -151,6 +151,50 @@ fn a_consumer_that_does_not_come_is_waited_for_within_the_dispatchers_consumer_w
     cluster.stop();
 }
 
+/// Rows with lists of 1 to 97 items.
+fn with_lists(last: &Value) -> Pipeline {
+    let lists = json!({ "with_columns": { "tokens": "array_repeat(id, id * 7919 % 97 + 1)" } });
+    Pipeline::of(json!({ "range": 6_000 }), json!([lists, { "shuffle": 100 }, last]))
+}
+
+#[test]
+fn consumers_read_in_rounds_with_balance() {
+    let cluster = Cluster::start(2);
+    let buckets = json!({ "bucket_by_length": {
+        "length": "array_length(tokens)", "boundaries": [32, 64], "batch_sizes": 10, "drop_remainder": true } });
+    let bucket = read(&cluster, &with_lists(&buckets), 3, &["--job", "bucket", "--balance", "bucket"]);
+    let rounds = field(&bucket, "rounds");
+    assert_eq!(rounds, [rounds[0]; 3]);
+    assert_eq!(field(&bucket, "batches"), rounds);
+    assert!(
+        rounds[0] >= (600 - 2 * 3 - 3 * 2) / 3,
+        "{rounds:?}: short batches and less than a round per class are dropped"
+    );
+    let waits = |r: &Value| r["epochs"][0]["consumer_wait_s"].as_f64() <= r["epochs"][0]["wait_s"].as_f64();
+    assert!(bucket.iter().all(waits), "a part of the wait: {bucket:?}");
+    let tokens = with_lists(&json!({ "batch": 20 }));
+    let packed = read(&cluster, &tokens, 3, &["--job", "tokens", "--balance", "tokens"]);
+    assert_eq!((field(&packed, "rounds"), field(&packed, "rows")), (vec![100; 3], vec![2_000; 3]));
+    let whole = cluster.report(&tokens, &[]).checksums();
+    assert_eq!(
+        sum(&packed),
+        u128::from_str_radix(&whole[0], 16).unwrap(),
+        "every row once, whatever batch it is in"
+    );
+    let status = cluster.status();
+    for balance in ["bucket", "tokens"] {
+        let job = status["jobs"].as_array().unwrap().iter().find(|j| j["job"] == balance).unwrap();
+        assert_eq!((&job["balance"], &job["state"]), (&json!(balance), &json!("finished")));
+    }
+    let plain = read(&cluster, &tokens, 2, &["--job", "plain", "--balance", "none"]);
+    assert!(plain.iter().all(|r| r["epochs"][0].get("rounds").is_none()), "{plain:?}");
+    cluster.read(&tokens, &["--balance", "bucket"]).expect_code(2);
+    let numbers = Pipeline::of(json!({ "range": 10 }), json!([{ "batch": 2 }]));
+    let wrong = ["--job", "n", "--num-consumers", "2", "--consumer-index", "0", "--balance", "tokens"];
+    cluster.read(&numbers, &wrong).expect_code(2).expect_error(&["no column is a list or a text"]);
+    cluster.stop();
+}
+
 /// What divides evenly is neither dropped nor repeated, whatever the number of workers, ranks and the batch.
 #[test]
 fn det_06_what_divides_evenly_comes_exactly_once() {

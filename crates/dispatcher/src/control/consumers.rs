@@ -16,14 +16,11 @@ use super::{Core, Txn, secrets};
 use crate::config::Timers;
 use crate::state::{
     Balance, Consumers, Dataset, DealtPiece, Failure, Iteration, Job, Mode, State, Tail, TailElement,
-    TargetWorkers, Uneven, Update,
+    TargetWorkers, Uneven, Update, describe_steps,
 };
 
 /// The most consumers of one job. A task keeps a queue for each.
 const MAX_CONSUMERS: u32 = 65_536;
-
-/// The most consumers that a message names.
-const MAX_NAMED: usize = 8;
 
 /// The most elements of one tail that its rows may fill, and that its consumers together may lack: each is dealt under the lock of
 /// the state. A task keeps less than one batch per repetition, and is behind by what a lost worker had sent.
@@ -162,16 +159,7 @@ pub(super) fn check_steps(consumers: Option<&Consumers>, steps: &BTreeMap<u32, u
     let is_same_number =
         steps.keys().all(|c| *c < consumers.count) && steps.len() == consumers.count as usize;
     let (least, most) = (steps.values().min(), steps.values().max());
-    // Elements that some consumers lack of a round would be of another class, or of another length.
-    if consumers.balance != Balance::None && least != most {
-        return Err(Error::failed_precondition(format!(
-            "the states are of different steps ({}), and consumers with balance `{}` go on from states of one step alone: a \
-             round of which some have their element cannot be made again; start all consumers again from the states of one \
-             step, or read the epoch again under another job name",
-            describe_steps(steps),
-            consumers.balance.as_str()
-        )));
-    }
+    consumers.check_steps(steps)?;
     // Fewer states than consumers may be the first of them.
     let may_grow = steps.len() < consumers.count as usize && steps.keys().all(|c| *c < consumers.count);
     if is_same_number || may_grow || least == most {
@@ -183,12 +171,6 @@ pub(super) fn check_steps(consumers: Option<&Consumers>, steps: &BTreeMap<u32, u
         describe_steps(steps),
         consumers.count
     )))
-}
-
-fn describe_steps(steps: &BTreeMap<u32, u64>) -> String {
-    let say = |(consumer, elements): (&u32, &u64)| format!("consumer {consumer} after {elements} elements");
-    let steps: Vec<String> = steps.iter().map(say).take(MAX_NAMED).collect();
-    steps.join(", ")
 }
 
 /// The index under which a reader joins.

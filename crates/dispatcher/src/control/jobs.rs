@@ -135,7 +135,6 @@ impl Wanted {
         default_policy: impl Fn() -> Policy,
     ) -> Result<JobSpec> {
         let (mode, target) = (self.mode.unwrap_or(Mode::Dynamic), self.target.unwrap_or_default());
-        consumers::check_new(self.consumers.as_ref(), mode, target)?;
         consumers::check_dataset(self.consumers.as_ref(), dataset)?;
         let save = (!request.save_url.is_empty()).then(|| SaveTarget {
             url: request.save_url.clone(),
@@ -198,7 +197,9 @@ pub(super) fn get_or_create(
         return Ok(job.clone());
     }
     // Before there is a job: nobody could read it.
-    targets::local_workers(txn.state, request, wanted.target.unwrap_or_default())?;
+    let (mode, target) = (wanted.mode.unwrap_or(Mode::Dynamic), wanted.target.unwrap_or_default());
+    consumers::check_new(wanted.consumers.as_ref(), mode, target)?;
+    targets::local_workers(txn.state, request, target)?;
     let spec = wanted.into_spec(request, dataset, shard_by, || core.snapshots.default_policy())?;
     admit_job(core, txn)?;
     txn.apply(Update::JobCreated { job: name.clone(), spec });

@@ -82,7 +82,7 @@ struct View {
     consumers: u32,
     /// Tasks that every consumer reads to their ends.
     tasks: BTreeSet<TaskId>,
-    /// The last rounds that were given out.
+    /// The last rounds that were given out, while none of them is taken back.
     tail_rounds: u64,
 }
 
@@ -93,7 +93,7 @@ impl View {
             consumer: iteration.members.get(&client)?.consumer?,
             consumers: even.consumers.count,
             tasks: iteration.tasks.values().filter(|t| !t.is_lost() && !t.is_done()).map(|t| t.id).collect(),
-            tail_rounds: even.tail_rounds,
+            tail_rounds: if iteration.has_all_tails() { even.tail_rounds } else { 0 },
         })
     }
 }

@@ -14,6 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Failure, Iteration, Task, TaskState, rounds};
 
+/// The most consumers that a message names.
+const MAX_NAMED: usize = 8;
+
 /// How the elements of a job reach its consumers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Consumers {
@@ -24,6 +27,33 @@ pub struct Consumers {
     /// What the consumers' elements of one round have in common.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub balance: Balance,
+}
+
+/// Numbers of elements, for messages.
+pub fn describe_steps(steps: &BTreeMap<u32, u64>) -> String {
+    let say = |(consumer, elements): (&u32, &u64)| format!("consumer {consumer} after {elements} elements");
+    let said: Vec<String> = steps.iter().map(say).take(MAX_NAMED).collect();
+    said.join(", ")
+}
+
+impl Consumers {
+    /// Whether an epoch can go on behind these numbers of elements of its consumers. In rounds the elements that some
+    /// consumers lack would be of another class, or of another length, than those of the others.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` for consumers that read in rounds and are at different steps.
+    pub fn check_steps(&self, steps: &BTreeMap<u32, u64>) -> Result<(), Error> {
+        if self.balance == Balance::None || steps.values().min() == steps.values().max() {
+            return Ok(());
+        }
+        Err(Error::failed_precondition(format!(
+            "the consumers are at different steps ({}), and with balance `{}` they go on from one step alone: a round of which \
+             some have their element cannot be made again; start all consumers again from their states of one step, or read \
+             the epoch again under another job name",
+            describe_steps(steps),
+            self.balance.as_str()
+        )))
+    }
 }
 
 /// What the elements that the consumers of a job get in one round have in common.

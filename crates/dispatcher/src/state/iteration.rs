@@ -310,6 +310,11 @@ impl Iteration {
                 self.feeds.entry(FeedId(*feed)).or_default();
             }
         }
+        let error = self.even.as_ref().and_then(|even| even.consumers.check_steps(&resume.steps).err());
+        if let Some(error) = error {
+            let failure = Failure::from(&error.context(self.describe()));
+            return self.fail(failure);
+        }
         if let Some(even) = &mut self.even {
             even.begin_at(&resume.steps);
         }

@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 
 pub use caju_autocache::{HintDef, Policy, SplitModes};
 pub use dataset::{Dataset, Job, JobSpec};
-pub use even::{Balance, Consumers, Deal, DealtPiece, Even, Tail, TailElement, Uneven};
+pub use even::{Balance, Consumers, Deal, DealtPiece, Even, Tail, TailElement, Uneven, describe_steps};
 pub use failure::Failure;
 pub use feed::{Feed, FeedId, Lease, SplitRecord, next_digest};
 pub use follow::{follow_ups, owed_tasks};

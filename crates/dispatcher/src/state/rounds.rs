@@ -82,6 +82,15 @@ pub(super) fn numbered(mut deal: Deal, first: u64) -> Deal {
 }
 
 impl Iteration {
+    /// Whether all rows of the epoch are in tasks that have given out their tails. After the loss of a task they are taken
+    /// back once every consumer has said what it has of it.
+    pub fn has_all_tails(&self) -> bool {
+        let has_tail = |t: &Task| !t.is_lost() && (t.dealt.is_some() || t.is_over());
+        self.failure.is_none()
+            && !self.feeds.values().any(super::Feed::has_work)
+            && self.tasks.values().all(has_tail)
+    }
+
     /// A task was lost that had given out its tail. Consumers have delivered all of the last rounds, or nothing of them: what
     /// they have received of them otherwise they drop. So the tails of all tasks are computed and given out again.
     pub(super) fn take_back_tails(&mut self, lost: &Task) {

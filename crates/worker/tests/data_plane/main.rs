@@ -10,6 +10,7 @@ mod membership;
 mod panics;
 mod reading;
 mod resume;
+mod rounds;
 mod same_ids;
 mod sharding;
 mod sharing;

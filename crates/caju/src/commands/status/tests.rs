@@ -119,13 +119,15 @@ fn readers_that_take_nothing_come_first() {
         ..Default::default()
     };
     let mut readers: Vec<ReaderStatus> = (1..=12).map(|n| reader(n, 0.0)).collect();
-    readers.push(ReaderStatus { consumer: 4, elements_behind: 5, ..reader(13, 90.0) });
+    readers.push(ReaderStatus { consumer: 4, elements_behind: 5, consumer_wait_s: 3.0, ..reader(13, 90.0) });
     let served =
         TaskServed { elements: 120, rows: 4321, source_opens: 19, bytes: 5 << 20, ..Default::default() };
     let job = JobStatus {
         readers,
         splits: Some(SplitStates { waiting: 81, leased: 4, sent: 3, done: 12 }),
         served: Some(served),
+        balance: "bucket".into(),
+        rounds: 1234,
         ..job(1, "a", "running")
     };
     let usage = WorkerUsage { rss_bytes: 300 << 20, memory_tier_bytes: 7 << 20, ..Default::default() };
@@ -144,6 +146,7 @@ fn readers_that_take_nothing_come_first() {
         "cache s3://c (3.00 GiB of 5.00 GiB in 2 snapshots)",
         "splits: 81 waiting, 4 running, 3 sent, 12 done; opened at the source: 19",
         "4,321",
+        "rounds (bucket): 1,234 taken by all; waited for other consumers: consumer 3 3",
         "300.00 MiB",
         "waits 50 %",
         "3 more readers",
@@ -155,6 +158,8 @@ fn readers_that_take_nothing_come_first() {
     assert!(shown.contains("busy 1 min 30 s"), "{shown}");
     let json = json::status(&status);
     assert_eq!(json["jobs"][0]["readers"][12]["consumer"], 3);
+    assert_eq!(json["jobs"][0]["readers"][12]["consumer_wait_s"], 3.0);
+    assert_eq!((&json["jobs"][0]["balance"], &json["jobs"][0]["rounds"]), (&"bucket".into(), &1234.into()));
     assert_eq!(json["jobs"][0]["readers"][0]["rows_waiting"], 77);
     assert_eq!(json["jobs"][0]["splits"]["sent"], 3);
     assert_eq!(json["jobs"][0]["served"]["source_opens"], 19);
