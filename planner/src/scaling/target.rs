@@ -193,10 +193,7 @@ impl ScalingLoop {
 
     fn decide(&mut self, running: &[u64]) {
         if running.is_empty() {
-            let reason = "No job runs.".to_string();
-            self.fewer_since = None;
-            self.target = ScalingTarget { workers: self.settings.min_workers, reason, jobs: Vec::new() };
-            return;
+            return self.idle();
         }
         let known: Vec<&Known> = running.iter().filter_map(|i| self.jobs.get(i)).collect();
         let total_busy: f64 = known.iter().map(|k| k.busy).sum();
@@ -220,6 +217,9 @@ impl ScalingLoop {
         let mut range = TargetRange { low: total(1.0 - error), best: total(1.0), high: total(1.0 + error) };
         let reason = self.reason(&known, &needs, range.best);
         let begins = self.target.jobs.is_empty();
+        if begins {
+            self.fewer_since = None;
+        }
         let present =
             if begins { self.workers.max(self.target.workers).max(range.best) } else { self.target.workers };
         if known.iter().any(|k| k.ceiling.is_none() && k.wait > MAX_WAIT) {
@@ -231,6 +231,21 @@ impl ScalingLoop {
             range.high = range.high.max(present);
         }
         self.settle(range, self.limits().clamp(present), ScalingTarget { workers: 0, reason, jobs });
+    }
+
+    /// No job runs. The next epoch may be about to begin, so the workers are kept for as long as others that are not needed.
+    fn idle(&mut self) {
+        let (at_least, after) = (self.settings.min_workers, self.settings.scale_down_after);
+        if !self.target.jobs.is_empty() {
+            self.fewer_since = None;
+        }
+        let since = *self.fewer_since.get_or_insert(self.at);
+        let due = self.target.workers <= at_least || self.at.saturating_sub(since) >= after;
+        let workers = if due { at_least } else { self.target.workers };
+        let falls =
+            format!(" The target falls when that has been so for {}.", caju_types::format_duration(after));
+        let reason = format!("No job runs.{}", if due { "" } else { &falls });
+        self.target = ScalingTarget { workers, reason, jobs: Vec::new() };
     }
 
     /// Moves the target: up at once, down when fewer workers were enough for long enough.

@@ -99,8 +99,15 @@ fn no_job_needs_no_worker() {
     assert_eq!(cluster.run(2), [1, 1], "a worker must be there to show what is needed");
     (cluster.workers, cluster.follows) = (1, true);
     assert_eq!(cluster.run(3), [3, 3, 3]);
+    // The next epoch may be about to begin.
+    let jobs = std::mem::take(&mut cluster.jobs);
+    assert_eq!(cluster.run(3), [3, 3, 3]);
+    assert_eq!(cluster.reason(), "No job runs. The target falls when that has been so for 30.00 s.");
+    cluster.jobs = jobs;
+    assert_eq!(cluster.run(3), [3, 3, 3]);
     cluster.jobs.clear();
-    assert_eq!(cluster.step(0.0), 0);
+    assert_eq!(cluster.run(8), [3, 3, 3, 3, 3, 3, 0, 0]);
+    assert_eq!(cluster.reason(), "No job runs.");
 }
 
 /// A decision to store that halves the CPU time of a row halves the target within the same epoch.

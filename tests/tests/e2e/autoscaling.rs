@@ -55,7 +55,7 @@ fn a_waiting_reader_raises_the_target_and_its_end_lowers_it() {
 
     let p = Pipeline::of(
         json!({ "range": { "start": 0, "end": 10_000_000 } }),
-        json!([{ "sleep": { "per_row": "2ms" } }]),
+        json!([{ "sleep": { "per_row": "2ms" } }, { "batch": 50 }]),
     );
     let reader = cluster.start_read(&p, &["--job", "train"]);
     let reason = cluster.wait_for_status("a target of three workers", |s| {

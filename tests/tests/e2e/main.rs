@@ -25,6 +25,7 @@ mod examples;
 mod faults;
 mod hostile;
 mod journals;
+mod kubernetes;
 mod leaving;
 mod lost_readers;
 mod nobody_else;

@@ -92,8 +92,9 @@ impl Core {
     }
 }
 
+/// Whether readers are in the middle of it. They may take rows for long after all were sent.
 fn is_read(iteration: &Iteration) -> bool {
-    iteration.is_running() && !iteration.members.is_empty()
+    iteration.failure.is_none() && !iteration.members.is_empty()
 }
 
 /// What an iteration has done so far.

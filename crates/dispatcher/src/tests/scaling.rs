@@ -93,8 +93,14 @@ async fn the_target_follows_what_workers_and_readers_report() {
     }
     assert_eq!(targets, [4, 4, 2, 2]);
     running.world.close(running.client, running.iteration, Vec::new()).await;
-    running.world.core.sample_for_scaling();
-    assert_eq!(running.world.core.scaling_target().borrow().workers, 0);
+    let core = &running.world.core;
+    let mut after = Vec::new();
+    for _ in 0..3 {
+        core.sample_for_scaling();
+        after.push(core.scaling_target().borrow().workers);
+        running.world.clock.advance(Duration::from_secs(5));
+    }
+    assert_eq!(after, [2, 2, 0]);
 }
 
 #[tokio::test]

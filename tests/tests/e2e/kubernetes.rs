@@ -1,0 +1,105 @@
+//! KEDA's and the horizontal pod autoscaler's part, played by a client of KEDA's protocol that starts and ends real workers.
+
+use std::time::{Duration, Instant};
+
+use caju_proto::externalscaler::external_scaler_client::ExternalScalerClient;
+use caju_proto::externalscaler::{GetMetricsRequest, ScaledObjectRef};
+use caju_tests::pipeline::Report;
+use caju_tests::{Cluster, Pipeline};
+use serde_json::json;
+use tonic::transport::Channel;
+
+/// Relative deviation that the autoscaler ignores.
+const TOLERANCE: f64 = 0.1;
+/// The window whose highest wish counts where replicas are taken away: 300 s in Kubernetes, at a hundredth here.
+const STABILISATION: Duration = Duration::from_secs(3);
+
+/// The horizontal pod autoscaler with its defaults, above KEDA's 0 and 1.
+struct Autoscaler {
+    keda: ExternalScalerClient<Channel>,
+    most: u64,
+    wishes: Vec<(Instant, u64)>,
+}
+
+impl Autoscaler {
+    async fn wish(&mut self, replicas: u64) -> u64 {
+        let object = ScaledObjectRef { name: "caju-worker".into(), ..Default::default() };
+        let active = self.keda.is_active(object.clone()).await.unwrap().into_inner().result;
+        if !active || replicas == 0 {
+            // KEDA's part: the first replica, and the last one.
+            return u64::from(active);
+        }
+        let spec =
+            self.keda.get_metric_spec(object.clone()).await.unwrap().into_inner().metric_specs.remove(0);
+        let request = GetMetricsRequest { scaled_object_ref: Some(object), metric_name: spec.metric_name };
+        let value = self.keda.get_metrics(request).await.unwrap().into_inner().metric_values.remove(0);
+        // An AverageValue target.
+        let ratio = value.metric_value_float / (spec.target_size_float * replicas as f64);
+        let wanted = match (ratio - 1.0).abs() <= TOLERANCE {
+            true => replicas,
+            false => (value.metric_value_float / spec.target_size_float).ceil() as u64,
+        };
+        self.wishes.push((Instant::now(), wanted));
+        self.wishes.retain(|(at, _)| at.elapsed() <= STABILISATION);
+        let stable = self.wishes.iter().map(|(_, n)| *n).max().unwrap_or(wanted);
+        // At most twice as many, or four more.
+        let up = (2 * replicas).max(replicas + 4);
+        if wanted > replicas { wanted.min(up).min(self.most) } else { stable.min(replicas).max(1) }
+    }
+}
+
+/// From no worker to the target and back to none, while a job reads its epoch: each row comes once.
+#[test]
+fn the_autoscaler_of_kubernetes_follows_the_target() {
+    let mut cluster = Cluster::start_with(
+        0,
+        &["--scaling-interval", "500ms", "--max-workers", "3", "--scale-down-after", "1s"],
+        &[],
+    );
+    let mut p = Pipeline::of(
+        json!({ "csv": { "path": "*.csv" } }),
+        json!([{ "sleep": { "per_row": "10ms" } }, { "batch": 10 }]),
+    );
+    for file in 0..60 {
+        let rows: String = (0..10).map(|row| format!("{}\n", file * 10 + row)).collect();
+        p = p.with_file(&format!("{file:02}.csv"), format!("id\n{rows}").as_bytes());
+    }
+    let wanted = p.report(&[]);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let address = format!("http://{}", cluster.address());
+    let keda = runtime.block_on(ExternalScalerClient::connect(address)).unwrap();
+    let mut autoscaler = Autoscaler { keda, most: 3, wishes: Vec::new() };
+    assert_eq!(runtime.block_on(autoscaler.wish(0)), 0, "no job runs");
+
+    let mut reader = Some(cluster.start_read(&p, &["--job", "train", "--report", "read.json"]));
+    let (mut path, began) = (vec![0], Instant::now());
+    while reader.is_some() || !cluster.workers.is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(240), "{path:?}");
+        let replicas = cluster.workers.len() as u64;
+        let wish = runtime.block_on(autoscaler.wish(replicas));
+        for _ in replicas..wish {
+            cluster.add_worker(&[]);
+        }
+        for _ in wish..replicas {
+            // The kubelet sends SIGTERM, and waits for the drain.
+            cluster.workers.pop().unwrap().terminate().expect_code(0);
+        }
+        if wish != replicas {
+            path.push(wish);
+        }
+        // Each question is a call; KEDA pauses between two, too.
+        std::thread::sleep(Duration::from_millis(100));
+        reader = reader.take().and_then(|r| match r.has_ended() {
+            true => {
+                r.wait().expect_code(0);
+                None
+            }
+            false => Some(r),
+        });
+    }
+    assert!(path.starts_with(&[0, 1, 3]) && path.ends_with(&[0]), "{path:?}");
+    let report = Report::load(&p.folder().join("read.json"));
+    assert_eq!(report.rows(), [600]);
+    assert_eq!(report.checksums(), wanted.checksums());
+    cluster.stop();
+}
