@@ -1,12 +1,14 @@
-"""Three trainers with three learning rates, one after another, over one cache: the preparation is computed once.
+"""Three trainers with three learning rates over one preparation, which is computed once.
 
-    python examples/hyperparameter_sweep.py [--rows 2000] [--cache DIR]
+    python examples/hyperparameter_sweep.py [--rows 2000] [--cache DIR] [--together]
 
-The preparation is slow on purpose. The first trainer computes it in its first epoch and stores the rows. Its second
-epoch, and all epochs of the other trainers, read the stored rows.
+The preparation is slow on purpose. One after another, the first trainer computes it in its first epoch and stores the
+rows. Its second epoch, and all epochs of the other trainers, read the stored rows. Together, nothing is stored: the
+trainers run at the same time and share the rows of each epoch, which the worker computes once for all of them.
 """
 
 import argparse
+import concurrent.futures
 import tempfile
 import time
 
@@ -15,10 +17,14 @@ import numpy as np
 import caju
 
 
-def prepared(rows):
+RATES = (0.01, 0.1, 0.5)
+
+
+def prepared(rows, store=True):
     """The part that all trainers share. The hint allows the reuse of these rows."""
     slow = f"source: {{ range: {rows} }}\nsteps: [ {{ sleep: {{ per_row: 1ms }} }} ]"
-    return caju.from_yaml(slow).map(x="CAST(id AS double) / 1000", y="sin(CAST(id AS double) / 1000)").cache("prepared")
+    computed = caju.from_yaml(slow).map(x="CAST(id AS double) / 1000", y="sin(CAST(id AS double) / 1000)")
+    return computed.cache("prepared") if store else computed.autocache("prepared")
 
 
 def train(dataset, rate, epochs):
@@ -32,15 +38,33 @@ def train(dataset, rate, epochs):
     return slope, seconds
 
 
+def together(rows, epochs):
+    """Trains with all rates at the same time. Returns the seconds of each trainer's epochs."""
+    with caju.LocalCluster() as cluster, concurrent.futures.ThreadPoolExecutor(len(RATES)) as threads:
+
+        def trial(rate):
+            # Trainers may differ below the hint, here in their batches.
+            dataset = prepared(rows, store=False).shuffle(256).batch(64 if rate < 0.5 else 32)
+            return train(dataset.distribute(cluster, job_name=f"rate-{rate}", sharing="exact", policy="compute"), rate, epochs)
+
+        return list(threads.map(trial, RATES))
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--cache", help="where to keep snapshots; a private folder by default")
+    parser.add_argument("--together", action="store_true", help="run the trainers at the same time, and share rows")
     args = parser.parse_args(arguments)
+    if args.together:
+        trained = together(args.rows, args.epochs)
+        for rate, (slope, seconds) in zip(RATES, trained):
+            print(f"rate {rate}: slope {slope:.3f}, epochs took " + ", ".join(f"{s:.2f} s" for s in seconds))
+        return [seconds for _, seconds in trained]
     times = []
     with tempfile.TemporaryDirectory() as folder, caju.LocalCluster(cache=args.cache or folder) as cluster:
-        for rate in (0.01, 0.1, 0.5):
+        for rate in RATES:
             # Below the hint each trainer is its own: batches, shuffling, anything.
             dataset = prepared(args.rows).shuffle(256).batch(64).distribute(cluster, job_name=f"rate-{rate}")
             slope, seconds = train(dataset, rate, args.epochs)

@@ -18,6 +18,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+made = set()
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -33,11 +34,20 @@ def generate():
     return folder
 
 
+def pipeline(name):
+    """A pipeline of this folder, over the photos."""
+    ready = args.data / f"{name}.yaml"
+    if name not in made:
+        ready.write_text((HERE / f"{name}.yaml").read_text().replace("$PHOTOS", str(generate().resolve())))
+        made.add(name)
+    return ready
+
+
 class Server:
     """A server process, and the address that it prints."""
 
     def __init__(self, *command):
-        self.process = subprocess.Popen(caju(*command), stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(caju(*command), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.address = self.process.stdout.readline().split()[-1]
 
     def stop(self):
@@ -66,9 +76,9 @@ class Cluster:
         self.worker.stop()
         self.dispatcher.stop()
 
-    def read(self, job, sharing):
+    def read(self, file, job, sharing):
         report = pathlib.Path(tempfile.mkstemp(suffix=".json")[1])
-        command = caju("read", args.ready, "--dispatcher", self.dispatcher.address, "--job", job, "--sharing", sharing,
+        command = caju("read", file, "--dispatcher", self.dispatcher.address, "--job", job, "--sharing", sharing,
                        "--policy", "compute", "--no-checksum", "--quiet", "--report", report)
         return subprocess.Popen(command, stdout=subprocess.DEVNULL), report
 
@@ -87,40 +97,45 @@ def finish(reader):
     return epoch
 
 
-def together(jobs, sharing):
+def together(name, jobs, sharing):
     """k jobs that begin together."""
     with Cluster() as cluster:
         begin, start = cluster.worker.cpu_s(), time.monotonic()
-        epochs = [finish(r) for r in [cluster.read(f"job-{i}", sharing) for i in range(jobs)]]
+        epochs = [finish(r) for r in [cluster.read(pipeline(name), f"job-{i}", sharing) for i in range(jobs)]]
         wall, cpu = time.monotonic() - start, cluster.worker.cpu_s() - begin
         rows = sum(e["rows"] for e in epochs)
         computed = sum(e["shared"]["computed_rows"] for e in epochs) if sharing == "exact" else rows
-        return {"jobs": jobs, "sharing": sharing, "rows": rows, "computed_rows": computed, "cpu_s": round(cpu, 2),
+        return {"pipeline": name, "jobs": jobs, "sharing": sharing, "rows": rows, "computed_rows": computed, "cpu_s": round(cpu, 2),
                 "wall_s": round(wall, 2), "rows_per_cpu_s": round(rows / cpu, 1), "peak_bytes": cluster.worker.peak_bytes()}
 
 
 def late(percent):
     """A job that begins when another one has read a part of its epoch."""
     with Cluster() as cluster:
-        first = cluster.read("early", "exact")
+        first = cluster.read(pipeline("float32"), "early", "exact")
         while cluster.rows("early") < args.photos * percent / 100:
             if first[0].poll() is not None:
                 sys.exit("the epoch is too short: more --photos")
         missed = cluster.rows("early")
-        epochs = [finish(r) for r in (cluster.read("late", "exact"), first)]
+        epochs = [finish(r) for r in (cluster.read(pipeline("float32"), "late", "exact"), first)]
         computed = sum(e["shared"]["computed_rows"] for e in epochs)
         return {"joined_at_percent": percent, "missed_rows": missed, "extra_rows": computed - args.photos}
 
 
+def alone(runs, name):
+    """The CPU time of one job without sharing."""
+    return next(r["cpu_s"] for r in runs if (r["pipeline"], r["jobs"], r["sharing"]) == (name, 1, "off"))
+
+
 def table(runs, joins):
-    base = next(r["cpu_s"] for r in runs if r["jobs"] == 1 and r["sharing"] == "off")
     out = ["# Jobs that share: the last run", "",
-           f"{args.photos} photos of P1, one worker with a window of {args.window}, `nproc` {os.cpu_count()}.", "",
-           "| jobs | sharing | CPU s of the worker | of one job alone | rows per CPU s | computed rows | seconds | peak MiB |",
-           "|---|---|---|---|---|---|---|---|"]
-    out += [f"| {r['jobs']} | {r['sharing']} | {r['cpu_s']} | {r['cpu_s'] / base:.2f} | {r['rows_per_cpu_s']} | {r['computed_rows']} "
-            f"| {r['wall_s']} | {r['peak_bytes'] >> 20} |" for r in runs]
-    out += ["", "A job that joins late:", "", "| joined at | rows that it had missed | rows that were computed twice |", "|---|---|---|"]
+           f"{args.photos} photos, one worker with a window of {args.window}, {os.cpu_count()} cores. {args.build}", "",
+           "| pipeline | jobs | sharing | CPU s of the worker | of one job alone | rows per CPU s | computed rows | seconds | peak MiB |",
+           "|---|---|---|---|---|---|---|---|---|"]
+    out += [f"| {r['pipeline']} | {r['jobs']} | {r['sharing']} | {r['cpu_s']} | {r['cpu_s'] / alone(runs, r['pipeline']):.2f} "
+            f"| {r['rows_per_cpu_s']} | {r['computed_rows']} | {r['wall_s']} | {r['peak_bytes'] >> 20} |" for r in runs]
+    out += ["", "A job that joins late (float32):", "", "| joined at | rows that it had missed | rows that were computed twice |",
+            "|---|---|---|"]
     out += [f"| {j['joined_at_percent']} % | {j['missed_rows']} | {j['extra_rows']} |" for j in joins]
     return "\n".join(out) + "\n\n![CPU time of the worker](sharing.svg)\n"
 
@@ -133,10 +148,12 @@ def plot(runs):
     y = lambda cpu: top + (1 - cpu / most) * (height - top - 50)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
              f'<line x1="{left}" y1="{y(0):.0f}" x2="{width - 20}" y2="{y(0):.0f}" stroke="black"/>']
-    for sharing, colour in (("off", "#888"), ("exact", "#c40")):
-        line = [(x(r["jobs"]), y(r["cpu_s"])) for r in runs if r["sharing"] == sharing]
-        parts.append(f'<polyline fill="none" stroke="{colour}" points="{" ".join(f"{a:.0f},{b:.0f}" for a, b in line)}"/>')
-        parts.append(f'<text x="{line[-1][0] - 60:.0f}" y="{line[-1][1] - 6:.0f}" fill="{colour}">sharing {sharing}</text>')
+    for name, dash in (("float32", ""), ("uint8", "4 3")):
+        for sharing, colour in (("off", "#888"), ("exact", "#c40")):
+            line = [(x(r["jobs"]), y(r["cpu_s"])) for r in runs if (r["pipeline"], r["sharing"]) == (name, sharing)]
+            points = " ".join(f"{a:.0f},{b:.0f}" for a, b in line)
+            parts.append(f'<polyline fill="none" stroke="{colour}" stroke-dasharray="{dash}" points="{points}"/>')
+            parts.append(f'<text x="{line[-1][0] - 110:.0f}" y="{line[-1][1] - 6:.0f}" fill="{colour}">{name}, sharing {sharing}</text>')
     parts += [f'<text x="{x(k):.0f}" y="{y(0) + 16:.0f}">{k}</text>' for k in (1, 2, 4, 8)]
     parts += [f'<text x="{left}" y="{height - 12}">jobs</text>', f'<text x="4" y="{y(most) + 4:.0f}">{most:.0f} s</text>',
               f'<text x="4" y="{y(0):.0f}">CPU s</text>', "</svg>"]
@@ -146,9 +163,7 @@ def plot(runs):
 def main():
     args.data.mkdir(parents=True, exist_ok=True)
     args.results.mkdir(parents=True, exist_ok=True)
-    args.ready = args.data / "pipeline.yaml"
-    args.ready.write_text((HERE / "pipeline.yaml").read_text().replace("$PHOTOS", str(generate().resolve())))
-    runs = [together(k, sharing) for k in args.jobs for sharing in ("off", "exact")]
+    runs = [together(name, k, sharing) for name in ("float32", "uint8") for k in args.jobs for sharing in ("off", "exact")]
     joins = [late(percent) for percent in args.joins]
     (args.data / "result.json").write_text(json.dumps({"runs": runs, "joins": joins}, indent=1) + "\n")
     (args.results / "README.md").write_text(table(runs, joins))
@@ -169,5 +184,6 @@ if __name__ == "__main__":
     parser.add_argument("--jobs", type=numbers, default=[1, 2, 4, 8])
     parser.add_argument("--joins", type=numbers, default=[5, 20, 50, 80])
     parser.add_argument("--window", default="1GiB")
+    parser.add_argument("--build", default="", help="a sentence about the build and the machine, for the table")
     args = parser.parse_args()
     main()

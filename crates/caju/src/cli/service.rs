@@ -269,7 +269,8 @@ pub(crate) struct TaskArgs {
     /// `throttle`, the others wait for it, for --sharing-wait at most
     #[arg(long, value_name = "drop|throttle", default_value = "drop", value_parser = SharingLag::from_name)]
     pub(crate) sharing_lag: SharingLag,
-    /// How long a task waits for rows that a task of another job computes before it computes them itself
+    /// How long a task waits for rows that a task of another job computes before it computes them itself. Shared rows are held
+    /// for as long when the last task that shares them has ended
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
     pub(crate) sharing_wait: Duration,
     /// For experiments with a slow worker: the stages `sleep` and `burn` take this many times as long here

@@ -1,5 +1,7 @@
 //! Sharing points: where rows of different jobs are equal.
 
+use std::hash::{Hash, Hasher};
+
 use arrow_schema::Schema;
 use caju_types::{Fingerprint, hash128, mix64};
 
@@ -64,6 +66,44 @@ impl BoundPipeline {
 }
 
 fn key(of: Fingerprint, schema: &Schema, found: Option<&str>, draw: Option<(u64, u64)>) -> u128 {
-    // Columns have an order here, which fingerprints leave out.
-    hash128(format!("caju.sharing/v1 {of} {draw:?} {found:?} {:?}", schema.fields()).as_bytes())
+    // Columns have an order and types here, which fingerprints leave out.
+    let mut columns = HashedBytes::default();
+    schema.fields().hash(&mut columns);
+    let columns = hash128(&columns.0);
+    hash128(format!("caju.sharing/v1 {of} {draw:?} {found:?} {columns:032x}").as_bytes())
+}
+
+/// Collects what is hashed. Fields are hashed with their metadata in order, which their text does not have.
+#[derive(Default)]
+struct HashedBytes(Vec<u8>);
+
+impl Hasher for HashedBytes {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    fn finish(&self) -> u64 {
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_schema::{DataType, Field};
+
+    use super::*;
+
+    #[test]
+    fn equal_columns_have_one_key_however_their_metadata_is_ordered() {
+        let schema = |name: &str| {
+            let metadata = (0..20).map(|i| (format!("key-{i}"), i.to_string()));
+            let inner = Field::new("item", DataType::Int64, true).with_metadata(metadata.clone().collect());
+            let list = Field::new(name, DataType::new_list(DataType::Int64, true), true);
+            let nested = Field::new_list("nested", inner, false);
+            Schema::new(vec![list.with_metadata(metadata.collect()), nested])
+        };
+        let of = |name| key(Fingerprint(7), &schema(name), None, None);
+        assert!((0..20).all(|_| of("a") == of("a")));
+        assert_ne!(of("a"), of("b"));
+    }
 }

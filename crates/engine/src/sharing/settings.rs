@@ -44,7 +44,8 @@ pub struct SharingSettings {
     /// What happens to a job that falls behind.
     pub lag: SharingLag,
     /// How long a task waits for rows that another task computes before it computes them itself. Under
-    /// [`SharingLag::Throttle`] also how long it waits for jobs that are behind.
+    /// [`SharingLag::Throttle`] also how long it waits for jobs that are behind, and how long rows are held when the last task
+    /// that shares them has left.
     pub wait: Duration,
 }
 

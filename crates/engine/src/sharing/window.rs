@@ -39,6 +39,8 @@ struct State {
     bytes: u64,
     /// The bytes of a whole split at each point: the mean of the last ones.
     sizes: HashMap<u128, u64>,
+    /// Since when no task has a point.
+    unused: HashMap<u128, Duration>,
     counts: WindowUsage,
 }
 
@@ -75,7 +77,8 @@ impl SharingWindow {
         let mut state = self.state.lock();
         let id = state.next_member;
         state.next_member += 1;
-        let keys = points.iter().map(|p| p.key).collect();
+        let keys: Vec<u128> = points.iter().map(|p| p.key).collect();
+        state.unused.retain(|point, _| !keys.contains(point));
         let member = Member { points: keys, had: HashSet::new(), is_out: false, is_waiting: false };
         state.members.insert(id, member);
         drop(state);
@@ -84,7 +87,8 @@ impl SharingWindow {
 
     /// What is in the window.
     pub fn usage(&self) -> WindowUsage {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        state.prune(self.clock.now(), self.settings.wait);
         let (bytes, splits) = (state.bytes, state.splits.len() as u64);
         WindowUsage { bytes, limit_bytes: self.settings.window_bytes, splits, ..state.counts }
     }
@@ -229,17 +233,18 @@ impl SharingWindow {
         self.freed.notify_waiters();
     }
 
-    /// A task leaves. Rows at points that no other task has leave with it.
+    /// A task leaves. Rows at points that no other task has stay for a while: the next epoch of its job may need them.
     pub(super) fn leave(&self, member: u64) {
+        let now = self.clock.now();
         let mut state = self.state.lock();
-        state.members.remove(&member);
-        let shared: HashSet<u128> = state.members.values().flat_map(|m| m.points.iter().copied()).collect();
-        let unused = state.splits.values().filter(|s| !shared.contains(&s.id.point) && !s.is_read());
-        let unused: Vec<Arc<SharedSplit>> = unused.cloned().collect();
-        unused.iter().for_each(|split| state.remove(split));
-        state.sizes.retain(|point, _| shared.contains(point));
+        let points = state.members.remove(&member).map(|m| m.points).unwrap_or_default();
+        for point in points {
+            if !state.members.values().any(|m| m.points.contains(&point)) {
+                state.unused.insert(point, now);
+            }
+        }
+        state.prune(now, self.settings.wait);
         drop(state);
-        unused.iter().for_each(|split| split.changed.notify_waiters());
         self.freed.notify_waiters();
     }
 }
@@ -348,6 +353,21 @@ impl State {
                 return;
             }
         }
+    }
+
+    /// Removes the rows at points that no task has had for the given time.
+    fn prune(&mut self, now: Duration, keep: Duration) {
+        let is_over = |since: &Duration| now.saturating_sub(*since) >= keep;
+        let over: HashSet<u128> =
+            self.unused.iter().filter(|(_, since)| is_over(since)).map(|(point, _)| *point).collect();
+        if over.is_empty() {
+            return;
+        }
+        let splits = self.splits.values().filter(|s| over.contains(&s.id.point));
+        let splits: Vec<Arc<SharedSplit>> = splits.cloned().collect();
+        splits.iter().for_each(|split| self.remove(split));
+        self.unused.retain(|point, _| !over.contains(point));
+        self.sizes.retain(|point, _| !over.contains(point));
     }
 
     fn remove(&mut self, split: &SharedSplit) {

@@ -374,3 +374,35 @@ async fn xtr_24_a_job_that_leaves_ends_no_other_job() {
     let (uses, ()) = futures::join!(others, leaving.close());
     assert!(computed(&uses) <= 2 * ROWS, "{uses:?}");
 }
+
+/// The state of a job that shares is that of any job: the rest is read behind it, also where splits were passed over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_shares_goes_on_behind_its_state() {
+    let settings = SharingSettings {
+        window_bytes: 4 * SPLIT * 250,
+        wait: Duration::from_millis(100),
+        ..SharingSettings::default()
+    };
+    let (first, second) = (cluster(1, settings).await, cluster(2, settings).await);
+    let client = first.client().await;
+    let mut early = begun(&client, vec![shared(&squares(), "early")]).await.remove(0).0;
+    for _ in 0..300 {
+        early.next().await.unwrap().unwrap();
+    }
+    let (mut late, mut got) = begun(&client, vec![shared(&squares(), "late")]).await.remove(0);
+    for _ in 0..200 {
+        got.push(ids(&late.next().await.unwrap().unwrap().batch));
+    }
+    let state = late.state().unwrap();
+    futures::join!(late.close(), early.close());
+    let client = second.client().await;
+    let on = ReadRequest { states: vec![state], ..shared(&squares(), "late") };
+    let mut readers = begun(&client, vec![on, shared(&squares(), "other")]).await;
+    let (mut other, mut of_other) = readers.pop().unwrap();
+    let (mut late, more) = readers.remove(0);
+    let (rest, all) = futures::join!(drain(&mut late), drain(&mut other));
+    got.extend(more.into_iter().chain(rest.unwrap()));
+    assert_once(got, ROWS.cast_signed());
+    of_other.extend(all.unwrap());
+    assert_once(of_other, ROWS.cast_signed());
+}

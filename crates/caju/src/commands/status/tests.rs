@@ -1,7 +1,8 @@
 //! What the text and the JSON of a status show.
 
 use caju_proto::v1::{
-    CacheSize, JobStatus, ReaderStatus, SplitStates, StageStats, TaskServed, WorkerStatus, WorkerUsage,
+    CacheSize, JobStatus, ReaderStatus, SharedUse, SharingUsage, SplitStates, StageStats, TaskServed,
+    WorkerStatus, WorkerUsage,
 };
 
 use super::*;
@@ -165,4 +166,35 @@ fn readers_that_take_nothing_come_first() {
     assert_eq!(json["jobs"][0]["served"]["source_opens"], 19);
     assert_eq!(json["workers"][0]["usage"]["rss_bytes"], 300 << 20);
     assert_eq!(json["cache"]["budget_bytes"], 5u64 << 30);
+}
+
+#[test]
+fn jobs_that_share_are_named_with_what_they_read_of_each_other() {
+    let shared = SharedUse { computed_rows: 1_500, window_rows: 4_500, window_hits: 9, taken_over: 1 };
+    let served = TaskServed { shared: Some(shared), ..Default::default() };
+    let shares = JobStatus {
+        sharing: "exact".into(),
+        shares_with: vec!["b epoch 0".into(), "c epoch 2".into()],
+        served: Some(served),
+        ..job(1, "a", "running")
+    };
+    let sharing =
+        SharingUsage { bytes: 7 << 20, limit_bytes: 1 << 30, hits: 9, misses: 3, ..Default::default() };
+    let usage = WorkerUsage { sharing: Some(sharing), ..Default::default() };
+    let worker = WorkerStatus { worker_id: 4, usage: Some(usage), ..Default::default() };
+    let status = GetStatusResponse {
+        jobs: vec![shares, job(2, "d", "running")],
+        workers: vec![worker],
+        ..Default::default()
+    };
+    let shown = text("h:1", &status, false);
+    let line =
+        "sharing exact with b epoch 0, c epoch 2: 1,500 rows computed, 4,500 rows of 9 splits from others";
+    assert_eq!(shown.matches("sharing").count(), 1, "{shown}");
+    assert!(shown.split_whitespace().collect::<Vec<_>>().join(" ").contains(line), "{shown}");
+    let json = json::status(&status);
+    assert_eq!(json["jobs"][0]["served"]["shared"]["window_hits"], 9);
+    assert_eq!(json["jobs"][0]["shares_with"][1], "c epoch 2");
+    assert!(json["jobs"][1]["sharing"].is_null() && json["jobs"][1]["served"].is_null());
+    assert_eq!(json["workers"][0]["usage"]["sharing"]["bytes"], 7 << 20);
 }

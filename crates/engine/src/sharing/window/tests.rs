@@ -173,3 +173,16 @@ async fn rows_go_to_the_last_point_that_each_other_job_has() {
     assert_eq!(below.read.unwrap().place, END);
     assert!(differs.begin(of(2), 2, Some(1), true).await.read.is_none());
 }
+
+/// The next epoch of a job reads what the last one computed, if it begins soon.
+#[tokio::test]
+async fn rows_stay_for_a_while_when_their_last_task_has_left() {
+    for (wait, stays) in [(Duration::from_secs(600), true), (Duration::ZERO, false)] {
+        let window = window(1 << 20, SharingLag::Drop, wait);
+        let first = join(&window, &[(1, END)]);
+        assert!(!run(&first, 7).await);
+        drop(first);
+        assert_eq!(window.usage().splits, u64::from(stays));
+        assert_eq!(run(&join(&window, &[(1, END)]), 7).await, stays);
+    }
+}
