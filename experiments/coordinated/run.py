@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Coordinated reads: seconds per epoch of four ranks whose steps take as long as the longest batch of the round.
 
-usage: experiments/coordinated/run.py [--ranks 4] [--rows 16000] [--batch 16] [--item-us 4] [--rounds 3]
+usage: experiments/coordinated/run.py [--ranks 4] [--rows 12000] [--batch 16] [--item-us 10] [--rounds 2]
                                       [--texts GLOB] [--results DIR]
 
 Needs the Python package `caju` (`pip install crates/python`). Two workers in this process compute, and each rank is a
@@ -9,8 +9,7 @@ thread that reads with `num_consumers`. In each step all ranks wait for each oth
 expensive batch of the round, at --item-us microseconds an item. A padded batch has rows x longest row items.
 
 Lengths are log-normal (median 100; sigma 1, the tail that texts have, and sigma 0.5), and the words of the sentences of
-the files of --texts. After each kind of lengths it writes the table in results/README.md and, where matplotlib is
-installed, results/coordinated.svg.
+the files of --texts. After each kind of lengths it writes the table in results/README.md, and results/coordinated.svg.
 """
 
 import argparse
@@ -27,7 +26,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 SEED = 11
 # Classes of `bucket_by_length`, at quantiles of the lengths.
 CLASSES = 12
-PADDED = ["padded, uncoordinated", "padded, `bucket`"]
+PADDED = ["padded, uncoordinated", "padded by class, uncoordinated", "padded by class, `bucket`"]
 PACKED = ["unpadded, uncoordinated", "unpadded, `tokens`"]
 
 
@@ -63,7 +62,8 @@ def datasets(lengths, batch):
     bounds = boundaries(lengths)
     return {
         PADDED[0]: (rows.padded_batch(batch), None),
-        PADDED[1]: (rows.bucket_by_length("length", bounds, batch), "bucket"),
+        PADDED[1]: (rows.bucket_by_length("length", bounds, batch), None),
+        PADDED[2]: (rows.bucket_by_length("length", bounds, batch), "bucket"),
         PACKED[0]: (rows.batch(batch), None),
         PACKED[1]: (rows.batch(batch), "tokens"),
     }
@@ -77,11 +77,12 @@ def items(name, batch):
 
 
 def epoch(name, dataset, balance, ranks, item_s):
-    """Seconds of an epoch, the items of its slowest batches, the items and rows of all, and its steps."""
+    """Seconds of an epoch from its first step on, the items of its slowest batches, the items and rows of all, and its steps."""
     import caju
 
     costs, sums, rows = [[] for _ in range(ranks)], [0] * ranks, [0] * ranks
     barrier = threading.Barrier(ranks)
+    began = [0.0] * ranks
 
     def run(rank, cluster):
         mine = dataset.distribute(
@@ -93,17 +94,17 @@ def epoch(name, dataset, balance, ranks, item_s):
             rows[rank] += len(batch["length"])
             # The collective step: all ranks have a batch, and wait for the most expensive one.
             barrier.wait()
+            began[rank] = began[rank] or time.perf_counter()
             time.sleep(item_s * max(costs[other][step] for other in range(ranks)))
             barrier.wait()
 
     with caju.LocalCluster(workers=2) as cluster:
         threads = [threading.Thread(target=run, args=(rank, cluster)) for rank in range(ranks)]
-        start = time.perf_counter()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        took = time.perf_counter() - start
+        took = time.perf_counter() - min(began)
     slowest = sum(max(step) for step in zip(*costs, strict=True))
     return took, slowest, sum(sums), sum(rows), len(costs[0])
 
@@ -146,33 +147,36 @@ def table(results, args):
 
 
 def draw(results, path):
-    try:
-        import matplotlib
-
-        matplotlib.use("svg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        return
-    names = PADDED + PACKED
-    figure, axes = plt.subplots(1, len(results), figsize=(4 * len(results), 3.2), squeeze=False)
-    for axis, (kind, found) in zip(axes[0], results.items(), strict=True):
-        axis.bar(range(len(names)), [found[n]["s"] for n in names], color=["#c66", "#6a6", "#c66", "#6a6"])
-        for at, name in enumerate(names):
-            axis.plot([at - 0.4, at + 0.4], [found[name]["bound_s"]] * 2, color="black", linewidth=1)
-        axis.set_xticks(range(len(names)), ["padded", "bucket", "unpadded", "tokens"])
-        axis.set_title(kind, fontsize=9)
-        axis.set_ylabel("s per epoch (line: perfect packing)", fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path)
+    """Bars of the seconds per epoch, with a line at what perfect packing would take."""
+    width, height, left, top, names = 290, 220, 46, 34, ["padded", "by class", "bucket", "unpadded", "tokens"]
+    parts = []
+    for panel, (kind, found) in enumerate(results.items()):
+        x0, most = left + panel * (width + 30), max(r["s"] for r in found.values())
+        y = lambda s: top + height * (1 - s / most)
+        parts.append(f'<text x="{x0 + width / 2}" y="20" text-anchor="middle">{kind}</text>')
+        parts.append(f'<path d="M{x0} {top}V{top + height}H{x0 + width}" fill="none" stroke="#888"/>')
+        parts.append(f'<text x="{x0 - 4}" y="{top + 10}" text-anchor="end">{most:.1f} s</text>')
+        for at, name in enumerate(PADDED + PACKED):
+            x, r = x0 + 12 + at * 57, found[name]
+            color = "#6a6" if names[at] in ("bucket", "tokens") else "#c66"
+            parts.append(f'<rect x="{x}" y="{y(r["s"]):.1f}" width="42" height="{height * r["s"] / most:.1f}" fill="{color}"/>')
+            parts.append(f'<path d="M{x - 4} {y(r["bound_s"]):.1f}h50" stroke="#000" stroke-width="2"/>')
+            parts.append(f'<text x="{x + 21}" y="{y(r["s"]) - 4:.1f}" text-anchor="middle">{r["s"]:.2f}</text>')
+            parts.append(f'<text x="{x + 21}" y="{top + height + 15}" text-anchor="middle">{names[at]}</text>')
+    total = left + len(results) * (width + 30)
+    parts.append(f'<text x="{left}" y="{top + height + 34}">seconds per epoch; black lines: perfect packing</text>')
+    size = f'width="{total}" height="{top + height + 44}"'
+    body = "\n".join(parts)
+    path.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">\n{body}\n</svg>\n')
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rows", type=int, default=16_000)
+    parser.add_argument("--rows", type=int, default=12_000)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--item-us", type=float, default=4.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--item-us", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--texts", default="/usr/share/common-licenses/*", help="real texts; none: left out")
     parser.add_argument("--results", type=pathlib.Path, default=HERE / "results")
     args = parser.parse_args()

@@ -91,6 +91,8 @@ pub(crate) struct Plan {
     pub(crate) readers: usize,
     pub(crate) caching: Caching,
     pub(crate) division: Division,
+    /// Consumers get their elements in one order of rounds.
+    pub(crate) is_in_rounds: bool,
     /// Every reader stops after this number of rows, and others read on from their states.
     pub(crate) resumes_after: Option<u64>,
     pub(crate) is_deterministic: bool,
@@ -130,6 +132,8 @@ impl Plan {
             readers,
             caching,
             division,
+            // Not drawn, so that what is drawn for a seed stays.
+            is_in_rounds: matches!(division, Division::Consumers { .. }) && seed % 2 == 1,
             resumes_after: resumes.then(|| r.between(1, splits * SPLIT_ROWS)),
             is_deterministic: r.permille(150) && is_dynamic,
             shuffles: r.permille(250),

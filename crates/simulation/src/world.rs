@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use caju_client::{Client, ClientConfig, Consumer, LostReaders, ReadRequest, ReaderState, Uneven};
+use caju_client::{Balance, Client, ClientConfig, Consumer, LostReaders, ReadRequest, ReaderState, Uneven};
 use caju_dispatcher::{Dispatcher, DispatcherConfig, DispatcherHandle, EngineCatalog, Timers, WorkerList};
 use caju_kernels::{Limits, Registry};
 use caju_pipeline::DatasetDef;
@@ -390,7 +390,8 @@ impl World {
         let Division::Consumers { pads } = self.0.plan.division else { return None };
         let (index, count) = (u32::try_from(reader).ok()?, u32::try_from(self.0.plan.readers).ok()?);
         let uneven = if pads { Uneven::Pad } else { Uneven::Drop };
-        Some(Consumer { uneven, ..Consumer::new(index, count) })
+        let balance = if self.0.plan.is_in_rounds { Balance::Bucket } else { Balance::None };
+        Some(Consumer { uneven, balance, ..Consumer::new(index, count) })
     }
 
     /// Gives a reader's state, and waits for those of all readers.

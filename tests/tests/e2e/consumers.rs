@@ -195,6 +195,36 @@ fn consumers_read_in_rounds_with_balance() {
     cluster.stop();
 }
 
+#[test]
+fn consumers_in_rounds_store_an_epoch_and_read_the_next_one() {
+    let cache = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start_with(2, &["--cache", cache.path().to_str().unwrap()], &[]);
+    let lists = json!({ "with_columns": { "tokens": "array_repeat(id, id * 7919 % 97 + 1)" } });
+    let buckets = json!({ "bucket_by_length": {
+        "length": "array_length(tokens)", "boundaries": [32, 64], "batch_sizes": 10 } });
+    let p = Pipeline::of(json!({ "range": 6_000 }), json!([lists, { "autocache": "lists" }, buckets]));
+    let more =
+        ["--job", "train", "--balance", "bucket", "--uneven", "pad", "--epochs", "2", "--policy", "full"];
+    let reports = read(&cluster, &p, 2, &more);
+    let whole = cluster.report(&p, &["--policy", "compute"]).checksums();
+    for epoch in 0..2 {
+        let of = |r: &Value| r["epochs"][epoch].clone();
+        let rounds: Vec<u64> = reports.iter().map(|r| of(r)["rounds"].as_u64().unwrap()).collect();
+        assert_eq!(rounds[0], rounds[1], "epoch {epoch}");
+        let checksum =
+            |r: &Value| u128::from_str_radix(of(r)["rows_checksum"].as_str().unwrap(), 16).unwrap();
+        let sum = reports.iter().fold(0u128, |sum, r| sum.wrapping_add(checksum(r)));
+        assert_eq!(sum, u128::from_str_radix(&whole[0], 16).unwrap(), "epoch {epoch}: every row once");
+        let splits = of(&reports[0])["splits"].clone();
+        let (put, get) = (splits["put"].as_u64().unwrap(), splits["get"].as_u64().unwrap());
+        assert!(
+            if epoch == 0 { put > 0 && get == 0 } else { put == 0 && get > 0 },
+            "epoch {epoch}: {splits}"
+        );
+    }
+    cluster.stop();
+}
+
 /// What divides evenly is neither dropped nor repeated, whatever the number of workers, ranks and the batch.
 #[test]
 fn det_06_what_divides_evenly_comes_exactly_once() {

@@ -236,6 +236,23 @@ async fn a_worker_that_is_killed_at_the_end_takes_no_half_round_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cor_11_of_one_worker_consumers_get_rows_in_turn() {
+    for (rows, count) in [(1000, 5), (1003, 5), (1000, 20), (4, 20), (0, 20)] {
+        let cluster = Cluster::start(1).await;
+        let mut def = range(rows, &[]);
+        def["deterministic"] = json!(true);
+        let mut readers = open(&cluster.client().await, &def, count, Balance::Bucket).await;
+        let all = take_all(&mut readers, usize::MAX).await.unwrap();
+        let n = i64::from(count);
+        for (i, own) in (0..n).zip(&all) {
+            let got: Vec<i64> = own.iter().flat_map(|e| e.ids.clone()).collect();
+            let want: Vec<i64> = (0..rows.cast_signed() / n).map(|r| r * n + i).collect();
+            assert_eq!(got, want, "consumer {i} of {count}, {rows} rows");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cor_12_no_round_is_partial_however_slow_a_consumer_is() {
     let mut cluster = Cluster::start(2).await;
     let client = cluster.client_with(|c| c.prefetch_bytes = 8 << 10).await;
