@@ -6,7 +6,7 @@ use std::time::Duration;
 use arrow_flight::flight_service_server::FlightServiceServer;
 use caju_proto::externalscaler::external_scaler_server::ExternalScalerServer;
 use caju_proto::v1::dispatcher_server::DispatcherServer;
-use caju_proto::{Intercept, refuse_other_major};
+use caju_proto::{Intercept, health_service, refuse_other_major};
 use caju_runtime::{Clock, SystemClock, Task, Tasks, blocking, log_failure};
 use caju_types::{Error, Result};
 use caju_wire::{
@@ -115,7 +115,8 @@ impl Dispatcher {
             .max_concurrent_streams(limits.streams)
             .add_service(service)
             .add_service(flight)
-            .add_service(ExternalScalerServer::new(KedaScaler::new(Arc::clone(&core))));
+            .add_service(ExternalScalerServer::new(KedaScaler::new(Arc::clone(&core))))
+            .add_service(health_service());
         let (admitted_to, incoming) = grpc_connections();
         let serving = server.spawn_graceful("the dispatcher's server", async move {
             if let Err(e) = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await {

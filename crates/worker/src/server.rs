@@ -36,7 +36,8 @@ pub(crate) fn serve(listener: Listener, manager: &Arc<Manager>, group: &Tasks) {
         .initial_stream_window_size(Some(16 << 20))
         .initial_connection_window_size(Some(32 << 20))
         .add_service(flight)
-        .add_service(status);
+        .add_service(status)
+        .add_service(caju_proto::health_service());
     let stop = group.token();
     group.background("the worker's server", log_failure, async move {
         if let Err(e) = router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await {

@@ -95,8 +95,5 @@ fn pays_off(model: &Model<'_>, option: &Candidate) -> bool {
 
 /// Whether more workers raise a ceiling.
 pub(super) fn is_of_workers(limit: Limit) -> bool {
-    match limit {
-        Limit::Cores | Limit::Stage(_) | Limit::Network => true,
-        Limit::SourceStore | Limit::CacheStore | Limit::Consumer => false,
-    }
+    matches!(limit, Limit::Cores | Limit::Stage(_) | Limit::Network)
 }

@@ -1,5 +1,7 @@
 //! The loop that follows a running cluster, fed by a cluster of a few lines.
 
+#![allow(clippy::cast_possible_truncation, reason = "rows of a few seconds")]
+
 use std::time::Duration;
 
 use caju_planner::{JobSample, ScalingEvent, ScalingLoop, ScalingSettings};

@@ -42,6 +42,8 @@ fn a_waiting_reader_raises_the_target_and_its_end_lowers_it() {
             "2s",
             "--http-listen",
             "127.0.0.1:0",
+            "--handshake-timeout",
+            "1s",
         ],
         &[],
     );
@@ -51,6 +53,9 @@ fn a_waiting_reader_raises_the_target_and_its_end_lowers_it() {
     assert_eq!(get(&http, "GET", "/healthz"), ("HTTP/1.1 200 OK".into(), "ok\n".into()));
     assert_eq!(get(&http, "GET", "/nothing").0, "HTTP/1.1 404 Not Found");
     assert_eq!(get(&http, "POST", "/metrics").0, "HTTP/1.1 405 Method Not Allowed");
+    // `--handshake-timeout`: a connection without a request is closed.
+    let mut silent = TcpStream::connect(&http).unwrap();
+    assert_eq!(silent.read(&mut [0; 16]).unwrap(), 0);
     assert_eq!(target(&cluster.status()), Some(1));
 
     let p = Pipeline::of(

@@ -4,9 +4,13 @@ use std::time::{Duration, Instant};
 
 use caju_proto::externalscaler::external_scaler_client::ExternalScalerClient;
 use caju_proto::externalscaler::{GetMetricsRequest, ScaledObjectRef};
+use caju_proto::grpc_health::HealthCheckRequest;
+use caju_proto::grpc_health::health_check_response::ServingStatus;
+use caju_proto::grpc_health::health_client::HealthClient;
 use caju_tests::pipeline::Report;
 use caju_tests::{Cluster, Pipeline};
 use serde_json::json;
+use tonic::Code;
 use tonic::transport::Channel;
 
 /// Relative deviation that the autoscaler ignores.
@@ -48,6 +52,25 @@ impl Autoscaler {
     }
 }
 
+/// The standard health service answers at dispatcher and worker, as the probes of the manifests ask for it.
+#[test]
+fn servers_answer_health_checks() {
+    let cluster = Cluster::start(1);
+    for address in [cluster.address(), &cluster.workers[0].address] {
+        let address = format!("http://{address}");
+        let (whole, one, watched) = tokio::runtime::Runtime::new().unwrap().block_on(async {
+            let mut health = HealthClient::connect(address).await.unwrap();
+            let of = |service: &str| HealthCheckRequest { service: service.into() };
+            let whole = health.check(of("")).await.unwrap().into_inner().status();
+            let one = health.check(of("caju.v1.Dispatcher")).await.unwrap_err().code();
+            let mut watch = health.watch(of("")).await.unwrap().into_inner();
+            (whole, one, watch.message().await.unwrap().unwrap().status())
+        });
+        assert_eq!((whole, one, watched), (ServingStatus::Serving, Code::NotFound, ServingStatus::Serving));
+    }
+    cluster.stop();
+}
+
 /// From no worker to the target and back to none, while a job reads its epoch: each row comes once.
 #[test]
 fn the_autoscaler_of_kubernetes_follows_the_target() {
@@ -87,8 +110,8 @@ fn the_autoscaler_of_kubernetes_follows_the_target() {
         if wish != replicas {
             path.push(wish);
         }
-        // Each question is a call; KEDA pauses between two, too.
-        std::thread::sleep(Duration::from_millis(100));
+        // KEDA pauses between two questions, too.
+        runtime.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
         reader = reader.take().and_then(|r| match r.has_ended() {
             true => {
                 r.wait().expect_code(0);
