@@ -225,7 +225,17 @@ impl Session {
             let call = |mut d: Dispatcher| async move { d.client_heartbeat(request).await };
             tokio::select! {
                 biased;
-                Some((task, outcome)) = self.tasks.next_outcome() => self.tasks.resolve(task, outcome)?,
+                Some((task, outcome)) = self.tasks.next_outcome() => {
+                    self.tasks.resolve(task, outcome)?;
+                    if self.shared.rounds.is_some() {
+                        // All tasks end together with the last rounds: one report says so, instead of one that is broken off
+                        // for each.
+                        tokio::time::sleep(MIN_POLL_INTERVAL).await;
+                    }
+                    while let Some((task, outcome)) = self.tasks.try_next_outcome() {
+                        self.tasks.resolve(task, outcome)?;
+                    }
+                }
                 // Report at once.
                 () = self.shared.acks.news(), if !is_reading || !self.took => {}
                 Ok(()) = local.changed() => {}

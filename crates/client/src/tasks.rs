@@ -93,6 +93,11 @@ impl TaskSet {
         self.outcomes.1.recv().await
     }
 
+    /// How reading a task ended, if some has.
+    pub(crate) fn try_next_outcome(&mut self) -> Option<(TaskId, Outcome)> {
+        self.outcomes.1.try_recv().ok()
+    }
+
     /// What is still to be reported to the dispatcher.
     pub(crate) fn report(&self) -> TaskReport {
         let taken = self.untaken.iter().filter(|(_, arrived)| self.shared.acks.is_taken(**arrived));
