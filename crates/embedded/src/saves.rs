@@ -121,7 +121,7 @@ impl Driver {
         let Ok(_permit) = self.permits.acquire().await else { return };
         let url = &save.target.url;
         // A panic ends the save like any other error, so that no client waits for ever.
-        let result = caught(&format!("the save to {url}"), self.drive(save)).await.and_then(|r| r);
+        let result = caught(&format!("the save to {url}"), Box::pin(self.drive(save))).await.and_then(|r| r);
         match &result {
             Ok(totals) => tracing::info!(url, rows = totals.rows, splits = totals.splits, "save finished"),
             Err(error) => tracing::warn!(url, %error, "save failed"),

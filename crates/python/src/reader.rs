@@ -33,6 +33,10 @@ const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the workers of a finished epoch may take to report. They report within a heartbeat, of at most a second.
 const FINAL_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Rows, elements and bytes that were delivered; seconds waited, seconds to the first batch, seconds since opening; elements
+/// that were padding; seconds waited for other consumers.
+type Stats = (u64, u64, u64, f64, f64, f64, u64, f64);
+
 /// A connection to a dispatcher.
 #[pyclass(frozen, module = "caju._caju")]
 pub(crate) struct Client {
@@ -403,10 +407,9 @@ impl Reader {
         Ok(PyBytes::new(py, &schema_to_ipc(&self.schema).into_py(py)?))
     }
 
-    /// Rows, elements and bytes that were delivered so far; seconds waited, seconds to the first batch, seconds since opening;
-    /// elements that were padding; seconds waited for other consumers.
+    /// What was delivered so far.
     #[getter]
-    fn stats(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, f64, f64, f64, u64, f64)> {
+    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         check_fork().into_py(py)?;
         let s = self.monitor.progress().stats;
         let seconds = |d: Duration| d.as_secs_f64();
