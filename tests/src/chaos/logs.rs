@@ -6,8 +6,9 @@ use super::plan::{Action, Plan};
 type Rule = (&'static str, fn(&Plan) -> bool);
 
 const RULES: &[Rule] = &[
-    // A reader lost a worker, or the connection to it.
-    ("a task was lost; its rows come from elsewhere", disturbs_workers),
+    // A reader lost a worker, or the connection to it; or workers give up tasks that a dispatcher without its state does not
+    // know.
+    ("a task was lost; its rows come from elsewhere", |p| disturbs_workers(p) || reopens(p)),
     // The dispatcher lost a worker.
     ("was silent for", disturbs_workers),
     ("has not been heard of for", disturbs_workers),
